@@ -1,0 +1,76 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// What can go wrong, told apart by errors.Is. A caller's own ctx that ended is
+// none of these: it is reported as context.Canceled or
+// context.DeadlineExceeded, with the ctx's cause.
+var (
+	// ErrConflict: the key is held by somebody else. Matches every *ConflictError.
+	ErrConflict = errors.New("key is held")
+	// ErrDeferred: the work was accepted to run later. Matches every *DeferredError.
+	ErrDeferred = errors.New("deferred")
+	// ErrUnavailable: Redis could not be reached, or would not serve the
+	// request. Nothing is known about the key, and no work ran.
+	ErrUnavailable = errors.New("redis unavailable")
+	// ErrLeaseLost: the lease ended before it was released. What the holder did
+	// since may have overlapped with the next holder; its fence tells.
+	ErrLeaseLost = errors.New("lease lost")
+	// ErrInvalidKey: the key is empty, too long, or holds control bytes.
+	ErrInvalidKey = errors.New("invalid key")
+	// ErrInvalidOption: an option has a value that cannot work.
+	ErrInvalidOption = errors.New("invalid option")
+	// ErrClosed: the Locker was closed.
+	ErrClosed = errors.New("locker closed")
+)
+
+// ConflictError is the refusal of a call whose key is held by somebody else.
+type ConflictError struct {
+	Key string
+	// Remaining is what was left of the holder's lease at the last try. The
+	// holder may release earlier, or renew. Zero: not known.
+	Remaining time.Duration
+	// Waited is how long the call waited before it was refused.
+	Waited time.Duration
+	// Attempts is how often the call asked for the key, at least 1.
+	Attempts int
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("core: acquire %q: key is held (attempts %d, waited %s, holder's lease ends in %s)",
+		e.Key, e.Attempts, e.Waited.Round(time.Millisecond), e.Remaining.Round(time.Millisecond))
+}
+
+// Is makes every ConflictError match ErrConflict.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// DeferredError is the refusal of a call that was accepted to run later.
+type DeferredError struct {
+	Key    string
+	Ticket Ticket
+}
+
+func (e *DeferredError) Error() string {
+	return fmt.Sprintf("core: acquire %q: key is held: deferred to queue %q as %s", e.Key, e.Ticket.Queue, e.Ticket.ID)
+}
+
+// Is makes every DeferredError match ErrDeferred.
+func (e *DeferredError) Is(target error) bool { return target == ErrDeferred }
+
+func unavailable(op, key string, err error) error {
+	return fmt.Errorf("core: %s %q: %w: %w", op, key, ErrUnavailable, err)
+}
+
+// callerGone reports the caller's own ctx, with its cause when that says more.
+func callerGone(ctx context.Context, op, key string) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return fmt.Errorf("core: %s %q: %w", op, key, cause)
+	}
+	return fmt.Errorf("core: %s %q: %w: %w", op, key, err, cause)
+}

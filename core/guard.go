@@ -1,0 +1,73 @@
+package core
+
+import (
+	"context"
+	"fmt"
+)
+
+// Guard is a Locker together with what to do about conflicts. It is safe for
+// concurrent use and needs no closing.
+type Guard struct {
+	locker *Locker
+	policy ConflictPolicy
+	opts   acquireOptions
+	err    error
+}
+
+// Call is one piece of work for a key.
+type Call struct {
+	// Key is what the work must have for itself; see ValidateKey.
+	Key string
+	// Name says what kind of work it is, such as a route or a task type. It is
+	// for logs and metrics; it may be empty.
+	Name string
+	// Encode returns the work in the form that a queue stores. It runs only to
+	// defer the call. Nil: the call cannot be deferred.
+	Encode func() ([]byte, error)
+	// BeforeWait runs once, before the call waits for the first time. Its error
+	// refuses the call. It may be nil.
+	BeforeWait func() error
+}
+
+// NewGuard makes a Guard. A nil policy rejects: a call whose key is held fails
+// with a *ConflictError. Options apply to each lease.
+//
+// A policy may have a method Validate() error. What it or an option finds wrong
+// is reported by Err, and by every Do.
+func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
+	g := &Guard{locker: locker, policy: policy}
+	if locker == nil {
+		g.err = fmt.Errorf("core: %w: NewGuard: the locker is nil", ErrInvalidOption)
+		return g
+	}
+	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
+		return g
+	}
+	if v, ok := policy.(interface{ Validate() error }); ok {
+		g.err = v.Validate()
+	}
+	return g
+}
+
+// Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
+func (g *Guard) Err() error { return g.err }
+
+// Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil
+// only if fn ran wholly within one lease and returned nil. If the key is held
+// the policy decides: the call waits, or Do returns a *ConflictError or a
+// *DeferredError without having run fn. A ctx that works under the key already
+// passes straight through.
+//
+// The key is given back when fn returns, also when it panics, and not before:
+// if ctx ends while fn runs, fn's own ctx ends, and the key stays held for as
+// long as fn takes.
+func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) error) error {
+	if g.err != nil {
+		return g.err
+	}
+	lease, err := g.locker.obtain(ctx, call, g.policy, g.opts)
+	if err != nil {
+		return err
+	}
+	return lease.run(ctx, fn)
+}

@@ -1,0 +1,151 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Lease is a held key. It is safe for concurrent use.
+//
+// The zero Lease is not useful: leases come from a Locker.
+type Lease struct {
+	locker  *Locker
+	key     string
+	name    string // the Call's
+	token   string
+	fence   int64
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	granted time.Time
+	ttl     time.Duration
+	fixed   bool
+
+	outer *Lease // the lease that the caller's ctx worked under already, if any
+
+	// reentered is set on the handle of a caller whose ctx held this key
+	// already: the lease that holds it.
+	reentered *Lease
+
+	// Guarded by locker.renewals.mu.
+	state    leaseState
+	deadline time.Time // trusted until then
+	renewAt  time.Time // zero: never
+	renewing bool      // a renewal is in flight
+	at       time.Time // when the scheduler looks at it next
+	index    int       // in the scheduler's heap; -1: not in it
+}
+
+type leaseState int
+
+const (
+	leaseHeld leaseState = iota
+	leaseReleased
+	leaseLost
+)
+
+// Context ends when the lease does, and when the ctx that was given to Acquire
+// does. If the lease was lost its cause wraps ErrLeaseLost, and it ends before
+// Redis can give the key to anyone else. Work done under the lease must use it.
+func (l *Lease) Context() context.Context { return l.ctx }
+
+// Key is the key as it was given to Acquire.
+func (l *Lease) Key() string { return l.key }
+
+// Fence is the fencing token: each grant of a key carries a greater one than
+// every grant of that key before. A store that refuses a smaller fence than it
+// has seen is safe from a holder that lost its lease and does not know yet. It
+// fits a signed 64-bit column.
+func (l *Lease) Fence() int64 { return l.fence }
+
+// Extend makes at least d remain of the lease. It blocks for one round trip. An
+// error that wraps ErrLeaseLost means that the lease is lost; after any other
+// error the lease is as it was.
+func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
+	if err := checkTTL("Extend", d); err != nil {
+		return err
+	}
+	if l.reentered != nil {
+		return l.reentered.Extend(ctx, d)
+	}
+	if err := l.locker.renewals.check(l); err != nil {
+		return err
+	}
+	sent := time.Now()
+	owned, err := l.locker.renew(ctx, l, d)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return callerGone(ctx, "extend", l.key)
+	case err != nil:
+		return unavailable("extend", l.key, err)
+	case !owned:
+		return l.locker.renewals.lose(l, "redis says that the key is not ours")
+	}
+	return l.locker.renewals.lengthen(l, trustedUntil(sent, d))
+}
+
+// Release gives the key back. It works on a dead ctx, blocks for one round trip,
+// and may be called twice; the Lease's Context is over when it returns. It
+// returns an error that wraps ErrLeaseLost if the lease had ended before; after
+// any other error the key frees itself when the lease ends. Of leases that were
+// taken again under the ctx of another one, only the outermost gives the key back.
+func (l *Lease) Release(ctx context.Context) error {
+	if l.reentered != nil {
+		l.cancel(context.Canceled)
+		return l.locker.renewals.check(l.reentered)
+	}
+	// No renewal is sent from here on. One that is in flight finds the key
+	// freed and does nothing, since renewals never create.
+	was, valid := l.locker.renewals.release(l)
+	if was == leaseReleased {
+		return nil
+	}
+	l.cancel(context.Canceled)
+	owned, err := l.locker.release(ctx, l.key, l.token)
+	l.locker.waiters.freed(l.key)
+	if was == leaseLost {
+		return fmt.Errorf("core: release %q: %w", l.key, context.Cause(l.ctx))
+	}
+	switch {
+	case err == nil && !owned:
+		err = fmt.Errorf("core: release %q: %w: redis says that the key is not ours", l.key, ErrLeaseLost)
+	case !valid:
+		err = fmt.Errorf("core: release %q: %w: it had run out", l.key, ErrLeaseLost)
+	case err != nil:
+		err = unavailable("release", l.key, err)
+	}
+	now := time.Now()
+	if errors.Is(err, ErrLeaseLost) {
+		l.locker.observer.OnLost(l.ctx, Lost{Key: l.key, Name: l.name, Held: now.Sub(l.granted), Cause: err})
+	} else {
+		l.locker.observer.OnReleased(l.ctx, Released{Key: l.key, Name: l.name, Held: now.Sub(l.granted), Err: err})
+	}
+	return err
+}
+
+// run calls fn under the lease and releases it, also when fn panics. It returns
+// nil only if fn did and the lease was held all the while.
+func (l *Lease) run(ctx context.Context, fn func(context.Context) error) (err error) {
+	returned := false
+	defer func() {
+		lost := l.Release(ctx)
+		// The work is done and was done within the lease: that Redis could not
+		// be told is not its failure.
+		if returned && errors.Is(lost, ErrLeaseLost) {
+			err = errors.Join(err, lost)
+		}
+	}()
+	err = fn(l.ctx)
+	returned = true
+	return err
+}
+
+type leaseKey struct{}
+
+// LeaseFrom returns the innermost lease that ctx works under, if any: its fence
+// is what a guarded handler hands to its store.
+func LeaseFrom(ctx context.Context) (*Lease, bool) {
+	l, ok := ctx.Value(leaseKey{}).(*Lease)
+	return l, ok
+}

@@ -1,0 +1,173 @@
+package core
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/listener"
+)
+
+// Locker takes keys on one Redis deployment. It is safe for concurrent use, and
+// one per process and deployment is enough: its leases share one goroutine for
+// renewal and one subscription for wake-ups.
+//
+// The zero Locker is not useful: use New.
+type Locker struct {
+	rdb      redis.UniversalClient
+	prefix   string
+	ttl      time.Duration
+	observer Observer
+
+	id       string // names this Locker's channel
+	renewals *renewals
+	waiters  *waiters
+	wakeups  *listener.Listener
+	cancels  chan struct{} // holds one per cancel under way
+
+	mu      sync.Mutex
+	state   atomic.Int32 // written under mu
+	closing chan struct{}
+	running sync.WaitGroup // every goroutine but the listener's
+	started sync.Once      // the renewal goroutine
+}
+
+const (
+	lockerOpen int32 = iota
+	lockerDraining
+	lockerClosed
+)
+
+// maxCancels bounds the background cancels of acquires with a lost reply. Past
+// it a lost grant frees itself when its first lease ends.
+const maxCancels = 64
+
+// New makes a Locker on rdb, which stays the caller's to close, after the
+// Locker. It does not talk to Redis: a server that is down is reported by the
+// calls that need it. Its error wraps ErrInvalidOption.
+func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
+	if rdb == nil {
+		return nil, fmt.Errorf("core: %w: the redis client is nil", ErrInvalidOption)
+	}
+	l := &Locker{
+		rdb:      rdb,
+		prefix:   defaultPrefix,
+		ttl:      DefaultTTL,
+		observer: NopObserver{},
+		id:       randomHex(8),
+		waiters:  newWaiters(),
+		cancels:  make(chan struct{}, maxCancels),
+		closing:  make(chan struct{}),
+	}
+	for _, opt := range opts {
+		if err := opt(l); err != nil {
+			return nil, err
+		}
+	}
+	l.renewals = newRenewals(l)
+	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.waiters.freedAll, l.waiters.freed)
+	return l, nil
+}
+
+// TryAcquire takes key if it is free, and returns a *ConflictError if it is
+// held. It blocks for one round trip to Redis, and no longer than ctx allows.
+func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
+	o, err := l.acquireOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	return l.obtain(ctx, Call{Key: key}, nil, o)
+}
+
+// Acquire takes key, and waits until it is free. It returns when it has the
+// key, when ctx ends, when Redis is unavailable, or when the Locker is closed.
+// After an error the key is not held: if a grant was under way it is given back,
+// and frees itself within 3 s should Redis be out of reach.
+func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
+	o, err := l.acquireOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	return l.obtain(ctx, Call{Key: key}, patience{l}, o)
+}
+
+// Do runs fn while holding key, for which it waits as Acquire does. It returns
+// nil only if fn ran wholly within one lease and returned nil. The ctx of fn
+// ends when the lease does.
+func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) error, opts ...AcquireOption) error {
+	lease, err := l.Acquire(ctx, key, opts...)
+	if err != nil {
+		return err
+	}
+	return lease.run(ctx, fn)
+}
+
+// Shutdown refuses new calls, sends waiting ones away with ErrClosed, and waits
+// until every lease was released or ctx ends; then it closes the Locker. It
+// returns ctx's error if leases were left. It may be called twice.
+func (l *Locker) Shutdown(ctx context.Context) error {
+	l.refuseCalls(lockerDraining)
+	var err error
+	select {
+	case <-l.renewals.empty():
+	case <-ctx.Done():
+		err = fmt.Errorf("core: shutdown: leases were still held: %w", context.Cause(ctx))
+	}
+	return errors.Join(err, l.Close())
+}
+
+// Close closes the Locker at once: waiting calls return ErrClosed, and the
+// contexts of leases still held end with a cause that wraps ErrLeaseLost and
+// ErrClosed. Their keys stay taken until the leases run out, or until they are
+// released, since their holders may not have stopped yet. It waits for the
+// Locker's goroutines, and may be called twice.
+func (l *Locker) Close() error {
+	l.refuseCalls(lockerClosed)
+	for _, lease := range l.renewals.stop() {
+		l.end(lease, fmt.Errorf("core: %q: %w: %w", lease.key, ErrLeaseLost, ErrClosed))
+	}
+	l.wakeups.Close()
+	l.running.Wait()
+	return nil
+}
+
+func (l *Locker) refuseCalls(state int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state.Load() == lockerOpen {
+		close(l.closing)
+	}
+	l.state.Store(max(l.state.Load(), state))
+}
+
+// background runs f on a goroutine that Close waits for. It reports false, and
+// does not run f, when the Locker is closed.
+func (l *Locker) background(f func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state.Load() == lockerClosed {
+		return false
+	}
+	l.running.Go(f)
+	return true
+}
+
+// end ends the context of a lost lease, then tells everybody.
+func (l *Locker) end(lease *Lease, cause error) {
+	lease.cancel(cause)
+	l.waiters.freed(lease.key)
+	l.observer.OnLost(lease.ctx, Lost{Key: lease.key, Name: lease.name, Held: time.Since(lease.granted), Cause: cause})
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails, by its documentation
+	return hex.EncodeToString(b)
+}

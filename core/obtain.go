@@ -1,0 +1,280 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/backoff"
+)
+
+// obtain takes the call's key: the one loop for tries, decisions, waiting,
+// wake-ups and cancellation. A nil policy rejects.
+func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions) (*Lease, error) {
+	if err := ValidateKey(call.Key); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, callerGone(ctx, "acquire", call.Key)
+	}
+	if lease := l.reenter(ctx, call); lease != nil {
+		return lease, nil
+	}
+	if l.state.Load() != lockerOpen {
+		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
+	}
+
+	var (
+		start    = time.Now()
+		token    = randomHex(16)
+		wakeID   = "" // ours, if Redis is to tell us of the release
+		place    *waiter
+		conflict = Conflict{Call: call}
+		acquired bool
+	)
+	if policy != nil || o.notify != nil {
+		wakeID = l.id
+	}
+	defer func() {
+		if place != nil {
+			place.leave(acquired)
+		}
+	}()
+	for {
+		conflict.Attempt++
+		announced, busy, remaining := l.waiters.look(call.Key)
+		conflict.Remaining = remaining
+		if policy == nil || !busy || place != nil && place.first() {
+			lease, remaining, err := l.try(ctx, call, token, wakeID, o)
+			if err != nil {
+				return nil, err
+			}
+			if lease != nil {
+				acquired = true
+				l.observer.OnAcquired(lease.ctx, Acquired{
+					Key: call.Key, Name: call.Name, Fence: lease.fence,
+					Waited: lease.granted.Sub(start), Attempts: conflict.Attempt,
+				})
+				return lease, nil
+			}
+			conflict.Remaining = remaining
+			if place != nil {
+				place.refused(remaining)
+			}
+		}
+
+		conflict.Waited = time.Since(start)
+		decision, err := l.decide(ctx, policy, conflict)
+		if err != nil {
+			return nil, err
+		}
+		delay, retry := decision.Delay()
+		if !retry {
+			if o.notify != nil {
+				l.wakeups.Start()
+				l.waiters.notifyRelease(call.Key, o.notify, announced, conflict.Remaining)
+			}
+			return nil, refusal(decision, conflict)
+		}
+		if place == nil {
+			if call.BeforeWait != nil {
+				if err := call.BeforeWait(); err != nil {
+					return nil, err
+				}
+			}
+			l.wakeups.Start()
+			place = l.waiters.join(call.Key, announced, conflict.Remaining)
+		}
+		conflict.LastDelay = delay
+		switch err := place.wait(ctx, delay, l.closing); {
+		case errors.Is(err, ErrClosed):
+			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
+		case err != nil:
+			return nil, callerGone(ctx, "acquire", call.Key)
+		}
+	}
+}
+
+func (l *Locker) decide(ctx context.Context, policy ConflictPolicy, c Conflict) (decision Decision, err error) {
+	if policy != nil {
+		if decision, err = policy.OnConflict(ctx, c); err != nil {
+			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", c.Call.Key, err)
+		}
+	}
+	l.observer.OnConflict(ctx, Conflicted{
+		Key: c.Call.Key, Name: c.Call.Name, Decision: decision, Waited: c.Waited, Attempts: c.Attempt,
+	})
+	return decision, nil
+}
+
+func refusal(d Decision, c Conflict) error {
+	if ticket, ok := d.Ticket(); ok {
+		return &DeferredError{Key: c.Call.Key, Ticket: ticket}
+	}
+	return &ConflictError{Key: c.Call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt}
+}
+
+// reenter returns a handle on the lease that ctx works under, if it holds the
+// call's key and has not ended.
+func (l *Locker) reenter(ctx context.Context, call Call) *Lease {
+	inner, _ := LeaseFrom(ctx)
+	for held := inner; held != nil; held = held.outer {
+		if held.key != call.Key || held.locker.prefix != l.prefix || held.locker.rdb != l.rdb {
+			continue
+		}
+		if held.reentered != nil {
+			held = held.reentered
+		}
+		if held.locker.renewals.check(held) != nil {
+			return nil
+		}
+		lease := &Lease{
+			locker: held.locker, key: held.key, name: call.Name, fence: held.fence,
+			granted: held.granted, ttl: held.ttl, outer: inner, reentered: held,
+		}
+		// ctx may have been cut loose from the lease's own with WithoutCancel.
+		lease.ctx, lease.cancel = context.WithCancelCause(context.WithValue(ctx, leaseKey{}, lease))
+		cancel := lease.cancel
+		unhook := context.AfterFunc(held.ctx, func() { cancel(context.Cause(held.ctx)) })
+		lease.cancel = func(cause error) {
+			unhook()
+			cancel(cause)
+		}
+		return lease
+	}
+	return nil
+}
+
+// Whether the reply of an acquire still has somebody waiting for it.
+const (
+	replyAwaited int32 = iota
+	replyTaken
+	replyAbandoned
+)
+
+// try asks Redis for the key once. A nil lease with a nil error is a conflict.
+//
+// A command in flight cannot be called back, so it runs on its own goroutine.
+// Either the caller takes the reply, or that goroutine gives back what came of
+// it: the swap of state decides which.
+func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acquireOptions) (lease *Lease, remaining time.Duration, err error) {
+	first := min(o.ttl, firstLease)
+	var state atomic.Int32
+	taken := make(chan acquireReply, 1)
+	// Ends go-redis's own retries once nobody waits for the reply.
+	cmdCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+
+	sent := time.Now()
+	if !l.background(func() {
+		reply := l.acquire(cmdCtx, call.Key, token, first, wakeID)
+		mine := !state.CompareAndSwap(replyAwaited, replyTaken)
+		if !mine {
+			taken <- reply
+		}
+		if reply.err != nil || mine && reply.granted {
+			l.cancel(call.Key, token)
+		}
+	}) {
+		return nil, 0, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
+	}
+
+	timer := time.NewTimer(first)
+	defer timer.Stop()
+	var reply acquireReply
+	select {
+	case reply = <-taken:
+	case <-ctx.Done():
+		err = callerGone(ctx, "acquire", call.Key)
+	case <-timer.C:
+		err = unavailable("acquire", call.Key, fmt.Errorf("no reply within %s", first))
+	case <-l.closing:
+		err = fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
+	}
+	if err != nil {
+		if state.CompareAndSwap(replyAwaited, replyAbandoned) {
+			return nil, 0, err
+		}
+		reply = <-taken
+	}
+	switch {
+	case reply.err != nil:
+		return nil, 0, unavailable("acquire", call.Key, reply.err)
+	case !reply.granted:
+		return nil, reply.remaining, err
+	}
+	if err == nil && passed(trustedUntil(sent, first), time.Now()) {
+		err = unavailable("acquire", call.Key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
+	}
+	if err == nil {
+		if lease = l.newLease(ctx, call, token, reply.fence, sent, o); l.renewals.add(lease) {
+			l.started.Do(func() { l.background(l.renewals.run) })
+			return lease, 0, nil
+		}
+		err = fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
+	}
+	l.background(func() { l.cancel(call.Key, token) })
+	return nil, 0, err
+}
+
+func (l *Locker) newLease(ctx context.Context, call Call, token string, fence int64, sent time.Time, o acquireOptions) *Lease {
+	first := min(o.ttl, firstLease)
+	lease := &Lease{
+		locker: l, key: call.Key, name: call.Name, token: token, fence: fence,
+		granted: time.Now(), ttl: o.ttl, fixed: o.fixed, index: -1,
+		deadline: trustedUntil(sent, first),
+	}
+	if !o.fixed || o.ttl > first {
+		lease.renewAt = sent.Add(jitteredThird(first))
+	}
+	lease.outer, _ = LeaseFrom(ctx)
+	lease.ctx, lease.cancel = context.WithCancelCause(context.WithValue(ctx, leaseKey{}, lease))
+	return lease
+}
+
+// cancel gives back what an acquire may have been granted without our knowing.
+// After the first lease there is nothing left to give back.
+func (l *Locker) cancel(key, token string) {
+	select {
+	case l.cancels <- struct{}{}:
+		defer func() { <-l.cancels }()
+	default:
+		return
+	}
+	pause := 50 * time.Millisecond
+	for end := time.Now().Add(firstLease); time.Now().Before(end); pause *= 2 {
+		if _, err := l.release(context.Background(), key, token); err == nil {
+			return
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-l.closing:
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// patience is the policy of Acquire: to wait as long as it takes. The release
+// wakes the call; asking again now and then is for announcements that were lost.
+type patience struct{ l *Locker }
+
+const (
+	pollFloor = time.Second // how often a call asks that is not woken
+	pollMin   = 10 * time.Millisecond
+	pollMax   = 250 * time.Millisecond
+)
+
+func (p patience) OnConflict(_ context.Context, c Conflict) (Decision, error) {
+	if !p.l.wakeups.Up() {
+		return RetryAfter(backoff.Spread(backoff.Exponential(c.Attempt, pollMin, pollMax))), nil
+	}
+	if c.Remaining > 0 && c.Remaining < pollFloor {
+		return RetryAfter(c.Remaining + time.Millisecond + rand.N(10*time.Millisecond)), nil
+	}
+	return RetryAfter(backoff.Spread(pollFloor)), nil
+}

@@ -1,0 +1,370 @@
+package core
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// Leases due within the horizon are renewed in one go.
+	renewalHorizon = 10 * time.Millisecond
+	renewalBatch   = 256
+	// Batches in flight at once. Beyond that renewals wait their turn; ends of
+	// leases do not.
+	renewalFlights = 8
+	// The scheduler looks at the clock this often while there are leases, so
+	// that it notices a suspended machine.
+	renewalTick = time.Second
+)
+
+// renewals keeps a Locker's leases alive and ends them in time: one goroutine
+// and one heap, ordered by when each lease has to be looked at next. It never
+// waits for Redis itself, so a slow server cannot keep it from ending a lease.
+type renewals struct {
+	locker *Locker
+
+	mu      sync.Mutex
+	leases  leaseHeap
+	wakeAt  time.Time     // when the goroutine looks next; zero: not before it is woken
+	wake    chan struct{} // holds one
+	stopped bool
+	emptied chan struct{} // closed when the last lease went, if somebody asked
+
+	flights chan struct{} // holds one per batch in flight
+}
+
+func newRenewals(l *Locker) *renewals {
+	return &renewals{locker: l, wake: make(chan struct{}, 1), flights: make(chan struct{}, renewalFlights)}
+}
+
+// add takes a granted lease under its care. It reports false when the Locker
+// was closed meanwhile.
+func (r *renewals) add(l *Lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopped {
+		return false
+	}
+	r.schedule(l)
+	heap.Push(&r.leases, l)
+	r.wakeBefore(l.at)
+	return true
+}
+
+// check reports a lease that is not held any more.
+func (r *renewals) check(l *Lease) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.state == leaseHeld && !passed(l.deadline, time.Now()) {
+		return nil
+	}
+	return fmt.Errorf("core: %q: %w: it has ended", l.key, ErrLeaseLost)
+}
+
+// release takes the lease out of renewal, and reports what it was until now and
+// whether it could still be trusted.
+func (r *renewals) release(l *Lease) (was leaseState, valid bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was, l.state = l.state, leaseReleased
+	r.remove(l)
+	return was, !passed(l.deadline, time.Now())
+}
+
+// lengthen records that the lease can be trusted until deadline.
+func (r *renewals) lengthen(l *Lease, deadline time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.state != leaseHeld {
+		return fmt.Errorf("core: %q: %w: it ended while it was being renewed", l.key, ErrLeaseLost)
+	}
+	if deadline.After(l.deadline) {
+		l.deadline = deadline
+	}
+	r.reschedule(l)
+	return nil
+}
+
+// lose ends a lease that Redis no longer knows, and returns what its context's
+// cause became.
+func (r *renewals) lose(l *Lease, why string) error {
+	r.mu.Lock()
+	held := l.state == leaseHeld
+	if held {
+		l.state = leaseLost
+		r.remove(l)
+	}
+	r.mu.Unlock()
+	err := fmt.Errorf("core: %q: %w: %s", l.key, ErrLeaseLost, why)
+	if held {
+		r.locker.end(l, err)
+	}
+	return err
+}
+
+func (r *renewals) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		expired, due, stopped := r.look(time.Now())
+		if stopped {
+			return
+		}
+		for _, l := range expired {
+			r.locker.end(l, fmt.Errorf("core: %q: %w: it could not be renewed in time", l.key, ErrLeaseLost))
+		}
+		for len(due) > 0 {
+			n := min(len(due), renewalBatch)
+			r.send(due[:n])
+			due = due[n:]
+		}
+
+		r.mu.Lock()
+		wakeAt := r.wakeAt
+		r.mu.Unlock()
+		if wakeAt.IsZero() {
+			<-r.wake
+			continue
+		}
+		timer.Reset(time.Until(wakeAt))
+		select {
+		case <-r.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// look takes the leases that have run out and those to be renewed now, and sets
+// when to look next.
+func (r *renewals) look(now time.Time) (expired, due []*Lease, stopped bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	suspended := len(r.leases) > 0 && !r.wakeAt.IsZero() && now.Round(0).Sub(r.wakeAt.Round(0)) > renewalTick
+	if suspended {
+		// The wall clock went on while this process did not run: no order by
+		// the monotonic clock tells which leases are over.
+		for _, l := range append(leaseHeap(nil), r.leases...) {
+			if passed(l.deadline, now) {
+				l.state = leaseLost
+				r.remove(l)
+				expired = append(expired, l)
+			}
+		}
+	}
+	soon := now.Add(renewalHorizon)
+	for len(r.leases) > 0 && !r.leases[0].at.After(soon) {
+		l := r.leases[0]
+		if passed(l.deadline, now) {
+			l.state = leaseLost
+			r.remove(l)
+			expired = append(expired, l)
+			continue
+		}
+		if l.renewing || l.renewAt.IsZero() || l.renewAt.After(soon) {
+			break // its end is near but not there: look again at the very moment
+		}
+		l.renewing = true
+		due = append(due, l)
+		r.schedule(l)
+		heap.Fix(&r.leases, l.index)
+	}
+	r.wakeAt = time.Time{}
+	if len(r.leases) > 0 {
+		r.wakeAt = r.leases[0].at
+		if tick := now.Add(renewalTick); r.wakeAt.After(tick) {
+			r.wakeAt = tick
+		}
+	}
+	return expired, due, r.stopped
+}
+
+// send renews a batch in the background. When too many batches are in flight
+// the leases wait for the next look.
+func (r *renewals) send(batch []*Lease) {
+	select {
+	case r.flights <- struct{}{}:
+	default:
+		r.postpone(batch, renewalHorizon)
+		return
+	}
+	if !r.locker.background(func() {
+		defer func() { <-r.flights }()
+		r.renew(batch)
+	}) {
+		<-r.flights
+	}
+}
+
+// renew sends one pipeline and applies its replies.
+func (r *renewals) renew(batch []*Lease) {
+	ctx := context.Background()
+	sent := time.Now()
+	replies := r.locker.renewBatch(ctx, batch, sent)
+	var firstErr error
+	for i, l := range batch {
+		reply := replies[i]
+		switch {
+		case reply.err != nil:
+			if firstErr == nil {
+				firstErr = reply.err
+			}
+			r.postpone(batch[i:i+1], max(l.ttl/20, renewalHorizon))
+		case !reply.owned:
+			_ = r.lose(l, "redis says that the key is not ours")
+		default:
+			next := sent.Add(jitteredThird(l.ttl))
+			if l.fixed {
+				next = time.Time{} // confirmed to its full length: it is not renewed again
+			}
+			r.mu.Lock()
+			l.renewing, l.renewAt = false, next
+			r.mu.Unlock()
+			_ = r.lengthen(l, trustedUntil(sent, reply.ttl))
+		}
+	}
+	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: time.Since(sent), Err: firstErr})
+}
+
+// postpone puts off the renewal of leases that could not be renewed now.
+func (r *renewals) postpone(batch []*Lease, d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range batch {
+		l.renewing = false
+		l.renewAt = time.Now().Add(d)
+		r.reschedule(l)
+	}
+}
+
+// stop ends the care for all leases and returns those still held.
+func (r *renewals) stop() []*Lease {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopped = true
+	held := append([]*Lease(nil), r.leases...)
+	for _, l := range held {
+		l.state = leaseLost
+		r.remove(l)
+	}
+	send(r.wake, struct{}{})
+	return held
+}
+
+// empty returns a channel that is closed when no lease is held.
+func (r *renewals) empty() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.emptied == nil {
+		r.emptied = make(chan struct{})
+		if len(r.leases) == 0 {
+			close(r.emptied)
+		}
+	}
+	return r.emptied
+}
+
+// The rest is called with mu held.
+
+func (r *renewals) schedule(l *Lease) {
+	l.at = l.deadline
+	if !l.renewing && !l.renewAt.IsZero() && l.renewAt.Before(l.at) {
+		l.at = l.renewAt
+	}
+}
+
+func (r *renewals) reschedule(l *Lease) {
+	if l.index < 0 {
+		return
+	}
+	r.schedule(l)
+	heap.Fix(&r.leases, l.index)
+	r.wakeBefore(l.at)
+}
+
+func (r *renewals) remove(l *Lease) {
+	if l.index < 0 {
+		return
+	}
+	heap.Remove(&r.leases, l.index)
+	if len(r.leases) == 0 && r.emptied != nil {
+		close(r.emptied)
+		r.emptied = nil
+	}
+}
+
+// wakeBefore wakes the goroutine if it would look only after at. A lease that
+// goes wakes nobody: the goroutine looks in vain, at most once a tick.
+func (r *renewals) wakeBefore(at time.Time) {
+	if r.wakeAt.IsZero() || at.Before(r.wakeAt) {
+		r.wakeAt = at
+		send(r.wake, struct{}{})
+	}
+}
+
+// jitteredThird is when a lease of ttl is renewed: at a third, less a little,
+// so that leases granted together do not stay together.
+func jitteredThird(ttl time.Duration) time.Duration {
+	third := ttl / 3
+	return third - rand.N(third/8+1)
+}
+
+type renewalReply struct {
+	ttl   time.Duration // what was asked for
+	owned bool
+	err   error
+}
+
+// renewBatch asks Redis to renew leases, in one pipeline.
+func (l *Locker) renewBatch(ctx context.Context, batch []*Lease, now time.Time) []renewalReply {
+	replies := make([]renewalReply, len(batch))
+	cmds := make([]*redis.Cmd, len(batch))
+	pipe := l.rdb.Pipeline()
+	for i, lease := range batch {
+		ttl := lease.ttl
+		if lease.fixed {
+			ttl = max(lease.ttl-now.Sub(lease.granted), time.Millisecond)
+		}
+		replies[i].ttl = ttl
+		cmds[i] = renewScript.EvalSha(ctx, pipe, []string{recordName(l.prefix, lease.key)}, lease.token, ttl.Milliseconds())
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for i, cmd := range cmds {
+		if redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
+			replies[i].owned, replies[i].err = l.renew(ctx, batch[i], replies[i].ttl)
+			continue
+		}
+		owned, err := cmd.Int()
+		replies[i].owned, replies[i].err = owned == 1, err
+	}
+	return replies
+}
+
+type leaseHeap []*Lease
+
+func (h leaseHeap) Len() int           { return len(h) }
+func (h leaseHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h leaseHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].index, h[j].index = i, j
+}
+
+func (h *leaseHeap) Push(x any) {
+	l := x.(*Lease)
+	l.index = len(*h)
+	*h = append(*h, l)
+}
+
+func (h *leaseHeap) Pop() any {
+	old := *h
+	l := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	l.index = -1
+	return l
+}

@@ -1,0 +1,57 @@
+// Package embedded runs a Redis inside the process, for demos and tests.
+package embedded
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+)
+
+// tick is how often the server's clock moves: its keys expire only then.
+const tick = 10 * time.Millisecond
+
+// Server is a Redis in this process, on a free loopback port. Close it.
+type Server struct {
+	*miniredis.Miniredis
+
+	stop chan struct{}
+	done sync.WaitGroup
+	once sync.Once
+}
+
+// Start starts a Server.
+func Start() (*Server, error) {
+	m, err := miniredis.Run()
+	if err != nil {
+		return nil, fmt.Errorf("embedded: start redis: %w", err)
+	}
+	s := &Server{Miniredis: m, stop: make(chan struct{})}
+	s.done.Go(s.tick)
+	return s, nil
+}
+
+// Close stops the server and waits for its goroutines. It may be called twice.
+func (s *Server) Close() {
+	s.once.Do(func() {
+		close(s.stop)
+		s.done.Wait()
+		s.Miniredis.Close()
+	})
+}
+
+func (s *Server) tick() {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case now := <-ticker.C:
+			s.FastForward(now.Sub(last))
+			last = now
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package redistest
+
+import (
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Proxy stands between a client and a Redis and breaks what passes. It is safe
+// for concurrent use.
+type Proxy struct {
+	Addr string
+
+	target string
+	ln     net.Listener
+
+	mu        sync.Mutex
+	conns     map[net.Conn]struct{}
+	loseReply func(request []byte) bool
+	refuse    bool
+	done      sync.WaitGroup
+}
+
+// NewProxy starts a Proxy in front of target; it ends with the test.
+func NewProxy(t testing.TB, target string) *Proxy {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &Proxy{Addr: ln.Addr().String(), target: target, ln: ln, conns: map[net.Conn]struct{}{}}
+	p.done.Go(p.accept)
+	t.Cleanup(func() {
+		_ = ln.Close()
+		p.Cut()
+		p.done.Wait()
+	})
+	return p
+}
+
+// LoseReply lets each request reach Redis, and cuts the connection in place of
+// the reply when lose says so. Nil stops that.
+func (p *Proxy) LoseReply(lose func(request []byte) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.loseReply = lose
+}
+
+// Refuse closes every connection, present and future, until Refuse(false).
+func (p *Proxy) Refuse(refuse bool) {
+	p.mu.Lock()
+	p.refuse = refuse
+	p.mu.Unlock()
+	if refuse {
+		p.Cut()
+	}
+}
+
+// Cut closes every connection.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.ln.Accept()
+		if err != nil {
+			return
+		}
+		p.done.Go(func() { p.serve(client) })
+	}
+}
+
+func (p *Proxy) serve(client net.Conn) {
+	defer p.forget(client)
+	if !p.admit(client) {
+		return
+	}
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		return
+	}
+	defer p.forget(server)
+	if !p.admit(server) {
+		return
+	}
+
+	// Set when a request was let through whose reply is to be lost.
+	var mu sync.Mutex
+	lost := false
+	p.done.Go(func() {
+		defer func() { _ = client.Close() }()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := server.Read(buf)
+			mu.Lock()
+			drop := lost
+			mu.Unlock()
+			if err != nil || drop {
+				return
+			}
+			if _, err := client.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+	})
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		lose := p.loseReply != nil && p.loseReply(buf[:n])
+		p.mu.Unlock()
+		if lose {
+			mu.Lock()
+			lost = true
+			mu.Unlock()
+		}
+		if _, err := server.Write(buf[:n]); err != nil && err != io.EOF {
+			return
+		}
+	}
+}
+
+func (p *Proxy) admit(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns[c] = struct{}{}
+	return !p.refuse
+}
+
+func (p *Proxy) forget(c net.Conn) {
+	_ = c.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, c)
+}

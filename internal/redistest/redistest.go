@@ -1,0 +1,146 @@
+// Package redistest gives tests a Redis: the embedded one, or a real
+// redis-server process on a free loopback port with a directory of its own.
+package redistest
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/perkey-go/perkey/internal/embedded"
+)
+
+// RequireVar, set to 1, makes a missing redis-server a failure, not a skip.
+const RequireVar = "PERKEY_REQUIRE_REDIS"
+
+// Main is the body of TestMain: it runs the tests, says which Redis they used,
+// and fails if a goroutine is left.
+func Main(m *testing.M) {
+	path, version := find()
+	if path == "" {
+		fmt.Println("redistest: no redis-server on PATH: embedded Redis only")
+	} else {
+		fmt.Printf("redistest: embedded Redis and %s (%s)\n", version, path)
+	}
+	code := m.Run()
+	stopShared()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Println("redistest: goroutines were left:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// Env is a Redis for one test.
+type Env struct {
+	Addr string
+	// Real tells a redis-server from the embedded one.
+	Real bool
+	// Prefix is this test's own: a shared server keeps tests apart by it.
+	Prefix string
+}
+
+// Each runs test on the embedded Redis and on a real one.
+func Each(t *testing.T, test func(t *testing.T, env *Env)) {
+	t.Helper()
+	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
+		test(t, Embedded(t))
+	})
+	t.Run("real", func(t *testing.T) {
+		t.Parallel()
+		test(t, Real(t))
+	})
+}
+
+// Embedded starts an embedded Redis that ends with the test.
+func Embedded(t testing.TB) *Env {
+	t.Helper()
+	server, err := embedded.Start()
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	return &Env{Addr: server.Addr(), Prefix: prefix()}
+}
+
+// Real returns the redis-server that this test binary's tests share.
+func Real(t testing.TB) *Env {
+	t.Helper()
+	requireServer(t)
+	server, err := sharedServer()
+	require.NoError(t, err)
+	return &Env{Addr: server.Addr, Real: true, Prefix: prefix()}
+}
+
+// Client returns a go-redis client that is closed with the test.
+func (e *Env) Client(t testing.TB) *redis.Client {
+	t.Helper()
+	return Client(t, &redis.Options{Addr: e.Addr})
+}
+
+// Client returns a go-redis client that is closed with the test.
+func Client(t testing.TB, opt *redis.Options) *redis.Client {
+	t.Helper()
+	rdb := redis.NewClient(opt)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// Keys lists the names in Redis that begin with prefix.
+func Keys(t testing.TB, rdb redis.UniversalClient, prefix string) []string {
+	t.Helper()
+	var keys []string
+	iter := rdb.Scan(context.Background(), 0, prefix+"*", 1000).Iterator()
+	for iter.Next(context.Background()) {
+		keys = append(keys, iter.Val())
+	}
+	require.NoError(t, iter.Err())
+	return keys
+}
+
+// Eventually waits until ok, for up to ten seconds.
+func Eventually(t testing.TB, ok func() bool, what string) {
+	t.Helper()
+	require.Eventually(t, ok, 10*time.Second, 2*time.Millisecond, what)
+}
+
+func prefix() string { return "t" + rand.Text()[:12] }
+
+func find() (path, version string) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return "", ""
+	}
+	out, err := exec.Command(path, "--version").Output()
+	if err != nil {
+		return "", ""
+	}
+	// Redis server v=7.0.15 sha=...
+	for _, word := range strings.Fields(string(out)) {
+		if v, ok := strings.CutPrefix(word, "v="); ok {
+			return path, "redis-server " + v
+		}
+	}
+	return path, "redis-server"
+}
+
+func requireServer(t testing.TB) {
+	t.Helper()
+	if path, _ := find(); path != "" {
+		return
+	}
+	if os.Getenv(RequireVar) == "1" {
+		t.Fatalf("redistest: no redis-server on PATH, and %s=1 asks for one", RequireVar)
+	}
+	t.Skip("redistest: no redis-server on PATH")
+}
