@@ -1,0 +1,120 @@
+// Package retry is the conflict policy that waits and asks again, with
+// exponential backoff and jitter, for as long as it is allowed to.
+package retry
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/backoff"
+)
+
+// Defaults of a Policy's zero fields.
+const (
+	DefaultInitial = 20 * time.Millisecond
+	DefaultMax     = 500 * time.Millisecond
+	DefaultMaxWait = 2 * time.Second
+)
+
+// Jitter says how delays are spread, so that calls which met do not meet again.
+type Jitter int
+
+const (
+	// FullJitter takes a random delay up to the exponential one. The default.
+	FullJitter Jitter = iota
+	// DecorrelatedJitter takes a random delay from Initial to three times the
+	// delay before.
+	DecorrelatedJitter
+)
+
+// Policy lets a call whose key is held wait, and ask again after delays that
+// grow from Initial to Max. The release of the key wakes it earlier. When
+// MaxAttempts or MaxWait is reached, or the next delay would outlast the ctx's
+// deadline, Then decides.
+//
+// The zero Policy is ready to use. A Policy holds no state: one value serves all
+// goroutines.
+type Policy struct {
+	// Initial is the first delay before jitter. Zero: 20 ms.
+	Initial time.Duration
+	// Max is the longest delay before jitter. Zero: 500 ms, or Initial if that
+	// is longer.
+	Max time.Duration
+	// MaxWait is the longest time from the first attempt to the last. Zero: 2 s.
+	// The last attempt is made when it is over.
+	MaxWait time.Duration
+	// MaxAttempts is how often the call may ask for the key, the first time
+	// included. Waiting behind another call of the same process counts too.
+	// Zero: as often as MaxWait allows.
+	MaxAttempts int
+	// Jitter says how delays are spread.
+	Jitter Jitter
+	// Then decides when waiting has not helped. Nil: the call is rejected.
+	Then core.ConflictPolicy
+}
+
+var _ core.ConflictPolicy = Policy{}
+
+// Validate reports a field that cannot work, Then's included. It wraps
+// core.ErrInvalidOption. core.NewGuard calls it.
+func (p Policy) Validate() error {
+	invalid := func(format string, args ...any) error {
+		return fmt.Errorf("retry: %w: Policy.%s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
+	}
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{{"Initial", p.Initial}, {"Max", p.Max}, {"MaxWait", p.MaxWait}} {
+		if f.d < 0 {
+			return invalid("%s is negative: %s", f.name, f.d)
+		}
+	}
+	switch {
+	case p.Max > 0 && p.Initial > p.Max:
+		return invalid("Initial %s is longer than Max %s", p.Initial, p.Max)
+	case p.MaxAttempts < 0:
+		return invalid("MaxAttempts is negative: %d", p.MaxAttempts)
+	case p.Jitter != FullJitter && p.Jitter != DecorrelatedJitter:
+		return invalid("Jitter is unknown: %d", p.Jitter)
+	}
+	if v, ok := p.Then.(interface{ Validate() error }); ok {
+		return v.Validate()
+	}
+	return nil
+}
+
+// OnConflict implements core.ConflictPolicy.
+func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision, error) {
+	if err := p.Validate(); err != nil {
+		return core.Reject(), err
+	}
+	left := orDefault(p.MaxWait, DefaultMaxWait) - c.Waited
+	delay := min(p.delay(c), left)
+	deadline, bounded := ctx.Deadline()
+	if left <= 0 || p.MaxAttempts > 0 && c.Attempt >= p.MaxAttempts || bounded && time.Until(deadline) <= delay {
+		if p.Then == nil {
+			return core.Reject(), nil
+		}
+		return p.Then.OnConflict(ctx, c)
+	}
+	return core.RetryAfter(delay), nil
+}
+
+func (p Policy) delay(c core.Conflict) time.Duration {
+	initial := orDefault(p.Initial, DefaultInitial)
+	most := orDefault(p.Max, max(DefaultMax, initial))
+	initial = min(initial, most)
+	if p.Jitter == DecorrelatedJitter {
+		return backoff.Decorrelated(c.LastDelay, initial, most)
+	}
+	return backoff.Full(c.Attempt, initial, most)
+}
+
+func orDefault(d, def time.Duration) time.Duration {
+	if d == 0 {
+		return def
+	}
+	return d
+}
