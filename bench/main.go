@@ -1,0 +1,96 @@
+// Command bench measures perkey beside the least that Redis can be asked for,
+// and beside its peers, on this machine and in one run.
+//
+//	go run . [-quick] [-only name] [-redis addr]
+//
+// It starts a redis-server of its own unless it is given one. In each scenario
+// the contestants take turns, a few operations at a time, so that whatever else
+// the machine does hits them all alike; a figure is the median of five rounds. The first
+// contestant of a scenario is its floor, and the others are shown as ratios to it.
+//
+// A scenario is a file, and a line in scenarios; so is a contestant, in
+// contestants. Bars say what perkey must reach. A missed bar is printed and does
+// not fail the run: a benchmark is not a test.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// scenarios in the order in which they run.
+var scenarios = []scenario{
+	{"uncontended", uncontended},
+}
+
+// contestants in the order in which they take turns: the floor first.
+var contestants = []func(redis.UniversalClient) (contestant, error){
+	newRaw,
+	newPerkey,
+}
+
+// scenario is one question put to all contestants.
+type scenario struct {
+	name string
+	run  func(*bench) error
+}
+
+// bench is what a scenario works with.
+type bench struct {
+	ctx    context.Context
+	server *server
+	quick  bool
+	out    *report
+}
+
+func main() {
+	quick := flag.Bool("quick", false, "a short run, for a first impression")
+	only := flag.String("only", "", "run only the scenarios whose names begin so")
+	addr := flag.String("redis", "", "use the Redis at this address, which must be idle, not one of the program's own")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, *quick, *only, *addr)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, quick bool, only, addr string) error {
+	server, err := openServer(ctx, addr)
+	if err != nil {
+		return err
+	}
+	defer server.close()
+	b := &bench{ctx: ctx, server: server, quick: quick, out: &report{w: os.Stdout}}
+	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), server.version, server.addr)
+	for _, s := range scenarios {
+		if !strings.HasPrefix(s.name, only) {
+			continue
+		}
+		if err := s.run(b); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	b.out.printBars()
+	return nil
+}
+
+// client makes a go-redis client as a service would: the defaults.
+func (b *bench) client() *redis.Client { return redis.NewClient(&redis.Options{Addr: b.server.addr}) }
+
+// scale chooses between the sizes of a full and of a quick run.
+func (b *bench) scale(full, quick int) int {
+	if b.quick {
+		return quick
+	}
+	return full
+}

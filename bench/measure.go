@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+)
+
+// entry is one row of a table: an operation, done again and again.
+type entry struct {
+	name string
+	// op does it once. worker counts from 0; one worker's calls do not overlap.
+	op func(ctx context.Context, worker int) error
+}
+
+// sizes say how much is measured: rounds of turns of operations per worker.
+type sizes struct {
+	workers int
+	turns   int
+	ops     int
+}
+
+const rounds = 5
+
+// figures are what one entry did in one round.
+type figures struct {
+	p50, p99  time.Duration
+	perSecond float64
+}
+
+// result is what one entry did.
+type result struct {
+	name   string
+	rounds []figures
+	allocs float64 // per operation, of the whole process
+	calls  perOp
+}
+
+// median is the median over the rounds of what f says of each.
+func (r result) median(f func(figures) float64) float64 {
+	values := make([]float64, len(r.rounds))
+	for i, round := range r.rounds {
+		values[i] = f(round)
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// ratio compares r with the floor, round by round, and takes the median: what
+// slowed a round down slowed both.
+func (r result) ratio(floor result, f func(figures) float64) float64 {
+	values := make([]float64, len(r.rounds))
+	for i, round := range r.rounds {
+		values[i] = f(round) / f(floor.rounds[i])
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+func p50(f figures) float64       { return float64(f.p50) }
+func p99(f figures) float64       { return float64(f.p99) }
+func perSecond(f figures) float64 { return f.perSecond }
+
+// measure lets the entries take turns. Their order turns too, so that none is
+// always behind the same other one.
+func (b *bench) measure(entries []entry, size sizes) ([]result, error) {
+	tallies := make([]tally, len(entries))
+	for i, e := range entries {
+		tallies[i] = tally{result: result{name: e.name}, calls: calls{}}
+		if _, err := takeTurn(b.ctx, e, size); err != nil { // connections, scripts, caches
+			return nil, fmt.Errorf("%s: %w", e.name, err)
+		}
+	}
+	for range rounds {
+		for t := range size.turns {
+			for j := range entries {
+				i := (t + j) % len(entries)
+				if err := tallies[i].add(b, entries[i], size); err != nil {
+					return nil, fmt.Errorf("%s: %w", entries[i].name, err)
+				}
+			}
+		}
+		for i := range tallies {
+			tallies[i].endRound()
+		}
+	}
+	results := make([]result, len(entries))
+	for i := range tallies {
+		results[i] = tallies[i].end(rounds * size.turns * size.ops * size.workers)
+	}
+	return results, nil
+}
+
+// turn is what one entry did in one turn.
+type turn struct {
+	latencies []time.Duration
+	elapsed   time.Duration
+	mallocs   uint64
+}
+
+func takeTurn(ctx context.Context, e entry, size sizes) (turn, error) {
+	t := turn{latencies: make([]time.Duration, size.workers*size.ops)}
+	errs := make([]error, size.workers)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	var wg sync.WaitGroup
+	for w := range size.workers {
+		wg.Go(func() {
+			for i := range size.ops {
+				began := time.Now()
+				if errs[w] = e.op(ctx, w); errs[w] != nil {
+					return
+				}
+				t.latencies[w*size.ops+i] = time.Since(began)
+			}
+		})
+	}
+	wg.Wait()
+	t.elapsed = time.Since(start)
+	runtime.ReadMemStats(&after)
+	t.mallocs = after.Mallocs - before.Mallocs
+	return t, errors.Join(errs...)
+}
+
+// tally sums up the turns of one entry.
+type tally struct {
+	result result
+	calls  calls
+	allocs uint64
+	// Of the round under way.
+	latencies []time.Duration
+	elapsed   time.Duration
+}
+
+func (t *tally) add(b *bench, e entry, size sizes) error {
+	before, err := b.server.calls(b.ctx)
+	if err != nil {
+		return err
+	}
+	turn, err := takeTurn(b.ctx, e, size)
+	if err != nil {
+		return err
+	}
+	after, err := b.server.calls(b.ctx)
+	if err != nil {
+		return err
+	}
+	t.calls.add(before, after)
+	t.allocs += turn.mallocs
+	t.latencies = append(t.latencies, turn.latencies...)
+	t.elapsed += turn.elapsed
+	return nil
+}
+
+func (t *tally) endRound() {
+	slices.Sort(t.latencies)
+	n := len(t.latencies)
+	t.result.rounds = append(t.result.rounds, figures{
+		p50: t.latencies[n/2], p99: t.latencies[n*99/100], perSecond: float64(n) / t.elapsed.Seconds(),
+	})
+	t.latencies, t.elapsed = t.latencies[:0], 0
+}
+
+func (t *tally) end(ops int) result {
+	t.result.allocs = float64(t.allocs) / float64(ops)
+	t.result.calls = t.calls.per(ops)
+	return t.result
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+)
+
+// uncontended is the price of a lock that nobody else wants: one goroutine takes
+// a free key and gives it back. Under a ctx that can be cancelled the same must
+// hold, since that is what every request handler has.
+func uncontended(b *bench) error {
+	ctx, cancel := context.WithCancel(b.ctx)
+	defer cancel()
+	for _, v := range []struct {
+		name string
+		ctx  context.Context
+	}{
+		{"background ctx", context.WithoutCancel(b.ctx)},
+		{"cancellable ctx", ctx},
+	} {
+		results, err := b.pairs(v.ctx)
+		if err != nil {
+			return err
+		}
+		b.out.table("uncontended acquire+release pair, 1 goroutine, "+v.name, results)
+		perkey := find(results, "perkey")
+		b.out.bars = append(b.out.bars,
+			bar{what: "uncontended, " + v.name + ", p50 × raw", got: perkey.ratio(results[0], p50), want: 1.3})
+	}
+	acquire, release, err := b.scriptsEachWay()
+	if err != nil {
+		return err
+	}
+	b.out.bars = append(b.out.bars,
+		bar{what: "uncontended, scripts to acquire", got: acquire, want: 1},
+		bar{what: "uncontended, scripts to release", got: release, want: 1})
+	return nil
+}
+
+// pairs measures every contestant's pair under ctx.
+func (b *bench) pairs(ctx context.Context) ([]result, error) {
+	var entries []entry
+	for _, open := range contestants {
+		rdb := b.client()
+		defer func() { _ = rdb.Close() }()
+		c, err := open(rdb)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = c.Close() }()
+		slots := newSlots(64, "uncontended")
+		n := 0
+		entries = append(entries, entry{c.Name(), func(context.Context, int) error {
+			n++
+			return pair(ctx, c, &slots[n%len(slots)])
+		}})
+	}
+	return b.measure(entries, sizes{workers: 1, turns: b.scale(40, 10), ops: 250})
+}
+
+// scriptsEachWay counts perkey's scripts for one acquire and one release.
+func (b *bench) scriptsEachWay() (acquire, release float64, err error) {
+	rdb := b.client()
+	defer func() { _ = rdb.Close() }()
+	c, err := newPerkey(rdb)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { _ = c.Close() }()
+	slots := newSlots(100, "each-way")
+	taken := make([]held, len(slots))
+	each := func(do func(i int) error) (float64, error) {
+		before, err := b.server.calls(b.ctx)
+		if err != nil {
+			return 0, err
+		}
+		for i := range slots {
+			if err := do(i); err != nil {
+				return 0, fmt.Errorf("%q: %w", slots[i].key, err)
+			}
+		}
+		after, err := b.server.calls(b.ctx)
+		if err != nil {
+			return 0, err
+		}
+		n := calls{}
+		n.add(before, after)
+		return n.per(len(slots)).scripts(), nil
+	}
+	acquire, err = each(func(i int) (err error) {
+		taken[i], err = c.Acquire(b.ctx, slots[i].key)
+		return err
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	release, err = each(func(i int) error { return taken[i].Release(b.ctx) })
+	return acquire, release, err
+}
+
+// find returns the row of that name.
+func find(results []result, name string) result {
+	for _, r := range results {
+		if r.name == name {
+			return r
+		}
+	}
+	panic("bench: no contestant is named " + name)
+}

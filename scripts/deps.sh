@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Checks what a user's program links with each package, transitively: the linter
+# sees only the imports that a file names.
+set -euo pipefail
+shopt -s inherit_errexit
+cd "$(dirname "$0")/.."
+
+module=$(go list -m)
+status=0
+
+# deps lists the packages outside the standard library that others link in.
+deps() {
+	local all
+	all=$(go list -deps -f '{{if not .Standard}}{{.ImportPath}}{{end}}' "$@")
+	sort -u <<<"$all"
+}
+
+# links PACKAGE "OURS" MODULE...: PACKAGE links of ours nothing but the folders
+# OURS, and else nothing but what the MODULEs link. Of internal, what exists for
+# tests stays out.
+links() {
+	local package=$1 ours=$2 theirs all extra
+	shift 2
+	if ! compgen -G "$package/*.go" >/dev/null; then return; fi
+	theirs=$(deps "$@")
+	all=$(deps "./$package")
+	extra=$({
+		comm -13 <(echo "$theirs") <(echo "$all") | grep -vE "^$module/(${ours// /|}|$package)(/|\$)"
+		grep -E "^$module/internal/(redistest|embedded)(/|\$)" <<<"$all"
+	} || true)
+	if [ -n "$extra" ]; then
+		echo "deps: $package must not link:"
+		sed 's/^/  /; 12q' <<<"$extra"
+		status=1
+	fi
+}
+
+redis=github.com/redis/go-redis/v9
+gin=github.com/gin-gonic/gin
+
+links core "internal" $redis
+links retry "core internal" $redis
+links delayqueue "core internal" $redis
+links httplock "core delayqueue internal" $redis
+links ginlock "core delayqueue httplock internal" $redis $gin
+
+[ $status = 0 ] && echo "deps: ok"
+exit $status

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Runs all tests with the race detector, and says first and last which Redis they
+# used. Arguments go to `go test`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+redis=$(scripts/redis.sh)
+echo "test: on $redis"
+
+status=0
+# Not from the cache: half of what is tested is not Go.
+go test -race -count=1 -timeout=8m -json "$@" ./... | go run ./scripts/testreport || status=1
+# The benchmarks are a module of their own, and must not rot.
+(cd bench && go vet ./...) || { echo "FAIL bench: go vet" && status=1; }
+
+echo "test: on $redis: $([ $status = 0 ] && echo ok || echo FAILED)"
+exit $status

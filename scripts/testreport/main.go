@@ -1,0 +1,128 @@
+// Command testreport reads the output of go test -json, prints what go test
+// prints without -v, and last how many tests there were, and how many of them
+// ran on which Redis. It fails if PERKEY_REQUIRE_REDIS=1 and none ran on a real
+// one.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// event is one line of go test -json; see go doc test2json.
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Output  string
+}
+
+func main() {
+	var r report
+	if err := r.read(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "testreport:", err)
+		os.Exit(1)
+	}
+	fmt.Println(r)
+	if os.Getenv("PERKEY_REQUIRE_REDIS") == "1" && r.real == 0 {
+		fmt.Println("FAIL: PERKEY_REQUIRE_REDIS=1, and no test ran on a real Redis")
+		os.Exit(1)
+	}
+	if r.failed > 0 || r.failedPackages > 0 {
+		os.Exit(1)
+	}
+}
+
+// report counts tests and subtests.
+type report struct {
+	passed, failed, skipped int
+	embedded, real          int // those that run on each Redis, and passed
+	failedPackages          int
+}
+
+func (r report) String() string {
+	return fmt.Sprintf("tests: passed=%d failed=%d skipped=%d on_embedded_redis=%d on_real_redis=%d",
+		r.passed, r.failed, r.skipped, r.embedded, r.real)
+}
+
+// read copies what is worth reading from in to out.
+func (r *report) read(in io.Reader, out io.Writer) error {
+	kept := map[string][]event{} // the output of packages that have not ended
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) != nil {
+				_, _ = out.Write(line)
+				continue
+			}
+			r.count(e)
+			switch {
+			case e.Action == "build-output":
+				_, _ = io.WriteString(out, e.Output)
+			case e.Action == "output":
+				kept[e.Package] = append(kept[e.Package], e)
+			case e.Test != "" && (e.Action == "pass" || e.Action == "skip"):
+				kept[e.Package] = drop(kept[e.Package], e.Test)
+			case e.Test == "" && (e.Action == "pass" || e.Action == "skip" || e.Action == "fail"):
+				show(out, kept[e.Package], e.Action == "fail")
+				delete(kept, e.Package)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read standard input: %w", err)
+		}
+	}
+}
+
+func (r *report) count(e event) {
+	switch {
+	case e.Test == "" && e.Action == "fail":
+		r.failedPackages++
+	case e.Test == "":
+	case e.Action == "fail":
+		r.failed++
+	case e.Action == "skip":
+		r.skipped++
+	case e.Action == "pass":
+		r.passed++
+		// internal/redistest names its subtests so.
+		if strings.HasSuffix(e.Test, "/embedded") {
+			r.embedded++
+		}
+		if strings.HasSuffix(e.Test, "/real") {
+			r.real++
+		}
+	}
+}
+
+// drop removes the output of one test.
+func drop(events []event, test string) []event {
+	rest := events[:0]
+	for _, e := range events {
+		if e.Test != test {
+			rest = append(rest, e)
+		}
+	}
+	return rest
+}
+
+// show prints the output of a package: all that is left of it if it failed, else
+// go test's own line.
+func show(out io.Writer, events []event, failed bool) {
+	for _, e := range events {
+		verdict := e.Test == "" && (strings.HasPrefix(e.Output, "ok") || strings.HasPrefix(e.Output, "?"))
+		chatter := strings.HasPrefix(e.Output, "=== ")
+		if verdict || failed && !chatter {
+			_, _ = io.WriteString(out, e.Output)
+		}
+	}
+}
