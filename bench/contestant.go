@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // contestant is a lock to be measured. It is safe for concurrent use.
@@ -15,6 +18,47 @@ type contestant interface {
 	// Close frees what it holds, but for the client it was given.
 	Close() error
 }
+
+// field is the contestants of one scenario, in the order of contestants.
+type field []contestant
+
+// openAll opens every contestant, each with a client of its own, made as a
+// service would make it. The field is to be closed, also after an error.
+func (b *bench) openAll() (field, error) {
+	var all field
+	for _, open := range contestants {
+		c, err := b.open(open)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+func (f field) close() {
+	for _, c := range f {
+		_ = c.Close()
+	}
+}
+
+func (b *bench) open(open func(redis.UniversalClient) (contestant, error)) (contestant, error) {
+	rdb := redis.NewClient(&redis.Options{Addr: b.server.addr})
+	c, err := open(rdb)
+	if err != nil {
+		_ = rdb.Close()
+		return nil, err
+	}
+	return ownClient{c, rdb}, nil
+}
+
+// ownClient closes the client after its contestant.
+type ownClient struct {
+	contestant
+	rdb *redis.Client
+}
+
+func (c ownClient) Close() error { return errors.Join(c.contestant.Close(), c.rdb.Close()) }
 
 // held is a key that was acquired.
 type held interface {

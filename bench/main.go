@@ -84,9 +84,6 @@ func run(ctx context.Context, quick bool, only, addr string) error {
 	return nil
 }
 
-// client makes a go-redis client as a service would: the defaults.
-func (b *bench) client() *redis.Client { return redis.NewClient(&redis.Options{Addr: b.server.addr}) }
-
 // scale chooses between the sizes of a full and of a quick run.
 func (b *bench) scale(full, quick int) int {
 	if b.quick {

@@ -39,30 +39,26 @@ func uncontended(b *bench) error {
 
 // pairs measures every contestant's pair under ctx.
 func (b *bench) pairs(ctx context.Context) ([]result, error) {
-	var entries []entry
-	for _, open := range contestants {
-		rdb := b.client()
-		defer func() { _ = rdb.Close() }()
-		c, err := open(rdb)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = c.Close() }()
+	all, err := b.openAll()
+	defer all.close()
+	if err != nil {
+		return nil, err
+	}
+	entries := make([]entry, len(all))
+	for i, c := range all {
 		slots := newSlots(64, "uncontended")
 		n := 0
-		entries = append(entries, entry{c.Name(), func(context.Context, int) error {
+		entries[i] = entry{c.Name(), func(context.Context, int) error {
 			n++
 			return pair(ctx, c, &slots[n%len(slots)])
-		}})
+		}}
 	}
 	return b.measure(entries, sizes{workers: 1, turns: b.scale(40, 10), ops: 250})
 }
 
 // scriptsEachWay counts perkey's scripts for one acquire and one release.
 func (b *bench) scriptsEachWay() (acquire, release float64, err error) {
-	rdb := b.client()
-	defer func() { _ = rdb.Close() }()
-	c, err := newPerkey(rdb)
+	c, err := b.open(newPerkey)
 	if err != nil {
 		return 0, 0, err
 	}
