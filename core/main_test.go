@@ -1,9 +1,16 @@
 package core_test
 
 import (
+	"os"
 	"testing"
 
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(holderVar) != "" {
+		runHolder()
+		return
+	}
+	redistest.Main(m)
+}

@@ -1,0 +1,331 @@
+package core_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// throughProxy returns a locker whose every byte passes a proxy, and a client
+// that goes straight.
+func throughProxy(t *testing.T, env *redistest.Env, maxRetries int) (*core.Locker, *redistest.Proxy, *redis.Client) {
+	t.Helper()
+	proxy := redistest.NewProxy(t, env.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: maxRetries})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l, proxy, env.Client(t)
+}
+
+// once matches the first request that holds all words.
+func once(words ...string) func([]byte) bool {
+	var done atomic.Bool
+	return func(request []byte) bool {
+		for _, w := range words {
+			if !bytes.Contains(request, []byte(w)) {
+				return false
+			}
+		}
+		return done.CompareAndSwap(false, true)
+	}
+}
+
+const noRetries = -1
+
+func TestALostAcquireReplyIsAnsweredAgainWithTheSameGrant(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, proxy, _ := throughProxy(t, env, 3)
+		warm(t, l)
+		proxy.LoseReply(once("lost-key"))
+		lease, err := l.TryAcquire(t.Context(), "lost-key")
+		require.NoError(t, err)
+		require.NoError(t, lease.Extend(t.Context(), time.Second))
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+func TestALostAcquireReplyLeavesNothingBehind(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, proxy, direct := throughProxy(t, env, noRetries)
+		warm(t, l)
+		proxy.LoseReply(once("lost-key"))
+		_, err := l.TryAcquire(t.Context(), "lost-key")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		requireNothingLeft(t, direct, env.Prefix)
+	})
+}
+
+func TestALostAcquireReplyFreesItselfWhenRedisStaysOutOfReach(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, proxy, direct := throughProxy(t, env, noRetries)
+		warm(t, l)
+		match := once("lost-key")
+		proxy.LoseReply(func(request []byte) bool {
+			if match(request) {
+				go proxy.Refuse(true)
+				return true
+			}
+			return false
+		})
+		_, err := l.TryAcquire(t.Context(), "lost-key")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		requireNothingLeft(t, direct, env.Prefix)
+	})
+}
+
+func TestACancelledAcquireReturnsAtOnceAndLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	l := newLocker(t, env)
+	warm(t, l)
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	server.Pause()
+	done := make(chan error)
+	go func() {
+		_, err := l.Acquire(ctx, "k")
+		done <- err
+	}()
+	time.Sleep(20 * time.Millisecond) // let the command get under way; either order must hold
+	why := errors.New("the client hung up")
+	cancel(why)
+	err := <-done // Redis has not answered, and will not before Resume
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, err, why)
+	require.NotErrorIs(t, err, core.ErrUnavailable)
+	server.Resume()
+	requireNothingLeft(t, env.Client(t), env.Prefix)
+}
+
+func TestALostReleaseReplyIsNoLostLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, proxy, direct := throughProxy(t, env, 3)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		proxy.LoseReply(once("wake")) // only a release names the channels
+		require.NoError(t, lease.Release(t.Context()))
+		require.Empty(t, redistest.Keys(t, direct, env.Prefix))
+	})
+}
+
+func TestReleaseWorksOnADeadCtx(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, cancel := context.WithCancel(t.Context())
+		lease, err := newLocker(t, env).Acquire(ctx, "k")
+		require.NoError(t, err)
+		cancel()
+		require.ErrorIs(t, lease.Context().Err(), context.Canceled)
+		require.NoError(t, lease.Release(ctx))
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	})
+}
+
+func TestFlushedScriptsAreLoadedAgain(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	rdb := env.Client(t)
+	l := newLocker(t, env, core.WithTTL(300*time.Millisecond))
+	warm(t, l)
+	flush := func() { require.NoError(t, rdb.ScriptFlush(t.Context()).Err()) }
+
+	flush()
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	for range 10 { // past the ttl, so renewals met flushed scripts too
+		flush()
+		time.Sleep(50 * time.Millisecond)
+	}
+	require.NoError(t, lease.Context().Err())
+	flush()
+	require.NoError(t, lease.Release(t.Context()))
+	require.Empty(t, redistest.Keys(t, rdb, "p"))
+}
+
+func TestAFullRedisRefusesNewKeysAndKeepsHeldOnes(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--maxmemory-policy", "noeviction")
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	rdb := env.Client(t)
+	l := newLocker(t, env, core.WithTTL(300*time.Millisecond))
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+
+	_, err = l.TryAcquire(t.Context(), "other")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ErrorContains(t, err, "OOM")
+	_, err = l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrConflict)
+
+	time.Sleep(600 * time.Millisecond) // two ttls: it lives by renewals alone
+	require.NoError(t, lease.Context().Err())
+	require.NoError(t, lease.Release(t.Context()))
+	require.Empty(t, redistest.Keys(t, rdb, "p"))
+}
+
+func TestAReadOnlyReplicaIsUnavailable(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	l := newLocker(t, env)
+	require.NoError(t, rdb.SlaveOf(t.Context(), "127.0.0.1", "1").Err())
+	_, err := l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ErrorContains(t, err, "READONLY")
+}
+
+// refusing answers every script with an error of Redis's.
+type refusing struct{ answer string }
+
+func (r refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			err := redisError(r.answer)
+			cmd.SetErr(err)
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (r refusing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+func (redisError) RedisError()     {}
+
+func TestWhateverRedisRefusesWithIsUnavailableAndNeverAConflict(t *testing.T) {
+	t.Parallel()
+	for _, answer := range []string{
+		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
+		"NOSCRIPT No matching script.", "OOM command not allowed when used memory > 'maxmemory'.", "MASTERDOWN Link with MASTER is down",
+		"CLUSTERDOWN Hash slot not served", "NOPERM this user has no permissions", "ERR max number of clients reached",
+		"WRONGTYPE Operation against a key holding the wrong kind of value",
+	} {
+		t.Run(strings.Fields(answer)[0], func(t *testing.T) {
+			env := redistest.Embedded(t)
+			rdb := env.Client(t)
+			rdb.AddHook(refusing{answer})
+			l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+			require.NoError(t, err)
+			defer l.Close()
+			_, err = l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrUnavailable)
+			require.NotErrorIs(t, err, core.ErrConflict)
+			require.NotErrorIs(t, err, core.ErrLeaseLost)
+		})
+	}
+}
+
+func TestJunkUnderAKeyIsAnErrorNotAGrant(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, rdb := newLocker(t, env), env.Client(t)
+		require.NoError(t, rdb.Set(t.Context(), env.Prefix+":lock{}:k", "junk", 0).Err())
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		require.NoError(t, rdb.Del(t.Context(), env.Prefix+":lock{}:k").Err())
+		require.NoError(t, rdb.HSet(t.Context(), env.Prefix+":lock{}:k", "fence", "junk", "x", "y").Err())
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+func TestARedisThatIsDownAtStartIsReportedAndThenUsed(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	server.Kill()
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	l := newLocker(t, env)
+	_, err := l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	var dial *net.OpError
+	require.ErrorAs(t, err, &dial)
+	server.Restart(t)
+	warm(t, l)
+}
+
+func TestAFullPoolIsUnavailableAndTheHolderIsTold(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, PoolSize: 1, PoolTimeout: 50 * time.Millisecond, MaxRetries: noRetries})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(500*time.Millisecond))
+	require.NoError(t, err)
+	defer l.Close()
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+
+	taken := rdb.Conn() // the pool's only connection
+	redistest.Eventually(t, func() bool { return taken.Ping(t.Context()).Err() == nil }, "the connection")
+	<-lease.Context().Done()
+	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+	_, err = l.TryAcquire(t.Context(), "other")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.NoError(t, taken.Close())
+	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+}
+
+func TestAWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	holder, waiting := newLocker(t, env), newLocker(t, env)
+	rdb := env.Client(t)
+	lease, err := holder.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+
+	// A wait so long that only the release, or a new subscription, can end it.
+	guard := core.NewGuard(waiting, retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour})
+	done := make(chan error)
+	go func() {
+		done <- guard.Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil })
+	}()
+	subscribed(t, rdb)
+	require.NoError(t, rdb.ClientKillByFilter(t.Context(), "TYPE", "pubsub").Err())
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, <-done)
+}
+
+// subscribed waits until somebody waits for a key, with its subscription up.
+func subscribed(t *testing.T, rdb *redis.Client) {
+	t.Helper()
+	redistest.Eventually(t, func() bool {
+		channels, err := rdb.PubSubChannels(t.Context(), "*").Result()
+		return err == nil && len(channels) > 0
+	}, "a subscription")
+}
+
+func warm(t *testing.T, l *core.Locker) {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), "warm-up")
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+// requireNothingLeft waits for at most the 3 s that an orphan may live.
+func requireNothingLeft(t *testing.T, rdb *redis.Client, prefix string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(redistest.Keys(t, rdb, prefix)) == 0 },
+		3*time.Second+500*time.Millisecond, 10*time.Millisecond, "nothing left in Redis")
+}

@@ -1,0 +1,157 @@
+package core_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// holderVar makes this test binary a holder: "addr prefix key ttl".
+const holderVar = "PERKEY_TEST_HOLDER"
+
+// runHolder takes a key, says "held FENCE", holds until a line comes in, and
+// says what became of the lease.
+func runHolder() {
+	var addr, prefix, key, ttl string
+	_, _ = fmt.Sscan(os.Getenv(holderVar), &addr, &prefix, &key, &ttl)
+	d, _ := time.ParseDuration(ttl)
+	l, err := core.New(redis.NewClient(&redis.Options{Addr: addr}), core.WithPrefix(prefix), core.WithTTL(d))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lease, err := l.Acquire(context.Background(), key)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("held", lease.Fence())
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	fmt.Println("lost", errors.Is(context.Cause(lease.Context()), core.ErrLeaseLost))
+	err = lease.Release(context.Background())
+	fmt.Println("release", errors.Is(err, core.ErrLeaseLost))
+}
+
+type holder struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	in    *bufio.Writer
+	out   *bufio.Scanner
+	fence int64
+}
+
+func startHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duration) *holder {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %s", holderVar, env.Addr, env.Prefix, key, ttl))
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	h := &holder{t: t, cmd: cmd, in: bufio.NewWriter(in), out: bufio.NewScanner(out)}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	_, err = fmt.Sscan(strings.TrimPrefix(h.line(), "held "), &h.fence)
+	require.NoError(t, err)
+	return h
+}
+
+func (h *holder) line() string {
+	require.True(h.t, h.out.Scan(), "the holder says something")
+	return h.out.Text()
+}
+
+func (h *holder) signal(s syscall.Signal) { require.NoError(h.t, h.cmd.Process.Signal(s)) }
+
+func TestKeyOfAKilledHolderIsFreeWithinItsTTL(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	h := startHolder(t, env, "k", 2*time.Second)
+	h.signal(syscall.SIGKILL)
+
+	rdb := env.Client(t)
+	left, err := rdb.PTTL(t.Context(), env.Prefix+":lock{}:k").Result()
+	require.NoError(t, err)
+	require.LessOrEqual(t, left, 2*time.Second)
+
+	lease, err := newLocker(t, env).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.Greater(t, lease.Fence(), h.fence)
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+func TestAStoppedHolderFindsItsLeaseLost(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	h := startHolder(t, env, "k", time.Second)
+	h.signal(syscall.SIGSTOP)
+
+	next, err := newLocker(t, env).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.Greater(t, next.Fence(), h.fence)
+
+	h.signal(syscall.SIGCONT)
+	// The lease's end was due while the process stood still; let it look.
+	redistest.Eventually(t, func() bool {
+		_, _ = h.in.WriteString("go\n")
+		return h.in.Flush() == nil
+	}, "the holder listens")
+	require.Equal(t, "lost true", h.line())
+	require.Equal(t, "release true", h.line())
+
+	require.NoError(t, next.Context().Err())
+	require.NoError(t, next.Extend(t.Context(), time.Second), "the late release left the new holder alone")
+	require.NoError(t, next.Release(t.Context()))
+}
+
+func TestRedisRestartedEmptyTellsHoldersAndKeepsFencesGrowing(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	l := newLocker(t, env, core.WithTTL(time.Second))
+	lease, err := l.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+
+	server.Kill()
+	server.Restart(t)
+
+	next, err := newLocker(t, env).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.Greater(t, next.Fence(), lease.Fence())
+	<-lease.Context().Done()
+	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+	require.NoError(t, next.Release(t.Context()))
+}
+
+func TestAHolderIsToldInTimeWhenRedisDies(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	l := newLocker(t, &redistest.Env{Addr: server.Addr, Prefix: "p"}, core.WithTTL(time.Second))
+	err := l.Do(t.Context(), "k", func(ctx context.Context) error {
+		server.Kill()
+		<-ctx.Done()
+		require.ErrorIs(t, context.Cause(ctx), core.ErrLeaseLost)
+		return nil
+	})
+	require.ErrorIs(t, err, core.ErrLeaseLost)
+	_, err = l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.NotErrorIs(t, err, core.ErrConflict)
+}
