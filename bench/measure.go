@@ -65,6 +65,16 @@ func p50(f figures) float64       { return float64(f.p50) }
 func p99(f figures) float64       { return float64(f.p99) }
 func perSecond(f figures) float64 { return f.perSecond }
 
+// find returns the row of that name.
+func find(results []result, name string) result {
+	for _, r := range results {
+		if r.name == name {
+			return r
+		}
+	}
+	panic("bench: no contestant is named " + name)
+}
+
 // measure lets the entries take turns. Their order turns too, so that none is
 // always behind the same other one.
 func (b *bench) measure(entries []entry, size sizes) ([]result, error) {

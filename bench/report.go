@@ -32,15 +32,16 @@ func (b bar) String() string {
 	return fmt.Sprintf("%s  %s: %.2f, must be %s %.2f", verdict, b.what, b.got, sign, b.want)
 }
 
-// table prints one row per result. The first is the floor.
-func (r *report) table(title string, results []result) {
+// table prints one row per result, with ratios to the one named floor.
+func (r *report) table(title, floor string, results []result) {
+	base := find(results, floor)
 	_, _ = fmt.Fprintf(r.w, "\n%s\n", title)
 	t := tabwriter.NewWriter(r.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(t, "\tp50\tp99\tops/s\tp50 ×floor\tp99 ×floor\tops/s ×floor\tallocs/op\tscripts/op\t")
+	_, _ = fmt.Fprintf(t, "\tp50\tp99\tops/s\tp50 ×%[1]s\tp99 ×%[1]s\tops/s ×%[1]s\tallocs/op\tscripts/op\t\n", floor)
 	for _, res := range results {
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\t\n", res.name,
 			micros(res.median(p50)), micros(res.median(p99)), res.median(perSecond),
-			res.ratio(results[0], p50), res.ratio(results[0], p99), res.ratio(results[0], perSecond),
+			res.ratio(base, p50), res.ratio(base, p99), res.ratio(base, perSecond),
 			res.allocs, res.calls.scripts())
 	}
 	_ = t.Flush()
