@@ -266,24 +266,52 @@ func TestARedisThatIsDownAtStartIsReportedAndThenUsed(t *testing.T) {
 	warm(t, l)
 }
 
-func TestAFullPoolIsUnavailableAndTheHolderIsTold(t *testing.T) {
-	t.Parallel()
-	env := redistest.Real(t)
-	rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, PoolSize: 1, PoolTimeout: 50 * time.Millisecond, MaxRetries: noRetries})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(500*time.Millisecond))
-	require.NoError(t, err)
-	defer l.Close()
-	lease, err := l.TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
+// fullPool lets nothing through while it is full.
+type fullPool struct{ full *atomic.Bool }
 
-	taken := rdb.Conn() // the pool's only connection
-	redistest.Eventually(t, func() bool { return taken.Ping(t.Context()).Err() == nil }, "the connection")
-	<-lease.Context().Done()
-	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
-	_, err = l.TryAcquire(t.Context(), "other")
-	require.ErrorIs(t, err, core.ErrUnavailable)
-	require.NoError(t, taken.Close())
-	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+func (p fullPool) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (p fullPool) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if p.full.Load() {
+			cmd.SetErr(redis.ErrPoolTimeout)
+			return redis.ErrPoolTimeout
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (p fullPool) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if p.full.Load() {
+			for _, cmd := range cmds {
+				cmd.SetErr(redis.ErrPoolTimeout)
+			}
+			return redis.ErrPoolTimeout
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func TestAFullPoolIsUnavailableAndTheHolderIsTold(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		var full atomic.Bool
+		rdb := env.Client(t)
+		rdb.AddHook(fullPool{&full})
+		l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(500*time.Millisecond))
+		require.NoError(t, err)
+		defer l.Close()
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+
+		full.Store(true)
+		<-lease.Context().Done()
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		_, err = l.TryAcquire(t.Context(), "other")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		full.Store(false)
+		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+	})
 }
 
 func TestAWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
