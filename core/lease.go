@@ -141,6 +141,33 @@ func (l *Lease) run(ctx context.Context, fn func(context.Context) error) (err er
 	return err
 }
 
+// leaseContext is the ctx of work under a lease.
+type leaseContext struct {
+	context.Context
+	lease *Lease
+}
+
+// Err looks at the clock too: a process that was stopped past its lease's end
+// must not go on because its timers have not run yet.
+func (c leaseContext) Err() error {
+	if err := c.Context.Err(); err != nil {
+		return err
+	}
+	held := c.lease
+	if held.reentered != nil {
+		held = held.reentered
+	}
+	_ = held.locker.renewals.check(held) // ends the ctx if it is over
+	return c.Context.Err()
+}
+
+func (c leaseContext) Value(key any) any {
+	if key == (leaseKey{}) {
+		return c.lease
+	}
+	return c.Context.Value(key)
+}
+
 type leaseKey struct{}
 
 // LeaseFrom returns the innermost lease that ctx works under, if any: its fence
@@ -148,4 +175,11 @@ type leaseKey struct{}
 func LeaseFrom(ctx context.Context) (*Lease, bool) {
 	l, ok := ctx.Value(leaseKey{}).(*Lease)
 	return l, ok
+}
+
+// bind makes the lease's ctx out of its caller's.
+func (l *Lease) bind(ctx context.Context) {
+	l.outer, _ = LeaseFrom(ctx)
+	inner, cancel := context.WithCancelCause(ctx)
+	l.ctx, l.cancel = leaseContext{inner, l}, cancel
 }

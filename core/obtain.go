@@ -133,10 +133,10 @@ func (l *Locker) reenter(ctx context.Context, call Call) *Lease {
 		}
 		lease := &Lease{
 			locker: held.locker, key: held.key, name: call.Name, fence: held.fence,
-			granted: held.granted, ttl: held.ttl, outer: inner, reentered: held,
+			granted: held.granted, ttl: held.ttl, reentered: held,
 		}
 		// ctx may have been cut loose from the lease's own with WithoutCancel.
-		lease.ctx, lease.cancel = context.WithCancelCause(context.WithValue(ctx, leaseKey{}, lease))
+		lease.bind(ctx)
 		cancel := lease.cancel
 		unhook := context.AfterFunc(held.ctx, func() { cancel(context.Cause(held.ctx)) })
 		lease.cancel = func(cause error) {
@@ -230,8 +230,7 @@ func (l *Locker) newLease(ctx context.Context, call Call, token string, fence in
 	if !o.fixed || o.ttl > first {
 		lease.renewAt = sent.Add(jitteredThird(first))
 	}
-	lease.outer, _ = LeaseFrom(ctx)
-	lease.ctx, lease.cancel = context.WithCancelCause(context.WithValue(ctx, leaseKey{}, lease))
+	lease.bind(ctx)
 	return lease
 }
 

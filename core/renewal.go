@@ -57,15 +57,22 @@ func (r *renewals) add(l *Lease) bool {
 	return true
 }
 
-// check reports a lease that is not held any more.
+// check reports a lease that is not held any more, and ends one that has run
+// out unnoticed: after a long stop the holder may look before the scheduler does.
 func (r *renewals) check(l *Lease) error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if l.state == leaseHeld && !passed(l.deadline, time.Now()) {
-		return nil
+	held, over := l.state == leaseHeld, passed(l.deadline, time.Now())
+	r.mu.Unlock()
+	switch {
+	case !held:
+		return lost(l, "it has ended")
+	case over:
+		return r.lose(l, ranOut)
 	}
-	return fmt.Errorf("core: %q: %w: it has ended", l.key, ErrLeaseLost)
+	return nil
 }
+
+const ranOut = "it could not be renewed in time"
 
 // release takes the lease out of renewal, and reports what it was until now and
 // whether it could still be trusted.
@@ -82,7 +89,7 @@ func (r *renewals) lengthen(l *Lease, deadline time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if l.state != leaseHeld {
-		return fmt.Errorf("core: %q: %w: it ended while it was being renewed", l.key, ErrLeaseLost)
+		return lost(l, "it ended while it was being renewed")
 	}
 	if deadline.After(l.deadline) {
 		l.deadline = deadline
@@ -91,7 +98,7 @@ func (r *renewals) lengthen(l *Lease, deadline time.Time) error {
 	return nil
 }
 
-// lose ends a lease that Redis no longer knows, and returns what its context's
+// lose ends a lease that is over, and returns what its context's
 // cause became.
 func (r *renewals) lose(l *Lease, why string) error {
 	r.mu.Lock()
@@ -101,12 +108,14 @@ func (r *renewals) lose(l *Lease, why string) error {
 		r.remove(l)
 	}
 	r.mu.Unlock()
-	err := fmt.Errorf("core: %q: %w: %s", l.key, ErrLeaseLost, why)
+	err := lost(l, why)
 	if held {
 		r.locker.end(l, err)
 	}
 	return err
 }
+
+func lost(l *Lease, why string) error { return fmt.Errorf("core: %q: %w: %s", l.key, ErrLeaseLost, why) }
 
 func (r *renewals) run() {
 	timer := time.NewTimer(time.Hour)
@@ -117,7 +126,7 @@ func (r *renewals) run() {
 			return
 		}
 		for _, l := range expired {
-			r.locker.end(l, fmt.Errorf("core: %q: %w: it could not be renewed in time", l.key, ErrLeaseLost))
+			r.locker.end(l, lost(l, ranOut))
 		}
 		for len(due) > 0 {
 			n := min(len(due), renewalBatch)
