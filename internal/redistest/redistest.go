@@ -49,6 +49,8 @@ type Env struct {
 	Real bool
 	// Prefix is this test's own: a shared server keeps tests apart by it.
 	Prefix string
+
+	embedded *embedded.Server
 }
 
 // Each runs test on the embedded Redis and on a real one.
@@ -70,7 +72,7 @@ func Embedded(t testing.TB) *Env {
 	server, err := embedded.Start()
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
-	return &Env{Addr: server.Addr(), Prefix: prefix()}
+	return &Env{Addr: server.Addr(), Prefix: prefix(), embedded: server}
 }
 
 // Real returns the redis-server that this test binary's tests share.
@@ -80,6 +82,15 @@ func Real(t testing.TB) *Env {
 	server, err := sharedServer()
 	require.NoError(t, err)
 	return &Env{Addr: server.Addr, Real: true, Prefix: prefix()}
+}
+
+// Commands is how many commands an embedded Redis has run. A real one is shared,
+// and answers zero.
+func (e *Env) Commands() int {
+	if e.embedded == nil {
+		return 0
+	}
+	return e.embedded.CommandCount()
 }
 
 // Client returns a go-redis client that is closed with the test.

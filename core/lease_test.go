@@ -1,0 +1,289 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// inVirtualTime runs test in a bubble whose clock moves only when everybody
+// sleeps, on a Redis inside it. cut makes Redis unreachable.
+func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func())) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m := miniredis.NewMiniRedis()
+		rdb := redis.NewClient(&redis.Options{
+			Addr:   "127.0.0.1:1",
+			Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
+		})
+		var full atomic.Bool
+		rdb.AddHook(fullPool{&full})
+		stop := make(chan struct{})
+		go func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(10 * time.Millisecond):
+					m.FastForward(10 * time.Millisecond)
+				}
+			}
+		}()
+		test(t, rdb, m, func() { full.Store(true) })
+		close(stop)
+		_ = rdb.Close()
+		m.Close()
+	})
+}
+
+func TestARenewedLeaseOutlivesItsTTL(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
+		for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second, 15 * time.Second, time.Hour} {
+			l, err := core.New(rdb, core.WithTTL(ttl))
+			require.NoError(t, err)
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			time.Sleep(10 * ttl)
+			require.NoError(t, lease.Context().Err())
+			_, err = l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict)
+			require.NoError(t, lease.Release(t.Context()))
+			require.NoError(t, l.Close())
+		}
+	})
+}
+
+func TestAnUnconfirmedGrantFreesItselfAfterThreeSeconds(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
+		l, err := core.New(rdb, core.WithTTL(time.Hour))
+		require.NoError(t, err)
+		_, err = l.TryAcquire(t.Context(), "renewed")
+		require.NoError(t, err)
+		_, err = l.TryAcquire(t.Context(), "fixed", core.FixedLease(time.Hour))
+		require.NoError(t, err)
+		for _, key := range m.Keys() {
+			require.LessOrEqual(t, m.TTL(key), 3*time.Second)
+		}
+		time.Sleep(2 * time.Second)
+		for _, key := range m.Keys() {
+			require.Greater(t, m.TTL(key), time.Hour-5*time.Second, "confirmed")
+		}
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
+		for _, d := range []time.Duration{200 * time.Millisecond, 3 * time.Second, 10 * time.Second, time.Minute} {
+			l, err := core.New(rdb)
+			require.NoError(t, err)
+			start := time.Now()
+			lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(d))
+			require.NoError(t, err)
+			<-lease.Context().Done()
+			require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+			held := time.Since(start)
+			require.Less(t, held, d, "before Redis can give the key away")
+			require.Greater(t, held, d*9/10)
+			_, err = l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict, "Redis still holds it")
+			time.Sleep(d/10 + 20*time.Millisecond)
+			next, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			require.NoError(t, next.Release(t.Context()))
+			require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+			require.NoError(t, l.Close())
+		}
+	})
+}
+
+func TestExtendLengthensAFixedLease(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
+		l, err := core.New(rdb)
+		require.NoError(t, err)
+		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
+		require.NoError(t, err)
+		require.ErrorIs(t, lease.Extend(t.Context(), 0), core.ErrInvalidOption)
+		require.NoError(t, lease.Extend(t.Context(), 200*time.Millisecond), "never shorter")
+		time.Sleep(900 * time.Millisecond)
+		require.NoError(t, lease.Extend(t.Context(), 5*time.Second))
+		time.Sleep(4 * time.Second)
+		require.NoError(t, lease.Context().Err())
+		time.Sleep(time.Second)
+		require.ErrorIs(t, lease.Extend(t.Context(), time.Second), core.ErrLeaseLost)
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestLeaseContextEndsBeforeTheKeyIsFree(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func()) {
+		l, err := core.New(rdb, core.WithTTL(10*time.Second))
+		require.NoError(t, err)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		time.Sleep(20 * time.Second)
+		cut()
+		<-lease.Context().Done()
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		require.Positive(t, m.TTL("perkey:lock{}:k"), "still held in Redis")
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestReentryCostsNoRoundTrip(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb := env.Client(t)
+		l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer l.Close()
+		again, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer again.Close()
+
+		err = l.Do(t.Context(), "outer", func(ctx context.Context) error {
+			return l.Do(ctx, "inner", func(ctx context.Context) error {
+				lease, ok := core.LeaseFrom(ctx)
+				require.True(t, ok)
+				require.Equal(t, "inner", lease.Key())
+				before := env.Commands()
+				for _, l := range []*core.Locker{l, again} {
+					for _, key := range []string{"outer", "inner"} {
+						require.NoError(t, l.Do(ctx, key, func(ctx context.Context) error {
+							lease, _ := core.LeaseFrom(ctx)
+							require.Equal(t, key, lease.Key())
+							return nil
+						}))
+					}
+				}
+				require.Equal(t, before, env.Commands())
+				_, err := l.TryAcquire(t.Context(), "outer")
+				require.ErrorIs(t, err, core.ErrConflict, "another ctx, the same goroutine")
+				return nil
+			})
+		})
+		require.NoError(t, err)
+		require.Empty(t, redistest.Keys(t, rdb, env.Prefix))
+	})
+}
+
+func TestReentryUnderALostLeaseDoesNotPass(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, rdb := newLocker(t, env), env.Client(t)
+		err := l.Do(t.Context(), "k", func(ctx context.Context) error {
+			return l.Do(ctx, "k", func(ctx context.Context) error {
+				require.NoError(t, rdb.Del(t.Context(), env.Prefix+":lock{}:k").Err())
+				<-ctx.Done()
+				require.ErrorIs(t, context.Cause(ctx), core.ErrLeaseLost)
+				err := l.Do(ctx, "k", func(context.Context) error { return errors.New("ran") })
+				require.ErrorIs(t, err, context.Canceled)
+				require.ErrorIs(t, err, core.ErrLeaseLost)
+				return nil
+			})
+		})
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+	})
+}
+
+func TestACancelledCallerKeepsTheKeyUntilRelease(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
+		l, err := core.New(rdb, core.WithTTL(time.Second))
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		lease, err := l.Acquire(ctx, "k")
+		require.NoError(t, err)
+		cancel()
+		time.Sleep(time.Minute)
+		_, err = l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, lease.Release(ctx))
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestFencesGrowWhenTheServersClockIsSetBack(t *testing.T) {
+	t.Parallel()
+	m := miniredis.RunT(t)
+	now := time.Now()
+	m.SetTime(now)
+	rdb := redistest.Client(t, &redis.Options{Addr: m.Addr()})
+	l, err := core.New(rdb)
+	require.NoError(t, err)
+	defer l.Close()
+	var last int64
+	for _, back := range []time.Duration{0, time.Hour, 2 * time.Hour, time.Minute, 0} {
+		m.SetTime(now.Add(-back))
+		for range 3 {
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			require.Greater(t, lease.Fence(), last)
+			last = lease.Fence()
+			require.NoError(t, lease.Release(t.Context()))
+		}
+	}
+	require.GreaterOrEqual(t, last, now.UnixMicro())
+}
+
+func TestBadKeysAreRefusedBeforeRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Embedded(t)
+	l := newLocker(t, server)
+	before := server.Commands()
+	for _, key := range []string{"", strings.Repeat("k", core.MaxKeyLen+1), "a\nb", "\x00", "a\x7f"} {
+		_, err := l.Acquire(t.Context(), key)
+		require.ErrorIs(t, err, core.ErrInvalidKey)
+	}
+	require.Equal(t, before, server.Commands())
+	for _, key := range []string{strings.Repeat("k", core.MaxKeyLen), "{a}b", "*", "a:b", "ключ", " "} {
+		lease, err := l.TryAcquire(t.Context(), key)
+		require.NoError(t, err, key)
+		require.NoError(t, lease.Release(t.Context()))
+	}
+}
+
+func TestBracesInAKeyDoNotChooseItsSlot(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--cluster-enabled", "yes")
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	slots := map[int64]bool{}
+	for _, key := range []string{"{same}1", "{same}2", "{same}3", "{same}4"} {
+		slot, err := rdb.ClusterKeySlot(t.Context(), "perkey:lock{}:"+key).Result()
+		require.NoError(t, err)
+		slots[slot] = true
+	}
+	require.Greater(t, len(slots), 1)
+}
+
+func TestBadOptionsAreErrors(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
+	_, err := core.New(nil)
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	for name, opt := range map[string]core.Option{
+		"negative ttl": core.WithTTL(-1), "zero ttl": core.WithTTL(0), "short ttl": core.WithTTL(time.Millisecond), "long ttl": core.WithTTL(48 * time.Hour),
+		"no prefix": core.WithPrefix(""), "braces": core.WithPrefix("a{b}"), "space": core.WithPrefix("a b"), "long prefix": core.WithPrefix(strings.Repeat("p", 65)),
+		"nil observer": core.WithObserver(nil),
+	} {
+		_, err := core.New(rdb, opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+	l, err := core.New(rdb)
+	require.NoError(t, err)
+	defer l.Close()
+	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil)} {
+		_, err := l.TryAcquire(t.Context(), "k", opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
+	}
+}
