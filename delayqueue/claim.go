@@ -1,0 +1,114 @@
+package delayqueue
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/backoff"
+)
+
+const (
+	// An idle worker looks at the queue this often, should an announcement be
+	// lost; unheard ones are all lost while it is not subscribed.
+	pollFloor    = time.Second
+	pollUnheard  = 500 * time.Millisecond
+	claimBatch   = 64      // messages
+	claimBytes   = 4 << 20 // of payload
+	minPause     = time.Millisecond
+	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
+	outageMost   = 5 * time.Second
+)
+
+// claimMessages claims what is due for as long as the Worker is not stopped,
+// never more than there are free hands: what is claimed too early burns its
+// lease and keeps other workers from it.
+func (w *Worker) claimMessages() {
+	token, failures := "", 0
+	for !w.isStopping() {
+		select {
+		case w.hands <- struct{}{}:
+		case <-w.stopping:
+			return
+		}
+		// Only this goroutine takes hands: what is free stays free.
+		n := min(1+cap(w.hands)-len(w.hands), claimBatch)
+		select { // what was announced before the claim is seen by it
+		case <-w.wake:
+		default:
+		}
+		if token == "" {
+			token = randomHex(16)
+		}
+		sent := time.Now()
+		// Not cancelled by Stop: messages whose claim nobody heard of would wait
+		// for its end.
+		b, err := w.queue.claim(w.ctx, token, w.lease, n)
+		if err != nil {
+			<-w.hands
+			failures++
+			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
+			// The token stays: if only the reply was lost, the next claim brings
+			// the same messages.
+			w.pause(backoff.Spread(backoff.Exponential(failures, outageBefore, outageMost)), false)
+			continue
+		}
+		failures = 0
+		w.report(b)
+		for i, m := range b.messages {
+			if i > 0 {
+				w.hands <- struct{}{}
+			}
+			w.begin(m, token, sent)
+		}
+		token = ""
+		if len(b.messages) == 0 {
+			<-w.hands
+		}
+		if len(b.messages) < n {
+			floor := pollUnheard
+			if w.wakeups.Up() {
+				floor = pollFloor
+			}
+			w.pause(max(min(b.wait, floor), minPause), true)
+		}
+	}
+}
+
+// pause waits for d, for Stop, and if it may be woken for an announcement.
+func (w *Worker) pause(d time.Duration, wakeable bool) {
+	wake := w.wake
+	if !wakeable {
+		wake = nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-wake:
+	case <-w.stopping:
+	}
+}
+
+func (w *Worker) report(b batch) {
+	if b.redelivered == 0 && b.expired == 0 && b.buried == 0 {
+		return
+	}
+	level := slog.LevelInfo
+	if b.redelivered > 0 || b.buried > 0 {
+		level = slog.LevelWarn
+	}
+	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered),
+		slog.Int64("expired", b.expired), slog.Int64("dead", b.buried))
+	w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried})
+}
+
+// begin runs a message that was claimed by a command sent at sent. The caller
+// has taken the hand that it needs.
+func (w *Worker) begin(m Message, token string, sent time.Time) {
+	c := w.claims.add(w.ctx, m, token, trustedUntil(sent, w.lease))
+	w.handlers.Go(func() {
+		defer func() { <-w.hands }()
+		w.process(c)
+	})
+}

@@ -1,0 +1,133 @@
+package delayqueue_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		const lease = 600 * time.Millisecond
+		var runs atomic.Int64
+		slow := func(ctx context.Context, _ delayqueue.Message) error {
+			runs.Add(1)
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(5 * lease): // the promise is about time
+				return nil
+			}
+		}
+		keyed, keyless := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})
+		for range 2 {
+			b.start(slow, delayqueue.WithClaimLease(lease))
+		}
+		for _, id := range []string{keyed, keyless} {
+			s := b.reaches(id, delayqueue.StateDone)
+			require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
+		}
+		require.EqualValues(t, 2, runs.Load())
+	})
+}
+
+func TestALateResultIsRefused(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ev := newEvents()
+		started, block := make(chan struct{}), make(chan struct{})
+		b.start(func(context.Context, delayqueue.Message) error {
+			close(started)
+			<-block
+			return delayqueue.SkipRetry(context.Canceled)
+		}, delayqueue.WithObserver(ev), delayqueue.WithClaimLease(time.Hour), delayqueue.WithConcurrency(1))
+		id := b.enqueue(delayqueue.Job{})
+		next(t, started)
+
+		// The claim ends, and another worker runs the message.
+		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("running"), redisZ(0, id+" ")).Err())
+		var r ran
+		b.start(r.handle)
+		s := b.reaches(id, delayqueue.StateDone)
+		require.Equal(t, []int{2, 1}, []int{s.Attempts, s.Losses})
+		require.Equal(t, 2, r.all()[0].Attempt)
+		require.Equal(t, 1, r.all()[0].Losses)
+
+		close(block)
+		e := next(t, ev.settled)
+		require.Equal(t, delayqueue.OutcomeLate, e.Outcome)
+		require.ErrorIs(t, e.Err, delayqueue.ErrClaimLost)
+		require.Equal(t, s, b.status(id), "the late result changed nothing")
+	})
+}
+
+func TestAHandlerIsToldThatItsClaimWasLost(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		started, cause := make(chan struct{}), make(chan error, 1)
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Attempt == 1 {
+				close(started)
+				<-ctx.Done()
+				cause <- context.Cause(ctx)
+			}
+			return nil
+		}, delayqueue.WithClaimLease(3*time.Second))
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		next(t, started)
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("message:"+id), "owner", "another").Err())
+		require.ErrorIs(t, next(t, cause), delayqueue.ErrClaimLost)
+	})
+}
+
+func TestAWorkerClaimsNoMoreThanItHasHands(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		started, block := make(chan string, 10), make(chan struct{})
+		defer close(block)
+		for range 10 {
+			b.enqueue(delayqueue.Job{})
+		}
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			started <- m.ID
+			<-block
+			return nil
+		}, delayqueue.WithConcurrency(3))
+		for range 3 {
+			next(t, started)
+		}
+		stats, err := b.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.Stats{Queued: 7, Running: 3}, stats)
+		block <- struct{}{}
+		next(t, started)
+	})
+}
+
+func TestAnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		after := b.enqueue(delayqueue.Job{Key: "k"})
+		var r ran
+		// Two claims by workers that said nothing more.
+		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("due"), id+" k").Err())
+		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("open"), id+" k").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("message:"+id), "state", "running", "owner", "dead", "attempts", 2, "losses", 1).Err())
+		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("running"), redisZ(1, id+" k")).Err())
+		b.start(r.handle)
+		b.reaches(after, delayqueue.StateDone)
+		s := b.status(id)
+		require.Equal(t, delayqueue.StateDead, s.State)
+		require.Equal(t, []int{2, 2}, []int{s.Attempts, s.Losses})
+		require.Contains(t, s.Cause, "worker died")
+		require.Equal(t, []string{after}, r.ids())
+	})
+}

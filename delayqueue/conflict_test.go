@@ -1,0 +1,115 @@
+package delayqueue_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAHeldKeySpendsNoAttemptAndNoPlace(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+		lease := b.hold("k")
+		first, second := b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"})
+		var r ran
+		b.start(r.handle)
+		redistest.Eventually(t, func() bool { return b.status(first).Conflicts >= 20 }, "the message does not try")
+		require.Zero(t, b.status(second).Conflicts, "only the head of a line tries")
+
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(second, delayqueue.StateDone)
+		require.Equal(t, []string{first, second}, r.ids())
+		s := b.status(first)
+		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
+		require.Equal(t, s.Conflicts, r.all()[0].Conflicts)
+	})
+}
+
+func TestTheReleaseOfAKeyWakesItsHead(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ev := newEvents()
+		var r ran
+		// Nothing but the wake-up runs these messages during the test.
+		b.start(r.handle, delayqueue.WithConflictBackoff(time.Hour, time.Hour), delayqueue.WithObserver(ev))
+		for i := range 5 {
+			lease := b.hold("k")
+			id := b.enqueue(delayqueue.Job{Key: "k"})
+			e := next(t, ev.settled)
+			require.Equal(t, delayqueue.OutcomeConflict, e.Outcome)
+			require.Greater(t, e.Delay, 30*time.Minute)
+			require.NoError(t, lease.Release(t.Context()))
+			require.Equal(t, delayqueue.OutcomeDone, next(t, ev.settled).Outcome)
+			require.Len(t, r.ids(), i+1)
+			require.Equal(t, id, r.ids()[i])
+		}
+	})
+}
+
+func TestAReleaseIsNotMissedWhileAMessageGoesBack(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		const rounds = 100
+		ids := []string{}
+		var r ran
+		b.start(r.handle, delayqueue.WithConflictBackoff(time.Hour, time.Hour))
+		for range rounds {
+			// The release falls anywhere between the claim and the requeue.
+			lease := b.hold("k")
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
+			require.NoError(t, lease.Release(t.Context()))
+			b.reaches(ids[len(ids)-1], delayqueue.StateDone)
+		}
+		require.Equal(t, ids, r.ids())
+	})
+}
+
+func TestAHeldKeyHoldsNoOtherKeyUp(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold("held")
+		blocked := []string{}
+		for range 20 {
+			blocked = append(blocked, b.enqueue(delayqueue.Job{Key: "held"}))
+		}
+		var r ran
+		b.start(r.handle, delayqueue.WithConcurrency(1))
+		for i := range 20 {
+			b.reaches(b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}), delayqueue.StateDone)
+			b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		}
+		for _, id := range blocked {
+			require.Equal(t, delayqueue.StateQueued, b.status(id).State)
+		}
+	})
+}
+
+func TestAConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+		lease := b.hold("other")
+		var runs atomic.Int64
+		guard := core.NewGuard(b.locker, nil)
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			runs.Add(1)
+			// Its own key it has already; the other one is held.
+			return guard.Do(ctx, core.Call{Key: m.Key}, func(ctx context.Context) error {
+				return guard.Do(ctx, core.Call{Key: "other"}, func(context.Context) error { return nil })
+			})
+		})
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		redistest.Eventually(t, func() bool { return runs.Load() >= 3 }, "the handler is not tried again")
+		require.NoError(t, lease.Release(t.Context()))
+		s := b.reaches(id, delayqueue.StateDone)
+		require.Equal(t, 1, s.Attempts)
+		require.GreaterOrEqual(t, s.Conflicts, 3)
+	})
+}

@@ -1,0 +1,71 @@
+// Package delayqueue stores work in Redis and runs it later: at least once, one
+// message per key at a time, in the order of arrival, each under the lock of its
+// key, so that parked work and fresh requests exclude each other.
+//
+//	queue, err := delayqueue.New(rdb, "ship")
+//	guard := core.NewGuard(locker, delayqueue.Policy(queue))     // a held key: the call is parked
+//	worker, err := delayqueue.NewWorker(queue, locker, handle)   // and run when its turn comes
+//	err = worker.Start()
+//
+// # A message's life
+//
+//	          claim               handler returned nil
+//	queued ──────────► running ─────────────────────────► done
+//	  │ ▲                │  │  SkipRetry, or no attempt left, or junk
+//	  │ └────────────────┘  └───────────────────────────► dead
+//	  │   failed, key held, given back, worker died
+//	  └─────────────────────────────────────────────────► expired
+//	      not_after has passed
+//
+// Each claim carries a token of its own and a lease, which the worker renews for
+// as long as the handler runs. What ends, extends or gives back a message must
+// carry the token of its claim; a late one is refused, and logged. A worker that
+// dies lets its claims run out, and its messages are run again.
+//
+// Three counters are apart. Attempts: claims that led to a handler, or may have.
+// Conflicts: turns at which the key was held; they spend no attempt, and the
+// message stays first in the line of its key. Losses: attempts whose outcome is
+// unknown, because the worker died or lost its claim or the key's lease. A
+// message dies of its attempts, never of conflicts: those are bounded by its age.
+//
+// # What holds
+//
+//   - A message whose Enqueue returned nil ends as done, dead (with a cause), or
+//     expired, as long as Redis keeps what it acknowledged, and a worker comes by
+//     before the message and its retention are over.
+//   - At least once: a message runs again if its worker died, or could not tell
+//     Redis of the end. Handlers see it by Attempt and Losses, and the ID stays
+//     the same: what must not be done twice needs that ID, or the lease's fence.
+//   - Messages of a key run in order, one at a time, under the key's lock. A
+//     failed one keeps its place while it waits for its next attempt, as a delayed
+//     one does for its time. What holds for the lock holds here; see package core.
+//     Without a key there is no lock and no order: a handler that ignores the end
+//     of its ctx may then overlap with the next attempt.
+//   - No message is started after its not_after, nor before its time, by the clock
+//     of Redis. No other clock decides anything.
+//   - Messages of other keys are not held up by one that waits.
+//   - What is no message is moved out of the way, as a dead letter with a cause
+//     where it had the place of one; workers go on.
+//
+// # In Redis
+//
+// All keys of a queue share one hash tag, so they are in one slot of a Cluster:
+//
+//	<prefix>:queue:{<name>}:due           ZSET  when the head of each key, and each keyless message, is due
+//	                       :open          ZSET  not_after of all queued messages
+//	                       :running       ZSET  ends of claims
+//	                       :dead          ZSET  times of death
+//	                       :message:<id>  HASH  a message
+//	                       :order:<key>   LIST  the line of a key; its head is in due or running
+//	                       :claim:<token> STRING what a claim took, should it be sent again
+//	                       :junk:<name>   what had the name of one of these keys, but not its type
+//	                       :wake          channel: something is due earlier than before
+//
+// Everything has a TTL that outlives its use. A payload goes with the end of its
+// message, except a dead one's.
+//
+// A worker sleeps until something is due, a claim ends or a message becomes too
+// old, or until it is woken; at most a second. A message that met a held key has
+// a delay, but does not wait for it: the locker hears of the key's release, and
+// the worker makes the message due.
+package delayqueue

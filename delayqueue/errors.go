@@ -1,0 +1,75 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// What can go wrong, told apart by errors.Is. Redis trouble wraps
+// core.ErrUnavailable, a bad key core.ErrInvalidKey, a bad option
+// core.ErrInvalidOption. A caller's own ctx that ended is none of these: it is
+// reported as the ctx's error.
+var (
+	// ErrFull: the queue does not take the job now. Matches ErrKeyFull and ErrQueueFull.
+	ErrFull = errors.New("full")
+	// ErrKeyFull: too many messages of one key are open.
+	ErrKeyFull error = &fullError{"too many messages of this key are open"}
+	// ErrQueueFull: too many messages of the queue are open.
+	ErrQueueFull error = &fullError{"too many messages are open"}
+	// ErrPayloadTooLarge: the payload is over the queue's limit.
+	ErrPayloadTooLarge = errors.New("payload too large")
+	// ErrInvalidJob: a Job has a field that cannot work.
+	ErrInvalidJob = errors.New("invalid job")
+	// ErrNotFound: there is no message of this id, or not any more.
+	ErrNotFound = errors.New("message not found")
+	// ErrClaimLost: a worker's claim on a message ended before its handler did.
+	// It is the cause of the handler's ctx; another worker may run the message.
+	ErrClaimLost = errors.New("claim lost")
+	// ErrStarted: the Worker was started before.
+	ErrStarted = errors.New("worker was started before")
+	// ErrStopped: the Worker was stopped. It is also the cause of a handler's
+	// ctx that Stop ended.
+	ErrStopped = errors.New("worker stopped")
+)
+
+type fullError struct{ why string }
+
+func (e *fullError) Error() string { return e.why }
+
+// Is makes both kinds match ErrFull.
+func (e *fullError) Is(target error) bool { return target == ErrFull }
+
+// SkipRetry marks a handler's error as one that no further attempt can mend:
+// the message becomes a dead letter at once. A nil err stays nil.
+func SkipRetry(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &skipRetryError{err}
+}
+
+type skipRetryError struct{ err error }
+
+func (e *skipRetryError) Error() string { return e.err.Error() }
+
+func (e *skipRetryError) Unwrap() error { return e.err }
+
+// redisError reports a command that failed: as the caller's own ctx if that has
+// ended, else as Redis trouble.
+func redisError(ctx context.Context, op string, err error) error {
+	if ctx.Err() != nil {
+		return callerGone(ctx, op)
+	}
+	return fmt.Errorf("delayqueue: %s: %w: %w", op, core.ErrUnavailable, err)
+}
+
+func callerGone(ctx context.Context, op string) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return fmt.Errorf("delayqueue: %s: %w", op, cause)
+	}
+	return fmt.Errorf("delayqueue: %s: %w: %w", op, err, cause)
+}

@@ -1,0 +1,17 @@
+package delayqueue
+
+import "time"
+
+// WithConflictBackoff sets the delay of messages that met a held key.
+func WithConflictBackoff(initial, most time.Duration) WorkerOption {
+	return func(w *Worker) error {
+		w.conflict = bounds{initial, most}
+		return nil
+	}
+}
+
+// ScriptHashes are the scripts' names as EVALSHA knows them.
+var ScriptHashes = map[string]string{
+	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
+	"finish": finishScript.Hash(), "requeue": requeueScript.Hash(), "nudge": nudgeScript.Hash(),
+}

@@ -1,0 +1,158 @@
+-- Takes messages that are due, for one worker and for the length of its claim
+-- lease. Before that it gives back what dead workers held, and ends what is too
+-- old. What cannot be read is made a dead letter.
+--
+-- Sent again with the same token, after a lost reply, it answers the messages
+-- that it took the first time, with a new lease, and takes no others.
+--
+-- KEYS, ARGV[1..2]  see common.lua
+-- ARGV[3]  token of this claim: the owner of what it takes
+-- ARGV[4]  claim lease, in ms
+-- ARGV[5]  how many messages to take at most
+-- ARGV[6]  how many attempts a message has
+-- ARGV[7]  how many bytes of payload to take at most, the last message's aside
+-- returns  {ms until there is something to do, redelivered, expired, buried,
+--           {id, key, name, payload, attempts, conflicts, losses, enqueued ms, not_after ms}, ...}
+local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
+local HORIZON = 60000   -- the longest wait that is answered
+local LONGEST = 7200000 -- no claim lease comes near it
+
+local receipt = base .. ':claim:' .. token
+local reply = {0, 0, 0, 0}
+local bytes = 0
+
+local function hand_over(id, m, payload)
+  bytes = bytes + #payload
+  reply[#reply + 1] = {id, m.key, m.name, payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after}
+end
+
+local taken = redis.call('GET', receipt)
+if taken then
+  for id in string.gmatch(taken, '%S+') do
+    local key = redis.pcall('HGET', record(id), 'key')
+    local m = type(key) == 'string' and load(id, key)
+    local payload = m and redis.call('HGET', record(id), 'payload')
+    if payload and m.state == 'running' and m.owner == token then
+      hold(id .. ' ' .. key, id, now + lease)
+      hand_over(id, m, payload)
+    end
+  end
+  return reply
+end
+
+clear_sets()
+
+-- 1. Claims that have ended: their workers died, or cannot reach Redis.
+-- A score beyond every lease is junk, or from before the clock was set back.
+local last = redis.call('ZREVRANGE', running, 0, 0, 'WITHSCORES')
+if last[1] and (tonumber(last[2]) or math.huge) > now + LONGEST then
+  local id = split(last[1])
+  hold(last[1], id, now + lease)
+end
+local ended = redis.call('ZRANGEBYSCORE', running, '-inf', num(now), 'LIMIT', 0, STEPS)
+for _, member in ipairs(ended) do
+  local id, key = split(member)
+  local m, why = load(id, key)
+  if not m then
+    quarantine(member, id, key, why)
+    reply[4] = reply[4] + 1
+  elseif m.state ~= 'running' then
+    redis.call('ZREM', running, member)
+  else
+    local cause = 'attempt ' .. m.attempts .. ' did not end: its worker died, or lost touch with redis'
+    redis.call('ZREM', running, member)
+    redis.call('HSET', record(id), 'losses', m.losses + 1)
+    if m.attempts >= max_attempts then
+      bury(member, id, key, cause)
+      reply[4] = reply[4] + 1
+    else
+      redis.call('HDEL', record(id), 'owner')
+      redis.call('HSET', record(id), 'state', 'queued', 'due', num(now), 'cause', cause)
+      redis.call('ZADD', open, num(m.not_after), member)
+      keep(open, redis.call('PTTL', record(id)))
+      make_due(member, now)
+      reply[2] = reply[2] + 1
+    end
+  end
+end
+
+-- 2. Messages that are too old to be started.
+local expired, junk = sweep()
+reply[3], reply[4] = expired, reply[4] + junk
+
+-- 3. Messages that are due.
+local ids = {}
+local function take(member)
+  local id, key = split(member)
+  local m, why = load(id, key)
+  if not m then
+    local not_after = redis.call('ZSCORE', open, member)
+    if not_after and (tonumber(not_after) or math.huge) <= now and kind_of(record(id)) == 'none' then
+      leave(member, id, key)
+      reply[3] = reply[3] + 1
+      return
+    end
+    quarantine(member, id, key, why)
+    reply[4] = reply[4] + 1
+    return
+  elseif m.state ~= 'queued' then
+    -- It runs, or has ended.
+    redis.call('ZREM', due, member)
+    if m.state ~= 'running' then
+      leave(member, id, key)
+    end
+    return
+  elseif m.not_after <= now then
+    expire(member, id, key)
+    reply[3] = reply[3] + 1
+    return
+  end
+  if key ~= '' then
+    clear(line(key), 'list')
+    if redis.call('LINDEX', line(key), 0) ~= id then
+      -- Part of the line was lost. It goes to the end of what there is.
+      redis.call('ZREM', due, member)
+      redis.call('LREM', line(key), 0, id)
+      redis.call('RPUSH', line(key), id)
+      keep(line(key), redis.call('PTTL', record(id)))
+      advance(key)
+      return
+    end
+  end
+  local payload = redis.call('HGET', record(id), 'payload')
+  if not payload then
+    quarantine(member, id, key, 'the record has no payload')
+    reply[4] = reply[4] + 1
+    return
+  end
+
+  m.attempts = m.attempts + 1
+  redis.call('ZREM', due, member)
+  redis.call('ZREM', open, member)
+  redis.call('HDEL', record(id), 'wait', 'nudged')
+  redis.call('HSET', record(id), 'state', 'running', 'owner', token, 'attempts', m.attempts)
+  keep(record(id), math.max(m.not_after - now, lease) + retention)
+  hold(member, id, now + lease)
+  hand_over(id, m, payload)
+  ids[#ids + 1] = id
+end
+
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, want)) do
+  if bytes < max_bytes then
+    take(member)
+  end
+end
+if #ids > 0 then
+  redis.call('SET', receipt, table.concat(ids, ' '), 'PX', num(lease))
+end
+
+local soonest = now + HORIZON
+for _, set in ipairs({due, running, open}) do
+  local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
+  if first[1] then
+    soonest = math.min(soonest, tonumber(first[2]) or (first[2] == '-inf' and now or soonest))
+  end
+end
+reply[1] = math.ceil(math.max(0, soonest - now))
+return reply

@@ -1,0 +1,142 @@
+package delayqueue
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// Job is a piece of work to be stored.
+type Job struct {
+	// ID names the work: of two jobs with one id the second is not stored, for
+	// as long as the first is remembered, and gets the first one's ticket. 1 to
+	// 128 printable ASCII bytes without spaces. Empty: 128 random bits.
+	ID string
+	// Key is what the work must have for itself; see core.ValidateKey. Messages
+	// of one key run one at a time, in the order of their arrival. Empty: no
+	// lock, and no order.
+	Key string
+	// Name says what kind of work it is, such as a route or a task type. It may
+	// be empty, and is at most 256 bytes long.
+	Name string
+	// Payload is the work itself. It may be empty.
+	Payload []byte
+	// Delay is how long the work must wait before it may start. Those of its key
+	// that came later wait with it. Zero: none. It must be shorter than MaxAge.
+	Delay time.Duration
+	// MaxAge is how long after its arrival the work may be started; older, it
+	// expires. Zero: the queue's. At most 366 days.
+	MaxAge time.Duration
+}
+
+func (j Job) validate(maxPayload int) error {
+	if err := checkID(j.ID); err != nil {
+		return err
+	}
+	if j.Key != "" {
+		if err := core.ValidateKey(j.Key); err != nil {
+			return fmt.Errorf("delayqueue: enqueue: %w", err)
+		}
+	}
+	switch {
+	case len(j.Name) > maxJobNameLen:
+		return invalidJob("Name is %d bytes long, at most %d are allowed", len(j.Name), maxJobNameLen)
+	case j.Delay < 0:
+		return invalidJob("Delay is negative: %s", j.Delay)
+	case j.MaxAge < time.Millisecond || j.MaxAge > maxDuration:
+		return invalidJob("MaxAge is %s: want %s to %s", j.MaxAge, time.Millisecond, maxDuration)
+	case j.Delay >= j.MaxAge:
+		return invalidJob("Delay %s is not shorter than MaxAge %s", j.Delay, j.MaxAge)
+	case len(j.Payload) > maxPayload:
+		return fmt.Errorf("delayqueue: enqueue: %w: %d bytes, at most %d are allowed", ErrPayloadTooLarge, len(j.Payload), maxPayload)
+	}
+	return nil
+}
+
+func checkID(id string) error {
+	if id == "" || len(id) > maxIDLen {
+		return invalidJob("ID is %d bytes long: want 1 to %d", len(id), maxIDLen)
+	}
+	for i := range len(id) {
+		if b := id[i]; b <= ' ' || b > '~' {
+			return invalidJob("ID has byte 0x%02x at offset %d", b, i)
+		}
+	}
+	return nil
+}
+
+func invalidJob(format string, args ...any) error {
+	return fmt.Errorf("delayqueue: enqueue: %w: %s", ErrInvalidJob, fmt.Sprintf(format, args...))
+}
+
+// Message is a stored Job, as its handler gets it.
+type Message struct {
+	ID, Key, Name string
+	Payload       []byte
+	// Attempt counts how often a handler was given the message, this time
+	// included: 1 at first.
+	Attempt int
+	// Conflicts counts how often the message had its turn and met a held key.
+	Conflicts int
+	// Losses counts the attempts whose outcome is unknown: the worker died, or
+	// lost its claim or the key's lease. If it is not zero the work, or part of
+	// it, may have been done before.
+	Losses int
+	// EnqueuedAt is when the queue took the message, and ExpiresAt when it
+	// becomes too old to be started; both by the clock of Redis.
+	EnqueuedAt, ExpiresAt time.Time
+}
+
+// Handler does the work of a message. It is called on a goroutine of its own.
+//
+// Nil ends the message as done. An error that matches core.ErrConflict puts it
+// back without spending an attempt: some other key that it needs was held.
+// SkipRetry makes it a dead letter. Any other error, a panic, and
+// runtime.Goexit are failed attempts.
+//
+// ctx works under the lease of the message's key. It ends when the lease is
+// lost (core.ErrLeaseLost), the claim is lost (ErrClaimLost), or the Worker is
+// stopped for good (ErrStopped): context.Cause tells which. The key and the
+// Worker's Stop wait for the handler all the same.
+type Handler func(ctx context.Context, m Message) error
+
+// State is where a message is in its life.
+type State string
+
+// The states of a message. The last three are final.
+const (
+	// StateQueued: it waits for its time, its turn, its key, or a worker.
+	StateQueued State = "queued"
+	// StateRunning: a worker has claimed it.
+	StateRunning State = "running"
+	// StateDone: its handler returned nil.
+	StateDone State = "done"
+	// StateDead: it is a dead letter, with a cause.
+	StateDead State = "dead"
+	// StateExpired: it became too old before it could be started, or started again.
+	StateExpired State = "expired"
+)
+
+// Status is what the queue remembers of a message.
+type Status struct {
+	ID, Name                    string
+	State                       State
+	Attempts, Conflicts, Losses int
+	EnqueuedAt, ExpiresAt       time.Time
+	// Cause is why the last attempt failed, or why the message is dead. It may
+	// hold a handler's error or stack: it is for operators, not for clients.
+	Cause string
+}
+
+// DeadLetter is a message that was given up.
+type DeadLetter struct {
+	Message
+	// Cause is the last attempt's error, or its stack if it panicked.
+	Cause  string
+	DiedAt time.Time
+}
+
+// Stats counts messages.
+type Stats struct{ Queued, Running, Dead int64 }

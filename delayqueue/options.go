@@ -1,0 +1,122 @@
+package delayqueue
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+const (
+	defaultPrefix = "perkey"
+
+	maxPrefixLen  = 64
+	maxNameLen    = 64  // of a queue
+	maxIDLen      = 128 // of a job
+	maxJobNameLen = 256
+
+	// A second run of a call whose reply was lost finds in the message's record
+	// what the first did: the record must outlive go-redis's retries.
+	minRetention = time.Second
+	maxDuration  = 366 * 24 * time.Hour
+)
+
+// Option configures a Queue.
+type Option func(*Queue) error
+
+// WithPrefix sets what the names of all keys and channels in Redis begin with.
+// Default "perkey"; 1 to 64 bytes, no braces, white space or control bytes.
+func WithPrefix(prefix string) Option {
+	return func(q *Queue) error {
+		if prefix == "" || len(prefix) > maxPrefixLen || strings.ContainsFunc(prefix, func(r rune) bool {
+			return r <= ' ' || r == 0x7f || r == '{' || r == '}'
+		}) {
+			return invalidOption("WithPrefix(%q): want 1 to %d bytes, without braces, white space and control bytes", prefix, maxPrefixLen)
+		}
+		q.prefix = prefix
+		return nil
+	}
+}
+
+// WithMaxAge sets how long after its arrival a message may be started: an older
+// one never is, retries included. Default 15 min; 1 ms to 366 days.
+func WithMaxAge(d time.Duration) Option {
+	return func(q *Queue) error {
+		q.maxAge = d
+		return checkDuration("WithMaxAge", d, time.Millisecond)
+	}
+}
+
+// WithMaxPayload sets the size of the largest payload, in bytes. Default 1 MiB
+// and 64 KiB: a request's body and what goes with it.
+func WithMaxPayload(n int) Option {
+	return func(q *Queue) error {
+		q.maxPayload = n
+		return checkCount("WithMaxPayload", n, 512<<20)
+	}
+}
+
+// WithMaxDepth sets how many messages may be queued or running. Default 100,000.
+func WithMaxDepth(n int) Option {
+	return func(q *Queue) error {
+		q.maxDepth = n
+		return checkCount("WithMaxDepth", n, math.MaxInt32)
+	}
+}
+
+// WithMaxDepthPerKey sets how many messages of one key may be queued or running.
+// Default 1000.
+func WithMaxDepthPerKey(n int) Option {
+	return func(q *Queue) error {
+		q.maxDepthPerKey = n
+		return checkCount("WithMaxDepthPerKey", n, math.MaxInt32)
+	}
+}
+
+// WithMaxAttempts sets how often a message is tried before it becomes a dead
+// letter. Meeting a held key is no attempt. The worker's queue decides, not the
+// one that took the job. Default 5.
+func WithMaxAttempts(n int) Option {
+	return func(q *Queue) error {
+		q.maxAttempts = n
+		return checkCount("WithMaxAttempts", n, math.MaxInt32)
+	}
+}
+
+// WithRetention sets how long the status of a done or expired message is
+// remembered, and its id is refused a second time. Default 1 h; at least 1 s.
+func WithRetention(d time.Duration) Option {
+	return func(q *Queue) error {
+		q.retention = d
+		return checkDuration("WithRetention", d, minRetention)
+	}
+}
+
+// WithDeadRetention sets how long a dead letter is kept, with its payload.
+// Default 7 days; at least 1 s.
+func WithDeadRetention(d time.Duration) Option {
+	return func(q *Queue) error {
+		q.deadRetention = d
+		return checkDuration("WithDeadRetention", d, minRetention)
+	}
+}
+
+func checkDuration(name string, d, least time.Duration) error {
+	if d < least || d > maxDuration {
+		return invalidOption("%s(%s): want %s to %s", name, d, least, maxDuration)
+	}
+	return nil
+}
+
+func checkCount(name string, n, most int) error {
+	if n < 1 || n > most {
+		return invalidOption("%s(%d): want 1 to %d", name, n, most)
+	}
+	return nil
+}
+
+func invalidOption(format string, args ...any) error {
+	return fmt.Errorf("delayqueue: %w: %s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,101 @@
+package delayqueue_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestMessagesOfAKeyRunInOrderOneAtATime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const keys, each = 4, 25
+		b := setup(t, env)
+		want := map[string][]string{}
+		for i := range each {
+			for k := range keys {
+				key := fmt.Sprint("key ", k)
+				want[key] = append(want[key], b.enqueue(delayqueue.Job{ID: fmt.Sprintf("%d.%d", k, i), Key: key}))
+			}
+		}
+
+		var mu sync.Mutex
+		got, inside := map[string][]string{}, map[string]int{}
+		handle := func(ctx context.Context, m delayqueue.Message) error {
+			lease, ok := core.LeaseFrom(ctx)
+			if !ok || lease.Key() != m.Key {
+				t.Error("the handler does not work under its key's lease")
+			}
+			mu.Lock()
+			inside[m.Key]++
+			if inside[m.Key] != 1 {
+				t.Error("two handlers inside", m.Key)
+			}
+			got[m.Key] = append(got[m.Key], m.ID)
+			mu.Unlock()
+			time.Sleep(100 * time.Microsecond)
+			mu.Lock()
+			inside[m.Key]--
+			mu.Unlock()
+			return nil
+		}
+		for range 2 {
+			b.start(handle)
+		}
+		for _, ids := range want {
+			b.reaches(ids[each-1], delayqueue.StateDone)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		require.Equal(t, want, got)
+	})
+}
+
+func TestAMessageIsNotRunBeforeItsTime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		const delay = 200 * time.Millisecond
+		var r ran
+		times := make(chan time.Time, 3)
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			times <- time.Now()
+			return r.handle(ctx, m)
+		})
+		// Redis counts from a moment after this one, in whole milliseconds.
+		sent := time.Now().Truncate(time.Millisecond)
+		late := b.enqueue(delayqueue.Job{Key: "k", Delay: delay})
+		behind := b.enqueue(delayqueue.Job{Key: "k"})
+		other := b.enqueue(delayqueue.Job{Key: "other"})
+		require.NotNil(t, next(t, times), "the other key's")
+		for range 2 {
+			require.GreaterOrEqual(t, next(t, times).Sub(sent), delay)
+		}
+		require.Equal(t, []string{other, late, behind}, r.ids())
+	})
+}
+
+func TestTheKeyIsFreeWhenTheNextMessageOfItComes(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ids := []string{}
+		for range 50 {
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
+		}
+		var r ran
+		for range 2 {
+			b.start(r.handle)
+		}
+		b.reaches(ids[len(ids)-1], delayqueue.StateDone)
+		require.Equal(t, ids, r.ids())
+		for _, m := range r.all() {
+			require.Zero(t, m.Conflicts, "a worker met its own lock")
+		}
+	})
+}

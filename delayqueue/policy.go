@@ -1,0 +1,44 @@
+package delayqueue
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// Policy is the conflict policy that puts a call whose key is held in q: the
+// call is refused with a *core.DeferredError, and a Worker runs it later. A call
+// without Encode cannot be stored and is rejected. If the queue does not take
+// the call, it is refused with the queue's error.
+func Policy(q *Queue) core.ConflictPolicy { return policy{q} }
+
+type policy struct{ queue *Queue }
+
+// Validate reports a nil queue. It wraps core.ErrInvalidOption. core.NewGuard
+// calls it.
+func (p policy) Validate() error {
+	if p.queue == nil {
+		return invalidOption("Policy: the queue is nil")
+	}
+	return nil
+}
+
+// OnConflict implements core.ConflictPolicy.
+func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision, error) {
+	if err := p.Validate(); err != nil {
+		return core.Reject(), err
+	}
+	if c.Call.Encode == nil {
+		return core.Reject(), nil
+	}
+	payload, err := c.Call.Encode()
+	if err != nil {
+		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
+	}
+	ticket, err := p.queue.Enqueue(ctx, Job{Key: c.Call.Key, Name: c.Call.Name, Payload: payload})
+	if err != nil {
+		return core.Reject(), err
+	}
+	return core.Deferred(ticket), nil
+}

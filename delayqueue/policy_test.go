@@ -1,0 +1,73 @@
+package delayqueue_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAConflictingCallIsParkedAndRunLater(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+		require.NoError(t, guard.Err())
+		lease := b.hold("k")
+
+		err := guard.Do(t.Context(), core.Call{
+			Key: "k", Name: "ship", Encode: func() ([]byte, error) { return []byte("work"), nil },
+		}, nil)
+		var deferred *core.DeferredError
+		require.ErrorAs(t, err, &deferred)
+		require.Equal(t, "q", deferred.Ticket.Queue)
+
+		var r ran
+		b.start(r.handle)
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(deferred.Ticket.ID, delayqueue.StateDone)
+		require.Equal(t, "work", string(r.all()[0].Payload))
+		require.Equal(t, "ship", r.all()[0].Name)
+	})
+}
+
+func TestACallThatCannotBeParkedIsRefused(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxDepth(1))
+		policy := delayqueue.Policy(b.queue)
+		conflict := func(encode func() ([]byte, error)) (core.Decision, error) {
+			return policy.OnConflict(t.Context(), core.Conflict{Call: core.Call{Key: "k", Encode: encode}})
+		}
+
+		d, err := conflict(nil)
+		require.NoError(t, err)
+		require.Equal(t, core.Reject(), d)
+
+		broken := errors.New("broken")
+		_, err = conflict(func() ([]byte, error) { return nil, broken })
+		require.ErrorIs(t, err, broken)
+
+		work := func() ([]byte, error) { return []byte("work"), nil }
+		d, err = conflict(work)
+		require.NoError(t, err)
+		ticket, ok := d.Ticket()
+		require.True(t, ok)
+		require.WithinDuration(t, time.Now().Add(15*time.Minute), ticket.ExpiresAt, time.Minute)
+		_, err = conflict(work)
+		require.ErrorIs(t, err, delayqueue.ErrQueueFull)
+	})
+}
+
+func TestAPolicyWithoutAQueueIsAnError(t *testing.T) {
+	policy := delayqueue.Policy(nil)
+	_, err := policy.OnConflict(t.Context(), core.Conflict{})
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	locker, err := core.New(redistest.Embedded(t).Client(t))
+	require.NoError(t, err)
+	defer func() { _ = locker.Close() }()
+	require.ErrorIs(t, core.NewGuard(locker, policy).Err(), core.ErrInvalidOption)
+}

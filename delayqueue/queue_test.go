@@ -1,0 +1,248 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAMessageIsStoredAndRunOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		payload := []byte("\x00\xff{}\r\n")
+		ticket, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "order {7}:*", Name: "POST /ship", Payload: payload})
+		require.NoError(t, err)
+		require.Equal(t, "q", ticket.Queue)
+		require.Len(t, ticket.ID, 32)
+		require.WithinDuration(t, time.Now().Add(15*time.Minute), ticket.ExpiresAt, time.Minute)
+
+		s := b.status(ticket.ID)
+		require.Equal(t, delayqueue.StateQueued, s.State)
+		require.Equal(t, "POST /ship", s.Name)
+		require.Equal(t, ticket.ExpiresAt, s.ExpiresAt)
+		stats, err := b.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.Stats{Queued: 1}, stats)
+
+		var r ran
+		b.start(r.handle)
+		s = b.reaches(ticket.ID, delayqueue.StateDone)
+		require.Equal(t, []int{1, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
+		require.Equal(t, []delayqueue.Message{{
+			ID: ticket.ID, Key: "order {7}:*", Name: "POST /ship", Payload: payload, Attempt: 1,
+			EnqueuedAt: s.EnqueuedAt, ExpiresAt: s.ExpiresAt,
+		}}, r.all())
+		stats, err = b.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, stats)
+		require.False(t, b.rdb.HExists(t.Context(), b.key("message:"+ticket.ID), "payload").Val(), "the payload of a done message is dropped")
+	})
+}
+
+func TestTheSameIDGetsTheSameTicket(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		first, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k"})
+		require.NoError(t, err)
+		second, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k", MaxAge: time.Hour})
+		require.NoError(t, err)
+		require.Equal(t, first, second)
+
+		var r ran
+		b.start(r.handle)
+		b.reaches(first.ID, delayqueue.StateDone)
+		again, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "order-7/ship", Key: "k"})
+		require.NoError(t, err)
+		require.Equal(t, first, again, "also when it has ended")
+		last := b.enqueue(delayqueue.Job{Key: "k"})
+		b.reaches(last, delayqueue.StateDone)
+		require.Equal(t, []string{first.ID, last}, r.ids())
+	})
+}
+
+func TestAFullQueueTellsWhatIsFull(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxDepthPerKey(2), delayqueue.WithMaxDepth(4))
+		refused := func(key string, is, isNot error) {
+			t.Helper()
+			_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: key})
+			require.ErrorIs(t, err, is)
+			require.ErrorIs(t, err, delayqueue.ErrFull)
+			require.NotErrorIs(t, err, isNot)
+			require.NotErrorIs(t, err, core.ErrUnavailable)
+		}
+		first := b.enqueue(delayqueue.Job{ID: "first", Key: "a"})
+		b.enqueue(delayqueue.Job{Key: "a"})
+		refused("a", delayqueue.ErrKeyFull, delayqueue.ErrQueueFull)
+		b.enqueue(delayqueue.Job{})
+		b.enqueue(delayqueue.Job{Key: "b"})
+		refused("b", delayqueue.ErrQueueFull, delayqueue.ErrKeyFull)
+		require.Equal(t, first, b.enqueue(delayqueue.Job{ID: "first", Key: "a"}), "what is in already is not refused")
+	})
+}
+
+func TestMessagesThatAreTooOldDoNotFillTheQueue(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1))
+		old := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 20 * time.Millisecond})
+		redistest.Eventually(t, func() bool {
+			_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+			return err == nil
+		}, "the key stays full")
+		require.Equal(t, delayqueue.StateExpired, b.status(old).State)
+	})
+}
+
+func TestBadJobsAreRefusedBeforeRedis(t *testing.T) {
+	nowhere := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	q, err := delayqueue.New(nowhere, "q", delayqueue.WithMaxPayload(10))
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		job delayqueue.Job
+		err error
+	}{
+		"payload too large":         {delayqueue.Job{Payload: make([]byte, 11)}, delayqueue.ErrPayloadTooLarge},
+		"control byte in key":       {delayqueue.Job{Key: "a\nb"}, core.ErrInvalidKey},
+		"oversized key":             {delayqueue.Job{Key: strings.Repeat("k", core.MaxKeyLen+1)}, core.ErrInvalidKey},
+		"space in id":               {delayqueue.Job{ID: "a b"}, delayqueue.ErrInvalidJob},
+		"oversized id":              {delayqueue.Job{ID: strings.Repeat("i", 129)}, delayqueue.ErrInvalidJob},
+		"oversized name":            {delayqueue.Job{Name: strings.Repeat("n", 257)}, delayqueue.ErrInvalidJob},
+		"negative delay":            {delayqueue.Job{Delay: -1}, delayqueue.ErrInvalidJob},
+		"negative age":              {delayqueue.Job{MaxAge: -1}, delayqueue.ErrInvalidJob},
+		"too old before it is due":  {delayqueue.Job{Delay: time.Minute, MaxAge: time.Minute}, delayqueue.ErrInvalidJob},
+		"too old, by queue's age":   {delayqueue.Job{Delay: time.Hour}, delayqueue.ErrInvalidJob},
+		"good, but redis is away":   {delayqueue.Job{Payload: make([]byte, 10)}, core.ErrUnavailable},
+		"age that no clock can add": {delayqueue.Job{MaxAge: 1 << 62}, delayqueue.ErrInvalidJob},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := q.Enqueue(t.Context(), c.job)
+			require.ErrorIs(t, err, c.err)
+		})
+	}
+}
+
+func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
+	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
+	q, err := delayqueue.New(rdb, "Az09._-")
+	require.NoError(t, err)
+	require.Equal(t, "Az09._-", q.Name())
+	locker, err := core.New(rdb)
+	require.NoError(t, err)
+	defer func() { _ = locker.Close() }()
+	handler := func(context.Context, delayqueue.Message) error { return nil }
+
+	_, err = delayqueue.New(nil, "q")
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	for _, name := range []string{"", "a b", "a{b}", "a:b", "é", strings.Repeat("n", 65)} {
+		_, err := delayqueue.New(rdb, name)
+		require.ErrorIs(t, err, core.ErrInvalidOption, "name %q", name)
+	}
+	for name, opt := range map[string]delayqueue.Option{
+		"empty prefix":        delayqueue.WithPrefix(""),
+		"brace in prefix":     delayqueue.WithPrefix("a{b"),
+		"no age":              delayqueue.WithMaxAge(0),
+		"negative payload":    delayqueue.WithMaxPayload(-1),
+		"no depth":            delayqueue.WithMaxDepth(0),
+		"no depth per key":    delayqueue.WithMaxDepthPerKey(0),
+		"no attempts":         delayqueue.WithMaxAttempts(0),
+		"short retention":     delayqueue.WithRetention(time.Millisecond),
+		"negative retention":  delayqueue.WithDeadRetention(-time.Hour),
+		"retention for years": delayqueue.WithDeadRetention(10 * 366 * 24 * time.Hour),
+	} {
+		_, err := delayqueue.New(rdb, "q", opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+	for name, opt := range map[string]delayqueue.WorkerOption{
+		"no concurrency":   delayqueue.WithConcurrency(0),
+		"short claim":      delayqueue.WithClaimLease(time.Millisecond),
+		"endless claim":    delayqueue.WithClaimLease(24 * time.Hour),
+		"no backoff":       delayqueue.WithRetryBackoff(0, time.Second),
+		"shrinking":        delayqueue.WithRetryBackoff(time.Minute, time.Second),
+		"nil logger":       delayqueue.WithLogger(nil),
+		"nil observer":     delayqueue.WithObserver(nil),
+		"negative backoff": delayqueue.WithRetryBackoff(-1, time.Second),
+	} {
+		_, err := delayqueue.NewWorker(q, locker, handler, opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+	_, err = delayqueue.NewWorker(nil, locker, handler)
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = delayqueue.NewWorker(q, nil, handler)
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = delayqueue.NewWorker(q, locker, nil)
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+func TestTheCallersOwnContextIsReportedAsSuch(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		why := errors.New("why")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(why)
+		_, enqueued := b.queue.Enqueue(ctx, delayqueue.Job{})
+		_, status := b.queue.Status(ctx, "id")
+		_, letters := b.queue.DeadLetters(ctx, 1)
+		_, stats := b.queue.Stats(ctx)
+		for _, err := range []error{enqueued, status, letters, stats} {
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, err, why)
+			require.NotErrorIs(t, err, core.ErrUnavailable)
+		}
+	})
+}
+
+func TestUnknownIDsAreNotFound(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		for _, id := range []string{"", "unknown", "a b", strings.Repeat("x", 1000)} {
+			_, err := b.queue.Status(t.Context(), id)
+			require.ErrorIs(t, err, delayqueue.ErrNotFound, "id %q", id)
+		}
+	})
+}
+
+func TestEverythingInRedisHasATTL(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ctx := t.Context()
+		block, started := make(chan struct{}), make(chan struct{})
+		defer close(block)
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			switch m.Name {
+			case "dies":
+				return delayqueue.SkipRetry(errors.New("no"))
+			case "runs":
+				close(started)
+				<-block
+			}
+			return nil
+		})
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k", Name: "dies"}), delayqueue.StateDead)
+		b.enqueue(delayqueue.Job{Key: "k", Name: "runs"})
+		b.enqueue(delayqueue.Job{Key: "k"})
+		b.enqueue(delayqueue.Job{Delay: time.Minute})
+		next(t, started)
+
+		kinds := map[string]bool{}
+		for _, name := range redistest.Keys(t, b.rdb, b.key("")) {
+			kind, _, _ := strings.Cut(strings.TrimPrefix(name, b.key("")), ":")
+			kinds[kind] = true
+			ttl := b.rdb.PTTL(ctx, name).Val()
+			require.Positive(t, ttl, name)
+			require.LessOrEqual(t, ttl, 7*24*time.Hour, name)
+		}
+		for _, kind := range []string{"due", "open", "running", "dead", "message", "order", "claim"} {
+			require.True(t, kinds[kind], kind)
+		}
+	})
+}

@@ -1,0 +1,210 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(3))
+		ev := newEvents()
+		var r ran
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			_ = r.handle(ctx, m)
+			if m.Name == "fails" {
+				return fmt.Errorf("no luck at attempt %d", m.Attempt)
+			}
+			return nil
+		}, delayqueue.WithObserver(ev))
+		id := b.enqueue(delayqueue.Job{Key: "k", Name: "fails", Payload: []byte("work")})
+		after := b.enqueue(delayqueue.Job{Key: "k"})
+
+		s := b.reaches(id, delayqueue.StateDead)
+		require.Equal(t, []int{3, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
+		require.Equal(t, "no luck at attempt 3", s.Cause)
+		b.reaches(after, delayqueue.StateDone)
+		require.Equal(t, []string{id, id, id, after}, r.ids(), "a failed message keeps its place")
+
+		for _, want := range []delayqueue.Outcome{"retry", "retry", "dead", "done"} {
+			require.Equal(t, want, next(t, ev.settled).Outcome)
+		}
+		letters, err := b.queue.DeadLetters(t.Context(), 10)
+		require.NoError(t, err)
+		require.Len(t, letters, 1)
+		letter := letters[0]
+		require.Equal(t, []any{id, "k", "fails", "work", 3, s.Cause},
+			[]any{letter.ID, letter.Key, letter.Name, string(letter.Payload), letter.Attempt, letter.Cause})
+		require.WithinDuration(t, time.Now(), letter.DiedAt, time.Minute)
+		stats, err := b.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.Stats{Dead: 1}, stats)
+	})
+}
+
+func TestAMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ev := newEvents()
+		b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") },
+			delayqueue.WithObserver(ev), delayqueue.WithRetryBackoff(time.Hour, time.Hour))
+		lease := b.hold("k")
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		require.Equal(t, delayqueue.OutcomeConflict, next(t, ev.settled).Outcome)
+		require.NoError(t, lease.Release(t.Context()))
+		for e := next(t, ev.settled); e.Outcome != delayqueue.OutcomeRetry; e = next(t, ev.settled) {
+			require.Equal(t, delayqueue.OutcomeConflict, e.Outcome)
+		}
+		require.NoError(t, b.hold("k").Release(t.Context()))
+		b.enqueue(delayqueue.Job{Key: "last"})
+		e := next(t, ev.settled)
+		require.Equal(t, "last", e.Message.Key)
+		require.Equal(t, 1, b.status(id).Attempts)
+	})
+}
+
+func TestDeadLettersAreListedNewestFirst(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.start(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("no")) })
+		var ids []string
+		for i := range 3 {
+			id := b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
+			b.reaches(id, delayqueue.StateDead)
+			ids = append([]string{id}, ids...)
+		}
+		got := func(limit int) (got []string) {
+			letters, err := b.queue.DeadLetters(t.Context(), limit)
+			require.NoError(t, err)
+			for _, l := range letters {
+				got = append(got, l.ID)
+			}
+			return got
+		}
+		require.Equal(t, ids, got(100))
+		require.Equal(t, ids[:2], got(2))
+		require.Empty(t, got(0))
+	})
+}
+
+func TestSkipRetryMakesADeadLetterAtOnce(t *testing.T) {
+	require.NoError(t, delayqueue.SkipRetry(nil))
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.start(func(context.Context, delayqueue.Message) error {
+			return fmt.Errorf("handler: %w", delayqueue.SkipRetry(errors.New("bad payload")))
+		})
+		s := b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDead)
+		require.Equal(t, 1, s.Attempts)
+		require.Equal(t, "handler: bad payload", s.Cause)
+	})
+}
+
+func TestAPanicIsAFailedAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			switch m.Name {
+			case "panics":
+				panic("boom")
+			case "shouts":
+				panic(strings.Repeat("ü", 10_000))
+			case "exits":
+				runtime.Goexit()
+			}
+			return nil
+		}, delayqueue.WithConcurrency(1))
+		panics := b.enqueue(delayqueue.Job{Key: "k", Name: "panics"})
+		shouts := b.enqueue(delayqueue.Job{Key: "l", Name: "shouts"})
+		exits := b.enqueue(delayqueue.Job{Name: "exits"})
+		fine := b.enqueue(delayqueue.Job{Key: "k"})
+
+		s := b.reaches(panics, delayqueue.StateDead)
+		require.Equal(t, []int{2, 0}, []int{s.Attempts, s.Losses})
+		require.Contains(t, s.Cause, "panic: boom")
+		require.Contains(t, s.Cause, "retry_test.go", "the cause has the stack")
+		require.LessOrEqual(t, len(b.reaches(shouts, delayqueue.StateDead).Cause), 4<<10+3, "the cause is bounded")
+		s = b.reaches(exits, delayqueue.StateDead)
+		require.Equal(t, 2, s.Attempts)
+		require.Contains(t, s.Cause, "Goexit")
+		b.reaches(fine, delayqueue.StateDone)
+		require.Empty(t, b.rdb.Keys(t.Context(), env.Prefix+":lock*").Val(), "the keys are free")
+	})
+}
+
+func TestAnAttemptThatLostItsLeaseIsCountedAsLost(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Attempt > 1 {
+				return nil
+			}
+			// Somebody takes the key away.
+			require.NoError(t, b.rdb.HSet(ctx, env.Prefix+":lock{}:k", "owner", "somebody").Err())
+			lease, _ := core.LeaseFrom(ctx)
+			require.ErrorIs(t, lease.Extend(ctx, time.Second), core.ErrLeaseLost)
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), core.ErrLeaseLost)
+			require.NoError(t, b.rdb.Del(context.Background(), env.Prefix+":lock{}:k").Err())
+			return nil // in vain: what it did may have overlapped
+		})
+		s := b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		require.Equal(t, []int{2, 1}, []int{s.Attempts, s.Losses})
+		require.Contains(t, s.Cause, "lease lost")
+	})
+}
+
+func TestAMessageThatIsTooOldNeverRuns(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ev := newEvents()
+		var r ran
+		// One waits for its key, one behind it, one for its time.
+		lease := b.hold("k")
+		old := []string{
+			b.enqueue(delayqueue.Job{Key: "k", MaxAge: 100 * time.Millisecond}),
+			b.enqueue(delayqueue.Job{Key: "k", MaxAge: 50 * time.Millisecond}),
+			b.enqueue(delayqueue.Job{MaxAge: 50 * time.Millisecond, Delay: 40 * time.Millisecond}),
+		}
+		young := b.enqueue(delayqueue.Job{Key: "k"})
+		redistest.Eventually(t, func() bool {
+			now, err := b.rdb.Time(t.Context()).Result()
+			return err == nil && now.After(b.status(old[0]).ExpiresAt)
+		}, "time does not pass")
+		require.NoError(t, lease.Release(t.Context()))
+		b.start(r.handle, delayqueue.WithObserver(ev))
+		b.reaches(young, delayqueue.StateDone)
+		for _, id := range old {
+			s := b.reaches(id, delayqueue.StateExpired)
+			require.Zero(t, s.Attempts)
+			require.False(t, b.rdb.HExists(t.Context(), b.key("message:"+id), "payload").Val())
+		}
+		require.Equal(t, []string{young}, r.ids())
+		require.EqualValues(t, 3, next(t, ev.swept).Expired)
+	})
+}
+
+func TestAMessageExpiresWhileItWaitsForItsKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold("k")
+		var r ran
+		b.start(r.handle)
+		id := b.enqueue(delayqueue.Job{Key: "k", MaxAge: 100 * time.Millisecond})
+		s := b.reaches(id, delayqueue.StateExpired)
+		require.Zero(t, s.Attempts)
+		require.Empty(t, r.ids())
+		require.Empty(t, b.rdb.Keys(t.Context(), b.key("order:*")).Val())
+	})
+}

@@ -1,0 +1,34 @@
+package delayqueue
+
+import (
+	_ "embed"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The scripts are plain EVAL scripts, without a #! line: they must run on
+// Redis 6.2, and must be able to end a message when Redis is out of memory,
+// which a #! script without allow-oom cannot.
+var (
+	//go:embed lua/common.lua
+	commonSource string
+	//go:embed lua/enqueue.lua
+	enqueueSource string
+	//go:embed lua/claim.lua
+	claimSource string
+	//go:embed lua/extend.lua
+	extendSource string
+	//go:embed lua/finish.lua
+	finishSource string
+	//go:embed lua/requeue.lua
+	requeueSource string
+	//go:embed lua/nudge.lua
+	nudgeSource string
+
+	enqueueScript = redis.NewScript(commonSource + enqueueSource)
+	claimScript   = redis.NewScript(commonSource + claimSource)
+	extendScript  = redis.NewScript(commonSource + extendSource)
+	finishScript  = redis.NewScript(commonSource + finishSource)
+	requeueScript = redis.NewScript(commonSource + requeueSource)
+	nudgeScript   = redis.NewScript(commonSource + nudgeSource)
+)

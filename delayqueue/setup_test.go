@@ -1,0 +1,176 @@
+package delayqueue_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	if config := os.Getenv(workerVar); config != "" {
+		workerProcess(config) // this binary as a worker of process_test.go
+		return
+	}
+	redistest.Main(m)
+}
+
+// bench is a queue, and what its tests need around it.
+type bench struct {
+	t      *testing.T
+	env    *redistest.Env
+	rdb    *redis.Client
+	queue  *delayqueue.Queue
+	locker *core.Locker // the workers'
+	other  *core.Locker // some other process's
+}
+
+func setup(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *bench {
+	t.Helper()
+	b := &bench{t: t, env: env, rdb: env.Client(t)}
+	b.queue = b.newQueue(b.rdb, opts...)
+	b.locker, b.other = b.newLocker(), b.newLocker()
+	return b
+}
+
+func (b *bench) newQueue(rdb redis.UniversalClient, opts ...delayqueue.Option) *delayqueue.Queue {
+	b.t.Helper()
+	q, err := delayqueue.New(rdb, "q", append([]delayqueue.Option{delayqueue.WithPrefix(b.env.Prefix)}, opts...)...)
+	require.NoError(b.t, err)
+	return q
+}
+
+func (b *bench) newLocker(opts ...core.Option) *core.Locker {
+	b.t.Helper()
+	l, err := core.New(b.env.Client(b.t), append([]core.Option{core.WithPrefix(b.env.Prefix)}, opts...)...)
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// quick is how workers of tests are configured: the shortest sensible waits.
+func quick(opts ...delayqueue.WorkerOption) []delayqueue.WorkerOption {
+	return append([]delayqueue.WorkerOption{
+		delayqueue.WithRetryBackoff(time.Millisecond, 5*time.Millisecond),
+		delayqueue.WithConflictBackoff(5*time.Millisecond, 20*time.Millisecond),
+		delayqueue.WithLogger(slog.New(slog.DiscardHandler)),
+	}, opts...)
+}
+
+// start starts a worker that is stopped with the test.
+func (b *bench) start(h delayqueue.Handler, opts ...delayqueue.WorkerOption) *delayqueue.Worker {
+	b.t.Helper()
+	return b.startOn(b.queue, h, opts...)
+}
+
+func (b *bench) startOn(q *delayqueue.Queue, h delayqueue.Handler, opts ...delayqueue.WorkerOption) *delayqueue.Worker {
+	b.t.Helper()
+	w, err := delayqueue.NewWorker(q, b.locker, h, quick(opts...)...)
+	require.NoError(b.t, err)
+	require.NoError(b.t, w.Start())
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = w.Stop(ctx)
+	})
+	return w
+}
+
+func (b *bench) enqueue(job delayqueue.Job) string {
+	b.t.Helper()
+	ticket, err := b.queue.Enqueue(b.t.Context(), job)
+	require.NoError(b.t, err)
+	return ticket.ID
+}
+
+func (b *bench) status(id string) delayqueue.Status {
+	b.t.Helper()
+	s, err := b.queue.Status(b.t.Context(), id)
+	require.NoError(b.t, err)
+	return s
+}
+
+// reaches waits until the message is in the state.
+func (b *bench) reaches(id string, state delayqueue.State) delayqueue.Status {
+	b.t.Helper()
+	redistest.Eventually(b.t, func() bool { return b.status(id).State == state }, "message "+id+" is not "+string(state))
+	return b.status(id)
+}
+
+// key is the name in Redis of one of the queue's keys.
+func (b *bench) key(suffix string) string { return b.env.Prefix + ":queue:{q}:" + suffix }
+
+// ran records the messages that handlers got. It is a handler by itself.
+type ran struct {
+	mu       sync.Mutex
+	messages []delayqueue.Message
+}
+
+func (r *ran) handle(_ context.Context, m delayqueue.Message) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.messages = append(r.messages, m)
+	return nil
+}
+
+func (r *ran) all() []delayqueue.Message {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]delayqueue.Message(nil), r.messages...)
+}
+
+func (r *ran) ids() []string {
+	ids := []string{}
+	for _, m := range r.all() {
+		ids = append(ids, m.ID)
+	}
+	return ids
+}
+
+// events is an observer that passes on what it is told.
+type events struct {
+	settled chan delayqueue.Settled
+	swept   chan delayqueue.Swept
+}
+
+func newEvents() events {
+	return events{settled: make(chan delayqueue.Settled, 10_000), swept: make(chan delayqueue.Swept, 10_000)}
+}
+
+func (e events) OnStarted(delayqueue.Message)   {}
+func (e events) OnSettled(s delayqueue.Settled) { e.settled <- s }
+func (e events) OnSwept(s delayqueue.Swept)     { e.swept <- s }
+
+// next returns the next event, and fails the test when none comes.
+func next[T any](t *testing.T, ch <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(10 * time.Second):
+		require.FailNow(t, "nothing came")
+		panic("unreachable")
+	}
+}
+
+// hold takes a key as another process would, and waits until its lease is long:
+// nothing but the release frees it during the test.
+func (b *bench) hold(key string) *core.Lease {
+	b.t.Helper()
+	lease, err := b.other.TryAcquire(b.t.Context(), key, core.LeaseTTL(time.Hour))
+	require.NoError(b.t, err)
+	require.NoError(b.t, lease.Extend(b.t.Context(), time.Hour))
+	b.t.Cleanup(func() { _ = lease.Release(context.Background()) })
+	return lease
+}
+
+func redisZ(score float64, member string) redis.Z { return redis.Z{Score: score, Member: member} }

@@ -1,0 +1,140 @@
+package delayqueue_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAWorkerStartsOnce(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var r ran
+	w := b.start(r.handle)
+	require.ErrorIs(t, w.Start(), delayqueue.ErrStarted)
+	require.NoError(t, w.Stop(t.Context()))
+	require.NoError(t, w.Stop(t.Context()), "twice")
+	require.ErrorIs(t, w.Start(), delayqueue.ErrStopped)
+
+	never, err := delayqueue.NewWorker(b.queue, b.locker, r.handle)
+	require.NoError(t, err)
+	require.NoError(t, never.Stop(t.Context()), "before Start")
+	require.ErrorIs(t, never.Start(), delayqueue.ErrStopped)
+}
+
+func TestStopLetsHandlersFinish(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		started, block := make(chan struct{}), make(chan struct{})
+		w := b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			close(started)
+			select {
+			case <-block:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		next(t, started)
+		var stops sync.WaitGroup
+		for range 2 {
+			stops.Go(func() {
+				if err := w.Stop(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		later := b.enqueue(delayqueue.Job{})
+		close(block)
+		stops.Wait()
+		require.Equal(t, delayqueue.StateDone, b.status(id).State)
+		b.status(later) // run by the last claim, or left for the next worker
+		stats, err := b.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, stats.Running)
+	})
+}
+
+func TestStopGivesBackWhatItInterrupts(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+		started, returned := make(chan struct{}, 2), make(chan error, 2)
+		ev := newEvents()
+		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
+			started <- struct{}{}
+			<-ctx.Done()
+			returned <- context.Cause(ctx)
+			if m.Name == "finishes" {
+				return nil
+			}
+			return ctx.Err()
+		}, delayqueue.WithObserver(ev))
+		interrupted := b.enqueue(delayqueue.Job{Key: "k"})
+		finishes := b.enqueue(delayqueue.Job{Name: "finishes"})
+		next(t, started)
+		next(t, started)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, w.Stop(ctx), context.Canceled)
+		require.Len(t, returned, 2, "Stop waits for the handlers")
+		require.ErrorIs(t, <-returned, delayqueue.ErrStopped)
+		s := b.status(interrupted)
+		require.Equal(t, delayqueue.StateQueued, s.State)
+		require.Equal(t, []int{0, 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses})
+		require.Equal(t, delayqueue.StateDone, b.status(finishes).State)
+
+		var r ran
+		b.start(r.handle)
+		b.reaches(interrupted, delayqueue.StateDone)
+		require.Equal(t, 1, r.all()[0].Attempt)
+	})
+}
+
+func TestAnIdleWorkerIsQuiet(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var r ran
+	counted := &counter{}
+	b.rdb.AddHook(counted)
+	b.start(r.handle)
+	b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+	before := counted.scripts()
+	time.Sleep(2 * time.Second) // the promise is about time
+	require.LessOrEqual(t, counted.scripts()-before, 5)
+}
+
+// counter counts the scripts that a client runs.
+type counter struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (c *counter) scripts() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n
+}
+
+func (c *counter) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" {
+			c.mu.Lock()
+			c.n++
+			c.mu.Unlock()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (c *counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}

@@ -1,0 +1,175 @@
+package delayqueue
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/listener"
+)
+
+// Worker runs the messages of a Queue, each under the lock of its key. It is
+// safe for concurrent use. Any number of Workers, in any number of processes,
+// may serve one Queue.
+//
+// The zero Worker is not useful: use NewWorker.
+type Worker struct {
+	queue       *Queue
+	locker      *core.Locker
+	handler     Handler
+	concurrency int
+	lease       time.Duration
+	retry       bounds // after failed attempts
+	conflict    bounds // while a key is held
+	log         *slog.Logger
+	observer    Observer
+
+	mu       sync.Mutex
+	started  bool
+	stopped  bool
+	stopping chan struct{} // closed: claim no more
+	done     chan struct{} // closed: every goroutine has ended
+
+	// ctx is what every handler's ctx comes from; Stop cancels it when its time
+	// is over.
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	hands    chan struct{} // holds one for each message that is run, or asked for
+	handlers sync.WaitGroup
+	claims   claims
+	wake     chan struct{} // holds one: look at the queue
+	released chan string   // keys that were announced to be free
+	wakeups  *listener.Listener
+}
+
+// announcements is how many released keys may wait to be passed on. Beyond it
+// they are dropped, and their messages wait for their time.
+const announcements = 4096
+
+// NewWorker makes a Worker that runs the messages of q with h, under locks of
+// locker, which stays the caller's to close, after the Worker was stopped. The
+// locker may be on another Redis than the queue. NewWorker does not talk to
+// Redis. Its error wraps core.ErrInvalidOption.
+func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (*Worker, error) {
+	switch {
+	case q == nil:
+		return nil, invalidOption("NewWorker: the queue is nil")
+	case locker == nil:
+		return nil, invalidOption("NewWorker: the locker is nil")
+	case h == nil:
+		return nil, invalidOption("NewWorker: the handler is nil")
+	}
+	w := &Worker{
+		queue:       q,
+		locker:      locker,
+		handler:     h,
+		concurrency: 8,
+		lease:       30 * time.Second,
+		retry:       bounds{time.Second, time.Minute},
+		conflict:    bounds{250 * time.Millisecond, 5 * time.Second},
+		log:         slog.Default(),
+		observer:    NopObserver{},
+		stopping:    make(chan struct{}),
+		done:        make(chan struct{}),
+		wake:        make(chan struct{}, 1),
+		released:    make(chan string, announcements),
+	}
+	for _, opt := range opts {
+		if err := opt(w); err != nil {
+			return nil, err
+		}
+	}
+	w.log = w.log.With(slog.String("queue", q.name))
+	w.hands = make(chan struct{}, w.concurrency)
+	w.claims.held = map[*claim]struct{}{}
+	w.ctx, w.cancel = context.WithCancelCause(context.Background())
+	w.wakeups = listener.New(q.rdb, q.wakeChannel(), w.look, func(string) { w.look() })
+	return w, nil
+}
+
+// Start starts the Worker in the background. It does not wait for Redis: while
+// that is down the Worker tries again, with backoff. A Worker starts once:
+// ErrStarted, and after Stop ErrStopped.
+func (w *Worker) Start() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.stopped:
+		return fmt.Errorf("delayqueue: start: %w", ErrStopped)
+	case w.started:
+		return fmt.Errorf("delayqueue: start: %w", ErrStarted)
+	}
+	w.started = true
+	go w.run()
+	return nil
+}
+
+// Stop makes the Worker claim no more messages, and waits for those that run.
+// When ctx ends first their handlers' ctx is cancelled with ErrStopped as its
+// cause, and Stop goes on waiting for them to return: what they left unfinished
+// goes back to the queue without having spent an attempt, and Stop returns ctx's
+// error. No goroutine is left when it returns.
+//
+// Stop may be called before Start, more than once, and from several goroutines:
+// each call waits, and the first ctx to end counts for all.
+func (w *Worker) Stop(ctx context.Context) error {
+	w.mu.Lock()
+	if !w.stopped {
+		w.stopped = true
+		close(w.stopping)
+		if !w.started {
+			close(w.done)
+		}
+	}
+	w.mu.Unlock()
+
+	var err error
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		select {
+		case <-w.done: // both: nothing was left to wait for
+		default:
+			err = callerGone(ctx, "stop: handlers were still running")
+		}
+	}
+	w.cancel(fmt.Errorf("delayqueue: %w", ErrStopped))
+	<-w.done
+	return err
+}
+
+// run owns the Worker's goroutines: it returns after all of them.
+func (w *Worker) run() {
+	defer close(w.done)
+	drained := make(chan struct{})
+	var helpers sync.WaitGroup
+	helpers.Go(func() { w.heartbeat(drained) })
+	helpers.Go(func() { w.passOn(drained) })
+	w.wakeups.Start()
+
+	w.claimMessages()
+	w.handlers.Wait()
+	close(drained)
+	helpers.Wait()
+	w.wakeups.Close()
+}
+
+// look makes the claiming goroutine look at the queue soon.
+func (w *Worker) look() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (w *Worker) isStopping() bool {
+	select {
+	case <-w.stopping:
+		return true
+	default:
+		return false
+	}
+}

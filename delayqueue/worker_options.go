@@ -1,0 +1,77 @@
+package delayqueue
+
+import (
+	"log/slog"
+	"time"
+)
+
+const (
+	minClaimLease = 100 * time.Millisecond
+	maxClaimLease = time.Hour
+)
+
+// WorkerOption configures a Worker.
+type WorkerOption func(*Worker) error
+
+// WithConcurrency sets how many messages the Worker runs at once. It claims no
+// more than that. Default 8; 1 to 10,000.
+func WithConcurrency(n int) WorkerOption {
+	return func(w *Worker) error {
+		w.concurrency = n
+		return checkCount("WithConcurrency", n, 10_000)
+	}
+}
+
+// WithClaimLease sets how long a message stays with a Worker that says nothing
+// more: a message of a killed worker is run again after it. A Worker renews its
+// claims at a third of it, for as long as handlers run. Default 30 s; 100 ms to
+// 1 h.
+func WithClaimLease(d time.Duration) WorkerOption {
+	return func(w *Worker) error {
+		w.lease = d
+		if d < minClaimLease || d > maxClaimLease {
+			return invalidOption("WithClaimLease(%s): want %s to %s", d, minClaimLease, maxClaimLease)
+		}
+		return nil
+	}
+}
+
+// WithRetryBackoff sets the delay after a message's first failed attempt, which
+// doubles with each further one up to most. It is spread by a fifth, downwards.
+// Default 1 s to 1 min.
+func WithRetryBackoff(initial, most time.Duration) WorkerOption {
+	return func(w *Worker) error {
+		w.retry = bounds{initial, most}
+		if initial < time.Millisecond || most < initial || most > maxDuration {
+			return invalidOption("WithRetryBackoff(%s, %s): want at least %s, and at most %s, in this order",
+				initial, most, time.Millisecond, maxDuration)
+		}
+		return nil
+	}
+}
+
+// WithLogger sets where the Worker reports what goes wrong: it has no caller to
+// return errors to. Default slog.Default.
+func WithLogger(log *slog.Logger) WorkerOption {
+	return func(w *Worker) error {
+		if log == nil {
+			return invalidOption("WithLogger(nil)")
+		}
+		w.log = log
+		return nil
+	}
+}
+
+// WithObserver sets who is told what the Worker does. Default: nobody.
+func WithObserver(o Observer) WorkerOption {
+	return func(w *Worker) error {
+		if o == nil {
+			return invalidOption("WithObserver(nil)")
+		}
+		w.observer = o
+		return nil
+	}
+}
+
+// bounds are the first and the longest delay of an exponential backoff.
+type bounds struct{ initial, most time.Duration }
