@@ -57,15 +57,20 @@ func (r *renewals) add(l *Lease) bool {
 	return true
 }
 
-// check reports a lease that is not held any more, and ends one that has run
-// out unnoticed: after a long stop the holder may look before the scheduler does.
+// check reports a lease that is not held any more. The ctx of a lost one is over
+// when it returns: after a long stop the holder may look before the scheduler
+// did, or while the scheduler is about to end the ctx.
 func (r *renewals) check(l *Lease) error {
 	r.mu.Lock()
-	held, over := l.state == leaseHeld, passed(l.deadline, time.Now())
+	state, over := l.state, passed(l.deadline, time.Now())
 	r.mu.Unlock()
 	switch {
-	case !held:
-		return lost(l, "it has ended")
+	case state == leaseLost:
+		err := lost(l, ranOut)
+		l.cancel(err)
+		return err
+	case state == leaseReleased:
+		return lost(l, "it was released")
 	case over:
 		return r.lose(l, ranOut)
 	}
@@ -115,7 +120,9 @@ func (r *renewals) lose(l *Lease, why string) error {
 	return err
 }
 
-func lost(l *Lease, why string) error { return fmt.Errorf("core: %q: %w: %s", l.key, ErrLeaseLost, why) }
+func lost(l *Lease, why string) error {
+	return fmt.Errorf("core: %q: %w: %s", l.key, ErrLeaseLost, why)
+}
 
 func (r *renewals) run() {
 	timer := time.NewTimer(time.Hour)

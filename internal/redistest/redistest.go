@@ -84,7 +84,8 @@ func Real(t testing.TB) *Env {
 	return &Env{Addr: server.Addr, Real: true, Prefix: prefix()}
 }
 
-// Commands is how many commands an embedded Redis has run. A real one is shared,
+// Commands is how many commands an embedded Redis has run, those of scripts
+// included. A real one is shared,
 // and answers zero.
 func (e *Env) Commands() int {
 	if e.embedded == nil {

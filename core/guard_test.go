@@ -1,0 +1,196 @@
+package core_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+type policyFunc func(context.Context, core.Conflict) (core.Decision, error)
+
+func (f policyFunc) OnConflict(ctx context.Context, c core.Conflict) (core.Decision, error) {
+	return f(ctx, c)
+}
+
+func TestGuardDoesAsThePolicyDecides(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		defer func() { _ = lease.Release(t.Context()) }()
+		never := func(context.Context) error { return errors.New("ran") }
+		ask := func(policy core.ConflictPolicy, call core.Call) error {
+			return core.NewGuard(l, policy).Do(t.Context(), call, never)
+		}
+
+		var conflict *core.ConflictError
+		require.ErrorAs(t, ask(nil, core.Call{Key: "k"}), &conflict)
+		require.Equal(t, 1, conflict.Attempts)
+		require.Positive(t, conflict.Remaining)
+
+		ticket := core.Ticket{ID: "id", Queue: "q"}
+		err = ask(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+			return core.Deferred(ticket), nil
+		}), core.Call{Key: "k"})
+		var deferred *core.DeferredError
+		require.ErrorAs(t, err, &deferred)
+		require.ErrorIs(t, err, core.ErrDeferred)
+		require.NotErrorIs(t, err, core.ErrConflict)
+		require.Equal(t, ticket, deferred.Ticket)
+
+		broken := errors.New("broken")
+		err = ask(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+			return core.Decision{}, broken
+		}), core.Call{Key: "k"})
+		require.ErrorIs(t, err, broken)
+
+		var seen []core.Conflict
+		err = ask(policyFunc(func(_ context.Context, c core.Conflict) (core.Decision, error) {
+			seen = append(seen, c)
+			if c.Attempt == 3 {
+				return core.Reject(), nil
+			}
+			return core.RetryAfter(time.Duration(c.Attempt) * time.Millisecond), nil
+		}), core.Call{Key: "k", Name: "n"})
+		require.ErrorAs(t, err, &conflict)
+		require.Equal(t, 3, conflict.Attempts)
+		require.Len(t, seen, 3)
+		for i, c := range seen {
+			require.Equal(t, i+1, c.Attempt)
+			require.Equal(t, "n", c.Call.Name)
+			require.Equal(t, time.Duration(i)*time.Millisecond, c.LastDelay)
+			require.Positive(t, c.Remaining)
+		}
+
+		called := 0
+		err = ask(untilWoken, core.Call{Key: "k", BeforeWait: func() error { called++; return broken }})
+		require.ErrorIs(t, err, broken)
+		require.Equal(t, 1, called)
+	})
+}
+
+func TestGuardReleasesOnEveryWayOut(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l, rdb := newLocker(t, env), env.Client(t)
+		guard := core.NewGuard(l, nil)
+		call := core.Call{Key: "k"}
+		failed := errors.New("failed")
+		require.ErrorIs(t, guard.Do(t.Context(), call, func(context.Context) error { return failed }), failed)
+		require.PanicsWithValue(t, "boom", func() {
+			_ = guard.Do(t.Context(), call, func(context.Context) error { panic("boom") })
+		})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_ = guard.Do(t.Context(), call, func(context.Context) error { t.SkipNow(); return nil }) // runtime.Goexit
+		})
+		wg.Wait()
+		require.Empty(t, redistest.Keys(t, rdb, env.Prefix))
+
+		err := guard.Do(t.Context(), call, func(ctx context.Context) error {
+			require.NoError(t, rdb.Del(ctx, env.Prefix+":lock{}:k").Err())
+			return failed
+		})
+		require.ErrorIs(t, err, failed)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+	})
+}
+
+func TestAGuardThatCannotWorkSaysSo(t *testing.T) {
+	t.Parallel()
+	guard := core.NewGuard(nil, nil)
+	require.ErrorIs(t, guard.Err(), core.ErrInvalidOption)
+	require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
+}
+
+type recorder struct {
+	mu     sync.Mutex
+	events []any
+}
+
+func (r *recorder) add(e any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+}
+
+func (r *recorder) OnAcquired(_ context.Context, e core.Acquired)   { r.add(e) }
+func (r *recorder) OnConflict(_ context.Context, e core.Conflicted) { r.add(e) }
+func (r *recorder) OnReleased(_ context.Context, e core.Released)   { r.add(e) }
+func (r *recorder) OnLost(_ context.Context, e core.Lost)           { r.add(e) }
+func (r *recorder) OnRenewed(_ context.Context, e core.Renewed)     { r.add(e) }
+
+func eventOf[T any](r *recorder) (event T, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, e := range r.events {
+		if e, is := e.(T); is {
+			return e, true
+		}
+	}
+	return event, false
+}
+
+func TestTheObserverIsTold(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		var seen recorder
+		l := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(200*time.Millisecond))
+		guard := core.NewGuard(l, nil)
+		call := core.Call{Key: "k", Name: "n"}
+		err := guard.Do(t.Context(), call, func(ctx context.Context) error {
+			acquired, ok := eventOf[core.Acquired](&seen)
+			require.True(t, ok)
+			lease, _ := core.LeaseFrom(ctx)
+			require.Equal(t, lease.Fence(), acquired.Fence)
+			require.Equal(t, "n", acquired.Name)
+			require.ErrorIs(t, guard.Do(t.Context(), call, nil), core.ErrConflict)
+			redistest.Eventually(t, func() bool {
+				renewed, ok := eventOf[core.Renewed](&seen)
+				return ok && renewed.Leases == 1 && renewed.Latency > 0
+			}, "a renewal")
+			return nil
+		})
+		require.NoError(t, err)
+		conflict, ok := eventOf[core.Conflicted](&seen)
+		require.True(t, ok)
+		require.Equal(t, "reject", conflict.Decision.String())
+		released, ok := eventOf[core.Released](&seen)
+		require.True(t, ok)
+		require.NoError(t, released.Err)
+		require.Positive(t, released.Held)
+
+		_ = guard.Do(t.Context(), call, func(ctx context.Context) error {
+			require.NoError(t, env.Client(t).Del(t.Context(), env.Prefix+":lock{}:k").Err())
+			<-ctx.Done()
+			return nil
+		})
+		lost, ok := eventOf[core.Lost](&seen)
+		require.True(t, ok)
+		require.ErrorIs(t, lost.Cause, core.ErrLeaseLost)
+	})
+}
+
+func TestSlogObserverWarnsOfLossAndKeepsQuietOtherwise(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	o := core.SlogObserver(slog.New(slog.NewTextHandler(&out, nil)))
+	ctx := t.Context()
+	o.OnAcquired(ctx, core.Acquired{})
+	o.OnConflict(ctx, core.Conflicted{})
+	o.OnReleased(ctx, core.Released{})
+	o.OnRenewed(ctx, core.Renewed{})
+	require.Empty(t, out.String())
+	o.OnLost(ctx, core.Lost{Key: "lost-key", Cause: core.ErrLeaseLost})
+	require.Contains(t, out.String(), "lost-key")
+	o.OnReleased(ctx, core.Released{Err: core.ErrUnavailable})
+	o.OnRenewed(ctx, core.Renewed{Err: core.ErrUnavailable})
+	require.Equal(t, 3, bytes.Count(out.Bytes(), []byte("level=WARN")))
+}

@@ -1,0 +1,253 @@
+package core_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// untilWoken waits so long between tries that only a wake-up explains success.
+var untilWoken = retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour}
+
+func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		holder := newLocker(t, env)
+		lease, err := holder.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		var ran []int // guarded by the key
+		for i, l := range []*core.Locker{holder, newLocker(t, env), newLocker(t, env)} {
+			guard := core.NewGuard(l, untilWoken)
+			for range 5 {
+				wg.Go(func() {
+					err := guard.Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error {
+						ran = append(ran, i)
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		subscribed(t, env.Client(t))
+		require.NoError(t, lease.Release(t.Context()))
+		wg.Wait()
+		require.Len(t, ran, 15)
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	})
+}
+
+func TestTheFirstInLinePassesTheWordOnWhenItLeaves(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		holder, waiting := newLocker(t, env), newLocker(t, env)
+		lease, err := holder.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		inLine := make(chan struct{})
+		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
+		guard := core.NewGuard(waiting, untilWoken)
+
+		first, leave := context.WithCancel(t.Context())
+		done := make(chan error, 2)
+		go func() { done <- guard.Do(first, call, func(context.Context) error { return nil }) }()
+		<-inLine
+		go func() { done <- guard.Do(t.Context(), call, func(context.Context) error { return nil }) }()
+		<-inLine
+
+		leave()
+		require.ErrorIs(t, <-done, context.Canceled)
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, <-done)
+	})
+}
+
+func TestALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		inLine := make(chan struct{})
+		done := make(chan error)
+		go func() {
+			done <- core.NewGuard(l, untilWoken).Do(t.Context(),
+				core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }},
+				func(context.Context) error { return nil })
+		}()
+		<-inLine
+		require.NoError(t, env.Client(t).Del(t.Context(), env.Prefix+":lock{}:k").Err())
+		require.NoError(t, <-done)
+		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+	})
+}
+
+func TestAcquireWaitsOutAHolderThatDied(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		dead := newLocker(t, env, core.WithTTL(300*time.Millisecond))
+		_, err := dead.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, dead.Close(), "the key stays taken until its lease runs out")
+		l := newLocker(t, env)
+		lease, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+func TestAcquireEndsWithItsCtx(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+		defer cancel()
+		_, err = newLocker(t, env).Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, core.ErrConflict)
+		require.NotErrorIs(t, err, core.ErrUnavailable)
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+func TestNotifyReleaseTellsOfTheKeyOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		holder, other := newLocker(t, env), newLocker(t, env)
+		freed := make(chan string, 10)
+		lease, err := other.TryAcquire(t.Context(), "free", core.NotifyRelease(freed))
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(t.Context()))
+
+		for _, l := range []*core.Locker{holder, other} { // its own process, then another
+			lease, err = holder.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			for range 2 {
+				_, err = l.TryAcquire(t.Context(), "k", core.NotifyRelease(freed))
+				require.ErrorIs(t, err, core.ErrConflict)
+			}
+			if l == other {
+				subscribed(t, env.Client(t))
+				_, err = l.TryAcquire(t.Context(), "k", core.NotifyRelease(freed))
+				require.ErrorIs(t, err, core.ErrConflict)
+				for len(freed) > 0 { // a new subscription makes everybody look
+					<-freed
+				}
+			}
+			require.NoError(t, lease.Release(t.Context()))
+			require.Equal(t, "k", <-freed)
+		}
+	})
+}
+
+func TestWaitersOfOneProcessCostTwoScriptsAnAcquisition(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	var count scriptCount
+	rdb := env.Client(t)
+	rdb.AddHook(&count)
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	defer l.Close()
+	const calls = 50
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	guard := core.NewGuard(l, untilWoken)
+	inLine := make(chan struct{}, calls)
+	var wg sync.WaitGroup
+	for range calls {
+		wg.Go(func() {
+			err := guard.Do(t.Context(), core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }},
+				func(context.Context) error { return nil })
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range calls {
+		<-inLine
+	}
+	subscribed(t, env.Client(t))
+	count.Store(0)
+	require.NoError(t, lease.Release(t.Context()))
+	wg.Wait()
+	// One acquire and one release each, no matter how many others wait, and the
+	// look that a new subscription causes.
+	require.LessOrEqual(t, count.Load(), int64(2*calls+5))
+}
+
+// scriptCount counts script runs.
+type scriptCount struct{ atomic.Int64 }
+
+func (c *scriptCount) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *scriptCount) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (c *scriptCount) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestCloseSendsWaitersAwayAndTellsHolders(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		lease, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		inLine := make(chan struct{})
+		done := make(chan error)
+		go func() {
+			done <- core.NewGuard(l, untilWoken).Do(t.Context(),
+				core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }},
+				func(context.Context) error { return nil })
+		}()
+		<-inLine
+		require.NoError(t, l.Close())
+		require.NoError(t, l.Close(), "twice")
+		require.ErrorIs(t, <-done, core.ErrClosed)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrClosed)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		_, err = l.TryAcquire(t.Context(), "other")
+		require.ErrorIs(t, err, core.ErrClosed)
+
+		_, err = newLocker(t, env).TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrConflict, "its holder may still be at work")
+		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix), "released all the same")
+	})
+}
+
+func TestShutdownWaitsForHolders(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		lease, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		done := make(chan error)
+		go func() { done <- l.Shutdown(t.Context()) }()
+		redistest.Eventually(t, func() bool {
+			_, err := l.TryAcquire(t.Context(), "other")
+			return err != nil
+		}, "new calls are refused")
+		require.NoError(t, lease.Context().Err(), "work goes on")
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, <-done)
+		require.NoError(t, l.Shutdown(t.Context()), "twice")
+
+		l = newLocker(t, env)
+		lease, err = l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, l.Shutdown(ctx), context.Canceled)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrClosed)
+	})
+}
