@@ -80,7 +80,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	case err != nil:
 		return unavailable("extend", l.key, err)
 	case !owned:
-		return l.locker.renewals.lose(l, "redis says that the key is not ours")
+		return l.locker.renewals.lose(l, notOurs)
 	}
 	return l.locker.renewals.lengthen(l, trustedUntil(sent, d))
 }
@@ -101,17 +101,20 @@ func (l *Lease) Release(ctx context.Context) error {
 	if was == leaseReleased {
 		return nil
 	}
-	l.cancel(context.Canceled)
+	ended := error(context.Canceled)
+	if was == leaseLost || !valid {
+		ended = lost(l, ranOut)
+	}
+	l.cancel(ended)
 	owned, err := l.locker.release(ctx, l.key, l.token)
 	l.locker.waiters.freed(l.key)
-	if was == leaseLost {
-		return fmt.Errorf("core: release %q: %w", l.key, context.Cause(l.ctx))
-	}
 	switch {
-	case err == nil && !owned:
-		err = fmt.Errorf("core: release %q: %w: redis says that the key is not ours", l.key, ErrLeaseLost)
+	case was == leaseLost:
+		return fmt.Errorf("core: release: %w", context.Cause(l.ctx)) // the observer was told when it was lost
 	case !valid:
-		err = fmt.Errorf("core: release %q: %w: it had run out", l.key, ErrLeaseLost)
+		err = fmt.Errorf("core: release: %w", ended)
+	case err == nil && !owned:
+		err = fmt.Errorf("core: release: %w", lost(l, notOurs))
 	case err != nil:
 		err = unavailable("release", l.key, err)
 	}

@@ -77,7 +77,11 @@ func (r *renewals) check(l *Lease) error {
 	return nil
 }
 
-const ranOut = "it could not be renewed in time"
+// Why a lease was lost.
+const (
+	ranOut  = "it was not renewed in time"
+	notOurs = "redis says that the key is not ours"
+)
 
 // release takes the lease out of renewal, and reports what it was until now and
 // whether it could still be trusted.
@@ -232,7 +236,7 @@ func (r *renewals) renew(batch []*Lease) {
 			}
 			r.postpone(batch[i:i+1], max(l.ttl/20, renewalHorizon))
 		case !reply.owned:
-			_ = r.lose(l, "redis says that the key is not ours")
+			_ = r.lose(l, notOurs)
 		default:
 			next := sent.Add(jitteredThird(l.ttl))
 			if l.fixed {

@@ -1,0 +1,61 @@
+// Package core is the lock engine: it lets one call at a time run per key, over
+// any number of processes that share a Redis.
+//
+//	locker, err := core.New(rdb, core.WithTTL(15*time.Second))
+//	err = locker.Do(ctx, "order:42", func(ctx context.Context) error { … })
+//
+// # Model
+//
+// A Locker takes keys on one Redis deployment. A key that is taken is a Lease:
+// it has a context, a fence and a release. A Guard is a Locker together with a
+// ConflictPolicy, which decides about a call whose key is held: refuse it, let
+// it wait and ask again, or store it to run later.
+//
+// A held key is one Redis record with the random token of its owner. The record
+// expires, so that a holder that died frees its key; a living holder renews it
+// at a third of its TTL. The first lease of every grant lasts no longer than 3 s,
+// until its first renewal: a grant that never reached its caller frees itself.
+//
+// # What holds
+//
+//  1. A refusal is an error, a *ConflictError or a *DeferredError: whoever
+//     ignores the outcome cannot mistake it for success.
+//  2. ErrConflict, ErrUnavailable, ErrLeaseLost and the caller's own ctx are told
+//     apart by errors.Is. When Redis is unavailable no work runs.
+//  3. A lease's context ends, with a cause that wraps ErrLeaseLost, before Redis
+//     can give the key to anyone else.
+//  4. An Acquire that returned an error leaves nothing behind in Redis after 3 s,
+//     whatever was lost on the way.
+//  5. Release works on a dead ctx, stops renewal before it is sent, and cannot
+//     remove a later owner's lease. The end of the caller's ctx does not stop
+//     renewal, since its work may not have stopped yet.
+//  6. The same key under the same ctx passes straight through, at no round trip.
+//     Reentrancy belongs to the ctx, not to a goroutine.
+//  7. Every grant of a key carries a fence greater than every earlier one, also
+//     after Redis lost its data.
+//  8. Shutdown and Close wait for every goroutine, and may be called twice.
+//  9. Options are checked at construction, and wrap ErrInvalidOption.
+//
+// # The trust window
+//
+// Redis counts a lease from when it ran the command, which is after the command
+// was sent. So a Locker counts from before the send, on its own monotonic clock,
+// takes off a hundredth for clocks that run at different speeds and a margin for
+// noticing (a twentieth of the lease, 5 to 250 ms), and ends the lease's context
+// at that moment unless a renewal has come back. The wall clock is looked at too,
+// because the monotonic clock stands still while a machine is suspended; a wall
+// clock that is set forward can therefore end a lease early, never late. Client
+// clocks decide nothing in Redis.
+//
+// # What does not hold
+//
+// One primary gives at most one unexpired lease per key. A failover can lose a
+// lease that the replica had not seen; a server whose clock is set forward ends
+// leases early; a holder that ignores its context overlaps with the next one. A
+// store that refuses a smaller fence than it has seen is safe from all three.
+//
+// The fence is the larger of the last fence plus one and the server's clock in
+// microseconds (a hybrid logical clock: Kulkarni et al., 2014). It goes
+// backwards only if the data is lost and the new server's clock is behind the
+// time of the last grant.
+package core
