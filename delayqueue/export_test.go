@@ -1,6 +1,10 @@
 package delayqueue
 
-import "time"
+import (
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
 
 // WithConflictBackoff sets the delay of messages that met a held key.
 func WithConflictBackoff(initial, most time.Duration) WorkerOption {
@@ -15,3 +19,5 @@ var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
 	"finish": finishScript.Hash(), "requeue": requeueScript.Hash(), "nudge": nudgeScript.Hash(),
 }
+
+func scored(score float64, member string) redis.Z { return redis.Z{Score: score, Member: member} }

@@ -1,5 +1,189 @@
 package delayqueue_test
 
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// workerVar holds a workerConfig when this test binary is to be a worker.
 const workerVar = "PERKEY_DELAYQUEUE_WORKER"
 
-func workerProcess(string) {}
+type workerConfig struct {
+	Addr, Prefix string
+	Lease        time.Duration // of claims and of locks
+	Mode         string        // "hang" or "count"
+}
+
+// workerProcess is a worker in a process of its own. It runs until it is killed.
+func workerProcess(config string) {
+	var c workerConfig
+	must(json.Unmarshal([]byte(config), &c))
+	rdb := redis.NewClient(&redis.Options{Addr: c.Addr})
+	q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(c.Prefix))
+	must(err)
+	locker, err := core.New(rdb, core.WithPrefix(c.Prefix), core.WithTTL(c.Lease))
+	must(err)
+	handler := map[string]delayqueue.Handler{"hang": hang(rdb, c), "count": count(rdb, c)}[c.Mode]
+	w, err := delayqueue.NewWorker(q, locker, handler,
+		delayqueue.WithClaimLease(c.Lease), delayqueue.WithConcurrency(4), delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond))
+	must(err)
+	must(w.Start())
+	select {}
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// hang says that it started, and never returns.
+func hang(rdb *redis.Client, c workerConfig) delayqueue.Handler {
+	return func(_ context.Context, m delayqueue.Message) error {
+		must(rdb.RPush(context.Background(), c.Prefix+":started", m.ID).Err())
+		select {}
+	}
+}
+
+// count keeps an account in Redis: who is inside each key, which two were inside
+// at once, and what ran in which order. The mark of a killed process counts for
+// nothing.
+func count(rdb *redis.Client, c workerConfig) delayqueue.Handler {
+	pid := strconv.Itoa(os.Getpid())
+	return func(ctx context.Context, m delayqueue.Message) error {
+		inside := c.Prefix + ":inside:" + m.Key
+		before, err := rdb.SetArgs(ctx, inside, pid, redis.SetArgs{Get: true}).Result()
+		if err == nil && before != "" && before != rdb.Get(ctx, c.Prefix+":killed").Val() {
+			rdb.RPush(ctx, c.Prefix+":violations", m.ID)
+		}
+		if err := rdb.RPush(ctx, c.Prefix+":ran:"+m.Key, m.ID).Err(); err != nil {
+			return err
+		}
+		rdb.Incr(ctx, c.Prefix+":count")
+		time.Sleep(2 * time.Millisecond) // work
+		if err := rdb.Set(ctx, inside, "", 0).Err(); err != nil {
+			return err
+		}
+		if m.Name == "poison" {
+			return delayqueue.SkipRetry(errors.New("poison"))
+		}
+		return nil
+	}
+}
+
+// spawn starts a worker process, which ends with the test.
+func spawn(t *testing.T, c workerConfig) *exec.Cmd {
+	t.Helper()
+	config, err := json.Marshal(c)
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), workerVar+"="+string(config))
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("worker process %d:\n%s", cmd.Process.Pid, output.String())
+		}
+	})
+	return cmd
+}
+
+func TestAMessageOfAKilledWorkerIsRunAgain(t *testing.T) {
+	b := setup(t, redistest.Real(t))
+	const lease = 500 * time.Millisecond
+	child := spawn(t, workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: lease, Mode: "hang"})
+	id, behind := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("work")}), b.enqueue(delayqueue.Job{Key: "k"})
+	redistest.Eventually(t, func() bool { return b.rdb.LLen(t.Context(), b.env.Prefix+":started").Val() == 1 }, "the worker did not start")
+	var r ran
+	b.start(r.handle)
+	require.NoError(t, child.Process.Kill())
+	killed := time.Now()
+
+	s := b.reaches(id, delayqueue.StateDone)
+	t.Logf("run again %s after the kill, with a claim lease of %s", time.Since(killed).Round(time.Millisecond), lease)
+	require.Equal(t, []int{2, 1}, []int{s.Attempts, s.Losses})
+	b.reaches(behind, delayqueue.StateDone)
+	require.Equal(t, []string{id, behind}, r.ids())
+	m := r.all()[0]
+	require.Equal(t, []any{2, 1, "work"}, []any{m.Attempt, m.Losses, string(m.Payload)})
+}
+
+func TestEveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {
+	b := setup(t, redistest.Real(t))
+	ctx := t.Context()
+	const messages, keys = 500, 20
+	type parked struct{ id, name string }
+	lines := map[string][]parked{}
+	for i := range messages {
+		key, name := fmt.Sprint("k", i%keys), "work"
+		if i%50 == 7 {
+			name = "poison"
+		}
+		id := b.enqueue(delayqueue.Job{Key: key, Name: name})
+		lines[key] = append(lines[key], parked{id, name})
+	}
+	config := workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: 500 * time.Millisecond, Mode: "count"}
+	victim := spawn(t, config)
+	spawn(t, config)
+	redistest.Eventually(t, func() bool {
+		n, _ := b.rdb.Get(ctx, b.env.Prefix+":count").Int()
+		return n >= messages/2
+	}, "half of the work")
+	require.NoError(t, victim.Process.Kill())
+	_, _ = victim.Process.Wait()
+	require.NoError(t, b.rdb.Set(ctx, b.env.Prefix+":killed", victim.Process.Pid, 0).Err())
+	require.Eventually(t, func() bool {
+		stats, err := b.queue.Stats(ctx)
+		return err == nil && stats.Queued+stats.Running == 0
+	}, 20*time.Second, 10*time.Millisecond, "messages are left")
+
+	var again, dead int
+	for key, line := range lines {
+		var order []string
+		for _, p := range line {
+			s := b.status(p.id)
+			if p.name == "poison" {
+				dead++
+				require.Equal(t, delayqueue.StateDead, s.State)
+				require.Equal(t, "poison", s.Cause)
+			} else {
+				require.Equal(t, delayqueue.StateDone, s.State, s.Cause)
+			}
+			if s.Losses > 0 {
+				again++
+			}
+			order = append(order, p.id)
+		}
+		// Each ran; in order; one that lost its worker may have run before.
+		var got []string
+		for _, id := range b.rdb.LRange(ctx, b.env.Prefix+":ran:"+key, 0, -1).Val() {
+			if len(got) == 0 || got[len(got)-1] != id {
+				got = append(got, id)
+			}
+		}
+		require.Equal(t, strings.Join(order, "\n"), strings.Join(got, "\n"), key)
+	}
+	require.Equal(t, messages/50, dead)
+	require.LessOrEqual(t, again, 4, "no more than the killed worker had in hand")
+	require.Empty(t, b.rdb.LRange(ctx, b.env.Prefix+":violations", 0, -1).Val())
+	t.Logf("done %d, dead %d, run again %d", messages-dead, dead, again)
+}

@@ -46,7 +46,7 @@ clear_sets()
 -- 1. Claims that have ended: their workers died, or cannot reach Redis.
 -- A score beyond every lease is junk, or from before the clock was set back.
 local last = redis.call('ZREVRANGE', running, 0, 0, 'WITHSCORES')
-if last[1] and (tonumber(last[2]) or math.huge) > now + LONGEST then
+if last[1] and score_of(last[2]) > now + LONGEST then
   local id = split(last[1])
   hold(last[1], id, now + lease)
 end
@@ -88,7 +88,7 @@ local function take(member)
   local m, why = load(id, key)
   if not m then
     local not_after = redis.call('ZSCORE', open, member)
-    if not_after and (tonumber(not_after) or math.huge) <= now and kind_of(record(id)) == 'none' then
+    if not_after and score_of(not_after) <= now and kind_of(record(id)) == 'none' then
       leave(member, id, key)
       reply[3] = reply[3] + 1
       return
@@ -151,7 +151,7 @@ local soonest = now + HORIZON
 for _, set in ipairs({due, running, open}) do
   local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if first[1] then
-    soonest = math.min(soonest, tonumber(first[2]) or (first[2] == '-inf' and now or soonest))
+    soonest = math.min(soonest, score_of(first[2]))
   end
 end
 reply[1] = math.ceil(math.max(0, soonest - now))

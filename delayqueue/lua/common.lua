@@ -68,6 +68,12 @@ local function whole(s)
   return type(s) == 'string' and #s < 16 and string.match(s, '^%d+$') and tonumber(s) or nil
 end
 
+-- The score of an entry as a number, whatever it is: Lua does not read every
+-- spelling of infinity.
+local function score_of(s)
+  return tonumber(s) or (string.sub(s, 1, 1) == '-' and -math.huge or math.huge)
+end
+
 local function split(member)
   local at = string.find(member, ' ', 1, true)
   if not at then

@@ -1,0 +1,192 @@
+package delayqueue_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAWorkerStartsBeforeItsRedis(t *testing.T) {
+	server := redistest.Start(t)
+	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
+	server.Kill()
+	var r ran
+	b.start(r.handle)
+	_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{})
+	require.ErrorIs(t, err, core.ErrUnavailable)
+
+	server.Restart(t)
+	b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+	require.Len(t, r.ids(), 1)
+}
+
+func TestAStoppedWorkerDoesNotWaitForRedis(t *testing.T) {
+	server := redistest.Start(t)
+	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
+	started := make(chan struct{})
+	w := b.start(func(ctx context.Context, _ delayqueue.Message) error {
+		close(started)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	b.enqueue(delayqueue.Job{})
+	next(t, started)
+	server.Kill()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	stopped := make(chan error)
+	go func() { stopped <- w.Stop(ctx) }()
+	require.ErrorIs(t, next(t, stopped), context.Canceled, "the claim lasts 30 s")
+}
+
+func TestNothingIsLostWhenRedisRestarts(t *testing.T) {
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
+	const messages = 60
+	ids := []string{}
+	for i := range messages {
+		ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint(i % 6)}))
+	}
+	var r ran
+	half := make(chan struct{})
+	var once sync.Once
+	b.start(func(ctx context.Context, m delayqueue.Message) error {
+		if _ = r.handle(ctx, m); len(r.all()) >= messages/2 {
+			once.Do(func() { close(half) })
+		}
+		return nil
+	}, delayqueue.WithClaimLease(time.Second), delayqueue.WithConcurrency(2))
+	next(t, half)
+	server.Kill()
+	server.Restart(t)
+	for _, id := range ids {
+		b.reaches(id, delayqueue.StateDone)
+		require.Contains(t, r.ids(), id)
+	}
+	stats, err := b.queue.Stats(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, stats)
+}
+
+func TestAQueueThatRedisForgotIsUsedOn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ev := newEvents()
+		started, block := make(chan struct{}), make(chan struct{})
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			if m.Name == "first" {
+				close(started)
+				<-block
+			}
+			return nil
+		}, delayqueue.WithObserver(ev))
+		b.enqueue(delayqueue.Job{Key: "k", Name: "first"})
+		b.enqueue(delayqueue.Job{Key: "k"})
+		next(t, started)
+		for _, name := range redistest.Keys(t, b.rdb, env.Prefix) {
+			require.NoError(t, b.rdb.Del(t.Context(), name).Err())
+		}
+		close(block)
+		require.Equal(t, delayqueue.OutcomeLate, next(t, ev.settled).Outcome)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+	})
+}
+
+// The reply of every third run of each script is lost, with go-redis's own
+// retries and without. What is enqueued again under its id is stored once, what
+// is claimed or ended again is what was claimed or ended before: every handler
+// runs once, and the counters say so.
+func TestLostRepliesChangeNothing(t *testing.T) {
+	for name, retries := range map[string]int{"go-redis retries": 3, "go-redis does not retry": -1} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				proxy := redistest.NewProxy(t, env.Addr)
+				b := setup(t, env)
+				broken := b.newQueue(redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: retries}))
+				// Loaded before, so that the scripts are sent by their hashes.
+				b.reaches(b.enqueue(delayqueue.Job{ID: "before"}), delayqueue.StateQueued)
+				warm := b.start(func(_ context.Context, m delayqueue.Message) error {
+					if m.Attempt == 1 {
+						return errors.New("no")
+					}
+					return nil
+				})
+				b.reaches("before", delayqueue.StateDone)
+				require.NoError(t, warm.Stop(t.Context()))
+
+				var mu sync.Mutex
+				runs, lost := map[string]int{}, map[string]int{}
+				proxy.LoseReply(func(request []byte) bool {
+					mu.Lock()
+					defer mu.Unlock()
+					lose := false
+					for script, hash := range delayqueue.ScriptHashes {
+						if bytes.Contains(request, []byte(hash)) {
+							runs[script]++
+							if runs[script]%3 == 1 {
+								lost[script]++
+								lose = true
+							}
+						}
+					}
+					return lose
+				})
+
+				const messages = 30
+				ids := []string{}
+				for i := range messages {
+					job := delayqueue.Job{ID: fmt.Sprint(i), Key: fmt.Sprint("k", i%3)}
+					redistest.Eventually(t, func() bool {
+						_, err := broken.Enqueue(t.Context(), job)
+						if err != nil {
+							require.ErrorIs(t, err, core.ErrUnavailable)
+						}
+						return err == nil
+					}, "enqueue")
+					ids = append(ids, job.ID)
+				}
+				var r ran
+				b.startOn(broken, func(ctx context.Context, m delayqueue.Message) error {
+					_ = r.handle(ctx, m)
+					if m.Attempt == 1 && m.ID[len(m.ID)-1] == '0' {
+						return errors.New("once more")
+					}
+					return nil
+				})
+				want := map[string]int{}
+				for _, id := range ids {
+					want[id] = 1
+					if id[len(id)-1] == '0' {
+						want[id] = 2
+					}
+					s := b.reaches(id, delayqueue.StateDone)
+					require.Equal(t, []int{want[id], 0, 0}, []int{s.Attempts, s.Conflicts, s.Losses}, id)
+				}
+				got := map[string]int{}
+				for _, id := range r.ids() {
+					got[id]++
+				}
+				require.Equal(t, want, got)
+				stats, err := b.queue.Stats(t.Context())
+				require.NoError(t, err)
+				require.Zero(t, stats)
+				mu.Lock()
+				defer mu.Unlock()
+				for _, script := range []string{"enqueue", "claim", "finish", "requeue"} {
+					require.NotZero(t, lost[script], script)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,219 @@
+package delayqueue
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func testQueue(t *testing.T, env *redistest.Env, opts ...Option) *Queue {
+	t.Helper()
+	q, err := New(env.Client(t), "q", append([]Option{WithPrefix(env.Prefix)}, opts...)...)
+	require.NoError(t, err)
+	return q
+}
+
+func enqueueTest(t *testing.T, q *Queue, id, key string) {
+	t.Helper()
+	_, err := q.Enqueue(t.Context(), Job{ID: id, Key: key, Payload: []byte("work")})
+	require.NoError(t, err)
+}
+
+// claimTest claims up to n messages and returns their claims.
+func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
+	t.Helper()
+	b, err := q.claim(t.Context(), token, time.Minute, n)
+	require.NoError(t, err)
+	for _, m := range b.messages {
+		claims = append(claims, &claim{message: m, token: token})
+	}
+	return claims
+}
+
+func settleTest(t *testing.T, q *Queue, c *claim, v verdict) (held bool) {
+	t.Helper()
+	held, _, err := q.settle(t.Context(), c, v)
+	require.NoError(t, err)
+	return held
+}
+
+func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		for i := range 5 {
+			enqueueTest(t, q, fmt.Sprint(i), "")
+		}
+		first := claimTest(t, q, "one", 3)
+		require.Len(t, first, 3)
+		end := q.rdb.ZScore(t.Context(), q.base+":running", "0 ").Val()
+		require.Equal(t, first, claimTest(t, q, "one", 5))
+		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.base+":running", "0 ").Val(), end, "the lease starts anew")
+		require.True(t, settleTest(t, q, first[0], verdict{outcome: OutcomeDone}))
+		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
+		require.Len(t, claimTest(t, q, "two", 5), 2)
+	})
+}
+
+func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		for outcome, want := range map[Outcome]Status{
+			OutcomeDone:     {State: StateDone, Attempts: 1},
+			OutcomeDead:     {State: StateDead, Attempts: 1, Losses: 1, Cause: "why"},
+			OutcomeRetry:    {State: StateQueued, Attempts: 1, Losses: 1, Cause: "why"},
+			OutcomeConflict: {State: StateQueued, Conflicts: 1},
+			OutcomeReturned: {State: StateQueued},
+		} {
+			id := string(outcome)
+			enqueueTest(t, q, id, "key of "+id)
+			claims := claimTest(t, q, "token of "+id, 1)
+			require.Len(t, claims, 1)
+			v := verdict{outcome: outcome, delay: time.Hour, lost: want.Losses > 0}
+			if want.Cause != "" {
+				v.err = errors.New(want.Cause)
+			}
+			for range 3 {
+				require.True(t, settleTest(t, q, claims[0], v))
+			}
+			s, err := q.Status(t.Context(), id)
+			require.NoError(t, err)
+			want.ID, want.EnqueuedAt, want.ExpiresAt = id, s.EnqueuedAt, s.ExpiresAt
+			require.Equal(t, want, s)
+		}
+	})
+}
+
+func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		late := claimTest(t, q, "late", 1)[0]
+		require.NoError(t, q.rdb.ZAdd(t.Context(), q.base+":running", scored(0, "id k")).Err())
+		current := claimTest(t, q, "current", 1)[0]
+		before := q.rdb.HGetAll(t.Context(), q.recordName("id")).Val()
+
+		require.Empty(t, claimTest(t, q, "late", 1), "nor does the receipt of the late claim bring it back")
+		held, err := q.extend(t.Context(), time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
+		require.NoError(t, err)
+		require.Equal(t, []bool{false, true, false}, held)
+		for _, outcome := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
+			require.False(t, settleTest(t, q, late, verdict{outcome: outcome}), outcome)
+		}
+		require.Equal(t, before, q.rdb.HGetAll(t.Context(), q.recordName("id")).Val())
+		require.True(t, settleTest(t, q, current, verdict{outcome: OutcomeDone}))
+	})
+}
+
+func TestANudgeReachesAMessageOnItsWayBack(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		conflict := verdict{outcome: OutcomeConflict, delay: time.Hour, awaitsKey: true}
+		nudge := func(want int) {
+			t.Helper()
+			woken, err := q.nudge(t.Context(), []string{"unknown", "k"})
+			require.NoError(t, err)
+			require.Equal(t, want, woken)
+		}
+
+		// The key is announced after the requeue, and before it.
+		c := claimTest(t, q, "1", 1)[0]
+		require.True(t, settleTest(t, q, c, conflict))
+		require.Empty(t, claimTest(t, q, "1.5", 1))
+		nudge(1)
+		nudge(0)
+		c = claimTest(t, q, "2", 1)[0]
+		nudge(0)
+		require.True(t, settleTest(t, q, c, conflict))
+		c = claimTest(t, q, "3", 1)[0]
+		require.True(t, settleTest(t, q, c, conflict))
+		require.Empty(t, claimTest(t, q, "4", 1), "the mark holds for one claim")
+
+		// Only those that wait for their key are woken.
+		nudge(1)
+		c = claimTest(t, q, "5", 1)[0]
+		nudge(0)
+		require.True(t, settleTest(t, q, c, verdict{outcome: OutcomeRetry, delay: time.Hour}))
+		nudge(0)
+		require.Empty(t, claimTest(t, q, "6", 1))
+	})
+}
+
+func TestAClaimTellsWhenToLookAgain(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		wait := func() time.Duration {
+			t.Helper()
+			b, err := q.claim(t.Context(), randomHex(16), 10*time.Second, 1)
+			require.NoError(t, err)
+			return b.wait
+		}
+		near := func(want time.Duration) {
+			t.Helper()
+			require.InDelta(t, want.Seconds(), wait().Seconds(), 5)
+		}
+		near(time.Minute)
+		_, err := q.Enqueue(t.Context(), Job{ID: "due", Delay: 40 * time.Second})
+		require.NoError(t, err)
+		near(40 * time.Second)
+		_, err = q.Enqueue(t.Context(), Job{ID: "expires", MaxAge: 25 * time.Second, Delay: 24 * time.Second})
+		require.NoError(t, err)
+		near(24 * time.Second)
+		enqueueTest(t, q, "now", "")
+		near(10 * time.Second) // the end of its own claim
+	})
+}
+
+func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}
+	q := testQueue(t, env)
+	outcomes := []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned}
+	for _, outcome := range outcomes {
+		enqueueTest(t, q, string(outcome), "key of "+string(outcome))
+	}
+	enqueueTest(t, q, "reaped", "key of reaped")
+	claims := claimTest(t, q, "token", 6)
+	require.Len(t, claims, 6)
+	enqueueTest(t, q, "queued", "key of queued")
+	require.NoError(t, q.rdb.ZAdd(t.Context(), q.base+":running", scored(0, "reaped key of reaped")).Err())
+	require.NoError(t, q.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	before := redistest.Keys(t, q.rdb, "p")
+
+	_, err := q.Enqueue(t.Context(), Job{ID: "more", Key: "more"})
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ElementsMatch(t, before, redistest.Keys(t, q.rdb, "p"), "a refused job leaves nothing behind")
+
+	for _, c := range claims {
+		if c.message.ID == "reaped" {
+			continue
+		}
+		held, err := q.extend(t.Context(), time.Minute, []*claim{c})
+		require.NoError(t, err)
+		require.Equal(t, []bool{true}, held)
+		outcome := Outcome(c.message.ID)
+		require.True(t, settleTest(t, q, c, verdict{outcome: outcome, delay: time.Hour, awaitsKey: outcome == OutcomeConflict}))
+	}
+	woken, err := q.nudge(t.Context(), []string{"key of conflict"})
+	require.NoError(t, err)
+	require.Equal(t, 1, woken)
+	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
+}
+
+func TestAClaimBringsABoundedNumberOfBytes(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		for i := range 8 {
+			_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint(i), Payload: make([]byte, 1<<20)})
+			require.NoError(t, err)
+		}
+		require.Len(t, claimTest(t, q, "1", 8), 4)
+		require.Len(t, claimTest(t, q, "2", 8), 4)
+	})
+}
