@@ -1,0 +1,28 @@
+// Package ginlock runs one request at a time per key in a gin service.
+//
+// PerKey is gin middleware over a core.Guard, for a route, a group or the whole
+// engine:
+//
+//	r.POST("/orders/:id/pay", ginlock.PerKey(guard, ginlock.Param("order:", "id")), pay)
+//
+// The guard's policy says what happens to a request whose key is held, and
+// package httplock, over which this one is a page of code, says what the client
+// sees of it. Options are httplock's.
+//
+// # Under gin
+//
+// The handlers behind PerKey run inside it, on the request's goroutine, with a
+// c.Request whose context is the lease's: hand c.Request.Context() to what they
+// call. It ends when the client leaves or the lease is lost, and core.LeaseFrom
+// finds the fencing token in it. When they return c.Request is what it was
+// before, and the key is given back. After a refusal the chain is aborted.
+//
+// A panic gives the key back and goes on, to gin.Recovery or to the server. With
+// gin.Recovery in front of PerKey the key is free before the 500 is written; with
+// gin.Recovery behind it, after that.
+//
+// Requests that match no route pass without a key: gin answers them with 404. So
+// do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods is given.
+//
+// To run parked requests, hand the engine itself to httplock.Replay.
+package ginlock

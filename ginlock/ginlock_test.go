@@ -1,0 +1,473 @@
+package ginlock_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/ginlock"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+func TestHandlerRunsUnderItsLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		r := gin.New()
+		var before, during, after *http.Request
+		r.Use(func(c *gin.Context) {
+			before = c.Request
+			c.Next()
+			after = c.Request
+			require.False(t, c.IsAborted())
+		})
+		r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey), func(c *gin.Context) {
+			during = c.Request
+			lease, held := core.LeaseFrom(c.Request.Context())
+			require.True(t, held)
+			require.Equal(t, "order:"+secret, lease.Key())
+			ok(c)
+		})
+		resp := call(r, http.MethodPost, orderPath, "")
+		require.Equal(t, "ok", bodyOf(t, resp))
+		require.Same(t, before, after, "the request is restored")
+		require.NotSame(t, before, during)
+		require.ErrorIs(t, during.Context().Err(), context.Canceled, "the lease is over")
+		require.NoError(t, after.Context().Err())
+		b.requireFree(t, "order:"+secret)
+	})
+}
+
+func TestRefusalAbortsTheChain(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		defer b.hold(t, "order:"+secret)()
+		r := gin.New()
+		r.Use(func(c *gin.Context) {
+			c.Next()
+			require.True(t, c.IsAborted())
+			require.True(t, c.Writer.Written())
+			require.Equal(t, http.StatusConflict, c.Writer.Status())
+		})
+		r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey), mustNotRun(t), mustNotRun(t))
+		requireProblem(t, call(r, http.MethodPost, orderPath, ""), http.StatusConflict, "conflict")
+		require.Equal(t, "POST /orders/:id", (<-b.conflict).Name)
+	})
+}
+
+func TestConcurrentRequestsNeverOverlap(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const requests = 200
+		b := setup(t, env)
+		var inside, ran atomic.Int64
+		url, client := serve(t, guarded(core.NewGuard(b.locker, nil), func(c *gin.Context) {
+			if inside.Add(1) != 1 {
+				t.Error("two handlers inside")
+			}
+			time.Sleep(time.Millisecond) // room for others to come in
+			ran.Add(1)
+			inside.Add(-1)
+			ok(c)
+		}))
+		var wg sync.WaitGroup
+		var succeeded, refused atomic.Int64
+		for range requests {
+			wg.Go(func() {
+				resp, err := client.Post(url+orderPath, "text/plain", strings.NewReader("x"))
+				if !assert.NoError(t, err) {
+					return
+				}
+				if resp.StatusCode == http.StatusOK {
+					succeeded.Add(1)
+					_ = bodyOf(t, resp)
+					return
+				}
+				refused.Add(1)
+				requireProblem(t, resp, http.StatusConflict, "conflict")
+			})
+		}
+		wg.Wait()
+		require.EqualValues(t, requests, succeeded.Load()+refused.Load())
+		require.Equal(t, ran.Load(), succeeded.Load())
+		require.Positive(t, ran.Load())
+		require.Len(t, b.conflict, int(refused.Load()))
+	})
+}
+
+func TestWaitingRequestsRunInTurn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const requests = 20
+		b := setup(t, env)
+		var inside atomic.Int64
+		url, client := serve(t, guarded(core.NewGuard(b.locker, retry.Policy{MaxWait: time.Minute}), func(c *gin.Context) {
+			if inside.Add(1) != 1 {
+				t.Error("two handlers inside")
+			}
+			body, err := c.GetRawData()
+			assert.NoError(t, err)
+			inside.Add(-1)
+			c.String(http.StatusOK, string(body))
+		}))
+		var wg sync.WaitGroup
+		for range requests {
+			wg.Go(func() {
+				resp, err := client.Post(url+orderPath, "text/plain", strings.NewReader("hello"))
+				if assert.NoError(t, err) {
+					assert.Equal(t, "hello", bodyOf(t, resp))
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+func TestClientGoneWhileWaitingNeverRuns(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, "order:"+secret)
+		left := make(chan struct{})
+		engine := gin.New()
+		engine.Use(func(c *gin.Context) {
+			defer close(left)
+			c.Next()
+			assert.True(t, c.IsAborted())
+		})
+		engine.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, retry.Policy{MaxWait: time.Hour}), orderKey), mustNotRun(t))
+		url, client := serve(t, engine)
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			<-b.conflict
+			leave()
+		}()
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+orderPath, strings.NewReader(strings.Repeat("x", 300_000)))
+		require.NoError(t, err)
+		_, err = client.Do(r) //nolint:bodyclose // there is no response
+		require.ErrorIs(t, err, context.Canceled)
+		<-left // while the key is still held
+		release()
+		b.requireFree(t, "order:"+secret)
+	})
+}
+
+func TestClientGoneMidHandlerKeepsTheKeyUntilItReturns(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan struct{})
+	engine := gin.New()
+	engine.Use(func(c *gin.Context) {
+		defer close(left)
+		c.Next()
+	})
+	engine.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey), func(c *gin.Context) {
+		leave()
+		<-c.Request.Context().Done()
+		_, err := b.rival.TryAcquire(context.Background(), "order:"+secret)
+		assert.ErrorIs(t, err, core.ErrConflict)
+	})
+	url, client := serve(t, engine)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+orderPath, nil)
+	require.NoError(t, err)
+	_, err = client.Do(r) //nolint:bodyclose // there is no response
+	require.ErrorIs(t, err, context.Canceled)
+	<-left
+	b.requireFree(t, "order:"+secret)
+}
+
+func TestLostLeaseIs500WhenNothingWasWritten(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, core.WithTTL(300*time.Millisecond))
+		lose := func(c *gin.Context) {
+			names := redistest.Keys(t, b.rdb, b.prefix+":lock")
+			require.Len(t, names, 1)
+			require.NoError(t, b.rdb.Del(t.Context(), names...).Err())
+			<-c.Request.Context().Done()
+			require.ErrorIs(t, context.Cause(c.Request.Context()), core.ErrLeaseLost)
+		}
+		for name, test := range map[string]struct {
+			handler gin.HandlerFunc
+			status  int
+		}{
+			"nothing written": {lose, http.StatusInternalServerError},
+			"only a status": {func(c *gin.Context) {
+				c.Status(http.StatusNoContent)
+				lose(c)
+			}, http.StatusInternalServerError},
+			"written": {func(c *gin.Context) {
+				ok(c)
+				lose(c)
+			}, http.StatusOK},
+			"written after": {func(c *gin.Context) {
+				lose(c)
+				ok(c)
+			}, http.StatusOK},
+		} {
+			resp := call(guarded(core.NewGuard(b.locker, nil), test.handler), http.MethodPost, orderPath, "")
+			if test.status == http.StatusOK {
+				require.Equal(t, http.StatusOK, resp.StatusCode, name)
+				require.Equal(t, "ok", bodyOf(t, resp), name)
+				continue
+			}
+			require.Empty(t, resp.Header.Get("Retry-After"), name)
+			requireProblem(t, resp, test.status, "outcome-unknown")
+		}
+	})
+}
+
+func TestKeyHelpers(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	defer b.hold(t, "k:"+secret)()
+	guard := core.NewGuard(b.locker, nil)
+	for name, test := range map[string]struct {
+		key          ginlock.KeyFunc
+		path         string
+		header, want string // want is the kind of problem
+	}{
+		"param":             {ginlock.Param("k:", "id"), "/o/" + secret, "", "conflict"},
+		"param, escaped":    {ginlock.Param("k:", "id"), "/o/s3cret%2d42", "", "conflict"},
+		"param, misnamed":   {ginlock.Param("k:", "uid"), "/o/" + secret, "", "bad-key"},
+		"header":            {ginlock.Header("k:", "x-order"), "/o/1", secret, "conflict"},
+		"header, missing":   {ginlock.Header("k:", "X-Order"), "/o/1", "", "bad-key"},
+		"query":             {ginlock.Query("k:", "q"), "/o/1?q=" + secret + "&q=2", "", "conflict"},
+		"query, empty":      {ginlock.Query("k:", "q"), "/o/1?q=", "", "bad-key"},
+		"query, missing":    {ginlock.Query("k:", "q"), "/o/1", "", "bad-key"},
+		"query, control":    {ginlock.Query("k:", "q"), "/o/1?q=%00", "", "bad-key"},
+		"query, oversized":  {ginlock.Query("k:", "q"), "/o/1?q=" + strings.Repeat(secret, 60), "", "bad-key"},
+		"func":              {ginlock.Func(func(*gin.Context) (string, error) { return "k:" + secret, nil }), "/o/1", "", "conflict"},
+		"func, empty":       {ginlock.Func(func(*gin.Context) (string, error) { return "", nil }), "/o/1", "", "bad-key"},
+		"func, ours":        {ginlock.Func(func(*gin.Context) (string, error) { return "", errors.New(secret) }), "/o/1", "", "internal"},
+		"func, client's":    {ginlock.Func(func(*gin.Context) (string, error) { return "", httplock.BadKey(errors.New(secret)) }), "/o/1", "", "bad-key"},
+		"func, core's view": {ginlock.Func(func(*gin.Context) (string, error) { return "", core.ErrInvalidKey }), "/o/1", "", "bad-key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			engine := gin.New()
+			engine.POST("/o/:id", ginlock.PerKey(guard, test.key), mustNotRun(t))
+			r := httptest.NewRequest(http.MethodPost, test.path, nil)
+			if test.header != "" {
+				r.Header.Set("X-Order", test.header)
+			}
+			w := httptest.NewRecorder()
+			engine.ServeHTTP(w, r)
+			requireProblem(t, w.Result(), map[string]int{"conflict": 409, "bad-key": 400, "internal": 500}[test.want], test.want)
+		})
+	}
+	engine := gin.New()
+	engine.POST("/", ginlock.PerKey(guard, func(*gin.Context) (string, error) { panic("mine") }), mustNotRun(t))
+	require.PanicsWithValue(t, "mine", func() { call(engine, http.MethodPost, "/", "") })
+}
+
+func TestUnmatchedRoutesAndSafeMethodsPass(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	defer b.hold(t, "k")()
+	key := func(*gin.Context) (string, error) { return "k", nil }
+	engine := gin.New()
+	engine.HandleMethodNotAllowed = true
+	engine.Use(ginlock.PerKey(core.NewGuard(b.locker, nil), key))
+	engine.GET("/o", ok)
+	engine.POST("/o", mustNotRun(t))
+	engine.NoRoute(func(c *gin.Context) { c.String(http.StatusNotFound, "nothing here") })
+
+	resp := call(engine, http.MethodPost, "/nowhere", "")
+	require.Equal(t, http.StatusNotFound, resp.StatusCode)
+	require.Equal(t, "nothing here", bodyOf(t, resp))
+	require.Equal(t, http.StatusMethodNotAllowed, call(engine, http.MethodPut, "/o", "").StatusCode)
+	require.Equal(t, "ok", bodyOf(t, call(engine, http.MethodGet, "/o", "")))
+	requireProblem(t, call(engine, http.MethodPost, "/o", ""), http.StatusConflict, "conflict")
+
+	engine = gin.New()
+	engine.Use(ginlock.PerKey(core.NewGuard(b.locker, nil), key, httplock.LockSafeMethods()))
+	engine.GET("/o", mustNotRun(t))
+	engine.HEAD("/o", mustNotRun(t))
+	requireProblem(t, call(engine, http.MethodGet, "/o", ""), http.StatusConflict, "conflict")
+	resp = call(engine, http.MethodHead, "/o", "")
+	require.Equal(t, http.StatusConflict, resp.StatusCode)
+	require.Empty(t, bodyOf(t, resp))
+}
+
+func TestMistakesFailClosed(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.locker, nil)
+	for name, test := range map[string]struct {
+		guard *core.Guard
+		key   ginlock.KeyFunc
+		opts  []httplock.Option
+	}{
+		"nil guard": {nil, orderKey, nil},
+		"bad guard": {core.NewGuard(b.locker, nil, core.LeaseTTL(-1)), orderKey, nil},
+		"nil key":   {guard, nil, nil},
+		"nil func":  {guard, ginlock.Func(nil), nil},
+		"option":    {guard, orderKey, []httplock.Option{httplock.AllowHeaders("Cookie")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := ginlock.New(test.guard, test.key, test.opts...)
+			require.ErrorIs(t, err, core.ErrInvalidOption)
+			require.Nil(t, h)
+
+			engine := gin.New()
+			engine.Use(ginlock.PerKey(test.guard, test.key, test.opts...))
+			engine.POST("/orders/:id", mustNotRun(t))
+			engine.GET("/orders/:id", mustNotRun(t))
+			requireProblem(t, call(engine, http.MethodPost, orderPath, ""), http.StatusInternalServerError, "misconfigured")
+			requireProblem(t, call(engine, http.MethodGet, orderPath, ""), http.StatusInternalServerError, "misconfigured")
+			require.Equal(t, http.StatusNotFound, call(engine, http.MethodPost, "/nowhere", "").StatusCode)
+		})
+	}
+	h, err := ginlock.New(guard, orderKey)
+	require.NoError(t, err)
+	require.NotNil(t, h)
+}
+
+func TestPanicsGiveTheKeyBack(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	lock := ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey)
+	for _, value := range []any{"boom", errors.New("boom"), http.ErrAbortHandler} {
+		boom := func(*gin.Context) { panic(value) }
+		for name, chain := range map[string][]gin.HandlerFunc{
+			"recovery outside": {gin.Recovery(), lock, boom},
+			"recovery inside":  {lock, gin.Recovery(), boom},
+			"no recovery":      {lock, boom},
+		} {
+			engine := gin.New()
+			var during, after *http.Request
+			if name == "recovery outside" {
+				engine.Use(func(c *gin.Context) {
+					during = c.Request
+					c.Next()
+					after = c.Request
+				})
+			}
+			engine.POST("/orders/:id", chain...)
+			if name == "no recovery" {
+				require.PanicsWithValue(t, value, func() { call(engine, http.MethodPost, orderPath, "") })
+			} else {
+				resp := call(engine, http.MethodPost, orderPath, "")
+				if value == http.ErrAbortHandler { //nolint:errorlint // the very value
+					require.Equal(t, http.StatusOK, resp.StatusCode, "gin takes the connection for broken")
+				} else {
+					require.Equal(t, http.StatusInternalServerError, resp.StatusCode)
+				}
+			}
+			require.Same(t, during, after, "the request is restored")
+			b.requireFree(t, "order:"+secret)
+		}
+	}
+}
+
+func TestPanicBehindAServer(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	srv := httptest.NewUnstartedServer(guarded(core.NewGuard(b.locker, nil), func(*gin.Context) { panic(http.ErrAbortHandler) }))
+	srv.Start()
+	t.Cleanup(srv.Close)
+	t.Cleanup(srv.Client().CloseIdleConnections)
+	_, err := srv.Client().Post(srv.URL+orderPath, "text/plain", nil) //nolint:bodyclose // there is no response
+	require.ErrorIs(t, err, io.EOF)
+	b.requireFree(t, "order:"+secret)
+}
+
+func TestNestedGuards(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.locker, nil)
+	inner := ginlock.PerKey(guard, ginlock.Query("inner:", "inner"))
+	afterInner := false
+	engine := gin.New()
+	engine.POST("/orders/:id", ginlock.PerKey(guard, orderKey), func(c *gin.Context) {
+		c.Next()
+		afterInner = true
+	}, ginlock.PerKey(guard, orderKey), inner, ok)
+
+	require.Equal(t, "ok", bodyOf(t, call(engine, http.MethodPost, orderPath+"?inner=1", "")), "the same key again, and another one")
+	release := b.hold(t, "inner:1")
+	afterInner = false
+	requireProblem(t, call(engine, http.MethodPost, orderPath+"?inner=1", ""), http.StatusConflict, "conflict")
+	require.True(t, afterInner, "the outer guard's chain went on")
+	b.requireFree(t, "order:"+secret)
+	release()
+}
+
+func TestStreamsKeepTheirKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, core.WithTTL(400*time.Millisecond))
+		more := make(chan struct{})
+		url, client := serve(t, guarded(core.NewGuard(b.locker, nil), func(c *gin.Context) {
+			n := 0
+			gone := c.Stream(func(io.Writer) bool {
+				n++
+				c.SSEvent("tick", n)
+				if n == 1 {
+					c.Writer.Flush()
+					<-more
+				}
+				return n < 3
+			})
+			assert.False(t, gone)
+			assert.NoError(t, c.Request.Context().Err())
+		}))
+		resp, err := client.Post(url+orderPath, "text/plain", nil)
+		require.NoError(t, err)
+		require.Contains(t, resp.Header.Get("Content-Type"), "text/event-stream")
+		events := bufio.NewReader(resp.Body)
+		first, err := events.ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "event:tick\n", first)
+
+		for range 5 { // well over one lease
+			<-b.renewed
+		}
+		_, err = b.rival.TryAcquire(t.Context(), "order:"+secret)
+		require.ErrorIs(t, err, core.ErrConflict)
+		close(more)
+		rest, err := io.ReadAll(events)
+		require.NoError(t, err)
+		require.Contains(t, string(rest), "data:3")
+		require.NoError(t, resp.Body.Close())
+		b.requireFree(t, "order:"+secret)
+	})
+}
+
+func TestHijackAndResponseController(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	// What was flushed reaches the client before the key is free.
+	guard := core.NewGuard(b.locker, retry.Policy{MaxWait: time.Minute})
+	engine := gin.New()
+	engine.Use(ginlock.PerKey(guard, func(*gin.Context) (string, error) { return "k", nil }))
+	engine.POST("/hijack", func(c *gin.Context) {
+		conn, _, err := c.Writer.Hijack()
+		if assert.NoError(t, err) {
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\nConnection: close\r\n\r\nhijacked")
+			_ = conn.Close()
+		}
+	})
+	engine.POST("/controller", func(c *gin.Context) {
+		rc := http.NewResponseController(c.Writer)
+		assert.NoError(t, rc.SetWriteDeadline(time.Now().Add(time.Minute)))
+		assert.NoError(t, rc.Flush())
+		_, _ = c.Writer.WriteString("controlled")
+	})
+	for name, h := range map[string]http.Handler{
+		"gin": engine,
+		// net/http middleware around an engine: gin takes the writer to be a server's.
+		"gin behind httplock": httplock.PerKey(guard, func(*http.Request) (string, error) { return "k", nil })(engine),
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, client := serve(t, h)
+			for path, want := range map[string]string{"/hijack": "hijacked", "/controller": "controlled"} {
+				resp, err := client.Post(url+path, "text/plain", nil)
+				require.NoError(t, err)
+				require.Equal(t, want, bodyOf(t, resp))
+			}
+		})
+	}
+}

@@ -1,0 +1,61 @@
+// Package httplock runs one HTTP request at a time per key, under net/http and
+// under any framework that ends in an http.ResponseWriter and an *http.Request.
+//
+// # Model
+//
+// A Middleware is a core.Guard with HTTP around it. For each request it asks a
+// key function for the key, calls Guard.Do, and runs the rest of the chain
+// inside. The request that the chain sees carries the lease's context: it ends
+// when the client goes away and when the lease is lost, and core.LeaseFrom finds
+// the fencing token in it. The key is given back when the chain returns, also by
+// a panic, and not before: a response that streams keeps its key while it
+// streams, and so does a handler that is deaf to its context.
+//
+// What happens to a request whose key is held is the guard's policy's business.
+// This package turns the outcome into a response:
+//
+//	key held, or waiting did not help    409, Retry-After
+//	parked on a delay queue              202, Location and Link to its status
+//	queue full, for one key or as a whole 429 or 503, Retry-After
+//	body too large to be parked          413
+//	redis unavailable, locker closed     503, Retry-After
+//	lease lost, nothing written yet      500, outcome unknown
+//	no usable key in the request         400
+//	a key function that failed           500
+//
+// Errors are problem documents (RFC 9457), each described in docs/problems.md.
+// No response repeats the key. A request that was refused never ran: whatever
+// goes wrong, the handler runs under its key or not at all. A Middleware that
+// could not be built refuses everything, safe methods included.
+//
+// GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given.
+//
+// # Waiting
+//
+// net/http notices that a client left only once the request's body was read. So
+// before a request waits, its body is read into memory, up to the cap of
+// WithMaxBody. A longer one waits with its body unread: it works, but a client
+// that leaves is noticed only when its handler reads.
+//
+// # Parking and replay
+//
+// A parked request is its method, its target as the client sent it, an
+// allow-list of headers and the body. Credentials are not stored: the request
+// was let in when it was parked. Replay runs it in this process through a
+// handler of yours, which should be the one that the server serves, so that the
+// stored target finds the route that it found before. Middleware in the way that
+// asks for credentials must let a replay pass; Replayed tells one, by a mark in
+// the context that nothing outside the process can set.
+//
+// A replay runs under the key that the queue's worker holds, so its own guard
+// lets it through. When it meets a conflict in another guard, it does not wait
+// and is not parked again: Replay returns an error that matches core.ErrConflict
+// and the queue tries later. The queue delivers at least once. What ran before
+// such a conflict runs again, and so does a replay whose process died: the
+// ticket's id, which Replayed returns, stays the same and tells.
+//
+// # Adapters
+//
+// An adapter hands each request to Middleware.Serve as an Exchange, and stops its
+// framework's chain when Serve reports false. Package ginlock is one.
+package httplock

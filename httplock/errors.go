@@ -1,0 +1,32 @@
+package httplock
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// errBodyTooLarge: the body is longer than the cap, so it cannot be parked.
+	errBodyTooLarge = errors.New("httplock: the body is too large to be parked")
+	// errBodyUnreadable: the client's body could not be read to its end.
+	errBodyUnreadable = errors.New("httplock: the body could not be read")
+	// errNotReplayable: what was read shows that the request cannot be parked.
+	errNotReplayable = errors.New("httplock: the request cannot be replayed")
+	// errReplayWaits: a replay met a conflict and would have waited for the key.
+	errReplayWaits = errors.New("httplock: a replay does not wait for a key")
+)
+
+// BadKey marks the error of a key function as the client's fault: the answer is
+// 400, and not 500. The text of err is not sent to the client.
+func BadKey(err error) error { return &badKeyError{err} }
+
+type badKeyError struct{ err error }
+
+func (e *badKeyError) Error() string {
+	if e.err == nil {
+		return "httplock: no usable key in the request"
+	}
+	return fmt.Sprintf("httplock: no usable key in the request: %v", e.err)
+}
+
+func (e *badKeyError) Unwrap() error { return e.err }

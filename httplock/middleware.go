@@ -1,0 +1,157 @@
+package httplock
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// maxNameLen bounds a Call's name, of which the client chooses a part: the
+// method may be any word.
+const maxNameLen = 256
+
+// Middleware guards requests. It is safe for concurrent use and needs no
+// closing. The zero Middleware, and a nil one, refuse every request.
+type Middleware struct {
+	guard       *core.Guard
+	log         *slog.Logger // nil: slog's default at the time of use
+	skip        func(*http.Request) bool
+	lockSafe    bool
+	maxBody     int64
+	statusPath  string
+	keptHeaders map[string]bool
+}
+
+// Exchange is one request on its way through a framework's chain.
+type Exchange struct {
+	// Writer takes a response of ours, if there is one.
+	Writer http.ResponseWriter
+	// Request is the request as the framework has it.
+	Request *http.Request
+	// Name says which kind of work this is, such as "POST /orders/:id/pay". It is
+	// for logs and metrics, and stored with parked requests; it may be empty.
+	Name string
+	// Key returns the key. An error that wraps BadKey's or core.ErrInvalidKey is
+	// the client's fault, any other one is ours.
+	Key func() (string, error)
+	// Next runs the rest of the chain, on this goroutine, with the request given
+	// in place of Request.
+	Next func(*http.Request)
+	// Written reports whether a response was begun. Nil: not known, and taken as
+	// begun once Next was called.
+	Written func() bool
+}
+
+// New makes a Middleware over guard. Its error wraps core.ErrInvalidOption.
+func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
+	if guard == nil {
+		return nil, fmt.Errorf("httplock: %w: the guard is nil", core.ErrInvalidOption)
+	}
+	if err := guard.Err(); err != nil {
+		return nil, err
+	}
+	m := &Middleware{guard: guard, maxBody: DefaultMaxBody, keptHeaders: defaultHeaders()}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("httplock: %w: an option is nil", core.ErrInvalidOption)
+		}
+		if err := opt(m); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// FailClosed logs why a Middleware could not be built, and returns one that
+// refuses every request with 500. It is for constructors that return no error:
+// a mistake in them must not let requests run without their key.
+func FailClosed(err error) *Middleware {
+	slog.Error("httplock: misconfigured: every request to the guarded routes is refused", "error", err)
+	return &Middleware{}
+}
+
+// Serve runs x.Next while holding the request's key, or writes a response that
+// says why not. It reports whether x.Next was called. It blocks for as long as
+// the guard's policy waits and x.Next runs; when it returns the key was given
+// back. A panic of x.Key or x.Next passes through.
+func (m *Middleware) Serve(x Exchange) (ran bool) {
+	if m == nil || m.guard == nil {
+		respond(x, problemMisconfigured.document(0))
+		return false
+	}
+	if m.passes(x.Request) {
+		x.Next(x.Request)
+		return true
+	}
+	key, err := x.Key()
+	if err != nil {
+		m.refuseKey(x, err)
+		return false
+	}
+
+	// After the key function, which may have read the body and put another in
+	// its place.
+	body := newBody(x.Request, m.maxBody)
+	call := core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], BeforeWait: body.buffer}
+	encoded := false // the queue may have it
+	replay := replayFrom(x.Request.Context())
+	switch {
+	case replay != nil:
+		call.BeforeWait = func() error { return errReplayWaits }
+	case replayable(x.Request):
+		call.Encode = func() (payload []byte, err error) {
+			payload, err = encode(x.Request, body, m.keptHeaders)
+			encoded = err == nil
+			return payload, err
+		}
+	}
+
+	err = m.guard.Do(x.Request.Context(), call, func(ctx context.Context) error {
+		ran = true
+		m.next(ctx, x, body)
+		return nil
+	})
+	switch {
+	case err == nil:
+	case !ran:
+		replay.refused(key, err)
+		m.refuse(x, err, encoded)
+	default:
+		m.lost(x, err)
+	}
+	return ran
+}
+
+// passes reports whether a request needs no key.
+func (m *Middleware) passes(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+		if !m.lockSafe {
+			return true
+		}
+	}
+	return m.skip != nil && m.skip(r)
+}
+
+// next runs the rest of the chain with the lease's ctx, and the whole body.
+func (m *Middleware) next(ctx context.Context, x Exchange, body *body) {
+	r := x.Request.WithContext(ctx)
+	r.Body = body.reader()
+	// net/http removes the files of a multipart form that it finds in its own request.
+	defer func() {
+		if x.Request.MultipartForm == nil {
+			x.Request.MultipartForm = r.MultipartForm
+		}
+	}()
+	x.Next(r)
+}
+
+func (m *Middleware) logger() *slog.Logger {
+	if m.log != nil {
+		return m.log
+	}
+	return slog.Default()
+}

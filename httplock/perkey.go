@@ -1,0 +1,57 @@
+package httplock
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// KeyFunc returns the key of a request. An error that wraps BadKey's or
+// core.ErrInvalidKey is the client's fault: the answer is 400. Any other error is
+// ours: 500. The request does not run either way.
+type KeyFunc func(*http.Request) (string, error)
+
+// PerKey returns net/http middleware that runs one request at a time per key.
+// Around a handler that is registered with a pattern the key function has
+// Request.PathValue.
+//
+// A mistake in its arguments is logged once, and every request is then refused
+// with 500. New and Middleware.Handler report it instead.
+func PerKey(guard *core.Guard, key KeyFunc, opts ...Option) func(http.Handler) http.Handler {
+	m, err := New(guard, opts...)
+	if err == nil && key == nil {
+		err = invalid("PerKey: the key function is nil")
+	}
+	if err != nil {
+		m = FailClosed(err)
+	}
+	return func(next http.Handler) http.Handler { return m.Handler(key, next) }
+}
+
+// Handler returns next, guarded. Without a key function or without next it
+// refuses every request.
+func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
+	if m != nil && (key == nil || next == nil) {
+		m = FailClosed(invalid("Handler: the key function or the handler is nil"))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tracked := &writer{ResponseWriter: w, ctx: r.Context()}
+		m.Serve(Exchange{
+			Writer:  tracked,
+			Request: r,
+			Name:    routeName(r),
+			Key:     func() (string, error) { return key(r) },
+			Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
+			Written: tracked.Written,
+		})
+	})
+}
+
+// routeName is the method and the pattern that http.ServeMux matched.
+func routeName(r *http.Request) string {
+	if r.Pattern == "" || strings.Contains(r.Pattern, " ") {
+		return r.Pattern
+	}
+	return r.Method + " " + r.Pattern
+}

@@ -1,0 +1,131 @@
+package httplock
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// problemsURL is where docs/problems.md is read. Each kind has a heading there.
+const problemsURL = "https://github.com/perkey-go/perkey/blob/main/docs/problems.md#"
+
+// problemKind is a kind of refusal. Its texts say nothing about the request, so
+// that they cannot repeat the key.
+type problemKind struct {
+	name   string
+	status int
+	title  string
+	detail string
+}
+
+var (
+	problemConflict = problemKind{
+		"conflict", http.StatusConflict, "Another request is being worked on",
+		"A request for the same resource is being worked on. This one was not started. Try again later.",
+	}
+	problemKeyFull = problemKind{
+		"key-queue-full", http.StatusTooManyRequests, "Too many requests are waiting for this resource",
+		"As many requests for the same resource are queued as may be. This one was not queued. Try again later.",
+	}
+	problemQueueFull = problemKind{
+		"queue-full", http.StatusServiceUnavailable, "The queue is full",
+		"The resource is busy, and there is no room to queue the request. Try again later.",
+	}
+	problemBodyTooLarge = problemKind{
+		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large to be queued",
+		"The resource is busy, and the request's body is larger than what can be queued. The request was not queued.",
+	}
+	problemUnreadableBody = problemKind{
+		"unreadable-body", http.StatusBadRequest, "The body could not be read",
+		"The request's body did not arrive as it was announced. The request was not started.",
+	}
+	problemBadKey = problemKind{
+		"bad-key", http.StatusBadRequest, "The request does not say what it is about",
+		"A path parameter, a header or a query parameter that names the resource is missing or cannot be used.",
+	}
+	problemUnavailable = problemKind{
+		"unavailable", http.StatusServiceUnavailable, "The service cannot take requests now",
+		"It could not be made sure that this request runs alone, so it was not started. Try again later.",
+	}
+	problemTimeout = problemKind{
+		"timeout", http.StatusServiceUnavailable, "The request waited too long",
+		"The time for the request was over before the resource was free. The request was not started. Try again later.",
+	}
+	problemOutcomeUnknown = problemKind{
+		"outcome-unknown", http.StatusInternalServerError, "Outcome unknown",
+		"The request was started, and lost its hold on the resource before it ended. It may have taken effect, wholly or in part. " +
+			"Find out before sending it again.",
+	}
+	problemInternal = problemKind{
+		"internal", http.StatusInternalServerError, "Internal error",
+		"The request was not started.",
+	}
+	problemMisconfigured = problemKind{
+		"misconfigured", http.StatusInternalServerError, "Internal error",
+		"The service is not set up to handle this request. The request was not started.",
+	}
+	problemNoTicket = problemKind{
+		"no-such-ticket", http.StatusNotFound, "No such ticket",
+		"There is no such ticket, or it is not yours.",
+	}
+	problemMethod = problemKind{
+		"method-not-allowed", http.StatusMethodNotAllowed, "Method not allowed",
+		"A ticket can be read with GET and HEAD.",
+	}
+)
+
+// problem is a problem document of RFC 9457.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	// RetryAfter is the Retry-After header with the precision that it lacks.
+	RetryAfter int64 `json:"retry_after_ms,omitempty"`
+}
+
+// document makes a problem document. A retryAfter of zero: trying again is not
+// advised.
+func (k problemKind) document(retryAfter time.Duration) problem {
+	return problem{
+		Type: problemsURL + k.name, Title: k.title, Status: k.status, Detail: k.detail,
+		RetryAfter: retryAfter.Milliseconds(),
+	}
+}
+
+func (p problem) write(w http.ResponseWriter, r *http.Request) {
+	writeJSON(w, r, p.Status, "application/problem+json", time.Duration(p.RetryAfter)*time.Millisecond, p)
+}
+
+// writeJSON writes a whole response. What a handler may have said about a
+// response of its own is taken back.
+func writeJSON(w http.ResponseWriter, r *http.Request, status int, mediaType string, retryAfter time.Duration, v any) {
+	h := w.Header()
+	for _, name := range []string{
+		"Content-Length", "Content-Encoding", "Content-Range", "Content-Disposition", "Content-Language",
+		"Etag", "Last-Modified", "Expires", "Accept-Ranges",
+	} {
+		h.Del(name)
+	}
+	h.Set("Content-Type", mediaType)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Del("Retry-After")
+	if retryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(seconds(retryAfter), 10))
+	}
+	content, err := json.Marshal(v)
+	if err != nil { // no value of ours can fail
+		content = nil
+	}
+	w.WriteHeader(status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(append(content, '\n'))
+	}
+}
+
+// seconds rounds up: Retry-After knows whole seconds, and 0 means at once.
+func seconds(d time.Duration) int64 {
+	return max(1, int64((d+time.Second-1)/time.Second))
+}

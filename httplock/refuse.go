@@ -1,0 +1,149 @@
+package httplock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/backoff"
+)
+
+const (
+	// statusClientClosedRequest, as nginx has it, is for access logs: the client
+	// that it is for has left.
+	statusClientClosedRequest = 499
+
+	minRetryAfter = 100 * time.Millisecond
+	maxRetryAfter = 30 * time.Second
+	// What a client is told that would like to know how its parked request does.
+	ticketRetryAfter = time.Second
+)
+
+// refuse writes the response to a request that did not run. If it was encoded a
+// queue may have stored it, although the policy failed.
+func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
+	var (
+		deferred *core.DeferredError
+		conflict *core.ConflictError
+	)
+	switch ctx := x.Request.Context(); {
+	case errors.As(err, &deferred):
+		m.accepted(x, deferred.Ticket)
+	case errors.As(err, &conflict):
+		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining)))
+	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable):
+		respond(x, problemConflict.document(conflictRetryAfter(0)))
+	case errors.Is(ctx.Err(), context.Canceled) && errors.Is(context.Cause(ctx), context.Canceled):
+		gone(x)
+	case ctx.Err() != nil:
+		// A deadline of the server's: the client is still there, and silence
+		// would read as 200.
+		respond(x, orQueued(problemTimeout, encoded).document(soon()))
+	case errors.Is(err, core.ErrInvalidKey):
+		respond(x, problemBadKey.document(0))
+	case errors.Is(err, errBodyTooLarge), errors.Is(err, delayqueue.ErrPayloadTooLarge):
+		respond(x, problemBodyTooLarge.document(0))
+	case errors.Is(err, errBodyUnreadable):
+		respond(x, problemUnreadableBody.document(0))
+	case errors.Is(err, delayqueue.ErrKeyFull):
+		respond(x, problemKeyFull.document(soon()))
+	case errors.Is(err, delayqueue.ErrQueueFull):
+		respond(x, problemQueueFull.document(soon()))
+	case errors.Is(err, core.ErrUnavailable):
+		m.logger().WarnContext(ctx, "httplock: request refused", "name", x.Name, "error", err)
+		respond(x, orQueued(problemUnavailable, encoded).document(soon()))
+	case errors.Is(err, core.ErrClosed):
+		respond(x, problemUnavailable.document(soon()))
+	default:
+		m.logger().ErrorContext(ctx, "httplock: request refused", "name", x.Name, "error", err)
+		respond(x, problemInternal.document(0))
+	}
+}
+
+// orQueued does not promise that a request was not started which a queue may
+// have stored: the queue's answer was lost.
+func orQueued(k problemKind, encoded bool) problemKind {
+	if encoded {
+		k.detail = "It could not be confirmed that the request was queued. If it was, it will run."
+	}
+	return k
+}
+
+// refuseKey writes the response to a request without a key.
+func (m *Middleware) refuseKey(x Exchange, err error) {
+	var bad *badKeyError
+	if errors.As(err, &bad) || errors.Is(err, core.ErrInvalidKey) {
+		respond(x, problemBadKey.document(0))
+		return
+	}
+	m.logger().ErrorContext(x.Request.Context(), "httplock: the key function failed", "name", x.Name, "error", err)
+	respond(x, problemInternal.document(0))
+}
+
+// lost writes the response of a request that ran and lost its lease, if its
+// handler has not begun one.
+func (m *Middleware) lost(x Exchange, err error) {
+	if x.Written == nil || x.Written() {
+		return
+	}
+	m.logger().WarnContext(x.Request.Context(), "httplock: outcome unknown", "name", x.Name, "error", err)
+	problemOutcomeUnknown.document(0).write(x.Writer, x.Request)
+}
+
+// accepted writes the receipt of a parked request.
+func (m *Middleware) accepted(x Exchange, t core.Ticket) {
+	if written(x) {
+		return
+	}
+	if m.statusPath != "" {
+		at := m.statusPath + t.ID
+		x.Writer.Header().Set("Location", at)
+		x.Writer.Header().Add("Link", "<"+at+`>; rel="status"`)
+	}
+	writeJSON(x.Writer, x.Request, http.StatusAccepted, "application/json", ticketRetryAfter, struct {
+		ID        string `json:"id"`
+		State     string `json:"state"`
+		ExpiresAt string `json:"expires_at,omitempty"`
+	}{t.ID, "queued", timestamp(t.ExpiresAt)})
+}
+
+// gone ends the exchange with a client that has left.
+func gone(x Exchange) {
+	if !written(x) {
+		x.Writer.WriteHeader(statusClientClosedRequest)
+	}
+}
+
+func respond(x Exchange, p problem) {
+	if !written(x) {
+		p.write(x.Writer, x.Request)
+	}
+}
+
+// written reports whether middleware in front of ours has begun a response.
+func written(x Exchange) bool { return x.Written != nil && x.Written() }
+
+// conflictRetryAfter is when the key may be free: at the end of the holder's
+// lease, unless the holder renews it or comes back earlier. Clients that were
+// refused together are spread out.
+func conflictRetryAfter(remaining time.Duration) time.Duration {
+	if remaining <= 0 {
+		return soon()
+	}
+	return max(minRetryAfter, backoff.Spread(min(remaining, maxRetryAfter)))
+}
+
+// soon is when to try again what nobody knows the time of.
+func soon() time.Duration { return time.Second + rand.N(2*time.Second) }
+
+// timestamp is RFC 3339 in UTC, to the millisecond.
+func timestamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format("2006-01-02T15:04:05.000Z")
+}

@@ -1,0 +1,220 @@
+package httplock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// message makes the message of a request.
+func message(t *testing.T, r *http.Request) delayqueue.Message {
+	t.Helper()
+	payload, err := httplock.Encode(r, 1<<20)
+	require.NoError(t, err)
+	return delayqueue.Message{ID: ticketID, Key: "order:" + secret, Name: "POST /orders/{id}", Payload: payload, Attempt: 1}
+}
+
+func post(target, body string) *http.Request {
+	return httptest.NewRequest(http.MethodPost, target, strings.NewReader(body))
+}
+
+func TestReplayIsTheRequestThatWasSent(t *testing.T) {
+	body := "\x00\xff\nbinary\n" + strings.Repeat("z", 1000)
+	var seen *http.Request
+	var got []byte
+	handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		seen = r
+		got, _ = io.ReadAll(r.Body)
+	})
+	r := httptest.NewRequest("PURGE", "/orders/a%2Fb/ship?x=1&x=2&y=%20+", strings.NewReader(body))
+	r.Header["Accept"] = []string{"a/b", "c/d"}
+	r.Header.Set("Content-Type", "application/octet-stream")
+	r.Host, r.RemoteAddr = "evil.example", "1.2.3.4:5"
+
+	type mark struct{}
+	ctx := context.WithValue(t.Context(), mark{}, "worker's")
+	require.NoError(t, httplock.Replay(handler)(ctx, message(t, r)))
+	require.Equal(t, "PURGE", seen.Method)
+	require.Equal(t, "/orders/a%2Fb/ship?x=1&x=2&y=%20+", seen.RequestURI)
+	require.Equal(t, "/orders/a/b/ship", seen.URL.Path)
+	require.Equal(t, "/orders/a%2Fb/ship", seen.URL.RawPath)
+	require.Equal(t, []string{"1", "2"}, seen.URL.Query()["x"])
+	require.Equal(t, http.Header{"Accept": {"a/b", "c/d"}, "Content-Type": {"application/octet-stream"}}, seen.Header)
+	require.Equal(t, body, string(got))
+	require.EqualValues(t, len(body), seen.ContentLength)
+	require.Empty(t, seen.Host)
+	require.Empty(t, seen.RemoteAddr)
+	require.Equal(t, "worker's", seen.Context().Value(mark{}))
+	id, replayed := httplock.Replayed(seen.Context())
+	require.True(t, replayed)
+	require.Equal(t, ticketID, id)
+	_, replayed = httplock.Replayed(r.Context())
+	require.False(t, replayed)
+
+	require.NoError(t, httplock.Replay(handler)(t.Context(), message(t, post("/", ""))))
+	require.Equal(t, http.NoBody, seen.Body)
+	require.Zero(t, seen.ContentLength)
+}
+
+func TestReplayOutcomes(t *testing.T) {
+	for status, fails := range map[int]bool{
+		0: false, 200: false, 202: false, 204: false, 302: false, 400: false, 404: false, 409: false, 499: false,
+		500: true, 502: true, 503: true, 599: true,
+	} {
+		handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusEarlyHints)
+			if status != 0 {
+				w.WriteHeader(status)
+			}
+			_, err := io.WriteString(w, "body")
+			require.NoError(t, err)
+			w.WriteHeader(http.StatusInternalServerError) // too late
+		})
+		err := httplock.Replay(handler)(t.Context(), message(t, post("/", "")))
+		if !fails {
+			require.NoError(t, err, status)
+			continue
+		}
+		require.ErrorContains(t, err, fmt.Sprint("the handler answered with status ", status))
+		require.NotErrorIs(t, err, core.ErrConflict)
+	}
+
+	for _, value := range []any{"boom", http.ErrAbortHandler} {
+		handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(value) })
+		require.PanicsWithValue(t, value, func() { _ = httplock.Replay(handler)(t.Context(), message(t, post("/", ""))) })
+	}
+
+	err := httplock.Replay(http.HandlerFunc(ok))(t.Context(), delayqueue.Message{ID: ticketID, Payload: []byte("junk")})
+	require.ErrorContains(t, err, "decode a parked request")
+	require.IsType(t, delayqueue.SkipRetry(errors.New("x")), err, "it is not tried again")
+
+	require.ErrorIs(t, httplock.Replay(nil)(t.Context(), message(t, post("/", ""))), core.ErrInvalidOption)
+}
+
+func TestReplayThatWasInterruptedIsNoResult(t *testing.T) {
+	stopped := errors.New("worker stopped")
+	ctx, stop := context.WithCancelCause(t.Context())
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		stop(stopped)
+		<-r.Context().Done()
+		w.WriteHeader(http.StatusRequestTimeout)
+	})
+	require.ErrorIs(t, httplock.Replay(handler)(ctx, message(t, post("/", ""))), stopped)
+	require.NoError(t, httplock.Replay(http.HandlerFunc(ok))(ctx, message(t, post("/", ""))), "it was done all the same")
+}
+
+// underKey runs f as a worker runs its handler: under the message's key.
+func (b *bench) underKey(t *testing.T, f func(ctx context.Context)) {
+	t.Helper()
+	require.NoError(t, b.locker.Do(t.Context(), "order:"+secret, func(ctx context.Context) error {
+		f(ctx)
+		return nil
+	}))
+}
+
+func TestReplayPassesItsOwnGuard(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ran := 0
+		mux := guarded(core.NewGuard(b.locker, &parking{}), func(w http.ResponseWriter, r *http.Request) {
+			ran++
+			lease, held := core.LeaseFrom(r.Context())
+			require.True(t, held)
+			require.Equal(t, "order:"+secret, lease.Key())
+			ok(w, r)
+		})
+		b.underKey(t, func(ctx context.Context) {
+			require.NoError(t, httplock.Replay(mux)(ctx, message(t, post(ordersPath, ""))))
+		})
+		require.Equal(t, 1, ran)
+		require.Empty(t, b.conflict)
+	})
+}
+
+func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	release := b.holdKey(t, "inner")
+	p := &parking{}
+	ran := false
+	for name, policy := range map[string]core.ConflictPolicy{
+		"reject": nil, "park": p, "wait": patient{}, "wait, then park": retry.Policy{MaxWait: time.Hour, Then: p},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inner := httplock.PerKey(core.NewGuard(b.locker, policy), func(*http.Request) (string, error) { return "inner", nil })(
+				http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran = true }))
+			mux := guarded(core.NewGuard(b.locker, p), inner.ServeHTTP)
+			b.underKey(t, func(ctx context.Context) {
+				r := post(ordersPath, "")
+				r.Header.Set("Accept", "Replayed") // no header helps
+				err := httplock.Replay(mux)(ctx, message(t, r))
+				require.ErrorIs(t, err, core.ErrConflict)
+				require.NotContains(t, err.Error(), "must share")
+			})
+			require.False(t, ran)
+			require.Empty(t, p.parked())
+		})
+	}
+	release()
+	mux := guarded(core.NewGuard(b.locker, nil), httplock.PerKey(core.NewGuard(b.locker, nil),
+		func(*http.Request) (string, error) { return "inner", nil })(http.HandlerFunc(ok)).ServeHTTP)
+	b.underKey(t, func(ctx context.Context) {
+		require.NoError(t, httplock.Replay(mux)(ctx, message(t, post(ordersPath, ""))))
+	})
+}
+
+func TestReplayUnderAnotherLockerSaysWhatIsWrong(t *testing.T) {
+	env := redistest.Embedded(t)
+	b := setup(t, env)
+	mux := guarded(core.NewGuard(newLocker(t, env.Client(t), core.WithPrefix(env.Prefix)), nil), mustNotRun(t))
+	b.underKey(t, func(ctx context.Context) {
+		err := httplock.Replay(mux)(ctx, message(t, post(ordersPath, "")))
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.ErrorContains(t, err, "must share client and prefix")
+	})
+}
+
+func TestReplayThatAGuardCannotServeIsTriedAgain(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	closed := newLocker(t, b.rdb, core.WithPrefix(b.prefix))
+	require.NoError(t, closed.Close())
+	mux := guarded(core.NewGuard(closed, nil), mustNotRun(t))
+	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(ordersPath, ""))), core.ErrClosed)
+
+	// A worker that stops: what looks like 499 to a log is no result.
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	mux = guarded(core.NewGuard(b.locker, nil), mustNotRun(t))
+	require.ErrorIs(t, httplock.Replay(mux)(ctx, message(t, post(ordersPath, ""))), context.Canceled)
+
+	// A key that cannot be used stays so.
+	mux = guarded(core.NewGuard(b.locker, nil), mustNotRun(t))
+	require.NoError(t, httplock.Replay(mux)(t.Context(), message(t, post("/orders/%0a", ""))))
+}
+
+func TestRecorderServesHandlersThatExpectAServer(t *testing.T) {
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X", "1")
+		require.Equal(t, "1", w.Header().Get("X"))
+		require.NoError(t, http.NewResponseController(w).Flush())
+		_, _, err := http.NewResponseController(w).Hijack()
+		require.ErrorIs(t, err, http.ErrNotSupported)
+		notifier, can := w.(interface{ CloseNotify() <-chan bool })
+		require.True(t, can)
+		require.Empty(t, notifier.CloseNotify())
+	})
+	require.NoError(t, httplock.Replay(handler)(t.Context(), message(t, post("/", ""))))
+}
