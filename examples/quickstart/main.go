@@ -1,0 +1,55 @@
+// Command quickstart is the service of the README: three routes, one for each
+// conflict policy, on the Redis at localhost:6379.
+package main
+
+import (
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/ginlock"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/retry"
+)
+
+func main() {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	r, worker, _ := service(rdb)
+	check(worker.Start())
+	check(http.ListenAndServe("localhost:8080", r)) //nolint:gosec // the shortest service that runs
+}
+
+// service is what the README shows.
+func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.Locker) {
+	// README
+	locker, err := core.New(rdb, core.WithTTL(15*time.Second))
+	check(err)
+	queue, err := delayqueue.New(rdb, "ship")
+	check(err)
+
+	r := gin.Default()
+	wait, later := retry.Policy{MaxWait: 2 * time.Second}, delayqueue.Policy(queue)
+	r.POST("/orders/:id/pay", ginlock.PerKey(core.NewGuard(locker, nil), ginlock.Param("order:", "id")), pay)     // 409
+	r.PUT("/carts/:id", ginlock.PerKey(core.NewGuard(locker, wait), ginlock.Param("cart:", "id")), put)           // waits
+	r.POST("/orders/:id/ship", ginlock.PerKey(core.NewGuard(locker, later), ginlock.Param("order:", "id")), ship) // 202
+
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r)) // runs what was parked
+	// README
+	check(err)
+	return r, worker, locker
+}
+
+func pay(c *gin.Context)  { c.String(http.StatusOK, "paid") }
+func put(c *gin.Context)  { c.String(http.StatusOK, "put") }
+func ship(c *gin.Context) { c.String(http.StatusOK, "shipped") }
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
