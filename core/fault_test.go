@@ -318,7 +318,7 @@ func TestAWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
-	holder, waiting := newLocker(t, env), newLocker(t, env)
+	holder, waiting := newLocker(t, env), newSleeper(t, env)
 	rdb := env.Client(t)
 	lease, err := holder.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)

@@ -172,9 +172,10 @@ func TestTheObserverIsTold(t *testing.T) {
 			<-ctx.Done()
 			return nil
 		})
-		lost, ok := eventOf[core.Lost](&seen)
-		require.True(t, ok)
-		require.ErrorIs(t, lost.Cause, core.ErrLeaseLost)
+		redistest.Eventually(t, func() bool {
+			lost, ok := eventOf[core.Lost](&seen)
+			return ok && errors.Is(lost.Cause, core.ErrLeaseLost)
+		}, "the loss")
 	})
 }
 

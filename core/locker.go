@@ -25,6 +25,9 @@ type Locker struct {
 	prefix   string
 	ttl      time.Duration
 	observer Observer
+	// The longest a waiting call goes without asking again, whatever its policy
+	// says: the announcement that it waits for can have been lost.
+	pollFloor time.Duration
 
 	id       string // names this Locker's channel
 	renewals *renewals
@@ -57,16 +60,20 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 		return nil, fmt.Errorf("core: %w: the redis client is nil", ErrInvalidOption)
 	}
 	l := &Locker{
-		rdb:      rdb,
-		prefix:   defaultPrefix,
-		ttl:      DefaultTTL,
-		observer: NopObserver{},
-		id:       randomHex(8),
-		waiters:  newWaiters(),
-		cancels:  make(chan struct{}, maxCancels),
-		closing:  make(chan struct{}),
+		rdb:       rdb,
+		prefix:    defaultPrefix,
+		ttl:       DefaultTTL,
+		observer:  NopObserver{},
+		pollFloor: time.Second,
+		id:        randomHex(8),
+		waiters:   newWaiters(),
+		cancels:   make(chan struct{}, maxCancels),
+		closing:   make(chan struct{}),
 	}
 	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("core: %w: New: an option is nil", ErrInvalidOption)
+		}
 		if err := opt(l); err != nil {
 			return nil, err
 		}

@@ -89,7 +89,7 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 			place = l.waiters.join(call.Key, announced, conflict.Remaining)
 		}
 		conflict.LastDelay = delay
-		switch err := place.wait(ctx, delay, l.closing); {
+		switch err := place.wait(ctx, min(delay, l.pollFloor), l.closing); {
 		case errors.Is(err, ErrClosed):
 			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 		case err != nil:
@@ -206,6 +206,9 @@ func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acq
 	case !reply.granted:
 		return nil, reply.remaining, err
 	}
+	if err == nil && ctx.Err() != nil {
+		err = callerGone(ctx, "acquire", call.Key) // nobody is left to use the grant
+	}
 	if err == nil && passed(trustedUntil(sent, first), time.Now()) {
 		err = unavailable("acquire", call.Key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
 	}
@@ -262,18 +265,18 @@ func (l *Locker) cancel(key, token string) {
 // wakes the call; asking again now and then is for announcements that were lost.
 type patience struct{ l *Locker }
 
+// How often Acquire asks while nobody could wake it.
 const (
-	pollFloor = time.Second // how often a call asks that is not woken
-	pollMin   = 10 * time.Millisecond
-	pollMax   = 250 * time.Millisecond
+	pollMin = 10 * time.Millisecond
+	pollMax = 250 * time.Millisecond
 )
 
 func (p patience) OnConflict(_ context.Context, c Conflict) (Decision, error) {
 	if !p.l.wakeups.Up() {
 		return RetryAfter(backoff.Spread(backoff.Exponential(c.Attempt, pollMin, pollMax))), nil
 	}
-	if c.Remaining > 0 && c.Remaining < pollFloor {
+	if c.Remaining > 0 && c.Remaining < p.l.pollFloor {
 		return RetryAfter(c.Remaining + time.Millisecond + rand.N(10*time.Millisecond)), nil
 	}
-	return RetryAfter(backoff.Spread(pollFloor)), nil
+	return RetryAfter(backoff.Spread(p.l.pollFloor)), nil
 }

@@ -106,6 +106,9 @@ func checkTTL(name string, d time.Duration) error {
 func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 	o := acquireOptions{ttl: l.ttl}
 	for _, opt := range opts {
+		if opt == nil {
+			return o, fmt.Errorf("core: %w: an option is nil", ErrInvalidOption)
+		}
 		if err := opt(&o); err != nil {
 			return o, err
 		}

@@ -49,7 +49,9 @@ const (
 func Reject() Decision { return Decision{} }
 
 // RetryAfter lets the call wait for d, or until the key is released if that is
-// earlier, and ask again. A negative d is zero.
+// earlier, and ask again. A d of more than a second is waited for in steps of a
+// second, at each of which the call asks: word of the release can be lost. A
+// negative d is zero.
 func RetryAfter(d time.Duration) Decision {
 	return Decision{kind: decideRetry, delay: max(d, 0)}
 }

@@ -280,11 +280,13 @@ func (r *renewals) stop() []*Lease {
 func (r *renewals) empty() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(r.leases) == 0 {
+		done := make(chan struct{})
+		close(done)
+		return done
+	}
 	if r.emptied == nil {
 		r.emptied = make(chan struct{})
-		if len(r.leases) == 0 {
-			close(r.emptied)
-		}
 	}
 	return r.emptied
 }

@@ -15,17 +15,25 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// untilWoken waits so long between tries that only a wake-up explains success.
+// untilWoken waits so long between tries that, on a locker that never polls, only
+// a wake-up explains success.
 var untilWoken = retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour}
+
+// newSleeper returns a locker whose waiting calls rely on being woken.
+func newSleeper(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Locker {
+	l := newLocker(t, env, opts...)
+	l.NeverPoll()
+	return l
+}
 
 func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		holder := newLocker(t, env)
+		holder := newSleeper(t, env)
 		lease, err := holder.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		var wg sync.WaitGroup
 		var ran []int // guarded by the key
-		for i, l := range []*core.Locker{holder, newLocker(t, env), newLocker(t, env)} {
+		for i, l := range []*core.Locker{holder, newSleeper(t, env), newSleeper(t, env)} {
 			guard := core.NewGuard(l, untilWoken)
 			for range 5 {
 				wg.Go(func() {
@@ -49,7 +57,7 @@ func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 
 func TestTheFirstInLinePassesTheWordOnWhenItLeaves(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		holder, waiting := newLocker(t, env), newLocker(t, env)
+		holder, waiting := newLocker(t, env), newSleeper(t, env)
 		lease, err := holder.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		inLine := make(chan struct{})
@@ -72,7 +80,7 @@ func TestTheFirstInLinePassesTheWordOnWhenItLeaves(t *testing.T) {
 
 func TestALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l := newLocker(t, env)
+		l := newSleeper(t, env)
 		lease, err := l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		inLine := make(chan struct{})
@@ -86,6 +94,26 @@ func TestALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 		require.NoError(t, env.Client(t).Del(t.Context(), env.Prefix+":lock{}:k").Err())
 		require.NoError(t, <-done)
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+	})
+}
+
+func TestALostAnnouncementDelaysAWaiterByNoMoreThanThePollFloor(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		holder, waiting := newLocker(t, env), newLocker(t, env)
+		lease, err := holder.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		inLine := make(chan struct{})
+		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
+		done := make(chan error)
+		go func() {
+			done <- core.NewGuard(waiting, untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
+		}()
+		<-inLine
+		subscribed(t, env.Client(t))
+		// Nobody is named in the record, so the release tells nobody.
+		require.NoError(t, env.Client(t).HDel(t.Context(), env.Prefix+":lock{}:k", "waiters").Err())
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, <-done)
 	})
 }
 
@@ -155,6 +183,7 @@ func TestWaitersOfOneProcessCostTwoScriptsAnAcquisition(t *testing.T) {
 	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	defer l.Close()
+	l.NeverPoll()
 	const calls = 50
 	lease, err := l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
