@@ -120,9 +120,15 @@ func (q *Queue) extend(ctx context.Context, lease time.Duration, claims []*claim
 	return held, nil
 }
 
-// settle ends a claim by verdict v. It reports whether the claim was still held,
-// and whether a message is due now.
-func (q *Queue) settle(ctx context.Context, c *claim, v verdict) (held, anyDue bool, err error) {
+// settled is what a settlement came to.
+type settled struct {
+	held    bool // the claim was the caller's
+	expired bool // the message became too old for its next attempt
+	anyDue  bool // a message is due now
+}
+
+// settle ends a claim by verdict v.
+func (q *Queue) settle(ctx context.Context, c *claim, v verdict) (settled, error) {
 	m := c.message
 	var cmd *redis.Cmd
 	switch v.outcome {
@@ -141,9 +147,9 @@ func (q *Queue) settle(ctx context.Context, c *claim, v verdict) (held, anyDue b
 		err = errReply
 	}
 	if err != nil {
-		return false, false, redisError(ctx, "settle", err)
+		return settled{}, redisError(ctx, "settle", err)
 	}
-	return reply[0] == 1, reply[1] == 1, nil
+	return settled{held: reply[0] > 0, expired: reply[0] == 2, anyDue: reply[1] == 1}, nil
 }
 
 // nudge makes the heads of keys due that wait for nothing but their key.

@@ -30,6 +30,9 @@ const (
 	OutcomeReturned Outcome = "returned"
 	// OutcomeDead: the message is a dead letter.
 	OutcomeDead Outcome = "dead"
+	// OutcomeExpired: the attempt failed, and the message will be too old for
+	// another one.
+	OutcomeExpired Outcome = "expired"
 	// OutcomeLate: the claim was lost, or Redis did not answer until its end, so
 	// the queue did not take the result. The message runs again, or has done so.
 	OutcomeLate Outcome = "late"

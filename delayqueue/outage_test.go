@@ -18,6 +18,7 @@ import (
 )
 
 func TestAWorkerStartsBeforeItsRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
 	server.Kill()
@@ -32,6 +33,7 @@ func TestAWorkerStartsBeforeItsRedis(t *testing.T) {
 }
 
 func TestAStoppedWorkerDoesNotWaitForRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
 	started := make(chan struct{})
@@ -51,6 +53,7 @@ func TestAStoppedWorkerDoesNotWaitForRedis(t *testing.T) {
 }
 
 func TestNothingIsLostWhenRedisRestarts(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
 	const messages = 60
@@ -108,6 +111,7 @@ func TestAQueueThatRedisForgotIsUsedOn(t *testing.T) {
 // is claimed or ended again is what was claimed or ended before: every handler
 // runs once, and the counters say so.
 func TestLostRepliesChangeNothing(t *testing.T) {
+	t.Parallel()
 	for name, retries := range map[string]int{"go-redis retries": 3, "go-redis does not retry": -1} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -189,4 +193,40 @@ func TestLostRepliesChangeNothing(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAQueueLivesInOneSlotOfACluster(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}
+	node := env.Client(t)
+	require.NoError(t, node.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	redistest.Eventually(t, func() bool {
+		info, err := node.ClusterInfo(t.Context()).Result()
+		return err == nil && bytes.Contains([]byte(info), []byte("cluster_state:ok"))
+	}, "the cluster does not form")
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{server.Addr}})
+	t.Cleanup(func() { _ = cluster.Close() })
+	locker, err := core.New(cluster, core.WithPrefix("p"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	b := &bench{t: t, env: env, rdb: node, locker: locker}
+	b.queue = b.newQueue(cluster)
+
+	keys := []string{"{a}", "b{", "}c{", "{}d", ""}
+	ids := []string{}
+	for _, key := range keys {
+		ids = append(ids, b.enqueue(delayqueue.Job{Key: key}), b.enqueue(delayqueue.Job{Key: key}))
+	}
+	slots := map[int64]bool{}
+	for _, name := range redistest.Keys(t, node, "p") {
+		slots[node.ClusterKeySlot(t.Context(), name).Val()] = true
+	}
+	require.Len(t, slots, 1)
+	var r ran
+	b.start(r.handle)
+	for _, id := range ids {
+		b.reaches(id, delayqueue.StateDone)
+	}
+	require.ElementsMatch(t, ids, r.ids())
 }

@@ -158,11 +158,15 @@ func (w *Worker) settle(c *claim, v verdict) {
 	deadline := w.claims.settling(c)
 	defer c.cancel(nil)
 	for try := 1; ; try++ {
-		held, anyDue, err := w.queue.settle(context.Background(), c, v)
+		s, err := w.queue.settle(context.Background(), c, v)
 		if err == nil {
-			if !held {
+			switch {
+			case !s.held:
 				v = verdict{outcome: OutcomeLate, err: errors.Join(ErrClaimLost, v.err)}
-			} else if anyDue {
+			case s.expired:
+				v = verdict{outcome: OutcomeExpired, err: v.err}
+			}
+			if s.anyDue {
 				w.look() // without waiting for our own announcement
 			}
 			break
@@ -194,7 +198,7 @@ func (w *Worker) sleep(d time.Duration) bool {
 func (w *Worker) logSettled(c *claim, v verdict) {
 	level := slog.LevelDebug
 	switch v.outcome {
-	case OutcomeDead, OutcomeLate:
+	case OutcomeDead, OutcomeExpired, OutcomeLate:
 		level = slog.LevelWarn
 	case OutcomeRetry:
 		level = slog.LevelInfo

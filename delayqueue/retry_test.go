@@ -58,7 +58,7 @@ func TestAMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
 		b := setup(t, env)
 		ev := newEvents()
 		b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") },
-			delayqueue.WithObserver(ev), delayqueue.WithRetryBackoff(time.Hour, time.Hour))
+			delayqueue.WithObserver(ev), delayqueue.WithRetryBackoff(time.Minute, time.Minute))
 		lease := b.hold("k")
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		require.Equal(t, delayqueue.OutcomeConflict, next(t, ev.settled).Outcome)

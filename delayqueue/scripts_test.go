@@ -38,9 +38,9 @@ func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 
 func settleTest(t *testing.T, q *Queue, c *claim, v verdict) (held bool) {
 	t.Helper()
-	held, _, err := q.settle(t.Context(), c, v)
+	s, err := q.settle(t.Context(), c, v)
 	require.NoError(t, err)
-	return held
+	return s.held
 }
 
 func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
@@ -74,7 +74,7 @@ func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
 			enqueueTest(t, q, id, "key of "+id)
 			claims := claimTest(t, q, "token of "+id, 1)
 			require.Len(t, claims, 1)
-			v := verdict{outcome: outcome, delay: time.Hour, lost: want.Losses > 0}
+			v := verdict{outcome: outcome, delay: time.Minute, lost: want.Losses > 0}
 			if want.Cause != "" {
 				v.err = errors.New(want.Cause)
 			}
@@ -139,7 +139,7 @@ func TestANudgeReachesAMessageOnItsWayBack(t *testing.T) {
 		nudge(1)
 		c = claimTest(t, q, "5", 1)[0]
 		nudge(0)
-		require.True(t, settleTest(t, q, c, verdict{outcome: OutcomeRetry, delay: time.Hour}))
+		require.True(t, settleTest(t, q, c, verdict{outcome: OutcomeRetry, delay: time.Minute}))
 		nudge(0)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
@@ -198,7 +198,7 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, held)
 		outcome := Outcome(c.message.ID)
-		require.True(t, settleTest(t, q, c, verdict{outcome: outcome, delay: time.Hour, awaitsKey: outcome == OutcomeConflict}))
+		require.True(t, settleTest(t, q, c, verdict{outcome: outcome, delay: time.Minute, awaitsKey: outcome == OutcomeConflict}))
 	}
 	woken, err := q.nudge(t.Context(), []string{"key of conflict"})
 	require.NoError(t, err)
@@ -215,5 +215,24 @@ func TestAClaimBringsABoundedNumberOfBytes(t *testing.T) {
 		}
 		require.Len(t, claimTest(t, q, "1", 8), 4)
 		require.Len(t, claimTest(t, q, "2", 8), 4)
+	})
+}
+
+func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		enqueueTest(t, q, "behind", "k")
+		c := claimTest(t, q, "1", 1)[0]
+		for range 2 {
+			s, err := q.settle(t.Context(), c, verdict{outcome: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
+			require.NoError(t, err)
+			require.Equal(t, settled{held: true, expired: true, anyDue: true}, s)
+		}
+		s, err := q.Status(t.Context(), "id")
+		require.NoError(t, err)
+		require.Equal(t, StateExpired, s.State)
+		require.Equal(t, "why", s.Cause)
+		require.Equal(t, "behind", claimTest(t, q, "2", 1)[0].message.ID)
 	})
 }

@@ -99,6 +99,7 @@ func TestStopGivesBackWhatItInterrupts(t *testing.T) {
 }
 
 func TestAnIdleWorkerIsQuiet(t *testing.T) {
+	t.Parallel()
 	b := setup(t, redistest.Embedded(t))
 	var r ran
 	counted := &counter{}

@@ -50,9 +50,11 @@ type Worker struct {
 const announcements = 4096
 
 // NewWorker makes a Worker that runs the messages of q with h, under locks of
-// locker, which stays the caller's to close, after the Worker was stopped. The
-// locker may be on another Redis than the queue. NewWorker does not talk to
-// Redis. Its error wraps core.ErrInvalidOption.
+// locker, which stays the caller's to close, after the Worker was stopped. For
+// fresh requests and parked ones to exclude each other it must lock on the same
+// Redis, under the same prefix, as the requests' guard; the queue may be on
+// another. NewWorker does not talk to Redis. Its error wraps
+// core.ErrInvalidOption.
 func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (*Worker, error) {
 	switch {
 	case q == nil:

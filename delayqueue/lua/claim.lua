@@ -1,6 +1,7 @@
 -- Takes messages that are due, for one worker and for the length of its claim
 -- lease. Before that it gives back what dead workers held, and ends what is too
--- old. What cannot be read is made a dead letter.
+-- old. What cannot be read is made a dead letter. Each step is bounded: what is
+-- left is answered as something to do at once.
 --
 -- Sent again with the same token, after a lost reply, it answers the messages
 -- that it took the first time, with a new lease, and takes no others.
@@ -17,6 +18,8 @@ local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local HORIZON = 60000   -- the longest wait that is answered
 local LONGEST = 7200000 -- no claim lease comes near it
+local AUDIT = 100       -- how many messages an audit looks at
+local AUDIT_TTL = 3600000
 
 local receipt = base .. ':claim:' .. token
 local reply = {0, 0, 0, 0}
@@ -145,6 +148,36 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMI
 end
 if #ids > 0 then
   redis.call('SET', receipt, table.concat(ids, ' '), 'PX', num(lease))
+end
+
+-- 4. Once a second, an audit of some open messages, in turn: one that lost its
+-- turn, because somebody damaged due or its line, gets it back.
+local cursor = base .. ':audit'
+local queued = redis.call('ZCARD', open)
+if queued > 0 and redis.call('PTTL', cursor) <= AUDIT_TTL - 1000 then
+  redis.call('PEXPIRE', cursor, AUDIT_TTL)
+  local from = redis.pcall('INCRBY', cursor, AUDIT)
+  if type(from) ~= 'number' then -- junk
+    redis.call('DEL', cursor)
+    from = 0
+  end
+  redis.call('PEXPIRE', cursor, AUDIT_TTL)
+  from = from % queued
+  local rebuilt = {} -- the lines that were gone
+  for _, member in ipairs(redis.call('ZRANGE', open, from, from + AUDIT - 1)) do
+    local id, key = split(member)
+    if key ~= '' then
+      clear(line(key), 'list')
+      rebuilt[key] = rebuilt[key] or redis.call('EXISTS', line(key)) == 0
+      if rebuilt[key] then
+        redis.call('RPUSH', line(key), id)
+        keep(line(key), redis.call('PTTL', open))
+      end
+      advance(key)
+    elseif not redis.call('ZSCORE', due, member) then
+      schedule(member, id)
+    end
+  end
 end
 
 local soonest = now + HORIZON

@@ -13,6 +13,7 @@
 -- <base>:message:<id>  HASH  the record of a message
 -- <base>:order:<key>   LIST  ids of the open and running messages of a key, in order of arrival
 -- <base>:claim:<token> the ids that a claim took; it answers a claim that is sent again
+-- <base>:audit         where the next audit of open messages begins
 -- <base>:junk:<...>    what was found where something else had to be
 --
 -- A member is '<id> <key>'. The key in it lets a message leave the line of its
@@ -132,6 +133,12 @@ local function make_due(member, at)
   end
 end
 
+-- Makes an open message due at the time that its record says.
+local function schedule(member, id)
+  local at = redis.pcall('HGET', record(id), 'due') -- an error is no number: due now
+  make_due(member, math.max(now, whole(at) or now))
+end
+
 -- Makes the head of a key's line due, unless it is due already or runs. Ids that
 -- are of no message any more are dropped from the line.
 local function advance(key)
@@ -145,8 +152,7 @@ local function advance(key)
       return
     end
     if redis.call('ZSCORE', open, member) then
-      local at = redis.pcall('HGET', record(head), 'due') -- an error is no number: due now
-      make_due(member, math.max(now, whole(at) or now))
+      schedule(member, head)
       return
     end
     redis.call('LPOP', line(key))
@@ -217,14 +223,14 @@ local function sweep()
   return expired, junk
 end
 
--- Whether the caller holds the claim of the message: the record if it does,
--- true if it did until an earlier run of this very call settled it, or nil.
+-- Whether the caller holds the claim of the message: 'held', 'settled' if it
+-- did until an earlier run of this very call, or 'lost'; and the record.
 local function claimed(id, key, token)
   local m = load(id, key)
   if m and m.state == 'running' and m.owner == token then
-    return m
+    return 'held', m
   end
-  return m and m.settled == token or nil
+  return m and m.settled == token and 'settled' or 'lost', m
 end
 
 -- 1 when a message is due at this moment, else 0.

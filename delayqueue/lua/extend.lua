@@ -8,8 +8,7 @@ local lease = tonumber(ARGV[3])
 local reply = {}
 for i = 4, #ARGV, 3 do
   local id, key, token = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  local m = claimed(id, key, token)
-  if type(m) == 'table' then
+  if claimed(id, key, token) == 'held' then
     local life = lease + retention
     keep(record(id), life)
     if key ~= '' then

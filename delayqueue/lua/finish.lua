@@ -11,10 +11,10 @@
 -- returns  {1 when the claim was the caller's, else 0; 1 when a message is due now, else 0}
 local id, key, token = ARGV[3], ARGV[4], ARGV[5]
 local member = id .. ' ' .. key
-local m = claimed(id, key, token)
-if not m then
+local claim, m = claimed(id, key, token)
+if claim == 'lost' then
   return {0, 0}
-elseif m == true then
+elseif claim == 'settled' then
   return {1, any_due()}
 end
 

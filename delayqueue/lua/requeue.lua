@@ -14,13 +14,16 @@
 -- ARGV[9]  1 when the attempt lost a lease, else 0
 -- ARGV[10] 1 when it waits for its own key: nudge.lua makes it due, else 0
 -- returns  {1 when the claim was the caller's, else 0; 1 when a message is due now, else 0}
+--          {2, ...} when the claim was the caller's, and the message expired: it
+--          would be too old for its next attempt, and does not hold its key's
+--          line up until then
 local id, key, token, how = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local member = id .. ' ' .. key
-local m = claimed(id, key, token)
-if not m then
+local claim, m = claimed(id, key, token)
+if claim == 'lost' then
   return {0, 0}
-elseif m == true then
-  return {1, any_due()}
+elseif claim == 'settled' then
+  return {m.state == 'expired' and 2 or 1, any_due()}
 end
 
 -- A nudge that came between the conflict and here found the message running and
@@ -36,6 +39,10 @@ redis.call('HDEL', record(id), 'owner', 'nudged')
 redis.call('HSET', record(id), 'state', 'queued', 'settled', token, 'due', num(at), 'losses', m.losses + ARGV[9])
 if how == 'retry' then
   redis.call('HSET', record(id), 'cause', ARGV[8])
+  if at >= m.not_after then
+    expire(member, id, key)
+    return {2, any_due()}
+  end
 else
   redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))
 end
