@@ -22,8 +22,7 @@ type contestant interface {
 // field is the contestants of one scenario, in the order of contestants.
 type field []contestant
 
-// openAll opens every contestant, each with a client of its own, made as a
-// service would make it. The field is to be closed, also after an error.
+// openAll opens every contestant, each with a client of its own. The field is to be closed, also after an error.
 func (b *bench) openAll() (field, error) {
 	var all field
 	for _, open := range contestants {
@@ -43,7 +42,7 @@ func (f field) close() {
 }
 
 func (b *bench) open(open func(redis.UniversalClient) (contestant, error)) (contestant, error) {
-	rdb := redis.NewClient(&redis.Options{Addr: b.server.addr})
+	rdb := b.client()
 	c, err := open(rdb)
 	if err != nil {
 		_ = rdb.Close()
@@ -51,6 +50,9 @@ func (b *bench) open(open func(redis.UniversalClient) (contestant, error)) (cont
 	}
 	return ownClient{c, rdb}, nil
 }
+
+// client is a go-redis client as a service makes it.
+func (b *bench) client() *redis.Client { return redis.NewClient(&redis.Options{Addr: b.server.addr}) }
 
 // ownClient closes the client after its contestant.
 type ownClient struct {

@@ -1,9 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"sync"
@@ -75,8 +76,8 @@ func find(results []result, name string) result {
 	panic("bench: no contestant is named " + name)
 }
 
-// measure lets the entries take turns. Their order turns too, so that none is
-// always behind the same other one.
+// measure lets the entries take turns, in an order drawn anew each time: what one
+// leaves behind, such as which CPU runs what, must not always meet the same next.
 func (b *bench) measure(entries []entry, size sizes) ([]result, error) {
 	tallies := make([]tally, len(entries))
 	for i, e := range entries {
@@ -86,9 +87,8 @@ func (b *bench) measure(entries []entry, size sizes) ([]result, error) {
 		}
 	}
 	for range rounds {
-		for t := range size.turns {
-			for j := range entries {
-				i := (t + j) % len(entries)
+		for range size.turns {
+			for _, i := range rand.Perm(len(entries)) {
 				if err := tallies[i].add(b, entries[i], size); err != nil {
 					return nil, fmt.Errorf("%s: %w", entries[i].name, err)
 				}
@@ -134,7 +134,7 @@ func takeTurn(ctx context.Context, e entry, size sizes) (turn, error) {
 	t.elapsed = time.Since(start)
 	runtime.ReadMemStats(&after)
 	t.mallocs = after.Mallocs - before.Mallocs
-	return t, errors.Join(errs...)
+	return t, cmp.Or(errs...)
 }
 
 // tally sums up the turns of one entry.

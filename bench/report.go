@@ -46,7 +46,9 @@ func (r *report) table(title, floor string, results []result) {
 	}
 	_ = t.Flush()
 	for _, res := range results {
-		_, _ = fmt.Fprintf(r.w, "  %s runs %s\n", res.name, res.calls)
+		if len(res.calls) > 0 {
+			_, _ = fmt.Fprintf(r.w, "  %s runs %s\n", res.name, res.calls)
+		}
 	}
 }
 

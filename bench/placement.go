@@ -1,0 +1,49 @@
+package main
+
+import (
+	"runtime"
+)
+
+// placement says which CPUs the program and its redis-server run on.
+type placement struct {
+	name   string
+	client []int // nil: wherever the kernel puts them
+	server []int
+	barred bool // whether the bars apply
+}
+
+// placements for what one goroutine does. Together on one core every instruction
+// of the client counts, since Redis waits for it; a core each is as over a network.
+//
+// Left alone the kernel keeps the two on one core, which is the fastest, as long
+// as the client uses one thread; who wakes a second one, by handing work from
+// goroutine to goroutine, is moved apart from Redis and takes twice as long. That depends on
+// what else the machine does, so it is shown, and no bar is on it.
+func (b *bench) placements() []placement {
+	cpus := allowedCPUs()
+	if b.server.cmd == nil || len(cpus) < 2 {
+		return []placement{{name: "not pinned", barred: true}}
+	}
+	return []placement{
+		{name: "client and server on one core", client: cpus[:1], server: cpus[:1], barred: true},
+		{name: "client and server on a core each", client: cpus[:1], server: cpus[1:2], barred: true},
+		{name: "not pinned"},
+	}
+}
+
+// placed runs f under a placement.
+func (b *bench) placed(p placement, f func() error) error {
+	if p.client == nil {
+		return f()
+	}
+	all := allowedCPUs()
+	if err := pin(b.server.cmd.Process.Pid, p.client, p.server); err != nil {
+		return err
+	}
+	procs := runtime.GOMAXPROCS(len(p.client)) // as the runtime chooses in such a place
+	defer func() {
+		runtime.GOMAXPROCS(procs)
+		_ = pin(b.server.cmd.Process.Pid, all, all)
+	}()
+	return f()
+}
