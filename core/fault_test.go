@@ -184,7 +184,7 @@ func TestAReadOnlyReplicaIsUnavailable(t *testing.T) {
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
 	l := newLocker(t, env)
-	require.NoError(t, rdb.SlaveOf(t.Context(), "127.0.0.1", "1").Err())
+	require.NoError(t, rdb.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
 	_, err := l.TryAcquire(t.Context(), "k")
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	require.ErrorContains(t, err, "READONLY")

@@ -101,7 +101,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	if was == leaseReleased {
 		return nil
 	}
-	ended := error(context.Canceled)
+	ended := context.Canceled
 	if was == leaseLost || !valid {
 		ended = lost(l, ranOut)
 	}

@@ -9,8 +9,9 @@ import (
 const (
 	// DefaultTTL is the lease's length unless WithTTL says otherwise.
 	DefaultTTL = 15 * time.Second
-	// MinTTL and MaxTTL bound every lease.
+	// MinTTL is the shortest lease.
 	MinTTL = 100 * time.Millisecond
+	// MaxTTL is the longest lease.
 	MaxTTL = 24 * time.Hour
 
 	defaultPrefix = "perkey"

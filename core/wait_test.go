@@ -21,6 +21,7 @@ var untilWoken = retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * t
 
 // newSleeper returns a locker whose waiting calls rely on being woken.
 func newSleeper(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Locker {
+	t.Helper()
 	l := newLocker(t, env, opts...)
 	l.NeverPoll()
 	return l

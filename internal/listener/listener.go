@@ -8,7 +8,9 @@ package listener
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,6 +122,6 @@ func (l *Listener) listen() (confirmed bool) {
 }
 
 func isTimeout(err error) bool {
-	t, ok := err.(interface{ Timeout() bool }) //nolint:errorlint // net.Error as go-redis returns it, unwrapped
-	return ok && t.Timeout()
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
 }

@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"io"
 	"net"
 	"sync"
 	"testing"
@@ -123,7 +122,7 @@ func (p *Proxy) serve(client net.Conn) {
 			lost = true
 			mu.Unlock()
 		}
-		if _, err := server.Write(buf[:n]); err != nil && err != io.EOF {
+		if _, err := server.Write(buf[:n]); err != nil {
 			return
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/embedded"
 )
 
-// RequireVar, set to 1, makes a missing redis-server a failure, not a skip.
+// RequireVar is an environment variable that, set to 1, makes a missing redis-server a failure, not a skip.
 const RequireVar = "PERKEY_REQUIRE_REDIS"
 
 // Main is the body of TestMain: it runs the tests, says which Redis they used,
@@ -138,7 +138,7 @@ func find() (path, version string) {
 		return "", ""
 	}
 	// Redis server v=7.0.15 sha=...
-	for _, word := range strings.Fields(string(out)) {
+	for word := range strings.FieldsSeq(string(out)) {
 		if v, ok := strings.CutPrefix(word, "v="); ok {
 			return path, "redis-server " + v
 		}
