@@ -10,7 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ginlock"
+	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/embedded"
 )
 
@@ -36,7 +38,7 @@ func ExamplePerKey() {
 	})
 	pay := func(order string) {
 		w := httptest.NewRecorder()
-		r.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/orders/"+order+"/pay", nil))
+		r.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/orders/"+order+"/pay", nil))
 		fmt.Println("order", order, "→", w.Code, w.Header().Get("Content-Type"))
 	}
 
@@ -53,4 +55,67 @@ func ExamplePerKey() {
 	// order 42 → 409 application/problem+json
 	// order 43 → 200 text/plain; charset=utf-8
 	// order 42 → 200 text/plain; charset=utf-8
+}
+
+// A request for a busy order is put on a queue, answered with 202, and run when
+// its turn comes.
+func ExamplePerKey_parked() {
+	server, err := embedded.Start() // a Redis inside this process
+	if err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer func() { _ = rdb.Close() }()
+
+	locker, err := core.New(rdb)
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = locker.Close() }()
+	queue, err := delayqueue.New(rdb, "ship")
+	if err != nil {
+		panic(err)
+	}
+	later := core.NewGuard(locker, delayqueue.Policy(queue))
+
+	r := gin.New()
+	shipped := make(chan struct{})
+	r.POST("/orders/:id/ship",
+		ginlock.PerKey(later, ginlock.Param("order:", "id"), httplock.WithStatusPath("/tickets/")),
+		func(c *gin.Context) {
+			_, replayed := httplock.Replayed(c.Request.Context())
+			fmt.Println("order", c.Param("id"), "shipped, replayed:", replayed)
+			c.Status(http.StatusNoContent)
+			close(shipped)
+		})
+	// The id of a ticket cannot be guessed: here, whoever has it may ask.
+	r.GET("/tickets/:id", gin.WrapH(httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })))
+
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r))
+	if err != nil {
+		panic(err)
+	}
+	if err := worker.Start(); err != nil {
+		panic(err)
+	}
+	defer func() { _ = worker.Stop(context.Background()) }()
+
+	// Somebody works on order 42.
+	_ = locker.Do(context.Background(), "order:42", func(context.Context) error {
+		w := httptest.NewRecorder()
+		r.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/orders/42/ship", nil))
+		fmt.Println("answered with", w.Code)
+
+		at := w.Header().Get("Location")
+		w = httptest.NewRecorder()
+		r.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodGet, at, nil))
+		fmt.Println("its ticket is answered with", w.Code)
+		return nil
+	})
+	<-shipped
+	// Output:
+	// answered with 202
+	// its ticket is answered with 200
+	// order 42 shipped, replayed: true
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,38 +32,39 @@ func TestHandlerRunsUnderItsLease(t *testing.T) {
 			before = c.Request
 			c.Next()
 			after = c.Request
-			require.False(t, c.IsAborted())
+			assert.False(t, c.IsAborted())
 		})
 		r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey), func(c *gin.Context) {
 			during = c.Request
 			lease, held := core.LeaseFrom(c.Request.Context())
-			require.True(t, held)
-			require.Equal(t, "order:"+secret, lease.Key())
+			if assert.True(t, held) {
+				assert.Equal(t, "order:"+secret, lease.Key())
+			}
 			ok(c)
 		})
-		resp := call(r, http.MethodPost, orderPath, "")
-		require.Equal(t, "ok", bodyOf(t, resp))
+		resp := call(t, r, http.MethodPost, orderPath)
+		require.Equal(t, "ok", resp.body)
 		require.Same(t, before, after, "the request is restored")
 		require.NotSame(t, before, during)
 		require.ErrorIs(t, during.Context().Err(), context.Canceled, "the lease is over")
 		require.NoError(t, after.Context().Err())
-		b.requireFree(t, "order:"+secret)
+		b.requireFree(t)
 	})
 }
 
 func TestRefusalAbortsTheChain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		defer b.hold(t, "order:"+secret)()
+		b.hold(t, "order:"+secret)
 		r := gin.New()
 		r.Use(func(c *gin.Context) {
 			c.Next()
-			require.True(t, c.IsAborted())
-			require.True(t, c.Writer.Written())
-			require.Equal(t, http.StatusConflict, c.Writer.Status())
+			assert.True(t, c.IsAborted())
+			assert.True(t, c.Writer.Written())
+			assert.Equal(t, http.StatusConflict, c.Writer.Status())
 		})
 		r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey), mustNotRun(t), mustNotRun(t))
-		requireProblem(t, call(r, http.MethodPost, orderPath, ""), http.StatusConflict, "conflict")
+		requireProblem(t, call(t, r, http.MethodPost, orderPath), http.StatusConflict, "conflict")
 		require.Equal(t, "POST /orders/:id", (<-b.conflict).Name)
 	})
 }
@@ -84,27 +84,26 @@ func TestConcurrentRequestsNeverOverlap(t *testing.T) {
 			ok(c)
 		}))
 		var wg sync.WaitGroup
-		var succeeded, refused atomic.Int64
+		answers := make(chan answer, requests)
 		for range requests {
 			wg.Go(func() {
-				resp, err := client.Post(url+orderPath, "text/plain", strings.NewReader("x"))
-				if !assert.NoError(t, err) {
-					return
-				}
-				if resp.StatusCode == http.StatusOK {
-					succeeded.Add(1)
-					_ = bodyOf(t, resp)
-					return
-				}
-				refused.Add(1)
-				requireProblem(t, resp, http.StatusConflict, "conflict")
+				resp, err := send(client, toServer(t.Context(), t, url+orderPath, "x"))
+				assert.NoError(t, err)
+				answers <- resp
 			})
 		}
 		wg.Wait()
-		require.EqualValues(t, requests, succeeded.Load()+refused.Load())
-		require.Equal(t, ran.Load(), succeeded.Load())
+		close(answers)
+		refused := 0
+		for resp := range answers {
+			if resp.status != http.StatusOK {
+				refused++
+				requireProblem(t, resp, http.StatusConflict, "conflict")
+			}
+		}
+		require.EqualValues(t, requests-refused, ran.Load())
 		require.Positive(t, ran.Load())
-		require.Len(t, b.conflict, int(refused.Load()))
+		require.Len(t, b.conflict, refused)
 	})
 }
 
@@ -125,9 +124,9 @@ func TestWaitingRequestsRunInTurn(t *testing.T) {
 		var wg sync.WaitGroup
 		for range requests {
 			wg.Go(func() {
-				resp, err := client.Post(url+orderPath, "text/plain", strings.NewReader("hello"))
+				resp, err := send(client, toServer(t.Context(), t, url+orderPath, "hello"))
 				if assert.NoError(t, err) {
-					assert.Equal(t, "hello", bodyOf(t, resp))
+					assert.Equal(t, "hello", resp.body)
 				}
 			})
 		}
@@ -153,13 +152,11 @@ func TestClientGoneWhileWaitingNeverRuns(t *testing.T) {
 			<-b.conflict
 			leave()
 		}()
-		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+orderPath, strings.NewReader(strings.Repeat("x", 300_000)))
-		require.NoError(t, err)
-		_, err = client.Do(r) //nolint:bodyclose // there is no response
+		_, err := send(client, toServer(ctx, t, url+orderPath, strings.Repeat("x", 300_000)))
 		require.ErrorIs(t, err, context.Canceled)
 		<-left // while the key is still held
 		release()
-		b.requireFree(t, "order:"+secret)
+		b.requireFree(t)
 	})
 }
 
@@ -179,23 +176,22 @@ func TestClientGoneMidHandlerKeepsTheKeyUntilItReturns(t *testing.T) {
 		assert.ErrorIs(t, err, core.ErrConflict)
 	})
 	url, client := serve(t, engine)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+orderPath, nil)
-	require.NoError(t, err)
-	_, err = client.Do(r) //nolint:bodyclose // there is no response
+	_, err := send(client, toServer(ctx, t, url+orderPath, ""))
 	require.ErrorIs(t, err, context.Canceled)
 	<-left
-	b.requireFree(t, "order:"+secret)
+	b.requireFree(t)
 }
 
 func TestLostLeaseIs500WhenNothingWasWritten(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, core.WithTTL(300*time.Millisecond))
+		b := setup(t, env, core.WithTTL(time.Second))
 		lose := func(c *gin.Context) {
 			names := redistest.Keys(t, b.rdb, b.prefix+":lock")
-			require.Len(t, names, 1)
-			require.NoError(t, b.rdb.Del(t.Context(), names...).Err())
+			assert.Len(t, names, 1)
+			assert.NoError(t, b.rdb.Del(t.Context(), names...).Err())
 			<-c.Request.Context().Done()
-			require.ErrorIs(t, context.Cause(c.Request.Context()), core.ErrLeaseLost)
+			assert.ErrorIs(t, context.Cause(c.Request.Context()), core.ErrLeaseLost)
 		}
 		for name, test := range map[string]struct {
 			handler gin.HandlerFunc
@@ -215,13 +211,13 @@ func TestLostLeaseIs500WhenNothingWasWritten(t *testing.T) {
 				ok(c)
 			}, http.StatusOK},
 		} {
-			resp := call(guarded(core.NewGuard(b.locker, nil), test.handler), http.MethodPost, orderPath, "")
+			resp := call(t, guarded(core.NewGuard(b.locker, nil), test.handler), http.MethodPost, orderPath)
 			if test.status == http.StatusOK {
-				require.Equal(t, http.StatusOK, resp.StatusCode, name)
-				require.Equal(t, "ok", bodyOf(t, resp), name)
+				require.Equal(t, http.StatusOK, resp.status, name)
+				require.Equal(t, "ok", resp.body, name)
 				continue
 			}
-			require.Empty(t, resp.Header.Get("Retry-After"), name)
+			require.Empty(t, resp.header.Get("Retry-After"), name)
 			requireProblem(t, resp, test.status, "outcome-unknown")
 		}
 	})
@@ -229,7 +225,7 @@ func TestLostLeaseIs500WhenNothingWasWritten(t *testing.T) {
 
 func TestKeyHelpers(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	defer b.hold(t, "k:"+secret)()
+	b.hold(t, "k:"+secret)
 	guard := core.NewGuard(b.locker, nil)
 	for name, test := range map[string]struct {
 		key          ginlock.KeyFunc
@@ -255,23 +251,21 @@ func TestKeyHelpers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			engine := gin.New()
 			engine.POST("/o/:id", ginlock.PerKey(guard, test.key), mustNotRun(t))
-			r := httptest.NewRequest(http.MethodPost, test.path, nil)
+			r := request(t, http.MethodPost, test.path, "")
 			if test.header != "" {
 				r.Header.Set("X-Order", test.header)
 			}
-			w := httptest.NewRecorder()
-			engine.ServeHTTP(w, r)
-			requireProblem(t, w.Result(), map[string]int{"conflict": 409, "bad-key": 400, "internal": 500}[test.want], test.want)
+			requireProblem(t, do(engine, r), map[string]int{"conflict": 409, "bad-key": 400, "internal": 500}[test.want], test.want)
 		})
 	}
 	engine := gin.New()
 	engine.POST("/", ginlock.PerKey(guard, func(*gin.Context) (string, error) { panic("mine") }), mustNotRun(t))
-	require.PanicsWithValue(t, "mine", func() { call(engine, http.MethodPost, "/", "") })
+	require.PanicsWithValue(t, "mine", func() { call(t, engine, http.MethodPost, "/") })
 }
 
 func TestUnmatchedRoutesAndSafeMethodsPass(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	defer b.hold(t, "k")()
+	b.hold(t, "k")
 	key := func(*gin.Context) (string, error) { return "k", nil }
 	engine := gin.New()
 	engine.HandleMethodNotAllowed = true
@@ -280,21 +274,21 @@ func TestUnmatchedRoutesAndSafeMethodsPass(t *testing.T) {
 	engine.POST("/o", mustNotRun(t))
 	engine.NoRoute(func(c *gin.Context) { c.String(http.StatusNotFound, "nothing here") })
 
-	resp := call(engine, http.MethodPost, "/nowhere", "")
-	require.Equal(t, http.StatusNotFound, resp.StatusCode)
-	require.Equal(t, "nothing here", bodyOf(t, resp))
-	require.Equal(t, http.StatusMethodNotAllowed, call(engine, http.MethodPut, "/o", "").StatusCode)
-	require.Equal(t, "ok", bodyOf(t, call(engine, http.MethodGet, "/o", "")))
-	requireProblem(t, call(engine, http.MethodPost, "/o", ""), http.StatusConflict, "conflict")
+	resp := call(t, engine, http.MethodPost, "/nowhere")
+	require.Equal(t, http.StatusNotFound, resp.status)
+	require.Equal(t, "nothing here", resp.body)
+	require.Equal(t, http.StatusMethodNotAllowed, call(t, engine, http.MethodPut, "/o").status)
+	require.Equal(t, "ok", call(t, engine, http.MethodGet, "/o").body)
+	requireProblem(t, call(t, engine, http.MethodPost, "/o"), http.StatusConflict, "conflict")
 
 	engine = gin.New()
 	engine.Use(ginlock.PerKey(core.NewGuard(b.locker, nil), key, httplock.LockSafeMethods()))
 	engine.GET("/o", mustNotRun(t))
 	engine.HEAD("/o", mustNotRun(t))
-	requireProblem(t, call(engine, http.MethodGet, "/o", ""), http.StatusConflict, "conflict")
-	resp = call(engine, http.MethodHead, "/o", "")
-	require.Equal(t, http.StatusConflict, resp.StatusCode)
-	require.Empty(t, bodyOf(t, resp))
+	requireProblem(t, call(t, engine, http.MethodGet, "/o"), http.StatusConflict, "conflict")
+	resp = call(t, engine, http.MethodHead, "/o")
+	require.Equal(t, http.StatusConflict, resp.status)
+	require.Empty(t, resp.body)
 }
 
 func TestMistakesFailClosed(t *testing.T) {
@@ -320,9 +314,9 @@ func TestMistakesFailClosed(t *testing.T) {
 			engine.Use(ginlock.PerKey(test.guard, test.key, test.opts...))
 			engine.POST("/orders/:id", mustNotRun(t))
 			engine.GET("/orders/:id", mustNotRun(t))
-			requireProblem(t, call(engine, http.MethodPost, orderPath, ""), http.StatusInternalServerError, "misconfigured")
-			requireProblem(t, call(engine, http.MethodGet, orderPath, ""), http.StatusInternalServerError, "misconfigured")
-			require.Equal(t, http.StatusNotFound, call(engine, http.MethodPost, "/nowhere", "").StatusCode)
+			requireProblem(t, call(t, engine, http.MethodPost, orderPath), http.StatusInternalServerError, "misconfigured")
+			requireProblem(t, call(t, engine, http.MethodGet, orderPath), http.StatusInternalServerError, "misconfigured")
+			require.Equal(t, http.StatusNotFound, call(t, engine, http.MethodPost, "/nowhere").status)
 		})
 	}
 	h, err := ginlock.New(guard, orderKey)
@@ -351,30 +345,27 @@ func TestPanicsGiveTheKeyBack(t *testing.T) {
 			}
 			engine.POST("/orders/:id", chain...)
 			if name == "no recovery" {
-				require.PanicsWithValue(t, value, func() { call(engine, http.MethodPost, orderPath, "") })
+				require.PanicsWithValue(t, value, func() { call(t, engine, http.MethodPost, orderPath) })
 			} else {
-				resp := call(engine, http.MethodPost, orderPath, "")
+				resp := call(t, engine, http.MethodPost, orderPath)
 				if value == http.ErrAbortHandler { //nolint:errorlint // the very value
-					require.Equal(t, http.StatusOK, resp.StatusCode, "gin takes the connection for broken")
+					require.Equal(t, http.StatusOK, resp.status, "gin takes the connection for broken")
 				} else {
-					require.Equal(t, http.StatusInternalServerError, resp.StatusCode)
+					require.Equal(t, http.StatusInternalServerError, resp.status)
 				}
 			}
 			require.Same(t, during, after, "the request is restored")
-			b.requireFree(t, "order:"+secret)
+			b.requireFree(t)
 		}
 	}
 }
 
 func TestPanicBehindAServer(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	srv := httptest.NewUnstartedServer(guarded(core.NewGuard(b.locker, nil), func(*gin.Context) { panic(http.ErrAbortHandler) }))
-	srv.Start()
-	t.Cleanup(srv.Close)
-	t.Cleanup(srv.Client().CloseIdleConnections)
-	_, err := srv.Client().Post(srv.URL+orderPath, "text/plain", nil) //nolint:bodyclose // there is no response
+	url, client := serve(t, guarded(core.NewGuard(b.locker, nil), func(*gin.Context) { panic(http.ErrAbortHandler) }))
+	_, err := send(client, toServer(t.Context(), t, url+orderPath, ""))
 	require.ErrorIs(t, err, io.EOF)
-	b.requireFree(t, "order:"+secret)
+	b.requireFree(t)
 }
 
 func TestNestedGuards(t *testing.T) {
@@ -388,18 +379,19 @@ func TestNestedGuards(t *testing.T) {
 		afterInner = true
 	}, ginlock.PerKey(guard, orderKey), inner, ok)
 
-	require.Equal(t, "ok", bodyOf(t, call(engine, http.MethodPost, orderPath+"?inner=1", "")), "the same key again, and another one")
+	require.Equal(t, "ok", call(t, engine, http.MethodPost, orderPath+"?inner=1").body, "the same key again, and another one")
 	release := b.hold(t, "inner:1")
 	afterInner = false
-	requireProblem(t, call(engine, http.MethodPost, orderPath+"?inner=1", ""), http.StatusConflict, "conflict")
+	requireProblem(t, call(t, engine, http.MethodPost, orderPath+"?inner=1"), http.StatusConflict, "conflict")
 	require.True(t, afterInner, "the outer guard's chain went on")
-	b.requireFree(t, "order:"+secret)
+	b.requireFree(t)
 	release()
 }
 
 func TestStreamsKeepTheirKey(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, core.WithTTL(400*time.Millisecond))
+		b := setup(t, env, core.WithTTL(900*time.Millisecond))
 		more := make(chan struct{})
 		url, client := serve(t, guarded(core.NewGuard(b.locker, nil), func(c *gin.Context) {
 			n := 0
@@ -415,7 +407,7 @@ func TestStreamsKeepTheirKey(t *testing.T) {
 			assert.False(t, gone)
 			assert.NoError(t, c.Request.Context().Err())
 		}))
-		resp, err := client.Post(url+orderPath, "text/plain", nil)
+		resp, err := client.Do(toServer(t.Context(), t, url+orderPath, ""))
 		require.NoError(t, err)
 		require.Contains(t, resp.Header.Get("Content-Type"), "text/event-stream")
 		events := bufio.NewReader(resp.Body)
@@ -433,7 +425,7 @@ func TestStreamsKeepTheirKey(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, string(rest), "data:3")
 		require.NoError(t, resp.Body.Close())
-		b.requireFree(t, "order:"+secret)
+		b.requireFree(t)
 	})
 }
 
@@ -456,6 +448,12 @@ func TestHijackAndResponseController(t *testing.T) {
 		assert.NoError(t, rc.Flush())
 		_, _ = c.Writer.WriteString("controlled")
 	})
+	engine.POST("/stream", func(c *gin.Context) {
+		c.Stream(func(w io.Writer) bool {
+			_, _ = io.WriteString(w, "streamed")
+			return false
+		})
+	})
 	for name, h := range map[string]http.Handler{
 		"gin": engine,
 		// net/http middleware around an engine: gin takes the writer to be a server's.
@@ -463,10 +461,10 @@ func TestHijackAndResponseController(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			url, client := serve(t, h)
-			for path, want := range map[string]string{"/hijack": "hijacked", "/controller": "controlled"} {
-				resp, err := client.Post(url+path, "text/plain", nil)
+			for path, want := range map[string]string{"/hijack": "hijacked", "/controller": "controlled", "/stream": "streamed"} {
+				resp, err := send(client, toServer(t.Context(), t, url+path, ""))
 				require.NoError(t, err)
-				require.Equal(t, want, bodyOf(t, resp))
+				require.Equal(t, want, resp.body)
 			}
 		})
 	}

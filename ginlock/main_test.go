@@ -3,6 +3,7 @@ package ginlock_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -70,18 +70,20 @@ func newLocker(t *testing.T, rdb redis.UniversalClient, opts ...core.Option) *co
 	return l
 }
 
-// hold takes a key away, and returns how to give it back.
+// hold takes a key away, until the end of the test or of release.
 func (b *bench) hold(t *testing.T, key string) (release func()) {
 	t.Helper()
 	lease, err := b.rival.TryAcquire(t.Context(), key)
 	require.NoError(t, err)
-	return func() { assert.NoError(t, lease.Release(context.Background())) }
+	release = func() { _ = lease.Release(context.Background()) } // may be called twice
+	t.Cleanup(release)
+	return release
 }
 
-// requireFree checks that a key is held by nobody.
-func (b *bench) requireFree(t *testing.T, key string) {
+// requireFree checks that the order is held by nobody.
+func (b *bench) requireFree(t *testing.T) {
 	t.Helper()
-	lease, err := b.rival.TryAcquire(context.Background(), key)
+	lease, err := b.rival.TryAcquire(context.Background(), "order:"+secret)
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(context.Background()))
 }
@@ -102,39 +104,66 @@ func mustNotRun(t *testing.T) gin.HandlerFunc {
 	return func(*gin.Context) { t.Error("the handler ran") }
 }
 
-// call sends one request to a handler, without a network.
-func call(h http.Handler, method, target, body string) *http.Response {
+// answer is a whole response.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func request(t *testing.T, method, target, body string) *http.Request {
+	t.Helper()
+	return httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
+}
+
+// do sends a request to a handler, without a network.
+func do(h http.Handler, r *http.Request) answer {
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(method, target, strings.NewReader(body)))
-	return w.Result()
+	h.ServeHTTP(w, r)
+	return answer{w.Code, w.Result().Header, w.Body.String()}
+}
+
+// call sends one request to a handler, without a network.
+func call(t *testing.T, h http.Handler, method, target string) answer {
+	t.Helper()
+	return do(h, request(t, method, target, ""))
 }
 
 // serve starts a server, and returns a client that goes with it.
 func serve(t *testing.T, h http.Handler) (url string, client *http.Client) {
 	t.Helper()
 	srv := httptest.NewServer(h)
-	srv.Config.ErrorLog = nil
 	t.Cleanup(srv.Close)
 	client = srv.Client()
 	t.Cleanup(client.CloseIdleConnections)
 	return srv.URL, client
 }
 
-func bodyOf(t *testing.T, resp *http.Response) string {
-	t.Helper()
+// send sends a request to a server.
+func send(client *http.Client, r *http.Request) (answer, error) {
+	resp, err := client.Do(r)
+	if err != nil {
+		return answer{}, err
+	}
 	content, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, resp.Header, string(content)}, errors.Join(err, resp.Body.Close())
+}
+
+// toServer makes a request for send.
+func toServer(ctx context.Context, t *testing.T, url, body string) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	return string(content)
+	return r
 }
 
 // requireProblem checks a problem document; httplock's tests check more.
-func requireProblem(t *testing.T, resp *http.Response, status int, kind string) {
+func requireProblem(t *testing.T, resp answer, status int, kind string) {
 	t.Helper()
-	content := bodyOf(t, resp)
-	require.Equal(t, status, resp.StatusCode, content)
-	require.Equal(t, "application/problem+json", resp.Header.Get("Content-Type"))
-	require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
+	content := resp.body
+	require.Equal(t, status, resp.status, content)
+	require.Equal(t, "application/problem+json", resp.header.Get("Content-Type"))
+	require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
 	require.NotContains(t, content, secret)
 	var doc struct {
 		Type, Title, Detail string
@@ -146,8 +175,8 @@ func requireProblem(t *testing.T, resp *http.Response, status int, kind string) 
 	require.Equal(t, status, doc.Status)
 	require.NotEmpty(t, doc.Title)
 	require.NotEmpty(t, doc.Detail)
-	require.Equal(t, resp.Header.Get("Retry-After") != "", doc.RetryAfter > 0)
+	require.Equal(t, resp.header.Get("Retry-After") != "", doc.RetryAfter > 0)
 	if status == http.StatusConflict {
-		require.NotEmpty(t, resp.Header.Get("Retry-After"))
+		require.NotEmpty(t, resp.header.Get("Retry-After"))
 	}
 }

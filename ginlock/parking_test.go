@@ -1,15 +1,14 @@
 package ginlock_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -73,28 +72,27 @@ type ticket struct {
 // park sends a request that must be parked, and returns where its ticket is.
 func (s *shop) park(t *testing.T, r *http.Request) (location string) {
 	t.Helper()
-	w := httptest.NewRecorder()
-	s.engine.ServeHTTP(w, r)
-	require.Equal(t, http.StatusAccepted, w.Code, w.Body.String())
+	w := do(s.engine, r)
+	require.Equal(t, http.StatusAccepted, w.status, w.body)
 	var got struct {
 		ID, State string
 		ExpiresAt time.Time `json:"expires_at"`
 	}
-	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &got))
+	require.NoError(t, json.Unmarshal([]byte(w.body), &got))
 	require.Equal(t, "queued", got.State)
 	require.False(t, got.ExpiresAt.IsZero())
-	location = w.Header().Get("Location")
+	location = w.header.Get("Location")
 	require.Equal(t, "/tickets/"+got.ID, location)
-	require.Equal(t, "<"+location+`>; rel="status"`, w.Header().Get("Link"))
-	require.NotContains(t, w.Body.String()+fmt.Sprint(w.Header()), secret)
+	require.Equal(t, "<"+location+`>; rel="status"`, w.header.Get("Link"))
+	require.NotContains(t, w.body+fmt.Sprint(w.header), secret)
 	return location
 }
 
 func (s *shop) ticket(t *testing.T, location string) ticket {
 	t.Helper()
-	resp := call(s.engine, http.MethodGet, location, "")
-	content := bodyOf(t, resp)
-	require.Equal(t, http.StatusOK, resp.StatusCode, content)
+	resp := call(t, s.engine, http.MethodGet, location)
+	content := resp.body
+	require.Equal(t, http.StatusOK, resp.status, content)
 	require.NotContains(t, content, secret)
 	var got ticket
 	require.NoError(t, json.Unmarshal([]byte(content), &got))
@@ -116,8 +114,9 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := openShop(t, env)
 		s.engine.UseRawPath = true
-		body := make([]byte, 1<<20) // at the cap
-		_, _ = rand.Read(body)
+		random := make([]byte, 1<<20) // at the cap
+		_, _ = rand.Read(random)
+		body := string(random)
 		ran := make(chan struct{}, 1)
 		s.engine.POST("/orders/:id/ship", s.lock(httplock.AllowHeaders("X-Tag")), func(c *gin.Context) {
 			id, replayed := httplock.Replayed(c.Request.Context())
@@ -136,7 +135,7 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 			assert.Empty(t, c.ClientIP())
 			got, err := io.ReadAll(c.Request.Body)
 			assert.NoError(t, err)
-			assert.True(t, bytes.Equal(body, got))
+			assert.Equal(t, sha256.Sum256(random), sha256.Sum256(got), "the body is as it was sent")
 			n := 0 // a stream that nobody listens to
 			c.Stream(func(io.Writer) bool {
 				n++
@@ -146,19 +145,17 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 			ran <- struct{}{}
 		})
 		release := s.hold(t, "order:a/"+secret)
-		request := func(body []byte) *http.Request {
-			r := httptest.NewRequest(http.MethodPost, "http://evil.example/orders/a%2F"+secret+"/ship?x=1&x=2", bytes.NewReader(body))
+		ship := func(body string) *http.Request {
+			r := request(t, http.MethodPost, "http://evil.example/orders/a%2F"+secret+"/ship?x=1&x=2", body)
 			r.Header["X-Tag"] = []string{"p", "q"}
 			r.Header.Set("Content-Type", "application/octet-stream")
 			r.Header.Set("Authorization", "Bearer "+secret)
 			return r
 		}
-		location := s.park(t, request(body))
+		location := s.park(t, ship(body))
 		require.Equal(t, "queued", s.ticket(t, location).State)
 
-		w := httptest.NewRecorder()
-		s.engine.ServeHTTP(w, request(append(body, 'x')))
-		requireProblem(t, w.Result(), http.StatusRequestEntityTooLarge, "body-too-large")
+		requireProblem(t, do(s.engine, ship(body+"x")), http.StatusRequestEntityTooLarge, "body-too-large")
 		stats, err := s.queue.Stats(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, 1, stats.Queued, "nothing was stored")
@@ -168,15 +165,16 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		<-ran
 		done := s.awaitState(t, location, "done")
 		require.Equal(t, 1, done.Attempts)
+		released, err := s.rival.TryAcquire(t.Context(), "order:a/"+secret)
+		require.NoError(t, err)
+		require.NoError(t, released.Release(t.Context()))
 
-		stranger := httptest.NewRequest(http.MethodGet, location, nil)
+		stranger := request(t, http.MethodGet, location, "")
 		stranger.Header.Set("X-Stranger", "1")
-		w = httptest.NewRecorder()
-		s.engine.ServeHTTP(w, stranger)
-		unknown := call(s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32), "")
-		require.Equal(t, bodyOf(t, unknown), w.Body.String())
-		require.Equal(t, unknown.Header, w.Header())
-		requireProblem(t, w.Result(), http.StatusNotFound, "no-such-ticket")
+		w := do(s.engine, stranger)
+		unknown := call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32))
+		require.Equal(t, unknown, w)
+		requireProblem(t, w, http.StatusNotFound, "no-such-ticket")
 	})
 }
 
@@ -208,15 +206,14 @@ func TestEveryParkedRequestRunsOnceAndAlone(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range requests {
 			wg.Go(func() {
-				resp, err := client.Post(fmt.Sprint(url, "/orders/", i%keys), "text/plain", strings.NewReader(fmt.Sprint(i)))
+				resp, err := send(client, toServer(t.Context(), t, fmt.Sprint(url, "/orders/", i%keys), fmt.Sprint(i)))
 				if !assert.NoError(t, err) {
 					return
 				}
-				_ = bodyOf(t, resp)
-				if resp.StatusCode == http.StatusAccepted {
+				if resp.status == http.StatusAccepted {
 					parked.Add(1)
 				} else {
-					assert.Equal(t, http.StatusOK, resp.StatusCode)
+					assert.Equal(t, http.StatusOK, resp.status)
 				}
 			})
 		}
@@ -243,7 +240,7 @@ func TestReplayThatMeetsAnInnerConflictSpendsNoAttempt(t *testing.T) {
 	s.engine.POST("/orders/:id", s.lock(), inner, ok)
 	releaseOuter := s.hold(t, "order:"+secret)
 	releaseInner := s.hold(t, "inner:1")
-	location := s.park(t, httptest.NewRequest(http.MethodPost, orderPath+"?inner=1", nil))
+	location := s.park(t, request(t, http.MethodPost, orderPath+"?inner=1", ""))
 	s.work(t)
 	releaseOuter()
 	redistest.Eventually(t, func() bool { return s.ticket(t, location).Conflicts > 0 }, "the inner conflict is counted")
@@ -264,9 +261,9 @@ func TestReplaysThatFailAreRetriedThenDead(t *testing.T) {
 		c.Status(http.StatusBadGateway)
 	})
 	release := s.hold(t, "order:"+secret)
-	failed := s.park(t, httptest.NewRequest(http.MethodPost, orderPath+"?how=502", nil))
-	panicked := s.park(t, httptest.NewRequest(http.MethodPost, orderPath+"?how=panic", nil))
-	missing := s.park(t, httptest.NewRequest(http.MethodPost, orderPath+"?how=panic", nil))
+	failed := s.park(t, request(t, http.MethodPost, orderPath+"?how=502", ""))
+	panicked := s.park(t, request(t, http.MethodPost, orderPath+"?how=panic", ""))
+	missing := s.park(t, request(t, http.MethodPost, orderPath+"?how=panic", ""))
 	junk, err := s.queue.Enqueue(t.Context(), delayqueue.Job{Key: "order:" + secret, Payload: []byte("junk")})
 	require.NoError(t, err)
 	s.work(t)
@@ -292,10 +289,10 @@ func TestFullQueues(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := openShop(t, redistest.Embedded(t), test.opt)
 			s.engine.POST("/orders/:id", s.lock(), mustNotRun(t))
-			defer s.hold(t, "order:"+secret)()
-			s.park(t, httptest.NewRequest(http.MethodPost, orderPath, nil))
-			resp := call(s.engine, http.MethodPost, orderPath, "")
-			require.NotEmpty(t, resp.Header.Get("Retry-After"))
+			s.hold(t, "order:"+secret)
+			s.park(t, request(t, http.MethodPost, orderPath, ""))
+			resp := call(t, s.engine, http.MethodPost, orderPath)
+			require.NotEmpty(t, resp.header.Get("Retry-After"))
 			requireProblem(t, resp, test.status, test.kind)
 		})
 	}
@@ -304,16 +301,16 @@ func TestFullQueues(t *testing.T) {
 func TestLostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	env := redistest.Real(t)
 	b := setup(t, env)
-	defer b.hold(t, "order:"+secret)()
+	b.hold(t, "order:"+secret)
 	proxy := redistest.NewProxy(t, env.Addr)
 	proxied := &redistest.Env{Addr: proxy.Addr, Prefix: env.Prefix}
 	queue, err := delayqueue.New(proxied.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	proxy.LoseReply(func([]byte) bool { return true })
-	resp := call(guarded(core.NewGuard(b.locker, delayqueue.Policy(queue)), mustNotRun(t)), http.MethodPost, orderPath, "")
-	content := bodyOf(t, resp)
-	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
-	require.NotEmpty(t, resp.Header.Get("Retry-After"))
+	resp := call(t, guarded(core.NewGuard(b.locker, delayqueue.Policy(queue)), mustNotRun(t)), http.MethodPost, orderPath)
+	content := resp.body
+	require.Equal(t, http.StatusServiceUnavailable, resp.status)
+	require.NotEmpty(t, resp.header.Get("Retry-After"))
 	require.Contains(t, content, "could not be confirmed that the request was queued")
 }
 
@@ -323,5 +320,5 @@ func TestTicketWithoutRedisIs503(t *testing.T) {
 	t.Cleanup(server.Close)
 	s := openShop(t, &redistest.Env{Addr: server.Addr(), Prefix: "t"})
 	server.SetError("LOADING Redis is loading the dataset in memory")
-	requireProblem(t, call(s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32), ""), http.StatusServiceUnavailable, "unavailable")
+	requireProblem(t, call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32)), http.StatusServiceUnavailable, "unavailable")
 }

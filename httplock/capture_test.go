@@ -5,8 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -28,7 +28,7 @@ func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
 		"http://evil.example/orders/1?a=b":  "/orders/1?a=b",
 		"http://evil.example":               "/",
 	} {
-		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r := request(t, http.MethodPost, "/", "")
 		r.RequestURI = sent
 		payload, err := httplock.Encode(r, 100)
 		require.NoError(t, err)
@@ -41,7 +41,7 @@ func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
 	}
 
 	// A prefix that was taken off the URL on the way is still there.
-	r := httptest.NewRequest(http.MethodPost, "/api/orders/1", nil)
+	r := request(t, http.MethodPost, "/api/orders/1", "")
 	r.URL.Path = "/orders/1"
 	payload, err := httplock.Encode(r, 100)
 	require.NoError(t, err)
@@ -63,18 +63,16 @@ func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
 
 func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	defer b.hold(t)()
+	b.hold(t)
 	p := &parking{}
 	h := guarded(core.NewGuard(b.locker, p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"))
 
-	r := httptest.NewRequest(http.MethodPost, ordersPath, strings.NewReader("{}"))
+	r := request(t, http.MethodPost, ordersPath, "{}")
 	kept := http.Header{
 		"Accept": {"a/b", "c/d;q=0.1"}, "Accept-Language": {"en"}, "Content-Type": {"application/json"},
 		"Content-Encoding": {"gzip"}, "Idempotency-Key": {`"k"`}, "Traceparent": {"00-a-b-01"}, "X-Tenant": {"caf\xe9", "<&>"},
 	}
-	for name, values := range kept {
-		r.Header[name] = values
-	}
+	maps.Copy(r.Header, kept)
 	for name, value := range map[string]string{
 		"Authorization": "Bearer " + secret, "Cookie": "session=" + secret, "Proxy-Authorization": secret,
 		"X-Forwarded-For": "1.2.3.4", "Connection": "keep-alive, x-hop", "X-Hop": secret, "Host": "evil.example",
@@ -82,9 +80,8 @@ func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
 	} {
 		r.Header.Set(name, value)
 	}
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	require.Equal(t, http.StatusAccepted, w.Code)
+	w := do(h, r)
+	require.Equal(t, http.StatusAccepted, w.status)
 
 	payload := p.parked()[0]
 	head, body, _ := bytes.Cut(payload, []byte("\n"))

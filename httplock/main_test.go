@@ -19,6 +19,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/embedded"
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
@@ -50,12 +51,29 @@ func (w watcher) OnRenewed(_ context.Context, e core.Renewed)     { w.b.renewed 
 
 func setup(t *testing.T, env *redistest.Env, opts ...core.Option) *bench {
 	t.Helper()
+	return setupOn(t, env.Client(t), env.Prefix, opts...)
+}
+
+// setupFragile is setup on an embedded Redis that the test may break. The client
+// fails at once, and leaves no goroutine that dials a dead server: go-redis starts
+// one after as many failures as its pool is large.
+func setupFragile(t *testing.T) (*bench, *embedded.Server) {
+	t.Helper()
+	server, err := embedded.Start()
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr(), PoolSize: 1000, MaxRetries: -1, DialerRetries: 1})
+	return setupOn(t, rdb, "t"), server
+}
+
+func setupOn(t *testing.T, rdb *redis.Client, prefix string, opts ...core.Option) *bench {
+	t.Helper()
 	b := &bench{
-		rdb: env.Client(t), prefix: env.Prefix,
+		rdb: rdb, prefix: prefix,
 		conflict: make(chan core.Conflicted, 10000), renewed: make(chan core.Renewed, 10000),
 	}
-	b.locker = newLocker(t, b.rdb, append([]core.Option{core.WithPrefix(env.Prefix), core.WithObserver(watcher{b: b})}, opts...)...)
-	b.rival = newLocker(t, b.rdb, core.WithPrefix(env.Prefix))
+	b.locker = newLocker(t, b.rdb, append([]core.Option{core.WithPrefix(prefix), core.WithObserver(watcher{b: b})}, opts...)...)
+	b.rival = newLocker(t, b.rdb, core.WithPrefix(prefix))
 	return b
 }
 
@@ -67,7 +85,7 @@ func newLocker(t *testing.T, rdb redis.UniversalClient, opts ...core.Option) *co
 	return l
 }
 
-// hold takes the key of path /orders/{secret} away, and returns how to give it back.
+// hold takes the key of path /orders/{secret} away, until the end of the test or of release.
 func (b *bench) hold(t *testing.T) (release func()) {
 	t.Helper()
 	return b.holdKey(t, "order:"+secret)
@@ -77,13 +95,15 @@ func (b *bench) holdKey(t *testing.T, key string) (release func()) {
 	t.Helper()
 	lease, err := b.rival.TryAcquire(t.Context(), key)
 	require.NoError(t, err)
-	return func() { assert.NoError(t, lease.Release(context.Background())) }
+	release = func() { _ = lease.Release(context.Background()) } // may be called twice
+	t.Cleanup(release)
+	return release
 }
 
-// requireFree checks that a key is held by nobody.
-func (b *bench) requireFree(t *testing.T, key string) {
+// requireFree checks that the order is held by nobody.
+func (b *bench) requireFree(t *testing.T) {
 	t.Helper()
-	lease, err := b.rival.TryAcquire(context.Background(), key)
+	lease, err := b.rival.TryAcquire(context.Background(), "order:"+secret)
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(context.Background()))
 }
@@ -122,11 +142,29 @@ func mustNotRun(t *testing.T) http.HandlerFunc {
 	return func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") }
 }
 
-// call sends one request to a handler, without a network.
-func call(h http.Handler, method, target string, body string) *http.Response {
+// answer is a whole response.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func request(t *testing.T, method, target, body string) *http.Request {
+	t.Helper()
+	return httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader(body))
+}
+
+// do sends a request to a handler, without a network.
+func do(h http.Handler, r *http.Request) answer {
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(method, target, strings.NewReader(body)))
-	return w.Result()
+	h.ServeHTTP(w, r)
+	return answer{w.Code, w.Result().Header, w.Body.String()}
+}
+
+// call sends one request to a handler, without a network.
+func call(t *testing.T, h http.Handler, method, target, body string) answer {
+	t.Helper()
+	return do(h, request(t, method, target, body))
 }
 
 // serve starts a server, and returns a client that goes with it.
@@ -139,21 +177,31 @@ func serve(t *testing.T, h http.Handler) (url string, client *http.Client) {
 	return srv.URL, client
 }
 
-func bodyOf(t *testing.T, resp *http.Response) string {
-	t.Helper()
+// send sends a request to a server.
+func send(client *http.Client, r *http.Request) (answer, error) {
+	resp, err := client.Do(r)
+	if err != nil {
+		return answer{}, err
+	}
 	content, err := io.ReadAll(resp.Body)
+	return answer{resp.StatusCode, resp.Header, string(content)}, errors.Join(err, resp.Body.Close())
+}
+
+// toServer makes a request for send.
+func toServer(ctx context.Context, t *testing.T, url, body string) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	require.NoError(t, err)
-	require.NoError(t, resp.Body.Close())
-	return string(content)
+	return r
 }
 
 // requireProblem checks a whole problem document.
-func requireProblem(t *testing.T, resp *http.Response, status int, kind string, retry bool) {
+func requireProblem(t *testing.T, resp answer, status int, kind string, retry bool) {
 	t.Helper()
-	content := bodyOf(t, resp)
-	require.Equal(t, status, resp.StatusCode, content)
-	require.Equal(t, "application/problem+json", resp.Header.Get("Content-Type"))
-	require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
+	content := resp.body
+	require.Equal(t, status, resp.status, content)
+	require.Equal(t, "application/problem+json", resp.header.Get("Content-Type"))
+	require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
 	requireNoSecret(t, resp, content)
 
 	var doc map[string]any
@@ -163,11 +211,11 @@ func requireProblem(t *testing.T, resp *http.Response, status int, kind string, 
 	require.NotEmpty(t, doc["title"])
 	require.NotEmpty(t, doc["detail"])
 	if !retry {
-		require.NotContains(t, resp.Header, "Retry-After")
+		require.NotContains(t, resp.header, "Retry-After")
 		require.NotContains(t, doc, "retry_after_ms")
 		return
 	}
-	after, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	after, err := strconv.Atoi(resp.header.Get("Retry-After"))
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, after, 1)
 	require.LessOrEqual(t, after, 30)
@@ -177,10 +225,10 @@ func requireProblem(t *testing.T, resp *http.Response, status int, kind string, 
 	require.LessOrEqual(t, ms, float64(after)*1000)
 }
 
-func requireNoSecret(t *testing.T, resp *http.Response, content string) {
+func requireNoSecret(t *testing.T, resp answer, content string) {
 	t.Helper()
 	require.NotContains(t, content, secret)
-	for name, values := range resp.Header {
+	for name, values := range resp.header {
 		require.NotContains(t, strings.Join(values, " "), secret, name)
 	}
 }

@@ -3,6 +3,8 @@ package httplock_test
 import (
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -72,9 +74,21 @@ func TestMistakesFailClosed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, method := range []string{http.MethodPost, http.MethodGet} {
-				requireProblem(t, call(h, method, ordersPath, ""), http.StatusInternalServerError, "misconfigured", false)
+				requireProblem(t, call(t, h, method, ordersPath, ""), http.StatusInternalServerError, "misconfigured", false)
 			}
 		})
+	}
+}
+
+func TestEveryProblemIsDocumented(t *testing.T) {
+	source, err := os.ReadFile("problem.go")
+	require.NoError(t, err)
+	docs, err := os.ReadFile("../docs/problems.md")
+	require.NoError(t, err)
+	kinds := regexp.MustCompile(`"([a-z-]+)", http\.Status`).FindAllSubmatch(source, -1)
+	require.NotEmpty(t, kinds)
+	for _, kind := range kinds {
+		require.Contains(t, string(docs), "\n## "+string(kind[1])+"\n")
 	}
 }
 
@@ -84,10 +98,10 @@ func TestServeWithoutWritten(t *testing.T) {
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
 	ran := m.Serve(httplock.Exchange{
-		Writer: w, Request: httptest.NewRequest(http.MethodPost, "/", nil),
+		Writer: w, Request: request(t, http.MethodPost, "/", ""),
 		Key:  func() (string, error) { return "", nil },
 		Next: func(*http.Request) { t.Error("it ran") },
 	})
 	require.False(t, ran)
-	requireProblem(t, w.Result(), http.StatusBadRequest, "bad-key", false)
+	requireProblem(t, answer{w.Code, w.Result().Header, w.Body.String()}, http.StatusBadRequest, "bad-key", false)
 }

@@ -30,12 +30,12 @@ func TestTicketTellsItsState(t *testing.T) {
 			}, nil
 		}, anyone)
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
-			resp := call(h, method, "/tickets/"+ticketID, "")
-			content := bodyOf(t, resp)
-			require.Equal(t, http.StatusOK, resp.StatusCode)
-			require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
-			require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
-			require.Equal(t, open, resp.Header.Get("Retry-After") != "")
+			resp := call(t, h, method, "/tickets/"+ticketID, "")
+			content := resp.body
+			require.Equal(t, http.StatusOK, resp.status)
+			require.Equal(t, "application/json", resp.header.Get("Content-Type"))
+			require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
+			require.Equal(t, open, resp.header.Get("Retry-After") != "")
 			if method == http.MethodHead {
 				require.Empty(t, content)
 				continue
@@ -56,42 +56,40 @@ func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 		return delayqueue.Status{ID: id, State: delayqueue.StateQueued}, nil
 	}, func(_ *http.Request, s delayqueue.Status) bool { return s.ID != ticketID })
 
-	want := call(unknown, http.MethodGet, "/tickets/"+ticketID, "")
-	wantHeader, wantBody := want.Header, bodyOf(t, want)
+	want := call(t, unknown, http.MethodGet, "/tickets/"+ticketID, "")
 	require.Equal(t, 1, asked)
-	for name, resp := range map[string]*http.Response{
-		"not authorized": call(notTheirs, http.MethodGet, "/tickets/"+ticketID, ""),
-		"no id":          call(unknown, http.MethodGet, "/tickets/", ""),
-		"short id":       call(unknown, http.MethodGet, "/tickets/abc", ""),
-		"long id":        call(unknown, http.MethodGet, "/tickets/"+ticketID+"0", ""),
-		"upper case":     call(unknown, http.MethodGet, "/tickets/0123456789ABCDEF0123456789ABCDEF", ""),
-		"glob":           call(unknown, http.MethodGet, "/tickets/????????????????????????????????", ""),
-		"not hex":        call(unknown, http.MethodGet, "/tickets/0123456789abcdef0123456789abcdeg", ""),
-		"no queue":       call(httplock.TicketHandler(nil, anyone), http.MethodGet, "/tickets/"+ticketID, ""),
-		"no authorize":   call(httplock.TicketHandler(new(delayqueue.Queue), nil), http.MethodGet, "/tickets/"+ticketID, ""),
+	for name, resp := range map[string]answer{
+		"not authorized": call(t, notTheirs, http.MethodGet, "/tickets/"+ticketID, ""),
+		"no id":          call(t, unknown, http.MethodGet, "/tickets/", ""),
+		"short id":       call(t, unknown, http.MethodGet, "/tickets/abc", ""),
+		"long id":        call(t, unknown, http.MethodGet, "/tickets/"+ticketID+"0", ""),
+		"upper case":     call(t, unknown, http.MethodGet, "/tickets/0123456789ABCDEF0123456789ABCDEF", ""),
+		"glob":           call(t, unknown, http.MethodGet, "/tickets/????????????????????????????????", ""),
+		"not hex":        call(t, unknown, http.MethodGet, "/tickets/0123456789abcdef0123456789abcdeg", ""),
+		"no queue":       call(t, httplock.TicketHandler(nil, anyone), http.MethodGet, "/tickets/"+ticketID, ""),
+		"no authorize":   call(t, httplock.TicketHandler(new(delayqueue.Queue), nil), http.MethodGet, "/tickets/"+ticketID, ""),
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, wantHeader, resp.Header)
-			require.Equal(t, http.StatusNotFound, resp.StatusCode)
-			require.Equal(t, wantBody, bodyOf(t, resp))
+			require.Equal(t, http.StatusNotFound, resp.status)
+			require.Equal(t, want, resp)
 		})
 	}
 	require.Equal(t, 1, asked, "what cannot be an id is not asked for")
-	requireProblem(t, call(notTheirs, http.MethodGet, "/tickets/"+ticketID, ""), http.StatusNotFound, "no-such-ticket", false)
-	require.Empty(t, bodyOf(t, call(unknown, http.MethodHead, "/tickets/"+ticketID, "")))
+	requireProblem(t, call(t, notTheirs, http.MethodGet, "/tickets/"+ticketID, ""), http.StatusNotFound, "no-such-ticket", false)
+	require.Empty(t, call(t, unknown, http.MethodHead, "/tickets/"+ticketID, "").body)
 }
 
 func TestTicketErrors(t *testing.T) {
 	over := func(err error) http.Handler {
 		return httplock.TicketsOver(func(context.Context, string) (delayqueue.Status, error) { return delayqueue.Status{}, err }, anyone)
 	}
-	requireProblem(t, call(over(fmt.Errorf("status: %w", core.ErrUnavailable)), http.MethodGet, "/tickets/"+ticketID, ""),
+	requireProblem(t, call(t, over(fmt.Errorf("status: %w", core.ErrUnavailable)), http.MethodGet, "/tickets/"+ticketID, ""),
 		http.StatusServiceUnavailable, "unavailable", true)
-	requireProblem(t, call(over(errors.New(secret)), http.MethodGet, "/tickets/"+ticketID, ""),
+	requireProblem(t, call(t, over(errors.New(secret)), http.MethodGet, "/tickets/"+ticketID, ""),
 		http.StatusInternalServerError, "internal", false)
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions} {
-		resp := call(over(nil), method, "/tickets/"+ticketID, "")
-		require.Equal(t, "GET, HEAD", resp.Header.Get("Allow"))
+		resp := call(t, over(nil), method, "/tickets/"+ticketID, "")
+		require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
 		requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
 	}
 }

@@ -41,22 +41,43 @@ func TestWaitingRequestRunsWhenTheKeyIsReleased(t *testing.T) {
 					ok(w, r)
 				}, httplock.WithMaxBody(int64(test.maxBody)))
 				url, client := serve(t, h)
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+ordersPath, strings.NewReader(body))
-				require.NoError(t, err)
+				r := toServer(t.Context(), t, url+ordersPath, body)
 				if chunked {
 					r.ContentLength = -1
+				}
+				for len(b.conflict) > 0 {
+					<-b.conflict
 				}
 				go func() {
 					<-b.conflict
 					release()
 				}()
-				resp, err := client.Do(r)
+				resp, err := send(client, r)
 				require.NoError(t, err)
-				require.Equal(t, "ok", bodyOf(t, resp), name)
-				require.Equal(t, http.StatusOK, resp.StatusCode)
+				require.Equal(t, "ok", resp.body, name)
+				require.Equal(t, http.StatusOK, resp.status)
 			}
 		}
 	})
+}
+
+func TestWaitingRequestThatExpects100ContinueIsReadAndRuns(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	release := b.hold(t)
+	url, client := serve(t, guarded(core.NewGuard(b.locker, patient{}), func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(w, r.Body)
+		assert.NoError(t, err)
+	}))
+	client.Transport.(*http.Transport).ExpectContinueTimeout = time.Hour
+	r := toServer(t.Context(), t, url+ordersPath, "hello")
+	r.Header.Set("Expect", "100-continue")
+	go func() {
+		<-b.conflict
+		release()
+	}()
+	resp, err := send(client, r)
+	require.NoError(t, err)
+	require.Equal(t, "hello", resp.body)
 }
 
 func TestClientGoneWhileWaitingNeverRuns(t *testing.T) {
@@ -76,13 +97,11 @@ func TestClientGoneWhileWaitingNeverRuns(t *testing.T) {
 					<-b.conflict
 					leave()
 				}()
-				r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+ordersPath, strings.NewReader(body))
-				require.NoError(t, err)
-				_, err = client.Do(r) //nolint:bodyclose // there is no response
+				_, err := send(client, toServer(ctx, t, url+ordersPath, body))
 				require.ErrorIs(t, err, context.Canceled)
 				<-left // while the key is still held
 				release()
-				b.requireFree(t, "order:"+secret)
+				b.requireFree(t)
 			})
 		}
 	})
@@ -90,40 +109,34 @@ func TestClientGoneWhileWaitingNeverRuns(t *testing.T) {
 
 func TestBodyThatBreaksOffNeverRuns(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	defer b.hold(t)()
+	b.hold(t)
 	for name, policy := range map[string]core.ConflictPolicy{"waiting": patient{}, "parking": &parking{}} {
 		t.Run(name, func(t *testing.T) {
 			h := guarded(core.NewGuard(b.locker, policy), mustNotRun(t))
-			r := httptest.NewRequest(http.MethodPost, ordersPath, iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("xyz"))))
-			w := httptest.NewRecorder()
-			h.ServeHTTP(w, r)
-			requireProblem(t, w.Result(), http.StatusBadRequest, "unreadable-body", false)
+			r := request(t, http.MethodPost, ordersPath, "")
+			r.Body = io.NopCloser(iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("xyz"))))
+			requireProblem(t, do(h, r), http.StatusBadRequest, "unreadable-body", false)
 
-			w = httptest.NewRecorder()
-			r = httptest.NewRequest(http.MethodPost, ordersPath, strings.NewReader("xyz"))
-			r.Body = http.MaxBytesReader(w, r.Body, 2)
-			h.ServeHTTP(w, r)
-			requireProblem(t, w.Result(), http.StatusRequestEntityTooLarge, "body-too-large", false)
+			r = request(t, http.MethodPost, ordersPath, "xyz")
+			r.Body = http.MaxBytesReader(httptest.NewRecorder(), r.Body, 2)
+			requireProblem(t, do(h, r), http.StatusRequestEntityTooLarge, "body-too-large", false)
 		})
 	}
 }
 
 func TestServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	defer b.hold(t)()
+	b.hold(t)
 	h := guarded(core.NewGuard(b.locker, patient{}), mustNotRun(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, ordersPath, nil))
-	requireProblem(t, w.Result(), http.StatusServiceUnavailable, "timeout", true)
+	requireProblem(t, do(h, request(t, http.MethodPost, ordersPath, "").WithContext(ctx)), http.StatusServiceUnavailable, "timeout", true)
 
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	w = httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequestWithContext(gone, http.MethodPost, ordersPath, nil))
-	require.Equal(t, 499, w.Code, "for the access log")
-	require.Empty(t, w.Body.String())
+	w := do(h, request(t, http.MethodPost, ordersPath, "").WithContext(gone))
+	require.Equal(t, 499, w.status, "for the access log")
+	require.Empty(t, w.body)
 }
 
 func TestClientGoneMidHandlerKeepsTheKeyUntilItReturns(t *testing.T) {
@@ -142,13 +155,11 @@ func TestClientGoneMidHandlerKeepsTheKeyUntilItReturns(t *testing.T) {
 			defer close(left)
 			inner.ServeHTTP(w, r)
 		}))
-		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+ordersPath, nil)
-		require.NoError(t, err)
-		_, err = client.Do(r) //nolint:bodyclose // there is no response
+		_, err := send(client, toServer(ctx, t, url+ordersPath, ""))
 		require.ErrorIs(t, err, context.Canceled)
 		<-left
 		require.True(t, held.Load())
-		b.requireFree(t, "order:"+secret)
+		b.requireFree(t)
 	})
 }
 

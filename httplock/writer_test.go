@@ -7,7 +7,6 @@ import (
 	"io"
 	"mime/multipart"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,7 +40,7 @@ func TestWriterIsAsAbleAsTheServers(t *testing.T) {
 		_, isPusher := w.(http.Pusher)
 		assert.True(t, isPusher)
 		assert.ErrorIs(t, w.(http.Pusher).Push("/x", nil), http.ErrNotSupported)
-		_, err := io.Copy(w, strings.NewReader("controlled"))
+		_, err := io.Copy(w, io.LimitReader(strings.NewReader("controlled"), 100))
 		assert.NoError(t, err)
 	})
 	handle("/hijack", func(w http.ResponseWriter, _ *http.Request) {
@@ -53,9 +52,9 @@ func TestWriterIsAsAbleAsTheServers(t *testing.T) {
 	})
 	url, client := serve(t, mux)
 	for path, want := range map[string]string{"/controller": "controlled", "/hijack": "hijacked"} {
-		resp, err := client.Post(url+path, "text/plain", strings.NewReader("x"))
+		resp, err := send(client, toServer(t.Context(), t, url+path, "x"))
 		require.NoError(t, err)
-		require.Equal(t, want, bodyOf(t, resp))
+		require.Equal(t, want, resp.body)
 	}
 }
 
@@ -68,8 +67,9 @@ func guardedAt(guard *core.Guard, handler http.HandlerFunc) http.Handler {
 }
 
 func TestStreamKeepsItsKeyPastItsLease(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, core.WithTTL(400*time.Millisecond))
+		b := setup(t, env, core.WithTTL(900*time.Millisecond))
 		more := make(chan struct{})
 		url, client := serve(t, guarded(core.NewGuard(b.locker, nil), func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
@@ -79,7 +79,7 @@ func TestStreamKeepsItsKeyPastItsLease(t *testing.T) {
 			assert.NoError(t, r.Context().Err())
 			_, _ = io.WriteString(w, "data: 2\n\n")
 		}))
-		resp, err := client.Post(url+ordersPath, "text/plain", nil)
+		resp, err := client.Do(toServer(t.Context(), t, url+ordersPath, ""))
 		require.NoError(t, err)
 		events := bufio.NewReader(resp.Body)
 		first, err := events.ReadString('\n')
@@ -96,12 +96,13 @@ func TestStreamKeepsItsKeyPastItsLease(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, string(rest), "data: 2")
 		require.NoError(t, resp.Body.Close())
-		b.requireFree(t, "order:"+secret)
+		b.requireFree(t)
 	})
 }
 
 func TestLostLeaseAfterHijackWritesNothing(t *testing.T) {
-	b := setup(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))
+	t.Parallel()
+	b := setup(t, redistest.Embedded(t), core.WithTTL(time.Second))
 	url, client := serve(t, guarded(core.NewGuard(b.locker, nil), func(w http.ResponseWriter, r *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if !assert.NoError(t, err) {
@@ -113,9 +114,9 @@ func TestLostLeaseAfterHijackWritesNothing(t *testing.T) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nmine")
 		_ = conn.Close()
 	}))
-	resp, err := client.Post(url+ordersPath, "text/plain", nil)
+	resp, err := send(client, toServer(t.Context(), t, url+ordersPath, ""))
 	require.NoError(t, err)
-	require.Equal(t, "mine", bodyOf(t, resp))
+	require.Equal(t, "mine", resp.body)
 }
 
 func TestMultipartFilesAreRemovedByTheServer(t *testing.T) {
@@ -133,10 +134,11 @@ func TestMultipartFilesAreRemovedByTheServer(t *testing.T) {
 	require.NoError(t, err)
 	_, _ = part.Write(make([]byte, 20<<20))
 	require.NoError(t, form.Close())
-	resp, err := client.Post(url+ordersPath, form.FormDataContentType(), &body)
+	r := toServer(t.Context(), t, url+ordersPath, body.String())
+	r.Header.Set("Content-Type", form.FormDataContentType())
+	resp, err := send(client, r)
 	require.NoError(t, err)
-	_ = bodyOf(t, resp)
-	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Equal(t, http.StatusOK, resp.status)
 	redistest.Eventually(t, func() bool {
 		files, err := os.ReadDir(dir)
 		return err == nil && len(files) == 0
@@ -145,14 +147,13 @@ func TestMultipartFilesAreRemovedByTheServer(t *testing.T) {
 
 func TestCallerSeesTheRouteName(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	defer b.hold(t)()
+	b.hold(t)
 	h := guarded(core.NewGuard(b.locker, nil), mustNotRun(t))
-	call(h, http.MethodPost, ordersPath, "")
+	call(t, h, http.MethodPost, ordersPath, "")
 	require.Equal(t, "POST /orders/{id}", (<-b.conflict).Name)
 
 	mux := http.NewServeMux()
 	mux.Handle("PUT /carts/{id}", httplock.PerKey(core.NewGuard(b.locker, nil), orderKey)(mustNotRun(t)))
-	w := httptest.NewRecorder()
-	mux.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/carts/"+secret, nil))
+	call(t, mux, http.MethodPut, "/carts/"+secret, "")
 	require.Equal(t, "PUT /carts/{id}", (<-b.conflict).Name)
 }
