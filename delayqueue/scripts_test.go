@@ -236,3 +236,15 @@ func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 		require.Equal(t, "behind", claimTest(t, q, "2", 1)[0].message.ID)
 	})
 }
+
+func TestTheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		require.NoError(t, q.rdb.HSet(t.Context(), q.recordName("id"), "not_after", 1).Err())
+		require.Empty(t, claimTest(t, q, "token", 1))
+		s, err := q.Status(t.Context(), "id")
+		require.NoError(t, err)
+		require.Equal(t, StateExpired, s.State)
+	})
+}
