@@ -12,9 +12,9 @@ import (
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
-func testQueue(t *testing.T, env *redistest.Env, opts ...Option) *Queue {
+func testQueue(t *testing.T, env *redistest.Env) *Queue {
 	t.Helper()
-	q, err := New(env.Client(t), "q", append([]Option{WithPrefix(env.Prefix)}, opts...)...)
+	q, err := New(env.Client(t), "q", WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	return q
 }
