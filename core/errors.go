@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/ctxerr"
 )
 
 // What can go wrong, told apart by errors.Is. A caller's own ctx that ended is
@@ -66,11 +68,7 @@ func unavailable(op, key string, err error) error {
 	return fmt.Errorf("core: %s %q: %w: %w", op, key, ErrUnavailable, err)
 }
 
-// callerGone reports the caller's own ctx, with its cause when that says more.
+// callerGone reports the caller's own ctx.
 func callerGone(ctx context.Context, op, key string) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return fmt.Errorf("core: %s %q: %w", op, key, cause)
-	}
-	return fmt.Errorf("core: %s %q: %w: %w", op, key, err, cause)
+	return fmt.Errorf("core: %s %q: %w", op, key, ctxerr.Of(ctx))
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/trust"
 )
 
 // Lease is a held key. It is safe for concurrent use.
@@ -82,7 +84,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	case !owned:
 		return l.locker.renewals.lose(l, notOurs)
 	}
-	return l.locker.renewals.lengthen(l, trustedUntil(sent, d))
+	return l.locker.renewals.lengthen(l, trust.Until(sent, d))
 }
 
 // Release gives the key back. It works on a dead ctx, blocks for one round trip,

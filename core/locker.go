@@ -2,8 +2,6 @@ package core
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"sync"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
@@ -61,11 +60,11 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 	}
 	l := &Locker{
 		rdb:       rdb,
-		prefix:    defaultPrefix,
+		prefix:    ident.DefaultPrefix,
 		ttl:       DefaultTTL,
 		observer:  NopObserver{},
 		pollFloor: time.Second,
-		id:        randomHex(8),
+		id:        ident.Random(8),
 		waiters:   newWaiters(),
 		cancels:   make(chan struct{}, maxCancels),
 		closing:   make(chan struct{}),
@@ -171,10 +170,4 @@ func (l *Locker) end(lease *Lease, cause error) {
 	lease.cancel(cause)
 	l.waiters.freed(lease.key)
 	l.observer.OnLost(lease.ctx, Lost{Key: lease.key, Name: lease.name, Held: time.Since(lease.granted), Cause: cause})
-}
-
-func randomHex(n int) string {
-	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails, by its documentation
-	return hex.EncodeToString(b)
 }

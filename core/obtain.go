@@ -9,7 +9,13 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/trust"
 )
+
+// firstLease bounds the lease of a grant that its caller has not confirmed by a
+// renewal: whatever is lost on the way, the key is free again after it.
+const firstLease = 3 * time.Second
 
 // obtain takes the call's key: the one loop for tries, decisions, waiting,
 // wake-ups and cancellation. A nil policy rejects.
@@ -29,7 +35,7 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 
 	var (
 		start    = time.Now()
-		token    = randomHex(16)
+		token    = ident.Random(16)
 		wakeID   = "" // ours, if Redis is to tell us of the release
 		place    *waiter
 		conflict = Conflict{Call: call}
@@ -209,7 +215,7 @@ func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acq
 	if err == nil && ctx.Err() != nil {
 		err = callerGone(ctx, "acquire", call.Key) // nobody is left to use the grant
 	}
-	if err == nil && passed(trustedUntil(sent, first), time.Now()) {
+	if err == nil && trust.Passed(trust.Until(sent, first), time.Now()) {
 		err = unavailable("acquire", call.Key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
 	}
 	if err == nil {
@@ -228,7 +234,7 @@ func (l *Locker) newLease(ctx context.Context, call Call, token string, fence in
 	lease := &Lease{
 		locker: l, key: call.Key, name: call.Name, token: token, fence: fence,
 		granted: time.Now(), ttl: o.ttl, fixed: o.fixed, index: -1,
-		deadline: trustedUntil(sent, first),
+		deadline: trust.Until(sent, first),
 	}
 	if !o.fixed || o.ttl > first {
 		lease.renewAt = sent.Add(jitteredThird(first))

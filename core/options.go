@@ -2,8 +2,9 @@ package core
 
 import (
 	"fmt"
-	"strings"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 const (
@@ -13,9 +14,6 @@ const (
 	MinTTL = 100 * time.Millisecond
 	// MaxTTL is the longest lease.
 	MaxTTL = 24 * time.Hour
-
-	defaultPrefix = "perkey"
-	maxPrefixLen  = 64
 )
 
 // Option configures a Locker.
@@ -36,11 +34,9 @@ func WithTTL(d time.Duration) Option {
 // bytes, no braces, white space or control bytes.
 func WithPrefix(prefix string) Option {
 	return func(l *Locker) error {
-		if prefix == "" || len(prefix) > maxPrefixLen || strings.ContainsFunc(prefix, func(r rune) bool {
-			return r <= ' ' || r == 0x7f || r == '{' || r == '}'
-		}) {
+		if !ident.ValidPrefix(prefix) {
 			return fmt.Errorf("core: %w: WithPrefix(%q): want 1 to %d bytes, without braces, white space and control bytes",
-				ErrInvalidOption, prefix, maxPrefixLen)
+				ErrInvalidOption, prefix, ident.MaxPrefixLen)
 		}
 		l.prefix = prefix
 		return nil

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/trust"
 )
 
 const (
@@ -62,7 +64,7 @@ func (r *renewals) add(l *Lease) bool {
 // did, or while the scheduler is about to end the ctx.
 func (r *renewals) check(l *Lease) error {
 	r.mu.Lock()
-	state, over := l.state, passed(l.deadline, time.Now())
+	state, over := l.state, trust.Passed(l.deadline, time.Now())
 	r.mu.Unlock()
 	switch {
 	case state == leaseLost:
@@ -90,7 +92,7 @@ func (r *renewals) release(l *Lease) (was leaseState, valid bool) {
 	defer r.mu.Unlock()
 	was, l.state = l.state, leaseReleased
 	r.remove(l)
-	return was, !passed(l.deadline, time.Now())
+	return was, !trust.Passed(l.deadline, time.Now())
 }
 
 // lengthen records that the lease can be trusted until deadline.
@@ -170,7 +172,7 @@ func (r *renewals) look(now time.Time) (expired, due []*Lease, stopped bool) {
 		// The wall clock went on while this process did not run: no order by
 		// the monotonic clock tells which leases are over.
 		for _, l := range append(leaseHeap(nil), r.leases...) {
-			if passed(l.deadline, now) {
+			if trust.Passed(l.deadline, now) {
 				l.state = leaseLost
 				r.remove(l)
 				expired = append(expired, l)
@@ -180,7 +182,7 @@ func (r *renewals) look(now time.Time) (expired, due []*Lease, stopped bool) {
 	soon := now.Add(renewalHorizon)
 	for len(r.leases) > 0 && !r.leases[0].at.After(soon) {
 		l := r.leases[0]
-		if passed(l.deadline, now) {
+		if trust.Passed(l.deadline, now) {
 			l.state = leaseLost
 			r.remove(l)
 			expired = append(expired, l)
@@ -245,7 +247,7 @@ func (r *renewals) renew(batch []*Lease) {
 			r.mu.Lock()
 			l.renewing, l.renewAt = false, next
 			r.mu.Unlock()
-			_ = r.lengthen(l, trustedUntil(sent, reply.ttl))
+			_ = r.lengthen(l, trust.Until(sent, reply.ttl))
 		}
 	}
 	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: time.Since(sent), Err: firstErr})

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/trust"
 )
 
 const (
@@ -38,7 +40,7 @@ func (w *Worker) claimMessages() {
 		default:
 		}
 		if token == "" {
-			token = randomHex(16)
+			token = ident.Random(16)
 		}
 		sent := time.Now()
 		// Not cancelled by Stop: messages whose claim nobody heard of would wait
@@ -106,7 +108,7 @@ func (w *Worker) report(b batch) {
 // begin runs a message that was claimed by a command sent at sent. The caller
 // has taken the hand that it needs.
 func (w *Worker) begin(m Message, token string, sent time.Time) {
-	c := w.claims.add(w.ctx, m, token, trustedUntil(sent, w.lease))
+	c := w.claims.add(w.ctx, m, token, trust.Until(sent, w.lease))
 	w.handlers.Go(func() {
 		defer func() { <-w.hands }()
 		w.process(c)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/ctxerr"
 )
 
 // What can go wrong, told apart by errors.Is. Redis trouble wraps
@@ -67,9 +68,5 @@ func redisError(ctx context.Context, op string, err error) error {
 }
 
 func callerGone(ctx context.Context, op string) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return fmt.Errorf("delayqueue: %s: %w", op, cause)
-	}
-	return fmt.Errorf("delayqueue: %s: %w: %w", op, err, cause)
+	return fmt.Errorf("delayqueue: %s: %w", op, ctxerr.Of(ctx))
 }

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/trust"
 )
 
 // claim is a message that this Worker has claimed and not settled yet.
@@ -115,18 +117,9 @@ func (w *Worker) heartbeat(drained <-chan struct{}) {
 				continue
 			}
 			for i, c := range some {
-				w.claims.extended(c, held[i], trustedUntil(sent, w.lease))
+				w.claims.extended(c, held[i], trust.Until(sent, w.lease))
 			}
 		}
 		timer.Reset(next)
 	}
-}
-
-// trustedUntil is how long a claim can be relied on that was asked for at sent
-// and lasts lease on the server's clock. Redis counts from when the command ran,
-// which is after sent. A hundredth is for clocks that run at different speeds,
-// the margin for this process to notice the end in time.
-func trustedUntil(sent time.Time, lease time.Duration) time.Time {
-	margin := min(max(lease/20, 5*time.Millisecond), 250*time.Millisecond)
-	return sent.Add(lease - lease/100 - margin)
 }

@@ -3,16 +3,13 @@ package delayqueue
 import (
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 const (
-	defaultPrefix = "perkey"
-
-	maxPrefixLen  = 64
 	maxNameLen    = 64  // of a queue
 	maxIDLen      = 128 // of a job
 	maxJobNameLen = 256
@@ -30,10 +27,8 @@ type Option func(*Queue) error
 // Default "perkey"; 1 to 64 bytes, no braces, white space or control bytes.
 func WithPrefix(prefix string) Option {
 	return func(q *Queue) error {
-		if prefix == "" || len(prefix) > maxPrefixLen || strings.ContainsFunc(prefix, func(r rune) bool {
-			return r <= ' ' || r == 0x7f || r == '{' || r == '}'
-		}) {
-			return invalidOption("WithPrefix(%q): want 1 to %d bytes, without braces, white space and control bytes", prefix, maxPrefixLen)
+		if !ident.ValidPrefix(prefix) {
+			return invalidOption("WithPrefix(%q): want 1 to %d bytes, without braces, white space and control bytes", prefix, ident.MaxPrefixLen)
 		}
 		q.prefix = prefix
 		return nil

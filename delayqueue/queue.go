@@ -2,8 +2,6 @@ package delayqueue
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"strings"
 	"time"
@@ -11,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // Queue stores jobs in Redis until a Worker runs them. It is safe for
@@ -48,7 +47,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 	q := &Queue{
 		rdb:            rdb,
 		name:           name,
-		prefix:         defaultPrefix,
+		prefix:         ident.DefaultPrefix,
 		maxAge:         15 * time.Minute,
 		maxPayload:     1<<20 + 64<<10,
 		maxDepth:       100_000,
@@ -79,7 +78,7 @@ func (q *Queue) Name() string { return q.name }
 // enqueue it again under the same ID to make sure that it is, once.
 func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	if job.ID == "" {
-		job.ID = randomHex(16)
+		job.ID = ident.Random(16)
 	}
 	if job.MaxAge == 0 {
 		job.MaxAge = q.maxAge
@@ -180,9 +179,3 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 func (q *Queue) recordName(id string) string { return q.base + ":message:" + id }
 
 func (q *Queue) wakeChannel() string { return q.base + ":wake" }
-
-func randomHex(n int) string {
-	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails, by its documentation
-	return hex.EncodeToString(b)
-}

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
@@ -150,7 +151,7 @@ func TestAClaimTellsWhenToLookAgain(t *testing.T) {
 		q := testQueue(t, env)
 		wait := func() time.Duration {
 			t.Helper()
-			b, err := q.claim(t.Context(), randomHex(16), 10*time.Second, 1)
+			b, err := q.claim(t.Context(), ident.Random(16), 10*time.Second, 1)
 			require.NoError(t, err)
 			return b.wait
 		}

@@ -1,0 +1,30 @@
+// Package ident makes and checks what perkey's names in Redis are made of.
+package ident
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"strings"
+)
+
+// MaxPrefixLen is the length of the longest prefix, in bytes.
+const MaxPrefixLen = 64
+
+// DefaultPrefix is what names begin with unless the user chooses.
+const DefaultPrefix = "perkey"
+
+// ValidPrefix reports whether names in Redis may begin with prefix: 1 to 64
+// bytes, without braces, which choose slots in a Cluster, white space and
+// control bytes.
+func ValidPrefix(prefix string) bool {
+	return prefix != "" && len(prefix) <= MaxPrefixLen && !strings.ContainsFunc(prefix, func(r rune) bool {
+		return r <= ' ' || r == 0x7f || r == '{' || r == '}'
+	})
+}
+
+// Random returns 8*n random bits from the system, as 2*n hexadecimal digits.
+func Random(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails, by its documentation
+	return hex.EncodeToString(b)
+}
