@@ -103,7 +103,7 @@ func TestStreamKeepsItsKeyPastItsLease(t *testing.T) {
 func TestLostLeaseAfterHijackWritesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t, redistest.Embedded(t), core.WithTTL(time.Second))
-	url, client := serve(t, guarded(core.NewGuard(b.locker, nil), func(w http.ResponseWriter, r *http.Request) {
+	inner := guarded(core.NewGuard(b.locker, nil), func(w http.ResponseWriter, r *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if !assert.NoError(t, err) {
 			return
@@ -113,10 +113,29 @@ func TestLostLeaseAfterHijackWritesNothing(t *testing.T) {
 		assert.ErrorIs(t, context.Cause(r.Context()), core.ErrLeaseLost)
 		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nmine")
 		_ = conn.Close()
+	})
+	over := make(chan bool, 1)
+	url, client := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		watched := &watchedWriter{ResponseWriter: w}
+		inner.ServeHTTP(watched, r)
+		over <- watched.wrote
 	}))
 	resp, err := send(client, toServer(t.Context(), t, url+ordersPath, ""))
 	require.NoError(t, err)
 	require.Equal(t, "mine", resp.body)
+	require.False(t, <-over)
+}
+
+type watchedWriter struct {
+	http.ResponseWriter
+	wrote bool
+}
+
+func (w *watchedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *watchedWriter) WriteHeader(status int) {
+	w.wrote = true
+	w.ResponseWriter.WriteHeader(status)
 }
 
 func TestMultipartFilesAreRemovedByTheServer(t *testing.T) {
