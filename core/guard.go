@@ -33,11 +33,10 @@ type Call struct {
 // with a *ConflictError. Options apply to each lease.
 //
 // A policy may have a method Validate() error. What it or an option finds wrong
-// is reported by Err, and by every Do.
+// is reported by Err, and by every Do. So is a nil locker.
 func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
 	g := &Guard{locker: locker, policy: policy}
 	if locker == nil {
-		g.err = fmt.Errorf("core: %w: NewGuard: the locker is nil", ErrInvalidOption)
 		return g
 	}
 	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
@@ -50,7 +49,12 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 }
 
 // Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
-func (g *Guard) Err() error { return g.err }
+func (g *Guard) Err() error {
+	if g == nil || g.locker == nil {
+		return fmt.Errorf("core: %w: the guard has no locker", ErrInvalidOption)
+	}
+	return g.err
+}
 
 // Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil
 // only if fn ran wholly within one lease and returned nil. If the key is held
@@ -62,8 +66,8 @@ func (g *Guard) Err() error { return g.err }
 // if ctx ends while fn runs, fn's own ctx ends, and the key stays held for as
 // long as fn takes.
 func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) error) error {
-	if g.err != nil {
-		return g.err
+	if err := g.Err(); err != nil {
+		return err
 	}
 	lease, err := g.locker.obtain(ctx, call, g.policy, g.opts)
 	if err != nil {

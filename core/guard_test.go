@@ -106,9 +106,10 @@ func TestGuardReleasesOnEveryWayOut(t *testing.T) {
 
 func TestAGuardThatCannotWorkSaysSo(t *testing.T) {
 	t.Parallel()
-	guard := core.NewGuard(nil, nil)
-	require.ErrorIs(t, guard.Err(), core.ErrInvalidOption)
-	require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
+	for _, guard := range []*core.Guard{core.NewGuard(nil, nil), {}, nil} {
+		require.ErrorIs(t, guard.Err(), core.ErrInvalidOption)
+		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
+	}
 }
 
 type recorder struct {

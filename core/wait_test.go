@@ -20,9 +20,9 @@ import (
 var untilWoken = retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour}
 
 // newSleeper returns a locker whose waiting calls rely on being woken.
-func newSleeper(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Locker {
+func newSleeper(t testing.TB, env *redistest.Env) *core.Locker {
 	t.Helper()
-	l := newLocker(t, env, opts...)
+	l := newLocker(t, env)
 	l.NeverPoll()
 	return l
 }

@@ -2,9 +2,11 @@ package delayqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // Policy is the conflict policy that puts a call whose key is held in q: the
@@ -36,7 +38,13 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
-	ticket, err := p.queue.Enqueue(ctx, Job{Key: c.Call.Key, Name: c.Call.Name, Payload: payload})
+	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Payload: payload}
+	ticket, err := p.queue.Enqueue(ctx, job)
+	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
+		// Perhaps only the reply was lost, and the call will run: the same id gets
+		// the same ticket.
+		ticket, err = p.queue.Enqueue(ctx, job)
+	}
 	if err != nil {
 		return core.Reject(), err
 	}

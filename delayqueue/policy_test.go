@@ -1,10 +1,12 @@
 package delayqueue_test
 
 import (
+	"bytes"
 	"errors"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -70,4 +72,36 @@ func TestAPolicyWithoutAQueueIsAnError(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = locker.Close() }()
 	require.ErrorIs(t, core.NewGuard(locker, policy).Err(), core.ErrInvalidOption)
+}
+
+func TestAParkedCallWhoseReplyWasLostIsStoredOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		proxy := redistest.NewProxy(t, env.Addr)
+		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1})
+		q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		park := func(payload string) (core.Decision, error) {
+			return delayqueue.Policy(q).OnConflict(t.Context(), core.Conflict{Call: core.Call{
+				Key: "k", Encode: func() ([]byte, error) { return []byte(payload), nil },
+			}})
+		}
+		_, err = park("first") // loads the script
+		require.NoError(t, err)
+		lost := false
+		proxy.LoseReply(func(request []byte) bool {
+			match := !lost && bytes.Contains(request, []byte("second"))
+			lost = lost || match
+			return match
+		})
+		d, err := park("second")
+		require.NoError(t, err)
+		require.True(t, lost)
+		ticket, _ := d.Ticket()
+		status, err := q.Status(t.Context(), ticket.ID)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateQueued, status.State)
+		stats, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 2, stats.Queued)
+	})
 }
