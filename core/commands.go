@@ -2,7 +2,6 @@ package core
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -14,39 +13,71 @@ type acquireReply struct {
 	fence     int64
 	remaining time.Duration // of the holder's lease
 	err       error
+	abandoned bool // nobody waited for the answer
 }
 
 // acquire asks Redis for the key. go-redis may send it again when a reply is
 // lost: the script answers the same grant to the same token.
-func (l *Locker) acquire(ctx context.Context, key, token string, ttl time.Duration, waiter string) acquireReply {
-	reply, err := acquireScript.Run(ctx, l.rdb, []string{recordName(l.prefix, key)}, token, ttl.Milliseconds(), waiter).Int64Slice()
+func (l *Locker) acquire(req acquireRequest) acquireReply {
+	n, err := l.script(req.ctx, acquireScript, false, req.record, req.token, req.ttl.Milliseconds(), req.wakeID)
 	switch {
 	case err != nil:
 		return acquireReply{err: err}
-	case len(reply) != 2:
-		return acquireReply{err: errors.New("acquire.lua: unexpected reply")}
-	case reply[0] == 1:
-		return acquireReply{granted: true, fence: reply[1]}
+	case n > 0:
+		return acquireReply{granted: true, fence: n}
 	default:
-		return acquireReply{remaining: max(0, time.Duration(reply[1])*time.Millisecond)}
+		return acquireReply{remaining: time.Duration(-n) * time.Millisecond}
 	}
 }
 
 func (l *Locker) renew(ctx context.Context, lease *Lease, ttl time.Duration) (owned bool, err error) {
-	n, err := renewScript.Run(ctx, l.rdb, []string{recordName(l.prefix, lease.key)}, lease.token, ttl.Milliseconds()).Int()
+	n, err := l.script(ctx, renewScript, false, lease.record, lease.token, ttl.Milliseconds())
 	return n == 1, err
+}
+
+type renewalReply struct {
+	ttl   time.Duration // what was asked for
+	owned bool
+	err   error
+}
+
+// renewBatch asks Redis to renew leases, in one pipeline.
+func (l *Locker) renewBatch(ctx context.Context, batch []*Lease, now time.Time) []renewalReply {
+	replies := make([]renewalReply, len(batch))
+	cmds := make([]*redis.Cmd, len(batch))
+	pipe := l.rdb.Pipeline()
+	for i, lease := range batch {
+		ttl := lease.ttl
+		if lease.fixed {
+			ttl = max(lease.ttl-now.Sub(lease.granted), time.Millisecond)
+		}
+		replies[i].ttl = ttl
+		cmds[i] = pipe.Do(ctx, "evalsha", renewScript.hash, 1, lease.record, lease.token, ttl.Milliseconds())
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for i, cmd := range cmds {
+		if redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
+			replies[i].owned, replies[i].err = l.renew(ctx, batch[i], replies[i].ttl)
+			continue
+		}
+		owned, err := cmd.Int()
+		replies[i].owned, replies[i].err = owned == 1, err
+	}
+	return replies
 }
 
 // release frees the key if token owns it, even when ctx is dead. It reports
 // whether token owned it.
-func (l *Locker) release(ctx context.Context, key, token string) (owned bool, err error) {
-	ctx = context.WithoutCancel(ctx)
+func (l *Locker) release(ctx context.Context, record, token string) (owned bool, err error) {
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
 	for try := range releaseTries {
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
 		}
-		var n int
-		n, err = l.releaseOnce(ctx, key, token)
+		var n int64
+		n, err = l.script(ctx, releaseScript, true, record, token, l.id, l.channels, keyOf(l.prefix, record))
 		if err == nil {
 			// After a lost reply "not the owner" is what an earlier try of ours left.
 			return n == 1 || try > 0, nil
@@ -60,21 +91,28 @@ const (
 	releasePause = 5 * time.Millisecond // then 20, 80, 320 ms
 )
 
-func (l *Locker) releaseOnce(ctx context.Context, key, token string) (int, error) {
-	run := func(name, script string) *redis.Cmd {
-		cmd := onceCmd{redis.NewCmd(ctx, name, script, 1, recordName(l.prefix, key), token, l.id, channelPrefix(l.prefix), key)}
-		_ = l.rdb.Process(ctx, cmd)
-		return cmd.Cmd
+// script runs one that takes a record and answers with an integer.
+func (l *Locker) script(ctx context.Context, s *script, once bool, record string, args ...any) (int64, error) {
+	run := func(name string, script any) *redis.IntCmd {
+		all := append(make([]any, 0, 8), name, script, 1, record)
+		cmd := redis.NewIntCmd(ctx, append(all, args...)...)
+		cmd.SetFirstKeyPos(3)
+		if once {
+			_ = l.rdb.Process(ctx, onceCmd{cmd})
+		} else {
+			_ = l.rdb.Process(ctx, cmd)
+		}
+		return cmd
 	}
-	cmd := run("evalsha", releaseScript.Hash())
-	if redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
-		cmd = run("eval", releaseSource)
+	cmd := run("evalsha", s.hash)
+	if err := cmd.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		cmd = run("eval", s.source)
 	}
-	return cmd.Int()
+	return cmd.Result()
 }
 
 // onceCmd keeps go-redis from sending a command again by itself: whether a
 // release ran before decides what its answer means.
-type onceCmd struct{ *redis.Cmd }
+type onceCmd struct{ *redis.IntCmd }
 
 func (onceCmd) NoRetry() bool { return true }

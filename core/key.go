@@ -27,4 +27,7 @@ func ValidateKey(key string) error {
 // makes every brace in a user's key an ordinary byte.
 func recordName(prefix, key string) string { return prefix + ":lock{}:" + key }
 
+// keyOf is the key that the record is of.
+func keyOf(prefix, record string) string { return record[len(recordName(prefix, "")):] }
+
 func channelPrefix(prefix string) string { return prefix + ":wake:" }

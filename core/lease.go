@@ -16,6 +16,7 @@ type Lease struct {
 	locker  *Locker
 	key     string
 	name    string // the Call's
+	record  string // the key's name in Redis
 	token   string
 	fence   int64
 	ctx     context.Context
@@ -108,7 +109,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		ended = lost(l, ranOut)
 	}
 	l.cancel(ended)
-	owned, err := l.locker.release(ctx, l.key, l.token)
+	owned, err := l.locker.release(ctx, l.record, l.token)
 	l.locker.waiters.freed(l.key)
 	switch {
 	case was == leaseLost:

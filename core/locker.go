@@ -29,6 +29,8 @@ type Locker struct {
 	pollFloor time.Duration
 
 	id       string // names this Locker's channel
+	channels string // what channels' names begin with
+	couriers couriers
 	renewals *renewals
 	waiters  *waiters
 	wakeups  *listener.Listener
@@ -77,8 +79,9 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 			return nil, err
 		}
 	}
+	l.channels = channelPrefix(l.prefix)
 	l.renewals = newRenewals(l)
-	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.waiters.freedAll, l.waiters.freed)
+	l.wakeups = listener.New(rdb, l.channels+l.id, l.waiters.freedAll, l.waiters.freed)
 	return l, nil
 }
 
@@ -139,6 +142,7 @@ func (l *Locker) Close() error {
 	for _, lease := range l.renewals.stop() {
 		l.end(lease, fmt.Errorf("core: %q: %w: %w", lease.key, ErrLeaseLost, ErrClosed))
 	}
+	l.couriers.close()
 	l.wakeups.Close()
 	l.running.Wait()
 	return nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/backoff"
@@ -154,57 +153,18 @@ func (l *Locker) reenter(ctx context.Context, call Call) *Lease {
 	return nil
 }
 
-// Whether the reply of an acquire still has somebody waiting for it.
-const (
-	replyAwaited int32 = iota
-	replyTaken
-	replyAbandoned
-)
-
 // try asks Redis for the key once. A nil lease with a nil error is a conflict.
-//
-// A command in flight cannot be called back, so it runs on its own goroutine.
-// Either the caller takes the reply, or that goroutine gives back what came of
-// it: the swap of state decides which.
 func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acquireOptions) (lease *Lease, remaining time.Duration, err error) {
 	first := min(o.ttl, firstLease)
-	var state atomic.Int32
-	taken := make(chan acquireReply, 1)
-	// Ends go-redis's own retries once nobody waits for the reply.
-	cmdCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-
-	sent := time.Now()
-	if !l.background(func() {
-		reply := l.acquire(cmdCtx, call.Key, token, first, wakeID)
-		mine := !state.CompareAndSwap(replyAwaited, replyTaken)
-		if !mine {
-			taken <- reply
-		}
-		if reply.err != nil || mine && reply.granted {
-			l.cancel(call.Key, token)
-		}
-	}) {
+	record := recordName(l.prefix, call.Key)
+	courier := l.courier()
+	if courier == nil {
 		return nil, 0, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 	}
-
-	timer := time.NewTimer(first)
-	defer timer.Stop()
-	var reply acquireReply
-	select {
-	case reply = <-taken:
-	case <-ctx.Done():
-		err = callerGone(ctx, "acquire", call.Key)
-	case <-timer.C:
-		err = unavailable("acquire", call.Key, fmt.Errorf("no reply within %s", first))
-	case <-l.closing:
-		err = fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
-	}
-	if err != nil {
-		if state.CompareAndSwap(replyAwaited, replyAbandoned) {
-			return nil, 0, err
-		}
-		reply = <-taken
+	sent := time.Now()
+	reply, err := courier.ask(call.Key, acquireRequest{ctx: ctx, record: record, token: token, ttl: first, wakeID: wakeID})
+	if !reply.abandoned && reply.err == nil {
+		l.couriers.keep(courier)
 	}
 	switch {
 	case reply.err != nil:
@@ -219,20 +179,20 @@ func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acq
 		err = unavailable("acquire", call.Key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
 	}
 	if err == nil {
-		if lease = l.newLease(ctx, call, token, reply.fence, sent, o); l.renewals.add(lease) {
+		if lease = l.newLease(ctx, call, record, token, reply.fence, sent, o); l.renewals.add(lease) {
 			l.started.Do(func() { l.background(l.renewals.run) })
 			return lease, 0, nil
 		}
 		err = fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 	}
-	l.background(func() { l.cancel(call.Key, token) })
+	l.background(func() { l.cancel(record, token) })
 	return nil, 0, err
 }
 
-func (l *Locker) newLease(ctx context.Context, call Call, token string, fence int64, sent time.Time, o acquireOptions) *Lease {
+func (l *Locker) newLease(ctx context.Context, call Call, record, token string, fence int64, sent time.Time, o acquireOptions) *Lease {
 	first := min(o.ttl, firstLease)
 	lease := &Lease{
-		locker: l, key: call.Key, name: call.Name, token: token, fence: fence,
+		locker: l, key: call.Key, name: call.Name, record: record, token: token, fence: fence,
 		granted: time.Now(), ttl: o.ttl, fixed: o.fixed, index: -1,
 		deadline: trust.Until(sent, first),
 	}
@@ -245,7 +205,7 @@ func (l *Locker) newLease(ctx context.Context, call Call, token string, fence in
 
 // cancel gives back what an acquire may have been granted without our knowing.
 // After the first lease there is nothing left to give back.
-func (l *Locker) cancel(key, token string) {
+func (l *Locker) cancel(record, token string) {
 	select {
 	case l.cancels <- struct{}{}:
 		defer func() { <-l.cancels }()
@@ -254,7 +214,7 @@ func (l *Locker) cancel(key, token string) {
 	}
 	pause := 50 * time.Millisecond
 	for end := time.Now().Add(firstLease); time.Now().Before(end); pause *= 2 {
-		if _, err := l.release(context.Background(), key, token); err == nil {
+		if _, err := l.release(context.Background(), record, token); err == nil {
 			return
 		}
 		timer := time.NewTimer(pause)

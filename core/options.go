@@ -101,6 +101,9 @@ func checkTTL(name string, d time.Duration) error {
 }
 
 func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
+	if len(opts) == 0 {
+		return acquireOptions{ttl: l.ttl}, nil
+	}
 	o := acquireOptions{ttl: l.ttl}
 	for _, opt := range opts {
 		if opt == nil {

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -33,8 +31,9 @@ type renewals struct {
 
 	mu      sync.Mutex
 	leases  leaseHeap
-	wakeAt  time.Time     // when the goroutine looks next; zero: not before it is woken
-	wake    chan struct{} // holds one
+	wakeAt  time.Time     // when the goroutine looks next; zero: not before a lease is added
+	timer   *time.Timer   // runs out at wakeAt
+	over    chan struct{} // closed by stop
 	stopped bool
 	emptied chan struct{} // closed when the last lease went, if somebody asked
 
@@ -42,7 +41,7 @@ type renewals struct {
 }
 
 func newRenewals(l *Locker) *renewals {
-	return &renewals{locker: l, wake: make(chan struct{}, 1), flights: make(chan struct{}, renewalFlights)}
+	return &renewals{locker: l, timer: time.NewTimer(time.Hour), over: make(chan struct{}), flights: make(chan struct{}, renewalFlights)}
 }
 
 // add takes a granted lease under its care. It reports false when the Locker
@@ -131,8 +130,7 @@ func lost(l *Lease, why string) error {
 }
 
 func (r *renewals) run() {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	defer r.timer.Stop()
 	for {
 		expired, due, stopped := r.look(time.Now())
 		if stopped {
@@ -147,17 +145,10 @@ func (r *renewals) run() {
 			due = due[n:]
 		}
 
-		r.mu.Lock()
-		wakeAt := r.wakeAt
-		r.mu.Unlock()
-		if wakeAt.IsZero() {
-			<-r.wake
-			continue
-		}
-		timer.Reset(time.Until(wakeAt))
 		select {
-		case <-r.wake:
-		case <-timer.C:
+		case <-r.over:
+			return
+		case <-r.timer.C:
 		}
 	}
 }
@@ -202,6 +193,7 @@ func (r *renewals) look(now time.Time) (expired, due []*Lease, stopped bool) {
 		if tick := now.Add(renewalTick); r.wakeAt.After(tick) {
 			r.wakeAt = tick
 		}
+		r.timer.Reset(r.wakeAt.Sub(now))
 	}
 	return expired, due, r.stopped
 }
@@ -268,13 +260,15 @@ func (r *renewals) postpone(batch []*Lease, d time.Duration) {
 func (r *renewals) stop() []*Lease {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !r.stopped {
+		close(r.over)
+	}
 	r.stopped = true
 	held := append([]*Lease(nil), r.leases...)
 	for _, l := range held {
 		l.state = leaseLost
 		r.remove(l)
 	}
-	send(r.wake, struct{}{})
 	return held
 }
 
@@ -322,12 +316,13 @@ func (r *renewals) remove(l *Lease) {
 	}
 }
 
-// wakeBefore wakes the goroutine if it would look only after at. A lease that
-// goes wakes nobody: the goroutine looks in vain, at most once a tick.
+// wakeBefore has the goroutine look at the time at, if it would look only later. It
+// does not wake it now: that would cost every first lease a switch of threads. A
+// lease that goes wakes nobody: the goroutine looks in vain, at most once a tick.
 func (r *renewals) wakeBefore(at time.Time) {
 	if r.wakeAt.IsZero() || at.Before(r.wakeAt) {
 		r.wakeAt = at
-		send(r.wake, struct{}{})
+		r.timer.Reset(time.Until(at))
 	}
 }
 
@@ -336,59 +331,4 @@ func (r *renewals) wakeBefore(at time.Time) {
 func jitteredThird(ttl time.Duration) time.Duration {
 	third := ttl / 3
 	return third - rand.N(third/8+1)
-}
-
-type renewalReply struct {
-	ttl   time.Duration // what was asked for
-	owned bool
-	err   error
-}
-
-// renewBatch asks Redis to renew leases, in one pipeline.
-func (l *Locker) renewBatch(ctx context.Context, batch []*Lease, now time.Time) []renewalReply {
-	replies := make([]renewalReply, len(batch))
-	cmds := make([]*redis.Cmd, len(batch))
-	pipe := l.rdb.Pipeline()
-	for i, lease := range batch {
-		ttl := lease.ttl
-		if lease.fixed {
-			ttl = max(lease.ttl-now.Sub(lease.granted), time.Millisecond)
-		}
-		replies[i].ttl = ttl
-		cmds[i] = renewScript.EvalSha(ctx, pipe, []string{recordName(l.prefix, lease.key)}, lease.token, ttl.Milliseconds())
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, cmd := range cmds {
-		if redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
-			replies[i].owned, replies[i].err = l.renew(ctx, batch[i], replies[i].ttl)
-			continue
-		}
-		owned, err := cmd.Int()
-		replies[i].owned, replies[i].err = owned == 1, err
-	}
-	return replies
-}
-
-type leaseHeap []*Lease
-
-func (h leaseHeap) Len() int           { return len(h) }
-func (h leaseHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-func (h leaseHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
-}
-
-func (h *leaseHeap) Push(x any) {
-	l := x.(*Lease)
-	l.index = len(*h)
-	*h = append(*h, l)
-}
-
-func (h *leaseHeap) Pop() any {
-	old := *h
-	l := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	l.index = -1
-	return l
 }

@@ -17,7 +17,14 @@ var (
 	//go:embed lua/release.lua
 	releaseSource string
 
-	acquireScript = redis.NewScript(acquireSource)
-	renewScript   = redis.NewScript(renewSource)
-	releaseScript = redis.NewScript(releaseSource)
+	acquireScript = newScript(acquireSource)
+	renewScript   = newScript(renewSource)
+	releaseScript = newScript(releaseSource)
 )
+
+// script is a script as go-redis takes it in a command: boxed once.
+type script struct{ source, hash any }
+
+func newScript(source string) *script {
+	return &script{source: source, hash: redis.NewScript(source).Hash()}
+}

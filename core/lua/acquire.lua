@@ -5,13 +5,13 @@
 -- ARGV[1]  owner token of the caller
 -- ARGV[2]  length of the lease, in ms
 -- ARGV[3]  id of the caller's locker if it is to be woken by the release, or ''
--- returns  {1, fence} when granted
---          {0, ms left of the holder's lease} when held by somebody else
+-- returns  the fence, greater than 0, when granted
+--          when held by somebody else, minus the ms left of the holder's lease
 local record = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'waiters')
 local owner, stored, waiters = record[1], record[2], record[3] or ''
 
 if owner == ARGV[1] then
-  return {1, tonumber(stored)}
+  return tonumber(stored)
 end
 
 if owner then
@@ -19,15 +19,18 @@ if owner then
     -- pcall: under maxmemory this write is refused, and the conflict is still the answer.
     redis.pcall('HSET', KEYS[1], 'waiters', waiters .. ARGV[3] .. ' ')
   end
-  return {0, redis.call('PTTL', KEYS[1])}
+  return -math.max(redis.call('PTTL', KEYS[1]), 0)
 end
 
 -- The server's clock in microseconds makes the fence grow even when the data
 -- is gone; the stored fence makes it grow even when the clock was set back.
 local time = redis.call('TIME')
-local fence = math.max((tonumber(stored) or 0) + 1, time[1] * 1000000 + time[2])
+local fence = time[1] * 1000000 + time[2]
+if stored then
+  fence = math.max((tonumber(stored) or 0) + 1, fence)
+end
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fence', string.format('%.0f', fence))
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+if not stored or redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
-return {1, fence}
+return fence
