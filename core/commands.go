@@ -67,11 +67,13 @@ func (l *Locker) renewBatch(ctx context.Context, batch []*Lease, now time.Time) 
 }
 
 // release frees the key if token owns it, even when ctx is dead. It reports
-// whether token owned it.
+// whether token owned it. It tries again for about releaseWait: one try lasts as
+// long as go-redis's time-outs let it.
 func (l *Locker) release(ctx context.Context, record, token string) (owned bool, err error) {
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
+	start := time.Now()
 	for try := range releaseTries {
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
@@ -82,6 +84,9 @@ func (l *Locker) release(ctx context.Context, record, token string) (owned bool,
 			// After a lost reply "not the owner" is what an earlier try of ours left.
 			return n == 1 || try > 0, nil
 		}
+		if time.Since(start) > releaseWait {
+			break
+		}
 	}
 	return false, err
 }
@@ -89,6 +94,7 @@ func (l *Locker) release(ctx context.Context, record, token string) (owned bool,
 const (
 	releaseTries = 4
 	releasePause = 5 * time.Millisecond // then 20, 80, 320 ms
+	releaseWait  = 500 * time.Millisecond
 )
 
 // script runs one that takes a record and answers with an integer.

@@ -122,6 +122,40 @@ func TestALostReleaseReplyIsNoLostLease(t *testing.T) {
 	})
 }
 
+func TestReleaseOfALostLeaseDoesNotWaitForRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	l := newLocker(t, env, core.WithTTL(500*time.Millisecond))
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	server.Pause()
+	<-lease.Context().Done()
+	released := make(chan error)
+	go func() { released <- lease.Release(t.Context()) }()
+	require.ErrorIs(t, <-released, core.ErrLeaseLost) // Redis does not answer before Resume
+	server.Resume()
+	requireNothingLeft(t, env.Client(t), "p")
+}
+
+func TestAReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		var full atomic.Bool
+		rdb := env.Client(t)
+		rdb.AddHook(fullPool{&full})
+		l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(time.Hour))
+		require.NoError(t, err)
+		defer l.Close()
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, lease.Extend(t.Context(), time.Hour))
+		full.Store(true)
+		require.ErrorIs(t, lease.Release(t.Context()), core.ErrUnavailable)
+		full.Store(false)
+		requireNothingLeft(t, env.Client(t), env.Prefix)
+	})
+}
+
 func TestReleaseWorksOnADeadCtx(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, cancel := context.WithCancel(t.Context())

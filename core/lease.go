@@ -88,11 +88,13 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	return l.locker.renewals.lengthen(l, trust.Until(sent, d))
 }
 
-// Release gives the key back. It works on a dead ctx, blocks for one round trip,
-// and may be called twice; the Lease's Context is over when it returns. It
-// returns an error that wraps ErrLeaseLost if the lease had ended before; after
-// any other error the key frees itself when the lease ends. Of leases that were
-// taken again under the ctx of another one, only the outermost gives the key back.
+// Release gives the key back. It works on a dead ctx, and may be called twice;
+// the Lease's Context is over when it returns. It blocks for one round trip, or
+// until go-redis gives the command up; from then on, and for a lease that had
+// ended before, giving back goes on in the background. It returns an error that
+// wraps ErrLeaseLost if the lease had ended before; after any other error the key
+// is free when the lease ends, or earlier. Of leases that were taken again under
+// the ctx of another one, only the outermost gives the key back.
 func (l *Lease) Release(ctx context.Context) error {
 	if l.reentered != nil {
 		l.cancel(context.Canceled)
@@ -104,30 +106,40 @@ func (l *Lease) Release(ctx context.Context) error {
 	if was == leaseReleased {
 		return nil
 	}
-	ended := context.Canceled
+	var err error
 	if was == leaseLost || !valid {
-		ended = lost(l, ranOut)
-	}
-	l.cancel(ended)
-	owned, err := l.locker.release(ctx, l.record, l.token)
-	l.locker.waiters.freed(l.key)
-	switch {
-	case was == leaseLost:
-		return fmt.Errorf("core: release: %w", context.Cause(l.ctx)) // the observer was told when it was lost
-	case !valid:
-		err = fmt.Errorf("core: release: %w", ended)
-	case err == nil && !owned:
-		err = fmt.Errorf("core: release: %w", lost(l, notOurs))
-	case err != nil:
-		err = unavailable("release", l.key, err)
-	}
-	now := time.Now()
-	if errors.Is(err, ErrLeaseLost) {
-		l.locker.observer.OnLost(l.ctx, Lost{Key: l.key, Name: l.name, Held: now.Sub(l.granted), Cause: err})
+		err = lost(l, ranOut)
+		l.cancel(err)
+		l.giveBack()
 	} else {
-		l.locker.observer.OnReleased(l.ctx, Released{Key: l.key, Name: l.name, Held: now.Sub(l.granted), Err: err})
+		l.cancel(context.Canceled)
+		var owned bool
+		switch owned, err = l.locker.release(ctx, l.record, l.token); {
+		case err != nil:
+			err = unavailable("release", l.key, err)
+			l.giveBack()
+		case !owned:
+			err = lost(l, notOurs)
+		}
+	}
+	l.locker.waiters.freed(l.key)
+	if was == leaseLost {
+		return fmt.Errorf("core: release: %w", context.Cause(l.ctx)) // the observer was told when it was lost
+	}
+	if held := time.Since(l.granted); errors.Is(err, ErrLeaseLost) {
+		l.locker.observer.OnLost(l.ctx, Lost{Key: l.key, Name: l.name, Held: held, Cause: err})
+	} else {
+		l.locker.observer.OnReleased(l.ctx, Released{Key: l.key, Name: l.name, Held: held, Err: err})
 	}
 	return err
+}
+
+// giveBack releases in the background what Redis may still hold for the lease.
+func (l *Lease) giveBack() {
+	if !l.locker.background(func() { l.locker.cancel(l.record, l.token, l.ttl) }) {
+		// The Locker is closed, and has no goroutines any more.
+		_, _ = l.locker.release(context.Background(), l.record, l.token)
+	}
 }
 
 // run calls fn under the lease and releases it, also when fn panics. It returns

@@ -85,8 +85,13 @@ func (NopObserver) OnLost(context.Context, Lost) {}
 func (NopObserver) OnRenewed(context.Context, Renewed) {}
 
 // SlogObserver writes events to log: lost leases and failed releases and
-// renewals at Warn, everything else at Debug.
-func SlogObserver(log *slog.Logger) Observer { return slogObserver{log} }
+// renewals at Warn, everything else at Debug. A nil log is slog's default one.
+func SlogObserver(log *slog.Logger) Observer {
+	if log == nil {
+		log = slog.Default()
+	}
+	return slogObserver{log}
+}
 
 type slogObserver struct{ log *slog.Logger }
 

@@ -185,7 +185,7 @@ func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acq
 		}
 		err = fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 	}
-	l.background(func() { l.cancel(record, token) })
+	l.background(func() { l.cancel(record, token, first) })
 	return nil, 0, err
 }
 
@@ -203,9 +203,9 @@ func (l *Locker) newLease(ctx context.Context, call Call, record, token string, 
 	return lease
 }
 
-// cancel gives back what an acquire may have been granted without our knowing.
-// After the first lease there is nothing left to give back.
-func (l *Locker) cancel(record, token string) {
+// cancel gives back a key that token may own without our knowing. After ttl there
+// is nothing left to give back.
+func (l *Locker) cancel(record, token string, ttl time.Duration) {
 	select {
 	case l.cancels <- struct{}{}:
 		defer func() { <-l.cancels }()
@@ -213,7 +213,7 @@ func (l *Locker) cancel(record, token string) {
 		return
 	}
 	pause := 50 * time.Millisecond
-	for end := time.Now().Add(firstLease); time.Now().Before(end); pause *= 2 {
+	for end := time.Now().Add(ttl); time.Now().Before(end); pause = min(2*pause, time.Second) {
 		if _, err := l.release(context.Background(), record, token); err == nil {
 			return
 		}

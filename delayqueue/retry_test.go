@@ -37,9 +37,11 @@ func TestAFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
 		b.reaches(after, delayqueue.StateDone)
 		require.Equal(t, []string{id, id, id, after}, r.ids(), "a failed message keeps its place")
 
-		for _, want := range []delayqueue.Outcome{"retry", "retry", "dead", "done"} {
-			require.Equal(t, want, next(t, ev.settled).Outcome)
+		var outcomes []delayqueue.Outcome // told after the fact: the next attempt may be over first
+		for range 4 {
+			outcomes = append(outcomes, next(t, ev.settled).Outcome)
 		}
+		require.ElementsMatch(t, []delayqueue.Outcome{"retry", "retry", "dead", "done"}, outcomes)
 		letters, err := b.queue.DeadLetters(t.Context(), 10)
 		require.NoError(t, err)
 		require.Len(t, letters, 1)
