@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -39,6 +40,10 @@ func main() {
 	flag.StringVar(&cfg.redisURL, "redis", "", "URL of a Redis to use; empty: an embedded one")
 	flag.StringVar(&cfg.addr, "addr", "127.0.0.1:0", "address to listen on; port 0 picks a free one")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "demo: unknown argument %q: see -help\n", flag.Arg(0))
+		os.Exit(2)
+	}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -70,7 +75,7 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 	server := &http.Server{Handler: service.router, ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	url := "http://" + listener.Addr().String()
+	url := "http://" + reachable(listener.Addr())
 
 	fmt.Fprintf(out, "perkey demo: an order service on %s, %s Redis, %d clients\n\n", url, kind, cfg.clients)
 	stopLive := board.live(out, cfg.live)
@@ -78,6 +83,9 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 	lost := service.await(ctx, tickets)
 	stopLive()
 	board.print(out)
+	if ctx.Err() != nil {
+		fmt.Fprintln(out, "interrupted: the traffic was not over")
+	}
 
 	if !cfg.once && ctx.Err() == nil {
 		printCurl(out, url)
@@ -110,11 +118,25 @@ func connect(ctx context.Context, url string) (rdb *redis.Client, kind string, c
 	if err != nil {
 		return nil, "", nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379/0: %w", err)
 	}
+	conn, err := net.DialTimeout(cmp.Or(opt.Network, "tcp"), opt.Addr, 3*time.Second)
+	if err != nil {
+		return nil, "", nil, fmt.Errorf("-redis: no answer from %s: %w", opt.Addr, err)
+	}
+	_ = conn.Close()
 	rdb = redis.NewClient(opt)
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		return nil, "", nil, errors.Join(fmt.Errorf("-redis: no answer from %s: %w", opt.Addr, err), rdb.Close())
 	}
 	return rdb, "real", func() { _ = rdb.Close() }, nil
+}
+
+// reachable is where a client on this machine finds a listener.
+func reachable(addr net.Addr) string {
+	host, port, err := net.SplitHostPort(addr.String())
+	if ip := net.ParseIP(host); err == nil && ip.IsUnspecified() {
+		return net.JoinHostPort("localhost", port)
+	}
+	return addr.String()
 }
 
 func printCurl(out io.Writer, url string) {
@@ -123,8 +145,8 @@ Still serving. Two at a time, in one terminal (?work= says how long a handler ta
 
   reject  curl -sX POST '%[1]s/orders/7/pay?work=3s' & sleep 0.2; curl -isX POST %[1]s/orders/7/pay
   retry   curl -sX PUT '%[1]s/carts/7?work=1s' & sleep 0.2; curl -isX PUT %[1]s/carts/7
-  delay   curl -sX POST '%[1]s/orders/7/ship?work=3s' & sleep 0.2; curl -isX POST %[1]s/orders/7/ship
-          then curl the Location that the 202 names: queued, running, done
+  delay   curl -sX POST '%[1]s/orders/7/ship?work=3s' & sleep 0.2; curl -isX POST '%[1]s/orders/7/ship?work=3s'
+          then curl the Location that the 202 names, again and again: queued, running, done
 
 Ctrl-C ends it.
 `, url)

@@ -60,7 +60,7 @@ func newService(rdb *redis.Client, prefix string, board *scoreboard) (*service, 
 		work(board, routeShip, "order:", 6*time.Millisecond))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // a demo has no logins
-	r.GET("/tickets/:id", gin.WrapH(httplock.TicketHandler(queue, anyone)))
+	r.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(queue, anyone)))
 
 	quiet := delayqueue.WithLogger(slog.New(slog.DiscardHandler))
 	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r), quiet)
@@ -75,8 +75,13 @@ func work(board *scoreboard, route, prefix string, d time.Duration) gin.HandlerF
 	return func(c *gin.Context) {
 		defer board.enter(prefix + c.Param("id"))()
 		took := d/2 + rand.N(d)
-		if asked, err := time.ParseDuration(c.Query("work")); err == nil && asked >= 0 {
-			took = min(asked, maxWork)
+		if asked := c.Query("work"); asked != "" {
+			d, err := time.ParseDuration(asked)
+			if err != nil || d < 0 || d > maxWork {
+				c.String(http.StatusBadRequest, "work=%q: want a duration up to %s, such as 3s\n", asked, maxWork)
+				return
+			}
+			took = d
 		}
 		select {
 		case <-time.After(took):
@@ -88,7 +93,7 @@ func work(board *scoreboard, route, prefix string, d time.Duration) gin.HandlerF
 		_, replayed := httplock.Replayed(c.Request.Context())
 		board.ran(route, replayed)
 		lease, _ := core.LeaseFrom(c.Request.Context())
-		c.JSON(http.StatusOK, gin.H{"route": route, "id": c.Param("id"), "fence": lease.Fence(), "took_ms": took.Milliseconds()})
+		c.String(http.StatusOK, "%s: order or cart %s, fence %d, took %s\n", route, c.Param("id"), lease.Fence(), took.Round(time.Millisecond))
 	}
 }
 

@@ -3,8 +3,12 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"log"
 	"net/http"
+	"os"
+	"os/signal"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -19,9 +23,17 @@ import (
 
 func main() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	r, worker, _ := service(rdb)
-	check(worker.Start())
-	check(http.ListenAndServe("localhost:8080", r)) //nolint:gosec // the shortest service that runs
+	r, worker, locker := service(rdb)
+	server := &http.Server{Addr: "localhost:8080", Handler: r, ReadHeaderTimeout: 10 * time.Second}
+	go func() { log.Println(server.ListenAndServe()) }()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	<-ctx.Done()
+	stop()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	// Requests first, then parked ones, then the locks of both.
+	check(errors.Join(server.Shutdown(ctx), worker.Stop(ctx), locker.Shutdown(ctx), rdb.Close()))
 }
 
 // service is what the README shows.
@@ -38,9 +50,10 @@ func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.
 	r.PUT("/carts/:id", ginlock.PerKey(core.NewGuard(locker, wait), ginlock.Param("cart:", "id")), put)           // waits
 	r.POST("/orders/:id/ship", ginlock.PerKey(core.NewGuard(locker, later), ginlock.Param("order:", "id")), ship) // 202
 
-	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r)) // runs what was parked
-	// README
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r))
 	check(err)
+	check(worker.Start()) // runs what was parked
+	// README
 	return r, worker, locker
 }
 

@@ -35,7 +35,6 @@ func TestItAnswersAsTheREADMESays(t *testing.T) {
 		rdb := env.Client(t)
 		require.NoError(t, rdb.FlushDB(t.Context()).Err())
 		r, worker, locker := service(rdb)
-		require.NoError(t, worker.Start())
 		lease, err := locker.Acquire(t.Context(), "order:7")
 		require.NoError(t, err)
 
