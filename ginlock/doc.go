@@ -24,5 +24,7 @@
 // Requests that match no route pass without a key: gin answers them with 404. So
 // do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods is given.
 //
-// To run parked requests, hand the engine itself to httplock.Replay.
+// To run parked requests, hand the engine itself to httplock.Replay. Middleware
+// in front that asks for credentials lets replays pass (httplock.Replayed), and a
+// header that makes the key is stored with the request (httplock.AllowHeaders).
 package ginlock

@@ -2,9 +2,11 @@ package ginlock_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -234,7 +236,11 @@ func TestKeyHelpers(t *testing.T) {
 	}{
 		"param":             {ginlock.Param("k:", "id"), "/o/" + secret, "", "conflict"},
 		"param, escaped":    {ginlock.Param("k:", "id"), "/o/s3cret%2d42", "", "conflict"},
-		"param, misnamed":   {ginlock.Param("k:", "uid"), "/o/" + secret, "", "bad-key"},
+		"param, empty":      {ginlock.Param("k:", "id"), "/o//pay", "", "bad-key"},
+		"param, misnamed":   {ginlock.Param("k:", "uid"), "/o/" + secret, "", "internal"},
+		"param, unnamed":    {ginlock.Param("k:", ""), "/o/" + secret, "", "internal"},
+		"header, unnamed":   {ginlock.Header("k:", ""), "/o/1", "", "internal"},
+		"query, unnamed":    {ginlock.Query("k:", ""), "/o/1?=" + secret, "", "internal"},
 		"header":            {ginlock.Header("k:", "x-order"), "/o/1", secret, "conflict"},
 		"header, missing":   {ginlock.Header("k:", "X-Order"), "/o/1", "", "bad-key"},
 		"query":             {ginlock.Query("k:", "q"), "/o/1?q=" + secret + "&q=2", "", "conflict"},
@@ -251,6 +257,7 @@ func TestKeyHelpers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			engine := gin.New()
 			engine.POST("/o/:id", ginlock.PerKey(guard, test.key), mustNotRun(t))
+			engine.POST("/o/:id/pay", ginlock.PerKey(guard, test.key), mustNotRun(t))
 			r := request(t, http.MethodPost, test.path, "")
 			if test.header != "" {
 				r.Header.Set("X-Order", test.header)
@@ -258,6 +265,15 @@ func TestKeyHelpers(t *testing.T) {
 			requireProblem(t, do(engine, r), map[string]int{"conflict": 409, "bad-key": 400, "internal": 500}[test.want], test.want)
 		})
 	}
+	t.Run("a misnamed parameter is logged", func(t *testing.T) {
+		var log bytes.Buffer
+		engine := gin.New()
+		engine.POST("/o/:id", ginlock.PerKey(guard, ginlock.Param("k:", "uid"),
+			httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))), mustNotRun(t))
+		call(t, engine, http.MethodPost, "/o/"+secret)
+		require.Contains(t, log.String(), `the route /o/:id has no path parameter \"uid\"`)
+		require.NotContains(t, log.String(), secret)
+	})
 	engine := gin.New()
 	engine.POST("/", ginlock.PerKey(guard, func(*gin.Context) (string, error) { panic("mine") }), mustNotRun(t))
 	require.PanicsWithValue(t, "mine", func() { call(t, engine, http.MethodPost, "/") })

@@ -43,7 +43,7 @@ func openShop(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *shop
 	s.queue, err = delayqueue.New(s.rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
 	s.guard = core.NewGuard(s.locker, delayqueue.Policy(s.queue))
-	s.engine.GET("/tickets/:id", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
+	s.engine.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
 		return r.Header.Get("X-Stranger") == ""
 	})))
 	return s
@@ -275,6 +275,58 @@ func TestReplaysThatFailAreRetriedThenDead(t *testing.T) {
 		require.Contains(t, status.Cause, cause)
 	}
 	require.Equal(t, 1, s.awaitState(t, "/tickets/"+junk.ID, "dead").Attempts, "junk is not tried again")
+}
+
+func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
+	s := openShop(t, redistest.Embedded(t), delayqueue.WithMaxAttempts(2))
+	s.engine.Use(func(c *gin.Context) {
+		if c.Query("auth") != "" && c.GetHeader("Authorization") == "" { // a replay has none
+			c.AbortWithStatus(http.StatusUnauthorized)
+		}
+	})
+	byHeader := func(opts ...httplock.Option) gin.HandlerFunc {
+		return ginlock.PerKey(s.guard, ginlock.Header("order:", "X-Order"), append(opts, httplock.WithStatusPath("/tickets/"))...)
+	}
+	ran := make(chan string, 1)
+	s.engine.POST("/orders/:id", s.lock(), mustNotRun(t))
+	s.engine.POST("/forgotten", byHeader(), mustNotRun(t))
+	s.engine.POST("/stored", byHeader(httplock.AllowHeaders("X-Order")), func(c *gin.Context) { ran <- c.GetHeader("X-Order") })
+	removed := gin.New() // as the engine was when the request was parked
+	removed.POST("/removed/:id", s.lock(), mustNotRun(t))
+
+	release := s.hold(t, "order:"+secret)
+	withKey := func(target string) *http.Request {
+		r := request(t, http.MethodPost, target, "")
+		r.Header.Set("Authorization", "Bearer "+secret)
+		r.Header.Set("X-Order", secret)
+		return r
+	}
+	refused := s.park(t, withKey(orderPath+"?auth=1"))
+	forgotten := s.park(t, withKey("/forgotten"))
+	stored := s.park(t, withKey("/stored"))
+	gone := do(removed, withKey("/removed/"+secret)).header.Get("Location")
+	s.work(t)
+	release()
+	for location, cause := range map[string]string{
+		refused:   "answered with status 401 before it reached its guard",
+		gone:      "answered with status 404 before it reached its guard",
+		forgotten: `header "X-Order" is missing or empty`,
+	} {
+		require.Equal(t, 2, s.awaitState(t, location, "dead").Attempts)
+		status, err := s.queue.Status(t.Context(), strings.TrimPrefix(location, "/tickets/"))
+		require.NoError(t, err)
+		require.Contains(t, status.Cause, cause)
+	}
+	s.awaitState(t, stored, "done")
+	require.Equal(t, secret, <-ran)
+}
+
+func TestTicketsUnderGinKnowTheirMethods(t *testing.T) {
+	s := openShop(t, redistest.Embedded(t))
+	resp := call(t, s.engine, http.MethodDelete, "/tickets/"+strings.Repeat("0", 32))
+	require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
+	requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed")
+	require.Equal(t, http.StatusNotFound, call(t, s.engine, http.MethodHead, "/tickets/"+strings.Repeat("0", 32)).status)
 }
 
 func TestFullQueues(t *testing.T) {

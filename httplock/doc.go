@@ -47,6 +47,12 @@
 // asks for credentials must let a replay pass; Replayed tells one, by a mark in
 // the context that nothing outside the process can set.
 //
+// A parked request is done when its handler ran and answered with less than 500.
+// What answers in front of every guard, and a guard that refuses, leave it undone:
+// the queue tries again, and keeps it as a dead letter when no attempt is left.
+// So a route that parks and takes its key from a header gives that header to
+// AllowHeaders.
+//
 // A replay runs under the key that the queue's worker holds, so its own guard
 // lets it through. When it meets a conflict in another guard, it does not wait
 // and is not parked again: Replay returns an error that matches core.ErrConflict

@@ -69,7 +69,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 // refuses every request with 500. It is for constructors that return no error:
 // a mistake in them must not let requests run without their key.
 func FailClosed(err error) *Middleware {
-	slog.Error("httplock: misconfigured: every request to the guarded routes is refused", "error", err)
+	slog.Error("httplock: misconfigured: every request behind this guard is refused", "error", err)
 	return &Middleware{}
 }
 
@@ -82,12 +82,15 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 		respond(x, problemMisconfigured.document(0))
 		return false
 	}
+	replay := replayFrom(x.Request.Context())
 	if m.passes(x.Request) {
+		replay.passed(false)
 		x.Next(x.Request)
 		return true
 	}
 	key, err := x.Key()
 	if err != nil {
+		replay.refused("", fmt.Errorf("the key function failed: %w", err))
 		m.refuseKey(x, err)
 		return false
 	}
@@ -97,7 +100,6 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	body := newBody(x.Request, m.maxBody)
 	call := core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], BeforeWait: body.buffer}
 	encoded := false // the queue may have it
-	replay := replayFrom(x.Request.Context())
 	switch {
 	case replay != nil:
 		call.BeforeWait = func() error { return errReplayWaits }
@@ -111,6 +113,7 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 
 	err = m.guard.Do(x.Request.Context(), call, func(ctx context.Context) error {
 		ran = true
+		replay.passed(true)
 		m.next(ctx, x, body)
 		return nil
 	})

@@ -80,7 +80,9 @@ func WithStatusPath(path string) Option {
 // AllowHeaders adds request headers to those that are stored with a parked
 // request: Accept, Accept-Language, Content-Encoding, Content-Type,
 // Idempotency-Key and Traceparent. Headers that carry credentials, that belong
-// to one connection, or that say where the request went are refused.
+// to one connection, or that say where the request went are refused. A route that
+// parks, and takes its key from a header, needs that header here: its replays
+// have no key without it, and end as dead letters.
 func AllowHeaders(names ...string) Option {
 	return func(m *Middleware) error {
 		for _, name := range names {

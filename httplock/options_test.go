@@ -1,6 +1,10 @@
 package httplock_test
 
 import (
+	"bytes"
+	"errors"
+	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -78,6 +82,20 @@ func TestMistakesFailClosed(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestMistakesAreLoggedAsTheGuards(t *testing.T) {
+	var out bytes.Buffer
+	before, flags, writer := slog.Default(), log.Flags(), log.Writer()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
+	defer func() { // SetDefault redirects package log, and does not undo that
+		slog.SetDefault(before)
+		log.SetFlags(flags)
+		log.SetOutput(writer)
+	}()
+	httplock.FailClosed(errors.New("no guard"))
+	require.Contains(t, out.String(), "every request behind this guard is refused")
+	require.Contains(t, out.String(), "no guard")
 }
 
 func TestEveryProblemIsDocumented(t *testing.T) {

@@ -17,11 +17,20 @@ import (
 // Replay returns the worker's handler that runs parked requests through handler,
 // in this process. Give it the handler that the server serves.
 //
-// A response of 2xx, 3xx or 4xx is a result: the message is done. 5xx is an error
-// that the queue tries again, and so is a 4xx of a handler whose ctx had ended. A
-// panic passes through to the worker. A payload that does not hold a request is
-// never tried again. When a guard on the way finds its key held, the error
-// matches core.ErrConflict.
+// A response of 2xx, 3xx or 4xx from behind a guard is a result: the message is
+// done, whether or not the request succeeded. 5xx is an error that the queue
+// tries again, and so is a 4xx of a handler whose ctx had ended. A panic passes
+// through to the worker. A payload that does not hold a request is never tried
+// again. When a guard on the way finds its key held, the error matches
+// core.ErrConflict.
+//
+// A response that was written before any guard let the request pass is no
+// result, whatever its status: the handler never ran. So it is with the 401 of
+// middleware that does not let replays pass, with the 404 of a route that is no
+// more or of a wrong handler, and with a key function that fails, such as for a
+// header that was not stored. These too are errors that the queue tries again,
+// and at last the cause of a dead letter. A request that a guard's Skip lets pass
+// has a result if the status is 2xx or 3xx.
 //
 // The worker's Locker should be the one of the guards, or have the same client
 // and prefix. Otherwise a replay meets the worker's own lease as a conflict.
@@ -57,8 +66,9 @@ func Replay(handler http.Handler) delayqueue.Handler {
 
 // Replayed reports whether ctx is that of a replayed request, and under which
 // ticket it was parked. Middleware that asks for credentials, which are not
-// stored, lets a replay pass: it was let in when it was parked. A handler can
-// tell by the id that it runs a second time.
+// stored, must let a replay pass: it was let in when it was parked, and if it is
+// refused now it ends as a dead letter. A handler can tell by the id that it runs
+// a second time.
 //
 // No header has a part in this: only Replay can mark a ctx.
 func Replayed(ctx context.Context) (id string, ok bool) {
@@ -73,6 +83,8 @@ type replay struct {
 	id, key string
 
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
+	reached  bool       // a guard ran its handler under the key, or deferred the request
+	skipped  bool       // a guard let the request pass without a key
 	conflict error      // the first one that a guard met
 	failure  error      // the first other reason why a guard did not run its handler
 }
@@ -84,15 +96,32 @@ func replayFrom(ctx context.Context) *replay {
 	return r
 }
 
-// refused records that a guard did not let the replay pass. A nil replay is a
-// request that came from outside.
+// passed records that a guard lets the replay pass, with or without its key. A
+// nil replay is a request that came from outside.
+func (r *replay) passed(underKey bool) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if underKey {
+		r.reached = true
+	} else {
+		r.skipped = true
+	}
+}
+
+// refused records that a guard did not let the replay pass. The key is empty if
+// the guard got none. A nil replay is a request that came from outside.
 func (r *replay) refused(key string, err error) {
-	if r == nil || errors.Is(err, core.ErrInvalidKey) || errors.Is(err, core.ErrDeferred) {
-		return // that is a result
+	if r == nil {
+		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
+	case errors.Is(err, core.ErrDeferred):
+		r.reached = true // a policy has stored it elsewhere: that is a result
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits):
 		hint := ""
 		if key == r.key {
@@ -116,6 +145,10 @@ func (r *replay) outcome(ctx context.Context, status int) error {
 	case status >= http.StatusBadRequest && ctx.Err() != nil:
 		// The handler gave up because it was told to.
 		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", r.id, status, context.Cause(ctx))
+	case !r.reached && (!r.skipped || status >= http.StatusBadRequest):
+		// Somebody on the way answered. A success behind a guard that was skipped is
+		// the handler's: to run it again would do its work twice.
+		return fmt.Errorf("httplock: replay of %s: answered with status %d before it reached its guard", r.id, status)
 	case status >= http.StatusInternalServerError:
 		return fmt.Errorf("httplock: replay of %s: the handler answered with status %d", r.id, status)
 	default:

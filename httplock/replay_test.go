@@ -1,10 +1,12 @@
 package httplock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -33,7 +35,15 @@ func post(t *testing.T, target string) *http.Request {
 	return request(t, http.MethodPost, target, "")
 }
 
+// anyGuard returns middleware that has the same free key for every request.
+func anyGuard(t *testing.T, opts ...httplock.Option) func(http.Handler) http.Handler {
+	t.Helper()
+	b := setup(t, redistest.Embedded(t))
+	return httplock.PerKey(core.NewGuard(b.locker, nil), func(*http.Request) (string, error) { return "k", nil }, opts...)
+}
+
 func TestReplayIsTheRequestThatWasSent(t *testing.T) {
+	lock := anyGuard(t)
 	body := "\x00\xff\nbinary\n" + strings.Repeat("z", 1000)
 	var seen *http.Request
 	var got []byte
@@ -48,7 +58,7 @@ func TestReplayIsTheRequestThatWasSent(t *testing.T) {
 
 	type mark struct{}
 	ctx := context.WithValue(t.Context(), mark{}, "worker's")
-	require.NoError(t, httplock.Replay(handler)(ctx, message(t, r)))
+	require.NoError(t, httplock.Replay(lock(handler))(ctx, message(t, r)))
 	require.Equal(t, "PURGE", seen.Method)
 	require.Equal(t, "/orders/a%2Fb/ship?x=1&x=2&y=%20+", seen.RequestURI)
 	require.Equal(t, "/orders/a/b/ship", seen.URL.Path)
@@ -66,12 +76,13 @@ func TestReplayIsTheRequestThatWasSent(t *testing.T) {
 	_, replayed = httplock.Replayed(r.Context())
 	require.False(t, replayed)
 
-	require.NoError(t, httplock.Replay(handler)(t.Context(), message(t, post(t, "/"))))
+	require.NoError(t, httplock.Replay(lock(handler))(t.Context(), message(t, post(t, "/"))))
 	require.Equal(t, http.NoBody, seen.Body)
 	require.Zero(t, seen.ContentLength)
 }
 
 func TestReplayOutcomes(t *testing.T) {
+	lock := anyGuard(t)
 	for status, fails := range map[int]bool{
 		0: false, 200: false, 202: false, 204: false, 302: false, 400: false, 404: false, 409: false, 499: false,
 		500: true, 502: true, 503: true, 599: true,
@@ -85,7 +96,7 @@ func TestReplayOutcomes(t *testing.T) {
 			assert.NoError(t, err)
 			w.WriteHeader(http.StatusInternalServerError) // too late
 		})
-		err := httplock.Replay(handler)(t.Context(), message(t, post(t, "/")))
+		err := httplock.Replay(lock(handler))(t.Context(), message(t, post(t, "/")))
 		if !fails {
 			require.NoError(t, err, status)
 			continue
@@ -96,7 +107,7 @@ func TestReplayOutcomes(t *testing.T) {
 
 	for _, value := range []any{"boom", http.ErrAbortHandler} {
 		handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(value) })
-		require.PanicsWithValue(t, value, func() { _ = httplock.Replay(handler)(t.Context(), message(t, post(t, "/"))) })
+		require.PanicsWithValue(t, value, func() { _ = httplock.Replay(lock(handler))(t.Context(), message(t, post(t, "/"))) })
 	}
 
 	err := httplock.Replay(http.HandlerFunc(ok))(t.Context(), delayqueue.Message{ID: ticketID, Payload: []byte("junk")})
@@ -107,15 +118,22 @@ func TestReplayOutcomes(t *testing.T) {
 }
 
 func TestReplayThatWasInterruptedIsNoResult(t *testing.T) {
+	lock := anyGuard(t)
 	stopped := errors.New("worker stopped")
-	ctx, stop := context.WithCancelCause(t.Context())
-	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		stop(stopped)
-		<-r.Context().Done()
-		w.WriteHeader(http.StatusRequestTimeout)
-	})
-	require.ErrorIs(t, httplock.Replay(handler)(ctx, message(t, post(t, "/"))), stopped)
-	require.NoError(t, httplock.Replay(http.HandlerFunc(ok))(ctx, message(t, post(t, "/"))), "it was done all the same")
+	for status, fails := range map[int]bool{http.StatusRequestTimeout: true, http.StatusOK: false} {
+		ctx, stop := context.WithCancelCause(t.Context())
+		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			stop(stopped)
+			<-r.Context().Done()
+			w.WriteHeader(status)
+		})
+		err := httplock.Replay(lock(handler))(ctx, message(t, post(t, "/")))
+		if fails {
+			require.ErrorIs(t, err, stopped)
+		} else {
+			require.NoError(t, err, "it was done all the same")
+		}
+	}
 }
 
 // underKey runs f as a worker runs its handler: under the message's key.
@@ -202,9 +220,72 @@ func TestReplayThatAGuardCannotServeIsTriedAgain(t *testing.T) {
 	mux = guarded(core.NewGuard(b.locker, nil), mustNotRun(t))
 	require.ErrorIs(t, httplock.Replay(mux)(ctx, message(t, post(t, ordersPath))), context.Canceled)
 
-	// A key that cannot be used stays so.
+	// A key that cannot be used made no result: it could be used when it was parked.
 	mux = guarded(core.NewGuard(b.locker, nil), mustNotRun(t))
-	require.NoError(t, httplock.Replay(mux)(t.Context(), message(t, post(t, "/orders/%0a"))))
+	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(t, "/orders/%0a"))), core.ErrInvalidKey)
+}
+
+func TestReplayAnsweredBeforeItsGuardIsNoResult(t *testing.T) {
+	lock := anyGuard(t)
+	for _, status := range []int{0, 200, 302, 400, 401, 404, 429, 503} {
+		front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/pass" {
+				lock(http.HandlerFunc(ok)).ServeHTTP(w, r)
+				return
+			}
+			if status != 0 {
+				w.WriteHeader(status)
+			}
+		})
+		err := httplock.Replay(front)(t.Context(), message(t, post(t, "/")))
+		require.ErrorContains(t, err, fmt.Sprintf("answered with status %d before it reached its guard", cmp.Or(status, 200)))
+		require.NotErrorIs(t, err, core.ErrConflict)
+		require.NotEqual(t, fmt.Sprintf("%T", delayqueue.SkipRetry(err)), fmt.Sprintf("%T", err), "it is tried again")
+		require.NoError(t, httplock.Replay(front)(t.Context(), message(t, post(t, "/pass"))))
+	}
+}
+
+func TestReplayWhoseKeyFunctionFailsIsNoResult(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	cause := errors.New("no X-Order")
+	for name, err := range map[string]error{
+		"client's": httplock.BadKey(cause), "ours": cause, "invalid": fmt.Errorf("%w: %w", core.ErrInvalidKey, cause),
+	} {
+		fails := httplock.PerKey(core.NewGuard(b.locker, nil), func(*http.Request) (string, error) { return "", err },
+			httplock.WithLogger(slog.New(slog.DiscardHandler)))(mustNotRun(t))
+		for where, h := range map[string]http.Handler{"alone": fails, "behind another guard": anyGuard(t)(fails)} {
+			got := httplock.Replay(h)(t.Context(), message(t, post(t, "/")))
+			require.ErrorIs(t, got, cause, name+", "+where)
+			require.ErrorContains(t, got, "the key function failed", name+", "+where)
+		}
+	}
+}
+
+// What a policy has stored elsewhere is not lost.
+func TestReplayThatIsDeferredIsAResult(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	b.hold(t)
+	mux := guarded(core.NewGuard(b.locker, elsewhere{}), mustNotRun(t))
+	require.NoError(t, httplock.Replay(mux)(t.Context(), message(t, post(t, ordersPath))))
+}
+
+// elsewhere is a policy that defers without the payload.
+type elsewhere struct{}
+
+func (elsewhere) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
+	return core.Deferred(core.Ticket{ID: ticketID, Queue: "elsewhere"}), nil
+}
+
+func TestReplayThatSkipsItsGuardHasAResultIfItSucceeds(t *testing.T) {
+	skip := anyGuard(t, httplock.Skip(func(r *http.Request) bool {
+		_, replayed := httplock.Replayed(r.Context())
+		return replayed
+	}))
+	for status, fails := range map[int]bool{200: false, 302: false, 401: true, 404: true, 500: true} {
+		h := skip(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+		err := httplock.Replay(h)(t.Context(), message(t, post(t, "/")))
+		require.Equal(t, fails, err != nil, status)
+	}
 }
 
 func TestRecorderServesHandlersThatExpectAServer(t *testing.T) {
@@ -218,5 +299,5 @@ func TestRecorderServesHandlersThatExpectAServer(t *testing.T) {
 		assert.True(t, can)
 		assert.Empty(t, notifier.CloseNotify())
 	})
-	require.NoError(t, httplock.Replay(handler)(t.Context(), message(t, post(t, "/"))))
+	require.NoError(t, httplock.Replay(anyGuard(t)(handler))(t.Context(), message(t, post(t, "/"))))
 }

@@ -13,12 +13,17 @@ import (
 )
 
 // TicketHandler tells what became of parked requests. Mount it where
-// WithStatusPath points: the ticket's id is the last segment of the path.
+// WithStatusPath points, for all methods: the ticket's id is the last segment of
+// the path. Under gin that is
 //
-// GET answers 200 with the ticket's id, state, attempts, conflicts, enqueued_at
-// and expires_at. authorize says whether the client may see the ticket; it may
-// be called from several goroutines. A ticket that the client may not see, one
-// that is gone and one that never was have the same 404.
+//	r.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(queue, authorize)))
+//
+// GET and HEAD answer 200 with the ticket's id, state, attempts, conflicts,
+// enqueued_at and expires_at; other methods have 405 and Allow. State done means
+// that the replay was answered, not that it succeeded: 4xx is a result. authorize
+// says whether the client may see the ticket; it may be called from several
+// goroutines. A ticket that the client may not see, one that is gone and one that
+// never was have the same 404.
 //
 // Without a queue or without authorize every answer is that 404, and the mistake
 // is logged once.
@@ -54,15 +59,22 @@ func (t *tickets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(statusClientClosedRequest)
 	case errors.Is(err, core.ErrUnavailable):
 		slog.WarnContext(r.Context(), "httplock: the status of a ticket", "error", err)
-		problemUnavailable.document(soon()).write(w, r)
+		unread(problemUnavailable, " Try again later.").document(soon()).write(w, r)
 	case err != nil:
 		slog.ErrorContext(r.Context(), "httplock: the status of a ticket", "error", err)
-		problemInternal.document(0).write(w, r)
+		unread(problemInternal, "").document(0).write(w, r)
 	case !t.authorize(r, status):
 		problemNoTicket.document(0).write(w, r)
 	default:
 		writeTicket(w, r, status)
 	}
+}
+
+// unread is about a ticket. The other texts of k are about a request that would
+// have run.
+func unread(k problemKind, advice string) problemKind {
+	k.detail = "The state of the ticket could not be read." + advice
+	return k
 }
 
 func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status) {

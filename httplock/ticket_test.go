@@ -83,10 +83,12 @@ func TestTicketErrors(t *testing.T) {
 	over := func(err error) http.Handler {
 		return httplock.TicketsOver(func(context.Context, string) (delayqueue.Status, error) { return delayqueue.Status{}, err }, anyone)
 	}
-	requireProblem(t, call(t, over(fmt.Errorf("status: %w", core.ErrUnavailable)), http.MethodGet, "/tickets/"+ticketID, ""),
-		http.StatusServiceUnavailable, "unavailable", true)
-	requireProblem(t, call(t, over(errors.New(secret)), http.MethodGet, "/tickets/"+ticketID, ""),
-		http.StatusInternalServerError, "internal", false)
+	resp := call(t, over(fmt.Errorf("status: %w", core.ErrUnavailable)), http.MethodGet, "/tickets/"+ticketID, "")
+	requireProblem(t, resp, http.StatusServiceUnavailable, "unavailable", true)
+	require.Contains(t, resp.body, "The state of the ticket could not be read. Try again later.")
+	resp = call(t, over(errors.New(secret)), http.MethodGet, "/tickets/"+ticketID, "")
+	requireProblem(t, resp, http.StatusInternalServerError, "internal", false)
+	require.Contains(t, resp.body, "The state of the ticket could not be read.")
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions} {
 		resp := call(t, over(nil), method, "/tickets/"+ticketID, "")
 		require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
