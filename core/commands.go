@@ -2,6 +2,8 @@ package core
 
 import (
 	"context"
+	"errors"
+	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -73,7 +75,7 @@ func (l *Locker) release(ctx context.Context, record, token string) (owned bool,
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
-	start := time.Now()
+	start, ran := time.Now(), false // whether an earlier try may have run
 	for try := range releaseTries {
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
@@ -82,8 +84,9 @@ func (l *Locker) release(ctx context.Context, record, token string) (owned bool,
 		n, err = l.script(ctx, releaseScript, true, record, token, l.id, l.channels, keyOf(l.prefix, record))
 		if err == nil {
 			// After a lost reply "not the owner" is what an earlier try of ours left.
-			return n == 1 || try > 0, nil
+			return n == 1 || ran, nil
 		}
+		ran = ran || mayHaveRun(err)
 		if time.Since(start) > releaseWait {
 			break
 		}
@@ -93,9 +96,17 @@ func (l *Locker) release(ctx context.Context, record, token string) (owned bool,
 
 const (
 	releaseTries = 4
-	releasePause = 5 * time.Millisecond // then 20, 80, 320 ms
+	releasePause = 5 * time.Millisecond // times 4, 16, 64
 	releaseWait  = 500 * time.Millisecond
 )
+
+// mayHaveRun reports whether a command that failed may have had its effect: not if
+// Redis refused it, and not if it was never sent.
+func mayHaveRun(err error) bool {
+	var refused redis.Error
+	var op *net.OpError
+	return !errors.As(err, &refused) && !errors.Is(err, redis.ErrPoolTimeout) && !(errors.As(err, &op) && op.Op == "dial")
+}
 
 // script runs one that takes a record and answers with an integer.
 func (l *Locker) script(ctx context.Context, s *script, once bool, record string, args ...any) (int64, error) {

@@ -74,7 +74,7 @@ func (c *courier) run() {
 			c.replies <- reply
 		}
 		if reply.err != nil || mine && reply.granted {
-			c.locker.cancel(req.record, req.token, req.ttl)
+			c.locker.cancel(c.locker.cancels, req.record, req.token, req.ttl)
 		}
 		if reply.err != nil || mine {
 			return // not kept

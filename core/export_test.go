@@ -4,3 +4,10 @@ import "time"
 
 // NeverPoll makes waiting calls rely on being woken.
 func (l *Locker) NeverPoll() { l.pollFloor = time.Hour }
+
+// Listening reports whether the Locker's subscription is up, and whoever waited for
+// that was told.
+func (l *Locker) Listening() bool { return l.wakeups.Up() }
+
+// RecordName is the name in Redis of a key's record.
+var RecordName = recordName

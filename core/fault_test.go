@@ -64,7 +64,7 @@ func TestALostAcquireReplyLeavesNothingBehind(t *testing.T) {
 		proxy.LoseReply(once("lost-key"))
 		_, err := l.TryAcquire(t.Context(), "lost-key")
 		require.ErrorIs(t, err, core.ErrUnavailable)
-		requireNothingLeft(t, direct, env.Prefix)
+		requireNothingLeft(t, direct, env.Prefix, promptly)
 	})
 }
 
@@ -82,7 +82,7 @@ func TestALostAcquireReplyFreesItselfWhenRedisStaysOutOfReach(t *testing.T) {
 		})
 		_, err := l.TryAcquire(t.Context(), "lost-key")
 		require.ErrorIs(t, err, core.ErrUnavailable)
-		requireNothingLeft(t, direct, env.Prefix)
+		requireNothingLeft(t, direct, env.Prefix, orphan)
 	})
 }
 
@@ -108,7 +108,7 @@ func TestACancelledAcquireReturnsAtOnceAndLeavesNothingBehind(t *testing.T) {
 	require.ErrorIs(t, err, why)
 	require.NotErrorIs(t, err, core.ErrUnavailable)
 	server.Resume()
-	requireNothingLeft(t, env.Client(t), env.Prefix)
+	requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
 }
 
 func TestALostReleaseReplyIsNoLostLease(t *testing.T) {
@@ -135,7 +135,7 @@ func TestReleaseOfALostLeaseDoesNotWaitForRedis(t *testing.T) {
 	go func() { released <- lease.Release(t.Context()) }()
 	require.ErrorIs(t, <-released, core.ErrLeaseLost) // Redis does not answer before Resume
 	server.Resume()
-	requireNothingLeft(t, env.Client(t), "p")
+	requireNothingLeft(t, env.Client(t), "p", promptly)
 }
 
 func TestAReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
@@ -152,7 +152,7 @@ func TestAReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
 		full.Store(true)
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrUnavailable)
 		full.Store(false)
-		requireNothingLeft(t, env.Client(t), env.Prefix)
+		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
 	})
 }
 
@@ -363,19 +363,18 @@ func TestAWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
 	go func() {
 		done <- guard.Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil })
 	}()
-	subscribed(t, rdb)
+	listening(t, waiting)
 	require.NoError(t, rdb.ClientKillByFilter(t.Context(), "TYPE", "pubsub").Err())
 	require.NoError(t, lease.Release(t.Context()))
 	require.NoError(t, <-done)
 }
 
-// subscribed waits until somebody waits for a key, with its subscription up.
-func subscribed(t *testing.T, rdb *redis.Client) {
+// listening waits until the lockers' subscriptions are up.
+func listening(t *testing.T, lockers ...*core.Locker) {
 	t.Helper()
-	redistest.Eventually(t, func() bool {
-		channels, err := rdb.PubSubChannels(t.Context(), "*").Result()
-		return err == nil && len(channels) > 0
-	}, "a subscription")
+	for _, l := range lockers {
+		redistest.Eventually(t, l.Listening, "a subscription")
+	}
 }
 
 func warm(t *testing.T, l *core.Locker) {
@@ -385,9 +384,19 @@ func warm(t *testing.T, l *core.Locker) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-// requireNothingLeft waits for at most the 3 s that an orphan may live.
-func requireNothingLeft(t *testing.T, rdb *redis.Client, prefix string) {
+// promptly is less than an orphan lives: what is gone by then was cancelled.
+const promptly = 2 * time.Second
+
+// orphan is how long an orphan may live, with something for a busy machine.
+const orphan = 4 * time.Second
+
+func requireNothingLeft(t *testing.T, rdb *redis.Client, prefix string, within time.Duration) {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(redistest.Keys(t, rdb, prefix)) == 0 },
-		3*time.Second+500*time.Millisecond, 10*time.Millisecond, "nothing left in Redis")
+	for end := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
+		keys := redistest.Keys(t, rdb, prefix)
+		if len(keys) == 0 {
+			return
+		}
+		require.True(t, time.Now().Before(end), "left in Redis: %v", keys)
+	}
 }

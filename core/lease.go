@@ -35,7 +35,6 @@ type Lease struct {
 	state    leaseState
 	deadline time.Time // trusted until then
 	renewAt  time.Time // zero: never
-	renewing bool      // a renewal is in flight
 	at       time.Time // when the scheduler looks at it next
 	index    int       // in the scheduler's heap; -1: not in it
 }
@@ -124,7 +123,12 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	l.locker.waiters.freed(l.key)
 	if was == leaseLost {
-		return fmt.Errorf("core: release: %w", context.Cause(l.ctx)) // the observer was told when it was lost
+		// The observer was told when it was lost. The ctx may have ended before,
+		// with its caller's cause.
+		if cause := context.Cause(l.ctx); errors.Is(cause, ErrLeaseLost) {
+			err = cause
+		}
+		return fmt.Errorf("core: release: %w", err)
 	}
 	if held := time.Since(l.granted); errors.Is(err, ErrLeaseLost) {
 		l.locker.observer.OnLost(l.ctx, Lost{Key: l.key, Name: l.name, Held: held, Cause: err})
@@ -136,7 +140,7 @@ func (l *Lease) Release(ctx context.Context) error {
 
 // giveBack releases in the background what Redis may still hold for the lease.
 func (l *Lease) giveBack() {
-	if !l.locker.background(func() { l.locker.cancel(l.record, l.token, l.ttl) }) {
+	if !l.locker.background(func() { l.locker.cancel(l.locker.returns, l.record, l.token, l.ttl) }) {
 		// The Locker is closed, and has no goroutines any more.
 		_, _ = l.locker.release(context.Background(), l.record, l.token)
 	}
@@ -163,6 +167,16 @@ func (l *Lease) run(ctx context.Context, fn func(context.Context) error) (err er
 type leaseContext struct {
 	context.Context
 	lease *Lease
+	// caller is the ctx that took the lease again; nil for the outermost.
+	caller context.Context
+}
+
+// Deadline is the caller's.
+func (c leaseContext) Deadline() (time.Time, bool) {
+	if c.caller != nil {
+		return c.caller.Deadline()
+	}
+	return c.Context.Deadline()
 }
 
 // Err looks at the clock too: a process that was stopped past its lease's end
@@ -173,6 +187,9 @@ func (c leaseContext) Err() error {
 	}
 	held := c.lease
 	if held.reentered != nil {
+		if c.caller.Err() != nil {
+			held.cancel(context.Cause(c.caller))
+		}
 		held = held.reentered
 	}
 	_ = held.locker.renewals.check(held) // ends the ctx if it is over
@@ -182,6 +199,12 @@ func (c leaseContext) Err() error {
 func (c leaseContext) Value(key any) any {
 	if key == (leaseKey{}) {
 		return c.lease
+	}
+	if c.caller != nil {
+		// Without the caller's own cancellation: that of the lease holds.
+		if v := context.WithoutCancel(c.caller).Value(key); v != nil {
+			return v
+		}
 	}
 	return c.Context.Value(key)
 }
@@ -199,5 +222,22 @@ func LeaseFrom(ctx context.Context) (*Lease, bool) {
 func (l *Lease) bind(ctx context.Context) {
 	l.outer, _ = LeaseFrom(ctx)
 	inner, cancel := context.WithCancelCause(ctx)
-	l.ctx, l.cancel = leaseContext{inner, l}, cancel
+	l.ctx, l.cancel = leaseContext{Context: inner, lease: l}, cancel
 }
+
+// bindAgain makes the ctx of a lease that is taken again. It comes from the held
+// lease's, so that it is over at once when that is; the caller's ctx may have been
+// cut loose from it with WithoutCancel.
+func (l *Lease) bindAgain(ctx context.Context) {
+	l.outer, _ = LeaseFrom(ctx)
+	inner, cancel := context.WithCancelCause(l.reentered.ctx)
+	unhook := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	l.ctx = leaseContext{Context: inner, lease: l, caller: ctx}
+	l.cancel = func(cause error) {
+		unhook()
+		cancel(cause)
+	}
+}
+
+// String does not show the owner's token.
+func (l *Lease) String() string { return fmt.Sprintf("lease on %q, fence %d", l.key, l.fence) }

@@ -41,10 +41,12 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 				}
 			}
 		}()
+		defer func() { // also when the test fails, or the bubble never ends
+			close(stop)
+			_ = rdb.Close()
+			m.Close()
+		}()
 		test(t, rdb, m, func() { full.Store(true) })
-		close(stop)
-		_ = rdb.Close()
-		m.Close()
 	})
 }
 
@@ -258,7 +260,7 @@ func TestBracesInAKeyDoNotChooseItsSlot(t *testing.T) {
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
 	slots := map[int64]bool{}
 	for _, key := range []string{"{same}1", "{same}2", "{same}3", "{same}4"} {
-		slot, err := rdb.ClusterKeySlot(t.Context(), "perkey:lock{}:"+key).Result()
+		slot, err := rdb.ClusterKeySlot(t.Context(), core.RecordName("perkey", key)).Result()
 		require.NoError(t, err)
 		slots[slot] = true
 	}

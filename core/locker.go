@@ -1,9 +1,10 @@
 package core
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +35,8 @@ type Locker struct {
 	renewals *renewals
 	waiters  *waiters
 	wakeups  *listener.Listener
-	cancels  chan struct{} // holds one per cancel under way
+	cancels  chan struct{} // holds one per acquire that is being cancelled
+	returns  chan struct{} // holds one per lease that is given back in the background
 
 	mu      sync.Mutex
 	state   atomic.Int32 // written under mu
@@ -49,8 +51,8 @@ const (
 	lockerClosed
 )
 
-// maxCancels bounds the background cancels of acquires with a lost reply. Past
-// it a lost grant frees itself when its first lease ends.
+// maxCancels bounds what is given back in the background, while Redis does not
+// answer. What is past it frees itself when its lease ends.
 const maxCancels = 64
 
 // New makes a Locker on rdb, which stays the caller's to close, after the
@@ -59,6 +61,9 @@ const maxCancels = 64
 func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 	if rdb == nil {
 		return nil, fmt.Errorf("core: %w: the redis client is nil", ErrInvalidOption)
+	}
+	if !reflect.TypeOf(rdb).Comparable() { // reentry tells deployments apart by their client
+		return nil, fmt.Errorf("core: %w: a redis client of type %T cannot be compared: use a pointer", ErrInvalidOption, rdb)
 	}
 	l := &Locker{
 		rdb:       rdb,
@@ -69,6 +74,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 		id:        ident.Random(8),
 		waiters:   newWaiters(),
 		cancels:   make(chan struct{}, maxCancels),
+		returns:   make(chan struct{}, maxCancels),
 		closing:   make(chan struct{}),
 	}
 	for _, opt := range opts {
@@ -120,7 +126,8 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) er
 
 // Shutdown refuses new calls, sends waiting ones away with ErrClosed, and waits
 // until every lease was released or ctx ends; then it closes the Locker. It
-// returns ctx's error if leases were left. It may be called twice.
+// returns ctx's error if leases were left, or if the last commands to Redis did not
+// end in time: call it again, or Close, to wait for those. It may be called twice.
 func (l *Locker) Shutdown(ctx context.Context) error {
 	l.refuseCalls(lockerDraining)
 	var err error
@@ -129,7 +136,18 @@ func (l *Locker) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 		err = fmt.Errorf("core: shutdown: leases were still held: %w", context.Cause(ctx))
 	}
-	return errors.Join(err, l.Close())
+	l.closeAll()
+	done := make(chan struct{})
+	go func() { // ends when go-redis has given up what is under way
+		defer close(done)
+		l.wait()
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = cmp.Or(err, fmt.Errorf("core: shutdown: commands were still under way: %w", context.Cause(ctx)))
+	}
+	return err
 }
 
 // Close closes the Locker at once: waiting calls return ErrClosed, and the
@@ -138,14 +156,22 @@ func (l *Locker) Shutdown(ctx context.Context) error {
 // released, since their holders may not have stopped yet. It waits for the
 // Locker's goroutines, and may be called twice.
 func (l *Locker) Close() error {
+	l.closeAll()
+	l.wait()
+	return nil
+}
+
+func (l *Locker) closeAll() {
 	l.refuseCalls(lockerClosed)
 	for _, lease := range l.renewals.stop() {
 		l.end(lease, fmt.Errorf("core: %q: %w: %w", lease.key, ErrLeaseLost, ErrClosed))
 	}
 	l.couriers.close()
+}
+
+func (l *Locker) wait() {
 	l.wakeups.Close()
 	l.running.Wait()
-	return nil
 }
 
 func (l *Locker) refuseCalls(state int32) {

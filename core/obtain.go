@@ -59,10 +59,7 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 			}
 			if lease != nil {
 				acquired = true
-				l.observer.OnAcquired(lease.ctx, Acquired{
-					Key: call.Key, Name: call.Name, Fence: lease.fence,
-					Waited: lease.granted.Sub(start), Attempts: conflict.Attempt,
-				})
+				l.tellAcquired(lease, start, conflict.Attempt)
 				return lease, nil
 			}
 			conflict.Remaining = remaining
@@ -103,6 +100,20 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 	}
 }
 
+// tellAcquired tells the observer, whose panic must not leave the key held.
+func (l *Locker) tellAcquired(lease *Lease, start time.Time, attempts int) {
+	told := false
+	defer func() {
+		if !told {
+			_ = lease.Release(lease.ctx)
+		}
+	}()
+	l.observer.OnAcquired(lease.ctx, Acquired{
+		Key: lease.key, Name: lease.name, Fence: lease.fence, Waited: lease.granted.Sub(start), Attempts: attempts,
+	})
+	told = true
+}
+
 func (l *Locker) decide(ctx context.Context, policy ConflictPolicy, c Conflict) (decision Decision, err error) {
 	if policy != nil {
 		if decision, err = policy.OnConflict(ctx, c); err != nil {
@@ -140,14 +151,7 @@ func (l *Locker) reenter(ctx context.Context, call Call) *Lease {
 			locker: held.locker, key: held.key, name: call.Name, fence: held.fence,
 			granted: held.granted, ttl: held.ttl, reentered: held,
 		}
-		// ctx may have been cut loose from the lease's own with WithoutCancel.
-		lease.bind(ctx)
-		cancel := lease.cancel
-		unhook := context.AfterFunc(held.ctx, func() { cancel(context.Cause(held.ctx)) })
-		lease.cancel = func(cause error) {
-			unhook()
-			cancel(cause)
-		}
+		lease.bindAgain(ctx)
 		return lease
 	}
 	return nil
@@ -185,7 +189,7 @@ func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acq
 		}
 		err = fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 	}
-	l.background(func() { l.cancel(record, token, first) })
+	l.background(func() { l.cancel(l.cancels, record, token, first) })
 	return nil, 0, err
 }
 
@@ -203,18 +207,19 @@ func (l *Locker) newLease(ctx context.Context, call Call, record, token string, 
 	return lease
 }
 
-// cancel gives back a key that token may own without our knowing. After ttl there
-// is nothing left to give back.
-func (l *Locker) cancel(record, token string, ttl time.Duration) {
+// cancel gives back a key that token may own without our knowing, if there is a
+// slot. After ttl there is nothing left to give back.
+func (l *Locker) cancel(slots chan struct{}, record, token string, ttl time.Duration) {
 	select {
-	case l.cancels <- struct{}{}:
-		defer func() { <-l.cancels }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	default:
 		return
 	}
 	pause := 50 * time.Millisecond
 	for end := time.Now().Add(ttl); time.Now().Before(end); pause = min(2*pause, time.Second) {
 		if _, err := l.release(context.Background(), record, token); err == nil {
+			l.waiters.freed(keyOf(l.prefix, record))
 			return
 		}
 		timer := time.NewTimer(pause)

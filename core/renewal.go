@@ -179,10 +179,12 @@ func (r *renewals) look(now time.Time) (expired, due []*Lease, stopped bool) {
 			expired = append(expired, l)
 			continue
 		}
-		if l.renewing || l.renewAt.IsZero() || l.renewAt.After(soon) {
+		if l.renewAt.IsZero() || l.renewAt.After(soon) {
 			break // its end is near but not there: look again at the very moment
 		}
-		l.renewing = true
+		// Asked again, on another connection, if there is no answer by then. Past
+		// the horizon, or this loop would not end.
+		l.renewAt = now.Add(max(l.deadline.Sub(now)/3, 2*renewalHorizon))
 		due = append(due, l)
 		r.schedule(l)
 		heap.Fix(&r.leases, l.index)
@@ -204,7 +206,7 @@ func (r *renewals) send(batch []*Lease) {
 	select {
 	case r.flights <- struct{}{}:
 	default:
-		r.postpone(batch, renewalHorizon)
+		r.postpone(batch, max(batch[0].ttl/50, renewalHorizon))
 		return
 	}
 	if !r.locker.background(func() {
@@ -237,7 +239,7 @@ func (r *renewals) renew(batch []*Lease) {
 				next = time.Time{} // confirmed to its full length: it is not renewed again
 			}
 			r.mu.Lock()
-			l.renewing, l.renewAt = false, next
+			l.renewAt = next
 			r.mu.Unlock()
 			_ = r.lengthen(l, trust.Until(sent, reply.ttl))
 		}
@@ -250,7 +252,9 @@ func (r *renewals) postpone(batch []*Lease, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, l := range batch {
-		l.renewing = false
+		if l.renewAt.IsZero() {
+			continue // a later try was answered first
+		}
 		l.renewAt = time.Now().Add(d)
 		r.reschedule(l)
 	}
@@ -291,7 +295,7 @@ func (r *renewals) empty() <-chan struct{} {
 
 func (r *renewals) schedule(l *Lease) {
 	l.at = l.deadline
-	if !l.renewing && !l.renewAt.IsZero() && l.renewAt.Before(l.at) {
+	if !l.renewAt.IsZero() && l.renewAt.Before(l.at) {
 		l.at = l.renewAt
 	}
 }

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -34,7 +35,8 @@ func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 		require.NoError(t, err)
 		var wg sync.WaitGroup
 		var ran []int // guarded by the key
-		for i, l := range []*core.Locker{holder, newSleeper(t, env), newSleeper(t, env)} {
+		lockers := []*core.Locker{holder, newSleeper(t, env), newSleeper(t, env)}
+		for i, l := range lockers {
 			guard := core.NewGuard(l, untilWoken)
 			for range 5 {
 				wg.Go(func() {
@@ -48,7 +50,7 @@ func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 				})
 			}
 		}
-		subscribed(t, env.Client(t))
+		listening(t, lockers...)
 		require.NoError(t, lease.Release(t.Context()))
 		wg.Wait()
 		require.Len(t, ran, 15)
@@ -110,7 +112,7 @@ func TestALostAnnouncementDelaysAWaiterByNoMoreThanThePollFloor(t *testing.T) {
 			done <- core.NewGuard(waiting, untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
 		}()
 		<-inLine
-		subscribed(t, env.Client(t))
+		listening(t, waiting)
 		// Nobody is named in the record, so the release tells nobody.
 		require.NoError(t, env.Client(t).HDel(t.Context(), env.Prefix+":lock{}:k", "waiters").Err())
 		require.NoError(t, lease.Release(t.Context()))
@@ -162,7 +164,7 @@ func TestNotifyReleaseTellsOfTheKeyOnce(t *testing.T) {
 				require.ErrorIs(t, err, core.ErrConflict)
 			}
 			if l == other {
-				subscribed(t, env.Client(t))
+				listening(t, l)
 				_, err = l.TryAcquire(t.Context(), "k", core.NotifyRelease(freed))
 				require.ErrorIs(t, err, core.ErrConflict)
 				for len(freed) > 0 { // a new subscription makes everybody look
@@ -203,7 +205,7 @@ func TestWaitersOfOneProcessCostTwoScriptsAnAcquisition(t *testing.T) {
 	for range calls {
 		<-inLine
 	}
-	subscribed(t, env.Client(t))
+	listening(t, l)
 	count.Store(0)
 	require.NoError(t, lease.Release(t.Context()))
 	wg.Wait()
@@ -264,8 +266,11 @@ func TestShutdownWaitsForHolders(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- l.Shutdown(t.Context()) }()
 		redistest.Eventually(t, func() bool {
-			_, err := l.TryAcquire(t.Context(), "other")
-			return err != nil
+			other, err := l.TryAcquire(t.Context(), "other")
+			if err == nil {
+				_ = other.Release(t.Context())
+			}
+			return errors.Is(err, core.ErrClosed)
 		}, "new calls are refused")
 		require.NoError(t, lease.Context().Err(), "work goes on")
 		require.NoError(t, lease.Release(t.Context()))

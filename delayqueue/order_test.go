@@ -77,6 +77,7 @@ func TestAMessageIsNotRunBeforeItsTime(t *testing.T) {
 		for range 2 {
 			require.GreaterOrEqual(t, next(t, times).Sub(sent), delay)
 		}
+		b.reaches(behind, delayqueue.StateDone)
 		require.Equal(t, []string{other, late, behind}, r.ids())
 	})
 }

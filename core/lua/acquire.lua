@@ -11,6 +11,11 @@ local record = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'waiters')
 local owner, stored, waiters = record[1], record[2], record[3] or ''
 
 if owner == ARGV[1] then
+  -- The caller counts from its last request; the grant may be of an earlier one
+  -- that was delivered late.
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  end
   return tonumber(stored)
 end
 

@@ -25,7 +25,7 @@ end
 
 for id in string.gmatch(record[3] or '', '%S+') do
   if id ~= ARGV[2] then
-    redis.call('PUBLISH', ARGV[3] .. id, ARGV[4])
+    redis.pcall('PUBLISH', ARGV[3] .. id, ARGV[4]) -- channels may be forbidden; the key is free all the same
   end
 end
 return 1

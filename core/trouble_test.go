@@ -1,0 +1,343 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+const record = "perkey:lock{}:k"
+
+func TestDoReportsALossThatCameAfterTheCallerLeft(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
+		l, err := core.New(rdb)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		err = l.Do(ctx, "k", func(context.Context) error {
+			cancel()
+			m.Del(record)
+			time.Sleep(10 * time.Second) // a renewal finds it gone
+			return nil
+		})
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
+		holder, err := core.New(rdb)
+		require.NoError(t, err)
+		_, err = holder.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+
+		client := redis.NewClient(rdb.Options())
+		var first []any
+		client.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+			if first == nil {
+				first = append(first, cmd.Args()...)
+			}
+			return next()
+		}})
+		waiting, err := core.New(client)
+		require.NoError(t, err)
+		granted := make(chan *core.Lease)
+		go func() {
+			lease, err := waiting.Acquire(t.Context(), "k", core.FixedLease(3*time.Second))
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- lease
+		}()
+		time.Sleep(100 * time.Millisecond)
+		m.Del(record)
+		require.NoError(t, rdb.Do(t.Context(), first...).Err()) // what go-redis sent before it sent again
+		lease := <-granted
+		<-lease.Context().Done()
+		require.Positive(t, m.TTL(record), "its ctx ends before Redis gives the key away")
+		_ = client.Close()
+		require.NoError(t, waiting.Close())
+		require.NoError(t, holder.Close())
+	})
+}
+
+func TestAGrantThatIsGivenBackWakesTheNext(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	var late atomic.Bool
+	granted, gate := make(chan struct{}), make(chan struct{})
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		err := next()
+		if grant, ok := cmd.(*redis.IntCmd); ok && grant.Val() > 1 && late.CompareAndSwap(true, false) {
+			close(granted)
+			<-gate // its reply is late
+		}
+		return err
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	defer l.Close()
+	l.NeverPoll()
+	held, err := newLocker(t, env).TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+
+	inLine := make(chan struct{})
+	guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+		defer func() { inLine <- struct{}{} }()
+		return core.RetryAfter(time.Hour), nil
+	}))
+	call := core.Call{Key: "k"}
+	ctx, cancel := context.WithCancel(t.Context())
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- guard.Do(ctx, call, func(context.Context) error { return nil }) }()
+	<-inLine
+	listening(t, l)
+	select { // the look that a new subscription causes
+	case <-inLine:
+	case <-time.After(100 * time.Millisecond):
+	}
+	go func() { second <- guard.Do(t.Context(), call, func(context.Context) error { return nil }) }()
+	<-inLine
+
+	late.Store(true)
+	require.NoError(t, held.Release(t.Context()))
+	<-granted
+	cancel()
+	require.ErrorIs(t, <-first, context.Canceled)
+	<-inLine // the second asked, and met the grant that nobody uses
+	close(gate)
+	require.NoError(t, <-second)
+}
+
+func TestAReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	var loading atomic.Bool
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		if loading.CompareAndSwap(true, false) {
+			return refuse(cmd, "LOADING Redis is loading the dataset in memory")
+		}
+		return next()
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	defer l.Close()
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "k")).Err())
+	_, err = newLocker(t, env).TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	loading.Store(true)
+	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+}
+
+func TestShutdownEndsWithItsCtxWhenRedisHangs(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	l := newLocker(t, &redistest.Env{Addr: server.Addr, Prefix: "p"})
+	warm(t, l)
+	server.Pause()
+	defer server.Resume()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		_, err := l.Acquire(ctx, "k")
+		done <- err
+	}()
+	time.Sleep(20 * time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	require.ErrorIs(t, l.Shutdown(ctx), context.Canceled) // Redis does not answer before Resume
+}
+
+func TestRenewalsThatHangOrFailAreSentAgain(t *testing.T) {
+	for name, trouble := range map[string]func(next func() error) error{
+		"a dead connection": func(next func() error) error {
+			time.Sleep(3 * time.Second) // go-redis's read time-out, then the command again
+			return next()
+		},
+		"an error": func(func() error) error { return errors.New("broken pipe") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
+				var n atomic.Int64
+				rdb.AddHook(hooks{pipeline: func(next func() error) error {
+					if n.Add(1)%3 == 1 {
+						return trouble(next)
+					}
+					return next()
+				}})
+				l, err := core.New(rdb)
+				require.NoError(t, err)
+				lease, err := l.TryAcquire(t.Context(), "k")
+				require.NoError(t, err)
+				time.Sleep(2 * time.Minute)
+				require.NoError(t, lease.Context().Err())
+				require.NoError(t, lease.Release(t.Context()))
+				require.NoError(t, l.Close())
+			})
+		})
+	}
+}
+
+func TestTrustCountsFromTheSendNotFromTheReply(t *testing.T) {
+	const late = time.Second
+	t.Run("acquire", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
+			rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
+				defer time.Sleep(late)
+				return next()
+			}})
+			l, err := core.New(rdb)
+			require.NoError(t, err)
+			lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(3*time.Second))
+			require.NoError(t, err)
+			<-lease.Context().Done()
+			require.Positive(t, m.TTL(record))
+			require.NoError(t, l.Close())
+		})
+	})
+	t.Run("renew", func(t *testing.T) {
+		inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func()) {
+			rdb.AddHook(hooks{pipeline: func(next func() error) error {
+				err := next()
+				time.Sleep(late)
+				cut()
+				return err
+			}})
+			l, err := core.New(rdb, core.WithTTL(10*time.Second))
+			require.NoError(t, err)
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			<-lease.Context().Done()
+			require.Positive(t, m.TTL(record))
+			require.NoError(t, l.Close())
+		})
+	})
+}
+
+func TestNothingIsRenewedThatIsReleasedOrFixed(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
+		var renewals atomic.Int64
+		rdb.AddHook(hooks{pipeline: func(next func() error) error {
+			renewals.Add(1)
+			return next()
+		}})
+		l, err := core.New(rdb)
+		require.NoError(t, err)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(t.Context()))
+		time.Sleep(time.Minute)
+		require.Zero(t, renewals.Load())
+
+		lease, err = l.TryAcquire(t.Context(), "k", core.FixedLease(time.Minute))
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		require.EqualValues(t, 1, renewals.Load(), "the one that confirms it")
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestEveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	var outer, inner *core.Lease
+	alive := 0
+	rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
+		if inner != nil {
+			for _, ctx := range []context.Context{outer.Context(), inner.Context()} {
+				select {
+				case <-ctx.Done():
+				default:
+					alive++
+				}
+			}
+		}
+		return next()
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	defer l.Close()
+	type name struct{}
+	for range 100 {
+		inner = nil
+		outer, err = l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		loose := context.WithValue(context.WithoutCancel(outer.Context()), name{}, "value")
+		inner, err = l.TryAcquire(loose, "k")
+		require.NoError(t, err)
+		require.Equal(t, "value", inner.Context().Value(name{}))
+		require.NoError(t, outer.Release(t.Context()))
+		require.ErrorIs(t, inner.Context().Err(), context.Canceled)
+	}
+	require.Zero(t, alive)
+
+	inner = nil
+	outer, err = l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(outer.Context())
+	again, err := l.TryAcquire(ctx, "k")
+	require.NoError(t, err)
+	cancel()
+	require.ErrorIs(t, again.Context().Err(), context.Canceled, "the end of the caller's ctx, at once")
+	require.NoError(t, outer.Context().Err())
+	require.NoError(t, outer.Release(t.Context()))
+}
+
+type panicky struct{ core.NopObserver }
+
+func (panicky) OnAcquired(context.Context, core.Acquired) { panic("observer") }
+
+func TestAnObserversPanicDoesNotKeepTheKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env, core.WithObserver(panicky{}))
+		require.PanicsWithValue(t, "observer", func() {
+			_ = l.Do(t.Context(), "k", func(context.Context) error { return nil })
+		})
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	})
+}
+
+func TestReleaseWorksWithoutChannelRights(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	require.NoError(t, env.Client(t).Do(t.Context(), "ACL", "SETUSER", "svc", "on", ">pw", "~p:*", "+@all", "resetchannels").Err())
+	var scripts atomic.Int64
+	locker := func() *core.Locker {
+		rdb := redistest.Client(t, &redis.Options{Addr: server.Addr, Username: "svc", Password: "pw"})
+		rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
+			scripts.Add(1)
+			return next()
+		}})
+		l, err := core.New(rdb, core.WithPrefix("p"))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	holder, waiting := locker(), locker()
+	warm(t, holder)
+	lease, err := holder.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = waiting.Acquire(ctx, "k") // names itself in the record
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	scripts.Store(0)
+	require.NoError(t, lease.Release(t.Context()))
+	require.EqualValues(t, 1, scripts.Load())
+}
