@@ -105,7 +105,10 @@ const (
 func mayHaveRun(err error) bool {
 	var refused redis.Error
 	var op *net.OpError
-	return !errors.As(err, &refused) && !errors.Is(err, redis.ErrPoolTimeout) && !(errors.As(err, &op) && op.Op == "dial")
+	if errors.As(err, &refused) || errors.Is(err, redis.ErrPoolTimeout) {
+		return false
+	}
+	return !errors.As(err, &op) || op.Op != "dial"
 }
 
 // script runs one that takes a record and answers with an integer.

@@ -25,7 +25,8 @@
 //  3. A lease's context ends, with a cause that wraps ErrLeaseLost, before Redis
 //     can give the key to anyone else.
 //  4. An Acquire that returned an error leaves nothing behind in Redis after 3 s,
-//     whatever was lost on the way.
+//     whatever was lost on the way. The 3 s begin when Redis runs the command, if
+//     the network delivers it only after the return.
 //  5. Release works on a dead ctx, stops renewal before it is sent, and cannot
 //     remove a later owner's lease. The end of the caller's ctx does not stop
 //     renewal, since its work may not have stopped yet.
