@@ -220,6 +220,7 @@ func TestTrustCountsFromTheSendNotFromTheReply(t *testing.T) {
 			require.NoError(t, err)
 			lease, err := l.TryAcquire(t.Context(), "k")
 			require.NoError(t, err)
+			require.NoError(t, lease.Extend(t.Context(), core.MinTTL)) // loads the script
 			<-lease.Context().Done()
 			require.Positive(t, m.TTL(record))
 			require.NoError(t, l.Close())
@@ -340,4 +341,28 @@ func TestReleaseWorksWithoutChannelRights(t *testing.T) {
 	scripts.Store(0)
 	require.NoError(t, lease.Release(t.Context()))
 	require.EqualValues(t, 1, scripts.Load())
+}
+
+func TestAGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	var leave atomic.Pointer[context.CancelFunc]
+	rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
+		err := next()
+		if cancel := leave.Swap(nil); cancel != nil {
+			(*cancel)()
+		}
+		return err
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	defer l.Close()
+	for range 200 {
+		ctx, cancel := context.WithCancel(t.Context())
+		leave.Store(&cancel)
+		_, err := l.Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.Canceled)
+		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+	}
 }
