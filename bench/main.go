@@ -1,5 +1,5 @@
-// Command bench measures perkey beside the least that Redis can be asked for,
-// and beside its peers, on this machine and in one run.
+// Command bench measures perkey beside the least that Redis can be asked for, on
+// this machine and in one run.
 //
 //	go run . [-quick] [-only name] [-redis addr]
 //

@@ -81,8 +81,8 @@ func ExampleLease_Fence() {
 	var seen int64
 	write := func(ctx context.Context) error {
 		lease, _ := core.LeaseFrom(ctx)
-		// UPDATE orders SET …, fence = $1 WHERE id = $2 AND fence < $1
-		if lease.Fence() <= seen {
+		// UPDATE orders SET …, fence = $1 WHERE id = $2 AND fence <= $1
+		if lease.Fence() < seen {
 			return errors.New("stale writer")
 		}
 		seen = lease.Fence()

@@ -57,6 +57,9 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		deadRetention:  7 * 24 * time.Hour,
 	}
 	for _, opt := range opts {
+		if opt == nil {
+			return nil, invalidOption("New: an option is nil")
+		}
 		if err := opt(q); err != nil {
 			return nil, err
 		}

@@ -140,6 +140,8 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 	defer func() { _ = locker.Close() }()
 	handler := func(context.Context, delayqueue.Message) error { return nil }
 
+	_, err = delayqueue.NewWorker(q, locker, handler, nil)
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 	_, err = delayqueue.New(nil, "q")
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 	for _, name := range []string{"", "a b", "a{b}", "a:b", "é", strings.Repeat("n", 65)} {
@@ -147,6 +149,7 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption, "name %q", name)
 	}
 	for name, opt := range map[string]delayqueue.Option{
+		"nil":                 nil,
 		"empty prefix":        delayqueue.WithPrefix(""),
 		"brace in prefix":     delayqueue.WithPrefix("a{b"),
 		"no age":              delayqueue.WithMaxAge(0),

@@ -80,6 +80,9 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		released:    make(chan string, announcements),
 	}
 	for _, opt := range opts {
+		if opt == nil {
+			return nil, invalidOption("NewWorker: an option is nil")
+		}
 		if err := opt(w); err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -99,6 +100,9 @@ func (m *Middleware) accepted(x Exchange, t core.Ticket) {
 	if written(x) {
 		return
 	}
+	if asksForAsync(x.Request) {
+		x.Writer.Header().Set("Preference-Applied", "respond-async") // RFC 7240
+	}
 	if m.statusPath != "" {
 		at := m.statusPath + t.ID
 		x.Writer.Header().Set("Location", at)
@@ -116,6 +120,19 @@ func gone(x Exchange) {
 	if !written(x) {
 		x.Writer.WriteHeader(statusClientClosedRequest)
 	}
+}
+
+// asksForAsync reports whether the client prefers to be told later.
+func asksForAsync(r *http.Request) bool {
+	for _, line := range r.Header.Values("Prefer") {
+		for preference := range strings.SplitSeq(line, ",") {
+			name, _, _ := strings.Cut(preference, ";")
+			if strings.EqualFold(strings.TrimSpace(name), "respond-async") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func respond(x Exchange, p problem) {

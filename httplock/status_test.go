@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,22 @@ func TestParkedRequestIsAnsweredWith202(t *testing.T) {
 		require.NotContains(t, resp.header, "Location", "off until mounted")
 		require.NotContains(t, resp.header, "Link")
 	})
+}
+
+func TestParkedRequestSaysThatThePreferenceWasApplied(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	b.hold(t)
+	h := guarded(core.NewGuard(b.locker, &parking{}), mustNotRun(t))
+	for prefer, applied := range map[string]string{
+		"respond-async": "respond-async", "wait=5, Respond-Async": "respond-async", "wait=5": "", "respond-async-not": "", "": "",
+	} {
+		r := httptest.NewRequest(http.MethodPost, ordersPath, strings.NewReader("{}"))
+		r.Header.Set("Prefer", prefer)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		require.Equal(t, http.StatusAccepted, w.Code)
+		require.Equal(t, applied, w.Header().Get("Preference-Applied"), prefer)
+	}
 }
 
 func TestPolicyErrorsHaveTheirStatus(t *testing.T) {

@@ -85,8 +85,7 @@ func Real(t testing.TB) *Env {
 }
 
 // Commands is how many commands an embedded Redis has run, those of scripts
-// included. A real one is shared,
-// and answers zero.
+// included. A real one is shared, and answers zero.
 func (e *Env) Commands() int {
 	if e.embedded == nil {
 		return 0
