@@ -1,0 +1,58 @@
+package listener_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/listener"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+func TestASubscriptionThatIsCutComesBackAndSaysSo(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		proxy := redistest.NewProxy(t, env.Addr)
+		direct := env.Client(t)
+		through := *env
+		through.Addr = proxy.Addr
+		var ups atomic.Int64
+		messages := make(chan string, 10)
+		l := listener.New(through.Client(t), env.Prefix, func() { ups.Add(1) }, func(payload string) { messages <- payload })
+		defer l.Close()
+		require.False(t, l.Up())
+		l.Start()
+		l.Start()
+		for round := range int64(3) {
+			redistest.Eventually(t, func() bool { return ups.Load() == round+1 && l.Up() }, "a subscription")
+			require.NoError(t, direct.Publish(t.Context(), env.Prefix, "word").Err())
+			require.Equal(t, "word", <-messages)
+			proxy.Cut()
+		}
+	})
+}
+
+func TestCloseEndsAListenerInEveryState(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	nobody := func() {}
+	l := listener.New(env.Client(t), "c", nobody, nil)
+	l.Close() // before Start
+	l.Close()
+	l.Start()
+	require.False(t, l.Up())
+
+	l = listener.New(env.Client(t), "c", nobody, nil)
+	l.Start()
+	redistest.Eventually(t, l.Up, "a subscription")
+	l.Close()
+	require.False(t, l.Up())
+
+	down := *env
+	down.Addr = "127.0.0.1:1"
+	l = listener.New(down.Client(t), "c", nobody, nil)
+	l.Start()
+	l.Close()
+}
