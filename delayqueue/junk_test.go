@@ -1,6 +1,8 @@
 package delayqueue_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -185,4 +187,38 @@ func TestAMessageThatLostItsTurnGetsItBack(t *testing.T) {
 		}
 		require.ElementsMatch(t, ids, r.ids())
 	})
+}
+
+func TestMessagesOutliveTheLossOfOneSet(t *testing.T) {
+	for name, harm := range map[string]func(b *bench) error{
+		"open deleted":  func(b *bench) error { return b.rdb.Del(b.t.Context(), b.key("open")).Err() },
+		"open replaced": func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("open"), "junk", 0).Err() },
+		"line deleted, and begun anew": func(b *bench) error {
+			return errors.Join(b.rdb.Del(b.t.Context(), b.key("order:k")).Err(),
+				b.rdb.RPush(b.t.Context(), b.key("order:k"), "d").Err())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				for _, id := range []string{"a", "b", "c", "d"} {
+					b.enqueue(delayqueue.Job{ID: id, Key: "k"})
+				}
+				running, goOn := make(chan struct{}), make(chan struct{})
+				b.start(func(_ context.Context, m delayqueue.Message) error {
+					if m.ID == "a" && m.Attempt == 1 {
+						close(running)
+						<-goOn
+					}
+					return nil
+				})
+				<-running
+				require.NoError(t, harm(b))
+				close(goOn)
+				for _, id := range []string{"a", "b", "c", "d"} {
+					b.reaches(id, delayqueue.StateDone)
+				}
+			})
+		})
+	}
 }

@@ -58,10 +58,25 @@ func (w *Worker) process(c *claim) {
 				lost = nil // the work was done within the lease; Redis frees the key by itself
 			}
 		}
-		w.settle(c, w.judge(c, err, lost))
+		w.settle(c, w.judge(c, legible(err), lost))
 	}()
 	w.observer.OnStarted(c.message)
 	err = w.handler(ctx, c.message)
+}
+
+// legible is err, or the panic that asking it ends in, as a typed nil may: a
+// handler's error must not take the worker down.
+func legible(err error) (is error) {
+	defer func() {
+		if p := recover(); p != nil {
+			is = &panicError{p, debug.Stack()}
+		}
+	}()
+	if err != nil {
+		var skip *skipRetryError
+		_, _, _ = err.Error(), errors.Is(err, core.ErrConflict), errors.As(err, &skip)
+	}
+	return err
 }
 
 // verdict is how a claim is to end.

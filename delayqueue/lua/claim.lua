@@ -20,6 +20,7 @@ local HORIZON = 60000   -- the longest wait that is answered
 local LONGEST = 7200000 -- no claim lease comes near it
 local AUDIT = 100       -- how many messages an audit looks at
 local AUDIT_TTL = 3600000
+local LONGEST_LINE = 1000 -- that an audit searches
 
 local receipt = base .. ':claim:' .. token
 local reply = {0, 0, 0, 0}
@@ -36,7 +37,9 @@ if taken then
     local key = redis.pcall('HGET', record(id), 'key')
     local m = type(key) == 'string' and load(id, key)
     local payload = m and redis.call('HGET', record(id), 'payload')
-    if payload and m.state == 'running' and m.owner == token then
+    -- One that became too old meanwhile was not started: its claim runs out.
+    if payload and m.state == 'running' and m.owner == token and m.not_after > now then
+      keep(record(id), lease + retention)
       hold(id .. ' ' .. key, id, now + lease)
       hand_over(id, m, payload)
     end
@@ -136,6 +139,9 @@ local function take(member)
   redis.call('HDEL', record(id), 'wait', 'nudged')
   redis.call('HSET', record(id), 'state', 'running', 'owner', token, 'attempts', m.attempts)
   keep(record(id), math.max(m.not_after - now, lease) + retention)
+  if key ~= '' then
+    keep(line(key), redis.call('PTTL', record(id)))
+  end
   hold(member, id, now + lease)
   hand_over(id, m, payload)
   ids[#ids + 1] = id
@@ -170,6 +176,9 @@ if queued > 0 and redis.call('PTTL', cursor) <= AUDIT_TTL - 1000 then
       clear(line(key), 'list')
       rebuilt[key] = rebuilt[key] or redis.call('EXISTS', line(key)) == 0
       if rebuilt[key] then
+        redis.call('RPUSH', line(key), id)
+        keep(line(key), redis.call('PTTL', open))
+      elseif redis.call('LLEN', line(key)) <= LONGEST_LINE and not redis.call('LPOS', line(key), id) then
         redis.call('RPUSH', line(key), id)
         keep(line(key), redis.call('PTTL', open))
       end

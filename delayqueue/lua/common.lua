@@ -155,6 +155,13 @@ local function advance(key)
       schedule(member, head)
       return
     end
+    local m = load(head, key)
+    if m and m.state == 'queued' then -- somebody damaged open
+      redis.call('ZADD', open, num(m.not_after), member)
+      keep(open, redis.call('PTTL', record(head)))
+      schedule(member, head)
+      return
+    end
     redis.call('LPOP', line(key))
   end
 end

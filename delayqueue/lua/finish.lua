@@ -18,6 +18,7 @@ elseif claim == 'settled' then
   return {1, any_due()}
 end
 
+clear_sets() -- or a damaged one would stop this half way
 redis.call('ZREM', running, member)
 redis.call('HSET', record(id), 'settled', token, 'losses', m.losses + ARGV[8])
 if ARGV[6] == 'dead' then

@@ -34,6 +34,7 @@ if waits and m.nudged then
   at = now
 end
 
+clear_sets() -- or a damaged one would stop this half way
 redis.call('ZREM', running, member)
 redis.call('HDEL', record(id), 'owner', 'nudged')
 redis.call('HSET', record(id), 'state', 'queued', 'settled', token, 'due', num(at), 'losses', m.losses + ARGV[9])
