@@ -62,8 +62,10 @@
 //	                       :junk:<name>   what had the name of one of these keys, but not its type
 //	                       :wake          channel: something is due earlier than before
 //
-// Somebody else's writes to these keys lose no message whose record is whole: an
-// audit of 100 open messages a second gives back its turn to one that lost it.
+// A queued message whose record is whole gets its turn back when somebody else
+// damages one of these sets or lines: an audit looks at 100 of them a second. A
+// running one relies on running: should that be lost, and its worker die before
+// the next heartbeat, nobody runs it again until its key's line moves on.
 //
 // Everything has a TTL that outlives its use. A payload goes with the end of its
 // message, except a dead one's.
