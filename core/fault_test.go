@@ -142,7 +142,7 @@ func TestAReleaseThatRedisDidNotHearGoesOnInTheBackground(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var full atomic.Bool
 		rdb := env.Client(t)
-		rdb.AddHook(fullPool{&full})
+		rdb.AddHook(fullPool(&full))
 		l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(time.Hour))
 		require.NoError(t, err)
 		defer l.Close()
@@ -224,31 +224,6 @@ func TestAReadOnlyReplicaIsUnavailable(t *testing.T) {
 	require.ErrorContains(t, err, "READONLY")
 }
 
-// refusing answers every script with an error of Redis's.
-type refusing struct{ answer string }
-
-func (r refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (r refusing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			err := redisError(r.answer)
-			cmd.SetErr(err)
-			return err
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (r refusing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-type redisError string
-
-func (e redisError) Error() string { return string(e) }
-func (redisError) RedisError()     {}
-
 func TestWhateverRedisRefusesWithIsUnavailableAndNeverAConflict(t *testing.T) {
 	t.Parallel()
 	for _, answer := range []string{
@@ -260,7 +235,7 @@ func TestWhateverRedisRefusesWithIsUnavailableAndNeverAConflict(t *testing.T) {
 		t.Run(strings.Fields(answer)[0], func(t *testing.T) {
 			env := redistest.Embedded(t)
 			rdb := env.Client(t)
-			rdb.AddHook(refusing{answer})
+			rdb.AddHook(hooks{script: func(cmd redis.Cmder, _ func() error) error { return refuse(cmd, redisError(answer)) }})
 			l, err := core.New(rdb, core.WithPrefix(env.Prefix))
 			require.NoError(t, err)
 			defer l.Close()
@@ -300,38 +275,11 @@ func TestARedisThatIsDownAtStartIsReportedAndThenUsed(t *testing.T) {
 	warm(t, l)
 }
 
-// fullPool lets nothing through while it is full.
-type fullPool struct{ full *atomic.Bool }
-
-func (p fullPool) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (p fullPool) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if p.full.Load() {
-			cmd.SetErr(redis.ErrPoolTimeout)
-			return redis.ErrPoolTimeout
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (p fullPool) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if p.full.Load() {
-			for _, cmd := range cmds {
-				cmd.SetErr(redis.ErrPoolTimeout)
-			}
-			return redis.ErrPoolTimeout
-		}
-		return next(ctx, cmds)
-	}
-}
-
 func TestAFullPoolIsUnavailableAndTheHolderIsTold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var full atomic.Bool
 		rdb := env.Client(t)
-		rdb.AddHook(fullPool{&full})
+		rdb.AddHook(fullPool(&full))
 		l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(500*time.Millisecond))
 		require.NoError(t, err)
 		defer l.Close()

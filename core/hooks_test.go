@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -40,9 +41,32 @@ func (h hooks) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// refuse makes cmd fail as if Redis had answered so.
-func refuse(cmd redis.Cmder, answer string) error {
-	err := redisError(answer)
+// fullPool lets nothing through while full is set.
+func fullPool(full *atomic.Bool) hooks {
+	return hooks{
+		script: func(cmd redis.Cmder, next func() error) error {
+			if full.Load() {
+				return refuse(cmd, redis.ErrPoolTimeout)
+			}
+			return next()
+		},
+		pipeline: func(next func() error) error {
+			if full.Load() {
+				return redis.ErrPoolTimeout
+			}
+			return next()
+		},
+	}
+}
+
+// refuse makes cmd fail with err.
+func refuse(cmd redis.Cmder, err error) error {
 	cmd.SetErr(err)
 	return err
 }
+
+// redisError is an answer of Redis's.
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+func (redisError) RedisError()     {}

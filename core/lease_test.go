@@ -29,7 +29,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
 		})
 		var full atomic.Bool
-		rdb.AddHook(fullPool{&full})
+		rdb.AddHook(fullPool(&full))
 		stop := make(chan struct{})
 		go func() {
 			for {

@@ -126,7 +126,7 @@ func TestAReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
 	var loading atomic.Bool
 	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
 		if loading.CompareAndSwap(true, false) {
-			return refuse(cmd, "LOADING Redis is loading the dataset in memory")
+			return refuse(cmd, redisError("LOADING Redis is loading the dataset in memory"))
 		}
 		return next()
 	}})

@@ -180,9 +180,12 @@ func TestNotifyReleaseTellsOfTheKeyOnce(t *testing.T) {
 func TestWaitersOfOneProcessCostTwoScriptsAnAcquisition(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	var count scriptCount
+	var count atomic.Int64
 	rdb := env.Client(t)
-	rdb.AddHook(&count)
+	rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
+		count.Add(1)
+		return next()
+	}})
 	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	defer l.Close()
@@ -212,22 +215,6 @@ func TestWaitersOfOneProcessCostTwoScriptsAnAcquisition(t *testing.T) {
 	// One acquire and one release each, no matter how many others wait, and the
 	// look that a new subscription causes.
 	require.LessOrEqual(t, count.Load(), int64(2*calls+5))
-}
-
-// scriptCount counts script runs.
-type scriptCount struct{ atomic.Int64 }
-
-func (c *scriptCount) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *scriptCount) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.Add(1)
-		return next(ctx, cmd)
-	}
-}
-
-func (c *scriptCount) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 func TestCloseSendsWaitersAwayAndTellsHolders(t *testing.T) {
