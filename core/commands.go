@@ -1,97 +1,241 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
+// claimLease is how long a waiter that was granted the key has to take it up;
+// CLAIM in record.lua.
+const claimLease = time.Second
+
+// fenceBlock is how many fences an exclusive grant may use up; BLOCK in record.lua.
+const fenceBlock = 65536
+
+// How a waiting locker learns of its grant; MARK in record.lua. Boxed once.
+var (
+	notQueued     any = ""
+	markListens   any = "@"
+	markElsewhere any = "+"
+	markPolls     any = "~"
+)
+
 // acquireReply is what acquire.lua answered.
 type acquireReply struct {
 	granted   bool
 	fence     int64
-	remaining time.Duration // of the holder's lease
-	err       error
-	abandoned bool // nobody waited for the answer
+	waiting   bool          // granted: somebody else waits
+	remaining time.Duration // refused: of a holder's lease; zero: not known
+	server    int64         // refused: the server's clock in ms
+	place     int           // refused: in the queue, from 1; 0: not in it
+	queued    int           // refused: length of the queue
 }
 
-// acquire asks Redis for the key. go-redis may send it again when a reply is
-// lost: the script answers the same grant to the same token.
-func (l *Locker) acquire(req acquireRequest) acquireReply {
-	n, err := l.script(req.ctx, acquireScript, false, req.record, req.token, req.ttl.Milliseconds(), req.wakeID)
+func parseAcquire(r result) (reply acquireReply, err error) {
+	if r.err != nil {
+		return reply, r.err
+	}
+	if fence, ok := r.val.(int64); ok {
+		return acquireReply{granted: true, fence: fence}, nil
+	}
+	n, err := integers(r.val, 3)
 	switch {
 	case err != nil:
-		return acquireReply{err: err}
-	case n > 0:
-		return acquireReply{granted: true, fence: n}
-	default:
-		return acquireReply{remaining: time.Duration(-n) * time.Millisecond}
+		return reply, err
+	case n[0] == 1:
+		return acquireReply{granted: true, fence: n[1], waiting: n[2] == 1}, nil
+	case len(n) < 5:
+		return reply, errShape
 	}
+	return acquireReply{
+		remaining: time.Duration(n[1]) * time.Millisecond, server: n[2], place: int(n[3]), queued: int(n[4]),
+	}, nil
 }
 
-func (l *Locker) renew(ctx context.Context, lease *Lease, ttl time.Duration) (owned bool, err error) {
-	n, err := l.script(ctx, renewScript, false, lease.record, lease.token, ttl.Milliseconds())
-	return n == 1, err
+var errShape = errors.New("the script's answer has an unknown form")
+
+func integers(val any, least int) ([]int64, error) {
+	items, ok := val.([]any)
+	if !ok || len(items) < least {
+		return nil, errShape
+	}
+	n := make([]int64, len(items))
+	for i, item := range items {
+		if n[i], ok = item.(int64); !ok {
+			return nil, errShape
+		}
+	}
+	return n, nil
 }
 
 type renewalReply struct {
 	ttl   time.Duration // what was asked for
 	owned bool
-	err   error
+	// Somebody waits for the key.
+	waiting bool
+	err     error
 }
 
-// renewBatch asks Redis to renew leases, in one pipeline.
-func (l *Locker) renewBatch(ctx context.Context, batch []*Lease, now time.Time) []renewalReply {
-	replies := make([]renewalReply, len(batch))
-	cmds := make([]*redis.Cmd, len(batch))
-	pipe := l.rdb.Pipeline()
-	for i, lease := range batch {
-		ttl := lease.ttl
-		if lease.fixed {
-			ttl = max(lease.ttl-now.Sub(lease.granted), time.Millisecond)
-		}
-		replies[i].ttl = ttl
-		cmds[i] = pipe.Do(ctx, "evalsha", renewScript.hash, 1, lease.record, lease.token, ttl.Milliseconds())
+// renewal is one lease in a batch.
+type renewal struct {
+	record, entry string
+	ttl           time.Duration
+}
+
+// renew asks Redis to renew leases, all on one node. On a Cluster each key is a
+// command; elsewhere many go into one, since most of a script call's cost is the call.
+func (l *Locker) renew(ctx context.Context, batch []renewal) []renewalReply {
+	keys := renewalKeys
+	if l.cluster != nil {
+		keys = 1
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, cmd := range cmds {
-		if redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT") {
-			replies[i].owned, replies[i].err = l.renew(ctx, batch[i], replies[i].ttl)
-			continue
-		}
-		owned, err := cmd.Int()
-		replies[i].owned, replies[i].err = owned == 1, err
+	replies := make([]renewalReply, len(batch))
+	left := l.renewSome(ctx, batch, replies, keys, false)
+	if left {
+		l.renewSome(ctx, batch, replies, keys, true)
 	}
 	return replies
 }
 
-// release frees the key if token owns it, even when ctx is dead. It reports
-// whether token owned it. It tries again for about releaseWait: one try lasts as
-// long as go-redis's time-outs let it.
-func (l *Locker) release(ctx context.Context, record, token string) (owned bool, err error) {
+const renewalKeys = 32
+
+// renewSome sends the renewals that have no answer yet. It reports whether any are
+// left because Redis does not know the script, which load sends along.
+func (l *Locker) renewSome(ctx context.Context, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
+	type chunk struct {
+		from, to int
+		cmd      *redis.Cmd
+	}
+	var chunks []chunk
+	pipe := l.reserve.Pipeline()
+	for from := 0; from < len(batch); from += keys {
+		to := min(from+keys, len(batch))
+		if load && !redis.HasErrorPrefix(replies[from].err, "NOSCRIPT") {
+			continue
+		}
+		args := make([]any, 0, 3+3*(to-from))
+		args = append(args, "evalsha", renewScript.hash, to-from)
+		if load && len(chunks) == 0 { // the others come after it on the same connection
+			args[0], args[1] = "eval", renewScript.source
+		}
+		for _, r := range batch[from:to] {
+			args = append(args, r.record)
+		}
+		for _, r := range batch[from:to] {
+			args = append(args, r.entry, r.ttl.Milliseconds())
+		}
+		cmd := redis.NewCmd(ctx, args...)
+		cmd.SetFirstKeyPos(3)
+		_ = pipe.Process(ctx, cmd)
+		chunks = append(chunks, chunk{from, to, cmd})
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for _, c := range chunks {
+		val, err := c.cmd.Result()
+		var n []int64
+		if err == nil {
+			n, err = integers(val, c.to-c.from)
+		}
+		left = left || redis.HasErrorPrefix(err, "NOSCRIPT")
+		for i := c.from; i < c.to; i++ {
+			replies[i] = renewalReply{ttl: batch[i].ttl, err: err}
+			if err == nil {
+				replies[i].owned, replies[i].waiting = n[i-c.from] > 0, n[i-c.from] == 2
+			}
+		}
+	}
+	return left
+}
+
+// extend renews one lease for a caller who waits for it.
+func (l *Locker) extend(ctx context.Context, h *hold, ttl time.Duration) (owned bool, err error) {
+	cmd := l.command(ctx, renewScript, false, h.record, h.entry, ttl.Milliseconds())
+	cmd.key = h.key()
+	r, _, err := l.ask(ctx, "extend", cmd, max(ttl, firstLease), nil)
+	if err != nil {
+		return false, err
+	}
+	l.recycle(cmd)
+	n, err := integers(r.val, 1)
+	if err = cmp.Or(r.err, err); err != nil {
+		return false, unavailable("extend", h.key(), err)
+	}
+	return n[0] > 0, nil
+}
+
+// releaseRequest is what release.lua is asked for.
+type releaseRequest struct {
+	record, entry string
+	used          int64         // greatest fence used; zero: none
+	stay          time.Duration // how long the key is to stay taken all the same
+	other         string        // another entry of ours on the key
+	mark          any           // how other is to wait; "" to leave the queue
+	what          string        // what other is
+	line          *line         // other's
+}
+
+type releaseReply struct {
+	owned bool
+	// If other was to wait:
+	fence  int64 // it was granted; zero: it was not
+	server int64 // the server's clock in ms
+	place  int
+	queued int
+}
+
+// release gives up what entry has, even when ctx is dead. It tries again for about
+// releaseWait: one try lasts as long as go-redis's time-outs let it.
+func (l *Locker) release(ctx context.Context, req releaseRequest) (reply releaseReply, err error) {
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
+	}
+	if req.mark == nil {
+		req.mark = notQueued
 	}
 	start, ran := time.Now(), false // whether an earlier try may have run
 	for try := range releaseTries {
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
 		}
-		var n int64
-		n, err = l.script(ctx, releaseScript, true, record, token, l.id, l.channels, keyOf(l.prefix, record))
-		if err == nil {
+		cmd := l.command(ctx, releaseScript, true, req.record, req.entry, req.used, req.stay.Milliseconds(), req.other, req.mark, req.what)
+		if reply, err = l.parseRelease(cmd); err == nil {
 			// After a lost reply "not the owner" is what an earlier try of ours left.
-			return n == 1 || ran, nil
+			reply.owned = reply.owned || ran
+			return reply, nil
 		}
 		ran = ran || mayHaveRun(err)
 		if time.Since(start) > releaseWait {
 			break
 		}
 	}
-	return false, err
+	return reply, err
+}
+
+func (l *Locker) parseRelease(cmd *command) (reply releaseReply, err error) {
+	var r result
+	if l.lane(cmd.record).submit(cmd) {
+		r = <-cmd.reply
+	} else {
+		r = l.exec(cmd) // the Locker is closed, and has no goroutines any more
+	}
+	l.recycle(cmd)
+	if r.err != nil {
+		return reply, r.err
+	}
+	if owned, ok := r.val.(int64); ok {
+		return releaseReply{owned: owned == 1}, nil
+	}
+	n, err := integers(r.val, 5)
+	if err != nil {
+		return reply, err
+	}
+	return releaseReply{owned: n[0] == 1, fence: n[1], server: n[2], place: int(n[3]), queued: int(n[4])}, nil
 }
 
 const (
@@ -111,28 +255,38 @@ func mayHaveRun(err error) bool {
 	return !errors.As(err, &op) || op.Op != "dial"
 }
 
-// script runs one that takes a record and answers with an integer.
-func (l *Locker) script(ctx context.Context, s *script, once bool, record string, args ...any) (int64, error) {
-	run := func(name string, script any) *redis.IntCmd {
-		all := append(make([]any, 0, 8), name, script, 1, record)
-		cmd := redis.NewIntCmd(ctx, append(all, args...)...)
-		cmd.SetFirstKeyPos(3)
-		if once {
-			_ = l.rdb.Process(ctx, onceCmd{cmd})
-		} else {
-			_ = l.rdb.Process(ctx, cmd)
+// ask sends a command and waits for its reply, for as long as the caller can and
+// the lease that is asked for may last. If a hold is passed to w meanwhile it stops.
+// After an error, or when stopped, what comes of the command is taken back.
+func (l *Locker) ask(ctx context.Context, op string, cmd *command, patience time.Duration, w *waiter) (r result, stopped bool, err error) {
+	key := cmd.key
+	if !l.lane(cmd.record).submit(cmd) {
+		l.recycle(cmd)
+		return r, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
+	}
+	var wake chan struct{}
+	if w != nil {
+		wake = w.wake
+	}
+	cmd.timer.Reset(patience)
+	defer cmd.timer.Stop()
+	for {
+		select {
+		case r = <-cmd.reply:
+			return r, false, nil
+		case <-wake:
+			if !w.hasGrant() {
+				continue
+			}
+			stopped = true
+		case <-ctx.Done():
+			err = callerGone(ctx, op, key)
+		case <-cmd.timer.C:
+			err = unavailable(op, key, fmt.Errorf("no reply within %s", patience))
+		case <-l.closing:
+			err = fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 		}
-		return cmd
+		l.abandon(cmd)
+		return r, stopped, err
 	}
-	cmd := run("evalsha", s.hash)
-	if err := cmd.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		cmd = run("eval", s.source)
-	}
-	return cmd.Result()
 }
-
-// onceCmd keeps go-redis from sending a command again by itself: whether a
-// release ran before decides what its answer means.
-type onceCmd struct{ *redis.IntCmd }
-
-func (onceCmd) NoRetry() bool { return true }

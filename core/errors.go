@@ -27,6 +27,9 @@ var (
 	ErrInvalidKey = errors.New("invalid key")
 	// ErrInvalidOption: an option has a value that cannot work.
 	ErrInvalidOption = errors.New("invalid option")
+	// ErrUpgrade: the ctx holds the key together with others, and asks for it
+	// exclusively: it would wait for itself. Release first.
+	ErrUpgrade = errors.New("ctx holds the key shared and cannot have it exclusively")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("locker closed")
 )
@@ -41,6 +44,9 @@ type ConflictError struct {
 	Waited time.Duration
 	// Attempts is how often the call asked for the key, at least 1.
 	Attempts int
+	// Waiting is how many calls wait for the key, as far as is known: those of other
+	// processes count as one each.
+	Waiting int
 }
 
 func (e *ConflictError) Error() string {

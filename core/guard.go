@@ -21,6 +21,9 @@ type Call struct {
 	// Name says what kind of work it is, such as a route or a task type. It is
 	// for logs and metrics; it may be empty.
 	Name string
+	// ID identifies this piece of work, such as a request id, for who inspects the
+	// key. It may be empty.
+	ID string
 	// Encode returns the work in the form that a queue stores. It runs only to
 	// defer the call. Nil: the call cannot be deferred.
 	Encode func() ([]byte, error)

@@ -1,6 +1,17 @@
 package core
 
-import "fmt"
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/perkey-go/perkey/internal/ident"
+)
 
 // MaxKeyLen is the length of the longest key, in bytes.
 const MaxKeyLen = 512
@@ -31,3 +42,47 @@ func recordName(prefix, key string) string { return prefix + ":lock{}:" + key }
 func keyOf(prefix, record string) string { return record[len(recordName(prefix, "")):] }
 
 func channelPrefix(prefix string) string { return prefix + ":wake:" }
+
+// hostAndPid begins every locker's id, for people who look into Redis.
+var hostAndPid = sync.OnceValue(func() string {
+	host, _ := os.Hostname()
+	host = strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_':
+			return r
+		}
+		return -1
+	}, host)
+	return host[:min(len(host), maxHostLen)] + "/" + strconv.Itoa(os.Getpid()) + "/"
+})
+
+const maxHostLen = 24
+
+func newLockerID() string { return hostAndPid() + ident.Random(4) }
+
+// newEntry names one attempt of a locker to take a key: LIMIT:LOCKER.SECRET. Whoever
+// knows it can release what it holds.
+func newEntry(limit int, locker string) string {
+	var secret [12]byte
+	_, _ = rand.Read(secret[:]) // never fails, by its documentation
+	b := strconv.AppendInt(make([]byte, 0, 96), int64(limit), 10)
+	b = append(append(append(b, ':'), locker...), '.')
+	return string(hex.AppendEncode(b, secret[:]))
+}
+
+// limitOf is an entry's limit.
+func limitOf(entry string) int {
+	digits, _, _ := strings.Cut(entry, ":")
+	n, _ := strconv.Atoi(digits)
+	return n
+}
+
+// describe writes what a call is, for people, in the form that a record stores.
+func describe(name, id string) string {
+	if name == "" && id == "" {
+		return ""
+	}
+	return url.PathEscape(name[:min(len(name), maxWhatLen)]) + ";" + url.PathEscape(id[:min(len(id), maxWhatLen)])
+}
+
+const maxWhatLen = 100

@@ -4,26 +4,72 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
+// hold is what this process has of a key in Redis. A lease is one call's use of it:
+// a hold can pass from lease to lease without Redis.
+type hold struct {
+	locker *Locker
+	record string // the key's name in Redis
+	entry  string
+	limit  int
+	fence  int64 // of the first lease
+	used   int64 // what the present lease's fence is above it
+	since  time.Time
+	until  time.Time // not renewed past this; zero: no bound
+	ttl    time.Duration
+	// Redis said that somebody waits.
+	waiting atomic.Bool
+
+	// Guarded by locker.renewals.mu.
+	state    leaseState
+	lease    *Lease    // who has it; nil while it is being passed
+	deadline time.Time // trusted until then
+	renewAt  time.Time // zero: never
+	at       time.Time // when the scheduler looks at it next
+	index    int       // in the scheduler's heap; -1: not in it
+}
+
+// newHold makes the hold of a grant that can be trusted until deadline.
+func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline time.Time, o *acquireOptions) *hold {
+	now := time.Now()
+	h := &hold{
+		locker: l, record: record, entry: entry, limit: limit, fence: fence,
+		since: now, ttl: o.ttl, deadline: deadline, index: -1,
+	}
+	if o.maxHold > 0 {
+		h.until = now.Add(o.maxHold)
+	}
+	if first := deadline.Sub(now); o.maxHold == 0 || o.maxHold > first+first/10 {
+		h.renewAt = now.Add(jitteredThird(first))
+	}
+	return h
+}
+
+func (h *hold) key() string { return keyOf(h.locker.prefix, h.record) }
+
+func (h *hold) releaseRequest() releaseRequest {
+	return releaseRequest{record: h.record, entry: h.entry, used: h.fence + h.used}
+}
+
+// bounded reports whether the hold is made for one lease.
+func (h *hold) bounded() bool { return !h.until.IsZero() }
+
 // Lease is a held key. It is safe for concurrent use.
 //
 // The zero Lease is not useful: leases come from a Locker.
 type Lease struct {
-	locker  *Locker
-	key     string
+	hold    *hold
 	name    string // the Call's
-	record  string // the key's name in Redis
-	token   string
 	fence   int64
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	granted time.Time
-	ttl     time.Duration
-	fixed   bool
+	minHold time.Duration
 
 	outer *Lease // the lease that the caller's ctx worked under already, if any
 
@@ -31,12 +77,7 @@ type Lease struct {
 	// already: the lease that holds it.
 	reentered *Lease
 
-	// Guarded by locker.renewals.mu.
-	state    leaseState
-	deadline time.Time // trusted until then
-	renewAt  time.Time // zero: never
-	at       time.Time // when the scheduler looks at it next
-	index    int       // in the scheduler's heap; -1: not in it
+	state leaseState // guarded by hold.locker.renewals.mu
 }
 
 type leaseState int
@@ -47,13 +88,19 @@ const (
 	leaseLost
 )
 
+func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOptions) *Lease {
+	lease := &Lease{hold: h, name: call.Name, fence: h.fence + h.used, granted: time.Now(), minHold: o.minHold}
+	lease.bind(ctx)
+	return lease
+}
+
 // Context ends when the lease does, and when the ctx that was given to Acquire
 // does. If the lease was lost its cause wraps ErrLeaseLost, and it ends before
 // Redis can give the key to anyone else. Work done under the lease must use it.
 func (l *Lease) Context() context.Context { return l.ctx }
 
 // Key is the key as it was given to Acquire.
-func (l *Lease) Key() string { return l.key }
+func (l *Lease) Key() string { return l.hold.key() }
 
 // Fence is the fencing token: each grant of a key carries a greater one than
 // every grant of that key before. A store that refuses a smaller fence than it
@@ -61,7 +108,8 @@ func (l *Lease) Key() string { return l.key }
 // fits a signed 64-bit column.
 func (l *Lease) Fence() int64 { return l.fence }
 
-// Extend makes at least d remain of the lease. It blocks for one round trip. An
+// Extend makes at least d remain of the lease. It blocks for one round trip, and no longer than
+// ctx allows. An
 // error that wraps ErrLeaseLost means that the lease is lost; after any other
 // error the lease is as it was.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
@@ -71,20 +119,19 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if l.reentered != nil {
 		return l.reentered.Extend(ctx, d)
 	}
-	if err := l.locker.renewals.check(l); err != nil {
+	h, owner := l.hold, l.hold.locker
+	if err := owner.renewals.check(l); err != nil {
 		return err
 	}
 	sent := time.Now()
-	owned, err := l.locker.renew(ctx, l, d)
+	owned, err := owner.extend(ctx, h, d)
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return callerGone(ctx, "extend", l.key)
 	case err != nil:
-		return unavailable("extend", l.key, err)
+		return err
 	case !owned:
-		return l.locker.renewals.lose(l, notOurs)
+		return owner.renewals.lose(h, notOurs)
 	}
-	return l.locker.renewals.lengthen(l, trust.Until(sent, d))
+	return owner.renewals.lengthen(h, trust.Until(sent, d))
 }
 
 // Release gives the key back. It works on a dead ctx, and may be called twice;
@@ -95,33 +142,33 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 // is free when the lease ends, or earlier. Of leases that were taken again under
 // the ctx of another one, only the outermost gives the key back.
 func (l *Lease) Release(ctx context.Context) error {
+	owner := l.hold.locker
 	if l.reentered != nil {
 		l.cancel(context.Canceled)
-		return l.locker.renewals.check(l.reentered)
+		return owner.renewals.check(l.reentered)
 	}
-	// No renewal is sent from here on. One that is in flight finds the key
-	// freed and does nothing, since renewals never create.
-	was, valid := l.locker.renewals.release(l)
+	was, valid := owner.renewals.release(l)
 	if was == leaseReleased {
 		return nil
 	}
 	var err error
 	if was == leaseLost || !valid {
-		err = lost(l, ranOut)
+		err = lost(l.Key(), ranOut)
 		l.cancel(err)
+		owner.renewals.drop(l.hold)
+		owner.waiters.lost(l.hold)
 		l.giveBack()
 	} else {
 		l.cancel(context.Canceled)
 		var owned bool
-		switch owned, err = l.locker.release(ctx, l.record, l.token); {
+		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-time.Since(l.granted)); {
 		case err != nil:
-			err = unavailable("release", l.key, err)
+			err = unavailable("release", l.Key(), err)
 			l.giveBack()
 		case !owned:
-			err = lost(l, notOurs)
+			err = lost(l.Key(), notOurs)
 		}
 	}
-	l.locker.waiters.freed(l.key)
 	if was == leaseLost {
 		// The observer was told when it was lost. The ctx may have ended before,
 		// with its caller's cause.
@@ -131,18 +178,19 @@ func (l *Lease) Release(ctx context.Context) error {
 		return fmt.Errorf("core: release: %w", err)
 	}
 	if held := time.Since(l.granted); errors.Is(err, ErrLeaseLost) {
-		l.locker.observer.OnLost(l.ctx, Lost{Key: l.key, Name: l.name, Held: held, Cause: err})
+		owner.observer.OnLost(l.ctx, Lost{Key: l.Key(), Name: l.name, Held: held, Cause: err})
 	} else {
-		l.locker.observer.OnReleased(l.ctx, Released{Key: l.key, Name: l.name, Held: held, Err: err})
+		owner.observer.OnReleased(l.ctx, Released{Key: l.Key(), Name: l.name, Held: held, Err: err})
 	}
 	return err
 }
 
 // giveBack releases in the background what Redis may still hold for the lease.
 func (l *Lease) giveBack() {
-	if !l.locker.background(func() { l.locker.cancel(l.locker.returns, l.record, l.token, l.ttl) }) {
+	h, owner := l.hold, l.hold.locker
+	if !owner.background(func() { owner.cancel(owner.returns, h.releaseRequest(), h.ttl) }) {
 		// The Locker is closed, and has no goroutines any more.
-		_, _ = l.locker.release(context.Background(), l.record, l.token)
+		_, _ = owner.release(context.Background(), h.releaseRequest())
 	}
 }
 
@@ -192,7 +240,7 @@ func (c leaseContext) Err() error {
 		}
 		held = held.reentered
 	}
-	_ = held.locker.renewals.check(held) // ends the ctx if it is over
+	_ = held.hold.locker.renewals.check(held) // ends the ctx if it is over
 	return c.Context.Err()
 }
 
@@ -240,4 +288,4 @@ func (l *Lease) bindAgain(ctx context.Context) {
 }
 
 // String does not show the owner's token.
-func (l *Lease) String() string { return fmt.Sprintf("lease on %q, fence %d", l.key, l.fence) }
+func (l *Lease) String() string { return fmt.Sprintf("lease on %q, fence %d", l.Key(), l.fence) }

@@ -53,7 +53,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 func TestARenewedLeaseOutlivesItsTTL(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second, 15 * time.Second, time.Minute} {
-			l, err := core.New(rdb, core.WithTTL(ttl))
+			l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(ttl))
 			require.NoError(t, err)
 			lease, err := l.TryAcquire(t.Context(), "k")
 			require.NoError(t, err)
@@ -69,7 +69,7 @@ func TestARenewedLeaseOutlivesItsTTL(t *testing.T) {
 
 func TestAnUnconfirmedGrantFreesItselfAfterThreeSeconds(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
-		l, err := core.New(rdb, core.WithTTL(time.Hour))
+		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(time.Hour))
 		require.NoError(t, err)
 		_, err = l.TryAcquire(t.Context(), "renewed")
 		require.NoError(t, err)
@@ -89,7 +89,7 @@ func TestAnUnconfirmedGrantFreesItselfAfterThreeSeconds(t *testing.T) {
 func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		for _, d := range []time.Duration{200 * time.Millisecond, 3 * time.Second, 10 * time.Second, time.Minute} {
-			l, err := core.New(rdb)
+			l, err := core.New(rdb, core.WithRenewalClient(rdb))
 			require.NoError(t, err)
 			start := time.Now()
 			lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(d))
@@ -113,7 +113,7 @@ func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
 
 func TestExtendLengthensAFixedLease(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
-		l, err := core.New(rdb)
+		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
 		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
 		require.NoError(t, err)
@@ -131,7 +131,7 @@ func TestExtendLengthensAFixedLease(t *testing.T) {
 
 func TestLeaseContextEndsBeforeTheKeyIsFree(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func()) {
-		l, err := core.New(rdb, core.WithTTL(10*time.Second))
+		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
 		require.NoError(t, err)
 		lease, err := l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
@@ -147,10 +147,10 @@ func TestLeaseContextEndsBeforeTheKeyIsFree(t *testing.T) {
 func TestReentryCostsNoRoundTrip(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
-		l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		defer l.Close()
-		again, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		again, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		defer again.Close()
 
@@ -200,7 +200,7 @@ func TestReentryUnderALostLeaseDoesNotPass(t *testing.T) {
 
 func TestACancelledCallerKeepsTheKeyUntilRelease(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
-		l, err := core.New(rdb, core.WithTTL(time.Second))
+		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(time.Second))
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		lease, err := l.Acquire(ctx, "k")
@@ -220,7 +220,7 @@ func TestFencesGrowWhenTheServersClockIsSetBack(t *testing.T) {
 	now := time.Now()
 	m.SetTime(now)
 	rdb := redistest.Client(t, &redis.Options{Addr: m.Addr()})
-	l, err := core.New(rdb)
+	l, err := core.New(rdb, core.WithRenewalClient(rdb))
 	require.NoError(t, err)
 	defer l.Close()
 	var last int64
@@ -280,7 +280,7 @@ func TestBadOptionsAreErrors(t *testing.T) {
 		_, err := core.New(rdb, opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	l, err := core.New(rdb)
+	l, err := core.New(rdb, core.WithRenewalClient(rdb))
 	require.NoError(t, err)
 	defer l.Close()
 	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil)} {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,16 +23,26 @@ import (
 // The zero Locker is not useful: use New.
 type Locker struct {
 	rdb      redis.UniversalClient
+	single   bool                 // one node serves all keys
+	cluster  *redis.ClusterClient // rdb, if it is one
 	prefix   string
 	ttl      time.Duration
 	observer Observer
+	// For renewals, which must not queue for connections behind everything else.
+	reserve    redis.UniversalClient
+	ownReserve bool
+	// Bounds on waiting calls.
+	maxPerKey, maxWaiters int
 	// The longest a waiting call goes without asking again, whatever its policy
 	// says: the announcement that it waits for can have been lost.
 	pollFloor time.Duration
 
 	id       string // names this Locker's channel
-	channels string // what channels' names begin with
-	couriers couriers
+	lanesMu  sync.Mutex
+	lanes    map[*redis.Client]*lane
+	commands sync.Pool   // not global: a pool would carry channels between synctest's bubbles
+	mapped   atomic.Bool // the Cluster's slots are known
+	mapping  atomic.Bool // they are being asked for
 	renewals *renewals
 	waiters  *waiters
 	wakeups  *listener.Listener
@@ -71,11 +82,21 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 		ttl:       DefaultTTL,
 		observer:  NopObserver{},
 		pollFloor: time.Second,
-		id:        ident.Random(8),
-		waiters:   newWaiters(),
-		cancels:   make(chan struct{}, maxCancels),
-		returns:   make(chan struct{}, maxCancels),
-		closing:   make(chan struct{}),
+		maxPerKey: DefaultMaxWaiters, maxWaiters: 10 * DefaultMaxWaiters,
+		id:      newLockerID(),
+		lanes:   map[*redis.Client]*lane{},
+		cancels: make(chan struct{}, maxCancels),
+		returns: make(chan struct{}, maxCancels),
+		closing: make(chan struct{}),
+	}
+	l.commands.New = newCommand
+	switch client := rdb.(type) {
+	case *redis.Client:
+		l.single = true
+	case *redis.ClusterClient:
+		l.cluster = client
+	case *redis.Ring:
+		return nil, fmt.Errorf("core: %w: a redis.Ring moves keys to another server when one does not answer: two callers would hold one key", ErrInvalidOption)
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -85,10 +106,90 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 			return nil, err
 		}
 	}
-	l.channels = channelPrefix(l.prefix)
+	if l.reserve == nil {
+		l.reserve, l.ownReserve = reserveOf(rdb)
+	}
+	l.waiters = newWaiters(l)
 	l.renewals = newRenewals(l)
-	l.wakeups = listener.New(rdb, l.channels+l.id, l.waiters.freedAll, l.waiters.freed)
+	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.waiters.askAgain, l.heard)
 	return l, nil
+}
+
+// reserveOf makes a client like rdb with a few connections of its own, which the
+// user's commands cannot use up. It returns rdb itself when it is of another kind.
+func reserveOf(rdb redis.UniversalClient) (reserve redis.UniversalClient, own bool) {
+	switch client := rdb.(type) {
+	case *redis.Client:
+		opt := *client.Options()
+		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights, 0, 0, 0
+		opt.PushNotificationProcessor = nil // registers handlers of its own
+		return redis.NewClient(&opt), true
+	case *redis.ClusterClient:
+		opt := *client.Options()
+		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights, 0, 0, 0
+		return redis.NewClusterClient(&opt), true
+	}
+	return rdb, false
+}
+
+// node is the node that serves a record, on a Cluster whose slots are known. It is
+// nil otherwise: go-redis finds the way.
+func (l *Locker) node(record string) *redis.Client {
+	if l.cluster == nil {
+		return nil
+	}
+	if !l.mapped.Load() {
+		if l.mapping.CompareAndSwap(false, true) { // it may take long
+			l.background(func() {
+				_, err := l.cluster.MasterForKey(context.Background(), record)
+				l.mapped.Store(err == nil)
+				l.mapping.Store(false)
+			})
+		}
+		return nil
+	}
+	node, err := l.cluster.MasterForKey(context.Background(), record)
+	if err != nil {
+		return nil
+	}
+	return node
+}
+
+// mark says how this Locker's calls learn of a grant.
+func (l *Locker) mark() any {
+	switch {
+	case !l.wakeups.Up():
+		return markPolls
+	case l.single:
+		return markListens
+	default:
+		return markElsewhere
+	}
+}
+
+// heard takes a message from a script: a word, what goes with it, and the key.
+func (l *Locker) heard(message string) {
+	now := time.Now()
+	word, rest, _ := strings.Cut(message, " ")
+	switch word {
+	case "grant":
+		var entry string
+		var fence, server, ends int64
+		var waiting int
+		f := strings.SplitN(rest, " ", 6)
+		if len(f) < 6 {
+			return
+		}
+		entry = f[0]
+		if _, err := fmt.Sscan(f[1]+" "+f[2]+" "+f[3]+" "+f[4], &fence, &server, &ends, &waiting); err != nil {
+			return
+		}
+		l.waiters.told(entry, f[5], fence, waiting > 0, now, ends)
+	case "wanted":
+		l.waiters.wantedBy(rest)
+	case "free":
+		l.waiters.freed(rest)
+	}
 }
 
 // TryAcquire takes key if it is free, and returns a *ConflictError if it is
@@ -98,7 +199,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 	if err != nil {
 		return nil, err
 	}
-	return l.obtain(ctx, Call{Key: key}, nil, o)
+	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, nil, o)
 }
 
 // Acquire takes key, and waits until it is free. It returns when it has the
@@ -110,7 +211,7 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 	if err != nil {
 		return nil, err
 	}
-	return l.obtain(ctx, Call{Key: key}, patience{l}, o)
+	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, patience{}, o)
 }
 
 // Do runs fn while holding key, for which it waits as Acquire does. It returns
@@ -156,6 +257,8 @@ func (l *Locker) Shutdown(ctx context.Context) error {
 // released, since their holders may not have stopped yet. It waits for the
 // Locker's goroutines, and may be called twice.
 func (l *Locker) Close() error {
+	l.refuseCalls(lockerDraining)
+	l.waiters.sendAway()
 	l.closeAll()
 	l.wait()
 	return nil
@@ -163,15 +266,22 @@ func (l *Locker) Close() error {
 
 func (l *Locker) closeAll() {
 	l.refuseCalls(lockerClosed)
-	for _, lease := range l.renewals.stop() {
-		l.end(lease, fmt.Errorf("core: %q: %w: %w", lease.key, ErrLeaseLost, ErrClosed))
+	for _, e := range l.renewals.stop() {
+		l.end(e.hold, e.lease, fmt.Errorf("core: %q: %w: %w", e.hold.key(), ErrLeaseLost, ErrClosed))
 	}
-	l.couriers.close()
+	l.lanesMu.Lock()
+	defer l.lanesMu.Unlock()
+	for _, lane := range l.lanes {
+		lane.close()
+	}
 }
 
 func (l *Locker) wait() {
 	l.wakeups.Close()
 	l.running.Wait()
+	if l.ownReserve {
+		_ = l.reserve.Close()
+	}
 }
 
 func (l *Locker) refuseCalls(state int32) {
@@ -195,9 +305,21 @@ func (l *Locker) background(f func()) bool {
 	return true
 }
 
-// end ends the context of a lost lease, then tells everybody.
-func (l *Locker) end(lease *Lease, cause error) {
-	lease.cancel(cause)
-	l.waiters.freed(lease.key)
-	l.observer.OnLost(lease.ctx, Lost{Key: lease.key, Name: lease.name, Held: time.Since(lease.granted), Cause: cause})
+// later runs f in the background, or at once when the Locker is closed.
+func (l *Locker) later(f func()) {
+	if !l.background(f) {
+		f()
+	}
+}
+
+// end ends the context of a lost hold's lease, then tells everybody.
+func (l *Locker) end(h *hold, lease *Lease, cause error) {
+	if lease != nil {
+		lease.cancel(cause)
+	}
+	l.waiters.lost(h)
+	l.waiters.freed(h.key())
+	if lease != nil {
+		l.observer.OnLost(lease.ctx, Lost{Key: h.key(), Name: lease.name, Held: time.Since(lease.granted), Cause: cause})
+	}
 }

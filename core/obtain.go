@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/backoff"
-	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -16,8 +13,7 @@ import (
 // renewal: whatever is lost on the way, the key is free again after it.
 const firstLease = 3 * time.Second
 
-// obtain takes the call's key: the one loop for tries, decisions, waiting,
-// wake-ups and cancellation. A nil policy rejects.
+// obtain takes the call's key, or says why it cannot. A nil policy rejects.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions) (*Lease, error) {
 	if err := ValidateKey(call.Key); err != nil {
 		return nil, err
@@ -25,83 +21,209 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 	if ctx.Err() != nil {
 		return nil, callerGone(ctx, "acquire", call.Key)
 	}
-	if lease := l.reenter(ctx, call); lease != nil {
-		return lease, nil
+	if lease, err := l.reenter(ctx, call, o); lease != nil || err != nil {
+		return lease, err
 	}
 	if l.state.Load() != lockerOpen {
 		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 	}
-
-	var (
-		start    = time.Now()
-		token    = ident.Random(16)
-		wakeID   = "" // ours, if Redis is to tell us of the release
-		place    *waiter
-		conflict = Conflict{Call: call}
-		acquired bool
-	)
-	if policy != nil || o.notify != nil {
-		wakeID = l.id
+	o.what = describe(call.Name, call.ID)
+	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now(), record: recordName(l.prefix, call.Key)}
+	if policy == nil {
+		return a.once()
 	}
-	defer func() {
-		if place != nil {
-			place.leave(acquired)
+	return a.await()
+}
+
+// attempt is one call's way to its key.
+type attempt struct {
+	locker *Locker
+	ctx    context.Context
+	call   Call
+	policy ConflictPolicy
+	opts   *acquireOptions
+	start  time.Time
+	record string // the key's name in Redis
+
+	conflict Conflict
+}
+
+// once asks Redis for the key, and takes no for an answer.
+func (a *attempt) once() (*Lease, error) {
+	l, key := a.locker, a.call.Key
+	watch, announced := "", uint64(0)
+	if a.opts.notify != nil {
+		watch, announced = l.id, l.waiters.announcements(key)
+	}
+	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now()}
+	reply, _, err := a.ask(t, watch, nil)
+	if err != nil {
+		return nil, err
+	}
+	a.conflict.Attempt = 1
+	if reply.granted {
+		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
+		if !l.renewals.add(h) {
+			l.waiters.orphaned(key, t.entry)
+			return nil, fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
-	}()
+		h.waiting.Store(reply.waiting)
+		if lease := a.lease(h); lease != nil {
+			return lease, nil
+		}
+		return nil, unavailable("acquire", key, errors.New("the grant ended as it came"))
+	}
+	a.conflict.Remaining, a.conflict.Waiting = reply.remaining, reply.queued
+	decision, err := a.decide()
+	if err == nil {
+		err = a.refusal(decision)
+	}
+	if a.opts.notify != nil {
+		l.wakeups.Start()
+		l.waiters.notifyRelease(key, a.opts.notify, announced, reply.remaining)
+	}
+	return nil, err
+}
+
+// await stands in line for the key: the one loop for questions to Redis, decisions
+// of the policy, wake-ups and cancellation.
+func (a *attempt) await() (*Lease, error) {
+	l, ctx := a.locker, a.ctx
+	w := l.waiters.join(a.call.Key, a.opts)
+	if w == nil {
+		a.conflict.Attempt = 1
+		return nil, a.refusal(Reject())
+	}
+	defer w.leave()
+
+	// Whether the call wants a place in Redis's queue: only when it will wait.
+	waits := false
+	if p, ok := a.policy.(interface{ Waits() bool }); ok {
+		waits = p.Waits()
+	}
+	var decideAt time.Time // when the policy is asked
 	for {
-		conflict.Attempt++
-		announced, busy, remaining := l.waiters.look(call.Key)
-		conflict.Remaining = remaining
-		if policy == nil || !busy || place != nil && place.first() {
-			lease, remaining, err := l.try(ctx, call, token, wakeID, o)
+		if h := w.taken(); h != nil {
+			if lease := a.lease(h); lease != nil {
+				return lease, nil
+			}
+			w.rejoin()
+		}
+		now := time.Now()
+		t, askIn, ok := w.turn(now, waits)
+		if ok {
+			switch full, err := a.question(w, t); {
+			case err != nil:
+				return nil, err
+			case full:
+				return nil, a.refusal(Reject())
+			}
+			if w.hasGrant() {
+				continue
+			}
+			now = time.Now()
+			askIn = -1 // known on the next round
+		}
+		if !now.Before(decideAt) {
+			a.conflict.Attempt++
+			a.conflict.Remaining, a.conflict.Waiting = w.hint()
+			decision, err := a.decide()
 			if err != nil {
 				return nil, err
 			}
-			if lease != nil {
-				acquired = true
-				l.tellAcquired(lease, start, conflict.Attempt)
-				return lease, nil
+			delay, retry := decision.Delay()
+			if !retry {
+				return nil, a.refusal(decision)
 			}
-			conflict.Remaining = remaining
-			if place != nil {
-				place.refused(remaining)
-			}
-		}
-
-		conflict.Waited = time.Since(start)
-		decision, err := l.decide(ctx, policy, conflict)
-		if err != nil {
-			return nil, err
-		}
-		delay, retry := decision.Delay()
-		if !retry {
-			if o.notify != nil {
-				l.wakeups.Start()
-				l.waiters.notifyRelease(call.Key, o.notify, announced, conflict.Remaining)
-			}
-			return nil, refusal(decision, conflict)
-		}
-		if place == nil {
-			if call.BeforeWait != nil {
-				if err := call.BeforeWait(); err != nil {
+			if decideAt.IsZero() && a.call.BeforeWait != nil {
+				if err := a.call.BeforeWait(); err != nil {
 					return nil, err
 				}
 			}
+			if !waits {
+				waits = true
+				w.askNow()
+			}
 			l.wakeups.Start()
-			place = l.waiters.join(call.Key, announced, conflict.Remaining)
+			a.conflict.LastDelay = delay
+			now = time.Now()
+			decideAt = now.Add(delay)
+			continue
 		}
-		conflict.LastDelay = delay
-		switch err := place.wait(ctx, min(delay, l.pollFloor), l.closing); {
+		if ok {
+			continue
+		}
+		pause := decideAt.Sub(now)
+		if askIn >= 0 {
+			pause = min(pause, askIn)
+		}
+		switch err := w.wait(ctx, pause, l.closing); {
 		case errors.Is(err, ErrClosed):
-			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
+			return nil, fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
 		case err != nil:
-			return nil, callerGone(ctx, "acquire", call.Key)
+			return nil, callerGone(ctx, "acquire", a.call.Key)
 		}
 	}
 }
 
-// tellAcquired tells the observer, whose panic must not leave the key held.
-func (l *Locker) tellAcquired(lease *Lease, start time.Time, attempts int) {
+// question asks Redis in the line's name. It reports whether the queue is full.
+func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
+	l, key := a.locker, a.call.Key
+	reply, stopped, err := a.ask(t, "", w)
+	switch {
+	case err != nil || stopped:
+		w.dropped(t)
+	case !reply.granted:
+		w.refused(t, reply)
+		return t.mark != notQueued && reply.place == 0, nil
+	default:
+		if !w.granted(a.record, t, reply, trust.Until(t.sent, a.first())) {
+			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+			l.waiters.orphaned(key, t.entry)
+		}
+	}
+	return false, err
+}
+
+// ask sends the question. After an error, or when a hold was passed to w meanwhile,
+// what comes of it is given back.
+func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stopped bool, err error) {
+	l, key := a.locker, a.call.Key
+	cmd := l.command(a.ctx, acquireScript, false, a.record, t.entry, a.first().Milliseconds(), a.opts.what, t.mark, watch)
+	cmd.key, cmd.entry = key, t.entry
+	r, stopped, err := l.ask(a.ctx, "acquire", cmd, a.first(), w)
+	if err != nil || stopped {
+		return reply, stopped, err
+	}
+	defer l.recycle(cmd)
+	if reply, err = parseAcquire(r); err != nil {
+		l.takeBack(cmd)
+		return reply, false, unavailable("acquire", key, err)
+	}
+	if reply.granted {
+		if a.ctx.Err() != nil {
+			err = callerGone(a.ctx, "acquire", key) // nobody is left to use the grant
+		} else if trust.Passed(trust.Until(t.sent, a.first()), time.Now()) {
+			err = unavailable("acquire", key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(t.sent)))
+		}
+		if err != nil {
+			l.takeBack(cmd)
+		}
+	}
+	return reply, false, err
+}
+
+func (a *attempt) first() time.Duration { return min(a.opts.ttl, firstLease) }
+
+// lease makes the call the holder of h, and tells the observer, whose panic must
+// not leave the key held. It returns nil when h has ended.
+func (a *attempt) lease(h *hold) *Lease {
+	l := a.locker
+	lease := l.newLease(a.ctx, a.call, h, a.opts)
+	if !l.renewals.adopt(h, lease) {
+		lease.cancel(context.Canceled)
+		return nil
+	}
 	told := false
 	defer func() {
 		if !told {
@@ -109,107 +231,63 @@ func (l *Locker) tellAcquired(lease *Lease, start time.Time, attempts int) {
 		}
 	}()
 	l.observer.OnAcquired(lease.ctx, Acquired{
-		Key: lease.key, Name: lease.name, Fence: lease.fence, Waited: lease.granted.Sub(start), Attempts: attempts,
+		Key: a.call.Key, Name: a.call.Name, Fence: lease.fence,
+		Waited: lease.granted.Sub(a.start), Attempts: a.conflict.Attempt + 1,
 	})
 	told = true
+	return lease
 }
 
-func (l *Locker) decide(ctx context.Context, policy ConflictPolicy, c Conflict) (decision Decision, err error) {
-	if policy != nil {
-		if decision, err = policy.OnConflict(ctx, c); err != nil {
-			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", c.Call.Key, err)
+func (a *attempt) decide() (decision Decision, err error) {
+	a.conflict.Call = a.call
+	a.conflict.Waited = time.Since(a.start)
+	if a.policy != nil {
+		if decision, err = a.policy.OnConflict(a.ctx, a.conflict); err != nil {
+			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", a.call.Key, err)
 		}
 	}
-	l.observer.OnConflict(ctx, Conflicted{
-		Key: c.Call.Key, Name: c.Call.Name, Decision: decision, Waited: c.Waited, Attempts: c.Attempt,
+	a.locker.observer.OnConflict(a.ctx, Conflicted{
+		Key: a.call.Key, Name: a.call.Name, Decision: decision, Waited: a.conflict.Waited, Attempts: a.conflict.Attempt,
 	})
 	return decision, nil
 }
 
-func refusal(d Decision, c Conflict) error {
+func (a *attempt) refusal(d Decision) error {
 	if ticket, ok := d.Ticket(); ok {
-		return &DeferredError{Key: c.Call.Key, Ticket: ticket}
+		return &DeferredError{Key: a.call.Key, Ticket: ticket}
 	}
-	return &ConflictError{Key: c.Call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt}
+	c := a.conflict
+	return &ConflictError{Key: a.call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt, Waiting: c.Waiting}
 }
 
 // reenter returns a handle on the lease that ctx works under, if it holds the
 // call's key and has not ended.
-func (l *Locker) reenter(ctx context.Context, call Call) *Lease {
+func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lease, error) {
 	inner, _ := LeaseFrom(ctx)
 	for held := inner; held != nil; held = held.outer {
-		if held.key != call.Key || held.locker.prefix != l.prefix || held.locker.rdb != l.rdb {
+		if held.Key() != call.Key || held.hold.locker.prefix != l.prefix || held.hold.locker.rdb != l.rdb {
 			continue
 		}
 		if held.reentered != nil {
 			held = held.reentered
 		}
-		if held.locker.renewals.check(held) != nil {
-			return nil
+		owner := held.hold.locker
+		if owner.renewals.check(held) != nil {
+			return nil, nil
 		}
-		lease := &Lease{
-			locker: held.locker, key: held.key, name: call.Name, fence: held.fence,
-			granted: held.granted, ttl: held.ttl, reentered: held,
+		if o.limit == 1 && held.hold.limit != 1 {
+			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 		}
+		lease := &Lease{hold: held.hold, name: call.Name, fence: held.fence, granted: held.granted, reentered: held}
 		lease.bindAgain(ctx)
-		return lease
+		return lease, nil
 	}
-	return nil
+	return nil, nil
 }
 
-// try asks Redis for the key once. A nil lease with a nil error is a conflict.
-func (l *Locker) try(ctx context.Context, call Call, token, wakeID string, o acquireOptions) (lease *Lease, remaining time.Duration, err error) {
-	first := min(o.ttl, firstLease)
-	record := recordName(l.prefix, call.Key)
-	courier := l.courier()
-	if courier == nil {
-		return nil, 0, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
-	}
-	sent := time.Now()
-	reply, err := courier.ask(call.Key, acquireRequest{ctx: ctx, record: record, token: token, ttl: first, wakeID: wakeID})
-	if !reply.abandoned && reply.err == nil {
-		l.couriers.keep(courier)
-	}
-	switch {
-	case reply.err != nil:
-		return nil, 0, unavailable("acquire", call.Key, reply.err)
-	case !reply.granted:
-		return nil, reply.remaining, err
-	}
-	if err == nil && ctx.Err() != nil {
-		err = callerGone(ctx, "acquire", call.Key) // nobody is left to use the grant
-	}
-	if err == nil && trust.Passed(trust.Until(sent, first), time.Now()) {
-		err = unavailable("acquire", call.Key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
-	}
-	if err == nil {
-		if lease = l.newLease(ctx, call, record, token, reply.fence, sent, o); l.renewals.add(lease) {
-			l.started.Do(func() { l.background(l.renewals.run) })
-			return lease, 0, nil
-		}
-		err = fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
-	}
-	l.background(func() { l.cancel(l.cancels, record, token, first) })
-	return nil, 0, err
-}
-
-func (l *Locker) newLease(ctx context.Context, call Call, record, token string, fence int64, sent time.Time, o acquireOptions) *Lease {
-	first := min(o.ttl, firstLease)
-	lease := &Lease{
-		locker: l, key: call.Key, name: call.Name, record: record, token: token, fence: fence,
-		granted: time.Now(), ttl: o.ttl, fixed: o.fixed, index: -1,
-		deadline: trust.Until(sent, first),
-	}
-	if !o.fixed || o.ttl > first {
-		lease.renewAt = sent.Add(jitteredThird(first))
-	}
-	lease.bind(ctx)
-	return lease
-}
-
-// cancel gives back a key that token may own without our knowing, if there is a
-// slot. After ttl there is nothing left to give back.
-func (l *Locker) cancel(slots chan struct{}, record, token string, ttl time.Duration) {
+// cancel gives up what an entry may have without our knowing, if there is a slot.
+// After ttl there is nothing left to give up.
+func (l *Locker) cancel(slots chan struct{}, req releaseRequest, ttl time.Duration) {
 	select {
 	case slots <- struct{}{}:
 		defer func() { <-slots }()
@@ -218,8 +296,8 @@ func (l *Locker) cancel(slots chan struct{}, record, token string, ttl time.Dura
 	}
 	pause := 50 * time.Millisecond
 	for end := time.Now().Add(ttl); time.Now().Before(end); pause = min(2*pause, time.Second) {
-		if _, err := l.release(context.Background(), record, token); err == nil {
-			l.waiters.freed(keyOf(l.prefix, record))
+		if _, err := l.release(context.Background(), req); err == nil {
+			l.waiters.freed(keyOf(l.prefix, req.record))
 			return
 		}
 		timer := time.NewTimer(pause)
@@ -232,22 +310,28 @@ func (l *Locker) cancel(slots chan struct{}, record, token string, ttl time.Dura
 	}
 }
 
-// patience is the policy of Acquire: to wait as long as it takes. The release
-// wakes the call; asking again now and then is for announcements that were lost.
-type patience struct{ l *Locker }
-
-// How often Acquire asks while nobody could wake it.
-const (
-	pollMin = 10 * time.Millisecond
-	pollMax = 250 * time.Millisecond
-)
-
-func (p patience) OnConflict(_ context.Context, c Conflict) (Decision, error) {
-	if !p.l.wakeups.Up() {
-		return RetryAfter(backoff.Spread(backoff.Exponential(c.Attempt, pollMin, pollMax))), nil
+// giveUp ends a hold: it passes to the next call in line, or back to Redis. The key
+// stays taken for stay all the same.
+func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration) (owned bool, err error) {
+	if stay <= 0 && l.waiters.pass(h) {
+		return true, nil
 	}
-	if c.Remaining > 0 && c.Remaining < p.l.pollFloor {
-		return RetryAfter(c.Remaining + time.Millisecond + rand.N(10*time.Millisecond)), nil
-	}
-	return RetryAfter(backoff.Spread(p.l.pollFloor)), nil
+	// No renewal is sent from here on. One that is in flight finds the key freed and
+	// does nothing, since renewals never create.
+	l.renewals.drop(h)
+	req := h.releaseRequest()
+	req.stay = max(stay, 0)
+	l.waiters.depart(h, &req)
+	reply, err := l.release(ctx, req)
+	l.waiters.departed(h, req, reply, err)
+	return reply.owned, err
 }
+
+// patience is the policy of Acquire: to wait as long as it takes.
+type patience struct{}
+
+func (patience) OnConflict(context.Context, Conflict) (Decision, error) {
+	return RetryAfter(time.Hour), nil
+}
+
+func (patience) Waits() bool { return true }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
@@ -54,28 +56,128 @@ func WithObserver(o Observer) Option {
 	}
 }
 
+// DefaultMaxWaiters is how many calls of a Locker may wait for one key, unless
+// WithMaxWaiters says otherwise. For all keys together it is ten times as many.
+const DefaultMaxWaiters = 10_000
+
+// WithMaxWaiters bounds the calls that wait at the same time: perKey for one key,
+// total for all. A call beyond that is refused as a conflict, whatever its policy
+// says. In Redis at most 1,024 Lockers wait for one key.
+func WithMaxWaiters(perKey, total int) Option {
+	return func(l *Locker) error {
+		l.maxPerKey, l.maxWaiters = perKey, total
+		if perKey < 1 || total < perKey {
+			return fmt.Errorf("core: %w: WithMaxWaiters(%d, %d): want 1 <= perKey <= total", ErrInvalidOption, perKey, total)
+		}
+		return nil
+	}
+}
+
+// WithRenewalClient sets the client that renewals go through, which stays the
+// caller's to close, after the Locker. Default: one like the Locker's, with up to 8
+// connections of its own to each node and without its hooks, so that commands of
+// others that use up the pool cannot keep leases from being renewed.
+func WithRenewalClient(rdb redis.UniversalClient) Option {
+	return func(l *Locker) error {
+		if rdb == nil {
+			return fmt.Errorf("core: %w: WithRenewalClient(nil)", ErrInvalidOption)
+		}
+		l.reserve = rdb
+		return nil
+	}
+}
+
 // AcquireOption configures one Acquire, or every call of a Guard.
 type AcquireOption func(*acquireOptions) error
 
 type acquireOptions struct {
-	ttl    time.Duration
-	fixed  bool          // the lease ends ttl after its grant: it is not renewed
-	notify chan<- string // gets the key when it is released
+	ttl     time.Duration
+	limit   int           // how many may hold the key together; 0: any number
+	maxHold time.Duration // renewals end so long after the grant; 0: never
+	minHold time.Duration // the key stays taken so long after the grant
+	notify  chan<- string // gets the key when it is released
+
+	name, id string // of the work, for people
+	what     string // the two as a record stores them
+}
+
+// bounded reports whether a lease with these options must be granted by Redis.
+func (o *acquireOptions) bounded() bool { return o.maxHold > 0 || o.minHold > 0 }
+
+const (
+	exclusive = 1
+	shared    = 0
+)
+
+// Shared takes the key together with any number of other shared holders, and with
+// no exclusive one: the read side of a read-write lock, whose write side are calls
+// without this option. Calls are served in order of arrival: a shared call that
+// comes after a waiting exclusive one waits behind it.
+func Shared() AcquireOption {
+	return func(o *acquireOptions) error {
+		o.limit = shared
+		return nil
+	}
+}
+
+// Counted takes the key if fewer than n hold it: a counting semaphore. All calls for
+// one key should say the same n; when it is changed, each call goes by its own n, so
+// that a smaller one takes effect as the holders leave. 1 is exclusive.
+func Counted(n int) AcquireOption {
+	return func(o *acquireOptions) error {
+		o.limit = n
+		if n < 1 || n > MaxCount {
+			return fmt.Errorf("core: %w: Counted(%d): want 1 to %d", ErrInvalidOption, n, MaxCount)
+		}
+		return nil
+	}
+}
+
+// MaxCount is the greatest number of holders that Counted allows.
+const MaxCount = 1_000_000
+
+// MaxHold ends the lease d after its grant at the latest: it is not renewed any
+// longer, and its context ends with a cause that wraps ErrLeaseLost. Extend can
+// still lengthen it. Default: no bound.
+func MaxHold(d time.Duration) AcquireOption {
+	return func(o *acquireOptions) error {
+		o.maxHold = d
+		return checkTTL("MaxHold", d)
+	}
+}
+
+// MinHold keeps the key taken until d after its grant, even when it is released
+// earlier: for work that should not run again so soon. The release returns at once.
+func MinHold(d time.Duration) AcquireOption {
+	return func(o *acquireOptions) error {
+		o.minHold = d
+		return checkTTL("MinHold", d)
+	}
+}
+
+// Named says what takes the key, for Inspect, logs and metrics: name is the kind of
+// work, id identifies this piece of it. Either may be empty; 100 bytes of each are
+// kept. For calls of a Guard, Call.Name and Call.ID say it.
+func Named(name, id string) AcquireOption {
+	return func(o *acquireOptions) error {
+		o.name, o.id = name, id
+		return nil
+	}
 }
 
 // LeaseTTL overrides the Locker's TTL. The lease is renewed all the same.
 func LeaseTTL(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
-		o.ttl, o.fixed = d, false
+		o.ttl = d
 		return checkTTL("LeaseTTL", d)
 	}
 }
 
 // FixedLease makes the lease end d after its grant, unless Extend or Release
-// comes first: it is not renewed.
+// comes first: it is not renewed. It is LeaseTTL and MaxHold in one.
 func FixedLease(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
-		o.ttl, o.fixed = d, true
+		o.ttl, o.maxHold = d, d
 		return checkTTL("FixedLease", d)
 	}
 }
@@ -102,9 +204,9 @@ func checkTTL(name string, d time.Duration) error {
 
 func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 	if len(opts) == 0 {
-		return acquireOptions{ttl: l.ttl}, nil
+		return acquireOptions{ttl: l.ttl, limit: exclusive}, nil
 	}
-	o := acquireOptions{ttl: l.ttl}
+	o := acquireOptions{ttl: l.ttl, limit: exclusive}
 	for _, opt := range opts {
 		if opt == nil {
 			return o, fmt.Errorf("core: %w: an option is nil", ErrInvalidOption)

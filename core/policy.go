@@ -27,6 +27,9 @@ type Conflict struct {
 	// Remaining is what is left of the holder's lease. A holder may release
 	// earlier, or renew. Zero: not known.
 	Remaining time.Duration
+	// Waiting is how many calls wait for the key, this one included if it does, as
+	// far as is known: those of other processes count as one each.
+	Waiting int
 }
 
 // Decision says what happens to a call whose key is held. The zero Decision

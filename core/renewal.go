@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -23,39 +25,58 @@ const (
 	renewalTick = time.Second
 )
 
-// renewals keeps a Locker's leases alive and ends them in time: one goroutine
-// and one heap, ordered by when each lease has to be looked at next. It never
-// waits for Redis itself, so a slow server cannot keep it from ending a lease.
+// renewals keeps a Locker's holds alive and ends them in time: one goroutine
+// and one heap, ordered by when each has to be looked at next. It never waits for
+// Redis itself, so a slow server cannot keep it from ending a lease; and renewals
+// for one node of a Cluster do not wait for those of another.
 type renewals struct {
 	locker *Locker
 
 	mu      sync.Mutex
-	leases  leaseHeap
-	wakeAt  time.Time     // when the goroutine looks next; zero: not before a lease is added
-	timer   *time.Timer   // runs out at wakeAt
-	over    chan struct{} // closed by stop
+	holds   holdHeap
+	flights map[*redis.Client]int // batches in flight, by node
+	wakeAt  time.Time             // when the goroutine looks next; zero: not before a hold is added
+	timer   *time.Timer           // runs out at wakeAt
+	over    chan struct{}         // closed by stop
 	stopped bool
-	emptied chan struct{} // closed when the last lease went, if somebody asked
-
-	flights chan struct{} // holds one per batch in flight
+	emptied chan struct{} // closed when the last hold went, if somebody asked
 }
 
 func newRenewals(l *Locker) *renewals {
-	return &renewals{locker: l, timer: time.NewTimer(time.Hour), over: make(chan struct{}), flights: make(chan struct{}, renewalFlights)}
+	return &renewals{locker: l, timer: time.NewTimer(time.Hour), over: make(chan struct{}), flights: map[*redis.Client]int{}}
 }
 
-// add takes a granted lease under its care. It reports false when the Locker
-// was closed meanwhile.
-func (r *renewals) add(l *Lease) bool {
+// add takes a hold under its care. It reports false when the Locker was closed
+// meanwhile.
+func (r *renewals) add(h *hold) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopped {
 		return false
 	}
-	r.schedule(l)
-	heap.Push(&r.leases, l)
-	r.wakeBefore(l.at)
+	r.schedule(h)
+	heap.Push(&r.holds, h)
+	r.wakeBefore(h.at)
+	r.locker.started.Do(func() { r.locker.background(r.run) })
 	return true
+}
+
+// adopt makes l the lease that has the hold. It reports false when the hold has ended.
+func (r *renewals) adopt(h *hold, l *Lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if h.state != leaseHeld || trust.Passed(h.deadline, time.Now()) {
+		return false
+	}
+	h.lease = l
+	return true
+}
+
+// deadline is until when a hold is trusted.
+func (r *renewals) deadline(h *hold) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return h.deadline
 }
 
 // check reports a lease that is not held any more. The ctx of a lost one is over
@@ -63,17 +84,17 @@ func (r *renewals) add(l *Lease) bool {
 // did, or while the scheduler is about to end the ctx.
 func (r *renewals) check(l *Lease) error {
 	r.mu.Lock()
-	state, over := l.state, trust.Passed(l.deadline, time.Now())
+	state, over := l.state, trust.Passed(l.hold.deadline, time.Now())
 	r.mu.Unlock()
 	switch {
 	case state == leaseLost:
-		err := lost(l, ranOut)
+		err := lost(l.Key(), ranOut)
 		l.cancel(err)
 		return err
 	case state == leaseReleased:
-		return lost(l, "it was released")
+		return lost(l.Key(), "it was released")
 	case over:
-		return r.lose(l, ranOut)
+		return r.lose(l.hold, ranOut)
 	}
 	return nil
 }
@@ -84,49 +105,59 @@ const (
 	notOurs = "redis says that the key is not ours"
 )
 
-// release takes the lease out of renewal, and reports what it was until now and
-// whether it could still be trusted.
+// release ends a lease, and reports what it was until now and whether it could
+// still be trusted. Its hold stays under renewal, to be passed on or dropped.
 func (r *renewals) release(l *Lease) (was leaseState, valid bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	was, l.state = l.state, leaseReleased
-	r.remove(l)
-	return was, !trust.Passed(l.deadline, time.Now())
+	if l.hold.lease == l {
+		l.hold.lease = nil
+	}
+	return was, l.hold.state == leaseHeld && !trust.Passed(l.hold.deadline, time.Now())
 }
 
-// lengthen records that the lease can be trusted until deadline.
-func (r *renewals) lengthen(l *Lease, deadline time.Time) error {
+// drop takes a hold out of renewal.
+func (r *renewals) drop(h *hold) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l.state != leaseHeld {
-		return lost(l, "it ended while it was being renewed")
+	h.state = leaseReleased
+	r.remove(h)
+}
+
+// lengthen records that the hold can be trusted until deadline.
+func (r *renewals) lengthen(h *hold, deadline time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if h.state != leaseHeld {
+		return lost(h.key(), "it ended while it was being renewed")
 	}
-	if deadline.After(l.deadline) {
-		l.deadline = deadline
+	if deadline.After(h.deadline) {
+		h.deadline = deadline
 	}
-	r.reschedule(l)
+	r.reschedule(h)
 	return nil
 }
 
-// lose ends a lease that is over, and returns what its context's
-// cause became.
-func (r *renewals) lose(l *Lease, why string) error {
+// lose ends a hold that is over, and returns what the cause of its lease's context
+// became.
+func (r *renewals) lose(h *hold, why string) error {
 	r.mu.Lock()
-	held := l.state == leaseHeld
+	var l *Lease
+	held := h.state == leaseHeld
 	if held {
-		l.state = leaseLost
-		r.remove(l)
+		l = r.markLost(h)
 	}
 	r.mu.Unlock()
-	err := lost(l, why)
+	err := lost(h.key(), why)
 	if held {
-		r.locker.end(l, err)
+		r.locker.end(h, l, err)
 	}
 	return err
 }
 
-func lost(l *Lease, why string) error {
-	return fmt.Errorf("core: %q: %w: %s", l.key, ErrLeaseLost, why)
+func lost(key, why string) error {
+	return fmt.Errorf("core: %q: %w: %s", key, ErrLeaseLost, why)
 }
 
 func (r *renewals) run() {
@@ -136,13 +167,15 @@ func (r *renewals) run() {
 		if stopped {
 			return
 		}
-		for _, l := range expired {
-			r.locker.end(l, lost(l, ranOut))
+		for _, e := range expired {
+			r.locker.end(e.hold, e.lease, lost(e.hold.key(), ranOut))
 		}
-		for len(due) > 0 {
-			n := min(len(due), renewalBatch)
-			r.send(due[:n])
-			due = due[n:]
+		for node, holds := range r.byNode(due) {
+			for len(holds) > 0 {
+				n := min(len(holds), renewalBatch)
+				r.send(node, holds[:n])
+				holds = holds[n:]
+			}
 		}
 
 		select {
@@ -153,45 +186,48 @@ func (r *renewals) run() {
 	}
 }
 
-// look takes the leases that have run out and those to be renewed now, and sets
+// ended is a hold that was lost, and the lease that had it, if any.
+type ended struct {
+	hold  *hold
+	lease *Lease
+}
+
+// look takes the holds that have run out and those to be renewed now, and sets
 // when to look next.
-func (r *renewals) look(now time.Time) (expired, due []*Lease, stopped bool) {
+func (r *renewals) look(now time.Time) (expired []ended, due []*hold, stopped bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	suspended := len(r.leases) > 0 && !r.wakeAt.IsZero() && now.Round(0).Sub(r.wakeAt.Round(0)) > renewalTick
+	expire := func(h *hold) { expired = append(expired, ended{h, r.markLost(h)}) }
+	suspended := len(r.holds) > 0 && !r.wakeAt.IsZero() && now.Round(0).Sub(r.wakeAt.Round(0)) > renewalTick
 	if suspended {
 		// The wall clock went on while this process did not run: no order by
-		// the monotonic clock tells which leases are over.
-		for _, l := range append(leaseHeap(nil), r.leases...) {
-			if trust.Passed(l.deadline, now) {
-				l.state = leaseLost
-				r.remove(l)
-				expired = append(expired, l)
+		// the monotonic clock tells which holds are over.
+		for _, h := range append(holdHeap(nil), r.holds...) {
+			if trust.Passed(h.deadline, now) {
+				expire(h)
 			}
 		}
 	}
 	soon := now.Add(renewalHorizon)
-	for len(r.leases) > 0 && !r.leases[0].at.After(soon) {
-		l := r.leases[0]
-		if trust.Passed(l.deadline, now) {
-			l.state = leaseLost
-			r.remove(l)
-			expired = append(expired, l)
+	for len(r.holds) > 0 && !r.holds[0].at.After(soon) {
+		h := r.holds[0]
+		if trust.Passed(h.deadline, now) {
+			expire(h)
 			continue
 		}
-		if l.renewAt.IsZero() || l.renewAt.After(soon) {
+		if h.renewAt.IsZero() || h.renewAt.After(soon) {
 			break // its end is near but not there: look again at the very moment
 		}
 		// Asked again, on another connection, if there is no answer by then. Past
 		// the horizon, or this loop would not end.
-		l.renewAt = now.Add(max(l.deadline.Sub(now)/3, 2*renewalHorizon))
-		due = append(due, l)
-		r.schedule(l)
-		heap.Fix(&r.leases, l.index)
+		h.renewAt = now.Add(max(h.deadline.Sub(now)/3, 2*renewalHorizon))
+		due = append(due, h)
+		r.schedule(h)
+		heap.Fix(&r.holds, h.index)
 	}
 	r.wakeAt = time.Time{}
-	if len(r.leases) > 0 {
-		r.wakeAt = r.leases[0].at
+	if len(r.holds) > 0 {
+		r.wakeAt = r.holds[0].at
 		if tick := now.Add(renewalTick); r.wakeAt.After(tick) {
 			r.wakeAt = tick
 		}
@@ -200,87 +236,118 @@ func (r *renewals) look(now time.Time) (expired, due []*Lease, stopped bool) {
 	return expired, due, r.stopped
 }
 
+func (r *renewals) byNode(holds []*hold) map[*redis.Client][]*hold {
+	if r.locker.cluster == nil {
+		return map[*redis.Client][]*hold{nil: holds}
+	}
+	nodes := map[*redis.Client][]*hold{}
+	for _, h := range holds {
+		node := r.locker.node(h.record)
+		nodes[node] = append(nodes[node], h)
+	}
+	return nodes
+}
+
 // send renews a batch in the background. When too many batches are in flight
-// the leases wait for the next look.
-func (r *renewals) send(batch []*Lease) {
-	select {
-	case r.flights <- struct{}{}:
-	default:
+// its holds wait for the next look.
+func (r *renewals) send(node *redis.Client, batch []*hold) {
+	r.mu.Lock()
+	full := r.flights[node] >= renewalFlights
+	if !full {
+		r.flights[node]++
+	}
+	r.mu.Unlock()
+	if full {
 		r.postpone(batch, max(batch[0].ttl/50, renewalHorizon))
 		return
 	}
 	if !r.locker.background(func() {
-		defer func() { <-r.flights }()
 		r.renew(batch)
+		r.landed(node)
 	}) {
-		<-r.flights
+		r.landed(node)
+	}
+}
+
+func (r *renewals) landed(node *redis.Client) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.flights[node]--; r.flights[node] == 0 {
+		delete(r.flights, node) // nodes come and go
 	}
 }
 
 // renew sends one pipeline and applies its replies.
-func (r *renewals) renew(batch []*Lease) {
+func (r *renewals) renew(batch []*hold) {
 	ctx := context.Background()
 	sent := time.Now()
-	replies := r.locker.renewBatch(ctx, batch, sent)
+	asked := make([]renewal, len(batch))
+	for i, h := range batch {
+		asked[i] = renewal{h.record, h.entry, h.ttl}
+		if h.bounded() {
+			asked[i].ttl = max(min(h.ttl, h.until.Sub(sent)), time.Millisecond)
+		}
+	}
+	replies := r.locker.renew(ctx, asked)
 	var firstErr error
-	for i, l := range batch {
+	for i, h := range batch {
 		reply := replies[i]
 		switch {
 		case reply.err != nil:
 			if firstErr == nil {
 				firstErr = reply.err
 			}
-			r.postpone(batch[i:i+1], max(l.ttl/20, renewalHorizon))
+			r.postpone(batch[i:i+1], max(h.ttl/20, renewalHorizon))
 		case !reply.owned:
-			_ = r.lose(l, notOurs)
+			_ = r.lose(h, notOurs)
 		default:
-			next := sent.Add(jitteredThird(l.ttl))
-			if l.fixed {
-				next = time.Time{} // confirmed to its full length: it is not renewed again
+			next := sent.Add(jitteredThird(h.ttl))
+			if h.bounded() && !sent.Add(reply.ttl).Before(h.until) {
+				next = time.Time{} // confirmed to its end
 			}
+			h.waiting.Store(reply.waiting)
 			r.mu.Lock()
-			l.renewAt = next
+			h.renewAt = next
 			r.mu.Unlock()
-			_ = r.lengthen(l, trust.Until(sent, reply.ttl))
+			_ = r.lengthen(h, trust.Until(sent, reply.ttl))
 		}
 	}
 	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: time.Since(sent), Err: firstErr})
 }
 
-// postpone puts off the renewal of leases that could not be renewed now.
-func (r *renewals) postpone(batch []*Lease, d time.Duration) {
+// postpone puts off the renewal of holds that could not be renewed now.
+func (r *renewals) postpone(batch []*hold, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, l := range batch {
-		if l.renewAt.IsZero() {
+	for _, h := range batch {
+		if h.renewAt.IsZero() {
 			continue // a later try was answered first
 		}
-		l.renewAt = time.Now().Add(d)
-		r.reschedule(l)
+		h.renewAt = time.Now().Add(d)
+		r.reschedule(h)
 	}
 }
 
-// stop ends the care for all leases and returns those still held.
-func (r *renewals) stop() []*Lease {
+// stop ends the care for all holds and returns them.
+func (r *renewals) stop() []ended {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.stopped {
 		close(r.over)
 	}
 	r.stopped = true
-	held := append([]*Lease(nil), r.leases...)
-	for _, l := range held {
-		l.state = leaseLost
-		r.remove(l)
+	var held []ended
+	for _, h := range append(holdHeap(nil), r.holds...) {
+		held = append(held, ended{h, r.markLost(h)})
 	}
 	return held
 }
 
-// empty returns a channel that is closed when no lease is held.
+// empty returns a channel that is closed when no key is held.
 func (r *renewals) empty() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.leases) == 0 {
+	if len(r.holds) == 0 {
 		done := make(chan struct{})
 		close(done)
 		return done
@@ -293,28 +360,39 @@ func (r *renewals) empty() <-chan struct{} {
 
 // The rest is called with mu held.
 
-func (r *renewals) schedule(l *Lease) {
-	l.at = l.deadline
-	if !l.renewAt.IsZero() && l.renewAt.Before(l.at) {
-		l.at = l.renewAt
+// markLost takes a hold out, and returns the lease that had it.
+func (r *renewals) markLost(h *hold) *Lease {
+	h.state = leaseLost
+	r.remove(h)
+	l := h.lease
+	if l != nil {
+		l.state = leaseLost
+	}
+	return l
+}
+
+func (r *renewals) schedule(h *hold) {
+	h.at = h.deadline
+	if !h.renewAt.IsZero() && h.renewAt.Before(h.at) {
+		h.at = h.renewAt
 	}
 }
 
-func (r *renewals) reschedule(l *Lease) {
-	if l.index < 0 {
+func (r *renewals) reschedule(h *hold) {
+	if h.index < 0 {
 		return
 	}
-	r.schedule(l)
-	heap.Fix(&r.leases, l.index)
-	r.wakeBefore(l.at)
+	r.schedule(h)
+	heap.Fix(&r.holds, h.index)
+	r.wakeBefore(h.at)
 }
 
-func (r *renewals) remove(l *Lease) {
-	if l.index < 0 {
+func (r *renewals) remove(h *hold) {
+	if h.index < 0 {
 		return
 	}
-	heap.Remove(&r.leases, l.index)
-	if len(r.leases) == 0 && r.emptied != nil {
+	heap.Remove(&r.holds, h.index)
+	if len(r.holds) == 0 && r.emptied != nil {
 		close(r.emptied)
 		r.emptied = nil
 	}

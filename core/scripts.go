@@ -2,6 +2,7 @@ package core
 
 import (
 	_ "embed"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -16,10 +17,15 @@ var (
 	renewSource string
 	//go:embed lua/release.lua
 	releaseSource string
+	//go:embed lua/record.lua
+	recordSource string
+	//go:embed lua/queue.lua
+	queueSource string
 
-	acquireScript = newScript(acquireSource)
+	included      = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
+	acquireScript = newScript(included.Replace(acquireSource))
 	renewScript   = newScript(renewSource)
-	releaseScript = newScript(releaseSource)
+	releaseScript = newScript(included.Replace(releaseSource))
 )
 
 // script is a script as go-redis takes it in a command: boxed once.

@@ -19,7 +19,7 @@ const record = "perkey:lock{}:k"
 
 func TestDoReportsALossThatCameAfterTheCallerLeft(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
-		l, err := core.New(rdb)
+		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		err = l.Do(ctx, "k", func(context.Context) error {
@@ -35,7 +35,7 @@ func TestDoReportsALossThatCameAfterTheCallerLeft(t *testing.T) {
 
 func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
-		holder, err := core.New(rdb)
+		holder, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
 		_, err = holder.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
@@ -70,53 +70,33 @@ func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 	})
 }
 
-func TestAGrantThatIsGivenBackWakesTheNext(t *testing.T) {
-	t.Parallel()
-	env := redistest.Embedded(t)
-	rdb := env.Client(t)
-	var late atomic.Bool
-	granted, gate := make(chan struct{}), make(chan struct{})
-	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
-		err := next()
-		if grant, ok := cmd.(*redis.IntCmd); ok && grant.Val() > 1 && late.CompareAndSwap(true, false) {
-			close(granted)
-			<-gate // its reply is late
+func TestAGrantToACallThatLeavesGoesToTheNext(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		holder, l := newLocker(t, env), newSleeper(t, env)
+		guard := core.NewGuard(l, untilWoken)
+		inLine := make(chan struct{})
+		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
+		nothing := func(context.Context) error { return nil }
+		for range 50 {
+			held, err := holder.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			ctx, leave := context.WithCancel(t.Context())
+			first, second := make(chan error, 1), make(chan error, 1)
+			go func() { first <- guard.Do(ctx, call, nothing) }()
+			<-inLine
+			listening(t, l)
+			go func() { second <- guard.Do(t.Context(), call, nothing) }()
+			<-inLine
+			released := make(chan error, 1)
+			go func() { released <- held.Release(t.Context()) }()
+			leave() // either may come first
+			require.NoError(t, <-released)
+			if err := <-first; err != nil {
+				require.ErrorIs(t, err, context.Canceled)
+			}
+			require.NoError(t, <-second)
 		}
-		return err
-	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
-	require.NoError(t, err)
-	defer l.Close()
-	l.NeverPoll()
-	held, err := newLocker(t, env).TryAcquire(t.Context(), "k")
-	require.NoError(t, err)
-
-	inLine := make(chan struct{})
-	guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-		defer func() { inLine <- struct{}{} }()
-		return core.RetryAfter(time.Hour), nil
-	}))
-	call := core.Call{Key: "k"}
-	ctx, cancel := context.WithCancel(t.Context())
-	first, second := make(chan error, 1), make(chan error, 1)
-	go func() { first <- guard.Do(ctx, call, func(context.Context) error { return nil }) }()
-	<-inLine
-	listening(t, l)
-	select { // the look that a new subscription causes
-	case <-inLine:
-	case <-time.After(100 * time.Millisecond):
-	}
-	go func() { second <- guard.Do(t.Context(), call, func(context.Context) error { return nil }) }()
-	<-inLine
-
-	late.Store(true)
-	require.NoError(t, held.Release(t.Context()))
-	<-granted
-	cancel()
-	require.ErrorIs(t, <-first, context.Canceled)
-	<-inLine // the second asked, and met the grant that nobody uses
-	close(gate)
-	require.NoError(t, <-second)
+	})
 }
 
 func TestAReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
@@ -130,7 +110,7 @@ func TestAReleaseThatRedisRefusedIsNotTakenForDone(t *testing.T) {
 		}
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	defer l.Close()
 	lease, err := l.TryAcquire(t.Context(), "k")
@@ -178,7 +158,7 @@ func TestRenewalsThatHangOrFailAreSentAgain(t *testing.T) {
 					}
 					return next()
 				}})
-				l, err := core.New(rdb)
+				l, err := core.New(rdb, core.WithRenewalClient(rdb))
 				require.NoError(t, err)
 				lease, err := l.TryAcquire(t.Context(), "k")
 				require.NoError(t, err)
@@ -199,7 +179,7 @@ func TestTrustCountsFromTheSendNotFromTheReply(t *testing.T) {
 				defer time.Sleep(late)
 				return next()
 			}})
-			l, err := core.New(rdb)
+			l, err := core.New(rdb, core.WithRenewalClient(rdb))
 			require.NoError(t, err)
 			lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(3*time.Second))
 			require.NoError(t, err)
@@ -216,7 +196,7 @@ func TestTrustCountsFromTheSendNotFromTheReply(t *testing.T) {
 				cut()
 				return err
 			}})
-			l, err := core.New(rdb, core.WithTTL(10*time.Second))
+			l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
 			require.NoError(t, err)
 			lease, err := l.TryAcquire(t.Context(), "k")
 			require.NoError(t, err)
@@ -235,10 +215,11 @@ func TestNothingIsRenewedThatIsReleasedOrFixed(t *testing.T) {
 			renewals.Add(1)
 			return next()
 		}})
-		l, err := core.New(rdb)
+		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
 		lease, err := l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
+		require.NoError(t, lease.Extend(t.Context(), core.MinTTL)) // loads the script
 		require.NoError(t, lease.Release(t.Context()))
 		time.Sleep(time.Minute)
 		require.Zero(t, renewals.Load())
@@ -270,7 +251,7 @@ func TestEveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 		}
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	defer l.Close()
 	type name struct{}
@@ -321,17 +302,21 @@ func TestReleaseWorksWithoutChannelRights(t *testing.T) {
 	var scripts atomic.Int64
 	locker := func() *core.Locker {
 		rdb := redistest.Client(t, &redis.Options{Addr: server.Addr, Username: "svc", Password: "pw"})
+		first := scripts.Load() == 0
 		rdb.AddHook(hooks{script: func(_ redis.Cmder, next func() error) error {
-			scripts.Add(1)
+			if first {
+				scripts.Add(1)
+			}
 			return next()
 		}})
-		l, err := core.New(rdb, core.WithPrefix("p"))
+		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix("p"))
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	holder, waiting := locker(), locker()
+	holder := locker()
 	warm(t, holder)
+	waiting := locker()
 	lease, err := holder.TryAcquire(t.Context(), "k")
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -355,7 +340,7 @@ func TestAGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
 		}
 		return err
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	defer l.Close()
 	for range 200 {

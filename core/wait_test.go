@@ -186,7 +186,7 @@ func TestWaitersOfOneProcessCostTwoScriptsAnAcquisition(t *testing.T) {
 		count.Add(1)
 		return next()
 	}})
-	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	defer l.Close()
 	l.NeverPoll()

@@ -1,41 +1,61 @@
--- Takes the key if nobody holds it. Idempotent for one owner token: a second
--- run with the same token, after a lost reply, answers the same grant.
+-- Takes the key if it can be held now and nobody is before the caller; else puts
+-- the caller in the queue, if it wants to wait.
 --
--- KEYS[1]  the key's record: HASH {owner, fence, waiters}; it expires when the lease does
--- ARGV[1]  owner token of the caller
 -- ARGV[2]  length of the lease, in ms
--- ARGV[3]  id of the caller's locker if it is to be woken by the release, or ''
--- returns  the fence, greater than 0, when granted
---          when held by somebody else, minus the ms left of the holder's lease
-local record = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'waiters')
-local owner, stored, waiters = record[1], record[2], record[3] or ''
+-- ARGV[3]  what the caller is, for people; no spaces
+-- ARGV[4]  its mark, if it is to join the queue; else ''
+-- ARGV[5]  id of its locker if it is to be told when nobody holds the key; else ''
+-- returns  the fence, if granted and nobody waits
+--          {1, fence, 1} if granted and somebody waits
+--          {0, ms left of a holder's lease, server's time in ms, place in the
+--          queue, length of the queue}; the place is 0 for who is not in it
+-- #include record.lua
+local lease = tonumber(ARGV[2])
 
-if owner == ARGV[1] then
+if not exists then -- nobody holds it, nobody waits
+  local most = string.sub(entry, 1, 2) == '1:' and micros + BLOCK - 1 or micros
+  redis.call('HSET', key, 'fence', most, 'held', 1, 'last', entry, 'next', now + lease,
+    'h:' .. entry, string.format('%.0f %.0f %s', now + lease, micros, ARGV[3]))
+  redis.call('PEXPIRE', key, math.max(lease, math.floor(most / 1000) + 1 - now))
+  return micros
+end
+
+-- #include queue.lua
+
+if mine then
   -- The caller counts from its last request; the grant may be of an earlier one
   -- that was delivered late.
-  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  local its, what = string.match(mine, '^%d+ (%d+) (.*)$')
+  if ends(mine) < now + lease then
+    write('h:' .. entry, string.format('%.0f %s %s', now + lease, its, what))
+    stays = now + lease
+    save()
   end
-  return tonumber(stored)
+  return {1, tonumber(its), queue == '' and 0 or 1}
 end
 
-if owner then
-  if ARGV[3] ~= '' and not string.find(waiters, ARGV[3], 1, true) then
-    -- pcall: under maxmemory this write is refused, and the conflict is still the answer.
-    redis.pcall('HSET', KEYS[1], 'waiters', waiters .. ARGV[3] .. ' ')
+sweep()
+if serve(entry) or queue == '' and fits(limit(entry)) then
+  leave(entry)
+  local its = grant(entry, lease, ARGV[3])
+  save()
+  if queue == '' then
+    return its
   end
-  return -math.max(redis.call('PTTL', KEYS[1]), 0)
+  return {1, its, 1}
 end
 
--- The server's clock in microseconds makes the fence grow even when the data
--- is gone; the stored fence makes it grow even when the clock was set back.
-local time = redis.call('TIME')
-local fence = time[1] * 1000000 + time[2]
-if stored then
-  fence = math.max((tonumber(stored) or 0) + 1, fence)
+local at = 0
+if ARGV[4] ~= '' then
+  local known = place(entry)
+  local before = join(entry, ARGV[4], ARGV[3])
+  at = before and before + 1 or 0
+  if before and not known and before <= 1 and held > 0 and limit(last) == 1 and locker(last) ~= locker(entry) then
+    send(locker(last), 'wanted')
+  end
 end
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fence', string.format('%.0f', fence))
-if not stored or redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if ARGV[5] ~= '' and not string.find(watch, ARGV[5], 1, true) then
+  watch = watch .. ARGV[5] .. ' '
 end
-return fence
+save()
+return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, length()}

@@ -1,31 +1,59 @@
--- Frees the key, if the caller owns it, and wakes the lockers that wait for it.
--- Also cancels an acquire whose reply was lost.
+-- Gives up what the caller has: the key, or its place in the queue. Then serves
+-- those who wait. Also cancels an acquire whose reply was lost.
 --
--- KEYS[1]  the key's record
--- ARGV[1]  owner token of the caller
--- ARGV[2]  id of the caller's locker: it wakes its own waiters without Redis
--- ARGV[3]  prefix of the lockers' channels
--- ARGV[4]  the message: the key as its user wrote it
--- returns  1 when the caller owned the key, 0 when it did not
-local record = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'waiters')
-if record[1] ~= ARGV[1] then
-  return 0
-end
-
--- A record must not vanish before the server's clock has passed its fence, or
--- the next fence could be smaller. The clock is ahead, so the record goes at
--- once, unless the clock was set back.
-local time = redis.call('TIME')
-if tonumber(record[2]) < time[1] * 1000000 + time[2] then
-  redis.call('DEL', KEYS[1])
-else
-  redis.call('HDEL', KEYS[1], 'owner', 'waiters')
-  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', math.ceil(tonumber(record[2]) / 1000) + 1))
-end
-
-for id in string.gmatch(record[3] or '', '%S+') do
-  if id ~= ARGV[2] then
-    redis.pcall('PUBLISH', ARGV[3] .. id, ARGV[4]) -- channels may be forbidden; the key is free all the same
+-- ARGV[2]  the greatest fence that was used under the caller's grant, or 0 if none was
+-- ARGV[3]  ms that the key is to stay taken all the same, or 0
+-- ARGV[4]  another entry of the same process, or ''
+-- ARGV[5]  its mark, to have it wait for the key; '' to have it leave the queue
+-- ARGV[6]  what it is
+-- returns  1 when the caller held the key, 0 when it did not
+--          with an entry that waits: {the same, its fence if it was granted, else
+--          0, server's time in ms, its place in the queue, length of the queue}
+-- #include record.lua
+if mine and held == 1 and not record[5] and not record[6] and ARGV[3] == '0' and ARGV[4] == '' then
+  local used = tonumber(ARGV[2])
+  if used > 0 and used < micros then -- nobody waits, and there is nothing to remember
+    redis.call('DEL', key)
+    return 1
   end
 end
-return 1
+
+-- #include queue.lua
+local owned, used, stay, other = mine and 1 or 0, tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+
+if mine and last == entry then -- the rest of the block goes back
+  fence = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)')))
+end
+if mine and stay > 0 then
+  local rest = string.match(mine, ' .*$')
+  write('h:' .. entry, string.format('%.0f%s', now + stay, rest))
+  stays, soonest = now + stay, math.min(soonest, now + stay)
+elseif mine then
+  redis.call('HDEL', key, 'h:' .. entry)
+  held = held - 1
+  if held == 0 then
+    soonest = NEVER
+  end
+else
+  leave(entry)
+end
+
+sweep()
+local before
+if ARGV[5] ~= '' then
+  before = join(other, ARGV[5], ARGV[6])
+elseif other ~= '' then
+  leave(other)
+end
+local its = 0
+if serve(other) then
+  its = grant(other, CLAIM, ARGV[6])
+end
+if exists or ARGV[5] ~= '' then
+  save()
+end
+if ARGV[5] == '' then
+  return owned
+end
+local _, ahead = place(other)
+return {owned, its, now, ahead and ahead + 1 or 0, length()}

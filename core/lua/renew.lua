@@ -1,17 +1,38 @@
--- Lengthens the lease, if the caller still owns it. Never shortens it, and
--- never creates it anew.
+-- Lengthens leases that their callers still hold. Never shortens one, and never
+-- creates one anew.
 --
--- Only PEXPIRE, which Redis runs even when its memory is full: a holder does
--- not lose its key because somebody else filled the server.
+-- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
+-- lets the script go on: a holder does not lose its key because somebody else
+-- filled the server.
 --
--- KEYS[1]  the key's record
--- ARGV[1]  owner token of the caller
--- ARGV[2]  what is to be left of the lease, in ms
--- returns  1 when the caller owns the key, 0 when it does not
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then
-  return 0
+-- KEYS[i]     a key's record, as in record.lua
+-- ARGV[2i-1]  its holder's entry
+-- ARGV[2i]    what is to be left of its lease, in ms
+-- returns     for each key 0 when the caller does not hold it, 1 when it does, 2
+--             when it does and somebody waits
+local GRACE = 15000 -- ms by which a queue outlives a holder
+local time = redis.call('TIME')
+local now = math.floor(time[1] * 1000 + time[2] / 1000)
+local replies = {}
+for i, key in ipairs(KEYS) do
+  local entry, lease = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
+  local record = redis.call('HMGET', key, 'h:' .. entry, 'queue')
+  local waiting = record[2] and record[2] ~= ''
+  local deadline, rest = string.match(record[1] or '', '^(%d+)(.*)$')
+  if not deadline or tonumber(deadline) <= now then
+    replies[i] = 0
+  else
+    if tonumber(deadline) < now + lease then
+      local left = waiting and lease + GRACE or lease
+      redis.call('PEXPIRE', key, math.max(left, redis.call('PTTL', key)))
+      local field, value = 'h:' .. entry, string.format('%.0f%s', now + lease, rest)
+      if string.sub(entry, 1, 2) == '1:' then -- the only holder
+        redis.call('HSET', key, field, value, 'next', now + lease)
+      else
+        redis.call('HSET', key, field, value)
+      end
+    end
+    replies[i] = waiting and 2 or 1
+  end
 end
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
-return 1
+return replies

@@ -113,8 +113,8 @@ func (l *Listener) listen() (confirmed bool) {
 		switch msg := msg.(type) {
 		case *redis.Subscription:
 			confirmed = true
-			l.onUp()
 			l.up.Store(true)
+			l.onUp()
 		case *redis.Message:
 			l.onMessage(msg.Payload)
 		}
