@@ -303,9 +303,13 @@ func (c *waiter) dropped(t turn) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c.line.asking = false
-	if c.line.entry == t.entry {
-		c.line.entry = ""
+	ln := c.line
+	ln.asking = false
+	if ln.entry == t.entry {
+		ln.entry = ""
+	}
+	if ln.first != nil {
+		ln.first.poke()
 	}
 }
 
