@@ -9,8 +9,10 @@
 // measured is shown beside the floor of its scenario, as a ratio to it.
 //
 // A scenario is a file, and a line in scenarios; so is a contestant, in entrants.
-// Bars say what perkey must reach. A missed bar is printed and does not fail the
-// run: a benchmark is not a test. Two holders of a key at once do.
+// Where a scenario speaks of processes, the program starts itself again as often
+// as needed: see crew and child. Bars say what perkey must reach. A missed bar is
+// printed and does not fail the run: a benchmark is not a test. Two holders of a key at
+// once do.
 package main
 
 import (
@@ -19,7 +21,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"runtime"
 	"strings"
@@ -30,6 +31,7 @@ import (
 var scenarios = []scenario{
 	{"uncontended", uncontended},
 	{"distinct", distinct},
+	{"hotkey", hotKey},
 	{"gin", ginMiddleware},
 }
 
@@ -45,9 +47,20 @@ type bench struct {
 	server *server
 	quick  bool
 	out    *report
+
+	nursery   nursery
+	boardPath string
+	board     *board
 }
 
 func main() {
+	if text, ok := os.LookupEnv(childVar); ok {
+		if err := childMain(text); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: a child:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	quick := flag.Bool("quick", false, "a short run, for a first impression")
 	only := flag.String("only", "", "run only the scenarios whose names begin so")
 	addr := flag.String("redis", "", "use the Redis at this address, which must be idle, not one of the program's own")
@@ -63,7 +76,11 @@ func main() {
 
 func run(ctx context.Context, quick bool, only, addr string) (err error) {
 	b := &bench{ctx: ctx, quick: quick, out: &report{w: os.Stdout}}
-	if b.server, err = openServer(ctx, addr, (*exec.Cmd).Start); err != nil {
+	if err := b.openBoard(); err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(b.boardPath) }()
+	if b.server, err = openServer(ctx, addr, b.nursery.start); err != nil {
 		return err
 	}
 	defer b.server.close()
@@ -81,6 +98,20 @@ func run(ctx context.Context, quick bool, only, addr string) (err error) {
 	b.out.printBars()
 	fmt.Printf("\nin %v\n", time.Since(start).Round(time.Second))
 	return errors.Join(append(errs, context.Cause(ctx))...)
+}
+
+func (b *bench) openBoard() error {
+	f, err := os.CreateTemp("", "perkey-bench-board-")
+	if err != nil {
+		return fmt.Errorf("make shared memory: %w", err)
+	}
+	_ = f.Close()
+	b.boardPath = f.Name()
+	if err := createBoard(b.boardPath); err != nil {
+		return err
+	}
+	b.board, err = openBoard(b.boardPath)
+	return err
 }
 
 // scale chooses between the sizes of a full and of a quick run.
