@@ -125,6 +125,10 @@ func (c *child) work(j job) (a answer) {
 		err = c.prepare(context.Background(), j.Key)
 	case "contend":
 		a, err = c.contend(j)
+	case "give":
+		err = c.give(j)
+	case "take":
+		a.Handoffs, err = c.take(j)
 	case "usage":
 		a = c.usage(j)
 	default:

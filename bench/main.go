@@ -32,6 +32,7 @@ var scenarios = []scenario{
 	{"uncontended", uncontended},
 	{"distinct", distinct},
 	{"hotkey", hotKey},
+	{"handoff", handOff},
 	{"gin", ginMiddleware},
 }
 
