@@ -129,8 +129,12 @@ func (c *child) work(j job) (a answer) {
 		err = c.give(j)
 	case "take":
 		a.Handoffs, err = c.take(j)
+	case "hold":
+		err = c.hold(j)
 	case "usage":
 		a = c.usage(j)
+	case "drop":
+		err = c.drop()
 	default:
 		err = fmt.Errorf("no job is called %q", j.Do)
 	}

@@ -33,6 +33,8 @@ var scenarios = []scenario{
 	{"distinct", distinct},
 	{"hotkey", hotKey},
 	{"handoff", handOff},
+	{"idle", idleHolder},
+	{"leases", leases},
 	{"gin", ginMiddleware},
 }
 
