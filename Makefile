@@ -26,7 +26,7 @@ fmt: $(LINT) ## format the code
 demo: ## run the demo: an order service on gin, with a scoreboard
 	go run ./examples/demo $(ARGS)
 
-bench: ## measure against the raw floor on a redis-server of its own; ARGS=-quick for a short run
+bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for two minutes
 	cd bench && go run . $(ARGS)
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.

@@ -9,7 +9,6 @@ import (
 	"net/http"
 
 	"github.com/gin-gonic/gin"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/ginlock"
@@ -25,7 +24,9 @@ type route struct {
 
 // routes in the order in which they take turns.
 var routes = []route{
-	{"gin+raw", func(b *bench) (gin.HandlerFunc, io.Closer, error) { return b.handWritten(newRaw) }},
+	{"gin+raw", handWritten(newRaw)},
+	{"gin+group", handWritten(newGroup)},
+	{"gin+redislock", handWritten(newRedislock)},
 	{"gin+perkey", (*bench).perKey},
 	{"gin unguarded", func(*bench) (gin.HandlerFunc, io.Closer, error) { return nil, io.NopCloser(nil), nil }},
 }
@@ -44,9 +45,14 @@ func ginMiddleware(b *bench) error {
 			title = "gin, 1 connection"
 		}
 		b.out.table(title, "gin+raw", results)
-		b.out.bars = append(b.out.bars, bar{
-			what: title + ", p50 × gin+raw",
-			got:  find(results, "gin+perkey").ratio(find(results, "gin+raw"), p50), want: 1.3,
+		perkey, raw := find(results, "gin+perkey"), find(results, "gin+raw")
+		if connections == 1 {
+			b.out.bar(bar{what: title + ", p50 × gin+raw", got: perkey.ratio(raw, p50), want: 1.3})
+			continue
+		}
+		b.out.bar(bar{
+			what: title + ", requests/s × gin+raw", got: perkey.ratio(raw, perSecond), want: 1.2, atLeast: true,
+			figure: fmt.Sprintf("%.0f/s, gin+raw %.0f/s", perkey.median(perSecond), raw.median(perSecond)),
 		})
 	}
 	return nil
@@ -68,7 +74,7 @@ func (b *bench) requests(connections int) ([]result, error) {
 		services = append(services, s)
 		entries[i] = entry{r.name, s.request}
 	}
-	return b.measure(entries, sizes{workers: connections, turns: b.scale(20, 5), ops: max(20, 250/connections)})
+	return b.measure(entries, sizes{workers: connections, turns: b.scale(20, 3), ops: max(20, 250/connections)})
 }
 
 // service is a gin service with one route, and its clients.
@@ -141,25 +147,27 @@ func (s *service) close() {
 }
 
 // handWritten is the middleware that a team writes around a lock.
-func (b *bench) handWritten(open func(redis.UniversalClient) (contestant, error)) (gin.HandlerFunc, io.Closer, error) {
-	c, err := b.open(open)
-	if err != nil {
-		return nil, nil, err
-	}
-	return func(g *gin.Context) {
-		h, err := c.Acquire(g.Request.Context(), "order:"+g.Param("id"))
+func handWritten(open func(target) (contestant, error)) func(*bench) (gin.HandlerFunc, io.Closer, error) {
+	return func(b *bench) (gin.HandlerFunc, io.Closer, error) {
+		c, err := open(target{addr: b.server.addr, lease: leaseTime})
 		if err != nil {
-			g.AbortWithStatus(http.StatusConflict)
-			return
+			return nil, nil, err
 		}
-		defer func() { _ = h.Release(context.WithoutCancel(g.Request.Context())) }()
-		g.Next()
-	}, c, nil
+		return func(g *gin.Context) {
+			h, err := c.Acquire(g.Request.Context(), "order:"+g.Param("id"))
+			if err != nil {
+				g.AbortWithStatus(http.StatusConflict)
+				return
+			}
+			defer func() { _ = h.Release(context.WithoutCancel(g.Request.Context())) }()
+			g.Next()
+		}, c, nil
+	}
 }
 
 // perKey is what replaces it.
 func (b *bench) perKey() (gin.HandlerFunc, io.Closer, error) {
-	rdb := b.client()
+	rdb := target{addr: b.server.addr}.client()
 	locker, err := core.New(rdb, core.WithTTL(leaseTime))
 	if err != nil {
 		return nil, nil, errors.Join(err, rdb.Close())

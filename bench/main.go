@@ -1,5 +1,5 @@
-// Command bench measures perkey beside the least that Redis can be asked for, on
-// this machine and in one run.
+// Command bench measures perkey beside other locks on Redis and beside the least
+// that Redis can be asked for, on this machine and in one run.
 //
 //	go run . [-quick] [-only name] [-redis addr]
 //
@@ -8,33 +8,34 @@
 // the machine does hits them all alike; a figure is the median of five rounds. What is
 // measured is shown beside the floor of its scenario, as a ratio to it.
 //
-// A scenario is a file, and a line in scenarios; so is a contestant, in
-// contestants. Bars say what perkey must reach. A missed bar is printed and does
-// not fail the run: a benchmark is not a test.
+// A scenario is a file, and a line in scenarios; so is a contestant, in entrants.
+// Where a scenario speaks of processes, the program starts itself again as often
+// as needed: see crew and child. Bars say what perkey must reach. A missed bar is
+// printed and does not fail the run: a benchmark is not a test. Two holders of a key at
+// once do.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime"
 	"strings"
-
-	"github.com/redis/go-redis/v9"
+	"time"
 )
 
 // scenarios in the order in which they run.
 var scenarios = []scenario{
 	{"uncontended", uncontended},
+	{"distinct", distinct},
+	{"hotkey", hotKey},
+	{"handoff", handOff},
+	{"idle", idleHolder},
+	{"leases", leases},
 	{"gin", ginMiddleware},
-}
-
-// contestants in the order in which they take turns: the floor first.
-var contestants = []func(redis.UniversalClient) (contestant, error){
-	newRaw,
-	newPerkey,
 }
 
 // scenario is one question put to all contestants.
@@ -49,9 +50,20 @@ type bench struct {
 	server *server
 	quick  bool
 	out    *report
+
+	nursery   nursery
+	boardPath string
+	board     *board
 }
 
 func main() {
+	if text, ok := os.LookupEnv(childVar); ok {
+		if err := childMain(text); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: a child:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	quick := flag.Bool("quick", false, "a short run, for a first impression")
 	only := flag.String("only", "", "run only the scenarios whose names begin so")
 	addr := flag.String("redis", "", "use the Redis at this address, which must be idle, not one of the program's own")
@@ -65,28 +77,56 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, quick bool, only, addr string) error {
-	server, err := openServer(ctx, addr)
-	if err != nil {
+func run(ctx context.Context, quick bool, only, addr string) (err error) {
+	b := &bench{ctx: ctx, quick: quick, out: &report{w: os.Stdout}}
+	if err := b.openBoard(); err != nil {
 		return err
 	}
-	defer server.close()
-	b := &bench{ctx: ctx, server: server, quick: quick, out: &report{w: os.Stdout}}
-	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), server.version, server.addr)
+	defer func() { _ = os.Remove(b.boardPath) }()
+	if b.server, err = openServer(ctx, addr, b.nursery.start); err != nil {
+		return err
+	}
+	defer b.server.close()
+	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), b.server.version, b.server.addr)
+	start := time.Now()
+	var errs []error
 	for _, s := range scenarios {
-		if !strings.HasPrefix(s.name, only) {
+		if !strings.HasPrefix(s.name, only) || ctx.Err() != nil {
 			continue
 		}
 		if err := s.run(b); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
+			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
 		}
 	}
 	b.out.printBars()
-	return nil
+	fmt.Printf("\nin %v\n", time.Since(start).Round(time.Second))
+	return errors.Join(append(errs, context.Cause(ctx))...)
+}
+
+func (b *bench) openBoard() error {
+	f, err := os.CreateTemp("", "perkey-bench-board-")
+	if err != nil {
+		return fmt.Errorf("make shared memory: %w", err)
+	}
+	_ = f.Close()
+	b.boardPath = f.Name()
+	if err := createBoard(b.boardPath); err != nil {
+		return err
+	}
+	b.board, err = openBoard(b.boardPath)
+	return err
 }
 
 // scale chooses between the sizes of a full and of a quick run.
 func (b *bench) scale(full, quick int) int {
+	if b.quick {
+		return quick
+	}
+	return full
+}
+
+// pick is scale for times.
+func (b *bench) pick(full, quick time.Duration) time.Duration {
 	if b.quick {
 		return quick
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -25,12 +26,19 @@ type sizes struct {
 	ops     int
 }
 
-const rounds = 5
+const (
+	rounds = 5
+	// turnLimit is for contestants that hang.
+	turnLimit = time.Minute
+)
 
 // figures are what one entry did in one round.
 type figures struct {
 	p50, p99  time.Duration
 	perSecond float64
+	// Of those who contend for one key.
+	jain    float64 // fairness: 1 when all got the same, 1/n when one got all
+	starved float64 // workers that got less than a hundredth of their share
 }
 
 // result is what one entry did.
@@ -39,6 +47,7 @@ type result struct {
 	rounds []figures
 	allocs float64 // per operation, of the whole process
 	calls  perOp
+	remark string // what a reader of the row must know
 }
 
 // median is the median over the rounds of what f says of each.
@@ -47,16 +56,23 @@ func (r result) median(f func(figures) float64) float64 {
 	for i, round := range r.rounds {
 		values[i] = f(round)
 	}
-	slices.Sort(values)
-	return values[len(values)/2]
+	return medianOf(values)
 }
 
 // ratio compares r with the floor, round by round, and takes the median: what
 // slowed a round down slowed both.
 func (r result) ratio(floor result, f func(figures) float64) float64 {
-	values := make([]float64, len(r.rounds))
-	for i, round := range r.rounds {
-		values[i] = f(round) / f(floor.rounds[i])
+	values := make([]float64, min(len(r.rounds), len(floor.rounds)))
+	for i := range values {
+		values[i] = f(r.rounds[i]) / f(floor.rounds[i])
+	}
+	return medianOf(values)
+}
+
+// medianOf is not a number if there is no value: a contestant that fell out.
+func medianOf(values []float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
 	}
 	slices.Sort(values)
 	return values[len(values)/2]
@@ -65,6 +81,8 @@ func (r result) ratio(floor result, f func(figures) float64) float64 {
 func p50(f figures) float64       { return float64(f.p50) }
 func p99(f figures) float64       { return float64(f.p99) }
 func perSecond(f figures) float64 { return f.perSecond }
+func jain(f figures) float64      { return f.jain }
+func starved(f figures) float64   { return f.starved }
 
 // find returns the row of that name.
 func find(results []result, name string) result {
@@ -130,7 +148,16 @@ func takeTurn(ctx context.Context, e entry, size sizes) (turn, error) {
 			}
 		})
 	}
-	wg.Wait()
+	back := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(back)
+	}()
+	select {
+	case <-back:
+	case <-time.After(turnLimit):
+		return turn{}, fmt.Errorf("hangs: a turn takes longer than %v", turnLimit)
+	}
 	t.elapsed = time.Since(start)
 	runtime.ReadMemStats(&after)
 	t.mallocs = after.Mallocs - before.Mallocs

@@ -10,34 +10,49 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const leaseTime = 15 * time.Second // of every contestant
-
 //go:embed lua/release.lua
-var rawSource string
+var releaseSource string
+
+// pollEvery is how often those ask again that can only poll.
+const pollEvery = 10 * time.Millisecond
 
 // raw is the floor: what a team writes by hand. SET NX PX with a random token,
-// and a script that deletes the key if the token is still there. No fence, no
-// renewal, no answer to a lost reply.
+// and a script that deletes the key if the token is still there. It polls for a
+// held key. No fence, no renewal, no answer to a lost reply.
 type raw struct {
-	rdb     redis.UniversalClient
+	rdb     *redis.Client
+	lease   time.Duration
 	release *redis.Script
 }
 
-func newRaw(rdb redis.UniversalClient) (contestant, error) {
-	return &raw{rdb: rdb, release: redis.NewScript(rawSource)}, nil
+func newRaw(t target) (contestant, error) {
+	return &raw{rdb: t.client(), lease: t.lease, release: redis.NewScript(releaseSource)}, nil
 }
 
-func (*raw) Name() string { return "raw" }
-
-func (*raw) Close() error { return nil }
+func (r *raw) Close() error { return r.rdb.Close() }
 
 func (r *raw) Acquire(ctx context.Context, key string) (held, error) {
-	h := &rawLock{raw: r, key: "raw:" + key, token: rand.Text()}
-	taken, err := r.rdb.SetNX(ctx, h.key, h.token, leaseTime).Result()
-	if err == nil && !taken {
-		err = fmt.Errorf("raw: %q is held", key)
+	h, err := r.acquire(ctx, key)
+	if err != nil {
+		return nil, err
 	}
-	return h, err
+	return h, nil
+}
+
+func (r *raw) acquire(ctx context.Context, key string) (*rawLock, error) {
+	h := &rawLock{raw: r, key: "raw:" + key, token: rand.Text()}
+	for {
+		taken, err := r.rdb.SetNX(ctx, h.key, h.token, r.lease).Result()
+		if err != nil {
+			return nil, err
+		}
+		if taken {
+			return h, nil
+		}
+		if err := pause(ctx, pollEvery); err != nil {
+			return nil, err
+		}
+	}
 }
 
 type rawLock struct {

@@ -30,10 +30,11 @@ type server struct {
 
 // openServer connects to addr, or starts a redis-server on a free loopback port
 // with a directory of its own when addr is empty.
-func openServer(ctx context.Context, addr string) (*server, error) {
+// run starts its process.
+func openServer(ctx context.Context, addr string, run func(*exec.Cmd) error) (*server, error) {
 	s := &server{addr: addr}
 	if addr == "" {
-		if err := s.start(); err != nil {
+		if err := s.start(run); err != nil {
 			return nil, err
 		}
 	}
@@ -49,7 +50,7 @@ func openServer(ctx context.Context, addr string) (*server, error) {
 	return s, nil
 }
 
-func (s *server) start() (err error) {
+func (s *server) start(run func(*exec.Cmd) error) (err error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("find a free port: %w", err)
@@ -62,7 +63,7 @@ func (s *server) start() (err error) {
 	}
 	s.cmd = exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", s.dir,
 		"--save", "", "--appendonly", "no", "--logfile", "redis.log")
-	if err := s.cmd.Start(); err != nil {
+	if err := run(s.cmd); err != nil {
 		_ = os.RemoveAll(s.dir)
 		return fmt.Errorf("start redis-server: %w", err)
 	}
@@ -116,6 +117,26 @@ func (s *server) calls(ctx context.Context) (calls, error) {
 	return counted, nil
 }
 
+// cpu is how much CPU time the server's main thread has used.
+func (s *server) cpu(ctx context.Context) (time.Duration, error) {
+	info, err := s.admin.Info(ctx, "cpu").Result()
+	if err != nil {
+		return 0, fmt.Errorf("ask for CPU time: %w", err)
+	}
+	var sum float64
+	for line := range strings.Lines(info) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if name == "used_cpu_sys_main_thread" || name == "used_cpu_user_main_thread" {
+			seconds, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				return 0, fmt.Errorf("ask for CPU time: %w", err)
+			}
+			sum += seconds
+		}
+	}
+	return time.Duration(sum * float64(time.Second)), nil
+}
+
 // add adds what was called between before and after.
 func (c calls) add(before, after calls) {
 	for name, n := range after {
@@ -139,6 +160,15 @@ type perOp map[string]float64
 
 // scripts is how many scripts were run.
 func (p perOp) scripts() float64 { return p["eval"] + p["evalsha"] }
+
+// all is how many commands were run, those that scripts call among them.
+func (p perOp) all() float64 {
+	sum := 0.0
+	for _, n := range p {
+		sum += n
+	}
+	return sum
+}
 
 // String lists the commands, the most frequent first, and leaves out what is too
 // rare to be the operation's own.

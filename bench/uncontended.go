@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 )
 
 // uncontended is the price of a lock that nobody else wants: one goroutine takes
@@ -26,15 +27,14 @@ func uncontended(b *bench) error {
 	if err != nil {
 		return err
 	}
-	b.out.bars = append(b.out.bars,
-		bar{what: "uncontended, scripts to acquire", got: acquire, want: 1},
-		bar{what: "uncontended, scripts to release", got: release, want: 1})
+	b.out.bar(bar{what: "uncontended, scripts to acquire", got: acquire, want: 1})
+	b.out.bar(bar{what: "uncontended, scripts to release", got: release, want: 1})
 	return nil
 }
 
 // pairs measures every contestant's pair under ctx.
 func (b *bench) pairs(ctx context.Context, place placement, variant string) error {
-	all, err := b.openAll()
+	all, err := b.openAll(enter("raw", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey", "perkey-try"), 1)
 	defer all.close()
 	if err != nil {
 		return err
@@ -43,32 +43,36 @@ func (b *bench) pairs(ctx context.Context, place placement, variant string) erro
 	for i, c := range all {
 		slots := newSlots(64, "uncontended")
 		n := 0
-		entries[i] = entry{c.Name(), func(context.Context, int) error {
+		entries[i] = entry{c.name, func(context.Context, int) error {
 			n++
 			return pair(ctx, c, &slots[n%len(slots)])
 		}}
 	}
-	results, err := b.measure(entries, sizes{workers: 1, turns: b.scale(40, 8), ops: 250})
+	results, err := b.measure(entries, sizes{workers: 1, turns: b.scale(20, 4), ops: b.scale(250, 100)})
 	if err != nil {
 		return err
 	}
 	b.out.table("uncontended acquire+release pair, 1 goroutine, "+place.name+", "+variant, "raw", results)
-	if place.barred {
-		b.out.bars = append(b.out.bars, bar{
-			what: "uncontended, " + place.name + ", " + variant + ", p50 × raw",
-			got:  find(results, "perkey").ratio(find(results, "raw"), p50), want: 1.3,
+	if place.limit > 0 {
+		what := "uncontended, " + place.name + ", " + variant
+		perkey, raw := find(results, "perkey"), find(results, "raw")
+		b.out.bar(bar{
+			what: what + ", p50 × raw", got: perkey.ratio(raw, p50), want: place.limit,
+			figure: fmt.Sprintf("%s, raw %s", brief(perkey.median(p50)), brief(raw.median(p50))),
 		})
+		// What is left over is the turn's own.
+		b.out.bar(bar{what: what + ", allocations", got: math.Round(perkey.allocs), want: 29})
 	}
 	return nil
 }
 
 // scriptsEachWay counts perkey's scripts for one acquire and one release.
 func (b *bench) scriptsEachWay() (acquire, release float64, err error) {
-	c, err := b.open(newPerkey)
+	all, err := b.openAll(enter("perkey"), 1)
+	defer all.close()
 	if err != nil {
 		return 0, 0, err
 	}
-	defer func() { _ = c.Close() }()
 	slots := newSlots(100, "each-way")
 	taken := make([]held, len(slots))
 	each := func(do func(i int) error) (float64, error) {
@@ -90,7 +94,7 @@ func (b *bench) scriptsEachWay() (acquire, release float64, err error) {
 		return n.per(len(slots)).scripts(), nil
 	}
 	acquire, err = each(func(i int) (err error) {
-		taken[i], err = c.Acquire(b.ctx, slots[i].key)
+		taken[i], err = all[0].Acquire(b.ctx, slots[i].key)
 		return err
 	})
 	if err != nil {

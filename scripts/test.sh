@@ -11,7 +11,7 @@ status=0
 # Not from the cache: half of what is tested is not Go.
 go test -race -count=1 -timeout=8m -json "$@" ./... | go run ./scripts/testreport || status=1
 # The benchmarks are a module of their own, and must not rot.
-(cd bench && go vet ./...) || { echo "FAIL bench: go vet" && status=1; }
+(cd bench && go vet ./... && go test -count=1 -timeout=1m ./...) || { echo "FAIL bench" && status=1; }
 
 echo "test: on $redis: $([ $status = 0 ] && echo ok || echo FAILED)"
 exit $status

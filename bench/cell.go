@@ -1,0 +1,112 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// crews of one scenario, one for each contestant.
+type crews []*crew
+
+func (b *bench) musterAll(list []entrant, r role, processes int) (crews, error) {
+	var all crews
+	for _, e := range list {
+		c, err := b.muster(e, r, processes)
+		all = append(all, c)
+		if err != nil && c.down == nil {
+			return all, fmt.Errorf("start %s: %w", e.name, err)
+		}
+	}
+	return all, nil
+}
+
+func (all crews) dismiss() {
+	for _, c := range all {
+		c.dismiss()
+	}
+}
+
+// inTurns does every cell in every round, in an order drawn anew.
+func inTurns(cells int, do func(round, cell int) error) error {
+	for round := range rounds {
+		for _, i := range rand.Perm(cells) {
+			if err := do(round, i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// cell is what one crew does in one crowd. A crew that fails or hangs is out of
+// the remaining rounds, and its row says why; that does not end the run.
+type cell struct {
+	crew     *crew
+	rounds   []figures
+	calls    calls
+	total    int // acquisitions
+	overlaps int64
+	remark   string
+}
+
+func (c *cell) run(b *bench, j job) error {
+	if !c.crew.works() {
+		return nil
+	}
+	_, _ = c.crew.some(b.ctx, c.crew.members[:1], job{Do: "start", Key: j.Key})
+	before, err := b.server.calls(b.ctx)
+	if err != nil {
+		return err
+	}
+	b.board.reset()
+	j.At = monotonic() + 20*time.Millisecond + time.Duration(len(c.crew.members))*time.Millisecond
+	answers, _ := c.crew.all(b.ctx, j)
+	if !c.crew.works() {
+		return nil
+	}
+	after, err := b.server.calls(b.ctx)
+	if err != nil {
+		return err
+	}
+	c.calls.add(before, after)
+	delete(c.calls, "ping") // keep-alives, also of the crews that rest
+	c.overlaps += b.board.overlaps.Load()
+	c.add(answers, j.For)
+	return nil
+}
+
+func (c *cell) add(answers []answer, elapsed time.Duration) {
+	var counts []int
+	waits := histogram{}
+	var last time.Duration
+	for _, a := range answers {
+		counts = append(counts, a.Counts...)
+		waits.add(a.Waits)
+		last = max(last, a.Last)
+	}
+	n := 0
+	for _, count := range counts {
+		n += count
+	}
+	c.total += n
+	f := figures{p50: waits.quantile(0.5), p99: waits.quantile(0.99), perSecond: float64(n) / elapsed.Seconds()}
+	f.jain, f.starved = fairness(counts)
+	c.rounds = append(c.rounds, f)
+	// Redsync may sleep for a quarter of a second; nobody else has a reason to.
+	if idle := elapsed - last; idle > elapsed/2 && idle > 300*time.Millisecond {
+		c.remark = fmt.Sprintf("stalled: none in the last %v", idle.Round(10*time.Millisecond))
+	}
+}
+
+func (c *cell) result() result {
+	r := result{name: c.crew.name, rounds: c.rounds, remark: c.remark}
+	if c.crew.down != nil {
+		r.remark = c.crew.down.Error()
+	}
+	if c.overlaps > 0 {
+		r.remark = fmt.Sprintf("BROKEN: %d overlaps", c.overlaps)
+	}
+	r.calls = c.calls.per(max(1, c.total))
+	return r
+}
