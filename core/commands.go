@@ -218,12 +218,7 @@ func (l *Locker) release(ctx context.Context, req releaseRequest) (reply release
 }
 
 func (l *Locker) parseRelease(cmd *command) (reply releaseReply, err error) {
-	var r result
-	if l.lane(cmd.record).submit(cmd) {
-		r = <-cmd.reply
-	} else {
-		r = l.exec(cmd) // the Locker is closed, and has no goroutines any more
-	}
+	r := l.do(cmd)
 	l.recycle(cmd)
 	if r.err != nil {
 		return reply, r.err
@@ -236,6 +231,20 @@ func (l *Locker) parseRelease(cmd *command) (reply releaseReply, err error) {
 		return reply, err
 	}
 	return releaseReply{owned: n[0] == 1, fence: n[1], server: n[2], place: int(n[3]), queued: int(n[4])}, nil
+}
+
+// do sends a command for a caller who waits for the reply, whatever happens.
+func (l *Locker) do(cmd *command) result {
+	lane := l.lane(cmd.record)
+	switch {
+	case lane.enter():
+		defer lane.leave()
+		return l.exec(cmd)
+	case lane.submit(cmd):
+		return <-cmd.reply
+	default: // the Locker is closed, and has no goroutines any more
+		return l.exec(cmd)
+	}
 }
 
 const (
@@ -260,6 +269,9 @@ func mayHaveRun(err error) bool {
 // After an error, or when stopped, what comes of the command is taken back.
 func (l *Locker) ask(ctx context.Context, op string, cmd *command, patience time.Duration, w *waiter) (r result, stopped bool, err error) {
 	key := cmd.key
+	if ctx.Done() == nil { // the caller cannot leave
+		return l.do(cmd), false, nil
+	}
 	if !l.lane(cmd.record).submit(cmd) {
 		l.recycle(cmd)
 		return r, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)

@@ -69,6 +69,32 @@ func (n *lane) submit(cmd *command) bool {
 	return true
 }
 
+// enter lets a caller who waits in any case go out itself, when nobody would travel
+// with it: that saves two switches of goroutines. It must leave.
+func (n *lane) enter() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.out >= laneWidth || len(n.queue) > 0 {
+		return false
+	}
+	n.out++
+	return true
+}
+
+func (n *lane) leave() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case len(n.queue) == 0:
+		n.out--
+	case n.idle > 0: // somebody takes its place
+		n.idle--
+		n.work.Signal()
+	case !n.locker.background(n.run):
+		n.out--
+	}
+}
+
 func (n *lane) run() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -45,7 +45,7 @@ func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline 
 		h.until = now.Add(o.maxHold)
 	}
 	if first := deadline.Sub(now); o.maxHold == 0 || o.maxHold > first+first/10 {
-		h.renewAt = now.Add(jitteredThird(first))
+		h.renewAt = renewalTime(now, first)
 	}
 	return h
 }

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"fmt"
@@ -132,9 +133,7 @@ func (r *renewals) lengthen(h *hold, deadline time.Time) error {
 	if h.state != leaseHeld {
 		return lost(h.key(), "it ended while it was being renewed")
 	}
-	if deadline.After(h.deadline) {
-		h.deadline = deadline
-	}
+	h.deadline = later(h.deadline, deadline)
 	r.reschedule(h)
 	return nil
 }
@@ -289,42 +288,43 @@ func (r *renewals) renew(batch []*hold) {
 		}
 	}
 	replies := r.locker.renew(ctx, asked)
+	var lost []*hold
 	var firstErr error
+	r.mu.Lock()
+	now := time.Now()
 	for i, h := range batch {
 		reply := replies[i]
 		switch {
+		case h.state != leaseHeld:
 		case reply.err != nil:
-			if firstErr == nil {
-				firstErr = reply.err
-			}
-			r.postpone(batch[i:i+1], max(h.ttl/20, renewalHorizon))
+			firstErr = cmp.Or(firstErr, reply.err)
+			r.putOff(h, now.Add(max(h.ttl/20, renewalHorizon)))
 		case !reply.owned:
-			_ = r.lose(h, notOurs)
+			lost = append(lost, h)
 		default:
-			next := sent.Add(jitteredThird(h.ttl))
-			if h.bounded() && !sent.Add(reply.ttl).Before(h.until) {
-				next = time.Time{} // confirmed to its end
-			}
 			h.waiting.Store(reply.waiting)
-			r.mu.Lock()
-			h.renewAt = next
-			r.mu.Unlock()
-			_ = r.lengthen(h, trust.Until(sent, reply.ttl))
+			h.renewAt = renewalTime(sent, h.ttl)
+			if h.bounded() && !sent.Add(reply.ttl).Before(h.until) {
+				h.renewAt = time.Time{} // confirmed to its end
+			}
+			h.deadline = later(h.deadline, trust.Until(sent, reply.ttl))
+			r.reschedule(h)
 		}
 	}
-	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: time.Since(sent), Err: firstErr})
+	r.mu.Unlock()
+	for _, h := range lost {
+		_ = r.lose(h, notOurs)
+	}
+	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: firstErr})
 }
 
 // postpone puts off the renewal of holds that could not be renewed now.
 func (r *renewals) postpone(batch []*hold, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	at := time.Now().Add(d)
 	for _, h := range batch {
-		if h.renewAt.IsZero() {
-			continue // a later try was answered first
-		}
-		h.renewAt = time.Now().Add(d)
-		r.reschedule(h)
+		r.putOff(h, at)
 	}
 }
 
@@ -371,6 +371,15 @@ func (r *renewals) markLost(h *hold) *Lease {
 	return l
 }
 
+// putOff sets when a hold is to be renewed, unless it needs no renewal any more: a
+// later try was answered first.
+func (r *renewals) putOff(h *hold, at time.Time) {
+	if !h.renewAt.IsZero() {
+		h.renewAt = at
+		r.reschedule(h)
+	}
+}
+
 func (r *renewals) schedule(h *hold) {
 	h.at = h.deadline
 	if !h.renewAt.IsZero() && h.renewAt.Before(h.at) {
@@ -408,9 +417,20 @@ func (r *renewals) wakeBefore(at time.Time) {
 	}
 }
 
-// jitteredThird is when a lease of ttl is renewed: at a third, less a little,
-// so that leases granted together do not stay together.
-func jitteredThird(ttl time.Duration) time.Duration {
+// renewalTime is when a lease of ttl that was asked for at sent is renewed: at a
+// third, less a little at random, so that leases granted together do not stay
+// together for ever. It is rounded down, so that many leases need few batches.
+func renewalTime(sent time.Time, ttl time.Duration) time.Time {
 	third := ttl / 3
-	return third - rand.N(third/8+1)
+	at := sent.Add(third - rand.N(third/8+1))
+	return at.Add(-(at.Sub(epoch) % (third/64 + 1)))
+}
+
+var epoch = time.Now()
+
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
 }

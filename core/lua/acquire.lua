@@ -12,11 +12,10 @@
 -- #include record.lua
 local lease = tonumber(ARGV[2])
 
-if not exists then -- nobody holds it, nobody waits
-  local most = string.sub(entry, 1, 2) == '1:' and micros + BLOCK - 1 or micros
-  redis.call('HSET', key, 'fence', most, 'held', 1, 'last', entry, 'next', now + lease,
-    'h:' .. entry, string.format('%.0f %.0f %s', now + lease, micros, ARGV[3]))
-  redis.call('PEXPIRE', key, math.max(lease, math.floor(most / 1000) + 1 - now))
+if redis.call('EXISTS', key) == 0 then -- nobody holds it, nobody waits
+  local its = time[1] .. string.sub('00000' .. time[2], -6) -- micros; to format a number takes longer
+  redis.call('HSET', key, 'fence', its, 'last', entry, 'h:' .. entry, string.format('%d %s %s', now + lease, its, ARGV[3]))
+  redis.call('PEXPIRE', key, ARGV[2])
   return micros
 end
 

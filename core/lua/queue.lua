@@ -1,14 +1,23 @@
--- What can be done with the record that record.lua has read. Scripts come here when
+-- Reads the record, and says what can be done with it. Scripts come here when
 -- somebody else holds the key or waits for it.
 local CLAIM = 1000   -- ms a waiter has to take up its grant
 local ALIVE = 15000  -- ms after which a waiter that did not ask again is dead
 local QUEUE = 1024   -- entries at most
 local STEPS = 128    -- waiters served by one call at most
 
+local record = redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry)
+local exists = record[1]
+local fence = tonumber(exists or 0) or 0
+local held, last, soonest = tonumber(record[2] or exists and 1 or 0), record[3] or '', tonumber(record[4] or 0)
+local queue, watch, mine = record[5] or '', record[6] or '', record[7]
+if mine and ends(mine) <= now then
+  mine = false
+end
+
 local writes = {} -- fields and values to be written at the end
 local stays = 0   -- the record must not expire before, in ms
 
-local function limit(e) return tonumber(string.match(e, '^%d+')) end
+local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
 local function locker(e) return string.match(e, ':(.*)%.') end
 
 -- send publishes to one locker. It returns how many heard it, or nil if it could
@@ -50,15 +59,18 @@ local function fits(n)
   return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)
 end
 
--- grant makes e a holder, and returns its fence. The server's clock in
--- microseconds makes the fence grow even when the data is gone; the stored fence
--- makes it grow even when the clock was set back.
+-- spent is the greatest fence that may have been used.
+local function spent() return limit(last) == 1 and fence + BLOCK - 1 or fence end
+
+-- following is the fence of the next grant. The server's clock in microseconds
+-- makes it grow even when the data is gone; the stored fence makes it grow even
+-- when the clock was set back.
+local function following() return math.max(spent() + 1, micros) end
+
+-- grant makes e a holder, and returns its fence.
 local function grant(e, lease, what)
-  local its = math.max(fence + 1, micros)
+  local its = following()
   fence = its
-  if limit(e) == 1 then
-    fence = its + BLOCK - 1
-  end
   held, last, soonest = held + 1, e, math.min(soonest, now + lease)
   stays = math.max(stays, now + lease)
   write('h:' .. e, string.format('%.0f %.0f %s', now + lease, its, what))
@@ -121,8 +133,7 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        local its = math.max(fence + 1, micros)
-        heard = send(locker(e), string.format('grant %s %.0f %.0f %.0f %d', e, its, now, now + CLAIM, rest == '' and 0 or 1))
+        heard = send(locker(e), string.format('grant %s %.0f %.0f %.0f %d', e, following(), now, now + CLAIM, rest == '' and 0 or 1))
         if not heard then -- nobody can be told: the first to ask takes it
           queue = e .. mark .. alive .. ',' .. what .. ' ' .. rest
           return false
@@ -145,7 +156,7 @@ local function save()
       send(id, 'free')
     end
     watch = ''
-    if fence < micros then
+    if spent() < micros then
       redis.call('DEL', key)
       return
     end
@@ -162,7 +173,7 @@ local function save()
   end
   write('fence', fence)
   write('held', held)
-  stays = math.max(stays, math.floor(fence / 1000) + 1)
+  stays = math.max(stays, math.floor(spent() / 1000) + 1)
   if queue ~= '' then
     stays = stays + ALIVE -- a dead holder does not take the queue with it
   end

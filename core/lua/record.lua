@@ -1,11 +1,13 @@
--- Reads the record of one key: who holds it, and who waits for it.
+-- What scripts on one key's record begin with.
 --
 -- KEYS[1]  the record: a HASH that expires when nobody can need it any more
---   fence    the greatest fencing token handed out so far, or reserved
---   held     how many hold the key
---   last     the entry of the latest of them
---   next     no holder's lease ends before this, in ms
+--   fence    the fencing token of the latest grant; if that is exclusive, its
+--            process may use BLOCK of them, from this one on
+--   last     the entry of the latest holder
 --   h:ENTRY  a holder: end of its lease in ms, its fence, what it is
+-- and, once a second one has asked:
+--   held     how many hold the key
+--   next     no holder's lease ends before this, in ms
 --   queue    who waits, in order: ENTRY MARK ALIVE,WHAT and a space for each
 --   watch    ids of lockers that are told when nobody holds the key
 -- ARGV[1]  the caller's entry: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
@@ -25,14 +27,4 @@ local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 
-local record = redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry)
-local exists = record[1]
-local fence = tonumber(exists or 0) or 0
-local held, last, soonest = tonumber(record[2] or 0), record[3] or '', tonumber(record[4]) or NEVER
-local queue, watch, mine = record[5] or '', record[6] or '', record[7]
-
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
-
-if mine and ends(mine) <= now then
-  mine = false
-end

@@ -10,10 +10,10 @@
 --          with an entry that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue}
 -- #include record.lua
-if mine and held == 1 and not record[5] and not record[6] and ARGV[3] == '0' and ARGV[4] == '' then
-  local used = tonumber(ARGV[2])
-  if used > 0 and used < micros then -- nobody waits, and there is nothing to remember
-    redis.call('DEL', key)
+if redis.call('HLEN', key) == 3 and ARGV[3] == '0' and ARGV[4] == '' then -- one holder, nobody else
+  local holder, used = redis.call('HGET', key, 'h:' .. entry), tonumber(ARGV[2])
+  if holder and ends(holder) > now and used > 0 and used < micros then
+    redis.call('DEL', key) -- there is nothing to remember
     return 1
   end
 end
@@ -21,8 +21,8 @@ end
 -- #include queue.lua
 local owned, used, stay, other = mine and 1 or 0, tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 
-if mine and last == entry then -- the rest of the block goes back
-  fence = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)')))
+if mine and stay == 0 and limit(entry) == 1 then -- the rest of the block goes back
+  fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''
 end
 if mine and stay > 0 then
   local rest = string.match(mine, ' .*$')

@@ -25,12 +25,7 @@ for i, key in ipairs(KEYS) do
     if tonumber(deadline) < now + lease then
       local left = waiting and lease + GRACE or lease
       redis.call('PEXPIRE', key, math.max(left, redis.call('PTTL', key)))
-      local field, value = 'h:' .. entry, string.format('%.0f%s', now + lease, rest)
-      if string.sub(entry, 1, 2) == '1:' then -- the only holder
-        redis.call('HSET', key, field, value, 'next', now + lease)
-      else
-        redis.call('HSET', key, field, value)
-      end
+      redis.call('HSET', key, 'h:' .. entry, string.format('%.0f%s', now + lease, rest))
     end
     replies[i] = waiting and 2 or 1
   end
