@@ -31,10 +31,17 @@ func eachDeployment(t *testing.T, test func(t *testing.T, d deployment)) {
 		s := redistest.StartSentinel(t)
 		test(t, deployment{
 			client: func(t testing.TB, protocol int) redis.UniversalClient {
+				t.Helper()
 				return s.Client(t, func(o *redis.FailoverOptions) { o.Protocol = protocol })
 			},
-			primary:   func(t testing.TB, _ string) *redistest.Server { return s.Primary(t) },
-			replicas:  func(t testing.TB, _ string) []*redistest.Server { return s.Replicas(t) },
+			primary: func(t testing.TB, _ string) *redistest.Server {
+				t.Helper()
+				return s.Primary(t)
+			},
+			replicas: func(t testing.TB, _ string) []*redistest.Server {
+				t.Helper()
+				return s.Replicas(t)
+			},
 			primaries: 1,
 		})
 	})
@@ -43,6 +50,7 @@ func eachDeployment(t *testing.T, test func(t *testing.T, d deployment)) {
 		c := redistest.StartCluster(t, 3, 1)
 		test(t, deployment{
 			client: func(t testing.TB, protocol int) redis.UniversalClient {
+				t.Helper()
 				return c.Client(t, func(o *redis.ClusterOptions) { o.Protocol = protocol })
 			},
 			primary: c.NodeOf, replicas: c.ReplicasOf, primaries: 3,
@@ -70,6 +78,7 @@ func keyNames(n int) []string {
 }
 
 func TestTheWholeLifeOfALockOnSentinelAndCluster(t *testing.T) {
+	t.Parallel()
 	eachDeployment(t, func(t *testing.T, d deployment) {
 		for _, protocol := range []int{2, resp3} {
 			prefix, keys := fmt.Sprintf("resp%d", protocol), keyNames(24)
