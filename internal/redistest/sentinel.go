@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -42,8 +43,11 @@ func StartSentinel(t testing.TB) *Sentinel {
 
 	s.writeConfigs(t, primary, replicas)
 	startAll(t, s.sentinels)
-	for _, sentinel := range s.sentinels {
-		hasten(t, sentinel)
+	// Three that want to lead at the same moment would split the vote, and try again
+	// much later. The last is late, and votes for one of the others.
+	downAfter := []time.Duration{800 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second}
+	for i, sentinel := range s.sentinels {
+		hasten(t, sentinel, downAfter[i])
 		Eventually(t, func() bool { return couldFailOver(sentinel, len(replicas)) }, "a sentinel that could fail over")
 	}
 	return s
@@ -102,8 +106,8 @@ func (s *Sentinel) writeConfigs(t testing.TB, primary *Server, replicas []*Serve
 		line("logfile %q", filepath.Join(sentinel.dir, logName))
 		line("sentinel myid %s", ids[i])
 		line("sentinel monitor %s %s %s 2", primaryName, loopback, primary.port())
-		line("sentinel down-after-milliseconds %s 500", primaryName)
-		line("sentinel failover-timeout %s 3000", primaryName)
+		line("sentinel down-after-milliseconds %s 3000", primaryName)
+		line("sentinel failover-timeout %s 2000", primaryName)
 		line("sentinel parallel-syncs %s 2", primaryName)
 		for _, replica := range replicas {
 			line("sentinel known-replica %s %s %s", primaryName, loopback, replica.port())
@@ -119,11 +123,17 @@ func (s *Sentinel) writeConfigs(t testing.TB, primary *Server, replicas []*Serve
 	}
 }
 
-// hasten has a sentinel ask the others more often. One that is older than Redis 7
-// cannot, and takes some seconds longer to fail over.
-func hasten(t testing.TB, sentinel *Server) {
+// hasten has a sentinel ping and ask more often, so that it can take a silent server
+// for dead after downAfter and never one that is well. (Five ping periods are how
+// old its news of a replica may be, and it asks for some once a second.) Before Redis 7
+// it takes some seconds longer to fail over.
+func hasten(t testing.TB, sentinel *Server, downAfter time.Duration) {
 	t.Helper()
-	_ = sentinel.client(t).Do(t.Context(), "sentinel", "debug", "ask-period", "100", "info-period", "200", "publish-period", "200").Err()
+	rdb := sentinel.client(t)
+	if rdb.Do(t.Context(), "sentinel", "debug", "ping-period", "300", "ask-period", "100", "info-period", "200",
+		"publish-period", "200").Err() == nil {
+		require.NoError(t, rdb.Do(t.Context(), "sentinel", "set", primaryName, "down-after-milliseconds", downAfter.Milliseconds()).Err())
+	}
 }
 
 // couldFailOver reports whether the sentinel sees enough of the others, and
