@@ -1,12 +1,14 @@
 package core_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/redistest"
@@ -26,6 +28,10 @@ var wakeRights = []string{
 	"+publish", // run in a script
 	"+subscribe", "+ping",
 }
+
+// clusterRights are what go-redis needs besides on a Redis Cluster. Without +command it
+// works, but asks for it in vain with each command.
+var clusterRights = []string{"+cluster|slots", "+command"}
 
 // seldomUsed are the commands that the life of a lock can do without, by what has
 // them run.
@@ -48,7 +54,7 @@ func TestTheSmallestRightsToLock(t *testing.T) {
 func TestTheSmallestRightsToLockAndBeWoken(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	rights := append(slices.Clone(lockRights), wakeRights...)
+	rights := slices.Concat(lockRights, wakeRights)
 	wakes := liveUnder(t, rdb, rights)
 	require.Less(t, median(wakes), wokenWithin)
 	require.Empty(t, aclLog(t, rdb), "nothing more was asked for")
@@ -61,17 +67,42 @@ func TestTheSmallestRightsToLockAndBeWoken(t *testing.T) {
 	}
 }
 
+func TestTheSmallestRightsToLockOnACluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	admin := c.Client(t)
+	rights := slices.Concat(lockRights, wakeRights, clusterRights)
+	require.NoError(t, admin.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		return addUser(ctx, node, rights)
+	}))
+	client := func() redis.UniversalClient {
+		return c.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = aclUser, aclPassword })
+	}
+	wakes := life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(12)}.run(t)
+	require.Less(t, median(wakes), wokenWithin)
+	require.NoError(t, admin.ForEachMaster(t.Context(), func(_ context.Context, node *redis.Client) error {
+		assert.Empty(t, aclLog(t, node), "nothing more was asked for")
+		return nil
+	}))
+}
+
+const aclUser, aclPassword = "locker", "secret"
+
+func addUser(ctx context.Context, admin *redis.Client, rights []string) error {
+	user := []any{"acl", "setuser", aclUser, "on", ">" + aclPassword, "resetchannels"}
+	for _, right := range rights {
+		user = append(user, right)
+	}
+	return admin.Do(ctx, user...).Err()
+}
+
 // liveUnder runs the life of a few locks for a user with these rights alone, and
 // returns how long waiting calls slept on after the release.
 func liveUnder(t *testing.T, admin *redis.Client, rights []string) (wakes []time.Duration) {
 	t.Helper()
-	user := []any{"acl", "setuser", "locker", "on", ">secret", "resetchannels"}
-	for _, right := range rights {
-		user = append(user, right)
-	}
-	require.NoError(t, admin.Do(t.Context(), user...).Err())
+	require.NoError(t, addUser(t.Context(), admin, rights))
 	client := func() *redis.Client {
-		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "locker", Password: "secret"})
+		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: aclPassword})
 	}
 	return life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(4)}.run(t)
 }
@@ -80,7 +111,7 @@ func liveUnder(t *testing.T, admin *redis.Client, rights []string) (wakes []time
 func aclLog(t *testing.T, admin *redis.Client) []string {
 	t.Helper()
 	entries, err := admin.ACLLog(t.Context(), 100).Result()
-	require.NoError(t, err)
+	assert.NoError(t, err)
 	denied := make([]string, len(entries))
 	for i, entry := range entries {
 		denied[i] = entry.Object

@@ -110,6 +110,7 @@ func (l *load) run(t *testing.T, behind time.Duration) {
 	for _, name := range keyNames(loadQuiet) {
 		lease, err := l.lockers[0].TryAcquire(t.Context(), name, append(slices.Clone(l.variant.opts), core.LeaseTTL(time.Minute))...)
 		require.NoError(t, err)
+		require.NoError(t, lease.Extend(t.Context(), time.Minute))
 		quiet[name] = lease
 	}
 	var workers sync.WaitGroup
@@ -123,7 +124,7 @@ func (l *load) run(t *testing.T, behind time.Duration) {
 		}
 	}
 
-	time.Sleep(1500 * time.Millisecond) // past the renewal that gives the quiet leases their minute
+	time.Sleep(time.Second)
 	reconnect := func() {}
 	if behind > 0 {
 		reconnect = cutReplication(t, l.victim, l.d.replicas(t, core.RecordName(loadPrefix, "0")))
