@@ -19,7 +19,7 @@ import (
 var lockRights = []string{
 	"~perkey:lock{}:*",
 	"+evalsha", "+eval", // run the scripts
-	"+hget", "+hmget", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+pexpireat", "+time", // run in them
+	"+hmget", "+hgetall", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+time", // run in them
 }
 
 // wakeRights are for waiting calls to be woken. Without them they ask now and then.
@@ -36,9 +36,8 @@ var clusterRights = []string{"+cluster|slots", "+command"}
 // seldomUsed are the commands that the life of a lock can do without, by what has
 // them run.
 var seldomUsed = map[string]string{
-	"hdel":      "a server clock that was set back",
-	"pexpireat": "a server clock that was set back",
-	"ping":      "a subscription that is idle for seconds",
+	"hgetall": "a holder whose lease ran out beside others",
+	"ping":    "a subscription that is idle for seconds",
 }
 
 func TestTheSmallestRightsToLock(t *testing.T) {
