@@ -2,12 +2,15 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -25,6 +28,7 @@ type Server struct {
 	args []string
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process ended
+	rdb  *redis.Client // made by client
 }
 
 // Start starts a redis-server of the test's own, with extra arguments as on its
@@ -57,19 +61,70 @@ func (s *Server) Pause() { _ = s.cmd.Process.Signal(syscall.SIGSTOP) }
 func (s *Server) Resume() { _ = s.cmd.Process.Signal(syscall.SIGCONT) }
 
 func newServer(dir string, args ...string) (*Server, error) {
+	s, err := plan(dir, args...)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.start()
+}
+
+const logName = "redis.log"
+
+// plan is a server that has not started.
+func plan(dir string, args ...string) (*Server, error) {
 	port, err := freePort()
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{
-		Addr: fmt.Sprintf("127.0.0.1:%d", port),
+	return &Server{
+		Addr: net.JoinHostPort(loopback, strconv.Itoa(port)),
 		dir:  dir,
 		args: append([]string{
-			"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no",
-			"--logfile", filepath.Join(dir, "redis.log"),
+			"--port", strconv.Itoa(port), "--bind", loopback, "--dir", dir, "--save", "", "--appendonly", "no",
+			"--logfile", filepath.Join(dir, logName),
 		}, args...),
+	}, nil
+}
+
+// client returns a client of this server alone, which does not try again. It is
+// closed with the test.
+func (s *Server) client(t testing.TB) *redis.Client {
+	t.Helper()
+	if s.rdb == nil {
+		s.rdb = Client(t, &redis.Options{Addr: s.Addr, MaxRetries: -1})
 	}
-	return s, s.start()
+	return s.rdb
+}
+
+func (s *Server) port() string { return s.Addr[len(loopback)+1:] }
+
+// planAll makes servers that have not started, and end with the test.
+func planAll(t testing.TB, n int, args ...string) []*Server {
+	t.Helper()
+	servers := make([]*Server, n)
+	for i := range servers {
+		var err error
+		servers[i], err = plan(t.TempDir(), args...)
+		require.NoError(t, err)
+	}
+	return servers
+}
+
+// startAll starts servers at the same time.
+func startAll(t testing.TB, servers []*Server) {
+	t.Helper()
+	errs := make([]error, len(servers))
+	var wg sync.WaitGroup
+	for i, s := range servers {
+		wg.Go(func() { errs[i] = s.start() })
+	}
+	wg.Wait()
+	for _, s := range servers {
+		if s.cmd != nil {
+			t.Cleanup(s.Kill)
+		}
+	}
+	require.NoError(t, errors.Join(errs...))
 }
 
 func (s *Server) start() error {
@@ -94,23 +149,33 @@ func (s *Server) start() error {
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
 	defer func() { _ = rdb.Close() }()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if rdb.Ping(context.Background()).Err() == nil {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && !s.ended(); time.Sleep(5 * time.Millisecond) {
+		if s.answers(rdb) {
 			return nil
 		}
 	}
 	s.Kill()
-	log, _ := os.ReadFile(filepath.Join(s.dir, "redis.log"))
+	log, _ := os.ReadFile(filepath.Join(s.dir, logName))
 	return fmt.Errorf("redistest: redis-server did not answer: %s", log)
 }
 
-func freePort() (int, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+func (s *Server) ended() bool {
+	select {
+	case <-s.done:
+		return true
+	default:
+		return false
 	}
-	defer func() { _ = ln.Close() }()
-	return ln.Addr().(*net.TCPAddr).Port, nil
+}
+
+// answers reports whether this process serves its port, and not one that was
+// quicker to take it.
+func (s *Server) answers(rdb *redis.Client) bool {
+	if rdb.Ping(context.Background()).Err() != nil {
+		return false
+	}
+	info, err := rdb.Info(context.Background(), "server").Result()
+	return err == nil && strings.Contains(info, fmt.Sprintf("process_id:%d\r\n", s.cmd.Process.Pid))
 }
 
 var shared struct {

@@ -1,0 +1,192 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// deployment is a Redis of several processes. The funcs primary and replicas are
+// for one goroutine.
+type deployment struct {
+	client    func(t testing.TB, protocol int) redis.UniversalClient
+	primary   func(t testing.TB, record string) *redistest.Server // that holds it
+	replicas  func(t testing.TB, record string) []*redistest.Server
+	primaries int
+}
+
+// eachDeployment runs test where locks run in earnest.
+func eachDeployment(t *testing.T, test func(t *testing.T, d deployment)) {
+	t.Helper()
+	t.Run("sentinel", func(t *testing.T) {
+		t.Parallel()
+		s := redistest.StartSentinel(t)
+		test(t, deployment{
+			client: func(t testing.TB, protocol int) redis.UniversalClient {
+				t.Helper()
+				return s.Client(t, func(o *redis.FailoverOptions) { o.Protocol = protocol })
+			},
+			primary: func(t testing.TB, _ string) *redistest.Server {
+				t.Helper()
+				return s.Primary(t)
+			},
+			replicas: func(t testing.TB, _ string) []*redistest.Server {
+				t.Helper()
+				return s.Replicas(t)
+			},
+			primaries: 1,
+		})
+	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		c := redistest.StartCluster(t, 3, 1)
+		test(t, deployment{
+			client: func(t testing.TB, protocol int) redis.UniversalClient {
+				t.Helper()
+				return c.Client(t, func(o *redis.ClusterOptions) { o.Protocol = protocol })
+			},
+			primary: c.NodeOf, replicas: c.ReplicasOf, primaries: 3,
+		})
+	})
+}
+
+const resp3 = 3
+
+// lockerOn returns a locker with a client.
+func lockerOn(t testing.TB, rdb redis.UniversalClient, prefix string, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(rdb, append([]core.Option{core.WithPrefix(prefix)}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func keyNames(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("key %d", i)
+	}
+	return keys
+}
+
+func TestTheWholeLifeOfALockOnSentinelAndCluster(t *testing.T) {
+	t.Parallel()
+	eachDeployment(t, func(t *testing.T, d deployment) {
+		for _, protocol := range []int{2, resp3} {
+			prefix, keys := fmt.Sprintf("resp%d", protocol), keyNames(24)
+			owners := map[*redistest.Server]bool{}
+			for _, key := range keys {
+				owners[d.primary(t, core.RecordName(prefix, key))] = true
+			}
+			require.Len(t, owners, d.primaries, "the keys are on every primary")
+			t.Run(prefix, func(t *testing.T) {
+				t.Parallel()
+				wakes := life{
+					holder: d.client(t, protocol), other: d.client(t, protocol), prefix: prefix, keys: keys,
+				}.run(t)
+				require.Less(t, median(wakes), wokenWithin, "woken, and not by asking once a second")
+			})
+		}
+	})
+}
+
+// wokenWithin is what a wake-up takes on a busy machine, and much less than half a
+// second, which is what asking once a second takes.
+const wokenWithin = 200 * time.Millisecond
+
+func median(all []time.Duration) time.Duration {
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+// life is what happens to locks on keys from the first call to the last. The two
+// lockers have clients of their own, as two processes would.
+type life struct {
+	holder, other redis.UniversalClient
+	prefix        string
+	keys          []string
+	admin         redis.UniversalClient // deletes records; nil: holder
+}
+
+// run returns how long each waiting call slept on after the release of its key.
+func (f life) run(t *testing.T) (wakes []time.Duration) {
+	t.Helper()
+	const ttl = time.Second
+	ctx := t.Context()
+	holder, other := lockerOn(t, f.holder, f.prefix, core.WithTTL(ttl)), lockerOn(t, f.other, f.prefix, core.WithTTL(ttl))
+
+	held := map[string]*core.Lease{}
+	for _, key := range f.keys {
+		lease, err := holder.TryAcquire(ctx, key)
+		require.NoError(t, err)
+		held[key] = lease
+		_, err = other.TryAcquire(ctx, key)
+		var conflict *core.ConflictError
+		require.ErrorAs(t, err, &conflict)
+		require.Positive(t, conflict.Remaining)
+	}
+
+	type grant struct {
+		lease *core.Lease
+		err   error
+		at    time.Time
+	}
+	grants := make(chan grant, len(f.keys))
+	for _, key := range f.keys {
+		go func() {
+			lease, err := other.Acquire(ctx, key)
+			grants <- grant{lease, err, time.Now()}
+		}()
+	}
+	time.Sleep(2 * ttl) // the leases live by renewals alone
+	require.Empty(t, grants)
+	for _, lease := range held {
+		require.NoError(t, lease.Context().Err())
+	}
+	next := map[string]*core.Lease{}
+	for _, key := range f.keys {
+		released := time.Now()
+		require.NoError(t, held[key].Release(ctx))
+		g := <-grants
+		require.NoError(t, g.err)
+		require.Equal(t, key, g.lease.Key())
+		require.Greater(t, g.lease.Fence(), held[key].Fence())
+		next[key] = g.lease
+		wakes = append(wakes, g.at.Sub(released))
+	}
+
+	admin := f.admin
+	if admin == nil {
+		admin = f.holder
+	}
+	gone, kept := f.keys[:len(f.keys)/2], f.keys[len(f.keys)/2:]
+	for _, key := range gone {
+		require.NoError(t, admin.Del(ctx, core.RecordName(f.prefix, key)).Err())
+	}
+	for _, key := range gone {
+		<-next[key].Context().Done()
+		require.ErrorIs(t, context.Cause(next[key].Context()), core.ErrLeaseLost)
+		require.ErrorIs(t, next[key].Release(ctx), core.ErrLeaseLost)
+	}
+	for _, key := range kept {
+		require.NoError(t, next[key].Release(ctx))
+	}
+	for _, key := range f.keys {
+		lease, err := holder.TryAcquire(ctx, key)
+		require.NoError(t, err)
+		require.Greater(t, lease.Fence(), next[key].Fence())
+		require.NoError(t, lease.Release(ctx))
+	}
+	for _, l := range []*core.Locker{holder, other} {
+		require.NoError(t, l.Shutdown(ctx))
+	}
+	return wakes
+}

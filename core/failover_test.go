@@ -1,0 +1,411 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// acquireVariants are the ways of taking a key under which a primary is killed.
+// An option that changes what a failover can lose is added here, and nowhere else.
+var acquireVariants = []acquireVariant{
+	{name: "as it comes"},
+}
+
+type acquireVariant struct {
+	name string
+	opts []core.AcquireOption
+	// A grant was heard of by a replica, or there is none.
+	heard bool
+}
+
+func TestAPrimaryKilledUnderLoadLosesNoWrite(t *testing.T) {
+	t.Parallel()
+	for _, variant := range acquireVariants {
+		t.Run(variant.name, func(t *testing.T) {
+			t.Parallel()
+			eachDeployment(t, func(t *testing.T, d deployment) { newLoad(t, d, variant).run(t, 0) })
+		})
+		t.Run(variant.name+", replicas behind", func(t *testing.T) {
+			t.Parallel()
+			eachDeployment(t, func(t *testing.T, d deployment) { newLoad(t, d, variant).run(t, 100*time.Millisecond) })
+		})
+	}
+}
+
+const (
+	loadPrefix  = "load"
+	loadLockers = 3
+	loadWorkers = 4 // of each locker
+	loadKeys    = 6 // on the primary that is killed, and as many elsewhere
+	loadQuiet   = 20
+	// Calls that are under way when the primary is killed. Their work takes longer
+	// than most failovers, and longer than a first lease.
+	loadLong = 3
+	longWork = 3500 * time.Millisecond
+	// A failover takes some seconds, and a key whose grant nobody heard of is free
+	// after three more.
+	recoveryWait = 20 * time.Second
+)
+
+// load is calls of several processes that want a few keys, and write to a store
+// that checks their fences.
+type load struct {
+	variant acquireVariant
+	d       deployment
+	lockers []*core.Locker
+	victim  *redistest.Server
+	names   []string // those on the victim first
+	keys    map[string]*loadKey
+	free    string // on the victim too, and nobody's
+
+	grants, unavailable atomic.Int64
+}
+
+func newLoad(t *testing.T, d deployment, variant acquireVariant) *load {
+	t.Helper()
+	l := &load{
+		variant: variant, d: d, keys: map[string]*loadKey{},
+		victim: d.primary(t, core.RecordName(loadPrefix, "0")),
+	}
+	for range loadLockers {
+		l.lockers = append(l.lockers, lockerOn(t, d.client(t, resp3), loadPrefix))
+	}
+	here, elsewhere := []string{}, []string{}
+	for i := 0; len(here) <= loadKeys || len(elsewhere) < loadKeys && d.primaries > 1; i++ {
+		name := fmt.Sprint(i)
+		if d.primary(t, core.RecordName(loadPrefix, name)) == l.victim {
+			here = append(here, name)
+		} else {
+			elsewhere = append(elsewhere, name)
+		}
+	}
+	l.free = here[loadKeys]
+	l.names = append(here[:loadKeys], elsewhere[:min(loadKeys, len(elsewhere))]...)
+	for _, name := range l.names {
+		l.keys[name] = &loadKey{}
+	}
+	return l
+}
+
+// run kills the primary behind whose replicas are.
+func (l *load) run(t *testing.T, behind time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	quiet := map[string]*core.Lease{}
+	for _, name := range keyNames(loadQuiet) {
+		lease, err := l.lockers[0].TryAcquire(t.Context(), name, append(slices.Clone(l.variant.opts), core.LeaseTTL(time.Minute))...)
+		require.NoError(t, err)
+		require.NoError(t, lease.Extend(t.Context(), time.Minute))
+		quiet[name] = lease
+	}
+	var workers sync.WaitGroup
+	for _, locker := range l.lockers {
+		for range loadWorkers {
+			workers.Go(func() {
+				for ctx.Err() == nil {
+					l.call(ctx, t, locker, l.names[rand.N(len(l.names))], briefWork)
+				}
+			})
+		}
+	}
+
+	time.Sleep(time.Second)
+	reconnect := func() {}
+	if behind > 0 {
+		reconnect = cutReplication(t, l.victim, l.d.replicas(t, core.RecordName(loadPrefix, "0")))
+		time.Sleep(behind)
+	}
+	var underWay sync.WaitGroup
+	underWay.Add(loadLong)
+	for i := range loadLong {
+		workers.Go(func() {
+			begun := sync.OnceFunc(underWay.Done)
+			defer begun()
+			l.call(ctx, t, l.lockers[i%loadLockers], l.names[i], func() (careless bool) {
+				begun()
+				time.Sleep(longWork)
+				return true
+			})
+		})
+	}
+	underWay.Wait()
+	time.Sleep(50 * time.Millisecond) // what can reach the replicas has
+	killed := time.Now()
+	l.victim.Kill()
+	reconnect()
+	probe, err := acquireInTheEnd(ctx, l.lockers[0], l.free, l.variant.opts...)
+	require.NoError(t, err)
+	recovery := time.Since(killed)
+	require.NoError(t, probe.Release(ctx))
+	l.awaitGrants(t, killed)
+	everything := time.Since(killed)
+	time.Sleep(500 * time.Millisecond)
+
+	cancel()
+	stopped := make(chan struct{})
+	go func() {
+		workers.Wait()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(recoveryWait):
+		require.Fail(t, "a call is stuck")
+	}
+	quietLost := 0
+	for _, lease := range quiet {
+		if err := extendInTheEnd(lease); errors.Is(err, core.ErrLeaseLost) {
+			quietLost++
+			continue
+		}
+		require.NoError(t, lease.Release(t.Context()))
+	}
+	for _, locker := range l.lockers {
+		require.NoError(t, locker.Shutdown(t.Context()))
+	}
+
+	var sum loadKey
+	for name, k := range l.keys {
+		assert.Zero(t, k.store.stale, "stale writes that the store took under key %q", name)
+		assert.Equal(t, k.store.accepted, k.store.value, "key %q: one for each write that the store took", name)
+		sum.told, sum.overlaps = sum.told+k.told, sum.overlaps+k.overlaps
+		sum.store.accepted, sum.store.refused = sum.store.accepted+k.store.accepted, sum.store.refused+k.store.refused
+	}
+	t.Logf("a free key is granted %s after the kill, every held one within %s; "+
+		"of %d grants %d were lost and told, %d overlapped with the next; %d of %d quiet leases lost; "+
+		"%d writes taken, %d refused as stale; %d calls refused as unavailable",
+		recovery.Round(time.Millisecond), everything.Round(time.Millisecond), l.grants.Load(), sum.told, sum.overlaps,
+		quietLost, len(quiet), sum.store.accepted, sum.store.refused, l.unavailable.Load())
+	assert.Zero(t, quietLost, "a lease that had reached the replicas survives")
+	if behind > 0 && !l.variant.heard {
+		assert.GreaterOrEqual(t, sum.told, loadLong, "no replica had heard of them")
+	}
+}
+
+func briefWork() (careless bool) {
+	time.Sleep(rand.N(4 * time.Millisecond))
+	return false
+}
+
+// call is one piece of work under a key, between a read and a write. Careless work
+// does not look at its ctx before it writes.
+func (l *load) call(ctx context.Context, t *testing.T, locker *core.Locker, name string, work func() (careless bool)) {
+	k := l.keys[name]
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	floor := k.highest()
+	lease, err := locker.Acquire(ctx, name, l.variant.opts...)
+	if err != nil {
+		if errors.Is(err, core.ErrUnavailable) {
+			l.unavailable.Add(1)
+			time.Sleep(10 * time.Millisecond)
+		} else if ctx.Err() == nil {
+			t.Errorf("acquire: %v", err)
+		}
+		return
+	}
+	l.grants.Add(1)
+	if lease.Fence() <= floor {
+		t.Errorf("key %q: fence %d was granted after %d", name, lease.Fence(), floor)
+	}
+	k.granted(lease)
+	if value, ok := k.store.read(lease.Fence()); ok {
+		if work() || lease.Context().Err() == nil {
+			k.store.write(lease.Fence(), value, value+1)
+		}
+	}
+	err = lease.Release(ctx)
+	if err != nil && !errors.Is(err, core.ErrUnavailable) && !errors.Is(err, core.ErrLeaseLost) {
+		t.Errorf("release: %v", err)
+	}
+	k.ended(lease, err)
+}
+
+// awaitGrants waits until every key was granted again.
+func (l *load) awaitGrants(t *testing.T, killed time.Time) {
+	t.Helper()
+	// What the old primary granted last has been reported by then, and the new one is
+	// not elected yet.
+	killed = killed.Add(100 * time.Millisecond)
+	for name, k := range l.keys {
+		for !k.grantedAfter(killed) {
+			require.Less(t, time.Since(killed), recoveryWait, "key %q is not granted any more", name)
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+}
+
+// loadKey is what became of a key's grants.
+type loadKey struct {
+	store fencedStore
+
+	mu       sync.Mutex
+	holder   *core.Lease
+	fence    int64     // the greatest so far
+	last     time.Time // when the last was granted
+	told     int       // lost, as their holders were told
+	overlaps int       // trusted by their holders when the next was granted
+}
+
+func (k *loadKey) highest() int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.fence
+}
+
+func (k *loadKey) granted(lease *core.Lease) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.holder != nil && k.holder.Context().Err() == nil {
+		k.overlaps++
+	}
+	k.holder, k.fence = lease, max(k.fence, lease.Fence())
+	k.last = time.Now()
+}
+
+func (k *loadKey) ended(lease *core.Lease, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if errors.Is(err, core.ErrLeaseLost) {
+		k.told++
+	}
+	if k.holder == lease {
+		k.holder = nil
+	}
+}
+
+func (k *loadKey) grantedAfter(moment time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.last.After(moment)
+}
+
+// fencedStore holds a number, and refuses whoever comes with a smaller fence than
+// it has seen.
+type fencedStore struct {
+	mu    sync.Mutex
+	seen  int64
+	value int
+
+	accepted, refused int
+	stale             int // accepted, although the writer had not read the last value
+}
+
+func (s *fencedStore) read(fence int64) (value int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fence < s.seen {
+		s.refused++
+		return 0, false
+	}
+	s.seen = fence
+	return s.value, true
+}
+
+func (s *fencedStore) write(fence int64, was, value int) (ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fence < s.seen {
+		s.refused++
+		return false
+	}
+	if s.value != was {
+		s.stale++
+	}
+	s.seen, s.value = fence, value
+	s.accepted++
+	return true
+}
+
+// extendInTheEnd asks until Redis answers.
+func extendInTheEnd(lease *core.Lease) error {
+	for {
+		err := lease.Extend(context.Background(), time.Minute)
+		if !errors.Is(err, core.ErrUnavailable) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// acquireInTheEnd asks until Redis answers.
+func acquireInTheEnd(ctx context.Context, l *core.Locker, key string, opts ...core.AcquireOption) (*core.Lease, error) {
+	for {
+		lease, err := l.Acquire(ctx, key, opts...)
+		if !errors.Is(err, core.ErrUnavailable) {
+			return lease, err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestAGrantThatNoReplicaHeardOfIsLostAndItsHolderIsStopped(t *testing.T) {
+	t.Parallel()
+	eachDeployment(t, func(t *testing.T, d deployment) {
+		ctx := t.Context()
+		holder, other := lockerOn(t, d.client(t, resp3), "p"), lockerOn(t, d.client(t, resp3), "p")
+		warm(t, holder)
+		warm(t, other)
+		primary := d.primary(t, core.RecordName("p", "k"))
+		reconnect := cutReplication(t, primary, d.replicas(t, core.RecordName("p", "k")))
+
+		var store fencedStore
+		lost, err := holder.TryAcquire(ctx, "k")
+		require.NoError(t, err)
+		require.NoError(t, lost.Extend(ctx, time.Minute), "so that it is sure of itself for long")
+		value, ok := store.read(lost.Fence())
+		require.True(t, ok)
+		primary.Kill()
+		reconnect()
+
+		next, err := acquireInTheEnd(ctx, other, "k")
+		require.NoError(t, err)
+		sure := lost.Context().Err() == nil
+		require.Greater(t, next.Fence(), lost.Fence())
+		now, ok := store.read(next.Fence())
+		require.True(t, ok)
+		require.False(t, store.write(lost.Fence(), value, value+1), "the store knows better than its holder")
+		require.True(t, store.write(next.Fence(), now, now+1))
+		require.Zero(t, store.stale)
+
+		<-lost.Context().Done()
+		require.ErrorIs(t, context.Cause(lost.Context()), core.ErrLeaseLost)
+		require.ErrorIs(t, lost.Release(ctx), core.ErrLeaseLost)
+		require.NoError(t, next.Extend(ctx, time.Second), "the late release left the new holder alone")
+		require.NoError(t, next.Release(ctx))
+		t.Logf("the lost lease was still trusted when the next was granted: %t", sure)
+	})
+}
+
+// cutReplication keeps what the primary does from here on from its replicas. They
+// run again, and find the link gone, after the returned func.
+func cutReplication(t *testing.T, primary *redistest.Server, replicas []*redistest.Server) (resume func()) {
+	t.Helper()
+	for _, r := range replicas {
+		r.Pause() // or they would be back at once
+	}
+	rdb := redistest.Client(t, &redis.Options{Addr: primary.Addr})
+	cut, err := rdb.ClientKillByFilter(t.Context(), "TYPE", "replica").Result()
+	require.NoError(t, err)
+	require.EqualValues(t, len(replicas), cut)
+	return func() {
+		for _, r := range replicas {
+			r.Resume()
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package core_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestALockThatIsHeldAndWaitedForMovesWithItsSlot(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+
+	t.Run("held while it moves", func(t *testing.T) {
+		m := newMigratingLock(t, c, 2)
+		var slot *redistest.Migration
+		m.handOver(func() {
+			slot = c.Migrate(t, m.record, m.to)
+			m.requireHeld("migrating, at its old place")
+			slot.MoveKeys(t)
+			m.requireHeld("at its new place, and asked for at its old one")
+		})
+		m.handOver(func() {
+			slot.Finish(t)
+			require.Same(t, m.to, c.NodeOf(t, m.record))
+			m.requireHeld("at its new place")
+		})
+		require.NoError(t, m.lease.Release(t.Context()))
+	})
+
+	t.Run("freed while its slot moves", func(t *testing.T) {
+		m := newMigratingLock(t, c, resp3)
+		var slot *redistest.Migration
+		m.handOver(func() { slot = c.Migrate(t, m.record, m.to) })
+		m.handOver(func() { m.requireHeld("granted at the new place, and asked for at the old one") })
+		m.handOver(func() { slot.Finish(t) })
+		m.requireHeld("at the new place")
+		require.NoError(t, m.lease.Release(t.Context()))
+	})
+}
+
+// migratingLock is a lock that two lockers hand to each other.
+type migratingLock struct {
+	t               *testing.T
+	holder, waiting *core.Locker
+	lease           *core.Lease
+	record          string
+	to              *redistest.Server
+}
+
+const migratingTTL = 400 * time.Millisecond
+
+func newMigratingLock(t *testing.T, c *redistest.Cluster, protocol int) *migratingLock {
+	t.Helper()
+	locker := func() *core.Locker {
+		rdb := c.Client(t, func(o *redis.ClusterOptions) { o.Protocol = protocol })
+		return lockerOn(t, rdb, "p", core.WithTTL(migratingTTL))
+	}
+	record := core.RecordName("p", t.Name())
+	m := &migratingLock{t: t, holder: locker(), waiting: locker(), record: record, to: c.AnotherThan(t, record)}
+	var err error
+	m.lease, err = m.holder.TryAcquire(t.Context(), t.Name())
+	require.NoError(t, err)
+	return m
+}
+
+// handOver has the other locker wait while meanwhile runs, and get the key by the
+// release.
+func (m *migratingLock) handOver(meanwhile func()) {
+	m.t.Helper()
+	granted := make(chan *core.Lease)
+	go func() {
+		lease, err := m.waiting.Acquire(m.t.Context(), m.lease.Key())
+		if err != nil {
+			m.t.Error(err)
+		}
+		granted <- lease
+	}()
+	meanwhile()
+	before := m.lease
+	require.NoError(m.t, before.Release(m.t.Context()))
+	m.lease = <-granted
+	require.NotNil(m.t, m.lease)
+	require.Greater(m.t, m.lease.Fence(), before.Fence())
+	m.holder, m.waiting = m.waiting, m.holder
+}
+
+// requireHeld looks for longer than a lease lasts that is not renewed.
+func (m *migratingLock) requireHeld(when string) {
+	m.t.Helper()
+	time.Sleep(2 * migratingTTL)
+	require.NoError(m.t, m.lease.Context().Err(), when)
+	_, err := m.waiting.TryAcquire(m.t.Context(), m.lease.Key())
+	require.ErrorIs(m.t, err, core.ErrConflict, when)
+}

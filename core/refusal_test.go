@@ -1,0 +1,150 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
+	t.Parallel()
+	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
+	const ttl = 900 * time.Millisecond
+	l := newLocker(t, env, core.WithTTL(ttl))
+	var leases []*core.Lease
+	for _, key := range keyNames(300) { // more than go into one batch
+		lease, err := l.TryAcquire(t.Context(), key)
+		require.NoError(t, err)
+		leases = append(leases, lease)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*ttl)
+	defer cancel()
+	var flushing sync.WaitGroup
+	flushing.Go(func() {
+		for rdb := env.Client(t); ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			_ = rdb.ScriptFlush(ctx).Err()
+		}
+	})
+	for ctx.Err() == nil {
+		warm(t, l)
+	}
+	flushing.Wait()
+	for _, lease := range leases {
+		require.NoError(t, lease.Context().Err())
+		require.NoError(t, lease.Release(t.Context()))
+	}
+}
+
+func TestALoadingRedisIsUnavailableAndWhatItLoadsIsStillHeld(t *testing.T) {
+	t.Parallel()
+	env := &redistest.Env{Prefix: "p", Addr: redistest.Start(t,
+		"--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024").Addr}
+	rdb, l := env.Client(t), newLocker(t, env)
+	for _, key := range keyNames(300) {
+		require.NoError(t, rdb.Set(t.Context(), key, strings.Repeat("x", 512), 0).Err())
+	}
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.NoError(t, lease.Extend(t.Context(), time.Minute))
+	require.NoError(t, rdb.ConfigSet(t.Context(), "key-load-delay", "5000").Err()) // µs
+
+	reloaded := make(chan error)
+	go func() { reloaded <- rdb.Do(context.WithoutCancel(t.Context()), "debug", "reload").Err() }()
+	redistest.Eventually(t, func() bool {
+		_, err = l.TryAcquire(t.Context(), "other")
+		return err != nil
+	}, "a refusal")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ErrorContains(t, err, "LOADING")
+	require.NoError(t, <-reloaded)
+
+	require.NoError(t, lease.Extend(t.Context(), time.Minute))
+	warm(t, l)
+	_, err = newLocker(t, env).TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+func TestAPrimaryThatBecomesAReplicaGrantsNothingAndItsHoldersAreTold(t *testing.T) {
+	t.Parallel()
+	above := redistest.Start(t)
+	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
+	rdb, l := env.Client(t), newLocker(t, env, core.WithTTL(500*time.Millisecond))
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	host, port, err := net.SplitHostPort(above.Addr)
+	require.NoError(t, err)
+	require.NoError(t, rdb.Do(t.Context(), "replicaof", host, port).Err())
+
+	_, err = l.TryAcquire(t.Context(), "other")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ErrorContains(t, err, "READONLY")
+	<-lease.Context().Done()
+	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+
+	require.NoError(t, rdb.Do(t.Context(), "replicaof", "no", "one").Err())
+	next, err := l.Acquire(t.Context(), "k") // a late renewal can keep it for one more TTL
+	require.NoError(t, err)
+	require.Greater(t, next.Fence(), lease.Fence())
+	require.NoError(t, next.Release(t.Context()))
+}
+
+func TestAFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
+	t.Parallel()
+	env := &redistest.Env{Addr: redistest.Start(t, "--maxmemory-policy", "noeviction").Addr, Prefix: "p"}
+	rdb, holder, waiting := env.Client(t), newLocker(t, env), newLocker(t, env)
+	lease, err := holder.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	inLine, done := make(chan struct{}), make(chan error)
+	go func() {
+		call := core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }}
+		done <- core.NewGuard(waiting, untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
+	}()
+	<-inLine
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.NoError(t, lease.Release(t.Context()), "the holder need not know")
+	if err := <-done; err != nil { // or it was in line, and got the key without a byte more
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		require.ErrorContains(t, err, "OOM")
+	}
+
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	lease, err = holder.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+func TestARedisThatTakesNoMoreClientsIsUnavailableAndHoldersGoOn(t *testing.T) {
+	t.Parallel()
+	const ttl = time.Second
+	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
+	rdb, holder := env.Client(t), newLocker(t, env, core.WithTTL(ttl))
+	lease, err := holder.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	time.Sleep(ttl) // it has its connections: renewals may have one of their own
+	var clients int
+	_, err = fmt.Sscanf(rdb.InfoMap(t.Context(), "clients").Val()["Clients"]["connected_clients"], "%d", &clients)
+	require.NoError(t, err)
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxclients", fmt.Sprint(clients)).Err())
+
+	_, err = newLocker(t, env).TryAcquire(t.Context(), "other")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.NotContains(t, rdb.Info(t.Context(), "stats").Val(), "rejected_connections:0")
+	time.Sleep(2 * ttl)
+	require.NoError(t, context.Cause(lease.Context()), "it has its connection")
+	require.NoError(t, lease.Release(t.Context()))
+
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxclients", "100").Err())
+	warm(t, newLocker(t, env))
+}

@@ -1,0 +1,40 @@
+package redistest_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+func TestASentinelDeploymentKnowsItsPrimary(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	require.NoError(t, s.Client(t).Set(t.Context(), "k", "v", 0).Err())
+	require.Equal(t, "v", redistest.Client(t, &redis.Options{Addr: s.Primary(t).Addr}).Get(t.Context(), "k").Val())
+	require.Len(t, s.Replicas(t), 2)
+	require.NotContains(t, s.Replicas(t), s.Primary(t))
+}
+
+func TestAClusterKnowsWhereItsKeysAre(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 1)
+	rdb := c.Client(t)
+	var primaries []*redistest.Server
+	for _, key := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		require.NoError(t, rdb.Set(t.Context(), key, "v", 0).Err())
+		node := c.NodeOf(t, key)
+		require.Equal(t, "v", redistest.Client(t, &redis.Options{Addr: node.Addr}).Get(t.Context(), key).Val())
+		require.NotSame(t, node, c.AnotherThan(t, key))
+		require.Len(t, c.ReplicasOf(t, key), 1)
+		if !slices.Contains(primaries, node) {
+			primaries = append(primaries, node)
+		}
+	}
+	require.Len(t, primaries, 3)
+}
