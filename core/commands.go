@@ -96,9 +96,14 @@ func (l *Locker) renew(ctx context.Context, batch []renewal) []renewalReply {
 		keys = 1
 	}
 	replies := make([]renewalReply, len(batch))
-	left := l.renewSome(ctx, batch, replies, keys, false)
-	if left {
-		l.renewSome(ctx, batch, replies, keys, true)
+	for _, rdb := range []redis.UniversalClient{l.reserve, l.rdb} {
+		if left := l.renewSome(ctx, rdb, batch, replies, keys, false); left {
+			l.renewSome(ctx, rdb, batch, replies, keys, true)
+		}
+		if err := replies[0].err; err == nil || mayHaveRun(err) && !redis.IsMaxClientsError(err) {
+			break
+		}
+		// No connection could be had: the other client may have some.
 	}
 	return replies
 }
@@ -107,13 +112,13 @@ const renewalKeys = 32
 
 // renewSome sends the renewals that have no answer yet. It reports whether any are
 // left because Redis does not know the script, which load sends along.
-func (l *Locker) renewSome(ctx context.Context, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
+func (l *Locker) renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
 	type chunk struct {
 		from, to int
 		cmd      *redis.Cmd
 	}
 	var chunks []chunk
-	pipe := l.reserve.Pipeline()
+	pipe := rdb.Pipeline()
 	for from := 0; from < len(batch); from += keys {
 		to := min(from+keys, len(batch))
 		if load && !redis.HasErrorPrefix(replies[from].err, "NOSCRIPT") {
