@@ -12,9 +12,8 @@ import (
 // NOLOOP is on, as its README advises for Redis from 7.0.5 on. Its default is a majority
 // of 2 of 3 keys; for a single Redis the README advises 1.
 //
-// A try gets a second in place of 20 ms. A call whose try took longer than that,
-// on a busy machine, was seen to wait for good: it hears of nobody's release but
-// its own, and NOLOOP silences that one.
+// A try gets a second in place of 20 ms: on a busy machine a call whose try took
+// longer was seen to wait for good while its key was free.
 type rueidislocks struct{ locker rueidislock.Locker }
 
 func newRueidislock(majority int32) func(target) (contestant, error) {
