@@ -72,25 +72,29 @@ func (c *cell) run(b *bench, j job) error {
 	c.calls.add(before, after)
 	delete(c.calls, "ping") // keep-alives, also of the crews that rest
 	c.overlaps += b.board.overlaps.Load()
-	c.add(answers, j.For)
+	c.add(answers)
 	return nil
 }
 
-func (c *cell) add(answers []answer, elapsed time.Duration) {
-	var counts []int
-	waits := histogram{}
-	var last time.Duration
+func (c *cell) add(answers []answer) {
+	var (
+		f             figures
+		counts        []int
+		waits         = histogram{}
+		elapsed, last time.Duration
+	)
 	for _, a := range answers {
+		n := 0
+		for _, count := range a.Counts {
+			n += count
+		}
+		c.total += n
+		f.perSecond += float64(n) / a.Elapsed.Seconds()
 		counts = append(counts, a.Counts...)
 		waits.add(a.Waits)
-		last = max(last, a.Last)
+		elapsed, last = max(elapsed, a.Elapsed), max(last, a.Last)
 	}
-	n := 0
-	for _, count := range counts {
-		n += count
-	}
-	c.total += n
-	f := figures{p50: waits.quantile(0.5), p99: waits.quantile(0.99), perSecond: float64(n) / elapsed.Seconds()}
+	f.p50, f.p99 = waits.quantile(0.5), waits.quantile(0.99)
 	f.jain, f.starved = fairness(counts)
 	c.rounds = append(c.rounds, f)
 	// Redsync may sleep for a quarter of a second; nobody else has a reason to.

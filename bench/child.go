@@ -38,9 +38,10 @@ type answer struct {
 	Err string
 
 	// Of contend.
-	Counts []int     // acquisitions of each worker
-	Waits  histogram // of all acquisitions, and of waits that the end cut short
-	Last   time.Duration
+	Counts  []int         // acquisitions of each worker
+	Waits   histogram     // of all acquisitions, and of waits that the end cut short
+	Elapsed time.Duration // until the end
+	Last    time.Duration // until the last acquisition
 
 	// Of take.
 	Handoffs []time.Duration

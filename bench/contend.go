@@ -19,7 +19,7 @@ type contender struct {
 
 	count int
 	waits tallyMarks
-	last  time.Duration // when it last acquired
+	last  time.Duration // when it last acquired, after the beginning
 	err   error
 }
 
@@ -43,6 +43,7 @@ func (c *child) contend(j job) (answer, error) {
 		})
 	}
 	time.Sleep(j.At + j.For - monotonic())
+	elapsed := monotonic() - j.At // a busy process wakes up late
 	for _, w := range workers {
 		w.stop()
 	}
@@ -57,7 +58,7 @@ func (c *child) contend(j job) (answer, error) {
 		// Their figures cannot be read: they may still be writing them.
 		return answer{}, fmt.Errorf("calls did not return within %v of their ctx's end", grace)
 	}
-	a := answer{Waits: histogram{}}
+	a := answer{Waits: histogram{}, Elapsed: elapsed}
 	var err error
 	for _, w := range workers {
 		w.cancel()

@@ -104,7 +104,7 @@ func (c *crew) some(ctx context.Context, members []*member, j job) ([]answer, er
 	if err := c.tell(members, j); err != nil {
 		return nil, err
 	}
-	return c.collect(ctx, members, j.For+grace+10*time.Second)
+	return c.collect(ctx, members, j.For+2*grace)
 }
 
 func (c *crew) tell(members []*member, j job) error {

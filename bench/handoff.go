@@ -90,7 +90,7 @@ func (b *bench) handOffs(c *crew, j job) ([]time.Duration, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.collect(b.ctx, giver, j.For+grace); err != nil {
+	if _, err := c.collect(b.ctx, giver, 2*grace); err != nil {
 		return nil, err
 	}
 	return answers[0].Handoffs, nil
@@ -152,9 +152,9 @@ func (c *child) take(j job) (took []time.Duration, err error) {
 
 // until looks every now and then whether the other process is ready.
 func until(ready func() bool) error {
-	for end := time.Now().Add(8 * time.Second); !ready(); time.Sleep(200 * time.Microsecond) {
+	for end := time.Now().Add(grace); !ready(); time.Sleep(200 * time.Microsecond) {
 		if time.Now().After(end) {
-			return errors.New("hangs: the other process is not ready within 8s")
+			return errors.New("hangs: the other process is not ready within 3s")
 		}
 	}
 	return nil

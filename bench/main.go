@@ -24,6 +24,7 @@ import (
 	"os/signal"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -68,7 +69,7 @@ func main() {
 	only := flag.String("only", "", "run only the scenarios whose names begin so")
 	addr := flag.String("redis", "", "use the Redis at this address, which must be idle, not one of the program's own")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, *quick, *only, *addr)
 	stop()
 	if err != nil {

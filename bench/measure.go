@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -28,9 +29,11 @@ type sizes struct {
 
 const (
 	rounds = 5
-	// turnLimit is for contestants that hang.
-	turnLimit = time.Minute
+	// turnLimit is for contestants that hang: a turn takes a fraction of a second.
+	turnLimit = 10 * time.Second
 )
+
+var errHangs = fmt.Errorf("hangs: a turn takes longer than %v", turnLimit)
 
 // figures are what one entry did in one round.
 type figures struct {
@@ -96,19 +99,21 @@ func find(results []result, name string) result {
 
 // measure lets the entries take turns, in an order drawn anew each time: what one
 // leaves behind, such as which CPU runs what, must not always meet the same next.
+// An entry that hangs is out, and its row says so.
 func (b *bench) measure(entries []entry, size sizes) ([]result, error) {
 	tallies := make([]tally, len(entries))
 	for i, e := range entries {
 		tallies[i] = tally{result: result{name: e.name}, calls: calls{}}
-		if _, err := takeTurn(b.ctx, e, size); err != nil { // connections, scripts, caches
-			return nil, fmt.Errorf("%s: %w", e.name, err)
+		_, err := takeTurn(b.ctx, e, size) // connections, scripts, caches
+		if err := tallies[i].excuse(err); err != nil {
+			return nil, err
 		}
 	}
 	for range rounds {
 		for range size.turns {
 			for _, i := range rand.Perm(len(entries)) {
-				if err := tallies[i].add(b, entries[i], size); err != nil {
-					return nil, fmt.Errorf("%s: %w", entries[i].name, err)
+				if err := tallies[i].excuse(tallies[i].add(b, entries[i], size)); err != nil {
+					return nil, err
 				}
 			}
 		}
@@ -118,7 +123,7 @@ func (b *bench) measure(entries []entry, size sizes) ([]result, error) {
 	}
 	results := make([]result, len(entries))
 	for i := range tallies {
-		results[i] = tallies[i].end(rounds * size.turns * size.ops * size.workers)
+		results[i] = tallies[i].end()
 	}
 	return results, nil
 }
@@ -156,7 +161,7 @@ func takeTurn(ctx context.Context, e entry, size sizes) (turn, error) {
 	select {
 	case <-back:
 	case <-time.After(turnLimit):
-		return turn{}, fmt.Errorf("hangs: a turn takes longer than %v", turnLimit)
+		return turn{}, errHangs // its workers are left behind
 	}
 	t.elapsed = time.Since(start)
 	runtime.ReadMemStats(&after)
@@ -169,12 +174,28 @@ type tally struct {
 	result result
 	calls  calls
 	allocs uint64
+	ops    int
 	// Of the round under way.
 	latencies []time.Duration
 	elapsed   time.Duration
 }
 
+// excuse records that an entry hangs. Any other error is the scenario's.
+func (t *tally) excuse(err error) error {
+	if errors.Is(err, errHangs) {
+		t.result.remark = err.Error()
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", t.result.name, err)
+	}
+	return nil
+}
+
 func (t *tally) add(b *bench, e entry, size sizes) error {
+	if t.result.remark != "" {
+		return nil
+	}
 	before, err := b.server.calls(b.ctx)
 	if err != nil {
 		return err
@@ -189,6 +210,7 @@ func (t *tally) add(b *bench, e entry, size sizes) error {
 	}
 	t.calls.add(before, after)
 	t.allocs += turn.mallocs
+	t.ops += len(turn.latencies)
 	t.latencies = append(t.latencies, turn.latencies...)
 	t.elapsed += turn.elapsed
 	return nil
@@ -197,14 +219,17 @@ func (t *tally) add(b *bench, e entry, size sizes) error {
 func (t *tally) endRound() {
 	slices.Sort(t.latencies)
 	n := len(t.latencies)
+	if n == 0 {
+		return
+	}
 	t.result.rounds = append(t.result.rounds, figures{
 		p50: t.latencies[n/2], p99: t.latencies[n*99/100], perSecond: float64(n) / t.elapsed.Seconds(),
 	})
 	t.latencies, t.elapsed = t.latencies[:0], 0
 }
 
-func (t *tally) end(ops int) result {
-	t.result.allocs = float64(t.allocs) / float64(ops)
-	t.result.calls = t.calls.per(ops)
+func (t *tally) end() result {
+	t.result.allocs = float64(t.allocs) / float64(t.ops)
+	t.result.calls = t.calls.per(t.ops)
 	return t.result
 }
