@@ -100,10 +100,11 @@ func (l *Locker) renew(ctx context.Context, batch []renewal) []renewalReply {
 		if left := l.renewSome(ctx, rdb, batch, replies, keys, false); left {
 			l.renewSome(ctx, rdb, batch, replies, keys, true)
 		}
-		if err := replies[0].err; err == nil || mayHaveRun(err) && !redis.IsMaxClientsError(err) {
+		var answer redis.Error
+		if err := replies[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
 			break
 		}
-		// No connection could be had: the other client may have some.
+		// Perhaps no connection could be had: the other client may have one.
 	}
 	return replies
 }

@@ -116,17 +116,20 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 }
 
 // reserveOf makes a client like rdb with a few connections of its own, which the
-// user's commands cannot use up. It returns rdb itself when it is of another kind.
+// user's commands cannot use up. It does not try anything twice, since renewals are
+// sent again anyway. It returns rdb itself when that is of another kind.
 func reserveOf(rdb redis.UniversalClient) (reserve redis.UniversalClient, own bool) {
 	switch client := rdb.(type) {
 	case *redis.Client:
 		opt := *client.Options()
 		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights, 0, 0, 0
+		opt.MaxRetries, opt.DialerRetries = -1, 1
 		opt.PushNotificationProcessor = nil // registers handlers of its own
 		return redis.NewClient(&opt), true
 	case *redis.ClusterClient:
 		opt := *client.Options()
 		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights, 0, 0, 0
+		opt.MaxRetries, opt.DialerRetries = -1, 1
 		return redis.NewClusterClient(&opt), true
 	}
 	return rdb, false

@@ -423,7 +423,7 @@ func (r *renewals) wakeBefore(at time.Time) {
 func renewalTime(sent time.Time, ttl time.Duration) time.Time {
 	third := ttl / 3
 	at := sent.Add(third - rand.N(third/8+1))
-	return at.Add(-time.Duration(at.UnixNano() % int64(third/64+1)))
+	return at.Add(-time.Duration(at.UnixNano() % int64(third/16+1)))
 }
 
 func later(a, b time.Time) time.Time {
