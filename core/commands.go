@@ -184,6 +184,7 @@ type releaseRequest struct {
 	mark          any           // how other is to wait; "" to leave the queue
 	what          string        // what other is
 	line          *line         // other's
+	fresh         bool          // other cannot be in the queue yet
 }
 
 type releaseReply struct {
@@ -209,7 +210,7 @@ func (l *Locker) release(ctx context.Context, req releaseRequest) (reply release
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
 		}
-		cmd := l.command(ctx, releaseScript, true, req.record, req.entry, req.used, req.stay.Milliseconds(), req.other, req.mark, req.what)
+		cmd := l.command(ctx, releaseScript, true, req.record, req.entry, req.used, req.stay.Milliseconds(), req.other, req.mark, req.what, req.fresh)
 		if reply, err = l.parseRelease(cmd); err == nil {
 			// After a lost reply "not the owner" is what an earlier try of ours left.
 			reply.owned = reply.owned || ran

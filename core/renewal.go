@@ -17,7 +17,7 @@ import (
 const (
 	// Leases due within the horizon are renewed in one go.
 	renewalHorizon = 10 * time.Millisecond
-	renewalBatch   = 256
+	renewalBatch   = 1024
 	// Batches in flight at once. Beyond that renewals wait their turn; ends of
 	// leases do not.
 	renewalFlights = 8

@@ -444,7 +444,7 @@ func (w *waiters) depart(h *hold, req *releaseRequest) {
 		return // the answer tells
 	}
 	if ln.entry == "" {
-		ln.entry = newEntry(1, w.locker.id)
+		ln.entry, req.fresh = newEntry(1, w.locker.id), true
 	}
 	ln.asking, ln.sent, ln.server = true, time.Now(), 0
 	req.line, req.other, req.mark, req.what = ln, ln.entry, w.locker.mark(), ln.first.opts.what

@@ -26,7 +26,7 @@ if mine then
   -- that was delivered late.
   local its, what = string.match(mine, '^%d+ (%d+) (.*)$')
   if ends(mine) < now + lease then
-    write('h:' .. entry, string.format('%.0f %s %s', now + lease, its, what))
+    write('h:' .. entry, string.format('%d %s %s', now + lease, its, what))
     stays = now + lease
     save()
   end
@@ -57,4 +57,4 @@ if ARGV[5] ~= '' and not string.find(watch, ARGV[5], 1, true) then
   watch = watch .. ARGV[5] .. ' '
 end
 save()
-return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, length()}
+return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, waiting}

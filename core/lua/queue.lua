@@ -5,11 +5,11 @@ local ALIVE = 15000  -- ms after which a waiter that did not ask again is dead
 local QUEUE = 1024   -- entries at most
 local STEPS = 128    -- waiters served by one call at most
 
-local record = redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry)
+local record = redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting')
 local exists = record[1]
 local fence = tonumber(exists or 0) or 0
 local held, last, soonest = tonumber(record[2] or exists and 1 or 0), record[3] or '', tonumber(record[4] or 0)
-local queue, watch, mine = record[5] or '', record[6] or '', record[7]
+local queue, watch, mine, waiting = record[5] or '', record[6] or '', record[7], tonumber(record[8] or 0)
 if mine and ends(mine) <= now then
   mine = false
 end
@@ -73,78 +73,86 @@ local function grant(e, lease, what)
   fence = its
   held, last, soonest = held + 1, e, math.min(soonest, now + lease)
   stays = math.max(stays, now + lease)
-  write('h:' .. e, string.format('%.0f %.0f %s', now + lease, its, what))
+  write('h:' .. e, string.format('%d %.0f %s', now + lease, its, what))
   return its
 end
 
--- place finds e in the queue: where its entry begins, and how many are before it.
+-- place finds e in the queue: where its entry begins, and about how many are before
+-- it. To count them would take longer.
 local function place(e)
-  local from = string.find(' ' .. queue, ' ' .. e, 1, true)
+  local from = string.find(queue, e, 1, true)
   if not from then
     return nil
   end
-  local _, before = string.gsub(string.sub(queue, 1, from - 1), ' ', '')
-  return from, before
+  return from, math.floor((from - 1) * waiting / #queue + 0.5)
 end
 
-local function length()
-  local _, n = string.gsub(queue, ' ', '')
-  return n
-end
-
--- join puts e at the end of the queue, or says that it is still alive. It
--- returns how many are before it; nil if the queue is full.
-local function join(e, mark, what)
-  local item = e .. mark .. string.format('%.0f', now + ALIVE) .. ',' .. what .. ' '
-  local from, before = place(e)
+-- join puts e at the end of the queue, or says that it is still alive; new is for an
+-- entry that cannot be in it yet. It returns how many are before it; nil if the queue
+-- is full.
+local function join(e, mark, what, new)
+  local item = e .. mark .. string.format('%d', now + ALIVE) .. ',' .. what .. ' '
+  local from, before
+  if not new then
+    from, before = place(e)
+  end
   if from then
     local to = string.find(queue, ' ', from, true)
     queue = string.sub(queue, 1, from - 1) .. item .. string.sub(queue, to + 1)
     return before
   end
-  before = length()
-  if before >= QUEUE then
+  if waiting >= QUEUE then
     return nil
   end
   queue = queue .. item
-  return before
+  waiting = waiting + 1
+  return waiting - 1
 end
 
 local function leave(e)
   local from = place(e)
   if from then
     queue = string.sub(queue, 1, from - 1) .. string.sub(queue, string.find(queue, ' ', from, true) + 1)
+    waiting = waiting - 1
   end
 end
 
 -- serve grants the key to those at the head of the queue, as long as they fit. It
 -- stops, and returns true, when it is the turn of me: the caller grants that one.
 local function serve(me)
+  local from, turn = 1, false -- where the rest of the queue begins
   for _ = 1, STEPS do
-    local e, mark, alive, what, rest = string.match(queue, '^([^@+~]*)([@+~])(%d+),(%S*) (.*)$')
-    local dead = e and e ~= me and tonumber(alive) <= now
-    if not e or not dead and not fits(limit(e)) then
-      return false
+    local to = string.find(queue, ' ', from, true)
+    if not to then
+      break
     end
-    queue = rest
+    local e, mark, alive, what = string.match(string.sub(queue, from, to - 1), '^([^@+~]*)([@+~])(%d+),(.*)$')
+    local dead = e ~= me and tonumber(alive) <= now
+    if not dead and not fits(limit(e)) then
+      break
+    end
     if e == me then
-      return true
+      from, waiting, turn = to + 1, waiting - 1, true
+      break
     end
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        heard = send(locker(e), string.format('grant %s %.0f %.0f %.0f %d', e, following(), now, now + CLAIM, rest == '' and 0 or 1))
+        heard = send(locker(e), string.format('grant %s %.0f %d %d %d', e, following(), now, now + CLAIM, waiting > 1 and 1 or 0))
         if not heard then -- nobody can be told: the first to ask takes it
-          queue = e .. mark .. alive .. ',' .. what .. ' ' .. rest
-          return false
+          break
         end
       end
       if heard > 0 or mark == '+' then
         grant(e, CLAIM, what)
       end
     end
+    from, waiting = to + 1, waiting - 1
   end
-  return false
+  if from > 1 then
+    queue = string.sub(queue, from)
+  end
+  return turn
 end
 
 -- save writes the record, or removes it when nothing is left to remember. It must
@@ -160,12 +168,13 @@ local function save()
       redis.call('DEL', key)
       return
     end
-    redis.call('HDEL', key, 'last', 'next', 'queue', 'watch')
+    redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch')
   else
     write('last', last)
     write('next', soonest)
     if queue ~= (record[5] or '') then
       write('queue', queue)
+      write('waiting', waiting)
     end
     if watch ~= (record[6] or '') then
       write('watch', watch)

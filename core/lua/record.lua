@@ -9,6 +9,7 @@
 --   held     how many hold the key
 --   next     no holder's lease ends before this, in ms
 --   queue    who waits, in order: ENTRY MARK ALIVE,WHAT and a space for each
+--   waiting  how many those are
 --   watch    ids of lockers that are told when nobody holds the key
 -- ARGV[1]  the caller's entry: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
 --          key together with it: 1 is exclusive, 0 is without limit

@@ -6,6 +6,7 @@
 -- ARGV[4]  another entry of the same process, or ''
 -- ARGV[5]  its mark, to have it wait for the key; '' to have it leave the queue
 -- ARGV[6]  what it is
+-- ARGV[7]  '1' if it cannot be in the queue yet
 -- returns  1 when the caller held the key, 0 when it did not
 --          with an entry that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue}
@@ -26,7 +27,7 @@ if mine and stay == 0 and limit(entry) == 1 then -- the rest of the block goes b
 end
 if mine and stay > 0 then
   local rest = string.match(mine, ' .*$')
-  write('h:' .. entry, string.format('%.0f%s', now + stay, rest))
+  write('h:' .. entry, string.format('%d%s', now + stay, rest))
   stays, soonest = now + stay, math.min(soonest, now + stay)
 elseif mine then
   redis.call('HDEL', key, 'h:' .. entry)
@@ -41,7 +42,7 @@ end
 sweep()
 local before
 if ARGV[5] ~= '' then
-  before = join(other, ARGV[5], ARGV[6])
+  before = join(other, ARGV[5], ARGV[6], mine and ARGV[7] == '1')
 elseif other ~= '' then
   leave(other)
 end
@@ -55,5 +56,4 @@ end
 if ARGV[5] == '' then
   return owned
 end
-local _, ahead = place(other)
-return {owned, its, now, ahead and ahead + 1 or 0, length()}
+return {owned, its, now, its == 0 and before and before + 1 or 0, waiting}

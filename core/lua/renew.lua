@@ -25,7 +25,7 @@ for i, key in ipairs(KEYS) do
     if tonumber(deadline) < now + lease then
       local left = waiting and lease + GRACE or lease
       redis.call('PEXPIRE', key, math.max(left, redis.call('PTTL', key)))
-      redis.call('HSET', key, 'h:' .. entry, string.format('%.0f%s', now + lease, rest))
+      redis.call('HSET', key, 'h:' .. entry, string.format('%d%s', now + lease, rest))
     end
     replies[i] = waiting and 2 or 1
   end
