@@ -34,8 +34,13 @@ func TestALockThatIsHeldAndWaitedForMovesWithItsSlot(t *testing.T) {
 
 	t.Run("freed while its slot moves", func(t *testing.T) {
 		m := newMigratingLock(t, c, resp3)
-		var slot *redistest.Migration
-		m.handOver(func() { slot = c.Migrate(t, m.record, m.to) })
+		slot := c.Migrate(t, m.record, m.to)
+		require.NoError(t, m.lease.Release(t.Context()), "nobody waits: nothing is left at the old place")
+		before := m.lease.Fence()
+		var err error
+		m.lease, err = m.holder.TryAcquire(t.Context(), m.lease.Key())
+		require.NoError(t, err)
+		require.Greater(t, m.lease.Fence(), before)
 		m.handOver(func() { m.requireHeld("granted at the new place, and asked for at the old one") })
 		m.handOver(func() { slot.Finish(t) })
 		m.requireHeld("at the new place")

@@ -134,6 +134,12 @@ func (c *waiter) leave() {
 		if ln.first == nil {
 			w.close(ln)
 		} else if wasFirst {
+			if ln.limit != 1 && ln.entry != "" {
+				// It may have been granted already, and others with it: to a call
+				// that came later its fence could be smaller than one seen before.
+				w.drop(ln.key, ln.entry)
+				ln.entry, ln.askAt = "", time.Time{}
+			}
 			ln.first.poke()
 		}
 	}
