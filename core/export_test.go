@@ -11,3 +11,6 @@ func (l *Locker) Listening() bool { return l.wakeups.Up() }
 
 // RecordName is the name in Redis of a key's record.
 var RecordName = recordName
+
+// Scripts are the sources of the Lua scripts, by the names of their files.
+var Scripts = map[string]string{"acquire": acquireSource, "renew": renewSource, "release": releaseSource}

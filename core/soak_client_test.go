@@ -58,6 +58,7 @@ type soakClient struct {
 	Client             int
 	Seed               uint64
 	Goroutines         int
+	Timeout            time.Duration // go-redis's
 	Workload           workload
 
 	hooks []redis.Hook
@@ -91,7 +92,7 @@ func (c *soakClient) run(ctx context.Context) (err error) {
 	}
 	rdb := redis.NewClient(&redis.Options{
 		Addr: c.Addr, MaxRetries: c.Workload.Retries, PoolSize: 4 * c.Goroutines,
-		DialTimeout: 300 * time.Millisecond, ReadTimeout: 300 * time.Millisecond, WriteTimeout: 300 * time.Millisecond,
+		DialTimeout: c.Timeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
 	})
 	defer func() { err = errors.Join(err, rdb.Close()) }()
 	for _, h := range c.hooks {

@@ -168,7 +168,7 @@ func (r *soakRunner) start(slot int) {
 	client := len(r.files) + 1
 	config := soakClient{
 		Addr: r.server.Addr, Prefix: "p", File: filepath.Join(r.dir, fmt.Sprint(client)),
-		Client: client, Seed: r.round.Seed, Goroutines: 6, Workload: r.round.Workload,
+		Client: client, Seed: r.round.Seed, Goroutines: 6, Timeout: 300 * time.Millisecond, Workload: r.round.Workload,
 	}
 	if slot%2 == 0 {
 		config.Addr = r.proxy.Addr
