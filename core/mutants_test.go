@@ -57,10 +57,10 @@ type play struct {
 
 var plays = map[string]play{
 	"crowd":        {change: func(w *workload) { w.Try = 80 }},
-	"overrun":      {change: func(w *workload) { w.Overrun, w.Fixed = 50, 40 }},
+	"overrun":      {change: func(w *workload) { w.Overrun, w.Deaf = 50, 50 }},
 	"abandoned":    {change: func(w *workload) { w.Abandon, w.Fixed, w.Try, w.Keys = 30, 100, 100, 4 }, late: 150 * time.Millisecond},
 	"lost replies": {change: func(w *workload) { w.Retries, w.Try = 3, 100 }, lost: true},
-	"losses":       {change: func(w *workload) { w.Overrun, w.Fixed, w.Abandon = 60, 0, 0 }, loss: 150 * time.Millisecond},
+	"losses":       {change: func(w *workload) { w.Fixed, w.MaxLease, w.MaxWork = 0, 120*time.Millisecond, 500*time.Millisecond }, loss: 150 * time.Millisecond},
 	"slow renewals": {change: func(w *workload) {
 		w.Fixed, w.Try, w.Keys, w.MaxLease = 0, 100, 3, 120*time.Millisecond
 		w.MaxWork, w.MaxIdle, w.SlowRenewals = 70*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond
@@ -147,15 +147,14 @@ func TestPlaysOfMutantsFindNothingInTheEngine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			seed := soakSeed()
-			ops, rules := p.run(t, seed, 2*time.Second, nil)
+			ops, rules := p.run(t, seed, 800*time.Millisecond, nil)
 			_, _, violations := tell(ops, rules)
 			counts := history.Count(ops)
 			t.Logf("%s: %+v (seed %d)", name, counts, seed)
 			for _, v := range violations {
 				t.Errorf("%s", v)
 			}
-			require.Greater(t, counts.Windows, 20)
-			require.Greater(t, counts.Conflicts, 20)
+			require.Greater(t, min(counts.Windows, counts.Conflicts), 10)
 		})
 	}
 }
@@ -173,7 +172,7 @@ func TestMutantsAreCaught(t *testing.T) {
 				ops := 0
 				for try := range uint64(tries) {
 					seed := soakSeed() + try
-					run, rules := plays[m.play].run(t, seed, 700*time.Millisecond, hook)
+					run, rules := plays[m.play].run(t, seed, 600*time.Millisecond, hook)
 					require.Positive(t, used.Load(), "the mutant ran")
 					found, first, _ := tell(run, rules)
 					if len(found) > 0 {

@@ -41,6 +41,7 @@ type workload struct {
 	MaxWait            time.Duration // of an Acquire
 	Abandon            int           // of fixed leases: never given back
 	Overrun            int           // work that is longer than the lease
+	Deaf               int           // of holders whose lease was lost: given back only long after
 	MaxWork            time.Duration // of the rest
 	MaxIdle            time.Duration // between calls
 	Retries            int           // go-redis's; -1: none
@@ -113,7 +114,7 @@ func (c *soakClient) run(ctx context.Context) (err error) {
 		rng := rand.New(rand.NewPCG(c.Seed, uint64(c.Client)<<16|uint64(i)))
 		work.Go(func() {
 			for ctx.Err() == nil && c.odd.Load() == nil {
-				c.once(locker, rng)
+				c.once(ctx, locker, rng)
 				time.Sleep(upTo(rng, c.Workload.MaxIdle))
 			}
 		})
@@ -127,7 +128,7 @@ func (c *soakClient) run(ctx context.Context) (err error) {
 }
 
 // once acquires a key, works, and gives it back.
-func (c *soakClient) once(locker *core.Locker, rng *rand.Rand) {
+func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Rand) {
 	w := c.Workload
 	mode := w.Modes[rng.IntN(len(w.Modes))]
 	op := c.op(history.Op{
@@ -145,19 +146,17 @@ func (c *soakClient) once(locker *core.Locker, rng *rand.Rand) {
 	}
 	try, wait := percent(rng, w.Try), upTo(rng, w.MaxWait)
 
-	// The lease's ctx comes from this one, which therefore has no deadline.
-	ctx, cancel := context.WithCancel(context.Background())
+	// The lease's ctx comes from this one. It must not end with the patience of
+	// an Acquire that was granted.
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	acquire := locker.TryAcquire
-	if !try {
-		acquire = locker.Acquire
+	acquire := locker.Acquire
+	if try {
+		acquire, wait = locker.TryAcquire, time.Hour
 	}
 	op.Call = history.Now()
 	c.rec.Write(op)
 	patience := time.AfterFunc(wait, cancel)
-	if try {
-		patience.Stop()
-	}
 	lease, err := acquire(ctx, op.Key, options...)
 	op.Return = history.Now()
 	patience.Stop()
@@ -166,7 +165,7 @@ func (c *soakClient) once(locker *core.Locker, rng *rand.Rand) {
 		op.Outcome, op.Fence, op.Seen = history.OK, lease.Fence(), op.Return
 	case errors.Is(err, core.ErrConflict):
 		op.Outcome, op.Over = history.Conflict, op.Return
-	case errors.Is(err, core.ErrUnavailable), errors.Is(err, context.Canceled) && !try:
+	case errors.Is(err, core.ErrUnavailable), ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		op.Over = op.Return
 	default:
 		c.odd.CompareAndSwap(nil, &err)
@@ -180,6 +179,9 @@ func (c *soakClient) once(locker *core.Locker, rng *rand.Rand) {
 		work = op.Lease + upTo(rng, op.Lease)
 	}
 	c.work(op, lease, work)
+	if ctx.Err() == nil && lease.Context().Err() != nil && percent(rng, w.Deaf) {
+		time.Sleep(20*time.Millisecond + upTo(rng, op.Lease))
+	}
 	if fixed && percent(rng, w.Abandon) {
 		op.Over = op.Return
 		c.rec.Write(op)

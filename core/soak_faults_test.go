@@ -89,8 +89,13 @@ type soakRound struct {
 	Length   time.Duration
 	Clients  int // processes
 	Workload workload
-	Faults   map[faultKind]time.Duration // about how often
-	Durable  bool                        // Redis keeps its data when it is killed
+	// Goroutines of a client; zero: 6.
+	Goroutines int
+	Faults     map[faultKind]time.Duration // about how often
+	Durable    bool                        // Redis keeps its data when it is killed
+	Binary     string                      // of the clients; this one if empty
+	Broken     string                      // what is broken in that binary
+	Abrupt     bool                        // the clients are killed at the end
 }
 
 // soaked is what came of a round.
@@ -125,11 +130,11 @@ type soakProcess struct {
 // run runs the round and returns its history.
 func (round soakRound) run(t *testing.T) soaked {
 	t.Helper()
-	server := redistest.Start(t)
+	var args []string
 	if round.Durable {
-		server.Kill()
-		server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+		args = []string{"--appendonly", "yes", "--appendfsync", "always"}
 	}
+	server := redistest.Start(t, args...)
 	r := &soakRunner{
 		t: t, round: round, dir: t.TempDir(), server: server,
 		proxy: redistest.NewProxy(t, server.Addr),
@@ -168,15 +173,15 @@ func (r *soakRunner) start(slot int) {
 	client := len(r.files) + 1
 	config := soakClient{
 		Addr: r.server.Addr, Prefix: "p", File: filepath.Join(r.dir, fmt.Sprint(client)),
-		Client: client, Seed: r.round.Seed, Goroutines: 6, Timeout: 300 * time.Millisecond, Workload: r.round.Workload,
+		Client: client, Seed: r.round.Seed, Goroutines: cmp.Or(r.round.Goroutines, 6), Timeout: 300 * time.Millisecond, Workload: r.round.Workload,
 	}
 	if slot%2 == 0 {
 		config.Addr = r.proxy.Addr
 	}
 	text, err := json.Marshal(&config)
 	require.NoError(r.t, err)
-	p := &soakProcess{client: client, cmd: exec.Command(os.Args[0])}
-	p.cmd.Env = append(os.Environ(), clientVar+"="+string(text))
+	p := &soakProcess{client: client, cmd: exec.Command(cmp.Or(r.round.Binary, os.Args[0]))}
+	p.cmd.Env = append(os.Environ(), clientVar+"="+string(text), brokenVar+"="+r.round.Broken)
 	p.cmd.Stderr = &p.stderr
 	p.stdin, err = p.cmd.StdinPipe()
 	require.NoError(r.t, err)
@@ -272,6 +277,11 @@ func (r *soakRunner) finish() {
 		_ = p.stdin.Close()
 	}
 	for _, p := range r.slots {
+		if r.round.Abrupt {
+			p.kill()
+			r.dead[p.client] = history.Now()
+			continue
+		}
 		select {
 		case <-p.done:
 		case <-time.After(20 * time.Second):

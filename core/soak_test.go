@@ -36,7 +36,7 @@ var lively = workload{
 	Keys: 3, Epoch: time.Second, Modes: []mode{{}},
 	MinLease: 100 * time.Millisecond, MaxLease: 350 * time.Millisecond,
 	Fixed: 50, Try: 50, MaxWait: 300 * time.Millisecond,
-	Abandon: 5, Overrun: 2, MaxWork: 4 * time.Millisecond, MaxIdle: 4 * time.Millisecond,
+	Abandon: 5, Overrun: 2, Deaf: 50, MaxWork: 4 * time.Millisecond, MaxIdle: 4 * time.Millisecond,
 	Retries: -1,
 }
 
@@ -124,56 +124,67 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	require.GreaterOrEqual(t, total.counts.Unknown, rounds*len(round.Faults), "unknown outcomes")
 }
 
-// soakOps is how many operations a run must come to: by default, what one round has.
-func soakOps(t *testing.T) int {
+// longRun is how many operations were asked for, or 0.
+func longRun(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv(soakVar)
 	if text == "" {
-		return 1
+		return 0
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err, soakVar)
 	return n
 }
 
-func roundLength(t *testing.T, short time.Duration) time.Duration {
+// forLong makes more of a round: more calls at a time, and as many faults for each.
+func (round soakRound) forLong() soakRound {
+	round.Length = 20 * time.Second
+	round.Workload.Keys = 32
+	round.Workload.MaxIdle = 2 * time.Millisecond
+	round.Goroutines = 24
+	return round
+}
+
+func (round soakRound) test(t *testing.T, share int) {
 	t.Helper()
-	if soakOps(t) > 1 {
-		return 20 * time.Second
+	for _, m := range round.Workload.Modes {
+		if modeOptions[m.Mode] == nil {
+			t.Skipf("the engine has no %s holders", m.Mode)
+		}
 	}
-	return short
+	ops := longRun(t) * share / 100
+	if ops > 0 {
+		round = round.forLong()
+	} else {
+		t.Parallel()
+	}
+	requireSubstance(t, soak(t, round, ops), round)
 }
 
 func TestSoak(t *testing.T) {
+	lossless := soakRound{Length: 3 * time.Second, Clients: 4, Workload: lively, Faults: everything, Durable: true}
 	for name, modes := range map[string][]mode{
 		"exclusive": {{}},
 		"shared":    {{Mode: history.Shared}, {Mode: history.Shared}, {Mode: history.Shared}, {}},
 		"counted":   {{Mode: history.Counted, Limit: 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, m := range modes {
-				if modeOptions[m.Mode] == nil {
-					t.Skipf("the engine has no %s holders yet", m.Mode)
-				}
-			}
-			round := soakRound{Length: roundLength(t, 5*time.Second), Clients: 4, Workload: lively, Faults: everything, Durable: true}
+			round := lossless
 			round.Workload.Modes = modes
-			requireSubstance(t, soak(t, round, soakOps(t)), round)
+			round.test(t, 70)
 		})
 	}
-}
-
-func TestSoakWithRetries(t *testing.T) {
-	round := soakRound{Length: roundLength(t, 3*time.Second), Clients: 4, Workload: lively, Faults: everything, Durable: true}
-	round.Workload.Retries = 3
-	requireSubstance(t, soak(t, round, soakOps(t)/4), round)
-}
-
-func TestSoakWithLossesOfData(t *testing.T) {
-	round := soakRound{
-		Length: roundLength(t, 3*time.Second), Clients: 4, Workload: lively,
-		Faults: map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond},
-	}
-	round.Workload.Epoch = time.Hour // the same keys before and after a loss
-	requireSubstance(t, soak(t, round, soakOps(t)/10), round)
+	t.Run("retries", func(t *testing.T) {
+		round := lossless
+		round.Length = 2500 * time.Millisecond
+		round.Workload.Retries = 3
+		round.test(t, 20)
+	})
+	t.Run("losses of data", func(t *testing.T) {
+		round := lossless
+		round.Length, round.Durable = 2*time.Second, false
+		round.Faults = map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond}
+		round.Workload.Epoch = time.Hour // the same keys before and after a loss
+		round.test(t, 10)
+	})
 }

@@ -92,9 +92,9 @@ func (s *Server) start() error {
 
 // Spawn starts a process that is not left behind a test that was killed. The
 // channel is closed when it ended and was waited for.
-func Spawn(cmd *exec.Cmd) (done chan struct{}, err error) {
+func Spawn(cmd *exec.Cmd) (chan struct{}, error) {
 	started := make(chan error)
-	done = make(chan struct{})
+	done := make(chan struct{})
 	go func() {
 		// The kernel ends the child with the thread that started it.
 		runtime.LockOSThread()
