@@ -65,6 +65,10 @@ var plays = map[string]play{
 		w.Fixed, w.Try, w.Keys, w.MaxLease = 0, 100, 3, 120*time.Millisecond
 		w.MaxWork, w.MaxIdle, w.SlowRenewals = 70*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond
 	}},
+	"readers":        {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 80 }},
+	"dead readers":   {change: func(w *workload) { w.Modes, w.Try, w.Abandon, w.Fixed = readersAndWriters, 100, 30, 100 }, late: 150 * time.Millisecond},
+	"three":          {change: func(w *workload) { w.Modes, w.Try = threeAtATime, 80 }},
+	"three, overrun": {change: func(w *workload) { w.Modes, w.Overrun, w.Deaf = threeAtATime, 50, 50 }},
 }
 
 // run plays it for a while on clients of this process.
@@ -78,7 +82,8 @@ func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Ho
 		MaxWork: 3 * time.Millisecond, MaxIdle: 3 * time.Millisecond, Retries: -1,
 	}
 	p.change(&w)
-	rules := history.Rules{Late: cmp.Or(p.late, time.Second), Patience: 10 * time.Second}
+	w.skipUnlessPossible(t)
+	rules := history.Rules{Late: cmp.Or(p.late, time.Second), Line: callsStandInLine, Patience: 10 * time.Second}
 	proxy := redistest.NewProxy(t, env.Addr)
 	if p.lost {
 		var requests atomic.Int64

@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -28,6 +29,9 @@ type mode struct {
 	Mode  history.Mode
 	Limit int
 }
+
+// callsStandInLine says that a release hands the key to the next call in line.
+const callsStandInLine = false
 
 // workload is what clients do. Its percentages are of calls.
 type workload struct {
@@ -48,6 +52,16 @@ type workload struct {
 
 	// Trouble that a client makes for itself.
 	SlowRenewals time.Duration // a pipeline is sent up to this much later
+}
+
+// skipUnlessPossible skips a test of modes that the engine does not have.
+func (w workload) skipUnlessPossible(t *testing.T) {
+	t.Helper()
+	for _, m := range w.Modes {
+		if modeOptions[m.Mode] == nil {
+			t.Skipf("the engine has no %s holders", m.Mode)
+		}
+	}
 }
 
 // clientVar makes this test binary a client: a soakClient in JSON.
@@ -151,7 +165,7 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	acquire := locker.Acquire
-	if try {
+	if op.Wait = !try; try {
 		acquire, wait = locker.TryAcquire, time.Hour
 	}
 	op.Call = history.Now()

@@ -146,7 +146,7 @@ func (round soakRound) run(t *testing.T) soaked {
 		soaked: soaked{
 			// What a paused or stopped server, a stopped client and a slow network
 			// can put off together.
-			rules:  history.Rules{Late: 2 * time.Second, Copies: round.Workload.Retries > 0, Patience: 20 * time.Second},
+			rules:  history.Rules{Late: 2 * time.Second, Copies: round.Workload.Retries > 0, Line: callsStandInLine, Patience: 20 * time.Second},
 			faults: map[faultKind]int{},
 		},
 	}

@@ -16,8 +16,10 @@ type Rules struct {
 	// it was sent again, and the first copy came late. A refusal then proves no
 	// holder, and is not checked.
 	Copies bool
-	// Line says that calls wait in line: one may be refused because of those who
-	// wait, as long as somebody holds the key.
+	// Line says that calls wait in line, and that a release hands the key to the
+	// next. A call may then be refused because of those who wait, as long as
+	// somebody holds the key; and one who waits may be handed the key and not hear
+	// of it, until that lease is over, and any number of times.
 	Line bool
 	// Losses are when the server lost its data.
 	Losses []Loss

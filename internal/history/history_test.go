@@ -75,6 +75,17 @@ func (b *builder) as(mode Mode, limit int) *builder {
 	return b
 }
 
+// waiting says that the acquire written last stood in line.
+func (b *builder) waiting() *builder {
+	for i, op := range slices.Backward(b.ops) {
+		if op.Kind == Acquire {
+			b.ops[i].Wait = true
+			return b
+		}
+	}
+	return b
+}
+
 func (b *builder) shared() *builder           { return b.as(Shared, 0) }
 func (b *builder) counted(limit int) *builder { return b.as(Counted, limit) }
 
@@ -156,6 +167,18 @@ func TestHistories(t *testing.T) {
 		{"a reader refused by a reader", told().hold(1, 0, 30).shared().refused(10).shared(), Rules{}, bad(true, true, false)},
 		{"a reader refused behind a writer in line", told().hold(1, 0, 30).shared().refused(10).shared(), inLine, good},
 		{"a reader refused by nobody", told().hold(1, 0, 10).shared().refused(20).shared(), inLine, bad(true, true, false)},
+		{"a refusal by one in line who did not hear of it", func() *builder {
+			b := told().hold(1, 50, 60).waiting().refused(20).refused(30)
+			b.ops[0].Call = 5
+			return b
+		}(), inLine, good},
+		{"a refusal by one who was not in line", func() *builder {
+			b := told().hold(1, 50, 60).refused(20)
+			b.ops[0].Call = 25
+			return b
+		}(), inLine, bad(true, true, false)},
+		{"a refusal long after one in line was granted", told().hold(1, 0, 10).waiting().refused(70), inLine, bad(true, true, false)},
+		{"refusals by one in line without an answer", told().unknown(0).waiting().refused(15).hold(1, 20, 30).refused(40), inLine, good},
 		{"a writer refused by a reader", told().hold(1, 0, 30).shared().refused(10), Rules{}, good},
 		{"a reader refused by a writer without an answer", told().unknown(0).refused(20).shared(), Rules{}, good},
 		{"a reader refused by a reader without an answer", told().unknown(0).shared().refused(20).shared(), Rules{}, bad(true, true, false)},

@@ -80,6 +80,8 @@ type event struct {
 	weak bool
 	// When the server holds nothing of it any more at the latest.
 	gone int64
+	// A doubted grant that may happen any number of times.
+	again bool
 }
 
 type eventKind int8
@@ -128,6 +130,13 @@ func lockEvents(ops []Op, rules Rules) []timed {
 			continue
 		}
 		e := event{id: op.ID, mode: op.Mode, limit: op.Limit, fence: op.Fence, gone: never}
+		inLine := rules.Line && op.Wait
+		if inLine && op.Outcome != Unknown && !rules.Copies {
+			unheard := event{kind: doubted, id: -op.ID, mode: op.Mode, limit: op.Limit, gone: op.Return + int64(op.Lease) + int64(rules.Late), again: true}
+			add(op, unheard, op.Call, op.Call, unheard.gone)
+			unheard.kind = ended
+			add(op, unheard, unheard.gone, unheard.gone, 0)
+		}
 		if op.Over != 0 {
 			e.gone = op.Over + int64(op.Lease) + int64(rules.Late)
 		}
@@ -153,6 +162,7 @@ func lockEvents(ops []Op, rules Rules) []timed {
 			if rules.Copies {
 				continue // it changes nothing but refusals
 			}
+			e.again = inLine
 			add(op, with(doubted), op.Call, op.Call, e.gone)
 		}
 		if e.gone != never && !rules.Copies {

@@ -21,6 +21,7 @@ type hold struct {
 	limit int
 	sure  sureness
 	gone  int64
+	again bool
 }
 
 // sureness is what is known of a hold. Where nobody could see which of two things
@@ -169,8 +170,10 @@ func (s lockState) refuse(e event, line bool) (bool, lockState) {
 	if !explained && (e.mode != Counted || len(can) < missing) {
 		return false, s
 	}
-	if !alike {
-		return true, s // which of them it was makes a difference later: all stay possible
+	if !alike || slices.ContainsFunc(can, func(i int) bool { return s.holds[i].again }) {
+		// Which of them it was makes a difference later, or one of them may happen
+		// again: all stay possible.
+		return true, s
 	}
 	// Those that would be gone first: the others can explain whatever these could.
 	slices.SortFunc(can, func(i, j int) int { return cmp.Compare(s.holds[i].gone, s.holds[j].gone) })
@@ -217,7 +220,7 @@ func (s lockState) with(at int, sure sureness) lockState {
 // plus keeps holds in the order of their ids, so that equal states look equal.
 func (s lockState) plus(e event, sure sureness) lockState {
 	at, _ := slices.BinarySearchFunc(s.holds, e.id, func(h hold, id int64) int { return cmp.Compare(h.id, id) })
-	s.holds = slices.Insert(slices.Clone(s.holds), at, hold{id: e.id, mode: e.mode, limit: e.limit, sure: sure, gone: e.gone})
+	s.holds = slices.Insert(slices.Clone(s.holds), at, hold{id: e.id, mode: e.mode, limit: e.limit, sure: sure, gone: e.gone, again: e.again && sure == possible})
 	return s
 }
 

@@ -44,6 +44,7 @@ type Op struct {
 	Mode   Mode          `json:",omitempty"`
 	Limit  int           `json:",omitempty"` // how many hold a Counted key at most
 	Lease  time.Duration `json:",omitempty"` // of an acquire: what was asked for
+	Wait   bool          `json:",omitempty"` // of an acquire: it waits while the key is held
 	Of     int64         `json:",omitempty"` // of a release: the ID of its acquire
 
 	Call    int64
