@@ -139,7 +139,7 @@ func (round soakRound) run(t *testing.T) soaked {
 		t: t, round: round, dir: t.TempDir(), server: server,
 		proxy: redistest.NewProxy(t, server.Addr),
 		direct: redistest.Client(t, &redis.Options{
-			Addr: server.Addr, ReadTimeout: 2 * time.Second, MaxRetries: -1,
+			Addr: server.Addr, ReadTimeout: 2 * time.Second, // and again: a restart breaks its connections
 		}),
 		slots: make([]*soakProcess, round.Clients),
 		dead:  map[int]int64{},
