@@ -30,36 +30,40 @@ type engineMutant struct {
 var engineMutants = []engineMutant{
 	{
 		name: "a lease is trusted past its end", file: "renewal.go",
-		old:    "_ = r.lengthen(l, trust.Until(sent, reply.ttl))",
-		new:    "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\t_ = r.lengthen(l, trust.Until(sent, reply.ttl))",
-		change: func(w *workload) { w.Fixed, w.MaxLease, w.MaxWork = 0, 120*time.Millisecond, 400*time.Millisecond },
-		faults: map[faultKind]time.Duration{faultBlackhole: 400 * time.Millisecond},
+		old: "_ = r.lengthen(h, trust.Until(sent, reply.ttl))",
+		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\t_ = r.lengthen(h, trust.Until(sent, reply.ttl))",
+		change: func(w *workload) {
+			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
+		},
+		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultCut: 500 * time.Millisecond},
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
-		old:    "deadline: trust.Until(sent, first),",
-		new:    "deadline: trust.Until(map[bool]time.Time{true: time.Now(), false: sent}[%s], first),",
-		change: func(w *workload) { w.Fixed, w.Overrun = 100, 50 },
+		old:    "reply.fence, trust.Until(t.sent, a.first()), a.opts)",
+		new:    "reply.fence, trust.Until(map[bool]time.Time{true: time.Now(), false: t.sent}[%s], a.first()), a.opts)",
+		change: func(w *workload) { w.Fixed, w.Overrun, w.Try = 100, 50, 100 },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
 		name: "a context does not look at the clock", file: "lease.go",
-		old:    "_ = held.locker.renewals.check(held) // ends the ctx if it is over",
-		new:    "if !%s {\n\t\t_ = held.locker.renewals.check(held)\n\t}",
-		change: func(w *workload) { w.MaxWork = 150 * time.Millisecond },
+		old:    "_ = held.hold.locker.renewals.check(held) // ends the ctx if it is over",
+		new:    "if !%s {\n\t\t_ = held.hold.locker.renewals.check(held)\n\t}",
+		change: func(w *workload) { w.MaxLease, w.MaxWork, w.Try = 150*time.Millisecond, 300*time.Millisecond, 100 },
 		faults: map[faultKind]time.Duration{faultStop: 250 * time.Millisecond},
 	},
 	{
 		name: "a lease that is not ours is kept", file: "renewal.go",
-		old:    "case !reply.owned:",
-		new:    "case !reply.owned && !%s:",
-		change: func(w *workload) { w.Fixed, w.Overrun = 0, 60 },
+		old: "case !reply.owned:",
+		new: "case !reply.owned && !%s:",
+		change: func(w *workload) {
+			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 500*time.Millisecond
+		},
 		faults: map[faultKind]time.Duration{faultRestart: 400 * time.Millisecond}, volatile: true,
 	},
 	{
 		name: "a release is not sent", file: "lease.go",
-		old:    "switch owned, err = l.locker.release(ctx, l.record, l.token); {",
-		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = l.locker.release(ctx, l.record, l.token)\n\t\t}\n\t\tswitch {",
+		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-time.Since(l.granted)); {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-time.Since(l.granted))\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
 }

@@ -23,6 +23,8 @@ import (
 // them. Workloads of other modes are skipped.
 var modeOptions = map[history.Mode]func(limit int) []core.AcquireOption{
 	history.Exclusive: func(int) []core.AcquireOption { return nil },
+	history.Shared:    func(int) []core.AcquireOption { return []core.AcquireOption{core.Shared()} },
+	history.Counted:   func(limit int) []core.AcquireOption { return []core.AcquireOption{core.Counted(limit)} },
 }
 
 type mode struct {
@@ -31,7 +33,7 @@ type mode struct {
 }
 
 // callsStandInLine says that a release hands the key to the next call in line.
-const callsStandInLine = false
+const callsStandInLine = true
 
 // workload is what clients do. Its percentages are of calls.
 type workload struct {
@@ -53,6 +55,9 @@ type workload struct {
 	// Trouble that a client makes for itself.
 	SlowRenewals time.Duration // a pipeline is sent up to this much later
 }
+
+// standsInLine reports whether any of its calls may wait for another.
+func (w workload) standsInLine() bool { return callsStandInLine && w.Try < 100 }
 
 // skipUnlessPossible skips a test of modes that the engine does not have.
 func (w workload) skipUnlessPossible(t *testing.T) {
@@ -105,21 +110,23 @@ func (c *soakClient) run(ctx context.Context) (err error) {
 	if c.rec, err = history.Create(c.File); err != nil {
 		return err
 	}
-	rdb := redis.NewClient(&redis.Options{
+	options := redis.Options{
 		Addr: c.Addr, MaxRetries: c.Workload.Retries, PoolSize: 4 * c.Goroutines,
 		DialTimeout: c.Timeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
-	})
-	defer func() { err = errors.Join(err, rdb.Close()) }()
+	}
+	rdb, reserve := redis.NewClient(&options), redis.NewClient(&options)
+	defer func() { err = errors.Join(err, rdb.Close(), reserve.Close()) }()
 	for _, h := range c.hooks {
 		rdb.AddHook(h)
+		reserve.AddHook(h)
 	}
 	if d := c.Workload.SlowRenewals; d > 0 {
-		rdb.AddHook(hooks{pipeline: func(next func() error) error {
+		reserve.AddHook(hooks{pipeline: func(next func() error) error {
 			time.Sleep(rand.N(d))
 			return next()
 		}})
 	}
-	locker, err := core.New(rdb, core.WithPrefix(c.Prefix))
+	locker, err := core.New(rdb, core.WithPrefix(c.Prefix), core.WithRenewalClient(reserve))
 	if err != nil {
 		return err
 	}
@@ -165,8 +172,11 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	acquire := locker.Acquire
+	term := op.Lease
 	if op.Wait = !try; try {
 		acquire, wait = locker.TryAcquire, time.Hour
+	} else if callsStandInLine {
+		op.Lease = max(op.Lease, time.Second) // which one has who was handed the key
 	}
 	op.Call = history.Now()
 	c.rec.Write(op)
@@ -190,11 +200,11 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	}
 	work := upTo(rng, w.MaxWork)
 	if percent(rng, w.Overrun) {
-		work = op.Lease + upTo(rng, op.Lease)
+		work = term + upTo(rng, term)
 	}
 	c.work(op, lease, work)
 	if ctx.Err() == nil && lease.Context().Err() != nil && percent(rng, w.Deaf) {
-		time.Sleep(20*time.Millisecond + upTo(rng, op.Lease))
+		time.Sleep(20*time.Millisecond + upTo(rng, term))
 	}
 	if fixed && percent(rng, w.Abandon) {
 		op.Over = op.Return

@@ -144,9 +144,8 @@ func (round soakRound) run(t *testing.T) soaked {
 		slots: make([]*soakProcess, round.Clients),
 		dead:  map[int]int64{},
 		soaked: soaked{
-			// What a paused or stopped server, a stopped client and a slow network
-			// can put off together.
-			rules:  history.Rules{Late: 2 * time.Second, Copies: round.Workload.Retries > 0, Line: callsStandInLine, Patience: 20 * time.Second},
+			// A dead waiter stays in line for 15 s, and can be granted the key.
+			rules:  history.Rules{Late: 17 * time.Second, Copies: round.Workload.Retries > 0, Line: round.Workload.standsInLine(), Patience: 20 * time.Second},
 			faults: map[faultKind]int{},
 		},
 	}
