@@ -168,7 +168,7 @@ func (round soakRound) test(t *testing.T, share int) {
 }
 
 func TestSoak(t *testing.T) {
-	lossless := soakRound{Length: 3 * time.Second, Clients: 4, Workload: lively, Faults: everything, Durable: true}
+	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true}
 	for name, modes := range map[string][]mode{
 		"exclusive": {{}},
 		"shared":    readersAndWriters,
@@ -182,7 +182,7 @@ func TestSoak(t *testing.T) {
 	}
 	t.Run("retries", func(t *testing.T) {
 		round := lossless
-		round.Length = 2500 * time.Millisecond
+		round.Length = 2 * time.Second
 		round.Workload.Retries = 3
 		round.test(t, 20)
 	})
