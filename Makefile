@@ -4,7 +4,7 @@ LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fmt demo bench
+.PHONY: help test lint fmt demo bench soak
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for two minutes
 	cd bench && go run . $(ARGS)
+
+soak: ## break clients, network and Redis for OPS operations (ten million: about an hour) and check every history; SEED replays faults
+	PERKEY_REQUIRE_REDIS=1 PERKEY_SOAK_OPS=$(or $(OPS),10000000) go test -count=1 -timeout=6h -v -run 'Soak|Mutants|Clocks' ./core $(if $(SEED),-seed=$(SEED))
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.
 $(LINT):

@@ -12,5 +12,9 @@ func TestMain(m *testing.M) {
 		runHolder()
 		return
 	}
+	if os.Getenv(clientVar) != "" {
+		runClient()
+		return
+	}
 	redistest.Main(m)
 }

@@ -4,6 +4,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -16,12 +17,24 @@ type Proxy struct {
 	target string
 	ln     net.Listener
 
-	mu        sync.Mutex
-	conns     map[net.Conn]struct{}
-	loseReply func(request []byte) bool
-	refuse    bool
-	done      sync.WaitGroup
+	mu          sync.Mutex
+	conns       map[net.Conn]struct{}
+	loseReply   func(request []byte) bool
+	loseRequest func(request []byte) bool
+	refuse      bool
+	swallow     Direction
+	delay       func() time.Duration
+	done        sync.WaitGroup
 }
+
+// Direction is a set of directions.
+type Direction int
+
+// The directions.
+const (
+	Requests Direction = 1 << iota
+	Replies
+)
 
 // NewProxy starts a Proxy in front of target; it ends with the test.
 func NewProxy(t testing.TB, target string) *Proxy {
@@ -44,6 +57,31 @@ func (p *Proxy) LoseReply(lose func(request []byte) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.loseReply = lose
+}
+
+// LoseRequest cuts the connection in place of each request for which lose says so.
+// Nil stops that.
+func (p *Proxy) LoseRequest(lose func(request []byte) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.loseRequest = lose
+}
+
+// Blackhole swallows what goes in these directions, and cuts nothing: who waits
+// for it is not told. Zero stops that for new connections; one that lost something
+// stays silent in that direction until it is closed.
+func (p *Proxy) Blackhole(d Direction) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.swallow = d
+}
+
+// Delay holds back each piece of what passes, in either direction, for as long as
+// delay says. Nil stops that.
+func (p *Proxy) Delay(delay func() time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = delay
 }
 
 // Refuse closes every connection, present and future, until Refuse(false).
@@ -95,6 +133,7 @@ func (p *Proxy) serve(client net.Conn) {
 	p.done.Go(func() {
 		defer func() { _ = client.Close() }()
 		buf := make([]byte, 64<<10)
+		silent := false
 		for {
 			n, err := server.Read(buf)
 			mu.Lock()
@@ -103,29 +142,54 @@ func (p *Proxy) serve(client net.Conn) {
 			if err != nil || drop {
 				return
 			}
+			if silent = p.hold(Replies) || silent; silent {
+				continue
+			}
 			if _, err := client.Write(buf[:n]); err != nil {
 				return
 			}
 		}
 	})
 	buf := make([]byte, 64<<10)
+	silent := false
 	for {
 		n, err := client.Read(buf)
 		if err != nil {
 			return
 		}
 		p.mu.Lock()
+		cut := p.loseRequest != nil && p.loseRequest(buf[:n])
 		lose := p.loseReply != nil && p.loseReply(buf[:n])
 		p.mu.Unlock()
+		if cut {
+			return
+		}
 		if lose {
 			mu.Lock()
 			lost = true
 			mu.Unlock()
 		}
+		if silent = p.hold(Requests) || silent; silent {
+			continue
+		}
 		if _, err := server.Write(buf[:n]); err != nil {
 			return
 		}
 	}
+}
+
+// hold waits out the delay, and reports whether what goes in that direction is to
+// be swallowed.
+func (p *Proxy) hold(d Direction) (swallow bool) {
+	p.mu.Lock()
+	delay := p.delay
+	p.mu.Unlock()
+	if delay != nil {
+		time.Sleep(delay())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.swallow&d != 0
 }
 
 func (p *Proxy) admit(c net.Conn) bool {

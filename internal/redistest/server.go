@@ -128,23 +128,9 @@ func startAll(t testing.TB, servers []*Server) {
 }
 
 func (s *Server) start() error {
-	started := make(chan error)
-	s.done = make(chan struct{})
 	s.cmd = exec.Command("redis-server", s.args...)
-	go func() {
-		// The kernel ends the child with the thread that started it, so that no
-		// server is left behind a test that was killed.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		defer close(s.done)
-		dieWithParent(s.cmd)
-		err := s.cmd.Start()
-		started <- err
-		if err == nil {
-			_ = s.cmd.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
+	var err error
+	if s.done, err = Spawn(s.cmd); err != nil {
 		return fmt.Errorf("redistest: start redis-server: %w", err)
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
@@ -157,6 +143,26 @@ func (s *Server) start() error {
 	s.Kill()
 	log, _ := os.ReadFile(filepath.Join(s.dir, logName))
 	return fmt.Errorf("redistest: redis-server did not answer: %s", log)
+}
+
+// Spawn starts a process that is not left behind a test that was killed. The
+// channel is closed when it ended and was waited for.
+func Spawn(cmd *exec.Cmd) (chan struct{}, error) {
+	started := make(chan error)
+	done := make(chan struct{})
+	go func() {
+		// The kernel ends the child with the thread that started it.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(done)
+		dieWithParent(cmd)
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+		}
+	}()
+	return done, <-started
 }
 
 func (s *Server) ended() bool {

@@ -1,0 +1,150 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/history"
+)
+
+// The wall clock of a process cannot be set apart from its machine's. That the
+// clocks of clients do not matter is shown from two sides: they are in nothing that
+// clients send, and it makes no difference when the server's is an hour off.
+
+func TestNothingThatAClientSendsTellsItsTime(t *testing.T) {
+	t.Parallel()
+	// Fences, which clients hand back, are of the server's clock, four days ahead.
+	server, err := embedded.Start()
+	require.NoError(t, err)
+	defer server.Close()
+	sent := &sentNumbers{}
+	c := soakClient{
+		Addr: server.Addr(), Prefix: "p", File: filepath.Join(t.TempDir(), "history"), Client: 1, Seed: soakSeed(),
+		Goroutines: 4, Timeout: 3 * time.Second, Workload: lively,
+		hooks: []redis.Hook{sent, &serverClock{server: server, off: 4 * 24 * time.Hour}},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+	defer cancel()
+	require.NoError(t, c.run(ctx))
+	require.Greater(t, sent.count, 100)
+	require.Empty(t, sent.times)
+}
+
+// sentNumbers is a hook that looks for times in commands.
+type sentNumbers struct {
+	mu    sync.Mutex
+	count int
+	times []string
+}
+
+func (s *sentNumbers) look(cmd redis.Cmder) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, arg := range cmd.Args() {
+		n, err := strconv.ParseInt(fmt.Sprint(arg), 10, 64)
+		if err != nil {
+			continue
+		}
+		s.count++
+		now := time.Now()
+		for _, t := range []time.Time{time.Unix(n, 0), time.UnixMilli(n), time.UnixMicro(n), time.Unix(0, n)} {
+			if t.Sub(now).Abs() < 24*time.Hour {
+				s.times = append(s.times, fmt.Sprint(cmd.Args()...))
+			}
+		}
+	}
+}
+
+func (s *sentNumbers) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *sentNumbers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		s.look(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (s *sentNumbers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			s.look(cmd)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// serverClock is a hook that keeps the clock of an embedded server off from the
+// true time: it stands still unless it is set.
+type serverClock struct {
+	mu     sync.Mutex
+	server *embedded.Server
+	off    time.Duration
+}
+
+func (c *serverClock) set() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.server.SetTime(time.Now().Add(c.off))
+}
+
+func (c *serverClock) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *serverClock) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.set()
+		return next(ctx, cmd)
+	}
+}
+
+func (c *serverClock) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.set()
+		return next(ctx, cmds)
+	}
+}
+
+func TestClocksAnHourApartBreakNoPromise(t *testing.T) {
+	t.Parallel()
+	for _, off := range []time.Duration{-time.Hour, time.Hour} {
+		t.Run(off.String(), func(t *testing.T) {
+			t.Parallel()
+			server, err := embedded.Start()
+			require.NoError(t, err)
+			defer server.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond)
+			defer cancel()
+			var running sync.WaitGroup
+			clock := &serverClock{server: server, off: off}
+			w := lively
+			w.MinLease, w.MaxLease, w.Overrun = 400*time.Millisecond, 500*time.Millisecond, 5
+			files, errs := make([]string, 2), make([]error, 2)
+			for i := range files {
+				files[i] = filepath.Join(t.TempDir(), "history")
+				c := &soakClient{
+					Addr: server.Addr(), Prefix: "p", File: files[i], Client: i + 1,
+					Seed: soakSeed(), Goroutines: 3, Timeout: 3 * time.Second, Workload: w,
+					hooks: []redis.Hook{clock},
+				}
+				running.Go(func() { errs[i] = c.run(ctx) })
+			}
+			running.Wait()
+			for _, err := range errs {
+				require.NoError(t, err)
+			}
+			ops, err := history.Read(files...)
+			require.NoError(t, err)
+			require.Greater(t, history.Count(ops).Windows, 20)
+			_, _, violations := tell(ops, history.Rules{Late: 2 * time.Second})
+			require.Empty(t, violations)
+		})
+	}
+}

@@ -1,0 +1,161 @@
+package core_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// engineMutant is a broken piece of Go. Clients with all of them, each behind a
+// switch, are built from an overlay over the sources, which stay as they are.
+type engineMutant struct {
+	name     string
+	file     string
+	old, new string // old stands in the file exactly once; %s in new is the switch
+	change   func(w *workload)
+	faults   map[faultKind]time.Duration
+	volatile bool // Redis forgets when it restarts
+}
+
+var engineMutants = []engineMutant{
+	{
+		name: "a lease is trusted past its end", file: "renewal.go",
+		old: "_ = r.lengthen(h, trust.Until(sent, reply.ttl))",
+		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\t_ = r.lengthen(h, trust.Until(sent, reply.ttl))",
+		change: func(w *workload) {
+			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
+		},
+		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultCut: 500 * time.Millisecond},
+	},
+	{
+		name: "a lease counts from the reply", file: "obtain.go",
+		old:    "reply.fence, trust.Until(t.sent, a.first()), a.opts)",
+		new:    "reply.fence, trust.Until(map[bool]time.Time{true: time.Now(), false: t.sent}[%s], a.first()), a.opts)",
+		change: func(w *workload) { w.Fixed, w.Overrun, w.Try = 100, 50, 100 },
+		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
+	},
+	{
+		name: "a context does not look at the clock", file: "lease.go",
+		old:    "_ = held.hold.locker.renewals.check(held) // ends the ctx if it is over",
+		new:    "if !%s {\n\t\t_ = held.hold.locker.renewals.check(held)\n\t}",
+		change: func(w *workload) { w.MaxLease, w.MaxWork, w.Try = 150*time.Millisecond, 300*time.Millisecond, 100 },
+		faults: map[faultKind]time.Duration{faultStop: 250 * time.Millisecond},
+	},
+	{
+		name: "a lease that is not ours is kept", file: "renewal.go",
+		old: "case !reply.owned:",
+		new: "case !reply.owned && !%s:",
+		change: func(w *workload) {
+			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 500*time.Millisecond
+		},
+		faults: map[faultKind]time.Duration{faultRestart: 400 * time.Millisecond}, volatile: true,
+	},
+	{
+		name: "a release is not sent", file: "lease.go",
+		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-time.Since(l.granted)); {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-time.Since(l.granted))\n\t\t}\n\t\tswitch {",
+		change: func(w *workload) { w.Try = 100 },
+	},
+}
+
+func (m engineMutant) round() soakRound {
+	round := soakRound{
+		Length: 1200 * time.Millisecond, Clients: 4, Workload: lively,
+		Faults: m.faults, Durable: !m.volatile, Abrupt: true,
+	}
+	round.Workload.Epoch = time.Hour
+	m.change(&round.Workload)
+	return round
+}
+
+// brokenVar names what is broken in a client.
+const brokenVar = "PERKEY_TEST_BROKEN"
+
+// buildBroken builds clients with all the engine's mutants.
+func buildBroken(t *testing.T) (binary string) {
+	t.Helper()
+	dir := t.TempDir()
+	sources := map[string]string{"broken.go": fmt.Sprintf(
+		"package core\n\nimport \"os\"\n\nvar brokenPiece = os.Getenv(%q)\n", brokenVar)}
+	for _, m := range engineMutants {
+		if sources[m.file] == "" {
+			source, err := os.ReadFile(m.file)
+			require.NoError(t, err)
+			sources[m.file] = string(source)
+		}
+		require.Equal(t, 1, strings.Count(sources[m.file], m.old), "%s has once: %s", m.file, m.old)
+		on := fmt.Sprintf("(brokenPiece == %q)", m.name)
+		sources[m.file] = strings.Replace(sources[m.file], m.old, fmt.Sprintf(m.new, on), 1)
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	for name, source := range sources {
+		path, err := filepath.Abs(name)
+		require.NoError(t, err)
+		overlay.Replace[path] = filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(overlay.Replace[path], []byte(source), 0o600))
+	}
+	text, err := json.Marshal(overlay)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600))
+	binary = filepath.Join(dir, "client")
+	args := []string{"test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary}
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		args = append(args, "-race") // as this test was, so that all but core is built already
+	}
+	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return binary
+}
+
+func TestMutantsOfTheEngineAreCaught(t *testing.T) {
+	var caught atomic.Int64
+	t.Run("engine", func(t *testing.T) {
+		binary := buildBroken(t)
+		for _, m := range engineMutants {
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				round := m.round()
+				round.Binary, round.Broken = binary, m.name
+				ops := 0
+				for try := range uint64(tries) {
+					round.Seed = soakSeed() + try
+					result := round.run(t)
+					found, first, _ := tell(result.ops, result.rules)
+					if len(found) > 0 {
+						t.Logf("%s: caught by operation %d: %v (seed %d)", m.name, ops+first, found, round.Seed)
+						caught.Add(1)
+						return
+					}
+					ops += len(result.ops)
+				}
+				t.Errorf("not caught in %d operations", ops)
+			})
+		}
+	})
+	t.Logf("mutants caught: %d of %d", caught.Load(), len(engineMutants))
+}
+
+func TestRoundsOfEngineMutantsFindNothingInTheEngine(t *testing.T) {
+	for _, m := range engineMutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			round := m.round()
+			round.Seed = soakSeed()
+			result := round.run(t)
+			_, _, violations := tell(result.ops, result.rules)
+			for _, v := range violations {
+				t.Errorf("seed %d: %s", round.Seed, v)
+			}
+		})
+	}
+}

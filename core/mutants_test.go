@@ -1,0 +1,258 @@
+package core_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/history"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// mutant is a broken script, which the checkers have to catch at a workload.
+type mutant struct {
+	name     string
+	script   string // a name in core.Scripts; "": all that have the piece
+	old, new string // old stands in the script exactly once
+	play     string // a name in plays
+}
+
+// What is broken, by the piece of the script that held it.
+var mutants = []mutant{
+	{"acquire takes a held key", "acquire", "if not exists then -- nobody", "if true then -- nobody", "crowd"},
+	{"everybody fits", "acquire", "return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)", "return true", "crowd"},
+	{"a reader fits beside a writer", "acquire", "held == 0 or limit(last) ~= 1 and (n == 0", "held == 0 or (n == 0", "readers"},
+	{"a writer fits beside a reader", "acquire", "(n == 0 or held < n)", "(n <= 1 or held < n)", "readers"},
+	{"one more fits", "acquire", "held < n)", "held <= n)", "three"},
+	{"acquire does not know its own grant", "acquire", "if mine and ends(mine) <= now then", "if mine then", "lost replies"},
+	{"acquire makes half a lease", "acquire", "local lease = tonumber(ARGV[2])", "local lease = math.floor(ARGV[2] / 2)", "overrun"},
+	{"a holder's lease never ends", "", "if deadline <= now then", "if false then", "dead seats"},
+	{"the fence is always the same", "acquire", "  return micros\n", "  return 7\n", "crowd"},
+	{"the fence falls", "acquire", "  return micros\n", "  return 3e15 - micros\n", "crowd"},
+	{"the next in line gets the last fence", "release", "local its = math.max(fence + 1, micros)\n        heard", "local its = fence\n        heard", "line"},
+	{"everybody in line is served", "release", "if not e or not dead and not fits(limit(e)) then", "if not e then", "line"},
+	{"release by anybody", "release", "if mine and held == 1 and not record[5]", "if held == 1 and not record[5]", "deaf"},
+	{"release frees nothing", "release", "    redis.call('DEL', key)\n    return 1", "    return 1", "refusals"},
+	{"release does not count", "release", "  held = held - 1\n", "", "refused readers"},
+	{"renew does not look", "renew", "replies[i] = 0", "replies[i] = 1", "losses"},
+	{"renew makes the record anew", "renew", "if not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'held', 1, 'last', entry, 'next', now)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
+	{"renew does not lengthen", "renew", "if tonumber(deadline) < now + lease then", "if false then", "overrun"},
+}
+
+// play is a workload for mutants: short, and rich in what it is named after.
+type play struct {
+	change func(w *workload)
+	loss   time.Duration // how often all records vanish
+	lost   bool          // replies are lost now and then
+	late   time.Duration // how long a command may be under way; zero: a second
+}
+
+var plays = map[string]play{
+	"crowd":    {change: func(w *workload) { w.Try = 80 }},
+	"line":     {change: func(w *workload) { w.Try, w.Keys, w.Abandon, w.Overrun = 0, 1, 0, 0 }},
+	"refusals": {change: func(w *workload) { w.Try = 100 }},
+	"dead seats": {change: func(w *workload) {
+		w.Modes, w.Try, w.Fixed, w.Abandon, w.Keys = threeAtATime, 100, 100, 4, 1
+		w.MaxLease, w.MaxWork = 120*time.Millisecond, 20*time.Millisecond
+	}, late: 50 * time.Millisecond},
+	"deaf":            {change: func(w *workload) { w.Overrun, w.Deaf, w.Try = 50, 70, 100 }},
+	"refused readers": {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 100 }},
+	"overrun":         {change: func(w *workload) { w.Overrun, w.Deaf = 50, 50 }},
+	"abandoned":       {change: func(w *workload) { w.Abandon, w.Fixed, w.Try, w.Keys = 30, 100, 100, 4 }, late: 150 * time.Millisecond},
+	"lost replies":    {change: func(w *workload) { w.Retries, w.Try = 3, 100 }, lost: true},
+	"losses":          {change: func(w *workload) { w.Fixed, w.MaxLease, w.MaxWork = 0, 120*time.Millisecond, 500*time.Millisecond }, loss: 150 * time.Millisecond},
+	"slow renewals": {change: func(w *workload) {
+		w.Fixed, w.Try, w.Keys, w.MaxLease = 0, 100, 3, 120*time.Millisecond
+		w.MaxWork, w.MaxIdle, w.SlowRenewals = 70*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond
+	}},
+	"readers":        {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 80 }},
+	"dead readers":   {change: func(w *workload) { w.Modes, w.Try, w.Abandon, w.Fixed = readersAndWriters, 100, 30, 100 }, late: 150 * time.Millisecond},
+	"three":          {change: func(w *workload) { w.Modes, w.Try = threeAtATime, 80 }},
+	"three, overrun": {change: func(w *workload) { w.Modes, w.Overrun, w.Deaf = threeAtATime, 50, 50 }},
+}
+
+// run plays it for a while on clients of this process.
+func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Hook) ([]history.Op, history.Rules) {
+	t.Helper()
+	env := redistest.Real(t)
+	w := workload{
+		Keys: 2, Epoch: time.Hour, Modes: []mode{{}},
+		MinLease: 100 * time.Millisecond, MaxLease: 200 * time.Millisecond,
+		Fixed: 50, Try: 50, MaxWait: 100 * time.Millisecond, Abandon: 2, Overrun: 2,
+		MaxWork: 3 * time.Millisecond, MaxIdle: 3 * time.Millisecond, Retries: -1,
+	}
+	p.change(&w)
+	w.skipUnlessPossible(t)
+	rules := history.Rules{Late: cmp.Or(p.late, time.Second), Line: w.standsInLine(), Patience: 10 * time.Second}
+	proxy := redistest.NewProxy(t, env.Addr)
+	if p.lost {
+		var requests atomic.Int64
+		proxy.LoseReply(func(request []byte) bool {
+			return bytes.Contains(request, []byte("lock{}")) && requests.Add(1)%20 == 0
+		})
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+	var clients sync.WaitGroup
+	var files []string
+	errs := make([]error, 3)
+	for i := range errs {
+		c := &soakClient{
+			Addr: proxy.Addr, Prefix: env.Prefix, File: filepath.Join(t.TempDir(), fmt.Sprint(i)),
+			Client: i + 1, Seed: seed, Goroutines: 2, Timeout: 3 * time.Second, Workload: w,
+		}
+		if hook != nil {
+			c.hooks = append(c.hooks, hook)
+		}
+		files = append(files, c.File)
+		clients.Go(func() { errs[i] = c.run(ctx) })
+	}
+	if p.loss > 0 {
+		rdb := env.Client(t)
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(p.loss):
+				loss := history.Loss{From: history.Now()}
+				for _, name := range redistest.Keys(t, rdb, env.Prefix) {
+					rdb.Del(t.Context(), name)
+				}
+				loss.To = history.Now()
+				rules.Losses = append(rules.Losses, loss)
+			}
+		}
+	}
+	clients.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	ops, err := history.Read(files...)
+	require.NoError(t, err)
+	return ops, rules
+}
+
+// tell is what the checkers say of a history, and by which operation the first of
+// them had something to say.
+func tell(ops []history.Op, rules history.Rules) (found map[string]int, first int, violations []history.Violation) {
+	violations, _ = history.Linear(ops, rules)
+	violations = append(append(violations, history.Windows(ops, rules)...), history.Fences(ops)...)
+	found, first = map[string]int{}, len(ops)
+	for _, v := range violations {
+		found[v.Checker]++
+		last := v.Ops[len(v.Ops)-1]
+		n, _ := slices.BinarySearchFunc(ops, max(last.Return, last.Alive), func(op history.Op, at int64) int { return cmp.Compare(op.Call, at) })
+		first = min(first, n)
+	}
+	return found, first, violations
+}
+
+func TestPlaysOfMutantsFindNothingInTheEngine(t *testing.T) {
+	for name, p := range plays {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seed := soakSeed()
+			ops, rules := p.run(t, seed, 800*time.Millisecond, nil)
+			_, _, violations := tell(ops, rules)
+			counts := history.Count(ops)
+			t.Logf("%s: %+v (seed %d)", name, counts, seed)
+			for _, v := range violations {
+				t.Errorf("%s", v)
+			}
+			require.Greater(t, counts.Windows, 5)
+		})
+	}
+}
+
+// tries is how often a mutant may get away.
+const tries = 12
+
+func TestMutantsAreCaught(t *testing.T) {
+	var caught atomic.Int64
+	t.Run("scripts", func(t *testing.T) {
+		for _, m := range mutants {
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				hook, used := m.hook(t)
+				ops := 0
+				for try := range uint64(tries) {
+					seed := soakSeed() + try
+					run, rules := plays[m.play].run(t, seed, 600*time.Millisecond, hook)
+					require.Positive(t, used.Load(), "the mutant ran")
+					found, first, _ := tell(run, rules)
+					if len(found) > 0 {
+						t.Logf("%s: caught by operation %d: %v (seed %d)", m.name, ops+first, found, seed)
+						caught.Add(1)
+						return
+					}
+					ops += len(run)
+				}
+				t.Errorf("not caught in %d operations", ops)
+			})
+		}
+	})
+	t.Logf("mutants caught: %d of %d", caught.Load(), len(mutants))
+}
+
+// hook has a client run the mutant in place of the script.
+func (m mutant) hook(t *testing.T) (redis.Hook, *atomic.Int64) {
+	t.Helper()
+	h := &swap{to: map[any]string{}}
+	for name, source := range core.Scripts {
+		if name != m.script && (m.script != "" || !strings.Contains(source, m.old)) {
+			continue
+		}
+		require.Equal(t, 1, strings.Count(source, m.old), "%s.lua has once: %s", name, m.old)
+		broken := strings.Replace(source, m.old, m.new, 1)
+		h.to[source], h.to[redis.NewScript(source).Hash()] = broken, redis.NewScript(broken).Hash()
+	}
+	require.NotEmpty(t, h.to, "a script has: %s", m.old)
+	return h, &h.used
+}
+
+// swap is a hook that runs one script for another.
+type swap struct {
+	to   map[any]string // from source to source, from hash to hash
+	used atomic.Int64
+}
+
+func (s *swap) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *swap) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		s.change(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (s *swap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			s.change(cmd)
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func (s *swap) change(cmd redis.Cmder) {
+	if !strings.HasPrefix(cmd.Name(), "eval") {
+		return
+	}
+	args := cmd.Args() // the command's own
+	if to, ok := s.to[args[1]]; ok {
+		args[1] = to
+		s.used.Add(1)
+	}
+}

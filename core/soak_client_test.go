@@ -1,0 +1,268 @@
+package core_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/history"
+)
+
+// modeOptions are the ways to hold a key that the engine has, and how to ask for
+// them. Workloads of other modes are skipped.
+var modeOptions = map[history.Mode]func(limit int) []core.AcquireOption{
+	history.Exclusive: func(int) []core.AcquireOption { return nil },
+	history.Shared:    func(int) []core.AcquireOption { return []core.AcquireOption{core.Shared()} },
+	history.Counted:   func(limit int) []core.AcquireOption { return []core.AcquireOption{core.Counted(limit)} },
+}
+
+type mode struct {
+	Mode  history.Mode
+	Limit int
+}
+
+// callsStandInLine says that a release hands the key to the next call in line.
+const callsStandInLine = true
+
+// workload is what clients do. Its percentages are of calls.
+type workload struct {
+	Keys  int
+	Epoch time.Duration // after which the clients go on with fresh keys
+	Modes []mode        // chosen from for each call
+
+	MinLease, MaxLease time.Duration
+	Fixed              int           // leases that are not renewed
+	Try                int           // TryAcquire; the rest is Acquire
+	MaxWait            time.Duration // of an Acquire
+	Abandon            int           // of fixed leases: never given back
+	Overrun            int           // work that is longer than the lease
+	Deaf               int           // of holders whose lease was lost: given back only long after
+	MaxWork            time.Duration // of the rest
+	MaxIdle            time.Duration // between calls
+	Retries            int           // go-redis's; -1: none
+
+	// Trouble that a client makes for itself.
+	SlowRenewals time.Duration // a pipeline is sent up to this much later
+}
+
+// standsInLine reports whether any of its calls may wait for another.
+func (w workload) standsInLine() bool { return callsStandInLine && w.Try < 100 }
+
+// skipUnlessPossible skips a test of modes that the engine does not have.
+func (w workload) skipUnlessPossible(t *testing.T) {
+	t.Helper()
+	for _, m := range w.Modes {
+		if modeOptions[m.Mode] == nil {
+			t.Skipf("the engine has no %s holders", m.Mode)
+		}
+	}
+}
+
+// clientVar makes this test binary a client: a soakClient in JSON.
+const clientVar = "PERKEY_TEST_CLIENT"
+
+// soakClient is one process of a workload, or stands for one.
+type soakClient struct {
+	Addr, Prefix, File string
+	Client             int
+	Seed               uint64
+	Goroutines         int
+	Timeout            time.Duration // go-redis's
+	Workload           workload
+
+	hooks []redis.Hook
+	rec   *history.Recorder
+	ids   atomic.Int64
+	odd   atomic.Pointer[error]
+}
+
+// runClient works until its standard input ends.
+func runClient() {
+	var c soakClient
+	if err := json.Unmarshal([]byte(os.Getenv(clientVar)), &c); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		stop()
+	}()
+	if err := c.run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// run works until ctx ends. An error is an answer that no fault explains.
+func (c *soakClient) run(ctx context.Context) (err error) {
+	if c.rec, err = history.Create(c.File); err != nil {
+		return err
+	}
+	options := redis.Options{
+		Addr: c.Addr, MaxRetries: c.Workload.Retries, PoolSize: 4 * c.Goroutines,
+		DialTimeout: c.Timeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
+	}
+	rdb, reserve := redis.NewClient(&options), redis.NewClient(&options)
+	defer func() { err = errors.Join(err, rdb.Close(), reserve.Close()) }()
+	for _, h := range c.hooks {
+		rdb.AddHook(h)
+		reserve.AddHook(h)
+	}
+	if d := c.Workload.SlowRenewals; d > 0 {
+		reserve.AddHook(hooks{pipeline: func(next func() error) error {
+			time.Sleep(rand.N(d))
+			return next()
+		}})
+	}
+	locker, err := core.New(rdb, core.WithPrefix(c.Prefix), core.WithRenewalClient(reserve))
+	if err != nil {
+		return err
+	}
+	var work sync.WaitGroup
+	for i := range c.Goroutines {
+		rng := rand.New(rand.NewPCG(c.Seed, uint64(c.Client)<<16|uint64(i)))
+		work.Go(func() {
+			for ctx.Err() == nil && c.odd.Load() == nil {
+				c.once(ctx, locker, rng)
+				time.Sleep(upTo(rng, c.Workload.MaxIdle))
+			}
+		})
+	}
+	work.Wait()
+	err = errors.Join(locker.Close(), c.rec.Close())
+	if odd := c.odd.Load(); odd != nil {
+		err = errors.Join(*odd, err)
+	}
+	return err
+}
+
+// once acquires a key, works, and gives it back.
+func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Rand) {
+	w := c.Workload
+	mode := w.Modes[rng.IntN(len(w.Modes))]
+	op := c.op(history.Op{
+		Kind: history.Acquire,
+		Key:  fmt.Sprintf("k%d.%d", rng.IntN(w.Keys), history.Now()/int64(w.Epoch)),
+		Mode: mode.Mode, Limit: mode.Limit,
+		Lease: w.MinLease + upTo(rng, w.MaxLease-w.MinLease),
+	})
+	fixed := percent(rng, w.Fixed)
+	options := modeOptions[mode.Mode](mode.Limit)
+	if fixed {
+		options = append(options, core.FixedLease(op.Lease))
+	} else {
+		options = append(options, core.LeaseTTL(op.Lease))
+	}
+	try, wait := percent(rng, w.Try), upTo(rng, w.MaxWait)
+
+	// The lease's ctx comes from this one. It must not end with the patience of
+	// an Acquire that was granted.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	acquire := locker.Acquire
+	term := op.Lease
+	if op.Wait = !try; try {
+		acquire, wait = locker.TryAcquire, time.Hour
+	} else if callsStandInLine {
+		op.Lease = max(op.Lease, time.Second) // which one has who was handed the key
+	}
+	op.Call = history.Now()
+	c.rec.Write(op)
+	patience := time.AfterFunc(wait, cancel)
+	lease, err := acquire(ctx, op.Key, options...)
+	op.Return = history.Now()
+	patience.Stop()
+	switch {
+	case err == nil:
+		op.Outcome, op.Fence, op.Seen = history.OK, lease.Fence(), op.Return
+	case errors.Is(err, core.ErrConflict):
+		op.Outcome, op.Over = history.Conflict, op.Return
+	case errors.Is(err, core.ErrUnavailable), ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		op.Over = op.Return
+	default:
+		c.odd.CompareAndSwap(nil, &err)
+	}
+	c.rec.Write(op)
+	if err != nil {
+		return
+	}
+	work := upTo(rng, w.MaxWork)
+	if percent(rng, w.Overrun) {
+		work = term + upTo(rng, term)
+	}
+	c.work(op, lease, work)
+	if ctx.Err() == nil && lease.Context().Err() != nil && percent(rng, w.Deaf) {
+		time.Sleep(20*time.Millisecond + upTo(rng, term))
+	}
+	if fixed && percent(rng, w.Abandon) {
+		op.Over = op.Return
+		c.rec.Write(op)
+		return
+	}
+	c.release(op, lease)
+}
+
+// work looks at the lease's ctx all the while, and ends with it.
+func (c *soakClient) work(op *history.Op, lease *core.Lease, d time.Duration) {
+	const look, note = 500 * time.Microsecond, 20 * time.Millisecond
+	end, noted := op.Return+int64(d), op.Return
+	for {
+		now := history.Now()
+		if lease.Context().Err() != nil {
+			return
+		}
+		op.Alive = now
+		if now-noted > int64(note) {
+			c.rec.Write(op)
+			noted = now
+		}
+		if now >= end {
+			return
+		}
+		time.Sleep(min(look, time.Duration(end-now)))
+	}
+}
+
+func (c *soakClient) release(op *history.Op, lease *core.Lease) {
+	release := c.op(history.Op{Kind: history.Release, Key: op.Key, Of: op.ID, Call: history.Now()})
+	c.rec.Write(op, release)
+	err := lease.Release(context.Background())
+	release.Return = history.Now()
+	switch {
+	case err == nil:
+		release.Outcome = history.OK
+	case errors.Is(err, core.ErrLeaseLost):
+		release.Outcome = history.Lost
+	case errors.Is(err, core.ErrUnavailable):
+	default:
+		c.odd.CompareAndSwap(nil, &err)
+	}
+	op.Over, release.Over = release.Return, release.Return
+	c.rec.Write(op, release)
+}
+
+func (c *soakClient) op(op history.Op) *history.Op {
+	op.ID, op.Client = int64(c.Client)<<40|c.ids.Add(1), c.Client
+	return &op
+}
+
+func upTo(rng *rand.Rand, d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return time.Duration(rng.Int64N(int64(d)))
+}
+
+func percent(rng *rand.Rand, p int) bool { return rng.IntN(100) < p }

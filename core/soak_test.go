@@ -1,0 +1,211 @@
+package core_test
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/history"
+)
+
+// seedFlag replays a schedule of faults. What the network and the scheduler do
+// between them is not replayed.
+var seedFlag = flag.Uint64("seed", 0, "of the faults; 0: a new one")
+
+func soakSeed() uint64 {
+	if *seedFlag != 0 {
+		return *seedFlag
+	}
+	return rand.Uint64N(1e9) + 1
+}
+
+// soakVar asks for a long run: how many operations at least.
+const soakVar = "PERKEY_SOAK_OPS"
+
+// lively is what clients do while things go wrong around them.
+var lively = workload{
+	Keys: 3, Epoch: time.Second, Modes: []mode{{}},
+	MinLease: 100 * time.Millisecond, MaxLease: 350 * time.Millisecond,
+	Fixed: 50, Try: 50, MaxWait: 300 * time.Millisecond,
+	Abandon: 5, Overrun: 3, Deaf: 50, MaxWork: 4 * time.Millisecond, MaxIdle: 4 * time.Millisecond,
+	Retries: -1,
+}
+
+// Modes of a workload, beside the exclusive one.
+var (
+	readersAndWriters = []mode{{Mode: history.Shared}, {Mode: history.Shared}, {Mode: history.Shared}, {}}
+	threeAtATime      = []mode{{Mode: history.Counted, Limit: 3}}
+)
+
+// everything that can go wrong without a loss of data, and how often.
+var everything = map[faultKind]time.Duration{
+	faultBlackhole:   1200 * time.Millisecond,
+	faultCut:         500 * time.Millisecond,
+	faultDelay:       1500 * time.Millisecond,
+	faultFlush:       700 * time.Millisecond,
+	faultKill:        900 * time.Millisecond,
+	faultLoseReply:   200 * time.Millisecond,
+	faultLoseRequest: 200 * time.Millisecond,
+	faultPause:       1700 * time.Millisecond,
+	faultRestart:     2500 * time.Millisecond,
+	faultStop:        1300 * time.Millisecond,
+	faultSubscribers: 600 * time.Millisecond,
+}
+
+// soakTotal is what rounds came to.
+type soakTotal struct {
+	counts     history.Counts
+	faults     map[faultKind]int
+	violations map[string]int
+	undecided  int
+	elapsed    time.Duration
+}
+
+func (n soakTotal) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d operations in %s of work on %d keys: %d grants, %d of them seen at work, %d refusals, %d leases lost, %d unknown outcomes\n",
+		n.counts.Ops, n.elapsed, n.counts.Keys, n.counts.Grants, n.counts.Windows, n.counts.Conflicts, n.counts.Lost, n.counts.Unknown)
+	b.WriteString("faults:")
+	for _, kind := range slices.Sorted(maps.Keys(n.faults)) {
+		fmt.Fprintf(&b, " %s %d,", kind, n.faults[kind])
+	}
+	fmt.Fprintf(&b, "\nviolations: windows %d, fences %d, linear %d (%d pieces undecided)",
+		n.violations["windows"], n.violations["fences"], n.violations["linear"], n.undecided)
+	return b.String()
+}
+
+// soak runs rounds until they came to ops operations, and checks each.
+func soak(t *testing.T, round soakRound, ops int) soakTotal {
+	t.Helper()
+	total := soakTotal{faults: map[faultKind]int{}, violations: map[string]int{}}
+	seed := soakSeed()
+	for ; ; seed++ {
+		round.Seed = seed
+		var result soaked
+		if !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { result = round.run(t) }) {
+			return total
+		}
+		total.elapsed += round.Length
+		total.counts.Add(history.Count(result.ops))
+		for kind, n := range result.faults {
+			total.faults[kind] += n
+		}
+		linear, undecided := history.Linear(result.ops, result.rules)
+		total.undecided += undecided
+		for _, found := range [][]history.Violation{history.Windows(result.ops, result.rules), history.Fences(result.ops), linear} {
+			for i, v := range found {
+				total.violations[v.Checker]++
+				if i < 3 {
+					t.Errorf("seed %d: %s", seed, v)
+				}
+			}
+		}
+		if total.counts.Ops >= ops || t.Failed() {
+			t.Logf("%s", total)
+			return total
+		}
+	}
+}
+
+// requireSubstance fails a run in which too little happened to show anything.
+func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
+	t.Helper()
+	require.Greater(t, float64(total.counts.Ops)/total.elapsed.Seconds(), 150.0, "operations a second")
+	require.Greater(t, total.counts.Windows*10, total.counts.Grants*8, "grants whose holders were seen at work")
+	require.Greater(t, total.counts.Windows*20, total.counts.Ops, "grants")
+	require.Greater(t, total.counts.Conflicts*100, total.counts.Ops, "refusals")
+	require.Positive(t, total.counts.Lost, "lost leases")
+	require.LessOrEqual(t, total.undecided*100, total.counts.Keys, "pieces of history that were too hard to decide on")
+	rounds := int(total.elapsed / round.Length)
+	for kind, gap := range round.Faults {
+		require.GreaterOrEqual(t, total.faults[kind], rounds*max(1, int(round.Length/gap)/3), "faults: %s", kind)
+	}
+	require.GreaterOrEqual(t, total.counts.Unknown, rounds*len(round.Faults), "unknown outcomes")
+}
+
+// longRun is how many operations were asked for, or 0.
+func longRun(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv(soakVar)
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err, soakVar)
+	return n
+}
+
+// forLong makes more of a round: more calls at a time, and as many faults for each.
+func (round soakRound) forLong() soakRound {
+	round.Length = 20 * time.Second
+	round.Workload.Keys = 32
+	round.Workload.MaxIdle = 2 * time.Millisecond
+	round.Goroutines = 24
+	return round
+}
+
+func (round soakRound) test(t *testing.T, share int) {
+	t.Helper()
+	round.Workload.skipUnlessPossible(t)
+	ops := longRun(t) * share / 100
+	if ops > 0 {
+		round = round.forLong()
+	} else {
+		t.Parallel()
+	}
+	if total := soak(t, round, ops); !t.Failed() {
+		requireSubstance(t, total, round)
+	}
+}
+
+func TestSoak(t *testing.T) {
+	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true}
+	for name, modes := range map[string][]mode{
+		"exclusive": {{}},
+		"shared":    readersAndWriters,
+		"counted":   threeAtATime,
+	} {
+		t.Run(name, func(t *testing.T) {
+			round := lossless
+			round.Workload.Modes = modes
+			round.test(t, 70)
+		})
+	}
+	t.Run("retries", func(t *testing.T) {
+		round := lossless
+		round.Length = 2 * time.Second
+		round.Workload.Retries = 3
+		round.test(t, 20)
+	})
+	t.Run("losses of data", func(t *testing.T) {
+		round := lossless
+		round.Length, round.Durable = 2*time.Second, false
+		round.Faults = map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond}
+		round.Workload.Epoch = time.Hour // the same keys before and after a loss
+		round.test(t, 10)
+	})
+}
+
+func TestAScheduleOfFaultsDependsOnItsSeedAlone(t *testing.T) {
+	t.Parallel()
+	faults := func(seed uint64) []fault { return schedule(seed, time.Minute, 4, everything) }
+	one, again := faults(1), faults(1)
+	require.Equal(t, one, again)
+	require.NotEqual(t, one, faults(2))
+	seen := map[faultKind]int{}
+	for _, f := range one {
+		seen[f.kind]++
+	}
+	for kind, gap := range everything {
+		require.Greater(t, seen[kind], int(time.Minute/gap)/2, kind)
+	}
+}
