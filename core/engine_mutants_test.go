@@ -30,8 +30,8 @@ type engineMutant struct {
 var engineMutants = []engineMutant{
 	{
 		name: "a lease is trusted past its end", file: "renewal.go",
-		old: "_ = r.lengthen(h, trust.Until(sent, reply.ttl))",
-		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\t_ = r.lengthen(h, trust.Until(sent, reply.ttl))",
+		old: "h.deadline = later(h.deadline, trust.Until(sent, reply.ttl))",
+		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\th.deadline = later(h.deadline, trust.Until(sent, reply.ttl))",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},

@@ -123,7 +123,9 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	require.Greater(t, total.counts.Windows*10, total.counts.Grants*8, "grants whose holders were seen at work")
 	require.Greater(t, total.counts.Windows*20, total.counts.Ops, "grants")
 	require.Greater(t, total.counts.Conflicts*100, total.counts.Ops, "refusals")
-	require.Positive(t, total.counts.Lost, "lost leases")
+	if total.counts.Ops > 10_000 {
+		require.Positive(t, total.counts.Lost, "lost leases")
+	}
 	require.LessOrEqual(t, total.undecided*100, total.counts.Keys, "pieces of history that were too hard to decide on")
 	rounds := int(total.elapsed / round.Length)
 	for kind, gap := range round.Faults {
