@@ -88,8 +88,8 @@ const (
 	leaseLost
 )
 
-func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOptions) *Lease {
-	lease := &Lease{hold: h, name: call.Name, fence: h.fence + h.used, granted: time.Now(), minHold: o.minHold}
+func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
+	lease := &Lease{hold: h, name: call.Name, fence: h.fence + h.used, granted: now, minHold: o.minHold}
 	lease.bind(ctx)
 	return lease
 }
@@ -147,7 +147,8 @@ func (l *Lease) Release(ctx context.Context) error {
 		l.cancel(context.Canceled)
 		return owner.renewals.check(l.reentered)
 	}
-	was, valid := owner.renewals.release(l)
+	now := time.Now()
+	was, valid := owner.renewals.release(l, now)
 	if was == leaseReleased {
 		return nil
 	}
@@ -161,7 +162,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	} else {
 		l.cancel(context.Canceled)
 		var owned bool
-		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-time.Since(l.granted)); {
+		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-now.Sub(l.granted), now); {
 		case err != nil:
 			err = unavailable("release", l.Key(), err)
 			l.giveBack()
@@ -177,7 +178,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		}
 		return fmt.Errorf("core: release: %w", err)
 	}
-	if held := time.Since(l.granted); errors.Is(err, ErrLeaseLost) {
+	if held := now.Sub(l.granted); errors.Is(err, ErrLeaseLost) {
 		owner.observer.OnLost(l.ctx, Lost{Key: l.Key(), Name: l.name, Held: held, Cause: err})
 	} else {
 		owner.observer.OnReleased(l.ctx, Released{Key: l.Key(), Name: l.name, Held: held, Err: err})

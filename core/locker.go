@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -176,18 +177,15 @@ func (l *Locker) heard(message string) {
 	word, rest, _ := strings.Cut(message, " ")
 	switch word {
 	case "grant":
-		var entry string
-		var fence, server, ends int64
-		var waiting int
 		f := strings.SplitN(rest, " ", 6)
 		if len(f) < 6 {
 			return
 		}
-		entry = f[0]
-		if _, err := fmt.Sscan(f[1]+" "+f[2]+" "+f[3]+" "+f[4], &fence, &server, &ends, &waiting); err != nil {
-			return
+		fence, err1 := strconv.ParseInt(f[1], 10, 64)
+		ends, err2 := strconv.ParseInt(f[3], 10, 64)
+		if err1 == nil && err2 == nil {
+			l.waiters.told(f[0], f[5], fence, f[4] != "0", now, ends)
 		}
-		l.waiters.told(entry, f[5], fence, waiting > 0, now, ends)
 	case "wanted":
 		l.waiters.wantedBy(rest)
 	case "free":

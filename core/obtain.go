@@ -28,7 +28,7 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 	}
 	o.what = describe(call.Name, call.ID)
-	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now(), record: recordName(l.prefix, call.Key)}
+	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now()}
 	if policy == nil {
 		return a.once()
 	}
@@ -43,7 +43,7 @@ type attempt struct {
 	policy ConflictPolicy
 	opts   *acquireOptions
 	start  time.Time
-	record string // the key's name in Redis
+	record string // the key's name in Redis; "" until it is asked for
 
 	conflict Conflict
 }
@@ -68,13 +68,13 @@ func (a *attempt) once() (*Lease, error) {
 			return nil, fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
 		h.waiting.Store(reply.waiting)
-		if lease := a.lease(h); lease != nil {
+		if lease := a.lease(h, time.Now()); lease != nil {
 			return lease, nil
 		}
 		return nil, unavailable("acquire", key, errors.New("the grant ended as it came"))
 	}
 	a.conflict.Remaining, a.conflict.Waiting = reply.remaining, reply.queued
-	decision, err := a.decide()
+	decision, err := a.decide(time.Now())
 	if err == nil {
 		err = a.refusal(decision)
 	}
@@ -102,14 +102,13 @@ func (a *attempt) await() (*Lease, error) {
 		waits = p.Waits()
 	}
 	var decideAt time.Time // when the policy is asked
-	for {
+	for now := a.start; ; now = time.Now() {
 		if h := w.taken(); h != nil {
-			if lease := a.lease(h); lease != nil {
+			if lease := a.lease(h, now); lease != nil {
 				return lease, nil
 			}
 			w.rejoin()
 		}
-		now := time.Now()
 		t, askIn, ok := w.turn(now, waits)
 		if ok {
 			switch full, err := a.question(w, t); {
@@ -122,12 +121,11 @@ func (a *attempt) await() (*Lease, error) {
 				continue
 			}
 			now = time.Now()
-			askIn = -1 // known on the next round
 		}
 		if !now.Before(decideAt) {
 			a.conflict.Attempt++
 			a.conflict.Remaining, a.conflict.Waiting = w.hint()
-			decision, err := a.decide()
+			decision, err := a.decide(now)
 			if err != nil {
 				return nil, err
 			}
@@ -140,18 +138,16 @@ func (a *attempt) await() (*Lease, error) {
 					return nil, err
 				}
 			}
-			if !waits {
-				waits = true
-				w.askNow()
-			}
 			l.wakeups.Start()
 			a.conflict.LastDelay = delay
-			now = time.Now()
 			decideAt = now.Add(delay)
-			continue
+			if !waits {
+				waits, ok = true, true
+				w.askNow()
+			}
 		}
 		if ok {
-			continue
+			continue // to see when to ask again
 		}
 		pause := decideAt.Sub(now)
 		if askIn >= 0 {
@@ -189,6 +185,9 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 // what comes of it is given back.
 func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
+	if a.record == "" {
+		a.record = recordName(l.prefix, key)
+	}
 	cmd := l.command(a.ctx, acquireScript, false, a.record, t.entry, a.first().Milliseconds(), a.opts.what, t.mark, watch)
 	cmd.key, cmd.entry = key, t.entry
 	r, stopped, err := l.ask(a.ctx, "acquire", cmd, a.first(), w)
@@ -217,10 +216,10 @@ func (a *attempt) first() time.Duration { return min(a.opts.ttl, firstLease) }
 
 // lease makes the call the holder of h, and tells the observer, whose panic must
 // not leave the key held. It returns nil when h has ended.
-func (a *attempt) lease(h *hold) *Lease {
+func (a *attempt) lease(h *hold, now time.Time) *Lease {
 	l := a.locker
-	lease := l.newLease(a.ctx, a.call, h, a.opts)
-	if !l.renewals.adopt(h, lease) {
+	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
+	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return nil
 	}
@@ -238,9 +237,9 @@ func (a *attempt) lease(h *hold) *Lease {
 	return lease
 }
 
-func (a *attempt) decide() (decision Decision, err error) {
+func (a *attempt) decide(now time.Time) (decision Decision, err error) {
 	a.conflict.Call = a.call
-	a.conflict.Waited = time.Since(a.start)
+	a.conflict.Waited = now.Sub(a.start)
 	if a.policy != nil {
 		if decision, err = a.policy.OnConflict(a.ctx, a.conflict); err != nil {
 			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", a.call.Key, err)
@@ -312,8 +311,8 @@ func (l *Locker) cancel(slots chan struct{}, req releaseRequest, ttl time.Durati
 
 // giveUp ends a hold: it passes to the next call in line, or back to Redis. The key
 // stays taken for stay all the same.
-func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration) (owned bool, err error) {
-	if stay <= 0 && l.waiters.pass(h) {
+func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
+	if stay <= 0 && l.waiters.pass(h, now) {
 		return true, nil
 	}
 	// No renewal is sent from here on. One that is in flight finds the key freed and

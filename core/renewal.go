@@ -63,10 +63,10 @@ func (r *renewals) add(h *hold) bool {
 }
 
 // adopt makes l the lease that has the hold. It reports false when the hold has ended.
-func (r *renewals) adopt(h *hold, l *Lease) bool {
+func (r *renewals) adopt(h *hold, l *Lease, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if h.state != leaseHeld || trust.Passed(h.deadline, time.Now()) {
+	if h.state != leaseHeld || trust.Passed(h.deadline, now) {
 		return false
 	}
 	h.lease = l
@@ -108,14 +108,14 @@ const (
 
 // release ends a lease, and reports what it was until now and whether it could
 // still be trusted. Its hold stays under renewal, to be passed on or dropped.
-func (r *renewals) release(l *Lease) (was leaseState, valid bool) {
+func (r *renewals) release(l *Lease, now time.Time) (was leaseState, valid bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	was, l.state = l.state, leaseReleased
 	if l.hold.lease == l {
 		l.hold.lease = nil
 	}
-	return was, l.hold.state == leaseHeld && !trust.Passed(l.hold.deadline, time.Now())
+	return was, l.hold.state == leaseHeld && !trust.Passed(l.hold.deadline, now)
 }
 
 // drop takes a hold out of renewal.

@@ -72,7 +72,8 @@ type waiter struct {
 	inLine     bool
 	opts       *acquireOptions
 	wake       chan struct{} // holds one
-	grant      *hold         // guarded by all.mu: passed to this call
+	timer      *time.Timer
+	grant      *hold // guarded by all.mu: passed to this call
 }
 
 type notification struct {
@@ -98,7 +99,11 @@ func newWaiters(l *Locker) *waiters {
 	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]struct{}{}, notify: map[string][]notification{}, seed: maphash.MakeSeed()}
 }
 
-func newWaiter() any { return &waiter{wake: make(chan struct{}, 1)} }
+func newWaiter() any {
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	return &waiter{wake: make(chan struct{}, 1), timer: timer}
+}
 
 // join puts a call at the end of the line for key. It returns nil when there are
 // too many.
@@ -151,7 +156,7 @@ func (c *waiter) leave() {
 	c.all, c.line, c.opts, c.grant = nil, nil, nil, nil
 	w.pool.Put(c)
 	if unused != nil {
-		w.locker.later(func() { _, _ = w.locker.giveUp(context.Background(), unused, 0) })
+		w.locker.later(func() { _, _ = w.locker.giveUp(context.Background(), unused, 0, time.Now()) })
 	}
 }
 
@@ -399,7 +404,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 // pass gives a hold whose lease was released to the next call in line, if it may.
-func (w *waiters) pass(h *hold) bool {
+func (w *waiters) pass(h *hold, now time.Time) bool {
 	if h.limit != 1 || h.bounded() {
 		return false
 	}
@@ -414,7 +419,7 @@ func (w *waiters) pass(h *hold) bool {
 		budget = passWanted
 	}
 	c := ln.first
-	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= fenceBlock-1 || time.Since(h.since) > budget {
+	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= fenceBlock-1 || now.Sub(h.since) > budget {
 		return false
 	}
 	w.remove(c)
@@ -563,12 +568,12 @@ func (c *waiter) askNow() {
 // wait returns nil after d, or when the call is poked; ErrClosed when the Locker
 // closes; the ctx's error when ctx ends.
 func (c *waiter) wait(ctx context.Context, d time.Duration, closing <-chan struct{}) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+	c.timer.Reset(d)
+	defer c.timer.Stop()
 	select {
 	case <-c.wake:
 		return nil
-	case <-timer.C:
+	case <-c.timer.C:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
