@@ -82,11 +82,14 @@ type notification struct {
 }
 
 const (
-	// How long calls of other processes have to wait while a key is passed on
-	// within this one, from when it was taken.
-	passWanted = time.Millisecond
+	// For how long, from when it was taken, and how often a key is passed on within
+	// the process while calls of others wait. The number is for a fair share of
+	// processes that are not equally fast.
+	passWanted     = time.Millisecond
+	passWantedMost = 256
 	// The same while nobody is known to wait: word of a waiter may have been lost.
-	passAlone = 50 * time.Millisecond
+	passAlone     = 50 * time.Millisecond
+	passAloneMost = fenceBlock - 1
 
 	// How often a line asks while nobody could wake it.
 	pollMin = 10 * time.Millisecond
@@ -414,12 +417,12 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 	if ln == nil || ln.first == nil {
 		return false
 	}
-	budget := passAlone
+	budget, most := passAlone, int64(passAloneMost)
 	if ln.wanted || h.waiting.Load() {
-		budget = passWanted
+		budget, most = passWanted, passWantedMost
 	}
 	c := ln.first
-	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= fenceBlock-1 || now.Sub(h.since) > budget {
+	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= most || now.Sub(h.since) > budget {
 		return false
 	}
 	w.remove(c)
