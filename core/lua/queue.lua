@@ -5,7 +5,7 @@ local ALIVE = 15000  -- ms after which a waiter that did not ask again is dead
 local QUEUE = 1024   -- entries at most
 local STEPS = 128    -- waiters served by one call at most
 
-local record = redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting')
+record = record or read()
 local exists = record[1]
 local fence = tonumber(exists or 0) or 0
 local held, last, soonest = tonumber(record[2] or exists and 1 or 0), record[3] or '', tonumber(record[4] or 0)

@@ -29,3 +29,7 @@ local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
+local record
+local function read()
+  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting')
+end
