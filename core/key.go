@@ -70,6 +70,13 @@ func newEntry(limit int, locker string) string {
 	return string(hex.AppendEncode(b, secret[:]))
 }
 
+// secretLen is how many digits at the end of an entry no message shows: channels
+// may have listeners who may not read records. named in queue.lua.
+const secretLen = 16
+
+// named is an entry as messages name it.
+func named(entry string) string { return entry[:max(len(entry)-secretLen, 0)] }
+
 // limitOf is an entry's limit.
 func limitOf(entry string) int {
 	digits, _, _ := strings.Cut(entry, ":")
