@@ -112,7 +112,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 	}
 	l.waiters = newWaiters(l)
 	l.renewals = newRenewals(l)
-	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.waiters.askAgain, l.heard)
+	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.waiters.askAgain, nil, l.heard)
 	return l, nil
 }
 
