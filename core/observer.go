@@ -22,6 +22,9 @@ type Observer interface {
 	OnLost(ctx context.Context, e Lost)
 	// OnRenewed: a batch of leases was sent for renewal.
 	OnRenewed(ctx context.Context, e Renewed)
+	// OnWarning: the deployment keeps locks less well than it could, or does so no
+	// longer.
+	OnWarning(ctx context.Context, w Warning)
 }
 
 // Acquired tells of a granted lease.
@@ -84,8 +87,12 @@ func (NopObserver) OnLost(context.Context, Lost) {}
 // OnRenewed does nothing.
 func (NopObserver) OnRenewed(context.Context, Renewed) {}
 
-// SlogObserver writes events to log: lost leases and failed releases and
-// renewals at Warn, everything else at Debug. A nil log is slog's default one.
+// OnWarning does nothing.
+func (NopObserver) OnWarning(context.Context, Warning) {}
+
+// SlogObserver writes events to log: warnings, lost leases and failed releases and
+// renewals at Warn, everything else at Debug; at Info that a warning is resolved, or
+// that the eviction policy is not known. A nil log is slog's default one.
 func SlogObserver(log *slog.Logger) Observer {
 	if log == nil {
 		log = slog.Default()
@@ -126,4 +133,22 @@ func (o slogObserver) OnRenewed(ctx context.Context, e Renewed) {
 		level, attrs = slog.LevelWarn, append(attrs, slog.Any("error", e.Err))
 	}
 	o.log.LogAttrs(ctx, level, "perkey: renewed", attrs...)
+}
+
+func (o slogObserver) OnWarning(ctx context.Context, w Warning) {
+	attrs := []slog.Attr{slog.String("kind", string(w.Kind)), slog.Bool("resolved", w.Resolved)}
+	if w.Node != "" {
+		attrs = append(attrs, slog.String("node", w.Node))
+	}
+	if w.Detail != "" {
+		attrs = append(attrs, slog.String("detail", w.Detail))
+	}
+	if w.Err != nil {
+		attrs = append(attrs, slog.Any("error", w.Err))
+	}
+	level := slog.LevelWarn
+	if w.Resolved || w.Kind == WarnEvictionUnknown {
+		level = slog.LevelInfo
+	}
+	o.log.LogAttrs(ctx, level, "perkey: warning", attrs...)
 }

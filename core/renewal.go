@@ -58,7 +58,7 @@ func (r *renewals) add(h *hold) bool {
 	r.schedule(h)
 	heap.Push(&r.holds, h)
 	r.wakeBefore(h.at)
-	r.locker.started.Do(func() { r.locker.background(r.run) })
+	r.locker.started.Do(func() { r.locker.begin() })
 	return true
 }
 
