@@ -30,6 +30,9 @@ var (
 	// ErrUpgrade: the ctx holds the key together with others, and asks for it
 	// exclusively: it would wait for itself. Release first.
 	ErrUpgrade = errors.New("ctx holds the key shared and cannot have it exclusively")
+	// ErrInvalidCursor: List did not give this cursor, or its node has left the
+	// Cluster since. Begin again with an empty one.
+	ErrInvalidCursor = errors.New("invalid cursor")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("locker closed")
 )

@@ -191,6 +191,11 @@ func (l *Locker) heard(message string) {
 		l.waiters.wantedBy(rest)
 	case "free":
 		l.waiters.freed(rest)
+	case "lost":
+		fence, key, _ := strings.Cut(rest, " ")
+		if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
+			l.taken(key, n)
+		}
 	}
 }
 

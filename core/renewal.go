@@ -104,6 +104,7 @@ func (r *renewals) check(l *Lease) error {
 const (
 	ranOut  = "it was not renewed in time"
 	notOurs = "redis says that the key is not ours"
+	forced  = "it was taken away with ForceRelease"
 )
 
 // release ends a lease, and reports what it was until now and whether it could
@@ -153,6 +154,18 @@ func (r *renewals) lose(h *hold, why string) error {
 		r.locker.end(h, l, err)
 	}
 	return err
+}
+
+// of returns the holds on key whose grant has this first fence.
+func (r *renewals) of(key string, fence int64) (found []*hold) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.holds {
+		if h.fence == fence && h.key() == key {
+			found = append(found, h)
+		}
+	}
+	return found
 }
 
 func lost(key, why string) error {

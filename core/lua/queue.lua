@@ -171,6 +171,7 @@ local function save()
       redis.call('DEL', key)
       return
     end
+    fence, last = spent(), '' -- with the last holder goes what tells of its block
     redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch')
   else
     write('last', last)
