@@ -154,15 +154,15 @@ func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (boo
 		return false, unavailable("force release", key, errShape)
 	}
 	if first != 0 {
-		l.taken(key, first) // if it was this Locker's, which may not be subscribed
+		l.taken(key, first, forced) // if it was this Locker's, which may not be subscribed
 	}
 	return first != 0, nil
 }
 
-// taken ends the holds of this Locker on a grant that ForceRelease took away.
-func (l *Locker) taken(key string, fence int64) {
+// taken ends the holds of this Locker on a grant that is over in Redis.
+func (l *Locker) taken(key string, fence int64, why string) {
 	for _, h := range l.renewals.of(key, fence) {
-		_ = l.renewals.lose(h, forced)
+		_ = l.renewals.lose(h, why)
 	}
 }
 

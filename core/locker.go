@@ -192,10 +192,17 @@ func (l *Locker) heard(message string) {
 	case "free":
 		l.waiters.freed(rest)
 	case "lost":
-		fence, key, _ := strings.Cut(rest, " ")
-		if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
-			l.taken(key, n)
-		}
+		l.takenBy(rest, forced)
+	case "released":
+		l.takenBy(rest, elsewhere)
+	}
+}
+
+// takenBy takes word that a grant is over: its first fence, and the key.
+func (l *Locker) takenBy(words, why string) {
+	fence, key, _ := strings.Cut(words, " ")
+	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
+		l.taken(key, n, why)
 	}
 }
 

@@ -16,7 +16,7 @@ type Observer interface {
 	OnAcquired(ctx context.Context, e Acquired)
 	// OnConflict: a call met a held key, and the policy decided.
 	OnConflict(ctx context.Context, e Conflicted)
-	// OnReleased: a lease was released by its holder.
+	// OnReleased: a lease was released by its holder, or detached.
 	OnReleased(ctx context.Context, e Released)
 	// OnLost: a lease ended before it was released.
 	OnLost(ctx context.Context, e Lost)
@@ -34,6 +34,8 @@ type Acquired struct {
 	// Waited is the time from the call to the grant; Attempts at least 1.
 	Waited   time.Duration
 	Attempts int
+	// Resumed: the key was held before, and its lease came with a token.
+	Resumed bool
 }
 
 // Conflicted tells of a call that met a held key.
@@ -50,6 +52,8 @@ type Released struct {
 	Held      time.Duration
 	// Err is why Redis was not told; the key is free when its lease ends.
 	Err error
+	// Detached: the key stays taken, for who has the lease's token.
+	Detached bool
 }
 
 // Lost tells of a lease that ended before its holder gave it back.

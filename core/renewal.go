@@ -94,6 +94,8 @@ func (r *renewals) check(l *Lease) error {
 		return err
 	case state == leaseReleased:
 		return lost(l.Key(), "it was released")
+	case state == leaseDetached:
+		return fmt.Errorf("core: %q: %w", l.Key(), ErrDetached)
 	case over:
 		return r.lose(l.hold, ranOut)
 	}
@@ -105,6 +107,8 @@ const (
 	ranOut  = "it was not renewed in time"
 	notOurs = "redis says that the key is not ours"
 	forced  = "it was taken away with ForceRelease"
+	// Of leases that travelled.
+	elsewhere = "it was released by another that had its token"
 )
 
 // release ends a lease, and reports what it was until now and whether it could
@@ -112,11 +116,39 @@ const (
 func (r *renewals) release(l *Lease, now time.Time) (was leaseState, valid bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	was, l.state = l.state, leaseReleased
+	if was = l.state; was != leaseDetached {
+		l.state = leaseReleased
+	}
 	if l.hold.lease == l {
 		l.hold.lease = nil
 	}
 	return was, l.hold.state == leaseHeld && !trust.Passed(l.hold.deadline, now)
+}
+
+// share keeps the hold of a lease from being passed on, for its token is about to
+// leave. It reports false when the lease has ended: the hold can be another's now.
+func (r *renewals) share(l *Lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := l.state == leaseHeld && l.hold.state == leaseHeld && !trust.Passed(l.hold.deadline, time.Now())
+	if held {
+		l.hold.travels.Store(true)
+	}
+	return held
+}
+
+// detach takes a lease and its hold out of this process's care. It reports false when
+// the lease has ended.
+func (r *renewals) detach(l *Lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := l.hold
+	if l.state != leaseHeld || h.state != leaseHeld {
+		return false
+	}
+	l.state, h.state, h.lease = leaseDetached, leaseReleased, nil
+	r.remove(h)
+	return true
 }
 
 // drop takes a hold out of renewal.

@@ -408,7 +408,7 @@ func earlier(a, b time.Time) time.Time {
 
 // pass gives a hold whose lease was released to the next call in line, if it may.
 func (w *waiters) pass(h *hold, now time.Time) bool {
-	if h.limit != 1 || h.bounded() {
+	if h.limit != 1 || h.bounded() || h.travels.Load() {
 		return false
 	}
 	w.mu.Lock()
