@@ -28,13 +28,13 @@ type Warning struct {
 type WarningKind string
 
 const (
-	// WarnEviction: the server's maxmemory-policy lets it evict the records of held
+	// WarnEviction tells that the server's maxmemory-policy lets it evict the records of held
 	// keys. Records have a TTL, so the volatile policies do as well. It is told once
 	// for each primary, after the Locker's first lease. Set noeviction.
 	WarnEviction WarningKind = "eviction"
-	// WarnEvictionUnknown: the server's maxmemory-policy could not be read.
+	// WarnEvictionUnknown tells that the server's maxmemory-policy could not be read.
 	WarnEvictionUnknown WarningKind = "eviction unknown"
-	// WarnNoSubscription: Redis cannot be subscribed to, or denies it. Waiting calls
+	// WarnNoSubscription tells that Redis cannot be subscribed to, or denies it. Waiting calls
 	// poll, and a lease that ForceRelease ends is told by its next renewal. It is
 	// told once, and again, as resolved, when there is a subscription.
 	WarnNoSubscription WarningKind = "no subscription"
