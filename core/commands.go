@@ -159,20 +159,22 @@ func (l *Locker) renewSome(ctx context.Context, rdb redis.UniversalClient, batch
 	return left
 }
 
-// extend renews one lease for a caller who waits for it.
-func (l *Locker) extend(ctx context.Context, h *hold, ttl time.Duration) (owned bool, err error) {
-	cmd := l.command(ctx, renewScript, false, h.record, h.entry, ttl.Milliseconds())
-	cmd.key = h.key()
-	r, _, err := l.ask(ctx, "extend", cmd, max(ttl, firstLease), nil)
+// extend renews one lease for a caller who waits for it. It reports also whether
+// somebody waits for the key.
+func (l *Locker) extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error) {
+	key := keyOf(l.prefix, record)
+	cmd := l.command(ctx, renewScript, false, record, entry, ttl.Milliseconds())
+	cmd.key = key
+	r, _, err := l.ask(ctx, op, cmd, max(ttl, firstLease), nil)
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	l.recycle(cmd)
 	n, err := integers(r.val, 1)
 	if err = cmp.Or(r.err, err); err != nil {
-		return false, unavailable("extend", h.key(), err)
+		return false, false, unavailable(op, key, err)
 	}
-	return n[0] > 0, nil
+	return n[0] > 0, n[0] == 2, nil
 }
 
 // releaseRequest is what release.lua is asked for.
@@ -273,7 +275,8 @@ func mayHaveRun(err error) bool {
 
 // ask sends a command and waits for its reply, for as long as the caller can and
 // the lease that is asked for may last. If a hold is passed to w meanwhile it stops.
-// After an error, or when stopped, what comes of the command is taken back.
+// After an error, or when stopped, what comes of the command is taken back. A command
+// of which nothing is to be taken back may be sent until the Locker is closed.
 func (l *Locker) ask(ctx context.Context, op string, cmd *command, patience time.Duration, w *waiter) (r result, stopped bool, err error) {
 	key := cmd.key
 	if ctx.Done() == nil { // the caller cannot leave
@@ -286,6 +289,10 @@ func (l *Locker) ask(ctx context.Context, op string, cmd *command, patience time
 	var wake chan struct{}
 	if w != nil {
 		wake = w.wake
+	}
+	closing := l.closing
+	if cmd.entry == "" {
+		closing = nil
 	}
 	cmd.timer.Reset(patience)
 	defer cmd.timer.Stop()
@@ -302,7 +309,7 @@ func (l *Locker) ask(ctx context.Context, op string, cmd *command, patience time
 			err = callerGone(ctx, op, key)
 		case <-cmd.timer.C:
 			err = unavailable(op, key, fmt.Errorf("no reply within %s", patience))
-		case <-l.closing:
+		case <-closing:
 			err = fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 		}
 		l.abandon(cmd)

@@ -23,6 +23,11 @@ var (
 	// ErrLeaseLost: the lease ended before it was released. What the holder did
 	// since may have overlapped with the next holder; its fence tells.
 	ErrLeaseLost = errors.New("lease lost")
+	// ErrDetached: the lease was detached: its key is held by its token now.
+	ErrDetached = errors.New("lease detached")
+	// ErrInvalidToken: what should be resumed is not a lease's token, or not one of
+	// this Locker's prefix.
+	ErrInvalidToken = errors.New("invalid token")
 	// ErrInvalidKey: the key is empty, too long, or holds control bytes.
 	ErrInvalidKey = errors.New("invalid key")
 	// ErrInvalidOption: an option has a value that cannot work.
@@ -30,6 +35,9 @@ var (
 	// ErrUpgrade: the ctx holds the key together with others, and asks for it
 	// exclusively: it would wait for itself. Release first.
 	ErrUpgrade = errors.New("ctx holds the key shared and cannot have it exclusively")
+	// ErrInvalidCursor: List did not give this cursor, or its node has left the
+	// Cluster since. Begin again with an empty one.
+	ErrInvalidCursor = errors.New("invalid cursor")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("locker closed")
 )

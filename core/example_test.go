@@ -66,6 +66,61 @@ func ExampleLocker_TryAcquire() {
 	// <nil>
 }
 
+// A handler takes the key, and leaves the rest of the work, and the key, to a job in
+// another process.
+func ExampleLease_Detach() {
+	rdb, closeAll := connect()
+	defer closeAll()
+	server, err := core.New(rdb)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = server.Close() }()
+	worker, err := core.New(rdb)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = worker.Close() }()
+
+	ctx := context.Background()
+	jobs := make(chan string, 1)
+	handle := func() error {
+		lease, err := server.TryAcquire(ctx, "order:42")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = lease.Release(ctx) }() // does nothing once the lease is detached
+		token, err := lease.Detach(ctx)
+		if err != nil {
+			return err
+		}
+		jobs <- token
+		return nil
+	}
+	work := func(token string) error {
+		lease, err := worker.Resume(ctx, token)
+		if err != nil {
+			return err
+		}
+		fmt.Println("the job holds", lease.Key())
+		return lease.Release(ctx)
+	}
+	fmt.Println(handle())
+	_, err = server.TryAcquire(ctx, "order:42")
+	fmt.Println(errors.Is(err, core.ErrConflict))
+	fmt.Println(work(<-jobs))
+	_, err = server.TryAcquire(ctx, "order:42")
+	fmt.Println(err)
+	// Output:
+	// <nil>
+	// true
+	// the job holds order:42
+	// <nil>
+	// <nil>
+}
+
 // A store that keeps the greatest fence it has seen refuses a writer that lost
 // its lease and does not know yet.
 func ExampleLease_Fence() {

@@ -1,6 +1,11 @@
 package core
 
-import "time"
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"hash/crc32"
+	"time"
+)
 
 // NeverPoll makes waiting calls rely on being woken.
 func (l *Locker) NeverPoll() { l.pollFloor = time.Hour }
@@ -15,4 +20,28 @@ var RecordName = recordName
 // Scripts are the Lua scripts as Redis gets them, by the names of their files.
 var Scripts = map[string]string{
 	"acquire": acquireScript.source.(string), "renew": renewScript.source.(string), "release": releaseScript.source.(string),
+}
+
+// ParseToken reports what is wrong with a token.
+func ParseToken(token string) error {
+	_, err := parseToken(token)
+	return err
+}
+
+// TokenFields is what a token says.
+type TokenFields struct {
+	Prefix, Key, Entry string
+	First, Used        int64
+	TTL                time.Duration
+}
+
+// NewToken writes a token, valid or not.
+func NewToken(f TokenFields) string {
+	return token{prefix: f.Prefix, key: f.Key, entry: f.Entry, first: f.First, used: f.Used, ttl: f.TTL}.String()
+}
+
+// Sealed makes a token whose fields are body, with a checksum that is right.
+func Sealed(body string) string {
+	b := binary.BigEndian.AppendUint32([]byte(body), crc32.ChecksumIEEE([]byte(body)))
+	return tokenVersion + base64.RawURLEncoding.EncodeToString(b)
 }

@@ -116,7 +116,8 @@ func TestALostReleaseReplyIsNoLostLease(t *testing.T) {
 		l, proxy, direct := throughProxy(t, env, 3)
 		lease, err := l.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
-		proxy.LoseReply(once("wake")) // only a release names the channels
+		listening(t, l)
+		proxy.LoseReply(once("wake")) // only a release names the channels now
 		require.NoError(t, lease.Release(t.Context()))
 		require.Empty(t, redistest.Keys(t, direct, env.Prefix))
 	})

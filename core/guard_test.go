@@ -130,6 +130,8 @@ func (r *recorder) OnReleased(_ context.Context, e core.Released)   { r.add(e) }
 func (r *recorder) OnLost(_ context.Context, e core.Lost)           { r.add(e) }
 func (r *recorder) OnRenewed(_ context.Context, e core.Renewed)     { r.add(e) }
 
+func (r *recorder) OnWarning(_ context.Context, w core.Warning) { r.add(w) }
+
 func eventOf[T any](r *recorder) (event T, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -63,12 +63,22 @@ func newLockerID() string { return hostAndPid() + ident.Random(4) }
 // newEntry names one attempt of a locker to take a key: LIMIT:LOCKER.SECRET. Whoever
 // knows it can release what it holds.
 func newEntry(limit int, locker string) string {
-	var secret [12]byte
+	var secret [entrySecretLen / 2]byte
 	_, _ = rand.Read(secret[:]) // never fails, by its documentation
 	b := strconv.AppendInt(make([]byte, 0, 96), int64(limit), 10)
 	b = append(append(append(b, ':'), locker...), '.')
 	return string(hex.AppendEncode(b, secret[:]))
 }
+
+// entrySecretLen is how many digits there are in an entry's SECRET.
+const entrySecretLen = 24
+
+// secretLen is how many digits at the end of an entry no message shows: channels
+// may have listeners who may not read records. named in queue.lua.
+const secretLen = 16
+
+// named is an entry as messages name it.
+func named(entry string) string { return entry[:max(len(entry)-secretLen, 0)] }
 
 // limitOf is an entry's limit.
 func limitOf(entry string) int {

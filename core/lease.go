@@ -24,6 +24,8 @@ type hold struct {
 	ttl    time.Duration
 	// Redis said that somebody waits.
 	waiting atomic.Bool
+	// Another process may hold the key by the same entry: it cannot be passed on.
+	travels atomic.Bool
 
 	// Guarded by locker.renewals.mu.
 	state    leaseState
@@ -86,6 +88,7 @@ const (
 	leaseHeld leaseState = iota
 	leaseReleased
 	leaseLost
+	leaseDetached
 )
 
 func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
@@ -124,7 +127,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	owned, err := owner.extend(ctx, h, d)
+	owned, _, err := owner.extend(ctx, "extend", h.record, h.entry, d)
 	switch {
 	case err != nil:
 		return err
@@ -145,11 +148,14 @@ func (l *Lease) Release(ctx context.Context) error {
 	owner := l.hold.locker
 	if l.reentered != nil {
 		l.cancel(context.Canceled)
-		return owner.renewals.check(l.reentered)
+		if err := owner.renewals.check(l.reentered); !errors.Is(err, ErrDetached) {
+			return err
+		}
+		return nil
 	}
 	now := time.Now()
 	was, valid := owner.renewals.release(l, now)
-	if was == leaseReleased {
+	if was == leaseReleased || was == leaseDetached {
 		return nil
 	}
 	var err error

@@ -159,6 +159,7 @@ func TestReentryCostsNoRoundTrip(t *testing.T) {
 				lease, ok := core.LeaseFrom(ctx)
 				require.True(t, ok)
 				require.Equal(t, "inner", lease.Key())
+				listening(t, l)
 				before := env.Commands()
 				for _, l := range []*core.Locker{l, again} {
 					for _, key := range []string{"outer", "inner"} {

@@ -47,6 +47,7 @@ type Locker struct {
 	renewals *renewals
 	waiters  *waiters
 	wakeups  *listener.Listener
+	deaf     bool          // there is no subscription, and the observer knows; the listener's
 	cancels  chan struct{} // holds one per acquire that is being cancelled
 	returns  chan struct{} // holds one per lease that is given back in the background
 
@@ -54,7 +55,7 @@ type Locker struct {
 	state   atomic.Int32 // written under mu
 	closing chan struct{}
 	running sync.WaitGroup // every goroutine but the listener's
-	started sync.Once      // the renewal goroutine
+	started sync.Once      // what begins with the first lease
 }
 
 const (
@@ -112,7 +113,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 	}
 	l.waiters = newWaiters(l)
 	l.renewals = newRenewals(l)
-	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.waiters.askAgain, l.heard)
+	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.heardAgain, l.unheard, l.heard)
 	return l, nil
 }
 
@@ -190,6 +191,18 @@ func (l *Locker) heard(message string) {
 		l.waiters.wantedBy(rest)
 	case "free":
 		l.waiters.freed(rest)
+	case "lost":
+		l.takenBy(rest, forced)
+	case "released":
+		l.takenBy(rest, elsewhere)
+	}
+}
+
+// takenBy takes word that a grant is over: its first fence, and the key.
+func (l *Locker) takenBy(words, why string) {
+	fence, key, _ := strings.Cut(words, " ")
+	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
+		l.taken(key, n, why)
 	}
 }
 
@@ -292,6 +305,14 @@ func (l *Locker) refuseCalls(state int32) {
 		close(l.closing)
 	}
 	l.state.Store(max(l.state.Load(), state))
+}
+
+// begin starts what a Locker with leases needs: their renewal, and the subscription
+// that brings word of one that was taken away.
+func (l *Locker) begin() {
+	l.background(l.renewals.run)
+	l.wakeups.Start()
+	l.background(l.checkEviction)
 }
 
 // background runs f on a goroutine that Close waits for. It reports false, and

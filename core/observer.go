@@ -16,12 +16,15 @@ type Observer interface {
 	OnAcquired(ctx context.Context, e Acquired)
 	// OnConflict: a call met a held key, and the policy decided.
 	OnConflict(ctx context.Context, e Conflicted)
-	// OnReleased: a lease was released by its holder.
+	// OnReleased: a lease was released by its holder, or detached.
 	OnReleased(ctx context.Context, e Released)
 	// OnLost: a lease ended before it was released.
 	OnLost(ctx context.Context, e Lost)
 	// OnRenewed: a batch of leases was sent for renewal.
 	OnRenewed(ctx context.Context, e Renewed)
+	// OnWarning: the deployment keeps locks less well than it could, or does so no
+	// longer.
+	OnWarning(ctx context.Context, w Warning)
 }
 
 // Acquired tells of a granted lease.
@@ -31,6 +34,8 @@ type Acquired struct {
 	// Waited is the time from the call to the grant; Attempts at least 1.
 	Waited   time.Duration
 	Attempts int
+	// Resumed: the key was held before, and its lease came with a token.
+	Resumed bool
 }
 
 // Conflicted tells of a call that met a held key.
@@ -47,6 +52,8 @@ type Released struct {
 	Held      time.Duration
 	// Err is why Redis was not told; the key is free when its lease ends.
 	Err error
+	// Detached: the key stays taken, for who has the lease's token.
+	Detached bool
 }
 
 // Lost tells of a lease that ended before its holder gave it back.
@@ -84,8 +91,12 @@ func (NopObserver) OnLost(context.Context, Lost) {}
 // OnRenewed does nothing.
 func (NopObserver) OnRenewed(context.Context, Renewed) {}
 
-// SlogObserver writes events to log: lost leases and failed releases and
-// renewals at Warn, everything else at Debug. A nil log is slog's default one.
+// OnWarning does nothing.
+func (NopObserver) OnWarning(context.Context, Warning) {}
+
+// SlogObserver writes events to log: warnings, lost leases and failed releases and
+// renewals at Warn, everything else at Debug; at Info that a warning is resolved, or
+// that the eviction policy is not known. A nil log is slog's default one.
 func SlogObserver(log *slog.Logger) Observer {
 	if log == nil {
 		log = slog.Default()
@@ -126,4 +137,22 @@ func (o slogObserver) OnRenewed(ctx context.Context, e Renewed) {
 		level, attrs = slog.LevelWarn, append(attrs, slog.Any("error", e.Err))
 	}
 	o.log.LogAttrs(ctx, level, "perkey: renewed", attrs...)
+}
+
+func (o slogObserver) OnWarning(ctx context.Context, w Warning) {
+	attrs := []slog.Attr{slog.String("kind", string(w.Kind)), slog.Bool("resolved", w.Resolved)}
+	if w.Node != "" {
+		attrs = append(attrs, slog.String("node", w.Node))
+	}
+	if w.Detail != "" {
+		attrs = append(attrs, slog.String("detail", w.Detail))
+	}
+	if w.Err != nil {
+		attrs = append(attrs, slog.Any("error", w.Err))
+	}
+	level := slog.LevelWarn
+	if w.Resolved || w.Kind == WarnEvictionUnknown {
+		level = slog.LevelInfo
+	}
+	o.log.LogAttrs(ctx, level, "perkey: warning", attrs...)
 }

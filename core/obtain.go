@@ -37,13 +37,14 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 
 // attempt is one call's way to its key.
 type attempt struct {
-	locker *Locker
-	ctx    context.Context
-	call   Call
-	policy ConflictPolicy
-	opts   *acquireOptions
-	start  time.Time
-	record string // the key's name in Redis; "" until it is asked for
+	locker  *Locker
+	ctx     context.Context
+	call    Call
+	policy  ConflictPolicy
+	opts    *acquireOptions
+	start   time.Time
+	record  string // the key's name in Redis; "" until it is asked for
+	resumed bool   // it is held already, by a token
 
 	conflict Conflict
 }
@@ -231,7 +232,7 @@ func (a *attempt) lease(h *hold, now time.Time) *Lease {
 	}()
 	l.observer.OnAcquired(lease.ctx, Acquired{
 		Key: a.call.Key, Name: a.call.Name, Fence: lease.fence,
-		Waited: lease.granted.Sub(a.start), Attempts: a.conflict.Attempt + 1,
+		Waited: lease.granted.Sub(a.start), Attempts: a.conflict.Attempt + 1, Resumed: a.resumed,
 	})
 	told = true
 	return lease
@@ -318,6 +319,9 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 	// No renewal is sent from here on. One that is in flight finds the key freed and
 	// does nothing, since renewals never create.
 	l.renewals.drop(h)
+	if h.travels.Load() && stay <= 0 {
+		l.released(h)
+	}
 	req := h.releaseRequest()
 	req.stay = max(stay, 0)
 	l.waiters.depart(h, &req)

@@ -207,13 +207,18 @@ func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 		return acquireOptions{ttl: l.ttl, limit: exclusive}, nil
 	}
 	o := acquireOptions{ttl: l.ttl, limit: exclusive}
+	err := o.apply(opts)
+	return o, err
+}
+
+func (o *acquireOptions) apply(opts []AcquireOption) error {
 	for _, opt := range opts {
 		if opt == nil {
-			return o, fmt.Errorf("core: %w: an option is nil", ErrInvalidOption)
+			return fmt.Errorf("core: %w: an option is nil", ErrInvalidOption)
 		}
-		if err := opt(&o); err != nil {
-			return o, err
+		if err := opt(o); err != nil {
+			return err
 		}
 	}
-	return o, nil
+	return nil
 }

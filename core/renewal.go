@@ -58,7 +58,7 @@ func (r *renewals) add(h *hold) bool {
 	r.schedule(h)
 	heap.Push(&r.holds, h)
 	r.wakeBefore(h.at)
-	r.locker.started.Do(func() { r.locker.background(r.run) })
+	r.locker.started.Do(func() { r.locker.begin() })
 	return true
 }
 
@@ -94,6 +94,8 @@ func (r *renewals) check(l *Lease) error {
 		return err
 	case state == leaseReleased:
 		return lost(l.Key(), "it was released")
+	case state == leaseDetached:
+		return fmt.Errorf("core: %q: %w", l.Key(), ErrDetached)
 	case over:
 		return r.lose(l.hold, ranOut)
 	}
@@ -104,6 +106,9 @@ func (r *renewals) check(l *Lease) error {
 const (
 	ranOut  = "it was not renewed in time"
 	notOurs = "redis says that the key is not ours"
+	forced  = "it was taken away with ForceRelease"
+	// Of leases that travelled.
+	elsewhere = "it was released by another that had its token"
 )
 
 // release ends a lease, and reports what it was until now and whether it could
@@ -111,11 +116,39 @@ const (
 func (r *renewals) release(l *Lease, now time.Time) (was leaseState, valid bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	was, l.state = l.state, leaseReleased
+	if was = l.state; was != leaseDetached {
+		l.state = leaseReleased
+	}
 	if l.hold.lease == l {
 		l.hold.lease = nil
 	}
 	return was, l.hold.state == leaseHeld && !trust.Passed(l.hold.deadline, now)
+}
+
+// share keeps the hold of a lease from being passed on, for its token is about to
+// leave. It reports false when the lease has ended: the hold can be another's now.
+func (r *renewals) share(l *Lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := l.state == leaseHeld && l.hold.state == leaseHeld && !trust.Passed(l.hold.deadline, time.Now())
+	if held {
+		l.hold.travels.Store(true)
+	}
+	return held
+}
+
+// detach takes a lease and its hold out of this process's care. It reports false when
+// the lease has ended.
+func (r *renewals) detach(l *Lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := l.hold
+	if l.state != leaseHeld || h.state != leaseHeld {
+		return false
+	}
+	l.state, h.state, h.lease = leaseDetached, leaseReleased, nil
+	r.remove(h)
+	return true
 }
 
 // drop takes a hold out of renewal.
@@ -153,6 +186,18 @@ func (r *renewals) lose(h *hold, why string) error {
 		r.locker.end(h, l, err)
 	}
 	return err
+}
+
+// of returns the holds on key whose grant has this first fence.
+func (r *renewals) of(key string, fence int64) (found []*hold) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.holds {
+		if h.fence == fence && h.key() == key {
+			found = append(found, h)
+		}
+	}
+	return found
 }
 
 func lost(key, why string) error {

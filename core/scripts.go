@@ -17,6 +17,10 @@ var (
 	renewSource string
 	//go:embed lua/release.lua
 	releaseSource string
+	//go:embed lua/inspect.lua
+	inspectSource string
+	//go:embed lua/force.lua
+	forceSource string
 	//go:embed lua/record.lua
 	recordSource string
 	//go:embed lua/queue.lua
@@ -26,6 +30,8 @@ var (
 	acquireScript = newScript(included.Replace(acquireSource))
 	renewScript   = newScript(renewSource)
 	releaseScript = newScript(included.Replace(releaseSource))
+	inspectScript = newScript(inspectSource)
+	forceScript   = newScript(included.Replace(forceSource))
 )
 
 // script is a script as go-redis takes it in a command: boxed once.

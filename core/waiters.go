@@ -354,13 +354,13 @@ func (w *waiters) give(ln *line, c *waiter, h *hold, waiting bool) {
 }
 
 // told takes a grant that was published, or came with the answer to a release: to
-// entry, not before since. A published one says when the claim ends on the server's
-// clock, in ms.
-func (w *waiters) told(entry, key string, fence int64, waiting bool, since time.Time, ends int64) {
+// the entry of that name, not before since. A published one says when the claim ends
+// on the server's clock, in ms.
+func (w *waiters) told(name, key string, fence int64, waiting bool, since time.Time, ends int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ln := w.lines[lineKey{key, limitOf(entry)}]
-	if ln == nil || ln.entry != entry {
+	ln := w.lines[lineKey{key, limitOf(name)}]
+	if ln == nil || ln.entry == "" || named(ln.entry) != name {
 		return // whoever dropped the entry has it cancelled
 	}
 	deadline := trust.Until(since, claimLease)
@@ -377,12 +377,12 @@ func (w *waiters) told(entry, key string, fence int64, waiting bool, since time.
 		}
 		return
 	}
-	h := w.locker.newHold(recordName(w.locker.prefix, key), entry, ln.limit, fence, deadline, c.opts)
+	h := w.locker.newHold(recordName(w.locker.prefix, key), ln.entry, ln.limit, fence, deadline, c.opts)
 	if !w.locker.renewals.add(h) {
 		return
 	}
 	if ln.asking {
-		w.accepted[entry] = struct{}{}
+		w.accepted[ln.entry] = struct{}{}
 	}
 	ln.entry = ""
 	w.give(ln, c, h, waiting)
@@ -408,7 +408,7 @@ func earlier(a, b time.Time) time.Time {
 
 // pass gives a hold whose lease was released to the next call in line, if it may.
 func (w *waiters) pass(h *hold, now time.Time) bool {
-	if h.limit != 1 || h.bounded() {
+	if h.limit != 1 || h.bounded() || h.travels.Load() {
 		return false
 	}
 	w.mu.Lock()
@@ -495,7 +495,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 	}
 	w.mu.Unlock()
 	if !accepted && ours && err == nil && reply.fence != 0 {
-		w.told(req.other, h.key(), reply.fence, reply.queued > 0, sent, 0)
+		w.told(named(req.other), h.key(), reply.fence, reply.queued > 0, sent, 0)
 	}
 }
 

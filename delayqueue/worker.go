@@ -91,7 +91,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.hands = make(chan struct{}, w.concurrency)
 	w.claims.held = map[*claim]struct{}{}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
-	w.wakeups = listener.New(q.rdb, q.wakeChannel(), w.look, func(string) { w.look() })
+	w.wakeups = listener.New(q.rdb, q.wakeChannel(), w.look, nil, func(string) { w.look() })
 	return w, nil
 }
 

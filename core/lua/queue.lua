@@ -20,6 +20,9 @@ local stays = 0   -- the record must not expire before, in ms
 local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
 local function locker(e) return string.match(e, ':(.*)%.') end
 
+-- named is e as messages name it: without the digits that a secret must keep.
+local function named(e) return string.sub(e, 1, -17) end
+
 -- send publishes to one locker. It returns how many heard it, or nil if it could
 -- not: channels may be forbidden.
 local function send(to, words)
@@ -138,7 +141,7 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        heard = send(locker(e), string.format('grant %s %.0f %d %d %d', e, following(), now, now + CLAIM, waiting > 1 and 1 or 0))
+        heard = send(locker(e), string.format('grant %s %.0f %d %d %d', named(e), following(), now, now + CLAIM, waiting > 1 and 1 or 0))
         if not heard then -- nobody can be told: the first to ask takes it
           break
         end
@@ -168,6 +171,7 @@ local function save()
       redis.call('DEL', key)
       return
     end
+    fence, last = spent(), '' -- with the last holder goes what tells of its block
     redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch')
   else
     write('last', last)

@@ -37,6 +37,7 @@ type Listener struct {
 	rdb       Subscriber
 	channel   string
 	onUp      func()
+	onDown    func(err error)
 	onMessage func(payload string)
 
 	up    atomic.Bool
@@ -47,11 +48,13 @@ type Listener struct {
 }
 
 // New makes a Listener on channel. It calls onUp after each subscription that
-// Redis confirmed, and onMessage with each message; both on one goroutine.
-func New(rdb Subscriber, channel string, onUp func(), onMessage func(payload string)) *Listener {
+// Redis confirmed, onDown when it could not subscribe, but not again before the next
+// onUp, and onMessage with each message; all on one goroutine. A subscription that is
+// lost and at once made anew was never down. A nil onDown is not called.
+func New(rdb Subscriber, channel string, onUp func(), onDown func(err error), onMessage func(payload string)) *Listener {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Listener{
-		rdb: rdb, channel: channel, onUp: onUp, onMessage: onMessage,
+		rdb: rdb, channel: channel, onUp: onUp, onDown: onDown, onMessage: onMessage,
 		ctx: ctx, stop: stop, done: make(chan struct{}),
 	}
 }
@@ -74,10 +77,17 @@ func (l *Listener) Close() {
 
 func (l *Listener) run() {
 	defer close(l.done)
-	redial := minRedial
+	redial, down := minRedial, false
 	for l.ctx.Err() == nil {
-		if l.listen() {
-			redial = minRedial
+		confirmed, err := l.listen()
+		switch {
+		case confirmed:
+			redial, down = minRedial, false
+		case !down && l.ctx.Err() == nil:
+			down = true
+			if l.onDown != nil {
+				l.onDown(err)
+			}
 		}
 		select {
 		case <-l.ctx.Done():
@@ -89,7 +99,7 @@ func (l *Listener) run() {
 
 // listen holds one subscription until it fails, and reports whether Redis had
 // confirmed it.
-func (l *Listener) listen() (confirmed bool) {
+func (l *Listener) listen() (confirmed bool, err error) {
 	sub := l.rdb.Subscribe(l.ctx, l.channel)
 	// A blocked Receive does not see the end of its ctx, only of its connection.
 	unblock := context.AfterFunc(l.ctx, func() { _ = sub.Close() })
@@ -104,7 +114,7 @@ func (l *Listener) listen() (confirmed bool) {
 		msg, err := sub.ReceiveTimeout(l.ctx, idle)
 		if err != nil {
 			if l.ctx.Err() != nil || pinged || !isTimeout(err) || sub.Ping(l.ctx) != nil {
-				return confirmed
+				return confirmed, err
 			}
 			pinged = true
 			continue

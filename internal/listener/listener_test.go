@@ -3,6 +3,7 @@ package listener_test
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,7 +21,7 @@ func TestASubscriptionThatIsCutComesBackAndSaysSo(t *testing.T) {
 		through.Addr = proxy.Addr
 		var ups atomic.Int64
 		messages := make(chan string, 10)
-		l := listener.New(through.Client(t), env.Prefix, func() { ups.Add(1) }, func(payload string) { messages <- payload })
+		l := listener.New(through.Client(t), env.Prefix, func() { ups.Add(1) }, nil, func(payload string) { messages <- payload })
 		defer l.Close()
 		require.False(t, l.Up())
 		l.Start()
@@ -38,13 +39,13 @@ func TestCloseEndsAListenerInEveryState(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	nobody := func() {}
-	l := listener.New(env.Client(t), "c", nobody, nil)
+	l := listener.New(env.Client(t), "c", nobody, nil, nil)
 	l.Close() // before Start
 	l.Close()
 	l.Start()
 	require.False(t, l.Up())
 
-	l = listener.New(env.Client(t), "c", nobody, nil)
+	l = listener.New(env.Client(t), "c", nobody, nil, nil)
 	l.Start()
 	redistest.Eventually(t, l.Up, "a subscription")
 	l.Close()
@@ -52,7 +53,29 @@ func TestCloseEndsAListenerInEveryState(t *testing.T) {
 
 	down := *env
 	down.Addr = "127.0.0.1:1"
-	l = listener.New(down.Client(t), "c", nobody, nil)
+	l = listener.New(down.Client(t), "c", nobody, nil, nil)
 	l.Start()
 	l.Close()
+}
+
+func TestASubscriptionThatCannotBeMadeIsToldOfOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		proxy := redistest.NewProxy(t, env.Addr)
+		through := *env
+		through.Addr = proxy.Addr
+		ups, downs := make(chan struct{}, 10), make(chan error, 10)
+		l := listener.New(through.Client(t), env.Prefix, func() { ups <- struct{}{} }, func(err error) { downs <- err }, nil)
+		defer l.Close()
+		l.Start()
+		for range 2 {
+			<-ups
+			require.Empty(t, downs)
+			proxy.Refuse(true)
+			require.Error(t, <-downs)
+			time.Sleep(300 * time.Millisecond) // some more tries
+			require.Empty(t, downs)
+			proxy.Refuse(false)
+		}
+		<-ups
+	})
 }

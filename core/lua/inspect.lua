@@ -1,0 +1,47 @@
+-- Tells who holds a key, and who waits for it, and changes nothing. The secrets stay
+-- here: of an entry LIMIT:LOCKER is told.
+--
+-- KEYS[1]  the record, as in record.lua
+-- ARGV[1]  how many holders are told of, at most
+-- ARGV[2]  how many who wait, at most
+-- returns  {server's time in µs, how many hold it, how many wait, the holders, those
+--          who wait}: a holder is LIMIT:LOCKER, the end of its lease in ms, its fence
+--          and what it is; one who waits is LIMIT:LOCKER and what it is
+local key = KEYS[1]
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]
+local now = math.floor(micros / 1000)
+local record = redis.call('HMGET', key, 'held', 'queue')
+
+-- A key can have any number of shared holders: it stops when it has enough.
+local most, holders, seen, living, cursor = tonumber(ARGV[1]), {}, {}, 0, '0'
+repeat
+  local page = redis.call('HSCAN', key, cursor, 'COUNT', 100)
+  cursor = page[1]
+  for i = 1, #page[2], 2 do
+    local field, ends, rest = page[2][i], string.match(page[2][i + 1], '^(%d+) (.*)$')
+    local who = string.match(field, '^h:(%d+:.*)%.')
+    if who and ends and tonumber(ends) > now and not seen[field] then
+      seen[field] = true
+      living = living + 1
+      if living <= most then
+        holders[living] = who .. ' ' .. ends .. ' ' .. rest
+      end
+    end
+  end
+until cursor == '0' or living >= most
+local held = living
+if cursor ~= '0' then
+  held = math.max(living, tonumber(record[1] or 0) or 0)
+end
+
+local waiters, waiting = {}, 0
+for who, alive, what in string.gmatch(record[2] or '', '(%d+:[^@+~]*)%.%x*[@+~](%d+),(%S*) ') do
+  if tonumber(alive) > now then
+    waiting = waiting + 1
+    if waiting <= tonumber(ARGV[2]) then
+      waiters[waiting] = who .. ' ' .. what
+    end
+  end
+end
+return {micros, held, waiting, holders, waiters}

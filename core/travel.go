@@ -1,0 +1,251 @@
+package core
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/trust"
+)
+
+// Token returns what another process needs to go on with the lease; see
+// Locker.Resume. It is empty when the lease has ended. It is up to 1,024 bytes of
+// letters, digits, '-', '_' and '.', so that it can stand in a header or a URL.
+//
+// It is a secret: whoever has it, and access to Redis, can release the key.
+//
+// This process goes on to hold the key, and to renew it; so may others do that
+// resume the token, at the same time. They hold it together, with one fence, and
+// keep apart what they do by their own means. The first that releases it ends it
+// for all: their contexts end at their next renewal at the latest, a third of the
+// TTL, which can be after the next holder has the key. So only one should release;
+// one that is done earlier uses Detach. To give the key away altogether, use Detach
+// instead of Token.
+//
+// From now on the key is not passed on to another call of this process without
+// Redis.
+func (l *Lease) Token() string {
+	if l.reentered != nil {
+		return l.reentered.Token()
+	}
+	h := l.hold
+	if !h.locker.renewals.share(l) {
+		return ""
+	}
+	return token{
+		prefix: h.locker.prefix, key: h.key(), entry: h.entry,
+		first: h.fence, used: h.used, ttl: h.ttl,
+	}.String()
+}
+
+// Detach parts this process from the key without giving it back: the key stays
+// taken for its TTL, or longer if Extend said so, for whoever resumes the token that
+// Detach returns. The lease's Context ends with a cause that wraps ErrDetached, and
+// nothing is renewed any more. Release does nothing afterwards. A MinHold is over.
+//
+// It blocks for one round trip, and no longer than ctx allows. An error that wraps
+// ErrLeaseLost means that the lease is lost; after any other error the lease is as it
+// was.
+func (l *Lease) Detach(ctx context.Context) (string, error) {
+	if l.reentered != nil {
+		return l.reentered.Detach(ctx)
+	}
+	h, owner := l.hold, l.hold.locker
+	if err := owner.renewals.check(l); err != nil {
+		return "", err
+	}
+	travels := l.Token()
+	owned, _, err := owner.extend(ctx, "detach", h.record, h.entry, h.ttl)
+	switch {
+	case err != nil:
+		return "", err
+	case !owned:
+		return "", owner.renewals.lose(h, notOurs)
+	}
+	if !owner.renewals.detach(l) {
+		return "", lost(l.Key(), "it ended while it was being detached")
+	}
+	l.cancel(fmt.Errorf("core: %q: %w", l.Key(), ErrDetached))
+	owner.waiters.lost(h)
+	owner.observer.OnReleased(l.ctx, Released{Key: l.Key(), Name: l.name, Held: time.Since(l.granted), Detached: true})
+	return travels, nil
+}
+
+// Resume makes a Lease of a token that Token or Detach returned, in any process, by a
+// Locker on the same Redis and with the same prefix. It verifies that the token still
+// holds the key. The Lease is one as from Acquire: it is renewed, its fence is
+// that of the lease that travelled, and Release gives the key back.
+//
+// The TTL and the mode travel along; MaxHold, MinHold and Named do not, and can be
+// given to Resume. It blocks for one round trip, and no longer than ctx allows. Its
+// error wraps ErrInvalidToken if this is no token for this Locker, and ErrLeaseLost
+// if the token does not hold its key any more. After any other error the token is
+// good for another try, within its TTL.
+func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption) (*Lease, error) {
+	t, err := parseToken(token)
+	if err != nil {
+		return nil, fmt.Errorf("core: resume: %w: %w", ErrInvalidToken, err)
+	}
+	if t.prefix != l.prefix {
+		return nil, fmt.Errorf("core: resume %q: %w: it is for the prefix %q", t.key, ErrInvalidToken, t.prefix)
+	}
+	o := acquireOptions{ttl: t.ttl, limit: limitOf(t.entry)}
+	if err := o.apply(opts); err != nil {
+		return nil, err
+	}
+	if o.limit != limitOf(t.entry) || o.notify != nil {
+		return nil, fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted and NotifyRelease come too late", t.key, ErrInvalidOption)
+	}
+	if ctx.Err() != nil {
+		return nil, callerGone(ctx, "resume", t.key)
+	}
+	if l.state.Load() != lockerOpen {
+		return nil, fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
+	}
+	sent, ttl := time.Now(), o.ttl
+	if o.maxHold > 0 {
+		ttl = min(ttl, o.maxHold)
+	}
+	a := attempt{
+		locker: l, ctx: ctx, call: Call{Key: t.key, Name: o.name, ID: o.id}, opts: &o,
+		start: sent, record: recordName(l.prefix, t.key), resumed: true,
+	}
+	owned, waiting, err := l.extend(ctx, "resume", a.record, t.entry, ttl)
+	if err != nil {
+		return nil, err
+	}
+	if !owned {
+		return nil, lost(t.key, notOurs)
+	}
+	h := l.newHold(a.record, t.entry, o.limit, t.first, trust.Until(sent, ttl), &o)
+	h.used = t.used
+	h.waiting.Store(waiting)
+	h.travels.Store(true)
+	if !l.renewals.add(h) {
+		return nil, fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
+	}
+	if lease := a.lease(h, time.Now()); lease != nil {
+		return lease, nil
+	}
+	return nil, unavailable("resume", t.key, errors.New("the lease ended as it came"))
+}
+
+// released tells the others that hold the key by the same grant, as far as they are
+// known, that it is given back: those of this Locker, and the Locker that took it.
+func (l *Locker) released(h *hold) {
+	for _, other := range l.renewals.of(h.key(), h.fence) {
+		if other != h {
+			_ = l.renewals.lose(other, elsewhere)
+		}
+	}
+	if _, owner := splitEntry(h.entry); owner != l.id {
+		l.background(func() {
+			ctx := &callContext{Context: context.Background(), gone: l.closing}
+			l.rdb.Publish(ctx, channelPrefix(l.prefix)+owner, fmt.Sprintf("released %d %s", h.fence, h.key()))
+		})
+	}
+}
+
+// token is what travels. Its text is "pk1." and base64 of its fields, each with its
+// length or as a varint, with a checksum, since what was cut off or mistyped should
+// not be taken for a lease that was lost.
+type token struct {
+	prefix, key, entry string
+	first              int64 // fence of the grant
+	used               int64 // what the lease's fence is above it
+	ttl                time.Duration
+}
+
+const (
+	tokenVersion = "pk1."
+	maxTokenLen  = 1024
+)
+
+// String writes the token.
+func (t token) String() string {
+	var b []byte
+	for _, s := range []string{t.prefix, t.key, t.entry} {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	for _, n := range []int64{t.first, t.used, t.ttl.Milliseconds()} {
+		b = binary.AppendUvarint(b, uint64(n))
+	}
+	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
+	return tokenVersion + base64.RawURLEncoding.EncodeToString(b)
+}
+
+// parseToken reads a token. It accepts what String writes, and nothing else. Its
+// errors do not repeat the token.
+func parseToken(text string) (t token, err error) {
+	coded, ok := strings.CutPrefix(text, tokenVersion)
+	switch {
+	case len(text) > maxTokenLen:
+		return t, fmt.Errorf("%d bytes long, at most %d are allowed", len(text), maxTokenLen)
+	case !ok:
+		return t, fmt.Errorf("it does not begin with %q", tokenVersion)
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(coded)
+	if err != nil || len(b) < 4 {
+		return t, errors.New("it is not whole")
+	}
+	body := b[:len(b)-4]
+	if crc32.ChecksumIEEE(body) != binary.BigEndian.Uint32(b[len(body):]) {
+		return t, errors.New("it is not whole")
+	}
+	var numbers [3]int64
+	for _, s := range []*string{&t.prefix, &t.key, &t.entry} {
+		n, size := binary.Uvarint(body)
+		if size <= 0 || n > uint64(len(body)-size) {
+			return token{}, errTokenForm
+		}
+		*s, body = string(body[size:][:n]), body[size:][n:]
+	}
+	for i := range numbers {
+		n, size := binary.Uvarint(body)
+		if size <= 0 || n > 1<<62 {
+			return token{}, errTokenForm
+		}
+		numbers[i], body = int64(n), body[size:]
+	}
+	t.first, t.used = numbers[0], numbers[1]
+	if numbers[2] > MaxTTL.Milliseconds() {
+		return token{}, errTokenForm
+	}
+	t.ttl = time.Duration(numbers[2]) * time.Millisecond
+	limit, locker := splitEntry(t.entry)
+	valid := ident.ValidPrefix(t.prefix) && ValidateKey(t.key) == nil && locker != "" &&
+		t.first > 0 && t.used < fenceBlock && (t.used == 0 || limit == exclusive) && t.ttl >= MinTTL
+	if !valid || t.String() != text { // one lease has one token
+		return token{}, errTokenForm
+	}
+	return t, nil
+}
+
+var errTokenForm = errors.New("its form is unknown")
+
+// splitEntry returns an entry's limit and locker: "" if newEntry does not write
+// such entries.
+func splitEntry(entry string) (limit int, locker string) {
+	digits, rest, _ := strings.Cut(entry, ":")
+	locker, secret, _ := strings.Cut(rest, ".")
+	limit, err := strconv.Atoi(digits)
+	if err != nil || strconv.Itoa(limit) != digits || limit < 0 || limit > MaxCount ||
+		len(locker) > maxLockerLen || strings.Trim(locker, lockerLetters) != "" ||
+		len(secret) != entrySecretLen || strings.Trim(secret, "0123456789abcdef") != "" {
+		return 0, ""
+	}
+	return limit, locker
+}
+
+const (
+	maxLockerLen  = 64
+	lockerLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/"
+)

@@ -1,0 +1,148 @@
+package core_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"slices"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// watch keeps the warnings that a Locker gives.
+type watch struct {
+	core.NopObserver
+	warnings chan core.Warning
+}
+
+func newWatch() watch { return watch{warnings: make(chan core.Warning, 100)} }
+
+func (w watch) OnWarning(_ context.Context, warning core.Warning) { w.warnings <- warning }
+
+func TestAServerThatMayEvictIsWarnedOfOnce(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[string]string{
+		"allkeys-lru": "once maxmemory is set", "volatile-ttl": "once maxmemory is set", "volatile-lru": "held keys can be evicted", "noeviction": "",
+	} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			args := []string{"--maxmemory-policy", policy}
+			if policy == "volatile-lru" {
+				args = append(args, "--maxmemory", "100mb")
+			}
+			env := &redistest.Env{Addr: redistest.Start(t, args...).Addr, Prefix: "p"}
+			seen := newWatch()
+			l := newLocker(t, env, core.WithObserver(seen))
+			warm(t, l)
+			warm(t, l)
+			if want != "" {
+				w := <-seen.warnings
+				require.Equal(t, core.WarnEviction, w.Kind)
+				require.Contains(t, w.Detail, policy)
+				require.Contains(t, w.Detail, want)
+			}
+			require.NoError(t, l.Close())
+			require.Empty(t, seen.warnings)
+		})
+	}
+}
+
+func TestAnEvictionPolicyThatCannotBeReadIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	require.NoError(t, addUser(t.Context(), rdb, append(slices.Clone(lockRights), wakeRights...)))
+	denied := redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: aclUser, Password: aclPassword})
+	silent := redistest.Embedded(t).Client(t) // it knows no such section
+	for _, client := range []*redis.Client{denied, silent} {
+		seen := newWatch()
+		l := lockerOn(t, client, "perkey", core.WithObserver(seen))
+		warm(t, l)
+		w := <-seen.warnings
+		require.Equal(t, core.WarnEvictionUnknown, w.Kind)
+		require.Error(t, w.Err)
+	}
+}
+
+func TestEveryPrimaryOfAClusterIsAskedForItsEvictionPolicy(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	rdb := c.Client(t)
+	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		return node.ConfigSet(ctx, "maxmemory-policy", "allkeys-random").Err()
+	}))
+	seen := newWatch()
+	warm(t, lockerOn(t, rdb, "p", core.WithObserver(seen)))
+	nodes := map[string]bool{}
+	for range 3 {
+		w := <-seen.warnings
+		require.Equal(t, core.WarnEviction, w.Kind)
+		nodes[w.Node] = true
+	}
+	require.Len(t, nodes, 3)
+}
+
+func TestADeniedSubscriptionIsWarnedOfOnceAndWaitingGoesOn(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	require.NoError(t, addUser(t.Context(), rdb, append(slices.Clone(lockRights), "+info", "+subscribe", "+ping")))
+	client := func() *redis.Client {
+		return redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: aclUser, Password: aclPassword})
+	}
+	seen := newWatch()
+	holder, waiting := lockerOn(t, client(), "perkey"), lockerOn(t, client(), "perkey", core.WithObserver(seen))
+	lease, err := holder.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	waited := make(chan error)
+	go func() {
+		waited <- waiting.Do(t.Context(), "k", func(context.Context) error { return nil })
+	}()
+	w := <-seen.warnings
+	require.Equal(t, core.WarnNoSubscription, w.Kind)
+	require.ErrorContains(t, w.Err, "NOPERM")
+	require.False(t, w.Resolved)
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, <-waited)
+	require.Empty(t, seen.warnings, "told once")
+
+	require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", aclUser, "&perkey:wake:*").Err())
+	w = <-seen.warnings
+	require.Equal(t, core.WarnNoSubscription, w.Kind)
+	require.True(t, w.Resolved)
+}
+
+func TestASubscriptionThatIsCutAndMadeAnewIsNotWarnedOf(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		proxy := redistest.NewProxy(t, env.Addr)
+		seen := newWatch()
+		l := lockerOn(t, redistest.Client(t, &redis.Options{Addr: proxy.Addr}), env.Prefix, core.WithObserver(seen))
+		warm(t, l)
+		if !env.Real {
+			require.Equal(t, core.WarnEvictionUnknown, (<-seen.warnings).Kind)
+		}
+		for range 3 {
+			listening(t, l)
+			proxy.Cut()
+			redistest.Eventually(t, func() bool { return !l.Listening() }, "the cut is noticed")
+		}
+		listening(t, l)
+		require.Empty(t, seen.warnings)
+	})
+}
+
+func TestSlogObserverWarnsOfADeploymentOnce(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	o := core.SlogObserver(slog.New(slog.NewTextHandler(&out, nil)))
+	o.OnWarning(t.Context(), core.Warning{Kind: core.WarnEviction, Node: "10.0.0.1:6379", Detail: "policy"})
+	require.Contains(t, out.String(), "level=WARN")
+	require.Contains(t, out.String(), "10.0.0.1:6379")
+	out.Reset()
+	o.OnWarning(t.Context(), core.Warning{Kind: core.WarnNoSubscription, Err: core.ErrUnavailable, Resolved: true})
+	o.OnWarning(t.Context(), core.Warning{Kind: core.WarnEvictionUnknown})
+	require.Equal(t, 2, bytes.Count(out.Bytes(), []byte("level=INFO")))
+}
