@@ -161,7 +161,8 @@ func (l *Locker) renewSome(ctx context.Context, rdb redis.UniversalClient, batch
 
 // extend renews one lease for a caller who waits for it.
 func (l *Locker) extend(ctx context.Context, h *hold, ttl time.Duration) (owned bool, err error) {
-	cmd := l.command(ctx, renewScript, false, h.record, h.entry, ttl.Milliseconds())
+	entry := h.holder()
+	cmd := l.command(ctx, renewScript, false, h.record, entry, ttl.Milliseconds())
 	cmd.key = h.key()
 	r, _, err := l.ask(ctx, "extend", cmd, max(ttl, firstLease), nil)
 	if err != nil {
@@ -171,6 +172,9 @@ func (l *Locker) extend(ctx context.Context, h *hold, ttl time.Duration) (owned 
 	n, err := integers(r.val, 1)
 	if err = cmp.Or(r.err, err); err != nil {
 		return false, unavailable("extend", h.key(), err)
+	}
+	if n[0] == 0 && h.renamed(entry) {
+		return l.extend(ctx, h, ttl)
 	}
 	return n[0] > 0, nil
 }
@@ -185,6 +189,7 @@ type releaseRequest struct {
 	what          string        // what other is
 	line          *line         // other's
 	fresh         bool          // other cannot be in the queue yet
+	hold          *hold         // whose entry it is, if it is a hold's
 }
 
 type releaseReply struct {
@@ -214,6 +219,10 @@ func (l *Locker) release(ctx context.Context, req releaseRequest) (reply release
 		if reply, err = l.parseRelease(cmd); err == nil {
 			// After a lost reply "not the owner" is what an earlier try of ours left.
 			reply.owned = reply.owned || ran
+			if !reply.owned && req.hold != nil && req.hold.renamed(req.entry) {
+				req.entry = req.hold.holder()
+				return l.release(ctx, req)
+			}
 			return reply, nil
 		}
 		ran = ran || mayHaveRun(err)

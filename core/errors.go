@@ -30,6 +30,9 @@ var (
 	// ErrUpgrade: the ctx holds the key together with others, and asks for it
 	// exclusively: it would wait for itself. Release first.
 	ErrUpgrade = errors.New("ctx holds the key shared and cannot have it exclusively")
+	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by who took
+	// the key first.
+	ErrNotExclusive = errors.New("lease is not exclusive")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("locker closed")
 )

@@ -15,8 +15,9 @@ import (
 type hold struct {
 	locker *Locker
 	record string // the key's name in Redis
-	entry  string
-	limit  int
+	entry  string // as it was granted; see holder
+	limit  int    // as it was granted; see mode
+	form   atomic.Int32
 	fence  int64 // of the first lease
 	used   int64 // what the present lease's fence is above it
 	since  time.Time
@@ -53,7 +54,7 @@ func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline 
 func (h *hold) key() string { return keyOf(h.locker.prefix, h.record) }
 
 func (h *hold) releaseRequest() releaseRequest {
-	return releaseRequest{record: h.record, entry: h.entry, used: h.fence + h.used}
+	return releaseRequest{record: h.record, entry: h.holder(), used: h.fence + h.used, hold: h}
 }
 
 // bounded reports whether the hold is made for one lease.
@@ -132,6 +133,43 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return owner.renewals.lose(h, notOurs)
 	}
 	return owner.renewals.lengthen(h, trust.Until(sent, d))
+}
+
+// Downgrade makes an exclusive lease a shared one, as if taken with Shared, with
+// nobody in between: others that wait for the key shared, and are next, get in at
+// once. The fence stays. It blocks for one round trip, and no longer than ctx allows.
+//
+// A lease that is shared already stays as it is. One that was taken with Counted, and
+// one taken again under the ctx of an exclusive lease, which is then the one to
+// downgrade, fail with ErrNotExclusive. An error that wraps ErrLeaseLost means that
+// the lease is lost. After any other error it is held, but count on it for no more
+// than a shared one: call Downgrade again to be sure.
+func (l *Lease) Downgrade(ctx context.Context) error {
+	h, owner := l.hold, l.hold.locker
+	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
+		return fmt.Errorf("core: downgrade %q: %w", l.Key(), ErrNotExclusive)
+	}
+	held := l
+	if l.reentered != nil {
+		held = l.reentered
+	}
+	if err := owner.renewals.check(held); err != nil {
+		return err
+	}
+	if h.limit == shared || h.form.Load() == formShared {
+		return nil
+	}
+	h.form.CompareAndSwap(formGranted, formEither)
+	owner.waiters.withdraw(h)
+	owned, err := owner.downgrade(ctx, h)
+	switch {
+	case err != nil:
+		return err
+	case !owned:
+		return owner.renewals.lose(h, notOurs)
+	}
+	h.form.Store(formShared)
+	return nil
 }
 
 // Release gives the key back. It works on a dead ctx, and may be called twice;

@@ -271,10 +271,10 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 			held = held.reentered
 		}
 		owner := held.hold.locker
-		if owner.renewals.check(held) != nil {
+		if !owner.renewals.valid(held) {
 			return nil, nil
 		}
-		if o.limit == 1 && held.hold.limit != 1 {
+		if o.limit == exclusive && held.hold.mode() != exclusive {
 			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 		}
 		lease := &Lease{hold: held.hold, name: call.Name, fence: held.fence, granted: held.granted, reentered: held}

@@ -100,6 +100,9 @@ func (r *renewals) check(l *Lease) error {
 	return nil
 }
 
+// valid reports whether a lease is held.
+func (r *renewals) valid(l *Lease) bool { return r.check(l) == nil }
+
 // Why a lease was lost.
 const (
 	ranOut  = "it was not renewed in time"
@@ -282,7 +285,7 @@ func (r *renewals) renew(batch []*hold) {
 	sent := time.Now()
 	asked := make([]renewal, len(batch))
 	for i, h := range batch {
-		asked[i] = renewal{h.record, h.entry, h.ttl}
+		asked[i] = renewal{h.record, h.holder(), h.ttl}
 		if h.bounded() {
 			asked[i].ttl = max(min(h.ttl, h.until.Sub(sent)), time.Millisecond)
 		}
@@ -299,6 +302,8 @@ func (r *renewals) renew(batch []*hold) {
 		case reply.err != nil:
 			firstErr = cmp.Or(firstErr, reply.err)
 			r.putOff(h, now.Add(max(h.ttl/20, renewalHorizon)))
+		case !reply.owned && h.renamed(asked[i].entry):
+			r.putOff(h, now.Add(renewalHorizon))
 		case !reply.owned:
 			lost = append(lost, h)
 		default:

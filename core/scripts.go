@@ -17,15 +17,18 @@ var (
 	renewSource string
 	//go:embed lua/release.lua
 	releaseSource string
+	//go:embed lua/downgrade.lua
+	downgradeSource string
 	//go:embed lua/record.lua
 	recordSource string
 	//go:embed lua/queue.lua
 	queueSource string
 
-	included      = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
-	acquireScript = newScript(included.Replace(acquireSource))
-	renewScript   = newScript(renewSource)
-	releaseScript = newScript(included.Replace(releaseSource))
+	included        = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
+	acquireScript   = newScript(included.Replace(acquireSource))
+	renewScript     = newScript(renewSource)
+	releaseScript   = newScript(included.Replace(releaseSource))
+	downgradeScript = newScript(included.Replace(downgradeSource))
 )
 
 // script is a script as go-redis takes it in a command: boxed once.

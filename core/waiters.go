@@ -408,7 +408,7 @@ func earlier(a, b time.Time) time.Time {
 
 // pass gives a hold whose lease was released to the next call in line, if it may.
 func (w *waiters) pass(h *hold, now time.Time) bool {
-	if h.limit != 1 || h.bounded() {
+	if h.mode() != exclusive || h.bounded() {
 		return false
 	}
 	w.mu.Lock()
@@ -436,7 +436,7 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 // depart prepares the release of a hold in Redis: the line's own entry goes along,
 // to wait for the key again or, when nobody is left, to leave the queue.
 func (w *waiters) depart(h *hold, req *releaseRequest) {
-	if h.limit != 1 {
+	if h.mode() != exclusive {
 		return
 	}
 	w.mu.Lock()
