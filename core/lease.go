@@ -81,6 +81,14 @@ type Lease struct {
 	state leaseState // guarded by hold.locker.renewals.mu
 }
 
+// outermost is the lease that has the key.
+func (l *Lease) outermost() *Lease {
+	if l.reentered != nil {
+		return l.reentered
+	}
+	return l
+}
+
 type leaseState int
 
 const (
@@ -180,17 +188,22 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 // is free when the lease ends, or earlier. Of leases that were taken again under
 // the ctx of another one, only the outermost gives the key back.
 func (l *Lease) Release(ctx context.Context) error {
+	now := time.Now()
+	was, err := l.release(ctx, now)
+	return l.released(was, err, now)
+}
+
+// release gives the key back, and returns what the lease was until now.
+func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
 	owner := l.hold.locker
 	if l.reentered != nil {
 		l.cancel(context.Canceled)
-		return owner.renewals.check(l.reentered)
+		return leaseHeld, owner.renewals.check(l.reentered)
 	}
-	now := time.Now()
 	was, valid := owner.renewals.release(l, now)
 	if was == leaseReleased {
-		return nil
+		return was, nil
 	}
-	var err error
 	if was == leaseLost || !valid {
 		err = lost(l.Key(), ranOut)
 		l.cancel(err)
@@ -207,6 +220,15 @@ func (l *Lease) Release(ctx context.Context) error {
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}
+	}
+	return was, err
+}
+
+// released tells the observer of a release, and returns its outcome.
+func (l *Lease) released(was leaseState, err error, now time.Time) error {
+	owner := l.hold.locker
+	if l.reentered != nil || was == leaseReleased {
+		return err
 	}
 	if was == leaseLost {
 		// The observer was told when it was lost. The ctx may have ended before,
@@ -256,6 +278,7 @@ type leaseContext struct {
 	lease *Lease
 	// caller is the ctx that took the lease again; nil for the outermost.
 	caller context.Context
+	set    []*Lease // all that the work is under, if it is under a LeaseSet
 }
 
 // Deadline is the caller's.
@@ -272,9 +295,12 @@ func (c leaseContext) Err() error {
 	if err := c.Context.Err(); err != nil {
 		return err
 	}
+	for _, l := range c.set {
+		_ = l.hold.locker.renewals.check(l.outermost()) // ends the ctx if it is over
+	}
 	held := c.lease
 	if held.reentered != nil {
-		if c.caller.Err() != nil {
+		if c.caller != nil && c.caller.Err() != nil {
 			held.cancel(context.Cause(c.caller))
 		}
 		held = held.reentered

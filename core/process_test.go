@@ -20,7 +20,7 @@ import (
 )
 
 // holderVar makes this test binary a holder: "addr prefix key ttl", and "shared" if
-// it is to be a reader.
+// it is to be a reader, or "all" if key is several with commas between.
 const holderVar = "PERKEY_TEST_HOLDER"
 
 // runHolder takes a key, says "held FENCE", holds until a line comes in, and
@@ -36,6 +36,16 @@ func runHolder() {
 	l, err := core.New(redis.NewClient(&redis.Options{Addr: addr}), core.WithPrefix(prefix), core.WithTTL(d))
 	if err != nil {
 		fmt.Println(err)
+		return
+	}
+	if mode == "all" {
+		set, err := l.AcquireAll(context.Background(), strings.Split(key, ","))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("held", set.Fence(set.Keys()[0]))
+		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 		return
 	}
 	lease, err := l.Acquire(context.Background(), key, opts...)

@@ -13,6 +13,8 @@ import (
 var (
 	//go:embed lua/acquire.lua
 	acquireSource string
+	//go:embed lua/acquireall.lua
+	acquireAllSource string
 	//go:embed lua/renew.lua
 	renewSource string
 	//go:embed lua/release.lua
@@ -24,11 +26,12 @@ var (
 	//go:embed lua/queue.lua
 	queueSource string
 
-	included        = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
-	acquireScript   = newScript(included.Replace(acquireSource))
-	renewScript     = newScript(renewSource)
-	releaseScript   = newScript(included.Replace(releaseSource))
-	downgradeScript = newScript(included.Replace(downgradeSource))
+	included         = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
+	acquireScript    = newScript(included.Replace(acquireSource))
+	acquireAllScript = newScript(included.Replace(acquireAllSource))
+	renewScript      = newScript(renewSource)
+	releaseScript    = newScript(included.Replace(releaseSource))
+	downgradeScript  = newScript(included.Replace(downgradeSource))
 )
 
 // script is a script as go-redis takes it in a command: boxed once.

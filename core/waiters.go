@@ -163,8 +163,9 @@ func (c *waiter) leave() {
 	}
 }
 
-// rejoin puts a call that got a hold which has ended back at the head of its line.
-func (c *waiter) rejoin() {
+// rejoin puts a call that got a hold which has ended back at the head of its line. The
+// hold may have ended just before it was passed: then nobody else clears held.
+func (c *waiter) rejoin(h *hold) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -174,6 +175,9 @@ func (c *waiter) rejoin() {
 		w.lines[ln.lineKey] = ln
 	}
 	c.line = ln
+	if ln.held == h {
+		ln.held = nil
+	}
 	ln.askAt = time.Time{}
 	ln.unshift(c)
 	w.waiting++
@@ -334,6 +338,13 @@ func (w *waiters) orphaned(key, entry string) {
 	w.mu.Unlock()
 	if !accepted {
 		w.locker.cancel(w.locker.cancels, releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
+	}
+}
+
+// orphanedAll deals with the answer to a question for several keys that was given up.
+func (w *waiters) orphanedAll(keys []string, entry string) {
+	for end := time.Now().Add(firstLease); len(keys) > 0 && time.Now().Before(end); keys = keys[1:] {
+		w.orphaned(keys[0], entry)
 	}
 }
 
