@@ -20,6 +20,9 @@ var (
 	// ErrUnavailable: Redis could not be reached, or would not serve the
 	// request. Nothing is known about the key, and no work ran.
 	ErrUnavailable = errors.New("redis unavailable")
+	// ErrNotReplicated: fewer replicas than WaitReplicas asks for have the grant. It was
+	// given back, and no work ran. Comes with ErrUnavailable.
+	ErrNotReplicated = errors.New("grant not replicated")
 	// ErrLeaseLost: the lease ended before it was released. What the holder did
 	// since may have overlapped with the next holder; its fence tells.
 	ErrLeaseLost = errors.New("lease lost")

@@ -23,6 +23,7 @@ type hold struct {
 	since  time.Time
 	until  time.Time // not renewed past this; zero: no bound
 	ttl    time.Duration
+	copies int // replicas that are known to have the grant
 	// Redis said that somebody waits.
 	waiting atomic.Bool
 

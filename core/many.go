@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -79,6 +80,10 @@ func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts [
 	}
 	for {
 		if err := g.run(); err != nil {
+			return nil, err
+		}
+		if err := g.replicate(); err != nil {
+			g.giveBack()
 			return nil, err
 		}
 		if g.adopt(set) {
@@ -266,29 +271,28 @@ func (g *gathering) pause(d time.Duration, key string) error {
 	}
 }
 
-// giveBack gives back what was taken so far. It does not keep a caller who has left.
+// giveBack gives back what was taken so far.
 func (g *gathering) giveBack() {
-	l := g.locker
-	holds := make([]*hold, 0, len(g.holds))
-	for _, h := range g.holds {
-		holds = append(holds, h)
-	}
+	holds := slices.Collect(maps.Values(g.holds))
 	clear(g.holds)
-	release := func() {
-		each(holds, func(h *hold) error {
-			if _, err := l.giveUp(context.Background(), h, 0, time.Now()); err != nil {
-				l.later(func() { l.cancel(l.returns, h.releaseRequest(), h.ttl) })
-			}
-			return nil
-		})
+	g.locker.discard(g.ctx, holds...)
+}
+
+// replicate waits until as many replicas as were asked for have the grants.
+func (g *gathering) replicate() error {
+	var lacking []*hold
+	for _, key := range g.keys {
+		if h := g.holds[key]; g.opts.replicas > h.copies {
+			lacking = append(lacking, h)
+		}
 	}
-	switch {
-	case len(holds) == 0:
-	case g.ctx.Err() != nil:
-		l.later(release)
-	default:
-		release()
+	if len(lacking) == 0 {
+		return nil
 	}
+	if g.locker.single {
+		return g.locker.replicate(g.ctx, lacking, g.opts)
+	}
+	return errors.Join(each(lacking, func(h *hold) error { return g.locker.replicate(g.ctx, []*hold{h}, g.opts) })...)
 }
 
 // adopt makes the holds leases of the set, under one ctx. It reports false when one

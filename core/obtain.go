@@ -78,8 +78,8 @@ func (a *attempt) once() error {
 			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
 		h.waiting.Store(reply.waiting)
-		if a.take(h, time.Now()) {
-			return nil
+		if taken, err := a.take(h, time.Now()); taken || err != nil {
+			return err
 		}
 		return unavailable("acquire", key, errors.New("the grant ended as it came"))
 	}
@@ -114,8 +114,8 @@ func (a *attempt) await() error {
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
 		if h := w.taken(); h != nil {
-			if a.take(h, now) {
-				return nil
+			if taken, err := a.take(h, now); taken || err != nil {
+				return err
 			}
 			w.rejoin(h)
 		}
@@ -225,17 +225,25 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 func (a *attempt) first() time.Duration { return min(a.opts.ttl, firstLease) }
 
 // take makes the call the holder of h, and tells the observer, whose panic must
-// not leave the key held. It reports false when h has ended.
-func (a *attempt) take(h *hold, now time.Time) bool {
+// not leave the key held. It reports false when h has ended. After an error h is given
+// up.
+func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
 	if a.many {
 		a.hold = h
-		return l.renewals.adopt(h, nil, now)
+		return l.renewals.adopt(h, nil, now), nil
+	}
+	if a.opts.replicas > h.copies {
+		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
+			l.discard(a.ctx, h)
+			return false, err
+		}
+		now = time.Now()
 	}
 	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
 	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
-		return false
+		return false, nil
 	}
 	told := false
 	defer func() {
@@ -249,7 +257,7 @@ func (a *attempt) take(h *hold, now time.Time) bool {
 	})
 	told = true
 	a.lease = lease
-	return true
+	return true, nil
 }
 
 func (a *attempt) decide(now time.Time) (decision Decision, err error) {
@@ -342,6 +350,26 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 	reply, err := l.release(ctx, req)
 	l.waiters.departed(h, req, reply, err)
 	return reply.owned, err
+}
+
+// discard gives up holds that got no lease. It does not keep a caller who has left.
+func (l *Locker) discard(ctx context.Context, holds ...*hold) {
+	if len(holds) == 0 {
+		return
+	}
+	release := func() {
+		each(holds, func(h *hold) error {
+			if _, err := l.giveUp(context.Background(), h, 0, time.Now()); err != nil {
+				l.later(func() { l.cancel(l.returns, h.releaseRequest(), h.ttl) })
+			}
+			return nil
+		})
+	}
+	if ctx.Err() != nil {
+		l.later(release)
+		return
+	}
+	release()
 }
 
 // patience is the policy of Acquire: to wait as long as it takes.

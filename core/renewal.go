@@ -284,12 +284,18 @@ func (r *renewals) renew(batch []*hold) {
 	ctx := context.Background()
 	sent := time.Now()
 	asked := make([]renewal, len(batch))
+	r.mu.Lock()
 	for i, h := range batch {
-		asked[i] = renewal{h.record, h.holder(), h.ttl}
-		if h.bounded() {
-			asked[i].ttl = max(min(h.ttl, h.until.Sub(sent)), time.Millisecond)
+		ttl := h.ttl
+		if h.lease == nil { // its call may yet fail
+			ttl = min(ttl, firstLease)
 		}
+		if h.bounded() {
+			ttl = max(min(ttl, h.until.Sub(sent)), time.Millisecond)
+		}
+		asked[i] = renewal{h.record, h.holder(), ttl}
 	}
+	r.mu.Unlock()
 	replies := r.locker.renew(ctx, asked)
 	var lost []*hold
 	var firstErr error
@@ -308,7 +314,7 @@ func (r *renewals) renew(batch []*hold) {
 			lost = append(lost, h)
 		default:
 			h.waiting.Store(reply.waiting)
-			h.renewAt = renewalTime(sent, h.ttl)
+			h.renewAt = renewalTime(sent, reply.ttl)
 			if h.bounded() && !sent.Add(reply.ttl).Before(h.until) {
 				h.renewAt = time.Time{} // confirmed to its end
 			}
