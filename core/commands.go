@@ -187,6 +187,7 @@ type releaseRequest struct {
 	what          string        // what other is
 	line          *line         // other's
 	fresh         bool          // other cannot be in the queue yet
+	hold          *hold         // whose entry it is, if it is a hold's
 }
 
 type releaseReply struct {
@@ -216,6 +217,10 @@ func (l *Locker) release(ctx context.Context, req releaseRequest) (reply release
 		if reply, err = l.parseRelease(cmd); err == nil {
 			// After a lost reply "not the owner" is what an earlier try of ours left.
 			reply.owned = reply.owned || ran
+			if !reply.owned && req.hold != nil && req.hold.renamed(req.entry) {
+				req.entry = req.hold.holder()
+				return l.release(ctx, req)
+			}
 			return reply, nil
 		}
 		ran = ran || mayHaveRun(err)

@@ -16,6 +16,20 @@
 // at a third of its TTL. The first lease of every grant lasts no longer than 3 s,
 // until its first renewal: a grant that never reached its caller frees itself.
 //
+// # Modes
+//
+// A key is held exclusively unless a call says otherwise: Shared is the read side of a
+// read-write lock, Counted a semaphore. Every holder has a lease, a fence and an end of
+// its own. Calls that wait are served in the order in which their processes came, so
+// that readers do not keep a writer out; readers next to one another in the queue
+// enter together. Lease.Downgrade makes a writer a reader with nobody in between. A
+// writer may read under its own ctx; a reader that asks to write is refused with
+// ErrUpgrade, since two of them would wait for one another.
+//
+// AcquireAll takes several keys, or none. On one server that is a single script; on a
+// Cluster, whose nodes share no script, it takes one key after the other, and gives
+// them back before it waits.
+//
 // # What holds
 //
 //  1. A refusal is an error, a *ConflictError or a *DeferredError: whoever
@@ -52,7 +66,8 @@
 //
 // One primary gives at most one unexpired lease per key. A failover can lose a
 // lease that the replica had not seen; a server whose clock is set forward ends
-// leases early; a holder that ignores its context overlaps with the next one. A
+// leases early; a holder that ignores its context overlaps with the next one.
+// WaitReplicas makes the first less likely, and cannot rule it out. A
 // store that refuses a smaller fence than it has seen is safe from all three.
 //
 // The fence is the larger of the last fence plus one and the server's clock in

@@ -20,6 +20,9 @@ var (
 	// ErrUnavailable: Redis could not be reached, or would not serve the
 	// request. Nothing is known about the key, and no work ran.
 	ErrUnavailable = errors.New("redis unavailable")
+	// ErrNotReplicated: fewer replicas than WaitReplicas asks for have the grant. It was
+	// given back, and no work ran. Comes with ErrUnavailable.
+	ErrNotReplicated = errors.New("grant not replicated")
 	// ErrLeaseLost: the lease ended before it was released. What the holder did
 	// since may have overlapped with the next holder; its fence tells.
 	ErrLeaseLost = errors.New("lease lost")
@@ -38,6 +41,9 @@ var (
 	// ErrInvalidCursor: List did not give this cursor, or its node has left the
 	// Cluster since. Begin again with an empty one.
 	ErrInvalidCursor = errors.New("invalid cursor")
+	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by who took
+	// the key first.
+	ErrNotExclusive = errors.New("lease is not exclusive")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("locker closed")
 )

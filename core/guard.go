@@ -24,6 +24,9 @@ type Call struct {
 	// ID identifies this piece of work, such as a request id, for who inspects the
 	// key. It may be empty.
 	ID string
+	// Shared takes the key together with other shared calls, as the option Shared
+	// does, whatever the Guard's options say: for work that only reads.
+	Shared bool
 	// Encode returns the work in the form that a queue stores. It runs only to
 	// defer the call. Nil: the call cannot be deferred.
 	Encode func() ([]byte, error)
@@ -72,7 +75,11 @@ func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) erro
 	if err := g.Err(); err != nil {
 		return err
 	}
-	lease, err := g.locker.obtain(ctx, call, g.policy, g.opts)
+	opts := g.opts
+	if call.Shared {
+		opts.limit = shared
+	}
+	lease, err := g.locker.obtain(ctx, call, g.policy, opts)
 	if err != nil {
 		return err
 	}

@@ -150,9 +150,11 @@ type command struct {
 	ctx    callContext
 	args   [12]any
 	n      int
+	many   []any // the arguments, if there are more
 
 	// What is to be taken back if nobody takes the reply; "": nothing.
 	key, entry string
+	keys       []string // if there are more: key is the first
 
 	state atomic.Int32
 	reply chan result // holds one
@@ -192,6 +194,7 @@ func (l *Locker) command(ctx context.Context, s *script, once bool, record strin
 // recycle takes back a command whose reply was taken.
 func (l *Locker) recycle(c *command) {
 	c.ctx.Context, c.record, c.key, c.entry, c.single.Cmd = nil, "", "", "", nil
+	c.many, c.keys = nil, nil
 	clear(c.args[:])
 	l.commands.Put(c)
 }
@@ -217,8 +220,13 @@ func (l *Locker) abandon(c *command) {
 
 // takeBack gives back what came of a command whose reply nobody uses.
 func (l *Locker) takeBack(c *command) {
-	if key, entry := c.key, c.entry; entry != "" {
+	key, keys, entry := c.key, c.keys, c.entry
+	switch {
+	case entry == "":
+	case keys == nil:
 		l.later(func() { l.waiters.orphaned(key, entry) })
+	default:
+		l.later(func() { l.waiters.orphanedAll(keys, entry) })
 	}
 }
 
@@ -248,16 +256,24 @@ func (l *Locker) send(batch []*command) {
 func (l *Locker) exec(c *command) result {
 	cmd := c.redis(l.rdb.Process)
 	if err := cmd.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-		c.args[0], c.args[1] = "eval", c.script.source
+		args := c.arguments()
+		args[0], args[1] = "eval", c.script.source
 		cmd = c.redis(l.rdb.Process)
 	}
 	val, err := cmd.Result()
 	return result{val, err}
 }
 
+func (c *command) arguments() []any {
+	if c.many != nil {
+		return c.many
+	}
+	return c.args[:c.n]
+}
+
 // redis gives the command to process as go-redis knows it.
 func (c *command) redis(process func(context.Context, redis.Cmder) error) *redis.Cmd {
-	cmd := redis.NewCmd(&c.ctx, c.args[:c.n]...)
+	cmd := redis.NewCmd(&c.ctx, c.arguments()...)
 	cmd.SetFirstKeyPos(3)
 	if c.once {
 		c.single.Cmd = cmd

@@ -15,13 +15,15 @@ import (
 type hold struct {
 	locker *Locker
 	record string // the key's name in Redis
-	entry  string
-	limit  int
+	entry  string // as it was granted; see holder
+	limit  int    // as it was granted; see mode
+	form   atomic.Int32
 	fence  int64 // of the first lease
 	used   int64 // what the present lease's fence is above it
 	since  time.Time
 	until  time.Time // not renewed past this; zero: no bound
 	ttl    time.Duration
+	copies int // replicas that are known to have the grant
 	// Redis said that somebody waits.
 	waiting atomic.Bool
 	// Another process may hold the key by the same entry: it cannot be passed on.
@@ -55,7 +57,7 @@ func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline 
 func (h *hold) key() string { return keyOf(h.locker.prefix, h.record) }
 
 func (h *hold) releaseRequest() releaseRequest {
-	return releaseRequest{record: h.record, entry: h.entry, used: h.fence + h.used}
+	return releaseRequest{record: h.record, entry: h.holder(), used: h.fence + h.used, hold: h}
 }
 
 // bounded reports whether the hold is made for one lease.
@@ -80,6 +82,14 @@ type Lease struct {
 	reentered *Lease
 
 	state leaseState // guarded by hold.locker.renewals.mu
+}
+
+// outermost is the lease that has the key.
+func (l *Lease) outermost() *Lease {
+	if l.reentered != nil {
+		return l.reentered
+	}
+	return l
 }
 
 type leaseState int
@@ -127,7 +137,11 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	owned, _, err := owner.extend(ctx, "extend", h.record, h.entry, d)
+	entry := h.holder()
+	owned, _, err := owner.extend(ctx, "extend", h.record, entry, d)
+	if err == nil && !owned && h.renamed(entry) {
+		owned, _, err = owner.extend(ctx, "extend", h.record, h.holder(), d)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -135,6 +149,43 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return owner.renewals.lose(h, notOurs)
 	}
 	return owner.renewals.lengthen(h, trust.Until(sent, d))
+}
+
+// Downgrade makes an exclusive lease a shared one, as if taken with Shared, with
+// nobody in between: others that wait for the key shared, and are next, get in at
+// once. The fence stays. It blocks for one round trip, and no longer than ctx allows.
+//
+// A lease that is shared already stays as it is. One that was taken with Counted, and
+// one taken again under the ctx of an exclusive lease, which is then the one to
+// downgrade, fail with ErrNotExclusive. An error that wraps ErrLeaseLost means that
+// the lease is lost. After any other error it is held, but count on it for no more
+// than a shared one: call Downgrade again to be sure.
+func (l *Lease) Downgrade(ctx context.Context) error {
+	h, owner := l.hold, l.hold.locker
+	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
+		return fmt.Errorf("core: downgrade %q: %w", l.Key(), ErrNotExclusive)
+	}
+	held := l
+	if l.reentered != nil {
+		held = l.reentered
+	}
+	if err := owner.renewals.check(held); err != nil {
+		return err
+	}
+	if h.limit == shared || h.form.Load() == formShared {
+		return nil
+	}
+	h.form.CompareAndSwap(formGranted, formEither)
+	owner.waiters.withdraw(h)
+	owned, err := owner.downgrade(ctx, h)
+	switch {
+	case err != nil:
+		return err
+	case !owned:
+		return owner.renewals.lose(h, notOurs)
+	}
+	h.form.Store(formShared)
+	return nil
 }
 
 // Release gives the key back. It works on a dead ctx, and may be called twice;
@@ -145,20 +196,25 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 // is free when the lease ends, or earlier. Of leases that were taken again under
 // the ctx of another one, only the outermost gives the key back.
 func (l *Lease) Release(ctx context.Context) error {
+	now := time.Now()
+	was, err := l.release(ctx, now)
+	return l.released(was, err, now)
+}
+
+// release gives the key back, and returns what the lease was until now.
+func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
 	owner := l.hold.locker
 	if l.reentered != nil {
 		l.cancel(context.Canceled)
 		if err := owner.renewals.check(l.reentered); !errors.Is(err, ErrDetached) {
-			return err
+			return leaseHeld, err
 		}
-		return nil
+		return leaseHeld, nil
 	}
-	now := time.Now()
 	was, valid := owner.renewals.release(l, now)
 	if was == leaseReleased || was == leaseDetached {
-		return nil
+		return was, nil
 	}
-	var err error
 	if was == leaseLost || !valid {
 		err = lost(l.Key(), ranOut)
 		l.cancel(err)
@@ -175,6 +231,15 @@ func (l *Lease) Release(ctx context.Context) error {
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}
+	}
+	return was, err
+}
+
+// released tells the observer of a release, and returns its outcome.
+func (l *Lease) released(was leaseState, err error, now time.Time) error {
+	owner := l.hold.locker
+	if l.reentered != nil || was == leaseReleased || was == leaseDetached {
+		return err
 	}
 	if was == leaseLost {
 		// The observer was told when it was lost. The ctx may have ended before,
@@ -224,6 +289,7 @@ type leaseContext struct {
 	lease *Lease
 	// caller is the ctx that took the lease again; nil for the outermost.
 	caller context.Context
+	set    []*Lease // all that the work is under, if it is under a LeaseSet
 }
 
 // Deadline is the caller's.
@@ -240,9 +306,12 @@ func (c leaseContext) Err() error {
 	if err := c.Context.Err(); err != nil {
 		return err
 	}
+	for _, l := range c.set {
+		_ = l.hold.locker.renewals.check(l.outermost()) // ends the ctx if it is over
+	}
 	held := c.lease
 	if held.reentered != nil {
-		if c.caller.Err() != nil {
+		if c.caller != nil && c.caller.Err() != nil {
 			held.cancel(context.Cause(c.caller))
 		}
 		held = held.reentered

@@ -29,10 +29,8 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 	}
 	o.what = describe(call.Name, call.ID)
 	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now()}
-	if policy == nil {
-		return a.once()
-	}
-	return a.await()
+	err := a.run()
+	return a.lease, err
 }
 
 // attempt is one call's way to its key.
@@ -47,10 +45,22 @@ type attempt struct {
 	resumed bool   // it is held already, by a token
 
 	conflict Conflict
+
+	// What came of it: a lease, or a hold without one for a call for several keys.
+	many  bool
+	lease *Lease
+	hold  *hold
+}
+
+func (a *attempt) run() error {
+	if a.policy == nil {
+		return a.once()
+	}
+	return a.await()
 }
 
 // once asks Redis for the key, and takes no for an answer.
-func (a *attempt) once() (*Lease, error) {
+func (a *attempt) once() error {
 	l, key := a.locker, a.call.Key
 	watch, announced := "", uint64(0)
 	if a.opts.notify != nil {
@@ -59,20 +69,20 @@ func (a *attempt) once() (*Lease, error) {
 	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now()}
 	reply, _, err := a.ask(t, watch, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	a.conflict.Attempt = 1
 	if reply.granted {
 		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
 		if !l.renewals.add(h) {
 			l.waiters.orphaned(key, t.entry)
-			return nil, fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
 		h.waiting.Store(reply.waiting)
-		if lease := a.lease(h, time.Now()); lease != nil {
-			return lease, nil
+		if taken, err := a.take(h, time.Now()); taken || err != nil {
+			return err
 		}
-		return nil, unavailable("acquire", key, errors.New("the grant ended as it came"))
+		return unavailable("acquire", key, errors.New("the grant ended as it came"))
 	}
 	a.conflict.Remaining, a.conflict.Waiting = reply.remaining, reply.queued
 	decision, err := a.decide(time.Now())
@@ -83,17 +93,17 @@ func (a *attempt) once() (*Lease, error) {
 		l.wakeups.Start()
 		l.waiters.notifyRelease(key, a.opts.notify, announced, reply.remaining)
 	}
-	return nil, err
+	return err
 }
 
 // await stands in line for the key: the one loop for questions to Redis, decisions
 // of the policy, wake-ups and cancellation.
-func (a *attempt) await() (*Lease, error) {
+func (a *attempt) await() error {
 	l, ctx := a.locker, a.ctx
 	w := l.waiters.join(a.call.Key, a.opts)
 	if w == nil {
 		a.conflict.Attempt = 1
-		return nil, a.refusal(Reject())
+		return a.refusal(Reject())
 	}
 	defer w.leave()
 
@@ -105,18 +115,18 @@ func (a *attempt) await() (*Lease, error) {
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
 		if h := w.taken(); h != nil {
-			if lease := a.lease(h, now); lease != nil {
-				return lease, nil
+			if taken, err := a.take(h, now); taken || err != nil {
+				return err
 			}
-			w.rejoin()
+			w.rejoin(h)
 		}
 		t, askIn, ok := w.turn(now, waits)
 		if ok {
 			switch full, err := a.question(w, t); {
 			case err != nil:
-				return nil, err
+				return err
 			case full:
-				return nil, a.refusal(Reject())
+				return a.refusal(Reject())
 			}
 			if w.hasGrant() {
 				continue
@@ -128,15 +138,15 @@ func (a *attempt) await() (*Lease, error) {
 			a.conflict.Remaining, a.conflict.Waiting = w.hint()
 			decision, err := a.decide(now)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			delay, retry := decision.Delay()
 			if !retry {
-				return nil, a.refusal(decision)
+				return a.refusal(decision)
 			}
 			if decideAt.IsZero() && a.call.BeforeWait != nil {
 				if err := a.call.BeforeWait(); err != nil {
-					return nil, err
+					return err
 				}
 			}
 			l.wakeups.Start()
@@ -156,9 +166,9 @@ func (a *attempt) await() (*Lease, error) {
 		}
 		switch err := w.wait(ctx, pause, l.closing); {
 		case errors.Is(err, ErrClosed):
-			return nil, fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
+			return fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
 		case err != nil:
-			return nil, callerGone(ctx, "acquire", a.call.Key)
+			return callerGone(ctx, "acquire", a.call.Key)
 		}
 	}
 }
@@ -215,14 +225,26 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 
 func (a *attempt) first() time.Duration { return min(a.opts.ttl, firstLease) }
 
-// lease makes the call the holder of h, and tells the observer, whose panic must
-// not leave the key held. It returns nil when h has ended.
-func (a *attempt) lease(h *hold, now time.Time) *Lease {
+// take makes the call the holder of h, and tells the observer, whose panic must
+// not leave the key held. It reports false when h has ended. After an error h is given
+// up.
+func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
+	if a.many {
+		a.hold = h
+		return l.renewals.adopt(h, nil, now), nil
+	}
+	if a.opts.replicas > h.copies {
+		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
+			l.discard(a.ctx, h)
+			return false, err
+		}
+		now = time.Now()
+	}
 	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
 	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
-		return nil
+		return false, nil
 	}
 	told := false
 	defer func() {
@@ -235,7 +257,8 @@ func (a *attempt) lease(h *hold, now time.Time) *Lease {
 		Waited: lease.granted.Sub(a.start), Attempts: a.conflict.Attempt + 1, Resumed: a.resumed,
 	})
 	told = true
-	return lease
+	a.lease = lease
+	return true, nil
 }
 
 func (a *attempt) decide(now time.Time) (decision Decision, err error) {
@@ -245,6 +268,9 @@ func (a *attempt) decide(now time.Time) (decision Decision, err error) {
 		if decision, err = a.policy.OnConflict(a.ctx, a.conflict); err != nil {
 			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", a.call.Key, err)
 		}
+	}
+	if a.many && a.policy == nil { // another decision follows
+		return decision, nil
 	}
 	a.locker.observer.OnConflict(a.ctx, Conflicted{
 		Key: a.call.Key, Name: a.call.Name, Decision: decision, Waited: a.conflict.Waited, Attempts: a.conflict.Attempt,
@@ -272,10 +298,10 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 			held = held.reentered
 		}
 		owner := held.hold.locker
-		if owner.renewals.check(held) != nil {
+		if !owner.renewals.valid(held) {
 			return nil, nil
 		}
-		if o.limit == 1 && held.hold.limit != 1 {
+		if o.limit == exclusive && held.hold.mode() != exclusive {
 			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 		}
 		lease := &Lease{hold: held.hold, name: call.Name, fence: held.fence, granted: held.granted, reentered: held}
@@ -328,6 +354,26 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 	reply, err := l.release(ctx, req)
 	l.waiters.departed(h, req, reply, err)
 	return reply.owned, err
+}
+
+// discard gives up holds that got no lease. It does not keep a caller who has left.
+func (l *Locker) discard(ctx context.Context, holds ...*hold) {
+	if len(holds) == 0 {
+		return
+	}
+	release := func() {
+		each(holds, func(h *hold) error {
+			if _, err := l.giveUp(context.Background(), h, 0, time.Now()); err != nil {
+				l.later(func() { l.cancel(l.returns, h.releaseRequest(), h.ttl) })
+			}
+			return nil
+		})
+	}
+	if ctx.Err() != nil {
+		l.later(release)
+		return
+	}
+	release()
 }
 
 // patience is the policy of Acquire: to wait as long as it takes.

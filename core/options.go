@@ -97,6 +97,9 @@ type acquireOptions struct {
 	minHold time.Duration // the key stays taken so long after the grant
 	notify  chan<- string // gets the key when it is released
 
+	replicas    int           // that must have the grant
+	replicaWait time.Duration // for them
+
 	name, id string // of the work, for people
 	what     string // the two as a record stores them
 }
@@ -207,8 +210,13 @@ func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 		return acquireOptions{ttl: l.ttl, limit: exclusive}, nil
 	}
 	o := acquireOptions{ttl: l.ttl, limit: exclusive}
-	err := o.apply(opts)
-	return o, err
+	if err := o.apply(opts); err != nil {
+		return o, err
+	}
+	if o.replicas > 0 && !l.single && l.cluster == nil {
+		return o, fmt.Errorf("core: %w: WaitReplicas: a redis client of type %T may use another connection for each command", ErrInvalidOption, l.rdb)
+	}
+	return o, nil
 }
 
 func (o *acquireOptions) apply(opts []AcquireOption) error {

@@ -19,21 +19,36 @@ import (
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
-// holderVar makes this test binary a holder: "addr prefix key ttl".
+// holderVar makes this test binary a holder: "addr prefix key ttl", and "shared" if
+// it is to be a reader, or "all" if key is several with commas between.
 const holderVar = "PERKEY_TEST_HOLDER"
 
 // runHolder takes a key, says "held FENCE", holds until a line comes in, and
 // says what became of the lease.
 func runHolder() {
-	var addr, prefix, key, ttl string
-	_, _ = fmt.Sscan(os.Getenv(holderVar), &addr, &prefix, &key, &ttl)
+	var addr, prefix, key, ttl, mode string
+	_, _ = fmt.Sscan(os.Getenv(holderVar), &addr, &prefix, &key, &ttl, &mode)
+	var opts []core.AcquireOption
+	if mode == "shared" {
+		opts = append(opts, core.Shared())
+	}
 	d, _ := time.ParseDuration(ttl)
 	l, err := core.New(redis.NewClient(&redis.Options{Addr: addr}), core.WithPrefix(prefix), core.WithTTL(d))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	lease, err := l.Acquire(context.Background(), key)
+	if mode == "all" {
+		set, err := l.AcquireAll(context.Background(), strings.Split(key, ","))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println("held", set.Fence(set.Keys()[0]))
+		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+		return
+	}
+	lease, err := l.Acquire(context.Background(), key, opts...)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -54,10 +69,19 @@ type holder struct {
 	fence int64
 }
 
-func startHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duration) *holder {
+func startHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duration, mode ...string) *holder {
+	t.Helper()
+	h := launchHolder(t, env, key, ttl, mode...)
+	_, err := fmt.Sscan(strings.TrimPrefix(h.line(), "held "), &h.fence)
+	require.NoError(t, err)
+	return h
+}
+
+// launchHolder does not wait until the holder holds.
+func launchHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duration, mode ...string) *holder {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %s", holderVar, env.Addr, env.Prefix, key, ttl))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %s %s", holderVar, env.Addr, env.Prefix, key, ttl, strings.Join(mode, "")))
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
@@ -68,8 +92,6 @@ func startHolder(t *testing.T, env *redistest.Env, key string, ttl time.Duration
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	_, err = fmt.Sscan(strings.TrimPrefix(h.line(), "held "), &h.fence)
-	require.NoError(t, err)
 	return h
 }
 

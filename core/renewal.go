@@ -102,6 +102,9 @@ func (r *renewals) check(l *Lease) error {
 	return nil
 }
 
+// valid reports whether a lease is held.
+func (r *renewals) valid(l *Lease) bool { return r.check(l) == nil }
+
 // Why a lease was lost.
 const (
 	ranOut  = "it was not renewed in time"
@@ -326,12 +329,18 @@ func (r *renewals) renew(batch []*hold) {
 	ctx := context.Background()
 	sent := time.Now()
 	asked := make([]renewal, len(batch))
+	r.mu.Lock()
 	for i, h := range batch {
-		asked[i] = renewal{h.record, h.entry, h.ttl}
-		if h.bounded() {
-			asked[i].ttl = max(min(h.ttl, h.until.Sub(sent)), time.Millisecond)
+		ttl := h.ttl
+		if h.lease == nil { // its call may yet fail
+			ttl = min(ttl, firstLease)
 		}
+		if h.bounded() {
+			ttl = max(min(ttl, h.until.Sub(sent)), time.Millisecond)
+		}
+		asked[i] = renewal{h.record, h.holder(), ttl}
 	}
+	r.mu.Unlock()
 	replies := r.locker.renew(ctx, asked)
 	var lost []*hold
 	var firstErr error
@@ -344,11 +353,13 @@ func (r *renewals) renew(batch []*hold) {
 		case reply.err != nil:
 			firstErr = cmp.Or(firstErr, reply.err)
 			r.putOff(h, now.Add(max(h.ttl/20, renewalHorizon)))
+		case !reply.owned && h.renamed(asked[i].entry):
+			r.putOff(h, now.Add(renewalHorizon))
 		case !reply.owned:
 			lost = append(lost, h)
 		default:
 			h.waiting.Store(reply.waiting)
-			h.renewAt = renewalTime(sent, h.ttl)
+			h.renewAt = renewalTime(sent, reply.ttl)
 			if h.bounded() && !sent.Add(reply.ttl).Before(h.until) {
 				h.renewAt = time.Time{} // confirmed to its end
 			}

@@ -13,6 +13,8 @@ import (
 var (
 	//go:embed lua/acquire.lua
 	acquireSource string
+	//go:embed lua/acquireall.lua
+	acquireAllSource string
 	//go:embed lua/renew.lua
 	renewSource string
 	//go:embed lua/release.lua
@@ -21,17 +23,21 @@ var (
 	inspectSource string
 	//go:embed lua/force.lua
 	forceSource string
+	//go:embed lua/downgrade.lua
+	downgradeSource string
 	//go:embed lua/record.lua
 	recordSource string
 	//go:embed lua/queue.lua
 	queueSource string
 
-	included      = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
-	acquireScript = newScript(included.Replace(acquireSource))
-	renewScript   = newScript(renewSource)
-	releaseScript = newScript(included.Replace(releaseSource))
-	inspectScript = newScript(inspectSource)
-	forceScript   = newScript(included.Replace(forceSource))
+	included         = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
+	acquireScript    = newScript(included.Replace(acquireSource))
+	acquireAllScript = newScript(included.Replace(acquireAllSource))
+	renewScript      = newScript(renewSource)
+	releaseScript    = newScript(included.Replace(releaseSource))
+	downgradeScript  = newScript(included.Replace(downgradeSource))
+	inspectScript    = newScript(inspectSource)
+	forceScript      = newScript(included.Replace(forceSource))
 )
 
 // script is a script as go-redis takes it in a command: boxed once.

@@ -40,7 +40,7 @@ func (l *Lease) Token() string {
 		return ""
 	}
 	return token{
-		prefix: h.locker.prefix, key: h.key(), entry: h.entry,
+		prefix: h.locker.prefix, key: h.key(), entry: h.holder(),
 		first: h.fence, used: h.used, ttl: h.ttl,
 	}.String()
 }
@@ -62,7 +62,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 		return "", err
 	}
 	travels := l.Token()
-	owned, _, err := owner.extend(ctx, "detach", h.record, h.entry, h.ttl)
+	owned, _, err := owner.extend(ctx, "detach", h.record, h.holder(), h.ttl)
 	switch {
 	case err != nil:
 		return "", err
@@ -131,10 +131,13 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 	if !l.renewals.add(h) {
 		return nil, fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
 	}
-	if lease := a.lease(h, time.Now()); lease != nil {
-		return lease, nil
+	switch taken, err := a.take(h, time.Now()); {
+	case err != nil:
+		return nil, err
+	case !taken:
+		return nil, unavailable("resume", t.key, errors.New("the lease ended as it came"))
 	}
-	return nil, unavailable("resume", t.key, errors.New("the lease ended as it came"))
+	return a.lease, nil
 }
 
 // released tells the others that hold the key by the same grant, as far as they are

@@ -163,8 +163,9 @@ func (c *waiter) leave() {
 	}
 }
 
-// rejoin puts a call that got a hold which has ended back at the head of its line.
-func (c *waiter) rejoin() {
+// rejoin puts a call that got a hold which has ended back at the head of its line. The
+// hold may have ended just before it was passed: then nobody else clears held.
+func (c *waiter) rejoin(h *hold) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -174,6 +175,9 @@ func (c *waiter) rejoin() {
 		w.lines[ln.lineKey] = ln
 	}
 	c.line = ln
+	if ln.held == h {
+		ln.held = nil
+	}
 	ln.askAt = time.Time{}
 	ln.unshift(c)
 	w.waiting++
@@ -337,6 +341,13 @@ func (w *waiters) orphaned(key, entry string) {
 	}
 }
 
+// orphanedAll deals with the answer to a question for several keys that was given up.
+func (w *waiters) orphanedAll(keys []string, entry string) {
+	for end := time.Now().Add(firstLease); len(keys) > 0 && time.Now().Before(end); keys = keys[1:] {
+		w.orphaned(keys[0], entry)
+	}
+}
+
 // give passes a new hold to a call of the line. Called with mu held.
 func (w *waiters) give(ln *line, c *waiter, h *hold, waiting bool) {
 	w.remove(c)
@@ -408,7 +419,7 @@ func earlier(a, b time.Time) time.Time {
 
 // pass gives a hold whose lease was released to the next call in line, if it may.
 func (w *waiters) pass(h *hold, now time.Time) bool {
-	if h.limit != 1 || h.bounded() || h.travels.Load() {
+	if h.mode() != exclusive || h.bounded() || h.travels.Load() {
 		return false
 	}
 	w.mu.Lock()
@@ -436,7 +447,7 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 // depart prepares the release of a hold in Redis: the line's own entry goes along,
 // to wait for the key again or, when nobody is left, to leave the queue.
 func (w *waiters) depart(h *hold, req *releaseRequest) {
-	if h.limit != 1 {
+	if h.mode() != exclusive {
 		return
 	}
 	w.mu.Lock()

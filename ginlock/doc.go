@@ -22,7 +22,10 @@
 // gin.Recovery behind it, after that.
 //
 // Requests that match no route pass without a key: gin answers them with 404. So
-// do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods is given.
+// do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods or
+// SharedForSafeMethods is given.
+//
+// A guard made with core.Counted(n) lets n requests per key run at the same time.
 //
 // To run parked requests, hand the engine itself to httplock.Replay. Middleware
 // in front that asks for credentials lets replays pass (httplock.Replayed), and a

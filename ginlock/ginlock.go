@@ -57,3 +57,7 @@ func handler(m *httplock.Middleware, key KeyFunc) gin.HandlerFunc {
 		}
 	}
 }
+
+// SharedForSafeMethods is httplock's option of that name: GET, HEAD and OPTIONS take
+// the key together with one another.
+func SharedForSafeMethods() httplock.Option { return httplock.SharedForSafeMethods() }

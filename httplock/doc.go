@@ -28,7 +28,8 @@
 // goes wrong, the handler runs under its key or not at all. A Middleware that
 // could not be built refuses everything, safe methods included.
 //
-// GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given.
+// GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given, or
+// SharedForSafeMethods: then they share the key, and exclude only other methods.
 //
 // # Waiting
 //

@@ -19,7 +19,7 @@ type Middleware struct {
 	guard       *core.Guard
 	log         *slog.Logger // nil: slog's default at the time of use
 	skip        func(*http.Request) bool
-	lockSafe    bool
+	safe        safeMode
 	maxBody     int64
 	statusPath  string
 	keptHeaders map[string]bool
@@ -99,6 +99,7 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	// its place.
 	body := newBody(x.Request, m.maxBody)
 	call := core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], BeforeWait: body.buffer}
+	call.Shared = m.safe == safeShared && isSafe(x.Request)
 	encoded := false // the queue may have it
 	switch {
 	case replay != nil:
@@ -130,13 +131,15 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 
 // passes reports whether a request needs no key.
 func (m *Middleware) passes(r *http.Request) bool {
+	return m.safe == safePass && isSafe(r) || m.skip != nil && m.skip(r)
+}
+
+func isSafe(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
-		if !m.lockSafe {
-			return true
-		}
+		return true
 	}
-	return m.skip != nil && m.skip(r)
+	return false
 }
 
 // next runs the rest of the chain with the lease's ctx, and the whole body.

@@ -22,10 +22,30 @@ const (
 // Option configures a Middleware.
 type Option func(*Middleware) error
 
-// LockSafeMethods makes GET, HEAD and OPTIONS need the key too.
-func LockSafeMethods() Option {
+// LockSafeMethods makes GET, HEAD and OPTIONS need the key too, as other methods
+// do.
+func LockSafeMethods() Option { return safeMethods(safeLocked) }
+
+// SharedForSafeMethods makes GET, HEAD and OPTIONS need the key too, but together
+// with one another: they run at the same time, and while none of them runs the
+// other methods take turns. One that comes after a waiting POST waits behind it.
+func SharedForSafeMethods() Option { return safeMethods(safeShared) }
+
+// safeMode says what GET, HEAD and OPTIONS need.
+type safeMode int
+
+const (
+	safePass   safeMode = iota // nothing
+	safeLocked                 // the key
+	safeShared                 // the key, shared
+)
+
+func safeMethods(mode safeMode) Option {
 	return func(m *Middleware) error {
-		m.lockSafe = true
+		if m.safe != safePass && m.safe != mode {
+			return invalid("LockSafeMethods and SharedForSafeMethods exclude one another")
+		}
+		m.safe = mode
 		return nil
 	}
 }

@@ -30,7 +30,7 @@ if sole and ARGV[3] == '0' and last > 0 and last < micros then
     end
     local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
     local heard = redis.pcall('PUBLISH', prefix .. ':wake:' .. id,
-      'grant ' .. e .. ' ' .. its .. ' ' .. time[1] .. ' ' .. claim .. ' ' .. (waiting > 0 and 1 or 0) .. ' ' .. name)
+      'grant ' .. string.sub(e, 1, -17) .. ' ' .. its .. ' ' .. time[1] .. ' ' .. claim .. ' ' .. (waiting > 0 and 1 or 0) .. ' ' .. name)
     if tonumber(heard) and heard > 0 then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,

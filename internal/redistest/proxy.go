@@ -21,6 +21,7 @@ type Proxy struct {
 	conns       map[net.Conn]struct{}
 	loseReply   func(request []byte) bool
 	loseRequest func(request []byte) bool
+	dropReply   func(reply []byte) bool
 	refuse      bool
 	swallow     Direction
 	delay       func() time.Duration
@@ -84,6 +85,14 @@ func (p *Proxy) Delay(delay func() time.Duration) {
 	p.delay = delay
 }
 
+// DropReply keeps from the client what Redis sends when drop says so, and cuts
+// nothing. Nil stops that.
+func (p *Proxy) DropReply(drop func(reply []byte) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropReply = drop
+}
+
 // Refuse closes every connection, present and future, until Refuse(false).
 func (p *Proxy) Refuse(refuse bool) {
 	p.mu.Lock()
@@ -142,7 +151,10 @@ func (p *Proxy) serve(client net.Conn) {
 			if err != nil || drop {
 				return
 			}
-			if silent = p.hold(Replies) || silent; silent {
+			p.mu.Lock()
+			drop = p.dropReply != nil && p.dropReply(buf[:n])
+			p.mu.Unlock()
+			if silent = p.hold(Replies) || silent; silent || drop {
 				continue
 			}
 			if _, err := client.Write(buf[:n]); err != nil {

@@ -1,0 +1,76 @@
+package core
+
+import (
+	"cmp"
+	"context"
+	"time"
+)
+
+// An exclusive hold has another entry in Redis once it was downgraded. Between the
+// request and the answer it may have either.
+const (
+	formGranted int32 = iota
+	formEither
+	formShared
+)
+
+// holder is the hold's entry in Redis, as far as we know.
+func (h *hold) holder() string {
+	if h.form.Load() == formShared {
+		return h.sharedEntry()
+	}
+	return h.entry
+}
+
+// sharedEntry is what the entry of an exclusive hold is when it was downgraded.
+func (h *hold) sharedEntry() string { return "0" + h.entry[1:] }
+
+// mode is how many may hold the key together with the hold, at worst.
+func (h *hold) mode() int {
+	if h.form.Load() != formGranted {
+		return shared
+	}
+	return h.limit
+}
+
+// renamed tells whether Redis, which does not know the entry that it was asked for,
+// may know the hold by another one: holder, from now on. A downgrade that is still
+// under way finds nothing to do then.
+func (h *hold) renamed(asked string) bool {
+	h.form.CompareAndSwap(formEither, formShared)
+	return asked != h.holder()
+}
+
+// downgrade asks Redis to make an exclusive hold a shared one.
+func (l *Locker) downgrade(ctx context.Context, h *hold) (owned bool, err error) {
+	cmd := l.command(ctx, downgradeScript, false, h.record, h.entry, h.sharedEntry(), h.fence+h.used)
+	cmd.key = h.key()
+	r, _, err := l.ask(ctx, "downgrade", cmd, max(h.ttl, firstLease), nil)
+	if err != nil {
+		return false, err
+	}
+	l.recycle(cmd)
+	n, shaped := r.val.(int64)
+	if !shaped {
+		return false, unavailable("downgrade", h.key(), cmp.Or(r.err, errShape))
+	}
+	return n == 1, nil
+}
+
+// withdraw has the line of an exclusive hold ask Redis for itself: the hold will not
+// be passed on.
+func (w *waiters) withdraw(h *hold) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := w.lines[lineKey{h.key(), h.limit}]
+	if ln == nil || ln.held != h {
+		return
+	}
+	ln.held = nil
+	if ln.first == nil {
+		w.close(ln)
+		return
+	}
+	ln.askAt = time.Time{}
+	ln.first.poke()
+}

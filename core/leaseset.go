@@ -1,0 +1,88 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// LeaseSet is several held keys, which one call took together. It is safe for
+// concurrent use.
+//
+// The zero LeaseSet is not useful: sets come from a Locker.
+type LeaseSet struct {
+	leases []*Lease // in order of their keys
+	ctx    context.Context
+}
+
+// Context ends when one of the leases does, and when the ctx that was given to
+// AcquireAll does. If a lease was lost its cause wraps ErrLeaseLost, and it ends
+// before Redis can give that key to anyone else. Work done under the leases must use
+// it. A call for one of the keys under it passes straight through.
+func (s *LeaseSet) Context() context.Context { return s.ctx }
+
+// Keys are the keys, each once, sorted.
+func (s *LeaseSet) Keys() []string {
+	keys := make([]string, len(s.leases))
+	for i, l := range s.leases {
+		keys[i] = l.Key()
+	}
+	return keys
+}
+
+// Fence is the fencing token of one of the keys, as that of a Lease; 0 for a key
+// that is not in the set.
+func (s *LeaseSet) Fence(key string) int64 {
+	for _, l := range s.leases {
+		if l.Key() == key {
+			return l.Fence()
+		}
+	}
+	return 0
+}
+
+// Extend makes at least d remain of each lease, as Lease.Extend does. The commands
+// travel together. The errors are joined: if one wraps ErrLeaseLost, that lease is
+// lost.
+func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
+	return errors.Join(each(s.leases, func(l *Lease) error { return l.Extend(ctx, d) })...)
+}
+
+// Release gives all keys back, as Lease.Release does. The commands travel together.
+// The errors are joined. It may be called twice; the set's Context is over when it
+// returns.
+func (s *LeaseSet) Release(ctx context.Context) error {
+	now, was := time.Now(), make([]leaseState, len(s.leases))
+	index := make(map[*Lease]int, len(s.leases))
+	for i, l := range s.leases {
+		index[l] = i
+	}
+	errs := each(s.leases, func(l *Lease) (err error) {
+		was[index[l]], err = l.release(ctx, now)
+		return err
+	})
+	for i, l := range s.leases { // the observer is told on the caller's goroutine
+		errs[i] = l.released(was[i], errs[i], now)
+	}
+	return errors.Join(errs...)
+}
+
+// String does not show the owner's tokens.
+func (s *LeaseSet) String() string { return fmt.Sprintf("leases on %q", s.Keys()) }
+
+// each calls f for all items at the same time, and returns its errors in their order.
+func each[T any](items []T, f func(T) error) []error {
+	errs := make([]error, len(items))
+	if len(items) == 1 {
+		errs[0] = f(items[0])
+		return errs
+	}
+	var wg sync.WaitGroup
+	for i, item := range items {
+		wg.Go(func() { errs[i] = f(item) })
+	}
+	wg.Wait()
+	return errs
+}

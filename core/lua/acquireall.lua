@@ -1,0 +1,51 @@
+-- Takes all of the keys, or none: none if one of them cannot be held now, or others
+-- wait for it.
+--
+-- KEYS     the records, as in record.lua
+-- ARGV[1]  the caller's entry, the same on each key
+-- ARGV[2]  length of the leases, in ms
+-- ARGV[3]  what the caller is, for people; no spaces
+-- returns  {1, fence, waited for, …} with two numbers for each key, the second 1 if
+--          somebody waits for it
+--          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
+--          the first that cannot be had
+local all, saves, grants = KEYS, {}, {}
+for i = 1, #all do
+  local KEYS = {all[i]}
+  -- #include record.lua
+  -- #include queue.lua
+  local lease = tonumber(ARGV[2])
+  if not mine and exists then
+    sweep()
+    serve('')
+    saves[#saves + 1] = save
+    if queue ~= '' or not fits(limit(entry)) then
+      for _, its in ipairs(saves) do
+        its()
+      end
+      return {0, i, held > 0 and math.max(soonest - now, 0) or 0, waiting}
+    end
+  end
+  grants[i] = function()
+    local its
+    if not mine then
+      its = grant(entry, lease, ARGV[3])
+      save()
+    else -- the reply to an earlier call was lost
+      local what
+      its, what = string.match(mine, '^%d+ (%d+) (.*)$')
+      if ends(mine) < now + lease then
+        write('h:' .. entry, string.format('%.0f %s %s', now + lease, its, what))
+        stays = now + lease
+        save()
+      end
+    end
+    return tonumber(its), queue == '' and 0 or 1
+  end
+end
+
+local replies = {1}
+for i = 1, #all do
+  replies[2 * i], replies[2 * i + 1] = grants[i]()
+end
+return replies

@@ -1,0 +1,24 @@
+-- Makes an exclusive holder a shared one, with nobody in between, and lets in those
+-- at the head of the queue who may hold the key together with it.
+--
+-- ARGV[2]  the holder's entry from now on
+-- ARGV[3]  the greatest fence that was used under its grant
+-- returns  1 when the caller holds the key under the new entry, 0 when it holds it
+--          under neither
+-- #include record.lua
+local renamed = ARGV[2]
+
+record = read()
+if not record[7] or ends(record[7]) <= now then -- the reply to an earlier call may have been lost
+  local holder = redis.call('HGET', key, 'h:' .. renamed)
+  return holder and ends(holder) > now and 1 or 0
+end
+
+-- #include queue.lua
+redis.call('HDEL', key, 'h:' .. entry)
+write('h:' .. renamed, mine)
+last, stays = renamed, ends(mine)
+fence = math.max(tonumber(ARGV[3]), tonumber(string.match(mine, '^%d+ (%d+)'))) -- the rest of the block goes back
+serve('')
+save()
+return 1

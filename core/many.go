@@ -1,0 +1,347 @@
+package core
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/trust"
+)
+
+// MaxKeys is how many keys one call can take.
+const MaxKeys = 128
+
+// TryAcquireAll takes all keys if all are free. If one is held it holds none, and
+// returns a *ConflictError that names it. It blocks for one round trip to Redis if
+// one node serves all keys, else for one a key.
+func (l *Locker) TryAcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*LeaseSet, error) {
+	return l.obtainAll(ctx, keys, false, opts)
+}
+
+// AcquireAll takes all keys, and waits until it can have them. It returns when it
+// has all of them, when ctx ends, when Redis is unavailable, or when the Locker is
+// closed. After an error it holds none, as after that of Acquire.
+//
+// The order of keys does not matter, nor does a key that is there twice; there are
+// at most MaxKeys. Options apply to each lease. Calls for overlapping sets cannot
+// block one another for good, as long as none of them is made while its ctx holds
+// other keys.
+//
+// While it waits for a key that is held it holds no other. When one after another
+// turns out to be held it takes them in sorted order, and keeps what it has: its turn
+// comes, however busy each key is.
+func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*LeaseSet, error) {
+	return l.obtainAll(ctx, keys, true, opts)
+}
+
+func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts []AcquireOption) (_ *LeaseSet, err error) {
+	o, err := l.acquireOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	if keys, err = distinct(keys); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, callerGone(ctx, "acquire", keys[0])
+	}
+	o.what = describe(o.name, o.id)
+	g := gathering{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
+	set := &LeaseSet{ctx: ctx}
+	defer func() {
+		if err != nil {
+			for _, handle := range set.leases {
+				handle.cancel(context.Canceled)
+			}
+		}
+	}()
+	for _, key := range keys {
+		lease, err := l.reenter(set.ctx, Call{Key: key, Name: o.name, ID: o.id}, o)
+		switch {
+		case err != nil:
+			return nil, err
+		case lease != nil:
+			set.leases, set.ctx = append(set.leases, lease), lease.ctx
+		default:
+			g.keys = append(g.keys, key)
+		}
+	}
+	if len(g.keys) == 0 {
+		set.ctx = leaseContext{Context: set.ctx, lease: set.leases[len(set.leases)-1], set: set.leases}
+		return set, nil
+	}
+	if l.state.Load() != lockerOpen {
+		return nil, fmt.Errorf("core: acquire %q: %w", g.keys[0], ErrClosed)
+	}
+	for {
+		if err := g.run(); err != nil {
+			return nil, err
+		}
+		if err := g.replicate(); err != nil {
+			g.giveBack()
+			return nil, err
+		}
+		if g.adopt(set) {
+			break
+		}
+		g.giveBack()
+		if !wait {
+			return nil, unavailable("acquire", g.keys[0], errors.New("a grant ended as it came"))
+		}
+	}
+	g.announce(set)
+	return set, nil
+}
+
+// distinct returns the keys sorted, and each once.
+func distinct(keys []string) ([]string, error) {
+	for _, key := range keys {
+		if err := ValidateKey(key); err != nil {
+			return nil, err
+		}
+	}
+	keys = slices.Compact(slices.Sorted(slices.Values(keys)))
+	if len(keys) == 0 || len(keys) > MaxKeys {
+		return nil, fmt.Errorf("core: %w: %d different keys: want 1 to %d", ErrInvalidKey, len(keys), MaxKeys)
+	}
+	return keys, nil
+}
+
+// gathering is one call's way to several keys.
+type gathering struct {
+	locker *Locker
+	ctx    context.Context
+	opts   *acquireOptions
+	wait   bool
+	start  time.Time
+	keys   []string // sorted
+	rounds int
+
+	holds map[string]*hold // what it has so far
+}
+
+// maxRounds is how often a call finds another key held, after it waited for one,
+// before it takes its keys one after the other. Nobody waits for a key while it holds
+// one that comes later in the order: so nobody waits in a circle.
+const maxRounds = 4
+
+// run takes all keys. After an error it has none.
+func (g *gathering) run() error {
+	for {
+		g.rounds++
+		err := g.rest()
+		if err == nil {
+			return nil
+		}
+		g.giveBack()
+		var conflict *ConflictError
+		if !g.wait || !errors.As(err, &conflict) {
+			return err
+		}
+		if g.rounds > maxRounds {
+			return g.inOrder()
+		}
+		if g.rounds > 1 { // not in step with those that have what is missing here
+			if err := g.pause(backoff.Full(g.rounds, time.Millisecond, 20*time.Millisecond), conflict.Key); err != nil {
+				return err
+			}
+		}
+		if err := g.take(conflict.Key, patience{}); err != nil {
+			return err
+		}
+	}
+}
+
+// rest takes the keys that are missing, without waiting for any. Its error is a
+// *ConflictError if one is held.
+func (g *gathering) rest() error {
+	var missing []string
+	for _, key := range g.keys {
+		if g.holds[key] == nil {
+			missing = append(missing, key)
+		}
+	}
+	if g.locker.single && len(missing) > 1 && g.opts.notify == nil {
+		return g.together(missing)
+	}
+	for _, key := range missing {
+		if err := g.take(key, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inOrder takes one key after the other, and waits for each.
+func (g *gathering) inOrder() error {
+	for _, key := range g.keys {
+		if err := g.take(key, patience{}); err != nil {
+			g.giveBack()
+			return err
+		}
+	}
+	return nil
+}
+
+// take takes one key, as a call for it alone does.
+func (g *gathering) take(key string, policy ConflictPolicy) error {
+	l := g.locker
+	a := attempt{
+		locker: l, ctx: g.ctx, call: Call{Key: key, Name: g.opts.name, ID: g.opts.id}, policy: policy, opts: g.opts,
+		start: g.start, record: recordName(l.prefix, key), many: true,
+	}
+	if err := a.run(); err != nil {
+		return err
+	}
+	g.holds[key] = a.hold
+	return nil
+}
+
+// together takes several keys that one node serves, or none of them.
+func (g *gathering) together(keys []string) error {
+	l, o := g.locker, g.opts
+	first := min(o.ttl, firstLease)
+	entry, sent := newEntry(o.limit, l.id), time.Now()
+	cmd := l.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
+	cmd.key, cmd.entry, cmd.keys = keys[0], entry, keys
+	cmd.many = append(make([]any, 0, len(keys)+6), "evalsha", acquireAllScript.hash, len(keys))
+	for _, key := range keys {
+		cmd.many = append(cmd.many, recordName(l.prefix, key))
+	}
+	cmd.many = append(cmd.many, entry, first.Milliseconds(), o.what)
+	r, _, err := l.ask(g.ctx, "acquire", cmd, first, nil)
+	if err != nil {
+		return err
+	}
+	defer l.recycle(cmd)
+	n, err := integers(r.val, 4)
+	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(keys) {
+		err = errShape
+	}
+	switch {
+	case err != nil:
+		err = unavailable("acquire", keys[0], err)
+	case n[0] == 0:
+		return g.refused(keys[n[1]-1], time.Duration(n[2])*time.Millisecond, int(n[3]))
+	case g.ctx.Err() != nil:
+		err = callerGone(g.ctx, "acquire", keys[0]) // nobody is left to use the grants
+	case trust.Passed(trust.Until(sent, first), time.Now()):
+		err = unavailable("acquire", keys[0], fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
+	}
+	if err != nil {
+		l.takeBack(cmd)
+		return err
+	}
+	for i, key := range keys {
+		h := l.newHold(recordName(l.prefix, key), entry, o.limit, n[1+2*i], trust.Until(sent, first), o)
+		h.waiting.Store(n[2+2*i] == 1)
+		if !l.renewals.add(h) {
+			l.takeBack(cmd)
+			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+		}
+		g.holds[key] = h
+	}
+	return nil
+}
+
+// refused makes the error for a key that is held.
+func (g *gathering) refused(key string, remaining time.Duration, queued int) error {
+	waited := time.Since(g.start)
+	if !g.wait {
+		g.locker.observer.OnConflict(g.ctx, Conflicted{Key: key, Name: g.opts.name, Decision: Reject(), Waited: waited, Attempts: g.rounds})
+	}
+	return &ConflictError{Key: key, Remaining: remaining, Waited: waited, Attempts: g.rounds, Waiting: queued}
+}
+
+func (g *gathering) pause(d time.Duration, key string) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-g.ctx.Done():
+		return callerGone(g.ctx, "acquire", key)
+	case <-g.locker.closing:
+		return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+	}
+}
+
+// giveBack gives back what was taken so far.
+func (g *gathering) giveBack() {
+	holds := slices.Collect(maps.Values(g.holds))
+	clear(g.holds)
+	g.locker.discard(g.ctx, holds...)
+}
+
+// replicate waits until as many replicas as were asked for have the grants.
+func (g *gathering) replicate() error {
+	var lacking []*hold
+	for _, key := range g.keys {
+		if h := g.holds[key]; g.opts.replicas > h.copies {
+			lacking = append(lacking, h)
+		}
+	}
+	if len(lacking) == 0 {
+		return nil
+	}
+	if g.locker.single {
+		return g.locker.replicate(g.ctx, lacking, g.opts)
+	}
+	return errors.Join(each(lacking, func(h *hold) error { return g.locker.replicate(g.ctx, []*hold{h}, g.opts) })...)
+}
+
+// adopt makes the holds leases of the set, under one ctx. It reports false when one
+// of them has ended.
+func (g *gathering) adopt(set *LeaseSet) bool {
+	inner, cancel := context.WithCancelCause(set.ctx)
+	alike := Lease{name: g.opts.name, cancel: cancel, granted: time.Now(), minHold: g.opts.minHold}
+	outer, _ := LeaseFrom(set.ctx)
+	leases := slices.Clone(set.leases)
+	for _, key := range g.keys {
+		lease := alike
+		lease.hold, lease.outer = g.holds[key], outer
+		lease.fence = lease.hold.fence + lease.hold.used
+		outer = &lease
+		leases = append(leases, outer)
+	}
+	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.Key(), b.Key()) })
+	ctx := leaseContext{Context: inner, lease: outer, set: leases}
+	for _, lease := range leases {
+		if lease.reentered != nil {
+			continue
+		}
+		lease.ctx = ctx
+		if !g.locker.renewals.adopt(lease.hold, lease, alike.granted) {
+			for _, h := range g.holds {
+				g.locker.renewals.adopt(h, nil, alike.granted)
+			}
+			cancel(context.Canceled)
+			return false
+		}
+	}
+	set.leases, set.ctx = leases, ctx
+	return true
+}
+
+// announce tells the observer, whose panic must not leave the keys held.
+func (g *gathering) announce(set *LeaseSet) {
+	told := false
+	defer func() {
+		if !told {
+			_ = set.Release(set.ctx)
+		}
+	}()
+	for _, lease := range set.leases {
+		if lease.reentered == nil {
+			g.locker.observer.OnAcquired(set.ctx, Acquired{
+				Key: lease.Key(), Name: lease.name, Fence: lease.fence, Waited: lease.granted.Sub(g.start), Attempts: g.rounds,
+			})
+		}
+	}
+	told = true
+}

@@ -1,0 +1,557 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// got is what an Acquire on another goroutine returned.
+type got struct {
+	l   *core.Lease
+	err error
+}
+
+// outcome waits for an Acquire, but not for ever.
+func outcome(t *testing.T, c <-chan got) got {
+	t.Helper()
+	select {
+	case g := <-c:
+		return g
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "it waits for more than ten seconds")
+		return got{}
+	}
+}
+
+func granted(t *testing.T, c <-chan got) *core.Lease {
+	t.Helper()
+	g := outcome(t, c)
+	require.NoError(t, g.err)
+	return g.l
+}
+
+// acquiring begins an Acquire.
+func acquiring(t *testing.T, l *core.Locker, key string, opts ...core.AcquireOption) <-chan got {
+	t.Helper()
+	return acquiringCtx(t.Context(), l, key, opts...)
+}
+
+func acquiringCtx(ctx context.Context, l *core.Locker, key string, opts ...core.AcquireOption) <-chan got {
+	done := make(chan got, 1)
+	go func() {
+		lease, err := l.Acquire(ctx, key, opts...)
+		done <- got{lease, err}
+	}()
+	return done
+}
+
+// queued waits until so many entries wait for key in Redis.
+func queued(t *testing.T, env *redistest.Env, key string, n int) {
+	t.Helper()
+	rdb := env.Client(t)
+	redistest.Eventually(t, func() bool {
+		queue, _ := rdb.HGet(t.Context(), core.RecordName(env.Prefix, key), "queue").Result()
+		return strings.Count(queue, " ") == n
+	}, fmt.Sprintf("%d in the queue", n))
+}
+
+func waiting(t *testing.T, c <-chan got, what string) {
+	t.Helper()
+	select {
+	case g := <-c:
+		require.Fail(t, "it does not wait: "+what, "%v", g)
+	default:
+	}
+}
+
+func TestReadersShareTheKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		a, b := newLocker(t, env), newLocker(t, env)
+		var leases []*core.Lease
+		fences := map[int64]bool{}
+		for _, l := range []*core.Locker{a, b, a, b} {
+			lease, err := l.TryAcquire(t.Context(), "k", core.Shared())
+			require.NoError(t, err)
+			leases = append(leases, lease)
+			fences[lease.Fence()] = true
+		}
+		require.Len(t, fences, len(leases))
+		for _, l := range []*core.Locker{a, b} {
+			_, err := l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict)
+		}
+		writer := acquiring(t, a, "k")
+		for _, lease := range leases {
+			waiting(t, writer, "a writer, while somebody reads")
+			require.NoError(t, lease.Release(t.Context()))
+		}
+		lease := granted(t, writer)
+		_, err := b.TryAcquire(t.Context(), "k", core.Shared())
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, lease.Release(t.Context()))
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	})
+}
+
+func TestEachReaderExpiresByItself(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	l := newLocker(t, env, core.WithTTL(400*time.Millisecond))
+	reader, err := l.TryAcquire(t.Context(), "k", core.Shared())
+	require.NoError(t, err)
+	dying := startHolder(t, env, "k", 500*time.Millisecond, "shared")
+	dying.signal(syscall.SIGKILL)
+	writer := acquiring(t, newLocker(t, env), "k")
+	time.Sleep(1200 * time.Millisecond) // the dead one's lease, and that of the other twice
+	waiting(t, writer, "a reader is left")
+	require.NoError(t, reader.Context().Err())
+	require.NoError(t, reader.Release(t.Context()))
+	lease := granted(t, writer)
+	require.NoError(t, lease.Release(t.Context()))
+
+	// The other way around: who is left is the dead one.
+	reader, err = l.TryAcquire(t.Context(), "k", core.Shared())
+	require.NoError(t, err)
+	dying = startHolder(t, env, "k", time.Second, "shared")
+	dying.signal(syscall.SIGKILL)
+	writer = acquiring(t, newLocker(t, env), "k")
+	queued(t, env, "k", 1)
+	require.NoError(t, reader.Release(t.Context()))
+	waiting(t, writer, "the dead reader's lease is not over")
+	require.NoError(t, granted(t, writer).Release(t.Context()))
+}
+
+func TestReadersBehindAWaitingWriterWait(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		a, b, c := newLocker(t, env), newLocker(t, env), newLocker(t, env)
+		first, err := a.TryAcquire(t.Context(), "k", core.Shared())
+		require.NoError(t, err)
+		writer := acquiring(t, b, "k")
+		queued(t, env, "k", 1)
+		for _, l := range []*core.Locker{a, b, c} {
+			_, err = l.TryAcquire(t.Context(), "k", core.Shared())
+			require.ErrorIs(t, err, core.ErrConflict)
+		}
+		second := acquiring(t, c, "k", core.Shared())
+		queued(t, env, "k", 2)
+		require.NoError(t, first.Release(t.Context()))
+		written := granted(t, writer)
+		waiting(t, second, "behind the writer")
+		require.NoError(t, written.Release(t.Context()))
+		read := granted(t, second)
+		require.Greater(t, read.Fence(), written.Fence())
+		require.NoError(t, read.Release(t.Context()))
+	})
+}
+
+func TestAStreamOfReadersDoesNotStarveAWriter(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const lockers, streams = 3, 4
+		stop := make(chan struct{})
+		var passed atomic.Int64
+		var wg sync.WaitGroup
+		for range lockers {
+			l := newLocker(t, env)
+			for range streams {
+				wg.Go(func() {
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						err := l.Do(t.Context(), "k", func(context.Context) error {
+							passed.Add(1)
+							time.Sleep(time.Millisecond)
+							return nil
+						}, core.Shared())
+						if err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+		}
+		defer wg.Wait()
+		defer close(stop)
+		writer := newLocker(t, env)
+		rdb := env.Client(t)
+		for range 5 {
+			redistest.Eventually(t, func() bool { return passed.Load() > 50 }, "readers read")
+			done := acquiring(t, writer, "k")
+			redistest.Eventually(t, func() bool {
+				if len(done) > 0 {
+					return true
+				}
+				queue, _ := rdb.HGet(t.Context(), core.RecordName(env.Prefix, "k"), "queue").Result()
+				return strings.Contains(queue, "1:")
+			}, "the writer waits")
+			passed.Store(0)
+			lease := granted(t, done)
+			// Those that were inside or before it may pass, once each.
+			require.LessOrEqual(t, passed.Load(), int64(2*lockers*streams))
+			require.NoError(t, lease.Release(t.Context()))
+		}
+	})
+}
+
+func TestAllReadersInTheQueueGetInTogether(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const lockers, calls = 4, 5
+		holder := newLocker(t, env)
+		lease, err := holder.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		var wg sync.WaitGroup
+		var inside sync.WaitGroup // nobody leaves before all are in
+		inside.Add(lockers * calls)
+		var all []*core.Locker
+		for range lockers {
+			l := newSleeper(t, env)
+			all = append(all, l)
+			for range calls {
+				wg.Go(func() {
+					err := l.Do(t.Context(), "k", func(context.Context) error {
+						inside.Done()
+						inside.Wait()
+						return nil
+					}, core.Shared())
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		queued(t, env, "k", lockers)
+		listening(t, all...)
+		require.NoError(t, lease.Release(t.Context()))
+		wg.Wait()
+	})
+}
+
+func TestAReleaseGrantsAllReadersAtTheHeadAtOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		var readers []<-chan got
+		for i := range 3 {
+			readers = append(readers, acquiring(t, newLocker(t, env), "k", core.Shared()))
+			queued(t, env, "k", i+1)
+		}
+		writer := acquiring(t, newLocker(t, env), "k")
+		queued(t, env, "k", 4)
+		last := acquiring(t, newLocker(t, env), "k", core.Shared())
+		queued(t, env, "k", 5)
+
+		require.NoError(t, lease.Release(t.Context()))
+		rdb := env.Client(t)
+		held, err := rdb.HGet(t.Context(), core.RecordName(env.Prefix, "k"), "held").Int()
+		require.NoError(t, err)
+		require.Equal(t, 3, held)
+		for _, r := range readers {
+			waiting(t, writer, "readers are inside")
+			require.NoError(t, granted(t, r).Release(t.Context()))
+		}
+		written := granted(t, writer)
+		waiting(t, last, "it came after the writer")
+		require.NoError(t, written.Release(t.Context()))
+		require.NoError(t, granted(t, last).Release(t.Context()))
+	})
+}
+
+func TestCountedLetsInAsManyAsEachCallSays(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		a, b := newLocker(t, env), newLocker(t, env)
+		take := func(l *core.Locker, n int) *core.Lease {
+			lease, err := l.TryAcquire(t.Context(), "k", core.Counted(n))
+			require.NoError(t, err)
+			return lease
+		}
+		full := func(n int) {
+			for _, l := range []*core.Locker{a, b} {
+				_, err := l.TryAcquire(t.Context(), "k", core.Counted(n))
+				require.ErrorIs(t, err, core.ErrConflict)
+			}
+		}
+		leases := []*core.Lease{take(a, 2), take(b, 2)}
+		full(2)
+		leases = append(leases, take(a, 3)) // raised
+		full(3)
+		full(2)
+		lowered := acquiring(t, b, "k", core.Counted(2))
+		queued(t, env, "k", 1)
+		for _, lease := range leases[:2] {
+			waiting(t, lowered, "two or more are inside")
+			require.NoError(t, lease.Release(t.Context()))
+		}
+		second := granted(t, lowered)
+		full(2)
+		full(1)
+		require.NoError(t, second.Release(t.Context()))
+		require.NoError(t, leases[2].Release(t.Context()))
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	})
+}
+
+// Every call checks, on its way in, that nobody is inside with whom it may not be.
+func TestModesNeverOverlapWrongly(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const lockers, goroutines, rounds = 3, 10, 30
+		var mu sync.Mutex
+		inside := map[int64]int{} // limits by fence
+		var greatest int64
+		enter := func(limit int, fence int64) {
+			mu.Lock()
+			defer mu.Unlock()
+			before := 0
+			for other, its := range inside {
+				if its == 1 || limit == 1 {
+					t.Errorf("limits %d and %d are inside", limit, its)
+				}
+				if other < fence { // granted earlier
+					before++
+				}
+			}
+			if limit > 1 && before >= limit {
+				t.Errorf("%d were inside before one with limit %d", before, limit)
+			}
+			if limit == 1 && fence <= greatest {
+				t.Error("a writer's fence does not grow")
+			}
+			greatest = max(greatest, fence)
+			inside[fence] = limit
+		}
+		set := func(fence int64, limit int) {
+			mu.Lock()
+			defer mu.Unlock()
+			inside[fence] = limit
+			if limit < 0 {
+				delete(inside, fence)
+			}
+		}
+		var wg sync.WaitGroup
+		for range lockers {
+			l := newLocker(t, env, core.WithTTL(2*time.Second))
+			for range goroutines {
+				wg.Go(func() {
+					for range rounds {
+						limit := 1
+						var opts []core.AcquireOption
+						switch rand.N(4) {
+						case 0:
+							limit = 0
+							opts = append(opts, core.Shared())
+						case 1:
+							limit = 2 + rand.N(3)
+							opts = append(opts, core.Counted(limit))
+						}
+						ctx, cancel := context.WithCancel(t.Context())
+						if rand.N(4) == 0 {
+							time.AfterFunc(rand.N(5*time.Millisecond), cancel)
+						}
+						lease, err := l.Acquire(ctx, "k", opts...)
+						cancel()
+						if err != nil {
+							if ctx.Err() == nil {
+								t.Error(err)
+							}
+							continue
+						}
+						enter(limit, lease.Fence())
+						if rand.N(4) == 0 {
+							time.Sleep(rand.N(2 * time.Millisecond))
+						}
+						if limit == 1 && rand.N(4) == 0 {
+							set(lease.Fence(), 0)
+							if err := lease.Downgrade(t.Context()); err != nil {
+								t.Error(err)
+							}
+						}
+						set(lease.Fence(), -1)
+						if err := lease.Release(t.Context()); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
+	})
+}
+
+func TestAWaiterThatGivesUpLeavesTheMiddleOfTheQueue(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		lease, err := newLocker(t, env).Acquire(t.Context(), "k", core.Shared())
+		require.NoError(t, err)
+		first := acquiring(t, newLocker(t, env), "k", core.Counted(1))
+		queued(t, env, "k", 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		middle := acquiringCtx(ctx, newLocker(t, env), "k")
+		queued(t, env, "k", 2)
+		last := acquiring(t, newLocker(t, env), "k", core.Shared())
+		queued(t, env, "k", 3)
+		cancel()
+		require.ErrorIs(t, outcome(t, middle).err, context.Canceled)
+		queued(t, env, "k", 2)
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, granted(t, first).Release(t.Context()))
+		require.NoError(t, granted(t, last).Release(t.Context()))
+	})
+}
+
+// Those behind a writer that gives up may enter at once.
+func TestTheWriterThatGivesUpLetsReadersIn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		reading, err := newLocker(t, env).Acquire(t.Context(), "k", core.Shared())
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		writer := acquiringCtx(ctx, newLocker(t, env), "k")
+		queued(t, env, "k", 1)
+		reader := acquiring(t, newLocker(t, env), "k", core.Shared())
+		queued(t, env, "k", 2)
+		cancel()
+		require.ErrorIs(t, outcome(t, writer).err, context.Canceled)
+		require.NoError(t, granted(t, reader).Release(t.Context()))
+		require.NoError(t, reading.Release(t.Context()))
+	})
+}
+
+func TestALostGrantCostsAboutTheClaimSecond(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		l, proxy, _ := throughProxy(t, env, 3)
+		waiter := acquiring(t, l, "k")
+		listening(t, l)
+		queued(t, env, "k", 1)
+		proxy.DropReply(once("grant"))
+		start := time.Now()
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, granted(t, waiter).Release(t.Context()))
+		require.Less(t, time.Since(start), 1500*time.Millisecond)
+	})
+}
+
+// The one behind whom a grant was lost has no more to wait for than the claim.
+func TestAGrantToAStoppedProcessCostsTheNextOneTheClaimSecond(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	lease, err := newLocker(t, env).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	stopped := launchHolder(t, env, "k", time.Second)
+	redistest.Eventually(t, func() bool {
+		queue, _ := env.Client(t).HGet(t.Context(), core.RecordName(env.Prefix, "k"), "queue").Result()
+		return strings.Contains(queue, "@")
+	}, "it listens")
+	next := acquiring(t, newLocker(t, env), "k")
+	queued(t, env, "k", 2)
+	stopped.signal(syscall.SIGSTOP)
+	start := time.Now()
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, granted(t, next).Release(t.Context()))
+	require.Less(t, time.Since(start), 2500*time.Millisecond)
+}
+
+func TestDeadWaitersAreSkipped(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		lease, err := newLocker(t, env).Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		// Its client is closed without the locker: it can neither leave nor listen.
+		rdb := redis.NewClient(&redis.Options{Addr: env.Addr})
+		dead, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithRenewalClient(rdb))
+		require.NoError(t, err)
+		gone := acquiring(t, dead, "k")
+		queued(t, env, "k", 1)
+		alive := acquiring(t, newLocker(t, env), "k")
+		queued(t, env, "k", 2)
+		require.NoError(t, rdb.Close())
+
+		start := time.Now()
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, granted(t, alive).Release(t.Context()))
+		require.Less(t, time.Since(start), 2500*time.Millisecond)
+		require.NoError(t, dead.Close())
+		require.Error(t, outcome(t, gone).err)
+	})
+}
+
+func TestAKilledWaiterIsSkipped(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	l := newLocker(t, env)
+	lease, err := l.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	killed := launchHolder(t, env, "k", time.Second, "shared")
+	queued(t, env, "k", 1)
+	next := acquiring(t, newLocker(t, env), "k")
+	queued(t, env, "k", 2)
+	killed.signal(syscall.SIGKILL)
+	_ = killed.cmd.Wait()
+
+	start := time.Now()
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, granted(t, next).Release(t.Context()))
+	require.Less(t, time.Since(start), 2*time.Second)
+}
+
+func TestTooManyWaitersAreRefusedAsAConflict(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env, core.WithMaxWaiters(2, 3))
+		lease, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		inLine, done := make(chan struct{}), make(chan error, 2)
+		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
+		for range 2 {
+			go func() {
+				done <- core.NewGuard(l, untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
+			}()
+			<-inLine
+		}
+		_, err = l.Acquire(t.Context(), "k")
+		var conflict *core.ConflictError
+		require.ErrorAs(t, err, &conflict)
+		require.Equal(t, "k", conflict.Key)
+		require.NoError(t, lease.Release(t.Context()))
+		for range 2 {
+			require.NoError(t, <-done)
+		}
+	})
+}
+
+func TestAWriterMayReadAndAReaderMayNotWrite(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		writer, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		reader, err := l.Acquire(writer.Context(), "k", core.Shared())
+		require.NoError(t, err)
+		again, err := l.Acquire(reader.Context(), "k")
+		require.NoError(t, err, "it is the writer's key all the same")
+		for _, lease := range []*core.Lease{again, reader, writer} {
+			require.NoError(t, lease.Release(t.Context()))
+		}
+
+		reader, err = l.Acquire(t.Context(), "k", core.Shared())
+		require.NoError(t, err)
+		for _, acquire := range []func(context.Context, string, ...core.AcquireOption) (*core.Lease, error){l.Acquire, l.TryAcquire} {
+			_, err = acquire(reader.Context(), "k")
+			require.ErrorIs(t, err, core.ErrUpgrade)
+			require.NotErrorIs(t, err, core.ErrConflict)
+		}
+		require.NoError(t, reader.Release(t.Context()))
+	})
+}

@@ -1,0 +1,251 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// replicated is a primary with replicas that are in step with it.
+type replicated struct {
+	env      *redistest.Env
+	primary  *redis.Client
+	replicas []*redistest.Server
+}
+
+func startReplicated(t *testing.T, n int) *replicated {
+	t.Helper()
+	server := redistest.Start(t, "--repl-diskless-sync-delay", "0")
+	r := &replicated{env: &redistest.Env{Addr: server.Addr, Prefix: "p", Real: true}}
+	r.primary = r.env.Client(t)
+	host, port, err := net.SplitHostPort(server.Addr)
+	require.NoError(t, err)
+	for range n {
+		replica := redistest.Start(t, "--replicaof", host, port)
+		t.Cleanup(replica.Resume)
+		r.replicas = append(r.replicas, replica)
+		rdb := redistest.Client(t, &redis.Options{Addr: replica.Addr})
+		redistest.Eventually(t, func() bool {
+			return strings.Contains(rdb.Info(t.Context(), "replication").Val(), "master_link_status:up")
+		}, "the replica is in step")
+	}
+	redistest.Eventually(t, func() bool {
+		return strings.Count(r.primary.Info(t.Context(), "replication").Val(), "state=online") == n
+	}, "the primary knows")
+	return r
+}
+
+// waits is how often WAIT was called.
+func (r *replicated) waits(t *testing.T) int {
+	t.Helper()
+	calls := regexp.MustCompile(`cmdstat_wait:calls=(\d+)`).FindStringSubmatch(r.primary.Info(t.Context(), "commandstats").Val())
+	if calls == nil {
+		return 0
+	}
+	n, err := strconv.Atoi(calls[1])
+	require.NoError(t, err)
+	return n
+}
+
+func requireNotReplicated(t *testing.T, err error) {
+	t.Helper()
+	require.ErrorIs(t, err, core.ErrNotReplicated)
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.NotErrorIs(t, err, core.ErrConflict)
+}
+
+func TestAGrantIsOnTheReplicas(t *testing.T) {
+	t.Parallel()
+	r := startReplicated(t, 2)
+	for _, protocol := range []int{2, 3} {
+		rdb := redistest.Client(t, &redis.Options{Addr: r.env.Addr, Protocol: protocol})
+		l, err := core.New(rdb, core.WithPrefix("p"))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		lease, err := l.Acquire(t.Context(), "k", core.WaitReplicas(2, 5*time.Second))
+		require.NoError(t, err)
+		set, err := l.TryAcquireAll(t.Context(), []string{"a", "b"}, core.WaitReplicas(2, 5*time.Second), core.FixedLease(time.Second))
+		require.NoError(t, err)
+		for _, replica := range r.replicas {
+			names := redistest.Keys(t, redistest.Client(t, &redis.Options{Addr: replica.Addr}), "p:lock")
+			require.Len(t, names, 3)
+		}
+		require.NoError(t, set.Release(t.Context()))
+		require.NoError(t, lease.Release(t.Context()))
+
+		_, err = l.TryAcquire(t.Context(), "k", core.WaitReplicas(3, 50*time.Millisecond))
+		requireNotReplicated(t, err)
+		require.ErrorContains(t, err, "2 of 3 replicas")
+		require.Empty(t, redistest.Keys(t, r.primary, "p"), "given back")
+	}
+}
+
+func TestAStoppedReplicaDoesNotCount(t *testing.T) {
+	t.Parallel()
+	r := startReplicated(t, 2)
+	rdb := redistest.Client(t, &redis.Options{Addr: r.env.Addr, ReadTimeout: 100 * time.Millisecond})
+	l, err := core.New(rdb, core.WithPrefix("p"))
+	require.NoError(t, err)
+	defer l.Close()
+	r.replicas[0].Pause()
+	lease, err := l.TryAcquire(t.Context(), "k", core.WaitReplicas(1, 5*time.Second))
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(t.Context()))
+
+	// Longer than the client reads for.
+	_, err = l.TryAcquire(t.Context(), "k", core.WaitReplicas(2, 300*time.Millisecond))
+	requireNotReplicated(t, err)
+	_, err = l.AcquireAll(t.Context(), []string{"a", "b", "k"}, core.WaitReplicas(2, 50*time.Millisecond))
+	requireNotReplicated(t, err)
+	require.Empty(t, redistest.Keys(t, r.primary, "p"))
+
+	// The wait is longer than the lease: it is renewed meanwhile.
+	start := time.Now()
+	time.AfterFunc(600*time.Millisecond, r.replicas[0].Resume)
+	lease, err = l.Acquire(t.Context(), "k", core.WaitReplicas(2, 10*time.Second), core.LeaseTTL(200*time.Millisecond))
+	require.NoError(t, err)
+	require.Greater(t, time.Since(start), 500*time.Millisecond)
+	require.NoError(t, lease.Context().Err())
+	require.NoError(t, lease.Release(t.Context()))
+
+	r.replicas[0].Pause()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = l.Acquire(ctx, "k", core.WaitReplicas(2, time.Minute))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, core.ErrUnavailable)
+	requireNothingLeft(t, r.primary, "p", promptly)
+}
+
+func TestAKeyFromTheQueueIsReplicatedToo(t *testing.T) {
+	t.Parallel()
+	r := startReplicated(t, 1)
+	holder, l := newLocker(t, r.env), newLocker(t, r.env)
+	for _, up := range []bool{true, false} {
+		lease, err := holder.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		patience := 200 * time.Millisecond
+		if up {
+			patience = 5 * time.Second
+		}
+		waiter := acquiring(t, l, "k", core.WaitReplicas(1, patience))
+		queued(t, r.env, "k", 1)
+		listening(t, l)
+		if !up {
+			r.replicas[0].Pause()
+		}
+		require.NoError(t, lease.Release(t.Context()))
+		if up {
+			require.NoError(t, granted(t, waiter).Release(t.Context()))
+			continue
+		}
+		requireNotReplicated(t, outcome(t, waiter).err)
+		requireNothingLeft(t, r.primary, "p", promptly)
+	}
+}
+
+func TestAHoldThatIsPassedOnIsReplicatedOnce(t *testing.T) {
+	t.Parallel()
+	r := startReplicated(t, 1)
+	l := newLocker(t, r.env)
+	lease, err := l.Acquire(t.Context(), "k", core.WaitReplicas(1, 5*time.Second))
+	require.NoError(t, err)
+	guard := core.NewGuard(l, untilWoken, core.WaitReplicas(1, 5*time.Second))
+	inLine, done := make(chan struct{}), make(chan error)
+	const calls = 5
+	for range calls {
+		go func() {
+			done <- guard.Do(t.Context(), core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }},
+				func(context.Context) error { return nil })
+		}()
+		<-inLine
+	}
+	before := r.waits(t)
+	require.NoError(t, lease.Release(t.Context()))
+	for range calls {
+		require.NoError(t, <-done)
+	}
+	// One for each time that Redis was asked, because the line's budget was spent.
+	require.Less(t, r.waits(t)-before, calls)
+}
+
+func TestALostKeyIsNotReplicated(t *testing.T) {
+	t.Parallel()
+	r := startReplicated(t, 1)
+	l := newLocker(t, r.env)
+	r.replicas[0].Pause()
+	waiter := acquiring(t, l, "k", core.WaitReplicas(1, 10*time.Second), core.LeaseTTL(300*time.Millisecond))
+	name := core.RecordName("p", "k")
+	redistest.Eventually(t, func() bool { return r.primary.Exists(t.Context(), name).Val() == 1 }, "the grant")
+	require.NoError(t, r.primary.Del(t.Context(), name).Err())
+	time.Sleep(500 * time.Millisecond)
+	r.replicas[0].Resume()
+	lease := granted(t, waiter)
+	require.NoError(t, lease.Context().Err(), "it asked again")
+	require.NoError(t, lease.Extend(t.Context(), time.Second))
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+func TestWithoutReplicasNothingIsReplicated(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	l := newLocker(t, env)
+	_, err := l.TryAcquire(t.Context(), "k", core.WaitReplicas(1, 10*time.Millisecond))
+	requireNotReplicated(t, err)
+	require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	for _, opt := range []core.AcquireOption{
+		core.WaitReplicas(0, time.Second), core.WaitReplicas(101, time.Second), core.WaitReplicas(1, 0), core.WaitReplicas(1, time.Hour),
+	} {
+		_, err := l.TryAcquire(t.Context(), "k", opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+	}
+	other, err := core.New(&oneByOne{env.Client(t)}, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	defer other.Close()
+	_, err = other.TryAcquire(t.Context(), "k", core.WaitReplicas(1, time.Second))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+func TestAGrantOnAClusterIsOnTheReplicas(t *testing.T) {
+	t.Parallel()
+	primary := redistest.Start(t, "--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0")
+	replica := redistest.Start(t, "--cluster-enabled", "yes")
+	first := redistest.Client(t, &redis.Options{Addr: primary.Addr})
+	second := redistest.Client(t, &redis.Options{Addr: replica.Addr})
+	require.NoError(t, first.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	host, port, err := net.SplitHostPort(primary.Addr)
+	require.NoError(t, err)
+	require.NoError(t, second.ClusterMeet(t.Context(), host, port).Err())
+	id, err := first.ClusterMyID(t.Context()).Result()
+	require.NoError(t, err)
+	redistest.Eventually(t, func() bool { return second.ClusterReplicate(t.Context(), id).Err() == nil }, "the nodes know one another")
+	redistest.Eventually(t, func() bool {
+		return strings.Contains(second.Info(t.Context(), "replication").Val(), "master_link_status:up") &&
+			strings.Contains(first.Info(t.Context(), "replication").Val(), "state=online") &&
+			strings.Contains(first.ClusterInfo(t.Context()).Val(), "cluster_state:ok")
+	}, "the replica is in step")
+
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{primary.Addr}})
+	t.Cleanup(func() { _ = rdb.Close() })
+	l, err := core.New(rdb, core.WithPrefix("p"))
+	require.NoError(t, err)
+	defer l.Close()
+	set, err := l.AcquireAll(t.Context(), []string{"a", "b"}, core.WaitReplicas(1, 5*time.Second))
+	require.NoError(t, err)
+	require.Len(t, redistest.Keys(t, second, "p:lock"), 2)
+	require.NoError(t, set.Release(t.Context()))
+	_, err = l.TryAcquire(t.Context(), "k", core.WaitReplicas(2, 50*time.Millisecond))
+	requireNotReplicated(t, err)
+	require.Empty(t, redistest.Keys(t, first, "p"), fmt.Sprint(err))
+}
