@@ -157,6 +157,8 @@ type command struct {
 	state atomic.Int32
 	reply chan result // holds one
 	timer *time.Timer
+
+	tell func(result) // takes the reply in place of a caller who waits
 }
 
 type result struct {
@@ -191,6 +193,9 @@ func (l *Locker) command(ctx context.Context, s *script, once bool, record strin
 
 // recycle takes back a command whose reply was taken.
 func (l *Locker) recycle(c *command) {
+	if c.tell != nil {
+		c.tell, c.ctx.gone = nil, nil // others may have the channel
+	}
 	c.ctx.Context, c.record, c.key, c.entry, c.single.Cmd = nil, "", "", "", nil
 	clear(c.args[:])
 	l.commands.Put(c)
@@ -198,6 +203,11 @@ func (l *Locker) recycle(c *command) {
 
 // deliver hands the reply to the caller, if there is one.
 func (l *Locker) deliver(c *command, r result) {
+	if tell := c.tell; tell != nil {
+		l.recycle(c)
+		tell(r)
+		return
+	}
 	if c.state.CompareAndSwap(replyAwaited, replyTaken) {
 		c.reply <- r
 		return

@@ -21,6 +21,8 @@ var (
 	inspectSource string
 	//go:embed lua/force.lua
 	forceSource string
+	//go:embed lua/raise.lua
+	raiseSource string
 	//go:embed lua/record.lua
 	recordSource string
 	//go:embed lua/queue.lua
@@ -28,6 +30,7 @@ var (
 
 	included      = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
 	acquireScript = newScript(included.Replace(acquireSource))
+	raiseScript   = newScript(raiseSource)
 	renewScript   = newScript(renewSource)
 	releaseScript = newScript(included.Replace(releaseSource))
 	inspectScript = newScript(inspectSource)
