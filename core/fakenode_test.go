@@ -12,9 +12,11 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
 )
 
 // fakeNode is a Redis in a bubble of synctest, with a clock of its own. It can die, and
@@ -77,8 +79,13 @@ func (n *fakeNode) dial(context.Context, string, string) (net.Conn, error) {
 	return c, nil
 }
 
-func (n *fakeNode) client() *redis.Client {
-	return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: n.dial})
+func (n *fakeNode) client(t *testing.T) *redis.Client {
+	t.Helper()
+	return redistest.Client(t, &redis.Options{
+		Addr: "127.0.0.1:1", Dialer: n.dial,
+		// They keep a mutex while they wait for the node, and so the bubble's clock still.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
 }
 
 // die ends every connection, and refuses new ones. The data stays.
@@ -141,32 +148,33 @@ func onFakeNodes(t *testing.T, many int, test func(t *testing.T, nodes []*fakeNo
 				}
 			}
 		}()
-		defer func() {
+		t.Cleanup(func() {
 			close(stop)
 			for _, n := range nodes {
 				n.live()
 				n.Close()
 			}
-		}()
+		})
 		test(t, nodes)
 	})
 }
 
-// overNodes makes a quorum, which is closed by calling the func.
-func overNodes(t *testing.T, nodes []*fakeNode, opts ...core.Option) (l *core.Locker, closeAll func()) {
+// overNodes makes a quorum that is closed with the test.
+func overNodes(t *testing.T, nodes []*fakeNode, opts ...core.Option) *core.Locker {
 	t.Helper()
 	var clients []redis.UniversalClient
 	for _, n := range nodes {
-		clients = append(clients, n.client())
+		clients = append(clients, n.client(t))
 	}
 	l, err := core.NewQuorum(clients, opts...)
 	require.NoError(t, err)
-	return l, func() {
-		require.NoError(t, l.Close())
-		for _, rdb := range clients {
-			_ = rdb.Close()
+	t.Cleanup(func() {
+		for _, n := range nodes {
+			n.live()
 		}
-	}
+		_ = l.Close()
+	})
+	return l
 }
 
 // records says which nodes have which keys.
