@@ -276,7 +276,7 @@ func TestAQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
 				<-lease.Context().Done()
 				_, err = other.TryAcquire(t.Context(), "k")
 				require.ErrorIs(t, err, core.ErrConflict, d)
-				time.Sleep(d / 20)
+				time.Sleep(d / 10)
 				next, err := other.TryAcquire(t.Context(), "k")
 				require.NoError(t, err)
 				require.NoError(t, next.Release(t.Context()))
@@ -305,7 +305,7 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 					for round := range 40 {
 						down := []*fakeNode{nodes[round*2%5], nodes[(round*2+1)%5]}
 						for _, n := range down {
-							n.die()
+							n.stop()
 						}
 						lease, err := l.TryAcquire(t.Context(), "k", append(mode, core.LeaseTTL(time.Second))...)
 						require.NoError(t, err)
@@ -316,7 +316,7 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 							require.NoError(t, lease.Release(t.Context()))
 						case 1: // by the next round the key is free, and nobody has released it
 							for _, n := range nodes {
-								n.die()
+								n.stop()
 							}
 							time.Sleep(1100 * time.Millisecond)
 						default: // other calls go on with the hold
@@ -328,7 +328,7 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 						for _, n := range nodes {
 							n.live()
 						}
-						time.Sleep(100 * time.Millisecond)
+						time.Sleep(1100 * time.Millisecond) // what a stopped node has granted late is over
 					}
 					for _, n := range nodes {
 						n.live()
@@ -371,7 +371,14 @@ func passOn(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.Acquire
 
 func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
 	t.Parallel()
-	const lockers, calls, rounds = 3, 4, 30
+	t.Run("passed on", func(t *testing.T) { testNoOverlap(t, 3, 4, 30, 0) })
+	t.Run("each granted", func(t *testing.T) { testNoOverlap(t, 3, 2, 40, time.Millisecond) })
+}
+
+// testNoOverlap has calls of several lockers contend for a key. A hold is not passed on
+// between leases of different lengths.
+func testNoOverlap(t *testing.T, lockers, calls, rounds int, differ time.Duration) {
+	t.Parallel()
 	var nodes []*redistest.Env
 	for range 3 {
 		nodes = append(nodes, redistest.Embedded(t))
@@ -387,7 +394,7 @@ func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
 		l, err := core.NewQuorum(clients)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = l.Close() })
-		for range calls {
+		for call := range calls {
 			wg.Go(func() {
 				for range rounds {
 					err := l.Do(t.Context(), "k", func(ctx context.Context) error {
@@ -402,7 +409,7 @@ func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
 						ran.Add(1)
 						inside.Add(-1)
 						return nil
-					})
+					}, core.LeaseTTL(core.DefaultTTL+time.Duration(call)*differ))
 					if err != nil {
 						t.Error(err)
 					}
@@ -545,7 +552,26 @@ func TestAQuorumsCallerCanLeave(t *testing.T) {
 	})
 }
 
-func TestAQuorumReentersAndPassesOn(t *testing.T) {
+func TestWhatAQuorumGaveUpIsGivenBackWhenANodeGoesOn(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		warm(t, l)
+		for _, n := range nodes[:2] {
+			n.stop()
+		}
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		time.Sleep(time.Minute) // go-redis has given up
+		for _, n := range nodes[:2] {
+			n.live()
+		}
+		time.Sleep(100 * time.Millisecond)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestAQuorumReenters(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes)
