@@ -27,6 +27,7 @@ type fakeNode struct {
 	mu      sync.Mutex
 	dead    bool
 	stopped bool
+	mute    bool // runs what it gets, but its answers are lost
 	backlog []func()
 	conns   map[*fakeConn]struct{}
 	ahead   time.Duration // of the true time
@@ -43,11 +44,18 @@ func (c *fakeConn) Write(b []byte) (int, error) {
 	n.mu.Lock()
 	if n.stopped {
 		b := append([]byte(nil), b...)
-		n.backlog = append(n.backlog, func() { _, _ = c.Conn.Write(b) })
+		n.backlog = append(n.backlog, func() {
+			_ = c.SetDeadline(time.Time{}) // the client's is over
+			_, _ = c.Conn.Write(b)
+		})
 		n.mu.Unlock()
 		return len(b), nil
 	}
+	mute := n.mute
 	n.mu.Unlock()
+	if mute {
+		defer func() { _ = c.Conn.Close() }()
+	}
 	return c.Conn.Write(b)
 }
 
@@ -105,10 +113,16 @@ func (n *fakeNode) stop() {
 	n.stopped = true
 }
 
-// live has the node dead or stopped no longer.
+func (n *fakeNode) loseAnswers() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mute = true
+}
+
+// live ends all that.
 func (n *fakeNode) live() {
 	n.mu.Lock()
-	n.dead, n.stopped = false, false
+	n.dead, n.stopped, n.mute = false, false, false
 	backlog := n.backlog
 	n.backlog = nil
 	n.mu.Unlock()
