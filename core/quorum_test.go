@@ -711,6 +711,7 @@ func TestTheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
 		rdb := nodes[0].client(t)
 		l, err := core.New(rdb)
 		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
 		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
 		require.NoError(t, err)
 		ahead := lease.Fence() + time.Hour.Microseconds() // as another node's clock may be
@@ -723,6 +724,5 @@ func TestTheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, next.Fence(), ahead+65535)
 		require.NoError(t, next.Release(t.Context()))
-		require.NoError(t, l.Close())
 	})
 }
