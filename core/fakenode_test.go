@@ -54,7 +54,10 @@ func (c *fakeConn) Write(b []byte) (int, error) {
 	mute := n.mute
 	n.mu.Unlock()
 	if mute {
-		defer func() { _ = c.Conn.Close() }()
+		defer func() {
+			time.Sleep(time.Millisecond) // it has run by then
+			_ = c.Conn.Close()
+		}()
 	}
 	return c.Conn.Write(b)
 }
