@@ -91,6 +91,9 @@ type renewal struct {
 // renew asks Redis to renew leases, all on one node. On a Cluster each key is a
 // command; elsewhere many go into one, since most of a script call's cost is the call.
 func (l *Locker) renew(ctx context.Context, batch []renewal) []renewalReply {
+	if l.quorum != nil {
+		return l.quorum.renew(ctx, batch)
+	}
 	keys := renewalKeys
 	if l.cluster != nil {
 		keys = 1
@@ -162,6 +165,9 @@ func (l *Locker) renewSome(ctx context.Context, rdb redis.UniversalClient, batch
 // extend renews one lease for a caller who waits for it. It reports also whether
 // somebody waits for the key.
 func (l *Locker) extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error) {
+	if l.quorum != nil {
+		return l.quorum.extend(ctx, op, record, entry, ttl)
+	}
 	key := keyOf(l.prefix, record)
 	cmd := l.command(ctx, renewScript, false, record, entry, ttl.Milliseconds())
 	cmd.key = key
@@ -207,6 +213,9 @@ func (l *Locker) release(ctx context.Context, req releaseRequest) (reply release
 	}
 	if req.mark == nil {
 		req.mark = notQueued
+	}
+	if l.quorum != nil {
+		return l.quorum.release(ctx, req)
 	}
 	start, ran := time.Now(), false // whether an earlier try may have run
 	for try := range releaseTries {

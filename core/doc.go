@@ -6,7 +6,8 @@
 //
 // # Model
 //
-// A Locker takes keys on one Redis deployment. A key that is taken is a Lease:
+// A Locker takes keys on one Redis deployment, or on a majority of several (see
+// NewQuorum, which says what holds there). A key that is taken is a Lease:
 // it has a context, a fence and a release. A Guard is a Locker together with a
 // ConflictPolicy, which decides about a call whose key is held: refuse it, let
 // it wait and ask again, or store it to run later.

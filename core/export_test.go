@@ -45,3 +45,6 @@ func Sealed(body string) string {
 	b := binary.BigEndian.AppendUint32([]byte(body), crc32.ChecksumIEEE([]byte(body)))
 	return tokenVersion + base64.RawURLEncoding.EncodeToString(b)
 }
+
+// WaitForNodes sets how long a quorum waits for its nodes.
+func (l *Locker) WaitForNodes(d time.Duration) { l.quorum.patient = d }

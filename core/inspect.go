@@ -115,6 +115,9 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	if err := ValidateKey(key); err != nil {
 		return nil, err
 	}
+	if err := l.oneDeployment("inspect"); err != nil {
+		return nil, err
+	}
 	val, err := l.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, inspectWaiters)
 	if err != nil {
 		return nil, err
@@ -142,6 +145,9 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 // key may have been released.
 func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (bool, error) {
 	if err := ValidateKey(key); err != nil {
+		return false, err
+	}
+	if err := l.oneDeployment("force release"); err != nil {
 		return false, err
 	}
 	// Sent again after a lost reply, it would answer that there is no such holder.
@@ -201,6 +207,9 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 	}
 	if l.state.Load() == lockerClosed {
 		return nil, fmt.Errorf("core: list: %w", ErrClosed)
+	}
+	if err := l.oneDeployment("list"); err != nil {
+		return nil, err
 	}
 	at, err := l.nodesFrom(ctx, cursor)
 	if err != nil {

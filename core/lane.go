@@ -159,6 +159,8 @@ type command struct {
 	state atomic.Int32
 	reply chan result // holds one
 	timer *time.Timer
+
+	tell func(result) // takes the reply in place of a caller who waits
 }
 
 type result struct {
@@ -193,6 +195,9 @@ func (l *Locker) command(ctx context.Context, s *script, once bool, record strin
 
 // recycle takes back a command whose reply was taken.
 func (l *Locker) recycle(c *command) {
+	if c.tell != nil {
+		c.tell, c.ctx.gone = nil, nil // others may have the channel
+	}
 	c.ctx.Context, c.record, c.key, c.entry, c.single.Cmd = nil, "", "", "", nil
 	c.many, c.keys = nil, nil
 	clear(c.args[:])
@@ -201,6 +206,11 @@ func (l *Locker) recycle(c *command) {
 
 // deliver hands the reply to the caller, if there is one.
 func (l *Locker) deliver(c *command, r result) {
+	if tell := c.tell; tell != nil {
+		l.recycle(c)
+		tell(r)
+		return
+	}
 	if c.state.CompareAndSwap(replyAwaited, replyTaken) {
 		c.reply <- r
 		return

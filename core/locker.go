@@ -17,15 +17,16 @@ import (
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
-// Locker takes keys on one Redis deployment. It is safe for concurrent use, and
-// one per process and deployment is enough: its leases share one goroutine for
-// renewal and one subscription for wake-ups.
+// Locker takes keys on one Redis deployment, or on a majority of several. It is safe
+// for concurrent use, and one per process and deployment is enough: its leases share
+// one goroutine for renewal and one subscription for wake-ups.
 //
-// The zero Locker is not useful: use New.
+// The zero Locker is not useful: use New, or NewQuorum.
 type Locker struct {
 	rdb      redis.UniversalClient
 	single   bool                 // one node serves all keys
 	cluster  *redis.ClusterClient // rdb, if it is one
+	quorum   *quorum              // asked in place of rdb, if there is one
 	prefix   string
 	ttl      time.Duration
 	observer Observer
@@ -34,6 +35,8 @@ type Locker struct {
 	ownReserve bool
 	// Bounds on waiting calls.
 	maxPerKey, maxWaiters int
+	// How many fences an exclusive hold may use.
+	fences int64
 	// The longest a waiting call goes without asking again, whatever its policy
 	// says: the announcement that it waits for can have been lost.
 	pollFloor time.Duration
@@ -46,7 +49,7 @@ type Locker struct {
 	mapping  atomic.Bool // they are being asked for
 	renewals *renewals
 	waiters  *waiters
-	wakeups  *listener.Listener
+	wakeups  subscriptions
 	deaf     bool          // there is no subscription, and the observer knows; the listener's
 	cancels  chan struct{} // holds one per acquire that is being cancelled
 	returns  chan struct{} // holds one per lease that is given back in the background
@@ -72,19 +75,40 @@ const maxCancels = 64
 // Locker. It does not talk to Redis: a server that is down is reported by the
 // calls that need it. Its error wraps ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
+	if err := checkClient(rdb); err != nil {
+		return nil, err
+	}
+	l, err := newLocker(opts)
+	if err != nil {
+		return nil, err
+	}
+	l.connect(rdb)
+	l.wakeups = subscriptions{listener.New(rdb, channelPrefix(l.prefix)+l.id, l.heardAgain, l.unheard, l.heard)}
+	return l, nil
+}
+
+func checkClient(rdb redis.UniversalClient) error {
 	if rdb == nil {
-		return nil, fmt.Errorf("core: %w: the redis client is nil", ErrInvalidOption)
+		return fmt.Errorf("core: %w: the redis client is nil", ErrInvalidOption)
+	}
+	if _, ok := rdb.(*redis.Ring); ok {
+		return fmt.Errorf("core: %w: a redis.Ring moves keys to another server when one does not answer: two callers would hold one key", ErrInvalidOption)
 	}
 	if !reflect.TypeOf(rdb).Comparable() { // reentry tells deployments apart by their client
-		return nil, fmt.Errorf("core: %w: a redis client of type %T cannot be compared: use a pointer", ErrInvalidOption, rdb)
+		return fmt.Errorf("core: %w: a redis client of type %T cannot be compared: use a pointer", ErrInvalidOption, rdb)
 	}
+	return nil
+}
+
+// newLocker makes a Locker that has no Redis yet.
+func newLocker(opts []Option) (*Locker, error) {
 	l := &Locker{
-		rdb:       rdb,
 		prefix:    ident.DefaultPrefix,
 		ttl:       DefaultTTL,
 		observer:  NopObserver{},
 		pollFloor: time.Second,
 		maxPerKey: DefaultMaxWaiters, maxWaiters: 10 * DefaultMaxWaiters,
+		fences:  fenceBlock,
 		id:      newLockerID(),
 		lanes:   map[*redis.Client]*lane{},
 		cancels: make(chan struct{}, maxCancels),
@@ -92,29 +116,62 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 		closing: make(chan struct{}),
 	}
 	l.commands.New = newCommand
-	switch client := rdb.(type) {
-	case *redis.Client:
-		l.single = true
-	case *redis.ClusterClient:
-		l.cluster = client
-	case *redis.Ring:
-		return nil, fmt.Errorf("core: %w: a redis.Ring moves keys to another server when one does not answer: two callers would hold one key", ErrInvalidOption)
-	}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("core: %w: New: an option is nil", ErrInvalidOption)
+			return nil, fmt.Errorf("core: %w: an option is nil", ErrInvalidOption)
 		}
 		if err := opt(l); err != nil {
 			return nil, err
 		}
 	}
+	l.waiters = newWaiters(l)
+	l.renewals = newRenewals(l)
+	return l, nil
+}
+
+func (l *Locker) connect(rdb redis.UniversalClient) {
+	l.rdb = rdb
+	switch client := rdb.(type) {
+	case *redis.Client:
+		l.single = true
+	case *redis.ClusterClient:
+		l.cluster = client
+	}
 	if l.reserve == nil {
 		l.reserve, l.ownReserve = reserveOf(rdb)
 	}
-	l.waiters = newWaiters(l)
-	l.renewals = newRenewals(l)
-	l.wakeups = listener.New(rdb, channelPrefix(l.prefix)+l.id, l.heardAgain, l.unheard, l.heard)
-	return l, nil
+}
+
+// subscriptions are one for each Redis that can have something to tell.
+type subscriptions []*listener.Listener
+
+// Start opens them in the background. Only the first call does anything.
+func (s subscriptions) Start() {
+	for _, sub := range s {
+		sub.Start()
+	}
+}
+
+// Up reports whether all are open, as far as is known.
+func (s subscriptions) Up() bool {
+	for _, sub := range s {
+		if !sub.Up() {
+			return false
+		}
+	}
+	return true
+}
+
+// Close closes them, and waits for their goroutines. It may be called twice.
+func (s subscriptions) Close() {
+	for _, sub := range s {
+		sub.Close()
+	}
+}
+
+// sameAs reports whether two Lockers hold the same thing when they hold a key.
+func (l *Locker) sameAs(other *Locker) bool {
+	return l.prefix == other.prefix && l.rdb == other.rdb && l.quorum.sameAs(other.quorum)
 }
 
 // reserveOf makes a client like rdb with a few connections of its own, which the
@@ -163,6 +220,8 @@ func (l *Locker) node(record string) *redis.Client {
 // mark says how this Locker's calls learn of a grant.
 func (l *Locker) mark() any {
 	switch {
+	case l.quorum != nil:
+		return notQueued
 	case !l.wakeups.Up():
 		return markPolls
 	case l.single:
@@ -283,6 +342,9 @@ func (l *Locker) closeAll() {
 	for _, e := range l.renewals.stop() {
 		l.end(e.hold, e.lease, fmt.Errorf("core: %q: %w: %w", e.hold.key(), ErrLeaseLost, ErrClosed))
 	}
+	if l.quorum != nil {
+		l.quorum.close()
+	}
 	l.lanesMu.Lock()
 	defer l.lanesMu.Unlock()
 	for _, lane := range l.lanes {
@@ -293,6 +355,9 @@ func (l *Locker) closeAll() {
 func (l *Locker) wait() {
 	l.wakeups.Close()
 	l.running.Wait()
+	if l.quorum != nil {
+		l.quorum.wait()
+	}
 	if l.ownReserve {
 		_ = l.reserve.Close()
 	}

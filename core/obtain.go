@@ -199,6 +199,9 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 	if a.record == "" {
 		a.record = recordName(l.prefix, key)
 	}
+	if l.quorum != nil {
+		return l.quorum.ask(a, t, watch, w)
+	}
 	cmd := l.command(a.ctx, acquireScript, false, a.record, t.entry, a.first().Milliseconds(), a.opts.what, t.mark, watch)
 	cmd.key, cmd.entry = key, t.entry
 	r, stopped, err := l.ask(a.ctx, "acquire", cmd, a.first(), w)
@@ -291,7 +294,7 @@ func (a *attempt) refusal(d Decision) error {
 func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lease, error) {
 	inner, _ := LeaseFrom(ctx)
 	for held := inner; held != nil; held = held.outer {
-		if held.Key() != call.Key || held.hold.locker.prefix != l.prefix || held.hold.locker.rdb != l.rdb {
+		if held.Key() != call.Key || !held.hold.locker.sameAs(l) {
 			continue
 		}
 		if held.reentered != nil {

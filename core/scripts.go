@@ -25,6 +25,8 @@ var (
 	forceSource string
 	//go:embed lua/downgrade.lua
 	downgradeSource string
+	//go:embed lua/raise.lua
+	raiseSource string
 	//go:embed lua/record.lua
 	recordSource string
 	//go:embed lua/queue.lua
@@ -34,6 +36,7 @@ var (
 	acquireScript    = newScript(included.Replace(acquireSource))
 	acquireAllScript = newScript(included.Replace(acquireAllSource))
 	renewScript      = newScript(renewSource)
+	raiseScript      = newScript(raiseSource)
 	releaseScript    = newScript(included.Replace(releaseSource))
 	downgradeScript  = newScript(included.Replace(downgradeSource))
 	inspectScript    = newScript(inspectSource)

@@ -151,7 +151,9 @@ func (l *Locker) released(h *hold) {
 	if _, owner := splitEntry(h.entry); owner != l.id {
 		l.background(func() {
 			ctx := &callContext{Context: context.Background(), gone: l.closing}
-			l.rdb.Publish(ctx, channelPrefix(l.prefix)+owner, fmt.Sprintf("released %d %s", h.fence, h.key()))
+			for _, rdb := range l.clients() {
+				rdb.Publish(ctx, channelPrefix(l.prefix)+owner, fmt.Sprintf("released %d %s", h.fence, h.key()))
+			}
 		})
 	}
 }

@@ -433,7 +433,7 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 		budget, most = passWanted, passWantedMost
 	}
 	c := ln.first
-	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= most || now.Sub(h.since) > budget {
+	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= min(most, w.locker.fences-1) || now.Sub(h.since) > budget {
 		return false
 	}
 	w.remove(c)
@@ -465,8 +465,8 @@ func (w *waiters) depart(h *hold, req *releaseRequest) {
 		delete(w.lines, ln.lineKey)
 		return
 	}
-	if ln.asking {
-		return // the answer tells
+	if ln.asking || w.locker.quorum != nil {
+		return // the answer tells; or there is no queue
 	}
 	if ln.entry == "" {
 		ln.entry, req.fresh = newEntry(1, w.locker.id), true
@@ -482,6 +482,9 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 	if ln == nil {
 		if ln = w.lines[lineKey{h.key(), h.limit}]; ln != nil && ln.first != nil {
 			ln.askAt = time.Time{}
+			if w.locker.quorum != nil {
+				ln.askAt = time.Now().Add(splitDelay(1)) // others have had no turn yet
+			}
 			ln.first.poke()
 		}
 		w.mu.Unlock()
@@ -653,6 +656,10 @@ func (ln *line) noted(sent time.Time, server int64, place, queued int, remaining
 // asking is for words that were lost and for holders that died.
 func (ln *line) poll(l *Locker, mark any) {
 	now := time.Now()
+	if l.quorum != nil {
+		ln.askAt = now.Add(splitDelay(ln.asks))
+		return
+	}
 	if mark == markPolls || ln.entry == "" {
 		if ln.entry != "" && l.wakeups.Up() {
 			ln.askAt = now // to be told from now on
@@ -667,6 +674,13 @@ func (ln *line) poll(l *Locker, mark any) {
 	if floors == 1 && ln.until.After(now) && ln.until.Before(ln.askAt) {
 		ln.askAt = ln.until.Add(time.Millisecond)
 	}
+}
+
+// splitDelay is how long a line waits before its next question to a quorum, after n
+// of them. It is spread widely, so that callers of whom none had a majority do not
+// meet again.
+func splitDelay(n int) time.Duration {
+	return pollMin + backoff.Full(n, 2*pollMin, pollMax-pollMin)
 }
 
 // notifyRelease has ch told when key is freed, until the holder's lease is over.

@@ -64,6 +64,12 @@ func (l *Locker) checkEviction() {
 	if _, nobody := l.observer.(NopObserver); nobody {
 		return
 	}
+	if l.quorum != nil {
+		for _, n := range l.quorum.nodes {
+			n.locker.checkEviction()
+		}
+		return
+	}
 	ctx := &callContext{Context: context.Background(), gone: l.closing}
 	var warnings []Warning
 	if cluster, ok := l.reserve.(*redis.ClusterClient); ok {

@@ -1,0 +1,205 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// fakeNode is a Redis in a bubble of synctest, with a clock of its own. It can die, and
+// it can be stopped: what was sent to it meanwhile is run when it goes on.
+type fakeNode struct {
+	*miniredis.Miniredis
+
+	mu      sync.Mutex
+	dead    bool
+	stopped bool
+	mute    bool // runs what it gets, but its answers are lost
+	backlog []func()
+	conns   map[*fakeConn]struct{}
+	ahead   time.Duration // of the true time
+	rate    float64       // at which its clock runs
+}
+
+type fakeConn struct {
+	net.Conn
+	node *fakeNode
+}
+
+func (c *fakeConn) Write(b []byte) (int, error) {
+	n := c.node
+	n.mu.Lock()
+	if n.stopped {
+		b := append([]byte(nil), b...)
+		n.backlog = append(n.backlog, func() {
+			_ = c.SetDeadline(time.Time{}) // the client's is over
+			_, _ = c.Conn.Write(b)
+		})
+		n.mu.Unlock()
+		return len(b), nil
+	}
+	mute := n.mute
+	n.mu.Unlock()
+	if mute {
+		defer func() {
+			time.Sleep(time.Millisecond) // it has run by then
+			_ = c.Conn.Close()
+		}()
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *fakeConn) Close() error {
+	n := c.node
+	n.mu.Lock()
+	delete(n.conns, c)
+	if n.stopped {
+		n.backlog = append(n.backlog, func() { _ = c.Conn.Close() })
+		n.mu.Unlock()
+		return nil
+	}
+	n.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (n *fakeNode) dial(context.Context, string, string) (net.Conn, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.dead {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}
+	conn, err := n.Dial()
+	if err != nil {
+		return nil, err
+	}
+	c := &fakeConn{conn, n}
+	n.conns[c] = struct{}{}
+	return c, nil
+}
+
+func (n *fakeNode) client(t *testing.T) *redis.Client {
+	t.Helper()
+	return redistest.Client(t, &redis.Options{
+		Addr: "127.0.0.1:1", Dialer: n.dial,
+		// They keep a mutex while they wait for the node, and so the bubble's clock still.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+}
+
+// die ends every connection, and refuses new ones. The data stays.
+func (n *fakeNode) die() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.dead = true
+	for c := range n.conns {
+		_ = c.Conn.Close()
+	}
+	clear(n.conns)
+}
+
+func (n *fakeNode) stop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.stopped = true
+}
+
+func (n *fakeNode) loseAnswers() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mute = true
+}
+
+// live ends all that.
+func (n *fakeNode) live() {
+	n.mu.Lock()
+	n.dead, n.stopped, n.mute = false, false, false
+	backlog := n.backlog
+	n.backlog = nil
+	n.mu.Unlock()
+	for _, f := range backlog {
+		f()
+	}
+}
+
+func (n *fakeNode) tick(d time.Duration) {
+	n.mu.Lock()
+	n.ahead += time.Duration((n.rate - 1) * float64(d))
+	now := time.Now().Add(n.ahead)
+	n.mu.Unlock()
+	n.SetTime(now)
+	n.FastForward(time.Duration(n.rate * float64(d)))
+}
+
+// onFakeNodes runs test in virtual time, with several nodes.
+func onFakeNodes(t *testing.T, many int, test func(t *testing.T, nodes []*fakeNode)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		var nodes []*fakeNode
+		for range many {
+			nodes = append(nodes, &fakeNode{Miniredis: miniredis.NewMiniRedis(), rate: 1, conns: map[*fakeConn]struct{}{}})
+		}
+		const tick = 10 * time.Millisecond
+		stop := make(chan struct{})
+		go func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(tick):
+					for _, n := range nodes {
+						n.tick(tick)
+					}
+				}
+			}
+		}()
+		t.Cleanup(func() {
+			close(stop)
+			for _, n := range nodes {
+				n.live()
+				n.Close()
+			}
+		})
+		test(t, nodes)
+	})
+}
+
+// overNodes makes a quorum that is closed with the test.
+func overNodes(t *testing.T, nodes []*fakeNode, opts ...core.Option) *core.Locker {
+	t.Helper()
+	var clients []redis.UniversalClient
+	for _, n := range nodes {
+		clients = append(clients, n.client(t))
+	}
+	l, err := core.NewQuorum(clients, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		for _, n := range nodes {
+			n.live()
+		}
+		_ = l.Close()
+	})
+	return l
+}
+
+// records says which nodes have which keys.
+func records(nodes []*fakeNode) (all []string) {
+	for i, n := range nodes {
+		for _, key := range n.Keys() {
+			all = append(all, fmt.Sprintf("node %d: %s", i, key))
+		}
+	}
+	return all
+}

@@ -1,0 +1,728 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// What a node can be, as one letter in the name of a case.
+const (
+	nodeFree    = 'f'
+	nodeHeld    = 'h' // by somebody else
+	nodeDead    = 'd'
+	nodeStopped = 's'
+)
+
+// casesOf lists every way in which many nodes can be.
+func casesOf(many int) (all []string) {
+	if many == 0 {
+		return []string{""}
+	}
+	for _, rest := range casesOf(many - 1) {
+		for _, is := range "fhds" {
+			all = append(all, rest+string(is))
+		}
+	}
+	return all
+}
+
+// expected is what a call gets; nil: the key. It comes at once, unless it hangs on those
+// that do not answer.
+func expected(nodes string) (atOnce bool, err error) {
+	free, held := strings.Count(nodes, "f"), strings.Count(nodes, "h")
+	dead, stopped := strings.Count(nodes, "d"), strings.Count(nodes, "s")
+	majority := len(nodes)/2 + 1
+	switch {
+	case free >= majority:
+		return true, nil
+	case dead+stopped > len(nodes)-majority:
+		return dead > len(nodes)-majority, core.ErrUnavailable
+	default:
+		return free+stopped < majority && free+held >= majority, core.ErrConflict
+	}
+}
+
+const patience = 500 * time.Millisecond
+
+func TestAMajorityGrantsAndEverySubsetIsTold(t *testing.T) {
+	t.Parallel()
+	for _, many := range []int{3, 4, 5} {
+		t.Run(fmt.Sprint(many), func(t *testing.T) {
+			t.Parallel()
+			onFakeNodes(t, many, func(t *testing.T, nodes []*fakeNode) {
+				for _, is := range casesOf(many) {
+					testSubset(t, nodes, is)
+				}
+			})
+		})
+	}
+}
+
+func testSubset(t *testing.T, nodes []*fakeNode, is string) {
+	t.Helper()
+	l := overNodes(t, nodes)
+	warm(t, l)
+	var holders []func()
+	for i, n := range nodes {
+		switch is[i] {
+		case nodeHeld:
+			rdb := n.client(t)
+			other, err := core.New(rdb)
+			require.NoError(t, err)
+			lease, err := other.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			holders = append(holders, func() {
+				require.NoError(t, lease.Release(t.Context()))
+				require.NoError(t, other.Close())
+			})
+		case nodeDead:
+			n.die()
+		case nodeStopped:
+			n.stop()
+		}
+	}
+	atOnce, want := expected(is)
+	start := time.Now()
+	lease, err := l.TryAcquire(t.Context(), "k")
+	took := time.Since(start)
+	if want == nil {
+		require.NoError(t, err, is)
+		require.NoError(t, lease.Extend(t.Context(), time.Second), is)
+		start := time.Now()
+		require.NoError(t, lease.Release(t.Context()), is)
+		require.LessOrEqual(t, time.Since(start), patience+time.Millisecond, is)
+	} else {
+		require.ErrorIs(t, err, want, is)
+		for _, other := range []error{core.ErrConflict, core.ErrUnavailable, core.ErrLeaseLost} {
+			if !errors.Is(want, other) {
+				require.NotErrorIs(t, err, other, is)
+			}
+		}
+	}
+	if atOnce && !strings.Contains(is, "d") { // go-redis dials a dead one more than once
+		require.Less(t, took, 5*time.Millisecond, is)
+	}
+	require.LessOrEqual(t, took, patience+time.Millisecond, is)
+	for _, release := range holders {
+		release()
+	}
+	for _, n := range nodes {
+		n.live()
+	}
+	time.Sleep(3 * time.Second)
+	require.Empty(t, records(nodes), is)
+	require.NoError(t, l.Close())
+}
+
+// overServers makes a quorum of real servers.
+func overServers(t *testing.T, servers []*redistest.Server, opts ...core.Option) *core.Locker {
+	t.Helper()
+	var clients []redis.UniversalClient
+	for _, s := range servers {
+		clients = append(clients, redistest.Client(t, &redis.Options{Addr: s.Addr}))
+	}
+	l, err := core.NewQuorum(clients, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func startServers(t *testing.T, many int) (servers []*redistest.Server) {
+	t.Helper()
+	for range many {
+		servers = append(servers, redistest.Start(t))
+	}
+	return servers
+}
+
+func TestEverySubsetOfRealServersIsTold(t *testing.T) {
+	t.Parallel()
+	for _, is := range casesOf(3) {
+		letters := []byte(is)
+		slices.Sort(letters)
+		if string(letters) != is {
+			continue // the order makes no difference that the fake nodes do not show
+		}
+		t.Run(is, func(t *testing.T) {
+			t.Parallel()
+			servers := startServers(t, 3)
+			l := overServers(t, servers)
+			warm(t, l)
+			var held []*core.Lease
+			for i, s := range servers {
+				switch is[i] {
+				case nodeHeld:
+					lease, err := newLocker(t, &redistest.Env{Addr: s.Addr, Prefix: "perkey"}).TryAcquire(t.Context(), "k")
+					require.NoError(t, err)
+					held = append(held, lease)
+				case nodeDead:
+					s.Kill()
+				case nodeStopped:
+					s.Pause()
+				}
+			}
+			atOnce, want := expected(is)
+			start := time.Now()
+			lease, err := l.TryAcquire(t.Context(), "k")
+			took := time.Since(start)
+			require.ErrorIs(t, err, want)
+			if atOnce && !strings.Contains(is, "d") {
+				require.Less(t, took, patience)
+			}
+			require.Less(t, took, 2*patience)
+			if err == nil {
+				require.NoError(t, lease.Release(t.Context()))
+			}
+			for _, lease := range held {
+				require.NoError(t, lease.Release(t.Context()))
+			}
+			for i, s := range servers {
+				if s.Resume(); is[i] != nodeDead {
+					requireNothingLeft(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "perkey", orphan)
+				}
+			}
+		})
+	}
+}
+
+func TestAQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(*fakeNode){"dead": (*fakeNode).die, "stopped": (*fakeNode).stop} {
+		for _, many := range []int{3, 5} {
+			t.Run(fmt.Sprint(name, many), func(t *testing.T) {
+				t.Parallel()
+				onFakeNodes(t, many, func(t *testing.T, nodes []*fakeNode) {
+					l := overNodes(t, nodes, core.WithTTL(10*time.Second))
+					lease, err := l.TryAcquire(t.Context(), "k")
+					require.NoError(t, err)
+					time.Sleep(20 * time.Second)
+					minority := (many - 1) / 2
+					for _, n := range nodes[:minority] {
+						fail(n)
+					}
+					time.Sleep(time.Minute)
+					require.NoError(t, lease.Context().Err())
+					require.NoError(t, lease.Extend(t.Context(), 20*time.Second))
+
+					fail(nodes[minority])
+					<-lease.Context().Done()
+					require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+					for _, n := range nodes[minority+1:] {
+						require.Positive(t, n.TTL(record))
+					}
+					require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+					for _, n := range nodes {
+						n.live()
+					}
+					time.Sleep(30 * time.Second)
+					require.Empty(t, records(nodes))
+				})
+			})
+		}
+	}
+}
+
+func TestAQuorumsLeaseThatAMajorityForgotIsLost(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		for forgetful := 1; forgetful <= 3; forgetful++ {
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			time.Sleep(time.Millisecond) // every node has granted
+			for _, n := range nodes[:forgetful] {
+				n.Del(record)
+			}
+			if forgetful == 1 {
+				require.NoError(t, lease.Extend(t.Context(), time.Second))
+				require.NoError(t, lease.Release(t.Context()))
+				continue
+			}
+			if forgetful == 2 {
+				require.ErrorIs(t, lease.Extend(t.Context(), time.Second), core.ErrLeaseLost)
+			}
+			require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+		}
+		time.Sleep(time.Millisecond)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestAQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
+	t.Parallel()
+	for _, rate := range []float64{1.0099, 0.9901} {
+		onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+			for _, n := range nodes {
+				n.rate = rate
+			}
+			l := overNodes(t, nodes)
+			other := overNodes(t, nodes)
+			for _, d := range []time.Duration{3 * time.Second, time.Minute, time.Hour} {
+				lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(d))
+				require.NoError(t, err)
+				<-lease.Context().Done()
+				_, err = other.TryAcquire(t.Context(), "k")
+				require.ErrorIs(t, err, core.ErrConflict, d)
+				time.Sleep(d / 10)
+				next, err := other.TryAcquire(t.Context(), "k")
+				require.NoError(t, err)
+				require.NoError(t, next.Release(t.Context()))
+				require.Error(t, lease.Release(t.Context()))
+				time.Sleep(time.Second)
+			}
+		})
+	}
+}
+
+func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
+	t.Parallel()
+	modes := map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(7)}}
+	for name, mode := range modes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, apart := range []time.Duration{5 * time.Millisecond, 40 * time.Millisecond, 70 * time.Millisecond, time.Hour} {
+				onFakeNodes(t, 5, func(t *testing.T, nodes []*fakeNode) {
+					for i, n := range nodes {
+						n.ahead = time.Duration(i-2) * apart
+						n.tick(0)
+					}
+					l := overNodes(t, nodes)
+					warm(t, l)
+					var last int64
+					for round := range 40 {
+						var lost *core.Lease
+						down := []*fakeNode{nodes[round*2%5], nodes[(round*2+1)%5]}
+						for _, n := range down {
+							n.stop()
+						}
+						lease, err := l.TryAcquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
+						require.NoError(t, err)
+						require.Greater(t, lease.Fence(), last, "round %d, clocks %s apart", round, apart)
+						last = lease.Fence()
+						switch round % 3 {
+						case 0:
+							require.NoError(t, lease.Release(t.Context()))
+						case 1: // by the next round the key is free, and nobody has released it
+							next := make(chan *core.Lease)
+							go func() {
+								lease, err := l.Acquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
+								if err != nil {
+									t.Error(err)
+								}
+								next <- lease
+							}()
+							time.Sleep(time.Millisecond)
+							require.NoError(t, lease.Release(t.Context()))
+							lost = <-next
+							last = max(last, lost.Fence())
+							for _, n := range nodes {
+								n.stop()
+							}
+							time.Sleep(1100 * time.Millisecond)
+						default: // other calls go on with the hold
+							for _, n := range down {
+								n.live()
+							}
+							last = passOn(t, l, lease, mode)
+						}
+						for _, n := range nodes {
+							n.live()
+						}
+						if lost != nil && round%2 == 1 {
+							require.ErrorIs(t, lost.Release(t.Context()), core.ErrLeaseLost)
+						}
+						time.Sleep(1100 * time.Millisecond) // what a stopped node has granted late is over
+					}
+					for _, n := range nodes {
+						n.live()
+					}
+				})
+			}
+		})
+	}
+}
+
+// passOn releases the lease to waiting calls, and returns the greatest of their fences.
+func passOn(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.AcquireOption) (last int64) {
+	t.Helper()
+	last = lease.Fence()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for range 5 {
+		wg.Go(func() {
+			next, err := l.Acquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			if next.Fence() <= last && len(mode) == 0 {
+				t.Errorf("fence went from %d to %d", last, next.Fence())
+			}
+			last = max(last, next.Fence())
+			mu.Unlock()
+			if err := next.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	time.Sleep(time.Millisecond)
+	require.NoError(t, lease.Release(t.Context()))
+	wg.Wait()
+	return last
+}
+
+func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
+	t.Parallel()
+	t.Run("passed on", func(t *testing.T) { testNoOverlap(t, 3, 4, 30, 0) })
+	t.Run("each granted", func(t *testing.T) { testNoOverlap(t, 3, 2, 40, time.Millisecond) })
+}
+
+// testNoOverlap has calls of several lockers contend for a key. A hold is not passed on
+// between leases of different lengths.
+func testNoOverlap(t *testing.T, lockers, calls, rounds int, differ time.Duration) {
+	t.Parallel()
+	var nodes []*redistest.Env
+	for range 3 {
+		nodes = append(nodes, redistest.Embedded(t))
+	}
+	var inside, ran atomic.Int64
+	var fence int64
+	var wg sync.WaitGroup
+	for range lockers {
+		var clients []redis.UniversalClient
+		for _, n := range nodes {
+			clients = append(clients, n.Client(t))
+		}
+		l, err := core.NewQuorum(clients)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		for call := range calls {
+			wg.Go(func() {
+				for range rounds {
+					err := l.Do(t.Context(), "k", func(ctx context.Context) error {
+						if inside.Add(1) != 1 {
+							t.Error("two calls inside")
+						}
+						lease, _ := core.LeaseFrom(ctx)
+						if lease.Fence() <= fence {
+							t.Errorf("fence went from %d to %d", fence, lease.Fence())
+						}
+						fence = lease.Fence()
+						ran.Add(1)
+						inside.Add(-1)
+						return nil
+					}, core.LeaseTTL(core.DefaultTTL+time.Duration(call)*differ))
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	require.EqualValues(t, lockers*calls*rounds, ran.Load())
+	for _, n := range nodes {
+		requireNothingLeft(t, n.Client(t), "perkey", orphan)
+	}
+}
+
+func TestSharedAndCountedHoldersOfAQuorum(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		other := overNodes(t, nodes)
+		var leases []*core.Lease
+		for range 5 {
+			for _, l := range []*core.Locker{l, other} {
+				lease, err := l.TryAcquire(t.Context(), "k", core.Shared())
+				require.NoError(t, err)
+				leases = append(leases, lease)
+			}
+		}
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrConflict)
+		for _, lease := range leases {
+			require.NoError(t, lease.Release(t.Context()))
+		}
+		var inside, most atomic.Int64
+		var wg sync.WaitGroup
+		fences := map[int64]bool{}
+		var mu sync.Mutex
+		for range 10 {
+			for _, l := range []*core.Locker{l, other} {
+				wg.Go(func() {
+					err := l.Do(t.Context(), "n", func(ctx context.Context) error {
+						if n := inside.Add(1); n > most.Load() {
+							most.Store(n)
+						}
+						lease, _ := core.LeaseFrom(ctx)
+						mu.Lock()
+						if fences[lease.Fence()] {
+							t.Errorf("fence %d twice", lease.Fence())
+						}
+						fences[lease.Fence()] = true
+						mu.Unlock()
+						time.Sleep(time.Second)
+						inside.Add(-1)
+						return nil
+					}, core.Counted(3))
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		require.EqualValues(t, 3, most.Load())
+		time.Sleep(time.Second)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestAGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		l.WaitForNodes(time.Minute)
+		warm(t, l)
+		for _, n := range nodes[1:] {
+			n.stop()
+		}
+		done := make(chan error)
+		go func() {
+			_, err := l.TryAcquire(t.Context(), "k")
+			done <- err
+		}()
+		time.Sleep(2950 * time.Millisecond) // less than the lease, but more than can be trusted
+		for _, n := range nodes {
+			n.live()
+		}
+		require.ErrorIs(t, <-done, core.ErrUnavailable)
+		time.Sleep(40 * time.Millisecond)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestALateNodeKeepsTheKeyWhileItIsHeldAndNotLonger(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		warm(t, l)
+		for _, late := range []bool{false, true} {
+			nodes[2].stop()
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			if late {
+				require.NoError(t, lease.Release(t.Context()))
+				nodes[2].live()
+			} else {
+				nodes[2].live()
+				time.Sleep(time.Millisecond)
+				require.True(t, nodes[2].Exists(record))
+				nodes[0].die() // the late one counts now
+				time.Sleep(time.Minute)
+				require.NoError(t, lease.Context().Err())
+				nodes[0].live()
+				require.NoError(t, lease.Release(t.Context()))
+			}
+			time.Sleep(100 * time.Millisecond)
+			require.Empty(t, records(nodes), late)
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestAQuorumsCallerCanLeave(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		warm(t, l)
+		for _, n := range nodes[:2] {
+			n.stop()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		_, err := l.Acquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 100*time.Millisecond, time.Since(start))
+		for _, n := range nodes {
+			n.live()
+		}
+		time.Sleep(3 * time.Second)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestGrantsOfAQuorumWhoseAnswersWereLostAreGivenBack(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		warm(t, l)
+		for _, n := range nodes[:2] {
+			n.loseAnswers()
+		}
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		for _, n := range nodes[:2] {
+			n.live()
+		}
+		time.Sleep(promptly)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestAQuorumReenters(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		rdb := nodes[0].client(t)
+		one, err := core.New(rdb)
+		require.NoError(t, err)
+		err = l.Do(t.Context(), "k", func(ctx context.Context) error {
+			_, err := one.TryAcquire(ctx, "k")
+			require.ErrorIs(t, err, core.ErrConflict, "one of the nodes is another deployment")
+			return l.Do(ctx, "k", func(context.Context) error { return nil })
+		})
+		require.NoError(t, err)
+		require.NoError(t, one.Close())
+	})
+}
+
+func TestAQuorumAnnouncesThatAKeyIsFree(t *testing.T) {
+	t.Parallel()
+	servers := startServers(t, 3)
+	holder, other := overServers(t, servers), overServers(t, servers)
+	lease, err := holder.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	free := make(chan string, 1)
+	_, err = other.TryAcquire(t.Context(), "k", core.NotifyRelease(free))
+	require.ErrorIs(t, err, core.ErrConflict)
+	listening(t, other)
+	for len(free) > 0 { // the subscription itself is news
+		<-free
+	}
+	_, err = other.TryAcquire(t.Context(), "k", core.NotifyRelease(free))
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.NoError(t, lease.Release(t.Context()))
+	require.Equal(t, "k", <-free)
+}
+
+func TestACloseOfAQuorumWaitsForEverything(t *testing.T) {
+	t.Parallel()
+	servers := startServers(t, 3)
+	l := overServers(t, servers)
+	warm(t, l)
+	servers[0].Pause()
+	t.Cleanup(servers[0].Resume)
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	waiting := make(chan error)
+	go func() {
+		_, err := l.Acquire(t.Context(), "k")
+		waiting <- err
+	}()
+	time.Sleep(10 * time.Millisecond)
+	require.NoError(t, l.Close())
+	require.NoError(t, l.Close(), "twice")
+	require.ErrorIs(t, <-waiting, core.ErrClosed)
+	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrClosed)
+	servers[0].Resume()
+	require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+	for _, s := range servers {
+		requireNothingLeft(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), "perkey", orphan)
+	}
+
+	l = overServers(t, servers)
+	lease, err = l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	done := make(chan error)
+	go func() { done <- l.Shutdown(t.Context()) }()
+	redistest.Eventually(t, func() bool {
+		_, err := l.TryAcquire(t.Context(), "other")
+		return errors.Is(err, core.ErrClosed)
+	}, "new calls are refused")
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, <-done)
+}
+
+func TestANodeThatHangsForLongIsNotAskedMoreAndMore(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		warm(t, l)
+		nodes[0].stop()
+		for i := range 1000 {
+			lease, err := l.TryAcquire(t.Context(), fmt.Sprint(i))
+			require.NoError(t, err)
+			require.NoError(t, lease.Release(t.Context()))
+			time.Sleep(2 * time.Millisecond)
+		}
+		nodes[0].live()
+		time.Sleep(10 * time.Second)
+		require.Empty(t, records(nodes))
+		nodes[1].die() // it is asked again
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(t.Context()))
+		nodes[1].live()
+	})
+}
+
+func TestAQuorumIsCheckedWhenItIsMade(t *testing.T) {
+	t.Parallel()
+	a, b, c := redis.NewClient(&redis.Options{}), redis.NewClient(&redis.Options{}), redis.NewClient(&redis.Options{})
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	for _, rdb := range []redis.UniversalClient{a, b, c, ring} {
+		t.Cleanup(func() { _ = rdb.Close() })
+	}
+	for name, clients := range map[string][]redis.UniversalClient{
+		"none": nil, "one": {a}, "two": {a, b}, "twice": {a, b, a}, "nil": {a, nil, b}, "ring": {a, b, ring},
+	} {
+		_, err := core.NewQuorum(clients)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+	_, err := core.NewQuorum([]redis.UniversalClient{a, b, c}, core.WithRenewalClient(a))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = core.NewQuorum([]redis.UniversalClient{a, b, c}, core.WithTTL(0))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	l, err := core.NewQuorum([]redis.UniversalClient{a, b, c})
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+}
+
+func TestTheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		rdb := nodes[0].client(t)
+		l, err := core.New(rdb)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
+		require.NoError(t, err)
+		ahead := lease.Fence() + time.Hour.Microseconds() // as another node's clock may be
+		require.NoError(t, rdb.HSet(t.Context(), record, "fence", ahead).Err())
+		require.NoError(t, rdb.Expire(t.Context(), record, 2*time.Hour).Err())
+		time.Sleep(2 * time.Second)
+		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+		time.Sleep(time.Second)
+		next, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.Greater(t, next.Fence(), ahead+65535)
+		require.NoError(t, next.Release(t.Context()))
+	})
+}
