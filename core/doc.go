@@ -38,7 +38,8 @@
 //  2. ErrConflict, ErrUnavailable, ErrLeaseLost and the caller's own ctx are told
 //     apart by errors.Is. When Redis is unavailable no work runs.
 //  3. A lease's context ends, with a cause that wraps ErrLeaseLost, before Redis
-//     can give the key to anyone else.
+//     can give the key to anyone else. ForceRelease, and the release of a lease
+//     that several hold by one token, tell the others at the same time instead.
 //  4. An Acquire that returned an error leaves nothing behind in Redis after 3 s,
 //     whatever was lost on the way. The 3 s begin when Redis runs the command, if
 //     the network delivers it only after the return.
@@ -46,7 +47,8 @@
 //     remove a later owner's lease. The end of the caller's ctx does not stop
 //     renewal, since its work may not have stopped yet.
 //  6. The same key under the same ctx passes straight through, at no round trip.
-//     Reentrancy belongs to the ctx, not to a goroutine.
+//     Reentrancy belongs to the ctx, not to a goroutine. A lease can travel to
+//     another process as a token: see Lease.Detach and Locker.Resume.
 //  7. Every grant of a key carries a fence greater than every earlier one, also
 //     after Redis lost its data.
 //  8. Shutdown and Close wait for every goroutine, and may be called twice.

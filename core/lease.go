@@ -109,7 +109,9 @@ func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOpt
 
 // Context ends when the lease does, and when the ctx that was given to Acquire
 // does. If the lease was lost its cause wraps ErrLeaseLost, and it ends before
-// Redis can give the key to anyone else. Work done under the lease must use it.
+// Redis can give the key to anyone else, but for ForceRelease and for leases that
+// several hold by one token. After Detach its cause wraps ErrDetached. Work done
+// under the lease must use it.
 func (l *Lease) Context() context.Context { return l.ctx }
 
 // Key is the key as it was given to Acquire.
