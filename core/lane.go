@@ -215,7 +215,7 @@ func (l *Locker) deliver(c *command, r result) {
 		c.reply <- r
 		return
 	}
-	l.takeBack(c)
+	l.takeBack(c, r)
 }
 
 // abandon leaves the command to itself.
@@ -224,17 +224,17 @@ func (l *Locker) abandon(c *command) {
 		close(c.ctx.gone)
 		return
 	}
-	<-c.reply
-	l.takeBack(c)
+	l.takeBack(c, <-c.reply)
 }
 
 // takeBack gives back what came of a command whose reply nobody uses.
-func (l *Locker) takeBack(c *command) {
+func (l *Locker) takeBack(c *command, r result) {
 	key, keys, entry := c.key, c.keys, c.entry
 	switch {
 	case entry == "":
 	case keys == nil:
-		l.later(func() { l.waiters.orphaned(key, entry) })
+		reply, _ := parseAcquire(r)
+		l.later(func() { l.waiters.orphaned(key, entry, reply.fence) })
 	default:
 		l.later(func() { l.waiters.orphanedAll(keys, entry) })
 	}

@@ -193,7 +193,7 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 	l := g.locker
 	a := attempt{
 		locker: l, ctx: g.ctx, call: Call{Key: key, Name: g.opts.name, ID: g.opts.id}, policy: policy, opts: g.opts,
-		start: g.start, record: recordName(l.prefix, key), many: true,
+		start: time.Now(), record: recordName(l.prefix, key), many: true,
 	}
 	if err := a.run(); err != nil {
 		return err
@@ -234,14 +234,14 @@ func (g *gathering) together(keys []string) error {
 		err = unavailable("acquire", keys[0], fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
 	}
 	if err != nil {
-		l.takeBack(cmd)
+		l.takeBack(cmd, r)
 		return err
 	}
 	for i, key := range keys {
 		h := l.newHold(recordName(l.prefix, key), entry, o.limit, n[1+2*i], trust.Until(sent, first), o)
 		h.waiting.Store(n[2+2*i] == 1)
 		if !l.renewals.add(h) {
-			l.takeBack(cmd)
+			l.takeBack(cmd, r)
 			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
 		g.holds[key] = h

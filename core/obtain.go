@@ -75,7 +75,7 @@ func (a *attempt) once() error {
 	if reply.granted {
 		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
 		if !l.renewals.add(h) {
-			l.waiters.orphaned(key, t.entry)
+			l.waiters.orphaned(key, t.entry, reply.fence)
 			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
 		h.waiting.Store(reply.waiting)
@@ -119,6 +119,7 @@ func (a *attempt) await() error {
 				return err
 			}
 			w.rejoin(h)
+			now = time.Now()
 		}
 		t, askIn, ok := w.turn(now, waits)
 		if ok {
@@ -186,7 +187,7 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 	default:
 		if !w.granted(a.record, t, reply, trust.Until(t.sent, a.first())) {
 			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
-			l.waiters.orphaned(key, t.entry)
+			l.waiters.orphaned(key, t.entry, reply.fence)
 		}
 	}
 	return false, err
@@ -210,7 +211,7 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 	}
 	defer l.recycle(cmd)
 	if reply, err = parseAcquire(r); err != nil {
-		l.takeBack(cmd)
+		l.takeBack(cmd, r)
 		return reply, false, unavailable("acquire", key, err)
 	}
 	if reply.granted {
@@ -220,7 +221,7 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 			err = unavailable("acquire", key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(t.sent)))
 		}
 		if err != nil {
-			l.takeBack(cmd)
+			l.takeBack(cmd, r)
 		}
 	}
 	return reply, false, err

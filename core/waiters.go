@@ -25,8 +25,8 @@ type waiters struct {
 	lines   map[lineKey]*line
 	waiting int // calls in all lines
 	// Entries that a message granted while a question about them was under way:
-	// its answer is no news.
-	accepted map[string]struct{}
+	// its answer is no news. With the grants' fences.
+	accepted map[string]int64
 
 	notify map[string][]notification
 	swept  time.Time
@@ -99,7 +99,7 @@ const (
 )
 
 func newWaiters(l *Locker) *waiters {
-	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]struct{}{}, notify: map[string][]notification{}, seed: maphash.MakeSeed()}
+	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]int64{}, notify: map[string][]notification{}, seed: maphash.MakeSeed()}
 }
 
 func newWaiter() any {
@@ -274,10 +274,15 @@ func (c *waiter) turn(now time.Time, join bool) (t turn, wait time.Duration, ok 
 }
 
 // settle ends a question about an entry. It reports whether a message has granted it
-// meanwhile. Called with mu held.
-func (w *waiters) settle(entry string) (accepted bool) {
-	_, accepted = w.accepted[entry]
+// meanwhile. If so, and the answer is a grant with another fence, the question came to
+// Redis only after that grant was released: nobody has use for the new one. Called
+// with mu held.
+func (w *waiters) settle(key, entry string, fence int64) (accepted bool) {
+	told, accepted := w.accepted[entry]
 	delete(w.accepted, entry)
+	if accepted && fence != 0 && fence != told {
+		w.drop(key, entry)
+	}
 	return accepted
 }
 
@@ -288,7 +293,7 @@ func (c *waiter) refused(t turn, reply acquireReply) {
 	defer w.mu.Unlock()
 	ln := c.line
 	ln.asking = false
-	if w.settle(t.entry) {
+	if w.settle(ln.key, t.entry, 0) {
 		return
 	}
 	ln.noted(t.sent, reply.server, reply.place, reply.queued, reply.remaining)
@@ -303,7 +308,7 @@ func (c *waiter) granted(record string, t turn, reply acquireReply, deadline tim
 	defer w.mu.Unlock()
 	ln := c.line
 	ln.asking = false
-	if w.settle(t.entry) {
+	if w.settle(ln.key, t.entry, reply.fence) {
 		return true
 	}
 	ln.entry = ""
@@ -332,9 +337,10 @@ func (c *waiter) dropped(t turn) {
 }
 
 // orphaned deals with the answer to a question that was given up.
-func (w *waiters) orphaned(key, entry string) {
+// Its fence is zero if it was no grant.
+func (w *waiters) orphaned(key, entry string, fence int64) {
 	w.mu.Lock()
-	accepted := w.settle(entry)
+	accepted := w.settle(key, entry, fence)
 	w.mu.Unlock()
 	if !accepted {
 		w.locker.cancel(w.locker.cancels, releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
@@ -344,7 +350,7 @@ func (w *waiters) orphaned(key, entry string) {
 // orphanedAll deals with the answer to a question for several keys that was given up.
 func (w *waiters) orphanedAll(keys []string, entry string) {
 	for end := time.Now().Add(firstLease); len(keys) > 0 && time.Now().Before(end); keys = keys[1:] {
-		w.orphaned(keys[0], entry)
+		w.orphaned(keys[0], entry, 0)
 	}
 }
 
@@ -393,7 +399,7 @@ func (w *waiters) told(name, key string, fence int64, waiting bool, since time.T
 		return
 	}
 	if ln.asking {
-		w.accepted[ln.entry] = struct{}{}
+		w.accepted[ln.entry] = fence
 	}
 	ln.entry = ""
 	w.give(ln, c, h, waiting)
@@ -491,7 +497,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 		return
 	}
 	ln.asking = false
-	sent, accepted, ours := ln.sent, w.settle(req.other), ln.entry == req.other
+	sent, accepted, ours := ln.sent, w.settle(h.key(), req.other, reply.fence), ln.entry == req.other
 	switch {
 	case accepted:
 	case !ours || err != nil || ln.first == nil:

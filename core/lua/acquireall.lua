@@ -35,7 +35,7 @@ for i = 1, #all do
       local what
       its, what = string.match(mine, '^%d+ (%d+) (.*)$')
       if ends(mine) < now + lease then
-        write('h:' .. entry, string.format('%.0f %s %s', now + lease, its, what))
+        write('h:' .. entry, string.format('%d %s %s', now + lease, its, what))
         stays = now + lease
         save()
       end

@@ -6,6 +6,7 @@
 -- returns  1 when the caller holds the key under the new entry, 0 when it holds it
 --          under neither
 -- #include record.lua
+-- #include queue.lua
 local renamed = ARGV[2]
 
 record = read()
@@ -14,7 +15,6 @@ if not record[7] or ends(record[7]) <= now then -- the reply to an earlier call 
   return holder and ends(holder) > now and 1 or 0
 end
 
--- #include queue.lua
 redis.call('HDEL', key, 'h:' .. entry)
 write('h:' .. renamed, mine)
 last, stays = renamed, ends(mine)
