@@ -29,6 +29,8 @@ import (
 // one that is done earlier uses Detach. To give the key away altogether, use Detach
 // instead of Token.
 //
+// A Downgrade makes an earlier token worthless.
+//
 // From now on the key is not passed on to another call of this process without
 // Redis.
 func (l *Lease) Token() string {
@@ -61,8 +63,12 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	if err := owner.renewals.check(l); err != nil {
 		return "", err
 	}
-	travels := l.Token()
-	owned, _, err := owner.extend(ctx, "detach", h.record, h.holder(), h.ttl)
+	entry, travels := h.holder(), l.Token()
+	owned, _, err := owner.extend(ctx, "detach", h.record, entry, h.ttl)
+	if err == nil && !owned && h.renamed(entry) {
+		travels = l.Token()
+		owned, _, err = owner.extend(ctx, "detach", h.record, h.holder(), h.ttl)
+	}
 	switch {
 	case err != nil:
 		return "", err
@@ -225,9 +231,9 @@ func parseToken(text string) (t token, err error) {
 		return token{}, errTokenForm
 	}
 	t.ttl = time.Duration(numbers[2]) * time.Millisecond
-	limit, locker := splitEntry(t.entry)
+	_, locker := splitEntry(t.entry)
 	valid := ident.ValidPrefix(t.prefix) && ValidateKey(t.key) == nil && locker != "" &&
-		t.first > 0 && t.used < fenceBlock && (t.used == 0 || limit == exclusive) && t.ttl >= MinTTL
+		t.first > 0 && t.used < fenceBlock && t.ttl >= MinTTL
 	if !valid || t.String() != text { // one lease has one token
 		return token{}, errTokenForm
 	}
