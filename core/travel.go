@@ -154,7 +154,7 @@ func (l *Locker) released(h *hold) {
 			_ = l.renewals.lose(other, elsewhere)
 		}
 	}
-	if _, owner := splitEntry(h.entry); owner != l.id {
+	if owner := lockerOf(h.entry); owner != l.id {
 		l.background(func() {
 			ctx := &callContext{Context: context.Background(), gone: l.closing}
 			for _, rdb := range l.clients() {
@@ -231,7 +231,7 @@ func parseToken(text string) (t token, err error) {
 		return token{}, errTokenForm
 	}
 	t.ttl = time.Duration(numbers[2]) * time.Millisecond
-	_, locker := splitEntry(t.entry)
+	locker := lockerOf(t.entry)
 	valid := ident.ValidPrefix(t.prefix) && ValidateKey(t.key) == nil && locker != "" &&
 		t.first > 0 && t.used < fenceBlock && t.ttl >= MinTTL
 	if !valid || t.String() != text { // one lease has one token
@@ -242,18 +242,17 @@ func parseToken(text string) (t token, err error) {
 
 var errTokenForm = errors.New("its form is unknown")
 
-// splitEntry returns an entry's limit and locker: "" if newEntry does not write
-// such entries.
-func splitEntry(entry string) (limit int, locker string) {
+// lockerOf returns an entry's locker: "" if newEntry does not write such entries.
+func lockerOf(entry string) string {
 	digits, rest, _ := strings.Cut(entry, ":")
 	locker, secret, _ := strings.Cut(rest, ".")
 	limit, err := strconv.Atoi(digits)
 	if err != nil || strconv.Itoa(limit) != digits || limit < 0 || limit > MaxCount ||
 		len(locker) > maxLockerLen || strings.Trim(locker, lockerLetters) != "" ||
 		len(secret) != entrySecretLen || strings.Trim(secret, "0123456789abcdef") != "" {
-		return 0, ""
+		return ""
 	}
-	return limit, locker
+	return locker
 }
 
 const (
