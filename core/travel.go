@@ -29,6 +29,8 @@ import (
 // one that is done earlier uses Detach. To give the key away altogether, use Detach
 // instead of Token.
 //
+// A Downgrade makes an earlier token worthless.
+//
 // From now on the key is not passed on to another call of this process without
 // Redis.
 func (l *Lease) Token() string {
@@ -61,8 +63,12 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	if err := owner.renewals.check(l); err != nil {
 		return "", err
 	}
-	travels := l.Token()
-	owned, _, err := owner.extend(ctx, "detach", h.record, h.holder(), h.ttl)
+	entry, travels := h.holder(), l.Token()
+	owned, _, err := owner.extend(ctx, "detach", h.record, entry, h.ttl)
+	if err == nil && !owned && h.renamed(entry) {
+		travels = l.Token()
+		owned, _, err = owner.extend(ctx, "detach", h.record, h.holder(), h.ttl)
+	}
 	switch {
 	case err != nil:
 		return "", err
@@ -148,7 +154,7 @@ func (l *Locker) released(h *hold) {
 			_ = l.renewals.lose(other, elsewhere)
 		}
 	}
-	if _, owner := splitEntry(h.entry); owner != l.id {
+	if owner := lockerOf(h.entry); owner != l.id {
 		l.background(func() {
 			ctx := &callContext{Context: context.Background(), gone: l.closing}
 			for _, rdb := range l.clients() {
@@ -225,9 +231,9 @@ func parseToken(text string) (t token, err error) {
 		return token{}, errTokenForm
 	}
 	t.ttl = time.Duration(numbers[2]) * time.Millisecond
-	limit, locker := splitEntry(t.entry)
+	locker := lockerOf(t.entry)
 	valid := ident.ValidPrefix(t.prefix) && ValidateKey(t.key) == nil && locker != "" &&
-		t.first > 0 && t.used < fenceBlock && (t.used == 0 || limit == exclusive) && t.ttl >= MinTTL
+		t.first > 0 && t.used < fenceBlock && t.ttl >= MinTTL
 	if !valid || t.String() != text { // one lease has one token
 		return token{}, errTokenForm
 	}
@@ -236,18 +242,17 @@ func parseToken(text string) (t token, err error) {
 
 var errTokenForm = errors.New("its form is unknown")
 
-// splitEntry returns an entry's limit and locker: "" if newEntry does not write
-// such entries.
-func splitEntry(entry string) (limit int, locker string) {
+// lockerOf returns an entry's locker: "" if newEntry does not write such entries.
+func lockerOf(entry string) string {
 	digits, rest, _ := strings.Cut(entry, ":")
 	locker, secret, _ := strings.Cut(rest, ".")
 	limit, err := strconv.Atoi(digits)
 	if err != nil || strconv.Itoa(limit) != digits || limit < 0 || limit > MaxCount ||
 		len(locker) > maxLockerLen || strings.Trim(locker, lockerLetters) != "" ||
 		len(secret) != entrySecretLen || strings.Trim(secret, "0123456789abcdef") != "" {
-		return 0, ""
+		return ""
 	}
-	return limit, locker
+	return locker
 }
 
 const (

@@ -315,6 +315,41 @@ func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
 	})
 }
 
+func TestADowngradedLeaseTravelsAsAShared(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		from, to := newLocker(t, env), newLocker(t, env)
+		lease, err := from.Acquire(ctx, "k")
+		for err == nil { // until one was passed on, whose fence is not its grant's first
+			next := make(chan *core.Lease)
+			go func() {
+				lease, _ := from.Acquire(ctx, "k")
+				next <- lease
+			}()
+			time.Sleep(2 * time.Millisecond)
+			before := lease.Fence()
+			err = lease.Release(ctx)
+			if lease = <-next; lease.Fence() == before+1 {
+				break
+			}
+		}
+		require.NoError(t, err)
+		early := lease.Token()
+		require.NoError(t, lease.Downgrade(ctx))
+		_, err = to.Resume(ctx, early)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		token, err := lease.Detach(ctx)
+		require.NoError(t, err)
+		resumed, err := to.Resume(ctx, token)
+		require.NoError(t, err)
+		require.Equal(t, lease.Fence(), resumed.Fence())
+		other, err := from.TryAcquire(ctx, "k", core.Shared())
+		require.NoError(t, err)
+		require.NoError(t, other.Release(ctx))
+		require.NoError(t, resumed.Release(ctx))
+	})
+}
+
 func TestResumeWithoutRedisOrCaller(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
@@ -401,7 +436,6 @@ func FuzzToken(f *testing.F) {
 		{Prefix: "p", Key: "k", Entry: "1:h 1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
 		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 0, TTL: time.Second},
 		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, Used: 65536, TTL: time.Second},
-		{Prefix: "p", Key: "k", Entry: "0:h/1/a.0123456789abcdef01234567", First: 1, Used: 1, TTL: time.Second},
 		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Millisecond},
 		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: 25 * time.Hour},
 		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: -1, TTL: time.Second},
