@@ -38,8 +38,7 @@ type Call struct {
 // NewGuard makes a Guard. A nil policy rejects: a call whose key is held fails
 // with a *ConflictError. Options apply to each lease.
 //
-// A policy may have a method Validate() error. What it or an option finds wrong
-// is reported by Err, and by every Do. So is a nil locker.
+// What an option, or a policy that is a Validator, finds wrong is reported by Err, and by every Do. So is a nil locker.
 func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
 	g := &Guard{locker: locker, policy: policy}
 	if locker == nil {
@@ -48,7 +47,7 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
 		return g
 	}
-	if v, ok := policy.(interface{ Validate() error }); ok {
+	if v, ok := policy.(Validator); ok {
 		g.err = v.Validate()
 	}
 	return g

@@ -14,6 +14,19 @@ type ConflictPolicy interface {
 	OnConflict(ctx context.Context, c Conflict) (Decision, error)
 }
 
+// Waiter may be implemented by a policy. If Waits reports that its first decision is
+// to wait, as it nearly always is, its calls stand in Redis's queue from their first
+// question on, which saves them a second one. If it is not, they leave again.
+type Waiter interface {
+	Waits() bool
+}
+
+// Validator may be implemented by a policy: NewGuard reports what Validate finds
+// wrong with it.
+type Validator interface {
+	Validate() error
+}
+
 // Conflict is what a policy knows of a call whose key is held.
 type Conflict struct {
 	Call Call

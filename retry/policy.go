@@ -102,6 +102,9 @@ func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	return core.RetryAfter(delay), nil
 }
 
+// Waits implements core.Waiter.
+func (p Policy) Waits() bool { return p.MaxAttempts != 1 }
+
 func (p Policy) delay(c core.Conflict) time.Duration {
 	initial := orDefault(p.Initial, DefaultInitial)
 	most := orDefault(p.Max, max(DefaultMax, initial))
