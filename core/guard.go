@@ -38,7 +38,8 @@ type Call struct {
 // NewGuard makes a Guard. A nil policy rejects: a call whose key is held fails
 // with a *ConflictError. Options apply to each lease.
 //
-// What an option, or a policy that is a Validator, finds wrong is reported by Err, and by every Do. So is a nil locker.
+// What an option, or a policy that is a Validator, finds wrong is reported by Err,
+// and by every Do. So is a nil locker.
 func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
 	g := &Guard{locker: locker, policy: policy}
 	if locker == nil {

@@ -109,7 +109,7 @@ func (a *attempt) await() error {
 
 	// Whether the call wants a place in Redis's queue: only when it will wait.
 	waits := false
-	if p, ok := a.policy.(Waiter); ok {
+	if p, ok := a.policy.(WaitingPolicy); ok {
 		waits = p.Waits()
 	}
 	var decideAt time.Time // when the policy is asked

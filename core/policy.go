@@ -14,10 +14,10 @@ type ConflictPolicy interface {
 	OnConflict(ctx context.Context, c Conflict) (Decision, error)
 }
 
-// Waiter may be implemented by a policy. If Waits reports that its first decision is
+// WaitingPolicy may be implemented by a policy. If Waits reports that its first decision is
 // to wait, as it nearly always is, its calls stand in Redis's queue from their first
 // question on, which saves them a second one. If it is not, they leave again.
-type Waiter interface {
+type WaitingPolicy interface {
 	Waits() bool
 }
 

@@ -102,7 +102,7 @@ func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	return core.RetryAfter(delay), nil
 }
 
-// Waits implements core.Waiter.
+// Waits implements core.WaitingPolicy.
 func (p Policy) Waits() bool { return p.MaxAttempts != 1 }
 
 func (p Policy) delay(c core.Conflict) time.Duration {
