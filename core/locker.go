@@ -49,6 +49,7 @@ type Locker struct {
 	mapping  atomic.Bool // they are being asked for
 	renewals *renewals
 	waiters  *waiters
+	notices  *notices
 	wakeups  subscriptions
 	deaf     bool          // there is no subscription, and the observer knows; the listener's
 	cancels  chan struct{} // holds one per acquire that is being cancelled
@@ -125,6 +126,7 @@ func newLocker(opts []Option) (*Locker, error) {
 		}
 	}
 	l.waiters = newWaiters(l)
+	l.notices = newNotices()
 	l.renewals = newRenewals(l)
 	return l, nil
 }
@@ -249,7 +251,7 @@ func (l *Locker) heard(message string) {
 	case "wanted":
 		l.waiters.wantedBy(rest)
 	case "free":
-		l.waiters.freed(rest)
+		l.notices.freed(rest)
 	case "lost":
 		l.takenBy(rest, forced)
 	case "released":
@@ -405,7 +407,7 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 		lease.cancel(cause)
 	}
 	l.waiters.lost(h)
-	l.waiters.freed(h.key())
+	l.notices.freed(h.key())
 	if lease != nil {
 		l.observer.OnLost(lease.ctx, Lost{Key: h.key(), Name: lease.name, Held: time.Since(lease.granted), Cause: cause})
 	}

@@ -64,7 +64,7 @@ func (a *attempt) once() error {
 	l, key := a.locker, a.call.Key
 	watch, announced := "", uint64(0)
 	if a.opts.notify != nil {
-		watch, announced = l.id, l.waiters.announcements(key)
+		watch, announced = l.id, l.notices.announcements(key)
 	}
 	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now()}
 	reply, _, err := a.ask(t, watch, nil)
@@ -91,7 +91,7 @@ func (a *attempt) once() error {
 	}
 	if a.opts.notify != nil {
 		l.wakeups.Start()
-		l.waiters.notifyRelease(key, a.opts.notify, announced, reply.remaining)
+		l.notices.notifyRelease(key, a.opts.notify, announced, reply.remaining)
 	}
 	return err
 }
@@ -327,7 +327,7 @@ func (l *Locker) cancel(slots chan struct{}, req releaseRequest, ttl time.Durati
 	pause := 50 * time.Millisecond
 	for end := time.Now().Add(ttl); time.Now().Before(end); pause = min(2*pause, time.Second) {
 		if _, err := l.release(context.Background(), req); err == nil {
-			l.waiters.freed(keyOf(l.prefix, req.record))
+			l.notices.freed(keyOf(l.prefix, req.record))
 			return
 		}
 		timer := time.NewTimer(pause)

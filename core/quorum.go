@@ -81,6 +81,7 @@ func NewQuorum(clients []redis.UniversalClient, opts ...Option) (*Locker, error)
 		up := func() {
 			own.heardAgain()
 			l.waiters.askAgain()
+			l.notices.freedAll()
 		}
 		l.wakeups = append(l.wakeups, listener.New(rdb, channelPrefix(l.prefix)+l.id, up, own.unheard, l.heard))
 	}

@@ -52,6 +52,7 @@ func (l *Locker) unheard(err error) {
 // heardAgain takes word that there is a subscription.
 func (l *Locker) heardAgain() {
 	l.waiters.askAgain()
+	l.notices.freedAll()
 	if l.deaf {
 		l.deaf = false
 		l.observer.OnWarning(context.Background(), Warning{Kind: WarnNoSubscription, Resolved: true})

@@ -1,0 +1,316 @@
+package core
+
+import (
+	"time"
+
+	"github.com/perkey-go/perkey/internal/trust"
+)
+
+const (
+	// For how long, from when it was taken, and how often a key is passed on within
+	// the process while calls of others wait. The number is for a fair share of
+	// processes that are not equally fast.
+	passWanted     = time.Millisecond
+	passWantedMost = 256
+	// The same while nobody is known to wait: word of a waiter may have been lost.
+	passAlone     = 50 * time.Millisecond
+	passAloneMost = fenceBlock - 1
+)
+
+// turn is a call's turn to ask Redis.
+type turn struct {
+	entry string
+	mark  any
+	sent  time.Time
+}
+
+// turn lets the call ask if it is its turn, for entry, with join set if it is to be
+// put in Redis's queue. Else it says how long to wait for that: negative when it
+// will be woken for it.
+func (c *waiter) turn(now time.Time, join bool) (t turn, wait time.Duration, ok bool) {
+	w := c.all
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := c.line
+	if ln.first != c || ln.held != nil || ln.asking {
+		return t, -1, false
+	}
+	if wait = ln.askAt.Sub(now); wait > 0 {
+		return t, wait, false
+	}
+	t = turn{mark: notQueued, sent: now}
+	if join {
+		t.mark = w.locker.mark()
+	}
+	if ln.entry == "" {
+		ln.entry = newEntry(ln.limit, w.locker.id)
+		ln.sent, ln.server = now, 0
+	}
+	t.entry = ln.entry
+	ln.asking = true
+	return t, 0, true
+}
+
+// settle ends a question about an entry. It reports whether a message has granted it
+// meanwhile. If so, and the answer is a grant with another fence, the question came to
+// Redis only after that grant was released: nobody has use for the new one. Called
+// with mu held.
+func (w *waiters) settle(key, entry string, fence int64) (accepted bool) {
+	told, accepted := w.accepted[entry]
+	delete(w.accepted, entry)
+	if accepted && fence != 0 && fence != told {
+		w.drop(key, entry)
+	}
+	return accepted
+}
+
+// refused records a conflict.
+func (c *waiter) refused(t turn, reply acquireReply) {
+	w := c.all
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := c.line
+	ln.asking = false
+	if w.settle(ln.key, t.entry, 0) {
+		return
+	}
+	ln.noted(t.sent, reply.server, reply.place, reply.queued, reply.remaining)
+	ln.poll(w.locker, t.mark)
+}
+
+// granted records a grant as the answer to the call's own question. It reports
+// false when the Locker is closed.
+func (c *waiter) granted(record string, t turn, reply acquireReply, deadline time.Time) bool {
+	w := c.all
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := c.line
+	ln.asking = false
+	if w.settle(ln.key, t.entry, reply.fence) {
+		return true
+	}
+	ln.entry = ""
+	h := w.locker.newHold(record, t.entry, ln.limit, reply.fence, deadline, c.opts)
+	if !w.locker.renewals.add(h) {
+		return false
+	}
+	w.give(ln, c, h, reply.waiting)
+	return true
+}
+
+// dropped records that the question was given up: its entry will be cancelled when
+// the answer comes.
+func (c *waiter) dropped(t turn) {
+	w := c.all
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := c.line
+	ln.asking = false
+	if ln.entry == t.entry {
+		ln.entry = ""
+	}
+	if ln.first != nil {
+		ln.first.poke()
+	}
+}
+
+// orphaned deals with the answer to a question that was given up.
+// Its fence is zero if it was no grant.
+func (w *waiters) orphaned(key, entry string, fence int64) {
+	w.mu.Lock()
+	accepted := w.settle(key, entry, fence)
+	w.mu.Unlock()
+	if !accepted {
+		w.locker.cancel(w.locker.cancels, releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
+	}
+}
+
+// orphanedAll deals with the answer to a question for several keys that was given up.
+func (w *waiters) orphanedAll(keys []string, entry string) {
+	for end := time.Now().Add(firstLease); len(keys) > 0 && time.Now().Before(end); keys = keys[1:] {
+		w.orphaned(keys[0], entry, 0)
+	}
+}
+
+// give passes a new hold to a call of the line. Called with mu held.
+func (w *waiters) give(ln *line, c *waiter, h *hold, waiting bool) {
+	w.remove(c)
+	c.grant = h
+	ln.asks, ln.askAt = 0, time.Time{}
+	ln.wanted = waiting
+	if ln.limit == 1 {
+		ln.held = h
+	} else if ln.first != nil {
+		ln.first.poke() // may hold it too
+	}
+	if ln.first == nil && ln.entry == "" {
+		delete(w.lines, ln.lineKey)
+	}
+}
+
+// told takes a grant that was published, or came with the answer to a release: to
+// the entry of that name, not before since. A published one says when the claim ends
+// on the server's clock, in ms.
+func (w *waiters) told(name, key string, fence int64, waiting bool, since time.Time, ends int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := w.lines[lineKey{key, limitOf(name)}]
+	if ln == nil || ln.entry == "" || named(ln.entry) != name {
+		return // whoever dropped the entry has it cancelled
+	}
+	deadline := trust.Until(since, claimLease)
+	if ends != 0 {
+		deadline = earlier(deadline, ln.trusts(ends))
+	}
+	c := ln.first
+	if c == nil || trust.Passed(deadline, time.Now()) {
+		// This process was stopped, or the message late: Redis knows whether the
+		// grant still stands.
+		ln.askAt = time.Time{}
+		if c != nil {
+			c.poke()
+		}
+		return
+	}
+	h := w.locker.newHold(recordName(w.locker.prefix, key), ln.entry, ln.limit, fence, deadline, c.opts)
+	if !w.locker.renewals.add(h) {
+		return
+	}
+	if ln.asking {
+		w.accepted[ln.entry] = fence
+	}
+	ln.entry = ""
+	w.give(ln, c, h, waiting)
+	c.poke()
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// pass gives a hold whose lease was released to the next call in line, if it may.
+func (w *waiters) pass(h *hold, now time.Time) bool {
+	if h.mode() != exclusive || h.bounded() || h.travels.Load() {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := w.lines[lineKey{h.key(), 1}]
+	if ln == nil || ln.first == nil {
+		return false
+	}
+	budget, most := passAlone, int64(passAloneMost)
+	if ln.wanted || h.waiting.Load() {
+		budget, most = passWanted, passWantedMost
+	}
+	c := ln.first
+	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= min(most, w.locker.fences-1) || now.Sub(h.since) > budget {
+		return false
+	}
+	w.remove(c)
+	h.used++
+	c.grant = h
+	ln.held = h
+	c.poke()
+	return true
+}
+
+// depart prepares the release of a hold in Redis: the line's own entry goes along,
+// to wait for the key again or, when nobody is left, to leave the queue.
+func (w *waiters) depart(h *hold, req *releaseRequest) {
+	if h.mode() != exclusive {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := w.lines[lineKey{h.key(), 1}]
+	if ln == nil {
+		return
+	}
+	if ln.held == h {
+		ln.held = nil
+	}
+	if ln.first == nil {
+		req.other = ln.entry
+		ln.entry = ""
+		delete(w.lines, ln.lineKey)
+		return
+	}
+	if ln.asking || w.locker.quorum != nil {
+		return // the answer tells; or there is no queue
+	}
+	if ln.entry == "" {
+		ln.entry, req.fresh = newEntry(1, w.locker.id), true
+	}
+	ln.asking, ln.sent, ln.server = true, time.Now(), 0
+	req.line, req.other, req.mark, req.what = ln, ln.entry, w.locker.mark(), ln.first.opts.what
+}
+
+// departed records what became of the entry that went along with a release.
+func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err error) {
+	w.mu.Lock()
+	ln := req.line
+	if ln == nil {
+		if ln = w.lines[lineKey{h.key(), h.limit}]; ln != nil && ln.first != nil {
+			ln.askAt = time.Time{}
+			if w.locker.quorum != nil {
+				ln.askAt = time.Now().Add(splitDelay(1)) // others have had no turn yet
+			}
+			ln.first.poke()
+		}
+		w.mu.Unlock()
+		return
+	}
+	ln.asking = false
+	sent, accepted, ours := ln.sent, w.settle(h.key(), req.other, reply.fence), ln.entry == req.other
+	switch {
+	case accepted:
+	case !ours || err != nil || ln.first == nil:
+		ln.entry, ln.askAt = "", time.Time{}
+		w.drop(h.key(), req.other)
+		if ln.first == nil && w.lines[ln.lineKey] == ln {
+			delete(w.lines, ln.lineKey)
+		}
+	case reply.fence == 0:
+		ln.noted(sent, reply.server, reply.place, reply.queued, 0)
+		ln.poll(w.locker, req.mark)
+	}
+	if ln.first != nil {
+		ln.first.poke() // to see when it has to ask
+	}
+	w.mu.Unlock()
+	if !accepted && ours && err == nil && reply.fence != 0 {
+		w.told(named(req.other), h.key(), reply.fence, reply.queued > 0, sent, 0)
+	}
+}
+
+// lost tells the line that a hold has ended without a release.
+func (w *waiters) lost(h *hold) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := w.lines[lineKey{h.key(), h.limit}]
+	if ln == nil {
+		return
+	}
+	if ln.held == h {
+		ln.held = nil
+	}
+	if ln.first == nil {
+		w.close(ln)
+		return
+	}
+	ln.askAt = time.Time{}
+	ln.first.poke()
+}
+
+// wantedBy records that calls of other processes wait for key.
+func (w *waiters) wantedBy(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ln := w.lines[lineKey{key, 1}]; ln != nil {
+		ln.wanted = true
+	}
+}
