@@ -14,6 +14,9 @@ func (l *Locker) NeverPoll() { l.pollFloor = time.Hour }
 // that was told.
 func (l *Locker) Listening() bool { return l.wakeups.Up() }
 
+// RenewalTime is when a lease is renewed.
+var RenewalTime = renewalTime
+
 // RecordName is the name in Redis of a key's record.
 var RecordName = recordName
 

@@ -164,6 +164,9 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 // than a shared one: call Downgrade again to be sure.
 func (l *Lease) Downgrade(ctx context.Context) error {
 	h, owner := l.hold, l.hold.locker
+	if err := owner.oneDeployment("downgrade"); err != nil {
+		return err
+	}
 	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
 		return fmt.Errorf("core: downgrade %q: %w", l.Key(), ErrNotExclusive)
 	}

@@ -30,9 +30,10 @@ import (
 //     all of them are refused, or ask again.
 //   - A node that has not answered within a sixth of the first lease, at most half a
 //     second, is counted as one that does not answer.
-//   - Inspect, List and ForceRelease return an error that wraps errors.ErrUnsupported: a
-//     Locker on each node can tell what that node has.
-//   - WithRenewalClient cannot be used: each node has a renewal client of its own.
+//   - Inspect, List, ForceRelease and Lease.Downgrade return an error that wraps
+//     errors.ErrUnsupported. A Locker on each node can tell what that node has.
+//   - WithRenewalClient cannot be used, since each node has a renewal client of its own;
+//     nor can WaitReplicas.
 //
 // # What holds
 //

@@ -726,3 +726,37 @@ func TestTheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
 		require.NoError(t, next.Release(t.Context()))
 	})
 }
+
+func TestWhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l, other := overNodes(t, nodes, core.WithObserver(core.SlogObserver(nil))), overNodes(t, nodes)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		_, err = l.Inspect(t.Context(), "k")
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		_, err = l.List(t.Context(), "", 10)
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		_, err = l.ForceRelease(t.Context(), "k", lease.Fence())
+		require.ErrorIs(t, err, errors.ErrUnsupported)
+		require.ErrorIs(t, lease.Downgrade(t.Context()), errors.ErrUnsupported)
+		_, err = l.TryAcquire(t.Context(), "other", core.WaitReplicas(1, time.Second))
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+
+		token, err := lease.Detach(t.Context())
+		require.NoError(t, err)
+		resumed, err := other.Resume(t.Context(), token)
+		require.NoError(t, err)
+		require.Equal(t, lease.Fence(), resumed.Fence())
+		time.Sleep(time.Minute)
+		require.NoError(t, resumed.Release(t.Context()))
+
+		set, err := l.TryAcquireAll(t.Context(), []string{"a", "b", "c"})
+		require.NoError(t, err)
+		_, err = other.TryAcquireAll(t.Context(), []string{"d", "c"})
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, set.Release(t.Context()))
+		time.Sleep(time.Second)
+		require.Empty(t, records(nodes))
+	})
+}

@@ -351,3 +351,9 @@ func TestAGrantThatComesAsTheCallerLeavesIsGivenBack(t *testing.T) {
 		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
 	}
 }
+
+func TestAGrantThatIsOverWhenItIsLookedAtIsNoPanic(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	require.False(t, core.RenewalTime(now, -time.Minute).After(now))
+}
