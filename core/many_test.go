@@ -373,6 +373,9 @@ func TestSetsTakeOptions(t *testing.T) {
 		require.ErrorIs(t, context.Cause(set.Context()), core.ErrLeaseLost)
 		require.ErrorIs(t, set.Release(t.Context()), core.ErrLeaseLost)
 
+		gone, err := other.AcquireAll(t.Context(), keys) // once the lost ones were given back
+		require.NoError(t, err)
+		require.NoError(t, gone.Release(t.Context()))
 		busy, err := other.Acquire(t.Context(), "b")
 		require.NoError(t, err)
 		freed := make(chan string, 1)
