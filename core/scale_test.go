@@ -175,12 +175,12 @@ func TestTenThousandCallsAreServedInOrder(t *testing.T) {
 func TestACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
 	leaving := func(calls int) (each work) {
 		each.cpu = time.Hour
-		for range 3 { // the least of them is the most itself
+		for range 3 { // others may have had the processor's caches
 			env, admin := ownServer(t)
 			c := gather(t, env, calls, untilWoken)
 			commandsSince(t, admin)
 			before := workSoFar(t)
-			for i := 1; i < calls; i += 2 {
+			for i := calls - 1; i > 0; i -= 2 { // a search from either end would take long
 				c.leave[i]()
 			}
 			require.Equal(t, calls/2, c.ended(t, calls/2))
@@ -202,7 +202,7 @@ func TestACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
 	t.Logf("to leave costs %s of processor time and %d allocations among 1,000, %s and %d among 10,000",
 		few.cpu, few.mallocs, many.cpu, many.mallocs)
 	require.LessOrEqual(t, many.mallocs, few.mallocs+2)
-	require.Less(t, many.cpu, 5*few.cpu, "in a line that is searched it would be ten times as much")
+	require.Less(t, many.cpu, 3*few.cpu, "the line is not searched")
 }
 
 // lossCounter counts what was lost.
