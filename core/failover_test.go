@@ -23,6 +23,7 @@ import (
 // An option that changes what a failover can lose is added here, and nowhere else.
 var acquireVariants = []acquireVariant{
 	{name: "as it comes"},
+	{name: "on a replica", opts: []core.AcquireOption{core.WaitReplicas(1, 500*time.Millisecond)}, heard: true},
 }
 
 type acquireVariant struct {
@@ -37,13 +38,31 @@ func TestAPrimaryKilledUnderLoadLosesNoWrite(t *testing.T) {
 	for _, variant := range acquireVariants {
 		t.Run(variant.name, func(t *testing.T) {
 			t.Parallel()
-			eachDeployment(t, func(t *testing.T, d deployment) { newLoad(t, d, variant).run(t, 0) })
+			eachDeployment(t, func(t *testing.T, d deployment) { newLoad(t, d, variant).run(t, end{}) })
 		})
 		t.Run(variant.name+", replicas behind", func(t *testing.T) {
 			t.Parallel()
-			eachDeployment(t, func(t *testing.T, d deployment) { newLoad(t, d, variant).run(t, 100*time.Millisecond) })
+			eachDeployment(t, func(t *testing.T, d deployment) {
+				newLoad(t, d, variant).run(t, end{behind: 100 * time.Millisecond})
+			})
 		})
 	}
+}
+
+func TestAPrimaryThatComesBackUnderLoadLosesNoWrite(t *testing.T) {
+	t.Parallel()
+	for _, variant := range acquireVariants {
+		t.Run(variant.name, func(t *testing.T) {
+			t.Parallel()
+			eachDeployment(t, func(t *testing.T, d deployment) { newLoad(t, d, variant).run(t, end{back: true}) })
+		})
+	}
+}
+
+// end is how a primary goes.
+type end struct {
+	behind time.Duration // by how much its replicas are behind; zero: not at all
+	back   bool          // it is stopped, and goes on as a primary when another is elected
 }
 
 const (
@@ -72,7 +91,12 @@ type load struct {
 	keys    map[string]*loadKey
 	free    string // on the victim too, and nobody's
 
-	grants, unavailable atomic.Int64
+	grants, unavailable, notReplicated atomic.Int64
+
+	// Two primaries grant at the same time, and what one has granted may be passed on
+	// within its process after the other's grant.
+	split      atomic.Bool
+	outOfOrder atomic.Int64 // fences, meanwhile
 }
 
 func newLoad(t *testing.T, d deployment, variant acquireVariant) *load {
@@ -94,15 +118,15 @@ func newLoad(t *testing.T, d deployment, variant acquireVariant) *load {
 		}
 	}
 	l.free = here[loadKeys]
-	l.names = append(here[:loadKeys], elsewhere[:min(loadKeys, len(elsewhere))]...)
+	l.names = append(here[:loadKeys:loadKeys], elsewhere[:min(loadKeys, len(elsewhere))]...)
 	for _, name := range l.names {
 		l.keys[name] = &loadKey{}
 	}
 	return l
 }
 
-// run kills the primary behind whose replicas are.
-func (l *load) run(t *testing.T, behind time.Duration) {
+// run puts an end to the primary.
+func (l *load) run(t *testing.T, how end) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -126,9 +150,9 @@ func (l *load) run(t *testing.T, behind time.Duration) {
 
 	time.Sleep(time.Second)
 	reconnect := func() {}
-	if behind > 0 {
+	if how.behind > 0 {
 		reconnect = cutReplication(t, l.victim, l.d.replicas(t, core.RecordName(loadPrefix, "0")))
-		time.Sleep(behind)
+		time.Sleep(how.behind)
 	}
 	var underWay sync.WaitGroup
 	underWay.Add(loadLong)
@@ -145,15 +169,26 @@ func (l *load) run(t *testing.T, behind time.Duration) {
 	}
 	underWay.Wait()
 	time.Sleep(50 * time.Millisecond) // what can reach the replicas has
-	killed := time.Now()
-	l.victim.Kill()
+	gone := time.Now()
+	if how.back {
+		l.victim.Pause()
+	} else {
+		l.victim.Kill()
+	}
 	reconnect()
-	probe, err := acquireInTheEnd(ctx, l.lockers[0], l.free, l.variant.opts...)
+	probe, err := acquireInTheEnd(ctx, l.lockers[0], l.free)
 	require.NoError(t, err)
-	recovery := time.Since(killed)
+	recovery := time.Since(gone)
 	require.NoError(t, probe.Release(ctx))
-	l.awaitGrants(t, killed)
-	everything := time.Since(killed)
+	switch {
+	case how.back:
+		l.split.Store(true)
+		l.victim.Resume()
+	case l.variant.heard: // it comes back empty: the new primary may have no other replica
+		l.victim.Restart(t)
+	}
+	l.awaitGrants(t, gone)
+	everything := time.Since(gone)
 	time.Sleep(500 * time.Millisecond)
 
 	cancel()
@@ -183,17 +218,26 @@ func (l *load) run(t *testing.T, behind time.Duration) {
 	for name, k := range l.keys {
 		assert.Zero(t, k.store.stale, "stale writes that the store took under key %q", name)
 		assert.Equal(t, k.store.accepted, k.store.value, "key %q: one for each write that the store took", name)
-		sum.told, sum.overlaps = sum.told+k.told, sum.overlaps+k.overlaps
+		sum.told, sum.overlaps, sum.untold = sum.told+k.told, sum.overlaps+k.overlaps, sum.untold+k.untold
 		sum.store.accepted, sum.store.refused = sum.store.accepted+k.store.accepted, sum.store.refused+k.store.refused
 	}
-	t.Logf("a free key is granted %s after the kill, every held one within %s; "+
-		"of %d grants %d were lost and told, %d overlapped with the next; %d of %d quiet leases lost; "+
-		"%d writes taken, %d refused as stale; %d calls refused as unavailable",
-		recovery.Round(time.Millisecond), everything.Round(time.Millisecond), l.grants.Load(), sum.told, sum.overlaps,
-		quietLost, len(quiet), sum.store.accepted, sum.store.refused, l.unavailable.Load())
+	t.Logf("a free key is granted after %s, every held one within %s; "+
+		"of %d grants %d were lost and told, %d overlapped with the next, unknown to %d; %d of %d quiet leases lost; "+
+		"%d writes taken, %d refused as stale; %d fences out of order; %d calls refused as unavailable, %d of them as not replicated",
+		recovery.Round(time.Millisecond), everything.Round(time.Millisecond), l.grants.Load(), sum.told, sum.overlaps, sum.untold,
+		quietLost, len(quiet), sum.store.accepted, sum.store.refused, l.outOfOrder.Load(), l.unavailable.Load(), l.notReplicated.Load())
+	if !how.back { // else the old primary may have taken the release
+		assert.Zero(t, sum.untold, "holders that were not told of the next")
+	}
 	assert.Zero(t, quietLost, "a lease that had reached the replicas survives")
-	if behind > 0 && !l.variant.heard {
+	switch {
+	case how.behind > 0 && l.variant.heard:
+		assert.GreaterOrEqual(t, l.notReplicated.Load(), int64(loadLong), "no replica had heard of them")
+	case how.behind > 0:
 		assert.GreaterOrEqual(t, sum.told, loadLong, "no replica had heard of them")
+	}
+	if l.variant.heard && !how.back {
+		assert.Zero(t, sum.overlaps, "the new primary knows of every grant that counts")
 	}
 }
 
@@ -213,6 +257,9 @@ func (l *load) call(ctx context.Context, t *testing.T, locker *core.Locker, name
 	if err != nil {
 		if errors.Is(err, core.ErrUnavailable) {
 			l.unavailable.Add(1)
+			if errors.Is(err, core.ErrNotReplicated) {
+				l.notReplicated.Add(1)
+			}
 			time.Sleep(10 * time.Millisecond)
 		} else if ctx.Err() == nil {
 			t.Errorf("acquire: %v", err)
@@ -220,7 +267,9 @@ func (l *load) call(ctx context.Context, t *testing.T, locker *core.Locker, name
 		return
 	}
 	l.grants.Add(1)
-	if lease.Fence() <= floor {
+	if lease.Fence() <= floor && l.split.Load() {
+		l.outOfOrder.Add(1)
+	} else if lease.Fence() <= floor {
 		t.Errorf("key %q: fence %d was granted after %d", name, lease.Fence(), floor)
 	}
 	k.granted(lease)
@@ -237,14 +286,14 @@ func (l *load) call(ctx context.Context, t *testing.T, locker *core.Locker, name
 }
 
 // awaitGrants waits until every key was granted again.
-func (l *load) awaitGrants(t *testing.T, killed time.Time) {
+func (l *load) awaitGrants(t *testing.T, gone time.Time) {
 	t.Helper()
 	// What the old primary granted last has been reported by then, and the new one is
 	// not elected yet.
-	killed = killed.Add(100 * time.Millisecond)
+	gone = gone.Add(100 * time.Millisecond)
 	for name, k := range l.keys {
-		for !k.grantedAfter(killed) {
-			require.Less(t, time.Since(killed), recoveryWait, "key %q is not granted any more", name)
+		for !k.grantedAfter(gone) {
+			require.Less(t, time.Since(gone), recoveryWait, "key %q is not granted any more", name)
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
@@ -260,6 +309,9 @@ type loadKey struct {
 	last     time.Time // when the last was granted
 	told     int       // lost, as their holders were told
 	overlaps int       // trusted by their holders when the next was granted
+	untold   int       // of those, whose holders never learned
+
+	overlapped *core.Lease // the latest
 }
 
 func (k *loadKey) highest() int64 {
@@ -273,6 +325,7 @@ func (k *loadKey) granted(lease *core.Lease) {
 	defer k.mu.Unlock()
 	if k.holder != nil && k.holder.Context().Err() == nil {
 		k.overlaps++
+		k.overlapped = k.holder
 	}
 	k.holder, k.fence = lease, max(k.fence, lease.Fence())
 	k.last = time.Now()
@@ -283,6 +336,9 @@ func (k *loadKey) ended(lease *core.Lease, err error) {
 	defer k.mu.Unlock()
 	if errors.Is(err, core.ErrLeaseLost) {
 		k.told++
+	}
+	if k.overlapped == lease && err == nil {
+		k.untold++
 	}
 	if k.holder == lease {
 		k.holder = nil
@@ -356,6 +412,26 @@ func acquireInTheEnd(ctx context.Context, l *core.Locker, key string, opts ...co
 
 func TestAGrantThatNoReplicaHeardOfIsLostAndItsHolderIsStopped(t *testing.T) {
 	t.Parallel()
+	ends := map[string]func(*redistest.Server) (back func()){
+		"killed": func(primary *redistest.Server) func() {
+			primary.Kill()
+			return func() {}
+		},
+		"stopped": func(primary *redistest.Server) func() {
+			primary.Pause()
+			return primary.Resume
+		},
+	}
+	for name, put := range ends {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testAGrantThatNoReplicaHeardOf(t, put)
+		})
+	}
+}
+
+func testAGrantThatNoReplicaHeardOf(t *testing.T, put func(*redistest.Server) (back func())) {
+	t.Helper()
 	eachDeployment(t, func(t *testing.T, d deployment) {
 		ctx := t.Context()
 		holder, other := lockerOn(t, d.client(t, resp3), "p"), lockerOn(t, d.client(t, resp3), "p")
@@ -370,11 +446,12 @@ func TestAGrantThatNoReplicaHeardOfIsLostAndItsHolderIsStopped(t *testing.T) {
 		require.NoError(t, lost.Extend(ctx, time.Minute), "so that it is sure of itself for long")
 		value, ok := store.read(lost.Fence())
 		require.True(t, ok)
-		primary.Kill()
+		back := put(primary)
 		reconnect()
 
 		next, err := acquireInTheEnd(ctx, other, "k")
 		require.NoError(t, err)
+		back()
 		sure := lost.Context().Err() == nil
 		require.Greater(t, next.Fence(), lost.Fence())
 		now, ok := store.read(next.Fence())
@@ -391,6 +468,50 @@ func TestAGrantThatNoReplicaHeardOfIsLostAndItsHolderIsStopped(t *testing.T) {
 		t.Logf("the lost lease was still trusted when the next was granted: %t", sure)
 	})
 }
+
+func TestAGrantThatNoReplicaHeardOfIsRefused(t *testing.T) {
+	t.Parallel()
+	eachDeployment(t, func(t *testing.T, d deployment) {
+		ctx, record := t.Context(), core.RecordName("p", "k")
+		var seen grantCounter
+		l := lockerOn(t, d.client(t, resp3), "p", core.WithObserver(&seen))
+		other := lockerOn(t, d.client(t, resp3), "p")
+		warm(t, l)
+		warm(t, other)
+		seen.grants.Store(0)
+		heard := core.WaitReplicas(1, 200*time.Millisecond)
+		primary := d.primary(t, record)
+		reconnect := cutReplication(t, primary, d.replicas(t, record))
+		for range 2 {
+			_, err := l.TryAcquire(ctx, "k", heard)
+			requireNotReplicated(t, err)
+		}
+		requireNotReplicated(t, core.NewGuard(l, untilWoken, heard).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+			t.Error("it runs without the key")
+			return nil
+		}))
+		lease, err := other.TryAcquire(ctx, "k")
+		require.NoError(t, err, "nobody has it")
+		require.NoError(t, lease.Release(ctx))
+		primary.Kill()
+		reconnect()
+		lease, err = acquireInTheEnd(ctx, other, "k")
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(ctx))
+		require.Zero(t, seen.grants.Load())
+		require.Zero(t, seen.lost.Load(), "nobody had it to lose")
+	})
+}
+
+// grantCounter counts leases as an observer sees them.
+type grantCounter struct {
+	core.NopObserver
+	grants, lost atomic.Int64
+}
+
+func (o *grantCounter) OnAcquired(context.Context, core.Acquired) { o.grants.Add(1) }
+
+func (o *grantCounter) OnLost(context.Context, core.Lost) { o.lost.Add(1) }
 
 // cutReplication keeps what the primary does from here on from its replicas. They
 // run again, and find the link gone, after the returned func.

@@ -1,0 +1,389 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// These tests count goroutines, memory and processor time of the whole process, so
+// none of them is parallel.
+
+// scaleLeasesVar is how many leases one process holds, if not so many that it takes
+// a few seconds. The time that they are held for grows along.
+const scaleLeasesVar = "PERKEY_SCALE_LEASES"
+
+// ownServer is a redis-server that nobody else uses.
+func ownServer(t *testing.T) (*redistest.Env, *redis.Client) {
+	t.Helper()
+	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p", Real: true}
+	return env, env.Client(t)
+}
+
+var callsIn = regexp.MustCompile(`cmdstat_(\w+)(?:\|\w+)?:calls=(\d+)`)
+
+// commandsSince returns how many scripts, and how many commands from clients and
+// scripts together, Redis ran since the last time it was asked.
+func commandsSince(t *testing.T, admin *redis.Client) (scripts, all int) {
+	t.Helper()
+	for _, m := range callsIn.FindAllStringSubmatch(admin.Info(t.Context(), "commandstats").Val(), -1) {
+		n, err := strconv.Atoi(m[2])
+		require.NoError(t, err)
+		switch m[1] {
+		case "info", "config":
+			continue
+		case "eval", "evalsha":
+			scripts += n
+		}
+		all += n
+	}
+	require.NoError(t, admin.ConfigResetStat(t.Context()).Err())
+	return scripts, all
+}
+
+// memory is what the process keeps, stacks included, after the garbage is gone.
+func memory() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what a pool had is kept for one more
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc + m.StackInuse)
+}
+
+// work is what the process has done so far: its processor time, and what it
+// allocated.
+type work struct {
+	cpu     time.Duration
+	mallocs int
+}
+
+func workSoFar(t *testing.T) work {
+	t.Helper()
+	var u syscall.Rusage
+	require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return work{cpu: time.Duration(u.Utime.Nano() + u.Stime.Nano()), mallocs: int(m.Mallocs)}
+}
+
+// crowd is calls of one process that wait for one key.
+type crowd struct {
+	env    *redistest.Env
+	locker *core.Locker
+	holder *core.Lease
+	leave  []context.CancelFunc // by the order of arrival
+	done   chan error           // of those that left, and those that were served
+
+	served []int // guarded by the key
+}
+
+const crowdKey = "k"
+
+// gather has n calls join, one after another, a line that nobody leaves.
+func gather(t *testing.T, env *redistest.Env, n int, policy core.ConflictPolicy) *crowd {
+	t.Helper()
+	c := &crowd{env: env, locker: newLocker(t, env), done: make(chan error, n)}
+	var err error
+	c.holder, err = c.locker.TryAcquire(t.Context(), crowdKey)
+	require.NoError(t, err)
+	guard := core.NewGuard(c.locker, policy)
+	joined := make(chan struct{})
+	call := core.Call{Key: crowdKey, BeforeWait: func() error { joined <- struct{}{}; return nil }}
+	for i := range n {
+		ctx, leave := context.WithCancel(t.Context())
+		c.leave = append(c.leave, leave)
+		go func() {
+			c.done <- guard.Do(ctx, call, func(context.Context) error {
+				c.served = append(c.served, i)
+				return nil
+			})
+		}()
+		<-joined
+	}
+	listening(t, c.locker)
+	return c
+}
+
+// ended waits until n calls have returned, and counts those that left.
+func (c *crowd) ended(t *testing.T, n int) (left int) {
+	t.Helper()
+	late := time.After(30 * time.Second)
+	for range n {
+		select {
+		case err := <-c.done:
+			if errors.Is(err, context.Canceled) {
+				left++
+				continue
+			}
+			require.NoError(t, err)
+		case <-late:
+			require.Fail(t, "calls are stuck")
+		}
+	}
+	return left
+}
+
+func TestTenThousandCallsAreServedInOrder(t *testing.T) {
+	const calls = 10_000
+	policies := map[string]core.ConflictPolicy{
+		"until woken": untilWoken,
+		"retrying":    retry.Policy{Initial: 200 * time.Millisecond, Max: time.Second, MaxWait: time.Minute},
+	}
+	for name, policy := range policies {
+		t.Run(name, func(t *testing.T) {
+			env, admin := ownServer(t)
+			goroutines, before := runtime.NumGoroutine(), memory()
+			commandsSince(t, admin)
+			c := gather(t, env, calls, policy)
+			bytes := (memory() - before) / calls
+			extra := runtime.NumGoroutine() - goroutines - calls
+			joining, _ := commandsSince(t, admin)
+
+			start := time.Now()
+			require.NoError(t, c.holder.Release(t.Context()))
+			require.Zero(t, c.ended(t, calls))
+			took := time.Since(start)
+			scripts, all := commandsSince(t, admin)
+			require.Len(t, c.served, calls)
+			require.IsIncreasing(t, c.served, "in order of arrival")
+			t.Logf("%d calls wait with %d scripts, %d bytes each, %d goroutines beside their own; they are served in %s, with %d scripts (%d commands)",
+				calls, joining, bytes, extra, took.Round(time.Millisecond), scripts, all)
+			require.Less(t, extra, 50)
+			require.Less(t, bytes, 16<<10)
+			require.Less(t, joining, calls/100, "only the first in line asks")
+			require.Less(t, scripts, calls/10, "the key is passed on within the process")
+		})
+	}
+}
+
+func TestACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
+	leaving := func(calls int) (each work) {
+		each.cpu = time.Hour
+		for range 3 { // others may have had the processor's caches
+			env, admin := ownServer(t)
+			c := gather(t, env, calls, untilWoken)
+			commandsSince(t, admin)
+			before := workSoFar(t)
+			for i := calls - 1; i > 0; i -= 2 { // a search from either end would take long
+				c.leave[i]()
+			}
+			require.Equal(t, calls/2, c.ended(t, calls/2))
+			after := workSoFar(t)
+			scripts, _ := commandsSince(t, admin)
+			require.Less(t, scripts, 50, "who is not first in line has nothing in Redis")
+			each.cpu = min(each.cpu, (after.cpu-before.cpu)/time.Duration(calls/2))
+			each.mallocs = (after.mallocs - before.mallocs) / (calls / 2)
+
+			require.NoError(t, c.holder.Release(t.Context()))
+			require.Zero(t, c.ended(t, calls/2))
+			require.Len(t, c.served, calls/2)
+			require.IsIncreasing(t, c.served)
+			require.NoError(t, c.locker.Close())
+		}
+		return each
+	}
+	few, many := leaving(1000), leaving(10_000)
+	t.Logf("to leave costs %s of processor time and %d allocations among 1,000, %s and %d among 10,000",
+		few.cpu, few.mallocs, many.cpu, many.mallocs)
+	require.LessOrEqual(t, many.mallocs, few.mallocs+2)
+	require.Less(t, many.cpu, 3*few.cpu, "the line is not searched")
+}
+
+// lossCounter counts what was lost.
+type lossCounter struct {
+	core.NopObserver
+	lost, batches, renewed, failed atomic.Int64
+}
+
+func (o *lossCounter) OnLost(context.Context, core.Lost) { o.lost.Add(1) }
+
+func (o *lossCounter) OnRenewed(_ context.Context, r core.Renewed) {
+	o.batches.Add(1)
+	o.renewed.Add(int64(r.Leases))
+	if r.Err != nil {
+		o.failed.Add(1)
+	}
+}
+
+func TestManyLeasesAreRenewedAndNoneIsLost(t *testing.T) {
+	leases := 20_000
+	if text := os.Getenv(scaleLeasesVar); text != "" {
+		var err error
+		leases, err = strconv.Atoi(text)
+		require.NoError(t, err, scaleLeasesVar)
+	}
+	// As many renewals a second, however many leases.
+	ttl := max(2*time.Second*time.Duration(leases)/20_000, core.MinTTL)
+	env, admin := ownServer(t)
+	var seen lossCounter
+	l := newLocker(t, env, core.WithTTL(ttl), core.WithObserver(&seen))
+	warm(t, l)
+	listening(t, l)
+	goroutines, before, stored := runtime.NumGoroutine(), memory(), usedMemory(t, admin)
+
+	held := make([]*core.Lease, leases)
+	eachOf(leases, func(i int) {
+		lease, err := l.TryAcquire(t.Context(), strconv.Itoa(i))
+		if err != nil {
+			t.Errorf("acquire: %v", err)
+			return
+		}
+		held[i] = lease
+	})
+	require.False(t, t.Failed())
+	commandsSince(t, admin)
+	seen.batches.Store(0)
+	seen.renewed.Store(0)
+	most, asked := 0, workSoFar(t)
+	start := time.Now()
+	for time.Since(start) < 5*ttl/2 {
+		most = max(most, runtime.NumGoroutine())
+		time.Sleep(20 * time.Millisecond)
+	}
+	spent := workSoFar(t).cpu - asked.cpu
+	took := time.Since(start)
+	scripts, _ := commandsSince(t, admin)
+	batches, renewed := seen.batches.Load(), seen.renewed.Load()
+	bytes, stored := (memory()-before)/leases, (usedMemory(t, admin)-stored)/leases
+	require.Zero(t, seen.lost.Load())
+	require.EqualValues(t, leases, admin.DBSize(t.Context()).Val())
+	for _, lease := range held {
+		require.NoError(t, lease.Context().Err())
+	}
+	t.Logf("%d leases of %s held for %s: %d bytes each here and %d in Redis, at most %d goroutines more than with none; "+
+		"%d renewals in %d batches and %d scripts, %d batches failed, with %.0f%% of one processor",
+		leases, ttl, took.Round(time.Millisecond), bytes, stored, most-goroutines,
+		renewed, batches, scripts, seen.failed.Load(), 100*spent.Seconds()/took.Seconds())
+	require.Less(t, most-goroutines, 150, "goroutines do not grow with the leases")
+	require.Less(t, bytes, 4<<10)
+	require.GreaterOrEqual(t, renewed, int64(2*leases), "each was renewed past its first lease")
+	require.Less(t, int64(scripts), renewed/10)
+
+	eachOf(leases, func(i int) {
+		if err := held[i].Release(t.Context()); err != nil {
+			t.Errorf("release: %v", err)
+		}
+	})
+	require.Zero(t, admin.DBSize(t.Context()).Val())
+}
+
+// eachOf calls f for each of n, some at a time.
+func eachOf(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	for range 32 {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+var usedIn = regexp.MustCompile(`used_memory:(\d+)`)
+
+func usedMemory(t *testing.T, admin *redis.Client) int {
+	t.Helper()
+	m := usedIn.FindStringSubmatch(admin.Info(t.Context(), "memory").Val())
+	require.NotNil(t, m)
+	n, err := strconv.Atoi(m[1])
+	require.NoError(t, err)
+	return n
+}
+
+func TestAThousandLockersTakeTurns(t *testing.T) {
+	const lockers, clients, rounds = 1000, 4, 2
+	env, admin := ownServer(t)
+	holder := newLocker(t, env)
+	lease, err := holder.TryAcquire(t.Context(), crowdKey)
+	require.NoError(t, err)
+
+	var wg sync.WaitGroup
+	var inside atomic.Int64
+	var turns []int  // guarded by the key
+	var fences int64 // likewise
+	shared := make([]*redis.Client, clients)
+	for i := range shared {
+		shared[i] = redistest.Client(t, &redis.Options{Addr: env.Addr, PoolSize: 100})
+	}
+	all := make([]*core.Locker, lockers)
+	joined := make(chan struct{}, lockers*rounds)
+	start := time.Now()
+	for i := range all {
+		all[i] = lockerOn(t, shared[i%clients], env.Prefix)
+		guard := core.NewGuard(all[i], untilWoken)
+		wg.Go(func() {
+			for range rounds {
+				call := core.Call{Key: crowdKey, BeforeWait: func() error { joined <- struct{}{}; return nil }}
+				err := guard.Do(t.Context(), call, func(ctx context.Context) error {
+					if inside.Add(1) != 1 {
+						t.Error("two calls inside")
+					}
+					lease, _ := core.LeaseFrom(ctx)
+					if lease.Fence() <= fences {
+						t.Errorf("fence went from %d to %d", fences, lease.Fence())
+					}
+					fences = lease.Fence()
+					turns = append(turns, i)
+					inside.Add(-1)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		<-joined
+	}
+	listening(t, all...)
+	joining := time.Since(start)
+	queued(t, env, crowdKey, lockers)
+	waiting, _ := commandsSince(t, admin)
+
+	start = time.Now()
+	require.NoError(t, lease.Release(t.Context()))
+	wg.Wait()
+	took := time.Since(start)
+	scripts, _ := commandsSince(t, admin)
+	require.Len(t, turns, lockers*rounds)
+	require.IsIncreasing(t, turns[:lockers], "in order of arrival")
+	last, most := make([]int, lockers), 0
+	for turn, i := range turns {
+		if turn >= lockers {
+			most = max(most, turn-last[i])
+		}
+		last[i] = turn
+	}
+	t.Logf("%d lockers join in %s with %.1f scripts each; %d turns in %s: %.0f hand-overs a second, %.2f scripts each; "+
+		"at most %d turns from one to the next of the same locker",
+		lockers, joining.Round(time.Millisecond), float64(waiting)/lockers, len(turns), took.Round(time.Millisecond),
+		float64(len(turns))/took.Seconds(), float64(scripts)/float64(len(turns)), most)
+	require.Less(t, scripts, 4*len(turns), "no release costs a script for each who waits")
+	require.Less(t, most, lockers+lockers/10, "nobody is overtaken by much")
+
+	closed := make(chan error, lockers)
+	for _, l := range all {
+		go func() { closed <- l.Close() }()
+	}
+	for range all {
+		require.NoError(t, <-closed)
+	}
+	require.Empty(t, redistest.Keys(t, admin, fmt.Sprintf("%s:", env.Prefix)))
+}
