@@ -193,6 +193,7 @@ type releaseRequest struct {
 	what          string        // what other is
 	line          *line         // other's
 	fresh         bool          // other cannot be in the queue yet
+	sent          time.Time     // if other is to wait: when the request was made
 	hold          *hold         // whose entry it is, if it is a hold's
 }
 
@@ -227,7 +228,7 @@ func (l *Locker) release(ctx context.Context, req releaseRequest) (reply release
 			// After a lost reply "not the owner" is what an earlier try of ours left.
 			reply.owned = reply.owned || ran
 			if !reply.owned && req.hold != nil && req.hold.renamed(req.entry) {
-				req.entry = req.hold.holder()
+				req.entry, req.fresh = req.hold.holder(), false
 				return l.release(ctx, req)
 			}
 			return reply, nil

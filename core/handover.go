@@ -55,10 +55,10 @@ func (c *waiter) turn(now time.Time, join bool) (t turn, wait time.Duration, ok 
 // meanwhile. If so, and the answer is a grant with another fence, the question came to
 // Redis only after that grant was released: nobody has use for the new one. Called
 // with mu held.
-func (w *waiters) settle(key, entry string, fence int64) (accepted bool) {
+func (w *waiters) settle(key, entry string, fence, server int64) (accepted bool) {
 	told, accepted := w.accepted[entry]
 	delete(w.accepted, entry)
-	if accepted && fence != 0 && fence != told {
+	if accepted && (fence != 0 && fence != told || fence == 0 && server*1000 > told) {
 		w.drop(key, entry)
 	}
 	return accepted
@@ -71,7 +71,7 @@ func (c *waiter) refused(t turn, reply acquireReply) {
 	defer w.mu.Unlock()
 	ln := c.line
 	ln.asking = false
-	if w.settle(ln.key, t.entry, 0) {
+	if w.settle(ln.key, t.entry, 0, reply.server) {
 		return
 	}
 	ln.noted(t.sent, reply.server, reply.place, reply.queued, reply.remaining)
@@ -86,10 +86,14 @@ func (c *waiter) granted(record string, t turn, reply acquireReply, deadline tim
 	defer w.mu.Unlock()
 	ln := c.line
 	ln.asking = false
-	if w.settle(ln.key, t.entry, reply.fence) {
+	if w.settle(ln.key, t.entry, reply.fence, 0) {
 		return true
 	}
 	ln.entry = ""
+	if !c.inLine { // another hold was passed to it meanwhile: Redis had lost that
+		w.drop(ln.key, t.entry)
+		return true
+	}
 	h := w.locker.newHold(record, t.entry, ln.limit, reply.fence, deadline, c.opts)
 	if !w.locker.renewals.add(h) {
 		return false
@@ -116,9 +120,12 @@ func (c *waiter) dropped(t turn) {
 
 // orphaned deals with the answer to a question that was given up.
 // Its fence is zero if it was no grant.
-func (w *waiters) orphaned(key, entry string, fence int64) {
+func (w *waiters) orphaned(key, entry string, fence, server int64) {
 	w.mu.Lock()
-	accepted := w.settle(key, entry, fence)
+	accepted := w.settle(key, entry, fence, server)
+	if ln := w.lines[lineKey{key, limitOf(entry)}]; !accepted && ln != nil && ln.entry == entry {
+		ln.entry = "" // a message must not grant what is cancelled
+	}
 	w.mu.Unlock()
 	if !accepted {
 		w.locker.cancel(w.locker.cancels, releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
@@ -128,7 +135,7 @@ func (w *waiters) orphaned(key, entry string, fence int64) {
 // orphanedAll deals with the answer to a question for several keys that was given up.
 func (w *waiters) orphanedAll(keys []string, entry string) {
 	for end := time.Now().Add(firstLease); len(keys) > 0 && time.Now().Before(end); keys = keys[1:] {
-		w.orphaned(keys[0], entry, 0)
+		w.orphaned(keys[0], entry, 0, 0)
 	}
 }
 
@@ -242,10 +249,12 @@ func (w *waiters) depart(h *hold, req *releaseRequest) {
 	if ln.asking || w.locker.quorum != nil {
 		return // the answer tells; or there is no queue
 	}
+	req.sent = time.Now()
 	if ln.entry == "" {
 		ln.entry, req.fresh = newEntry(1, w.locker.id), true
+		ln.sent, ln.server = req.sent, 0
 	}
-	ln.asking, ln.sent, ln.server = true, time.Now(), 0
+	ln.asking = true
 	req.line, req.other, req.mark, req.what = ln, ln.entry, w.locker.mark(), ln.first.opts.what
 }
 
@@ -265,7 +274,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 		return
 	}
 	ln.asking = false
-	sent, accepted, ours := ln.sent, w.settle(h.key(), req.other, reply.fence), ln.entry == req.other
+	sent, accepted, ours := req.sent, w.settle(h.key(), req.other, reply.fence, reply.server), ln.entry == req.other
 	switch {
 	case accepted:
 	case !ours || err != nil || ln.first == nil:

@@ -49,7 +49,7 @@ func newLane(l *Locker) *lane {
 func (n *lane) submit(cmd *command) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
+	if n.closed || n.locker.state.Load() == lockerClosed { // the lane's own goroutines may be the caller
 		return false
 	}
 	if n.out >= laneWidth && (n.out >= laneMax || time.Since(n.lastOut) < laneSlow) {
@@ -234,7 +234,7 @@ func (l *Locker) takeBack(c *command, r result) {
 	case entry == "":
 	case keys == nil:
 		reply, _ := parseAcquire(r)
-		l.later(func() { l.waiters.orphaned(key, entry, reply.fence) })
+		l.later(func() { l.waiters.orphaned(key, entry, reply.fence, reply.server) })
 	default:
 		l.later(func() { l.waiters.orphanedAll(keys, entry) })
 	}

@@ -68,7 +68,7 @@ const (
 	lockerClosed
 )
 
-// maxCancels bounds what is given back in the background, while Redis does not
+// maxCancels bounds what is tried again in the background while Redis does not
 // answer. What is past it frees itself when its lease ends.
 const maxCancels = 64
 
@@ -391,6 +391,18 @@ func (l *Locker) background(f func()) bool {
 		return false
 	}
 	l.running.Go(f)
+	return true
+}
+
+// enlist has Close wait for the caller, until running.Done. It reports false when the
+// Locker is closed.
+func (l *Locker) enlist() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state.Load() == lockerClosed {
+		return false
+	}
+	l.running.Add(1)
 	return true
 }
 

@@ -75,7 +75,7 @@ func (a *attempt) once() error {
 	if reply.granted {
 		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
 		if !l.renewals.add(h) {
-			l.waiters.orphaned(key, t.entry, reply.fence)
+			l.waiters.orphaned(key, t.entry, reply.fence, 0)
 			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
 		h.waiting.Store(reply.waiting)
@@ -187,7 +187,7 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 	default:
 		if !w.granted(a.record, t, reply, trust.Until(t.sent, a.first())) {
 			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
-			l.waiters.orphaned(key, t.entry, reply.fence)
+			l.waiters.orphaned(key, t.entry, reply.fence, 0)
 		}
 	}
 	return false, err
@@ -240,7 +240,11 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	}
 	if a.opts.replicas > h.copies {
 		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
-			l.discard(a.ctx, h)
+			if a.resumed { // the token stays good
+				l.renewals.drop(h)
+			} else {
+				l.discard(a.ctx, h)
+			}
 			return false, err
 		}
 		now = time.Now()
@@ -318,17 +322,21 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 // cancel gives up what an entry may have without our knowing, if there is a slot.
 // After ttl there is nothing left to give up.
 func (l *Locker) cancel(slots chan struct{}, req releaseRequest, ttl time.Duration) {
-	select {
-	case slots <- struct{}{}:
-		defer func() { <-slots }()
-	default:
-		return
-	}
+	slot := false
 	pause := 50 * time.Millisecond
 	for end := time.Now().Add(ttl); time.Now().Before(end); pause = min(2*pause, time.Second) {
 		if _, err := l.release(context.Background(), req); err == nil {
 			l.notices.freed(keyOf(l.prefix, req.record))
 			return
+		}
+		if !slot { // only what Redis did not answer is bounded
+			select {
+			case slots <- struct{}{}:
+				slot = true
+				defer func() { <-slots }()
+			default:
+				return
+			}
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -346,8 +354,11 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 	if stay <= 0 && l.waiters.pass(h, now) {
 		return true, nil
 	}
-	// No renewal is sent from here on. One that is in flight finds the key freed and
-	// does nothing, since renewals never create.
+	if l.enlist() { // Shutdown waits for the release, not only for the end of the lease
+		defer l.running.Done()
+	}
+	// No renewal is sent from here on. One that is in flight does not find the holder
+	// and does nothing, since renewals never create.
 	l.renewals.drop(h)
 	if h.travels.Load() && stay <= 0 {
 		l.released(h)

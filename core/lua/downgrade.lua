@@ -11,7 +11,7 @@ local renamed = ARGV[2]
 
 record = read()
 if not record[7] or ends(record[7]) <= now then -- the reply to an earlier call may have been lost
-  local holder = redis.call('HGET', key, 'h:' .. renamed)
+  local holder = redis.call('HMGET', key, 'h:' .. renamed)[1]
   return holder and ends(holder) > now and 1 or 0
 end
 

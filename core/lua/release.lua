@@ -52,7 +52,12 @@ if mine and stay == 0 and limit(entry) == 1 then -- the rest of the block goes b
 end
 if mine and stay > 0 then
   local rest = string.match(mine, ' .*$')
-  write('h:' .. entry, string.format('%d%s', now + stay, rest))
+  local gone = entry .. '0' -- a renewal that is under way must not find it
+  redis.call('HDEL', key, 'h:' .. entry)
+  if last == entry then
+    last = gone
+  end
+  write('h:' .. gone, string.format('%d%s', now + stay, rest))
   stays, soonest = now + stay, math.min(soonest, now + stay)
 elseif mine then
   redis.call('HDEL', key, 'h:' .. entry)
@@ -66,12 +71,15 @@ end
 
 sweep()
 local before
-if ARGV[5] ~= '' then
+local its = 0
+local granted = not mine and ARGV[5] ~= '' and redis.call('HMGET', key, 'h:' .. other)[1]
+if granted and ends(granted) > now then -- the reply to an earlier call was lost, and it has the key since
+  its = tonumber(string.match(granted, '^%d+ (%d+)'))
+elseif ARGV[5] ~= '' then
   before = join(other, ARGV[5], ARGV[6], mine and ARGV[7] == '1')
 elseif other ~= '' then
   leave(other)
 end
-local its = 0
 if serve(other) then
   its = grant(other, CLAIM, ARGV[6])
 end

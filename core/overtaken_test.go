@@ -1,0 +1,320 @@
+package core_test
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// Things that overtake one another on their way to Redis and back.
+
+func isScript(cmd redis.Cmder, name string) bool {
+	hash := redis.NewScript(core.Scripts[name]).Hash()
+	s, _ := cmd.Args()[1].(string)
+	return s == hash || s == core.Scripts[name]
+}
+
+func TestShutdownWaitsForReleasesUnderWay(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := redis.NewClient(&redis.Options{Addr: env.Addr})
+	gate := make(chan struct{})
+	out := make(chan struct{}, 9)
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		if isScript(cmd, "release") {
+			out <- struct{}{}
+			<-gate
+		}
+		return next()
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	lease, err := l.TryAcquire(context.Background(), "k")
+	require.NoError(t, err)
+	rel := make(chan error)
+	go func() { rel <- lease.Release(context.Background()) }()
+	<-out
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	err = l.Shutdown(ctx)
+	_ = rdb.Close()
+	close(gate)
+	<-rel
+	if n := len(redistest.Keys(t, env.Client(t), env.Prefix)); n > 0 && err == nil {
+		t.Errorf("Shutdown returned nil, and the key is still taken")
+	}
+}
+
+func TestATokenStaysGoodWhenReplicasDoNotAnswer(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	l := newLocker(t, env)
+	ctx := t.Context()
+	lease, err := l.TryAcquire(ctx, "k")
+	require.NoError(t, err)
+	token, err := lease.Detach(ctx)
+	require.NoError(t, err)
+	_, err = l.Resume(ctx, token, core.WaitReplicas(1, 20*time.Millisecond))
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	_, err = l.Resume(ctx, token)
+	if err != nil {
+		t.Errorf("token should be good for another try: %v", err)
+	}
+}
+
+func TestALostReplyToAReleaseThatServedItsOwnLine(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	var lose atomic.Bool
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		err := next()
+		if isScript(cmd, "release") && lose.CompareAndSwap(true, false) {
+			return refuse(cmd, context.DeadlineExceeded)
+		}
+		return err
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	warm(t, l)
+	redistest.Eventually(t, l.Listening, "up")
+	lease, err := l.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	got := make(chan *core.Lease, 1)
+	go func() { second, err := l.Acquire(t.Context(), "k"); t.Log(err); got <- second }()
+	time.Sleep(200 * time.Millisecond) // over the budget for passing on
+	lose.Store(true)
+	begun := time.Now()
+	require.NoError(t, lease.Release(t.Context()))
+	second := <-got
+	rec, _ := env.Client(t).HGetAll(context.Background(), core.RecordName(env.Prefix, "k")).Result()
+	t.Log(rec)
+	stale := rec["queue"] != ""
+	other := newLocker(t, env)
+	begun = time.Now()
+	require.NoError(t, second.Release(t.Context()))
+	_, err = other.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	if stale || time.Since(begun) > 500*time.Millisecond {
+		t.Error("a stale entry wasted a claim")
+	}
+}
+
+func TestAQuestionThatComesAfterItsGrantWasReleased(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	gate := make(chan struct{})
+	var asks atomic.Int32
+	late := make(chan struct{})
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		if isScript(cmd, "acquire") && strings.Contains(cmd.Args()[3].(string), ":k") && asks.Add(1) == 2 {
+			<-gate // on its way
+			c := redis.NewCmd(context.Background(), cmd.Args()...)
+			side := redis.NewClient(&redis.Options{Addr: env.Addr})
+			err := side.Process(context.Background(), c)
+			_ = side.Close()
+			cmd.(*redis.Cmd).SetVal(c.Val())
+			cmd.SetErr(c.Err())
+			close(late)
+			return err
+		}
+		return next()
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	warm(t, l)
+	redistest.Eventually(t, l.Listening, "up")
+	other, third := newLocker(t, env), newLocker(t, env)
+	warm(t, third)
+	redistest.Eventually(t, third.Listening, "up")
+	first, err := other.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	got := make(chan *core.Lease, 1)
+	go func() { lease, _ := l.Acquire(t.Context(), "k"); got <- lease }()
+	redistest.Eventually(t, func() bool { return asks.Load() == 2 }, "asks again") // after a second
+	require.NoError(t, first.Release(t.Context()))
+	mine := <-got // by message
+	require.NoError(t, mine.Release(t.Context()))
+	holder, err := third.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	close(gate)
+	<-late
+	time.Sleep(200 * time.Millisecond)
+	rec, _ := env.Client(t).HGetAll(context.Background(), core.RecordName(env.Prefix, "k")).Result()
+	t.Log(rec)
+	require.NoError(t, holder.Release(t.Context()))
+	_, err = other.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	if rec["queue"] != "" {
+		t.Error("an entry of nobody's is in the queue")
+	}
+}
+
+func TestALateRenewalDoesNotLengthenAMinHold(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	renewals := env.Client(t)
+	gate := make(chan struct{})
+	held := make(chan struct{})
+	var once sync.Once
+	renewals.AddHook(hooks{pipeline: func(next func() error) error {
+		once.Do(func() { close(held); <-gate })
+		return next()
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithRenewalClient(renewals), core.WithTTL(30*time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	lease, err := l.Acquire(t.Context(), "k", core.MinHold(1500*time.Millisecond))
+	require.NoError(t, err)
+	<-held
+	require.NoError(t, lease.Release(t.Context()))
+	close(gate)
+	time.Sleep(200 * time.Millisecond)
+	info, err := l.Inspect(t.Context(), "k")
+	require.NoError(t, err)
+	for _, h := range info.Holders {
+		t.Logf("left: %s", h.Remaining)
+		if h.Remaining > 2*time.Second {
+			t.Error("the key stays taken past MinHold")
+		}
+	}
+}
+
+func TestACallThatIsPassedAHoldWhileRedisGrantsIt(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	side := env.Client(t)
+	var act atomic.Pointer[func()]
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		if isScript(cmd, "acquire") {
+			if f := act.Swap(nil); f != nil {
+				err := next()
+				(*f)()
+				return err
+			}
+		}
+		return next()
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	warm(t, l)
+	redistest.Eventually(t, l.Listening, "up")
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	side.Del(t.Context(), core.RecordName(env.Prefix, "k")) // Redis lost it
+	other := make(chan error, 1)
+	f := func() {
+		go func() {
+			third, err := l.Acquire(context.Background(), "k")
+			if err == nil {
+				err = third.Release(context.Background())
+			}
+			other <- err
+		}()
+		time.Sleep(5 * time.Millisecond)
+		_ = lease.Release(context.Background()) // passed on
+	}
+	act.Store(&f)
+	second, err := l.Acquire(context.Background(), "k")
+	require.NoError(t, err)
+	require.NoError(t, second.Release(context.Background()))
+	select {
+	case err := <-other:
+		t.Log("third:", err)
+	case <-time.After(8 * time.Second):
+		t.Error("the third call sleeps for good")
+	}
+}
+
+type slowLost struct{ core.NopObserver }
+
+func (slowLost) OnLost(context.Context, core.Lost) { time.Sleep(40 * time.Millisecond) }
+
+func TestCloseEndsWithQuestionsUnderWay(t *testing.T) {
+	t.Parallel()
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	asked := make(chan struct{}, 9)
+	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+		err := next()
+		if isScript(cmd, "acquire") && strings.Contains(cmd.Args()[3].(string), ":slow") {
+			asked <- struct{}{}
+			time.Sleep(10 * time.Millisecond)
+		}
+		return err
+	}})
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithObserver(slowLost{}))
+	require.NoError(t, err)
+	_, err = l.TryAcquire(context.Background(), "held")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for _, key := range []string{"slow1", "slow2"} {
+		go func() { _, err := l.Acquire(ctx, key); t.Log(err) }()
+	}
+	<-asked
+	time.Sleep(5 * time.Millisecond) // the other one may travel along
+	done := make(chan struct{})
+	go func() { _ = l.Close(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(6 * time.Second):
+		t.Error("Close hangs")
+	}
+}
+
+func TestManyCallsThatLeaveAtOnceLeaveNothingBehind(t *testing.T) {
+	t.Parallel()
+	const n = 400
+	env := redistest.Real(t)
+	l, other := newLocker(t, env), newLocker(t, env)
+	warm(t, l)
+	warm(t, other)
+	redistest.Eventually(t, l.Listening, "up")
+	var held []*core.Lease
+	key := func(i int) string { return "key" + strconv.Itoa(i) }
+	for i := range n {
+		lease, err := other.TryAcquire(t.Context(), key(i))
+		require.NoError(t, err)
+		held = append(held, lease)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { _, _ = l.Acquire(ctx, key(i)) })
+	}
+	time.Sleep(500 * time.Millisecond)
+	cancel()
+	wg.Wait()
+	time.Sleep(500 * time.Millisecond)
+	left, first := 0, -1
+	for i := range n {
+		if q, _ := env.Client(t).HGet(context.Background(), core.RecordName(env.Prefix, key(i)), "queue").Result(); q != "" {
+			left++
+			first = i
+		}
+	}
+	if left > 0 {
+		begun := time.Now()
+		require.NoError(t, held[first].Release(t.Context()))
+		_, err := other.Acquire(t.Context(), key(first))
+		require.NoError(t, err)
+		t.Errorf("next waited %s", time.Since(begun))
+	}
+}
