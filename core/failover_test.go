@@ -236,7 +236,7 @@ func (l *load) run(t *testing.T, how end) {
 	case how.behind > 0:
 		assert.GreaterOrEqual(t, sum.told, loadLong, "no replica had heard of them")
 	}
-	if l.variant.heard && !how.back {
+	if l.variant.heard && !how.back && l.d.primaries > 1 { // where the one replica that has a grant is the one elected
 		assert.Zero(t, sum.overlaps, "the new primary knows of every grant that counts")
 	}
 }
