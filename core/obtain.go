@@ -319,25 +319,28 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 	return nil, nil
 }
 
-// cancel gives up what an entry may have without our knowing, if there is a slot.
+// cancel gives up what an entry may have without our knowing. It tries again if there
+// is a slot.
 // After ttl there is nothing left to give up.
 func (l *Locker) cancel(slots chan struct{}, req releaseRequest, ttl time.Duration) {
-	slot := false
-	pause := 50 * time.Millisecond
-	for end := time.Now().Add(ttl); time.Now().Before(end); pause = min(2*pause, time.Second) {
-		if _, err := l.release(context.Background(), req); err == nil {
+	done := func() bool {
+		_, err := l.release(context.Background(), req)
+		if err == nil {
 			l.notices.freed(keyOf(l.prefix, req.record))
-			return
 		}
-		if !slot { // only what Redis did not answer is bounded
-			select {
-			case slots <- struct{}{}:
-				slot = true
-				defer func() { <-slots }()
-			default:
-				return
-			}
-		}
+		return err == nil
+	}
+	if done() {
+		return
+	}
+	select { // only what Redis did not answer is bounded
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
+	default:
+		return
+	}
+	pause := 50 * time.Millisecond
+	for end := time.Now().Add(ttl); time.Now().Before(end) && !done(); pause = min(2*pause, time.Second) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:

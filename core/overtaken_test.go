@@ -49,7 +49,7 @@ func TestShutdownWaitsForReleasesUnderWay(t *testing.T) {
 	err = l.Shutdown(ctx)
 	_ = rdb.Close()
 	close(gate)
-	<-rel
+	_ = <-rel
 	if n := len(redistest.Keys(t, env.Client(t), env.Prefix)); n > 0 && err == nil {
 		t.Errorf("Shutdown returned nil, and the key is still taken")
 	}
@@ -95,14 +95,13 @@ func TestALostReplyToAReleaseThatServedItsOwnLine(t *testing.T) {
 	go func() { second, err := l.Acquire(t.Context(), "k"); t.Log(err); got <- second }()
 	time.Sleep(200 * time.Millisecond) // over the budget for passing on
 	lose.Store(true)
-	begun := time.Now()
 	require.NoError(t, lease.Release(t.Context()))
 	second := <-got
 	rec, _ := env.Client(t).HGetAll(context.Background(), core.RecordName(env.Prefix, "k")).Result()
 	t.Log(rec)
 	stale := rec["queue"] != ""
 	other := newLocker(t, env)
-	begun = time.Now()
+	begun := time.Now()
 	require.NoError(t, second.Release(t.Context()))
 	_, err = other.Acquire(t.Context(), "k")
 	require.NoError(t, err)
@@ -263,10 +262,10 @@ func TestCloseEndsWithQuestionsUnderWay(t *testing.T) {
 	require.NoError(t, err)
 	_, err = l.TryAcquire(context.Background(), "held")
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for _, key := range []string{"slow1", "slow2"} {
-		go func() { _, err := l.Acquire(ctx, key); t.Log(err) }()
+		go func() { _, _ = l.Acquire(ctx, key) }()
 	}
 	<-asked
 	time.Sleep(5 * time.Millisecond) // the other one may travel along
