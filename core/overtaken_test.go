@@ -49,7 +49,7 @@ func TestShutdownWaitsForReleasesUnderWay(t *testing.T) {
 	err = l.Shutdown(ctx)
 	_ = rdb.Close()
 	close(gate)
-	_ = <-rel
+	t.Logf("release: %v", <-rel)
 	if n := len(redistest.Keys(t, env.Client(t), env.Prefix)); n > 0 && err == nil {
 		t.Errorf("Shutdown returned nil, and the key is still taken")
 	}
@@ -250,14 +250,21 @@ func TestCloseEndsWithQuestionsUnderWay(t *testing.T) {
 	env := redistest.Real(t)
 	rdb := env.Client(t)
 	asked := make(chan struct{}, 9)
-	rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+	late := func(next func() error) error {
 		err := next()
-		if isScript(cmd, "acquire") && strings.Contains(cmd.Args()[3].(string), ":slow") {
-			asked <- struct{}{}
-			time.Sleep(10 * time.Millisecond)
-		}
+		asked <- struct{}{}
+		time.Sleep(10 * time.Millisecond)
 		return err
-	}})
+	}
+	rdb.AddHook(hooks{ // they may travel together
+		script: func(cmd redis.Cmder, next func() error) error {
+			if isScript(cmd, "acquire") && strings.Contains(cmd.Args()[3].(string), ":slow") {
+				return late(next)
+			}
+			return next()
+		},
+		pipeline: late,
+	})
 	l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithObserver(slowLost{}))
 	require.NoError(t, err)
 	_, err = l.TryAcquire(context.Background(), "held")
@@ -268,7 +275,7 @@ func TestCloseEndsWithQuestionsUnderWay(t *testing.T) {
 		go func() { _, _ = l.Acquire(ctx, key) }()
 	}
 	<-asked
-	time.Sleep(5 * time.Millisecond) // the other one may travel along
+	time.Sleep(5 * time.Millisecond)
 	done := make(chan struct{})
 	go func() { _ = l.Close(); close(done) }()
 	select {
