@@ -32,7 +32,7 @@ type lane struct {
 const (
 	// With more out at once there would be less to send together; with fewer a
 	// call would wait for its turn even when nobody is in the way.
-	laneWidth = 2
+	laneWidth = 3
 	// When nobody came back for so long, a connection may be dead: others go out,
 	// up to laneMax.
 	laneSlow = 20 * time.Millisecond
