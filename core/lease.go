@@ -123,10 +123,9 @@ func (l *Lease) Key() string { return l.hold.key() }
 // fits a signed 64-bit column.
 func (l *Lease) Fence() int64 { return l.fence }
 
-// Extend makes at least d remain of the lease. It blocks for one round trip, and no longer than
-// ctx allows. An
-// error that wraps ErrLeaseLost means that the lease is lost; after any other
-// error the lease is as it was.
+// Extend makes at least d remain of the lease. It blocks for one round trip, and no
+// longer than ctx allows. An error that wraps ErrLeaseLost means that the lease is
+// lost; after any other error the lease is as it was.
 func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkTTL("Extend", d); err != nil {
 		return err

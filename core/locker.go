@@ -239,14 +239,14 @@ func (l *Locker) heard(message string) {
 	word, rest, _ := strings.Cut(message, " ")
 	switch word {
 	case "grant":
-		f := strings.SplitN(rest, " ", 6)
-		if len(f) < 6 {
+		f := strings.SplitN(rest, " ", 5)
+		if len(f) < 5 {
 			return
 		}
 		fence, err1 := strconv.ParseInt(f[1], 10, 64)
-		ends, err2 := strconv.ParseInt(f[3], 10, 64)
+		ends, err2 := strconv.ParseInt(f[2], 10, 64)
 		if err1 == nil && err2 == nil {
-			l.waiters.told(f[0], f[5], fence, f[4] != "0", now, ends)
+			l.waiters.told(f[0], f[4], fence, f[3] != "0", now, ends)
 		}
 	case "wanted":
 		l.waiters.wantedBy(rest)

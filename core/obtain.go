@@ -319,9 +319,8 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 	return nil, nil
 }
 
-// cancel gives up what an entry may have without our knowing. It tries again if there
-// is a slot.
-// After ttl there is nothing left to give up.
+// cancel gives up what an entry may have without our knowing. If Redis does not answer
+// it tries again, given a slot; after ttl there is nothing left to give up.
 func (l *Locker) cancel(slots chan struct{}, req releaseRequest, ttl time.Duration) {
 	done := func() bool {
 		_, err := l.release(context.Background(), req)

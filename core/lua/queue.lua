@@ -1,9 +1,7 @@
 -- Reads the record, and says what can be done with it. Scripts come here when
 -- somebody else holds the key or waits for it.
-local CLAIM = 1000   -- ms a waiter has to take up its grant
-local ALIVE = 15000  -- ms after which a waiter that did not ask again is dead
-local QUEUE = 1024   -- entries at most
-local STEPS = 128    -- waiters served by one call at most
+local QUEUE = 1024 -- entries at most
+local STEPS = 128  -- waiters served by one call at most
 
 record = record or read()
 local exists = record[1]
@@ -141,7 +139,7 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        heard = send(locker(e), string.format('grant %s %.0f %d %d %d', named(e), following(), now, now + CLAIM, waiting > 1 and 1 or 0))
+        heard = send(locker(e), string.format('grant %s %.0f %d %d', named(e), following(), now + CLAIM, waiting > 1 and 1 or 0))
         if not heard then -- nobody can be told: the first to ask takes it
           break
         end

@@ -20,6 +20,8 @@
 --
 -- The caller may lose the reply, and ask again: a holder's entry is answered with
 -- the same grant.
+local CLAIM = 1000  -- ms a waiter has to take up its grant
+local ALIVE = 15000 -- ms after which a waiter that did not ask again is dead
 local BLOCK = 65536 -- fences that an exclusive grant may use up in its process
 local NEVER = 1e15
 

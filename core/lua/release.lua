@@ -15,27 +15,27 @@
 -- gives it up while nobody waits, or one who also wants it alone is the next.
 record = read()
 local sole = record[7] and string.sub(entry, 1, 2) == '1:' and ends(record[7]) > now
-local last = tonumber(ARGV[2]) -- fence
-if sole and ARGV[3] == '0' and last > 0 and last < micros then
+local used = tonumber(ARGV[2])
+if sole and ARGV[3] == '0' and used > 0 and used < micros then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   if not record[5] and not record[6] and ARGV[5] == '' then
     redis.call('DEL', key) -- there is nothing to remember
     return 1
   elseif e and tonumber(alive) > now and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
-    local its, claim = string.format('%.0f', micros), string.format('%d', now + 1000)
+    local its, claim = string.format('%.0f', micros), string.format('%d', now + CLAIM)
     local waiting, queue = tonumber(record[8]) - 1, string.sub(record[5], to)
     if ARGV[4] ~= '' then
       waiting = waiting + 1
-      queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + 15000) .. ',' .. ARGV[6] .. ' '
+      queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
     local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
     local heard = redis.pcall('PUBLISH', prefix .. ':wake:' .. id,
-      'grant ' .. string.sub(e, 1, -17) .. ' ' .. its .. ' ' .. time[1] .. ' ' .. claim .. ' ' .. (waiting > 0 and 1 or 0) .. ' ' .. name)
+      'grant ' .. string.sub(e, 1, -17) .. ' ' .. its .. ' ' .. claim .. ' ' .. (waiting > 0 and 1 or 0) .. ' ' .. name)
     if tonumber(heard) and heard > 0 then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
-      redis.call('PEXPIRE', key, 16000)
+      redis.call('PEXPIRE', key, CLAIM + ALIVE)
       if ARGV[5] == '' then
         return 1
       end
@@ -45,7 +45,7 @@ if sole and ARGV[3] == '0' and last > 0 and last < micros then
 end
 
 -- #include queue.lua
-local owned, used, stay, other = mine and 1 or 0, tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local owned, stay, other = mine and 1 or 0, tonumber(ARGV[3]), ARGV[4]
 
 if mine and stay == 0 and limit(entry) == 1 then -- the rest of the block goes back
   fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''

@@ -1,0 +1,294 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+func TestAQuorumsLeaseOutlivesAMinorityAndEndsInTimeWithoutAMajority(t *testing.T) {
+	t.Parallel()
+	for name, fail := range map[string]func(*fakeNode){"dead": (*fakeNode).die, "stopped": (*fakeNode).stop} {
+		for _, many := range []int{3, 5} {
+			t.Run(fmt.Sprint(name, many), func(t *testing.T) {
+				t.Parallel()
+				onFakeNodes(t, many, func(t *testing.T, nodes []*fakeNode) {
+					l := overNodes(t, nodes, core.WithTTL(10*time.Second))
+					lease, err := l.TryAcquire(t.Context(), "k")
+					require.NoError(t, err)
+					time.Sleep(20 * time.Second)
+					minority := (many - 1) / 2
+					for _, n := range nodes[:minority] {
+						fail(n)
+					}
+					time.Sleep(time.Minute)
+					require.NoError(t, lease.Context().Err())
+					require.NoError(t, lease.Extend(t.Context(), 20*time.Second))
+
+					fail(nodes[minority])
+					<-lease.Context().Done()
+					require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+					for _, n := range nodes[minority+1:] {
+						require.Positive(t, n.TTL(record))
+					}
+					require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+					for _, n := range nodes {
+						n.live()
+					}
+					time.Sleep(30 * time.Second)
+					require.Empty(t, records(nodes))
+				})
+			})
+		}
+	}
+}
+
+func TestAQuorumsLeaseThatAMajorityForgotIsLost(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		for forgetful := 1; forgetful <= 3; forgetful++ {
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			time.Sleep(time.Millisecond) // every node has granted
+			for _, n := range nodes[:forgetful] {
+				n.Del(record)
+			}
+			if forgetful == 1 {
+				require.NoError(t, lease.Extend(t.Context(), time.Second))
+				require.NoError(t, lease.Release(t.Context()))
+				continue
+			}
+			if forgetful == 2 {
+				require.ErrorIs(t, lease.Extend(t.Context(), time.Second), core.ErrLeaseLost)
+			}
+			require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+		}
+		time.Sleep(time.Millisecond)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestAQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
+	t.Parallel()
+	for _, rate := range []float64{1.0099, 0.9901} {
+		onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+			for _, n := range nodes {
+				n.rate = rate
+			}
+			l := overNodes(t, nodes)
+			other := overNodes(t, nodes)
+			for _, d := range []time.Duration{3 * time.Second, time.Minute, time.Hour} {
+				lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(d))
+				require.NoError(t, err)
+				<-lease.Context().Done()
+				_, err = other.TryAcquire(t.Context(), "k")
+				require.ErrorIs(t, err, core.ErrConflict, d)
+				time.Sleep(d / 10)
+				next, err := other.TryAcquire(t.Context(), "k")
+				require.NoError(t, err)
+				require.NoError(t, next.Release(t.Context()))
+				require.Error(t, lease.Release(t.Context()))
+				time.Sleep(time.Second)
+			}
+		})
+	}
+}
+
+func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
+	t.Parallel()
+	modes := map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(7)}}
+	for name, mode := range modes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, apart := range []time.Duration{5 * time.Millisecond, 40 * time.Millisecond, 70 * time.Millisecond, time.Hour} {
+				onFakeNodes(t, 5, func(t *testing.T, nodes []*fakeNode) {
+					for i, n := range nodes {
+						n.ahead = time.Duration(i-2) * apart
+						n.tick(0)
+					}
+					l := overNodes(t, nodes)
+					warm(t, l)
+					var last int64
+					for round := range 40 {
+						var lost *core.Lease
+						down := []*fakeNode{nodes[round*2%5], nodes[(round*2+1)%5]}
+						for _, n := range down {
+							n.stop()
+						}
+						lease, err := l.TryAcquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
+						require.NoError(t, err)
+						require.Greater(t, lease.Fence(), last, "round %d, clocks %s apart", round, apart)
+						last = lease.Fence()
+						switch round % 3 {
+						case 0:
+							require.NoError(t, lease.Release(t.Context()))
+						case 1: // by the next round the key is free, and nobody has released it
+							next := make(chan *core.Lease)
+							go func() {
+								lease, err := l.Acquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
+								if err != nil {
+									t.Error(err)
+								}
+								next <- lease
+							}()
+							time.Sleep(time.Millisecond)
+							require.NoError(t, lease.Release(t.Context()))
+							lost = <-next
+							last = max(last, lost.Fence())
+							for _, n := range nodes {
+								n.stop()
+							}
+							time.Sleep(1100 * time.Millisecond)
+						default: // other calls go on with the hold
+							for _, n := range down {
+								n.live()
+							}
+							last = passOn(t, l, lease, mode)
+						}
+						for _, n := range nodes {
+							n.live()
+						}
+						if lost != nil && round%2 == 1 {
+							require.ErrorIs(t, lost.Release(t.Context()), core.ErrLeaseLost)
+						}
+						time.Sleep(1100 * time.Millisecond) // what a stopped node has granted late is over
+					}
+					for _, n := range nodes {
+						n.live()
+					}
+				})
+			}
+		})
+	}
+}
+
+// passOn releases the lease to waiting calls, and returns the greatest of their fences.
+func passOn(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.AcquireOption) (last int64) {
+	t.Helper()
+	last = lease.Fence()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for range 5 {
+		wg.Go(func() {
+			next, err := l.Acquire(t.Context(), "k", append(slices.Clip(mode), core.LeaseTTL(time.Second))...)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			if next.Fence() <= last && len(mode) == 0 {
+				t.Errorf("fence went from %d to %d", last, next.Fence())
+			}
+			last = max(last, next.Fence())
+			mu.Unlock()
+			if err := next.Release(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	time.Sleep(time.Millisecond)
+	require.NoError(t, lease.Release(t.Context()))
+	wg.Wait()
+	return last
+}
+
+func TestAGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		l.WaitForNodes(time.Minute)
+		warm(t, l)
+		for _, n := range nodes[1:] {
+			n.stop()
+		}
+		done := make(chan error)
+		go func() {
+			_, err := l.TryAcquire(t.Context(), "k")
+			done <- err
+		}()
+		time.Sleep(2950 * time.Millisecond) // less than the lease, but more than can be trusted
+		for _, n := range nodes {
+			n.live()
+		}
+		require.ErrorIs(t, <-done, core.ErrUnavailable)
+		time.Sleep(40 * time.Millisecond)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestALateNodeKeepsTheKeyWhileItIsHeldAndNotLonger(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		warm(t, l)
+		for _, late := range []bool{false, true} {
+			nodes[2].stop()
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			if late {
+				require.NoError(t, lease.Release(t.Context()))
+				nodes[2].live()
+			} else {
+				nodes[2].live()
+				time.Sleep(time.Millisecond)
+				require.True(t, nodes[2].Exists(record))
+				nodes[0].die() // the late one counts now
+				time.Sleep(time.Minute)
+				require.NoError(t, lease.Context().Err())
+				nodes[0].live()
+				require.NoError(t, lease.Release(t.Context()))
+			}
+			time.Sleep(100 * time.Millisecond)
+			require.Empty(t, records(nodes), late)
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestGrantsOfAQuorumWhoseAnswersWereLostAreGivenBack(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
+		l := overNodes(t, nodes)
+		warm(t, l)
+		for _, n := range nodes[:2] {
+			n.loseAnswers()
+		}
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		for _, n := range nodes[:2] {
+			n.live()
+		}
+		time.Sleep(promptly)
+		require.Empty(t, records(nodes))
+	})
+}
+
+func TestTheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		rdb := nodes[0].client(t)
+		l, err := core.New(rdb)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
+		require.NoError(t, err)
+		ahead := lease.Fence() + time.Hour.Microseconds() // as another node's clock may be
+		require.NoError(t, rdb.HSet(t.Context(), record, "fence", ahead).Err())
+		require.NoError(t, rdb.Expire(t.Context(), record, 2*time.Hour).Err())
+		time.Sleep(2 * time.Second)
+		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+		time.Sleep(time.Second)
+		next, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.Greater(t, next.Fence(), ahead+65535)
+		require.NoError(t, next.Release(t.Context()))
+	})
+}
