@@ -22,22 +22,30 @@ const (
 	outageMost   = 5 * time.Second
 )
 
-// claimMessages claims what is due for as long as the Worker is not stopped,
-// never more than there are free hands: what is claimed too early burns its
+// claimer claims what is due in one partition for as long as its Worker is not
+// stopped, never more than there are free hands: what is claimed too early burns its
 // lease and keeps other workers from it.
-func (w *Worker) claimMessages() {
+type claimer struct {
+	*Worker
+	partition *partition
+	wake      chan struct{} // holds one: look at the partition
+}
+
+func (w *claimer) run() {
 	token, failures := "", 0
 	for !w.isStopping() {
-		select {
-		case w.hands <- struct{}{}:
-		case <-w.stopping:
+		n := w.takeHands()
+		if n == 0 {
 			return
 		}
-		// Only this goroutine takes hands: what is free stays free.
-		n := min(1+cap(w.hands)-len(w.hands), claimBatch)
 		select { // what was announced before the claim is seen by it
 		case <-w.wake:
 		default:
+		}
+		if w.paused.Load() {
+			w.freeHands(n)
+			w.pause(pollFloor, true)
+			continue
 		}
 		if token == "" {
 			token = ident.Random(16)
@@ -45,9 +53,9 @@ func (w *Worker) claimMessages() {
 		sent := time.Now()
 		// Not cancelled by Stop: messages whose claim nobody heard of would wait
 		// for its end.
-		b, err := w.queue.claim(w.ctx, token, w.lease, n)
+		b, err := w.partition.claim(w.ctx, token, w.lease, n)
 		if err != nil {
-			<-w.hands
+			w.freeHands(n)
 			failures++
 			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
 			// The token stays: if only the reply was lost, the next claim brings
@@ -57,15 +65,12 @@ func (w *Worker) claimMessages() {
 		}
 		failures = 0
 		w.report(b)
-		for i, m := range b.messages {
-			if i > 0 {
-				w.hands <- struct{}{}
-			}
-			w.begin(m, token, sent)
+		for _, m := range b.messages {
+			w.begin(w.partition, m, token, sent)
 		}
-		token = ""
-		if len(b.messages) == 0 {
-			<-w.hands
+		w.freeHands(n - len(b.messages))
+		if len(b.messages) > 0 {
+			token = "" // an empty answer leaves it: should the same call come to Redis late, the next one finds what it took
 		}
 		if len(b.messages) < n {
 			floor := pollUnheard
@@ -77,8 +82,32 @@ func (w *Worker) claimMessages() {
 	}
 }
 
+// takeHands waits for a free hand, and takes what others are free, as many as a claim
+// may bring. It returns 0 when the Worker is stopped.
+func (w *Worker) takeHands() (n int) {
+	select {
+	case w.hands <- struct{}{}:
+	case <-w.stopping:
+		return 0
+	}
+	for n = 1; n < claimBatch; n++ {
+		select {
+		case w.hands <- struct{}{}:
+		default:
+			return n
+		}
+	}
+	return n
+}
+
+func (w *Worker) freeHands(n int) {
+	for range n {
+		<-w.hands
+	}
+}
+
 // pause waits for d, for Stop, and if it may be woken for an announcement.
-func (w *Worker) pause(d time.Duration, wakeable bool) {
+func (w *claimer) pause(d time.Duration, wakeable bool) {
 	wake := w.wake
 	if !wakeable {
 		wake = nil
@@ -107,10 +136,10 @@ func (w *Worker) report(b batch) {
 
 // begin runs a message that was claimed by a command sent at sent. The caller
 // has taken the hand that it needs.
-func (w *Worker) begin(m Message, token string, sent time.Time) {
-	c := w.claims.add(w.ctx, m, token, trust.Until(sent, w.lease))
+func (w *Worker) begin(p *partition, m Message, token string, sent time.Time) {
+	c := w.claims.add(w.ctx, p, m, token, trust.Until(sent, w.lease))
 	w.handlers.Go(func() {
-		defer func() { <-w.hands }()
+		defer w.freeHands(1)
 		w.process(c)
 	})
 }

@@ -12,31 +12,52 @@ import (
 // The scripts, called. go-redis may send each of them again when a reply is
 // lost; each answers its second run as it answered the first.
 
-func (q *Queue) run(ctx context.Context, script *redis.Script, args ...any) *redis.Cmd {
-	args = append([]any{q.retention.Milliseconds(), q.deadRetention.Milliseconds()}, args...)
-	return script.Run(ctx, q.rdb, []string{q.base}, args...)
+func (p *partition) call(ctx context.Context, script *redis.Script, args ...any) *redis.Cmd {
+	args = append([]any{p.queue.retention.Milliseconds(), p.queue.deadRetention.Milliseconds()}, args...)
+	return script.Run(ctx, p.queue.rdb, []string{p.base}, args...)
 }
 
 var errReply = errors.New("unexpected reply of a script")
 
-func (q *Queue) enqueue(ctx context.Context, job Job) (expires time.Time, err error) {
-	// Rounded up: a message is never early, and not too old when it comes.
-	delay, maxAge := ceilMilliseconds(job.Delay), ceilMilliseconds(job.MaxAge)
-	reply, err := q.run(ctx, enqueueScript, job.ID, job.Key, job.Name, job.Payload,
-		delay, maxAge, q.maxDepth, q.maxDepthPerKey).Int64Slice()
-	switch {
-	case err != nil:
-		return time.Time{}, redisError(ctx, "enqueue", err)
-	case len(reply) == 2 && reply[0] == 1:
-		return time.UnixMilli(reply[1]), nil
-	case len(reply) == 1 && reply[0] == -1:
-		return time.Time{}, fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, job.Key, ErrKeyFull)
-	case len(reply) == 1 && reply[0] == -2:
-		return time.Time{}, fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
-	case len(reply) == 1 && reply[0] == -3:
-		return time.Time{}, fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, job.ID)
-	default:
-		return time.Time{}, redisError(ctx, "enqueue", errReply)
+// enqueueing is a job on its way into the queue.
+type enqueueing struct {
+	job     Job
+	expires time.Time
+	err     error
+	done    chan struct{} // closed when the others are set
+}
+
+func (p *partition) enqueue(batch []*enqueueing) {
+	q := p.queue
+	args := make([]any, 0, 2+7*len(batch))
+	args = append(args, q.maxDepth, q.maxDepthPerKey)
+	for _, e := range batch {
+		j := e.job
+		// Rounded up: a message is never early, and not too old when it comes.
+		args = append(args, j.ID, j.Key, j.Name, j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), j.Principal)
+	}
+	ctx := context.Background()
+	reply, err := p.call(ctx, enqueueScript, args...).Int64Slice()
+	if err == nil && len(reply) != len(batch) {
+		err = errReply
+	}
+	if err != nil {
+		err = redisError(ctx, "enqueue", err)
+	}
+	for i, e := range batch {
+		switch {
+		case err != nil:
+			e.err = err
+		case reply[i] >= 0:
+			e.expires = time.UnixMilli(reply[i])
+		case reply[i] == -1:
+			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
+		case reply[i] == -2:
+			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
+		default:
+			e.err = fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
+		}
+		close(e.done)
 	}
 }
 
@@ -50,8 +71,8 @@ type batch struct {
 	redelivered, expired, buried int64
 }
 
-func (q *Queue) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
-	reply, err := q.run(ctx, claimScript, token, lease.Milliseconds(), n, q.maxAttempts, claimBytes).Slice()
+func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
+	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, p.queue.maxAttempts, claimBytes).Slice()
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)
 	}
@@ -78,35 +99,36 @@ func (q *Queue) claim(ctx context.Context, token string, lease time.Duration, n 
 
 func readMessage(fields any) (m Message, ok bool) {
 	f, ok := fields.([]any)
-	if !ok || len(f) != 9 {
+	if !ok || len(f) != 11 {
 		return m, false
 	}
-	var payload string
-	for i, to := range []*string{&m.ID, &m.Key, &m.Name, &payload} {
-		if *to, ok = f[i].(string); !ok {
+	var texts [5]string
+	for i, at := range [5]int{0, 1, 2, 3, 9} {
+		if texts[i], ok = f[at].(string); !ok {
 			return m, false
 		}
 	}
-	m.Payload = []byte(payload)
-	var n [5]int64
-	for i := range n {
-		if n[i], ok = f[4+i].(int64); !ok {
+	var n [6]int64
+	for i, at := range [6]int{4, 5, 6, 7, 8, 10} {
+		if n[i], ok = f[at].(int64); !ok {
 			return m, false
 		}
 	}
+	m.ID, m.Key, m.Name, m.Payload, m.Principal = texts[0], texts[1], texts[2], []byte(texts[3]), texts[4]
 	m.Attempt, m.Conflicts, m.Losses = int(n[0]), int(n[1]), int(n[2])
 	m.EnqueuedAt, m.ExpiresAt = time.UnixMilli(n[3]), time.UnixMilli(n[4])
+	m.behind = int(n[5])
 	return m, true
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
-func (q *Queue) extend(ctx context.Context, lease time.Duration, claims []*claim) ([]bool, error) {
+func (p *partition) extend(ctx context.Context, lease time.Duration, claims []*claim) ([]bool, error) {
 	args := make([]any, 0, 1+3*len(claims))
 	args = append(args, lease.Milliseconds())
 	for _, c := range claims {
 		args = append(args, c.message.ID, c.message.Key, c.token)
 	}
-	reply, err := q.run(ctx, extendScript, args...).Int64Slice()
+	reply, err := p.call(ctx, extendScript, args...).Int64Slice()
 	if err == nil && len(reply) != len(claims) {
 		err = errReply
 	}
@@ -120,49 +142,119 @@ func (q *Queue) extend(ctx context.Context, lease time.Duration, claims []*claim
 	return held, nil
 }
 
-// settled is what a settlement came to.
-type settled struct {
-	held    bool // the claim was the caller's
-	expired bool // the message became too old for its next attempt
-	anyDue  bool // a message is due now
+// settling is a claim on its way to its end.
+type settling struct {
+	claim   *claim
+	verdict verdict
+	lease   time.Duration // of what is claimed next
+
+	settled settled
+	err     error
+	done    chan struct{} // closed when the others are set
 }
 
-// settle ends a claim by verdict v.
-func (q *Queue) settle(ctx context.Context, c *claim, v verdict) (settled, error) {
-	m := c.message
-	var cmd *redis.Cmd
-	switch v.outcome {
-	case OutcomeDone, OutcomeDead:
-		how := "done"
-		if v.outcome == OutcomeDead {
-			how = "dead"
+func (c *claim) end(v verdict, lease time.Duration) *settling {
+	return &settling{claim: c, verdict: v, lease: lease, done: make(chan struct{})}
+}
+
+// settled is what a settlement came to.
+type settled struct {
+	held    bool     // the claim was the caller's
+	expired bool     // the message became too old for its next attempt
+	more    bool     // its key has more messages
+	next    *Message // of its key, claimed
+	anyDue  bool     // a message is due now
+	sent    time.Time
+}
+
+var settleWords = map[Outcome]string{
+	OutcomeDone: "done", OutcomeDead: "dead", OutcomeRetry: "retry", OutcomeConflict: "conflict", OutcomeReturned: "return",
+}
+
+func (p *partition) settle(batch []*settling) {
+	args := make([]any, 0, 1+10*len(batch))
+	lease := time.Duration(0)
+	for _, s := range batch {
+		lease = max(lease, s.lease)
+	}
+	args = append(args, lease.Milliseconds())
+	for _, s := range batch {
+		m, v := s.claim.message, s.verdict
+		args = append(args, m.ID, m.Key, s.claim.token, settleWords[v.outcome], ceilMilliseconds(v.delay),
+			p.queue.sealed(kindCause, m, []byte(v.cause())), bit(v.lost), bit(v.awaitsKey), p.queue.sealed(kindResult, m, v.result), v.next)
+	}
+	ctx, sent := context.Background(), time.Now()
+	reply, err := p.call(ctx, settleScript, args...).Slice()
+	anyDue := false
+	if err == nil {
+		if len(reply) != len(batch)+1 {
+			err = errReply
+		} else {
+			anyDue = reply[len(batch)] == int64(1)
 		}
-		cmd = q.run(ctx, finishScript, m.ID, m.Key, c.token, how, v.cause(), bit(v.lost))
-	default:
-		how := map[Outcome]string{OutcomeRetry: "retry", OutcomeConflict: "conflict", OutcomeReturned: "return"}[v.outcome]
-		cmd = q.run(ctx, requeueScript, m.ID, m.Key, c.token, how, ceilMilliseconds(v.delay), v.cause(), bit(v.lost), bit(v.awaitsKey))
 	}
-	reply, err := cmd.Int64Slice()
-	if err == nil && len(reply) != 2 {
-		err = errReply
+	for i, s := range batch {
+		if err != nil {
+			s.err = redisError(ctx, "settle", err)
+		} else if s.settled, s.err = readSettled(reply[i]); s.err != nil {
+			s.err = redisError(ctx, "settle", s.err)
+		}
+		s.settled.anyDue, s.settled.sent = anyDue, sent
+		close(s.done)
 	}
+}
+
+// sealed is what is stored of a message that has an outcome: nothing of nothing.
+func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
+	if len(plain) == 0 {
+		return nil
+	}
+	stored, err := q.sealer.seal(kind, m.sealedOf(), plain)
 	if err != nil {
-		return settled{}, redisError(ctx, "settle", err)
+		return nil // too large for Redis: both are bounded far below
 	}
-	return settled{held: reply[0] > 0, expired: reply[0] == 2, anyDue: reply[1] == 1}, nil
+	return stored
+}
+
+func readSettled(reply any) (s settled, err error) {
+	f, ok := reply.([]any)
+	if !ok || len(f) < 2 {
+		return s, errReply
+	}
+	if f[0] == int64(-1) {
+		return s, fmt.Errorf("%v", f[1])
+	}
+	s.held, s.expired, s.more = f[0] != int64(0), f[0] == int64(2), f[1] == int64(1)
+	if len(f) > 2 {
+		m, ok := readMessage(f[2])
+		if !ok {
+			return s, errReply
+		}
+		s.next = &m
+	}
+	return s, nil
 }
 
 // nudge makes the heads of keys due that wait for nothing but their key.
-func (q *Queue) nudge(ctx context.Context, keys []string) (woken int, err error) {
+func (p *partition) nudge(ctx context.Context, keys []string) (woken int, err error) {
 	args := make([]any, len(keys))
 	for i, key := range keys {
 		args[i] = key
 	}
-	woken, err = q.run(ctx, nudgeScript, args...).Int()
+	woken, err = p.call(ctx, nudgeScript, args...).Int()
 	if err != nil {
 		return 0, redisError(ctx, "nudge", err)
 	}
 	return woken, nil
+}
+
+// cancel ends a queued message. It returns the state that it found, "" for none.
+func (p *partition) cancel(ctx context.Context, id string) (State, error) {
+	state, err := p.call(ctx, cancelScript, id).Text()
+	if err != nil {
+		return "", redisError(ctx, "cancel", err)
+	}
+	return State(state), nil
 }
 
 func bit(b bool) int {

@@ -26,6 +26,14 @@ var (
 	ErrInvalidJob = errors.New("invalid job")
 	// ErrNotFound: there is no message of this id, or not any more.
 	ErrNotFound = errors.New("message not found")
+	// ErrRunning: the message runs, and cannot be cancelled any more.
+	ErrRunning = errors.New("message is running")
+	// ErrEnded: the message's life is over.
+	ErrEnded = errors.New("message has ended")
+	// ErrResultTooLarge: the result is over the queue's limit.
+	ErrResultTooLarge = errors.New("result too large")
+	// ErrNoHandler: SetResult was called outside of a handler.
+	ErrNoHandler = errors.New("not a handler's ctx")
 	// ErrClaimLost: a worker's claim on a message ended before its handler did.
 	// It is the cause of the handler's ctx; another worker may run the message.
 	ErrClaimLost = errors.New("claim lost")

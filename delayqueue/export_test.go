@@ -17,7 +17,7 @@ func WithConflictBackoff(initial, most time.Duration) WorkerOption {
 // ScriptHashes are the scripts' names as EVALSHA knows them.
 var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
-	"finish": finishScript.Hash(), "requeue": requeueScript.Hash(), "nudge": nudgeScript.Hash(),
+	"settle": settleScript.Hash(), "nudge": nudgeScript.Hash(), "cancel": cancelScript.Hash(),
 }
 
 func scored(score float64, member string) redis.Z { return redis.Z{Score: score, Member: member} }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,9 +13,11 @@ import (
 
 // claim is a message that this Worker has claimed and not settled yet.
 type claim struct {
-	message Message
-	token   string
-	// ctx ends with ErrClaimLost when the claim is lost, and with the Worker's.
+	message   Message
+	partition *partition
+	token     string
+	// ctx ends with ErrClaimLost when the claim is lost, with the Worker's, and with
+	// that of the lease of the message's key.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	taken  time.Time
@@ -33,8 +36,8 @@ type claims struct {
 	held map[*claim]struct{}
 }
 
-func (s *claims) add(parent context.Context, m Message, token string, deadline time.Time) *claim {
-	c := &claim{message: m, token: token, taken: time.Now(), deadline: deadline}
+func (s *claims) add(parent context.Context, p *partition, m Message, token string, deadline time.Time) *claim {
+	c := &claim{message: m, partition: p, token: token, taken: time.Now(), deadline: deadline}
 	c.ctx, c.cancel = context.WithCancelCause(parent)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,15 +67,15 @@ func (s *claims) settling(c *claim) (deadline time.Time) {
 	return c.deadline
 }
 
-// list returns the claims to be extended.
-func (s *claims) list() []*claim {
+// byPartition returns the claims to be extended.
+func (s *claims) byPartition() map[*partition][]*claim {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := make([]*claim, 0, len(s.held))
+	lists := map[*partition][]*claim{}
 	for c := range s.held {
-		list = append(list, c)
+		lists[c.partition] = append(lists[c.partition], c)
 	}
-	return list
+	return lists
 }
 
 // extended records the answer to an extension. A claim that is being settled is
@@ -106,18 +109,18 @@ func (w *Worker) heartbeat(drained <-chan struct{}) {
 			return
 		}
 		next := w.lease / 3
-		for list := w.claims.list(); len(list) > 0; {
-			some := list[:min(len(list), extendBatch)]
-			list = list[len(some):]
-			sent := time.Now()
-			held, err := w.queue.extend(context.Background(), w.lease, some)
-			if err != nil {
-				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
-				next = w.lease / 20
-				continue
-			}
-			for i, c := range some {
-				w.claims.extended(c, held[i], trust.Until(sent, w.lease))
+		for p, list := range w.claims.byPartition() {
+			for some := range slices.Chunk(list, extendBatch) {
+				sent := time.Now()
+				held, err := p.extend(context.Background(), w.lease, some)
+				if err != nil {
+					w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
+					next = w.lease / 20
+					continue
+				}
+				for i, c := range some {
+					w.claims.extended(c, held[i], trust.Until(sent, w.lease))
+				}
 			}
 		}
 		timer.Reset(next)

@@ -21,6 +21,10 @@ type Job struct {
 	// Name says what kind of work it is, such as a route or a task type. It may
 	// be empty, and is at most 256 bytes long.
 	Name string
+	// Principal is on whose behalf the work is done, such as a user's id: for the
+	// handler, and for who may see the message. It is no secret. It may be empty,
+	// and is at most 256 bytes long.
+	Principal string
 	// Payload is the work itself. It may be empty.
 	Payload []byte
 	// Delay is how long the work must wait before it may start. Those of its key
@@ -43,6 +47,8 @@ func (j Job) validate(maxPayload int) error {
 	switch {
 	case len(j.Name) > maxJobNameLen:
 		return invalidJob("Name is %d bytes long, at most %d are allowed", len(j.Name), maxJobNameLen)
+	case len(j.Principal) > maxPrincipalLen:
+		return invalidJob("Principal is %d bytes long, at most %d are allowed", len(j.Principal), maxPrincipalLen)
 	case j.Delay < 0:
 		return invalidJob("Delay is negative: %s", j.Delay)
 	case j.MaxAge < time.Millisecond || j.MaxAge > maxDuration:
@@ -73,8 +79,8 @@ func invalidJob(format string, args ...any) error {
 
 // Message is a stored Job, as its handler gets it.
 type Message struct {
-	ID, Key, Name string
-	Payload       []byte
+	ID, Key, Name, Principal string
+	Payload                  []byte
 	// Attempt counts how often a handler was given the message, this time
 	// included: 1 at first.
 	Attempt int
@@ -87,7 +93,11 @@ type Message struct {
 	// EnqueuedAt is when the queue took the message, and ExpiresAt when it
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
+
+	behind int // how many of its key came later, when it was claimed
 }
+
+func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }
 
 // Handler does the work of a message. It is called on a goroutine of its own.
 //
@@ -105,7 +115,7 @@ type Handler func(ctx context.Context, m Message) error
 // State is where a message is in its life.
 type State string
 
-// The states of a message. The last three are final.
+// The states of a message. All but the first two are final.
 const (
 	// StateQueued: it waits for its time, its turn, its key, or a worker.
 	StateQueued State = "queued"
@@ -117,11 +127,16 @@ const (
 	StateDead State = "dead"
 	// StateExpired: it became too old before it could be started, or started again.
 	StateExpired State = "expired"
+	// StateCancelled: it was cancelled before it was started, or started again.
+	StateCancelled State = "cancelled"
 )
+
+// Ended reports whether the message's life is over.
+func (s State) Ended() bool { return s != StateQueued && s != StateRunning }
 
 // Status is what the queue remembers of a message.
 type Status struct {
-	ID, Name                    string
+	ID, Key, Name, Principal    string
 	State                       State
 	Attempts, Conflicts, Losses int
 	EnqueuedAt, ExpiresAt       time.Time
@@ -137,6 +152,3 @@ type DeadLetter struct {
 	Cause  string
 	DiedAt time.Time
 }
-
-// Stats counts messages.
-type Stats struct{ Queued, Running, Dead int64 }

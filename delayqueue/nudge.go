@@ -26,13 +26,15 @@ func (w *Worker) passOn(drained <-chan struct{}) {
 				break more
 			}
 		}
-		woken, err := w.queue.nudge(w.ctx, keys)
-		if err != nil {
-			w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
-			continue
-		}
-		if woken > 0 {
-			w.look()
+		for p, some := range w.queue.byPartition(keys) {
+			woken, err := p.nudge(w.ctx, some)
+			if err != nil {
+				w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
+				continue
+			}
+			if woken > 0 {
+				w.look(p.base)
+			}
 		}
 	}
 }

@@ -10,9 +10,11 @@ import (
 )
 
 const (
-	maxNameLen    = 64  // of a queue
-	maxIDLen      = 128 // of a job
-	maxJobNameLen = 256
+	maxNameLen      = 64  // of a queue
+	maxIDLen        = 128 // of a job
+	maxJobNameLen   = 256
+	maxPrincipalLen = 256
+	maxPartitions   = 1024
 
 	// A second run of a call whose reply was lost finds in the message's record
 	// what the first did: the record must outlive go-redis's retries.
@@ -53,7 +55,42 @@ func WithMaxPayload(n int) Option {
 	}
 }
 
-// WithMaxDepth sets how many messages may be queued or running. Default 100,000.
+// WithMaxResult sets the size of the largest result, in bytes. Default 64 KiB and
+// 4 KiB: a response's body and what goes with it.
+func WithMaxResult(n int) Option {
+	return func(q *Queue) error {
+		q.maxResult = n
+		return checkCount("WithMaxResult", n, 64<<20)
+	}
+}
+
+// WithPartitions splits the queue, by the key of a message, or without one by its id.
+// The parts of a queue are in different slots of a Cluster, so that it grows over
+// several nodes. Each is asked for work by itself: an idle worker costs a command a
+// second for each. All who use a queue must agree on the number. What was stored under
+// another one is not seen: drain it, with a worker that has the old number, before it
+// is forgotten. Default 1; at most 1024.
+func WithPartitions(n int) Option {
+	return func(q *Queue) error {
+		q.split = n
+		return checkCount("WithPartitions", n, maxPartitions)
+	}
+}
+
+// WithPrecedence sets for how long a key stays reserved for its parked messages after
+// the last of them was parked or tried: until then no fresh call gets the key before
+// them, whether it came by a Guard or by a Locker. A longer time holds fresh calls up
+// for longer if all workers are gone. Default 1 min; 0 reserves nothing, and fresh
+// calls may overtake.
+func WithPrecedence(d time.Duration) Option {
+	return func(q *Queue) error {
+		q.precedence = d
+		return checkDuration("WithPrecedence", d, 0)
+	}
+}
+
+// WithMaxDepth sets how many messages may be queued or running, in each partition.
+// Default 100,000.
 func WithMaxDepth(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepth = n

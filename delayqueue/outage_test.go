@@ -187,7 +187,7 @@ func TestLostRepliesChangeNothing(t *testing.T) {
 				require.Zero(t, stats)
 				mu.Lock()
 				defer mu.Unlock()
-				for _, script := range []string{"enqueue", "claim", "finish", "requeue"} {
+				for _, script := range []string{"enqueue", "claim", "settle"} {
 					require.NotZero(t, lost[script], script)
 				}
 			})

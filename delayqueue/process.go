@@ -11,6 +11,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/trust"
 )
 
 // lockPause is how long a message waits whose key could not be asked for.
@@ -26,42 +28,165 @@ type panicError struct {
 
 func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.value, e.stack) }
 
-// process takes a claimed message through its lock and its handler to the end
-// of the claim.
+// turn is a worker's time with a key: under one lease it runs messages of the key, one
+// after the other. A keyless message has a turn of its own, without a lease.
+type turn struct {
+	worker   *Worker
+	ctx      context.Context
+	lease    *core.Lease // nil without a key, and once it was given back:
+	released *core.Lease
+	ends     time.Time // then other keys have theirs
+}
+
+// turnLength bounds a turn: messages of other keys wait for hands too.
+const turnLength = 100 * time.Millisecond
+
+// process takes a claimed message, and those of its key that follow, through their
+// lock and their handler to the end of their claims.
 func (w *Worker) process(c *claim) {
 	if w.isStopping() { // claimed while Stop was called
 		w.settle(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
 		return
 	}
-	ctx := c.ctx
-	var lease *core.Lease
+	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
-		if lease, err = w.locker.TryAcquire(ctx, key, core.NotifyRelease(w.released)); err != nil {
+		if t.lease, err = w.locker.TryAcquire(w.ctx, key, w.lockOptions...); err != nil {
 			w.settle(c, w.judgeLock(c, err))
 			return
 		}
-		ctx = lease.Context()
+		t.ctx, t.ends = t.lease.Context(), time.Now().Add(turnLength)
 	}
+	for c != nil {
+		c = t.run(c)
+	}
+}
 
-	err := errGoexit
+// run runs one message and settles its claim. It returns the claim of the next
+// message of the key, if the turn goes on.
+func (t *turn) run(c *claim) (next *claim) {
+	w := t.worker
+	ctx, cancel := c.under(t.ctx, t.lease != nil)
+	result := &resultHolder{most: w.queue.maxResult}
+	ctx = context.WithValue(ctx, resultKey{}, result)
+	err, started := errGoexit, false
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicError{p, debug.Stack()}
 		}
-		var lost error
-		if lease != nil {
-			// The lock goes first, while the claim still keeps the message, and with
-			// it the line of its key, where it is. Were the message to end first,
-			// the next of its key would be claimed at once and meet our own lock.
-			if lost = lease.Release(ctx); !errors.Is(lost, core.ErrLeaseLost) {
-				lost = nil // the work was done within the lease; Redis frees the key by itself
-			}
+		cancel()
+		if !started {
+			t.over(c, verdict{outcome: OutcomeReturned, err: err})
+			return
 		}
-		w.settle(c, w.judge(c, legible(err), lost))
+		err = legible(err)
+		v := w.judge(c, err, t.lost())
+		if v.outcome == OutcomeDone {
+			v.result = result.get()
+		}
+		if t.goesOn(c, v) {
+			next = t.follow(c, v)
+			return
+		}
+		// The lock goes first, while the claim still keeps the message, and with it the
+		// line of its key, where it is: who is told that a message is done finds its
+		// key free.
+		if lost := t.release(c.message, v); lost != nil {
+			v = w.judge(c, err, lost)
+		}
+		t.over(c, v)
 	}()
+	if err = context.Cause(ctx); err != nil { // while the key was asked for
+		return nil
+	}
+	started = true
+	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
+		return nil
+	}
+	err = errGoexit
 	w.observer.OnStarted(c.message)
 	err = w.handler(ctx, c.message)
+	return nil // or what the deferred function finds
+}
+
+// goesOn reports whether the next message of the key is to run under the same lease.
+func (t *turn) goesOn(c *claim, v verdict) bool {
+	w := t.worker
+	return t.lease != nil && c.message.behind > 0 && (v.outcome == OutcomeDone || v.outcome == OutcomeDead) &&
+		!errors.Is(v.err, errGoexit) && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
+}
+
+// follow settles a claim, and claims the next message of its key.
+func (t *turn) follow(c *claim, v verdict) (next *claim) {
+	w := t.worker
+	v.next = ident.Random(16)
+	s := w.settle(c, v)
+	if s.next != nil {
+		return w.claims.add(w.ctx, c.partition, *s.next, v.next, trust.Until(s.sent, w.lease))
+	}
+	t.release(c.message, v)
+	return nil
+}
+
+// over settles the last claim of a turn.
+func (t *turn) over(c *claim, v verdict) {
+	t.release(c.message, v) // if it was not given back before
+	if s := t.worker.settle(c, v); t.released != nil && s.held && !s.more {
+		_ = t.released.Unreserve(context.Background())
+	}
+}
+
+// lost returns why the turn's lease is lost, or nil.
+func (t *turn) lost() error {
+	if t.lease == nil || t.ctx.Err() == nil {
+		return nil
+	}
+	if cause := context.Cause(t.ctx); errors.Is(cause, core.ErrLeaseLost) {
+		return cause
+	}
+	return nil
+}
+
+// release gives the key back: if it has more messages, to them before others. It
+// returns why the lease was lost, if it was.
+func (t *turn) release(m Message, v verdict) error {
+	if t.lease == nil {
+		return nil
+	}
+	t.released, t.lease = t.lease, nil
+	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
+	if precedence := t.worker.queue.precedence; precedence > 0 && (m.behind > 0 || !ended) {
+		_ = t.worker.locker.Reserve(ctx, m.Key, v.delay+precedence)
+	}
+	if lost := t.released.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
+		return lost
+	}
+	return nil // Redis frees the key by itself
+}
+
+// messageContext is the ctx of work under a lease and a claim. Err looks at the
+// lease's clock too, as the lease's own ctx does.
+type messageContext struct {
+	context.Context
+	lease context.Context
+}
+
+func (c messageContext) Err() error {
+	_ = c.lease.Err()
+	return c.Context.Err()
+}
+
+// under makes the ctx of a message's handler: it ends with its claim and with parent.
+func (c *claim) under(parent context.Context, leased bool) (context.Context, func()) {
+	if !leased {
+		return c.ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(parent)
+	unhook := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	return messageContext{ctx, parent}, func() {
+		unhook()
+		cancel(nil)
+	}
 }
 
 // legible is err, or the panic that asking it ends in, as a typed nil may: a
@@ -86,6 +211,8 @@ type verdict struct {
 	delay     time.Duration
 	lost      bool // the attempt's outcome is unknown
 	awaitsKey bool // a nudge makes it due
+	result    []byte
+	next      string // token to claim the next of the key with; "" not to
 }
 
 // maxCause bounds what is stored of an error or a stack, in bytes.
@@ -143,6 +270,12 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	case errors.As(err, &skip):
 		v.outcome = OutcomeDead
 		return v
+	case errors.Is(err, errUnknownKey): // another worker may have it
+		v.outcome, v.delay = OutcomeReturned, backoff.Spread(lockPause)
+		return v
+	case errors.Is(err, ErrSealed) && c.message.Payload == nil:
+		v.outcome = OutcomeDead
+		return v
 	case errors.Is(gone, ErrStopped):
 		v.outcome = OutcomeReturned
 		return v
@@ -169,26 +302,29 @@ const (
 
 // settle ends a claim. While Redis does not answer it tries again, until the
 // claim is over anyway or Stop's time is.
-func (w *Worker) settle(c *claim, v verdict) {
+func (w *Worker) settle(c *claim, v verdict) settled {
 	deadline := w.claims.settling(c)
 	defer c.cancel(nil)
+	var s *settling
 	for try := 1; ; try++ {
-		s, err := w.queue.settle(context.Background(), c, v)
-		if err == nil {
+		s = c.end(v, w.lease)
+		c.partition.settles.add(s)
+		<-s.done
+		if s.err == nil {
 			switch {
-			case !s.held:
-				v = verdict{outcome: OutcomeLate, err: errors.Join(ErrClaimLost, v.err)}
-			case s.expired:
-				v = verdict{outcome: OutcomeExpired, err: v.err}
+			case !s.settled.held:
+				v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
+			case s.settled.expired:
+				v.outcome = OutcomeExpired
 			}
-			if s.anyDue {
-				w.look() // without waiting for our own announcement
+			if s.settled.anyDue {
+				w.look(c.partition.base) // without waiting for our own announcement
 			}
 			break
 		}
 		pause := backoff.Full(try, settleBefore, settleMost)
 		if time.Now().Add(pause).After(deadline) || !w.sleep(pause) {
-			v = verdict{outcome: OutcomeLate, err: errors.Join(ErrClaimLost, err, v.err)}
+			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.err, v.err)
 			break
 		}
 	}
@@ -196,6 +332,7 @@ func (w *Worker) settle(c *claim, v verdict) {
 	w.observer.OnSettled(Settled{
 		Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
 	})
+	return s.settled
 }
 
 // sleep waits for d. It reports false when Stop's time is over.

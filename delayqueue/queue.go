@@ -9,32 +9,38 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // Queue stores jobs in Redis until a Worker runs them. It is safe for
-// concurrent use, holds no goroutine, and needs no closing.
+// concurrent use, has goroutines only while calls are under way, and needs no
+// closing.
 //
 // The zero Queue is not useful: use New.
 type Queue struct {
-	rdb    redis.UniversalClient
-	name   string
-	prefix string
-	base   string // what the names of its keys begin with
+	rdb        redis.UniversalClient
+	name       string
+	prefix     string
+	partitions []*partition
 
 	maxAge         time.Duration
 	maxPayload     int
+	maxResult      int
 	maxDepth       int
 	maxDepthPerKey int
 	maxAttempts    int
 	retention      time.Duration
 	deadRetention  time.Duration
+	precedence     time.Duration
+	split          int // into so many partitions
+	sealer         *sealer
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. Queues of one
-// name and prefix are one queue, whatever process they are in. The name is 1 to
-// 64 letters, digits, dots, underscores and hyphens. New does not talk to Redis.
-// Its error wraps core.ErrInvalidOption.
+// name, prefix and number of partitions are one queue, whatever process they are
+// in. The name is 1 to 64 letters, digits, dots, underscores and hyphens. New does
+// not talk to Redis. Its error wraps core.ErrInvalidOption.
 func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
 	if rdb == nil {
 		return nil, invalidOption("New: the redis client is nil")
@@ -48,13 +54,16 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		rdb:            rdb,
 		name:           name,
 		prefix:         ident.DefaultPrefix,
+		split:          1,
 		maxAge:         15 * time.Minute,
 		maxPayload:     1<<20 + 64<<10,
+		maxResult:      64<<10 + 4<<10,
 		maxDepth:       100_000,
 		maxDepthPerKey: 1000,
 		maxAttempts:    5,
 		retention:      time.Hour,
 		deadRetention:  7 * 24 * time.Hour,
+		precedence:     time.Minute,
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -64,9 +73,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 			return nil, err
 		}
 	}
-	// Redis Cluster hashes what is between the first braces: ours, since neither
-	// prefix nor name can hold any.
-	q.base = q.prefix + ":queue:{" + q.name + "}"
+	q.makePartitions()
 	return q, nil
 }
 
@@ -74,7 +81,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 func (q *Queue) Name() string { return q.name }
 
 // Enqueue stores a job, and blocks for one round trip. Once it returned nil the
-// message is run at least once, becomes a dead letter, or expires.
+// message is run at least once, becomes a dead letter, expires, or is cancelled.
 //
 // A full queue is ErrKeyFull or ErrQueueFull. After any error that wraps
 // core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
@@ -92,93 +99,131 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	if ctx.Err() != nil {
 		return core.Ticket{}, callerGone(ctx, "enqueue")
 	}
-	expires, err := q.enqueue(ctx, job)
+	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, job.Payload)
 	if err != nil {
 		return core.Ticket{}, err
 	}
-	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: expires}, nil
+	job.Payload = payload
+	e := &enqueueing{job: job, done: make(chan struct{})}
+	q.partitionOf(job.Key, job.ID).enqueues.add(e)
+	select {
+	case <-e.done:
+	case <-ctx.Done():
+		return core.Ticket{}, callerGone(ctx, "enqueue")
+	}
+	if e.err != nil {
+		return core.Ticket{}, e.err
+	}
+	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: e.expires}, nil
 }
 
 // Status tells where a message is in its life. Ids that were never stored, or
 // are remembered no more, are ErrNotFound.
-func (q *Queue) Status(ctx context.Context, id string) (Status, error) {
-	if checkID(id) != nil {
-		return Status{}, fmt.Errorf("delayqueue: status: %w", ErrNotFound)
+func (q *Queue) Status(ctx context.Context, id string) (s Status, err error) {
+	r, err := q.read(ctx, "status", id, statusFields)
+	if err != nil {
+		return Status{}, err
 	}
-	cmd := q.rdb.HMGet(ctx, q.recordName(id), statusFields...)
-	if err := cmd.Err(); err != nil {
-		if redis.HasErrorPrefix(err, "WRONGTYPE") { // a worker will make it a dead letter
-			return Status{}, fmt.Errorf("delayqueue: status: %w", ErrNotFound)
-		}
-		return Status{}, redisError(ctx, "status", err)
-	}
-	r := readRecord(statusFields, cmd.Val())
-	if r.text("state") == "" {
-		return Status{}, fmt.Errorf("delayqueue: status: %w", ErrNotFound)
-	}
-	return Status{
-		ID: id, Name: r.text("name"), State: State(r.text("state")),
-		Attempts: r.count("attempts"), Conflicts: r.count("conflicts"), Losses: r.count("losses"),
-		EnqueuedAt: r.time("enqueued"), ExpiresAt: r.time("not_after"), Cause: r.text("cause"),
-	}, nil
+	s = r.status(id)
+	s.Cause = q.cause(s)
+	return s, nil
 }
 
-// maxDeadLetters bounds one call of DeadLetters.
-const maxDeadLetters = 1000
+// cause opens the cause in a status. One that a script wrote is not sealed.
+func (q *Queue) cause(s Status) string {
+	if q.sealer == nil || !strings.HasPrefix(s.Cause, sealMagic) {
+		return s.Cause
+	}
+	cause, err := q.sealer.open(kindCause, sealedOf{s.ID, s.Key, s.Name, s.Principal}, []byte(s.Cause))
+	if err != nil {
+		return err.Error()
+	}
+	return string(cause)
+}
 
-// DeadLetters returns the newest dead letters, newest first, at most limit and
-// at most 1000. What is not known of a letter, because its record was junk, is
-// zero.
-func (q *Queue) DeadLetters(ctx context.Context, limit int) ([]DeadLetter, error) {
-	if limit < 1 {
+// Result returns what the handler of a message gave to SetResult. A message that is
+// not done, or is remembered no more, is ErrNotFound.
+func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
+	r, err := q.read(ctx, "result", id, []string{"state", "result"})
+	if err == nil && State(r.text("state")) != StateDone {
+		err = fmt.Errorf("delayqueue: result: %w", ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r.text("result") == "" {
 		return nil, nil
 	}
-	ids, err := q.rdb.ZRevRange(ctx, q.base+":dead", 0, int64(min(limit, maxDeadLetters))-1).Result()
-	if err != nil {
-		return nil, redisError(ctx, "dead letters", err)
+	return q.sealer.open(kindResult, sealedOf{id, r.text("key"), r.text("name"), r.text("principal")}, []byte(r.text("result")))
+}
+
+const minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks
+
+// Wait returns the status of a message when it has ended. It asks for it again and
+// again, each 500 ms at last. If ctx ends first its error is ctx's.
+func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
+	for try := 1; ; try++ {
+		s, err := q.Status(ctx, id)
+		if err != nil || s.State.Ended() {
+			return s, err
+		}
+		timer := time.NewTimer(backoff.Spread(backoff.Exponential(try, minWait, maxWait)))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return s, callerGone(ctx, "wait")
+		}
 	}
-	cmds := make([]*redis.SliceCmd, len(ids))
+}
+
+// Cancel keeps a message from being run that is queued: it ends as cancelled. To
+// cancel it twice is no error. A message that runs is ErrRunning, one that has ended
+// in another way ErrEnded, and one that is not known ErrNotFound. It blocks for one
+// round trip to each partition.
+func (q *Queue) Cancel(ctx context.Context, id string) error {
+	if checkID(id) != nil {
+		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
+	}
+	for _, p := range q.partitions {
+		switch was, err := p.cancel(ctx, id); {
+		case err != nil:
+			return err
+		case was == StateRunning:
+			return fmt.Errorf("delayqueue: cancel: %w", ErrRunning)
+		case was == StateQueued, was == StateCancelled:
+			return nil
+		case was != "":
+			return fmt.Errorf("delayqueue: cancel: %w: it is %s", ErrEnded, was)
+		}
+	}
+	return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
+}
+
+// read reads fields of a message's record, "state" among them. Which partition has it
+// depends on its key, which the caller does not know: all are asked at once.
+func (q *Queue) read(ctx context.Context, op, id string, fields []string) (record, error) {
+	if checkID(id) != nil {
+		return nil, fmt.Errorf("delayqueue: %s: %w", op, ErrNotFound)
+	}
+	cmds := make([]*redis.SliceCmd, len(q.partitions))
 	pipe := q.rdb.Pipeline()
-	for i, id := range ids {
-		cmds[i] = pipe.HMGet(ctx, q.recordName(id), letterFields...)
+	for i, p := range q.partitions {
+		cmds[i] = pipe.HMGet(ctx, p.recordName(id), fields...)
 	}
-	if len(ids) > 0 {
-		_, _ = pipe.Exec(ctx) // each command has its own error
-	}
-	letters := make([]DeadLetter, 0, len(ids))
-	for i, cmd := range cmds {
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for _, cmd := range cmds {
 		if err := cmd.Err(); err != nil {
-			if redis.HasErrorPrefix(err, "WRONGTYPE") {
+			if redis.HasErrorPrefix(err, "WRONGTYPE") { // a worker will make it a dead letter
 				continue
 			}
-			return nil, redisError(ctx, "dead letters", err)
+			return nil, redisError(ctx, op, err)
 		}
-		r := readRecord(letterFields, cmd.Val())
-		if State(r.text("state")) != StateDead {
-			continue // its time was up
+		if r := readRecord(fields, cmd.Val()); r.text("state") != "" {
+			return r, nil
 		}
-		letters = append(letters, DeadLetter{
-			Message: Message{
-				ID: ids[i], Key: r.text("key"), Name: r.text("name"), Payload: []byte(r.text("payload")),
-				Attempt: r.count("attempts"), Conflicts: r.count("conflicts"), Losses: r.count("losses"),
-				EnqueuedAt: r.time("enqueued"), ExpiresAt: r.time("not_after"),
-			},
-			Cause: r.text("cause"), DiedAt: r.time("died"),
-		})
 	}
-	return letters, nil
+	return nil, fmt.Errorf("delayqueue: %s: %w", op, ErrNotFound)
 }
 
-// Stats counts the queue's messages.
-func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	pipe := q.rdb.Pipeline()
-	open, running, dead := pipe.ZCard(ctx, q.base+":open"), pipe.ZCard(ctx, q.base+":running"), pipe.ZCard(ctx, q.base+":dead")
-	if _, err := pipe.Exec(ctx); err != nil {
-		return Stats{}, redisError(ctx, "stats", err)
-	}
-	return Stats{Queued: open.Val(), Running: running.Val(), Dead: dead.Val()}, nil
-}
-
-func (q *Queue) recordName(id string) string { return q.base + ":message:" + id }
-
-func (q *Queue) wakeChannel() string { return q.base + ":wake" }
+func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

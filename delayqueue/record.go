@@ -6,8 +6,8 @@ import (
 )
 
 var (
-	statusFields = []string{"name", "state", "attempts", "conflicts", "losses", "enqueued", "not_after", "cause"}
-	letterFields = append([]string{"key", "payload", "died"}, statusFields...)
+	statusFields = []string{"key", "name", "principal", "state", "attempts", "conflicts", "losses", "enqueued", "not_after", "cause"}
+	letterFields = append([]string{"payload", "ended"}, statusFields...)
 )
 
 // record is a message's record, or part of it, as it was read. What is missing
@@ -37,4 +37,12 @@ func (r record) time(field string) time.Time {
 		return time.Time{}
 	}
 	return time.UnixMilli(ms)
+}
+
+func (r record) status(id string) Status {
+	return Status{
+		ID: id, Key: r.text("key"), Name: r.text("name"), Principal: r.text("principal"), State: State(r.text("state")),
+		Attempts: r.count("attempts"), Conflicts: r.count("conflicts"), Losses: r.count("losses"),
+		EnqueuedAt: r.time("enqueued"), ExpiresAt: r.time("not_after"), Cause: r.text("cause"),
+	}
 }

@@ -18,17 +18,17 @@ var (
 	claimSource string
 	//go:embed lua/extend.lua
 	extendSource string
-	//go:embed lua/finish.lua
-	finishSource string
-	//go:embed lua/requeue.lua
-	requeueSource string
+	//go:embed lua/settle.lua
+	settleSource string
 	//go:embed lua/nudge.lua
 	nudgeSource string
+	//go:embed lua/cancel.lua
+	cancelSource string
 
 	enqueueScript = redis.NewScript(commonSource + enqueueSource)
 	claimScript   = redis.NewScript(commonSource + claimSource)
 	extendScript  = redis.NewScript(commonSource + extendSource)
-	finishScript  = redis.NewScript(commonSource + finishSource)
-	requeueScript = redis.NewScript(commonSource + requeueSource)
+	settleScript  = redis.NewScript(commonSource + settleSource)
 	nudgeScript   = redis.NewScript(commonSource + nudgeSource)
+	cancelScript  = redis.NewScript(commonSource + cancelSource)
 )

@@ -29,17 +29,24 @@ func enqueueTest(t *testing.T, q *Queue, id, key string) {
 // claimTest claims up to n messages and returns their claims.
 func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 	t.Helper()
-	b, err := q.claim(t.Context(), token, time.Minute, n)
+	b, err := q.partitions[0].claim(t.Context(), token, time.Minute, n)
 	require.NoError(t, err)
 	for _, m := range b.messages {
-		claims = append(claims, &claim{message: m, token: token})
+		claims = append(claims, &claim{message: m, partition: q.partitions[0], token: token})
 	}
 	return claims
 }
 
-func settleTest(t *testing.T, q *Queue, c *claim, v verdict) (held bool) {
+// settleOnce settles a claim as a Worker does, once.
+func settleOnce(c *claim, v verdict) (settled, error) {
+	s := c.end(v, time.Minute)
+	c.partition.settle([]*settling{s})
+	return s.settled, s.err
+}
+
+func settleTest(t *testing.T, c *claim, v verdict) (held bool) {
 	t.Helper()
-	s, err := q.settle(t.Context(), c, v)
+	s, err := settleOnce(c, v)
 	require.NoError(t, err)
 	return s.held
 }
@@ -52,10 +59,10 @@ func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 		}
 		first := claimTest(t, q, "one", 3)
 		require.Len(t, first, 3)
-		end := q.rdb.ZScore(t.Context(), q.base+":running", "0 ").Val()
+		end := q.rdb.ZScore(t.Context(), q.partitions[0].base+":running", "0 ").Val()
 		require.Equal(t, first, claimTest(t, q, "one", 5))
-		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.base+":running", "0 ").Val(), end, "the lease starts anew")
-		require.True(t, settleTest(t, q, first[0], verdict{outcome: OutcomeDone}))
+		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].base+":running", "0 ").Val(), end, "the lease starts anew")
+		require.True(t, settleTest(t, first[0], verdict{outcome: OutcomeDone}))
 		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
 		require.Len(t, claimTest(t, q, "two", 5), 2)
 	})
@@ -80,11 +87,11 @@ func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
 				v.err = errors.New(want.Cause)
 			}
 			for range 3 {
-				require.True(t, settleTest(t, q, claims[0], v))
+				require.True(t, settleTest(t, claims[0], v))
 			}
 			s, err := q.Status(t.Context(), id)
 			require.NoError(t, err)
-			want.ID, want.EnqueuedAt, want.ExpiresAt = id, s.EnqueuedAt, s.ExpiresAt
+			want.ID, want.Key, want.EnqueuedAt, want.ExpiresAt = id, s.Key, s.EnqueuedAt, s.ExpiresAt
 			require.Equal(t, want, s)
 		}
 	})
@@ -95,19 +102,19 @@ func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		late := claimTest(t, q, "late", 1)[0]
-		require.NoError(t, q.rdb.ZAdd(t.Context(), q.base+":running", scored(0, "id k")).Err())
+		require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].base+":running", scored(0, "id k")).Err())
 		current := claimTest(t, q, "current", 1)[0]
-		before := q.rdb.HGetAll(t.Context(), q.recordName("id")).Val()
+		before := q.rdb.HGetAll(t.Context(), q.partitions[0].recordName("id")).Val()
 
 		require.Empty(t, claimTest(t, q, "late", 1), "nor does the receipt of the late claim bring it back")
-		held, err := q.extend(t.Context(), time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
+		held, err := q.partitions[0].extend(t.Context(), time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false, true, false}, held)
 		for _, outcome := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
-			require.False(t, settleTest(t, q, late, verdict{outcome: outcome}), outcome)
+			require.False(t, settleTest(t, late, verdict{outcome: outcome}), outcome)
 		}
-		require.Equal(t, before, q.rdb.HGetAll(t.Context(), q.recordName("id")).Val())
-		require.True(t, settleTest(t, q, current, verdict{outcome: OutcomeDone}))
+		require.Equal(t, before, q.rdb.HGetAll(t.Context(), q.partitions[0].recordName("id")).Val())
+		require.True(t, settleTest(t, current, verdict{outcome: OutcomeDone}))
 	})
 }
 
@@ -118,29 +125,29 @@ func TestANudgeReachesAMessageOnItsWayBack(t *testing.T) {
 		conflict := verdict{outcome: OutcomeConflict, delay: time.Hour, awaitsKey: true}
 		nudge := func(want int) {
 			t.Helper()
-			woken, err := q.nudge(t.Context(), []string{"unknown", "k"})
+			woken, err := q.partitions[0].nudge(t.Context(), []string{"unknown", "k"})
 			require.NoError(t, err)
 			require.Equal(t, want, woken)
 		}
 
 		// The key is announced after the requeue, and before it.
 		c := claimTest(t, q, "1", 1)[0]
-		require.True(t, settleTest(t, q, c, conflict))
+		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "1.5", 1))
 		nudge(1)
 		nudge(0)
 		c = claimTest(t, q, "2", 1)[0]
 		nudge(0)
-		require.True(t, settleTest(t, q, c, conflict))
+		require.True(t, settleTest(t, c, conflict))
 		c = claimTest(t, q, "3", 1)[0]
-		require.True(t, settleTest(t, q, c, conflict))
+		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "4", 1), "the mark holds for one claim")
 
 		// Only those that wait for their key are woken.
 		nudge(1)
 		c = claimTest(t, q, "5", 1)[0]
 		nudge(0)
-		require.True(t, settleTest(t, q, c, verdict{outcome: OutcomeRetry, delay: time.Minute}))
+		require.True(t, settleTest(t, c, verdict{outcome: OutcomeRetry, delay: time.Minute}))
 		nudge(0)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
@@ -151,7 +158,7 @@ func TestAClaimTellsWhenToLookAgain(t *testing.T) {
 		q := testQueue(t, env)
 		wait := func() time.Duration {
 			t.Helper()
-			b, err := q.claim(t.Context(), ident.Random(16), 10*time.Second, 1)
+			b, err := q.partitions[0].claim(t.Context(), ident.Random(16), 10*time.Second, 1)
 			require.NoError(t, err)
 			return b.wait
 		}
@@ -183,7 +190,7 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	claims := claimTest(t, q, "token", 6)
 	require.Len(t, claims, 6)
 	enqueueTest(t, q, "queued", "key of queued")
-	require.NoError(t, q.rdb.ZAdd(t.Context(), q.base+":running", scored(0, "reaped key of reaped")).Err())
+	require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].base+":running", scored(0, "reaped key of reaped")).Err())
 	require.NoError(t, q.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	before := redistest.Keys(t, q.rdb, "p")
 
@@ -195,13 +202,13 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		if c.message.ID == "reaped" {
 			continue
 		}
-		held, err := q.extend(t.Context(), time.Minute, []*claim{c})
+		held, err := q.partitions[0].extend(t.Context(), time.Minute, []*claim{c})
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, held)
 		outcome := Outcome(c.message.ID)
-		require.True(t, settleTest(t, q, c, verdict{outcome: outcome, delay: time.Minute, awaitsKey: outcome == OutcomeConflict}))
+		require.True(t, settleTest(t, c, verdict{outcome: outcome, delay: time.Minute, awaitsKey: outcome == OutcomeConflict}))
 	}
-	woken, err := q.nudge(t.Context(), []string{"key of conflict"})
+	woken, err := q.partitions[0].nudge(t.Context(), []string{"key of conflict"})
 	require.NoError(t, err)
 	require.Equal(t, 1, woken)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
@@ -226,9 +233,10 @@ func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 		enqueueTest(t, q, "behind", "k")
 		c := claimTest(t, q, "1", 1)[0]
 		for range 2 {
-			s, err := q.settle(t.Context(), c, verdict{outcome: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
+			s, err := settleOnce(c, verdict{outcome: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
 			require.NoError(t, err)
-			require.Equal(t, settled{held: true, expired: true, anyDue: true}, s)
+			s.sent = time.Time{}
+			require.Equal(t, settled{held: true, expired: true, more: true, anyDue: true}, s)
 		}
 		s, err := q.Status(t.Context(), "id")
 		require.NoError(t, err)
@@ -242,7 +250,7 @@ func TestTheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
-		require.NoError(t, q.rdb.HSet(t.Context(), q.recordName("id"), "not_after", 1).Err())
+		require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName("id"), "not_after", 1).Err())
 		require.Empty(t, claimTest(t, q, "token", 1))
 		s, err := q.Status(t.Context(), "id")
 		require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -21,6 +22,7 @@ type Worker struct {
 	locker      *core.Locker
 	handler     Handler
 	concurrency int
+	lockOptions []core.AcquireOption
 	lease       time.Duration
 	retry       bounds // after failed attempts
 	conflict    bounds // while a key is held
@@ -40,8 +42,9 @@ type Worker struct {
 	hands    chan struct{} // holds one for each message that is run, or asked for
 	handlers sync.WaitGroup
 	claims   claims
-	wake     chan struct{} // holds one: look at the queue
-	released chan string   // keys that were announced to be free
+	claimers []*claimer
+	paused   atomic.Bool
+	released chan string // keys that were announced to be free
 	wakeups  *listener.Listener
 }
 
@@ -76,7 +79,6 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		observer:    NopObserver{},
 		stopping:    make(chan struct{}),
 		done:        make(chan struct{}),
-		wake:        make(chan struct{}, 1),
 		released:    make(chan string, announcements),
 	}
 	for _, opt := range opts {
@@ -90,8 +92,15 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.log = w.log.With(slog.String("queue", q.name))
 	w.hands = make(chan struct{}, w.concurrency)
 	w.claims.held = map[*claim]struct{}{}
+	w.lockOptions = []core.AcquireOption{core.NotifyRelease(w.released)}
+	if q.precedence > 0 {
+		w.lockOptions = append(w.lockOptions, core.Reserved(q.precedence))
+	}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
-	w.wakeups = listener.New(q.rdb, q.wakeChannel(), w.look, nil, func(string) { w.look() })
+	for _, p := range q.partitions {
+		w.claimers = append(w.claimers, &claimer{Worker: w, partition: p, wake: make(chan struct{}, 1)})
+	}
+	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.look)
 	return w, nil
 }
 
@@ -155,19 +164,37 @@ func (w *Worker) run() {
 	helpers.Go(func() { w.passOn(drained) })
 	w.wakeups.Start()
 
-	w.claimMessages()
+	var claiming sync.WaitGroup
+	for _, c := range w.claimers {
+		claiming.Go(c.run)
+	}
+	claiming.Wait()
 	w.handlers.Wait()
 	close(drained)
 	helpers.Wait()
 	w.wakeups.Close()
 }
 
-// look makes the claiming goroutine look at the queue soon.
-func (w *Worker) look() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
+// look has the partition with this base looked at soon; all of them if there is none.
+func (w *Worker) look(base string) {
+	for _, c := range w.claimers {
+		if base == "" || base == c.partition.base {
+			select {
+			case c.wake <- struct{}{}:
+			default:
+			}
+		}
 	}
+}
+
+// Pause makes the Worker claim no more messages until Resume. Those that run go on.
+// Queue.Pause is for all Workers.
+func (w *Worker) Pause() { w.paused.Store(true) }
+
+// Resume ends a Pause.
+func (w *Worker) Resume() {
+	w.paused.Store(false)
+	w.look("")
 }
 
 func (w *Worker) isStopping() bool {

@@ -13,7 +13,7 @@
 -- ARGV[6]  how many attempts a message has
 -- ARGV[7]  how many bytes of payload to take at most, the last message's aside
 -- returns  {ms until there is something to do, redelivered, expired, buried,
---           {id, key, name, payload, attempts, conflicts, losses, enqueued ms, not_after ms}, ...}
+--           messages, as told() writes them}
 local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local HORIZON = 60000   -- the longest wait that is answered
@@ -26,24 +26,24 @@ local receipt = base .. ':claim:' .. token
 local reply = {0, 0, 0, 0}
 local bytes = 0
 
-local function hand_over(id, m, payload)
-  bytes = bytes + #payload
-  reply[#reply + 1] = {id, m.key, m.name, payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after}
+local function hand_over(id, m)
+  bytes = bytes + #m.payload
+  reply[#reply + 1] = told(id, m)
 end
 
 local taken = redis.call('GET', receipt)
 if taken then
   for id in string.gmatch(taken, '%S+') do
     local key = redis.pcall('HGET', record(id), 'key')
-    local m = type(key) == 'string' and load(id, key)
-    local payload = m and redis.call('HGET', record(id), 'payload')
+    local m = type(key) == 'string' and load(id, key, true)
     -- One that became too old meanwhile was not started: its claim runs out.
-    if payload and m.state == 'running' and m.owner == token and m.not_after > now then
-      keep(record(id), lease + retention)
-      hold(id .. ' ' .. key, id, now + lease)
-      hand_over(id, m, payload)
+    if m and m.payload and m.state == 'running' and m.owner == token and m.not_after > now then
+      keep(record(id), life(m, lease))
+      hold(id .. ' ' .. key, m, lease)
+      hand_over(id, m)
     end
   end
+  flush()
   return reply
 end
 
@@ -53,8 +53,8 @@ clear_sets()
 -- A score beyond every lease is junk, or from before the clock was set back.
 local last = redis.call('ZREVRANGE', running, 0, 0, 'WITHSCORES')
 if last[1] and score_of(last[2]) > now + LONGEST then
-  local id = split(last[1])
-  hold(last[1], id, now + lease)
+  redis.call('ZREM', running, last[1])
+  redis.call('ZADD', running, num(now + lease), last[1])
 end
 local ended = redis.call('ZRANGEBYSCORE', running, '-inf', num(now), 'LIMIT', 0, STEPS)
 for _, member in ipairs(ended) do
@@ -75,9 +75,8 @@ for _, member in ipairs(ended) do
     else
       redis.call('HDEL', record(id), 'owner')
       redis.call('HSET', record(id), 'state', 'queued', 'due', num(now), 'cause', cause)
-      redis.call('ZADD', open, num(m.not_after), member)
-      keep(open, redis.call('PTTL', record(id)))
-      make_due(member, now)
+      reopen(member, m)
+      make_due(member, now, life(m))
       reply[2] = reply[2] + 1
     end
   end
@@ -91,7 +90,7 @@ reply[3], reply[4] = expired, reply[4] + junk
 local ids = {}
 local function take(member)
   local id, key = split(member)
-  local m, why = load(id, key)
+  local m, why = load(id, key, true)
   if not m then
     local not_after = redis.call('ZSCORE', open, member)
     if not_after and score_of(not_after) <= now and kind_of(record(id)) == 'none' then
@@ -110,7 +109,7 @@ local function take(member)
     end
     return
   elseif m.not_after <= now then
-    expire(member, id, key)
+    give_up(member, id, key, 'expired')
     reply[3] = reply[3] + 1
     return
   end
@@ -121,33 +120,25 @@ local function take(member)
       redis.call('ZREM', due, member)
       redis.call('LREM', line(key), 0, id)
       redis.call('RPUSH', line(key), id)
-      keep(line(key), redis.call('PTTL', record(id)))
+      outlive(line(key), life(m))
       advance(key)
       return
     end
   end
-  local payload = redis.call('HGET', record(id), 'payload')
-  if not payload then
+  if not m.payload then
     quarantine(member, id, key, 'the record has no payload')
     reply[4] = reply[4] + 1
     return
   end
-
-  m.attempts = m.attempts + 1
-  redis.call('ZREM', due, member)
-  redis.call('ZREM', open, member)
-  redis.call('HDEL', record(id), 'wait', 'nudged')
-  redis.call('HSET', record(id), 'state', 'running', 'owner', token, 'attempts', m.attempts)
-  keep(record(id), math.max(m.not_after - now, lease) + retention)
-  if key ~= '' then
-    keep(line(key), redis.call('PTTL', record(id)))
-  end
-  hold(member, id, now + lease)
-  hand_over(id, m, payload)
+  start(member, id, m, token, lease)
+  hand_over(id, m)
   ids[#ids + 1] = id
 end
 
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, want)) do
+if redis.call('EXISTS', base .. ':paused') == 1 then
+  want = 0
+end
+for _, member in ipairs(want > 0 and redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, want) or {}) do
   if bytes < max_bytes then
     take(member)
   end
@@ -177,10 +168,10 @@ if queued > 0 and redis.call('PTTL', cursor) <= AUDIT_TTL - 1000 then
       rebuilt[key] = rebuilt[key] or redis.call('EXISTS', line(key)) == 0
       if rebuilt[key] then
         redis.call('RPUSH', line(key), id)
-        keep(line(key), redis.call('PTTL', open))
+        outlive(line(key), redis.call('PTTL', open))
       elseif redis.call('LLEN', line(key)) <= LONGEST_LINE and not redis.call('LPOS', line(key), id) then
         redis.call('RPUSH', line(key), id)
-        keep(line(key), redis.call('PTTL', open))
+        outlive(line(key), redis.call('PTTL', open))
       end
       advance(key)
     elseif not redis.call('ZSCORE', due, member) then
@@ -189,12 +180,13 @@ if queued > 0 and redis.call('PTTL', cursor) <= AUDIT_TTL - 1000 then
   end
 end
 
-local soonest = now + HORIZON
-for _, set in ipairs({due, running, open}) do
+local next = now + HORIZON
+for _, set in ipairs(want > 0 and {due, running, open} or {running, open}) do
   local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if first[1] then
-    soonest = math.min(soonest, score_of(first[2]))
+    next = math.min(next, score_of(first[2]))
   end
 end
-reply[1] = math.ceil(math.max(0, soonest - now))
+reply[1] = math.ceil(math.max(0, next - now))
+flush()
 return reply

@@ -1,9 +1,9 @@
 -- What the scripts of a queue share; it is put in front of each of them.
 --
--- KEYS[1]  the queue's base name. No key has it: its hash tag sends the script
---          to the slot that holds all keys of the queue. Which of them it needs
+-- KEYS[1]  a partition's base name. No key has it: its hash tag sends the script
+--          to the slot that holds all keys of the partition. Which of them it needs
 --          is known only while it runs.
--- ARGV[1]  how long done and expired messages are remembered, in ms
+-- ARGV[1]  how long done, expired and cancelled messages are remembered, in ms
 -- ARGV[2]  how long dead letters are kept, in ms
 --
 -- <base>:due           ZSET  member -> due ms, of keyless messages and of each key's head
@@ -14,6 +14,8 @@
 -- <base>:order:<key>   LIST  ids of the open and running messages of a key, in order of arrival
 -- <base>:claim:<token> the ids that a claim took; it answers a claim that is sent again
 -- <base>:audit         where the next audit of open messages begins
+-- <base>:counts        HASH  how many messages came, and how they ended
+-- <base>:paused        exists while nothing is to be claimed
 -- <base>:junk:<...>    what was found where something else had to be
 --
 -- A member is '<id> <key>'. The key in it lets a message leave the line of its
@@ -21,7 +23,7 @@
 --
 -- Every script makes its first write with a command that Redis runs when its
 -- memory is full, or with the one that grows the queue: so it is refused as a
--- whole or runs as a whole, never in part.
+-- whole or runs as a whole, never in part. Every script ends with flush().
 local base = KEYS[1]
 local due, open, running, dead = base .. ':due', base .. ':open', base .. ':running', base .. ':dead'
 local retention, dead_retention = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -48,6 +50,31 @@ local function keep(name, ms)
   end
 end
 
+local lives, counts, soonest = {}, {}, nil
+
+-- Has a key live for ms more, at least, when the script ends.
+local function outlive(name, ms) lives[name] = math.max(lives[name] or 0, ms) end
+
+local function count(what) counts[what] = (counts[what] or 0) + 1 end
+
+-- Writes what was put off to the end of the script, and wakes the workers if what
+-- it made due is now the first: else they have an earlier one to wake for.
+local function flush()
+  for what, n in pairs(counts) do
+    redis.call('HINCRBY', base .. ':counts', what, n)
+    outlive(base .. ':counts', dead_retention)
+  end
+  for name, ms in pairs(lives) do
+    keep(name, ms)
+  end
+  if soonest then
+    local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
+    if tonumber(first[2]) == soonest then
+      redis.call('PUBLISH', string.gsub(base, '/[^/}]*}$', '}') .. ':wake', base)
+    end
+  end
+end
+
 -- Moves away what has the name but not the type of one of our keys.
 local function clear(name, kind)
   local found = kind_of(name)
@@ -62,6 +89,7 @@ local function clear_sets()
   for _, set in ipairs({due, open, running, dead}) do
     clear(set, 'zset')
   end
+  clear(base .. ':counts', 'hash')
 end
 
 -- A non-negative whole number as these scripts write it; nil for anything else.
@@ -83,24 +111,26 @@ local function split(member)
   return string.sub(member, 1, at - 1), string.sub(member, at + 1)
 end
 
--- Reads the record of a message, without its payload. Answers nil and the
--- reason when it is not one.
-local function load(id, key)
-  local kind = kind_of(record(id))
-  if kind == 'none' then
-    return nil, 'the record is missing'
-  elseif kind ~= 'hash' then
-    return nil, 'the record is a ' .. kind .. ', not a hash'
+-- Reads the record of a message, with its payload if the caller wants that. Answers
+-- nil and the reason when it is not one.
+local function load(id, key, payload)
+  local f = redis.pcall('HMGET', record(id), 'key', 'name', 'state', 'owner', 'settled', 'wait', 'nudged',
+    'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after', 'principal',
+    payload and 'payload' or 'state')
+  if f.err then
+    return nil, 'the record is a ' .. kind_of(record(id)) .. ', not a hash'
   end
-  local f = redis.call('HMGET', record(id), 'key', 'name', 'state', 'owner', 'settled', 'wait', 'nudged',
-    'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after')
   local m = {
     key = f[1], name = f[2], state = f[3], owner = f[4], settled = f[5], wait = f[6], nudged = f[7],
     attempts = whole(f[8]), conflicts = whole(f[9]), losses = whole(f[10]),
     enqueued = whole(f[11]), due = whole(f[12]), not_after = whole(f[13]),
+    principal = f[14] or '', payload = payload and f[15],
   }
   for _, field in ipairs({'key', 'name', 'state'}) do
     if not m[field] then
+      if kind_of(record(id)) == 'none' then
+        return nil, 'the record is missing'
+      end
       return nil, 'the record has no ' .. field
     end
   end
@@ -115,54 +145,71 @@ local function load(id, key)
   return m
 end
 
+-- How long the record and the entries of a message must live on, in ms.
+local function life(m, lease) return math.max(m.not_after - now, lease or 0) + retention end
+
 -- Sets the end of a claim. It takes the entry out first: that Redis does also
 -- when its memory is full.
-local function hold(member, id, till)
+local function hold(member, m, lease)
   redis.call('ZREM', running, member)
-  redis.call('ZADD', running, num(till), member)
-  keep(running, redis.call('PTTL', record(id)))
+  redis.call('ZADD', running, num(now + lease), member)
+  outlive(running, life(m, lease))
 end
 
--- Makes an open message due, and wakes the workers unless they have an earlier
--- one to wake for.
-local function make_due(member, at)
+-- Makes an open message due.
+local function make_due(member, at, ms)
   redis.call('ZADD', due, num(at), member)
-  keep(due, redis.call('PTTL', open))
-  if redis.call('ZRANGE', due, 0, 0)[1] == member then
-    redis.call('PUBLISH', base .. ':wake', '')
-  end
+  outlive(due, ms)
+  soonest = math.min(soonest or at, at)
 end
 
 -- Makes an open message due at the time that its record says.
 local function schedule(member, id)
-  local at = redis.pcall('HGET', record(id), 'due') -- an error is no number: due now
-  make_due(member, math.max(now, whole(at) or now))
+  local f = redis.pcall('HMGET', record(id), 'due', 'not_after') -- an error is no number: due now
+  make_due(member, math.max(now, whole(f[1]) or now), math.max(0, (whole(f[2]) or now) - now) + retention)
+end
+
+-- Puts a message among the open ones.
+local function reopen(member, m)
+  redis.call('ZADD', open, num(m.not_after), member)
+  outlive(open, life(m))
 end
 
 -- Makes the head of a key's line due, unless it is due already or runs. Ids that
--- are of no message any more are dropped from the line.
+-- are of no message any more are dropped from the line. Answers whether there is a
+-- head.
 local function advance(key)
   for _ = 1, STEPS do
     local head = redis.call('LINDEX', line(key), 0)
     if not head then
-      return
+      return false
     end
     local member = head .. ' ' .. key
-    if redis.call('ZSCORE', running, member) or redis.call('ZSCORE', due, member) then
-      return
+    if redis.call('ZSCORE', due, member) or redis.call('ZSCORE', running, member) then
+      return true
     end
     if redis.call('ZSCORE', open, member) then
       schedule(member, head)
-      return
+      return true
     end
     local m = load(head, key)
     if m and m.state == 'queued' then -- somebody damaged open
-      redis.call('ZADD', open, num(m.not_after), member)
-      keep(open, redis.call('PTTL', record(head)))
+      reopen(member, m)
       schedule(member, head)
-      return
+      return true
     end
     redis.call('LPOP', line(key))
+  end
+  return true
+end
+
+-- Takes a message that has ended out of its key's line.
+local function drop(id, key)
+  if redis.pcall('LINDEX', line(key), 0) == id then
+    redis.call('LPOP', line(key))
+  else
+    clear(line(key), 'list')
+    redis.call('LREM', line(key), 1, id)
   end
 end
 
@@ -173,8 +220,7 @@ local function leave(member, id, key)
   redis.call('ZREM', open, member)
   redis.call('ZREM', due, member)
   if key ~= '' then
-    clear(line(key), 'list')
-    redis.call('LREM', line(key), 1, id)
+    drop(id, key)
     advance(key)
   end
 end
@@ -185,24 +231,27 @@ local function bury(member, id, key, cause)
   clear(record(id), 'hash')
   redis.call('HDEL', record(id), 'owner', 'wait', 'nudged')
   redis.call('HSETNX', record(id), 'key', key)
-  redis.call('HSET', record(id), 'state', 'dead', 'cause', cause, 'died', num(now))
+  redis.call('HSET', record(id), 'state', 'dead', 'cause', cause, 'ended', num(now))
   redis.call('PEXPIRE', record(id), num(dead_retention))
   redis.call('ZADD', dead, num(now), id)
-  keep(dead, dead_retention)
+  outlive(dead, dead_retention)
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', dead, '-inf', num(now - dead_retention), 'LIMIT', 0, STEPS)) do
     redis.call('ZREM', dead, old)
   end
+  count('dead')
 end
 
 local function quarantine(member, id, key, why)
   bury(member, id, key, 'quarantined: ' .. why)
 end
 
-local function expire(member, id, key)
+-- Ends a queued message that is not to be run: as 'expired' or 'cancelled'.
+local function give_up(member, id, key, state)
   leave(member, id, key)
   redis.call('HDEL', record(id), 'payload', 'wait', 'nudged')
-  redis.call('HSET', record(id), 'state', 'expired')
+  redis.call('HSET', record(id), 'state', state, 'ended', num(now))
   redis.call('PEXPIRE', record(id), num(retention))
+  count(state)
 end
 
 -- Ends the messages that have become too old to be started. Answers how many
@@ -214,10 +263,9 @@ local function sweep()
     local m, why = load(id, key)
     if m and m.not_after > now then
       redis.call('ZREM', open, member) -- the score was junk: the record is right
-      redis.call('ZADD', open, num(m.not_after), member)
-      keep(open, redis.call('PTTL', record(id)))
+      reopen(member, m)
     elseif m then
-      expire(member, id, key)
+      give_up(member, id, key, 'expired')
       expired = expired + 1
     elseif kind_of(record(id)) == 'none' then
       leave(member, id, key) -- remembered for as long as it had to be: no worker came by
@@ -228,6 +276,31 @@ local function sweep()
     end
   end
   return expired, junk
+end
+
+-- Gives a queued message to a worker, for the length of its claim lease.
+local function start(member, id, m, token, lease)
+  m.attempts = m.attempts + 1
+  redis.call('ZREM', due, member)
+  redis.call('ZREM', open, member)
+  if m.wait or m.nudged then
+    redis.call('HDEL', record(id), 'wait', 'nudged')
+  end
+  redis.call('HSET', record(id), 'state', 'running', 'owner', token, 'attempts', m.attempts)
+  if now + lease > m.not_after then
+    keep(record(id), life(m, lease))
+    if m.key ~= '' then
+      outlive(line(m.key), life(m, lease))
+    end
+  end
+  redis.call('ZADD', running, num(now + lease), member)
+  outlive(running, life(m, lease))
+end
+
+-- A message as a worker is told of it.
+local function told(id, m)
+  local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0
+  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind}
 end
 
 -- Whether the caller holds the claim of the message: 'held', 'settled' if it

@@ -1,62 +1,67 @@
--- Stores a message, unless one of its id is stored already: then it answers as
+-- Stores messages, each unless one of its id is stored already: then it answers as
 -- the first time did, and changes nothing.
 --
 -- KEYS, ARGV[1..2]  see common.lua
--- ARGV[3]   id
--- ARGV[4]   key, or ''
--- ARGV[5]   name
--- ARGV[6]   payload
--- ARGV[7]   delay before it becomes due, in ms
--- ARGV[8]   its greatest age, in ms
--- ARGV[9]   how many open and running messages the queue may have
--- ARGV[10]  how many of them may be of one key
--- returns   {1, not_after ms} when it is stored
---           {-1} key full, {-2} queue full, {-3} the id is taken by junk
-local id, key = ARGV[3], ARGV[4]
-local delay, max_age, max_depth, max_line = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local member = id .. ' ' .. key
-
-local kind = kind_of(record(id))
-if kind ~= 'none' then
-  local not_after = kind == 'hash' and whole(redis.call('HGET', record(id), 'not_after'))
-  if not_after then
-    return {1, not_after}
-  end
-  return {-3}
-end
+-- ARGV[3]   how many open and running messages the partition may have
+-- ARGV[4]   how many of them may be of one key
+-- ARGV[5..] of each message: id, key or '', name, payload, delay before it becomes
+--           due in ms, its greatest age in ms, principal or ''
+-- returns   for each message its not_after in ms when it is stored, else
+--           -1 key full, -2 partition full, -3 the id is taken by junk
+local max_depth, max_line = tonumber(ARGV[3]), tonumber(ARGV[4])
 
 clear_sets()
-clear(line(key), 'list')
+local depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
 
-local function full()
+local function full(key)
   if key ~= '' and redis.call('LLEN', line(key)) >= max_line then
     return -1
-  elseif redis.call('ZCARD', open) + redis.call('ZCARD', running) >= max_depth then
+  elseif depth >= max_depth then
     return -2
   end
 end
 
--- What is full of messages that are too old is not full.
-if full() then
-  sweep()
-  local why = full()
-  if why then
-    return {why}
+local function store(id, key, name, payload, delay, max_age, principal)
+  if redis.call('EXISTS', record(id)) == 1 then
+    return whole(redis.pcall('HGET', record(id), 'not_after')) or -3
   end
+  if key ~= '' then
+    clear(line(key), 'list')
+  end
+  if full(key) then -- what is full of messages that are too old is not full
+    sweep()
+    depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
+    local why = full(key)
+    if why then
+      return why
+    end
+  end
+
+  local not_after, member = now + max_age, id .. ' ' .. key
+  redis.call('HSET', record(id), 'key', key, 'name', name, 'payload', payload, 'state', 'queued',
+    'attempts', 0, 'conflicts', 0, 'losses', 0,
+    'enqueued', num(now), 'due', num(now + delay), 'not_after', num(not_after))
+  if principal ~= '' then
+    redis.call('HSET', record(id), 'principal', principal)
+  end
+  redis.call('PEXPIRE', record(id), num(max_age + retention))
+  redis.call('ZADD', open, num(not_after), member)
+  outlive(open, max_age + retention)
+  if key ~= '' then
+    outlive(line(key), max_age + retention)
+  end
+  if key == '' or redis.call('RPUSH', line(key), id) == 1 then
+    make_due(member, now + delay, max_age + retention)
+  end
+  depth = depth + 1
+  count('enqueued')
+  return not_after
 end
 
-local not_after, life = now + max_age, max_age + retention
-redis.call('HSET', record(id), 'key', key, 'name', ARGV[5], 'payload', ARGV[6], 'state', 'queued',
-  'attempts', 0, 'conflicts', 0, 'losses', 0,
-  'enqueued', num(now), 'due', num(now + delay), 'not_after', num(not_after))
-redis.call('PEXPIRE', record(id), num(life))
-redis.call('ZADD', open, num(not_after), member)
-keep(open, life)
-if key == '' then
-  make_due(member, now + delay)
-else
-  redis.call('RPUSH', line(key), id)
-  keep(line(key), life)
-  advance(key)
+local replies = {}
+for i = 5, #ARGV, 7 do
+  replies[#replies + 1] = store(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3],
+    tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6])
 end
-return {1, not_after}
+flush()
+return replies

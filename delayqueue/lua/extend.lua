@@ -8,16 +8,19 @@ local lease = tonumber(ARGV[3])
 local reply = {}
 for i = 4, #ARGV, 3 do
   local id, key, token = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if claimed(id, key, token) == 'held' then
-    local life = lease + retention
-    keep(record(id), life)
-    if key ~= '' then
-      keep(line(key), life)
+  local claim, m = claimed(id, key, token)
+  if claim == 'held' then
+    hold(id .. ' ' .. key, m, lease)
+    if now + lease > m.not_after then
+      keep(record(id), life(m, lease))
+      if key ~= '' then
+        outlive(line(key), life(m, lease))
+      end
     end
-    hold(id .. ' ' .. key, id, now + lease)
     reply[#reply + 1] = 1
   else
     reply[#reply + 1] = 0
   end
 end
+flush()
 return reply

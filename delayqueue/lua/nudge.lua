@@ -1,5 +1,5 @@
 -- Makes the heads of keys due that wait for nothing but their key, because it
--- was announced to be free. A head that runs is marked: requeue.lua looks.
+-- was announced to be free. A head that runs is marked: settle.lua looks.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3..] keys
@@ -10,15 +10,16 @@ for i = 3, #ARGV do
   local id = redis.pcall('LINDEX', line(key), 0)
   local m = type(id) == 'string' and load(id, key)
   local waits = m and m.wait
-  if m then
+  if waits then
     redis.call('HDEL', record(id), 'wait')
   end
   if m and m.state == 'running' then
     redis.call('HSET', record(id), 'nudged', 1)
   elseif waits and m.state == 'queued' then
     redis.call('HSET', record(id), 'due', num(now))
-    make_due(id .. ' ' .. key, now)
+    make_due(id .. ' ' .. key, now, life(m))
     woken = woken + 1
   end
 end
+flush()
 return woken

@@ -1,0 +1,60 @@
+package delayqueue
+
+import (
+	"fmt"
+	"hash/fnv"
+)
+
+// partition is a part of a Queue: all its keys share one hash tag, so they are in
+// one slot of a Cluster. Messages of one key are in one partition.
+type partition struct {
+	queue    *Queue
+	base     string // what the names of its keys begin with
+	enqueues group[*enqueueing]
+	settles  group[*settling]
+}
+
+func (q *Queue) newPartition(tag string) *partition {
+	// Redis Cluster hashes what is between the first braces: ours, since neither
+	// prefix nor name can hold any.
+	p := &partition{queue: q, base: fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)}
+	p.enqueues.run, p.enqueues.size = p.enqueue, func(e *enqueueing) int { return len(e.job.Payload) }
+	p.settles.run, p.settles.size = p.settle, func(s *settling) int { return len(s.verdict.result) }
+	return p
+}
+
+// makePartitions names them with how many there are: what was stored under another
+// number is not mixed up with it.
+func (q *Queue) makePartitions() {
+	if q.split == 1 {
+		q.partitions = []*partition{q.newPartition(q.name)}
+		return
+	}
+	for i := range q.split {
+		q.partitions = append(q.partitions, q.newPartition(fmt.Sprintf("%s/%d.%d", q.name, i+1, q.split)))
+	}
+}
+
+// partitionOf is where the messages of a key are, or without one that of an id.
+func (q *Queue) partitionOf(key, id string) *partition {
+	if len(q.partitions) == 1 {
+		return q.partitions[0]
+	}
+	if key == "" {
+		key = id
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(key))
+	return q.partitions[h.Sum32()%uint32(len(q.partitions))]
+}
+
+func (p *partition) recordName(id string) string { return p.base + ":message:" + id }
+
+func (q *Queue) byPartition(keys []string) map[*partition][]string {
+	parts := map[*partition][]string{}
+	for _, key := range keys {
+		p := q.partitionOf(key, "")
+		parts[p] = append(parts[p], key)
+	}
+	return parts
+}

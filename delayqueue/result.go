@@ -1,0 +1,41 @@
+package delayqueue
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+)
+
+// SetResult stores what came of a message, for Queue.Result, once the message is
+// done. It is called by the handler, or by what it calls with its ctx; the last call
+// counts. An error that wraps ErrResultTooLarge or ErrNoHandler means that nothing was
+// kept. It does not keep result itself.
+func SetResult(ctx context.Context, result []byte) error {
+	r, _ := ctx.Value(resultKey{}).(*resultHolder)
+	if r == nil {
+		return fmt.Errorf("delayqueue: set result: %w", ErrNoHandler)
+	}
+	if len(result) > r.most {
+		return fmt.Errorf("delayqueue: set result: %w: %d bytes, at most %d are allowed", ErrResultTooLarge, len(result), r.most)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.result = bytes.Clone(result)
+	return nil
+}
+
+type resultKey struct{}
+
+// resultHolder is what a handler's ctx carries.
+type resultHolder struct {
+	most   int
+	mu     sync.Mutex // a handler may have goroutines
+	result []byte
+}
+
+func (r *resultHolder) get() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.result
+}
