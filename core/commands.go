@@ -31,6 +31,7 @@ type acquireReply struct {
 	granted   bool
 	fence     int64
 	waiting   bool          // granted: somebody else waits
+	reserved  bool          // granted: the key is reserved
 	remaining time.Duration // refused: of a holder's lease; zero: not known
 	server    int64         // refused: the server's clock in ms
 	place     int           // refused: in the queue, from 1; 0: not in it
@@ -49,7 +50,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 	case err != nil:
 		return reply, err
 	case n[0] == 1:
-		return acquireReply{granted: true, fence: n[1], waiting: n[2] == 1}, nil
+		return acquireReply{granted: true, fence: n[1], waiting: n[2] == 1, reserved: n[2] == 2}, nil
 	case len(n) < 5:
 		return reply, errShape
 	}

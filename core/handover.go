@@ -206,7 +206,7 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ln := w.lines[lineKey{h.key(), 1}]
-	if ln == nil || ln.first == nil {
+	if ln == nil || ln.first == nil || w.reserved.of(ln.key, now) {
 		return false
 	}
 	budget, most := passAlone, int64(passAloneMost)

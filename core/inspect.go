@@ -36,6 +36,9 @@ type KeyInfo struct {
 	// Waiters are the lockers that wait, in the order in which they will be served:
 	// all of them, or the first 10 from List.
 	Waiters []Waiter
+	// Reserved is how long the key is still kept for parked work, see Locker.Reserve;
+	// zero if it is not.
+	Reserved time.Duration
 }
 
 // Free reports whether nobody holds the key. If lockers wait for it then all the
@@ -108,8 +111,8 @@ const (
 	adminPatience = 15 * time.Second
 )
 
-// Inspect reports who holds key and who waits for it, whatever Locker they are
-// of. It blocks for one round trip, and no longer than ctx allows. Nothing in its
+// Inspect reports who holds key, who waits for it, whatever Locker they are of, and
+// whether it is reserved. It blocks for one round trip, and no longer than ctx allows. Nothing in its
 // answer lets its reader release or use a lease.
 func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	if err := ValidateKey(key); err != nil {
@@ -193,7 +196,7 @@ func (l *Locker) admin(ctx context.Context, op, key string, s *script, once bool
 	return r.val, nil
 }
 
-// List reports on keys that are held or waited for: on about count of them, 1 to
+// List reports on keys that are held, waited for or reserved: on about count of them, 1 to
 // 1,000, beginning with an empty cursor and then with each page's Next. Keys that
 // are in use from the first page to the last are on one of them, others may be; a
 // key can be on two. A page can be short, or empty, and not be the last. What else is
@@ -273,7 +276,7 @@ func (l *Locker) inspectAll(ctx context.Context, records []string) ([]*KeyInfo, 
 		if err != nil {
 			return nil, err
 		}
-		if info.Held > 0 || info.Waiting > 0 {
+		if info.Held > 0 || info.Waiting > 0 || info.Reserved > 0 {
 			infos = append(infos, info)
 		}
 	}
@@ -369,7 +372,7 @@ var inGlob = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`
 // passed over.
 func parseInspect(key string, val any) (*KeyInfo, error) {
 	items, ok := val.([]any)
-	if !ok || len(items) != 5 {
+	if !ok || len(items) != 6 {
 		return nil, errShape
 	}
 	n, err := integers(items[:3], 3)
@@ -379,6 +382,9 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 		return nil, errors.Join(errShape, err)
 	}
 	info := &KeyInfo{Key: key, At: time.UnixMicro(n[0]), Held: int(n[1]), Waiting: int(n[2])}
+	if ends, _ := items[5].(int64); ends > 0 {
+		info.Reserved = time.UnixMilli(ends).Sub(info.At)
+	}
 	for _, item := range holders {
 		s, _ := item.(string)
 		f := strings.SplitN(s, " ", 4)

@@ -193,6 +193,12 @@ func (l *Locker) command(ctx context.Context, s *script, once bool, record strin
 	return c
 }
 
+// add adds an argument.
+func (c *command) add(arg any) {
+	c.args[c.n] = arg
+	c.n++
+}
+
 // recycle takes back a command whose reply was taken.
 func (l *Locker) recycle(c *command) {
 	if c.tell != nil {

@@ -250,6 +250,8 @@ func (l *Locker) heard(message string) {
 		}
 	case "wanted":
 		l.waiters.wantedBy(rest)
+	case "reserved":
+		l.waiters.reservedBy(rest)
 	case "free":
 		l.notices.freed(rest)
 	case "lost":
@@ -270,7 +272,7 @@ func (l *Locker) takenBy(words, why string) {
 // TryAcquire takes key if it is free, and returns a *ConflictError if it is
 // held. It blocks for one round trip to Redis, and no longer than ctx allows.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
-	o, err := l.acquireOptions(opts)
+	o, err := l.tryOptions(opts)
 	if err != nil {
 		return nil, err
 	}

@@ -72,6 +72,9 @@ func (a *attempt) once() error {
 		return err
 	}
 	a.conflict.Attempt = 1
+	if reply.reserved || !reply.granted && a.opts.keep > 0 {
+		l.waiters.reservedBy(key)
+	}
 	if reply.granted {
 		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
 		if !l.renewals.add(h) {
@@ -204,6 +207,9 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 		return l.quorum.ask(a, t, watch, w)
 	}
 	cmd := l.command(a.ctx, acquireScript, false, a.record, t.entry, a.first().Milliseconds(), a.opts.what, t.mark, watch)
+	if a.opts.keep > 0 {
+		cmd.add(a.opts.keep.Milliseconds())
+	}
 	cmd.key, cmd.entry = key, t.entry
 	r, stopped, err := l.ask(a.ctx, "acquire", cmd, a.first(), w)
 	if err != nil || stopped {
@@ -288,10 +294,19 @@ func (a *attempt) decide(now time.Time) (decision Decision, err error) {
 
 func (a *attempt) refusal(d Decision) error {
 	if ticket, ok := d.Ticket(); ok {
+		a.keep(d)
 		return &DeferredError{Key: a.call.Key, Ticket: ticket}
 	}
 	c := a.conflict
 	return &ConflictError{Key: a.call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt, Waiting: c.Waiting}
+}
+
+// keep reserves the key for a call that was deferred. The call is stored, whatever
+// comes of this.
+func (a *attempt) keep(d Decision) {
+	if d.keep > 0 && a.locker.quorum == nil {
+		_ = a.locker.keep(a.ctx, a.call.Key, min(max(d.keep, MinTTL), MaxTTL))
+	}
 }
 
 // reenter returns a handle on the lease that ctx works under, if it holds the

@@ -96,6 +96,7 @@ type acquireOptions struct {
 	maxHold time.Duration // renewals end so long after the grant; 0: never
 	minHold time.Duration // the key stays taken so long after the grant
 	notify  chan<- string // gets the key when it is released
+	keep    time.Duration // parked work: how long its key is reserved
 
 	replicas    int           // that must have the grant
 	replicaWait time.Duration // for them
@@ -206,12 +207,23 @@ func checkTTL(name string, d time.Duration) error {
 }
 
 func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
+	o, err := l.tryOptions(opts)
+	if err == nil && o.keep > 0 {
+		err = fmt.Errorf("core: %w: Reserved is for TryAcquire", ErrInvalidOption)
+	}
+	return o, err
+}
+
+func (l *Locker) tryOptions(opts []AcquireOption) (acquireOptions, error) {
 	if len(opts) == 0 {
 		return acquireOptions{ttl: l.ttl, limit: exclusive}, nil
 	}
 	o := acquireOptions{ttl: l.ttl, limit: exclusive}
 	if err := o.apply(opts); err != nil {
 		return o, err
+	}
+	if l.quorum != nil {
+		o.keep = 0
 	}
 	if o.replicas > 0 && !l.single && l.cluster == nil {
 		return o, fmt.Errorf("core: %w: WaitReplicas: a redis client of type %T may use another connection for each command", ErrInvalidOption, l.rdb)

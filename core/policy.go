@@ -51,6 +51,7 @@ type Decision struct {
 	kind   decisionKind
 	delay  time.Duration
 	ticket Ticket
+	keep   time.Duration // how long the key is reserved
 }
 
 type decisionKind int
@@ -75,6 +76,18 @@ func RetryAfter(d time.Duration) Decision {
 // Deferred refuses the call with a *DeferredError that carries the ticket: the
 // work was stored, and will run later.
 func Deferred(t Ticket) Decision { return Decision{kind: decideDeferred, ticket: t} }
+
+// Reserve has a deferred call's key reserved for the parked work, for span: see
+// Locker.Reserve. That is done once OnConflict has returned, and before the call fails
+// with its *DeferredError: whoever calls after it was told does not overtake the work.
+// It blocks for one round trip. The call is deferred even when it fails.
+//
+// At least 100 ms and at most 24 h are reserved; nothing if span is not positive, the
+// decision is another one, or the Locker is one of NewQuorum's.
+func (d Decision) Reserve(span time.Duration) Decision {
+	d.keep = span
+	return d
+}
 
 // Delay reports whether the decision is to retry, and after how long.
 func (d Decision) Delay() (time.Duration, bool) { return d.delay, d.kind == decideRetry }

@@ -25,6 +25,10 @@ var (
 	forceSource string
 	//go:embed lua/downgrade.lua
 	downgradeSource string
+	//go:embed lua/reserve.lua
+	reserveSource string
+	//go:embed lua/unreserve.lua
+	unreserveSource string
 	//go:embed lua/raise.lua
 	raiseSource string
 	//go:embed lua/record.lua
@@ -39,6 +43,8 @@ var (
 	raiseScript      = newScript(raiseSource)
 	releaseScript    = newScript(included.Replace(releaseSource))
 	downgradeScript  = newScript(included.Replace(downgradeSource))
+	reserveScript    = newScript(included.Replace(reserveSource))
+	unreserveScript  = newScript(included.Replace(unreserveSource))
 	inspectScript    = newScript(inspectSource)
 	forceScript      = newScript(included.Replace(forceSource))
 )

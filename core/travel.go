@@ -106,8 +106,8 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 	if err := o.apply(opts); err != nil {
 		return nil, err
 	}
-	if o.limit != limitOf(t.entry) || o.notify != nil {
-		return nil, fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted and NotifyRelease come too late", t.key, ErrInvalidOption)
+	if o.limit != limitOf(t.entry) || o.notify != nil || o.keep > 0 {
+		return nil, fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted, NotifyRelease and Reserved come too late", t.key, ErrInvalidOption)
 	}
 	if ctx.Err() != nil {
 		return nil, callerGone(ctx, "resume", t.key)

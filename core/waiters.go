@@ -23,6 +23,7 @@ type waiters struct {
 	// Entries that a message granted while a question about them was under way:
 	// its answer is no news. With the grants' fences.
 	accepted map[string]int64
+	reserved reservations
 }
 
 // waiter is a call in line. Only its own goroutine uses it, but for grant.
@@ -38,7 +39,7 @@ type waiter struct {
 }
 
 func newWaiters(l *Locker) *waiters {
-	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]int64{}}
+	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]int64{}, reserved: reservations{said: map[string]time.Time{}}}
 }
 
 func newWaiter() any {

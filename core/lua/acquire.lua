@@ -1,12 +1,15 @@
--- Takes the key if it can be held now and nobody is before the caller; else puts
--- the caller in the queue, if it wants to wait.
+-- Takes the key if it can be held now, nobody is before the caller, and it is not
+-- reserved; else puts the caller in the queue, if it wants to wait.
 --
 -- ARGV[2]  length of the lease, in ms
 -- ARGV[3]  what the caller is, for people; no spaces
 -- ARGV[4]  its mark, if it is to join the queue; else ''
 -- ARGV[5]  id of its locker if it is to be told when nobody holds the key; else ''
--- returns  the fence, if granted and nobody waits
+-- ARGV[6]  for parked work, which goes first: how long the key is to be reserved for it,
+--          in ms, if it is now, or if this is refused; absent for other calls
+-- returns  the fence, if granted, nobody waits, and the key is not reserved
 --          {1, fence, 1} if granted and somebody waits
+--          {1, fence, 2} if granted and the key is reserved
 --          {0, ms left of a holder's lease, server's time in ms, place in the
 --          queue, length of the queue}; the place is 0 for who is not in it
 -- #include record.lua
@@ -21,6 +24,8 @@ end
 
 -- #include queue.lua
 
+local function others() return reserved > 0 and 2 or queue == '' and 0 or 1 end
+
 if mine then
   -- The caller counts from its last request; the grant may be of an earlier one
   -- that was delivered late.
@@ -30,18 +35,29 @@ if mine then
     stays = now + lease
     save()
   end
-  return {1, tonumber(its), queue == '' and 0 or 1}
+  return {1, tonumber(its), others()}
 end
 
 sweep()
-if serve(entry) or queue == '' and fits(limit(entry)) then
+local turn
+if ARGV[6] then
+  turn = fits(limit(entry))
+else
+  turn = serve(entry) or queue == '' and reserved == 0 and fits(limit(entry))
+end
+if turn then
   leave(entry)
   local its = grant(entry, lease, ARGV[3])
-  save()
-  if queue == '' then
-    return its
+  if ARGV[6] and reserved > 0 then
+    reserve(tonumber(ARGV[6]))
+    made = its
   end
-  return {1, its, 1}
+  save()
+  local more = others()
+  return more == 0 and its or {1, its, more}
+end
+if ARGV[6] then
+  reserve(tonumber(ARGV[6]))
 end
 
 local at = 0

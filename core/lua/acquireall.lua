@@ -1,5 +1,5 @@
--- Takes all of the keys, or none: none if one of them cannot be held now, or others
--- wait for it.
+-- Takes all of the keys, or none: none if one of them cannot be held now, is reserved,
+-- or others wait for it.
 --
 -- KEYS     the records, as in record.lua
 -- ARGV[1]  the caller's entry, the same on each key
@@ -19,7 +19,7 @@ for i = 1, #all do
     sweep()
     serve('')
     saves[#saves + 1] = save
-    if queue ~= '' or not fits(limit(entry)) then
+    if queue ~= '' or reserved > 0 or not fits(limit(entry)) then
       for _, its in ipairs(saves) do
         its()
       end

@@ -11,6 +11,12 @@ local queue, watch, mine, waiting = record[5] or '', record[6] or '', record[7],
 if mine and ends(mine) <= now then
   mine = false
 end
+local reserved, made = string.match(record[9] or '', '^(%d+) (%d+)$')
+reserved, made = tonumber(reserved or 0), tonumber(made or 0)
+if reserved <= now then
+  reserved, made = 0, 0
+end
+local holders = held -- before this script
 
 local writes = {} -- fields and values to be written at the end
 local stays = 0   -- the record must not expire before, in ms
@@ -78,6 +84,18 @@ local function grant(e, lease, what)
   return its
 end
 
+-- reserve keeps the key for parked work, for so many ms at least. A process that holds
+-- it alone is told: else it could pass it on to a call of its own.
+local function reserve(ms)
+  if reserved == 0 then
+    made = following()
+    if held > 0 and limit(last) == 1 then
+      send(locker(last), 'reserved')
+    end
+  end
+  reserved = math.max(reserved, now + ms)
+end
+
 -- place finds e in the queue: where its entry begins, and about how many are before
 -- it. To count them would take longer.
 local function place(e)
@@ -118,9 +136,13 @@ local function leave(e)
   end
 end
 
--- serve grants the key to those at the head of the queue, as long as they fit. It
--- stops, and returns true, when it is the turn of me: the caller grants that one.
+-- serve grants the key to those at the head of the queue, as long as they fit, and
+-- nothing while the key is reserved. It stops, and returns true, when it is the turn of
+-- me: the caller grants that one.
 local function serve(me)
+  if reserved > 0 then
+    return false
+  end
   local from, turn = 1, false -- where the rest of the queue begins
   for _ = 1, STEPS do
     local to = string.find(queue, ' ', from, true)
@@ -160,17 +182,20 @@ end
 -- not vanish before the server's clock has passed its fence, or the next fence could
 -- be smaller: that is at once, unless the clock was set back.
 local function save()
-  if held == 0 and queue == '' then
+  local free = held == 0 and queue == '' and reserved == 0
+  if free or held == 0 and holders > 0 and reserved > 0 then -- those who wait do not get it either
     for id in string.gmatch(watch, '%S+') do
       send(id, 'free')
     end
     watch = ''
+  end
+  if free then
     if spent() < micros then
       redis.call('DEL', key)
       return
     end
     fence, last = spent(), '' -- with the last holder goes what tells of its block
-    redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch')
+    redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch', 'reserved')
   else
     write('last', last)
     write('next', soonest)
@@ -180,6 +205,12 @@ local function save()
     end
     if watch ~= (record[6] or '') then
       write('watch', watch)
+    end
+    if reserved > 0 then
+      write('reserved', string.format('%d %.0f', reserved, made))
+      stays = math.max(stays, reserved)
+    elseif record[9] then
+      redis.call('HDEL', key, 'reserved')
     end
   end
   write('fence', fence)

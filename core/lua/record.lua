@@ -11,6 +11,8 @@
 --   queue    who waits, in order: ENTRY MARK ALIVE,WHAT and a space for each
 --   waiting  how many those are
 --   watch    ids of lockers that are told when nobody holds the key
+--   reserved until when the key is kept for parked work, in ms, and a number greater
+--            than every fence that was granted before it was reserved
 -- ARGV[1]  the caller's entry: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
 --          key together with it: 1 is exclusive, 0 is without limit
 --
@@ -33,5 +35,5 @@ local now = math.floor(micros / 1000)
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
 local record
 local function read()
-  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting')
+  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting', 'reserved')
 end

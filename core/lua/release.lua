@@ -16,7 +16,7 @@
 record = read()
 local sole = record[7] and string.sub(entry, 1, 2) == '1:' and ends(record[7]) > now
 local used = tonumber(ARGV[2])
-if sole and ARGV[3] == '0' and used > 0 and used < micros then
+if sole and not record[9] and ARGV[3] == '0' and used > 0 and used < micros then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   if not record[5] and not record[6] and ARGV[5] == '' then
     redis.call('DEL', key) -- there is nothing to remember

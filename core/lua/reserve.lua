@@ -1,0 +1,12 @@
+-- Keeps the key for parked work: until it is over, only a call for that gets it.
+--
+-- ARGV[1]  ''
+-- ARGV[2]  how long, in ms; a reservation is never shortened
+-- returns  1
+-- #include record.lua
+-- #include queue.lua
+sweep()
+reserve(tonumber(ARGV[2]))
+made = math.max(made, following()) -- it is made anew: an Unreserve that is under way leaves it
+save()
+return 1

@@ -1,0 +1,101 @@
+package core
+
+import (
+	"context"
+	"maps"
+	"time"
+)
+
+// Reserve keeps key for parked work, for d from now, or longer if it is reserved for
+// longer already: 100 ms to 24 h. Whoever holds the key goes on holding it. Until the
+// reservation ends only calls with the option Reserved get the key; others, those with
+// Shared, Counted and of AcquireAll too, meet a conflict or wait. It ends by itself or
+// with Lease.Unreserve, and counts by the server's clock.
+//
+// It blocks for one round trip, and no longer than ctx allows. After an error the key
+// may be reserved. On a Locker of NewQuorum it fails with errors.ErrUnsupported.
+func (l *Locker) Reserve(ctx context.Context, key string, d time.Duration) error {
+	if err := ValidateKey(key); err != nil {
+		return err
+	}
+	if err := checkTTL("Reserve", d); err != nil {
+		return err
+	}
+	if err := l.oneDeployment("reserve"); err != nil {
+		return err
+	}
+	return l.keep(ctx, key, d)
+}
+
+func (l *Locker) keep(ctx context.Context, key string, d time.Duration) error {
+	_, err := l.admin(ctx, "reserve", key, reserveScript, false, "", d.Milliseconds())
+	if err == nil {
+		l.waiters.reservedBy(key) // before the message comes, if this Locker holds it
+	}
+	return err
+}
+
+// Reserved makes a TryAcquire one for the work that its key is reserved for: it takes a
+// reserved key that is free all the same, before all calls that wait, and a reservation
+// then lasts for d from now at least. If the key is held, so that the try is refused, it
+// is reserved for d: nobody else gets it next. A try that takes a key without a
+// reservation makes none.
+//
+// It is for who runs what was parked, with NotifyRelease to hear of the release; 100 ms
+// to 24 h. Elsewhere than at TryAcquire it is an ErrInvalidOption. A Locker of NewQuorum
+// ignores it.
+func Reserved(d time.Duration) AcquireOption {
+	return func(o *acquireOptions) error {
+		o.keep = d
+		return checkTTL("Reserved", d)
+	}
+}
+
+// Unreserve ends the key's reservation, unless Reserve or a deferred call has made it
+// anew, or another call with Reserved has taken the key, since this lease was granted. If
+// nobody holds the key, those who wait are served at once. It may be called before or
+// after Release, and when the lease was lost.
+//
+// It blocks for one round trip, and no longer than ctx allows. After an error the
+// reservation may have ended; it does so by itself in any case. On a Locker of NewQuorum
+// it fails with errors.ErrUnsupported.
+func (l *Lease) Unreserve(ctx context.Context) error {
+	owner := l.hold.locker
+	if err := owner.oneDeployment("unreserve"); err != nil {
+		return err
+	}
+	_, err := owner.admin(ctx, "unreserve", l.Key(), unreserveScript, false, "", l.fence)
+	return err
+}
+
+// reservations are the keys that were said to be reserved of late, and when.
+type reservations struct {
+	said  map[string]time.Time
+	swept time.Time
+}
+
+// A hold is passed on for passAlone at most, so that only what was said about then
+// matters. The message can come a little before the hold does.
+const reservationCounts = 2 * passAlone
+
+// note records that key is reserved.
+func (r *reservations) note(key string, now time.Time) {
+	if now.Sub(r.swept) > time.Second {
+		r.swept = now
+		maps.DeleteFunc(r.said, func(_ string, at time.Time) bool { return now.Sub(at) > reservationCounts })
+	}
+	r.said[key] = now
+}
+
+// of reports whether key is reserved, as far as is known.
+func (r *reservations) of(key string, now time.Time) bool {
+	at, ok := r.said[key]
+	return ok && now.Sub(at) <= reservationCounts
+}
+
+// reservedBy records that key is reserved: no hold on it is passed on.
+func (w *waiters) reservedBy(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reserved.note(key, time.Now())
+}
