@@ -39,6 +39,8 @@ type KeyInfo struct {
 	// Reserved is how long the key is still kept for parked work, see Locker.Reserve;
 	// zero if it is not.
 	Reserved time.Duration
+	// ReservationStamp grows with each reservation of the key; see Locker.Unreserve.
+	ReservationStamp int64
 }
 
 // Free reports whether nobody holds the key. If lockers wait for it then all the
@@ -372,7 +374,7 @@ var inGlob = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`
 // passed over.
 func parseInspect(key string, val any) (*KeyInfo, error) {
 	items, ok := val.([]any)
-	if !ok || len(items) != 6 {
+	if !ok || len(items) != 7 {
 		return nil, errShape
 	}
 	n, err := integers(items[:3], 3)
@@ -384,6 +386,7 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 	info := &KeyInfo{Key: key, At: time.UnixMicro(n[0]), Held: int(n[1]), Waiting: int(n[2])}
 	if ends, _ := items[5].(int64); ends > 0 {
 		info.Reserved = time.UnixMilli(ends).Sub(info.At)
+		info.ReservationStamp, _ = items[6].(int64)
 	}
 	for _, item := range holders {
 		s, _ := item.(string)

@@ -60,11 +60,19 @@ func Reserved(d time.Duration) AcquireOption {
 // reservation may have ended; it does so by itself in any case. On a Locker of NewQuorum
 // it fails with errors.ErrUnsupported.
 func (l *Lease) Unreserve(ctx context.Context) error {
-	owner := l.hold.locker
-	if err := owner.oneDeployment("unreserve"); err != nil {
+	return l.hold.locker.Unreserve(ctx, l.Key(), l.fence)
+}
+
+// Unreserve ends a key's reservation if its stamp, as Inspect tells it, is no greater
+// than stamp: that is, unless it was made anew since. See Lease.Unreserve.
+func (l *Locker) Unreserve(ctx context.Context, key string, stamp int64) error {
+	if err := ValidateKey(key); err != nil {
 		return err
 	}
-	_, err := owner.admin(ctx, "unreserve", l.Key(), unreserveScript, false, "", l.fence)
+	if err := l.oneDeployment("unreserve"); err != nil {
+		return err
+	}
+	_, err := l.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
 	return err
 }
 

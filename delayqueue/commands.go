@@ -235,17 +235,27 @@ func readSettled(reply any) (s settled, err error) {
 	return s, nil
 }
 
+// What nudge.lua found of a key.
+const (
+	nudgeEmpty = iota // it has no messages
+	nudgeBusy         // its head runs, or waits for something else
+	nudgeWoken        // its head is due now
+)
+
 // nudge makes the heads of keys due that wait for nothing but their key.
-func (p *partition) nudge(ctx context.Context, keys []string) (woken int, err error) {
+func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, err error) {
 	args := make([]any, len(keys))
 	for i, key := range keys {
 		args[i] = key
 	}
-	woken, err = p.call(ctx, nudgeScript, args...).Int()
-	if err != nil {
-		return 0, redisError(ctx, "nudge", err)
+	found, err = p.call(ctx, nudgeScript, args...).Int64Slice()
+	if err == nil && len(found) != len(keys) {
+		err = errReply
 	}
-	return woken, nil
+	if err != nil {
+		return nil, redisError(ctx, "nudge", err)
+	}
+	return found, nil
 }
 
 // cancel ends a queued message. It returns the state that it found, "" for none.

@@ -1,6 +1,9 @@
 package delayqueue
 
-import "log/slog"
+import (
+	"context"
+	"log/slog"
+)
 
 const nudgeBatch = 64
 
@@ -27,14 +30,43 @@ func (w *Worker) passOn(drained <-chan struct{}) {
 			}
 		}
 		for p, some := range w.queue.byPartition(keys) {
-			woken, err := p.nudge(w.ctx, some)
+			found, err := p.nudge(w.ctx, some)
 			if err != nil {
 				w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
 				continue
 			}
-			if woken > 0 {
-				w.look(p.base)
+			for i, key := range some {
+				switch found[i] {
+				case nudgeWoken:
+					w.look(p.base)
+				case nudgeEmpty:
+					w.unreserve(p, key)
+				}
 			}
 		}
+	}
+}
+
+// reconsider looks whether a key has messages, and wakes their head, or ends the key's
+// reservation. It does not wait.
+func (w *Worker) reconsider(key string) {
+	select {
+	case w.released <- key:
+	default: // the reservation ends by itself
+	}
+}
+
+// unreserve ends the reservation of a key that has no messages: they were cancelled, or
+// have expired. One that is parked meanwhile makes the reservation anew.
+func (w *Worker) unreserve(p *partition, key string) {
+	if w.queue.precedence == 0 {
+		return
+	}
+	info, err := w.locker.Inspect(w.ctx, key)
+	if err != nil || info.Reserved == 0 {
+		return
+	}
+	if found, err := p.nudge(w.ctx, []string{key}); err == nil && found[0] == nudgeEmpty {
+		_ = w.locker.Unreserve(context.WithoutCancel(w.ctx), key, info.ReservationStamp)
 	}
 }

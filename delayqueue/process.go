@@ -33,9 +33,9 @@ func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.va
 type turn struct {
 	worker   *Worker
 	ctx      context.Context
-	lease    *core.Lease // nil without a key, and once it was given back:
-	released *core.Lease
-	ends     time.Time // then other keys have theirs
+	lease    *core.Lease // nil without a key, and once it was given back
+	ends     time.Time   // then other keys have theirs
+	reserved bool        // when it was given back, the key was reserved for more messages
 }
 
 // turnLength bounds a turn: messages of other keys wait for hands too.
@@ -131,8 +131,8 @@ func (t *turn) follow(c *claim, v verdict) (next *claim) {
 // over settles the last claim of a turn.
 func (t *turn) over(c *claim, v verdict) {
 	t.release(c.message, v) // if it was not given back before
-	if s := t.worker.settle(c, v); t.released != nil && s.held && !s.more {
-		_ = t.released.Unreserve(context.Background())
+	if s := t.worker.settle(c, v); t.reserved && s.held && !s.more {
+		t.worker.reconsider(c.message.Key) // those behind were cancelled, or have expired
 	}
 }
 
@@ -150,15 +150,21 @@ func (t *turn) lost() error {
 // release gives the key back: if it has more messages, to them before others. It
 // returns why the lease was lost, if it was.
 func (t *turn) release(m Message, v verdict) error {
-	if t.lease == nil {
+	lease := t.lease
+	if lease == nil {
 		return nil
 	}
-	t.released, t.lease = t.lease, nil
+	t.lease = nil
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
-	if precedence := t.worker.queue.precedence; precedence > 0 && (m.behind > 0 || !ended) {
+	switch precedence := t.worker.queue.precedence; {
+	case precedence == 0:
+	case m.behind > 0 || !ended:
+		t.reserved = true
 		_ = t.worker.locker.Reserve(ctx, m.Key, v.delay+precedence)
+	default: // what was parked meanwhile has a reservation of its own
+		_ = lease.Unreserve(ctx)
 	}
-	if lost := t.released.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
+	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
 		return lost
 	}
 	return nil // Redis frees the key by itself

@@ -123,32 +123,32 @@ func TestANudgeReachesAMessageOnItsWayBack(t *testing.T) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		conflict := verdict{outcome: OutcomeConflict, delay: time.Hour, awaitsKey: true}
-		nudge := func(want int) {
+		nudge := func(want int64) {
 			t.Helper()
-			woken, err := q.partitions[0].nudge(t.Context(), []string{"unknown", "k"})
+			found, err := q.partitions[0].nudge(t.Context(), []string{"unknown", "k"})
 			require.NoError(t, err)
-			require.Equal(t, want, woken)
+			require.Equal(t, []int64{nudgeEmpty, want}, found)
 		}
 
 		// The key is announced after the requeue, and before it.
 		c := claimTest(t, q, "1", 1)[0]
 		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "1.5", 1))
-		nudge(1)
-		nudge(0)
+		nudge(nudgeWoken)
+		nudge(nudgeBusy)
 		c = claimTest(t, q, "2", 1)[0]
-		nudge(0)
+		nudge(nudgeBusy)
 		require.True(t, settleTest(t, c, conflict))
 		c = claimTest(t, q, "3", 1)[0]
 		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "4", 1), "the mark holds for one claim")
 
 		// Only those that wait for their key are woken.
-		nudge(1)
+		nudge(nudgeWoken)
 		c = claimTest(t, q, "5", 1)[0]
-		nudge(0)
+		nudge(nudgeBusy)
 		require.True(t, settleTest(t, c, verdict{outcome: OutcomeRetry, delay: time.Minute}))
-		nudge(0)
+		nudge(nudgeBusy)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
 }
@@ -208,9 +208,9 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		outcome := Outcome(c.message.ID)
 		require.True(t, settleTest(t, c, verdict{outcome: outcome, delay: time.Minute, awaitsKey: outcome == OutcomeConflict}))
 	}
-	woken, err := q.partitions[0].nudge(t.Context(), []string{"key of conflict"})
+	found, err := q.partitions[0].nudge(t.Context(), []string{"key of conflict"})
 	require.NoError(t, err)
-	require.Equal(t, 1, woken)
+	require.Equal(t, []int64{nudgeWoken}, found)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
 }
 

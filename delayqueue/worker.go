@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -100,7 +101,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	for _, p := range q.partitions {
 		w.claimers = append(w.claimers, &claimer{Worker: w, partition: p, wake: make(chan struct{}, 1)})
 	}
-	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.look)
+	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.announced)
 	return w, nil
 }
 
@@ -173,6 +174,17 @@ func (w *Worker) run() {
 	close(drained)
 	helpers.Wait()
 	w.wakeups.Close()
+}
+
+// announced hears what the scripts announce: a partition that has something due, and
+// perhaps a key that has no messages any more.
+func (w *Worker) announced(message string) {
+	base, key, emptied := strings.Cut(message, " ")
+	if emptied {
+		w.reconsider(key)
+		return
+	}
+	w.look(base)
 }
 
 // look has the partition with this base looked at soon; all of them if there is none.

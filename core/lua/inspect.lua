@@ -45,5 +45,6 @@ for who, alive, what in string.gmatch(record[2] or '', '(%d+:[^@+~]*)%.%x*[@+~](
     end
   end
 end
-local reserved = tonumber(string.match(record[3] or '', '^%d+') or 0)
-return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0}
+local reserved, made = string.match(record[3] or '0 0', '^(%d+) (%d+)$')
+reserved = tonumber(reserved or 0)
+return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0, tonumber(made or 0)}

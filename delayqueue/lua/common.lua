@@ -57,6 +57,12 @@ local function outlive(name, ms) lives[name] = math.max(lives[name] or 0, ms) en
 
 local function count(what) counts[what] = (counts[what] or 0) + 1 end
 
+-- Wakes the workers: something is due earlier than before, or a key has no messages
+-- any more that nobody ran.
+local function announce(key)
+  redis.call('PUBLISH', string.gsub(base, '/[^/}]*}$', '}') .. ':wake', key and base .. ' ' .. key or base)
+end
+
 -- Writes what was put off to the end of the script, and wakes the workers if what
 -- it made due is now the first: else they have an earlier one to wake for.
 local function flush()
@@ -70,7 +76,7 @@ local function flush()
   if soonest then
     local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
     if tonumber(first[2]) == soonest then
-      redis.call('PUBLISH', string.gsub(base, '/[^/}]*}$', '}') .. ':wake', base)
+      announce()
     end
   end
 end
@@ -252,6 +258,9 @@ local function give_up(member, id, key, state)
   redis.call('HSET', record(id), 'state', state, 'ended', num(now))
   redis.call('PEXPIRE', record(id), num(retention))
   count(state)
+  if key ~= '' and redis.call('EXISTS', line(key)) == 0 then
+    announce(key) -- nobody is left to have the key before others
+  end
 end
 
 -- Ends the messages that have become too old to be started. Answers how many

@@ -3,13 +3,14 @@
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3..] keys
--- returns  how many heads were made due
-local woken = 0
+-- returns  for each key 0 when it has no messages, 2 when its head was made due, else 1
+local found = {}
 for i = 3, #ARGV do
   local key = ARGV[i]
   local id = redis.pcall('LINDEX', line(key), 0)
   local m = type(id) == 'string' and load(id, key)
   local waits = m and m.wait
+  found[#found + 1] = id and 1 or 0
   if waits then
     redis.call('HDEL', record(id), 'wait')
   end
@@ -18,8 +19,8 @@ for i = 3, #ARGV do
   elseif waits and m.state == 'queued' then
     redis.call('HSET', record(id), 'due', num(now))
     make_due(id .. ' ' .. key, now, life(m))
-    woken = woken + 1
+    found[#found] = 2
   end
 end
 flush()
-return woken
+return found
