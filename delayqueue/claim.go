@@ -29,15 +29,13 @@ type claimer struct {
 	*Worker
 	partition *partition
 	wake      chan struct{} // holds one: look at the partition
+	timer     *time.Timer
 }
 
 func (w *claimer) run() {
 	token, failures := "", 0
 	for !w.isStopping() {
 		n := w.takeHands()
-		if n == 0 {
-			return
-		}
 		select { // what was announced before the claim is seen by it
 		case <-w.wake:
 		default:
@@ -50,10 +48,14 @@ func (w *claimer) run() {
 		if token == "" {
 			token = ident.Random(16)
 		}
+		owner := token
+		if n == 0 {
+			owner = "" // nothing can be taken, nor what an earlier call took
+		}
 		sent := time.Now()
 		// Not cancelled by Stop: messages whose claim nobody heard of would wait
 		// for its end.
-		b, err := w.partition.claim(w.ctx, token, w.lease, n)
+		b, err := w.partition.claim(w.ctx, owner, w.lease, n)
 		if err != nil {
 			w.freeHands(n)
 			failures++
@@ -83,10 +85,14 @@ func (w *claimer) run() {
 }
 
 // takeHands waits for a free hand, and takes what others are free, as many as a claim
-// may bring. It returns 0 when the Worker is stopped.
-func (w *Worker) takeHands() (n int) {
+// may bring. While none is free it returns 0 each second: a claim also gives back what
+// dead workers held.
+func (w *claimer) takeHands() (n int) {
+	w.timer.Reset(pollFloor)
 	select {
 	case w.hands <- struct{}{}:
+	case <-w.timer.C:
+		return 0
 	case <-w.stopping:
 		return 0
 	}
@@ -112,10 +118,9 @@ func (w *claimer) pause(d time.Duration, wakeable bool) {
 	if !wakeable {
 		wake = nil
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+	w.timer.Reset(d)
 	select {
-	case <-timer.C:
+	case <-w.timer.C:
 	case <-wake:
 	case <-w.stopping:
 	}

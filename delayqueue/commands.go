@@ -162,7 +162,7 @@ type settled struct {
 	held    bool     // the claim was the caller's
 	expired bool     // the message became too old for its next attempt
 	more    bool     // its key has more messages
-	next    *Message // of its key, claimed
+	next    *Message // claimed
 	anyDue  bool     // a message is due now
 	sent    time.Time
 }
@@ -172,7 +172,7 @@ var settleWords = map[Outcome]string{
 }
 
 func (p *partition) settle(batch []*settling) {
-	args := make([]any, 0, 1+10*len(batch))
+	args := make([]any, 0, 1+11*len(batch))
 	lease := time.Duration(0)
 	for _, s := range batch {
 		lease = max(lease, s.lease)
@@ -181,7 +181,7 @@ func (p *partition) settle(batch []*settling) {
 	for _, s := range batch {
 		m, v := s.claim.message, s.verdict
 		args = append(args, m.ID, m.Key, s.claim.token, settleWords[v.outcome], ceilMilliseconds(v.delay),
-			p.queue.sealed(kindCause, m, []byte(v.cause())), bit(v.lost), bit(v.awaitsKey), p.queue.sealed(kindResult, m, v.result), v.next)
+			p.queue.sealed(kindCause, m, []byte(v.cause())), bit(v.lost), bit(v.awaitsKey), p.queue.sealed(kindResult, m, v.result), v.next, v.which)
 	}
 	ctx, sent := context.Background(), time.Now()
 	reply, err := p.call(ctx, settleScript, args...).Slice()

@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,29 +42,38 @@ type turn struct {
 // turnLength bounds a turn: messages of other keys wait for hands too.
 const turnLength = 100 * time.Millisecond
 
-// process takes a claimed message, and those of its key that follow, through their
-// lock and their handler to the end of their claims.
+// process takes a claimed message through its lock and its handler to the end of its
+// claim, and so on with the messages that the ends of claims bring: a busy worker need
+// not ask for work.
 func (w *Worker) process(c *claim) {
+	for c != nil {
+		c = w.take(c)
+	}
+}
+
+// take runs a claimed message, and those of its key that follow. It returns a claim for
+// the next turn, if there is one.
+func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
-		w.settle(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
-		return
+		return w.settle(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
 	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
 		if t.lease, err = w.locker.TryAcquire(w.ctx, key, w.lockOptions...); err != nil {
-			w.settle(c, w.judgeLock(c, err))
-			return
+			return w.settle(c, w.judgeLock(c, err))
 		}
 		t.ctx, t.ends = t.lease.Context(), time.Now().Add(turnLength)
 	}
-	for c != nil {
-		c = t.run(c)
+	for {
+		if c = t.run(c); c == nil || t.lease == nil {
+			return c
+		}
 	}
 }
 
 // run runs one message and settles its claim. It returns the claim of the next
-// message of the key, if the turn goes on.
+// message: of the same key, if the turn goes on.
 func (t *turn) run(c *claim) (next *claim) {
 	w := t.worker
 	ctx, cancel := c.under(t.ctx, t.lease != nil)
@@ -76,7 +86,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		}
 		cancel()
 		if !started {
-			t.over(c, verdict{outcome: OutcomeReturned, err: err})
+			next = t.over(c, verdict{outcome: OutcomeReturned, err: err})
 			return
 		}
 		err = legible(err)
@@ -84,7 +94,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		if v.outcome == OutcomeDone {
 			v.result = result.get()
 		}
-		if t.goesOn(c, v) {
+		if v.dying = errors.Is(err, errGoexit); t.goesOn(c, v) {
 			next = t.follow(c, v)
 			return
 		}
@@ -94,7 +104,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		if lost := t.release(c.message, v); lost != nil {
 			v = w.judge(c, err, lost)
 		}
-		t.over(c, v)
+		next = t.over(c, v)
 	}()
 	if err = context.Cause(ctx); err != nil { // while the key was asked for
 		return nil
@@ -113,27 +123,26 @@ func (t *turn) run(c *claim) (next *claim) {
 func (t *turn) goesOn(c *claim, v verdict) bool {
 	w := t.worker
 	return t.lease != nil && c.message.behind > 0 && (v.outcome == OutcomeDone || v.outcome == OutcomeDead) &&
-		!errors.Is(v.err, errGoexit) && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
+		!v.dying && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
 // follow settles a claim, and claims the next message of its key.
 func (t *turn) follow(c *claim, v verdict) (next *claim) {
-	w := t.worker
-	v.next = ident.Random(16)
-	s := w.settle(c, v)
-	if s.next != nil {
-		return w.claims.add(w.ctx, c.partition, *s.next, v.next, trust.Until(s.sent, w.lease))
+	v.which = nextOfKey
+	if next = t.worker.settle(c, v); next == nil {
+		t.release(c.message, v)
 	}
-	t.release(c.message, v)
-	return nil
+	return next
 }
 
-// over settles the last claim of a turn.
-func (t *turn) over(c *claim, v verdict) {
+// over settles the last claim of a turn, and claims any message.
+func (t *turn) over(c *claim, v verdict) (next *claim) {
 	t.release(c.message, v) // if it was not given back before
-	if s := t.worker.settle(c, v); t.reserved && s.held && !s.more {
-		t.worker.reconsider(c.message.Key) // those behind were cancelled, or have expired
+	next = t.worker.settle(c, v)
+	if t.reserved {
+		t.worker.reconsider(c.message.Key) // those behind may have been cancelled, or have expired
 	}
+	return next
 }
 
 // lost returns why the turn's lease is lost, or nil.
@@ -218,8 +227,16 @@ type verdict struct {
 	lost      bool // the attempt's outcome is unknown
 	awaitsKey bool // a nudge makes it due
 	result    []byte
-	next      string // token to claim the next of the key with; "" not to
+	dying     bool   // the worker's goroutine
+	which     string // is to be claimed next
+	next      string // token to claim it with; "" not to
 }
+
+// What is claimed next.
+const (
+	nextOfKey = "key"
+	nextOfAny = "any"
+)
 
 // maxCause bounds what is stored of an error or a stack, in bytes.
 const maxCause = 4 << 10
@@ -306,14 +323,17 @@ const (
 	settleMost   = time.Second
 )
 
-// settle ends a claim. While Redis does not answer it tries again, until the
-// claim is over anyway or Stop's time is.
-func (w *Worker) settle(c *claim, v verdict) settled {
+// settle ends a claim, and returns the claim of another message, if it came with the
+// answer. While Redis does not answer it tries again, until the claim is over anyway or
+// Stop's time is.
+func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	deadline := w.claims.settling(c)
 	defer c.cancel(nil)
-	var s *settling
+	if !v.dying && !w.isStopping() && !w.paused.Load() {
+		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
+	}
 	for try := 1; ; try++ {
-		s = c.end(v, w.lease)
+		s := c.end(v, w.lease)
 		c.partition.settles.add(s)
 		<-s.done
 		if s.err == nil {
@@ -325,6 +345,9 @@ func (w *Worker) settle(c *claim, v verdict) settled {
 			}
 			if s.settled.anyDue {
 				w.look(c.partition.base) // without waiting for our own announcement
+			}
+			if s.settled.next != nil {
+				next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
 			}
 			break
 		}
@@ -338,7 +361,7 @@ func (w *Worker) settle(c *claim, v verdict) settled {
 	w.observer.OnSettled(Settled{
 		Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
 	})
-	return s.settled
+	return next
 }
 
 // sleep waits for d. It reports false when Stop's time is over.

@@ -88,59 +88,20 @@ reply[3], reply[4] = expired, reply[4] + junk
 
 -- 3. Messages that are due.
 local ids = {}
-local function take(member)
-  local id, key = split(member)
-  local m, why = load(id, key, true)
-  if not m then
-    local not_after = redis.call('ZSCORE', open, member)
-    if not_after and score_of(not_after) <= now and kind_of(record(id)) == 'none' then
-      leave(member, id, key)
-      reply[3] = reply[3] + 1
-      return
-    end
-    quarantine(member, id, key, why)
-    reply[4] = reply[4] + 1
-    return
-  elseif m.state ~= 'queued' then
-    -- It runs, or has ended.
-    redis.call('ZREM', due, member)
-    if m.state ~= 'running' then
-      leave(member, id, key)
-    end
-    return
-  elseif m.not_after <= now then
-    give_up(member, id, key, 'expired')
-    reply[3] = reply[3] + 1
-    return
-  end
-  if key ~= '' then
-    clear(line(key), 'list')
-    if redis.call('LINDEX', line(key), 0) ~= id then
-      -- Part of the line was lost. It goes to the end of what there is.
-      redis.call('ZREM', due, member)
-      redis.call('LREM', line(key), 0, id)
-      redis.call('RPUSH', line(key), id)
-      outlive(line(key), life(m))
-      advance(key)
-      return
-    end
-  end
-  if not m.payload then
-    quarantine(member, id, key, 'the record has no payload')
-    reply[4] = reply[4] + 1
-    return
-  end
-  start(member, id, m, token, lease)
-  hand_over(id, m)
-  ids[#ids + 1] = id
-end
-
-if redis.call('EXISTS', base .. ':paused') == 1 then
+if paused() then
   want = 0
 end
 for _, member in ipairs(want > 0 and redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, want) or {}) do
   if bytes < max_bytes then
-    take(member)
+    local what, id, m = take(member, token, lease)
+    if what == 'taken' then
+      hand_over(id, m)
+      ids[#ids + 1] = id
+    elseif what == 'expired' then
+      reply[3] = reply[3] + 1
+    elseif what == 'junk' then
+      reply[4] = reply[4] + 1
+    end
   end
 end
 if #ids > 0 then

@@ -306,6 +306,48 @@ local function start(member, id, m, token, lease)
   outlive(running, life(m, lease))
 end
 
+-- Gives a message that is due to a worker, or has what is no such message out of the
+-- way. Answers 'taken', 'expired', 'junk' or nothing; and its id and its record.
+local function take(member, token, lease)
+  local id, key = split(member)
+  local m, why = load(id, key, true)
+  if not m then
+    local not_after = redis.call('ZSCORE', open, member)
+    if not_after and score_of(not_after) <= now and kind_of(record(id)) == 'none' then
+      leave(member, id, key)
+      return 'expired'
+    end
+    quarantine(member, id, key, why)
+    return 'junk'
+  elseif m.state ~= 'queued' then -- it runs, or has ended
+    redis.call('ZREM', due, member)
+    if m.state ~= 'running' then
+      leave(member, id, key)
+    end
+    return
+  elseif m.not_after <= now then
+    give_up(member, id, key, 'expired')
+    return 'expired'
+  elseif not m.payload then
+    quarantine(member, id, key, 'the record has no payload')
+    return 'junk'
+  end
+  if key ~= '' and redis.pcall('LINDEX', line(key), 0) ~= id then
+    -- Part of the line was lost. It goes to the end of what there is.
+    clear(line(key), 'list')
+    redis.call('ZREM', due, member)
+    redis.call('LREM', line(key), 0, id)
+    redis.call('RPUSH', line(key), id)
+    outlive(line(key), life(m))
+    advance(key)
+    return
+  end
+  start(member, id, m, token, lease)
+  return 'taken', id, m
+end
+
+local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end
+
 -- A message as a worker is told of it.
 local function told(id, m)
   local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0

@@ -16,7 +16,8 @@
 --   lost    1 when the attempt lost a lease, else 0
 --   awaits  1 when it waits for its own key: nudge.lua makes it due, else 0
 --   result  of what is done, or ''
---   next    token to claim the next of its key with, or ''
+--   next    token to claim another message with, or ''
+--   which   'key' for the next of its key, which the caller holds; 'any' for what is due
 -- returns   for each claim {
 --             1 when it was the caller's, 0 when it was not, 2 when it was and the
 --             message expired: it would be too old for its next attempt, and does
@@ -26,55 +27,91 @@
 --           and at last 1 when a message is due now, else 0
 local lease = tonumber(ARGV[3])
 clear_sets() -- or a damaged one would stop this half way
-local paused = redis.call('EXISTS', base .. ':paused') == 1
+local idle = paused() -- nothing is to be claimed
 
--- Claims the head of a key's line if it is due. Answers what settle.lua does.
+-- Claims the head of a key's line if it is due, or waits for its key. Answers its id
+-- and its record.
 local function follow(key, token)
-  local again = 1
   for _ = 1, STEPS do
     local id = redis.call('LINDEX', line(key), 0)
     if not id then
-      return 0
+      return
     end
     local member = id .. ' ' .. key
     local m = load(id, key, true)
-    if not m or not m.payload then
-      return advance(key) and 1 or 0 -- a claim will see what it is
-    elseif m.state == 'running' and m.owner == token then
-      return 1, told(id, m)
-    elseif m.state ~= 'queued' or paused or m.due > now and not m.wait then
-      return advance(key) and 1 or 0
+    if not m or not m.payload or m.state ~= 'queued' or m.due > now and not m.wait then
+      advance(key) -- a claim will see what it is
+      return
     elseif m.not_after > now then
       start(member, id, m, token, lease)
-      return 1, told(id, m)
+      return id, m
     end
     give_up(member, id, key, 'expired')
   end
-  return 1
 end
 
-local function after(id, key, token)
-  if key == '' then
-    return 0
-  elseif token ~= '' then
-    return follow(key, token)
+local function any(token)
+  for _ = 1, STEPS do
+    local member = redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 1)[1]
+    if not member then
+      return
+    end
+    local what, id, m = take(member, token, lease)
+    if what == 'taken' then
+      return id, m
+    end
   end
-  return advance(key) and 1 or 0
 end
 
-local function settle(id, key, token, how, delay, cause, lost, awaits, result, next)
+-- The rest of the answer for a claim that has ended. What is claimed next is noted in
+-- the record of what it follows, should this call be sent again.
+local function after(id, key, next, which)
+  local nid, m
+  if next == '' or idle then
+    nid = nil
+  elseif which == 'key' then
+    nid, m = follow(key, next)
+  else
+    nid, m = any(next)
+  end
+  local more = key ~= '' and redis.call('EXISTS', line(key)) or 0
+  if nid then
+    redis.call('HSET', record(id), 'next', nid)
+    return more, told(nid, m)
+  end
+  if which == 'key' then
+    advance(key)
+  end
+  return more
+end
+
+local function again(id, key, next)
+  local more = key ~= '' and redis.pcall('EXISTS', line(key)) or 0
+  local nid = next ~= '' and redis.call('HGET', record(id), 'next')
+  local nkey = nid and redis.pcall('HGET', record(nid), 'key')
+  local m = type(nkey) == 'string' and load(nid, nkey, true)
+  if m and m.payload and m.state == 'running' and m.owner == next then
+    return more, told(nid, m)
+  end
+  return more
+end
+
+local function settle(id, key, token, how, delay, cause, lost, awaits, result, next, which)
   local member = id .. ' ' .. key
   local claim, m = claimed(id, key, token)
   if claim == 'lost' then
     return {0, 0}
   elseif claim == 'settled' then
-    return {m.state == 'expired' and 2 or 1, after(id, key, m.state ~= 'queued' and next or '')}
+    return {m.state == 'expired' and 2 or 1, again(id, key, next)}
   end
 
   redis.call('ZREM', running, member)
   if how == 'done' then
     if key ~= '' then
       drop(id, key)
+      if which ~= 'key' then
+        advance(key)
+      end
     end
     redis.call('HDEL', record(id), 'payload', 'owner', 'nudged')
     redis.call('HSET', record(id), 'state', 'done', 'settled', token, 'ended', num(now), 'losses', m.losses + lost)
@@ -83,12 +120,12 @@ local function settle(id, key, token, how, delay, cause, lost, awaits, result, n
     end
     redis.call('PEXPIRE', record(id), num(retention))
     count('done')
-    return {1, after(id, key, next)}
+    return {1, after(id, key, next, which)}
   elseif how == 'dead' then
     redis.call('HDEL', record(id), 'owner')
     redis.call('HSET', record(id), 'settled', token, 'losses', m.losses + lost)
     bury(member, id, key, cause)
-    return {1, after(id, key, next)}
+    return {1, after(id, key, next, which)}
   end
 
   -- A nudge that came between the conflict and here found the message running and
@@ -104,7 +141,7 @@ local function settle(id, key, token, how, delay, cause, lost, awaits, result, n
     count('retried')
     if at >= m.not_after then
       give_up(member, id, key, 'expired')
-      return {2, after(id, key, next)}
+      return {2, after(id, key, next, which)}
     end
   else
     redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))
@@ -117,13 +154,13 @@ local function settle(id, key, token, how, delay, cause, lost, awaits, result, n
   end
   reopen(member, m)
   make_due(member, at, life(m))
-  return {1, key == '' and 0 or 1}
+  return {1, after(id, key, next, which)}
 end
 
 local replies = {}
-for i = 4, #ARGV, 10 do
+for i = 4, #ARGV, 11 do
   local done, reply = pcall(settle, ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]),
-    ARGV[i + 5], tonumber(ARGV[i + 6]), tonumber(ARGV[i + 7]), ARGV[i + 8], ARGV[i + 9])
+    ARGV[i + 5], tonumber(ARGV[i + 6]), tonumber(ARGV[i + 7]), ARGV[i + 8], ARGV[i + 9], ARGV[i + 10])
   if not done then -- what is wrong with one claim is not wrong with the others
     reply = {-1, type(reply) == 'table' and reply.err or tostring(reply)}
   end
