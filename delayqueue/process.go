@@ -126,23 +126,31 @@ func (t *turn) goesOn(c *claim, v verdict) bool {
 		!v.dying && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
-// follow settles a claim, and claims the next message of its key.
+// follow settles a claim, and claims the next message of its key. If there is none the
+// turn is over.
 func (t *turn) follow(c *claim, v verdict) (next *claim) {
 	v.which = nextOfKey
 	if next = t.worker.settle(c, v); next == nil {
-		t.release(c.message, v)
+		_ = t.release(c.message, v) // the message has ended all the same
+		t.reconsider(c)
 	}
 	return next
 }
 
 // over settles the last claim of a turn, and claims any message.
 func (t *turn) over(c *claim, v verdict) (next *claim) {
-	t.release(c.message, v) // if it was not given back before
+	_ = t.release(c.message, v) // if it was not given back before
 	next = t.worker.settle(c, v)
-	if t.reserved {
-		t.worker.reconsider(c.message.Key) // those behind may have been cancelled, or have expired
-	}
+	t.reconsider(c)
 	return next
+}
+
+// reconsider has a reservation ended if nobody needs it: those behind may have been
+// cancelled, or have expired.
+func (t *turn) reconsider(c *claim) {
+	if t.reserved {
+		t.worker.reconsider(c.message.Key)
+	}
 }
 
 // lost returns why the turn's lease is lost, or nil.
