@@ -141,10 +141,11 @@ func (q *Queue) cause(s Status) string {
 	return string(cause)
 }
 
-// Result returns what the handler of a message gave to SetResult. A message that is
-// not done, or is remembered no more, is ErrNotFound.
+// Result returns what the handler of a message gave to SetResult. A message that is not
+// done, or is remembered no more, is ErrNotFound. One that the Queue's Keyring does not
+// open is ErrSealed.
 func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
-	r, err := q.read(ctx, "result", id, []string{"state", "result"})
+	r, err := q.read(ctx, "result", id, []string{"state", "key", "name", "principal", "result"})
 	if err == nil && State(r.text("state")) != StateDone {
 		err = fmt.Errorf("delayqueue: result: %w", ErrNotFound)
 	}

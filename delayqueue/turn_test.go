@@ -309,7 +309,8 @@ func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 		b := setup(t, env, ring("a"))
 		ev := newEvents()
 		r := &ran{}
-		b.startOn(b.newQueue(b.rdb, ring("b")), r.handle, delayqueue.WithObserver(ev))
+		other := b.newQueue(b.rdb, ring("b"))
+		b.startOn(other, r.handle, delayqueue.WithObserver(ev))
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
 		e := next(t, ev.settled)
 		require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
@@ -319,7 +320,10 @@ func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 		plain := b.newQueue(b.rdb)
 		forged, err := plain.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("forged")})
 		require.NoError(t, err)
-		require.Contains(t, b.reaches(forged.ID, delayqueue.StateDead).Cause, "not sealed")
+		b.reaches(forged.ID, delayqueue.StateDead)
+		s, err := other.Status(t.Context(), forged.ID)
+		require.NoError(t, err)
+		require.Contains(t, s.Cause, "not sealed")
 		require.Empty(t, r.ids())
 	})
 }

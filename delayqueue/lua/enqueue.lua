@@ -37,10 +37,13 @@ local function store(id, key, name, payload, delay, max_age, principal)
     end
   end
 
-  local not_after, member = now + max_age, id .. ' ' .. key
+  local not_after, member, at = now + max_age, id .. ' ' .. key, now + delay
+  if delay > 0 and clock[2] % 1000 > 0 then
+    at = at + 1 -- a message is never early
+  end
   redis.call('HSET', record(id), 'key', key, 'name', name, 'payload', payload, 'state', 'queued',
     'attempts', 0, 'conflicts', 0, 'losses', 0,
-    'enqueued', num(now), 'due', num(now + delay), 'not_after', num(not_after))
+    'enqueued', num(now), 'due', num(at), 'not_after', num(not_after))
   if principal ~= '' then
     redis.call('HSET', record(id), 'principal', principal)
   end
@@ -51,7 +54,7 @@ local function store(id, key, name, payload, delay, max_age, principal)
     outlive(line(key), max_age + retention)
   end
   if key == '' or redis.call('RPUSH', line(key), id) == 1 then
-    make_due(member, now + delay, max_age + retention)
+    make_due(member, at, max_age + retention)
   end
   depth = depth + 1
   count('enqueued')
