@@ -269,8 +269,8 @@ func (l *Locker) takenBy(words, why string) {
 	}
 }
 
-// TryAcquire takes key if it is free, and returns a *ConflictError if it is
-// held. It blocks for one round trip to Redis, and no longer than ctx allows.
+// TryAcquire takes key if it is free, and returns a *ConflictError if it is held, waited
+// for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.tryOptions(opts)
 	if err != nil {

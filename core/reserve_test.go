@@ -2,12 +2,15 @@ package core_test
 
 import (
 	"context"
+	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -407,6 +410,145 @@ func hooked(t *testing.T, env *redistest.Env, hook redis.Hook) *core.Locker {
 	rdb := env.Client(t)
 	rdb.AddHook(hook)
 	return lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
+}
+
+// history of calls for a key: when each began, was told of its deferral, and ran. The
+// times are places in one order.
+type callHistory struct {
+	clock            atomic.Int64
+	mu               sync.Mutex
+	began, told, ran map[int64]int64 // by call
+	parked           []int64
+}
+
+func (h *callHistory) note(of map[int64]int64, call int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	of[call] = h.clock.Add(1)
+}
+
+// next takes the call that was parked first.
+func (h *callHistory) next() (call int64, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.parked) == 0 {
+		return 0, false
+	}
+	call, h.parked = h.parked[0], h.parked[1:]
+	return call, true
+}
+
+func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const span, callers, calls = 10 * time.Second, 4, 60
+		h := callHistory{began: map[int64]int64{}, told: map[int64]int64{}, ran: map[int64]int64{}}
+		work := func(call int64) {
+			h.note(h.ran, call)
+			time.Sleep(100 * time.Microsecond)
+		}
+		var ids atomic.Int64
+		call := func(ctx context.Context, l *core.Locker, stores bool) error {
+			id := ids.Add(1)
+			h.note(h.began, id)
+			policy := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				if !stores {
+					return core.RetryAfter(time.Hour), nil
+				}
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				h.parked = append(h.parked, id)
+				return core.Deferred(core.Ticket{}).Reserve(span), nil
+			})
+			err := core.NewGuard(l, policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+				work(id)
+				return nil
+			})
+			if errors.Is(err, core.ErrDeferred) {
+				h.note(h.told, id)
+				err = nil
+			}
+			return err
+		}
+
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var fresh, others sync.WaitGroup
+		for range callers {
+			// Each has a process of its own: in one, the first calls after a reservation
+			// may come before its message.
+			l := newLocker(t, env)
+			fresh.Go(func() {
+				for range calls {
+					if err := call(ctx, l, true); err != nil {
+						t.Error(err)
+					}
+					time.Sleep(rand.N(15 * time.Millisecond)) // now and then nothing is parked
+				}
+			})
+		}
+		waiting, working := newLocker(t, env), newLocker(t, env)
+		others.Go(func() {
+			for ctx.Err() == nil {
+				if err := call(ctx, waiting, false); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+		others.Go(func() {
+			freed := make(chan string, 1)
+			for ctx.Err() == nil {
+				h.mu.Lock()
+				idle := len(h.parked) == 0
+				h.mu.Unlock()
+				if idle {
+					time.Sleep(100 * time.Microsecond)
+					continue
+				}
+				lease, err := working.TryAcquire(t.Context(), "k", core.NotifyRelease(freed), core.Reserved(span))
+				if errors.Is(err, core.ErrConflict) {
+					select {
+					case <-freed:
+					case <-time.After(20 * time.Millisecond):
+					}
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if id, ok := h.next(); ok {
+					work(id)
+				}
+				assert.NoError(t, lease.Release(t.Context()))
+				h.mu.Lock()
+				idle = len(h.parked) == 0
+				h.mu.Unlock()
+				if idle {
+					assert.NoError(t, lease.Unreserve(t.Context()))
+				}
+			}
+		})
+		fresh.Wait()
+		redistest.Eventually(t, func() bool {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return len(h.parked) == 0
+		}, "all parked work is begun")
+		cancel()
+		others.Wait()
+
+		require.NotEmpty(t, h.told, "calls were deferred")
+		require.Greater(t, len(h.ran), len(h.told), "and others ran at once")
+		t.Logf("%d calls, %d deferred", len(h.began), len(h.told))
+		for first, told := range h.told {
+			for later, began := range h.began {
+				if ran := h.ran[later]; began > told && ran != 0 && ran < h.ran[first] {
+					t.Errorf("call %d was deferred at %d, call %d began at %d, and ran before it", first, told, later, began)
+				}
+			}
+		}
+	})
 }
 
 // reservationMutants are scripts that break what reservations are for.
