@@ -287,7 +287,6 @@ func TestACallThatIsDeferredReservesItsKey(t *testing.T) {
 		require.NoError(t, first.Release(ctx))
 		require.NoError(t, first.Unreserve(ctx))
 		require.NoError(t, guard.Do(ctx, core.Call{Key: "k"}, func(context.Context) error { return nil }))
-
 	})
 }
 
