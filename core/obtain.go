@@ -72,9 +72,6 @@ func (a *attempt) once() error {
 		return err
 	}
 	a.conflict.Attempt = 1
-	if reply.reserved || !reply.granted && a.opts.keep > 0 {
-		l.waiters.reservedBy(key)
-	}
 	if reply.granted {
 		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
 		if !l.renewals.add(h) {
@@ -219,6 +216,9 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 	if reply, err = parseAcquire(r); err != nil {
 		l.takeBack(cmd, r)
 		return reply, false, unavailable("acquire", key, err)
+	}
+	if reply.reserved || !reply.granted && a.opts.keep > 0 {
+		l.waiters.reservedBy(key)
 	}
 	if reply.granted {
 		if a.ctx.Err() != nil {
