@@ -81,6 +81,7 @@ type Lease struct {
 	// already: the lease that holds it.
 	reentered *Lease
 
+	kept  bool       // see Reserved
 	state leaseState // guarded by hold.locker.renewals.mu
 }
 

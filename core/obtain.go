@@ -43,6 +43,7 @@ type attempt struct {
 	start   time.Time
 	record  string // the key's name in Redis; "" until it is asked for
 	resumed bool   // it is held already, by a token
+	kept    bool   // it was reserved when it was granted
 
 	conflict Conflict
 
@@ -217,6 +218,7 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 		l.takeBack(cmd, r)
 		return reply, false, unavailable("acquire", key, err)
 	}
+	a.kept = reply.reserved
 	if reply.reserved || !reply.granted && a.opts.keep > 0 {
 		l.waiters.reservedBy(key)
 	}
@@ -256,6 +258,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		now = time.Now()
 	}
 	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
+	lease.kept = a.kept
 	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return false, nil
@@ -304,9 +307,20 @@ func (a *attempt) refusal(d Decision) error {
 // keep reserves the key for a call that was deferred. The call is stored, whatever
 // comes of this.
 func (a *attempt) keep(d Decision) {
-	if d.keep > 0 && a.locker.quorum == nil {
-		_ = a.locker.keep(a.ctx, a.call.Key, min(max(d.keep, MinTTL), MaxTTL))
+	l, key := a.locker, a.call.Key
+	if d.keep <= 0 || l.quorum != nil {
+		return
 	}
+	stamp, err := l.keep(a.ctx, key, min(max(d.keep, MinTTL), MaxTTL))
+	if err != nil || d.parked == nil {
+		return
+	}
+	l.background(func() {
+		ctx := &callContext{Context: context.Background(), gone: l.closing}
+		if parked, err := d.parked(ctx); err == nil && !parked {
+			_ = l.Unreserve(ctx, key, stamp)
+		}
+	})
 }
 
 // reenter returns a handle on the lease that ctx works under, if it holds the

@@ -465,7 +465,7 @@ func TestWhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
 		_, err = other.TryAcquire(t.Context(), "k", core.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		later := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-			return core.Deferred(core.Ticket{}).Reserve(time.Minute), nil
+			return core.Deferred(core.Ticket{}).Reserve(time.Minute, nil), nil
 		})
 		require.ErrorIs(t, core.NewGuard(other, later).Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrDeferred)
 		_, err = l.TryAcquire(t.Context(), "other", core.WaitReplicas(1, time.Second))

@@ -208,16 +208,16 @@ func TestUnreserveLeavesAReservationThatIsNewer(t *testing.T) {
 		require.NoError(t, l.Reserve(ctx, "k", time.Minute))
 		first := parked(t, l, "k")
 		require.NoError(t, other.Reserve(ctx, "k", time.Second), "more was parked")
-		require.NoError(t, first.Unreserve(ctx))
+		require.ErrorIs(t, first.Unreserve(ctx), core.ErrReserved)
 		require.True(t, reserved())
 		require.NoError(t, first.Release(ctx))
-		require.NoError(t, first.Unreserve(ctx))
+		require.ErrorIs(t, first.Unreserve(ctx), core.ErrReserved)
 		require.True(t, reserved())
 
 		second := parked(t, other, "k")
 		require.NoError(t, second.Release(ctx))
 		third := parked(t, l, "k")
-		require.NoError(t, second.Unreserve(ctx))
+		require.ErrorIs(t, second.Unreserve(ctx), core.ErrReserved)
 		require.True(t, reserved(), "it is another worker's by now")
 		_, err := other.TryAcquire(ctx, "k", core.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -231,8 +231,32 @@ func TestUnreserveLeavesAReservationThatIsNewer(t *testing.T) {
 		_, err = other.TryAcquire(ctx, "k", core.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, unasked.Release(ctx))
-		require.NoError(t, unasked.Unreserve(ctx))
+		require.ErrorIs(t, unasked.Unreserve(ctx), core.ErrReserved)
 		require.True(t, reserved(), "who was refused is next")
+	})
+}
+
+func TestAReservationThatComesLateIsEnded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, other := newLocker(t, env), newLocker(t, env)
+		left := false
+		guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+			return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) { return left, nil }), nil
+		}))
+		for key, want := range map[string]bool{"ran": false, "parked": true} {
+			lease, err := other.TryAcquire(ctx, key)
+			require.NoError(t, err)
+			left = want
+			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, nil), core.ErrDeferred)
+			if want {
+				time.Sleep(20 * time.Millisecond)
+				require.Positive(t, reservedFor(t, l, key))
+			} else {
+				redistest.Eventually(t, func() bool { return reservedFor(t, l, key) == 0 }, "it is reserved for nobody")
+			}
+			require.NoError(t, lease.Release(ctx))
+		}
 	})
 }
 
@@ -264,7 +288,7 @@ func TestLostRepliesChangeNothingAboutReservations(t *testing.T) {
 func deferring(stored func()) core.ConflictPolicy {
 	return policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 		stored()
-		return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute), nil
+		return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, nil), nil
 	})
 }
 
@@ -456,7 +480,7 @@ func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 				h.mu.Lock()
 				defer h.mu.Unlock()
 				h.parked = append(h.parked, id)
-				return core.Deferred(core.Ticket{}).Reserve(span), nil
+				return core.Deferred(core.Ticket{}).Reserve(span, nil), nil
 			})
 			err := core.NewGuard(l, policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
 				work(id)
@@ -629,13 +653,13 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	if err != nil {
 		return "parked work did not get the key before who waits"
 	}
-	require.NoError(t, first.Unreserve(ctx))
+	_ = first.Unreserve(ctx)
 	if reservedFor(t, l, key) == 0 {
 		return "an earlier worker ended the reservation"
 	}
 	reserve(time.Minute)
 	require.NoError(t, second.Release(ctx))
-	require.NoError(t, second.Unreserve(ctx))
+	_ = second.Unreserve(ctx)
 	if reservedFor(t, l, key) == 0 {
 		return "a newer reservation was ended"
 	}

@@ -33,6 +33,8 @@ type Job struct {
 	// MaxAge is how long after its arrival the work may be started; older, it
 	// expires. Zero: the queue's. At most 366 days.
 	MaxAge time.Duration
+
+	parked bool // its key is held, and reserved for it
 }
 
 func (j Job) validate(maxPayload int) error {
@@ -94,7 +96,8 @@ type Message struct {
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
 
-	behind int // how many of its key came later, when it was claimed
+	behind int  // how many of its key came later, when it was claimed
+	parked bool // until now it waited for nothing but its key
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }

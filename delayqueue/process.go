@@ -36,7 +36,7 @@ type turn struct {
 	ctx      context.Context
 	lease    *core.Lease // nil without a key, and once it was given back
 	ends     time.Time   // then other keys have theirs
-	reserved bool        // when it was given back, the key was reserved for more messages
+	reserved bool        // the key still was when it was given back
 }
 
 // turnLength bounds a turn: messages of other keys wait for hands too.
@@ -178,8 +178,8 @@ func (t *turn) release(m Message, v verdict) error {
 	case m.behind > 0 || !ended:
 		t.reserved = true
 		_ = t.worker.locker.Reserve(ctx, m.Key, v.delay+precedence)
-	default: // what was parked meanwhile has a reservation of its own
-		_ = lease.Unreserve(ctx)
+	case lease.Reserved() || m.parked: // what was parked meanwhile has a reservation of its own, or this message's came late
+		t.reserved = errors.Is(lease.Unreserve(ctx), core.ErrReserved)
 	}
 	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
 		return lost

@@ -227,4 +227,13 @@ func (q *Queue) read(ctx context.Context, op, id string, fields []string) (recor
 	return nil, fmt.Errorf("delayqueue: %s: %w", op, ErrNotFound)
 }
 
+// hasMessages reports whether messages of a key are queued or running.
+func (q *Queue) hasMessages(ctx context.Context, key string) (bool, error) {
+	n, err := q.rdb.Exists(ctx, q.partitionOf(key, "").base+":order:"+key).Result()
+	if err != nil {
+		return false, redisError(ctx, "look at a key", err)
+	}
+	return n > 0, nil
+}
+
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

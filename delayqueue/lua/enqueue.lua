@@ -5,7 +5,8 @@
 -- ARGV[3]   how many open and running messages the partition may have
 -- ARGV[4]   how many of them may be of one key
 -- ARGV[5..] of each message: id, key or '', name, payload, delay before it becomes
---           due in ms, its greatest age in ms, principal or ''
+--           due in ms, its greatest age in ms, principal or '', 1 if it is parked because
+--           its key is held, else 0
 -- returns   for each message its not_after in ms when it is stored, else
 --           -1 key full, -2 partition full, -3 the id is taken by junk
 local max_depth, max_line = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -21,7 +22,7 @@ local function full(key)
   end
 end
 
-local function store(id, key, name, payload, delay, max_age, principal)
+local function store(id, key, name, payload, delay, max_age, principal, parked)
   if redis.call('EXISTS', record(id)) == 1 then
     return whole(redis.pcall('HGET', record(id), 'not_after')) or -3
   end
@@ -47,6 +48,9 @@ local function store(id, key, name, payload, delay, max_age, principal)
   if principal ~= '' then
     redis.call('HSET', record(id), 'principal', principal)
   end
+  if parked == '1' then
+    redis.call('HSET', record(id), 'wait', 'key')
+  end
   redis.call('PEXPIRE', record(id), num(max_age + retention))
   redis.call('ZADD', open, num(not_after), member)
   outlive(open, max_age + retention)
@@ -62,9 +66,9 @@ local function store(id, key, name, payload, delay, max_age, principal)
 end
 
 local replies = {}
-for i = 5, #ARGV, 7 do
+for i = 5, #ARGV, 8 do
   replies[#replies + 1] = store(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3],
-    tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6])
+    tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7])
 end
 flush()
 return replies
