@@ -542,6 +542,7 @@ func TestSecretsAreShownNowhere(t *testing.T) {
 		resumed, err := a.Resume(ctx, second.Token())
 		require.NoError(t, err)
 		show(resumed, nil)
+		show(resumed.Context(), nil)
 		shown = append(shown, fmt.Sprintf("%v %+v %#v %s", *resumed, *resumed, resumed, resumed))
 		require.NoError(t, resumed.Release(ctx))
 		show(second, second.Release(ctx))
