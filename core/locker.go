@@ -423,6 +423,6 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 	l.waiters.lost(h)
 	l.notices.freed(h.key())
 	if lease != nil {
-		l.observer.OnLost(lease.ctx, Lost{Key: h.key(), Name: lease.name, Held: time.Since(lease.granted), Cause: cause})
+		l.observer.OnLost(lease.Context(), Lost{Key: h.key(), Name: lease.name, Held: lease.granted.elapsed(time.Now()), Cause: cause})
 	}
 }

@@ -246,7 +246,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		a.hold = h
 		return l.renewals.adopt(h, nil, now), nil
 	}
-	if a.opts.replicas > h.copies {
+	if a.opts.replicas > int(h.copies) {
 		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
 			if a.resumed { // the token stays good
 				l.renewals.drop(h)
@@ -266,12 +266,12 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	told := false
 	defer func() {
 		if !told {
-			_ = lease.Release(lease.ctx)
+			_ = lease.Release(lease.Context())
 		}
 	}()
-	l.observer.OnAcquired(lease.ctx, Acquired{
+	l.observer.OnAcquired(lease.Context(), Acquired{
 		Key: a.call.Key, Name: a.call.Name, Fence: lease.fence,
-		Waited: lease.granted.Sub(a.start), Attempts: a.conflict.Attempt + 1, Resumed: a.resumed,
+		Waited: now.Sub(a.start), Attempts: a.conflict.Attempt + 1, Resumed: a.resumed,
 	})
 	told = true
 	a.lease = lease
@@ -341,9 +341,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 		if o.limit == exclusive && held.hold.mode() != exclusive {
 			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 		}
-		lease := &Lease{hold: held.hold, name: call.Name, fence: held.fence, granted: held.granted, reentered: held}
-		lease.bindAgain(ctx)
-		return lease, nil
+		return held.again(ctx, call), nil
 	}
 	return nil, nil
 }

@@ -395,7 +395,10 @@ func TestACloseOfAQuorumWaitsForEverything(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- l.Shutdown(t.Context()) }()
 	redistest.Eventually(t, func() bool {
-		_, err := l.TryAcquire(t.Context(), "other")
+		other, err := l.TryAcquire(t.Context(), "other")
+		if err == nil {
+			_ = other.Release(t.Context())
+		}
 		return errors.Is(err, core.ErrClosed)
 	}, "new calls are refused")
 	require.NoError(t, lease.Release(t.Context()))
