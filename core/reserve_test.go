@@ -548,7 +548,9 @@ func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 				idle = len(h.parked) == 0
 				h.mu.Unlock()
 				if idle {
-					assert.NoError(t, lease.Unreserve(t.Context()))
+					if err := lease.Unreserve(t.Context()); !errors.Is(err, core.ErrReserved) {
+						assert.NoError(t, err)
+					}
 				}
 			}
 		})
