@@ -130,6 +130,11 @@ type settled struct {
 // settle ends a claim by verdict v.
 func (q *Queue) settle(ctx context.Context, c *claim, v verdict) (settled, error) {
 	m := c.message
+	if v.outcome == OutcomeDone {
+		if err := q.storeResult(ctx, m.ID, c.result); err != nil {
+			return settled{}, redisError(ctx, "settle", err)
+		}
+	}
 	var cmd *redis.Cmd
 	switch v.outcome {
 	case OutcomeDone, OutcomeDead:

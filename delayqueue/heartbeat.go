@@ -18,6 +18,7 @@ type claim struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	taken  time.Time
+	result *resultOf
 
 	// Guarded by claims.mu.
 	deadline time.Time // until then nobody else can claim the message

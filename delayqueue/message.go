@@ -21,6 +21,9 @@ type Job struct {
 	// Name says what kind of work it is, such as a route or a task type. It may
 	// be empty, and is at most 256 bytes long.
 	Name string
+	// Principal is on whose behalf the work is done: an id, and never a credential.
+	// It may be empty, and is at most 256 bytes long and printable.
+	Principal string
 	// Payload is the work itself. It may be empty.
 	Payload []byte
 	// Delay is how long the work must wait before it may start. Those of its key
@@ -33,6 +36,9 @@ type Job struct {
 
 func (j Job) validate(maxPayload int) error {
 	if err := checkID(j.ID); err != nil {
+		return err
+	}
+	if err := checkPrincipal(j.Principal); err != nil {
 		return err
 	}
 	if j.Key != "" {
@@ -74,6 +80,7 @@ func invalidJob(format string, args ...any) error {
 // Message is a stored Job, as its handler gets it.
 type Message struct {
 	ID, Key, Name string
+	Principal     string
 	Payload       []byte
 	// Attempt counts how often a handler was given the message, this time
 	// included: 1 at first.
@@ -121,7 +128,7 @@ const (
 
 // Status is what the queue remembers of a message.
 type Status struct {
-	ID, Name                    string
+	ID, Name, Principal         string
 	State                       State
 	Attempts, Conflicts, Losses int
 	EnqueuedAt, ExpiresAt       time.Time

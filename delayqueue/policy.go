@@ -38,7 +38,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
-	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Payload: payload}
+	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload}
 	ticket, err := p.queue.Enqueue(ctx, job)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets

@@ -33,7 +33,13 @@ func (w *Worker) process(c *claim) {
 		w.settle(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
 		return
 	}
-	ctx := c.ctx
+	ctx, result := withResult(c.ctx, w.queue)
+	c.result = result
+	var err error
+	if c.message.Principal, err = w.queue.principalOf(ctx, c.message.ID); err != nil {
+		w.settle(c, verdict{outcome: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
+		return
+	}
 	var lease *core.Lease
 	if key := c.message.Key; key != "" {
 		var err error
@@ -44,7 +50,7 @@ func (w *Worker) process(c *claim) {
 		ctx = lease.Context()
 	}
 
-	err := errGoexit
+	err = errGoexit
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicError{p, debug.Stack()}

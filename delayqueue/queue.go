@@ -24,6 +24,7 @@ type Queue struct {
 
 	maxAge         time.Duration
 	maxPayload     int
+	maxResult      int
 	maxDepth       int
 	maxDepthPerKey int
 	maxAttempts    int
@@ -50,6 +51,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		prefix:         ident.DefaultPrefix,
 		maxAge:         15 * time.Minute,
 		maxPayload:     1<<20 + 64<<10,
+		maxResult:      defaultMaxResult,
 		maxDepth:       100_000,
 		maxDepthPerKey: 1000,
 		maxAttempts:    5,
@@ -92,6 +94,9 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	if ctx.Err() != nil {
 		return core.Ticket{}, callerGone(ctx, "enqueue")
 	}
+	if err := q.storePrincipal(ctx, job); err != nil {
+		return core.Ticket{}, err
+	}
 	expires, err := q.enqueue(ctx, job)
 	if err != nil {
 		return core.Ticket{}, err
@@ -116,8 +121,12 @@ func (q *Queue) Status(ctx context.Context, id string) (Status, error) {
 	if r.text("state") == "" {
 		return Status{}, fmt.Errorf("delayqueue: status: %w", ErrNotFound)
 	}
+	principal, err := q.principalOf(ctx, id)
+	if err != nil {
+		return Status{}, err
+	}
 	return Status{
-		ID: id, Name: r.text("name"), State: State(r.text("state")),
+		Principal: principal, ID: id, Name: r.text("name"), State: State(r.text("state")),
 		Attempts: r.count("attempts"), Conflicts: r.count("conflicts"), Losses: r.count("losses"),
 		EnqueuedAt: r.time("enqueued"), ExpiresAt: r.time("not_after"), Cause: r.text("cause"),
 	}, nil
