@@ -43,7 +43,7 @@ func openShop(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *shop
 	s.queue, err = delayqueue.New(s.rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
 	s.guard = core.NewGuard(s.locker, delayqueue.Policy(s.queue))
-	s.engine.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
+	s.engine.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
 		return r.Header.Get("X-Stranger") == ""
 	})))
 	return s
@@ -92,10 +92,15 @@ func (s *shop) ticket(t *testing.T, location string) ticket {
 	t.Helper()
 	resp := call(t, s.engine, http.MethodGet, location)
 	content := resp.body
-	require.Equal(t, http.StatusOK, resp.status, content)
 	require.NotContains(t, content, secret)
 	var got ticket
 	require.NoError(t, json.Unmarshal([]byte(content), &got))
+	if got.State == "done" {
+		require.Equal(t, http.StatusSeeOther, resp.status, content)
+		require.Equal(t, got.ID+"/result", resp.header.Get("Location"))
+	} else {
+		require.Equal(t, http.StatusOK, resp.status, content)
+	}
 	require.Equal(t, location, "/tickets/"+got.ID)
 	return got
 }
@@ -119,9 +124,9 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		body := string(random)
 		ran := make(chan struct{}, 1)
 		s.engine.POST("/orders/:id/ship", s.lock(httplock.AllowHeaders("X-Tag")), func(c *gin.Context) {
-			id, replayed := httplock.Replayed(c.Request.Context())
+			parked, replayed := httplock.Replayed(c.Request.Context())
 			assert.True(t, replayed)
-			assert.Len(t, id, 32)
+			assert.Len(t, parked.ID, 32)
 			lease, held := core.LeaseFrom(c.Request.Context())
 			if assert.True(t, held) {
 				assert.Equal(t, "order:a/"+secret, lease.Key())
@@ -323,8 +328,8 @@ func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 
 func TestTicketsUnderGinKnowTheirMethods(t *testing.T) {
 	s := openShop(t, redistest.Embedded(t))
-	resp := call(t, s.engine, http.MethodDelete, "/tickets/"+strings.Repeat("0", 32))
-	require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
+	resp := call(t, s.engine, http.MethodPost, "/tickets/"+strings.Repeat("0", 32))
+	require.Equal(t, "GET, HEAD, DELETE", resp.header.Get("Allow"))
 	requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed")
 	require.Equal(t, http.StatusNotFound, call(t, s.engine, http.MethodHead, "/tickets/"+strings.Repeat("0", 32)).status)
 }

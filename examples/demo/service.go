@@ -60,7 +60,7 @@ func newService(rdb *redis.Client, prefix string, board *scoreboard) (*service, 
 		work(board, routeShip, "order:", 6*time.Millisecond))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // a demo has no logins
-	r.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(queue, anyone)))
+	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, anyone)))
 
 	quiet := delayqueue.WithLogger(slog.New(slog.DiscardHandler))
 	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r), quiet)
