@@ -63,6 +63,17 @@ func (s *shop) work(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
 }
 
+// ann is who sends all requests.
+func ann() httplock.Option {
+	return httplock.WithPrincipal(func(*http.Request) (string, error) { return "ann", nil },
+		func(_ *http.Request, principal string) error {
+			if principal != "ann" {
+				return httplock.ErrForbidden
+			}
+			return nil
+		})
+}
+
 type ticket struct {
 	ID                  string
 	State               string
@@ -123,10 +134,11 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		_, _ = rand.Read(random)
 		body := string(random)
 		ran := make(chan struct{}, 1)
-		s.engine.POST("/orders/:id/ship", s.lock(httplock.AllowHeaders("X-Tag")), func(c *gin.Context) {
+		s.engine.POST("/orders/:id/ship", s.lock(httplock.AllowHeaders("X-Tag"), ann()), func(c *gin.Context) {
 			parked, replayed := httplock.Replayed(c.Request.Context())
 			assert.True(t, replayed)
 			assert.Len(t, parked.ID, 32)
+			assert.Equal(t, "ann", parked.Principal)
 			lease, held := core.LeaseFrom(c.Request.Context())
 			if assert.True(t, held) {
 				assert.Equal(t, "order:a/"+secret, lease.Key())
@@ -290,14 +302,14 @@ func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 		}
 	})
 	byHeader := func(opts ...httplock.Option) gin.HandlerFunc {
-		return ginlock.PerKey(s.guard, ginlock.Header("order:", "X-Order"), append(opts, httplock.WithStatusPath("/tickets/"))...)
+		return ginlock.PerKey(s.guard, ginlock.Header("order:", "X-Order"), append(opts, httplock.WithStatusPath("/tickets/"), ann())...)
 	}
 	ran := make(chan string, 1)
-	s.engine.POST("/orders/:id", s.lock(), mustNotRun(t))
+	s.engine.POST("/orders/:id", s.lock(ann()), mustNotRun(t))
 	s.engine.POST("/forgotten", byHeader(), mustNotRun(t))
 	s.engine.POST("/stored", byHeader(httplock.AllowHeaders("X-Order")), func(c *gin.Context) { ran <- c.GetHeader("X-Order") })
 	removed := gin.New() // as the engine was when the request was parked
-	removed.POST("/removed/:id", s.lock(), mustNotRun(t))
+	removed.POST("/removed/:id", s.lock(ann()), mustNotRun(t))
 
 	release := s.hold(t, "order:"+secret)
 	withKey := func(target string) *http.Request {
