@@ -182,16 +182,21 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		<-ran
 		done := s.awaitState(t, location, "done")
 		require.Equal(t, 1, done.Attempts)
+		result := call(t, s.engine, http.MethodGet, location+"/result")
+		require.Equal(t, http.StatusOK, result.status)
+		require.Equal(t, "text/event-stream;charset=utf-8", result.header.Get("Content-Type"))
+		require.Equal(t, "event:tick\ndata:1\n\nevent:tick\ndata:2\n\nevent:tick\ndata:3\n\n", result.body)
 		released, err := s.rival.TryAcquire(t.Context(), "order:a/"+secret)
 		require.NoError(t, err)
 		require.NoError(t, released.Release(t.Context()))
 
-		stranger := request(t, http.MethodGet, location, "")
-		stranger.Header.Set("X-Stranger", "1")
-		w := do(s.engine, stranger)
 		unknown := call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32))
-		require.Equal(t, unknown, w)
-		requireProblem(t, w, http.StatusNotFound, "no-such-ticket")
+		requireProblem(t, unknown, http.StatusNotFound, "no-such-ticket")
+		for _, target := range []string{location, location + "/result"} {
+			stranger := request(t, http.MethodGet, target, "")
+			stranger.Header.Set("X-Stranger", "1")
+			require.Equal(t, unknown, do(s.engine, stranger))
+		}
 	})
 }
 
@@ -336,6 +341,54 @@ func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 	}
 	s.awaitState(t, stored, "done")
 	require.Equal(t, secret, <-ran)
+}
+
+func TestResultsAndCancellingUnderGin(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := openShop(t, env)
+		s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
+			c.Header("Set-Cookie", "session="+secret)
+			c.JSON(http.StatusUnprocessableEntity, gin.H{"n": c.Query("n"), "id": len(c.Param("id"))})
+		})
+		release := s.hold(t, "order:"+secret)
+		first := s.park(t, request(t, http.MethodPost, orderPath+"?n=1", ""))
+		cancelled := s.park(t, request(t, http.MethodPost, orderPath+"?n=2", ""))
+		require.Equal(t, http.StatusNoContent, call(t, s.engine, http.MethodDelete, cancelled).status)
+		requireProblem(t, call(t, s.engine, http.MethodGet, first+"/result"), http.StatusNotFound, "no-such-ticket")
+		s.work(t)
+		release()
+		s.awaitState(t, first, "done")
+		s.awaitState(t, cancelled, "cancelled")
+
+		url, client := serve(t, s.engine)
+		r := toServer(t.Context(), t, url+first, "")
+		r.Method = http.MethodGet
+		resp, err := send(client, r) // follows the redirect
+		require.NoError(t, err)
+		require.Equal(t, http.StatusUnprocessableEntity, resp.status)
+		require.JSONEq(t, `{"n":"1","id":9}`, resp.body)
+		require.Equal(t, "application/json; charset=utf-8", resp.header.Get("Content-Type"))
+		require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
+		require.NotContains(t, resp.header, "Set-Cookie")
+	})
+}
+
+func TestReplayThatIsForbiddenAbortsTheChain(t *testing.T) {
+	s := openShop(t, redistest.Embedded(t))
+	s.engine.Use(func(c *gin.Context) {
+		c.Next()
+		if _, replayed := httplock.Replayed(c.Request.Context()); replayed {
+			assert.True(t, c.IsAborted())
+		}
+	})
+	bob := func(*http.Request) (string, error) { return "bob", nil }
+	s.engine.POST("/orders/:id", s.lock(httplock.WithPrincipal(bob, func(*http.Request, string) error { return httplock.ErrForbidden })), mustNotRun(t))
+	release := s.hold(t, "order:"+secret)
+	location := s.park(t, request(t, http.MethodPost, orderPath, ""))
+	s.work(t)
+	release()
+	s.awaitState(t, location, "done")
+	requireProblem(t, call(t, s.engine, http.MethodGet, location+"/result"), http.StatusForbidden, "forbidden")
 }
 
 func TestTicketsUnderGinKnowTheirMethods(t *testing.T) {

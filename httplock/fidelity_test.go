@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -105,9 +106,7 @@ func TestParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 					if test.method != "" {
 						r.Method = test.method
 					}
-					for name, values := range test.header {
-						r.Header[name] = values
-					}
+					maps.Copy(r.Header, test.header)
 					if test.chunked {
 						r.ContentLength, r.Body = -1, io.NopCloser(strings.NewReader(test.body))
 					}

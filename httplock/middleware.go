@@ -104,7 +104,7 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 		return false
 	}
 
-	if err := m.unauthorized(replay, key); err != nil {
+	if err := requireAuthorized(replay, key); err != nil {
 		replay.refused(key, err)
 		m.refuse(x, err, false)
 		return false

@@ -110,16 +110,16 @@ func AllowHeaders(names ...string) Option {
 // are not stored, but principal returns an id of the one on whose behalf the
 // request is, such as a user's, which is stored with it: at most 256 printable
 // bytes, and nothing that would let anybody in. Empty means anonymous. It is called
-// for each request that needs the key, and must be safe for concurrent use. Its
-// error lets the request run if the key is free, but not be parked: the answer is
-// then 403 if it wraps ErrForbidden, and else 500.
+// for each request that needs the key, but for no replay, and must be safe for
+// concurrent use. Its error lets the request run if the key is free, but not be
+// parked: the answer is then 403 if it wraps ErrForbidden, and else 500.
 //
-// Before the handler of a replay runs, reauthorize says whether that principal may
-// still have it run, which may be long after the request was parked. It is called
-// for anonymous requests too, with an empty principal. An error that wraps
-// ErrForbidden is the replay's result: its status is 403, and the handler never
-// runs. Any other error is tried again by the queue. r has the replay's ctx, and no
-// credentials.
+// Before the handler of a replay runs, whether or not Skip lets it pass,
+// reauthorize says whether that principal may still have it run, which may be long
+// after the request was parked. It is called for anonymous requests too, with an
+// empty principal. An error that wraps ErrForbidden is the replay's result: its
+// status is 403, and the handler never runs. Any other error is tried again by the
+// queue. r has the replay's ctx, and no credentials.
 //
 // Without this option, requests with credentials are not parked but answered as if
 // the guard rejected them, unless ParkAnonymously is given.

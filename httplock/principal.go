@@ -44,9 +44,9 @@ func (m *Middleware) authorized(replay *replay, x Exchange) bool {
 	return false
 }
 
-// unauthorized is an error if a replay has come back to the guard that parked it,
-// or to one in its place, and nobody can say whether its principal may still run it.
-func (m *Middleware) unauthorized(replay *replay, key string) error {
+// requireAuthorized is an error if a replay has come back to the guard that parked
+// it, or to one in its place, and no guard was able to ask about its principal.
+func requireAuthorized(replay *replay, key string) error {
 	if replay == nil || replay.principal == "" || key != replay.key || replay.isAuthorized() {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -39,9 +40,7 @@ func TestResultKeepsAllowedHeadersOnly(t *testing.T) {
 		"Allow": {"GET"}, "X-Mine": {"caf\xe9"},
 	}
 	got := d.replayed(t, func(w http.ResponseWriter, _ *http.Request) {
-		for name, values := range kept {
-			w.Header()[name] = values
-		}
+		maps.Copy(w.Header(), kept)
 		for _, name := range []string{
 			"Set-Cookie", "Www-Authenticate", "Authorization", "Authentication-Info", "X-Other", "Cache-Control", "Vary", "Trailer", "X-Hop",
 		} {

@@ -25,7 +25,7 @@ import (
 //	GET id          200 with id, state, attempts, conflicts, enqueued_at and expires_at;
 //	                303 with the same, and the result's Location, when the state is done
 //	GET id/result   the status, headers and body that the replay was answered with
-//	DELETE id       204, and the request never runs; 409 while it runs or when it has ended
+//	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
 //
 // HEAD is GET without a body. Other methods have 405 and Allow. State done means
 // that the replay was answered, not that it succeeded: 4xx is a result. Which
@@ -35,9 +35,10 @@ import (
 //
 // authorize says whether the client may see and cancel the ticket, before
 // anything else is told or done: it can compare Status.Principal, which
-// WithPrincipal stored, with the client. It may be called from several goroutines.
-// A ticket that the client may not see, one that is gone, one that never was, and a
-// result that is not there have the same 404.
+// WithPrincipal stored and which is empty for anonymous requests, with the client.
+// A ticket's id cannot be guessed, but whoever has it can pass it on. authorize may
+// be called from several goroutines. A ticket that the client may not see, one that
+// is gone, one that never was, and a result that is not there have the same 404.
 //
 // Without a queue or without authorize every answer is that 404, and the mistake
 // is logged once.
