@@ -84,8 +84,29 @@ func TestResultOfAnUnsaidResponse(t *testing.T) {
 			require.Equal(t, test.contentType, got.header.Get("Content-Type"))
 			require.Equal(t, test.body, got.body)
 			require.NotContains(t, got.header, "Perkey-Truncated")
+
+			h := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: stored(t, got)}, anyone)
+			url, client := serve(t, h) // a server guesses types, which a recorder does not
+			r := toServer(t.Context(), t, url+ticketPath+"/result", "")
+			r.Method = http.MethodGet
+			served, err := send(client, r)
+			require.NoError(t, err)
+			require.Equal(t, test.contentType, served.header.Get("Content-Type"))
+			require.Equal(t, test.body, served.body)
 		})
 	}
+}
+
+// stored is the stored form of the result that a response shows.
+func stored(t *testing.T, resp answer) []byte {
+	t.Helper()
+	header := http.Header{}
+	if kind := resp.header.Get("Content-Type"); kind != "" {
+		header.Set("Content-Type", kind)
+	}
+	result, err := (&httplock.DecodedResult{Status: resp.status, Header: header, Body: []byte(resp.body)}).Encode()
+	require.NoError(t, err)
+	return result
 }
 
 func TestResultsLocationMeansWhatItMeant(t *testing.T) {
@@ -137,7 +158,7 @@ func TestLongResultsAreCutAndSaySo(t *testing.T) {
 			got := d.replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Link", strings.Repeat("x", test.header))
 				w.WriteHeader(http.StatusAccepted)
-				for _, part := range []string{body[:test.size/2], body[test.size/2:]} {
+				for _, part := range []string{body[:test.size/2], body[test.size/2:], ""} {
 					n, err := io.WriteString(w, part)
 					assert.NoError(t, err)
 					assert.Equal(t, len(part), n)
