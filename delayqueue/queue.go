@@ -142,18 +142,15 @@ func (q *Queue) cause(s Status) string {
 }
 
 // Result returns what the handler of a message gave to SetResult. A message that is not
-// done, or is remembered no more, is ErrNotFound. One that the Queue's Keyring does not
+// done, has no result, or is remembered no more, is ErrNotFound. One that the Queue's Keyring does not
 // open is ErrSealed.
 func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	r, err := q.read(ctx, "result", id, []string{"state", "key", "name", "principal", "result"})
-	if err == nil && State(r.text("state")) != StateDone {
+	if err == nil && (State(r.text("state")) != StateDone || r.text("result") == "") {
 		err = fmt.Errorf("delayqueue: result: %w", ErrNotFound)
 	}
 	if err != nil {
 		return nil, err
-	}
-	if r.text("result") == "" {
-		return nil, nil
 	}
 	return q.sealer.open(kindResult, sealedOf{id, r.text("key"), r.text("name"), r.text("principal")}, []byte(r.text("result")))
 }
