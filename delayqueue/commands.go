@@ -161,7 +161,6 @@ func (c *claim) end(v verdict, lease time.Duration) *settling {
 type settled struct {
 	held    bool     // the claim was the caller's
 	expired bool     // the message became too old for its next attempt
-	more    bool     // its key has more messages
 	next    *Message // claimed
 	anyDue  bool     // a message is due now
 	sent    time.Time
@@ -218,15 +217,15 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 
 func readSettled(reply any) (s settled, err error) {
 	f, ok := reply.([]any)
-	if !ok || len(f) < 2 {
+	if !ok || len(f) < 1 {
 		return s, errReply
 	}
-	if f[0] == int64(-1) {
+	if f[0] == int64(-1) && len(f) > 1 {
 		return s, fmt.Errorf("%v", f[1])
 	}
-	s.held, s.expired, s.more = f[0] != int64(0), f[0] == int64(2), f[1] == int64(1)
-	if len(f) > 2 {
-		m, ok := readMessage(f[2])
+	s.held, s.expired = f[0] != int64(0), f[0] == int64(2)
+	if len(f) > 1 && f[1] != nil {
+		m, ok := readMessage(f[1])
 		if !ok {
 			return s, errReply
 		}

@@ -13,7 +13,7 @@ type group[T any] struct {
 }
 
 const (
-	groupWidth = 2 // runs under way at most
+	groupWidth = 1 // runs under way at most
 	groupItems = 64
 	groupBytes = 1 << 20
 )

@@ -44,7 +44,7 @@ func TestAMessageIsStoredAndRunOnce(t *testing.T) {
 		stats, err = b.queue.Stats(t.Context())
 		require.NoError(t, err)
 		require.Zero(t, stats)
-		require.False(t, b.rdb.HExists(t.Context(), b.key("message:"+ticket.ID), "payload").Val(), "the payload of a done message is dropped")
+		require.Empty(t, b.rdb.HGet(t.Context(), b.key("message:"+ticket.ID), "payload").Val(), "the payload of a done message is dropped")
 	})
 }
 

@@ -236,7 +236,7 @@ func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 			s, err := settleOnce(c, verdict{outcome: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
 			require.NoError(t, err)
 			s.sent = time.Time{}
-			require.Equal(t, settled{held: true, expired: true, more: true, anyDue: true}, s)
+			require.Equal(t, settled{held: true, expired: true, anyDue: true}, s)
 		}
 		s, err := q.Status(t.Context(), "id")
 		require.NoError(t, err)

@@ -3,7 +3,7 @@
 -- KEYS[1]  a partition's base name. No key has it: its hash tag sends the script
 --          to the slot that holds all keys of the partition. Which of them it needs
 --          is known only while it runs.
--- ARGV[1]  how long done, expired and cancelled messages are remembered, in ms
+-- ARGV[1]  how long done, expired and cancelled messages are remembered, in ms, at least
 -- ARGV[2]  how long dead letters are kept, in ms
 --
 -- <base>:due           ZSET  member -> due ms, of keyless messages and of each key's head
@@ -34,7 +34,16 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 local function num(n) return string.format('%.0f', n) end
 
-local function record(id) return base .. ':message:' .. id end
+local records = {} -- a name that is made again and again is made once: it is quicker
+
+local function record(id)
+  local name = records[id]
+  if not name then
+    name = base .. ':message:' .. id
+    records[id] = name
+  end
+  return name
+end
 
 local function line(key) return base .. ':order:' .. key end
 
@@ -100,7 +109,8 @@ end
 
 -- A non-negative whole number as these scripts write it; nil for anything else.
 local function whole(s)
-  return type(s) == 'string' and #s < 16 and string.match(s, '^%d+$') and tonumber(s) or nil
+  local n = #s < 16 and tonumber(s)
+  return n and n >= 0 and n % 1 == 0 and n or nil
 end
 
 -- The score of an entry as a number, whatever it is: Lua does not read every
@@ -117,38 +127,44 @@ local function split(member)
   return string.sub(member, 1, at - 1), string.sub(member, at + 1)
 end
 
+local FIELDS = {'key', 'name', 'state', 'owner', 'settled', 'wait', 'nudged',
+  'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after', 'principal'}
+
+-- Why what was read is no record of a message.
+local function flaw(id, key, f)
+  if f.err then
+    return 'the record is a ' .. kind_of(record(id)) .. ', not a hash'
+  elseif kind_of(record(id)) == 'none' then
+    return 'the record is missing'
+  end
+  for i = 1, 3 do
+    if not f[i] then
+      return 'the record has no ' .. FIELDS[i]
+    end
+  end
+  for i = 8, 13 do
+    if not f[i] or not whole(f[i]) then
+      return "the record's " .. FIELDS[i] .. ' is not a number'
+    end
+  end
+  return 'the record is of another key'
+end
+
 -- Reads the record of a message, with its payload if the caller wants that. Answers
 -- nil and the reason when it is not one.
 local function load(id, key, payload)
   local f = redis.pcall('HMGET', record(id), 'key', 'name', 'state', 'owner', 'settled', 'wait', 'nudged',
-    'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after', 'principal',
-    payload and 'payload' or 'state')
-  if f.err then
-    return nil, 'the record is a ' .. kind_of(record(id)) .. ', not a hash'
+    'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after', 'principal', payload and 'payload' or 'state')
+  local attempts, conflicts, losses = whole(f[8] or '-'), whole(f[9] or '-'), whole(f[10] or '-')
+  local enqueued, at, not_after = whole(f[11] or '-'), whole(f[12] or '-'), whole(f[13] or '-')
+  if f[1] ~= key or not (f[2] and f[3] and attempts and conflicts and losses and enqueued and at and not_after) then
+    return nil, flaw(id, key, f)
   end
-  local m = {
-    key = f[1], name = f[2], state = f[3], owner = f[4], settled = f[5], wait = f[6], nudged = f[7],
-    attempts = whole(f[8]), conflicts = whole(f[9]), losses = whole(f[10]),
-    enqueued = whole(f[11]), due = whole(f[12]), not_after = whole(f[13]),
+  return {
+    key = key, name = f[2], state = f[3], owner = f[4], settled = f[5], wait = f[6], nudged = f[7],
+    attempts = attempts, conflicts = conflicts, losses = losses, enqueued = enqueued, due = at, not_after = not_after,
     principal = f[14] or '', payload = payload and f[15],
   }
-  for _, field in ipairs({'key', 'name', 'state'}) do
-    if not m[field] then
-      if kind_of(record(id)) == 'none' then
-        return nil, 'the record is missing'
-      end
-      return nil, 'the record has no ' .. field
-    end
-  end
-  for _, field in ipairs({'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after'}) do
-    if not m[field] then
-      return nil, "the record's " .. field .. ' is not a number'
-    end
-  end
-  if m.key ~= key then
-    return nil, 'the record is of another key'
-  end
-  return m
 end
 
 -- How long the record and the entries of a message must live on, in ms.
@@ -172,7 +188,7 @@ end
 -- Makes an open message due at the time that its record says.
 local function schedule(member, id)
   local f = redis.pcall('HMGET', record(id), 'due', 'not_after') -- an error is no number: due now
-  make_due(member, math.max(now, whole(f[1]) or now), math.max(0, (whole(f[2]) or now) - now) + retention)
+  make_due(member, math.max(now, whole(f[1] or '-') or now), math.max(0, (whole(f[2] or '-') or now) - now) + retention)
 end
 
 -- Puts a message among the open ones.
@@ -352,7 +368,7 @@ local function take_due(want, tokens, lease, max_bytes)
     return taken, expired, junk
   end
   redis.call('ZREM', due, unpack(members))
-  local gone, held = {}, {}
+  local gone, held, ends = {}, {}, num(now + lease)
   for _, member in ipairs(members) do
     if bytes >= max_bytes then
       redis.call('ZADD', due, num(now), member)
@@ -362,7 +378,7 @@ local function take_due(want, tokens, lease, max_bytes)
         taken[#taken + 1] = {id, m}
         bytes = bytes + #m.payload
         gone[#gone + 1] = member
-        held[#held + 1] = num(now + lease)
+        held[#held + 1] = ends
         held[#held + 1] = member
       elseif what == 'expired' then
         expired = expired + 1

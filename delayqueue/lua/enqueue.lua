@@ -24,7 +24,8 @@ end
 
 local function store(id, key, name, payload, delay, max_age, principal, parked)
   if redis.call('EXISTS', record(id)) == 1 then
-    return whole(redis.pcall('HGET', record(id), 'not_after')) or -3
+    local first = redis.pcall('HGET', record(id), 'not_after')
+    return type(first) == 'string' and whole(first) or -3
   end
   if key ~= '' then
     clear(line(key), 'list')

@@ -22,7 +22,6 @@
 --             1 when it was the caller's, 0 when it was not, 2 when it was and the
 --             message expired: it would be too old for its next attempt, and does
 --             not hold its key's line up until then; -1 when it failed, and why,
---             1 when its key has more messages, else 0,
 --             the next message, if one was claimed }
 --           and at last 1 when a message is due now, else 0
 local lease = tonumber(ARGV[3])
@@ -54,7 +53,7 @@ local function follow(key, token)
   end
 end
 
-local function more(key) return key ~= '' and redis.call('EXISTS', line(key)) or 0 end
+local ended = num(now)
 
 -- Ends a message that is not to run again. It may be followed by another of its key.
 local function finish(c, n)
@@ -74,18 +73,14 @@ local function finish(c, n)
   if c.how == 'dead' then
     redis.call('HSET', record(id), 'settled', c.token, 'next', nid or '')
   else
-    redis.call('HDEL', record(id), 'payload', 'owner', 'nudged')
-    redis.call('HSET', record(id), 'state', 'done', 'ended', num(now), 'settled', c.token, 'next', nid or '')
-    if c.result ~= '' then
-      redis.call('HSET', record(id), 'result', c.result)
+    if c.not_after - now > retention / 4 then -- it is not worth the time otherwise
+      redis.call('PEXPIRE', record(id), ARGV[1])
     end
-    redis.call('PEXPIRE', record(id), num(retention))
+    redis.call('HSET', record(id), 'state', 'done', 'ended', ended, 'payload', '', 'owner', '', 'result', c.result,
+      'settled', c.token, 'next', nid or '')
     count('done')
   end
-  if nid then
-    return {1, more(key), told(nid, m)}
-  end
-  return {1, more(key)}
+  return {1, nid and told(nid, m)}
 end
 
 -- Gives a message back to the queue.
@@ -120,10 +115,7 @@ local function give_back(c, n)
     reopen(member, m)
     make_due(member, at, life(m))
   end
-  if n then
-    return {code, more(key), told(n[1], n[2])}
-  end
-  return {code, more(key)}
+  return {code, n and told(n[1], n[2])}
 end
 
 local function settle(c, n)
@@ -138,11 +130,11 @@ end
 
 -- The answer to a call that was sent before.
 local function again(c, state, nid)
-  local reply = {state == 'expired' and 2 or 1, more(c.key)}
+  local reply = {state == 'expired' and 2 or 1}
   local key = c.next ~= '' and nid and redis.pcall('HGET', record(nid), 'key')
   local m = type(key) == 'string' and load(nid, key, true)
   if m and m.payload and m.state == 'running' and m.owner == c.next then
-    reply[3] = told(nid, m)
+    reply[2] = told(nid, m)
   end
   return reply
 end
@@ -154,9 +146,10 @@ for i = 4, #ARGV, 11 do
     cause = ARGV[i + 5], lost = tonumber(ARGV[i + 6]), awaits = tonumber(ARGV[i + 7]), result = ARGV[i + 8],
     next = ARGV[i + 9], which = ARGV[i + 10], place = #replies + 1,
   }
-  local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'settled', 'next')
+  local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'settled', 'next', 'not_after')
   if f[1] == 'running' and f[2] == c.token and f[3] == c.key then
     held[#held + 1] = c
+    c.not_after = whole(f[6] or '-') or 0
     members[#members + 1] = c.id .. ' ' .. c.key
     if c.which == 'any' and not idle then
       tokens[#tokens + 1] = c
@@ -165,7 +158,7 @@ for i = 4, #ARGV, 11 do
   elseif f[4] == c.token then
     replies[c.place] = again(c, f[1], f[5])
   else
-    replies[c.place] = {0, 0}
+    replies[c.place] = {0}
   end
 end
 
