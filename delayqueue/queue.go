@@ -144,7 +144,7 @@ func (q *Queue) cause(s Status) string {
 // Result returns what the handler of a message gave to SetResult. A message that is
 // not done, or is remembered no more, is ErrNotFound.
 func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
-	r, err := q.read(ctx, "result", id, []string{"state", "result"})
+	r, err := q.read(ctx, "result", id, []string{"state", "key", "name", "principal", "result"})
 	if err == nil && State(r.text("state")) != StateDone {
 		err = fmt.Errorf("delayqueue: result: %w", ErrNotFound)
 	}
