@@ -222,3 +222,16 @@ func TestMessagesOutliveTheLossOfOneSet(t *testing.T) {
 		})
 	}
 }
+
+func TestADamagedCountStopsNothing(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		for _, count := range []string{"enqueued", "done"} {
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("counts"), count, "many").Err())
+		}
+		var r ran
+		b.start(r.handle)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		require.Len(t, r.ids(), 1)
+	})
+}
