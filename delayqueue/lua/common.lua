@@ -15,6 +15,7 @@
 -- <base>:claim:<token> the ids that a claim took; it answers a claim that is sent again
 -- <base>:audit         where the next audit of open messages begins
 -- <base>:counts        HASH  how many messages came, and how they ended
+-- <base>:receipt:<...> what a call answered that must not be done twice
 -- <base>:paused        exists while nothing is to be claimed
 -- <base>:junk:<...>    what was found where something else had to be
 --
