@@ -21,6 +21,7 @@ type role struct {
 	Workers int
 	Lease   time.Duration
 	Board   string // path
+	Queue   string // it works on this queue, and takes no jobs
 }
 
 // job is a line on the child's stdin. It answers each with one line on stdout.
@@ -98,6 +99,9 @@ func childMain(roleText string) error {
 func (c *child) open() (err error) {
 	if c.board, err = openBoard(c.role.Board); err != nil {
 		return err
+	}
+	if c.role.Queue != "" {
+		return c.occupy()
 	}
 	e := enter(c.role.Entrant)[0]
 	if c.contestant, err = e.open(target{addr: c.role.Addr, workers: c.role.Workers, lease: c.role.Lease}); err != nil {

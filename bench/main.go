@@ -1,5 +1,5 @@
-// Command bench measures perkey beside other locks on Redis and beside the least
-// that Redis can be asked for, on this machine and in one run.
+// Command bench measures perkey beside other locks and queues on Redis and beside
+// the least that Redis can be asked for, on this machine and in one run.
 //
 //	go run . [-quick] [-only name] [-redis addr]
 //
@@ -8,7 +8,8 @@
 // the machine does hits them all alike; a figure is the median of five rounds. What is
 // measured is shown beside the floor of its scenario, as a ratio to it.
 //
-// A scenario is a file, and a line in scenarios; so is a contestant, in entrants.
+// A scenario is a file, and a line in scenarios; so is a contestant, in entrants
+// or queueEntrants.
 // Where a scenario speaks of processes, the program starts itself again as often
 // as needed: see crew and child. Bars say what perkey must reach. A missed bar is
 // printed and does not fail the run: a benchmark is not a test. Two holders of a key at
@@ -37,6 +38,13 @@ var scenarios = []scenario{
 	{"idle", idleHolder},
 	{"leases", leases},
 	{"gin", ginMiddleware},
+	{"queue-enqueue", enqueue},
+	{"queue-drain", drain},
+	{"queue-keys", drainKeys},
+	{"queue-lateness", lateness},
+	{"queue-idle", idleWorker},
+	{"queue-redeliver", redeliver},
+	{"queue-wake", wake},
 }
 
 // scenario is one question put to all contestants.

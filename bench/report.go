@@ -83,7 +83,7 @@ func (r *report) handOffs(title string, base result, results []result) {
 
 // brief prints nanoseconds with three digits.
 func brief(ns float64) string {
-	switch d := time.Duration(ns); {
+	switch d := time.Duration(ns).Abs(); {
 	case d < time.Millisecond:
 		return fmt.Sprintf("%.3gµs", ns/1e3)
 	case d < time.Second:

@@ -92,6 +92,22 @@ func (s *server) close() {
 	}
 }
 
+// clear deletes the keys of that pattern.
+func (s *server) clear(ctx context.Context, pattern string) error {
+	for cursor := uint64(0); ; {
+		keys, next, err := s.admin.Scan(ctx, cursor, pattern, 5000).Result()
+		if err == nil && len(keys) > 0 {
+			err = s.admin.Unlink(ctx, keys...).Err()
+		}
+		if err != nil {
+			return fmt.Errorf("clear %s: %w", pattern, err)
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}
+
 // calls counts commands by name.
 type calls map[string]int
 

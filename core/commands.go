@@ -100,7 +100,7 @@ func (l *Locker) renew(ctx context.Context, batch []renewal) []renewalReply {
 		keys = 1
 	}
 	replies := make([]renewalReply, len(batch))
-	for _, rdb := range []redis.UniversalClient{l.reserve, l.rdb} {
+	for _, rdb := range []redis.UniversalClient{l.renewer, l.rdb} {
 		if left := l.renewSome(ctx, rdb, batch, replies, keys, false); left {
 			l.renewSome(ctx, rdb, batch, replies, keys, true)
 		}

@@ -31,6 +31,10 @@
 // Cluster, whose nodes share no script, it takes one key after the other, and gives
 // them back before it waits.
 //
+// A key can be reserved for work that was parked to run later: a ConflictPolicy's
+// Decision.Reserve and Locker.Reserve do that. Until Lease.Unreserve, or the end of the
+// reservation, only a TryAcquire with Reserved gets the key, before all who wait.
+//
 // # What holds
 //
 //  1. A refusal is an error, a *ConflictError or a *DeferredError: whoever

@@ -17,20 +17,21 @@ const (
 // holder is the hold's entry in Redis, as far as we know.
 func (h *hold) holder() string {
 	if h.form.Load() == formShared {
-		return h.sharedEntry()
+		return h.entry(shared)
 	}
-	return h.entry
+	return h.entry(int(h.limit))
 }
 
-// sharedEntry is what the entry of an exclusive hold is when it was downgraded.
-func (h *hold) sharedEntry() string { return "0" + h.entry[1:] }
+// entry is the hold's entry with a limit: another than it was granted with if it was
+// downgraded.
+func (h *hold) entry(limit int) string { return formatEntry(limit, *h.owner, h.secret) }
 
 // mode is how many may hold the key together with the hold, at worst.
 func (h *hold) mode() int {
 	if h.form.Load() != formGranted {
 		return shared
 	}
-	return h.limit
+	return int(h.limit)
 }
 
 // renamed tells whether Redis, which does not know the entry that it was asked for,
@@ -43,7 +44,7 @@ func (h *hold) renamed(asked string) bool {
 
 // downgrade asks Redis to make an exclusive hold a shared one.
 func (l *Locker) downgrade(ctx context.Context, h *hold) (owned bool, err error) {
-	cmd := l.command(ctx, downgradeScript, false, h.record, h.entry, h.sharedEntry(), h.fence+h.used)
+	cmd := l.command(ctx, downgradeScript, false, h.record, h.entry(exclusive), h.entry(shared), h.lastFence())
 	cmd.key = h.key()
 	r, _, err := l.ask(ctx, "downgrade", cmd, max(h.ttl, firstLease), nil)
 	if err != nil {
@@ -62,7 +63,7 @@ func (l *Locker) downgrade(ctx context.Context, h *hold) (owned bool, err error)
 func (w *waiters) withdraw(h *hold) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ln := w.lines[lineKey{h.key(), h.limit}]
+	ln := w.lines[lineKey{h.key(), int(h.limit)}]
 	if ln == nil || ln.held != h {
 		return
 	}

@@ -71,11 +71,11 @@ func TestDowngradeLetsReadersInAndKeepsWritersOut(t *testing.T) {
 
 func TestADowngradedLeaseIsRenewed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		l, other := newLocker(t, env, core.WithTTL(200*time.Millisecond)), newLocker(t, env)
+		l, other := newLocker(t, env, core.WithTTL(time.Second)), newLocker(t, env)
 		lease, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
 		require.NoError(t, lease.Downgrade(t.Context()))
-		for end := time.Now().Add(600 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			_, err := other.TryAcquire(t.Context(), "k")
 			require.ErrorIs(t, err, core.ErrConflict)
 		}

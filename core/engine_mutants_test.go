@@ -62,8 +62,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a release is not sent", file: "lease.go",
-		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-now.Sub(l.granted), now); {",
-		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-now.Sub(l.granted), now)\n\t\t}\n\t\tswitch {",
+		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.elapsed(now), now); {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.elapsed(now), now)\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
 }

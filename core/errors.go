@@ -13,7 +13,7 @@ import (
 // none of these: it is reported as context.Canceled or
 // context.DeadlineExceeded, with the ctx's cause.
 var (
-	// ErrConflict: the key is held by somebody else. Matches every *ConflictError.
+	// ErrConflict: the key is held by somebody else, or reserved. Matches every *ConflictError.
 	ErrConflict = errors.New("key is held")
 	// ErrDeferred: the work was accepted to run later. Matches every *DeferredError.
 	ErrDeferred = errors.New("deferred")
@@ -41,6 +41,8 @@ var (
 	// ErrInvalidCursor: List did not give this cursor, or its node has left the
 	// Cluster since. Begin again with an empty one.
 	ErrInvalidCursor = errors.New("invalid cursor")
+	// ErrReserved: the key was reserved anew, and stays reserved.
+	ErrReserved = errors.New("key is reserved anew")
 	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by who took
 	// the key first.
 	ErrNotExclusive = errors.New("lease is not exclusive")
@@ -48,7 +50,8 @@ var (
 	ErrClosed = errors.New("locker closed")
 )
 
-// ConflictError is the refusal of a call whose key is held by somebody else.
+// ConflictError is the refusal of a call whose key is held by somebody else, or reserved
+// for parked work.
 type ConflictError struct {
 	Key string
 	// Remaining is what was left of the holder's lease at the last try. The

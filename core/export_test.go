@@ -14,6 +14,13 @@ func (l *Locker) NeverPoll() { l.pollFloor = time.Hour }
 // that was told.
 func (l *Locker) Listening() bool { return l.wakeups.Up() }
 
+// HeardReserved reports whether the Locker was told of late that key is reserved.
+func (l *Locker) HeardReserved(key string) bool {
+	l.waiters.mu.Lock()
+	defer l.waiters.mu.Unlock()
+	return l.waiters.reserved.of(key, time.Now())
+}
+
 // RenewalTime is when a lease is renewed.
 var RenewalTime = renewalTime
 
@@ -23,6 +30,7 @@ var RecordName = recordName
 // Scripts are the Lua scripts as Redis gets them, by the names of their files.
 var Scripts = map[string]string{
 	"acquire": acquireScript.source.(string), "renew": renewScript.source.(string), "release": releaseScript.source.(string),
+	"reserve": reserveScript.source.(string), "unreserve": unreserveScript.source.(string),
 }
 
 // ParseToken reports what is wrong with a token.

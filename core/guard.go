@@ -24,8 +24,9 @@ type Call struct {
 	// ID identifies this piece of work, such as a request id, for who inspects the
 	// key. It may be empty.
 	ID string
-	// Principal is on whose behalf the work is done, such as a user's id. It is stored
-	// with the call if that is deferred; it is no secret. It may be empty.
+	// Principal is on whose behalf the work is done, such as a user's id, for who
+	// runs it later. It is stored with a deferred call, so it is never a credential.
+	// It may be empty.
 	Principal string
 	// Shared takes the key together with other shared calls, as the option Shared
 	// does, whatever the Guard's options say: for work that only reads.

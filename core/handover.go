@@ -214,7 +214,7 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 		budget, most = passWanted, passWantedMost
 	}
 	c := ln.first
-	if c.opts.ttl != h.ttl || c.opts.bounded() || h.used >= min(most, w.locker.fences-1) || now.Sub(h.since) > budget {
+	if c.opts.ttl != h.ttl || c.opts.bounded() || int64(h.used) >= min(most, w.locker.fences-1) || h.since.elapsed(now) > budget {
 		return false
 	}
 	w.remove(c)
@@ -263,7 +263,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 	w.mu.Lock()
 	ln := req.line
 	if ln == nil {
-		if ln = w.lines[lineKey{h.key(), h.limit}]; ln != nil && ln.first != nil {
+		if ln = w.lines[lineKey{h.key(), int(h.limit)}]; ln != nil && ln.first != nil {
 			ln.askAt = time.Time{}
 			if w.locker.quorum != nil {
 				ln.askAt = time.Now().Add(splitDelay(1)) // others have had no turn yet
@@ -300,7 +300,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 func (w *waiters) lost(h *hold) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ln := w.lines[lineKey{h.key(), h.limit}]
+	ln := w.lines[lineKey{h.key(), int(h.limit)}]
 	if ln == nil {
 		return
 	}

@@ -4,15 +4,15 @@ package core
 type holdHeap []*hold
 
 func (h holdHeap) Len() int           { return len(h) }
-func (h holdHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
+func (h holdHeap) Less(i, j int) bool { return h[i].due() < h[j].due() }
 func (h holdHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i, j
+	h[i].index, h[j].index = int32(i), int32(j)
 }
 
 func (h *holdHeap) Push(x any) {
 	l := x.(*hold)
-	l.index = len(*h)
+	l.index = int32(len(*h))
 	*h = append(*h, l)
 }
 

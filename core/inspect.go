@@ -44,7 +44,7 @@ type KeyInfo struct {
 }
 
 // Free reports whether nobody holds the key. If lockers wait for it then all the
-// same, the first of them is about to get it.
+// same, the first of them is about to get it, unless the key is reserved.
 func (k *KeyInfo) Free() bool { return k.Held == 0 }
 
 // Mode is how a key is held, or wanted.

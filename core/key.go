@@ -63,11 +63,26 @@ func newLockerID() string { return hostAndPid() + ident.Random(4) }
 // newEntry names one attempt of a locker to take a key: LIMIT:LOCKER.SECRET. Whoever
 // knows it can release what it holds.
 func newEntry(limit int, locker string) string {
-	var secret [entrySecretLen / 2]byte
+	var secret entrySecret
 	_, _ = rand.Read(secret[:]) // never fails, by its documentation
+	return formatEntry(limit, locker, secret)
+}
+
+// entrySecret is an entry's SECRET.
+type entrySecret [entrySecretLen / 2]byte
+
+func formatEntry(limit int, locker string, secret entrySecret) string {
 	b := strconv.AppendInt(make([]byte, 0, 96), int64(limit), 10)
 	b = append(append(append(b, ':'), locker...), '.')
 	return string(hex.AppendEncode(b, secret[:]))
+}
+
+// splitEntry takes apart what formatEntry wrote.
+func splitEntry(entry string) (locker string, secret entrySecret) {
+	_, rest, _ := strings.Cut(entry, ":")
+	locker, digits, _ := strings.Cut(rest, ".")
+	_, _ = hex.Decode(secret[:], []byte(digits))
+	return locker, secret
 }
 
 // entrySecretLen is how many digits there are in an entry's SECRET.

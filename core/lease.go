@@ -15,41 +15,48 @@ import (
 type hold struct {
 	locker *Locker
 	record string // the key's name in Redis
-	entry  string // as it was granted; see holder
-	limit  int    // as it was granted; see mode
+	// What its entry is made of, as it was granted; see holder and mode. The owner is
+	// the id of another Locker if the lease has travelled.
+	owner  *string
+	secret entrySecret
+	limit  int32
+
 	form   atomic.Int32
+	used   int32 // what the present lease's fence is above the first's
 	fence  int64 // of the first lease
-	used   int64 // what the present lease's fence is above it
-	since  time.Time
-	until  time.Time // not renewed past this; zero: no bound
+	since  instant
+	until  instant // not renewed past this; zero: no bound
 	ttl    time.Duration
-	copies int // replicas that are known to have the grant
+	copies int16      // replicas that are known to have the grant
+	state  leaseState // guarded by locker.renewals.mu
 	// Redis said that somebody waits.
 	waiting atomic.Bool
 	// Another process may hold the key by the same entry: it cannot be passed on.
 	travels atomic.Bool
 
 	// Guarded by locker.renewals.mu.
-	state    leaseState
+	index    int32     // in the scheduler's heap; -1: not in it
 	lease    *Lease    // who has it; nil while it is being passed
 	deadline time.Time // trusted until then
-	renewAt  time.Time // zero: never
-	at       time.Time // when the scheduler looks at it next
-	index    int       // in the scheduler's heap; -1: not in it
+	renewAt  instant   // zero: never
 }
 
 // newHold makes the hold of a grant that can be trusted until deadline.
 func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline time.Time, o *acquireOptions) *hold {
 	now := time.Now()
+	owner, secret := splitEntry(entry)
 	h := &hold{
-		locker: l, record: record, entry: entry, limit: limit, fence: fence,
-		since: now, ttl: o.ttl, deadline: deadline, index: -1,
+		locker: l, record: record, owner: &l.id, secret: secret, limit: int32(limit), fence: fence,
+		since: instantOf(now), ttl: o.ttl, deadline: deadline, index: -1,
+	}
+	if owner != l.id {
+		h.owner = new(owner)
 	}
 	if o.maxHold > 0 {
-		h.until = now.Add(o.maxHold)
+		h.until = instantOf(now.Add(o.maxHold))
 	}
 	if first := deadline.Sub(now); o.maxHold == 0 || o.maxHold > first+first/10 {
-		h.renewAt = renewalTime(now, first)
+		h.renewAt = instantOf(renewalTime(now, first))
 	}
 	return h
 }
@@ -57,11 +64,14 @@ func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline 
 func (h *hold) key() string { return keyOf(h.locker.prefix, h.record) }
 
 func (h *hold) releaseRequest() releaseRequest {
-	return releaseRequest{record: h.record, entry: h.holder(), used: h.fence + h.used, hold: h}
+	return releaseRequest{record: h.record, entry: h.holder(), used: h.lastFence(), hold: h}
 }
 
+// lastFence is that of the present lease.
+func (h *hold) lastFence() int64 { return h.fence + int64(h.used) }
+
 // bounded reports whether the hold is made for one lease.
-func (h *hold) bounded() bool { return !h.until.IsZero() }
+func (h *hold) bounded() bool { return h.until != 0 }
 
 // Lease is a held key. It is safe for concurrent use.
 //
@@ -70,9 +80,16 @@ type Lease struct {
 	hold    *hold
 	name    string // the Call's
 	fence   int64
-	ctx     context.Context
+	inner   context.Context // of leaseContext
 	cancel  context.CancelCauseFunc
-	granted time.Time
+	granted instant
+	*leaseExtra
+	kept  bool       // see Reserved
+	state leaseState // guarded by hold.locker.renewals.mu
+}
+
+// leaseExtra is what few leases have. The others share the empty one.
+type leaseExtra struct {
 	minHold time.Duration
 
 	outer *Lease // the lease that the caller's ctx worked under already, if any
@@ -80,9 +97,12 @@ type Lease struct {
 	// reentered is set on the handle of a caller whose ctx held this key
 	// already: the lease that holds it.
 	reentered *Lease
+	caller    context.Context // of that caller
 
-	state leaseState // guarded by hold.locker.renewals.mu
+	set context.Context // of the LeaseSet that the lease is in
 }
+
+var noExtra leaseExtra
 
 // outermost is the lease that has the key.
 func (l *Lease) outermost() *Lease {
@@ -92,7 +112,7 @@ func (l *Lease) outermost() *Lease {
 	return l
 }
 
-type leaseState int
+type leaseState uint8
 
 const (
 	leaseHeld leaseState = iota
@@ -102,8 +122,11 @@ const (
 )
 
 func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
-	lease := &Lease{hold: h, name: call.Name, fence: h.fence + h.used, granted: now, minHold: o.minHold}
-	lease.bind(ctx)
+	lease := &Lease{hold: h, name: call.Name, fence: h.lastFence(), granted: instantOf(now), leaseExtra: &noExtra}
+	if outer, _ := LeaseFrom(ctx); outer != nil || o.minHold > 0 {
+		lease.leaseExtra = &leaseExtra{minHold: o.minHold, outer: outer}
+	}
+	lease.inner, lease.cancel = context.WithCancelCause(ctx)
 	return lease
 }
 
@@ -112,7 +135,12 @@ func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOpt
 // Redis can give the key to anyone else, but for ForceRelease and for leases that
 // several hold by one token. After Detach its cause wraps ErrDetached. Work done
 // under the lease must use it.
-func (l *Lease) Context() context.Context { return l.ctx }
+func (l *Lease) Context() context.Context {
+	if l.set != nil {
+		return l.set
+	}
+	return (*leaseContext)(l)
+}
 
 // Key is the key as it was given to Acquire.
 func (l *Lease) Key() string { return l.hold.key() }
@@ -228,7 +256,7 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 	} else {
 		l.cancel(context.Canceled)
 		var owned bool
-		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-now.Sub(l.granted), now); {
+		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.elapsed(now), now); {
 		case err != nil:
 			err = unavailable("release", l.Key(), err)
 			l.giveBack()
@@ -248,15 +276,15 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 	if was == leaseLost {
 		// The observer was told when it was lost. The ctx may have ended before,
 		// with its caller's cause.
-		if cause := context.Cause(l.ctx); errors.Is(cause, ErrLeaseLost) {
+		if cause := context.Cause(l.Context()); errors.Is(cause, ErrLeaseLost) {
 			err = cause
 		}
 		return fmt.Errorf("core: release: %w", err)
 	}
-	if held := now.Sub(l.granted); errors.Is(err, ErrLeaseLost) {
-		owner.observer.OnLost(l.ctx, Lost{Key: l.Key(), Name: l.name, Held: held, Cause: err})
+	if held := l.granted.elapsed(now); errors.Is(err, ErrLeaseLost) {
+		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Held: held, Cause: err})
 	} else {
-		owner.observer.OnReleased(l.ctx, Released{Key: l.Key(), Name: l.name, Held: held, Err: err})
+		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Held: held, Err: err})
 	}
 	return err
 }
@@ -282,51 +310,44 @@ func (l *Lease) run(ctx context.Context, fn func(context.Context) error) (err er
 			err = errors.Join(err, lost)
 		}
 	}()
-	err = fn(l.ctx)
+	err = fn(l.Context())
 	returned = true
 	return err
 }
 
-// leaseContext is the ctx of work under a lease.
-type leaseContext struct {
-	context.Context
-	lease *Lease
-	// caller is the ctx that took the lease again; nil for the outermost.
-	caller context.Context
-	set    []*Lease // all that the work is under, if it is under a LeaseSet
-}
+// leaseContext is a lease as the ctx of work under it: one piece of memory for both.
+type leaseContext Lease
 
 // Deadline is the caller's.
-func (c leaseContext) Deadline() (time.Time, bool) {
+func (c *leaseContext) Deadline() (time.Time, bool) {
 	if c.caller != nil {
 		return c.caller.Deadline()
 	}
-	return c.Context.Deadline()
+	return c.inner.Deadline()
 }
+
+func (c *leaseContext) Done() <-chan struct{} { return c.inner.Done() }
 
 // Err looks at the clock too: a process that was stopped past its lease's end
 // must not go on because its timers have not run yet.
-func (c leaseContext) Err() error {
-	if err := c.Context.Err(); err != nil {
+func (c *leaseContext) Err() error {
+	if err := c.inner.Err(); err != nil {
 		return err
 	}
-	for _, l := range c.set {
-		_ = l.hold.locker.renewals.check(l.outermost()) // ends the ctx if it is over
-	}
-	held := c.lease
+	held := (*Lease)(c)
 	if held.reentered != nil {
-		if c.caller != nil && c.caller.Err() != nil {
+		if c.caller.Err() != nil {
 			held.cancel(context.Cause(c.caller))
 		}
 		held = held.reentered
 	}
 	_ = held.hold.locker.renewals.check(held) // ends the ctx if it is over
-	return c.Context.Err()
+	return c.inner.Err()
 }
 
-func (c leaseContext) Value(key any) any {
+func (c *leaseContext) Value(key any) any {
 	if key == (leaseKey{}) {
-		return c.lease
+		return (*Lease)(c)
 	}
 	if c.caller != nil {
 		// Without the caller's own cancellation: that of the lease holds.
@@ -334,8 +355,10 @@ func (c leaseContext) Value(key any) any {
 			return v
 		}
 	}
-	return c.Context.Value(key)
+	return c.inner.Value(key)
 }
+
+func (c *leaseContext) String() string { return (*Lease)(c).String() }
 
 type leaseKey struct{}
 
@@ -346,24 +369,21 @@ func LeaseFrom(ctx context.Context) (*Lease, bool) {
 	return l, ok
 }
 
-// bind makes the lease's ctx out of its caller's.
-func (l *Lease) bind(ctx context.Context) {
-	l.outer, _ = LeaseFrom(ctx)
-	inner, cancel := context.WithCancelCause(ctx)
-	l.ctx, l.cancel = leaseContext{Context: inner, lease: l}, cancel
-}
-
-// bindAgain makes the ctx of a lease that is taken again. It comes from the held
-// lease's, so that it is over at once when that is; the caller's ctx may have been
+// again makes the handle of a caller whose ctx holds the lease. The handle's ctx comes
+// from the lease's, so that it is over at once when that is; the caller's may have been
 // cut loose from it with WithoutCancel.
-func (l *Lease) bindAgain(ctx context.Context) {
-	l.outer, _ = LeaseFrom(ctx)
-	inner, cancel := context.WithCancelCause(l.reentered.ctx)
+func (l *Lease) again(ctx context.Context, call Call) *Lease {
+	inner, cancel := context.WithCancelCause(l.Context())
 	unhook := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	l.ctx = leaseContext{Context: inner, lease: l, caller: ctx}
-	l.cancel = func(cause error) {
-		unhook()
-		cancel(cause)
+	outer, _ := LeaseFrom(ctx)
+	return &Lease{
+		hold: l.hold, name: call.Name, fence: l.fence, granted: l.granted,
+		inner: inner,
+		cancel: func(cause error) {
+			unhook()
+			cancel(cause)
+		},
+		leaseExtra: &leaseExtra{outer: outer, reentered: l, caller: ctx},
 	}
 }
 

@@ -284,7 +284,7 @@ func TestBadOptionsAreErrors(t *testing.T) {
 	l, err := core.New(rdb, core.WithRenewalClient(rdb))
 	require.NoError(t, err)
 	defer l.Close()
-	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil)} {
+	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil), core.Reserved(0)} {
 		_, err := l.TryAcquire(t.Context(), "k", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)

@@ -69,6 +69,24 @@ func (s *LeaseSet) Release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// setContext is the ctx of work under a LeaseSet. It comes from that of one of the
+// leases.
+type setContext struct {
+	context.Context
+	leases []*Lease
+}
+
+// Err looks at the clock for every lease, as that of leaseContext does for one.
+func (c setContext) Err() error {
+	if err := c.Context.Err(); err != nil {
+		return err
+	}
+	for _, l := range c.leases {
+		_ = l.hold.locker.renewals.check(l.outermost()) // ends the ctx if it is over
+	}
+	return c.Context.Err()
+}
+
 // String does not show the owner's tokens.
 func (s *LeaseSet) String() string { return fmt.Sprintf("leases on %q", s.Keys()) }
 

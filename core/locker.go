@@ -31,8 +31,8 @@ type Locker struct {
 	ttl      time.Duration
 	observer Observer
 	// For renewals, which must not queue for connections behind everything else.
-	reserve    redis.UniversalClient
-	ownReserve bool
+	renewer    redis.UniversalClient
+	ownRenewer bool
 	// Bounds on waiting calls.
 	maxPerKey, maxWaiters int
 	// How many fences an exclusive hold may use.
@@ -139,8 +139,8 @@ func (l *Locker) connect(rdb redis.UniversalClient) {
 	case *redis.ClusterClient:
 		l.cluster = client
 	}
-	if l.reserve == nil {
-		l.reserve, l.ownReserve = reserveOf(rdb)
+	if l.renewer == nil {
+		l.renewer, l.ownRenewer = renewerOf(rdb)
 	}
 }
 
@@ -176,10 +176,10 @@ func (l *Locker) sameAs(other *Locker) bool {
 	return l.prefix == other.prefix && l.rdb == other.rdb && l.quorum.sameAs(other.quorum)
 }
 
-// reserveOf makes a client like rdb with a few connections of its own, which the
+// renewerOf makes a client like rdb with a few connections of its own, which the
 // user's commands cannot use up. It does not try anything twice, since renewals are
 // sent again anyway. It returns rdb itself when that is of another kind.
-func reserveOf(rdb redis.UniversalClient) (reserve redis.UniversalClient, own bool) {
+func renewerOf(rdb redis.UniversalClient) (renewer redis.UniversalClient, own bool) {
 	switch client := rdb.(type) {
 	case *redis.Client:
 		opt := *client.Options()
@@ -269,8 +269,8 @@ func (l *Locker) takenBy(words, why string) {
 	}
 }
 
-// TryAcquire takes key if it is free, and returns a *ConflictError if it is
-// held. It blocks for one round trip to Redis, and no longer than ctx allows.
+// TryAcquire takes key if it is free, and returns a *ConflictError if it is held, waited
+// for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.tryOptions(opts)
 	if err != nil {
@@ -362,8 +362,8 @@ func (l *Locker) wait() {
 	if l.quorum != nil {
 		l.quorum.wait()
 	}
-	if l.ownReserve {
-		_ = l.reserve.Close()
+	if l.ownRenewer {
+		_ = l.renewer.Close()
 	}
 }
 
@@ -423,6 +423,6 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 	l.waiters.lost(h)
 	l.notices.freed(h.key())
 	if lease != nil {
-		l.observer.OnLost(lease.ctx, Lost{Key: h.key(), Name: lease.name, Held: time.Since(lease.granted), Cause: cause})
+		l.observer.OnLost(lease.Context(), Lost{Key: h.key(), Name: lease.name, Held: lease.granted.elapsed(time.Now()), Cause: cause})
 	}
 }

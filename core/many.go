@@ -66,13 +66,13 @@ func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts [
 		case err != nil:
 			return nil, err
 		case lease != nil:
-			set.leases, set.ctx = append(set.leases, lease), lease.ctx
+			set.leases, set.ctx = append(set.leases, lease), lease.Context()
 		default:
 			g.keys = append(g.keys, key)
 		}
 	}
 	if len(g.keys) == 0 {
-		set.ctx = leaseContext{Context: set.ctx, lease: set.leases[len(set.leases)-1], set: set.leases}
+		set.ctx = setContext{set.ctx, set.leases}
 		return set, nil
 	}
 	if l.state.Load() != lockerOpen {
@@ -282,7 +282,7 @@ func (g *gathering) giveBack() {
 func (g *gathering) replicate() error {
 	var lacking []*hold
 	for _, key := range g.keys {
-		if h := g.holds[key]; g.opts.replicas > h.copies {
+		if h := g.holds[key]; g.opts.replicas > int(h.copies) {
 			lacking = append(lacking, h)
 		}
 	}
@@ -299,26 +299,28 @@ func (g *gathering) replicate() error {
 // of them has ended.
 func (g *gathering) adopt(set *LeaseSet) bool {
 	inner, cancel := context.WithCancelCause(set.ctx)
-	alike := Lease{name: g.opts.name, cancel: cancel, granted: time.Now(), minHold: g.opts.minHold}
+	now := time.Now()
+	alike := Lease{name: g.opts.name, inner: inner, cancel: cancel, granted: instantOf(now)}
 	outer, _ := LeaseFrom(set.ctx)
 	leases := slices.Clone(set.leases)
 	for _, key := range g.keys {
 		lease := alike
-		lease.hold, lease.outer = g.holds[key], outer
-		lease.fence = lease.hold.fence + lease.hold.used
+		lease.hold = g.holds[key]
+		lease.fence = lease.hold.lastFence()
+		lease.leaseExtra = &leaseExtra{minHold: g.opts.minHold, outer: outer}
 		outer = &lease
 		leases = append(leases, outer)
 	}
 	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.Key(), b.Key()) })
-	ctx := leaseContext{Context: inner, lease: outer, set: leases}
+	ctx := setContext{(*leaseContext)(outer), leases}
 	for _, lease := range leases {
 		if lease.reentered != nil {
 			continue
 		}
-		lease.ctx = ctx
-		if !g.locker.renewals.adopt(lease.hold, lease, alike.granted) {
+		lease.set = ctx
+		if !g.locker.renewals.adopt(lease.hold, lease, now) {
 			for _, h := range g.holds {
-				g.locker.renewals.adopt(h, nil, alike.granted)
+				g.locker.renewals.adopt(h, nil, now)
 			}
 			cancel(context.Canceled)
 			return false
@@ -339,7 +341,7 @@ func (g *gathering) announce(set *LeaseSet) {
 	for _, lease := range set.leases {
 		if lease.reentered == nil {
 			g.locker.observer.OnAcquired(set.ctx, Acquired{
-				Key: lease.Key(), Name: lease.name, Fence: lease.fence, Waited: lease.granted.Sub(g.start), Attempts: g.rounds,
+				Key: lease.Key(), Name: lease.name, Fence: lease.fence, Waited: lease.granted.sub(g.start), Attempts: g.rounds,
 			})
 		}
 	}

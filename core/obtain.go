@@ -43,6 +43,7 @@ type attempt struct {
 	start   time.Time
 	record  string // the key's name in Redis; "" until it is asked for
 	resumed bool   // it is held already, by a token
+	kept    bool   // it was reserved when it was granted
 
 	conflict Conflict
 
@@ -72,9 +73,6 @@ func (a *attempt) once() error {
 		return err
 	}
 	a.conflict.Attempt = 1
-	if reply.reserved || !reply.granted && a.opts.keep > 0 {
-		l.waiters.reservedBy(key)
-	}
 	if reply.granted {
 		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
 		if !l.renewals.add(h) {
@@ -220,6 +218,10 @@ func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stop
 		l.takeBack(cmd, r)
 		return reply, false, unavailable("acquire", key, err)
 	}
+	a.kept = reply.reserved
+	if reply.reserved || !reply.granted && a.opts.keep > 0 {
+		l.waiters.reservedBy(key)
+	}
 	if reply.granted {
 		if a.ctx.Err() != nil {
 			err = callerGone(a.ctx, "acquire", key) // nobody is left to use the grant
@@ -244,7 +246,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		a.hold = h
 		return l.renewals.adopt(h, nil, now), nil
 	}
-	if a.opts.replicas > h.copies {
+	if a.opts.replicas > int(h.copies) {
 		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
 			if a.resumed { // the token stays good
 				l.renewals.drop(h)
@@ -256,6 +258,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		now = time.Now()
 	}
 	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
+	lease.kept = a.kept
 	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return false, nil
@@ -263,12 +266,12 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	told := false
 	defer func() {
 		if !told {
-			_ = lease.Release(lease.ctx)
+			_ = lease.Release(lease.Context())
 		}
 	}()
-	l.observer.OnAcquired(lease.ctx, Acquired{
+	l.observer.OnAcquired(lease.Context(), Acquired{
 		Key: a.call.Key, Name: a.call.Name, Fence: lease.fence,
-		Waited: lease.granted.Sub(a.start), Attempts: a.conflict.Attempt + 1, Resumed: a.resumed,
+		Waited: now.Sub(a.start), Attempts: a.conflict.Attempt + 1, Resumed: a.resumed,
 	})
 	told = true
 	a.lease = lease
@@ -304,9 +307,20 @@ func (a *attempt) refusal(d Decision) error {
 // keep reserves the key for a call that was deferred. The call is stored, whatever
 // comes of this.
 func (a *attempt) keep(d Decision) {
-	if d.keep > 0 && a.locker.quorum == nil {
-		_ = a.locker.keep(a.ctx, a.call.Key, min(max(d.keep, MinTTL), MaxTTL))
+	l, key := a.locker, a.call.Key
+	if d.keep <= 0 || l.quorum != nil {
+		return
 	}
+	stamp, err := l.keep(a.ctx, key, min(max(d.keep, MinTTL), MaxTTL))
+	if err != nil || d.parked == nil {
+		return
+	}
+	l.background(func() {
+		ctx := &callContext{Context: context.Background(), gone: l.closing}
+		if parked, err := d.parked(ctx); err == nil && !parked {
+			_ = l.Unreserve(ctx, key, stamp)
+		}
+	})
 }
 
 // reenter returns a handle on the lease that ctx works under, if it holds the
@@ -327,9 +341,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 		if o.limit == exclusive && held.hold.mode() != exclusive {
 			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 		}
-		lease := &Lease{hold: held.hold, name: call.Name, fence: held.fence, granted: held.granted, reentered: held}
-		lease.bindAgain(ctx)
-		return lease, nil
+		return held.again(ctx, call), nil
 	}
 	return nil, nil
 }

@@ -82,7 +82,7 @@ func WithRenewalClient(rdb redis.UniversalClient) Option {
 		if rdb == nil {
 			return fmt.Errorf("core: %w: WithRenewalClient(nil)", ErrInvalidOption)
 		}
-		l.reserve = rdb
+		l.renewer = rdb
 		return nil
 	}
 }

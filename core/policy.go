@@ -52,6 +52,7 @@ type Decision struct {
 	delay  time.Duration
 	ticket Ticket
 	keep   time.Duration // how long the key is reserved
+	parked func(context.Context) (bool, error)
 }
 
 type decisionKind int
@@ -82,10 +83,14 @@ func Deferred(t Ticket) Decision { return Decision{kind: decideDeferred, ticket:
 // with its *DeferredError: whoever calls after it was told does not overtake the work.
 // It blocks for one round trip. The call is deferred even when it fails.
 //
+// The work may have run before it was reserved for: afterwards, in the background,
+// parked is asked whether any work of the key is left, and if not the reservation is
+// ended. A nil parked means that some is.
+//
 // At least 100 ms and at most 24 h are reserved; nothing if span is not positive, the
 // decision is another one, or the Locker is one of NewQuorum's.
-func (d Decision) Reserve(span time.Duration) Decision {
-	d.keep = span
+func (d Decision) Reserve(span time.Duration, parked func(context.Context) (bool, error)) Decision {
+	d.keep, d.parked = span, parked
 	return d
 }
 

@@ -66,7 +66,7 @@ func NewQuorum(clients []redis.UniversalClient, opts ...Option) (*Locker, error)
 	if err != nil {
 		return nil, err
 	}
-	if l.reserve != nil {
+	if l.renewer != nil {
 		return nil, fmt.Errorf("core: %w: WithRenewalClient: a quorum has one for each node", ErrInvalidOption)
 	}
 	l.fences = fenceBlock / 2

@@ -395,7 +395,10 @@ func TestACloseOfAQuorumWaitsForEverything(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- l.Shutdown(t.Context()) }()
 	redistest.Eventually(t, func() bool {
-		_, err := l.TryAcquire(t.Context(), "other")
+		other, err := l.TryAcquire(t.Context(), "other")
+		if err == nil {
+			_ = other.Release(t.Context())
+		}
 		return errors.Is(err, core.ErrClosed)
 	}, "new calls are refused")
 	require.NoError(t, lease.Release(t.Context()))
@@ -460,6 +463,14 @@ func TestWhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
 		_, err = l.ForceRelease(t.Context(), "k", lease.Fence())
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorIs(t, lease.Downgrade(t.Context()), errors.ErrUnsupported)
+		require.ErrorIs(t, l.Reserve(t.Context(), "k", time.Minute), errors.ErrUnsupported)
+		require.ErrorIs(t, lease.Unreserve(t.Context()), errors.ErrUnsupported)
+		_, err = other.TryAcquire(t.Context(), "k", core.Reserved(time.Minute))
+		require.ErrorIs(t, err, core.ErrConflict)
+		later := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+			return core.Deferred(core.Ticket{}).Reserve(time.Minute, nil), nil
+		})
+		require.ErrorIs(t, core.NewGuard(other, later).Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrDeferred)
 		_, err = l.TryAcquire(t.Context(), "other", core.WaitReplicas(1, time.Second))
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 

@@ -55,9 +55,8 @@ func (r *renewals) add(h *hold) bool {
 	if r.stopped {
 		return false
 	}
-	r.schedule(h)
 	heap.Push(&r.holds, h)
-	r.wakeBefore(h.at)
+	r.wakeBefore(h.dueTime())
 	r.locker.started.Do(func() { r.locker.begin() })
 	return true
 }
@@ -255,26 +254,25 @@ func (r *renewals) look(now time.Time) (expired []ended, due []*hold, stopped bo
 			}
 		}
 	}
-	soon := now.Add(renewalHorizon)
-	for len(r.holds) > 0 && !r.holds[0].at.After(soon) {
+	soon := instantOf(now.Add(renewalHorizon))
+	for len(r.holds) > 0 && r.holds[0].due() <= soon {
 		h := r.holds[0]
 		if trust.Passed(h.deadline, now) {
 			expire(h)
 			continue
 		}
-		if h.renewAt.IsZero() || h.renewAt.After(soon) {
+		if h.renewAt == 0 || h.renewAt > soon {
 			break // its end is near but not there: look again at the very moment
 		}
 		// Asked again, on another connection, if there is no answer by then. Past
 		// the horizon, or this loop would not end.
-		h.renewAt = now.Add(max(h.deadline.Sub(now)/3, 2*renewalHorizon))
+		h.renewAt = instantOf(now.Add(max(h.deadline.Sub(now)/3, 2*renewalHorizon)))
 		due = append(due, h)
-		r.schedule(h)
-		heap.Fix(&r.holds, h.index)
+		heap.Fix(&r.holds, int(h.index))
 	}
 	r.wakeAt = time.Time{}
 	if len(r.holds) > 0 {
-		r.wakeAt = r.holds[0].at
+		r.wakeAt = r.holds[0].dueTime()
 		if tick := now.Add(renewalTick); r.wakeAt.After(tick) {
 			r.wakeAt = tick
 		}
@@ -329,6 +327,9 @@ func (r *renewals) renew(batch []*hold) {
 	ctx := context.Background()
 	sent := time.Now()
 	asked := make([]renewal, len(batch))
+	for i, h := range batch {
+		asked[i] = renewal{record: h.record, entry: h.holder()}
+	}
 	r.mu.Lock()
 	for i, h := range batch {
 		ttl := h.ttl
@@ -336,9 +337,9 @@ func (r *renewals) renew(batch []*hold) {
 			ttl = min(ttl, firstLease)
 		}
 		if h.bounded() {
-			ttl = max(min(ttl, h.until.Sub(sent)), time.Millisecond)
+			ttl = max(min(ttl, h.until.sub(sent)), time.Millisecond)
 		}
-		asked[i] = renewal{h.record, h.holder(), ttl}
+		asked[i].ttl = ttl
 	}
 	r.mu.Unlock()
 	replies := r.locker.renew(ctx, asked)
@@ -359,9 +360,9 @@ func (r *renewals) renew(batch []*hold) {
 			lost = append(lost, h)
 		default:
 			h.waiting.Store(reply.waiting)
-			h.renewAt = renewalTime(sent, reply.ttl)
-			if h.bounded() && !sent.Add(reply.ttl).Before(h.until) {
-				h.renewAt = time.Time{} // confirmed to its end
+			h.renewAt = instantOf(renewalTime(sent, reply.ttl))
+			if h.bounded() && h.until.sub(sent) <= reply.ttl {
+				h.renewAt = 0 // confirmed to its end
 			}
 			h.deadline = later(h.deadline, trust.Until(sent, reply.ttl))
 			r.reschedule(h)
@@ -430,33 +431,38 @@ func (r *renewals) markLost(h *hold) *Lease {
 // putOff sets when a hold is to be renewed, unless it needs no renewal any more: a
 // later try was answered first.
 func (r *renewals) putOff(h *hold, at time.Time) {
-	if !h.renewAt.IsZero() {
-		h.renewAt = at
+	if h.renewAt != 0 {
+		h.renewAt = instantOf(at)
 		r.reschedule(h)
 	}
 }
 
-func (r *renewals) schedule(h *hold) {
-	h.at = h.deadline
-	if !h.renewAt.IsZero() && h.renewAt.Before(h.at) {
-		h.at = h.renewAt
+// due is when the scheduler looks at the hold next.
+func (h *hold) due() instant {
+	end := instantOf(h.deadline)
+	if h.renewAt == 0 {
+		return end
 	}
+	return min(h.renewAt, end)
 }
+
+// dueTime is due by both clocks as they were at the last grant or renewal: look tells
+// from the wall clock that the machine was suspended.
+func (h *hold) dueTime() time.Time { return h.deadline.Add(h.due().sub(h.deadline)) }
 
 func (r *renewals) reschedule(h *hold) {
 	if h.index < 0 {
 		return
 	}
-	r.schedule(h)
-	heap.Fix(&r.holds, h.index)
-	r.wakeBefore(h.at)
+	heap.Fix(&r.holds, int(h.index))
+	r.wakeBefore(h.dueTime())
 }
 
 func (r *renewals) remove(h *hold) {
 	if h.index < 0 {
 		return
 	}
-	heap.Remove(&r.holds, h.index)
+	heap.Remove(&r.holds, int(h.index))
 	if len(r.holds) == 0 && r.emptied != nil {
 		close(r.emptied)
 		r.emptied = nil

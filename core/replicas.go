@@ -70,7 +70,7 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 			return unavailable("acquire", key, fmt.Errorf("%w: %d of %d replicas have it after %s", ErrNotReplicated, a.copies, o.replicas, o.replicaWait))
 		}
 		for i, h := range holds {
-			h.copies = a.copies
+			h.copies = int16(a.copies)
 			if !a.renewed[i] {
 				_ = l.renewals.lose(h, notOurs)
 			} else if !h.bounded() {
@@ -120,7 +120,7 @@ func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, repli
 	for _, h := range holds {
 		ttl := min(h.ttl, firstLease)
 		if h.bounded() {
-			ttl = min(ttl, time.Until(h.until))
+			ttl = min(ttl, h.until.sub(time.Now()))
 		}
 		args = append(args, h.holder(), ttl.Milliseconds()+1)
 	}

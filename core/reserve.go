@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"time"
 )
@@ -24,15 +25,18 @@ func (l *Locker) Reserve(ctx context.Context, key string, d time.Duration) error
 	if err := l.oneDeployment("reserve"); err != nil {
 		return err
 	}
-	return l.keep(ctx, key, d)
+	_, err := l.keep(ctx, key, d)
+	return err
 }
 
-func (l *Locker) keep(ctx context.Context, key string, d time.Duration) error {
-	_, err := l.admin(ctx, "reserve", key, reserveScript, false, "", d.Milliseconds())
+// keep reserves a key, and returns the reservation's stamp.
+func (l *Locker) keep(ctx context.Context, key string, d time.Duration) (stamp int64, err error) {
+	val, err := l.admin(ctx, "reserve", key, reserveScript, false, "", d.Milliseconds())
 	if err == nil {
 		l.waiters.reservedBy(key) // before the message comes, if this Locker holds it
+		stamp, _ = val.(int64)
 	}
-	return err
+	return stamp, err
 }
 
 // Reserved makes a TryAcquire one for the work that its key is reserved for: it takes a
@@ -51,20 +55,25 @@ func Reserved(d time.Duration) AcquireOption {
 	}
 }
 
-// Unreserve ends the key's reservation, unless Reserve or a deferred call has made it
-// anew, or another call with Reserved has taken the key, since this lease was granted. If
-// nobody holds the key, those who wait are served at once. It may be called before or
-// after Release, and when the lease was lost.
+// Reserved reports whether the key was reserved when the lease was granted, so that
+// somebody has to call Unreserve.
+func (l *Lease) Reserved() bool { return l.kept }
+
+// Unreserve ends the key's reservation. If Reserve or a deferred call has made it anew,
+// or another call with Reserved has taken the key, since this lease was granted, it stays,
+// and the error wraps ErrReserved. If nobody holds the key, those who wait are served at
+// once. It may be called before or after Release, and when the lease was lost.
 //
-// It blocks for one round trip, and no longer than ctx allows. After an error the
-// reservation may have ended; it does so by itself in any case. On a Locker of NewQuorum
+// It blocks for one round trip, and no longer than ctx allows. After any other error
+// the reservation may have ended; it does so by itself in any case. On a Locker of NewQuorum
 // it fails with errors.ErrUnsupported.
 func (l *Lease) Unreserve(ctx context.Context) error {
 	return l.hold.locker.Unreserve(ctx, l.Key(), l.fence)
 }
 
 // Unreserve ends a key's reservation if its stamp, as Inspect tells it, is no greater
-// than stamp: that is, unless it was made anew since. See Lease.Unreserve.
+// than stamp. If it was made anew since it stays, and the error wraps ErrReserved. See
+// Lease.Unreserve.
 func (l *Locker) Unreserve(ctx context.Context, key string, stamp int64) error {
 	if err := ValidateKey(key); err != nil {
 		return err
@@ -72,7 +81,10 @@ func (l *Locker) Unreserve(ctx context.Context, key string, stamp int64) error {
 	if err := l.oneDeployment("unreserve"); err != nil {
 		return err
 	}
-	_, err := l.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
+	val, err := l.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
+	if err == nil && val == int64(0) {
+		err = fmt.Errorf("core: unreserve %q: %w", key, ErrReserved)
+	}
 	return err
 }
 

@@ -1,14 +1,37 @@
 package core_test
 
 import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/redistest"
 )
+
+// reservedFor is how long key is reserved.
+func reservedFor(t *testing.T, l *core.Locker, key string) time.Duration {
+	t.Helper()
+	info, err := l.Inspect(t.Context(), key)
+	require.NoError(t, err)
+	return info.Reserved
+}
+
+// parked takes key as a worker does that runs parked work.
+func parked(t *testing.T, l *core.Locker, key string) *core.Lease {
+	t.Helper()
+	lease, err := l.TryAcquire(t.Context(), key, core.Reserved(time.Minute))
+	require.NoError(t, err)
+	return lease
+}
 
 func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -19,6 +42,9 @@ func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, info.Free())
 		require.InDelta(t, time.Minute, info.Reserved, float64(5*time.Second))
+		page, err := l.List(ctx, "", 1000)
+		require.NoError(t, err)
+		require.Len(t, page.Keys, 1, "it is in use")
 
 		for _, opts := range [][]core.AcquireOption{nil, {core.Shared()}, {core.Counted(3)}} {
 			var conflict *core.ConflictError
@@ -31,8 +57,7 @@ func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
 		}
 		next := waitFor(t, l, "k")
 
-		lease, err := worker.TryAcquire(ctx, "k", core.Reserved(time.Minute))
-		require.NoError(t, err)
+		lease := parked(t, worker, "k")
 		require.NoError(t, lease.Release(ctx))
 		_, err = l.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, core.ErrConflict, "it is reserved still")
@@ -44,4 +69,629 @@ func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
 		require.NoError(t, fresh.Release(ctx))
 		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
 	})
+}
+
+func TestParkedWorkGoesBeforeThoseWhoWait(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		holder, waiting, worker := newLocker(t, env), newSleeper(t, env), newLocker(t, env)
+		warm(t, worker)
+		warm(t, waiting)
+		listening(t, worker, waiting)
+		lease, err := holder.TryAcquire(ctx, "k")
+		require.NoError(t, err)
+		fresh := waitFor(t, waiting, "k")
+		reader := waitFor(t, waiting, "k", core.Shared())
+
+		freed := make(chan string, 1)
+		_, err = worker.TryAcquire(ctx, "k", core.NotifyRelease(freed), core.Reserved(time.Minute))
+		var conflict *core.ConflictError
+		require.ErrorAs(t, err, &conflict)
+		require.Positive(t, conflict.Remaining)
+		require.Positive(t, reservedFor(t, worker, "k"))
+		require.NoError(t, lease.Context().Err())
+
+		require.NoError(t, lease.Release(ctx))
+		require.Equal(t, "k", <-freed, "though others wait")
+		first := parked(t, worker, "k")
+		require.Greater(t, first.Fence(), lease.Fence())
+		require.NoError(t, first.Unreserve(ctx), "before the release")
+		require.Empty(t, fresh)
+		require.NoError(t, first.Release(ctx))
+		require.NoError(t, (<-fresh).Release(ctx), "it was woken")
+		require.NoError(t, (<-reader).Release(ctx))
+	})
+}
+
+func TestAHoldIsNotPassedOnWhileItsKeyIsReserved(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, worker := newLocker(t, env), newLocker(t, env)
+		warm(t, l)
+		listening(t, l)
+		reserve := map[string]func(key string){
+			"by a message": func(key string) {
+				_, err := worker.TryAcquire(ctx, key, core.Reserved(time.Minute))
+				require.ErrorIs(t, err, core.ErrConflict)
+				redistest.Eventually(t, func() bool { return l.HeardReserved(key) }, "word of it")
+			},
+			"by itself": func(key string) { require.NoError(t, l.Reserve(ctx, key, time.Minute)) },
+			"by a worker of its own": func(key string) {
+				_, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+				require.ErrorIs(t, err, core.ErrConflict)
+			},
+			"as it is taken": nil,
+		}
+		for key, reserve := range reserve {
+			if reserve == nil {
+				require.NoError(t, worker.Reserve(ctx, key, time.Minute))
+			}
+			lease, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+			require.NoError(t, err)
+			fresh := waitFor(t, l, key)
+			if reserve != nil {
+				reserve(key)
+			}
+			require.NoError(t, lease.Release(ctx))
+			first := parked(t, worker, key)
+			require.Empty(t, fresh, key)
+			require.NoError(t, first.Release(ctx))
+			require.NoError(t, first.Unreserve(ctx))
+			require.NoError(t, (<-fresh).Release(ctx))
+		}
+	})
+}
+
+func TestAReservationEndsByItself(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, rdb := newLocker(t, env), env.Client(t)
+		const long = 600 * time.Millisecond
+		begun := time.Now()
+		for _, key := range []string{"idle", "tried", "waited for"} {
+			require.NoError(t, l.Reserve(ctx, key, long))
+		}
+		_, err := l.TryAcquire(ctx, "tried")
+		require.ErrorIs(t, err, core.ErrConflict)
+		lease, err := l.Acquire(ctx, "waited for")
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, time.Since(begun), long-5*time.Millisecond)
+		require.Less(t, time.Since(begun), long+2*time.Second, "it asks each second")
+		require.NoError(t, lease.Release(ctx))
+		redistest.Eventually(t, func() bool { return len(redistest.Keys(t, rdb, env.Prefix)) == 0 }, "nothing is left")
+		_, err = l.TryAcquire(ctx, "tried")
+		require.NoError(t, err)
+	})
+}
+
+func TestAReservationIsLengthenedAndNeverShortened(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, rdb := newLocker(t, env), env.Client(t)
+		atLeast := func(d time.Duration) {
+			t.Helper()
+			require.Greater(t, reservedFor(t, l, "k"), d-10*time.Second)
+			require.Greater(t, rdb.PTTL(ctx, core.RecordName(env.Prefix, "k")).Val(), d-10*time.Second, "the record stays")
+		}
+		require.NoError(t, l.Reserve(ctx, "k", time.Minute))
+		atLeast(time.Minute)
+		require.NoError(t, l.Reserve(ctx, "k", time.Second))
+		atLeast(time.Minute)
+		lease, err := l.TryAcquire(ctx, "k", core.Reserved(2*time.Minute))
+		require.NoError(t, err)
+		atLeast(2 * time.Minute)
+		_, err = l.TryAcquire(ctx, "k", core.Reserved(3*time.Minute))
+		require.ErrorIs(t, err, core.ErrConflict)
+		atLeast(3 * time.Minute)
+		require.NoError(t, lease.Extend(ctx, time.Second))
+		require.NoError(t, lease.Downgrade(ctx))
+		_, err = l.TryAcquire(ctx, "k", core.Shared())
+		require.ErrorIs(t, err, core.ErrConflict)
+		atLeast(3 * time.Minute)
+		require.NoError(t, lease.Release(ctx))
+		atLeast(3 * time.Minute)
+		lease = parked(t, l, "k")
+		require.True(t, force(t, l, "k", lease.Fence()))
+		atLeast(3 * time.Minute)
+		require.NoError(t, lease.Unreserve(ctx), "of a lost lease")
+		require.Zero(t, reservedFor(t, l, "k"))
+		requireNothingLeft(t, rdb, env.Prefix, promptly)
+	})
+}
+
+func TestUnreserveLeavesAReservationThatIsNewer(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, other := newLocker(t, env), newLocker(t, env)
+		reserved := func() bool { return reservedFor(t, l, "k") > 0 }
+
+		require.NoError(t, l.Reserve(ctx, "k", time.Minute))
+		first := parked(t, l, "k")
+		require.NoError(t, other.Reserve(ctx, "k", time.Second), "more was parked")
+		require.ErrorIs(t, first.Unreserve(ctx), core.ErrReserved)
+		require.True(t, reserved())
+		require.NoError(t, first.Release(ctx))
+		require.ErrorIs(t, first.Unreserve(ctx), core.ErrReserved)
+		require.True(t, reserved())
+
+		second := parked(t, other, "k")
+		require.NoError(t, second.Release(ctx))
+		third := parked(t, l, "k")
+		require.ErrorIs(t, second.Unreserve(ctx), core.ErrReserved)
+		require.True(t, reserved(), "it is another worker's by now")
+		_, err := other.TryAcquire(ctx, "k", core.Reserved(time.Minute))
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, third.Release(ctx))
+		require.NoError(t, third.Unreserve(ctx))
+		require.False(t, reserved(), "it was merely lengthened")
+
+		unasked, err := l.TryAcquire(ctx, "k", core.Reserved(time.Minute))
+		require.NoError(t, err)
+		require.False(t, reserved(), "nothing was parked")
+		_, err = other.TryAcquire(ctx, "k", core.Reserved(time.Minute))
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, unasked.Release(ctx))
+		require.ErrorIs(t, unasked.Unreserve(ctx), core.ErrReserved)
+		require.True(t, reserved(), "who was refused is next")
+	})
+}
+
+func TestAReservationThatComesLateIsEnded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, other := newLocker(t, env), newLocker(t, env)
+		left := false
+		guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+			return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) { return left, nil }), nil
+		}))
+		for key, want := range map[string]bool{"ran": false, "parked": true} {
+			lease, err := other.TryAcquire(ctx, key)
+			require.NoError(t, err)
+			left = want
+			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, nil), core.ErrDeferred)
+			if want {
+				time.Sleep(20 * time.Millisecond)
+				require.Positive(t, reservedFor(t, l, key))
+			} else {
+				redistest.Eventually(t, func() bool { return reservedFor(t, l, key) == 0 }, "it is reserved for nobody")
+			}
+			require.NoError(t, lease.Release(ctx))
+		}
+	})
+}
+
+func TestLostRepliesChangeNothingAboutReservations(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, proxy, _ := throughProxy(t, env, 3)
+		watch := newLocker(t, env)
+		warm(t, l)
+		lose := func() { proxy.LoseReply(once("lost-key")) }
+
+		lose()
+		require.NoError(t, l.Reserve(ctx, "lost-key", time.Minute))
+		require.Positive(t, reservedFor(t, watch, "lost-key"))
+		lose()
+		lease := parked(t, l, "lost-key")
+		require.NoError(t, lease.Extend(ctx, time.Second))
+		lose()
+		_, err := l.TryAcquire(ctx, "lost-key", core.Reserved(time.Minute))
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, lease.Release(ctx))
+		lose()
+		require.NoError(t, lease.Unreserve(ctx))
+		require.Zero(t, reservedFor(t, watch, "lost-key"))
+	})
+}
+
+// deferring is a policy that stores calls, so to speak.
+func deferring(stored func()) core.ConflictPolicy {
+	return policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+		stored()
+		return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, nil), nil
+	})
+}
+
+func TestACallThatIsDeferredReservesItsKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		holder, l := newLocker(t, env), newLocker(t, env)
+		lease, err := holder.TryAcquire(ctx, "k")
+		require.NoError(t, err)
+		guard := core.NewGuard(l, deferring(func() { require.Zero(t, reservedFor(t, l, "k"), "once it is stored") }))
+		var deferred *core.DeferredError
+		require.ErrorAs(t, guard.Do(ctx, core.Call{Key: "k"}, nil), &deferred)
+		require.Equal(t, "id", deferred.Ticket.ID)
+		require.NoError(t, lease.Release(ctx))
+		_, err = l.TryAcquire(ctx, "k")
+		require.ErrorIs(t, err, core.ErrConflict)
+		guard = core.NewGuard(l, deferring(func() {}))
+		require.ErrorIs(t, guard.Do(ctx, core.Call{Key: "k"}, nil), core.ErrDeferred, "nor is that one overtaken")
+		first := parked(t, holder, "k")
+		require.NoError(t, first.Release(ctx))
+		require.NoError(t, first.Unreserve(ctx))
+		require.NoError(t, guard.Do(ctx, core.Call{Key: "k"}, func(context.Context) error { return nil }))
+	})
+}
+
+func TestACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		holder := newLocker(t, env)
+		lease, err := holder.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		l, proxy, _ := throughProxy(t, env, noRetries)
+		guard := core.NewGuard(l, deferring(func() { proxy.Refuse(true) }))
+		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrDeferred)
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+func TestParkedWorkHasToFit(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, worker := newLocker(t, env), newLocker(t, env)
+		warm(t, worker)
+		listening(t, worker)
+		var readers []*core.Lease
+		for range 2 {
+			lease, err := l.TryAcquire(ctx, "k", core.Shared())
+			require.NoError(t, err)
+			readers = append(readers, lease)
+		}
+		freed := make(chan string, 1)
+		try := func(opts ...core.AcquireOption) (*core.Lease, error) {
+			return worker.TryAcquire(ctx, "k", append(opts, core.NotifyRelease(freed), core.Reserved(time.Minute))...)
+		}
+		_, err := try()
+		require.ErrorIs(t, err, core.ErrConflict)
+		_, err = l.TryAcquire(ctx, "k", core.Shared())
+		require.ErrorIs(t, err, core.ErrConflict)
+		third, err := try(core.Shared())
+		require.NoError(t, err, "it fits")
+		require.NoError(t, readers[0].Release(ctx))
+		require.NoError(t, third.Release(ctx))
+		_, err = try()
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.Empty(t, freed)
+		require.NoError(t, readers[1].Release(ctx))
+		require.Equal(t, "k", <-freed)
+		alone, err := try()
+		require.NoError(t, err)
+		require.NoError(t, alone.Release(ctx))
+	})
+}
+
+func TestARefusedCallHearsWhenAReservationIsEnded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, worker := newLocker(t, env), newLocker(t, env)
+		warm(t, l)
+		listening(t, l)
+		require.NoError(t, worker.Reserve(ctx, "k", time.Minute))
+		freed := make(chan string, 1)
+		for range 2 {
+			_, err := l.TryAcquire(ctx, "k", core.NotifyRelease(freed))
+			require.ErrorIs(t, err, core.ErrConflict)
+		}
+		time.Sleep(50 * time.Millisecond)
+		require.Empty(t, freed, "it is not free for the call")
+		lease := parked(t, worker, "k")
+		require.NoError(t, lease.Release(ctx))
+		require.Equal(t, "k", <-freed)
+		_, err := l.TryAcquire(ctx, "k", core.NotifyRelease(freed))
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, lease.Unreserve(ctx))
+		require.Equal(t, "k", <-freed)
+	})
+}
+
+func TestOptionsOfReservations(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l := newLocker(t, env)
+		opt := core.Reserved(time.Minute)
+		_, err := l.Acquire(ctx, "k", opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		_, err = l.TryAcquireAll(ctx, []string{"k"}, opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
+		require.ErrorIs(t, l.Reserve(ctx, "k", 0), core.ErrInvalidOption)
+		require.ErrorIs(t, l.Reserve(ctx, "", time.Minute), core.ErrInvalidKey)
+		require.NoError(t, l.Close())
+		require.ErrorIs(t, l.Reserve(ctx, "k", time.Minute), core.ErrClosed)
+	})
+}
+
+func TestAKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	var scripts atomic.Int64
+	l := hooked(t, env, hooks{script: func(_ redis.Cmder, next func() error) error {
+		scripts.Add(1)
+		return next()
+	}})
+	warm(t, l)
+	listening(t, l)
+	cost := func(opts ...core.AcquireOption) (int64, int) {
+		calls, commands := scripts.Load(), env.Commands()
+		lease, err := l.TryAcquire(t.Context(), "k", opts...)
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(t.Context()))
+		return scripts.Load() - calls, env.Commands() - commands
+	}
+	calls, commands := cost()
+	require.Equal(t, int64(2), calls)
+	require.Equal(t, 9, commands, "evalsha, exists, time, hset, pexpire; evalsha, time, hmget, del")
+	calls, again := cost(core.Reserved(time.Minute))
+	require.Equal(t, int64(2), calls)
+	require.Equal(t, commands, again)
+}
+
+// hooked returns a locker with a hook.
+func hooked(t *testing.T, env *redistest.Env, hook redis.Hook) *core.Locker {
+	t.Helper()
+	rdb := env.Client(t)
+	rdb.AddHook(hook)
+	return lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(rdb))
+}
+
+// history of calls for a key: when each began, was told of its deferral, and ran. The
+// times are places in one order.
+type callHistory struct {
+	clock            atomic.Int64
+	mu               sync.Mutex
+	began, told, ran map[int64]int64 // by call
+	parked           []int64
+}
+
+func (h *callHistory) note(of map[int64]int64, call int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	of[call] = h.clock.Add(1)
+}
+
+// next takes the call that was parked first.
+func (h *callHistory) next() (call int64, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.parked) == 0 {
+		return 0, false
+	}
+	call, h.parked = h.parked[0], h.parked[1:]
+	return call, true
+}
+
+func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const span, callers, calls = 10 * time.Second, 4, 60
+		h := callHistory{began: map[int64]int64{}, told: map[int64]int64{}, ran: map[int64]int64{}}
+		work := func(call int64) {
+			h.note(h.ran, call)
+			time.Sleep(100 * time.Microsecond)
+		}
+		var ids atomic.Int64
+		call := func(ctx context.Context, l *core.Locker, stores bool) error {
+			id := ids.Add(1)
+			h.note(h.began, id)
+			policy := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				if !stores {
+					return core.RetryAfter(time.Hour), nil
+				}
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				h.parked = append(h.parked, id)
+				return core.Deferred(core.Ticket{}).Reserve(span, nil), nil
+			})
+			err := core.NewGuard(l, policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+				work(id)
+				return nil
+			})
+			if errors.Is(err, core.ErrDeferred) {
+				h.note(h.told, id)
+				err = nil
+			}
+			return err
+		}
+
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var fresh, others sync.WaitGroup
+		for range callers {
+			// Each has a process of its own: in one, the first calls after a reservation
+			// may come before its message.
+			l := newLocker(t, env)
+			fresh.Go(func() {
+				for range calls {
+					if err := call(ctx, l, true); err != nil {
+						t.Error(err)
+					}
+					time.Sleep(rand.N(15 * time.Millisecond)) // now and then nothing is parked
+				}
+			})
+		}
+		waiting, working := newLocker(t, env), newLocker(t, env)
+		others.Go(func() {
+			for ctx.Err() == nil {
+				if err := call(ctx, waiting, false); err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+		others.Go(func() {
+			freed := make(chan string, 1)
+			for ctx.Err() == nil {
+				h.mu.Lock()
+				idle := len(h.parked) == 0
+				h.mu.Unlock()
+				if idle {
+					time.Sleep(100 * time.Microsecond)
+					continue
+				}
+				lease, err := working.TryAcquire(t.Context(), "k", core.NotifyRelease(freed), core.Reserved(span))
+				if errors.Is(err, core.ErrConflict) {
+					select {
+					case <-freed:
+					case <-time.After(20 * time.Millisecond):
+					}
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if id, ok := h.next(); ok {
+					work(id)
+				}
+				assert.NoError(t, lease.Release(t.Context()))
+				h.mu.Lock()
+				idle = len(h.parked) == 0
+				h.mu.Unlock()
+				if idle {
+					if err := lease.Unreserve(t.Context()); !errors.Is(err, core.ErrReserved) {
+						assert.NoError(t, err)
+					}
+				}
+			}
+		})
+		fresh.Wait()
+		redistest.Eventually(t, func() bool {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return len(h.parked) == 0
+		}, "all parked work is begun")
+		cancel()
+		others.Wait()
+
+		require.NotEmpty(t, h.told, "calls were deferred")
+		require.Greater(t, len(h.ran), len(h.told), "and others ran at once")
+		t.Logf("%d calls, %d deferred", len(h.began), len(h.told))
+		for first, told := range h.told {
+			for later, began := range h.began {
+				if ran := h.ran[later]; began > told && ran != 0 && ran < h.ran[first] {
+					t.Errorf("call %d was deferred at %d, call %d began at %d, and ran before it", first, told, later, began)
+				}
+			}
+		}
+	})
+}
+
+// reservationMutants are scripts that break what reservations are for.
+var reservationMutants = []mutant{
+	{name: "a fresh call takes a reserved key", script: "acquire", old: "queue == '' and reserved == 0 and fits", new: "queue == '' and fits"},
+	{name: "those who wait are served with a reserved key", old: "  if reserved > 0 then\n    return false\n  end\n"},
+	{name: "the next in line gets a reserved key at once", script: "release", old: "if sole and not record[9] and", new: "if sole and"},
+	{name: "parked work waits its turn", script: "acquire", old: "  turn = fits(limit(entry))\n", new: "  turn = serve(entry) or queue == '' and fits(limit(entry))\n"},
+	{name: "nobody is told while others wait", script: "release", old: " or held == 0 and holders > 0 and reserved > 0 then", new: " then"},
+	{name: "unreserve ends what it likes", script: "unreserve", old: "if made > tonumber(ARGV[2]) then", new: "if false then"},
+	{name: "unreserve ends nothing", script: "unreserve", old: "  reserved = 0\n  sweep()", new: "  sweep()"},
+	{name: "unreserve wakes nobody", script: "unreserve", old: "  serve('')\n  save()\nend\nreturn", new: "  save()\nend\nreturn"},
+	{name: "a worker does not make the reservation its own", script: "acquire", old: "    made = its\n"},
+	{name: "a reservation is not made anew", script: "reserve", old: "made = math.max(made, following())"},
+	{name: "a reservation is shortened", old: "reserved = math.max(reserved, now + ms)", new: "reserved = now + ms"},
+	{name: "a reserved record goes with its holder", old: "      stays = math.max(stays, reserved)\n"},
+}
+
+// reservationTrouble plays a reserved key's life, and says what is wrong with it: "" if
+// nothing is.
+func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) string {
+	t.Helper()
+	ctx, key := t.Context(), "k"
+	l, waiting := hooked(t, env, hook), hooked(t, env, hook)
+	waiting.NeverPoll()
+	warm(t, l)
+	warm(t, waiting)
+	listening(t, l, waiting)
+	reserve := func(d time.Duration) { require.NoError(t, l.Reserve(ctx, key, d)) }
+	soon := func(ok func() bool) bool {
+		for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if ok() {
+				return true
+			}
+		}
+		return false
+	}
+
+	reserve(time.Minute)
+	reserve(time.Second)
+	if reservedFor(t, l, key) < 30*time.Second {
+		return "it was shortened"
+	}
+	if _, err := l.TryAcquire(ctx, key); err == nil {
+		return "a fresh call got the key"
+	}
+	first, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+	if err != nil {
+		return "parked work did not get the key"
+	}
+	fresh := make(chan *core.Lease, 1)
+	var call sync.WaitGroup
+	call.Go(func() {
+		lease, _ := waiting.Acquire(ctx, key)
+		fresh <- lease
+	})
+	defer call.Wait()
+	defer waiting.Close()
+	inLine := func() bool {
+		info, err := l.Inspect(ctx, key)
+		return err == nil && info.Waiting == 1
+	}
+	redistest.Eventually(t, inLine, "it waits")
+	freed := make(chan string, 1)
+	if _, err = l.TryAcquire(ctx, key, core.Reserved(time.Minute), core.NotifyRelease(freed)); err == nil {
+		return "two have the key"
+	}
+	require.NoError(t, first.Release(ctx))
+	if !soon(func() bool { return len(freed) > 0 }) {
+		return "the worker was not told"
+	}
+	time.Sleep(20 * time.Millisecond)
+	info, err := l.Inspect(ctx, key)
+	require.NoError(t, err)
+	if info.Held > 0 || info.Waiting != 1 || info.Reserved == 0 {
+		return "the key is not reserved any more"
+	}
+	second, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+	if err != nil {
+		return "parked work did not get the key before who waits"
+	}
+	_ = first.Unreserve(ctx)
+	if reservedFor(t, l, key) == 0 {
+		return "an earlier worker ended the reservation"
+	}
+	reserve(time.Minute)
+	require.NoError(t, second.Release(ctx))
+	_ = second.Unreserve(ctx)
+	if reservedFor(t, l, key) == 0 {
+		return "a newer reservation was ended"
+	}
+	third, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, third.Release(ctx))
+	require.NoError(t, third.Unreserve(ctx))
+	if reservedFor(t, l, key) > 0 {
+		return "the reservation was not ended"
+	}
+	if !soon(func() bool { return len(fresh) > 0 }) {
+		return "who waits was not woken"
+	}
+	return ""
+}
+
+func TestMutantsOfReservationsAreCaught(t *testing.T) {
+	t.Run("none", func(t *testing.T) {
+		redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+			require.Empty(t, reservationTrouble(t, env, hooks{}))
+		})
+	})
+	for _, m := range reservationMutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, used := m.hook(t)
+			trouble := reservationTrouble(t, redistest.Real(t), hook)
+			require.Positive(t, used.Load(), "the mutant ran")
+			require.NotEmpty(t, trouble)
+			t.Log(trouble)
+		})
+	}
 }

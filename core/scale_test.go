@@ -228,8 +228,8 @@ func TestManyLeasesAreRenewedAndNoneIsLost(t *testing.T) {
 		leases, err = strconv.Atoi(text)
 		require.NoError(t, err, scaleLeasesVar)
 	}
-	// As many renewals a second, however many leases.
-	ttl := max(2*time.Second*time.Duration(leases)/20_000, core.MinTTL)
+	// As many renewals a second, however many leases beyond 50,000.
+	ttl := max(2*time.Second*time.Duration(leases)/20_000, 5*time.Second)
 	env, admin := ownServer(t)
 	var seen lossCounter
 	l := newLocker(t, env, core.WithTTL(ttl), core.WithObserver(&seen))

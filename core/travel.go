@@ -43,7 +43,7 @@ func (l *Lease) Token() string {
 	}
 	return token{
 		prefix: h.locker.prefix, key: h.key(), entry: h.holder(),
-		first: h.fence, used: h.used, ttl: h.ttl,
+		first: h.fence, used: int64(h.used), ttl: h.ttl,
 	}.String()
 }
 
@@ -80,7 +80,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	}
 	l.cancel(fmt.Errorf("core: %q: %w", l.Key(), ErrDetached))
 	owner.waiters.lost(h)
-	owner.observer.OnReleased(l.ctx, Released{Key: l.Key(), Name: l.name, Held: time.Since(l.granted), Detached: true})
+	owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Held: l.granted.elapsed(time.Now()), Detached: true})
 	return travels, nil
 }
 
@@ -131,7 +131,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 		return nil, lost(t.key, notOurs)
 	}
 	h := l.newHold(a.record, t.entry, o.limit, t.first, trust.Until(sent, ttl), &o)
-	h.used = t.used
+	h.used = int32(t.used)
 	h.waiting.Store(waiting)
 	h.travels.Store(true)
 	if !l.renewals.add(h) {
@@ -154,7 +154,7 @@ func (l *Locker) released(h *hold) {
 			_ = l.renewals.lose(other, elsewhere)
 		}
 	}
-	if owner := lockerOf(h.entry); owner != l.id {
+	if owner := *h.owner; owner != l.id {
 		l.background(func() {
 			ctx := &callContext{Context: context.Background(), gone: l.closing}
 			for _, rdb := range l.clients() {

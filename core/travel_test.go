@@ -299,7 +299,7 @@ func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
 		require.NoError(t, err)
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
-		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), core.LeaseTTL(0), nil} {
+		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), core.Reserved(time.Minute), core.LeaseTTL(0), nil} {
 			_, err = to.Resume(ctx, token, opt)
 			require.ErrorIs(t, err, core.ErrInvalidOption)
 		}
@@ -343,8 +343,12 @@ func TestADowngradedLeaseTravelsAsAShared(t *testing.T) {
 		resumed, err := to.Resume(ctx, token)
 		require.NoError(t, err)
 		require.Equal(t, lease.Fence(), resumed.Fence())
-		other, err := from.TryAcquire(ctx, "k", core.Shared())
-		require.NoError(t, err)
+		var other *core.Lease
+		redistest.Eventually(t, func() bool {
+			other, err = from.TryAcquire(ctx, "k", core.Shared())
+			return err == nil
+		}, "shared, when the question of the call that was passed the key has left the queue")
+		require.NoError(t, resumed.Extend(ctx, time.Second), "it is held all the while")
 		require.NoError(t, other.Release(ctx))
 		require.NoError(t, resumed.Release(ctx))
 	})
@@ -513,7 +517,7 @@ func TestSecretsAreShownNowhere(t *testing.T) {
 			}
 			require.Greater(t, len(secrets), before)
 		}
-		first, err := a.TryAcquire(ctx, "k", opt, core.LeaseTTL(300*time.Millisecond))
+		first, err := a.TryAcquire(ctx, "k", opt, core.LeaseTTL(1500*time.Millisecond))
 		require.NoError(t, err)
 		listening(t, a)
 		waiting := waitFor(t, b, "k")
@@ -527,7 +531,7 @@ func TestSecretsAreShownNowhere(t *testing.T) {
 		show(nil, err)
 		_, err = a.Resume(ctx, token, core.Counted(7))
 		show(nil, err)
-		time.Sleep(300 * time.Millisecond) // it is renewed
+		time.Sleep(600 * time.Millisecond) // it is renewed
 		show(a.ForceRelease(ctx, "k", first.Fence()))
 		show(first, first.Release(ctx))
 		_, err = a.Resume(ctx, token)
@@ -538,6 +542,7 @@ func TestSecretsAreShownNowhere(t *testing.T) {
 		resumed, err := a.Resume(ctx, second.Token())
 		require.NoError(t, err)
 		show(resumed, nil)
+		show(resumed.Context(), nil)
 		shown = append(shown, fmt.Sprintf("%v %+v %#v %s", *resumed, *resumed, resumed, resumed))
 		require.NoError(t, resumed.Release(ctx))
 		show(second, second.Release(ctx))

@@ -23,7 +23,7 @@ type waiters struct {
 	// Entries that a message granted while a question about them was under way:
 	// its answer is no news. With the grants' fences.
 	accepted map[string]int64
-	reserved reservations
+	reserved reservations // keys of which a hold is not passed on
 }
 
 // waiter is a call in line. Only its own goroutine uses it, but for grant.

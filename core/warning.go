@@ -73,7 +73,7 @@ func (l *Locker) checkEviction() {
 	}
 	ctx := &callContext{Context: context.Background(), gone: l.closing}
 	var warnings []Warning
-	if cluster, ok := l.reserve.(*redis.ClusterClient); ok {
+	if cluster, ok := l.renewer.(*redis.ClusterClient); ok {
 		var mu sync.Mutex
 		err := cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
 			w, bad := evictionOf(ctx, node, node.Options().Addr)
@@ -87,7 +87,7 @@ func (l *Locker) checkEviction() {
 		if err != nil {
 			warnings = append(warnings, Warning{Kind: WarnEvictionUnknown, Detail: "the primaries are not known", Err: err})
 		}
-	} else if w, bad := evictionOf(ctx, l.reserve, ""); bad {
+	} else if w, bad := evictionOf(ctx, l.renewer, ""); bad {
 		warnings = append(warnings, w)
 	}
 	if ctx.Err() != nil {

@@ -31,12 +31,12 @@ type enqueueing struct {
 
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
-	args := make([]any, 0, 2+7*len(batch))
+	args := make([]any, 0, 2+8*len(batch))
 	args = append(args, q.maxDepth, q.maxDepthPerKey)
 	for _, e := range batch {
 		j := e.job
 		// Rounded up: a message is never early, and not too old when it comes.
-		args = append(args, j.ID, j.Key, j.Name, j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), j.Principal)
+		args = append(args, j.ID, j.Key, j.Name, j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), j.Principal, bit(j.parked))
 	}
 	ctx := context.Background()
 	reply, err := p.call(ctx, enqueueScript, args...).Int64Slice()
@@ -101,7 +101,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 
 func readMessage(fields any) (m Message, ok bool) {
 	f, ok := fields.([]any)
-	if !ok || len(f) != 11 {
+	if !ok || len(f) != 12 {
 		return m, false
 	}
 	var texts [5]string
@@ -110,8 +110,8 @@ func readMessage(fields any) (m Message, ok bool) {
 			return m, false
 		}
 	}
-	var n [6]int64
-	for i, at := range [6]int{4, 5, 6, 7, 8, 10} {
+	var n [7]int64
+	for i, at := range [7]int{4, 5, 6, 7, 8, 10, 11} {
 		if n[i], ok = f[at].(int64); !ok {
 			return m, false
 		}
@@ -119,7 +119,7 @@ func readMessage(fields any) (m Message, ok bool) {
 	m.ID, m.Key, m.Name, m.Payload, m.Principal = texts[0], texts[1], texts[2], []byte(texts[3]), texts[4]
 	m.Attempt, m.Conflicts, m.Losses = int(n[0]), int(n[1]), int(n[2])
 	m.EnqueuedAt, m.ExpiresAt = time.UnixMilli(n[3]), time.UnixMilli(n[4])
-	m.behind = int(n[5])
+	m.behind, m.parked = int(n[5]), n[6] == 1
 	return m, true
 }
 

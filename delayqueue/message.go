@@ -3,7 +3,10 @@ package delayqueue
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/perkey-go/perkey/core"
 )
@@ -22,8 +25,8 @@ type Job struct {
 	// be empty, and is at most 256 bytes long.
 	Name string
 	// Principal is on whose behalf the work is done, such as a user's id: for the
-	// handler, and for who may see the message. It is no secret. It may be empty,
-	// and is at most 256 bytes long.
+	// handler, and for who may see the message. It is an id, and never a credential.
+	// It may be empty, and is at most 256 bytes of printable UTF-8.
 	Principal string
 	// Payload is the work itself. It may be empty.
 	Payload []byte
@@ -33,6 +36,8 @@ type Job struct {
 	// MaxAge is how long after its arrival the work may be started; older, it
 	// expires. Zero: the queue's. At most 366 days.
 	MaxAge time.Duration
+
+	parked bool // its key is held, and reserved for it
 }
 
 func (j Job) validate(maxPayload int) error {
@@ -49,6 +54,8 @@ func (j Job) validate(maxPayload int) error {
 		return invalidJob("Name is %d bytes long, at most %d are allowed", len(j.Name), maxJobNameLen)
 	case len(j.Principal) > maxPrincipalLen:
 		return invalidJob("Principal is %d bytes long, at most %d are allowed", len(j.Principal), maxPrincipalLen)
+	case !utf8.ValidString(j.Principal) || strings.ContainsFunc(j.Principal, func(r rune) bool { return !unicode.IsPrint(r) }):
+		return invalidJob("Principal is not printable UTF-8")
 	case j.Delay < 0:
 		return invalidJob("Delay is negative: %s", j.Delay)
 	case j.MaxAge < time.Millisecond || j.MaxAge > maxDuration:
@@ -94,7 +101,8 @@ type Message struct {
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
 
-	behind int // how many of its key came later, when it was claimed
+	behind int  // how many of its key came later, when it was claimed
+	parked bool // until now it waited for nothing but its key
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }

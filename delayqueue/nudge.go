@@ -40,7 +40,7 @@ func (w *Worker) passOn(drained <-chan struct{}) {
 				case nudgeWoken:
 					w.look(p.base)
 				case nudgeEmpty:
-					w.unreserve(p, key)
+					w.unreserve(key)
 				}
 			}
 		}
@@ -58,7 +58,7 @@ func (w *Worker) reconsider(key string) {
 
 // unreserve ends the reservation of a key that has no messages: they were cancelled, or
 // have expired. One that is parked meanwhile makes the reservation anew.
-func (w *Worker) unreserve(p *partition, key string) {
+func (w *Worker) unreserve(key string) {
 	if w.queue.precedence == 0 {
 		return
 	}
@@ -66,7 +66,7 @@ func (w *Worker) unreserve(p *partition, key string) {
 	if err != nil || info.Reserved == 0 {
 		return
 	}
-	if found, err := p.nudge(w.ctx, []string{key}); err == nil && found[0] == nudgeEmpty {
+	if left, err := w.queue.hasMessages(w.ctx, key); err == nil && !left {
 		_ = w.locker.Unreserve(context.WithoutCancel(w.ctx), key, info.ReservationStamp)
 	}
 }

@@ -38,7 +38,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
-	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload}
+	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
 	ticket, err := p.queue.Enqueue(ctx, job)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets
@@ -48,5 +48,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), err
 	}
-	return core.Deferred(ticket).Reserve(p.queue.precedence), nil
+	return core.Deferred(ticket).Reserve(p.queue.precedence, func(ctx context.Context) (bool, error) {
+		return p.queue.hasMessages(ctx, job.Key)
+	}), nil
 }

@@ -36,7 +36,7 @@ type turn struct {
 	ctx      context.Context
 	lease    *core.Lease // nil without a key, and once it was given back
 	ends     time.Time   // then other keys have theirs
-	reserved bool        // when it was given back, the key was reserved for more messages
+	reserved bool        // the key still was when it was given back
 }
 
 // turnLength bounds a turn: messages of other keys wait for hands too.
@@ -126,23 +126,31 @@ func (t *turn) goesOn(c *claim, v verdict) bool {
 		!v.dying && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
-// follow settles a claim, and claims the next message of its key.
+// follow settles a claim, and claims the next message of its key. If there is none the
+// turn is over.
 func (t *turn) follow(c *claim, v verdict) (next *claim) {
 	v.which = nextOfKey
 	if next = t.worker.settle(c, v); next == nil {
-		t.release(c.message, v)
+		_ = t.release(c.message, v) // the message has ended all the same
+		t.reconsider(c)
 	}
 	return next
 }
 
 // over settles the last claim of a turn, and claims any message.
 func (t *turn) over(c *claim, v verdict) (next *claim) {
-	t.release(c.message, v) // if it was not given back before
+	_ = t.release(c.message, v) // if it was not given back before
 	next = t.worker.settle(c, v)
-	if t.reserved {
-		t.worker.reconsider(c.message.Key) // those behind may have been cancelled, or have expired
-	}
+	t.reconsider(c)
 	return next
+}
+
+// reconsider has a reservation ended if nobody needs it: those behind may have been
+// cancelled, or have expired.
+func (t *turn) reconsider(c *claim) {
+	if t.reserved {
+		t.worker.reconsider(c.message.Key)
+	}
 }
 
 // lost returns why the turn's lease is lost, or nil.
@@ -170,8 +178,8 @@ func (t *turn) release(m Message, v verdict) error {
 	case m.behind > 0 || !ended:
 		t.reserved = true
 		_ = t.worker.locker.Reserve(ctx, m.Key, v.delay+precedence)
-	default: // what was parked meanwhile has a reservation of its own
-		_ = lease.Unreserve(ctx)
+	case lease.Reserved() || m.parked: // what was parked meanwhile has a reservation of its own, or this message's came late
+		t.reserved = errors.Is(lease.Unreserve(ctx), core.ErrReserved)
 	}
 	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
 		return lost

@@ -141,18 +141,16 @@ func (q *Queue) cause(s Status) string {
 	return string(cause)
 }
 
-// Result returns what the handler of a message gave to SetResult. A message that is
-// not done, or is remembered no more, is ErrNotFound.
+// Result returns what the handler of a message gave to SetResult. A message that is not
+// done, has no result, or is remembered no more, is ErrNotFound. One that the Queue's Keyring does not
+// open is ErrSealed.
 func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	r, err := q.read(ctx, "result", id, []string{"state", "key", "name", "principal", "result"})
-	if err == nil && State(r.text("state")) != StateDone {
+	if err == nil && (State(r.text("state")) != StateDone || r.text("result") == "") {
 		err = fmt.Errorf("delayqueue: result: %w", ErrNotFound)
 	}
 	if err != nil {
 		return nil, err
-	}
-	if r.text("result") == "" {
-		return nil, nil
 	}
 	return q.sealer.open(kindResult, sealedOf{id, r.text("key"), r.text("name"), r.text("principal")}, []byte(r.text("result")))
 }
@@ -233,6 +231,15 @@ func (q *Queue) find(ctx context.Context, op, id string, fields []string) (recor
 		}
 	}
 	return nil, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+}
+
+// hasMessages reports whether messages of a key are queued or running.
+func (q *Queue) hasMessages(ctx context.Context, key string) (bool, error) {
+	n, err := q.rdb.Exists(ctx, q.partitionOf(key, "").base+":order:"+key).Result()
+	if err != nil {
+		return false, redisError(ctx, "look at a key", err)
+	}
+	return n > 0, nil
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

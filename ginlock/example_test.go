@@ -90,7 +90,7 @@ func ExamplePerKey_parked() {
 			close(shipped)
 		})
 	// The id of a ticket cannot be guessed: here, whoever has it may ask.
-	r.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })))
+	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })))
 
 	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r))
 	if err != nil {

@@ -43,7 +43,7 @@ func openShop(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *shop
 	s.queue, err = delayqueue.New(s.rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
 	s.guard = core.NewGuard(s.locker, delayqueue.Policy(s.queue))
-	s.engine.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
+	s.engine.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
 		return r.Header.Get("X-Stranger") == ""
 	})))
 	return s
@@ -61,6 +61,17 @@ func (s *shop) work(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
 	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+}
+
+// ann is who sends all requests.
+func ann() httplock.Option {
+	return httplock.WithPrincipal(func(*http.Request) (string, error) { return "ann", nil },
+		func(_ *http.Request, principal string) error {
+			if principal != "ann" {
+				return httplock.ErrForbidden
+			}
+			return nil
+		})
 }
 
 type ticket struct {
@@ -92,10 +103,15 @@ func (s *shop) ticket(t *testing.T, location string) ticket {
 	t.Helper()
 	resp := call(t, s.engine, http.MethodGet, location)
 	content := resp.body
-	require.Equal(t, http.StatusOK, resp.status, content)
 	require.NotContains(t, content, secret)
 	var got ticket
 	require.NoError(t, json.Unmarshal([]byte(content), &got))
+	if got.State == "done" {
+		require.Equal(t, http.StatusSeeOther, resp.status, content)
+		require.Equal(t, got.ID+"/result", resp.header.Get("Location"))
+	} else {
+		require.Equal(t, http.StatusOK, resp.status, content)
+	}
 	require.Equal(t, location, "/tickets/"+got.ID)
 	return got
 }
@@ -118,10 +134,11 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		_, _ = rand.Read(random)
 		body := string(random)
 		ran := make(chan struct{}, 1)
-		s.engine.POST("/orders/:id/ship", s.lock(httplock.AllowHeaders("X-Tag")), func(c *gin.Context) {
-			id, replayed := httplock.Replayed(c.Request.Context())
+		s.engine.POST("/orders/:id/ship", s.lock(httplock.AllowHeaders("X-Tag"), ann()), func(c *gin.Context) {
+			parked, replayed := httplock.Replayed(c.Request.Context())
 			assert.True(t, replayed)
-			assert.Len(t, id, 32)
+			assert.Len(t, parked.ID, 32)
+			assert.Equal(t, "ann", parked.Principal)
 			lease, held := core.LeaseFrom(c.Request.Context())
 			if assert.True(t, held) {
 				assert.Equal(t, "order:a/"+secret, lease.Key())
@@ -165,16 +182,21 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		<-ran
 		done := s.awaitState(t, location, "done")
 		require.Equal(t, 1, done.Attempts)
+		result := call(t, s.engine, http.MethodGet, location+"/result")
+		require.Equal(t, http.StatusOK, result.status)
+		require.Equal(t, "text/event-stream;charset=utf-8", result.header.Get("Content-Type"))
+		require.Equal(t, "event:tick\ndata:1\n\nevent:tick\ndata:2\n\nevent:tick\ndata:3\n\n", result.body)
 		released, err := s.rival.TryAcquire(t.Context(), "order:a/"+secret)
 		require.NoError(t, err)
 		require.NoError(t, released.Release(t.Context()))
 
-		stranger := request(t, http.MethodGet, location, "")
-		stranger.Header.Set("X-Stranger", "1")
-		w := do(s.engine, stranger)
 		unknown := call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32))
-		require.Equal(t, unknown, w)
-		requireProblem(t, w, http.StatusNotFound, "no-such-ticket")
+		requireProblem(t, unknown, http.StatusNotFound, "no-such-ticket")
+		for _, target := range []string{location, location + "/result"} {
+			stranger := request(t, http.MethodGet, target, "")
+			stranger.Header.Set("X-Stranger", "1")
+			require.Equal(t, unknown, do(s.engine, stranger))
+		}
 	})
 }
 
@@ -285,14 +307,14 @@ func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 		}
 	})
 	byHeader := func(opts ...httplock.Option) gin.HandlerFunc {
-		return ginlock.PerKey(s.guard, ginlock.Header("order:", "X-Order"), append(opts, httplock.WithStatusPath("/tickets/"))...)
+		return ginlock.PerKey(s.guard, ginlock.Header("order:", "X-Order"), append(opts, httplock.WithStatusPath("/tickets/"), ann())...)
 	}
 	ran := make(chan string, 1)
-	s.engine.POST("/orders/:id", s.lock(), mustNotRun(t))
+	s.engine.POST("/orders/:id", s.lock(ann()), mustNotRun(t))
 	s.engine.POST("/forgotten", byHeader(), mustNotRun(t))
 	s.engine.POST("/stored", byHeader(httplock.AllowHeaders("X-Order")), func(c *gin.Context) { ran <- c.GetHeader("X-Order") })
 	removed := gin.New() // as the engine was when the request was parked
-	removed.POST("/removed/:id", s.lock(), mustNotRun(t))
+	removed.POST("/removed/:id", s.lock(ann()), mustNotRun(t))
 
 	release := s.hold(t, "order:"+secret)
 	withKey := func(target string) *http.Request {
@@ -321,10 +343,58 @@ func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 	require.Equal(t, secret, <-ran)
 }
 
+func TestResultsAndCancellingUnderGin(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := openShop(t, env)
+		s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
+			c.Header("Set-Cookie", "session="+secret)
+			c.JSON(http.StatusUnprocessableEntity, gin.H{"n": c.Query("n"), "id": len(c.Param("id"))})
+		})
+		release := s.hold(t, "order:"+secret)
+		first := s.park(t, request(t, http.MethodPost, orderPath+"?n=1", ""))
+		cancelled := s.park(t, request(t, http.MethodPost, orderPath+"?n=2", ""))
+		require.Equal(t, http.StatusNoContent, call(t, s.engine, http.MethodDelete, cancelled).status)
+		requireProblem(t, call(t, s.engine, http.MethodGet, first+"/result"), http.StatusNotFound, "no-such-ticket")
+		s.work(t)
+		release()
+		s.awaitState(t, first, "done")
+		s.awaitState(t, cancelled, "cancelled")
+
+		url, client := serve(t, s.engine)
+		r := toServer(t.Context(), t, url+first, "")
+		r.Method = http.MethodGet
+		resp, err := send(client, r) // follows the redirect
+		require.NoError(t, err)
+		require.Equal(t, http.StatusUnprocessableEntity, resp.status)
+		require.JSONEq(t, `{"n":"1","id":9}`, resp.body)
+		require.Equal(t, "application/json; charset=utf-8", resp.header.Get("Content-Type"))
+		require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
+		require.NotContains(t, resp.header, "Set-Cookie")
+	})
+}
+
+func TestReplayThatIsForbiddenAbortsTheChain(t *testing.T) {
+	s := openShop(t, redistest.Embedded(t))
+	s.engine.Use(func(c *gin.Context) {
+		c.Next()
+		if _, replayed := httplock.Replayed(c.Request.Context()); replayed {
+			assert.True(t, c.IsAborted())
+		}
+	})
+	bob := func(*http.Request) (string, error) { return "bob", nil }
+	s.engine.POST("/orders/:id", s.lock(httplock.WithPrincipal(bob, func(*http.Request, string) error { return httplock.ErrForbidden })), mustNotRun(t))
+	release := s.hold(t, "order:"+secret)
+	location := s.park(t, request(t, http.MethodPost, orderPath, ""))
+	s.work(t)
+	release()
+	s.awaitState(t, location, "done")
+	requireProblem(t, call(t, s.engine, http.MethodGet, location+"/result"), http.StatusForbidden, "forbidden")
+}
+
 func TestTicketsUnderGinKnowTheirMethods(t *testing.T) {
 	s := openShop(t, redistest.Embedded(t))
-	resp := call(t, s.engine, http.MethodDelete, "/tickets/"+strings.Repeat("0", 32))
-	require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
+	resp := call(t, s.engine, http.MethodPost, "/tickets/"+strings.Repeat("0", 32))
+	require.Equal(t, "GET, HEAD, DELETE", resp.header.Get("Allow"))
 	requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed")
 	require.Equal(t, http.StatusNotFound, call(t, s.engine, http.MethodHead, "/tickets/"+strings.Repeat("0", 32)).status)
 }

@@ -1,12 +1,8 @@
 package httplock
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
-	"net/textproto"
 	"net/url"
 	"strings"
 )
@@ -73,23 +69,9 @@ func encode(r *http.Request, body *body, kept map[string]bool) ([]byte, error) {
 		return nil, fmt.Errorf("%w: it has trailers", errNotReplayable)
 	}
 	at, _ := target(r)
-	head := capture{Version: captureVersion, Method: r.Method, Target: widen(at)}
-	for name, values := range storedHeaders(r, kept) {
-		if head.Header == nil {
-			head.Header = http.Header{}
-		}
-		for _, v := range values {
-			head.Header[name] = append(head.Header[name], widen(v))
-		}
-	}
-	line, err := json.Marshal(head)
-	if err != nil {
-		return nil, fmt.Errorf("httplock: encode the request: %w", err)
-	}
-	payload := make([]byte, 0, len(line)+1+len(content))
-	payload = append(payload, line...)
-	payload = append(payload, '\n')
-	return append(payload, content...), nil
+	return frame(capture{
+		Version: captureVersion, Method: r.Method, Target: widen(at), Header: widenAll(storedHeaders(r, kept)),
+	}, content)
 }
 
 // decode reads a stored form. What it returns makes a valid request.
@@ -97,23 +79,14 @@ func decode(payload []byte) (*capture, error) {
 	fail := func(format string, args ...any) (*capture, error) {
 		return nil, fmt.Errorf("httplock: decode a parked request: "+format, args...)
 	}
-	line, content, found := bytes.Cut(payload, []byte{'\n'})
-	if !found {
-		return fail("no line of JSON in front of the body")
-	}
 	c := &capture{}
-	decoder := json.NewDecoder(bytes.NewReader(line))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(c); err != nil {
+	var err error
+	if c.body, err = unframe(payload, c); err != nil {
 		return fail("%w", err)
 	}
 	if c.Version != captureVersion {
 		return fail("version %d, want %d", c.Version, captureVersion)
 	}
-	if len(bytes.TrimSpace(line[decoder.InputOffset():])) > 0 {
-		return fail("more than one JSON value in its head")
-	}
-	var err error
 	if c.Target, err = narrow(c.Target); err != nil {
 		return fail("target: %w", err)
 	}
@@ -123,17 +96,9 @@ func decode(payload []byte) (*capture, error) {
 	if _, err := c.url(); err != nil {
 		return fail("%w", err)
 	}
-	for name, values := range c.Header {
-		if !isToken(name) || textproto.CanonicalMIMEHeaderKey(name) != name || neverStored[name] {
-			return fail("header %q", name)
-		}
-		for i := range values {
-			if values[i], err = narrow(values[i]); err != nil || !isFieldValue(values[i]) {
-				return fail("value of header %q", name)
-			}
-		}
+	if err := narrowAll(c.Header, neverStored); err != nil {
+		return fail("%w", err)
 	}
-	c.body = content
 	return c, nil
 }
 
@@ -144,43 +109,4 @@ func (c *capture) url() (*url.URL, error) {
 		return nil, fmt.Errorf("target %q", c.Target)
 	}
 	return u, nil
-}
-
-var errNotByte = errors.New("a character that stands for no byte")
-
-// widen turns each byte into the character of that number, which JSON keeps.
-// ASCII stays as it is.
-func widen(s string) string {
-	if isASCII(s) {
-		return s
-	}
-	var b strings.Builder
-	for i := range len(s) {
-		b.WriteRune(rune(s[i]))
-	}
-	return b.String()
-}
-
-// narrow undoes widen.
-func narrow(s string) (string, error) {
-	if isASCII(s) {
-		return s, nil
-	}
-	b := make([]byte, 0, len(s))
-	for _, r := range s {
-		if r > 0xff {
-			return "", errNotByte
-		}
-		b = append(b, byte(r))
-	}
-	return string(b), nil
-}
-
-func isASCII(s string) bool {
-	for i := range len(s) {
-		if s[i] >= 0x80 {
-			return false
-		}
-	}
-	return true
 }

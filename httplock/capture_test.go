@@ -65,7 +65,7 @@ func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	b.hold(t)
 	p := &parking{}
-	h := guarded(core.NewGuard(b.locker, p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"))
+	h := guarded(core.NewGuard(b.locker, p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"), httplock.ParkAnonymously())
 
 	r := request(t, http.MethodPost, ordersPath, "{}")
 	kept := http.Header{

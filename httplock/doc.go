@@ -18,6 +18,7 @@
 //	parked on a delay queue              202, Location and Link to its status
 //	queue full, for one key or as a whole 429 or 503, Retry-After
 //	body too large to be parked          413
+//	not to be run for its principal      403
 //	redis unavailable, locker closed     503, Retry-After
 //	lease lost, nothing written yet      500, outcome unknown
 //	no usable key in the request         400
@@ -41,12 +42,10 @@
 // # Parking and replay
 //
 // A parked request is its method, its target as the client sent it, an
-// allow-list of headers and the body. Credentials are not stored: the request
-// was let in when it was parked. Replay runs it in this process through a
+// allow-list of headers and the body. Replay runs it in this process through a
 // handler of yours, which should be the one that the server serves, so that the
-// stored target finds the route that it found before. Middleware in the way that
-// asks for credentials must let a replay pass; Replayed tells one, by a mark in
-// the context that nothing outside the process can set.
+// stored target finds the route that it found before. Replayed tells a replay, by a
+// mark in the context that nothing outside the process can set.
 //
 // A parked request is done when its handler ran and answered with less than 500.
 // What answers in front of every guard, and a guard that refuses, leave it undone:
@@ -60,6 +59,28 @@
 // and the queue tries later. The queue delivers at least once. What ran before
 // such a conflict runs again, and so does a replay whose process died: the
 // ticket's id, which Replayed returns, stays the same and tells.
+//
+// # Results
+//
+// The response of a replay that is done is kept for as long as its ticket: the
+// status, an allow-list of headers and the beginning of the body. TicketHandler
+// shows it, tells the state of a ticket before that, and lets the client cancel
+// what is queued. Replay's options say how much is kept.
+//
+// # Principals
+//
+// Credentials are not stored, neither a request's nor a response's. A route whose
+// requests carry them has to choose, or such requests are not parked: with
+// WithPrincipal the id of who sent a request is stored with it, and a hook of yours
+// says at its replay whether that one may still have it run; with ParkAnonymously
+// it is replayed on nobody's behalf. A request carries credentials if it has
+// Authorization, Proxy-Authorization, Cookie or a TLS client's certificate.
+// Middleware that asks for these must let a replay pass, and can load the user that
+// Replayed names.
+//
+// What else lets somebody in is not recognised. The target and the body are stored
+// as they are, a token in the query included, and so are the headers given to
+// AllowHeaders and AllowResponseHeaders, and a response's body.
 //
 // # Adapters
 //

@@ -12,9 +12,15 @@ var (
 	errBodyUnreadable = errors.New("httplock: the body could not be read")
 	// errNotReplayable: what was read shows that the request cannot be parked.
 	errNotReplayable = errors.New("httplock: the request cannot be replayed")
+	// errCredentials: the request must not be parked without a principal.
+	errCredentials = errors.New("httplock: the request carries credentials, and the route has no WithPrincipal")
 	// errReplayWaits: a replay met a conflict and would have waited for the key.
 	errReplayWaits = errors.New("httplock: a replay does not wait for a key")
 )
+
+// ErrForbidden is for the functions of WithPrincipal: the principal may not have
+// the request run. An error that wraps it is answered with 403.
+var ErrForbidden = errors.New("httplock: forbidden")
 
 // BadKey marks the error of a key function as the client's fault: the answer is
 // 400, and not 500. The text of err is not sent to the client.

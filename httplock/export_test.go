@@ -7,12 +7,36 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
-// TicketsOver is TicketHandler over any source of statuses.
-func TicketsOver(
-	status func(context.Context, string) (delayqueue.Status, error),
-	authorize func(*http.Request, delayqueue.Status) bool,
-) http.Handler {
-	return &tickets{status: status, authorize: authorize}
+// TicketsOver is TicketHandler over anything that answers as a queue does.
+func TicketsOver(queue ticketQueue, authorize func(*http.Request, delayqueue.Status) bool) http.Handler {
+	return &tickets{queue: queue, authorize: authorize}
+}
+
+// DecodedResult is a result that was read.
+type DecodedResult struct {
+	Status    int
+	Header    http.Header
+	Truncated bool
+	Body      []byte
+}
+
+// DecodeResult reads the stored form of a result.
+func DecodeResult(stored []byte) (*DecodedResult, error) {
+	r, err := decodeResult(stored)
+	if err != nil {
+		return nil, err
+	}
+	return &DecodedResult{r.Status, r.Header, r.Truncated, r.body}, nil
+}
+
+// Encode is the stored form of a result.
+func (d *DecodedResult) Encode() ([]byte, error) {
+	return (&result{Status: d.Status, Header: d.Header, Truncated: d.Truncated, body: d.Body}).encode()
+}
+
+// WriteResult answers r with the stored result.
+func (d *DecodedResult) WriteResult(w http.ResponseWriter, r *http.Request) {
+	(&result{Status: d.Status, Header: d.Header, Truncated: d.Truncated, body: d.Body}).write(w, r)
 }
 
 // Encode stores a request with the default headers.

@@ -24,6 +24,47 @@ var neverStored = map[string]bool{
 	"Content-Length": true, "Expect": true, "Host": true,
 }
 
+// defaultResponseHeaders are kept of a replay's response.
+func defaultResponseHeaders() map[string]bool {
+	return map[string]bool{
+		"Allow": true, "Content-Disposition": true, "Content-Encoding": true, "Content-Language": true, "Content-Type": true,
+		"Etag": true, "Last-Modified": true, "Link": true, "Location": true, "Retry-After": true,
+	}
+}
+
+// neverKept are the response headers that carry credentials or ask for them, that
+// belong to one connection or describe one transfer, and that a result has of
+// its own.
+var neverKept = map[string]bool{
+	"Set-Cookie": true, "Set-Cookie2": true, "Cookie": true, "Authorization": true, "Proxy-Authorization": true,
+	"Www-Authenticate": true, "Proxy-Authenticate": true, "Authentication-Info": true, "Proxy-Authentication-Info": true,
+	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
+	"Transfer-Encoding": true, "Upgrade": true,
+	"Content-Length": true, "Content-Range": true, "Cache-Control": true, "Date": true, truncatedHeader: true,
+}
+
+// addHeaders adds names to a list, unless they are not allowed there.
+func addHeaders(list, never map[string]bool, option string, names []string) error {
+	for _, name := range names {
+		if !isToken(name) {
+			return invalid("%s(%q): not a header's name", option, name)
+		}
+		name = textproto.CanonicalMIMEHeaderKey(name)
+		if never[name] {
+			return invalid("%s(%q): this header is never stored", option, name)
+		}
+		list[name] = true
+	}
+	return nil
+}
+
+// carriesCredentials reports whether a request says who sends it, in one of the
+// ways that HTTP knows.
+func carriesCredentials(r *http.Request) bool {
+	return len(r.Header["Authorization"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0 || len(r.Header["Cookie"]) > 0 ||
+		r.TLS != nil && len(r.TLS.PeerCertificates) > 0
+}
+
 // storedHeaders returns the headers of r that may be stored, or nil. One that
 // Connection names belongs to the connection, whatever its name.
 func storedHeaders(r *http.Request, kept map[string]bool) http.Header {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 
 	"github.com/perkey-go/perkey/core"
 )
@@ -23,6 +24,11 @@ type Middleware struct {
 	maxBody     int64
 	statusPath  string
 	keptHeaders map[string]bool
+
+	principal       func(*http.Request) (string, error)
+	reauthorize     func(r *http.Request, principal string) error
+	parkAnonymously bool
+	warnCredentials sync.Once
 }
 
 // Exchange is one request on its way through a framework's chain.
@@ -83,6 +89,9 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 		return false
 	}
 	replay := replayFrom(x.Request.Context())
+	if replay != nil && !m.authorized(replay, x) {
+		return false
+	}
 	if m.passes(x.Request) {
 		replay.passed(false)
 		x.Next(x.Request)
@@ -92,6 +101,12 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	if err != nil {
 		replay.refused("", fmt.Errorf("the key function failed: %w", err))
 		m.refuseKey(x, err)
+		return false
+	}
+
+	if err := requireAuthorized(replay, key); err != nil {
+		replay.refused(key, err)
+		m.refuse(x, err, false)
 		return false
 	}
 
@@ -105,7 +120,12 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	case replay != nil:
 		call.BeforeWait = func() error { return errReplayWaits }
 	case replayable(x.Request):
+		var nobody error
+		call.Principal, nobody = m.onBehalfOf(x.Request)
 		call.Encode = func() (payload []byte, err error) {
+			if nobody != nil {
+				return nil, nobody
+			}
 			payload, err = encode(x.Request, body, m.keptHeaders)
 			encoded = err == nil
 			return payload, err

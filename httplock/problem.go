@@ -44,6 +44,10 @@ var (
 		"bad-key", http.StatusBadRequest, "The request does not say what it is about",
 		"A path parameter, a header or a query parameter that names the resource is missing or cannot be used.",
 	}
+	problemForbidden = problemKind{
+		"forbidden", http.StatusForbidden, "Forbidden",
+		"Whoever the request is from may not have it run. It was not started.",
+	}
 	problemUnavailable = problemKind{
 		"unavailable", http.StatusServiceUnavailable, "The service cannot take requests now",
 		"It could not be made sure that this request runs alone, so it was not started. Try again later.",
@@ -71,7 +75,15 @@ var (
 	}
 	problemMethod = problemKind{
 		"method-not-allowed", http.StatusMethodNotAllowed, "Method not allowed",
-		"A ticket can be read with GET and HEAD.",
+		"A ticket can be read with GET and HEAD, and cancelled with DELETE. Its result can be read.",
+	}
+	problemTicketRunning = problemKind{
+		"ticket-running", http.StatusConflict, "The request is running",
+		"The request has been started, so it cannot be cancelled now.",
+	}
+	problemTicketEnded = problemKind{
+		"ticket-ended", http.StatusConflict, "The request has ended",
+		"The request has ended, so it cannot be cancelled any more.",
 	}
 )
 

@@ -34,6 +34,14 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	switch ctx := x.Request.Context(); {
 	case errors.As(err, &deferred):
 		m.accepted(x, deferred.Ticket)
+	case errors.Is(err, ErrForbidden):
+		respond(x, problemForbidden.document(0))
+	case errors.Is(err, errCredentials):
+		m.warnCredentials.Do(func() {
+			m.logger().WarnContext(ctx, "httplock: requests with credentials are not parked here, and are answered with 409: "+
+				"give the route WithPrincipal, or ParkAnonymously if credentials do not matter to it", "name", x.Name)
+		})
+		respond(x, problemConflict.document(conflictRetryAfter(0)))
 	case errors.As(err, &conflict):
 		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining)))
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable):

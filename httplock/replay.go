@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"sync"
 
@@ -37,54 +38,136 @@ import (
 //
 // The request has no Host, no RemoteAddr and no TLS state. Its ctx is the
 // worker's: it ends with the lease, and when the worker stops.
-func Replay(handler http.Handler) delayqueue.Handler {
-	if handler == nil {
-		return func(context.Context, delayqueue.Message) error {
-			return invalid("Replay(nil)")
-		}
+//
+// The response of a message that is done is kept as its result, which
+// TicketHandler shows: the status, headers by an allow-list (Allow,
+// Content-Disposition, Content-Encoding, Content-Language, Content-Type, ETag,
+// Last-Modified, Link, Location, Retry-After) and the beginning of the body. What
+// the queue's WithMaxResult has no room for is cut.
+//
+// A mistake in the arguments is logged once, and is then the error of every
+// message. It wraps core.ErrInvalidOption.
+func Replay(handler http.Handler, opts ...ReplayOption) delayqueue.Handler {
+	p := &replayer{handler: handler, maxBody: DefaultMaxResponseBody, kept: defaultResponseHeaders()}
+	if err := p.configure(opts); err != nil {
+		slog.Error("httplock: misconfigured: every replay fails", "error", err)
+		return func(context.Context, delayqueue.Message) error { return err }
 	}
-	return func(ctx context.Context, m delayqueue.Message) error {
-		c, err := decode(m.Payload)
-		if err != nil {
-			return delayqueue.SkipRetry(err)
+	return p.replay
+}
+
+const (
+	// DefaultMaxResponseBody is how much of a replay's response is kept, unless
+	// WithMaxResponseBody says otherwise. It fits in a queue's results, by default.
+	DefaultMaxResponseBody = 64 << 10
+	// MaxMaxResponseBody bounds WithMaxResponseBody.
+	MaxMaxResponseBody = 64 << 20
+)
+
+// ReplayOption configures Replay.
+type ReplayOption func(*replayer) error
+
+// WithMaxResponseBody sets how many bytes of a response's body are kept. The rest
+// is dropped, which the result says. Default 64 KiB; 0 to 64 MiB. The queue has a
+// cap of its own, delayqueue.WithMaxResult, which should be 4 KiB more.
+func WithMaxResponseBody(n int) ReplayOption {
+	return func(p *replayer) error {
+		if n < 0 || n > MaxMaxResponseBody {
+			return invalid("WithMaxResponseBody(%d): want 0 to %d bytes", n, MaxMaxResponseBody)
 		}
-		replay := &replay{id: m.ID, key: m.Key}
-		r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
-		if err != nil {
-			return delayqueue.SkipRetry(err)
-		}
-		defer func() {
-			if r.MultipartForm != nil {
-				_ = r.MultipartForm.RemoveAll()
-			}
-		}()
-		w := newRecorder(ctx)
-		handler.ServeHTTP(w, r)
-		return replay.outcome(ctx, w.statusCode())
+		p.maxBody = n
+		return nil
 	}
 }
 
-// Replayed reports whether ctx is that of a replayed request, and under which
-// ticket it was parked. Middleware that asks for credentials, which are not
-// stored, must let a replay pass: it was let in when it was parked, and if it is
-// refused now it ends as a dead letter. A handler can tell by the id that it runs
-// a second time.
+// AllowResponseHeaders adds response headers to those that are kept. Headers that
+// carry credentials or ask for them, such as Set-Cookie, that belong to one
+// connection, and Cache-Control, which is a result's own, are refused.
+func AllowResponseHeaders(names ...string) ReplayOption {
+	return func(p *replayer) error { return addHeaders(p.kept, neverKept, "AllowResponseHeaders", names) }
+}
+
+// replayer runs parked requests.
+type replayer struct {
+	handler http.Handler
+	maxBody int
+	kept    map[string]bool // response headers
+}
+
+func (p *replayer) configure(opts []ReplayOption) error {
+	if p.handler == nil {
+		return invalid("Replay: the handler is nil")
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return invalid("Replay: an option is nil")
+		}
+		if err := opt(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
+	c, err := decode(m.Payload)
+	if err != nil {
+		return delayqueue.SkipRetry(err)
+	}
+	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal}
+	r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
+	if err != nil {
+		return delayqueue.SkipRetry(err)
+	}
+	target := *r.URL // handlers on the way may change theirs
+	defer func() {
+		if r.MultipartForm != nil {
+			_ = r.MultipartForm.RemoveAll()
+		}
+	}()
+	w := newRecorder(r, p.maxBody)
+	p.handler.ServeHTTP(w, r)
+	w.begin()
+	if err := replay.outcome(ctx, w.status); err != nil {
+		return err
+	}
+	if err := w.result(&target, p.kept).keep(ctx); err != nil {
+		slog.WarnContext(ctx, "httplock: the result of a replay was not kept", "id", m.ID, "error", err)
+	}
+	return nil
+}
+
+// Parked is what a replayed request was parked with.
+type Parked struct {
+	// ID is its ticket's. It stays the same if the request is replayed again.
+	ID string
+	// Principal is on whose behalf it is, as WithPrincipal has it. Empty: anonymous.
+	Principal string
+}
+
+// Replayed reports whether ctx is that of a replayed request, and what it was
+// parked with. Credentials are not stored, so middleware that asks for them lets a
+// replay pass, and loads the user from Principal instead: if it refuses, the
+// replay ends as a dead letter. Whether the principal may still have the request
+// run is for WithPrincipal to say. A handler can tell by the ID that it runs a
+// second time.
 //
 // No header has a part in this: only Replay can mark a ctx.
-func Replayed(ctx context.Context) (id string, ok bool) {
+func Replayed(ctx context.Context) (Parked, bool) {
 	if replay := replayFrom(ctx); replay != nil {
-		return replay.id, true
+		return Parked{ID: replay.id, Principal: replay.principal}, true
 	}
-	return "", false
+	return Parked{}, false
 }
 
 // replay is what a replayed request's ctx carries.
 type replay struct {
-	id, key string
+	id, key, principal string
 
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
-	reached  bool       // a guard ran its handler under the key, or deferred the request
+	reached  bool       // a guard ran its handler under the key, or gave the request its result
 	skipped  bool       // a guard let the request pass without a key
+	allowed  bool       // a guard made sure that the principal may have the request run
 	conflict error      // the first one that a guard met
 	failure  error      // the first other reason why a guard did not run its handler
 }
@@ -109,6 +192,26 @@ func (r *replay) passed(underKey bool) {
 	} else {
 		r.skipped = true
 	}
+}
+
+// authorized records that the principal may have the request run.
+func (r *replay) authorized() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.allowed = true
+}
+
+func (r *replay) isAuthorized() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.allowed
+}
+
+// forbidden records that the principal may not, which is a result.
+func (r *replay) forbidden() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reached = true
 }
 
 // refused records that a guard did not let the replay pass. The key is empty if

@@ -70,9 +70,9 @@ func TestReplayIsTheRequestThatWasSent(t *testing.T) {
 	require.Empty(t, seen.Host)
 	require.Empty(t, seen.RemoteAddr)
 	require.Equal(t, "worker's", seen.Context().Value(mark{}))
-	id, replayed := httplock.Replayed(seen.Context())
+	parked, replayed := httplock.Replayed(seen.Context())
 	require.True(t, replayed)
-	require.Equal(t, ticketID, id)
+	require.Equal(t, httplock.Parked{ID: ticketID}, parked)
 	_, replayed = httplock.Replayed(r.Context())
 	require.False(t, replayed)
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,18 +13,32 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
-// TicketHandler tells what became of parked requests. Mount it where
-// WithStatusPath points, for all methods: the ticket's id is the last segment of
-// the path. Under gin that is
+// TicketHandler tells what became of parked requests, and cancels them. Mount it
+// where WithStatusPath points, for all methods and all paths below:
 //
-//	r.Any("/tickets/:id", gin.WrapH(httplock.TicketHandler(queue, authorize)))
+//	mux.Handle("/tickets/", httplock.TicketHandler(queue, authorize))
+//	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, authorize))) // gin
 //
-// GET and HEAD answer 200 with the ticket's id, state, attempts, conflicts,
-// enqueued_at and expires_at; other methods have 405 and Allow. State done means
-// that the replay was answered, not that it succeeded: 4xx is a result. authorize
-// says whether the client may see the ticket; it may be called from several
-// goroutines. A ticket that the client may not see, one that is gone and one that
-// never was have the same 404.
+// The path ends with the ticket's id, or with the id and "/result"; what is in
+// front of it does not matter.
+//
+//	GET id          200 with id, state, attempts, conflicts, enqueued_at and expires_at;
+//	                303 with the same, and the result's Location, when the state is done
+//	GET id/result   the status, headers and body that the replay was answered with
+//	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
+//
+// HEAD is GET without a body. Other methods have 405 and Allow. State done means
+// that the replay was answered, not that it succeeded: 4xx is a result. Which
+// headers and how much of the body a result has is for Replay's options to say;
+// one that is not whole has the header "Perkey-Truncated: true". Location is
+// relative to the ticket's own address, so that it is right behind any prefix.
+//
+// authorize says whether the client may see and cancel the ticket, before
+// anything else is told or done: it can compare Status.Principal, which
+// WithPrincipal stored and which is empty for anonymous requests, with the client.
+// A ticket's id cannot be guessed, but whoever has it can pass it on. authorize may
+// be called from several goroutines. A ticket that the client may not see, one that
+// is gone, one that never was, and a result that is not there have the same 404.
 //
 // Without a queue or without authorize every answer is that 404, and the mistake
 // is logged once.
@@ -32,57 +47,137 @@ func TicketHandler(q *delayqueue.Queue, authorize func(*http.Request, delayqueue
 		slog.Error("httplock: TicketHandler: the queue or the authorize function is nil: every ticket is refused")
 		return &tickets{}
 	}
-	return &tickets{status: q.Status, authorize: authorize}
+	return &tickets{queue: q, authorize: authorize}
+}
+
+// ticketQueue is what TicketHandler needs of a queue.
+type ticketQueue interface {
+	Status(ctx context.Context, id string) (delayqueue.Status, error)
+	Result(ctx context.Context, id string) ([]byte, error)
+	Cancel(ctx context.Context, id string) error
 }
 
 type tickets struct {
-	status    func(ctx context.Context, id string) (delayqueue.Status, error)
+	queue     ticketQueue // nil: there are no tickets
 	authorize func(*http.Request, delayqueue.Status) bool
 }
 
 func (t *tickets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
+	id, result := ticketOf(r.URL.Path)
+	allow := []string{http.MethodGet, http.MethodHead, http.MethodDelete}
+	if result {
+		allow = allow[:2]
+	}
+	if !slices.Contains(allow, r.Method) {
+		w.Header().Set("Allow", strings.Join(allow, ", "))
 		problemMethod.document(0).write(w, r)
 		return
 	}
-	id := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
-	if t.status == nil || !isTicketID(id) {
-		problemNoTicket.document(0).write(w, r)
-		return
-	}
-	status, err := t.status(r.Context(), id)
+	var err error
 	switch {
+	case t.queue == nil || !isTicketID(id):
+		err = delayqueue.ErrNotFound
+	case r.Method == http.MethodDelete:
+		err = t.cancel(w, r, id)
+	case result:
+		err = t.result(w, r, id)
+	default:
+		err = t.status(w, r, id)
+	}
+	switch {
+	case err == nil:
 	case errors.Is(err, delayqueue.ErrNotFound):
 		problemNoTicket.document(0).write(w, r)
+	case errors.Is(err, delayqueue.ErrRunning):
+		problemTicketRunning.document(ticketRetryAfter).write(w, r)
+	case errors.Is(err, delayqueue.ErrEnded):
+		problemTicketEnded.document(0).write(w, r)
 	case r.Context().Err() != nil:
 		w.WriteHeader(statusClientClosedRequest)
 	case errors.Is(err, core.ErrUnavailable):
-		slog.WarnContext(r.Context(), "httplock: the status of a ticket", "error", err)
-		unread(problemUnavailable, " Try again later.").document(soon()).write(w, r)
-	case err != nil:
-		slog.ErrorContext(r.Context(), "httplock: the status of a ticket", "error", err)
-		unread(problemInternal, "").document(0).write(w, r)
-	case !t.authorize(r, status):
-		problemNoTicket.document(0).write(w, r)
+		slog.WarnContext(r.Context(), "httplock: a ticket could not be served", "error", err)
+		unread(problemUnavailable, r.Method, " Try again later.").document(soon()).write(w, r)
 	default:
-		writeTicket(w, r, status)
+		slog.ErrorContext(r.Context(), "httplock: a ticket could not be served", "error", err)
+		unread(problemInternal, r.Method, "").document(0).write(w, r)
 	}
 }
 
+// seen returns the status of a ticket that the client may see.
+func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
+	s, err := t.queue.Status(r.Context(), id)
+	if err == nil && !t.authorize(r, s) {
+		err = delayqueue.ErrNotFound
+	}
+	return s, err
+}
+
+func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) error {
+	s, err := t.seen(r, id)
+	if err == nil {
+		writeTicket(w, r, s)
+	}
+	return err
+}
+
+func (t *tickets) result(w http.ResponseWriter, r *http.Request, id string) error {
+	if _, err := t.seen(r, id); err != nil {
+		return err
+	}
+	stored, err := t.queue.Result(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	result, err := decodeResult(stored)
+	if err != nil {
+		return err
+	}
+	result.write(w, r)
+	return nil
+}
+
+func (t *tickets) cancel(w http.ResponseWriter, r *http.Request, id string) error {
+	if _, err := t.seen(r, id); err != nil {
+		return err
+	}
+	if err := t.queue.Cancel(r.Context(), id); err != nil {
+		return err
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// ticketOf returns the id at the end of a path, and whether the path is that of
+// its result.
+func ticketOf(path string) (id string, result bool) {
+	path, result = strings.CutSuffix(path, "/"+resultSegment)
+	return path[strings.LastIndexByte(path, '/')+1:], result
+}
+
+const resultSegment = "result"
+
 // unread is about a ticket. The other texts of k are about a request that would
 // have run.
-func unread(k problemKind, advice string) problemKind {
+func unread(k problemKind, method, advice string) problemKind {
 	k.detail = "The state of the ticket could not be read." + advice
+	if method == http.MethodDelete {
+		k.detail = "It could not be confirmed that the request was cancelled." + advice
+	}
 	return k
 }
 
 func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status) {
-	retryAfter := time.Duration(0)
-	if s.State == delayqueue.StateQueued || s.State == delayqueue.StateRunning {
+	status, retryAfter := http.StatusOK, time.Duration(0)
+	switch s.State {
+	case delayqueue.StateQueued, delayqueue.StateRunning:
 		retryAfter = ticketRetryAfter
+	case delayqueue.StateDone:
+		status = http.StatusSeeOther
+		w.Header().Set("Location", s.ID+"/"+resultSegment)
+	default:
 	}
-	writeJSON(w, r, http.StatusOK, "application/json", retryAfter, struct {
+	writeJSON(w, r, status, "application/json", retryAfter, struct {
 		ID         string           `json:"id"`
 		State      delayqueue.State `json:"state"`
 		Attempts   int              `json:"attempts"`

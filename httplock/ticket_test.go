@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,81 +18,235 @@ import (
 
 func anyone(*http.Request, delayqueue.Status) bool { return true }
 
-func TestTicketTellsItsState(t *testing.T) {
+// fakeQueue answers as a queue with one message does.
+type fakeQueue struct {
+	state     delayqueue.State // empty: there is none
+	principal string
+	result    []byte
+	err       error // of every call
+	asked     int
+	cancelled int
+}
+
+func (q *fakeQueue) Status(_ context.Context, id string) (delayqueue.Status, error) {
+	q.asked++
+	if q.err != nil {
+		return delayqueue.Status{}, q.err
+	}
+	if q.state == "" || id != ticketID {
+		return delayqueue.Status{}, fmt.Errorf("status: %w", delayqueue.ErrNotFound)
+	}
 	enqueued := time.UnixMilli(1800000000000)
-	for state, open := range map[delayqueue.State]bool{
-		delayqueue.StateQueued: true, delayqueue.StateRunning: true, delayqueue.StateDone: false,
-		delayqueue.StateDead: false, delayqueue.StateExpired: false,
-	} {
-		h := httplock.TicketsOver(func(_ context.Context, id string) (delayqueue.Status, error) {
-			return delayqueue.Status{
-				ID: id, Name: secret, State: state, Attempts: 2, Conflicts: 3, Losses: 1,
-				EnqueuedAt: enqueued, ExpiresAt: enqueued.Add(time.Minute), Cause: secret,
-			}, nil
-		}, anyone)
+	return delayqueue.Status{
+		ID: id, Name: secret, Principal: q.principal, State: q.state, Attempts: 2, Conflicts: 3, Losses: 1,
+		EnqueuedAt: enqueued, ExpiresAt: enqueued.Add(time.Minute), Cause: secret,
+	}, nil
+}
+
+func (q *fakeQueue) Result(context.Context, string) ([]byte, error) {
+	if q.state != delayqueue.StateDone || q.result == nil {
+		return nil, fmt.Errorf("result: %w", delayqueue.ErrNotFound)
+	}
+	return q.result, nil
+}
+
+func (q *fakeQueue) Cancel(context.Context, string) error {
+	switch q.state {
+	case delayqueue.StateQueued, delayqueue.StateCancelled:
+		q.cancelled++
+		return nil
+	case delayqueue.StateRunning:
+		return fmt.Errorf("cancel: %w", delayqueue.ErrRunning)
+	default:
+		return fmt.Errorf("cancel: %w", delayqueue.ErrEnded)
+	}
+}
+
+const ticketPath = "/tickets/" + ticketID
+
+var allStates = []delayqueue.State{
+	delayqueue.StateQueued, delayqueue.StateRunning, delayqueue.StateDone, delayqueue.StateDead, delayqueue.StateExpired, delayqueue.StateCancelled,
+}
+
+func TestTicketTellsItsState(t *testing.T) {
+	for _, state := range allStates {
+		open := state == delayqueue.StateQueued || state == delayqueue.StateRunning
+		status, location := http.StatusOK, ""
+		if state == delayqueue.StateDone {
+			status, location = http.StatusSeeOther, ticketID+"/result"
+		}
+		h := httplock.TicketsOver(&fakeQueue{state: state}, anyone)
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
-			resp := call(t, h, method, "/tickets/"+ticketID, "")
-			content := resp.body
-			require.Equal(t, http.StatusOK, resp.status)
+			resp := call(t, h, method, ticketPath, "")
+			require.Equal(t, status, resp.status)
+			require.Equal(t, location, resp.header.Get("Location"))
 			require.Equal(t, "application/json", resp.header.Get("Content-Type"))
 			require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
 			require.Equal(t, open, resp.header.Get("Retry-After") != "")
 			if method == http.MethodHead {
-				require.Empty(t, content)
+				require.Empty(t, resp.body)
 				continue
 			}
 			require.JSONEq(t, fmt.Sprintf(`{"id":%q,"state":%q,"attempts":2,"conflicts":3,
-				"enqueued_at":"2027-01-15T08:00:00.000Z","expires_at":"2027-01-15T08:01:00.000Z"}`, ticketID, state), content)
+				"enqueued_at":"2027-01-15T08:00:00.000Z","expires_at":"2027-01-15T08:01:00.000Z"}`, ticketID, state), resp.body)
 		}
 	}
 }
 
-func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
-	asked := 0
-	unknown := httplock.TicketsOver(func(context.Context, string) (delayqueue.Status, error) {
-		asked++
-		return delayqueue.Status{}, fmt.Errorf("status: %w", delayqueue.ErrNotFound)
-	}, anyone)
-	notTheirs := httplock.TicketsOver(func(_ context.Context, id string) (delayqueue.Status, error) {
-		return delayqueue.Status{ID: id, State: delayqueue.StateQueued}, nil
-	}, func(_ *http.Request, s delayqueue.Status) bool { return s.ID != ticketID })
-
-	want := call(t, unknown, http.MethodGet, "/tickets/"+ticketID, "")
-	require.Equal(t, 1, asked)
-	for name, resp := range map[string]answer{
-		"not authorized": call(t, notTheirs, http.MethodGet, "/tickets/"+ticketID, ""),
-		"no id":          call(t, unknown, http.MethodGet, "/tickets/", ""),
-		"short id":       call(t, unknown, http.MethodGet, "/tickets/abc", ""),
-		"long id":        call(t, unknown, http.MethodGet, "/tickets/"+ticketID+"0", ""),
-		"upper case":     call(t, unknown, http.MethodGet, "/tickets/0123456789ABCDEF0123456789ABCDEF", ""),
-		"glob":           call(t, unknown, http.MethodGet, "/tickets/????????????????????????????????", ""),
-		"not hex":        call(t, unknown, http.MethodGet, "/tickets/0123456789abcdef0123456789abcdeg", ""),
-		"no queue":       call(t, httplock.TicketHandler(nil, anyone), http.MethodGet, "/tickets/"+ticketID, ""),
-		"no authorize":   call(t, httplock.TicketHandler(new(delayqueue.Queue), nil), http.MethodGet, "/tickets/"+ticketID, ""),
+func TestTicketIsCancelledWhileItIsQueued(t *testing.T) {
+	for state, kind := range map[delayqueue.State]string{
+		delayqueue.StateQueued: "", delayqueue.StateCancelled: "", delayqueue.StateRunning: "ticket-running",
+		delayqueue.StateDone: "ticket-ended", delayqueue.StateDead: "ticket-ended", delayqueue.StateExpired: "ticket-ended",
 	} {
-		t.Run(name, func(t *testing.T) {
-			require.Equal(t, http.StatusNotFound, resp.status)
-			require.Equal(t, want, resp)
+		q := &fakeQueue{state: state}
+		resp := call(t, httplock.TicketsOver(q, anyone), http.MethodDelete, ticketPath, "")
+		if kind != "" {
+			requireProblem(t, resp, http.StatusConflict, kind, state == delayqueue.StateRunning)
+			continue
+		}
+		require.Equal(t, answer{http.StatusNoContent, http.Header{"Cache-Control": {"no-store"}}, ""}, resp)
+		require.Equal(t, 1, q.cancelled)
+	}
+}
+
+func TestTicketShowsItsResult(t *testing.T) {
+	stored, err := (&httplock.DecodedResult{
+		Status: http.StatusTeapot, Header: http.Header{"Content-Type": {"text/x"}, "Link": {"<a>", "<b>"}}, Body: []byte("\x00short"),
+	}).Encode()
+	require.NoError(t, err)
+	h := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: stored}, anyone)
+	resp := call(t, h, http.MethodGet, ticketPath+"/result", "")
+	require.Equal(t, answer{http.StatusTeapot, http.Header{
+		"Content-Type": {"text/x"}, "Link": {"<a>", "<b>"}, "Content-Length": {"6"},
+		"Cache-Control": {"no-store"}, "X-Content-Type-Options": {"nosniff"},
+	}, "\x00short"}, resp)
+	head := call(t, h, http.MethodHead, ticketPath+"/result", "")
+	require.Equal(t, answer{resp.status, resp.header, ""}, head)
+
+	junk := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: []byte(secret)}, anyone)
+	requireProblem(t, call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusInternalServerError, "internal", false)
+}
+
+func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
+	ofAnn := func(r *http.Request, s delayqueue.Status) bool { return s.Principal == r.Header.Get("X-User") }
+	unknown := &fakeQueue{}
+	handlers := map[string]http.Handler{
+		"unknown":      httplock.TicketsOver(unknown, anyone),
+		"no queue":     httplock.TicketHandler(nil, anyone),
+		"no authorize": httplock.TicketHandler(new(delayqueue.Queue), nil),
+	}
+	for _, state := range allStates {
+		handlers["somebody else's, "+string(state)] = httplock.TicketsOver(&fakeQueue{state: state, principal: "ann", result: []byte("x")}, ofAnn)
+	}
+	want := call(t, handlers["unknown"], http.MethodGet, ticketPath, "")
+	requireProblem(t, want, http.StatusNotFound, "no-such-ticket", false)
+	require.Equal(t, 1, unknown.asked)
+	same := func(name string, h http.Handler, method, path string) {
+		t.Run(name+" "+method+" "+path, func(t *testing.T) {
+			resp := call(t, h, method, path, "")
+			if method == http.MethodHead {
+				require.Equal(t, answer{want.status, want.header, ""}, resp)
+			} else {
+				require.Equal(t, want, resp)
+			}
 		})
 	}
-	require.Equal(t, 1, asked, "what cannot be an id is not asked for")
-	requireProblem(t, call(t, notTheirs, http.MethodGet, "/tickets/"+ticketID, ""), http.StatusNotFound, "no-such-ticket", false)
-	require.Empty(t, call(t, unknown, http.MethodHead, "/tickets/"+ticketID, "").body)
+	for name, h := range handlers {
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodDelete} {
+			same(name, h, method, ticketPath)
+			if method != http.MethodDelete {
+				same(name, h, method, ticketPath+"/result")
+			}
+		}
+	}
+	asked := unknown.asked
+	for _, path := range []string{
+		"/", "/tickets/", "/tickets/abc", ticketPath + "0", ticketPath + "/", ticketPath + "/results", "/tickets/result", "/result",
+		"/tickets//result", "/tickets/0123456789ABCDEF0123456789ABCDEF", "/tickets/%3F%3F", "/tickets/" + strings.Repeat("?", 32),
+		"/tickets/0123456789abcdef0123456789abcdeg", ticketPath + "/result/result", ticketPath + "%0a",
+	} {
+		for _, method := range []string{http.MethodGet, http.MethodHead} {
+			same("malformed", handlers["unknown"], method, path)
+		}
+	}
+	require.Equal(t, asked, unknown.asked, "what cannot be an id is not asked for")
+
+	// A result that is not there, although its ticket is.
+	for _, state := range allStates {
+		same("no result, "+string(state), httplock.TicketsOver(&fakeQueue{state: state}, anyone), http.MethodGet, ticketPath+"/result")
+	}
+}
+
+func TestNothingIsDoneToATicketThatIsNotTheClients(t *testing.T) {
+	q := &fakeQueue{state: delayqueue.StateQueued, principal: "ann"}
+	h := httplock.TicketsOver(q, func(r *http.Request, s delayqueue.Status) bool { return s.Principal == r.Header.Get("X-User") })
+	require.Equal(t, http.StatusNotFound, call(t, h, http.MethodDelete, ticketPath, "").status)
+	require.Zero(t, q.cancelled)
+	r := request(t, http.MethodDelete, ticketPath, "")
+	r.Header.Set("X-User", "ann")
+	require.Equal(t, http.StatusNoContent, do(h, r).status)
+	require.Equal(t, 1, q.cancelled)
 }
 
 func TestTicketErrors(t *testing.T) {
-	over := func(err error) http.Handler {
-		return httplock.TicketsOver(func(context.Context, string) (delayqueue.Status, error) { return delayqueue.Status{}, err }, anyone)
+	over := func(err error) http.Handler { return httplock.TicketsOver(&fakeQueue{err: err}, anyone) }
+	down, broken := over(fmt.Errorf("status: %w", core.ErrUnavailable)), over(errors.New(secret))
+	for method, detail := range map[string]string{
+		http.MethodGet:    "The state of the ticket could not be read.",
+		http.MethodDelete: "It could not be confirmed that the request was cancelled.",
+	} {
+		resp := call(t, down, method, ticketPath, "")
+		requireProblem(t, resp, http.StatusServiceUnavailable, "unavailable", true)
+		require.Contains(t, resp.body, detail+" Try again later.")
+		resp = call(t, broken, method, ticketPath, "")
+		requireProblem(t, resp, http.StatusInternalServerError, "internal", false)
+		require.Contains(t, resp.body, detail)
 	}
-	resp := call(t, over(fmt.Errorf("status: %w", core.ErrUnavailable)), http.MethodGet, "/tickets/"+ticketID, "")
-	requireProblem(t, resp, http.StatusServiceUnavailable, "unavailable", true)
-	require.Contains(t, resp.body, "The state of the ticket could not be read. Try again later.")
-	resp = call(t, over(errors.New(secret)), http.MethodGet, "/tickets/"+ticketID, "")
-	requireProblem(t, resp, http.StatusInternalServerError, "internal", false)
-	require.Contains(t, resp.body, "The state of the ticket could not be read.")
-	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch, http.MethodOptions} {
-		resp := call(t, over(nil), method, "/tickets/"+ticketID, "")
-		require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodOptions, "FROB"} {
+		resp := call(t, down, method, ticketPath, "")
+		require.Equal(t, "GET, HEAD, DELETE", resp.header.Get("Allow"))
 		requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
+	}
+	resp := call(t, down, http.MethodDelete, ticketPath+"/result", "")
+	require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
+	requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
+}
+
+// Wherever it is mounted, its redirect leads to the result.
+func TestTicketsAreMountedAnywhere(t *testing.T) {
+	stored, err := (&httplock.DecodedResult{Status: http.StatusCreated, Body: []byte("made")}).Encode()
+	require.NoError(t, err)
+	h := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: stored}, anyone)
+	mux := http.NewServeMux()
+	mux.Handle("/tickets/", h)
+	stripped := http.NewServeMux()
+	stripped.Handle("/v1/tickets/", http.StripPrefix("/v1/tickets/", h))
+	halfStripped := http.NewServeMux()
+	halfStripped.Handle("/v1/tickets/", http.StripPrefix("/v1/tickets", h))
+	for name, test := range map[string]struct {
+		h    http.Handler
+		path string
+	}{
+		"alone": {h, "/"}, "mux": {mux, "/tickets/"},
+		"stripped": {stripped, "/v1/tickets/"}, "half stripped": {halfStripped, "/v1/tickets/"},
+		"behind a proxy": {http.StripPrefix("/outside", mux), "/outside/tickets/"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url, client := serve(t, test.h)
+			for method, body := range map[string]string{http.MethodGet: "made", http.MethodHead: ""} {
+				r := toServer(t.Context(), t, url+test.path+ticketID, "")
+				r.Method = method
+				resp, err := send(client, r)
+				require.NoError(t, err)
+				require.Equal(t, http.StatusCreated, resp.status)
+				require.Equal(t, body, resp.body)
+				require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
+			}
+			r := toServer(t.Context(), t, url+test.path+ticketID, "")
+			r.Method = http.MethodDelete
+			resp, err := send(client, r)
+			require.NoError(t, err)
+			requireProblem(t, resp, http.StatusConflict, "ticket-ended", false)
+		})
 	}
 }

@@ -2,11 +2,11 @@
 --
 -- ARGV[1]  ''
 -- ARGV[2]  how long, in ms; a reservation is never shortened
--- returns  1
+-- returns  the reservation's stamp
 -- #include record.lua
 -- #include queue.lua
 sweep()
 reserve(tonumber(ARGV[2]))
 made = math.max(made, following()) -- it is made anew: an Unreserve that is under way leaves it
 save()
-return 1
+return made

@@ -24,13 +24,6 @@ local LONGEST_LINE = 1000 -- that an audit searches
 
 local receipt = base .. ':claim:' .. token
 local reply = {0, 0, 0, 0}
-local bytes = 0
-
-local function hand_over(id, m)
-  bytes = bytes + #m.payload
-  reply[#reply + 1] = told(id, m)
-end
-
 local taken = redis.call('GET', receipt)
 if taken then
   for id in string.gmatch(taken, '%S+') do
@@ -40,7 +33,7 @@ if taken then
     if m and m.payload and m.state == 'running' and m.owner == token and m.not_after > now then
       keep(record(id), life(m, lease))
       hold(id .. ' ' .. key, m, lease)
-      hand_over(id, m)
+      reply[#reply + 1] = told(id, m)
     end
   end
   flush()
@@ -87,25 +80,20 @@ local expired, junk = sweep()
 reply[3], reply[4] = expired, reply[4] + junk
 
 -- 3. Messages that are due.
-local ids = {}
 if paused() then
   want = 0
 end
-for _, member in ipairs(want > 0 and redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, want) or {}) do
-  if bytes < max_bytes then
-    local what, id, m = take(member, token, lease)
-    if what == 'taken' then
-      hand_over(id, m)
-      ids[#ids + 1] = id
-    elseif what == 'expired' then
-      reply[3] = reply[3] + 1
-    elseif what == 'junk' then
-      reply[4] = reply[4] + 1
-    end
+if want > 0 then
+  local messages, ids, buried = nil, {}, 0
+  messages, expired, buried = take_due(want, function() return token end, lease, max_bytes)
+  for i, message in ipairs(messages) do
+    ids[i] = message[1]
+    reply[#reply + 1] = told(message[1], message[2])
   end
-end
-if #ids > 0 then
-  redis.call('SET', receipt, table.concat(ids, ' '), 'PX', num(lease))
+  reply[3], reply[4] = reply[3] + expired, reply[4] + buried
+  if #ids > 0 then
+    redis.call('SET', receipt, table.concat(ids, ' '), 'PX', num(lease))
+  end
 end
 
 -- 4. Once a second, an audit of some open messages, in turn: one that lost its

@@ -290,11 +290,10 @@ local function sweep()
   return expired, junk
 end
 
--- Gives a queued message to a worker, for the length of its claim lease.
-local function start(member, id, m, token, lease)
+-- Gives a queued message to a worker, for the length of its claim lease. The caller
+-- has taken it out of due, and takes it out of open and into running.
+local function start(id, m, token, lease)
   m.attempts = m.attempts + 1
-  redis.call('ZREM', due, member)
-  redis.call('ZREM', open, member)
   if m.wait or m.nudged then
     redis.call('HDEL', record(id), 'wait', 'nudged')
   end
@@ -305,12 +304,11 @@ local function start(member, id, m, token, lease)
       outlive(line(m.key), life(m, lease))
     end
   end
-  redis.call('ZADD', running, num(now + lease), member)
   outlive(running, life(m, lease))
 end
 
--- Gives a message that is due to a worker, or has what is no such message out of the
--- way. Answers 'taken', 'expired', 'junk' or nothing; and its id and its record.
+-- Gives a message that was taken out of due to a worker, or has what is no such message
+-- out of the way. Answers 'taken', 'expired', 'junk' or nothing; its id and its record.
 local function take(member, token, lease)
   local id, key = split(member)
   local m, why = load(id, key, true)
@@ -323,7 +321,6 @@ local function take(member, token, lease)
     quarantine(member, id, key, why)
     return 'junk'
   elseif m.state ~= 'queued' then -- it runs, or has ended
-    redis.call('ZREM', due, member)
     if m.state ~= 'running' then
       leave(member, id, key)
     end
@@ -338,15 +335,56 @@ local function take(member, token, lease)
   if key ~= '' and redis.pcall('LINDEX', line(key), 0) ~= id then
     -- Part of the line was lost. It goes to the end of what there is.
     clear(line(key), 'list')
-    redis.call('ZREM', due, member)
     redis.call('LREM', line(key), 0, id)
     redis.call('RPUSH', line(key), id)
     outlive(line(key), life(m))
     advance(key)
     return
   end
-  start(member, id, m, token, lease)
+  start(id, m, token, lease)
   return 'taken', id, m
+end
+
+-- Takes so many messages that are due, but not much more than max_bytes of payload. The
+-- i-th taken is of tokens(i). Answers them: {id, record}, and how many had expired, and
+-- how many were junk.
+local function take_due(want, tokens, lease, max_bytes)
+  local taken, bytes, expired, junk = {}, 0, 0, 0
+  local members = redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, want)
+  if #members == 0 then
+    return taken, expired, junk
+  end
+  redis.call('ZREM', due, unpack(members))
+  local gone, held = {}, {}
+  for _, member in ipairs(members) do
+    if bytes >= max_bytes then
+      redis.call('ZADD', due, num(now), member)
+    else
+      local what, id, m = take(member, tokens(#taken + 1), lease)
+      if what == 'taken' then
+        taken[#taken + 1] = {id, m}
+        bytes = bytes + #m.payload
+        gone[#gone + 1] = member
+        held[#held + 1] = num(now + lease)
+        held[#held + 1] = member
+      elseif what == 'expired' then
+        expired = expired + 1
+      elseif what == 'junk' then
+        junk = junk + 1
+      end
+    end
+  end
+  if #gone > 0 then
+    redis.call('ZREM', open, unpack(gone))
+    redis.call('ZADD', running, unpack(held))
+  end
+  return taken, expired, junk
+end
+
+-- A message as a worker is told of it.
+local function told(id, m)
+  local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0
+  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0}
 end
 
 local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end
@@ -354,7 +392,7 @@ local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end
 -- A message as a worker is told of it.
 local function told(id, m)
   local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0
-  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind}
+  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0}
 end
 
 -- Whether the caller holds the claim of the message: 'held', 'settled' if it

@@ -26,6 +26,7 @@
 --             the next message, if one was claimed }
 --           and at last 1 when a message is due now, else 0
 local lease = tonumber(ARGV[3])
+local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
 clear_sets() -- or a damaged one would stop this half way
 local idle = paused() -- nothing is to be claimed
 
@@ -43,128 +44,147 @@ local function follow(key, token)
       advance(key) -- a claim will see what it is
       return
     elseif m.not_after > now then
-      start(member, id, m, token, lease)
+      start(id, m, token, lease)
+      redis.call('ZREM', due, member)
+      redis.call('ZREM', open, member)
+      redis.call('ZADD', running, num(now + lease), member)
       return id, m
     end
     give_up(member, id, key, 'expired')
   end
 end
 
-local function any(token)
-  for _ = 1, STEPS do
-    local member = redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 1)[1]
-    if not member then
-      return
-    end
-    local what, id, m = take(member, token, lease)
-    if what == 'taken' then
-      return id, m
-    end
-  end
-end
+local function more(key) return key ~= '' and redis.call('EXISTS', line(key)) or 0 end
 
--- The rest of the answer for a claim that has ended. What is claimed next is noted in
--- the record of what it follows, should this call be sent again.
-local function after(id, key, next, which)
-  local nid, m
-  if next == '' or idle then
-    nid = nil
-  elseif which == 'key' then
-    nid, m = follow(key, next)
-  else
-    nid, m = any(next)
+-- Ends a message that is not to run again. It may be followed by another of its key.
+local function finish(c, n)
+  local id, key = c.id, c.key
+  local nid, m = n and n[1], n and n[2]
+  if c.how == 'dead' then
+    bury(id .. ' ' .. key, id, key, c.cause)
+  elseif key ~= '' then
+    drop(id, key)
   end
-  local more = key ~= '' and redis.call('EXISTS', line(key)) or 0
-  if nid then
-    redis.call('HSET', record(id), 'next', nid)
-    return more, told(nid, m)
-  end
-  if which == 'key' then
+  if c.which == 'key' and not idle then
+    nid, m = follow(key, c.next)
+  elseif key ~= '' then
     advance(key)
   end
-  return more
-end
-
-local function again(id, key, next)
-  local more = key ~= '' and redis.pcall('EXISTS', line(key)) or 0
-  local nid = next ~= '' and redis.call('HGET', record(id), 'next')
-  local nkey = nid and redis.pcall('HGET', record(nid), 'key')
-  local m = type(nkey) == 'string' and load(nid, nkey, true)
-  if m and m.payload and m.state == 'running' and m.owner == next then
-    return more, told(nid, m)
-  end
-  return more
-end
-
-local function settle(id, key, token, how, delay, cause, lost, awaits, result, next, which)
-  local member = id .. ' ' .. key
-  local claim, m = claimed(id, key, token)
-  if claim == 'lost' then
-    return {0, 0}
-  elseif claim == 'settled' then
-    return {m.state == 'expired' and 2 or 1, again(id, key, next)}
-  end
-
-  redis.call('ZREM', running, member)
-  if how == 'done' then
-    if key ~= '' then
-      drop(id, key)
-      if which ~= 'key' then
-        advance(key)
-      end
-    end
+  -- What is claimed next is noted, should this call be sent again.
+  if c.how == 'dead' then
+    redis.call('HSET', record(id), 'settled', c.token, 'next', nid or '')
+  else
     redis.call('HDEL', record(id), 'payload', 'owner', 'nudged')
-    redis.call('HSET', record(id), 'state', 'done', 'settled', token, 'ended', num(now), 'losses', m.losses + lost)
-    if result ~= '' then
-      redis.call('HSET', record(id), 'result', result)
+    redis.call('HSET', record(id), 'state', 'done', 'ended', num(now), 'settled', c.token, 'next', nid or '')
+    if c.result ~= '' then
+      redis.call('HSET', record(id), 'result', c.result)
     end
     redis.call('PEXPIRE', record(id), num(retention))
     count('done')
-    return {1, after(id, key, next, which)}
-  elseif how == 'dead' then
-    redis.call('HDEL', record(id), 'owner')
-    redis.call('HSET', record(id), 'settled', token, 'losses', m.losses + lost)
-    bury(member, id, key, cause)
-    return {1, after(id, key, next, which)}
   end
+  if nid then
+    return {1, more(key), told(nid, m)}
+  end
+  return {1, more(key)}
+end
 
+-- Gives a message back to the queue.
+local function give_back(c, n)
+  local id, key, member = c.id, c.key, c.id .. ' ' .. c.key
+  local m = load(id, key)
   -- A nudge that came between the conflict and here found the message running and
   -- left its mark: the key was freed since, so do not wait for it.
-  local at = now + delay
-  if awaits == 1 and m.nudged then
+  local at = now + c.delay
+  if c.awaits == 1 and m.nudged then
     at = now
   end
+  local code = 1
   redis.call('HDEL', record(id), 'owner', 'nudged')
-  redis.call('HSET', record(id), 'state', 'queued', 'settled', token, 'due', num(at), 'losses', m.losses + lost)
-  if how == 'retry' then
-    redis.call('HSET', record(id), 'cause', cause)
+  redis.call('HSET', record(id), 'state', 'queued', 'due', num(at), 'settled', c.token, 'next', n and n[1] or '')
+  if c.how == 'retry' then
+    redis.call('HSET', record(id), 'cause', c.cause)
     count('retried')
-    if at >= m.not_after then
-      give_up(member, id, key, 'expired')
-      return {2, after(id, key, next, which)}
-    end
   else
     redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))
   end
-  if how == 'conflict' then
+  if c.how == 'conflict' then
     redis.call('HSET', record(id), 'conflicts', m.conflicts + 1)
   end
-  if awaits == 1 then
-    redis.call('HSET', record(id), 'wait', 'key')
+  if c.how == 'retry' and at >= m.not_after then
+    give_up(member, id, key, 'expired')
+    code = 2
+  else
+    if c.awaits == 1 then
+      redis.call('HSET', record(id), 'wait', 'key')
+    end
+    reopen(member, m)
+    make_due(member, at, life(m))
   end
-  reopen(member, m)
-  make_due(member, at, life(m))
-  return {1, after(id, key, next, which)}
+  if n then
+    return {code, more(key), told(n[1], n[2])}
+  end
+  return {code, more(key)}
 end
 
-local replies = {}
+local function settle(c, n)
+  if c.lost == 1 then
+    redis.call('HINCRBY', record(c.id), 'losses', 1)
+  end
+  if c.how == 'done' or c.how == 'dead' then
+    return finish(c, n)
+  end
+  return give_back(c, n)
+end
+
+-- The answer to a call that was sent before.
+local function again(c, state, nid)
+  local reply = {state == 'expired' and 2 or 1, more(c.key)}
+  local key = c.next ~= '' and nid and redis.pcall('HGET', record(nid), 'key')
+  local m = type(key) == 'string' and load(nid, key, true)
+  if m and m.payload and m.state == 'running' and m.owner == c.next then
+    reply[3] = told(nid, m)
+  end
+  return reply
+end
+
+local replies, held, tokens, members = {}, {}, {}, {}
 for i = 4, #ARGV, 11 do
-  local done, reply = pcall(settle, ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4]),
-    ARGV[i + 5], tonumber(ARGV[i + 6]), tonumber(ARGV[i + 7]), ARGV[i + 8], ARGV[i + 9], ARGV[i + 10])
+  local c = {
+    id = ARGV[i], key = ARGV[i + 1], token = ARGV[i + 2], how = ARGV[i + 3], delay = tonumber(ARGV[i + 4]),
+    cause = ARGV[i + 5], lost = tonumber(ARGV[i + 6]), awaits = tonumber(ARGV[i + 7]), result = ARGV[i + 8],
+    next = ARGV[i + 9], which = ARGV[i + 10], place = #replies + 1,
+  }
+  local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'settled', 'next')
+  if f[1] == 'running' and f[2] == c.token and f[3] == c.key then
+    held[#held + 1] = c
+    members[#members + 1] = c.id .. ' ' .. c.key
+    if c.which == 'any' and not idle then
+      tokens[#tokens + 1] = c
+    end
+    replies[c.place] = 0
+  elseif f[4] == c.token then
+    replies[c.place] = again(c, f[1], f[5])
+  else
+    replies[c.place] = {0, 0}
+  end
+end
+
+if #held > 0 then
+  redis.call('ZREM', running, unpack(members))
+end
+local nexts = {}
+if #tokens > 0 then
+  for i, message in ipairs((take_due(#tokens, function(i) return tokens[i].next end, lease, BYTES))) do
+    nexts[tokens[i].place] = message
+  end
+end
+for i, c in ipairs(held) do
+  local done, reply = pcall(settle, c, nexts[c.place])
   if not done then -- what is wrong with one claim is not wrong with the others
+    redis.call('ZADD', running, num(now + lease), members[i])
     reply = {-1, type(reply) == 'table' and reply.err or tostring(reply)}
   end
-  replies[#replies + 1] = reply
+  replies[c.place] = reply
 end
 flush()
 replies[#replies + 1] = any_due()

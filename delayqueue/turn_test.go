@@ -1,0 +1,329 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// fences is a handler that records the fence of each message's lease.
+type fences struct {
+	ran
+	of map[string]int64
+}
+
+func (f *fences) handle(ctx context.Context, m delayqueue.Message) error {
+	lease, ok := core.LeaseFrom(ctx)
+	if !ok || lease.Key() != m.Key {
+		return delayqueue.SkipRetry(errors.New("no lease"))
+	}
+	f.mu.Lock()
+	f.of[m.ID] = lease.Fence()
+	f.mu.Unlock()
+	return f.ran.handle(ctx, m)
+}
+
+func TestMessagesOfAKeyRunInOneTurnUnderOneLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		var ids []string
+		for i := range 10 {
+			ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: "k"}))
+		}
+		f := &fences{of: map[string]int64{}}
+		b.start(f.handle, delayqueue.WithConcurrency(4))
+		for _, id := range ids {
+			require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
+		}
+		require.Equal(t, ids, f.ids())
+		for _, id := range ids {
+			require.Equal(t, f.of["0"], f.of[id], "of message %s", id)
+		}
+		require.NoError(t, b.hold("k").Release(t.Context()), "the key is free, and not reserved")
+	})
+}
+
+func TestATurnEndsForOtherKeys(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		for i := range 20 {
+			b.enqueue(delayqueue.Job{ID: fmt.Sprint("long", i), Key: "long"})
+		}
+		other := b.enqueue(delayqueue.Job{ID: "other", Key: "other"})
+		r := &ran{}
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			time.Sleep(30 * time.Millisecond)
+			return r.handle(ctx, m)
+		}, delayqueue.WithConcurrency(1))
+		b.reaches(other, delayqueue.StateDone)
+		require.Less(t, len(r.ids()), 20, "it need not wait for all of the other key")
+		b.reaches("long19", delayqueue.StateDone)
+		var long []string
+		for _, id := range r.ids() {
+			if id != "other" {
+				long = append(long, id)
+			}
+		}
+		for i, id := range long {
+			require.Equal(t, fmt.Sprint("long", i), id)
+		}
+	})
+}
+
+func TestAFailureEndsATurnAndKeepsThePlace(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		for i := range 6 {
+			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: "k"})
+		}
+		r := &ran{}
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			_ = r.handle(ctx, m)
+			switch {
+			case m.ID == "1" && m.Attempt == 1:
+				return errors.New("not yet")
+			case m.ID == "2" && m.Attempt == 1:
+				panic("not yet")
+			case m.ID == "3":
+				return delayqueue.SkipRetry(errors.New("never"))
+			}
+			return nil
+		})
+		b.reaches("5", delayqueue.StateDone)
+		require.Equal(t, []string{"0", "1", "1", "2", "2", "3", "4", "5"}, r.ids())
+		require.Equal(t, delayqueue.StateDead, b.status("3").State)
+		require.NoError(t, b.hold("k").Release(t.Context()))
+	})
+}
+
+func TestAFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+		call := core.Call{Key: "k", Principal: "alice", Encode: func() ([]byte, error) { return []byte("parked"), nil }}
+		lease := b.hold("k")
+		var parked []string
+		for range 3 {
+			var deferred *core.DeferredError
+			require.ErrorAs(t, guard.Do(t.Context(), call, nil), &deferred)
+			parked = append(parked, deferred.Ticket.ID)
+		}
+		require.NoError(t, lease.Release(t.Context()))
+
+		// No worker has come yet: the key is free, and kept.
+		_, err := b.other.TryAcquire(t.Context(), "k")
+		require.ErrorIs(t, err, core.ErrConflict)
+		var deferred *core.DeferredError
+		require.ErrorAs(t, guard.Do(t.Context(), call, nil), &deferred, "and who comes now stands behind them")
+		parked = append(parked, deferred.Ticket.ID)
+
+		r := &ran{}
+		b.start(r.handle)
+		b.reaches(parked[3], delayqueue.StateDone)
+		require.Equal(t, parked, r.ids())
+		require.Equal(t, "alice", r.all()[0].Principal)
+		fresh, err := b.other.TryAcquire(t.Context(), "k")
+		require.NoError(t, err, "when all are done the key is free at once")
+		require.NoError(t, fresh.Release(t.Context()))
+	})
+}
+
+func TestWithoutPrecedenceAFreshCallMayOvertake(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPrecedence(0))
+		lease := b.hold("k")
+		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
+		require.ErrorIs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(t.Context(), call, nil), core.ErrDeferred)
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, b.hold("k").Release(t.Context()))
+	})
+}
+
+func TestACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ctx := t.Context()
+		r := &ran{}
+		b.start(r.handle)
+		lease := b.hold("k")
+		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("work"), nil }}
+		var deferred *core.DeferredError
+		require.ErrorAs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(ctx, call, nil), &deferred)
+		id := deferred.Ticket.ID
+		redistest.Eventually(t, func() bool { return b.status(id).Conflicts > 0 }, "no worker met the held key")
+
+		// It may be claimed for a moment, to see whether its key is free by now.
+		redistest.Eventually(t, func() bool { return !errors.Is(b.queue.Cancel(ctx, id), delayqueue.ErrRunning) }, "it is never queued")
+		require.NoError(t, b.queue.Cancel(ctx, id), "twice is once")
+		require.Equal(t, delayqueue.StateCancelled, b.status(id).State)
+		require.NoError(t, lease.Release(ctx))
+		redistest.Eventually(t, func() bool {
+			lease, err := b.other.TryAcquire(ctx, "k")
+			return err == nil && lease.Release(ctx) == nil
+		}, "the key stays reserved for nobody")
+		require.Empty(t, r.ids())
+		_, err := b.queue.Result(ctx, id)
+		require.ErrorIs(t, err, delayqueue.ErrNotFound)
+	})
+}
+
+func TestCancelTellsWhatItCannotCancel(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(3))
+		ctx := t.Context()
+		goOn, running := make(chan struct{}), make(chan struct{})
+		b.start(func(context.Context, delayqueue.Message) error { close(running); <-goOn; return nil })
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		<-running
+		require.ErrorIs(t, b.queue.Cancel(ctx, id), delayqueue.ErrRunning)
+		close(goOn)
+		s, err := b.queue.Wait(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateDone, s.State)
+		require.ErrorIs(t, b.queue.Cancel(ctx, id), delayqueue.ErrEnded)
+		for _, id := range []string{"unknown", "", "b l a n k"} {
+			require.ErrorIs(t, b.queue.Cancel(ctx, id), delayqueue.ErrNotFound)
+		}
+		delayed := b.enqueue(delayqueue.Job{Delay: time.Minute})
+		require.NoError(t, b.queue.Cancel(ctx, delayed))
+	})
+}
+
+func TestWaitTellsTheEnd(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		id := b.enqueue(delayqueue.Job{Delay: 30 * time.Millisecond})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		_, err := b.queue.Wait(ctx, id)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		b.start((&ran{}).handle)
+		s, err := b.queue.Wait(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateDone, s.State)
+		_, err = b.queue.Wait(t.Context(), "unknown")
+		require.ErrorIs(t, err, delayqueue.ErrNotFound)
+	})
+}
+
+func TestPartitionsShareTheWorkAndKeepKeysTogether(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(5))
+		r := &ran{}
+		const n = 100
+		for i := range n {
+			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i), Key: fmt.Sprint("key", i%10)})
+		}
+		used := map[string]bool{}
+		for _, name := range redistest.Keys(t, b.rdb, env.Prefix) {
+			if i := len(env.Prefix + ":queue:{"); len(name) > i+5 {
+				used[name[i:i+5]] = true
+			}
+		}
+		require.Greater(t, len(used), 2)
+		b.start(r.handle)
+		b.start(r.handle)
+		for i := range n {
+			b.reaches(fmt.Sprint(i), delayqueue.StateDone)
+		}
+		last := map[string]int{}
+		for _, m := range r.all() {
+			var i int
+			_, err := fmt.Sscan(m.ID, &i)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, i, last[m.Key], "of key %s", m.Key)
+			last[m.Key] = i
+		}
+		require.Len(t, r.ids(), n)
+		again, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "7", Key: "key7"})
+		require.NoError(t, err)
+		require.Equal(t, "7", again.ID)
+		require.Equal(t, delayqueue.StateDone, b.status("7").State, "the same id is the same message")
+	})
+}
+
+func TestAPausedWorkerClaimsNothing(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		r := &ran{}
+		w := b.start(r.handle)
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		w.Pause()
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		time.Sleep(50 * time.Millisecond)
+		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
+		w.Resume()
+		b.reaches(id, delayqueue.StateDone)
+	})
+}
+
+func TestResultsAreKeptWithTheirMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		keys := delayqueue.Keyring{Current: "a", Keys: map[string][]byte{"a": []byte("0123456789abcdef0123456789abcdef")}}
+		for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(keys)}} {
+			t.Run(name, func(t *testing.T) {
+				b := setup(t, env, append(opts, delayqueue.WithMaxResult(10), delayqueue.WithPrefix(env.Prefix+name))...)
+				b.start(func(ctx context.Context, m delayqueue.Message) error {
+					if err := delayqueue.SetResult(ctx, make([]byte, 11)); !errors.Is(err, delayqueue.ErrResultTooLarge) {
+						return delayqueue.SkipRetry(fmt.Errorf("too large: %w", err))
+					}
+					_ = delayqueue.SetResult(ctx, []byte("earlier"))
+					_ = delayqueue.SetResult(ctx, m.Payload)
+					if m.Attempt == 1 {
+						return errors.New("cause: secret")
+					}
+					return nil
+				})
+				id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
+				_, err := b.queue.Result(t.Context(), id)
+				require.ErrorIs(t, err, delayqueue.ErrNotFound)
+				s := b.reaches(id, delayqueue.StateDone)
+				require.Equal(t, "cause: secret", s.Cause)
+				result, err := b.queue.Result(t.Context(), id)
+				require.NoError(t, err)
+				require.Equal(t, "secret", string(result))
+				stored := fmt.Sprint(b.rdb.HGetAll(t.Context(), env.Prefix+name+":queue:{q}:message:"+id).Val())
+				require.Equal(t, name == "plain", len(opts) == 0)
+				if name == "sealed" {
+					require.NotContains(t, stored, "secret")
+				}
+			})
+		}
+		require.ErrorIs(t, delayqueue.SetResult(t.Context(), nil), delayqueue.ErrNoHandler)
+	})
+}
+
+func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ring := func(id string) delayqueue.Option {
+			return delayqueue.WithEncryption(delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte("0123456789abcdef0123456789abcde" + id)}})
+		}
+		b := setup(t, env, ring("a"))
+		ev := newEvents()
+		r := &ran{}
+		other := b.newQueue(b.rdb, ring("b"))
+		b.startOn(other, r.handle, delayqueue.WithObserver(ev))
+		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
+		e := next(t, ev.settled)
+		require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
+		require.ErrorIs(t, e.Err, delayqueue.ErrSealed)
+		require.Equal(t, 0, b.status(id).Attempts)
+
+		plain := b.newQueue(b.rdb)
+		forged, err := plain.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("forged")})
+		require.NoError(t, err)
+		b.reaches(forged.ID, delayqueue.StateDead)
+		s, err := other.Status(t.Context(), forged.ID)
+		require.NoError(t, err)
+		require.Contains(t, s.Cause, "not sealed")
+		require.Empty(t, r.ids())
+	})
+}

@@ -1,0 +1,123 @@
+package httplock_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// depot is a bench with a queue, a guard that parks on it, and a mux that
+// replays go through.
+type depot struct {
+	*bench
+	queue *delayqueue.Queue
+	guard *core.Guard
+	mux   *http.ServeMux
+	log   *logged // of guards and workers
+}
+
+func openDepot(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *depot {
+	t.Helper()
+	d := &depot{bench: setup(t, env), mux: http.NewServeMux(), log: &logged{}}
+	var err error
+	d.queue, err = delayqueue.New(d.rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
+	require.NoError(t, err)
+	d.guard = core.NewGuard(d.locker, delayqueue.Policy(d.queue))
+	d.mux.Handle("/tickets/", httplock.TicketHandler(d.queue, anyone))
+	return d
+}
+
+// handle serves handler at /orders/{id}, and parks its requests.
+func (d *depot) handle(handler http.HandlerFunc, opts ...httplock.Option) {
+	d.mux.Handle("/orders/{id}", d.perKey(opts...)(handler))
+}
+
+func (d *depot) perKey(opts ...httplock.Option) func(http.Handler) http.Handler {
+	opts = append([]httplock.Option{httplock.WithStatusPath("/tickets/"), httplock.WithLogger(d.log.logger())}, opts...)
+	return httplock.PerKey(d.guard, orderKey, opts...)
+}
+
+// work starts a worker that is stopped with the test.
+func (d *depot) work(t *testing.T, opts ...httplock.ReplayOption) {
+	t.Helper()
+	w, err := delayqueue.NewWorker(d.queue, d.locker, httplock.Replay(d.mux, opts...),
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.logger()))
+	require.NoError(t, err)
+	require.NoError(t, w.Start())
+	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+}
+
+// requireParked returns where the ticket is.
+func requireParked(t *testing.T, resp answer) (location string) {
+	t.Helper()
+	require.Equal(t, http.StatusAccepted, resp.status, resp.body)
+	return resp.header.Get("Location")
+}
+
+func (d *depot) status(t *testing.T, location string) delayqueue.Status {
+	t.Helper()
+	s, err := d.queue.Status(t.Context(), strings.TrimPrefix(location, "/tickets/"))
+	require.NoError(t, err)
+	return s
+}
+
+func (d *depot) await(t *testing.T, location string, state delayqueue.State) delayqueue.Status {
+	t.Helper()
+	redistest.Eventually(t, func() bool { return d.status(t, location).State == state }, "the ticket becomes "+string(state))
+	return d.status(t, location)
+}
+
+// result waits for the result of a parked request.
+func (d *depot) result(t *testing.T, location string) answer {
+	t.Helper()
+	d.await(t, location, delayqueue.StateDone)
+	resp := call(t, d.mux, http.MethodGet, location, "")
+	require.Equal(t, http.StatusSeeOther, resp.status)
+	var ticket struct{ State string }
+	require.NoError(t, json.Unmarshal([]byte(resp.body), &ticket))
+	require.Equal(t, "done", ticket.State)
+	return call(t, d.mux, http.MethodGet, location+"/result", "")
+}
+
+func (d *depot) requireNothingParked(t *testing.T) {
+	t.Helper()
+	stats, err := d.queue.Stats(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, stats.Queued+stats.Running+stats.Dead)
+}
+
+// logged is what was logged.
+type logged struct {
+	mu  sync.Mutex
+	out bytes.Buffer
+}
+
+func (l *logged) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.String()
+}

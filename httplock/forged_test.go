@@ -1,0 +1,248 @@
+package httplock_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// forged are headers by which a client might hope to pass for a replay, for
+// somebody else, or for another request.
+var forged = []string{
+	"Perkey-Replay", "X-Perkey-Replay", "Perkey-Replayed", "X-Perkey-Replayed", "Perkey-Id", "X-Perkey-Id", "Perkey-Ticket", "X-Perkey-Ticket",
+	"Perkey-Principal", "X-Perkey-Principal", "Perkey-Key", "X-Perkey-Key", "Perkey-Truncated", "X-Principal", "X-User", "X-Replay",
+	"X-Original-Url", "X-Rewrite-Url", "X-Http-Method-Override", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Forwarded",
+}
+
+// sendRaw sends bytes to a server as they are.
+func sendRaw(t *testing.T, url, message string) answer {
+	t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, message)
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return answer{resp.StatusCode, resp.Header, string(body)}
+}
+
+func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		replays := make(chan *http.Request, 1)
+		d.handle(func(_ http.ResponseWriter, r *http.Request) {
+			if _, replayed := httplock.Replayed(r.Context()); replayed {
+				replays <- r
+			}
+		}, httplock.WithPrincipal(bearer, func(_ *http.Request, principal string) error {
+			if principal != "user:ann" {
+				return httplock.ErrForbidden
+			}
+			return nil
+		}), httplock.AllowHeaders("X-Hop"))
+		d.mux.Handle("/rejected/{id}", httplock.PerKey(core.NewGuard(d.locker, nil), orderKey)(mustNotRun(t)))
+		d.work(t)
+		url, _ := serve(t, d.mux)
+
+		message := func(target string) string {
+			var b strings.Builder
+			fmt.Fprintf(&b, "POST %s HTTP/1.1\r\nHost: evil.example\r\n", target)
+			for _, name := range forged {
+				fmt.Fprintf(&b, "%s: %s\r\n", name, ticketID)
+			}
+			b.WriteString("X-Hop: 1\r\nIdempotency-Key: 2\r\nAccept: a/b\r\nConnection: close, x-hop, IDEMPOTENCY-KEY\r\nConnection: authorization\r\n")
+			fmt.Fprintf(&b, "Authorization: Bearer %s\r\nContent-Length: 2\r\n\r\n{}", secret)
+			return b.String()
+		}
+		require.Equal(t, http.StatusOK, sendRaw(t, url, message(ordersPath)).status)
+		require.Empty(t, replays, "no header makes a replay")
+
+		for _, target := range []string{
+			ordersPath + "?a=b",
+			"http://evil.example" + ordersPath + "?a=b",
+			"http://user:password@evil.example:1" + ordersPath + "?a=b",
+			"https://[::1]:2" + ordersPath + "?a=b",
+		} {
+			t.Run(target, func(t *testing.T) {
+				release := d.hold(t)
+				requireProblem(t, sendRaw(t, url, message("/rejected/"+secret)), http.StatusConflict, "conflict", true)
+				location := requireParked(t, sendRaw(t, url, message(target)))
+				release()
+				r := <-replays
+				require.Equal(t, http.MethodPost, r.Method)
+				require.Equal(t, ordersPath+"?a=b", r.RequestURI)
+				require.Equal(t, ordersPath+"?a=b", r.URL.String())
+				require.Empty(t, r.Host)
+				require.Empty(t, r.RemoteAddr)
+				require.Equal(t, http.Header{"Accept": {"a/b"}}, r.Header)
+				parked, _ := httplock.Replayed(r.Context())
+				require.Equal(t, httplock.Parked{ID: strings.TrimPrefix(location, "/tickets/"), Principal: "user:ann"}, parked)
+				require.Equal(t, http.StatusOK, d.result(t, location).status)
+			})
+		}
+	})
+}
+
+// contents is all that Redis holds, names and values.
+func contents(t *testing.T, rdb *redis.Client) string {
+	t.Helper()
+	ctx := t.Context()
+	var b strings.Builder
+	names, err := rdb.Keys(ctx, "*").Result()
+	require.NoError(t, err)
+	for _, name := range names {
+		kind, err := rdb.Type(ctx, name).Result()
+		require.NoError(t, err)
+		var value any
+		switch kind {
+		case "string":
+			value, err = rdb.Get(ctx, name).Result()
+		case "hash":
+			value, err = rdb.HGetAll(ctx, name).Result()
+		case "list":
+			value, err = rdb.LRange(ctx, name, 0, -1).Result()
+		case "set":
+			value, err = rdb.SMembers(ctx, name).Result()
+		case "zset":
+			value, err = rdb.ZRangeWithScores(ctx, name, 0, -1).Result()
+		case "stream":
+			value, err = rdb.XRange(ctx, name, "-", "+").Result()
+		case "none": // it has gone meanwhile
+		default:
+			require.Fail(t, "a key of type "+kind)
+		}
+		if err != nil && !assert.ErrorIs(t, err, redis.Nil) {
+			return ""
+		}
+		fmt.Fprintln(&b, name, kind, value)
+	}
+	return b.String()
+}
+
+func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
+	defaults := &logged{}
+	before, flags, writer := slog.Default(), log.Flags(), log.Writer()
+	slog.SetDefault(defaults.logger())
+	t.Cleanup(func() { // SetDefault redirects package log, and does not undo that
+		slog.SetDefault(before)
+		log.SetFlags(flags)
+		log.SetOutput(writer)
+	})
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		secrets := map[string]string{}
+		hidden := func(where string) string {
+			secrets[where] = rand.Text()
+			return secrets[where]
+		}
+		request := func(t *testing.T, target string) *http.Request {
+			r := request(t, http.MethodPost, "http://user:"+hidden("target's user")+"@evil.example"+target, "body-of-"+target)
+			for _, name := range []string{
+				"Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "Accept", "Perkey-Principal",
+			} {
+				r.Header.Set(name, hidden(name))
+			}
+			r.Header.Set("Connection", "accept") // so that it is nobody's business
+			return r
+		}
+		responseHeaders := []string{"Set-Cookie", "WWW-Authenticate", "Authentication-Info", "Authorization", "X-Api-Key", "X-Csrf-Token"}
+		respond := func(status int) http.HandlerFunc {
+			var values []string
+			for _, name := range responseHeaders {
+				values = append(values, hidden("response's "+name))
+			}
+			return func(w http.ResponseWriter, r *http.Request) {
+				for i, name := range responseHeaders {
+					w.Header().Add(name, values[i])
+				}
+				w.WriteHeader(status)
+				_, err := io.WriteString(w, "answer-to-"+r.URL.Path)
+				assert.NoError(t, err)
+			}
+		}
+
+		d := openDepot(t, env, delayqueue.WithMaxAttempts(2))
+		ann := httplock.WithPrincipal(func(*http.Request) (string, error) { return "user:ann", nil }, func(r *http.Request, _ string) error {
+			if strings.HasPrefix(r.URL.Path, "/forbidden/") {
+				return httplock.ErrForbidden
+			}
+			return nil
+		})
+		requireClean := func(when string, held ...string) {
+			t.Helper()
+			stored := contents(t, d.rdb)
+			for _, mark := range held {
+				require.Contains(t, stored, mark, when)
+			}
+			for where, value := range secrets {
+				require.NotContains(t, stored, value, where+", "+when)
+				require.NotContains(t, d.log.String(), value, where+", "+when)
+				require.NotContains(t, defaults.String(), value, where+", "+when)
+			}
+		}
+		running, goOn := make(chan struct{}), make(chan struct{})
+		done := respond(http.StatusForbidden)
+		for path, handler := range map[string]http.HandlerFunc{
+			"/done/{id}": func(w http.ResponseWriter, r *http.Request) {
+				if _, replayed := httplock.Replayed(r.Context()); replayed {
+					close(running)
+					<-goOn
+				}
+				done(w, r)
+			},
+			"/fails/{id}":     respond(http.StatusBadGateway),
+			"/forbidden/{id}": respond(http.StatusOK),
+		} {
+			d.mux.Handle(path, d.perKey(ann)(handler))
+		}
+		d.mux.Handle("/anonymous/{id}", d.perKey(httplock.ParkAnonymously())(respond(http.StatusOK)))
+		d.mux.Handle("/refused/{id}", d.perKey()(respond(http.StatusOK)))
+
+		do(d.mux, request(t, "/done/1"))
+		requireClean("run at once")
+		release := d.holdKey(t, "order:1")
+		location := map[string]string{}
+		for _, at := range []string{"/done/1", "/fails/1", "/forbidden/1", "/anonymous/1"} {
+			location[at] = requireParked(t, do(d.mux, request(t, at)))
+		}
+		requireProblem(t, do(d.mux, request(t, "/refused/1")), http.StatusConflict, "conflict", true)
+		requireClean("parked", "body-of-/done/1", "body-of-/anonymous/1", "user:ann")
+		d.work(t)
+		release()
+		<-running
+		requireClean("running", "body-of-/done/1")
+		close(goOn)
+		d.await(t, location["/fails/1"], delayqueue.StateDead)
+		for at, status := range map[string]int{"/done/1": 403, "/forbidden/1": 403, "/anonymous/1": 200} {
+			resp := d.result(t, location[at])
+			require.Equal(t, status, resp.status)
+			for where, value := range secrets {
+				require.NotContains(t, fmt.Sprint(resp), value, where)
+			}
+		}
+		letters, _, err := d.queue.List(context.Background(), delayqueue.StateDead, "", 10)
+		require.NoError(t, err)
+		require.Len(t, letters, 1)
+		requireClean("ended", "answer-to-/done/1", "answer-to-/anonymous/1", "body-of-/fails/1")
+	})
+}

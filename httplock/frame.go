@@ -1,0 +1,110 @@
+package httplock
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/textproto"
+	"strings"
+)
+
+// frame puts a line of JSON in front of a body. Requests and responses are
+// stored so.
+func frame(head any, body []byte) ([]byte, error) {
+	line, err := json.Marshal(head)
+	if err != nil {
+		return nil, fmt.Errorf("httplock: encode: %w", err)
+	}
+	framed := make([]byte, 0, len(line)+1+len(body))
+	framed = append(framed, line...)
+	framed = append(framed, '\n')
+	return append(framed, body...), nil
+}
+
+// unframe undoes frame. Unknown fields are an error: they may matter.
+func unframe(framed []byte, head any) (body []byte, err error) {
+	line, body, found := bytes.Cut(framed, []byte{'\n'})
+	if !found {
+		return nil, errors.New("no line of JSON in front of the body")
+	}
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(head); err != nil {
+		return nil, err
+	}
+	if len(bytes.TrimSpace(line[decoder.InputOffset():])) > 0 {
+		return nil, errors.New("more than one JSON value in its head")
+	}
+	return body, nil
+}
+
+// widenAll returns a copy of the headers with widened values, or nil.
+func widenAll(headers http.Header) http.Header {
+	var wide http.Header
+	for name, values := range headers {
+		if wide == nil {
+			wide = http.Header{}
+		}
+		for _, v := range values {
+			wide[name] = append(wide[name], widen(v))
+		}
+	}
+	return wide
+}
+
+// narrowAll undoes widenAll in place. It fails for what is no header, and for one
+// of those that are never stored.
+func narrowAll(headers http.Header, never map[string]bool) (err error) {
+	for name, values := range headers {
+		if !isToken(name) || textproto.CanonicalMIMEHeaderKey(name) != name || never[name] {
+			return fmt.Errorf("header %q", name)
+		}
+		for i := range values {
+			if values[i], err = narrow(values[i]); err != nil || !isFieldValue(values[i]) {
+				return fmt.Errorf("value of header %q", name)
+			}
+		}
+	}
+	return nil
+}
+
+var errNotByte = errors.New("a character that stands for no byte")
+
+// widen turns each byte into the character of that number, which JSON keeps.
+// ASCII stays as it is.
+func widen(s string) string {
+	if isASCII(s) {
+		return s
+	}
+	var b strings.Builder
+	for i := range len(s) {
+		b.WriteRune(rune(s[i]))
+	}
+	return b.String()
+}
+
+// narrow undoes widen.
+func narrow(s string) (string, error) {
+	if isASCII(s) {
+		return s, nil
+	}
+	b := make([]byte, 0, len(s))
+	for _, r := range s {
+		if r > 0xff {
+			return "", errNotByte
+		}
+		b = append(b, byte(r))
+	}
+	return string(b), nil
+}
+
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= 0x80 {
+			return false
+		}
+	}
+	return true
+}

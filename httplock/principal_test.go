@@ -1,0 +1,270 @@
+package httplock_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// bearer is a principal function: the token's owner.
+func bearer(r *http.Request) (string, error) {
+	switch r.Header.Get("Authorization") {
+	case "":
+		return "", nil
+	case "Bearer " + secret:
+		return "user:ann", nil
+	default:
+		return "", fmt.Errorf("token: %w", httplock.ErrForbidden)
+	}
+}
+
+func anybody(*http.Request, string) error { return nil }
+
+// fromAnn is a request that carries her token.
+func fromAnn(t *testing.T, target string) *http.Request {
+	t.Helper()
+	r := post(t, target)
+	r.Header.Set("Authorization", "Bearer "+secret)
+	return r
+}
+
+func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		asked := make(chan string, 2)
+		reauthorize := func(r *http.Request, principal string) error {
+			parked, replayed := httplock.Replayed(r.Context())
+			assert.True(t, replayed)
+			assert.Equal(t, principal, parked.Principal)
+			assert.Equal(t, secret, r.PathValue("id"))
+			assert.NotContains(t, r.Header, "Authorization")
+			asked <- principal
+			return nil
+		}
+		ran := make(chan string, 2)
+		d.handle(func(_ http.ResponseWriter, r *http.Request) {
+			parked, _ := httplock.Replayed(r.Context())
+			ran <- parked.Principal
+		}, httplock.WithPrincipal(bearer, reauthorize))
+
+		require.Equal(t, http.StatusOK, do(d.mux, fromAnn(t, ordersPath)).status)
+		require.Empty(t, <-ran)
+		require.Empty(t, asked, "only replays are authorized again")
+
+		release := d.hold(t)
+		anns := requireParked(t, do(d.mux, fromAnn(t, ordersPath)))
+		anonymous := requireParked(t, call(t, d.mux, http.MethodPost, ordersPath, ""))
+		require.Equal(t, "user:ann", d.status(t, anns).Principal)
+		require.Empty(t, d.status(t, anonymous).Principal)
+		d.work(t)
+		release()
+		for _, principal := range []string{"user:ann", ""} {
+			require.Equal(t, principal, <-asked)
+			require.Equal(t, principal, <-ran)
+		}
+		require.Equal(t, http.StatusOK, d.result(t, anns).status)
+	})
+}
+
+func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
+	for name, opts := range map[string][]httplock.Option{
+		"guarded": nil,
+		"skipped": {httplock.Skip(func(r *http.Request) bool {
+			_, replayed := httplock.Replayed(r.Context())
+			return replayed
+		})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openDepot(t, redistest.Embedded(t))
+			d.handle(mustNotRun(t), append(opts, httplock.WithPrincipal(bearer, func(*http.Request, string) error {
+				return fmt.Errorf("%s was dismissed: %w", secret, httplock.ErrForbidden)
+			}))...)
+			release := d.hold(t)
+			location := requireParked(t, do(d.mux, fromAnn(t, ordersPath)))
+			d.work(t)
+			release()
+			resp := d.result(t, location)
+			requireProblem(t, resp, http.StatusForbidden, "forbidden", false)
+			require.Equal(t, 1, d.status(t, location).Attempts, "it is not tried again")
+			require.Contains(t, d.log.String(), "was dismissed")
+		})
+	}
+}
+
+func TestReauthorizationThatFailsIsTriedAgain(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	asked, ran := 0, 0
+	d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, httplock.WithPrincipal(bearer, func(*http.Request, string) error {
+		if asked++; asked < 3 {
+			return errors.New("no database")
+		}
+		return nil
+	}))
+	release := d.hold(t)
+	location := requireParked(t, do(d.mux, fromAnn(t, ordersPath)))
+	d.work(t)
+	release()
+	require.Equal(t, 3, d.await(t, location, delayqueue.StateDone).Attempts)
+	require.Equal(t, 1, ran)
+	require.Contains(t, d.status(t, location).Cause, "no database")
+}
+
+func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
+	for name, test := range map[string]struct {
+		principal func(*http.Request) (string, error)
+		status    int
+		kind      string
+	}{
+		"forbidden":   {bearer, http.StatusForbidden, "forbidden"},
+		"error":       {func(*http.Request) (string, error) { return "", errors.New(secret) }, http.StatusInternalServerError, "internal"},
+		"too long":    {func(*http.Request) (string, error) { return strings.Repeat("x", 257), nil }, http.StatusInternalServerError, "internal"},
+		"unprintable": {func(*http.Request) (string, error) { return "a\nb", nil }, http.StatusInternalServerError, "internal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openDepot(t, redistest.Embedded(t))
+			ran := 0
+			d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, httplock.WithPrincipal(test.principal, anybody))
+			r := post(t, ordersPath)
+			r.Header.Set("Authorization", "Bearer nobody's")
+			require.Equal(t, http.StatusOK, do(d.mux, r).status, "who may is for the handler to say")
+			d.hold(t)
+			requireProblem(t, do(d.mux, r), test.status, test.kind, false)
+			require.Equal(t, 1, ran)
+			d.requireNothingParked(t)
+		})
+	}
+}
+
+func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
+	for name, carry := range map[string]func(*http.Request){
+		"Authorization":       func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+secret) },
+		"empty Authorization": func(r *http.Request) { r.Header.Set("Authorization", "") },
+		"Proxy-Authorization": func(r *http.Request) { r.Header.Set("Proxy-Authorization", "Basic "+secret) },
+		"Cookie":              func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "session", Value: secret}) },
+		"certificate": func(r *http.Request) {
+			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openDepot(t, redistest.Embedded(t))
+			ran := 0
+			count := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran++ })
+			d.handle(count.ServeHTTP)
+			d.mux.Handle("/anonymous/{id}", d.perKey(httplock.ParkAnonymously())(count))
+			d.mux.Handle("/principal/{id}", d.perKey(httplock.WithPrincipal(bearer, anybody))(count))
+			with := func(target string) *http.Request {
+				r := post(t, target)
+				carry(r)
+				return r
+			}
+			require.Equal(t, http.StatusOK, do(d.mux, with(ordersPath)).status)
+			require.Empty(t, d.log.String())
+
+			release := d.hold(t)
+			for range 2 {
+				requireProblem(t, do(d.mux, with(ordersPath)), http.StatusConflict, "conflict", true)
+			}
+			d.requireNothingParked(t)
+			log := d.log.String()
+			require.Equal(t, 1, strings.Count(log, "level=WARN"), log)
+			require.Contains(t, log, "WithPrincipal")
+			require.Contains(t, log, "ParkAnonymously")
+			require.NotContains(t, log, secret)
+			require.Equal(t, 1, ran)
+
+			requireParked(t, call(t, d.mux, http.MethodPost, ordersPath, ""))
+			r := with("/anonymous/" + secret)
+			r.TLS = nil
+			location := requireParked(t, do(d.mux, r))
+			require.Empty(t, d.status(t, location).Principal)
+			if name == "Authorization" {
+				require.Equal(t, "user:ann", d.status(t, requireParked(t, do(d.mux, with("/principal/"+secret)))).Principal)
+			}
+			d.work(t)
+			release()
+			require.Equal(t, http.StatusOK, d.result(t, location).status)
+		})
+	}
+}
+
+func TestRequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	release := b.hold(t)
+	h := guarded(core.NewGuard(b.locker, retry.Policy{MaxWait: 1 << 40}), ok)
+	go func() {
+		<-b.conflict
+		release()
+	}()
+	require.Equal(t, http.StatusOK, do(h, fromAnn(t, ordersPath)).status)
+}
+
+func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.locker, nil)
+	other := httplock.PerKey(guard, func(*http.Request) (string, error) { return "other", nil })
+	own := func(opts ...httplock.Option) func(http.Handler) http.Handler {
+		return httplock.PerKey(guard, func(*http.Request) (string, error) { return "order:" + secret, nil }, opts...)
+	}
+	with := own(httplock.WithPrincipal(bearer, anybody))
+	m := message(t, post(t, ordersPath))
+	m.Principal = "user:ann"
+	for name, test := range map[string]struct {
+		h     http.Handler
+		fails bool
+	}{
+		"none":                   {own()(mustNotRun(t)), true},
+		"anonymous now":          {own(httplock.ParkAnonymously())(mustNotRun(t)), true},
+		"its own":                {with(http.HandlerFunc(ok)), false},
+		"behind another's guard": {other(with(http.HandlerFunc(ok))), false},
+		"in front of another":    {with(own()(http.HandlerFunc(ok))), false},
+		"too late":               {own()(with(mustNotRun(t))), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b.underKey(t, func(ctx context.Context) {
+				err := httplock.Replay(test.h)(ctx, m)
+				if !test.fails {
+					require.NoError(t, err)
+					return
+				}
+				require.ErrorContains(t, err, "the route has no WithPrincipal now")
+				require.NotErrorIs(t, err, core.ErrConflict)
+				require.NotContains(t, err.Error(), "user:ann")
+			})
+		})
+	}
+	m.Principal = ""
+	b.underKey(t, func(ctx context.Context) {
+		require.NoError(t, httplock.Replay(own()(http.HandlerFunc(ok)))(ctx, m))
+	})
+}
+
+func TestRoutesThatCannotAuthorizeAgainAreNotBuilt(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	with := httplock.WithPrincipal(bearer, anybody)
+	for name, opts := range map[string][]httplock.Option{
+		"no hook":              {httplock.WithPrincipal(bearer, nil)},
+		"no principal":         {httplock.WithPrincipal(nil, anybody)},
+		"nothing":              {httplock.WithPrincipal(nil, nil)},
+		"anonymously too":      {with, httplock.ParkAnonymously()},
+		"anonymously at first": {httplock.ParkAnonymously(), with},
+	} {
+		_, err := httplock.New(core.NewGuard(b.locker, nil), opts...)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+	h := guarded(core.NewGuard(b.locker, nil), mustNotRun(t), httplock.WithPrincipal(bearer, nil))
+	requireProblem(t, call(t, h, http.MethodPost, ordersPath, ""), http.StatusInternalServerError, "misconfigured", false)
+}
