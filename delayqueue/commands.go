@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // The scripts, called. go-redis may send each of them again when a reply is
@@ -257,13 +259,59 @@ func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, er
 	return found, nil
 }
 
-// cancel ends a queued message. It returns the state that it found, "" for none.
-func (p *partition) cancel(ctx context.Context, id string) (State, error) {
-	state, err := p.call(ctx, cancelScript, id).Text()
-	if err != nil {
-		return "", redisError(ctx, "cancel", err)
+// cancel ends queued messages. It returns the states that it found, "" for none.
+func (p *partition) cancel(ctx context.Context, ids ...string) ([]string, error) {
+	args := make([]any, len(ids))
+	for i, id := range ids {
+		args[i] = id
 	}
-	return State(state), nil
+	return words(ctx, "cancel", len(ids), p.call(ctx, cancelScript, args...))
+}
+
+// What redrive.lua and purge.lua answer, beside the state of what they left alone.
+const (
+	wordRedriven  = "redriven"
+	wordPurged    = "purged"
+	wordKeyFull   = "key full"
+	wordQueueFull = "queue full"
+	wordDamaged   = "damaged: " // and why
+)
+
+// A letter is a dead letter as it was seen: it may have been redriven since, and have
+// died again.
+type letter struct {
+	id   string
+	died string // in ms; "" whenever that was
+}
+
+// redrive puts dead letters back into the queue. It returns a word for each.
+func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
+	args := []any{p.queue.maxDepth, p.queue.maxDepthPerKey, ident.Random(16), ceilMilliseconds(maxAge)}
+	for _, l := range letters {
+		args = append(args, l.id, l.died)
+	}
+	return words(ctx, "redrive", len(letters), p.call(ctx, redriveScript, args...))
+}
+
+// purge forgets dead letters. It returns a word for each.
+func (p *partition) purge(ctx context.Context, letters ...letter) ([]string, error) {
+	args := []any{ident.Random(16)}
+	for _, l := range letters {
+		args = append(args, l.id, l.died)
+	}
+	return words(ctx, "purge", len(letters), p.call(ctx, purgeScript, args...))
+}
+
+// words are what a script answered, one for each of n.
+func words(ctx context.Context, op string, n int, reply *redis.Cmd) ([]string, error) {
+	all, err := reply.StringSlice()
+	if err == nil && len(all) != n {
+		err = errReply
+	}
+	if err != nil {
+		return nil, redisError(ctx, op, err)
+	}
+	return all, nil
 }
 
 func bit(b bool) int {

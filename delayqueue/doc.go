@@ -47,6 +47,15 @@
 //   - What is no message is moved out of the way, as a dead letter with a cause
 //     where it had the place of one; workers go on.
 //
+// # Operations
+//
+// Stats tells how many messages there are, how they ended, and how late the workers
+// are. List and Peek show messages without their payloads; Payload shows one. What died
+// is put back by Redrive and RedriveAll, or forgotten by Purge and PurgeAll; what is
+// queued is ended by Cancel and CancelAll. Pause and Resume are for all workers of the
+// queue. Each changes at most 100 messages in one go of Redis, and may be called again
+// when it failed: nothing is done twice.
+//
 // # In Redis
 //
 // All keys of a queue share one hash tag, so they are in one slot of a Cluster:
@@ -58,7 +67,10 @@
 //	                       :message:<id>  HASH  a message
 //	                       :order:<key>   LIST  the line of a key; its head is in due or running
 //	                       :claim:<token> STRING what a claim took, should it be sent again
+//	                       :receipt:<token> STRING what a redrive or purge answered, should it be sent again
 //	                       :audit         STRING where the next audit begins
+//	                       :counts        HASH  how many messages came, and how they ended
+//	                       :paused        STRING exists while nothing is to be started
 //	                       :junk:<name>   what had the name of one of these keys, but not its type
 //	                       :wake          channel: something is due earlier than before
 //

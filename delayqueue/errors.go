@@ -30,6 +30,12 @@ var (
 	ErrRunning = errors.New("message is running")
 	// ErrEnded: the message's life is over.
 	ErrEnded = errors.New("message has ended")
+	// ErrNotDead: the message is no dead letter, or not any more.
+	ErrNotDead = errors.New("message is not a dead letter")
+	// ErrDamaged: what Redis holds of a dead letter cannot be run.
+	ErrDamaged = errors.New("message is damaged")
+	// ErrInvalidArgument: a call was given something that cannot work.
+	ErrInvalidArgument = errors.New("invalid argument")
 	// ErrResultTooLarge: the result is over the queue's limit.
 	ErrResultTooLarge = errors.New("result too large")
 	// ErrNoHandler: SetResult was called outside of a handler.

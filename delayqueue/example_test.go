@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
+	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
@@ -118,4 +120,79 @@ func ExamplePolicy() {
 	// Output:
 	// deferred: true
 	// later: ship a parcel
+}
+
+// What failed for a reason that is mended is run again.
+func ExampleQueue_RedriveAll() {
+	server, err := embedded.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer func() { _ = rdb.Close() }()
+	locker, err := core.New(rdb)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = locker.Close() }()
+	queue, err := delayqueue.New(rdb, "mails")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var mended atomic.Bool
+	worker, err := delayqueue.NewWorker(queue, locker, func(context.Context, delayqueue.Message) error {
+		if mended.Load() {
+			return nil
+		}
+		return delayqueue.SkipRetry(errors.New("no route to mail.example.com"))
+	}, delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := worker.Start(); err != nil {
+		log.Fatal(err)
+	}
+
+	ctx := context.Background()
+	for _, id := range []string{"mail-1", "mail-2"} {
+		if _, err := queue.Enqueue(ctx, delayqueue.Job{ID: id, Name: "mail"}); err != nil {
+			log.Fatal(err)
+		}
+		if _, err := queue.Wait(ctx, id); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for cursor := ""; ; {
+		letters, next, err := queue.List(ctx, delayqueue.StateDead, cursor, 100)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, letter := range letters {
+			fmt.Printf("%s: %s\n", letter.ID, letter.Cause)
+		}
+		if cursor = next; next == "" {
+			break
+		}
+	}
+
+	mended.Store(true)
+	n, err := queue.RedriveAll(ctx, delayqueue.Filter{Cause: "no route"}, delayqueue.RedriveOptions{PerSecond: 100})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("redriven:", n)
+	status, err := queue.Wait(ctx, "mail-1")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("mail-1:", status.State)
+	if err := worker.Stop(ctx); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// mail-2: no route to mail.example.com
+	// mail-1: no route to mail.example.com
+	// redriven: 2
+	// mail-1: done
 }

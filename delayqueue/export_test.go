@@ -18,6 +18,13 @@ func WithConflictBackoff(initial, most time.Duration) WorkerOption {
 var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
 	"settle": settleScript.Hash(), "nudge": nudgeScript.Hash(), "cancel": cancelScript.Hash(),
+	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(),
 }
 
 func scored(score float64, member string) redis.Z { return redis.Z{Score: score, Member: member} }
+
+// SameKind tells whether two queues were made with the same options.
+func (q *Queue) SameKind(other *Queue) bool {
+	return q.split == other.split && (q.sealer == nil) == (other.sealer == nil) &&
+		q.maxAttempts == other.maxAttempts && q.maxDepth == other.maxDepth
+}

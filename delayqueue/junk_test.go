@@ -98,8 +98,7 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 				require.Contains(t, s.Cause, "quarantined: ")
 				require.Contains(t, s.Cause, c.cause)
 				require.NotContains(t, r.ids(), id)
-				letters, err := b.queue.DeadLetters(t.Context(), 10)
-				require.NoError(t, err)
+				letters := b.list(delayqueue.StateDead)
 				require.Len(t, letters, 1)
 				require.Equal(t, id, letters[0].ID)
 				require.Equal(t, s.Cause, letters[0].Cause)
@@ -126,10 +125,8 @@ func TestEntriesOfNoMessageAreQuarantined(t *testing.T) {
 		for _, set := range []string{"due", "open", "running"} {
 			require.Zero(t, b.rdb.ZCard(ctx, b.key(set)).Val(), set)
 		}
-		letters, err := b.queue.DeadLetters(ctx, 100)
-		require.NoError(t, err)
 		got := []string{}
-		for _, l := range letters {
+		for _, l := range b.list(delayqueue.StateDead) {
 			require.Contains(t, l.Cause, "quarantined: the record")
 			got = append(got, l.ID)
 		}
@@ -221,4 +218,17 @@ func TestMessagesOutliveTheLossOfOneSet(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestADamagedCountStopsNothing(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		for _, count := range []string{"enqueued", "done"} {
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("counts"), count, "many").Err())
+		}
+		var r ran
+		b.start(r.handle)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		require.Len(t, r.ids(), 1)
+	})
 }

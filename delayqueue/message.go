@@ -152,11 +152,3 @@ type Status struct {
 	// hold a handler's error or stack: it is for operators, not for clients.
 	Cause string
 }
-
-// DeadLetter is a message that was given up.
-type DeadLetter struct {
-	Message
-	// Cause is the last attempt's error, or its stack if it panicked.
-	Cause  string
-	DiedAt time.Time
-}

@@ -2,72 +2,117 @@ package delayqueue
 
 import (
 	"context"
-
-	"github.com/redis/go-redis/v9"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 )
 
-// Stats counts messages.
-type Stats struct{ Queued, Running, Dead int64 }
-
-// maxDeadLetters bounds one call of DeadLetters.
-const maxDeadLetters = 1000
-
-// DeadLetters returns the newest dead letters, newest first, at most limit and
-// at most 1000. What is not known of a letter, because its record was junk, is
-// zero.
-func (q *Queue) DeadLetters(ctx context.Context, limit int) ([]DeadLetter, error) {
-	if limit < 1 {
-		return nil, nil
-	}
-	ids, err := q.rdb.ZRevRange(ctx, q.partitions[0].base+":dead", 0, int64(min(limit, maxDeadLetters))-1).Result()
-	if err != nil {
-		return nil, redisError(ctx, "dead letters", err)
-	}
-	cmds := make([]*redis.SliceCmd, len(ids))
-	pipe := q.rdb.Pipeline()
-	for i, id := range ids {
-		cmds[i] = pipe.HMGet(ctx, q.partitions[0].recordName(id), letterFields...)
-	}
-	if len(ids) > 0 {
-		_, _ = pipe.Exec(ctx) // each command has its own error
-	}
-	letters := make([]DeadLetter, 0, len(ids))
-	for i, cmd := range cmds {
-		if err := cmd.Err(); err != nil {
-			if redis.HasErrorPrefix(err, "WRONGTYPE") {
-				continue
-			}
-			return nil, redisError(ctx, "dead letters", err)
-		}
-		r := readRecord(letterFields, cmd.Val())
-		if State(r.text("state")) != StateDead {
-			continue // its time was up
-		}
-		status := r.status(ids[i])
-		letter := DeadLetter{
-			Message: Message{
-				ID: ids[i], Key: status.Key, Name: status.Name, Principal: status.Principal, Payload: []byte(r.text("payload")),
-				Attempt: status.Attempts, Conflicts: status.Conflicts, Losses: status.Losses,
-				EnqueuedAt: status.EnqueuedAt, ExpiresAt: status.ExpiresAt,
-			},
-			Cause: q.cause(status), DiedAt: r.time("ended"),
-		}
-		if plain, err := q.sealer.open(kindPayload, letter.sealedOf(), letter.Payload); err == nil {
-			letter.Payload = plain
-		} else {
-			letter.Payload = nil
-		}
-		letters = append(letters, letter)
-	}
-	return letters, nil
+// Filter chooses messages: those that match all its fields that are set. The zero
+// Filter chooses all.
+type Filter struct {
+	// Key, Name and Principal are those of the message.
+	Key, Name, Principal string
+	// Cause is a part of the message's cause; case matters.
+	Cause string
+	// DiedFrom is the first time of death, and DiedBefore the one after the last. They
+	// are for dead letters only.
+	DiedFrom, DiedBefore time.Time
 }
 
-// Stats counts the queue's messages.
-func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	pipe := q.rdb.Pipeline()
-	open, running, dead := pipe.ZCard(ctx, q.partitions[0].base+":open"), pipe.ZCard(ctx, q.partitions[0].base+":running"), pipe.ZCard(ctx, q.partitions[0].base+":dead")
-	if _, err := pipe.Exec(ctx); err != nil {
-		return Stats{}, redisError(ctx, "stats", err)
+func (f Filter) matches(e Entry) bool {
+	switch {
+	case f.Key != "" && f.Key != e.Key:
+	case f.Name != "" && f.Name != e.Name:
+	case f.Principal != "" && f.Principal != e.Principal:
+	case !strings.Contains(e.Cause, f.Cause):
+	case e.EndedAt.Before(f.DiedFrom):
+	case !f.DiedBefore.IsZero() && !e.EndedAt.Before(f.DiedBefore):
+	default:
+		return true
 	}
-	return Stats{Queued: open.Val(), Running: running.Val(), Dead: dead.Val()}, nil
+	return false
+}
+
+const (
+	scanPage  = 500 // entries that a scan reads at once
+	scanBatch = 100 // messages that a script changes at most
+)
+
+// scan hands the messages to act that are in a state when it is called, and match, in
+// order and in batches. It reads what is not in the state by its record as an Entry
+// without a State.
+func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
+	act func(p *partition, batch []Entry) error,
+) error {
+	parts := q.partitions
+	if f.Key != "" {
+		parts = []*partition{q.partitionOf(f.Key, "")}
+	}
+	for _, p := range parts {
+		if err := q.scanPartition(ctx, op, p, state, f, match, act); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, state State, f Filter, match func(Entry) bool,
+	act func(p *partition, batch []Entry) error,
+) error {
+	var (
+		after *position
+		began time.Time // by the clock of Redis
+	)
+	if !f.DiedFrom.IsZero() { // between it and the millisecond before
+		after = &position{score: strconv.FormatFloat(float64(f.DiedFrom.UnixMilli())-0.5, 'f', 1, 64)}
+	}
+	for {
+		places, now, err := q.page(ctx, op, []*partition{p}, index{listed[state].name, true}, after, scanPage)
+		if err != nil || len(places) == 0 {
+			return err
+		}
+		if began.IsZero() {
+			began = now
+		}
+		read, last := len(places), places[len(places)-1].position
+		after = &last
+		places = slices.DeleteFunc(places, func(at place) bool {
+			_, key := at.message(state) // its record need not be read
+			return state != StateDead && f.Key != "" && key != f.Key
+		})
+		entries, err := q.look(ctx, op, state, places)
+		if err != nil {
+			return err
+		}
+		// What comes meanwhile is left alone: a message may die again of what it died
+		// of before.
+		entries = slices.DeleteFunc(entries, func(e Entry) bool {
+			return !match(e) || e.EndedAt.After(began) || state == StateQueued && e.EnqueuedAt.After(began)
+		})
+		for batch := range slices.Chunk(entries, scanBatch) {
+			if err := act(p, batch); err != nil {
+				return err
+			}
+		}
+		ended := state == StateDead && after.time().After(began) || !f.DiedBefore.IsZero() && !after.time().Before(f.DiedBefore)
+		if read < scanPage || ended {
+			return nil
+		}
+	}
+}
+
+// letters are dead letters as they were seen, so that none is meant that was redriven
+// since, and has died again.
+func letters(batch []Entry) []letter {
+	seen := make([]letter, len(batch))
+	for i, e := range batch {
+		seen[i] = letter{id: e.ID, died: "-"} // never: it was no dead letter
+		if e.State == StateDead && e.EndedAt.IsZero() {
+			seen[i].died = ""
+		} else if e.State == StateDead {
+			seen[i].died = strconv.FormatInt(e.EndedAt.UnixMilli(), 10)
+		}
+	}
+	return seen
 }

@@ -184,9 +184,11 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
 	}
 	for _, p := range q.partitions {
-		switch was, err := p.cancel(ctx, id); {
-		case err != nil:
+		found, err := p.cancel(ctx, id)
+		if err != nil {
 			return err
+		}
+		switch was := State(found[0]); {
 		case was == StateRunning:
 			return fmt.Errorf("delayqueue: cancel: %w", ErrRunning)
 		case was == StateQueued, was == StateCancelled:
@@ -204,24 +206,31 @@ func (q *Queue) read(ctx context.Context, op, id string, fields []string) (recor
 	if checkID(id) != nil {
 		return nil, fmt.Errorf("delayqueue: %s: %w", op, ErrNotFound)
 	}
+	r, _, err := q.find(ctx, op, id, fields)
+	return r, err
+}
+
+// find is read, also of a dead letter whose id no job could have, and tells where the
+// message is.
+func (q *Queue) find(ctx context.Context, op, id string, fields []string) (record, *partition, error) {
 	cmds := make([]*redis.SliceCmd, len(q.partitions))
 	pipe := q.rdb.Pipeline()
 	for i, p := range q.partitions {
 		cmds[i] = pipe.HMGet(ctx, p.recordName(id), fields...)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	for _, cmd := range cmds {
+	for i, cmd := range cmds {
 		if err := cmd.Err(); err != nil {
 			if redis.HasErrorPrefix(err, "WRONGTYPE") { // a worker will make it a dead letter
 				continue
 			}
-			return nil, redisError(ctx, op, err)
+			return nil, nil, redisError(ctx, op, err)
 		}
 		if r := readRecord(fields, cmd.Val()); r.text("state") != "" {
-			return r, nil
+			return r, q.partitions[i], nil
 		}
 	}
-	return nil, fmt.Errorf("delayqueue: %s: %w", op, ErrNotFound)
+	return nil, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
 }
 
 // hasMessages reports whether messages of a key are queued or running.

@@ -7,7 +7,7 @@ import (
 
 var (
 	statusFields = []string{"key", "name", "principal", "state", "attempts", "conflicts", "losses", "enqueued", "not_after", "cause"}
-	letterFields = append([]string{"payload", "ended"}, statusFields...)
+	entryFields  = append([]string{"due", "ended"}, statusFields...)
 )
 
 // record is a message's record, or part of it, as it was read. What is missing
@@ -17,8 +17,11 @@ type record map[string]string
 func readRecord(fields []string, values []any) record {
 	r := make(record, len(fields))
 	for i, field := range fields {
-		if i < len(values) {
-			r[field], _ = values[i].(string)
+		if i >= len(values) {
+			break
+		}
+		if s, ok := values[i].(string); ok {
+			r[field] = s
 		}
 	}
 	return r

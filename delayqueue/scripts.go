@@ -24,11 +24,25 @@ var (
 	nudgeSource string
 	//go:embed lua/cancel.lua
 	cancelSource string
+	//go:embed lua/admit.lua
+	admitSource string
+	//go:embed lua/receipt.lua
+	receiptSource string
+	//go:embed lua/redrive.lua
+	redriveSource string
+	//go:embed lua/purge.lua
+	purgeSource string
+	//go:embed lua/page.lua
+	pageSource string
+	//go:embed lua/stats.lua
+	statsSource string
 
-	enqueueScript = redis.NewScript(commonSource + enqueueSource)
+	enqueueScript = redis.NewScript(commonSource + admitSource + enqueueSource)
 	claimScript   = redis.NewScript(commonSource + claimSource)
 	extendScript  = redis.NewScript(commonSource + extendSource)
 	settleScript  = redis.NewScript(commonSource + settleSource)
 	nudgeScript   = redis.NewScript(commonSource + nudgeSource)
 	cancelScript  = redis.NewScript(commonSource + cancelSource)
+	redriveScript = redis.NewScript(commonSource + admitSource + receiptSource + redriveSource)
+	purgeScript   = redis.NewScript(commonSource + receiptSource + purgeSource)
 )

@@ -257,3 +257,29 @@ func TestTheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
 		require.Equal(t, StateExpired, s.State)
 	})
 }
+
+func TestALetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], verdict{outcome: OutcomeDead}))
+		e, err := q.Peek(t.Context(), "id")
+		require.NoError(t, err)
+		now, before := letters([]Entry{e})[0], letter{"id", "1"}
+		p := q.partitions[0]
+
+		words, err := p.redrive(t.Context(), time.Minute, before)
+		require.NoError(t, err)
+		require.Equal(t, []string{"dead"}, words)
+		words, err = p.purge(t.Context(), letter{"none", ""}, before)
+		require.NoError(t, err)
+		require.Equal(t, []string{"", "dead"}, words)
+		words, err = p.redrive(t.Context(), time.Minute, now, now)
+		require.NoError(t, err)
+		require.Equal(t, []string{"redriven", "queued"}, words)
+		words, err = p.purge(t.Context(), letter{"id", ""})
+		require.NoError(t, err)
+		require.Equal(t, []string{"queued"}, words)
+		require.Len(t, claimTest(t, q, "2", 2), 1)
+	})
+}

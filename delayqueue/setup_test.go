@@ -99,6 +99,23 @@ func (b *bench) status(id string) delayqueue.Status {
 	return s
 }
 
+// inState tells how many messages are queued, running and dead.
+func (b *bench) inState() [3]int64 {
+	b.t.Helper()
+	s, err := b.queue.Stats(b.t.Context())
+	require.NoError(b.t, err)
+	return [3]int64{s.Queued, s.Running, s.Dead}
+}
+
+// list returns all messages in a state.
+func (b *bench) list(state delayqueue.State) []delayqueue.Entry {
+	b.t.Helper()
+	entries, next, err := b.queue.List(b.t.Context(), state, "", 1000)
+	require.NoError(b.t, err)
+	require.Empty(b.t, next)
+	return entries
+}
+
 // reaches waits until the message is in the state.
 func (b *bench) reaches(id string, state delayqueue.State) delayqueue.Status {
 	b.t.Helper()

@@ -97,7 +97,7 @@ func (d *depot) requireNothingParked(t *testing.T) {
 	t.Helper()
 	stats, err := d.queue.Stats(t.Context())
 	require.NoError(t, err)
-	require.Zero(t, stats)
+	require.Zero(t, stats.Queued+stats.Running+stats.Dead)
 }
 
 // logged is what was logged.

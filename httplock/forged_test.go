@@ -240,7 +240,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 				require.NotContains(t, fmt.Sprint(resp), value, where)
 			}
 		}
-		letters, err := d.queue.DeadLetters(context.Background(), 10)
+		letters, _, err := d.queue.List(context.Background(), delayqueue.StateDead, "", 10)
 		require.NoError(t, err)
 		require.Len(t, letters, 1)
 		requireClean("ended", "answer-to-/done/1", "answer-to-/anonymous/1", "body-of-/fails/1")

@@ -15,6 +15,7 @@
 -- <base>:claim:<token> the ids that a claim took; it answers a claim that is sent again
 -- <base>:audit         where the next audit of open messages begins
 -- <base>:counts        HASH  how many messages came, and how they ended
+-- <base>:receipt:<...> what a call answered that must not be done twice
 -- <base>:paused        exists while nothing is to be claimed
 -- <base>:junk:<...>    what was found where something else had to be
 --
@@ -76,7 +77,9 @@ end
 -- it made due is now the first: else they have an earlier one to wake for.
 local function flush()
   for what, n in pairs(counts) do
-    redis.call('HINCRBY', base .. ':counts', what, n)
+    if type(redis.pcall('HINCRBY', base .. ':counts', what, n)) ~= 'number' then -- junk: count anew
+      redis.call('HSET', base .. ':counts', what, n)
+    end
     outlive(base .. ':counts', dead_retention)
   end
   for name, ms in pairs(lives) do

@@ -1,0 +1,44 @@
+-- How messages get into a partition, within its bounds: what enqueue.lua and
+-- redrive.lua share, after common.lua.
+--
+-- ARGV[3]  how many open and running messages the partition may have
+-- ARGV[4]  how many of them may be of one key
+local max_depth, max_line = tonumber(ARGV[3]), tonumber(ARGV[4])
+
+clear_sets()
+local depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
+
+local function full(key)
+  if key ~= '' and redis.call('LLEN', line(key)) >= max_line then
+    return 'key full'
+  elseif depth >= max_depth then
+    return 'queue full'
+  end
+end
+
+-- Why there is no room for a message of a key; nil if there is.
+local function refusal(key)
+  if key ~= '' then
+    clear(line(key), 'list')
+  end
+  if full(key) then -- what is full of messages that are too old is not full
+    sweep()
+    depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
+  end
+  return full(key)
+end
+
+-- Puts a message whose record is written at the end of its key's line.
+local function admit(id, key, at, not_after)
+  local member, ms = id .. ' ' .. key, not_after - now + retention
+  redis.call('PEXPIRE', record(id), num(ms))
+  redis.call('ZADD', open, num(not_after), member)
+  outlive(open, ms)
+  if key ~= '' then
+    outlive(line(key), ms)
+  end
+  if key == '' or redis.call('RPUSH', line(key), id) == 1 then
+    make_due(member, at, ms)
+  end
+  depth = depth + 1
+end

@@ -1,0 +1,302 @@
+package delayqueue_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+var keyring = delayqueue.Keyring{Current: "k1", Keys: map[string][]byte{"k1": bytes.Repeat([]byte{7}, 32)}}
+
+// kinds of queues that operations must work on.
+var kinds = map[string][]delayqueue.Option{
+	"plain":                     nil,
+	"three partitions":          {delayqueue.WithPartitions(3)},
+	"three sealed partitions":   {delayqueue.WithPartitions(3), delayqueue.WithEncryption(keyring)},
+	"sealed, with one attempt":  {delayqueue.WithEncryption(keyring), delayqueue.WithMaxAttempts(1)},
+	"sixteen partitions, small": {delayqueue.WithPartitions(16), delayqueue.WithMaxDepth(1000)},
+}
+
+// eachKind runs a test on each kind of queue.
+func eachKind(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	for name, opts := range kinds {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env, opts...)) })
+		})
+	}
+}
+
+// work runs a handler on the queue until the messages have reached a state.
+func (b *bench) work(h delayqueue.Handler, state delayqueue.State, ids ...string) {
+	b.t.Helper()
+	w := b.start(h)
+	for _, id := range ids {
+		b.reaches(id, state)
+	}
+	require.NoError(b.t, w.Stop(b.t.Context()))
+}
+
+// bury makes dead letters, one after the other. Their cause names their name.
+func (b *bench) bury(jobs ...delayqueue.Job) (ids []string) {
+	b.t.Helper()
+	w := b.start(func(_ context.Context, m delayqueue.Message) error {
+		return delayqueue.SkipRetry(fmt.Errorf("no luck with %q", m.Name))
+	})
+	for _, job := range jobs {
+		id := b.enqueue(job)
+		b.reaches(id, delayqueue.StateDead)
+		ids = append(ids, id)
+	}
+	require.NoError(b.t, w.Stop(b.t.Context()))
+	return ids
+}
+
+func (b *bench) stats() delayqueue.Stats {
+	b.t.Helper()
+	s, err := b.queue.Stats(b.t.Context())
+	require.NoError(b.t, err)
+	return s
+}
+
+func ids(entries []delayqueue.Entry) []string {
+	ids := []string{}
+	for _, e := range entries {
+		ids = append(ids, e.ID)
+	}
+	return ids
+}
+
+func jobs(n int, job func(i int) delayqueue.Job) (all []delayqueue.Job) {
+	for i := range n {
+		all = append(all, job(i))
+	}
+	return all
+}
+
+// The reply of every first run of each script is lost, and go-redis sends it again.
+func TestOperationsThatAreSentAgainAreDoneOnce(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		dead := b.bury(jobs(6, func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint("k", i%2)} })...)
+		// Loaded before, so that the scripts are sent by their hashes.
+		require.NoError(t, b.queue.Redrive(t.Context(), dead[0], 0))
+		require.NoError(t, b.queue.Cancel(t.Context(), dead[0]))
+		require.NoError(t, b.queue.Purge(t.Context(), dead[1]))
+
+		proxy := redistest.NewProxy(t, b.env.Addr)
+		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: 3})
+		whole := b.queue
+		b.queue = nil
+		for _, opts := range kinds { // the same kind, through the proxy
+			if q := b.newQueue(rdb, opts...); q.SameKind(whole) {
+				b.queue = q
+			}
+		}
+		var mu sync.Mutex
+		runs, lost := map[string]int{}, map[string]int{}
+		proxy.LoseReply(func(request []byte) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, script := range []string{"redrive", "purge", "cancel"} {
+				if bytes.Contains(request, []byte(delayqueue.ScriptHashes[script])) {
+					if runs[script]++; runs[script]%2 == 1 {
+						lost[script]++
+						return true
+					}
+				}
+			}
+			return false
+		})
+		require.NoError(t, b.queue.Redrive(t.Context(), dead[2], 0))
+		require.NoError(t, b.queue.Purge(t.Context(), dead[3]))
+		n, err := b.queue.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{Limit: 1})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		n, err = b.queue.PurgeAll(t.Context(), delayqueue.Filter{})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		n, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{})
+		require.NoError(t, err)
+		require.Equal(t, 2, n)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, script := range []string{"redrive", "purge", "cancel"} {
+			require.NotZero(t, lost[script], script)
+		}
+		b.queue = whole
+		require.Equal(t, delayqueue.Totals{Enqueued: 6, Died: 6, Redriven: 3, Purged: 3, Cancelled: 3}, b.stats().Totals)
+	})
+}
+
+func TestOperationsInACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 0)
+	rdb := cluster.Client(t)
+	locker, err := core.New(rdb, core.WithPrefix("p"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	b := &bench{t: t, env: &redistest.Env{Real: true, Prefix: "p"}, locker: locker}
+	b.queue = b.newQueue(rdb, delayqueue.WithPartitions(7))
+	ctx := t.Context()
+
+	all := jobs(20, func(i int) delayqueue.Job { return delayqueue.Job{ID: fmt.Sprint(i), Key: fmt.Sprint(i)} })
+	dead := b.bury(all...)
+	require.ElementsMatch(t, dead, ids(b.list(delayqueue.StateDead)))
+	require.NoError(t, b.queue.Redrive(ctx, "7", 0))
+	n, err := b.queue.RedriveAll(ctx, delayqueue.Filter{Key: "8"}, delayqueue.RedriveOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
+	require.NoError(t, err)
+	require.Equal(t, 18, n)
+	require.NoError(t, b.queue.Pause(ctx, time.Hour))
+	var r ran
+	w := b.start(r.handle)
+	require.Never(t, func() bool { return len(r.ids()) > 0 }, 200*time.Millisecond, 20*time.Millisecond)
+	s := b.stats()
+	require.Equal(t, []int64{2, 0, 0, 2}, []int64{s.Queued, s.Running, s.Dead, s.Due})
+	require.True(t, s.Paused)
+	require.NoError(t, b.queue.Resume(ctx))
+	b.reaches("7", delayqueue.StateDone)
+	b.reaches("8", delayqueue.StateDone)
+	require.NoError(t, w.Stop(ctx))
+}
+
+// What a damaged index holds stops no operation.
+func TestOperationsOnJunk(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ctx := t.Context()
+		dead := b.bury(delayqueue.Job{ID: "dead", Key: "k"}, delayqueue.Job{ID: "torn", Key: "k"}, delayqueue.Job{ID: "bad", Key: "k"})
+		queued := b.enqueue(delayqueue.Job{ID: "queued", Key: "k"})
+		require.NoError(t, b.rdb.HDel(ctx, b.key("message:torn"), "payload").Err())
+		require.NoError(t, b.rdb.HSet(ctx, b.key("message:bad"), "losses", "many").Err())
+		require.NoError(t, b.rdb.Set(ctx, b.key("message:string"), "junk", 0).Err())
+		require.NoError(t, b.rdb.HSet(ctx, b.key("counts"), "done", "many", "redriven", "99999999999999999999").Err())
+		infinity := math.Inf(1)
+		for _, set := range []string{"open", "running", "dead", "due"} {
+			for member, score := range map[string]float64{
+				"": -infinity, " ": infinity, "string": 1, "string k": 2, "\x00\xff\n": 1.5, "queued other": 3, "no record": -1e300,
+			} {
+				require.NoError(t, b.rdb.ZAdd(ctx, b.key(set), redisZ(score, member)).Err())
+			}
+		}
+		for limit := 1; limit < 12; limit++ {
+			require.Equal(t, []string{"bad", "torn", "dead"}, ids(b.pages(delayqueue.StateDead, limit)))
+			require.Equal(t, []string{queued}, ids(b.pages(delayqueue.StateQueued, limit)))
+			require.Empty(t, b.pages(delayqueue.StateRunning, limit))
+		}
+		require.Zero(t, b.stats().Totals.Done)
+		_, err := b.queue.Peek(ctx, "string")
+		require.ErrorIs(t, err, delayqueue.ErrNotFound)
+		for _, id := range []string{"torn", "bad"} {
+			require.ErrorIs(t, b.queue.Redrive(ctx, id, 0), delayqueue.ErrDamaged, id)
+			require.Equal(t, delayqueue.StateDead, b.status(id).State)
+		}
+		n, err := b.queue.RedriveAll(ctx, delayqueue.Filter{}, delayqueue.RedriveOptions{})
+		require.ErrorIs(t, err, delayqueue.ErrDamaged)
+		require.ErrorContains(t, err, "1 more")
+		require.Equal(t, 1, n)
+		n, err = b.queue.CancelAll(ctx, delayqueue.Filter{})
+		require.NoError(t, err)
+		require.Equal(t, 2, n, "dead and queued")
+		require.Equal(t, delayqueue.StateCancelled, b.status(dead[0]).State)
+		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{Cause: "no such"})
+		require.NoError(t, err)
+		require.Zero(t, n)
+		require.EqualValues(t, 2, b.rdb.ZCard(ctx, b.key("dead")).Val(), "junk is tidied up")
+		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
+		require.NoError(t, err)
+		require.Equal(t, 2, n)
+
+		for _, set := range []string{"open", "running", "dead", "due", "counts", "receipt:x"} {
+			require.NoError(t, b.rdb.Set(ctx, b.key(set), "junk", 0).Err())
+		}
+		require.Zero(t, b.stats())
+		for _, state := range []delayqueue.State{delayqueue.StateQueued, delayqueue.StateRunning, delayqueue.StateDead} {
+			require.Empty(t, b.list(state))
+		}
+		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
+		require.NoError(t, err)
+		require.Zero(t, n)
+	})
+}
+
+func TestAFullRedisLetsPurge(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"})
+	b.bury(delayqueue.Job{ID: "a"}, delayqueue.Job{ID: "b"})
+	queued := b.enqueue(delayqueue.Job{Key: "k"})
+	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.ErrorIs(t, b.queue.Redrive(t.Context(), "a", 0), core.ErrUnavailable)
+	require.Equal(t, delayqueue.StateDead, b.status("a").State)
+	require.Equal(t, [3]int64{1, 0, 2}, b.inState(), "refused as a whole")
+	require.NoError(t, b.queue.Purge(t.Context(), "a"))
+	n, err := b.queue.PurgeAll(t.Context(), delayqueue.Filter{})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	n, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, delayqueue.StateCancelled, b.status(queued).State)
+}
+
+func TestBadArgumentsAreRefusedBeforeRedis(t *testing.T) {
+	nowhere := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	q, err := delayqueue.New(nowhere, "q")
+	require.NoError(t, err)
+	ctx := t.Context()
+	list := func(state delayqueue.State, cursor string, limit int) error {
+		_, _, err := q.List(ctx, state, cursor, limit)
+		return err
+	}
+	redrive := func(o delayqueue.RedriveOptions) error {
+		_, err := q.RedriveAll(ctx, delayqueue.Filter{}, o)
+		return err
+	}
+	cancel := func(f delayqueue.Filter) error {
+		_, err := q.CancelAll(ctx, f)
+		return err
+	}
+	for name, err := range map[string]error{
+		"a state without a list":   list(delayqueue.StateDone, "", 1),
+		"no state":                 list("", "", 1),
+		"no limit":                 list(delayqueue.StateDead, "", 0),
+		"a large limit":            list(delayqueue.StateDead, "", 1001),
+		"a cursor of nothing":      list(delayqueue.StateDead, "junk", 1),
+		"a cursor that is none":    list(delayqueue.StateDead, "\x00", 1),
+		"a cursor without a score": list(delayqueue.StateDead, "ZGVhZCB4IHg", 1),
+		"a cursor of others":       list(delayqueue.StateQueued, "ZGVhZCAxIHg", 1),
+		"a negative age":           q.Redrive(ctx, "id", -1),
+		"an endless age":           q.Redrive(ctx, "id", 1<<62),
+		"a negative age of all":    redrive(delayqueue.RedriveOptions{MaxAge: -1}),
+		"a negative limit":         redrive(delayqueue.RedriveOptions{Limit: -1}),
+		"a negative rate":          redrive(delayqueue.RedriveOptions{PerSecond: -1}),
+		"no rate":                  redrive(delayqueue.RedriveOptions{PerSecond: math.NaN()}),
+		"an endless rate":          redrive(delayqueue.RedriveOptions{PerSecond: math.Inf(1)}),
+		"queued, but died":         cancel(delayqueue.Filter{DiedBefore: time.Now()}),
+		"a short pause":            q.Pause(ctx, 0),
+		"a pause for years":        q.Pause(ctx, 1<<62),
+	} {
+		require.ErrorIs(t, err, delayqueue.ErrInvalidArgument, name)
+	}
+	for name, err := range map[string]error{
+		"list": list(delayqueue.StateDead, "ZGVhZCAxIHg", 1), "redrive": q.Redrive(ctx, "id", 0), "redrive all": redrive(delayqueue.RedriveOptions{}),
+		"cancel": cancel(delayqueue.Filter{}), "purge": q.Purge(ctx, "id"), "pause": q.Pause(ctx, time.Second), "resume": q.Resume(ctx),
+	} {
+		require.ErrorIs(t, err, core.ErrUnavailable, name)
+		require.NotErrorIs(t, err, delayqueue.ErrInvalidArgument, name)
+	}
+}

@@ -1,0 +1,45 @@
+package delayqueue
+
+import (
+	"context"
+	"time"
+)
+
+// Pause keeps all workers from starting messages of the queue for d, or until Resume.
+// Once it returned nil none is claimed any more, by whichever process; those that run
+// go on to their end, and whatever is enqueued waits. To pause again sets the time
+// anew, whether that is later or earlier.
+//
+// A pause always ends, within a second after d: queued messages grow old meanwhile, and
+// a queue whose pause was forgotten would let them all expire. d is 1 s to 366 days;
+// anything else is ErrInvalidArgument. After another error some partitions may be
+// paused and others not: pause again, or resume. Stats tells. It takes one round trip.
+func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
+	if d < time.Second || d > maxDuration {
+		return invalidArgument("pause", "%s: want %s to %s", d, time.Second, maxDuration)
+	}
+	pipe := q.rdb.Pipeline()
+	for _, p := range q.partitions {
+		pipe.Set(ctx, p.base+":paused", 1, d)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return redisError(ctx, "pause", err)
+	}
+	return nil
+}
+
+// Resume ends a Pause, and wakes the workers. A queue that is not paused stays as it is.
+// After an error some partitions may be paused still: resume again. It takes two round
+// trips.
+func (q *Queue) Resume(ctx context.Context) error {
+	pipe := q.rdb.Pipeline()
+	for _, p := range q.partitions {
+		pipe.Del(ctx, p.base+":paused")
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return redisError(ctx, "resume", err)
+	}
+	// Look at all partitions. Who does not hear it looks within a second anyway.
+	_ = q.rdb.Publish(ctx, q.wakeChannel(), "").Err()
+	return nil
+}

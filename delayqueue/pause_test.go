@@ -1,0 +1,84 @@
+package delayqueue_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestAPausedQueueStartsNothing(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		ctx := t.Context()
+		require.NoError(t, b.queue.Resume(ctx), "it is not paused")
+		started, block := make(chan struct{}), make(chan struct{})
+		var r ran
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Name == "first" {
+				close(started)
+				<-block
+			}
+			return r.handle(ctx, m)
+		})
+		first := b.enqueue(delayqueue.Job{Key: "k", Name: "first"})
+		next(t, started)
+		require.NoError(t, b.queue.Pause(ctx, time.Minute))
+		require.NoError(t, b.queue.Pause(ctx, time.Hour))
+		waiting := []string{}
+		for i := range 10 {
+			waiting = append(waiting, b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}))
+		}
+		close(block)
+		b.reaches(first, delayqueue.StateDone) // its end brings nothing after it
+		require.Never(t, func() bool { return len(r.ids()) > 1 }, 100*time.Millisecond, 10*time.Millisecond)
+		s := b.stats()
+		require.True(t, s.Paused)
+		require.WithinDuration(t, time.Now().Add(time.Hour), s.PausedUntil, time.Minute)
+		require.EqualValues(t, 20, s.Queued)
+
+		require.NoError(t, b.queue.Resume(ctx))
+		for _, id := range waiting {
+			b.reaches(id, delayqueue.StateDone)
+		}
+		s = b.stats()
+		require.False(t, s.Paused)
+		require.Zero(t, s.PausedUntil)
+	})
+}
+
+func TestAPauseEndsByItself(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		require.NoError(t, b.queue.Pause(t.Context(), time.Second))
+		began := time.Now()
+		var r ran
+		b.start(r.handle)
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		require.Greater(t, time.Since(began), 900*time.Millisecond)
+	})
+}
+
+func TestResumeWakesTheWorkers(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(3))
+		var r ran
+		b.start(r.handle)
+		fastest := time.Hour
+		for range 5 { // any of them may come by just then by itself, but not all
+			require.NoError(t, b.queue.Pause(t.Context(), time.Hour))
+			id := b.enqueue(delayqueue.Job{})
+			time.Sleep(50 * time.Millisecond)
+			require.Equal(t, delayqueue.StateQueued, b.status(id).State)
+			began := time.Now()
+			require.NoError(t, b.queue.Resume(t.Context()))
+			b.reaches(id, delayqueue.StateDone)
+			fastest = min(fastest, time.Since(began))
+		}
+		require.Less(t, fastest, 300*time.Millisecond)
+	})
+}

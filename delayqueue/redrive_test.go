@@ -1,0 +1,192 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestARedrivenLetterRunsAsIfItWereNew(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		ctx := t.Context()
+		dead := b.bury(delayqueue.Job{Key: "k", Name: "n", Principal: "me", Payload: []byte("work"), MaxAge: time.Minute})[0]
+		before := b.status(dead)
+		behind := b.enqueue(delayqueue.Job{Key: "k"})
+		require.NoError(t, b.queue.Redrive(ctx, dead, 2*time.Hour))
+		e, err := b.queue.Peek(ctx, dead)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateQueued, e.State)
+		require.Zero(t, e.Attempts)
+		require.Equal(t, before.Cause, e.Cause)
+		require.Equal(t, before.EnqueuedAt, e.EnqueuedAt)
+		require.WithinDuration(t, time.Now().Add(2*time.Hour), e.ExpiresAt, time.Minute)
+		require.Equal(t, [3]int64{2, 0, 0}, b.inState())
+
+		err = b.queue.Redrive(ctx, dead, 0)
+		require.ErrorIs(t, err, delayqueue.ErrNotDead)
+		require.ErrorContains(t, err, "queued")
+		require.ErrorIs(t, b.queue.Redrive(ctx, behind, 0), delayqueue.ErrNotDead)
+		require.ErrorIs(t, b.queue.Redrive(ctx, "unknown", 0), delayqueue.ErrNotFound)
+
+		var r ran
+		b.work(r.handle, delayqueue.StateDone, dead, behind)
+		require.Equal(t, []string{behind, dead}, r.ids(), "it goes to the end of its key's line")
+		m := r.all()[1]
+		require.Equal(t, []any{"k", "n", "me", "work", 1}, []any{m.Key, m.Name, m.Principal, string(m.Payload), m.Attempt})
+		require.ErrorIs(t, b.queue.Redrive(ctx, dead, 0), delayqueue.ErrNotDead)
+		require.Equal(t, delayqueue.Totals{Enqueued: 2, Died: 1, Redriven: 1, Done: 2}, b.stats().Totals)
+	})
+}
+
+func TestARedrivenLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		dead := b.bury(delayqueue.Job{ID: "id", Key: "k"})[0]
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("message:id"), "losses", 3).Err())
+		require.NoError(t, b.queue.Redrive(t.Context(), dead, 0))
+		s := b.status(dead)
+		require.Equal(t, []int{0, 3}, []int{s.Attempts, s.Losses})
+		require.WithinDuration(t, time.Now().Add(15*time.Minute), s.ExpiresAt, time.Minute, "the queue's max age")
+		b.work(func(context.Context, delayqueue.Message) error {
+			return delayqueue.SkipRetry(errors.New("something else"))
+		}, delayqueue.StateDead, dead)
+		require.Equal(t, "something else", b.status(dead).Cause)
+		require.NoError(t, b.queue.Redrive(t.Context(), dead, time.Second))
+		for _, name := range redistest.Keys(t, b.rdb, b.key("")) {
+			require.Positive(t, b.rdb.PTTL(t.Context(), name).Val(), name)
+		}
+	})
+}
+
+func TestTheBoundsHoldForWhatIsRedriven(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1), delayqueue.WithMaxDepth(2))
+		ctx := t.Context()
+		dead := b.bury(delayqueue.Job{Key: "full"}, delayqueue.Job{Key: "free"}, delayqueue.Job{})
+		b.enqueue(delayqueue.Job{Key: "full"})
+		err := b.queue.Redrive(ctx, dead[0], 0)
+		require.ErrorIs(t, err, delayqueue.ErrKeyFull)
+		require.ErrorContains(t, err, "at most 1")
+
+		n, err := b.queue.RedriveAll(ctx, delayqueue.Filter{Key: "full"}, delayqueue.RedriveOptions{})
+		require.ErrorIs(t, err, delayqueue.ErrKeyFull)
+		require.Zero(t, n)
+		n, err = b.queue.RedriveAll(ctx, delayqueue.Filter{}, delayqueue.RedriveOptions{})
+		require.ErrorIs(t, err, delayqueue.ErrQueueFull, "after the one with the free key")
+		require.Equal(t, 1, n)
+		require.ErrorIs(t, b.queue.Redrive(ctx, dead[2], 0), delayqueue.ErrQueueFull)
+		require.Equal(t, [3]int64{2, 0, 2}, b.inState())
+	})
+}
+
+func TestWhatIsTooOldGivesWayToWhatIsRedriven(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxDepthPerKey(1))
+		dead := b.bury(delayqueue.Job{Key: "k"})[0]
+		b.enqueue(delayqueue.Job{Key: "k", MaxAge: 20 * time.Millisecond})
+		redistest.Eventually(t, func() bool { return b.queue.Redrive(t.Context(), dead, 0) == nil }, "the key stays full")
+	})
+}
+
+func TestAFilterChooses(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		ctx := t.Context()
+		b.bury(
+			delayqueue.Job{ID: "0", Key: "a", Name: "ship", Principal: "x"}, delayqueue.Job{ID: "1", Key: "a", Name: "pay", Principal: "y"},
+			delayqueue.Job{ID: "2", Key: "b", Name: "ship", Principal: "y"}, delayqueue.Job{ID: "3", Name: "pack", Principal: "z"},
+			delayqueue.Job{ID: "4", Key: "c"},
+		)
+		last, err := b.queue.Peek(ctx, "4")
+		require.NoError(t, err)
+		after := delayqueue.Filter{DiedFrom: last.EndedAt.Add(time.Millisecond)}
+		for _, c := range []struct {
+			filter delayqueue.Filter
+			want   []string
+		}{
+			{delayqueue.Filter{Key: "d"}, nil},
+			{delayqueue.Filter{Cause: "No"}, nil},
+			{after, nil},
+			{delayqueue.Filter{DiedBefore: last.EndedAt.Add(-time.Hour)}, nil},
+			{delayqueue.Filter{Name: "ship", Principal: "y"}, []string{"2"}},
+			{delayqueue.Filter{Key: "a"}, []string{"0", "1"}},
+			{delayqueue.Filter{Cause: `with "pa`}, []string{"3"}},
+			{delayqueue.Filter{DiedFrom: last.EndedAt, DiedBefore: last.EndedAt.Add(time.Millisecond)}, []string{"4"}},
+		} {
+			queued := b.inState()[0]
+			n, err := b.queue.RedriveAll(ctx, c.filter, delayqueue.RedriveOptions{})
+			require.NoError(t, err)
+			require.Equal(t, len(c.want), n, "%+v", c.filter)
+			require.EqualValues(t, n, b.inState()[0]-queued)
+			for _, id := range c.want {
+				require.Equal(t, delayqueue.StateQueued, b.status(id).State, id)
+			}
+		}
+		n, err := b.queue.CancelAll(ctx, delayqueue.Filter{Key: "a", Principal: "y"})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		require.Equal(t, delayqueue.StateCancelled, b.status("1").State)
+		require.Equal(t, [3]int64{4, 0, 0}, b.inState())
+	})
+}
+
+func TestRedriveAllKeepsTheOrderOfEachKey(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		dead := b.bury(jobs(12, func(i int) delayqueue.Job { return delayqueue.Job{ID: fmt.Sprintf("%02d", i), Key: "k"} })...)
+		for _, limit := range []int{5, 5, 5} {
+			_, err := b.queue.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{Limit: limit})
+			require.NoError(t, err)
+		}
+		var r ran
+		b.work(r.handle, delayqueue.StateDone, dead...)
+		require.Equal(t, dead, r.ids())
+	})
+}
+
+// What dies of the same cause again is not redriven for ever.
+func TestRedriveAllTakesEachLetterOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(3))
+		const letters = 300
+		var runs atomic.Int64
+		b.start(func(context.Context, delayqueue.Message) error {
+			runs.Add(1)
+			return delayqueue.SkipRetry(errors.New("as ever"))
+		})
+		for i := range letters {
+			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
+		}
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, letters} }, "they do not die")
+		n, err := b.queue.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{PerSecond: 1000})
+		require.NoError(t, err)
+		require.Equal(t, letters, n)
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, letters} }, "they do not die again")
+		require.EqualValues(t, 2*letters, runs.Load())
+	})
+}
+
+func TestRedriveAllHasARateThatItsContextEnds(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.bury(jobs(8, func(int) delayqueue.Job { return delayqueue.Job{} })...)
+		began := time.Now()
+		n, err := b.queue.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{PerSecond: 20, Limit: 5})
+		require.NoError(t, err)
+		require.Equal(t, 5, n)
+		require.GreaterOrEqual(t, time.Since(began), 200*time.Millisecond)
+
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		n, err = b.queue.RedriveAll(ctx, delayqueue.Filter{}, delayqueue.RedriveOptions{PerSecond: 0.001})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 1, n)
+		require.Equal(t, [3]int64{6, 0, 2}, b.inState(), "what is not redriven stays dead")
+	})
+}

@@ -1,0 +1,106 @@
+package delayqueue
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Stats are counts of a queue's messages, by the clock of Redis.
+type Stats struct {
+	// Queued, Running and Dead are how many messages are in these states now. Those
+	// that are too old count as Queued until a worker or an Enqueue tidies them up.
+	Queued, Running, Dead int64
+	// Due is how many could be started now, for all that the queue knows: keyless
+	// messages, and of each key the first. Their key may be held all the same.
+	Due int64
+	// OldestDue is since when the first of them has been due, and Lateness for how
+	// long: how far the workers are behind. Both are zero if nothing is due.
+	OldestDue time.Time
+	Lateness  time.Duration
+	// Paused: no message is started, in one partition at least. PausedUntil is when
+	// the last of them goes on; zero if it has no end, which Pause never sets.
+	Paused      bool
+	PausedUntil time.Time
+	// Totals count since the queue was new, or forgotten: it is by Redis when nothing
+	// was counted for as long as dead letters are kept.
+	Totals Totals
+}
+
+// Totals are counts of what has happened. A monitoring system reads them as counters.
+type Totals struct {
+	// Enqueued counts jobs that were stored, each id once for as long as it is
+	// remembered.
+	Enqueued int64
+	// Retried counts failed attempts after which there was to be another one.
+	Retried int64
+	// Done, Expired, Cancelled and Died count how messages ended. What was redriven
+	// ends once more.
+	Done, Expired, Cancelled, Died int64
+	// Redriven and Purged count dead letters that are none any more.
+	Redriven, Purged int64
+}
+
+// Stats counts the queue's messages. It takes one round trip, and Redis O(log n) in
+// each partition, with n messages in it. What is junk counts nothing, or as what it
+// takes the place of.
+func (q *Queue) Stats(ctx context.Context) (Stats, error) {
+	cmds := make([]*redis.Cmd, len(q.partitions))
+	pipe := q.rdb.Pipeline()
+	for i, p := range q.partitions {
+		cmds[i] = pipe.Eval(ctx, statsSource, []string{p.base}, q.deadRetention.Milliseconds())
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return Stats{}, redisError(ctx, "stats", err)
+	}
+	var s Stats
+	for _, cmd := range cmds {
+		if err := s.add(cmd); err != nil {
+			return Stats{}, redisError(ctx, "stats", err)
+		}
+	}
+	return s, nil
+}
+
+// add adds what stats.lua answered of a partition.
+func (s *Stats) add(cmd *redis.Cmd) error {
+	reply, err := cmd.Slice()
+	if err != nil {
+		return err
+	}
+	var n [15]int64
+	if len(reply) != len(n) {
+		return errReply
+	}
+	for i, v := range reply {
+		switch v := v.(type) {
+		case int64:
+			n[i] = v
+		case string:
+			n[i], _ = strconv.ParseInt(v, 10, 64) // junk counts nothing
+		}
+	}
+	s.Queued, s.Running, s.Dead, s.Due = s.Queued+n[1], s.Running+n[2], s.Dead+n[3], s.Due+n[4]
+	now, due, pause := n[0], n[5], n[6]
+	if first := time.UnixMilli(due); reply[5] != "" && (s.OldestDue.IsZero() || first.Before(s.OldestDue)) {
+		s.OldestDue = first
+	}
+	if reply[5] != "" {
+		s.Lateness = max(s.Lateness, time.Duration(now-due)*time.Millisecond) // each by the clock of its node
+	}
+	if pause != -2 { // -2: there is none
+		s.Paused = true
+	}
+	if until := time.UnixMilli(now + pause); pause >= 0 && until.After(s.PausedUntil) {
+		s.PausedUntil = until
+	}
+	t := &s.Totals
+	for i, sum := range []*int64{
+		&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged,
+	} {
+		*sum += n[7+i]
+	}
+	return nil
+}
