@@ -101,7 +101,7 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 		}
 		linear, undecided := history.Linear(result.ops, result.rules)
 		total.undecided += undecided
-		for _, found := range [][]history.Violation{history.Windows(result.ops, result.rules), history.Fences(result.ops), linear} {
+		for _, found := range [][]history.Violation{history.Windows(result.ops, result.rules), history.Fences(result.ops, result.rules.Losses), linear} {
 			for i, v := range found {
 				total.violations[v.Checker]++
 				if i < 3 {
@@ -149,9 +149,9 @@ func longRun(t *testing.T) int {
 // forLong makes more of a round: more calls at a time, and as many faults for each.
 func (round soakRound) forLong() soakRound {
 	round.Length = 20 * time.Second
-	round.Workload.Keys = 32
+	round.Workload.Keys = 128
 	round.Workload.MaxIdle = 2 * time.Millisecond
-	round.Goroutines = 24
+	round.Goroutines = 96
 	return round
 }
 
@@ -171,29 +171,32 @@ func (round soakRound) test(t *testing.T, share int) {
 
 func TestSoak(t *testing.T) {
 	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true}
-	for name, modes := range map[string][]mode{
-		"exclusive": {{}},
-		"shared":    readersAndWriters,
-		"counted":   threeAtATime,
+	for name, mode := range map[string]struct {
+		share int
+		modes []mode
+	}{
+		"exclusive": {40, []mode{{}}},
+		"shared":    {20, readersAndWriters},
+		"counted":   {20, threeAtATime},
 	} {
 		t.Run(name, func(t *testing.T) {
 			round := lossless
-			round.Workload.Modes = modes
-			round.test(t, 70)
+			round.Workload.Modes = mode.modes
+			round.test(t, mode.share)
 		})
 	}
 	t.Run("retries", func(t *testing.T) {
 		round := lossless
 		round.Length = 2 * time.Second
 		round.Workload.Retries = 3
-		round.test(t, 20)
+		round.test(t, 15)
 	})
 	t.Run("losses of data", func(t *testing.T) {
 		round := lossless
 		round.Length, round.Durable = 2*time.Second, false
 		round.Faults = map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond}
 		round.Workload.Epoch = time.Hour // the same keys before and after a loss
-		round.test(t, 10)
+		round.test(t, 5)
 	})
 }
 

@@ -287,7 +287,7 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 		return nil, err
 	}
 	stored, ok := r["payload"]
-	if !ok {
+	if state := State(r.text("state")); !ok || state.Ended() && state != StateDead {
 		return nil, fmt.Errorf("delayqueue: payload of message %q in queue %q: %w: it is %s, its payload is not kept",
 			id, q.name, ErrNotFound, r.text("state"))
 	}

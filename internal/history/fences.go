@@ -9,8 +9,9 @@ import (
 // Fences checks that a key's fences grow with its grants: no two are equal; a
 // grant that was asked for when another had been answered has the greater one;
 // and so has the later of two whose holders exclude one another, if their windows
-// tell which is the later. This holds across losses of data too.
-func Fences(ops []Op) []Violation {
+// tell which is the later. This holds across losses of data too; but the window of a
+// grant that was lost can be later than that of a grant which came after it.
+func Fences(ops []Op, losses []Loss) []Violation {
 	var all []Violation
 	for key, ops := range byKey(ops) {
 		grants := sorted(ops, Op.granted, func(a, b Op) int { return cmp.Compare(a.Fence, b.Fence) })
@@ -33,12 +34,14 @@ func Fences(ops []Op) []Violation {
 			if after, ok := called.before(op.Call); ok {
 				report(after, op, fmt.Sprintf("the fence went back by %d", after.Fence-op.Fence))
 			}
-			if op.Alive != 0 {
+			if op.Alive != 0 && !spans(op, losses) {
 				if after, ok := seenAlone.before(op.Seen); ok {
 					report(after, op, fmt.Sprintf("the fence went back by %d, by the windows", after.Fence-op.Fence))
 				} else if after, ok := seen.before(op.Seen); ok && op.alone() {
 					report(after, op, fmt.Sprintf("the fence went back by %d, by the windows", after.Fence-op.Fence))
 				}
+			}
+			if op.Alive != 0 {
 				seen.add(op, op.Alive)
 				if op.alone() {
 					seenAlone.add(op, op.Alive)
@@ -48,6 +51,11 @@ func Fences(ops []Op) []Violation {
 		}
 	}
 	return all
+}
+
+// spans reports whether data was lost between an op's call and the end of its window.
+func spans(op Op, losses []Loss) bool {
+	return slices.ContainsFunc(losses, func(l Loss) bool { return op.Call < l.To && op.Alive > l.From })
 }
 
 // span is the op that ended first of those added.

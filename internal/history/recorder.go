@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -62,11 +63,14 @@ func (r *Recorder) Close() error {
 
 // Read merges files of Recorders into one history, in the order of calls. The
 // last line of an op is what became of it. A last line that was cut short is left
-// out; any other that cannot be read is an error.
+// out; any other that cannot be read is an error. A file that is not there is empty.
 func Read(paths ...string) ([]Op, error) {
 	latest := map[int64]Op{}
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // it was killed before it had begun
+		}
 		if err != nil {
 			return nil, fmt.Errorf("history: %w", err)
 		}

@@ -172,7 +172,7 @@ func TestALockThatKeepsItsPromisesIsNeverBlamed(t *testing.T) {
 				ops := simulate(seed, modes, "")
 				seen.Add(Count(ops))
 				require.Empty(t, Windows(ops, simulatedRules), "seed %d", seed)
-				require.Empty(t, Fences(ops), "seed %d", seed)
+				require.Empty(t, Fences(ops, nil), "seed %d", seed)
 				violations, undecided := Linear(ops, simulatedRules)
 				require.Empty(t, violations, "seed %d", seed)
 				require.Zero(t, undecided, "seed %d", seed)
@@ -203,7 +203,7 @@ func TestALockThatBreaksAPromiseIsBlamed(t *testing.T) {
 					ops := simulate(seed, modes, flaw)
 					linear, _ := Linear(ops, simulatedRules)
 					got.windows = got.windows && len(Windows(ops, simulatedRules)) == 0
-					got.fences = got.fences && len(Fences(ops)) == 0
+					got.fences = got.fences && len(Fences(ops, nil)) == 0
 					got.linear = got.linear && len(linear) == 0
 				}
 				require.Equal(t, want, got)

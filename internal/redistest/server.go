@@ -135,7 +135,7 @@ func (s *Server) start() error {
 	}
 	rdb := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1})
 	defer func() { _ = rdb.Close() }()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && !s.ended(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && !s.ended(); time.Sleep(5 * time.Millisecond) {
 		if s.answers(rdb) {
 			return nil
 		}
