@@ -11,10 +11,13 @@ import (
 )
 
 const (
-	// An idle worker looks at the queue this often, should an announcement be
-	// lost; unheard ones are all lost while it is not subscribed.
-	pollFloor    = time.Second
-	pollUnheard  = 500 * time.Millisecond
+	// An idle worker looks at the queue this often, should an announcement be lost, and
+	// three times in a claim lease, so that it knows of every claim before that ends;
+	// unheard announcements are all lost while it is not subscribed.
+	pollFloor   = 10 * time.Second
+	pollUnheard = 500 * time.Millisecond
+	// A busy worker looks this often for what dead ones have left.
+	pollBusy     = time.Second
 	claimBatch   = 64      // messages
 	claimBytes   = 4 << 20 // of payload
 	minPause     = time.Millisecond
@@ -42,7 +45,7 @@ func (w *claimer) run() {
 		}
 		if w.paused.Load() {
 			w.freeHands(n)
-			w.pause(pollFloor, true)
+			w.pause(pollBusy, true)
 			continue
 		}
 		if token == "" {
@@ -77,7 +80,7 @@ func (w *claimer) run() {
 		if len(b.messages) < n {
 			floor := pollUnheard
 			if w.wakeups.Up() {
-				floor = pollFloor
+				floor = min(pollFloor, w.lease/3)
 			}
 			w.pause(max(min(b.wait, floor), minPause), true)
 		}
@@ -88,7 +91,7 @@ func (w *claimer) run() {
 // may bring. While none is free it returns 0 each second: a claim also gives back what
 // dead workers held.
 func (w *claimer) takeHands() (n int) {
-	w.timer.Reset(pollFloor)
+	w.timer.Reset(pollBusy)
 	select {
 	case w.hands <- struct{}{}:
 	case <-w.timer.C:

@@ -327,3 +327,25 @@ func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 		require.Empty(t, r.ids())
 	})
 }
+
+func TestMiddlewareWrapsTheHandlerFromOutsideIn(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var order []string
+	wrap := func(name string) delayqueue.Middleware {
+		return func(next delayqueue.Handler) delayqueue.Handler {
+			return func(ctx context.Context, m delayqueue.Message) error {
+				order = append(order, name)
+				return next(ctx, m)
+			}
+		}
+	}
+	b.start(func(context.Context, delayqueue.Message) error { order = append(order, "handler"); return nil },
+		delayqueue.WithMiddleware(wrap("outer"), wrap("middle")), delayqueue.WithMiddleware(wrap("inner")))
+	b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+	require.Equal(t, []string{"outer", "middle", "inner", "handler"}, order)
+
+	for _, m := range []delayqueue.Middleware{nil, func(delayqueue.Handler) delayqueue.Handler { return nil }} {
+		_, err := delayqueue.NewWorker(b.queue, b.locker, (&ran{}).handle, delayqueue.WithMiddleware(m))
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+	}
+}

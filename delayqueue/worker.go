@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ type Worker struct {
 	queue       *Queue
 	locker      *core.Locker
 	handler     Handler
+	middleware  []Middleware
 	concurrency int
 	lockOptions []core.AcquireOption
 	lease       time.Duration
@@ -88,6 +90,11 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		}
 		if err := opt(w); err != nil {
 			return nil, err
+		}
+	}
+	for _, m := range slices.Backward(w.middleware) {
+		if w.handler = m(w.handler); w.handler == nil {
+			return nil, invalidOption("WithMiddleware: one returned a nil Handler")
 		}
 	}
 	w.log = w.log.With(slog.String("queue", q.name))

@@ -50,6 +50,23 @@ func WithRetryBackoff(initial, most time.Duration) WorkerOption {
 	}
 }
 
+// Middleware wraps a Handler, such as for tracing or a time limit.
+type Middleware func(Handler) Handler
+
+// WithMiddleware wraps the Worker's Handler: the first is the outermost. Given again it
+// adds within.
+func WithMiddleware(ms ...Middleware) WorkerOption {
+	return func(w *Worker) error {
+		for _, m := range ms {
+			if m == nil {
+				return invalidOption("WithMiddleware: one is nil")
+			}
+			w.middleware = append(w.middleware, m)
+		}
+		return nil
+	}
+}
+
 // WithLogger sets where the Worker reports what goes wrong: it has no caller to
 // return errors to. Default slog.Default.
 func WithLogger(log *slog.Logger) WorkerOption {

@@ -80,7 +80,8 @@ local expired, junk = sweep()
 reply[3], reply[4] = expired, reply[4] + junk
 
 -- 3. Messages that are due.
-if paused() then
+local pause = redis.call('PTTL', base .. ':paused')
+if pause ~= -2 then
   want = 0
 end
 if want > 0 then
@@ -129,7 +130,7 @@ if queued > 0 and redis.call('PTTL', cursor) <= AUDIT_TTL - 1000 then
   end
 end
 
-local next = now + HORIZON
+local next = now + (pause > 0 and math.min(pause, HORIZON) or HORIZON)
 for _, set in ipairs(want > 0 and {due, running, open} or {running, open}) do
   local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if first[1] then
