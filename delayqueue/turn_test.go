@@ -271,6 +271,9 @@ func TestResultsAreKeptWithTheirMessage(t *testing.T) {
 		for name, opts := range map[string][]delayqueue.Option{"plain": nil, "sealed": {delayqueue.WithEncryption(keys)}} {
 			t.Run(name, func(t *testing.T) {
 				b := setup(t, env, append(opts, delayqueue.WithMaxResult(10), delayqueue.WithPrefix(env.Prefix+name))...)
+				id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
+				_, err := b.queue.Result(t.Context(), id)
+				require.ErrorIs(t, err, delayqueue.ErrNotFound)
 				b.start(func(ctx context.Context, m delayqueue.Message) error {
 					if err := delayqueue.SetResult(ctx, make([]byte, 11)); !errors.Is(err, delayqueue.ErrResultTooLarge) {
 						return delayqueue.SkipRetry(fmt.Errorf("too large: %w", err))
@@ -282,9 +285,6 @@ func TestResultsAreKeptWithTheirMessage(t *testing.T) {
 					}
 					return nil
 				})
-				id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
-				_, err := b.queue.Result(t.Context(), id)
-				require.ErrorIs(t, err, delayqueue.ErrNotFound)
 				s := b.reaches(id, delayqueue.StateDone)
 				require.Equal(t, "cause: secret", s.Cause)
 				result, err := b.queue.Result(t.Context(), id)
