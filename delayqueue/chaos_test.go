@@ -55,6 +55,7 @@ type chaos struct {
 	Fresh                   int           // fresh calls at a time, which retry
 	Parking                 int           // fresh calls at a time, which are parked on a conflict
 	Length                  time.Duration // of the round, at least
+	SlowLocks               time.Duration // how long a worker's locks are under way, at most
 	Cluster                 *redistest.Cluster
 	Faults                  map[string]time.Duration // about how often
 }
@@ -98,6 +99,11 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 		r.server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 		r.proxy = redistest.NewProxy(t, r.server.Addr)
 		r.config.Addrs = []string{r.server.Addr}
+	}
+	if c.SlowLocks > 0 {
+		slow := redistest.NewProxy(t, r.server.Addr)
+		slow.Delay(func() time.Duration { return rand.N(c.SlowLocks) })
+		r.config.Locks = slow.Addr
 	}
 	r.direct = r.config.client()
 	t.Cleanup(func() { _ = r.direct.Close() })

@@ -27,6 +27,7 @@ const chaosVar = "PERKEY_DELAYQUEUE_CHAOS"
 // chaosConfig is what a worker process of the chaos tests needs to know.
 type chaosConfig struct {
 	Addrs       []string // more than one: a Cluster
+	Locks       string   // where the worker's locks are asked for; empty: as above
 	Prefix      string
 	Partitions  int
 	Lease       time.Duration // of claims and of locks
@@ -170,7 +171,11 @@ func chaosProcess(text string) {
 	rdb := c.client()
 	q, err := c.queue(rdb)
 	must(err)
-	locker, err := c.locker(rdb)
+	locks := rdb
+	if c.Locks != "" {
+		locks = redis.NewClient(&redis.Options{Addr: c.Locks})
+	}
+	locker, err := c.locker(locks)
 	must(err)
 	j := &journal{file: file, process: c.Process}
 	w, err := delayqueue.NewWorker(q, locker, c.handler(j), delayqueue.WithObserver(j), delayqueue.WithClaimLease(c.Lease),

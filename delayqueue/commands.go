@@ -257,6 +257,13 @@ func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, er
 	return found, nil
 }
 
+// hasBehind reports whether a message may have others behind it. What was parked between
+// its claim and its lease is not in behind, and its reservation is older than the lease.
+func (p *partition) hasBehind(ctx context.Context, m Message) bool {
+	last, err := p.queue.rdb.LIndex(ctx, p.base+":order:"+m.Key, -1).Result()
+	return last != m.ID && !errors.Is(err, redis.Nil)
+}
+
 // cancel ends a queued message. It returns the state that it found, "" for none.
 func (p *partition) cancel(ctx context.Context, id string) (State, error) {
 	state, err := p.call(ctx, cancelScript, id).Text()

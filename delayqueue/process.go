@@ -175,10 +175,10 @@ func (t *turn) release(m Message, v verdict) error {
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	switch precedence := t.worker.queue.precedence; {
 	case precedence == 0:
-	case m.behind > 0 || !ended:
+	case m.behind > 0 || !ended || lease.Reserved() && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m):
 		t.reserved = true
 		_ = t.worker.locker.Reserve(ctx, m.Key, v.delay+precedence)
-	case lease.Reserved() || m.parked: // what was parked meanwhile has a reservation of its own, or this message's came late
+	case lease.Reserved() || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
 		t.reserved = errors.Is(lease.Unreserve(ctx), core.ErrReserved)
 	}
 	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {

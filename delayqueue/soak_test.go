@@ -121,7 +121,7 @@ func TestFreshCallsStandBehindParkedOnes(t *testing.T) {
 	t.Parallel()
 	round := chaos{
 		Messages: 30, Keys: 3, Workers: 2, Lease: 500 * time.Millisecond, Work: 4 * time.Millisecond, Plain: true, Fresh: 3, Parking: 2,
-		Length: 4 * time.Second,
+		Length: 4 * time.Second, SlowLocks: 10 * time.Millisecond, // room for calls between a claim and its lock
 		Faults: map[string]time.Duration{faultKill: 700 * time.Millisecond, faultSubscribers: 400 * time.Millisecond},
 	}
 	a := round.soak(t, soakMessages(t)/50)
