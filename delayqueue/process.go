@@ -337,7 +337,9 @@ const (
 func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	deadline := w.claims.settling(c)
 	defer c.cancel(nil)
-	if !v.dying && !w.isStopping() && !w.paused.Load() {
+	// Where there are several partitions, each has a hand for a while only.
+	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
+	if !v.dying && !leaves && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
 	}
 	for try := 1; ; try++ {
@@ -356,6 +358,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 			}
 			if s.settled.next != nil {
 				next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
+				next.since = c.since
 			}
 			break
 		}
