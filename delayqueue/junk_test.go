@@ -71,6 +71,20 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 		"no entry in due": {func(b *bench) error { // found when the next of the key comes
 			return b.rdb.ZRem(b.t.Context(), b.key("due"), member).Err()
 		}, ""},
+		"words for counts": {func(b *bench) error {
+			return b.rdb.HSet(b.t.Context(), b.key("counts"), "enqueued", "many", "done", "9223372036854775807", "cancelled", "-").Err()
+		}, ""},
+		"a list for counts": {func(b *bench) error {
+			b.rdb.Del(b.t.Context(), b.key("counts"))
+			return b.rdb.RPush(b.t.Context(), b.key("counts"), "junk").Err()
+		}, ""},
+		"junk in every other field": {func(b *bench) error {
+			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "owner", "\x00", "settled", "", "wait", "\xff", "nudged", "junk",
+				"next", "\x00\xff", "principal", "\n", "result", "junk", "ended", "inf", "cause", "\xff").Err()
+		}, ""},
+		"a set for running": {func(b *bench) error {
+			return b.rdb.SAdd(b.t.Context(), b.key("running"), "junk").Err()
+		}, ""},
 		"a string for due": {func(b *bench) error {
 			return b.rdb.Set(b.t.Context(), b.key("due"), "junk", 0).Err()
 		}, ""},

@@ -94,8 +94,8 @@ func TestSoak(t *testing.T) {
 func TestALineIsRunInOrderWhileWorkersAreKilled(t *testing.T) {
 	t.Parallel()
 	round := chaos{
-		Messages: 200, Keys: 1, Workers: 4, Lease: 400 * time.Millisecond, Work: 10 * time.Millisecond, Plain: true,
-		Faults: map[string]time.Duration{faultKill: 300 * time.Millisecond},
+		Messages: 200, Keys: 1, Workers: 4, Lease: 400 * time.Millisecond, Work: 30 * time.Millisecond, Plain: true,
+		Faults: map[string]time.Duration{faultKill: 200 * time.Millisecond},
 	}
 	a := round.soak(t, soakMessages(t)/50)
 	require.Equal(t, a.messages, a.states["done"])

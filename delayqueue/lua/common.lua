@@ -76,7 +76,9 @@ end
 -- it made due is now the first: else they have an earlier one to wake for.
 local function flush()
   for what, n in pairs(counts) do
-    redis.call('HINCRBY', base .. ':counts', what, n)
+    if type(redis.pcall('HINCRBY', base .. ':counts', what, n)) == 'table' then -- an error: it was junk
+      redis.call('HSET', base .. ':counts', what, n)
+    end
     outlive(base .. ':counts', dead_retention)
   end
   for name, ms in pairs(lives) do

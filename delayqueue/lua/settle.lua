@@ -128,12 +128,16 @@ local function settle(c, n)
   return give_back(c, n)
 end
 
--- The answer to a call that was sent before.
+-- The answer to a call that was sent before. The lease of what it claimed starts anew,
+-- as the caller's count of it does. One that became too old meanwhile was not started:
+-- its claim runs out.
 local function again(c, state, nid)
   local reply = {state == 'expired' and 2 or 1}
   local key = c.next ~= '' and nid and redis.pcall('HGET', record(nid), 'key')
   local m = type(key) == 'string' and load(nid, key, true)
-  if m and m.payload and m.state == 'running' and m.owner == c.next then
+  if m and m.payload and m.state == 'running' and m.owner == c.next and m.not_after > now then
+    keep(record(nid), life(m, lease))
+    hold(nid .. ' ' .. key, m, lease)
     reply[2] = told(nid, m)
   end
   return reply
@@ -147,7 +151,14 @@ for i = 4, #ARGV, 11 do
     next = ARGV[i + 9], which = ARGV[i + 10], place = #replies + 1,
   }
   local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'settled', 'next', 'not_after')
-  if f[1] == 'running' and f[2] == c.token and f[3] == c.key then
+  local mine = f[1] == 'running' and f[2] == c.token and f[3] == c.key
+  local readable, why = true, nil
+  if mine and (c.lost == 1 or c.how ~= 'done' and c.how ~= 'dead') then
+    readable, why = load(c.id, c.key)
+  end
+  if not readable then -- nothing is claimed with it: the call is sent again, and would claim more each time
+    replies[c.place] = {-1, why}
+  elseif mine then
     held[#held + 1] = c
     c.not_after = whole(f[6] or '-') or 0
     members[#members + 1] = c.id .. ' ' .. c.key
