@@ -13,9 +13,10 @@ import (
 // sent is a message that was enqueued.
 type sent struct {
 	id, key, name string
-	place         int  // among those of its key
-	known         bool // Enqueue returned nil
-	cancelled     int64
+	place         int   // among those of its key
+	known         bool  // Enqueue returned nil
+	cancelled     int64 // when Cancel returned nil
+	cancelling    bool  // Cancel was called
 	deferred      int64 // when its call was told; 0: it was enqueued without a call
 	status        delayqueue.Status
 	found         bool
@@ -174,7 +175,7 @@ func (a *account) checkMessage(m *sent, runs []*run, maxAttempts int) {
 			a.violate("message %s (%s) is dead after %d attempts: %.200s", m.id, m.name, s.Attempts, s.Cause)
 		}
 	case delayqueue.StateCancelled:
-		if m.cancelled == 0 {
+		if !m.cancelling {
 			a.violate("message %s is cancelled, and nobody did it", m.id)
 		}
 	}

@@ -224,7 +224,7 @@ func (r *chaosRunner) enqueue(who, of int) {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-		if m.known && !r.Plain && rng.IntN(50) == 0 && q.Cancel(context.Background(), m.id) == nil {
+		if m.cancelling = m.known && !r.Plain && rng.IntN(50) == 0; m.cancelling && q.Cancel(context.Background(), m.id) == nil {
 			m.cancelled = history.Now()
 		}
 		r.mu.Lock()

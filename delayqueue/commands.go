@@ -223,7 +223,15 @@ func readSettled(reply any) (s settled, err error) {
 	if f[0] == int64(-1) && len(f) > 1 {
 		return s, fmt.Errorf("%v", f[1])
 	}
-	s.held, s.expired = f[0] != int64(0), f[0] == int64(2)
+	switch f[0] {
+	case int64(0):
+	case int64(1):
+		s.held = true
+	case int64(2):
+		s.held, s.expired = true, true
+	default:
+		return s, errReply
+	}
 	if len(f) > 1 && f[1] != nil {
 		m, ok := readMessage(f[1])
 		if !ok {

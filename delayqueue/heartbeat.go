@@ -51,7 +51,7 @@ func (s *claims) add(parent context.Context, p *partition, m Message, token stri
 // expire ends the ctx of a claim that could not be extended in time.
 func (s *claims) expire(c *claim) {
 	s.mu.Lock()
-	over := !c.settling && !time.Now().Before(c.deadline) // or it was extended meanwhile
+	over := !c.settling && trust.Passed(c.deadline, time.Now()) // or it was extended meanwhile
 	s.mu.Unlock()
 	if over {
 		c.cancel(fmt.Errorf("delayqueue: message %s: %w: it could not be extended in time", c.message.ID, ErrClaimLost))

@@ -76,7 +76,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 // message: of the same key, if the turn goes on.
 func (t *turn) run(c *claim) (next *claim) {
 	w := t.worker
-	ctx, cancel := c.under(t.ctx, t.lease != nil)
+	ctx, cancel := w.under(c, t.ctx, t.lease != nil)
 	result := &resultHolder{most: w.queue.maxResult}
 	ctx = context.WithValue(ctx, resultKey{}, result)
 	err, started := errGoexit, false
@@ -106,7 +106,8 @@ func (t *turn) run(c *claim) (next *claim) {
 		}
 		next = t.over(c, v)
 	}()
-	if err = context.Cause(ctx); err != nil { // while the key was asked for
+	if ctx.Err() != nil { // while the key was asked for
+		err = context.Cause(ctx)
 		return nil
 	}
 	started = true
@@ -187,26 +188,33 @@ func (t *turn) release(m Message, v verdict) error {
 	return nil // Redis frees the key by itself
 }
 
-// messageContext is the ctx of work under a lease and a claim. Err looks at the
-// lease's clock too, as the lease's own ctx does.
+// messageContext is the ctx of work under a claim, and perhaps a lease. Err looks at
+// their clocks too, as the lease's own ctx does: after a freeze, timers come late.
 type messageContext struct {
 	context.Context
-	lease context.Context
+	look func()
 }
 
 func (c messageContext) Err() error {
-	_ = c.lease.Err()
+	c.look()
 	return c.Context.Err()
 }
 
 // under makes the ctx of a message's handler: it ends with its claim and with parent.
-func (c *claim) under(parent context.Context, leased bool) (context.Context, func()) {
+func (w *Worker) under(c *claim, parent context.Context, leased bool) (context.Context, func()) {
 	if !leased {
-		return c.ctx, func() {}
+		return messageContext{c.ctx, func() { w.claims.expire(c) }}, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	unhook := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
-	return messageContext{ctx, parent}, func() {
+	look := func() {
+		w.claims.expire(c)
+		if c.ctx.Err() != nil {
+			cancel(context.Cause(c.ctx)) // not waiting for the hook
+		}
+		_ = parent.Err()
+	}
+	return messageContext{ctx, look}, func() {
 		unhook()
 		cancel(nil)
 	}
