@@ -252,7 +252,7 @@ func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
 			lease, _ := core.LeaseFrom(ctx)
 			f.Fence = lease.Fence()
 			if f.At = history.Now(); ctx.Err() != nil {
-				return nil
+				return ctx.Err()
 			}
 			r.mu.Lock()
 			r.fresh = append(r.fresh, f)
@@ -261,14 +261,13 @@ func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
 			for until := time.Now().Add(rand.N(r.config.Work)); time.Now().Before(until); time.Sleep(500 * time.Microsecond) {
 				at := history.Now()
 				if ctx.Err() != nil {
-					return nil
+					return ctx.Err()
 				}
 				f.alive = at
 			}
 			return nil
 		})
-		var deferred *core.DeferredError
-		if errors.As(err, &deferred) {
+		if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
 			r.mu.Lock()
 			r.sent = append(r.sent, &sent{id: deferred.Ticket.ID, key: f.Key, name: nameWork, known: true, deferred: history.Now(), place: -1})
 			r.mu.Unlock()

@@ -76,7 +76,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 // message: of the same key, if the turn goes on.
 func (t *turn) run(c *claim) (next *claim) {
 	w := t.worker
-	ctx, cancel := w.under(c, t.ctx, t.lease != nil)
+	ctx, cancel := w.under(t.ctx, c, t.lease != nil)
 	result := &resultHolder{most: w.queue.maxResult}
 	ctx = context.WithValue(ctx, resultKey{}, result)
 	err, started := errGoexit, false
@@ -201,7 +201,7 @@ func (c messageContext) Err() error {
 }
 
 // under makes the ctx of a message's handler: it ends with its claim and with parent.
-func (w *Worker) under(c *claim, parent context.Context, leased bool) (context.Context, func()) {
+func (w *Worker) under(parent context.Context, c *claim, leased bool) (context.Context, func()) {
 	if !leased {
 		return messageContext{c.ctx, func() { w.claims.expire(c) }}, func() {}
 	}
