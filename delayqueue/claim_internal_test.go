@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ func TestAClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 				require.ErrorIs(t, context.Cause(ctx), ErrClaimLost)
 			}
 			return ctx.Err()
-		})
+		}, WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
 		for _, key := range []string{"", "k"} {
 			runs = 0

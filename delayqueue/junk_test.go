@@ -38,6 +38,9 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 		"a number out of range": {func(b *bench) error {
 			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "losses", "99999999999999999999").Err()
 		}, "losses is not a number"},
+		"a float for a number": {func(b *bench) error {
+			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "not_after", "1e300").Err()
+		}, "not_after is not a number"},
 		"infinity for a number": {func(b *bench) error {
 			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "due", "inf").Err()
 		}, "due is not a number"},

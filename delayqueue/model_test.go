@@ -133,7 +133,7 @@ func (m *model) enqueue() error {
 		x = m.all[m.rng.IntN(len(m.all))]
 		job.ID, job.Key = x.id, x.key
 	} else {
-		x.later = m.rng.IntN(5) == 0
+		x.later = m.rng.IntN(6) == 0
 		job.parked = job.Key != "" && m.rng.IntN(5) == 0
 		x.waits = job.parked
 		m.all, m.byID[x.id] = append(m.all, x), x
@@ -228,7 +228,7 @@ func (m *model) settle() error {
 		return nil
 	}
 	v := verdict{
-		outcome: []Outcome{OutcomeDone, OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(7)],
+		outcome: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(8)],
 		err:     errors.New("why"),
 	}
 	if x.nudged && m.rng.IntN(3) > 0 { // what a nudge before the settlement is for
@@ -336,7 +336,7 @@ func (m *model) resend() error {
 		return violated("a settlement of %s that was sent again is refused", x.id)
 	}
 	running := p.was.next != nil && m.byID[p.was.next.ID].claim != nil && m.byID[p.was.next.ID].claim.token == p.verdict.next
-	if s.next != nil && (!running || s.next.ID != p.was.next.ID) || s.next == nil && running && last.claim == p.claim {
+	if s.next != nil && (!running || s.next.ID != p.was.next.ID) || s.next == nil && running {
 		return violated("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.next, p.was.next)
 	}
 	return nil
@@ -591,7 +591,7 @@ func TestTheScriptsDoWhatTheModelSays(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		total := map[string]int{}
-		for range 20 {
+		for range 30 {
 			seed := rand.Uint64N(1e9)
 			happened, err := playModel(t, env, seed, 120, nil)
 			require.NoError(t, err, "seed %d", seed)
@@ -601,7 +601,7 @@ func TestTheScriptsDoWhatTheModelSays(t *testing.T) {
 		}
 		t.Log(total)
 		for _, what := range []string{"claims sent again", "settlements sent again", "late settlements", "claims expired", "next any", "next key", "nudges", "cancelled", "aged"} {
-			require.Greater(t, total[what], 5, what)
+			require.Positive(t, total[what], what)
 		}
 	})
 }

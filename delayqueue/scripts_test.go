@@ -354,3 +354,27 @@ func TestJunkInNextIsNoMessage(t *testing.T) {
 		}
 	})
 }
+
+// The settlement ran, its reply was lost, and before it was sent again others claimed and
+// settled the message. What it had claimed is known to nobody but its caller.
+func TestWhatASettlementClaimedIsFoundAgain(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		first := claimTest(t, q, "one", 1)[0]
+		enqueueTest(t, q, "next", "l")
+		v := verdict{outcome: OutcomeRetry, which: nextOfAny, next: "two"}
+		s, err := settleOnce(first, v)
+		require.NoError(t, err)
+		require.Equal(t, "next", s.next.ID)
+		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], verdict{outcome: OutcomeDone}))
+		again, err := settleOnce(first, v)
+		require.NoError(t, err)
+		require.False(t, again.held)
+		require.Equal(t, s.next, again.next)
+		v.next = "another"
+		again, err = settleOnce(first, v)
+		require.NoError(t, err)
+		require.Nil(t, again.next)
+	})
+}

@@ -22,10 +22,11 @@
 --             1 when it was the caller's, 0 when it was not, 2 when it was and the
 --             message expired: it would be too old for its next attempt, and does
 --             not hold its key's line up until then; -1 when it failed, and why,
---             the next message, if one was claimed }
+--             the next message, if one was claimed: now, or when the call was sent before }
 --           and at last 1 when a message is due now, else 0
 local lease = tonumber(ARGV[3])
 local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
+local RECENT = 100 -- how many running messages are looked at, for one that nobody heard of
 clear_sets() -- or a damaged one would stop this half way
 local idle = paused() -- nothing is to be claimed
 
@@ -143,6 +144,19 @@ local function again(c, state, nid)
   return reply
 end
 
+-- The answer to a call for a claim that is not the caller's. It may have been sent before
+-- and have claimed a message, if its own was claimed and settled by others since: nobody
+-- else knows of that one.
+local function refuse(c)
+  for _, member in ipairs(c.next ~= '' and redis.call('ZREVRANGE', running, 0, RECENT) or {}) do
+    local id = split(member)
+    if redis.pcall('HGET', record(id), 'owner') == c.next then
+      return {0, again(c, '', id)[2]}
+    end
+  end
+  return {0}
+end
+
 local replies, held, tokens, members = {}, {}, {}, {}
 for i = 4, #ARGV, 11 do
   local c = {
@@ -169,7 +183,7 @@ for i = 4, #ARGV, 11 do
   elseif f[4] == c.token then
     replies[c.place] = again(c, f[1], f[5])
   else
-    replies[c.place] = {0}
+    replies[c.place] = refuse(c)
   end
 end
 
