@@ -29,8 +29,9 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for two minutes
 	cd bench && go run . $(ARGS)
 
-soak: ## break clients, network and Redis for OPS operations (ten million: about an hour) and check every history; SEED replays faults
+soak: ## break clients, network and Redis for OPS operations (ten million: about an hour) and MESSAGES (100,000: some minutes), and check every history; SEED replays faults
 	PERKEY_REQUIRE_REDIS=1 PERKEY_SOAK_OPS=$(or $(OPS),10000000) go test -count=1 -timeout=6h -v -run 'Soak|Mutants|Clocks' ./core $(if $(SEED),-seed=$(SEED))
+	PERKEY_REQUIRE_REDIS=1 PERKEY_SOAK_MESSAGES=$(or $(MESSAGES),100000) go test -count=1 -timeout=2h -v -run 'Soak|Line|Stopped|Parked|Chaos|Mutants|Model' ./delayqueue $(if $(SEED),-seed=$(SEED))
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.
 $(LINT):

@@ -38,7 +38,10 @@ type claimer struct {
 func (w *claimer) run() {
 	token, failures := "", 0
 	for !w.isStopping() {
-		n := w.takeHands()
+		n := 0
+		if failures == 0 { // else no hand waits for the answer: there are other partitions
+			n = w.takeHands()
+		}
 		select { // what was announced before the claim is seen by it
 		case <-w.wake:
 		default:
@@ -53,7 +56,7 @@ func (w *claimer) run() {
 		}
 		owner := token
 		if n == 0 {
-			owner = "" // nothing can be taken, nor what an earlier call took
+			owner = "" // nothing is to be taken, nor what an earlier call took
 		}
 		sent := time.Now()
 		// Not cancelled by Stop: messages whose claim nobody heard of would wait

@@ -225,7 +225,15 @@ func readSettled(reply any) (s settled, err error) {
 	if f[0] == int64(-1) && len(f) > 1 {
 		return s, fmt.Errorf("%v", f[1])
 	}
-	s.held, s.expired = f[0] != int64(0), f[0] == int64(2)
+	switch f[0] {
+	case int64(0):
+	case int64(1):
+		s.held = true
+	case int64(2):
+		s.held, s.expired = true, true
+	default:
+		return s, errReply
+	}
 	if len(f) > 1 && f[1] != nil {
 		m, ok := readMessage(f[1])
 		if !ok {
@@ -257,6 +265,13 @@ func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, er
 		return nil, redisError(ctx, "nudge", err)
 	}
 	return found, nil
+}
+
+// hasBehind reports whether a message may have others behind it. What was parked between
+// its claim and its lease is not in behind, and its reservation is older than the lease.
+func (p *partition) hasBehind(ctx context.Context, m Message) bool {
+	last, err := p.queue.rdb.LIndex(ctx, p.base+":order:"+m.Key, -1).Result()
+	return last != m.ID && !errors.Is(err, redis.Nil)
 }
 
 // cancel ends queued messages. It returns the states that it found, "" for none.

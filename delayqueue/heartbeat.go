@@ -21,6 +21,7 @@ type claim struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	taken  time.Time
+	since  time.Time // a hand has been at the partition
 
 	// Guarded by claims.mu.
 	deadline time.Time // until then nobody else can claim the message
@@ -29,7 +30,7 @@ type claim struct {
 }
 
 // claims keeps a Worker's claims alive, and ends their ctx in time. One
-// goroutine asks Redis for all of them; a timer for each, which needs no
+// goroutine asks Redis for all of a partition; a timer for each, which needs no
 // goroutine, sees to it that a slow Redis cannot keep a ctx from ending.
 type claims struct {
 	mu   sync.Mutex
@@ -37,7 +38,8 @@ type claims struct {
 }
 
 func (s *claims) add(parent context.Context, p *partition, m Message, token string, deadline time.Time) *claim {
-	c := &claim{message: m, partition: p, token: token, taken: time.Now(), deadline: deadline}
+	now := time.Now()
+	c := &claim{message: m, partition: p, token: token, taken: now, since: now, deadline: deadline}
 	c.ctx, c.cancel = context.WithCancelCause(parent)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +51,7 @@ func (s *claims) add(parent context.Context, p *partition, m Message, token stri
 // expire ends the ctx of a claim that could not be extended in time.
 func (s *claims) expire(c *claim) {
 	s.mu.Lock()
-	over := !c.settling && !time.Now().Before(c.deadline) // or it was extended meanwhile
+	over := !c.settling && trust.Passed(c.deadline, time.Now()) // or it was extended meanwhile
 	s.mu.Unlock()
 	if over {
 		c.cancel(fmt.Errorf("delayqueue: message %s: %w: it could not be extended in time", c.message.ID, ErrClaimLost))
@@ -67,15 +69,16 @@ func (s *claims) settling(c *claim) (deadline time.Time) {
 	return c.deadline
 }
 
-// byPartition returns the claims to be extended.
-func (s *claims) byPartition() map[*partition][]*claim {
+// of returns a partition's claims to be extended.
+func (s *claims) of(p *partition) (list []*claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lists := map[*partition][]*claim{}
 	for c := range s.held {
-		lists[c.partition] = append(lists[c.partition], c)
+		if c.partition == p {
+			list = append(list, c)
+		}
 	}
-	return lists
+	return list
 }
 
 // extended records the answer to an extension. A claim that is being settled is
@@ -97,9 +100,10 @@ func (s *claims) extended(c *claim, held bool, deadline time.Time) {
 
 const extendBatch = 128
 
-// heartbeat extends the Worker's claims at a third of their length, and more
-// often while Redis does not answer, until all handlers have returned.
-func (w *Worker) heartbeat(drained <-chan struct{}) {
+// heartbeat extends the claims in a partition at a third of their length, and more often
+// while Redis does not answer, until all handlers have returned. Each partition has its
+// own: one whose node is down must not cost the others their claims.
+func (w *Worker) heartbeat(p *partition, drained <-chan struct{}) {
 	timer := time.NewTimer(w.lease / 3)
 	defer timer.Stop()
 	for {
@@ -109,18 +113,16 @@ func (w *Worker) heartbeat(drained <-chan struct{}) {
 			return
 		}
 		next := w.lease / 3
-		for p, list := range w.claims.byPartition() {
-			for some := range slices.Chunk(list, extendBatch) {
-				sent := time.Now()
-				held, err := p.extend(context.Background(), w.lease, some)
-				if err != nil {
-					w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
-					next = w.lease / 20
-					continue
-				}
-				for i, c := range some {
-					w.claims.extended(c, held[i], trust.Until(sent, w.lease))
-				}
+		for some := range slices.Chunk(w.claims.of(p), extendBatch) {
+			sent := time.Now()
+			held, err := p.extend(context.Background(), w.lease, some)
+			if err != nil {
+				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
+				next = w.lease / 20
+				continue
+			}
+			for i, c := range some {
+				w.claims.extended(c, held[i], trust.Until(sent, w.lease))
 			}
 		}
 		timer.Reset(next)

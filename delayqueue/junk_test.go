@@ -38,6 +38,9 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 		"a number out of range": {func(b *bench) error {
 			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "losses", "99999999999999999999").Err()
 		}, "losses is not a number"},
+		"a float for a number": {func(b *bench) error {
+			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "not_after", "1e300").Err()
+		}, "not_after is not a number"},
 		"infinity for a number": {func(b *bench) error {
 			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "due", "inf").Err()
 		}, "due is not a number"},
@@ -70,6 +73,20 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 		}, ""},
 		"no entry in due": {func(b *bench) error { // found when the next of the key comes
 			return b.rdb.ZRem(b.t.Context(), b.key("due"), member).Err()
+		}, ""},
+		"words for counts": {func(b *bench) error {
+			return b.rdb.HSet(b.t.Context(), b.key("counts"), "enqueued", "many", "done", "9223372036854775807", "cancelled", "-").Err()
+		}, ""},
+		"a list for counts": {func(b *bench) error {
+			b.rdb.Del(b.t.Context(), b.key("counts"))
+			return b.rdb.RPush(b.t.Context(), b.key("counts"), "junk").Err()
+		}, ""},
+		"junk in every other field": {func(b *bench) error {
+			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "owner", "\x00", "settled", "", "wait", "\xff", "nudged", "junk",
+				"next", "\x00\xff", "principal", "\n", "result", "junk", "ended", "inf", "cause", "\xff").Err()
+		}, ""},
+		"a set for running": {func(b *bench) error {
+			return b.rdb.SAdd(b.t.Context(), b.key("running"), "junk").Err()
 		}, ""},
 		"a string for due": {func(b *bench) error {
 			return b.rdb.Set(b.t.Context(), b.key("due"), "junk", 0).Err()

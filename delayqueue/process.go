@@ -76,7 +76,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 // message: of the same key, if the turn goes on.
 func (t *turn) run(c *claim) (next *claim) {
 	w := t.worker
-	ctx, cancel := c.under(t.ctx, t.lease != nil)
+	ctx, cancel := w.under(t.ctx, c, t.lease != nil)
 	result := &resultHolder{most: w.queue.maxResult}
 	ctx = context.WithValue(ctx, resultKey{}, result)
 	err, started := errGoexit, false
@@ -106,7 +106,8 @@ func (t *turn) run(c *claim) (next *claim) {
 		}
 		next = t.over(c, v)
 	}()
-	if err = context.Cause(ctx); err != nil { // while the key was asked for
+	if ctx.Err() != nil { // while the key was asked for
+		err = context.Cause(ctx)
 		return nil
 	}
 	started = true
@@ -175,10 +176,10 @@ func (t *turn) release(m Message, v verdict) error {
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	switch precedence := t.worker.queue.precedence; {
 	case precedence == 0:
-	case m.behind > 0 || !ended:
+	case m.behind > 0 || !ended || lease.Reserved() && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m):
 		t.reserved = true
 		_ = t.worker.locker.Reserve(ctx, m.Key, v.delay+precedence)
-	case lease.Reserved() || m.parked: // what was parked meanwhile has a reservation of its own, or this message's came late
+	case lease.Reserved() || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
 		t.reserved = errors.Is(lease.Unreserve(ctx), core.ErrReserved)
 	}
 	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
@@ -187,26 +188,33 @@ func (t *turn) release(m Message, v verdict) error {
 	return nil // Redis frees the key by itself
 }
 
-// messageContext is the ctx of work under a lease and a claim. Err looks at the
-// lease's clock too, as the lease's own ctx does.
+// messageContext is the ctx of work under a claim, and perhaps a lease. Err looks at
+// their clocks too, as the lease's own ctx does: after a freeze, timers come late.
 type messageContext struct {
 	context.Context
-	lease context.Context
+	look func()
 }
 
 func (c messageContext) Err() error {
-	_ = c.lease.Err()
+	c.look()
 	return c.Context.Err()
 }
 
 // under makes the ctx of a message's handler: it ends with its claim and with parent.
-func (c *claim) under(parent context.Context, leased bool) (context.Context, func()) {
+func (w *Worker) under(parent context.Context, c *claim, leased bool) (context.Context, func()) {
 	if !leased {
-		return c.ctx, func() {}
+		return messageContext{c.ctx, func() { w.claims.expire(c) }}, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	unhook := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
-	return messageContext{ctx, parent}, func() {
+	look := func() {
+		w.claims.expire(c)
+		if c.ctx.Err() != nil {
+			cancel(context.Cause(c.ctx)) // not waiting for the hook
+		}
+		_ = parent.Err()
+	}
+	return messageContext{ctx, look}, func() {
 		unhook()
 		cancel(nil)
 	}
@@ -337,7 +345,9 @@ const (
 func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	deadline := w.claims.settling(c)
 	defer c.cancel(nil)
-	if !v.dying && !w.isStopping() && !w.paused.Load() {
+	// Where there are several partitions, each has a hand for a while only.
+	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
+	if !v.dying && !leaves && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
 	}
 	for try := 1; ; try++ {
@@ -356,6 +366,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 			}
 			if s.settled.next != nil {
 				next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
+				next.since = c.since
 			}
 			break
 		}

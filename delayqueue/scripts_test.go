@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -281,5 +282,125 @@ func TestALetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{"queued"}, words)
 		require.Len(t, claimTest(t, q, "2", 2), 1)
+	})
+}
+
+// claimNext settles a claim and claims the next message with the token.
+func claimNext(t *testing.T, c *claim, which, token string) (settled, error) {
+	t.Helper()
+	return settleOnce(c, verdict{outcome: OutcomeDone, which: which, next: token})
+}
+
+func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
+	for _, which := range []string{nextOfKey, nextOfAny} {
+		t.Run(which, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				q := testQueue(t, env)
+				running := q.partitions[0].base + ":running"
+				for _, id := range []string{"a", "b", "c"} {
+					enqueueTest(t, q, id, "k")
+				}
+				if which == nextOfAny {
+					enqueueTest(t, q, "other", "l")
+				}
+				first := claimTest(t, q, "one", 1)[0]
+				s, err := claimNext(t, first, which, "two")
+				require.NoError(t, err)
+				want := map[string]string{nextOfKey: "b", nextOfAny: "other"}[which]
+				require.Equal(t, want, s.next.ID)
+				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val())
+
+				// The caller counts the lease from when it asked again, so Redis must too.
+				member := want + " " + s.next.Key
+				require.NoError(t, q.rdb.ZIncrBy(t.Context(), running, -30_000, member).Err())
+				before := q.rdb.ZScore(t.Context(), running, member).Val()
+				again, err := claimNext(t, first, which, "two")
+				require.NoError(t, err)
+				require.Equal(t, s.next, again.next)
+				require.Greater(t, q.rdb.ZScore(t.Context(), running, member).Val(), before+20_000)
+				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val(), "it takes nothing more")
+
+				// What is too old by now is not started.
+				require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName(want), "not_after", 1).Err())
+				again, err = claimNext(t, first, which, "two")
+				require.NoError(t, err)
+				require.True(t, again.held)
+				require.Nil(t, again.next)
+			})
+		})
+	}
+}
+
+func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		c := claimTest(t, q, "one", 1)[0]
+		for i := range 5 {
+			enqueueTest(t, q, fmt.Sprint(i), "")
+		}
+		for field, junk := range map[string]string{"losses": "many", "due": "", "attempts": "1e99"} {
+			was := q.rdb.HGet(t.Context(), q.partitions[0].recordName("id"), field).Val()
+			require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName("id"), field, junk).Err())
+			for range 3 {
+				_, err := settleOnce(c, verdict{outcome: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
+				require.ErrorContains(t, err, field+" is not a number")
+			}
+			require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName("id"), field, was).Err())
+		}
+		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].base+":running").Val())
+		s, err := settleOnce(c, verdict{outcome: OutcomeRetry, which: nextOfAny, next: "two"})
+		require.NoError(t, err)
+		require.NotNil(t, s.next)
+	})
+}
+
+// What a record says of the message that followed is read again when a settlement is
+// sent again. Junk there brings no message.
+func TestJunkInNextIsNoMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		p := q.partitions[0]
+		enqueueTest(t, q, "id", "k")
+		enqueueTest(t, q, "stranger", "l")
+		require.NoError(t, q.rdb.Set(t.Context(), p.recordName("string"), "junk", 0).Err())
+		require.NoError(t, q.rdb.HSet(t.Context(), p.recordName("half"), "key", "k", "state", "running", "owner", "two").Err())
+		c := claimTest(t, q, "one", 1)[0]
+		for range 2 {
+			s, err := settleOnce(c, verdict{outcome: OutcomeDone})
+			require.NoError(t, err)
+			require.True(t, s.held)
+		}
+		for _, junk := range []string{"unknown", "stranger", "id", "string", "half", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000)} {
+			require.NoError(t, q.rdb.HSet(t.Context(), p.recordName("id"), "next", junk).Err())
+			s, err := claimNext(t, c, nextOfAny, "two")
+			require.NoError(t, err)
+			require.True(t, s.held)
+			require.Nil(t, s.next, "%q", junk)
+		}
+	})
+}
+
+// The settlement ran, its reply was lost, and before it was sent again others claimed and
+// settled the message. What it had claimed is known to nobody but its caller.
+func TestWhatASettlementClaimedIsFoundAgain(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		enqueueTest(t, q, "id", "k")
+		first := claimTest(t, q, "one", 1)[0]
+		enqueueTest(t, q, "next", "l")
+		v := verdict{outcome: OutcomeRetry, which: nextOfAny, next: "two"}
+		s, err := settleOnce(first, v)
+		require.NoError(t, err)
+		require.Equal(t, "next", s.next.ID)
+		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], verdict{outcome: OutcomeDone}))
+		again, err := settleOnce(first, v)
+		require.NoError(t, err)
+		require.False(t, again.held)
+		require.Equal(t, s.next, again.next)
+		v.next = "another"
+		again, err = settleOnce(first, v)
+		require.NoError(t, err)
+		require.Nil(t, again.next)
 	})
 }

@@ -21,6 +21,10 @@ func TestMain(m *testing.M) {
 		workerProcess(config) // this binary as a worker of process_test.go
 		return
 	}
+	if config := os.Getenv(chaosVar); config != "" {
+		chaosProcess(config) // or as one of chaos_worker_test.go
+		return
+	}
 	redistest.Main(m)
 }
 

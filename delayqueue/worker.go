@@ -168,7 +168,9 @@ func (w *Worker) run() {
 	defer close(w.done)
 	drained := make(chan struct{})
 	var helpers sync.WaitGroup
-	helpers.Go(func() { w.heartbeat(drained) })
+	for _, p := range w.queue.partitions {
+		helpers.Go(func() { w.heartbeat(p, drained) })
+	}
 	helpers.Go(func() { w.passOn(drained) })
 	w.wakeups.Start()
 

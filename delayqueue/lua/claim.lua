@@ -130,7 +130,7 @@ if queued > 0 and redis.call('PTTL', cursor) <= AUDIT_TTL - 1000 then
   end
 end
 
-local next = now + (pause > 0 and math.min(pause, HORIZON) or HORIZON)
+local next = now + (pause >= 0 and math.min(pause + 1, HORIZON) or HORIZON)
 for _, set in ipairs(want > 0 and {due, running, open} or {running, open}) do
   local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if first[1] then

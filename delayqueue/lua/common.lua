@@ -113,7 +113,7 @@ end
 -- A non-negative whole number as these scripts write it; nil for anything else.
 local function whole(s)
   local n = #s < 16 and tonumber(s)
-  return n and n >= 0 and n % 1 == 0 and n or nil
+  return n and n >= 0 and n < 1e15 and n % 1 == 0 and n or nil -- what it reads is more than we write, such as 1e3
 end
 
 -- The score of an entry as a number, whatever it is: Lua does not read every

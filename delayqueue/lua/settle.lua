@@ -22,10 +22,11 @@
 --             1 when it was the caller's, 0 when it was not, 2 when it was and the
 --             message expired: it would be too old for its next attempt, and does
 --             not hold its key's line up until then; -1 when it failed, and why,
---             the next message, if one was claimed }
+--             the next message, if one was claimed: now, or when the call was sent before }
 --           and at last 1 when a message is due now, else 0
 local lease = tonumber(ARGV[3])
 local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
+local RECENT = 100 -- how many running messages are looked at, for one that nobody heard of
 clear_sets() -- or a damaged one would stop this half way
 local idle = paused() -- nothing is to be claimed
 
@@ -128,15 +129,32 @@ local function settle(c, n)
   return give_back(c, n)
 end
 
--- The answer to a call that was sent before.
+-- The answer to a call that was sent before. The lease of what it claimed starts anew,
+-- as the caller's count of it does. One that became too old meanwhile was not started:
+-- its claim runs out.
 local function again(c, state, nid)
   local reply = {state == 'expired' and 2 or 1}
   local key = c.next ~= '' and nid and redis.pcall('HGET', record(nid), 'key')
   local m = type(key) == 'string' and load(nid, key, true)
-  if m and m.payload and m.state == 'running' and m.owner == c.next then
+  if m and m.payload and m.state == 'running' and m.owner == c.next and m.not_after > now then
+    keep(record(nid), life(m, lease))
+    hold(nid .. ' ' .. key, m, lease)
     reply[2] = told(nid, m)
   end
   return reply
+end
+
+-- The answer to a call for a claim that is not the caller's. It may have been sent before
+-- and have claimed a message, if its own was claimed and settled by others since: nobody
+-- else knows of that one.
+local function refuse(c)
+  for _, member in ipairs(c.next ~= '' and redis.call('ZREVRANGE', running, 0, RECENT) or {}) do
+    local id = split(member)
+    if redis.pcall('HGET', record(id), 'owner') == c.next then
+      return {0, again(c, '', id)[2]}
+    end
+  end
+  return {0}
 end
 
 local replies, held, tokens, members = {}, {}, {}, {}
@@ -147,7 +165,14 @@ for i = 4, #ARGV, 11 do
     next = ARGV[i + 9], which = ARGV[i + 10], place = #replies + 1,
   }
   local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'settled', 'next', 'not_after')
-  if f[1] == 'running' and f[2] == c.token and f[3] == c.key then
+  local mine = f[1] == 'running' and f[2] == c.token and f[3] == c.key
+  local readable, why = true, nil
+  if mine and (c.lost == 1 or c.how ~= 'done' and c.how ~= 'dead') then
+    readable, why = load(c.id, c.key)
+  end
+  if not readable then -- nothing is claimed with it: the call is sent again, and would claim more each time
+    replies[c.place] = {-1, why}
+  elseif mine then
     held[#held + 1] = c
     c.not_after = whole(f[6] or '-') or 0
     members[#members + 1] = c.id .. ' ' .. c.key
@@ -158,7 +183,7 @@ for i = 4, #ARGV, 11 do
   elseif f[4] == c.token then
     replies[c.place] = again(c, f[1], f[5])
   else
-    replies[c.place] = {0}
+    replies[c.place] = refuse(c)
   end
 end
 

@@ -1,0 +1,285 @@
+package delayqueue_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/perkey-go/perkey/delayqueue"
+)
+
+// sent is a message that was enqueued.
+type sent struct {
+	id, key, name string
+	place         int   // among those of its key
+	known         bool  // Enqueue returned nil
+	cancelled     int64 // when Cancel returned nil
+	cancelling    bool  // Cancel was called
+	deferred      int64 // when its call was told; 0: it was enqueued without a call
+	status        delayqueue.Status
+	found         bool
+}
+
+// run is a call of a handler, or a fresh call's time with a key.
+type run struct {
+	event
+	alive   int64 // when its ctx was last seen to live
+	end     int64 // when its handler returned; 0: it did not
+	how     string
+	outcome string // of its claim; "": not known
+	asked   int64  // when a fresh call asked for the key
+}
+
+// account is what came of a round of chaos.
+type account struct {
+	seed       uint64
+	messages   int
+	faults     map[string]int
+	unknown    int // enqueues that failed, so that nobody knows
+	runs       int
+	duplicates int // runs of a message beyond its first, other than after a plain failure
+	late       int // settlements that were refused
+	fresh      int
+	overtaking int // fresh calls that were checked against parked messages
+	states     map[string]int
+	violations []string
+}
+
+func (a *account) String() string {
+	return fmt.Sprintf("seed %d: %d messages, faults %v, %d unknown enqueues, %d runs, %d duplicates, %d late, %d fresh grants (%d after deferrals), ends %v, %d violations",
+		a.seed, a.messages, a.faults, a.unknown, a.runs, a.duplicates, a.late, a.fresh, a.overtaking, a.states, len(a.violations))
+}
+
+func (a *account) violate(format string, args ...any) {
+	a.violations = append(a.violations, fmt.Sprintf(format, args...))
+}
+
+// add adds another round's.
+func (a *account) add(b *account) {
+	a.messages, a.unknown, a.runs, a.duplicates = a.messages+b.messages, a.unknown+b.unknown, a.runs+b.runs, a.duplicates+b.duplicates
+	a.late, a.fresh, a.overtaking = a.late+b.late, a.fresh+b.fresh, a.overtaking+b.overtaking
+	for kind, n := range b.faults {
+		a.faults[kind] += n
+	}
+	for state, n := range b.states {
+		a.states[state] += n
+	}
+	a.violations = append(a.violations, b.violations...)
+}
+
+// collect makes runs of events.
+func collect(events []event) (runs []*run) {
+	type of struct {
+		process int
+		run     int64
+	}
+	type claimOf struct {
+		process, attempt int
+		id               string
+	}
+	byRun, byClaim := map[of]*run{}, map[claimOf]*run{}
+	for _, e := range events {
+		switch e.Kind {
+		case eventStart, eventFresh:
+			r := &run{event: e, alive: e.At}
+			byRun[of{e.Process, e.Run}], byClaim[claimOf{e.Process, e.Attempt, e.ID}] = r, r
+			runs = append(runs, r)
+		case eventAlive:
+			byRun[of{e.Process, e.Run}].alive = e.At
+		case eventEnd:
+			r := byRun[of{e.Process, e.Run}]
+			r.end, r.how = e.At, e.Text
+		case eventSettled:
+			if r := byClaim[claimOf{e.Process, e.Attempt, e.ID}]; r != nil {
+				r.outcome = e.Text
+			}
+		}
+	}
+	slices.SortFunc(runs, func(a, b *run) int { return cmp.Compare(a.At, b.At) })
+	return runs
+}
+
+// check holds what ran against what was promised.
+func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttempts int) {
+	for _, e := range events {
+		if e.Kind == eventSettled && e.Text == string(delayqueue.OutcomeLate) {
+			a.late++
+		}
+	}
+	runs := collect(events)
+	a.messages, a.runs, a.fresh = len(messages), len(runs), len(fresh)
+	byID, byKey := map[string][]*run{}, map[string][]*run{}
+	for _, r := range runs {
+		byID[r.ID] = append(byID[r.ID], r)
+		if r.Key != "" {
+			byKey[r.Key] = append(byKey[r.Key], r)
+		}
+	}
+	for _, f := range fresh {
+		byKey[f.Key] = append(byKey[f.Key], f)
+	}
+	known := map[string]bool{}
+	lines := map[string][]*sent{}
+	for _, m := range messages {
+		known[m.id] = true
+		a.checkMessage(m, byID[m.id], maxAttempts)
+		if m.key != "" && m.known && m.found && m.deferred == 0 {
+			lines[m.key] = append(lines[m.key], m)
+		}
+	}
+	for id := range byID {
+		if !known[id] {
+			a.violate("message %s ran, and nobody enqueued it", id)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(lines)) {
+		slices.SortFunc(lines[key], func(a, b *sent) int { return cmp.Compare(a.place, b.place) })
+		a.checkOrder(lines[key], byID)
+	}
+	for _, key := range slices.Sorted(maps.Keys(byKey)) {
+		a.checkExclusion(byKey[key])
+	}
+	a.checkPrecedence(messages, byID, fresh)
+}
+
+// checkMessage: it ended once, and each of its runs after the first has a reason that
+// the handler could see.
+func (a *account) checkMessage(m *sent, runs []*run, maxAttempts int) {
+	if !m.found {
+		if m.known {
+			a.violate("message %s was acknowledged and is lost", m.id)
+		} else if len(runs) > 0 {
+			a.violate("message %s ran and is not known", m.id)
+		}
+		return
+	}
+	s := m.status
+	a.states[string(s.State)]++
+	if !s.State.Ended() {
+		a.violate("message %s is %s at the end (%+v)", m.id, s.State, s)
+	}
+	ended := func(how string) bool {
+		return slices.ContainsFunc(runs, func(r *run) bool { return r.end > 0 && r.how == how })
+	}
+	switch s.State {
+	case delayqueue.StateDone:
+		if !ended("") {
+			a.violate("message %s is done, and no run of it came to its end", m.id)
+		}
+	case delayqueue.StateDead:
+		byHandler := m.name == namePoison && ended(namePoison) || m.name == namePanics && s.Attempts >= maxAttempts
+		byLosses := s.Attempts >= maxAttempts && s.Losses > 0
+		if !byHandler && !byLosses {
+			a.violate("message %s (%s) is dead after %d attempts: %.200s", m.id, m.name, s.Attempts, s.Cause)
+		}
+	case delayqueue.StateCancelled:
+		if !m.cancelling {
+			a.violate("message %s is cancelled, and nobody did it", m.id)
+		}
+	}
+	if m.cancelled > 0 {
+		if s.State != delayqueue.StateCancelled {
+			a.violate("message %s was cancelled and is %s", m.id, s.State)
+		}
+		for _, r := range runs {
+			if r.At > m.cancelled {
+				a.violate("message %s ran after it was cancelled", m.id)
+			}
+		}
+	}
+	// An attempt without a run is one whose worker died, or lost its claim, before it began.
+	if n := len(runs); n > s.Attempts || s.Attempts-n > s.Losses {
+		a.violate("message %s: %d runs, %d attempts, %d losses", m.id, n, s.Attempts, s.Losses)
+	}
+	for i := 1; i < len(runs); i++ {
+		was, is := runs[i-1], runs[i]
+		if is.Attempt <= was.Attempt {
+			a.violate("message %s: attempt %d ran after attempt %d", m.id, is.Attempt, was.Attempt)
+		}
+		if was.end > 0 && (was.how == nameFails || was.how == namePanics) && is.Losses == was.Losses {
+			continue // it failed
+		}
+		a.duplicates++
+		if is.Losses <= was.Losses {
+			a.violate("message %s: a second run that its handler cannot tell from the first: %+v, %+v", m.id, was, is)
+		}
+		if was.outcome == string(delayqueue.OutcomeDone) || was.outcome == string(delayqueue.OutcomeDead) {
+			a.violate("message %s ran again after it was %s", m.id, was.outcome)
+		}
+	}
+}
+
+// checkOrder: none starts before those that came earlier have ended.
+func (a *account) checkOrder(line []*sent, byID map[string][]*run) {
+	var last *run // that started, of those before
+	var before string
+	for _, m := range line {
+		runs := byID[m.id]
+		if len(runs) == 0 {
+			continue
+		}
+		if last != nil && runs[0].At < last.At {
+			a.violate("key %s: message %s started before a run of %s, which came earlier", m.key, m.id, before)
+		}
+		if end := runs[len(runs)-1]; last == nil || end.At > last.At {
+			last, before = end, m.id
+		}
+		// Those that were done had ended before.
+		for _, r := range runs {
+			if m.status.State == delayqueue.StateDone && r.end > 0 && r.how == "" {
+				last = &run{event: event{At: max(last.At, r.end)}}
+				break
+			}
+		}
+	}
+}
+
+// checkExclusion: no two were seen at work at the same time, and fences rise.
+func (a *account) checkExclusion(runs []*run) {
+	slices.SortFunc(runs, func(a, b *run) int { return cmp.Compare(a.At, b.At) })
+	for i, r := range runs {
+		if i == 0 {
+			continue
+		}
+		was := runs[i-1]
+		if was.Fence > r.Fence || was.Fence == r.Fence && (was.Process != r.Process || was.ID == "" || r.ID == "") {
+			a.violate("key %s: fence %d of %q came after fence %d of %q", r.Key, r.Fence, r.ID, was.Fence, was.ID)
+		}
+		for j := i - 1; j >= 0 && j >= i-20; j-- {
+			if runs[j].alive >= r.At {
+				a.violate("key %s: %q (process %d, fence %d) began %.3f ms before the end of %q (process %d, fence %d)", r.Key,
+					r.ID, r.Process, r.Fence, float64(runs[j].alive-r.At)/1e6, runs[j].ID, runs[j].Process, runs[j].Fence)
+			}
+		}
+	}
+}
+
+// checkPrecedence: a fresh call that asked after a deferral was told got the key after
+// that message's end.
+func (a *account) checkPrecedence(messages []*sent, byID map[string][]*run, fresh []*run) {
+	parked := map[string][]*sent{}
+	for _, m := range messages {
+		if m.deferred > 0 {
+			parked[m.key] = append(parked[m.key], m)
+		}
+	}
+	for _, f := range fresh {
+		checked := false
+		for _, m := range parked[f.Key] {
+			if m.deferred >= f.asked || f.asked == 0 {
+				continue
+			}
+			checked = true
+			runs := byID[m.id]
+			ran := slices.ContainsFunc(runs, func(r *run) bool { return r.end > 0 && r.end < f.At })
+			if !ran && !strings.Contains("expired cancelled", string(m.status.State)) {
+				a.violate("key %s: a fresh call overtook message %s, told %.3f ms before it asked", f.Key, m.id, float64(f.asked-m.deferred)/1e6)
+			}
+		}
+		if checked {
+			a.overtaking++
+		}
+	}
+}

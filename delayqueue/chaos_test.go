@@ -1,0 +1,442 @@
+package delayqueue_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/history"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// What goes wrong around the queue.
+const (
+	faultCut         = "cut"          // every connection of the proxy breaks
+	faultDelay       = "delay"        // the network is slow for a while
+	faultFlush       = "flush"        // SCRIPT FLUSH
+	faultKill        = "kill"         // kill -9 of a worker; another one starts
+	faultLoseReply   = "lose reply"   // a command runs, and its reply is lost
+	faultLoseRequest = "lose request" // a command is lost
+	faultRestart     = "restart"      // kill -9 of Redis, which starts again on its data
+	faultStop        = "stop"         // SIGSTOP of a worker for longer than its leases
+	faultSubscribers = "subscribers"  // CLIENT KILL TYPE pubsub
+)
+
+// chaos is a round: enqueuers, worker processes and fresh calls on one queue, while
+// things go wrong.
+type chaos struct {
+	Messages, Keys, Workers int
+	Partitions              int           // zero: 1
+	Lease                   time.Duration // of claims and locks
+	Work                    time.Duration // of a handler, at most; zero: 3 ms
+	Concurrency             int           // of a worker; zero: 4
+	Attempts                int           // zero: 50
+	Plain                   bool          // all messages have a key, and work
+	Enqueuers               int           // zero: 4
+	Fresh                   int           // fresh calls at a time, which retry
+	Parking                 int           // fresh calls at a time, which are parked on a conflict
+	Length                  time.Duration // of the round, at least
+	SlowLocks               time.Duration // how long a worker's locks are under way, at most
+	Cluster                 *redistest.Cluster
+	Faults                  map[string]time.Duration // about how often
+}
+
+type chaosRunner struct {
+	chaos
+	t       *testing.T
+	seed    uint64
+	server  *redistest.Server
+	proxy   *redistest.Proxy
+	direct  redis.UniversalClient
+	config  chaosConfig
+	dir     string
+	slots   []*chaosWorker
+	files   []string
+	account *account
+
+	mu    sync.Mutex
+	sent  []*sent
+	fresh []*run
+}
+
+type chaosWorker struct {
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	stderr bytes.Buffer
+	done   chan struct{}
+}
+
+// run runs a round and returns its account.
+func (c chaos) run(t *testing.T, seed uint64) *account {
+	t.Helper()
+	r := &chaosRunner{chaos: c, t: t, seed: seed, dir: t.TempDir(), account: &account{seed: seed, faults: map[string]int{}, states: map[string]int{}}}
+	r.config = chaosConfig{
+		Prefix: "p", Partitions: cmp.Or(c.Partitions, 1), Lease: c.Lease, Work: cmp.Or(c.Work, 3*time.Millisecond),
+		Concurrency: cmp.Or(c.Concurrency, 4), MaxAttempts: cmp.Or(c.Attempts, 50),
+	}
+	if c.Cluster != nil {
+		r.config.Addrs = c.Cluster.Client(t).Options().Addrs
+	} else {
+		r.server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+		r.proxy = redistest.NewProxy(t, r.server.Addr)
+		r.config.Addrs = []string{r.server.Addr}
+	}
+	if c.SlowLocks > 0 {
+		slow := redistest.NewProxy(t, r.server.Addr)
+		slow.Delay(func() time.Duration { return rand.N(c.SlowLocks) })
+		r.config.Locks = slow.Addr
+	}
+	r.direct = r.config.client()
+	t.Cleanup(func() { _ = r.direct.Close() })
+	for range c.Workers {
+		r.slots = append(r.slots, nil)
+		r.start(len(r.slots) - 1)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var calls, enqueuers, faults sync.WaitGroup
+	for i := range c.Fresh + c.Parking {
+		calls.Go(func() { r.call(ctx, i, i < c.Parking) })
+	}
+	each := cmp.Or(c.Enqueuers, min(4, c.Keys))
+	for i := range each {
+		enqueuers.Go(func() { r.enqueue(i, each) })
+	}
+	stop := make(chan struct{})
+	faults.Go(func() { r.harm(stop) })
+	ends := time.Now().Add(c.Length)
+	enqueuers.Wait()
+	time.Sleep(time.Until(ends))
+	cancel()
+	calls.Wait()
+	r.drain(20*time.Second, c.Messages/10) // faults go on while the last ones run
+	close(stop)
+	faults.Wait()
+	r.drain(60*time.Second, 0)
+	r.finish()
+	return r.account
+}
+
+// start starts a new worker in a slot. Every second slot talks through the proxy.
+func (r *chaosRunner) start(slot int) {
+	config := r.config
+	config.Process = len(r.files) + 1
+	config.File = filepath.Join(r.dir, fmt.Sprint(config.Process))
+	if r.proxy != nil && slot%2 == 0 {
+		config.Addrs = []string{r.proxy.Addr}
+	}
+	text, err := json.Marshal(config)
+	require.NoError(r.t, err)
+	w := &chaosWorker{cmd: exec.Command(os.Args[0])}
+	w.cmd.Env = append(os.Environ(), chaosVar+"="+string(text))
+	w.cmd.Stderr = &w.stderr
+	w.stdin, err = w.cmd.StdinPipe()
+	require.NoError(r.t, err)
+	w.done, err = redistest.Spawn(w.cmd)
+	require.NoError(r.t, err)
+	r.t.Cleanup(w.kill)
+	r.slots[slot] = w
+	r.files = append(r.files, config.File)
+}
+
+func (w *chaosWorker) kill() {
+	_ = w.cmd.Process.Kill()
+	<-w.done
+}
+
+func (w *chaosWorker) signal(s syscall.Signal) {
+	select {
+	case <-w.done:
+	default:
+		_ = w.cmd.Process.Signal(s)
+	}
+}
+
+// enqueue stores an enqueuer's share, those of a key one after the other.
+func (r *chaosRunner) enqueue(who, of int) {
+	rng := rand.New(rand.NewPCG(r.seed, uint64(who)))
+	config := r.config
+	if r.proxy != nil {
+		config.Addrs = []string{r.proxy.Addr}
+	}
+	if who%2 == 1 {
+		config.Retries = -1
+	}
+	rdb := config.client()
+	defer func() { _ = rdb.Close() }()
+	q, err := config.queue(rdb)
+	must(err)
+	for i := who; i < r.Messages; i += of {
+		m := &sent{id: fmt.Sprint("m", i), key: fmt.Sprint("key", who+of*rng.IntN(max(1, r.Keys/of))), name: nameWork, place: i}
+		job := delayqueue.Job{ID: m.id, Payload: []byte(m.id)}
+		if !r.Plain {
+			switch dice := rng.IntN(1000); {
+			case dice < 100:
+				m.key = ""
+			case dice < 130:
+				m.name = nameFails
+			case dice < 140:
+				m.name = namePoison
+			case dice < 142:
+				m.name = namePanics
+			case dice < 145:
+				m.name = nameSlow
+			case dice < 165:
+				job.MaxAge = 50*time.Millisecond + rand.N(200*time.Millisecond)
+			case dice < 185:
+				job.Delay = rand.N(50 * time.Millisecond)
+			}
+		}
+		job.Key, job.Name = m.key, m.name
+		for try := 0; !m.known && try < 200; try++ {
+			_, err := q.Enqueue(context.Background(), job)
+			if m.known = err == nil; m.known {
+				break
+			}
+			r.mu.Lock()
+			r.account.unknown++
+			r.mu.Unlock()
+			if !errors.Is(err, core.ErrUnavailable) {
+				panic(err)
+			}
+			if !r.Plain && rng.IntN(10) == 0 {
+				break // never to be known
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if m.cancelling = m.known && !r.Plain && rng.IntN(50) == 0; m.cancelling && q.Cancel(context.Background(), m.id) == nil {
+			m.cancelled = history.Now()
+		}
+		r.mu.Lock()
+		r.sent = append(r.sent, m)
+		r.mu.Unlock()
+	}
+}
+
+// call makes fresh calls. One that is parking has those parked that meet a held key.
+func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
+	q, err := r.config.queue(r.direct)
+	must(err)
+	rdb := r.config.client()
+	defer func() { _ = rdb.Close() }()
+	locker, err := r.config.locker(rdb)
+	must(err)
+	defer func() { _ = locker.Close() }()
+	guard := core.NewGuard(locker, nil)
+	if parking {
+		guard = core.NewGuard(locker, delayqueue.Policy(q))
+	}
+	for n := 0; ctx.Err() == nil; n++ {
+		f := &run{event: event{Kind: eventFresh, Key: fmt.Sprint("key", rand.IntN(r.Keys)), Process: -1 - who}, asked: history.Now()}
+		err := guard.Do(ctx, core.Call{Key: f.Key, Name: nameWork, Encode: func() ([]byte, error) { return nil, nil }}, func(ctx context.Context) error {
+			lease, _ := core.LeaseFrom(ctx)
+			f.Fence = lease.Fence()
+			if f.At = history.Now(); ctx.Err() != nil {
+				return ctx.Err()
+			}
+			r.mu.Lock()
+			r.fresh = append(r.fresh, f)
+			r.mu.Unlock()
+			f.alive = f.At
+			for until := time.Now().Add(rand.N(r.config.Work)); time.Now().Before(until); time.Sleep(500 * time.Microsecond) {
+				at := history.Now()
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				f.alive = at
+			}
+			return nil
+		})
+		if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
+			r.mu.Lock()
+			r.sent = append(r.sent, &sent{id: deferred.Ticket.ID, key: f.Key, name: nameWork, known: true, deferred: history.Now(), place: -1})
+			r.mu.Unlock()
+		}
+		pause := 4 * time.Millisecond
+		if parking { // or nothing but parked calls would run
+			pause *= 10
+		}
+		time.Sleep(rand.N(pause))
+	}
+}
+
+// harm makes things go wrong until it is stopped.
+func (r *chaosRunner) harm(stop <-chan struct{}) {
+	type due struct {
+		kind string
+		at   time.Duration
+	}
+	rng := rand.New(rand.NewPCG(r.seed, 1<<32))
+	var plan []due
+	for _, kind := range slices.Sorted(maps.Keys(r.Faults)) {
+		for at := time.Duration(0); at < 10*time.Minute; {
+			at += r.Faults[kind]/2 + time.Duration(rng.Int64N(int64(r.Faults[kind])))
+			plan = append(plan, due{kind, at})
+		}
+	}
+	slices.SortStableFunc(plan, func(a, b due) int { return cmp.Compare(a.at, b.at) })
+	start := time.Now()
+	for _, f := range plan {
+		select {
+		case <-stop:
+			return
+		case <-time.After(time.Until(start.Add(f.at))):
+			r.account.faults[f.kind]++
+			r.harmOnce(f.kind, rng)
+		}
+	}
+}
+
+func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
+	slot := rng.IntN(len(r.slots))
+	switch kind {
+	case faultKill:
+		r.slots[slot].kill()
+		r.start(slot)
+	case faultStop:
+		r.slots[slot].signal(syscall.SIGSTOP)
+		time.Sleep(r.Lease * 3 / 2)
+		r.slots[slot].signal(syscall.SIGCONT)
+	case faultRestart:
+		r.server.Kill()
+		r.server.Restart(r.t)
+	case faultCut:
+		r.proxy.Cut()
+	case faultDelay:
+		r.proxy.Delay(func() time.Duration { return rand.N(20 * time.Millisecond) })
+		time.Sleep(100 * time.Millisecond)
+		r.proxy.Delay(nil)
+	case faultLoseReply:
+		r.proxy.LoseReply(once(rng.IntN(5)))
+	case faultLoseRequest:
+		r.proxy.LoseRequest(once(rng.IntN(5)))
+	case faultFlush:
+		_ = r.direct.ScriptFlush(r.t.Context()).Err()
+	case faultSubscribers:
+		_ = r.direct.Do(r.t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err()
+	}
+}
+
+// once matches one script call out of the next few. The proxy asks under its lock.
+func once(skip int) func([]byte) bool {
+	return func(request []byte) bool {
+		if !bytes.Contains(bytes.ToLower(request), []byte("evalsha")) {
+			return false
+		}
+		skip--
+		return skip == -1
+	}
+}
+
+// bases are what the names of the partitions' keys begin with.
+func (c chaosConfig) bases() (bases []string) {
+	if c.Partitions == 1 {
+		return []string{c.Prefix + ":queue:{q}"}
+	}
+	for i := range c.Partitions {
+		bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d}", c.Prefix, i+1, c.Partitions))
+	}
+	return bases
+}
+
+// drain waits until no more than so many messages are open.
+func (r *chaosRunner) drain(most time.Duration, left int) {
+	ctx := context.Background()
+	var open int64
+	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		open = 0
+		answered := true
+		for _, base := range r.config.bases() {
+			for _, set := range []string{":open", ":running"} {
+				n, err := r.direct.ZCard(ctx, base+set).Result()
+				open, answered = open+n, answered && err == nil
+			}
+		}
+		if answered && open <= int64(left) {
+			return
+		}
+	}
+	r.t.Logf("%d messages are open after %s", open, most)
+}
+
+// finish ends the workers, reads what became of everything, and checks it.
+func (r *chaosRunner) finish() {
+	for _, w := range r.slots {
+		w.signal(syscall.SIGCONT)
+		_ = w.stdin.Close()
+	}
+	for i, w := range r.slots {
+		select {
+		case <-w.done:
+		case <-time.After(20 * time.Second):
+			w.signal(syscall.SIGQUIT) // the runtime shows its goroutines
+			<-w.done
+			require.Fail(r.t, "a worker does not end", w.stderr.String())
+		}
+		require.True(r.t, w.cmd.ProcessState.Success(), "worker %d: %s\n%s", i, w.cmd.ProcessState, &w.stderr)
+	}
+	q, err := r.config.queue(r.direct)
+	require.NoError(r.t, err)
+	errs := make([]error, 4)
+	var readers sync.WaitGroup
+	for i := range errs {
+		readers.Go(func() {
+			for at := i; at < len(r.sent); at += len(errs) {
+				m := r.sent[at]
+				s, err := q.Status(context.Background(), m.id)
+				m.status, m.found = s, err == nil
+				if err != nil && !errors.Is(err, delayqueue.ErrNotFound) {
+					errs[i] = err
+				}
+			}
+		})
+	}
+	readers.Wait()
+	require.NoError(r.t, errors.Join(errs...))
+	for _, base := range r.config.bases() {
+		for _, set := range []string{":due", ":open", ":running"} {
+			left, err := r.direct.ZRange(context.Background(), base+set, 0, 5).Result()
+			require.NoError(r.t, err)
+			if len(left) > 0 {
+				r.account.violate("left in %s: %q", base+set, left)
+			}
+		}
+	}
+	events, err := readEvents(r.files)
+	require.NoError(r.t, err)
+	r.account.check(r.sent, events, r.fresh, r.config.MaxAttempts)
+	if len(r.account.violations) > 0 && os.Getenv("PERKEY_CHAOS_KEEP") != "" {
+		_ = os.CopyFS(os.Getenv("PERKEY_CHAOS_KEEP"), os.DirFS(r.dir))
+	}
+}
+
+// settleUp logs an account, and fails the test for what it has.
+func settleUp(t *testing.T, a *account) {
+	t.Helper()
+	t.Log(a)
+	for i, v := range a.violations {
+		if i < 10 {
+			t.Errorf("seed %d: %s", a.seed, v)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package delayqueue
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// mutant is a broken script, which the model has to catch.
+type mutant struct {
+	name     string
+	script   string // "": all that have the piece
+	old, new string // old stands in the script exactly once
+}
+
+var mutants = []mutant{
+	{"a settlement without a look at the owner", "settle", "f[1] == 'running' and f[2] == c.token and", "f[1] == 'running' and"},
+	{"a settlement that is sent again counts again", "settle", "f[1] == 'running' and f[2] == c.token and", "(f[2] == c.token or f[4] == c.token) and"},
+	{"a settlement forgets what it claimed", "settle", "      'settled', c.token, 'next', nid or '')\n    count", "      'settled', c.token, 'next', '')\n    count"},
+	{"a settlement forgets itself", "settle", "'due', num(at), 'settled', c.token,", "'due', num(at),"},
+	{"a conflict spends an attempt", "settle", "redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))", ""},
+	{"a retry loses its place", "settle", "    make_due(member, at, life(m))\n", "    make_due(member, at, life(m))\n    if key ~= '' then\n      redis.call('LREM', line(key), 1, id)\n      redis.call('RPUSH', line(key), id)\n      advance(key)\n    end\n"},
+	{"a nudge during the settlement is lost", "settle", "if c.awaits == 1 and m.nudged then", "if false then"},
+	{"the next of a key before its time", "settle", "or m.due > now and not m.wait then", "then"},
+	{"the next of a key twice", "settle", "      redis.call('ZREM', due, member)\n      redis.call('ZREM', open, member)\n", ""},
+	{"a claim without a receipt", "claim", "redis.call('SET', receipt, table.concat(ids, ' '), 'PX', num(lease))", ""},
+	{"ended claims are not redelivered", "claim", "local ended = redis.call('ZRANGEBYSCORE', running, '-inf', num(now), 'LIMIT', 0, STEPS)", "local ended = {}"},
+	{"a loss is not counted", "claim", "redis.call('HSET', record(id), 'losses', m.losses + 1)", ""},
+	{"attempts without end", "claim", "if m.attempts >= max_attempts then", "if false then"},
+	{"attempts are not counted", "", "m.attempts = m.attempts + 1", ""},
+	{"the line is not looked at", "enqueue", "if key == '' or redis.call('RPUSH', line(key), id) == 1 then", "if key ~= '' then\n    redis.call('RPUSH', line(key), id)\n  end\n  if true then"},
+	{"one id twice", "enqueue", "if redis.call('EXISTS', record(id)) == 1 then", "if false then"},
+	{"a delay is not waited for", "enqueue", "not_after, at = now + max_age, now + delay", "not_after, at = now + max_age, now"},
+	{"what is too old is run", "", "elseif m.not_after <= now then", "elseif false then"},
+	{"what is too old never expires", "", "    elseif m then\n      give_up(member, id, key, 'expired')", "    elseif m then"},
+	{"the next of a key does not become due", "", "    drop(id, key)\n    advance(key)\n", "    drop(id, key)\n"},
+	{"a nudge leaves no mark", "nudge", "redis.call('HSET', record(id), 'nudged', 1)", ""},
+	{"a nudge wakes nobody", "nudge", "make_due(id .. ' ' .. key, now, life(m))", ""},
+	{"an extension without a look at the owner", "extend", "m.state == 'running' and m.owner == token", "m.state == 'running'"},
+	{"what runs is cancelled", "cancel", "if m and m.state == 'queued' then\n    give_up(id", "if m then\n    give_up(id"},
+}
+
+func sources() map[string]string {
+	return map[string]string{
+		"enqueue": admitSource + enqueueSource, "claim": claimSource, "extend": extendSource, "settle": settleSource, "nudge": nudgeSource,
+		"cancel": cancelSource,
+	}
+}
+
+// hook has a client run the mutant in place of the script.
+func (m mutant) hook(t *testing.T) *swap {
+	t.Helper()
+	h := &swap{to: map[any]string{}}
+	for name, own := range sources() {
+		source := commonSource + own
+		if name != m.script && (m.script != "" || !strings.Contains(source, m.old)) {
+			continue
+		}
+		require.Equal(t, 1, strings.Count(source, m.old), "%s.lua has once: %s", name, m.old)
+		broken := strings.Replace(source, m.old, m.new, 1)
+		h.to[source], h.to[redis.NewScript(source).Hash()] = broken, redis.NewScript(broken).Hash()
+	}
+	require.NotEmpty(t, h.to, "a script has: %s", m.old)
+	return h
+}
+
+// swap is a hook that runs one script for another.
+type swap struct {
+	to   map[any]string // from source to source, from hash to hash
+	used atomic.Int64
+}
+
+func (s *swap) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *swap) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			args := cmd.Args() // the command's own
+			if to, ok := s.to[args[1]]; ok {
+				args[1] = to
+				s.used.Add(1)
+			}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (s *swap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// tries is how often a mutant may get away.
+const tries = 100
+
+func TestMutantsAreCaught(t *testing.T) {
+	var caught atomic.Int64
+	want := int64(0)
+	t.Run("scripts", func(t *testing.T) {
+		for _, m := range mutants {
+			want++
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				env, hook := redistest.Embedded(t), m.hook(t)
+				var found *violation
+				for range tries {
+					seed := rand.Uint64N(1e9)
+					_, err := playModel(t, env, seed, 120, hook)
+					if err == nil {
+						continue
+					}
+					require.ErrorAs(t, err, &found, "the script runs")
+					t.Logf("%s: %v (seed %d)", m.name, err, seed)
+					caught.Add(1)
+					return
+				}
+				require.Positive(t, hook.used.Load(), "the mutant ran")
+				t.Error("not caught")
+			})
+		}
+	})
+	if !t.Failed() {
+		require.Equal(t, want, caught.Load())
+	}
+	t.Logf("mutants caught: %d of %d", caught.Load(), want)
+}

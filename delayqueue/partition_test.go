@@ -1,0 +1,139 @@
+package delayqueue_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// slowNode is a hook for which the script calls of one partition take long, and fail, as
+// when its node is down.
+type slowNode struct {
+	base  string
+	sick  atomic.Bool
+	delay func()
+}
+
+func (n *slowNode) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (n *slowNode) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if n.sick.Load() && strings.HasPrefix(cmd.Name(), "eval") && cmd.Args()[3] == n.base {
+			n.delay()
+			cmd.SetErr(context.DeadlineExceeded)
+			return context.DeadlineExceeded
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (n *slowNode) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// inPartition is a name for a key that is in the i-th partition of n.
+func inPartition(t *testing.T, b *bench, i, n int) string {
+	t.Helper()
+	for at := range 1000 {
+		key := fmt.Sprint("in", at)
+		id := b.enqueue(delayqueue.Job{Key: key, Delay: time.Minute})
+		there, err := b.rdb.Exists(t.Context(), fmt.Sprintf("%s:queue:{q/%d.%d}:message:%s", b.env.Prefix, i, n, id)).Result()
+		require.NoError(t, err)
+		require.NoError(t, b.queue.Cancel(t.Context(), id))
+		if there == 1 {
+			return key
+		}
+	}
+	require.Fail(t, "no key is in the partition")
+	return ""
+}
+
+func TestAPartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const lease = time.Second
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		keys := []string{inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)}
+		rdb := env.Client(t)
+		node := &slowNode{base: env.Prefix + ":queue:{q/1.2}", delay: func() { time.Sleep(2 * lease) }}
+		rdb.AddHook(node)
+		started := make(chan struct{}, 2)
+		var runs atomic.Int64
+		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(ctx context.Context, m delayqueue.Message) error {
+			started <- struct{}{}
+			if m.Key == keys[0] {
+				<-ctx.Done() // its claim cannot be kept
+				return nil
+			}
+			runs.Add(1)
+			select {
+			case <-ctx.Done():
+			case <-time.After(4 * lease): // the promise is about time
+			}
+			return context.Cause(ctx)
+		}, delayqueue.WithClaimLease(lease))
+		b.enqueue(delayqueue.Job{Key: keys[0]})
+		well := b.enqueue(delayqueue.Job{Key: keys[1]})
+		next(t, started)
+		next(t, started)
+		node.sick.Store(true)
+		s := b.reaches(well, delayqueue.StateDone)
+		require.Equal(t, []int{1, 0}, []int{s.Attempts, s.Losses})
+		require.EqualValues(t, 1, runs.Load())
+		node.sick.Store(false)
+	})
+}
+
+func TestABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		busy, other := inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)
+		for range 3 {
+			b.enqueue(delayqueue.Job{Key: busy})
+		}
+		var runs atomic.Int64
+		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Key == busy {
+				runs.Add(1)
+				_, err := b.queue.Enqueue(ctx, delayqueue.Job{Key: busy}) // there is always more
+				return err
+			}
+			return nil
+		}, delayqueue.WithConcurrency(1))
+		redistest.Eventually(t, func() bool { return runs.Load() > 10 }, "the busy one runs")
+		b.reaches(b.enqueue(delayqueue.Job{Key: other}), delayqueue.StateDone)
+		require.NoError(t, w.Stop(t.Context()))
+	})
+}
+
+func TestAPartitionThatIsDownKeepsNoHands(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		other := inPartition(t, b, 2, 2)
+		rdb := env.Client(t)
+		var calls atomic.Int64
+		asked, release := make(chan struct{}), make(chan struct{})
+		node := &slowNode{base: env.Prefix + ":queue:{q/1.2}", delay: func() {
+			if calls.Add(1) == 2 {
+				close(asked)
+				<-release
+			}
+		}}
+		node.sick.Store(true)
+		rdb.AddHook(node)
+		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(context.Context, delayqueue.Message) error { return nil })
+		next(t, asked)
+		defer close(release)
+		b.reaches(b.enqueue(delayqueue.Job{Key: other}), delayqueue.StateDone)
+	})
+}

@@ -1,0 +1,82 @@
+package delayqueue_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// beforeScripts is a hook that calls a function before each script of a client.
+type beforeScripts func()
+
+func (f beforeScripts) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f beforeScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			f()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (f beforeScripts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The second call is parked between the first one's claim and its lease: the worker that
+// runs the first does not know of it, and must not end its reservation.
+func TestACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
+		var parked [2]string
+		park := func(i int) {
+			var deferred *core.DeferredError
+			require.ErrorAs(t, guard.Do(context.Background(), call, nil), &deferred)
+			parked[i] = deferred.Ticket.ID
+		}
+		lease := b.hold("k")
+		park(0)
+		require.NoError(t, lease.Release(t.Context()))
+
+		rdb := env.Client(t)
+		var first, ended atomic.Bool
+		var asked atomic.Int64
+		rdb.AddHook(beforeScripts(func() {
+			if first.CompareAndSwap(false, true) {
+				park(1)
+			}
+			if ended.Load() {
+				asked.Add(1)
+				if lease, err := b.other.TryAcquire(context.Background(), "k"); err == nil {
+					t.Error("a fresh call got the key before the parked one")
+					_ = lease.Release(context.Background())
+				}
+			}
+		}))
+		var err error
+		b.locker, err = core.New(rdb, core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() { _ = b.locker.Close() }()
+		var r ran
+		w := b.start(func(ctx context.Context, m delayqueue.Message) error {
+			ended.Store(m.ID == parked[0])
+			return r.handle(ctx, m)
+		})
+		redistest.Eventually(t, func() bool { return len(r.ids()) == 2 }, "both run")
+		b.reaches(parked[1], delayqueue.StateDone)
+		require.Positive(t, asked.Load())
+		require.Equal(t, parked[:], r.ids())
+		require.NoError(t, w.Stop(t.Context()))
+	})
+}

@@ -1,0 +1,157 @@
+package delayqueue_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// seedFlag replays the choices of a round. What the network and the scheduler do between
+// them is not replayed.
+var seedFlag = flag.Uint64("seed", 0, "of the faults; 0: a new one")
+
+func chaosSeed() uint64 {
+	if *seedFlag != 0 {
+		return *seedFlag
+	}
+	return rand.Uint64N(1e9) + 1
+}
+
+// soakVar asks for a long run: how many messages at least.
+const soakVar = "PERKEY_SOAK_MESSAGES"
+
+// soakMessages is how many messages were asked for, or 0.
+func soakMessages(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv(soakVar)
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err, soakVar)
+	return n
+}
+
+// soak runs rounds until they came to so many messages, and returns what they came to.
+func (c chaos) soak(t *testing.T, messages int) *account {
+	t.Helper()
+	seed := chaosSeed()
+	total := &account{seed: seed, faults: map[string]int{}, states: map[string]int{}}
+	for ; ; seed++ {
+		if !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			a := c.run(t, seed)
+			settleUp(t, a)
+			total.add(a)
+		}) || total.messages >= messages {
+			t.Log("in all: ", total)
+			return total
+		}
+	}
+}
+
+// Workers and Redis are killed at random moments, enqueuers meet a bad network, and
+// fresh calls want the same keys.
+func TestSoak(t *testing.T) {
+	round := chaos{
+		Messages: 1500, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Fresh: 2,
+		Faults: map[string]time.Duration{
+			faultKill: 300 * time.Millisecond, faultRestart: 900 * time.Millisecond, faultStop: 1500 * time.Millisecond,
+			faultLoseReply: 50 * time.Millisecond, faultLoseRequest: 80 * time.Millisecond, faultCut: 300 * time.Millisecond,
+			faultDelay: 500 * time.Millisecond, faultFlush: 500 * time.Millisecond, faultSubscribers: 400 * time.Millisecond,
+		},
+	}
+	messages := soakMessages(t)
+	if messages > 0 {
+		round.Messages, round.Keys, round.Enqueuers, round.Workers = 5000, 40, 8, 4
+	} else {
+		t.Parallel()
+	}
+	a := round.soak(t, messages)
+	if t.Failed() {
+		return
+	}
+	for kind := range round.Faults {
+		require.Positive(t, a.faults[kind], kind)
+	}
+	require.Positive(t, a.unknown)
+	require.Positive(t, a.duplicates)
+	require.Greater(t, a.fresh, 10)
+	for _, state := range []string{"done", "dead", "expired", "cancelled"} {
+		require.Positive(t, a.states[state], state)
+	}
+	require.Greater(t, a.states["done"]*10, a.messages*8)
+}
+
+// One key, four worker processes, which are killed again and again.
+func TestALineIsRunInOrderWhileWorkersAreKilled(t *testing.T) {
+	t.Parallel()
+	round := chaos{
+		Messages: 200, Keys: 1, Workers: 4, Lease: 400 * time.Millisecond, Work: 30 * time.Millisecond, Plain: true,
+		Faults: map[string]time.Duration{faultKill: 200 * time.Millisecond},
+	}
+	a := round.soak(t, soakMessages(t)/50)
+	require.Equal(t, a.messages, a.states["done"])
+	require.GreaterOrEqual(t, a.faults[faultKill], 5)
+	require.Positive(t, a.duplicates)
+}
+
+// A worker is stopped for longer than its leases, and goes on.
+func TestAWorkerThatWasStoppedIsRefused(t *testing.T) {
+	t.Parallel()
+	round := chaos{
+		Messages: 150, Keys: 3, Workers: 2, Lease: 300 * time.Millisecond, Work: 15 * time.Millisecond, Plain: true, Fresh: 1,
+		Faults: map[string]time.Duration{faultStop: 150 * time.Millisecond},
+	}
+	a := round.soak(t, soakMessages(t)/100)
+	require.Equal(t, a.messages, a.states["done"])
+	require.GreaterOrEqual(t, a.faults[faultStop], 2)
+	require.Positive(t, a.late)
+	require.Positive(t, a.duplicates)
+}
+
+func TestFreshCallsStandBehindParkedOnes(t *testing.T) {
+	t.Parallel()
+	round := chaos{
+		Messages: 30, Keys: 3, Workers: 2, Lease: 500 * time.Millisecond, Work: 4 * time.Millisecond, Plain: true, Fresh: 3, Parking: 2,
+		Length: 4 * time.Second, SlowLocks: 10 * time.Millisecond, // room for calls between a claim and its lock
+		Faults: map[string]time.Duration{faultKill: 700 * time.Millisecond, faultSubscribers: 400 * time.Millisecond},
+	}
+	a := round.soak(t, soakMessages(t)/50)
+	require.Equal(t, a.messages, a.states["done"])
+	require.Greater(t, a.fresh, 20)
+	require.Greater(t, a.overtaking, 20)
+}
+
+func TestChaosInACluster(t *testing.T) {
+	t.Parallel()
+	round := chaos{
+		Messages: 600, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Partitions: 6, Fresh: 1,
+		Length:  2 * time.Second,
+		Cluster: redistest.StartCluster(t, 3, 0),
+		Faults:  map[string]time.Duration{faultKill: 400 * time.Millisecond},
+	}
+	rdb := round.Cluster.Client(t)
+	nodes := map[string]int{}
+	for _, base := range (chaosConfig{Prefix: "p", Partitions: 6}).bases() {
+		node := round.Cluster.NodeOf(t, base)
+		nodes[node.Addr]++
+	}
+	require.Len(t, nodes, 3, "partitions are on every node")
+	a := round.run(t, chaosSeed())
+	settleUp(t, a)
+	require.GreaterOrEqual(t, a.faults[faultKill], 2)
+	require.Greater(t, a.states["done"]*10, a.messages*8)
+	for _, base := range (chaosConfig{Prefix: "p", Partitions: 6}).bases() {
+		n, err := rdb.HGet(t.Context(), base+":counts", "enqueued").Int()
+		require.NoError(t, err)
+		require.Positive(t, n, base)
+	}
+}
