@@ -587,7 +587,7 @@ var reservationMutants = []mutant{
 	{name: "unreserve ends nothing", script: "unreserve", old: "  reserved = 0\n  sweep()", new: "  sweep()"},
 	{name: "unreserve wakes nobody", script: "unreserve", old: "  serve('')\n  save()\nend\nreturn", new: "  save()\nend\nreturn"},
 	{name: "a worker does not make the reservation its own", script: "acquire", old: "    made = its\n"},
-	{name: "a reservation is not made anew", script: "reserve", old: "made = math.max(made, following())"},
+	{name: "a reservation is not made anew", script: "reserve", old: "made = math.max(made + 1, following())"},
 	{name: "a reservation is shortened", old: "reserved = math.max(reserved, now + ms)", new: "reserved = now + ms"},
 	{name: "a reserved record goes with its holder", old: "      stays = math.max(stays, reserved)\n"},
 }
@@ -694,4 +694,24 @@ func TestMutantsOfReservationsAreCaught(t *testing.T) {
 			t.Log(trouble)
 		})
 	}
+}
+
+// Fences stand still for a while after a grant; the stamps of reservations do not.
+func TestAReservationThatIsMadeAnewHasAStampOfItsOwn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() { _ = locker.Close() }()
+		lease, err := locker.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, locker.Reserve(t.Context(), "k", time.Minute))
+		first, err := locker.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.NoError(t, locker.Reserve(t.Context(), "k", time.Minute))
+		require.NoError(t, lease.Release(t.Context()))
+		_ = locker.Unreserve(t.Context(), "k", first.ReservationStamp)
+		now, err := locker.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Positive(t, now.Reserved, "the second reservation stays")
+	})
 }

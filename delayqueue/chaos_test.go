@@ -242,11 +242,12 @@ func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
 	locker, err := r.config.locker(rdb)
 	must(err)
 	defer func() { _ = locker.Close() }()
-	guard := core.NewGuard(locker, nil)
+	guard, over := core.NewGuard(locker, nil), ctx
 	if parking {
 		guard = core.NewGuard(locker, delayqueue.Policy(q))
+		ctx = context.WithoutCancel(ctx) // a call that is given up may be stored, and nobody knows
 	}
-	for n := 0; ctx.Err() == nil; n++ {
+	for over.Err() == nil {
 		f := &run{event: event{Kind: eventFresh, Key: fmt.Sprint("key", rand.IntN(r.Keys)), Process: -1 - who}, asked: history.Now()}
 		err := guard.Do(ctx, core.Call{Key: f.Key, Name: nameWork, Encode: func() ([]byte, error) { return nil, nil }}, func(ctx context.Context) error {
 			lease, _ := core.LeaseFrom(ctx)

@@ -40,22 +40,31 @@ func soakMessages(t *testing.T) int {
 	return n
 }
 
-// soak runs rounds until they came to so many messages, and returns what they came to.
-func (c chaos) soak(t *testing.T, messages int) *account {
+// soak runs rounds until they came to so many messages, and to enough to show anything,
+// and returns what they came to.
+func (c chaos) soak(t *testing.T, messages int, enough func(a *account) bool) *account {
 	t.Helper()
-	seed := chaosSeed()
+	first := chaosSeed()
+	seed := first
 	total := &account{seed: seed, faults: map[string]int{}, states: map[string]int{}}
 	for ; ; seed++ {
 		if !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			a := c.run(t, seed)
 			settleUp(t, a)
 			total.add(a)
-		}) || total.messages >= messages {
+		}) {
+			return total
+		}
+		if n := seed - first; total.messages >= messages && (enough(total) || n >= mostRounds) {
 			t.Log("in all: ", total)
+			require.True(t, enough(total), "too little happened")
 			return total
 		}
 	}
 }
+
+// mostRounds is how often a round that is for CI may be repeated until enough happened.
+const mostRounds = 6
 
 // Workers and Redis are killed at random moments, enqueuers meet a bad network, and
 // fresh calls want the same keys.
@@ -74,19 +83,14 @@ func TestSoak(t *testing.T) {
 	} else {
 		t.Parallel()
 	}
-	a := round.soak(t, messages)
-	if t.Failed() {
-		return
-	}
-	for kind := range round.Faults {
-		require.Positive(t, a.faults[kind], kind)
-	}
-	require.Positive(t, a.unknown)
-	require.Positive(t, a.duplicates)
-	require.Greater(t, a.fresh, 10)
-	for _, state := range []string{"done", "dead", "expired", "cancelled"} {
-		require.Positive(t, a.states[state], state)
-	}
+	a := round.soak(t, messages, func(a *account) bool {
+		for kind := range round.Faults {
+			if a.faults[kind] == 0 {
+				return false
+			}
+		}
+		return a.unknown > 0 && a.duplicates > 0 && a.fresh > 10 && a.states["dead"] > 0 && a.states["expired"] > 0 && a.states["cancelled"] > 0
+	})
 	require.Greater(t, a.states["done"]*10, a.messages*8)
 }
 
@@ -97,10 +101,8 @@ func TestALineIsRunInOrderWhileWorkersAreKilled(t *testing.T) {
 		Messages: 200, Keys: 1, Workers: 4, Lease: 400 * time.Millisecond, Work: 30 * time.Millisecond, Plain: true,
 		Faults: map[string]time.Duration{faultKill: 200 * time.Millisecond},
 	}
-	a := round.soak(t, soakMessages(t)/50)
+	a := round.soak(t, soakMessages(t)/50, func(a *account) bool { return a.faults[faultKill] >= 5 && a.duplicates > 0 })
 	require.Equal(t, a.messages, a.states["done"])
-	require.GreaterOrEqual(t, a.faults[faultKill], 5)
-	require.Positive(t, a.duplicates)
 }
 
 // A worker is stopped for longer than its leases, and goes on.
@@ -110,11 +112,8 @@ func TestAWorkerThatWasStoppedIsRefused(t *testing.T) {
 		Messages: 150, Keys: 3, Workers: 2, Lease: 300 * time.Millisecond, Work: 15 * time.Millisecond, Plain: true, Fresh: 1,
 		Faults: map[string]time.Duration{faultStop: 150 * time.Millisecond},
 	}
-	a := round.soak(t, soakMessages(t)/100)
+	a := round.soak(t, soakMessages(t)/100, func(a *account) bool { return a.faults[faultStop] >= 2 && a.late > 0 && a.duplicates > 0 })
 	require.Equal(t, a.messages, a.states["done"])
-	require.GreaterOrEqual(t, a.faults[faultStop], 2)
-	require.Positive(t, a.late)
-	require.Positive(t, a.duplicates)
 }
 
 func TestFreshCallsStandBehindParkedOnes(t *testing.T) {
@@ -124,10 +123,8 @@ func TestFreshCallsStandBehindParkedOnes(t *testing.T) {
 		Length: 4 * time.Second, SlowLocks: 10 * time.Millisecond, // room for calls between a claim and its lock
 		Faults: map[string]time.Duration{faultKill: 700 * time.Millisecond, faultSubscribers: 400 * time.Millisecond},
 	}
-	a := round.soak(t, soakMessages(t)/50)
+	a := round.soak(t, soakMessages(t)/50, func(a *account) bool { return a.fresh > 20 && a.overtaking > 20 })
 	require.Equal(t, a.messages, a.states["done"])
-	require.Greater(t, a.fresh, 20)
-	require.Greater(t, a.overtaking, 20)
 }
 
 func TestChaosInACluster(t *testing.T) {

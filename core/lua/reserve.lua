@@ -7,6 +7,6 @@
 -- #include queue.lua
 sweep()
 reserve(tonumber(ARGV[2]))
-made = math.max(made, following()) -- it is made anew: an Unreserve that is under way leaves it
+made = math.max(made + 1, following()) -- it is made anew, with a stamp of its own: an Unreserve that is under way leaves it
 save()
 return made
