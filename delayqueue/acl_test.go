@@ -22,7 +22,7 @@ var queueRights = []string{
 	"+evalsha", "+eval", "+hmget", "+hstrlen", "+zscore", "+exists", "+lindex", "+set", "+del", "+subscribe", "+ping", "+publish",
 	// run in the scripts
 	"+get", "+hdel", "+hexists", "+hget", "+hincrby", "+hset", "+hsetnx", "+incrby", "+llen", "+lpop", "+lpos", "+lrem", "+pexpire", "+pttl",
-	"+rename", "+rpush", "+time", "+type", "+zadd", "+zcard", "+zrange", "+zrangebyscore", "+zrem", "+zrevrange",
+	"+rename", "+rpush", "+time", "+type", "+zadd", "+zcard", "+zcount", "+zrange", "+zrangebyscore", "+zrem", "+zrevrange",
 }
 
 func TestTheSmallestRightsOfAQueue(t *testing.T) {

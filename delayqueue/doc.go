@@ -7,15 +7,20 @@
 //	worker, err := delayqueue.NewWorker(queue, locker, handle)   // and run when its turn comes
 //	err = worker.Start()
 //
+// It is a job queue by itself, too: Queue.Enqueue takes any Job, with or without a
+// key.
+//
 // # A message's life
 //
 //	          claim               handler returned nil
-//	queued ──────────► running ─────────────────────────► done
+//	queued ──────────► running ─────────────────────────► done, with its result
 //	  │ ▲                │  │  SkipRetry, or no attempt left, or junk
-//	  │ └────────────────┘  └───────────────────────────► dead
+//	  │ └────────────────┘  └───────────────────────────► dead ──── Redrive ───► queued
 //	  │   failed, key held, given back, worker died
-//	  └─────────────────────────────────────────────────► expired
-//	      not_after has passed
+//	  ├─────────────────────────────────────────────────► expired
+//	  │   not_after has passed
+//	  └─────────────────────────────────────────────────► cancelled
+//	      Cancel
 //
 // Each claim carries a token of its own and a lease, which the worker renews for
 // as long as the handler runs. What ends, extends or gives back a message must
@@ -28,11 +33,23 @@
 // unknown, because the worker died or lost its claim or the key's lease. A
 // message dies of its attempts, never of conflicts: those are bounded by its age.
 //
+// # Turns
+//
+// A worker that has the lock of a key runs the messages in its line one after the
+// other under that one lease, for 100 ms at most; then other keys have their turn.
+//
+// Fresh calls do not come between: a key with parked messages is reserved for them,
+// for WithPrecedence after the last of them was parked or tried, also while one
+// waits for its next attempt. See core.Decision.Reserve. Jobs that were not parked
+// by Policy but enqueued have that from the first time that a worker meets their
+// held key. The parked messages of one key belong in one queue: of two, each can end
+// the other's reservation.
+//
 // # What holds
 //
-//   - A message whose Enqueue returned nil ends as done, dead (with a cause), or
-//     expired, as long as Redis keeps what it acknowledged, and a worker comes by
-//     before the message and its retention are over.
+//   - A message whose Enqueue returned nil ends as done, dead (with a cause),
+//     expired or cancelled, as long as Redis keeps what it acknowledged, and a worker
+//     comes by before the message and its retention are over.
 //   - At least once: a message runs again if its worker died, or could not tell
 //     Redis of the end. Handlers see it by Attempt and Losses, and the ID stays
 //     the same: what must not be done twice needs that ID, or the lease's fence.
@@ -47,18 +64,11 @@
 //   - What is no message is moved out of the way, as a dead letter with a cause
 //     where it had the place of one; workers go on.
 //
-// # Operations
-//
-// Stats tells how many messages there are, how they ended, and how late the workers
-// are. List and Peek show messages without their payloads; Payload shows one. What died
-// is put back by Redrive and RedriveAll, or forgotten by Purge and PurgeAll; what is
-// queued is ended by Cancel and CancelAll. Pause and Resume are for all workers of the
-// queue. Each changes at most 100 messages in one go of Redis, and may be called again
-// when it failed: nothing is done twice.
-//
 // # In Redis
 //
-// All keys of a queue share one hash tag, so they are in one slot of a Cluster:
+// A queue has one partition, or several (WithPartitions) among which its keys are
+// spread. All keys of a partition share one hash tag, so they are in one slot of a
+// Cluster:
 //
 //	<prefix>:queue:{<name>}:due           ZSET  when the head of each key, and each keyless message, is due
 //	                       :open          ZSET  not_after of all queued messages
@@ -67,12 +77,15 @@
 //	                       :message:<id>  HASH  a message
 //	                       :order:<key>   LIST  the line of a key; its head is in due or running
 //	                       :claim:<token> STRING what a claim took, should it be sent again
-//	                       :receipt:<token> STRING what a redrive or purge answered, should it be sent again
+//	                       :receipt:<token> what an operation did, should it be sent again
 //	                       :audit         STRING where the next audit begins
 //	                       :counts        HASH  how many messages came, and how they ended
-//	                       :paused        STRING exists while nothing is to be started
+//	                       :paused        STRING there while nothing is to be claimed
 //	                       :junk:<name>   what had the name of one of these keys, but not its type
-//	                       :wake          channel: something is due earlier than before
+//	<prefix>:queue:{<name>}:wake          channel of all partitions: something is due earlier than
+//	                                      before, or a key has no messages any more
+//
+// The i-th of n partitions has {<name>/i.n} for {<name>}.
 //
 // A queued message whose record is whole gets its turn back when somebody else
 // damages one of these sets or lines: an audit looks at 100 of them a second. A
@@ -80,10 +93,12 @@
 // the next heartbeat, nobody runs it again until its key's line moves on.
 //
 // Everything has a TTL that outlives its use. A payload goes with the end of its
-// message, except a dead one's.
+// message, except a dead one's. WithEncryption seals payloads, results and causes.
 //
-// A worker sleeps until something is due, a claim ends or a message becomes too
-// old, or until it is woken; at most a second. A message that met a held key has
-// a delay, but does not wait for it: the locker hears of the key's release, and
-// the worker makes the message due.
+// What is enqueued, and what ends, while Redis is busy with others goes to it
+// together, in one script. The end of a claim brings the next message, so that a busy
+// worker does not ask for work. An idle one sleeps until something is due, a claim
+// ends or a message becomes too old, or until it is woken; at most 10 s. A message that
+// met a held key has a delay, but does not wait for it: the locker hears of the key's
+// release, and the worker makes the message due.
 package delayqueue
