@@ -88,8 +88,8 @@
 // The i-th of n partitions has {<name>/i.n} for {<name>}.
 //
 // A queued message whose record is whole gets its turn back when somebody else
-// damages one of these sets or lines: an audit looks at 100 of them a second. A
-// running one relies on running: should that be lost, and its worker die before
+// damages one of these sets or lines: each look of a worker audits 100 of them, once
+// a second at most. A running one relies on running: should that be lost, and its worker die before
 // the next heartbeat, nobody runs it again until its key's line moves on.
 //
 // Everything has a TTL that outlives its use. A payload goes with the end of its

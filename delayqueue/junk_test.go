@@ -194,7 +194,7 @@ func TestAMessageThatLostItsTurnGetsItBack(t *testing.T) {
 		require.NoError(t, b.rdb.Set(t.Context(), b.key("audit"), "junk", 0).Err())
 		var r ran
 		for range 2 {
-			b.start(r.handle)
+			b.start(r.handle, delayqueue.WithClaimLease(time.Second)) // an idle worker looks three times in it
 		}
 		for _, id := range ids {
 			b.reaches(id, delayqueue.StateDone)
@@ -225,7 +225,7 @@ func TestMessagesOutliveTheLossOfOneSet(t *testing.T) {
 						<-goOn
 					}
 					return nil
-				})
+				}, delayqueue.WithClaimLease(time.Second)) // an idle worker looks three times in it
 				<-running
 				require.NoError(t, harm(b))
 				close(goOn)

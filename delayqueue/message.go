@@ -13,9 +13,10 @@ import (
 
 // Job is a piece of work to be stored.
 type Job struct {
-	// ID names the work: of two jobs with one id the second is not stored, for
-	// as long as the first is remembered, and gets the first one's ticket. 1 to
-	// 128 printable ASCII bytes without spaces. Empty: 128 random bits.
+	// ID names the work: of two jobs with one id and key the second is not stored, for
+	// as long as the first is remembered, and gets the first one's ticket. An id is
+	// not used again for another key. 1 to 128 printable ASCII bytes without spaces.
+	// Empty: 128 random bits.
 	ID string
 	// Key is what the work must have for itself; see core.ValidateKey. Messages
 	// of one key run one at a time, in the order of their arrival. Empty: no
@@ -93,8 +94,8 @@ type Message struct {
 	Attempt int
 	// Conflicts counts how often the message had its turn and met a held key.
 	Conflicts int
-	// Losses counts the attempts whose outcome is unknown: the worker died, or
-	// lost its claim or the key's lease. If it is not zero the work, or part of
+	// Losses counts the attempts whose outcome is unknown: the worker died, lost its
+	// claim or the key's lease, or was stopped before the handler was through. If it is not zero the work, or part of
 	// it, may have been done before.
 	Losses int
 	// EnqueuedAt is when the queue took the message, and ExpiresAt when it

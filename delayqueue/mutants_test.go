@@ -28,7 +28,7 @@ var mutants = []mutant{
 	{"a conflict spends an attempt", "settle", "redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))", ""},
 	{"a retry loses its place", "settle", "    make_due(member, at, life(m))\n", "    make_due(member, at, life(m))\n    if key ~= '' then\n      redis.call('LREM', line(key), 1, id)\n      redis.call('RPUSH', line(key), id)\n      advance(key)\n    end\n"},
 	{"a nudge during the settlement is lost", "settle", "if c.awaits == 1 and m.nudged then", "if false then"},
-	{"the next of a key before its time", "settle", "or m.due > now and not m.wait then", "then"},
+	{"the next of a key before its time", "settle", "or m.not_after > now and m.due > now and not m.wait then", "then"},
 	{"the next of a key twice", "settle", "      redis.call('ZREM', due, member)\n      redis.call('ZREM', open, member)\n", ""},
 	{"a claim without a receipt", "claim", "redis.call('SET', receipt, table.concat(ids, ' '), 'PX', num(lease))", ""},
 	{"ended claims are not redelivered", "claim", "local ended = redis.call('ZRANGEBYSCORE', running, '-inf', num(now), 'LIMIT', 0, STEPS)", "local ended = {}"},

@@ -118,7 +118,8 @@ func WithMaxAttempts(n int) Option {
 }
 
 // WithRetention sets how long the status of a done or expired message is
-// remembered, and its id is refused a second time. Default 1 h; at least 1 s.
+// remembered, and its id is refused a second time; it may be for a quarter longer.
+// Default 1 h; at least 1 s. It should outlast the client's retries, some 15 s.
 func WithRetention(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.retention = d

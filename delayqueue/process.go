@@ -315,8 +315,8 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	case errors.Is(err, ErrSealed) && c.message.Payload == nil:
 		v.outcome = OutcomeDead
 		return v
-	case errors.Is(gone, ErrStopped):
-		v.outcome = OutcomeReturned
+	case errors.Is(gone, ErrStopped): // the handler may have done a part
+		v.outcome, v.lost = OutcomeReturned, true
 		return v
 	case errors.Is(err, core.ErrConflict):
 		v.outcome, v.delay = OutcomeConflict, w.conflictDelay(c)

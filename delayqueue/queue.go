@@ -177,27 +177,30 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 
 // Cancel keeps a message from being run that is queued: it ends as cancelled. To
 // cancel it twice is no error. A message that runs is ErrRunning, one that has ended
-// in another way ErrEnded, and one that is not known ErrNotFound. It blocks for one
-// round trip to each partition.
+// in another way ErrEnded, and one that is not known ErrNotFound. It blocks for two
+// round trips.
 func (q *Queue) Cancel(ctx context.Context, id string) error {
 	if checkID(id) != nil {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
 	}
-	for _, p := range q.partitions {
-		found, err := p.cancel(ctx, id)
-		if err != nil {
-			return err
-		}
-		switch was := State(found[0]); {
-		case was == StateRunning:
-			return fmt.Errorf("delayqueue: cancel: %w", ErrRunning)
-		case was == StateQueued, was == StateCancelled:
-			return nil
-		case was != "":
-			return fmt.Errorf("delayqueue: cancel: %w: it is %s", ErrEnded, was)
-		}
+	_, p, err := q.find(ctx, "cancel", id, []string{"state"})
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
+	found, err := p.cancel(ctx, id)
+	if err != nil {
+		return err
+	}
+	switch was := State(found[0]); was {
+	case StateRunning:
+		return fmt.Errorf("delayqueue: cancel: %w", ErrRunning)
+	case StateQueued, StateCancelled:
+		return nil
+	case "":
+		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
+	default:
+		return fmt.Errorf("delayqueue: cancel: %w: it is %s", ErrEnded, was)
+	}
 }
 
 // read reads fields of a message's record, "state" among them. Which partition has it

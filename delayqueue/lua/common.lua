@@ -405,12 +405,6 @@ end
 
 local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end
 
--- A message as a worker is told of it.
-local function told(id, m)
-  local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0
-  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0}
-end
-
 -- Whether the caller holds the claim of the message: 'held', 'settled' if it
 -- did until an earlier run of this very call, or 'lost'; and the record.
 local function claimed(id, key, token)

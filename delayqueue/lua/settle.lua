@@ -40,7 +40,8 @@ local function follow(key, token)
     end
     local member = id .. ' ' .. key
     local m = load(id, key, true)
-    if not m or not m.payload or m.state ~= 'queued' or m.due > now and not m.wait then
+    local queued = m and m.payload and m.state == 'queued'
+    if not queued or m.not_after > now and m.due > now and not m.wait then
       advance(key) -- a claim will see what it is
       return
     elseif m.not_after > now then
