@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,6 +24,7 @@ var errReply = errors.New("unexpected reply of a script")
 
 // enqueueing is a job on its way into the queue.
 type enqueueing struct {
+	ctx     context.Context // the caller's
 	job     Job
 	expires time.Time
 	err     error
@@ -31,6 +33,10 @@ type enqueueing struct {
 
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
+	batch = slices.DeleteFunc(batch, func(e *enqueueing) bool { return e.ctx.Err() != nil }) // nobody waits for it
+	if len(batch) == 0 {
+		return
+	}
 	args := make([]any, 0, 2+8*len(batch))
 	args = append(args, q.maxDepth, q.maxDepthPerKey)
 	for _, e := range batch {

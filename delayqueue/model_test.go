@@ -145,7 +145,7 @@ func (m *model) enqueue() error {
 		}
 	}
 	job.Payload = []byte("work of " + job.ID)
-	e := &enqueueing{job: job, done: make(chan struct{})}
+	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
 	m.q.partitions[0].enqueue([]*enqueueing{e})
 	return e.err
 }

@@ -104,7 +104,7 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 		return core.Ticket{}, err
 	}
 	job.Payload = payload
-	e := &enqueueing{job: job, done: make(chan struct{})}
+	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
 	q.partitionOf(job.Key, job.ID).enqueues.add(e)
 	select {
 	case <-e.done:
