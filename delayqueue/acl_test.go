@@ -45,10 +45,10 @@ func TestTheSmallestRightsOfAQueue(t *testing.T) {
 	held, err := locker.TryAcquire(ctx, "held")
 	require.NoError(t, err)
 	w, err := delayqueue.NewWorker(queue, locker, func(ctx context.Context, m delayqueue.Message) error {
-		switch {
-		case m.Name == "fails":
+		switch m.Name {
+		case "fails":
 			return errors.New("no")
-		case m.Name == "slow":
+		case "slow":
 			time.Sleep(150 * time.Millisecond)
 		}
 		return delayqueue.SetResult(ctx, []byte("result"))
