@@ -20,6 +20,7 @@ type group[T any] struct {
 }
 
 const (
+	groupWidth = 2 // runs under way, so that Redis does not wait for us
 	groupItems = 64
 	groupBytes = 1 << 20
 	// A run that takes longer may be on a dead connection: others do not wait for it.
@@ -35,10 +36,10 @@ func (g *group[T]) add(item T) {
 	g.launch()
 }
 
-// launch begins a run, if none is under way, or the latest is slow. It is called with mu
+// launch begins a run, if few are under way, or the latest is slow. It is called with mu
 // held, and something in the queue.
 func (g *group[T]) launch() {
-	if g.out == 0 || g.out < groupRuns && time.Since(g.since) >= groupPatience {
+	if g.out < groupWidth || g.out < groupRuns && time.Since(g.since) >= groupPatience {
 		g.out++
 		g.begin()
 		go g.fly(g.latest)
@@ -78,11 +79,11 @@ func (g *group[T]) fly(mine int) {
 	}
 }
 
-// next takes what goes together; nil when nothing is left to do, or a later run does it.
+// next takes what goes together; nil when nothing is left to do, or later runs do it.
 func (g *group[T]) next(mine *int) []T {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.queue) == 0 || *mine != g.latest {
+	if len(g.queue) == 0 || g.out > groupWidth && *mine != g.latest {
 		g.out--
 		if len(g.queue) > 0 {
 			g.watch()

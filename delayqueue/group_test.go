@@ -18,16 +18,18 @@ func TestWhatComesMeanwhileGoesTogether(t *testing.T) {
 		batches = append(batches, slices.Clone(batch))
 		mu.Unlock()
 		began <- struct{}{}
-		if batch[0] == 1 {
+		if batch[0] <= groupWidth {
 			<-goOn
 		}
 	}}
-	g.add(1)
-	<-began
+	for i := range groupWidth {
+		g.add(i + 1)
+		<-began
+	}
 	for i := range 4 {
 		g.add(groupBytes/4 + i) // three of them, and the fourth
 	}
-	// The first is stuck, and the others do not wait for it for long.
+	// The first are stuck, and the others do not wait for them for long.
 	<-began
 	<-began
 	close(goOn)
@@ -36,7 +38,7 @@ func TestWhatComesMeanwhileGoesTogether(t *testing.T) {
 		defer g.mu.Unlock()
 		return g.out == 0 && len(g.queue) == 0
 	}, 5*time.Second, time.Millisecond)
-	require.Equal(t, [][]int{{1}, {groupBytes / 4, groupBytes/4 + 1, groupBytes/4 + 2}, {groupBytes/4 + 3}}, batches)
+	require.Equal(t, [][]int{{1}, {2}, {groupBytes / 4, groupBytes/4 + 1, groupBytes/4 + 2}, {groupBytes/4 + 3}}, batches)
 }
 
 func TestStuckRunsAreBounded(t *testing.T) {

@@ -22,8 +22,8 @@ type mutant struct {
 
 var mutants = []mutant{
 	{"a settlement without a look at the owner", "settle", "f[1] == 'running' and f[2] == c.token and", "f[1] == 'running' and"},
-	{"a settlement that is sent again counts again", "settle", "f[1] == 'running' and f[2] == c.token and", "(f[2] == c.token or f[4] == c.token) and"},
-	{"a settlement forgets what it claimed", "settle", "      'settled', c.token, 'next', nid or '')\n    count", "      'settled', c.token, 'next', '')\n    count"},
+	{"a settlement that is sent again counts again", "settle", "f[1] == 'running' and f[2] == c.token and", "(f[2] == c.token or redis.call('HGET', record(c.id), 'settled') == c.token) and"},
+	{"a settlement forgets what it claimed", "settle", "'payload', '', 'settled', c.token, 'next', nid or '')", "'payload', '', 'settled', c.token, 'next', '')"},
 	{"a settlement forgets itself", "settle", "'due', num(at), 'settled', c.token,", "'due', num(at),"},
 	{"a conflict spends an attempt", "settle", "redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))", ""},
 	{"a retry loses its place", "settle", "    make_due(member, at, life(m))\n", "    make_due(member, at, life(m))\n    if key ~= '' then\n      redis.call('LREM', line(key), 1, id)\n      redis.call('RPUSH', line(key), id)\n      advance(key)\n    end\n"},

@@ -8,6 +8,19 @@ local max_depth, max_line = tonumber(ARGV[3]), tonumber(ARGV[4])
 clear_sets()
 local depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
 
+local opened, dues = {}, {} -- what is to be put into the sets
+
+-- Puts what was admitted into the sets, before flush().
+local function file()
+  if #opened > 0 then
+    redis.call('ZADD', open, unpack(opened))
+  end
+  if #dues > 0 then
+    redis.call('ZADD', due, unpack(dues))
+  end
+  opened, dues = {}, {}
+end
+
 local function full(key)
   if key ~= '' and redis.call('LLEN', line(key)) >= max_line then
     return 'key full'
@@ -22,6 +35,7 @@ local function refusal(key)
     clear(line(key), 'list')
   end
   if full(key) then -- what is full of messages that are too old is not full
+    file()
     sweep()
     depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
   end
@@ -32,13 +46,17 @@ end
 local function admit(id, key, at, not_after)
   local member, ms = id .. ' ' .. key, not_after - now + retention
   redis.call('PEXPIRE', record(id), num(ms))
-  redis.call('ZADD', open, num(not_after), member)
+  opened[#opened + 1] = num(not_after)
+  opened[#opened + 1] = member
   outlive(open, ms)
   if key ~= '' then
     outlive(line(key), ms)
   end
   if key == '' or redis.call('RPUSH', line(key), id) == 1 then
-    make_due(member, at, ms)
+    dues[#dues + 1] = num(at)
+    dues[#dues + 1] = member
+    outlive(due, ms)
+    soonest = math.min(soonest or at, at)
   end
   depth = depth + 1
 end

@@ -41,5 +41,6 @@ for i = 5, #ARGV, 8 do
   replies[#replies + 1] = store(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3],
     tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7])
 end
+file()
 flush()
 return replies

@@ -49,6 +49,7 @@ local replies = {}
 for i = 7, #ARGV, 2 do
   replies[#replies + 1] = redrive(ARGV[i], ARGV[i + 1])
 end
+file()
 flush()
 if redriven then
   give_receipt(token, replies)

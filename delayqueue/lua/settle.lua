@@ -78,8 +78,10 @@ local function finish(c, n)
     if c.not_after - now > retention / 4 then -- it is not worth the time otherwise
       redis.call('PEXPIRE', record(id), ARGV[1])
     end
-    redis.call('HSET', record(id), 'state', 'done', 'ended', ended, 'payload', '', 'owner', '', 'result', c.result,
-      'settled', c.token, 'next', nid or '')
+    redis.call('HSET', record(id), 'state', 'done', 'ended', ended, 'payload', '', 'settled', c.token, 'next', nid or '')
+    if c.result ~= '' then
+      redis.call('HSET', record(id), 'result', c.result)
+    end
     count('done')
   end
   return {1, nid and told(nid, m)}
@@ -165,7 +167,7 @@ for i = 4, #ARGV, 11 do
     cause = ARGV[i + 5], lost = tonumber(ARGV[i + 6]), awaits = tonumber(ARGV[i + 7]), result = ARGV[i + 8],
     next = ARGV[i + 9], which = ARGV[i + 10], place = #replies + 1,
   }
-  local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'settled', 'next', 'not_after')
+  local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'not_after')
   local mine = f[1] == 'running' and f[2] == c.token and f[3] == c.key
   local readable, why = true, nil
   if mine and (c.lost == 1 or c.how ~= 'done' and c.how ~= 'dead') then
@@ -175,16 +177,15 @@ for i = 4, #ARGV, 11 do
     replies[c.place] = {-1, why}
   elseif mine then
     held[#held + 1] = c
-    c.not_after = whole(f[6] or '-') or 0
+    c.not_after = whole(f[4] or '-') or 0
     members[#members + 1] = c.id .. ' ' .. c.key
     if c.which == 'any' and not idle then
       tokens[#tokens + 1] = c
     end
     replies[c.place] = 0
-  elseif f[4] == c.token then
-    replies[c.place] = again(c, f[1], f[5])
   else
-    replies[c.place] = refuse(c)
+    local earlier = redis.pcall('HMGET', record(c.id), 'settled', 'next')
+    replies[c.place] = earlier[1] == c.token and again(c, f[1], earlier[2]) or refuse(c)
   end
 end
 
