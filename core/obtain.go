@@ -312,11 +312,18 @@ func (a *attempt) keep(d Decision) {
 		return
 	}
 	stamp, err := l.keep(a.ctx, key, min(max(d.keep, MinTTL), MaxTTL))
-	if err != nil || d.parked == nil {
+	if d.parked == nil {
 		return
 	}
 	l.background(func() {
 		ctx := &callContext{Context: context.Background(), gone: l.closing}
+		if err != nil { // it may be reserved all the same
+			info, err := l.Inspect(ctx, key)
+			if err != nil {
+				return
+			}
+			stamp = info.ReservationStamp
+		}
 		if parked, err := d.parked(ctx); err == nil && !parked {
 			_ = l.Unreserve(ctx, key, stamp)
 		}

@@ -73,7 +73,10 @@ func (w *claimer) run() {
 		}
 		failures = 0
 		w.report(b)
-		for _, m := range b.messages {
+		for i, m := range b.messages {
+			if i >= n { // an earlier claim, whose reply was lost, had more hands
+				w.hands <- struct{}{}
+			}
 			w.begin(w.partition, m, token, sent)
 		}
 		w.freeHands(n - len(b.messages))
@@ -142,7 +145,7 @@ func (w *Worker) report(b batch) {
 	}
 	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered),
 		slog.Int64("expired", b.expired), slog.Int64("dead", b.buried))
-	w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried})
+	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried}) })
 }
 
 // begin runs a message that was claimed by a command sent at sent. The caller

@@ -15,7 +15,13 @@ import (
 // The scripts, called. go-redis may send each of them again when a reply is
 // lost; each answers its second run as it answered the first.
 
+// commandPatience bounds a script call, for clients whose commands are bounded by their
+// ctx alone.
+const commandPatience = 10 * time.Second
+
 func (p *partition) call(ctx context.Context, script *redis.Script, args ...any) *redis.Cmd {
+	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	defer cancel()
 	args = append([]any{p.queue.retention.Milliseconds(), p.queue.deadRetention.Milliseconds()}, args...)
 	return script.Run(ctx, p.queue.rdb, []string{p.base}, args...)
 }
@@ -276,6 +282,8 @@ func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, er
 // hasBehind reports whether a message may have others behind it. What was parked between
 // its claim and its lease is not in behind, and its reservation is older than the lease.
 func (p *partition) hasBehind(ctx context.Context, m Message) bool {
+	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	defer cancel()
 	last, err := p.queue.rdb.LIndex(ctx, p.base+":order:"+m.Key, -1).Result()
 	return last != m.ID && !errors.Is(err, redis.Nil)
 }

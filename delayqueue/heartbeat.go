@@ -16,8 +16,7 @@ type claim struct {
 	message   Message
 	partition *partition
 	token     string
-	// ctx ends with ErrClaimLost when the claim is lost, with the Worker's, and with
-	// that of the lease of the message's key.
+	// ctx ends with ErrClaimLost when the claim is lost, and with the Worker's.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	taken  time.Time
@@ -58,14 +57,25 @@ func (s *claims) expire(c *claim) {
 	}
 }
 
-// settling takes a claim out of the heartbeat. It returns the time at which
-// somebody else can claim the message.
-func (s *claims) settling(c *claim) (deadline time.Time) {
+// settle says that a claim is being settled. It stays in the heartbeat until it is.
+func (s *claims) settle(c *claim) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.settling = true
 	c.expiry.Stop()
+}
+
+// drop takes a claim out of the heartbeat.
+func (s *claims) drop(c *claim) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.held, c)
+}
+
+// until returns the time at which somebody else can claim the message.
+func (s *claims) until(c *claim) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return c.deadline
 }
 
@@ -81,17 +91,18 @@ func (s *claims) of(p *partition) (list []*claim) {
 	return list
 }
 
-// extended records the answer to an extension. A claim that is being settled is
-// left alone: that it is not held any more may be the settling's own doing.
+// extended records the answer to an extension. That a claim which is being settled is
+// not held any more may be the settling's own doing.
 func (s *claims) extended(c *claim, held bool, deadline time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case c.settling:
+	case held && c.settling:
+		c.deadline = deadline
 	case held:
 		c.deadline = deadline
 		c.expiry.Reset(time.Until(deadline))
-	default:
+	case !c.settling:
 		delete(s.held, c)
 		c.expiry.Stop()
 		c.cancel(fmt.Errorf("delayqueue: message %s: %w: redis says that it is not ours", c.message.ID, ErrClaimLost))

@@ -18,7 +18,9 @@ func (w *Worker) passOn(drained <-chan struct{}) {
 		case key := <-w.released:
 			keys = append(keys, key)
 		case <-drained:
-			return
+			if len(w.released) == 0 {
+				return
+			}
 		}
 	more:
 		for len(keys) < nudgeBatch {
@@ -30,7 +32,7 @@ func (w *Worker) passOn(drained <-chan struct{}) {
 			}
 		}
 		for p, some := range w.queue.byPartition(keys) {
-			found, err := p.nudge(w.ctx, some)
+			found, err := p.nudge(context.Background(), some)
 			if err != nil {
 				w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
 				continue
@@ -59,14 +61,13 @@ func (w *Worker) reconsider(key string) {
 // unreserve ends the reservation of a key that has no messages: they were cancelled, or
 // have expired. One that is parked meanwhile makes the reservation anew.
 func (w *Worker) unreserve(key string) {
-	if w.queue.precedence == 0 {
-		return
-	}
-	info, err := w.locker.Inspect(w.ctx, key)
+	ctx, cancel := context.WithTimeout(context.Background(), commandPatience)
+	defer cancel()
+	info, err := w.locker.Inspect(ctx, key)
 	if err != nil || info.Reserved == 0 {
 		return
 	}
-	if left, err := w.queue.hasMessages(w.ctx, key); err == nil && !left {
-		_ = w.locker.Unreserve(context.WithoutCancel(w.ctx), key, info.ReservationStamp)
+	if left, err := w.queue.hasMessages(ctx, key); err == nil && !left {
+		_ = w.locker.Unreserve(ctx, key, info.ReservationStamp)
 	}
 }

@@ -66,8 +66,8 @@ func WithMaxResult(n int) Option {
 
 // WithPartitions splits the queue, by the key of a message, or without one by its id.
 // The parts of a queue are in different slots of a Cluster, so that it grows over
-// several nodes. Each is asked for work by itself: an idle worker costs a command a
-// second for each. All who use a queue must agree on the number. What was stored under
+// several nodes. Each is asked for work by itself: an idle worker costs a script
+// each 10 s for each. All who use a queue must agree on the number. What was stored under
 // another one is not seen: drain it, with a worker that has the old number, before it
 // is forgotten. Default 1; at most 1024.
 func WithPartitions(n int) Option {
@@ -80,12 +80,15 @@ func WithPartitions(n int) Option {
 // WithPrecedence sets for how long a key stays reserved for its parked messages after
 // the last of them was parked or tried: until then no fresh call gets the key before
 // them, whether it came by a Guard or by a Locker. A longer time holds fresh calls up
-// for longer if all workers are gone. Default 1 min; 0 reserves nothing, and fresh
-// calls may overtake.
+// for longer if all workers are gone. Default 1 min; 100 ms to 24 h, or 0: it reserves
+// nothing, and fresh calls may overtake. All who use a queue should agree on it.
 func WithPrecedence(d time.Duration) Option {
 	return func(q *Queue) error {
 		q.precedence = d
-		return checkDuration("WithPrecedence", d, 0)
+		if d != 0 && (d < core.MinTTL || d > core.MaxTTL) {
+			return invalidOption("WithPrecedence(%s): want 0, or %s to %s", d, core.MinTTL, core.MaxTTL)
+		}
+		return nil
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 // go on to their end, and whatever is enqueued waits. To pause again sets the time
 // anew, whether that is later or earlier.
 //
-// A pause always ends, within a second after d: queued messages grow old meanwhile, and
+// A pause always ends, after d, or some seconds later if a worker did not hear of it: queued messages grow old meanwhile, and
 // a queue whose pause was forgotten would let them all expire. d is 1 s to 366 days;
 // anything else is ErrInvalidArgument. After another error some partitions may be
-// paused and others not: pause again, or resume. Stats tells. It takes one round trip.
+// paused and others not: pause again, or resume. Stats tells. It takes two round trips.
 func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 	if d < time.Second || d > maxDuration {
 		return invalidArgument("pause", "%s: want %s to %s", d, time.Second, maxDuration)
@@ -25,6 +25,7 @@ func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 	if _, err := pipe.Exec(ctx); err != nil {
 		return redisError(ctx, "pause", err)
 	}
+	q.wakeAll(ctx) // they may sleep for the length of an earlier pause
 	return nil
 }
 
@@ -39,7 +40,10 @@ func (q *Queue) Resume(ctx context.Context) error {
 	if _, err := pipe.Exec(ctx); err != nil {
 		return redisError(ctx, "resume", err)
 	}
-	// Look at all partitions. Who does not hear it looks within a second anyway.
-	_ = q.rdb.Publish(ctx, q.wakeChannel(), "").Err()
+	q.wakeAll(ctx)
 	return nil
 }
+
+// wakeAll has workers look at all partitions. Who does not hear it looks within 10 s
+// anyway.
+func (q *Queue) wakeAll(ctx context.Context) { _ = q.rdb.Publish(ctx, q.wakeChannel(), "").Err() }

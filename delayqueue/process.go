@@ -29,6 +29,11 @@ type panicError struct {
 
 func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.value, e.stack) }
 
+// unopenedError is why a message has no payload for the handler.
+type unopenedError struct{ error }
+
+func (e *unopenedError) Unwrap() error { return e.error }
+
 // turn is a worker's time with a key: under one lease it runs messages of the key, one
 // after the other. A keyless message has a turn of its own, without a lease.
 type turn struct {
@@ -60,7 +65,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
-		if t.lease, err = w.locker.TryAcquire(w.ctx, key, w.lockOptions...); err != nil {
+		if t.lease, err = w.acquire(key); err != nil {
 			return w.settle(c, w.judgeLock(c, err))
 		}
 		t.ctx, t.ends = t.lease.Context(), time.Now().Add(turnLength)
@@ -69,7 +74,21 @@ func (w *Worker) take(c *claim) (next *claim) {
 		if c = t.run(c); c == nil || t.lease == nil {
 			return c
 		}
+		if w.isStopping() { // meanwhile
+			return t.over(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
+		}
 	}
+}
+
+// acquire takes the lock of a key for one of its messages.
+func (w *Worker) acquire(key string) (*core.Lease, error) {
+	lease, err := w.locker.TryAcquire(w.ctx, key, w.lockOptions...)
+	var conflict *core.ConflictError
+	if w.queue.precedence == 0 && errors.As(err, &conflict) && conflict.Remaining == 0 {
+		// Others that use the queue may have the key reserved.
+		lease, err = w.locker.TryAcquire(w.ctx, key, append(w.lockOptions, core.Reserved(core.MinTTL))...)
+	}
+	return lease, err
 }
 
 // run runs one message and settles its claim. It returns the claim of the next
@@ -112,10 +131,11 @@ func (t *turn) run(c *claim) (next *claim) {
 	}
 	started = true
 	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
+		err = &unopenedError{err}
 		return nil
 	}
 	err = errGoexit
-	w.observer.OnStarted(c.message)
+	w.observe(func() { w.observer.OnStarted(c.message) })
 	err = w.handler(ctx, c.message)
 	return nil // or what the deferred function finds
 }
@@ -175,10 +195,10 @@ func (t *turn) release(m Message, v verdict) error {
 	t.lease = nil
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	switch precedence := t.worker.queue.precedence; {
-	case precedence == 0:
-	case m.behind > 0 || !ended || lease.Reserved() && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m):
+	case precedence == 0 && !lease.Reserved():
+	case precedence > 0 && (m.behind > 0 || !ended || lease.Reserved() && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
 		t.reserved = true
-		_ = t.worker.locker.Reserve(ctx, m.Key, v.delay+precedence)
+		_ = t.worker.locker.Reserve(ctx, m.Key, min(v.delay+precedence, core.MaxTTL))
 	case lease.Reserved() || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
 		t.reserved = errors.Is(lease.Unreserve(ctx), core.ErrReserved)
 	}
@@ -294,6 +314,7 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	var (
 		panicked *panicError
 		skip     *skipRetryError
+		unopened *unopenedError
 		gone     = context.Cause(c.ctx) // nil while the claim and the Worker live
 	)
 	v := verdict{outcome: OutcomeRetry, err: err}
@@ -309,11 +330,11 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	case errors.As(err, &skip):
 		v.outcome = OutcomeDead
 		return v
-	case errors.Is(err, errUnknownKey): // another worker may have it
-		v.outcome, v.delay = OutcomeReturned, backoff.Spread(lockPause)
-		return v
-	case errors.Is(err, ErrSealed) && c.message.Payload == nil:
+	case errors.As(err, &unopened):
 		v.outcome = OutcomeDead
+		if errors.Is(err, errUnknownKey) { // another worker may have it
+			v.outcome, v.delay = OutcomeReturned, backoff.Spread(lockPause)
+		}
 		return v
 	case errors.Is(gone, ErrStopped): // the handler may have done a part
 		v.outcome, v.lost = OutcomeReturned, true
@@ -343,8 +364,9 @@ const (
 // answer. While Redis does not answer it tries again, until the claim is over anyway or
 // Stop's time is.
 func (w *Worker) settle(c *claim, v verdict) (next *claim) {
-	deadline := w.claims.settling(c)
+	w.claims.settle(c)
 	defer c.cancel(nil)
+	defer w.claims.drop(c)
 	// Where there are several partitions, each has a hand for a while only.
 	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.dying && !leaves && !w.isStopping() && !w.paused.Load() {
@@ -353,7 +375,10 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	for try := 1; ; try++ {
 		s := c.end(v, w.lease)
 		c.partition.settles.add(s)
-		<-s.done
+		if !w.await(s) {
+			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
+			break
+		}
 		if s.err == nil {
 			switch {
 			case !s.settled.held:
@@ -371,16 +396,49 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 			break
 		}
 		pause := backoff.Full(try, settleBefore, settleMost)
-		if time.Now().Add(pause).After(deadline) || !w.sleep(pause) {
+		if time.Now().Add(pause).After(w.claims.until(c)) || !w.sleep(pause) {
 			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.err, v.err)
 			break
 		}
 	}
 	w.logSettled(c, v)
-	w.observer.OnSettled(Settled{
-		Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
+	w.observe(func() {
+		w.observer.OnSettled(Settled{
+			Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
+		})
 	})
 	return next
+}
+
+// stopPatience is how long a settlement is waited for when Stop's time is over.
+const stopPatience = 3 * time.Second
+
+// await waits for a settlement. It reports false when Stop's time is over, and Redis
+// does not answer.
+func (w *Worker) await(s *settling) bool {
+	select {
+	case <-s.done:
+		return true
+	case <-w.ctx.Done():
+	}
+	timer := time.NewTimer(stopPatience)
+	defer timer.Stop()
+	select {
+	case <-s.done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// observe tells the Observer. Its panic must not take the process down.
+func (w *Worker) observe(tell func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.log.Error("delayqueue: the observer panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		}
+	}()
+	tell()
 }
 
 // sleep waits for d. It reports false when Stop's time is over.

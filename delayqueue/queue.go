@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strings"
@@ -14,7 +15,7 @@ import (
 )
 
 // Queue stores jobs in Redis until a Worker runs them. It is safe for
-// concurrent use, has goroutines only while calls are under way, and needs no
+// concurrent use, has goroutines only while commands are under way, and needs no
 // closing.
 //
 // The zero Queue is not useful: use New.
@@ -104,6 +105,9 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 		return core.Ticket{}, err
 	}
 	job.Payload = payload
+	if q.sealer == nil {
+		job.Payload = bytes.Clone(payload) // the caller may use it again before it was sent, if ctx ends
+	}
 	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
 	q.partitionOf(job.Key, job.ID).enqueues.add(e)
 	select {
@@ -222,16 +226,20 @@ func (q *Queue) find(ctx context.Context, op, id string, fields []string) (recor
 		cmds[i] = pipe.HMGet(ctx, p.recordName(id), fields...)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
+	var failed error      // a partition that is down does not hide what others have
 	for i, cmd := range cmds {
 		if err := cmd.Err(); err != nil {
-			if redis.HasErrorPrefix(err, "WRONGTYPE") { // a worker will make it a dead letter
-				continue
+			if !redis.HasErrorPrefix(err, "WRONGTYPE") { // else a worker will make it a dead letter
+				failed = redisError(ctx, op, err)
 			}
-			return nil, nil, redisError(ctx, op, err)
+			continue
 		}
 		if r := readRecord(fields, cmd.Val()); r.text("state") != "" {
 			return r, q.partitions[i], nil
 		}
+	}
+	if failed != nil {
+		return nil, nil, failed
 	}
 	return nil, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
 }

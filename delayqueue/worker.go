@@ -104,6 +104,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	if q.precedence > 0 {
 		w.lockOptions = append(w.lockOptions, core.Reserved(q.precedence))
 	}
+	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	for _, p := range q.partitions {
 		w.claimers = append(w.claimers, &claimer{Worker: w, partition: p, wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)})

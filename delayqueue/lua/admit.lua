@@ -37,6 +37,14 @@ local function refusal(key)
   if full(key) then -- what is full of messages that are too old is not full
     file()
     sweep()
+    for _ = 1, STEPS do
+      local id = key ~= '' and redis.call('LINDEX', line(key), 0)
+      local m = id and load(id, key)
+      if not m or m.state ~= 'queued' or m.not_after > now then
+        break
+      end
+      give_up(id .. ' ' .. key, id, key, 'expired')
+    end
     depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
   end
   return full(key)

@@ -70,7 +70,8 @@ local function count(what) counts[what] = (counts[what] or 0) + 1 end
 -- Wakes the workers: something is due earlier than before, or a key has no messages
 -- any more that nobody ran.
 local function announce(key)
-  redis.call('PUBLISH', string.gsub(base, '/[^/}]*}$', '}') .. ':wake', key and base .. ' ' .. key or base)
+  local queue = string.gsub(base, '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
+  redis.pcall('PUBLISH', queue .. ':wake', key and base .. ' ' .. key or base) -- channels may be forbidden
 end
 
 -- Writes what was put off to the end of the script, and wakes the workers if what
@@ -250,6 +251,14 @@ local function leave(member, id, key)
   end
 end
 
+-- Announces a key that has no messages any more: nobody is left to have it before
+-- others.
+local function emptied(key)
+  if key ~= '' and redis.call('EXISTS', line(key)) == 0 then
+    announce(key)
+  end
+end
+
 -- Makes a message a dead letter. It need not have a readable record.
 local function bury(member, id, key, cause)
   leave(member, id, key)
@@ -260,6 +269,7 @@ local function bury(member, id, key, cause)
   redis.call('PEXPIRE', record(id), num(dead_retention))
   redis.call('ZADD', dead, num(now), id)
   outlive(dead, dead_retention)
+  emptied(key)
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', dead, '-inf', num(now - dead_retention), 'LIMIT', 0, STEPS)) do
     redis.call('ZREM', dead, old)
   end
@@ -277,9 +287,7 @@ local function give_up(member, id, key, state)
   redis.call('HSET', record(id), 'state', state, 'ended', num(now))
   redis.call('PEXPIRE', record(id), num(retention))
   count(state)
-  if key ~= '' and redis.call('EXISTS', line(key)) == 0 then
-    announce(key) -- nobody is left to have the key before others
-  end
+  emptied(key)
 end
 
 -- Ends the messages that have become too old to be started. Answers how many

@@ -32,6 +32,8 @@ local idle = paused() -- nothing is to be claimed
 
 -- Claims the head of a key's line if it is due, or waits for its key. Answers its id
 -- and its record.
+local brought = 0 -- bytes of payload that were claimed
+
 local function follow(key, token)
   for _ = 1, STEPS do
     local id = redis.call('LINDEX', line(key), 0)
@@ -46,6 +48,7 @@ local function follow(key, token)
       return
     elseif m.not_after > now then
       start(id, m, token, lease)
+      brought = brought + #m.payload
       redis.call('ZREM', due, member)
       redis.call('ZREM', open, member)
       redis.call('ZADD', running, num(now + lease), member)
@@ -66,7 +69,7 @@ local function finish(c, n)
   elseif key ~= '' then
     drop(id, key)
   end
-  if c.which == 'key' and not idle then
+  if c.which == 'key' and not idle and brought < BYTES then
     nid, m = follow(key, c.next)
   elseif key ~= '' then
     advance(key)
