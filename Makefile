@@ -4,10 +4,10 @@ LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fmt demo bench soak
+.PHONY: help test lint fmt demo bench soak soak-locks soak-queue
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## run all tests with the race detector; TESTFLAGS='-run Fence' narrows, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
 	@scripts/test.sh $(TESTFLAGS)
@@ -26,11 +26,15 @@ fmt: $(LINT) ## format the code
 demo: ## run the demo: an order service on gin, with a scoreboard
 	go run ./examples/demo $(ARGS)
 
-bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for two minutes
+bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for some minutes
 	cd bench && go run . $(ARGS)
 
-soak: ## break clients, network and Redis for OPS operations (ten million: about an hour) and MESSAGES (100,000: some minutes), and check every history; SEED replays faults
+soak: soak-locks soak-queue ## both of the next
+
+soak-locks: ## break clients, network and Redis for OPS operations (ten million: half an hour), and check every history; SEED replays faults
 	PERKEY_REQUIRE_REDIS=1 PERKEY_SOAK_OPS=$(or $(OPS),10000000) go test -count=1 -timeout=6h -v -run 'Soak|Mutants|Clocks' ./core $(if $(SEED),-seed=$(SEED))
+
+soak-queue: ## the same for MESSAGES (100,000: half an hour) in a queue, and account for each
 	PERKEY_REQUIRE_REDIS=1 PERKEY_SOAK_MESSAGES=$(or $(MESSAGES),100000) go test -count=1 -timeout=2h -v -run 'Soak|Line|Stopped|Parked|Chaos|Mutants|Model' ./delayqueue $(if $(SEED),-seed=$(SEED))
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.

@@ -73,6 +73,9 @@ func (w *claimer) run() {
 		}
 		failures = 0
 		w.report(b)
+		for _, key := range b.emptied {
+			w.reconsider(key)
+		}
 		for i, m := range b.messages {
 			if i >= n { // an earlier claim, whose reply was lost, had more hands
 				w.hands <- struct{}{}

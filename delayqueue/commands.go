@@ -83,6 +83,8 @@ type batch struct {
 	// What the claim tidied up: messages of dead workers that are due again,
 	// messages that became too old, and new dead letters.
 	redelivered, expired, buried int64
+	// Keys that have no messages any more, which nobody ran.
+	emptied []string
 }
 
 func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
@@ -90,7 +92,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)
 	}
-	if len(reply) < 4 {
+	if len(reply) < 5 {
 		return batch{}, redisError(ctx, "claim", errReply)
 	}
 	wait, ok := reply[0].(int64)
@@ -100,7 +102,14 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		*n, is = reply[1+i].(int64)
 		ok = ok && is
 	}
-	for _, f := range reply[4:] {
+	keys, are := reply[4].([]any)
+	ok = ok && are
+	for _, key := range keys {
+		name, is := key.(string)
+		b.emptied = append(b.emptied, name)
+		ok = ok && is
+	}
+	for _, f := range reply[5:] {
 		m, is := readMessage(f)
 		b.messages = append(b.messages, m)
 		ok = ok && is

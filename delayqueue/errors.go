@@ -26,7 +26,7 @@ var (
 	ErrInvalidJob = errors.New("invalid job")
 	// ErrNotFound: there is no message of this id, or not any more.
 	ErrNotFound = errors.New("message not found")
-	// ErrRunning: the message runs, and cannot be cancelled any more.
+	// ErrRunning: the message runs, and cannot be cancelled now.
 	ErrRunning = errors.New("message is running")
 	// ErrEnded: the message's life is over.
 	ErrEnded = errors.New("message has ended")

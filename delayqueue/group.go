@@ -1,13 +1,14 @@
 package delayqueue
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
 
 // group is group commit (Gawlick & Kinkade, 1985): what is asked for while Redis
 // answers others goes to it together. What comes alone goes alone, at once.
-type group[T any] struct {
+type group[T comparable] struct {
 	run  func([]T)   // answers each of them by itself
 	size func(T) int // in bytes
 
@@ -34,6 +35,15 @@ func (g *group[T]) add(item T) {
 	defer g.mu.Unlock()
 	g.queue = append(g.queue, item)
 	g.launch()
+}
+
+// drop forgets an item that was added, unless a run has it.
+func (g *group[T]) drop(item T) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if i := slices.Index(g.queue, item); i >= 0 {
+		g.queue = slices.Delete(g.queue, i, i+1)
+	}
 }
 
 // launch begins a run, if few are under way, or the latest is slow. It is called with mu

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/trust"
@@ -123,18 +124,26 @@ func (w *Worker) heartbeat(p *partition, drained <-chan struct{}) {
 		case <-drained:
 			return
 		}
-		next := w.lease / 3
+		var failed atomic.Bool
+		var batches sync.WaitGroup
 		for some := range slices.Chunk(w.claims.of(p), extendBatch) {
-			sent := time.Now()
-			held, err := p.extend(context.Background(), w.lease, some)
-			if err != nil {
-				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
-				next = w.lease / 20
-				continue
-			}
-			for i, c := range some {
-				w.claims.extended(c, held[i], trust.Until(sent, w.lease))
-			}
+			batches.Go(func() {
+				sent := time.Now()
+				held, err := p.extend(context.Background(), w.lease, some)
+				if err != nil {
+					w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
+					failed.Store(true)
+					return
+				}
+				for i, c := range some {
+					w.claims.extended(c, held[i], trust.Until(sent, w.lease))
+				}
+			})
+		}
+		batches.Wait()
+		next := w.lease / 3
+		if failed.Load() {
+			next = w.lease / 20
 		}
 		timer.Reset(next)
 	}

@@ -109,10 +109,12 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 		job.Payload = bytes.Clone(payload) // the caller may use it again before it was sent, if ctx ends
 	}
 	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
-	q.partitionOf(job.Key, job.ID).enqueues.add(e)
+	p := q.partitionOf(job.Key, job.ID)
+	p.enqueues.add(e)
 	select {
 	case <-e.done:
 	case <-ctx.Done():
+		p.enqueues.drop(e)
 		return core.Ticket{}, callerGone(ctx, "enqueue")
 	}
 	if e.err != nil {
@@ -174,7 +176,7 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return s, callerGone(ctx, "wait")
+			return s, callerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, s.State))
 		}
 	}
 }
@@ -197,13 +199,13 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 	}
 	switch was := State(found[0]); was {
 	case StateRunning:
-		return fmt.Errorf("delayqueue: cancel: %w", ErrRunning)
+		return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w", id, q.name, ErrRunning)
 	case StateQueued, StateCancelled:
 		return nil
 	case "":
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
 	default:
-		return fmt.Errorf("delayqueue: cancel: %w: it is %s", ErrEnded, was)
+		return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w: it is %s", id, q.name, ErrEnded, was)
 	}
 }
 

@@ -18,8 +18,9 @@ var (
 	errReplayWaits = errors.New("httplock: a replay does not wait for a key")
 )
 
-// ErrForbidden is for the functions of WithPrincipal: the principal may not have
-// the request run. An error that wraps it is answered with 403.
+// ErrForbidden is for the functions of WithPrincipal: the request may not be parked, or
+// the principal may not have it run any more. An error that wraps it is answered with
+// 403.
 var ErrForbidden = errors.New("httplock: forbidden")
 
 // BadKey marks the error of a key function as the client's fault: the answer is

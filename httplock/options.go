@@ -106,7 +106,8 @@ func AllowHeaders(names ...string) Option {
 	return func(m *Middleware) error { return addHeaders(m.keptHeaders, neverStored, "AllowHeaders", names) }
 }
 
-// WithPrincipal lets the route park requests that say who sent them. Credentials
+// WithPrincipal lets the route park requests that say who sent them. It is no
+// authentication: what principal returns decides on parking only. Credentials
 // are not stored, but principal returns an id of the one on whose behalf the
 // request is, such as a user's, which is stored with it: at most 256 printable
 // bytes, and nothing that would let anybody in. Empty means anonymous. It is called

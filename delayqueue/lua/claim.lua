@@ -12,8 +12,8 @@
 -- ARGV[5]  how many messages to take at most
 -- ARGV[6]  how many attempts a message has
 -- ARGV[7]  how many bytes of payload to take at most, the last message's aside
--- returns  {ms until there is something to do, redelivered, expired, buried,
---           messages, as told() writes them}
+-- returns  {ms until there is something to do, redelivered, expired, buried, keys that have
+--           no messages any more which nobody ran, messages, as told() writes them}
 local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local HORIZON = 60000   -- the longest wait that is answered
@@ -23,7 +23,7 @@ local AUDIT_TTL = 3600000
 local LONGEST_LINE = 1000 -- that an audit searches
 
 local receipt = base .. ':claim:' .. token
-local reply = {0, 0, 0, 0}
+local reply = {0, 0, 0, 0, emptied_keys}
 local taken = redis.call('GET', receipt)
 if taken then
   for id in string.gmatch(taken, '%S+') do

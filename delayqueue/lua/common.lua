@@ -253,9 +253,12 @@ end
 
 -- Announces a key that has no messages any more: nobody is left to have it before
 -- others.
+local emptied_keys = {}
+
 local function emptied(key)
   if key ~= '' and redis.call('EXISTS', line(key)) == 0 then
     announce(key)
+    emptied_keys[#emptied_keys + 1] = key
   end
 end
 

@@ -27,15 +27,20 @@ func main() {
 	r, worker, locker := service(rdb)
 	server := &http.Server{Addr: "localhost:8080", Handler: r, ReadHeaderTimeout: 10 * time.Second}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	served := make(chan error, 1)
 	go func() {
-		log.Println(server.ListenAndServe())
+		served <- server.ListenAndServe()
 		stop()
 	}()
 	<-ctx.Done()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	// Requests first, then parked ones, then the locks of both.
-	check(errors.Join(server.Shutdown(ctx), worker.Stop(ctx), locker.Shutdown(ctx), rdb.Close()))
+	err := errors.Join(server.Shutdown(ctx), worker.Stop(ctx), locker.Shutdown(ctx), rdb.Close())
+	if why := <-served; !errors.Is(why, http.ErrServerClosed) {
+		err = errors.Join(why, err)
+	}
+	check(err)
 }
 
 // service is what the README shows.
