@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -713,5 +714,43 @@ func TestAReservationThatIsMadeAnewHasAStampOfItsOwn(t *testing.T) {
 		now, err := locker.Inspect(t.Context(), "k")
 		require.NoError(t, err)
 		require.Positive(t, now.Reserved, "the second reservation stays")
+	})
+}
+
+// lastParked parks a call whose work has run by the time that anybody asks. The reply
+// to what reserves its key is lost.
+type lastParked struct{ lose, asked *atomic.Bool }
+
+func (p lastParked) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
+	p.lose.Store(true)
+	return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) {
+		p.asked.Store(true)
+		return false, nil
+	}), nil
+}
+
+func TestALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		var lose, asked atomic.Bool
+		rdb := env.Client(t)
+		rdb.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
+			err := next()
+			if err == nil && lose.CompareAndSwap(true, false) {
+				return refuse(cmd, io.ErrUnexpectedEOF)
+			}
+			return err
+		}})
+		l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() { _ = l.Close() }()
+		other := newLocker(t, env)
+		held, err := other.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		guard := core.NewGuard(l, lastParked{&lose, &asked})
+		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrDeferred)
+		require.False(t, lose.Load(), "a reply was lost")
+		redistest.Eventually(t, func() bool { return reservedFor(t, other, "k") == 0 }, "the key is kept for nobody")
+		require.True(t, asked.Load())
+		require.NoError(t, held.Release(t.Context()))
 	})
 }

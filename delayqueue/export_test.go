@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"context"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -27,4 +28,14 @@ func scored(score float64, member string) redis.Z { return redis.Z{Score: score,
 func (q *Queue) SameKind(other *Queue) bool {
 	return q.split == other.split && (q.sealer == nil) == (other.sealer == nil) &&
 		q.maxAttempts == other.maxAttempts && q.maxDepth == other.maxDepth
+}
+
+// ClaimAndDie claims all that is due as a worker that dies at once.
+func (q *Queue) ClaimAndDie(lease time.Duration) error {
+	for _, p := range q.partitions {
+		if _, err := p.claim(context.Background(), "dead worker", lease, claimBatch); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -156,6 +156,8 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"short retention":     delayqueue.WithRetention(time.Millisecond),
 		"negative retention":  delayqueue.WithDeadRetention(-time.Hour),
 		"retention for years": delayqueue.WithDeadRetention(10 * 366 * 24 * time.Hour),
+		"short precedence":    delayqueue.WithPrecedence(50 * time.Millisecond), // no key can be reserved so
+		"long precedence":     delayqueue.WithPrecedence(25 * time.Hour),
 	} {
 		_, err := delayqueue.New(rdb, "q", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)

@@ -227,6 +227,36 @@ func TestAClaimBringsABoundedNumberOfBytes(t *testing.T) {
 	})
 }
 
+func TestWhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const keys, size = 12, 512 << 10
+		q := testQueue(t, env)
+		for i := range 2 * keys {
+			_, err := q.Enqueue(t.Context(), Job{Key: fmt.Sprint("k", i%keys), Payload: make([]byte, size)})
+			require.NoError(t, err)
+		}
+		var batch []*settling
+		for n := 0; len(batch) < keys; n++ {
+			claims := claimTest(t, q, fmt.Sprint(n), keys)
+			require.NotEmpty(t, claims)
+			for _, c := range claims {
+				v := verdict{outcome: OutcomeDone, which: nextOfKey, next: fmt.Sprint("next", len(batch))}
+				batch = append(batch, c.end(v, time.Minute))
+			}
+		}
+		q.partitions[0].settle(batch)
+		bytes := 0
+		for _, s := range batch {
+			require.NoError(t, s.err)
+			if s.settled.next != nil {
+				bytes += len(s.settled.next.Payload)
+			}
+		}
+		require.Positive(t, bytes)
+		require.LessOrEqual(t, bytes, claimBytes+size)
+	})
+}
+
 func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)

@@ -1,0 +1,379 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// parkCall has a call of a held key parked, and returns the id of its message.
+func (b *bench) parkCall(key string) string {
+	b.t.Helper()
+	guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+	call := core.Call{Key: key, Encode: func() ([]byte, error) { return nil, nil }}
+	var deferred *core.DeferredError
+	require.ErrorAs(b.t, guard.Do(b.t.Context(), call, nil), &deferred)
+	return deferred.Ticket.ID
+}
+
+// isNotReserved waits until nothing keeps a key for parked messages.
+func (b *bench) isNotReserved(key string) {
+	b.t.Helper()
+	redistest.Eventually(b.t, func() bool {
+		info, err := b.other.Inspect(b.t.Context(), key)
+		return err == nil && info.Reserved == 0
+	}, "the key is kept for nobody")
+}
+
+// Who gave up has its buffer back.
+func TestAPayloadIsNotReadAfterEnqueueReturned(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		proxy := redistest.NewProxy(t, env.Addr)
+		q := b.newQueue(redistest.Client(t, &redis.Options{Addr: proxy.Addr}))
+		_, err := q.Enqueue(t.Context(), delayqueue.Job{}) // loads the script
+		require.NoError(t, err)
+		proxy.Delay(func() time.Duration { return 100 * time.Millisecond })
+		var callers sync.WaitGroup
+		for i := range 20 {
+			callers.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i)*10*time.Millisecond)
+				defer cancel()
+				buffer := []byte("order")
+				_, _ = q.Enqueue(ctx, delayqueue.Job{Payload: buffer})
+				copy(buffer, "other")
+			})
+		}
+		callers.Wait()
+		proxy.Delay(nil)
+		_, err = q.Enqueue(t.Context(), delayqueue.Job{})
+		require.NoError(t, err)
+		time.Sleep(200 * time.Millisecond) // what is on its way arrives
+		entries := b.list(delayqueue.StateQueued)
+		require.Greater(t, len(entries), 2)
+		for _, e := range entries {
+			stored, err := b.queue.Payload(t.Context(), e.ID)
+			require.NoError(t, err)
+			require.NotEqual(t, "other", string(stored))
+		}
+	})
+}
+
+// lostClaims is a hook that loses what the claims of one partition bring.
+type lostClaims struct {
+	base string
+	sick atomic.Bool
+	lost atomic.Int64
+}
+
+func (n *lostClaims) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (n *lostClaims) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err, args := next(ctx, cmd), cmd.Args()
+		if err != nil || !n.sick.Load() || len(args) < 4 || args[1] != delayqueue.ScriptHashes["claim"] || args[3] != n.base {
+			return err
+		}
+		if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 { // it brings messages
+			n.lost.Add(1)
+			cmd.SetErr(errors.New("i/o timeout"))
+		}
+		return cmd.Err()
+	}
+}
+
+func (n *lostClaims) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The claim that is sent again brings what it took for more hands than there are now.
+func TestAWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const hands = 4
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		rdb := env.Client(t)
+		node := &lostClaims{base: env.Prefix + ":queue:{q/1.2}"}
+		rdb.AddHook(node)
+		node.sick.Store(true)
+		var ids []string
+		enqueue := func(name string, partition uint32) {
+			for i, n := 0, 0; n < hands; i++ {
+				id := fmt.Sprint(name, i)
+				h := fnv.New32a()
+				_, _ = h.Write([]byte(id))
+				if h.Sum32()%2 == partition {
+					ids = append(ids, b.enqueue(delayqueue.Job{ID: id}))
+					n++
+				}
+			}
+		}
+		var running atomic.Int64
+		var tooMany atomic.Bool
+		release := make(chan struct{})
+		enqueue("sick", 0)
+		require.NoError(t, b.queue.ClaimAndDie(100*time.Millisecond)) // then all are due at once
+		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(context.Context, delayqueue.Message) error {
+			if running.Add(1) > hands {
+				tooMany.Store(true)
+			}
+			defer running.Add(-1)
+			<-release
+			return nil
+		}, delayqueue.WithConcurrency(hands))
+		redistest.Eventually(t, func() bool { return node.lost.Load() > 0 }, "no reply was lost")
+		require.EqualValues(t, hands, b.inState()[1], "claimed, and nobody knows")
+		enqueue("well", 1)
+		redistest.Eventually(t, func() bool { return running.Load() == hands }, "they have the hands")
+		node.sick.Store(false)
+		release <- struct{}{} // a hand is free
+		time.Sleep(300 * time.Millisecond)
+		close(release)
+		for _, id := range ids {
+			b.reaches(id, delayqueue.StateDone)
+		}
+		require.False(t, tooMany.Load())
+	})
+}
+
+func TestAPrefixWithASlashStillWakesWorkers(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		env.Prefix += "/team"
+		b := setup(t, env)
+		var r ran
+		b.start(r.handle)
+		time.Sleep(time.Second) // it sleeps, subscribed
+		began := time.Now()
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		require.Less(t, time.Since(began), 2*time.Second, "nobody was woken")
+	})
+}
+
+func TestAKeyWhoseLastParkedMessageDiedIsNotReserved(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, b.queue.ClaimAndDie(20*time.Millisecond))
+		time.Sleep(50 * time.Millisecond)
+		var r ran
+		b.start(r.handle)
+		b.reaches(id, delayqueue.StateDead)
+		b.isNotReserved("k")
+	})
+}
+
+func TestAStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		started := make(chan struct{})
+		first := b.enqueue(delayqueue.Job{Key: "k"})
+		second := b.enqueue(delayqueue.Job{Key: "k"})
+		w := b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			close(started)
+			<-ctx.Done()
+			return nil // it was done all the same
+		})
+		next(t, started)
+		require.NoError(t, b.queue.Cancel(t.Context(), second))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = w.Stop(ctx)
+		require.Equal(t, delayqueue.StateDone, b.status(first).State)
+		require.Zero(t, b.inState())
+		b.isNotReserved("k")
+	})
+}
+
+func TestAWorkerWithoutPrecedenceServesParkedMessages(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		var r ran
+		b.startOn(b.newQueue(b.rdb, delayqueue.WithPrecedence(0)), r.handle)
+		require.NoError(t, lease.Release(t.Context()))
+		b.reaches(id, delayqueue.StateDone)
+	})
+}
+
+func TestAShorterPauseEndsWithinASecond(t *testing.T) {
+	t.Parallel()
+	b := setup(t, redistest.Real(t))
+	var r ran
+	require.NoError(t, b.queue.Pause(t.Context(), time.Hour))
+	id := b.enqueue(delayqueue.Job{})
+	b.start(r.handle)
+	time.Sleep(600 * time.Millisecond) // it sleeps, subscribed
+	began := time.Now()
+	require.NoError(t, b.queue.Pause(t.Context(), time.Second))
+	b.reaches(id, delayqueue.StateDone)
+	require.Less(t, time.Since(began), 2500*time.Millisecond)
+}
+
+// Its announcements are denied, and only they.
+func TestAUserWithoutChannelsStoresAndCancelsAsAWhole(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	admin := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	require.NoError(t, admin.Do(t.Context(), "ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all").Err())
+	b := &bench{t: t, env: &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}}
+	b.queue = b.newQueue(redistest.Client(t, &redis.Options{Addr: server.Addr, Username: "app", Password: "pw"}))
+	ids := []string{b.enqueue(delayqueue.Job{})}
+	for i := range 3 {
+		ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint(i), Delay: time.Minute}))
+	}
+	require.EqualValues(t, len(ids), b.inState()[0])
+	n, err := b.queue.CancelAll(t.Context(), delayqueue.Filter{})
+	require.NoError(t, err)
+	require.Equal(t, len(ids), n)
+	for _, id := range ids {
+		require.Equal(t, delayqueue.StateCancelled, b.status(id).State)
+	}
+	require.Zero(t, b.inState())
+	require.Positive(t, admin.TTL(t.Context(), b.key("counts")).Val())
+}
+
+// Only a message's own payload is another worker's business.
+func TestAHandlersErrorAboutAnUnknownKeySpendsAnAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+		ring := func(id string) *delayqueue.Queue {
+			q, err := delayqueue.New(b.rdb, "other", delayqueue.WithPrefix(env.Prefix), delayqueue.WithEncryption(
+				delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte(strings.Repeat(id, 32))}}))
+			require.NoError(t, err)
+			return q
+		}
+		ticket, err := ring("a").Enqueue(t.Context(), delayqueue.Job{Payload: []byte("x")})
+		require.NoError(t, err)
+		reader := ring("b")
+		b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			_, err := reader.Payload(ctx, ticket.ID)
+			return err
+		})
+		s := b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDead)
+		require.Equal(t, 2, s.Attempts)
+	})
+}
+
+// downNode fails what one partition is asked in a pipeline, as a ClusterClient does
+// whose one node is down: the other commands are answered.
+type downNode string
+
+func (n downNode) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (n downNode) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (n downNode) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			if len(cmd.Args()) > 1 && strings.HasPrefix(fmt.Sprint(cmd.Args()[1]), string(n)) {
+				err = context.DeadlineExceeded
+				cmd.SetErr(err)
+			}
+		}
+		return err
+	}
+}
+
+func TestAMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		for down := 1; down <= 2; down++ {
+			id := b.enqueue(delayqueue.Job{Key: inPartition(t, b, 3-down, 2)})
+			rdb := env.Client(t)
+			rdb.AddHook(downNode(fmt.Sprintf("%s:queue:{q/%d.2}", env.Prefix, down)))
+			_, err := b.newQueue(rdb, delayqueue.WithPartitions(2)).Status(t.Context(), id)
+			require.NoError(t, err, "partition %d is down", down)
+		}
+	})
+}
+
+func TestARetryOfMoreThanADayKeepsItsPlace(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAge(90*24*time.Hour))
+		lease := b.hold("k")
+		b.parkCall("k")
+		seen := newEvents()
+		b.start(func(context.Context, delayqueue.Message) error { return errors.New("not now") },
+			delayqueue.WithRetryBackoff(40*time.Hour, 40*time.Hour), delayqueue.WithObserver(seen))
+		require.NoError(t, lease.Release(t.Context()))
+		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeRetry }, "it did not run")
+		info, err := b.other.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.Greater(t, info.Reserved, core.MaxTTL-time.Hour)
+	})
+}
+
+func TestAKeyFullOfExpiredMessagesIsNotFull(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxDepthPerKey(5))
+		for i := range 60 {
+			b.enqueue(delayqueue.Job{Key: fmt.Sprint("other", i), MaxAge: 500 * time.Millisecond})
+		}
+		for range 5 {
+			b.enqueue(delayqueue.Job{Key: "k", MaxAge: 550 * time.Millisecond})
+		}
+		time.Sleep(600 * time.Millisecond)
+		b.enqueue(delayqueue.Job{Key: "k"})
+	})
+}
+
+// The message that the end of another brings is given back.
+func TestNoHandlerBeginsAfterStopWasCalled(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		proxy := redistest.NewProxy(t, env.Addr)
+		b.enqueue(delayqueue.Job{Key: "k"})
+		behind := b.enqueue(delayqueue.Job{Key: "k"})
+		var runs atomic.Int64
+		first := make(chan struct{})
+		w := b.startOn(b.newQueue(redistest.Client(t, &redis.Options{Addr: proxy.Addr})), func(context.Context, delayqueue.Message) error {
+			if runs.Add(1) == 1 {
+				proxy.Delay(func() time.Duration { return 100 * time.Millisecond })
+				close(first)
+			}
+			return nil
+		})
+		next(t, first)
+		time.Sleep(50 * time.Millisecond) // the settlement that claims the next one is under way
+		require.NoError(t, w.Stop(t.Context()))
+		require.EqualValues(t, 1, runs.Load())
+		require.Equal(t, delayqueue.StateQueued, b.status(behind).State)
+	})
+}
+
+// mistaken is an observer that panics.
+type mistaken struct{}
+
+func (mistaken) OnStarted(delayqueue.Message) { panic("an observer's mistake") }
+func (mistaken) OnSettled(delayqueue.Settled) { panic("an observer's mistake") }
+func (mistaken) OnSwept(delayqueue.Swept)     { panic("an observer's mistake") }
+
+func TestAnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		old := b.enqueue(delayqueue.Job{Key: "old", MaxAge: 20 * time.Millisecond})
+		time.Sleep(50 * time.Millisecond)
+		var r ran
+		b.start(r.handle, delayqueue.WithObserver(mistaken{}))
+		for range 2 {
+			b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateDone)
+		}
+		b.reaches(old, delayqueue.StateExpired)
+		require.Len(t, r.ids(), 2)
+	})
+}
