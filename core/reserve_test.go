@@ -241,14 +241,12 @@ func TestAReservationThatComesLateIsEnded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, other := newLocker(t, env), newLocker(t, env)
-		left := false
-		guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-			return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) { return left, nil }), nil
-		}))
 		for key, want := range map[string]bool{"ran": false, "parked": true} {
 			lease, err := other.TryAcquire(ctx, key)
 			require.NoError(t, err)
-			left = want
+			guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) { return want, nil }), nil
+			}))
 			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, nil), core.ErrDeferred)
 			if want {
 				time.Sleep(20 * time.Millisecond)
