@@ -416,16 +416,6 @@ end
 
 local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end
 
--- Whether the caller holds the claim of the message: 'held', 'settled' if it
--- did until an earlier run of this very call, or 'lost'; and the record.
-local function claimed(id, key, token)
-  local m = load(id, key)
-  if m and m.state == 'running' and m.owner == token then
-    return 'held', m
-  end
-  return m and m.settled == token and 'settled' or 'lost', m
-end
-
 -- 1 when a message is due at this moment, else 0.
 local function any_due()
   return #redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 1)

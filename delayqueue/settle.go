@@ -1,0 +1,135 @@
+package delayqueue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/trust"
+)
+
+const (
+	settleBefore = 20 * time.Millisecond // backoff while Redis does not answer
+	settleMost   = time.Second
+)
+
+// settle ends a claim, and returns the claim of another message, if it came with the
+// answer. While Redis does not answer it tries again, until the claim is over anyway or
+// Stop's time is.
+func (w *Worker) settle(c *claim, v verdict) (next *claim) {
+	w.claims.settle(c)
+	defer c.cancel(nil)
+	defer w.claims.drop(c)
+	// Where there are several partitions, each has a hand for a while only.
+	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
+	if !v.dying && !leaves && !w.isStopping() && !w.paused.Load() {
+		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
+	}
+	for try := 1; ; try++ {
+		s := c.end(v, w.lease)
+		c.partition.settles.add(s)
+		if !w.await(s) {
+			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
+			break
+		}
+		if s.err == nil {
+			switch {
+			case !s.settled.held:
+				v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
+			case s.settled.expired:
+				v.outcome = OutcomeExpired
+			}
+			if s.settled.anyDue {
+				w.look(c.partition.base) // without waiting for our own announcement
+			}
+			if s.settled.next != nil {
+				next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
+				next.since = c.since
+			}
+			break
+		}
+		pause := backoff.Full(try, settleBefore, settleMost)
+		if time.Now().Add(pause).After(w.claims.until(c)) || !w.sleep(pause) {
+			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.err, v.err)
+			break
+		}
+	}
+	w.logSettled(c, v)
+	w.observe(func() {
+		w.observer.OnSettled(Settled{
+			Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
+		})
+	})
+	return next
+}
+
+// stopPatience is how long a settlement is waited for when Stop's time is over.
+const stopPatience = 3 * time.Second
+
+// await waits for a settlement. It reports false when Stop's time is over, and Redis
+// does not answer.
+func (w *Worker) await(s *settling) bool {
+	select {
+	case <-s.done:
+		return true
+	case <-w.ctx.Done():
+	}
+	timer := time.NewTimer(stopPatience)
+	defer timer.Stop()
+	select {
+	case <-s.done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// observe tells the Observer. Its panic must not take the process down.
+func (w *Worker) observe(tell func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.log.Error("delayqueue: the observer panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		}
+	}()
+	tell()
+}
+
+// sleep waits for d. It reports false when Stop's time is over.
+func (w *Worker) sleep(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-w.ctx.Done():
+		return false
+	}
+}
+
+func (w *Worker) logSettled(c *claim, v verdict) {
+	level := slog.LevelDebug
+	switch v.outcome {
+	case OutcomeDead, OutcomeExpired, OutcomeLate:
+		level = slog.LevelWarn
+	case OutcomeRetry:
+		level = slog.LevelInfo
+	default:
+	}
+	if !w.log.Enabled(context.Background(), level) {
+		return
+	}
+	m := c.message
+	attrs := []slog.Attr{
+		slog.String("id", m.ID), slog.String("key", m.Key), slog.String("name", m.Name),
+		slog.String("outcome", string(v.outcome)), slog.Int("attempt", m.Attempt), slog.Duration("took", time.Since(c.taken)),
+	}
+	if v.err != nil {
+		attrs = append(attrs, slog.String("error", v.cause()))
+	}
+	w.log.LogAttrs(context.Background(), level, "delayqueue: message settled", attrs...)
+}

@@ -1,0 +1,216 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// turn is a worker's time with a key: under one lease it runs messages of the key, one
+// after the other. A keyless message has a turn of its own, without a lease.
+type turn struct {
+	worker   *Worker
+	ctx      context.Context
+	lease    *core.Lease // nil without a key, and once it was given back
+	ends     time.Time   // then other keys have theirs
+	reserved bool        // the key still was when it was given back
+}
+
+// turnLength bounds a turn: messages of other keys wait for hands too.
+const turnLength = 100 * time.Millisecond
+
+// process takes a claimed message through its lock and its handler to the end of its
+// claim, and so on with the messages that the ends of claims bring: a busy worker need
+// not ask for work.
+func (w *Worker) process(c *claim) {
+	for c != nil {
+		c = w.take(c)
+	}
+}
+
+// take runs a claimed message, and those of its key that follow. It returns a claim for
+// the next turn, if there is one.
+func (w *Worker) take(c *claim) (next *claim) {
+	if w.isStopping() { // claimed while Stop was called
+		return w.settle(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
+	}
+	t := &turn{worker: w, ctx: w.ctx}
+	if key := c.message.Key; key != "" {
+		var err error
+		if t.lease, err = w.acquire(key); err != nil {
+			return w.settle(c, w.judgeLock(c, err))
+		}
+		t.ctx, t.ends = t.lease.Context(), time.Now().Add(turnLength)
+	}
+	for {
+		if c = t.run(c); c == nil || t.lease == nil {
+			return c
+		}
+		if w.isStopping() { // meanwhile
+			return t.over(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
+		}
+	}
+}
+
+// acquire takes the lock of a key for one of its messages.
+func (w *Worker) acquire(key string) (*core.Lease, error) {
+	lease, err := w.locker.TryAcquire(w.ctx, key, w.lockOptions...)
+	var conflict *core.ConflictError
+	if w.queue.precedence == 0 && errors.As(err, &conflict) && conflict.Remaining == 0 {
+		// Others that use the queue may have the key reserved.
+		lease, err = w.locker.TryAcquire(w.ctx, key, append(w.lockOptions, core.Reserved(core.MinTTL))...)
+	}
+	return lease, err
+}
+
+// run runs one message and settles its claim. It returns the claim of the next
+// message: of the same key, if the turn goes on.
+func (t *turn) run(c *claim) (next *claim) {
+	w := t.worker
+	ctx, cancel := w.under(t.ctx, c, t.lease != nil)
+	result := &resultHolder{most: w.queue.maxResult}
+	ctx = context.WithValue(ctx, resultKey{}, result)
+	err, started := errGoexit, false
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{p, debug.Stack()}
+		}
+		cancel()
+		if !started {
+			next = t.over(c, verdict{outcome: OutcomeReturned, err: err})
+			return
+		}
+		err = legible(err)
+		v := w.judge(c, err, t.lost())
+		if v.outcome == OutcomeDone {
+			v.result = result.get()
+		}
+		if v.dying = errors.Is(err, errGoexit); t.goesOn(c, v) {
+			next = t.follow(c, v)
+			return
+		}
+		// The lock goes first, while the claim still keeps the message, and with it the
+		// line of its key, where it is: who is told that a message is done finds its
+		// key free.
+		if lost := t.release(c.message, v); lost != nil {
+			v = w.judge(c, err, lost)
+		}
+		next = t.over(c, v)
+	}()
+	if ctx.Err() != nil { // while the key was asked for
+		err = context.Cause(ctx)
+		return nil
+	}
+	started = true
+	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
+		err = &unopenedError{err}
+		return nil
+	}
+	err = errGoexit
+	w.observe(func() { w.observer.OnStarted(c.message) })
+	err = w.handler(ctx, c.message)
+	return nil // or what the deferred function finds
+}
+
+// goesOn reports whether the next message of the key is to run under the same lease.
+func (t *turn) goesOn(c *claim, v verdict) bool {
+	w := t.worker
+	return t.lease != nil && c.message.behind > 0 && (v.outcome == OutcomeDone || v.outcome == OutcomeDead) &&
+		!v.dying && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
+}
+
+// follow settles a claim, and claims the next message of its key. If there is none the
+// turn is over.
+func (t *turn) follow(c *claim, v verdict) (next *claim) {
+	v.which = nextOfKey
+	if next = t.worker.settle(c, v); next == nil {
+		_ = t.release(c.message, v) // the message has ended all the same
+		t.reconsider(c)
+	}
+	return next
+}
+
+// over settles the last claim of a turn, and claims any message.
+func (t *turn) over(c *claim, v verdict) (next *claim) {
+	_ = t.release(c.message, v) // if it was not given back before
+	next = t.worker.settle(c, v)
+	t.reconsider(c)
+	return next
+}
+
+// reconsider has a reservation ended if nobody needs it: those behind may have been
+// cancelled, or have expired.
+func (t *turn) reconsider(c *claim) {
+	if t.reserved {
+		t.worker.reconsider(c.message.Key)
+	}
+}
+
+// lost returns why the turn's lease is lost, or nil.
+func (t *turn) lost() error {
+	if t.lease == nil || t.ctx.Err() == nil {
+		return nil
+	}
+	if cause := context.Cause(t.ctx); errors.Is(cause, core.ErrLeaseLost) {
+		return cause
+	}
+	return nil
+}
+
+// release gives the key back: if it has more messages, to them before others. It
+// returns why the lease was lost, if it was.
+func (t *turn) release(m Message, v verdict) error {
+	lease := t.lease
+	if lease == nil {
+		return nil
+	}
+	t.lease = nil
+	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
+	switch precedence := t.worker.queue.precedence; {
+	case precedence == 0 && !lease.Reserved():
+	case precedence > 0 && (m.behind > 0 || !ended || lease.Reserved() && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
+		t.reserved = true
+		_ = t.worker.locker.Reserve(ctx, m.Key, min(v.delay+precedence, core.MaxTTL))
+	case lease.Reserved() || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
+		t.reserved = errors.Is(lease.Unreserve(ctx), core.ErrReserved)
+	}
+	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
+		return lost
+	}
+	return nil // Redis frees the key by itself
+}
+
+// messageContext is the ctx of work under a claim, and perhaps a lease. Err looks at
+// their clocks too, as the lease's own ctx does: after a freeze, timers come late.
+type messageContext struct {
+	context.Context
+	look func()
+}
+
+func (c messageContext) Err() error {
+	c.look()
+	return c.Context.Err()
+}
+
+// under makes the ctx of a message's handler: it ends with its claim and with parent.
+func (w *Worker) under(parent context.Context, c *claim, leased bool) (context.Context, func()) {
+	if !leased {
+		return messageContext{c.ctx, func() { w.claims.expire(c) }}, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(parent)
+	unhook := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	look := func() {
+		w.claims.expire(c)
+		if c.ctx.Err() != nil {
+			cancel(context.Cause(c.ctx)) // not waiting for the hook
+		}
+		_ = parent.Err()
+	}
+	return messageContext{ctx, look}, func() {
+		unhook()
+		cancel(nil)
+	}
+}

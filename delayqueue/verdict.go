@@ -1,0 +1,146 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/backoff"
+)
+
+// lockPause is how long a message waits whose key could not be asked for.
+const lockPause = time.Second
+
+var errGoexit = errors.New("delayqueue: the handler called runtime.Goexit")
+
+// panicError is a handler's panic, with its stack.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.value, e.stack) }
+
+// unopenedError is why a message has no payload for the handler.
+type unopenedError struct{ error }
+
+func (e *unopenedError) Unwrap() error { return e.error }
+
+// legible is err, or the panic that asking it ends in, as a typed nil may: a
+// handler's error must not take the worker down.
+func legible(err error) (is error) {
+	defer func() {
+		if p := recover(); p != nil {
+			is = &panicError{p, debug.Stack()}
+		}
+	}()
+	if err != nil {
+		var skip *skipRetryError
+		_, _, _ = err.Error(), errors.Is(err, core.ErrConflict), errors.As(err, &skip)
+	}
+	return err
+}
+
+// verdict is how a claim is to end.
+type verdict struct {
+	outcome   Outcome
+	err       error // why the message is not done
+	delay     time.Duration
+	lost      bool // the attempt's outcome is unknown
+	awaitsKey bool // a nudge makes it due
+	result    []byte
+	dying     bool   // the worker's goroutine
+	which     string // is to be claimed next
+	next      string // token to claim it with; "" not to
+}
+
+// What is claimed next.
+const (
+	nextOfKey = "key"
+	nextOfAny = "any"
+)
+
+// maxCause bounds what is stored of an error or a stack, in bytes.
+const maxCause = 4 << 10
+
+func (v verdict) cause() string {
+	if v.err == nil {
+		return ""
+	}
+	s := v.err.Error()
+	return strings.ToValidUTF8(s[:min(len(s), maxCause)], "\uFFFD")
+}
+
+// judgeLock decides about a message whose key was not granted. No handler ran,
+// so no attempt is spent, unless there can be none.
+func (w *Worker) judgeLock(c *claim, err error) verdict {
+	var conflict *core.ConflictError
+	switch {
+	case errors.As(err, &conflict):
+		// The release of the key is announced, and the nudge that follows makes
+		// the message due: see passOn. The delay is for announcements that are
+		// lost, and for a holder that dies: its lease ends without one.
+		delay := w.conflictDelay(c)
+		if conflict.Remaining > 0 {
+			delay = min(delay, conflict.Remaining+50*time.Millisecond)
+		}
+		return verdict{outcome: OutcomeConflict, err: err, delay: delay, awaitsKey: true}
+	case errors.Is(err, core.ErrInvalidKey):
+		return verdict{outcome: OutcomeDead, err: err}
+	case errors.Is(context.Cause(c.ctx), ErrStopped):
+		return verdict{outcome: OutcomeReturned, err: ErrStopped}
+	default:
+		return verdict{outcome: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)}
+	}
+}
+
+// judge decides about a message whose handler returned err. lost is set if the
+// key's lease ended before the handler did.
+func (w *Worker) judge(c *claim, err, lost error) verdict {
+	var (
+		panicked *panicError
+		skip     *skipRetryError
+		unopened *unopenedError
+		gone     = context.Cause(c.ctx) // nil while the claim and the Worker live
+	)
+	v := verdict{outcome: OutcomeRetry, err: err}
+	v.lost = lost != nil || errors.Is(err, core.ErrLeaseLost) || errors.Is(gone, ErrClaimLost)
+	switch {
+	case err == nil && lost == nil:
+		// Also when the claim seems lost: if nobody has taken the message since,
+		// the queue takes the result.
+		return verdict{outcome: OutcomeDone}
+	case err == nil:
+		v.err = lost
+	case errors.As(err, &panicked):
+	case errors.As(err, &skip):
+		v.outcome = OutcomeDead
+		return v
+	case errors.As(err, &unopened):
+		v.outcome = OutcomeDead
+		if errors.Is(err, errUnknownKey) { // another worker may have it
+			v.outcome, v.delay = OutcomeReturned, backoff.Spread(lockPause)
+		}
+		return v
+	case errors.Is(gone, ErrStopped): // the handler may have done a part
+		v.outcome, v.lost = OutcomeReturned, true
+		return v
+	case errors.Is(err, core.ErrConflict):
+		v.outcome, v.delay = OutcomeConflict, w.conflictDelay(c)
+		return v
+	}
+	if c.message.Attempt >= w.queue.maxAttempts {
+		v.outcome = OutcomeDead
+		return v
+	}
+	v.delay = backoff.Spread(backoff.Exponential(c.message.Attempt, w.retry.initial, w.retry.most))
+	return v
+}
+
+func (w *Worker) conflictDelay(c *claim) time.Duration {
+	return backoff.Spread(backoff.Exponential(c.message.Conflicts+1, w.conflict.initial, w.conflict.most))
+}
