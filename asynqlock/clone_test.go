@@ -170,6 +170,63 @@ func TestClonedTwiceGoesOnOnce(t *testing.T) {
 	})
 }
 
+func TestIDGivenAgainLosesNoTask(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan string, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(_ context.Context, task *asynq.Task) error {
+				ran <- string(task.Payload())
+				return nil
+			})))
+		want := []string{`{"user_id":"` + secret + `","n":1}`, `{"user_id":"` + secret + `","n":2}`}
+		for i, payload := range want {
+			b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(0), asynq.TaskID("x"))
+			b.untilConflicts(t, int64(20*(i+1)))
+			redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
+		}
+		release()
+		require.ElementsMatch(t, want, []string{<-ran, <-ran})
+	})
+}
+
+func TestClonesOnACluster(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.StartCluster(t, 3, 0).Client(t)
+	queue := "q"
+	locker, err := core.New(rdb)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	lease, err := locker.TryAcquire(t.Context(), key)
+	require.NoError(t, err)
+	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
+	cfg := (&bench{queue: queue}).config()
+	require.NoError(t, asynqlock.Configure(&cfg, rdb))
+	srv := asynq.NewServerFromRedisClient(rdb, cfg)
+	ran := make(chan string, 1)
+	require.NoError(t, srv.Start(asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		func(_ context.Context, task *asynq.Task) error {
+			ran <- task.ResultWriter().TaskID()
+			return nil
+		}))))
+	t.Cleanup(srv.Shutdown)
+	enqueue := func(id string) error {
+		_, err := client.Enqueue(task(), asynq.Queue(queue), asynq.MaxRetry(0), asynq.TaskID(id), asynq.Unique(time.Minute))
+		return err
+	}
+	require.NoError(t, enqueue("x"))
+	redistest.Eventually(t, func() bool {
+		_, err := inspector.GetTaskInfo(queue, "x")
+		return errors.Is(err, asynq.ErrTaskNotFound)
+	}, "the task goes on as a clone")
+	require.ErrorIs(t, enqueue("y"), asynq.ErrDuplicateTask)
+	require.NoError(t, lease.Release(t.Context()))
+	require.Contains(t, <-ran, "x~")
+	redistest.Eventually(t, func() bool { return enqueue("y") == nil }, "the lock has ended with its task")
+	require.Equal(t, "y", <-ran)
+}
+
 func TestTaskThatCannotBeClonedIsArchivedWithItsCause(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

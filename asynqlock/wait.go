@@ -30,7 +30,7 @@ func (w wait) String() string {
 }
 
 // Other middleware may have put words in front.
-var waitPattern = regexp.MustCompile(`asynqlock: not run: .*\(refusal (\d{1,9}) since ([0-9T:.-]+Z)\)$`)
+var waitPattern = regexp.MustCompile(`(?s)asynqlock: not run: .*\(refusal (\d{1,9}) since ([0-9T:.-]+Z)\)$`)
 
 func waitIn(lastErr string) (w wait, ok bool) {
 	found := waitPattern.FindStringSubmatch(lastErr)
