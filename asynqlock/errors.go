@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 )
 
+// Why a task did not run, told apart by errors.Is; for middleware in front of PerKey.
 var (
 	// ErrDeferred: the task was not run, since its key could not be had, and comes back
 	// by itself. It is no failure. The error that wraps it also wraps why: core.ErrConflict,
