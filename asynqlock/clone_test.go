@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -111,6 +114,7 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 		// A handler handed its headers on to another task, too.
 		foreign := asynq.NewTaskWithHeaders("else", nil, map[string]string{originHeader: `{"id":"y","clone":1}`})
 		b.enqueue(t, foreign, asynq.TaskID("x~1"), asynq.ProcessIn(time.Hour))
+		b.enqueue(t, task(), asynq.TaskID("x~2"), asynq.ProcessIn(time.Hour))
 		ids := make(chan string, 10)
 		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
 			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
@@ -118,14 +122,15 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 				return nil
 			})))
 		b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(0), asynq.Unique(time.Minute))
-		b.untilState(t, "x~2", asynq.TaskStateScheduled)
+		b.untilState(t, "x~3", asynq.TaskStateScheduled)
 		_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute))
 		require.ErrorIs(t, err, asynq.ErrDuplicateTask)
 		release()
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the first has ended")
-		require.NoError(t, b.inspector.RunTask(b.queue, "x~2"))
-		require.Equal(t, "x~2", <-ids)
+		require.NoError(t, b.inspector.RunTask(b.queue, "x~3"))
+		require.Equal(t, "x~3", <-ids)
 		require.Equal(t, "else", b.info(t, "x~1").Type)
+		require.Equal(t, asynq.TaskStateScheduled, b.info(t, "x~2").State)
 	})
 }
 
@@ -235,13 +240,61 @@ func TestTaskThatCannotBeClonedIsArchivedWithItsCause(t *testing.T) {
 		reported := make(chan error, 10)
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 		// Configure was given a client that is of no use.
-		broken := redistest.Client(t, redisAt("127.0.0.1:1"))
-		require.NoError(t, asynqlock.Configure(&cfg, broken))
+		rdb := env.Client(t)
+		var hook trouble
+		hook.left.Store(math.MaxInt64)
+		rdb.AddHook(&hook)
+		require.NoError(t, asynqlock.Configure(&cfg, rdb))
 		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0))
 		require.ErrorIs(t, <-reported, core.ErrConflict)
 		info := b.untilState(t, id, asynq.TaskStateArchived)
 		require.Contains(t, info.LastErr, "it could not be cloned")
+		require.Contains(t, info.LastErr, "the key is held")
+	})
+}
+
+// trouble fails the next commands of a client.
+type trouble struct{ left atomic.Int64 }
+
+func (*trouble) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*trouble) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *trouble) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.left.Add(-1) >= 0 {
+			cmd.SetErr(errOops)
+			return errOops
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestTroubleOfAsynqsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		var hook trouble
+		hook.left.Store(3)
+		rdb := env.Client(t)
+		rdb.AddHook(&hook)
+		cfg := b.config()
+		require.NoError(t, asynqlock.Configure(&cfg, rdb))
+		ran := make(chan struct{}, 1)
+		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 3)
+		b.requireArchived(t, 0)
+		require.Negative(t, hook.left.Load())
+		release()
+		<-ran
 	})
 }
 

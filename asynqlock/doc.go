@@ -69,7 +69,7 @@
 //	the handler failed                   a failure: retried by asynq
 //	the lease was lost                   a failure, whatever the handler returned: the outcome is unknown
 //	the last attempt, and asynq's Redis  archived by asynq, with both causes
-//	will not take the clone
+//	takes no clone for 10 s
 //
 // # Policies
 //

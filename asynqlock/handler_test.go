@@ -135,7 +135,7 @@ func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
 				b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
 					func(ctx context.Context, _ *asynq.Task) error {
 						lease, _ := core.LeaseFrom(ctx)
-						_, err := b.rival.ForceRelease(ctx, key, lease.Fence())
+						_, err := b.rival.ForceRelease(context.WithoutCancel(ctx), key, lease.Fence())
 						assert.NoError(t, err)
 						<-ctx.Done()
 						causes <- context.Cause(ctx)
