@@ -233,25 +233,25 @@ func TestClonesOnACluster(t *testing.T) {
 }
 
 func TestTaskThatCannotBeClonedIsArchivedWithItsCause(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, key)
-		cfg := b.config()
-		reported := make(chan error, 10)
-		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
-		// Configure was given a client that is of no use.
-		rdb := env.Client(t)
-		var hook trouble
-		hook.left.Store(math.MaxInt64)
-		rdb.AddHook(&hook)
-		require.NoError(t, asynqlock.Configure(&cfg, rdb))
-		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
-		id := b.enqueue(t, task(), asynq.MaxRetry(0))
-		require.ErrorIs(t, <-reported, core.ErrConflict)
-		info := b.untilState(t, id, asynq.TaskStateArchived)
-		require.Contains(t, info.LastErr, "it could not be cloned")
-		require.Contains(t, info.LastErr, "the key is held")
-	})
+	t.Parallel()
+	env := redistest.Embedded(t) // once will do: it takes ten seconds
+	b := setup(t, env)
+	b.hold(t, key)
+	cfg := b.config()
+	reported := make(chan error, 10)
+	cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
+	// Configure was given a client that is of no use.
+	rdb := env.Client(t)
+	var hook trouble
+	hook.left.Store(math.MaxInt64)
+	rdb.AddHook(&hook)
+	require.NoError(t, asynqlock.Configure(&cfg, rdb))
+	b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
+	id := b.enqueue(t, task(), asynq.MaxRetry(0))
+	require.ErrorIs(t, <-reported, core.ErrConflict)
+	info := b.untilState(t, id, asynq.TaskStateArchived)
+	require.Contains(t, info.LastErr, "it could not be cloned")
+	require.Contains(t, info.LastErr, "the key is held")
 }
 
 // trouble fails the next commands of a client.

@@ -38,11 +38,16 @@ type deferredError struct {
 	clone string // the id that the task goes on under, if not its own
 }
 
+// Error ends with what waitIn reads.
 func (e *deferredError) Error() string {
+	text := "asynqlock: not run: " + e.why
 	if e.clone != "" {
-		return fmt.Sprintf("asynqlock: not run: %s: goes on as task %s %s", e.why, e.clone, e.wait)
+		text += ": goes on as task " + e.clone
 	}
-	return fmt.Sprintf("asynqlock: not run: %s %s", e.why, e.wait)
+	if e.wait != (wait{}) {
+		text += " " + e.wait.String()
+	}
+	return text
 }
 
 func (e *deferredError) Unwrap() []error {

@@ -21,11 +21,7 @@ type wait struct {
 
 const waitTime = "2006-01-02T15:04:05.000Z"
 
-// String is what waitIn reads.
 func (w wait) String() string {
-	if w.refusals == 0 {
-		return "(asynqlock.Configure was not applied)"
-	}
 	return fmt.Sprintf("(refusal %d since %s)", w.refusals, w.since.UTC().Format(waitTime))
 }
 
