@@ -31,7 +31,7 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 				headers := map[string]string{"traceparent": "00-1-2-03"}
 				enqueue := func() (*asynq.TaskInfo, error) {
 					return b.client.EnqueueContext(t.Context(), asynq.NewTaskWithHeaders(kind, []byte(payload), headers),
-						asynq.Queue(b.queue), asynq.MaxRetry(maxRetry), asynq.Unique(time.Minute), asynq.Timeout(7*time.Minute),
+						asynq.Queue(b.queue), asynq.MaxRetry(maxRetry), asynq.Unique(time.Hour), asynq.Timeout(7*time.Minute),
 						asynq.Deadline(deadline), asynq.Retention(10*time.Minute))
 				}
 				ids := make(chan string, 1)
@@ -55,8 +55,8 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 				require.Len(t, locks, 1)
 				left, err := b.rdb.TTL(t.Context(), locks[0]).Result()
 				require.NoError(t, err)
-				require.Greater(t, left, 30*time.Second)
-				require.LessOrEqual(t, left, time.Minute)
+				require.Greater(t, left, 50*time.Minute)
+				require.LessOrEqual(t, left, time.Hour)
 				release()
 
 				id := <-ids
@@ -129,6 +129,10 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the first has ended")
 		require.NoError(t, b.inspector.RunTask(b.queue, "x~3"))
 		require.Equal(t, "x~3", <-ids)
+		redistest.Eventually(t, func() bool {
+			_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
+			return err == nil
+		}, "the lock has ended with its task")
 		require.Equal(t, "else", b.info(t, "x~1").Type)
 		require.Equal(t, asynq.TaskStateScheduled, b.info(t, "x~2").State)
 	})
