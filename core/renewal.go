@@ -431,6 +431,13 @@ func (r *renewals) empty() <-chan struct{} {
 	return r.emptied
 }
 
+// count is how many keys are held.
+func (r *renewals) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.holds)
+}
+
 // The rest is called with mu held.
 
 // markLost takes a hold out, and returns the lease that had it.
