@@ -184,19 +184,24 @@ func TestIDGivenAgainLosesNoTask(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
-			func(_ context.Context, task *asynq.Task) error {
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
+			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 				ran <- string(task.Payload())
 				return nil
 			})))
-		want := []string{`{"user_id":"` + secret + `","n":1}`, `{"user_id":"` + secret + `","n":2}`}
-		for i, payload := range want {
+		one, two := `{"user_id":"`+secret+`","n":1}`, `{"user_id":"`+secret+`","n":2}`
+		// The last is the first once more, as asynq would say if that were still "x".
+		for _, payload := range []string{one, two, one} {
 			b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(0), asynq.TaskID("x"))
-			b.untilConflicts(t, int64(20*(i+1)))
 			redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
 		}
+		left := b.all(t)
+		require.Len(t, left, 2)
 		release()
-		require.ElementsMatch(t, want, []string{<-ran, <-ran})
+		for _, info := range left {
+			require.NoError(t, b.inspector.RunTask(b.queue, info.ID))
+		}
+		require.ElementsMatch(t, []string{one, two}, []string{<-ran, <-ran})
 	})
 }
 

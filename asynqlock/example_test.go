@@ -131,15 +131,15 @@ func ExampleType() {
 // A key of two parts: tenants do not hold up one another, and no choice of names makes
 // two orders one.
 func ExampleJoin() {
-	key := asynqlock.Join("order:", asynqlock.Header("", "tenant"), asynqlock.JSONField("", "order.id"))
-	for _, tenant := range []string{"acme", "ac:me"} {
+	key := asynqlock.Join(asynqlock.Header("tenant:", "tenant"), asynqlock.JSONField("order:", "order.id"))
+	for _, tenant := range []string{"acme", "ac|me"} {
 		task := asynq.NewTaskWithHeaders("ship", []byte(`{"order":{"id":7}}`), map[string]string{"tenant": tenant})
 		k, err := key(context.Background(), task)
 		fmt.Println(k, err)
 	}
 	// Output:
-	// order:acme:7 <nil>
-	// order:ac\:me:7 <nil>
+	// tenant:acme|order:7 <nil>
+	// tenant:ac%7Cme|order:7 <nil>
 }
 
 // exampleConfig looks for tasks more often than asynq's default does.

@@ -158,6 +158,27 @@ func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
 	}
 }
 
+func TestRefusalFurtherInIsNoFailureOfALostLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		inner := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t))
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("type:"))(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				err := inner.ProcessTask(ctx, task)
+				lease, _ := core.LeaseFrom(ctx)
+				_, forced := b.rival.ForceRelease(context.WithoutCancel(ctx), lease.Key(), lease.Fence())
+				assert.NoError(t, forced)
+				<-ctx.Done()
+				return err
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(1))
+		info := b.untilState(t, id, asynq.TaskStateRetry)
+		require.Zero(t, info.Retried)
+		require.Contains(t, info.LastErr, "(refusal 1 since ")
+	})
+}
+
 func TestManyAtOncePerType(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const n, tasks = 3, 20

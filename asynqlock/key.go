@@ -1,63 +1,62 @@
 package asynqlock
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"strings"
+	"slices"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/keytext"
 )
 
 // KeyFunc returns the key of a task. The task does not run if it fails. An error that
-// wraps asynq.SkipRetry says that the task has no usable key and never will: it is archived
-// at once. One that wraps core.ErrInvalidOption is a mistake in the program: the task is
-// deferred. Any other error is a failure, which asynq retries. It must be safe for
-// concurrent use.
+// wraps asynq.SkipRetry or core.ErrInvalidKey says that the task has no usable key and never
+// will: it is archived at once. One that wraps core.ErrInvalidOption is a mistake in the
+// program: the task is deferred. Any other error is a failure, which asynq retries. It must be
+// safe for concurrent use.
+//
+// JSONField, Header, Type and Func make the usual ones, Join and Hash combine them. Requests and
+// tasks exclude one another if their keys are the same and their Lockers have one prefix:
+// these make the same keys as those of package httplock.
 type KeyFunc func(ctx context.Context, task *asynq.Task) (string, error)
 
 // JSONField takes the key from a field of a JSON payload: JSONField("wallet:", "user.id")
-// makes "wallet:42" of {"user":{"id":42}}. The prefix keeps keys of different kinds
-// apart. Dots in path part the names of nested objects; a name with a dot in it needs Func.
+// makes "wallet:42" of {"user": {"id": 42}}. The prefix keeps keys of different kinds apart.
+// A dot goes into an object; arrays have no names in them, and a name with a dot in it
+// cannot be said.
 //
-// The value is a string that is not empty, or an integer in plain digits, of any size;
-// "42" and 42 make the same key. A task is archived at once whose payload is no JSON, or
-// whose field is missing, null, a fraction, written with an exponent, or anything else. So is
-// one where a name on the path stands twice in spellings that differ in case only, between which
-// encoding/json would choose otherwise. Of two names that are the same the last counts, as it
-// does for encoding/json.
+// The value is a string, or a whole number of any size, which makes the same key however it
+// is written: 42, 42.0, 4.2e1 and the string "42" do. A task with anything else is archived
+// at once: another type, an empty string, a missing field, a payload that is not one JSON
+// value, or one that says the field twice, also in another case ("ID" beside "id"), since
+// the handler might take the other one.
 func JSONField(prefix, path string) KeyFunc {
-	names := strings.Split(path, ".")
+	names, err := keytext.Path(path)
+	if err != nil {
+		return failing(invalid("JSONField: %v", err))
+	}
 	return func(_ context.Context, task *asynq.Task) (string, error) {
-		value := json.RawMessage(task.Payload())
-		for _, name := range names {
-			if name == "" {
-				return "", invalid("JSONField: the path %q has an empty name in it", path)
-			}
-			var err error
-			if value, err = member(value, name); err != nil {
-				return "", unusable("JSON field %q: %w", path, err)
-			}
-		}
-		v, err := scalar(value)
+		v, err := keytext.Field(task.Payload(), names)
 		if err != nil {
 			return "", unusable("JSON field %q: %w", path, err)
+		}
+		if v == "" {
+			return "", unusable("JSON field %q is missing or empty", path)
 		}
 		return prefix + v, nil
 	}
 }
 
-// Header takes the key from a header of the task, such as asynq.NewTaskWithHeaders sets.
-// The prefix is as for JSONField. A task whose header is missing or empty is archived at once.
-// Names are compared byte by byte.
+// Header takes the key from a header of the task, such as asynq.NewTaskWithHeaders sets, as
+// JSONField does from the payload. A task whose header is missing or empty is archived at
+// once. Names are compared byte by byte.
 func Header(prefix, name string) KeyFunc {
+	if name == "" {
+		return failing(invalid("Header: the name is empty"))
+	}
 	return func(_ context.Context, task *asynq.Task) (string, error) {
-		if name == "" {
-			return "", invalid("Header: the name is empty")
-		}
 		v := task.Headers()[name]
 		if v == "" {
 			return "", unusable("header %q is missing or empty", name)
@@ -72,74 +71,55 @@ func Type(prefix string) KeyFunc {
 	return func(_ context.Context, task *asynq.Task) (string, error) { return prefix + task.Type(), nil }
 }
 
-// Func takes the key from f, which must find the same each time a task is run.
+// Func takes the key from f, which must find the same each time a task is handed out.
 func Func(f func(ctx context.Context, task *asynq.Task) (string, error)) KeyFunc { return f }
 
-// Join makes one key of several parts: Join("order:", JSONField("", "tenant"), JSONField("", "id"))
-// makes "order:acme:42". The prefix is as for JSONField. A colon and a backslash inside a
-// part are escaped with a backslash, so that different parts never make the same key. A task
-// with an empty part is archived at once.
-func Join(prefix string, parts ...KeyFunc) KeyFunc {
+// Join makes one key of several, with "|" between them: Join(Header("tenant:", "tenant"),
+// JSONField("order:", "id")) makes "tenant:7|order:42". A "|" or "%" in a part becomes %7C or
+// %25, so that different parts never make the same key. The first part that fails decides.
+func Join(parts ...KeyFunc) KeyFunc {
+	if len(parts) == 0 {
+		return failing(invalid("Join: no parts"))
+	}
+	if slices.ContainsFunc(parts, func(part KeyFunc) bool { return part == nil }) {
+		return failing(invalid("Join: a key function is nil"))
+	}
+	parts = slices.Clone(parts)
 	return func(ctx context.Context, task *asynq.Task) (string, error) {
-		if len(parts) == 0 {
-			return "", invalid("Join: there are no parts")
-		}
 		values := make([]string, len(parts))
 		for i, part := range parts {
-			if part == nil {
-				return "", invalid("Join: part %d is nil", i+1)
-			}
-			v, err := part(ctx, task)
-			if err != nil {
+			var err error
+			if values[i], err = part(ctx, task); err != nil {
 				return "", err
 			}
-			if v == "" {
-				return "", unusable("part %d is empty", i+1)
-			}
-			values[i] = escape.Replace(v)
 		}
-		return prefix + strings.Join(values, ":"), nil
+		return keytext.Join(values), nil
 	}
 }
 
-var escape = strings.NewReplacer(`\`, `\\`, `:`, `\:`)
+// Hash lets keys be of any length: one of more than core.MaxKeyLen bytes becomes its first 64
+// bytes, "~sha256:" and the hex digits of its SHA-256. Others stay as they are. A task whose
+// key has control bytes is archived at once.
+func Hash(key KeyFunc) KeyFunc {
+	if key == nil {
+		return failing(invalid("Hash: the key function is nil"))
+	}
+	return func(ctx context.Context, task *asynq.Task) (string, error) {
+		k, err := key(ctx, task)
+		if err != nil {
+			return "", err
+		}
+		return keytext.Hash(k, core.MaxKeyLen, core.ValidateKey)
+	}
+}
+
+// failing is a KeyFunc that was made by mistake: no task runs.
+func failing(err error) KeyFunc {
+	return func(context.Context, *asynq.Task) (string, error) { return "", err }
+}
 
 // unusable is the error of a task that never has a key. It repeats no payload: asynq
 // stores it, and error handlers report it.
 func unusable(format string, args ...any) error {
 	return fmt.Errorf("asynqlock: no usable key in the task: %w: %w", fmt.Errorf(format, args...), asynq.SkipRetry)
-}
-
-// member returns the member of a JSON object that has the name.
-func member(object json.RawMessage, name string) (json.RawMessage, error) {
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(object, &members); err != nil || members == nil {
-		return nil, fmt.Errorf("%w: the payload has no JSON object there", core.ErrInvalidKey)
-	}
-	value, has := members[name]
-	if !has {
-		return nil, fmt.Errorf("%w: it is missing", core.ErrInvalidKey)
-	}
-	for other := range members {
-		if other != name && strings.EqualFold(other, name) {
-			return nil, fmt.Errorf("%w: it is there in several spellings", core.ErrInvalidKey)
-		}
-	}
-	return value, nil
-}
-
-// scalar returns what makes a key: a string, or the digits of an integer.
-func scalar(value json.RawMessage) (string, error) {
-	value = bytes.TrimSpace(value)
-	if len(value) > 0 && value[0] == '"' {
-		var s string
-		if err := json.Unmarshal(value, &s); err == nil && s != "" {
-			return s, nil
-		}
-		return "", fmt.Errorf("%w: it is empty", core.ErrInvalidKey)
-	}
-	if digits := strings.TrimPrefix(string(value), "-"); digits == "" || strings.Trim(digits, "0123456789") != "" || string(value) == "-0" {
-		return "", fmt.Errorf("%w: it is neither a string nor an integer", core.ErrInvalidKey)
-	}
-	return string(value), nil
 }

@@ -3,7 +3,6 @@ package asynqlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -85,11 +84,11 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 		return next.ProcessTask(ctx, task)
 	}
 	key, err := m.key(ctx, task)
+	if err == nil {
+		err = core.ValidateKey(key)
+	}
 	if err != nil {
 		return m.keyless(ctx, task, err)
-	}
-	if err := core.ValidateKey(key); err != nil {
-		return fmt.Errorf("asynqlock: %w: %w", err, asynq.SkipRetry)
 	}
 
 	id, _ := asynq.GetTaskID(ctx)
@@ -114,6 +113,9 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 
 // keyless deals with a task whose key could not be found.
 func (m *middleware) keyless(ctx context.Context, task *asynq.Task, err error) error {
+	if errors.Is(err, core.ErrInvalidKey) && !errors.Is(err, asynq.SkipRetry) {
+		return unusable("%w", err)
+	}
 	if !errors.Is(err, core.ErrInvalidOption) {
 		return err
 	}

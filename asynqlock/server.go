@@ -70,8 +70,8 @@ func (s *server) settle(ctx context.Context, m *middleware, d *deferredError, no
 		return tooOld(d, m.maxAge), nil
 	}
 	d.delay = min(d.delay, max(left, m.minDelay)) // asked once more when its time is over
-	if !lastAttempt(ctx) || ctx.Err() != nil || info.State != asynq.TaskStateActive {
-		return d, nil // or asynq has given this copy up, and does not look at what it returns
+	if !lastAttempt(ctx) {
+		return d, nil
 	}
 	if err := s.clone(ctx, info, d); err != nil {
 		return nil, err
