@@ -176,6 +176,7 @@ func TestRefusalFurtherInIsNoFailureOfALostLease(t *testing.T) {
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.Zero(t, info.Retried)
 		require.Contains(t, info.LastErr, "(refusal 1 since ")
+		require.NotContains(t, info.LastErr, "outcome", "nothing ran")
 	})
 }
 
