@@ -406,3 +406,50 @@ func TestReviewAJobThatMayStartForAMillisecondIsNotRefusedItsStart(t *testing.T)
 		require.ErrorIs(t, err, delayqueue.ErrInvalidJob, "it is due when it is too old: it can never run")
 	})
 }
+
+// Nobody listens while the last message of a key is cancelled: between two workers, or
+// while the subscription is down.
+func TestReviewAKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		seen := newEvents()
+		w := b.start(func(context.Context, delayqueue.Message) error { return errors.New("not now") },
+			delayqueue.WithRetryBackoff(10*time.Minute, 10*time.Minute), delayqueue.WithObserver(seen))
+		require.NoError(t, lease.Release(t.Context()))
+		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeRetry }, "it did not run")
+		require.NoError(t, w.Stop(t.Context())) // a deployment
+		require.NoError(t, b.queue.Cancel(t.Context(), id))
+		b.start((&ran{}).handle)
+		b.isNotReserved("k") // for ten minutes more
+	})
+}
+
+// A key that is released has its head run at once, also while thousands of others have
+// just lost their last message.
+func TestReviewWakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
+	t.Parallel()
+	b := setup(t, redistest.Real(t))
+	proxy := redistest.NewProxy(t, b.env.Addr)
+	locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(b.env.Prefix))
+	require.NoError(t, err)
+	defer func() { _ = locker.Close() }()
+	b.locker = locker
+	for i := range 1000 {
+		b.enqueue(delayqueue.Job{Key: fmt.Sprint("old", i), Name: "old", Delay: time.Minute})
+	}
+	seen := newEvents()
+	b.start((&ran{}).handle, delayqueue.WithConflictBackoff(8*time.Second, 8*time.Second), delayqueue.WithObserver(seen))
+	lease := b.hold("k")
+	id := b.enqueue(delayqueue.Job{Key: "k"})
+	require.Equal(t, delayqueue.OutcomeConflict, next(t, seen.settled).Outcome)
+	proxy.Delay(func() time.Duration { return 2 * time.Millisecond }) // a network
+	_, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{Name: "old"})
+	require.NoError(t, err)
+	began := time.Now()
+	require.NoError(t, lease.Release(t.Context()))
+	b.reaches(id, delayqueue.StateDone)
+	t.Log("took", time.Since(began))
+	require.Less(t, time.Since(began), time.Second)
+}
