@@ -29,6 +29,8 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.dying && !leaves && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
+	} else {
+		v.which = "" // Pause or Stop came since the turn decided to go on: nothing is claimed without a token
 	}
 	for try := 1; ; try++ {
 		s := c.end(v, w.lease)
