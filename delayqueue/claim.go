@@ -83,7 +83,7 @@ func (w *claimer) run() {
 			w.begin(w.partition, m, token, sent)
 		}
 		w.freeHands(n - len(b.messages))
-		if len(b.messages) > 0 {
+		if len(b.messages) > 0 || b.spent {
 			token = "" // an empty answer leaves it: should the same call come to Redis late, the next one finds what it took
 		}
 		if len(b.messages) < n {

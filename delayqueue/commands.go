@@ -80,6 +80,8 @@ type batch struct {
 	messages []Message
 	// wait is how long there is nothing to do.
 	wait time.Duration
+	// spent: the token was used before, and nothing is left of what it took.
+	spent bool
 	// What the claim tidied up: messages of dead workers that are due again,
 	// messages that became too old, and new dead letters.
 	redelivered, expired, buried int64
@@ -96,7 +98,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		return batch{}, redisError(ctx, "claim", errReply)
 	}
 	wait, ok := reply[0].(int64)
-	b.wait = time.Duration(wait) * time.Millisecond
+	b.wait, b.spent = time.Duration(max(wait, 0))*time.Millisecond, wait < 0
 	for i, n := range []*int64{&b.redelivered, &b.expired, &b.buried} {
 		var is bool
 		*n, is = reply[1+i].(int64)
