@@ -76,11 +76,15 @@ func (w *claimer) run() {
 		for _, key := range b.emptied {
 			w.reconsider(key)
 		}
-		for i, m := range b.messages {
+		claims := make([]*claim, len(b.messages))
+		for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a hand
+			claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
+		}
+		for i, c := range claims {
 			if i >= n { // an earlier claim, whose reply was lost, had more hands
 				w.hands <- struct{}{}
 			}
-			w.begin(w.partition, m, token, sent)
+			w.begin(c)
 		}
 		w.freeHands(n - len(b.messages))
 		if len(b.messages) > 0 || b.spent {
@@ -151,10 +155,8 @@ func (w *Worker) report(b batch) {
 	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried}) })
 }
 
-// begin runs a message that was claimed by a command sent at sent. The caller
-// has taken the hand that it needs.
-func (w *Worker) begin(p *partition, m Message, token string, sent time.Time) {
-	c := w.claims.add(w.ctx, p, m, token, trust.Until(sent, w.lease))
+// begin runs a claimed message. The caller has taken the hand that it needs.
+func (w *Worker) begin(c *claim) {
 	w.handlers.Go(func() {
 		defer w.freeHands(1)
 		w.process(c)
