@@ -453,3 +453,41 @@ func TestReviewWakeUpsDoNotWaitForKeysThatAreEmptied(t *testing.T) {
 	t.Log("took", time.Since(began))
 	require.Less(t, time.Since(began), time.Second)
 }
+
+// Stop whose ctx has ended waits for handlers, and for no Redis.
+func TestReviewStopDoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		proxy := redistest.NewProxy(t, env.Addr)
+		locker, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() {
+			proxy.Cut()
+			_ = locker.Close()
+		}()
+		b.locker = locker
+		w := b.start((&ran{}).handle)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "warm"}), delayqueue.StateDone)
+		for i := range 20 {
+			b.enqueue(delayqueue.Job{Key: fmt.Sprint("old", i), Delay: time.Minute})
+		}
+		proxy.Blackhole(redistest.Requests)
+		defer proxy.Blackhole(0)
+		_, err = b.queue.CancelAll(t.Context(), delayqueue.Filter{})
+		require.NoError(t, err)
+		time.Sleep(200 * time.Millisecond) // they are announced
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		began := time.Now()
+		stopped := make(chan error, 1)
+		go func() { stopped <- w.Stop(ctx) }()
+		select {
+		case <-stopped:
+		case <-time.After(20 * time.Second):
+			t.Errorf("Stop waits, %s", time.Since(began))
+			proxy.Blackhole(0)
+			proxy.Refuse(true)
+			<-stopped
+		}
+	})
+}
