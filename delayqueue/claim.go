@@ -32,6 +32,7 @@ type claimer struct {
 	*Worker
 	partition *partition
 	wake      chan struct{} // holds one: look at the partition
+	freed     chan string   // its keys that were announced to be free
 	timer     *time.Timer
 }
 
