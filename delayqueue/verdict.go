@@ -85,9 +85,6 @@ func (w *Worker) judgeLock(c *claim, err error) verdict {
 		// the message due: see passOn. The delay is for announcements that are
 		// lost, and for a holder that dies: its lease ends without one.
 		delay := w.conflictDelay(c)
-		if w.queue.precedence > 0 { // each try reserves the key anew
-			delay = min(delay, max(w.queue.precedence/2, minPause))
-		}
 		if conflict.Remaining > 0 {
 			delay = min(delay, conflict.Remaining+50*time.Millisecond)
 		}

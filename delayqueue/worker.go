@@ -84,6 +84,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),
 	}
+	if q.precedence > 0 { // each try of a held key reserves it anew: before that runs out
+		w.conflict.most = min(w.conflict.most, q.precedence/2)
+		w.conflict.initial = min(w.conflict.initial, w.conflict.most)
+	}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, invalidOption("NewWorker: an option is nil")
