@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/backoff"
@@ -17,12 +18,13 @@ const (
 	pollFloor   = 10 * time.Second
 	pollUnheard = 500 * time.Millisecond
 	// A busy worker looks this often for what dead ones have left.
-	pollBusy     = time.Second
-	claimBatch   = 64      // messages
-	claimBytes   = 4 << 20 // of payload
-	minPause     = time.Millisecond
-	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
-	outageMost   = 5 * time.Second
+	pollBusy      = time.Second
+	claimBatch    = 64          // messages
+	claimBytes    = 4 << 20     // of payload
+	claimPatience = time.Second // for which free hands wait for the answer
+	minPause      = time.Millisecond
+	outageBefore  = 50 * time.Millisecond // backoff while Redis does not answer
+	outageMost    = 5 * time.Second
 )
 
 // claimer claims what is due in one partition for as long as its Worker is not
@@ -59,10 +61,16 @@ func (w *claimer) run() {
 		if n == 0 {
 			owner = "" // nothing is to be taken, nor what an earlier call took
 		}
+		// Hands that wait for a node that hangs are taken from the other partitions.
+		held := atomic.Int64{}
+		held.Store(int64(n))
+		giveUp := time.AfterFunc(claimPatience, func() { w.freeHands(int(held.Swap(0))) })
 		sent := time.Now()
 		// Not cancelled by Stop: messages whose claim nobody heard of would wait
 		// for its end.
 		b, err := w.partition.claim(w.ctx, owner, w.lease, n)
+		giveUp.Stop()
+		n = int(held.Swap(0))
 		if err != nil {
 			w.freeHands(n)
 			failures++
@@ -82,7 +90,7 @@ func (w *claimer) run() {
 			claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
 		}
 		for i, c := range claims {
-			if i >= n { // an earlier claim, whose reply was lost, had more hands
+			if i >= n { // an earlier claim, whose reply was lost, had more hands; or this one was slow
 				w.hands <- struct{}{}
 			}
 			w.begin(c)
