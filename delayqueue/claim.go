@@ -40,6 +40,11 @@ type claimer struct {
 
 func (w *claimer) run() {
 	token, failures := "", 0
+	defer func() {
+		if failures > 0 && token != "" {
+			w.giveBack(token)
+		}
+	}()
 	for !w.isStopping() {
 		n := 0
 		if failures == 0 { // else no hand waits for the answer: there are other partitions
@@ -106,6 +111,21 @@ func (w *claimer) run() {
 			}
 			w.pause(max(min(b.wait, floor), minPause), true)
 		}
+	}
+}
+
+// giveBack settles what a claim may have taken whose reply was lost before Stop.
+func (w *claimer) giveBack(token string) {
+	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+	defer cancel()
+	sent := time.Now()
+	b, err := w.partition.claim(ctx, token, w.lease, 0)
+	if err != nil {
+		return
+	}
+	for _, m := range b.messages {
+		c := w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
+		w.handlers.Go(func() { w.process(c) }) // which is stopping
 	}
 }
 

@@ -298,13 +298,14 @@ func TestReviewStopGivesBackWhatALostClaimTook(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		rdb := env.Client(t)
-		lost := make(chan struct{}, 100)
+		lost := make(chan struct{}, 1)
+		var first atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
 			if err != nil || !isScript(cmd, "claim", env.Prefix+":queue:{q}") {
 				return err
 			}
-			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 {
+			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 && first.CompareAndSwap(false, true) {
 				cmd.SetErr(errors.New("i/o timeout"))
 				lost <- struct{}{}
 			}
