@@ -90,6 +90,7 @@ type batch struct {
 }
 
 func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
+	sent := time.Now()
 	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, p.queue.maxAttempts, claimBytes).Slice()
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)
@@ -112,7 +113,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		ok = ok && is
 	}
 	for _, f := range reply[5:] {
-		m, is := readMessage(f)
+		m, is := readMessage(f, sent)
 		b.messages = append(b.messages, m)
 		ok = ok && is
 	}
@@ -122,9 +123,10 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
-func readMessage(fields any) (m Message, ok bool) {
+// readMessage reads what a script told of a message, that was sent at sent.
+func readMessage(fields any, sent time.Time) (m Message, ok bool) {
 	f, ok := fields.([]any)
-	if !ok || len(f) != 12 {
+	if !ok || len(f) != 13 {
 		return m, false
 	}
 	var texts [5]string
@@ -133,8 +135,8 @@ func readMessage(fields any) (m Message, ok bool) {
 			return m, false
 		}
 	}
-	var n [7]int64
-	for i, at := range [7]int{4, 5, 6, 7, 8, 10, 11} {
+	var n [8]int64
+	for i, at := range [8]int{4, 5, 6, 7, 8, 10, 11, 12} {
 		if n[i], ok = f[at].(int64); !ok {
 			return m, false
 		}
@@ -143,6 +145,7 @@ func readMessage(fields any) (m Message, ok bool) {
 	m.Attempt, m.Conflicts, m.Losses = int(n[0]), int(n[1]), int(n[2])
 	m.EnqueuedAt, m.ExpiresAt = time.UnixMilli(n[3]), time.UnixMilli(n[4])
 	m.behind, m.parked = int(n[5]), n[6] == 1
+	m.startBy = sent.Add(time.Duration(n[7]) * time.Millisecond)
 	return m, true
 }
 
@@ -220,7 +223,7 @@ func (p *partition) settle(batch []*settling) {
 	for i, s := range batch {
 		if err != nil {
 			s.err = redisError(ctx, "settle", err)
-		} else if s.settled, s.err = readSettled(reply[i]); s.err != nil {
+		} else if s.settled, s.err = readSettled(reply[i], sent); s.err != nil {
 			s.err = redisError(ctx, "settle", s.err)
 		}
 		s.settled.anyDue, s.settled.sent = anyDue, sent
@@ -240,7 +243,7 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 	return stored
 }
 
-func readSettled(reply any) (s settled, err error) {
+func readSettled(reply any, sent time.Time) (s settled, err error) {
 	f, ok := reply.([]any)
 	if !ok || len(f) < 1 {
 		return s, errReply
@@ -258,7 +261,7 @@ func readSettled(reply any) (s settled, err error) {
 		return s, errReply
 	}
 	if len(f) > 1 && f[1] != nil {
-		m, ok := readMessage(f[1])
+		m, ok := readMessage(f[1], sent)
 		if !ok {
 			return s, errReply
 		}

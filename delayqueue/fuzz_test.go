@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -28,13 +29,13 @@ func replyOf(text []byte) (any, bool) {
 	return convert(v), true
 }
 
-const goodMessage = `["id", "k", "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1]`
+const goodMessage = `["id", "k", "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7]`
 
 func FuzzReadMessage(f *testing.F) {
 	for _, seed := range []string{
 		goodMessage, `[]`, `null`, `"junk"`, `[null]`, `[[], {}, true]`,
-		`["id", "k", "name", "payload", "1", 2, 3, 4, 5, "alice", 6, 1]`, `["id", null, "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1]`,
-		`["id", "k", "name", "payload", 1e300, -1e300, 3, 4, 5, "alice", 6, 1]`,
+		`["id", "k", "name", "payload", "1", 2, 3, 4, 5, "alice", 6, 1, 7]`, `["id", null, "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7]`,
+		`["id", "k", "name", "payload", 1e300, -1e300, 3, 4, 5, "alice", 6, 1, 7]`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -43,7 +44,7 @@ func FuzzReadMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		m, ok := readMessage(reply)
+		m, ok := readMessage(reply, time.Now())
 		if !ok {
 			return
 		}
@@ -68,7 +69,7 @@ func FuzzReadSettled(f *testing.F) {
 		if !ok {
 			return
 		}
-		s, err := readSettled(reply)
+		s, err := readSettled(reply, time.Now())
 		if err != nil {
 			require.False(t, s.held && s.next != nil, "a message that nobody will run")
 			return

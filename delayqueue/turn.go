@@ -104,6 +104,10 @@ func (t *turn) run(c *claim) (next *claim) {
 		err = context.Cause(ctx)
 		return nil
 	}
+	if c.message.tooOld() { // meanwhile: the queue will say so
+		err = errTooOld
+		return nil
+	}
 	started = true
 	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
 		err = &unopenedError{err}
