@@ -495,3 +495,37 @@ func TestReviewStopDoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T)
 		}
 	})
 }
+
+// A key is found to have no messages; then one comes, and a worker meets the held key:
+// that has reserved it, and what was found before does not count any more.
+func TestReviewAReservationThatATryRefreshedIsNotEnded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold("k")
+		parked := b.parkCall("k")
+		rdb := env.Client(t)
+		var found, ended atomic.Bool
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			err := next(ctx, cmd)
+			if n, is := cmd.(*redis.IntCmd); is && cmd.Name() == "exists" && n.Val() == 0 && found.CompareAndSwap(false, true) {
+				defer ended.Store(true)
+				id := b.enqueue(delayqueue.Job{Key: "k"})
+				for range 500 {
+					if s, err := b.queue.Status(context.Background(), id); err == nil && s.Conflicts > 0 {
+						break
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+			return err
+		}))
+		b.startOn(b.newQueue(rdb), (&ran{}).handle, delayqueue.WithConflictBackoff(8*time.Second, 8*time.Second))
+		redistest.Eventually(t, func() bool { return b.status(parked).Conflicts > 0 }, "it is not tried")
+		redistest.Eventually(t, func() bool { return b.queue.Cancel(t.Context(), parked) == nil }, "it cannot be cancelled")
+		redistest.Eventually(t, ended.Load, "nobody looks at the key")
+		time.Sleep(300 * time.Millisecond)
+		info, err := b.other.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.NotZero(t, info.Reserved, "a fresh call that waits has the key before the message")
+	})
+}
