@@ -127,7 +127,14 @@ func (w *Worker) unreserve(ctx context.Context, key string) {
 	if err != nil || info.Reserved == 0 {
 		return
 	}
-	if left, err := w.queue.hasMessages(ctx, key); err == nil && !left {
-		_ = w.locker.Unreserve(ctx, key, info.ReservationStamp)
+	if left, err := w.queue.hasMessages(ctx, key); err != nil || left {
+		return
+	}
+	if w.locker.Unreserve(ctx, key, info.ReservationStamp) != nil {
+		return
+	}
+	// One that was enqueued meanwhile and met the held key has merely lengthened the reservation.
+	if left, err := w.queue.hasMessages(ctx, key); (err != nil || left) && w.queue.precedence > 0 {
+		_ = w.locker.Reserve(ctx, key, w.queue.precedence)
 	}
 }
