@@ -93,6 +93,7 @@ func (w *claimer) run() {
 		claims := make([]*claim, len(b.messages))
 		for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a hand
 			claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
+			claims[i].startBy = sent.Add(b.left[i])
 		}
 		for i, c := range claims {
 			if i >= n { // an earlier claim, whose reply was lost, had more hands; or this one was slow

@@ -78,6 +78,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 // batch is what a claim brought.
 type batch struct {
 	messages []Message
+	left     []time.Duration // for which each may be started
 	// wait is how long there is nothing to do.
 	wait time.Duration
 	// spent: the token was used before, and nothing is left of what it took.
@@ -90,7 +91,6 @@ type batch struct {
 }
 
 func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
-	sent := time.Now()
 	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, p.queue.maxAttempts, claimBytes).Slice()
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)
@@ -113,8 +113,8 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		ok = ok && is
 	}
 	for _, f := range reply[5:] {
-		m, is := readMessage(f, sent)
-		b.messages = append(b.messages, m)
+		m, left, is := readMessage(f)
+		b.messages, b.left = append(b.messages, m), append(b.left, left)
 		ok = ok && is
 	}
 	if !ok {
@@ -123,30 +123,29 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
-// readMessage reads what a script told of a message, that was sent at sent.
-func readMessage(fields any, sent time.Time) (m Message, ok bool) {
+// readMessage reads what a script told of a message, and for how long it may be started.
+func readMessage(fields any) (m Message, left time.Duration, ok bool) {
 	f, ok := fields.([]any)
 	if !ok || len(f) != 13 {
-		return m, false
+		return m, 0, false
 	}
 	var texts [5]string
 	for i, at := range [5]int{0, 1, 2, 3, 9} {
 		if texts[i], ok = f[at].(string); !ok {
-			return m, false
+			return m, 0, false
 		}
 	}
 	var n [8]int64
 	for i, at := range [8]int{4, 5, 6, 7, 8, 10, 11, 12} {
 		if n[i], ok = f[at].(int64); !ok {
-			return m, false
+			return m, 0, false
 		}
 	}
 	m.ID, m.Key, m.Name, m.Payload, m.Principal = texts[0], texts[1], texts[2], []byte(texts[3]), texts[4]
 	m.Attempt, m.Conflicts, m.Losses = int(n[0]), int(n[1]), int(n[2])
 	m.EnqueuedAt, m.ExpiresAt = time.UnixMilli(n[3]), time.UnixMilli(n[4])
 	m.behind, m.parked = int(n[5]), n[6] == 1
-	m.startBy = sent.Add(time.Duration(n[7]) * time.Millisecond)
-	return m, true
+	return m, time.Duration(n[7]) * time.Millisecond, true
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
@@ -187,10 +186,11 @@ func (c *claim) end(v verdict, lease time.Duration) *settling {
 
 // settled is what a settlement came to.
 type settled struct {
-	held    bool     // the claim was the caller's
-	expired bool     // the message became too old for its next attempt
-	next    *Message // claimed
-	anyDue  bool     // a message is due now
+	held    bool          // the claim was the caller's
+	expired bool          // the message became too old for its next attempt
+	next    *Message      // claimed
+	left    time.Duration // for which it may be started
+	anyDue  bool          // a message is due now
 	sent    time.Time
 }
 
@@ -223,7 +223,7 @@ func (p *partition) settle(batch []*settling) {
 	for i, s := range batch {
 		if err != nil {
 			s.err = redisError(ctx, "settle", err)
-		} else if s.settled, s.err = readSettled(reply[i], sent); s.err != nil {
+		} else if s.settled, s.err = readSettled(reply[i]); s.err != nil {
 			s.err = redisError(ctx, "settle", s.err)
 		}
 		s.settled.anyDue, s.settled.sent = anyDue, sent
@@ -243,7 +243,7 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 	return stored
 }
 
-func readSettled(reply any, sent time.Time) (s settled, err error) {
+func readSettled(reply any) (s settled, err error) {
 	f, ok := reply.([]any)
 	if !ok || len(f) < 1 {
 		return s, errReply
@@ -261,11 +261,11 @@ func readSettled(reply any, sent time.Time) (s settled, err error) {
 		return s, errReply
 	}
 	if len(f) > 1 && f[1] != nil {
-		m, ok := readMessage(f[1], sent)
+		m, left, ok := readMessage(f[1])
 		if !ok {
 			return s, errReply
 		}
-		s.next = &m
+		s.next, s.left = &m, left
 	}
 	return s, nil
 }

@@ -3,7 +3,6 @@ package delayqueue
 import (
 	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -44,7 +43,7 @@ func FuzzReadMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		m, ok := readMessage(reply, time.Now())
+		m, _, ok := readMessage(reply)
 		if !ok {
 			return
 		}
@@ -69,7 +68,7 @@ func FuzzReadSettled(f *testing.F) {
 		if !ok {
 			return
 		}
-		s, err := readSettled(reply, time.Now())
+		s, err := readSettled(reply)
 		if err != nil {
 			require.False(t, s.held && s.next != nil, "a message that nobody will run")
 			return

@@ -22,6 +22,8 @@ type claim struct {
 	cancel context.CancelCauseFunc
 	taken  time.Time
 	since  time.Time // a hand has been at the partition
+	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
+	startBy time.Time
 
 	// Guarded by claims.mu.
 	deadline time.Time // until then nobody else can claim the message
@@ -47,6 +49,10 @@ func (s *claims) add(parent context.Context, p *partition, m Message, token stri
 	c.expiry = time.AfterFunc(time.Until(deadline), func() { s.expire(c) })
 	return c
 }
+
+// tooOld reports whether the message must not be started any more: its key may have been
+// long in coming.
+func (c *claim) tooOld() bool { return !c.startBy.IsZero() && trust.Passed(c.startBy, time.Now()) }
 
 // expire ends the ctx of a claim that could not be extended in time.
 func (s *claims) expire(c *claim) {

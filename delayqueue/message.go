@@ -9,7 +9,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/trust"
 )
 
 // Job is a piece of work to be stored.
@@ -106,13 +105,7 @@ type Message struct {
 
 	behind int  // how many of its key came later, when it was claimed
 	parked bool // until now it waited for nothing but its key
-	// startBy is no later than ExpiresAt, by this process's clock; zero: it was not claimed.
-	startBy time.Time
 }
-
-// tooOld reports whether the message must not be started any more. Its key may have been
-// long in coming.
-func (m Message) tooOld() bool { return !m.startBy.IsZero() && trust.Passed(m.startBy, time.Now()) }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }
 

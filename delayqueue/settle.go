@@ -51,7 +51,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 			}
 			if s.settled.next != nil {
 				next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
-				next.since = c.since
+				next.since, next.startBy = c.since, s.settled.sent.Add(s.settled.left)
 			}
 			break
 		}

@@ -104,7 +104,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		err = context.Cause(ctx)
 		return nil
 	}
-	if c.message.tooOld() { // meanwhile: the queue will say so
+	if c.tooOld() { // meanwhile: the queue will say so
 		err = errTooOld
 		return nil
 	}
