@@ -60,8 +60,12 @@ func (w *Worker) spread(drained <-chan struct{}) {
 	of := map[*partition]*claimer{}
 	for _, c := range w.claimers {
 		of[c.partition] = c
-		defer close(c.freed)
 	}
+	defer func() {
+		for _, c := range w.claimers {
+			close(c.freed)
+		}
+	}()
 	pass := func(key string) {
 		select {
 		case of[w.queue.partitionOf(key, "")].freed <- key:

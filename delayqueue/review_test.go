@@ -483,8 +483,11 @@ func TestReviewStopDoesNotWaitForReservationsOfALockRedisThatHangs(t *testing.T)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		began := time.Now()
-		stopped := make(chan error, 1)
-		go func() { stopped <- w.Stop(ctx) }()
+		stopped := make(chan struct{})
+		go func() {
+			_ = w.Stop(ctx)
+			close(stopped)
+		}()
 		select {
 		case <-stopped:
 		case <-time.After(20 * time.Second):

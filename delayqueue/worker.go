@@ -111,8 +111,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	for _, p := range q.partitions {
-		w.claimers = append(w.claimers, &claimer{Worker: w, partition: p, timer: time.NewTimer(time.Hour),
-			wake: make(chan struct{}, 1), freed: make(chan string, announcements)})
+		w.claimers = append(w.claimers, &claimer{
+			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
+			wake: make(chan struct{}, 1), freed: make(chan string, announcements),
+		})
 	}
 	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.announced)
 	return w, nil
