@@ -9,7 +9,7 @@ import (
 
 // PerKey returns net/http middleware that runs one request at a time per key.
 // Around a handler that is registered with a pattern the key function has
-// Request.PathValue.
+// Request.PathValue; with chi these are those behind r.With and r.Group.
 //
 // A mistake in its arguments is logged once, and every request is then refused
 // with 500. New and Middleware.Handler report it instead.
