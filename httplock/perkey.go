@@ -30,11 +30,11 @@ func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 	if m != nil && (key == nil || next == nil) {
 		m = FailClosed(invalid("Handler: the key function or the handler is nil"))
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next, r.Pattern, key) })
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serveHTTP(w, r, next, r.Pattern, key) })
 }
 
-// serve runs next, guarded, for a request that matched a pattern.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pattern string, key KeyFunc) {
+// serveHTTP runs next, guarded, for a request that matched a pattern.
+func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http.Handler, pattern string, key KeyFunc) {
 	if key == nil {
 		key = incomplete
 	}

@@ -68,7 +68,7 @@ func FromConfig(routes Routes) func(http.Handler) http.Handler {
 				match.Params = pathValues(match.Pattern, r.URL)
 			}
 			if match.Pattern == "" {
-				unrouted().serve(w, r, next, "", nil)
+				unrouted().serveHTTP(w, r, next, "", nil)
 				return
 			}
 			route, guarded := routes.Route(r.Method, match.Pattern)
@@ -80,7 +80,7 @@ func FromConfig(routes Routes) func(http.Handler) http.Handler {
 			if isMux {
 				key = func(r *http.Request) (string, error) { return match.Key(route.Key, r) }
 			}
-			route.Middleware.serve(w, r, next, match.Pattern, key)
+			route.Middleware.serveHTTP(w, r, next, match.Pattern, key)
 		})
 	}
 }
