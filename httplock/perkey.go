@@ -48,6 +48,7 @@ func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 			Key:     func() (string, error) { return key(r) },
 			Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
 			Written: tracked.Written,
+			Tap:     tracked.tap,
 		})
 	})
 }
