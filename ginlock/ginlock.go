@@ -39,18 +39,27 @@ func handler(m *httplock.Middleware, key KeyFunc) gin.HandlerFunc {
 		if c.FullPath() == "" {
 			return
 		}
+		var tap *tapped // for those who want to see the response
 		ran := m.Serve(httplock.Exchange{
 			Writer:  c.Writer,
 			Request: c.Request,
 			Name:    c.Request.Method + " " + c.FullPath(),
 			Key:     func() (string, error) { return key(c) },
 			Next: func(r *http.Request) {
-				outer := c.Request
-				defer func() { c.Request = outer }()
+				outer, returned := c.Request, false
+				defer func() {
+					c.Request = outer
+					tap.end(c, returned)
+				}()
 				c.Request = r
 				c.Next()
+				returned = true
 			},
 			Written: c.Writer.Written,
+			Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+				tap = &tapped{c.Writer, wrap(c.Writer)}
+				c.Writer = tap
+			},
 		})
 		if !ran {
 			c.Abort()

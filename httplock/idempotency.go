@@ -20,7 +20,8 @@ import (
 // The guard must be exclusive: one that is shared or counted is an error. A route whose
 // requests carry credentials must say who sends them, with WithPrincipal or
 // IdempotencyPrincipal: without, such a request with a key is refused with 500, since
-// whoever guessed another's key would see the other's response.
+// whoever guessed another's key would see the other's response. Credentials that are not
+// recognised as such, like a header of your own, are anonymous here.
 func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
 	return func(m *Middleware) error {
 		switch {

@@ -500,6 +500,39 @@ func TestACrashLeavesTheRequestRunnable(t *testing.T) {
 	})
 }
 
+// A client that has left does not hide that the lease was lost.
+func TestALostLeaseKeepsNothingThoughTheClientHadLeft(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	ctx, leave := context.WithCancel(t.Context())
+	var runs atomic.Int64
+	h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		if runs.Load() == 0 {
+			leave()
+			<-r.Context().Done()
+			b.loseLeases(t)
+		}
+		count(&runs, http.StatusOK)(w, r)
+	})
+	do(h, once(t, ordersPath, "k", "{}").WithContext(ctx))
+	require.Equal(t, "run 2", do(h, once(t, ordersPath, "k", "{}")).body)
+}
+
+// Only what excludes one another is compared: a request for another lock is another one,
+// even if its target and body are the same.
+func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	byTenant := func(r *http.Request) (string, error) { return "tenant:" + r.Header.Get("X-Tenant"), nil }
+	h := httplock.PerKey(core.NewGuard(b.locker, nil), byTenant, httplock.WithIdempotency(b.newIdempotency(t)))(count(&runs, http.StatusOK))
+	r := once(t, "/", "k", "{}")
+	r.Header.Set("X-Tenant", "a")
+	require.Equal(t, http.StatusOK, do(h, r).status)
+	r = once(t, "/", "k", "{}")
+	r.Header.Set("X-Tenant", "b")
+	requireProblem(t, do(h, r), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	require.EqualValues(t, 1, runs.Load())
+}
+
 // The first holder may even end before anybody else begins, and not know of its loss.
 func TestALostLeaseKeepsNothing(t *testing.T) {
 	b := setup(t, redistest.Embedded(t), core.WithTTL(300*time.Millisecond))

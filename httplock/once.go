@@ -22,8 +22,8 @@ type once struct {
 	m     *Middleware
 	x     Exchange
 	work  idempotency.Work
-	fence int64 // of the lease under which it runs
-	tap   *tap  // what its handler answers
+	lease *core.Lease // under which it runs
+	tap   *tap        // what its handler answers
 
 	spoiled atomic.Bool
 
@@ -154,8 +154,8 @@ func (o *once) begin(ctx context.Context) error {
 	if !ok { // no Guard runs a call without one
 		return errors.New("httplock: there is no lease in the ctx of a call")
 	}
-	o.fence = lease.Fence()
-	outcome, err := o.m.once.store.Begin(ctx, o.work, o.fence)
+	o.lease = lease
+	outcome, err := o.m.once.store.Begin(ctx, o.work, lease.Fence())
 	switch {
 	case err != nil && errors.Is(context.Cause(ctx), core.ErrLeaseLost):
 		return fmt.Errorf("httplock: %w: %w: %w", core.ErrUnavailable, core.ErrLeaseLost, err)
@@ -197,15 +197,20 @@ func (o *once) finish(ctx context.Context) {
 	if o == nil || o.tap == nil || o.spoiled.Load() {
 		return
 	}
-	ended := ctx.Err()
-	if errors.Is(context.Cause(ctx), core.ErrLeaseLost) || !o.tap.final(ended != nil) {
+	ended := ctx.Err() != nil
+	if errors.Is(context.Cause(ctx), core.ErrLeaseLost) || !o.tap.final(ended) {
 		return
+	}
+	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepPatience)
+	defer cancel()
+	if ended { // and cannot tell any more that the lease was lost
+		if err := o.lease.Extend(keep, core.MinTTL); errors.Is(err, core.ErrLeaseLost) {
+			return
+		}
 	}
 	outcome, err := o.tap.result(o.m.once.kept).encode()
 	if err == nil {
-		keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepPatience)
-		defer cancel()
-		err = o.m.once.store.Finish(keep, o.work, o.fence, outcome)
+		err = o.m.once.store.Finish(keep, o.work, o.lease.Fence(), outcome)
 	}
 	if err != nil {
 		o.m.logger().WarnContext(ctx, "httplock: a response was not kept: if the client sends the request again, it will run again",

@@ -105,7 +105,8 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 func TestHijackedConnectionsAreNotKept(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	var runs atomic.Int64
-	url, client := serve(t, b.idempotent(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+	// The second request waits: the first has its response before its handler returns.
+	url, client := serve(t, b.idempotent(t, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, _ *http.Request) {
 		runs.Add(1)
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if assert.NoError(t, err) {
@@ -261,7 +262,10 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 		result := d.result(t, location)
 		require.Equal(t, "run 1", result.body)
 		var final answer
-		redistest.Eventually(t, func() bool { final = post("{}"); return final.status != http.StatusConflict && final.status != http.StatusAccepted }, "the key is free")
+		redistest.Eventually(t, func() bool {
+			final = post("{}")
+			return final.status != http.StatusConflict && final.status != http.StatusAccepted
+		}, "the key is free")
 		require.Equal(t, "true", final.header.Get("Idempotent-Replayed"))
 		require.Equal(t, http.StatusCreated, final.status)
 		require.Equal(t, "run 1", final.body)
@@ -312,10 +316,11 @@ func TestATicketIsGoodUntilItExpires(t *testing.T) {
 // told from anybody else's.
 func TestAPrincipalOfKeysAloneIsNotParkedWith(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
-	d.handle(mustNotRun(t), httplock.WithIdempotency(d.newIdempotency(t), httplock.IdempotencyPrincipal(bearer)))
+	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
+	d.handle(mustNotRun(t), httplock.WithIdempotency(d.newIdempotency(t), httplock.IdempotencyPrincipal(user)))
 	d.hold(t)
 	r := once(t, ordersPath, "k", "{}")
-	r.Header.Set("Authorization", "Bearer "+secret)
+	r.Header.Set("X-User", "ann")
 	requireProblem(t, do(d.mux, r), http.StatusConflict, "conflict", true)
 	d.requireNothingParked(t)
 	requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
@@ -330,15 +335,25 @@ func (h *roundTrips) DialHook(next redis.DialHook) redis.DialHook {
 
 func (h *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if name := cmd.Name(); name == "eval" || name == "evalsha" || name == "hmget" {
-			h.n.Add(1)
-		}
+		h.count(cmd)
 		return next(ctx, cmd)
 	}
 }
 
 func (h *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error { h.n.Add(int64(len(cmds))); return next(ctx, cmds) }
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+// count leaves out what a new connection says.
+func (h *roundTrips) count(cmds ...redis.Cmder) {
+	for _, cmd := range cmds {
+		if name := cmd.Name(); name == "eval" || name == "evalsha" || name == "hmget" {
+			h.n.Add(1)
+		}
+	}
 }
 
 func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
