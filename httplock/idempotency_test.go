@@ -612,6 +612,33 @@ func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
 	b.requireFree(t)
 }
 
+// A Redis that comes back empty remembers no response. One that goes away while a handler
+// runs, and comes back empty before it returns, is told what came of it.
+func TestRedisRestartedEmpty(t *testing.T) {
+	server := redistest.Start(t)
+	b := setupOn(t, redistest.Client(t, &redis.Options{Addr: server.Addr}), "t")
+	restart := func() {
+		server.Kill()
+		server.Restart(t)
+		redistest.Eventually(t, func() bool { return b.rdb.Ping(t.Context()).Err() == nil }, "the client is connected")
+	}
+	var runs atomic.Int64
+	h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery == "restart" {
+			restart()
+		}
+		count(&runs, http.StatusOK)(w, r)
+	})
+	first := do(h, once(t, ordersPath, "k", "{}"))
+	requireReplayed(t, first, do(h, once(t, ordersPath, "k", "{}")))
+	restart()
+	require.Equal(t, "run 2", do(h, once(t, ordersPath, "k", "{}")).body, "at least once")
+
+	during := do(h, once(t, ordersPath+"?restart", "k2", "{}"))
+	require.Equal(t, "run 3", during.body)
+	requireReplayed(t, during, do(h, once(t, ordersPath+"?restart", "k2", "{}")))
+}
+
 func TestARecordThatIsJunkRunsNothing(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	h := b.idempotent(t, nil, ok)

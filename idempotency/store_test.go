@@ -29,7 +29,7 @@ func newStore(t testing.TB, env *redistest.Env, opts ...idempotency.Option) (*id
 }
 
 // laws is what a Store promises. It is an error if one does not hold.
-func laws(ctx context.Context, s *idempotency.Store, rdb *redis.Client, prefix string) error {
+func laws(ctx context.Context, s *idempotency.Store, rdb redis.UniversalClient, prefix string) error {
 	n := 0
 	fresh := func() idempotency.Work {
 		n++
@@ -128,6 +128,15 @@ func TestRecords(t *testing.T) {
 		s, rdb := newStore(t, env, idempotency.WithTTL(time.Hour))
 		require.NoError(t, laws(t.Context(), s, rdb, env.Prefix))
 	})
+}
+
+// Names of records are spread over the nodes, and each script has one of them.
+func TestRecordsOnACluster(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.StartCluster(t, 3, 0).Client(t)
+	s, err := idempotency.New(rdb, idempotency.WithTTL(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, laws(t.Context(), s, rdb, "perkey"))
 }
 
 // Each mutant breaks one line of a script, and with it a law.

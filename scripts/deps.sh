@@ -41,8 +41,9 @@ gin=github.com/gin-gonic/gin
 links core "internal" $redis
 links retry "core internal" $redis
 links delayqueue "core internal" $redis
-links httplock "core delayqueue internal" $redis
-links ginlock "core delayqueue httplock internal" $redis $gin
+links idempotency "core internal" $redis
+links httplock "core delayqueue idempotency internal" $redis
+links ginlock "core delayqueue httplock idempotency internal" $redis $gin
 
 [ $status = 0 ] && echo "deps: ok"
 exit $status
