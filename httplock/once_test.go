@@ -203,8 +203,11 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 	}
 	mux := http.NewServeMux()
 	opt := httplock.WithIdempotency(b.newIdempotency(t))
+	shop := func(*http.Request) (string, error) { return "shop", nil }
 	mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.locker, nil), orderKey, opt)(
-		inner(httplock.PerKey(core.NewGuard(b.locker, nil), orderKey, opt)(http.HandlerFunc(ok))))) // the same one twice
+		// One that looks at the header too, for another lock, leaves it to the outer one.
+		inner(httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey, opt)(
+			httplock.PerKey(core.NewGuard(b.locker, nil), shop, opt)(http.HandlerFunc(ok))))))
 	release := b.holdKey(t, "inner")
 	require.Equal(t, http.StatusAccepted, do(mux, once(t, ordersPath, "k", "{}")).status)
 	release()
