@@ -40,7 +40,7 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 			"abort, status":  {func(c *gin.Context) { c.AbortWithStatus(http.StatusConflict) }, 409, "", true},
 			"redirect":       {func(c *gin.Context) { c.Redirect(http.StatusSeeOther, "/elsewhere") }, 303, "", true},
 			"failure":        {func(c *gin.Context) { c.AbortWithStatus(http.StatusBadGateway) }, 502, "", false},
-			"failed stream": {func(c *gin.Context) { c.Status(http.StatusBadGateway); c.Writer.Flush() }, 502, "", false},
+			"failed stream":  {func(c *gin.Context) { c.Status(http.StatusBadGateway); c.Writer.Flush() }, 502, "", false},
 			"stream": {func(c *gin.Context) {
 				c.SSEvent("a", "b")
 				c.Writer.Flush()
