@@ -24,6 +24,7 @@
 //	no usable key in the request         400
 //	Idempotency-Key missing, malformed   400
 //	Idempotency-Key of another request   422
+//	body too large to hold the key       413
 //	a key function that failed           500
 //
 // Errors are problem documents (RFC 9457), each described in docs/problems.md.
@@ -33,6 +34,14 @@
 //
 // GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given, or
 // SharedForSafeMethods: then they share the key, and exclude only other methods.
+//
+// # Keys
+//
+// A KeyFunc makes the key of a request, under every framework the same one: Param,
+// Query, Header, JSONField and Value take it from one place, Join and Hash combine,
+// and Template reads it from a line of a file. Credentials make no keys. What the
+// client left out is its fault, 400; what the route does not have is ours, 500, and
+// the log says what to do.
 //
 // # Waiting
 //
@@ -133,8 +142,9 @@
 //
 // # Adapters
 //
-// An adapter hands each request to Middleware.Serve as an Exchange, and stops its
-// framework's chain when Serve reports false. One without Exchange.Tap cannot show what a
-// handler answers, and refuses requests that have an Idempotency-Key with 500 on routes
-// of WithIdempotency. Package ginlock is an adapter.
+// An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
+// Match.Key with what the framework's router found, and stops its framework's chain
+// when Serve reports false. One without Exchange.Tap cannot show what a handler answers,
+// and refuses requests that have an Idempotency-Key with 500 on routes of WithIdempotency.
+// Package ginlock is an adapter.
 package httplock

@@ -25,6 +25,8 @@ type Middleware struct {
 	keptHeaders map[string]bool
 	heedPrefer  bool
 	once        *onceRules // nil: Idempotency-Key is the handler's
+	onConflict  ProblemHandler
+	onError     ProblemHandler
 
 	principal       func(*http.Request) (string, error)
 	reauthorize     func(r *http.Request, principal string) error
@@ -41,8 +43,7 @@ type Exchange struct {
 	// Name says which kind of work this is, such as "POST /orders/:id/pay". It is
 	// for logs and metrics, and stored with parked requests; it may be empty.
 	Name string
-	// Key returns the key. An error that wraps BadKey's or core.ErrInvalidKey is
-	// the client's fault, any other one is ours.
+	// Key returns the key, as a KeyFunc does. Match.Key asks one.
 	Key func() (string, error)
 	// Next runs the rest of the chain, on this goroutine, with the request given
 	// in place of Request.
@@ -56,6 +57,17 @@ type Exchange struct {
 	// returns, so that the new writer has seen its status. Nil: the adapter cannot do
 	// this, and requests are refused that need it, which are those of WithIdempotency.
 	Tap func(wrap func(http.ResponseWriter) http.ResponseWriter)
+	// Skip lets the request pass without the key, as the option of that name does.
+	Skip bool
+	// Framework is the framework's context, or whatever the adapter's own options look
+	// for in a Problem. It may be nil.
+	Framework any
+	// Problem takes what would be written in place of Next's response, if no option has
+	// it handled: the adapter answers it after Serve. Nil: a problem document is written.
+	Problem func(*Problem)
+
+	guard *Middleware // in whose name respond answers
+	err   error       // why
 }
 
 // New makes a Middleware over guard. Its error wraps core.ErrInvalidOption.
@@ -94,15 +106,15 @@ func FailClosed(err error) *Middleware {
 // the guard's policy waits and x.Next runs; when it returns the key was given
 // back. A panic of x.Key or x.Next passes through.
 func (m *Middleware) Serve(x Exchange) (ran bool) {
-	ran, whole := m.serve(x)
+	ran, whole := m.pass(x)
 	if !whole {
 		onceFrom(x.Request.Context()).spoil()
 	}
 	return ran
 }
 
-// serve is Serve. It also reports whether the response is that of x.Next.
-func (m *Middleware) serve(x Exchange) (ran, whole bool) {
+// pass is Serve. It also reports whether the response is that of x.Next.
+func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
 		respond(x, problemMisconfigured.document(0))
 		return false, false
@@ -111,7 +123,7 @@ func (m *Middleware) serve(x Exchange) (ran, whole bool) {
 	if replay != nil && !m.authorized(replay, x) {
 		return false, false
 	}
-	if m.passes(x.Request) {
+	if x.Skip || m.passes(x.Request) {
 		replay.passed(false)
 		x.Next(x.Request)
 		return true, true

@@ -74,7 +74,7 @@ func (m *Middleware) newOnce(p *passage) (*once, error) {
 	if route == "" {
 		route = x.Request.Method + " " + x.Request.URL.Path
 	}
-	return &once{m: m, x: x, work: idempotency.Work{Name: digest([]byte(route), []byte(principal), []byte(key))}}, nil
+	return &once{m: m, x: x, work: idempotency.Work{Name: hashOf([]byte(route), []byte(principal), []byte(key))}}, nil
 }
 
 // onceFor is whose a request's Idempotency-Key is.
@@ -111,13 +111,13 @@ func (o *once) identify(key string, body *body) error {
 		at = o.x.Request.RequestURI
 	}
 	h := o.x.Request.Header
-	o.work.Fingerprint = digest([]byte(o.x.Request.Method), []byte(at), []byte(h.Get("Content-Type")),
+	o.work.Fingerprint = hashOf([]byte(o.x.Request.Method), []byte(at), []byte(h.Get("Content-Type")),
 		[]byte(h.Get("Content-Encoding")), []byte(key), content)
 	return nil
 }
 
-// digest is a hash of parts that tells ("ab", "c") from ("a", "bc").
-func digest(parts ...[]byte) string {
+// hashOf is a hash of parts that tells ("ab", "c") from ("a", "bc").
+func hashOf(parts ...[]byte) string {
 	h := sha256.New()
 	for _, part := range parts {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part)))) // never fails, by its documentation
@@ -240,7 +240,7 @@ func (o *once) answer() {
 	case o.stored == nil:
 		o.m.accepted(o.x, o.parked)
 	case o.stored.Truncated:
-		respond(o.x, problemNotKept.document(0))
+		respond(o.x.because(o.m, errAnswered), problemNotKept.document(0))
 	default:
 		o.x.Writer.Header().Set("Idempotent-Replayed", "true")
 		o.stored.write(o.x.Writer, o.x.Request)

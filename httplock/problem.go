@@ -3,7 +3,6 @@ package httplock
 import (
 	"encoding/json"
 	"net/http"
-	"strconv"
 	"time"
 )
 
@@ -36,13 +35,17 @@ var (
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large to be queued",
 		"The resource is busy, and the request's body is larger than what can be queued. The request was not queued.",
 	}
+	problemKeyBodyTooLarge = problemKind{
+		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large",
+		"The body says what the request is about, and is too large to be looked into. The request was not started.",
+	}
 	problemUnreadableBody = problemKind{
 		"unreadable-body", http.StatusBadRequest, "The body could not be read",
 		"The request's body did not arrive as it was announced. The request was not started.",
 	}
 	problemBadKey = problemKind{
 		"bad-key", http.StatusBadRequest, "The request does not say what it is about",
-		"A path parameter, a header or a query parameter that names the resource is missing or cannot be used.",
+		"A path parameter, a header, a query parameter or a field of the body that names the resource is missing or cannot be used.",
 	}
 	problemNoIdempotencyKey = problemKind{
 		"idempotency-key-missing", http.StatusBadRequest, "The Idempotency-Key is missing",
@@ -131,23 +134,12 @@ func (p problem) write(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, r, p.Status, "application/problem+json", time.Duration(p.RetryAfter)*time.Millisecond, p)
 }
 
-// writeJSON writes a whole response. What a handler may have said about a
-// response of its own is taken back.
+// writeJSON writes a whole response.
 func writeJSON(w http.ResponseWriter, r *http.Request, status int, mediaType string, retryAfter time.Duration, v any) {
 	h := w.Header()
-	for _, name := range []string{
-		"Content-Length", "Content-Encoding", "Content-Range", "Content-Disposition", "Content-Language",
-		"Etag", "Last-Modified", "Expires", "Accept-Ranges",
-	} {
-		h.Del(name)
-	}
+	prepareHeader(h, retryAfter)
 	h.Set("Content-Type", mediaType)
-	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Del("Retry-After")
-	if retryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(seconds(retryAfter), 10))
-	}
 	content, err := json.Marshal(v)
 	if err != nil { // no value of ours can fail
 		content = nil

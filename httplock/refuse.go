@@ -27,6 +27,7 @@ const (
 // refuse writes the response to a request that did not run. If it was encoded a
 // queue may have stored it, although the policy failed.
 func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
+	x = x.because(m, err)
 	var (
 		deferred *core.DeferredError
 		conflict *core.ConflictError
@@ -56,7 +57,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable),
 		errors.Is(err, idempotency.ErrOvertaken):
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
-	case errors.Is(ctx.Err(), context.Canceled) && errors.Is(context.Cause(ctx), context.Canceled):
+	case left(ctx):
 		gone(x)
 	case ctx.Err() != nil:
 		// A deadline of the server's: the client is still there, and silence
@@ -96,13 +97,29 @@ func orQueued(k problemKind, encoded bool) problemKind {
 
 // refuseKey writes the response to a request without a key.
 func (m *Middleware) refuseKey(x Exchange, err error) {
-	var bad *badKeyError
-	if errors.As(err, &bad) || errors.Is(err, core.ErrInvalidKey) {
+	x = x.because(m, err)
+	var (
+		bad    *badKeyError
+		capped *http.MaxBytesError
+	)
+	switch ctx := x.Request.Context(); {
+	case errors.As(err, &bad), errors.Is(err, core.ErrInvalidKey):
 		respond(x, problemBadKey.document(0))
-		return
+	case errors.Is(err, errBodyTooLarge), errors.As(err, &capped):
+		respond(x, problemKeyBodyTooLarge.document(0))
+	case left(ctx):
+		gone(x)
+	case errors.Is(err, errBodyUnreadable):
+		respond(x, problemUnreadableBody.document(0))
+	default:
+		m.logger().ErrorContext(ctx, "httplock: the key function failed", "name", x.Name, "error", err)
+		respond(x, problemInternal.document(0))
 	}
-	m.logger().ErrorContext(x.Request.Context(), "httplock: the key function failed", "name", x.Name, "error", err)
-	respond(x, problemInternal.document(0))
+}
+
+// left reports whether the client has gone.
+func left(ctx context.Context) bool {
+	return errors.Is(ctx.Err(), context.Canceled) && errors.Is(context.Cause(ctx), context.Canceled)
 }
 
 // lost writes the response of a request that ran and lost its lease, if its
@@ -112,7 +129,7 @@ func (m *Middleware) lost(x Exchange, err error) {
 		return
 	}
 	m.logger().WarnContext(x.Request.Context(), "httplock: outcome unknown", "name", x.Name, "error", err)
-	problemOutcomeUnknown.document(0).write(x.Writer, x.Request)
+	respond(x.because(m, err), problemOutcomeUnknown.document(0))
 }
 
 // accepted writes the receipt of a parked request.
@@ -143,7 +160,7 @@ func gone(x Exchange) {
 }
 
 func respond(x Exchange, p problem) {
-	if !written(x) {
+	if !written(x) && !handled(x, p) {
 		p.write(x.Writer, x.Request)
 	}
 }

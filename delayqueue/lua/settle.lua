@@ -51,14 +51,14 @@ local function follow(key, token)
       brought = brought + #m.payload
       redis.call('ZREM', due, member)
       redis.call('ZREM', open, member)
-      redis.call('ZADD', running, num(now + lease), member)
+      redis.call('ZADD', running, now + lease, member)
       return id, m
     end
     give_up(member, id, key, 'expired')
   end
 end
 
-local ended = num(now)
+local ended = now
 
 -- Ends a message that is not to run again. It may be followed by another of its key.
 local function finish(c, n)
@@ -69,7 +69,7 @@ local function finish(c, n)
   elseif key ~= '' then
     drop(id, key)
   end
-  if c.which == 'key' and not idle and brought < BYTES then
+  if c.which == 'key' and c.next ~= '' and not idle and brought < BYTES then
     nid, m = follow(key, c.next)
   elseif key ~= '' then
     advance(key)
@@ -102,7 +102,7 @@ local function give_back(c, n)
   end
   local code = 1
   redis.call('HDEL', record(id), 'owner', 'nudged')
-  redis.call('HSET', record(id), 'state', 'queued', 'due', num(at), 'settled', c.token, 'next', n and n[1] or '')
+  redis.call('HSET', record(id), 'state', 'queued', 'due', at, 'settled', c.token, 'next', n and n[1] or '')
   if c.how == 'retry' then
     redis.call('HSET', record(id), 'cause', c.cause)
     count('retried')
@@ -142,7 +142,7 @@ local function again(c, state, nid)
   local reply = {state == 'expired' and 2 or 1}
   local key = c.next ~= '' and nid and redis.pcall('HGET', record(nid), 'key')
   local m = type(key) == 'string' and load(nid, key, true)
-  if m and m.payload and m.state == 'running' and m.owner == c.next and m.not_after > now then
+  if m and m.payload and owned(nid, m, c.next) and m.not_after > now then
     keep(record(nid), life(m, lease))
     hold(nid .. ' ' .. key, m, lease)
     reply[2] = told(nid, m)
@@ -182,7 +182,7 @@ for i = 4, #ARGV, 11 do
     held[#held + 1] = c
     c.not_after = whole(f[4] or '-') or 0
     members[#members + 1] = c.id .. ' ' .. c.key
-    if c.which == 'any' and not idle then
+    if c.which == 'any' and c.next ~= '' and not idle then
       tokens[#tokens + 1] = c
     end
     replies[c.place] = 0
@@ -204,7 +204,7 @@ end
 for i, c in ipairs(held) do
   local done, reply = pcall(settle, c, nexts[c.place])
   if not done then -- what is wrong with one claim is not wrong with the others
-    redis.call('ZADD', running, num(now + lease), members[i])
+    redis.call('ZADD', running, now + lease, members[i])
     reply = {-1, type(reply) == 'table' and reply.err or tostring(reply)}
   end
   replies[c.place] = reply
