@@ -38,9 +38,12 @@ var netHTTP = framework{
 	plain: func(visit visitor) http.Handler {
 		return mux(visit, func(next http.Handler) http.Handler { return next })
 	},
+	beside: func(routes httplock.Routes, visit visitor) http.Handler {
+		return httplock.FromConfig(routes)(mux(visit, func(next http.Handler) http.Handler { return next }))
+	},
 }
 
-func mux(visit visitor, guard func(http.Handler) http.Handler) http.Handler {
+func mux(visit visitor, guard func(http.Handler) http.Handler) *http.ServeMux {
 	m := http.NewServeMux()
 	m.Handle("POST /orders/{id}", guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := visit(r.PathValue("id")); err != nil {
@@ -70,6 +73,9 @@ var ginFramework = framework{
 		return ginEngine(visit, h), err
 	},
 	plain: func(visit visitor) http.Handler { return ginEngine(visit) },
+	beside: func(routes httplock.Routes, visit visitor) http.Handler {
+		return ginEngine(visit, ginlock.FromConfig(routes))
+	},
 }
 
 func ginEngine(visit visitor, guard ...gin.HandlerFunc) http.Handler {
@@ -105,6 +111,9 @@ var echoFramework = framework{
 		return echoEngine(visit, h), err
 	},
 	plain: func(visit visitor) http.Handler { return echoEngine(visit) },
+	beside: func(routes httplock.Routes, visit visitor) http.Handler {
+		return echoEngine(visit, echolock.FromConfig(routes))
+	},
 }
 
 func echoEngine(visit visitor, guard ...echo.MiddlewareFunc) http.Handler {

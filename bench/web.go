@@ -9,6 +9,7 @@ import (
 	"net/http"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
 )
 
 // framework is one that services are built with. Each way of guarding it has a handler
@@ -18,6 +19,8 @@ type framework struct {
 	byHand func(c contestant, visit visitor) http.Handler // the middleware that a team writes around a lock
 	perKey func(guard *core.Guard, visit visitor) (http.Handler, error)
 	plain  func(visit visitor) http.Handler // without a guard
+	// beside is a service whose configuration guards other routes.
+	beside func(routes httplock.Routes, visit visitor) http.Handler
 }
 
 // visitor is what the route does, for an order.
@@ -54,6 +57,10 @@ func (b *bench) web(f framework, connections int) error {
 		b.out.bar(bar{what: title + ", p50 × " + floor, got: perkey.ratio(raw, p50), want: 1.3})
 		return nil
 	}
+	beside, plain := find(results, f.name+" beside"), find(results, f.name+" unguarded")
+	b.out.bar(bar{
+		what: title + ", beside guarded routes, requests/s × unguarded", got: beside.ratio(plain, perSecond), want: 0.9, atLeast: true,
+	})
 	b.out.bar(bar{
 		what: title + ", requests/s × " + floor, got: perkey.ratio(raw, perSecond), want: 1.2, atLeast: true,
 		figure: fmt.Sprintf("%.0f/s, %s %.0f/s", perkey.median(perSecond), floor, raw.median(perSecond)),
@@ -89,8 +96,16 @@ func (b *bench) routes(f framework) []route {
 		{f.name + " unguarded", func(visit visitor) (http.Handler, io.Closer, error) {
 			return f.plain(visit), io.NopCloser(nil), nil
 		}},
+		{f.name + " beside", func(visit visitor) (http.Handler, io.Closer, error) {
+			return f.beside(others{}, visit), io.NopCloser(nil), nil
+		}},
 	}
 }
+
+// others are guarded routes that nobody asks for.
+type others struct{}
+
+func (others) Route(string, string) (httplock.Route, bool) { return httplock.Route{}, false }
 
 // route is one way to guard a route.
 type route struct {
