@@ -163,6 +163,20 @@ func TestAnExpiredKeyGoesToWhoWaitsAndItsHolderFindsOut(t *testing.T) {
 	})
 }
 
+func TestAllLeasesOfAKeyExpireTogether(t *testing.T) {
+	each(t, func(t *testing.T, redis *locktest.Redis) {
+		release := redis.Hold(t, "k", core.Shared())
+		redis.Hold(t, "k", core.Shared())
+		redis.Expire(t, "k")
+		lease, err := redis.Locker(t).TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		release() // too late
+		redis.RequireHeld(t, "k")
+		require.NoError(t, lease.Release(t.Context()))
+		redis.RequireFree(t, "k")
+	})
+}
+
 func TestTimeCanBeSetForward(t *testing.T) {
 	redis := locktest.New(t)
 	locker := redis.Locker(t)
@@ -205,25 +219,23 @@ func TestRedisGoesAwayAndComesBack(t *testing.T) {
 // A script must not be torn in two by an outage.
 func TestAnOutageDoesNotTearAScript(t *testing.T) {
 	redis := locktest.New(t)
-	script := goredis.NewScript(`for i = 1, 2000 do redis.call('INCR', KEYS[1]) end redis.call('TIME') return redis.call('GET', KEYS[1])`)
-	started, ended := make(chan struct{}), make(chan error, 1)
+	began := redis.Client().Subscribe(t.Context(), "began")
+	t.Cleanup(func() { _ = began.Close() })
+	_, err := began.Receive(t.Context())
+	require.NoError(t, err)
 	client := goredis.NewClient(&goredis.Options{Addr: redis.Addr(), MaxRetries: -1})
 	t.Cleanup(func() { _ = client.Close() })
-	go func() {
-		close(started)
-		ended <- script.Run(context.Background(), client, []string{"n"}).Err()
-	}()
-	<-started
-	var up func()
-	for {
-		if n, err := redis.Client().Exists(t.Context(), "n").Result(); err != nil || n > 0 {
-			up = redis.Down(t)
-			break
-		}
-	}
+	script := goredis.NewScript(`
+		redis.call('PUBLISH', 'began', '')
+		for i = 1, 20000 do redis.call('INCR', KEYS[1]) end`)
+	ended := make(chan error, 1)
+	go func() { ended <- script.Run(context.Background(), client, []string{"n"}).Err() }()
+	_, err = began.ReceiveMessage(t.Context())
+	require.NoError(t, err)
+	up := redis.Down(t)
 	t.Log("the reply may be lost, as in any outage:", <-ended)
 	up()
-	require.Equal(t, "2000", redis.Client().Get(t.Context(), "n").Val())
+	require.Equal(t, "20000", redis.Client().Get(t.Context(), "n").Val())
 }
 
 func TestPolicyDecidesAsToldAndRemembers(t *testing.T) {
