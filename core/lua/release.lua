@@ -57,7 +57,7 @@ if mine and stay > 0 then
   if last == entry then
     last = gone
   end
-  write('h:' .. gone, string.format('%d%s', now + stay, rest))
+  redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + stay, rest)) -- at once: sweep must find it
   stays, soonest = now + stay, math.min(soonest, now + stay)
 elseif mine then
   redis.call('HDEL', key, 'h:' .. entry)
