@@ -1,6 +1,7 @@
 package asynqlock
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -71,7 +72,7 @@ func (s *server) clone(ctx context.Context, info *asynq.TaskInfo, d *deferredErr
 		err := s.enqueue(ctx, info, origin, d.delay)
 		if errors.Is(err, asynq.ErrTaskIDConflict) {
 			var alive bool
-			if alive, err = s.isAlive(info.Queue, origin); err == nil && !alive {
+			if alive, err = s.isAlive(info, origin); err == nil && !alive {
 				continue
 			}
 		}
@@ -108,16 +109,17 @@ func (s *server) enqueue(ctx context.Context, info *asynq.TaskInfo, o Origin, de
 	return err
 }
 
-// isAlive reports whether the clone is there and has not ended.
-func (s *server) isAlive(queue string, o Origin) (bool, error) {
-	info, err := s.inspector.GetTaskInfo(queue, o.cloneID())
+// isAlive reports whether the clone is there, has not ended, and goes on for this task, and
+// not for an earlier one whose id was given again.
+func (s *server) isAlive(task *asynq.TaskInfo, o Origin) (bool, error) {
+	there, err := s.inspector.GetTaskInfo(task.Queue, o.cloneID())
 	if errors.Is(err, asynq.ErrTaskNotFound) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	there, ok := originIn(info.ID, info.Headers)
-	ended := info.State == asynq.TaskStateArchived || info.State == asynq.TaskStateCompleted
-	return ok && there.ID == o.ID && !ended, nil
+	_, cloned := originIn(there.ID, there.Headers)
+	ended := there.State == asynq.TaskStateArchived || there.State == asynq.TaskStateCompleted
+	return cloned && !ended && there.Type == task.Type && bytes.Equal(there.Payload, task.Payload), nil
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -28,7 +31,7 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 				headers := map[string]string{"traceparent": "00-1-2-03"}
 				enqueue := func() (*asynq.TaskInfo, error) {
 					return b.client.EnqueueContext(t.Context(), asynq.NewTaskWithHeaders(kind, []byte(payload), headers),
-						asynq.Queue(b.queue), asynq.MaxRetry(maxRetry), asynq.Unique(time.Minute), asynq.Timeout(7*time.Minute),
+						asynq.Queue(b.queue), asynq.MaxRetry(maxRetry), asynq.Unique(time.Hour), asynq.Timeout(7*time.Minute),
 						asynq.Deadline(deadline), asynq.Retention(10*time.Minute))
 				}
 				ids := make(chan string, 1)
@@ -52,8 +55,8 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 				require.Len(t, locks, 1)
 				left, err := b.rdb.TTL(t.Context(), locks[0]).Result()
 				require.NoError(t, err)
-				require.Greater(t, left, 30*time.Second)
-				require.LessOrEqual(t, left, time.Minute)
+				require.Greater(t, left, 50*time.Minute)
+				require.LessOrEqual(t, left, time.Hour)
 				release()
 
 				id := <-ids
@@ -111,6 +114,7 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 		// A handler handed its headers on to another task, too.
 		foreign := asynq.NewTaskWithHeaders("else", nil, map[string]string{originHeader: `{"id":"y","clone":1}`})
 		b.enqueue(t, foreign, asynq.TaskID("x~1"), asynq.ProcessIn(time.Hour))
+		b.enqueue(t, task(), asynq.TaskID("x~2"), asynq.ProcessIn(time.Hour))
 		ids := make(chan string, 10)
 		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
 			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
@@ -118,14 +122,19 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 				return nil
 			})))
 		b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(0), asynq.Unique(time.Minute))
-		b.untilState(t, "x~2", asynq.TaskStateScheduled)
+		b.untilState(t, "x~3", asynq.TaskStateScheduled)
 		_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute))
 		require.ErrorIs(t, err, asynq.ErrDuplicateTask)
 		release()
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the first has ended")
-		require.NoError(t, b.inspector.RunTask(b.queue, "x~2"))
-		require.Equal(t, "x~2", <-ids)
+		require.NoError(t, b.inspector.RunTask(b.queue, "x~3"))
+		require.Equal(t, "x~3", <-ids)
+		redistest.Eventually(t, func() bool {
+			_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
+			return err == nil
+		}, "the lock has ended with its task")
 		require.Equal(t, "else", b.info(t, "x~1").Type)
+		require.Equal(t, asynq.TaskStateScheduled, b.info(t, "x~2").State)
 	})
 }
 
@@ -170,21 +179,126 @@ func TestClonedTwiceGoesOnOnce(t *testing.T) {
 	})
 }
 
-func TestTaskThatCannotBeClonedIsArchivedWithItsCause(t *testing.T) {
+func TestIDGivenAgainLosesNoTask(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.hold(t, key)
+		release := b.hold(t, key)
+		ran := make(chan string, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(_ context.Context, task *asynq.Task) error {
+				ran <- string(task.Payload())
+				return nil
+			})))
+		want := []string{`{"user_id":"` + secret + `","n":1}`, `{"user_id":"` + secret + `","n":2}`}
+		for i, payload := range want {
+			b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(0), asynq.TaskID("x"))
+			b.untilConflicts(t, int64(20*(i+1)))
+			redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
+		}
+		release()
+		require.ElementsMatch(t, want, []string{<-ran, <-ran})
+	})
+}
+
+func TestClonesOnACluster(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.StartCluster(t, 3, 0).Client(t)
+	queue := "q"
+	locker, err := core.New(rdb)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	lease, err := locker.TryAcquire(t.Context(), key)
+	require.NoError(t, err)
+	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
+	cfg := (&bench{queue: queue}).config()
+	require.NoError(t, asynqlock.Configure(&cfg, rdb))
+	srv := asynq.NewServerFromRedisClient(rdb, cfg)
+	ran := make(chan string, 1)
+	require.NoError(t, srv.Start(asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		func(_ context.Context, task *asynq.Task) error {
+			ran <- task.ResultWriter().TaskID()
+			return nil
+		}))))
+	t.Cleanup(srv.Shutdown)
+	enqueue := func(id string) error {
+		_, err := client.Enqueue(task(), asynq.Queue(queue), asynq.MaxRetry(0), asynq.TaskID(id), asynq.Unique(time.Minute))
+		return err
+	}
+	require.NoError(t, enqueue("x"))
+	redistest.Eventually(t, func() bool {
+		_, err := inspector.GetTaskInfo(queue, "x")
+		return errors.Is(err, asynq.ErrTaskNotFound)
+	}, "the task goes on as a clone")
+	require.ErrorIs(t, enqueue("y"), asynq.ErrDuplicateTask)
+	require.NoError(t, lease.Release(t.Context()))
+	require.Contains(t, <-ran, "x~")
+	redistest.Eventually(t, func() bool { return enqueue("y") == nil }, "the lock has ended with its task")
+	require.Equal(t, "y", <-ran)
+}
+
+func TestTaskThatCannotBeClonedIsArchivedWithItsCause(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t) // once will do: it takes ten seconds
+	b := setup(t, env)
+	b.hold(t, key)
+	cfg := b.config()
+	reported := make(chan error, 10)
+	cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
+	// Configure was given a client that is of no use.
+	rdb := env.Client(t)
+	var hook trouble
+	hook.left.Store(math.MaxInt64)
+	rdb.AddHook(&hook)
+	require.NoError(t, asynqlock.Configure(&cfg, rdb))
+	b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
+	id := b.enqueue(t, task(), asynq.MaxRetry(0))
+	require.ErrorIs(t, <-reported, core.ErrConflict)
+	info := b.untilState(t, id, asynq.TaskStateArchived)
+	require.Contains(t, info.LastErr, "it could not be cloned")
+	require.Contains(t, info.LastErr, "the key is held")
+}
+
+// trouble fails the next commands of a client.
+type trouble struct{ left atomic.Int64 }
+
+func (*trouble) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*trouble) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *trouble) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.left.Add(-1) >= 0 {
+			cmd.SetErr(errOops)
+			return errOops
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestTroubleOfAsynqsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		var hook trouble
+		hook.left.Store(3)
+		rdb := env.Client(t)
+		rdb.AddHook(&hook)
 		cfg := b.config()
-		reported := make(chan error, 10)
-		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
-		// Configure was given a client that is of no use.
-		broken := redistest.Client(t, redisAt("127.0.0.1:1"))
-		require.NoError(t, asynqlock.Configure(&cfg, broken))
-		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
-		id := b.enqueue(t, task(), asynq.MaxRetry(0))
-		require.ErrorIs(t, <-reported, core.ErrConflict)
-		info := b.untilState(t, id, asynq.TaskStateArchived)
-		require.Contains(t, info.LastErr, "it could not be cloned")
+		require.NoError(t, asynqlock.Configure(&cfg, rdb))
+		ran := make(chan struct{}, 1)
+		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 3)
+		b.requireArchived(t, 0)
+		require.Negative(t, hook.left.Load())
+		release()
+		<-ran
 	})
 }
 

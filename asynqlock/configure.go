@@ -18,8 +18,9 @@ import (
 //   - BaseContext: gives the middleware what it needs to read and clone tasks.
 //
 // rdb is a client of the Redis, database included, that holds the server's queues, which
-// need not be that of the Locker. It stays the caller's to close, after the server. The error
-// wraps core.ErrInvalidOption, and cfg is then as it was.
+// need not be that of the Locker; MakeRedisClient of an asynq.RedisConnOpt makes one. It stays the
+// caller's to close, after the server. The error wraps core.ErrInvalidOption, and cfg is then as
+// it was.
 func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
 	if cfg == nil {
 		return invalid("Configure: cfg is nil")

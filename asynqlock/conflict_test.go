@@ -241,6 +241,40 @@ func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
 	})
 }
 
+func TestClosedLockerSpendsNoAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		log := newLog()
+		require.NoError(t, b.locker.Close())
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.logger))(mustNotRun(t)))
+		id := b.enqueue(t, task(), asynq.MaxRetry(3))
+		info := b.untilState(t, id, asynq.TaskStateRetry)
+		require.Zero(t, info.Retried)
+		require.Contains(t, info.LastErr, "locker closed")
+		requireNoSecret(t, info.LastErr)
+	})
+}
+
+// breaker is a policy that fails.
+type breaker struct{}
+
+func (breaker) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
+	return core.Reject(), errors.New("the policy is broken")
+}
+
+func TestErrorOfAPolicyIsAFailure(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, breaker{}), walletKey)(mustNotRun(t)))
+		id := b.enqueue(t, task(), asynq.MaxRetry(1))
+		info := b.untilState(t, id, asynq.TaskStateArchived)
+		require.Equal(t, 1, info.Retried)
+		require.Contains(t, info.LastErr, "the policy is broken")
+		requireNoSecret(t, info.LastErr)
+	})
+}
+
 func TestGuardsInsideOneAnother(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
@@ -263,7 +297,7 @@ func TestGuardsInsideOneAnother(t *testing.T) {
 		b.enqueue(t, asynq.NewTask(kind, []byte(other)), asynq.MaxRetry(0))
 		require.Equal(t, other, <-ran)
 		release()
-		require.Equal(t, payload, <-ran)
+		require.JSONEq(t, payload, <-ran)
 		b.requireArchived(t, 0)
 	})
 }

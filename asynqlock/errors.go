@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 )
 
+// Why a task did not run, told apart by errors.Is; for middleware in front of PerKey.
 var (
 	// ErrDeferred: the task was not run, since its key could not be had, and comes back
 	// by itself. It is no failure. The error that wraps it also wraps why: core.ErrConflict,
@@ -37,11 +38,16 @@ type deferredError struct {
 	clone string // the id that the task goes on under, if not its own
 }
 
+// Error ends with what waitIn reads.
 func (e *deferredError) Error() string {
+	text := "asynqlock: not run: " + e.why
 	if e.clone != "" {
-		return fmt.Sprintf("asynqlock: not run: %s: goes on as task %s %s", e.why, e.clone, e.wait)
+		text += ": goes on as task " + e.clone
 	}
-	return fmt.Sprintf("asynqlock: not run: %s %s", e.why, e.wait)
+	if e.wait != (wait{}) {
+		text += " " + e.wait.String()
+	}
+	return text
 }
 
 func (e *deferredError) Unwrap() []error {

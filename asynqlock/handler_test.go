@@ -135,7 +135,7 @@ func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
 				b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
 					func(ctx context.Context, _ *asynq.Task) error {
 						lease, _ := core.LeaseFrom(ctx)
-						_, err := b.rival.ForceRelease(ctx, key, lease.Fence())
+						_, err := b.rival.ForceRelease(context.WithoutCancel(ctx), key, lease.Fence())
 						assert.NoError(t, err)
 						<-ctx.Done()
 						causes <- context.Cause(ctx)
@@ -163,11 +163,12 @@ func TestManyAtOncePerType(t *testing.T) {
 		const n, tasks = 3, 20
 		b := setup(t, env)
 		guard := func() *core.Guard { return core.NewGuard(b.newLocker(t), nil, core.Counted(n)) }
-		var inside, most, done atomic.Int64
+		var inside, done atomic.Int64
 		full := make(chan struct{})
 		handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			now := inside.Add(1)
-			for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
+			if now > n {
+				t.Error("too many inside")
 			}
 			if now == n && done.Load() == 0 {
 				close(full)
@@ -185,7 +186,6 @@ func TestManyAtOncePerType(t *testing.T) {
 			b.enqueue(t, asynq.NewTask("report", fmt.Append(nil, i)), asynq.MaxRetry(i%2))
 		}
 		redistest.Eventually(t, func() bool { return done.Load() == tasks }, "all are done")
-		require.EqualValues(t, n, most.Load())
 		b.requireArchived(t, 0)
 	})
 }

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// DefaultMinDelay and DefaultMaxDelay bound the delay of a task that was refused
-	// its key, unless WithDelay says otherwise.
+	// DefaultMinDelay is the shortest delay of a task that was refused its key, unless
+	// WithDelay says otherwise.
 	DefaultMinDelay = time.Second
+	// DefaultMaxDelay is the longest one.
 	DefaultMaxDelay = 30 * time.Second
 	// DefaultMaxAge is how long a task is deferred for, unless WithMaxAge says otherwise.
 	DefaultMaxAge = 24 * time.Hour

@@ -148,7 +148,8 @@ func (m *middleware) postpone(ctx context.Context, r *refusal) error {
 			m.log().WarnContext(ctx, "asynqlock: a task was refused its key, and Configure was not applied to the asynq.Config of its server: "+
 				"such tasks count as failed, wait exponentially longer, and are archived when no retry is left")
 		})
-		return &deferredError{refusal: *r, delay: m.delay(r.remaining)}
+		r.why += " (asynqlock.Configure was not applied)"
+		return &deferredError{refusal: *r}
 	}
 	return s.postpone(ctx, m, r)
 }

@@ -21,16 +21,12 @@ type wait struct {
 
 const waitTime = "2006-01-02T15:04:05.000Z"
 
-// String is what waitIn reads.
 func (w wait) String() string {
-	if w.refusals == 0 {
-		return "(asynqlock.Configure was not applied)"
-	}
 	return fmt.Sprintf("(refusal %d since %s)", w.refusals, w.since.UTC().Format(waitTime))
 }
 
 // Other middleware may have put words in front.
-var waitPattern = regexp.MustCompile(`asynqlock: not run: .*\(refusal (\d{1,9}) since ([0-9T:.-]+Z)\)$`)
+var waitPattern = regexp.MustCompile(`(?s)asynqlock: not run: .*\(refusal (\d{1,9}) since ([0-9T:.-]+Z)\)$`)
 
 func waitIn(lastErr string) (w wait, ok bool) {
 	found := waitPattern.FindStringSubmatch(lastErr)

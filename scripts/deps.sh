@@ -43,6 +43,7 @@ links retry "core internal" $redis
 links delayqueue "core internal" $redis
 links httplock "core delayqueue internal" $redis
 links ginlock "core delayqueue httplock internal" $redis $gin
+links asynqlock "core internal" $redis github.com/hibiken/asynq
 
 [ $status = 0 ] && echo "deps: ok"
 exit $status
