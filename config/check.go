@@ -143,8 +143,9 @@ func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
 		}
 	}
 	for i, name := range h.AllowHeaders {
-		if err := p.takes(httplock.AllowHeaders(name)); err != nil {
-			d.at(item(member(path, "allow_headers"), i), "%s", reason(err))
+		at := item(member(path, "allow_headers"), i)
+		if err := p.takes(httplock.AllowHeaders(name)); err != nil && !d.failed(at) {
+			d.at(at, "%s", reason(err))
 		}
 	}
 }

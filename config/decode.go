@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -67,7 +68,7 @@ func (d *decoder) document(data []byte) bool {
 			d.in(place{}, "", "is no YAML that can be read")
 			return false
 		}
-		d.in(placeOf(syntax), "", "is no YAML: "+syntax.GetMessage())
+		d.in(placeOf(syntax), "", "is no YAML: "+printable(syntax.GetMessage()))
 		return false
 	}
 	var body ast.Node
@@ -100,6 +101,19 @@ func parseYAML(data []byte) (tree *ast.File, err error) {
 		}
 	}()
 	return parser.ParseBytes(data, 0, parser.AllowDuplicateMapKey()) // document reports them, each
+}
+
+// printable writes control characters as Go does.
+func printable(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if quoted := strconv.QuoteRune(r); strconv.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(quoted[1 : len(quoted)-1])
+		}
+	}
+	return b.String()
 }
 
 // invalidText returns where text is not UTF-8, or has a zero byte.

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"reflect"
 
 	"github.com/goccy/go-yaml/ast"
@@ -73,29 +72,25 @@ func newPolicy(name string) any {
 
 // policyName finds which policy a mapping is: its other fields depend on that.
 func (d *decoder) policyName(node ast.Node, path string) (name string, ok bool) {
-	var keys []string
 	found := false
 	d.mapping(node, path, func(key string, entry *ast.MappingValueNode) {
-		keys = append(keys, key)
-		if key != "policy" {
+		at := member(path, key)
+		switch {
+		case key == "policy":
+			if d.file.places[at] = startOf(entry.Value); d.usable(entry.Value, at) {
+				var s scalar
+				s, ok = d.scalar(entry.Value, at)
+				name = s.text
+			}
+		case nearest(key, []string{"policy"}) != "":
+			d.in(placeOf(entry.Key), at, "there is no such field"+meant("policy"))
+		default:
 			return
 		}
 		found = true
-		at := member(path, key)
-		if d.file.places[at] = startOf(entry.Value); d.usable(entry.Value, at) {
-			var s scalar
-			s, ok = d.scalar(entry.Value, at)
-			name = s.text
-		}
 	})
 	if !found && !d.failed(path) {
-		hint := "; want one of " + either(policies)
-		for _, key := range keys {
-			if nearest(key, []string{"policy"}) != "" {
-				hint = fmt.Sprintf(", but %q; did you mean that?", clip(key))
-			}
-		}
-		d.at(path, "has no field policy%s", hint)
+		d.at(path, "has no field policy; want %s", either(policies))
 	}
 	return name, ok
 }

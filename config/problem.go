@@ -109,12 +109,17 @@ func (r *report) err() error {
 	if len(r.problems) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(r.problems, func(a, b Problem) int {
-		// What is not in the file comes last.
-		return cmp.Or(cmp.Compare(max(0, 1-a.Line), max(0, 1-b.Line)), cmp.Compare(a.Line, b.Line),
-			cmp.Compare(a.Column, b.Column), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Message, b.Message))
+	seen := map[Problem]bool{}
+	problems := slices.DeleteFunc(r.problems, func(p Problem) bool {
+		twice := seen[p]
+		seen[p] = true
+		return twice
 	})
-	return &Error{Problems: slices.Compact(r.problems)}
+	slices.SortStableFunc(problems, func(a, b Problem) int {
+		// What is not in the file comes last.
+		return cmp.Or(cmp.Compare(max(0, 1-a.Line), max(0, 1-b.Line)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return &Error{Problems: problems}
 }
 
 // reason is what a constructor of the other packages finds wrong, without the

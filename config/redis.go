@@ -100,8 +100,11 @@ func (d *decoder) checkRedis(s *redisSection) {
 	if s.Password.plain && !s.AllowPlainPassword {
 		d.at(at("password"), plainPasswordHere)
 	}
-	if s.Password.given() && s.PasswordFile != "" || u.password != "" && (s.Password.given() || s.PasswordFile != "") {
-		d.at(at("password"), "is given twice; want one of url, password and password_file")
+	const twice = "is given twice; want one of url, password and password_file"
+	if s.PasswordFile != "" && (s.Password.given() || u.password != "") {
+		d.at(at("password_file"), "the password "+twice)
+	} else if s.Password.given() && u.password != "" {
+		d.at(at("password"), twice)
 	}
 	if u.username != "" && s.Username != "" {
 		d.at(at("username"), "is given twice; want it in url or here")
@@ -127,8 +130,8 @@ func (d *decoder) checkMode(s *redisSection, u redisURL) {
 	at := func(name string) string { return member("redis", name) }
 	for i, address := range s.Addresses {
 		socket := s.mode() == standalone && strings.HasPrefix(address, "/")
-		if !isAddress(address) && !socket {
-			d.at(item(at("addresses"), i), "the value is no address; want host:port")
+		if path := item(at("addresses"), i); !isAddress(address) && !socket && !d.failed(path) {
+			d.at(path, "the value is no address; want host:port")
 		}
 	}
 	unknown := d.failed(at("mode"))
@@ -160,7 +163,7 @@ func (d *decoder) checkMode(s *redisSection, u redisURL) {
 			d.at(member(path, "password"), plainPasswordHere)
 		}
 		if q.Password.given() && q.PasswordFile != "" {
-			d.at(member(path, "password"), "is given twice; want one of password and password_file")
+			d.at(member(path, "password_file"), "the password is given twice; want one of password and password_file")
 		}
 	}
 }

@@ -13,7 +13,7 @@ func suggest(name string, known []string) string {
 	case best != "":
 		return meant(best)
 	case len(known) == 0:
-		return "; there is none"
+		return "; there are none"
 	default:
 		return "; want " + either(known)
 	}
