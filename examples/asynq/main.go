@@ -61,7 +61,9 @@ func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, s.stop()) }()
-		defer func() { fmt.Fprintf(out, "a server ran %d bookings, and put off %d\n", s.ran.Load(), s.deferred.Load()) }()
+		defer func() {
+			fmt.Fprintf(out, "a server ran %d bookings, and put off %d\n", s.ran.Load(), s.deferred.Load())
+		}()
 	}
 
 	inspector := asynq.NewInspectorFromRedisClient(rdb)
