@@ -28,9 +28,9 @@ func main() {
 	}
 }
 
-// run enqueues three bookings for each of two wallets, and has two servers work on all of
-// them at the same time.
-func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
+// run enqueues three bookings for each of two wallets, and one for none, and has two servers
+// work on all of them at the same time.
+func run(ctx context.Context, redisURL string, out io.Writer) error {
 	rdb, closeRedis, err := connect(redisURL)
 	if err != nil {
 		return err
@@ -38,34 +38,44 @@ func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 	defer closeRedis()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if err := rdb.Del(ctx, balanceOf("alice"), balanceOf("bob")).Err(); err != nil {
+	tasks, err := enqueue(ctx, rdb)
+	if err != nil {
 		return err
 	}
+	a, err := startServer(rdb)
+	if err != nil {
+		return err
+	}
+	b, err := startServer(rdb)
+	if err != nil {
+		return errors.Join(err, a.stop())
+	}
+	err = errors.Join(show(ctx, rdb, tasks, out), a.stop(), b.stop())
+	fmt.Fprintf(out, "one server ran %d bookings, the other %d; refused meanwhile: %d\n", a.ran.Load(), b.ran.Load(), a.deferred.Load()+b.deferred.Load())
+	return err
+}
 
-	var tasks []*asynq.TaskInfo
+func enqueue(ctx context.Context, rdb *redis.Client) (tasks []*asynq.TaskInfo, err error) {
+	if err := rdb.Del(ctx, balanceOf("alice"), balanceOf("bob")).Err(); err != nil {
+		return nil, err
+	}
 	client := asynq.NewClientFromRedisClient(rdb)
-	for i, payload := range []string{
+	for _, payload := range []string{
 		`{"wallet": "alice", "amount": 10}`, `{"wallet": "alice", "amount": 20}`, `{"wallet": "alice", "amount": -5}`,
 		`{"wallet": "bob", "amount": 1}`, `{"wallet": "bob", "amount": 2}`, `{"wallet": "bob", "amount": 3}`,
 		`{"amount": 4}`,
 	} {
 		task, err := client.EnqueueContext(ctx, asynq.NewTask("book", []byte(payload)), asynq.Retention(time.Hour))
 		if err != nil {
-			return fmt.Errorf("enqueue task %d: %w", i, err)
+			return nil, err
 		}
 		tasks = append(tasks, task)
 	}
-	for range 2 {
-		s, err := startServer(rdb)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, s.stop()) }()
-		defer func() {
-			fmt.Fprintf(out, "a server ran %d bookings, and put off %d\n", s.ran.Load(), s.deferred.Load())
-		}()
-	}
+	return tasks, nil
+}
 
+// show waits for the tasks, and says what became of them.
+func show(ctx context.Context, rdb *redis.Client, tasks []*asynq.TaskInfo, out io.Writer) (err error) {
 	inspector := asynq.NewInspectorFromRedisClient(rdb)
 	for _, task := range tasks {
 		for task.State != asynq.TaskStateCompleted && task.State != asynq.TaskStateArchived {
