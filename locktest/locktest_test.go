@@ -3,10 +3,12 @@ package locktest_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -310,24 +312,26 @@ func TestAServiceCanMakeItsOwnClient(t *testing.T) {
 
 func TestWhatIsNotAsRequiredFailsTheTest(t *testing.T) {
 	redis := locktest.New(t)
-	locktest.SetPatience(t, 50*time.Millisecond)
+	locktest.SetPatience(t, time.Second)
 	redis.Hold(t, "held")
+	redis.Hold(t, "busy")
 	redis.Hold(t, "reserved")
 	require.NoError(t, redis.Locker(t).Reserve(t.Context(), "reserved", time.Minute))
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("it was done"))
 	notEmbedded := locktest.On(t, redis.Client())
+	var tests sync.WaitGroup
 	for want, test := range map[string]func(t locktest.TB){
 		`require that "free" is held: 0 hold it; 0 wait`:   func(t locktest.TB) { redis.RequireHeld(t, "free") },
 		`require that "held" is free: 1 hold it, `:         func(t locktest.TB) { redis.RequireFree(t, "held") },
 		`"locktest Hold" since `:                           func(t locktest.TB) { redis.RequireFree(t, "held") },
-		`it is reserved for 59.`:                           func(t locktest.TB) { redis.RequireWaiting(t, "reserved") },
+		`it is reserved for 5`:                             func(t locktest.TB) { redis.RequireWaiting(t, "reserved") },
 		`require that "held" is waited for: 1 hold it`:     func(t locktest.TB) { redis.RequireWaiting(t, "held") },
 		`require that "" is held: core: invalid key`:       func(t locktest.TB) { redis.RequireHeld(t, "") },
-		`hold: core: acquire "held"`:                       func(t locktest.TB) { redis.Hold(t, "held") },
+		`hold: core: acquire "busy"`:                       func(t locktest.TB) { redis.Hold(t, "busy") },
 		`steal "free": nobody holds it`:                    func(t locktest.TB) { redis.Steal(t, "free") },
 		`expire "free": nobody holds it`:                   func(t locktest.TB) { redis.Expire(t, "free") },
-		`the lease was not lost within 50ms`:               func(t locktest.TB) { locktest.RequireLost(t, context.Background()) },
+		`the lease was not lost within 1s`:                 func(t locktest.TB) { locktest.RequireLost(t, context.Background()) },
 		`not because its lease was lost: it was done`:      func(t locktest.TB) { locktest.RequireLost(t, ended) },
 		`require 1 conflicts: there were 0`:                func(t locktest.TB) { (&locktest.Policy{}).RequireConflicts(t, 1) },
 		`FastForward(-1s): time does not go back`:          func(t locktest.TB) { redis.FastForward(t, -time.Second) },
@@ -336,8 +340,9 @@ func TestWhatIsNotAsRequiredFailsTheTest(t *testing.T) {
 		`core: invalid option`:                             func(t locktest.TB) { redis.Locker(t, core.WithTTL(-1)) },
 		`invalid option`:                                   func(t locktest.TB) { locktest.New(t, locktest.WithPrefix("{}")) },
 	} {
-		require.Contains(t, failure(test), want)
+		tests.Go(func() { assert.Contains(t, failure(test), want) })
 	}
+	tests.Wait()
 	require.Empty(t, failure(func(t locktest.TB) { redis.RequireHeld(t, "held") }))
 	redis.Down(t)
 	require.Contains(t, failure(func(t locktest.TB) { redis.RequireFree(t, "free") }), `require that "free" is free: `)
