@@ -1,7 +1,6 @@
 package config_test
 
 import (
-	"errors"
 	"flag"
 	"os"
 	"strings"
@@ -98,7 +97,7 @@ func TestAnErrorListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
 		"\tf.yaml:1:14: redis.url: the value is no URL of a Redis; want redis://[user[:password]@]host[:port][/db], or rediss:// for TLS\n"+
 		"\tf.yaml:1:21: redis.db: the value is no whole number")
 	var e *config.Error
-	require.True(t, errors.As(err, &e))
+	require.ErrorAs(t, err, &e)
 	assert.Equal(t, config.Problem{
 		Source: "f.yaml", Line: 1, Column: 21, Path: "redis.db", Message: "the value is no whole number",
 	}, e.Problems[1])

@@ -274,7 +274,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	var r route
 	o, defaults := c.runtime.options, c.file.says.Defaults.HTTP
-	_, r.parks = c.file.conflicts(g).parks()
+	r.parks = c.file.conflicts(g).parks()
 	var opts []httplock.Option
 	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
 	case "lock":

@@ -161,7 +161,7 @@ func (d *decoder) decode(node ast.Node, path string, at place, v reflect.Value, 
 	if !d.usable(node, path) {
 		return
 	}
-	if c, ok := v.Addr().Interface().(custom); ok {
+	if c, ok := reflect.TypeAssert[custom](v.Addr()); ok {
 		c.decode(d, node, path, at)
 		return
 	}
@@ -238,7 +238,7 @@ func (d *decoder) section(node ast.Node, path string, v reflect.Value) {
 				return
 			}
 		}
-		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, sortedCopy(names)))
+		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, slices.Sorted(slices.Values(names))))
 	})
 }
 

@@ -3,7 +3,6 @@ package config_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
@@ -51,25 +51,13 @@ type service struct {
 func serve(rt *config.Runtime, pattern string) *service {
 	s := &service{running: make(chan *http.Request, 100), goOn: make(chan struct{}, 100)}
 	mux := http.NewServeMux()
-	mux.Handle(pattern, guarded(rt, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		s.running <- r
 		<-s.goOn
 		_, _ = io.WriteString(w, "done")
-	})))
-	s.Handler = mux
-	return s
-}
-
-// guarded is middleware that asks for the route at each request, as adapters do.
-func guarded(rt *config.Runtime, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		route, ok := rt.Route(r.Method, r.Pattern)
-		if !ok {
-			http.Error(w, "no route", http.StatusNotImplemented)
-			return
-		}
-		route.Middleware.Handler(route.Key, next).ServeHTTP(w, r)
 	})
+	s.Handler = httplock.FromConfig(rt)(mux)
+	return s
 }
 
 func request(method, target string, headers ...string) *http.Request {
@@ -116,7 +104,7 @@ func hold(t testing.TB, rt *config.Runtime, key string) (release func()) {
 func requireHeld(t testing.TB, rt *config.Runtime, key string) {
 	t.Helper()
 	_, err := rt.Locker().TryAcquire(t.Context(), key)
-	require.ErrorIs(t, err, core.ErrConflict, fmt.Sprintf("%q should be held", key))
+	require.ErrorIs(t, err, core.ErrConflict, "%q should be held", key)
 }
 
 // logs is what a logger wrote.
@@ -136,5 +124,3 @@ func (l *logs) String() string {
 	defer l.mu.Unlock()
 	return l.buf.String()
 }
-
-func (l *logs) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }

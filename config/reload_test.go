@@ -50,7 +50,7 @@ func TestReloadUnderTrafficDropsNothing(t *testing.T) {
 		var running [keys]atomic.Int32
 		var ran, overlaps atomic.Int64
 		mux := http.NewServeMux()
-		mux.Handle("POST /orders/{id}", guarded(rt, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mux.HandleFunc("POST /orders/{id}", func(w http.ResponseWriter, r *http.Request) {
 			var id int
 			_, _ = fmt.Sscan(r.PathValue("id"), &id)
 			if running[id].Add(1) > 1 {
@@ -63,10 +63,11 @@ func TestReloadUnderTrafficDropsNothing(t *testing.T) {
 			_, _ = io.Copy(w, r.Body)
 			running[id].Add(-1)
 			ran.Add(1)
-		})))
-		server := httptest.NewServer(mux)
+		})
+		handler := httplock.FromConfig(rt)(mux)
+		server := httptest.NewServer(handler)
 		defer server.Close()
-		worker, err := rt.Worker("later", httplock.Replay(mux), delayqueue.WithConcurrency(2))
+		worker, err := rt.Worker("later", httplock.Replay(handler), delayqueue.WithConcurrency(2))
 		require.NoError(t, err)
 		require.NoError(t, worker.Start())
 

@@ -129,12 +129,11 @@ func (c *compiler) key(path string, g *guardSection) httplock.KeyFunc {
 // badTemplate reports all that is wrong with a template.
 func (r *report) badTemplate(path string, err error) {
 	errs := []error{err}
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the error itself is the list
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		errs = many.Unwrap()
 	}
 	for _, err := range errs {
-		var t *httplock.TemplateError
-		if errors.As(err, &t) {
+		if t, ok := errors.AsType[*httplock.TemplateError](err); ok {
 			r.at(path, "character %d: %s", t.Column, t.Problem)
 		} else {
 			r.at(path, "%s", reason(err))
@@ -153,7 +152,7 @@ func (d *decoder) checkKey(p *probe, path string, g *guardSection) {
 		d.badTemplate(at, err)
 		return
 	}
-	if !d.parks(g) {
+	if !d.file.conflicts(g).parks() {
 		return
 	}
 	for _, name := range t.Headers() {
@@ -177,11 +176,6 @@ func (f *File) conflicts(g *guardSection) chain {
 		return f.says.Defaults.OnConflict
 	}
 	return g.OnConflict
-}
-
-func (d *decoder) parks(g *guardSection) bool {
-	_, ok := d.file.conflicts(g).parks()
-	return ok
 }
 
 func (d *decoder) checkRoutes(p *probe, queues []string) {

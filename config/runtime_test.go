@@ -40,7 +40,8 @@ func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
 		end := s.begin(t, request("POST", "/reject/7"))
 		requireHeld(t, rt, "order:7")
 		assert.Equal(t, http.StatusConflict, s.do(request("POST", "/reject/7")).Code)
-		assert.Equal(t, http.StatusNotImplemented, s.do(request("PATCH", "/reject/7")).Code, "a method that the file does not have")
+		_, ok := rt.Route("PATCH", "/reject/{id}")
+		assert.False(t, ok, "a method that the file does not have")
 		assert.Equal(t, http.StatusOK, end().Code)
 
 		s = serve(rt, "PUT /wait/{id}")
@@ -231,9 +232,17 @@ func TestWrongOptionsAreInvalidOptions(t *testing.T) {
 	skip := func(*http.Request) bool { return false }
 	who := func(*http.Request) (string, error) { return "", nil }
 	for _, opts := range [][]config.Option{
-		{nil}, {config.WithClient(nil)}, {config.WithLogger(nil)}, {config.WithSkip("a", nil)}, {config.WithValue("a", nil)},
-		{config.WithSkip("", skip)}, {config.WithSkip("a", skip), config.WithSkip("a", skip)}, {config.WithValue("{", value)},
-		{config.WithPrincipal("a", who, nil)}, {config.WithLocker(nil)}, {config.WithLocker(core.WithMaxWaiters(0, 0))},
+		{nil},
+		{config.WithClient(nil)},
+		{config.WithLogger(nil)},
+		{config.WithSkip("a", nil)},
+		{config.WithValue("a", nil)},
+		{config.WithSkip("", skip)},
+		{config.WithSkip("a", skip), config.WithSkip("a", skip)},
+		{config.WithValue("{", value)},
+		{config.WithPrincipal("a", who, nil)},
+		{config.WithLocker(nil)},
+		{config.WithLocker(core.WithMaxWaiters(0, 0))},
 	} {
 		_, err := config.Build(f, opts...)
 		assert.ErrorIs(t, err, core.ErrInvalidOption)
@@ -317,4 +326,21 @@ routes:
 	assert.False(t, ok)
 	_, ok = rt.Route("HEAD", "/orders/:id")
 	assert.False(t, ok)
+}
+
+func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
+	t.Parallel()
+	rt := build(t, redistest.Embedded(t), `
+routes:
+  POST /order/:id: {key: k}
+  GET /files/{path...}: {key: k}
+  PUT /somewhere/else: {key: k}
+`)
+	err := rt.CheckRoutes("POST /orders/:id", "GET /files/*path", "GET /unguarded")
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	require.Len(t, e.Problems, 2)
+	assert.Equal(t, `perkey.yaml:5:3: routes."POST /order/:id": the router has no such route; did you mean "POST /orders/:id"?`, e.Problems[0].String())
+	assert.Equal(t, `perkey.yaml:7:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
+	assert.NoError(t, rt.CheckRoutes("POST /order/{id}", "GET /files/*path", "PUT /somewhere/else"))
 }
