@@ -103,5 +103,5 @@ func TestAnErrorListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
 	}, e.Problems[1])
 
 	_, err = config.ParseIn("f.yaml", []byte("prefix: {}\n"), nil)
-	assert.EqualError(t, err, "config: f.yaml:1:1: prefix: a mapping is no single value; want one")
+	assert.EqualError(t, err, "config: f.yaml:1:1: prefix: a mapping is no single value; want one, in quotes if it has a colon")
 }

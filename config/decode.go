@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -296,7 +297,11 @@ func (d *decoder) scalar(node ast.Node, path string) (scalar, bool) {
 	case *ast.BoolNode:
 		s.kind = isBool
 	default:
-		d.at(path, "%s is no single value; want one", describe(node))
+		hint := ""
+		if describe(node) == "a mapping" {
+			hint = ", in quotes if it has a colon" // the parser takes {a: [b:1]} for {a: [{b: 1}]}
+		}
+		d.at(path, "%s is no single value; want one%s", describe(node), hint)
 		return s, false
 	}
 	if strings.HasPrefix(path, "redis.") {

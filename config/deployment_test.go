@@ -49,7 +49,10 @@ func write(t *testing.T, dir, name string, data []byte) {
 
 func TestAnACLUserWithAPassword(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t, "--user", "shop on >"+redisPass+" ~* &* +@all", "--user", "default off")
+	server := redistest.Start(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "shop", "on", ">"+redisPass, "~*", "&*", "+@all").Err())
+	require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "default", "off").Err())
 	dir := t.TempDir()
 	write(t, dir, "right", []byte(redisPass+"\n"))
 	write(t, dir, "wrong", []byte(hunter+"\n"))
