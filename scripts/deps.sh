@@ -37,12 +37,14 @@ links() {
 
 redis=github.com/redis/go-redis/v9
 gin=github.com/gin-gonic/gin
+yaml=github.com/goccy/go-yaml
 
 links core "internal" $redis
 links retry "core internal" $redis
 links delayqueue "core internal" $redis
 links httplock "core delayqueue internal" $redis
 links ginlock "core delayqueue httplock internal" $redis $gin
+links config "core delayqueue httplock retry internal" $redis $yaml $yaml/ast $yaml/parser $yaml/token
 
 [ $status = 0 ] && echo "deps: ok"
 exit $status
