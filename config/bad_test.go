@@ -1,7 +1,6 @@
 package config_test
 
 import (
-	"errors"
 	"flag"
 	"os"
 	"strings"
@@ -98,11 +97,11 @@ func TestAnErrorListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
 		"\tf.yaml:1:14: redis.url: the value is no URL of a Redis; want redis://[user[:password]@]host[:port][/db], or rediss:// for TLS\n"+
 		"\tf.yaml:1:21: redis.db: the value is no whole number")
 	var e *config.Error
-	require.True(t, errors.As(err, &e))
+	require.ErrorAs(t, err, &e)
 	assert.Equal(t, config.Problem{
 		Source: "f.yaml", Line: 1, Column: 21, Path: "redis.db", Message: "the value is no whole number",
 	}, e.Problems[1])
 
 	_, err = config.ParseIn("f.yaml", []byte("prefix: {}\n"), nil)
-	assert.EqualError(t, err, "config: f.yaml:1:1: prefix: a mapping is no single value; want one")
+	assert.EqualError(t, err, "config: f.yaml:1:1: prefix: a mapping is no single value; want one, in quotes if it has a colon")
 }

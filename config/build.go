@@ -274,7 +274,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	var r route
 	o, defaults := c.runtime.options, c.file.says.Defaults.HTTP
-	_, r.parks = c.file.conflicts(g).parks()
+	r.parks = c.file.conflicts(g).parks()
 	var opts []httplock.Option
 	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
 	case "lock":
@@ -307,12 +307,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	r.Middleware = m
 	if g.Key != "" {
-		t, err := g.template(slices.Collect(maps.Values(o.values)))
-		if err != nil {
-			c.badTemplate(member(path, "key"), err)
-			return r
-		}
-		r.Key = t.Key
+		r.Key = c.key(member(path, "key"), g)
 	}
 	return r
 }
@@ -321,9 +316,12 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 func registered[T any](r *report, opts []T, path, option, name string, names map[string]T) []T {
 	value, ok := names[name]
 	if !ok {
-		hint := meant(nearest(name, slices.Sorted(maps.Keys(names))))
-		r.at(path, "nothing was given to Build under the name %q: want config.%s(%q, …)%s", clip(name), option, clip(name), hint)
+		r.unregistered(path, option, name, slices.Sorted(maps.Keys(names)))
 		return opts
 	}
 	return append(opts, value)
+}
+
+func (r *report) unregistered(path, option, name string, known []string) {
+	r.at(path, "nothing was given to Build under the name %q; want config.%s(%q, …)%s", clip(name), option, clip(name), meant(nearest(name, known)))
 }

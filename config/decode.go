@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -161,7 +162,7 @@ func (d *decoder) decode(node ast.Node, path string, at place, v reflect.Value, 
 	if !d.usable(node, path) {
 		return
 	}
-	if c, ok := v.Addr().Interface().(custom); ok {
+	if c, ok := reflect.TypeAssert[custom](v.Addr()); ok {
 		c.decode(d, node, path, at)
 		return
 	}
@@ -238,7 +239,7 @@ func (d *decoder) section(node ast.Node, path string, v reflect.Value) {
 				return
 			}
 		}
-		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, sortedCopy(names)))
+		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, slices.Sorted(slices.Values(names))))
 	})
 }
 
@@ -296,7 +297,11 @@ func (d *decoder) scalar(node ast.Node, path string) (scalar, bool) {
 	case *ast.BoolNode:
 		s.kind = isBool
 	default:
-		d.at(path, "%s is no single value; want one", describe(node))
+		hint := ""
+		if describe(node) == "a mapping" {
+			hint = ", in quotes if it has a colon" // the parser takes {a: [b:1]} for {a: [{b: 1}]}
+		}
+		d.at(path, "%s is no single value; want one%s", describe(node), hint)
 		return s, false
 	}
 	if strings.HasPrefix(path, "redis.") {

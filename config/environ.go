@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
@@ -38,53 +39,69 @@ func overridden(path string) bool {
 
 // override takes what the environment has in place of what the file has.
 func (d *decoder) override() {
-	known := []string{}
-	d.overrideIn(reflect.ValueOf(&d.file.says).Elem(), "", &known)
-	var unknown []string
-	for name := range d.env {
-		ours := strings.HasPrefix(name, "PERKEY_REDIS_") || strings.HasPrefix(name, "PERKEY_DEFAULTS_")
+	known := d.overrideIn(reflect.ValueOf(&d.file.says).Elem(), "")
+	for _, name := range slices.Sorted(maps.Keys(d.env)) {
 		// Kubernetes sets these if there is a Service named perkey-redis.
 		theirs := strings.HasPrefix(name, "PERKEY_REDIS_SERVICE_") || name == "PERKEY_REDIS_PORT" || strings.HasPrefix(name, "PERKEY_REDIS_PORT_")
-		if ours && !theirs && !slices.Contains(known, name) {
-			unknown = append(unknown, name)
+		for _, section := range []string{"PERKEY_REDIS_", "PERKEY_DEFAULTS_"} {
+			if rest, ours := strings.CutPrefix(name, section); ours && !theirs && !slices.Contains(known, name) {
+				d.in(place{variable: name}, "", "no setting has this name"+meantVariable(section, rest, known))
+			}
 		}
-	}
-	for _, name := range sortedCopy(unknown) {
-		d.in(place{variable: name}, "", "no setting has this name"+meant(nearest(name, known)))
 	}
 }
 
-func (d *decoder) overrideIn(section reflect.Value, path string, known *[]string) {
+// meantVariable suggests one of a section's.
+func meantVariable(section, rest string, known []string) string {
+	var others []string
+	for _, k := range known {
+		if other, ok := strings.CutPrefix(k, section); ok {
+			others = append(others, other)
+		}
+	}
+	if best := nearest(rest, others); best != "" {
+		return meant(section + best)
+	}
+	return ""
+}
+
+// overrideIn is override for one section. It returns the names of its variables.
+func (d *decoder) overrideIn(section reflect.Value, path string) (known []string) {
 	for _, f := range fieldsOf(section.Type()) {
 		at, v := member(path, f.name), section.FieldByIndex(f.index)
-		if v.Kind() == reflect.Struct && v.Type() != secretType {
-			d.overrideIn(v, at, known)
-			continue
-		}
-		if v.Kind() == reflect.Pointer && v.Type().Elem().Kind() == reflect.Struct {
-			fresh := reflect.New(v.Type().Elem())
-			if !v.IsNil() {
-				fresh.Elem().Set(v.Elem())
-			}
-			before := len(d.file.places)
-			d.overrideIn(fresh.Elem(), at, known)
-			if len(d.file.places) > before || !v.IsNil() {
-				v.Set(fresh)
-			}
-			continue
-		}
-		if !overridden(at) || v.Type() == chainType || v.Kind() == reflect.Map {
-			continue
-		}
 		name := variable(at)
-		*known = append(*known, name)
-		text, ok := d.env[name]
-		if !ok {
-			continue
+		switch {
+		case v.Kind() == reflect.Struct && v.Type() != secretType:
+			known = append(known, d.overrideIn(v, at)...)
+		case v.Kind() == reflect.Pointer && v.Type().Elem().Kind() == reflect.Struct:
+			known = append(known, d.overrideOptional(v, at)...)
+		case !overridden(at) || v.Type() == chainType || v.Kind() == reflect.Map:
+		default:
+			known = append(known, name)
+			if text, ok := d.env[name]; ok {
+				d.file.places[at] = place{variable: name}
+				d.setText(text, at, v, f.tag)
+			}
 		}
-		d.file.places[at] = place{variable: name}
-		d.setText(text, at, v, f.tag)
 	}
+	return known
+}
+
+// overrideOptional is overrideIn for a section that the file may not have.
+func (d *decoder) overrideOptional(v reflect.Value, path string) (known []string) {
+	fresh := reflect.New(v.Type().Elem())
+	if !v.IsNil() {
+		return d.overrideIn(v.Elem(), path)
+	}
+	known = d.overrideIn(fresh.Elem(), path)
+	for _, name := range known {
+		if _, ok := d.env[name]; ok {
+			v.Set(fresh)
+			d.file.places[path] = place{variable: name}
+			break
+		}
+	}
+	return known
 }
 
 // setText stores the text of a variable. A list is separated by commas.

@@ -74,7 +74,7 @@ func (f File) LogValue() slog.Value { return slog.StringValue(f.String()) }
 // MarshalText is String: a File is read from YAML, but not written.
 func (f File) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// readFile reads a regular file of at most most bytes: a pipe or a device might
+// readFile reads a regular file that is not too large: a pipe or a device might
 // never end.
 func readFile(path string, most int64) (data []byte, err error) {
 	info, err := os.Stat(path) // to open a pipe may block

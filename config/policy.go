@@ -2,6 +2,7 @@ package config
 
 import (
 	"reflect"
+	"slices"
 
 	"github.com/goccy/go-yaml/ast"
 
@@ -140,29 +141,25 @@ func (r *report) follows(path, policy, before string) {
 
 // known reports a name that is not among those that the file, or Build, has.
 func (r *report) known(path, what, name string, names []string) {
-	for _, n := range names {
-		if n == name {
-			return
-		}
+	if slices.Contains(names, name) {
+		return
 	}
-	r.at(path, "there is no %s %q%s", what, clip(name), suggest(name, sortedCopy(names)))
+	r.at(path, "there is no %s %q%s", what, clip(name), suggest(name, slices.Sorted(slices.Values(names))))
 }
 
-// parks tells whether a chain stores calls, and in which queue.
-func (c chain) parks() (*delayPolicy, bool) {
-	for _, s := range c {
-		if p, ok := s.policy.(*delayPolicy); ok {
-			return p, true
-		}
-	}
-	return nil, false
+// parks reports whether a chain stores calls.
+func (c chain) parks() bool {
+	return slices.ContainsFunc(c, func(s step) bool {
+		_, ok := s.policy.(*delayPolicy)
+		return ok
+	})
 }
 
 // policy makes the chain. A queue is what queue returns for its name and longest age.
 func (c chain) policy(queue func(*delayPolicy) *delayqueue.Queue) core.ConflictPolicy {
 	var then core.ConflictPolicy // the last rejects, as nil does
-	for i := len(c) - 1; i >= 0; i-- {
-		switch p := c[i].policy.(type) {
+	for _, s := range slices.Backward(c) {
+		switch p := s.policy.(type) {
 		case *delayPolicy:
 			then = delayqueue.Policy(queue(p))
 		case *retryPolicy:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -122,15 +123,16 @@ func (r *report) err() error {
 	return &Error{Problems: problems}
 }
 
+// goName is the name in Go of what was given to a constructor.
+var goName = regexp.MustCompile(`^[A-Z]\w*(\(.*?\))?: `)
+
 // reason is what a constructor of the other packages finds wrong, without the
 // names that it has in Go.
 func reason(err error) string {
 	text := err.Error()
 	if errors.Is(err, core.ErrInvalidOption) {
 		_, text, _ = strings.Cut(text, core.ErrInvalidOption.Error()+": ")
-		if _, after, ok := strings.Cut(text, "): "); ok {
-			text = after
-		}
+		text = strings.TrimPrefix(text, goName.FindString(text))
 	}
 	return text
 }

@@ -38,6 +38,11 @@ func (rt *Runtime) Reload(f *File) error {
 	if err := r.err(); err != nil {
 		return err
 	}
+	for id, before := range rt.current.Load().routes {
+		if _, ok := made.routes[id]; !ok {
+			rt.log().Warn("config: a route was removed: its requests need no key any more", "file", f.name, "route", before.text)
+		}
+	}
 	rt.adopt(made)
 	rt.log().Info("config: reloaded", "file", f.name)
 	return nil

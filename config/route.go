@@ -73,35 +73,67 @@ func checkPattern(normal string) error {
 	return nil
 }
 
-// template is the key of a guard, and what it reads.
-func (g *guardSection) template(values []httplock.TemplateOption) (*httplock.KeyTemplate, error) {
-	return httplock.ParseTemplate(g.Key, values...)
+// template is the key of a guard, and what it reads, whichever values of a context
+// there are: that is known at Build.
+func (g *guardSection) template() (*httplock.KeyTemplate, error) {
+	return httplock.ParseTemplate(g.Key, anyValues(contextNames(g.Key))...)
 }
 
 var contextValue = regexp.MustCompile(`\{ctx\.([^{}|]+)[|}]`)
 
-// anyValues lets a template name any value of a context: which there are is known
-// at Build.
-func anyValues(text string) (values []httplock.TemplateOption) {
-	seen := map[string]bool{}
+// contextNames are the names of the {ctx.NAME} in a template, and perhaps some of what
+// only looks like one.
+func contextNames(text string) (names []string) {
 	for _, m := range contextValue.FindAllStringSubmatch(text, -1) {
-		if name := m[1]; !seen[name] {
-			seen[name] = true
-			values = append(values, httplock.TemplateValue(name, func(context.Context) (string, bool) { return "", false }))
+		if !slices.Contains(names, m[1]) {
+			names = append(names, m[1])
 		}
 	}
+	return names
+}
+
+// anyValues lets a template name values of a context that nothing has.
+func anyValues(names []string) (values []httplock.TemplateOption) {
+	for _, name := range names {
+		values = append(values, httplock.TemplateValue(name, func(context.Context) (string, bool) { return "", false }))
+	}
 	return values
+}
+
+// key makes the key function of a guard. A value of a context that Build was not
+// given is a problem.
+func (c *compiler) key(path string, g *guardSection) httplock.KeyFunc {
+	known, names := c.runtime.options.values, contextNames(g.Key)
+	missing := 0
+	for i, name := range names {
+		if _, ok := known[name]; ok {
+			continue
+		}
+		others := slices.Delete(slices.Clone(names), i, i+1)
+		if _, err := httplock.ParseTemplate(g.Key, anyValues(others)...); err != nil { // it is used
+			missing++
+			c.unregistered(path, "WithValue", name, slices.Sorted(maps.Keys(known)))
+		}
+	}
+	if missing > 0 {
+		return nil
+	}
+	t, err := httplock.ParseTemplate(g.Key, slices.Collect(maps.Values(known))...)
+	if err != nil {
+		c.badTemplate(path, err)
+		return nil
+	}
+	return t.Key
 }
 
 // badTemplate reports all that is wrong with a template.
 func (r *report) badTemplate(path string, err error) {
 	errs := []error{err}
-	if many, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the error itself is the list
+	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		errs = many.Unwrap()
 	}
 	for _, err := range errs {
-		var t *httplock.TemplateError
-		if errors.As(err, &t) {
+		if t, ok := errors.AsType[*httplock.TemplateError](err); ok {
 			r.at(path, "character %d: %s", t.Column, t.Problem)
 		} else {
 			r.at(path, "%s", reason(err))
@@ -115,12 +147,12 @@ func (d *decoder) checkKey(p *probe, path string, g *guardSection) {
 	if g.Key == "" {
 		return
 	}
-	t, err := g.template(anyValues(g.Key))
+	t, err := g.template()
 	if err != nil {
 		d.badTemplate(at, err)
 		return
 	}
-	if !d.parks(g) {
+	if !d.file.conflicts(g).parks() {
 		return
 	}
 	for _, name := range t.Headers() {
@@ -144,11 +176,6 @@ func (f *File) conflicts(g *guardSection) chain {
 		return f.says.Defaults.OnConflict
 	}
 	return g.OnConflict
-}
-
-func (d *decoder) parks(g *guardSection) bool {
-	_, ok := d.file.conflicts(g).parks()
-	return ok
 }
 
 func (d *decoder) checkRoutes(p *probe, queues []string) {
@@ -190,7 +217,7 @@ func (d *decoder) checkRouteKey(path string, route *routeSection, g *guardSectio
 		}
 		return
 	}
-	t, err := g.template(anyValues(g.Key))
+	t, err := g.template()
 	if err != nil || id.pattern == "" {
 		return // reported already
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,7 +33,7 @@ type Runtime struct {
 
 	current atomic.Pointer[state]
 
-	mu      sync.Mutex // of what follows, and one reload at a time
+	mu      sync.Mutex        // of what follows, and one reload at a time
 	parking map[routeID]route // those that parked requests since the start
 	workers []*delayqueue.Worker
 	closing chan struct{}
@@ -98,7 +100,7 @@ func (rt *Runtime) open(f *File) error {
 	}
 	locker := []core.Option{core.WithTTL(cmp.Or(f.says.Defaults.TTL, core.DefaultTTL)), core.WithPrefix(f.prefix())}
 	var err error
-	if rt.locker, err = core.New(rt.rdb, append(rt.options.locker[:len(rt.options.locker):len(rt.options.locker)], locker...)...); err != nil {
+	if rt.locker, err = core.New(rt.rdb, append(slices.Clip(rt.options.locker), locker...)...); err != nil {
 		return fmt.Errorf("config: %w", err)
 	}
 	made, err := rt.compile(f)
@@ -136,6 +138,25 @@ func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 		r, ok = find(httplock.NormalizePattern(pattern))
 	}
 	return r.Route, ok
+}
+
+// CheckRoutes reports the routes of the file that a router does not have, such as
+// misspelt ones, whose requests would run without a key. Give it all that are
+// registered, as "POST /orders/:id": gin and echo list theirs. Its error is an *Error.
+func (rt *Runtime) CheckRoutes(registered ...string) error {
+	s := rt.current.Load()
+	has := map[routeID]bool{}
+	for _, text := range registered {
+		method, pattern, _ := strings.Cut(text, " ")
+		has[routeID{method, httplock.NormalizePattern(strings.TrimLeft(pattern, " "))}] = true
+	}
+	r := &report{file: s.file}
+	for id, route := range s.routes {
+		if !has[id] {
+			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
+		}
+	}
+	return r.err()
 }
 
 // Guard returns the guard of this name as the file has it now. It keeps its policy when
@@ -211,23 +232,21 @@ func (rt *Runtime) Shutdown(ctx context.Context) error {
 	workers := rt.workers
 	rt.mu.Unlock()
 
-	errs := make([]error, len(workers)+1)
+	stopped := make([]error, len(workers))
 	var stopping sync.WaitGroup
 	for i, w := range workers {
-		stopping.Go(func() { errs[i] = w.Stop(ctx) })
+		stopping.Go(func() { stopped[i] = w.Stop(ctx) })
 	}
 	stopping.Wait()
-	errs[len(workers)] = rt.locker.Shutdown(ctx)
+	drained := rt.locker.Shutdown(ctx)
+	var closed error
 	if rt.options.client == nil {
 		// Commands that are still under way fail.
-		if err := rt.rdb.Close(); err != nil && !errors.Is(err, redis.ErrClosed) {
-			errs = append(errs, err)
+		if closed = rt.rdb.Close(); errors.Is(closed, redis.ErrClosed) {
+			closed = nil
 		}
 	}
-	if err := rt.locker.Close(); err != nil {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return errors.Join(errors.Join(stopped...), drained, closed, rt.locker.Close())
 }
 
 // Close is Shutdown without patience: work that is under way is told to end at once.

@@ -121,7 +121,7 @@ func (w *schemaWalk) value(path string, v reflect.Type, want string, n node) {
 		assert.Equal(w.t, "boolean", n["type"], path)
 	case want != "":
 		var choices []any
-		for _, c := range strings.Split(want, "|") {
+		for c := range strings.SplitSeq(want, "|") {
 			choices = append(choices, c)
 		}
 		assert.Equal(w.t, choices, n["enum"], path)

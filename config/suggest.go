@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -75,11 +74,4 @@ func distance(a, b string) int {
 		}
 	}
 	return rows[len(x)][len(y)]
-}
-
-// sortedCopy is names in order.
-func sortedCopy(names []string) []string {
-	names = slices.Clone(names)
-	slices.Sort(names)
-	return names
 }
