@@ -57,7 +57,8 @@ if mine and stay > 0 then
   if last == entry then
     last = gone
   end
-  write('h:' .. gone, string.format('%d%s', now + stay, rest))
+  -- At once: sweep counts what it finds, and a record of one holder tells no count.
+  redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + stay, rest))
   stays, soonest = now + stay, math.min(soonest, now + stay)
 elseif mine then
   redis.call('HDEL', key, 'h:' .. entry)

@@ -1,0 +1,107 @@
+package config_test
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/core"
+)
+
+var update = flag.Bool("update", false, "write testdata/bad.txt with the problems that are found")
+
+// Secrets of the tests: no message may show them.
+const (
+	hunter     = "hunter2"
+	redisPass  = "s3cret-redis"
+	sentinelPs = "s3cret-sentinel"
+	sealingKey = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+)
+
+var environment = map[string]string{
+	"REDIS_PASSWORD": redisPass, "SENTINEL_PASSWORD": sentinelPs, "SHIP_KEY": sealingKey, "POOL": "10",
+}
+
+// bad is one of the cases in testdata/bad.txt.
+type bad struct {
+	name, file string
+	problems   []string
+	schema     bool // the JSON Schema refuses it too
+}
+
+// badFiles reads the cases: a line "=== name", the file, and its problems behind ">> ".
+func badFiles(t testing.TB) (cases []bad) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/bad.txt")
+	require.NoError(t, err)
+	for _, part := range strings.Split("\n"+string(text), "\n=== ")[1:] {
+		var b bad
+		var file string
+		b.name, file, _ = strings.Cut(part, "\n")
+		b.name, b.schema = strings.CutSuffix(b.name, " +schema")
+		for line := range strings.Lines(file) {
+			if problem, ok := strings.CutPrefix(line, ">> "); ok {
+				b.problems = append(b.problems, strings.TrimSuffix(problem, "\n"))
+			} else {
+				b.file += line
+			}
+		}
+		cases = append(cases, b)
+	}
+	return cases
+}
+
+func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
+	t.Parallel()
+	cases := badFiles(t)
+	require.GreaterOrEqual(t, len(cases), 40)
+	var golden strings.Builder
+	for _, c := range cases {
+		var got []string
+		_, err := config.ParseIn("f.yaml", []byte(c.file), environment)
+		var e *config.Error
+		if assert.ErrorAs(t, err, &e, c.name) {
+			for _, p := range e.Problems {
+				got = append(got, p.String())
+			}
+		}
+		golden.WriteString("=== " + c.name)
+		if c.schema {
+			golden.WriteString(" +schema")
+		}
+		golden.WriteString("\n" + strings.TrimSuffix(c.file, "\n") + "\n")
+		for _, p := range got {
+			golden.WriteString(">> " + p + "\n")
+		}
+		if !*update {
+			assert.Equal(t, c.problems, got, c.name)
+		}
+		assert.NotContains(t, strings.Join(got, "\n"), hunter, c.name)
+		assert.NotContains(t, strings.Join(got, "\n"), redisPass, c.name)
+	}
+	if *update {
+		require.NoError(t, os.WriteFile("testdata/bad.txt", []byte(golden.String()), 0o600))
+	}
+}
+
+func TestAnErrorListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
+	t.Parallel()
+	_, err := config.ParseIn("f.yaml", []byte("redis: {url: x, db: y}\n"), nil)
+	assert.ErrorIs(t, err, core.ErrInvalidOption)
+	assert.EqualError(t, err, "config: 2 problems:\n"+
+		"\tf.yaml:1:14: redis.url: the value is no URL of a Redis; want redis://[user[:password]@]host[:port][/db], or rediss:// for TLS\n"+
+		"\tf.yaml:1:21: redis.db: the value is no whole number")
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, config.Problem{
+		Source: "f.yaml", Line: 1, Column: 21, Path: "redis.db", Message: "the value is no whole number",
+	}, e.Problems[1])
+
+	_, err = config.ParseIn("f.yaml", []byte("prefix: {}\n"), nil)
+	assert.EqualError(t, err, "config: f.yaml:1:1: prefix: a mapping is no single value; want one, in quotes if it has a colon")
+}

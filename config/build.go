@@ -1,0 +1,327 @@
+package config
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+)
+
+// Option gives Build what a file cannot hold.
+type Option func(*options) error
+
+type options struct {
+	client     redis.UniversalClient
+	locker     []core.Option
+	log        *slog.Logger
+	principals map[string]httplock.Option
+	skips      map[string]httplock.Option
+	values     map[string]httplock.TemplateOption
+}
+
+// WithClient gives a Redis client, which stays the caller's to close, after the Runtime.
+// What the file says under redis is not used then.
+func WithClient(rdb redis.UniversalClient) Option {
+	return func(o *options) error {
+		if rdb == nil {
+			return invalid("WithClient(nil)")
+		}
+		o.client = rdb
+		return nil
+	}
+}
+
+// WithLocker adds options to the Locker, such as core.WithObserver and
+// core.WithMaxWaiters. The prefix and the TTL are the file's.
+func WithLocker(opts ...core.Option) Option {
+	return func(o *options) error {
+		o.locker = append(o.locker, opts...)
+		return nil
+	}
+}
+
+// WithLogger sets where the Runtime, and the middleware of its routes, report what
+// goes wrong. Default: slog.Default.
+func WithLogger(log *slog.Logger) Option {
+	return func(o *options) error {
+		if log == nil {
+			return invalid("WithLogger(nil)")
+		}
+		o.log = log
+		return nil
+	}
+}
+
+// WithPrincipal gives what the file calls "principal: name": the two functions of
+// httplock.WithPrincipal.
+func WithPrincipal(name string, principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
+	return func(o *options) error {
+		if principal == nil || reauthorize == nil {
+			return invalid("WithPrincipal(%q): a function is nil", name)
+		}
+		return register("WithPrincipal", o.principals, name, httplock.WithPrincipal(principal, reauthorize))
+	}
+}
+
+// WithSkip gives what the file calls "skip: name": the function of httplock.Skip.
+func WithSkip(name string, skip func(*http.Request) bool) Option {
+	return func(o *options) error {
+		if skip == nil {
+			return invalid("WithSkip(%q): the function is nil", name)
+		}
+		return register("WithSkip", o.skips, name, httplock.Skip(skip))
+	}
+}
+
+// WithValue gives what keys call {ctx.name}: a value that earlier middleware left in
+// the request's context, such as the user's id. False: there is none.
+func WithValue(name string, value func(context.Context) (string, bool)) Option {
+	return func(o *options) error {
+		if value == nil {
+			return invalid("WithValue(%q): the function is nil", name)
+		}
+		if _, err := httplock.ParseTemplate("key", httplock.TemplateValue(name, value)); err != nil {
+			return invalid("WithValue(%q): want a name without braces and bars", name)
+		}
+		return register("WithValue", o.values, name, httplock.TemplateValue(name, value))
+	}
+}
+
+func register[T any](option string, names map[string]T, name string, value T) error {
+	if name == "" {
+		return invalid("%s: the name is empty", option)
+	}
+	if _, twice := names[name]; twice {
+		return invalid("%s(%q): it is there twice", option, name)
+	}
+	names[name] = value
+	return nil
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("config: %w: %s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
+}
+
+// state is what a file says, made.
+type state struct {
+	file   *File
+	queues map[string]*delayqueue.Queue
+	guards map[string]*core.Guard
+	routes map[routeID]route
+}
+
+// route is what a request under a route meets.
+type route struct {
+	httplock.Route
+
+	text      string // in the file
+	parks     bool
+	principal bool // somebody's, with which requests are parked
+}
+
+// compile makes all that a reload may change.
+func (rt *Runtime) compile(f *File) (*state, error) {
+	r := &report{file: f}
+	s := &state{file: f, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}}
+	for name, q := range f.says.Queues {
+		queue, err := rt.queue(f, name, q, nil)
+		if err != nil {
+			r.at(member("queues", name), "%s", reason(err))
+		}
+		s.queues[name] = queue
+	}
+	if len(r.problems) > 0 {
+		return nil, r.err()
+	}
+	c := compiler{report: r, runtime: rt, state: s}
+	made := map[*guardSection]route{}
+	for _, name := range slices.Sorted(maps.Keys(f.says.Guards)) {
+		g, path := f.says.Guards[name], member("guards", name)
+		s.guards[name] = c.guard(path, g)
+		made[g] = c.route(path, g, s.guards[name])
+	}
+	for _, text := range slices.Sorted(maps.Keys(f.says.Routes)) {
+		entry, path := f.says.Routes[text], member("routes", text)
+		id, err := parseRoute(text)
+		if err != nil {
+			r.at(path, "%v", err)
+			continue
+		}
+		m := made[f.says.Guards[entry.guard]]
+		if entry.own != nil {
+			m = c.route(path, entry.own, c.guard(path, entry.own))
+		}
+		m.text = text
+		s.routes[id] = m
+	}
+	return s, r.err()
+}
+
+// queue makes a handle on a queue, for a policy or, if that is nil, for others.
+func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) (*delayqueue.Queue, error) {
+	opts := []delayqueue.Option{delayqueue.WithPrefix(f.prefix())}
+	age := q.MaxAge
+	if p != nil {
+		age = cmp.Or(p.MaxAge, age)
+	}
+	opts = option(opts, age, delayqueue.WithMaxAge)
+	opts = option(opts, q.MaxDepth, delayqueue.WithMaxDepth)
+	opts = option(opts, q.MaxDepthPerKey, delayqueue.WithMaxDepthPerKey)
+	opts = option(opts, int(q.MaxPayload), delayqueue.WithMaxPayload)
+	opts = option(opts, int(q.MaxResult), delayqueue.WithMaxResult)
+	opts = option(opts, q.MaxAttempts, delayqueue.WithMaxAttempts)
+	opts = option(opts, q.Retention, delayqueue.WithRetention)
+	opts = option(opts, q.DeadRetention, delayqueue.WithDeadRetention)
+	opts = option(opts, q.Partitions, delayqueue.WithPartitions)
+	if q.Precedence != nil {
+		opts = append(opts, delayqueue.WithPrecedence(*q.Precedence))
+	}
+	if keys, ok := rt.keyrings[name]; ok {
+		opts = append(opts, delayqueue.WithEncryption(keys))
+	}
+	return delayqueue.New(rt.rdb, name, opts...)
+}
+
+// option adds one for a value that was given.
+func option[T comparable, O any](opts []O, value T, with func(T) O) []O {
+	var none T
+	if value == none {
+		return opts
+	}
+	return append(opts, with(value))
+}
+
+func (f *File) prefix() string { return cmp.Or(f.says.Prefix, "perkey") }
+
+// keyring reads the keys of a queue.
+func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
+	keys := delayqueue.Keyring{Current: e.Current, Keys: map[string][]byte{}}
+	for id, k := range e.Keys {
+		at, text := member(member(member(path, "keys"), id), "file"), k.value.reveal()
+		if k.File != "" {
+			if text = r.readSecret(at, k.File); r.failed(at) {
+				continue
+			}
+		}
+		key, err := encryptionKey(text)
+		if err != nil {
+			r.at(at, "%v", err)
+		}
+		keys.Keys[id] = key
+	}
+	return keys
+}
+
+// encryptionKey reads a key from its text.
+func encryptionKey(text string) ([]byte, error) {
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
+	if err != nil || len(key) != 32 {
+		return nil, errors.New("it holds no key; want 32 random bytes in base64, as of: openssl rand -base64 32")
+	}
+	return key, nil
+}
+
+// compiler makes guards.
+type compiler struct {
+	*report
+	runtime *Runtime
+	state   *state
+}
+
+func (c *compiler) guard(path string, g *guardSection) *core.Guard {
+	policy := c.file.conflicts(g).policy(func(p *delayPolicy) *delayqueue.Queue {
+		q, err := c.runtime.queue(c.file, p.Queue, c.file.says.Queues[p.Queue], p)
+		if err != nil {
+			c.at(path, "%s", reason(err))
+		}
+		return q
+	})
+	var opts []core.AcquireOption
+	if g.FixedLease > 0 {
+		opts = append(opts, core.FixedLease(g.FixedLease))
+	} else {
+		// Not the Locker's, which a reload leaves as it is.
+		opts = append(opts, core.LeaseTTL(cmp.Or(g.TTL, c.file.says.Defaults.TTL, core.DefaultTTL)))
+	}
+	opts = option(opts, g.MaxHold, core.MaxHold)
+	opts = option(opts, g.MinHold, core.MinHold)
+	opts = option(opts, g.AtOnce, core.Counted)
+	if w := g.WaitReplicas; w != nil {
+		opts = append(opts, core.WaitReplicas(w.Count, w.Timeout))
+	}
+	guard := core.NewGuard(c.runtime.locker, policy, opts...)
+	if err := guard.Err(); err != nil {
+		c.at(path, "%s", reason(err))
+	}
+	return guard
+}
+
+func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route {
+	if guard.Err() != nil {
+		return route{} // reported already
+	}
+	var r route
+	o, defaults := c.runtime.options, c.file.says.Defaults.HTTP
+	r.parks = c.file.conflicts(g).parks()
+	var opts []httplock.Option
+	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
+	case "lock":
+		opts = append(opts, httplock.LockSafeMethods())
+	case "share":
+		opts = append(opts, httplock.SharedForSafeMethods())
+	}
+	opts = option(opts, int64(cmp.Or(g.HTTP.MaxBody, defaults.MaxBody)), httplock.WithMaxBody)
+	opts = option(opts, cmp.Or(g.HTTP.StatusPath, defaults.StatusPath), httplock.WithStatusPath)
+	opts = append(opts, httplock.AllowHeaders(slices.Concat(defaults.AllowHeaders, g.HTTP.AllowHeaders)...))
+	if o.log != nil {
+		opts = append(opts, httplock.WithLogger(o.log))
+	}
+	switch principal, at := cmp.Or(g.HTTP.Principal, defaults.Principal), member(path, "principal"); {
+	case g.ParkAnonymously:
+		opts = append(opts, httplock.ParkAnonymously())
+	case principal != "":
+		if g.HTTP.Principal == "" {
+			at = "defaults.principal"
+		}
+		r.principal = true
+		opts = registered(c.report, opts, at, "WithPrincipal", principal, o.principals)
+	}
+	if g.Skip != "" {
+		opts = registered(c.report, opts, member(path, "skip"), "WithSkip", g.Skip, o.skips)
+	}
+	m, err := httplock.New(guard, opts...)
+	if err != nil {
+		c.at(path, "%s", reason(err))
+	}
+	r.Middleware = m
+	if g.Key != "" {
+		r.Key = c.key(member(path, "key"), g)
+	}
+	return r
+}
+
+// registered adds what was given to Build under a name.
+func registered[T any](r *report, opts []T, path, option, name string, names map[string]T) []T {
+	value, ok := names[name]
+	if !ok {
+		r.unregistered(path, option, name, slices.Sorted(maps.Keys(names)))
+		return opts
+	}
+	return append(opts, value)
+}
+
+func (r *report) unregistered(path, option, name string, known []string) {
+	r.at(path, "nothing was given to Build under the name %q; want config.%s(%q, …)%s", clip(name), option, clip(name), meant(nearest(name, known)))
+}

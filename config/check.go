@@ -1,0 +1,151 @@
+package config
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+)
+
+// check looks for what single values do not show.
+func (d *decoder) check() {
+	p, err := newProbe()
+	if err != nil {
+		d.at("", "%v", err) // only if the packages disagree
+		return
+	}
+	defer p.close()
+	says := &d.file.says
+	if says.Prefix != "" {
+		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithPrefix(says.Prefix)); err != nil {
+			d.at("prefix", "%s", reason(err))
+		}
+	}
+	d.checkRedis(&says.Redis)
+	for _, name := range slices.Sorted(maps.Keys(says.Queues)) {
+		d.checkQueue(p, name, says.Queues[name])
+	}
+	queues := slices.Sorted(maps.Keys(says.Queues))
+	d.checkChain(says.Defaults.OnConflict, queues)
+	d.checkHTTP(p, "defaults", &says.Defaults.HTTP)
+	for _, name := range slices.Sorted(maps.Keys(says.Guards)) {
+		if name == "" {
+			d.at(member("guards", name), "the name is empty")
+		}
+		d.checkGuard(p, member("guards", name), says.Guards[name], queues)
+	}
+	d.checkRoutes(p, queues)
+}
+
+// probe is what the packages need to say whether they take an option. It does not
+// talk to its Redis.
+type probe struct {
+	rdb    *redis.Client
+	locker *core.Locker
+	guard  *core.Guard
+}
+
+func newProbe() (*probe, error) {
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:0"})
+	locker, err := core.New(rdb)
+	if err != nil {
+		return nil, err
+	}
+	return &probe{rdb, locker, core.NewGuard(locker, nil)}, nil
+}
+
+func (p *probe) close() {
+	_ = p.locker.Close()
+	_ = p.rdb.Close()
+}
+
+// takes returns why HTTP middleware does not take an option.
+func (p *probe) takes(option httplock.Option) error {
+	_, err := httplock.New(p.guard, option)
+	return err
+}
+
+func (d *decoder) checkQueue(p *probe, name string, q *queueSection) {
+	path := member("queues", name)
+	if _, err := delayqueue.New(p.rdb, name); err != nil {
+		d.at(path, "the name is not allowed; want 1 to 64 letters, digits, dots, underscores and hyphens")
+	}
+	if w := q.Worker; w.initial() > w.most() {
+		d.at(member(path, "worker"), "retry_initial, %s, is longer than retry_max, %s", w.initial(), w.most())
+	}
+	if q.Encryption != nil {
+		d.checkEncryption(p, member(path, "encryption"), q.Encryption)
+	}
+}
+
+func (d *decoder) checkEncryption(p *probe, path string, e *encryptionSection) {
+	keys := member(path, "keys")
+	if len(e.Keys) == 0 && !d.failed(keys) {
+		d.at(path, "has no keys; want one at least, such as keys: {k1: {env: NAME}}")
+	}
+	if current := member(path, "current"); e.Current == "" {
+		if !d.failed(current) {
+			d.at(path, "has no field current; want the id of the key that seals")
+		}
+	} else if len(e.Keys) > 0 {
+		d.known(current, "key", e.Current, slices.Collect(maps.Keys(e.Keys)))
+	}
+	for _, id := range slices.Sorted(maps.Keys(e.Keys)) {
+		k, at := e.Keys[id], member(keys, id)
+		ring := delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte("thirty-two bytes that do not lie")}}
+		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithEncryption(ring)); err != nil {
+			d.at(at, "the id is not allowed; want 1 to 32 letters, digits, dots, underscores and hyphens")
+		}
+		switch {
+		case d.failed(at):
+		case (k.Env == "") == (k.File == ""):
+			d.at(at, "want either env or file")
+		case k.Env != "":
+			text, ok := d.env[k.Env]
+			if !ok {
+				d.at(member(at, "env"), "the environment variable %s is not set", clip(k.Env))
+				continue
+			}
+			k.value = secret{text: &text}
+			if _, err := encryptionKey(text); err != nil {
+				d.at(member(at, "env"), "%v", err)
+			}
+		}
+	}
+}
+
+func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []string) {
+	if g.FixedLease > 0 && g.TTL > 0 {
+		d.at(member(path, "fixed_lease"), "excludes ttl: a fixed lease is not renewed; want one of the two")
+	}
+	if g.FixedLease > 0 && g.MaxHold > 0 {
+		d.at(member(path, "fixed_lease"), "excludes max_hold: a fixed lease ends by itself; want one of the two")
+	}
+	if w, at := g.WaitReplicas, member(path, "wait_replicas"); w != nil && !d.failed(at) && (w.Count == 0 || w.Timeout == 0) {
+		d.at(at, "want count and timeout, both")
+	}
+	if g.HTTP.Principal != "" && g.ParkAnonymously {
+		d.at(member(path, "park_anonymously"), "excludes principal; want one of the two")
+	}
+	d.checkChain(g.OnConflict, queues)
+	d.checkHTTP(p, path, &g.HTTP)
+	d.checkKey(p, path, g)
+}
+
+func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
+	if h.StatusPath != "" {
+		if err := p.takes(httplock.WithStatusPath(h.StatusPath)); err != nil {
+			d.at(member(path, "status_path"), "%s, such as /tickets/", reason(err))
+		}
+	}
+	for i, name := range h.AllowHeaders {
+		at := item(member(path, "allow_headers"), i)
+		if err := p.takes(httplock.AllowHeaders(name)); err != nil && !d.failed(at) {
+			d.at(at, "%s", reason(err))
+		}
+	}
+}

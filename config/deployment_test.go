@@ -1,0 +1,248 @@
+package config_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// lockOnce builds a file that is in dir, and takes a key.
+func lockOnce(t *testing.T, dir, file string, env map[string]string) error {
+	t.Helper()
+	f, err := config.ParseIn(filepath.Join(dir, "perkey.yaml"), []byte(file), env)
+	require.NoError(t, err)
+	rt, err := config.Build(f, config.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	err = rt.Locker().Do(t.Context(), "k", func(context.Context) error { return nil })
+	return errors.Join(err, rt.Shutdown(t.Context()))
+}
+
+func write(t *testing.T, dir, name string, data []byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
+}
+
+func TestAnACLUserWithAPassword(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "shop", "on", ">"+redisPass, "~*", "&*", "+@all").Err())
+	require.NoError(t, rdb.Do(t.Context(), "acl", "setuser", "default", "off").Err())
+	dir := t.TempDir()
+	write(t, dir, "right", []byte(redisPass+"\n"))
+	write(t, dir, "wrong", []byte(hunter+"\n"))
+	env := map[string]string{"P": redisPass}
+	at := "redis: {addresses: ['" + server.Addr + "'], username: shop, max_retries: 0, "
+	assert.NoError(t, lockOnce(t, dir, at+"password: '${P}'}", env))
+	assert.NoError(t, lockOnce(t, dir, at+"password_file: right}", env))
+	assert.NoError(t, lockOnce(t, dir, "redis: {url: 'redis://shop:${P}@"+server.Addr+"/2'}", env))
+	err := lockOnce(t, dir, at+"password_file: wrong}", env)
+	assert.ErrorIs(t, err, core.ErrUnavailable)
+	assert.NotContains(t, err.Error(), hunter)
+}
+
+func TestSentinelAndCluster(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts many processes")
+	}
+	var master string
+	var sentinels []string
+	redistest.StartSentinel(t).Client(t, func(o *redis.FailoverOptions) { master, sentinels = o.MasterName, o.SentinelAddrs })
+	file := "redis: {mode: sentinel, addresses: ['" + strings.Join(sentinels, "', '") + "'], sentinel: {master: " + master + "}}"
+	assert.NoError(t, lockOnce(t, "", file, nil))
+
+	var nodes []string
+	redistest.StartCluster(t, 3, 0).Client(t, func(o *redis.ClusterOptions) { nodes = o.Addrs })
+	assert.NoError(t, lockOnce(t, "", "redis: {mode: cluster, addresses: ['"+nodes[0]+"']}", nil))
+	assert.NoError(t, lockOnce(t, "", "redis: {mode: cluster, url: 'redis://"+nodes[1]+"'}", nil))
+}
+
+func TestTLSWithAClientsCertificate(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	dir, ca, other := t.TempDir(), newAuthority(t), newAuthority(t)
+	write(t, dir, "ca.pem", ca.pem)
+	write(t, dir, "other.pem", other.pem)
+	cert, key := ca.issue(t, "client")
+	write(t, dir, "client.pem", cert)
+	write(t, dir, "client.key", key)
+	addr := tlsProxy(t, env.Addr, ca)
+	with := func(tls string) error {
+		return lockOnce(t, dir, "redis: {addresses: ['"+addr+"'], max_retries: 0, dial_timeout: 2s, tls: {"+tls+"}}", nil)
+	}
+	const client = "cert_file: client.pem, key_file: client.key"
+	assert.NoError(t, with("ca_file: ca.pem, server_name: redis.test, "+client))
+	assert.NoError(t, with("insecure_skip_verify: true, "+client))
+	assert.ErrorIs(t, with("ca_file: ca.pem, server_name: redis.test"), core.ErrUnavailable, "without a certificate")
+	assert.ErrorIs(t, with("ca_file: ca.pem, "+client), core.ErrUnavailable, "another name")
+	assert.ErrorIs(t, with("ca_file: other.pem, server_name: redis.test, "+client), core.ErrUnavailable, "another authority")
+	assert.ErrorIs(t, with("server_name: redis.test, "+client), core.ErrUnavailable, "unknown to the system")
+	assert.ErrorIs(t, lockOnce(t, dir, "redis: {addresses: ['"+addr+"'], max_retries: 0}", nil), core.ErrUnavailable, "no TLS")
+}
+
+func TestFilesThatCannotBeReadAreProblems(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "empty", nil)
+	write(t, dir, "text", []byte(hunter))
+	f, err := config.ParseIn(filepath.Join(dir, "f.yaml"), []byte(`
+redis:
+  addresses: [h:1]
+  password_file: empty
+  tls: {ca_file: text, cert_file: text, key_file: text}
+queues:
+  a: {encryption: {current: k, keys: {k: {file: none}, l: {file: text}}}}
+  b: {encryption: {current: k, keys: {k: {file: key}, l: {file: key}}}}
+`), nil)
+	require.NoError(t, err)
+	write(t, dir, "key", []byte(sealingKey+"\n"))
+	_, err = config.Build(f)
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	var got []string
+	for _, p := range e.Problems {
+		got = append(got, strings.ReplaceAll(p.String(), dir, "D"))
+	}
+	assert.Equal(t, []string{
+		"D/f.yaml:4:18: redis.password_file: the file is empty",
+		"D/f.yaml:5:18: redis.tls.ca_file: the file has no certificate in PEM form",
+		"D/f.yaml:5:35: redis.tls.cert_file: the certificate and the key are no pair in PEM form",
+		"D/f.yaml:7:49: queues.a.encryption.keys.k.file: stat D/none: no such file or directory",
+		"D/f.yaml:7:66: queues.a.encryption.keys.l.file: it holds no key; want 32 random bytes in base64, as of: openssl rand -base64 32",
+	}, got)
+	assert.NotContains(t, err.Error(), hunter)
+
+	f, err = config.ParseIn(filepath.Join(dir, "f.yaml"),
+		[]byte("redis: {addresses: ['h:1']}\nqueues: {b: {encryption: {current: k, keys: {k: {file: key}, l: {env: K}}}}}"), map[string]string{"K": sealingKey})
+	require.NoError(t, err)
+	_, err = config.Build(f)
+	assert.EqualError(t, err, "config: "+dir+`/f.yaml:2:10: queues.b: keys "k" and "l" are the same`)
+	assert.NotContains(t, err.Error(), sealingKey)
+}
+
+func TestSealedQueuesHaveTheKeysOfTheFile(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rt := build(t, env, `
+queues: {q: {encryption: {current: k, keys: {k: {env: SHIP_KEY}}}}}
+routes:
+  POST /x: {key: x, on_conflict: {policy: delay, queue: q}}
+`)
+	defer hold(t, rt, "x")()
+	require.Equal(t, 202, serve(rt, "/x").do(request("POST", "/x?secret=in-the-query")).Code)
+	payload, err := rt.Queue("q").Payload(t.Context(), queued(t, rt, "q")[0].ID)
+	require.NoError(t, err)
+	assert.Contains(t, string(payload), "in-the-query")
+	rdb := env.Client(t)
+	for _, name := range redistest.Keys(t, rdb, env.Prefix) {
+		if fields, err := rdb.HGetAll(t.Context(), name).Result(); err == nil {
+			assert.NotContains(t, fmt.Sprint(fields), "in-the-query", name)
+		}
+	}
+}
+
+// authority issues certificates.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return &authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+}
+
+func (a *authority) issue(t *testing.T, name string) (cert, key []byte) {
+	t.Helper()
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &own.PublicKey, a.key)
+	require.NoError(t, err)
+	private, err := x509.MarshalPKCS8PrivateKey(own)
+	require.NoError(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
+}
+
+// tlsProxy puts TLS in front of a server, as redis.test, for clients that have a
+// certificate.
+func tlsProxy(t *testing.T, target string, ca *authority) string {
+	t.Helper()
+	certPEM, keyPEM := ca.issue(t, "redis.test")
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	require.NoError(t, err)
+	clients := x509.NewCertPool()
+	clients.AddCert(ca.cert)
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
+	})
+	require.NoError(t, err)
+	var conns sync.WaitGroup
+	conns.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conns.Go(func() {
+				defer client.Close()
+				server, err := net.Dial("tcp", target)
+				if err != nil {
+					return
+				}
+				defer server.Close()
+				conns.Go(func() {
+					_, _ = io.Copy(client, server)
+					_ = client.Close()
+				})
+				_, _ = io.Copy(server, client)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		conns.Wait()
+	})
+	return l.Addr().String()
+}

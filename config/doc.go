@@ -1,0 +1,56 @@
+// Package config makes locks, queues, guards and the routes behind them from a YAML
+// file, so that what happens to a conflict is chosen per route without a new build.
+//
+//	redis: {url: rediss://shop@redis.internal, password_file: secrets/redis}
+//	queues:
+//	  ship: {max_age: 15m}
+//	guards:
+//	  pay:  {key: "order:{param.id}"}
+//	  cart: {key: "cart:{param.id}", on_conflict: {policy: retry, max_wait: 2s}}
+//	  ship: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 300ms}, {policy: delay, queue: ship}]}
+//	routes:
+//	  POST /orders/:id/pay: pay
+//	  PUT /carts/:id: cart
+//	  POST /orders/:id/ship: ship
+//
+//	f, err := config.Load("perkey.yaml")
+//	rt, err := config.Build(f)
+//	r.Use(ginlock.FromConfig(rt)) // or that of httplock or echolock
+//
+// docs/config.md has every field. Schema is the same for editors.
+//
+// # Files
+//
+// Load finds all that is wrong with a file at once, each with its line, column and path,
+// and says what would be right: unknown fields and names, what is there twice, values
+// out of range, a key that reads a parameter which its route does not have, a policy
+// after reject. Nothing is guessed: durations have units, numbers no quotes, and there
+// are no anchors, aliases or tags.
+//
+// What a file cannot hold is given to Build by name: WithPrincipal, WithSkip and
+// WithValue. A name that is only in the file is a problem of Build's.
+//
+// Within the section redis, ${NAME} stands for an environment variable, so that no
+// password need be in the file; one that is must be allowed by allow_plain_password.
+// Files that the file names are looked for in its own directory. No error and no log
+// shows a password, a key, or any other text of that section.
+//
+// # The environment
+//
+// A variable overrides the value of its path: PERKEY_ and the path in upper case, with
+// _ for each dot. PERKEY_REDIS_URL is redis.url, PERKEY_DEFAULTS_TTL is defaults.ttl. It
+// is so for prefix, and for what is under redis and defaults, but on_conflict; a list is
+// separated by commas. An empty variable counts as none. A variable PERKEY_REDIS_… or
+// PERKEY_DEFAULTS_… that nothing has the name of is a mistake, but for those that
+// Kubernetes sets for a Service named perkey-redis.
+//
+// # Reloading
+//
+// Runtime.Reload puts another file into force, and Runtime.Watch does so when the file has
+// changed. Requests that are under way end as they began; the next one of every route has the
+// new guard. A file with a mistake changes nothing. What a reload cannot change is
+// refused with its line; see Reload.
+//
+// While two files have different keys for one route, an old request and a new one may
+// run at the same time: they hold different keys.
+package config

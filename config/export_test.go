@@ -1,0 +1,14 @@
+package config
+
+import "context"
+
+// ParseIn is Parse with an environment of its own.
+func ParseIn(name string, data []byte, env map[string]string) (*File, error) {
+	return parse(name, data, env)
+}
+
+// Watcher looks at a file as Watch does, when it is told to.
+func (rt *Runtime) Watcher(path string) func(context.Context) {
+	w := watch{runtime: rt, path: path, taken: rt.File().sum}
+	return w.look
+}

@@ -1,0 +1,97 @@
+package config
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+)
+
+// maxFile is the size of the largest file. Parsing takes time that grows with its
+// square.
+const maxFile = 256 << 10
+
+// File is a file that was read and found right. It is safe for concurrent use,
+// and printed, logged and marshaled without what it says.
+type File struct {
+	name   string
+	says   document
+	places map[string]place  // of values, by their paths
+	sum    [sha256.Size]byte // of what was read
+}
+
+// Load reads a file, and the environment variables that override it. See the package
+// comment for both. A mistake in it is an *Error, which wraps core.ErrInvalidOption;
+// a file that cannot be read is the error of package os.
+func Load(path string) (*File, error) {
+	data, err := readFile(path, maxFile)
+	if err != nil {
+		return nil, fmt.Errorf("config: %w", err)
+	}
+	return Parse(path, data)
+}
+
+// Parse is Load for a file that was read already. Problems call it name, and files
+// that it names are looked for in name's directory.
+func Parse(name string, data []byte) (*File, error) {
+	return parse(name, data, readEnviron())
+}
+
+func parse(name string, data []byte, env environ) (*File, error) {
+	f := &File{name: name, places: map[string]place{}, sum: sha256.Sum256(data)}
+	r := &report{file: f}
+	d := &decoder{report: r, env: env}
+	if d.document(data) {
+		d.override()
+		d.check()
+	}
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// Name is what problems call the file.
+func (f *File) Name() string { return f.name }
+
+// String tells the name, and counts what is in the file.
+func (f File) String() string {
+	return fmt.Sprintf("config.File(%s: %d queues, %d guards, %d routes)", f.name, len(f.says.Queues), len(f.says.Guards), len(f.says.Routes))
+}
+
+// GoString is String.
+func (f File) GoString() string { return f.String() }
+
+// Format prints String, whatever the verb.
+func (f File) Format(s fmt.State, _ rune) { fmt.Fprint(s, f.String()) }
+
+// LogValue is String.
+func (f File) LogValue() slog.Value { return slog.StringValue(f.String()) }
+
+// MarshalText is String: a File is read from YAML, but not written.
+func (f File) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// readFile reads a regular file that is not too large: a pipe or a device might
+// never end.
+func readFile(path string, most int64) (data []byte, err error) {
+	info, err := os.Stat(path) // to open a pipe may block
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("not a regular file")}
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	data, err = io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(data)) > most {
+		return nil, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("larger than %d bytes", most)}
+	}
+	return data, err
+}

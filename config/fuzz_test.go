@@ -1,0 +1,61 @@
+package config_test
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/core"
+)
+
+// Whatever a file says, Parse says what is wrong or Build makes it: neither panics, and
+// each problem names what it is about.
+func FuzzParse(f *testing.F) {
+	paths, err := filepath.Glob("testdata/*.yaml")
+	require.NoError(f, err)
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		require.NoError(f, err)
+		f.Add(data)
+	}
+	for _, c := range badFiles(f) {
+		f.Add([]byte(c.file))
+	}
+	f.Add([]byte("redis: {url: 'redis://h'}\nguards: {a: {key: '{{}}{json.a.b|sha256}'}}\nroutes: {GET /{$}: a, POST /\\:x: a}"))
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	f.Cleanup(func() { _ = rdb.Close() })
+	log := config.WithLogger(slog.New(slog.DiscardHandler))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		file, err := config.ParseIn("testdata/f.yaml", data, environment)
+		if err != nil {
+			requireProblems(t, err)
+			return
+		}
+		rt, err := config.Build(file, log, config.WithClient(rdb)) // its own would dial, for min_idle_conns
+		if err != nil {
+			requireProblems(t, err)
+			return
+		}
+		require.NoError(t, rt.Reload(file))
+		require.NoError(t, rt.Close())
+	})
+}
+
+func requireProblems(t *testing.T, err error) {
+	t.Helper()
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	var e *config.Error
+	require.True(t, errors.As(err, &e), "%v", err) //nolint:testifylint // a fuzzer's message
+	require.NotEmpty(t, e.Problems)
+	for _, p := range e.Problems {
+		require.NotEmpty(t, p.Message)
+		require.NotEmpty(t, p.Source)
+		require.Equal(t, p.Line == 0, p.Column == 0, "%v", p)
+	}
+}

@@ -1,0 +1,126 @@
+package config_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// load parses a file for a Redis of the test's own.
+func load(t testing.TB, env *redistest.Env, file string) *config.File {
+	t.Helper()
+	f, err := config.ParseIn("perkey.yaml", []byte("redis: {addresses: ['"+env.Addr+"']}\nprefix: "+env.Prefix+"\n"+file), environment)
+	require.NoError(t, err)
+	return f
+}
+
+// build makes a Runtime that is closed with the test.
+func build(t testing.TB, env *redistest.Env, file string, opts ...config.Option) *config.Runtime {
+	t.Helper()
+	rt, err := config.Build(load(t, env, file), append([]config.Option{config.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rt.Close() })
+	return rt
+}
+
+// service is an HTTP server with one route, whose handler says when it runs and waits
+// until it may go on.
+type service struct {
+	http.Handler
+	running chan *http.Request
+	goOn    chan struct{}
+}
+
+// serve serves a pattern of ServeMux, guarded as the file says.
+func serve(rt *config.Runtime, pattern string) *service {
+	s := &service{running: make(chan *http.Request, 100), goOn: make(chan struct{}, 100)}
+	mux := http.NewServeMux()
+	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		s.running <- r
+		<-s.goOn
+		_, _ = io.WriteString(w, "done")
+	})
+	s.Handler = httplock.FromConfig(rt)(mux)
+	return s
+}
+
+func request(method, target string, headers ...string) *http.Request {
+	r := httptest.NewRequest(method, target, strings.NewReader("body"))
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Set(name, value)
+	}
+	return r
+}
+
+// do sends a request, and returns what it was answered with.
+func (s *service) do(r *http.Request) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	return w
+}
+
+// begin sends a request whose handler runs when begin returns, and goes on at end.
+func (s *service) begin(t testing.TB, r *http.Request) (end func() *httptest.ResponseRecorder) {
+	t.Helper()
+	answer := make(chan *httptest.ResponseRecorder, 1)
+	go func() { answer <- s.do(r) }()
+	select {
+	case <-s.running:
+	case w := <-answer:
+		require.Fail(t, "the handler did not run", "%d %s", w.Code, w.Body)
+	}
+	return func() *httptest.ResponseRecorder {
+		s.goOn <- struct{}{}
+		return <-answer
+	}
+}
+
+// hold takes a key away from the guards.
+func hold(t testing.TB, rt *config.Runtime, key string) (release func()) {
+	t.Helper()
+	lease, err := rt.Locker().TryAcquire(t.Context(), key)
+	require.NoError(t, err)
+	return func() { assert.NoError(t, lease.Release(context.Background())) }
+}
+
+// requireHeld checks that somebody holds a key.
+func requireHeld(t testing.TB, rt *config.Runtime, key string) {
+	t.Helper()
+	_, err := rt.Locker().TryAcquire(t.Context(), key)
+	require.ErrorIs(t, err, core.ErrConflict, "%q should be held", key)
+}
+
+// logs is what a logger wrote.
+type logs struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}

@@ -1,0 +1,276 @@
+package config
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	standalone = "standalone"
+	sentinel   = "sentinel"
+	cluster    = "cluster"
+)
+
+// given reports whether the file says which Redis to use.
+func (s *redisSection) given() bool { return s.URL.given() || len(s.Addresses) > 0 }
+
+func (s *redisSection) mode() string { return cmp.Or(s.Mode, standalone) }
+
+// redisURL is what a URL says. Its errors do not: it may hold a password.
+type redisURL struct {
+	address, username, password string
+	tls                         bool
+	db                          int
+}
+
+func parseURL(text string) (redisURL, error) {
+	const want = "; want redis://[user[:password]@]host[:port][/db], or rediss:// for TLS"
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || u.Opaque != "" {
+		return redisURL{}, errors.New("the value is no URL of a Redis" + want)
+	}
+	if u.Scheme != "redis" && u.Scheme != "rediss" {
+		return redisURL{}, errors.New("the URL has an unknown scheme" + want)
+	}
+	if u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
+		return redisURL{}, errors.New("the URL has a query or a fragment; want the fields beside url for what they say")
+	}
+	r := redisURL{address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "6379")), username: u.User.Username(), tls: u.Scheme == "rediss"}
+	r.password, _ = u.User.Password()
+	if !isAddress(r.address) {
+		return redisURL{}, errors.New("the URL has a port that is none" + want)
+	}
+	if db := strings.Trim(u.Path, "/"); db != "" {
+		if r.db, err = strconv.Atoi(db); err != nil || r.db < 0 {
+			return redisURL{}, errors.New("the URL has a path that is no database's number" + want)
+		}
+	}
+	return r, nil
+}
+
+// plainPassword reports whether a URL has a password that stands in the file.
+func plainPassword(text string) bool {
+	_, rest, _ := strings.Cut(text, "://")
+	user, _, ok := cutLast(rest, "@")
+	_, password, _ := strings.Cut(user, ":")
+	return ok && password != ""
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+func isAddress(text string) bool {
+	host, port, err := net.SplitHostPort(text)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	return err == nil && host != "" && bad == nil && n > 0
+}
+
+const plainPasswordHere = "is in plain text; want ${NAME}, an environment variable, or password_file; " +
+	"redis.allow_plain_password: true lets it be here"
+
+func (d *decoder) checkRedis(s *redisSection) {
+	at := func(name string) string { return member("redis", name) }
+	var u redisURL
+	if s.URL.given() {
+		var err error
+		if u, err = parseURL(s.URL.reveal()); err != nil {
+			d.at(at("url"), "%v", err)
+		}
+		if len(s.Addresses) > 0 {
+			d.at(at("addresses"), "excludes url; want one of the two")
+		}
+	}
+	if s.URL.plain && plainPassword(s.URL.reveal()) && !s.AllowPlainPassword {
+		d.at(at("url"), "the password %s", plainPasswordHere)
+	}
+	if s.Password.plain && !s.AllowPlainPassword {
+		d.at(at("password"), plainPasswordHere)
+	}
+	const twice = "is given twice; want one of url, password and password_file"
+	if s.PasswordFile != "" && (s.Password.given() || u.password != "") {
+		d.at(at("password_file"), "the password "+twice)
+	} else if s.Password.given() && u.password != "" {
+		d.at(at("password"), twice)
+	}
+	if u.username != "" && s.Username != "" {
+		d.at(at("username"), "is given twice; want it in url or here")
+	}
+	if u.db != 0 && s.DB != 0 {
+		d.at(at("db"), "is given twice; want it in url or here")
+	}
+	if s.TLS != nil {
+		if s.URL.given() && !u.tls && !d.failed(at("url")) {
+			d.at(at("tls"), "the URL says redis://, without TLS; want rediss://, or no section tls")
+		}
+		if (s.TLS.CertFile == "") != (s.TLS.KeyFile == "") {
+			d.at(at("tls"), "want cert_file and key_file together")
+		}
+	}
+	if s.PoolSize > 0 && s.MinIdleConns > s.PoolSize {
+		d.at(at("min_idle_conns"), "%d is more than pool_size, %d", s.MinIdleConns, s.PoolSize)
+	}
+	d.checkMode(s, u)
+}
+
+func (d *decoder) checkMode(s *redisSection, u redisURL) {
+	at := func(name string) string { return member("redis", name) }
+	for i, address := range s.Addresses {
+		socket := s.mode() == standalone && strings.HasPrefix(address, "/")
+		if path := item(at("addresses"), i); !isAddress(address) && !socket && !d.failed(path) {
+			d.at(path, "the value is no address; want host:port")
+		}
+	}
+	unknown := d.failed(at("mode"))
+	switch {
+	case unknown:
+	case s.mode() == sentinel:
+		if s.URL.given() {
+			d.at(at("url"), "mode sentinel has no url; want the sentinels' addresses")
+		}
+		if len(s.Addresses) == 0 && !s.URL.given() && !d.failed(at("addresses")) {
+			d.at(at("mode"), "sentinel needs redis.addresses: those of the sentinels")
+		}
+		if (s.Sentinel == nil || s.Sentinel.Master == "") && !d.failed(at("sentinel")) {
+			d.at(at("mode"), "sentinel needs redis.sentinel.master: the name of the master")
+		}
+	case s.mode() == cluster:
+		if s.DB != 0 || u.db != 0 {
+			d.at(at("mode"), "a cluster has only database 0")
+		}
+	case len(s.Addresses) > 1:
+		d.at(at("addresses"), "mode standalone has one address; want one, or mode cluster or sentinel")
+	}
+	if q := s.Sentinel; q != nil {
+		path := at("sentinel")
+		if s.mode() != sentinel && !unknown {
+			d.at(path, "is for mode sentinel; want that mode, or no such section")
+		}
+		if q.Password.plain && !s.AllowPlainPassword {
+			d.at(member(path, "password"), plainPasswordHere)
+		}
+		if q.Password.given() && q.PasswordFile != "" {
+			d.at(member(path, "password_file"), "the password is given twice; want one of password and password_file")
+		}
+	}
+}
+
+// maxSecret is the size of the largest file with a password, a key or certificates.
+const maxSecret = 1 << 20
+
+// near is where a file is that another file names.
+func (f *File) near(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(filepath.Dir(f.name), path)
+}
+
+// read reads a file that the value at path names. What it holds is never shown.
+func (r *report) read(path, name string) ([]byte, bool) {
+	data, err := readFile(r.file.near(name), maxSecret)
+	if err != nil {
+		r.at(path, "%v", err)
+	}
+	return data, err == nil
+}
+
+// readSecret reads a file with one line.
+func (r *report) readSecret(path, name string) string {
+	if name == "" {
+		return ""
+	}
+	data, ok := r.read(path, name)
+	text := strings.TrimRight(string(data), "\r\n")
+	if ok && text == "" {
+		r.at(path, "the file is empty")
+	}
+	return text
+}
+
+// connect makes the client. It does not talk to Redis.
+func (r *report) connect(s *redisSection) redis.UniversalClient {
+	o := &redis.UniversalOptions{
+		Addrs: s.Addresses, DB: s.DB, Username: s.Username, Password: s.Password.reveal(),
+		PoolSize: s.PoolSize, MinIdleConns: s.MinIdleConns, PoolTimeout: s.PoolTimeout,
+		DialTimeout: s.DialTimeout, ReadTimeout: s.ReadTimeout, WriteTimeout: s.WriteTimeout,
+	}
+	if s.MaxRetries != nil {
+		if o.MaxRetries = *s.MaxRetries; o.MaxRetries == 0 {
+			o.MaxRetries = -1 // go-redis's none
+		}
+	}
+	secure := s.TLS
+	if s.URL.given() {
+		u, err := parseURL(s.URL.reveal())
+		if err != nil {
+			r.at("redis.url", "%v", err)
+		}
+		o.Addrs, o.DB = []string{u.address}, cmp.Or(o.DB, u.db)
+		o.Username, o.Password = cmp.Or(o.Username, u.username), cmp.Or(o.Password, u.password)
+		if u.tls && secure == nil {
+			secure = &tlsSection{}
+		}
+	}
+	o.Password = cmp.Or(o.Password, r.readSecret("redis.password_file", s.PasswordFile))
+	if secure != nil {
+		o.TLSConfig = r.secure(secure)
+	}
+	if s.mode() == sentinel && s.Sentinel != nil {
+		q := s.Sentinel
+		o.MasterName, o.SentinelUsername = q.Master, q.Username
+		o.SentinelPassword = cmp.Or(q.Password.reveal(), r.readSecret("redis.sentinel.password_file", q.PasswordFile))
+	}
+	if len(r.problems) > 0 {
+		return nil // the client would have to be closed
+	}
+	switch s.mode() {
+	case cluster:
+		cluster := o.Cluster()
+		// go-redis's own would dial a dead primary for a minute.
+		cluster.ClusterStateReloadInterval = time.Second
+		return redis.NewClusterClient(cluster)
+	case sentinel:
+		return redis.NewFailoverClient(o.Failover())
+	default:
+		return redis.NewClient(o.Simple())
+	}
+}
+
+// secure makes the TLS settings.
+func (r *report) secure(s *tlsSection) *tls.Config {
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName, InsecureSkipVerify: s.InsecureSkipVerify}
+	if s.CAFile != "" {
+		if pem, ok := r.read("redis.tls.ca_file", s.CAFile); ok {
+			c.RootCAs = x509.NewCertPool()
+			if !c.RootCAs.AppendCertsFromPEM(pem) {
+				r.at("redis.tls.ca_file", "the file has no certificate in PEM form")
+			}
+		}
+	}
+	if s.CertFile != "" && s.KeyFile != "" {
+		cert, ok := r.read("redis.tls.cert_file", s.CertFile)
+		key, found := r.read("redis.tls.key_file", s.KeyFile)
+		if ok && found {
+			pair, err := tls.X509KeyPair(cert, key)
+			if err != nil {
+				r.at("redis.tls.cert_file", "the certificate and the key are no pair in PEM form")
+			}
+			c.Certificates = []tls.Certificate{pair}
+		}
+	}
+	return c
+}

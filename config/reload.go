@@ -1,0 +1,118 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// Reload puts a new file into force, for all routes at once. Requests that are under way
+// end under the guard that they began with. After an error the old file stays in
+// force: it is an *Error that names the lines, or core.ErrClosed.
+//
+// A reload changes what is under defaults, guards and routes, and of queues max_age,
+// max_depth, max_depth_per_key and max_payload. All else needs a restart, and is
+// refused. So is what parked requests would be lost by: the end of a route that has parked
+// some since the start, as their replays would find no guard, and the end of its principal.
+func (rt *Runtime) Reload(f *File) error {
+	if f == nil {
+		return invalid("Reload: the file is nil")
+	}
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if rt.closed {
+		return fmt.Errorf("config: reload: %w", core.ErrClosed)
+	}
+	r := &report{file: f}
+	rt.checkFixed(r)
+	made, err := rt.compile(f)
+	if err == nil {
+		rt.checkParking(r, made)
+	} else if e, ok := err.(*Error); ok { //nolint:errorlint // compile's own, as it is
+		r.problems = append(r.problems, e.Problems...)
+	}
+	if err := r.err(); err != nil {
+		return err
+	}
+	for id, before := range rt.current.Load().routes {
+		if _, ok := made.routes[id]; !ok {
+			rt.log().Warn("config: a route was removed: its requests need no key any more", "file", f.name, "route", before.text)
+		}
+	}
+	rt.adopt(made)
+	rt.log().Info("config: reloaded", "file", f.name)
+	return nil
+}
+
+// reloadable are the fields of a queue that only who fills it looks at.
+var reloadable = []string{"max_age", "max_depth", "max_depth_per_key", "max_payload"}
+
+// checkFixed reports what needs a restart.
+func (rt *Runtime) checkFixed(r *report) {
+	was, is := rt.started.says, r.file.says
+	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
+	if rt.started.prefix() != r.file.prefix() {
+		r.at("prefix", restart)
+	}
+	if rt.options.client == nil {
+		for _, path := range differences("redis", reflect.ValueOf(was.Redis), reflect.ValueOf(is.Redis)) {
+			r.at(path, restart)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(was.Queues)) {
+		path, now := member("queues", name), is.Queues[name]
+		if now == nil {
+			r.at(path, "the queue was removed, and may hold parked requests; put it back, and take it out at a restart when it is empty")
+			continue
+		}
+		for _, at := range differences(path, reflect.ValueOf(*was.Queues[name]), reflect.ValueOf(*now)) {
+			if !slices.Contains(reloadable, strings.TrimPrefix(at, path+".")) {
+				r.at(at, restart)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(is.Queues)) {
+		if was.Queues[name] == nil {
+			r.at(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
+		}
+	}
+}
+
+// checkParking reports what requests that may be parked still need.
+func (rt *Runtime) checkParking(r *report, made *state) {
+	for id, before := range rt.parking {
+		path := member("routes", before.text)
+		now, ok := made.routes[id]
+		switch {
+		case !ok:
+			r.at(path, "the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart")
+		case before.principal && !now.principal:
+			r.at(member("routes", now.text), "the route has no principal any more, and may have parked requests on one's behalf; put it back")
+		}
+	}
+}
+
+// differences lists the paths of what is not the same in two sections.
+func differences(path string, a, b reflect.Value) (paths []string) {
+	for _, f := range fieldsOf(a.Type()) {
+		at, x, y := member(path, f.name), a.FieldByIndex(f.index), b.FieldByIndex(f.index)
+		if x.Kind() == reflect.Pointer && x.Type().Elem().Kind() == reflect.Struct && !x.IsNil() && !y.IsNil() {
+			x, y = x.Elem(), y.Elem()
+		}
+		switch {
+		case x.Type() == secretType:
+			if x.Interface().(secret).reveal() != y.Interface().(secret).reveal() {
+				paths = append(paths, at)
+			}
+		case x.Kind() == reflect.Struct:
+			paths = append(paths, differences(at, x, y)...)
+		case !reflect.DeepEqual(x.Interface(), y.Interface()):
+			paths = append(paths, at)
+		}
+	}
+	return paths
+}

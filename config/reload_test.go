@@ -1,0 +1,266 @@
+package config_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// versions of one file: what happens to a held key differs, and how long it may.
+func versions() (files []string) {
+	const file = `
+defaults: {ttl: %s}
+queues: {later: {max_age: 1h, max_depth: %d}}
+guards:
+  g: {key: "k:{param.id}", park_anonymously: true, on_conflict: %s}
+routes:
+  POST /orders/:id: g
+`
+	for i, policy := range []string{
+		"reject", "{policy: retry, max_wait: 50ms, initial: 1ms}", "{policy: delay, queue: later, max_age: 20m}",
+		"[{policy: retry, max_wait: 5ms}, {policy: delay, queue: later}]",
+	} {
+		files = append(files, fmt.Sprintf(file, []string{"10s", "20s", "30s", "15s"}[i], 100_000+i, policy))
+	}
+	return files
+}
+
+func TestReloadUnderTrafficDropsNothing(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const reloads, clients, keys = 100, 8, 2
+		files := versions()
+		rt := build(t, env, files[0])
+
+		var running [keys]atomic.Int32
+		var ran, overlaps atomic.Int64
+		mux := http.NewServeMux()
+		mux.HandleFunc("POST /orders/{id}", func(w http.ResponseWriter, r *http.Request) {
+			var id int
+			_, _ = fmt.Sscan(r.PathValue("id"), &id)
+			if running[id].Add(1) > 1 {
+				overlaps.Add(1)
+			}
+			lease, ok := core.LeaseFrom(r.Context())
+			if !ok || lease.Key() != "k:"+r.PathValue("id") {
+				overlaps.Add(1) // without its key
+			}
+			_, _ = io.Copy(w, r.Body)
+			running[id].Add(-1)
+			ran.Add(1)
+		})
+		handler := httplock.FromConfig(rt)(mux)
+		server := httptest.NewServer(handler)
+		defer server.Close()
+		worker, err := rt.Worker("later", httplock.Replay(handler), delayqueue.WithConcurrency(2))
+		require.NoError(t, err)
+		require.NoError(t, worker.Start())
+
+		var traffic sync.WaitGroup
+		var answers [600]atomic.Int64
+		stop := make(chan struct{})
+		for c := range clients {
+			traffic.Go(func() {
+				for i := c; ; i++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					resp, err := server.Client().Post(fmt.Sprintf("%s/orders/%d", server.URL, i%keys), "text/plain", strings.NewReader("body"))
+					if !assert.NoError(t, err) {
+						return
+					}
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+					answers[resp.StatusCode].Add(1)
+				}
+			})
+		}
+		for i := 1; i <= reloads; i++ {
+			before := ran.Load()
+			require.NoError(t, rt.Reload(load(t, env, files[i%len(files)])))
+			if i%10 == 0 { // a bad one in between changes nothing
+				in := rt.File()
+				require.Error(t, rt.Reload(load(t, env, strings.Replace(files[0], "later:", "latest:", 1)[:strings.Index(files[0], "guards:")])))
+				require.Same(t, in, rt.File())
+			}
+			redistest.Eventually(t, func() bool { return ran.Load() > before }, "traffic between two reloads")
+		}
+		close(stop)
+		traffic.Wait()
+
+		ok, parked, refused := answers[http.StatusOK].Load(), answers[http.StatusAccepted].Load(), answers[http.StatusConflict].Load()
+		t.Logf("200: %d, 202: %d, 409: %d", ok, parked, refused)
+		for status := range answers {
+			if n := answers[status].Load(); status != 200 && status != 202 && status != 409 {
+				assert.Zero(t, n, "status %d", status)
+			}
+		}
+		assert.Positive(t, ok)
+		assert.Positive(t, parked)
+		assert.Positive(t, refused)
+		// The queue delivers at least once; with nobody killed that is once.
+		redistest.Eventually(t, func() bool { return ran.Load() >= ok+parked }, "all that was parked has run")
+		assert.Equal(t, ok+parked, ran.Load())
+		assert.Zero(t, overlaps.Load(), "one at a time per key")
+		stats, err := rt.Queue("later").Stats(t.Context())
+		require.NoError(t, err)
+		assert.Zero(t, stats.Dead)
+	})
+}
+
+func TestARequestEndsUnderTheGuardThatItBeganWith(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rt := build(t, env, "routes:\n  POST /x: {key: old, on_conflict: {policy: retry, max_wait: 1m}}\n")
+	s := serve(rt, "/x")
+	end := s.begin(t, request("POST", "/x"))
+	answer := make(chan *httptest.ResponseRecorder, 1)
+	go func() { answer <- s.do(request("POST", "/x")) }()
+	redistest.Eventually(t, func() bool { return waiting(t, rt, "old") }, "one that waits")
+
+	require.NoError(t, rt.Reload(load(t, env, "routes:\n  POST /x: {key: new, on_conflict: reject}\n")))
+	requireHeld(t, rt, "old")
+	endNew := s.begin(t, request("POST", "/x"))
+	requireHeld(t, rt, "new")
+	assert.Equal(t, http.StatusConflict, s.do(request("POST", "/x")).Code, "the new policy")
+	s.goOn <- struct{}{}
+	endNew()
+	end()
+	assert.Equal(t, http.StatusOK, (<-answer).Code, "waited as the old policy says")
+}
+
+const fixed = `
+queues:
+  later: {retention: 1h, encryption: {current: k, keys: {k: {env: SHIP_KEY}}}}
+  empty: {}
+defaults: {on_conflict: {policy: delay, queue: later}}
+guards: {g: {key: "k:{param.id}"}}
+routes:
+  POST /a/{id}: g
+  POST /b: {key: b, park_anonymously: true}
+  POST /c: {key: c, principal: users}
+  POST /d: {key: d, on_conflict: reject}
+`
+
+func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	users := config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
+	rt := build(t, env, fixed, users)
+	in := rt.File()
+	start := "redis: {addresses: ['" + env.Addr + "']}\nprefix: " + env.Prefix + "\n"
+	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
+	for _, c := range []struct {
+		name, old, new string
+		problems       []string
+	}{
+		{"prefix", "prefix: " + env.Prefix, "prefix: other", []string{"2:9: prefix: " + restart}},
+		{"no prefix", "prefix: " + env.Prefix + "\n", "", []string{"1:1: prefix: " + restart}},
+		{"address", env.Addr, "127.0.0.1:1", []string{"1:9: redis.addresses: " + restart}},
+		{"password", "redis: {", "redis: {password: '${REDIS_PASSWORD}', tls: {}, ", []string{
+			"1:19: redis.password: " + restart, "1:40: redis.tls: " + restart,
+		}},
+		{"retention", "retention: 1h", "retention: 2h", []string{"4:22: queues.later.retention: " + restart}},
+		{"partitions", "empty: {}", "empty: {partitions: 2, max_age: 1m}", []string{"5:23: queues.empty.partitions: " + restart}},
+		{"worker", "empty: {}", "empty: {worker: {concurrency: 2}}", []string{"5:33: queues.empty.worker.concurrency: " + restart}},
+		{"key of a queue", "k: {env: SHIP_KEY}", "k: {file: x}", []string{"4:51: queues.later.encryption.keys: " + restart}},
+		{"no encryption", ", encryption: {current: k, keys: {k: {env: SHIP_KEY}}}", "", []string{"4:3: queues.later.encryption: " + restart}},
+		{"removed queue", "  empty: {}\n", "", []string{
+			"3:1: queues.empty: the queue was removed, and may hold parked requests; put it back, and take it out at a restart when it is empty",
+		}},
+		{"new queue", "  empty: {}\n", "  empty: {}\n  more: {}\n", []string{
+			"6:3: queues.more: the queue is new, and nobody may run what it holds; restart with a worker for it",
+		}},
+		{"removed route", "  POST /b: {key: b, park_anonymously: true}\n", "", []string{
+			`8:1: routes."POST /b": the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart`,
+		}},
+		{"removed principal", "principal: users", "on_conflict: reject", []string{
+			`11:3: routes."POST /c": the route has no principal any more, and may have parked requests on one's behalf; put it back`,
+		}},
+		{"unknown name", "principal: users", "principal: user", []string{
+			`11:32: routes."POST /c".principal: nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`,
+		}},
+	} {
+		file := strings.Replace(start+fixed[1:], c.old, c.new, 1)
+		require.NotEqual(t, start+fixed[1:], file, c.name)
+		f, err := config.ParseIn("new.yaml", []byte(file), environment)
+		require.NoError(t, err, c.name)
+		var e *config.Error
+		if !assert.ErrorAs(t, rt.Reload(f), &e, c.name) {
+			continue
+		}
+		var got []string
+		for _, p := range e.Problems {
+			got = append(got, strings.TrimPrefix(p.String(), "new.yaml:"))
+		}
+		assert.Equal(t, c.problems, got, c.name)
+		assert.Same(t, in, rt.File(), c.name)
+	}
+	assert.ErrorIs(t, rt.Reload(nil), core.ErrInvalidOption)
+}
+
+func TestAReloadTakesWhatItCan(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rt := build(t, env, fixed, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }))
+	file := fixed
+	for _, c := range [][2]string{
+		{"retention: 1h", "retention: 1h, max_age: 1m, max_depth: 5, max_depth_per_key: 1, max_payload: 1MiB"},
+		{"  POST /d: {key: d, on_conflict: reject}\n", "  POST /e: {key: e, on_conflict: reject}\n"}, // it has parked nothing
+		{"key: b", "key: bb, on_conflict: reject"},
+		{"/a/{id}", "/a/:id"}, // the same route
+		{"g: {", "h: {ttl: 7s}\n  g: {"},
+	} {
+		require.Contains(t, file, c[0])
+		file = strings.Replace(file, c[0], c[1], 1)
+	}
+	require.NoError(t, rt.Reload(load(t, env, strings.Replace(file, "guards: {h: {ttl: 7s}\n  g: {", "guards: {h: {ttl: 7s}, g: {", 1))))
+	_, ok := rt.Route("POST", "/d")
+	assert.False(t, ok)
+	_, ok = rt.Route("POST", "/e")
+	assert.True(t, ok)
+	assert.NotNil(t, rt.Guard("h"))
+	_, err := rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "n", Payload: []byte("x")})
+	require.NoError(t, err)
+	_, err = rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "n", Payload: []byte("x")})
+	assert.ErrorIs(t, err, delayqueue.ErrKeyFull)
+
+	// What once parked is remembered: b parks no more, and still cannot go.
+	assert.ErrorContains(t, rt.Reload(load(t, env, strings.Replace(fixed, "  POST /b: {key: b, park_anonymously: true}\n", "", 1))), `"POST /b"`)
+}
+
+func TestReloadsAndLookupsMayRunTogether(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	files := versions()
+	rt := build(t, env, files[0])
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			for j := range 20 {
+				assert.NoError(t, rt.Reload(load(t, env, files[(i+j)%len(files)])))
+				_, ok := rt.Route("POST", "/orders/{id}")
+				assert.True(t, ok)
+				assert.NoError(t, rt.Guard("g").Do(context.Background(), core.Call{Key: fmt.Sprint(i)}, func(context.Context) error { return nil }))
+			}
+		})
+	}
+	all.Wait()
+}

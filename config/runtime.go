@@ -1,0 +1,270 @@
+package config
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+)
+
+// Runtime is what a File says, made: a Redis client, a Locker, queues, guards and the
+// middleware of routes. It is safe for concurrent use. Shut it down, or Close it.
+//
+// The zero Runtime is not useful: use Build.
+type Runtime struct {
+	options  *options
+	rdb      redis.UniversalClient
+	locker   *core.Locker
+	keyrings map[string]delayqueue.Keyring
+	started  *File // what a reload cannot change is as it is here
+
+	current atomic.Pointer[state]
+
+	mu      sync.Mutex        // of what follows, and one reload at a time
+	parking map[routeID]route // those that parked requests since the start
+	workers []*delayqueue.Worker
+	closing chan struct{}
+	closed  bool
+}
+
+var _ httplock.Routes = (*Runtime)(nil)
+
+// Build makes what a File says. It does not talk to Redis: a server that is down is
+// reported by the calls that need it. What is wrong with the file, such as a name that
+// no option gave, is an *Error; a wrong option wraps core.ErrInvalidOption. Nothing is
+// left open after an error.
+func Build(f *File, opts ...Option) (*Runtime, error) {
+	if f == nil {
+		return nil, invalid("Build: the file is nil")
+	}
+	o := &options{
+		principals: map[string]httplock.Option{}, skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, invalid("Build: an option is nil")
+		}
+		if err := opt(o); err != nil {
+			return nil, err
+		}
+	}
+	rt := &Runtime{
+		options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{},
+		parking: map[routeID]route{}, closing: make(chan struct{}),
+	}
+	if err := rt.open(f); err != nil {
+		if rt.locker != nil {
+			_ = rt.locker.Close()
+		}
+		if o.client == nil && rt.rdb != nil {
+			_ = rt.rdb.Close()
+		}
+		return nil, err
+	}
+	if s := f.says.Redis.TLS; o.client == nil && s != nil && s.InsecureSkipVerify {
+		rt.log().Warn("config: redis.tls.insecure_skip_verify: whoever is on the way to Redis can read and change everything", "file", f.name)
+	}
+	return rt, nil
+}
+
+func (rt *Runtime) open(f *File) error {
+	r := &report{file: f}
+	for name, q := range f.says.Queues {
+		if q.Encryption != nil {
+			rt.keyrings[name] = r.keyring(member(member("queues", name), "encryption"), q.Encryption)
+		}
+	}
+	s := &f.says.Redis
+	if rt.options.client == nil {
+		if !s.given() {
+			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+		} else if client := r.connect(s); client != nil {
+			rt.rdb = client
+		}
+	}
+	if err := r.err(); err != nil {
+		return err
+	}
+	locker := []core.Option{core.WithTTL(cmp.Or(f.says.Defaults.TTL, core.DefaultTTL)), core.WithPrefix(f.prefix())}
+	var err error
+	if rt.locker, err = core.New(rt.rdb, append(slices.Clip(rt.options.locker), locker...)...); err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	made, err := rt.compile(f)
+	if err != nil {
+		return err
+	}
+	rt.adopt(made)
+	return nil
+}
+
+// adopt puts a state into force.
+func (rt *Runtime) adopt(s *state) {
+	for id, r := range s.routes {
+		if r.parks {
+			rt.parking[id] = r
+		}
+	}
+	rt.current.Store(s)
+}
+
+// Route implements httplock.Routes: it returns the middleware and the key of the route
+// as the file has it now. The pattern may be of any framework's form. A HEAD has
+// GET's route, if it has none of its own.
+func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
+	routes := rt.current.Load().routes
+	find := func(pattern string) (route, bool) {
+		r, ok := routes[routeID{method, pattern}]
+		if !ok && method == http.MethodHead {
+			r, ok = routes[routeID{http.MethodGet, pattern}]
+		}
+		return r, ok
+	}
+	r, ok := find(pattern)
+	if !ok {
+		r, ok = find(httplock.NormalizePattern(pattern))
+	}
+	return r.Route, ok
+}
+
+// CheckRoutes reports the routes of the file that a router does not have, such as
+// misspelt ones, whose requests would run without a key. Give it all that are
+// registered, as "POST /orders/:id": gin and echo list theirs. Its error is an *Error.
+func (rt *Runtime) CheckRoutes(registered ...string) error {
+	s := rt.current.Load()
+	has := map[routeID]bool{}
+	for _, text := range registered {
+		method, pattern, _ := strings.Cut(text, " ")
+		has[routeID{method, httplock.NormalizePattern(strings.TrimLeft(pattern, " "))}] = true
+	}
+	r := &report{file: s.file}
+	for id, route := range s.routes {
+		if !has[id] {
+			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
+		}
+	}
+	return r.err()
+}
+
+// Guard returns the guard of this name as the file has it now. It keeps its policy when
+// the file is reloaded, so ask again rather than keep it. Nil, which refuses every
+// call: there is none.
+func (rt *Runtime) Guard(name string) *core.Guard { return rt.current.Load().guards[name] }
+
+// Queue returns the queue of this name as the file has it now. Nil: there is none.
+func (rt *Runtime) Queue(name string) *delayqueue.Queue { return rt.current.Load().queues[name] }
+
+// Locker returns the Locker of all guards.
+func (rt *Runtime) Locker() *core.Locker { return rt.locker }
+
+// Redis returns the client.
+func (rt *Runtime) Redis() redis.UniversalClient { return rt.rdb }
+
+// File returns the file that is in force.
+func (rt *Runtime) File() *File { return rt.current.Load().file }
+
+// Worker makes a worker for a queue of the file, with what the file says under worker,
+// and opts after it. Start it; Shutdown stops it. Nothing that was parked runs without
+// one, in this process or in another. Its error wraps core.ErrInvalidOption, or is
+// core.ErrClosed.
+func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue.WorkerOption) (*delayqueue.Worker, error) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if rt.closed {
+		return nil, fmt.Errorf("config: worker: %w", core.ErrClosed)
+	}
+	f := rt.File()
+	q, ok := f.says.Queues[queue]
+	if !ok {
+		return nil, invalid("Worker(%q): there is no such queue in %s", queue, f.name)
+	}
+	var from []delayqueue.WorkerOption
+	if rt.options.log != nil {
+		from = append(from, delayqueue.WithLogger(rt.options.log))
+	}
+	from = option(from, q.Worker.Concurrency, delayqueue.WithConcurrency)
+	from = option(from, q.Worker.ClaimLease, delayqueue.WithClaimLease)
+	from = append(from, delayqueue.WithRetryBackoff(q.Worker.initial(), q.Worker.most()))
+	w, err := delayqueue.NewWorker(rt.Queue(queue), rt.locker, h, append(from, opts...)...)
+	if err == nil {
+		rt.workers = append(rt.workers, w)
+	}
+	return w, err
+}
+
+func (w *workerSection) initial() time.Duration {
+	if w.RetryInitial == 0 && w.RetryMax > 0 {
+		return min(time.Second, w.RetryMax)
+	}
+	return cmp.Or(w.RetryInitial, time.Second)
+}
+
+func (w *workerSection) most() time.Duration {
+	if w.RetryMax == 0 {
+		return max(time.Minute, w.RetryInitial)
+	}
+	return w.RetryMax
+}
+
+// Shutdown stops the workers, lets what holds keys come to its end, and closes the
+// Redis client, unless WithClient gave it. Call it after the HTTP server's. When ctx
+// ends it goes on more roughly, as the Shutdown of the Locker and the Stop of workers do,
+// and returns ctx's error. It waits for all goroutines, and may be called twice.
+func (rt *Runtime) Shutdown(ctx context.Context) error {
+	rt.mu.Lock()
+	if !rt.closed {
+		rt.closed = true
+		close(rt.closing)
+	}
+	workers := rt.workers
+	rt.mu.Unlock()
+
+	stopped := make([]error, len(workers))
+	var stopping sync.WaitGroup
+	for i, w := range workers {
+		stopping.Go(func() { stopped[i] = w.Stop(ctx) })
+	}
+	stopping.Wait()
+	drained := rt.locker.Shutdown(ctx)
+	var closed error
+	if rt.options.client == nil {
+		// Commands that are still under way fail.
+		if closed = rt.rdb.Close(); errors.Is(closed, redis.ErrClosed) {
+			closed = nil
+		}
+	}
+	return errors.Join(errors.Join(stopped...), drained, closed, rt.locker.Close())
+}
+
+// Close is Shutdown without patience: work that is under way is told to end at once.
+func (rt *Runtime) Close() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := rt.Shutdown(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// String tells the file's.
+func (rt *Runtime) String() string { return "config.Runtime of " + rt.File().String() }
+
+func (rt *Runtime) log() *slog.Logger {
+	if rt.options.log != nil {
+		return rt.options.log
+	}
+	return slog.Default()
+}

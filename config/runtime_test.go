@@ -1,0 +1,346 @@
+package config_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+const orders = `
+guards:
+  reject: {key: "order:{param.id}", on_conflict: reject}
+  wait: {key: "order:{param.id}", on_conflict: {policy: retry, max_wait: 1m}}
+  park: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: later, max_age: 10m}, reject]}
+queues:
+  later: {max_age: 1h}
+routes:
+  POST /reject/:id: reject
+  PUT /wait/{id}: wait
+  POST /park/{id}: park
+`
+
+func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rt := build(t, env, orders)
+
+		s := serve(rt, "/reject/{id}")
+		end := s.begin(t, request("POST", "/reject/7"))
+		requireHeld(t, rt, "order:7")
+		assert.Equal(t, http.StatusConflict, s.do(request("POST", "/reject/7")).Code)
+		_, ok := rt.Route("PATCH", "/reject/{id}")
+		assert.False(t, ok, "a method that the file does not have")
+		assert.Equal(t, http.StatusOK, end().Code)
+
+		s = serve(rt, "PUT /wait/{id}")
+		release := hold(t, rt, "order:8")
+		answered := make(chan int, 1)
+		go func() { answered <- s.do(request("PUT", "/wait/8")).Code }()
+		redistest.Eventually(t, func() bool { return waiting(t, rt, "order:8") }, "a request that waits")
+		s.goOn <- struct{}{}
+		release()
+		assert.Equal(t, http.StatusOK, <-answered)
+
+		s = serve(rt, "POST /park/{id}")
+		release = hold(t, rt, "order:9")
+		began := time.Now()
+		assert.Equal(t, http.StatusAccepted, s.do(request("POST", "/park/9")).Code)
+		parked := queued(t, rt, "later")
+		require.Len(t, parked, 1)
+		assert.WithinDuration(t, began.Add(10*time.Minute), parked[0].ExpiresAt, time.Minute, "the policy's age, not the queue's")
+		release()
+
+		s.goOn <- struct{}{}
+		w, err := rt.Worker("later", httplock.Replay(s))
+		require.NoError(t, err)
+		require.NoError(t, w.Start())
+		<-s.running
+		status, err := rt.Queue("later").Wait(t.Context(), parked[0].ID)
+		require.NoError(t, err)
+		assert.Equal(t, delayqueue.StateDone, status.State)
+		assert.NoError(t, rt.Shutdown(t.Context()), "it stops the worker")
+		assert.ErrorIs(t, w.Start(), delayqueue.ErrStopped)
+	})
+}
+
+func queued(t testing.TB, rt *config.Runtime, queue string) []delayqueue.Entry {
+	t.Helper()
+	entries, _, err := rt.Queue(queue).List(t.Context(), delayqueue.StateQueued, "", 100)
+	require.NoError(t, err)
+	return entries
+}
+
+func waiting(t testing.TB, rt *config.Runtime, key string) bool {
+	t.Helper()
+	state, err := rt.Locker().Inspect(t.Context(), key)
+	require.NoError(t, err)
+	return state.Waiting > 0
+}
+
+func TestAGuardHasTheOptionsOfTheFile(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rt := build(t, env, `
+defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], safe_methods: lock}
+queues: {q: {}}
+guards:
+  long: {}
+  short: {ttl: 20m}
+  fixed: {fixed_lease: 10m}
+  bounded: {max_hold: 200ms}
+  rare: {min_hold: 1m}
+  three: {at_once: 3}
+  ours: {key: "{header.X-Shop}:{ctx.user}"}
+  shared: {key: all, safe_methods: share}
+  open: {key: all, safe_methods: pass}
+  parked: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}, max_body: 4B}
+  large: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}}
+  skipped: {key: all, skip: insiders}
+routes:
+  GET /ours: ours
+  GET /shared: shared
+  GET /open: open
+  POST /parked: parked
+  POST /large: large
+  POST /skipped: skipped
+`, config.WithValue("user", func(ctx context.Context) (string, bool) { return "u1", true }),
+			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }))
+		for name, ttl := range map[string]time.Duration{"long": time.Hour, "short": 20 * time.Minute, "fixed": 10 * time.Minute} {
+			require.NoError(t, rt.Guard(name).Do(t.Context(), core.Call{Key: name}, func(ctx context.Context) error {
+				// The first lease is short, until it is renewed.
+				redistest.Eventually(t, func() bool {
+					info, err := rt.Locker().Inspect(ctx, name)
+					require.NoError(t, err)
+					left := info.Holders[0].Remaining
+					return left > ttl*9/10 && left <= ttl
+				}, name+" has its TTL")
+				return nil
+			}))
+		}
+		err := rt.Guard("bounded").Do(t.Context(), core.Call{Key: "bounded"}, func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		})
+		assert.ErrorIs(t, err, core.ErrLeaseLost)
+		require.NoError(t, rt.Guard("rare").Do(t.Context(), core.Call{Key: "rare"}, func(context.Context) error { return nil }))
+		requireHeld(t, rt, "rare")
+		three := rt.Guard("three")
+		nested := func(in func() error) error {
+			return three.Do(context.Background(), core.Call{Key: "three"}, func(context.Context) error { return in() })
+		}
+		nothing := func() error { return nil }
+		assert.NoError(t, nested(func() error { return nested(func() error { return nested(nothing) }) }))
+		assert.ErrorIs(t, nested(func() error { return nested(func() error { return nested(func() error { return nested(nothing) }) }) }), core.ErrConflict)
+
+		s := serve(rt, "/ours")
+		end := s.begin(t, request("GET", "/ours", "X-Shop: s1"))
+		requireHeld(t, rt, "s1:u1")
+		end()
+
+		release := hold(t, rt, "all")
+		s = serve(rt, "/shared")
+		assert.Equal(t, http.StatusConflict, s.do(request("GET", "/shared")).Code)
+		assert.Equal(t, http.StatusConflict, s.do(request("HEAD", "/shared")).Code, "HEAD has GET's route")
+		open := serve(rt, "/open")
+		open.begin(t, request("GET", "/open"))()
+		skipped := serve(rt, "/skipped")
+		assert.Equal(t, http.StatusConflict, skipped.do(request("POST", "/skipped")).Code)
+		skipped.begin(t, request("POST", "/skipped", "X-Insider: yes"))()
+		release()
+		end1, end2 := s.begin(t, request("GET", "/shared")), s.begin(t, request("GET", "/shared"))
+		end1()
+		end2()
+
+		defer hold(t, rt, "park:s1")()
+		s = serve(rt, "/parked")
+		parked := s.do(request("POST", "/parked", "X-Shop: s1", "Authorization: x"))
+		assert.Equal(t, http.StatusAccepted, parked.Code)
+		assert.True(t, strings.HasPrefix(parked.Header().Get("Location"), "/tickets/"))
+		assert.Equal(t, http.StatusRequestEntityTooLarge, serve(rt, "/large").do(request("POST", "/large", "X-Shop: s1")).Code)
+	})
+}
+
+func TestPrincipalsAreThoseOfTheirNames(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	as := func(name string) config.Option {
+		return config.WithPrincipal(name, func(*http.Request) (string, error) { return name + "-1", nil },
+			func(*http.Request, string) error { return nil })
+	}
+	rt := build(t, env, `
+defaults: {principal: users, on_conflict: {policy: delay, queue: q}}
+queues: {q: {}}
+routes:
+  POST /a: {key: a}
+  POST /b: {key: b, principal: merchants}
+  POST /c: {key: c, park_anonymously: true}
+`, as("users"), as("merchants"))
+	for path, principal := range map[string]string{"/a": "users-1", "/b": "merchants-1", "/c": ""} {
+		release := hold(t, rt, path[1:])
+		w := serve(rt, path).do(request("POST", path, "Authorization: x"))
+		require.Equal(t, http.StatusAccepted, w.Code)
+		parked := queued(t, rt, "q")
+		require.Len(t, parked, 1)
+		assert.Equal(t, principal, parked[0].Principal, path)
+		require.NoError(t, rt.Queue("q").Cancel(t.Context(), parked[0].ID))
+		release()
+	}
+}
+
+func TestNamesThatNobodyGaveAreProblems(t *testing.T) {
+	t.Parallel()
+	f := load(t, redistest.Embedded(t), `
+defaults: {principal: users}
+guards:
+  a: {key: "{ctx.user}|{ctx.tenant}|{{ctx.none}}", skip: insider}
+routes:
+  POST /x: {key: "k:{ctx.usr}", principal: merchants}
+`)
+	never := func(context.Context) (string, bool) { return "", false }
+	_, err := config.Build(f, config.WithValue("tenant", never), config.WithSkip("insiders", func(*http.Request) bool { return false }))
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	var got []string
+	for _, p := range e.Problems {
+		got = append(got, p.String())
+	}
+	assert.Equal(t, []string{
+		`perkey.yaml:4:23: defaults.principal: nothing was given to Build under the name "users"; want config.WithPrincipal("users", …)`,
+		`perkey.yaml:6:12: guards.a.key: nothing was given to Build under the name "user"; want config.WithValue("user", …)`,
+		`perkey.yaml:6:58: guards.a.skip: nothing was given to Build under the name "insider"; want config.WithSkip("insider", …); did you mean "insiders"?`,
+		`perkey.yaml:8:18: routes."POST /x".key: nothing was given to Build under the name "usr"; want config.WithValue("usr", …)`,
+		`perkey.yaml:8:44: routes."POST /x".principal: nothing was given to Build under the name "merchants"; want config.WithPrincipal("merchants", …)`,
+	}, got)
+}
+
+func TestWrongOptionsAreInvalidOptions(t *testing.T) {
+	t.Parallel()
+	f := load(t, redistest.Embedded(t), "")
+	value := func(context.Context) (string, bool) { return "", false }
+	skip := func(*http.Request) bool { return false }
+	who := func(*http.Request) (string, error) { return "", nil }
+	for _, opts := range [][]config.Option{
+		{nil},
+		{config.WithClient(nil)},
+		{config.WithLogger(nil)},
+		{config.WithSkip("a", nil)},
+		{config.WithValue("a", nil)},
+		{config.WithSkip("", skip)},
+		{config.WithSkip("a", skip), config.WithSkip("a", skip)},
+		{config.WithValue("{", value)},
+		{config.WithPrincipal("a", who, nil)},
+		{config.WithLocker(nil)},
+		{config.WithLocker(core.WithMaxWaiters(0, 0))},
+	} {
+		_, err := config.Build(f, opts...)
+		assert.ErrorIs(t, err, core.ErrInvalidOption)
+	}
+	_, err := config.Build(nil)
+	assert.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
+	t.Parallel()
+	f, err := config.ParseIn("f.yaml", []byte("redis: {pool_size: 3}\n"), nil)
+	require.NoError(t, err)
+	_, err = config.Build(f)
+	assert.EqualError(t, err, "config: f.yaml:1:1: redis: no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	rt, err := config.Build(f, config.WithClient(rdb))
+	require.NoError(t, err)
+	assert.Same(t, rdb, rt.Redis())
+	require.NoError(t, rt.Shutdown(t.Context()))
+	assert.NoError(t, rdb.Ping(t.Context()).Err(), "a client that was given stays open")
+}
+
+func TestShutdownWaitsClosesAndMayBeCalledTwice(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rt := build(t, env, orders)
+	s := serve(rt, "/reject/{id}")
+	end := s.begin(t, request("POST", "/reject/1"))
+	done := make(chan error, 1)
+	go func() { done <- rt.Shutdown(t.Context()) }()
+	redistest.Eventually(t, func() bool {
+		err := rt.Guard("reject").Do(t.Context(), core.Call{Key: "order:2"}, func(context.Context) error { return nil })
+		return errors.Is(err, core.ErrClosed)
+	}, "new requests are refused")
+	select {
+	case err := <-done:
+		require.Fail(t, "Shutdown did not wait", "%v", err)
+	default:
+	}
+	assert.Equal(t, http.StatusOK, end().Code, "and the old one ends in peace")
+	require.NoError(t, <-done)
+	assert.NoError(t, rt.Shutdown(t.Context()))
+	assert.NoError(t, rt.Close())
+	assert.Error(t, rt.Redis().Ping(t.Context()).Err(), "its own client is closed")
+	_, err := rt.Worker("later", func(context.Context, delayqueue.Message) error { return nil })
+	assert.ErrorIs(t, err, core.ErrClosed)
+	assert.ErrorIs(t, rt.Reload(load(t, env, orders)), core.ErrClosed)
+}
+
+func TestUnknownNames(t *testing.T) {
+	t.Parallel()
+	rt := build(t, redistest.Embedded(t), orders)
+	assert.ErrorIs(t, rt.Guard("none").Err(), core.ErrInvalidOption)
+	assert.Nil(t, rt.Queue("none"))
+	_, ok := rt.Route("POST", "/none")
+	assert.False(t, ok)
+	_, err := rt.Worker("none", func(context.Context, delayqueue.Message) error { return nil })
+	assert.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = rt.Worker("later", nil)
+	assert.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+func TestARouteIsFoundInEveryFrameworksForm(t *testing.T) {
+	t.Parallel()
+	rt := build(t, redistest.Embedded(t), `
+routes:
+  POST /orders/:id: {key: k}
+  PUT /files/{path...}: {key: k}
+`)
+	for _, route := range [][2]string{
+		{"POST", "/orders/:id"}, {"POST", "/orders/{id}"}, {"POST", "POST /orders/{id}"}, {"PUT", "/files/*path"}, {"PUT", "/files/{path...}"},
+	} {
+		found, ok := rt.Route(route[0], route[1])
+		assert.True(t, ok, route)
+		assert.NotNil(t, found.Middleware)
+		assert.NotNil(t, found.Key)
+	}
+	_, ok := rt.Route("PUT", "/orders/:id")
+	assert.False(t, ok)
+	_, ok = rt.Route("HEAD", "/orders/:id")
+	assert.False(t, ok)
+}
+
+func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
+	t.Parallel()
+	rt := build(t, redistest.Embedded(t), `
+routes:
+  POST /order/:id: {key: k}
+  GET /files/{path...}: {key: k}
+  PUT /somewhere/else: {key: k}
+`)
+	err := rt.CheckRoutes("POST /orders/:id", "GET /files/*path", "GET /unguarded")
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	require.Len(t, e.Problems, 2)
+	assert.Equal(t, `perkey.yaml:5:3: routes."POST /order/:id": the router has no such route; did you mean "POST /orders/:id"?`, e.Problems[0].String())
+	assert.Equal(t, `perkey.yaml:7:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
+	assert.NoError(t, rt.CheckRoutes("POST /order/{id}", "GET /files/*path", "PUT /somewhere/else"))
+}

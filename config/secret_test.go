@@ -1,0 +1,75 @@
+package config_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+)
+
+// What a file says is in memory, and can be printed by accident.
+func TestNothingShowsSecrets(t *testing.T) {
+	t.Parallel()
+	env := map[string]string{"P": redisPass, "S": sentinelPs, "K": sealingKey, "PERKEY_REDIS_USERNAME": "us3r"}
+	f, err := config.ParseIn("f.yaml", []byte(`
+redis:
+  mode: sentinel
+  addresses: [s1.internal:1]
+  password: ${P}
+  sentinel: {master: m, password: "${S}"}
+queues: {q: {encryption: {current: k, keys: {k: {env: K}}}}}
+guards: {g: {on_conflict: {policy: delay, queue: q}}}
+`), env)
+	require.NoError(t, err)
+	plain, err := config.ParseIn("f.yaml", []byte("redis: {url: 'redis://us3r:hunter2@h', allow_plain_password: true}"), nil)
+	require.NoError(t, err)
+
+	var log bytes.Buffer
+	logger := slog.New(slog.NewJSONHandler(&log, nil))
+	for _, f := range []*config.File{f, plain} {
+		rt, err := config.Build(f, config.WithLogger(logger))
+		require.NoError(t, err)
+		for _, v := range []any{f, *f, rt, []any{f, *f, rt}, struct{ F any }{*f}, map[string]any{"f": f, "rt": rt}} {
+			for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
+				_, _ = fmt.Fprintf(&log, verb+"\n", v)
+			}
+			logger.Info("message", "value", v)
+			text, err := json.Marshal(v)
+			if err == nil {
+				log.Write(text)
+			}
+		}
+		err = rt.Reload(f)
+		_, _ = fmt.Fprintf(&log, "%v %+v %#v", err, err, err)
+		assert.NoError(t, rt.Close())
+	}
+	assert.Contains(t, log.String(), "config.File(f.yaml: 1 queues, 1 guards, 0 routes)")
+	for _, secret := range []string{redisPass, sentinelPs, sealingKey, hunter, "us3r", fmt.Sprintf("%x", redisPass), "0123456789012345678901"} {
+		assert.NotContains(t, log.String(), secret)
+	}
+}
+
+// Mistakes of every kind, with a secret in the place of each value of the section.
+func TestProblemsOfARedisSectionShowNoValue(t *testing.T) {
+	t.Parallel()
+	for _, field := range []string{
+		"url", "mode", "addresses", "db", "username", "password", "password_file", "allow_plain_password", "pool_size", "min_idle_conns",
+		"pool_timeout", "dial_timeout", "read_timeout", "write_timeout", "max_retries", "sentinel", "tls",
+	} {
+		for _, value := range []string{
+			hunter, "'" + hunter + "'", "[" + hunter + "]", "{x: " + hunter + "}", "'${S}'", "['${S}']", "'redis://u:" + hunter + "@h:x'", "'redis://h/" + hunter + "'",
+			"'" + hunter + "://h'", "'redis://%zz" + hunter + "'", "'redis://h:1?" + hunter + "=1'",
+		} {
+			_, err := config.ParseIn("f.yaml", []byte("redis: {"+field+": "+value+"}"), map[string]string{"S": hunter})
+			if err != nil {
+				assert.NotContains(t, err.Error(), hunter, "%s: %s", field, value)
+			}
+		}
+	}
+}

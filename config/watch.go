@@ -1,0 +1,67 @@
+package config
+
+import (
+	"context"
+	"crypto/sha256"
+	"time"
+)
+
+// defaultPoll is how often Watch looks at a file, unless it is told.
+const defaultPoll = 5 * time.Second
+
+// Watch loads the file at path when it has changed, and reloads it: until ctx ends, or
+// the Runtime is shut down, and then it returns. Run it on a goroutine of yours.
+// It reads the file each so often; zero is 5 s. So it also sees a file that was put
+// in the place of another, as Kubernetes does. A file that still changes between two
+// looks is left until it does not, so that one half written is not taken. What happens is
+// logged: a file that is in force at Info, one that is wrong at Error, once, and the old
+// one stays in force.
+func (rt *Runtime) Watch(ctx context.Context, path string, every time.Duration) {
+	if every <= 0 {
+		every = defaultPoll
+	}
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	w := watch{runtime: rt, path: path, taken: rt.File().sum}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-rt.closing:
+			return
+		case <-ticker.C:
+			w.look(ctx)
+		}
+	}
+}
+
+// watch is what Watch remembers of the file.
+type watch struct {
+	runtime *Runtime
+	path    string
+	taken   [sha256.Size]byte // what was tried last, in force or wrong
+	seen    [sha256.Size]byte // at the last look
+}
+
+func (w *watch) look(ctx context.Context) {
+	data, err := readFile(w.path, maxFile)
+	now := sha256.Sum256(data)
+	if err != nil {
+		now = sha256.Sum256([]byte(err.Error()))
+	}
+	settled := now == w.seen
+	if w.seen = now; !settled || now == w.taken {
+		return
+	}
+	w.taken = now
+	var f *File
+	if err == nil {
+		f, err = Parse(w.path, data)
+	}
+	if err == nil {
+		err = w.runtime.Reload(f)
+	}
+	if err != nil {
+		w.runtime.log().ErrorContext(ctx, "config: not reloaded: the old file stays in force", "file", w.path, "error", err)
+	}
+}
