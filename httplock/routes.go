@@ -117,7 +117,7 @@ func pathValues(pattern string, u *url.URL) func(yield func(name, value string) 
 			if unescaped, err := url.PathUnescape(value); err == nil {
 				value = unescaped
 			}
-			if name != "$" && !yield(name, value) {
+			if !yield(name, value) {
 				return
 			}
 		}

@@ -384,7 +384,13 @@ func TestKeys(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				const body = `{"o":{"id":7}}`
-				h := v.start(service{guard: guard, key: test.key, handler: func(x exchange) error {
+				around := func(c seen, next func() error) error {
+					before := c.Request()
+					err := next()
+					assert.Same(t, before, c.Request())
+					return err
+				}
+				h := v.start(service{guard: guard, key: test.key, around: around, handler: func(x exchange) error {
 					got, err := io.ReadAll(x.Request().Body)
 					assert.NoError(t, err)
 					assert.JSONEq(t, body, string(got), "the handler sees the body")
