@@ -33,19 +33,25 @@ func runsUnderItsLease(t *trial) {
 }
 
 func oneAtATime(t *trial) {
-	const requests = 50
+	const others = 20
 	b := t.bed()
-	var inside, ran atomic.Int64
+	var inside atomic.Int64
+	entered, gate := make(chan struct{}, others+1), make(chan struct{})
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
-		assert.EqualValues(t, 1, inside.Add(1), "handlers inside")
-		time.Sleep(time.Millisecond) // room for others to come in
+		if inside.Add(1) != 1 {
+			t.Error("two handlers inside")
+			return nil
+		}
+		entered <- struct{}{}
+		t.pause(gate)
 		inside.Add(-1)
-		ran.Add(1)
 		return ok(w, r)
 	}, lock(b, nil)))
-	answers := make(chan testbed.Answer, requests)
+	first := t.sending(t.Context(), s, "x")
+	await(t, entered, "the handler runs")
 	var wg sync.WaitGroup
-	for range requests {
+	answers := make(chan testbed.Answer, others)
+	for range others {
 		r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
 		wg.Go(func() {
 			resp, err := testbed.Send(s.client, r)
@@ -54,16 +60,12 @@ func oneAtATime(t *trial) {
 		})
 	}
 	wg.Wait()
-	close(answers)
-	var refused int64
-	for resp := range answers {
-		if resp.Status != http.StatusOK {
-			refused++
-			testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
-		}
+	close(gate)
+	for range others {
+		testbed.RequireProblem(t, <-answers, http.StatusConflict, "conflict", true)
 	}
-	require.Equal(t, requests-refused, ran.Load())
-	require.Positive(t, ran.Load())
+	require.NoError(t, await(t, first, "the response"))
+	b.RequireFree(t)
 }
 
 // spy is what a middleware in front of a guard sees.

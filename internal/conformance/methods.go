@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"net/http"
-	"sync"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -65,18 +64,16 @@ func safeMethodsLocked(t *trial) {
 
 func safeMethodsShared(t *trial) {
 	b := t.bed()
-	all := make(chan struct{})
-	var inside sync.WaitGroup
-	inside.Add(len(safeMethods))
-	go func() {
-		inside.Wait()
-		close(all)
-	}()
+	inside := make(chan string, len(safeMethods))
 	release := make(chan struct{})
+	held := true
 	app := everyMethod(t.mustNotRun, lock(b, nil, httplock.SharedForSafeMethods()))
 	for i := range safeMethods {
 		app.Routes[i].Handler = func(w http.ResponseWriter, r *http.Request) error {
-			inside.Done()
+			if held {
+				return t.mustNotRun(w, r)
+			}
+			inside <- r.Method
 			t.pause(release)
 			return ok(w, r)
 		}
@@ -88,6 +85,7 @@ func safeMethodsShared(t *trial) {
 		require.Equal(t, http.StatusConflict, t.send(s, method, testbed.OrderPath, "").Status, method)
 	}
 	free()
+	held = false
 
 	statuses := make(chan int, len(safeMethods))
 	for _, method := range safeMethods {
@@ -98,7 +96,9 @@ func safeMethodsShared(t *trial) {
 			statuses <- resp.Status
 		}()
 	}
-	await(t, all, "safe methods run at the same time")
+	for range safeMethods {
+		await(t, inside, "safe methods run at the same time")
+	}
 	testbed.RequireProblem(t, t.post(s, ""), http.StatusConflict, "conflict", true)
 	close(release)
 	for range safeMethods {

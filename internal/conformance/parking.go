@@ -18,7 +18,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/redistest"
 	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
@@ -97,7 +96,7 @@ func (t *trial) park(d *depot, query, body string) (location string) {
 func (t *trial) ended(d *depot, location string, state delayqueue.State) delayqueue.Status {
 	t.Helper()
 	var s delayqueue.Status
-	redistest.Eventually(t, func() bool {
+	t.eventually(func() bool {
 		var err error
 		s, err = d.queue.Status(t.Context(), strings.TrimPrefix(location, "/tickets/"))
 		require.NoError(t, err)
@@ -183,7 +182,7 @@ func parkedRunOnce(t *trial) {
 		}
 	}
 	wg.Wait()
-	redistest.Eventually(t, func() bool {
+	t.eventually(func() bool {
 		stats, err := d.queue.Stats(t.Context())
 		return err == nil && stats.Queued+stats.Running+stats.Dead == 0
 	}, "the queue is empty")
@@ -249,7 +248,7 @@ func failedReplays(t *trial) {
 		require.Equal(t, 2, s.Attempts)
 		require.Contains(t, s.Cause, cause)
 	}
-	redistest.Eventually(t, func() bool {
+	t.eventually(func() bool {
 		s, err := d.queue.Status(t.Context(), strings.TrimPrefix(conflicting, "/tickets/"))
 		return err == nil && s.Conflicts > 0
 	}, "the inner conflict is counted")

@@ -66,8 +66,7 @@ func unavailable(t *trial) {
 		testbed.RequireProblem(t, t.post(s, "body"), http.StatusServiceUnavailable, "unavailable", true)
 		proxy.Refuse(false)
 		handler = ok
-		require.Eventually(t, func() bool { return t.post(s, "body").Status == http.StatusOK }, patience, time.Millisecond,
-			"%s: Redis is back", name)
+		t.eventually(func() bool { return t.post(s, "body").Status == http.StatusOK }, name+": Redis is back")
 	}
 }
 

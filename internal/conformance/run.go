@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -26,7 +27,7 @@ func Run(t *testing.T, a Adapter) {
 		for _, b := range behaviours {
 			t.Run(b.name, func(t *testing.T) {
 				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-					switch r := b.check(t, env, a); r.Outcome {
+					switch r := b.check(t, env, a, 15*time.Second); r.Outcome {
 					case Failed:
 						t.Error(r.Text)
 					case Lacking:
@@ -51,7 +52,7 @@ func Check(t testing.TB, env *redistest.Env, a Adapter, names ...string) []Resul
 	var results []Result
 	for _, b := range behaviours {
 		if len(names) == 0 || chosen[b.name] {
-			results = append(results, b.check(t, env, a))
+			results = append(results, b.check(t, env, a, 5*time.Second))
 			delete(chosen, b.name)
 		}
 	}
@@ -93,12 +94,12 @@ type behaviour struct {
 	test  func(*trial)
 }
 
-func (b behaviour) check(t testing.TB, env *redistest.Env, a Adapter) Result {
+func (b behaviour) check(t testing.TB, env *redistest.Env, a Adapter, patience time.Duration) Result {
 	if why, lacks := a.Lacks[b.needs]; lacks {
 		return Result{b.name, Lacking, why}
 	}
 	p := newProbe(t)
-	p.run(func() { b.test(&trial{TB: p, env: env, adapter: a}) })
+	p.run(func() { b.test(&trial{TB: p, env: env, adapter: a, patience: patience}) })
 	if failures := p.close(); len(failures) > 0 {
 		return Result{b.name, Failed, strings.Join(failures, "\n")}
 	}

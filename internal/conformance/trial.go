@@ -21,14 +21,13 @@ import (
 	"github.com/perkey-go/perkey/internal/testbed"
 )
 
-// patience is how long something is waited for that should happen at once.
-const patience = 15 * time.Second
-
 // trial is one check of one behaviour of one adapter on one Redis.
 type trial struct {
 	testing.TB
 	env     *redistest.Env
 	adapter Adapter
+	// patience is how long something is waited for that should happen at once.
+	patience time.Duration
 }
 
 func (t *trial) bed(opts ...core.Option) *testbed.Bed {
@@ -93,7 +92,7 @@ func (t *trial) start(engine http.Handler, judge func(said string)) *site {
 	srv.Config.ErrorLog = log.New(said, "", 0)
 	srv.Start()
 	client := srv.Client()
-	client.Timeout = 2 * patience
+	client.Timeout = 2 * t.patience
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.Cleanup(func() {
 		client.CloseIdleConnections()
@@ -147,10 +146,20 @@ func await[T any](t *trial, ch <-chan T, what string) (v T) {
 	t.Helper()
 	select {
 	case v = <-ch:
-	case <-time.After(patience):
-		t.Fatalf("not within %v: %s", patience, what)
+	case <-time.After(t.patience):
+		t.Fatalf("not within %v: %s", t.patience, what)
 	}
 	return v
+}
+
+// eventually waits for what comes without an event.
+func (t *trial) eventually(ok func() bool, what string) {
+	t.Helper()
+	for end := time.Now().Add(t.patience); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", t.patience, what)
+		}
+	}
 }
 
 // pause lets a handler wait for an event, or for the end of the trial.

@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -31,29 +30,31 @@ func readTwice(t *trial, r *http.Request) string {
 func waits(t *trial) {
 	const requests = 10
 	b := t.bed()
-	inside := make(chan struct{}, 1)
+	inside, waiting := make(chan struct{}, 1), make(chan struct{})
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		select {
 		case inside <- struct{}{}:
-			defer func() { <-inside }()
+			t.pause(waiting)
+			<-inside
 		default:
 			t.Error("two handlers inside")
 		}
 		return ok(w, r)
 	}, lock(b, retry.Policy{MaxWait: time.Minute})))
-	release := b.Hold(t)
-	t.onConflict(b, release)
-	var wg sync.WaitGroup
+	answers := make(chan testbed.Answer, requests)
 	for range requests {
 		r := t.request(s, http.MethodPost, testbed.OrderPath, "")
-		wg.Go(func() {
+		go func() {
 			resp, err := testbed.Send(s.client, r)
-			if assert.NoError(t, err) {
-				assert.Equal(t, http.StatusOK, resp.Status, resp.Body)
-			}
-		})
+			assert.NoError(t, err)
+			answers <- resp
+		}()
 	}
-	wg.Wait()
+	await(t, b.Conflicts, "a request waits")
+	close(waiting)
+	for range requests {
+		t.requireOK(await(t, answers, "the response"))
+	}
 	b.RequireFree(t)
 }
 

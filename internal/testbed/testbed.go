@@ -110,6 +110,7 @@ func (b *Bed) HoldKey(t testing.TB, key string, opts ...core.AcquireOption) (rel
 	require.NoError(t, err)
 	release = func() { _ = lease.Release(context.Background()) }
 	t.Cleanup(release)
+	context.AfterFunc(t.Context(), release) // a server whose waiters are deaf is closed before
 	return release
 }
 
