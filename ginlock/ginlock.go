@@ -43,7 +43,7 @@ func handler(m *httplock.Middleware, key KeyFunc) gin.HandlerFunc {
 			Writer:  c.Writer,
 			Request: c.Request,
 			Name:    c.Request.Method + " " + c.FullPath(),
-			Key:     func() (string, error) { return key(c) },
+			Key:     func() (string, error) { return keyOf(c, key) },
 			Next: func(r *http.Request) {
 				outer := c.Request
 				defer func() { c.Request = outer }()

@@ -248,6 +248,10 @@ func TestKeyHelpers(t *testing.T) {
 		"query, missing":    {ginlock.Query("k:", "q"), "/o/1", "", "bad-key"},
 		"query, control":    {ginlock.Query("k:", "q"), "/o/1?q=%00", "", "bad-key"},
 		"query, oversized":  {ginlock.Query("k:", "q"), "/o/1?q=" + strings.Repeat(secret, 60), "", "bad-key"},
+		"json":              {ginlock.JSONField("k:", "o.id"), "/o/1", "", "conflict"},
+		"json, missing":     {ginlock.JSONField("k:", "id"), "/o/1", "", "bad-key"},
+		"net/http's":        {func(r *http.Request) (string, error) { return "k:" + r.PathValue("id"), nil }, "/o/" + secret, "", "conflict"},
+		"joined":            {httplock.Join(ginlock.Param("k:", "id")), "/o/" + secret, "", "conflict"},
 		"func":              {ginlock.Func(func(*gin.Context) (string, error) { return "k:" + secret, nil }), "/o/1", "", "conflict"},
 		"func, empty":       {ginlock.Func(func(*gin.Context) (string, error) { return "", nil }), "/o/1", "", "bad-key"},
 		"func, ours":        {ginlock.Func(func(*gin.Context) (string, error) { return "", errors.New(secret) }), "/o/1", "", "internal"},
@@ -258,7 +262,7 @@ func TestKeyHelpers(t *testing.T) {
 			engine := gin.New()
 			engine.POST("/o/:id", ginlock.PerKey(guard, test.key), mustNotRun(t))
 			engine.POST("/o/:id/pay", ginlock.PerKey(guard, test.key), mustNotRun(t))
-			r := request(t, http.MethodPost, test.path, "")
+			r := request(t, http.MethodPost, test.path, `{"o":{"id":"`+secret+`"}}`)
 			if test.header != "" {
 				r.Header.Set("X-Order", test.header)
 			}
@@ -274,15 +278,65 @@ func TestKeyHelpers(t *testing.T) {
 		require.Contains(t, log.String(), `the route /o/:id has no path parameter \"uid\"`)
 		require.NotContains(t, log.String(), secret)
 	})
+	t.Run("Func makes keys under gin only", func(t *testing.T) {
+		_, err := ginlock.Func(func(*gin.Context) (string, error) { return "k", nil })(request(t, http.MethodPost, "/", ""))
+		require.ErrorContains(t, err, "ginlock's middleware only")
+	})
 	engine := gin.New()
-	engine.POST("/", ginlock.PerKey(guard, func(*gin.Context) (string, error) { panic("mine") }), mustNotRun(t))
+	engine.POST("/", ginlock.PerKey(guard, func(*http.Request) (string, error) { panic("mine") }), mustNotRun(t))
 	require.PanicsWithValue(t, "mine", func() { call(t, engine, http.MethodPost, "/") })
+}
+
+func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	seen := make(chan *http.Request, 1)
+	key := httplock.Join(
+		ginlock.JSONField("", "id"),
+		ginlock.Func(func(c *gin.Context) (string, error) {
+			seen <- c.Request
+			body, err := c.GetRawData()
+			assert.NoError(t, err)
+			assert.JSONEq(t, `{"id":7}`, string(body), "what JSONField left")
+			c.Request.Body = io.NopCloser(strings.NewReader("another"))
+			return c.GetString("user"), nil
+		}),
+		func(r *http.Request) (string, error) {
+			assert.Equal(t, "/files/:dir/*path", r.Pattern)
+			return r.PathValue("dir") + r.PathValue("path"), nil
+		})
+	engine := gin.New()
+	engine.Use(func(c *gin.Context) { c.Set("user", "ann") })
+	engine.POST("/files/:dir/*path", ginlock.PerKey(core.NewGuard(b.locker, nil), key), func(c *gin.Context) {
+		lease, held := core.LeaseFrom(c.Request.Context())
+		if assert.True(t, held) {
+			assert.Equal(t, "7|ann|a/b/c", lease.Key())
+		}
+		assert.NotSame(t, <-seen, c.Request)
+		assert.Empty(t, c.Request.PathValue("dir"), "only the key function has it")
+		body, err := c.GetRawData()
+		assert.NoError(t, err)
+		c.String(http.StatusOK, string(body))
+	})
+	require.Equal(t, "another", do(engine, request(t, http.MethodPost, "/files/a/b/c", `{"id":7}`)).body)
+
+	// Behind a ServeMux that knows path values of its own.
+	inner := gin.New()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/{id}/orders/{rest...}", func(w http.ResponseWriter, r *http.Request) {
+		inner.ServeHTTP(w, r)
+		assert.Equal(t, "acme", r.PathValue("id"))
+	})
+	inner.POST("/:tenant/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), ginlock.Param("", "id")), func(c *gin.Context) {
+		lease, _ := core.LeaseFrom(c.Request.Context())
+		c.String(http.StatusOK, lease.Key())
+	})
+	require.Equal(t, "42", call(t, mux, http.MethodPost, "/acme/orders/42").body)
 }
 
 func TestUnmatchedRoutesAndSafeMethodsPass(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	b.hold(t, "k")
-	key := func(*gin.Context) (string, error) { return "k", nil }
+	key := func(*http.Request) (string, error) { return "k", nil }
 	engine := gin.New()
 	engine.HandleMethodNotAllowed = true
 	engine.Use(ginlock.PerKey(core.NewGuard(b.locker, nil), key))
@@ -450,7 +504,7 @@ func TestHijackAndResponseController(t *testing.T) {
 	// What was flushed reaches the client before the key is free.
 	guard := core.NewGuard(b.locker, retry.Policy{MaxWait: time.Minute})
 	engine := gin.New()
-	engine.Use(ginlock.PerKey(guard, func(*gin.Context) (string, error) { return "k", nil }))
+	engine.Use(ginlock.PerKey(guard, func(*http.Request) (string, error) { return "k", nil }))
 	engine.POST("/hijack", func(c *gin.Context) {
 		conn, _, err := c.Writer.Hijack()
 		if assert.NoError(t, err) {

@@ -1,71 +1,71 @@
 package ginlock
 
 import (
-	"fmt"
+	"context"
+	"errors"
+	"net/http"
 
 	"github.com/gin-gonic/gin"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 )
 
-// KeyFunc returns the key of a request. An error that wraps httplock.BadKey's or
-// core.ErrInvalidKey is the client's fault: the answer is 400. Any other error is
-// ours: 500. The request does not run either way.
-type KeyFunc func(c *gin.Context) (string, error)
+// KeyFunc is httplock's: what makes keys for net/http makes them for gin, since
+// the request that it gets has gin's path parameters as its PathValue and
+// c.FullPath() as its Pattern. Func makes one of a function of gin's context.
+type KeyFunc = httplock.KeyFunc
 
-// Param takes the key from a path parameter: Param("order:", "id") makes
-// "order:42" of /orders/42 under /orders/:id. The prefix keeps keys of different
-// kinds apart. A request with an empty value is refused with 400. A name that the
-// route does not have, or that is empty, is a mistake of ours: 500, and the log
-// says why.
-func Param(prefix, name string) KeyFunc {
-	return join(prefix, "path parameter", name, func(c *gin.Context) (string, error) {
-		v, has := c.Params.Get(name)
-		if !has {
-			return "", fmt.Errorf("ginlock: %w: the route %s has no path parameter %q", core.ErrInvalidOption, c.FullPath(), name)
-		}
-		return v, nil
-	})
-}
+// Param is httplock.Param: the key is prefix and the value of c.Param(name).
+func Param(prefix, name string) KeyFunc { return httplock.Param(prefix, name) }
 
-// Header takes the key from the first value of a request header. The prefix is
-// as for Param. A request without a value is refused with 400, and an empty name
-// is a mistake of ours: 500.
-//
-// A route that parks must give the same header to httplock.AllowHeaders, unless
-// it is stored anyway. A replay does not have it otherwise, and ends as a dead
-// letter. Headers that are never stored, such as Authorization, cannot make the
-// key of such a route.
-func Header(prefix, name string) KeyFunc {
-	return join(prefix, "header", name, func(c *gin.Context) (string, error) { return c.GetHeader(name), nil })
-}
+// Query is httplock.Query: the key is prefix and the first value of a query parameter.
+func Query(prefix, name string) KeyFunc { return httplock.Query(prefix, name) }
 
-// Query takes the key from the first value of a query parameter, as Header does
-// from a header. The query is always stored.
-func Query(prefix, name string) KeyFunc {
-	return join(prefix, "query parameter", name, func(c *gin.Context) (string, error) { return c.Query(name), nil })
-}
+// Header is httplock.Header: the key is prefix and the first value of a header. A
+// route that parks needs httplock.AllowHeaders too.
+func Header(prefix, name string) KeyFunc { return httplock.Header(prefix, name) }
 
-// Func takes the key from f, which may use whatever earlier middleware left in c.
+// JSONField is httplock.JSONField: the key is prefix and a field of the JSON body.
+func JSONField(prefix, path string) KeyFunc { return httplock.JSONField(prefix, path) }
+
+// Func takes the key from f, which may use whatever earlier middleware left in c, and
+// must be safe for concurrent use. While it runs, c.Request is a copy: what f reads of
+// the body, and what it puts in the body's place, is there for the handler, and no
+// other change to c.Request is.
 //
 // On a route that parks, f must find the same for a replay: give the headers that
 // it reads to httplock.AllowHeaders, and do not let it depend on credentials or
 // on the client's address. What earlier middleware took from those is missing.
-func Func(f func(c *gin.Context) (string, error)) KeyFunc { return f }
-
-func join(prefix, kind, name string, value func(*gin.Context) (string, error)) KeyFunc {
-	return func(c *gin.Context) (string, error) {
-		if name == "" {
-			return "", fmt.Errorf("ginlock: %w: the name of the %s is empty", core.ErrInvalidOption, kind)
-		}
-		v, err := value(c)
-		if err != nil {
-			return "", err
-		}
-		if v == "" {
-			return "", httplock.BadKey(fmt.Errorf("%s %q is missing or empty", kind, name))
-		}
-		return prefix + v, nil
+func Func(f func(c *gin.Context) (string, error)) KeyFunc {
+	if f == nil {
+		return nil
 	}
+	return func(r *http.Request) (string, error) {
+		c, ok := r.Context().Value(contextKey{}).(*gin.Context)
+		if !ok {
+			return "", errors.New("ginlock: Func makes keys for ginlock's middleware only")
+		}
+		outer := c.Request
+		defer func() { c.Request = outer }()
+		c.Request = r
+		return f(c)
+	}
+}
+
+// contextKey is where Func finds gin's context.
+type contextKey struct{}
+
+// keyOf asks key for the key of the request that c is of.
+func keyOf(c *gin.Context, key KeyFunc) (string, error) {
+	return httplock.Match{
+		Pattern: c.FullPath(),
+		Params: func(yield func(name, value string) bool) {
+			for _, p := range c.Params {
+				if !yield(p.Key, p.Value) {
+					return
+				}
+			}
+		},
+		Context: context.WithValue(c.Request.Context(), contextKey{}, c),
+	}.Key(key, c.Request)
 }

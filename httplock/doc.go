@@ -22,6 +22,7 @@
 //	redis unavailable, locker closed     503, Retry-After
 //	lease lost, nothing written yet      500, outcome unknown
 //	no usable key in the request         400
+//	body too large to hold the key       413
 //	a key function that failed           500
 //
 // Errors are problem documents (RFC 9457), each described in docs/problems.md.
@@ -31,6 +32,14 @@
 //
 // GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given, or
 // SharedForSafeMethods: then they share the key, and exclude only other methods.
+//
+// # Keys
+//
+// A KeyFunc makes the key of a request, under every framework the same one: Param,
+// Query, Header, JSONField and Value take it from one place, Join and Hash combine,
+// and Template reads it from a line of a file. Credentials make no keys. What the
+// client left out is its fault, 400; what the route does not have is ours, 500, and
+// the log says what to do.
 //
 // # Waiting
 //
@@ -84,6 +93,7 @@
 //
 // # Adapters
 //
-// An adapter hands each request to Middleware.Serve as an Exchange, and stops its
-// framework's chain when Serve reports false. Package ginlock is one.
+// An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
+// Match.Key with what the framework's router found, and stops its framework's chain
+// when Serve reports false. Package ginlock is one.
 package httplock

@@ -6,8 +6,9 @@ import (
 )
 
 var (
-	// errBodyTooLarge: the body is longer than the cap, so it cannot be parked.
-	errBodyTooLarge = errors.New("httplock: the body is too large to be parked")
+	// errBodyTooLarge: the body is longer than the cap, so it cannot be parked, or is
+	// not looked into for a key.
+	errBodyTooLarge = errors.New("httplock: the body is too large")
 	// errBodyUnreadable: the client's body could not be read to its end.
 	errBodyUnreadable = errors.New("httplock: the body could not be read")
 	// errNotReplayable: what was read shows that the request cannot be parked.

@@ -40,8 +40,7 @@ type Exchange struct {
 	// Name says which kind of work this is, such as "POST /orders/:id/pay". It is
 	// for logs and metrics, and stored with parked requests; it may be empty.
 	Name string
-	// Key returns the key. An error that wraps BadKey's or core.ErrInvalidKey is
-	// the client's fault, any other one is ours.
+	// Key returns the key, as a KeyFunc does. Match.Key asks one.
 	Key func() (string, error)
 	// Next runs the rest of the chain, on this goroutine, with the request given
 	// in place of Request.

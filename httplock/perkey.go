@@ -7,15 +7,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// KeyFunc returns the key of a request. An error that wraps BadKey's or
-// core.ErrInvalidKey is the client's fault: the answer is 400. Any other error is
-// ours: 500. The request does not run either way.
-//
-// For a replay it must find what it found when the request was parked. On a route
-// that parks, a header that it reads must be given to AllowHeaders, unless it is
-// stored anyway; credentials and the client's address are never there.
-type KeyFunc func(*http.Request) (string, error)
-
 // PerKey returns net/http middleware that runs one request at a time per key.
 // Around a handler that is registered with a pattern the key function has
 // Request.PathValue.

@@ -36,13 +36,17 @@ var (
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large to be queued",
 		"The resource is busy, and the request's body is larger than what can be queued. The request was not queued.",
 	}
+	problemKeyBodyTooLarge = problemKind{
+		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large",
+		"The body says what the request is about, and is too large to be looked into. The request was not started.",
+	}
 	problemUnreadableBody = problemKind{
 		"unreadable-body", http.StatusBadRequest, "The body could not be read",
 		"The request's body did not arrive as it was announced. The request was not started.",
 	}
 	problemBadKey = problemKind{
 		"bad-key", http.StatusBadRequest, "The request does not say what it is about",
-		"A path parameter, a header or a query parameter that names the resource is missing or cannot be used.",
+		"A path parameter, a header, a query parameter or a field of the body that names the resource is missing or cannot be used.",
 	}
 	problemForbidden = problemKind{
 		"forbidden", http.StatusForbidden, "Forbidden",

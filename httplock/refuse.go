@@ -46,7 +46,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining)))
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable):
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
-	case errors.Is(ctx.Err(), context.Canceled) && errors.Is(context.Cause(ctx), context.Canceled):
+	case left(ctx):
 		gone(x)
 	case ctx.Err() != nil:
 		// A deadline of the server's: the client is still there, and silence
@@ -84,13 +84,28 @@ func orQueued(k problemKind, encoded bool) problemKind {
 
 // refuseKey writes the response to a request without a key.
 func (m *Middleware) refuseKey(x Exchange, err error) {
-	var bad *badKeyError
-	if errors.As(err, &bad) || errors.Is(err, core.ErrInvalidKey) {
+	var (
+		bad    *badKeyError
+		capped *http.MaxBytesError
+	)
+	switch ctx := x.Request.Context(); {
+	case errors.As(err, &bad), errors.Is(err, core.ErrInvalidKey):
 		respond(x, problemBadKey.document(0))
-		return
+	case errors.Is(err, errBodyTooLarge), errors.As(err, &capped):
+		respond(x, problemKeyBodyTooLarge.document(0))
+	case left(ctx):
+		gone(x)
+	case errors.Is(err, errBodyUnreadable):
+		respond(x, problemUnreadableBody.document(0))
+	default:
+		m.logger().ErrorContext(ctx, "httplock: the key function failed", "name", x.Name, "error", err)
+		respond(x, problemInternal.document(0))
 	}
-	m.logger().ErrorContext(x.Request.Context(), "httplock: the key function failed", "name", x.Name, "error", err)
-	respond(x, problemInternal.document(0))
+}
+
+// left reports whether the client has gone.
+func left(ctx context.Context) bool {
+	return errors.Is(ctx.Err(), context.Canceled) && errors.Is(context.Cause(ctx), context.Canceled)
 }
 
 // lost writes the response of a request that ran and lost its lease, if its

@@ -1,0 +1,154 @@
+package httplock
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+)
+
+// KeyFunc returns the key of a request. An error that wraps BadKey's or
+// core.ErrInvalidKey is the client's fault: the answer is 400. Any other error is
+// ours: 500, and it is logged. The request does not run either way.
+//
+// Under every framework the request has the path parameters of the matched route
+// as its PathValue, and the route as its Pattern. A KeyFunc may read the body if it
+// leaves another in the request that reads the same: the handler gets that one. It
+// must be safe for concurrent use.
+//
+// Param, Query, Header, JSONField and Value make the usual ones, Join and Hash
+// combine them, Template reads them from a line of text.
+//
+// For a replay it must find what it found when the request was parked. On a route
+// that parks, a header that it reads must be given to AllowHeaders, unless it is
+// stored anyway; credentials and the client's address are never there.
+type KeyFunc func(*http.Request) (string, error)
+
+// Param takes the key from a path parameter: Param("order:", "id") makes
+// "order:42" of /orders/42 under /orders/{id}. The prefix keeps keys of different
+// kinds apart. A request with an empty value is refused with 400. A name that the
+// route does not have, or that is empty, is a mistake of ours: 500, and the log
+// says what to do.
+//
+// The value is the one that the framework tells its handlers, so that of a wildcard
+// for the rest of the path begins with a slash under gin, and not elsewhere.
+func Param(prefix, name string) KeyFunc {
+	return from(prefix, "path parameter", name, func(r *http.Request) (string, error) {
+		v := r.PathValue(name)
+		if v == "" {
+			return "", unlessRouteHas(r, name)
+		}
+		return v, nil
+	})
+}
+
+// Query takes the key from the first value of a query parameter, as Param does from
+// the path. A request without a value is refused with 400. The query is stored with
+// a parked request.
+func Query(prefix, name string) KeyFunc {
+	return from(prefix, "query parameter", name, func(r *http.Request) (string, error) {
+		return r.URL.Query().Get(name), nil
+	})
+}
+
+// Header takes the key from the first value of a request header, as Param does from
+// the path. A request without a value is refused with 400.
+//
+// A route that parks must give the same header to AllowHeaders, unless it is stored
+// anyway. A replay does not have it otherwise, and ends as a dead letter.
+//
+// A header that carries credentials, such as Authorization, Cookie or X-Api-Key,
+// makes no key, since keys can be read in Redis: every request is refused with 500,
+// and the log says why. Take the id of the one they stand for, with Value. Neither
+// does Host, which is no header of a request in Go and not stored.
+func Header(prefix, name string) KeyFunc {
+	if err := keyHeader(name); err != nil {
+		return failing(err)
+	}
+	name = textproto.CanonicalMIMEHeaderKey(name)
+	return from(prefix, "header", name, func(r *http.Request) (string, error) { return r.Header.Get(name), nil })
+}
+
+// Value takes the key from the request's context, where middleware in front of the
+// guard left it: Value("user:", "user id", userID). What says what the value is, for
+// the log. A request for which f finds none, or an empty one, is refused with 400:
+// who must be known should have been refused before.
+//
+// Under gin f finds what is in c.Request.Context(), and ginlock.Func what c.Set left;
+// it is the same with echo. A replay carries no credentials, so on a route that parks
+// the middleware that leaves the value must find it for a replay too: Replayed has
+// the principal's id.
+func Value(prefix, what string, f func(context.Context) (string, bool)) KeyFunc {
+	if f == nil {
+		return failing(invalid("Value: the function is nil"))
+	}
+	return from(prefix, "value", what, func(r *http.Request) (string, error) {
+		v, has := f(r.Context())
+		if !has {
+			v = ""
+		}
+		return v, nil
+	})
+}
+
+// from is the KeyFunc of one named value. An empty value is the client's fault.
+func from(prefix, kind, name string, value KeyFunc) KeyFunc {
+	if name == "" {
+		return failing(invalid("the name of the %s is empty", kind))
+	}
+	return func(r *http.Request) (string, error) {
+		v, err := value(r)
+		if err != nil {
+			return "", err
+		}
+		if v == "" {
+			return "", BadKey(fmt.Errorf("%s %q is missing or empty", kind, name))
+		}
+		return prefix + v, nil
+	}
+}
+
+// failing is a KeyFunc that was made by mistake: no request runs.
+func failing(err error) KeyFunc {
+	return func(*http.Request) (string, error) { return "", err }
+}
+
+// unlessRouteHas is an error if the matched route has no such path parameter.
+func unlessRouteHas(r *http.Request, name string) error {
+	if r.Pattern == "" {
+		return invalid("no path parameter %q: the request was not matched by a route: put the guard around what is registered with "+
+			"a pattern, not around the router", name)
+	}
+	names := PatternParams(r.Pattern)
+	switch {
+	case slices.Contains(names, name):
+		return nil
+	case len(names) == 0:
+		return invalid("the route %s has no path parameter %q: it has none at all", r.Pattern, name)
+	}
+	return invalid("the route %s has no path parameter %q: it has %s", r.Pattern, name, strings.Join(names, ", "))
+}
+
+// secretHeaders carry credentials, by a standard or by custom.
+var secretHeaders = map[string]bool{
+	"Authorization": true, "Proxy-Authorization": true, "Cookie": true, "Cookie2": true,
+	"Api-Key": true, "X-Api-Key": true, "X-Auth-Token": true, "X-Access-Token": true, "X-Amz-Security-Token": true,
+	"X-Csrf-Token": true, "X-Xsrf-Token": true,
+}
+
+// keyHeader checks that a key can be taken from a header.
+func keyHeader(name string) error {
+	switch canonical := textproto.CanonicalMIMEHeaderKey(name); {
+	case name == "":
+		return invalid("the name of the header is empty")
+	case !isToken(name):
+		return invalid("%q is not a header's name", name)
+	case secretHeaders[canonical]:
+		return invalid("the header %s carries credentials, and a key can be read in Redis: take the id of whom they stand for", canonical)
+	case canonical == "Host":
+		return invalid("Host makes no key by itself: use a KeyFunc that reads r.Host, on a route that does not park")
+	}
+	return nil
+}

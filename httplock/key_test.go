@@ -1,0 +1,245 @@
+package httplock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+type userKey struct{}
+
+func userID(ctx context.Context) (string, bool) {
+	id, has := ctx.Value(userKey{}).(string)
+	return id, has
+}
+
+// keyUnder asks key for the key of a request that matches /o/{id}.
+func keyUnder(t *testing.T, key httplock.KeyFunc, r *http.Request) (k string, err error) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /o/{id}", func(_ http.ResponseWriter, r *http.Request) { k, err = key(r) })
+	mux.HandleFunc("POST /o/{id}/pay", func(_ http.ResponseWriter, r *http.Request) { k, err = key(r) })
+	require.Equal(t, http.StatusOK, do(mux, r).status)
+	return k, err
+}
+
+func TestKeysAreTakenFromTheRequest(t *testing.T) {
+	user := httplock.Value("user:", "user id", userID)
+	for name, test := range map[string]struct {
+		key    httplock.KeyFunc
+		target string
+		want   string
+	}{
+		"param":               {httplock.Param("order:", "id"), "/o/42", "order:42"},
+		"param, escaped":      {httplock.Param("order:", "id"), "/o/a%2Fb%20c", "order:a/b c"},
+		"query":               {httplock.Query("", "q"), "/o/1?q=a+b&q=2", "a b"},
+		"header":              {httplock.Header("h:", "x-order"), "/o/1", "h:seven"},
+		"value":               {user, "/o/1", "user:ann"},
+		"no prefix":           {httplock.Param("", "id"), "/o/42", "42"},
+		"join":                {httplock.Join(user, httplock.Param("order:", "id")), "/o/42", "user:ann|order:42"},
+		"join of one":         {httplock.Join(httplock.Param("order:", "id")), "/o/a%7Cb%25", "order:a%7Cb%25"},
+		"join in a join":      {httplock.Join(httplock.Join(user, user), user), "/o/1", "user:ann%7Cuser:ann|user:ann"},
+		"hash of a short key": {httplock.Hash(httplock.Param("order:", "id")), "/o/42", "order:42"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := request(t, http.MethodPost, test.target, "")
+			r.Header["X-Order"] = []string{"seven", "eight"}
+			key, err := keyUnder(t, test.key, r.WithContext(context.WithValue(r.Context(), userKey{}, "ann")))
+			require.NoError(t, err)
+			require.Equal(t, test.want, key)
+		})
+	}
+}
+
+func TestKeysThatCannotBeTaken(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	empty := func(context.Context) (string, bool) { return "", true }
+	for name, test := range map[string]struct {
+		key    httplock.KeyFunc
+		target string
+		kind   string
+		log    string
+	}{
+		"param, empty":        {httplock.Param("k:", "id"), "/empty", "bad-key", ""},
+		"param, misnamed":     {httplock.Param("k:", "uid"), "/o/" + secret, "internal", `the route POST /o/{id} has no path parameter \"uid\": it has id`},
+		"param, of none":      {httplock.Param("k:", "id"), "/none", "internal", `the route /none has no path parameter \"id\": it has none at all`},
+		"param, unnamed":      {httplock.Param("k:", ""), "/o/" + secret, "internal", "the name of the path parameter is empty"},
+		"query, missing":      {httplock.Query("k:", "q"), "/o/1", "bad-key", ""},
+		"query, empty":        {httplock.Query("k:", "q"), "/o/1?q=&q=" + secret, "bad-key", ""},
+		"query, control":      {httplock.Query("k:", "q"), "/o/1?q=" + secret + "%00", "bad-key", ""},
+		"query, too long":     {httplock.Query("k:", "q"), "/o/1?q=" + strings.Repeat(secret, 60), "bad-key", ""},
+		"query, unnamed":      {httplock.Query("k:", ""), "/o/1?=" + secret, "internal", "the name of the query parameter is empty"},
+		"header, missing":     {httplock.Header("k:", "X-None"), "/o/1", "bad-key", ""},
+		"header, unnamed":     {httplock.Header("k:", ""), "/o/1", "internal", "the name of the header is empty"},
+		"header, no name":     {httplock.Header("k:", "X Order"), "/o/1", "internal", `\"X Order\" is not a header's name`},
+		"header, credentials": {httplock.Header("k:", "authorization"), "/o/1", "internal", "the header Authorization carries credentials"},
+		"header, cookie":      {httplock.Header("k:", "Cookie"), "/o/1", "internal", "the header Cookie carries credentials"},
+		"header, host":        {httplock.Header("k:", "Host"), "/o/1", "internal", "r.Host"},
+		"value, missing":      {httplock.Value("k:", "user id", userID), "/o/1", "bad-key", ""},
+		"value, empty":        {httplock.Value("k:", "user id", empty), "/o/1", "bad-key", ""},
+		"value, unnamed":      {httplock.Value("k:", "", userID), "/o/1", "internal", "the name of the value is empty"},
+		"value, no function":  {httplock.Value("k:", "user id", nil), "/o/1", "internal", "the function is nil"},
+		"join, none":          {httplock.Join(), "/o/1", "internal", "no parts"},
+		"join, nil":           {httplock.Join(httplock.Param("k:", "id"), nil), "/o/1", "internal", "a key function is nil"},
+		"join, missing":       {httplock.Join(httplock.Param("k:", "id"), httplock.Query("", "q")), "/o/1", "bad-key", ""},
+		"join, ours":          {httplock.Join(httplock.Param("k:", "uid"), httplock.Query("", "q")), "/o/1", "internal", "no path parameter"},
+		"hash, nil":           {httplock.Hash(nil), "/o/1", "internal", "the key function is nil"},
+		"hash, missing":       {httplock.Hash(httplock.Query("k:", "q")), "/o/1", "bad-key", ""},
+		"hash, control":       {httplock.Hash(httplock.Query("k:", "q")), "/o/1?q=" + strings.Repeat(secret, 80) + "%07", "bad-key", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			h := httplock.PerKey(core.NewGuard(b.locker, nil), test.key,
+				httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))(mustNotRun(t))
+			mux := http.NewServeMux()
+			mux.Handle("POST /o/{id}", h)
+			mux.Handle("/none", h)
+			mux.HandleFunc("/empty", func(w http.ResponseWriter, r *http.Request) {
+				r.Pattern = "/o/:id/pay" // of a router that matches empty values
+				h.ServeHTTP(w, r)
+			})
+			r := request(t, http.MethodPost, test.target, "")
+			r.Header.Set("Authorization", secret)
+			r.Header.Set("Cookie", secret)
+			requireProblem(t, do(mux, r), map[string]int{"bad-key": 400, "internal": 500}[test.kind], test.kind, false)
+			require.Contains(t, log.String(), test.log)
+			require.Equal(t, test.log == "", log.Len() == 0, "the client's fault is not logged, ours is: %s", &log)
+			require.NotContains(t, log.String(), secret)
+		})
+	}
+	t.Run("no route", func(t *testing.T) {
+		_, err := httplock.Param("k:", "id")(request(t, http.MethodPost, "/o/1", ""))
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.ErrorContains(t, err, "was not matched by a route")
+	})
+	require.Empty(t, redistest.Keys(t, b.rdb, b.prefix))
+}
+
+func TestJoinedKeysDiffer(t *testing.T) {
+	join := httplock.Join(httplock.Query("", "a"), httplock.Query("", "b"))
+	three := httplock.Join(httplock.Query("", "a"), httplock.Query("", "b"), httplock.Query("", "c"))
+	seen := map[string]string{}
+	for _, target := range []string{
+		"a=a:b&b=c", "a=a&b=b:c", "a=x%7Cy&b=z", "a=x&b=y%7Cz", "a=x%257Cy&b=z", "a=x%7C&b=z", "a=x&b=%7Cz", "a=%25&b=7C", "a=%257C&b=1",
+		"a=x&b=y&c=z", "a=x&b=y%7Cz&c=w",
+	} {
+		key := join
+		if strings.Contains(target, "&c=") {
+			key = three
+		}
+		k, err := key(request(t, http.MethodPost, "/?"+target, ""))
+		require.NoError(t, err, target)
+		require.Empty(t, seen[k], "%s and %s make %s", seen[k], target, k)
+		seen[k] = target
+	}
+}
+
+func FuzzJoinedKeysDiffer(f *testing.F) {
+	f.Add("a:b", "c", "a", "b:c")
+	f.Add("a|b", "c", "a", "b|c")
+	f.Add("a%7Cb", "c", "a|b", "c")
+	f.Fuzz(func(t *testing.T, a, b, c, d string) {
+		join := func(parts ...string) string {
+			funcs := make([]httplock.KeyFunc, len(parts))
+			for i, part := range parts {
+				funcs[i] = func(*http.Request) (string, error) { return part, nil }
+			}
+			key, err := httplock.Join(funcs...)(nil)
+			require.NoError(t, err)
+			return key
+		}
+		require.Equal(t, a == c && b == d, join(a, b) == join(c, d))
+		require.NotEqual(t, join(a, b), join(a, b, c))
+	})
+}
+
+func TestHashShortensOnlyWhatIsTooLong(t *testing.T) {
+	hash := func(k string) string {
+		key, err := httplock.Hash(func(*http.Request) (string, error) { return k, nil })(nil)
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(key), core.MaxKeyLen)
+		return key
+	}
+	longest := "order:" + strings.Repeat("x", core.MaxKeyLen-6)
+	require.Equal(t, longest, hash(longest))
+	hashed := hash(longest + "y")
+	require.Equal(t, longest[:64]+"~sha256:", hashed[:72])
+	require.Len(t, hashed, 72+64)
+	require.NotEqual(t, hashed, hash(longest+"z"), "the end counts")
+	require.Equal(t, hashed, hash(longest+"y"))
+
+	euro := hash(strings.Repeat("x", 63) + strings.Repeat("€", 300))
+	require.Equal(t, strings.Repeat("x", 63)+"~sha256:", euro[:71], "no character is cut in two")
+	require.NoError(t, core.ValidateKey(hash(strings.Repeat("\x80", 600))), "what is no character is no trouble")
+
+	failed := errors.New("failed")
+	_, err := httplock.Hash(func(*http.Request) (string, error) { return "", failed })(nil)
+	require.ErrorIs(t, err, failed)
+}
+
+func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
+	type framework struct{}
+	var before, seen *http.Request
+	mux := http.NewServeMux() // a router in front of the framework's
+	mux.HandleFunc("POST /{tenant}/{id}/", func(_ http.ResponseWriter, r *http.Request) {
+		before = r
+		header := r.Header
+		match := httplock.Match{
+			Pattern: "/orders/:id/:item",
+			Params: func(yield func(string, string) bool) {
+				_ = yield("id", "42") && yield("item", "7")
+			},
+			Context: context.WithValue(r.Context(), framework{}, "f"),
+		}
+		key, err := match.Key(func(r *http.Request) (string, error) {
+			seen = r
+			assert.Equal(t, "/orders/:id/:item", r.Pattern)
+			assert.Equal(t, "f", r.Context().Value(framework{}))
+			body, err := io.ReadAll(r.Body)
+			assert.NoError(t, err)
+			assert.Equal(t, "body", string(body))
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader("another")), 7
+			return strings.Join([]string{r.PathValue("tenant"), r.PathValue("id"), r.PathValue("item")}, "/"), nil
+		}, r)
+		assert.NoError(t, err)
+		assert.Equal(t, "acme/42/7", key)
+		assert.Equal(t, "1", r.PathValue("id"), "the router's own value")
+		assert.Empty(t, r.PathValue("item"))
+		assert.Equal(t, "POST /{tenant}/{id}/", r.Pattern)
+		assert.Nil(t, r.Context().Value(framework{}))
+		assert.Equal(t, header, r.Header)
+		body, err := io.ReadAll(r.Body)
+		assert.NoError(t, err)
+		assert.Equal(t, "another", string(body), "the body that the key function left")
+		assert.EqualValues(t, 7, r.ContentLength)
+	})
+	do(mux, request(t, http.MethodPost, "/acme/1/2", "body"))
+	require.NotSame(t, before, seen)
+
+	t.Run("form", func(t *testing.T) {
+		r := request(t, http.MethodPost, "/", "order=42&x=y")
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		key, err := httplock.Match{}.Key(func(r *http.Request) (string, error) { return r.PostFormValue("order"), nil }, r)
+		require.NoError(t, err)
+		require.Equal(t, "42", key)
+		require.Equal(t, "y", r.FormValue("x"), "the handler has the form that was parsed")
+	})
+	t.Run("panic", func(t *testing.T) {
+		r := request(t, http.MethodPost, "/", "body")
+		require.PanicsWithValue(t, "mine", func() {
+			_, _ = httplock.Match{}.Key(func(*http.Request) (string, error) { panic("mine") }, r)
+		})
+	})
+}

@@ -1,0 +1,186 @@
+package httplock_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestJSONFieldMakesOneKeyOfOneValue(t *testing.T) {
+	const bad = "" // 400
+	for name, test := range map[string]struct{ path, body, want string }{
+		"string":                     {"id", `{"id":"a b"}`, "k:a b"},
+		"string, escaped":            {"id", `{"id":"\u0061\/\u00e9"}`, "k:a/é"},
+		"string, looks like another": {"id", `{"id":"042"}`, "k:042"},
+		"nested":                     {"user.id", ` {"id":1, "user" : {"x":[{"id":2}], "id" : 3 } } `, "k:3"},
+		"in an array":                {"user.id", `{"user":[{"id":3}]}`, bad},
+		"in a string":                {"user.id", `{"user":"id"}`, bad},
+		"in null":                    {"user.id", `{"user":null}`, bad},
+		"integer":                    {"id", `{"id":42}`, "k:42"},
+		"integer as a fraction":      {"id", `{"id":42.0}`, "k:42"},
+		"with an exponent":           {"id", `{"id":4.2e1}`, "k:42"},
+		"with a negative exponent":   {"id", `{"id":4200E-2}`, "k:42"},
+		"with trailing zeros":        {"id", `{"id":0.4200e+2}`, "k:42"},
+		"hundred":                    {"id", `{"id":1e2}`, "k:100"},
+		"zero":                       {"id", `{"id":0}`, "k:0"},
+		"negative zero":              {"id", `{"id":-0.0e5}`, "k:0"},
+		"negative":                   {"id", `{"id":-7}`, "k:-7"},
+		"more digits than a float":   {"id", `{"id":9007199254740993}`, "k:9007199254740993"},
+		"fraction":                   {"id", `{"id":4.25}`, bad},
+		"huge exponent":              {"id", `{"id":1e1000000000}`, bad},
+		"exponent past an int":       {"id", `{"id":1e99999999999999999999}`, bad},
+		"tiny exponent":              {"id", `{"id":1e-9223372036854775808}`, bad},
+		"bool":                       {"id", `{"id":true}`, bad},
+		"null":                       {"id", `{"id":null}`, bad},
+		"object":                     {"id", `{"id":{}}`, bad},
+		"array":                      {"id", `{"id":["a"]}`, bad},
+		"empty string":               {"id", `{"id":""}`, bad},
+		"missing":                    {"id", `{"ids":1}`, bad},
+		"twice":                      {"id", `{"id":1,"id":1}`, bad},
+		"twice, escaped":             {"id", `{"id":1,"\u0069d":2}`, bad},
+		"twice, in another case":     {"id", `{"id":1,"Id":2}`, bad},
+		"twice, folded":              {"kind", `{"kind":1,"` + "\u212aind" + `":2}`, bad}, // the Kelvin sign, which Go's decoder takes for a k
+		"only in another case":       {"id", `{"ID":1}`, bad},
+		"the object twice":           {"user.id", `{"user":{"id":1},"user":{"id":2}}`, bad},
+		"twice elsewhere":            {"id", `{"id":1,"x":{"id":2},"y":{"a":1,"a":2}}`, "k:1"},
+		"not an object":              {"id", `[{"id":1}]`, bad},
+		"not JSON":                   {"id", `id=1`, bad},
+		"cut off":                    {"id", `{"id":1`, bad},
+		"something behind":           {"id", `{"id":1}{"id":2}`, bad},
+		"nothing":                    {"id", ``, bad},
+		"deep":                       {"id", `{"id":1,"x":` + strings.Repeat("[", 20000) + strings.Repeat("]", 20000) + `}`, bad},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := request(t, http.MethodPost, "/", test.body)
+			key, err := httplock.JSONField("k:", test.path)(r)
+			require.Equal(t, test.want, key)
+			rest, readErr := io.ReadAll(r.Body)
+			require.NoError(t, readErr)
+			require.Equal(t, test.body, string(rest), "the whole body is left")
+			require.NoError(t, r.Body.Close())
+			if test.want != bad {
+				require.NoError(t, err)
+				return
+			}
+			require.Error(t, err)
+			require.NotErrorIs(t, err, core.ErrInvalidOption)
+			require.ErrorContains(t, err, "no usable key in the request")
+		})
+	}
+	for path, problem := range map[string]string{
+		"": "empty", "a.": "empty name", ".a": "empty name", "a..b": "empty name", strings.Repeat("a.", 16) + "a": "deeper than 16",
+	} {
+		_, err := httplock.JSONField("k:", path)(request(t, http.MethodPost, "/", `{"a":1}`))
+		require.ErrorIs(t, err, core.ErrInvalidOption, path)
+		require.ErrorContains(t, err, problem)
+	}
+}
+
+func TestJSONFieldBehindAServer(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.holdKey(t, "k:"+secret)
+		size := 0
+		h := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.JSONField("k:", "id"), httplock.WithMaxBody(10))(
+			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, err := io.ReadAll(r.Body)
+				assert.NoError(t, err)
+				assert.True(t, json.Valid(body))
+				assert.Len(t, body, size)
+				ok(w, r)
+			}))
+		url, client := serve(t, h)
+		post := func(id string, length int, chunked bool) answer {
+			size = length
+			body := `{"id":"` + id + `","x":"`
+			body += strings.Repeat("y", length-len(body)-2) + `"}`
+			r := toServer(t.Context(), t, url, body)
+			if chunked {
+				r.ContentLength = -1
+			}
+			resp, err := send(client, r)
+			require.NoError(t, err)
+			return resp
+		}
+		for _, chunked := range []bool{false, true} {
+			require.Equal(t, "ok", post("free", 100, chunked).body)
+			require.Equal(t, "ok", post("free", httplock.MaxJSONBody, chunked).body, "the cap on what waits is another one")
+			requireProblem(t, post(secret, 100, chunked), http.StatusConflict, "conflict", true)
+			requireProblem(t, post(secret, httplock.MaxJSONBody+1, chunked), http.StatusRequestEntityTooLarge, "body-too-large", false)
+		}
+	})
+}
+
+func TestBodiesThatCannotBeReadForTheKey(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	h := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.JSONField("k:", "id"))(mustNotRun(t))
+	r := request(t, http.MethodPost, "/", "")
+	r.Body = io.NopCloser(iotest.ErrReader(errors.New(secret)))
+	requireProblem(t, do(h, r), http.StatusBadRequest, "unreadable-body", false)
+
+	r = request(t, http.MethodPost, "/", `{"id":"`+strings.Repeat("x", 1000))
+	r.Body = http.MaxBytesReader(nil, r.Body, 100)
+	requireProblem(t, do(h, r), http.StatusRequestEntityTooLarge, "body-too-large", false)
+
+	r = request(t, http.MethodPost, "/", "")
+	r.Body = nil
+	requireProblem(t, do(h, r), http.StatusBadRequest, "bad-key", false)
+
+	own := httplock.PerKey(core.NewGuard(b.locker, nil), func(r *http.Request) (string, error) {
+		_, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 3))
+		return "", err
+	})(mustNotRun(t))
+	requireProblem(t, call(t, own, http.MethodPost, "/", "long"), http.StatusRequestEntityTooLarge, "body-too-large", false)
+}
+
+func TestJoinReadsTheBodyOftenAndTheHandlerSeesIt(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	const body = `{"tenant":7,"order":{"id":"42"}}`
+	b.holdKey(t, "t:8|42")
+	key := httplock.Join(httplock.JSONField("t:", "tenant"), httplock.JSONField("", "order.id"))
+	h := httplock.PerKey(core.NewGuard(b.locker, nil), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(w, r.Body)
+	}))
+	require.Equal(t, body, call(t, h, http.MethodPost, "/", body).body) //nolint:testifylint // to the byte
+	require.Equal(t, http.StatusConflict, call(t, h, http.MethodPost, "/", strings.Replace(body, "7", "8", 1)).status)
+}
+
+// Whatever a handler decodes with encoding/json is what the key was made of.
+func FuzzJSONFieldAgreesWithTheDecoder(f *testing.F) {
+	for _, body := range []string{`{"id":42}`, `{"id":"x"}`, `{"id":1,"ID":2}`, `{"a":{"id":1},"id":-0}`, `{"id":1e2}`, `{"id":"\ud800"}`} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		key, err := httplock.JSONField("", "id")(request(t, http.MethodPost, "/", string(body)))
+		if err != nil {
+			return
+		}
+		var text struct {
+			ID string `json:"id"`
+		}
+		if json.Unmarshal(body, &text) == nil {
+			require.Equal(t, text.ID, key)
+			return
+		}
+		var number struct {
+			ID json.Number `json:"id"`
+		}
+		require.NoError(t, json.Unmarshal(body, &number))
+		if n, err := number.ID.Int64(); err == nil {
+			got, err := json.Number(key).Int64()
+			require.NoError(t, err)
+			require.Equal(t, n, got)
+		}
+	})
+}
