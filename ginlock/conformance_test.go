@@ -31,16 +31,7 @@ func handlers(steps []conformance.Step) (hs []gin.HandlerFunc) {
 	for _, s := range steps {
 		switch s := s.(type) {
 		case conformance.Lock:
-			var key ginlock.KeyFunc
-			if s.Key != nil {
-				key = func(c *gin.Context) (string, error) {
-					for _, p := range c.Params {
-						c.Request.SetPathValue(p.Key, p.Value)
-					}
-					return s.Key(c.Request)
-				}
-			}
-			hs = append(hs, ginlock.PerKey(s.Guard, key, s.Options...))
+			hs = append(hs, ginlock.PerKey(s.Guard, s.Key, s.Options...))
 		case conformance.Recovery:
 			hs = append(hs, gin.Recovery())
 		case conformance.Middleware:

@@ -95,6 +95,39 @@ func keyErrors(t *trial) {
 	}
 }
 
+// keyHelpers: package httplock's key functions find what the framework's router
+// found, and leave the body to the handler.
+func keyHelpers(t *trial) {
+	b := t.bed()
+	const body = `{"order": {"id": "` + testbed.Secret + `"}}`
+	for name, key := range map[string]httplock.KeyFunc{
+		"param":  httplock.Param("order:", "id"),
+		"query":  httplock.Query("order:", "q"),
+		"header": httplock.Header("order:", "X-Order"),
+		"JSON":   httplock.JSONField("order:", "order.id"),
+		"the pattern": func(r *http.Request) (string, error) {
+			if !strings.Contains(r.Pattern, "/orders/") || strings.Contains(r.Pattern, testbed.Secret) {
+				return "", fmt.Errorf("pattern %q", r.Pattern)
+			}
+			return testbed.OrderKey, nil
+		},
+	} {
+		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
+			lease, held := core.LeaseFrom(r.Context())
+			if assert.True(t, held) {
+				assert.Equal(t, testbed.OrderKey, lease.Key(), name)
+			}
+			assert.Equal(t, body, readTwice(t, r), name)
+			return ok(w, r)
+		}, Lock{core.NewGuard(b.Locker, nil), key, nil}))
+		r := t.request(s, http.MethodPost, testbed.OrderPath+"?q="+testbed.Secret, body)
+		r.Header.Set("X-Order", testbed.Secret)
+		resp, err := testbed.Send(s.client, r)
+		require.NoError(t, err)
+		t.requireOK(resp)
+	}
+}
+
 func misconfigured(t *trial) {
 	b := t.bed()
 	guard := core.NewGuard(b.Locker, nil)
@@ -162,6 +195,9 @@ func refusals() []refusal {
 		{name: "bad key", key: key("", httplock.BadKey(nil)), status: 400},
 		{name: "long key", key: key(strings.Repeat(testbed.Secret, 100), nil), status: 400},
 		{name: "key function failed", key: key("", errors.New(testbed.Secret)), status: 500},
+		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400},
+		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413},
+		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500},
 		{name: "misconfigured", broken: true, status: 500},
 		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409},
 		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409},

@@ -9,6 +9,7 @@ var behaviours = []behaviour{
 	{name: "refusals are the same bytes", test: sameBytes},
 	{name: "names the route", test: namesTheRoute},
 	{name: "503 without Redis", test: unavailable},
+	{name: "key functions see the route", test: keyHelpers},
 	{name: "key errors", test: keyErrors},
 	{name: "misconfigured refuses all", test: misconfigured},
 

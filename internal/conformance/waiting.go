@@ -28,12 +28,13 @@ func readTwice(t *trial, r *http.Request) string {
 }
 
 func waits(t *trial) {
-	const requests = 10
+	const more = 10
 	b := t.bed()
-	inside, waiting := make(chan struct{}, 1), make(chan struct{})
+	inside, entered, waiting := make(chan struct{}, 1), make(chan struct{}, more+2), make(chan struct{})
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		select {
 		case inside <- struct{}{}:
+			entered <- struct{}{}
 			t.pause(waiting)
 			<-inside
 		default:
@@ -41,8 +42,17 @@ func waits(t *trial) {
 		}
 		return ok(w, r)
 	}, lock(b, retry.Policy{MaxWait: time.Minute})))
-	answers := make(chan testbed.Answer, requests)
-	for range requests {
+	first := t.sending(t.Context(), s, "")
+	await(t, entered, "the handler runs")
+	second := t.sending(t.Context(), s, "")
+	await(t, b.Conflicts, "the second request waits")
+	close(waiting)
+	require.NoError(t, await(t, first, "the response"))
+	require.NoError(t, await(t, second, "the response"))
+	await(t, entered, "the second request runs")
+
+	answers := make(chan testbed.Answer, more)
+	for range more {
 		r := t.request(s, http.MethodPost, testbed.OrderPath, "")
 		go func() {
 			resp, err := testbed.Send(s.client, r)
@@ -50,9 +60,7 @@ func waits(t *trial) {
 			answers <- resp
 		}()
 	}
-	await(t, b.Conflicts, "a request waits")
-	close(waiting)
-	for range requests {
+	for range more {
 		t.requireOK(await(t, answers, "the response"))
 	}
 	b.RequireFree(t)
