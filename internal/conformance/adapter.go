@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
@@ -24,9 +25,11 @@ type Adapter struct {
 type Capability string
 
 const (
-	// EngineWide: middleware of the whole engine knows whether a route was matched.
+	// EngineWide says that middleware of the whole engine knows whether a route was
+	// matched.
 	EngineWide Capability = "engine-wide middleware knows the route"
-	// HandlerErrors: handlers return errors, and the framework answers them with 500.
+	// HandlerErrors says that handlers return errors, and the framework answers them
+	// with 500.
 	HandlerErrors Capability = "handlers return errors"
 )
 
@@ -122,8 +125,8 @@ func NetHTTP() Adapter {
 			mux := http.NewServeMux()
 			for _, r := range app.Routes {
 				var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { _ = r.Handler(w, req) })
-				for i := len(r.Chain) - 1; i >= 0; i-- {
-					h = netHTTPStep(r.Chain[i], h)
+				for _, s := range slices.Backward(r.Chain) {
+					h = netHTTPStep(s, h)
 				}
 				mux.Handle(r.Method+" "+r.Pattern, h)
 			}

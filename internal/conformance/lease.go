@@ -108,7 +108,7 @@ func requestRestored(t *trial) {
 			panic("boom")
 		}
 		return ok(w, r)
-	}, Recovery{}, Middleware(spying(seen)), lock(b, nil)))
+	}, Recovery{}, spying(seen), lock(b, nil)))
 	t.requireOK(t.post(s, ""))
 	await(t, seen, "the middleware in front").requireRestored(t)
 

@@ -117,7 +117,7 @@ func keyHelpers(t *trial) {
 			if assert.True(t, held) {
 				assert.Equal(t, testbed.OrderKey, lease.Key(), name)
 			}
-			assert.Equal(t, body, readTwice(t, r), name)
+			assert.JSONEq(t, body, readTwice(t, r), name)
 			return ok(w, r)
 		}, Lock{core.NewGuard(b.Locker, nil), key, nil}))
 		r := t.request(s, http.MethodPost, testbed.OrderPath+"?q="+testbed.Secret, body)

@@ -68,6 +68,7 @@ func (w *toyWriter) Unwrap() http.ResponseWriter { return w.begin() }
 func (w *toyWriter) WriteHeader(status int)      { w.begin().WriteHeader(status) }
 func (w *toyWriter) Write(p []byte) (int, error) { return w.begin().Write(p) }
 func (w *toyWriter) Flush()                      { _ = http.NewResponseController(w.begin()).Flush() }
+
 func (w *toyWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return http.NewResponseController(w.begin()).Hijack()
 }

@@ -36,10 +36,10 @@ func (t *trial) bed(opts ...core.Option) *testbed.Bed {
 }
 
 // breakable is a bed whose Redis the check can take away.
-func (t *trial) breakable(opts ...core.Option) (*testbed.Bed, *redistest.Proxy) {
+func (t *trial) breakable() (*testbed.Bed, *redistest.Proxy) {
 	t.Helper()
 	proxy := redistest.NewProxy(t, t.env.Addr)
-	return testbed.On(t, testbed.FragileClient(t, proxy.Addr), t.env.Prefix, opts...), proxy
+	return testbed.On(t, testbed.FragileClient(t, proxy.Addr), t.env.Prefix), proxy
 }
 
 // orderKey is the key function of routes with {id}.
