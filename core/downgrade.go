@@ -15,11 +15,14 @@ const (
 )
 
 // holder is the hold's entry in Redis, as far as we know.
-func (h *hold) holder() string {
+func (h *hold) holder() string { return string(h.appendHolder(make([]byte, 0, entryRoom))) }
+
+func (h *hold) appendHolder(b []byte) []byte {
+	limit := int(h.limit)
 	if h.form.Load() == formShared {
-		return h.entry(shared)
+		limit = shared
 	}
-	return h.entry(int(h.limit))
+	return appendEntry(b, limit, *h.owner, h.secret)
 }
 
 // entry is the hold's entry with a limit: another than it was granted with if it was

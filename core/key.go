@@ -72,9 +72,16 @@ func newEntry(limit int, locker string) string {
 type entrySecret [entrySecretLen / 2]byte
 
 func formatEntry(limit int, locker string, secret entrySecret) string {
-	b := strconv.AppendInt(make([]byte, 0, 96), int64(limit), 10)
-	b = append(append(append(b, ':'), locker...), '.')
-	return string(hex.AppendEncode(b, secret[:]))
+	return string(appendEntry(make([]byte, 0, entryRoom), limit, locker, secret))
+}
+
+// entryRoom is room for an entry, as a rule.
+const entryRoom = 96
+
+func appendEntry(b []byte, limit int, locker string, secret entrySecret) []byte {
+	b = append(strconv.AppendInt(b, int64(limit), 10), ':')
+	b = append(append(b, locker...), '.')
+	return hex.AppendEncode(b, secret[:])
 }
 
 // splitEntry takes apart what formatEntry wrote.

@@ -312,7 +312,7 @@ func (l *Locker) Shutdown(ctx context.Context) error {
 	select {
 	case <-l.renewals.empty():
 	case <-ctx.Done():
-		err = fmt.Errorf("core: shutdown: leases were still held: %w", context.Cause(ctx))
+		err = fmt.Errorf("core: shutdown: %d leases were still held: %w", l.renewals.count(), context.Cause(ctx))
 	}
 	l.closeAll()
 	done := make(chan struct{})

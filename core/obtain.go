@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -170,9 +171,15 @@ func (a *attempt) await() error {
 		case errors.Is(err, ErrClosed):
 			return fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
 		case err != nil:
-			return callerGone(ctx, "acquire", a.call.Key)
+			return a.gone()
 		}
 	}
+}
+
+// gone reports that the caller's ctx ended while the call waited.
+func (a *attempt) gone() error {
+	return fmt.Errorf("core: acquire %q: the key is held, waited %s: %w",
+		a.call.Key, time.Since(a.start).Round(time.Millisecond), ctxerr.Of(a.ctx))
 }
 
 // question asks Redis in the line's name. It reports whether the queue is full.

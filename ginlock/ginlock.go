@@ -34,30 +34,82 @@ func New(guard *core.Guard, key KeyFunc, opts ...httplock.Option) (gin.HandlerFu
 	return handler(m, key), nil
 }
 
-func handler(m *httplock.Middleware, key KeyFunc) gin.HandlerFunc {
+// FromConfig returns middleware for a whole engine, r.Use(ginlock.FromConfig(routes)),
+// that guards each request as its route says: routes is asked with the request's method
+// and c.FullPath(). Put it in front of the routes that it is for, as all of gin's
+// middleware; those that it does not know need no key. Without routes every request is
+// refused with 500.
+func FromConfig(routes httplock.Routes) gin.HandlerFunc {
+	if routes == nil {
+		return handler(httplock.FailClosed(fmt.Errorf("ginlock: %w: FromConfig: the routes are nil", core.ErrInvalidOption)), nil)
+	}
 	return func(c *gin.Context) {
 		if c.FullPath() == "" {
 			return
 		}
-		ran := m.Serve(httplock.Exchange{
-			Writer:  c.Writer,
-			Request: c.Request,
-			Name:    c.Request.Method + " " + c.FullPath(),
-			Key:     func() (string, error) { return keyOf(c, key) },
-			Next: func(r *http.Request) {
-				outer := c.Request
-				defer func() { c.Request = outer }()
-				c.Request = r
-				c.Next()
-			},
-			Written: c.Writer.Written,
-		})
-		if !ran {
-			c.Abort()
+		if route, guarded := routes.Route(c.Request.Method, c.FullPath()); guarded {
+			serve(c, route.Middleware, route.Key)
 		}
 	}
 }
 
+// Lease returns the lease that the request runs under, the innermost if there are
+// several. False: it runs under none, as a GET that needs no key.
+func Lease(c *gin.Context) (*core.Lease, bool) { return core.LeaseFrom(c.Request.Context()) }
+
 // SharedForSafeMethods is httplock's option of that name: GET, HEAD and OPTIONS take
 // the key together with one another.
 func SharedForSafeMethods() httplock.Option { return httplock.SharedForSafeMethods() }
+
+// WithConflictHandler is httplock.WithConflictHandler in gin's terms: f answers the
+// requests whose key is held. The chain is aborted in any case. If f writes nothing,
+// the problem document is written: c.Status alone writes nothing.
+func WithConflictHandler(f func(*gin.Context, *httplock.Problem)) httplock.Option {
+	return httplock.WithConflictHandler(problemHandler(f))
+}
+
+// WithErrorHandler is httplock.WithErrorHandler in gin's terms: f answers all other
+// problems, and conflicts too if there is no WithConflictHandler. When the lease was
+// lost, it is called after the chain.
+func WithErrorHandler(f func(*gin.Context, *httplock.Problem)) httplock.Option {
+	return httplock.WithErrorHandler(problemHandler(f))
+}
+
+func problemHandler(f func(*gin.Context, *httplock.Problem)) httplock.ProblemHandler {
+	if f == nil {
+		return nil
+	}
+	return func(_ http.ResponseWriter, _ *http.Request, p *httplock.Problem) {
+		if c, is := p.Framework.(*gin.Context); is {
+			f(c, p)
+		}
+	}
+}
+
+func handler(m *httplock.Middleware, key KeyFunc) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		if c.FullPath() != "" {
+			serve(c, m, key)
+		}
+	}
+}
+
+func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
+	ran := m.Serve(httplock.Exchange{
+		Writer:  c.Writer,
+		Request: c.Request,
+		Name:    c.Request.Method + " " + c.FullPath(),
+		Key:     func() (string, error) { return keyOf(c, key) },
+		Next: func(r *http.Request) {
+			outer := c.Request
+			defer func() { c.Request = outer }()
+			c.Request = r
+			c.Next()
+		},
+		Written:   c.Writer.Written,
+		Framework: c,
+	})
+	if !ran {
+		c.Abort()
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/textproto"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -33,10 +34,17 @@ type KeyFunc func(*http.Request) (string, error)
 // says what to do.
 //
 // The value is the one that the framework tells its handlers, so that of a wildcard
-// for the rest of the path begins with a slash under gin, and not elsewhere.
+// for the rest of the path begins with a slash under gin, and not elsewhere. Where a
+// router leaves percent-encoding in it, as chi and echo may, it is undone: /orders/42
+// and /orders/%34%32 are one order.
 func Param(prefix, name string) KeyFunc {
 	return from(prefix, "path parameter", name, func(r *http.Request) (string, error) {
 		v := r.PathValue(name)
+		if r.URL.RawPath != "" { // by which some routers match: %34%32 is 42
+			if decoded, err := url.PathUnescape(v); err == nil {
+				v = decoded
+			}
+		}
 		if v == "" {
 			return "", unlessRouteHas(r, name)
 		}
@@ -114,6 +122,9 @@ func from(prefix, kind, name string, value KeyFunc) KeyFunc {
 func failing(err error) KeyFunc {
 	return func(*http.Request) (string, error) { return "", err }
 }
+
+// incomplete is the KeyFunc where there should be one.
+func incomplete(*http.Request) (string, error) { return "", invalid("the key function is nil") }
 
 // unlessRouteHas is an error if the matched route has no such path parameter.
 func unlessRouteHas(r *http.Request, name string) error {

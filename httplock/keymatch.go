@@ -20,8 +20,12 @@ type Match struct {
 
 // Key asks key for the key of r. The key function gets a copy of r that has the
 // match's Pattern, PathValue and Context. What it read of the body, and what it left
-// in the body's place, are in r afterwards; the rest of r is as it was.
+// in the body's place, are in r afterwards; the rest of r is as it was. A nil key is an
+// error of ours.
 func (m Match) Key(key KeyFunc, r *http.Request) (string, error) {
+	if key == nil {
+		key = incomplete
+	}
 	seen := m.request(r)
 	defer func() {
 		r.Body, r.ContentLength = seen.Body, seen.ContentLength

@@ -24,6 +24,8 @@ type Middleware struct {
 	maxBody     int64
 	statusPath  string
 	keptHeaders map[string]bool
+	onConflict  ProblemHandler
+	onError     ProblemHandler
 
 	principal       func(*http.Request) (string, error)
 	reauthorize     func(r *http.Request, principal string) error
@@ -48,6 +50,17 @@ type Exchange struct {
 	// Written reports whether a response was begun. Nil: not known, and taken as
 	// begun once Next was called.
 	Written func() bool
+	// Skip lets the request pass without the key, as the option of that name does.
+	Skip bool
+	// Framework is the framework's context, or whatever the adapter's own options look
+	// for in a Problem. It may be nil.
+	Framework any
+	// Problem takes what would be written in place of Next's response, if no option has
+	// it handled: the adapter answers it after Serve. Nil: a problem document is written.
+	Problem func(*Problem)
+
+	guard *Middleware // in whose name respond answers
+	err   error       // why
 }
 
 // New makes a Middleware over guard. Its error wraps core.ErrInvalidOption.
@@ -91,7 +104,7 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	if replay != nil && !m.authorized(replay, x) {
 		return false
 	}
-	if m.passes(x.Request) {
+	if x.Skip || m.passes(x.Request) {
 		replay.passed(false)
 		x.Next(x.Request)
 		return true

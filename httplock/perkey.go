@@ -30,23 +30,37 @@ func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 	if m != nil && (key == nil || next == nil) {
 		m = FailClosed(invalid("Handler: the key function or the handler is nil"))
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tracked := &writer{ResponseWriter: w, ctx: r.Context()}
-		m.Serve(Exchange{
-			Writer:  tracked,
-			Request: r,
-			Name:    routeName(r),
-			Key:     func() (string, error) { return key(r) },
-			Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
-			Written: tracked.Written,
-		})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next, r.Pattern, key) })
+}
+
+// serve runs next, guarded, for a request that matched a pattern.
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pattern string, key KeyFunc) {
+	if key == nil {
+		key = incomplete
+	}
+	tracked := &writer{ResponseWriter: w, ctx: r.Context()}
+	m.Serve(Exchange{
+		Writer:  tracked,
+		Request: r,
+		Name:    routeName(r.Method, pattern),
+		Key:     func() (string, error) { return key(r) },
+		Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
+		Written: tracked.Written,
 	})
 }
 
 // routeName is the method and the pattern that http.ServeMux matched.
-func routeName(r *http.Request) string {
-	if r.Pattern == "" || strings.Contains(r.Pattern, " ") {
-		return r.Pattern
+func routeName(method, pattern string) string {
+	if pattern == "" || strings.Contains(pattern, " ") {
+		return pattern
 	}
-	return r.Method + " " + r.Pattern
+	return method + " " + pattern
+}
+
+// Track returns a writer over w that is as able as w, and a function that reports
+// whether a response was begun through it, or the connection taken over. It is for
+// adapters whose framework does not know this of its own writer: Exchange.Written.
+func Track(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func() bool) {
+	tracked := &writer{ResponseWriter: w, ctx: r.Context()}
+	return tracked, tracked.Written
 }

@@ -3,7 +3,6 @@ package httplock
 import (
 	"encoding/json"
 	"net/http"
-	"strconv"
 	"time"
 )
 
@@ -114,23 +113,12 @@ func (p problem) write(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, r, p.Status, "application/problem+json", time.Duration(p.RetryAfter)*time.Millisecond, p)
 }
 
-// writeJSON writes a whole response. What a handler may have said about a
-// response of its own is taken back.
+// writeJSON writes a whole response.
 func writeJSON(w http.ResponseWriter, r *http.Request, status int, mediaType string, retryAfter time.Duration, v any) {
 	h := w.Header()
-	for _, name := range []string{
-		"Content-Length", "Content-Encoding", "Content-Range", "Content-Disposition", "Content-Language",
-		"Etag", "Last-Modified", "Expires", "Accept-Ranges",
-	} {
-		h.Del(name)
-	}
+	prepareHeader(h, retryAfter)
 	h.Set("Content-Type", mediaType)
-	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Del("Retry-After")
-	if retryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(seconds(retryAfter), 10))
-	}
 	content, err := json.Marshal(v)
 	if err != nil { // no value of ours can fail
 		content = nil

@@ -27,6 +27,7 @@ const (
 // refuse writes the response to a request that did not run. If it was encoded a
 // queue may have stored it, although the policy failed.
 func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
+	x = x.because(m, err)
 	var (
 		deferred *core.DeferredError
 		conflict *core.ConflictError
@@ -84,6 +85,7 @@ func orQueued(k problemKind, encoded bool) problemKind {
 
 // refuseKey writes the response to a request without a key.
 func (m *Middleware) refuseKey(x Exchange, err error) {
+	x = x.because(m, err)
 	var (
 		bad    *badKeyError
 		capped *http.MaxBytesError
@@ -115,7 +117,7 @@ func (m *Middleware) lost(x Exchange, err error) {
 		return
 	}
 	m.logger().WarnContext(x.Request.Context(), "httplock: outcome unknown", "name", x.Name, "error", err)
-	problemOutcomeUnknown.document(0).write(x.Writer, x.Request)
+	respond(x.because(m, err), problemOutcomeUnknown.document(0))
 }
 
 // accepted writes the receipt of a parked request.
@@ -159,7 +161,7 @@ func asksForAsync(r *http.Request) bool {
 }
 
 func respond(x Exchange, p problem) {
-	if !written(x) {
+	if !written(x) && !handled(x, p) {
 		p.write(x.Writer, x.Request)
 	}
 }

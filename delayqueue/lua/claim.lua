@@ -30,7 +30,7 @@ if taken then
     local key = redis.pcall('HGET', record(id), 'key')
     local m = type(key) == 'string' and load(id, key, true)
     -- One that became too old meanwhile was not started: its claim runs out.
-    if m and m.payload and m.state == 'running' and m.owner == token and m.not_after > now then
+    if m and m.payload and owned(id, m, token) and m.not_after > now then
       keep(record(id), life(m, lease))
       hold(id .. ' ' .. key, m, lease)
       reply[#reply + 1] = told(id, m)
@@ -47,9 +47,9 @@ clear_sets()
 local last = redis.call('ZREVRANGE', running, 0, 0, 'WITHSCORES')
 if last[1] and score_of(last[2]) > now + LONGEST then
   redis.call('ZREM', running, last[1])
-  redis.call('ZADD', running, num(now + lease), last[1])
+  redis.call('ZADD', running, now + lease, last[1])
 end
-local ended = redis.call('ZRANGEBYSCORE', running, '-inf', num(now), 'LIMIT', 0, STEPS)
+local ended = redis.call('ZRANGEBYSCORE', running, '-inf', now, 'LIMIT', 0, STEPS)
 for _, member in ipairs(ended) do
   local id, key = split(member)
   local m, why = load(id, key)
@@ -67,7 +67,7 @@ for _, member in ipairs(ended) do
       reply[4] = reply[4] + 1
     else
       redis.call('HDEL', record(id), 'owner')
-      redis.call('HSET', record(id), 'state', 'queued', 'due', num(now), 'cause', cause)
+      redis.call('HSET', record(id), 'state', 'queued', 'due', now, 'cause', cause)
       reopen(member, m)
       make_due(member, now, life(m))
       reply[2] = reply[2] + 1
@@ -93,7 +93,7 @@ if want > 0 then
   end
   reply[3], reply[4] = reply[3] + expired, reply[4] + buried
   if #ids > 0 then
-    redis.call('SET', receipt, table.concat(ids, ' '), 'PX', num(lease))
+    redis.call('SET', receipt, table.concat(ids, ' '), 'PX', lease)
   end
 end
 

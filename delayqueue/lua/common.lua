@@ -33,8 +33,6 @@ local STEPS = 20 -- how many messages a script tidies up at most
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
-local function num(n) return string.format('%.0f', n) end
-
 local records = {} -- a name that is made again and again is made once: it is quicker
 
 local function record(id)
@@ -56,7 +54,7 @@ end
 -- Makes a key live for ms more, at least.
 local function keep(name, ms)
   if redis.call('PTTL', name) < ms then
-    redis.call('PEXPIRE', name, num(ms))
+    redis.call('PEXPIRE', name, ms)
   end
 end
 
@@ -100,7 +98,7 @@ local function clear(name, kind)
   if found ~= kind and found ~= 'none' then
     local aside = base .. ':junk:' .. string.sub(name, #base + 2)
     redis.call('RENAME', name, aside)
-    redis.call('PEXPIRE', aside, num(dead_retention))
+    redis.call('PEXPIRE', aside, dead_retention)
   end
 end
 
@@ -131,8 +129,7 @@ local function split(member)
   return string.sub(member, 1, at - 1), string.sub(member, at + 1)
 end
 
-local FIELDS = {'key', 'name', 'state', 'owner', 'settled', 'wait', 'nudged',
-  'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after', 'principal'}
+local FIELDS = {'key', 'name', 'state', 'enqueued', 'due', 'not_after', 'attempts', 'conflicts', 'losses'}
 
 -- Why what was read is no record of a message.
 local function flaw(id, key, f)
@@ -146,8 +143,8 @@ local function flaw(id, key, f)
       return 'the record has no ' .. FIELDS[i]
     end
   end
-  for i = 8, 13 do
-    if not f[i] or not whole(f[i]) then
+  for i = 4, 9 do
+    if not whole(f[i] or i > 6 and '0' or '') then
       return "the record's " .. FIELDS[i] .. ' is not a number'
     end
   end
@@ -155,20 +152,25 @@ local function flaw(id, key, f)
 end
 
 -- Reads the record of a message, with its payload if the caller wants that. Answers
--- nil and the reason when it is not one.
+-- nil and the reason when it is not one. A counter that is not there is zero.
 local function load(id, key, payload)
-  local f = redis.pcall('HMGET', record(id), 'key', 'name', 'state', 'owner', 'settled', 'wait', 'nudged',
-    'attempts', 'conflicts', 'losses', 'enqueued', 'due', 'not_after', 'principal', payload and 'payload' or 'state')
-  local attempts, conflicts, losses = whole(f[8] or '-'), whole(f[9] or '-'), whole(f[10] or '-')
-  local enqueued, at, not_after = whole(f[11] or '-'), whole(f[12] or '-'), whole(f[13] or '-')
-  if f[1] ~= key or not (f[2] and f[3] and attempts and conflicts and losses and enqueued and at and not_after) then
+  local f = redis.pcall('HMGET', record(id), 'key', 'name', 'state', 'enqueued', 'due', 'not_after',
+    'attempts', 'conflicts', 'losses', 'wait', 'nudged', 'principal', payload and 'payload' or 'state')
+  local enqueued, at, not_after = whole(f[4] or ''), whole(f[5] or ''), whole(f[6] or '')
+  local attempts, conflicts, losses = whole(f[7] or '0'), whole(f[8] or '0'), whole(f[9] or '0')
+  if f[1] ~= key or not (f[2] and f[3] and enqueued and at and not_after and attempts and conflicts and losses) then
     return nil, flaw(id, key, f)
   end
   return {
-    key = key, name = f[2], state = f[3], owner = f[4], settled = f[5], wait = f[6], nudged = f[7],
-    attempts = attempts, conflicts = conflicts, losses = losses, enqueued = enqueued, due = at, not_after = not_after,
-    principal = f[14] or '', payload = payload and f[15],
+    key = key, name = f[2], state = f[3], enqueued = enqueued, due = at, not_after = not_after,
+    attempts = attempts, conflicts = conflicts, losses = losses,
+    wait = f[10], nudged = f[11], principal = f[12] or '', payload = payload and f[13],
   }
+end
+
+-- Whether a message runs by a claim's token.
+local function owned(id, m, token)
+  return m.state == 'running' and redis.call('HGET', record(id), 'owner') == token
 end
 
 -- How long the record and the entries of a message must live on, in ms.
@@ -178,13 +180,13 @@ local function life(m, lease) return math.max(m.not_after - now, lease or 0) + r
 -- when its memory is full.
 local function hold(member, m, lease)
   redis.call('ZREM', running, member)
-  redis.call('ZADD', running, num(now + lease), member)
+  redis.call('ZADD', running, now + lease, member)
   outlive(running, life(m, lease))
 end
 
 -- Makes an open message due.
 local function make_due(member, at, ms)
-  redis.call('ZADD', due, num(at), member)
+  redis.call('ZADD', due, at, member)
   outlive(due, ms)
   soonest = math.min(soonest or at, at)
 end
@@ -197,7 +199,7 @@ end
 
 -- Puts a message among the open ones.
 local function reopen(member, m)
-  redis.call('ZADD', open, num(m.not_after), member)
+  redis.call('ZADD', open, m.not_after, member)
   outlive(open, life(m))
 end
 
@@ -268,12 +270,12 @@ local function bury(member, id, key, cause)
   clear(record(id), 'hash')
   redis.call('HDEL', record(id), 'owner', 'wait', 'nudged')
   redis.call('HSETNX', record(id), 'key', key)
-  redis.call('HSET', record(id), 'state', 'dead', 'cause', cause, 'ended', num(now))
-  redis.call('PEXPIRE', record(id), num(dead_retention))
-  redis.call('ZADD', dead, num(now), id)
+  redis.call('HSET', record(id), 'state', 'dead', 'cause', cause, 'ended', now)
+  redis.call('PEXPIRE', record(id), dead_retention)
+  redis.call('ZADD', dead, now, id)
   outlive(dead, dead_retention)
   emptied(key)
-  for _, old in ipairs(redis.call('ZRANGEBYSCORE', dead, '-inf', num(now - dead_retention), 'LIMIT', 0, STEPS)) do
+  for _, old in ipairs(redis.call('ZRANGEBYSCORE', dead, '-inf', now - dead_retention, 'LIMIT', 0, STEPS)) do
     redis.call('ZREM', dead, old)
   end
   count('dead')
@@ -287,8 +289,8 @@ end
 local function give_up(member, id, key, state)
   leave(member, id, key)
   redis.call('HDEL', record(id), 'payload', 'wait', 'nudged')
-  redis.call('HSET', record(id), 'state', state, 'ended', num(now))
-  redis.call('PEXPIRE', record(id), num(retention))
+  redis.call('HSET', record(id), 'state', state, 'ended', now)
+  redis.call('PEXPIRE', record(id), retention)
   count(state)
   emptied(key)
 end
@@ -297,7 +299,7 @@ end
 -- expired, and how many were junk.
 local function sweep()
   local expired, junk = 0, 0
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', num(now), 'LIMIT', 0, STEPS)) do
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', now, 'LIMIT', 0, STEPS)) do
     local id, key = split(member)
     local m, why = load(id, key)
     if m and m.not_after > now then
@@ -377,15 +379,15 @@ end
 -- how many were junk.
 local function take_due(want, tokens, lease, max_bytes)
   local taken, bytes, expired, junk = {}, 0, 0, 0
-  local members = redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, want)
+  local members = redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, want)
   if #members == 0 then
     return taken, expired, junk
   end
   redis.call('ZREM', due, unpack(members))
-  local gone, held, ends = {}, {}, num(now + lease)
+  local gone, held, ends = {}, {}, now + lease
   for _, member in ipairs(members) do
     if bytes >= max_bytes then
-      redis.call('ZADD', due, num(now), member)
+      redis.call('ZADD', due, now, member)
     else
       local what, id, m = take(member, tokens(#taken + 1), lease)
       if what == 'taken' then
@@ -418,5 +420,5 @@ local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end
 
 -- 1 when a message is due at this moment, else 0.
 local function any_due()
-  return #redis.call('ZRANGEBYSCORE', due, '-inf', num(now), 'LIMIT', 0, 1)
+  return #redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 1)
 end

@@ -23,8 +23,7 @@ local function store(id, key, name, payload, delay, max_age, principal, parked)
     at = at + 1 -- a message is never early
   end
   redis.call('HSET', record(id), 'key', key, 'name', name, 'payload', payload, 'state', 'queued',
-    'attempts', 0, 'conflicts', 0, 'losses', 0,
-    'enqueued', num(now), 'due', num(at), 'not_after', num(not_after))
+    'enqueued', now, 'due', at, 'not_after', not_after)
   if principal ~= '' then
     redis.call('HSET', record(id), 'principal', principal)
   end

@@ -9,7 +9,7 @@ local reply = {}
 for i = 4, #ARGV, 3 do
   local id, key, token = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local m = load(id, key)
-  if m and m.state == 'running' and m.owner == token then
+  if m and owned(id, m, token) then
     hold(id .. ' ' .. key, m, lease)
     if now + lease > m.not_after then
       keep(record(id), life(m, lease))

@@ -17,7 +17,7 @@ for i = 3, #ARGV do
   if m and m.state == 'running' then
     redis.call('HSET', record(id), 'nudged', 1)
   elseif waits and m.state == 'queued' then
-    redis.call('HSET', record(id), 'due', num(now))
+    redis.call('HSET', record(id), 'due', now)
     make_due(id .. ' ' .. key, now, life(m))
     found[#found] = 2
   end

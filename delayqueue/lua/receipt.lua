@@ -7,5 +7,5 @@ local function receipt(token)
 end
 
 local function give_receipt(token, answer)
-  redis.call('SET', base .. ':receipt:' .. token, cjson.encode(answer), 'PX', num(retention))
+  redis.call('SET', base .. ':receipt:' .. token, cjson.encode(answer), 'PX', retention)
 end

@@ -36,7 +36,7 @@ local function redrive(id, died)
   end
   local not_after = now + max_age
   redis.call('HSET', record(id), 'state', 'queued', 'attempts', 0, 'conflicts', 0,
-    'due', num(now), 'not_after', num(not_after))
+    'due', now, 'not_after', not_after)
   redis.call('HDEL', record(id), 'ended', 'owner', 'wait', 'nudged')
   redis.call('ZREM', dead, id)
   admit(id, m.key, now, not_after)

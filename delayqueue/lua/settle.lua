@@ -51,14 +51,14 @@ local function follow(key, token)
       brought = brought + #m.payload
       redis.call('ZREM', due, member)
       redis.call('ZREM', open, member)
-      redis.call('ZADD', running, num(now + lease), member)
+      redis.call('ZADD', running, now + lease, member)
       return id, m
     end
     give_up(member, id, key, 'expired')
   end
 end
 
-local ended = num(now)
+local ended = now
 
 -- Ends a message that is not to run again. It may be followed by another of its key.
 local function finish(c, n)
@@ -102,7 +102,7 @@ local function give_back(c, n)
   end
   local code = 1
   redis.call('HDEL', record(id), 'owner', 'nudged')
-  redis.call('HSET', record(id), 'state', 'queued', 'due', num(at), 'settled', c.token, 'next', n and n[1] or '')
+  redis.call('HSET', record(id), 'state', 'queued', 'due', at, 'settled', c.token, 'next', n and n[1] or '')
   if c.how == 'retry' then
     redis.call('HSET', record(id), 'cause', c.cause)
     count('retried')
@@ -142,7 +142,7 @@ local function again(c, state, nid)
   local reply = {state == 'expired' and 2 or 1}
   local key = c.next ~= '' and nid and redis.pcall('HGET', record(nid), 'key')
   local m = type(key) == 'string' and load(nid, key, true)
-  if m and m.payload and m.state == 'running' and m.owner == c.next and m.not_after > now then
+  if m and m.payload and owned(nid, m, c.next) and m.not_after > now then
     keep(record(nid), life(m, lease))
     hold(nid .. ' ' .. key, m, lease)
     reply[2] = told(nid, m)
@@ -204,7 +204,7 @@ end
 for i, c in ipairs(held) do
   local done, reply = pcall(settle, c, nexts[c.place])
   if not done then -- what is wrong with one claim is not wrong with the others
-    redis.call('ZADD', running, num(now + lease), members[i])
+    redis.call('ZADD', running, now + lease, members[i])
     reply = {-1, type(reply) == 'table' and reply.err or tostring(reply)}
   end
   replies[c.place] = reply

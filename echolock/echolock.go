@@ -1,0 +1,103 @@
+package echolock
+
+import (
+	"iter"
+	"net/http"
+
+	"github.com/labstack/echo/v4"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/echolock/internal/adapter"
+	"github.com/perkey-go/perkey/httplock"
+)
+
+// Config is what ToMiddleware makes middleware of.
+type Config struct {
+	// Skipper lets the requests pass without the key for which it returns true. It must
+	// be safe for concurrent use. Nil: none.
+	Skipper func(c echo.Context) bool
+	// Guard says who waits, is parked or is refused. Required.
+	Guard *core.Guard
+	// Key makes the key of a request. Required.
+	Key KeyFunc
+	// Options are httplock's.
+	Options []httplock.Option
+	// ReturnErrors returns what would be a problem document as an error instead: an
+	// *echo.HTTPError with the status, the document as its Message, and an
+	// *httplock.Problem inside, for errors.As. Retry-After and Cache-Control are set
+	// then. The default HTTPErrorHandler of echo writes the document as
+	// application/json. Receipts (202) are written in any case, and what an option of
+	// Options handles is no error.
+	ReturnErrors bool
+}
+
+// ToMiddleware returns the middleware. Its error wraps core.ErrInvalidOption.
+func (config Config) ToMiddleware() (echo.MiddlewareFunc, error) {
+	handler, err := version.PerKey(adapter.Config[echo.Context](config))
+	if err != nil {
+		return nil, err
+	}
+	return middleware(handler), nil
+}
+
+// PerKeyWithConfig returns middleware that runs one request at a time per key.
+//
+// A mistake in the Config is logged once, and every request is then refused with 500.
+// ToMiddleware reports it instead.
+func PerKeyWithConfig(config Config) echo.MiddlewareFunc {
+	mw, err := config.ToMiddleware()
+	if err != nil {
+		return middleware(version.FailClosed(err, config.ReturnErrors))
+	}
+	return mw
+}
+
+// PerKey is PerKeyWithConfig of a Config with these, and nothing else.
+func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) echo.MiddlewareFunc {
+	return PerKeyWithConfig(Config{Guard: guard, Key: key, Options: opts})
+}
+
+// FromConfig returns middleware for all routes, e.Use(echolock.FromConfig(routes)),
+// that guards each request as its route says: routes is asked with the request's method
+// and c.Path(). Routes that it does not know need no key. Without routes every request
+// is refused with 500.
+func FromConfig(routes httplock.Routes) echo.MiddlewareFunc {
+	return middleware(version.FromConfig(routes))
+}
+
+// Lease returns the lease that the request runs under, the innermost if there are
+// several. False: it runs under none, as a GET that needs no key.
+func Lease(c echo.Context) (*core.Lease, bool) { return core.LeaseFrom(c.Request().Context()) }
+
+func middleware(handler adapter.Handler[echo.Context]) echo.MiddlewareFunc {
+	return func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) error { return handler(c, next) }
+	}
+}
+
+// version is what is peculiar to echo v4.
+var version = &adapter.Echo[echo.Context]{
+	Package: "echolock",
+	Routing: new(router).routing,
+	Params: func(c echo.Context) iter.Seq2[string, string] {
+		return func(yield func(name, value string) bool) {
+			values := c.ParamValues()
+			for i, name := range c.ParamNames() {
+				if !yield(name, values[i]) {
+					return
+				}
+			}
+		}
+	},
+	Writer: func(c echo.Context) http.ResponseWriter { return c.Response() },
+	Track: func(c echo.Context) (written func() bool, restore func()) {
+		response := c.Response()
+		w := response.Writer
+		tracked, begun := httplock.Track(w, c.Request())
+		response.Writer = tracked
+		return func() bool { return response.Committed || begun() }, func() { response.Writer = w }
+	},
+	Error: func(p *httplock.Problem) error {
+		return &echo.HTTPError{Code: p.Status, Message: p, Internal: p}
+	},
+}

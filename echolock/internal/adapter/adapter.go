@@ -1,0 +1,200 @@
+// Package adapter is what the packages for echo v4 and v5 share: all but echo's types.
+package adapter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+	"sync"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+)
+
+// Context is what the context of either version has.
+type Context interface {
+	Request() *http.Request
+	SetRequest(*http.Request)
+	Path() string
+}
+
+// Routing says how far the router is with a request.
+type Routing int
+
+const (
+	// Matched: c.Path() is the route's.
+	Matched Routing = iota
+	// Unmatched: the answer will be echo's 404, 405 or OPTIONS.
+	Unmatched
+	// Unrouted: the middleware was given to e.Pre.
+	Unrouted
+)
+
+// Echo is one version of echo.
+type Echo[C Context] struct {
+	// Package names it in errors.
+	Package string
+	// Routing says how far the router is.
+	Routing func(C) Routing
+	// Params are the path parameters, percent-encoded if the path that they are of is.
+	Params func(C) iter.Seq2[string, string]
+	// Writer is where responses go.
+	Writer func(C) http.ResponseWriter
+	// Track has responses go through a writer that knows whether one was begun, until
+	// restore is called.
+	Track func(C) (written func() bool, restore func())
+	// Error is a problem as the version's error handler knows errors.
+	Error func(*httplock.Problem) error
+}
+
+// Config is a Config of either version.
+type Config[C Context] struct {
+	Skipper      func(C) bool
+	Guard        *core.Guard
+	Key          httplock.KeyFunc
+	Options      []httplock.Option
+	ReturnErrors bool
+}
+
+// Handler runs a request, and what is behind the middleware, as echo has it.
+type Handler[C Context] func(c C, next func(C) error) error
+
+// PerKey returns the handler of a Config.
+func (e *Echo[C]) PerKey(config Config[C]) (Handler[C], error) {
+	m, err := httplock.New(config.Guard, config.Options...)
+	if err == nil && config.Key == nil {
+		err = e.invalid("the key function is nil")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return e.guarded(m, config), nil
+}
+
+// FailClosed returns a handler that refuses every request.
+func (e *Echo[C]) FailClosed(err error, returnErrors bool) Handler[C] {
+	return e.guarded(httplock.FailClosed(err), Config[C]{ReturnErrors: returnErrors})
+}
+
+func (e *Echo[C]) guarded(m *httplock.Middleware, config Config[C]) Handler[C] {
+	return func(c C, next func(C) error) error {
+		routing := e.Routing(c)
+		if routing == Unmatched {
+			return next(c)
+		}
+		return e.serve(c, next, m, config, routing)
+	}
+}
+
+// FromConfig returns a handler that guards each request as its route says.
+func (e *Echo[C]) FromConfig(routes httplock.Routes) Handler[C] {
+	if routes == nil {
+		return e.FailClosed(e.invalid("FromConfig: the routes are nil"), false)
+	}
+	misplaced := sync.OnceValue(func() *httplock.Middleware { return httplock.FailClosed(e.errPre()) })
+	return func(c C, next func(C) error) error {
+		switch routing := e.Routing(c); routing {
+		case Unrouted:
+			return e.serve(c, next, misplaced(), Config[C]{}, routing)
+		case Matched:
+			if route, guarded := routes.Route(c.Request().Method, c.Path()); guarded {
+				return e.serve(c, next, route.Middleware, Config[C]{Key: route.Key}, routing)
+			}
+		}
+		return next(c)
+	}
+}
+
+// serve runs next under its key, or answers in its place.
+func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config Config[C], routing Routing) error {
+	written, restore := e.Track(c)
+	defer restore()
+	var (
+		problem *httplock.Problem
+		result  error // the handler's
+	)
+	outer := c.Request()
+	x := httplock.Exchange{
+		Writer:  e.Writer(c),
+		Request: outer,
+		Name:    outer.Method + " " + c.Path(),
+		Key: func() (string, error) {
+			if routing == Unrouted {
+				return "", e.errPre()
+			}
+			return e.key(c, config.Key)
+		},
+		Next: func(r *http.Request) {
+			defer c.SetRequest(outer)
+			c.SetRequest(r)
+			result = next(c)
+		},
+		Skip:      config.Skipper != nil && config.Skipper(c),
+		Written:   written,
+		Framework: c,
+	}
+	if config.ReturnErrors {
+		x.Problem = func(p *httplock.Problem) { problem = p }
+	}
+	m.Serve(x)
+	if problem == nil {
+		return result
+	}
+	if result != nil { // the lease was lost while the handler ran
+		problem.Err = errors.Join(problem.Err, result)
+	}
+	return e.Error(problem)
+}
+
+func (e *Echo[C]) invalid(format string, args ...any) error {
+	return fmt.Errorf("%s: %w: %s", e.Package, core.ErrInvalidOption, fmt.Sprintf(format, args...))
+}
+
+func (e *Echo[C]) errPre() error {
+	return e.invalid("the middleware was given to e.Pre, which runs before the route is known: give it to e.Use, a group or a route")
+}
+
+// key asks a key function for the key of c's request.
+func (e *Echo[C]) key(c C, key httplock.KeyFunc) (string, error) {
+	r := c.Request()
+	return httplock.Match{
+		Pattern: c.Path(),
+		Params: func(yield func(name, value string) bool) {
+			for name, value := range e.Params(c) {
+				// echo matches the path as it was sent, where that is not its usual form.
+				if r.URL.RawPath != "" {
+					if decoded, err := url.PathUnescape(value); err == nil {
+						value = decoded
+					}
+				}
+				if !yield(name, value) {
+					return
+				}
+			}
+		},
+		Context: context.WithValue(r.Context(), contextKey{}, c),
+	}.Key(key, r)
+}
+
+// contextKey is where Func finds echo's context.
+type contextKey struct{}
+
+// Func makes a KeyFunc of a function of echo's context.
+func (e *Echo[C]) Func(f func(C) (string, error)) httplock.KeyFunc {
+	if f == nil {
+		return nil
+	}
+	return func(r *http.Request) (string, error) {
+		c, ok := r.Context().Value(contextKey{}).(C)
+		if !ok {
+			return "", fmt.Errorf("%s: Func makes keys for this package's middleware only", e.Package)
+		}
+		outer := c.Request()
+		defer c.SetRequest(outer)
+		c.SetRequest(r)
+		return f(c)
+	}
+}

@@ -1,0 +1,44 @@
+// Package echolock runs one request at a time per key in a service on echo v5. For
+// echo v4 there is package echolock, which is the same.
+//
+// PerKey is echo middleware over a core.Guard, for a route, a group or the whole
+// service:
+//
+//	e.POST("/orders/:id/pay", pay, echolock.PerKey(guard, echolock.Param("order:", "id")))
+//
+// The guard's policy says what happens to a request whose key is held, and
+// package httplock, over which this one is a page of code, says what the client
+// sees of it. Options are httplock's. Config has a Skipper, and PerKeyWithConfig and
+// ToMiddleware take it.
+//
+// # Under echo
+//
+// The handlers behind PerKey run inside it, on the request's goroutine, with a
+// c.Request() whose context is the lease's: hand c.Request().Context() to what they
+// call. It ends when the client leaves or the lease is lost, and core.LeaseFrom
+// finds the fencing token in it. When they return c.Request() is what it was before,
+// and the key is given back.
+//
+// What a handler returns goes on to echo as it is, after the key was given back: so
+// echo's HTTPErrorHandler writes its response without the key. What the guard answers
+// itself is a response, and no error, unless Config.ReturnErrors is set. When the lease
+// was lost and nothing was written, the guard answers before the handler's error is
+// returned, and echo leaves it at that.
+//
+// A panic gives the key back and goes on, to echo's Recover or to the server. With
+// Recover in front of PerKey the key is free before the 500 is written; with Recover
+// behind it, after that.
+//
+// Requests that match no route pass without a key, also in a group: echo answers them
+// with 404 or 405. So do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods or
+// SharedForSafeMethods is given. Middleware of e.Pre runs before the route is known, and
+// is no place for a guard: the requests that will match a route are refused there with
+// 500, and the log says why.
+//
+// To run parked requests, hand the Echo itself to httplock.Replay. A route whose
+// requests carry credentials says who sends them (httplock.WithPrincipal), middleware
+// in front that asks for credentials lets replays pass (httplock.Replayed), and a
+// header that makes the key is stored with the request (httplock.AllowHeaders).
+// What became of them is at e.Any("/tickets/*", echo.WrapHandler(handler)), where handler
+// is httplock.TicketHandler's.
+package echolock

@@ -1,0 +1,37 @@
+package echolock
+
+import (
+	"github.com/labstack/echo/v5"
+
+	"github.com/perkey-go/perkey/httplock"
+)
+
+// KeyFunc is httplock's: what makes keys for net/http makes them for echo, since
+// the request that it gets has echo's path parameters as its PathValue and c.Path() as
+// its Pattern. Func makes one of a function of echo's context.
+type KeyFunc = httplock.KeyFunc
+
+// Param is httplock.Param: the key is prefix and the value of a path parameter. Where
+// c.Param is percent-encoded, since the client sent the path in an unusual form, the
+// key is not.
+func Param(prefix, name string) KeyFunc { return httplock.Param(prefix, name) }
+
+// Query is httplock.Query: the key is prefix and the first value of a query parameter.
+func Query(prefix, name string) KeyFunc { return httplock.Query(prefix, name) }
+
+// Header is httplock.Header: the key is prefix and the first value of a header. A
+// route that parks needs httplock.AllowHeaders too.
+func Header(prefix, name string) KeyFunc { return httplock.Header(prefix, name) }
+
+// JSONField is httplock.JSONField: the key is prefix and a field of the JSON body.
+func JSONField(prefix, path string) KeyFunc { return httplock.JSONField(prefix, path) }
+
+// Func takes the key from f, which may use whatever earlier middleware left in c, and
+// must be safe for concurrent use. While it runs, c.Request() is a copy: what f reads of
+// the body, and what it puts in the body's place, is there for the handler, and no
+// other change to the request is.
+//
+// On a route that parks, f must find the same for a replay: give the headers that
+// it reads to httplock.AllowHeaders, and do not let it depend on credentials or
+// on the client's address. What earlier middleware took from those is missing.
+func Func(f func(c *echo.Context) (string, error)) KeyFunc { return version.Func(f) }

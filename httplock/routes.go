@@ -1,0 +1,132 @@
+package httplock
+
+import (
+	"net/http"
+	"net/url"
+	"reflect"
+	"strings"
+	"sync"
+)
+
+// Routes tells what guards a route: it is how a configuration chooses the guards of
+// a whole service. It is asked at each request, so its answers may change at any time.
+// It must be safe for concurrent use.
+type Routes interface {
+	// Route returns what guards a route. Method is the request's, and pattern the
+	// route's as the framework has it, such as "/orders/:id/pay" or
+	// "POST /orders/{id}/pay": NormalizePattern makes them alike. A route that is not
+	// found needs no key. A HEAD should have the Route of GET, whose handler it runs.
+	Route(method, pattern string) (Route, bool)
+}
+
+// Route is what guards a route. One that is not complete refuses every request.
+type Route struct {
+	Middleware *Middleware
+	Key        KeyFunc
+}
+
+// FromConfig returns net/http middleware that guards each request as its route says.
+// Put it right around an http.ServeMux, whose patterns it then knows:
+//
+//	http.ListenAndServe(addr, httplock.FromConfig(routes)(mux))
+//
+// or around single handlers that are registered with a pattern. With chi these are
+// those behind r.With and r.Group: a middleware of r.Use comes before the route is
+// known, as does what wraps the router. A request of which no route is known, since
+// FromConfig stands in such a place, is refused with 500, and the log says why; a
+// mux's own answers (404, 405, a redirect) are not.
+//
+// A router within a router is a place of its own: put FromConfig around the inner one,
+// whose patterns are then the ones that routes is asked for.
+//
+// Without routes every request is refused with 500.
+func FromConfig(routes Routes) func(http.Handler) http.Handler {
+	if routes == nil {
+		closed := FailClosed(invalid("FromConfig: the routes are nil"))
+		return func(next http.Handler) http.Handler { return closed.Handler(incomplete, next) }
+	}
+	return func(next http.Handler) http.Handler {
+		if next == nil {
+			return FailClosed(invalid("FromConfig: the handler is nil")).Handler(incomplete, http.NotFoundHandler())
+		}
+		mux, isMux := next.(patterns)
+		unrouted := sync.OnceValue(func() *Middleware {
+			return FailClosed(invalid("FromConfig: it cannot know the route where it stands: put it right around an http.ServeMux, " +
+				"or around handlers that are registered with a pattern (chi: r.With, not r.Use)"))
+		})
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			match := Match{Pattern: r.Pattern}
+			if isMux {
+				var handler http.Handler
+				handler, match.Pattern = mux.Handler(r)
+				if match.Pattern == "" || reflect.TypeOf(handler) == redirects {
+					next.ServeHTTP(w, r)
+					return
+				}
+				match.Params = pathValues(match.Pattern, r.URL)
+			}
+			if match.Pattern == "" {
+				unrouted().serve(w, r, next, "", nil)
+				return
+			}
+			route, guarded := routes.Route(r.Method, match.Pattern)
+			if !guarded {
+				next.ServeHTTP(w, r)
+				return
+			}
+			key := route.Key
+			if isMux {
+				key = func(r *http.Request) (string, error) { return match.Key(route.Key, r) }
+			}
+			route.Middleware.serve(w, r, next, match.Pattern, key)
+		})
+	}
+}
+
+// redirects is what a mux answers with for a path that it would rather have another way.
+var redirects = reflect.TypeOf(http.RedirectHandler("/", http.StatusTemporaryRedirect))
+
+// patterns is what FromConfig needs of an http.ServeMux.
+type patterns interface {
+	Handler(r *http.Request) (h http.Handler, pattern string)
+}
+
+// pathValues are the values of a ServeMux's pattern in the path that it matched. The
+// mux tells them to its handler, which is too late for the key.
+func pathValues(pattern string, u *url.URL) func(yield func(name, value string) bool) {
+	return func(yield func(name, value string) bool) {
+		pattern = withoutMethod(pattern)
+		segments := pattern[max(strings.IndexByte(pattern, '/'), 0):] // without a host
+		path := u.EscapedPath()
+		for segments != "" && path != "" {
+			var segment, value string
+			segment, segments = cutSegment(segments)
+			rest := path
+			value, path = cutSegment(path)
+			name, is := strings.CutPrefix(segment, "{")
+			if !is {
+				continue
+			}
+			name = strings.TrimSuffix(name, "}")
+			name, wildcard := strings.CutSuffix(name, "...")
+			if wildcard {
+				value = rest[1:]
+			}
+			if unescaped, err := url.PathUnescape(value); err == nil {
+				value = unescaped
+			}
+			if name != "$" && !yield(name, value) {
+				return
+			}
+		}
+	}
+}
+
+// cutSegment takes the first segment off a path that begins with a slash.
+func cutSegment(path string) (segment, rest string) {
+	segment = path[1:]
+	if i := strings.IndexByte(segment, '/'); i >= 0 {
+		return segment[:i], segment[i:]
+	}
+	return segment, ""
+}
