@@ -15,9 +15,9 @@ func TestConformance(t *testing.T) {
 		Name: "gin",
 		New: func(app conformance.App) http.Handler {
 			r := gin.New()
-			r.Use(handlers(app.Use)...)
+			r.Use(chain(app.Use)...)
 			for _, route := range app.Routes {
-				r.Handle(route.Method, route.Colon(), append(handlers(route.Chain), func(c *gin.Context) {
+				r.Handle(route.Method, route.Colon(), append(chain(route.Chain), func(c *gin.Context) {
 					_ = route.Handler(c.Writer, c.Request)
 				})...)
 			}
@@ -27,21 +27,15 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-func handlers(steps []conformance.Step) (hs []gin.HandlerFunc) {
-	for _, s := range steps {
-		switch s := s.(type) {
-		case conformance.Lock:
-			hs = append(hs, ginlock.PerKey(s.Guard, s.Key, s.Options...))
-		case conformance.Recovery:
-			hs = append(hs, gin.Recovery())
-		case conformance.Middleware:
-			hs = append(hs, func(c *gin.Context) {
-				_ = s(conformance.Context{
-					Writer: c.Writer, Request: func() *http.Request { return c.Request },
-					Next: func() error { c.Next(); return nil },
-				})
-			})
+func chain(steps []conformance.Step) []gin.HandlerFunc {
+	return conformance.Chain(steps, func(l conformance.Lock) gin.HandlerFunc {
+		return ginlock.PerKey(l.Guard, l.Key, l.Options...)
+	}, gin.Recovery(), func(mw conformance.Middleware) gin.HandlerFunc {
+		return func(c *gin.Context) {
+			_ = mw(conformance.Context{Writer: c.Writer, Request: func() *http.Request { return c.Request }, Next: func() error {
+				c.Next()
+				return nil
+			}})
 		}
-	}
-	return hs
+	})
 }

@@ -96,6 +96,23 @@ func (Lock) step()       {}
 func (Middleware) step() {}
 func (Recovery) step()   {}
 
+// Chain makes a framework's middleware of steps: of each Lock and each Middleware by
+// a function, and recovery of each Recovery.
+func Chain[M any](steps []Step, lock func(Lock) M, recovery M, middleware func(Middleware) M) []M {
+	chain := make([]M, 0, len(steps))
+	for _, s := range steps {
+		switch s := s.(type) {
+		case Lock:
+			chain = append(chain, lock(s))
+		case Middleware:
+			chain = append(chain, middleware(s))
+		case Recovery:
+			chain = append(chain, recovery)
+		}
+	}
+	return chain
+}
+
 // Context is what a Middleware sees.
 type Context struct {
 	Writer http.ResponseWriter
@@ -125,8 +142,8 @@ func NetHTTP() Adapter {
 			mux := http.NewServeMux()
 			for _, r := range app.Routes {
 				var h http.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { _ = r.Handler(w, req) })
-				for _, s := range slices.Backward(r.Chain) {
-					h = netHTTPStep(s, h)
+				for _, mw := range slices.Backward(Chain(r.Chain, netHTTPLock, netHTTPMiddleware(Recover), netHTTPMiddleware)) {
+					h = mw(h)
 				}
 				mux.Handle(r.Method+" "+r.Pattern, h)
 			}
@@ -139,20 +156,17 @@ func NetHTTP() Adapter {
 	}
 }
 
-func netHTTPStep(s Step, next http.Handler) http.Handler {
-	var mw Middleware
-	switch s := s.(type) {
-	case Lock:
-		return httplock.PerKey(s.Guard, s.Key, s.Options...)(next)
-	case Middleware:
-		mw = s
-	case Recovery:
-		mw = Recover
+func netHTTPLock(l Lock) func(http.Handler) http.Handler {
+	return httplock.PerKey(l.Guard, l.Key, l.Options...)
+}
+
+func netHTTPMiddleware(mw Middleware) func(http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = mw(Context{Writer: w, Request: func() *http.Request { return r }, Next: func() error {
+				next.ServeHTTP(w, r)
+				return nil
+			}})
+		})
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = mw(Context{Writer: w, Request: func() *http.Request { return r }, Next: func() error {
-			next.ServeHTTP(w, r)
-			return nil
-		}})
-	})
 }

@@ -129,18 +129,8 @@ func toyAdapter(perKey func(conformance.Lock) toyHandler) conformance.Adapter {
 	}}
 }
 
-func toySteps(steps []conformance.Step, perKey func(conformance.Lock) toyHandler) (hs []toyHandler) {
-	for _, s := range steps {
-		switch s := s.(type) {
-		case conformance.Lock:
-			hs = append(hs, perKey(s))
-		case conformance.Recovery:
-			hs = append(hs, toyMiddleware(conformance.Recover))
-		case conformance.Middleware:
-			hs = append(hs, toyMiddleware(s))
-		}
-	}
-	return hs
+func toySteps(steps []conformance.Step, perKey func(conformance.Lock) toyHandler) []toyHandler {
+	return conformance.Chain(steps, perKey, toyMiddleware(conformance.Recover), toyMiddleware)
 }
 
 func toyMiddleware(mw conformance.Middleware) toyHandler {
