@@ -200,105 +200,6 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 	})
 }
 
-func TestEveryParkedRequestRunsOnceAndAlone(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const requests, keys = 60, 3
-		s := openShop(t, env)
-		s.guard = core.NewGuard(s.locker, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(s.queue)})
-		var inside [keys]atomic.Int64
-		var mu sync.Mutex
-		ran := map[string]int{}
-		s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
-			at := &inside[c.Param("id")[0]-'0']
-			if at.Add(1) != 1 {
-				t.Error("two handlers inside")
-			}
-			body, err := c.GetRawData()
-			assert.NoError(t, err)
-			time.Sleep(2 * time.Millisecond) // room for others to come in
-			mu.Lock()
-			ran[string(body)]++
-			mu.Unlock()
-			at.Add(-1)
-			ok(c)
-		})
-		s.work(t)
-		url, client := serve(t, s.engine)
-		var parked atomic.Int64
-		var wg sync.WaitGroup
-		for i := range requests {
-			wg.Go(func() {
-				resp, err := send(client, toServer(t.Context(), t, fmt.Sprint(url, "/orders/", i%keys), fmt.Sprint(i)))
-				if !assert.NoError(t, err) {
-					return
-				}
-				if resp.status == http.StatusAccepted {
-					parked.Add(1)
-				} else {
-					assert.Equal(t, http.StatusOK, resp.status)
-				}
-			})
-		}
-		wg.Wait()
-		require.Positive(t, parked.Load())
-		redistest.Eventually(t, func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return len(ran) == requests
-		}, "every request runs")
-		redistest.Eventually(t, func() bool {
-			stats, err := s.queue.Stats(t.Context())
-			return err == nil && stats.Queued+stats.Running+stats.Dead == 0
-		}, "the queue is empty")
-		for body, times := range ran {
-			require.Equal(t, 1, times, body)
-		}
-	})
-}
-
-func TestReplayThatMeetsAnInnerConflictSpendsNoAttempt(t *testing.T) {
-	s := openShop(t, redistest.Embedded(t))
-	inner := ginlock.PerKey(s.guard, ginlock.Query("inner:", "inner"))
-	s.engine.POST("/orders/:id", s.lock(), inner, ok)
-	releaseOuter := s.hold(t, "order:"+secret)
-	releaseInner := s.hold(t, "inner:1")
-	location := s.park(t, request(t, http.MethodPost, orderPath+"?inner=1", ""))
-	s.work(t)
-	releaseOuter()
-	redistest.Eventually(t, func() bool { return s.ticket(t, location).Conflicts > 0 }, "the inner conflict is counted")
-	stats, err := s.queue.Stats(t.Context())
-	require.NoError(t, err)
-	require.EqualValues(t, 1, stats.Queued+stats.Running, "it was not parked again")
-	releaseInner()
-	done := s.awaitState(t, location, "done")
-	require.Equal(t, 1, done.Attempts)
-}
-
-func TestReplaysThatFailAreRetriedThenDead(t *testing.T) {
-	s := openShop(t, redistest.Embedded(t), delayqueue.WithMaxAttempts(3))
-	s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
-		if c.Query("how") == "panic" {
-			panic("boom")
-		}
-		c.Status(http.StatusBadGateway)
-	})
-	release := s.hold(t, "order:"+secret)
-	failed := s.park(t, request(t, http.MethodPost, orderPath+"?how=502", ""))
-	panicked := s.park(t, request(t, http.MethodPost, orderPath+"?how=panic", ""))
-	missing := s.park(t, request(t, http.MethodPost, orderPath+"?how=panic", ""))
-	junk, err := s.queue.Enqueue(t.Context(), delayqueue.Job{Key: "order:" + secret, Payload: []byte("junk")})
-	require.NoError(t, err)
-	s.work(t)
-	release()
-	for location, cause := range map[string]string{failed: "status 502", panicked: "boom", missing: "boom"} {
-		require.Equal(t, 3, s.awaitState(t, location, "dead").Attempts)
-		status, err := s.queue.Status(t.Context(), strings.TrimPrefix(location, "/tickets/"))
-		require.NoError(t, err)
-		require.Contains(t, status.Cause, cause)
-	}
-	require.Equal(t, 1, s.awaitState(t, "/tickets/"+junk.ID, "dead").Attempts, "junk is not tried again")
-}
-
 func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 	s := openShop(t, redistest.Embedded(t), delayqueue.WithMaxAttempts(2))
 	s.engine.Use(func(c *gin.Context) {
@@ -371,24 +272,6 @@ func TestResultsAndCancellingUnderGin(t *testing.T) {
 		require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
 		require.NotContains(t, resp.header, "Set-Cookie")
 	})
-}
-
-func TestReplayThatIsForbiddenAbortsTheChain(t *testing.T) {
-	s := openShop(t, redistest.Embedded(t))
-	s.engine.Use(func(c *gin.Context) {
-		c.Next()
-		if _, replayed := httplock.Replayed(c.Request.Context()); replayed {
-			assert.True(t, c.IsAborted())
-		}
-	})
-	bob := func(*http.Request) (string, error) { return "bob", nil }
-	s.engine.POST("/orders/:id", s.lock(httplock.WithPrincipal(bob, func(*http.Request, string) error { return httplock.ErrForbidden })), mustNotRun(t))
-	release := s.hold(t, "order:"+secret)
-	location := s.park(t, request(t, http.MethodPost, orderPath, ""))
-	s.work(t)
-	release()
-	s.awaitState(t, location, "done")
-	requireProblem(t, call(t, s.engine, http.MethodGet, location+"/result"), http.StatusForbidden, "forbidden")
 }
 
 func TestTicketsUnderGinKnowTheirMethods(t *testing.T) {

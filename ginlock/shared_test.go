@@ -16,38 +16,6 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestReadersShareTheKey(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		r := gin.New()
-		r.Use(ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey, ginlock.SharedForSafeMethods()))
-		const readers = 3
-		var inside sync.WaitGroup
-		inside.Add(readers)
-		release := make(chan struct{})
-		r.GET("/orders/:id", func(c *gin.Context) {
-			inside.Done()
-			<-release
-			ok(c)
-		})
-		r.POST("/orders/:id", mustNotRun(t))
-
-		var done sync.WaitGroup
-		for range readers {
-			done.Go(func() {
-				if resp := call(t, r, http.MethodGet, orderPath); resp.status != http.StatusOK {
-					t.Error(resp)
-				}
-			})
-		}
-		inside.Wait()
-		requireProblem(t, call(t, r, http.MethodPost, orderPath), http.StatusConflict, "conflict")
-		close(release)
-		done.Wait()
-		b.requireFree(t)
-	})
-}
-
 func TestACountedGuardLetsSoManyIn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const most, requests = 3, 20

@@ -13,7 +13,7 @@ import (
 
 var (
 	safeMethods  = []string{http.MethodGet, http.MethodHead, http.MethodOptions}
-	otherMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
+	otherMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodTrace, "FROB"}
 )
 
 // everyMethod is an app that serves the order for all methods.

@@ -233,7 +233,7 @@ func failedReplays(t *trial) {
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		inner <- b
 		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
-		return lock(b, delayqueue.Policy(q)), []Step{Lock{core.NewGuard(b.Locker, nil), key, []httplock.Option{logTo(io.Discard)}}}
+		return lock(b, delayqueue.Policy(q)), []Step{Lock{core.NewGuard(b.Locker, delayqueue.Policy(q)), key, []httplock.Option{logTo(io.Discard)}}}
 	}, delayqueue.WithMaxAttempts(2))
 	b := <-inner
 	release := d.Hold(t)
@@ -252,6 +252,9 @@ func failedReplays(t *trial) {
 		s, err := d.queue.Status(t.Context(), strings.TrimPrefix(conflicting, "/tickets/"))
 		return err == nil && s.Conflicts > 0
 	}, "the inner conflict is counted")
+	stats, err := d.queue.Stats(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, stats.Queued+stats.Running, "it is not parked again")
 	releaseInner()
 	require.Equal(t, 1, t.ended(d, conflicting, delayqueue.StateDone).Attempts, "a conflict is no attempt")
 }
