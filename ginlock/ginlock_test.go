@@ -1,16 +1,12 @@
 package ginlock_test
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,13 +18,14 @@ import (
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
 func TestRefusalAbortsTheChain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, "order:"+secret)
+		b := testbed.New(t, env)
+		b.Hold(t)
 		r := gin.New()
 		r.Use(func(c *gin.Context) {
 			c.Next()
@@ -36,65 +33,65 @@ func TestRefusalAbortsTheChain(t *testing.T) {
 			assert.True(t, c.Writer.Written())
 			assert.Equal(t, http.StatusConflict, c.Writer.Status())
 		})
-		r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey), mustNotRun(t), mustNotRun(t))
-		requireProblem(t, call(t, r, http.MethodPost, orderPath), http.StatusConflict, "conflict")
-		require.Equal(t, "POST /orders/:id", (<-b.conflict).Name)
+		r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), orderKey), mustNotRun(t), mustNotRun(t))
+		testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, testbed.OrderPath, ""), http.StatusConflict, "conflict", true)
+		require.Equal(t, "POST /orders/:id", (<-b.Conflicts).Name)
 	})
 }
 
 // gin keeps a status back until there is something to write.
 func TestAStatusAloneIsNoResponseWhenTheLeaseIsLost(t *testing.T) {
-	b := setup(t, redistest.Embedded(t), core.WithTTL(time.Second))
-	resp := call(t, guarded(core.NewGuard(b.locker, nil), func(c *gin.Context) {
+	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(time.Second))
+	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, nil), func(c *gin.Context) {
 		c.Status(http.StatusNoContent)
-		b.loseLeases(t)
+		b.LoseLeases(t)
 		<-c.Request.Context().Done()
-	}), http.MethodPost, orderPath)
-	requireProblem(t, resp, http.StatusInternalServerError, "outcome-unknown")
+	}), http.MethodPost, testbed.OrderPath, "")
+	testbed.RequireProblem(t, resp, http.StatusInternalServerError, "outcome-unknown", false)
 }
 
 func TestKeyHelpers(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t, "k:"+secret)
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	b.HoldKey(t, "k:"+testbed.Secret)
+	guard := core.NewGuard(b.Locker, nil)
 	for name, test := range map[string]struct {
 		key          ginlock.KeyFunc
 		path         string
 		header, want string // want is the kind of problem
 	}{
-		"param":             {ginlock.Param("k:", "id"), "/o/" + secret, "", "conflict"},
+		"param":             {ginlock.Param("k:", "id"), "/o/" + testbed.Secret, "", "conflict"},
 		"param, escaped":    {ginlock.Param("k:", "id"), "/o/s3cret%2d42", "", "conflict"},
 		"param, empty":      {ginlock.Param("k:", "id"), "/o//pay", "", "bad-key"},
-		"param, misnamed":   {ginlock.Param("k:", "uid"), "/o/" + secret, "", "internal"},
-		"param, unnamed":    {ginlock.Param("k:", ""), "/o/" + secret, "", "internal"},
+		"param, misnamed":   {ginlock.Param("k:", "uid"), "/o/" + testbed.Secret, "", "internal"},
+		"param, unnamed":    {ginlock.Param("k:", ""), "/o/" + testbed.Secret, "", "internal"},
 		"header, unnamed":   {ginlock.Header("k:", ""), "/o/1", "", "internal"},
-		"query, unnamed":    {ginlock.Query("k:", ""), "/o/1?=" + secret, "", "internal"},
-		"header":            {ginlock.Header("k:", "x-order"), "/o/1", secret, "conflict"},
+		"query, unnamed":    {ginlock.Query("k:", ""), "/o/1?=" + testbed.Secret, "", "internal"},
+		"header":            {ginlock.Header("k:", "x-order"), "/o/1", testbed.Secret, "conflict"},
 		"header, missing":   {ginlock.Header("k:", "X-Order"), "/o/1", "", "bad-key"},
-		"query":             {ginlock.Query("k:", "q"), "/o/1?q=" + secret + "&q=2", "", "conflict"},
+		"query":             {ginlock.Query("k:", "q"), "/o/1?q=" + testbed.Secret + "&q=2", "", "conflict"},
 		"query, empty":      {ginlock.Query("k:", "q"), "/o/1?q=", "", "bad-key"},
 		"query, missing":    {ginlock.Query("k:", "q"), "/o/1", "", "bad-key"},
 		"query, control":    {ginlock.Query("k:", "q"), "/o/1?q=%00", "", "bad-key"},
-		"query, oversized":  {ginlock.Query("k:", "q"), "/o/1?q=" + strings.Repeat(secret, 60), "", "bad-key"},
+		"query, oversized":  {ginlock.Query("k:", "q"), "/o/1?q=" + strings.Repeat(testbed.Secret, 60), "", "bad-key"},
 		"json":              {ginlock.JSONField("k:", "o.id"), "/o/1", "", "conflict"},
 		"json, missing":     {ginlock.JSONField("k:", "id"), "/o/1", "", "bad-key"},
-		"net/http's":        {func(r *http.Request) (string, error) { return "k:" + r.PathValue("id"), nil }, "/o/" + secret, "", "conflict"},
-		"joined":            {httplock.Join(ginlock.Param("k:", "id")), "/o/" + secret, "", "conflict"},
-		"func":              {ginlock.Func(func(*gin.Context) (string, error) { return "k:" + secret, nil }), "/o/1", "", "conflict"},
+		"net/http's":        {func(r *http.Request) (string, error) { return "k:" + r.PathValue("id"), nil }, "/o/" + testbed.Secret, "", "conflict"},
+		"joined":            {httplock.Join(ginlock.Param("k:", "id")), "/o/" + testbed.Secret, "", "conflict"},
+		"func":              {ginlock.Func(func(*gin.Context) (string, error) { return "k:" + testbed.Secret, nil }), "/o/1", "", "conflict"},
 		"func, empty":       {ginlock.Func(func(*gin.Context) (string, error) { return "", nil }), "/o/1", "", "bad-key"},
-		"func, ours":        {ginlock.Func(func(*gin.Context) (string, error) { return "", errors.New(secret) }), "/o/1", "", "internal"},
-		"func, client's":    {ginlock.Func(func(*gin.Context) (string, error) { return "", httplock.BadKey(errors.New(secret)) }), "/o/1", "", "bad-key"},
+		"func, ours":        {ginlock.Func(func(*gin.Context) (string, error) { return "", errors.New(testbed.Secret) }), "/o/1", "", "internal"},
+		"func, client's":    {ginlock.Func(func(*gin.Context) (string, error) { return "", httplock.BadKey(errors.New(testbed.Secret)) }), "/o/1", "", "bad-key"},
 		"func, core's view": {ginlock.Func(func(*gin.Context) (string, error) { return "", core.ErrInvalidKey }), "/o/1", "", "bad-key"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			engine := gin.New()
 			engine.POST("/o/:id", ginlock.PerKey(guard, test.key), mustNotRun(t))
 			engine.POST("/o/:id/pay", ginlock.PerKey(guard, test.key), mustNotRun(t))
-			r := request(t, http.MethodPost, test.path, `{"o":{"id":"`+secret+`"}}`)
+			r := testbed.Request(t, http.MethodPost, test.path, `{"o":{"id":"`+testbed.Secret+`"}}`)
 			if test.header != "" {
 				r.Header.Set("X-Order", test.header)
 			}
-			requireProblem(t, do(engine, r), map[string]int{"conflict": 409, "bad-key": 400, "internal": 500}[test.want], test.want)
+			testbed.RequireProblem(t, testbed.Do(engine, r), map[string]int{"conflict": 409, "bad-key": 400, "internal": 500}[test.want], test.want, test.want == "conflict")
 		})
 	}
 	t.Run("a misnamed parameter is logged", func(t *testing.T) {
@@ -102,21 +99,21 @@ func TestKeyHelpers(t *testing.T) {
 		engine := gin.New()
 		engine.POST("/o/:id", ginlock.PerKey(guard, ginlock.Param("k:", "uid"),
 			httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))), mustNotRun(t))
-		call(t, engine, http.MethodPost, "/o/"+secret)
+		testbed.Call(t, engine, http.MethodPost, "/o/"+testbed.Secret, "")
 		require.Contains(t, log.String(), `the route /o/:id has no path parameter \"uid\"`)
-		require.NotContains(t, log.String(), secret)
+		require.NotContains(t, log.String(), testbed.Secret)
 	})
 	t.Run("Func makes keys under gin only", func(t *testing.T) {
-		_, err := ginlock.Func(func(*gin.Context) (string, error) { return "k", nil })(request(t, http.MethodPost, "/", ""))
+		_, err := ginlock.Func(func(*gin.Context) (string, error) { return "k", nil })(testbed.Request(t, http.MethodPost, "/", ""))
 		require.ErrorContains(t, err, "ginlock's middleware only")
 	})
 	engine := gin.New()
 	engine.POST("/", ginlock.PerKey(guard, func(*http.Request) (string, error) { panic("mine") }), mustNotRun(t))
-	require.PanicsWithValue(t, "mine", func() { call(t, engine, http.MethodPost, "/") })
+	require.PanicsWithValue(t, "mine", func() { testbed.Call(t, engine, http.MethodPost, "/", "") })
 }
 
 func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	seen := make(chan *http.Request, 1)
 	key := httplock.Join(
 		ginlock.JSONField("", "id"),
@@ -134,7 +131,7 @@ func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 		})
 	engine := gin.New()
 	engine.Use(func(c *gin.Context) { c.Set("user", "ann") })
-	engine.POST("/files/:dir/*path", ginlock.PerKey(core.NewGuard(b.locker, nil), key), func(c *gin.Context) {
+	engine.POST("/files/:dir/*path", ginlock.PerKey(core.NewGuard(b.Locker, nil), key), func(c *gin.Context) {
 		lease, held := core.LeaseFrom(c.Request.Context())
 		if assert.True(t, held) {
 			assert.Equal(t, "7|ann|a/b/c", lease.Key())
@@ -145,7 +142,7 @@ func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 		assert.NoError(t, err)
 		c.String(http.StatusOK, string(body))
 	})
-	require.Equal(t, "another", do(engine, request(t, http.MethodPost, "/files/a/b/c", `{"id":7}`)).body)
+	require.Equal(t, "another", testbed.Do(engine, testbed.Request(t, http.MethodPost, "/files/a/b/c", `{"id":7}`)).Body)
 
 	// Behind a ServeMux that knows path values of its own.
 	inner := gin.New()
@@ -154,42 +151,42 @@ func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 		inner.ServeHTTP(w, r)
 		assert.Equal(t, "acme", r.PathValue("id"))
 	})
-	inner.POST("/:tenant/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), ginlock.Param("", "id")), func(c *gin.Context) {
+	inner.POST("/:tenant/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), ginlock.Param("", "id")), func(c *gin.Context) {
 		lease, _ := core.LeaseFrom(c.Request.Context())
 		c.String(http.StatusOK, lease.Key())
 	})
-	require.Equal(t, "42", call(t, mux, http.MethodPost, "/acme/orders/42").body)
+	require.Equal(t, "42", testbed.Call(t, mux, http.MethodPost, "/acme/orders/42", "").Body)
 }
 
 func TestUnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t, "k")
+	b := testbed.New(t, redistest.Embedded(t))
+	b.HoldKey(t, "k")
 	key := func(*http.Request) (string, error) { return "k", nil }
 	engine := gin.New()
 	engine.HandleMethodNotAllowed = true
-	engine.Use(ginlock.PerKey(core.NewGuard(b.locker, nil), key))
+	engine.Use(ginlock.PerKey(core.NewGuard(b.Locker, nil), key))
 	engine.GET("/o", ok)
 	engine.POST("/o", mustNotRun(t))
 	engine.NoRoute(func(c *gin.Context) { c.String(http.StatusNotFound, "nothing here") })
 
-	resp := call(t, engine, http.MethodPost, "/nowhere")
-	require.Equal(t, http.StatusNotFound, resp.status)
-	require.Equal(t, "nothing here", resp.body)
-	require.Equal(t, http.StatusMethodNotAllowed, call(t, engine, http.MethodPut, "/o").status)
-	require.Equal(t, "ok", call(t, engine, http.MethodGet, "/o").body)
-	requireProblem(t, call(t, engine, http.MethodPost, "/o"), http.StatusConflict, "conflict")
+	resp := testbed.Call(t, engine, http.MethodPost, "/nowhere", "")
+	require.Equal(t, http.StatusNotFound, resp.Status)
+	require.Equal(t, "nothing here", resp.Body)
+	require.Equal(t, http.StatusMethodNotAllowed, testbed.Call(t, engine, http.MethodPut, "/o", "").Status)
+	require.Equal(t, "ok", testbed.Call(t, engine, http.MethodGet, "/o", "").Body)
+	testbed.RequireProblem(t, testbed.Call(t, engine, http.MethodPost, "/o", ""), http.StatusConflict, "conflict", true)
 }
 
 func TestMistakesAreErrorsAtConstruction(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
 	for name, test := range map[string]struct {
 		guard *core.Guard
 		key   ginlock.KeyFunc
 		opts  []httplock.Option
 	}{
 		"nil guard": {nil, orderKey, nil},
-		"bad guard": {core.NewGuard(b.locker, nil, core.LeaseTTL(-1)), orderKey, nil},
+		"bad guard": {core.NewGuard(b.Locker, nil, core.LeaseTTL(-1)), orderKey, nil},
 		"nil key":   {guard, nil, nil},
 		"nil func":  {guard, ginlock.Func(nil), nil},
 		"option":    {guard, orderKey, []httplock.Option{httplock.AllowHeaders("Cookie")}},
@@ -206,9 +203,9 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 }
 
 func TestHijackAndResponseController(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	// What was flushed reaches the client before the key is free.
-	guard := core.NewGuard(b.locker, retry.Policy{MaxWait: time.Minute})
+	guard := core.NewGuard(b.Locker, retry.Policy{MaxWait: time.Minute})
 	engine := gin.New()
 	engine.Use(ginlock.PerKey(guard, func(*http.Request) (string, error) { return "k", nil }))
 	engine.POST("/hijack", func(c *gin.Context) {
@@ -236,11 +233,11 @@ func TestHijackAndResponseController(t *testing.T) {
 		"gin behind httplock": httplock.PerKey(guard, func(*http.Request) (string, error) { return "k", nil })(engine),
 	} {
 		t.Run(name, func(t *testing.T) {
-			url, client := serve(t, h)
+			url, client := testbed.Serve(t, h)
 			for path, want := range map[string]string{"/hijack": "hijacked", "/controller": "controlled", "/stream": "streamed"} {
-				resp, err := send(client, toServer(t.Context(), t, url+path, ""))
+				resp, err := testbed.Send(client, testbed.ToServer(t.Context(), t, url+path, ""))
 				require.NoError(t, err)
-				require.Equal(t, want, resp.body)
+				require.Equal(t, want, resp.Body)
 			}
 		})
 	}

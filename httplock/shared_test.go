@@ -1,7 +1,6 @@
 package httplock_test
 
 import (
-	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,11 +8,12 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestSafeMethodsAreEitherLockedOrShared(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
 	_, err := httplock.New(guard, httplock.LockSafeMethods(), httplock.SharedForSafeMethods())
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 	_, err = httplock.New(guard, httplock.SharedForSafeMethods(), httplock.LockSafeMethods())

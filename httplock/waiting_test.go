@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -15,60 +14,59 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/retry"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestWaitingRequestThatExpects100ContinueIsReadAndRuns(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	release := b.hold(t)
-	url, client := serve(t, guarded(core.NewGuard(b.locker, patient{}), func(w http.ResponseWriter, r *http.Request) {
+	b := testbed.New(t, redistest.Embedded(t))
+	release := b.Hold(t)
+	url, client := testbed.Serve(t, guarded(core.NewGuard(b.Locker, testbed.Patient{}), func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(w, r.Body)
 		assert.NoError(t, err)
 	}))
 	client.Transport.(*http.Transport).ExpectContinueTimeout = time.Hour
-	r := toServer(t.Context(), t, url+ordersPath, "hello")
+	r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "hello")
 	r.Header.Set("Expect", "100-continue")
 	go func() {
-		<-b.conflict
+		<-b.Conflicts
 		release()
 	}()
-	resp, err := send(client, r)
+	resp, err := testbed.Send(client, r)
 	require.NoError(t, err)
-	require.Equal(t, "hello", resp.body)
+	require.Equal(t, "hello", resp.Body)
 }
 
 func TestBodyThatBreaksOffNeverRuns(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
-	for name, policy := range map[string]core.ConflictPolicy{"waiting": patient{}, "parking": &parking{}} {
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	for name, policy := range map[string]core.ConflictPolicy{"waiting": testbed.Patient{}, "parking": &testbed.Parking{}} {
 		t.Run(name, func(t *testing.T) {
-			h := guarded(core.NewGuard(b.locker, policy), mustNotRun(t))
-			r := request(t, http.MethodPost, ordersPath, "")
+			h := guarded(core.NewGuard(b.Locker, policy), mustNotRun(t))
+			r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
 			r.Body = io.NopCloser(iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("xyz"))))
-			requireProblem(t, do(h, r), http.StatusBadRequest, "unreadable-body", false)
+			testbed.RequireProblem(t, testbed.Do(h, r), http.StatusBadRequest, "unreadable-body", false)
 
-			r = request(t, http.MethodPost, ordersPath, "xyz")
+			r = testbed.Request(t, http.MethodPost, testbed.OrderPath, "xyz")
 			r.Body = http.MaxBytesReader(httptest.NewRecorder(), r.Body, 2)
-			requireProblem(t, do(h, r), http.StatusRequestEntityTooLarge, "body-too-large", false)
+			testbed.RequireProblem(t, testbed.Do(h, r), http.StatusRequestEntityTooLarge, "body-too-large", false)
 		})
 	}
 }
 
 func TestServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
-	h := guarded(core.NewGuard(b.locker, patient{}), mustNotRun(t))
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	h := guarded(core.NewGuard(b.Locker, testbed.Patient{}), mustNotRun(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	requireProblem(t, do(h, request(t, http.MethodPost, ordersPath, "").WithContext(ctx)), http.StatusServiceUnavailable, "timeout", true)
+	testbed.RequireProblem(t, testbed.Do(h, testbed.Request(t, http.MethodPost, testbed.OrderPath, "").WithContext(ctx)), http.StatusServiceUnavailable, "timeout", true)
 
 	gone, leave := context.WithCancel(t.Context())
 	leave()
-	w := do(h, request(t, http.MethodPost, ordersPath, "").WithContext(gone))
-	require.Equal(t, 499, w.status, "for the access log")
-	require.Empty(t, w.body)
+	w := testbed.Do(h, testbed.Request(t, http.MethodPost, testbed.OrderPath, "").WithContext(gone))
+	require.Equal(t, 499, w.Status, "for the access log")
+	require.Empty(t, w.Body)
 }
 
 // readerThat is an empty body that does something when it is read.
