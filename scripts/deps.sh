@@ -37,12 +37,16 @@ links() {
 
 redis=github.com/redis/go-redis/v9
 gin=github.com/gin-gonic/gin
+echo4=github.com/labstack/echo/v4
+echo5=github.com/labstack/echo/v5
 
 links core "internal" $redis
 links retry "core internal" $redis
 links delayqueue "core internal" $redis
 links httplock "core delayqueue internal" $redis
 links ginlock "core delayqueue httplock internal" $redis $gin
+links echolock "core delayqueue echolock/internal httplock internal" $redis $echo4
+links echolock/v5 "core delayqueue echolock/internal httplock internal" $redis $echo5
 
 [ $status = 0 ] && echo "deps: ok"
 exit $status

@@ -12,7 +12,8 @@
 -- ARGV[5]  how many messages to take at most
 -- ARGV[6]  how many attempts a message has
 -- ARGV[7]  how many bytes of payload to take at most, the last message's aside
--- returns  {ms until there is something to do, redelivered, expired, buried, keys that have
+-- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
+--           with this token took: it is used up; redelivered, expired, buried, keys that have
 --           no messages any more which nobody ran, messages, as told() writes them}
 local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -35,6 +36,9 @@ if taken then
       hold(id .. ' ' .. key, m, lease)
       reply[#reply + 1] = told(id, m)
     end
+  end
+  if #reply == 5 then
+    reply[1] = -1
   end
   flush()
   return reply

@@ -410,10 +410,11 @@ local function take_due(want, tokens, lease, max_bytes)
   return taken, expired, junk
 end
 
--- A message as a worker is told of it.
+-- A message as a worker is told of it; at last for how many ms it may be started.
 local function told(id, m)
   local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0
-  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0}
+  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0,
+    m.not_after - now}
 end
 
 local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end

@@ -32,8 +32,7 @@
 // Requests that match no route pass without a key, also in a group: echo answers them
 // with 404 or 405. So do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods or
 // SharedForSafeMethods is given. Middleware of e.Pre runs before the route is known, and
-// is no place for a guard: the requests that will match a route are refused there with
-// 500, and the log says why.
+// is no place for a guard: requests are refused there with 500, and the log says why.
 //
 // To run parked requests, hand the Echo itself to httplock.Replay. A route whose
 // requests carry credentials says who sends them (httplock.WithPrincipal), middleware

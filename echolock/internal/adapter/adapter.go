@@ -25,11 +25,11 @@ type Context interface {
 type Routing int
 
 const (
-	// Matched: c.Path() is the route's.
+	// Matched means that c.Path() is the route's.
 	Matched Routing = iota
-	// Unmatched: the answer will be echo's 404, 405 or OPTIONS.
+	// Unmatched means that the answer will be echo's 404, 405 or OPTIONS.
 	Unmatched
-	// Unrouted: the middleware was given to e.Pre.
+	// Unrouted means that the router comes later: the middleware was given to e.Pre.
 	Unrouted
 )
 

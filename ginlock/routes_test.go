@@ -1,0 +1,165 @@
+package ginlock_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/ginlock"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// routeTable is httplock.Routes by method and normal pattern.
+type routeTable map[string]httplock.Route
+
+func (t routeTable) Route(method, pattern string) (httplock.Route, bool) {
+	route, has := t[method+" "+httplock.NormalizePattern(pattern)]
+	return route, has
+}
+
+func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, "order:"+secret)
+		m, err := httplock.New(core.NewGuard(b.locker, nil))
+		require.NoError(t, err)
+		r := gin.New()
+		r.Use(ginlock.FromConfig(routeTable{
+			"POST /orders/{id}":       {Middleware: m, Key: ginlock.Param("order:", "id")},
+			"POST /v1/orders/{id}":    {Middleware: m, Key: ginlock.Param("order:", "id")},
+			"POST /files/{path...}":   {Middleware: m, Key: ginlock.Param("", "path")},
+			"POST /broken/guard":      {Key: ginlock.Param("order:", "id")},
+			"POST /broken/key":        {Middleware: m},
+			"POST /nowhere/{id}/here": {Middleware: m, Key: ginlock.Param("order:", "id")},
+		}))
+		leased := func(c *gin.Context) {
+			lease, held := ginlock.Lease(c)
+			if assert.True(t, held) {
+				c.String(http.StatusOK, lease.Key())
+			}
+		}
+		r.POST("/orders/:id", leased)
+		r.PUT("/orders/:id", func(c *gin.Context) {
+			_, held := ginlock.Lease(c)
+			assert.False(t, held)
+			ok(c)
+		})
+		r.Group("/v1").POST("/orders/:id", leased)
+		r.POST("/files/*path", leased)
+		r.POST("/broken/guard", mustNotRun(t))
+		r.POST("/broken/key", mustNotRun(t))
+
+		for _, target := range []string{orderPath, "/v1" + orderPath} {
+			requireProblem(t, call(t, r, http.MethodPost, target), http.StatusConflict, "conflict")
+		}
+		require.Equal(t, "order:42", call(t, r, http.MethodPost, "/orders/42").body)
+		require.Equal(t, "order:42", call(t, r, http.MethodPost, "/v1/orders/42").body)
+		require.Equal(t, "/a/b", call(t, r, http.MethodPost, "/files/a/b").body)
+		require.Equal(t, "ok", call(t, r, http.MethodPut, orderPath).body, "no entry for the method")
+		require.Equal(t, http.StatusNotFound, call(t, r, http.MethodPost, "/nowhere/1/here").status)
+		requireProblem(t, call(t, r, http.MethodPost, "/broken/guard"), http.StatusInternalServerError, "misconfigured")
+		requireProblem(t, call(t, r, http.MethodPost, "/broken/key"), http.StatusInternalServerError, "internal")
+
+		closed := gin.New()
+		closed.Use(ginlock.FromConfig(nil))
+		closed.POST("/orders/:id", mustNotRun(t))
+		requireProblem(t, call(t, closed, http.MethodPost, orderPath), http.StatusInternalServerError, "misconfigured")
+	})
+}
+
+func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, core.WithTTL(time.Second))
+		guard := core.NewGuard(b.locker, nil)
+		answers := func(status int) func(*gin.Context, *httplock.Problem) {
+			return func(c *gin.Context, p *httplock.Problem) {
+				assert.Equal(t, "/orders/:id", c.FullPath())
+				c.JSON(status, gin.H{"code": p.Status, "conflict": errors.Is(p, core.ErrConflict), "lost": errors.Is(p, core.ErrLeaseLost)})
+			}
+		}
+		engine := func(key ginlock.KeyFunc, h gin.HandlerFunc) *gin.Engine {
+			r := gin.New()
+			r.Use(func(c *gin.Context) {
+				c.Next()
+				assert.True(t, c.Writer.Written())
+			})
+			r.POST("/orders/:id", ginlock.PerKey(guard, key,
+				ginlock.WithConflictHandler(answers(http.StatusLocked)), ginlock.WithErrorHandler(answers(http.StatusTeapot))), h)
+			return r
+		}
+		release := b.hold(t, "order:"+secret)
+		resp := call(t, engine(orderKey, mustNotRun(t)), http.MethodPost, orderPath)
+		require.Equal(t, http.StatusLocked, resp.status)
+		require.JSONEq(t, `{"code":409,"conflict":true,"lost":false}`, resp.body)
+		require.NotEmpty(t, resp.header.Get("Retry-After"))
+		release()
+
+		resp = call(t, engine(ginlock.Query("", "q"), mustNotRun(t)), http.MethodPost, orderPath)
+		require.Equal(t, http.StatusTeapot, resp.status)
+		require.JSONEq(t, `{"code":400,"conflict":false,"lost":false}`, resp.body)
+
+		resp = call(t, engine(orderKey, func(c *gin.Context) {
+			names := redistest.Keys(t, b.rdb, b.prefix+":lock")
+			assert.NoError(t, b.rdb.Del(t.Context(), names...).Err())
+			<-c.Request.Context().Done()
+		}), http.MethodPost, orderPath)
+		require.Equal(t, http.StatusTeapot, resp.status)
+		require.JSONEq(t, `{"code":500,"conflict":false,"lost":true}`, resp.body)
+	})
+	b := setup(t, redistest.Embedded(t))
+	b.hold(t, "order:"+secret)
+	guard := core.NewGuard(b.locker, nil)
+	statusOnly := ginlock.WithErrorHandler(func(c *gin.Context, _ *httplock.Problem) { c.Status(http.StatusTeapot) })
+	r := gin.New()
+	r.POST("/orders/:id", ginlock.PerKey(guard, orderKey, statusOnly), mustNotRun(t))
+	requireProblem(t, call(t, r, http.MethodPost, orderPath), http.StatusConflict, "conflict")
+
+	// Under another framework the option is of no use, and does no harm.
+	h := httplock.PerKey(guard, func(*http.Request) (string, error) { return "order:" + secret, nil }, statusOnly)(http.NotFoundHandler())
+	requireProblem(t, call(t, h, http.MethodPost, "/"), http.StatusConflict, "conflict")
+
+	for _, opt := range []httplock.Option{ginlock.WithConflictHandler(nil), ginlock.WithErrorHandler(nil)} {
+		_, err := ginlock.New(guard, orderKey, opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+	}
+}
+
+func TestGuardsOfAnEngineAGroupAndARouteNest(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.locker, nil)
+	r := gin.New()
+	r.Use(ginlock.PerKey(guard, ginlock.Header("tenant:", "X-Tenant")))
+	g := r.Group("/orders/:id", ginlock.PerKey(guard, orderKey))
+	g.POST("/items/:item", ginlock.PerKey(guard, ginlock.Param("item:", "item")), func(c *gin.Context) {
+		lease, held := ginlock.Lease(c)
+		if assert.True(t, held) {
+			assert.Equal(t, "item:7", lease.Key(), "the innermost")
+		}
+		for _, key := range []string{"tenant:acme", "order:42", "item:7"} {
+			_, err := b.rival.TryAcquire(context.Background(), key)
+			assert.ErrorIs(t, err, core.ErrConflict, key)
+		}
+		ok(c)
+	})
+	send := func() answer {
+		req := request(t, http.MethodPost, "/orders/42/items/7", "")
+		req.Header.Set("X-Tenant", "acme")
+		return do(r, req)
+	}
+	require.Equal(t, "ok", send().body)
+	for _, key := range []string{"tenant:acme", "order:42", "item:7"} {
+		release := b.hold(t, key)
+		requireProblem(t, send(), http.StatusConflict, "conflict")
+		release()
+	}
+	require.Equal(t, "ok", send().body)
+	require.Equal(t, http.StatusNotFound, call(t, r, http.MethodPost, "/orders/42/x").status)
+}

@@ -1,0 +1,146 @@
+package httplock_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// teapot answers every problem in a way of its own.
+func teapot(seen chan *httplock.Problem) httplock.ProblemHandler {
+	return func(w http.ResponseWriter, _ *http.Request, p *httplock.Problem) {
+		seen <- p
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.WriteString(w, p.Error())
+	}
+}
+
+func TestProblemsAreHandedToTheirHandlers(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, core.WithTTL(time.Second))
+		conflicts, others := make(chan *httplock.Problem, 1), make(chan *httplock.Problem, 1)
+		onConflict := httplock.WithConflictHandler(teapot(conflicts))
+		onError := httplock.WithErrorHandler(teapot(others))
+		guard := core.NewGuard(b.locker, nil)
+		bad := func(*http.Request) (string, error) { return "", httplock.BadKey(errors.New(secret)) }
+		lose := func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			w.Header().Set("X-Of-Handler", "stays")
+			b.loseLeases(t)
+			<-r.Context().Done()
+		}
+
+		release := b.hold(t)
+		for _, h := range []http.Handler{
+			guarded(guard, mustNotRun(t), onConflict, onError), guarded(guard, mustNotRun(t), onConflict), guarded(guard, mustNotRun(t), onError),
+		} {
+			resp := call(t, h, http.MethodPost, ordersPath, "")
+			require.Equal(t, http.StatusTeapot, resp.status)
+			require.Equal(t, "httplock: status 409: Another request is being worked on", resp.body)
+			require.NotEmpty(t, resp.header.Get("Retry-After"))
+			require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
+			var p *httplock.Problem
+			select {
+			case p = <-conflicts:
+			case p = <-others:
+			}
+			require.Equal(t, http.StatusConflict, p.Status)
+			require.ErrorIs(t, p, core.ErrConflict)
+			require.Positive(t, p.RetryAfter)
+			require.Nil(t, p.Framework)
+		}
+		release()
+
+		h := httplock.PerKey(guard, bad, onConflict, onError)(mustNotRun(t))
+		require.Equal(t, http.StatusTeapot, call(t, h, http.MethodPost, "/", "").status)
+		p := <-others
+		require.Equal(t, http.StatusBadRequest, p.Status)
+		require.ErrorContains(t, p.Err, secret)
+		require.NotContains(t, p.Error(), secret)
+		require.Zero(t, p.RetryAfter)
+		requireProblem(t, call(t, httplock.PerKey(guard, bad, onConflict)(mustNotRun(t)), http.MethodPost, "/", ""),
+			http.StatusBadRequest, "bad-key", false)
+
+		resp := call(t, guarded(guard, lose, onConflict, onError), http.MethodPost, ordersPath, "")
+		require.Equal(t, http.StatusTeapot, resp.status)
+		require.NotContains(t, resp.header, "Content-Length", "that was of the handler's response")
+		require.Equal(t, "stays", resp.header.Get("X-Of-Handler"))
+		p = <-others
+		require.Equal(t, http.StatusInternalServerError, p.Status)
+		require.ErrorIs(t, p, core.ErrLeaseLost)
+		b.requireFree(t)
+	})
+}
+
+func TestProblemHandlersThatWriteNothing(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	b.hold(t)
+	silent := func(w http.ResponseWriter, _ *http.Request, _ *httplock.Problem) { w.Header().Set("X-Seen", "1") }
+	resp := call(t, guarded(core.NewGuard(b.locker, nil), mustNotRun(t), httplock.WithErrorHandler(silent)), http.MethodPost, ordersPath, "")
+	requireProblem(t, resp, http.StatusConflict, "conflict", true)
+	require.Equal(t, "1", resp.header.Get("X-Seen"))
+
+	partly := func(w http.ResponseWriter, r *http.Request, p *httplock.Problem) {
+		if p.Status == http.StatusConflict {
+			p.Write(w, r)
+		}
+	}
+	resp = call(t, guarded(core.NewGuard(b.locker, nil), mustNotRun(t), httplock.WithErrorHandler(partly)), http.MethodPost, ordersPath, "")
+	requireProblem(t, resp, http.StatusConflict, "conflict", true)
+
+	for _, opt := range []httplock.Option{httplock.WithConflictHandler(nil), httplock.WithErrorHandler(nil)} {
+		_, err := httplock.New(core.NewGuard(b.locker, nil), opt)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+	}
+}
+
+func TestReceiptsAreNoProblem(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	b.hold(t)
+	never := httplock.WithErrorHandler(func(http.ResponseWriter, *http.Request, *httplock.Problem) { t.Error("called") })
+	resp := call(t, guarded(core.NewGuard(b.locker, &parking{}), mustNotRun(t), never), http.MethodPost, ordersPath, "")
+	require.Equal(t, http.StatusAccepted, resp.status)
+}
+
+func TestAdaptersCanTakeTheProblem(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	b.hold(t)
+	m := newMiddleware(t, core.NewGuard(b.locker, nil))
+	var problem *httplock.Problem
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tracked, written := httplock.Track(w, r)
+		ran := m.Serve(httplock.Exchange{
+			Writer: tracked, Request: r, Written: written, Framework: "mine",
+			Key:     func() (string, error) { return "order:" + secret, nil },
+			Next:    func(*http.Request) { t.Error("it ran") },
+			Problem: func(p *httplock.Problem) { problem = p },
+		})
+		assert.False(t, ran)
+		assert.False(t, written())
+		doc, err := json.Marshal(problem)
+		assert.NoError(t, err)
+		tracked.WriteHeader(problem.StatusCode())
+		_, _ = tracked.Write(doc)
+		assert.True(t, written())
+	})
+	resp := call(t, h, http.MethodPost, "/", "")
+	require.Equal(t, "mine", problem.Framework)
+	require.Equal(t, http.StatusConflict, resp.status)
+	require.NotEmpty(t, resp.header.Get("Retry-After"))
+	require.Contains(t, resp.body, `problems.md#conflict"`)
+	require.NotContains(t, resp.body, secret)
+
+	ran := false
+	m.Serve(httplock.Exchange{Request: request(t, http.MethodPost, "/", ""), Skip: true, Next: func(*http.Request) { ran = true }})
+	require.True(t, ran, "the adapter lets it pass")
+}
