@@ -10,10 +10,7 @@ import (
 
 	echolock "github.com/perkey-go/perkey/echolock/v5"
 	"github.com/perkey-go/perkey/internal/conformance"
-	"github.com/perkey-go/perkey/internal/redistest"
 )
-
-func TestMain(m *testing.M) { redistest.Main(m) }
 
 func TestConformance(t *testing.T) {
 	conformance.Run(t, conformance.Adapter{Name: "echo v5", New: func(app conformance.App) http.Handler {
