@@ -147,26 +147,38 @@ func lostLease(t *trial) {
 
 func lostLeaseBegun(t *trial) {
 	b := t.bed(shortLease())
-	late := false
-	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
-		if late {
+	for name, test := range map[string]struct {
+		before, after bool // the handler writes
+		flush         bool
+		status        int
+		body          string
+	}{
+		"written":       {before: true, status: http.StatusCreated, body: "ok"},
+		"written later": {after: true, status: http.StatusCreated, body: "ok"},
+		"flushed":       {flush: true, status: http.StatusOK},
+	} {
+		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
+			write := func(now bool) error {
+				if !now {
+					return nil
+				}
+				w.WriteHeader(http.StatusCreated)
+				return ok(w, r)
+			}
+			if test.flush {
+				assert.NoError(t, http.NewResponseController(w).Flush())
+			}
+			assert.NoError(t, write(test.before))
 			t.loseLease(b, r)
-		}
-		w.WriteHeader(http.StatusCreated)
-		err := ok(w, r)
-		if !late {
-			t.loseLease(b, r)
-		}
-		return err
-	}, lock(b, nil)))
-	for _, late = range []bool{false, true} {
+			return write(test.after)
+		}, lock(b, nil)))
 		resp := t.post(s, "")
-		require.Equal(t, http.StatusCreated, resp.Status)
-		require.Equal(t, "ok", resp.Body, "the response is the handler's")
+		require.Equal(t, test.status, resp.Status, name)
+		require.Equal(t, test.body, resp.Body, "%s: the response is the handler's", name)
 	}
 
 	// A response over a connection that was taken over is one too.
-	s = t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
+	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if !assert.NoError(t, err) {
 			return nil
