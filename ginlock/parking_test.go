@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -81,20 +80,7 @@ type ticket struct {
 // park sends a request that must be parked, and returns where its ticket is.
 func (s *shop) park(t *testing.T, r *http.Request) (location string) {
 	t.Helper()
-	w := testbed.Do(s.engine, r)
-	require.Equal(t, http.StatusAccepted, w.Status, w.Body)
-	var got struct {
-		ID, State string
-		ExpiresAt time.Time `json:"expires_at"`
-	}
-	require.NoError(t, json.Unmarshal([]byte(w.Body), &got))
-	require.Equal(t, "queued", got.State)
-	require.False(t, got.ExpiresAt.IsZero())
-	location = w.Header.Get("Location")
-	require.Equal(t, "/tickets/"+got.ID, location)
-	require.Equal(t, "<"+location+`>; rel="status"`, w.Header.Get("Link"))
-	require.NotContains(t, w.Body+fmt.Sprint(w.Header), testbed.Secret)
-	return location
+	return testbed.RequireParked(t, testbed.Do(s.engine, r))
 }
 
 func (s *shop) ticket(t *testing.T, location string) ticket {

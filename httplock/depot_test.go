@@ -1,13 +1,10 @@
 package httplock_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,12 +25,12 @@ type depot struct {
 	queue *delayqueue.Queue
 	guard *core.Guard
 	mux   *http.ServeMux
-	log   *logged // of guards and workers
+	log   *testbed.Log // of guards and workers
 }
 
 func openDepot(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *depot {
 	t.Helper()
-	d := &depot{Bed: testbed.New(t, env), mux: http.NewServeMux(), log: &logged{}}
+	d := &depot{Bed: testbed.New(t, env), mux: http.NewServeMux(), log: &testbed.Log{}}
 	var err error
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
@@ -48,7 +45,7 @@ func (d *depot) handle(handler http.HandlerFunc, opts ...httplock.Option) {
 }
 
 func (d *depot) perKey(opts ...httplock.Option) func(http.Handler) http.Handler {
-	opts = append([]httplock.Option{httplock.WithStatusPath("/tickets/"), httplock.WithLogger(d.log.logger())}, opts...)
+	opts = append([]httplock.Option{httplock.WithStatusPath("/tickets/"), httplock.WithLogger(d.log.Logger())}, opts...)
 	return httplock.PerKey(d.guard, orderKey, opts...)
 }
 
@@ -56,7 +53,7 @@ func (d *depot) perKey(opts ...httplock.Option) func(http.Handler) http.Handler 
 func (d *depot) work(t *testing.T, opts ...httplock.ReplayOption) {
 	t.Helper()
 	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.mux, opts...),
-		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.logger()))
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.Logger()))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
 	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
@@ -99,26 +96,4 @@ func (d *depot) requireNothingParked(t *testing.T) {
 	stats, err := d.queue.Stats(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, stats.Queued+stats.Running+stats.Dead)
-}
-
-// logged is what was logged.
-type logged struct {
-	mu  sync.Mutex
-	out bytes.Buffer
-}
-
-func (l *logged) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out.String()
 }

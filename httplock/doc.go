@@ -95,5 +95,11 @@
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
 // Match.Key with what the framework's router found, and stops its framework's chain
-// when Serve reports false. Package ginlock is one.
+// when Serve reports false. It runs the rest of the chain in Exchange.Next, on the same
+// goroutine, with the request that Next is given, and puts back in a defer the one
+// that was there before. Panics, and the errors of handlers, pass through it as they
+// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too.
+//
+// Package ginlock is one. All adapters pass one suite, internal/conformance, which
+// says what more there is to it: make conformance prints who does what.
 package httplock

@@ -142,9 +142,9 @@ func contents(t *testing.T, rdb *redis.Client) string {
 }
 
 func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
-	defaults := &logged{}
+	defaults := &testbed.Log{}
 	before, flags, writer := slog.Default(), log.Flags(), log.Writer()
-	slog.SetDefault(defaults.logger())
+	slog.SetDefault(defaults.Logger())
 	t.Cleanup(func() { // SetDefault redirects package log, and does not undo that
 		slog.SetDefault(before)
 		log.SetFlags(flags)

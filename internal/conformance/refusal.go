@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"regexp"
@@ -88,9 +87,9 @@ func keyErrors(t *trial) {
 		"control bytes":            {testbed.Secret + "\n", nil, http.StatusBadRequest, "bad-key"},
 		"ours":                     {"", errors.New(testbed.Secret), http.StatusInternalServerError, "internal"},
 	} {
-		said := &syncBuffer{}
+		said := &testbed.Log{}
 		key := func(*http.Request) (string, error) { return test.key, test.err }
-		s := t.serve(orders(t.mustNotRun, Lock{core.NewGuard(b.Locker, nil), key, []httplock.Option{logTo(said)}}))
+		s := t.serve(orders(t.mustNotRun, Lock{core.NewGuard(b.Locker, nil), key, []httplock.Option{httplock.WithLogger(said.Logger())}}))
 		testbed.RequireProblem(t, t.post(s, ""), test.status, test.kind, false)
 		if test.kind == "internal" {
 			require.Contains(t, said.String(), test.err.Error(), "%s: our faults are logged", name)
@@ -214,7 +213,7 @@ func refusals() []refusal {
 // middleware in front has said of a response of its own is taken back in both.
 func sameBytes(t *trial) {
 	b := t.bed(shortLease())
-	said := &syncBuffer{}
+	said := &testbed.Log{}
 	for _, x := range refusals() {
 		release := func() {}
 		if !x.lost {
@@ -229,9 +228,9 @@ func sameBytes(t *trial) {
 }
 
 // refused is the answer to x, without what differs from one time to the next.
-func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said io.Writer) testbed.Answer {
+func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log) testbed.Answer {
 	t.Helper()
-	l := lock(b, x.policy, append([]httplock.Option{logTo(said)}, x.opts...)...)
+	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
 	if x.key != nil {
 		l.Key = x.key
 	}

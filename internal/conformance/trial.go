@@ -1,14 +1,12 @@
 package conformance
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -87,7 +85,7 @@ func (t *trial) serve(app App) *site {
 // start serves an engine. The server's log is given to judge when it is whole.
 func (t *trial) start(engine http.Handler, judge func(said string)) *site {
 	t.Helper()
-	said := &syncBuffer{}
+	said := &testbed.Log{}
 	srv := httptest.NewUnstartedServer(engine)
 	srv.Config.ErrorLog = log.New(said, "", 0)
 	srv.Start()
@@ -190,21 +188,3 @@ func (t *trial) onConflict(b *testbed.Bed, f func()) {
 
 // text is a body of n bytes.
 func text(n int) string { return strings.Repeat("0123456789", n/10+1)[:n] }
-
-// syncBuffer is what a logger writes to.
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}

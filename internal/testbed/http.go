@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -96,6 +97,28 @@ func RequireProblem(t testing.TB, resp Answer, status int, kind string, retry bo
 	require.True(t, isNumber)
 	require.Positive(t, ms)
 	require.LessOrEqual(t, ms, float64(after)*1000)
+}
+
+// RequireParked checks a receipt of a request that was parked, and returns where its
+// ticket is, for a route with WithStatusPath("/tickets/").
+func RequireParked(t testing.TB, resp Answer) (location string) {
+	t.Helper()
+	require.Equal(t, http.StatusAccepted, resp.Status, resp.Body)
+	require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
+	require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
+	require.NotEmpty(t, resp.Header.Get("Retry-After"))
+	RequireNoSecret(t, resp)
+	var receipt struct {
+		ID, State string
+		ExpiresAt time.Time `json:"expires_at"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(resp.Body), &receipt))
+	require.Equal(t, "queued", receipt.State)
+	require.False(t, receipt.ExpiresAt.IsZero())
+	location = resp.Header.Get("Location")
+	require.Equal(t, "/tickets/"+receipt.ID, location)
+	require.Equal(t, "<"+location+`>; rel="status"`, resp.Header.Get("Link"))
+	return location
 }
 
 // RequireNoSecret checks that the key is nowhere in a response.
