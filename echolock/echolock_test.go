@@ -82,3 +82,24 @@ func TestConstructorsOfKeys(t *testing.T) {
 		require.Equal(t, want, w.Body.String())
 	}
 }
+
+// A group with middleware has echo answer what it does not match at the same path.
+func TestCatchAllRouteOfAGroupIsGuarded(t *testing.T) {
+	closed := echolock.PerKeyWithConfig(echolock.Config{})
+	e := echo.New()
+	g := e.Group("/api", closed)
+	g.POST("/*", func(echo.Context) error {
+		t.Error("the handler ran")
+		return nil
+	})
+	for range 2 {
+		for path, want := range map[string]int{"/api/x": http.StatusInternalServerError, "/api": http.StatusNotFound} {
+			w := httptest.NewRecorder()
+			e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil))
+			require.Equal(t, want, w.Code, path)
+		}
+	}
+	w := httptest.NewRecorder()
+	e.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/api/x", nil))
+	require.Equal(t, http.StatusNotFound, w.Code)
+}

@@ -41,6 +41,19 @@
 // client left out is its fault, 400; what the route does not have is ours, 500, and
 // the log says what to do.
 //
+// # Which routes
+//
+// PerKey goes around a handler that is registered with a pattern, with http.ServeMux
+// or behind chi's r.With and r.Group: around a router it does not know the path
+// parameters. FromConfig goes around a whole ServeMux, and asks a Routes for each
+// request which guard and which key its route has. NormalizePattern makes the patterns
+// of all frameworks alike, so that one configuration is good for all.
+//
+// # Answers of your own
+//
+// Problem documents can be replaced: WithConflictHandler and WithErrorHandler hand each
+// Problem to a function, which writes what the service's clients are used to.
+//
 // # Waiting
 //
 // net/http notices that a client left only once the request's body was read. So
@@ -100,6 +113,6 @@
 // that was there before. Panics, and the errors of handlers, pass through it as they
 // are. Exchange.Written tells whether a response was begun, by Flush and Hijack too.
 //
-// Package ginlock is one. All adapters pass one suite, internal/conformance, which
-// says what more there is to it: make conformance prints who does what.
+// Packages ginlock and echolock are such. All adapters pass one suite,
+// internal/conformance, which says what more there is to it.
 package httplock

@@ -82,11 +82,11 @@ func Hash(key KeyFunc) KeyFunc {
 		for n > hashedPrefix-utf8.UTFMax && !utf8.RuneStart(k[n]) {
 			n--
 		}
-		return k[:n] + "~sha256:" + digest(k), nil
+		return k[:n] + "~sha256:" + sha256Hex(k), nil
 	}
 }
 
-func digest(s string) string {
+func sha256Hex(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:])
 }

@@ -115,7 +115,7 @@ func (t *KeyTemplate) Key(r *http.Request) (string, error) {
 			return "", err
 		}
 		if piece.hash {
-			v = digest(v)
+			v = sha256Hex(v)
 		}
 		if t.separators == "" {
 			b.WriteString(v)
