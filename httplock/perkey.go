@@ -46,6 +46,7 @@ func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http
 		Key:     func() (string, error) { return key(r) },
 		Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
 		Written: tracked.Written,
+		Tap:     tracked.tap,
 	})
 }
 

@@ -125,7 +125,7 @@ func TestTicketShowsItsResult(t *testing.T) {
 	require.Equal(t, testbed.Answer{Status: resp.Status, Header: resp.Header}, head)
 
 	junk := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: []byte(testbed.Secret)}, anyone)
-	testbed.RequireProblem(t, testbed.Call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusInternalServerError, "internal", false)
+	testbed.RequireProblem(t, testbed.Call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 }
 
 func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {

@@ -43,10 +43,12 @@ echo5=github.com/labstack/echo/v5
 links core "internal" $redis
 links retry "core internal" $redis
 links delayqueue "core internal" $redis
-links httplock "core delayqueue internal" $redis
-links ginlock "core delayqueue httplock internal" $redis $gin
-links echolock "core delayqueue echolock/internal httplock internal" $redis $echo4
-links echolock/v5 "core delayqueue echolock/internal httplock internal" $redis $echo5
+links idempotency "core internal" $redis
+links httplock "core delayqueue idempotency internal" $redis
+links ginlock "core delayqueue httplock idempotency internal" $redis $gin
+links asynqlock "core internal" $redis github.com/hibiken/asynq
+links echolock "core delayqueue echolock/internal httplock idempotency internal" $redis $echo4
+links echolock/v5 "core delayqueue echolock/internal httplock idempotency internal" $redis $echo5
 
 [ $status = 0 ] && echo "deps: ok"
 exit $status

@@ -1,0 +1,412 @@
+package httplock_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// What cannot be kept whole is not answered in part, and its request is not run again.
+func TestResponsesThatAreNotKept(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	file := filepath.Join(t.TempDir(), "large")
+	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("f", 11)), 0o600))
+	for name, test := range map[string]struct {
+		handler http.HandlerFunc
+		kept    bool
+	}{
+		"at the cap": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "01234")
+			_, _ = io.WriteString(w, "56789")
+		}, true},
+		"over the cap": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "0123456789a") }, false},
+		"over the cap, bit by bit": {func(w http.ResponseWriter, _ *http.Request) {
+			for range 11 {
+				_, _ = io.WriteString(w, "0")
+			}
+		}, false},
+		"from a file": {func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, file) }, false},
+		"flushed": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "0")
+			w.(http.Flusher).Flush()
+			_, _ = io.WriteString(w, "1")
+		}, false},
+		"flushed by a controller, without a word": {func(w http.ResponseWriter, _ *http.Request) {
+			assert.NoError(t, http.NewResponseController(w).Flush())
+		}, false},
+		"broken off": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "9")
+			_, _ = io.WriteString(w, "0")
+		}, false},
+		"of a length that it told": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "2")
+			_, _ = io.WriteString(w, "01")
+		}, true},
+		"begun in front": {ok, false},
+	} {
+		var runs atomic.Int64
+		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			test.handler(w, r)
+		}, httplock.KeepResponseBody(10))
+		front := http.Handler(h)
+		if name == "begun in front" { // as ServeMux cannot, some frameworks can
+			m, err := httplock.New(core.NewGuard(b.Locker, nil), httplock.WithIdempotency(newIdempotency(t, b)))
+			require.NoError(t, err)
+			front = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				m.Serve(httplock.Exchange{
+					Writer: w, Request: r, Key: func() (string, error) { return "k", nil },
+					Next: func(r *http.Request) { test.handler(w, r); runs.Add(1) }, Written: func() bool { return runs.Load() == 0 },
+					Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) { w = wrap(w) },
+				})
+			})
+		}
+		url, client := testbed.Serve(t, front)
+		post := func() testbed.Answer {
+			r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
+			r.Header.Set("Idempotency-Key", `"`+name+`"`)
+			resp, err := testbed.Send(client, r)
+			if name != "broken off" {
+				require.NoError(t, err, name)
+			}
+			return resp
+		}
+		first, second := post(), post()
+		require.EqualValues(t, 1, runs.Load(), name)
+		if test.kept {
+			requireReplayed(t, first, second)
+			continue
+		}
+		require.Equal(t, http.StatusOK, first.Status, name)
+		testbed.RequireProblem(t, second, http.StatusConflict, "response-not-kept", false)
+		require.NotContains(t, second.Header, "Idempotent-Replayed")
+	}
+}
+
+func TestHijackedConnectionsAreNotKept(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	// The second request waits: the first has its response before its handler returns.
+	url, client := testbed.Serve(t, idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, _ *http.Request) {
+		runs.Add(1)
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if assert.NoError(t, err) {
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+			_ = conn.Close()
+		}
+	}))
+	for range 2 {
+		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
+		r.Header.Set("Idempotency-Key", "k")
+		resp, err := testbed.Send(client, r)
+		require.NoError(t, err)
+		require.Equal(t, "hi", resp.Body)
+	}
+	require.EqualValues(t, 2, runs.Load())
+}
+
+// A client that is cut off comes back for the whole response.
+func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := testbed.New(t, env)
+		body := bytes.Repeat([]byte("0123456789"), 5000)
+		var runs atomic.Int64
+		started, returned := make(chan struct{}), make(chan struct{}, 1)
+		status := http.StatusOK
+		h := idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				close(started)
+				<-r.Context().Done()
+			}
+			w.WriteHeader(status)
+			for part := range 50 {
+				n, err := w.Write(body[1000*part : 1000*(part+1)])
+				assert.NoError(t, err)
+				assert.Equal(t, 1000, n)
+			}
+		})
+		url, client := testbed.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.ServeHTTP(w, r)
+			returned <- struct{}{}
+		}))
+		post := func(ctx context.Context) (testbed.Answer, error) {
+			r := testbed.ToServer(ctx, t, url+testbed.OrderPath, "{}")
+			r.Header.Set("Idempotency-Key", "k")
+			return testbed.Send(client, r)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			<-started
+			leave()
+		}()
+		_, err := post(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		<-returned
+		resp, err := post(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "true", resp.Header.Get("Idempotent-Replayed"))
+		require.Equal(t, string(body), resp.Body)
+		require.EqualValues(t, 1, runs.Load())
+	})
+}
+
+func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	for name, give := range map[string]http.HandlerFunc{
+		"an error": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "interrupted", http.StatusBadRequest) },
+		"a part of a stream": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "data: 1\n\n")
+			w.(http.Flusher).Flush()
+		},
+	} {
+		ctx, leave := context.WithCancel(t.Context())
+		var runs atomic.Int64
+		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				leave()
+				give(w, r)
+				return
+			}
+			ok(w, r)
+		})
+		testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}").WithContext(ctx))
+		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Body, name)
+		require.EqualValues(t, 2, runs.Load(), name)
+	}
+}
+
+// What a guard behind says is not what came of the request.
+func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	inner := func(next http.Handler) http.Handler {
+		key := func(*http.Request) (string, error) { return "inner", nil }
+		return httplock.PerKey(core.NewGuard(b.Locker, &testbed.Parking{}), key)(next)
+	}
+	mux := http.NewServeMux()
+	opt := httplock.WithIdempotency(newIdempotency(t, b))
+	shop := func(*http.Request) (string, error) { return "shop", nil }
+	mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.Locker, nil), orderKey, opt)(
+		// One that looks at the header too, for another lock, leaves it to the outer one.
+		inner(httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey, opt)(
+			httplock.PerKey(core.NewGuard(b.Locker, nil), shop, opt)(http.HandlerFunc(ok))))))
+	release := b.HoldKey(t, "inner")
+	require.Equal(t, http.StatusAccepted, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")).Status)
+	release()
+	first := testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}"))
+	require.Equal(t, "ok", first.Body)
+	requireReplayed(t, first, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")))
+}
+
+func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	log := &testbed.Log{}
+	m, err := httplock.New(core.NewGuard(b.Locker, nil), httplock.WithIdempotency(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
+	require.NoError(t, err)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.Serve(httplock.Exchange{
+			Writer: w, Request: r, Key: func() (string, error) { return "k", nil },
+			Next: func(r *http.Request) { ok(w, r) },
+		})
+	})
+	testbed.RequireProblem(t, testbed.Do(h, once(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
+	require.Contains(t, log.String(), "Tap")
+	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
+}
+
+func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		var runs atomic.Int64
+		d.handle(func(w http.ResponseWriter, r *http.Request) {
+			parked, replayed := httplock.Replayed(r.Context())
+			assert.True(t, replayed)
+			assert.Equal(t, "user:ann", parked.Principal)
+			w.Header().Set("Etag", `"v1"`)
+			w.WriteHeader(http.StatusCreated)
+			_, _ = fmt.Fprintf(w, "run %d", runs.Add(1))
+		}, httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		post := func(body string) testbed.Answer {
+			r := once(t, testbed.OrderPath, `"k"`, body)
+			r.Header.Set("Authorization", "Bearer "+testbed.Secret)
+			return testbed.Do(d.mux, r)
+		}
+		release := d.Hold(t)
+		first := post("{}")
+		location := requireParked(t, first)
+		again := post("{}")
+		require.Equal(t, location, requireParked(t, again), "the same ticket")
+		require.Equal(t, first.Body, again.Body)
+		testbed.RequireProblem(t, post("{2}"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+		stats, err := d.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 1, stats.Queued)
+
+		release()
+		d.work(t)
+		result := d.result(t, location)
+		require.Equal(t, "run 1", result.Body)
+		var final testbed.Answer
+		redistest.Eventually(t, func() bool {
+			final = post("{}")
+			return final.Status != http.StatusConflict && final.Status != http.StatusAccepted
+		}, "the key is free")
+		require.Equal(t, "true", final.Header.Get("Idempotent-Replayed"))
+		require.Equal(t, http.StatusCreated, final.Status)
+		require.Equal(t, "run 1", final.Body)
+		require.Equal(t, `"v1"`, final.Header.Get("Etag"))
+		require.EqualValues(t, 1, runs.Load())
+	})
+}
+
+// Requests that are parked at the same time may get two tickets. They run once.
+func TestARequestParkedTwiceRunsOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		var runs atomic.Int64
+		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		release := d.Hold(t)
+		location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+		forget := func() { // as if those before had not come so far yet
+			for _, name := range redistest.Keys(t, d.Redis, d.Prefix+":idem{}:") {
+				require.NoError(t, d.Redis.Del(t.Context(), name).Err())
+			}
+		}
+		forget()
+		other := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+		require.NotEqual(t, location, other)
+		forget()
+		third := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{other}")))
+		forget()
+		release()
+		d.work(t)
+		require.Equal(t, "run 1", d.result(t, location).Body)
+		require.Equal(t, "run 1", d.result(t, other).Body)
+		require.Equal(t, http.StatusUnprocessableEntity, d.result(t, third).Status, "another payload under the key is a result too")
+		require.EqualValues(t, 1, runs.Load())
+	})
+}
+
+func TestATicketIsGoodUntilItExpires(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
+	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.Hold(t)
+	location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+	redistest.Eventually(t, func() bool {
+		return requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}"))) != location
+	}, "it is parked anew")
+}
+
+// With a principal that is not stored, a request is not parked: its replay could not be
+// told from anybody else's.
+func TestAPrincipalOfKeysAloneIsNotParkedWith(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
+	d.handle(mustNotRun(t), httplock.WithIdempotency(newIdempotency(t, d.Bed), httplock.IdempotencyPrincipal(user)))
+	d.Hold(t)
+	r := once(t, testbed.OrderPath, "k", "{}")
+	r.Header.Set("X-User", "ann")
+	testbed.RequireProblem(t, testbed.Do(d.mux, r), http.StatusConflict, "conflict", true)
+	d.requireNothingParked(t)
+	requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
+}
+
+// roundTrips counts what is sent to Redis.
+type roundTrips struct{ n atomic.Int64 }
+
+func (h *roundTrips) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (h *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (h *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+// count leaves out what a new connection says.
+func (h *roundTrips) count(cmds ...redis.Cmder) {
+	for _, cmd := range cmds {
+		if name := cmd.Name(); name == "eval" || name == "evalsha" || name == "hmget" {
+			h.n.Add(1)
+		}
+	}
+}
+
+func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	h := idempotent(t, b, nil, ok)
+	for range 2 { // the scripts are loaded
+		testbed.Do(h, once(t, testbed.OrderPath, "warm", "{}"))
+	}
+	trips := &roundTrips{}
+	b.Redis.AddHook(trips)
+	cost := func(r *http.Request) int64 {
+		trips.n.Store(0)
+		require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
+		return trips.n.Load()
+	}
+	plain := cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}"))
+	require.Equal(t, plain+2, cost(once(t, testbed.OrderPath, "k", "{}")), "the first time")
+	require.Equal(t, plain+1, cost(once(t, testbed.OrderPath, "k", "{}")), "the second time")
+}
+
+// The clients' secrets are in no record, and everything in Redis ends by itself.
+func TestRecordsHoldNoSecrets(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := testbed.New(t, env)
+		who := func(*http.Request) (string, error) { return "principal-" + testbed.Secret, nil }
+		m := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey,
+			httplock.WithIdempotency(newIdempotency(t, b), httplock.IdempotencyPrincipal(who)))
+		scan := func() {
+			for _, name := range redistest.Keys(t, b.Redis, b.Prefix) {
+				left, err := b.Redis.PTTL(context.Background(), name).Result()
+				assert.NoError(t, err)
+				assert.Positive(t, left, name)
+				all, err := b.Redis.HGetAll(context.Background(), name).Result()
+				assert.NoError(t, err)
+				assert.NotContains(t, fmt.Sprint(name, all), testbed.Secret)
+			}
+		}
+		h := m(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			scan()
+			w.Header().Set("Set-Cookie", testbed.Secret)
+			w.Header().Set("X-Token", testbed.Secret)
+			_, _ = io.WriteString(w, "fine")
+		}))
+		r := once(t, "/?token="+testbed.Secret, `"`+testbed.Secret+`"`, "body "+testbed.Secret)
+		r.Header.Set("Authorization", testbed.Secret)
+		r.Header.Set("Cookie", testbed.Secret)
+		first := testbed.Do(h, r)
+		require.Equal(t, "fine", first.Body)
+		require.Len(t, redistest.Keys(t, b.Redis, b.Prefix+":idem{}:"), 1)
+		scan()
+	})
+}
