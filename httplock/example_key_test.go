@@ -48,7 +48,7 @@ func ExampleJSONField() {
 	// Output:
 	// user:42
 	// user:42
-	// httplock: no usable key in the request: JSON field "user.id": the body has it twice
+	// httplock: no usable key in the request: JSON field "user.id": it is there twice
 }
 
 // A key from a line of a configuration file.
