@@ -4,13 +4,16 @@ LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help test lint fmt demo bench soak soak-locks soak-queue
+.PHONY: help test conformance lint fmt demo bench soak soak-locks soak-queue
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## run all tests with the race detector; TESTFLAGS='-run Fence' narrows, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
 	@scripts/test.sh $(TESTFLAGS)
+
+conformance: ## check every adapter against the same promises, on both Redises, and print the table; PERKEY_REQUIRE_REDIS=1 as for test
+	@go run ./scripts/conformance ./...
 
 lint: $(LINT) ## run the linters and check which package links what
 	$(LINT) run ./...

@@ -16,11 +16,12 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+		b := testbed.New(t, env)
 		store, err := idempotency.New(env.Client(t), idempotency.WithPrefix(env.Prefix))
 		require.NoError(t, err)
 		for name, test := range map[string]struct {
@@ -55,16 +56,16 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 				assert.Same(t, before, c.Writer, "the writer is given back")
 				size = c.Writer.Size()
 			})
-			r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {
+			r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {
 				runs.Add(1)
 				c.Header("Etag", "v")
 				c.Header("Set-Cookie", "no")
 				test.handler(c)
 			})
-			url, client := serve(t, r)
+			url, client := testbed.Serve(t, r)
 			client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 			post := func() (*http.Response, string) {
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+orderPath, strings.NewReader("{}"))
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+testbed.OrderPath, strings.NewReader("{}"))
 				require.NoError(t, err)
 				req.Header.Set("Idempotency-Key", `"`+name+`"`)
 				resp, err := client.Do(req)
@@ -105,21 +106,21 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 
 // Recovery in front of the guard answers in the handler's place: that is not kept.
 func TestAPanicIsNoResponse(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	store, err := idempotency.New(b.rdb)
+	b := testbed.New(t, redistest.Embedded(t))
+	store, err := idempotency.New(b.Redis)
 	require.NoError(t, err)
 	r := gin.New()
 	r.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusTeapot) }))
 	var runs atomic.Int64
-	r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {
+	r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {
 		if runs.Add(1) == 1 {
 			panic("no")
 		}
 		ok(c)
 	})
-	url, client := serve(t, r)
+	url, client := testbed.Serve(t, r)
 	for _, want := range []int{http.StatusTeapot, http.StatusOK} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+orderPath, nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+testbed.OrderPath, nil)
 		require.NoError(t, err)
 		req.Header.Set("Idempotency-Key", "k")
 		resp, err := client.Do(req)

@@ -5,13 +5,10 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,12 +22,12 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/embedded"
 	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/retry"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // shop is a bench with a queue, and an engine whose conflicts are parked on it.
 type shop struct {
-	*bench
+	*testbed.Bed
 	queue  *delayqueue.Queue
 	guard  *core.Guard
 	engine *gin.Engine
@@ -38,11 +35,11 @@ type shop struct {
 
 func openShop(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *shop {
 	t.Helper()
-	s := &shop{bench: setup(t, env), engine: gin.New()}
+	s := &shop{Bed: testbed.New(t, env), engine: gin.New()}
 	var err error
-	s.queue, err = delayqueue.New(s.rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
+	s.queue, err = delayqueue.New(s.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
-	s.guard = core.NewGuard(s.locker, delayqueue.Policy(s.queue))
+	s.guard = core.NewGuard(s.Locker, delayqueue.Policy(s.queue))
 	s.engine.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
 		return r.Header.Get("X-Stranger") == ""
 	})))
@@ -56,7 +53,7 @@ func (s *shop) lock(opts ...httplock.Option) gin.HandlerFunc {
 // work starts a worker that replays through the engine.
 func (s *shop) work(t *testing.T) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(s.queue, s.locker, httplock.Replay(s.engine),
+	w, err := delayqueue.NewWorker(s.queue, s.Locker, httplock.Replay(s.engine),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
@@ -83,34 +80,21 @@ type ticket struct {
 // park sends a request that must be parked, and returns where its ticket is.
 func (s *shop) park(t *testing.T, r *http.Request) (location string) {
 	t.Helper()
-	w := do(s.engine, r)
-	require.Equal(t, http.StatusAccepted, w.status, w.body)
-	var got struct {
-		ID, State string
-		ExpiresAt time.Time `json:"expires_at"`
-	}
-	require.NoError(t, json.Unmarshal([]byte(w.body), &got))
-	require.Equal(t, "queued", got.State)
-	require.False(t, got.ExpiresAt.IsZero())
-	location = w.header.Get("Location")
-	require.Equal(t, "/tickets/"+got.ID, location)
-	require.Equal(t, "<"+location+`>; rel="status"`, w.header.Get("Link"))
-	require.NotContains(t, w.body+fmt.Sprint(w.header), secret)
-	return location
+	return testbed.RequireParked(t, testbed.Do(s.engine, r))
 }
 
 func (s *shop) ticket(t *testing.T, location string) ticket {
 	t.Helper()
-	resp := call(t, s.engine, http.MethodGet, location)
-	content := resp.body
-	require.NotContains(t, content, secret)
+	resp := testbed.Call(t, s.engine, http.MethodGet, location, "")
+	content := resp.Body
+	require.NotContains(t, content, testbed.Secret)
 	var got ticket
 	require.NoError(t, json.Unmarshal([]byte(content), &got))
 	if got.State == "done" {
-		require.Equal(t, http.StatusSeeOther, resp.status, content)
-		require.Equal(t, got.ID+"/result", resp.header.Get("Location"))
+		require.Equal(t, http.StatusSeeOther, resp.Status, content)
+		require.Equal(t, got.ID+"/result", resp.Header.Get("Location"))
 	} else {
-		require.Equal(t, http.StatusOK, resp.status, content)
+		require.Equal(t, http.StatusOK, resp.Status, content)
 	}
 	require.Equal(t, location, "/tickets/"+got.ID)
 	return got
@@ -141,9 +125,9 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 			assert.Equal(t, "ann", parked.Principal)
 			lease, held := core.LeaseFrom(c.Request.Context())
 			if assert.True(t, held) {
-				assert.Equal(t, "order:a/"+secret, lease.Key())
+				assert.Equal(t, "order:a/"+testbed.Secret, lease.Key())
 			}
-			assert.Equal(t, "a/"+secret, c.Param("id"))
+			assert.Equal(t, "a/"+testbed.Secret, c.Param("id"))
 			assert.Equal(t, []string{"1", "2"}, c.QueryArray("x"))
 			assert.Equal(t, []string{"p", "q"}, c.Request.Header["X-Tag"])
 			assert.Equal(t, "application/octet-stream", c.ContentType())
@@ -161,18 +145,18 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 			})
 			ran <- struct{}{}
 		})
-		release := s.hold(t, "order:a/"+secret)
+		release := s.HoldKey(t, "order:a/"+testbed.Secret)
 		ship := func(body string) *http.Request {
-			r := request(t, http.MethodPost, "http://evil.example/orders/a%2F"+secret+"/ship?x=1&x=2", body)
+			r := testbed.Request(t, http.MethodPost, "http://evil.example/orders/a%2F"+testbed.Secret+"/ship?x=1&x=2", body)
 			r.Header["X-Tag"] = []string{"p", "q"}
 			r.Header.Set("Content-Type", "application/octet-stream")
-			r.Header.Set("Authorization", "Bearer "+secret)
+			r.Header.Set("Authorization", "Bearer "+testbed.Secret)
 			return r
 		}
 		location := s.park(t, ship(body))
 		require.Equal(t, "queued", s.ticket(t, location).State)
 
-		requireProblem(t, do(s.engine, ship(body+"x")), http.StatusRequestEntityTooLarge, "body-too-large")
+		testbed.RequireProblem(t, testbed.Do(s.engine, ship(body+"x")), http.StatusRequestEntityTooLarge, "body-too-large", false)
 		stats, err := s.queue.Stats(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, 1, stats.Queued, "nothing was stored")
@@ -182,121 +166,22 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		<-ran
 		done := s.awaitState(t, location, "done")
 		require.Equal(t, 1, done.Attempts)
-		result := call(t, s.engine, http.MethodGet, location+"/result")
-		require.Equal(t, http.StatusOK, result.status)
-		require.Equal(t, "text/event-stream;charset=utf-8", result.header.Get("Content-Type"))
-		require.Equal(t, "event:tick\ndata:1\n\nevent:tick\ndata:2\n\nevent:tick\ndata:3\n\n", result.body)
-		released, err := s.rival.TryAcquire(t.Context(), "order:a/"+secret)
+		result := testbed.Call(t, s.engine, http.MethodGet, location+"/result", "")
+		require.Equal(t, http.StatusOK, result.Status)
+		require.Equal(t, "text/event-stream;charset=utf-8", result.Header.Get("Content-Type"))
+		require.Equal(t, "event:tick\ndata:1\n\nevent:tick\ndata:2\n\nevent:tick\ndata:3\n\n", result.Body)
+		released, err := s.Rival.TryAcquire(t.Context(), "order:a/"+testbed.Secret)
 		require.NoError(t, err)
 		require.NoError(t, released.Release(t.Context()))
 
-		unknown := call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32))
-		requireProblem(t, unknown, http.StatusNotFound, "no-such-ticket")
+		unknown := testbed.Call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32), "")
+		testbed.RequireProblem(t, unknown, http.StatusNotFound, "no-such-ticket", false)
 		for _, target := range []string{location, location + "/result"} {
-			stranger := request(t, http.MethodGet, target, "")
+			stranger := testbed.Request(t, http.MethodGet, target, "")
 			stranger.Header.Set("X-Stranger", "1")
-			require.Equal(t, unknown, do(s.engine, stranger))
+			require.Equal(t, unknown, testbed.Do(s.engine, stranger))
 		}
 	})
-}
-
-func TestEveryParkedRequestRunsOnceAndAlone(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const requests, keys = 60, 3
-		s := openShop(t, env)
-		s.guard = core.NewGuard(s.locker, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(s.queue)})
-		var inside [keys]atomic.Int64
-		var mu sync.Mutex
-		ran := map[string]int{}
-		s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
-			at := &inside[c.Param("id")[0]-'0']
-			if at.Add(1) != 1 {
-				t.Error("two handlers inside")
-			}
-			body, err := c.GetRawData()
-			assert.NoError(t, err)
-			time.Sleep(2 * time.Millisecond) // room for others to come in
-			mu.Lock()
-			ran[string(body)]++
-			mu.Unlock()
-			at.Add(-1)
-			ok(c)
-		})
-		s.work(t)
-		url, client := serve(t, s.engine)
-		var parked atomic.Int64
-		var wg sync.WaitGroup
-		for i := range requests {
-			wg.Go(func() {
-				resp, err := send(client, toServer(t.Context(), t, fmt.Sprint(url, "/orders/", i%keys), fmt.Sprint(i)))
-				if !assert.NoError(t, err) {
-					return
-				}
-				if resp.status == http.StatusAccepted {
-					parked.Add(1)
-				} else {
-					assert.Equal(t, http.StatusOK, resp.status)
-				}
-			})
-		}
-		wg.Wait()
-		require.Positive(t, parked.Load())
-		redistest.Eventually(t, func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			return len(ran) == requests
-		}, "every request runs")
-		redistest.Eventually(t, func() bool {
-			stats, err := s.queue.Stats(t.Context())
-			return err == nil && stats.Queued+stats.Running+stats.Dead == 0
-		}, "the queue is empty")
-		for body, times := range ran {
-			require.Equal(t, 1, times, body)
-		}
-	})
-}
-
-func TestReplayThatMeetsAnInnerConflictSpendsNoAttempt(t *testing.T) {
-	s := openShop(t, redistest.Embedded(t))
-	inner := ginlock.PerKey(s.guard, ginlock.Query("inner:", "inner"))
-	s.engine.POST("/orders/:id", s.lock(), inner, ok)
-	releaseOuter := s.hold(t, "order:"+secret)
-	releaseInner := s.hold(t, "inner:1")
-	location := s.park(t, request(t, http.MethodPost, orderPath+"?inner=1", ""))
-	s.work(t)
-	releaseOuter()
-	redistest.Eventually(t, func() bool { return s.ticket(t, location).Conflicts > 0 }, "the inner conflict is counted")
-	stats, err := s.queue.Stats(t.Context())
-	require.NoError(t, err)
-	require.EqualValues(t, 1, stats.Queued+stats.Running, "it was not parked again")
-	releaseInner()
-	done := s.awaitState(t, location, "done")
-	require.Equal(t, 1, done.Attempts)
-}
-
-func TestReplaysThatFailAreRetriedThenDead(t *testing.T) {
-	s := openShop(t, redistest.Embedded(t), delayqueue.WithMaxAttempts(3))
-	s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
-		if c.Query("how") == "panic" {
-			panic("boom")
-		}
-		c.Status(http.StatusBadGateway)
-	})
-	release := s.hold(t, "order:"+secret)
-	failed := s.park(t, request(t, http.MethodPost, orderPath+"?how=502", ""))
-	panicked := s.park(t, request(t, http.MethodPost, orderPath+"?how=panic", ""))
-	missing := s.park(t, request(t, http.MethodPost, orderPath+"?how=panic", ""))
-	junk, err := s.queue.Enqueue(t.Context(), delayqueue.Job{Key: "order:" + secret, Payload: []byte("junk")})
-	require.NoError(t, err)
-	s.work(t)
-	release()
-	for location, cause := range map[string]string{failed: "status 502", panicked: "boom", missing: "boom"} {
-		require.Equal(t, 3, s.awaitState(t, location, "dead").Attempts)
-		status, err := s.queue.Status(t.Context(), strings.TrimPrefix(location, "/tickets/"))
-		require.NoError(t, err)
-		require.Contains(t, status.Cause, cause)
-	}
-	require.Equal(t, 1, s.awaitState(t, "/tickets/"+junk.ID, "dead").Attempts, "junk is not tried again")
 }
 
 func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
@@ -316,17 +201,17 @@ func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 	removed := gin.New() // as the engine was when the request was parked
 	removed.POST("/removed/:id", s.lock(ann()), mustNotRun(t))
 
-	release := s.hold(t, "order:"+secret)
+	release := s.Hold(t)
 	withKey := func(target string) *http.Request {
-		r := request(t, http.MethodPost, target, "")
-		r.Header.Set("Authorization", "Bearer "+secret)
-		r.Header.Set("X-Order", secret)
+		r := testbed.Request(t, http.MethodPost, target, "")
+		r.Header.Set("Authorization", "Bearer "+testbed.Secret)
+		r.Header.Set("X-Order", testbed.Secret)
 		return r
 	}
-	refused := s.park(t, withKey(orderPath+"?auth=1"))
+	refused := s.park(t, withKey(testbed.OrderPath+"?auth=1"))
 	forgotten := s.park(t, withKey("/forgotten"))
 	stored := s.park(t, withKey("/stored"))
-	gone := do(removed, withKey("/removed/"+secret)).header.Get("Location")
+	gone := testbed.Do(removed, withKey("/removed/"+testbed.Secret)).Header.Get("Location")
 	s.work(t)
 	release()
 	for location, cause := range map[string]string{
@@ -340,63 +225,45 @@ func TestReplaysThatNeverRunEndAsDeadLetters(t *testing.T) {
 		require.Contains(t, status.Cause, cause)
 	}
 	s.awaitState(t, stored, "done")
-	require.Equal(t, secret, <-ran)
+	require.Equal(t, testbed.Secret, <-ran)
 }
 
 func TestResultsAndCancellingUnderGin(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := openShop(t, env)
 		s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
-			c.Header("Set-Cookie", "session="+secret)
+			c.Header("Set-Cookie", "session="+testbed.Secret)
 			c.JSON(http.StatusUnprocessableEntity, gin.H{"n": c.Query("n"), "id": len(c.Param("id"))})
 		})
-		release := s.hold(t, "order:"+secret)
-		first := s.park(t, request(t, http.MethodPost, orderPath+"?n=1", ""))
-		cancelled := s.park(t, request(t, http.MethodPost, orderPath+"?n=2", ""))
-		require.Equal(t, http.StatusNoContent, call(t, s.engine, http.MethodDelete, cancelled).status)
-		requireProblem(t, call(t, s.engine, http.MethodGet, first+"/result"), http.StatusNotFound, "no-such-ticket")
+		release := s.Hold(t)
+		first := s.park(t, testbed.Request(t, http.MethodPost, testbed.OrderPath+"?n=1", ""))
+		cancelled := s.park(t, testbed.Request(t, http.MethodPost, testbed.OrderPath+"?n=2", ""))
+		require.Equal(t, http.StatusNoContent, testbed.Call(t, s.engine, http.MethodDelete, cancelled, "").Status)
+		testbed.RequireProblem(t, testbed.Call(t, s.engine, http.MethodGet, first+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 		s.work(t)
 		release()
 		s.awaitState(t, first, "done")
 		s.awaitState(t, cancelled, "cancelled")
 
-		url, client := serve(t, s.engine)
-		r := toServer(t.Context(), t, url+first, "")
+		url, client := testbed.Serve(t, s.engine)
+		r := testbed.ToServer(t.Context(), t, url+first, "")
 		r.Method = http.MethodGet
-		resp, err := send(client, r) // follows the redirect
+		resp, err := testbed.Send(client, r) // follows the redirect
 		require.NoError(t, err)
-		require.Equal(t, http.StatusUnprocessableEntity, resp.status)
-		require.JSONEq(t, `{"n":"1","id":9}`, resp.body)
-		require.Equal(t, "application/json; charset=utf-8", resp.header.Get("Content-Type"))
-		require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
-		require.NotContains(t, resp.header, "Set-Cookie")
+		require.Equal(t, http.StatusUnprocessableEntity, resp.Status)
+		require.JSONEq(t, `{"n":"1","id":9}`, resp.Body)
+		require.Equal(t, "application/json; charset=utf-8", resp.Header.Get("Content-Type"))
+		require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
+		require.NotContains(t, resp.Header, "Set-Cookie")
 	})
-}
-
-func TestReplayThatIsForbiddenAbortsTheChain(t *testing.T) {
-	s := openShop(t, redistest.Embedded(t))
-	s.engine.Use(func(c *gin.Context) {
-		c.Next()
-		if _, replayed := httplock.Replayed(c.Request.Context()); replayed {
-			assert.True(t, c.IsAborted())
-		}
-	})
-	bob := func(*http.Request) (string, error) { return "bob", nil }
-	s.engine.POST("/orders/:id", s.lock(httplock.WithPrincipal(bob, func(*http.Request, string) error { return httplock.ErrForbidden })), mustNotRun(t))
-	release := s.hold(t, "order:"+secret)
-	location := s.park(t, request(t, http.MethodPost, orderPath, ""))
-	s.work(t)
-	release()
-	s.awaitState(t, location, "done")
-	requireProblem(t, call(t, s.engine, http.MethodGet, location+"/result"), http.StatusForbidden, "forbidden")
 }
 
 func TestTicketsUnderGinKnowTheirMethods(t *testing.T) {
 	s := openShop(t, redistest.Embedded(t))
-	resp := call(t, s.engine, http.MethodPost, "/tickets/"+strings.Repeat("0", 32))
-	require.Equal(t, "GET, HEAD, DELETE", resp.header.Get("Allow"))
-	requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed")
-	require.Equal(t, http.StatusNotFound, call(t, s.engine, http.MethodHead, "/tickets/"+strings.Repeat("0", 32)).status)
+	resp := testbed.Call(t, s.engine, http.MethodPost, "/tickets/"+strings.Repeat("0", 32), "")
+	require.Equal(t, "GET, HEAD, DELETE", resp.Header.Get("Allow"))
+	testbed.RequireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
+	require.Equal(t, http.StatusNotFound, testbed.Call(t, s.engine, http.MethodHead, "/tickets/"+strings.Repeat("0", 32), "").Status)
 }
 
 func TestFullQueues(t *testing.T) {
@@ -411,28 +278,28 @@ func TestFullQueues(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := openShop(t, redistest.Embedded(t), test.opt)
 			s.engine.POST("/orders/:id", s.lock(), mustNotRun(t))
-			s.hold(t, "order:"+secret)
-			s.park(t, request(t, http.MethodPost, orderPath, ""))
-			resp := call(t, s.engine, http.MethodPost, orderPath)
-			require.NotEmpty(t, resp.header.Get("Retry-After"))
-			requireProblem(t, resp, test.status, test.kind)
+			s.Hold(t)
+			s.park(t, testbed.Request(t, http.MethodPost, testbed.OrderPath, ""))
+			resp := testbed.Call(t, s.engine, http.MethodPost, testbed.OrderPath, "")
+			require.NotEmpty(t, resp.Header.Get("Retry-After"))
+			testbed.RequireProblem(t, resp, test.status, test.kind, true)
 		})
 	}
 }
 
 func TestLostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	env := redistest.Real(t)
-	b := setup(t, env)
-	b.hold(t, "order:"+secret)
+	b := testbed.New(t, env)
+	b.Hold(t)
 	proxy := redistest.NewProxy(t, env.Addr)
 	proxied := &redistest.Env{Addr: proxy.Addr, Prefix: env.Prefix}
 	queue, err := delayqueue.New(proxied.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	proxy.LoseReply(func([]byte) bool { return true })
-	resp := call(t, guarded(core.NewGuard(b.locker, delayqueue.Policy(queue)), mustNotRun(t)), http.MethodPost, orderPath)
-	content := resp.body
-	require.Equal(t, http.StatusServiceUnavailable, resp.status)
-	require.NotEmpty(t, resp.header.Get("Retry-After"))
+	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, delayqueue.Policy(queue)), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "")
+	content := resp.Body
+	require.Equal(t, http.StatusServiceUnavailable, resp.Status)
+	require.NotEmpty(t, resp.Header.Get("Retry-After"))
 	require.Contains(t, content, "could not be confirmed that the request was queued")
 }
 
@@ -442,5 +309,5 @@ func TestTicketWithoutRedisIs503(t *testing.T) {
 	t.Cleanup(server.Close)
 	s := openShop(t, &redistest.Env{Addr: server.Addr(), Prefix: "t"})
 	server.SetError("LOADING Redis is loading the dataset in memory")
-	requireProblem(t, call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32)), http.StatusServiceUnavailable, "unavailable")
+	testbed.RequireProblem(t, testbed.Call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32), ""), http.StatusServiceUnavailable, "unavailable", true)
 }

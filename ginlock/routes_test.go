@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // routeTable is httplock.Routes by method and normal pattern.
@@ -27,9 +28,9 @@ func (t routeTable) Route(method, pattern string) (httplock.Route, bool) {
 
 func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t, "order:"+secret)
-		m, err := httplock.New(core.NewGuard(b.locker, nil))
+		b := testbed.New(t, env)
+		b.Hold(t)
+		m, err := httplock.New(core.NewGuard(b.Locker, nil))
 		require.NoError(t, err)
 		r := gin.New()
 		r.Use(ginlock.FromConfig(routeTable{
@@ -57,28 +58,28 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 		r.POST("/broken/guard", mustNotRun(t))
 		r.POST("/broken/key", mustNotRun(t))
 
-		for _, target := range []string{orderPath, "/v1" + orderPath} {
-			requireProblem(t, call(t, r, http.MethodPost, target), http.StatusConflict, "conflict")
+		for _, target := range []string{testbed.OrderPath, "/v1" + testbed.OrderPath} {
+			testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, target, ""), http.StatusConflict, "conflict", true)
 		}
-		require.Equal(t, "order:42", call(t, r, http.MethodPost, "/orders/42").body)
-		require.Equal(t, "order:42", call(t, r, http.MethodPost, "/v1/orders/42").body)
-		require.Equal(t, "/a/b", call(t, r, http.MethodPost, "/files/a/b").body)
-		require.Equal(t, "ok", call(t, r, http.MethodPut, orderPath).body, "no entry for the method")
-		require.Equal(t, http.StatusNotFound, call(t, r, http.MethodPost, "/nowhere/1/here").status)
-		requireProblem(t, call(t, r, http.MethodPost, "/broken/guard"), http.StatusInternalServerError, "misconfigured")
-		requireProblem(t, call(t, r, http.MethodPost, "/broken/key"), http.StatusInternalServerError, "internal")
+		require.Equal(t, "order:42", testbed.Call(t, r, http.MethodPost, "/orders/42", "").Body)
+		require.Equal(t, "order:42", testbed.Call(t, r, http.MethodPost, "/v1/orders/42", "").Body)
+		require.Equal(t, "/a/b", testbed.Call(t, r, http.MethodPost, "/files/a/b", "").Body)
+		require.Equal(t, "ok", testbed.Call(t, r, http.MethodPut, testbed.OrderPath, "").Body, "no entry for the method")
+		require.Equal(t, http.StatusNotFound, testbed.Call(t, r, http.MethodPost, "/nowhere/1/here", "").Status)
+		testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, "/broken/guard", ""), http.StatusInternalServerError, "misconfigured", false)
+		testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, "/broken/key", ""), http.StatusInternalServerError, "internal", false)
 
 		closed := gin.New()
 		closed.Use(ginlock.FromConfig(nil))
 		closed.POST("/orders/:id", mustNotRun(t))
-		requireProblem(t, call(t, closed, http.MethodPost, orderPath), http.StatusInternalServerError, "misconfigured")
+		testbed.RequireProblem(t, testbed.Call(t, closed, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 	})
 }
 
 func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, core.WithTTL(time.Second))
-		guard := core.NewGuard(b.locker, nil)
+		b := testbed.New(t, env, core.WithTTL(time.Second))
+		guard := core.NewGuard(b.Locker, nil)
 		answers := func(status int) func(*gin.Context, *httplock.Problem) {
 			return func(c *gin.Context, p *httplock.Problem) {
 				assert.Equal(t, "/orders/:id", c.FullPath())
@@ -95,36 +96,36 @@ func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
 				ginlock.WithConflictHandler(answers(http.StatusLocked)), ginlock.WithErrorHandler(answers(http.StatusTeapot))), h)
 			return r
 		}
-		release := b.hold(t, "order:"+secret)
-		resp := call(t, engine(orderKey, mustNotRun(t)), http.MethodPost, orderPath)
-		require.Equal(t, http.StatusLocked, resp.status)
-		require.JSONEq(t, `{"code":409,"conflict":true,"lost":false}`, resp.body)
-		require.NotEmpty(t, resp.header.Get("Retry-After"))
+		release := b.Hold(t)
+		resp := testbed.Call(t, engine(orderKey, mustNotRun(t)), http.MethodPost, testbed.OrderPath, "")
+		require.Equal(t, http.StatusLocked, resp.Status)
+		require.JSONEq(t, `{"code":409,"conflict":true,"lost":false}`, resp.Body)
+		require.NotEmpty(t, resp.Header.Get("Retry-After"))
 		release()
 
-		resp = call(t, engine(ginlock.Query("", "q"), mustNotRun(t)), http.MethodPost, orderPath)
-		require.Equal(t, http.StatusTeapot, resp.status)
-		require.JSONEq(t, `{"code":400,"conflict":false,"lost":false}`, resp.body)
+		resp = testbed.Call(t, engine(ginlock.Query("", "q"), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "")
+		require.Equal(t, http.StatusTeapot, resp.Status)
+		require.JSONEq(t, `{"code":400,"conflict":false,"lost":false}`, resp.Body)
 
-		resp = call(t, engine(orderKey, func(c *gin.Context) {
-			names := redistest.Keys(t, b.rdb, b.prefix+":lock")
-			assert.NoError(t, b.rdb.Del(t.Context(), names...).Err())
+		resp = testbed.Call(t, engine(orderKey, func(c *gin.Context) {
+			names := redistest.Keys(t, b.Redis, b.Prefix+":lock")
+			assert.NoError(t, b.Redis.Del(t.Context(), names...).Err())
 			<-c.Request.Context().Done()
-		}), http.MethodPost, orderPath)
-		require.Equal(t, http.StatusTeapot, resp.status)
-		require.JSONEq(t, `{"code":500,"conflict":false,"lost":true}`, resp.body)
+		}), http.MethodPost, testbed.OrderPath, "")
+		require.Equal(t, http.StatusTeapot, resp.Status)
+		require.JSONEq(t, `{"code":500,"conflict":false,"lost":true}`, resp.Body)
 	})
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t, "order:"+secret)
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	guard := core.NewGuard(b.Locker, nil)
 	statusOnly := ginlock.WithErrorHandler(func(c *gin.Context, _ *httplock.Problem) { c.Status(http.StatusTeapot) })
 	r := gin.New()
 	r.POST("/orders/:id", ginlock.PerKey(guard, orderKey, statusOnly), mustNotRun(t))
-	requireProblem(t, call(t, r, http.MethodPost, orderPath), http.StatusConflict, "conflict")
+	testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, testbed.OrderPath, ""), http.StatusConflict, "conflict", true)
 
 	// Under another framework the option is of no use, and does no harm.
-	h := httplock.PerKey(guard, func(*http.Request) (string, error) { return "order:" + secret, nil }, statusOnly)(http.NotFoundHandler())
-	requireProblem(t, call(t, h, http.MethodPost, "/"), http.StatusConflict, "conflict")
+	h := httplock.PerKey(guard, func(*http.Request) (string, error) { return testbed.OrderKey, nil }, statusOnly)(http.NotFoundHandler())
+	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, "/", ""), http.StatusConflict, "conflict", true)
 
 	for _, opt := range []httplock.Option{ginlock.WithConflictHandler(nil), ginlock.WithErrorHandler(nil)} {
 		_, err := ginlock.New(guard, orderKey, opt)
@@ -133,8 +134,8 @@ func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
 }
 
 func TestGuardsOfAnEngineAGroupAndARouteNest(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
 	r := gin.New()
 	r.Use(ginlock.PerKey(guard, ginlock.Header("tenant:", "X-Tenant")))
 	g := r.Group("/orders/:id", ginlock.PerKey(guard, orderKey))
@@ -144,22 +145,22 @@ func TestGuardsOfAnEngineAGroupAndARouteNest(t *testing.T) {
 			assert.Equal(t, "item:7", lease.Key(), "the innermost")
 		}
 		for _, key := range []string{"tenant:acme", "order:42", "item:7"} {
-			_, err := b.rival.TryAcquire(context.Background(), key)
+			_, err := b.Rival.TryAcquire(context.Background(), key)
 			assert.ErrorIs(t, err, core.ErrConflict, key)
 		}
 		ok(c)
 	})
-	send := func() answer {
-		req := request(t, http.MethodPost, "/orders/42/items/7", "")
+	send := func() testbed.Answer {
+		req := testbed.Request(t, http.MethodPost, "/orders/42/items/7", "")
 		req.Header.Set("X-Tenant", "acme")
-		return do(r, req)
+		return testbed.Do(r, req)
 	}
-	require.Equal(t, "ok", send().body)
+	require.Equal(t, "ok", send().Body)
 	for _, key := range []string{"tenant:acme", "order:42", "item:7"} {
-		release := b.hold(t, key)
-		requireProblem(t, send(), http.StatusConflict, "conflict")
+		release := b.HoldKey(t, key)
+		testbed.RequireProblem(t, send(), http.StatusConflict, "conflict", true)
 		release()
 	}
-	require.Equal(t, "ok", send().body)
-	require.Equal(t, http.StatusNotFound, call(t, r, http.MethodPost, "/orders/42/x").status)
+	require.Equal(t, "ok", send().Body)
+	require.Equal(t, http.StatusNotFound, testbed.Call(t, r, http.MethodPost, "/orders/42/x", "").Status)
 }

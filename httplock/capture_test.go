@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
@@ -28,7 +29,7 @@ func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
 		"http://evil.example/orders/1?a=b":  "/orders/1?a=b",
 		"http://evil.example":               "/",
 	} {
-		r := request(t, http.MethodPost, "/", "")
+		r := testbed.Request(t, http.MethodPost, "/", "")
 		r.RequestURI = sent
 		payload, err := httplock.Encode(r, 100)
 		require.NoError(t, err)
@@ -41,7 +42,7 @@ func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
 	}
 
 	// A prefix that was taken off the URL on the way is still there.
-	r := request(t, http.MethodPost, "/api/orders/1", "")
+	r := testbed.Request(t, http.MethodPost, "/api/orders/1", "")
 	r.URL.Path = "/orders/1"
 	payload, err := httplock.Encode(r, 100)
 	require.NoError(t, err)
@@ -62,28 +63,28 @@ func TestCaptureKeepsTheTargetAsItWasSent(t *testing.T) {
 }
 
 func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
-	p := &parking{}
-	h := guarded(core.NewGuard(b.locker, p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"), httplock.ParkAnonymously())
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	p := &testbed.Parking{}
+	h := guarded(core.NewGuard(b.Locker, p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"), httplock.ParkAnonymously())
 
-	r := request(t, http.MethodPost, ordersPath, "{}")
+	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	kept := http.Header{
 		"Accept": {"a/b", "c/d;q=0.1"}, "Accept-Language": {"en"}, "Content-Type": {"application/json"},
 		"Content-Encoding": {"gzip"}, "Idempotency-Key": {`"k"`}, "Traceparent": {"00-a-b-01"}, "X-Tenant": {"caf\xe9", "<&>"},
 	}
 	maps.Copy(r.Header, kept)
 	for name, value := range map[string]string{
-		"Authorization": "Bearer " + secret, "Cookie": "session=" + secret, "Proxy-Authorization": secret,
-		"X-Forwarded-For": "1.2.3.4", "Connection": "keep-alive, x-hop", "X-Hop": secret, "Host": "evil.example",
+		"Authorization": "Bearer " + testbed.Secret, "Cookie": "session=" + testbed.Secret, "Proxy-Authorization": testbed.Secret,
+		"X-Forwarded-For": "1.2.3.4", "Connection": "keep-alive, x-hop", "X-Hop": testbed.Secret, "Host": "evil.example",
 		"Expect": "100-continue", "Te": "trailers", "Perkey-Replay": "1",
 	} {
 		r.Header.Set(name, value)
 	}
-	w := do(h, r)
-	require.Equal(t, http.StatusAccepted, w.status)
+	w := testbed.Do(h, r)
+	require.Equal(t, http.StatusAccepted, w.Status)
 
-	payload := p.parked()[0]
+	payload := p.Parked()[0]
 	head, body, _ := bytes.Cut(payload, []byte("\n"))
 	require.Equal(t, "{}", string(body))
 	require.NotContains(t, string(payload), "Bearer")

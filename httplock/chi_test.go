@@ -10,13 +10,14 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestUnderChi(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.hold(t)
-		guard := core.NewGuard(b.locker, nil)
+		b := testbed.New(t, env)
+		b.Hold(t)
+		guard := core.NewGuard(b.Locker, nil)
 		order := httplock.PerKey(guard, httplock.Param("order:", "id"))
 		routes := httplock.FromConfig(routeTable{
 			"POST /v1/orders/{id}":    {Middleware: newMiddleware(t, guard), Key: httplock.Param("order:", "id")},
@@ -34,8 +35,8 @@ func TestUnderChi(t *testing.T) {
 			})
 			r.With(routes).Post("/orders/{id}/to", ownKey)
 		})
-		for _, path := range []string{ordersPath, "/v1" + ordersPath, "/v2" + ordersPath, "/v2" + ordersPath + "/to"} {
-			requireProblem(t, call(t, r, http.MethodPost, path, ""), http.StatusConflict, "conflict", true)
+		for _, path := range []string{testbed.OrderPath, "/v1" + testbed.OrderPath, "/v2" + testbed.OrderPath, "/v2" + testbed.OrderPath + "/to"} {
+			testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, path, ""), http.StatusConflict, "conflict", true)
 		}
 		for target, want := range map[string]string{
 			"/orders/42":           "order:42 in /orders/{id:[a-z0-9-]+} of 42",
@@ -43,18 +44,18 @@ func TestUnderChi(t *testing.T) {
 			"/v2/orders/42":        "order:42 in /v2/orders/{id} of 42",
 			"/v2/orders/%34%32/to": "order:42 in /v2/orders/{id}/to of %34%32", // chi leaves it encoded
 		} {
-			require.Equal(t, want, call(t, r, http.MethodPost, target, "").body, target)
+			require.Equal(t, want, testbed.Call(t, r, http.MethodPost, target, "").Body, target)
 		}
-		require.Equal(t, "none in /v2/orders/{id} of 42", call(t, r, http.MethodPut, "/v2/orders/42", "").body)
-		require.Equal(t, http.StatusNotFound, call(t, r, http.MethodPost, "/v1/nowhere", "").status)
+		require.Equal(t, "none in /v2/orders/{id} of 42", testbed.Call(t, r, http.MethodPut, "/v2/orders/42", "").Body)
+		require.Equal(t, http.StatusNotFound, testbed.Call(t, r, http.MethodPost, "/v1/nowhere", "").Status)
 
 		early := chi.NewRouter() // in front of the routing
 		early.Use(routes)
 		early.Post("/v1/orders/{id}", mustNotRun(t))
-		requireProblem(t, call(t, early, http.MethodPost, "/v1/orders/42", ""), http.StatusInternalServerError, "misconfigured", false)
+		testbed.RequireProblem(t, testbed.Call(t, early, http.MethodPost, "/v1/orders/42", ""), http.StatusInternalServerError, "misconfigured", false)
 		early = chi.NewRouter()
 		early.Use(order)
 		early.Post("/orders/{id}", mustNotRun(t))
-		requireProblem(t, call(t, early, http.MethodPost, "/orders/42", ""), http.StatusInternalServerError, "internal", false)
+		testbed.RequireProblem(t, testbed.Call(t, early, http.MethodPost, "/orders/42", ""), http.StatusInternalServerError, "internal", false)
 	})
 }

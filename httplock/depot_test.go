@@ -1,13 +1,10 @@
 package httplock_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,25 +15,26 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // depot is a bench with a queue, a guard that parks on it, and a mux that
 // replays go through.
 type depot struct {
-	*bench
+	*testbed.Bed
 	queue *delayqueue.Queue
 	guard *core.Guard
 	mux   *http.ServeMux
-	log   *logged // of guards and workers
+	log   *testbed.Log // of guards and workers
 }
 
 func openDepot(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *depot {
 	t.Helper()
-	d := &depot{bench: setup(t, env), mux: http.NewServeMux(), log: &logged{}}
+	d := &depot{Bed: testbed.New(t, env), mux: http.NewServeMux(), log: &testbed.Log{}}
 	var err error
-	d.queue, err = delayqueue.New(d.rdb, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
+	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
-	d.guard = core.NewGuard(d.locker, delayqueue.Policy(d.queue))
+	d.guard = core.NewGuard(d.Locker, delayqueue.Policy(d.queue))
 	d.mux.Handle("/tickets/", httplock.TicketHandler(d.queue, anyone))
 	return d
 }
@@ -47,25 +45,25 @@ func (d *depot) handle(handler http.HandlerFunc, opts ...httplock.Option) {
 }
 
 func (d *depot) perKey(opts ...httplock.Option) func(http.Handler) http.Handler {
-	opts = append([]httplock.Option{httplock.WithStatusPath("/tickets/"), httplock.WithLogger(d.log.logger())}, opts...)
+	opts = append([]httplock.Option{httplock.WithStatusPath("/tickets/"), httplock.WithLogger(d.log.Logger())}, opts...)
 	return httplock.PerKey(d.guard, orderKey, opts...)
 }
 
 // work starts a worker that is stopped with the test.
 func (d *depot) work(t *testing.T, opts ...httplock.ReplayOption) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(d.queue, d.locker, httplock.Replay(d.mux, opts...),
-		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.logger()))
+	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.mux, opts...),
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.Logger()))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
 	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
 }
 
 // requireParked returns where the ticket is.
-func requireParked(t *testing.T, resp answer) (location string) {
+func requireParked(t *testing.T, resp testbed.Answer) (location string) {
 	t.Helper()
-	require.Equal(t, http.StatusAccepted, resp.status, resp.body)
-	return resp.header.Get("Location")
+	require.Equal(t, http.StatusAccepted, resp.Status, resp.Body)
+	return resp.Header.Get("Location")
 }
 
 func (d *depot) status(t *testing.T, location string) delayqueue.Status {
@@ -82,15 +80,15 @@ func (d *depot) await(t *testing.T, location string, state delayqueue.State) del
 }
 
 // result waits for the result of a parked request.
-func (d *depot) result(t *testing.T, location string) answer {
+func (d *depot) result(t *testing.T, location string) testbed.Answer {
 	t.Helper()
 	d.await(t, location, delayqueue.StateDone)
-	resp := call(t, d.mux, http.MethodGet, location, "")
-	require.Equal(t, http.StatusSeeOther, resp.status)
+	resp := testbed.Call(t, d.mux, http.MethodGet, location, "")
+	require.Equal(t, http.StatusSeeOther, resp.Status)
 	var ticket struct{ State string }
-	require.NoError(t, json.Unmarshal([]byte(resp.body), &ticket))
+	require.NoError(t, json.Unmarshal([]byte(resp.Body), &ticket))
 	require.Equal(t, "done", ticket.State)
-	return call(t, d.mux, http.MethodGet, location+"/result", "")
+	return testbed.Call(t, d.mux, http.MethodGet, location+"/result", "")
 }
 
 func (d *depot) requireNothingParked(t *testing.T) {
@@ -98,26 +96,4 @@ func (d *depot) requireNothingParked(t *testing.T) {
 	stats, err := d.queue.Stats(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, stats.Queued+stats.Running+stats.Dead)
-}
-
-// logged is what was logged.
-type logged struct {
-	mu  sync.Mutex
-	out bytes.Buffer
-}
-
-func (l *logged) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.out.String()
 }

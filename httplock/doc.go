@@ -157,7 +157,13 @@
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
 // Match.Key with what the framework's router found, and stops its framework's chain
-// when Serve reports false. One without Exchange.Tap cannot show what a handler answers,
-// and refuses requests that have an Idempotency-Key with 500 on routes of WithIdempotency.
-// Packages ginlock and echolock are such.
+// when Serve reports false. It runs the rest of the chain in Exchange.Next, on the same
+// goroutine, with the request that Next is given, and puts back in a defer the one
+// that was there before. Panics, and the errors of handlers, pass through it as they
+// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too. One
+// without Exchange.Tap cannot show what a handler answers, and refuses requests that have
+// an Idempotency-Key with 500 on routes of WithIdempotency.
+//
+// Packages ginlock and echolock are such. All adapters pass one suite,
+// internal/conformance, which says what more there is to it.
 package httplock

@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // seen is what a handler can know of its request.
@@ -98,11 +99,11 @@ func TestParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 			assert.NoError(t, err)
 		}, httplock.LockSafeMethods(), httplock.AllowHeaders("X-Tag"), httplock.WithMaxBody(maxBody))
 		d.work(t)
-		url, client := serve(t, d.mux)
+		url, client := testbed.Serve(t, d.mux)
 		for name, test := range cases {
 			t.Run(name, func(t *testing.T) {
-				ask := func() answer {
-					r := toServer(t.Context(), t, url+test.target, test.body)
+				ask := func() testbed.Answer {
+					r := testbed.ToServer(t.Context(), t, url+test.target, test.body)
 					if test.method != "" {
 						r.Method = test.method
 					}
@@ -110,23 +111,23 @@ func TestParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 					if test.chunked {
 						r.ContentLength, r.Body = -1, io.NopCloser(strings.NewReader(test.body))
 					}
-					resp, err := send(client, r)
+					resp, err := testbed.Send(client, r)
 					require.NoError(t, err)
 					return resp
 				}
 				direct := ask()
-				require.Equal(t, http.StatusCreated, direct.status)
+				require.Equal(t, http.StatusCreated, direct.Status)
 				want := <-requests
 				if test.chunked {
 					require.EqualValues(t, -1, want.length)
 					want.length = int64(len(test.body)) // it is known now
 				}
 
-				release := d.holdKey(t, "order:"+want.id)
+				release := d.HoldKey(t, "order:"+want.id)
 				defer release()
 				resp := ask()
 				if test.status != 0 {
-					requireProblem(t, resp, test.status, "body-too-large", false)
+					testbed.RequireProblem(t, resp, test.status, "body-too-large", false)
 					d.requireNothingParked(t)
 					return
 				}
@@ -135,13 +136,13 @@ func TestParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 				require.Equal(t, want, <-requests)
 
 				kept := d.result(t, location)
-				require.Equal(t, direct.status, kept.status)
-				require.Equal(t, direct.body, kept.body)
+				require.Equal(t, direct.Status, kept.Status)
+				require.Equal(t, direct.Body, kept.Body)
 				for _, name := range []string{"Link", "Etag", "Location", "Content-Type"} {
 					if name == "Content-Type" && test.method == http.MethodHead {
 						continue // net/http guesses it from a body that it does not send
 					}
-					require.Equal(t, direct.header[name], kept.header[name], name)
+					require.Equal(t, direct.Header[name], kept.Header[name], name)
 				}
 			})
 		}

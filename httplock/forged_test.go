@@ -21,6 +21,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // forged are headers by which a client might hope to pass for a replay, for
@@ -32,7 +33,7 @@ var forged = []string{
 }
 
 // sendRaw sends bytes to a server as they are.
-func sendRaw(t *testing.T, url, message string) answer {
+func sendRaw(t *testing.T, url, message string) testbed.Answer {
 	t.Helper()
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
 	require.NoError(t, err)
@@ -44,7 +45,7 @@ func sendRaw(t *testing.T, url, message string) answer {
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	return answer{resp.StatusCode, resp.Header, string(body)}
+	return testbed.Answer{Status: resp.StatusCode, Header: resp.Header, Body: string(body)}
 }
 
 func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
@@ -61,44 +62,44 @@ func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
 			}
 			return nil
 		}), httplock.AllowHeaders("X-Hop"))
-		d.mux.Handle("/rejected/{id}", httplock.PerKey(core.NewGuard(d.locker, nil), orderKey)(mustNotRun(t)))
+		d.mux.Handle("/rejected/{id}", httplock.PerKey(core.NewGuard(d.Locker, nil), orderKey)(mustNotRun(t)))
 		d.work(t)
-		url, _ := serve(t, d.mux)
+		url, _ := testbed.Serve(t, d.mux)
 
 		message := func(target string) string {
 			var b strings.Builder
 			fmt.Fprintf(&b, "POST %s HTTP/1.1\r\nHost: evil.example\r\n", target)
 			for _, name := range forged {
-				fmt.Fprintf(&b, "%s: %s\r\n", name, ticketID)
+				fmt.Fprintf(&b, "%s: %s\r\n", name, testbed.TicketID)
 			}
 			b.WriteString("X-Hop: 1\r\nIdempotency-Key: 2\r\nAccept: a/b\r\nConnection: close, x-hop, IDEMPOTENCY-KEY\r\nConnection: authorization\r\n")
-			fmt.Fprintf(&b, "Authorization: Bearer %s\r\nContent-Length: 2\r\n\r\n{}", secret)
+			fmt.Fprintf(&b, "Authorization: Bearer %s\r\nContent-Length: 2\r\n\r\n{}", testbed.Secret)
 			return b.String()
 		}
-		require.Equal(t, http.StatusOK, sendRaw(t, url, message(ordersPath)).status)
+		require.Equal(t, http.StatusOK, sendRaw(t, url, message(testbed.OrderPath)).Status)
 		require.Empty(t, replays, "no header makes a replay")
 
 		for _, target := range []string{
-			ordersPath + "?a=b",
-			"http://evil.example" + ordersPath + "?a=b",
-			"http://user:password@evil.example:1" + ordersPath + "?a=b",
-			"https://[::1]:2" + ordersPath + "?a=b",
+			testbed.OrderPath + "?a=b",
+			"http://evil.example" + testbed.OrderPath + "?a=b",
+			"http://user:password@evil.example:1" + testbed.OrderPath + "?a=b",
+			"https://[::1]:2" + testbed.OrderPath + "?a=b",
 		} {
 			t.Run(target, func(t *testing.T) {
-				release := d.hold(t)
-				requireProblem(t, sendRaw(t, url, message("/rejected/"+secret)), http.StatusConflict, "conflict", true)
+				release := d.Hold(t)
+				testbed.RequireProblem(t, sendRaw(t, url, message("/rejected/"+testbed.Secret)), http.StatusConflict, "conflict", true)
 				location := requireParked(t, sendRaw(t, url, message(target)))
 				release()
 				r := <-replays
 				require.Equal(t, http.MethodPost, r.Method)
-				require.Equal(t, ordersPath+"?a=b", r.RequestURI)
-				require.Equal(t, ordersPath+"?a=b", r.URL.String())
+				require.Equal(t, testbed.OrderPath+"?a=b", r.RequestURI)
+				require.Equal(t, testbed.OrderPath+"?a=b", r.URL.String())
 				require.Empty(t, r.Host)
 				require.Empty(t, r.RemoteAddr)
 				require.Equal(t, http.Header{"Accept": {"a/b"}}, r.Header)
 				parked, _ := httplock.Replayed(r.Context())
 				require.Equal(t, httplock.Parked{ID: strings.TrimPrefix(location, "/tickets/"), Principal: "user:ann"}, parked)
-				require.Equal(t, http.StatusOK, d.result(t, location).status)
+				require.Equal(t, http.StatusOK, d.result(t, location).Status)
 			})
 		}
 	})
@@ -141,9 +142,9 @@ func contents(t *testing.T, rdb *redis.Client) string {
 }
 
 func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
-	defaults := &logged{}
+	defaults := &testbed.Log{}
 	before, flags, writer := slog.Default(), log.Flags(), log.Writer()
-	slog.SetDefault(defaults.logger())
+	slog.SetDefault(defaults.Logger())
 	t.Cleanup(func() { // SetDefault redirects package log, and does not undo that
 		slog.SetDefault(before)
 		log.SetFlags(flags)
@@ -156,7 +157,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 			return secrets[where]
 		}
 		request := func(t *testing.T, target string) *http.Request {
-			r := request(t, http.MethodPost, "http://user:"+hidden("target's user")+"@evil.example"+target, "body-of-"+target)
+			r := testbed.Request(t, http.MethodPost, "http://user:"+hidden("target's user")+"@evil.example"+target, "body-of-"+target)
 			for _, name := range []string{
 				"Authorization", "Proxy-Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "Accept", "Perkey-Principal",
 			} {
@@ -190,7 +191,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 		})
 		requireClean := func(when string, held ...string) {
 			t.Helper()
-			stored := contents(t, d.rdb)
+			stored := contents(t, d.Redis)
 			for _, mark := range held {
 				require.Contains(t, stored, mark, when)
 			}
@@ -218,14 +219,14 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 		d.mux.Handle("/anonymous/{id}", d.perKey(httplock.ParkAnonymously())(respond(http.StatusOK)))
 		d.mux.Handle("/refused/{id}", d.perKey()(respond(http.StatusOK)))
 
-		do(d.mux, request(t, "/done/1"))
+		testbed.Do(d.mux, request(t, "/done/1"))
 		requireClean("run at once")
-		release := d.holdKey(t, "order:1")
+		release := d.HoldKey(t, "order:1")
 		location := map[string]string{}
 		for _, at := range []string{"/done/1", "/fails/1", "/forbidden/1", "/anonymous/1"} {
-			location[at] = requireParked(t, do(d.mux, request(t, at)))
+			location[at] = requireParked(t, testbed.Do(d.mux, request(t, at)))
 		}
-		requireProblem(t, do(d.mux, request(t, "/refused/1")), http.StatusConflict, "conflict", true)
+		testbed.RequireProblem(t, testbed.Do(d.mux, request(t, "/refused/1")), http.StatusConflict, "conflict", true)
 		requireClean("parked", "body-of-/done/1", "body-of-/anonymous/1", "user:ann")
 		d.work(t)
 		release()
@@ -235,7 +236,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 		d.await(t, location["/fails/1"], delayqueue.StateDead)
 		for at, status := range map[string]int{"/done/1": 403, "/forbidden/1": 403, "/anonymous/1": 200} {
 			resp := d.result(t, location[at])
-			require.Equal(t, status, resp.status)
+			require.Equal(t, status, resp.Status)
 			for where, value := range secrets {
 				require.NotContains(t, fmt.Sprint(resp), value, where)
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -95,33 +96,33 @@ func FuzzIdempotencyKey(f *testing.F) {
 }
 
 // newIdempotency is a store on the bench's Redis.
-func (b *bench) newIdempotency(t *testing.T, opts ...idempotency.Option) *idempotency.Store {
+func newIdempotency(t *testing.T, b *testbed.Bed, opts ...idempotency.Option) *idempotency.Store {
 	t.Helper()
-	store, err := idempotency.New(b.rdb, append([]idempotency.Option{idempotency.WithPrefix(b.prefix)}, opts...)...)
+	store, err := idempotency.New(b.Redis, append([]idempotency.Option{idempotency.WithPrefix(b.Prefix)}, opts...)...)
 	require.NoError(t, err)
 	return store
 }
 
 // idempotent serves handler at /orders/{id}, and looks at Idempotency-Key.
-func (b *bench) idempotent(t *testing.T, policy core.ConflictPolicy, handler http.HandlerFunc, opts ...httplock.IdempotencyOption) *http.ServeMux {
+func idempotent(t *testing.T, b *testbed.Bed, policy core.ConflictPolicy, handler http.HandlerFunc, opts ...httplock.IdempotencyOption) *http.ServeMux {
 	t.Helper()
-	return guarded(core.NewGuard(b.locker, policy), handler, httplock.WithIdempotency(b.newIdempotency(t), opts...))
+	return guarded(core.NewGuard(b.Locker, policy), handler, httplock.WithIdempotency(newIdempotency(t, b), opts...))
 }
 
 // once is a POST with a key.
 func once(t *testing.T, target, key, body string) *http.Request {
 	t.Helper()
-	r := request(t, http.MethodPost, target, body)
+	r := testbed.Request(t, http.MethodPost, target, body)
 	r.Header.Set("Idempotency-Key", key)
 	return r
 }
 
-func requireReplayed(t *testing.T, first, second answer) {
+func requireReplayed(t *testing.T, first, second testbed.Answer) {
 	t.Helper()
-	require.Equal(t, "true", second.header.Get("Idempotent-Replayed"), "%d %s", second.status, second.body)
-	require.NotContains(t, first.header, "Idempotent-Replayed")
-	require.Equal(t, first.status, second.status)
-	require.Equal(t, first.body, second.body)
+	require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), "%d %s", second.Status, second.Body)
+	require.NotContains(t, first.Header, "Idempotent-Replayed")
+	require.Equal(t, first.Status, second.Status)
+	require.Equal(t, first.Body, second.Body)
 }
 
 // count is a handler that says how often it was run.
@@ -137,10 +138,10 @@ func count(runs *atomic.Int64, status int) http.HandlerFunc {
 
 func TestARequestMadeTwiceHasTheFirstResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+		b := testbed.New(t, env)
 		binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
 		var runs atomic.Int64
-		url, client := serve(t, b.idempotent(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+		url, client := testbed.Serve(t, idempotent(t, b, nil, func(w http.ResponseWriter, _ *http.Request) {
 			runs.Add(1)
 			h := w.Header()
 			h["ETag"] = nil // no header of ours
@@ -151,7 +152,7 @@ func TestARequestMadeTwiceHasTheFirstResponse(t *testing.T) {
 			h.Set("Location", "things/7")
 			h.Set("X-Mine", "caf\xe9")
 			h.Set("X-Other", "1")
-			h.Set("Set-Cookie", "session="+secret)
+			h.Set("Set-Cookie", "session="+testbed.Secret)
 			h.Set("Www-Authenticate", "Bearer")
 			w.WriteHeader(http.StatusCreated)
 			for i := range len(binary) {
@@ -162,80 +163,80 @@ func TestARequestMadeTwiceHasTheFirstResponse(t *testing.T) {
 				}
 			}
 		}, httplock.KeepResponseHeaders("X-Mine")))
-		post := func(key string) answer {
-			r := toServer(t.Context(), t, url+ordersPath, "{}")
+		post := func(key string) testbed.Answer {
+			r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 			r.Header.Set("Idempotency-Key", key)
-			resp, err := send(client, r)
+			resp, err := testbed.Send(client, r)
 			require.NoError(t, err)
 			return resp
 		}
 		first := post(`"k1"`)
-		require.Equal(t, http.StatusCreated, first.status)
-		require.Equal(t, binary, first.body)
+		require.Equal(t, http.StatusCreated, first.Status)
+		require.Equal(t, binary, first.Body)
 		for range 2 {
 			second := post("k1") // bare, it is the same key
 			requireReplayed(t, first, second)
 			for _, name := range []string{"Etag", "Content-Type", "Link", "Location", "X-Mine", "Content-Length"} {
 				if name != "Content-Length" { // the first was chunked
-					require.Equal(t, first.header[name], second.header[name], name)
+					require.Equal(t, first.Header[name], second.Header[name], name)
 				}
 			}
 			for _, name := range []string{"Set-Cookie", "Www-Authenticate", "X-Other"} {
-				require.NotContains(t, second.header, name)
+				require.NotContains(t, second.Header, name)
 			}
-			require.Equal(t, "no-store", second.header.Get("Cache-Control"))
+			require.Equal(t, "no-store", second.Header.Get("Cache-Control"))
 		}
 		require.EqualValues(t, 1, runs.Load())
-		require.NotContains(t, post("k2").header, "Idempotent-Replayed")
+		require.NotContains(t, post("k2").Header, "Idempotent-Replayed")
 		require.EqualValues(t, 2, runs.Load())
-		b.requireFree(t)
+		b.RequireFree(t)
 	})
 }
 
 func TestWhichResponsesAreKept(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	for status, kept := range map[int]bool{
 		200: true, 201: true, 204: true, 302: true, 304: true, 400: true, 403: true, 404: true, 409: true, 422: true,
 		500: false, 502: false, 503: false, // they are to be tried again
 		401: false, 407: false, 408: false, 425: false, 429: false, // they ask for the same request again
 	} {
 		var runs atomic.Int64
-		h := b.idempotent(t, nil, count(&runs, status))
+		h := idempotent(t, b, nil, count(&runs, status))
 		key := fmt.Sprint("k", status)
-		first := do(h, once(t, ordersPath, key, "{}"))
-		second := do(h, once(t, ordersPath, key, "{}"))
-		require.Equal(t, status, first.status)
-		require.Equal(t, status, second.status)
+		first := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+		second := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+		require.Equal(t, status, first.Status)
+		require.Equal(t, status, second.Status)
 		if kept {
 			requireReplayed(t, first, second)
 			require.EqualValues(t, 1, runs.Load(), status)
 		} else {
-			require.NotContains(t, second.header, "Idempotent-Replayed")
+			require.NotContains(t, second.Header, "Idempotent-Replayed")
 			require.EqualValues(t, 2, runs.Load(), status)
-			requireProblem(t, do(h, once(t, ordersPath, key, "{other}")), 422, "idempotency-key-reused", false)
+			testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, key, "{other}")), 422, "idempotency-key-reused", false)
 		}
 	}
 
 	// A handler that writes nothing answers with 200.
-	h := b.idempotent(t, nil, func(http.ResponseWriter, *http.Request) {})
-	requireReplayed(t, do(h, once(t, ordersPath, "silent", "")), do(h, once(t, ordersPath, "silent", "")))
+	h := idempotent(t, b, nil, func(http.ResponseWriter, *http.Request) {})
+	requireReplayed(t, testbed.Do(h, once(t, testbed.OrderPath, "silent", "")), testbed.Do(h, once(t, testbed.OrderPath, "silent", "")))
 
 	// One that panics does not answer.
 	panics := true
-	h = b.idempotent(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+	h = idempotent(t, b, nil, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("half a response"))
 		if panics {
 			panic(http.ErrAbortHandler)
 		}
 	})
-	require.Panics(t, func() { do(h, once(t, ordersPath, "panics", "")) })
+	require.Panics(t, func() { testbed.Do(h, once(t, testbed.OrderPath, "panics", "")) })
 	panics = false
-	require.NotContains(t, do(h, once(t, ordersPath, "panics", "")).header, "Idempotent-Replayed", "it runs again")
+	require.NotContains(t, testbed.Do(h, once(t, testbed.OrderPath, "panics", "")).Header, "Idempotent-Replayed", "it runs again")
 }
 
 func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+		b := testbed.New(t, env)
 		for name, test := range map[string]struct {
 			key    httplock.KeyFunc
 			policy core.ConflictPolicy
@@ -249,7 +250,7 @@ func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 			var runs, running atomic.Int64
 			started, finish := make(chan struct{}, n), make(chan struct{})
 			mux := http.NewServeMux()
-			mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.locker, test.policy), test.key, httplock.WithIdempotency(b.newIdempotency(t)))(
+			mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.Locker, test.policy), test.key, httplock.WithIdempotency(newIdempotency(t, b)))(
 				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					assert.EqualValues(t, 1, running.Add(1))
 					defer running.Add(-1)
@@ -258,135 +259,135 @@ func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 					w.WriteHeader(http.StatusCreated)
 					_, _ = fmt.Fprintf(w, "%s, run %d", name, runs.Add(1))
 				})))
-			answers := make([]answer, n)
+			answers := make([]testbed.Answer, n)
 			var all, early sync.WaitGroup
 			for i := range n {
 				all.Add(1)
 				early.Add(1)
 				go func() {
 					defer all.Done()
-					answers[i] = do(mux, once(t, ordersPath, `"`+name+`"`, "{}"))
+					answers[i] = testbed.Do(mux, once(t, testbed.OrderPath, `"`+name+`"`, "{}"))
 					early.Done()
 				}()
 			}
 			<-started
 			if test.policy == nil { // while it is in progress
-				redistest.Eventually(t, func() bool { return len(b.conflict) >= n-1 }, "all others are refused")
+				redistest.Eventually(t, func() bool { return len(b.Conflicts) >= n-1 }, "all others are refused")
 			}
 			close(finish)
 			all.Wait()
-			drain(b.conflict)
+			drain(b.Conflicts)
 			require.EqualValues(t, 1, runs.Load(), name)
 			created := 0
 			for _, a := range answers {
-				switch a.status {
+				switch a.Status {
 				case http.StatusCreated:
 					created++
-					require.Equal(t, name+", run 1", a.body)
+					require.Equal(t, name+", run 1", a.Body)
 				default:
-					require.Nil(t, test.policy, "%s: %d %s", name, a.status, a.body)
-					requireProblem(t, a, http.StatusConflict, "conflict", true)
+					require.Nil(t, test.policy, "%s: %d %s", name, a.Status, a.Body)
+					testbed.RequireProblem(t, a, http.StatusConflict, "conflict", true)
 				}
 			}
 			if test.policy != nil {
 				require.Equal(t, n, created, name)
 			}
-			require.Equal(t, "true", do(mux, once(t, ordersPath, `"`+name+`"`, "{}")).header.Get("Idempotent-Replayed"))
+			require.Equal(t, "true", testbed.Do(mux, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Header.Get("Idempotent-Replayed"))
 		}
 	})
 }
 
 func TestOtherPayloadsAreRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+		b := testbed.New(t, env)
 		var runs atomic.Int64
 		started, finish := make(chan struct{}, 1), make(chan struct{})
-		h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
 			started <- struct{}{}
 			<-finish
 			count(&runs, http.StatusOK)(w, r)
 		})
 		others := map[string]func() *http.Request{
-			"body":     func() *http.Request { return once(t, ordersPath, "k", "{2}") },
-			"no body":  func() *http.Request { return once(t, ordersPath, "k", "") },
-			"query":    func() *http.Request { return once(t, ordersPath+"?a=1", "k", "{}") },
-			"resource": func() *http.Request { return once(t, "/orders/"+secret+"-7", "k", "{}") },
+			"body":     func() *http.Request { return once(t, testbed.OrderPath, "k", "{2}") },
+			"no body":  func() *http.Request { return once(t, testbed.OrderPath, "k", "") },
+			"query":    func() *http.Request { return once(t, testbed.OrderPath+"?a=1", "k", "{}") },
+			"resource": func() *http.Request { return once(t, "/orders/"+testbed.Secret+"-7", "k", "{}") },
 			"type": func() *http.Request {
-				r := once(t, ordersPath, "k", "{}")
+				r := once(t, testbed.OrderPath, "k", "{}")
 				r.Header.Set("Content-Type", "text/plain")
 				return r
 			},
 			"encoding": func() *http.Request {
-				r := once(t, ordersPath, "k", "{}")
+				r := once(t, testbed.OrderPath, "k", "{}")
 				r.Header.Set("Content-Encoding", "br")
 				return r
 			},
 		}
-		done := make(chan answer)
-		go func() { done <- do(h, once(t, ordersPath, "k", "{}")) }()
+		done := make(chan testbed.Answer)
+		go func() { done <- testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")) }()
 		<-started
 		for name, other := range others {
-			requireProblem(t, do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+			testbed.RequireProblem(t, testbed.Do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 			require.Zero(t, runs.Load(), "%s: while the first is in progress", name)
 		}
-		requireProblem(t, do(h, once(t, ordersPath, "k", "{}")), http.StatusConflict, "conflict", true)
+		testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "conflict", true)
 		close(finish)
 		first := <-done
 		for _, other := range others {
-			requireProblem(t, do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+			testbed.RequireProblem(t, testbed.Do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 		}
-		requireReplayed(t, first, do(h, once(t, ordersPath, "k", "{}")))
+		requireReplayed(t, first, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")))
 
 		// What is known is told although somebody else has the order.
-		b.hold(t)
-		requireReplayed(t, first, do(h, once(t, ordersPath, "k", "{}")))
-		requireProblem(t, do(h, once(t, ordersPath, "k", "{2}")), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
-		waits := b.idempotent(t, retry.Policy{MaxWait: time.Hour}, mustNotRun(t))
-		requireReplayed(t, first, do(waits, once(t, ordersPath, "k", "{}")))
-		parks := b.idempotent(t, &parking{}, mustNotRun(t))
-		requireReplayed(t, first, do(parks, once(t, ordersPath, "k", "{}")))
+		b.Hold(t)
+		requireReplayed(t, first, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")))
+		testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{2}")), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+		waits := idempotent(t, b, retry.Policy{MaxWait: time.Hour}, mustNotRun(t))
+		requireReplayed(t, first, testbed.Do(waits, once(t, testbed.OrderPath, "k", "{}")))
+		parks := idempotent(t, b, &testbed.Parking{}, mustNotRun(t))
+		requireReplayed(t, first, testbed.Do(parks, once(t, testbed.OrderPath, "k", "{}")))
 	})
 }
 
 func TestKeysThatAreMissingOrMalformed(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	h := b.idempotent(t, nil, mustNotRun(t), httplock.RequireIdempotencyKey())
-	requireProblem(t, call(t, h, http.MethodPost, ordersPath, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)
-	requireProblem(t, do(h, once(t, ordersPath, "", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
-	requireProblem(t, do(h, once(t, ordersPath, "a b", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
-	require.Empty(t, redistest.Keys(t, b.rdb, b.prefix), "Redis was not asked")
+	b := testbed.New(t, redistest.Embedded(t))
+	h := idempotent(t, b, nil, mustNotRun(t), httplock.RequireIdempotencyKey())
+	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)
+	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "a b", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	require.Empty(t, redistest.Keys(t, b.Redis, b.Prefix), "Redis was not asked")
 
 	var runs atomic.Int64
-	h = b.idempotent(t, nil, count(&runs, http.StatusOK))
+	h = idempotent(t, b, nil, count(&runs, http.StatusOK))
 	for i := range 2 {
-		require.Equal(t, fmt.Sprintf("run %d", i+1), call(t, h, http.MethodPost, ordersPath, "{}").body, "without a key it runs as ever")
+		require.Equal(t, fmt.Sprintf("run %d", i+1), testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "{}").Body, "without a key it runs as ever")
 	}
-	requireProblem(t, do(h, once(t, ordersPath, `"a`, "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, `"a`, "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
 
 	// Where it is the lock's key too, it must be there.
-	own := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey, httplock.WithIdempotency(b.newIdempotency(t)))(mustNotRun(t))
-	requireProblem(t, call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
-	alone := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey)(mustNotRun(t))
-	requireProblem(t, do(alone, once(t, "/", "k", "")), http.StatusInternalServerError, "internal", false)
+	own := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey, httplock.WithIdempotency(newIdempotency(t, b)))(mustNotRun(t))
+	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
+	alone := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey)(mustNotRun(t))
+	testbed.RequireProblem(t, testbed.Do(alone, once(t, "/", "k", "")), http.StatusInternalServerError, "internal", false)
 }
 
 func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
-	h := guarded(core.NewGuard(b.locker, nil), count(&runs, http.StatusOK), httplock.LockSafeMethods(),
-		httplock.WithIdempotency(b.newIdempotency(t), httplock.RequireIdempotencyKey()))
+	h := guarded(core.NewGuard(b.Locker, nil), count(&runs, http.StatusOK), httplock.LockSafeMethods(),
+		httplock.WithIdempotency(newIdempotency(t, b), httplock.RequireIdempotencyKey()))
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions} {
 		for range 2 {
-			r := request(t, method, ordersPath, "")
+			r := testbed.Request(t, method, testbed.OrderPath, "")
 			r.Header.Set("Idempotency-Key", "k")
-			require.NotContains(t, do(h, r).header, "Idempotent-Replayed")
+			require.NotContains(t, testbed.Do(h, r).Header, "Idempotent-Replayed")
 		}
 	}
 	require.EqualValues(t, 6, runs.Load())
 }
 
 func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	who := func(r *http.Request) (string, error) {
 		switch name := r.Header.Get("Authorization"); name {
@@ -399,32 +400,32 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 		}
 	}
 	mux := http.NewServeMux()
-	guard := core.NewGuard(b.locker, nil)
-	store := b.newIdempotency(t)
+	guard := core.NewGuard(b.Locker, nil)
+	store := newIdempotency(t, b)
 	for _, pattern := range []string{"POST /orders/{id}", "PUT /orders/{id}", "POST /orders/{id}/refund"} {
 		mux.Handle(pattern, httplock.PerKey(guard, orderKey, httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(who)))(count(&runs, http.StatusOK)))
 	}
-	ask := func(method, target, from string) answer {
-		r := request(t, method, target, "{}")
+	ask := func(method, target, from string) testbed.Answer {
+		r := testbed.Request(t, method, target, "{}")
 		r.Header.Set("Idempotency-Key", "k")
 		if from != "" {
 			r.Header.Set("Authorization", from)
 		}
-		return do(mux, r)
+		return testbed.Do(mux, r)
 	}
 	for i, test := range []struct{ method, target, from string }{
-		{"POST", ordersPath, "ann"},
-		{"POST", ordersPath, "bob"},
-		{"POST", ordersPath, ""},
-		{"PUT", ordersPath, "ann"},
-		{"POST", ordersPath + "/refund", "ann"},
+		{"POST", testbed.OrderPath, "ann"},
+		{"POST", testbed.OrderPath, "bob"},
+		{"POST", testbed.OrderPath, ""},
+		{"PUT", testbed.OrderPath, "ann"},
+		{"POST", testbed.OrderPath + "/refund", "ann"},
 	} {
 		first := ask(test.method, test.target, test.from)
-		require.Equal(t, fmt.Sprint("run ", i+1), first.body)
+		require.Equal(t, fmt.Sprint("run ", i+1), first.Body)
 		requireReplayed(t, first, ask(test.method, test.target, test.from))
 	}
-	requireProblem(t, ask("POST", ordersPath, "stranger"), http.StatusForbidden, "forbidden", false)
-	requireProblem(t, ask("POST", ordersPath, "broken"), http.StatusInternalServerError, "internal", false)
+	testbed.RequireProblem(t, ask("POST", testbed.OrderPath, "stranger"), http.StatusForbidden, "forbidden", false)
+	testbed.RequireProblem(t, ask("POST", testbed.OrderPath, "broken"), http.StatusInternalServerError, "internal", false)
 	require.EqualValues(t, 5, runs.Load())
 
 	// With its own key as the lock's, nobody's keys are in the way of another's.
@@ -435,7 +436,7 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 	for _, from := range []string{"ann", "bob"} {
 		r := once(t, "/", "k", "")
 		r.Header.Set("Authorization", from)
-		both.Go(func() { assert.Equal(t, http.StatusOK, do(own, r).status) })
+		both.Go(func() { assert.Equal(t, http.StatusOK, testbed.Do(own, r).Status) })
 	}
 	<-started
 	<-started
@@ -444,66 +445,66 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 }
 
 func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	log := &logged{}
-	withToken := once(t, ordersPath, "k", "{}")
-	withToken.Header.Set("Authorization", "Bearer "+secret)
-	store := httplock.WithIdempotency(b.newIdempotency(t))
-	h := guarded(core.NewGuard(b.locker, nil), mustNotRun(t), store, httplock.WithLogger(log.logger()))
-	requireProblem(t, do(h, withToken), http.StatusInternalServerError, "misconfigured", false)
+	b := testbed.New(t, redistest.Embedded(t))
+	log := &testbed.Log{}
+	withToken := once(t, testbed.OrderPath, "k", "{}")
+	withToken.Header.Set("Authorization", "Bearer "+testbed.Secret)
+	store := httplock.WithIdempotency(newIdempotency(t, b))
+	h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), store, httplock.WithLogger(log.Logger()))
+	testbed.RequireProblem(t, testbed.Do(h, withToken), http.StatusInternalServerError, "misconfigured", false)
 	require.Contains(t, log.String(), "IdempotencyPrincipal")
-	require.NotContains(t, log.String(), secret)
+	require.NotContains(t, log.String(), testbed.Secret)
 
 	for name, opt := range map[string]httplock.Option{
 		"anonymous": httplock.ParkAnonymously(),
 		"principal": httplock.WithPrincipal(bearer, anybody),
 	} {
-		h := guarded(core.NewGuard(b.locker, nil), ok, store, opt)
-		r := once(t, ordersPath, `"`+name+`"`, "{}")
-		r.Header.Set("Authorization", "Bearer "+secret)
-		first := do(h, r)
-		require.Equal(t, http.StatusOK, first.status)
-		r = once(t, ordersPath, `"`+name+`"`, "{}")
-		r.Header.Set("Authorization", "Bearer "+secret)
-		requireReplayed(t, first, do(h, r))
-		require.Equal(t, name == "principal", do(h, once(t, ordersPath, `"`+name+`"`, "{}")).header.Get("Idempotent-Replayed") == "", "without the token")
+		h := guarded(core.NewGuard(b.Locker, nil), ok, store, opt)
+		r := once(t, testbed.OrderPath, `"`+name+`"`, "{}")
+		r.Header.Set("Authorization", "Bearer "+testbed.Secret)
+		first := testbed.Do(h, r)
+		require.Equal(t, http.StatusOK, first.Status)
+		r = once(t, testbed.OrderPath, `"`+name+`"`, "{}")
+		r.Header.Set("Authorization", "Bearer "+testbed.Secret)
+		requireReplayed(t, first, testbed.Do(h, r))
+		require.Equal(t, name == "principal", testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Header.Get("Idempotent-Replayed") == "", "without the token")
 	}
 }
 
 // Only what excludes one another is compared: a request for another lock is another one,
 // even if its target and body are the same.
 func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	byTenant := func(r *http.Request) (string, error) { return "tenant:" + r.Header.Get("X-Tenant"), nil }
-	h := httplock.PerKey(core.NewGuard(b.locker, nil), byTenant, httplock.WithIdempotency(b.newIdempotency(t)))(count(&runs, http.StatusOK))
+	h := httplock.PerKey(core.NewGuard(b.Locker, nil), byTenant, httplock.WithIdempotency(newIdempotency(t, b)))(count(&runs, http.StatusOK))
 	r := once(t, "/", "k", "{}")
 	r.Header.Set("X-Tenant", "a")
-	require.Equal(t, http.StatusOK, do(h, r).status)
+	require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
 	r = once(t, "/", "k", "{}")
 	r.Header.Set("X-Tenant", "b")
-	requireProblem(t, do(h, r), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 	require.EqualValues(t, 1, runs.Load())
 }
 
 func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	h := guarded(core.NewGuard(b.locker, nil), ok, httplock.WithMaxBody(10), httplock.WithIdempotency(b.newIdempotency(t)))
-	require.Equal(t, http.StatusOK, do(h, once(t, ordersPath, "k", "0123456789")).status)
+	b := testbed.New(t, redistest.Embedded(t))
+	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.WithMaxBody(10), httplock.WithIdempotency(newIdempotency(t, b)))
+	require.Equal(t, http.StatusOK, testbed.Do(h, once(t, testbed.OrderPath, "k", "0123456789")).Status)
 	for _, length := range []int64{11, -1} {
-		r := once(t, ordersPath, "k2", "0123456789a")
+		r := once(t, testbed.OrderPath, "k2", "0123456789a")
 		r.ContentLength = length
-		resp := do(h, r)
-		requireProblem(t, resp, http.StatusRequestEntityTooLarge, "body-too-large", false)
-		require.Contains(t, resp.body, "Idempotency-Key")
+		resp := testbed.Do(h, r)
+		testbed.RequireProblem(t, resp, http.StatusRequestEntityTooLarge, "body-too-large", false)
+		require.Contains(t, resp.Body, "Idempotency-Key")
 	}
-	require.Equal(t, http.StatusOK, call(t, h, http.MethodPost, ordersPath, "0123456789a").status, "without a key it runs as ever")
+	require.Equal(t, http.StatusOK, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "0123456789a").Status, "without a key it runs as ever")
 }
 
 func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
-	store := b.newIdempotency(t)
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
+	store := newIdempotency(t, b)
 	nobody := func(*http.Request) (string, error) { return "", nil }
 	for name, opts := range map[string][]httplock.Option{
 		"nil store":     {httplock.WithIdempotency(nil)},
@@ -524,9 +525,9 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
 	for name, opt := range map[string]core.AcquireOption{"shared": core.Shared(), "counted": core.Counted(2)} {
-		_, err := httplock.New(core.NewGuard(b.locker, nil, opt), httplock.WithIdempotency(store))
+		_, err := httplock.New(core.NewGuard(b.Locker, nil, opt), httplock.WithIdempotency(store))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	_, err := httplock.New(core.NewGuard(b.locker, nil, core.Counted(1)), httplock.WithIdempotency(store, httplock.KeepResponseBody(0)))
+	_, err := httplock.New(core.NewGuard(b.Locker, nil, core.Counted(1)), httplock.WithIdempotency(store, httplock.KeepResponseBody(0)))
 	require.NoError(t, err)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 type userKey struct{}
@@ -31,7 +32,7 @@ func keyUnder(t *testing.T, key httplock.KeyFunc, r *http.Request) (k string, er
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /o/{id}", func(_ http.ResponseWriter, r *http.Request) { k, err = key(r) })
 	mux.HandleFunc("POST /o/{id}/pay", func(_ http.ResponseWriter, r *http.Request) { k, err = key(r) })
-	require.Equal(t, http.StatusOK, do(mux, r).status)
+	require.Equal(t, http.StatusOK, testbed.Do(mux, r).Status)
 	return k, err
 }
 
@@ -54,7 +55,7 @@ func TestKeysAreTakenFromTheRequest(t *testing.T) {
 		"hash of a short key": {httplock.Hash(httplock.Param("order:", "id")), "/o/42", "order:42"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := request(t, http.MethodPost, test.target, "")
+			r := testbed.Request(t, http.MethodPost, test.target, "")
 			r.Header["X-Order"] = []string{"seven", "eight"}
 			key, err := keyUnder(t, test.key, r.WithContext(context.WithValue(r.Context(), userKey{}, "ann")))
 			require.NoError(t, err)
@@ -64,7 +65,7 @@ func TestKeysAreTakenFromTheRequest(t *testing.T) {
 }
 
 func TestKeysThatCannotBeTaken(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	empty := func(context.Context) (string, bool) { return "", true }
 	for name, test := range map[string]struct {
 		key    httplock.KeyFunc
@@ -73,14 +74,14 @@ func TestKeysThatCannotBeTaken(t *testing.T) {
 		log    string
 	}{
 		"param, empty":        {httplock.Param("k:", "id"), "/empty", "bad-key", ""},
-		"param, misnamed":     {httplock.Param("k:", "uid"), "/o/" + secret, "internal", `the route POST /o/{id} has no path parameter \"uid\": it has id`},
+		"param, misnamed":     {httplock.Param("k:", "uid"), "/o/" + testbed.Secret, "internal", `the route POST /o/{id} has no path parameter \"uid\": it has id`},
 		"param, of none":      {httplock.Param("k:", "id"), "/none", "internal", `the route /none has no path parameter \"id\": it has none at all`},
-		"param, unnamed":      {httplock.Param("k:", ""), "/o/" + secret, "internal", "the name of the path parameter is empty"},
+		"param, unnamed":      {httplock.Param("k:", ""), "/o/" + testbed.Secret, "internal", "the name of the path parameter is empty"},
 		"query, missing":      {httplock.Query("k:", "q"), "/o/1", "bad-key", ""},
-		"query, empty":        {httplock.Query("k:", "q"), "/o/1?q=&q=" + secret, "bad-key", ""},
-		"query, control":      {httplock.Query("k:", "q"), "/o/1?q=" + secret + "%00", "bad-key", ""},
-		"query, too long":     {httplock.Query("k:", "q"), "/o/1?q=" + strings.Repeat(secret, 60), "bad-key", ""},
-		"query, unnamed":      {httplock.Query("k:", ""), "/o/1?=" + secret, "internal", "the name of the query parameter is empty"},
+		"query, empty":        {httplock.Query("k:", "q"), "/o/1?q=&q=" + testbed.Secret, "bad-key", ""},
+		"query, control":      {httplock.Query("k:", "q"), "/o/1?q=" + testbed.Secret + "%00", "bad-key", ""},
+		"query, too long":     {httplock.Query("k:", "q"), "/o/1?q=" + strings.Repeat(testbed.Secret, 60), "bad-key", ""},
+		"query, unnamed":      {httplock.Query("k:", ""), "/o/1?=" + testbed.Secret, "internal", "the name of the query parameter is empty"},
 		"header, missing":     {httplock.Header("k:", "X-None"), "/o/1", "bad-key", ""},
 		"header, unnamed":     {httplock.Header("k:", ""), "/o/1", "internal", "the name of the header is empty"},
 		"header, no name":     {httplock.Header("k:", "X Order"), "/o/1", "internal", `\"X Order\" is not a header's name`},
@@ -97,11 +98,11 @@ func TestKeysThatCannotBeTaken(t *testing.T) {
 		"join, ours":          {httplock.Join(httplock.Param("k:", "uid"), httplock.Query("", "q")), "/o/1", "internal", "no path parameter"},
 		"hash, nil":           {httplock.Hash(nil), "/o/1", "internal", "the key function is nil"},
 		"hash, missing":       {httplock.Hash(httplock.Query("k:", "q")), "/o/1", "bad-key", ""},
-		"hash, control":       {httplock.Hash(httplock.Query("k:", "q")), "/o/1?q=" + strings.Repeat(secret, 80) + "%07", "bad-key", ""},
+		"hash, control":       {httplock.Hash(httplock.Query("k:", "q")), "/o/1?q=" + strings.Repeat(testbed.Secret, 80) + "%07", "bad-key", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			h := httplock.PerKey(core.NewGuard(b.locker, nil), test.key,
+			h := httplock.PerKey(core.NewGuard(b.Locker, nil), test.key,
 				httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))(mustNotRun(t))
 			mux := http.NewServeMux()
 			mux.Handle("POST /o/{id}", h)
@@ -110,21 +111,21 @@ func TestKeysThatCannotBeTaken(t *testing.T) {
 				r.Pattern = "/o/:id/pay" // of a router that matches empty values
 				h.ServeHTTP(w, r)
 			})
-			r := request(t, http.MethodPost, test.target, "")
-			r.Header.Set("Authorization", secret)
-			r.Header.Set("Cookie", secret)
-			requireProblem(t, do(mux, r), map[string]int{"bad-key": 400, "internal": 500}[test.kind], test.kind, false)
+			r := testbed.Request(t, http.MethodPost, test.target, "")
+			r.Header.Set("Authorization", testbed.Secret)
+			r.Header.Set("Cookie", testbed.Secret)
+			testbed.RequireProblem(t, testbed.Do(mux, r), map[string]int{"bad-key": 400, "internal": 500}[test.kind], test.kind, false)
 			require.Contains(t, log.String(), test.log)
 			require.Equal(t, test.log == "", log.Len() == 0, "the client's fault is not logged, ours is: %s", &log)
-			require.NotContains(t, log.String(), secret)
+			require.NotContains(t, log.String(), testbed.Secret)
 		})
 	}
 	t.Run("no route", func(t *testing.T) {
-		_, err := httplock.Param("k:", "id")(request(t, http.MethodPost, "/o/1", ""))
+		_, err := httplock.Param("k:", "id")(testbed.Request(t, http.MethodPost, "/o/1", ""))
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		require.ErrorContains(t, err, "was not matched by a route")
 	})
-	require.Empty(t, redistest.Keys(t, b.rdb, b.prefix))
+	require.Empty(t, redistest.Keys(t, b.Redis, b.Prefix))
 }
 
 func TestJoinedKeysDiffer(t *testing.T) {
@@ -139,7 +140,7 @@ func TestJoinedKeysDiffer(t *testing.T) {
 		if strings.Contains(target, "&c=") {
 			key = three
 		}
-		k, err := key(request(t, http.MethodPost, "/?"+target, ""))
+		k, err := key(testbed.Request(t, http.MethodPost, "/?"+target, ""))
 		require.NoError(t, err, target)
 		require.Empty(t, seen[k], "%s and %s make %s", seen[k], target, k)
 		seen[k] = target
@@ -225,11 +226,11 @@ func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 		assert.Equal(t, "another", string(body), "the body that the key function left")
 		assert.EqualValues(t, 7, r.ContentLength)
 	})
-	do(mux, request(t, http.MethodPost, "/acme/1/2", "body"))
+	testbed.Do(mux, testbed.Request(t, http.MethodPost, "/acme/1/2", "body"))
 	require.NotSame(t, before, seen)
 
 	t.Run("form", func(t *testing.T) {
-		r := request(t, http.MethodPost, "/", "order=42&x=y")
+		r := testbed.Request(t, http.MethodPost, "/", "order=42&x=y")
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		key, err := httplock.Match{}.Key(func(r *http.Request) (string, error) { return r.PostFormValue("order"), nil }, r)
 		require.NoError(t, err)
@@ -237,7 +238,7 @@ func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 		require.Equal(t, "y", r.FormValue("x"), "the handler has the form that was parsed")
 	})
 	t.Run("panic", func(t *testing.T) {
-		r := request(t, http.MethodPost, "/", "body")
+		r := testbed.Request(t, http.MethodPost, "/", "body")
 		require.PanicsWithValue(t, "mine", func() {
 			_, _ = httplock.Match{}.Key(func(*http.Request) (string, error) { panic("mine") }, r)
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestJSONFieldMakesOneKeyOfOneValue(t *testing.T) {
@@ -62,7 +63,7 @@ func TestJSONFieldMakesOneKeyOfOneValue(t *testing.T) {
 		"deep":                       {"id", `{"id":1,"x":` + strings.Repeat("[", 20000) + strings.Repeat("]", 20000) + `}`, bad},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := request(t, http.MethodPost, "/", test.body)
+			r := testbed.Request(t, http.MethodPost, "/", test.body)
 			key, err := httplock.JSONField("k:", test.path)(r)
 			require.Equal(t, test.want, key)
 			rest, readErr := io.ReadAll(r.Body)
@@ -81,7 +82,7 @@ func TestJSONFieldMakesOneKeyOfOneValue(t *testing.T) {
 	for path, problem := range map[string]string{
 		"": "empty", "a.": "empty name", ".a": "empty name", "a..b": "empty name", strings.Repeat("a.", 16) + "a": "deeper than 16",
 	} {
-		_, err := httplock.JSONField("k:", path)(request(t, http.MethodPost, "/", `{"a":1}`))
+		_, err := httplock.JSONField("k:", path)(testbed.Request(t, http.MethodPost, "/", `{"a":1}`))
 		require.ErrorIs(t, err, core.ErrInvalidOption, path)
 		require.ErrorContains(t, err, problem)
 	}
@@ -89,10 +90,10 @@ func TestJSONFieldMakesOneKeyOfOneValue(t *testing.T) {
 
 func TestJSONFieldBehindAServer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		b.holdKey(t, "k:"+secret)
+		b := testbed.New(t, env)
+		b.HoldKey(t, "k:"+testbed.Secret)
 		size := 0
-		h := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.JSONField("k:", "id"), httplock.WithMaxBody(10))(
+		h := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.JSONField("k:", "id"), httplock.WithMaxBody(10))(
 			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				body, err := io.ReadAll(r.Body)
 				assert.NoError(t, err)
@@ -100,60 +101,60 @@ func TestJSONFieldBehindAServer(t *testing.T) {
 				assert.Len(t, body, size)
 				ok(w, r)
 			}))
-		url, client := serve(t, h)
-		post := func(id string, length int, chunked bool) answer {
+		url, client := testbed.Serve(t, h)
+		post := func(id string, length int, chunked bool) testbed.Answer {
 			size = length
 			body := `{"id":"` + id + `","x":"`
 			body += strings.Repeat("y", length-len(body)-2) + `"}`
-			r := toServer(t.Context(), t, url, body)
+			r := testbed.ToServer(t.Context(), t, url, body)
 			if chunked {
 				r.ContentLength = -1
 			}
-			resp, err := send(client, r)
+			resp, err := testbed.Send(client, r)
 			require.NoError(t, err)
 			return resp
 		}
 		for _, chunked := range []bool{false, true} {
-			require.Equal(t, "ok", post("free", 100, chunked).body)
-			require.Equal(t, "ok", post("free", httplock.MaxJSONBody, chunked).body, "the cap on what waits is another one")
-			requireProblem(t, post(secret, 100, chunked), http.StatusConflict, "conflict", true)
-			requireProblem(t, post(secret, httplock.MaxJSONBody+1, chunked), http.StatusRequestEntityTooLarge, "body-too-large", false)
+			require.Equal(t, "ok", post("free", 100, chunked).Body)
+			require.Equal(t, "ok", post("free", httplock.MaxJSONBody, chunked).Body, "the cap on what waits is another one")
+			testbed.RequireProblem(t, post(testbed.Secret, 100, chunked), http.StatusConflict, "conflict", true)
+			testbed.RequireProblem(t, post(testbed.Secret, httplock.MaxJSONBody+1, chunked), http.StatusRequestEntityTooLarge, "body-too-large", false)
 		}
 	})
 }
 
 func TestBodiesThatCannotBeReadForTheKey(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	h := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.JSONField("k:", "id"))(mustNotRun(t))
-	r := request(t, http.MethodPost, "/", "")
-	r.Body = io.NopCloser(iotest.ErrReader(errors.New(secret)))
-	requireProblem(t, do(h, r), http.StatusBadRequest, "unreadable-body", false)
+	b := testbed.New(t, redistest.Embedded(t))
+	h := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.JSONField("k:", "id"))(mustNotRun(t))
+	r := testbed.Request(t, http.MethodPost, "/", "")
+	r.Body = io.NopCloser(iotest.ErrReader(errors.New(testbed.Secret)))
+	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusBadRequest, "unreadable-body", false)
 
-	r = request(t, http.MethodPost, "/", `{"id":"`+strings.Repeat("x", 1000))
+	r = testbed.Request(t, http.MethodPost, "/", `{"id":"`+strings.Repeat("x", 1000))
 	r.Body = http.MaxBytesReader(nil, r.Body, 100)
-	requireProblem(t, do(h, r), http.StatusRequestEntityTooLarge, "body-too-large", false)
+	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusRequestEntityTooLarge, "body-too-large", false)
 
-	r = request(t, http.MethodPost, "/", "")
+	r = testbed.Request(t, http.MethodPost, "/", "")
 	r.Body = nil
-	requireProblem(t, do(h, r), http.StatusBadRequest, "bad-key", false)
+	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusBadRequest, "bad-key", false)
 
-	own := httplock.PerKey(core.NewGuard(b.locker, nil), func(r *http.Request) (string, error) {
+	own := httplock.PerKey(core.NewGuard(b.Locker, nil), func(r *http.Request) (string, error) {
 		_, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 3))
 		return "", err
 	})(mustNotRun(t))
-	requireProblem(t, call(t, own, http.MethodPost, "/", "long"), http.StatusRequestEntityTooLarge, "body-too-large", false)
+	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", "long"), http.StatusRequestEntityTooLarge, "body-too-large", false)
 }
 
 func TestJoinReadsTheBodyOftenAndTheHandlerSeesIt(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	const body = `{"tenant":7,"order":{"id":"42"}}`
-	b.holdKey(t, "t:8|42")
+	b.HoldKey(t, "t:8|42")
 	key := httplock.Join(httplock.JSONField("t:", "tenant"), httplock.JSONField("", "order.id"))
-	h := httplock.PerKey(core.NewGuard(b.locker, nil), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := httplock.PerKey(core.NewGuard(b.Locker, nil), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(w, r.Body)
 	}))
-	require.Equal(t, body, call(t, h, http.MethodPost, "/", body).body) //nolint:testifylint // to the byte
-	require.Equal(t, http.StatusConflict, call(t, h, http.MethodPost, "/", strings.Replace(body, "7", "8", 1)).status)
+	require.Equal(t, body, testbed.Call(t, h, http.MethodPost, "/", body).Body) //nolint:testifylint // to the byte
+	require.Equal(t, http.StatusConflict, testbed.Call(t, h, http.MethodPost, "/", strings.Replace(body, "7", "8", 1)).Status)
 }
 
 // Whatever a handler decodes with encoding/json is what the key was made of.
@@ -162,7 +163,7 @@ func FuzzJSONFieldAgreesWithTheDecoder(f *testing.F) {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		key, err := httplock.JSONField("", "id")(request(t, http.MethodPost, "/", string(body)))
+		key, err := httplock.JSONField("", "id")(testbed.Request(t, http.MethodPost, "/", string(body)))
 		if err != nil {
 			return
 		}

@@ -22,12 +22,13 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
 // What cannot be kept whole is not answered in part, and its request is not run again.
 func TestResponsesThatAreNotKept(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	file := filepath.Join(t.TempDir(), "large")
 	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("f", 11)), 0o600))
 	for name, test := range map[string]struct {
@@ -64,13 +65,13 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 		"begun in front": {ok, false},
 	} {
 		var runs atomic.Int64
-		h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
 			runs.Add(1)
 			test.handler(w, r)
 		}, httplock.KeepResponseBody(10))
 		front := http.Handler(h)
 		if name == "begun in front" { // as ServeMux cannot, some frameworks can
-			m, err := httplock.New(core.NewGuard(b.locker, nil), httplock.WithIdempotency(b.newIdempotency(t)))
+			m, err := httplock.New(core.NewGuard(b.Locker, nil), httplock.WithIdempotency(newIdempotency(t, b)))
 			require.NoError(t, err)
 			front = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				m.Serve(httplock.Exchange{
@@ -80,11 +81,11 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 				})
 			})
 		}
-		url, client := serve(t, front)
-		post := func() answer {
-			r := toServer(t.Context(), t, url+ordersPath, "{}")
+		url, client := testbed.Serve(t, front)
+		post := func() testbed.Answer {
+			r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 			r.Header.Set("Idempotency-Key", `"`+name+`"`)
-			resp, err := send(client, r)
+			resp, err := testbed.Send(client, r)
 			if name != "broken off" {
 				require.NoError(t, err, name)
 			}
@@ -96,17 +97,17 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 			requireReplayed(t, first, second)
 			continue
 		}
-		require.Equal(t, http.StatusOK, first.status, name)
-		requireProblem(t, second, http.StatusConflict, "response-not-kept", false)
-		require.NotContains(t, second.header, "Idempotent-Replayed")
+		require.Equal(t, http.StatusOK, first.Status, name)
+		testbed.RequireProblem(t, second, http.StatusConflict, "response-not-kept", false)
+		require.NotContains(t, second.Header, "Idempotent-Replayed")
 	}
 }
 
 func TestHijackedConnectionsAreNotKept(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	// The second request waits: the first has its response before its handler returns.
-	url, client := serve(t, b.idempotent(t, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, _ *http.Request) {
+	url, client := testbed.Serve(t, idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, _ *http.Request) {
 		runs.Add(1)
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if assert.NoError(t, err) {
@@ -115,11 +116,11 @@ func TestHijackedConnectionsAreNotKept(t *testing.T) {
 		}
 	}))
 	for range 2 {
-		r := toServer(t.Context(), t, url+ordersPath, "{}")
+		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 		r.Header.Set("Idempotency-Key", "k")
-		resp, err := send(client, r)
+		resp, err := testbed.Send(client, r)
 		require.NoError(t, err)
-		require.Equal(t, "hi", resp.body)
+		require.Equal(t, "hi", resp.Body)
 	}
 	require.EqualValues(t, 2, runs.Load())
 }
@@ -127,12 +128,12 @@ func TestHijackedConnectionsAreNotKept(t *testing.T) {
 // A client that is cut off comes back for the whole response.
 func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+		b := testbed.New(t, env)
 		body := bytes.Repeat([]byte("0123456789"), 5000)
 		var runs atomic.Int64
 		started, returned := make(chan struct{}), make(chan struct{}, 1)
 		status := http.StatusOK
-		h := b.idempotent(t, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		h := idempotent(t, b, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
 			if runs.Add(1) == 1 {
 				close(started)
 				<-r.Context().Done()
@@ -144,14 +145,14 @@ func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
 				assert.Equal(t, 1000, n)
 			}
 		})
-		url, client := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		url, client := testbed.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			h.ServeHTTP(w, r)
 			returned <- struct{}{}
 		}))
-		post := func(ctx context.Context) (answer, error) {
-			r := toServer(ctx, t, url+ordersPath, "{}")
+		post := func(ctx context.Context) (testbed.Answer, error) {
+			r := testbed.ToServer(ctx, t, url+testbed.OrderPath, "{}")
 			r.Header.Set("Idempotency-Key", "k")
-			return send(client, r)
+			return testbed.Send(client, r)
 		}
 		ctx, leave := context.WithCancel(t.Context())
 		go func() {
@@ -163,14 +164,14 @@ func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
 		<-returned
 		resp, err := post(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, "true", resp.header.Get("Idempotent-Replayed"))
-		require.Equal(t, string(body), resp.body)
+		require.Equal(t, "true", resp.Header.Get("Idempotent-Replayed"))
+		require.Equal(t, string(body), resp.Body)
 		require.EqualValues(t, 1, runs.Load())
 	})
 }
 
 func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	for name, give := range map[string]http.HandlerFunc{
 		"an error": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "interrupted", http.StatusBadRequest) },
 		"a part of a stream": func(w http.ResponseWriter, _ *http.Request) {
@@ -180,7 +181,7 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 	} {
 		ctx, leave := context.WithCancel(t.Context())
 		var runs atomic.Int64
-		h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
 			if runs.Add(1) == 1 {
 				leave()
 				give(w, r)
@@ -188,38 +189,38 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 			}
 			ok(w, r)
 		})
-		do(h, once(t, ordersPath, `"`+name+`"`, "{}").WithContext(ctx))
-		require.Equal(t, "ok", do(h, once(t, ordersPath, `"`+name+`"`, "{}")).body, name)
+		testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}").WithContext(ctx))
+		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Body, name)
 		require.EqualValues(t, 2, runs.Load(), name)
 	}
 }
 
 // What a guard behind says is not what came of the request.
 func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	inner := func(next http.Handler) http.Handler {
 		key := func(*http.Request) (string, error) { return "inner", nil }
-		return httplock.PerKey(core.NewGuard(b.locker, &parking{}), key)(next)
+		return httplock.PerKey(core.NewGuard(b.Locker, &testbed.Parking{}), key)(next)
 	}
 	mux := http.NewServeMux()
-	opt := httplock.WithIdempotency(b.newIdempotency(t))
+	opt := httplock.WithIdempotency(newIdempotency(t, b))
 	shop := func(*http.Request) (string, error) { return "shop", nil }
-	mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.locker, nil), orderKey, opt)(
+	mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.Locker, nil), orderKey, opt)(
 		// One that looks at the header too, for another lock, leaves it to the outer one.
-		inner(httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey, opt)(
-			httplock.PerKey(core.NewGuard(b.locker, nil), shop, opt)(http.HandlerFunc(ok))))))
-	release := b.holdKey(t, "inner")
-	require.Equal(t, http.StatusAccepted, do(mux, once(t, ordersPath, "k", "{}")).status)
+		inner(httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey, opt)(
+			httplock.PerKey(core.NewGuard(b.Locker, nil), shop, opt)(http.HandlerFunc(ok))))))
+	release := b.HoldKey(t, "inner")
+	require.Equal(t, http.StatusAccepted, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")).Status)
 	release()
-	first := do(mux, once(t, ordersPath, "k", "{}"))
-	require.Equal(t, "ok", first.body)
-	requireReplayed(t, first, do(mux, once(t, ordersPath, "k", "{}")))
+	first := testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}"))
+	require.Equal(t, "ok", first.Body)
+	requireReplayed(t, first, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")))
 }
 
 func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	log := &logged{}
-	m, err := httplock.New(core.NewGuard(b.locker, nil), httplock.WithIdempotency(b.newIdempotency(t)), httplock.WithLogger(log.logger()))
+	b := testbed.New(t, redistest.Embedded(t))
+	log := &testbed.Log{}
+	m, err := httplock.New(core.NewGuard(b.Locker, nil), httplock.WithIdempotency(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
 	require.NoError(t, err)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.Serve(httplock.Exchange{
@@ -227,9 +228,9 @@ func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 			Next: func(r *http.Request) { ok(w, r) },
 		})
 	})
-	requireProblem(t, do(h, once(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
+	testbed.RequireProblem(t, testbed.Do(h, once(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
 	require.Contains(t, log.String(), "Tap")
-	require.Equal(t, "ok", call(t, h, http.MethodPost, "/", "").body, "what has no key runs")
+	require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, "/", "").Body, "what has no key runs")
 }
 
 func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
@@ -243,19 +244,19 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 			w.Header().Set("Etag", `"v1"`)
 			w.WriteHeader(http.StatusCreated)
 			_, _ = fmt.Fprintf(w, "run %d", runs.Add(1))
-		}, httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(d.newIdempotency(t)))
-		post := func(body string) answer {
-			r := once(t, ordersPath, `"k"`, body)
-			r.Header.Set("Authorization", "Bearer "+secret)
-			return do(d.mux, r)
+		}, httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		post := func(body string) testbed.Answer {
+			r := once(t, testbed.OrderPath, `"k"`, body)
+			r.Header.Set("Authorization", "Bearer "+testbed.Secret)
+			return testbed.Do(d.mux, r)
 		}
-		release := d.hold(t)
+		release := d.Hold(t)
 		first := post("{}")
 		location := requireParked(t, first)
 		again := post("{}")
 		require.Equal(t, location, requireParked(t, again), "the same ticket")
-		require.Equal(t, first.body, again.body)
-		requireProblem(t, post("{2}"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+		require.Equal(t, first.Body, again.Body)
+		testbed.RequireProblem(t, post("{2}"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 		stats, err := d.queue.Stats(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, 1, stats.Queued)
@@ -263,16 +264,16 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 		release()
 		d.work(t)
 		result := d.result(t, location)
-		require.Equal(t, "run 1", result.body)
-		var final answer
+		require.Equal(t, "run 1", result.Body)
+		var final testbed.Answer
 		redistest.Eventually(t, func() bool {
 			final = post("{}")
-			return final.status != http.StatusConflict && final.status != http.StatusAccepted
+			return final.Status != http.StatusConflict && final.Status != http.StatusAccepted
 		}, "the key is free")
-		require.Equal(t, "true", final.header.Get("Idempotent-Replayed"))
-		require.Equal(t, http.StatusCreated, final.status)
-		require.Equal(t, "run 1", final.body)
-		require.Equal(t, `"v1"`, final.header.Get("Etag"))
+		require.Equal(t, "true", final.Header.Get("Idempotent-Replayed"))
+		require.Equal(t, http.StatusCreated, final.Status)
+		require.Equal(t, "run 1", final.Body)
+		require.Equal(t, `"v1"`, final.Header.Get("Etag"))
 		require.EqualValues(t, 1, runs.Load())
 	})
 }
@@ -282,36 +283,36 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openDepot(t, env)
 		var runs atomic.Int64
-		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(d.newIdempotency(t)))
-		release := d.hold(t)
-		location := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		release := d.Hold(t)
+		location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
 		forget := func() { // as if those before had not come so far yet
-			for _, name := range redistest.Keys(t, d.rdb, d.prefix+":idem{}:") {
-				require.NoError(t, d.rdb.Del(t.Context(), name).Err())
+			for _, name := range redistest.Keys(t, d.Redis, d.Prefix+":idem{}:") {
+				require.NoError(t, d.Redis.Del(t.Context(), name).Err())
 			}
 		}
 		forget()
-		other := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+		other := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
 		require.NotEqual(t, location, other)
 		forget()
-		third := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{other}")))
+		third := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{other}")))
 		forget()
 		release()
 		d.work(t)
-		require.Equal(t, "run 1", d.result(t, location).body)
-		require.Equal(t, "run 1", d.result(t, other).body)
-		require.Equal(t, http.StatusUnprocessableEntity, d.result(t, third).status, "another payload under the key is a result too")
+		require.Equal(t, "run 1", d.result(t, location).Body)
+		require.Equal(t, "run 1", d.result(t, other).Body)
+		require.Equal(t, http.StatusUnprocessableEntity, d.result(t, third).Status, "another payload under the key is a result too")
 		require.EqualValues(t, 1, runs.Load())
 	})
 }
 
 func TestATicketIsGoodUntilItExpires(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
-	d.handle(ok, httplock.WithIdempotency(d.newIdempotency(t)))
-	d.hold(t)
-	location := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	d.Hold(t)
+	location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
 	redistest.Eventually(t, func() bool {
-		return requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}"))) != location
+		return requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}"))) != location
 	}, "it is parked anew")
 }
 
@@ -320,13 +321,13 @@ func TestATicketIsGoodUntilItExpires(t *testing.T) {
 func TestAPrincipalOfKeysAloneIsNotParkedWith(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
-	d.handle(mustNotRun(t), httplock.WithIdempotency(d.newIdempotency(t), httplock.IdempotencyPrincipal(user)))
-	d.hold(t)
-	r := once(t, ordersPath, "k", "{}")
+	d.handle(mustNotRun(t), httplock.WithIdempotency(newIdempotency(t, d.Bed), httplock.IdempotencyPrincipal(user)))
+	d.Hold(t)
+	r := once(t, testbed.OrderPath, "k", "{}")
 	r.Header.Set("X-User", "ann")
-	requireProblem(t, do(d.mux, r), http.StatusConflict, "conflict", true)
+	testbed.RequireProblem(t, testbed.Do(d.mux, r), http.StatusConflict, "conflict", true)
 	d.requireNothingParked(t)
-	requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+	requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
 }
 
 // roundTrips counts what is sent to Redis.
@@ -360,52 +361,52 @@ func (h *roundTrips) count(cmds ...redis.Cmder) {
 }
 
 func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	h := b.idempotent(t, nil, ok)
+	b := testbed.New(t, redistest.Embedded(t))
+	h := idempotent(t, b, nil, ok)
 	for range 2 { // the scripts are loaded
-		do(h, once(t, ordersPath, "warm", "{}"))
+		testbed.Do(h, once(t, testbed.OrderPath, "warm", "{}"))
 	}
 	trips := &roundTrips{}
-	b.rdb.AddHook(trips)
+	b.Redis.AddHook(trips)
 	cost := func(r *http.Request) int64 {
 		trips.n.Store(0)
-		require.Equal(t, http.StatusOK, do(h, r).status)
+		require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
 		return trips.n.Load()
 	}
-	plain := cost(request(t, http.MethodPost, ordersPath, "{}"))
-	require.Equal(t, plain+2, cost(once(t, ordersPath, "k", "{}")), "the first time")
-	require.Equal(t, plain+1, cost(once(t, ordersPath, "k", "{}")), "the second time")
+	plain := cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}"))
+	require.Equal(t, plain+2, cost(once(t, testbed.OrderPath, "k", "{}")), "the first time")
+	require.Equal(t, plain+1, cost(once(t, testbed.OrderPath, "k", "{}")), "the second time")
 }
 
 // The clients' secrets are in no record, and everything in Redis ends by itself.
 func TestRecordsHoldNoSecrets(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		who := func(*http.Request) (string, error) { return "principal-" + secret, nil }
-		m := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey,
-			httplock.WithIdempotency(b.newIdempotency(t), httplock.IdempotencyPrincipal(who)))
+		b := testbed.New(t, env)
+		who := func(*http.Request) (string, error) { return "principal-" + testbed.Secret, nil }
+		m := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey,
+			httplock.WithIdempotency(newIdempotency(t, b), httplock.IdempotencyPrincipal(who)))
 		scan := func() {
-			for _, name := range redistest.Keys(t, b.rdb, b.prefix) {
-				left, err := b.rdb.PTTL(context.Background(), name).Result()
+			for _, name := range redistest.Keys(t, b.Redis, b.Prefix) {
+				left, err := b.Redis.PTTL(context.Background(), name).Result()
 				assert.NoError(t, err)
 				assert.Positive(t, left, name)
-				all, err := b.rdb.HGetAll(context.Background(), name).Result()
+				all, err := b.Redis.HGetAll(context.Background(), name).Result()
 				assert.NoError(t, err)
-				assert.NotContains(t, fmt.Sprint(name, all), secret)
+				assert.NotContains(t, fmt.Sprint(name, all), testbed.Secret)
 			}
 		}
 		h := m(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			scan()
-			w.Header().Set("Set-Cookie", secret)
-			w.Header().Set("X-Token", secret)
+			w.Header().Set("Set-Cookie", testbed.Secret)
+			w.Header().Set("X-Token", testbed.Secret)
 			_, _ = io.WriteString(w, "fine")
 		}))
-		r := once(t, "/?token="+secret, `"`+secret+`"`, "body "+secret)
-		r.Header.Set("Authorization", secret)
-		r.Header.Set("Cookie", secret)
-		first := do(h, r)
-		require.Equal(t, "fine", first.body)
-		require.Len(t, redistest.Keys(t, b.rdb, b.prefix+":idem{}:"), 1)
+		r := once(t, "/?token="+testbed.Secret, `"`+testbed.Secret+`"`, "body "+testbed.Secret)
+		r.Header.Set("Authorization", testbed.Secret)
+		r.Header.Set("Cookie", testbed.Secret)
+		first := testbed.Do(h, r)
+		require.Equal(t, "fine", first.Body)
+		require.Len(t, redistest.Keys(t, b.Redis, b.Prefix+":idem{}:"), 1)
 		scan()
 	})
 }

@@ -16,17 +16,18 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
 func TestMistakesAreErrorsAtConstruction(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
 	for name, build := range map[string]func() (*httplock.Middleware, error){
 		"nil guard":        func() (*httplock.Middleware, error) { return httplock.New(nil) },
 		"guard of nothing": func() (*httplock.Middleware, error) { return httplock.New(core.NewGuard(nil, nil)) },
 		"guard's policy": func() (*httplock.Middleware, error) {
-			return httplock.New(core.NewGuard(b.locker, retry.Policy{MaxWait: -1}))
+			return httplock.New(core.NewGuard(b.Locker, retry.Policy{MaxWait: -1}))
 		},
 		"nil option":        func() (*httplock.Middleware, error) { return httplock.New(guard, nil) },
 		"nil skip":          func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.Skip(nil)) },
@@ -61,8 +62,8 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 }
 
 func TestMistakesFailClosed(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
 	fine, err := httplock.New(guard)
 	require.NoError(t, err)
 	for name, h := range map[string]http.Handler{
@@ -78,7 +79,7 @@ func TestMistakesFailClosed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, method := range []string{http.MethodPost, http.MethodGet} {
-				requireProblem(t, call(t, h, method, ordersPath, ""), http.StatusInternalServerError, "misconfigured", false)
+				testbed.RequireProblem(t, testbed.Call(t, h, method, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 			}
 		})
 	}
@@ -111,15 +112,15 @@ func TestEveryProblemIsDocumented(t *testing.T) {
 }
 
 func TestServeWithoutWritten(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	m, err := httplock.New(core.NewGuard(b.locker, nil))
+	b := testbed.New(t, redistest.Embedded(t))
+	m, err := httplock.New(core.NewGuard(b.Locker, nil))
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
 	ran := m.Serve(httplock.Exchange{
-		Writer: w, Request: request(t, http.MethodPost, "/", ""),
+		Writer: w, Request: testbed.Request(t, http.MethodPost, "/", ""),
 		Key:  func() (string, error) { return "", nil },
 		Next: func(*http.Request) { t.Error("it ran") },
 	})
 	require.False(t, ran)
-	requireProblem(t, answer{w.Code, w.Result().Header, w.Body.String()}, http.StatusBadRequest, "bad-key", false)
+	testbed.RequireProblem(t, testbed.Answer{Status: w.Code, Header: w.Result().Header, Body: w.Body.String()}, http.StatusBadRequest, "bad-key", false)
 }

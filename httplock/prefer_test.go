@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -100,15 +101,15 @@ func FuzzPrefer(f *testing.F) {
 
 // parkLate waits for a time that no test takes, and then parks.
 func parkLate(d *depot) *core.Guard {
-	return core.NewGuard(d.locker, retry.Policy{MaxWait: time.Hour, Then: delayqueue.Policy(d.queue)})
+	return core.NewGuard(d.Locker, retry.Policy{MaxWait: time.Hour, Then: delayqueue.Policy(d.queue)})
 }
 
 // prefer makes a POST to the order, and returns what it was answered with.
-func prefer(t *testing.T, url string, client *http.Client, preferences ...string) answer {
+func prefer(t *testing.T, url string, client *http.Client, preferences ...string) testbed.Answer {
 	t.Helper()
-	r := toServer(t.Context(), t, url+ordersPath, "{}")
+	r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 	r.Header["Prefer"] = preferences
-	resp, err := send(client, r)
+	resp, err := testbed.Send(client, r)
 	require.NoError(t, err)
 	return resp
 }
@@ -116,9 +117,9 @@ func prefer(t *testing.T, url string, client *http.Client, preferences ...string
 func TestClientsChooseByPrefer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openDepot(t, env, delayqueue.WithPrecedence(0))
-		url, client := serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer()))
-		justWaits, waiter := serve(t, guarded(core.NewGuard(d.locker, retry.Policy{MaxWait: time.Hour}), ok, httplock.HeedPrefer()))
-		release := d.hold(t)
+		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer()))
+		justWaits, waiter := testbed.Serve(t, guarded(core.NewGuard(d.Locker, retry.Policy{MaxWait: time.Hour}), ok, httplock.HeedPrefer()))
+		release := d.Hold(t)
 
 		for _, test := range []struct {
 			prefer, applied []string
@@ -130,34 +131,34 @@ func TestClientsChooseByPrefer(t *testing.T) {
 		} {
 			start := time.Now()
 			resp := prefer(t, url, client, test.prefer...)
-			require.Equal(t, http.StatusAccepted, resp.status, "%q: it waited, or was refused: %s", test.prefer, resp.body)
-			require.ElementsMatch(t, test.applied, resp.header["Preference-Applied"], "%q", test.prefer)
-			require.Equal(t, []string{"Prefer"}, resp.header["Vary"])
+			require.Equal(t, http.StatusAccepted, resp.Status, "%q: it waited, or was refused: %s", test.prefer, resp.Body)
+			require.ElementsMatch(t, test.applied, resp.Header["Preference-Applied"], "%q", test.prefer)
+			require.Equal(t, []string{"Prefer"}, resp.Header["Vary"])
 			if slices.Contains(test.applied, "wait=1") {
 				require.GreaterOrEqual(t, time.Since(start), time.Second, "it waits before it is parked")
 			}
 		}
 
 		resp := prefer(t, justWaits, waiter, "wait=0")
-		requireProblem(t, resp, http.StatusConflict, "conflict", true)
-		require.Equal(t, []string{"wait=0"}, resp.header["Preference-Applied"])
-		require.Equal(t, []string{"Prefer"}, resp.header["Vary"])
+		testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
+		require.Equal(t, []string{"wait=0"}, resp.Header["Preference-Applied"])
+		require.Equal(t, []string{"Prefer"}, resp.Header["Vary"])
 
 		// Nothing here parks, so the request waits.
-		drain(d.conflict)
+		drain(d.Conflicts)
 		go func() {
-			<-d.conflict
+			<-d.Conflicts
 			release()
 		}()
 		resp = prefer(t, justWaits, waiter, "respond-async, wait=3000")
-		require.Equal(t, http.StatusOK, resp.status)
-		require.Equal(t, []string{"wait=3000"}, resp.header["Preference-Applied"], "it waited, and respond-async is not to be had")
-		require.Equal(t, []string{"Prefer"}, resp.header["Vary"])
+		require.Equal(t, http.StatusOK, resp.Status)
+		require.Equal(t, []string{"wait=3000"}, resp.Header["Preference-Applied"], "it waited, and respond-async is not to be had")
+		require.Equal(t, []string{"Prefer"}, resp.Header["Vary"])
 
 		resp = prefer(t, justWaits, waiter)
-		require.Equal(t, http.StatusOK, resp.status)
-		require.NotContains(t, resp.header, "Preference-Applied")
-		require.Equal(t, []string{"Prefer"}, resp.header["Vary"], "also where nobody asked")
+		require.Equal(t, http.StatusOK, resp.Status)
+		require.NotContains(t, resp.Header, "Preference-Applied")
+		require.Equal(t, []string{"Prefer"}, resp.Header["Vary"], "also where nobody asked")
 	})
 }
 
@@ -168,34 +169,34 @@ func drain[T any](ch chan T) {
 }
 
 func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
 	for name, guard := range map[string]*core.Guard{
-		"rejects":      core.NewGuard(b.locker, nil),
-		"waits little": core.NewGuard(b.locker, retry.Policy{MaxWait: time.Millisecond}),
+		"rejects":      core.NewGuard(b.Locker, nil),
+		"waits little": core.NewGuard(b.Locker, retry.Policy{MaxWait: time.Millisecond}),
 	} {
-		url, client := serve(t, guarded(guard, mustNotRun(t), httplock.HeedPrefer()))
+		url, client := testbed.Serve(t, guarded(guard, mustNotRun(t), httplock.HeedPrefer()))
 		resp := prefer(t, url, client, "wait=3600, respond-async")
-		requireProblem(t, resp, http.StatusConflict, "conflict", true)
-		require.NotContains(t, resp.header.Values("Preference-Applied"), "respond-async", name)
+		testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
+		require.NotContains(t, resp.Header.Values("Preference-Applied"), "respond-async", name)
 	}
 }
 
 func TestPreferIsTheHandlersWithoutHeedPrefer(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
-	release := d.hold(t)
+	release := d.Hold(t)
 	go func() {
-		<-d.conflict
+		<-d.Conflicts
 		release()
 	}()
-	url, client := serve(t, guarded(parkLate(d), func(w http.ResponseWriter, r *http.Request) {
+	url, client := testbed.Serve(t, guarded(parkLate(d), func(w http.ResponseWriter, r *http.Request) {
 		assert.Equal(t, "respond-async, wait=0", r.Header.Get("Prefer"))
 		w.WriteHeader(http.StatusNoContent)
 	}))
 	resp := prefer(t, url, client, "respond-async, wait=0")
-	require.Equal(t, http.StatusNoContent, resp.status, "it waited")
-	require.NotContains(t, resp.header, "Vary")
-	require.NotContains(t, resp.header, "Preference-Applied")
+	require.Equal(t, http.StatusNoContent, resp.Status, "it waited")
+	require.NotContains(t, resp.Header, "Vary")
+	require.NotContains(t, resp.Header, "Preference-Applied")
 }
 
 // A request that cannot be parked waits, rather than being refused for a preference.
@@ -205,47 +206,47 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 		"credentials": func(r *http.Request) { r.Header.Set("Authorization", "Bearer x") },
 		"upgrade":     func(r *http.Request) { r.Header.Set("Upgrade", "websocket") },
 	} {
-		release := d.hold(t)
-		drain(d.conflict)
+		release := d.Hold(t)
+		drain(d.Conflicts)
 		go func() {
-			<-d.conflict
+			<-d.Conflicts
 			release()
 		}()
-		url, client := serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer(), httplock.WithLogger(d.log.logger())))
-		r := toServer(t.Context(), t, url+ordersPath, "{}")
+		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer(), httplock.WithLogger(d.log.Logger())))
+		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 		r.Header.Set("Prefer", "respond-async")
 		change(r)
-		resp, err := send(client, r)
+		resp, err := testbed.Send(client, r)
 		require.NoError(t, err)
-		require.Equal(t, http.StatusOK, resp.status, "%s: %s", name, resp.body)
+		require.Equal(t, http.StatusOK, resp.Status, "%s: %s", name, resp.Body)
 	}
 	d.requireNothingParked(t)
 }
 
 func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	h := guarded(core.NewGuard(b.locker, nil), ok, httplock.HeedPrefer())
+	b := testbed.New(t, redistest.Embedded(t))
+	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.HeedPrefer())
 	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "Accept, prefer")
 		h.ServeHTTP(w, r)
 	})
-	require.Equal(t, []string{"Accept, prefer"}, call(t, front, http.MethodPost, ordersPath, "").header["Vary"])
-	require.NotContains(t, call(t, h, http.MethodGet, ordersPath, "").header, "Vary", "it depends on nothing")
-	require.Equal(t, []string{"Prefer"}, call(t, h, http.MethodPost, "/orders/%00", "").header["Vary"], "refusals too")
+	require.Equal(t, []string{"Accept, prefer"}, testbed.Call(t, front, http.MethodPost, testbed.OrderPath, "").Header["Vary"])
+	require.NotContains(t, testbed.Call(t, h, http.MethodGet, testbed.OrderPath, "").Header, "Vary", "it depends on nothing")
+	require.Equal(t, []string{"Prefer"}, testbed.Call(t, h, http.MethodPost, "/orders/%00", "").Header["Vary"], "refusals too")
 }
 
 func TestReplaysHaveNoPreference(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
 	d.guard = parkLate(d)
 	d.handle(ok, httplock.HeedPrefer(), httplock.AllowHeaders("Prefer"))
-	release := d.hold(t)
-	r := request(t, http.MethodPost, ordersPath, "{}")
+	release := d.Hold(t)
+	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	r.Header.Set("Prefer", "respond-async")
-	location := requireParked(t, do(d.mux, r))
+	location := requireParked(t, testbed.Do(d.mux, r))
 	release()
 	d.work(t, httplock.AllowResponseHeaders("Vary", "Preference-Applied"))
 	result := d.result(t, location)
-	require.Equal(t, http.StatusOK, result.status)
-	require.NotContains(t, result.header, "Vary")
-	require.NotContains(t, result.header, "Preference-Applied")
+	require.Equal(t, http.StatusOK, result.Status)
+	require.NotContains(t, result.Header, "Vary")
+	require.NotContains(t, result.Header, "Preference-Applied")
 }

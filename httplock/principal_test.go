@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -25,7 +26,7 @@ func bearer(r *http.Request) (string, error) {
 	switch r.Header.Get("Authorization") {
 	case "":
 		return "", nil
-	case "Bearer " + secret:
+	case "Bearer " + testbed.Secret:
 		return "user:ann", nil
 	default:
 		return "", fmt.Errorf("token: %w", httplock.ErrForbidden)
@@ -38,7 +39,7 @@ func anybody(*http.Request, string) error { return nil }
 func fromAnn(t *testing.T, target string) *http.Request {
 	t.Helper()
 	r := post(t, target)
-	r.Header.Set("Authorization", "Bearer "+secret)
+	r.Header.Set("Authorization", "Bearer "+testbed.Secret)
 	return r
 }
 
@@ -50,7 +51,7 @@ func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
 			parked, replayed := httplock.Replayed(r.Context())
 			assert.True(t, replayed)
 			assert.Equal(t, principal, parked.Principal)
-			assert.Equal(t, secret, r.PathValue("id"))
+			assert.Equal(t, testbed.Secret, r.PathValue("id"))
 			assert.NotContains(t, r.Header, "Authorization")
 			asked <- principal
 			return nil
@@ -61,13 +62,13 @@ func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
 			ran <- parked.Principal
 		}, httplock.WithPrincipal(bearer, reauthorize))
 
-		require.Equal(t, http.StatusOK, do(d.mux, fromAnn(t, ordersPath)).status)
+		require.Equal(t, http.StatusOK, testbed.Do(d.mux, fromAnn(t, testbed.OrderPath)).Status)
 		require.Empty(t, <-ran)
 		require.Empty(t, asked, "only replays are authorized again")
 
-		release := d.hold(t)
-		anns := requireParked(t, do(d.mux, fromAnn(t, ordersPath)))
-		anonymous := requireParked(t, call(t, d.mux, http.MethodPost, ordersPath, ""))
+		release := d.Hold(t)
+		anns := requireParked(t, testbed.Do(d.mux, fromAnn(t, testbed.OrderPath)))
+		anonymous := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
 		require.Equal(t, "user:ann", d.status(t, anns).Principal)
 		require.Empty(t, d.status(t, anonymous).Principal)
 		d.work(t)
@@ -76,7 +77,7 @@ func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
 			require.Equal(t, principal, <-asked)
 			require.Equal(t, principal, <-ran)
 		}
-		require.Equal(t, http.StatusOK, d.result(t, anns).status)
+		require.Equal(t, http.StatusOK, d.result(t, anns).Status)
 	})
 }
 
@@ -91,14 +92,14 @@ func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
 			d.handle(mustNotRun(t), append(opts, httplock.WithPrincipal(bearer, func(*http.Request, string) error {
-				return fmt.Errorf("%s was dismissed: %w", secret, httplock.ErrForbidden)
+				return fmt.Errorf("%s was dismissed: %w", testbed.Secret, httplock.ErrForbidden)
 			}))...)
-			release := d.hold(t)
-			location := requireParked(t, do(d.mux, fromAnn(t, ordersPath)))
+			release := d.Hold(t)
+			location := requireParked(t, testbed.Do(d.mux, fromAnn(t, testbed.OrderPath)))
 			d.work(t)
 			release()
 			resp := d.result(t, location)
-			requireProblem(t, resp, http.StatusForbidden, "forbidden", false)
+			testbed.RequireProblem(t, resp, http.StatusForbidden, "forbidden", false)
 			require.Equal(t, 1, d.status(t, location).Attempts, "it is not tried again")
 			require.Contains(t, d.log.String(), "was dismissed")
 		})
@@ -114,8 +115,8 @@ func TestReauthorizationThatFailsIsTriedAgain(t *testing.T) {
 		}
 		return nil
 	}))
-	release := d.hold(t)
-	location := requireParked(t, do(d.mux, fromAnn(t, ordersPath)))
+	release := d.Hold(t)
+	location := requireParked(t, testbed.Do(d.mux, fromAnn(t, testbed.OrderPath)))
 	d.work(t)
 	release()
 	require.Equal(t, 3, d.await(t, location, delayqueue.StateDone).Attempts)
@@ -130,7 +131,7 @@ func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
 		kind      string
 	}{
 		"forbidden":   {bearer, http.StatusForbidden, "forbidden"},
-		"error":       {func(*http.Request) (string, error) { return "", errors.New(secret) }, http.StatusInternalServerError, "internal"},
+		"error":       {func(*http.Request) (string, error) { return "", errors.New(testbed.Secret) }, http.StatusInternalServerError, "internal"},
 		"too long":    {func(*http.Request) (string, error) { return strings.Repeat("x", 257), nil }, http.StatusInternalServerError, "internal"},
 		"unprintable": {func(*http.Request) (string, error) { return "a\nb", nil }, http.StatusInternalServerError, "internal"},
 	} {
@@ -138,11 +139,11 @@ func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
 			ran := 0
 			d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, httplock.WithPrincipal(test.principal, anybody))
-			r := post(t, ordersPath)
+			r := post(t, testbed.OrderPath)
 			r.Header.Set("Authorization", "Bearer nobody's")
-			require.Equal(t, http.StatusOK, do(d.mux, r).status, "who may is for the handler to say")
-			d.hold(t)
-			requireProblem(t, do(d.mux, r), test.status, test.kind, false)
+			require.Equal(t, http.StatusOK, testbed.Do(d.mux, r).Status, "who may is for the handler to say")
+			d.Hold(t)
+			testbed.RequireProblem(t, testbed.Do(d.mux, r), test.status, test.kind, false)
 			require.Equal(t, 1, ran)
 			d.requireNothingParked(t)
 		})
@@ -151,10 +152,10 @@ func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
 
 func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 	for name, carry := range map[string]func(*http.Request){
-		"Authorization":       func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+secret) },
+		"Authorization":       func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+testbed.Secret) },
 		"empty Authorization": func(r *http.Request) { r.Header.Set("Authorization", "") },
-		"Proxy-Authorization": func(r *http.Request) { r.Header.Set("Proxy-Authorization", "Basic "+secret) },
-		"Cookie":              func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "session", Value: secret}) },
+		"Proxy-Authorization": func(r *http.Request) { r.Header.Set("Proxy-Authorization", "Basic "+testbed.Secret) },
+		"Cookie":              func(r *http.Request) { r.AddCookie(&http.Cookie{Name: "session", Value: testbed.Secret}) },
 		"certificate": func(r *http.Request) {
 			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{}}}
 		},
@@ -171,56 +172,56 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 				carry(r)
 				return r
 			}
-			require.Equal(t, http.StatusOK, do(d.mux, with(ordersPath)).status)
+			require.Equal(t, http.StatusOK, testbed.Do(d.mux, with(testbed.OrderPath)).Status)
 			require.Empty(t, d.log.String())
 
-			release := d.hold(t)
+			release := d.Hold(t)
 			for range 2 {
-				requireProblem(t, do(d.mux, with(ordersPath)), http.StatusConflict, "conflict", true)
+				testbed.RequireProblem(t, testbed.Do(d.mux, with(testbed.OrderPath)), http.StatusConflict, "conflict", true)
 			}
 			d.requireNothingParked(t)
 			log := d.log.String()
 			require.Equal(t, 1, strings.Count(log, "level=WARN"), log)
 			require.Contains(t, log, "WithPrincipal")
 			require.Contains(t, log, "ParkAnonymously")
-			require.NotContains(t, log, secret)
+			require.NotContains(t, log, testbed.Secret)
 			require.Equal(t, 1, ran)
 
-			requireParked(t, call(t, d.mux, http.MethodPost, ordersPath, ""))
-			r := with("/anonymous/" + secret)
+			requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
+			r := with("/anonymous/" + testbed.Secret)
 			r.TLS = nil
-			location := requireParked(t, do(d.mux, r))
+			location := requireParked(t, testbed.Do(d.mux, r))
 			require.Empty(t, d.status(t, location).Principal)
 			if name == "Authorization" {
-				require.Equal(t, "user:ann", d.status(t, requireParked(t, do(d.mux, with("/principal/"+secret)))).Principal)
+				require.Equal(t, "user:ann", d.status(t, requireParked(t, testbed.Do(d.mux, with("/principal/"+testbed.Secret)))).Principal)
 			}
 			d.work(t)
 			release()
-			require.Equal(t, http.StatusOK, d.result(t, location).status)
+			require.Equal(t, http.StatusOK, d.result(t, location).Status)
 		})
 	}
 }
 
 func TestRequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	release := b.hold(t)
-	h := guarded(core.NewGuard(b.locker, retry.Policy{MaxWait: 1 << 40}), ok)
+	b := testbed.New(t, redistest.Embedded(t))
+	release := b.Hold(t)
+	h := guarded(core.NewGuard(b.Locker, retry.Policy{MaxWait: 1 << 40}), ok)
 	go func() {
-		<-b.conflict
+		<-b.Conflicts
 		release()
 	}()
-	require.Equal(t, http.StatusOK, do(h, fromAnn(t, ordersPath)).status)
+	require.Equal(t, http.StatusOK, testbed.Do(h, fromAnn(t, testbed.OrderPath)).Status)
 }
 
 func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
 	other := httplock.PerKey(guard, func(*http.Request) (string, error) { return "other", nil })
 	own := func(opts ...httplock.Option) func(http.Handler) http.Handler {
-		return httplock.PerKey(guard, func(*http.Request) (string, error) { return "order:" + secret, nil }, opts...)
+		return httplock.PerKey(guard, func(*http.Request) (string, error) { return testbed.OrderKey, nil }, opts...)
 	}
 	with := own(httplock.WithPrincipal(bearer, anybody))
-	m := message(t, post(t, ordersPath))
+	m := message(t, post(t, testbed.OrderPath))
 	m.Principal = "user:ann"
 	for name, test := range map[string]struct {
 		h     http.Handler
@@ -234,7 +235,7 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 		"too late":               {own()(with(mustNotRun(t))), true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b.underKey(t, func(ctx context.Context) {
+			underKey(t, b, func(ctx context.Context) {
 				err := httplock.Replay(test.h)(ctx, m)
 				if !test.fails {
 					require.NoError(t, err)
@@ -247,13 +248,13 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 		})
 	}
 	m.Principal = ""
-	b.underKey(t, func(ctx context.Context) {
+	underKey(t, b, func(ctx context.Context) {
 		require.NoError(t, httplock.Replay(own()(http.HandlerFunc(ok)))(ctx, m))
 	})
 }
 
 func TestRoutesThatCannotAuthorizeAgainAreNotBuilt(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	with := httplock.WithPrincipal(bearer, anybody)
 	for name, opts := range map[string][]httplock.Option{
 		"no hook":              {httplock.WithPrincipal(bearer, nil)},
@@ -262,9 +263,9 @@ func TestRoutesThatCannotAuthorizeAgainAreNotBuilt(t *testing.T) {
 		"anonymously too":      {with, httplock.ParkAnonymously()},
 		"anonymously at first": {httplock.ParkAnonymously(), with},
 	} {
-		_, err := httplock.New(core.NewGuard(b.locker, nil), opts...)
+		_, err := httplock.New(core.NewGuard(b.Locker, nil), opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	h := guarded(core.NewGuard(b.locker, nil), mustNotRun(t), httplock.WithPrincipal(bearer, nil))
-	requireProblem(t, call(t, h, http.MethodPost, ordersPath, ""), http.StatusInternalServerError, "misconfigured", false)
+	h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithPrincipal(bearer, nil))
+	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // teapot answers every problem in a way of its own.
@@ -27,28 +28,28 @@ func teapot(seen chan *httplock.Problem) httplock.ProblemHandler {
 
 func TestProblemsAreHandedToTheirHandlers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, core.WithTTL(time.Second))
+		b := testbed.New(t, env, core.WithTTL(time.Second))
 		conflicts, others := make(chan *httplock.Problem, 1), make(chan *httplock.Problem, 1)
 		onConflict := httplock.WithConflictHandler(teapot(conflicts))
 		onError := httplock.WithErrorHandler(teapot(others))
-		guard := core.NewGuard(b.locker, nil)
-		bad := func(*http.Request) (string, error) { return "", httplock.BadKey(errors.New(secret)) }
+		guard := core.NewGuard(b.Locker, nil)
+		bad := func(*http.Request) (string, error) { return "", httplock.BadKey(errors.New(testbed.Secret)) }
 		lose := func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			w.Header().Set("X-Of-Handler", "stays")
-			b.loseLeases(t)
+			b.LoseLeases(t)
 			<-r.Context().Done()
 		}
 
-		release := b.hold(t)
+		release := b.Hold(t)
 		for _, h := range []http.Handler{
 			guarded(guard, mustNotRun(t), onConflict, onError), guarded(guard, mustNotRun(t), onConflict), guarded(guard, mustNotRun(t), onError),
 		} {
-			resp := call(t, h, http.MethodPost, ordersPath, "")
-			require.Equal(t, http.StatusTeapot, resp.status)
-			require.Equal(t, "httplock: status 409: Another request is being worked on", resp.body)
-			require.NotEmpty(t, resp.header.Get("Retry-After"))
-			require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
+			resp := testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "")
+			require.Equal(t, http.StatusTeapot, resp.Status)
+			require.Equal(t, "httplock: status 409: Another request is being worked on", resp.Body)
+			require.NotEmpty(t, resp.Header.Get("Retry-After"))
+			require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
 			var p *httplock.Problem
 			select {
 			case p = <-conflicts:
@@ -62,66 +63,66 @@ func TestProblemsAreHandedToTheirHandlers(t *testing.T) {
 		release()
 
 		h := httplock.PerKey(guard, bad, onConflict, onError)(mustNotRun(t))
-		require.Equal(t, http.StatusTeapot, call(t, h, http.MethodPost, "/", "").status)
+		require.Equal(t, http.StatusTeapot, testbed.Call(t, h, http.MethodPost, "/", "").Status)
 		p := <-others
 		require.Equal(t, http.StatusBadRequest, p.Status)
-		require.ErrorContains(t, p.Err, secret)
-		require.NotContains(t, p.Error(), secret)
+		require.ErrorContains(t, p.Err, testbed.Secret)
+		require.NotContains(t, p.Error(), testbed.Secret)
 		require.Zero(t, p.RetryAfter)
-		requireProblem(t, call(t, httplock.PerKey(guard, bad, onConflict)(mustNotRun(t)), http.MethodPost, "/", ""),
+		testbed.RequireProblem(t, testbed.Call(t, httplock.PerKey(guard, bad, onConflict)(mustNotRun(t)), http.MethodPost, "/", ""),
 			http.StatusBadRequest, "bad-key", false)
 
-		resp := call(t, guarded(guard, lose, onConflict, onError), http.MethodPost, ordersPath, "")
-		require.Equal(t, http.StatusTeapot, resp.status)
-		require.NotContains(t, resp.header, "Content-Length", "that was of the handler's response")
-		require.Equal(t, "stays", resp.header.Get("X-Of-Handler"))
+		resp := testbed.Call(t, guarded(guard, lose, onConflict, onError), http.MethodPost, testbed.OrderPath, "")
+		require.Equal(t, http.StatusTeapot, resp.Status)
+		require.NotContains(t, resp.Header, "Content-Length", "that was of the handler's response")
+		require.Equal(t, "stays", resp.Header.Get("X-Of-Handler"))
 		p = <-others
 		require.Equal(t, http.StatusInternalServerError, p.Status)
 		require.ErrorIs(t, p, core.ErrLeaseLost)
-		b.requireFree(t)
+		b.RequireFree(t)
 	})
 }
 
 func TestProblemHandlersThatWriteNothing(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
 	silent := func(w http.ResponseWriter, _ *http.Request, _ *httplock.Problem) { w.Header().Set("X-Seen", "1") }
-	resp := call(t, guarded(core.NewGuard(b.locker, nil), mustNotRun(t), httplock.WithErrorHandler(silent)), http.MethodPost, ordersPath, "")
-	requireProblem(t, resp, http.StatusConflict, "conflict", true)
-	require.Equal(t, "1", resp.header.Get("X-Seen"))
+	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithErrorHandler(silent)), http.MethodPost, testbed.OrderPath, "")
+	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
+	require.Equal(t, "1", resp.Header.Get("X-Seen"))
 
 	partly := func(w http.ResponseWriter, r *http.Request, p *httplock.Problem) {
 		if p.Status == http.StatusConflict {
 			p.Write(w, r)
 		}
 	}
-	resp = call(t, guarded(core.NewGuard(b.locker, nil), mustNotRun(t), httplock.WithErrorHandler(partly)), http.MethodPost, ordersPath, "")
-	requireProblem(t, resp, http.StatusConflict, "conflict", true)
+	resp = testbed.Call(t, guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithErrorHandler(partly)), http.MethodPost, testbed.OrderPath, "")
+	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
 
 	for _, opt := range []httplock.Option{httplock.WithConflictHandler(nil), httplock.WithErrorHandler(nil)} {
-		_, err := httplock.New(core.NewGuard(b.locker, nil), opt)
+		_, err := httplock.New(core.NewGuard(b.Locker, nil), opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 	}
 }
 
 func TestReceiptsAreNoProblem(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
 	never := httplock.WithErrorHandler(func(http.ResponseWriter, *http.Request, *httplock.Problem) { t.Error("called") })
-	resp := call(t, guarded(core.NewGuard(b.locker, &parking{}), mustNotRun(t), never), http.MethodPost, ordersPath, "")
-	require.Equal(t, http.StatusAccepted, resp.status)
+	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, &testbed.Parking{}), mustNotRun(t), never), http.MethodPost, testbed.OrderPath, "")
+	require.Equal(t, http.StatusAccepted, resp.Status)
 }
 
 func TestAdaptersCanTakeTheProblem(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
-	m := newMiddleware(t, core.NewGuard(b.locker, nil))
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
 	var problem *httplock.Problem
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tracked, written := httplock.Track(w, r)
 		ran := m.Serve(httplock.Exchange{
 			Writer: tracked, Request: r, Written: written, Framework: "mine",
-			Key:     func() (string, error) { return "order:" + secret, nil },
+			Key:     func() (string, error) { return testbed.OrderKey, nil },
 			Next:    func(*http.Request) { t.Error("it ran") },
 			Problem: func(p *httplock.Problem) { problem = p },
 		})
@@ -133,14 +134,14 @@ func TestAdaptersCanTakeTheProblem(t *testing.T) {
 		_, _ = tracked.Write(doc)
 		assert.True(t, written())
 	})
-	resp := call(t, h, http.MethodPost, "/", "")
+	resp := testbed.Call(t, h, http.MethodPost, "/", "")
 	require.Equal(t, "mine", problem.Framework)
-	require.Equal(t, http.StatusConflict, resp.status)
-	require.NotEmpty(t, resp.header.Get("Retry-After"))
-	require.Contains(t, resp.body, `problems.md#conflict"`)
-	require.NotContains(t, resp.body, secret)
+	require.Equal(t, http.StatusConflict, resp.Status)
+	require.NotEmpty(t, resp.Header.Get("Retry-After"))
+	require.Contains(t, resp.Body, `problems.md#conflict"`)
+	require.NotContains(t, resp.Body, testbed.Secret)
 
 	ran := false
-	m.Serve(httplock.Exchange{Request: request(t, http.MethodPost, "/", ""), Skip: true, Next: func(*http.Request) { ran = true }})
+	m.Serve(httplock.Exchange{Request: testbed.Request(t, http.MethodPost, "/", ""), Skip: true, Next: func(*http.Request) { ran = true }})
 	require.True(t, ran, "the adapter lets it pass")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -27,19 +28,19 @@ func message(t *testing.T, r *http.Request) delayqueue.Message {
 	t.Helper()
 	payload, err := httplock.Encode(r, 1<<20)
 	require.NoError(t, err)
-	return delayqueue.Message{ID: ticketID, Key: "order:" + secret, Name: "POST /orders/{id}", Payload: payload, Attempt: 1}
+	return delayqueue.Message{ID: testbed.TicketID, Key: testbed.OrderKey, Name: "POST /orders/{id}", Payload: payload, Attempt: 1}
 }
 
 func post(t *testing.T, target string) *http.Request {
 	t.Helper()
-	return request(t, http.MethodPost, target, "")
+	return testbed.Request(t, http.MethodPost, target, "")
 }
 
 // anyGuard returns middleware that has the same free key for every request.
 func anyGuard(t *testing.T, opts ...httplock.Option) func(http.Handler) http.Handler {
 	t.Helper()
-	b := setup(t, redistest.Embedded(t))
-	return httplock.PerKey(core.NewGuard(b.locker, nil), func(*http.Request) (string, error) { return "k", nil }, opts...)
+	b := testbed.New(t, redistest.Embedded(t))
+	return httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "k", nil }, opts...)
 }
 
 func TestReplayIsTheRequestThatWasSent(t *testing.T) {
@@ -51,7 +52,7 @@ func TestReplayIsTheRequestThatWasSent(t *testing.T) {
 		seen = r
 		got, _ = io.ReadAll(r.Body)
 	})
-	r := request(t, "PURGE", "/orders/a%2Fb/ship?x=1&x=2&y=%20+", body)
+	r := testbed.Request(t, "PURGE", "/orders/a%2Fb/ship?x=1&x=2&y=%20+", body)
 	r.Header["Accept"] = []string{"a/b", "c/d"}
 	r.Header.Set("Content-Type", "application/octet-stream")
 	r.Host, r.RemoteAddr = "evil.example", "1.2.3.4:5"
@@ -72,7 +73,7 @@ func TestReplayIsTheRequestThatWasSent(t *testing.T) {
 	require.Equal(t, "worker's", seen.Context().Value(mark{}))
 	parked, replayed := httplock.Replayed(seen.Context())
 	require.True(t, replayed)
-	require.Equal(t, httplock.Parked{ID: ticketID}, parked)
+	require.Equal(t, httplock.Parked{ID: testbed.TicketID}, parked)
 	_, replayed = httplock.Replayed(r.Context())
 	require.False(t, replayed)
 
@@ -110,7 +111,7 @@ func TestReplayOutcomes(t *testing.T) {
 		require.PanicsWithValue(t, value, func() { _ = httplock.Replay(lock(handler))(t.Context(), message(t, post(t, "/"))) })
 	}
 
-	err := httplock.Replay(http.HandlerFunc(ok))(t.Context(), delayqueue.Message{ID: ticketID, Payload: []byte("junk")})
+	err := httplock.Replay(http.HandlerFunc(ok))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte("junk")})
 	require.ErrorContains(t, err, "decode a parked request")
 	require.Equal(t, fmt.Sprintf("%T", delayqueue.SkipRetry(err)), fmt.Sprintf("%T", err), "it is not tried again")
 
@@ -137,9 +138,9 @@ func TestReplayThatWasInterruptedIsNoResult(t *testing.T) {
 }
 
 // underKey runs f as a worker runs its handler: under the message's key.
-func (b *bench) underKey(t *testing.T, f func(ctx context.Context)) {
+func underKey(t *testing.T, b *testbed.Bed, f func(ctx context.Context)) {
 	t.Helper()
-	require.NoError(t, b.locker.Do(t.Context(), "order:"+secret, func(ctx context.Context) error {
+	require.NoError(t, b.Locker.Do(t.Context(), testbed.OrderKey, func(ctx context.Context) error {
 		f(ctx)
 		return nil
 	}))
@@ -147,53 +148,53 @@ func (b *bench) underKey(t *testing.T, f func(ctx context.Context)) {
 
 func TestReplayPassesItsOwnGuard(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
+		b := testbed.New(t, env)
 		ran := 0
-		mux := guarded(core.NewGuard(b.locker, &parking{}), func(w http.ResponseWriter, r *http.Request) {
+		mux := guarded(core.NewGuard(b.Locker, &testbed.Parking{}), func(w http.ResponseWriter, r *http.Request) {
 			ran++
 			lease, held := core.LeaseFrom(r.Context())
 			if assert.True(t, held) {
-				assert.Equal(t, "order:"+secret, lease.Key())
+				assert.Equal(t, testbed.OrderKey, lease.Key())
 			}
 			ok(w, r)
 		})
-		b.underKey(t, func(ctx context.Context) {
-			require.NoError(t, httplock.Replay(mux)(ctx, message(t, post(t, ordersPath))))
+		underKey(t, b, func(ctx context.Context) {
+			require.NoError(t, httplock.Replay(mux)(ctx, message(t, post(t, testbed.OrderPath))))
 		})
 		require.Equal(t, 1, ran)
-		require.Empty(t, b.conflict)
+		require.Empty(t, b.Conflicts)
 	})
 }
 
 func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	release := b.holdKey(t, "inner")
-	p := &parking{}
+	b := testbed.New(t, redistest.Embedded(t))
+	release := b.HoldKey(t, "inner")
+	p := &testbed.Parking{}
 	ran := false
 	for name, policy := range map[string]core.ConflictPolicy{
-		"reject": nil, "park": p, "wait": patient{}, "wait, then park": retry.Policy{MaxWait: time.Hour, Then: p},
+		"reject": nil, "park": p, "wait": testbed.Patient{}, "wait, then park": retry.Policy{MaxWait: time.Hour, Then: p},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inner := httplock.PerKey(core.NewGuard(b.locker, policy), func(*http.Request) (string, error) { return "inner", nil })(
+			inner := httplock.PerKey(core.NewGuard(b.Locker, policy), func(*http.Request) (string, error) { return "inner", nil })(
 				http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran = true }))
-			mux := guarded(core.NewGuard(b.locker, p), inner.ServeHTTP)
-			b.underKey(t, func(ctx context.Context) {
-				r := post(t, ordersPath)
+			mux := guarded(core.NewGuard(b.Locker, p), inner.ServeHTTP)
+			underKey(t, b, func(ctx context.Context) {
+				r := post(t, testbed.OrderPath)
 				r.Header.Set("Accept", "Replayed") // no header helps
 				err := httplock.Replay(mux)(ctx, message(t, r))
 				require.ErrorIs(t, err, core.ErrConflict)
 				require.NotContains(t, err.Error(), "must share")
 			})
 			require.False(t, ran)
-			require.Empty(t, p.parked())
+			require.Empty(t, p.Parked())
 		})
 	}
 	release()
-	mux := guarded(core.NewGuard(b.locker, nil), httplock.PerKey(core.NewGuard(b.locker, nil),
+	mux := guarded(core.NewGuard(b.Locker, nil), httplock.PerKey(core.NewGuard(b.Locker, nil),
 		func(*http.Request) (string, error) { return "inner", nil })(http.HandlerFunc(ok)).ServeHTTP)
-	b.underKey(t, func(ctx context.Context) {
+	underKey(t, b, func(ctx context.Context) {
 		require.Eventually(t, func() bool { // one that was in the queue may be granted the key as it leaves
-			err := httplock.Replay(mux)(ctx, message(t, post(t, ordersPath)))
+			err := httplock.Replay(mux)(ctx, message(t, post(t, testbed.OrderPath)))
 			require.True(t, err == nil || errors.Is(err, core.ErrConflict), err)
 			return err == nil
 		}, 10*time.Second, 10*time.Millisecond)
@@ -202,30 +203,30 @@ func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
 
 func TestReplayUnderAnotherLockerSaysWhatIsWrong(t *testing.T) {
 	env := redistest.Embedded(t)
-	b := setup(t, env)
-	mux := guarded(core.NewGuard(newLocker(t, env.Client(t), core.WithPrefix(env.Prefix)), nil), mustNotRun(t))
-	b.underKey(t, func(ctx context.Context) {
-		err := httplock.Replay(mux)(ctx, message(t, post(t, ordersPath)))
+	b := testbed.New(t, env)
+	mux := guarded(core.NewGuard(testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix)), nil), mustNotRun(t))
+	underKey(t, b, func(ctx context.Context) {
+		err := httplock.Replay(mux)(ctx, message(t, post(t, testbed.OrderPath)))
 		require.ErrorIs(t, err, core.ErrConflict)
 		require.ErrorContains(t, err, "must share client and prefix")
 	})
 }
 
 func TestReplayThatAGuardCannotServeIsTriedAgain(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	closed := newLocker(t, b.rdb, core.WithPrefix(b.prefix))
+	b := testbed.New(t, redistest.Embedded(t))
+	closed := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix))
 	require.NoError(t, closed.Close())
 	mux := guarded(core.NewGuard(closed, nil), mustNotRun(t))
-	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(t, ordersPath))), core.ErrClosed)
+	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(t, testbed.OrderPath))), core.ErrClosed)
 
 	// A worker that stops: what looks like 499 to a log is no result.
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	mux = guarded(core.NewGuard(b.locker, nil), mustNotRun(t))
-	require.ErrorIs(t, httplock.Replay(mux)(ctx, message(t, post(t, ordersPath))), context.Canceled)
+	mux = guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
+	require.ErrorIs(t, httplock.Replay(mux)(ctx, message(t, post(t, testbed.OrderPath))), context.Canceled)
 
 	// A key that cannot be used made no result: it could be used when it was parked.
-	mux = guarded(core.NewGuard(b.locker, nil), mustNotRun(t))
+	mux = guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
 	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(t, "/orders/%0a"))), core.ErrInvalidKey)
 }
 
@@ -250,12 +251,12 @@ func TestReplayAnsweredBeforeItsGuardIsNoResult(t *testing.T) {
 }
 
 func TestReplayWhoseKeyFunctionFailsIsNoResult(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	cause := errors.New("no X-Order")
 	for name, err := range map[string]error{
 		"client's": httplock.BadKey(cause), "ours": cause, "invalid": fmt.Errorf("%w: %w", core.ErrInvalidKey, cause),
 	} {
-		fails := httplock.PerKey(core.NewGuard(b.locker, nil), func(*http.Request) (string, error) { return "", err },
+		fails := httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "", err },
 			httplock.WithLogger(slog.New(slog.DiscardHandler)))(mustNotRun(t))
 		for where, h := range map[string]http.Handler{"alone": fails, "behind another guard": anyGuard(t)(fails)} {
 			got := httplock.Replay(h)(t.Context(), message(t, post(t, "/")))
@@ -267,17 +268,17 @@ func TestReplayWhoseKeyFunctionFailsIsNoResult(t *testing.T) {
 
 // What a policy has stored elsewhere is not lost.
 func TestReplayThatIsDeferredIsAResult(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.hold(t)
-	mux := guarded(core.NewGuard(b.locker, elsewhere{}), mustNotRun(t))
-	require.NoError(t, httplock.Replay(mux)(t.Context(), message(t, post(t, ordersPath))))
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	mux := guarded(core.NewGuard(b.Locker, elsewhere{}), mustNotRun(t))
+	require.NoError(t, httplock.Replay(mux)(t.Context(), message(t, post(t, testbed.OrderPath))))
 }
 
 // elsewhere is a policy that defers without the payload.
 type elsewhere struct{}
 
 func (elsewhere) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
-	return core.Deferred(core.Ticket{ID: ticketID, Queue: "elsewhere"}), nil
+	return core.Deferred(core.Ticket{ID: testbed.TicketID, Queue: "elsewhere"}), nil
 }
 
 func TestReplayThatSkipsItsGuardHasAResultIfItSucceeds(t *testing.T) {

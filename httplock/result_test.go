@@ -18,15 +18,16 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // replayed parks a request for handler, and returns the result of its replay.
-func (d *depot) replayed(t *testing.T, handler http.HandlerFunc, opts ...httplock.ReplayOption) answer {
+func (d *depot) replayed(t *testing.T, handler http.HandlerFunc, opts ...httplock.ReplayOption) testbed.Answer {
 	t.Helper()
 	d.handle(handler)
-	release := d.hold(t)
-	location := requireParked(t, call(t, d.mux, http.MethodPost, ordersPath, ""))
-	requireProblem(t, call(t, d.mux, http.MethodGet, location+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
+	release := d.Hold(t)
+	location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
+	testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodGet, location+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 	d.work(t, opts...)
 	release()
 	return d.result(t, location)
@@ -44,7 +45,7 @@ func TestResultKeepsAllowedHeadersOnly(t *testing.T) {
 		for _, name := range []string{
 			"Set-Cookie", "Www-Authenticate", "Authorization", "Authentication-Info", "X-Other", "Cache-Control", "Vary", "Trailer", "X-Hop",
 		} {
-			w.Header().Set(name, secret)
+			w.Header().Set(name, testbed.Secret)
 		}
 		w.Header().Set("Connection", "x-hop")
 		w.Header().Set("Content-Length", "100")
@@ -53,7 +54,7 @@ func TestResultKeepsAllowedHeadersOnly(t *testing.T) {
 	kept.Set("Cache-Control", "no-store")
 	kept.Set("X-Content-Type-Options", "nosniff")
 	kept.Set("Content-Length", "0")
-	require.Equal(t, answer{http.StatusConflict, kept, ""}, got)
+	require.Equal(t, testbed.Answer{Status: http.StatusConflict, Header: kept}, got)
 }
 
 func TestResultOfAnUnsaidResponse(t *testing.T) {
@@ -80,31 +81,31 @@ func TestResultOfAnUnsaidResponse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
 			got := d.replayed(t, test.handler)
-			require.Equal(t, test.status, got.status)
-			require.Equal(t, test.contentType, got.header.Get("Content-Type"))
-			require.Equal(t, test.body, got.body)
-			require.NotContains(t, got.header, "Perkey-Truncated")
+			require.Equal(t, test.status, got.Status)
+			require.Equal(t, test.contentType, got.Header.Get("Content-Type"))
+			require.Equal(t, test.body, got.Body)
+			require.NotContains(t, got.Header, "Perkey-Truncated")
 
 			h := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: stored(t, got)}, anyone)
-			url, client := serve(t, h) // a server guesses types, which a recorder does not
-			r := toServer(t.Context(), t, url+ticketPath+"/result", "")
+			url, client := testbed.Serve(t, h) // a server guesses types, which a recorder does not
+			r := testbed.ToServer(t.Context(), t, url+ticketPath+"/result", "")
 			r.Method = http.MethodGet
-			served, err := send(client, r)
+			served, err := testbed.Send(client, r)
 			require.NoError(t, err)
-			require.Equal(t, test.contentType, served.header.Get("Content-Type"))
-			require.Equal(t, test.body, served.body)
+			require.Equal(t, test.contentType, served.Header.Get("Content-Type"))
+			require.Equal(t, test.body, served.Body)
 		})
 	}
 }
 
 // stored is the stored form of the result that a response shows.
-func stored(t *testing.T, resp answer) []byte {
+func stored(t *testing.T, resp testbed.Answer) []byte {
 	t.Helper()
 	header := http.Header{}
-	if kind := resp.header.Get("Content-Type"); kind != "" {
+	if kind := resp.Header.Get("Content-Type"); kind != "" {
 		header.Set("Content-Type", kind)
 	}
-	result, err := (&httplock.DecodedResult{Status: resp.status, Header: header, Body: []byte(resp.body)}).Encode()
+	result, err := (&httplock.DecodedResult{Status: resp.Status, Header: header, Body: []byte(resp.Body)}).Encode()
 	require.NoError(t, err)
 	return result
 }
@@ -116,7 +117,7 @@ func TestResultsLocationMeansWhatItMeant(t *testing.T) {
 		"//h/a":         "//h/a",
 		"parts/1":       "/orders/parts/1",
 		"../carts?x=1":  "/carts?x=1",
-		"?page=2":       ordersPath + "?page=2",
+		"?page=2":       testbed.OrderPath + "?page=2",
 		"%zz":           "%zz",
 		"mailto:a@b.c":  "mailto:a@b.c",
 		"a%2Fb":         "/orders/a%2Fb",
@@ -127,7 +128,7 @@ func TestResultsLocationMeansWhatItMeant(t *testing.T) {
 			r.URL.Path = "/changed/by/the/handler"
 			w.Header().Set("Location", location)
 		})
-		require.Equal(t, want, got.header.Get("Location"), location)
+		require.Equal(t, want, got.Header.Get("Location"), location)
 	}
 }
 
@@ -164,13 +165,13 @@ func TestLongResultsAreCutAndSaySo(t *testing.T) {
 					assert.Equal(t, len(part), n)
 				}
 			}, test.replay...)
-			require.Equal(t, http.StatusAccepted, got.status)
-			require.Equal(t, body[:test.want], got.body)
-			require.Equal(t, fmt.Sprint(test.want), got.header.Get("Content-Length"))
+			require.Equal(t, http.StatusAccepted, got.Status)
+			require.Equal(t, body[:test.want], got.Body)
+			require.Equal(t, fmt.Sprint(test.want), got.Header.Get("Content-Length"))
 			if test.whole {
-				require.NotContains(t, got.header, "Perkey-Truncated")
+				require.NotContains(t, got.Header, "Perkey-Truncated")
 			} else {
-				require.Equal(t, "true", got.header.Get("Perkey-Truncated"))
+				require.Equal(t, "true", got.Header.Get("Perkey-Truncated"))
 			}
 		})
 	}
@@ -179,12 +180,12 @@ func TestLongResultsAreCutAndSaySo(t *testing.T) {
 func TestAResultThatCannotBeKeptDoesNotRunTheRequestAgain(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxResult(1))
 	d.handle(ok)
-	release := d.hold(t)
-	location := requireParked(t, call(t, d.mux, http.MethodPost, ordersPath, ""))
+	release := d.Hold(t)
+	location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
 	d.work(t)
 	release()
 	require.Equal(t, 1, d.await(t, location, delayqueue.StateDone).Attempts)
-	requireProblem(t, call(t, d.mux, http.MethodGet, location+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
+	testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodGet, location+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 }
 
 func TestAStatusThatIsNoneIsAPanicAsInNetHTTP(t *testing.T) {
@@ -209,21 +210,21 @@ func TestCancelledRequestNeverRuns(t *testing.T) {
 		d := openDepot(t, env)
 		ran := make(chan string, 2)
 		d.handle(func(_ http.ResponseWriter, r *http.Request) { ran <- r.URL.RawQuery })
-		release := d.hold(t)
-		cancelled := requireParked(t, call(t, d.mux, http.MethodPost, ordersPath+"?cancelled", ""))
-		next := requireParked(t, call(t, d.mux, http.MethodPost, ordersPath+"?next", ""))
+		release := d.Hold(t)
+		cancelled := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath+"?cancelled", ""))
+		next := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath+"?next", ""))
 		for range 2 {
-			require.Equal(t, http.StatusNoContent, call(t, d.mux, http.MethodDelete, cancelled, "").status)
+			require.Equal(t, http.StatusNoContent, testbed.Call(t, d.mux, http.MethodDelete, cancelled, "").Status)
 		}
-		resp := call(t, d.mux, http.MethodGet, cancelled, "")
-		require.Equal(t, http.StatusOK, resp.status)
-		require.Contains(t, resp.body, `"state":"cancelled"`)
-		requireProblem(t, call(t, d.mux, http.MethodGet, cancelled+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
+		resp := testbed.Call(t, d.mux, http.MethodGet, cancelled, "")
+		require.Equal(t, http.StatusOK, resp.Status)
+		require.Contains(t, resp.Body, `"state":"cancelled"`)
+		testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodGet, cancelled+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 		d.work(t)
 		release()
 		require.Equal(t, "next", <-ran)
 		d.result(t, next)
-		requireProblem(t, call(t, d.mux, http.MethodDelete, next, ""), http.StatusConflict, "ticket-ended", false)
+		testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodDelete, next, ""), http.StatusConflict, "ticket-ended", false)
 		require.Empty(t, ran)
 	})
 }
@@ -236,15 +237,15 @@ func TestRunningRequestIsNotCancelled(t *testing.T) {
 			close(running)
 			<-goOn
 		})
-		release := d.hold(t)
-		location := requireParked(t, call(t, d.mux, http.MethodPost, ordersPath, ""))
+		release := d.Hold(t)
+		location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
 		d.work(t)
 		release()
 		<-running
-		requireProblem(t, call(t, d.mux, http.MethodDelete, location, ""), http.StatusConflict, "ticket-running", true)
-		require.Contains(t, call(t, d.mux, http.MethodGet, location, "").body, `"state":"running"`)
+		testbed.RequireProblem(t, testbed.Call(t, d.mux, http.MethodDelete, location, ""), http.StatusConflict, "ticket-running", true)
+		require.Contains(t, testbed.Call(t, d.mux, http.MethodGet, location, "").Body, `"state":"running"`)
 		close(goOn)
-		require.Equal(t, http.StatusOK, d.result(t, location).status)
+		require.Equal(t, http.StatusOK, d.result(t, location).Status)
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // routeTable is Routes as a configuration has them, by method and normal pattern.
@@ -44,8 +45,8 @@ func ownKey(w http.ResponseWriter, r *http.Request) {
 
 func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		m := newMiddleware(t, core.NewGuard(b.locker, nil))
+		b := testbed.New(t, env)
+		m := newMiddleware(t, core.NewGuard(b.Locker, nil))
 		param := func(name string) httplock.Route {
 			return httplock.Route{Middleware: m, Key: httplock.Param("k:", name)}
 		}
@@ -82,25 +83,25 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 				"POST /orders//42/pay":           "",
 			} {
 				method, path, _ := strings.Cut(target, " ")
-				resp := call(t, h, method, path, "")
-				require.Equal(t, want, resp.body, "%s: %s", name, target)
+				resp := testbed.Call(t, h, method, path, "")
+				require.Equal(t, want, resp.Body, "%s: %s", name, target)
 				if want == "" {
-					require.Equal(t, "/orders/42/pay", resp.header.Get("Location"))
+					require.Equal(t, "/orders/42/pay", resp.Header.Get("Location"))
 				}
 			}
 		}
-		b.holdKey(t, "k:42")
+		b.HoldKey(t, "k:42")
 		for _, h := range []http.Handler{routes(around), inside} {
-			requireProblem(t, call(t, h, http.MethodPost, "/orders/42/pay", ""), http.StatusConflict, "conflict", true)
-			requireProblem(t, call(t, h, http.MethodPut, "/orders/42", ""), http.StatusConflict, "conflict", true)
-			require.Equal(t, http.StatusOK, call(t, h, http.MethodPost, "/orders/42", "").status)
+			testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, "/orders/42/pay", ""), http.StatusConflict, "conflict", true)
+			testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPut, "/orders/42", ""), http.StatusConflict, "conflict", true)
+			require.Equal(t, http.StatusOK, testbed.Call(t, h, http.MethodPost, "/orders/42", "").Status)
 		}
 	})
 }
 
 func TestFromConfigTellsTheKeyWhatTheHandlerIsTold(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	m := newMiddleware(t, core.NewGuard(b.locker, nil))
+	b := testbed.New(t, redistest.Embedded(t))
+	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
 	mux := http.NewServeMux()
 	check := func(names ...string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -136,11 +137,11 @@ func TestFromConfigTellsTheKeyWhatTheHandlerIsTold(t *testing.T) {
 		"/a/1/b/2", "/a/1%2F/b/%20x", "/a/1%2Fb%2F2/b/%25", "/a/%252F/b/%e2%82%ac", "http://host.test/x/", "http://host.test/x/a/b%2Fc/d/",
 		"http://host.test:80/x/y", "/tree/1/", "/tree/%2e/2/3", "/x/p/q/", "/x/p%20q/q/",
 	} {
-		require.Equal(t, "ok", call(t, h, http.MethodPost, target, "").body, target)
+		require.Equal(t, "ok", testbed.Call(t, h, http.MethodPost, target, "").Body, target)
 	}
-	r := request(t, http.MethodConnect, "/a/1/b/2", "") // a path that the mux does not clean
+	r := testbed.Request(t, http.MethodConnect, "/a/1/b/2", "") // a path that the mux does not clean
 	r.URL = &url.URL{Path: "/a/1/b/2"}
-	require.Equal(t, "ok", do(h, r).body)
+	require.Equal(t, "ok", testbed.Do(h, r).Body)
 }
 
 type routesFunc func(method, pattern string) (httplock.Route, bool)
@@ -148,24 +149,24 @@ type routesFunc func(method, pattern string) (httplock.Route, bool)
 func (f routesFunc) Route(method, pattern string) (httplock.Route, bool) { return f(method, pattern) }
 
 func TestFromConfigFollowsTheRoutes(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	b.holdKey(t, "k:42")
-	m := newMiddleware(t, core.NewGuard(b.locker, nil))
+	b := testbed.New(t, redistest.Embedded(t))
+	b.HoldKey(t, "k:42")
+	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
 	var on atomic.Bool
 	h := httplock.FromConfig(routesFunc(func(string, string) (httplock.Route, bool) {
 		return httplock.Route{Middleware: m, Key: httplock.Param("k:", "id")}, on.Load()
 	}))
 	mux := http.NewServeMux()
 	mux.HandleFunc("/orders/{id}", ok)
-	require.Equal(t, "ok", call(t, h(mux), http.MethodPost, "/orders/42", "").body)
+	require.Equal(t, "ok", testbed.Call(t, h(mux), http.MethodPost, "/orders/42", "").Body)
 	on.Store(true)
-	require.Equal(t, http.StatusConflict, call(t, h(mux), http.MethodPost, "/orders/42", "").status)
-	require.Equal(t, "ok", call(t, h(mux), http.MethodGet, "/orders/42", "").body)
+	require.Equal(t, http.StatusConflict, testbed.Call(t, h(mux), http.MethodPost, "/orders/42", "").Status)
+	require.Equal(t, "ok", testbed.Call(t, h(mux), http.MethodGet, "/orders/42", "").Body)
 }
 
 func TestFromConfigFailsClosed(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	m := newMiddleware(t, core.NewGuard(b.locker, nil))
+	b := testbed.New(t, redistest.Embedded(t))
+	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
 	key := httplock.Param("k:", "id")
 	mux := func(h http.Handler) *http.ServeMux {
 		mux := http.NewServeMux()
@@ -183,17 +184,17 @@ func TestFromConfigFailsClosed(t *testing.T) {
 		"an unknown route":       all(httplock.Route{Middleware: m, Key: key})(mustNotRun(t)),
 		"a handler around a mux": all(httplock.Route{Middleware: m, Key: key})(http.HandlerFunc(mux(mustNotRun(t)).ServeHTTP)),
 	} {
-		requireProblem(t, call(t, h, http.MethodPost, "/orders/1", ""), http.StatusInternalServerError, "misconfigured", false)
-		requireProblem(t, call(t, h, http.MethodGet, "/orders/1", ""), http.StatusInternalServerError, "misconfigured", false)
+		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, "/orders/1", ""), http.StatusInternalServerError, "misconfigured", false)
+		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodGet, "/orders/1", ""), http.StatusInternalServerError, "misconfigured", false)
 		_ = name
 	}
 	var log bytes.Buffer
-	m = newMiddleware(t, core.NewGuard(b.locker, nil), httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	m = newMiddleware(t, core.NewGuard(b.Locker, nil), httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	for _, h := range []http.Handler{
 		all(httplock.Route{Middleware: m})(mux(mustNotRun(t))), mux(all(httplock.Route{Middleware: m})(mustNotRun(t))),
 	} {
 		log.Reset()
-		requireProblem(t, call(t, h, http.MethodPost, "/orders/1", ""), http.StatusInternalServerError, "internal", false)
+		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, "/orders/1", ""), http.StatusInternalServerError, "internal", false)
 		require.Contains(t, log.String(), "the key function is nil")
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestTemplatesMakeKeys(t *testing.T) {
@@ -34,7 +35,7 @@ func TestTemplatesMakeKeys(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			key, err := httplock.Template(text, httplock.TemplateValue("user", userID))
 			require.NoError(t, err)
-			r := request(t, http.MethodPost, "/o/a:b%7Cc%25?q=s:%7C", `{"user":{"id":4.2e1},"name":"Zoë/"}`)
+			r := testbed.Request(t, http.MethodPost, "/o/a:b%7Cc%25?q=s:%7C", `{"user":{"id":4.2e1},"name":"Zoë/"}`)
 			r.Header.Set("X-Tenant", "7")
 			got, err := keyUnder(t, key, r.WithContext(context.WithValue(r.Context(), userKey{}, "ann")))
 			require.NoError(t, err)
@@ -51,7 +52,7 @@ func TestTemplatesAgreeWithTheConstructors(t *testing.T) {
 	} {
 		template, err := httplock.Template(text)
 		require.NoError(t, err)
-		r := request(t, http.MethodPost, "/o/a%7Cb%25?q=%25%7C", "")
+		r := testbed.Request(t, http.MethodPost, "/o/a%7Cb%25?q=%25%7C", "")
 		r.Header.Set("X-T", "%|:")
 		got, err := keyUnder(t, template, r)
 		require.NoError(t, err)
@@ -133,7 +134,7 @@ func TestTemplatesThatAreWrong(t *testing.T) {
 		_, err := httplock.Template("x", opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	_, err = new(httplock.KeyTemplate).Key(request(t, http.MethodPost, "/", ""))
+	_, err = new(httplock.KeyTemplate).Key(testbed.Request(t, http.MethodPost, "/", ""))
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
@@ -143,7 +144,7 @@ func TestTemplatesWithoutTheirValues(t *testing.T) {
 	} {
 		key, err := httplock.Template(text, httplock.TemplateValue("user", userID))
 		require.NoError(t, err)
-		_, err = keyUnder(t, key, request(t, http.MethodPost, "/o/1", "{}"))
+		_, err = keyUnder(t, key, testbed.Request(t, http.MethodPost, "/o/1", "{}"))
 		require.Error(t, err)
 		if ours {
 			require.ErrorIs(t, err, core.ErrInvalidOption, text)
@@ -153,7 +154,7 @@ func TestTemplatesWithoutTheirValues(t *testing.T) {
 	}
 	key, err := httplock.Template("{route}")
 	require.NoError(t, err)
-	_, err = key(request(t, http.MethodPost, "/", ""))
+	_, err = key(testbed.Request(t, http.MethodPost, "/", ""))
 	require.ErrorContains(t, err, "was not matched by a route")
 }
 

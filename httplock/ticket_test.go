@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func anyone(*http.Request, delayqueue.Status) bool { return true }
@@ -33,13 +34,13 @@ func (q *fakeQueue) Status(_ context.Context, id string) (delayqueue.Status, err
 	if q.err != nil {
 		return delayqueue.Status{}, q.err
 	}
-	if q.state == "" || id != ticketID {
+	if q.state == "" || id != testbed.TicketID {
 		return delayqueue.Status{}, fmt.Errorf("status: %w", delayqueue.ErrNotFound)
 	}
 	enqueued := time.UnixMilli(1800000000000)
 	return delayqueue.Status{
-		ID: id, Name: secret, Principal: q.principal, State: q.state, Attempts: 2, Conflicts: 3, Losses: 1,
-		EnqueuedAt: enqueued, ExpiresAt: enqueued.Add(time.Minute), Cause: secret,
+		ID: id, Name: testbed.Secret, Principal: q.principal, State: q.state, Attempts: 2, Conflicts: 3, Losses: 1,
+		EnqueuedAt: enqueued, ExpiresAt: enqueued.Add(time.Minute), Cause: testbed.Secret,
 	}, nil
 }
 
@@ -62,7 +63,7 @@ func (q *fakeQueue) Cancel(context.Context, string) error {
 	}
 }
 
-const ticketPath = "/tickets/" + ticketID
+const ticketPath = "/tickets/" + testbed.TicketID
 
 var allStates = []delayqueue.State{
 	delayqueue.StateQueued, delayqueue.StateRunning, delayqueue.StateDone, delayqueue.StateDead, delayqueue.StateExpired, delayqueue.StateCancelled,
@@ -73,22 +74,22 @@ func TestTicketTellsItsState(t *testing.T) {
 		open := state == delayqueue.StateQueued || state == delayqueue.StateRunning
 		status, location := http.StatusOK, ""
 		if state == delayqueue.StateDone {
-			status, location = http.StatusSeeOther, ticketID+"/result"
+			status, location = http.StatusSeeOther, testbed.TicketID+"/result"
 		}
 		h := httplock.TicketsOver(&fakeQueue{state: state}, anyone)
 		for _, method := range []string{http.MethodGet, http.MethodHead} {
-			resp := call(t, h, method, ticketPath, "")
-			require.Equal(t, status, resp.status)
-			require.Equal(t, location, resp.header.Get("Location"))
-			require.Equal(t, "application/json", resp.header.Get("Content-Type"))
-			require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
-			require.Equal(t, open, resp.header.Get("Retry-After") != "")
+			resp := testbed.Call(t, h, method, ticketPath, "")
+			require.Equal(t, status, resp.Status)
+			require.Equal(t, location, resp.Header.Get("Location"))
+			require.Equal(t, "application/json", resp.Header.Get("Content-Type"))
+			require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
+			require.Equal(t, open, resp.Header.Get("Retry-After") != "")
 			if method == http.MethodHead {
-				require.Empty(t, resp.body)
+				require.Empty(t, resp.Body)
 				continue
 			}
 			require.JSONEq(t, fmt.Sprintf(`{"id":%q,"state":%q,"attempts":2,"conflicts":3,
-				"enqueued_at":"2027-01-15T08:00:00.000Z","expires_at":"2027-01-15T08:01:00.000Z"}`, ticketID, state), resp.body)
+				"enqueued_at":"2027-01-15T08:00:00.000Z","expires_at":"2027-01-15T08:01:00.000Z"}`, testbed.TicketID, state), resp.Body)
 		}
 	}
 }
@@ -99,12 +100,12 @@ func TestTicketIsCancelledWhileItIsQueued(t *testing.T) {
 		delayqueue.StateDone: "ticket-ended", delayqueue.StateDead: "ticket-ended", delayqueue.StateExpired: "ticket-ended",
 	} {
 		q := &fakeQueue{state: state}
-		resp := call(t, httplock.TicketsOver(q, anyone), http.MethodDelete, ticketPath, "")
+		resp := testbed.Call(t, httplock.TicketsOver(q, anyone), http.MethodDelete, ticketPath, "")
 		if kind != "" {
-			requireProblem(t, resp, http.StatusConflict, kind, state == delayqueue.StateRunning)
+			testbed.RequireProblem(t, resp, http.StatusConflict, kind, state == delayqueue.StateRunning)
 			continue
 		}
-		require.Equal(t, answer{http.StatusNoContent, http.Header{"Cache-Control": {"no-store"}}, ""}, resp)
+		require.Equal(t, testbed.Answer{Status: http.StatusNoContent, Header: http.Header{"Cache-Control": {"no-store"}}}, resp)
 		require.Equal(t, 1, q.cancelled)
 	}
 }
@@ -115,16 +116,16 @@ func TestTicketShowsItsResult(t *testing.T) {
 	}).Encode()
 	require.NoError(t, err)
 	h := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: stored}, anyone)
-	resp := call(t, h, http.MethodGet, ticketPath+"/result", "")
-	require.Equal(t, answer{http.StatusTeapot, http.Header{
+	resp := testbed.Call(t, h, http.MethodGet, ticketPath+"/result", "")
+	require.Equal(t, testbed.Answer{Status: http.StatusTeapot, Header: http.Header{
 		"Content-Type": {"text/x"}, "Link": {"<a>", "<b>"}, "Content-Length": {"6"},
 		"Cache-Control": {"no-store"}, "X-Content-Type-Options": {"nosniff"},
-	}, "\x00short"}, resp)
-	head := call(t, h, http.MethodHead, ticketPath+"/result", "")
-	require.Equal(t, answer{resp.status, resp.header, ""}, head)
+	}, Body: "\x00short"}, resp)
+	head := testbed.Call(t, h, http.MethodHead, ticketPath+"/result", "")
+	require.Equal(t, testbed.Answer{Status: resp.Status, Header: resp.Header}, head)
 
-	junk := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: []byte(secret)}, anyone)
-	requireProblem(t, call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
+	junk := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: []byte(testbed.Secret)}, anyone)
+	testbed.RequireProblem(t, testbed.Call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 }
 
 func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
@@ -138,14 +139,14 @@ func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 	for _, state := range allStates {
 		handlers["somebody else's, "+string(state)] = httplock.TicketsOver(&fakeQueue{state: state, principal: "ann", result: []byte("x")}, ofAnn)
 	}
-	want := call(t, handlers["unknown"], http.MethodGet, ticketPath, "")
-	requireProblem(t, want, http.StatusNotFound, "no-such-ticket", false)
+	want := testbed.Call(t, handlers["unknown"], http.MethodGet, ticketPath, "")
+	testbed.RequireProblem(t, want, http.StatusNotFound, "no-such-ticket", false)
 	require.Equal(t, 1, unknown.asked)
 	same := func(name string, h http.Handler, method, path string) {
 		t.Run(name+" "+method+" "+path, func(t *testing.T) {
-			resp := call(t, h, method, path, "")
+			resp := testbed.Call(t, h, method, path, "")
 			if method == http.MethodHead {
-				require.Equal(t, answer{want.status, want.header, ""}, resp)
+				require.Equal(t, testbed.Answer{Status: want.Status, Header: want.Header}, resp)
 			} else {
 				require.Equal(t, want, resp)
 			}
@@ -180,36 +181,36 @@ func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {
 func TestNothingIsDoneToATicketThatIsNotTheClients(t *testing.T) {
 	q := &fakeQueue{state: delayqueue.StateQueued, principal: "ann"}
 	h := httplock.TicketsOver(q, func(r *http.Request, s delayqueue.Status) bool { return s.Principal == r.Header.Get("X-User") })
-	require.Equal(t, http.StatusNotFound, call(t, h, http.MethodDelete, ticketPath, "").status)
+	require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodDelete, ticketPath, "").Status)
 	require.Zero(t, q.cancelled)
-	r := request(t, http.MethodDelete, ticketPath, "")
+	r := testbed.Request(t, http.MethodDelete, ticketPath, "")
 	r.Header.Set("X-User", "ann")
-	require.Equal(t, http.StatusNoContent, do(h, r).status)
+	require.Equal(t, http.StatusNoContent, testbed.Do(h, r).Status)
 	require.Equal(t, 1, q.cancelled)
 }
 
 func TestTicketErrors(t *testing.T) {
 	over := func(err error) http.Handler { return httplock.TicketsOver(&fakeQueue{err: err}, anyone) }
-	down, broken := over(fmt.Errorf("status: %w", core.ErrUnavailable)), over(errors.New(secret))
+	down, broken := over(fmt.Errorf("status: %w", core.ErrUnavailable)), over(errors.New(testbed.Secret))
 	for method, detail := range map[string]string{
 		http.MethodGet:    "The state of the ticket could not be read.",
 		http.MethodDelete: "It could not be confirmed that the request was cancelled.",
 	} {
-		resp := call(t, down, method, ticketPath, "")
-		requireProblem(t, resp, http.StatusServiceUnavailable, "unavailable", true)
-		require.Contains(t, resp.body, detail+" Try again later.")
-		resp = call(t, broken, method, ticketPath, "")
-		requireProblem(t, resp, http.StatusInternalServerError, "internal", false)
-		require.Contains(t, resp.body, detail)
+		resp := testbed.Call(t, down, method, ticketPath, "")
+		testbed.RequireProblem(t, resp, http.StatusServiceUnavailable, "unavailable", true)
+		require.Contains(t, resp.Body, detail+" Try again later.")
+		resp = testbed.Call(t, broken, method, ticketPath, "")
+		testbed.RequireProblem(t, resp, http.StatusInternalServerError, "internal", false)
+		require.Contains(t, resp.Body, detail)
 	}
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodOptions, "FROB"} {
-		resp := call(t, down, method, ticketPath, "")
-		require.Equal(t, "GET, HEAD, DELETE", resp.header.Get("Allow"))
-		requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
+		resp := testbed.Call(t, down, method, ticketPath, "")
+		require.Equal(t, "GET, HEAD, DELETE", resp.Header.Get("Allow"))
+		testbed.RequireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
 	}
-	resp := call(t, down, http.MethodDelete, ticketPath+"/result", "")
-	require.Equal(t, "GET, HEAD", resp.header.Get("Allow"))
-	requireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
+	resp := testbed.Call(t, down, http.MethodDelete, ticketPath+"/result", "")
+	require.Equal(t, "GET, HEAD", resp.Header.Get("Allow"))
+	testbed.RequireProblem(t, resp, http.StatusMethodNotAllowed, "method-not-allowed", false)
 }
 
 // Wherever it is mounted, its redirect leads to the result.
@@ -232,21 +233,21 @@ func TestTicketsAreMountedAnywhere(t *testing.T) {
 		"behind a proxy": {http.StripPrefix("/outside", mux), "/outside/tickets/"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			url, client := serve(t, test.h)
+			url, client := testbed.Serve(t, test.h)
 			for method, body := range map[string]string{http.MethodGet: "made", http.MethodHead: ""} {
-				r := toServer(t.Context(), t, url+test.path+ticketID, "")
+				r := testbed.ToServer(t.Context(), t, url+test.path+testbed.TicketID, "")
 				r.Method = method
-				resp, err := send(client, r)
+				resp, err := testbed.Send(client, r)
 				require.NoError(t, err)
-				require.Equal(t, http.StatusCreated, resp.status)
-				require.Equal(t, body, resp.body)
-				require.Equal(t, "no-store", resp.header.Get("Cache-Control"))
+				require.Equal(t, http.StatusCreated, resp.Status)
+				require.Equal(t, body, resp.Body)
+				require.Equal(t, "no-store", resp.Header.Get("Cache-Control"))
 			}
-			r := toServer(t.Context(), t, url+test.path+ticketID, "")
+			r := testbed.ToServer(t.Context(), t, url+test.path+testbed.TicketID, "")
 			r.Method = http.MethodDelete
-			resp, err := send(client, r)
+			resp, err := testbed.Send(client, r)
 			require.NoError(t, err)
-			requireProblem(t, resp, http.StatusConflict, "ticket-ended", false)
+			testbed.RequireProblem(t, resp, http.StatusConflict, "ticket-ended", false)
 		})
 	}
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // What a handler's error is answered with is the response, and is kept like any other.
 func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
-		b := setup(t, env)
-		store, err := idempotency.New(b.rdb, idempotency.WithPrefix(b.prefix))
+		b := testbed.New(t, env)
+		store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
 		require.NoError(t, err)
 		for name, test := range map[string]struct {
 			handler func(x exchange) error
@@ -38,28 +39,28 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 		} {
 			var runs atomic.Int64
 			h := v.start(service{
-				guard: core.NewGuard(b.locker, nil), key: orderKey, options: []httplock.Option{httplock.WithIdempotency(store)},
+				guard: core.NewGuard(b.Locker, nil), key: orderKey, options: []httplock.Option{httplock.WithIdempotency(store)},
 				handler: func(x exchange) error {
 					runs.Add(1)
 					return test.handler(x)
 				},
 			})
-			post := func() answer {
-				r := request(t, http.MethodPost, orderPath, "")
+			post := func() testbed.Answer {
+				r := testbed.Request(t, http.MethodPost, orderPath, "")
 				r.Header.Set("Idempotency-Key", `"`+name+`"`)
-				return do(h, r)
+				return testbed.Do(h, r)
 			}
 			first, second := post(), post()
-			require.Equal(t, test.status, first.status, name)
-			require.Equal(t, test.status, second.status, name)
-			require.Equal(t, first.body, second.body, name)
+			require.Equal(t, test.status, first.Status, name)
+			require.Equal(t, test.status, second.Status, name)
+			require.Equal(t, first.Body, second.Body, name)
 			if test.kept {
 				require.EqualValues(t, 1, runs.Load(), name)
-				require.Equal(t, "true", second.header.Get("Idempotent-Replayed"), name)
-				require.Equal(t, first.header["Content-Type"], second.header["Content-Type"], name)
+				require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), name)
+				require.Equal(t, first.Header["Content-Type"], second.Header["Content-Type"], name)
 			} else {
 				require.EqualValues(t, 2, runs.Load(), name)
-				require.NotContains(t, second.header, "Idempotent-Replayed", name)
+				require.NotContains(t, second.Header, "Idempotent-Replayed", name)
 			}
 		}
 	})

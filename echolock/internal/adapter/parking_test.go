@@ -14,16 +14,17 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 func TestParkedRequestsAreReplayed(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
-		b := setup(t, env)
-		queue, err := delayqueue.New(b.rdb, "ship", delayqueue.WithPrefix(b.prefix))
+		b := testbed.New(t, env)
+		queue, err := delayqueue.New(b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
 		require.NoError(t, err)
 		fail, replays := true, 0
 		h := v.start(service{
-			at: "use", guard: core.NewGuard(b.locker, delayqueue.Policy(queue)), key: httplock.Join(orderKey, httplock.JSONField("", "n")),
+			at: "use", guard: core.NewGuard(b.Locker, delayqueue.Policy(queue)), key: httplock.Join(orderKey, httplock.JSONField("", "n")),
 			skip: true, errors: true, // what is parked is no error
 			options: []httplock.Option{
 				httplock.WithStatusPath("/tickets/"),
@@ -38,7 +39,7 @@ func TestParkedRequestsAreReplayed(t *testing.T) {
 				assert.True(t, replayed)
 				lease, held := x.lease()
 				if assert.True(t, held) {
-					assert.Equal(t, "order:"+secret+"|7", lease.Key())
+					assert.Equal(t, testbed.OrderKey+"|7", lease.Key())
 				}
 				body, err := io.ReadAll(x.Request().Body)
 				assert.NoError(t, err)
@@ -49,13 +50,13 @@ func TestParkedRequestsAreReplayed(t *testing.T) {
 				return x.String(http.StatusCreated, x.Param("id")[:2]+string(body))
 			},
 		})
-		release := b.hold(t, "order:"+secret+"|7")
-		parked := do(h, request(t, http.MethodPost, orderPath, `{"n":7.0}`))
-		require.Equal(t, http.StatusAccepted, parked.status, parked.body)
-		id := strings.TrimPrefix(parked.header.Get("Location"), "/tickets/")
+		release := b.HoldKey(t, testbed.OrderKey+"|7")
+		parked := testbed.Do(h, testbed.Request(t, http.MethodPost, orderPath, `{"n":7.0}`))
+		require.Equal(t, http.StatusAccepted, parked.Status, parked.Body)
+		id := strings.TrimPrefix(parked.Header.Get("Location"), "/tickets/")
 		require.Zero(t, replays)
 
-		worker, err := delayqueue.NewWorker(queue, b.locker, httplock.Replay(h))
+		worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h))
 		require.NoError(t, err)
 		require.NoError(t, worker.Start())
 		t.Cleanup(func() { _ = worker.Stop(context.Background()) })
@@ -65,29 +66,29 @@ func TestParkedRequestsAreReplayed(t *testing.T) {
 		require.Equal(t, delayqueue.StateDone, status.State, status.Cause)
 		require.Equal(t, 2, status.Attempts)
 		tickets := httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })
-		result := call(t, tickets, http.MethodGet, "/tickets/"+id+"/result")
-		require.Equal(t, http.StatusCreated, result.status)
-		require.Equal(t, secret[:2]+`{"n":7.0}`, result.body)
+		result := testbed.Call(t, tickets, http.MethodGet, "/tickets/"+id+"/result", "")
+		require.Equal(t, http.StatusCreated, result.Status)
+		require.Equal(t, testbed.Secret[:2]+`{"n":7.0}`, result.Body)
 	})
 }
 
 func TestReplayThatMayNotRun(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		for _, returned := range []bool{false, true} {
-			b := setup(t, redistest.Embedded(t))
-			queue, err := delayqueue.New(b.rdb, "ship", delayqueue.WithPrefix(b.prefix))
+			b := testbed.New(t, redistest.Embedded(t))
+			queue, err := delayqueue.New(b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
 			require.NoError(t, err)
 			h := v.start(service{
-				guard: core.NewGuard(b.locker, delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
+				guard: core.NewGuard(b.Locker, delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
 				options: []httplock.Option{
 					httplock.WithStatusPath("/tickets/"),
 					httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },
 						func(*http.Request, string) error { return httplock.ErrForbidden }),
 				},
 			})
-			release := b.hold(t, "order:"+secret)
-			id := strings.TrimPrefix(call(t, h, http.MethodPost, orderPath).header.Get("Location"), "/tickets/")
-			worker, err := delayqueue.NewWorker(queue, b.locker, httplock.Replay(h))
+			release := b.Hold(t)
+			id := strings.TrimPrefix(testbed.Call(t, h, http.MethodPost, orderPath, "").Header.Get("Location"), "/tickets/")
+			worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h))
 			require.NoError(t, err)
 			require.NoError(t, worker.Start())
 			t.Cleanup(func() { _ = worker.Stop(context.Background()) })
@@ -96,7 +97,7 @@ func TestReplayThatMayNotRun(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, delayqueue.StateDone, status.State, status.Cause)
 			tickets := httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })
-			require.Equal(t, http.StatusForbidden, call(t, tickets, http.MethodGet, "/tickets/"+id+"/result").status)
+			require.Equal(t, http.StatusForbidden, testbed.Call(t, tickets, http.MethodGet, "/tickets/"+id+"/result", "").Status)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package adapter_test
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -40,8 +39,6 @@ type service struct {
 	skip    bool // a Skipper by X-Skip
 	errors  bool // ReturnErrors
 	routes  httplock.Routes
-	// recover is where Recover stands: "", "outside" or "inside".
-	recover string
 	// around sees the request in front of the guard, and the error behind it.
 	around func(c seen, next func() error) error
 	// onError sees what reaches the error handler.
@@ -99,34 +96,24 @@ func start4(s service) http.Handler {
 		}
 		e.DefaultHTTPErrorHandler(err, c)
 	}
-	quiet := func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c echo.Context) error { return recovered(func() error { return next(c) }) }
-	}
-	if s.recover == "outside" {
-		e.Use(quiet)
-	}
 	if s.around != nil {
 		e.Use(func(next echo.HandlerFunc) echo.HandlerFunc {
 			return func(c echo.Context) error { return s.around(c, func() error { return next(c) }) }
 		})
 	}
-	mws := []echo.MiddlewareFunc{guard}
-	if s.recover == "inside" {
-		mws = append(mws, quiet)
-	}
 	var group *echo.Group
 	var ofRoute []echo.MiddlewareFunc
 	switch s.at {
 	case "pre":
-		e.Pre(mws...)
+		e.Pre(guard)
 		group = e.Group(base)
 	case "use":
-		e.Use(mws...)
+		e.Use(guard)
 		group = e.Group(base)
 	case "group":
-		group = e.Group(base, mws...)
+		group = e.Group(base, guard)
 	default:
-		group, ofRoute = e.Group(base), mws
+		group, ofRoute = e.Group(base), append(ofRoute, guard)
 	}
 	for _, path := range paths {
 		group.Match([]string{"GET", "HEAD", "POST", "PUT"}, path, func(c echo.Context) error {
@@ -155,34 +142,24 @@ func start5(s service) http.Handler {
 		}
 		plain(c, err)
 	}
-	quiet := func(next echo5.HandlerFunc) echo5.HandlerFunc {
-		return func(c *echo5.Context) error { return recovered(func() error { return next(c) }) }
-	}
-	if s.recover == "outside" {
-		e.Use(quiet)
-	}
 	if s.around != nil {
 		e.Use(func(next echo5.HandlerFunc) echo5.HandlerFunc {
 			return func(c *echo5.Context) error { return s.around(c, func() error { return next(c) }) }
 		})
 	}
-	mws := []echo5.MiddlewareFunc{guard}
-	if s.recover == "inside" {
-		mws = append(mws, quiet)
-	}
 	var group *echo5.Group
 	var ofRoute []echo5.MiddlewareFunc
 	switch s.at {
 	case "pre":
-		e.Pre(mws...)
+		e.Pre(guard)
 		group = e.Group(base)
 	case "use":
-		e.Use(mws...)
+		e.Use(guard)
 		group = e.Group(base)
 	case "group":
-		group = e.Group(base, mws...)
+		group = e.Group(base, guard)
 	default:
-		group, ofRoute = e.Group(base), mws
+		group, ofRoute = e.Group(base), append(ofRoute, guard)
 	}
 	for _, path := range paths {
 		for _, method := range []string{"GET", "POST", "PUT"} { // GET has HEAD with it
@@ -192,18 +169,4 @@ func start5(s service) http.Handler {
 		}
 	}
 	return e
-}
-
-// recovered turns a panic into an error, as echo's Recover does.
-func recovered(next func() error) (err error) {
-	defer func() {
-		switch p := recover(); p {
-		case nil:
-		case http.ErrAbortHandler:
-			panic(p)
-		default:
-			err = fmt.Errorf("panic: %v", p)
-		}
-	}()
-	return next()
 }

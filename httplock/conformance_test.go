@@ -1,0 +1,9 @@
+package httplock_test
+
+import (
+	"testing"
+
+	"github.com/perkey-go/perkey/internal/conformance"
+)
+
+func TestConformance(t *testing.T) { conformance.Run(t, conformance.NetHTTP()) }

@@ -1,0 +1,151 @@
+package conformance
+
+import (
+	"net/http"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
+)
+
+var (
+	safeMethods  = []string{http.MethodGet, http.MethodHead, http.MethodOptions}
+	otherMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodTrace, "FROB"}
+)
+
+// everyMethod is an app that serves the order for all methods.
+func everyMethod(h Handler, chain ...Step) App {
+	var app App
+	for _, method := range append(append([]string{}, safeMethods...), otherMethods...) {
+		app.Routes = append(app.Routes, order(method, h, chain...))
+	}
+	return app
+}
+
+func safeMethodsPass(t *trial) {
+	b, proxy := t.breakable()
+	handler := Handler(t.mustNotRun)
+	s := t.serve(everyMethod(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) }, lock(b, nil)))
+	b.Hold(t)
+	for _, method := range otherMethods {
+		require.Equal(t, http.StatusConflict, t.send(s, method, testbed.OrderPath, "").Status, method)
+	}
+	handler = ok
+	proxy.Refuse(true)
+	for _, method := range safeMethods {
+		require.Equal(t, http.StatusOK, t.send(s, method, testbed.OrderPath, "").Status, method)
+	}
+	proxy.Refuse(false)
+}
+
+func safeMethodsLocked(t *trial) {
+	b := t.bed()
+	handler := Handler(t.mustNotRun)
+	s := t.serve(everyMethod(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) },
+		lock(b, nil, httplock.LockSafeMethods())))
+	release := b.Hold(t)
+	for _, method := range safeMethods {
+		resp := t.send(s, method, testbed.OrderPath, "")
+		require.Equal(t, http.StatusConflict, resp.Status, method)
+		require.Equal(t, "application/problem+json", resp.Header.Get("Content-Type"))
+		require.NotEmpty(t, resp.Header.Get("Retry-After"))
+		require.Equal(t, method == http.MethodHead, resp.Body == "", "HEAD has no body")
+	}
+	release()
+	handler = ok
+	for _, method := range safeMethods {
+		require.Equal(t, http.StatusOK, t.send(s, method, testbed.OrderPath, "").Status, method)
+	}
+	b.RequireFree(t)
+}
+
+func safeMethodsShared(t *trial) {
+	b := t.bed()
+	inside := make(chan string, len(safeMethods))
+	release := make(chan struct{})
+	held := true
+	app := everyMethod(t.mustNotRun, lock(b, nil, httplock.SharedForSafeMethods()))
+	for i := range safeMethods {
+		app.Routes[i].Handler = func(w http.ResponseWriter, r *http.Request) error {
+			if held {
+				return t.mustNotRun(w, r)
+			}
+			inside <- r.Method
+			t.pause(release)
+			return ok(w, r)
+		}
+	}
+	s := t.serve(app)
+
+	free := b.Hold(t)
+	for _, method := range safeMethods {
+		require.Equal(t, http.StatusConflict, t.send(s, method, testbed.OrderPath, "").Status, method)
+	}
+	free()
+	held = false
+
+	statuses := make(chan int, len(safeMethods))
+	for _, method := range safeMethods {
+		r := t.request(s, method, testbed.OrderPath, "")
+		go func() {
+			resp, err := testbed.Send(s.client, r)
+			assert.NoError(t, err)
+			statuses <- resp.Status
+		}()
+	}
+	for range safeMethods {
+		await(t, inside, "safe methods run at the same time")
+	}
+	testbed.RequireProblem(t, t.post(s, ""), http.StatusConflict, "conflict", true)
+	close(release)
+	for range safeMethods {
+		require.Equal(t, http.StatusOK, await(t, statuses, "the response"))
+	}
+	b.RequireFree(t)
+}
+
+func skips(t *trial) {
+	b := t.bed()
+	b.Hold(t)
+	dry := httplock.Skip(func(r *http.Request) bool { return r.Header.Get("X-Dry-Run") != "" })
+	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
+		assert.NotEmpty(t, r.Header.Get("X-Dry-Run"), "the handler ran")
+		return ok(w, r)
+	}, lock(b, nil, dry)))
+	require.Equal(t, http.StatusConflict, t.post(s, "").Status)
+	r := t.request(s, http.MethodPost, testbed.OrderPath, "")
+	r.Header.Set("X-Dry-Run", "1")
+	resp, err := testbed.Send(s.client, r)
+	require.NoError(t, err)
+	t.requireOK(resp)
+}
+
+// unmatched checks an app whose guard is for POST of the order, and needs Redis,
+// which is away.
+func unmatched(t *trial, b *testbed.Bed, app App) {
+	t.Helper()
+	s := t.serve(app)
+	require.Equal(t, http.StatusNotFound, t.send(s, http.MethodPost, "/nowhere", "").Status)
+	// Which of the two is the framework's choice.
+	require.Contains(t, []int{http.StatusNotFound, http.StatusMethodNotAllowed}, t.send(s, http.MethodPut, testbed.OrderPath, "").Status)
+	testbed.RequireProblem(t, t.post(s, ""), http.StatusServiceUnavailable, "unavailable", true)
+	require.Empty(t, b.Conflicts)
+}
+
+func unmatchedBesideGuarded(t *trial) {
+	b, proxy := t.breakable()
+	proxy.Refuse(true)
+	unmatched(t, b, orders(t.mustNotRun, lock(b, nil)))
+}
+
+func unmatchedEngine(t *trial) {
+	b, proxy := t.breakable()
+	proxy.Refuse(true)
+	key := func(*http.Request) (string, error) { return testbed.OrderKey, nil }
+	app := orders(t.mustNotRun)
+	app.Use = []Step{Lock{core.NewGuard(b.Locker, nil), key, nil}}
+	unmatched(t, b, app)
+}

@@ -1,0 +1,286 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/conformance"
+)
+
+// mutants are mistakes that adapters could make.
+var mutants = map[string]mutant{
+	"does not lock": {
+		perKey: func(conformance.Lock) toyHandler { return (*toyContext).next },
+		fails: map[string]string{
+			"runs under its lease": "no lease in the request's ctx", "one at a time": "two handlers inside",
+			"refuses with 409": "the handler ran", "503 without Redis": "the handler ran", "key errors": "the handler ran",
+			"misconfigured refuses all": "the handler ran", "LockSafeMethods": "the handler ran", "Skip": "the handler ran",
+		},
+	},
+	"does not stop the chain": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			if !m.Serve(x) {
+				_ = c.next()
+			}
+		}),
+		fails: map[string]string{"refuses with 409": "the handler ran", "forbidden replay never runs": "the handler ran"},
+	},
+	"gives the key back early": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			rest := x.Next
+			var locked *http.Request
+			x.Next = func(r *http.Request) { locked = r }
+			if m.Serve(x) {
+				rest(locked.WithContext(context.WithoutCancel(locked.Context())))
+			}
+		}),
+		fails: map[string]string{
+			"runs under its lease": "the key is not held", "one at a time": "two handlers inside", "waits": "two handlers inside",
+			"Hijack": "the key is not held", "Flush": "the key is not held",
+		},
+	},
+	"gives the key back when the client leaves": {
+		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				next(r)
+			}()
+			select {
+			case <-over:
+			case <-r.Context().Done():
+			}
+		}),
+		fails: map[string]string{"client gone mid-handler": "the key is not held"},
+	},
+	"does not give the key back": {
+		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
+			defer func() {
+				if lease, held := core.LeaseFrom(r.Context()); held {
+					_, _ = lease.Detach(context.Background())
+				}
+			}()
+			next(r)
+		}),
+		fails: map[string]string{
+			"runs under its lease": "the key is not free", "panic, recovery inside": "the key is not free",
+			"panic, no recovery": "the key is not free", "parks and replays": "",
+		},
+	},
+	"hands on the request that came": {
+		perKey: next(func(c *toyContext, _ *http.Request, next func(*http.Request)) { next(c.r) }),
+		fails:  map[string]string{"runs under its lease": "no lease in the request's ctx", "body is whole after waiting": ""},
+	},
+	"forgets the body": {
+		perKey: next(func(c *toyContext, r *http.Request, next func(*http.Request)) { next(c.r.WithContext(r.Context())) }),
+		fails:  map[string]string{"body is whole after waiting": "Not equal", "body replaced by the key function": "Not equal"},
+	},
+	"shows the key function a copy": {
+		perKey: func(l conformance.Lock) toyHandler {
+			key := l.Key
+			l.Key = func(r *http.Request) (string, error) { return key(r.Clone(r.Context())) }
+			return perKey(l)
+		},
+		fails: map[string]string{"body replaced by the key function": "hello!"},
+	},
+	"hides the route from the key function": {
+		perKey: func(l conformance.Lock) toyHandler {
+			key := l.Key
+			l.Key = func(r *http.Request) (string, error) {
+				return httplock.Match{}.Key(key, r)
+			}
+			return perKey(l)
+		},
+		fails: map[string]string{"key functions see the route": "500"},
+	},
+	"cuts bodies": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			c.r.Body, c.r.ContentLength = io.NopCloser(io.LimitReader(c.r.Body, 1000)), -1
+			m.Serve(x)
+		}),
+		fails: map[string]string{"body over the cap is not parked": "413"},
+	},
+	"does not restore the request": {
+		perKey: next(func(c *toyContext, r *http.Request, _ func(*http.Request)) {
+			c.r = r
+			_ = c.next()
+		}),
+		fails: map[string]string{"request restored": "is not there after"},
+	},
+	"does not restore the request after a panic": {
+		perKey: next(func(c *toyContext, r *http.Request, _ func(*http.Request)) {
+			outer := c.r
+			c.r = r
+			_ = c.next()
+			c.r = outer
+		}),
+		fails: map[string]string{"request restored": "is not there after", "panic, recovery outside": "is not there after"},
+	},
+	"swallows panics": {
+		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
+			defer func() { _ = recover() }()
+			next(r)
+		}),
+		fails: map[string]string{
+			"panic, recovery outside": "500", "panic, no recovery": "EOF", "failed replays are tried again": "the ticket becomes dead",
+		},
+	},
+	"panics with something else": {
+		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
+			defer func() {
+				if v := recover(); v != nil {
+					panic(fmt.Sprint("toy: ", v))
+				}
+			}()
+			next(r)
+		}),
+		fails: map[string]string{
+			"panic, recovery outside": "the panic passes through as it was", "panic, no recovery": "the server knows this panic",
+		},
+	},
+	"swallows panics of the key function": {
+		perKey: func(l conformance.Lock) toyHandler {
+			key := l.Key
+			l.Key = func(r *http.Request) (k string, err error) {
+				defer func() {
+					if v := recover(); v != nil {
+						err = errors.New("toy: panic")
+					}
+				}()
+				return key(r)
+			}
+			return perKey(l)
+		},
+		fails: map[string]string{"panic of the key function": "mine"},
+	},
+	"adds a header to refusals": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			rest := x.Next
+			c.w.Header().Set("X-Toy", "1")
+			x.Next = func(r *http.Request) {
+				c.w.Header().Del("X-Toy")
+				rest(r)
+			}
+			m.Serve(x)
+		}),
+		fails: map[string]string{"refusals are the same bytes": "X-Toy"},
+	},
+	"names the path": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Name = c.r.Method + " " + c.r.URL.Path
+			m.Serve(x)
+		}),
+		fails: map[string]string{"names the route": "of the route, not of the request"},
+	},
+	"does not know the route": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) { m.Serve(x) }),
+		hoist:  true,
+		fails:  map[string]string{"unmatched routes, guarded routes": "404", "unmatched routes, guarded engine": "404"},
+	},
+	"has a time-out of its own": {
+		perKey: withCtx(func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, time.Millisecond)
+		}),
+		fails: map[string]string{"waits": ""},
+	},
+	"does not notice that the client left": {
+		perKey: withCtx(func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithoutCancel(ctx), func() {}
+		}),
+		fails: map[string]string{"client gone while waiting": "the waiter leaves", "client gone mid-handler": "the handler returns"},
+	},
+	"loses what the ctx carries": {
+		perKey: withCtx(func(ctx context.Context) (context.Context, context.CancelFunc) { return noValues{ctx}, func() {} }),
+		fails:  map[string]string{"same key passes without Redis": "503"},
+	},
+	"takes any lease for its own": {
+		perKey: func(l conformance.Lock) toyHandler {
+			lock := perKey(l)
+			return func(c *toyContext) error {
+				if _, held := core.LeaseFrom(c.r.Context()); held {
+					return c.next()
+				}
+				return lock(c)
+			}
+		},
+		fails: map[string]string{"inner conflict is the inner guard's": "409"},
+	},
+	"runs replays twice": {
+		perKey: next(func(c *toyContext, r *http.Request, next func(*http.Request)) {
+			if _, replayed := httplock.Replayed(r.Context()); replayed {
+				rest := c.rest
+				next(r)
+				c.rest = rest
+			}
+			next(r)
+		}),
+		fails: map[string]string{"parks and replays": "", "parked requests run once and alone": ""},
+	},
+	"takes a response for begun": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Written = nil
+			m.Serve(x)
+		}),
+		fails: map[string]string{"lost lease": "unexpected EOF", "refusals are the same bytes": "outcome unknown"},
+	},
+	"does not know that a response was begun": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Written = func() bool { return false }
+			m.Serve(x)
+		}),
+		fails: map[string]string{"lost lease after the response was begun": "the response is the handler's"},
+	},
+	"drops errors": {
+		perKey: serveErr(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange, _ *error) error {
+			m.Serve(x)
+			return nil
+		}),
+		fails: map[string]string{"handler's error is the framework's": "500"},
+	},
+	"answers errors itself": {
+		perKey: serveErr(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange, err *error) error {
+			m.Serve(x)
+			if errors.Is(*err, core.ErrConflict) {
+				http.Error(c.w, "conflict", http.StatusConflict)
+			}
+			return *err
+		}),
+		fails: map[string]string{"handler's error is the framework's": "409"},
+	},
+	"wraps the writer": {
+		perKey: next(func(c *toyContext, r *http.Request, next func(*http.Request)) {
+			outer := c.w
+			defer func() { c.w = outer }()
+			c.w = struct{ http.ResponseWriter }{outer}
+			next(r)
+		}),
+		fails: map[string]string{
+			"Flush": "not supported", "Hijack": "not supported", "ResponseController": "not supported",
+			"SSE for longer than the lease": "not supported",
+		},
+	},
+	"serves a copy of the request": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Request = c.r.Clone(c.r.Context())
+			m.Serve(x)
+		}),
+		fails: map[string]string{"uploaded files are removed": "the server removes the file"},
+	},
+	"locks safe methods": {
+		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.LockSafeMethods()) }),
+		fails:  map[string]string{"safe methods pass": "200"},
+	},
+	"drops the options": {
+		perKey: options(func([]httplock.Option) []httplock.Option { return nil }),
+		fails: map[string]string{
+			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "misconfigured refuses all": "the handler ran",
+			"body over the cap is not parked": "413",
+		},
+	},
+}

@@ -1,0 +1,263 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// quiet keeps what is meant to go wrong out of the tests' output.
+func quiet() httplock.Option { return httplock.WithLogger(slog.New(slog.DiscardHandler)) }
+
+// depot is a site that parks, and whose tickets can be seen.
+type depot struct {
+	*testbed.Bed
+	*site
+	queue *delayqueue.Queue
+}
+
+// openDepot serves h at the order, behind a guard that parks, and whatever is
+// between the two.
+func (t *trial) openDepot(h Handler, configure func(b *testbed.Bed, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *depot {
+	t.Helper()
+	d := &depot{Bed: t.bed()}
+	var err error
+	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(d.Prefix)}, opts...)...)
+	require.NoError(t, err)
+	l, behind := configure(d.Bed, d.queue)
+	l.Options = append(l.Options, httplock.WithStatusPath("/tickets/"), quiet())
+	tickets := func(w http.ResponseWriter, r *http.Request) error {
+		httplock.TicketHandler(d.queue, func(*http.Request, delayqueue.Status) bool { return true }).ServeHTTP(w, r)
+		return nil
+	}
+	app := orders(h, append([]Step{l}, behind...)...)
+	app.Routes = append(app.Routes,
+		Route{Method: http.MethodGet, Pattern: "/tickets/{ticket}", Handler: tickets},
+		Route{Method: http.MethodGet, Pattern: "/tickets/{ticket}/result", Handler: tickets})
+	d.site = t.serve(app)
+	return d
+}
+
+// parks is how most depots are configured.
+func parks(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	return lock(b, delayqueue.Policy(q)), nil
+}
+
+// work starts a worker that replays through the engine.
+func (t *trial) work(d *depot) {
+	t.Helper()
+	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.engine),
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	require.NoError(t, w.Start())
+	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+}
+
+// park posts what must be parked, and returns where its ticket is.
+func (t *trial) park(d *depot, query, body string) (location string) {
+	t.Helper()
+	resp := t.send(d.site, http.MethodPost, testbed.OrderPath+query, body)
+	return testbed.RequireParked(t, resp)
+}
+
+// ended waits for a state of the ticket.
+func (t *trial) ended(d *depot, location string, state delayqueue.State) delayqueue.Status {
+	t.Helper()
+	var s delayqueue.Status
+	t.eventually(func() bool {
+		var err error
+		s, err = d.queue.Status(t.Context(), strings.TrimPrefix(location, "/tickets/"))
+		require.NoError(t, err)
+		return s.State == state
+	}, "the ticket becomes "+string(state))
+	return s
+}
+
+func parksAndReplays(t *trial) {
+	var ran atomic.Int64
+	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+		ran.Add(1)
+		parked, replayed := httplock.Replayed(r.Context())
+		assert.True(t, replayed)
+		assert.NotEmpty(t, parked.ID)
+		lease, held := core.LeaseFrom(r.Context())
+		if assert.True(t, held, "no lease in the replay's ctx") {
+			assert.Equal(t, testbed.OrderKey, lease.Key())
+		}
+		assert.Equal(t, testbed.OrderPath+"?x=1&x=2", r.RequestURI)
+		assert.Equal(t, []string{"1", "2"}, r.URL.Query()["x"])
+		assert.Empty(t, r.Host)
+		assert.Equal(t, text(100_000), readTwice(t, r))
+		w.Header().Set("Content-Type", "text/plain")
+		w.Header().Set("Set-Cookie", "session="+testbed.Secret)
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_, err := io.WriteString(w, "done\n")
+		assert.NoError(t, err)
+		assert.NoError(t, http.NewResponseController(w).Flush(), "a stream that nobody listens to")
+		_, err = io.WriteString(w, "and done\n")
+		return err
+	}, parks)
+	release := d.Hold(t)
+	location := t.park(d, "?x=1&x=2", text(100_000))
+	require.Equal(t, http.StatusOK, t.send(d.site, http.MethodGet, location, "").Status)
+	t.work(d)
+	require.Zero(t, ran.Load(), "the key is held")
+	release()
+	require.Equal(t, 1, t.ended(d, location, delayqueue.StateDone).Attempts)
+
+	ticket := t.send(d.site, http.MethodGet, location, "")
+	require.Equal(t, http.StatusSeeOther, ticket.Status, ticket.Body)
+	result := t.send(d.site, http.MethodGet, location+"/result", "")
+	require.Equal(t, http.StatusUnprocessableEntity, result.Status)
+	require.Equal(t, "done\nand done\n", result.Body)
+	require.Equal(t, "text/plain", result.Header.Get("Content-Type"))
+	require.NotContains(t, result.Header, "Set-Cookie")
+	require.EqualValues(t, 1, ran.Load())
+	d.RequireFree(t)
+}
+
+func parkedRunOnce(t *trial) {
+	const requests = 30
+	var inside atomic.Int64
+	var mu sync.Mutex
+	ran := map[string]int{}
+	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+		assert.EqualValues(t, 1, inside.Add(1), "handlers inside")
+		body := readTwice(t, r)
+		time.Sleep(2 * time.Millisecond) // room for others to come in
+		inside.Add(-1)
+		mu.Lock()
+		defer mu.Unlock()
+		ran[body]++
+		return ok(w, r)
+	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+		return lock(b, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(q)}), nil
+	})
+	release := d.Hold(t)
+	t.park(d, "", "first")
+	t.work(d)
+	var wg sync.WaitGroup
+	for i := range requests {
+		r := t.request(d.site, http.MethodPost, testbed.OrderPath, fmt.Sprint(i))
+		wg.Go(func() {
+			resp, err := testbed.Send(d.client, r)
+			if assert.NoError(t, err) {
+				assert.Contains(t, []int{http.StatusOK, http.StatusAccepted}, resp.Status)
+			}
+		})
+		if i == requests/2 {
+			release()
+		}
+	}
+	wg.Wait()
+	t.eventually(func() bool {
+		stats, err := d.queue.Stats(t.Context())
+		return err == nil && stats.Queued+stats.Running+stats.Dead == 0
+	}, "the queue is empty")
+	mu.Lock()
+	defer mu.Unlock()
+	require.Len(t, ran, requests+1)
+	for body, times := range ran {
+		require.Equal(t, 1, times, body)
+	}
+}
+
+func overTheCap(t *trial) {
+	b := t.bed()
+	b.Hold(t)
+	parking := &testbed.Parking{}
+	s := t.serve(orders(t.mustNotRun, lock(b, parking, httplock.WithMaxBody(1000))))
+	for _, size := range []int{1000, 1001} {
+		for _, chunked := range []bool{false, true} {
+			before := len(parking.Parked())
+			r := t.request(s, http.MethodPost, testbed.OrderPath, text(size))
+			if chunked {
+				r.ContentLength = -1
+			}
+			resp, err := testbed.Send(s.client, r)
+			require.NoError(t, err)
+			if size == 1000 {
+				require.Equal(t, http.StatusAccepted, resp.Status)
+				require.Len(t, parking.Parked(), before+1)
+				continue
+			}
+			testbed.RequireProblem(t, resp, http.StatusRequestEntityTooLarge, "body-too-large", false)
+			require.Len(t, parking.Parked(), before, "nothing is stored")
+		}
+	}
+}
+
+func failedReplays(t *trial) {
+	inner := make(chan *testbed.Bed, 1)
+	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+		switch r.URL.RawQuery {
+		case "panic":
+			panic("boom")
+		case "502":
+			w.WriteHeader(http.StatusBadGateway)
+			return nil
+		}
+		return ok(w, r)
+	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+		inner <- b
+		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
+		return lock(b, delayqueue.Policy(q)), []Step{Lock{core.NewGuard(b.Locker, delayqueue.Policy(q)), key, []httplock.Option{quiet()}}}
+	}, delayqueue.WithMaxAttempts(2))
+	b := <-inner
+	release := d.Hold(t)
+	panicked := t.park(d, "?panic", "")
+	failed := t.park(d, "?502", "")
+	conflicting := t.park(d, "?held", "")
+	releaseInner := b.HoldKey(t, "inner:held")
+	t.work(d)
+	release()
+	for location, cause := range map[string]string{panicked: "boom", failed: "status 502"} {
+		s := t.ended(d, location, delayqueue.StateDead)
+		require.Equal(t, 2, s.Attempts)
+		require.Contains(t, s.Cause, cause)
+	}
+	t.eventually(func() bool {
+		s, err := d.queue.Status(t.Context(), strings.TrimPrefix(conflicting, "/tickets/"))
+		return err == nil && s.Conflicts > 0
+	}, "the inner conflict is counted")
+	stats, err := d.queue.Stats(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, stats.Queued+stats.Running, "it is not parked again")
+	releaseInner()
+	require.Equal(t, 1, t.ended(d, conflicting, delayqueue.StateDone).Attempts, "a conflict is no attempt")
+}
+
+func forbiddenReplay(t *trial) {
+	reached := make(chan string, 10)
+	d := t.openDepot(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+		return lock(b, delayqueue.Policy(q), httplock.WithPrincipal(
+				func(*http.Request) (string, error) { return "bob", nil },
+				func(_ *http.Request, principal string) error {
+					reached <- principal
+					return httplock.ErrForbidden
+				})),
+			nil
+	})
+	release := d.Hold(t)
+	location := t.park(d, "", "")
+	t.work(d)
+	release()
+	t.ended(d, location, delayqueue.StateDone)
+	require.Equal(t, "bob", <-reached)
+	testbed.RequireProblem(t, t.send(d.site, http.MethodGet, location+"/result", ""), http.StatusForbidden, "forbidden", false)
+}

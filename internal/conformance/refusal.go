@@ -1,0 +1,292 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/retry"
+)
+
+func refuses(t *trial) {
+	b := t.bed()
+	for name, policy := range map[string]core.ConflictPolicy{
+		"reject":                nil,
+		"retry used up":         retry.Policy{MaxWait: 10 * time.Millisecond},
+		"retry, then reject":    retry.Policy{MaxAttempts: 2, Initial: time.Millisecond},
+		"a policy's own answer": testbed.Failing{Err: fmt.Errorf("policy: %w", core.ErrConflict)},
+	} {
+		release := b.Hold(t)
+		reached, handler := false, Handler(t.mustNotRun)
+		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) },
+			lock(b, policy), Middleware(func(c Context) error {
+				reached = true
+				return c.Next()
+			})))
+		testbed.RequireProblem(t, t.post(s, "body"), http.StatusConflict, "conflict", true)
+		require.False(t, reached, "%s: middleware behind the guard ran", name)
+		release()
+		b.RequireFree(t) // a call that has just left may be handed the key for an instant
+		handler = ok
+		t.requireOK(t.post(s, "body"))
+	}
+}
+
+func namesTheRoute(t *trial) {
+	b := t.bed()
+	b.Hold(t)
+	s := t.serve(orders(t.mustNotRun, lock(b, nil)))
+	t.post(s, "")
+	name := await(t, b.Conflicts, "the conflict").Name
+	method, pattern, _ := strings.Cut(name, " ")
+	require.Equal(t, http.MethodPost, method)
+	require.True(t, strings.HasPrefix(pattern, "/orders/"), name)
+	require.NotContains(t, name, testbed.Secret, "the name is of the route, not of the request")
+}
+
+func unavailable(t *trial) {
+	b, proxy := t.breakable()
+	for name, policy := range map[string]core.ConflictPolicy{"reject": nil, "wait": testbed.Patient{}, "park": &testbed.Parking{}} {
+		handler := Handler(t.mustNotRun)
+		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) }, lock(b, policy)))
+		proxy.Refuse(true)
+		testbed.RequireProblem(t, t.post(s, "body"), http.StatusServiceUnavailable, "unavailable", true)
+		proxy.Refuse(false)
+		handler = ok
+		t.eventually(func() bool { return t.post(s, "body").Status == http.StatusOK }, name+": Redis is back")
+	}
+}
+
+func keyErrors(t *trial) {
+	b, proxy := t.breakable()
+	proxy.Refuse(true) // Redis has no part in this
+	for name, test := range map[string]struct {
+		key    string
+		err    error
+		status int
+		kind   string
+	}{
+		"client's fault":           {"", httplock.BadKey(errors.New(testbed.Secret)), http.StatusBadRequest, "bad-key"},
+		"client's fault, wrapped":  {"", fmt.Errorf("key: %w", httplock.BadKey(nil)), http.StatusBadRequest, "bad-key"},
+		"invalid, by the function": {"", fmt.Errorf("key: %w", core.ErrInvalidKey), http.StatusBadRequest, "bad-key"},
+		"empty":                    {"", nil, http.StatusBadRequest, "bad-key"},
+		"too long":                 {strings.Repeat(testbed.Secret, 100), nil, http.StatusBadRequest, "bad-key"},
+		"control bytes":            {testbed.Secret + "\n", nil, http.StatusBadRequest, "bad-key"},
+		"ours":                     {"", errors.New(testbed.Secret), http.StatusInternalServerError, "internal"},
+	} {
+		said := &testbed.Log{}
+		key := func(*http.Request) (string, error) { return test.key, test.err }
+		s := t.serve(orders(t.mustNotRun, Lock{core.NewGuard(b.Locker, nil), key, []httplock.Option{httplock.WithLogger(said.Logger())}}))
+		testbed.RequireProblem(t, t.post(s, ""), test.status, test.kind, false)
+		if test.kind == "internal" {
+			require.Contains(t, said.String(), test.err.Error(), "%s: our faults are logged", name)
+		} else {
+			require.Empty(t, said.String(), "%s: the client's are not", name)
+		}
+	}
+}
+
+// keyHelpers: package httplock's key functions find what the framework's router
+// found, and leave the body to the handler.
+func keyHelpers(t *trial) {
+	b := t.bed()
+	const body = `{"order": {"id": "` + testbed.Secret + `"}}`
+	for name, key := range map[string]httplock.KeyFunc{
+		"param":  httplock.Param("order:", "id"),
+		"query":  httplock.Query("order:", "q"),
+		"header": httplock.Header("order:", "X-Order"),
+		"JSON":   httplock.JSONField("order:", "order.id"),
+		"the pattern": func(r *http.Request) (string, error) {
+			if !strings.Contains(r.Pattern, "/orders/") || strings.Contains(r.Pattern, testbed.Secret) {
+				return "", fmt.Errorf("pattern %q", r.Pattern)
+			}
+			return testbed.OrderKey, nil
+		},
+	} {
+		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
+			lease, held := core.LeaseFrom(r.Context())
+			if assert.True(t, held) {
+				assert.Equal(t, testbed.OrderKey, lease.Key(), name)
+			}
+			assert.JSONEq(t, body, readTwice(t, r), name)
+			return ok(w, r)
+		}, Lock{core.NewGuard(b.Locker, nil), key, nil}))
+		r := t.request(s, http.MethodPost, testbed.OrderPath+"?q="+testbed.Secret, body)
+		r.Header.Set("X-Order", testbed.Secret)
+		resp, err := testbed.Send(s.client, r)
+		require.NoError(t, err)
+		t.requireOK(resp)
+	}
+}
+
+func misconfigured(t *trial) {
+	b := t.bed()
+	guard := core.NewGuard(b.Locker, nil)
+	for name, l := range map[string]Lock{
+		"no guard":   {nil, orderKey, nil},
+		"bad guard":  {core.NewGuard(b.Locker, nil, core.LeaseTTL(-1)), orderKey, nil},
+		"no key":     {guard, nil, nil},
+		"bad option": {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
+		"nil option": {guard, orderKey, []httplock.Option{nil}},
+	} {
+		s := t.serve(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l), order(http.MethodGet, t.mustNotRun, l)}})
+		for _, method := range []string{http.MethodPost, http.MethodGet} {
+			resp := t.send(s, method, testbed.OrderPath, "")
+			assert.Equal(t, http.StatusInternalServerError, resp.Status, name)
+			testbed.RequireProblem(t, resp, http.StatusInternalServerError, "misconfigured", false)
+		}
+	}
+}
+
+// refusal is a request that does not get its handler's response. The key is held
+// unless the handler loses it.
+type refusal struct {
+	name    string
+	policy  core.ConflictPolicy
+	opts    []httplock.Option
+	key     httplock.KeyFunc // nil: the order's
+	broken  bool             // the guard is nil
+	method  string           // empty: POST
+	header  http.Header
+	body    string
+	chunked bool
+	timeout time.Duration // the server's; zero: none
+	lost    bool          // the handler runs, and loses its lease
+	status  int
+}
+
+func refusals() []refusal {
+	failing := func(err error) core.ConflictPolicy { return testbed.Failing{Err: err} }
+	key := func(key string, err error) httplock.KeyFunc {
+		return func(*http.Request) (string, error) { return key, err }
+	}
+	opts := func(o ...httplock.Option) []httplock.Option { return o }
+	tickets := httplock.WithStatusPath("/tickets/")
+	park := &testbed.Parking{}
+	nobody := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", httplock.ErrForbidden },
+		func(*http.Request, string) error { return nil })
+	return []refusal{
+		{name: "conflict", status: 409},
+		{name: "waited in vain", policy: retry.Policy{MaxWait: 10 * time.Millisecond}, body: "x", status: 409},
+		{name: "parked", policy: park, opts: opts(tickets), body: "x", status: 202},
+		{name: "parked, as asked", policy: park, opts: opts(tickets), header: http.Header{"Prefer": {"respond-async"}}, status: 202},
+		{name: "parked, without a status path", policy: park, status: 202},
+		{name: "queue full for the key", policy: failing(delayqueue.ErrKeyFull), status: 429},
+		{name: "queue full", policy: failing(delayqueue.ErrQueueFull), status: 503},
+		{name: "body over the cap", policy: park, opts: opts(httplock.WithMaxBody(10)), body: text(11), status: 413},
+		{name: "body over the cap, chunked", policy: park, opts: opts(httplock.WithMaxBody(10)), body: text(11), chunked: true, status: 413},
+		{name: "body over the queue's cap", policy: failing(delayqueue.ErrPayloadTooLarge), status: 413},
+		{name: "credentials without a principal", policy: park, header: http.Header{"Authorization": {"Bearer x"}}, status: 409},
+		{name: "not to be parked", policy: park, opts: opts(nobody), status: 403},
+		{name: "upgrade", policy: park, header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {"x"}}, status: 409},
+		{name: "redis away", policy: failing(core.ErrUnavailable), status: 503},
+		{name: "locker closed", policy: failing(core.ErrClosed), status: 503},
+		{name: "policy failed", policy: failing(errors.New(testbed.Secret)), status: 500},
+		{name: "server's deadline", policy: testbed.Patient{}, timeout: 10 * time.Millisecond, status: 503},
+		{name: "bad key", key: key("", httplock.BadKey(nil)), status: 400},
+		{name: "long key", key: key(strings.Repeat(testbed.Secret, 100), nil), status: 400},
+		{name: "key function failed", key: key("", errors.New(testbed.Secret)), status: 500},
+		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400},
+		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413},
+		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500},
+		{name: "misconfigured", broken: true, status: 500},
+		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409},
+		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409},
+		{name: "outcome unknown", lost: true, status: 500},
+	}
+}
+
+// sameBytes compares status, headers and body with those of package httplock. What
+// middleware in front has said of a response of its own is taken back in both.
+func sameBytes(t *trial) {
+	b := t.bed(shortLease())
+	said := &testbed.Log{}
+	for _, x := range refusals() {
+		release := func() {}
+		if !x.lost {
+			release = b.Hold(t)
+		}
+		got := t.refused(b, t.adapter, x, said)
+		want := t.refused(b, NetHTTP(), x, said)
+		release()
+		assert.Equal(t, x.status, got.Status, x.name)
+		assert.Equal(t, want, got, x.name)
+	}
+}
+
+// refused is the answer to x, without what differs from one time to the next.
+func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log) testbed.Answer {
+	t.Helper()
+	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
+	if x.key != nil {
+		l.Key = x.key
+	}
+	if x.broken {
+		l.Guard = nil
+	}
+	handler := Handler(t.mustNotRun)
+	if x.lost {
+		handler = func(_ http.ResponseWriter, r *http.Request) error {
+			t.loseLease(b, r)
+			return nil
+		}
+	}
+	outer := Middleware(func(c Context) error {
+		c.Writer.Header().Set("X-Outer", "stays")
+		c.Writer.Header().Set("Etag", `"goes"`)
+		return c.Next()
+	})
+	method := x.method
+	if method == "" {
+		method = http.MethodPost
+	}
+	engine := a.New(App{Routes: []Route{order(method, handler, outer, l)}})
+	s := t.start(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if x.timeout > 0 {
+			ctx, cancel := context.WithTimeout(r.Context(), x.timeout)
+			defer cancel()
+			r = r.WithContext(ctx)
+		}
+		engine.ServeHTTP(w, r)
+	}), func(said string) { assert.Empty(t, said, "the server's log") })
+	r := t.request(s, method, testbed.OrderPath, x.body)
+	maps.Copy(r.Header, x.header)
+	if x.chunked {
+		r.ContentLength = -1
+	}
+	resp, err := testbed.Send(s.client, r)
+	require.NoError(t, err)
+	return stable(t, resp)
+}
+
+var retryAfterMS = regexp.MustCompile(`"retry_after_ms":\d+`)
+
+// stable is an answer without what is random or the time in it.
+func stable(t *trial, resp testbed.Answer) testbed.Answer {
+	t.Helper()
+	if length := resp.Header.Get("Content-Length"); length != "" && resp.Body != "" {
+		require.Equal(t, strconv.Itoa(len(resp.Body)), length)
+		resp.Header.Set("Content-Length", "that of the body")
+	}
+	resp.Header.Del("Date")
+	// How long it is to the end of the holder's lease is in a 409 only.
+	if slices.Contains([]int{409, 429, 503}, resp.Status) && resp.Header.Get("Retry-After") != "" {
+		resp.Header.Set("Retry-After", "seconds")
+	}
+	resp.Body = retryAfterMS.ReplaceAllString(resp.Body, `"retry_after_ms":0`)
+	return resp
+}

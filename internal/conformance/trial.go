@@ -1,0 +1,190 @@
+package conformance
+
+import (
+	"context"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
+)
+
+// trial is one check of one behaviour of one adapter on one Redis.
+type trial struct {
+	testing.TB
+	env     *redistest.Env
+	adapter Adapter
+	// patience is how long something is waited for that should happen at once.
+	patience time.Duration
+}
+
+func (t *trial) bed(opts ...core.Option) *testbed.Bed {
+	t.Helper()
+	return testbed.New(t, t.env, opts...)
+}
+
+// breakable is a bed whose Redis the check can take away.
+func (t *trial) breakable() (*testbed.Bed, *redistest.Proxy) {
+	t.Helper()
+	proxy := redistest.NewProxy(t, t.env.Addr)
+	return testbed.On(t, testbed.FragileClient(t, proxy.Addr), t.env.Prefix), proxy
+}
+
+// orderKey is the key function of routes with {id}.
+func orderKey(r *http.Request) (string, error) { return "order:" + r.PathValue("id"), nil }
+
+// lock guards the order with a policy.
+func lock(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.Option) Lock {
+	return Lock{core.NewGuard(b.Locker, policy), orderKey, opts}
+}
+
+// orders is an app with one route.
+func orders(h Handler, chain ...Step) App {
+	return App{Routes: []Route{order(http.MethodPost, h, chain...)}}
+}
+
+func order(method string, h Handler, chain ...Step) Route {
+	return Route{Method: method, Pattern: "/orders/{id}", Chain: chain, Handler: h}
+}
+
+func ok(w http.ResponseWriter, _ *http.Request) error {
+	_, err := io.WriteString(w, "ok")
+	return err
+}
+
+// mustNotRun is a handler behind a guard that refuses.
+func (t *trial) mustNotRun(http.ResponseWriter, *http.Request) error {
+	t.Error("the handler ran")
+	return nil
+}
+
+// site is an engine and its server.
+type site struct {
+	engine http.Handler
+	url    string
+	client *http.Client
+}
+
+// serve serves the app by the adapter. The server must find nothing to log, such
+// as a panic, or a response that was begun twice.
+func (t *trial) serve(app App) *site {
+	t.Helper()
+	return t.start(t.adapter.New(app), func(said string) { assert.Empty(t, said, "the server's log") })
+}
+
+// start serves an engine. The server's log is given to judge when it is whole.
+func (t *trial) start(engine http.Handler, judge func(said string)) *site {
+	t.Helper()
+	said := &testbed.Log{}
+	srv := httptest.NewUnstartedServer(engine)
+	srv.Config.ErrorLog = log.New(said, "", 0)
+	srv.Start()
+	client := srv.Client()
+	client.Timeout = 2 * t.patience
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	t.Cleanup(func() {
+		client.CloseIdleConnections()
+		srv.Close()
+		judge(said.String())
+	})
+	return &site{engine, srv.URL, client}
+}
+
+// send sends a request, and returns the whole response.
+func (t *trial) send(s *site, method, path, body string) testbed.Answer {
+	t.Helper()
+	resp, err := testbed.Send(s.client, t.request(s, method, path, body))
+	require.NoError(t, err)
+	return resp
+}
+
+// post posts a body to the order.
+func (t *trial) post(s *site, body string) testbed.Answer {
+	t.Helper()
+	return t.send(s, http.MethodPost, testbed.OrderPath, body)
+}
+
+// sending is post on another goroutine.
+func (t *trial) sending(ctx context.Context, s *site, body string) <-chan error {
+	t.Helper()
+	r := t.request(s, http.MethodPost, testbed.OrderPath, body).WithContext(ctx)
+	over := make(chan error, 1)
+	go func() {
+		_, err := testbed.Send(s.client, r)
+		over <- err
+	}()
+	return over
+}
+
+func (t *trial) request(s *site, method, path, body string) *http.Request {
+	t.Helper()
+	r := testbed.ToServer(t.Context(), t, s.url+path, body)
+	r.Method = method
+	return r
+}
+
+func (t *trial) requireOK(resp testbed.Answer) {
+	t.Helper()
+	require.Equal(t, http.StatusOK, resp.Status, resp.Body)
+	require.Equal(t, "ok", resp.Body)
+}
+
+// await waits for an event.
+func await[T any](t *trial, ch <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-ch:
+	case <-time.After(t.patience):
+		t.Fatalf("not within %v: %s", t.patience, what)
+	}
+	return v
+}
+
+// eventually waits for what comes without an event.
+func (t *trial) eventually(ok func() bool, what string) {
+	t.Helper()
+	for end := time.Now().Add(t.patience); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %v: %s", t.patience, what)
+		}
+	}
+}
+
+// pause lets a handler wait for an event, or for the end of the trial.
+func (t *trial) pause(ch <-chan struct{}) {
+	select {
+	case <-ch:
+	case <-t.Context().Done():
+	}
+}
+
+// onConflict calls f when the next call meets a held key.
+func (t *trial) onConflict(b *testbed.Bed, f func()) {
+	t.Helper()
+	for len(b.Conflicts) > 0 {
+		<-b.Conflicts
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-b.Conflicts:
+			f()
+		case <-t.Context().Done():
+		}
+	}()
+	t.Cleanup(func() { <-done })
+}
+
+// text is a body of n bytes.
+func text(n int) string { return strings.Repeat("0123456789", n/10+1)[:n] }

@@ -1,0 +1,144 @@
+// Package testbed is what tests of guarded HTTP services stand on: a locker that
+// tells what it sees, a rival that takes keys away from it, and a client that
+// reads whole responses.
+package testbed
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+const (
+	// Secret is a part of every key, and of no response.
+	Secret = "s3cret-42"
+	// OrderPath is where the tests' order is served, behind /orders/{id}.
+	OrderPath = "/orders/" + Secret
+	// OrderKey is the order's key.
+	OrderKey = "order:" + Secret
+)
+
+// patience is how long a key is waited for that should be free: a call that has just
+// left may still be in Redis's queue for an instant.
+const patience = 5 * time.Second
+
+// Bed is a Redis, the Locker under test and its rival.
+type Bed struct {
+	Redis  *redis.Client
+	Prefix string
+	Locker *core.Locker
+	Rival  *core.Locker
+	// Conflicts and Renewals are what the Locker saw. They have room for 10,000.
+	Conflicts chan core.Conflicted
+	Renewals  chan core.Renewed
+}
+
+type watcher struct {
+	core.NopObserver
+	b *Bed
+}
+
+func (w watcher) OnConflict(_ context.Context, e core.Conflicted) { w.b.Conflicts <- e }
+func (w watcher) OnRenewed(_ context.Context, e core.Renewed)     { w.b.Renewals <- e }
+
+// New makes a Bed on env. The options are for the Locker under test.
+func New(t testing.TB, env *redistest.Env, opts ...core.Option) *Bed {
+	t.Helper()
+	return On(t, env.Client(t), env.Prefix, opts...)
+}
+
+// NewFragile makes a Bed on an embedded Redis that the test may break. Its client
+// is FragileClient's.
+func NewFragile(t testing.TB) (*Bed, *embedded.Server) {
+	t.Helper()
+	server, err := embedded.Start()
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	return On(t, FragileClient(t, server.Addr()), "t"), server
+}
+
+// FragileClient returns a client that fails at once, and leaves no goroutine that
+// dials a dead server: go-redis starts one after as many failures as its pool is
+// large.
+func FragileClient(t testing.TB, addr string) *redis.Client {
+	t.Helper()
+	return redistest.Client(t, &redis.Options{Addr: addr, PoolSize: 1000, MaxRetries: -1, DialerRetries: 1})
+}
+
+// On makes a Bed on rdb.
+func On(t testing.TB, rdb *redis.Client, prefix string, opts ...core.Option) *Bed {
+	t.Helper()
+	b := &Bed{
+		Redis: rdb, Prefix: prefix,
+		Conflicts: make(chan core.Conflicted, 10000), Renewals: make(chan core.Renewed, 10000),
+	}
+	b.Locker = NewLocker(t, rdb, append([]core.Option{core.WithPrefix(prefix), core.WithObserver(watcher{b: b})}, opts...)...)
+	b.Rival = NewLocker(t, rdb, core.WithPrefix(prefix))
+	return b
+}
+
+// NewLocker makes a Locker that is closed with the test.
+func NewLocker(t testing.TB, rdb redis.UniversalClient, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(rdb, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// Hold takes the order's key away, until the end of the test or of release, which
+// may be called twice.
+func (b *Bed) Hold(t testing.TB) (release func()) {
+	t.Helper()
+	return b.HoldKey(t, OrderKey)
+}
+
+// HoldKey is Hold for any key.
+func (b *Bed) HoldKey(t testing.TB, key string, opts ...core.AcquireOption) (release func()) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	lease, err := b.Rival.Acquire(ctx, key, opts...)
+	require.NoError(t, err)
+	release = func() { _ = lease.Release(context.Background()) }
+	t.Cleanup(release)
+	context.AfterFunc(t.Context(), release) // a server whose waiters are deaf is closed before
+	return release
+}
+
+// RequireFree checks that the order is held by nobody.
+func (b *Bed) RequireFree(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	lease, err := b.Rival.Acquire(ctx, OrderKey)
+	require.NoError(t, err, "the key is not free")
+	require.NoError(t, lease.Release(context.Background()))
+}
+
+// AssertHeld checks that the order is held by somebody.
+func (b *Bed) AssertHeld(t testing.TB) {
+	t.Helper()
+	lease, err := b.Rival.TryAcquire(context.Background(), OrderKey)
+	if assert.ErrorIs(t, err, core.ErrConflict, "the key is not held") || err != nil {
+		return
+	}
+	_ = lease.Release(context.Background())
+}
+
+// LoseLeases takes every record of a lease out of Redis.
+func (b *Bed) LoseLeases(t testing.TB) {
+	t.Helper()
+	names := redistest.Keys(t, b.Redis, b.Prefix+":lock")
+	if assert.NotEmpty(t, names, "no lease to lose") {
+		assert.NoError(t, b.Redis.Del(context.Background(), names...).Err())
+	}
+}
