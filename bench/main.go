@@ -37,7 +37,7 @@ var scenarios = []scenario{
 	{"handoff", handOff},
 	{"idle", idleHolder},
 	{"leases", leases},
-	{"gin", ginMiddleware},
+	{"web", web},
 	{"queue-enqueue", enqueue},
 	{"queue-drain", drain},
 	{"queue-keys", drainKeys},

@@ -31,6 +31,9 @@ type Call struct {
 	// Shared takes the key together with other shared calls, as the option Shared
 	// does, whatever the Guard's options say: for work that only reads.
 	Shared bool
+	// Prefer is what the caller would like to happen if the key is held. Policies go by
+	// it as far as they allow it; see PreferencePolicy.
+	Prefer Preference
 	// Encode returns the work in the form that a queue stores. It runs only to
 	// defer the call. Nil: the call cannot be deferred.
 	Encode func() ([]byte, error)
@@ -64,6 +67,18 @@ func (g *Guard) Err() error {
 		return fmt.Errorf("core: %w: the guard has no locker", ErrInvalidOption)
 	}
 	return g.err
+}
+
+// Exclusive reports whether a call has its key for itself: not if the Guard's options are
+// Shared or Counted for more than one.
+func (g *Guard) Exclusive() bool { return g.Err() == nil && g.opts.limit == exclusive }
+
+// Heeds returns the part of a preference that the Guard's policy goes by.
+func (g *Guard) Heeds(p Preference) Preference {
+	if g == nil {
+		return Preference{}
+	}
+	return Heeded(g.policy, p)
 }
 
 // Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil

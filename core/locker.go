@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/listener"
@@ -186,6 +187,9 @@ func renewerOf(rdb redis.UniversalClient) (renewer redis.UniversalClient, own bo
 		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights, 0, 0, 0
 		opt.MaxRetries, opt.DialerRetries = -1, 1
 		opt.PushNotificationProcessor = nil // registers handlers of its own
+		// rdb's own, which a connection that it opens meanwhile may change. Renewals are
+		// tried again soon enough without word of a server's maintenance.
+		opt.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 		return redis.NewClient(&opt), true
 	case *redis.ClusterClient:
 		opt := *client.Options()

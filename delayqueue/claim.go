@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/backoff"
@@ -17,12 +18,13 @@ const (
 	pollFloor   = 10 * time.Second
 	pollUnheard = 500 * time.Millisecond
 	// A busy worker looks this often for what dead ones have left.
-	pollBusy     = time.Second
-	claimBatch   = 64      // messages
-	claimBytes   = 4 << 20 // of payload
-	minPause     = time.Millisecond
-	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
-	outageMost   = 5 * time.Second
+	pollBusy      = time.Second
+	claimBatch    = 64          // messages
+	claimBytes    = 4 << 20     // of payload
+	claimPatience = time.Second // for which free hands wait for the answer
+	minPause      = time.Millisecond
+	outageBefore  = 50 * time.Millisecond // backoff while Redis does not answer
+	outageMost    = 5 * time.Second
 )
 
 // claimer claims what is due in one partition for as long as its Worker is not
@@ -32,11 +34,17 @@ type claimer struct {
 	*Worker
 	partition *partition
 	wake      chan struct{} // holds one: look at the partition
+	freed     chan string   // its keys that were announced to be free
 	timer     *time.Timer
 }
 
 func (w *claimer) run() {
 	token, failures := "", 0
+	defer func() {
+		if failures > 0 && token != "" {
+			w.giveBack(token)
+		}
+	}()
 	for !w.isStopping() {
 		n := 0
 		if failures == 0 { // else no hand waits for the answer: there are other partitions
@@ -58,10 +66,16 @@ func (w *claimer) run() {
 		if n == 0 {
 			owner = "" // nothing is to be taken, nor what an earlier call took
 		}
+		// Hands that wait for a node that hangs are taken from the other partitions.
+		held := atomic.Int64{}
+		held.Store(int64(n))
+		giveUp := time.AfterFunc(claimPatience, func() { w.freeHands(int(held.Swap(0))) })
 		sent := time.Now()
 		// Not cancelled by Stop: messages whose claim nobody heard of would wait
 		// for its end.
 		b, err := w.partition.claim(w.ctx, owner, w.lease, n)
+		giveUp.Stop()
+		n = int(held.Swap(0))
 		if err != nil {
 			w.freeHands(n)
 			failures++
@@ -76,14 +90,19 @@ func (w *claimer) run() {
 		for _, key := range b.emptied {
 			w.reconsider(key)
 		}
-		for i, m := range b.messages {
-			if i >= n { // an earlier claim, whose reply was lost, had more hands
+		claims := make([]*claim, len(b.messages))
+		for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a hand
+			claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
+			claims[i].startBy = sent.Add(b.left[i])
+		}
+		for i, c := range claims {
+			if i >= n { // an earlier claim, whose reply was lost, had more hands; or this one was slow
 				w.hands <- struct{}{}
 			}
-			w.begin(w.partition, m, token, sent)
+			w.begin(c)
 		}
 		w.freeHands(n - len(b.messages))
-		if len(b.messages) > 0 {
+		if len(b.messages) > 0 || b.spent {
 			token = "" // an empty answer leaves it: should the same call come to Redis late, the next one finds what it took
 		}
 		if len(b.messages) < n {
@@ -93,6 +112,21 @@ func (w *claimer) run() {
 			}
 			w.pause(max(min(b.wait, floor), minPause), true)
 		}
+	}
+}
+
+// giveBack settles what a claim may have taken whose reply was lost before Stop.
+func (w *claimer) giveBack(token string) {
+	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+	defer cancel()
+	sent := time.Now()
+	b, err := w.partition.claim(ctx, token, w.lease, 0)
+	if err != nil {
+		return
+	}
+	for _, m := range b.messages {
+		c := w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
+		w.handlers.Go(func() { w.process(c) }) // which is stopping
 	}
 }
 
@@ -151,10 +185,8 @@ func (w *Worker) report(b batch) {
 	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried}) })
 }
 
-// begin runs a message that was claimed by a command sent at sent. The caller
-// has taken the hand that it needs.
-func (w *Worker) begin(p *partition, m Message, token string, sent time.Time) {
-	c := w.claims.add(w.ctx, p, m, token, trust.Until(sent, w.lease))
+// begin runs a claimed message. The caller has taken the hand that it needs.
+func (w *Worker) begin(c *claim) {
 	w.handlers.Go(func() {
 		defer w.freeHands(1)
 		w.process(c)

@@ -78,8 +78,11 @@ func (p *partition) enqueue(batch []*enqueueing) {
 // batch is what a claim brought.
 type batch struct {
 	messages []Message
+	left     []time.Duration // for which each may be started
 	// wait is how long there is nothing to do.
 	wait time.Duration
+	// spent: the token was used before, and nothing is left of what it took.
+	spent bool
 	// What the claim tidied up: messages of dead workers that are due again,
 	// messages that became too old, and new dead letters.
 	redelivered, expired, buried int64
@@ -96,7 +99,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		return batch{}, redisError(ctx, "claim", errReply)
 	}
 	wait, ok := reply[0].(int64)
-	b.wait = time.Duration(wait) * time.Millisecond
+	b.wait, b.spent = time.Duration(max(wait, 0))*time.Millisecond, wait < 0
 	for i, n := range []*int64{&b.redelivered, &b.expired, &b.buried} {
 		var is bool
 		*n, is = reply[1+i].(int64)
@@ -110,8 +113,8 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		ok = ok && is
 	}
 	for _, f := range reply[5:] {
-		m, is := readMessage(f)
-		b.messages = append(b.messages, m)
+		m, left, is := readMessage(f)
+		b.messages, b.left = append(b.messages, m), append(b.left, left)
 		ok = ok && is
 	}
 	if !ok {
@@ -120,28 +123,29 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
-func readMessage(fields any) (m Message, ok bool) {
+// readMessage reads what a script told of a message, and for how long it may be started.
+func readMessage(fields any) (m Message, left time.Duration, ok bool) {
 	f, ok := fields.([]any)
-	if !ok || len(f) != 12 {
-		return m, false
+	if !ok || len(f) != 13 {
+		return m, 0, false
 	}
 	var texts [5]string
 	for i, at := range [5]int{0, 1, 2, 3, 9} {
 		if texts[i], ok = f[at].(string); !ok {
-			return m, false
+			return m, 0, false
 		}
 	}
-	var n [7]int64
-	for i, at := range [7]int{4, 5, 6, 7, 8, 10, 11} {
+	var n [8]int64
+	for i, at := range [8]int{4, 5, 6, 7, 8, 10, 11, 12} {
 		if n[i], ok = f[at].(int64); !ok {
-			return m, false
+			return m, 0, false
 		}
 	}
 	m.ID, m.Key, m.Name, m.Payload, m.Principal = texts[0], texts[1], texts[2], []byte(texts[3]), texts[4]
 	m.Attempt, m.Conflicts, m.Losses = int(n[0]), int(n[1]), int(n[2])
 	m.EnqueuedAt, m.ExpiresAt = time.UnixMilli(n[3]), time.UnixMilli(n[4])
 	m.behind, m.parked = int(n[5]), n[6] == 1
-	return m, true
+	return m, time.Duration(n[7]) * time.Millisecond, true
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
@@ -182,10 +186,11 @@ func (c *claim) end(v verdict, lease time.Duration) *settling {
 
 // settled is what a settlement came to.
 type settled struct {
-	held    bool     // the claim was the caller's
-	expired bool     // the message became too old for its next attempt
-	next    *Message // claimed
-	anyDue  bool     // a message is due now
+	held    bool          // the claim was the caller's
+	expired bool          // the message became too old for its next attempt
+	next    *Message      // claimed
+	left    time.Duration // for which it may be started
+	anyDue  bool          // a message is due now
 	sent    time.Time
 }
 
@@ -256,11 +261,11 @@ func readSettled(reply any) (s settled, err error) {
 		return s, errReply
 	}
 	if len(f) > 1 && f[1] != nil {
-		m, ok := readMessage(f[1])
+		m, left, ok := readMessage(f[1])
 		if !ok {
 			return s, errReply
 		}
-		s.next = &m
+		s.next, s.left = &m, left
 	}
 	return s, nil
 }

@@ -28,13 +28,13 @@ func replyOf(text []byte) (any, bool) {
 	return convert(v), true
 }
 
-const goodMessage = `["id", "k", "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1]`
+const goodMessage = `["id", "k", "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7]`
 
 func FuzzReadMessage(f *testing.F) {
 	for _, seed := range []string{
 		goodMessage, `[]`, `null`, `"junk"`, `[null]`, `[[], {}, true]`,
-		`["id", "k", "name", "payload", "1", 2, 3, 4, 5, "alice", 6, 1]`, `["id", null, "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1]`,
-		`["id", "k", "name", "payload", 1e300, -1e300, 3, 4, 5, "alice", 6, 1]`,
+		`["id", "k", "name", "payload", "1", 2, 3, 4, 5, "alice", 6, 1, 7]`, `["id", null, "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7]`,
+		`["id", "k", "name", "payload", 1e300, -1e300, 3, 4, 5, "alice", 6, 1, 7]`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -43,7 +43,7 @@ func FuzzReadMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		m, ok := readMessage(reply)
+		m, _, ok := readMessage(reply)
 		if !ok {
 			return
 		}

@@ -22,6 +22,8 @@ type claim struct {
 	cancel context.CancelCauseFunc
 	taken  time.Time
 	since  time.Time // a hand has been at the partition
+	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
+	startBy time.Time
 
 	// Guarded by claims.mu.
 	deadline time.Time // until then nobody else can claim the message
@@ -47,6 +49,10 @@ func (s *claims) add(parent context.Context, p *partition, m Message, token stri
 	c.expiry = time.AfterFunc(time.Until(deadline), func() { s.expire(c) })
 	return c
 }
+
+// tooOld reports whether the message must not be started any more: its key may have been
+// long in coming.
+func (c *claim) tooOld() bool { return !c.startBy.IsZero() && trust.Passed(c.startBy, time.Now()) }
 
 // expire ends the ctx of a claim that could not be extended in time.
 func (s *claims) expire(c *claim) {
@@ -98,6 +104,7 @@ func (s *claims) extended(c *claim, held bool, deadline time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
+	case held && deadline.Before(c.deadline): // the answer to an earlier beat, which was slow
 	case held && c.settling:
 		c.deadline = deadline
 	case held:
@@ -110,41 +117,68 @@ func (s *claims) extended(c *claim, held bool, deadline time.Time) {
 	}
 }
 
-const extendBatch = 128
+const (
+	extendBatch = 128
+	maxBeats    = 3 // under way at once
+)
 
 // heartbeat extends the claims in a partition at a third of their length, and more often
 // while Redis does not answer, until all handlers have returned. Each partition has its
-// own: one whose node is down must not cost the others their claims.
+// own: one whose node is down must not cost the others their claims. Nor does a beat on a
+// dead connection: another one follows it.
 func (w *Worker) heartbeat(p *partition, drained <-chan struct{}) {
 	timer := time.NewTimer(w.lease / 3)
 	defer timer.Stop()
+	var beats sync.WaitGroup
+	defer beats.Wait()
+	out := make(chan struct{}, maxBeats)
 	for {
 		select {
 		case <-timer.C:
 		case <-drained:
 			return
 		}
-		var failed atomic.Bool
-		var batches sync.WaitGroup
-		for some := range slices.Chunk(w.claims.of(p), extendBatch) {
-			batches.Go(func() {
-				sent := time.Now()
-				held, err := p.extend(context.Background(), w.lease, some)
-				if err != nil {
-					w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
-					failed.Store(true)
-					return
-				}
-				for i, c := range some {
-					w.claims.extended(c, held[i], trust.Until(sent, w.lease))
-				}
-			})
+		select {
+		case out <- struct{}{}:
+		case <-drained:
+			return
 		}
-		batches.Wait()
-		next := w.lease / 3
-		if failed.Load() {
-			next = w.lease / 20
+		answered := make(chan bool, 1)
+		beats.Go(func() {
+			answered <- w.beat(p)
+			<-out
+		})
+		timer.Reset(w.lease / 6)
+		next := w.lease / 20
+		select {
+		case well := <-answered:
+			if well {
+				next = w.lease / 3
+			}
+		case <-timer.C:
 		}
 		timer.Reset(next)
 	}
+}
+
+// beat extends the claims in a partition once. It reports whether Redis answered.
+func (w *Worker) beat(p *partition) bool {
+	var failed atomic.Bool
+	var batches sync.WaitGroup
+	for some := range slices.Chunk(w.claims.of(p), extendBatch) {
+		batches.Go(func() {
+			sent := time.Now()
+			held, err := p.extend(context.Background(), w.lease, some)
+			if err != nil {
+				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
+				failed.Store(true)
+				return
+			}
+			for i, c := range some {
+				w.claims.extended(c, held[i], trust.Until(sent, w.lease))
+			}
+		})
+	}
+	batches.Wait()
+	return !failed.Load()
 }

@@ -32,7 +32,8 @@ type Job struct {
 	// Payload is the work itself. It may be empty.
 	Payload []byte
 	// Delay is how long the work must wait before it may start. Those of its key
-	// that came later wait with it. Zero: none. It must be shorter than MaxAge.
+	// that came later wait with it. Zero: none. It must be shorter than MaxAge, in
+	// whole milliseconds.
 	Delay time.Duration
 	// MaxAge is how long after its arrival the work may be started; older, it
 	// expires. Zero: the queue's. At most 366 days.
@@ -61,7 +62,7 @@ func (j Job) validate(maxPayload int) error {
 		return invalidJob("Delay is negative: %s", j.Delay)
 	case j.MaxAge < time.Millisecond || j.MaxAge > maxDuration:
 		return invalidJob("MaxAge is %s: want %s to %s", j.MaxAge, time.Millisecond, maxDuration)
-	case j.Delay >= j.MaxAge:
+	case ceilMilliseconds(j.Delay) >= ceilMilliseconds(j.MaxAge): // it would be too old when it is due
 		return invalidJob("Delay %s is not shorter than MaxAge %s", j.Delay, j.MaxAge)
 	case len(j.Payload) > maxPayload:
 		return fmt.Errorf("delayqueue: enqueue: %w: %d bytes, at most %d are allowed", ErrPayloadTooLarge, len(j.Payload), maxPayload)

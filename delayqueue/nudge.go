@@ -3,6 +3,8 @@ package delayqueue
 import (
 	"context"
 	"log/slog"
+	"sync"
+	"time"
 )
 
 const nudgeBatch = 64
@@ -11,38 +13,100 @@ const nudgeBatch = 64
 // handlers have returned: the head of such a key runs within a round trip of the
 // release, and not only when its delay is over. An announcement that comes
 // before its message is back in the queue is not lost: nudge.lua marks it.
+//
+// A partition that does not answer holds up no other one's keys, and the ends of
+// reservations hold up no head.
 func (w *Worker) passOn(drained <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var helpers, nudgers sync.WaitGroup
+	helpers.Go(func() { w.boundDrain(ctx, cancel, drained) })
+	emptied := make(chan string, announcements)
+	helpers.Go(func() {
+		for key := range emptied {
+			w.unreserve(ctx, key)
+		}
+		cancel()
+	})
+	for _, c := range w.claimers {
+		nudgers.Go(func() { c.nudge(ctx, emptied) })
+	}
+	w.spread(drained)
+	nudgers.Wait()
+	close(emptied)
+	helpers.Wait()
+}
+
+// boundDrain gives what is left some time when handlers have returned, and Stop's time
+// is over.
+func (w *Worker) boundDrain(ctx context.Context, cancel func(), drained <-chan struct{}) {
+	<-drained
+	select {
+	case <-w.ctx.Done():
+	case <-ctx.Done():
+		return
+	}
+	timer := time.NewTimer(stopPatience)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		cancel()
+	case <-ctx.Done():
+	}
+}
+
+// spread hands the keys to those who nudge in their partitions.
+func (w *Worker) spread(drained <-chan struct{}) {
+	of := map[*partition]*claimer{}
+	for _, c := range w.claimers {
+		of[c.partition] = c
+	}
+	defer func() {
+		for _, c := range w.claimers {
+			close(c.freed)
+		}
+	}()
+	pass := func(key string) {
+		select {
+		case of[w.queue.partitionOf(key, "")].freed <- key:
+		default: // its message waits for its time
+		}
+	}
 	for {
-		var keys []string
 		select {
 		case key := <-w.released:
-			keys = append(keys, key)
+			pass(key)
+			continue
 		case <-drained:
-			if len(w.released) == 0 {
-				return
-			}
 		}
-	more:
-		for len(keys) < nudgeBatch {
-			select {
-			case key := <-w.released:
-				keys = append(keys, key)
-			default:
-				break more
-			}
+		for len(w.released) > 0 {
+			pass(<-w.released)
 		}
-		for p, some := range w.queue.byPartition(keys) {
-			found, err := p.nudge(context.Background(), some)
-			if err != nil {
-				w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
-				continue
-			}
-			for i, key := range some {
-				switch found[i] {
-				case nudgeWoken:
-					w.look(p.base)
-				case nudgeEmpty:
-					w.unreserve(key)
+		return
+	}
+}
+
+// nudge makes the heads of a partition's freed keys due, and passes on the keys that
+// have no messages.
+func (w *claimer) nudge(ctx context.Context, emptied chan<- string) {
+	for key := range w.freed {
+		keys := []string{key}
+		for len(keys) < nudgeBatch && len(w.freed) > 0 {
+			keys = append(keys, <-w.freed)
+		}
+		found, err := w.partition.nudge(ctx, keys)
+		if err != nil {
+			w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
+			continue
+		}
+		for i, key := range keys {
+			switch found[i] {
+			case nudgeWoken:
+				w.look(w.partition.base)
+			case nudgeEmpty:
+				select {
+				case emptied <- key:
+				default: // the reservation ends by itself
 				}
 			}
 		}
@@ -60,14 +124,21 @@ func (w *Worker) reconsider(key string) {
 
 // unreserve ends the reservation of a key that has no messages: they were cancelled, or
 // have expired. One that is parked meanwhile makes the reservation anew.
-func (w *Worker) unreserve(key string) {
-	ctx, cancel := context.WithTimeout(context.Background(), commandPatience)
+func (w *Worker) unreserve(ctx context.Context, key string) {
+	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
 	info, err := w.locker.Inspect(ctx, key)
 	if err != nil || info.Reserved == 0 {
 		return
 	}
-	if left, err := w.queue.hasMessages(ctx, key); err == nil && !left {
-		_ = w.locker.Unreserve(ctx, key, info.ReservationStamp)
+	if left, err := w.queue.hasMessages(ctx, key); err != nil || left {
+		return
+	}
+	if w.locker.Unreserve(ctx, key, info.ReservationStamp) != nil {
+		return
+	}
+	// One that was enqueued meanwhile and met the held key has merely lengthened the reservation.
+	if left, err := w.queue.hasMessages(ctx, key); (err != nil || left) && w.queue.precedence > 0 {
+		_ = w.locker.Reserve(ctx, key, w.queue.precedence)
 	}
 }

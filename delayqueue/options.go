@@ -67,7 +67,7 @@ func WithMaxResult(n int) Option {
 // WithPartitions splits the queue, by the key of a message, or without one by its id.
 // The parts of a queue are in different slots of a Cluster, so that it grows over
 // several nodes. Each is asked for work by itself: an idle worker costs a script
-// each 10 s for each. All who use a queue must agree on the number. What was stored under
+// each 10 s for each, or each third of a claim lease if that is shorter. All who use a queue must agree on the number. What was stored under
 // another one is not seen: drain it, with a worker that has the old number, before it
 // is forgotten. Default 1; at most 1024.
 func WithPartitions(n int) Option {

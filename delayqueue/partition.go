@@ -49,12 +49,3 @@ func (q *Queue) partitionOf(key, id string) *partition {
 }
 
 func (p *partition) recordName(id string) string { return p.base + ":message:" + id }
-
-func (q *Queue) byPartition(keys []string) map[*partition][]string {
-	parts := map[*partition][]string{}
-	for _, key := range keys {
-		p := q.partitionOf(key, "")
-		parts[p] = append(parts[p], key)
-	}
-	return parts
-}

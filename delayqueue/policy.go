@@ -26,6 +26,12 @@ func (p policy) Validate() error {
 	return nil
 }
 
+// Heeds implements core.PreferencePolicy: what it does is what a caller asks for who
+// would have its work deferred.
+func (p policy) Heeds(prefers core.Preference) core.Preference {
+	return core.Preference{Async: prefers.Async}
+}
+
 // OnConflict implements core.ConflictPolicy.
 func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision, error) {
 	if err := p.Validate(); err != nil {

@@ -29,6 +29,8 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.dying && !leaves && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
+	} else {
+		v.which = "" // Pause or Stop came since the turn decided to go on: nothing is claimed without a token
 	}
 	for try := 1; ; try++ {
 		s := c.end(v, w.lease)
@@ -49,7 +51,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 			}
 			if s.settled.next != nil {
 				next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
-				next.since = c.since
+				next.since, next.startBy = c.since, s.settled.sent.Add(s.settled.left)
 			}
 			break
 		}

@@ -104,6 +104,10 @@ func (t *turn) run(c *claim) (next *claim) {
 		err = context.Cause(ctx)
 		return nil
 	}
+	if c.tooOld() { // meanwhile: the queue will say so
+		err = errTooOld
+		return nil
+	}
 	started = true
 	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
 		err = &unopenedError{err}
@@ -171,17 +175,21 @@ func (t *turn) release(m Message, v verdict) error {
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	switch precedence := t.worker.queue.precedence; {
 	case precedence == 0 && !lease.Reserved():
-	case precedence > 0 && (m.behind > 0 || !ended || lease.Reserved() && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
+	case precedence > 0 && (m.behind > 0 || !ended || (lease.Reserved() || t.outlasts(precedence/2)) && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
 		t.reserved = true
 		_ = t.worker.locker.Reserve(ctx, m.Key, min(v.delay+precedence, core.MaxTTL))
 	case lease.Reserved() || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
-		t.reserved = errors.Is(lease.Unreserve(ctx), core.ErrReserved)
+		t.reserved = lease.Unreserve(ctx) != nil // it was made anew, or Redis did not answer: looked at again afterwards
 	}
 	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
 		return lost
 	}
 	return nil // Redis frees the key by itself
 }
+
+// outlasts reports whether the turn has lasted for longer than d: what was parked when it
+// began may not be reserved for any more.
+func (t *turn) outlasts(d time.Duration) bool { return time.Since(t.ends)+turnLength > d }
 
 // messageContext is the ctx of work under a claim, and perhaps a lease. Err looks at
 // their clocks too, as the lease's own ctx does: after a freeze, timers come late.

@@ -15,6 +15,8 @@ import (
 // lockPause is how long a message waits whose key could not be asked for.
 const lockPause = time.Second
 
+var errTooOld = errors.New("delayqueue: the message became too old before it could be started")
+
 var errGoexit = errors.New("delayqueue: the handler called runtime.Goexit")
 
 // panicError is a handler's panic, with its stack.

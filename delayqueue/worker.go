@@ -84,6 +84,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),
 	}
+	if q.precedence > 0 { // each try of a held key reserves it anew: before that runs out
+		w.conflict.most = min(w.conflict.most, q.precedence/2)
+		w.conflict.initial = min(w.conflict.initial, w.conflict.most)
+	}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, invalidOption("NewWorker: an option is nil")
@@ -107,7 +111,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	for _, p := range q.partitions {
-		w.claimers = append(w.claimers, &claimer{Worker: w, partition: p, wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)})
+		w.claimers = append(w.claimers, &claimer{
+			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
+			wake: make(chan struct{}, 1), freed: make(chan string, announcements),
+		})
 	}
 	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.announced)
 	return w, nil

@@ -23,7 +23,9 @@
 // echo's HTTPErrorHandler writes its response without the key. What the guard answers
 // itself is a response, and no error, unless Config.ReturnErrors is set. When the lease
 // was lost and nothing was written, the guard answers before the handler's error is
-// returned, and echo leaves it at that.
+// returned, and echo leaves it at that. With httplock.WithIdempotency, a handler's error
+// is answered by echo's HTTPErrorHandler before the key is given back, since that answer
+// is kept, and then returned.
 //
 // A panic gives the key back and goes on, to echo's Recover or to the server. With
 // Recover in front of PerKey the key is free before the 500 is written; with Recover

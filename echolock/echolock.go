@@ -97,6 +97,10 @@ var version = &adapter.Echo[echo.Context]{
 		response.Writer = tracked
 		return func() bool { return response.Committed || begun() }, func() { response.Writer = w }
 	},
+	Tap: func(c echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
+		c.Response().Writer = wrap(c.Response().Writer)
+	},
+	Answer: func(c echo.Context, err error) { c.Error(err) },
 	Error: func(p *httplock.Problem) error {
 		return &echo.HTTPError{Code: p.Status, Message: p, Internal: p}
 	},

@@ -1,7 +1,6 @@
 package echolock
 
 import (
-	"reflect"
 	"sync"
 
 	"github.com/labstack/echo/v4"
@@ -29,7 +28,7 @@ func (r *router) routing(c echo.Context) adapter.Routing {
 			return adapter.Unrouted
 		}
 		return adapter.Unmatched
-	case c.Get(echo.ContextKeyHeaderAllow) != nil, isFunc(c.Handler(), echo.NotFoundHandler):
+	case c.Get(echo.ContextKeyHeaderAllow) != nil:
 		return adapter.Unmatched
 	}
 	// A group with middleware has routes for what it does not match, so that its
@@ -69,8 +68,4 @@ func routerOf(c echo.Context) *echo.Router {
 		return r
 	}
 	return c.Echo().Router()
-}
-
-func isFunc(f, g echo.HandlerFunc) bool {
-	return reflect.ValueOf(f).Pointer() == reflect.ValueOf(g).Pointer()
 }

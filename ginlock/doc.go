@@ -14,7 +14,7 @@
 // The handlers behind PerKey run inside it, on the request's goroutine, with a
 // c.Request whose context is the lease's: hand c.Request.Context() to what they
 // call. It ends when the client leaves or the lease is lost, and core.LeaseFrom
-// finds the fencing token in it. When they return c.Request is what it was
+// finds the fencing token in it, as Lease(c) does. When they return c.Request is what it was
 // before, and the key is given back. After a refusal the chain is aborted.
 //
 // A panic gives the key back and goes on, to gin.Recovery or to the server. With
@@ -24,6 +24,12 @@
 // Requests that match no route pass without a key: gin answers them with 404. So
 // do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods or
 // SharedForSafeMethods is given.
+//
+// FromConfig guards a whole engine as a configuration says, route by route. A guard of
+// the engine, of a group and of a route may be nested: the outer keys are taken first.
+//
+// What the guard answers in a handler's place is a problem document, unless
+// WithConflictHandler or WithErrorHandler gives it another form.
 //
 // A guard made with core.Counted(n) lets n requests per key run at the same time.
 //

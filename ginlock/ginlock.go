@@ -95,16 +95,25 @@ func handler(m *httplock.Middleware, key KeyFunc) gin.HandlerFunc {
 }
 
 func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
+	var tap *tapped // for those who want to see the response
 	ran := m.Serve(httplock.Exchange{
 		Writer:  c.Writer,
 		Request: c.Request,
 		Name:    c.Request.Method + " " + c.FullPath(),
 		Key:     func() (string, error) { return keyOf(c, key) },
 		Next: func(r *http.Request) {
-			outer := c.Request
-			defer func() { c.Request = outer }()
+			outer, returned := c.Request, false
+			defer func() {
+				c.Request = outer
+				tap.end(c, returned)
+			}()
 			c.Request = r
 			c.Next()
+			returned = true
+		},
+		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+			tap = &tapped{c.Writer, wrap(c.Writer)}
+			c.Writer = tap
 		},
 		Written:   c.Writer.Written,
 		Framework: c,

@@ -305,7 +305,12 @@ func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 			return r.PathValue("dir") + r.PathValue("path"), nil
 		})
 	engine := gin.New()
-	engine.Use(func(c *gin.Context) { c.Set("user", "ann") })
+	engine.Use(func(c *gin.Context) {
+		c.Set("user", "ann")
+		before := c.Request
+		c.Next()
+		assert.Same(t, before, c.Request)
+	})
 	engine.POST("/files/:dir/*path", ginlock.PerKey(core.NewGuard(b.locker, nil), key), func(c *gin.Context) {
 		lease, held := core.LeaseFrom(c.Request.Context())
 		if assert.True(t, held) {

@@ -22,6 +22,8 @@
 //	redis unavailable, locker closed     503, Retry-After
 //	lease lost, nothing written yet      500, outcome unknown
 //	no usable key in the request         400
+//	Idempotency-Key missing, malformed   400
+//	Idempotency-Key of another request   422
 //	body too large to hold the key       413
 //	a key function that failed           500
 //
@@ -41,12 +43,72 @@
 // client left out is its fault, 400; what the route does not have is ours, 500, and
 // the log says what to do.
 //
+// # Which routes
+//
+// PerKey goes around a handler that is registered with a pattern, with http.ServeMux
+// or behind chi's r.With and r.Group: around a router it does not know the path
+// parameters. FromConfig goes around a whole ServeMux, and asks a Routes for each
+// request which guard and which key its route has. NormalizePattern makes the patterns
+// of all frameworks alike, so that one configuration is good for all.
+//
+// # Answers of your own
+//
+// Problem documents can be replaced: WithConflictHandler and WithErrorHandler hand each
+// Problem to a function, which writes what the service's clients are used to.
+//
 // # Waiting
 //
 // net/http notices that a client left only once the request's body was read. So
 // before a request waits, its body is read into memory, up to the cap of
 // WithMaxBody. A longer one waits with its body unread: it works, but a client
 // that leaves is noticed only when its handler reads.
+//
+// # The client's choice
+//
+// With HeedPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
+// it would rather be parked than wait. That chooses among what the guard's policy does
+// anyway, and never adds to it.
+//
+// # Requests made twice
+//
+// With WithIdempotency a client that does not know whether its request arrived sends it
+// again under the same Idempotency-Key (draft-ietf-httpapi-idempotency-key-header), and
+// has the first one's response, byte for byte, with "Idempotent-Replayed: true":
+//
+//	the first one is in progress         as the guard's policy says: 409, or it waits, or 202
+//	it was carried out                   its response
+//	it is parked                         202 with the same ticket
+//	the payload is another one           422
+//
+// A payload is method, target, Content-Type, Content-Encoding, body and the lock's key;
+// only hashes of it are kept. So the body is read before anything else, and one above the
+// cap of WithMaxBody is 413. A key belongs to its route (Exchange.Name, or method and path if
+// that is empty) and to its principal.
+//
+// The guard's own key is the lock: requests of one payload have the same, which is why
+// no other lock is needed. A request that finds its Idempotency-Key in use, and not
+// answered, while it holds the lock knows that whoever had it before died or lost its lease:
+// it runs again. A handler whose lease was lost does not say what came of the request,
+// and its fence keeps it from overwriting what a later one said. A route with nothing else
+// to lock takes IdempotencyKey as its key function. It costs one script before the handler
+// and one after it; an answer from the store costs one, and is given whoever has the key.
+//
+// Kept are responses of 2xx, 3xx and 4xx of a handler that returned, whether or not its
+// client was still there: the status, the headers that Replay would keep and those of
+// KeepResponseHeaders, and the body. The handler is run again for the same request after
+//
+//	5xx, a panic                            it may be tried again
+//	401, 407, 408, 425, 429                 they ask for the same request again
+//	a refusal by a guard further in         it did not reach its work
+//	4xx or a stream, when its ctx had ended it was interrupted
+//	a lost lease, a hijacked connection     nobody knows what came of it
+//	a store that could not be reached       the client of the first one has its response
+//
+// so a handler runs at least once, and what must not be done twice whatever happens needs
+// the fence or a key in the database. A response whose body is longer than
+// KeepResponseBody says, that was flushed, or that was cut short of its Content-Length is
+// not kept, but that the request was carried out is: sent again it is refused with 409,
+// and not run.
 //
 // # Parking and replay
 //
@@ -95,5 +157,7 @@
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
 // Match.Key with what the framework's router found, and stops its framework's chain
-// when Serve reports false. Package ginlock is one.
+// when Serve reports false. One without Exchange.Tap cannot show what a handler answers,
+// and refuses requests that have an Idempotency-Key with 500 on routes of WithIdempotency.
+// Packages ginlock and echolock are such.
 package httplock

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
@@ -52,4 +53,12 @@ func Decode(ctx context.Context, payload []byte) (*http.Request, []byte, error) 
 	}
 	r, err := c.request(ctx)
 	return r, c.body, err
+}
+
+// ParsePrefer reads the values of Prefer.
+func ParsePrefer(lines []string) core.Preference { return parsePrefer(lines) }
+
+// ParseIdempotencyKey reads the values of Idempotency-Key.
+func ParseIdempotencyKey(lines []string) (key string, there bool, err error) {
+	return parseIdempotencyKey(lines)
 }

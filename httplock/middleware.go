@@ -1,7 +1,6 @@
 package httplock
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -24,6 +23,8 @@ type Middleware struct {
 	maxBody     int64
 	statusPath  string
 	keptHeaders map[string]bool
+	heedPrefer  bool
+	once        *onceRules // nil: Idempotency-Key is the handler's
 	onConflict  ProblemHandler
 	onError     ProblemHandler
 
@@ -50,6 +51,12 @@ type Exchange struct {
 	// Written reports whether a response was begun. Nil: not known, and taken as
 	// begun once Next was called.
 	Written func() bool
+	// Tap has the rest of the chain write to what wrap returns, which passes all of it on
+	// to wrap's argument: the writer that it wrote to so far. It is called once at most,
+	// before Next. An adapter whose framework keeps a response back begins it before Next
+	// returns, so that the new writer has seen its status. Nil: the adapter cannot do
+	// this, and requests are refused that need it, which are those of WithIdempotency.
+	Tap func(wrap func(http.ResponseWriter) http.ResponseWriter)
 	// Skip lets the request pass without the key, as the option of that name does.
 	Skip bool
 	// Framework is the framework's context, or whatever the adapter's own options look
@@ -80,6 +87,9 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 			return nil, err
 		}
 	}
+	if err := m.once.check(m); err != nil {
+		return nil, err
+	}
 	return m, nil
 }
 
@@ -96,69 +106,33 @@ func FailClosed(err error) *Middleware {
 // the guard's policy waits and x.Next runs; when it returns the key was given
 // back. A panic of x.Key or x.Next passes through.
 func (m *Middleware) Serve(x Exchange) (ran bool) {
+	ran, whole := m.pass(x)
+	if !whole {
+		onceFrom(x.Request.Context()).spoil()
+	}
+	return ran
+}
+
+// pass is Serve. It also reports whether the response is that of x.Next.
+func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
 		respond(x, problemMisconfigured.document(0))
-		return false
+		return false, false
 	}
 	replay := replayFrom(x.Request.Context())
 	if replay != nil && !m.authorized(replay, x) {
-		return false
+		return false, false
 	}
 	if x.Skip || m.passes(x.Request) {
 		replay.passed(false)
 		x.Next(x.Request)
-		return true
+		return true, true
 	}
-	key, err := x.Key()
-	if err != nil {
-		replay.refused("", fmt.Errorf("the key function failed: %w", err))
-		m.refuseKey(x, err)
-		return false
+	p := &passage{m: m, x: x, replay: replay}
+	if p.prepare() {
+		p.run()
 	}
-
-	if err := requireAuthorized(replay, key); err != nil {
-		replay.refused(key, err)
-		m.refuse(x, err, false)
-		return false
-	}
-
-	// After the key function, which may have read the body and put another in
-	// its place.
-	body := newBody(x.Request, m.maxBody)
-	call := core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], BeforeWait: body.buffer}
-	call.Shared = m.safe == safeShared && isSafe(x.Request)
-	encoded := false // the queue may have it
-	switch {
-	case replay != nil:
-		call.BeforeWait = func() error { return errReplayWaits }
-	case replayable(x.Request):
-		var nobody error
-		call.Principal, nobody = m.onBehalfOf(x.Request)
-		call.Encode = func() (payload []byte, err error) {
-			if nobody != nil {
-				return nil, nobody
-			}
-			payload, err = encode(x.Request, body, m.keptHeaders)
-			encoded = err == nil
-			return payload, err
-		}
-	}
-
-	err = m.guard.Do(x.Request.Context(), call, func(ctx context.Context) error {
-		ran = true
-		replay.passed(true)
-		m.next(ctx, x, body)
-		return nil
-	})
-	switch {
-	case err == nil:
-	case !ran:
-		replay.refused(key, err)
-		m.refuse(x, err, encoded)
-	default:
-		m.lost(x, err)
-	}
-	return ran
+	return p.ran, p.ran && !p.lost
 }
 
 // passes reports whether a request needs no key.
@@ -172,19 +146,6 @@ func isSafe(r *http.Request) bool {
 		return true
 	}
 	return false
-}
-
-// next runs the rest of the chain with the lease's ctx, and the whole body.
-func (m *Middleware) next(ctx context.Context, x Exchange, body *body) {
-	r := x.Request.WithContext(ctx)
-	r.Body = body.reader()
-	// net/http removes the files of a multipart form that it finds in its own request.
-	defer func() {
-		if x.Request.MultipartForm == nil {
-			x.Request.MultipartForm = r.MultipartForm
-		}
-	}()
-	x.Next(r)
 }
 
 func (m *Middleware) logger() *slog.Logger {

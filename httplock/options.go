@@ -113,7 +113,9 @@ func AllowHeaders(names ...string) Option {
 // bytes, and nothing that would let anybody in. Empty means anonymous. It is called
 // for each request that needs the key, but for no replay, and must be safe for
 // concurrent use. Its error lets the request run if the key is free, but not be
-// parked: the answer is then 403 if it wraps ErrForbidden, and else 500.
+// parked: the answer is then 403 if it wraps ErrForbidden, and else 500. With
+// WithIdempotency, which asks it whose an Idempotency-Key is, a request that has one
+// is answered so whether or not the key is free.
 //
 // Before the handler of a replay runs, whether or not Skip lets it pass,
 // reauthorize says whether that principal may still have it run, which may be long
@@ -140,7 +142,8 @@ func WithPrincipal(principal func(*http.Request) (string, error), reauthorize fu
 // ParkAnonymously lets requests be parked without their credentials (Authorization,
 // Proxy-Authorization, Cookie, a TLS client's certificate), and replayed on
 // nobody's behalf: for routes that do not look at them, behind which nobody needs
-// to be let in. See WithPrincipal for the others.
+// to be let in. With WithIdempotency all requests share their Idempotency-Keys, whatever
+// their credentials. See WithPrincipal for the others.
 func ParkAnonymously() Option {
 	return func(m *Middleware) error {
 		if m.principal != nil {

@@ -9,7 +9,7 @@ import (
 
 // PerKey returns net/http middleware that runs one request at a time per key.
 // Around a handler that is registered with a pattern the key function has
-// Request.PathValue.
+// Request.PathValue; with chi these are those behind r.With and r.Group.
 //
 // A mistake in its arguments is logged once, and every request is then refused
 // with 500. New and Middleware.Handler report it instead.
@@ -30,11 +30,11 @@ func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 	if m != nil && (key == nil || next == nil) {
 		m = FailClosed(invalid("Handler: the key function or the handler is nil"))
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next, r.Pattern, key) })
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serveHTTP(w, r, next, r.Pattern, key) })
 }
 
-// serve runs next, guarded, for a request that matched a pattern.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pattern string, key KeyFunc) {
+// serveHTTP runs next, guarded, for a request that matched a pattern.
+func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http.Handler, pattern string, key KeyFunc) {
 	if key == nil {
 		key = incomplete
 	}
@@ -46,6 +46,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		Key:     func() (string, error) { return key(r) },
 		Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
 		Written: tracked.Written,
+		Tap:     tracked.tap,
 	})
 }
 

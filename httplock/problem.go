@@ -47,6 +47,27 @@ var (
 		"bad-key", http.StatusBadRequest, "The request does not say what it is about",
 		"A path parameter, a header, a query parameter or a field of the body that names the resource is missing or cannot be used.",
 	}
+	problemNoIdempotencyKey = problemKind{
+		"idempotency-key-missing", http.StatusBadRequest, "The Idempotency-Key is missing",
+		"This request needs the header Idempotency-Key. It was not started.",
+	}
+	problemBadIdempotencyKey = problemKind{
+		"idempotency-key-malformed", http.StatusBadRequest, "The Idempotency-Key is malformed",
+		"The header Idempotency-Key holds one string of 1 to 255 printable ASCII characters. The request was not started.",
+	}
+	problemKeyReused = problemKind{
+		"idempotency-key-reused", http.StatusUnprocessableEntity, "The Idempotency-Key was used for another request",
+		"A request with another target, content or resource was made with this Idempotency-Key. This one was not started.",
+	}
+	problemNotKept = problemKind{
+		"response-not-kept", http.StatusConflict, "The request was carried out before",
+		"A request with this Idempotency-Key was carried out and answered, and its response was not kept. This one was not started.",
+	}
+	// The request is compared with those of its Idempotency-Key, which its body is part of.
+	problemTooLargeToCompare = problemKind{
+		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large for an Idempotency-Key",
+		"The request has an Idempotency-Key, and its body is larger than those may be. The request was not started.",
+	}
 	problemForbidden = problemKind{
 		"forbidden", http.StatusForbidden, "Forbidden",
 		"Whoever the request is from may not have it run. It was not started.",

@@ -13,7 +13,7 @@ import (
 // answered. WithConflictHandler and WithErrorHandler hand it to a function of yours.
 //
 // It is an error. Its text is the title, which may be shown to clients; Err may not.
-type Problem struct {
+type Problem struct { //nolint:errname // RFC 9457 calls it so
 	// Type is a URI that says which problem it is, and where it is described.
 	Type string
 	// Status is the status of the response.

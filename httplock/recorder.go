@@ -69,21 +69,27 @@ func (w *recorder) CloseNotify() <-chan bool { return closeNotify(w.ctx) }
 
 // result returns what was recorded, with the headers that may be kept.
 func (w *recorder) result(target *url.URL, kept map[string]bool) *result {
-	r := &result{Status: w.status, Header: http.Header{}, Truncated: w.truncated, body: w.body}
-	for name := range kept {
-		// A value that no server would send is not kept either.
-		values := slices.DeleteFunc(slices.Clone(w.sent[name]), func(v string) bool { return !isFieldValue(v) })
-		if len(values) > 0 && !namedBy(w.sent["Connection"], name) {
-			r.Header[name] = values
-		}
-	}
-	if _, said := w.sent["Content-Type"]; !said && len(w.body) > 0 && len(w.sent["Content-Encoding"]) == 0 {
-		r.Header.Set("Content-Type", http.DetectContentType(w.body)) // as net/http does
-	}
+	r := &result{Status: w.status, Header: w.keptHeaders(kept), Truncated: w.truncated, body: w.body}
 	if at := r.Header.Get("Location"); at != "" {
 		r.Header.Set("Location", absolute(at, target))
 	}
 	return r
+}
+
+// keptHeaders returns the headers that were sent and may be kept.
+func (w *recorder) keptHeaders(kept map[string]bool) http.Header {
+	h := http.Header{}
+	for name := range kept {
+		// A value that no server would send is not kept either.
+		values := slices.DeleteFunc(slices.Clone(w.sent[name]), func(v string) bool { return !isFieldValue(v) })
+		if len(values) > 0 && !namedBy(w.sent["Connection"], name) {
+			h[name] = values
+		}
+	}
+	if _, said := w.sent["Content-Type"]; !said && len(w.body) > 0 && len(w.sent["Content-Encoding"]) == 0 {
+		h.Set("Content-Type", http.DetectContentType(w.body)) // as net/http does
+	}
+	return h
 }
 
 // closeNotify is http.CloseNotifier in terms of a ctx.

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/backoff"
 )
 
@@ -35,6 +35,15 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	switch ctx := x.Request.Context(); {
 	case errors.As(err, &deferred):
 		m.accepted(x, deferred.Ticket)
+	case errors.Is(err, errNoIdempotencyKey):
+		respond(x, problemNoIdempotencyKey.document(0))
+	case errors.Is(err, errBadIdempotencyKey):
+		respond(x, problemBadIdempotencyKey.document(0))
+	case errors.Is(err, idempotency.ErrDiffers):
+		respond(x, problemKeyReused.document(0))
+	case errors.Is(err, errWhose), errors.Is(err, errDeafAdapter):
+		m.logger().ErrorContext(ctx, "httplock: misconfigured: request refused", "name", x.Name, "error", err)
+		respond(x, problemMisconfigured.document(0))
 	case errors.Is(err, ErrForbidden):
 		respond(x, problemForbidden.document(0))
 	case errors.Is(err, errCredentials):
@@ -45,7 +54,8 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
 	case errors.As(err, &conflict):
 		respond(x, problemConflict.document(conflictRetryAfter(conflict.Remaining)))
-	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable):
+	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable),
+		errors.Is(err, idempotency.ErrOvertaken):
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
 	case left(ctx):
 		gone(x)
@@ -55,6 +65,8 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, orQueued(problemTimeout, encoded).document(soon()))
 	case errors.Is(err, core.ErrInvalidKey):
 		respond(x, problemBadKey.document(0))
+	case errors.Is(err, errTooLargeToCompare):
+		respond(x, problemTooLargeToCompare.document(0))
 	case errors.Is(err, errBodyTooLarge), errors.Is(err, delayqueue.ErrPayloadTooLarge):
 		respond(x, problemBodyTooLarge.document(0))
 	case errors.Is(err, errBodyUnreadable):
@@ -125,8 +137,8 @@ func (m *Middleware) accepted(x Exchange, t core.Ticket) {
 	if written(x) {
 		return
 	}
-	if asksForAsync(x.Request) {
-		x.Writer.Header().Set("Preference-Applied", "respond-async") // RFC 7240
+	if parsePrefer(x.Request.Header["Prefer"]).Async {
+		announce(x.Writer, core.Preference{Async: true}) // even if nobody heeded it
 	}
 	if m.statusPath != "" {
 		at := m.statusPath + t.ID
@@ -145,19 +157,6 @@ func gone(x Exchange) {
 	if !written(x) {
 		x.Writer.WriteHeader(statusClientClosedRequest)
 	}
-}
-
-// asksForAsync reports whether the client prefers to be told later.
-func asksForAsync(r *http.Request) bool {
-	for _, line := range r.Header.Values("Prefer") {
-		for preference := range strings.SplitSeq(line, ",") {
-			name, _, _ := strings.Cut(preference, ";")
-			if strings.EqualFold(strings.TrimSpace(name), "respond-async") {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func respond(x Exchange, p problem) {

@@ -36,8 +36,10 @@ type Route struct {
 // FromConfig stands in such a place, is refused with 500, and the log says why; a
 // mux's own answers (404, 405, a redirect) are not.
 //
-// A router within a router is a place of its own: put FromConfig around the inner one,
-// whose patterns are then the ones that routes is asked for.
+// A router within a router is a place of its own: put FromConfig around the inner mux.
+// Further out it sees only the pattern under which that one is mounted, such as
+// "/v2/" or chi's "/v2/*", finds no route for it, and lets everything pass. So it is
+// with chi's r.Route and r.Mount: use r.With or r.Group inside them.
 //
 // Without routes every request is refused with 500.
 func FromConfig(routes Routes) func(http.Handler) http.Handler {
@@ -66,7 +68,7 @@ func FromConfig(routes Routes) func(http.Handler) http.Handler {
 				match.Params = pathValues(match.Pattern, r.URL)
 			}
 			if match.Pattern == "" {
-				unrouted().serve(w, r, next, "", nil)
+				unrouted().serveHTTP(w, r, next, "", nil)
 				return
 			}
 			route, guarded := routes.Route(r.Method, match.Pattern)
@@ -78,7 +80,7 @@ func FromConfig(routes Routes) func(http.Handler) http.Handler {
 			if isMux {
 				key = func(r *http.Request) (string, error) { return match.Key(route.Key, r) }
 			}
-			route.Middleware.serve(w, r, next, match.Pattern, key)
+			route.Middleware.serveHTTP(w, r, next, match.Pattern, key)
 		})
 	}
 }
@@ -115,7 +117,7 @@ func pathValues(pattern string, u *url.URL) func(yield func(name, value string) 
 			if unescaped, err := url.PathUnescape(value); err == nil {
 				value = unescaped
 			}
-			if name != "$" && !yield(name, value) {
+			if !yield(name, value) {
 				return
 			}
 		}

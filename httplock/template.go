@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/keytext"
 )
 
 // KeyTemplate makes keys by a line of text, such as "order:{param.id}". It is safe
@@ -115,12 +116,12 @@ func (t *KeyTemplate) Key(r *http.Request) (string, error) {
 			return "", err
 		}
 		if piece.hash {
-			v = digest(v)
+			v = keytext.Digest(v)
 		}
 		if t.separators == "" {
 			b.WriteString(v)
 		} else {
-			escape(&b, v, t.separators)
+			keytext.Escape(&b, v, t.separators)
 		}
 	}
 	return b.String(), nil

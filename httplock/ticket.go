@@ -129,8 +129,9 @@ func (t *tickets) result(w http.ResponseWriter, r *http.Request, id string) erro
 		return err
 	}
 	result, err := decodeResult(stored)
-	if err != nil {
-		return err
+	if err != nil { // a job's, which no request was parked for, or junk
+		slog.WarnContext(r.Context(), "httplock: a ticket has a result that is no response", "error", err)
+		return delayqueue.ErrNotFound
 	}
 	result.write(w, r)
 	return nil

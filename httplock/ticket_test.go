@@ -124,7 +124,7 @@ func TestTicketShowsItsResult(t *testing.T) {
 	require.Equal(t, answer{resp.status, resp.header, ""}, head)
 
 	junk := httplock.TicketsOver(&fakeQueue{state: delayqueue.StateDone, result: []byte(secret)}, anyone)
-	requireProblem(t, call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusInternalServerError, "internal", false)
+	requireProblem(t, call(t, junk, http.MethodGet, ticketPath+"/result", ""), http.StatusNotFound, "no-such-ticket", false)
 }
 
 func TestTicketsThatAreNotTheClientsAreAll404(t *testing.T) {

@@ -19,6 +19,11 @@ type writer struct {
 // Written reports whether a response was begun, or the connection taken over.
 func (w *writer) Written() bool { return w.written }
 
+// tap is Exchange.Tap.
+func (w *writer) tap(wrap func(http.ResponseWriter) http.ResponseWriter) {
+	w.ResponseWriter = wrap(w.ResponseWriter)
+}
+
 // Unwrap is for http.ResponseController.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 

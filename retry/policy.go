@@ -34,6 +34,9 @@ const (
 // MaxAttempts or MaxWait is reached, or the next delay would outlast the ctx's
 // deadline, Then decides.
 //
+// A call's preference (core.Preference) shortens the wait, and never lengthens it. A
+// caller who would rather have its work deferred does not wait at all, if Then defers.
+//
 // The zero Policy is ready to use. A Policy holds no state: one value serves all
 // goroutines.
 type Policy struct {
@@ -55,7 +58,10 @@ type Policy struct {
 	Then core.ConflictPolicy
 }
 
-var _ core.ConflictPolicy = Policy{}
+var (
+	_ core.ConflictPolicy   = Policy{}
+	_ core.PreferencePolicy = Policy{}
+)
 
 // Validate reports a field that cannot work, Then's included. It wraps
 // core.ErrInvalidOption. core.NewGuard calls it.
@@ -90,7 +96,7 @@ func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err := p.Validate(); err != nil {
 		return core.Reject(), err
 	}
-	left := orDefault(p.MaxWait, DefaultMaxWait) - c.Waited
+	left := p.maxWait(c.Call) - c.Waited
 	delay := min(p.delay(c), left)
 	deadline, bounded := ctx.Deadline()
 	if left <= 0 || p.MaxAttempts > 0 && c.Attempt >= p.MaxAttempts || bounded && time.Until(deadline) <= delay {
@@ -102,8 +108,27 @@ func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	return core.RetryAfter(delay), nil
 }
 
+// maxWait is how long a call may wait, and wants to.
+func (p Policy) maxWait(call core.Call) time.Duration {
+	most := orDefault(p.MaxWait, DefaultMaxWait)
+	switch prefers := p.Heeds(call.Prefer); {
+	case prefers.Bounded:
+		return min(most, max(prefers.Wait, 0))
+	case prefers.Async && call.Encode != nil: // else nothing can be deferred
+		return 0
+	}
+	return most
+}
+
 // Waits implements core.WaitingPolicy.
 func (p Policy) Waits() bool { return p.MaxAttempts != 1 }
+
+// Heeds implements core.PreferencePolicy: waiting can be bounded, and work can be
+// deferred if Then defers it.
+func (p Policy) Heeds(prefers core.Preference) core.Preference {
+	prefers.Async = core.Heeded(p.Then, prefers).Async
+	return prefers
+}
 
 func (p Policy) delay(c core.Conflict) time.Duration {
 	initial := orDefault(p.Initial, DefaultInitial)

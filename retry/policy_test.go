@@ -84,3 +84,56 @@ type fixed core.Decision
 func (f fixed) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
 	return core.Decision(f), nil
 }
+
+// parks is a policy that defers, and says so.
+type parks struct{ core.ConflictPolicy }
+
+func (parks) Heeds(p core.Preference) core.Preference { return core.Preference{Async: p.Async} }
+
+func TestPreferences(t *testing.T) {
+	t.Parallel()
+	s := time.Second
+	deferred := fixed(core.Deferred(core.Ticket{ID: "next"}))
+	encode := func() ([]byte, error) { return nil, nil }
+	wait := func(d time.Duration) core.Preference { return core.Preference{Bounded: true, Wait: d} }
+	for _, c := range []struct {
+		name    string
+		then    core.ConflictPolicy
+		prefers core.Preference
+		waited  time.Duration
+		encode  func() ([]byte, error)
+		want    string
+	}{
+		{"none", parks{deferred}, core.Preference{}, 9 * s, encode, "retry"},
+		{"a wait that counts only if bounded", parks{deferred}, core.Preference{Wait: s}, 9 * s, encode, "retry"},
+		{"shorter", nil, wait(3 * s), 3*s - 1, encode, "retry"},
+		{"shorter, over", nil, wait(3 * s), 3 * s, encode, "reject"},
+		{"longer", nil, wait(time.Hour), 10*s - 1, encode, "retry"},
+		{"longer, over", nil, wait(time.Hour), 10 * s, encode, "reject"},
+		{"not at all", nil, wait(0), 0, encode, "reject"},
+		{"less than that", nil, wait(-s), 0, encode, "reject"},
+		{"not at all, then", parks{deferred}, wait(0), 0, encode, "deferred"},
+		{"async", parks{deferred}, core.Preference{Async: true}, 0, encode, "deferred"},
+		{"async, further down", retry.Policy{Then: parks{deferred}}, core.Preference{Async: true}, 0, encode, "deferred"},
+		{"async that nobody defers", nil, core.Preference{Async: true}, 9 * s, encode, "retry"},
+		{"async that nobody is known to defer", deferred, core.Preference{Async: true}, 9 * s, encode, "retry"},
+		{"async that cannot be deferred", parks{deferred}, core.Preference{Async: true}, 9 * s, nil, "retry"},
+		{"wait, then async", parks{deferred}, core.Preference{Bounded: true, Wait: s, Async: true}, s - 1, encode, "retry"},
+		{"wait over, then async", parks{deferred}, core.Preference{Bounded: true, Wait: s, Async: true}, s, encode, "deferred"},
+	} {
+		p := retry.Policy{MaxWait: 10 * s, Then: c.then}
+		d, err := p.OnConflict(t.Context(), core.Conflict{
+			Call: core.Call{Prefer: c.prefers, Encode: c.encode}, Attempt: 1, Waited: c.waited,
+		})
+		require.NoError(t, err)
+		require.Equal(t, c.want, d.String(), c.name)
+	}
+
+	all := core.Preference{Bounded: true, Wait: s, Async: true}
+	require.Equal(t, wait(s), retry.Policy{}.Heeds(all))
+	require.Equal(t, all, retry.Policy{Then: parks{deferred}}.Heeds(all))
+	require.Equal(t, all, core.NewGuard(nil, retry.Policy{Then: parks{deferred}}).Heeds(all))
+	require.Zero(t, core.NewGuard(nil, nil).Heeds(all))
+	require.Zero(t, core.NewGuard(nil, deferred).Heeds(all))
+	require.Zero(t, (*core.Guard)(nil).Heeds(all))
+}

@@ -37,14 +37,20 @@ links() {
 
 redis=github.com/redis/go-redis/v9
 gin=github.com/gin-gonic/gin
+echo4=github.com/labstack/echo/v4
+echo5=github.com/labstack/echo/v5
 yaml=github.com/goccy/go-yaml
 
 links core "internal" $redis
 links retry "core internal" $redis
 links delayqueue "core internal" $redis
-links httplock "core delayqueue internal" $redis
-links ginlock "core delayqueue httplock internal" $redis $gin
-links config "core delayqueue httplock retry internal" $redis $yaml $yaml/ast $yaml/parser $yaml/token
+links idempotency "core internal" $redis
+links httplock "core delayqueue idempotency internal" $redis
+links ginlock "core delayqueue httplock idempotency internal" $redis $gin
+links asynqlock "core internal" $redis github.com/hibiken/asynq
+links echolock "core delayqueue echolock/internal httplock idempotency internal" $redis $echo4
+links echolock/v5 "core delayqueue echolock/internal httplock idempotency internal" $redis $echo5
+links config "core delayqueue httplock idempotency retry internal" $redis $yaml $yaml/ast $yaml/parser $yaml/token
 
 [ $status = 0 ] && echo "deps: ok"
 exit $status

@@ -12,7 +12,8 @@
 -- ARGV[5]  how many messages to take at most
 -- ARGV[6]  how many attempts a message has
 -- ARGV[7]  how many bytes of payload to take at most, the last message's aside
--- returns  {ms until there is something to do, redelivered, expired, buried, keys that have
+-- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
+--           with this token took: it is used up; redelivered, expired, buried, keys that have
 --           no messages any more which nobody ran, messages, as told() writes them}
 local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -23,7 +24,7 @@ local AUDIT_TTL = 3600000
 local LONGEST_LINE = 1000 -- that an audit searches
 
 local receipt = base .. ':claim:' .. token
-local reply = {0, 0, 0, 0, emptied_keys}
+local reply = {0, 0, 0, 0, {}}
 local taken = redis.call('GET', receipt)
 if taken then
   for id in string.gmatch(taken, '%S+') do
@@ -35,6 +36,9 @@ if taken then
       hold(id .. ' ' .. key, m, lease)
       reply[#reply + 1] = told(id, m)
     end
+  end
+  if #reply == 5 then
+    reply[1] = -1
   end
   flush()
   return reply
@@ -124,18 +128,36 @@ if queued > 0 and redis.call('PTTL', cursor) <= AUDIT_TTL - 1000 then
         outlive(line(key), redis.call('PTTL', open))
       end
       advance(key)
-    elseif not redis.call('ZSCORE', due, member) then
+    end
+    if (key == '' or redis.call('LINDEX', line(key), 0) == id) and misplaced(member, id) then
       schedule(member, id)
     end
   end
 end
 
+-- 5. Keys that have no messages any more which nobody ran.
+local emptied_keys = redis.pcall('ZRANGE', base .. ':emptied', 0, STEPS - 1)
+if #emptied_keys > 0 then
+  redis.call('ZREM', base .. ':emptied', unpack(emptied_keys))
+  reply[5] = emptied_keys
+end
+
 local next = now + (pause >= 0 and math.min(pause + 1, HORIZON) or HORIZON)
-for _, set in ipairs(want > 0 and {due, running, open} or {running, open}) do
+local sets = {want > 0 and due or nil}
+if queued > 0 then
+  sets[#sets + 1] = open
+end
+if last[1] or #reply > 5 then
+  sets[#sets + 1] = running
+end
+for _, set in ipairs(sets) do
   local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   if first[1] then
     next = math.min(next, score_of(first[2]))
   end
+end
+if #emptied_keys == STEPS then
+  next = now
 end
 reply[1] = math.ceil(math.max(0, next - now))
 flush()

@@ -14,6 +14,7 @@
 -- <base>:order:<key>   LIST  ids of the open and running messages of a key, in order of arrival
 -- <base>:claim:<token> the ids that a claim took; it answers a claim that is sent again
 -- <base>:audit         where the next audit of open messages begins
+-- <base>:emptied       ZSET  key -> ms when the last of its messages ended unrun
 -- <base>:counts        HASH  how many messages came, and how they ended
 -- <base>:receipt:<...> what a call answered that must not be done twice
 -- <base>:paused        exists while nothing is to be claimed
@@ -197,6 +198,17 @@ local function schedule(member, id)
   make_due(member, math.max(now, whole(f[1] or '-') or now), math.max(0, (whole(f[2] or '-') or now) - now) + retention)
 end
 
+-- Whether an open message has no due time, or one that is later than its record says:
+-- somebody damaged due.
+local function misplaced(member, id)
+  local score = redis.call('ZSCORE', due, member)
+  if not score or score_of(score) <= now then
+    return not score
+  end
+  local at = redis.pcall('HGET', record(id), 'due')
+  return type(at) == 'string' and score_of(score) > (whole(at) or now)
+end
+
 -- Puts a message among the open ones.
 local function reopen(member, m)
   redis.call('ZADD', open, m.not_after, member)
@@ -253,14 +265,14 @@ local function leave(member, id, key)
   end
 end
 
--- Announces a key that has no messages any more: nobody is left to have it before
--- others.
-local emptied_keys = {}
-
+-- Announces a key that has no messages any more which nobody ran: nobody is left to have
+-- it before others. A claim tells a worker of it if nobody heard.
 local function emptied(key)
   if key ~= '' and redis.call('EXISTS', line(key)) == 0 then
     announce(key)
-    emptied_keys[#emptied_keys + 1] = key
+    clear(base .. ':emptied', 'zset')
+    redis.call('ZADD', base .. ':emptied', now, key)
+    outlive(base .. ':emptied', retention)
   end
 end
 
@@ -410,10 +422,11 @@ local function take_due(want, tokens, lease, max_bytes)
   return taken, expired, junk
 end
 
--- A message as a worker is told of it.
+-- A message as a worker is told of it; at last for how many ms it may be started.
 local function told(id, m)
   local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0
-  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0}
+  return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0,
+    m.not_after - now}
 end
 
 local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end

@@ -69,7 +69,7 @@ local function finish(c, n)
   elseif key ~= '' then
     drop(id, key)
   end
-  if c.which == 'key' and not idle and brought < BYTES then
+  if c.which == 'key' and c.next ~= '' and not idle and brought < BYTES then
     nid, m = follow(key, c.next)
   elseif key ~= '' then
     advance(key)
@@ -182,7 +182,7 @@ for i = 4, #ARGV, 11 do
     held[#held + 1] = c
     c.not_after = whole(f[4] or '-') or 0
     members[#members + 1] = c.id .. ' ' .. c.key
-    if c.which == 'any' and not idle then
+    if c.which == 'any' and c.next ~= '' and not idle then
       tokens[#tokens + 1] = c
     end
     replies[c.place] = 0

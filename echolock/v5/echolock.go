@@ -101,7 +101,15 @@ var version = &adapter.Echo[*echo.Context]{
 		response.ResponseWriter = tracked
 		return func() bool { return response.Committed || begun() }, func() { response.ResponseWriter = w }
 	},
-	Error: func(p *httplock.Problem) error { return p },
+	Tap: func(c *echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
+		if response, err := echo.UnwrapResponse(c.Response()); err == nil {
+			response.ResponseWriter = wrap(response.ResponseWriter)
+		} else {
+			c.SetResponse(wrap(c.Response()))
+		}
+	},
+	Answer: func(c *echo.Context, err error) { c.Echo().HTTPErrorHandler(c, err) },
+	Error:  func(p *httplock.Problem) error { return p },
 }
 
 // routing says how far the router is with a request. What is in doubt matched.

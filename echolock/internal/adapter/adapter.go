@@ -25,11 +25,11 @@ type Context interface {
 type Routing int
 
 const (
-	// Matched: c.Path() is the route's.
+	// Matched means that c.Path() is the route's.
 	Matched Routing = iota
-	// Unmatched: the answer will be echo's 404, 405 or OPTIONS.
+	// Unmatched means that the answer will be echo's 404, 405 or OPTIONS.
 	Unmatched
-	// Unrouted: the middleware was given to e.Pre.
+	// Unrouted means that the router comes later: the middleware was given to e.Pre.
 	Unrouted
 )
 
@@ -46,6 +46,10 @@ type Echo[C Context] struct {
 	// Track has responses go through a writer that knows whether one was begun, until
 	// restore is called.
 	Track func(C) (written func() bool, restore func())
+	// Tap has responses go through what wrap returns too, until Track's restore.
+	Tap func(c C, wrap func(http.ResponseWriter) http.ResponseWriter)
+	// Answer has the error handler answer for a handler.
+	Answer func(C, error)
 	// Error is a problem as the version's error handler knows errors.
 	Error func(*httplock.Problem) error
 }
@@ -115,6 +119,7 @@ func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config 
 	var (
 		problem *httplock.Problem
 		result  error // the handler's
+		tapped  bool
 	)
 	outer := c.Request()
 	x := httplock.Exchange{
@@ -131,6 +136,13 @@ func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config 
 			defer c.SetRequest(outer)
 			c.SetRequest(r)
 			result = next(c)
+			if tapped && result != nil && !written() {
+				e.Answer(c, result) // now, since it is the response
+			}
+		},
+		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+			tapped = true
+			e.Tap(c, wrap)
 		},
 		Skip:      config.Skipper != nil && config.Skipper(c),
 		Written:   written,

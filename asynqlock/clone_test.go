@@ -1,0 +1,327 @@
+package asynqlock_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+const originHeader = "Perkey-Origin"
+
+func TestOptionsSurviveDeferral(t *testing.T) {
+	for name, maxRetry := range map[string]int{"cloned": 0, "retried": 4} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				release := b.hold(t, key)
+				deadline := time.Now().Add(time.Hour).Truncate(time.Second)
+				headers := map[string]string{"traceparent": "00-1-2-03"}
+				enqueue := func() (*asynq.TaskInfo, error) {
+					return b.client.EnqueueContext(t.Context(), asynq.NewTaskWithHeaders(kind, []byte(payload), headers),
+						asynq.Queue(b.queue), asynq.MaxRetry(maxRetry), asynq.Unique(time.Hour), asynq.Timeout(7*time.Minute),
+						asynq.Deadline(deadline), asynq.Retention(10*time.Minute))
+				}
+				ids := make(chan string, 1)
+				b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+					func(ctx context.Context, task *asynq.Task) error {
+						in, _ := ctx.Deadline()
+						assert.WithinDuration(t, time.Now().Add(7*time.Minute), in, 30*time.Second)
+						_, err := task.ResultWriter().Write([]byte("charged"))
+						assert.NoError(t, err)
+						ids <- task.ResultWriter().TaskID()
+						return nil
+					})))
+				first, err := enqueue()
+				require.NoError(t, err)
+				b.untilConflicts(t, 5)
+				for range 20 { // in whatever state the task is
+					_, err = enqueue()
+					require.ErrorIs(t, err, asynq.ErrDuplicateTask)
+				}
+				locks := redistest.Keys(t, b.rdb, "asynq:{"+b.queue+"}:unique:")
+				require.Len(t, locks, 1)
+				left, err := b.rdb.TTL(t.Context(), locks[0]).Result()
+				require.NoError(t, err)
+				require.Greater(t, left, 50*time.Minute)
+				require.LessOrEqual(t, left, time.Hour)
+				release()
+
+				id := <-ids
+				require.Equal(t, maxRetry == 0, id != first.ID)
+				info := b.untilState(t, id, asynq.TaskStateCompleted)
+				require.Equal(t, b.queue, info.Queue)
+				require.Equal(t, kind, info.Type)
+				require.JSONEq(t, payload, string(info.Payload))
+				require.Equal(t, maxRetry, info.MaxRetry)
+				require.Zero(t, info.Retried)
+				require.Equal(t, 7*time.Minute, info.Timeout)
+				require.True(t, deadline.Equal(info.Deadline), info.Deadline)
+				require.Equal(t, 10*time.Minute, info.Retention)
+				require.Equal(t, "charged", string(info.Result))
+				kept := maps.Clone(info.Headers)
+				delete(kept, originHeader)
+				require.Equal(t, headers, kept)
+
+				// It ended, and its lock with it.
+				_, err = enqueue()
+				require.NoError(t, err)
+				<-ids
+			})
+		})
+	}
+}
+
+func TestLockOfAnotherTaskIsNotInherited(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		// The first task is not unique, the second, of the same payload, is.
+		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("first"))
+		second := b.enqueue(t, task(), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
+		ran := make(chan struct{}, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		b.untilConflicts(t, 5)
+		release()
+		<-ran
+		redistest.Eventually(t, func() bool { return len(b.all(t)) == 1 }, "the first has ended")
+		locks := redistest.Keys(t, b.rdb, "asynq:{"+b.queue+"}:unique:")
+		require.Len(t, locks, 1)
+		require.Equal(t, second, b.rdb.Get(t.Context(), locks[0]).Val())
+	})
+}
+
+func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		// A handler handed its headers on to another task, too.
+		foreign := asynq.NewTaskWithHeaders("else", nil, map[string]string{originHeader: `{"id":"y","clone":1}`})
+		b.enqueue(t, foreign, asynq.TaskID("x~1"), asynq.ProcessIn(time.Hour))
+		b.enqueue(t, task(), asynq.TaskID("x~2"), asynq.ProcessIn(time.Hour))
+		ids := make(chan string, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
+			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+				ids <- task.ResultWriter().TaskID()
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(0), asynq.Unique(time.Minute))
+		b.untilState(t, "x~3", asynq.TaskStateScheduled)
+		_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute))
+		require.ErrorIs(t, err, asynq.ErrDuplicateTask)
+		release()
+		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the first has ended")
+		require.NoError(t, b.inspector.RunTask(b.queue, "x~3"))
+		require.Equal(t, "x~3", <-ids)
+		redistest.Eventually(t, func() bool {
+			_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
+			return err == nil
+		}, "the lock has ended with its task")
+		require.Equal(t, "else", b.info(t, "x~1").Type)
+		require.Equal(t, asynq.TaskStateScheduled, b.info(t, "x~2").State)
+	})
+}
+
+func TestClonedTwiceGoesOnOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ids := make(chan string, 10)
+		guarded := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
+			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+				ids <- task.ResultWriter().TaskID()
+				return nil
+			}))
+		// The first server is never told that the task goes on as a clone, and hands it out again.
+		silent, end := make(chan error, 1), make(chan struct{})
+		defer close(end)
+		cfg := b.config()
+		cfg.ShutdownTimeout = time.Millisecond
+		stop := b.serve(t, cfg, asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			silent <- guarded.ProcessTask(ctx, task)
+			<-end
+			return nil
+		}))
+		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"), asynq.Unique(time.Minute))
+		err := <-silent
+		require.ErrorIs(t, err, asynq.RevokeTask)
+		require.ErrorIs(t, err, asynqlock.ErrDeferred)
+		require.ErrorIs(t, err, core.ErrConflict)
+		requireNoSecret(t, err.Error())
+		require.Equal(t, asynq.TaskStateScheduled, b.info(t, "x~1").State)
+		stop()
+		require.Equal(t, asynq.TaskStatePending, b.info(t, "x").State)
+
+		b.serve(t, b.config(), guarded)
+		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the first has ended")
+		left := b.all(t)
+		require.Len(t, left, 1)
+		require.Equal(t, "x~1", left[0].ID)
+		release()
+		require.NoError(t, b.inspector.RunTask(b.queue, "x~1"))
+		require.Equal(t, "x~1", <-ids)
+	})
+}
+
+func TestIDGivenAgainLosesNoTask(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
+		one, two := `{"user_id":"`+secret+`","n":1}`, `{"user_id":"`+secret+`","n":2}`
+		// The last is the first once more, as asynq would say if that were still "x".
+		for _, payload := range []string{one, two, one} {
+			b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(0), asynq.TaskID("x"))
+			redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
+		}
+		var payloads []string
+		for _, info := range b.all(t) {
+			payloads = append(payloads, string(info.Payload))
+		}
+		require.ElementsMatch(t, []string{one, two}, payloads)
+	})
+}
+
+func TestClonesOnACluster(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.StartCluster(t, 3, 0).Client(t)
+	queue := "q"
+	locker, err := core.New(rdb)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	lease, err := locker.TryAcquire(t.Context(), key)
+	require.NoError(t, err)
+	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
+	cfg := (&bench{queue: queue}).config()
+	require.NoError(t, asynqlock.Configure(&cfg, rdb))
+	srv := asynq.NewServerFromRedisClient(rdb, cfg)
+	ran := make(chan string, 1)
+	require.NoError(t, srv.Start(asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		func(_ context.Context, task *asynq.Task) error {
+			ran <- task.ResultWriter().TaskID()
+			return nil
+		}))))
+	t.Cleanup(srv.Shutdown)
+	enqueue := func(id string) error {
+		_, err := client.Enqueue(task(), asynq.Queue(queue), asynq.MaxRetry(0), asynq.TaskID(id), asynq.Unique(time.Minute))
+		return err
+	}
+	require.NoError(t, enqueue("x"))
+	redistest.Eventually(t, func() bool {
+		_, err := inspector.GetTaskInfo(queue, "x")
+		return errors.Is(err, asynq.ErrTaskNotFound)
+	}, "the task goes on as a clone")
+	require.ErrorIs(t, enqueue("y"), asynq.ErrDuplicateTask)
+	require.NoError(t, lease.Release(t.Context()))
+	require.Contains(t, <-ran, "x~")
+	redistest.Eventually(t, func() bool { return enqueue("y") == nil }, "the lock has ended with its task")
+	require.Equal(t, "y", <-ran)
+}
+
+func TestTaskThatCannotBeClonedIsArchivedWithItsCause(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t) // once will do: it takes ten seconds
+	b := setup(t, env)
+	b.hold(t, key)
+	cfg := b.config()
+	reported := make(chan error, 10)
+	cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
+	// Configure was given a client that is of no use.
+	rdb := env.Client(t)
+	var hook trouble
+	hook.left.Store(math.MaxInt64)
+	rdb.AddHook(&hook)
+	require.NoError(t, asynqlock.Configure(&cfg, rdb))
+	b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
+	id := b.enqueue(t, task(), asynq.MaxRetry(0))
+	require.ErrorIs(t, <-reported, core.ErrConflict)
+	info := b.untilState(t, id, asynq.TaskStateArchived)
+	require.Contains(t, info.LastErr, "it could not be cloned")
+	require.Contains(t, info.LastErr, "the key is held")
+}
+
+// trouble fails the next commands of a client.
+type trouble struct{ left atomic.Int64 }
+
+func (*trouble) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*trouble) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *trouble) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.left.Add(-1) >= 0 {
+			cmd.SetErr(errOops)
+			return errOops
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestTroubleOfAsynqsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		var hook trouble
+		hook.left.Store(3)
+		rdb := env.Client(t)
+		rdb.AddHook(&hook)
+		cfg := b.config()
+		require.NoError(t, asynqlock.Configure(&cfg, rdb))
+		ran := make(chan struct{}, 1)
+		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 3)
+		b.requireArchived(t, 0)
+		require.Negative(t, hook.left.Load())
+		release()
+		<-ran
+	})
+}
+
+func TestHeadersCopiedToAnotherTaskMakeItNoClone(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		clones := make(chan bool, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				_, clone := asynqlock.OriginOf(ctx, task)
+				clones <- clone
+				if task.Type() == kind {
+					next := asynq.NewTaskWithHeaders("next", task.Payload(), task.Headers())
+					_, err := b.client.EnqueueContext(ctx, next, asynq.Queue(b.queue))
+					return err
+				}
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 2)
+		release()
+		require.True(t, <-clones)
+		require.False(t, <-clones)
+	})
+}
+
+var errOops = errors.New("oops")

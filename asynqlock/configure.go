@@ -1,0 +1,81 @@
+package asynqlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+)
+
+// Configure prepares the Config of an asynq server for tasks behind PerKey, so that being
+// refused a key is no failure. Call it last, just before asynq.NewServer: it wraps the hooks that
+// it finds in cfg, and where there is none asynq's own default stays in force.
+//
+//   - IsFailure: a deferred task's Retried stays as it is.
+//   - RetryDelayFunc: a deferred task comes back after the delay of WithDelay.
+//   - ErrorHandler: not called with deferred tasks, whose errors wrap ErrDeferred.
+//   - BaseContext: gives the middleware what it needs to read and clone tasks.
+//
+// rdb is a client of the Redis, database included, that holds the server's queues, which
+// need not be that of the Locker; MakeRedisClient of an asynq.RedisConnOpt makes one. It stays the
+// caller's to close, after the server. The error wraps core.ErrInvalidOption, and cfg is then as
+// it was.
+func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
+	if cfg == nil {
+		return invalid("Configure: cfg is nil")
+	}
+	if rdb == nil {
+		return invalid("Configure: rdb is nil: give it a client of the Redis that holds the server's queues")
+	}
+	cfg.IsFailure = isFailure(cfg.IsFailure)
+	cfg.RetryDelayFunc = retryDelay(cfg.RetryDelayFunc)
+	cfg.ErrorHandler = errorHandler(cfg.ErrorHandler)
+	cfg.BaseContext = baseContext(cfg.BaseContext, newServer(rdb))
+	return nil
+}
+
+func isFailure(theirs func(error) bool) func(error) bool {
+	return func(err error) bool {
+		if _, deferred := isDeferred(err); deferred {
+			return false
+		}
+		if theirs == nil {
+			return err != nil
+		}
+		return theirs(err)
+	}
+}
+
+func retryDelay(theirs asynq.RetryDelayFunc) asynq.RetryDelayFunc {
+	if theirs == nil {
+		theirs = asynq.DefaultRetryDelayFunc
+	}
+	return func(n int, err error, task *asynq.Task) time.Duration {
+		if d, deferred := isDeferred(err); deferred {
+			return d.delay
+		}
+		return theirs(n, err, task)
+	}
+}
+
+func errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
+	if theirs == nil {
+		return nil
+	}
+	return asynq.ErrorHandlerFunc(func(ctx context.Context, task *asynq.Task, err error) {
+		if _, deferred := isDeferred(err); !deferred {
+			theirs.HandleError(ctx, task, err)
+		}
+	})
+}
+
+// serverKey is where a task's ctx has the server that Configure prepared.
+type serverKey struct{}
+
+func baseContext(theirs func() context.Context, s *server) func() context.Context {
+	if theirs == nil {
+		theirs = context.Background
+	}
+	return func() context.Context { return context.WithValue(theirs(), serverKey{}, s) }
+}

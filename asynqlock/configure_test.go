@@ -1,0 +1,195 @@
+package asynqlock_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+type ctxKey struct{}
+
+func TestOwnHooksAreCalledForFailuresOnly(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		var judged, delayed, handled atomic.Int64
+		mine := errors.New("mine") // not a failure, says the user
+		check := func(err error) {
+			if !errors.Is(err, mine) {
+				t.Errorf("a hook was called with %v", err)
+			}
+		}
+		cfg := b.config()
+		cfg.IsFailure = func(err error) bool {
+			check(err)
+			judged.Add(1)
+			return false
+		}
+		cfg.RetryDelayFunc = func(_ int, err error, _ *asynq.Task) time.Duration {
+			check(err)
+			delayed.Add(1)
+			return time.Millisecond
+		}
+		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
+			check(err)
+			handled.Add(1)
+		})
+		cfg.BaseContext = func() context.Context { return context.WithValue(context.Background(), ctxKey{}, "base") }
+		var runs atomic.Int64
+		done := make(chan struct{})
+		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, _ *asynq.Task) error {
+				assert.Equal(t, "base", ctx.Value(ctxKey{}))
+				if runs.Add(1) < 4 {
+					return mine
+				}
+				close(done)
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.MaxRetry(1))
+		b.untilConflicts(t, 5)
+		release()
+		<-done
+		for _, n := range []*atomic.Int64{&judged, &delayed, &handled} {
+			require.EqualValues(t, 3, n.Load())
+		}
+	})
+}
+
+func TestDefaultsStayInForceWithoutOwnHooks(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		cfg := b.config()
+		cfg.RetryDelayFunc = nil
+		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error { return errOops })))
+		id := b.enqueue(t, task())
+		info := b.untilState(t, id, asynq.TaskStateRetry)
+		require.Equal(t, 1, info.Retried)
+		require.Equal(t, "oops", info.LastErr)
+		require.GreaterOrEqual(t, info.NextProcessAt.Sub(info.LastFailedAt), 14*time.Second, "asynq's exponential delay")
+	})
+}
+
+func TestHooksOutsideAServer(t *testing.T) {
+	t.Parallel()
+	var cfg asynq.Config
+	require.NoError(t, asynqlock.Configure(&cfg, redistest.Client(t, redisAt("127.0.0.1:1"))))
+	require.Nil(t, cfg.ErrorHandler)
+	require.False(t, cfg.IsFailure(nil))
+	require.True(t, cfg.IsFailure(errOops))
+	require.True(t, cfg.IsFailure(core.ErrConflict), "a handler's own")
+	require.True(t, cfg.IsFailure(asynq.ErrLeaseExpired))
+	require.Equal(t, context.Background().Err(), cfg.BaseContext().Err())
+}
+
+func TestConfigureReportsMistakes(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Client(t, redisAt("127.0.0.1:1"))
+	require.ErrorIs(t, asynqlock.Configure(nil, rdb), core.ErrInvalidOption)
+	var cfg asynq.Config
+	require.ErrorIs(t, asynqlock.Configure(&cfg, nil), core.ErrInvalidOption)
+	require.Equal(t, asynq.Config{}, cfg)
+}
+
+func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		log := newLog()
+		b.start(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.logger))(mustNotRun(t)))
+		// Not run and not lost: asynq counts failures, and archives.
+		id := b.enqueue(t, task(), asynq.MaxRetry(2))
+		info := b.untilState(t, id, asynq.TaskStateArchived)
+		require.Equal(t, 2, info.Retried)
+		require.Contains(t, info.LastErr, "the key is held (asynqlock.Configure was not applied)")
+		id = b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilState(t, id, asynq.TaskStateArchived)
+		require.EqualValues(t, 4, b.conflicts.n.Load())
+		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
+		require.Contains(t, log.String(), "Configure was not applied")
+		requireNoSecret(t, log.String())
+	})
+}
+
+func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {
+	log := newLog()
+	before := slog.Default()
+	slog.SetDefault(log.logger)
+	t.Cleanup(func() { slog.SetDefault(before) })
+	b := setup(t, redistest.Embedded(t))
+	mux := asynq.NewServeMux()
+	mux.Handle("nil guard", asynqlock.PerKey(nil, walletKey)(mustNotRun(t)))
+	mux.Handle("bad option", asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithMaxAge(-1))(mustNotRun(t)))
+	mux.Handle("bad key", asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Header("h:", ""))(mustNotRun(t)))
+	require.Equal(t, 2, strings.Count(log.String(), "level=ERROR"))
+	b.serve(t, b.config(), mux)
+	for _, kind := range []string{"nil guard", "bad option", "bad key"} {
+		id := b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(3))
+		info := b.untilState(t, id, asynq.TaskStateRetry)
+		require.Zero(t, info.Retried, kind)
+		require.Contains(t, info.LastErr, "misconfigured")
+		b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(0), asynq.TaskID(kind))
+		b.untilState(t, kind+"~1", asynq.TaskStateScheduled)
+	}
+	b.requireArchived(t, 0)
+	require.Equal(t, 3, strings.Count(log.String(), "level=ERROR"), log.String())
+}
+
+func TestNewReportsMistakes(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.locker, nil)
+	for name, build := range map[string]func() (asynq.MiddlewareFunc, error){
+		"no guard":     func() (asynq.MiddlewareFunc, error) { return asynqlock.New(nil, walletKey) },
+		"broken guard": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(core.NewGuard(nil, nil), walletKey) },
+		"no key":       func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, nil) },
+		"nil option":   func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, nil) },
+		"zero delay": func() (asynq.MiddlewareFunc, error) {
+			return asynqlock.New(guard, walletKey, asynqlock.WithDelay(0, 1))
+		},
+		"swapped delays": func() (asynq.MiddlewareFunc, error) {
+			return asynqlock.New(guard, walletKey, asynqlock.WithDelay(2e9, 1e9))
+		},
+		"short age": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, asynqlock.WithMaxAge(1)) },
+		"nil skip":  func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, asynqlock.Skip(nil)) },
+		"nil logger": func() (asynq.MiddlewareFunc, error) {
+			return asynqlock.New(guard, walletKey, asynqlock.WithLogger(nil))
+		},
+	} {
+		m, err := build()
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.Nil(t, m, name)
+	}
+	m, err := asynqlock.New(guard, walletKey, soon)
+	require.NoError(t, err)
+	require.NotNil(t, m)
+}
+
+func TestSkippedTasksNeedNoKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		ran := make(chan struct{})
+		skip := asynqlock.Skip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "free" })
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, skip)(asynq.HandlerFunc(
+			func(ctx context.Context, _ *asynq.Task) error {
+				_, held := core.LeaseFrom(ctx)
+				assert.False(t, held)
+				close(ran)
+				return nil
+			})))
+		b.enqueue(t, asynq.NewTask("free", nil))
+		<-ran
+	})
+}

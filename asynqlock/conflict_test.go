@@ -1,0 +1,317 @@
+package asynqlock_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+func TestHundredConflictsLeaveRetriedAtZero(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan int, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, _ *asynq.Task) error {
+				retried, _ := asynq.GetRetryCount(ctx)
+				ran <- retried
+				return nil
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(3), asynq.Retention(time.Minute))
+		b.untilConflicts(t, 100)
+		var last string
+		redistest.Eventually(t, func() bool {
+			info := b.info(t, id)
+			assert.Zero(t, info.Retried)
+			last = info.LastErr
+			return strings.Contains(last, "(refusal 100 since ") || b.conflicts.n.Load() > 150
+		}, "the hundredth refusal is stored")
+		require.Contains(t, last, "(refusal 1")
+		require.Contains(t, last, "asynqlock: not run: the key is held")
+		requireNoSecret(t, last)
+		release()
+		require.Zero(t, <-ran)
+		b.untilState(t, id, asynq.TaskStateCompleted)
+		b.requireArchived(t, 0)
+	})
+}
+
+func TestMaxRetryZeroIsNotArchivedByConflicts(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		origins := make(chan asynqlock.Origin, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				origin, _ := asynqlock.OriginOf(ctx, task)
+				origins <- origin
+				return nil
+			})))
+		before := time.Now()
+		id := b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 10)
+		b.requireArchived(t, 0)
+		release()
+		origin := <-origins
+		require.Equal(t, id, origin.ID)
+		require.GreaterOrEqual(t, origin.Clone, 10)
+		require.Equal(t, origin.Clone, origin.Refusals)
+		require.WithinRange(t, origin.Since, before.Add(-time.Second), time.Now())
+		redistest.Eventually(t, func() bool { return len(b.all(t)) == 0 }, "the queue is empty")
+		require.Empty(t, origins, "it ran once")
+		b.requireArchived(t, 0)
+		b.requireFree(t, key)
+	})
+}
+
+func TestConflictOnTheLastAttemptKeepsThatAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		oops := errors.New("oops")
+		rival := make(chan *core.Lease, 1)
+		var runs atomic.Int64
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				if runs.Add(1) == 1 {
+					// The rival stands in line for the key before the first failure.
+					go func() {
+						lease, err := b.rival.Acquire(context.Background(), key)
+						assert.NoError(t, err)
+						rival <- lease
+					}()
+					redistest.Eventually(t, func() bool {
+						info, err := b.rival.Inspect(context.Background(), key)
+						return err == nil && len(info.Waiters) == 1
+					}, "the rival waits")
+				}
+				return oops
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(1))
+		lease := <-rival
+		b.untilConflicts(t, 5)
+		b.requireArchived(t, 0)
+		require.NoError(t, lease.Release(context.Background()))
+
+		var archived []*asynq.TaskInfo
+		redistest.Eventually(t, func() bool {
+			var err error
+			archived, err = b.inspector.ListArchivedTasks(b.queue)
+			return err == nil && len(archived) == 1
+		}, "the task is archived")
+		require.EqualValues(t, 2, runs.Load(), "once, and one retry")
+		require.Equal(t, "oops", archived[0].LastErr)
+		require.True(t, strings.HasPrefix(archived[0].ID, id+"~"), archived[0].ID)
+		require.Contains(t, archived[0].Headers["Perkey-Origin"], `"retried":1,"max_retry":1`)
+		require.Empty(t, b.all(t))
+	})
+}
+
+func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
+	for _, maxRetry := range []int{0, 5} {
+		redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+			b := setup(t, env)
+			release := b.hold(t, key)
+			cfg := b.config()
+			reported := make(chan error, 10)
+			cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
+			ran := make(chan struct{}, 10)
+			b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(time.Second))(asynq.HandlerFunc(
+				func(context.Context, *asynq.Task) error {
+					ran <- struct{}{}
+					return nil
+				})))
+			start := time.Now()
+			b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
+			err := <-reported
+			require.GreaterOrEqual(t, time.Since(start), time.Second)
+			require.ErrorIs(t, err, asynqlock.ErrTooOld)
+			require.ErrorIs(t, err, core.ErrConflict)
+			require.Greater(t, b.conflicts.n.Load(), int64(1))
+			var archived []*asynq.TaskInfo
+			redistest.Eventually(t, func() bool {
+				var err error
+				archived, err = b.inspector.ListArchivedTasks(b.queue)
+				return err == nil && len(archived) == 1
+			}, "the task is archived")
+			require.Regexp(t, `^asynqlock: task was deferred for too long: refused \d+ times since .*: the key is held$`, archived[0].LastErr)
+			require.Zero(t, archived[0].Retried)
+			require.Empty(t, b.all(t), "no clone goes on")
+
+			// Run again by hand it waits anew, and runs.
+			seen := b.conflicts.n.Load()
+			require.NoError(t, b.inspector.RunTask(b.queue, archived[0].ID))
+			b.untilConflicts(t, seen+3)
+			release()
+			<-ran
+			require.Empty(t, reported)
+		})
+	}
+}
+
+func TestShortWaitInTheHandler(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan int, 1)
+		guard := core.NewGuard(b.locker, retry.Policy{MaxWait: time.Minute})
+		b.serve(t, b.config(), asynqlock.PerKey(guard, walletKey)(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+			ran <- 1
+			return nil
+		})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 1)
+		require.Equal(t, asynq.TaskStateActive, b.info(t, id).State)
+		release()
+		<-ran
+	})
+}
+
+// parker stores nothing, but says it did.
+type parker struct{}
+
+func (parker) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
+	return core.Deferred(core.Ticket{ID: "1", Queue: "q"}), nil
+}
+
+func TestPolicyThatParksIsAConflict(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan struct{}, 1)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, parker{}), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 3)
+		release()
+		<-ran
+	})
+}
+
+func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		locks, err := embedded.Start() // not the Redis of the queues
+		require.NoError(t, err)
+		t.Cleanup(locks.Close)
+		rdb := redistest.Client(t, redisAt(locks.Addr()))
+		locker, err := core.New(rdb)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = locker.Close() })
+		log := newLog()
+		ran := make(chan struct{}, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon, asynqlock.WithLogger(log.logger))(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		locks.SetError("LOADING Redis is loading the dataset in memory")
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		id := b.enqueue(t, asynq.NewTask(kind, []byte(`{"user_id":"other-`+secret+`"}`)), asynq.MaxRetry(1))
+		redistest.Eventually(t, func() bool {
+			info := b.info(t, id)
+			return info != nil && strings.Contains(info.LastErr, "(refusal 3 since")
+		}, "three refusals")
+		info := b.info(t, id)
+		require.Zero(t, info.Retried)
+		require.Contains(t, info.LastErr, "redis unavailable")
+		requireNoSecret(t, info.LastErr)
+		b.requireArchived(t, 0)
+		require.Empty(t, ran)
+		locks.SetError("")
+		<-ran
+		<-ran
+		require.Contains(t, log.String(), "task not run")
+		requireNoSecret(t, log.String())
+	})
+}
+
+func TestClosedLockerSpendsNoAttempt(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		log := newLog()
+		require.NoError(t, b.locker.Close())
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.logger))(mustNotRun(t)))
+		id := b.enqueue(t, task(), asynq.MaxRetry(3))
+		info := b.untilState(t, id, asynq.TaskStateRetry)
+		require.Zero(t, info.Retried)
+		require.Contains(t, info.LastErr, "locker closed")
+		requireNoSecret(t, info.LastErr)
+	})
+}
+
+// breaker is a policy that fails.
+type breaker struct{}
+
+func (breaker) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
+	return core.Reject(), errors.New("the policy is broken")
+}
+
+func TestErrorOfAPolicyIsAFailure(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, breaker{}), walletKey)(mustNotRun(t)))
+		id := b.enqueue(t, task(), asynq.MaxRetry(1))
+		info := b.untilState(t, id, asynq.TaskStateArchived)
+		require.Equal(t, 1, info.Retried)
+		require.Contains(t, info.LastErr, "the policy is broken")
+		requireNoSecret(t, info.LastErr)
+	})
+}
+
+func TestGuardsInsideOneAnother(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan string, 10)
+		mux := asynq.NewServeMux()
+		mux.Use(
+			asynqlock.PerKey(core.NewGuard(b.locker, nil, core.Counted(2)), asynqlock.Type("type:"), soon),
+			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon),
+		)
+		mux.HandleFunc(kind, func(ctx context.Context, task *asynq.Task) error {
+			ran <- string(task.Payload())
+			return nil
+		})
+		b.serve(t, b.config(), mux)
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 5)
+		// A task that is refused further in gives its place back.
+		other := `{"user_id":"other"}`
+		b.enqueue(t, asynq.NewTask(kind, []byte(other)), asynq.MaxRetry(0))
+		require.Equal(t, other, <-ran)
+		release()
+		require.JSONEq(t, payload, <-ran)
+		b.requireArchived(t, 0)
+	})
+}
+
+func TestInnerConflictOfTheHandlerIsItsOwnFailure(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, "else")
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, _ *asynq.Task) error {
+				_, err := b.locker.TryAcquire(ctx, "else")
+				return err
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(2))
+		require.Equal(t, 2, b.untilState(t, id, asynq.TaskStateArchived).Retried)
+	})
+}

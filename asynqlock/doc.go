@@ -1,0 +1,96 @@
+// Package asynqlock runs one asynq task at a time per key, over any number of servers.
+//
+// PerKey is asynq middleware over a core.Guard, for a mux or around a single handler, and
+// Configure prepares the servers that run it:
+//
+//	mux.Use(asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "user_id")))
+//
+//	cfg := asynq.Config{Concurrency: 10}
+//	err := asynqlock.Configure(&cfg, rdb) // rdb: the Redis of the queues
+//	srv := asynq.NewServer(redisOpt, cfg)
+//
+// # Model
+//
+// The handler runs while the guard holds the task's key, with a ctx that ends when the
+// lease is lost, with a cause that wraps core.ErrLeaseLost; core.LeaseFrom finds the fencing
+// token in it. The key is given back when the handler returns, panics included, and
+// not before.
+//
+// A task whose key is held is deferred: its worker is free at once, and asynq hands the task out
+// again after a delay that follows from what is left of the holder's lease (WithDelay). That
+// is no failure: the task's Retried does not count it, and Config.ErrorHandler is not called. What
+// bounds it is its age (WithMaxAge); past that the task is archived with an error that
+// wraps ErrTooOld. Deferred tasks have no order.
+//
+// So is a task while the lock's Redis is out of reach, or the guard is misconfigured. No
+// handler ever runs without its key. A task that has no usable key (a bad payload) is
+// archived at once.
+//
+// # What asynq does
+//
+// One task can be in two handlers at the same time, on one server or on two. asynq gives a task
+// that runs longer than its Timeout or Deadline up, and hands it out again, whether or
+// not its handler has stopped. So it does after Config.ShutdownTimeout, after
+// Inspector.CancelProcessing, and when a server cannot reach Redis for 30 s. The key, which
+// is held until the first handler returns, is what keeps the copies apart: the second one is
+// deferred meanwhile.
+//
+// asynq looks whether a retry is left before it asks Config.IsFailure. A task that is refused its
+// key on its last attempt, as one with MaxRetry(0) always is, would be archived. It goes on as
+// a clone instead: the same task, enqueued under a derived id, while the original ends with
+// asynq.RevokeTask.
+//
+//   - A clone has the type, payload, headers, queue, Timeout, Deadline and Retention of its task.
+//     Its unique lock passes to the clone in one step, with the time that it has left. The
+//     group is not kept, which a task has left that came to a handler, nor is a result.
+//   - No retry was left, and none is: a clone's MaxRetry is 0. OriginOf tells what its
+//     counters were.
+//   - Its id is the first id, a tilde and a number that grows: of "x" come "x~1", "x~2". Who
+//     looks a task up by its id looks for those too. Since "x" is gone, asynq would take another
+//     task "x": to enqueue something once use asynq.Unique, or leave tasks a retry, with which
+//     they are not cloned until their last attempt.
+//   - asynq counts the original as processed, and logs that it was revoked.
+//   - A crash between clone and revocation leaves both: the original, whose last attempt this
+//     was, is archived by asynq as one whose lease expired, and the clone goes on. An original
+//     that asynq hands out again, which a shutdown at that moment does, finds its clone, unless
+//     the key is free by then: then both run.
+//
+// Tasks run at least once, as ever with asynq.
+//
+// # Outcomes
+//
+//	the key is held, or reserved         deferred
+//	the lock's Redis is unavailable      deferred, and logged
+//	the Locker is closed                 deferred
+//	guard or key function misconfigured  deferred, and logged once
+//	deferred for longer than the age     archived, with ErrTooOld
+//	no usable key in the task            archived
+//	the key function failed otherwise    a failure: retried by asynq
+//	the handler failed                   a failure: retried by asynq
+//	the lease was lost                   a failure, whatever the handler returned: the outcome is unknown
+//	the last attempt, and asynq's Redis  archived by asynq, with both causes
+//	takes no clone for 10 s
+//
+// # Policies
+//
+// A nil policy is right for most: a policy that waits (package retry) does so in a worker slot,
+// and a hot key soon fills them all. A short wait, of less than a handler takes, saves
+// deferrals; it counts towards the task's Timeout. Tasks cannot be parked, since asynq is a queue
+// itself: a policy that parks is a conflict.
+//
+// A guard made with core.Counted(n) lets n tasks per key run at the same time. With Type as its
+// key it bounds a type over all servers.
+//
+// # Without Configure
+//
+// Nothing runs without its key, but asynq takes each refusal for a failure: it spends retries, waits
+// exponentially longer, and archives the task when none is left. The first such refusal is
+// logged as a warning. Middleware between asynq and PerKey must return PerKey's errors, or ones that
+// wrap them.
+//
+// # Shutdown
+//
+// Shut the asynq server down first, then the Locker: Locker.Shutdown waits for handlers that
+// asynq has given up. Tasks that are handed out again wait for a handler's key, or, if the process
+// ended, for the end of its lease.
+package asynqlock

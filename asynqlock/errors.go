@@ -1,0 +1,104 @@
+package asynqlock
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+)
+
+// Why a task did not run, told apart by errors.Is; for middleware in front of PerKey.
+var (
+	// ErrDeferred: the task was not run, since its key could not be had, and comes back
+	// by itself. It is no failure. The error that wraps it also wraps why: core.ErrConflict,
+	// core.ErrUnavailable, core.ErrClosed or core.ErrInvalidOption. If the task goes on as
+	// a clone it wraps asynq.RevokeTask as well.
+	ErrDeferred = errors.New("task deferred")
+	// ErrTooOld: the task was refused its key for longer than WithMaxAge allows, and is
+	// archived. Comes with asynq.SkipRetry and with why it was refused.
+	ErrTooOld = errors.New("task was deferred for too long")
+)
+
+// refusal is why a task was not run.
+type refusal struct {
+	why       string // for people; never has the key in it
+	cause     error
+	remaining time.Duration // of the holder's lease; zero: not known
+}
+
+// deferredError is a task that was not run, and comes back. It is the one error that the
+// hooks of Configure know.
+type deferredError struct {
+	refusal
+	wait  wait // zero: not known
+	delay time.Duration
+	clone string // the id that the task goes on under, if not its own
+}
+
+// Error ends with what waitIn reads.
+func (e *deferredError) Error() string {
+	text := "asynqlock: not run: " + e.why
+	if e.clone != "" {
+		text += ": goes on as task " + e.clone
+	}
+	if e.wait != (wait{}) {
+		text += " " + e.wait.String()
+	}
+	return text
+}
+
+func (e *deferredError) Unwrap() []error {
+	if e.clone != "" {
+		return []error{ErrDeferred, e.cause, asynq.RevokeTask}
+	}
+	return []error{ErrDeferred, e.cause}
+}
+
+func isDeferred(err error) (*deferredError, bool) {
+	var d *deferredError
+	return d, errors.As(err, &d)
+}
+
+// wordedError has a text of its own: those of what it wraps would show a key, or say less.
+type wordedError struct {
+	text string
+	errs []error
+}
+
+func (e *wordedError) Error() string   { return e.text }
+func (e *wordedError) Unwrap() []error { return e.errs }
+
+func worded(text string, errs ...error) error { return &wordedError{text: text, errs: errs} }
+
+// redact is the text of one of core's errors without the key.
+func redact(err error, key string) string {
+	return strings.ReplaceAll(err.Error(), strconv.Quote(key), "the key")
+}
+
+// lost is the failure of a task that lost its lease while it ran. What was not run further
+// in, under another key, has lost nothing by it.
+func lost(err, result error, key string) error {
+	if _, deferred := isDeferred(result); deferred {
+		return result
+	}
+	text := "asynqlock: the lease was lost while the task ran: its outcome is unknown"
+	if result != nil {
+		text += ": " + redact(result, key)
+	}
+	return worded(text, err)
+}
+
+// tooOld ends the wait of a task. Its text is none that waitIn reads: a task that somebody runs
+// again from the archive begins to wait anew.
+func tooOld(d *deferredError, maxAge time.Duration) error {
+	return worded(fmt.Sprintf("asynqlock: %v: refused %d times since %s, which is %s ago or longer: %s",
+		ErrTooOld, d.wait.refusals, d.wait.since.UTC().Format(waitTime), maxAge, d.why), ErrTooOld, d.cause, asynq.SkipRetry)
+}
+
+// notCloned ends a task that has no retry left and could not be cloned: asynq archives it.
+func notCloned(d *deferredError, err error) error {
+	return worded(fmt.Sprintf("asynqlock: not run: %s: no retry is left, and it could not be cloned: %v", d.why, err), d.cause, err)
+}

@@ -1,0 +1,254 @@
+package asynqlock_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestHandlerRunsUnderItsLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		done := make(chan struct{})
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				defer close(done)
+				lease, held := core.LeaseFrom(ctx)
+				if assert.True(t, held) {
+					assert.Equal(t, key, lease.Key())
+					assert.Positive(t, lease.Fence())
+				}
+				id, _ := asynq.GetTaskID(ctx)
+				assert.Equal(t, task.ResultWriter().TaskID(), id)
+				seen, err := b.rival.Inspect(ctx, key)
+				if assert.NoError(t, err) && assert.Len(t, seen.Holders, 1) {
+					assert.Equal(t, kind, seen.Holders[0].Name)
+					assert.Equal(t, id, seen.Holders[0].ID)
+				}
+				return nil
+			})))
+		id := b.enqueue(t, task())
+		<-done
+		redistest.Eventually(t, func() bool { return b.info(t, id) == nil }, "the task has ended")
+		b.requireFree(t, key)
+	})
+}
+
+func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		var only alone
+		var cut atomic.Int64
+		done := make(chan struct{})
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, _ *asynq.Task) error {
+				defer only.enter(t)()
+				if only.runs.Load() == 0 {
+					// Deaf: long after its time is over, and the copy has come several times.
+					b.untilConflicts(t, 5)
+					if ctx.Err() != nil {
+						cut.Add(1)
+					}
+					return nil
+				}
+				close(done)
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.Timeout(time.Second), asynq.MaxRetry(1))
+		<-done
+		require.EqualValues(t, 1, cut.Load(), "the first was cut off")
+		redistest.Eventually(t, func() bool { return only.runs.Load() == 2 }, "both have ended")
+		b.requireArchived(t, 0)
+	})
+}
+
+func TestShutdownMidHandler(t *testing.T) {
+	for name, maxRetry := range map[string]int{"first attempt": 3, "last attempt": 0} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				var only alone
+				started, end, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+				cfg := b.config()
+				cfg.ShutdownTimeout = 50 * time.Millisecond
+				stop := b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.newLocker(t), nil), walletKey, soon)(asynq.HandlerFunc(
+					func(context.Context, *asynq.Task) error {
+						defer only.enter(t)()
+						close(started)
+						<-end
+						return nil
+					})))
+				id := b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
+				<-started
+				stop()
+				require.Equal(t, asynq.TaskStatePending, b.info(t, id).State, "asynq put it back, though its handler runs")
+
+				b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+					func(context.Context, *asynq.Task) error {
+						defer only.enter(t)()
+						close(done)
+						return nil
+					})))
+				b.untilConflicts(t, 5)
+				require.EqualValues(t, 1, only.inside.Load())
+				close(end)
+				<-done
+				redistest.Eventually(t, func() bool { return only.runs.Load() == 2 }, "both have ended")
+				b.requireArchived(t, 0)
+			})
+		})
+	}
+}
+
+func TestPanicGivesTheKeyBack(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error { panic("oops") })))
+		id := b.enqueue(t, task(), asynq.MaxRetry(0))
+		require.Contains(t, b.untilState(t, id, asynq.TaskStateArchived).LastErr, "oops")
+		b.requireFree(t, key)
+	})
+}
+
+func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
+	for name, result := range map[string]error{"success": nil, "error": errOops} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				cfg := b.config()
+				cfg.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+				reported := make(chan error, 1)
+				cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
+				causes := make(chan error, 1)
+				b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+					func(ctx context.Context, _ *asynq.Task) error {
+						lease, _ := core.LeaseFrom(ctx)
+						_, err := b.rival.ForceRelease(context.WithoutCancel(ctx), key, lease.Fence())
+						assert.NoError(t, err)
+						<-ctx.Done()
+						causes <- context.Cause(ctx)
+						return result
+					})))
+				id := b.enqueue(t, task(), asynq.MaxRetry(1))
+				require.ErrorIs(t, <-causes, core.ErrLeaseLost)
+				err := <-reported
+				require.ErrorIs(t, err, core.ErrLeaseLost)
+				require.NotErrorIs(t, err, asynqlock.ErrDeferred)
+				if result != nil {
+					require.ErrorIs(t, err, result)
+				}
+				info := b.untilState(t, id, asynq.TaskStateRetry)
+				require.Equal(t, 1, info.Retried, "it ran, so it is a failure")
+				require.Contains(t, info.LastErr, "its outcome is unknown")
+				requireNoSecret(t, info.LastErr)
+			})
+		})
+	}
+}
+
+func TestRefusalFurtherInIsNoFailureOfALostLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		inner := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t))
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("type:"))(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				err := inner.ProcessTask(ctx, task)
+				lease, _ := core.LeaseFrom(ctx)
+				_, forced := b.rival.ForceRelease(context.WithoutCancel(ctx), lease.Key(), lease.Fence())
+				assert.NoError(t, forced)
+				<-ctx.Done()
+				return err
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(1))
+		info := b.untilState(t, id, asynq.TaskStateRetry)
+		require.Zero(t, info.Retried)
+		require.Contains(t, info.LastErr, "(refusal 1 since ")
+		require.NotContains(t, info.LastErr, "outcome", "nothing ran")
+	})
+}
+
+func TestManyAtOncePerType(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const n, tasks = 3, 20
+		b := setup(t, env)
+		guard := func() *core.Guard { return core.NewGuard(b.newLocker(t), nil, core.Counted(n)) }
+		var inside, done atomic.Int64
+		full := make(chan struct{})
+		handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			now := inside.Add(1)
+			if now > n {
+				t.Error("too many inside")
+			}
+			if now == n && done.Load() == 0 {
+				close(full)
+			}
+			<-full // nobody leaves before n are inside
+			time.Sleep(time.Millisecond)
+			done.Add(1)
+			inside.Add(-1)
+			return nil
+		})
+		for range 2 {
+			b.serve(t, b.config(), asynqlock.PerKey(guard(), asynqlock.Type("type:"), soon)(handler))
+		}
+		for i := range tasks {
+			b.enqueue(t, asynq.NewTask("report", fmt.Append(nil, i)), asynq.MaxRetry(i%2))
+		}
+		redistest.Eventually(t, func() bool { return done.Load() == tasks }, "all are done")
+		b.requireArchived(t, 0)
+	})
+}
+
+func TestStress(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const tasks, keys, servers = 200, 5, 3
+		b := setup(t, env)
+		var inside [keys]alone
+		runs := make(chan string, 2*tasks)
+		for range servers {
+			guard := core.NewGuard(b.newLocker(t), nil)
+			b.serve(t, b.config(), asynqlock.PerKey(guard, asynqlock.Header("wallet:", "wallet"), soon)(asynq.HandlerFunc(
+				func(_ context.Context, task *asynq.Task) error {
+					i := int(task.Headers()["wallet"][0] - '0')
+					defer inside[i].enter(t)()
+					time.Sleep(rand.N(3 * time.Millisecond)) // room for others to come in
+					runs <- string(task.Payload())
+					return nil
+				})))
+		}
+		for i := range tasks {
+			wallet := map[string]string{"wallet": fmt.Sprint(i % keys)}
+			b.enqueue(t, asynq.NewTaskWithHeaders(kind, fmt.Append(nil, i), wallet), asynq.MaxRetry(i%3))
+		}
+		seen := make(map[string]int)
+		timeout := time.After(time.Minute)
+		for len(seen) < tasks {
+			select {
+			case payload := <-runs:
+				seen[payload]++
+			case <-timeout:
+				t.Fatalf("%d of %d tasks ran", len(seen), tasks)
+			}
+		}
+		redistest.Eventually(t, func() bool { return len(b.all(t)) == 0 }, "the queue is empty")
+		for payload, n := range seen {
+			require.Equal(t, 1, n, payload)
+		}
+		require.Empty(t, runs)
+		b.requireArchived(t, 0)
+		require.Positive(t, b.conflicts.n.Load())
+	})
+}

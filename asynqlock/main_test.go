@@ -1,0 +1,211 @@
+package asynqlock_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// secret is a part of every key, and of no error.
+const secret = "s3cret-42"
+
+const (
+	kind    = "wallet:charge"
+	payload = `{"user_id":"` + secret + `"}`
+	key     = "wallet:" + secret
+)
+
+var walletKey = asynqlock.JSONField("wallet:", "user_id")
+
+// soon brings refused tasks back at asynq's next look.
+var soon = asynqlock.WithDelay(time.Millisecond, time.Millisecond)
+
+// bench is what most tests stand on: a queue of their own, the locker under test, which
+// tells of conflicts, and a rival that takes keys away from it.
+type bench struct {
+	rdb       *redis.Client
+	queue     string
+	locker    *core.Locker
+	rival     *core.Locker
+	conflicts *conflicts
+	client    *asynq.Client
+	inspector *asynq.Inspector
+}
+
+// conflicts counts them.
+type conflicts struct {
+	core.NopObserver
+	n atomic.Int64
+}
+
+func (c *conflicts) OnConflict(context.Context, core.Conflicted) { c.n.Add(1) }
+
+func setup(t *testing.T, env *redistest.Env) *bench {
+	t.Helper()
+	rdb := env.Client(t)
+	b := &bench{
+		rdb: rdb, queue: env.Prefix, conflicts: &conflicts{},
+		client: asynq.NewClientFromRedisClient(rdb), inspector: asynq.NewInspectorFromRedisClient(rdb),
+	}
+	b.locker = b.newLocker(t)
+	b.rival = b.newLocker(t)
+	return b
+}
+
+func (b *bench) newLocker(t *testing.T) *core.Locker {
+	t.Helper()
+	l, err := core.New(b.rdb, core.WithPrefix(b.queue), core.WithObserver(b.conflicts))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// hold takes a key away, until the end of the test or of release.
+func (b *bench) hold(t *testing.T, key string) (release func()) {
+	t.Helper()
+	lease, err := b.rival.TryAcquire(t.Context(), key)
+	require.NoError(t, err)
+	release = func() { _ = lease.Release(context.Background()) } // may be called twice
+	t.Cleanup(release)
+	return release
+}
+
+func (b *bench) requireFree(t *testing.T, key string) {
+	t.Helper()
+	lease, err := b.rival.TryAcquire(context.Background(), key)
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(context.Background()))
+}
+
+// config is that of a server of the test's queue that looks often.
+func (b *bench) config() asynq.Config {
+	return asynq.Config{
+		Concurrency: 10, Queues: map[string]int{b.queue: 1}, Logger: quiet{},
+		TaskCheckInterval: 5 * time.Millisecond, DelayedTaskCheckInterval: 5 * time.Millisecond,
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Millisecond },
+	}
+}
+
+// start starts a server without Configure, which is shut down with the test or by stop.
+func (b *bench) start(t *testing.T, cfg asynq.Config, h asynq.Handler) (stop func()) {
+	t.Helper()
+	srv := asynq.NewServerFromRedisClient(b.rdb, cfg)
+	require.NoError(t, srv.Start(h))
+	t.Cleanup(srv.Shutdown)
+	return srv.Shutdown
+}
+
+// serve starts a server with Configure.
+func (b *bench) serve(t *testing.T, cfg asynq.Config, h asynq.Handler) (stop func()) {
+	t.Helper()
+	require.NoError(t, asynqlock.Configure(&cfg, b.rdb))
+	return b.start(t, cfg, h)
+}
+
+// enqueue enqueues a task on the test's queue.
+func (b *bench) enqueue(t *testing.T, task *asynq.Task, opts ...asynq.Option) string {
+	t.Helper()
+	info, err := b.client.EnqueueContext(t.Context(), task, append([]asynq.Option{asynq.Queue(b.queue)}, opts...)...)
+	require.NoError(t, err)
+	return info.ID
+}
+
+// task charges the wallet that the tests fight for.
+func task() *asynq.Task { return asynq.NewTask(kind, []byte(payload)) }
+
+// info is what asynq knows of a task; nil if that is nothing.
+func (b *bench) info(t *testing.T, id string) *asynq.TaskInfo {
+	t.Helper()
+	info, err := b.inspector.GetTaskInfo(b.queue, id)
+	if err != nil {
+		require.ErrorIs(t, err, asynq.ErrTaskNotFound)
+		return nil
+	}
+	return info
+}
+
+// all lists the tasks of the queue that have not ended.
+func (b *bench) all(t *testing.T) []*asynq.TaskInfo {
+	t.Helper()
+	var tasks []*asynq.TaskInfo
+	for _, list := range []func(string, ...asynq.ListOption) ([]*asynq.TaskInfo, error){
+		b.inspector.ListPendingTasks, b.inspector.ListActiveTasks, b.inspector.ListScheduledTasks, b.inspector.ListRetryTasks,
+	} {
+		some, err := list(b.queue)
+		require.NoError(t, err)
+		tasks = append(tasks, some...)
+	}
+	return tasks
+}
+
+// untilState waits until a task is in a state.
+func (b *bench) untilState(t *testing.T, id string, state asynq.TaskState) *asynq.TaskInfo {
+	t.Helper()
+	var info *asynq.TaskInfo
+	redistest.Eventually(t, func() bool {
+		info = b.info(t, id)
+		return info != nil && info.State == state
+	}, "task "+id+" is "+state.String())
+	return info
+}
+
+func (b *bench) untilConflicts(t *testing.T, n int64) {
+	t.Helper()
+	redistest.Eventually(t, func() bool { return b.conflicts.n.Load() >= n }, fmt.Sprintf("%d conflicts", n))
+}
+
+func (b *bench) requireArchived(t *testing.T, n int) {
+	t.Helper()
+	info, err := b.inspector.GetQueueInfo(b.queue)
+	require.NoError(t, err)
+	require.Equal(t, n, info.Archived)
+}
+
+// alone counts runs, and fails the test if two overlap.
+type alone struct{ inside, runs atomic.Int64 }
+
+func (a *alone) enter(t *testing.T) (leave func()) {
+	t.Helper()
+	if a.inside.Add(1) != 1 {
+		t.Error("two handlers inside")
+	}
+	return func() {
+		a.runs.Add(1)
+		a.inside.Add(-1)
+	}
+}
+
+func mustNotRun(t *testing.T) asynq.Handler {
+	t.Helper()
+	return asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		t.Error("the handler ran")
+		return nil
+	})
+}
+
+// quiet is a logger of asynq's that says nothing.
+type quiet struct{}
+
+func (quiet) Debug(...any) {}
+func (quiet) Info(...any)  {}
+func (quiet) Warn(...any)  {}
+func (quiet) Error(...any) {}
+func (quiet) Fatal(...any) {}
+
+func requireNoSecret(t *testing.T, text string) {
+	t.Helper()
+	assert.NotContains(t, text, secret)
+}

@@ -1,0 +1,111 @@
+package asynqlock
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+const (
+	// DefaultMinDelay is the shortest delay of a task that was refused its key, unless
+	// WithDelay says otherwise.
+	DefaultMinDelay = time.Second
+	// DefaultMaxDelay is the longest one.
+	DefaultMaxDelay = 30 * time.Second
+	// DefaultMaxAge is how long a task is deferred for, unless WithMaxAge says otherwise.
+	DefaultMaxAge = 24 * time.Hour
+
+	// unknownRemaining stands for the lease of a holder of whom nothing is known.
+	unknownRemaining = 5 * time.Second
+	minMinDelay      = time.Millisecond
+	minMaxAge        = time.Second
+)
+
+// Option configures PerKey.
+type Option func(*settings) error
+
+// settings are what options set.
+type settings struct {
+	minDelay, maxDelay time.Duration
+	maxAge             time.Duration
+	skip               func(context.Context, *asynq.Task) bool
+	logger             *slog.Logger
+}
+
+func defaults() settings {
+	return settings{minDelay: DefaultMinDelay, maxDelay: DefaultMaxDelay, maxAge: DefaultMaxAge}
+}
+
+// WithDelay bounds how long a task that was refused its key stays away. Between the
+// bounds it is what is left of the holder's lease, shortened by up to a half so that
+// tasks refused together do not come back together; 5 s if nothing is known of the lease.
+// Default 1 s to 30 s; least is 1 ms or more, and most no less than least.
+//
+// asynq keeps times in whole seconds, rounded down, and looks for tasks that are due
+// every Config.DelayedTaskCheckInterval, by default 5 s.
+func WithDelay(least, most time.Duration) Option {
+	return func(s *settings) error {
+		if least < minMinDelay || most < least {
+			return invalid("WithDelay(%s, %s): want %s or more, and the second no shorter than the first", least, most, minMinDelay)
+		}
+		s.minDelay, s.maxDelay = least, most
+		return nil
+	}
+}
+
+// WithMaxAge sets how long a task may go on being refused its key, from the first refusal
+// since it was enqueued, or since it last failed. At the first refusal after that it is
+// archived, with an error that says so and wraps ErrTooOld. Default 24 h; at least 1 s.
+func WithMaxAge(d time.Duration) Option {
+	return func(s *settings) error {
+		if d < minMaxAge {
+			return invalid("WithMaxAge(%s): want %s or more", d, minMaxAge)
+		}
+		s.maxAge = d
+		return nil
+	}
+}
+
+// Skip lets the tasks run without a key for which f returns true. f must be safe for
+// concurrent use.
+func Skip(f func(context.Context, *asynq.Task) bool) Option {
+	return func(s *settings) error {
+		if f == nil {
+			return invalid("Skip(nil)")
+		}
+		s.skip = f
+		return nil
+	}
+}
+
+// WithLogger sets where it is logged that tasks are not run for a reason that is ours: a
+// server without Configure, a Redis out of reach, a mistake in the key function. Default:
+// slog.Default.
+func WithLogger(log *slog.Logger) Option {
+	return func(s *settings) error {
+		if log == nil {
+			return invalid("WithLogger(nil)")
+		}
+		s.logger = log
+		return nil
+	}
+}
+
+func (s *settings) log() *slog.Logger {
+	if s.logger != nil {
+		return s.logger
+	}
+	return slog.Default()
+}
+
+func jitter(most time.Duration) time.Duration { return rand.N(most + 1) }
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("asynqlock: %w: %s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
+}

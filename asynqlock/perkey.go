@@ -1,0 +1,167 @@
+package asynqlock
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// PerKey returns asynq middleware that runs one task at a time per key, for a mux
+// (mux.Use) or around a single handler. The servers that run it need Configure.
+//
+// A mistake in its arguments is logged once, and no task is then run: each is
+// deferred, as one whose key is held, until the program is mended or its age bound
+// is over. New reports the mistake instead.
+func PerKey(guard *core.Guard, key KeyFunc, opts ...Option) asynq.MiddlewareFunc {
+	m, err := build(guard, key, opts)
+	if err != nil {
+		slog.Error("asynqlock: misconfigured: no task behind this guard is run", "error", err)
+		m = &middleware{broken: err, settings: defaults()}
+	}
+	return m.wrap
+}
+
+// New is PerKey for those who check: its error wraps core.ErrInvalidOption.
+func New(guard *core.Guard, key KeyFunc, opts ...Option) (asynq.MiddlewareFunc, error) {
+	m, err := build(guard, key, opts)
+	if err != nil {
+		return nil, err
+	}
+	return m.wrap, nil
+}
+
+// middleware is what one PerKey guards with.
+type middleware struct {
+	guard *core.Guard
+	key   KeyFunc
+	settings
+	broken error // why no task can be run
+
+	unconfigured, badKeyFunc sync.Once // what is logged once
+}
+
+func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
+	m := &middleware{guard: guard, key: key, settings: defaults()}
+	switch {
+	case guard == nil:
+		return nil, invalid("the guard is nil")
+	case guard.Err() != nil:
+		return nil, guard.Err()
+	case key == nil:
+		return nil, invalid("the key function is nil")
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, invalid("an option is nil")
+		}
+		if err := opt(&m.settings); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func (m *middleware) wrap(next asynq.Handler) asynq.Handler {
+	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		return m.process(ctx, task, next)
+	})
+}
+
+// process runs a task while holding its key, or says why not. The key is given back
+// when next returns, and not when ctx ends: asynq hands the task out again at that
+// moment, and the held key is what keeps the copies apart.
+func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
+	if m.broken != nil {
+		return m.postpone(ctx, &refusal{why: "the guard is misconfigured", cause: m.broken})
+	}
+	if m.skip != nil && m.skip(ctx, task) {
+		return next.ProcessTask(ctx, task)
+	}
+	key, err := m.key(ctx, task)
+	if err == nil {
+		err = core.ValidateKey(key)
+	}
+	if err != nil {
+		return m.keyless(ctx, task, err)
+	}
+
+	id, _ := asynq.GetTaskID(ctx)
+	ran := false
+	var result error
+	err = m.guard.Do(ctx, core.Call{Key: key, Name: task.Type(), ID: id}, func(ctx context.Context) error {
+		ran = true
+		result = next.ProcessTask(ctx, task)
+		return result
+	})
+	switch {
+	case err == nil:
+		return nil
+	case !ran:
+		return m.refused(ctx, key, err)
+	case errors.Is(err, core.ErrLeaseLost):
+		return lost(err, result, key)
+	default:
+		return result
+	}
+}
+
+// keyless deals with a task whose key could not be found.
+func (m *middleware) keyless(ctx context.Context, task *asynq.Task, err error) error {
+	if errors.Is(err, core.ErrInvalidKey) && !errors.Is(err, asynq.SkipRetry) {
+		return unusable("%w", err)
+	}
+	if !errors.Is(err, core.ErrInvalidOption) {
+		return err
+	}
+	m.badKeyFunc.Do(func() {
+		m.log().ErrorContext(ctx, "asynqlock: misconfigured: tasks are not run", "type", task.Type(), "error", err)
+	})
+	return m.postpone(ctx, &refusal{why: "the key function is misconfigured", cause: err})
+}
+
+// refused deals with a task that the guard did not run.
+func (m *middleware) refused(ctx context.Context, key string, err error) error {
+	var conflict *core.ConflictError
+	switch {
+	case errors.As(err, &conflict):
+		return m.postpone(ctx, &refusal{why: "the key is held", cause: err, remaining: conflict.Remaining})
+	case errors.Is(err, core.ErrDeferred):
+		return m.postpone(ctx, &refusal{why: "the key is held, and asynq's tasks cannot be parked", cause: err})
+	case errors.Is(err, core.ErrUnavailable), errors.Is(err, core.ErrClosed):
+		why := redact(err, key)
+		m.log().WarnContext(ctx, "asynqlock: task not run", "error", why)
+		return m.postpone(ctx, &refusal{why: why, cause: err})
+	default:
+		return worded("asynqlock: not run: "+redact(err, key), err)
+	}
+}
+
+// postpone has a task that was not run come back later.
+func (m *middleware) postpone(ctx context.Context, r *refusal) error {
+	s, _ := ctx.Value(serverKey{}).(*server)
+	if s == nil {
+		m.unconfigured.Do(func() {
+			m.log().WarnContext(ctx, "asynqlock: a task was refused its key, and Configure was not applied to the asynq.Config of its server: "+
+				"such tasks count as failed, wait exponentially longer, and are archived when no retry is left")
+		})
+		r.why += " (asynqlock.Configure was not applied)"
+		return &deferredError{refusal: *r}
+	}
+	return s.postpone(ctx, m, r)
+}
+
+// delay is when to ask again for a key whose holder's lease has so much left.
+// Tasks that were refused together are spread out.
+func (m *middleware) delay(remaining time.Duration) time.Duration {
+	if remaining <= 0 {
+		remaining = unknownRemaining
+	}
+	d := min(max(remaining, m.minDelay), m.maxDelay)
+	return max(d-jitter(d/2), m.minDelay)
+}

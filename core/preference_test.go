@@ -1,0 +1,50 @@
+package core_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// heeding is a policy that heeds bounds, and says what it was asked for.
+type heeding struct{ asked *core.Preference }
+
+func (p heeding) Heeds(prefers core.Preference) core.Preference {
+	prefers.Async = false
+	return prefers
+}
+
+func (p heeding) OnConflict(_ context.Context, c core.Conflict) (core.Decision, error) {
+	*p.asked = c.Call.Prefer
+	return core.Reject(), nil
+}
+
+func TestPoliciesSeeThePreference(t *testing.T) {
+	l := newLocker(t, redistest.Embedded(t))
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	defer func() { _ = lease.Release(t.Context()) }()
+	prefers := core.Preference{Bounded: true, Wait: time.Second, Async: true}
+	var asked core.Preference
+	guard := core.NewGuard(l, heeding{&asked})
+	err = guard.Do(t.Context(), core.Call{Key: "k", Prefer: prefers}, func(context.Context) error { return nil })
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.Equal(t, prefers, asked)
+	require.Equal(t, core.Preference{Bounded: true, Wait: time.Second}, guard.Heeds(prefers))
+	require.Zero(t, core.NewGuard(l, nil).Heeds(prefers))
+}
+
+func TestExclusiveGuards(t *testing.T) {
+	l := newLocker(t, redistest.Embedded(t))
+	require.True(t, core.NewGuard(l, nil).Exclusive())
+	require.True(t, core.NewGuard(l, nil, core.Counted(1)).Exclusive())
+	require.False(t, core.NewGuard(l, nil, core.Counted(2)).Exclusive())
+	require.False(t, core.NewGuard(l, nil, core.Shared()).Exclusive())
+	require.False(t, core.NewGuard(nil, nil).Exclusive())
+	require.False(t, (*core.Guard)(nil).Exclusive())
+}

@@ -1,0 +1,175 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// The reservation of what was parked while a message of the queue runs must not run out
+// before that message is over.
+func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const precedence = 200 * time.Millisecond
+		b := setup(t, env, delayqueue.WithPrecedence(precedence))
+		started, release := make(chan struct{}), make(chan struct{})
+		order := make(chan string, 3)
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			if m.Name == "long" {
+				close(started)
+				<-release
+				return nil
+			}
+			order <- "parked"
+			return nil
+		})
+		b.enqueue(delayqueue.Job{Key: "k", Name: "long"})
+		next(t, started)
+		b.parkCall("k")
+		time.Sleep(2 * precedence)
+		go func() {
+			lease, err := b.other.Acquire(context.Background(), "k")
+			order <- "fresh"
+			if err == nil {
+				_ = lease.Release(context.Background())
+			}
+		}()
+		redistest.Eventually(t, func() bool {
+			info, err := b.other.Inspect(t.Context(), "k")
+			return err == nil && info.Waiting > 0
+		}, "the fresh call does not wait")
+		close(release)
+		require.Equal(t, "parked", next(t, order))
+		require.Equal(t, "fresh", next(t, order))
+	})
+}
+
+// Between two tries of a parked message its reservation must not run out, however long
+// the key is held.
+func TestAShortPrecedenceHoldsWhileAWorkerTries(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPrecedence(200*time.Millisecond))
+		order := make(chan string, 2)
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		w, err := delayqueue.NewWorker(b.queue, b.locker, func(context.Context, delayqueue.Message) error {
+			order <- "parked"
+			return nil
+		}, delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		require.NoError(t, w.Start())
+		defer func() { _ = w.Stop(context.Background()) }()
+		redistest.Eventually(t, func() bool { return b.status(id).Conflicts >= 3 }, "it is not tried")
+		time.Sleep(500 * time.Millisecond)
+		go func() {
+			lease, err := b.newLocker().Acquire(context.Background(), "k")
+			order <- "fresh"
+			if err == nil {
+				_ = lease.Release(context.Background())
+			}
+		}()
+		redistest.Eventually(t, func() bool {
+			info, err := b.other.Inspect(t.Context(), "k")
+			return err == nil && info.Waiting > 0
+		}, "the fresh call does not wait")
+		require.NoError(t, lease.Release(t.Context()))
+		require.Equal(t, "parked", next(t, order))
+		require.Equal(t, "fresh", next(t, order))
+	})
+}
+
+// That the end of a reservation did not reach Redis once keeps the key for nobody.
+func TestALostUnreserveIsMadeUpFor(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		rdb := env.Client(t)
+		var failed atomic.Int64
+		fails := func(cmd redis.Cmder) bool { // unreserve: a key, '' and a fence
+			args := cmd.Args()
+			return len(args) == 6 && args[4] == "" && args[2] == 1 && failed.Add(1) == 1
+		}
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if fails(cmd) {
+				cmd.SetErr(errors.New("i/o timeout"))
+				return cmd.Err()
+			}
+			return next(ctx, cmd)
+		}))
+		locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() { _ = locker.Close() }()
+		b.locker = locker
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		require.NoError(t, lease.Release(t.Context()))
+		w := b.start((&ran{}).handle)
+		b.reaches(id, delayqueue.StateDone)
+		t.Log("failed:", failed.Load())
+		redistest.Eventually(t, func() bool { return failed.Load() > 0 }, "nothing failed")
+		b.isNotReserved("k")
+		require.NoError(t, w.Stop(t.Context()))
+	})
+}
+
+// Nobody listens while the last message of a key is cancelled: between two workers, or
+// while the subscription is down.
+func TestAKeyWhoseLastMessageWasCancelledUnheardIsNotReserved(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		lease := b.hold("k")
+		id := b.parkCall("k")
+		seen := newEvents()
+		w := b.start(func(context.Context, delayqueue.Message) error { return errors.New("not now") },
+			delayqueue.WithRetryBackoff(10*time.Minute, 10*time.Minute), delayqueue.WithObserver(seen))
+		require.NoError(t, lease.Release(t.Context()))
+		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeRetry }, "it did not run")
+		require.NoError(t, w.Stop(t.Context())) // a deployment
+		require.NoError(t, b.queue.Cancel(t.Context(), id))
+		b.start((&ran{}).handle)
+		b.isNotReserved("k") // for ten minutes more
+	})
+}
+
+// A key is found to have no messages; then one comes, and a worker meets the held key:
+// that has reserved it, and what was found before does not count any more.
+func TestAReservationThatATryRefreshedIsNotEnded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold("k")
+		parked := b.parkCall("k")
+		rdb := env.Client(t)
+		var found, ended atomic.Bool
+		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			err := next(ctx, cmd)
+			if n, is := cmd.(*redis.IntCmd); is && cmd.Name() == "exists" && n.Val() == 0 && found.CompareAndSwap(false, true) {
+				defer ended.Store(true)
+				id := b.enqueue(delayqueue.Job{Key: "k"})
+				for range 500 {
+					if s, err := b.queue.Status(context.Background(), id); err == nil && s.Conflicts > 0 {
+						break
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+			}
+			return err
+		}))
+		b.startOn(b.newQueue(rdb), (&ran{}).handle, delayqueue.WithConflictBackoff(8*time.Second, 8*time.Second))
+		redistest.Eventually(t, func() bool { return b.status(parked).Conflicts > 0 }, "it is not tried")
+		redistest.Eventually(t, func() bool { return b.queue.Cancel(t.Context(), parked) == nil }, "it cannot be cancelled")
+		redistest.Eventually(t, ended.Load, "nobody looks at the key")
+		time.Sleep(300 * time.Millisecond)
+		info, err := b.other.Inspect(t.Context(), "k")
+		require.NoError(t, err)
+		require.NotZero(t, info.Reserved, "a fresh call that waits has the key before the message")
+	})
+}

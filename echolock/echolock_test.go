@@ -1,0 +1,105 @@
+package echolock_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/labstack/echo/v4"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/echolock"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// What both packages share is tested in internal/adapter.
+
+func newLocker(t *testing.T) *core.Locker {
+	t.Helper()
+	env := redistest.Embedded(t)
+	l, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func TestToMiddlewareReportsMistakes(t *testing.T) {
+	guard := core.NewGuard(newLocker(t), nil)
+	key := echolock.Param("order:", "id")
+	for name, config := range map[string]echolock.Config{
+		"nothing":   {},
+		"no guard":  {Key: key},
+		"bad guard": {Guard: core.NewGuard(newLocker(t), nil, core.LeaseTTL(-1)), Key: key},
+		"no key":    {Guard: guard},
+		"nil func":  {Guard: guard, Key: echolock.Func(nil)},
+		"option":    {Guard: guard, Key: key, Options: []httplock.Option{httplock.AllowHeaders("Cookie")}},
+	} {
+		mw, err := config.ToMiddleware()
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.Nil(t, mw)
+	}
+	mw, err := echolock.Config{Guard: guard, Key: key}.ToMiddleware()
+	require.NoError(t, err)
+	require.NotNil(t, mw)
+
+	e := echo.New()
+	e.Use(echolock.FromConfig(nil))
+	e.POST("/", func(echo.Context) error {
+		t.Error("the handler ran")
+		return nil
+	})
+	w := httptest.NewRecorder()
+	e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", nil))
+	require.Equal(t, http.StatusInternalServerError, w.Code)
+	require.Contains(t, w.Body.String(), "misconfigured")
+}
+
+func TestConstructorsOfKeys(t *testing.T) {
+	e := echo.New()
+	guard := core.NewGuard(newLocker(t), nil)
+	for path, key := range map[string]echolock.KeyFunc{
+		"/param/:id":  echolock.Param("k:", "id"),
+		"/query/:id":  echolock.Query("k:", "id"),
+		"/header/:id": echolock.Header("k:", "X-Id"),
+		"/json/:id":   echolock.JSONField("k:", "id"),
+		"/func/:id": echolock.Func(func(c echo.Context) (string, error) {
+			return "k:" + c.Param("id") + c.QueryParam("id"), nil
+		}),
+	} {
+		e.POST(path, func(c echo.Context) error {
+			lease, _ := echolock.Lease(c)
+			return c.String(http.StatusOK, lease.Key())
+		}, echolock.PerKey(guard, key))
+	}
+	for path, want := range map[string]string{"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12"} {
+		r := httptest.NewRequest(http.MethodPost, path+"?id=2", strings.NewReader(`{"id":4}`))
+		r.Header.Set("X-Id", "3")
+		w := httptest.NewRecorder()
+		e.ServeHTTP(w, r)
+		require.Equal(t, want, w.Body.String())
+	}
+}
+
+// A group with middleware has echo answer what it does not match at the same path.
+func TestCatchAllRouteOfAGroupIsGuarded(t *testing.T) {
+	closed := echolock.PerKeyWithConfig(echolock.Config{})
+	e := echo.New()
+	g := e.Group("/api", closed)
+	g.POST("/*", func(echo.Context) error {
+		t.Error("the handler ran")
+		return nil
+	})
+	for range 2 {
+		for path, want := range map[string]int{"/api/x": http.StatusInternalServerError, "/api": http.StatusNotFound} {
+			w := httptest.NewRecorder()
+			e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil))
+			require.Equal(t, want, w.Code, path)
+		}
+	}
+	w := httptest.NewRecorder()
+	e.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/api/x", nil))
+	require.Equal(t, http.StatusNotFound, w.Code)
+}

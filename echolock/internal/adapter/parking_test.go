@@ -1,0 +1,102 @@
+package adapter_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestParkedRequestsAreReplayed(t *testing.T) {
+	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
+		b := setup(t, env)
+		queue, err := delayqueue.New(b.rdb, "ship", delayqueue.WithPrefix(b.prefix))
+		require.NoError(t, err)
+		fail, replays := true, 0
+		h := v.start(service{
+			at: "use", guard: core.NewGuard(b.locker, delayqueue.Policy(queue)), key: httplock.Join(orderKey, httplock.JSONField("", "n")),
+			skip: true, errors: true, // what is parked is no error
+			options: []httplock.Option{
+				httplock.WithStatusPath("/tickets/"),
+				httplock.WithPrincipal(func(*http.Request) (string, error) { return "ann", nil }, func(_ *http.Request, p string) error {
+					assert.Equal(t, "ann", p)
+					return nil
+				}),
+			},
+			handler: func(x exchange) error {
+				replays++
+				_, replayed := httplock.Replayed(x.Request().Context())
+				assert.True(t, replayed)
+				lease, held := x.lease()
+				if assert.True(t, held) {
+					assert.Equal(t, "order:"+secret+"|7", lease.Key())
+				}
+				body, err := io.ReadAll(x.Request().Body)
+				assert.NoError(t, err)
+				if fail {
+					fail = false
+					return v.failure(http.StatusBadGateway) // tried again
+				}
+				return x.String(http.StatusCreated, x.Param("id")[:2]+string(body))
+			},
+		})
+		release := b.hold(t, "order:"+secret+"|7")
+		parked := do(h, request(t, http.MethodPost, orderPath, `{"n":7.0}`))
+		require.Equal(t, http.StatusAccepted, parked.status, parked.body)
+		id := strings.TrimPrefix(parked.header.Get("Location"), "/tickets/")
+		require.Zero(t, replays)
+
+		worker, err := delayqueue.NewWorker(queue, b.locker, httplock.Replay(h))
+		require.NoError(t, err)
+		require.NoError(t, worker.Start())
+		t.Cleanup(func() { _ = worker.Stop(context.Background()) })
+		release()
+		status, err := queue.Wait(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateDone, status.State, status.Cause)
+		require.Equal(t, 2, status.Attempts)
+		tickets := httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })
+		result := call(t, tickets, http.MethodGet, "/tickets/"+id+"/result")
+		require.Equal(t, http.StatusCreated, result.status)
+		require.Equal(t, secret[:2]+`{"n":7.0}`, result.body)
+	})
+}
+
+func TestReplayThatMayNotRun(t *testing.T) {
+	each(t, func(t *testing.T, v version) {
+		for _, returned := range []bool{false, true} {
+			b := setup(t, redistest.Embedded(t))
+			queue, err := delayqueue.New(b.rdb, "ship", delayqueue.WithPrefix(b.prefix))
+			require.NoError(t, err)
+			h := v.start(service{
+				guard: core.NewGuard(b.locker, delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
+				options: []httplock.Option{
+					httplock.WithStatusPath("/tickets/"),
+					httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },
+						func(*http.Request, string) error { return httplock.ErrForbidden }),
+				},
+			})
+			release := b.hold(t, "order:"+secret)
+			id := strings.TrimPrefix(call(t, h, http.MethodPost, orderPath).header.Get("Location"), "/tickets/")
+			worker, err := delayqueue.NewWorker(queue, b.locker, httplock.Replay(h))
+			require.NoError(t, err)
+			require.NoError(t, worker.Start())
+			t.Cleanup(func() { _ = worker.Stop(context.Background()) })
+			release()
+			status, err := queue.Wait(t.Context(), id)
+			require.NoError(t, err)
+			require.Equal(t, delayqueue.StateDone, status.State, status.Cause)
+			tickets := httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true })
+			require.Equal(t, http.StatusForbidden, call(t, tickets, http.MethodGet, "/tickets/"+id+"/result").status)
+		}
+	})
+}

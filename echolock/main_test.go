@@ -1,0 +1,9 @@
+package echolock_test
+
+import (
+	"testing"
+
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }

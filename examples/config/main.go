@@ -1,0 +1,103 @@
+// Command config is an order service whose guards are chosen in a file, service.yaml, by
+// route. It sends itself some requests, and changes the file while it runs.
+//
+//	go run ./examples/config                                    a Redis inside it
+//	go run ./examples/config -redis redis://localhost:6379
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/embedded"
+)
+
+//go:embed service.yaml
+var serviceYAML string
+
+func main() {
+	redisURL := flag.String("redis", "", "URL of a Redis to use; empty: one inside this process")
+	flag.Parse()
+	if err := run(context.Background(), *redisURL, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// newHandler is the service. None of its routes says how it is guarded: that is the file's
+// business. gin and echo have a FromConfig too.
+func newHandler(rt *config.Runtime) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders/{id}/pay", answer("paid"))
+	mux.Handle("PUT /carts/{id}", answer("put"))
+	mux.Handle("POST /orders/{id}/ship", answer("shipped"))
+
+	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
+	mux.Handle("/tickets/", httplock.TicketHandler(rt.Queue("ship"), anyone))
+	return httplock.FromConfig(rt)(mux)
+}
+
+func answer(what string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		lease, _ := core.LeaseFrom(r.Context()) // its fence goes to the store, with what is written
+		fmt.Fprintf(w, "%s %s, fence %d", r.PathValue("id"), what, lease.Fence())
+	})
+}
+
+func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
+	rdb, closeRedis, err := connect(redisURL)
+	if err != nil {
+		return err
+	}
+	defer closeRedis()
+	file, err := config.Parse("service.yaml", []byte(serviceYAML)) // or config.Load("service.yaml")
+	if err != nil {
+		return err
+	}
+	rt, err := config.Build(file, config.WithClient(rdb)) // without WithClient: the Redis of the file
+	if err != nil {
+		return err
+	}
+	defer func() {
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+		defer cancel()
+		err = errors.Join(err, rt.Shutdown(stopCtx))
+	}()
+	handler := newHandler(rt)
+	worker, err := rt.Worker("ship", httplock.Replay(handler)) // runs what was parked
+	if err != nil {
+		return err
+	}
+	return errors.Join(worker.Start(), show(ctx, rt, handler, out))
+}
+
+// connect opens the Redis at url, or one inside this process.
+func connect(url string) (rdb *redis.Client, closeAll func(), err error) {
+	if url != "" {
+		opt, err := redis.ParseURL(url)
+		if err != nil {
+			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
+		}
+		rdb = redis.NewClient(opt)
+		return rdb, func() { _ = rdb.Close() }, nil
+	}
+	server, err := embedded.Start()
+	if err != nil {
+		return nil, nil, err
+	}
+	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
+	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
+}

@@ -1,0 +1,127 @@
+// Command gin is an order service on gin, with a route for each conflict policy.
+//
+//	go run ./examples/gin                                    a Redis inside it; sends itself some requests, and ends
+//	go run ./examples/gin -listen localhost:8080             goes on to serve, for curl
+//	go run ./examples/gin -redis redis://localhost:6379
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/gin-gonic/gin"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/ginlock"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// newRouter is the service: what it does to an order or a cart, it does one request at a
+// time, whichever replica they come to.
+func newRouter(locker *core.Locker, queue *delayqueue.Queue) *gin.Engine {
+	refuse := core.NewGuard(locker, nil)
+	wait := core.NewGuard(locker, retry.Policy{MaxWait: 2 * time.Second})
+	later := core.NewGuard(locker, delayqueue.Policy(queue))
+	order, cart := ginlock.Param("order:", "id"), ginlock.Param("cart:", "id")
+
+	gin.SetMode(gin.ReleaseMode)
+	r := gin.New()
+	r.Use(gin.Recovery())
+	r.POST("/orders/:id/pay", ginlock.PerKey(refuse, order), answer("paid"))
+	r.PUT("/carts/:id", ginlock.PerKey(wait, cart), answer("put"))
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/")), answer("shipped"))
+
+	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
+	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, anyone)))
+	return r
+}
+
+func answer(what string) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		lease, _ := ginlock.Lease(c) // its fence goes to the store, with what is written
+		c.String(http.StatusOK, "%s %s, fence %d", c.Param("id"), what, lease.Fence())
+	}
+}
+
+func main() {
+	redisURL := flag.String("redis", "", "URL of a Redis to use; empty: one inside this process")
+	listen := flag.String("listen", "", "address to go on serving at; empty: ends after the requests of its own")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *redisURL, *listen, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, redisURL, listen string, out io.Writer) error {
+	rdb, closeRedis, err := connect(redisURL)
+	if err != nil {
+		return err
+	}
+	defer closeRedis()
+	locker, err := core.New(rdb)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = locker.Close() }()
+	queue, err := delayqueue.New(rdb, "ship")
+	if err != nil {
+		return err
+	}
+	router := newRouter(locker, queue)
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(router)) // runs what was parked
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", cmp.Or(listen, "127.0.0.1:0"))
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: router, ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = server.Serve(listener) }()
+
+	url := "http://" + listener.Addr().String()
+	err = errors.Join(worker.Start(), show(ctx, url, rdb, out))
+	if err == nil && listen != "" {
+		fmt.Fprintln(out, "serving at", url)
+		<-ctx.Done()
+	}
+	// Requests first, then parked ones, then the locks of both.
+	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+	defer cancel()
+	return errors.Join(err, server.Shutdown(stopCtx), worker.Stop(stopCtx), locker.Shutdown(stopCtx))
+}
+
+// connect opens the Redis at url, or one inside this process.
+func connect(url string) (rdb *redis.Client, closeAll func(), err error) {
+	if url != "" {
+		opt, err := redis.ParseURL(url)
+		if err != nil {
+			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
+		}
+		rdb = redis.NewClient(opt)
+		return rdb, func() { _ = rdb.Close() }, nil
+	}
+	server, err := embedded.Start()
+	if err != nil {
+		return nil, nil, err
+	}
+	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
+	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
+}

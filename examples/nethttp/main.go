@@ -1,0 +1,123 @@
+// Command nethttp is an order service on net/http, with a route for each conflict policy.
+//
+//	go run ./examples/nethttp                                a Redis inside it; sends itself some requests, and ends
+//	go run ./examples/nethttp -listen localhost:8080         goes on to serve, for curl
+//	go run ./examples/nethttp -redis redis://localhost:6379
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// newRouter is the service: what it does to an order or a cart, it does one request at a
+// time, whichever replica they come to.
+func newRouter(locker *core.Locker, queue *delayqueue.Queue) *http.ServeMux {
+	order, cart := httplock.Param("order:", "id"), httplock.Param("cart:", "id")
+	refuse := httplock.PerKey(core.NewGuard(locker, nil), order)
+	wait := httplock.PerKey(core.NewGuard(locker, retry.Policy{MaxWait: 2 * time.Second}), cart)
+	later := httplock.PerKey(core.NewGuard(locker, delayqueue.Policy(queue)), order, httplock.WithStatusPath("/tickets/"))
+
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders/{id}/pay", refuse(answer("paid")))
+	mux.Handle("PUT /carts/{id}", wait(answer("put")))
+	mux.Handle("POST /orders/{id}/ship", later(answer("shipped")))
+
+	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
+	mux.Handle("/tickets/", httplock.TicketHandler(queue, anyone))
+	return mux
+}
+
+func answer(what string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		lease, _ := core.LeaseFrom(r.Context()) // its fence goes to the store, with what is written
+		fmt.Fprintf(w, "%s %s, fence %d", r.PathValue("id"), what, lease.Fence())
+	})
+}
+
+func main() {
+	redisURL := flag.String("redis", "", "URL of a Redis to use; empty: one inside this process")
+	listen := flag.String("listen", "", "address to go on serving at; empty: ends after the requests of its own")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *redisURL, *listen, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, redisURL, listen string, out io.Writer) error {
+	rdb, closeRedis, err := connect(redisURL)
+	if err != nil {
+		return err
+	}
+	defer closeRedis()
+	locker, err := core.New(rdb)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = locker.Close() }()
+	queue, err := delayqueue.New(rdb, "ship")
+	if err != nil {
+		return err
+	}
+	router := newRouter(locker, queue)
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(router)) // runs what was parked
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", cmp.Or(listen, "127.0.0.1:0"))
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: router, ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = server.Serve(listener) }()
+
+	url := "http://" + listener.Addr().String()
+	err = errors.Join(worker.Start(), show(ctx, url, rdb, out))
+	if err == nil && listen != "" {
+		fmt.Fprintln(out, "serving at", url)
+		<-ctx.Done()
+	}
+	// Requests first, then parked ones, then the locks of both.
+	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
+	defer cancel()
+	return errors.Join(err, server.Shutdown(stopCtx), worker.Stop(stopCtx), locker.Shutdown(stopCtx))
+}
+
+// connect opens the Redis at url, or one inside this process.
+func connect(url string) (rdb *redis.Client, closeAll func(), err error) {
+	if url != "" {
+		opt, err := redis.ParseURL(url)
+		if err != nil {
+			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
+		}
+		rdb = redis.NewClient(opt)
+		return rdb, func() { _ = rdb.Close() }, nil
+	}
+	server, err := embedded.Start()
+	if err != nil {
+		return nil, nil, err
+	}
+	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
+	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
+}

@@ -1,0 +1,182 @@
+package httplock
+
+import (
+	"errors"
+	"net/http"
+	"net/textproto"
+	"strings"
+
+	"github.com/perkey-go/perkey/idempotency"
+)
+
+// WithIdempotency lets a client send a request again, under the same Idempotency-Key
+// (draft-ietf-httpapi-idempotency-key-header), without its work being done twice: the
+// response of the first one is kept in store, and is the answer to the others, with the
+// header "Idempotent-Replayed: true". The package's documentation has the whole story.
+//
+// A request without the header is guarded as ever, unless RequireIdempotencyKey is
+// given. Safe methods need no key, and theirs is not looked at.
+//
+// The guard must be exclusive: one that is shared or counted is an error. A route whose
+// requests carry credentials must say who sends them, with WithPrincipal or
+// IdempotencyPrincipal: without, such a request with a key is refused with 500, since
+// whoever guessed another's key would see the other's response. Credentials that are not
+// recognised as such, like a header of your own, are anonymous here.
+func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
+	return func(m *Middleware) error {
+		switch {
+		case store == nil:
+			return invalid("WithIdempotency: the store is nil")
+		case m.once != nil:
+			return invalid("WithIdempotency is given twice")
+		}
+		rules := &onceRules{store: store, maxResponse: DefaultMaxResponseBody, kept: defaultResponseHeaders()}
+		for _, opt := range opts {
+			if opt == nil {
+				return invalid("WithIdempotency: an option is nil")
+			}
+			if err := opt(rules); err != nil {
+				return err
+			}
+		}
+		m.once = rules
+		return nil
+	}
+}
+
+// IdempotencyOption configures WithIdempotency.
+type IdempotencyOption func(*onceRules) error
+
+// RequireIdempotencyKey refuses requests without Idempotency-Key with 400.
+func RequireIdempotencyKey() IdempotencyOption {
+	return func(o *onceRules) error {
+		o.required = true
+		return nil
+	}
+}
+
+// IdempotencyPrincipal sets who keys belong to, where WithPrincipal is not given: the
+// same key of two principals is two keys. principal returns an id of the one who sends
+// the request; empty means anonymous, and all anonymous requests share their keys. Its
+// error refuses a request that has a key: with 403 if it wraps ErrForbidden, and else
+// with 500. It must be safe for concurrent use.
+//
+// What it returns is not stored with parked requests, so a request with a key and a
+// principal is not parked: a route that parks takes WithPrincipal, which is heeded here too.
+func IdempotencyPrincipal(principal func(*http.Request) (string, error)) IdempotencyOption {
+	return func(o *onceRules) error {
+		if principal == nil {
+			return invalid("IdempotencyPrincipal(nil)")
+		}
+		o.principal = principal
+		return nil
+	}
+}
+
+// KeepResponseBody sets how many bytes a response's body may have to be kept. A longer
+// one is not kept, and neither is a response that streams; the request is not run again
+// for all that, see the package's documentation. Default 64 KiB; 0 to 64 MiB.
+func KeepResponseBody(n int) IdempotencyOption {
+	return func(o *onceRules) error {
+		if n < 0 || n > MaxMaxResponseBody {
+			return invalid("KeepResponseBody(%d): want 0 to %d bytes", n, MaxMaxResponseBody)
+		}
+		o.maxResponse = n
+		return nil
+	}
+}
+
+// KeepResponseHeaders adds response headers to those that are kept: those that Replay
+// keeps. The same are refused as by AllowResponseHeaders.
+func KeepResponseHeaders(names ...string) IdempotencyOption {
+	return func(o *onceRules) error { return addHeaders(o.kept, neverKept, "KeepResponseHeaders", names) }
+}
+
+// IdempotencyKey is the key function of routes that have nothing else to be run one at a
+// time for: requests with one Idempotency-Key, of one principal on one route, take
+// turns, and no others. The route needs WithIdempotency, and every request the header.
+func IdempotencyKey(*http.Request) (string, error) { return "", errLockByIdempotencyKey }
+
+// onceRules is what WithIdempotency and its options say.
+type onceRules struct {
+	store       *idempotency.Store
+	required    bool
+	principal   func(*http.Request) (string, error)
+	maxResponse int
+	kept        map[string]bool
+}
+
+// check is called once all options are known.
+func (o *onceRules) check(m *Middleware) error {
+	switch {
+	case o == nil:
+		return nil
+	case !m.guard.Exclusive():
+		return invalid("WithIdempotency: the guard is shared or counted, so that the same request could run twice at a time")
+	case o.principal != nil && m.principal != nil:
+		return invalid("IdempotencyPrincipal and WithPrincipal exclude one another")
+	}
+	return nil
+}
+
+var (
+	// errLockByIdempotencyKey: the key function is IdempotencyKey.
+	errLockByIdempotencyKey = errors.New("httplock: the key function IdempotencyKey needs WithIdempotency, and a method that is not safe")
+	// errNoIdempotencyKey: the request has none, and needs one.
+	errNoIdempotencyKey = errors.New("httplock: the request has no Idempotency-Key")
+	// errBadIdempotencyKey: it has one that cannot be used.
+	errBadIdempotencyKey = errors.New("httplock: the Idempotency-Key is malformed")
+	// errTooLargeToCompare: its body is longer than the cap. Comes with errBodyTooLarge.
+	errTooLargeToCompare = errors.New("httplock: the body is too large for an Idempotency-Key")
+	// errWhose: nobody can say whose the key is.
+	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, " +
+		"and the route has neither WithPrincipal nor IdempotencyPrincipal")
+	// errDeafAdapter: the adapter cannot show what the handler answers.
+	errDeafAdapter = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tap")
+	// errAnswered: the request was done before, or is parked: there is an answer.
+	errAnswered = errors.New("httplock: the request was made before")
+)
+
+// maxIdempotencyKey is the length of the longest key, in bytes.
+const maxIdempotencyKey = 255
+
+// parseIdempotencyKey reads the header, which is an Item of RFC 9651 that is a string,
+// without parameters. In practice it comes without quotes too, which makes no other key
+// of it. It reports whether there is a header.
+func parseIdempotencyKey(lines []string) (key string, there bool, err error) {
+	if len(lines) == 0 {
+		return "", false, nil
+	}
+	ok := len(lines) == 1
+	if ok {
+		value := textproto.TrimString(lines[0])
+		if inner, quoted := strings.CutPrefix(value, `"`); quoted {
+			key, ok = sfString(inner)
+		} else {
+			key, ok = value, !strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"\,;`, r) })
+		}
+	}
+	if !ok || key == "" || len(key) > maxIdempotencyKey {
+		return "", true, errBadIdempotencyKey
+	}
+	return key, true, nil
+}
+
+// sfString reads a string of RFC 9651 from behind its first quote.
+func sfString(s string) (string, bool) {
+	b := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"':
+			return string(b), i == len(s)-1
+		case c < ' ' || c > '~':
+			return "", false
+		case c == '\\':
+			if i++; i == len(s) || s[i] != '"' && s[i] != '\\' {
+				return "", false
+			}
+		}
+		b = append(b, s[i])
+	}
+	return "", false
+}

@@ -1,0 +1,532 @@
+package httplock_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+func TestIdempotencyKeyIsAStringWithQuotesOrWithout(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("k", 255)
+	for _, test := range []struct {
+		lines []string
+		key   string // "": malformed
+	}{
+		{[]string{`"8e03978e-40d5-43dd"`}, "8e03978e-40d5-43dd"},
+		{[]string{`8e03978e-40d5-43dd`}, "8e03978e-40d5-43dd"},
+		{[]string{" \t\"a\" "}, "a"},
+		{[]string{" a\t"}, "a"},
+		{[]string{`"a b;,c=d"`}, "a b;,c=d"},
+		{[]string{`"a\"b\\c"`}, `a"b\c`},
+		{[]string{"a+/=:_~!#b"}, "a+/=:_~!#b"},
+		{[]string{long}, long},
+		{[]string{`"` + strings.Repeat(`\"`, 255) + `"`}, strings.Repeat(`"`, 255)},
+		{[]string{long + "k"}, ""},
+		{[]string{`"` + long + `k"`}, ""},
+		{[]string{""}, ""},
+		{[]string{" "}, ""},
+		{[]string{`""`}, ""},
+		{[]string{`"`}, ""},
+		{[]string{`"a`}, ""},
+		{[]string{`a"`}, ""},
+		{[]string{`"a"b`}, ""},
+		{[]string{`"a";p=1`}, ""},
+		{[]string{`"a", "b"`}, ""},
+		{[]string{`"a\b"`}, ""},
+		{[]string{`"a\"`}, ""},
+		{[]string{"a b"}, ""},
+		{[]string{"a,b"}, ""},
+		{[]string{"a;b"}, ""},
+		{[]string{`a\b`}, ""},
+		{[]string{"ä"}, ""},
+		{[]string{"\"ä\""}, ""},
+		{[]string{"\"a\tb\""}, ""},
+		{[]string{"a\x7fb"}, ""},
+		{[]string{"a", "a"}, ""},
+		{[]string{"a", ""}, ""},
+	} {
+		key, there, err := httplock.ParseIdempotencyKey(test.lines)
+		assert.True(t, there, "%q", test.lines)
+		assert.Equal(t, test.key, key, "%q", test.lines)
+		assert.Equal(t, test.key == "", err != nil, "%q", test.lines)
+	}
+	_, there, err := httplock.ParseIdempotencyKey(nil)
+	require.NoError(t, err)
+	require.False(t, there)
+}
+
+func FuzzIdempotencyKey(f *testing.F) {
+	for _, s := range []string{"a", `"a"`, `"a\"\\"`, `"`, `a"`, "\x00", "ä"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		key, there, err := httplock.ParseIdempotencyKey([]string{s})
+		require.True(t, there)
+		if err != nil {
+			require.Empty(t, key)
+			return
+		}
+		require.NotEmpty(t, key)
+		require.LessOrEqual(t, len(key), 255)
+		for i := range len(key) {
+			require.True(t, key[i] >= ' ' && key[i] <= '~')
+		}
+		// As a quoted string it is the same key.
+		quoted := `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
+		again, _, err := httplock.ParseIdempotencyKey([]string{quoted})
+		require.NoError(t, err)
+		require.Equal(t, key, again)
+	})
+}
+
+// newIdempotency is a store on the bench's Redis.
+func (b *bench) newIdempotency(t *testing.T, opts ...idempotency.Option) *idempotency.Store {
+	t.Helper()
+	store, err := idempotency.New(b.rdb, append([]idempotency.Option{idempotency.WithPrefix(b.prefix)}, opts...)...)
+	require.NoError(t, err)
+	return store
+}
+
+// idempotent serves handler at /orders/{id}, and looks at Idempotency-Key.
+func (b *bench) idempotent(t *testing.T, policy core.ConflictPolicy, handler http.HandlerFunc, opts ...httplock.IdempotencyOption) *http.ServeMux {
+	t.Helper()
+	return guarded(core.NewGuard(b.locker, policy), handler, httplock.WithIdempotency(b.newIdempotency(t), opts...))
+}
+
+// once is a POST with a key.
+func once(t *testing.T, target, key, body string) *http.Request {
+	t.Helper()
+	r := request(t, http.MethodPost, target, body)
+	r.Header.Set("Idempotency-Key", key)
+	return r
+}
+
+func requireReplayed(t *testing.T, first, second answer) {
+	t.Helper()
+	require.Equal(t, "true", second.header.Get("Idempotent-Replayed"), "%d %s", second.status, second.body)
+	require.NotContains(t, first.header, "Idempotent-Replayed")
+	require.Equal(t, first.status, second.status)
+	require.Equal(t, first.body, second.body)
+}
+
+// count is a handler that says how often it was run.
+func count(runs *atomic.Int64, status int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		n := runs.Add(1)
+		w.WriteHeader(status)
+		if status != http.StatusNoContent && status != http.StatusNotModified {
+			_, _ = fmt.Fprintf(w, "run %d", n)
+		}
+	}
+}
+
+func TestARequestMadeTwiceHasTheFirstResponse(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
+		var runs atomic.Int64
+		url, client := serve(t, b.idempotent(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+			runs.Add(1)
+			h := w.Header()
+			h["ETag"] = nil // no header of ours
+			h.Set("Etag", `"v1"`)
+			h.Set("Content-Type", "application/octet-stream")
+			h.Add("Link", "</a>; rel=x")
+			h.Add("Link", "</b>; rel=y")
+			h.Set("Location", "things/7")
+			h.Set("X-Mine", "caf\xe9")
+			h.Set("X-Other", "1")
+			h.Set("Set-Cookie", "session="+secret)
+			h.Set("Www-Authenticate", "Bearer")
+			w.WriteHeader(http.StatusCreated)
+			for i := range len(binary) {
+				if i%1000 == 0 {
+					n, err := w.Write([]byte(binary[i:min(i+1000, len(binary))]))
+					assert.NoError(t, err)
+					assert.Equal(t, min(1000, len(binary)-i), n)
+				}
+			}
+		}, httplock.KeepResponseHeaders("X-Mine")))
+		post := func(key string) answer {
+			r := toServer(t.Context(), t, url+ordersPath, "{}")
+			r.Header.Set("Idempotency-Key", key)
+			resp, err := send(client, r)
+			require.NoError(t, err)
+			return resp
+		}
+		first := post(`"k1"`)
+		require.Equal(t, http.StatusCreated, first.status)
+		require.Equal(t, binary, first.body)
+		for range 2 {
+			second := post("k1") // bare, it is the same key
+			requireReplayed(t, first, second)
+			for _, name := range []string{"Etag", "Content-Type", "Link", "Location", "X-Mine", "Content-Length"} {
+				if name != "Content-Length" { // the first was chunked
+					require.Equal(t, first.header[name], second.header[name], name)
+				}
+			}
+			for _, name := range []string{"Set-Cookie", "Www-Authenticate", "X-Other"} {
+				require.NotContains(t, second.header, name)
+			}
+			require.Equal(t, "no-store", second.header.Get("Cache-Control"))
+		}
+		require.EqualValues(t, 1, runs.Load())
+		require.NotContains(t, post("k2").header, "Idempotent-Replayed")
+		require.EqualValues(t, 2, runs.Load())
+		b.requireFree(t)
+	})
+}
+
+func TestWhichResponsesAreKept(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	for status, kept := range map[int]bool{
+		200: true, 201: true, 204: true, 302: true, 304: true, 400: true, 403: true, 404: true, 409: true, 422: true,
+		500: false, 502: false, 503: false, // they are to be tried again
+		401: false, 407: false, 408: false, 425: false, 429: false, // they ask for the same request again
+	} {
+		var runs atomic.Int64
+		h := b.idempotent(t, nil, count(&runs, status))
+		key := fmt.Sprint("k", status)
+		first := do(h, once(t, ordersPath, key, "{}"))
+		second := do(h, once(t, ordersPath, key, "{}"))
+		require.Equal(t, status, first.status)
+		require.Equal(t, status, second.status)
+		if kept {
+			requireReplayed(t, first, second)
+			require.EqualValues(t, 1, runs.Load(), status)
+		} else {
+			require.NotContains(t, second.header, "Idempotent-Replayed")
+			require.EqualValues(t, 2, runs.Load(), status)
+			requireProblem(t, do(h, once(t, ordersPath, key, "{other}")), 422, "idempotency-key-reused", false)
+		}
+	}
+
+	// A handler that writes nothing answers with 200.
+	h := b.idempotent(t, nil, func(http.ResponseWriter, *http.Request) {})
+	requireReplayed(t, do(h, once(t, ordersPath, "silent", "")), do(h, once(t, ordersPath, "silent", "")))
+
+	// One that panics does not answer.
+	panics := true
+	h = b.idempotent(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("half a response"))
+		if panics {
+			panic(http.ErrAbortHandler)
+		}
+	})
+	require.Panics(t, func() { do(h, once(t, ordersPath, "panics", "")) })
+	panics = false
+	require.NotContains(t, do(h, once(t, ordersPath, "panics", "")).header, "Idempotent-Replayed", "it runs again")
+}
+
+func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		for name, test := range map[string]struct {
+			key    httplock.KeyFunc
+			policy core.ConflictPolicy
+		}{
+			"order, reject":  {orderKey, nil},
+			"order, wait":    {orderKey, retry.Policy{MaxWait: time.Minute}},
+			"its own, wait":  {httplock.IdempotencyKey, retry.Policy{MaxWait: time.Minute}},
+			"its own, never": {httplock.IdempotencyKey, nil},
+		} {
+			const n = 100
+			var runs, running atomic.Int64
+			started, finish := make(chan struct{}, n), make(chan struct{})
+			mux := http.NewServeMux()
+			mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.locker, test.policy), test.key, httplock.WithIdempotency(b.newIdempotency(t)))(
+				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					assert.EqualValues(t, 1, running.Add(1))
+					defer running.Add(-1)
+					started <- struct{}{}
+					<-finish
+					w.WriteHeader(http.StatusCreated)
+					_, _ = fmt.Fprintf(w, "%s, run %d", name, runs.Add(1))
+				})))
+			answers := make([]answer, n)
+			var all, early sync.WaitGroup
+			for i := range n {
+				all.Add(1)
+				early.Add(1)
+				go func() {
+					defer all.Done()
+					answers[i] = do(mux, once(t, ordersPath, `"`+name+`"`, "{}"))
+					early.Done()
+				}()
+			}
+			<-started
+			if test.policy == nil { // while it is in progress
+				redistest.Eventually(t, func() bool { return len(b.conflict) >= n-1 }, "all others are refused")
+			}
+			close(finish)
+			all.Wait()
+			drain(b.conflict)
+			require.EqualValues(t, 1, runs.Load(), name)
+			created := 0
+			for _, a := range answers {
+				switch a.status {
+				case http.StatusCreated:
+					created++
+					require.Equal(t, name+", run 1", a.body)
+				default:
+					require.Nil(t, test.policy, "%s: %d %s", name, a.status, a.body)
+					requireProblem(t, a, http.StatusConflict, "conflict", true)
+				}
+			}
+			if test.policy != nil {
+				require.Equal(t, n, created, name)
+			}
+			require.Equal(t, "true", do(mux, once(t, ordersPath, `"`+name+`"`, "{}")).header.Get("Idempotent-Replayed"))
+		}
+	})
+}
+
+func TestOtherPayloadsAreRefused(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		var runs atomic.Int64
+		started, finish := make(chan struct{}, 1), make(chan struct{})
+		h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+			started <- struct{}{}
+			<-finish
+			count(&runs, http.StatusOK)(w, r)
+		})
+		others := map[string]func() *http.Request{
+			"body":     func() *http.Request { return once(t, ordersPath, "k", "{2}") },
+			"no body":  func() *http.Request { return once(t, ordersPath, "k", "") },
+			"query":    func() *http.Request { return once(t, ordersPath+"?a=1", "k", "{}") },
+			"resource": func() *http.Request { return once(t, "/orders/"+secret+"-7", "k", "{}") },
+			"type": func() *http.Request {
+				r := once(t, ordersPath, "k", "{}")
+				r.Header.Set("Content-Type", "text/plain")
+				return r
+			},
+			"encoding": func() *http.Request {
+				r := once(t, ordersPath, "k", "{}")
+				r.Header.Set("Content-Encoding", "br")
+				return r
+			},
+		}
+		done := make(chan answer)
+		go func() { done <- do(h, once(t, ordersPath, "k", "{}")) }()
+		<-started
+		for name, other := range others {
+			requireProblem(t, do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+			require.Zero(t, runs.Load(), "%s: while the first is in progress", name)
+		}
+		requireProblem(t, do(h, once(t, ordersPath, "k", "{}")), http.StatusConflict, "conflict", true)
+		close(finish)
+		first := <-done
+		for _, other := range others {
+			requireProblem(t, do(h, other()), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+		}
+		requireReplayed(t, first, do(h, once(t, ordersPath, "k", "{}")))
+
+		// What is known is told although somebody else has the order.
+		b.hold(t)
+		requireReplayed(t, first, do(h, once(t, ordersPath, "k", "{}")))
+		requireProblem(t, do(h, once(t, ordersPath, "k", "{2}")), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+		waits := b.idempotent(t, retry.Policy{MaxWait: time.Hour}, mustNotRun(t))
+		requireReplayed(t, first, do(waits, once(t, ordersPath, "k", "{}")))
+		parks := b.idempotent(t, &parking{}, mustNotRun(t))
+		requireReplayed(t, first, do(parks, once(t, ordersPath, "k", "{}")))
+	})
+}
+
+func TestKeysThatAreMissingOrMalformed(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	h := b.idempotent(t, nil, mustNotRun(t), httplock.RequireIdempotencyKey())
+	requireProblem(t, call(t, h, http.MethodPost, ordersPath, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)
+	requireProblem(t, do(h, once(t, ordersPath, "", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	requireProblem(t, do(h, once(t, ordersPath, "a b", "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+	require.Empty(t, redistest.Keys(t, b.rdb, b.prefix), "Redis was not asked")
+
+	var runs atomic.Int64
+	h = b.idempotent(t, nil, count(&runs, http.StatusOK))
+	for i := range 2 {
+		require.Equal(t, fmt.Sprintf("run %d", i+1), call(t, h, http.MethodPost, ordersPath, "{}").body, "without a key it runs as ever")
+	}
+	requireProblem(t, do(h, once(t, ordersPath, `"a`, "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
+
+	// Where it is the lock's key too, it must be there.
+	own := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey, httplock.WithIdempotency(b.newIdempotency(t)))(mustNotRun(t))
+	requireProblem(t, call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
+	alone := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey)(mustNotRun(t))
+	requireProblem(t, do(alone, once(t, "/", "k", "")), http.StatusInternalServerError, "internal", false)
+}
+
+func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	h := guarded(core.NewGuard(b.locker, nil), count(&runs, http.StatusOK), httplock.LockSafeMethods(),
+		httplock.WithIdempotency(b.newIdempotency(t), httplock.RequireIdempotencyKey()))
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions} {
+		for range 2 {
+			r := request(t, method, ordersPath, "")
+			r.Header.Set("Idempotency-Key", "k")
+			require.NotContains(t, do(h, r).header, "Idempotent-Replayed")
+		}
+	}
+	require.EqualValues(t, 6, runs.Load())
+}
+
+func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	who := func(r *http.Request) (string, error) {
+		switch name := r.Header.Get("Authorization"); name {
+		case "stranger":
+			return "", fmt.Errorf("who: %w", httplock.ErrForbidden)
+		case "broken":
+			return "", errors.New("broken")
+		default:
+			return name, nil
+		}
+	}
+	mux := http.NewServeMux()
+	guard := core.NewGuard(b.locker, nil)
+	store := b.newIdempotency(t)
+	for _, pattern := range []string{"POST /orders/{id}", "PUT /orders/{id}", "POST /orders/{id}/refund"} {
+		mux.Handle(pattern, httplock.PerKey(guard, orderKey, httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(who)))(count(&runs, http.StatusOK)))
+	}
+	ask := func(method, target, from string) answer {
+		r := request(t, method, target, "{}")
+		r.Header.Set("Idempotency-Key", "k")
+		if from != "" {
+			r.Header.Set("Authorization", from)
+		}
+		return do(mux, r)
+	}
+	for i, test := range []struct{ method, target, from string }{
+		{"POST", ordersPath, "ann"},
+		{"POST", ordersPath, "bob"},
+		{"POST", ordersPath, ""},
+		{"PUT", ordersPath, "ann"},
+		{"POST", ordersPath + "/refund", "ann"},
+	} {
+		first := ask(test.method, test.target, test.from)
+		require.Equal(t, fmt.Sprint("run ", i+1), first.body)
+		requireReplayed(t, first, ask(test.method, test.target, test.from))
+	}
+	requireProblem(t, ask("POST", ordersPath, "stranger"), http.StatusForbidden, "forbidden", false)
+	requireProblem(t, ask("POST", ordersPath, "broken"), http.StatusInternalServerError, "internal", false)
+	require.EqualValues(t, 5, runs.Load())
+
+	// With its own key as the lock's, nobody's keys are in the way of another's.
+	started, finish := make(chan struct{}, 2), make(chan struct{})
+	own := httplock.PerKey(guard, httplock.IdempotencyKey, httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(who)))(
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { started <- struct{}{}; <-finish }))
+	var both sync.WaitGroup
+	for _, from := range []string{"ann", "bob"} {
+		r := once(t, "/", "k", "")
+		r.Header.Set("Authorization", from)
+		both.Go(func() { assert.Equal(t, http.StatusOK, do(own, r).status) })
+	}
+	<-started
+	<-started
+	close(finish)
+	both.Wait()
+}
+
+func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	log := &logged{}
+	withToken := once(t, ordersPath, "k", "{}")
+	withToken.Header.Set("Authorization", "Bearer "+secret)
+	store := httplock.WithIdempotency(b.newIdempotency(t))
+	h := guarded(core.NewGuard(b.locker, nil), mustNotRun(t), store, httplock.WithLogger(log.logger()))
+	requireProblem(t, do(h, withToken), http.StatusInternalServerError, "misconfigured", false)
+	require.Contains(t, log.String(), "IdempotencyPrincipal")
+	require.NotContains(t, log.String(), secret)
+
+	for name, opt := range map[string]httplock.Option{
+		"anonymous": httplock.ParkAnonymously(),
+		"principal": httplock.WithPrincipal(bearer, anybody),
+	} {
+		h := guarded(core.NewGuard(b.locker, nil), ok, store, opt)
+		r := once(t, ordersPath, `"`+name+`"`, "{}")
+		r.Header.Set("Authorization", "Bearer "+secret)
+		first := do(h, r)
+		require.Equal(t, http.StatusOK, first.status)
+		r = once(t, ordersPath, `"`+name+`"`, "{}")
+		r.Header.Set("Authorization", "Bearer "+secret)
+		requireReplayed(t, first, do(h, r))
+		require.Equal(t, name == "principal", do(h, once(t, ordersPath, `"`+name+`"`, "{}")).header.Get("Idempotent-Replayed") == "", "without the token")
+	}
+}
+
+// Only what excludes one another is compared: a request for another lock is another one,
+// even if its target and body are the same.
+func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	byTenant := func(r *http.Request) (string, error) { return "tenant:" + r.Header.Get("X-Tenant"), nil }
+	h := httplock.PerKey(core.NewGuard(b.locker, nil), byTenant, httplock.WithIdempotency(b.newIdempotency(t)))(count(&runs, http.StatusOK))
+	r := once(t, "/", "k", "{}")
+	r.Header.Set("X-Tenant", "a")
+	require.Equal(t, http.StatusOK, do(h, r).status)
+	r = once(t, "/", "k", "{}")
+	r.Header.Set("X-Tenant", "b")
+	requireProblem(t, do(h, r), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	require.EqualValues(t, 1, runs.Load())
+}
+
+func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	h := guarded(core.NewGuard(b.locker, nil), ok, httplock.WithMaxBody(10), httplock.WithIdempotency(b.newIdempotency(t)))
+	require.Equal(t, http.StatusOK, do(h, once(t, ordersPath, "k", "0123456789")).status)
+	for _, length := range []int64{11, -1} {
+		r := once(t, ordersPath, "k2", "0123456789a")
+		r.ContentLength = length
+		resp := do(h, r)
+		requireProblem(t, resp, http.StatusRequestEntityTooLarge, "body-too-large", false)
+		require.Contains(t, resp.body, "Idempotency-Key")
+	}
+	require.Equal(t, http.StatusOK, call(t, h, http.MethodPost, ordersPath, "0123456789a").status, "without a key it runs as ever")
+}
+
+func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.locker, nil)
+	store := b.newIdempotency(t)
+	nobody := func(*http.Request) (string, error) { return "", nil }
+	for name, opts := range map[string][]httplock.Option{
+		"nil store":     {httplock.WithIdempotency(nil)},
+		"nil option":    {httplock.WithIdempotency(store, nil)},
+		"twice":         {httplock.WithIdempotency(store), httplock.WithIdempotency(store)},
+		"nil principal": {httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(nil))},
+		"negative body": {httplock.WithIdempotency(store, httplock.KeepResponseBody(-1))},
+		"immense body":  {httplock.WithIdempotency(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
+		"cookies":       {httplock.WithIdempotency(store, httplock.KeepResponseHeaders("set-cookie"))},
+		"two principals": {
+			httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(nobody)), httplock.WithPrincipal(bearer, anybody),
+		},
+		"two principals, the other way": {
+			httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(nobody)),
+		},
+	} {
+		_, err := httplock.New(guard, opts...)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+	for name, opt := range map[string]core.AcquireOption{"shared": core.Shared(), "counted": core.Counted(2)} {
+		_, err := httplock.New(core.NewGuard(b.locker, nil, opt), httplock.WithIdempotency(store))
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+	_, err := httplock.New(core.NewGuard(b.locker, nil, core.Counted(1)), httplock.WithIdempotency(store, httplock.KeepResponseBody(0)))
+	require.NoError(t, err)
+}

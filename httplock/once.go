@@ -1,0 +1,248 @@
+package httplock
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/idempotency"
+)
+
+// once is a request with an Idempotency-Key, on its way through its guard. A nil one is
+// a request without. It belongs to the request's goroutine, but for spoil.
+type once struct {
+	m     *Middleware
+	x     Exchange
+	work  idempotency.Work
+	lease *core.Lease // under which it runs
+	tap   *tap        // what its handler answers
+
+	spoiled atomic.Bool
+
+	// The answer, after errAnswered.
+	stored *result
+	parked core.Ticket
+}
+
+type onceKey struct{}
+
+// onceFrom returns the request with an Idempotency-Key that a handler is at work for.
+func onceFrom(ctx context.Context) *once {
+	o, _ := ctx.Value(onceKey{}).(*once)
+	return o
+}
+
+// spoil records that a guard behind this one answered in the handler's place: that says
+// how things stood, and is not what came of the request.
+func (o *once) spoil() {
+	if o != nil {
+		o.spoiled.Store(true)
+	}
+}
+
+// newOnce returns the request's once, or nil if it has no key, or if a guard in front of
+// this one looks after it.
+func (m *Middleware) newOnce(p *passage) (*once, error) {
+	x := p.x
+	if m.once == nil || isSafe(x.Request) || onceFrom(x.Request.Context()) != nil {
+		return nil, nil
+	}
+	key, there, err := parseIdempotencyKey(x.Request.Header["Idempotency-Key"])
+	switch {
+	case err != nil:
+		return nil, err
+	case !there && m.once.required:
+		return nil, errNoIdempotencyKey
+	case !there:
+		return nil, nil
+	case x.Tap == nil:
+		return nil, errDeafAdapter
+	}
+	principal, err := m.onceFor(p)
+	if err != nil {
+		return nil, err
+	}
+	route := x.Name
+	if route == "" {
+		route = x.Request.Method + " " + x.Request.URL.Path
+	}
+	return &once{m: m, x: x, work: idempotency.Work{Name: hashOf([]byte(route), []byte(principal), []byte(key))}}, nil
+}
+
+// onceFor is whose a request's Idempotency-Key is.
+func (m *Middleware) onceFor(p *passage) (principal string, err error) {
+	switch {
+	case p.replay != nil:
+		return p.replay.principal, nil
+	case m.once.principal == nil && errors.Is(p.nobody, errCredentials):
+		return "", errWhose
+	case m.once.principal == nil:
+		return p.call.Principal, p.nobody
+	}
+	if principal, err = m.once.principal(p.x.Request); err != nil {
+		return "", fmt.Errorf("httplock: the principal function failed: %w", err)
+	}
+	if principal != "" { // its replay would not know whose it is
+		p.nobody = cmp.Or(p.nobody, errNotReplayable)
+	}
+	return principal, nil
+}
+
+// lockKey is the key of requests that exclude only their like.
+func (o *once) lockKey() string { return "idempotency:" + o.work.Name }
+
+// identify makes the request's fingerprint. The lock's key is part of it: requests of
+// one fingerprint exclude one another, which all the rest relies on.
+func (o *once) identify(key string, body *body) error {
+	content, err := body.all()
+	if err != nil {
+		return err
+	}
+	at, ok := target(o.x.Request)
+	if !ok {
+		at = o.x.Request.RequestURI
+	}
+	h := o.x.Request.Header
+	o.work.Fingerprint = hashOf([]byte(o.x.Request.Method), []byte(at), []byte(h.Get("Content-Type")),
+		[]byte(h.Get("Content-Encoding")), []byte(key), content)
+	return nil
+}
+
+// hashOf is a hash of parts that tells ("ab", "c") from ("a", "bc").
+func hashOf(parts ...[]byte) string {
+	h := sha256.New()
+	for _, part := range parts {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part)))) // never fails, by its documentation
+		h.Write(part)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// look is called when the key is held. It is errAnswered if there is an answer all the
+// same. If Redis does not say, begin will ask again.
+func (o *once) look(ctx context.Context) error {
+	if o == nil {
+		return nil
+	}
+	record, err := o.m.once.store.Look(ctx, o.work)
+	switch {
+	case errors.Is(err, idempotency.ErrDiffers):
+		return err
+	case record.Outcome != nil:
+		return o.recall(record.Outcome)
+	case record.Ticket.ID != "" && time.Now().Before(record.Ticket.ExpiresAt):
+		o.parked = record.Ticket
+		return errAnswered
+	}
+	return nil
+}
+
+// begin is called under the key. Nil says that the handler is to run.
+func (o *once) begin(ctx context.Context) error {
+	if o == nil {
+		return nil
+	}
+	lease, ok := core.LeaseFrom(ctx)
+	if !ok { // no Guard runs a call without one
+		return errors.New("httplock: there is no lease in the ctx of a call")
+	}
+	o.lease = lease
+	outcome, err := o.m.once.store.Begin(ctx, o.work, lease.Fence())
+	switch {
+	case err != nil && errors.Is(context.Cause(ctx), core.ErrLeaseLost):
+		return fmt.Errorf("httplock: %w: %w: %w", core.ErrUnavailable, core.ErrLeaseLost, err)
+	case err != nil:
+		return err
+	case outcome != nil:
+		return o.recall(outcome)
+	}
+	return nil
+}
+
+// recall reads what came of the request when it was made first.
+func (o *once) recall(outcome []byte) error {
+	stored, err := decodeResult(outcome)
+	if err != nil {
+		return err
+	}
+	o.stored = stored
+	return errAnswered
+}
+
+// watch has the response recorded that the rest of the chain makes.
+func (o *once) watch(ctx context.Context) context.Context {
+	if o == nil {
+		return ctx
+	}
+	begun := written(o.x)
+	o.x.Tap(func(w http.ResponseWriter) http.ResponseWriter {
+		o.tap = newTap(w, o.x.Request, o.m.once.maxResponse)
+		o.tap.partial = begun
+		return o.tap
+	})
+	return context.WithValue(ctx, onceKey{}, o)
+}
+
+// finish keeps the response of a handler that has returned, if it is one to keep. The
+// caller still has the key. The client gets its response whatever comes of this.
+func (o *once) finish(ctx context.Context) {
+	if o == nil || o.tap == nil || o.spoiled.Load() {
+		return
+	}
+	ended := ctx.Err() != nil
+	if errors.Is(context.Cause(ctx), core.ErrLeaseLost) || !o.tap.final(ended) {
+		return
+	}
+	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepPatience)
+	defer cancel()
+	if ended { // and cannot tell any more that the lease was lost
+		if err := o.lease.Extend(keep, core.MinTTL); errors.Is(err, core.ErrLeaseLost) {
+			return
+		}
+	}
+	outcome, err := o.tap.result(o.m.once.kept).encode()
+	if err == nil {
+		err = o.m.once.store.Finish(keep, o.work, o.lease.Fence(), outcome)
+	}
+	if err != nil {
+		o.m.logger().WarnContext(ctx, "httplock: a response was not kept: if the client sends the request again, it will run again",
+			"name", o.x.Name, "error", err)
+	}
+}
+
+// keepPatience bounds how long a response is held up by a Redis that does not answer.
+const keepPatience = 3 * time.Second
+
+// deferred remembers where the request is parked.
+func (o *once) deferred(ctx context.Context, t core.Ticket) {
+	if o == nil {
+		return
+	}
+	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepPatience)
+	defer cancel()
+	if err := o.m.once.store.Parked(keep, o.work, t); err != nil {
+		o.m.logger().WarnContext(ctx, "httplock: if the client sends this parked request again, it may be parked again", "name", o.x.Name, "error", err)
+	}
+}
+
+// answer writes the answer that errAnswered announced.
+func (o *once) answer() {
+	switch {
+	case written(o.x):
+	case o.stored == nil:
+		o.m.accepted(o.x, o.parked)
+	case o.stored.Truncated:
+		respond(o.x.because(o.m, errAnswered), problemNotKept.document(0))
+	default:
+		o.x.Writer.Header().Set("Idempotent-Replayed", "true")
+		o.stored.write(o.x.Writer, o.x.Request)
+	}
+}

@@ -1,0 +1,411 @@
+package httplock_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// What cannot be kept whole is not answered in part, and its request is not run again.
+func TestResponsesThatAreNotKept(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	file := filepath.Join(t.TempDir(), "large")
+	require.NoError(t, os.WriteFile(file, []byte(strings.Repeat("f", 11)), 0o600))
+	for name, test := range map[string]struct {
+		handler http.HandlerFunc
+		kept    bool
+	}{
+		"at the cap": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "01234")
+			_, _ = io.WriteString(w, "56789")
+		}, true},
+		"over the cap": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "0123456789a") }, false},
+		"over the cap, bit by bit": {func(w http.ResponseWriter, _ *http.Request) {
+			for range 11 {
+				_, _ = io.WriteString(w, "0")
+			}
+		}, false},
+		"from a file": {func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, file) }, false},
+		"flushed": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "0")
+			w.(http.Flusher).Flush()
+			_, _ = io.WriteString(w, "1")
+		}, false},
+		"flushed by a controller, without a word": {func(w http.ResponseWriter, _ *http.Request) {
+			assert.NoError(t, http.NewResponseController(w).Flush())
+		}, false},
+		"broken off": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "9")
+			_, _ = io.WriteString(w, "0")
+		}, false},
+		"of a length that it told": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "2")
+			_, _ = io.WriteString(w, "01")
+		}, true},
+		"begun in front": {ok, false},
+	} {
+		var runs atomic.Int64
+		h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			test.handler(w, r)
+		}, httplock.KeepResponseBody(10))
+		front := http.Handler(h)
+		if name == "begun in front" { // as ServeMux cannot, some frameworks can
+			m, err := httplock.New(core.NewGuard(b.locker, nil), httplock.WithIdempotency(b.newIdempotency(t)))
+			require.NoError(t, err)
+			front = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				m.Serve(httplock.Exchange{
+					Writer: w, Request: r, Key: func() (string, error) { return "k", nil },
+					Next: func(r *http.Request) { test.handler(w, r); runs.Add(1) }, Written: func() bool { return runs.Load() == 0 },
+					Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) { w = wrap(w) },
+				})
+			})
+		}
+		url, client := serve(t, front)
+		post := func() answer {
+			r := toServer(t.Context(), t, url+ordersPath, "{}")
+			r.Header.Set("Idempotency-Key", `"`+name+`"`)
+			resp, err := send(client, r)
+			if name != "broken off" {
+				require.NoError(t, err, name)
+			}
+			return resp
+		}
+		first, second := post(), post()
+		require.EqualValues(t, 1, runs.Load(), name)
+		if test.kept {
+			requireReplayed(t, first, second)
+			continue
+		}
+		require.Equal(t, http.StatusOK, first.status, name)
+		requireProblem(t, second, http.StatusConflict, "response-not-kept", false)
+		require.NotContains(t, second.header, "Idempotent-Replayed")
+	}
+}
+
+func TestHijackedConnectionsAreNotKept(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	// The second request waits: the first has its response before its handler returns.
+	url, client := serve(t, b.idempotent(t, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, _ *http.Request) {
+		runs.Add(1)
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if assert.NoError(t, err) {
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+			_ = conn.Close()
+		}
+	}))
+	for range 2 {
+		r := toServer(t.Context(), t, url+ordersPath, "{}")
+		r.Header.Set("Idempotency-Key", "k")
+		resp, err := send(client, r)
+		require.NoError(t, err)
+		require.Equal(t, "hi", resp.body)
+	}
+	require.EqualValues(t, 2, runs.Load())
+}
+
+// A client that is cut off comes back for the whole response.
+func TestAClientThatLeavesComesBackForItsResponse(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		body := bytes.Repeat([]byte("0123456789"), 5000)
+		var runs atomic.Int64
+		started, returned := make(chan struct{}), make(chan struct{}, 1)
+		status := http.StatusOK
+		h := b.idempotent(t, retry.Policy{MaxWait: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				close(started)
+				<-r.Context().Done()
+			}
+			w.WriteHeader(status)
+			for part := range 50 {
+				n, err := w.Write(body[1000*part : 1000*(part+1)])
+				assert.NoError(t, err)
+				assert.Equal(t, 1000, n)
+			}
+		})
+		url, client := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.ServeHTTP(w, r)
+			returned <- struct{}{}
+		}))
+		post := func(ctx context.Context) (answer, error) {
+			r := toServer(ctx, t, url+ordersPath, "{}")
+			r.Header.Set("Idempotency-Key", "k")
+			return send(client, r)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			<-started
+			leave()
+		}()
+		_, err := post(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		<-returned
+		resp, err := post(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "true", resp.header.Get("Idempotent-Replayed"))
+		require.Equal(t, string(body), resp.body)
+		require.EqualValues(t, 1, runs.Load())
+	})
+}
+
+func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	for name, give := range map[string]http.HandlerFunc{
+		"an error": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "interrupted", http.StatusBadRequest) },
+		"a part of a stream": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "data: 1\n\n")
+			w.(http.Flusher).Flush()
+		},
+	} {
+		ctx, leave := context.WithCancel(t.Context())
+		var runs atomic.Int64
+		h := b.idempotent(t, nil, func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				leave()
+				give(w, r)
+				return
+			}
+			ok(w, r)
+		})
+		do(h, once(t, ordersPath, `"`+name+`"`, "{}").WithContext(ctx))
+		require.Equal(t, "ok", do(h, once(t, ordersPath, `"`+name+`"`, "{}")).body, name)
+		require.EqualValues(t, 2, runs.Load(), name)
+	}
+}
+
+// What a guard behind says is not what came of the request.
+func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	inner := func(next http.Handler) http.Handler {
+		key := func(*http.Request) (string, error) { return "inner", nil }
+		return httplock.PerKey(core.NewGuard(b.locker, &parking{}), key)(next)
+	}
+	mux := http.NewServeMux()
+	opt := httplock.WithIdempotency(b.newIdempotency(t))
+	shop := func(*http.Request) (string, error) { return "shop", nil }
+	mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.locker, nil), orderKey, opt)(
+		// One that looks at the header too, for another lock, leaves it to the outer one.
+		inner(httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey, opt)(
+			httplock.PerKey(core.NewGuard(b.locker, nil), shop, opt)(http.HandlerFunc(ok))))))
+	release := b.holdKey(t, "inner")
+	require.Equal(t, http.StatusAccepted, do(mux, once(t, ordersPath, "k", "{}")).status)
+	release()
+	first := do(mux, once(t, ordersPath, "k", "{}"))
+	require.Equal(t, "ok", first.body)
+	requireReplayed(t, first, do(mux, once(t, ordersPath, "k", "{}")))
+}
+
+func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	log := &logged{}
+	m, err := httplock.New(core.NewGuard(b.locker, nil), httplock.WithIdempotency(b.newIdempotency(t)), httplock.WithLogger(log.logger()))
+	require.NoError(t, err)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		m.Serve(httplock.Exchange{
+			Writer: w, Request: r, Key: func() (string, error) { return "k", nil },
+			Next: func(r *http.Request) { ok(w, r) },
+		})
+	})
+	requireProblem(t, do(h, once(t, "/", "k", "")), http.StatusInternalServerError, "misconfigured", false)
+	require.Contains(t, log.String(), "Tap")
+	require.Equal(t, "ok", call(t, h, http.MethodPost, "/", "").body, "what has no key runs")
+}
+
+func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		var runs atomic.Int64
+		d.handle(func(w http.ResponseWriter, r *http.Request) {
+			parked, replayed := httplock.Replayed(r.Context())
+			assert.True(t, replayed)
+			assert.Equal(t, "user:ann", parked.Principal)
+			w.Header().Set("Etag", `"v1"`)
+			w.WriteHeader(http.StatusCreated)
+			_, _ = fmt.Fprintf(w, "run %d", runs.Add(1))
+		}, httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(d.newIdempotency(t)))
+		post := func(body string) answer {
+			r := once(t, ordersPath, `"k"`, body)
+			r.Header.Set("Authorization", "Bearer "+secret)
+			return do(d.mux, r)
+		}
+		release := d.hold(t)
+		first := post("{}")
+		location := requireParked(t, first)
+		again := post("{}")
+		require.Equal(t, location, requireParked(t, again), "the same ticket")
+		require.Equal(t, first.body, again.body)
+		requireProblem(t, post("{2}"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+		stats, err := d.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 1, stats.Queued)
+
+		release()
+		d.work(t)
+		result := d.result(t, location)
+		require.Equal(t, "run 1", result.body)
+		var final answer
+		redistest.Eventually(t, func() bool {
+			final = post("{}")
+			return final.status != http.StatusConflict && final.status != http.StatusAccepted
+		}, "the key is free")
+		require.Equal(t, "true", final.header.Get("Idempotent-Replayed"))
+		require.Equal(t, http.StatusCreated, final.status)
+		require.Equal(t, "run 1", final.body)
+		require.Equal(t, `"v1"`, final.header.Get("Etag"))
+		require.EqualValues(t, 1, runs.Load())
+	})
+}
+
+// Requests that are parked at the same time may get two tickets. They run once.
+func TestARequestParkedTwiceRunsOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		var runs atomic.Int64
+		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(d.newIdempotency(t)))
+		release := d.hold(t)
+		location := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+		forget := func() { // as if those before had not come so far yet
+			for _, name := range redistest.Keys(t, d.rdb, d.prefix+":idem{}:") {
+				require.NoError(t, d.rdb.Del(t.Context(), name).Err())
+			}
+		}
+		forget()
+		other := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+		require.NotEqual(t, location, other)
+		forget()
+		third := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{other}")))
+		forget()
+		release()
+		d.work(t)
+		require.Equal(t, "run 1", d.result(t, location).body)
+		require.Equal(t, "run 1", d.result(t, other).body)
+		require.Equal(t, http.StatusUnprocessableEntity, d.result(t, third).status, "another payload under the key is a result too")
+		require.EqualValues(t, 1, runs.Load())
+	})
+}
+
+func TestATicketIsGoodUntilItExpires(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
+	d.handle(ok, httplock.WithIdempotency(d.newIdempotency(t)))
+	d.hold(t)
+	location := requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+	redistest.Eventually(t, func() bool {
+		return requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}"))) != location
+	}, "it is parked anew")
+}
+
+// With a principal that is not stored, a request is not parked: its replay could not be
+// told from anybody else's.
+func TestAPrincipalOfKeysAloneIsNotParkedWith(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
+	d.handle(mustNotRun(t), httplock.WithIdempotency(d.newIdempotency(t), httplock.IdempotencyPrincipal(user)))
+	d.hold(t)
+	r := once(t, ordersPath, "k", "{}")
+	r.Header.Set("X-User", "ann")
+	requireProblem(t, do(d.mux, r), http.StatusConflict, "conflict", true)
+	d.requireNothingParked(t)
+	requireParked(t, do(d.mux, once(t, ordersPath, "k", "{}")))
+}
+
+// roundTrips counts what is sent to Redis.
+type roundTrips struct{ n atomic.Int64 }
+
+func (h *roundTrips) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (h *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (h *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+// count leaves out what a new connection says.
+func (h *roundTrips) count(cmds ...redis.Cmder) {
+	for _, cmd := range cmds {
+		if name := cmd.Name(); name == "eval" || name == "evalsha" || name == "hmget" {
+			h.n.Add(1)
+		}
+	}
+}
+
+func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	h := b.idempotent(t, nil, ok)
+	for range 2 { // the scripts are loaded
+		do(h, once(t, ordersPath, "warm", "{}"))
+	}
+	trips := &roundTrips{}
+	b.rdb.AddHook(trips)
+	cost := func(r *http.Request) int64 {
+		trips.n.Store(0)
+		require.Equal(t, http.StatusOK, do(h, r).status)
+		return trips.n.Load()
+	}
+	plain := cost(request(t, http.MethodPost, ordersPath, "{}"))
+	require.Equal(t, plain+2, cost(once(t, ordersPath, "k", "{}")), "the first time")
+	require.Equal(t, plain+1, cost(once(t, ordersPath, "k", "{}")), "the second time")
+}
+
+// The clients' secrets are in no record, and everything in Redis ends by itself.
+func TestRecordsHoldNoSecrets(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		who := func(*http.Request) (string, error) { return "principal-" + secret, nil }
+		m := httplock.PerKey(core.NewGuard(b.locker, nil), httplock.IdempotencyKey,
+			httplock.WithIdempotency(b.newIdempotency(t), httplock.IdempotencyPrincipal(who)))
+		scan := func() {
+			for _, name := range redistest.Keys(t, b.rdb, b.prefix) {
+				left, err := b.rdb.PTTL(context.Background(), name).Result()
+				assert.NoError(t, err)
+				assert.Positive(t, left, name)
+				all, err := b.rdb.HGetAll(context.Background(), name).Result()
+				assert.NoError(t, err)
+				assert.NotContains(t, fmt.Sprint(name, all), secret)
+			}
+		}
+		h := m(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			scan()
+			w.Header().Set("Set-Cookie", secret)
+			w.Header().Set("X-Token", secret)
+			_, _ = io.WriteString(w, "fine")
+		}))
+		r := once(t, "/?token="+secret, `"`+secret+`"`, "body "+secret)
+		r.Header.Set("Authorization", secret)
+		r.Header.Set("Cookie", secret)
+		first := do(h, r)
+		require.Equal(t, "fine", first.body)
+		require.Len(t, redistest.Keys(t, b.rdb, b.prefix+":idem{}:"), 1)
+		scan()
+	})
+}

@@ -1,0 +1,189 @@
+package httplock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/idempotency"
+)
+
+// passage is a request on its way through its guard. It belongs to the request's
+// goroutine.
+type passage struct {
+	m      *Middleware
+	x      Exchange
+	replay *replay // nil: the request came from outside
+	body   *body
+	once   *once // nil: the request has no Idempotency-Key that counts
+
+	call    core.Call
+	nobody  error // why the request is not to be parked
+	waited  bool  // it waits, or did
+	encoded bool  // the queue may have it
+	ran     bool  // the rest of the chain was called
+	lost    bool  // and lost its lease
+}
+
+// prepare makes the call, or refuses the request.
+func (p *passage) prepare() bool {
+	m, x := p.m, p.x
+	prefers := core.Preference{}
+	if p.replay == nil {
+		prefers = m.preferred(x)
+	}
+	key, err := x.Key()
+	lockByIdempotencyKey := errors.Is(err, errLockByIdempotencyKey)
+	if err != nil && !lockByIdempotencyKey {
+		p.replay.refused("", fmt.Errorf("the key function failed: %w", err))
+		m.refuseKey(x, err)
+		return false
+	}
+
+	// After the key function, which may have read the body and put another in
+	// its place.
+	p.body = newBody(x.Request, m.maxBody)
+	p.call = core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], Prefer: prefers}
+	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
+	if p.replay == nil {
+		p.call.Principal, p.nobody = m.onBehalfOf(x.Request)
+	}
+	if err = p.identify(lockByIdempotencyKey); err == nil {
+		err = requireAuthorized(p.replay, p.call.Key)
+	}
+	if err != nil {
+		p.replay.refused(p.call.Key, err)
+		p.refuse(err)
+		return false
+	}
+	p.call.BeforeWait = p.beforeWait
+	if p.replay == nil && replayable(x.Request) {
+		p.call.Encode = p.encode
+	}
+	p.call.Prefer.Async = p.call.Prefer.Async && p.call.Encode != nil && p.nobody == nil
+	return true
+}
+
+// identify finds out whether the request was made before.
+func (p *passage) identify(lockByIdempotencyKey bool) (err error) {
+	if p.once, err = p.m.newOnce(p); err != nil {
+		return err
+	}
+	if lockByIdempotencyKey {
+		outer := onceFrom(p.x.Request.Context())
+		switch {
+		case p.once != nil:
+			p.call.Key = p.once.lockKey()
+		case outer != nil:
+			p.call.Key = outer.lockKey()
+		case p.m.once == nil || isSafe(p.x.Request):
+			return errLockByIdempotencyKey
+		default:
+			return errNoIdempotencyKey
+		}
+	}
+	if p.once == nil {
+		return nil
+	}
+	err = p.once.identify(p.call.Key, p.body)
+	if errors.Is(err, errBodyTooLarge) {
+		return errors.Join(errTooLargeToCompare, err)
+	}
+	return err
+}
+
+func (p *passage) run() {
+	ctx := p.x.Request.Context()
+	err := p.m.guard.Do(ctx, p.call, p.underKey)
+	switch {
+	case err == nil:
+		return
+	case p.ran:
+		p.lost = true
+		p.m.lost(p.x, err)
+		return
+	}
+	if p.replay == nil && errors.Is(err, core.ErrConflict) {
+		if answered := p.once.look(ctx); answered != nil {
+			err = answered
+		}
+	}
+	if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
+		p.once.deferred(ctx, deferred.Ticket)
+	}
+	if p.replay != nil && (errors.Is(err, errAnswered) || errors.Is(err, idempotency.ErrDiffers)) {
+		p.replay.passed(true) // that is what comes of it
+	} else {
+		p.replay.refused(p.call.Key, err)
+	}
+	p.refuse(err)
+}
+
+func (p *passage) refuse(err error) {
+	if errors.Is(err, errAnswered) {
+		p.once.answer()
+		return
+	}
+	if p.waited || p.encoded || errors.Is(err, core.ErrConflict) {
+		p.announceWait()
+	}
+	p.m.refuse(p.x, err, p.encoded)
+}
+
+// announceWait says that the client's bound on waiting counted.
+func (p *passage) announceWait() {
+	announce(p.x.Writer, core.Preference{Bounded: p.call.Prefer.Bounded, Wait: p.call.Prefer.Wait})
+}
+
+func (p *passage) beforeWait() error {
+	if p.replay != nil {
+		return errReplayWaits
+	}
+	p.waited = true
+	if err := p.once.look(p.x.Request.Context()); err != nil {
+		return err
+	}
+	return p.body.buffer()
+}
+
+// encode is the request in the form that a queue stores.
+func (p *passage) encode() (payload []byte, err error) {
+	if err := p.once.look(p.x.Request.Context()); err != nil {
+		return nil, err
+	}
+	if p.nobody != nil {
+		return nil, p.nobody
+	}
+	payload, err = encode(p.x.Request, p.body, p.m.keptHeaders)
+	p.encoded = err == nil
+	return payload, err
+}
+
+// underKey runs the rest of the chain with the lease's ctx, and the whole body.
+func (p *passage) underKey(ctx context.Context) error {
+	if err := p.once.begin(ctx); err != nil {
+		return err
+	}
+	p.ran = true
+	p.replay.passed(true)
+	if p.waited {
+		p.announceWait()
+	}
+	p.next(p.once.watch(ctx))
+	p.once.finish(ctx)
+	return nil
+}
+
+func (p *passage) next(ctx context.Context) {
+	x := p.x
+	r := x.Request.WithContext(ctx)
+	r.Body = p.body.reader()
+	// net/http removes the files of a multipart form that it finds in its own request.
+	defer func() {
+		if x.Request.MultipartForm == nil {
+			x.Request.MultipartForm = r.MultipartForm
+		}
+	}()
+	x.Next(r)
+}

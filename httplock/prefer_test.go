@@ -1,0 +1,251 @@
+package httplock_test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+func TestPreferIsReadByItsGrammar(t *testing.T) {
+	t.Parallel()
+	nothing, async := core.Preference{}, core.Preference{Async: true}
+	wait := func(s int64) core.Preference {
+		return core.Preference{Bounded: true, Wait: time.Duration(s) * time.Second}
+	}
+	both := core.Preference{Bounded: true, Wait: 5 * time.Second, Async: true}
+	const most = int64(1<<63-1) / int64(time.Second)
+	for _, test := range []struct {
+		lines []string
+		want  core.Preference
+	}{
+		{nil, nothing},
+		{[]string{""}, nothing},
+		{[]string{" , ,, "}, nothing},
+		{[]string{"respond-async"}, async},
+		{[]string{"Respond-Async"}, async},
+		{[]string{"respond-async; foo=bar ;baz; q=\"a,b\";"}, async},
+		{[]string{`respond-async=""`}, async}, // an empty value is no value
+		{[]string{"respond-async=no"}, nothing},
+		{[]string{"respond-async-not"}, nothing},
+		{[]string{"respond async"}, nothing},
+		{[]string{"wait=5"}, wait(5)},
+		{[]string{"WAIT = 5"}, wait(5)},
+		{[]string{`wait="5"`}, wait(5)},
+		{[]string{`wait="\5"`}, wait(5)},
+		{[]string{"wait=0"}, wait(0)},
+		{[]string{"wait=007"}, wait(7)},
+		{[]string{"wait=99999999999999999999999"}, wait(most)},
+		{[]string{"wait=9223372036854775807"}, wait(most)},
+		{[]string{"wait"}, nothing},
+		{[]string{"wait="}, nothing},
+		{[]string{`wait=""`}, nothing},
+		{[]string{"wait=-1"}, nothing},
+		{[]string{"wait=+1"}, nothing},
+		{[]string{"wait=1.5"}, nothing},
+		{[]string{"wait=5s"}, nothing},
+		{[]string{"wait=5 s"}, nothing},
+		{[]string{"wait=٥"}, nothing},
+		{[]string{"wait=5, respond-async"}, both},
+		{[]string{"respond-async", "wait=5"}, both},
+		{[]string{"return=minimal,respond-async,handling=lenient , wait=5;x"}, both},
+		{[]string{"wait=5, wait=9", "Wait=1, respond-async"}, both},
+		{[]string{"wait=soon, wait=5"}, nothing}, // the first counts, and says nothing of use
+		{[]string{"respond-async=x, respond-async"}, nothing},
+		{[]string{"wait==9, wait=5"}, wait(5)}, // the first is no preference
+		{[]string{"=, wait=5"}, wait(5)},
+		{[]string{"(wait=9), wait=5"}, wait(5)},
+		{[]string{`foo="wait=9, respond-async", wait=5`}, wait(5)},
+		{[]string{`foo="\", wait=9", wait=5`}, wait(5)},
+		{[]string{`@"x, wait=9", wait=5`}, wait(5)}, // a comma in a quoted string ends no junk
+		{[]string{`foo="never closed, wait=5`}, wait(5)},
+		{[]string{`foo="a` + "\x00" + `b", wait=5`}, wait(5)},
+		{[]string{`foo="\`}, nothing},
+		{[]string{"wait=5;;;", "respond-async ; a = b"}, both},
+		{[]string{"wait=5;=x"}, nothing},
+		{[]string{"foo; wait=5"}, nothing}, // a parameter of foo
+		{[]string{"foo; respond-async"}, nothing},
+	} {
+		assert.Equal(t, test.want, httplock.ParsePrefer(test.lines), "%q", test.lines)
+	}
+}
+
+func FuzzPrefer(f *testing.F) {
+	for _, s := range []string{"wait=5", `wait="5";a=b,respond-async`, `x="\"`, ",;=", "wait==1, wait=2", `@"a,b", wait=1`} {
+		f.Add(s, "respond-async")
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		p := httplock.ParsePrefer([]string{a, b})
+		require.GreaterOrEqual(t, p.Wait, time.Duration(0))
+		if !p.Bounded {
+			require.Zero(t, p.Wait)
+		}
+		lower := strings.ToLower(a + "," + b)
+		require.True(t, !p.Bounded || strings.Contains(lower, "wait"))
+		require.True(t, !p.Async || strings.Contains(lower, "respond-async"))
+		// What cannot be part of anything else in front of it changes nothing.
+		require.Equal(t, p, httplock.ParsePrefer([]string{"", "x=1", a, b}))
+	})
+}
+
+// parkLate waits for a time that no test takes, and then parks.
+func parkLate(d *depot) *core.Guard {
+	return core.NewGuard(d.locker, retry.Policy{MaxWait: time.Hour, Then: delayqueue.Policy(d.queue)})
+}
+
+// prefer makes a POST to the order, and returns what it was answered with.
+func prefer(t *testing.T, url string, client *http.Client, preferences ...string) answer {
+	t.Helper()
+	r := toServer(t.Context(), t, url+ordersPath, "{}")
+	r.Header["Prefer"] = preferences
+	resp, err := send(client, r)
+	require.NoError(t, err)
+	return resp
+}
+
+func TestClientsChooseByPrefer(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env, delayqueue.WithPrecedence(0))
+		url, client := serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer()))
+		justWaits, waiter := serve(t, guarded(core.NewGuard(d.locker, retry.Policy{MaxWait: time.Hour}), ok, httplock.HeedPrefer()))
+		release := d.hold(t)
+
+		for _, test := range []struct {
+			prefer, applied []string
+		}{
+			{[]string{"respond-async"}, []string{"respond-async"}},
+			{[]string{"wait=0"}, []string{"wait=0"}},
+			{[]string{"respond-async, wait=1"}, []string{"respond-async", "wait=1"}},
+			{[]string{"wait=00", "return=minimal, Respond-Async"}, []string{"respond-async", "wait=0"}},
+		} {
+			start := time.Now()
+			resp := prefer(t, url, client, test.prefer...)
+			require.Equal(t, http.StatusAccepted, resp.status, "%q: it waited, or was refused: %s", test.prefer, resp.body)
+			require.ElementsMatch(t, test.applied, resp.header["Preference-Applied"], "%q", test.prefer)
+			require.Equal(t, []string{"Prefer"}, resp.header["Vary"])
+			if slices.Contains(test.applied, "wait=1") {
+				require.GreaterOrEqual(t, time.Since(start), time.Second, "it waits before it is parked")
+			}
+		}
+
+		resp := prefer(t, justWaits, waiter, "wait=0")
+		requireProblem(t, resp, http.StatusConflict, "conflict", true)
+		require.Equal(t, []string{"wait=0"}, resp.header["Preference-Applied"])
+		require.Equal(t, []string{"Prefer"}, resp.header["Vary"])
+
+		// Nothing here parks, so the request waits.
+		drain(d.conflict)
+		go func() {
+			<-d.conflict
+			release()
+		}()
+		resp = prefer(t, justWaits, waiter, "respond-async, wait=3000")
+		require.Equal(t, http.StatusOK, resp.status)
+		require.Equal(t, []string{"wait=3000"}, resp.header["Preference-Applied"], "it waited, and respond-async is not to be had")
+		require.Equal(t, []string{"Prefer"}, resp.header["Vary"])
+
+		resp = prefer(t, justWaits, waiter)
+		require.Equal(t, http.StatusOK, resp.status)
+		require.NotContains(t, resp.header, "Preference-Applied")
+		require.Equal(t, []string{"Prefer"}, resp.header["Vary"], "also where nobody asked")
+	})
+}
+
+func drain[T any](ch chan T) {
+	for len(ch) > 0 {
+		<-ch
+	}
+}
+
+func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	b.hold(t)
+	for name, guard := range map[string]*core.Guard{
+		"rejects":      core.NewGuard(b.locker, nil),
+		"waits little": core.NewGuard(b.locker, retry.Policy{MaxWait: time.Millisecond}),
+	} {
+		url, client := serve(t, guarded(guard, mustNotRun(t), httplock.HeedPrefer()))
+		resp := prefer(t, url, client, "wait=3600, respond-async")
+		requireProblem(t, resp, http.StatusConflict, "conflict", true)
+		require.NotContains(t, resp.header.Values("Preference-Applied"), "respond-async", name)
+	}
+}
+
+func TestPreferIsTheHandlersWithoutHeedPrefer(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	release := d.hold(t)
+	go func() {
+		<-d.conflict
+		release()
+	}()
+	url, client := serve(t, guarded(parkLate(d), func(w http.ResponseWriter, r *http.Request) {
+		assert.Equal(t, "respond-async, wait=0", r.Header.Get("Prefer"))
+		w.WriteHeader(http.StatusNoContent)
+	}))
+	resp := prefer(t, url, client, "respond-async, wait=0")
+	require.Equal(t, http.StatusNoContent, resp.status, "it waited")
+	require.NotContains(t, resp.header, "Vary")
+	require.NotContains(t, resp.header, "Preference-Applied")
+}
+
+// A request that cannot be parked waits, rather than being refused for a preference.
+func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	for name, change := range map[string]func(*http.Request){
+		"credentials": func(r *http.Request) { r.Header.Set("Authorization", "Bearer x") },
+		"upgrade":     func(r *http.Request) { r.Header.Set("Upgrade", "websocket") },
+	} {
+		release := d.hold(t)
+		drain(d.conflict)
+		go func() {
+			<-d.conflict
+			release()
+		}()
+		url, client := serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer(), httplock.WithLogger(d.log.logger())))
+		r := toServer(t.Context(), t, url+ordersPath, "{}")
+		r.Header.Set("Prefer", "respond-async")
+		change(r)
+		resp, err := send(client, r)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, resp.status, "%s: %s", name, resp.body)
+	}
+	d.requireNothingParked(t)
+}
+
+func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	h := guarded(core.NewGuard(b.locker, nil), ok, httplock.HeedPrefer())
+	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Vary", "Accept, prefer")
+		h.ServeHTTP(w, r)
+	})
+	require.Equal(t, []string{"Accept, prefer"}, call(t, front, http.MethodPost, ordersPath, "").header["Vary"])
+	require.NotContains(t, call(t, h, http.MethodGet, ordersPath, "").header, "Vary", "it depends on nothing")
+	require.Equal(t, []string{"Prefer"}, call(t, h, http.MethodPost, "/orders/%00", "").header["Vary"], "refusals too")
+}
+
+func TestReplaysHaveNoPreference(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	d.guard = parkLate(d)
+	d.handle(ok, httplock.HeedPrefer(), httplock.AllowHeaders("Prefer"))
+	release := d.hold(t)
+	r := request(t, http.MethodPost, ordersPath, "{}")
+	r.Header.Set("Prefer", "respond-async")
+	location := requireParked(t, do(d.mux, r))
+	release()
+	d.work(t, httplock.AllowResponseHeaders("Vary", "Preference-Applied"))
+	result := d.result(t, location)
+	require.Equal(t, http.StatusOK, result.status)
+	require.NotContains(t, result.header, "Vary")
+	require.NotContains(t, result.header, "Preference-Applied")
+}

@@ -1,0 +1,104 @@
+package httplock
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+)
+
+// tap passes a response on to the client, and keeps a copy.
+type tap struct {
+	http.ResponseWriter
+	recorder *recorder
+	partial  bool // the copy is not the whole response
+	hijacked bool
+}
+
+func newTap(w http.ResponseWriter, r *http.Request, most int) *tap {
+	t := &tap{ResponseWriter: w, recorder: newRecorder(r, most)}
+	t.recorder.header = w.Header()
+	return t
+}
+
+// Unwrap is for http.ResponseController.
+func (t *tap) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+
+func (t *tap) WriteHeader(status int) {
+	t.hijacked = t.hijacked || status == http.StatusSwitchingProtocols
+	t.recorder.WriteHeader(status)
+	t.ResponseWriter.WriteHeader(status)
+}
+
+// Write does not tell a handler that its client has left, as long as the response is
+// kept: the client may come back for it, and wants the whole of it.
+func (t *tap) Write(p []byte) (int, error) {
+	if t.recorder.begin(); !t.partial {
+		_, _ = t.recorder.Write(p)
+		t.drop(t.recorder.truncated)
+	}
+	n, err := t.ResponseWriter.Write(p)
+	if err == nil || t.partial {
+		return n, err
+	}
+	for _, mistake := range []error{http.ErrBodyNotAllowed, http.ErrContentLength, http.ErrHijacked} {
+		if errors.Is(err, mistake) {
+			return n, err
+		}
+	}
+	return len(p), nil
+}
+
+// drop frees what was kept, if it will not do.
+func (t *tap) drop(is bool) {
+	if is {
+		t.partial, t.recorder.body = true, nil
+	}
+}
+
+// Flush is http.Flusher's.
+func (t *tap) Flush() { _ = t.FlushError() }
+
+// FlushError is what http.ResponseController looks for. What is flushed streams, and is
+// not kept: nobody knows whether the client has seen the end of it.
+func (t *tap) FlushError() error {
+	t.recorder.begin()
+	t.drop(true)
+	return http.NewResponseController(t.ResponseWriter).Flush()
+}
+
+// Hijack is http.Hijacker's. Nobody sees what is said then.
+func (t *tap) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buf, err := http.NewResponseController(t.ResponseWriter).Hijack()
+	t.hijacked = t.hijacked || err == nil
+	return conn, buf, err
+}
+
+// final reports whether the response is what came of the request, once and for all.
+// Ended says that the handler's ctx had ended when it returned.
+func (t *tap) final(ended bool) bool {
+	t.recorder.begin()
+	switch status := t.recorder.status; {
+	case t.hijacked, !isResult(status):
+		return false
+	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired, status == http.StatusRequestTimeout,
+		status == http.StatusTooEarly, status == http.StatusTooManyRequests:
+		return false // they ask for the same request again
+	case ended && (t.partial || status >= http.StatusBadRequest):
+		return false // the handler gave up because it was told to
+	}
+	return true
+}
+
+// result is the response as it is kept: whole, or only its status.
+func (t *tap) result(kept map[string]bool) *result {
+	rec := t.recorder
+	if said := rec.sent.Get("Content-Length"); said != "" && hasBody(rec.status) && said != strconv.Itoa(len(rec.body)) {
+		t.drop(true) // the handler broke off
+	}
+	if t.partial {
+		return &result{Status: rec.status, Truncated: true}
+	}
+	return &result{Status: rec.status, Header: rec.keptHeaders(kept), body: rec.body}
+}

@@ -1,0 +1,23 @@
+-- Records what came of a work, unless somebody with a greater fence has begun it since.
+-- A record that is gone is made anew: nobody has begun the work since then.
+--
+-- PEXPIRE comes first, since Redis runs it even when its memory is full, and then lets
+-- the script go on: work that was done is not done again for want of memory.
+--
+-- KEYS[1]  the record, as in begin.lua
+-- ARGV[1]  fingerprint
+-- ARGV[2]  the fence under which the caller began it
+-- ARGV[3]  how long the record is remembered, in ms
+-- ARGV[4]  outcome
+-- returns  {'ok'}, {'differs'} or {'overtaken'}
+local was = redis.call('HMGET', KEYS[1], 'fingerprint', 'fence')
+if was[1] and was[1] ~= ARGV[1] then
+  return {'differs'}
+end
+if was[2] and tonumber(was[2]) > tonumber(ARGV[2]) then
+  return {'overtaken'}
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'fence', ARGV[2], 'outcome', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {'ok'}

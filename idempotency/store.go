@@ -1,0 +1,213 @@
+package idempotency
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/ctxerr"
+	"github.com/perkey-go/perkey/internal/ident"
+)
+
+// What a Store answers beside core.ErrUnavailable and the caller's ctx's error.
+var (
+	// ErrDiffers: the key was used for work with another fingerprint.
+	ErrDiffers = errors.New("the idempotency key was used for other work")
+	// ErrOvertaken: somebody whose fence is greater has begun the work: the caller's
+	// lease is lost, whether it knows or not.
+	ErrOvertaken = errors.New("a later holder has begun the work")
+)
+
+const (
+	// DefaultTTL is how long a record is remembered, unless WithTTL says otherwise.
+	DefaultTTL = 24 * time.Hour
+	// MinTTL bounds WithTTL from below, and MaxTTL from above.
+	MinTTL = time.Second
+	// MaxTTL is the longest TTL.
+	MaxTTL = 90 * 24 * time.Hour
+
+	// patience bounds each command, for clients whose commands are bounded by their
+	// ctx alone.
+	patience = 10 * time.Second
+)
+
+// The scripts are plain EVAL scripts, without a #! line: they must run on Redis 6.2,
+// and finish must work when Redis is out of memory.
+var (
+	//go:embed lua/begin.lua
+	beginSource string
+	//go:embed lua/finish.lua
+	finishSource string
+	//go:embed lua/parked.lua
+	parkedSource string
+
+	beginScript  = redis.NewScript(beginSource)
+	finishScript = redis.NewScript(finishSource)
+	parkedScript = redis.NewScript(parkedSource)
+)
+
+// Store keeps records. It is safe for concurrent use, has no goroutines, and needs no
+// closing. The zero Store is not useful: use New.
+type Store struct {
+	rdb    redis.UniversalClient
+	prefix string
+	ttl    time.Duration
+}
+
+// Option configures a Store.
+type Option func(*Store) error
+
+// WithPrefix sets what the names of records in Redis begin with. Default "perkey"; give
+// it what core.WithPrefix has.
+func WithPrefix(prefix string) Option {
+	return func(s *Store) error {
+		if !ident.ValidPrefix(prefix) {
+			return invalid("WithPrefix(%q): want 1 to %d bytes, without braces, white space and control bytes", prefix, ident.MaxPrefixLen)
+		}
+		s.prefix = prefix
+		return nil
+	}
+}
+
+// WithTTL sets how long a record is remembered after it was begun, parked or finished
+// last. It should be longer than clients go on trying, and than the work takes.
+// Default 24 h; 1 s to 90 days.
+func WithTTL(ttl time.Duration) Option {
+	return func(s *Store) error {
+		if ttl < MinTTL || ttl > MaxTTL {
+			return invalid("WithTTL(%s): want %s to %s", ttl, MinTTL, MaxTTL)
+		}
+		s.ttl = ttl
+		return nil
+	}
+}
+
+// New makes a Store on rdb, which stays the caller's to close. It does not talk to
+// Redis. Its error wraps core.ErrInvalidOption.
+func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
+	if rdb == nil {
+		return nil, invalid("New: the redis client is nil")
+	}
+	s := &Store{rdb: rdb, prefix: ident.DefaultPrefix, ttl: DefaultTTL}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, invalid("New: an option is nil")
+		}
+		if err := opt(s); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Work is one piece of work.
+type Work struct {
+	// Name is what the record is found by: the client's key, and everything that keeps
+	// it apart from the same key of others. It becomes part of a name in Redis, so it
+	// should be a hash: a key is the client's secret.
+	Name string
+	// Fingerprint is a hash of what was asked for. It is never empty.
+	Fingerprint string
+}
+
+// Record is what is known of a Work.
+type Record struct {
+	// Outcome is what came of it. Nil: it was not finished.
+	Outcome []byte
+	// Ticket is what it was parked under last. Its ID is empty if it never was.
+	Ticket core.Ticket
+}
+
+// Begin records that the work is to run now, under the fence of the caller's lease. A
+// nil outcome and a nil error say that the caller is to run it; an outcome is what came
+// of it already. It may be called again under the same fence. The caller holds the lease
+// until after Finish. It blocks for one round trip.
+func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte, err error) {
+	reply, err := s.run(ctx, "begin", beginScript, w, fence, s.ttl.Milliseconds())
+	if err != nil {
+		return nil, err
+	}
+	if len(reply) == 2 {
+		return []byte(reply[1]), nil
+	}
+	return nil, nil
+}
+
+// Finish records what came of the work, which was begun under the same fence. An outcome
+// is not empty. It may be called again. It blocks for one round trip.
+func (s *Store) Finish(ctx context.Context, w Work, fence int64, outcome []byte) error {
+	_, err := s.run(ctx, "finish", finishScript, w, fence, s.ttl.Milliseconds(), outcome)
+	return err
+}
+
+// Parked records that the work was parked, so that it need not be parked again before
+// the ticket expires. Finished work is left as it is. It blocks for one round trip.
+func (s *Store) Parked(ctx context.Context, w Work, t core.Ticket) error {
+	_, err := s.run(ctx, "park", parkedScript, w, s.ttl.Milliseconds(), t.ID, t.Queue, t.ExpiresAt.UnixMilli())
+	return err
+}
+
+// Look tells what is known of the work. It blocks for one round trip.
+func (s *Store) Look(ctx context.Context, w Work) (r Record, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	found, err := s.rdb.HMGet(ctx, s.name(w), "fingerprint", "outcome", "ticket", "queue", "until").Result()
+	if err != nil {
+		return r, s.failed(ctx, "look", err)
+	}
+	text := func(i int) string { v, _ := found[i].(string); return v }
+	if was := text(0); was != "" && was != w.Fingerprint {
+		return r, fmt.Errorf("idempotency: look: %w", ErrDiffers)
+	}
+	if outcome := text(1); outcome != "" {
+		r.Outcome = []byte(outcome)
+	}
+	if until, err := strconv.ParseInt(text(4), 10, 64); err == nil {
+		r.Ticket = core.Ticket{ID: text(2), Queue: text(3), ExpiresAt: time.UnixMilli(until)}
+	}
+	return r, nil
+}
+
+// run calls a script, and returns what it said if that is not a refusal.
+func (s *Store) run(ctx context.Context, op string, script *redis.Script, w Work, args ...any) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	reply, err := script.Run(ctx, s.rdb, []string{s.name(w)}, append([]any{w.Fingerprint}, args...)...).StringSlice()
+	if err != nil {
+		return nil, s.failed(ctx, op, err)
+	}
+	said := ""
+	if len(reply) > 0 {
+		said = reply[0]
+	}
+	switch said {
+	case "ok":
+		return reply, nil
+	case "differs":
+		return nil, fmt.Errorf("idempotency: %s: %w", op, ErrDiffers)
+	case "overtaken":
+		return nil, fmt.Errorf("idempotency: %s: %w", op, ErrOvertaken)
+	default:
+		return nil, fmt.Errorf("idempotency: %s: %w: the script's answer has an unknown form", op, core.ErrUnavailable)
+	}
+}
+
+// name is the record's. The empty braces keep braces in the name from choosing a slot.
+func (s *Store) name(w Work) string { return s.prefix + ":idem{}:" + w.Name }
+
+func (s *Store) failed(ctx context.Context, op string, err error) error {
+	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		return fmt.Errorf("idempotency: %s: %w", op, ctxerr.Of(ctx))
+	}
+	return fmt.Errorf("idempotency: %s: %w: %w", op, core.ErrUnavailable, err)
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("idempotency: %w: %s", core.ErrInvalidOption, fmt.Sprintf(format, args...))
+}

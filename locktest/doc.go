@@ -1,0 +1,38 @@
+// Package locktest is for tests of services that use perkey. It brings a Redis, and
+// somebody else who takes keys: what is rare in production happens at a line of
+// the test's choice.
+//
+//	func TestABusyOrderIsRefused(t *testing.T) {
+//		redis := locktest.New(t)                       // a Redis in this process, until the test ends
+//		router := newRouter(redis.Locker(t))           // your service
+//		release := redis.Hold(t, "order:42")           // another replica works on the order
+//		require.Equal(t, 409, post(router, "/orders/42/pay"))
+//		release()
+//		require.Equal(t, 200, post(router, "/orders/42/pay"))
+//		redis.RequireFree(t, "order:42")               // nothing was left behind
+//	}
+//
+// # What can happen to a key
+//
+//	Hold         somebody else has it                       a call for it meets a conflict
+//	Steal        it is taken from its holder                the holder's ctx ends with core.ErrLeaseLost
+//	Expire       its leases run out, as a dead holder's do   who waits gets it; a living holder is told by its next renewal
+//	Down         Redis cannot be reached                    calls fail with core.ErrUnavailable; leases end in time
+//	FastForward  the clock of Redis is set forward           leases, reservations, delays and records run out
+//
+// All of it goes through Redis as in production: Steal is a core.Locker.ForceRelease and
+// an Acquire by another Locker, so that what your code sees is what it will see.
+//
+// RequireHeld, RequireFree, RequireWaiting and RequireLost wait for what they require, for
+// ten seconds at most, since releases, grants and bad news travel. They also let a test wait
+// for the service to come to some point, without a sleep.
+//
+// Policy is a core.ConflictPolicy that decides as it was told, and remembers what it was
+// asked.
+//
+// # Which Redis
+//
+// New's is miniredis, in this process. It has scripts, pub/sub and a clock of its own, and
+// needs nothing installed. On takes a client of a Redis of yours, for tests that want the real
+// one: all but Down and FastForward work there.
+package locktest

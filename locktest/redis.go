@@ -1,0 +1,113 @@
+package locktest
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/embedded"
+)
+
+// TB is what this package needs of a test. A *testing.T, a *testing.B and a *testing.F
+// are one, and so is what other test frameworks have in their place. As with those, it is
+// for the test's own goroutine.
+type TB interface {
+	Helper()
+	Cleanup(f func())
+	Fatalf(format string, args ...any)
+}
+
+// patience is how long this package waits for what must come.
+var patience = 10 * time.Second
+
+// Redis is a Redis for a test, together with somebody else who takes keys there. It is
+// safe for concurrent use; each of its methods that takes a TB must be given the one of
+// the test, or subtest, that calls it.
+//
+// The zero Redis is not useful: use New or On.
+type Redis struct {
+	rdb    redis.UniversalClient
+	prefix string
+	other  *core.Locker // somebody else
+	addr   string
+	sim    *simulation // of an embedded Redis
+}
+
+// Option configures a Redis.
+type Option func(*Redis)
+
+// WithPrefix sets the prefix of the keys that this Redis is about: the one that
+// the service under test gives to core.WithPrefix. Default "perkey".
+func WithPrefix(prefix string) Option { return func(r *Redis) { r.prefix = prefix } }
+
+// New starts a Redis in this process, which ends with the test.
+func New(t TB, opts ...Option) *Redis {
+	t.Helper()
+	server, err := embedded.Start()
+	if err != nil {
+		t.Fatalf("locktest: %v", err)
+	}
+	t.Cleanup(server.Close)
+	sim := simulate(server)
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	t.Cleanup(func() { _ = rdb.Close() })
+	r := On(t, rdb, opts...)
+	r.addr, r.sim = server.Addr(), sim
+	return r
+}
+
+// On is about the Redis of rdb, which stays the caller's to close, after the test.
+// Tests that run there at the same time keep apart by keys or prefixes.
+func On(t TB, rdb redis.UniversalClient, opts ...Option) *Redis {
+	t.Helper()
+	r := &Redis{rdb: rdb, prefix: "perkey"}
+	for _, opt := range opts {
+		opt(r)
+	}
+	r.other = r.Locker(t)
+	return r
+}
+
+// Client returns a client of the Redis, which is closed with the test.
+func (r *Redis) Client() redis.UniversalClient { return r.rdb }
+
+// Addr is where a Redis of New listens, for services that make their own client. It is
+// empty for one of On.
+func (r *Redis) Addr() string { return r.addr }
+
+// Locker makes a Locker on this Redis, under its prefix, which is closed with the test.
+// Each is like another replica of the service. A short core.WithTTL lets a lease that
+// expired be noticed earlier.
+func (r *Redis) Locker(t TB, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(r.rdb, append([]core.Option{core.WithPrefix(r.prefix)}, opts...)...)
+	if err != nil {
+		t.Fatalf("locktest: %v", err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// eventually calls ok until it returns true, or for as long as patience lasts. It
+// returns ok's last error.
+func eventually(ok func(context.Context) (bool, error)) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var last error
+	for {
+		done, err := ok(ctx)
+		if done {
+			return true, nil
+		}
+		if ctx.Err() == nil { // else err may be about no more than that
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return false, last
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
