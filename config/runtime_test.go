@@ -21,7 +21,7 @@ import (
 const orders = `
 guards:
   reject: {key: "order:{param.id}", on_conflict: reject}
-  wait: {key: "order:{param.id}", on_conflict: {policy: retry, max_wait: 1m}}
+  wait: {key: "order:{param.id}", heed_prefer: true, on_conflict: {policy: retry, max_wait: 1m}}
   park: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: later, max_age: 10m}, reject]}
 queues:
   later: {max_age: 1h}
@@ -39,6 +39,9 @@ func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
 		s := serve(rt, "/reject/{id}")
 		end := s.begin(t, request("POST", "/reject/7"))
 		requireHeld(t, rt, "order:7")
+		impatient := serve(rt, "PUT /wait/{id}").do(request("PUT", "/wait/7", "Prefer: wait=0"))
+		assert.Equal(t, http.StatusConflict, impatient.Code, "the client may choose not to wait")
+		assert.Equal(t, "wait=0", impatient.Header().Get("Preference-Applied"))
 		assert.Equal(t, http.StatusConflict, s.do(request("POST", "/reject/7")).Code)
 		_, ok := rt.Route("PATCH", "/reject/{id}")
 		assert.False(t, ok, "a method that the file does not have")
@@ -163,12 +166,21 @@ routes:
 		end1()
 		end2()
 
-		defer hold(t, rt, "park:s1")()
+		releasePark := hold(t, rt, "park:s1")
 		s = serve(rt, "/parked")
 		parked := s.do(request("POST", "/parked", "X-Shop: s1", "Authorization: x"))
 		assert.Equal(t, http.StatusAccepted, parked.Code)
 		assert.True(t, strings.HasPrefix(parked.Header().Get("Location"), "/tickets/"))
 		assert.Equal(t, http.StatusRequestEntityTooLarge, serve(rt, "/large").do(request("POST", "/large", "X-Shop: s1")).Code)
+
+		// The header that makes the key was stored, as the defaults say.
+		releasePark()
+		w, err := rt.Worker("q", httplock.Replay(s))
+		require.NoError(t, err)
+		require.NoError(t, w.Start())
+		r := <-s.running
+		assert.Equal(t, "s1", r.Header.Get("X-Shop"))
+		s.goOn <- struct{}{}
 	})
 }
 
@@ -292,6 +304,35 @@ func TestShutdownWaitsClosesAndMayBeCalledTwice(t *testing.T) {
 	_, err := rt.Worker("later", func(context.Context, delayqueue.Message) error { return nil })
 	assert.ErrorIs(t, err, core.ErrClosed)
 	assert.ErrorIs(t, rt.Reload(load(t, env, orders)), core.ErrClosed)
+}
+
+func TestShutdownLetsWorkersEnd(t *testing.T) {
+	t.Parallel()
+	rt := build(t, redistest.Embedded(t), orders)
+	running, goOn := make(chan struct{}), make(chan struct{})
+	ended := make(chan error, 1)
+	w, err := rt.Worker("later", func(ctx context.Context, _ delayqueue.Message) error {
+		close(running)
+		<-goOn
+		ended <- ctx.Err()
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, w.Start())
+	_, err = rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "n", Payload: []byte("x")})
+	require.NoError(t, err)
+	<-running
+	done := make(chan error, 1)
+	go func() { done <- rt.Shutdown(t.Context()) }()
+	// It has begun when no new worker is taken.
+	redistest.Eventually(t, func() bool {
+		_, err := rt.Worker("later", func(context.Context, delayqueue.Message) error { return nil })
+		return errors.Is(err, core.ErrClosed)
+	}, "a Runtime that is shut down")
+	requireHeld(t, rt, "k") // and the Locker is still open
+	close(goOn)
+	assert.NoError(t, <-ended, "the work was not told to end")
+	assert.NoError(t, <-done)
 }
 
 func TestUnknownNames(t *testing.T) {
