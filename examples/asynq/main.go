@@ -17,7 +17,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/examples/internal/show"
 )
 
 func main() {
@@ -31,7 +31,7 @@ func main() {
 // run enqueues three bookings for each of two wallets, and one for none, and has two servers
 // work on all of them at the same time.
 func run(ctx context.Context, redisURL string, out io.Writer) error {
-	rdb, closeRedis, err := connect(redisURL)
+	rdb, closeRedis, err := show.Connect(redisURL)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func run(ctx context.Context, redisURL string, out io.Writer) error {
 	if err != nil {
 		return errors.Join(err, a.stop())
 	}
-	err = errors.Join(show(ctx, rdb, tasks, out), a.stop(), b.stop())
+	err = errors.Join(demonstrate(ctx, rdb, tasks, out), a.stop(), b.stop())
 	fmt.Fprintf(out, "one server ran %d bookings, the other %d; refused meanwhile: %d\n", a.ran.Load(), b.ran.Load(), a.deferred.Load()+b.deferred.Load())
 	return err
 }
@@ -74,8 +74,8 @@ func enqueue(ctx context.Context, rdb *redis.Client) (tasks []*asynq.TaskInfo, e
 	return tasks, nil
 }
 
-// show waits for the tasks, and says what became of them.
-func show(ctx context.Context, rdb *redis.Client, tasks []*asynq.TaskInfo, out io.Writer) (err error) {
+// demonstrate waits for the tasks, and says what became of them.
+func demonstrate(ctx context.Context, rdb *redis.Client, tasks []*asynq.TaskInfo, out io.Writer) (err error) {
 	inspector := asynq.NewInspectorFromRedisClient(rdb)
 	for _, task := range tasks {
 		for task.State != asynq.TaskStateCompleted && task.State != asynq.TaskStateArchived {
@@ -99,22 +99,4 @@ func show(ctx context.Context, rdb *redis.Client, tasks []*asynq.TaskInfo, out i
 	}
 	fmt.Fprintf(out, "alice has %v, bob %v\n", balances...)
 	return nil
-}
-
-// connect opens the Redis at url, or one inside this process.
-func connect(url string) (rdb *redis.Client, closeAll func(), err error) {
-	if url != "" {
-		opt, err := redis.ParseURL(url)
-		if err != nil {
-			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
-		}
-		rdb = redis.NewClient(opt)
-		return rdb, func() { _ = rdb.Close() }, nil
-	}
-	server, err := embedded.Start()
-	if err != nil {
-		return nil, nil, err
-	}
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
-	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
 }

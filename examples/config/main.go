@@ -17,13 +17,11 @@ import (
 	"os"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/examples/internal/show"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/embedded"
 )
 
 //go:embed service.yaml
@@ -58,7 +56,7 @@ func answer(what string) http.Handler {
 }
 
 func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
-	rdb, closeRedis, err := connect(redisURL)
+	rdb, closeRedis, err := show.Connect(redisURL)
 	if err != nil {
 		return err
 	}
@@ -81,23 +79,5 @@ func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(worker.Start(), show(ctx, rt, handler, out))
-}
-
-// connect opens the Redis at url, or one inside this process.
-func connect(url string) (rdb *redis.Client, closeAll func(), err error) {
-	if url != "" {
-		opt, err := redis.ParseURL(url)
-		if err != nil {
-			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
-		}
-		rdb = redis.NewClient(opt)
-		return rdb, func() { _ = rdb.Close() }, nil
-	}
-	server, err := embedded.Start()
-	if err != nil {
-		return nil, nil, err
-	}
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
-	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
+	return errors.Join(worker.Start(), demonstrate(ctx, rt, handler, out))
 }

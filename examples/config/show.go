@@ -14,9 +14,9 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// show sends requests while another replica works on the same things, under the file as
+// demonstrate sends requests while another replica works on the same things, under the file as
 // it is, under one that was changed, and under one that is wrong.
-func show(ctx context.Context, rt *config.Runtime, handler http.Handler, out io.Writer) error {
+func demonstrate(ctx context.Context, rt *config.Runtime, handler http.Handler, out io.Writer) error {
 	replica, err := core.New(rt.Redis(), core.WithPrefix("shop"))
 	if err != nil {
 		return err

@@ -21,13 +21,12 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/examples/internal/show"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/embedded"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -70,7 +69,7 @@ func main() {
 }
 
 func run(ctx context.Context, redisURL, listen string, out io.Writer) error {
-	rdb, closeRedis, err := connect(redisURL)
+	rdb, closeRedis, err := show.Connect(redisURL)
 	if err != nil {
 		return err
 	}
@@ -97,7 +96,7 @@ func run(ctx context.Context, redisURL, listen string, out io.Writer) error {
 	go func() { _ = server.Serve(listener) }()
 
 	url := "http://" + listener.Addr().String()
-	err = errors.Join(worker.Start(), show(ctx, url, rdb, out))
+	err = errors.Join(worker.Start(), show.Orders(ctx, url, rdb, out))
 	if err == nil && listen != "" {
 		fmt.Fprintln(out, "serving at", url)
 		<-ctx.Done()
@@ -106,22 +105,4 @@ func run(ctx context.Context, redisURL, listen string, out io.Writer) error {
 	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 	defer cancel()
 	return errors.Join(err, server.Shutdown(stopCtx), worker.Stop(stopCtx), locker.Shutdown(stopCtx))
-}
-
-// connect opens the Redis at url, or one inside this process.
-func connect(url string) (rdb *redis.Client, closeAll func(), err error) {
-	if url != "" {
-		opt, err := redis.ParseURL(url)
-		if err != nil {
-			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
-		}
-		rdb = redis.NewClient(opt)
-		return rdb, func() { _ = rdb.Close() }, nil
-	}
-	server, err := embedded.Start()
-	if err != nil {
-		return nil, nil, err
-	}
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
-	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
 }

@@ -15,11 +15,9 @@ import (
 	"os"
 	"sync/atomic"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/examples/internal/show"
 )
 
 func main() {
@@ -31,7 +29,7 @@ func main() {
 }
 
 func run(ctx context.Context, redisURL string, out io.Writer) error {
-	rdb, closeRedis, err := connect(redisURL)
+	rdb, closeRedis, err := show.Connect(redisURL)
 	if err != nil {
 		return err
 	}
@@ -92,22 +90,4 @@ func showReport(ctx context.Context, out io.Writer, a, b *replica) error {
 	err := errors.Join(a.report(ctx, work), <-other)
 	fmt.Fprintf(out, "report: %d of 2 replicas ran it\n", ran.Load())
 	return err
-}
-
-// connect opens the Redis at url, or one inside this process.
-func connect(url string) (rdb *redis.Client, closeAll func(), err error) {
-	if url != "" {
-		opt, err := redis.ParseURL(url)
-		if err != nil {
-			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
-		}
-		rdb = redis.NewClient(opt)
-		return rdb, func() { _ = rdb.Close() }, nil
-	}
-	server, err := embedded.Start()
-	if err != nil {
-		return nil, nil, err
-	}
-	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
-	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
 }

@@ -1,4 +1,6 @@
-package main
+// Package show is what the examples have in common: the Redis that they use, and the
+// requests that an order service is shown with.
+package show
 
 import (
 	"context"
@@ -13,8 +15,9 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// show sends requests to the service, while another replica works on the same things.
-func show(ctx context.Context, url string, rdb *redis.Client, out io.Writer) error {
+// Orders sends requests to an order service, while another replica works on the same
+// things, and says what came of each.
+func Orders(ctx context.Context, url string, rdb *redis.Client, out io.Writer) error {
 	replica, err := core.New(rdb)
 	if err != nil {
 		return err

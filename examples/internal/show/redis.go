@@ -1,0 +1,27 @@
+package show
+
+import (
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/embedded"
+)
+
+// Connect opens the Redis at url, or one inside this process if it is empty.
+func Connect(url string) (rdb *redis.Client, closeAll func(), err error) {
+	if url != "" {
+		opt, err := redis.ParseURL(url)
+		if err != nil {
+			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
+		}
+		rdb = redis.NewClient(opt)
+		return rdb, func() { _ = rdb.Close() }, nil
+	}
+	server, err := embedded.Start()
+	if err != nil {
+		return nil, nil, err
+	}
+	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
+	return rdb, func() { _ = rdb.Close(); server.Close() }, nil
+}
