@@ -120,7 +120,7 @@ func TestClocksAnHourApartBreakNoPromise(t *testing.T) {
 			server, err := embedded.Start()
 			require.NoError(t, err)
 			defer server.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
 			var running sync.WaitGroup
 			clock := &serverClock{server: server, off: off}

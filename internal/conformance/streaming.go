@@ -167,7 +167,7 @@ func uploads(t *trial) {
 	form := multipart.NewWriter(&body)
 	part, err := form.CreateFormFile("file", "a.bin")
 	require.NoError(t, err)
-	_, _ = part.Write(make([]byte, 20<<20)) // net/http keeps 10 MiB more than it is told in memory
+	_, _ = part.Write(make([]byte, 64<<10))
 	require.NoError(t, form.Close())
 	r := t.request(s, http.MethodPost, testbed.OrderPath, body.String())
 	r.Header.Set("Content-Type", form.FormDataContentType())
