@@ -86,7 +86,7 @@ func TestWhatIsWrongInAVariableNamesIt(t *testing.T) {
 		"PERKEY_REDIS_TLS_CERT_FILE":     "$PERKEY_REDIS_TLS_CERT_FILE: redis.tls: want cert_file and key_file together",
 		"PERKEY_DEFAULTS_TTL":            "$PERKEY_DEFAULTS_TTL: defaults.ttl: the value is no duration; want one such as 500ms, 15s or 1h30m",
 		"PERKEY_DEFAULTS_MAX_BODY":       "$PERKEY_DEFAULTS_MAX_BODY: defaults.max_body: the value is no size; want bytes, or one such as 64KiB or 1MiB",
-		"PERKEY_DEFAULTS_STATUS_PATH":    "$PERKEY_DEFAULTS_STATUS_PATH: defaults.status_path: want a path or an http URL that ends with a slash, such as /tickets/",
+		"PERKEY_DEFAULTS_STATUS_PATH":    "$PERKEY_DEFAULTS_STATUS_PATH: defaults.status_path: want a path that begins and ends with a slash, or an http URL that ends with one, such as /tickets/",
 		"PERKEY_REDIS_PASSWORT":          `$PERKEY_REDIS_PASSWORT: no setting has this name; did you mean "PERKEY_REDIS_PASSWORD"?`,
 		"PERKEY_DEFAULTS_ON_CONFLICT":    "$PERKEY_DEFAULTS_ON_CONFLICT: no setting has this name",
 		"PERKEY_REDIS_X":                 "$PERKEY_REDIS_X: no setting has this name",

@@ -63,7 +63,10 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 
 // Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
 func (g *Guard) Err() error {
-	if g == nil || g.locker == nil {
+	if g == nil {
+		return fmt.Errorf("core: %w: the guard is nil", ErrInvalidOption)
+	}
+	if g.locker == nil {
 		return fmt.Errorf("core: %w: the guard has no locker", ErrInvalidOption)
 	}
 	return g.err

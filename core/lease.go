@@ -362,8 +362,9 @@ func (c *leaseContext) String() string { return (*Lease)(c).String() }
 
 type leaseKey struct{}
 
-// LeaseFrom returns the innermost lease that ctx works under, if any: its fence
-// is what a guarded handler hands to its store.
+// LeaseFrom returns the innermost lease that ctx works under: its fence is what a
+// guarded handler hands to its store. Nil and false: there is none, as in the
+// handler of a GET that needs no key.
 func LeaseFrom(ctx context.Context) (*Lease, bool) {
 	l, ok := ctx.Value(leaseKey{}).(*Lease)
 	return l, ok

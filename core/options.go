@@ -62,7 +62,8 @@ const DefaultMaxWaiters = 10_000
 
 // WithMaxWaiters bounds the calls that wait at the same time: perKey for one key,
 // total for all. A call beyond that is refused as a conflict, whatever its policy
-// says. In Redis at most 1,024 Lockers wait for one key.
+// says. In Redis at most 1,024 Lockers wait for one key. Default 10,000 and 100,000;
+// perKey is at least 1, and total no less than perKey.
 func WithMaxWaiters(perKey, total int) Option {
 	return func(l *Locker) error {
 		l.maxPerKey, l.maxWaiters = perKey, total
@@ -126,7 +127,7 @@ func Shared() AcquireOption {
 
 // Counted takes the key if fewer than n hold it: a counting semaphore. All calls for
 // one key should say the same n; when it is changed, each call goes by its own n, so
-// that a smaller one takes effect as the holders leave. 1 is exclusive.
+// that a smaller one takes effect as the holders leave. 1 is exclusive; at most MaxCount.
 func Counted(n int) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.limit = n
@@ -142,7 +143,7 @@ const MaxCount = 1_000_000
 
 // MaxHold ends the lease d after its grant at the latest: it is not renewed any
 // longer, and its context ends with a cause that wraps ErrLeaseLost. Extend can
-// still lengthen it. Default: no bound.
+// still lengthen it. Default: no bound; 100 ms to 24 h.
 func MaxHold(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.maxHold = d
@@ -152,6 +153,7 @@ func MaxHold(d time.Duration) AcquireOption {
 
 // MinHold keeps the key taken until d after its grant, even when it is released
 // earlier: for work that should not run again so soon. The release returns at once.
+// Default: not at all; 100 ms to 24 h.
 func MinHold(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.minHold = d
@@ -169,7 +171,7 @@ func Named(name, id string) AcquireOption {
 	}
 }
 
-// LeaseTTL overrides the Locker's TTL. The lease is renewed all the same.
+// LeaseTTL overrides the Locker's TTL. The lease is renewed all the same. 100 ms to 24 h.
 func LeaseTTL(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.ttl = d
@@ -178,7 +180,7 @@ func LeaseTTL(d time.Duration) AcquireOption {
 }
 
 // FixedLease makes the lease end d after its grant, unless Extend or Release
-// comes first: it is not renewed. It is LeaseTTL and MaxHold in one.
+// comes first: it is not renewed. It is LeaseTTL and MaxHold in one; 100 ms to 24 h.
 func FixedLease(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.ttl, o.maxHold = d, d

@@ -47,7 +47,7 @@ func WithMaxAge(d time.Duration) Option {
 }
 
 // WithMaxPayload sets the size of the largest payload, in bytes. Default 1 MiB
-// and 64 KiB: a request's body and what goes with it.
+// and 64 KiB: a request's body and what goes with it; 1 byte to 512 MiB.
 func WithMaxPayload(n int) Option {
 	return func(q *Queue) error {
 		q.maxPayload = n
@@ -56,7 +56,7 @@ func WithMaxPayload(n int) Option {
 }
 
 // WithMaxResult sets the size of the largest result, in bytes. Default 64 KiB and
-// 4 KiB: a response's body and what goes with it.
+// 4 KiB: a response's body and what goes with it; 1 byte to 64 MiB.
 func WithMaxResult(n int) Option {
 	return func(q *Queue) error {
 		q.maxResult = n
@@ -67,9 +67,10 @@ func WithMaxResult(n int) Option {
 // WithPartitions splits the queue, by the key of a message, or without one by its id.
 // The parts of a queue are in different slots of a Cluster, so that it grows over
 // several nodes. Each is asked for work by itself: an idle worker costs a script
-// each 10 s for each, or each third of a claim lease if that is shorter. All who use a queue must agree on the number. What was stored under
-// another one is not seen: drain it, with a worker that has the old number, before it
-// is forgotten. Default 1; at most 1024.
+// each 10 s for each, or each third of a claim lease if that is shorter. All who use
+// a queue must agree on the number. What was stored under another one is not seen:
+// drain it, with a worker that has the old number, before it is forgotten. Default 1;
+// at most 1024.
 func WithPartitions(n int) Option {
 	return func(q *Queue) error {
 		q.split = n
@@ -93,7 +94,7 @@ func WithPrecedence(d time.Duration) Option {
 }
 
 // WithMaxDepth sets how many messages may be queued or running, in each partition.
-// Default 100,000.
+// Default 100,000; at least 1.
 func WithMaxDepth(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepth = n
@@ -102,7 +103,7 @@ func WithMaxDepth(n int) Option {
 }
 
 // WithMaxDepthPerKey sets how many messages of one key may be queued or running.
-// Default 1000.
+// Default 1000; at least 1.
 func WithMaxDepthPerKey(n int) Option {
 	return func(q *Queue) error {
 		q.maxDepthPerKey = n
@@ -112,7 +113,7 @@ func WithMaxDepthPerKey(n int) Option {
 
 // WithMaxAttempts sets how often a message is tried before it becomes a dead
 // letter. Meeting a held key is no attempt. The worker's queue decides, not the
-// one that took the job. Default 5.
+// one that took the job. Default 5; at least 1.
 func WithMaxAttempts(n int) Option {
 	return func(q *Queue) error {
 		q.maxAttempts = n

@@ -38,7 +38,7 @@ func WithClaimLease(d time.Duration) WorkerOption {
 
 // WithRetryBackoff sets the delay after a message's first failed attempt, which
 // doubles with each further one up to most. It is spread by a fifth, downwards.
-// Default 1 s to 1 min.
+// Default 1 s to 1 min; initial is 1 ms or more, and most no less than initial.
 func WithRetryBackoff(initial, most time.Duration) WorkerOption {
 	return func(w *Worker) error {
 		w.retry = bounds{initial, most}

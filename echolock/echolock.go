@@ -66,7 +66,7 @@ func FromConfig(routes httplock.Routes) echo.MiddlewareFunc {
 }
 
 // Lease returns the lease that the request runs under, the innermost if there are
-// several. False: it runs under none, as a GET that needs no key.
+// several. Nil and false: it runs under none, as a GET that needs no key.
 func Lease(c echo.Context) (*core.Lease, bool) { return core.LeaseFrom(c.Request().Context()) }
 
 func middleware(handler adapter.Handler[echo.Context]) echo.MiddlewareFunc {

@@ -54,7 +54,7 @@ func FromConfig(routes httplock.Routes) gin.HandlerFunc {
 }
 
 // Lease returns the lease that the request runs under, the innermost if there are
-// several. False: it runs under none, as a GET that needs no key.
+// several. Nil and false: it runs under none, as a GET that needs no key.
 func Lease(c *gin.Context) (*core.Lease, bool) { return core.LeaseFrom(c.Request.Context()) }
 
 // SharedForSafeMethods is httplock's option of that name: GET, HEAD and OPTIONS take

@@ -12,7 +12,8 @@ import (
 
 // KeyFunc is httplock's: what makes keys for net/http makes them for gin, since
 // the request that it gets has gin's path parameters as its PathValue and
-// c.FullPath() as its Pattern. Func makes one of a function of gin's context.
+// c.FullPath() as its Pattern. Func makes one of a function of gin's context; Value,
+// Join, Hash and Template are httplock's alone.
 type KeyFunc = httplock.KeyFunc
 
 // Param is httplock.Param: the key is prefix and the value of c.Param(name).

@@ -89,7 +89,7 @@ func WithStatusPath(path string) Option {
 			!strings.HasSuffix(u.Path, "/"),
 			u.Scheme == "" && (u.Host != "" || !strings.HasPrefix(path, "/")),
 			u.Scheme != "" && u.Scheme != "http" && u.Scheme != "https", u.Scheme != "" && u.Host == "":
-			return invalid("WithStatusPath(%q): want a path or an http URL that ends with a slash", path)
+			return invalid("WithStatusPath(%q): want a path that begins and ends with a slash, or an http URL that ends with one", path)
 		}
 		m.statusPath = path
 		return nil
@@ -129,7 +129,7 @@ func AllowHeaders(names ...string) Option {
 func WithPrincipal(principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
 	return func(m *Middleware) error {
 		if principal == nil || reauthorize == nil {
-			return invalid("WithPrincipal: a function is nil: what was let in once must be let in again when it is replayed")
+			return invalid("WithPrincipal: a function is nil: the first says who sends a request, the second whether that one may still have it run when it is replayed")
 		}
 		if m.parkAnonymously {
 			return errBothPark

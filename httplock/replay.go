@@ -251,7 +251,8 @@ func (r *replay) outcome(ctx context.Context, status int) error {
 	case !r.reached && (!r.skipped || status >= http.StatusBadRequest):
 		// Somebody on the way answered. A success behind a guard that was skipped is
 		// the handler's: to run it again would do its work twice.
-		return fmt.Errorf("httplock: replay of %s: answered with status %d before it reached its guard", r.id, status)
+		return fmt.Errorf("httplock: replay of %s: answered with status %d before it reached its guard: "+
+			"Replay needs the handler that the server serves, and what is in front of the guard must let replays pass", r.id, status)
 	case status >= http.StatusInternalServerError:
 		return fmt.Errorf("httplock: replay of %s: the handler answered with status %d", r.id, status)
 	default:

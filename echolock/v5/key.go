@@ -8,7 +8,8 @@ import (
 
 // KeyFunc is httplock's: what makes keys for net/http makes them for echo, since
 // the request that it gets has echo's path parameters as its PathValue and c.Path() as
-// its Pattern. Func makes one of a function of echo's context.
+// its Pattern. Func makes one of a function of echo's context; Value, Join, Hash and
+// Template are httplock's alone.
 type KeyFunc = httplock.KeyFunc
 
 // Param is httplock.Param: the key is prefix and the value of a path parameter. Where

@@ -50,7 +50,7 @@ func newHandler(rt *config.Runtime) http.Handler {
 
 func answer(what string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		lease, _ := core.LeaseFrom(r.Context()) // its fence goes to the store, with what is written
+		lease, _ := core.LeaseFrom(r.Context()) // there is one: no GET comes here. Its fence goes to the store
 		fmt.Fprintf(w, "%s %s, fence %d", r.PathValue("id"), what, lease.Fence())
 	})
 }

@@ -52,7 +52,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *echo.Echo {
 
 func answer(what string) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		lease, _ := echolock.Lease(c) // its fence goes to the store, with what is written
+		lease, _ := echolock.Lease(c) // there is one: no GET comes here. Its fence goes to the store
 		return c.String(http.StatusOK, fmt.Sprintf("%s %s, fence %d", c.Param("id"), what, lease.Fence()))
 	}
 }

@@ -52,7 +52,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *gin.Engine {
 
 func answer(what string) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		lease, _ := ginlock.Lease(c) // its fence goes to the store, with what is written
+		lease, _ := ginlock.Lease(c) // there is one: no GET comes here. Its fence goes to the store
 		c.String(http.StatusOK, "%s %s, fence %d", c.Param("id"), what, lease.Fence())
 	}
 }
