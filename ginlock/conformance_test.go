@@ -32,10 +32,14 @@ func chain(steps []conformance.Step) []gin.HandlerFunc {
 		return ginlock.PerKey(l.Guard, l.Key, l.Options...)
 	}, gin.Recovery(), func(mw conformance.Middleware) gin.HandlerFunc {
 		return func(c *gin.Context) {
-			_ = mw(conformance.Context{Writer: c.Writer, Request: func() *http.Request { return c.Request }, Next: func() error {
-				c.Next()
-				return nil
-			}})
+			_ = mw(conformance.Context{
+				Writer:  func() http.ResponseWriter { return c.Writer },
+				Request: func() *http.Request { return c.Request },
+				Next: func() error {
+					c.Next()
+					return nil
+				},
+			})
 		}
 	})
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func TestConformance(t *testing.T) {
-	conformance.Run(t, conformance.Adapter{Name: "echo v5", New: func(app conformance.App) http.Handler {
+	conformance.Run(t, conformance.Adapter{Name: "echo v5", Error: func(status int) error { return echo.NewHTTPError(status, "no") }, New: func(app conformance.App) http.Handler {
 		e := echo.New()
 		e.Logger = slog.New(slog.DiscardHandler) // errors that are meant
 		e.Use(chain(app.Use)...)
@@ -30,7 +30,11 @@ func chain(steps []conformance.Step) []echo.MiddlewareFunc {
 	}, middleware.Recover(), func(mw conformance.Middleware) echo.MiddlewareFunc {
 		return func(next echo.HandlerFunc) echo.HandlerFunc {
 			return func(c *echo.Context) error {
-				return mw(conformance.Context{Writer: c.Response(), Request: c.Request, Next: func() error { return next(c) }})
+				return mw(conformance.Context{
+					Writer:  func() http.ResponseWriter { return c.Response() },
+					Request: c.Request,
+					Next:    func() error { return next(c) },
+				})
 			}
 		}
 	})

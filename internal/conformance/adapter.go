@@ -17,6 +17,9 @@ type Adapter struct {
 	// New builds the framework's engine, as its users would, without anything that
 	// App does not ask for. Each call builds a new one.
 	New func(App) http.Handler
+	// Error makes an error that the framework answers with a status, if its handlers
+	// return errors.
+	Error func(status int) error
 	// Lacks says what the framework cannot do, and why. Nil: nothing.
 	Lacks map[Capability]string
 }
@@ -38,6 +41,9 @@ var capabilities = map[Capability]bool{EngineWide: true, HandlerErrors: true}
 func (a Adapter) validate() error {
 	if a.Name == "" || a.New == nil {
 		return fmt.Errorf("conformance: adapter %q has no name or no New", a.Name)
+	}
+	if _, lacks := a.Lacks[HandlerErrors]; !lacks && a.Error == nil {
+		return fmt.Errorf("conformance: adapter %s has no Error, and does not lack %q", a.Name, HandlerErrors)
 	}
 	for c, why := range a.Lacks {
 		if !capabilities[c] || why == "" {
@@ -115,8 +121,8 @@ func Chain[M any](steps []Step, lock func(Lock) M, recovery M, middleware func(M
 
 // Context is what a Middleware sees.
 type Context struct {
-	Writer http.ResponseWriter
-	// Request returns the framework's request, as it is at that time.
+	// Writer and Request return the framework's, as they are at that time.
+	Writer  func() http.ResponseWriter
 	Request func() *http.Request
 	// Next runs the rest of the chain, once. Its error is the rest's, if handlers of
 	// the framework return one.
@@ -127,7 +133,7 @@ type Context struct {
 func Recover(c Context) error {
 	defer func() {
 		if v := recover(); v != nil {
-			c.Writer.WriteHeader(http.StatusInternalServerError)
+			c.Writer().WriteHeader(http.StatusInternalServerError)
 		}
 	}()
 	return c.Next()
@@ -163,10 +169,14 @@ func netHTTPLock(l Lock) func(http.Handler) http.Handler {
 func netHTTPMiddleware(mw Middleware) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_ = mw(Context{Writer: w, Request: func() *http.Request { return r }, Next: func() error {
-				next.ServeHTTP(w, r)
-				return nil
-			}})
+			_ = mw(Context{
+				Writer:  func() http.ResponseWriter { return w },
+				Request: func() *http.Request { return r },
+				Next: func() error {
+					next.ServeHTTP(w, r)
+					return nil
+				},
+			})
 		})
 	}
 }

@@ -17,6 +17,9 @@
 //     request that Next is given: its context is the lease's, and its body may be in
 //     memory. Put back the request that was there before in a defer, so that it is
 //     back after a panic too.
+//   - Have the rest of the chain write to what Exchange.Tap is given, and put back the
+//     writer that was there before in the same defer. A response that the framework
+//     keeps back, or makes of a handler's error, is written before Next returns.
 //   - Let panics pass, as they are.
 //   - Hand on the error of a handler, if there is one, and make nothing of it. What
 //     Serve wrote meanwhile is the response.

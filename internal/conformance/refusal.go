@@ -246,8 +246,8 @@ func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log)
 		}
 	}
 	outer := Middleware(func(c Context) error {
-		c.Writer.Header().Set("X-Outer", "stays")
-		c.Writer.Header().Set("Etag", `"goes"`)
+		c.Writer().Header().Set("X-Outer", "stays")
+		c.Writer().Header().Set("Etag", `"goes"`)
 		return c.Next()
 	})
 	method := x.method

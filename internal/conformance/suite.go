@@ -25,6 +25,22 @@ var behaviours = []behaviour{
 	{name: "failed replays are tried again", test: failedReplays},
 	{name: "forbidden replay never runs", test: forbiddenReplay},
 
+	{name: "Prefer: wait", test: prefersWait},
+	{name: "Prefer: respond-async", test: prefersAsync},
+	{name: "Prefer is the handler's", test: preferIsTheHandlers},
+
+	{name: "Idempotency-Key: runs once", test: madeTwice},
+	{name: "Idempotency-Key: handler's error", needs: HandlerErrors, test: errorsStored},
+	{name: "Idempotency-Key: failures run again", test: failuresRunAgain},
+	{name: "Idempotency-Key: another payload", test: otherPayload},
+	{name: "Idempotency-Key: in progress", test: inProgress},
+	{name: "Idempotency-Key: missing", test: keyMissing},
+	{name: "Idempotency-Key: a stream is not kept", test: streamsNotStored},
+	{name: "Idempotency-Key: a hijacked connection is not kept", test: hijackedNotStored},
+	{name: "Idempotency-Key: an inner conflict is not kept", test: innerNotStored},
+	{name: "Idempotency-Key: parked once", test: parkedOnce},
+	{name: "Idempotency-Key: writer restored", test: writerRestored},
+
 	{name: "lost lease", test: lostLease},
 	{name: "lost lease after the response was begun", test: lostLeaseBegun},
 	{name: "panic, recovery outside", test: recoveryOutside},

@@ -45,10 +45,24 @@ func (t *toy) handle(route string, chain ...toyHandler) {
 func (t *toy) run(w http.ResponseWriter, r *http.Request, route string, chain []toyHandler) {
 	began := &toyWriter{ResponseWriter: w}
 	c := &toyContext{w: began, r: r, began: began, route: route, rest: append(slices.Clone(t.use), chain...)}
-	if err := c.next(); err != nil && !began.yes {
-		http.Error(began, "internal error", http.StatusInternalServerError)
+	c.answer(c.next())
+}
+
+// answer answers an error, unless a response was begun.
+func (c *toyContext) answer(err error) {
+	status, is := errors.AsType[toyError](err)
+	if !is {
+		status = http.StatusInternalServerError
+	}
+	if err != nil && !c.began.yes {
+		http.Error(c.w, status.Error(), int(status))
 	}
 }
+
+// toyError is an error that is answered with a status.
+type toyError int
+
+func (e toyError) Error() string { return http.StatusText(int(e)) }
 
 func (t *toy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h, pattern := t.mux.Handler(r); pattern == "" {
@@ -104,15 +118,18 @@ func middleware(l conformance.Lock) *httplock.Middleware {
 }
 
 func exchange(c *toyContext, key httplock.KeyFunc, err *error) httplock.Exchange {
+	outer, tapped := *c, false
 	return httplock.Exchange{
 		Writer: c.w, Request: c.r, Name: c.route,
 		Key: func() (string, error) { return key(c.r) },
 		Next: func(r *http.Request) {
-			outer := c.r
-			defer func() { c.r = outer }()
+			defer func() { c.w, c.r = outer.w, outer.r }()
 			c.r = r
-			*err = c.next()
+			if *err = c.next(); tapped {
+				c.answer(*err)
+			}
 		},
+		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, tapped = wrap(c.w), true },
 		Written: func() bool { return c.began.yes },
 	}
 }
@@ -120,7 +137,7 @@ func exchange(c *toyContext, key httplock.KeyFunc, err *error) httplock.Exchange
 func TestConformance(t *testing.T) { conformance.Run(t, toyAdapter(perKey)) }
 
 func toyAdapter(perKey func(conformance.Lock) toyHandler) conformance.Adapter {
-	return conformance.Adapter{Name: "toy", New: func(app conformance.App) http.Handler {
+	return conformance.Adapter{Name: "toy", Error: func(status int) error { return toyError(status) }, New: func(app conformance.App) http.Handler {
 		router := &toy{use: toySteps(app.Use, perKey)}
 		for _, r := range app.Routes {
 			router.handle(r.Method+" "+r.Pattern, append(toySteps(r.Chain, perKey), func(c *toyContext) error { return r.Handler(c.w, c.r) })...)
@@ -135,6 +152,8 @@ func toySteps(steps []conformance.Step, perKey func(conformance.Lock) toyHandler
 
 func toyMiddleware(mw conformance.Middleware) toyHandler {
 	return func(c *toyContext) error {
-		return mw(conformance.Context{Writer: c.w, Request: func() *http.Request { return c.r }, Next: c.next})
+		return mw(conformance.Context{
+			Writer: func() http.ResponseWriter { return c.w }, Request: func() *http.Request { return c.r }, Next: c.next,
+		})
 	}
 }

@@ -1,0 +1,434 @@
+package conformance
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/testbed"
+)
+
+// store is where b's guards keep responses.
+func (t *trial) store(b *testbed.Bed) *idempotency.Store {
+	t.Helper()
+	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
+	require.NoError(t, err)
+	return store
+}
+
+// remembering is a lock that looks at Idempotency-Key.
+func (t *trial) remembering(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
+	t.Helper()
+	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), quiet())
+}
+
+// counted is h, and how often it was called.
+func counted(h Handler) (Handler, *atomic.Int64) {
+	var runs atomic.Int64
+	return func(w http.ResponseWriter, r *http.Request) error {
+		runs.Add(1)
+		return h(w, r)
+	}, &runs
+}
+
+// keyed posts a body to the order under an Idempotency-Key.
+func (t *trial) keyed(s *site, key, body string) testbed.Answer {
+	t.Helper()
+	resp, err := testbed.Send(s.client, t.withKey(s, key, body))
+	require.NoError(t, err)
+	return resp
+}
+
+func (t *trial) withKey(s *site, key, body string) *http.Request {
+	t.Helper()
+	r := t.request(s, http.MethodPost, testbed.OrderPath, body)
+	r.Header.Set("Idempotency-Key", key)
+	return r
+}
+
+// requireStored checks that second is first, but for what only one of the two has.
+func requireStored(t *trial, first, second testbed.Answer) {
+	t.Helper()
+	require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), "%d %s", second.Status, second.Body)
+	require.NotContains(t, first.Header, "Idempotent-Replayed")
+	require.Equal(t, "no-store", second.Header.Get("Cache-Control"))
+	for _, a := range []testbed.Answer{first, second} {
+		if length := a.Header.Get("Content-Length"); length != "" { // the first may be chunked
+			require.Equal(t, strconv.Itoa(len(a.Body)), length)
+		}
+		for _, name := range []string{"Content-Length", "Date", "Idempotent-Replayed", "Cache-Control", "X-Content-Type-Options"} {
+			a.Header.Del(name)
+		}
+	}
+	require.Equal(t, first, second)
+}
+
+func (t *trial) requireRanAgain(resp testbed.Answer) {
+	t.Helper()
+	require.NotContains(t, resp.Header, "Idempotent-Replayed")
+}
+
+// madeTwice: the second has the first one's response, whoever has the key, and nothing
+// behind the guard runs for it.
+func madeTwice(t *trial) {
+	b := t.bed()
+	binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
+	for name, test := range map[string]struct {
+		handler Handler
+		status  int
+		body    string
+	}{
+		"headers and a body": {func(w http.ResponseWriter, _ *http.Request) error {
+			h := w.Header()
+			h.Set("Content-Type", "application/octet-stream")
+			h.Set("Etag", `"v1"`)
+			h.Add("Link", "</a>; rel=x")
+			h.Add("Link", "</b>; rel=y")
+			h.Set("Location", "things/7")
+			h.Set("X-Mine", "caf\xe9")
+			w.WriteHeader(http.StatusCreated)
+			for rest := binary; rest != ""; {
+				n, err := w.Write([]byte(rest[:min(len(rest), 1000)]))
+				assert.NoError(t, err)
+				rest = rest[n:]
+			}
+			return nil
+		}, http.StatusCreated, binary},
+		"io.WriteString": {func(w http.ResponseWriter, _ *http.Request) error {
+			w.Header().Set("Content-Type", "text/plain")
+			_, err := io.WriteString(w, "caf\u00e9")
+			return err
+		}, http.StatusOK, "caf\u00e9"},
+		"the client's fault": {func(w http.ResponseWriter, _ *http.Request) error {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusNotFound)
+			_, err := io.WriteString(w, "{}")
+			return err
+		}, http.StatusNotFound, "{}"},
+		"no content": {func(w http.ResponseWriter, _ *http.Request) error {
+			w.WriteHeader(http.StatusNoContent)
+			return nil
+		}, http.StatusNoContent, ""},
+		"a status alone": {func(w http.ResponseWriter, _ *http.Request) error {
+			w.Header().Set("Etag", `"v2"`)
+			w.WriteHeader(http.StatusAccepted)
+			return nil
+		}, http.StatusAccepted, ""},
+		"nothing": {func(http.ResponseWriter, *http.Request) error { return nil }, http.StatusOK, ""},
+	} {
+		handler, runs := counted(test.handler)
+		var behind atomic.Int64
+		s := t.serve(orders(handler, t.remembering(b, nil, httplock.KeepResponseHeaders("X-Mine")), Middleware(func(c Context) error {
+			behind.Add(1)
+			return c.Next()
+		})))
+		key := `"` + name + `"`
+		first := t.keyed(s, key, "{}")
+		require.Equal(t, test.status, first.Status, name)
+		require.Equal(t, test.body, first.Body, name)
+		requireStored(t, first, t.keyed(s, key, "{}"))
+		release := b.Hold(t)
+		requireStored(t, first, t.keyed(s, key, "{}"))
+		release()
+		require.EqualValues(t, 1, runs.Load(), "%s: the handler's runs", name)
+		require.EqualValues(t, 1, behind.Load(), "%s: runs behind the guard", name)
+		t.requireRanAgain(t.keyed(s, `"not `+name+`"`, "{}"))
+		t.requireRanAgain(t.post(s, "{}"))
+		require.EqualValues(t, 3, runs.Load(), "%s: other requests run", name)
+		b.RequireFree(t)
+	}
+}
+
+// errorsStored: what the framework makes of a handler's error is its response, and is
+// made once.
+func errorsStored(t *trial) {
+	b := t.bed()
+	for name, test := range map[string]struct {
+		err  error
+		runs int
+	}{
+		"the client's fault": {t.adapter.Error(http.StatusUnprocessableEntity), 1},
+		"ours":               {t.adapter.Error(http.StatusBadGateway), 2},
+		"any":                {errors.New("theirs"), 2},
+	} {
+		handler, runs := counted(func(http.ResponseWriter, *http.Request) error { return test.err })
+		seen := make(chan spy, 1)
+		s := t.serve(orders(handler, spying(seen), t.remembering(b, nil)))
+		key := `"` + name + `"`
+		first := t.keyed(s, key, "{}")
+		require.ErrorIs(t, await(t, seen, "the middleware in front").err, test.err)
+		second := t.keyed(s, key, "{}")
+		if test.runs == 1 {
+			require.Equal(t, http.StatusUnprocessableEntity, first.Status, name)
+			requireStored(t, first, second)
+		} else {
+			require.GreaterOrEqual(t, first.Status, http.StatusInternalServerError, name)
+			require.Equal(t, first.Status, second.Status, name)
+			t.requireRanAgain(second)
+		}
+		require.EqualValues(t, test.runs, runs.Load(), "%s: the handler's runs", name)
+		b.RequireFree(t)
+	}
+}
+
+// failuresRunAgain: what failed may be tried again, and so may what only asks for that.
+func failuresRunAgain(t *trial) {
+	b := t.bed()
+	for name, first := range map[string]Handler{
+		"a status alone": func(w http.ResponseWriter, _ *http.Request) error {
+			w.WriteHeader(http.StatusInternalServerError)
+			return nil
+		},
+		"a body": func(w http.ResponseWriter, _ *http.Request) error {
+			w.WriteHeader(http.StatusBadGateway)
+			_, err := io.WriteString(w, "no")
+			return err
+		},
+		"sign in": func(w http.ResponseWriter, _ *http.Request) error {
+			w.WriteHeader(http.StatusUnauthorized)
+			return nil
+		},
+		"a panic": panicking("boom"),
+	} {
+		for at, chain := range map[string][]Step{
+			"outside": {Recovery{}, t.remembering(b, nil)}, "inside": {t.remembering(b, nil), Recovery{}},
+		} {
+			handler, runs := counted(ok)
+			failing := func(w http.ResponseWriter, r *http.Request) error {
+				if runs.Load() == 0 {
+					runs.Add(1)
+					return first(w, r)
+				}
+				return handler(w, r)
+			}
+			s := t.start(t.adapter.New(orders(failing, chain...)), t.notCaught)
+			key := `"` + name + ", recovery " + at + `"`
+			require.GreaterOrEqual(t, t.keyed(s, key, "{}").Status, http.StatusUnauthorized, key)
+			second := t.keyed(s, key, "{}")
+			t.requireRanAgain(second)
+			t.requireOK(second)
+			third := t.keyed(s, key, "{}")
+			require.Equal(t, "true", third.Header.Get("Idempotent-Replayed"), key)
+			require.EqualValues(t, 2, runs.Load(), "%s: the handler's runs", key)
+		}
+	}
+}
+
+func otherPayload(t *trial) {
+	b := t.bed()
+	handler, runs := counted(ok)
+	s := t.serve(orders(handler, t.remembering(b, nil)))
+	first := t.keyed(s, "k", "{}")
+	for _, body := range []string{"{2}", ""} {
+		testbed.RequireProblem(t, t.keyed(s, "k", body), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	}
+	r := t.withKey(s, "k", "{}")
+	r.URL.RawQuery = "x=1"
+	resp, err := testbed.Send(s.client, r)
+	require.NoError(t, err)
+	testbed.RequireProblem(t, resp, http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	requireStored(t, first, t.keyed(s, "k", "{}"))
+	require.EqualValues(t, 1, runs.Load())
+}
+
+// inProgress: the same request again meets the guard's policy, and has the response if
+// it waits for it.
+func inProgress(t *trial) {
+	b := t.bed()
+	entered, gate := make(chan struct{}, 10), make(chan struct{})
+	handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
+		entered <- struct{}{}
+		t.pause(gate)
+		return ok(w, r)
+	})
+	refusing := t.serve(orders(handler, t.remembering(b, nil)))
+	waiting := t.serve(orders(handler, t.remembering(b, testbed.Patient{})))
+	sending := func(s *site) <-chan testbed.Answer {
+		r, over := t.withKey(s, "k", "{}"), make(chan testbed.Answer, 1)
+		go func() {
+			resp, err := testbed.Send(s.client, r)
+			assert.NoError(t, err)
+			over <- resp
+		}()
+		return over
+	}
+	first := sending(refusing)
+	await(t, entered, "the handler runs")
+	testbed.RequireProblem(t, t.keyed(refusing, "k", "{}"), http.StatusConflict, "conflict", true)
+	testbed.RequireProblem(t, t.keyed(refusing, "k", "{2}"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	t.onConflict(b, func() { close(gate) })
+	second := sending(waiting)
+	requireStored(t, await(t, first, "the response"), await(t, second, "the same response"))
+	require.EqualValues(t, 1, runs.Load(), "the handler's runs")
+	b.RequireFree(t)
+}
+
+func keyMissing(t *trial) {
+	b := t.bed()
+	s := t.serve(orders(t.mustNotRun, t.remembering(b, nil, httplock.RequireIdempotencyKey())))
+	testbed.RequireProblem(t, t.post(s, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)
+	testbed.RequireProblem(t, t.keyed(s, "a b", "{}"), http.StatusBadRequest, "idempotency-key-malformed", false)
+	b.RequireFree(t)
+}
+
+// streamsNotStored: nobody knows how much of a stream the client has seen. It is not
+// kept, but neither does it run again.
+func streamsNotStored(t *trial) {
+	b := t.bed()
+	for name, flush := range map[string]func(http.ResponseWriter) error{
+		"ResponseController": func(w http.ResponseWriter) error { return http.NewResponseController(w).Flush() },
+		"Flusher": func(w http.ResponseWriter) error {
+			if flusher, able := w.(http.Flusher); assert.True(t, able) {
+				flusher.Flush()
+			}
+			return nil
+		},
+	} {
+		handler, runs := counted(func(w http.ResponseWriter, _ *http.Request) error {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, err := io.WriteString(w, "data: 1\n\n")
+			assert.NoError(t, err)
+			assert.NoError(t, flush(w))
+			_, err = io.WriteString(w, "data: 2\n\n")
+			return err
+		})
+		s := t.serve(orders(handler, t.remembering(b, nil)))
+		key := `"` + name + `"`
+		require.Equal(t, "data: 1\n\ndata: 2\n\n", t.keyed(s, key, "{}").Body)
+		testbed.RequireProblem(t, t.keyed(s, key, "{}"), http.StatusConflict, "response-not-kept", false)
+		require.EqualValues(t, 1, runs.Load(), "%s: the handler's runs", name)
+	}
+}
+
+// hijackedNotStored: nobody knows what was said. It runs again.
+func hijackedNotStored(t *trial) {
+	b := t.bed()
+	for name, hijack := range map[string]func(http.ResponseWriter) (net.Conn, error){
+		"ResponseController": func(w http.ResponseWriter) (net.Conn, error) {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			return conn, err
+		},
+		"Hijacker": func(w http.ResponseWriter) (net.Conn, error) {
+			hijacker, able := w.(http.Hijacker)
+			if !able {
+				return nil, http.ErrNotSupported
+			}
+			conn, _, err := hijacker.Hijack()
+			return conn, err
+		},
+	} {
+		handler, runs := counted(func(w http.ResponseWriter, _ *http.Request) error {
+			conn, err := hijack(w)
+			if !assert.NoError(t, err) {
+				return nil
+			}
+			return sayHijacked(conn)
+		})
+		s := t.serve(orders(handler, t.remembering(b, nil)))
+		for range 2 {
+			resp := t.keyed(s, `"`+name+`"`, "{}")
+			require.Equal(t, "hijacked", resp.Body)
+			t.requireRanAgain(resp)
+			b.RequireFree(t) // the response is there before the handler has returned
+		}
+		require.EqualValues(t, 2, runs.Load(), "%s: the handler's runs", name)
+	}
+}
+
+// innerNotStored: that a guard further in refused says nothing of the work.
+func innerNotStored(t *trial) {
+	b := t.bed()
+	handler, runs := counted(ok)
+	inner := Lock{core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "inner", nil }, nil}
+	s := t.serve(orders(handler, t.remembering(b, nil), inner))
+	release := b.HoldKey(t, "inner")
+	testbed.RequireProblem(t, t.keyed(s, "k", "{}"), http.StatusConflict, "conflict", true)
+	release()
+	first := t.keyed(s, "k", "{}")
+	t.requireRanAgain(first)
+	t.requireOK(first)
+	requireStored(t, first, t.keyed(s, "k", "{}"))
+	require.EqualValues(t, 1, runs.Load())
+}
+
+// parkedOnce: a request that is parked is not parked again, and has its replay's
+// response when that was made.
+func parkedOnce(t *trial) {
+	handler, runs := counted(func(w http.ResponseWriter, _ *http.Request) error {
+		w.Header().Set("Content-Type", "text/plain")
+		w.WriteHeader(http.StatusCreated)
+		_, err := io.WriteString(w, "made\n")
+		return err
+	})
+	d := t.openDepot(handler, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+		return t.remembering(b, delayqueue.Policy(q)), nil
+	}, delayqueue.WithPrecedence(time.Duration(0)))
+	release := d.Hold(t)
+	location := testbed.RequireParked(t, t.keyed(d.site, "k", "{}"))
+	require.Equal(t, location, testbed.RequireParked(t, t.keyed(d.site, "k", "{}")), "the ticket that there is")
+	require.NotEqual(t, location, testbed.RequireParked(t, t.keyed(d.site, "other", "{}")))
+	testbed.RequireProblem(t, t.keyed(d.site, "k", "{2}"), http.StatusUnprocessableEntity, "idempotency-key-reused", false)
+	t.work(d)
+	release()
+	t.ended(d, location, delayqueue.StateDone)
+	t.eventually(func() bool { return runs.Load() == 2 }, "both are replayed")
+	second := t.keyed(d.site, "k", "{}")
+	require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), "%d %s", second.Status, second.Body)
+	result := t.send(d.site, http.MethodGet, location+"/result", "")
+	for _, a := range []testbed.Answer{second, result} {
+		require.Equal(t, http.StatusCreated, a.Status)
+		require.Equal(t, "text/plain", a.Header.Get("Content-Type"))
+		require.Equal(t, "made\n", a.Body)
+	}
+	require.EqualValues(t, 2, runs.Load(), "the handler's runs")
+}
+
+// writerRestored: what has the response kept is gone when the guard is.
+func writerRestored(t *trial) {
+	b := t.bed()
+	panics := false
+	type writers struct{ before, after []http.ResponseWriter }
+	seen := make(chan writers, 1)
+	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
+		if panics {
+			panic("boom")
+		}
+		return ok(w, r)
+	}, Recovery{}, Middleware(func(c Context) error {
+		before := unwrapped(c.Writer())
+		defer func() { seen <- writers{before, unwrapped(c.Writer())} }()
+		return c.Next()
+	}), t.remembering(b, nil)))
+	for _, panics = range []bool{false, true} {
+		t.keyed(s, `"`+strconv.FormatBool(panics)+`"`, "{}")
+		saw := await(t, seen, "the middleware in front")
+		require.Len(t, saw.after, len(saw.before), "the writer that was there before is not there after")
+		for i := range saw.before {
+			require.Same(t, saw.before[i], saw.after[i], "the writer that was there before is not there after")
+		}
+	}
+}
+
+// unwrapped is a writer, what it writes to, and so on.
+func unwrapped(w http.ResponseWriter) (all []http.ResponseWriter) {
+	for {
+		all = append(all, w)
+		outer, able := w.(interface{ Unwrap() http.ResponseWriter })
+		if !able {
+			return all
+		}
+		w = outer.Unwrap()
+	}
+}

@@ -1,0 +1,101 @@
+package conformance
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// waitsLong waits for a time that no trial takes.
+func waitsLong(then core.ConflictPolicy) core.ConflictPolicy {
+	return retry.Policy{MaxWait: time.Hour, Then: then}
+}
+
+// preferring posts to the order, and says what the client prefers.
+func (t *trial) preferring(s *site, preferences ...string) testbed.Answer {
+	t.Helper()
+	r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
+	r.Header["Prefer"] = preferences
+	resp, err := testbed.Send(s.client, r)
+	require.NoError(t, err)
+	return resp
+}
+
+func requirePreferred(t *trial, resp testbed.Answer, applied ...string) {
+	t.Helper()
+	require.Equal(t, []string{"Prefer"}, resp.Header["Vary"], "the response depends on Prefer")
+	require.ElementsMatch(t, applied, resp.Header["Preference-Applied"])
+}
+
+// prefersWait: a client may wait for less than the policy lets it.
+func prefersWait(t *trial) {
+	b := t.bed()
+	s := t.serve(orders(ok, lock(b, waitsLong(nil), httplock.HeedPrefer())))
+	release := b.Hold(t)
+	resp := t.preferring(s, "wait=0")
+	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
+	requirePreferred(t, resp, "wait=0")
+	start := time.Now()
+	resp = t.preferring(s, "return=minimal, wait=1")
+	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
+	requirePreferred(t, resp, "wait=1")
+	require.GreaterOrEqual(t, time.Since(start), time.Second, "it waits")
+
+	t.onConflict(b, release)
+	resp = t.preferring(s, "wait=3000", "respond-async") // of which nothing here can park
+	t.requireOK(resp)
+	requirePreferred(t, resp, "wait=3000")
+	resp = t.preferring(s, "wait=3000")
+	t.requireOK(resp)
+	requirePreferred(t, resp)
+	resp = t.post(s, "x")
+	t.requireOK(resp)
+	requirePreferred(t, resp)
+}
+
+// prefersAsync: a client may be parked at once, where it would be parked after waiting.
+func prefersAsync(t *trial) {
+	d := t.openDepot(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.HeedPrefer()), nil
+	}, delayqueue.WithPrecedence(0))
+	release := d.Hold(t)
+	var locations []string
+	for _, test := range []struct{ prefers, applied []string }{
+		{[]string{"respond-async"}, []string{"respond-async"}},
+		{[]string{"wait=0"}, []string{"wait=0"}},
+		{[]string{"wait=00", "Respond-Async"}, []string{"wait=0", "respond-async"}},
+	} {
+		resp := t.preferring(d.site, test.prefers...)
+		locations = append(locations, testbed.RequireParked(t, resp))
+		requirePreferred(t, resp, test.applied...)
+	}
+	t.onConflict(d.Bed, release)
+	resp := t.post(d.site, "x")
+	t.requireOK(resp)
+	requirePreferred(t, resp)
+	t.work(d)
+	for _, location := range locations {
+		t.ended(d, location, delayqueue.StateDone)
+	}
+}
+
+// preferIsTheHandlers, where nobody said that the guard heeds it.
+func preferIsTheHandlers(t *trial) {
+	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])
+		return ok(w, r)
+	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) { return lock(b, waitsLong(delayqueue.Policy(q))), nil })
+	t.onConflict(d.Bed, d.Hold(t))
+	resp := t.preferring(d.site, "respond-async, wait=0")
+	t.requireOK(resp)
+	require.NotContains(t, resp.Header, "Vary")
+	require.NotContains(t, resp.Header, "Preference-Applied")
+}
