@@ -6,6 +6,8 @@ import (
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 // Configure prepares the Config of an asynq server for tasks behind PerKey, so that being
@@ -25,7 +27,7 @@ func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
 	if cfg == nil {
 		return invalid("Configure: cfg is nil")
 	}
-	if rdb == nil {
+	if absent.Is(rdb) {
 		return invalid("Configure: rdb is nil: give it a client of the Redis that holds the server's queues")
 	}
 	cfg.IsFailure = isFailure(cfg.IsFailure)

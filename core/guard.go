@@ -3,6 +3,8 @@ package core
 import (
 	"context"
 	"fmt"
+
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 // Guard is a Locker together with what to do about conflicts. It is safe for
@@ -55,6 +57,10 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
 		return g
 	}
+	if policy != nil && absent.Is(policy) {
+		g.err = fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
+		return g
+	}
 	if v, ok := policy.(Validator); ok {
 		g.err = v.Validate()
 	}
@@ -97,6 +103,9 @@ func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) erro
 	if err := g.Err(); err != nil {
 		return err
 	}
+	if fn == nil {
+		return errNoFunction
+	}
 	opts := g.opts
 	if call.Shared {
 		opts.limit = shared
@@ -107,3 +116,5 @@ func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) erro
 	}
 	return lease.run(ctx, fn)
 }
+
+var errNoFunction = fmt.Errorf("core: %w: Do: the function is nil", ErrInvalidOption)

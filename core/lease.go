@@ -148,8 +148,14 @@ func (l *Lease) Key() string { return l.hold.key() }
 // Fence is the fencing token: each grant of a key carries a greater one than
 // every grant of that key before. A store that refuses a smaller fence than it
 // has seen is safe from a holder that lost its lease and does not know yet. It
-// fits a signed 64-bit column.
-func (l *Lease) Fence() int64 { return l.fence }
+// fits a signed 64-bit column. A nil lease, such as that of a GET which needed no key,
+// has 0.
+func (l *Lease) Fence() int64 {
+	if l == nil {
+		return 0
+	}
+	return l.fence
+}
 
 // Extend makes at least d remain of the lease. It blocks for one round trip, and no
 // longer than ctx allows. An error that wraps ErrLeaseLost means that the lease is

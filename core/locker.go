@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/listener"
 )
@@ -90,7 +91,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 }
 
 func checkClient(rdb redis.UniversalClient) error {
-	if rdb == nil {
+	if absent.Is(rdb) {
 		return fmt.Errorf("core: %w: the redis client is nil", ErrInvalidOption)
 	}
 	if _, ok := rdb.(*redis.Ring); ok {
@@ -299,6 +300,9 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 // nil only if fn ran wholly within one lease and returned nil. The ctx of fn
 // ends when the lease does.
 func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) error, opts ...AcquireOption) error {
+	if fn == nil {
+		return errNoFunction
+	}
 	lease, err := l.Acquire(ctx, key, opts...)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
@@ -80,7 +81,7 @@ func WithMaxWaiters(perKey, total int) Option {
 // others that use up the pool cannot keep leases from being renewed.
 func WithRenewalClient(rdb redis.UniversalClient) Option {
 	return func(l *Locker) error {
-		if rdb == nil {
+		if absent.Is(rdb) {
 			return fmt.Errorf("core: %w: WithRenewalClient(nil)", ErrInvalidOption)
 		}
 		l.renewer = rdb

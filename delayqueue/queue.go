@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/ident"
 )
@@ -43,7 +44,7 @@ type Queue struct {
 // in. The name is 1 to 64 letters, digits, dots, underscores and hyphens. New does
 // not talk to Redis. Its error wraps core.ErrInvalidOption.
 func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
-	if rdb == nil {
+	if absent.Is(rdb) {
 		return nil, invalidOption("New: the redis client is nil")
 	}
 	if name == "" || len(name) > maxNameLen || strings.ContainsFunc(name, func(r rune) bool {

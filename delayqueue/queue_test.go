@@ -140,6 +140,8 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 	_, err = delayqueue.New(nil, "q")
 	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = delayqueue.New((*redis.Client)(nil), "q")
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 	for _, name := range []string{"", "a b", "a{b}", "a:b", "é", strings.Repeat("n", 65)} {
 		_, err := delayqueue.New(rdb, name)
 		require.ErrorIs(t, err, core.ErrInvalidOption, "name %q", name)

@@ -6,8 +6,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
-	"log"
-	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -142,14 +140,7 @@ func contents(t *testing.T, rdb *redis.Client) string {
 }
 
 func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
-	defaults := &testbed.Log{}
-	before, flags, writer := slog.Default(), log.Flags(), log.Writer()
-	slog.SetDefault(defaults.Logger())
-	t.Cleanup(func() { // SetDefault redirects package log, and does not undo that
-		slog.SetDefault(before)
-		log.SetFlags(flags)
-		log.SetOutput(writer)
-	})
+	defaults := testbed.CaptureLog(t)
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		secrets := map[string]string{}
 		hidden := func(where string) string {

@@ -32,6 +32,7 @@ type Middleware struct {
 	reauthorize     func(r *http.Request, principal string) error
 	parkAnonymously bool
 	warnCredentials sync.Once
+	warnClosed      sync.Once
 }
 
 // Exchange is one request on its way through a framework's chain.
@@ -116,6 +117,11 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 // pass is Serve. It also reports whether the response is that of x.Next.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
+		if m != nil {
+			m.warnClosed.Do(func() { // it was made where its route was not known
+				slog.Error("httplock: refused by a guard that is misconfigured", "name", x.Name)
+			})
+		}
 		respond(x, problemMisconfigured.document(0))
 		return false, false
 	}

@@ -1,14 +1,12 @@
 package httplock_test
 
 import (
-	"bytes"
 	"errors"
-	"log"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -86,15 +84,13 @@ func TestMistakesFailClosed(t *testing.T) {
 }
 
 func TestMistakesAreLoggedAsTheGuards(t *testing.T) {
-	var out bytes.Buffer
-	before, flags, writer := slog.Default(), log.Flags(), log.Writer()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
-	defer func() { // SetDefault redirects package log, and does not undo that
-		slog.SetDefault(before)
-		log.SetFlags(flags)
-		log.SetOutput(writer)
-	}()
-	httplock.FailClosed(errors.New("no guard"))
+	out := testbed.CaptureLog(t)
+	closed := httplock.FailClosed(errors.New("no guard"))
+	h := closed.Handler(orderKey, mustNotRun(t))
+	for range 2 {
+		testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "")
+	}
+	require.Equal(t, 1, strings.Count(out.String(), "refused by a guard that is misconfigured"), "which route it is")
 	require.Contains(t, out.String(), "every request behind this guard is refused")
 	require.Contains(t, out.String(), "no guard")
 }

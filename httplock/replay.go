@@ -92,6 +92,8 @@ type replayer struct {
 	handler http.Handler
 	maxBody int
 	kept    map[string]bool // response headers
+
+	warnForeign sync.Once
 }
 
 func (p *replayer) configure(opts []ReplayOption) error {
@@ -129,6 +131,12 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	p.handler.ServeHTTP(w, r)
 	w.begin()
 	if err := replay.outcome(ctx, w.status); err != nil {
+		if replay.isForeign() {
+			p.warnForeign.Do(func() {
+				slog.WarnContext(ctx, "httplock: replays find their own keys held: the locker of the worker and those of the guards must "+
+					"share client and prefix; they will expire", "id", m.ID, "error", err)
+			})
+		}
 		return err
 	}
 	if err := w.result(&target, p.kept).keep(ctx); err != nil {
@@ -169,6 +177,7 @@ type replay struct {
 	skipped  bool       // a guard let the request pass without a key
 	allowed  bool       // a guard made sure that the principal may have the request run
 	conflict error      // the first one that a guard met
+	foreign  bool       // it was about the message's own key
 	failure  error      // the first other reason why a guard did not run its handler
 }
 
@@ -228,12 +237,20 @@ func (r *replay) refused(key string, err error) {
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits):
 		hint := ""
 		if key == r.key {
+			r.foreign = true
 			hint = " (the message's own key: the worker's locker and the guard's must share client and prefix)"
 		}
 		r.conflict = cmp.Or(r.conflict, fmt.Errorf("httplock: replay of %s: %w%s: %w", r.id, core.ErrConflict, hint, err))
 	default:
 		r.failure = cmp.Or(r.failure, fmt.Errorf("httplock: replay of %s: %w", r.id, err))
 	}
+}
+
+// isForeign reports whether a guard found the message's own key held.
+func (r *replay) isForeign() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.foreign
 }
 
 // outcome turns a response into what the queue goes by.

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/ident"
 )
@@ -91,7 +92,7 @@ func WithTTL(ttl time.Duration) Option {
 // New makes a Store on rdb, which stays the caller's to close. It does not talk to
 // Redis. Its error wraps core.ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Store, error) {
-	if rdb == nil {
+	if absent.Is(rdb) {
 		return nil, invalid("New: the redis client is nil")
 	}
 	s := &Store{rdb: rdb, prefix: ident.DefaultPrefix, ttl: DefaultTTL}

@@ -227,6 +227,8 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
 	_, err := idempotency.New(nil)
 	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = idempotency.New((*redis.Client)(nil))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 	for name, opt := range map[string]idempotency.Option{
 		"nil": nil, "no prefix": idempotency.WithPrefix(""), "braces": idempotency.WithPrefix("a{b}"),
 		"no TTL": idempotency.WithTTL(0), "negative": idempotency.WithTTL(-1), "long": idempotency.WithTTL(idempotency.MaxTTL + 1),

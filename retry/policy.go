@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/backoff"
 )
 
@@ -40,7 +41,8 @@ const (
 // The zero Policy is ready to use. A Policy holds no state: one value serves all
 // goroutines.
 type Policy struct {
-	// Initial is the first delay before jitter. Zero: 20 ms.
+	// Initial is the first delay before jitter. Zero: 20 ms. This and the next two are at
+	// least 1 ms, if they are not zero.
 	Initial time.Duration
 	// Max is the longest delay before jitter. Zero: 500 ms, or Initial if that
 	// is longer.
@@ -73,8 +75,11 @@ func (p Policy) Validate() error {
 		name string
 		d    time.Duration
 	}{{"Initial", p.Initial}, {"Max", p.Max}, {"MaxWait", p.MaxWait}} {
-		if f.d < 0 {
+		switch {
+		case f.d < 0:
 			return invalid("%s is negative: %s", f.name, f.d)
+		case f.d > 0 && f.d < time.Millisecond:
+			return invalid("%s is %s: want at least 1ms, or 0 for the default: is its unit missing?", f.name, f.d)
 		}
 	}
 	switch {
@@ -84,6 +89,9 @@ func (p Policy) Validate() error {
 		return invalid("MaxAttempts is negative: %d", p.MaxAttempts)
 	case p.Jitter != FullJitter && p.Jitter != DecorrelatedJitter:
 		return invalid("Jitter is unknown: %d", p.Jitter)
+	}
+	if p.Then != nil && absent.Is(p.Then) {
+		return invalid("Then is a nil %T", p.Then)
 	}
 	if v, ok := p.Then.(interface{ Validate() error }); ok {
 		return v.Validate()

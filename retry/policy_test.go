@@ -69,7 +69,8 @@ func TestFieldsThatCannotWorkAreErrors(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]retry.Policy{
 		"Initial": {Initial: -1}, "Max": {Max: -1}, "MaxWait": {MaxWait: -1}, "MaxAttempts": {MaxAttempts: -1},
-		"Initial over Max": {Initial: 2, Max: 1}, "Jitter": {Jitter: 7}, "Then": {Then: retry.Policy{Max: -1}},
+		"Initial over Max": {Initial: 2 * time.Second, Max: time.Second}, "Initial without a unit": {Initial: 20},
+		"MaxWait without a unit": {MaxWait: 2}, "nil Then": {Then: (*retry.Policy)(nil)}, "Jitter": {Jitter: 7}, "Then": {Then: retry.Policy{Max: -1}},
 	} {
 		require.ErrorIs(t, p.Validate(), core.ErrInvalidOption, name)
 		require.ErrorContains(t, p.Validate(), "Policy.", name)
