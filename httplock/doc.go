@@ -100,7 +100,8 @@
 //	5xx, a panic                            it may be tried again
 //	401, 407, 408, 425, 429                 they ask for the same request again
 //	a refusal by a guard further in         it did not reach its work
-//	4xx or a stream, when its ctx had ended it was interrupted
+//	4xx, a stream or nothing at all, when
+//	its ctx had ended                       it was interrupted
 //	a lost lease, a hijacked connection     nobody knows what came of it
 //	a store that could not be reached       the client of the first one has its response
 //

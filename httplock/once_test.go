@@ -177,6 +177,7 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 			_, _ = io.WriteString(w, "data: 1\n\n")
 			w.(http.Flusher).Flush()
 		},
+		"nothing": func(http.ResponseWriter, *http.Request) {},
 	} {
 		ctx, leave := context.WithCancel(t.Context())
 		var runs atomic.Int64

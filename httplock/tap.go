@@ -78,6 +78,7 @@ func (t *tap) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // final reports whether the response is what came of the request, once and for all.
 // Ended says that the handler's ctx had ended when it returned.
 func (t *tap) final(ended bool) bool {
+	silent := t.recorder.status == 0
 	t.recorder.begin()
 	switch status := t.recorder.status; {
 	case t.hijacked, !isResult(status):
@@ -85,7 +86,7 @@ func (t *tap) final(ended bool) bool {
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired, status == http.StatusRequestTimeout,
 		status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return false // they ask for the same request again
-	case ended && (t.partial || status >= http.StatusBadRequest):
+	case ended && (silent || t.partial || status >= http.StatusBadRequest):
 		return false // the handler gave up because it was told to
 	}
 	return true
