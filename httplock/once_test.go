@@ -195,6 +195,31 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 	}
 }
 
+// Middleware in front that compresses says so in the header that the handler has, and some
+// says it beforehand. What is kept was not compressed yet.
+func TestEncodingsInFrontAreNotKept(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var encoded atomic.Bool
+	inner := b.idempotent(t, nil, ok)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if encoded.Load() {
+			w.Header().Set("Content-Encoding", "gzip")
+		}
+		inner.ServeHTTP(w, r)
+	})
+	for _, first := range []bool{true, false} {
+		key := fmt.Sprintf("%q", fmt.Sprint(first))
+		encoded.Store(first)
+		require.Equal(t, "ok", do(h, once(t, ordersPath, key, "{}")).body)
+		for _, again := range []bool{true, false} {
+			encoded.Store(again)
+			resp := do(h, once(t, ordersPath, key, "{}"))
+			require.Equal(t, "true", resp.header.Get("Idempotent-Replayed"))
+			require.Equal(t, again, resp.header.Get("Content-Encoding") == "gzip")
+		}
+	}
+}
+
 // What a guard behind says is not what came of the request.
 func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))

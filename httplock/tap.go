@@ -13,11 +13,12 @@ type tap struct {
 	http.ResponseWriter
 	recorder *recorder
 	partial  bool // the copy is not the whole response
+	encoded  bool // middleware in front encodes it, and has said so already
 	hijacked bool
 }
 
 func newTap(w http.ResponseWriter, r *http.Request, most int) *tap {
-	t := &tap{ResponseWriter: w, recorder: newRecorder(r, most)}
+	t := &tap{ResponseWriter: w, recorder: newRecorder(r, most), encoded: len(w.Header()["Content-Encoding"]) > 0}
 	t.recorder.header = w.Header()
 	return t
 }
@@ -101,5 +102,9 @@ func (t *tap) result(kept map[string]bool) *result {
 	if t.partial {
 		return &result{Status: rec.status, Truncated: true}
 	}
-	return &result{Status: rec.status, Header: rec.keptHeaders(kept), body: rec.body}
+	header := rec.keptHeaders(kept)
+	if t.encoded { // what was kept is not; it will be again, if the next client takes it
+		header.Del("Content-Encoding")
+	}
+	return &result{Status: rec.status, Header: header, body: rec.body}
 }
