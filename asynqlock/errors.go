@@ -38,7 +38,7 @@ type deferredError struct {
 	clone string // the id that the task goes on under, if not its own
 }
 
-// Error ends with what waitIn reads.
+// Error has in it what waitIn reads.
 func (e *deferredError) Error() string {
 	text := "asynqlock: not run: " + e.why
 	if e.clone != "" {
