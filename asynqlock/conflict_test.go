@@ -339,3 +339,18 @@ func TestAgeIsKnownThroughWordsAround(t *testing.T) {
 		}, "the second refusal is counted")
 	})
 }
+
+// What a handler says of a lease of its own is no loss of the task's.
+func TestLeaseThatTheHandlerLostIsItsOwnFailure(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				return fmt.Errorf("no use: %w: %w", core.ErrLeaseLost, asynq.SkipRetry)
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(1))
+		info := b.untilState(t, id, asynq.TaskStateArchived)
+		require.Zero(t, info.Retried, "SkipRetry is heeded")
+		require.NotContains(t, info.LastErr, "outcome is unknown")
+	})
+}

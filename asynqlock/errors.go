@@ -88,7 +88,7 @@ func lost(err, result error, key string) error {
 	if result != nil {
 		text += ": " + redact(result, key)
 	}
-	return worded(text, err)
+	return worded(text, errors.Join(result, err))
 }
 
 // tooOld ends the wait of a task. Its text is none that waitIn reads: a task that somebody runs
