@@ -331,6 +331,21 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 	})
 }
 
+// A header that belongs to the connection is not parked, and so is no part of the payload.
+func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	d.handle(ok, httplock.WithIdempotency(d.newIdempotency(t)))
+	release := d.hold(t)
+	r := once(t, ordersPath, "k", "{}")
+	r.Header.Set("Content-Type", "text/plain")
+	r.Header.Set("Content-Encoding", "identity")
+	r.Header.Set("Connection", "Content-Type")
+	location := requireParked(t, do(d.mux, r))
+	release()
+	d.work(t)
+	require.Equal(t, http.StatusOK, d.result(t, location).status)
+}
+
 func TestATicketIsGoodUntilItExpires(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
 	d.handle(ok, httplock.WithIdempotency(d.newIdempotency(t)))
