@@ -61,6 +61,15 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 			w.Header().Set("Content-Length", "2")
 			_, _ = io.WriteString(w, "01")
 		}, true},
+		"with a trailer": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Trailer", "Grpc-Status")
+			_, _ = io.WriteString(w, "0")
+			w.Header().Set("Grpc-Status", "0")
+		}, false},
+		"with a trailer that it did not announce": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "0")
+			w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+		}, false},
 		"begun in front": {ok, false},
 	} {
 		var runs atomic.Int64

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 )
 
 // tap passes a response on to the client, and keeps a copy.
@@ -99,6 +100,7 @@ func (t *tap) result(kept map[string]bool) *result {
 	if said := rec.sent.Get("Content-Length"); said != "" && hasBody(rec.status) && said != strconv.Itoa(len(rec.body)) {
 		t.drop(true) // the handler broke off
 	}
+	t.drop(hasTrailers(rec))
 	if t.partial {
 		return &result{Status: rec.status, Truncated: true}
 	}
@@ -107,4 +109,17 @@ func (t *tap) result(kept map[string]bool) *result {
 		header.Del("Content-Encoding")
 	}
 	return &result{Status: rec.status, Header: header, body: rec.body}
+}
+
+// hasTrailers reports whether a response has something behind its body.
+func hasTrailers(rec *recorder) bool {
+	if len(rec.sent["Trailer"]) > 0 {
+		return true
+	}
+	for name := range rec.header {
+		if strings.HasPrefix(name, http.TrailerPrefix) {
+			return true
+		}
+	}
+	return false
 }
