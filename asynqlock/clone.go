@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -17,7 +18,8 @@ import (
 type Origin struct {
 	// ID is that of the task that was enqueued first.
 	ID string `json:"id"`
-	// Clone counts the clones, from 1. The clone's own id is ID~Clone.
+	// Clone grows from clone to clone, from 1, and leaves out what other tasks have. The
+	// clone's own id is ID~Clone.
 	Clone int `json:"clone"`
 	// Retried and MaxRetry are the counters of that task when it was cloned first. A clone
 	// has no retry left either: its own counters are zero.
@@ -51,8 +53,14 @@ func originIn(id string, headers map[string]string) (Origin, bool) {
 
 func (o Origin) cloneID() string { return o.ID + "~" + strconv.Itoa(o.Clone) }
 
-// maxClones bounds the search for an id that is free.
-const maxClones = 100
+// The search for an id that is free goes through the next ones, so that a task that is
+// cloned twice meets its clone, and then leaps: an id that is given again and again leaves
+// many behind, which asynq keeps in its archive.
+const (
+	steps    = 100
+	leaps    = 10
+	farthest = 1 << 24
+)
 
 // clone enqueues a task once more, under a derived id, since asynq refuses the id of an active
 // one. All that asynq keeps of the task goes with it, but for the group: a task that came
@@ -67,8 +75,11 @@ func (s *server) clone(ctx context.Context, info *asynq.TaskInfo, d *deferredErr
 		origin = Origin{ID: info.ID, Retried: info.Retried, MaxRetry: info.MaxRetry}
 	}
 	origin.Refusals, origin.Since = d.wait.refusals, d.wait.since
-	for range maxClones {
+	for try := range steps + leaps {
 		origin.Clone++
+		if try >= steps {
+			origin.Clone += rand.IntN(farthest)
+		}
 		err := s.enqueue(ctx, info, origin, d.delay)
 		if errors.Is(err, asynq.ErrTaskIDConflict) {
 			var alive bool

@@ -3,6 +3,7 @@ package asynqlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"sync/atomic"
@@ -195,6 +196,24 @@ func TestIDGivenAgainLosesNoTask(t *testing.T) {
 			payloads = append(payloads, string(info.Payload))
 		}
 		require.ElementsMatch(t, []string{one, two}, payloads)
+	})
+}
+
+// asynq keeps archived tasks for 90 days: an id that is given again and again meets many.
+func TestManyEndedClonesLoseNoTask(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		const ended = 110
+		for n := range ended {
+			id := b.enqueue(t, task(), asynq.TaskID(fmt.Sprintf("x~%d", n+1)), asynq.ProcessIn(time.Hour))
+			require.NoError(t, b.inspector.ArchiveTask(b.queue, id))
+		}
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
+		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"))
+		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
+		require.Len(t, b.all(t), 1)
+		b.requireArchived(t, ended)
 	})
 }
 

@@ -3,6 +3,7 @@ package asynqlock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -313,5 +314,43 @@ func TestInnerConflictOfTheHandlerIsItsOwnFailure(t *testing.T) {
 			})))
 		id := b.enqueue(t, task(), asynq.MaxRetry(2))
 		require.Equal(t, 2, b.untilState(t, id, asynq.TaskStateArchived).Retried)
+	})
+}
+
+// Middleware in front may wrap a deferral in words of its own, and its age is known still.
+func TestAgeIsKnownThroughWordsAround(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		mux := asynq.NewServeMux()
+		mux.Use(func(next asynq.Handler) asynq.Handler {
+			return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				if err := next.ProcessTask(ctx, task); err != nil {
+					return fmt.Errorf("before (%w) after", err)
+				}
+				return nil
+			})
+		}, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon))
+		mux.Handle(kind, mustNotRun(t))
+		b.serve(t, b.config(), mux)
+		id := b.enqueue(t, task(), asynq.MaxRetry(3))
+		redistest.Eventually(t, func() bool {
+			return strings.Contains(b.info(t, id).LastErr, "(refusal 2 since ")
+		}, "the second refusal is counted")
+	})
+}
+
+// What a handler says of a lease of its own is no loss of the task's.
+func TestLeaseThatTheHandlerLostIsItsOwnFailure(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				return fmt.Errorf("no use: %w: %w", core.ErrLeaseLost, asynq.SkipRetry)
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(1))
+		info := b.untilState(t, id, asynq.TaskStateArchived)
+		require.Zero(t, info.Retried, "SkipRetry is heeded")
+		require.NotContains(t, info.LastErr, "outcome is unknown")
 	})
 }

@@ -67,7 +67,8 @@
 //	no usable key in the task            archived
 //	the key function failed otherwise    a failure: retried by asynq
 //	the handler failed                   a failure: retried by asynq
-//	the lease was lost                   a failure, whatever the handler returned: the outcome is unknown
+//	the lease was lost                   a failure, also of a handler that returned nil: the outcome is
+//	                                     unknown. Its SkipRetry and RevokeTask are heeded
 //	the last attempt, and asynq's Redis  archived by asynq, with both causes
 //	takes no clone for 10 s
 //

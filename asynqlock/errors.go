@@ -38,7 +38,7 @@ type deferredError struct {
 	clone string // the id that the task goes on under, if not its own
 }
 
-// Error ends with what waitIn reads.
+// Error has in it what waitIn reads.
 func (e *deferredError) Error() string {
 	text := "asynqlock: not run: " + e.why
 	if e.clone != "" {
@@ -88,7 +88,7 @@ func lost(err, result error, key string) error {
 	if result != nil {
 		text += ": " + redact(result, key)
 	}
-	return worded(text, err)
+	return worded(text, errors.Join(result, err))
 }
 
 // tooOld ends the wait of a task. Its text is none that waitIn reads: a task that somebody runs

@@ -97,17 +97,15 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 	err = m.guard.Do(ctx, core.Call{Key: key, Name: task.Type(), ID: id}, func(ctx context.Context) error {
 		ran = true
 		result = next.ProcessTask(ctx, task)
-		return result
+		return nil // so that err is the lease's
 	})
 	switch {
 	case err == nil:
-		return nil
+		return result
 	case !ran:
 		return m.refused(ctx, key, err)
-	case errors.Is(err, core.ErrLeaseLost):
-		return lost(err, result, key)
 	default:
-		return result
+		return lost(err, result, key)
 	}
 }
 

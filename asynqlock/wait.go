@@ -25,8 +25,8 @@ func (w wait) String() string {
 	return fmt.Sprintf("(refusal %d since %s)", w.refusals, w.since.UTC().Format(waitTime))
 }
 
-// Other middleware may have put words in front.
-var waitPattern = regexp.MustCompile(`(?s)asynqlock: not run: .*\(refusal (\d{1,9}) since ([0-9T:.-]+Z)\)$`)
+// Other middleware may have put words around it.
+var waitPattern = regexp.MustCompile(`(?s)asynqlock: not run: .*\(refusal (\d{1,9}) since ([0-9T:.-]+Z)\)`)
 
 func waitIn(lastErr string) (w wait, ok bool) {
 	found := waitPattern.FindStringSubmatch(lastErr)

@@ -36,7 +36,7 @@ func TestWaitIsReadFromTheLastErrorOnly(t *testing.T) {
 	for text, want := range map[string]int{
 		"asynqlock: not run: the key is held (refusal 17 since 2026-11-21T12:00:00.005Z)":              17,
 		"mine: asynqlock: not run: the key is held (refusal 1 since 2026-11-21T12:00:00.005Z)":         1,
-		"asynqlock: not run: the key is held (refusal 17 since 2026-11-21T12:00:00.005Z) and then":     0,
+		"asynqlock: not run: the key is held (refusal 17 since 2026-11-21T12:00:00.005Z) and then":     17,
 		"asynqlock: not run: the key is held (refusal 99999999999 since 2026-11-21T12:00:00.005Z)":     0,
 		"asynqlock: not run: the key is held (refusal 17 since 2026-13-21T12:00:00.005Z)":              0,
 		"asynqlock: not run: the key is held (asynqlock.Configure was not applied)":                    0,

@@ -1,8 +1,10 @@
 package ginlock_test
 
 import (
+	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -129,4 +131,29 @@ func TestAPanicIsNoResponse(t *testing.T) {
 		require.Equal(t, want, resp.StatusCode)
 		require.Empty(t, resp.Header.Get("Idempotent-Replayed"))
 	}
+}
+
+// A handler that leaves without a word since its client left has not done its work.
+func TestAHandlerThatGivesUpSilentlyIsRunAgain(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	store, err := idempotency.New(b.rdb, idempotency.WithPrefix(b.prefix))
+	require.NoError(t, err)
+	var runs atomic.Int64
+	ctx, leave := context.WithCancel(t.Context())
+	r := gin.New()
+	r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {
+		if runs.Add(1) == 1 {
+			leave()
+			return
+		}
+		c.String(http.StatusOK, "done")
+	})
+	for _, ctx := range []context.Context{ctx, t.Context()} {
+		req := httptest.NewRequestWithContext(ctx, http.MethodPost, orderPath, strings.NewReader("{}"))
+		req.Header.Set("Idempotency-Key", "k")
+		w := httptest.NewRecorder()
+		r.ServeHTTP(w, req)
+		require.Empty(t, w.Header().Get("Idempotent-Replayed"))
+	}
+	require.EqualValues(t, 2, runs.Load())
 }

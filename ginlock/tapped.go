@@ -21,7 +21,9 @@ func (w *tapped) end(c *gin.Context, returned bool) {
 	if w == nil {
 		return
 	}
-	if returned {
+	// The status that gin has before anybody gave one is what net/http takes it for too: the
+	// tap is to see that the handlers said nothing.
+	if returned && w.Status() != http.StatusOK {
 		w.begin()
 	}
 	c.Writer = w.ResponseWriter

@@ -77,8 +77,11 @@
 //
 //	the first one is in progress         as the guard's policy says: 409, or it waits, or 202
 //	it was carried out                   its response
-//	it is parked                         202 with the same ticket
+//	it is parked                         202 with the same ticket, until that expires
 //	the payload is another one           422
+//
+// The ticket's status resource says what became of it: it may have been cancelled since, or be
+// a dead letter. Once the key is free a request runs whatever tickets there are.
 //
 // A payload is method, target, Content-Type, Content-Encoding, body and the lock's key;
 // only hashes of it are kept. So the body is read before anything else, and one above the
@@ -100,15 +103,16 @@
 //	5xx, a panic                            it may be tried again
 //	401, 407, 408, 425, 429                 they ask for the same request again
 //	a refusal by a guard further in         it did not reach its work
-//	4xx or a stream, when its ctx had ended it was interrupted
+//	4xx, a stream or nothing at all, when
+//	its ctx had ended                       it was interrupted
 //	a lost lease, a hijacked connection     nobody knows what came of it
 //	a store that could not be reached       the client of the first one has its response
 //
 // so a handler runs at least once, and what must not be done twice whatever happens needs
 // the fence or a key in the database. A response whose body is longer than
-// KeepResponseBody says, that was flushed, or that was cut short of its Content-Length is
-// not kept, but that the request was carried out is: sent again it is refused with 409,
-// and not run.
+// KeepResponseBody says, that was flushed, that was cut short of its Content-Length, or that
+// has trailers is not kept, but that the request was carried out is: sent again it is
+// refused with 409, and not run.
 //
 // # Parking and replay
 //

@@ -62,6 +62,15 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 			w.Header().Set("Content-Length", "2")
 			_, _ = io.WriteString(w, "01")
 		}, true},
+		"with a trailer": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Trailer", "Grpc-Status")
+			_, _ = io.WriteString(w, "0")
+			w.Header().Set("Grpc-Status", "0")
+		}, false},
+		"with a trailer that it did not announce": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "0")
+			w.Header().Set(http.TrailerPrefix+"Grpc-Status", "0")
+		}, false},
 		"begun in front": {ok, false},
 	} {
 		var runs atomic.Int64
@@ -178,6 +187,7 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 			_, _ = io.WriteString(w, "data: 1\n\n")
 			w.(http.Flusher).Flush()
 		},
+		"nothing": func(http.ResponseWriter, *http.Request) {},
 	} {
 		ctx, leave := context.WithCancel(t.Context())
 		var runs atomic.Int64
@@ -192,6 +202,31 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 		testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}").WithContext(ctx))
 		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, `"`+name+`"`, "{}")).Body, name)
 		require.EqualValues(t, 2, runs.Load(), name)
+	}
+}
+
+// Middleware in front that compresses says so in the header that the handler has, and some
+// says it beforehand. What is kept was not compressed yet.
+func TestEncodingsInFrontAreNotKept(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	var encoded atomic.Bool
+	inner := b.idempotent(t, nil, ok)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if encoded.Load() {
+			w.Header().Set("Content-Encoding", "gzip")
+		}
+		inner.ServeHTTP(w, r)
+	})
+	for _, first := range []bool{true, false} {
+		key := fmt.Sprintf("%q", fmt.Sprint(first))
+		encoded.Store(first)
+		require.Equal(t, "ok", do(h, once(t, ordersPath, key, "{}")).body)
+		for _, again := range []bool{true, false} {
+			encoded.Store(again)
+			resp := do(h, once(t, ordersPath, key, "{}"))
+			require.Equal(t, "true", resp.header.Get("Idempotent-Replayed"))
+			require.Equal(t, again, resp.header.Get("Content-Encoding") == "gzip")
+		}
 	}
 }
 
@@ -304,6 +339,21 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 		require.Equal(t, http.StatusUnprocessableEntity, d.result(t, third).Status, "another payload under the key is a result too")
 		require.EqualValues(t, 1, runs.Load())
 	})
+}
+
+// A header that belongs to the connection is not parked, and so is no part of the payload.
+func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	d.handle(ok, httplock.WithIdempotency(d.newIdempotency(t)))
+	release := d.hold(t)
+	r := once(t, ordersPath, "k", "{}")
+	r.Header.Set("Content-Type", "text/plain")
+	r.Header.Set("Content-Encoding", "identity")
+	r.Header.Set("Connection", "Content-Type")
+	location := requireParked(t, do(d.mux, r))
+	release()
+	d.work(t)
+	require.Equal(t, http.StatusOK, d.result(t, location).status)
 }
 
 func TestATicketIsGoodUntilItExpires(t *testing.T) {

@@ -58,7 +58,7 @@ func announce(w http.ResponseWriter, p core.Preference) {
 func parsePrefer(lines []string) (p core.Preference) {
 	var waitSeen, asyncSeen bool
 	for _, line := range lines {
-		s := scanner{line}
+		s := scanner{rest: line}
 		for !s.end() {
 			name, value, ok := s.preference()
 			switch {
@@ -98,7 +98,10 @@ func deltaSeconds(s string) (time.Duration, bool) {
 
 // scanner reads a header's value from its beginning. Its methods consume what they
 // accept.
-type scanner struct{ rest string }
+type scanner struct {
+	rest string
+	open bool // a quoted string was met that has no end
+}
 
 func (s *scanner) end() bool { return s.rest == "" }
 
@@ -191,10 +194,11 @@ func (s *scanner) comma() {
 // skip passes over what is no preference, up to the next comma.
 func (s *scanner) skip() {
 	for !s.end() && s.rest[0] != ',' {
-		if s.rest[0] == '"' {
+		if s.rest[0] == '"' && !s.open {
 			if _, ok := s.quoted(); ok {
 				continue
 			}
+			s.open = true // and so is every quote within it: each would be read to the end again
 		}
 		s.rest = s.rest[1:]
 	}

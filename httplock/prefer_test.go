@@ -250,3 +250,10 @@ func TestReplaysHaveNoPreference(t *testing.T) {
 	require.NotContains(t, result.Header, "Vary")
 	require.NotContains(t, result.Header, "Preference-Applied")
 }
+
+// The header is as long as the server lets it be, and read once. Allocations are
+// counted, since time would say nothing here.
+func TestQuotesWithoutEndAreReadOnce(t *testing.T) {
+	junk := []string{`"` + strings.Repeat(`\"`, 2000)}
+	require.Less(t, testing.AllocsPerRun(1, func() { httplock.ParsePrefer(junk) }), 100.0)
+}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 )
 
 // tap passes a response on to the client, and keeps a copy.
@@ -13,11 +14,12 @@ type tap struct {
 	http.ResponseWriter
 	recorder *recorder
 	partial  bool // the copy is not the whole response
+	encoded  bool // middleware in front encodes it, and has said so already
 	hijacked bool
 }
 
 func newTap(w http.ResponseWriter, r *http.Request, most int) *tap {
-	t := &tap{ResponseWriter: w, recorder: newRecorder(r, most)}
+	t := &tap{ResponseWriter: w, recorder: newRecorder(r, most), encoded: len(w.Header()["Content-Encoding"]) > 0}
 	t.recorder.header = w.Header()
 	return t
 }
@@ -78,6 +80,7 @@ func (t *tap) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // final reports whether the response is what came of the request, once and for all.
 // Ended says that the handler's ctx had ended when it returned.
 func (t *tap) final(ended bool) bool {
+	silent := t.recorder.status == 0
 	t.recorder.begin()
 	switch status := t.recorder.status; {
 	case t.hijacked, !isResult(status):
@@ -85,7 +88,7 @@ func (t *tap) final(ended bool) bool {
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired, status == http.StatusRequestTimeout,
 		status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return false // they ask for the same request again
-	case ended && (t.partial || status >= http.StatusBadRequest):
+	case ended && (silent || t.partial || status >= http.StatusBadRequest):
 		return false // the handler gave up because it was told to
 	}
 	return true
@@ -97,8 +100,26 @@ func (t *tap) result(kept map[string]bool) *result {
 	if said := rec.sent.Get("Content-Length"); said != "" && hasBody(rec.status) && said != strconv.Itoa(len(rec.body)) {
 		t.drop(true) // the handler broke off
 	}
+	t.drop(hasTrailers(rec))
 	if t.partial {
 		return &result{Status: rec.status, Truncated: true}
 	}
-	return &result{Status: rec.status, Header: rec.keptHeaders(kept), body: rec.body}
+	header := rec.keptHeaders(kept)
+	if t.encoded { // what was kept is not; it will be again, if the next client takes it
+		header.Del("Content-Encoding")
+	}
+	return &result{Status: rec.status, Header: header, body: rec.body}
+}
+
+// hasTrailers reports whether a response has something behind its body.
+func hasTrailers(rec *recorder) bool {
+	if len(rec.sent["Trailer"]) > 0 {
+		return true
+	}
+	for name := range rec.header {
+		if strings.HasPrefix(name, http.TrailerPrefix) {
+			return true
+		}
+	}
+	return false
 }
