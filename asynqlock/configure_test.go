@@ -3,7 +3,6 @@ package asynqlock_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 type ctxKey struct{}
@@ -108,8 +108,8 @@ func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
-		log := newLog()
-		b.start(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.logger))(mustNotRun(t)))
+		log := &testbed.Log{}
+		b.start(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
 		// Not run and not lost: asynq counts failures, and archives.
 		id := b.enqueue(t, task(), asynq.MaxRetry(2))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
@@ -125,10 +125,7 @@ func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
 }
 
 func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {
-	log := newLog()
-	before := slog.Default()
-	slog.SetDefault(log.logger)
-	t.Cleanup(func() { slog.SetDefault(before) })
+	log := testbed.CaptureLog(t)
 	b := setup(t, redistest.Embedded(t))
 	mux := asynq.NewServeMux()
 	mux.Handle("nil guard", asynqlock.PerKey(nil, walletKey)(mustNotRun(t)))

@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/embedded"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -214,9 +215,9 @@ func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
 		locker, err := core.New(rdb)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = locker.Close() })
-		log := newLog()
+		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon, asynqlock.WithLogger(log.logger))(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil
@@ -245,9 +246,9 @@ func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
 func TestClosedLockerSpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		log := newLog()
+		log := &testbed.Log{}
 		require.NoError(t, b.locker.Close())
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.logger))(mustNotRun(t)))
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(3))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.Zero(t, info.Retried)

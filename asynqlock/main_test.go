@@ -209,3 +209,5 @@ func requireNoSecret(t *testing.T, text string) {
 	t.Helper()
 	assert.NotContains(t, text, secret)
 }
+
+func redisAt(addr string) *redis.Options { return &redis.Options{Addr: addr, MaxRetries: -1} }

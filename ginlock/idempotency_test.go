@@ -135,13 +135,13 @@ func TestAPanicIsNoResponse(t *testing.T) {
 
 // A handler that leaves without a word since its client left has not done its work.
 func TestAHandlerThatGivesUpSilentlyIsRunAgain(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
-	store, err := idempotency.New(b.rdb, idempotency.WithPrefix(b.prefix))
+	b := testbed.New(t, redistest.Embedded(t))
+	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
 	require.NoError(t, err)
 	var runs atomic.Int64
 	ctx, leave := context.WithCancel(t.Context())
 	r := gin.New()
-	r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {
+	r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {
 		if runs.Add(1) == 1 {
 			leave()
 			return
@@ -149,7 +149,7 @@ func TestAHandlerThatGivesUpSilentlyIsRunAgain(t *testing.T) {
 		c.String(http.StatusOK, "done")
 	})
 	for _, ctx := range []context.Context{ctx, t.Context()} {
-		req := httptest.NewRequestWithContext(ctx, http.MethodPost, orderPath, strings.NewReader("{}"))
+		req := httptest.NewRequestWithContext(ctx, http.MethodPost, testbed.OrderPath, strings.NewReader("{}"))
 		req.Header.Set("Idempotency-Key", "k")
 		w := httptest.NewRecorder()
 		r.ServeHTTP(w, req)

@@ -208,9 +208,9 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 // Middleware in front that compresses says so in the header that the handler has, and some
 // says it beforehand. What is kept was not compressed yet.
 func TestEncodingsInFrontAreNotKept(t *testing.T) {
-	b := setup(t, redistest.Embedded(t))
+	b := testbed.New(t, redistest.Embedded(t))
 	var encoded atomic.Bool
-	inner := b.idempotent(t, nil, ok)
+	inner := idempotent(t, b, nil, ok)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if encoded.Load() {
 			w.Header().Set("Content-Encoding", "gzip")
@@ -220,12 +220,12 @@ func TestEncodingsInFrontAreNotKept(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		key := fmt.Sprintf("%q", fmt.Sprint(first))
 		encoded.Store(first)
-		require.Equal(t, "ok", do(h, once(t, ordersPath, key, "{}")).body)
+		require.Equal(t, "ok", testbed.Do(h, once(t, testbed.OrderPath, key, "{}")).Body)
 		for _, again := range []bool{true, false} {
 			encoded.Store(again)
-			resp := do(h, once(t, ordersPath, key, "{}"))
-			require.Equal(t, "true", resp.header.Get("Idempotent-Replayed"))
-			require.Equal(t, again, resp.header.Get("Content-Encoding") == "gzip")
+			resp := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+			require.Equal(t, "true", resp.Header.Get("Idempotent-Replayed"))
+			require.Equal(t, again, resp.Header.Get("Content-Encoding") == "gzip")
 		}
 	}
 }
@@ -344,16 +344,16 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 // A header that belongs to the connection is not parked, and so is no part of the payload.
 func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
-	d.handle(ok, httplock.WithIdempotency(d.newIdempotency(t)))
-	release := d.hold(t)
-	r := once(t, ordersPath, "k", "{}")
+	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	release := d.Hold(t)
+	r := once(t, testbed.OrderPath, "k", "{}")
 	r.Header.Set("Content-Type", "text/plain")
 	r.Header.Set("Content-Encoding", "identity")
 	r.Header.Set("Connection", "Content-Type")
-	location := requireParked(t, do(d.mux, r))
+	location := requireParked(t, testbed.Do(d.mux, r))
 	release()
 	d.work(t)
-	require.Equal(t, http.StatusOK, d.result(t, location).status)
+	require.Equal(t, http.StatusOK, d.result(t, location).Status)
 }
 
 func TestATicketIsGoodUntilItExpires(t *testing.T) {
