@@ -61,7 +61,7 @@ func (t *trial) withKey(s *site, key, body string) *http.Request {
 // requireStored checks that second is first, but for what only one of the two has.
 func requireStored(t *trial, first, second testbed.Answer) {
 	t.Helper()
-	require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), "%d %s", second.Status, second.Body)
+	require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), "it is not the stored response: %d", second.Status)
 	require.NotContains(t, first.Header, "Idempotent-Replayed")
 	require.Equal(t, "no-store", second.Header.Get("Cache-Control"))
 	for _, a := range []testbed.Answer{first, second} {

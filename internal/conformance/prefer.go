@@ -92,7 +92,9 @@ func preferIsTheHandlers(t *trial) {
 	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
 		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])
 		return ok(w, r)
-	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) { return lock(b, waitsLong(delayqueue.Policy(q))), nil })
+	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+		return lock(b, waitsLong(delayqueue.Policy(q))), nil
+	})
 	t.onConflict(d.Bed, d.Hold(t))
 	resp := t.preferring(d.site, "respond-async, wait=0")
 	t.requireOK(resp)

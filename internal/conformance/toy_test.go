@@ -129,7 +129,7 @@ func exchange(c *toyContext, key httplock.KeyFunc, err *error) httplock.Exchange
 				c.answer(*err)
 			}
 		},
-		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, tapped = wrap(c.w), true },
+		Tap:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, tapped = wrap(c.w), true },
 		Written: func() bool { return c.began.yes },
 	}
 }
