@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 )
 
 // Option gives Build what a file cannot hold.
@@ -27,6 +28,7 @@ type options struct {
 	locker     []core.Option
 	log        *slog.Logger
 	principals map[string]httplock.Option
+	owners     map[string]httplock.IdempotencyOption // of Idempotency-Keys: the principals again
 	skips      map[string]httplock.Option
 	values     map[string]httplock.TemplateOption
 }
@@ -65,13 +67,18 @@ func WithLogger(log *slog.Logger) Option {
 }
 
 // WithPrincipal gives what the file calls "principal: name": the two functions of
-// httplock.WithPrincipal.
+// httplock.WithPrincipal. Under idempotency only the first one counts, for
+// httplock.IdempotencyPrincipal.
 func WithPrincipal(name string, principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
 	return func(o *options) error {
 		if principal == nil || reauthorize == nil {
 			return invalid("WithPrincipal(%q): a function is nil", name)
 		}
-		return register("WithPrincipal", o.principals, name, httplock.WithPrincipal(principal, reauthorize))
+		if err := register("WithPrincipal", o.principals, name, httplock.WithPrincipal(principal, reauthorize)); err != nil {
+			return err
+		}
+		o.owners[name] = httplock.IdempotencyPrincipal(principal)
+		return nil
 	}
 }
 
@@ -301,6 +308,9 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	if g.HeedPrefer {
 		opts = append(opts, httplock.HeedPrefer())
 	}
+	if g.Idempotency != nil {
+		opts = append(opts, c.idempotency(member(path, "idempotency"), g.Idempotency))
+	}
 	if g.Skip != "" {
 		opts = registered(c.report, opts, member(path, "skip"), "WithSkip", g.Skip, o.skips)
 	}
@@ -313,6 +323,25 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		r.Key = c.key(member(path, "key"), g)
 	}
 	return r
+}
+
+// idempotency makes the option of a guard that looks at Idempotency-Key.
+func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Option {
+	store, err := idempotency.New(c.runtime.rdb, option([]idempotency.Option{idempotency.WithPrefix(c.file.prefix())}, s.TTL, idempotency.WithTTL)...)
+	if err != nil {
+		c.at(path, "%s", reason(err))
+	}
+	opts := []httplock.IdempotencyOption{httplock.KeepResponseHeaders(s.KeepHeaders...)}
+	if s.Required {
+		opts = append(opts, httplock.RequireIdempotencyKey())
+	}
+	if s.KeepBody != nil {
+		opts = append(opts, httplock.KeepResponseBody(int(*s.KeepBody)))
+	}
+	if s.Principal != "" {
+		opts = registered(c.report, opts, member(path, "principal"), "WithPrincipal", s.Principal, c.runtime.options.owners)
+	}
+	return httplock.WithIdempotency(store, opts...)
 }
 
 // registered adds what was given to Build under a name.

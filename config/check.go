@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"errors"
 	"maps"
 	"slices"
 
@@ -9,6 +11,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 )
 
 // check looks for what single values do not show.
@@ -47,6 +50,7 @@ type probe struct {
 	rdb    *redis.Client
 	locker *core.Locker
 	guard  *core.Guard
+	store  *idempotency.Store
 }
 
 func newProbe() (*probe, error) {
@@ -55,7 +59,11 @@ func newProbe() (*probe, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &probe{rdb, locker, core.NewGuard(locker, nil)}, nil
+	store, err := idempotency.New(rdb)
+	if err != nil {
+		return nil, errors.Join(err, locker.Close())
+	}
+	return &probe{rdb, locker, core.NewGuard(locker, nil), store}, nil
 }
 
 func (p *probe) close() {
@@ -133,8 +141,35 @@ func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []st
 	}
 	d.checkChain(g.OnConflict, queues)
 	d.checkHTTP(p, path, &g.HTTP)
+	d.checkIdempotency(p, path, g)
 	d.checkKey(p, path, g)
 }
+
+func (d *decoder) checkIdempotency(p *probe, path string, g *guardSection) {
+	s, at := g.Idempotency, member(path, "idempotency")
+	if s == nil {
+		if at := member(path, "key"); g.Key == ownKey && !d.failed(member(path, "idempotency")) {
+			d.at(at, "the key is the request's Idempotency-Key, which the guard does not look at; want idempotency: {required: true} beside it")
+		}
+		return
+	}
+	if g.AtOnce > 1 {
+		d.at(at, "excludes at_once, with which the same request could run twice at a time; want one of the two")
+	}
+	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, d.file.says.Defaults.HTTP.Principal) != "" {
+		d.at(member(at, "principal"), "excludes the principal of the guard or the defaults, whose the keys are anyway; leave it out")
+	}
+	for i, name := range s.KeepHeaders {
+		at := item(member(at, "keep_headers"), i)
+		if err := p.takes(httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !d.failed(at) {
+			d.at(at, "%s", reason(err))
+		}
+	}
+}
+
+// ownKey is the key of guards whose requests exclude only those with the same
+// Idempotency-Key.
+const ownKey = "{idempotency_key}"
 
 func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
 	if h.StatusPath != "" {
