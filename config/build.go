@@ -17,7 +17,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/idempotency"
 )
 
 // Option gives Build what a file cannot hold.
@@ -323,25 +322,6 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		r.Key = c.key(member(path, "key"), g)
 	}
 	return r
-}
-
-// idempotency makes the option of a guard that looks at Idempotency-Key.
-func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Option {
-	store, err := idempotency.New(c.runtime.rdb, option([]idempotency.Option{idempotency.WithPrefix(c.file.prefix())}, s.TTL, idempotency.WithTTL)...)
-	if err != nil {
-		c.at(path, "%s", reason(err))
-	}
-	opts := []httplock.IdempotencyOption{httplock.KeepResponseHeaders(s.KeepHeaders...)}
-	if s.Required {
-		opts = append(opts, httplock.RequireIdempotencyKey())
-	}
-	if s.KeepBody != nil {
-		opts = append(opts, httplock.KeepResponseBody(int(*s.KeepBody)))
-	}
-	if s.Principal != "" {
-		opts = registered(c.report, opts, member(path, "principal"), "WithPrincipal", s.Principal, c.runtime.options.owners)
-	}
-	return httplock.WithIdempotency(store, opts...)
 }
 
 // registered adds what was given to Build under a name.

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -144,32 +143,6 @@ func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []st
 	d.checkIdempotency(p, path, g)
 	d.checkKey(p, path, g)
 }
-
-func (d *decoder) checkIdempotency(p *probe, path string, g *guardSection) {
-	s, at := g.Idempotency, member(path, "idempotency")
-	if s == nil {
-		if at := member(path, "key"); g.Key == ownKey && !d.failed(member(path, "idempotency")) {
-			d.at(at, "the key is the request's Idempotency-Key, which the guard does not look at; want idempotency: {required: true} beside it")
-		}
-		return
-	}
-	if g.AtOnce > 1 {
-		d.at(at, "excludes at_once, with which the same request could run twice at a time; want one of the two")
-	}
-	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, d.file.says.Defaults.HTTP.Principal) != "" {
-		d.at(member(at, "principal"), "excludes the principal of the guard or the defaults, whose the keys are anyway; leave it out")
-	}
-	for i, name := range s.KeepHeaders {
-		at := item(member(at, "keep_headers"), i)
-		if err := p.takes(httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !d.failed(at) {
-			d.at(at, "%s", reason(err))
-		}
-	}
-}
-
-// ownKey is the key of guards whose requests exclude only those with the same
-// Idempotency-Key.
-const ownKey = "{idempotency_key}"
 
 func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
 	if h.StatusPath != "" {
