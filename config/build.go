@@ -27,6 +27,7 @@ type options struct {
 	locker     []core.Option
 	log        *slog.Logger
 	principals map[string]httplock.Option
+	owners     map[string]httplock.IdempotencyOption // of Idempotency-Keys: the principals again
 	skips      map[string]httplock.Option
 	values     map[string]httplock.TemplateOption
 }
@@ -65,13 +66,18 @@ func WithLogger(log *slog.Logger) Option {
 }
 
 // WithPrincipal gives what the file calls "principal: name": the two functions of
-// httplock.WithPrincipal.
+// httplock.WithPrincipal. Under idempotency only the first one counts, for
+// httplock.IdempotencyPrincipal.
 func WithPrincipal(name string, principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
 	return func(o *options) error {
 		if principal == nil || reauthorize == nil {
 			return invalid("WithPrincipal(%q): a function is nil", name)
 		}
-		return register("WithPrincipal", o.principals, name, httplock.WithPrincipal(principal, reauthorize))
+		if err := register("WithPrincipal", o.principals, name, httplock.WithPrincipal(principal, reauthorize)); err != nil {
+			return err
+		}
+		o.owners[name] = httplock.IdempotencyPrincipal(principal)
+		return nil
 	}
 }
 
@@ -300,6 +306,9 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	if g.HeedPrefer {
 		opts = append(opts, httplock.HeedPrefer())
+	}
+	if g.Idempotency != nil {
+		opts = append(opts, c.idempotency(member(path, "idempotency"), g.Idempotency))
 	}
 	if g.Skip != "" {
 		opts = registered(c.report, opts, member(path, "skip"), "WithSkip", g.Skip, o.skips)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"maps"
 	"slices"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 )
 
 // check looks for what single values do not show.
@@ -47,6 +49,7 @@ type probe struct {
 	rdb    *redis.Client
 	locker *core.Locker
 	guard  *core.Guard
+	store  *idempotency.Store
 }
 
 func newProbe() (*probe, error) {
@@ -55,7 +58,11 @@ func newProbe() (*probe, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &probe{rdb, locker, core.NewGuard(locker, nil)}, nil
+	store, err := idempotency.New(rdb)
+	if err != nil {
+		return nil, errors.Join(err, locker.Close())
+	}
+	return &probe{rdb, locker, core.NewGuard(locker, nil), store}, nil
 }
 
 func (p *probe) close() {
@@ -133,6 +140,7 @@ func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []st
 	}
 	d.checkChain(g.OnConflict, queues)
 	d.checkHTTP(p, path, &g.HTTP)
+	d.checkIdempotency(p, path, g)
 	d.checkKey(p, path, g)
 }
 

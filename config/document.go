@@ -101,18 +101,28 @@ type workerSection struct {
 }
 
 type guardSection struct {
-	Key             string           `yaml:"key"`
-	TTL             time.Duration    `yaml:"ttl" want:"100ms..24h"`
-	FixedLease      time.Duration    `yaml:"fixed_lease" want:"100ms..24h"`
-	MaxHold         time.Duration    `yaml:"max_hold" want:"100ms..24h"`
-	MinHold         time.Duration    `yaml:"min_hold" want:"100ms..24h"`
-	AtOnce          int              `yaml:"at_once" want:"1..1000000"`
-	WaitReplicas    *replicasSection `yaml:"wait_replicas"`
-	OnConflict      chain            `yaml:"on_conflict"`
-	HTTP            httpSection      `yaml:",inline"`
-	ParkAnonymously bool             `yaml:"park_anonymously"`
-	HeedPrefer      bool             `yaml:"heed_prefer"`
-	Skip            string           `yaml:"skip"`
+	Key             string              `yaml:"key"`
+	TTL             time.Duration       `yaml:"ttl" want:"100ms..24h"`
+	FixedLease      time.Duration       `yaml:"fixed_lease" want:"100ms..24h"`
+	MaxHold         time.Duration       `yaml:"max_hold" want:"100ms..24h"`
+	MinHold         time.Duration       `yaml:"min_hold" want:"100ms..24h"`
+	AtOnce          int                 `yaml:"at_once" want:"1..1000000"`
+	WaitReplicas    *replicasSection    `yaml:"wait_replicas"`
+	OnConflict      chain               `yaml:"on_conflict"`
+	HTTP            httpSection         `yaml:",inline"`
+	ParkAnonymously bool                `yaml:"park_anonymously"`
+	HeedPrefer      bool                `yaml:"heed_prefer"`
+	Idempotency     *idempotencySection `yaml:"idempotency"`
+	Skip            string              `yaml:"skip"`
+}
+
+// idempotencySection says that the guard looks at Idempotency-Key.
+type idempotencySection struct {
+	Required    bool          `yaml:"required"`
+	Principal   string        `yaml:"principal"`
+	TTL         time.Duration `yaml:"ttl" want:"1s..2160h"`
+	KeepBody    *size         `yaml:"keep_body" want:"0..64MiB"`
+	KeepHeaders []string      `yaml:"keep_headers"`
 }
 
 type replicasSection struct {

@@ -51,7 +51,8 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]httplock.Option{}, skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		principals: map[string]httplock.Option{}, owners: map[string]httplock.IdempotencyOption{},
+		skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
 	}
 	for _, opt := range opts {
 		if opt == nil {

@@ -158,7 +158,7 @@ func TestEveryFieldIsInAGoodFile(t *testing.T) {
 		reflect.TypeFor[document](), reflect.TypeFor[redisSection](), reflect.TypeFor[sentinelSection](), reflect.TypeFor[tlsSection](),
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[encryptionSection](),
 		reflect.TypeFor[encryptionKeyFrom](), reflect.TypeFor[workerSection](), reflect.TypeFor[guardSection](),
-		reflect.TypeFor[replicasSection](), reflect.TypeFor[rejectPolicy](), reflect.TypeFor[retryPolicy](), reflect.TypeFor[delayPolicy](),
+		reflect.TypeFor[replicasSection](), reflect.TypeFor[idempotencySection](), reflect.TypeFor[rejectPolicy](), reflect.TypeFor[retryPolicy](), reflect.TypeFor[delayPolicy](),
 	} {
 		for _, f := range fieldsOf(section) {
 			assert.True(t, used[section.Name()+"."+f.name], "%s.%s is in no file of testdata", section.Name(), f.name)
@@ -243,6 +243,9 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 	}
 	for _, replicas := range []string{"{count: 1, timeout: 1ms}", "{count: 100, timeout: 1m}"} {
 		build("guards: {g: {wait_replicas: " + replicas + "}}" + server)
+	}
+	for _, idempotency := range []string{"{ttl: 1s, keep_body: 0}", "{ttl: 2160h, keep_body: 64MiB}"} {
+		build("guards: {g: {idempotency: " + idempotency + "}}" + server)
 	}
 }
 

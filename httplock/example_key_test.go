@@ -63,7 +63,7 @@ func ExampleTemplate() {
 	fmt.Println(err)
 	// Output:
 	// 7:shoes%3Ared
-	// httplock: invalid option: key template, column 8: unknown value {cookie.session}: want param.NAME, query.NAME, header.NAME, json.PATH, ctx.NAME, method or route
+	// httplock: invalid option: key template, column 8: unknown value {cookie.session}: want param.NAME, query.NAME, header.NAME, json.PATH, ctx.NAME, method, route or idempotency_key
 }
 
 // table is what a configuration may come to.

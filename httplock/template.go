@@ -72,6 +72,7 @@ func Template(text string, opts ...TemplateOption) (KeyFunc, error) {
 //	{method}         the request's method
 //	{route}          the route's pattern, as NormalizePattern writes it
 //
+// and {idempotency_key}, all by itself, is IdempotencyKey,
 // and "|sha256" behind a name takes the hex digits of the value's SHA-256 instead, for
 // values that are long, or not to be read in Redis. "{{" and "}}" are braces. A request
 // without one of the values is refused, as the constructors of these names say.

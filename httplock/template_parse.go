@@ -120,13 +120,18 @@ func (p *templateParser) source(value string) (KeyFunc, error) {
 		return func(r *http.Request) (string, error) { return r.Method, nil }, nil
 	case "route":
 		return routeValue, nil
+	case "idempotency_key":
+		if p.text != "{"+value+"}" {
+			return nil, errors.New("{idempotency_key} stands alone: it belongs to a route and a principal already, so take the text around it away")
+		}
+		return IdempotencyKey, nil
 	}
 	switch kind {
 	case "param", "query", "header", "json", "ctx":
 		if name == "" {
 			return nil, fmt.Errorf("{%s} without a name: want {%s.NAME}", value, kind)
 		}
-	case "method", "route":
+	case "method", "route", "idempotency_key":
 		if named {
 			return nil, fmt.Errorf("{%s} has no name: want {%s}", value, kind)
 		}
@@ -159,7 +164,7 @@ func (p *templateParser) source(value string) (KeyFunc, error) {
 		return nil, fmt.Errorf("no value %q from the context is registered: there are %s", name,
 			strings.Join(slices.Sorted(maps.Keys(p.values)), ", "))
 	}
-	return nil, fmt.Errorf("unknown value {%s}: want param.NAME, query.NAME, header.NAME, json.PATH, ctx.NAME, method or route", value)
+	return nil, fmt.Errorf("unknown value {%s}: want param.NAME, query.NAME, header.NAME, json.PATH, ctx.NAME, method, route or idempotency_key", value)
 }
 
 // separate finds what values are escaped for: the texts that tell them apart.

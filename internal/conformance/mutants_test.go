@@ -197,7 +197,9 @@ var mutants = map[string]mutant{
 	},
 	"loses what the ctx carries": {
 		perKey: withCtx(func(ctx context.Context) (context.Context, context.CancelFunc) { return noValues{ctx}, func() {} }),
-		fails:  map[string]string{"same key passes without Redis": "503"},
+		fails: map[string]string{
+			"same key passes without Redis": "503", "Idempotency-Key: an inner conflict is not kept": "Idempotent-Replayed",
+		},
 	},
 	"takes any lease for its own": {
 		perKey: func(l conformance.Lock) toyHandler {
@@ -280,7 +282,7 @@ var mutants = map[string]mutant{
 		perKey: options(func([]httplock.Option) []httplock.Option { return nil }),
 		fails: map[string]string{
 			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "misconfigured refuses all": "the handler ran",
-			"body over the cap is not parked": "413",
+			"body over the cap is not parked": "413", "Idempotency-Key: missing": "the handler ran",
 		},
 	},
 }

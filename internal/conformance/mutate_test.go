@@ -2,6 +2,7 @@ package conformance_test
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"sync"
 	"testing"
@@ -76,7 +77,9 @@ func (noValues) Value(any) any { return nil }
 // is no check that cannot fail.
 func TestMutantsFail(t *testing.T) {
 	failed := map[string]bool{}
-	for name, m := range mutants {
+	all := maps.Clone(mutants)
+	maps.Copy(all, onceMutants)
+	for name, m := range all {
 		for behaviour := range m.fails {
 			failed[behaviour] = true
 		}

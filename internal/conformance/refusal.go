@@ -18,6 +18,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
@@ -169,7 +170,7 @@ type refusal struct {
 	status  int
 }
 
-func refusals() []refusal {
+func refusals(store *idempotency.Store) []refusal {
 	failing := func(err error) core.ConflictPolicy { return testbed.Failing{Err: err} }
 	key := func(key string, err error) httplock.KeyFunc {
 		return func(*http.Request) (string, error) { return key, err }
@@ -181,6 +182,7 @@ func refusals() []refusal {
 		func(*http.Request, string) error { return nil })
 	return []refusal{
 		{name: "conflict", status: 409},
+		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HeedPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409},
 		{name: "waited in vain", policy: retry.Policy{MaxWait: 10 * time.Millisecond}, body: "x", status: 409},
 		{name: "parked", policy: park, opts: opts(tickets), body: "x", status: 202},
 		{name: "parked, as asked", policy: park, opts: opts(tickets), header: http.Header{"Prefer": {"respond-async"}}, status: 202},
@@ -203,6 +205,12 @@ func refusals() []refusal {
 		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400},
 		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413},
 		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500},
+		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey())), status: 400},
+		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store)), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400},
+		{
+			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store)),
+			header: http.Header{"Idempotency-Key": {"a"}, "Authorization": {"Bearer x"}}, status: 500,
+		},
 		{name: "misconfigured", broken: true, status: 500},
 		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409},
 		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409},
@@ -215,7 +223,7 @@ func refusals() []refusal {
 func sameBytes(t *trial) {
 	b := t.bed(shortLease())
 	said := &testbed.Log{}
-	for _, x := range refusals() {
+	for _, x := range refusals(t.store(b)) {
 		release := func() {}
 		if !x.lost {
 			release = b.Hold(t)

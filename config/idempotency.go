@@ -1,0 +1,54 @@
+package config
+
+import (
+	"cmp"
+
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
+)
+
+// ownKey is the key of guards whose requests exclude only those with the same
+// Idempotency-Key.
+const ownKey = "{idempotency_key}"
+
+// checkIdempotency looks for what a guard cannot have together with idempotency.
+func (d *decoder) checkIdempotency(p *probe, path string, g *guardSection) {
+	s, at := g.Idempotency, member(path, "idempotency")
+	if s == nil {
+		if at := member(path, "key"); g.Key == ownKey && !d.failed(member(path, "idempotency")) {
+			d.at(at, "the key is the request's Idempotency-Key, which the guard does not look at; want idempotency: {required: true} beside it")
+		}
+		return
+	}
+	if g.AtOnce > 1 {
+		d.at(at, "excludes at_once, with which the same request could run twice at a time; want one of the two")
+	}
+	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, d.file.says.Defaults.HTTP.Principal) != "" {
+		d.at(member(at, "principal"), "excludes the principal of the guard or the defaults, whose the keys are anyway; leave it out")
+	}
+	for i, name := range s.KeepHeaders {
+		at := item(member(at, "keep_headers"), i)
+		if err := p.takes(httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !d.failed(at) {
+			d.at(at, "%s", reason(err))
+		}
+	}
+}
+
+// idempotency makes the option of a guard that looks at Idempotency-Key.
+func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Option {
+	store, err := idempotency.New(c.runtime.rdb, option([]idempotency.Option{idempotency.WithPrefix(c.file.prefix())}, s.TTL, idempotency.WithTTL)...)
+	if err != nil {
+		c.at(path, "%s", reason(err))
+	}
+	opts := []httplock.IdempotencyOption{httplock.KeepResponseHeaders(s.KeepHeaders...)}
+	if s.Required {
+		opts = append(opts, httplock.RequireIdempotencyKey())
+	}
+	if s.KeepBody != nil {
+		opts = append(opts, httplock.KeepResponseBody(int(*s.KeepBody)))
+	}
+	if s.Principal != "" {
+		opts = registered(c.report, opts, member(path, "principal"), "WithPrincipal", s.Principal, c.runtime.options.owners)
+	}
+	return httplock.WithIdempotency(store, opts...)
+}

@@ -1,0 +1,106 @@
+package conformance_test
+
+import (
+	"net/http"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/conformance"
+)
+
+// tap changes how the rest of the chain is shown to a guard.
+func tap(f func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter)) func(conformance.Lock) toyHandler {
+	return serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+		x.Tap = func(wrap func(http.ResponseWriter) http.ResponseWriter) { f(c, wrap) }
+		m.Serve(x)
+	})
+}
+
+// untapped is a writer whose streams pass the tap by.
+type untapped struct {
+	*toyWriter
+	tap http.ResponseWriter
+}
+
+func (w untapped) WriteHeader(status int)      { w.tap.WriteHeader(status) }
+func (w untapped) Write(p []byte) (int, error) { return w.tap.Write(p) }
+
+// invariable is a writer whose responses depend on nothing.
+type invariable struct{ http.ResponseWriter }
+
+func (w invariable) WriteHeader(status int) {
+	w.Header().Del("Vary")
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// onceMutants are mistakes with requests that are made twice, and with what clients prefer.
+var onceMutants = map[string]mutant{
+	"shows no response": {
+		perKey: tap(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) { wrap(c.w) }),
+		fails: map[string]string{
+			"Idempotency-Key: runs once": "Not equal", "Idempotency-Key: failures run again": "Idempotent-Replayed",
+			"Idempotency-Key: a stream is not kept": "409", "Idempotency-Key: a hijacked connection is not kept": "hijacked",
+			"Idempotency-Key: parked once": "201", "Idempotency-Key: in progress": "Not equal",
+		},
+	},
+	"has no Tap": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Tap = nil
+			m.Serve(x)
+		}),
+		fails: map[string]string{"Idempotency-Key: runs once": "500", "Idempotency-Key: parked once": "500"},
+	},
+	"does not restore the writer": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			tap, rest := x.Tap, x.Next
+			left := c.w
+			x.Tap = func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+				tap(wrap)
+				left = c.w
+			}
+			x.Next = func(r *http.Request) {
+				defer func() { c.w = left }()
+				rest(r)
+			}
+			m.Serve(x)
+		}),
+		fails: map[string]string{"Idempotency-Key: writer restored": "is not there after"},
+	},
+	"answers errors too late": {
+		perKey: tap(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) { c.w = wrap(c.w) }),
+		fails:  map[string]string{"Idempotency-Key: handler's error": "Not equal"},
+	},
+	"streams past the tap": {
+		perKey: tap(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) {
+			c.w = untapped{c.began, wrap(c.w)}
+		}),
+		fails: map[string]string{
+			"Idempotency-Key: a stream is not kept": "409", "Idempotency-Key: a hijacked connection is not kept": "hijacked",
+		},
+	},
+	"names each request": {
+		perKey: func(l conformance.Lock) toyHandler {
+			var n atomic.Int64
+			return serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+				x.Name += strconv.FormatInt(n.Add(1), 10)
+				m.Serve(x)
+			})(l)
+		},
+		fails: map[string]string{
+			"Idempotency-Key: runs once": "not the stored response", "Idempotency-Key: another payload": "422",
+			"Idempotency-Key: in progress": "422", "Idempotency-Key: parked once": "the ticket that there is",
+		},
+	},
+	"says not what responses depend on": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Writer = invariable{c.w}
+			m.Serve(x)
+		}),
+		fails: map[string]string{"Prefer: wait": "depends on Prefer", "Prefer: respond-async": "depends on Prefer"},
+	},
+	"always heeds Prefer": {
+		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.HeedPrefer()) }),
+		fails:  map[string]string{"Prefer is the handler's": "202"},
+	},
+}
