@@ -83,6 +83,38 @@ func TestSentinelAndCluster(t *testing.T) {
 	assert.NoError(t, lockOnce(t, "", "redis: {mode: cluster, url: 'redis://"+nodes[1]+"'}", nil))
 }
 
+// A sentinel that hears what a client says to it, and leaves.
+func TestSentinelsHaveAPasswordOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	heard := make(chan string, 1000)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			said := make([]byte, 512)
+			n, _ := conn.Read(said)
+			heard <- string(said[:n])
+			_ = conn.Close()
+		}
+	})
+	dir := t.TempDir()
+	write(t, dir, "sentinel", []byte(sentinelPs+"\n"))
+	err = lockOnce(t, dir, "redis: {mode: sentinel, addresses: ['"+l.Addr().String()+"'], password: '${REDIS_PASSWORD}', max_retries: 0, "+
+		"sentinel: {master: m, username: watcher, password_file: sentinel}}", environment)
+	assert.ErrorIs(t, err, core.ErrUnavailable)
+	said := <-heard
+	assert.Contains(t, said, "watcher")
+	assert.Contains(t, said, sentinelPs)
+	assert.NotContains(t, said, redisPass)
+	_ = l.Close()
+	serving.Wait()
+}
+
 func TestTLSWithAClientsCertificate(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)

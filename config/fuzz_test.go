@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/goccy/go-yaml"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -15,7 +16,7 @@ import (
 )
 
 // Whatever a file says, Parse says what is wrong or Build makes it: neither panics, and
-// each problem names what it is about.
+// each problem names what it is about. What Parse takes the schema takes.
 func FuzzParse(f *testing.F) {
 	paths, err := filepath.Glob("testdata/*.yaml")
 	require.NoError(f, err)
@@ -28,6 +29,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(c.file))
 	}
 	f.Add([]byte("redis: {url: 'redis://h'}\nguards: {a: {key: '{{}}{json.a.b|sha256}'}}\nroutes: {GET /{$}: a, POST /\\:x: a}"))
+	schema := compiled(f)
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	f.Cleanup(func() { _ = rdb.Close() })
 	log := config.WithLogger(slog.New(slog.DiscardHandler))
@@ -36,6 +38,10 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			requireProblems(t, err)
 			return
+		}
+		var value any
+		if yaml.Unmarshal(data, &value) == nil { // it does not read all that the parser does
+			require.NoError(t, schema.Validate(plain(value)))
 		}
 		rt, err := config.Build(file, log, config.WithClient(rdb)) // its own would dial, for min_idle_conns
 		if err != nil {

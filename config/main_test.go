@@ -54,6 +54,9 @@ func serve(rt *config.Runtime, pattern string) *service {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		s.running <- r
 		<-s.goOn
+		if r.Context().Err() != nil {
+			w.WriteHeader(http.StatusTeapot)
+		}
 		_, _ = io.WriteString(w, "done")
 	})
 	s.Handler = httplock.FromConfig(rt)(mux)

@@ -163,12 +163,21 @@ routes:
 		end1()
 		end2()
 
-		defer hold(t, rt, "park:s1")()
+		releasePark := hold(t, rt, "park:s1")
 		s = serve(rt, "/parked")
 		parked := s.do(request("POST", "/parked", "X-Shop: s1", "Authorization: x"))
 		assert.Equal(t, http.StatusAccepted, parked.Code)
 		assert.True(t, strings.HasPrefix(parked.Header().Get("Location"), "/tickets/"))
 		assert.Equal(t, http.StatusRequestEntityTooLarge, serve(rt, "/large").do(request("POST", "/large", "X-Shop: s1")).Code)
+
+		// The header that makes the key was stored, as the defaults say.
+		releasePark()
+		w, err := rt.Worker("q", httplock.Replay(s))
+		require.NoError(t, err)
+		require.NoError(t, w.Start())
+		r := <-s.running
+		assert.Equal(t, "s1", r.Header.Get("X-Shop"))
+		s.goOn <- struct{}{}
 	})
 }
 
@@ -292,6 +301,35 @@ func TestShutdownWaitsClosesAndMayBeCalledTwice(t *testing.T) {
 	_, err := rt.Worker("later", func(context.Context, delayqueue.Message) error { return nil })
 	assert.ErrorIs(t, err, core.ErrClosed)
 	assert.ErrorIs(t, rt.Reload(load(t, env, orders)), core.ErrClosed)
+}
+
+func TestShutdownLetsWorkersEnd(t *testing.T) {
+	t.Parallel()
+	rt := build(t, redistest.Embedded(t), orders)
+	running, goOn := make(chan struct{}), make(chan struct{})
+	ended := make(chan error, 1)
+	w, err := rt.Worker("later", func(ctx context.Context, _ delayqueue.Message) error {
+		close(running)
+		<-goOn
+		ended <- ctx.Err()
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, w.Start())
+	_, err = rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "n", Payload: []byte("x")})
+	require.NoError(t, err)
+	<-running
+	done := make(chan error, 1)
+	go func() { done <- rt.Shutdown(t.Context()) }()
+	// It has begun when no new worker is taken.
+	redistest.Eventually(t, func() bool {
+		_, err := rt.Worker("later", func(context.Context, delayqueue.Message) error { return nil })
+		return errors.Is(err, core.ErrClosed)
+	}, "a Runtime that is shut down")
+	requireHeld(t, rt, "k") // and the Locker is still open
+	close(goOn)
+	assert.NoError(t, <-ended, "the work was not told to end")
+	assert.NoError(t, <-done)
 }
 
 func TestUnknownNames(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/config"
 )
 
-func compiled(t *testing.T) *jsonschema.Schema {
+func compiled(t testing.TB) *jsonschema.Schema {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(config.Schema()))
 	require.NoError(t, err)

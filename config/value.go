@@ -146,19 +146,19 @@ func (s scalar) number(t reflect.Type) (int64, error) {
 				}
 			}
 		}
-		n, err := strconv.ParseInt(digits, 10, 64)
-		if !isWhole || err != nil && !errors.Is(err, strconv.ErrRange) {
+		if !isWhole {
 			return 0, fmt.Errorf("%s is no size; want bytes, or one such as 64KiB or 1MiB", s.show())
 		}
+		n, _ := strconv.ParseInt(digits, 10, 64) // the largest number, if it is larger
 		if n > math.MaxInt64/unit {
 			n = math.MaxInt64 / unit
 		}
 		return n * unit, nil
 	default:
-		n, err := strconv.ParseInt(digits, 10, 64)
-		if !isWhole || err != nil && !errors.Is(err, strconv.ErrRange) {
+		if !isWhole {
 			return 0, fmt.Errorf("%s is no whole number", s.show())
 		}
+		n, _ := strconv.ParseInt(digits, 10, 64)
 		return n, nil
 	}
 }
