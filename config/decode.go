@@ -76,6 +76,9 @@ func (d *decoder) document(data []byte) bool {
 	for _, doc := range tree.Docs {
 		switch {
 		case doc.Body == nil:
+		case doc.Body.Type() == ast.DirectiveType:
+			d.in(placeOf(doc.Body), "", "directives are not read")
+			return false
 		case body != nil:
 			d.in(startOf(doc.Body), "", "has more than one YAML document; want one")
 			return false
@@ -239,7 +242,12 @@ func (d *decoder) section(node ast.Node, path string, v reflect.Value) {
 				return
 			}
 		}
-		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, slices.Sorted(slices.Values(names))))
+		known := slices.Sorted(slices.Values(names))
+		if (path == "redis" || strings.HasPrefix(path, "redis.")) && nearest(name, known) == "" { // perhaps a password without its colon
+			d.in(placeOf(entry.Key), path, "has a field of an unknown name"+suggest(name, known))
+			return
+		}
+		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, known))
 	})
 }
 
