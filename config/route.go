@@ -38,6 +38,13 @@ func parseRoute(text string) (routeID, error) {
 	return routeID{method, normal}, nil
 }
 
+// normalPattern is the pattern of a router as the file would have it: without the host
+// that http.ServeMux may have in one.
+func normalPattern(pattern string) string {
+	normal := httplock.NormalizePattern(pattern)
+	return normal[max(strings.IndexByte(normal, '/'), 0):]
+}
+
 var methods = []string{
 	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
 	http.MethodConnect, http.MethodOptions, http.MethodTrace,

@@ -122,8 +122,8 @@ func (rt *Runtime) adopt(s *state) {
 }
 
 // Route implements httplock.Routes: it returns the middleware and the key of the route
-// as the file has it now. The pattern may be of any framework's form. A HEAD has
-// GET's route, if it has none of its own.
+// as the file has it now. The pattern may be of any framework's form; a host in it does
+// not matter, as the file has none. A HEAD has GET's route, if it has none of its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 	routes := rt.current.Load().routes
 	find := func(pattern string) (route, bool) {
@@ -135,7 +135,7 @@ func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 	}
 	r, ok := find(pattern)
 	if !ok {
-		r, ok = find(httplock.NormalizePattern(pattern))
+		r, ok = find(normalPattern(pattern))
 	}
 	return r.Route, ok
 }
@@ -148,7 +148,7 @@ func (rt *Runtime) CheckRoutes(registered ...string) error {
 	has := map[routeID]bool{}
 	for _, text := range registered {
 		method, pattern, _ := strings.Cut(text, " ")
-		has[routeID{method, httplock.NormalizePattern(strings.TrimLeft(pattern, " "))}] = true
+		has[routeID{method, normalPattern(strings.TrimLeft(pattern, " "))}] = true
 	}
 	r := &report{file: s.file}
 	for id, route := range s.routes {
