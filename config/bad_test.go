@@ -24,7 +24,7 @@ const (
 )
 
 var environment = map[string]string{
-	"REDIS_PASSWORD": redisPass, "SENTINEL_PASSWORD": sentinelPs, "SHIP_KEY": sealingKey, "POOL": "10",
+	"REDIS_USER": "us3r", "REDIS_PASSWORD": redisPass, "SENTINEL_PASSWORD": sentinelPs, "SHIP_KEY": sealingKey, "POOL": "10",
 }
 
 // bad is one of the cases in testdata/bad.txt.

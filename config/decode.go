@@ -321,6 +321,9 @@ func (d *decoder) scalar(node ast.Node, path string) (scalar, bool) {
 				return s, false
 			}
 			s.plain = !reference.MatchString(strings.ReplaceAll(s.text, "$${", ""))
+			if path == "redis.url" { // of which another part may be a variable
+				s.plain = s.plain || plainPassword(reference.ReplaceAllString(s.text, ""))
+			}
 			s.text, s.kind, s.hidden = text, isText, true
 		}
 	}
