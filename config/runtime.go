@@ -114,9 +114,13 @@ func (rt *Runtime) open(f *File) error {
 // adopt puts a state into force.
 func (rt *Runtime) adopt(s *state) {
 	for id, r := range s.routes {
-		if r.parks {
-			rt.parking[id] = r
+		if !r.parks {
+			continue
 		}
+		if before, ok := rt.parking[id]; ok { // what is parked already has no more than that
+			r.stored = slices.DeleteFunc(slices.Clone(r.stored), func(name string) bool { return !slices.Contains(before.stored, name) })
+		}
+		rt.parking[id] = r
 	}
 	rt.current.Store(s)
 }
