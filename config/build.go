@@ -300,6 +300,9 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		r.principal = true
 		opts = registered(c.report, opts, at, "WithPrincipal", principal, o.principals)
 	}
+	if g.HeedPrefer {
+		opts = append(opts, httplock.HeedPrefer())
+	}
 	if g.Skip != "" {
 		opts = registered(c.report, opts, member(path, "skip"), "WithSkip", g.Skip, o.skips)
 	}

@@ -111,6 +111,7 @@ type guardSection struct {
 	OnConflict      chain            `yaml:"on_conflict"`
 	HTTP            httpSection      `yaml:",inline"`
 	ParkAnonymously bool             `yaml:"park_anonymously"`
+	HeedPrefer      bool             `yaml:"heed_prefer"`
 	Skip            string           `yaml:"skip"`
 }
 

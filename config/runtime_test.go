@@ -21,7 +21,7 @@ import (
 const orders = `
 guards:
   reject: {key: "order:{param.id}", on_conflict: reject}
-  wait: {key: "order:{param.id}", on_conflict: {policy: retry, max_wait: 1m}}
+  wait: {key: "order:{param.id}", heed_prefer: true, on_conflict: {policy: retry, max_wait: 1m}}
   park: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: later, max_age: 10m}, reject]}
 queues:
   later: {max_age: 1h}
@@ -39,6 +39,9 @@ func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
 		s := serve(rt, "/reject/{id}")
 		end := s.begin(t, request("POST", "/reject/7"))
 		requireHeld(t, rt, "order:7")
+		impatient := serve(rt, "PUT /wait/{id}").do(request("PUT", "/wait/7", "Prefer: wait=0"))
+		assert.Equal(t, http.StatusConflict, impatient.Code, "the client may choose not to wait")
+		assert.Equal(t, "wait=0", impatient.Header().Get("Preference-Applied"))
 		assert.Equal(t, http.StatusConflict, s.do(request("POST", "/reject/7")).Code)
 		_, ok := rt.Route("PATCH", "/reject/{id}")
 		assert.False(t, ok, "a method that the file does not have")
