@@ -356,9 +356,13 @@ routes:
   PUT /files/{path...}: {key: k}
 `)
 	for _, route := range [][2]string{
-		{"POST", "/orders/:id"}, {"POST", "/orders/{id}"}, {"POST", "POST /orders/{id}"},
-		{"PUT", "/files/*path"}, {"PUT", "/files/{path...}"},
-		{"POST", "shop.example/orders/{id}"}, {"POST", "POST shop.example/orders/{id}"},
+		{"POST", "/orders/:id"},
+		{"POST", "/orders/{id}"},
+		{"POST", "POST /orders/{id}"},
+		{"POST", "shop.example/orders/{id}"},
+		{"POST", "POST shop.example/orders/{id}"},
+		{"PUT", "/files/*path"},
+		{"PUT", "/files/{path...}"},
 	} {
 		found, ok := rt.Route(route[0], route[1])
 		assert.True(t, ok, route)
