@@ -24,7 +24,7 @@ const (
 )
 
 var environment = map[string]string{
-	"REDIS_PASSWORD": redisPass, "SENTINEL_PASSWORD": sentinelPs, "SHIP_KEY": sealingKey, "POOL": "10",
+	"REDIS_USER": "us3r", "REDIS_PASSWORD": redisPass, "SENTINEL_PASSWORD": sentinelPs, "SHIP_KEY": sealingKey, "POOL": "10",
 }
 
 // bad is one of the cases in testdata/bad.txt.
@@ -104,4 +104,20 @@ func TestAnErrorListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
 
 	_, err = config.ParseIn("f.yaml", []byte("prefix: {}\n"), nil)
 	assert.EqualError(t, err, "config: f.yaml:1:1: prefix: a mapping is no single value; want one, in quotes if it has a colon")
+}
+
+// The parser would take minutes for what the largest file can hold of these.
+func TestFilesThatAreNestedTooDeeplyAreRefusedAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"[", "{", "{a: ", "- ", "[]]", "[- "} {
+		_, err := config.ParseIn("f.yaml", []byte("a: 1\nb:\n "+strings.Repeat(level, 200_000/len(level))), nil)
+		require.Error(t, err)
+		if level != "[]]" {
+			assert.ErrorContains(t, err, "f.yaml:3:")
+			assert.ErrorContains(t, err, "is nested too deeply here")
+		}
+	}
+	_, err := config.ParseIn("f.yaml", []byte("routes:\n"+strings.Repeat(" \n- a\n", 20_000)), nil)
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), "deeply", "a long list is not deep")
 }

@@ -134,7 +134,9 @@ type route struct {
 
 	text      string // in the file
 	parks     bool
-	principal bool // somebody's, with which requests are parked
+	principal bool     // somebody's, with which requests are parked
+	reads     []string // the headers that make its key
+	stored    []string // the headers that are stored with a parked request
 }
 
 // compile makes all that a reload may change.
@@ -320,7 +322,11 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	r.Middleware = m
 	if g.Key != "" {
 		r.Key = c.key(member(path, "key"), g)
+		if t, err := g.template(); err == nil {
+			r.reads = t.Headers()
+		}
 	}
+	r.stored = c.file.storedHeaders(g)
 	return r
 }
 

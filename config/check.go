@@ -111,6 +111,8 @@ func (d *decoder) checkEncryption(p *probe, path string, e *encryptionSection) {
 		case d.failed(at):
 		case (k.Env == "") == (k.File == ""):
 			d.at(at, "want either env or file")
+		case k.Env != "" && !variableName.MatchString(k.Env): // perhaps the key itself
+			d.at(member(at, "env"), "the value is no name of an environment variable; want one such as ORDERS_KEY, and the key in it")
 		case k.Env != "":
 			text, ok := d.env[k.Env]
 			if !ok {

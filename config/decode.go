@@ -12,6 +12,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 )
@@ -62,7 +63,11 @@ func (d *decoder) document(data []byte) bool {
 		d.in(where, "", "is not UTF-8 text")
 		return false
 	}
-	tree, err := parseYAML(data)
+	tree, deep, err := parseYAML(data)
+	if deep != nil {
+		d.in(place{line: deep.Position.Line, column: deep.Position.Column}, "", "is nested too deeply here; no file is")
+		return false
+	}
 	if err != nil {
 		var syntax yaml.Error
 		if !errors.As(err, &syntax) {
@@ -76,6 +81,9 @@ func (d *decoder) document(data []byte) bool {
 	for _, doc := range tree.Docs {
 		switch {
 		case doc.Body == nil:
+		case doc.Body.Type() == ast.DirectiveType:
+			d.in(placeOf(doc.Body), "", "directives are not read")
+			return false
 		case body != nil:
 			d.in(startOf(doc.Body), "", "has more than one YAML document; want one")
 			return false
@@ -94,14 +102,36 @@ func (d *decoder) document(data []byte) bool {
 	return isMap || len(d.problems) == before
 }
 
-// parseYAML is the parser's. It must not bring a service down, whatever the file.
-func parseYAML(data []byte) (tree *ast.File, err error) {
+// maxNesting is how deep brackets, braces and dashes may be in one another. The parser's
+// time grows with the cube of it.
+const maxNesting = 100
+
+// parseYAML is the parser's. It must not bring a service down, whatever the file. What it
+// returns as deep is where it was not asked, since it would take too long.
+func parseYAML(data []byte) (tree *ast.File, deep *token.Token, err error) {
 	defer func() {
 		if recover() != nil {
 			err = errors.New("the parser failed")
 		}
 	}()
-	return parser.ParseBytes(data, 0, parser.AllowDuplicateMapKey()) // document reports them, each
+	tokens := lexer.Tokenize(string(data))
+	depth, dashes := 0, 0
+	for _, t := range tokens {
+		switch dashes++; t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		case token.SequenceEntryType:
+		default:
+			dashes = 0
+		}
+		if depth > maxNesting || dashes > maxNesting {
+			return nil, t, nil
+		}
+	}
+	tree, err = parser.Parse(tokens, 0, parser.AllowDuplicateMapKey()) // document reports them, each
+	return tree, nil, err
 }
 
 // printable writes control characters as Go does.
@@ -239,7 +269,12 @@ func (d *decoder) section(node ast.Node, path string, v reflect.Value) {
 				return
 			}
 		}
-		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, slices.Sorted(slices.Values(names))))
+		known := slices.Sorted(slices.Values(names))
+		if (path == "redis" || strings.HasPrefix(path, "redis.")) && nearest(name, known) == "" { // perhaps a password without its colon
+			d.in(placeOf(entry.Key), path, "has a field of an unknown name"+suggest(name, known))
+			return
+		}
+		d.in(placeOf(entry.Key), member(path, clip(name)), "there is no such field"+suggest(name, known))
 	})
 }
 
@@ -313,6 +348,9 @@ func (d *decoder) scalar(node ast.Node, path string) (scalar, bool) {
 				return s, false
 			}
 			s.plain = !reference.MatchString(strings.ReplaceAll(s.text, "$${", ""))
+			if path == "redis.url" { // of which another part may be a variable
+				s.plain = s.plain || plainPassword(reference.ReplaceAllString(s.text, ""))
+			}
 			s.text, s.kind, s.hidden = text, isText, true
 		}
 	}

@@ -42,7 +42,7 @@
 // is so for prefix, and for what is under redis and defaults, but on_conflict; a list is
 // separated by commas. An empty variable counts as none. A variable PERKEY_REDIS_… or
 // PERKEY_DEFAULTS_… that nothing has the name of is a mistake, but for those that
-// Kubernetes sets for a Service named perkey-redis.
+// Kubernetes sets for a Service named perkey-redis or perkey-redis-master.
 //
 // # Reloading
 //

@@ -37,14 +37,16 @@ func overridden(path string) bool {
 	return path == "prefix" || strings.HasPrefix(path, "redis.") || strings.HasPrefix(path, "defaults.")
 }
 
+// serviceVariable is what Kubernetes sets for each Service, of which one may be named
+// perkey-redis or perkey-redis-master.
+var serviceVariable = regexp.MustCompile(`_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$`)
+
 // override takes what the environment has in place of what the file has.
 func (d *decoder) override() {
 	known := d.overrideIn(reflect.ValueOf(&d.file.says).Elem(), "")
 	for _, name := range slices.Sorted(maps.Keys(d.env)) {
-		// Kubernetes sets these if there is a Service named perkey-redis.
-		theirs := strings.HasPrefix(name, "PERKEY_REDIS_SERVICE_") || name == "PERKEY_REDIS_PORT" || strings.HasPrefix(name, "PERKEY_REDIS_PORT_")
 		for _, section := range []string{"PERKEY_REDIS_", "PERKEY_DEFAULTS_"} {
-			if rest, ours := strings.CutPrefix(name, section); ours && !theirs && !slices.Contains(known, name) {
+			if rest, ours := strings.CutPrefix(name, section); ours && !serviceVariable.MatchString(name) && !slices.Contains(known, name) {
 				d.in(place{variable: name}, "", "no setting has this name"+meantVariable(section, rest, known))
 			}
 		}

@@ -75,6 +75,26 @@ func TestDefaultsAndPrefixFromVariables(t *testing.T) {
 	assert.NotNil(t, f)
 }
 
+// Kubernetes sets these for the Services perkey-redis, perkey-redis-master and perkey-defaults.
+func TestTheVariablesOfServicesAreNoSettings(t *testing.T) {
+	t.Parallel()
+	for _, service := range []string{"PERKEY_REDIS", "PERKEY_REDIS_MASTER", "PERKEY_DEFAULTS"} {
+		env := map[string]string{}
+		for _, name := range []string{
+			"_SERVICE_HOST", "_SERVICE_PORT", "_SERVICE_PORT_TCP_REDIS", "_PORT", "_PORT_6379_TCP", "_PORT_6379_TCP_PROTO", "_PORT_6379_TCP_PORT",
+			"_PORT_6379_TCP_ADDR", "_PORT_26379_UDP", "_PORT_9_SCTP_ADDR",
+		} {
+			env[service+name] = "10.0.0.1"
+		}
+		_, err := config.ParseIn("f.yaml", []byte("guards: {}"), env)
+		assert.NoError(t, err)
+	}
+	for _, misspelt := range []string{"PERKEY_REDIS_PORTS", "PERKEY_REDIS_SERVICE_NAME", "PERKEY_REDIS_PORT_TCP"} {
+		_, err := config.ParseIn("f.yaml", []byte("guards: {}"), map[string]string{misspelt: "x"})
+		assert.ErrorContains(t, err, "no setting has this name", misspelt)
+	}
+}
+
 func TestWhatIsWrongInAVariableNamesIt(t *testing.T) {
 	t.Parallel()
 	for variable, problem := range map[string]string{

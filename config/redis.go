@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"io/fs"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -179,11 +180,15 @@ func (f *File) near(path string) string {
 	return filepath.Join(filepath.Dir(f.name), path)
 }
 
-// read reads a file that the value at path names. What it holds is never shown.
+// read reads a file that the value at path names. What it holds is never shown, and
+// neither is its name: somebody may have put there what should be in it.
 func (r *report) read(path, name string) ([]byte, bool) {
 	data, err := readFile(r.file.near(name), maxSecret)
 	if err != nil {
-		r.at(path, "%v", err)
+		if named, ok := errors.AsType[*fs.PathError](err); ok {
+			err = named.Err
+		}
+		r.at(path, "the file of this name cannot be read: %v", err)
 	}
 	return data, err == nil
 }

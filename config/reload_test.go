@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -194,6 +195,10 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"removed principal", "principal: users", "on_conflict: reject", []string{
 			`11:3: routes."POST /c": the route has no principal any more, and may have parked requests on one's behalf; put it back`,
 		}},
+		{"key of a header", "{key: b, park", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], park", []string{
+			`10:3: routes."POST /b": the key reads the header X-Shop now, which requests that are parked may not have; put the old key back, ` +
+				`and change it at a restart when none is parked`,
+		}},
 		{"unknown name", "principal: users", "principal: user", []string{
 			`11:32: routes."POST /c".principal: nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`,
 		}},
@@ -244,6 +249,23 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 
 	// What once parked is remembered: b parks no more, and still cannot go.
 	assert.ErrorContains(t, rt.Reload(load(t, env, strings.Replace(fixed, "  POST /b: {key: b, park_anonymously: true}\n", "", 1))), `"POST /b"`)
+}
+
+// A request that was parked without a header never gets it, whatever later files store.
+func TestAKeyMayReadWhatWasStoredFromTheStart(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	file := func(key, stored string) *config.File {
+		return load(t, env, "queues: {later: {}}\nroutes: {POST /a: {key: '"+key+"', allow_headers: ["+stored+
+			"], park_anonymously: true, on_conflict: {policy: delay, queue: later}}}\n")
+	}
+	rt, err := config.Build(file("k", "X-Shop"), config.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rt.Close() })
+	require.NoError(t, rt.Reload(file("k:{header.X-Shop}", "x-shop, X-Till")))
+	assert.ErrorContains(t, rt.Reload(file("k:{header.X-Till}", "X-Shop, X-Till")), "the key reads the header X-Till now")
+	require.NoError(t, rt.Reload(file("k", "X-Till")))
+	assert.ErrorContains(t, rt.Reload(file("k:{header.X-Shop}", "X-Shop")), "the key reads the header X-Shop now")
 }
 
 func TestReloadsAndLookupsMayRunTogether(t *testing.T) {

@@ -38,6 +38,13 @@ func parseRoute(text string) (routeID, error) {
 	return routeID{method, normal}, nil
 }
 
+// normalPattern is the pattern of a router as the file would have it: without the host
+// that http.ServeMux may have in one.
+func normalPattern(pattern string) string {
+	normal := httplock.NormalizePattern(pattern)
+	return normal[max(strings.IndexByte(normal, '/'), 0):]
+}
+
 var methods = []string{
 	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
 	http.MethodConnect, http.MethodOptions, http.MethodTrace,
@@ -160,15 +167,23 @@ func (d *decoder) checkKey(p *probe, path string, g *guardSection) {
 			d.at(at, "the key reads the header %s, which is never stored: a parked request could not be run; want another key, or no policy delay", name)
 			continue
 		}
-		allowed := slices.Concat(storedHeaders, d.file.says.Defaults.HTTP.AllowHeaders, g.HTTP.AllowHeaders)
-		if !slices.ContainsFunc(allowed, func(a string) bool { return strings.EqualFold(a, name) }) {
+		if !slices.Contains(d.file.storedHeaders(g), name) {
 			d.at(at, "the key reads the header %s, which is not stored with a parked request; want it in allow_headers", name)
 		}
 	}
 }
 
-// storedHeaders are stored with every parked request.
-var storedHeaders = []string{"Accept", "Accept-Language", "Content-Encoding", "Content-Type", "Idempotency-Key", "Traceparent"}
+// alwaysStored are the headers that are stored with every parked request.
+var alwaysStored = []string{"Accept", "Accept-Language", "Content-Encoding", "Content-Type", "Idempotency-Key", "Traceparent"}
+
+// storedHeaders are those that are stored with the parked requests of a guard.
+func (f *File) storedHeaders(g *guardSection) []string {
+	names := slices.Concat(alwaysStored, f.says.Defaults.HTTP.AllowHeaders, g.HTTP.AllowHeaders)
+	for i, name := range names {
+		names[i] = http.CanonicalHeaderKey(name)
+	}
+	return names
+}
 
 // conflicts is what a guard does about a held key.
 func (f *File) conflicts(g *guardSection) chain {

@@ -115,16 +115,20 @@ func (rt *Runtime) open(f *File) error {
 // adopt puts a state into force.
 func (rt *Runtime) adopt(s *state) {
 	for id, r := range s.routes {
-		if r.parks {
-			rt.parking[id] = r
+		if !r.parks {
+			continue
 		}
+		if before, ok := rt.parking[id]; ok { // what is parked already has no more than that
+			r.stored = slices.DeleteFunc(slices.Clone(r.stored), func(name string) bool { return !slices.Contains(before.stored, name) })
+		}
+		rt.parking[id] = r
 	}
 	rt.current.Store(s)
 }
 
 // Route implements httplock.Routes: it returns the middleware and the key of the route
-// as the file has it now. The pattern may be of any framework's form. A HEAD has
-// GET's route, if it has none of its own.
+// as the file has it now. The pattern may be of any framework's form; a host in it does
+// not matter, as the file has none. A HEAD has GET's route, if it has none of its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 	routes := rt.current.Load().routes
 	find := func(pattern string) (route, bool) {
@@ -136,7 +140,7 @@ func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 	}
 	r, ok := find(pattern)
 	if !ok {
-		r, ok = find(httplock.NormalizePattern(pattern))
+		r, ok = find(normalPattern(pattern))
 	}
 	return r.Route, ok
 }
@@ -149,7 +153,7 @@ func (rt *Runtime) CheckRoutes(registered ...string) error {
 	has := map[routeID]bool{}
 	for _, text := range registered {
 		method, pattern, _ := strings.Cut(text, " ")
-		has[routeID{method, httplock.NormalizePattern(strings.TrimLeft(pattern, " "))}] = true
+		has[routeID{method, normalPattern(strings.TrimLeft(pattern, " "))}] = true
 	}
 	r := &report{file: s.file}
 	for id, route := range s.routes {

@@ -356,7 +356,13 @@ routes:
   PUT /files/{path...}: {key: k}
 `)
 	for _, route := range [][2]string{
-		{"POST", "/orders/:id"}, {"POST", "/orders/{id}"}, {"POST", "POST /orders/{id}"}, {"PUT", "/files/*path"}, {"PUT", "/files/{path...}"},
+		{"POST", "/orders/:id"},
+		{"POST", "/orders/{id}"},
+		{"POST", "POST /orders/{id}"},
+		{"POST", "shop.example/orders/{id}"},
+		{"POST", "POST shop.example/orders/{id}"},
+		{"PUT", "/files/*path"},
+		{"PUT", "/files/{path...}"},
 	} {
 		found, ok := rt.Route(route[0], route[1])
 		assert.True(t, ok, route)
@@ -383,5 +389,5 @@ routes:
 	require.Len(t, e.Problems, 2)
 	assert.Equal(t, `perkey.yaml:5:3: routes."POST /order/:id": the router has no such route; did you mean "POST /orders/:id"?`, e.Problems[0].String())
 	assert.Equal(t, `perkey.yaml:7:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
-	assert.NoError(t, rt.CheckRoutes("POST /order/{id}", "GET /files/*path", "PUT /somewhere/else"))
+	assert.NoError(t, rt.CheckRoutes("POST shop.example/order/{id}", "GET /files/*path", "PUT /somewhere/else"))
 }

@@ -73,3 +73,23 @@ func TestProblemsOfARedisSectionShowNoValue(t *testing.T) {
 		}
 	}
 }
+
+// A secret in the place of a name: that of a field, a variable or a file.
+func TestProblemsShowNoSecretThatIsTakenForAName(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"redis: {password " + hunter + "}":                                                                          "f.yaml:1:9: redis: has a field of an unknown name; want addresses, ",
+		"redis: {sentinel: {password " + hunter + "}}":                                                              "redis.sentinel: has a field of an unknown name; want master, ",
+		"redis: {url: 'redis://h', password_file: " + hunter + "}":                                                  "f.yaml:1:42: redis.password_file: the file of this name cannot be read: no such file",
+		"redis: {url: 'redis://h'}\nqueues: {q: {encryption: {current: k, keys: {k: {env: " + sealingKey + "}}}}}":  "keys.k.env: the value is no name of an environment variable",
+		"redis: {url: 'redis://h'}\nqueues: {q: {encryption: {current: k, keys: {k: {file: " + sealingKey + "}}}}}": "keys.k.file: the file of this name cannot be read",
+	} {
+		f, err := config.ParseIn("f.yaml", []byte(text), nil)
+		if err == nil {
+			_, err = config.Build(f)
+		}
+		require.ErrorContains(t, err, want)
+		assert.NotContains(t, err.Error(), hunter)
+		assert.NotContains(t, err.Error(), sealingKey)
+	}
+}

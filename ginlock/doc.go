@@ -21,8 +21,11 @@
 // gin.Recovery in front of PerKey the key is free before the 500 is written; with
 // gin.Recovery behind it, after that.
 //
-// Requests that match no route pass without a key: gin answers them with 404. So
-// do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods or
+// Requests that match no route pass without a key: gin answers them with 404. That is so
+// even if a guard is among the handlers of r.NoRoute or r.NoMethod: what is to be guarded
+// there needs a route, such as r.Any("/*path", guard, handler).
+//
+// GET, HEAD and OPTIONS pass as well, unless httplock.LockSafeMethods or
 // SharedForSafeMethods is given.
 //
 // FromConfig guards a whole engine as a configuration says, route by route. A guard of

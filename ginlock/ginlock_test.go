@@ -112,6 +112,32 @@ func TestKeyHelpers(t *testing.T) {
 	require.PanicsWithValue(t, "mine", func() { testbed.Call(t, engine, http.MethodPost, "/", "") })
 }
 
+// However a client writes a path, and gin is told to read it, a value has one key.
+func TestPathParametersAreDecodedOnce(t *testing.T) {
+	guard := core.NewGuard(setup(t, redistest.Embedded(t)).locker, nil)
+	for name, configure := range map[string]func(*gin.Engine){
+		"default":       func(*gin.Engine) {},
+		"raw":           func(e *gin.Engine) { e.UseRawPath = true },
+		"raw, left":     func(e *gin.Engine) { e.UseRawPath, e.UnescapePathValues = true, false },
+		"escaped":       func(e *gin.Engine) { e.UseEscapedPath = true },
+		"escaped, left": func(e *gin.Engine) { e.UseEscapedPath, e.UnescapePathValues = true, false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			engine := gin.New()
+			configure(engine)
+			engine.POST("/o/:id", ginlock.PerKey(guard, ginlock.Param("", "id")), func(c *gin.Context) {
+				lease, _ := ginlock.Lease(c)
+				c.String(http.StatusOK, lease.Key())
+			})
+			for path, want := range map[string]string{
+				"/o/%34%32": "42", "/o/a%20b": "a b", "/o/42%2525": "42%25", "/o/%34%32%2525": "42%25", "/o/%34%32%25": "42%",
+			} {
+				require.Equal(t, want, call(t, engine, http.MethodPost, path).body, path)
+			}
+		})
+	}
+}
+
 func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	seen := make(chan *http.Request, 1)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/textproto"
-	"net/url"
 	"slices"
 	"strings"
 )
@@ -36,14 +35,13 @@ type KeyFunc func(*http.Request) (string, error)
 // The value is the one that the framework tells its handlers, so that of a wildcard
 // for the rest of the path begins with a slash under gin, and not elsewhere. Where a
 // router leaves percent-encoding in it, as chi and echo may, it is undone: /orders/42
-// and /orders/%34%32 are one order.
+// and /orders/%34%32 are one order. A path that is written so that one cannot tell
+// whether it was left is refused with 400.
 func Param(prefix, name string) KeyFunc {
 	return from(prefix, "path parameter", name, func(r *http.Request) (string, error) {
-		v := r.PathValue(name)
-		if r.URL.RawPath != "" { // by which some routers match: %34%32 is 42
-			if decoded, err := url.PathUnescape(v); err == nil {
-				v = decoded
-			}
+		v, err := plainValue(r.URL, r.PathValue(name))
+		if err != nil {
+			return "", BadKey(fmt.Errorf("path parameter %q: %w", name, err))
 		}
 		if v == "" {
 			return "", unlessRouteHas(r, name)

@@ -11,7 +11,8 @@ import (
 type Match struct {
 	// Pattern is the route, as the framework writes it: "/orders/:id". Empty: none.
 	Pattern string
-	// Params are the path parameters, by name. Nil: none.
+	// Params are the path parameters, by name. Percent-encoding that the router left in
+	// them is undone. Nil: none.
 	Params iter.Seq2[string, string]
 	// Context is the context that the key function sees, which should be derived
 	// from the request's. Nil: the request's own.
@@ -50,6 +51,9 @@ func (m Match) request(r *http.Request) *http.Request {
 	seen.Pattern = m.Pattern
 	if m.Params != nil {
 		for name, value := range m.Params {
+			if plain, err := plainValue(r.URL, value); err == nil { // if not, Param refuses it
+				value = plain
+			}
 			seen.SetPathValue(name, value)
 		}
 	}

@@ -15,7 +15,8 @@ type Routes interface {
 	// Route returns what guards a route. Method is the request's, and pattern the
 	// route's as the framework has it, such as "/orders/:id/pay" or
 	// "POST /orders/{id}/pay": NormalizePattern makes them alike. A route that is not
-	// found needs no key. A HEAD should have the Route of GET, whose handler it runs.
+	// found needs no key, so a handler that is registered for any method runs without one
+	// under those that have no Route. A HEAD should have the Route of GET, whose handler it runs.
 	Route(method, pattern string) (Route, bool)
 }
 

@@ -32,7 +32,11 @@
 // behind it, after that.
 //
 // Requests that match no route pass without a key, also in a group: echo answers them
-// with 404 or 405. So do GET, HEAD and OPTIONS, unless httplock.LockSafeMethods or
+// with 404 or 405. That is so even if something of yours answers them, such as a
+// handler of e.RouteNotFound, or echo's Proxy in a group without routes: to guard it,
+// give it one, such as g.Any("/*", handler).
+//
+// GET, HEAD and OPTIONS pass as well, unless httplock.LockSafeMethods or
 // SharedForSafeMethods is given. Middleware of e.Pre runs before the route is known, and
 // is no place for a guard: requests are refused there with 500, and the log says why.
 //

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"net/http"
-	"net/url"
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
@@ -39,7 +38,7 @@ type Echo[C Context] struct {
 	Package string
 	// Routing says how far the router is.
 	Routing func(C) Routing
-	// Params are the path parameters, percent-encoded if the path that they are of is.
+	// Params are the path parameters, perhaps percent-encoded.
 	Params func(C) iter.Seq2[string, string]
 	// Writer is where responses go.
 	Writer func(C) http.ResponseWriter
@@ -174,19 +173,7 @@ func (e *Echo[C]) key(c C, key httplock.KeyFunc) (string, error) {
 	r := c.Request()
 	return httplock.Match{
 		Pattern: c.Path(),
-		Params: func(yield func(name, value string) bool) {
-			for name, value := range e.Params(c) {
-				// echo matches the path as it was sent, where that is not its usual form.
-				if r.URL.RawPath != "" {
-					if decoded, err := url.PathUnescape(value); err == nil {
-						value = decoded
-					}
-				}
-				if !yield(name, value) {
-					return
-				}
-			}
-		},
+		Params:  e.Params(c),
 		Context: context.WithValue(r.Context(), contextKey{}, c),
 	}.Key(key, r)
 }

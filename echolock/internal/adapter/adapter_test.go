@@ -279,6 +279,8 @@ func TestKeys(t *testing.T) {
 			"param, slash":     {httplock.Param("k:", "id"), "/orders/a%2Fb", "k:a/b"},
 			"param, encoded":   {httplock.Param("k:", "id"), "/orders/%34%32", "k:42"},
 			"param, percent":   {httplock.Param("k:", "id"), "/orders/100%25", "k:100%"},
+			"param, once":      {httplock.Param("k:", "id"), "/orders/42%2525", "k:42%25"},
+			"param, and odd":   {httplock.Param("k:", "id"), "/orders/%34%32%2525", "k:42%25"},
 			"param, misnamed":  {httplock.Param("k:", "uid"), "/orders/42", "internal"},
 			"wildcard":         {httplock.Param("k:", "*"), "/files/a/b", "k:a/b"},
 			"wildcard, empty":  {httplock.Param("k:", "*"), "/files/", "bad-key"},
