@@ -114,7 +114,7 @@ func TestKeyHelpers(t *testing.T) {
 
 // However a client writes a path, and gin is told to read it, a value has one key.
 func TestPathParametersAreDecodedOnce(t *testing.T) {
-	guard := core.NewGuard(setup(t, redistest.Embedded(t)).locker, nil)
+	guard := core.NewGuard(testbed.New(t, redistest.Embedded(t)).Locker, nil)
 	for name, configure := range map[string]func(*gin.Engine){
 		"default":       func(*gin.Engine) {},
 		"raw":           func(e *gin.Engine) { e.UseRawPath = true },
@@ -132,7 +132,7 @@ func TestPathParametersAreDecodedOnce(t *testing.T) {
 			for path, want := range map[string]string{
 				"/o/%34%32": "42", "/o/a%20b": "a b", "/o/42%2525": "42%25", "/o/%34%32%2525": "42%25", "/o/%34%32%25": "42%",
 			} {
-				require.Equal(t, want, call(t, engine, http.MethodPost, path).body, path)
+				require.Equal(t, want, testbed.Call(t, engine, http.MethodPost, path, "").Body, path)
 			}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // However a client writes a path, a value has one key, and two values never have the same.
@@ -38,25 +39,25 @@ func TestPathParametersAreDecodedOnce(t *testing.T) {
 			"/t/%2534/o/%34%32%2F%25": "42/%",
 		} {
 			key, err = "", nil
-			require.Equal(t, http.StatusOK, call(t, handler, http.MethodPost, target, "").status, target)
+			require.Equal(t, http.StatusOK, testbed.Call(t, handler, http.MethodPost, target, "").Status, target)
 			require.NoError(t, err)
 			require.Equal(t, want, key, "%s under %s", target, name)
 		}
 	}
 	// A value that is somewhere in the path in both forms.
-	call(t, mux, http.MethodPost, "/t/%34%32/o/%2534%2532", "")
+	testbed.Call(t, mux, http.MethodPost, "/t/%34%32/o/%2534%2532", "")
 	require.ErrorContains(t, err, "can be read in two ways")
 	require.Empty(t, key)
-	call(t, router, http.MethodPost, "/t/%2534%2532/o/%34%32", "")
+	testbed.Call(t, router, http.MethodPost, "/t/%2534%2532/o/%34%32", "")
 	require.ErrorContains(t, err, "can be read in two ways")
 	require.Empty(t, key)
 
 	for target, want := range map[string]string{"/rest/a/%34%2525/": "a/4%25/", "/cut/%34%2525": "4%25"} {
-		require.Equal(t, http.StatusOK, call(t, mux, http.MethodPost, target, "").status)
+		require.Equal(t, http.StatusOK, testbed.Call(t, mux, http.MethodPost, target, "").Status)
 		require.NoError(t, err)
 		require.Equal(t, want, key, target)
 	}
-	call(t, router, http.MethodPost, "/o/%34%2525.json", "")
+	testbed.Call(t, router, http.MethodPost, "/o/%34%2525.json", "")
 	require.NoError(t, err)
 	require.Equal(t, "4%25", key, "a part of a segment")
 }
