@@ -155,7 +155,7 @@ func TestTheObserverIsTold(t *testing.T) {
 			lease, _ := core.LeaseFrom(ctx)
 			require.Equal(t, lease.Fence(), acquired.Fence)
 			require.Equal(t, "n", acquired.Name)
-			require.ErrorIs(t, guard.Do(t.Context(), call, nil), core.ErrConflict)
+			require.ErrorIs(t, guard.Do(t.Context(), call, mustNotRun), core.ErrConflict)
 			redistest.Eventually(t, func() bool {
 				renewed, ok := eventOf[core.Renewed](&seen)
 				return ok && renewed.Leases == 1 && renewed.Latency > 0
@@ -200,3 +200,6 @@ func TestSlogObserverWarnsOfLossAndKeepsQuietOtherwise(t *testing.T) {
 	o.OnRenewed(ctx, core.Renewed{Err: core.ErrUnavailable})
 	require.Equal(t, 3, bytes.Count(out.Bytes(), []byte("level=WARN")))
 }
+
+// mustNotRun is the work of a call that is not to get its key.
+func mustNotRun(context.Context) error { return errors.New("the key was free") }

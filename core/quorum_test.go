@@ -470,7 +470,7 @@ func TestWhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
 		later := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 			return core.Deferred(core.Ticket{}).Reserve(time.Minute, nil), nil
 		})
-		require.ErrorIs(t, core.NewGuard(other, later).Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrDeferred)
+		require.ErrorIs(t, core.NewGuard(other, later).Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		_, err = l.TryAcquire(t.Context(), "other", core.WaitReplicas(1, time.Second))
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 

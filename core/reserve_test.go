@@ -247,7 +247,7 @@ func TestAReservationThatComesLateIsEnded(t *testing.T) {
 			guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 				return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) { return want, nil }), nil
 			}))
-			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, nil), core.ErrDeferred)
+			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, mustNotRun), core.ErrDeferred)
 			if want {
 				time.Sleep(20 * time.Millisecond)
 				require.Positive(t, reservedFor(t, l, key))
@@ -299,13 +299,13 @@ func TestACallThatIsDeferredReservesItsKey(t *testing.T) {
 		require.NoError(t, err)
 		guard := core.NewGuard(l, deferring(func() { require.Zero(t, reservedFor(t, l, "k"), "once it is stored") }))
 		var deferred *core.DeferredError
-		require.ErrorAs(t, guard.Do(ctx, core.Call{Key: "k"}, nil), &deferred)
+		require.ErrorAs(t, guard.Do(ctx, core.Call{Key: "k"}, mustNotRun), &deferred)
 		require.Equal(t, "id", deferred.Ticket.ID)
 		require.NoError(t, lease.Release(ctx))
 		_, err = l.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, core.ErrConflict)
 		guard = core.NewGuard(l, deferring(func() {}))
-		require.ErrorIs(t, guard.Do(ctx, core.Call{Key: "k"}, nil), core.ErrDeferred, "nor is that one overtaken")
+		require.ErrorIs(t, guard.Do(ctx, core.Call{Key: "k"}, mustNotRun), core.ErrDeferred, "nor is that one overtaken")
 		first := parked(t, holder, "k")
 		require.NoError(t, first.Release(ctx))
 		require.NoError(t, first.Unreserve(ctx))
@@ -320,7 +320,7 @@ func TestACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
 		require.NoError(t, err)
 		l, proxy, _ := throughProxy(t, env, noRetries)
 		guard := core.NewGuard(l, deferring(func() { proxy.Refuse(true) }))
-		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrDeferred)
+		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		require.NoError(t, lease.Release(t.Context()))
 	})
 }
@@ -625,7 +625,7 @@ func TestALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
 		held, err := other.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		guard := core.NewGuard(l, lastParked{&lose, &asked})
-		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrDeferred)
+		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		require.False(t, lose.Load(), "a reply was lost")
 		redistest.Eventually(t, func() bool { return reservedFor(t, other, "k") == 0 }, "the key is kept for nobody")
 		require.True(t, asked.Load())

@@ -23,7 +23,7 @@ func TestAConflictingCallIsParkedAndRunLater(t *testing.T) {
 
 		err := guard.Do(t.Context(), core.Call{
 			Key: "k", Name: "ship", Encode: func() ([]byte, error) { return []byte("work"), nil },
-		}, nil)
+		}, mustNotRun)
 		var deferred *core.DeferredError
 		require.ErrorAs(t, err, &deferred)
 		require.Equal(t, "q", deferred.Ticket.Queue)

@@ -42,7 +42,7 @@ func TestACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
 		var parked [2]string
 		park := func(i int) {
 			var deferred *core.DeferredError
-			require.ErrorAs(t, guard.Do(context.Background(), call, nil), &deferred)
+			require.ErrorAs(t, guard.Do(context.Background(), call, mustNotRun), &deferred)
 			parked[i] = deferred.Ticket.ID
 		}
 		lease := b.hold("k")

@@ -25,9 +25,12 @@ func (b *bench) parkCall(key string) string {
 	guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
 	call := core.Call{Key: key, Encode: func() ([]byte, error) { return nil, nil }}
 	var deferred *core.DeferredError
-	require.ErrorAs(b.t, guard.Do(b.t.Context(), call, nil), &deferred)
+	require.ErrorAs(b.t, guard.Do(b.t.Context(), call, mustNotRun), &deferred)
 	return deferred.Ticket.ID
 }
+
+// mustNotRun is the work of a call that is not to get its key.
+func mustNotRun(context.Context) error { return errors.New("the key was free") }
 
 // isNotReserved waits until nothing keeps a key for parked messages.
 func (b *bench) isNotReserved(key string) {

@@ -113,7 +113,7 @@ func TestAFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 		var parked []string
 		for range 3 {
 			var deferred *core.DeferredError
-			require.ErrorAs(t, guard.Do(t.Context(), call, nil), &deferred)
+			require.ErrorAs(t, guard.Do(t.Context(), call, mustNotRun), &deferred)
 			parked = append(parked, deferred.Ticket.ID)
 		}
 		require.NoError(t, lease.Release(t.Context()))
@@ -122,7 +122,7 @@ func TestAFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 		_, err := b.other.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, core.ErrConflict)
 		var deferred *core.DeferredError
-		require.ErrorAs(t, guard.Do(t.Context(), call, nil), &deferred, "and who comes now stands behind them")
+		require.ErrorAs(t, guard.Do(t.Context(), call, mustNotRun), &deferred, "and who comes now stands behind them")
 		parked = append(parked, deferred.Ticket.ID)
 
 		r := &ran{}
@@ -141,7 +141,7 @@ func TestWithoutPrecedenceAFreshCallMayOvertake(t *testing.T) {
 		b := setup(t, env, delayqueue.WithPrecedence(0))
 		lease := b.hold("k")
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
-		require.ErrorIs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(t.Context(), call, nil), core.ErrDeferred)
+		require.ErrorIs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(t.Context(), call, mustNotRun), core.ErrDeferred)
 		require.NoError(t, lease.Release(t.Context()))
 		require.NoError(t, b.hold("k").Release(t.Context()))
 	})
@@ -156,7 +156,7 @@ func TestACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
 		lease := b.hold("k")
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("work"), nil }}
 		var deferred *core.DeferredError
-		require.ErrorAs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(ctx, call, nil), &deferred)
+		require.ErrorAs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(ctx, call, mustNotRun), &deferred)
 		id := deferred.Ticket.ID
 		redistest.Eventually(t, func() bool { return b.status(id).Conflicts > 0 }, "no worker met the held key")
 
