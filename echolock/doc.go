@@ -9,7 +9,7 @@
 // The guard's policy says what happens to a request whose key is held, and
 // package httplock, over which this one is a page of code, says what the client
 // sees of it. Options are httplock's. Config has a Skipper, and PerKeyWithConfig and
-// ToMiddleware take it.
+// ToMiddleware take it; New and ToMiddleware report mistakes.
 //
 // # Under echo
 //

@@ -52,6 +52,11 @@ func PerKeyWithConfig(config Config) echo.MiddlewareFunc {
 	return mw
 }
 
+// New is PerKey for those who check: its error wraps core.ErrInvalidOption.
+func New(guard *core.Guard, key KeyFunc, opts ...httplock.Option) (echo.MiddlewareFunc, error) {
+	return Config{Guard: guard, Key: key, Options: opts}.ToMiddleware()
+}
+
 // PerKey is PerKeyWithConfig of a Config with these, and nothing else.
 func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) echo.MiddlewareFunc {
 	return PerKeyWithConfig(Config{Guard: guard, Key: key, Options: opts})

@@ -41,9 +41,11 @@ func TestToMiddlewareReportsMistakes(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 		require.Nil(t, mw)
 	}
-	mw, err := echolock.Config{Guard: guard, Key: key}.ToMiddleware()
+	mw, err := echolock.New(guard, key)
 	require.NoError(t, err)
 	require.NotNil(t, mw)
+	_, err = echolock.New(guard, nil)
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 
 	e := echo.New()
 	e.Use(echolock.FromConfig(nil))
