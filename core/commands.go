@@ -134,11 +134,20 @@ func (l *Locker) renewSome(ctx context.Context, rdb redis.UniversalClient, batch
 		if load && len(chunks) == 0 { // the others come after it on the same connection
 			args[0], args[1] = "eval", renewScript.source
 		}
-		for _, r := range batch[from:to] {
-			args = append(args, r.record)
+		// By pointers, and one number for all that have it: what is put into an interface
+		// by value is allocated, and a process renews thousands a second. The first key
+		// is a string, since a Cluster's client looks for the slot in it.
+		some := batch[from:to]
+		args = append(args, some[0].record)
+		for i := range some[1:] {
+			args = append(args, &some[1+i].record)
 		}
-		for _, r := range batch[from:to] {
-			args = append(args, r.entry, r.ttl.Milliseconds())
+		var lease any
+		for i := range some {
+			if i == 0 || some[i].ttl != some[i-1].ttl {
+				lease = some[i].ttl.Milliseconds()
+			}
+			args = append(args, &some[i].entry, lease)
 		}
 		cmd := redis.NewCmd(ctx, args...)
 		cmd.SetFirstKeyPos(3)

@@ -507,7 +507,7 @@ func (r *renewals) wakeBefore(at time.Time) {
 // together for ever. It is rounded down, so that many leases need few batches.
 func renewalTime(sent time.Time, ttl time.Duration) time.Time {
 	third := max(ttl, 0) / 3 // a grant can be over by the time it is looked at
-	at := sent.Add(third - rand.N(third/8+1))
+	at := sent.Add(third - rand.N(third/16+1))
 	return at.Add(-time.Duration(at.UnixNano() % int64(third/16+1)))
 }
 
