@@ -68,9 +68,6 @@ func TestAnACLUserWithAPassword(t *testing.T) {
 
 func TestSentinelAndCluster(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("starts many processes")
-	}
 	var master string
 	var sentinels []string
 	redistest.StartSentinel(t).Client(t, func(o *redis.FailoverOptions) { master, sentinels = o.MasterName, o.SentinelAddrs })

@@ -94,7 +94,6 @@ func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Ho
 		MaxWork: 3 * time.Millisecond, MaxIdle: 3 * time.Millisecond, Retries: -1,
 	}
 	p.change(&w)
-	w.skipUnlessPossible(t)
 	rules := history.Rules{Late: cmp.Or(p.late, time.Second), Line: w.standsInLine(), Patience: 10 * time.Second}
 	proxy := redistest.NewProxy(t, env.Addr)
 	if p.lost {

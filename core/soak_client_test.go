@@ -10,7 +10,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,7 +19,7 @@ import (
 )
 
 // modeOptions are the ways to hold a key that the engine has, and how to ask for
-// them. Workloads of other modes are skipped.
+// them.
 var modeOptions = map[history.Mode]func(limit int) []core.AcquireOption{
 	history.Exclusive: func(int) []core.AcquireOption { return nil },
 	history.Shared:    func(int) []core.AcquireOption { return []core.AcquireOption{core.Shared()} },
@@ -31,9 +30,6 @@ type mode struct {
 	Mode  history.Mode
 	Limit int
 }
-
-// callsStandInLine says that a release hands the key to the next call in line.
-const callsStandInLine = true
 
 // workload is what clients do. Its percentages are of calls.
 type workload struct {
@@ -57,17 +53,7 @@ type workload struct {
 }
 
 // standsInLine reports whether any of its calls may wait for another.
-func (w workload) standsInLine() bool { return callsStandInLine && w.Try < 100 }
-
-// skipUnlessPossible skips a test of modes that the engine does not have.
-func (w workload) skipUnlessPossible(t *testing.T) {
-	t.Helper()
-	for _, m := range w.Modes {
-		if modeOptions[m.Mode] == nil {
-			t.Skipf("the engine has no %s holders", m.Mode)
-		}
-	}
-}
+func (w workload) standsInLine() bool { return w.Try < 100 }
 
 // clientVar makes this test binary a client: a soakClient in JSON.
 const clientVar = "PERKEY_TEST_CLIENT"
@@ -175,7 +161,7 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	term := op.Lease
 	if op.Wait = !try; try {
 		acquire, wait = locker.TryAcquire, time.Hour
-	} else if callsStandInLine {
+	} else {
 		op.Lease = max(op.Lease, time.Second) // which one has who was handed the key
 	}
 	op.Call = history.Now()

@@ -62,20 +62,8 @@ func (w *claimer) run() {
 		if token == "" {
 			token = ident.Random(16)
 		}
-		owner := token
-		if n == 0 {
-			owner = "" // nothing is to be taken, nor what an earlier call took
-		}
-		// Hands that wait for a node that hangs are taken from the other partitions.
-		held := atomic.Int64{}
-		held.Store(int64(n))
-		giveUp := time.AfterFunc(claimPatience, func() { w.freeHands(int(held.Swap(0))) })
 		sent := time.Now()
-		// Not cancelled by Stop: messages whose claim nobody heard of would wait
-		// for its end.
-		b, err := w.partition.claim(w.ctx, owner, w.lease, n)
-		giveUp.Stop()
-		n = int(held.Swap(0))
+		b, n, err := w.ask(token, n)
 		if err != nil {
 			w.freeHands(n)
 			failures++
@@ -90,18 +78,7 @@ func (w *claimer) run() {
 		for _, key := range b.emptied {
 			w.reconsider(key)
 		}
-		claims := make([]*claim, len(b.messages))
-		for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a hand
-			claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
-			claims[i].startBy = sent.Add(b.left[i])
-		}
-		for i, c := range claims {
-			if i >= n { // an earlier claim, whose reply was lost, had more hands; or this one was slow
-				w.hands <- struct{}{}
-			}
-			w.begin(c)
-		}
-		w.freeHands(n - len(b.messages))
+		w.beginAll(b, token, sent, n)
 		if len(b.messages) > 0 || b.spent {
 			token = "" // an empty answer leaves it: should the same call come to Redis late, the next one finds what it took
 		}
@@ -113,6 +90,39 @@ func (w *claimer) run() {
 			w.pause(max(min(b.wait, floor), minPause), true)
 		}
 	}
+}
+
+// ask claims up to n messages for the hands that were taken, and answers how many of the
+// hands are left: after a while they are freed, for the other partitions, and the answer
+// is waited for without them.
+func (w *claimer) ask(token string, n int) (b batch, left int, err error) {
+	if n == 0 {
+		token = "" // nothing is to be taken, nor what an earlier call took
+	}
+	var held atomic.Int64
+	held.Store(int64(n))
+	giveUp := time.AfterFunc(claimPatience, func() { w.freeHands(int(held.Swap(0))) })
+	defer giveUp.Stop()
+	// Not cancelled by Stop: messages whose claim nobody heard of would wait for its end.
+	b, err = w.partition.claim(w.ctx, token, w.lease, n)
+	return b, int(held.Swap(0)), err
+}
+
+// beginAll runs what was claimed by a command sent at sent, and frees the hands that are
+// not needed.
+func (w *claimer) beginAll(b batch, token string, sent time.Time, hands int) {
+	claims := make([]*claim, len(b.messages))
+	for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a hand
+		claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
+		claims[i].startBy = sent.Add(b.left[i])
+	}
+	for i, c := range claims {
+		if i >= hands { // an earlier claim, whose reply was lost, had more; or this one was slow
+			w.hands <- struct{}{}
+		}
+		w.begin(c)
+	}
+	w.freeHands(hands - len(claims))
 }
 
 // giveBack settles what a claim may have taken whose reply was lost before Stop.

@@ -1,0 +1,359 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func (m *model) enqueue() error {
+	open := 0
+	for _, x := range m.all {
+		if !x.state.Ended() {
+			open++
+		}
+	}
+	if open >= 6 { // few of them, so that much happens to each
+		return nil
+	}
+	job := Job{ID: fmt.Sprint("m", len(m.all)), Key: []string{"", "a", "a", "b"}[m.rng.IntN(4)], MaxAge: modelAge}
+	x := &modelMessage{id: job.ID, key: job.Key, state: StateQueued}
+	if known := len(m.all) > 0 && m.rng.IntN(5) == 0; known {
+		x = m.all[m.rng.IntN(len(m.all))]
+		job.ID, job.Key = x.id, x.key
+	} else {
+		x.later = m.rng.IntN(6) == 0
+		job.parked = job.Key != "" && m.rng.IntN(5) == 0
+		x.waits = job.parked
+		m.all, m.byID[x.id] = append(m.all, x), x
+		if x.key != "" {
+			m.lines[x.key] = append(m.lines[x.key], x)
+		}
+		if x.later {
+			job.Delay = modelLater
+		}
+	}
+	job.Payload = []byte("work of " + job.ID)
+	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
+	m.q.partitions[0].enqueue([]*enqueueing{e})
+	return e.err
+}
+
+// look has a claim without a hand look at the queue.
+func (m *model) look() (batch, error) {
+	return m.claimAs("", 0)
+}
+
+func (m *model) claimAs(token string, n int) (batch, error) {
+	return m.q.partitions[0].claim(context.Background(), token, time.Hour, n)
+}
+
+func (m *model) take(n int) (claims []*claim, err error) {
+	token := m.token()
+	var must int
+	old := slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.tooOld })
+	for _, x := range m.all {
+		if _, is := m.due(x); is {
+			must++
+		}
+	}
+	b, err := m.claimAs(token, n)
+	if err != nil {
+		return nil, err
+	}
+	for _, message := range b.messages {
+		c := &claim{message: message, partition: m.q.partitions[0], token: token}
+		if err := m.started(c, false); err != nil {
+			return nil, err
+		}
+		claims = append(claims, c)
+	}
+	if len(claims) > n || !old && len(claims) < min(n, must) {
+		return nil, violated("a claim for %d of %d brought %d", n, must, len(claims))
+	}
+	return claims, nil
+}
+
+func (m *model) claim() error {
+	claims, err := m.take(1 + m.rng.IntN(3))
+	if err != nil || len(claims) == 0 || m.rng.IntN(2) == 0 {
+		return err
+	}
+	again, err := m.claimAs(claims[0].token, 5)
+	if err != nil {
+		return err
+	}
+	m.happened["claims sent again"]++
+	var got, want []string
+	for i := range claims {
+		want = append(want, claims[i].message.ID)
+	}
+	for _, message := range again.messages {
+		got = append(got, message.ID)
+	}
+	if !slices.Equal(got, want) {
+		return violated("a claim that was sent again brought %v, and %v at first", got, want)
+	}
+	return nil
+}
+
+// any returns a random message in the state.
+func (m *model) any(state State) *modelMessage {
+	var all []*modelMessage
+	for _, x := range m.all {
+		if x.state == state {
+			all = append(all, x)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all[m.rng.IntN(len(all))]
+}
+
+func (m *model) settle() error {
+	x := m.any(StateRunning)
+	if x == nil {
+		return nil
+	}
+	v := verdict{
+		outcome: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(8)],
+		err:     errors.New("why"),
+	}
+	if x.nudged && m.rng.IntN(3) > 0 { // what a nudge before the settlement is for
+		v.outcome = OutcomeConflict
+	}
+	v.awaitsKey = v.outcome == OutcomeConflict && x.key != "" && m.rng.IntN(4) > 0
+	if v.awaitsKey || m.rng.IntN(4) == 0 {
+		v.delay = modelLater
+	}
+	v.lost = v.outcome == OutcomeRetry && m.rng.IntN(3) == 0
+	ends := v.outcome == OutcomeDone || v.outcome == OutcomeDead
+	if m.rng.IntN(3) > 0 {
+		v.next, v.which = m.token(), nextOfAny
+		if x.key != "" && ends && m.rng.IntN(4) > 0 {
+			v.which = nextOfKey
+		}
+	}
+	if err := m.settleAs(x, v); err != nil || m.rng.IntN(3) > 0 {
+		return err
+	}
+	return m.resend()
+}
+
+func (m *model) settleAs(x *modelMessage, v verdict) error {
+	c := x.claim
+	may := map[*modelMessage]bool{} // those that were due before
+	for _, y := range m.all {
+		may[y], _ = m.due(y)
+	}
+	s, err := settleOnce(c, v)
+	if err != nil {
+		return err
+	}
+	if !s.held || s.expired {
+		return violated("the claim on %s was refused: %+v", x.id, s)
+	}
+	m.past = append(m.past, modelSettle{c, v, s})
+	switch v.outcome {
+	case OutcomeDone:
+		m.end(x, StateDone)
+		m.done++
+	case OutcomeDead:
+		m.end(x, StateDead)
+	default:
+		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.awaitsKey || !x.nudged)
+		x.nudged, x.waits = false, v.awaitsKey
+		if v.outcome != OutcomeRetry {
+			x.attempts--
+		}
+		if v.outcome == OutcomeConflict {
+			x.conflicts++
+		}
+		if v.lost {
+			x.losses++
+		}
+	}
+	return m.followed(x, v, s, may)
+}
+
+// followed checks what a settlement claimed next.
+func (m *model) followed(x *modelMessage, v verdict, s settled, may map[*modelMessage]bool) error {
+	var head *modelMessage // the next of its key, those aside that are too old
+	for _, y := range m.lines[x.key] {
+		if !y.tooOld {
+			head = y
+			break
+		}
+	}
+	follows := v.which == nextOfKey && head != nil && head.state == StateQueued && (!head.later || head.waits)
+	switch {
+	case s.next == nil && follows:
+		return violated("%s did not follow %s", head.id, x.id)
+	case s.next == nil:
+		return nil
+	case v.next == "":
+		return violated("%s was claimed, and nobody asked", s.next.ID)
+	case v.which == nextOfKey && (!follows || head.id != s.next.ID):
+		return violated("%s followed %s out of turn", s.next.ID, x.id)
+	}
+	m.happened["next "+v.which]++
+	y := m.byID[s.next.ID]
+	return m.started(&claim{message: *s.next, partition: m.q.partitions[0], token: v.next}, v.which == nextOfKey || y != nil && may[y])
+}
+
+// resend sends a settlement again. It changes nothing.
+func (m *model) resend() error {
+	if len(m.past) == 0 {
+		return nil
+	}
+	p := m.past[len(m.past)-1-m.rng.IntN(min(3, len(m.past)))]
+	x := m.byID[p.claim.message.ID]
+	s, err := settleOnce(p.claim, p.verdict)
+	if err != nil {
+		return err
+	}
+	m.happened["settlements sent again"]++
+	// What settled a message last knows its own.
+	last := p
+	for _, q := range m.past {
+		if q.claim.message.ID == x.id {
+			last = q
+		}
+	}
+	if last.claim == p.claim && !s.held {
+		return violated("a settlement of %s that was sent again is refused", x.id)
+	}
+	running := p.was.next != nil && m.byID[p.was.next.ID].claim != nil && m.byID[p.was.next.ID].claim.token == p.verdict.next
+	if s.next != nil && (!running || s.next.ID != p.was.next.ID) || s.next == nil && running {
+		return violated("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.next, p.was.next)
+	}
+	return nil
+}
+
+// stray has somebody settle, or extend, who lost the claim.
+func (m *model) stray() error {
+	if len(m.lost) == 0 {
+		return nil
+	}
+	c := m.lost[m.rng.IntN(len(m.lost))]
+	held, err := m.q.partitions[0].extend(context.Background(), time.Hour, []*claim{c})
+	if err != nil {
+		return err
+	}
+	s, err := settleOnce(c, verdict{outcome: []Outcome{OutcomeDone, OutcomeRetry}[m.rng.IntN(2)]})
+	if err != nil {
+		return err
+	}
+	m.happened["late settlements"]++
+	if s.held || held[0] {
+		return violated("a claim on %s that was lost is taken for held", c.message.ID)
+	}
+	return nil
+}
+
+// expire ends a running claim, as when its worker died.
+func (m *model) expire() error {
+	x := m.any(StateRunning)
+	if x == nil {
+		return nil
+	}
+	if err := m.q.rdb.ZAdd(context.Background(), m.q.partitions[0].base+":running", redis.Z{Score: 1, Member: x.id + " " + x.key}).Err(); err != nil {
+		return err
+	}
+	b, err := m.look()
+	if err != nil {
+		return err
+	}
+	m.lost = append(m.lost, x.claim)
+	m.happened["claims expired"]++
+	x.losses++
+	if x.attempts >= modelAttempts {
+		m.end(x, StateDead)
+		if b.buried != 1 {
+			return violated("message %s is not buried", x.id)
+		}
+		return nil
+	}
+	x.state, x.claim, x.later = StateQueued, nil, false
+	if b.redelivered != 1 {
+		return violated("message %s is not redelivered", x.id)
+	}
+	return nil
+}
+
+func (m *model) nudge() error {
+	key := []string{"a", "a", "b"}[m.rng.IntN(3)]
+	found, err := m.q.partitions[0].nudge(context.Background(), []string{key})
+	if err != nil {
+		return err
+	}
+	want := int64(nudgeEmpty)
+	if line := m.lines[key]; len(line) > 0 {
+		want = nudgeBusy
+		switch head := line[0]; {
+		case head.state == StateRunning:
+			head.nudged = true
+		case head.waits:
+			head.waits, head.later = false, false
+			want = nudgeWoken
+			m.happened["nudges"]++
+		}
+		if line[0].tooOld { // it may have expired already
+			return nil
+		}
+	}
+	if found[0] != want {
+		return violated("a nudge of %s found %d, want %d", key, found[0], want)
+	}
+	return nil
+}
+
+func (m *model) cancel() error {
+	if len(m.all) == 0 {
+		return nil
+	}
+	x := m.all[m.rng.IntN(len(m.all))]
+	words, err := m.q.partitions[0].cancel(context.Background(), x.id)
+	if err != nil {
+		return err
+	}
+	was := State(words[0])
+	if was != x.state && (!x.tooOld || was != StateExpired) {
+		return violated("cancel found %s %s, want %s", x.id, was, x.state)
+	}
+	if x.state == StateQueued {
+		m.end(x, was)
+		if was == StateQueued {
+			x.state = StateCancelled
+		}
+		m.happened["cancelled"]++
+	}
+	return nil
+}
+
+// age makes a queued message too old.
+func (m *model) age() error {
+	x := m.any(StateQueued)
+	if x == nil || x.tooOld {
+		return nil
+	}
+	p := m.q.partitions[0]
+	m.happened["aged"]++
+	x.tooOld = true
+	if err := m.q.rdb.HSet(context.Background(), p.recordName(x.id), "not_after", 1).Err(); err != nil || m.rng.IntN(2) == 0 {
+		return err
+	}
+	if err := m.q.rdb.ZAdd(context.Background(), p.base+":open", redis.Z{Score: 1, Member: x.id + " " + x.key}).Err(); err != nil {
+		return err
+	}
+	if _, err := m.look(); err != nil {
+		return err
+	}
+	m.end(x, StateExpired)
+	return nil
+}
