@@ -41,7 +41,7 @@ var engineMutants = []engineMutant{
 		name: "a lease counts from the reply", file: "obtain.go",
 		old:    "reply.fence, trust.Until(t.sent, a.first()), a.opts)",
 		new:    "reply.fence, trust.Until(map[bool]time.Time{true: time.Now(), false: t.sent}[%s], a.first()), a.opts)",
-		change: func(w *workload) { w.Fixed, w.Overrun, w.Try = 100, 50, 100 },
+		change: func(w *workload) { w.Fixed, w.Overrun, w.Try, w.MaxLease = 100, 50, 100, 120*time.Millisecond },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{

@@ -2,6 +2,7 @@ package core
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,12 +70,12 @@ func (n *lane) submit(cmd *command) bool {
 	return true
 }
 
-// enter lets a caller who waits in any case go out itself, when nobody would travel
-// with it: that saves two switches of goroutines. It must leave.
+// enter lets a caller who waits in any case go out itself, when nobody else is out or
+// about to be: that saves two switches of goroutines. It must leave.
 func (n *lane) enter() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.out >= laneWidth || len(n.queue) > 0 {
+	if n.out > 0 {
 		return false
 	}
 	n.out++
@@ -99,7 +100,13 @@ func (n *lane) run() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for {
-		for len(n.queue) > 0 {
+		for {
+			n.mu.Unlock()
+			runtime.Gosched() // who is about to submit, after a reply that just came, travels along
+			n.mu.Lock()
+			if len(n.queue) == 0 {
+				break
+			}
 			batch := n.queue
 			n.queue, n.spare = n.spare, nil
 			n.lastOut = time.Now()

@@ -11,15 +11,23 @@
 --          with an entry that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue}
 -- #include record.lua
--- The two common cases, in a fraction of the time: a process that holds the key alone
--- gives it up while nobody waits, or one who also wants it alone is the next.
-record = read()
-local sole = record[7] and string.sub(entry, 1, 2) == '1:' and ends(record[7]) > now
+-- The three common cases, in a fraction of the time: a process that holds the key alone
+-- gives it up while nobody waits, and nobody ever did or somebody did, or one who also
+-- wants it alone is the next.
 local used = tonumber(ARGV[2])
-if sole and not record[9] and ARGV[3] == '0' and used > 0 and used < micros then
+local plain = string.sub(entry, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 and used < micros
+if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last, and one holder
+  local mine = redis.call('HGET', key, 'h:' .. entry)
+  if mine and ends(mine) > now then
+    redis.call('DEL', key) -- there is nothing to remember
+    return 1
+  end
+end
+record = read()
+if plain and record[7] and ends(record[7]) > now and not record[9] then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   if not record[5] and not record[6] and ARGV[5] == '' then
-    redis.call('DEL', key) -- there is nothing to remember
+    redis.call('DEL', key)
     return 1
   elseif e and tonumber(alive) > now and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
     local its, claim = string.format('%.0f', micros), string.format('%d', now + CLAIM)

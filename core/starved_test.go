@@ -1,0 +1,93 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// renewed tells of each batch of renewals that Redis answered.
+type renewed struct {
+	core.NopObserver
+	batches chan core.Renewed
+}
+
+func (r renewed) OnRenewed(_ context.Context, e core.Renewed) {
+	if e.Err == nil {
+		select {
+		case r.batches <- e:
+		default:
+		}
+	}
+}
+
+// Renewals have connections of their own: a service that uses up the pool keeps its keys.
+func TestRenewalsDoNotWaitForTheUsersPool(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, PoolSize: 1, MaxActiveConns: 1, PipelinePoolSize: -1, PoolTimeout: 5 * time.Second})
+		seen := renewed{batches: make(chan core.Renewed, 1)}
+		l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(time.Second), core.WithObserver(seen))
+		require.NoError(t, err)
+		defer func() { _ = l.Close() }()
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+
+		all := rdb.Conn()
+		require.NoError(t, all.Ping(t.Context()).Err())
+		require.EqualValues(t, 0, rdb.PoolStats().IdleConns, "none is left")
+		for range 6 { // two TTLs
+			select {
+			case <-seen.batches:
+			case <-lease.Context().Done():
+				require.NoError(t, context.Cause(lease.Context()))
+			}
+		}
+		require.NoError(t, lease.Context().Err())
+		require.NoError(t, all.Close())
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+// A node that hangs loses its own keys, and delays no renewal of the others.
+func TestANodeThatHangsCostsTheOthersNoLease(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
+	c := redistest.StartCluster(t, 3, 0)
+	rdb := c.Client(t)
+	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		return node.ConfigSet(ctx, "cluster-require-full-coverage", "no").Err() // or all refuse when one is gone
+	}))
+	l, err := core.New(rdb, core.WithPrefix("p"), core.WithTTL(ttl))
+	require.NoError(t, err)
+	defer func() { _ = l.Close() }()
+	hangs := c.NodeOf(t, core.RecordName("p", "0"))
+	var sick, well []*core.Lease
+	for i := range 60 {
+		key := fmt.Sprint(i)
+		lease, err := l.TryAcquire(t.Context(), key)
+		require.NoError(t, err)
+		if c.NodeOf(t, core.RecordName("p", key)).Addr == hangs.Addr {
+			sick = append(sick, lease)
+		} else {
+			well = append(well, lease)
+		}
+	}
+	require.NotEmpty(t, well)
+	hangs.Pause()
+	defer hangs.Resume()
+	for _, lease := range sick {
+		<-lease.Context().Done()
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+	}
+	time.Sleep(2 * ttl) // go-redis's time-outs would have added up
+	for _, lease := range well {
+		require.NoError(t, context.Cause(lease.Context()), lease.Key())
+	}
+}
