@@ -19,7 +19,7 @@ import (
 var lockRights = []string{
 	"~perkey:lock{}:*",
 	"+evalsha", "+eval", // run the scripts
-	"+exists", "+hmget", "+hgetall", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+time", // run in them
+	"+exists", "+hlen", "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+time", // run in them
 }
 
 // wakeRights are for waiting calls to be woken. Without them they ask now and then.

@@ -350,7 +350,7 @@ func TestAKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
 	}
 	calls, commands := cost()
 	require.Equal(t, int64(2), calls)
-	require.Equal(t, 9, commands, "evalsha, exists, time, hset, pexpire; evalsha, time, hmget, del")
+	require.Equal(t, 10, commands, "evalsha, exists, time, hset, pexpire; evalsha, time, hlen, hget, del")
 	calls, again := cost(core.Reserved(time.Minute))
 	require.Equal(t, int64(2), calls)
 	require.Equal(t, commands, again)

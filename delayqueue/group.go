@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -81,6 +82,7 @@ func (g *group[T]) watch() {
 // fly is run after run, of which the first was begun as the given one.
 func (g *group[T]) fly(mine int) {
 	for {
+		runtime.Gosched() // who is about to ask, after an answer that just came, goes along
 		batch := g.next(&mine)
 		if batch == nil {
 			return

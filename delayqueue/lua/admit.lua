@@ -53,15 +53,15 @@ end
 -- Puts a message whose record is written at the end of its key's line.
 local function admit(id, key, at, not_after)
   local member, ms = id .. ' ' .. key, not_after - now + retention
-  redis.call('PEXPIRE', record(id), ms)
-  opened[#opened + 1] = not_after
+  redis.call('PEXPIRE', record(id), string.format('%d', ms))
+  opened[#opened + 1] = moment(not_after)
   opened[#opened + 1] = member
   outlive(open, ms)
   if key ~= '' then
     outlive(line(key), ms)
   end
   if key == '' or redis.call('RPUSH', line(key), id) == 1 then
-    dues[#dues + 1] = at
+    dues[#dues + 1] = moment(at)
     dues[#dues + 1] = member
     outlive(due, ms)
     soonest = math.min(soonest or at, at)

@@ -34,7 +34,8 @@ local STEPS = 20 -- how many messages a script tidies up at most
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
-local records = {} -- a name that is made again and again is made once: it is quicker
+-- What is made again and again is made once: it is quicker.
+local records, moments = {}, {}
 
 local function record(id)
   local name = records[id]
@@ -43,6 +44,16 @@ local function record(id)
     records[id] = name
   end
   return name
+end
+
+-- A time in ms as it is written: Redis takes longer to make the text of a number.
+local function moment(ms)
+  local s = moments[ms]
+  if not s then
+    s = string.format('%d', ms)
+    moments[ms] = s
+  end
+  return s
 end
 
 local function line(key) return base .. ':order:' .. key end
@@ -158,7 +169,7 @@ local function load(id, key, payload)
   local f = redis.pcall('HMGET', record(id), 'key', 'name', 'state', 'enqueued', 'due', 'not_after',
     'attempts', 'conflicts', 'losses', 'wait', 'nudged', 'principal', payload and 'payload' or 'state')
   local enqueued, at, not_after = whole(f[4] or ''), whole(f[5] or ''), whole(f[6] or '')
-  local attempts, conflicts, losses = whole(f[7] or '0'), whole(f[8] or '0'), whole(f[9] or '0')
+  local attempts, conflicts, losses = not f[7] and 0 or whole(f[7]), not f[8] and 0 or whole(f[8]), not f[9] and 0 or whole(f[9])
   if f[1] ~= key or not (f[2] and f[3] and enqueued and at and not_after and attempts and conflicts and losses) then
     return nil, flaw(id, key, f)
   end
@@ -396,7 +407,7 @@ local function take_due(want, tokens, lease, max_bytes)
     return taken, expired, junk
   end
   redis.call('ZREM', due, unpack(members))
-  local gone, held, ends = {}, {}, now + lease
+  local gone, held, ends = {}, {}, moment(now + lease)
   for _, member in ipairs(members) do
     if bytes >= max_bytes then
       redis.call('ZADD', due, now, member)

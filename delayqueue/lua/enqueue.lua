@@ -23,7 +23,7 @@ local function store(id, key, name, payload, delay, max_age, principal, parked)
     at = at + 1 -- a message is never early
   end
   redis.call('HSET', record(id), 'key', key, 'name', name, 'payload', payload, 'state', 'queued',
-    'enqueued', now, 'due', at, 'not_after', not_after)
+    'enqueued', moment(now), 'due', moment(at), 'not_after', moment(not_after))
   if principal ~= '' then
     redis.call('HSET', record(id), 'principal', principal)
   end

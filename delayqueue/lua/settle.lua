@@ -81,7 +81,7 @@ local function finish(c, n)
     if c.not_after - now > retention / 4 then -- it is not worth the time otherwise
       redis.call('PEXPIRE', record(id), ARGV[1])
     end
-    redis.call('HSET', record(id), 'state', 'done', 'ended', ended, 'payload', '', 'settled', c.token, 'next', nid or '')
+    redis.call('HSET', record(id), 'state', 'done', 'ended', moment(ended), 'payload', '', 'settled', c.token, 'next', nid or '')
     if c.result ~= '' then
       redis.call('HSET', record(id), 'result', c.result)
     end
