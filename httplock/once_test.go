@@ -356,6 +356,24 @@ func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 	require.Equal(t, http.StatusOK, d.result(t, location).Status)
 }
 
+// A replay without the key would run although the request is made, and answered, again.
+func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	post := func() testbed.Answer {
+		r := once(t, testbed.OrderPath, "k", "{}")
+		r.Header.Set("Connection", "close, idempotency-key")
+		return testbed.Do(d.mux, r)
+	}
+	release := d.Hold(t)
+	testbed.RequireProblem(t, post(), http.StatusConflict, "conflict", true)
+	d.requireNothingParked(t)
+	release()
+	requireReplayed(t, post(), post())
+	require.EqualValues(t, 1, runs.Load())
+}
+
 func TestATicketIsGoodUntilItExpires(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
 	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
