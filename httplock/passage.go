@@ -177,6 +177,7 @@ func (p *passage) underKey(ctx context.Context) error {
 		p.announceWait()
 	}
 	p.next(p.once.watch(ctx))
+	p.replay.returned(p.x)
 	p.once.finish(ctx)
 	return nil
 }
