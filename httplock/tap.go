@@ -88,6 +88,8 @@ func (t *tap) final(ended bool) bool {
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired, status == http.StatusRequestTimeout,
 		status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return false // they ask for the same request again
+	case status >= http.StatusBadRequest && len(t.recorder.sent["Retry-After"]) > 0:
+		return false // so does this one, such as the 409 of a lock further in that is not ours
 	case ended && (silent || t.partial || status >= http.StatusBadRequest):
 		return false // the handler gave up because it was told to
 	}
