@@ -205,6 +205,21 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 	}
 }
 
+// A response that is too long to be kept is no sign that the handler gave up: the work of
+// the client that left, and is the one to come back, is not done twice.
+func TestALongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	ctx, leave := context.WithCancel(t.Context())
+	var runs atomic.Int64
+	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+		leave()
+		count(&runs, http.StatusCreated)(w, r)
+	}, httplock.KeepResponseBody(3))
+	require.Equal(t, "run 1", testbed.Do(h, once(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
+	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
+	require.EqualValues(t, 1, runs.Load())
+}
+
 // Middleware in front that compresses says so in the header that the handler has, and some
 // says it beforehand. What is kept was not compressed yet.
 func TestEncodingsInFrontAreNotKept(t *testing.T) {
