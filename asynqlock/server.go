@@ -42,6 +42,8 @@ func (s *server) postpone(ctx context.Context, m *middleware, r *refusal) error 
 			return outcome
 		}
 		if !lastAttempt(ctx) {
+			m.log().WarnContext(ctx, "asynqlock: the Redis that Configure was given does not say how long a task has been deferred: "+
+				"its age counts from now; if this goes on the Redis is not that of the server's queues", "error", err)
 			d.wait = wait{refusals: 1, since: start} // for all that is known
 			return d
 		}

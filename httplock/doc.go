@@ -101,7 +101,8 @@
 // KeepResponseHeaders, and the body. The handler is run again for the same request after
 //
 //	5xx, a panic                            it may be tried again
-//	401, 407, 408, 425, 429                 they ask for the same request again
+//	401, 407, 408, 425, 429, and any 4xx
+//	that has Retry-After                    they ask for the same request again
 //	a refusal by a guard further in         it did not reach its work
 //	4xx, a stream or nothing at all, when
 //	its ctx had ended                       it was interrupted

@@ -21,7 +21,8 @@ import (
 // requests carry credentials must say who sends them, with WithPrincipal or
 // IdempotencyPrincipal: without, such a request with a key is refused with 500, since
 // whoever guessed another's key would see the other's response. Credentials that are not
-// recognised as such, like a header of your own, are anonymous here.
+// recognised as such, like a header of your own, are anonymous here. The host is not looked
+// at: where it says whose data a request is about, it belongs in the principal.
 func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
 	return func(m *Middleware) error {
 		switch {

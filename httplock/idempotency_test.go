@@ -234,6 +234,29 @@ func TestWhichResponsesAreKept(t *testing.T) {
 	require.NotContains(t, testbed.Do(h, once(t, testbed.OrderPath, "panics", "")).Header, "Idempotent-Replayed", "it runs again")
 }
 
+// An upstream that is guarded itself refuses so, and its client is to try again under the
+// same key.
+func TestARefusalWithRetryAfterIsNotKept(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	for status, kept := range map[int]bool{202: true, 303: true, 409: false, 413: false, 423: false} {
+		var runs atomic.Int64
+		h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Retry-After", "1")
+			count(&runs, status)(w, r)
+		})
+		key := fmt.Sprint("k", status)
+		first := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+		second := testbed.Do(h, once(t, testbed.OrderPath, key, "{}"))
+		require.Equal(t, status, first.Status)
+		if kept {
+			requireReplayed(t, first, second)
+			require.Equal(t, "1", second.Header.Get("Retry-After"))
+			continue
+		}
+		require.Equal(t, "run 2", second.Body, status)
+	}
+}
+
 func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)

@@ -70,6 +70,9 @@ func (m *Middleware) newOnce(p *passage) (*once, error) {
 	if err != nil {
 		return nil, err
 	}
+	if namedBy(x.Request.Header["Connection"], "Idempotency-Key") { // its replay would not have the key
+		p.nobody = cmp.Or(p.nobody, errNotReplayable)
+	}
 	route := x.Name
 	if route == "" {
 		route = x.Request.Method + " " + x.Request.URL.Path

@@ -205,6 +205,21 @@ func TestAHandlerThatGivesUpSinceItsClientLeftIsRunAgain(t *testing.T) {
 	}
 }
 
+// A response that is too long to be kept is no sign that the handler gave up: the work of
+// the client that left, and is the one to come back, is not done twice.
+func TestALongResponseToAClientThatLeftIsNotRunAgain(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	ctx, leave := context.WithCancel(t.Context())
+	var runs atomic.Int64
+	h := idempotent(t, b, nil, func(w http.ResponseWriter, r *http.Request) {
+		leave()
+		count(&runs, http.StatusCreated)(w, r)
+	}, httplock.KeepResponseBody(3))
+	require.Equal(t, "run 1", testbed.Do(h, once(t, testbed.OrderPath, "k", "{}").WithContext(ctx)).Body)
+	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusConflict, "response-not-kept", false)
+	require.EqualValues(t, 1, runs.Load())
+}
+
 // Middleware in front that compresses says so in the header that the handler has, and some
 // says it beforehand. What is kept was not compressed yet.
 func TestEncodingsInFrontAreNotKept(t *testing.T) {
@@ -354,6 +369,24 @@ func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 	release()
 	d.work(t)
 	require.Equal(t, http.StatusOK, d.result(t, location).Status)
+}
+
+// A replay without the key would run although the request is made, and answered, again.
+func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	post := func() testbed.Answer {
+		r := once(t, testbed.OrderPath, "k", "{}")
+		r.Header.Set("Connection", "close, idempotency-key")
+		return testbed.Do(d.mux, r)
+	}
+	release := d.Hold(t)
+	testbed.RequireProblem(t, post(), http.StatusConflict, "conflict", true)
+	d.requireNothingParked(t)
+	release()
+	requireReplayed(t, post(), post())
+	require.EqualValues(t, 1, runs.Load())
 }
 
 func TestATicketIsGoodUntilItExpires(t *testing.T) {

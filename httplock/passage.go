@@ -20,7 +20,7 @@ type passage struct {
 
 	call    core.Call
 	nobody  error // why the request is not to be parked
-	waited  bool  // it waits, or did
+	met     bool  // it met a conflict
 	encoded bool  // the queue may have it
 	ran     bool  // the rest of the chain was called
 	lost    bool  // and lost its lease
@@ -105,7 +105,7 @@ func (p *passage) run() {
 		return
 	}
 	if p.replay == nil && errors.Is(err, core.ErrConflict) {
-		if answered := p.once.look(ctx); answered != nil {
+		if answered := p.look(); answered != nil {
 			err = answered
 		}
 	}
@@ -121,12 +121,12 @@ func (p *passage) run() {
 }
 
 func (p *passage) refuse(err error) {
+	if p.met {
+		p.announceWait()
+	}
 	if errors.Is(err, errAnswered) {
 		p.once.answer()
 		return
-	}
-	if p.waited || p.encoded || errors.Is(err, core.ErrConflict) {
-		p.announceWait()
 	}
 	p.m.refuse(p.x, err, p.encoded)
 }
@@ -136,12 +136,18 @@ func (p *passage) announceWait() {
 	announce(p.x.Writer, core.Preference{Bounded: p.call.Prefer.Bounded, Wait: p.call.Prefer.Wait})
 }
 
+// look is called when the request met a conflict. It is an error if there is an answer
+// all the same.
+func (p *passage) look() error {
+	p.met = true
+	return p.once.look(p.x.Request.Context())
+}
+
 func (p *passage) beforeWait() error {
 	if p.replay != nil {
 		return errReplayWaits
 	}
-	p.waited = true
-	if err := p.once.look(p.x.Request.Context()); err != nil {
+	if err := p.look(); err != nil {
 		return err
 	}
 	return p.body.buffer()
@@ -149,7 +155,7 @@ func (p *passage) beforeWait() error {
 
 // encode is the request in the form that a queue stores.
 func (p *passage) encode() (payload []byte, err error) {
-	if err := p.once.look(p.x.Request.Context()); err != nil {
+	if err := p.look(); err != nil {
 		return nil, err
 	}
 	if p.nobody != nil {
@@ -167,10 +173,11 @@ func (p *passage) underKey(ctx context.Context) error {
 	}
 	p.ran = true
 	p.replay.passed(true)
-	if p.waited {
+	if p.met {
 		p.announceWait()
 	}
 	p.next(p.once.watch(ctx))
+	p.replay.returned(p.x)
 	p.once.finish(ctx)
 	return nil
 }

@@ -199,6 +199,28 @@ func TestPreferIsTheHandlersWithoutHeedPrefer(t *testing.T) {
 	require.NotContains(t, resp.Header, "Preference-Applied")
 }
 
+// A conflict that ends with the answer to the same request is one all the same.
+func TestPreferenceIsAppliedToRequestsMadeTwice(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	h := guarded(parkLate(d), ok, httplock.HeedPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	post := func(key string) testbed.Answer {
+		r := once(t, testbed.OrderPath, key, "{}")
+		r.Header.Set("Prefer", "wait=0, respond-async")
+		return testbed.Do(h, r)
+	}
+	require.NotContains(t, post("done").Header, "Preference-Applied", "it met no conflict")
+	require.NotContains(t, post("done").Header, "Preference-Applied", "nor did this one")
+	d.Hold(t)
+	for range 2 {
+		resp := post("parked")
+		requireParked(t, resp)
+		require.ElementsMatch(t, []string{"respond-async", "wait=0"}, resp.Header["Preference-Applied"])
+	}
+	resp := post("done")
+	require.Equal(t, "true", resp.Header.Get("Idempotent-Replayed"))
+	require.Equal(t, []string{"wait=0"}, resp.Header["Preference-Applied"])
+}
+
 // A request that cannot be parked waits, rather than being refused for a preference.
 func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))

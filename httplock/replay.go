@@ -20,8 +20,8 @@ import (
 //
 // A response of 2xx, 3xx or 4xx from behind a guard is a result: the message is
 // done, whether or not the request succeeded. 5xx is an error that the queue
-// tries again, and so is a 4xx of a handler whose ctx had ended. A panic passes
-// through to the worker. A payload that does not hold a request is never tried
+// tries again, and so is a 4xx, or no word at all, of a handler whose ctx had
+// ended. A panic passes through to the worker. A payload that does not hold a request is never tried
 // again. When a guard on the way finds its key held, the error matches
 // core.ErrConflict.
 //
@@ -175,6 +175,7 @@ type replay struct {
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
 	reached  bool       // a guard ran its handler under the key, or gave the request its result
 	skipped  bool       // a guard let the request pass without a key
+	silent   bool       // the outermost of these handlers returned without a word
 	allowed  bool       // a guard made sure that the principal may have the request run
 	conflict error      // the first one that a guard met
 	foreign  bool       // it was about the message's own key
@@ -201,6 +202,17 @@ func (r *replay) passed(underKey bool) {
 	} else {
 		r.skipped = true
 	}
+}
+
+// returned records that the handler behind a guard has. Frameworks may begin a response
+// for one that has not said anything, so that it cannot be told from the outside.
+func (r *replay) returned(x Exchange) {
+	if r == nil || x.Written == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.silent = !x.Written()
 }
 
 // authorized records that the principal may have the request run.
@@ -262,7 +274,7 @@ func (r *replay) outcome(ctx context.Context, status int) error {
 		return r.conflict
 	case r.failure != nil:
 		return r.failure
-	case status >= http.StatusBadRequest && ctx.Err() != nil:
+	case ctx.Err() != nil && (status >= http.StatusBadRequest || r.silent && status == http.StatusOK):
 		// The handler gave up because it was told to.
 		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", r.id, status, context.Cause(ctx))
 	case !r.reached && (!r.skipped || status >= http.StatusBadRequest):

@@ -121,20 +121,37 @@ func TestReplayOutcomes(t *testing.T) {
 func TestReplayThatWasInterruptedIsNoResult(t *testing.T) {
 	lock := anyGuard(t)
 	stopped := errors.New("worker stopped")
-	for status, fails := range map[int]bool{http.StatusRequestTimeout: true, http.StatusOK: false} {
+	// replay runs a request whose worker stops while its handler runs, which then answers.
+	replay := func(answer http.HandlerFunc, around ...func(http.Handler) http.Handler) error {
 		ctx, stop := context.WithCancelCause(t.Context())
-		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := lock(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			stop(stopped)
 			<-r.Context().Done()
-			w.WriteHeader(status)
-		})
-		err := httplock.Replay(lock(handler))(ctx, message(t, post(t, "/")))
-		if fails {
-			require.ErrorIs(t, err, stopped)
-		} else {
-			require.NoError(t, err, "it was done all the same")
+			answer(w, r)
+		}))
+		for _, wrap := range around {
+			h = wrap(h)
 		}
+		return httplock.Replay(h)(ctx, message(t, post(t, "/")))
 	}
+	begin := func(h http.Handler) http.Handler { // as gin does
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.ServeHTTP(w, r)
+			w.WriteHeader(http.StatusOK)
+		})
+	}
+	say := func(status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }
+	}
+	silent := func(http.ResponseWriter, *http.Request) {}
+	require.ErrorIs(t, replay(say(http.StatusRequestTimeout)), stopped)
+	require.ErrorIs(t, replay(silent), stopped)
+	require.ErrorIs(t, replay(silent, begin), stopped)
+	require.ErrorIs(t, replay(silent, lock, begin), stopped)
+	const done = "it was done all the same"
+	require.NoError(t, replay(say(http.StatusOK)), done)
+	require.NoError(t, replay(say(http.StatusNoContent)), done)
+	require.NoError(t, replay(silent, begin, lock), "the handler of the outer guard has answered")
 }
 
 // underKey runs f as a worker runs its handler: under the message's key.

@@ -14,6 +14,7 @@ type tap struct {
 	http.ResponseWriter
 	recorder *recorder
 	partial  bool // the copy is not the whole response
+	streamed bool // it was flushed
 	encoded  bool // middleware in front encodes it, and has said so already
 	hijacked bool
 }
@@ -66,6 +67,7 @@ func (t *tap) Flush() { _ = t.FlushError() }
 // not kept: nobody knows whether the client has seen the end of it.
 func (t *tap) FlushError() error {
 	t.recorder.begin()
+	t.streamed = true
 	t.drop(true)
 	return http.NewResponseController(t.ResponseWriter).Flush()
 }
@@ -88,7 +90,9 @@ func (t *tap) final(ended bool) bool {
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired, status == http.StatusRequestTimeout,
 		status == http.StatusTooEarly, status == http.StatusTooManyRequests:
 		return false // they ask for the same request again
-	case ended && (silent || t.partial || status >= http.StatusBadRequest):
+	case status >= http.StatusBadRequest && len(t.recorder.sent["Retry-After"]) > 0:
+		return false // so does this one, such as the 409 of a lock further in that is not ours
+	case ended && (silent || t.streamed || status >= http.StatusBadRequest):
 		return false // the handler gave up because it was told to
 	}
 	return true

@@ -11,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/testbed"
 )
 
@@ -82,10 +83,21 @@ func hijackedNotStored(t *trial) {
 func innerNotStored(t *trial) {
 	b := t.bed()
 	handler, runs := counted(ok)
-	inner := Lock{core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "inner", nil }, nil}
+	// It does not ask for the same request again, which would not be kept whoever said so.
+	refuse := func(w http.ResponseWriter, _ *http.Request, _ *httplock.Problem) {
+		w.Header().Del("Retry-After")
+		w.WriteHeader(http.StatusConflict)
+		_, _ = io.WriteString(w, "held")
+	}
+	inner := Lock{
+		core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "inner", nil },
+		[]httplock.Option{httplock.WithConflictHandler(refuse)},
+	}
 	s := t.serve(orders(handler, t.remembering(b, nil), inner))
 	release := b.HoldKey(t, "inner")
-	testbed.RequireProblem(t, t.keyed(s, "k", "{}"), http.StatusConflict, "conflict", true)
+	refused := t.keyed(s, "k", "{}")
+	require.Equal(t, http.StatusConflict, refused.Status)
+	require.Equal(t, "held", refused.Body)
 	release()
 	first := t.keyed(s, "k", "{}")
 	t.requireRanAgain(first)
