@@ -14,7 +14,8 @@ import (
 )
 
 // routeID is a route as frameworks agree on it: its pattern is in the form of
-// httplock.NormalizePattern.
+// httplock.NormalizePattern, but for a colon that is no parameter, which is there without
+// its backslash: not all of them write one.
 type routeID struct{ method, pattern string }
 
 // parseRoute reads "POST /orders/:id".
@@ -35,15 +36,20 @@ func parseRoute(text string) (routeID, error) {
 	if err := checkPattern(normal); err != nil {
 		return routeID{}, err
 	}
-	return routeID{method, normal}, nil
+	return routeID{method, plainColons(normal)}, nil
 }
 
-// normalPattern is the pattern of a router as the file would have it: without the host
-// that http.ServeMux may have in one.
-func normalPattern(pattern string) string {
-	normal := httplock.NormalizePattern(pattern)
-	return normal[max(strings.IndexByte(normal, '/'), 0):]
+// patternsOf are the patterns that a file may have for that of a router. A host, which
+// http.ServeMux may have in one, is in none.
+func patternsOf(pattern string) [2]string {
+	path := func(pattern string) string { return pattern[max(strings.IndexByte(pattern, '/'), 0):] }
+	return [2]string{
+		plainColons(path(httplock.NormalizePattern(pattern))),
+		path(pattern), // gin takes the backslash away, and http.ServeMux needs none: /items:batch
+	}
 }
+
+func plainColons(normal string) string { return strings.ReplaceAll(normal, `\:`, ":") }
 
 var methods = []string{
 	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
@@ -71,7 +77,7 @@ func checkPattern(normal string) error {
 			bare = s[1 : len(s)-1]
 		}
 		if strings.ContainsAny(bare, "{}") {
-			return errors.New("the pattern has a brace too many; want {name} or :name between two slashes")
+			return errors.New("the pattern has a brace too many; want {name} or :name between two slashes, or \\: for a colon")
 		}
 		if (s == "*" || s == "{$}" || strings.HasSuffix(s, "...}")) && i < len(segments)-1 {
 			return errors.New("the pattern goes on after what takes the rest of a path; want that at its end")
