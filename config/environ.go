@@ -112,6 +112,7 @@ func (d *decoder) setText(text, path string, v reflect.Value, tag reflect.Struct
 	case reflect.Slice:
 		var list []string
 		for one := range strings.SplitSeq(text, ",") {
+			delete(d.file.places, item(path, len(list))) // the file's
 			list = append(list, strings.TrimSpace(one))
 		}
 		v.Set(reflect.ValueOf(list))

@@ -118,6 +118,12 @@ func TestWhatIsWrongInAVariableNamesIt(t *testing.T) {
 	// Of a value that both have, the problem is the variable's.
 	_, err := config.ParseIn("f.yaml", []byte("redis: {url: 'redis://h'}"), map[string]string{"PERKEY_REDIS_ADDRESSES": "h:1"})
 	assert.EqualError(t, err, "config: $PERKEY_REDIS_ADDRESSES: redis.addresses: excludes url; want one of the two")
+	_, err = config.ParseIn("f.yaml", []byte("redis: {addresses: ['h:1']}\ndefaults: {allow_headers: [X-A]}"), map[string]string{
+		"PERKEY_REDIS_ADDRESSES": hunter, "PERKEY_DEFAULTS_ALLOW_HEADERS": "Cookie",
+	})
+	assert.EqualError(t, err, "config: 2 problems:\n"+
+		"\t$PERKEY_REDIS_ADDRESSES: redis.addresses[0]: the value is no address; want host:port\n"+
+		"\t$PERKEY_DEFAULTS_ALLOW_HEADERS: defaults.allow_headers[0]: this header is never stored")
 }
 
 // The environment of the process is what Load and Parse read. An empty variable counts
