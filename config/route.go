@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -222,6 +223,24 @@ func (d *decoder) checkRoutes(p *probe, queues []string) {
 			continue
 		}
 		d.checkRouteKey(path, route, g, id)
+		d.checkRouteMethod(path, route, g, id)
+	}
+}
+
+// checkRouteMethod looks for routes whose requests need no key.
+func (d *decoder) checkRouteMethod(path string, route *routeSection, g *guardSection, id routeID) {
+	from := path
+	if route.own == nil {
+		from = member("guards", route.guard)
+	}
+	said := cmp.Or(g.HTTP.SafeMethods, d.file.says.Defaults.HTTP.SafeMethods) != "" ||
+		d.failed(member(from, "safe_methods")) || d.failed("defaults.safe_methods")
+	switch id.method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+		if !said {
+			d.in(route.where, path, "guards nothing: GET, HEAD and OPTIONS need no key unless safe_methods says so; "+
+				"want safe_methods: lock or share in the guard or the defaults, or pass if nothing is meant")
+		}
 	}
 }
 
