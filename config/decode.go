@@ -348,6 +348,9 @@ func (d *decoder) scalar(node ast.Node, path string) (scalar, bool) {
 		s.hidden = s.kind == isString // whichever field a password got into
 		if s.kind == isString && strings.Contains(s.text, "${") {
 			text, err := d.expand(s.text)
+			if _, unset := errors.AsType[unsetError](err); unset && d.replaced(path) {
+				return s, false // it does not count
+			}
 			if err != nil {
 				d.at(path, "%v", err)
 				return s, false
