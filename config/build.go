@@ -134,7 +134,7 @@ type route struct {
 
 	text      string // in the file
 	parks     bool
-	principal bool     // somebody's, with which requests are parked
+	principal string   // the name of who requests are parked for, if of anybody
 	reads     []string // the headers that make its key
 	stored    []string // the headers that are stored with a parked request
 }
@@ -303,7 +303,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		if g.HTTP.Principal == "" {
 			at = "defaults.principal"
 		}
-		r.principal = true
+		r.principal = principal
 		opts = registered(c.report, opts, at, "WithPrincipal", principal, o.principals)
 	}
 	if g.HeedPrefer {

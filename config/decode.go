@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,7 +75,7 @@ func (d *decoder) document(data []byte) bool {
 			d.in(place{}, "", "is no YAML that can be read")
 			return false
 		}
-		d.in(placeOf(syntax), "", "is no YAML: "+printable(syntax.GetMessage()))
+		d.in(placeOf(syntax), "", "is no YAML: "+quotation.ReplaceAllString(printable(syntax.GetMessage()), "…"))
 		return false
 	}
 	var body ast.Node
@@ -133,6 +134,10 @@ func parseYAML(data []byte) (tree *ast.File, deep *token.Token, err error) {
 	tree, err = parser.Parse(tokens, 0, parser.AllowDuplicateMapKey()) // document reports them, each
 	return tree, nil, err
 }
+
+// quotation is what the parser repeats of the file: perhaps of a password that begins
+// with | or >.
+var quotation = regexp.MustCompile(`"(\\.|[^"\\])*"`)
 
 // printable writes control characters as Go does.
 func printable(text string) string {
@@ -343,6 +348,9 @@ func (d *decoder) scalar(node ast.Node, path string) (scalar, bool) {
 		s.hidden = s.kind == isString // whichever field a password got into
 		if s.kind == isString && strings.Contains(s.text, "${") {
 			text, err := d.expand(s.text)
+			if _, unset := errors.AsType[unsetError](err); unset && d.replaced(path) {
+				return s, false // it does not count
+			}
 			if err != nil {
 				d.at(path, "%v", err)
 				return s, false

@@ -140,6 +140,18 @@ func TestTLSWithAClientsCertificate(t *testing.T) {
 	assert.ErrorIs(t, lockOnce(t, dir, "redis: {addresses: ['"+addr+"'], max_retries: 0}", nil), core.ErrUnavailable, "no TLS")
 }
 
+// A password with a line break would only be found to be wrong by Redis.
+func TestAFileWithAPasswordHasOneLine(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir, "both", []byte("shop\n"+hunter+"\r\n"))
+	f, err := config.ParseIn(filepath.Join(dir, "f.yaml"), []byte("redis: {url: 'redis://h', password_file: both}"), nil)
+	require.NoError(t, err)
+	_, err = config.Build(f)
+	require.ErrorContains(t, err, "f.yaml:1:42: redis.password_file: the file has more than one line")
+	assert.NotContains(t, err.Error(), hunter)
+}
+
 func TestFilesThatCannotBeReadAreProblems(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -112,6 +112,7 @@ func (d *decoder) setText(text, path string, v reflect.Value, tag reflect.Struct
 	case reflect.Slice:
 		var list []string
 		for one := range strings.SplitSeq(text, ",") {
+			delete(d.file.places, item(path, len(list))) // the file's
 			list = append(list, strings.TrimSpace(one))
 		}
 		v.Set(reflect.ValueOf(list))
@@ -129,6 +130,20 @@ var reference = regexp.MustCompile(`\$\$\{|\$\{([^}]*)\}?`)
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
+// unsetError is the name of a variable that the environment does not have.
+type unsetError string
+
+func (name unsetError) Error() string {
+	return fmt.Sprintf("the environment variable %s is not set", string(name))
+}
+
+// replaced reports whether a variable overrides the value at a path, or the list that has it.
+func (d *decoder) replaced(path string) bool {
+	path, _, _ = strings.Cut(path, "[")
+	_, ok := d.env[variable(path)]
+	return ok
+}
+
 // expand puts the values of variables in place of ${NAME}, and ${ in place of $${.
 func (d *decoder) expand(text string) (expanded string, err error) {
 	expanded = reference.ReplaceAllStringFunc(text, func(ref string) string {
@@ -140,7 +155,7 @@ func (d *decoder) expand(text string) (expanded string, err error) {
 		case !closed || !variableName.MatchString(name):
 			err = errors.New("has a ${ that begins no ${NAME}; want the name of an environment variable, or $${ for the two characters")
 		case !ok:
-			err = fmt.Errorf("the environment variable %s is not set", name)
+			err = unsetError(name)
 		}
 		return value
 	})

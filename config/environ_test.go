@@ -62,6 +62,20 @@ func TestReferencesStandForVariables(t *testing.T) {
 	assert.Equal(t, []any{"h:1", "a${b}"}, []any{o.Addr, o.Password})
 }
 
+// What a file refers to need not be there where its value does not count.
+func TestReferencesOfOverriddenValuesMayBeUnset(t *testing.T) {
+	t.Parallel()
+	o := options(t, "redis: {url: 'redis://:${NONE}@h', pool_size: '${NONE}'}", map[string]string{"PERKEY_REDIS_URL": "redis://new", "PERKEY_REDIS_POOL_SIZE": "3"})
+	assert.Equal(t, []any{"new:6379", "", 3}, []any{o.Addr, o.Password, o.PoolSize})
+	o = options(t, "redis: {addresses: ['${NONE}:1', 'b:${NONE}'], password: '${NONE}'}", map[string]string{"PERKEY_REDIS_ADDRESSES": "new:1", "PERKEY_REDIS_PASSWORD": hunter})
+	assert.Equal(t, []any{"new:1", hunter}, []any{o.Addr, o.Password})
+
+	_, err := config.ParseIn("f.yaml", []byte("redis: {url: 'redis://:${NONE}@h', password: '${NONE}'}"), map[string]string{"PERKEY_REDIS_URL": "redis://new"})
+	assert.EqualError(t, err, "config: f.yaml:1:46: redis.password: the environment variable NONE is not set")
+	_, err = config.ParseIn("f.yaml", []byte("redis: {url: 'redis://:${NONE@h'}"), map[string]string{"PERKEY_REDIS_URL": "redis://new"})
+	assert.ErrorContains(t, err, "f.yaml:1:14: redis.url: has a ${ that begins no ${NAME}", "a mistake of the file's is one anyway")
+}
+
 func TestDefaultsAndPrefixFromVariables(t *testing.T) {
 	t.Parallel()
 	f, err := config.ParseIn("f.yaml", []byte("guards: {}"), map[string]string{
@@ -118,6 +132,12 @@ func TestWhatIsWrongInAVariableNamesIt(t *testing.T) {
 	// Of a value that both have, the problem is the variable's.
 	_, err := config.ParseIn("f.yaml", []byte("redis: {url: 'redis://h'}"), map[string]string{"PERKEY_REDIS_ADDRESSES": "h:1"})
 	assert.EqualError(t, err, "config: $PERKEY_REDIS_ADDRESSES: redis.addresses: excludes url; want one of the two")
+	_, err = config.ParseIn("f.yaml", []byte("redis: {addresses: ['h:1']}\ndefaults: {allow_headers: [X-A]}"), map[string]string{
+		"PERKEY_REDIS_ADDRESSES": hunter, "PERKEY_DEFAULTS_ALLOW_HEADERS": "Cookie",
+	})
+	assert.EqualError(t, err, "config: 2 problems:\n"+
+		"\t$PERKEY_REDIS_ADDRESSES: redis.addresses[0]: the value is no address; want host:port\n"+
+		"\t$PERKEY_DEFAULTS_ALLOW_HEADERS: defaults.allow_headers[0]: this header is never stored")
 }
 
 // The environment of the process is what Load and Parse read. An empty variable counts

@@ -200,8 +200,11 @@ func (r *report) readSecret(path, name string) string {
 	}
 	data, ok := r.read(path, name)
 	text := strings.TrimRight(string(data), "\r\n")
-	if ok && text == "" {
+	switch {
+	case ok && text == "":
 		r.at(path, "the file is empty")
+	case strings.ContainsAny(text, "\r\n"):
+		r.at(path, "the file has more than one line; want the secret alone in it")
 	}
 	return text
 }

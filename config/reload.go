@@ -17,8 +17,8 @@ import (
 // A reload changes what is under defaults, guards and routes, and of queues max_age,
 // max_depth, max_depth_per_key and max_payload. All else needs a restart, and is
 // refused. So is what parked requests would be lost by: the end of a route that has parked
-// some since the start, as their replays would find no guard, the end of its principal, and
-// a key of a header that was not stored with them.
+// some since the start, as their replays would find no guard, another principal than it
+// had, or none, and a key of a header that was not stored with them.
 func (rt *Runtime) Reload(f *File) error {
 	if f == nil {
 		return invalid("Reload: the file is nil")
@@ -92,8 +92,12 @@ func (rt *Runtime) checkParking(r *report, made *state) {
 		case !ok:
 			r.at(path, "the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart")
 			continue
-		case before.principal && !now.principal:
+		case before.principal == "" || now.principal == before.principal:
+		case now.principal == "":
 			r.at(member("routes", now.text), "the route has no principal any more, and may have parked requests on one's behalf; put it back")
+		default: // one's id may be another's to the other
+			r.at(member("routes", now.text), "the route's principal was %q, and it may have parked requests on behalf of one; put it back, "+
+				"and change it at a restart when none is parked", clip(before.principal))
 		}
 		for _, name := range now.reads {
 			if !slices.Contains(before.stored, name) {

@@ -164,7 +164,8 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	users := config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
-	rt := build(t, env, fixed, users)
+	merchants := config.WithPrincipal("merchants", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
+	rt := build(t, env, fixed, users, merchants)
 	in := rt.File()
 	start := "redis: {addresses: ['" + env.Addr + "']}\nprefix: " + env.Prefix + "\n"
 	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
@@ -194,6 +195,9 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		}},
 		{"removed principal", "principal: users", "on_conflict: reject", []string{
 			`11:3: routes."POST /c": the route has no principal any more, and may have parked requests on one's behalf; put it back`,
+		}},
+		{"another principal", "principal: users", "principal: merchants", []string{
+			`11:3: routes."POST /c": the route's principal was "users", and it may have parked requests on behalf of one; put it back, and change it at a restart when none is parked`,
 		}},
 		{"key of a header", "{key: b, park", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], park", []string{
 			`10:3: routes."POST /b": the key reads the header X-Shop now, which requests that are parked may not have; put the old key back, ` +

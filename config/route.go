@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,8 @@ import (
 )
 
 // routeID is a route as frameworks agree on it: its pattern is in the form of
-// httplock.NormalizePattern.
+// httplock.NormalizePattern, but for a colon that is no parameter, which is there without
+// its backslash: not all of them write one.
 type routeID struct{ method, pattern string }
 
 // parseRoute reads "POST /orders/:id".
@@ -35,15 +37,20 @@ func parseRoute(text string) (routeID, error) {
 	if err := checkPattern(normal); err != nil {
 		return routeID{}, err
 	}
-	return routeID{method, normal}, nil
+	return routeID{method, plainColons(normal)}, nil
 }
 
-// normalPattern is the pattern of a router as the file would have it: without the host
-// that http.ServeMux may have in one.
-func normalPattern(pattern string) string {
-	normal := httplock.NormalizePattern(pattern)
-	return normal[max(strings.IndexByte(normal, '/'), 0):]
+// patternsOf are the patterns that a file may have for that of a router. A host, which
+// http.ServeMux may have in one, is in none.
+func patternsOf(pattern string) [2]string {
+	path := func(pattern string) string { return pattern[max(strings.IndexByte(pattern, '/'), 0):] }
+	return [2]string{
+		plainColons(path(httplock.NormalizePattern(pattern))),
+		path(pattern), // gin takes the backslash away, and http.ServeMux needs none: /items:batch
+	}
 }
+
+func plainColons(normal string) string { return strings.ReplaceAll(normal, `\:`, ":") }
 
 var methods = []string{
 	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
@@ -71,7 +78,7 @@ func checkPattern(normal string) error {
 			bare = s[1 : len(s)-1]
 		}
 		if strings.ContainsAny(bare, "{}") {
-			return errors.New("the pattern has a brace too many; want {name} or :name between two slashes")
+			return errors.New("the pattern has a brace too many; want {name} or :name between two slashes, or \\: for a colon")
 		}
 		if (s == "*" || s == "{$}" || strings.HasSuffix(s, "...}")) && i < len(segments)-1 {
 			return errors.New("the pattern goes on after what takes the rest of a path; want that at its end")
@@ -216,6 +223,24 @@ func (d *decoder) checkRoutes(p *probe, queues []string) {
 			continue
 		}
 		d.checkRouteKey(path, route, g, id)
+		d.checkRouteMethod(path, route, g, id)
+	}
+}
+
+// checkRouteMethod looks for routes whose requests need no key.
+func (d *decoder) checkRouteMethod(path string, route *routeSection, g *guardSection, id routeID) {
+	from := path
+	if route.own == nil {
+		from = member("guards", route.guard)
+	}
+	said := cmp.Or(g.HTTP.SafeMethods, d.file.says.Defaults.HTTP.SafeMethods) != "" ||
+		d.failed(member(from, "safe_methods")) || d.failed("defaults.safe_methods")
+	switch id.method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
+		if !said {
+			d.in(route.where, path, "guards nothing: GET, HEAD and OPTIONS need no key unless safe_methods says so; "+
+				"want safe_methods: lock or share in the guard or the defaults, or pass if nothing is meant")
+		}
 	}
 }
 

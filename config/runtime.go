@@ -138,26 +138,40 @@ func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 		}
 		return r, ok
 	}
-	r, ok := find(pattern)
-	if !ok {
-		r, ok = find(normalPattern(pattern))
+	if r, ok := find(pattern); ok { // it is in normal form already
+		return r.Route, true
 	}
-	return r.Route, ok
+	for _, pattern := range patternsOf(pattern) {
+		if r, ok := find(pattern); ok {
+			return r.Route, true
+		}
+	}
+	return httplock.Route{}, false
 }
 
 // CheckRoutes reports the routes of the file that a router does not have, such as
 // misspelt ones, whose requests would run without a key. Give it all that are
-// registered, as "POST /orders/:id": gin and echo list theirs. Its error is an *Error.
+// registered, as "POST /orders/:id": gin and echo list theirs. One without a method, or
+// with that of echo v5's Any, takes them all. Its error is an *Error.
 func (rt *Runtime) CheckRoutes(registered ...string) error {
+	const anyMethod = ""
 	s := rt.current.Load()
 	has := map[routeID]bool{}
 	for _, text := range registered {
-		method, pattern, _ := strings.Cut(text, " ")
-		has[routeID{method, normalPattern(strings.TrimLeft(pattern, " "))}] = true
+		method, pattern, found := strings.Cut(text, " ")
+		switch {
+		case !found:
+			method, pattern = anyMethod, text
+		case method == "echo_route_any": // echo.RouteAny
+			method = anyMethod
+		}
+		for _, pattern := range patternsOf(strings.TrimLeft(pattern, " ")) {
+			has[routeID{method, pattern}] = true
+		}
 	}
 	r := &report{file: s.file}
 	for id, route := range s.routes {
-		if !has[id] {
+		if !has[id] && !has[routeID{anyMethod, id.pattern}] {
 			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
 		}
 	}

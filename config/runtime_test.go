@@ -380,7 +380,7 @@ func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
 	rt := build(t, redistest.Embedded(t), `
 routes:
   POST /order/:id: {key: k}
-  GET /files/{path...}: {key: k}
+  GET /files/{path...}: {key: k, safe_methods: lock}
   PUT /somewhere/else: {key: k}
 `)
 	err := rt.CheckRoutes("POST /orders/:id", "GET /files/*path", "GET /unguarded")

@@ -93,3 +93,18 @@ func TestProblemsShowNoSecretThatIsTakenForAName(t *testing.T) {
 		assert.NotContains(t, err.Error(), sealingKey)
 	}
 }
+
+// The parser's messages repeat some of what they are about.
+func TestProblemsOfYAMLShowNothingOfTheFile(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{"|" + hunter, ">" + hunter + " x", "|" + hunter + `"\"` + hunter, "!" + hunter + " &"} {
+		_, err := config.ParseIn("f.yaml", []byte("redis:\n  password: "+value+"\n"), nil)
+		require.ErrorContains(t, err, "f.yaml:2:", value)
+		assert.NotContains(t, err.Error(), hunter, value)
+	}
+	_, err := config.ParseIn("f.yaml", []byte("redis: |"+hunter+"\n"), nil)
+	assert.EqualError(t, err, "config: f.yaml:1:8: is no YAML: invalid header option: …")
+	_, err = config.ParseIn("f.yaml", []byte("%YAML "+hunter+"\n---\nredis: {}\n"), nil)
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), hunter)
+}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -272,4 +273,11 @@ func TestHijackAndResponseController(t *testing.T) {
 			}
 		})
 	}
+}
+
+// As gin.CreateTestContext makes one.
+func TestAContextWithoutARequestHasNoLease(t *testing.T) {
+	c, _ := gin.CreateTestContext(httptest.NewRecorder())
+	_, held := ginlock.Lease(c)
+	require.False(t, held)
 }

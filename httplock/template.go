@@ -13,7 +13,7 @@ import (
 )
 
 // KeyTemplate makes keys by a line of text, such as "order:{param.id}". It is safe
-// for concurrent use. The zero KeyTemplate refuses every request with 500.
+// for concurrent use. The zero KeyTemplate, and a nil one, refuse every request with 500.
 type KeyTemplate struct {
 	text       string
 	pieces     []templatePiece
@@ -103,7 +103,7 @@ func ParseTemplate(text string, opts ...TemplateOption) (*KeyTemplate, error) {
 
 // Key returns the key of a request. It is a KeyFunc.
 func (t *KeyTemplate) Key(r *http.Request) (string, error) {
-	if len(t.pieces) == 0 {
+	if t == nil || len(t.pieces) == 0 {
 		return "", invalid("a KeyTemplate that ParseTemplate did not make")
 	}
 	var b strings.Builder

@@ -137,6 +137,8 @@ func TestTemplatesThatAreWrong(t *testing.T) {
 		_, err := httplock.Template("x", opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
+	_, err = (*httplock.KeyTemplate)(nil).Key(testbed.Request(t, http.MethodPost, "/", ""))
+	require.ErrorIs(t, err, core.ErrInvalidOption, "as ParseTemplate returns it with an error")
 	_, err = new(httplock.KeyTemplate).Key(testbed.Request(t, http.MethodPost, "/", ""))
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 }

@@ -338,6 +338,8 @@ func TestWhatIsNotAsRequiredFailsTheTest(t *testing.T) {
 		`FastForward needs the embedded Redis that New st`: func(t locktest.TB) { notEmbedded.FastForward(t, 1) },
 		`Down needs the embedded Redis that New starts`:    func(t locktest.TB) { notEmbedded.Down(t) },
 		`core: invalid option`:                             func(t locktest.TB) { redis.Locker(t, core.WithTTL(-1)) },
+		`an option is nil`:                                 func(t locktest.TB) { locktest.New(t, nil) },
+		`the redis client is nil`:                          func(t locktest.TB) { locktest.On(t, nil) },
 		`invalid option`:                                   func(t locktest.TB) { locktest.New(t, locktest.WithPrefix("{}")) },
 	} {
 		tests.Go(func() { assert.Contains(t, failure(test), want) })

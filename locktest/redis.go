@@ -64,6 +64,9 @@ func On(t TB, rdb redis.UniversalClient, opts ...Option) *Redis {
 	t.Helper()
 	r := &Redis{rdb: rdb, prefix: "perkey"}
 	for _, opt := range opts {
+		if opt == nil {
+			t.Fatalf("locktest: an option is nil")
+		}
 		opt(r)
 	}
 	r.other = r.Locker(t)

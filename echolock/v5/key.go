@@ -12,7 +12,8 @@ import (
 // Template are httplock's alone.
 type KeyFunc = httplock.KeyFunc
 
-// Param is httplock.Param: the key is prefix and the value of a path parameter. Where
+// Param is httplock.Param: the key is prefix and the value of a path parameter. That of
+// the rest of a path, /files/*rest, is echo's "*", and also "rest". Where
 // c.Param is percent-encoded, since the client sent the path in an unusual form, the
 // key is not.
 func Param(prefix, name string) KeyFunc { return httplock.Param(prefix, name) }

@@ -173,9 +173,28 @@ func (e *Echo[C]) key(c C, key httplock.KeyFunc) (string, error) {
 	r := c.Request()
 	return httplock.Match{
 		Pattern: c.Path(),
-		Params:  e.Params(c),
+		Params:  e.params(c),
 		Context: context.WithValue(r.Context(), contextKey{}, c),
 	}.Key(key, r)
+}
+
+// params are the path parameters. Echo calls a wildcard *, whatever the route calls it: it
+// is there under both names.
+func (e *Echo[C]) params(c C) iter.Seq2[string, string] {
+	return func(yield func(name, value string) bool) {
+		for name, value := range e.Params(c) {
+			if !yield(name, value) {
+				return
+			}
+			if name != "*" {
+				continue
+			}
+			names := httplock.PatternParams(c.Path())
+			if len(names) > 0 && !yield(names[len(names)-1], value) {
+				return
+			}
+		}
+	}
 }
 
 // contextKey is where Func finds echo's context.

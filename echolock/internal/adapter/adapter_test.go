@@ -284,6 +284,7 @@ func TestKeys(t *testing.T) {
 			"param, misnamed":  {httplock.Param("k:", "uid"), "/orders/42", "internal"},
 			"wildcard":         {httplock.Param("k:", "*"), "/files/a/b", "k:a/b"},
 			"wildcard, empty":  {httplock.Param("k:", "*"), "/files/", "bad-key"},
+			"wildcard, named":  {httplock.Param("k:", "rest"), "/named/a/b", "k:a/b"},
 			"net/http's":       {plain, "/orders/a%2Fb", "/api/orders/:id~a/b"},
 			"net/http's, tree": {plain, "/files/x/y", "/api/files/*~x/y"},
 			"json":             {httplock.JSONField("k:", "o.id"), "/orders/1", "k:7"},

@@ -47,7 +47,7 @@ type service struct {
 }
 
 // paths are the routes that have the handler, for all methods.
-var paths = []string{"/orders/:id", "/orders/:id/pay", "/files/*"}
+var paths = []string{"/orders/:id", "/orders/:id/pay", "/files/*", "/named/*rest"}
 
 const base = "/api"
 

@@ -1,0 +1,99 @@
+package config_test
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/gin-gonic/gin"
+	echov4 "github.com/labstack/echo/v4"
+	echov5 "github.com/labstack/echo/v5"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/config"
+	"github.com/perkey-go/perkey/echolock"
+	echolockv5 "github.com/perkey-go/perkey/echolock/v5"
+	"github.com/perkey-go/perkey/ginlock"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// routers make a guarded service, whose route takes any method or only POST, and list
+// what it has registered.
+var routers = map[string]func(rt *config.Runtime, pattern string, anyMethod bool) (guarded http.Handler, registered []string){
+	"net/http": func(rt *config.Runtime, pattern string, anyMethod bool) (http.Handler, []string) {
+		if !anyMethod {
+			pattern = "POST shop.example" + pattern
+		}
+		mux := http.NewServeMux()
+		mux.HandleFunc(pattern, func(http.ResponseWriter, *http.Request) {})
+		return httplock.FromConfig(rt)(mux), []string{pattern}
+	},
+	"gin": func(rt *config.Runtime, pattern string, anyMethod bool) (http.Handler, []string) {
+		e := gin.New()
+		e.Use(ginlock.FromConfig(rt))
+		if anyMethod {
+			e.Any(pattern, func(*gin.Context) {})
+		} else {
+			e.POST(pattern, func(*gin.Context) {})
+		}
+		var registered []string
+		for _, route := range e.Routes() {
+			registered = append(registered, route.Method+" "+route.Path)
+		}
+		return e, registered
+	},
+	"echo": func(rt *config.Runtime, pattern string, anyMethod bool) (http.Handler, []string) {
+		e := echov4.New()
+		e.Use(echolock.FromConfig(rt))
+		if anyMethod {
+			e.Any(pattern, func(echov4.Context) error { return nil })
+		} else {
+			e.POST(pattern, func(echov4.Context) error { return nil })
+		}
+		var registered []string
+		for _, route := range e.Routes() {
+			registered = append(registered, route.Method+" "+route.Path)
+		}
+		return e, registered
+	},
+	"echo v5": func(rt *config.Runtime, pattern string, anyMethod bool) (http.Handler, []string) {
+		e := echov5.New()
+		e.Use(echolockv5.FromConfig(rt))
+		if anyMethod {
+			e.Any(pattern, func(*echov5.Context) error { return nil })
+		} else {
+			e.POST(pattern, func(*echov5.Context) error { return nil })
+		}
+		var registered []string
+		for _, route := range e.Router().Routes() {
+			registered = append(registered, route.Method+" "+route.Path)
+		}
+		return e, registered
+	},
+}
+
+// What CheckRoutes lets pass is guarded.
+func TestRoutersHaveTheFilesRoutes(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rt := build(t, env, `
+routes:
+  POST /items\:batch: {key: taken}
+`)
+	hold(t, rt, "taken")
+	for name, router := range routers {
+		pattern := `/items\:batch`
+		if name == "net/http" {
+			pattern = "/items:batch"
+		}
+		for _, anyMethod := range []bool{false, true} {
+			handler, registered := router(rt, pattern, anyMethod)
+			require.NoError(t, rt.CheckRoutes(registered...), name)
+			for range 2 { // gin has another form of it from the first request on
+				r := request("POST", "http://shop.example/items:batch")
+				assert.Equal(t, http.StatusConflict, (&service{Handler: handler}).do(r).Code, "%s, any method: %t", name, anyMethod)
+			}
+		}
+	}
+}
