@@ -114,7 +114,8 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	return ran
 }
 
-// pass is Serve. It also reports whether the response is that of x.Next.
+// pass is Serve. It also reports whether the response is that of x.Next, now or when the
+// request was made first.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
 		if m != nil {
@@ -138,7 +139,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if p.prepare() {
 		p.run()
 	}
-	return p.ran, p.ran && !p.lost
+	return p.ran, p.ran && !p.lost || p.recalled
 }
 
 // passes reports whether a request needs no key.

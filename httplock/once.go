@@ -21,6 +21,7 @@ import (
 type once struct {
 	m     *Middleware
 	x     Exchange
+	key   string // as the client sent it
 	work  idempotency.Work
 	lease *core.Lease // under which it runs
 	tap   *tap        // what its handler answers
@@ -52,11 +53,14 @@ func (o *once) spoil() {
 // this one looks after it.
 func (m *Middleware) newOnce(p *passage) (*once, error) {
 	x := p.x
-	if m.once == nil || isSafe(x.Request) || onceFrom(x.Request.Context()) != nil {
+	if m.once == nil || isSafe(x.Request) {
 		return nil, nil
 	}
+	outer := onceFrom(x.Request.Context())
 	key, there, err := parseIdempotencyKey(x.Request.Header["Idempotency-Key"])
 	switch {
+	case outer != nil && (!there || key == outer.key): // another is of a request that the handler makes
+		return nil, nil
 	case err != nil:
 		return nil, err
 	case !there && m.once.required:
@@ -77,7 +81,7 @@ func (m *Middleware) newOnce(p *passage) (*once, error) {
 	if route == "" {
 		route = x.Request.Method + " " + x.Request.URL.Path
 	}
-	return &once{m: m, x: x, work: idempotency.Work{Name: hashOf([]byte(route), []byte(principal), []byte(key))}}, nil
+	return &once{m: m, x: x, key: key, work: idempotency.Work{Name: hashOf([]byte(route), []byte(principal), []byte(key))}}, nil
 }
 
 // onceFor is whose a request's Idempotency-Key is.
@@ -239,8 +243,9 @@ func (o *once) deferred(ctx context.Context, t core.Ticket) {
 	}
 }
 
-// answer writes the answer that errAnswered announced.
-func (o *once) answer() {
+// answer writes the answer that errAnswered announced. It reports whether that is what the
+// handler answered.
+func (o *once) answer() (recalled bool) {
 	switch {
 	case written(o.x):
 	case o.stored == nil:
@@ -250,5 +255,7 @@ func (o *once) answer() {
 	default:
 		o.x.Writer.Header().Set("Idempotent-Replayed", "true")
 		o.stored.write(o.x.Writer, o.x.Request)
+		return true
 	}
+	return false
 }

@@ -267,6 +267,35 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 	requireReplayed(t, first, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")))
 }
 
+// What a handler asks of its own service, under another key, is a request by itself.
+func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	opt := httplock.WithIdempotency(newIdempotency(t, b))
+	guarded := func(key httplock.KeyFunc, next http.HandlerFunc) http.Handler {
+		return httplock.PerKey(core.NewGuard(b.Locker, nil), key, opt)(next)
+	}
+	orders, batches := 0, 0
+	mux := http.NewServeMux()
+	mux.Handle("/orders/{id}", guarded(orderKey, func(w http.ResponseWriter, _ *http.Request) {
+		orders++
+		_, _ = fmt.Fprint(w, "order ", orders)
+	}))
+	mux.Handle("/batches", guarded(httplock.IdempotencyKey, func(w http.ResponseWriter, r *http.Request) {
+		batches++
+		item := testbed.Do(mux, once(t, testbed.OrderPath, "item", "{}").WithContext(r.Context()))
+		_, _ = fmt.Fprint(w, "batch ", batches, ": ", item.Body)
+	}))
+	for _, key := range []string{"first-batch", "second-batch"} { // the second finds the order made
+		batch := testbed.Do(mux, once(t, "/batches", key, "[{}]"))
+		require.Equal(t, fmt.Sprint("batch ", batches, ": order 1"), batch.Body)
+		requireReplayed(t, batch, testbed.Do(mux, once(t, "/batches", key, "[{}]")))
+	}
+	order := testbed.Do(mux, once(t, testbed.OrderPath, "item", "{}"))
+	require.Equal(t, "order 1", order.Body)
+	require.Equal(t, "true", order.Header.Get("Idempotent-Replayed"))
+	require.Equal(t, []int{2, 1}, []int{batches, orders})
+}
+
 func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}

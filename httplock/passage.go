@@ -24,6 +24,8 @@ type passage struct {
 	encoded bool  // the queue may have it
 	ran     bool  // the rest of the chain was called
 	lost    bool  // and lost its lease
+	// The answer is what the rest of the chain answered when the request was made first.
+	recalled bool
 }
 
 // prepare makes the call, or refuses the request.
@@ -125,7 +127,7 @@ func (p *passage) refuse(err error) {
 		p.announceWait()
 	}
 	if errors.Is(err, errAnswered) {
-		p.once.answer()
+		p.recalled = p.once.answer()
 		return
 	}
 	p.m.refuse(p.x, err, p.encoded)
