@@ -18,7 +18,8 @@ import (
 // max_depth, max_depth_per_key and max_payload. All else needs a restart, and is
 // refused. So is what parked requests would be lost by: the end of a route that has parked
 // some since the start, as their replays would find no guard, another principal than it
-// had, or none, and a key of a header that was not stored with them.
+// had, or none, and a key of a header that was not stored with them. After CheckRoutes, so
+// is a route that the router does not have.
 func (rt *Runtime) Reload(f *File) error {
 	if f == nil {
 		return invalid("Reload: the file is nil")
@@ -33,6 +34,9 @@ func (rt *Runtime) Reload(f *File) error {
 	made, err := rt.compile(f)
 	if err == nil {
 		rt.checkParking(r, made)
+		if rt.router != nil {
+			checkRouter(r, made, rt.router)
+		}
 	} else if e, ok := err.(*Error); ok { //nolint:errorlint // compile's own, as it is
 		r.problems = append(r.problems, e.Problems...)
 	}

@@ -35,6 +35,7 @@ type Runtime struct {
 
 	mu      sync.Mutex        // of what follows, and one reload at a time
 	parking map[routeID]route // those that parked requests since the start
+	router  []string          // the routes that are registered; nil: not known
 	workers []*delayqueue.Worker
 	closing chan struct{}
 	closed  bool
@@ -152,10 +153,24 @@ func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 // CheckRoutes reports the routes of the file that a router does not have, such as
 // misspelt ones, whose requests would run without a key. Give it all that are
 // registered, as "POST /orders/:id": gin and echo list theirs. One without a method, or
-// with that of echo v5's Any, takes them all. Its error is an *Error.
+// with that of echo v5's Any, takes them all. Its error is an *Error. After nil, reloads
+// are refused that have a route which the router does not have.
 func (rt *Runtime) CheckRoutes(registered ...string) error {
-	const anyMethod = ""
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
 	s := rt.current.Load()
+	r := &report{file: s.file}
+	checkRouter(r, s, registered)
+	if err := r.err(); err != nil {
+		return err
+	}
+	rt.router = append([]string{}, registered...)
+	return nil
+}
+
+// checkRouter reports the routes of a state that are not registered.
+func checkRouter(r *report, s *state, registered []string) {
+	const anyMethod = ""
 	has := map[routeID]bool{}
 	for _, text := range registered {
 		method, pattern, found := strings.Cut(text, " ")
@@ -169,13 +184,11 @@ func (rt *Runtime) CheckRoutes(registered ...string) error {
 			has[routeID{method, pattern}] = true
 		}
 	}
-	r := &report{file: s.file}
 	for id, route := range s.routes {
 		if !has[id] && !has[routeID{anyMethod, id.pattern}] {
 			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
 		}
 	}
-	return r.err()
 }
 
 // Guard returns the guard of this name as the file has it now. It keeps its policy when

@@ -389,5 +389,24 @@ routes:
 	require.Len(t, e.Problems, 2)
 	assert.Equal(t, `perkey.yaml:5:3: routes."POST /order/:id": the router has no such route; did you mean "POST /orders/:id"?`, e.Problems[0].String())
 	assert.Equal(t, `perkey.yaml:7:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
-	assert.NoError(t, rt.CheckRoutes("POST shop.example/order/{id}", "GET /files/*path", "PUT /somewhere/else"))
+}
+
+// From then on it is known what the router has.
+func TestAReloadRefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	const right, wrong = "routes:\n  POST /orders/:id: {key: k}\n", "routes:\n  POST /order/:id: {key: k}\n"
+	rt := build(t, env, right)
+	require.NoError(t, rt.Reload(load(t, env, wrong)), "nobody can know")
+	require.Error(t, rt.CheckRoutes("POST /orders/{id}"))
+	require.NoError(t, rt.Reload(load(t, env, right)), "a check that failed holds nothing up")
+	require.NoError(t, rt.CheckRoutes("POST /orders/{id}"))
+
+	err := rt.Reload(load(t, env, wrong))
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	require.Len(t, e.Problems, 1)
+	assert.Equal(t, `perkey.yaml:4:3: routes."POST /order/:id": the router has no such route; did you mean "POST /orders/{id}"?`, e.Problems[0].String())
+	_, known := rt.Route("POST", "/orders/:id")
+	assert.True(t, known, "the old file stays in force")
 }
