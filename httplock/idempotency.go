@@ -15,7 +15,9 @@ import (
 // header "Idempotent-Replayed: true". The package's documentation has the whole story.
 //
 // A request without the header is guarded as ever, unless RequireIdempotencyKey is
-// given. Safe methods need no key, and theirs is not looked at.
+// given. Safe methods need no key, and theirs is not looked at. Of nested guards the outermost
+// one looks after the key. A request that a handler makes of its own service, with its ctx,
+// is a request by itself if it has another key, and a part of the handler's work if not.
 //
 // The guard must be exclusive: one that is shared or counted is an error. A route whose
 // requests carry credentials must say who sends them, with WithPrincipal or
