@@ -42,10 +42,11 @@ func onceFrom(ctx context.Context) *once {
 }
 
 // spoil records that a guard behind this one answered in the handler's place: that says
-// how things stood, and is not what came of the request.
+// how things stood, and is not what came of the request, nor of one whose handler made it.
 func (o *once) spoil() {
 	if o != nil {
 		o.spoiled.Store(true)
+		onceFrom(o.x.Request.Context()).spoil()
 	}
 }
 

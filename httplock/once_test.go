@@ -296,6 +296,30 @@ func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 	require.Equal(t, []int{2, 1}, []int{batches, orders})
 }
 
+// A refusal anywhere behind a handler's own request says how things stood, as that of the
+// guard that the request met first does: what the handler made of it is not kept.
+func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	opt := httplock.WithIdempotency(newIdempotency(t, b))
+	guarded := func(key string, next http.Handler, opts ...httplock.Option) http.Handler {
+		return httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return key, nil }, opts...)(next)
+	}
+	for _, busy := range []string{"order", "stock"} {
+		mux := http.NewServeMux()
+		mux.Handle("/orders/{id}", guarded("order", guarded("stock", http.HandlerFunc(ok)), opt))
+		mux.Handle("/batches", guarded("batch", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			item := testbed.Do(mux, once(t, testbed.OrderPath, "item-of-"+busy, "{}").WithContext(r.Context()))
+			_, _ = fmt.Fprint(w, "order: ", item.Status)
+		}), opt))
+		release := b.HoldKey(t, busy)
+		require.Equal(t, "order: 409", testbed.Do(mux, once(t, "/batches", busy, "[{}]")).Body)
+		release()
+		first := testbed.Do(mux, once(t, "/batches", busy, "[{}]"))
+		require.Equal(t, "order: 200", first.Body, busy)
+		requireReplayed(t, first, testbed.Do(mux, once(t, "/batches", busy, "[{}]")))
+	}
+}
+
 func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}
