@@ -320,6 +320,54 @@ func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
 	}
 }
 
+// It belongs to whom it did when the handler ran for a request from outside: in a replay,
+// too, it is found to be made, and not taken for another's.
+func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
+	tenant := func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }
+	for name, test := range map[string]struct {
+		whose   []httplock.IdempotencyOption
+		without bool // the handler's own request has no Idempotency-Key
+	}{
+		"its own principal's":                          {whose: []httplock.IdempotencyOption{httplock.IdempotencyPrincipal(tenant)}},
+		"its own principal's, the only one with a key": {whose: []httplock.IdempotencyOption{httplock.IdempotencyPrincipal(tenant)}, without: true},
+		"nobody's":                          {},
+		"nobody's, the only one with a key": {without: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openDepot(t, redistest.Embedded(t))
+			store := newIdempotency(t, d.Bed)
+			var orders atomic.Int64
+			d.mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(d.Locker, nil), orderKey, httplock.WithIdempotency(store, test.whose...))(count(&orders, 200)))
+			batch := httplock.PerKey(d.guard, func(*http.Request) (string, error) { return "batch", nil }, httplock.WithStatusPath("/tickets/"),
+				httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(store))
+			d.mux.Handle("/batches", batch(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				for _, tenant := range []string{"a", "b"} {
+					item := once(t, testbed.OrderPath, "item", "{}").WithContext(r.Context())
+					if item.Header.Set("X-Tenant", tenant); test.whose == nil {
+						item.Header.Set("Idempotency-Key", "item-"+tenant)
+					}
+					_, _ = fmt.Fprint(w, testbed.Do(d.mux, item).Body, "; ")
+				}
+			})))
+			post := func(key string) testbed.Answer {
+				r := once(t, "/batches", key, "[{}]")
+				if test.without {
+					r.Header.Del("Idempotency-Key")
+				}
+				r.Header.Set("Authorization", "Bearer "+testbed.Secret)
+				return testbed.Do(d.mux, r)
+			}
+			require.Equal(t, "run 1; run 2; ", post("first").Body)
+			release := d.HoldKey(t, "batch")
+			location := requireParked(t, post("second"))
+			release()
+			d.work(t)
+			require.Equal(t, "run 1; run 2; ", d.result(t, location).Body)
+			require.EqualValues(t, 2, orders.Load())
+		})
+	}
+}
+
 func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
@@ -116,7 +117,7 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	if err != nil {
 		return delayqueue.SkipRetry(err)
 	}
-	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal}
+	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, once: slices.Clone(c.Header["Idempotency-Key"])}
 	r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
 	if err != nil {
 		return delayqueue.SkipRetry(err)
@@ -171,6 +172,7 @@ func Replayed(ctx context.Context) (Parked, bool) {
 // replay is what a replayed request's ctx carries.
 type replay struct {
 	id, key, principal string
+	once               []string // the request's Idempotency-Key
 
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
 	reached  bool       // a guard ran its handler under the key, or gave the request its result
@@ -187,6 +189,12 @@ type replayKey struct{}
 func replayFrom(ctx context.Context) *replay {
 	r, _ := ctx.Value(replayKey{}).(*replay)
 	return r
+}
+
+// isFor reports whether req, which has an Idempotency-Key, is the replayed request: its
+// handler may make others with its ctx.
+func (r *replay) isFor(req *http.Request) bool {
+	return slices.Equal(req.Header["Idempotency-Key"], r.once)
 }
 
 // passed records that a guard lets the replay pass, with or without its key. A
