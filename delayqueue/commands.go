@@ -365,5 +365,9 @@ func bit(b bool) int {
 }
 
 func ceilMilliseconds(d time.Duration) int64 {
-	return (d + time.Millisecond - 1).Milliseconds()
+	ms := d.Milliseconds()
+	if d%time.Millisecond > 0 { // to add to d first could overflow
+		ms++
+	}
+	return ms
 }

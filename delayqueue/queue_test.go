@@ -3,6 +3,7 @@ package delayqueue_test
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +117,7 @@ func TestBadJobsAreRefusedBeforeRedis(t *testing.T) {
 		"negative age":              {delayqueue.Job{MaxAge: -1}, delayqueue.ErrInvalidJob},
 		"too old before it is due":  {delayqueue.Job{Delay: time.Minute, MaxAge: time.Minute}, delayqueue.ErrInvalidJob},
 		"too old, by queue's age":   {delayqueue.Job{Delay: time.Hour}, delayqueue.ErrInvalidJob},
+		"too old, by any age":       {delayqueue.Job{Delay: math.MaxInt64}, delayqueue.ErrInvalidJob},
 		"good, but redis is away":   {delayqueue.Job{Payload: make([]byte, 10)}, core.ErrUnavailable},
 		"age that no clock can add": {delayqueue.Job{MaxAge: 1 << 62}, delayqueue.ErrInvalidJob},
 	} {
