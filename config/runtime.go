@@ -185,7 +185,8 @@ func checkRouter(r *report, s *state, registered []string) {
 		}
 	}
 	for id, route := range s.routes {
-		if !has[id] && !has[routeID{anyMethod, id.pattern}] {
+		gets := routeID{http.MethodGet, id.pattern} // net/http serves HEAD with it
+		if !has[id] && !has[routeID{anyMethod, id.pattern}] && (id.method != http.MethodHead || !has[gets]) {
 			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
 		}
 	}

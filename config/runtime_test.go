@@ -381,6 +381,7 @@ func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
 routes:
   POST /order/:id: {key: k}
   GET /files/{path...}: {key: k, safe_methods: lock}
+  HEAD /files/{path...}: {key: k, safe_methods: lock}
   PUT /somewhere/else: {key: k}
 `)
 	err := rt.CheckRoutes("POST /orders/:id", "GET /files/*path", "GET /unguarded")
@@ -388,7 +389,7 @@ routes:
 	require.ErrorAs(t, err, &e)
 	require.Len(t, e.Problems, 2)
 	assert.Equal(t, `perkey.yaml:5:3: routes."POST /order/:id": the router has no such route; did you mean "POST /orders/:id"?`, e.Problems[0].String())
-	assert.Equal(t, `perkey.yaml:7:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
+	assert.Equal(t, `perkey.yaml:8:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
 }
 
 // From then on it is known what the router has.
