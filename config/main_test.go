@@ -1,14 +1,12 @@
 package config_test
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -108,22 +106,4 @@ func requireHeld(t testing.TB, rt *config.Runtime, key string) {
 	t.Helper()
 	_, err := rt.Locker().TryAcquire(t.Context(), key)
 	require.ErrorIs(t, err, core.ErrConflict, "%q should be held", key)
-}
-
-// logs is what a logger wrote.
-type logs struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
 }

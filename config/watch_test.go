@@ -2,7 +2,6 @@ package config_test
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
 )
 
 // watched is a file of a Runtime that looks at it.
@@ -23,7 +23,7 @@ type watched struct {
 	t    *testing.T
 	path string
 	head string
-	logs logs
+	logs testbed.Log
 }
 
 func newWatched(t *testing.T) *watched {
@@ -36,7 +36,7 @@ func newWatched(t *testing.T) *watched {
 	w.write("guards: {first: {}}\n")
 	f, err := config.Load(w.path)
 	require.NoError(t, err)
-	w.Runtime, err = config.Build(f, config.WithLogger(slog.New(slog.NewTextHandler(&w.logs, nil))))
+	w.Runtime, err = config.Build(f, config.WithLogger(w.logs.Logger()))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = w.Close() })
 	return w
