@@ -87,18 +87,19 @@ func (m *Middleware) newOnce(p *passage) (*once, error) {
 
 // onceFor is whose a request's Idempotency-Key is.
 func (m *Middleware) onceFor(p *passage) (principal string, err error) {
-	switch {
-	case p.replay == nil:
-	case m.principal != nil || onceFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request):
-		return p.replay.principal, nil
-	default: // a request that the handler makes is whose it was when the handler was not replayed
-		p.call.Principal, p.nobody = m.onBehalfOf(p.x.Request)
+	principal, nobody := p.call.Principal, p.nobody
+	if p.replay != nil {
+		if m.principal != nil || onceFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request) {
+			return p.replay.principal, nil
+		}
+		// A request that the handler makes is whose it was when the handler was not replayed.
+		principal, nobody = m.onBehalfOf(p.x.Request)
 	}
 	switch {
-	case m.once.principal == nil && errors.Is(p.nobody, errCredentials):
+	case m.once.principal == nil && errors.Is(nobody, errCredentials):
 		return "", errWhose
 	case m.once.principal == nil:
-		return p.call.Principal, p.nobody
+		return principal, nobody
 	}
 	if principal, err = m.once.principal(p.x.Request); err != nil {
 		return "", fmt.Errorf("httplock: the principal function failed: %w", err)
