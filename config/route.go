@@ -180,12 +180,9 @@ func (d *decoder) checkKey(p *probe, path string, g *guardSection) {
 	}
 }
 
-// alwaysStored are the headers that are stored with every parked request.
-var alwaysStored = []string{"Accept", "Accept-Language", "Content-Encoding", "Content-Type", "Idempotency-Key", "Traceparent"}
-
 // storedHeaders are those that are stored with the parked requests of a guard.
 func (f *File) storedHeaders(g *guardSection) []string {
-	names := slices.Concat(alwaysStored, f.says.Defaults.HTTP.AllowHeaders, g.HTTP.AllowHeaders)
+	names := slices.Concat(httplock.StoredHeaders(), f.says.Defaults.HTTP.AllowHeaders, g.HTTP.AllowHeaders)
 	for i, name := range names {
 		names[i] = http.CanonicalHeaderKey(name)
 	}

@@ -1,8 +1,10 @@
 package httplock
 
 import (
+	"maps"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strings"
 )
 
@@ -14,6 +16,10 @@ func defaultHeaders() map[string]bool {
 		"Idempotency-Key": true, "Traceparent": true,
 	}
 }
+
+// StoredHeaders returns the names of the headers that are stored with every parked request,
+// in canonical form. AllowHeaders adds to them.
+func StoredHeaders() []string { return slices.Sorted(maps.Keys(defaultHeaders())) }
 
 // neverStored are the headers that carry credentials, that belong to one
 // connection or describe one transfer, and that say where the request went.
