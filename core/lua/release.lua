@@ -11,15 +11,15 @@
 --          with an entry that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue}
 -- #include record.lua
--- The three common cases, in a fraction of the time: a process that holds the key alone
--- gives it up while nobody waits, and nobody ever did or somebody did, or one who also
--- wants it alone is the next.
+-- The common cases, in a fraction of the time: a process that holds the key alone gives
+-- it up, and nobody ever asked for it meanwhile; or somebody did, and nobody waits; or one
+-- who also wants it alone is the next.
 local used = tonumber(ARGV[2])
 local plain = string.sub(entry, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 and used < micros
 if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last, and one holder
   local mine = redis.call('HGET', key, 'h:' .. entry)
   if mine and ends(mine) > now then
-    redis.call('DEL', key) -- there is nothing to remember
+    redis.call('DEL', key) -- of all that there could be to remember there is nothing
     return 1
   end
 end
