@@ -53,7 +53,7 @@ end
 -- Puts a message whose record is written at the end of its key's line.
 local function admit(id, key, at, not_after)
   local member, ms = id .. ' ' .. key, not_after - now + retention
-  redis.call('PEXPIRE', record(id), string.format('%d', ms))
+  redis.call('PEXPIRE', record(id), ms)
   opened[#opened + 1] = moment(not_after)
   opened[#opened + 1] = member
   outlive(open, ms)

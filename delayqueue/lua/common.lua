@@ -46,7 +46,8 @@ local function record(id)
   return name
 end
 
--- A time in ms as it is written: Redis takes longer to make the text of a number.
+-- A time in ms as it is written: Redis takes longer to make the text of a number. Not for
+-- lengths of time: the embedded Redis makes an array of as many places as a small index says.
 local function moment(ms)
   local s = moments[ms]
   if not s then
@@ -169,7 +170,7 @@ local function load(id, key, payload)
   local f = redis.pcall('HMGET', record(id), 'key', 'name', 'state', 'enqueued', 'due', 'not_after',
     'attempts', 'conflicts', 'losses', 'wait', 'nudged', 'principal', payload and 'payload' or 'state')
   local enqueued, at, not_after = whole(f[4] or ''), whole(f[5] or ''), whole(f[6] or '')
-  local attempts, conflicts, losses = not f[7] and 0 or whole(f[7]), not f[8] and 0 or whole(f[8]), not f[9] and 0 or whole(f[9])
+  local attempts, conflicts, losses = whole(f[7] or '0'), whole(f[8] or '0'), whole(f[9] or '0')
   if f[1] ~= key or not (f[2] and f[3] and enqueued and at and not_after and attempts and conflicts and losses) then
     return nil, flaw(id, key, f)
   end
