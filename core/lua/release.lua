@@ -19,7 +19,7 @@ local plain = string.sub(entry, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 an
 if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last, and one holder
   local mine = redis.call('HGET', key, 'h:' .. entry)
   if mine and ends(mine) > now then
-    redis.call('DEL', key) -- of all that there could be to remember there is nothing
+    redis.call('DEL', key) -- there is nothing to remember
     return 1
   end
 end
