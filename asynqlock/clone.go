@@ -66,8 +66,8 @@ const (
 // one. All that asynq keeps of the task goes with it, but for the group: a task that came
 // to a handler has left that. Having no retry left stays as it is: MaxRetry is 0.
 //
-// The same task cloned twice, since asynq was not told of the first time, finds its
-// clone there. One that has ended already is no reason to drop this copy: it
+// The same task cloned twice, since asynq was not told of the first time, or since the reply was
+// lost, finds its clone there. One that has ended already is no reason to drop this copy: it
 // may have been run again by hand.
 func (s *server) clone(ctx context.Context, info *asynq.TaskInfo, d *deferredError) error {
 	origin, ok := originIn(info.ID, info.Headers)
@@ -81,14 +81,16 @@ func (s *server) clone(ctx context.Context, info *asynq.TaskInfo, d *deferredErr
 			origin.Clone += rand.IntN(farthest)
 		}
 		err := s.enqueue(ctx, info, origin, d.delay)
-		if errors.Is(err, asynq.ErrTaskIDConflict) {
-			var alive bool
-			if alive, err = s.isAlive(info, origin); err == nil && !alive {
-				continue
-			}
-		}
 		if err != nil {
-			return err
+			alive, unknown := s.isAlive(info, origin)
+			switch {
+			case unknown != nil:
+				return fmt.Errorf("%w: %w", errUnsure, err)
+			case !alive && errors.Is(err, asynq.ErrTaskIDConflict):
+				continue
+			case !alive:
+				return err
+			}
 		}
 		d.clone = origin.cloneID()
 		return nil

@@ -21,8 +21,9 @@ import (
 //
 // rdb is a client of the Redis, database included, that holds the server's queues, which
 // need not be that of the Locker; MakeRedisClient of an asynq.RedisConnOpt makes one. It stays the
-// caller's to close, after the server. The error wraps core.ErrInvalidOption, and cfg is then as
-// it was.
+// caller's to close, after the server. A client of another Redis is found out at the first conflict, and
+// logged as an error: see "Another Redis" in the package's documentation. The error wraps
+// [core.ErrInvalidOption], and cfg is then as it was.
 func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
 	if cfg == nil {
 		return invalid("Configure: cfg is nil")

@@ -14,7 +14,6 @@ import (
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/embedded"
 	"github.com/perkey-go/perkey/internal/redistest"
 	"github.com/perkey-go/perkey/internal/testbed"
 )
@@ -123,24 +122,6 @@ func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
 		require.Contains(t, log.String(), "Configure was not applied")
 		requireNoSecret(t, log.String())
 	})
-}
-
-// A task whose age is not known would be deferred for ever, and nobody would know why.
-func TestConfigureWithAnotherRedisIsLogged(t *testing.T) {
-	env := redistest.Embedded(t)
-	b := setup(t, env)
-	b.hold(t, key)
-	elsewhere, err := embedded.Start()
-	require.NoError(t, err)
-	t.Cleanup(elsewhere.Close)
-	cfg := b.config()
-	require.NoError(t, asynqlock.Configure(&cfg, redistest.Client(t, redisAt(elsewhere.Addr()))))
-	log := &testbed.Log{}
-	b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
-	id := b.enqueue(t, task())
-	redistest.Eventually(t, func() bool { return strings.Contains(log.String(), "the Redis that Configure was given") }, "the warning")
-	requireNoSecret(t, log.String())
-	redistest.Eventually(t, func() bool { return strings.Contains(b.info(t, id).LastErr, "(refusal 1 since") }, "it is deferred")
 }
 
 func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {

@@ -57,6 +57,19 @@
 //
 // Tasks run at least once, as ever with asynq.
 //
+// # Another Redis
+//
+// A task that is in a handler is active in the Redis of its server. If Configure was given a client of
+// another Redis, or of another database, the first conflict shows it: the task is not active
+// there. An error is logged once, and says what to do; the last error of each deferred task says
+// it too. Nothing is written to that Redis, and no task is archived for it:
+//
+//   - A task on its last attempt stays in its worker. It holds no key there, and asks for its
+//     key again after WithDelay's least, but no sooner than after 250 ms. A shutdown puts it back into its
+//     queue. What bounds it is WithMaxAge, and the task's Timeout or Deadline, at which asynq
+//     archives it.
+//   - A task with a retry left is deferred as usual, but WithMaxAge does not bound it.
+//
 // # Outcomes
 //
 //	the key is held, or reserved         deferred
@@ -69,8 +82,8 @@
 //	the handler failed                   a failure: retried by asynq
 //	the lease was lost                   a failure, also of a handler that returned nil: the outcome is
 //	                                     unknown. Its SkipRetry and RevokeTask are heeded
-//	the last attempt, and asynq's Redis  archived by asynq, with both causes
-//	takes no clone for 10 s
+//	the last attempt, and the Redis of   stays in its worker, and asks for its key again; logged
+//	Configure takes no clone
 //
 // # Policies
 //

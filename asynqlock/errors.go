@@ -1,6 +1,7 @@
 package asynqlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -36,11 +37,17 @@ type deferredError struct {
 	wait  wait // zero: not known
 	delay time.Duration
 	clone string // the id that the task goes on under, if not its own
+
+	trouble error // why the Redis that Configure was given was of no use, or nil
+	stays   bool  // then: its worker keeps it, since asynq would archive it
 }
 
 // Error has in it what waitIn reads.
 func (e *deferredError) Error() string {
 	text := "asynqlock: not run: " + e.why
+	if e.trouble != nil {
+		text += ": " + e.trouble.Error()
+	}
 	if e.clone != "" {
 		text += ": goes on as task " + e.clone
 	}
@@ -98,7 +105,9 @@ func tooOld(d *deferredError, maxAge time.Duration) error {
 		ErrTooOld, d.wait.refusals, d.wait.since.UTC().Format(waitTime), maxAge, d.why), ErrTooOld, d.cause, asynq.SkipRetry)
 }
 
-// notCloned ends a task that has no retry left and could not be cloned: asynq archives it.
-func notCloned(d *deferredError, err error) error {
-	return worded(fmt.Sprintf("asynqlock: not run: %s: no retry is left, and it could not be cloned: %v", d.why, err), d.cause, err)
+// outOfTime ends a task that stayed in its worker for as long as its ctx lasts.
+func outOfTime(ctx context.Context, d *deferredError) error {
+	cause := context.Cause(ctx)
+	return worded(fmt.Sprintf("asynqlock: not run: %s: no retry is left, it could not be cloned, and its time is over: %v: %v",
+		d.why, cause, d.trouble), d.cause, d.trouble, cause)
 }

@@ -48,7 +48,8 @@ func defaults() settings {
 // Default 1 s to 30 s; least is 1 ms or more, and most no less than least.
 //
 // asynq keeps times in whole seconds, rounded down, and looks for tasks that are due
-// every Config.DelayedTaskCheckInterval, by default 5 s.
+// every Config.DelayedTaskCheckInterval, by default 5 s. A server whose queues are empty then takes
+// them within Config.TaskCheckInterval, by default 1 s.
 func WithDelay(least, most time.Duration) Option {
 	return func(s *settings) error {
 		if least < minMinDelay || most < least {

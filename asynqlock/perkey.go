@@ -67,9 +67,30 @@ func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
 	return m, nil
 }
 
+// wrap guards next. A task that stays in its worker is processed again by the outermost
+// guard, so that it holds no key meanwhile.
 func (m *middleware) wrap(next asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		return m.process(ctx, task, next)
+		if workerOf(ctx) != nil {
+			return m.process(ctx, task, next)
+		}
+		w := &worker{}
+		ctx = context.WithValue(ctx, workerKey{}, w)
+		err := m.process(ctx, task, next)
+		for {
+			d, deferred := isDeferred(err)
+			if !deferred || !d.stays {
+				return err
+			}
+			if !sleep(ctx, max(m.minDelay, minStay)) {
+				return outOfTime(ctx, d)
+			}
+			if w.unsure { // the clone and this one might both run
+				err = m.postpone(ctx, &d.refusal)
+			} else {
+				err = m.process(ctx, task, next)
+			}
+		}
 	})
 }
 

@@ -3,6 +3,8 @@ package asynqlock
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -14,6 +16,9 @@ type server struct {
 	rdb       redis.UniversalClient
 	client    *asynq.Client
 	inspector *asynq.Inspector
+
+	known   atomic.Bool // rdb has shown a task of this server as active
+	unknown sync.Once   // logs that it has not
 }
 
 func newServer(rdb redis.UniversalClient) *server {
@@ -24,61 +29,104 @@ func newServer(rdb redis.UniversalClient) *server {
 	}
 }
 
-// patience is how long a task on its last attempt stays in its handler while asynq's Redis
-// has trouble: returned without its clone it is archived. It is shorter than asynq's lease of
-// 30 s, and asynq can fetch no other task meanwhile.
-const (
-	patience    = 10 * time.Second
-	betweenAsks = 250 * time.Millisecond
-)
+// errNotActive says that rdb does not have a task as active that its server works on: it is
+// another Redis than the server's, or the task was lost there.
+var errNotActive = errors.New("the Redis that Configure was given does not have this task as active")
 
-// postpone has a task that was not run come back later, or ends its wait.
+// errUnsure says that a task was perhaps cloned.
+var errUnsure = errors.New("it is not known whether the task was cloned")
+
+// postpone has a task that was not run come back later, or ends its wait. A task on its last
+// attempt that cannot be cloned stays in its worker: asynq archives it as soon as it is returned.
 func (s *server) postpone(ctx context.Context, m *middleware, r *refusal) error {
 	d := &deferredError{refusal: *r, delay: m.delay(r.remaining)}
-	start := time.Now()
-	for {
-		outcome, err := s.settle(ctx, m, d, start)
-		if err == nil {
-			return outcome
-		}
-		if !lastAttempt(ctx) {
-			m.log().WarnContext(ctx, "asynqlock: the Redis that Configure was given does not say how long a task has been deferred: "+
-				"its age counts from now; if this goes on the Redis is not that of the server's queues", "error", err)
-			d.wait = wait{refusals: 1, since: start} // for all that is known
-			return d
-		}
-		if time.Since(start) > patience || !sleep(ctx, betweenAsks) {
-			return notCloned(d, err)
-		}
+	now, w := time.Now(), workerOf(ctx)
+	info, err := s.activeTask(ctx)
+	switch {
+	case w.wait != (wait{}):
+		d.wait = w.wait
+	case err == nil:
+		d.wait = waitOf(info, now)
+	default:
+		d.wait = wait{since: now} // for all that is known
 	}
+	d.wait.refusals++
+	left := m.maxAge - now.Sub(d.wait.since)
+	if left <= 0 {
+		return tooOld(d, m.maxAge)
+	}
+	d.delay = min(d.delay, max(left, m.minDelay)) // asked once more when its time is over
+	last := lastAttempt(ctx)
+	if err == nil && last {
+		err = s.clone(ctx, info, d)
+		w.unsure = errors.Is(err, errUnsure)
+	}
+	if err == nil {
+		return d
+	}
+	if w.wait == (wait{}) { // else it was logged
+		s.log(ctx, m, err)
+	}
+	if d.trouble = err; last {
+		d.stays, w.wait = true, d.wait
+	}
+	return d
 }
 
-// settle finds out how long the task has waited, and clones it if it must be. The outcome is
-// what its handler returns; err is that asynq's Redis could not be asked.
-func (s *server) settle(ctx context.Context, m *middleware, d *deferredError, now time.Time) (outcome, err error) {
+// activeTask looks up the task of a handler's ctx. What does not fit it is another task of
+// the same id, which is not to be cloned.
+func (s *server) activeTask(ctx context.Context) (*asynq.TaskInfo, error) {
 	id, _ := asynq.GetTaskID(ctx)
 	queue, _ := asynq.GetQueueName(ctx)
 	info, err := s.inspector.GetTaskInfo(queue, id)
-	if errors.Is(err, asynq.ErrTaskNotFound) {
-		return d, nil // deleted, or another copy has ended it
+	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {
+		return nil, errNotActive
 	}
 	if err != nil {
 		return nil, err
 	}
-	d.wait = waitOf(info, now)
-	d.wait.refusals++
-	left := m.maxAge - now.Sub(d.wait.since)
-	if left <= 0 {
-		return tooOld(d, m.maxAge), nil
+	retried, _ := asynq.GetRetryCount(ctx)
+	most, _ := asynq.GetMaxRetry(ctx)
+	if info.State != asynq.TaskStateActive || info.Retried != retried || info.MaxRetry != most {
+		return nil, errNotActive
 	}
-	d.delay = min(d.delay, max(left, m.minDelay)) // asked once more when its time is over
-	if !lastAttempt(ctx) {
-		return d, nil
+	s.known.Store(true)
+	return info, nil
+}
+
+// log logs why a task could not be looked up or cloned. If rdb has shown other tasks of this
+// server as active, or asynq has given this handler up, it is the right Redis: another copy of the
+// task has ended it.
+func (s *server) log(ctx context.Context, m *middleware, err error) {
+	switch queue, _ := asynq.GetQueueName(ctx); {
+	case !errors.Is(err, errNotActive):
+		m.log().WarnContext(ctx, "asynqlock: the Redis that Configure was given failed: while it does, the age of deferred tasks "+
+			"is not known, and tasks on their last attempt wait in their workers", "queue", queue, "error", err)
+	case ctx.Err() == nil && !s.known.Load():
+		s.unknown.Do(func() {
+			m.log().ErrorContext(ctx, "asynqlock: "+errNotActive.Error()+", although its server works on it: give Configure a client "+
+				"of the Redis, and the database, that holds the server's queues. Until then the age of deferred tasks is not "+
+				"bounded, and tasks on their last attempt wait in their workers", "queue", queue)
+		})
 	}
-	if err := s.clone(ctx, info, d); err != nil {
-		return nil, err
-	}
-	return d, nil
+}
+
+// minStay is the least delay between two attempts of a task that stays in its worker.
+const minStay = 250 * time.Millisecond
+
+// workerKey is where a task's ctx has its worker.
+type workerKey struct{}
+
+// worker is what is known of a task for as long as it is in a handler of asynq's.
+type worker struct {
+	wait   wait // of a task that stays; else zero
+	unsure bool // it goes on as a clone, perhaps
+}
+
+// workerOf is nil outside of any guard.
+func workerOf(ctx context.Context) *worker {
+	w, _ := ctx.Value(workerKey{}).(*worker)
+	return w
 }
 
 // sleep reports whether ctx did not end meanwhile.

@@ -291,8 +291,14 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		opts = append(opts, httplock.SharedForSafeMethods())
 	}
 	opts = option(opts, int64(cmp.Or(g.HTTP.MaxBody, defaults.MaxBody)), httplock.WithMaxBody)
+	opts = option(opts, int64(cmp.Or(g.HTTP.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
+	opts = option(opts, cmp.Or(g.HTTP.BodyTimeout, defaults.BodyTimeout), httplock.WithBodyTimeout)
+	if g.StreamBody {
+		opts = append(opts, httplock.StreamBody())
+	}
 	opts = option(opts, cmp.Or(g.HTTP.StatusPath, defaults.StatusPath), httplock.WithStatusPath)
-	opts = append(opts, httplock.AllowHeaders(slices.Concat(defaults.AllowHeaders, g.HTTP.AllowHeaders)...))
+	opts = append(opts, httplock.AllowHeaders(slices.Concat(defaults.AllowHeaders, g.HTTP.AllowHeaders)...),
+		httplock.WithCredentialHeaders(slices.Concat(defaults.Credentials, g.HTTP.Credentials)...))
 	if o.log != nil {
 		opts = append(opts, httplock.WithLogger(o.log))
 	}

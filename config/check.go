@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -70,9 +71,9 @@ func (p *probe) close() {
 	_ = p.rdb.Close()
 }
 
-// takes returns why HTTP middleware does not take an option.
-func (p *probe) takes(option httplock.Option) error {
-	_, err := httplock.New(p.guard, option)
+// takes returns why HTTP middleware does not take the options.
+func (p *probe) takes(opts ...httplock.Option) error {
+	_, err := httplock.New(p.guard, opts...)
 	return err
 }
 
@@ -156,6 +157,18 @@ func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
 		at := item(member(path, "allow_headers"), i)
 		if err := p.takes(httplock.AllowHeaders(name)); err != nil && !d.failed(at) {
 			d.at(at, "%s", reason(err))
+		}
+	}
+	stored := slices.Concat(d.file.says.Defaults.HTTP.AllowHeaders, h.AllowHeaders)
+	for i, name := range h.Credentials {
+		at := item(member(path, "credential_headers"), i)
+		if d.failed(at) {
+			continue
+		}
+		if err := p.takes(httplock.WithCredentialHeaders(name)); err != nil {
+			d.at(at, "%s", reason(err))
+		} else if slices.ContainsFunc(stored, func(other string) bool { return strings.EqualFold(other, name) }) {
+			d.at(at, "the header is in allow_headers too, and one that carries credentials is never stored; want it in one of the two")
 		}
 	}
 }

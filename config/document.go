@@ -53,11 +53,14 @@ type tlsSection struct {
 
 // httpSection is what a guard says of HTTP, and what the defaults say for it.
 type httpSection struct {
-	SafeMethods  string   `yaml:"safe_methods" want:"pass|lock|share"`
-	MaxBody      size     `yaml:"max_body" want:"1..64MiB"`
-	StatusPath   string   `yaml:"status_path"`
-	AllowHeaders []string `yaml:"allow_headers"`
-	Principal    string   `yaml:"principal"`
+	SafeMethods  string        `yaml:"safe_methods" want:"pass|lock|share"`
+	MaxBody      size          `yaml:"max_body" want:"1..64MiB"`
+	ReadAhead    size          `yaml:"read_ahead" want:"1..64MiB"`
+	BodyTimeout  time.Duration `yaml:"body_timeout" want:"1ms..24h"`
+	StatusPath   string        `yaml:"status_path"`
+	AllowHeaders []string      `yaml:"allow_headers"`
+	Credentials  []string      `yaml:"credential_headers"`
+	Principal    string        `yaml:"principal"`
 }
 
 type defaultsSection struct {
@@ -110,6 +113,7 @@ type guardSection struct {
 	WaitReplicas    *replicasSection    `yaml:"wait_replicas"`
 	OnConflict      chain               `yaml:"on_conflict"`
 	HTTP            httpSection         `yaml:",inline"`
+	StreamBody      bool                `yaml:"stream_body"`
 	ParkAnonymously bool                `yaml:"park_anonymously"`
 	HeedPrefer      bool                `yaml:"heed_prefer"`
 	Idempotency     *idempotencySection `yaml:"idempotency"`

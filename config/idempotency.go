@@ -23,6 +23,9 @@ func (d *decoder) checkIdempotency(p *probe, path string, g *guardSection) {
 	if g.AtOnce > 1 {
 		d.at(at, "excludes at_once, with which the same request could run twice at a time; want one of the two")
 	}
+	if g.StreamBody {
+		d.at(at, "excludes stream_body: the body is a part of what is compared; want one of the two")
+	}
 	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, d.file.says.Defaults.HTTP.Principal) != "" {
 		d.at(member(at, "principal"), "excludes the principal of the guard or the defaults, whose the keys are anyway; leave it out")
 	}

@@ -3,9 +3,11 @@ package config_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -96,7 +98,7 @@ func TestAGuardHasTheOptionsOfTheFile(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
-defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], safe_methods: lock}
+defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], credential_headers: [X-Pass], safe_methods: lock}
 queues: {q: {}}
 guards:
   long: {}
@@ -110,14 +112,22 @@ guards:
   open: {key: all, safe_methods: pass}
   parked: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}, max_body: 4B}
   large: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}}
+  credentials: {key: "park:{header.X-Shop}", on_conflict: {policy: delay, queue: q}, credential_headers: [X-Own]}
   skipped: {key: all, skip: insiders}
+  late: {key: late, body_timeout: 300ms}
+  early: {key: late, body_timeout: 300ms, read_ahead: 1B}
+  streamed: {key: late, body_timeout: 300ms, stream_body: true}
 routes:
   GET /ours: ours
   GET /shared: shared
   GET /open: open
   POST /parked: parked
   POST /large: large
+  POST /credentials: credentials
   POST /skipped: skipped
+  POST /late: late
+  POST /early: early
+  POST /streamed: streamed
 `, config.WithValue("user", func(ctx context.Context) (string, bool) { return "u1", true }),
 			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }))
 		for name, ttl := range map[string]time.Duration{"long": time.Hour, "short": 20 * time.Minute, "fixed": 10 * time.Minute} {
@@ -173,6 +183,17 @@ routes:
 		assert.True(t, strings.HasPrefix(parked.Header().Get("Location"), "/tickets/"))
 		assert.Equal(t, http.StatusRequestEntityTooLarge, serve(rt, "/large").do(request("POST", "/large", "X-Shop: s1")).Code)
 
+		for path, status := range map[string]int{"/late": http.StatusRequestTimeout, "/early": http.StatusOK, "/streamed": http.StatusOK} {
+			r := request("POST", path)
+			r.Body = io.NopCloser(iotest.OneByteReader(slowReader{r.Body}))
+			s := serve(rt, path)
+			s.goOn <- struct{}{}
+			assert.Equal(t, status, s.do(r).Code, path)
+		}
+		for _, header := range []string{"X-Own: x", "X-Pass: x", "X-Api-Key: x"} {
+			assert.Equal(t, http.StatusConflict, serve(rt, "/credentials").do(request("POST", "/credentials", "X-Shop: s1", header)).Code, header)
+		}
+
 		// The header that makes the key was stored, as the defaults say.
 		releasePark()
 		w, err := rt.Worker("q", httplock.Replay(s))
@@ -182,6 +203,14 @@ routes:
 		assert.Equal(t, "s1", r.Header.Get("X-Shop"))
 		s.goOn <- struct{}{}
 	})
+}
+
+// slowReader takes its time.
+type slowReader struct{ io.Reader }
+
+func (r slowReader) Read(p []byte) (int, error) {
+	time.Sleep(200 * time.Millisecond)
+	return r.Reader.Read(p)
 }
 
 func TestPrincipalsAreThoseOfTheirNames(t *testing.T) {

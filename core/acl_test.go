@@ -3,35 +3,24 @@ package core_test
 import (
 	"context"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
-// lockRights are all that locks need of Redis, in the words of ACL SETUSER. The
-// name in front is that of WithPrefix.
-var lockRights = []string{
-	"~perkey:lock{}:*",
-	"+evalsha", "+eval", // run the scripts
-	"+exists", "+hlen", "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+del", "+pttl", "+pexpire", "+time", // run in them
-}
+const aclUser = "locker"
 
-// wakeRights are for waiting calls to be woken. Without them they ask now and then.
-var wakeRights = []string{
-	"&perkey:wake:*",
-	"+publish", // run in a script
-	"+subscribe", "+ping",
-}
-
-// clusterRights are what go-redis needs besides on a Redis Cluster. Without +command it
-// works, but asks for it in vain with each command.
-var clusterRights = []string{"+cluster|slots", "+command"}
+// What docs/operations.md calls the uses of a locker.
+const (
+	toLock    = "locks"
+	toBeWoken = "locks that are waited for"
+	toInspect = "locks of parked work, Inspect"
+)
 
 // seldomUsed are the commands that the life of a lock can do without, by what has
 // them run.
@@ -43,9 +32,9 @@ var seldomUsed = map[string]string{
 func TestTheSmallestRightsToLock(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	wakes := liveUnder(t, rdb, lockRights)
+	wakes := liveUnder(t, rdb, redistest.Rights(t, toLock))
 	require.Less(t, slices.Max(wakes), 2*time.Second, "it asks once a second")
-	for _, denied := range aclLog(t, rdb) {
+	for _, denied := range redistest.Denied(t, rdb) {
 		require.Contains(t, []string{"publish", "subscribe"}, denied)
 	}
 }
@@ -53,67 +42,168 @@ func TestTheSmallestRightsToLock(t *testing.T) {
 func TestTheSmallestRightsToLockAndBeWoken(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	rights := slices.Concat(lockRights, wakeRights)
+	rights := redistest.Rights(t, toLock, toBeWoken)
 	wakes := liveUnder(t, rdb, rights)
 	require.Less(t, median(wakes), wokenWithin)
-	require.Empty(t, aclLog(t, rdb), "nothing more was asked for")
-
-	stats := rdb.Info(t.Context(), "commandstats").Val()
-	for _, right := range rights {
-		if command, ok := strings.CutPrefix(right, "+"); ok && seldomUsed[command] == "" {
-			require.Contains(t, stats, "cmdstat_"+command+":", "nothing less would do")
-		}
-	}
+	require.Empty(t, redistest.Denied(t, rdb), "nothing more was asked for")
+	redistest.RequireUsed(t, rdb, rights, seldomUsed)
 }
 
 func TestTheSmallestRightsToLockOnACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	admin := c.Client(t)
-	rights := slices.Concat(lockRights, wakeRights, clusterRights)
-	require.NoError(t, admin.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
-		return addUser(ctx, node, rights)
-	}))
+	redistest.AddUser(t, admin, aclUser, redistest.Rights(t, toLock, toBeWoken, toInspect, "List", "on a Cluster"))
 	client := func() redis.UniversalClient {
-		return c.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = aclUser, aclPassword })
+		return c.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = aclUser, redistest.Password })
 	}
 	wakes := life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(12)}.run(t)
 	require.Less(t, median(wakes), wokenWithin)
-	require.NoError(t, admin.ForEachMaster(t.Context(), func(_ context.Context, node *redis.Client) error {
-		assert.Empty(t, aclLog(t, node), "nothing more was asked for")
-		return nil
-	}))
+	callAll(t, lockerOn(t, client(), "perkey"), lockerOn(t, client(), "perkey"))
+	lister := lockerOn(t, client(), "perkey")
+	lease, err := lister.TryAcquire(t.Context(), "listed")
+	require.NoError(t, err)
+	require.Len(t, listAll(t, lister, 100), 1)
+	require.NoError(t, lease.Release(t.Context()))
+	require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")
 }
 
-const aclUser, aclPassword = "locker", "secret"
-
-func addUser(ctx context.Context, admin *redis.Client, rights []string) error {
-	user := []any{"acl", "setuser", aclUser, "on", ">" + aclPassword, "resetchannels"}
-	for _, right := range rights {
-		user = append(user, right)
+// Each call of a locker is made, with the rights that are printed for it.
+func TestTheSmallestRightsOfEachCall(t *testing.T) {
+	t.Parallel()
+	r := startReplicated(t, 1)
+	limited := func() *redis.Client {
+		return redistest.Client(t, &redis.Options{Addr: r.env.Addr, Username: aclUser, Password: redistest.Password})
 	}
-	return admin.Do(ctx, user...).Err()
+	require.NoError(t, r.primary.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err()) // is warned of
+	uses := []string{toLock, toBeWoken}
+	for _, use := range []struct {
+		name string
+		call func(*testing.T, *core.Locker) error
+	}{
+		{toBeWoken, func(t *testing.T, l *core.Locker) error {
+			callAll(t, l, lockerOn(t, limited(), "perkey"))
+			return nil
+		}},
+		{toInspect, func(t *testing.T, l *core.Locker) error {
+			_, err := l.Inspect(t.Context(), "held")
+			return err
+		}},
+		{"List", func(t *testing.T, l *core.Locker) error {
+			_, err := l.List(t.Context(), "", 10)
+			return err
+		}},
+		{"WaitReplicas", func(t *testing.T, l *core.Locker) error {
+			lease, err := l.TryAcquire(t.Context(), "replicated", core.WaitReplicas(1, 5*time.Second))
+			if err == nil {
+				err = lease.Release(t.Context())
+			}
+			return err
+		}},
+		{"an Observer", func(t *testing.T, _ *core.Locker) error {
+			seen := newWatch()
+			warm(t, lockerOn(t, limited(), "perkey", core.WithObserver(seen)))
+			return (<-seen.warnings).Err
+		}},
+	} {
+		if !slices.Contains(uses, use.name) { // the rights so far are not enough
+			require.Error(t, use.call(t, lockerOn(t, limited(), "perkey")), use.name)
+			require.NotEmpty(t, redistest.Denied(t, r.primary), use.name)
+			require.NoError(t, r.primary.Do(t.Context(), "acl", "log", "reset").Err())
+			uses = append(uses, use.name)
+		}
+		redistest.AddUser(t, r.primary, aclUser, redistest.Rights(t, uses...))
+		require.NoError(t, use.call(t, lockerOn(t, limited(), "perkey")), use.name)
+		require.Empty(t, redistest.Denied(t, r.primary), "nothing more was asked for: %s", use.name)
+	}
+}
+
+func TestTheSmallestRightsOfAQuorum(t *testing.T) {
+	t.Parallel()
+	servers := startServers(t, 3)
+	locker := func() *core.Locker {
+		var clients []redis.UniversalClient
+		for _, s := range servers {
+			clients = append(clients, redistest.Client(t, &redis.Options{Addr: s.Addr, Username: aclUser, Password: redistest.Password}))
+		}
+		l, err := core.NewQuorum(clients)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	for _, s := range servers {
+		redistest.AddUser(t, redistest.Client(t, &redis.Options{Addr: s.Addr}), aclUser, redistest.Rights(t, toLock, toBeWoken))
+	}
+	holder, other := locker(), locker()
+	lease, err := holder.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	granted := make(chan error)
+	go func() {
+		granted <- other.Do(t.Context(), "k", func(context.Context) error { return nil })
+	}()
+	listening(t, other)
+	require.NoError(t, lease.Extend(t.Context(), time.Minute))
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, <-granted)
+	for _, s := range servers {
+		require.Empty(t, redistest.Denied(t, redistest.Client(t, &redis.Options{Addr: s.Addr})), "nothing more was asked for")
+	}
+}
+
+// callAll makes each call of a locker, but for those with a row of their own.
+func callAll(t *testing.T, l, other *core.Locker) {
+	t.Helper()
+	ctx := t.Context()
+	for _, mode := range [][]core.AcquireOption{nil, {core.Shared()}, {core.Counted(2)}, {core.MinHold(core.MinTTL)}} {
+		lease, err := l.Acquire(ctx, "k", append(mode, core.Named("name", "id"))...)
+		require.NoError(t, err)
+		require.NoError(t, lease.Extend(ctx, time.Minute))
+		require.NoError(t, lease.Release(ctx))
+	}
+	lease, err := l.Acquire(ctx, "k")
+	require.NoError(t, err)
+	require.NoError(t, lease.Downgrade(ctx))
+	second, err := other.Acquire(ctx, "k", core.Shared())
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(ctx))
+	require.NoError(t, second.Release(ctx))
+
+	set, err := l.AcquireAll(ctx, []string{"a", "b"})
+	require.NoError(t, err)
+	_, err = other.TryAcquireAll(ctx, []string{"b", "c"})
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.NoError(t, set.Release(ctx))
+
+	freed := make(chan string, 10)
+	lease, err = l.Acquire(ctx, "k")
+	require.NoError(t, err)
+	_, err = other.TryAcquire(ctx, "k", core.NotifyRelease(freed))
+	require.ErrorIs(t, err, core.ErrConflict)
+	token, err := lease.Detach(ctx)
+	require.NoError(t, err)
+	lease, err = other.Resume(ctx, token)
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(ctx))
+
+	require.NoError(t, l.Reserve(ctx, "k", time.Minute))
+	_, err = l.TryAcquire(ctx, "k")
+	require.ErrorIs(t, err, core.ErrConflict)
+	lease, err = l.TryAcquire(ctx, "k", core.Reserved(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, lease.Unreserve(ctx))
+	held, err := other.ForceRelease(ctx, "k", lease.Fence())
+	require.NoError(t, err)
+	require.True(t, held)
+	require.ErrorIs(t, lease.Release(ctx), core.ErrLeaseLost)
 }
 
 // liveUnder runs the life of a few locks for a user with these rights alone, and
 // returns how long waiting calls slept on after the release.
 func liveUnder(t *testing.T, admin *redis.Client, rights []string) (wakes []time.Duration) {
 	t.Helper()
-	require.NoError(t, addUser(t.Context(), admin, rights))
+	redistest.AddUser(t, admin, aclUser, rights)
 	client := func() *redis.Client {
-		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: aclPassword})
+		return redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: redistest.Password})
 	}
 	return life{holder: client(), other: client(), admin: admin, prefix: "perkey", keys: keyNames(4)}.run(t)
-}
-
-// aclLog lists what was denied.
-func aclLog(t *testing.T, admin *redis.Client) []string {
-	t.Helper()
-	entries, err := admin.ACLLog(t.Context(), 100).Result()
-	assert.NoError(t, err)
-	denied := make([]string, len(entries))
-	for i, entry := range entries {
-		denied[i] = entry.Object
-	}
-	return denied
 }

@@ -2,13 +2,12 @@ package core
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/perkey-go/perkey/internal/trust"
 )
 
 // candidacy is one entry's way to a majority. Once it has one, a node that answers late
@@ -16,10 +15,10 @@ import (
 // since a renewal found it. So an entry is only given back when it is to hold nothing
 // any more.
 type candidacy struct {
-	quorum        *quorum
-	record, entry string
-	gone          chan struct{} // ends go-redis's own retries
-	hurried       sync.Once
+	quorum  *quorum
+	ask     question
+	gone    chan struct{} // ends go-redis's own retries
+	hurried sync.Once
 
 	mu      sync.Mutex
 	votes   []vote // by node
@@ -35,31 +34,27 @@ type vote struct {
 	err   error
 }
 
-// ask is attempt.ask on a quorum.
-func (q *quorum) ask(a *attempt, t turn, watch string, w *waiter) (reply acquireReply, stopped bool, err error) {
+// acquire implements store.
+func (q *quorum) acquire(ctx context.Context, ask question, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
 	c := &candidacy{
-		quorum: q, record: a.record, entry: t.entry, gone: make(chan struct{}), decided: make(chan struct{}),
+		quorum: q, ask: ask, gone: make(chan struct{}), decided: make(chan struct{}),
 		votes: make([]vote, len(q.nodes)), tally: tally{nodes: len(q.nodes), majority: q.majority},
 	}
 	for i, n := range q.nodes {
-		cmd := n.locker.command(a.ctx, acquireScript, false, a.record, t.entry, a.first().Milliseconds(), a.opts.what, t.mark, watch)
+		cmd := n.command(ctx, acquireScript, false, ask.record, ask.entry, ask.lease.Milliseconds(), ask.what, ask.mark, ask.watch)
 		cmd.ctx.gone = c.gone
 		n.submit(cmd, func(r result) { c.count(i, r) })
 	}
-	if stopped, err = a.waitFor(c.decided, w, c.expire); err == nil && !stopped {
+	if stopped, err = c.waitFor(ctx, c.decided, stop, c.expire); err == nil && !stopped {
 		if reply, err = c.outcome(); err != nil {
-			err = unavailable("acquire", a.call.Key, err)
+			err = unavailable("acquire", ask.key, err)
 		}
 	}
 	if reply.granted {
-		reply.fence, stopped, err = c.agree(a, w)
+		reply.fence, stopped, err = c.agree(ctx, stop)
 	}
 	if reply.granted && err == nil && !stopped {
-		if a.ctx.Err() != nil {
-			err = callerGone(a.ctx, "acquire", a.call.Key) // nobody is left to use the grant
-		} else if trust.Passed(trust.Until(t.sent, a.first()), time.Now()) {
-			err = unavailable("acquire", a.call.Key, fmt.Errorf("the replies took %s, longer than the first lease", time.Since(t.sent)))
-		}
+		err = ask.late(ctx)
 	}
 	if err != nil || stopped || !reply.granted {
 		c.withdraw()
@@ -68,29 +63,22 @@ func (q *quorum) ask(a *attempt, t turn, watch string, w *waiter) (reply acquire
 }
 
 // waitFor waits until done is closed, which late must bring about. It returns early
-// when a hold is passed to w, and when the caller cannot wait any longer.
-func (a *attempt) waitFor(done <-chan struct{}, w *waiter, late func()) (stopped bool, err error) {
-	l := a.locker
-	var wake chan struct{}
-	if w != nil {
-		wake = w.wake
-	}
-	timer := time.NewTimer(l.quorum.patience(a.first()))
+// at stop, and when the caller cannot wait any longer.
+func (c *candidacy) waitFor(ctx context.Context, done, stop <-chan struct{}, late func()) (stopped bool, err error) {
+	timer := time.NewTimer(min(c.quorum.patience(c.ask.lease), c.ask.timeout))
 	defer timer.Stop()
 	for {
 		select {
 		case <-done:
 			return false, nil
-		case <-wake:
-			if w.hasGrant() {
-				return true, nil
-			}
-		case <-a.ctx.Done():
-			return false, callerGone(a.ctx, "acquire", a.call.Key)
+		case <-stop:
+			return true, nil
+		case <-ctx.Done():
+			return false, callerGone(ctx, "acquire", c.ask.key)
 		case <-timer.C:
 			late()
-		case <-l.closing:
-			return false, fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
+		case <-c.quorum.closing:
+			return false, fmt.Errorf("core: acquire %q: %w", c.ask.key, ErrClosed)
 		}
 	}
 }
@@ -118,7 +106,7 @@ func (c *candidacy) count(i int, r result) {
 		c.giveBack(i)
 	}
 	if all {
-		c.quorum.forget(c.entry)
+		c.quorum.forget(c.ask.entry)
 	}
 }
 
@@ -180,7 +168,7 @@ func (c *candidacy) outcome() (reply acquireReply, err error) {
 // majorities have a node in common. For the next majority to know of it in turn, it must
 // be known to a majority before anybody uses it: those who granted it, or have reserved
 // it with their block, know already. The others are told, which costs a round trip.
-func (c *candidacy) agree(a *attempt, w *waiter) (fence int64, stopped bool, err error) {
+func (c *candidacy) agree(ctx context.Context, stop <-chan struct{}) (fence int64, stopped bool, err error) {
 	q := c.quorum
 	fences := map[*node]int64{}
 	c.mu.Lock()
@@ -194,7 +182,7 @@ func (c *candidacy) agree(a *attempt, w *waiter) (fence int64, stopped bool, err
 	for round := 0; ; round++ {
 		know := 0
 		for _, its := range fences {
-			if its == fence || a.opts.limit == exclusive && its+fenceBlock >= fence+q.locker.fences {
+			if its == fence || c.ask.limit == exclusive && its+fenceBlock >= fence+q.fences {
 				know++
 			}
 		}
@@ -205,7 +193,7 @@ func (c *candidacy) agree(a *attempt, w *waiter) (fence int64, stopped bool, err
 			// Others raise theirs at the same time. Of unequal steps the longest wins.
 			fence += rand.Int64N(1 << min(round, 16))
 		}
-		if fence, stopped, err = c.raise(a, w, fences, fence); stopped || err != nil {
+		if fence, stopped, err = c.raise(ctx, stop, fences, fence); stopped || err != nil {
 			return 0, stopped, err
 		}
 	}
@@ -213,7 +201,7 @@ func (c *candidacy) agree(a *attempt, w *waiter) (fence int64, stopped bool, err
 
 // raise asks the nodes that granted to raise their fences to fence at least, and records
 // what they are then. It returns fence if a majority has that one, else the greatest.
-func (c *candidacy) raise(a *attempt, w *waiter, fences map[*node]int64, fence int64) (raised int64, stopped bool, err error) {
+func (c *candidacy) raise(ctx context.Context, stop <-chan struct{}, fences map[*node]int64, fence int64) (raised int64, stopped bool, err error) {
 	q := c.quorum
 	var mu sync.Mutex
 	replies := map[*node]int64{}
@@ -226,7 +214,7 @@ func (c *candidacy) raise(a *attempt, w *waiter, fences map[*node]int64, fence i
 		}
 	}
 	for n := range fences {
-		cmd := n.locker.command(a.ctx, raiseScript, false, c.record, c.entry, fence)
+		cmd := n.command(ctx, raiseScript, false, c.ask.record, c.ask.entry, fence)
 		n.submit(cmd, func(r result) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -244,7 +232,7 @@ func (c *candidacy) raise(a *attempt, w *waiter, fences map[*node]int64, fence i
 			settle()
 		})
 	}
-	stopped, err = a.waitFor(done, w, func() {
+	stopped, err = c.waitFor(ctx, done, stop, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		t.expire()
@@ -256,7 +244,7 @@ func (c *candidacy) raise(a *attempt, w *waiter, fences map[*node]int64, fence i
 	mu.Lock()
 	defer mu.Unlock()
 	if t.unknown() {
-		return 0, false, unavailable("acquire", a.call.Key, noMajority(nil))
+		return 0, false, unavailable("acquire", c.ask.key, noMajority(nil))
 	}
 	clear(fences)
 	raised = fence
@@ -281,7 +269,7 @@ func (c *candidacy) withdraw() {
 		}
 	}
 	c.mu.Unlock()
-	c.quorum.forget(c.entry)
+	c.quorum.forget(c.ask.entry)
 	c.hurry()
 	for _, i := range held {
 		c.giveBack(i)
@@ -306,7 +294,7 @@ func (c *candidacy) giveBack(i int) {
 	v := c.votes[i]
 	c.mu.Unlock()
 	if v.err == nil && v.reply.granted || v.err != nil && tookPlace(v.err) {
-		c.quorum.nodes[i].giveBack(c.record, c.entry)
+		c.quorum.nodes[i].cancel(releaseRequest{record: c.ask.record, entry: c.ask.entry}, firstLease, nil)
 	}
 }
 
@@ -314,7 +302,7 @@ func (c *candidacy) giveBack(i int) {
 func (q *quorum) keep(c *candidacy) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.late[c.entry] = c
+	q.late[c.ask.entry] = c
 }
 
 // forget returns the candidacy of an entry, if it was kept.

@@ -91,18 +91,15 @@ type renewal struct {
 
 // renew asks Redis to renew leases, all on one node. On a Cluster each key is a
 // command; elsewhere many go into one, since most of a script call's cost is the call.
-func (l *Locker) renew(ctx context.Context, batch []renewal) []renewalReply {
-	if l.quorum != nil {
-		return l.quorum.renew(ctx, batch)
-	}
+func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply {
 	keys := renewalKeys
-	if l.cluster != nil {
+	if d.cluster != nil {
 		keys = 1
 	}
 	replies := make([]renewalReply, len(batch))
-	for _, rdb := range []redis.UniversalClient{l.renewer, l.rdb} {
-		if left := l.renewSome(ctx, rdb, batch, replies, keys, false); left {
-			l.renewSome(ctx, rdb, batch, replies, keys, true)
+	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
+		if left := d.renewSome(ctx, rdb, batch, replies, keys, false); left {
+			d.renewSome(ctx, rdb, batch, replies, keys, true)
 		}
 		var answer redis.Error
 		if err := replies[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
@@ -117,7 +114,7 @@ const renewalKeys = 32
 
 // renewSome sends the renewals that have no answer yet. It reports whether any are
 // left because Redis does not know the script, which load sends along.
-func (l *Locker) renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
+func (d *deployment) renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
 	type chunk struct {
 		from, to int
 		cmd      *redis.Cmd
@@ -174,18 +171,15 @@ func (l *Locker) renewSome(ctx context.Context, rdb redis.UniversalClient, batch
 
 // extend renews one lease for a caller who waits for it. It reports also whether
 // somebody waits for the key.
-func (l *Locker) extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error) {
-	if l.quorum != nil {
-		return l.quorum.extend(ctx, op, record, entry, ttl)
-	}
-	key := keyOf(l.prefix, record)
-	cmd := l.command(ctx, renewScript, false, record, entry, ttl.Milliseconds())
+func (d *deployment) extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error) {
+	key := keyOf(d.prefix, record)
+	cmd := d.command(ctx, renewScript, false, record, entry, ttl.Milliseconds())
 	cmd.key = key
-	r, _, err := l.ask(ctx, op, cmd, max(ttl, firstLease), nil)
+	r, _, err := d.ask(ctx, op, cmd, max(ttl, firstLease), nil)
 	if err != nil {
 		return false, false, err
 	}
-	l.recycle(cmd)
+	d.recycle(cmd)
 	n, err := integers(r.val, 1)
 	if err = cmp.Or(r.err, err); err != nil {
 		return false, false, unavailable(op, key, err)
@@ -218,28 +212,24 @@ type releaseReply struct {
 
 // release gives up what entry has, even when ctx is dead. It tries again for about
 // releaseWait: one try lasts as long as go-redis's time-outs let it.
-func (l *Locker) release(ctx context.Context, req releaseRequest) (reply releaseReply, err error) {
+func (d *deployment) release(ctx context.Context, req releaseRequest) (reply releaseReply, err error) {
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
-	}
-	if req.mark == nil {
-		req.mark = notQueued
-	}
-	if l.quorum != nil {
-		return l.quorum.release(ctx, req)
 	}
 	start, ran := time.Now(), false // whether an earlier try may have run
 	for try := range releaseTries {
 		if try > 0 {
 			time.Sleep(releasePause << (2 * try))
 		}
-		cmd := l.command(ctx, releaseScript, true, req.record, req.entry, req.used, req.stay.Milliseconds(), req.other, req.mark, req.what, req.fresh)
-		if reply, err = l.parseRelease(cmd); err == nil {
+		cmd := d.releaseCommand(ctx, req)
+		r := d.do(cmd)
+		d.recycle(cmd)
+		if reply, err = parseRelease(r); err == nil {
 			// After a lost reply "not the owner" is what an earlier try of ours left.
 			reply.owned = reply.owned || ran
 			if !reply.owned && req.hold != nil && req.hold.renamed(req.entry) {
 				req.entry, req.fresh = req.hold.holder(), false
-				return l.release(ctx, req)
+				return d.release(ctx, req)
 			}
 			return reply, nil
 		}
@@ -251,9 +241,15 @@ func (l *Locker) release(ctx context.Context, req releaseRequest) (reply release
 	return reply, err
 }
 
-func (l *Locker) parseRelease(cmd *command) (reply releaseReply, err error) {
-	r := l.do(cmd)
-	l.recycle(cmd)
+func (d *deployment) releaseCommand(ctx context.Context, req releaseRequest) *command {
+	mark := req.mark
+	if mark == nil {
+		mark = notQueued
+	}
+	return d.command(ctx, releaseScript, true, req.record, req.entry, req.used, req.stay.Milliseconds(), req.other, mark, req.what, req.fresh)
+}
+
+func parseRelease(r result) (reply releaseReply, err error) {
 	if r.err != nil {
 		return reply, r.err
 	}
@@ -268,16 +264,16 @@ func (l *Locker) parseRelease(cmd *command) (reply releaseReply, err error) {
 }
 
 // do sends a command for a caller who waits for the reply, whatever happens.
-func (l *Locker) do(cmd *command) result {
-	lane := l.lane(cmd.record)
+func (d *deployment) do(cmd *command) result {
+	batcher := d.batcher(cmd.record)
 	switch {
-	case lane.enter():
-		defer lane.leave()
-		return l.exec(cmd)
-	case lane.submit(cmd):
+	case batcher.enter():
+		defer batcher.leave()
+		return batcher.exec(cmd)
+	case batcher.submit(cmd):
 		return <-cmd.reply
 	default: // the Locker is closed, and has no goroutines any more
-		return l.exec(cmd)
+		return batcher.exec(cmd)
 	}
 }
 
@@ -292,52 +288,43 @@ const (
 func mayHaveRun(err error) bool {
 	var refused redis.Error
 	var op *net.OpError
-	if errors.As(err, &refused) || errors.Is(err, redis.ErrPoolTimeout) {
+	if isUnsent(err) || errors.As(err, &refused) || errors.Is(err, redis.ErrPoolTimeout) {
 		return false
 	}
 	return !errors.As(err, &op) || op.Op != "dial"
 }
 
 // ask sends a command and waits for its reply, for as long as the caller can and
-// the lease that is asked for may last. If a hold is passed to w meanwhile it stops.
+// the lease that is asked for may last, and until stop.
 // After an error, or when stopped, what comes of the command is taken back. A command
 // of which nothing is to be taken back may be sent until the Locker is closed.
-func (l *Locker) ask(ctx context.Context, op string, cmd *command, patience time.Duration, w *waiter) (r result, stopped bool, err error) {
+func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	key := cmd.key
 	if ctx.Done() == nil { // the caller cannot leave
-		return l.do(cmd), false, nil
+		return d.do(cmd), false, nil
 	}
-	if !l.lane(cmd.record).submit(cmd) {
-		l.recycle(cmd)
+	if !d.batcher(cmd.record).submit(cmd) {
+		d.recycle(cmd)
 		return r, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
-	var wake chan struct{}
-	if w != nil {
-		wake = w.wake
-	}
-	closing := l.closing
+	closing := d.closing
 	if cmd.entry == "" {
 		closing = nil
 	}
 	cmd.timer.Reset(patience)
 	defer cmd.timer.Stop()
-	for {
-		select {
-		case r = <-cmd.reply:
-			return r, false, nil
-		case <-wake:
-			if !w.hasGrant() {
-				continue
-			}
-			stopped = true
-		case <-ctx.Done():
-			err = callerGone(ctx, op, key)
-		case <-cmd.timer.C:
-			err = unavailable(op, key, fmt.Errorf("no reply within %s", patience))
-		case <-closing:
-			err = fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
-		}
-		l.abandon(cmd)
-		return r, stopped, err
+	select {
+	case r = <-cmd.reply:
+		return r, false, nil
+	case <-stop:
+		stopped = true
+	case <-ctx.Done():
+		err = callerGone(ctx, op, key)
+	case <-cmd.timer.C:
+		err = unavailable(op, key, fmt.Errorf("no reply within %s", patience))
+	case <-closing:
+		err = fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
+	d.abandon(cmd)
+	return r, stopped, err
 }

@@ -55,7 +55,8 @@
 //     another process as a token: see Lease.Detach and Locker.Resume.
 //  7. Every grant of a key carries a fence greater than every earlier one, also
 //     after Redis lost its data.
-//  8. Shutdown and Close wait for every goroutine, and may be called twice.
+//  8. Shutdown and Close wait for every goroutine, and may be called twice. Close waits 2 s
+//     at most for commands to a Redis that does not answer, and says so in its error.
 //  9. Options are checked at construction, and wrap ErrInvalidOption.
 //
 // # The trust window
@@ -69,13 +70,19 @@
 // clock that is set forward can therefore end a lease early, never late. Client
 // clocks decide nothing in Redis.
 //
+// A process that was stopped runs its timers only after it goes on. So Done and Err of
+// the lease's context, and of a LeaseSet's, look at the clocks each time they are
+// called. What cannot look is a select that waits already, and a context that was
+// made from the lease's with a cancel or a time-out of its own: see [Lease.Context].
+//
 // # What does not hold
 //
 // One primary gives at most one unexpired lease per key. A failover can lose a
 // lease that the replica had not seen; a server whose clock is set forward ends
 // leases early; a holder that ignores its context overlaps with the next one.
-// WaitReplicas makes the first less likely, and cannot rule it out. A
-// store that refuses a smaller fence than it has seen is safe from all three.
+// WaitReplicas makes the first less likely, and cannot rule it out. A store is safe
+// from all three if each holder claims with its fence what it is about to read, and
+// each write checks that claim; see [Lease.Fence].
 //
 // The fence is the larger of the last fence plus one and the server's clock in
 // microseconds (a hybrid logical clock: Kulkarni et al., 2014). It goes

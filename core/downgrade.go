@@ -46,14 +46,14 @@ func (h *hold) renamed(asked string) bool {
 }
 
 // downgrade asks Redis to make an exclusive hold a shared one.
-func (l *Locker) downgrade(ctx context.Context, h *hold) (owned bool, err error) {
-	cmd := l.command(ctx, downgradeScript, false, h.record, h.entry(exclusive), h.entry(shared), h.lastFence())
+func (d *deployment) downgrade(ctx context.Context, h *hold) (owned bool, err error) {
+	cmd := d.command(ctx, downgradeScript, false, h.record, h.entry(exclusive), h.entry(shared), h.lastFence())
 	cmd.key = h.key()
-	r, _, err := l.ask(ctx, "downgrade", cmd, max(h.ttl, firstLease), nil)
+	r, _, err := d.ask(ctx, "downgrade", cmd, max(h.ttl, firstLease), nil)
 	if err != nil {
 		return false, err
 	}
-	l.recycle(cmd)
+	d.recycle(cmd)
 	n, shaped := r.val.(int64)
 	if !shaped {
 		return false, unavailable("downgrade", h.key(), cmp.Or(r.err, errShape))

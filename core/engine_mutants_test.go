@@ -29,9 +29,9 @@ type engineMutant struct {
 
 var engineMutants = []engineMutant{
 	{
-		name: "a lease is trusted past its end", file: "renewal.go",
-		old: "h.deadline = later(h.deadline, trust.Until(sent, reply.ttl))",
-		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\th.deadline = later(h.deadline, trust.Until(sent, reply.ttl))",
+		name: "a lease is trusted past its end", file: "renewalbatch.go",
+		old: "h.trustUntil(later(h.deadline, trust.Until(sent, reply.ttl)))",
+		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\th.trustUntil(later(h.deadline, trust.Until(sent, reply.ttl)))",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},
@@ -39,8 +39,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
-		old:    "reply.fence, trust.Until(t.sent, a.first()), a.opts)",
-		new:    "reply.fence, trust.Until(map[bool]time.Time{true: time.Now(), false: t.sent}[%s], a.first()), a.opts)",
+		old:    "reply.fence, trust.Until(t.sent, a.opts.firstLease()), a.opts)",
+		new:    "reply.fence, trust.Until(map[bool]time.Time{true: time.Now(), false: t.sent}[%s], a.opts.firstLease()), a.opts)",
 		change: func(w *workload) { w.Fixed, w.Overrun, w.Try, w.MaxLease = 100, 50, 100, 120*time.Millisecond },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
@@ -52,7 +52,7 @@ var engineMutants = []engineMutant{
 		faults: map[faultKind]time.Duration{faultStop: 250 * time.Millisecond},
 	},
 	{
-		name: "a lease that is not ours is kept", file: "renewal.go",
+		name: "a lease that is not ours is kept", file: "renewalbatch.go",
 		old: "case !reply.owned:",
 		new: "case !reply.owned && !%s:",
 		change: func(w *workload) {

@@ -121,8 +121,36 @@ func ExampleLease_Detach() {
 	// <nil>
 }
 
-// A store that keeps the greatest fence it has seen refuses a writer that lost
-// its lease and does not know yet.
+// ordersTable stands in for a table of a database: CREATE TABLE orders (id text PRIMARY KEY, status text
+// NOT NULL, fence bigint NOT NULL DEFAULT 0). Each method is one statement.
+type ordersTable map[string]*struct {
+	status string
+	fence  int64
+}
+
+// claim is UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1.
+func (t ordersTable) claim(fence int64, id string) (rows int) {
+	if t[id].fence > fence {
+		return 0
+	}
+	t[id].fence = fence
+	return 1
+}
+
+// status is SELECT status FROM orders WHERE id = $1.
+func (t ordersTable) status(id string) string { return t[id].status }
+
+// setStatus is UPDATE orders SET status = $3 WHERE id = $2 AND fence = $1.
+func (t ordersTable) setStatus(fence int64, id, status string) (rows int) {
+	if t[id].fence != fence {
+		return 0
+	}
+	t[id].status = status
+	return 1
+}
+
+// The fence is claimed before anything is read. From then on the table takes no write of an earlier
+// holder, also of one that has read before, lost its lease and does not know yet.
 func ExampleLease_Fence() {
 	rdb, closeAll := connect()
 	defer closeAll()
@@ -132,21 +160,40 @@ func ExampleLease_Fence() {
 		return
 	}
 	defer func() { _ = locker.Close() }()
+	orders := ordersTable{"42": {status: "open"}}
 
-	var seen int64
-	write := func(ctx context.Context) error {
+	errOvertaken := errors.New("a newer holder was here")
+	pay := func(ctx context.Context, afterRead func()) error {
 		lease, _ := core.LeaseFrom(ctx)
-		// UPDATE orders SET …, fence = $1 WHERE id = $2 AND fence <= $1
-		if lease.Fence() < seen {
-			return errors.New("stale writer")
+		if orders.claim(lease.Fence(), "42") == 0 {
+			return errOvertaken
 		}
-		seen = lease.Fence()
+		status := orders.status("42")
+		afterRead()
+		if status == "paid" {
+			fmt.Println("already paid")
+			return nil
+		}
+		if orders.setStatus(lease.Fence(), "42", "paid") == 0 {
+			return errOvertaken
+		}
+		fmt.Println("paid")
 		return nil
 	}
-	for range 2 {
-		fmt.Println(locker.Do(context.Background(), "order:42", write))
-	}
+
+	ctx, goOn := context.Background(), func() {}
+	err = locker.Do(ctx, "order:42", func(stale context.Context) error {
+		return pay(stale, func() {
+			// The holder is stopped here, and its key goes to another one.
+			lease, _ := core.LeaseFrom(stale)
+			_, _ = locker.ForceRelease(ctx, "order:42", lease.Fence())
+			_ = locker.Do(ctx, "order:42", func(ctx context.Context) error { return pay(ctx, goOn) })
+		})
+	})
+	fmt.Println(errors.Is(err, errOvertaken))
+	_ = locker.Do(ctx, "order:42", func(ctx context.Context) error { return pay(ctx, goOn) })
 	// Output:
-	// <nil>
-	// <nil>
+	// paid
+	// true
+	// already paid
 }

@@ -12,7 +12,21 @@ func (l *Locker) NeverPoll() { l.pollFloor = time.Hour }
 
 // Listening reports whether the Locker's subscription is up, and whoever waited for
 // that was told.
-func (l *Locker) Listening() bool { return l.wakeups.Up() }
+func (l *Locker) Listening() bool { return l.store.listening() }
+
+// InformedCalls is how many calls wait and know that their key is held.
+func (l *Locker) InformedCalls() (n int) {
+	l.waiters.mu.Lock()
+	defer l.waiters.mu.Unlock()
+	for _, ln := range l.waiters.lines {
+		for c := ln.first; c != nil; c = c.next {
+			if c.number <= ln.informed {
+				n++
+			}
+		}
+	}
+	return n
+}
 
 // HeardReserved reports whether the Locker was told of late that key is reserved.
 func (l *Locker) HeardReserved(key string) bool {
@@ -24,6 +38,9 @@ func (l *Locker) HeardReserved(key string) bool {
 // RenewalTime is when a lease is renewed.
 var RenewalTime = renewalTime
 
+// SentinelLifetime is how long a connection for renewals is used with Sentinel.
+const SentinelLifetime = sentinelLifetime
+
 // RecordName is the name in Redis of a key's record.
 var RecordName = recordName
 
@@ -31,6 +48,7 @@ var RecordName = recordName
 var Scripts = map[string]string{
 	"acquire": acquireScript.source.(string), "renew": renewScript.source.(string), "release": releaseScript.source.(string),
 	"reserve": reserveScript.source.(string), "unreserve": unreserveScript.source.(string),
+	"acquireall": acquireAllScript.source.(string), "downgrade": downgradeScript.source.(string), "raise": raiseScript.source.(string),
 }
 
 // ParseToken reports what is wrong with a token.
@@ -58,4 +76,4 @@ func Sealed(body string) string {
 }
 
 // WaitForNodes sets how long a quorum waits for its nodes.
-func (l *Locker) WaitForNodes(d time.Duration) { l.quorum.patient = d }
+func (l *Locker) WaitForNodes(d time.Duration) { l.store.(*quorum).patient = d }

@@ -273,7 +273,8 @@ func (l *load) call(ctx context.Context, t *testing.T, locker *core.Locker, name
 		t.Errorf("key %q: fence %d was granted after %d", name, lease.Fence(), floor)
 	}
 	k.granted(lease)
-	if value, ok := k.store.read(lease.Fence()); ok {
+	if k.store.claim(lease.Fence()) {
+		value := k.store.read()
 		if work() || lease.Context().Err() == nil {
 			k.store.write(lease.Fence(), value, value+1)
 		}
@@ -351,43 +352,6 @@ func (k *loadKey) grantedAfter(moment time.Time) bool {
 	return k.last.After(moment)
 }
 
-// fencedStore holds a number, and refuses whoever comes with a smaller fence than
-// it has seen.
-type fencedStore struct {
-	mu    sync.Mutex
-	seen  int64
-	value int
-
-	accepted, refused int
-	stale             int // accepted, although the writer had not read the last value
-}
-
-func (s *fencedStore) read(fence int64) (value int, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if fence < s.seen {
-		s.refused++
-		return 0, false
-	}
-	s.seen = fence
-	return s.value, true
-}
-
-func (s *fencedStore) write(fence int64, was, value int) (ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if fence < s.seen {
-		s.refused++
-		return false
-	}
-	if s.value != was {
-		s.stale++
-	}
-	s.seen, s.value = fence, value
-	s.accepted++
-	return true
-}
-
 // extendInTheEnd asks until Redis answers.
 func extendInTheEnd(lease *core.Lease) error {
 	for {
@@ -444,8 +408,8 @@ func testAGrantThatNoReplicaHeardOf(t *testing.T, put func(*redistest.Server) (b
 		lost, err := holder.TryAcquire(ctx, "k")
 		require.NoError(t, err)
 		require.NoError(t, lost.Extend(ctx, time.Minute), "so that it is sure of itself for long")
-		value, ok := store.read(lost.Fence())
-		require.True(t, ok)
+		require.True(t, store.claim(lost.Fence()))
+		value := store.read()
 		back := put(primary)
 		reconnect()
 
@@ -454,8 +418,8 @@ func testAGrantThatNoReplicaHeardOf(t *testing.T, put func(*redistest.Server) (b
 		back()
 		sure := lost.Context().Err() == nil
 		require.Greater(t, next.Fence(), lost.Fence())
-		now, ok := store.read(next.Fence())
-		require.True(t, ok)
+		require.True(t, store.claim(next.Fence()))
+		now := store.read()
 		require.False(t, store.write(lost.Fence(), value, value+1), "the store knows better than its holder")
 		require.True(t, store.write(next.Fence(), now, now+1))
 		require.Zero(t, store.stale)

@@ -82,6 +82,14 @@ func (g *Guard) Err() error {
 // Shared or Counted for more than one.
 func (g *Guard) Exclusive() bool { return g.Err() == nil && g.opts.limit == exclusive }
 
+// Policy returns the Guard's policy. Nil: it rejects.
+func (g *Guard) Policy() ConflictPolicy {
+	if g == nil {
+		return nil
+	}
+	return g.policy
+}
+
 // Heeds returns the part of a preference that the Guard's policy goes by.
 func (g *Guard) Heeds(p Preference) Preference {
 	if g == nil {

@@ -19,36 +19,54 @@ const (
 
 // turn is a call's turn to ask Redis.
 type turn struct {
-	entry string
-	mark  any
-	sent  time.Time
+	entry   string
+	mark    any
+	sent    time.Time
+	fresh   bool          // the entry is made for this question
+	timeout time.Duration // how long to wait for the answer
 }
 
-// turn lets the call ask if it is its turn, for entry, with join set if it is to be
-// put in Redis's queue. Else it says how long to wait for that: negative when it
-// will be woken for it.
-func (c *waiter) turn(now time.Time, join bool) (t turn, wait time.Duration, ok bool) {
+// standing is what a call in line may do now.
+type standing struct {
+	err      error // it fails
+	informed bool  // its policy may decide
+	asks     bool  // it is its turn
+	turn     turn
+	askIn    time.Duration // when its turn may come; negative: it will be woken for it
+}
+
+// look returns what the call may do. If it is its turn to ask Redis, join puts it in Redis's
+// queue.
+func (c *waiter) look(now time.Time, join bool) (s standing) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ln := c.line
+	s.informed = c.number <= ln.informed
+	if !s.informed && c.number <= ln.failed {
+		s.err = ln.failure
+		return s
+	}
 	if ln.first != c || ln.held != nil || ln.asking {
-		return t, -1, false
+		s.askIn = -1
+		return s
 	}
-	if wait = ln.askAt.Sub(now); wait > 0 {
-		return t, wait, false
+	if s.askIn = ln.askAt.Sub(now); s.askIn > 0 {
+		return s
 	}
-	t = turn{mark: notQueued, sent: now}
+	s.asks = true
+	s.turn = turn{mark: notQueued, sent: now, timeout: ln.timeout(now, c.opts.firstLease())}
 	if join {
-		t.mark = w.locker.mark()
+		s.turn.mark = w.locker.store.mark()
 	}
 	if ln.entry == "" {
 		ln.entry = newEntry(ln.limit, w.locker.id)
 		ln.sent, ln.server = now, 0
+		s.turn.fresh = true
 	}
-	t.entry = ln.entry
+	s.turn.entry = ln.entry
 	ln.asking = true
-	return t, 0, true
+	return s
 }
 
 // settle ends a question about an entry. It reports whether a message has granted it
@@ -71,6 +89,7 @@ func (c *waiter) refused(t turn, reply acquireReply) {
 	defer w.mu.Unlock()
 	ln := c.line
 	ln.asking = false
+	ln.answered()
 	if w.settle(ln.key, t.entry, 0, reply.server) {
 		return
 	}
@@ -78,9 +97,9 @@ func (c *waiter) refused(t turn, reply acquireReply) {
 	ln.poll(w.locker, t.mark)
 }
 
-// granted records a grant as the answer to the call's own question. It reports
+// grantedTo records a grant as the answer to the call's own question. It reports
 // false when the Locker is closed.
-func (c *waiter) granted(record string, t turn, reply acquireReply, deadline time.Time) bool {
+func (c *waiter) grantedTo(record string, t turn, reply acquireReply, deadline time.Time) bool {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -103,14 +122,20 @@ func (c *waiter) granted(record string, t turn, reply acquireReply, deadline tim
 }
 
 // dropped records that the question was given up: its entry will be cancelled when
-// the answer comes.
-func (c *waiter) dropped(t turn) {
+// the answer comes. A failure is why there will be none.
+func (c *waiter) dropped(t turn, failure error) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ln := c.line
 	ln.asking = false
-	if ln.entry == t.entry {
+	if failure != nil {
+		ln.unanswered(failure)
+	}
+	if isUnsent(failure) {
+		delete(w.accepted, t.entry) // no answer comes
+	}
+	if ln.entry == t.entry && (t.fresh || !isUnsent(failure)) {
 		ln.entry = ""
 	}
 	if ln.first != nil {
@@ -123,26 +148,29 @@ func (c *waiter) dropped(t turn) {
 func (w *waiters) orphaned(key, entry string, fence, server int64) {
 	w.mu.Lock()
 	accepted := w.settle(key, entry, fence, server)
-	if ln := w.lines[lineKey{key, limitOf(entry)}]; !accepted && ln != nil && ln.entry == entry {
-		ln.entry = "" // a message must not grant what is cancelled
+	if ln := w.lines[lineKey{key, limitOf(entry)}]; ln != nil {
+		if fence != 0 || server != 0 {
+			ln.asked = time.Time{} // Redis does answer
+		}
+		if !accepted && ln.entry == entry {
+			ln.entry = "" // a message must not grant what is cancelled
+		}
 	}
 	w.mu.Unlock()
-	if !accepted {
-		w.locker.cancel(w.locker.cancels, releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
-	}
-}
-
-// orphanedAll deals with the answer to a question for several keys that was given up.
-func (w *waiters) orphanedAll(keys []string, entry string) {
-	for end := time.Now().Add(firstLease); len(keys) > 0 && time.Now().Before(end); keys = keys[1:] {
-		w.orphaned(keys[0], entry, 0, 0)
+	switch {
+	case accepted:
+	case fence != 0:
+		w.locker.cancel(releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
+	default:
+		w.drop(key, entry)
 	}
 }
 
 // give passes a new hold to a call of the line. Called with mu held.
 func (w *waiters) give(ln *line, c *waiter, h *hold, waiting bool) {
 	w.remove(c)
-	c.grant = h
+	c.hand(h)
+	ln.answered()
 	ln.asks, ln.askAt = 0, time.Time{}
 	ln.wanted = waiting
 	if ln.limit == 1 {
@@ -188,7 +216,6 @@ func (w *waiters) told(name, key string, fence int64, waiting bool, since time.T
 	}
 	ln.entry = ""
 	w.give(ln, c, h, waiting)
-	c.poke()
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -219,9 +246,8 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 	}
 	w.remove(c)
 	h.used++
-	c.grant = h
+	c.hand(h)
 	ln.held = h
-	c.poke()
 	return true
 }
 
@@ -246,7 +272,7 @@ func (w *waiters) depart(h *hold, req *releaseRequest) {
 		delete(w.lines, ln.lineKey)
 		return
 	}
-	if ln.asking || w.locker.quorum != nil {
+	if ln.asking || !w.locker.store.queues() {
 		return // the answer tells; or there is no queue
 	}
 	req.sent = time.Now()
@@ -255,7 +281,7 @@ func (w *waiters) depart(h *hold, req *releaseRequest) {
 		ln.sent, ln.server = req.sent, 0
 	}
 	ln.asking = true
-	req.line, req.other, req.mark, req.what = ln, ln.entry, w.locker.mark(), ln.first.opts.what
+	req.line, req.other, req.mark, req.what = ln, ln.entry, w.locker.store.mark(), ln.first.opts.what
 }
 
 // departed records what became of the entry that went along with a release.
@@ -265,7 +291,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 	if ln == nil {
 		if ln = w.lines[lineKey{h.key(), int(h.limit)}]; ln != nil && ln.first != nil {
 			ln.askAt = time.Time{}
-			if w.locker.quorum != nil {
+			if !w.locker.store.queues() {
 				ln.askAt = time.Now().Add(splitDelay(1)) // others have had no turn yet
 			}
 			ln.first.poke()
@@ -284,6 +310,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 			delete(w.lines, ln.lineKey)
 		}
 	case reply.fence == 0:
+		ln.answered()
 		ln.noted(sent, reply.server, reply.place, reply.queued, 0)
 		ln.poll(w.locker, req.mark)
 	}

@@ -120,10 +120,11 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	if err := ValidateKey(key); err != nil {
 		return nil, err
 	}
-	if err := l.oneDeployment("inspect"); err != nil {
+	d, err := l.deployment("inspect")
+	if err != nil {
 		return nil, err
 	}
-	val, err := l.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, inspectWaiters)
+	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, inspectWaiters)
 	if err != nil {
 		return nil, err
 	}
@@ -152,11 +153,12 @@ func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (boo
 	if err := ValidateKey(key); err != nil {
 		return false, err
 	}
-	if err := l.oneDeployment("force release"); err != nil {
+	d, err := l.deployment("force release")
+	if err != nil {
 		return false, err
 	}
 	// Sent again after a lost reply, it would answer that there is no such holder.
-	val, err := l.admin(ctx, "force release", key, forceScript, true, "", fence)
+	val, err := d.admin(ctx, "force release", key, forceScript, true, "", fence)
 	if err != nil {
 		return false, err
 	}
@@ -178,20 +180,20 @@ func (l *Locker) taken(key string, fence int64, why string) {
 }
 
 // admin runs a script for a caller who waits for it, with once as in command.
-func (l *Locker) admin(ctx context.Context, op, key string, s *script, once bool, args ...any) (any, error) {
+func (d *deployment) admin(ctx context.Context, op, key string, s *script, once bool, args ...any) (any, error) {
 	if ctx.Err() != nil {
 		return nil, callerGone(ctx, op, key)
 	}
-	if l.state.Load() == lockerClosed {
+	if d.closed() {
 		return nil, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
-	cmd := l.command(ctx, s, once, recordName(l.prefix, key), args...)
+	cmd := d.command(ctx, s, once, recordName(d.prefix, key), args...)
 	cmd.key = key
-	r, _, err := l.ask(ctx, op, cmd, adminPatience, nil)
+	r, _, err := d.ask(ctx, op, cmd, adminPatience, nil)
 	if err != nil {
 		return nil, err
 	}
-	l.recycle(cmd)
+	d.recycle(cmd)
 	if r.err != nil {
 		return nil, unavailable(op, key, r.err)
 	}
@@ -210,13 +212,14 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 	if count < 1 || count > MaxListCount {
 		return nil, fmt.Errorf("core: %w: List: count %d: want 1 to %d", ErrInvalidOption, count, MaxListCount)
 	}
-	if l.state.Load() == lockerClosed {
+	if l.closed() {
 		return nil, fmt.Errorf("core: list: %w", ErrClosed)
 	}
-	if err := l.oneDeployment("list"); err != nil {
+	d, err := l.deployment("list")
+	if err != nil {
 		return nil, err
 	}
-	at, err := l.nodesFrom(ctx, cursor)
+	at, err := d.nodesFrom(ctx, cursor)
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +227,7 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 	for range listScans {
 		keys, err := at.next(ctx, recordName(l.prefix, ""), count)
 		if err == nil {
-			page.Keys, err = l.inspectAll(ctx, keys)
+			page.Keys, err = d.inspectAll(ctx, keys)
 		}
 		if err != nil {
 			return nil, listFailed(ctx, err)
@@ -245,11 +248,11 @@ func listFailed(ctx context.Context, err error) error {
 }
 
 // inspectAll reports on keys, but for those that are free.
-func (l *Locker) inspectAll(ctx context.Context, records []string) ([]*KeyInfo, error) {
+func (d *deployment) inspectAll(ctx context.Context, records []string) ([]*KeyInfo, error) {
 	var infos []*KeyInfo
 	cmds := make([]*redis.Cmd, len(records))
 	for _, load := range []bool{false, true} {
-		pipe := l.rdb.Pipeline()
+		pipe := d.rdb.Pipeline()
 		for i, record := range records {
 			command, script := "evalsha", inspectScript.hash
 			if load {
@@ -273,7 +276,7 @@ func (l *Locker) inspectAll(ctx context.Context, records []string) ([]*KeyInfo, 
 		}
 		var info *KeyInfo
 		if err == nil {
-			info, err = parseInspect(keyOf(l.prefix, record), val)
+			info, err = parseInspect(keyOf(d.prefix, record), val)
 		}
 		if err != nil {
 			return nil, err
@@ -294,22 +297,22 @@ type scan struct {
 }
 
 // nodesFrom finds the place that a cursor means.
-func (l *Locker) nodesFrom(ctx context.Context, cursor string) (*scan, error) {
+func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error) {
 	invalid := fmt.Errorf("core: list: %w", ErrInvalidCursor)
 	digits, addr, _ := strings.Cut(cursor, "@")
 	at, err := strconv.ParseUint(digits, 10, 64)
 	if cursor != "" && (err != nil || strconv.FormatUint(at, 10) != digits) {
 		return nil, invalid
 	}
-	if l.cluster == nil {
+	if d.cluster == nil {
 		if strings.Contains(cursor, "@") || cursor == "0" {
 			return nil, invalid
 		}
-		return &scan{nodes: []redis.Cmdable{l.rdb}, at: at}, nil
+		return &scan{nodes: []redis.Cmdable{d.rdb}, at: at}, nil
 	}
 	var mu sync.Mutex
 	nodes := map[string]redis.Cmdable{}
-	err = l.cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+	err = d.cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
 		mu.Lock()
 		defer mu.Unlock()
 		nodes[node.Options().Addr] = node

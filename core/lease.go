@@ -37,8 +37,12 @@ type hold struct {
 	// Guarded by locker.renewals.mu.
 	index    int32     // in the scheduler's heap; -1: not in it
 	lease    *Lease    // who has it; nil while it is being passed
-	deadline time.Time // trusted until then
+	deadline time.Time // trusted until then; set by trustUntil
 	renewAt  instant   // zero: never
+
+	// The deadline on both clocks, for those who ask without the mutex. A renewal moves
+	// them one after the other: what they say is over may be renewed just then.
+	monotonicEnd, wallEnd atomic.Int64
 }
 
 // newHold makes the hold of a grant that can be trusted until deadline.
@@ -47,8 +51,9 @@ func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline 
 	owner, secret := splitEntry(entry)
 	h := &hold{
 		locker: l, record: record, owner: &l.id, secret: secret, limit: int32(limit), fence: fence,
-		since: instantOf(now), ttl: o.ttl, deadline: deadline, index: -1,
+		since: instantOf(now), ttl: o.ttl, index: -1,
 	}
+	h.trustUntil(deadline)
 	if owner != l.id {
 		h.owner = new(owner)
 	}
@@ -59,6 +64,18 @@ func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline 
 		h.renewAt = instantOf(renewalTime(now, first))
 	}
 	return h
+}
+
+// trustUntil sets the deadline. Called with locker.renewals.mu held.
+func (h *hold) trustUntil(deadline time.Time) {
+	h.deadline = deadline
+	h.monotonicEnd.Store(int64(instantOf(deadline)))
+	h.wallEnd.Store(deadline.UnixNano())
+}
+
+// mayBeOver is trust.Passed without the mutex. It is never false for a hold that is over.
+func (h *hold) mayBeOver(now time.Time) bool {
+	return int64(instantOf(now)) >= h.monotonicEnd.Load() || now.UnixNano() > h.wallEnd.Load()
 }
 
 func (h *hold) key() string { return keyOf(h.locker.prefix, h.record) }
@@ -74,6 +91,12 @@ func (h *hold) lastFence() int64 { return h.fence + int64(h.used) }
 func (h *hold) bounded() bool { return h.until != 0 }
 
 // Lease is a held key. It is safe for concurrent use.
+//
+// A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it
+// where there is no lease. Its Release and Unreserve do nothing and return nil, since there
+// is nothing to give back. Its Fence is 0, its Key and Token are empty. What would promise
+// a held key fails: Extend, Downgrade and Detach return an error that wraps ErrLeaseLost,
+// and its Context is over with that cause.
 //
 // The zero Lease is not useful: leases come from a Locker.
 type Lease struct {
@@ -103,6 +126,8 @@ type leaseExtra struct {
 }
 
 var noExtra leaseExtra
+
+var errNoLease = fmt.Errorf("core: there is no lease here: %w", ErrLeaseLost)
 
 // outermost is the lease that has the key.
 func (l *Lease) outermost() *Lease {
@@ -135,7 +160,21 @@ func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOpt
 // Redis can give the key to anyone else, but for ForceRelease and for leases that
 // several hold by one token. After Detach its cause wraps ErrDetached. Work done
 // under the lease must use it.
+//
+// Each call of its Done and Err looks at the clock: one that begins after the end of the
+// lease's time finds the context over, also in a process that was stopped meanwhile
+// and has not run its timers since. So do contexts made from it with
+// [context.WithValue]. A goroutine that waits on the channel already, or has kept it, sees
+// it closed when the lease's timer has run, which in a process that was stopped is
+// soon after it goes on; so do contexts made from it with [context.WithCancel],
+// [context.WithTimeout] and the like, in Done and Err. Call Err before a step that must
+// not come too late.
 func (l *Lease) Context() context.Context {
+	if l == nil {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cancel(errNoLease)
+		return ctx
+	}
 	if l.set != nil {
 		return l.set
 	}
@@ -143,13 +182,26 @@ func (l *Lease) Context() context.Context {
 }
 
 // Key is the key as it was given to Acquire.
-func (l *Lease) Key() string { return l.hold.key() }
+func (l *Lease) Key() string {
+	if l == nil {
+		return ""
+	}
+	return l.hold.key()
+}
 
 // Fence is the fencing token: each grant of a key carries a greater one than
-// every grant of that key before. A store that refuses a smaller fence than it
-// has seen is safe from a holder that lost its lease and does not know yet. It
-// fits a signed 64-bit column. A nil lease, such as that of a GET which needed no key,
-// has 0.
+// every grant of that key before. It protects a store from the writes of a holder that
+// lost its lease and does not know yet, if it is claimed before the read:
+//
+//	UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1          -- no row: stop
+//	SELECT … FROM orders WHERE id = $2
+//	UPDATE orders SET status = … WHERE id = $2 AND fence = $1           -- no row: stop
+//
+// A store that compares fences at the write alone takes the write of a holder that
+// lost its lease after its read, until the next holder has written. Holders of
+// [Shared] and [Counted] leases have different fences at the same time: they do not claim.
+//
+// It fits a signed 64-bit column.
 func (l *Lease) Fence() int64 {
 	if l == nil {
 		return 0
@@ -164,6 +216,9 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	if err := checkTTL("Extend", d); err != nil {
 		return err
 	}
+	if l == nil {
+		return errNoLease
+	}
 	if l.reentered != nil {
 		return l.reentered.Extend(ctx, d)
 	}
@@ -173,9 +228,9 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	}
 	sent := time.Now()
 	entry := h.holder()
-	owned, _, err := owner.extend(ctx, "extend", h.record, entry, d)
+	owned, _, err := owner.store.extend(ctx, "extend", h.record, entry, d)
 	if err == nil && !owned && h.renamed(entry) {
-		owned, _, err = owner.extend(ctx, "extend", h.record, h.holder(), d)
+		owned, _, err = owner.store.extend(ctx, "extend", h.record, h.holder(), d)
 	}
 	switch {
 	case err != nil:
@@ -196,8 +251,12 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 // the lease is lost. After any other error it is held, but count on it for no more
 // than a shared one: call Downgrade again to be sure.
 func (l *Lease) Downgrade(ctx context.Context) error {
+	if l == nil {
+		return errNoLease
+	}
 	h, owner := l.hold, l.hold.locker
-	if err := owner.oneDeployment("downgrade"); err != nil {
+	d, err := owner.deployment("downgrade")
+	if err != nil {
 		return err
 	}
 	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
@@ -215,7 +274,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	}
 	h.form.CompareAndSwap(formGranted, formEither)
 	owner.waiters.withdraw(h)
-	owned, err := owner.downgrade(ctx, h)
+	owned, err := d.downgrade(ctx, h)
 	switch {
 	case err != nil:
 		return err
@@ -234,6 +293,9 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 // is free when the lease ends, or earlier. Of leases that were taken again under
 // the ctx of another one, only the outermost gives the key back.
 func (l *Lease) Release(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
 	now := time.Now()
 	was, err := l.release(ctx, now)
 	return l.released(was, err, now)
@@ -298,10 +360,7 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 // giveBack releases in the background what Redis may still hold for the lease.
 func (l *Lease) giveBack() {
 	h, owner := l.hold, l.hold.locker
-	if !owner.background(func() { owner.cancel(owner.returns, h.releaseRequest(), h.ttl) }) {
-		// The Locker is closed, and has no goroutines any more.
-		_, _ = owner.release(context.Background(), h.releaseRequest())
-	}
+	owner.cancel(h.releaseRequest(), h.ttl)
 }
 
 // run calls fn under the lease and releases it, also when fn panics. It returns
@@ -332,7 +391,13 @@ func (c *leaseContext) Deadline() (time.Time, bool) {
 	return c.inner.Deadline()
 }
 
-func (c *leaseContext) Done() <-chan struct{} { return c.inner.Done() }
+// Done looks at the clock, as Err does.
+func (c *leaseContext) Done() <-chan struct{} {
+	if c.hold.mayBeOver(time.Now()) {
+		_ = c.Err()
+	}
+	return c.inner.Done()
+}
 
 // Err looks at the clock too: a process that was stopped past its lease's end
 // must not go on because its timers have not run yet.
@@ -395,4 +460,9 @@ func (l *Lease) again(ctx context.Context, call Call) *Lease {
 }
 
 // String does not show the owner's token.
-func (l *Lease) String() string { return fmt.Sprintf("lease on %q, fence %d", l.Key(), l.fence) }
+func (l *Lease) String() string {
+	if l == nil {
+		return "no lease"
+	}
+	return fmt.Sprintf("lease on %q, fence %d", l.Key(), l.fence)
+}

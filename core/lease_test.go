@@ -290,3 +290,25 @@ func TestBadOptionsAreErrors(t *testing.T) {
 		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
 	}
 }
+
+// A handler may serve calls that need no key beside those that do.
+func TestANilLeaseHoldsNothing(t *testing.T) {
+	t.Parallel()
+	lease, ok := core.LeaseFrom(t.Context())
+	require.False(t, ok)
+	require.Nil(t, lease)
+	require.NoError(t, lease.Release(t.Context()))
+	require.NoError(t, lease.Unreserve(t.Context()))
+	require.Zero(t, lease.Fence())
+	require.Empty(t, lease.Key())
+	require.Empty(t, lease.Token())
+	require.False(t, lease.Reserved())
+	require.Equal(t, "no lease", lease.String())
+
+	require.ErrorIs(t, lease.Extend(t.Context(), time.Second), core.ErrLeaseLost)
+	require.ErrorIs(t, lease.Downgrade(t.Context()), core.ErrLeaseLost)
+	_, err := lease.Detach(t.Context())
+	require.ErrorIs(t, err, core.ErrLeaseLost)
+	<-lease.Context().Done()
+	require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+}

@@ -20,7 +20,8 @@ type LeaseSet struct {
 // Context ends when one of the leases does, and when the ctx that was given to
 // AcquireAll does. If a lease was lost its cause wraps ErrLeaseLost, and it ends
 // before Redis can give that key to anyone else. Work done under the leases must use
-// it. A call for one of the keys under it passes straight through.
+// it. A call for one of the keys under it passes straight through. Its Done and Err look
+// at the clock for every lease; see [Lease.Context].
 func (s *LeaseSet) Context() context.Context { return s.ctx }
 
 // Keys are the keys, each once, sorted.
@@ -74,6 +75,17 @@ func (s *LeaseSet) Release(ctx context.Context) error {
 type setContext struct {
 	context.Context
 	leases []*Lease
+}
+
+// Done looks at the clock, as Err does.
+func (c setContext) Done() <-chan struct{} {
+	now := time.Now()
+	for _, l := range c.leases {
+		if l.hold.mayBeOver(now) {
+			_ = c.Err()
+		}
+	}
+	return c.Context.Done()
 }
 
 // Err looks at the clock for every lease, as that of leaseContext does for one.

@@ -37,6 +37,8 @@ type line struct {
 	held   *hold     // an exclusive hold of this process: its release passes it on
 	wanted bool      // calls of other processes wait too
 
+	answers
+
 	until  time.Time // when the holder's lease ends, as told at the last conflict
 	queued int       // length of Redis's queue
 	place  int       // of entry in it, from 1
@@ -62,6 +64,7 @@ func (ln *line) push(c *waiter) {
 	ln.last = c
 	ln.n++
 	c.inLine = true
+	ln.joins(c)
 }
 
 func (ln *line) unshift(c *waiter) {
@@ -107,12 +110,12 @@ func (ln *line) noted(sent time.Time, server int64, place, queued int, remaining
 // asking is for words that were lost and for holders that died.
 func (ln *line) poll(l *Locker, mark any) {
 	now := time.Now()
-	if l.quorum != nil {
+	if !l.store.queues() {
 		ln.askAt = now.Add(splitDelay(ln.asks))
 		return
 	}
 	if mark == markPolls || ln.entry == "" {
-		if ln.entry != "" && l.wakeups.Up() {
+		if ln.entry != "" && l.store.listening() {
 			ln.askAt = now // to be told from now on
 		} else {
 			ln.askAt = now.Add(backoff.Spread(backoff.Exponential(ln.asks, pollMin, pollMax)))

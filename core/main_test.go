@@ -12,6 +12,10 @@ func TestMain(m *testing.M) {
 		runHolder()
 		return
 	}
+	if os.Getenv(stoppedVar) != "" {
+		runStopped()
+		return
+	}
 	if os.Getenv(clientVar) != "" {
 		runClient()
 		return

@@ -24,8 +24,8 @@ func (l *Locker) TryAcquireAll(ctx context.Context, keys []string, opts ...Acqui
 }
 
 // AcquireAll takes all keys, and waits until it can have them. It returns when it
-// has all of them, when ctx ends, when Redis is unavailable, or when the Locker is
-// closed. After an error it holds none, as after that of Acquire.
+// has all of them, when ctx ends, when the Locker is closed, or, with [ErrUnavailable],
+// as Acquire does. After an error it holds none, as after that of Acquire.
 //
 // The order of keys does not matter, nor does a key that is there twice; there are
 // at most MaxKeys. Options apply to each lease. Calls for overlapping sets cannot
@@ -75,7 +75,7 @@ func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts [
 		set.ctx = setContext{set.ctx, set.leases}
 		return set, nil
 	}
-	if l.state.Load() != lockerOpen {
+	if !l.open() {
 		return nil, fmt.Errorf("core: acquire %q: %w", g.keys[0], ErrClosed)
 	}
 	for {
@@ -166,8 +166,8 @@ func (g *gathering) rest() error {
 			missing = append(missing, key)
 		}
 	}
-	if g.locker.single && len(missing) > 1 && g.opts.notify == nil {
-		return g.together(missing)
+	if d, ok := g.locker.store.(*deployment); ok && d.single && len(missing) > 1 && g.opts.notify == nil {
+		return g.together(d, missing)
 	}
 	for _, key := range missing {
 		if err := g.take(key, nil); err != nil {
@@ -203,22 +203,22 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 }
 
 // together takes several keys that one node serves, or none of them.
-func (g *gathering) together(keys []string) error {
+func (g *gathering) together(d *deployment, keys []string) error {
 	l, o := g.locker, g.opts
 	first := min(o.ttl, firstLease)
 	entry, sent := newEntry(o.limit, l.id), time.Now()
-	cmd := l.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
+	cmd := d.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
 	cmd.key, cmd.entry, cmd.keys = keys[0], entry, keys
 	cmd.many = append(make([]any, 0, len(keys)+6), "evalsha", acquireAllScript.hash, len(keys))
 	for _, key := range keys {
 		cmd.many = append(cmd.many, recordName(l.prefix, key))
 	}
 	cmd.many = append(cmd.many, entry, first.Milliseconds(), o.what)
-	r, _, err := l.ask(g.ctx, "acquire", cmd, first, nil)
+	r, _, err := d.ask(g.ctx, "acquire", cmd, first, nil)
 	if err != nil {
 		return err
 	}
-	defer l.recycle(cmd)
+	defer d.recycle(cmd)
 	n, err := integers(r.val, 4)
 	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(keys) {
 		err = errShape
@@ -234,14 +234,14 @@ func (g *gathering) together(keys []string) error {
 		err = unavailable("acquire", keys[0], fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
 	}
 	if err != nil {
-		l.takeBack(cmd, r)
+		d.takeBack(cmd, r)
 		return err
 	}
 	for i, key := range keys {
 		h := l.newHold(recordName(l.prefix, key), entry, o.limit, n[1+2*i], trust.Until(sent, first), o)
 		h.waiting.Store(n[2+2*i] == 1)
 		if !l.renewals.add(h) {
-			l.takeBack(cmd, r)
+			d.takeBack(cmd, r)
 			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
 		g.holds[key] = h
@@ -259,15 +259,13 @@ func (g *gathering) refused(key string, remaining time.Duration, queued int) err
 }
 
 func (g *gathering) pause(d time.Duration, key string) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
+	switch err := g.locker.pause(g.ctx, d); {
+	case err == nil:
 		return nil
-	case <-g.ctx.Done():
+	case g.ctx.Err() != nil:
 		return callerGone(g.ctx, "acquire", key)
-	case <-g.locker.closing:
-		return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+	default:
+		return fmt.Errorf("core: acquire %q: %w", key, err)
 	}
 }
 
@@ -289,7 +287,7 @@ func (g *gathering) replicate() error {
 	if len(lacking) == 0 {
 		return nil
 	}
-	if g.locker.single {
+	if d, ok := g.locker.store.(*deployment); ok && d.single {
 		return g.locker.replicate(g.ctx, lacking, g.opts)
 	}
 	return errors.Join(each(lacking, func(h *hold) error { return g.locker.replicate(g.ctx, []*hold{h}, g.opts) })...)

@@ -25,7 +25,7 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 	if lease, err := l.reenter(ctx, call, o); lease != nil || err != nil {
 		return lease, err
 	}
-	if l.state.Load() != lockerOpen {
+	if !l.open() {
 		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
 	}
 	o.what = describe(call.Name, call.ID)
@@ -68,14 +68,14 @@ func (a *attempt) once() error {
 	if a.opts.notify != nil {
 		watch, announced = l.id, l.notices.announcements(key)
 	}
-	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now()}
+	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.firstLease()}
 	reply, _, err := a.ask(t, watch, nil)
 	if err != nil {
 		return err
 	}
 	a.conflict.Attempt = 1
 	if reply.granted {
-		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.first()), a.opts)
+		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.opts.firstLease()), a.opts)
 		if !l.renewals.add(h) {
 			l.waiters.orphaned(key, t.entry, reply.fence, 0)
 			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
@@ -92,22 +92,26 @@ func (a *attempt) once() error {
 		err = a.refusal(decision)
 	}
 	if a.opts.notify != nil {
-		l.wakeups.Start()
+		l.store.start()
 		l.notices.notifyRelease(key, a.opts.notify, announced, reply.remaining)
 	}
 	return err
 }
 
-// await stands in line for the key: the one loop for questions to Redis, decisions
-// of the policy, wake-ups and cancellation.
+// await waits for the key: ask, let the policy decide, wait, until it is granted. It is the
+// one loop for questions to Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
 	l, ctx := a.locker, a.ctx
-	w := l.waiters.join(a.call.Key, a.opts)
-	if w == nil {
+	w, held := l.waiters.join(a.call.Key, a.opts)
+	switch {
+	case w != nil:
+		defer w.leave()
+	case held:
 		a.conflict.Attempt = 1
 		return a.refusal(Reject())
+	default:
+		return unavailable("acquire", a.call.Key, errors.New("too many calls wait already (WithMaxWaiters)"))
 	}
-	defer w.leave()
 
 	// Whether the call wants a place in Redis's queue: only when it will wait.
 	waits := false
@@ -123,9 +127,14 @@ func (a *attempt) await() error {
 			w.rejoin(h)
 			now = time.Now()
 		}
-		t, askIn, ok := w.turn(now, waits)
-		if ok {
-			switch full, err := a.question(w, t); {
+		s := w.look(now, waits)
+		if s.err != nil {
+			return s.err
+		}
+		if s.asks {
+			switch full, err := a.question(w, s.turn); {
+			case s.informed && isOutage(err):
+				continue
 			case err != nil:
 				return err
 			case full:
@@ -134,38 +143,28 @@ func (a *attempt) await() error {
 			if w.hasGrant() {
 				continue
 			}
-			now = time.Now()
+			now, s.informed = time.Now(), true
 		}
-		if !now.Before(decideAt) {
-			a.conflict.Attempt++
-			a.conflict.Remaining, a.conflict.Waiting = w.hint()
-			decision, err := a.decide(now)
+		if s.informed && !now.Before(decideAt) {
+			delay, err := a.delay(w, now, decideAt.IsZero())
 			if err != nil {
 				return err
 			}
-			delay, retry := decision.Delay()
-			if !retry {
-				return a.refusal(decision)
-			}
-			if decideAt.IsZero() && a.call.BeforeWait != nil {
-				if err := a.call.BeforeWait(); err != nil {
-					return err
-				}
-			}
-			l.wakeups.Start()
-			a.conflict.LastDelay = delay
 			decideAt = now.Add(delay)
 			if !waits {
-				waits, ok = true, true
+				waits, s.asks = true, true
 				w.askNow()
 			}
 		}
-		if ok {
+		if s.asks {
 			continue // to see when to ask again
 		}
-		pause := decideAt.Sub(now)
-		if askIn >= 0 {
-			pause = min(pause, askIn)
+		pause := a.opts.firstLease()
+		if s.informed {
+			pause = decideAt.Sub(now)
+		}
+		if s.askIn >= 0 {
+			pause = min(pause, s.askIn)
 		}
 		switch err := w.wait(ctx, pause, l.closing); {
 		case errors.Is(err, ErrClosed):
@@ -174,6 +173,32 @@ func (a *attempt) await() error {
 			return a.gone()
 		}
 	}
+}
+
+// delay is how long the policy lets the call wait before it decides again. An error ends the
+// call.
+func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, error) {
+	a.conflict.Attempt++
+	a.conflict.Remaining, a.conflict.Waiting = w.hint()
+	decision, err := a.decide(now)
+	if err != nil {
+		return 0, err
+	}
+	delay, retry := decision.Delay()
+	if !retry {
+		if failure := w.failure(); failure != nil && decision.kind == decideReject {
+			return 0, failure
+		}
+		return 0, a.refusal(decision)
+	}
+	if first && a.call.BeforeWait != nil {
+		if err := a.call.BeforeWait(); err != nil {
+			return 0, err
+		}
+	}
+	a.locker.store.start()
+	a.conflict.LastDelay = delay
+	return delay, nil
 }
 
 // gone reports that the caller's ctx ended while the call waited.
@@ -185,15 +210,19 @@ func (a *attempt) gone() error {
 // question asks Redis in the line's name. It reports whether the queue is full.
 func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 	l, key := a.locker, a.call.Key
-	reply, stopped, err := a.ask(t, "", w)
+	reply, stopped, err := a.ask(t, "", w.granted)
 	switch {
 	case err != nil || stopped:
-		w.dropped(t)
+		var failure error
+		if !reply.granted && errors.Is(err, ErrUnavailable) {
+			failure = err
+		}
+		w.dropped(t, failure)
 	case !reply.granted:
 		w.refused(t, reply)
 		return t.mark != notQueued && reply.place == 0, nil
 	default:
-		if !w.granted(a.record, t, reply, trust.Until(t.sent, a.first())) {
+		if !w.grantedTo(a.record, t, reply, trust.Until(t.sent, a.opts.firstLease())) {
 			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 			l.waiters.orphaned(key, t.entry, reply.fence, 0)
 		}
@@ -201,48 +230,23 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 	return false, err
 }
 
-// ask sends the question. After an error, or when a hold was passed to w meanwhile,
+// ask sends the question. After an error, or when a hold was passed to the call meanwhile,
 // what comes of it is given back.
-func (a *attempt) ask(t turn, watch string, w *waiter) (reply acquireReply, stopped bool, err error) {
+func (a *attempt) ask(t turn, watch string, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
 		a.record = recordName(l.prefix, key)
 	}
-	if l.quorum != nil {
-		return l.quorum.ask(a, t, watch, w)
-	}
-	cmd := l.command(a.ctx, acquireScript, false, a.record, t.entry, a.first().Milliseconds(), a.opts.what, t.mark, watch)
-	if a.opts.keep > 0 {
-		cmd.add(a.opts.keep.Milliseconds())
-	}
-	cmd.key, cmd.entry = key, t.entry
-	r, stopped, err := l.ask(a.ctx, "acquire", cmd, a.first(), w)
-	if err != nil || stopped {
-		return reply, stopped, err
-	}
-	defer l.recycle(cmd)
-	if reply, err = parseAcquire(r); err != nil {
-		l.takeBack(cmd, r)
-		return reply, false, unavailable("acquire", key, err)
-	}
+	reply, stopped, err = l.store.acquire(a.ctx, question{
+		key: key, record: a.record, entry: t.entry, limit: a.opts.limit, lease: a.opts.firstLease(), what: a.opts.what,
+		mark: t.mark, watch: watch, fresh: t.fresh, keep: a.opts.keep, sent: t.sent, timeout: t.timeout,
+	}, stop)
 	a.kept = reply.reserved
-	if reply.reserved || !reply.granted && a.opts.keep > 0 {
+	if reply.reserved || !reply.granted && err == nil && !stopped && a.opts.keep > 0 {
 		l.waiters.reservedBy(key)
 	}
-	if reply.granted {
-		if a.ctx.Err() != nil {
-			err = callerGone(a.ctx, "acquire", key) // nobody is left to use the grant
-		} else if trust.Passed(trust.Until(t.sent, a.first()), time.Now()) {
-			err = unavailable("acquire", key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(t.sent)))
-		}
-		if err != nil {
-			l.takeBack(cmd, r)
-		}
-	}
-	return reply, false, err
+	return reply, stopped, err
 }
-
-func (a *attempt) first() time.Duration { return min(a.opts.ttl, firstLease) }
 
 // take makes the call the holder of h, and tells the observer, whose panic must
 // not leave the key held. It reports false when h has ended. After an error h is given
@@ -315,7 +319,7 @@ func (a *attempt) refusal(d Decision) error {
 // comes of this.
 func (a *attempt) keep(d Decision) {
 	l, key := a.locker, a.call.Key
-	if d.keep <= 0 || l.quorum != nil {
+	if d.keep <= 0 || !l.store.queues() {
 		return
 	}
 	stamp, err := l.keep(a.ctx, key, min(max(d.keep, MinTTL), MaxTTL))
@@ -324,17 +328,33 @@ func (a *attempt) keep(d Decision) {
 	}
 	l.background(func() {
 		ctx := &callContext{Context: context.Background(), gone: l.closing}
-		if err != nil { // it may be reserved all the same
-			info, err := l.Inspect(ctx, key)
-			if err != nil {
+		for end := time.Now().Add(d.keep); err != nil; { // it may be reserved, for nobody
+			var info *KeyInfo
+			if info, err = l.Inspect(ctx, key); err == nil {
+				stamp = info.ReservationStamp
+			} else if l.pause(ctx, time.Second) != nil || time.Now().After(end) {
 				return
 			}
-			stamp = info.ReservationStamp
 		}
 		if parked, err := d.parked(ctx); err == nil && !parked {
 			_ = l.Unreserve(ctx, key, stamp)
 		}
 	})
+}
+
+// pause waits for d. It returns ErrClosed when the Locker closes, and the ctx's error when ctx
+// ends.
+func (l *Locker) pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-l.closing:
+		return ErrClosed
+	}
 }
 
 // reenter returns a handle on the lease that ctx works under, if it holds the
@@ -360,34 +380,11 @@ func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lea
 	return nil, nil
 }
 
-// cancel gives up what an entry may have without our knowing. If Redis does not answer
-// it tries again, given a slot; after ttl there is nothing left to give up.
-func (l *Locker) cancel(slots chan struct{}, req releaseRequest, ttl time.Duration) {
-	done := func() bool {
-		_, err := l.release(context.Background(), req)
-		if err == nil {
-			l.notices.freed(keyOf(l.prefix, req.record))
-		}
-		return err == nil
-	}
-	if done() {
-		return
-	}
-	select { // only what Redis did not answer is bounded
-	case slots <- struct{}{}:
-		defer func() { <-slots }()
-	default:
-		return
-	}
-	pause := 50 * time.Millisecond
-	for end := time.Now().Add(ttl); time.Now().Before(end) && !done(); pause = min(2*pause, time.Second) {
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-l.closing:
-			timer.Stop()
-			return
-		}
+// cancel gives up, in the background, what an entry may have without our knowing; after ttl
+// there is nothing left to give up. A Locker that is closed has no background: then it blocks.
+func (l *Locker) cancel(req releaseRequest, ttl time.Duration) {
+	if !l.store.cancel(req, ttl, func() { l.notices.freed(keyOf(l.prefix, req.record)) }) {
+		_, _ = l.store.release(context.Background(), req)
 	}
 }
 
@@ -409,7 +406,7 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 	req := h.releaseRequest()
 	req.stay = max(stay, 0)
 	l.waiters.depart(h, &req)
-	reply, err := l.release(ctx, req)
+	reply, err := l.store.release(ctx, req)
 	l.waiters.departed(h, req, reply, err)
 	return reply.owned, err
 }
@@ -422,7 +419,7 @@ func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	release := func() {
 		each(holds, func(h *hold) error {
 			if _, err := l.giveUp(context.Background(), h, 0, time.Now()); err != nil {
-				l.later(func() { l.cancel(l.returns, h.releaseRequest(), h.ttl) })
+				l.cancel(h.releaseRequest(), h.ttl)
 			}
 			return nil
 		})

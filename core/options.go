@@ -19,15 +19,41 @@ const (
 	MaxTTL = 24 * time.Hour
 )
 
+// settings is what Options say.
+type settings struct {
+	prefix   string
+	ttl      time.Duration
+	observer Observer
+	renewer  redis.UniversalClient // nil: one like the Locker's
+	// Bounds on waiting calls.
+	maxPerKey, maxWaiters int
+}
+
+func newSettings(opts []Option) (settings, error) {
+	s := settings{
+		prefix: ident.DefaultPrefix, ttl: DefaultTTL, observer: NopObserver{},
+		maxPerKey: DefaultMaxWaiters, maxWaiters: 10 * DefaultMaxWaiters,
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return s, fmt.Errorf("core: %w: an option is nil", ErrInvalidOption)
+		}
+		if err := opt(&s); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
 // Option configures a Locker.
-type Option func(*Locker) error
+type Option func(*settings) error
 
 // WithTTL sets the length of a renewed lease: how long a key stays taken after
 // its holder's process died. It is renewed at a third. Default 15 s; at least
 // 100 ms, at most 24 h.
 func WithTTL(d time.Duration) Option {
-	return func(l *Locker) error {
-		l.ttl = d
+	return func(s *settings) error {
+		s.ttl = d
 		return checkTTL("WithTTL", d)
 	}
 }
@@ -36,23 +62,23 @@ func WithTTL(d time.Duration) Option {
 // Lockers exclude one another only under one prefix. Default "perkey"; 1 to 64
 // bytes, no braces, white space or control bytes.
 func WithPrefix(prefix string) Option {
-	return func(l *Locker) error {
+	return func(s *settings) error {
 		if !ident.ValidPrefix(prefix) {
 			return fmt.Errorf("core: %w: WithPrefix(%q): want 1 to %d bytes, without braces, white space and control bytes",
 				ErrInvalidOption, prefix, ident.MaxPrefixLen)
 		}
-		l.prefix = prefix
+		s.prefix = prefix
 		return nil
 	}
 }
 
 // WithObserver sets who is told what happens. Default: nobody.
 func WithObserver(o Observer) Option {
-	return func(l *Locker) error {
+	return func(s *settings) error {
 		if o == nil {
 			return fmt.Errorf("core: %w: WithObserver(nil)", ErrInvalidOption)
 		}
-		l.observer = o
+		s.observer = o
 		return nil
 	}
 }
@@ -62,12 +88,13 @@ func WithObserver(o Observer) Option {
 const DefaultMaxWaiters = 10_000
 
 // WithMaxWaiters bounds the calls that wait at the same time: perKey for one key,
-// total for all. A call beyond that is refused as a conflict, whatever its policy
-// says. In Redis at most 1,024 Lockers wait for one key. Default 10,000 and 100,000;
+// total for all. A call beyond that does not wait, whatever its policy says: it fails as
+// a conflict if others wait for its key, which is held, and with ErrUnavailable if nothing
+// is known of the key. In Redis at most 1,024 Lockers wait for one key. Default 10,000 and 100,000;
 // perKey is at least 1, and total no less than perKey.
 func WithMaxWaiters(perKey, total int) Option {
-	return func(l *Locker) error {
-		l.maxPerKey, l.maxWaiters = perKey, total
+	return func(s *settings) error {
+		s.maxPerKey, s.maxWaiters = perKey, total
 		if perKey < 1 || total < perKey {
 			return fmt.Errorf("core: %w: WithMaxWaiters(%d, %d): want 1 <= perKey <= total", ErrInvalidOption, perKey, total)
 		}
@@ -78,13 +105,15 @@ func WithMaxWaiters(perKey, total int) Option {
 // WithRenewalClient sets the client that renewals go through, which stays the
 // caller's to close, after the Locker. Default: one like the Locker's, with up to 8
 // connections of its own to each node and without its hooks, so that commands of
-// others that use up the pool cannot keep leases from being renewed.
+// others that use up the pool cannot keep leases from being renewed. The default follows
+// a Sentinel failover; one that is given has to do so itself, as go-redis's failover
+// client does.
 func WithRenewalClient(rdb redis.UniversalClient) Option {
-	return func(l *Locker) error {
+	return func(s *settings) error {
 		if absent.Is(rdb) {
 			return fmt.Errorf("core: %w: WithRenewalClient(nil)", ErrInvalidOption)
 		}
-		l.renewer = rdb
+		s.renewer = rdb
 		return nil
 	}
 }
@@ -106,6 +135,9 @@ type acquireOptions struct {
 	name, id string // of the work, for people
 	what     string // the two as a record stores them
 }
+
+// firstLease is how long a grant lasts until its first renewal.
+func (o *acquireOptions) firstLease() time.Duration { return min(o.ttl, firstLease) }
 
 // bounded reports whether a lease with these options must be granted by Redis.
 func (o *acquireOptions) bounded() bool { return o.maxHold > 0 || o.minHold > 0 }
@@ -225,11 +257,11 @@ func (l *Locker) tryOptions(opts []AcquireOption) (acquireOptions, error) {
 	if err := o.apply(opts); err != nil {
 		return o, err
 	}
-	if l.quorum != nil {
+	if !l.store.queues() {
 		o.keep = 0
 	}
-	if o.replicas > 0 && !l.single && l.cluster == nil {
-		return o, fmt.Errorf("core: %w: WaitReplicas: a redis client of type %T may use another connection for each command", ErrInvalidOption, l.rdb)
+	if o.replicas > 0 {
+		return o, l.store.replicates()
 	}
 	return o, nil
 }

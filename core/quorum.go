@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/perkey-go/perkey/internal/listener"
 )
 
 // NewQuorum makes a Locker on several independent Redis deployments, its nodes, of
@@ -47,9 +45,9 @@ import (
 //
 // The fence holds beyond that: it grows with every grant, whatever the nodes' clocks
 // say, unless so many nodes lost their data that a grant meets none which knows of the
-// last one, and its nodes' clocks are behind. A store that refuses smaller fences is
-// safe from what a quorum cannot prevent. With such a store, one deployment does as
-// well: see docs/quorum.md.
+// last one, and its nodes' clocks are behind. A store in which holders claim their fence
+// before they read is safe from what a quorum cannot prevent; see [Lease.Fence]. With such a
+// store, one deployment does as well: see docs/quorum.md.
 func NewQuorum(clients []redis.UniversalClient, opts ...Option) (*Locker, error) {
 	if len(clients) < minNodes {
 		return nil, fmt.Errorf("core: %w: a quorum of %d nodes: want at least %d", ErrInvalidOption, len(clients), minNodes)
@@ -70,31 +68,25 @@ func NewQuorum(clients []redis.UniversalClient, opts ...Option) (*Locker, error)
 		return nil, fmt.Errorf("core: %w: WithRenewalClient: a quorum has one for each node", ErrInvalidOption)
 	}
 	l.fences = fenceBlock / 2
-	l.quorum = &quorum{locker: l, majority: len(clients)/2 + 1, patient: maxPatience, late: map[string]*candidacy{}}
-	for _, rdb := range clients {
-		own, err := newLocker(opts)
-		if err != nil {
-			return nil, err
-		}
-		own.id = l.id
-		own.connect(rdb)
-		l.quorum.nodes = append(l.quorum.nodes, &node{locker: own})
-		up := func() {
-			own.heardAgain()
-			l.waiters.askAgain()
-			l.notices.freedAll()
-		}
-		l.wakeups = append(l.wakeups, listener.New(rdb, channelPrefix(l.prefix)+l.id, up, own.unheard, l.heard))
+	q := &quorum{
+		lifecycle: l.lifecycle, prefix: l.prefix, ttl: l.ttl, fences: l.fences,
+		majority: len(clients)/2 + 1, patient: maxPatience, late: map[string]*candidacy{},
 	}
+	for _, rdb := range clients {
+		q.nodes = append(q.nodes, &node{deployment: newDeployment(rdb, nil, l.id, l.prefix, l.lifecycle, (*storeEvents)(l))})
+	}
+	l.store = q
 	return l, nil
 }
 
 const minNodes = 3
 
-// quorum asks several nodes at a time, and goes by what a majority answers. It is what
-// a Locker of many nodes has in place of a client.
+// quorum is the store of several nodes: it asks them at a time, and a majority decides.
 type quorum struct {
-	locker   *Locker
+	*lifecycle
+	prefix   string
+	ttl      time.Duration
+	fences   int64 // how many an exclusive hold may use
 	nodes    []*node
 	majority int
 	patient  time.Duration // the longest that a node is waited for
@@ -103,9 +95,9 @@ type quorum struct {
 	late map[string]*candidacy // granted, while some nodes have not answered: by entry
 }
 
-// node is one Redis of a quorum, with a Locker that is used for its commands alone.
+// node is one Redis of a quorum.
 type node struct {
-	locker *Locker
+	*deployment
 
 	mu    sync.Mutex
 	out   int       // questions without an answer
@@ -136,31 +128,60 @@ func (q *quorum) patience(ttl time.Duration) time.Duration {
 	return max(min(ttl/6, maxPatience), 2*renewalHorizon)
 }
 
-func (q *quorum) sameAs(other *quorum) bool {
-	if q == nil || other == nil {
-		return q == other
-	}
-	return slices.EqualFunc(q.nodes, other.nodes, func(a, b *node) bool { return a.locker.rdb == b.locker.rdb })
+func (q *quorum) sameAs(other store) bool {
+	o, ok := other.(*quorum)
+	return ok && slices.EqualFunc(q.nodes, o.nodes, func(a, b *node) bool { return a.rdb == b.rdb })
 }
 
-// clients are those of all deployments that hold the Locker's keys.
-func (l *Locker) clients() []redis.UniversalClient {
-	if l.quorum == nil {
-		return []redis.UniversalClient{l.rdb}
+// deployment returns the Locker's only one, of which op is asked.
+func (l *Locker) deployment(op string) (*deployment, error) {
+	if d, ok := l.store.(*deployment); ok {
+		return d, nil
 	}
-	var all []redis.UniversalClient
-	for _, n := range l.quorum.nodes {
-		all = append(all, n.locker.rdb)
-	}
-	return all
+	return nil, fmt.Errorf("core: %s: a quorum has no one answer, ask a Locker on each of its nodes: %w", op, errors.ErrUnsupported)
 }
 
-// oneDeployment refuses what is asked of a single deployment.
-func (l *Locker) oneDeployment(op string) error {
-	if l.quorum == nil {
-		return nil
+func (q *quorum) queues() bool      { return false }
+func (q *quorum) mark() any         { return notQueued }
+func (q *quorum) nodeOf(string) any { return nil }
+func (q *quorum) replicates() error { return errNoReplicas }
+func (q *quorum) confirm(context.Context, []*hold, *acquireOptions) ([]bool, int, error) {
+	return nil, 0, errNoReplicas
+}
+
+var errNoReplicas = fmt.Errorf("core: %w: WaitReplicas: a quorum does not wait for replicas", ErrInvalidOption)
+
+func (q *quorum) listening() bool {
+	return !slices.ContainsFunc(q.nodes, func(n *node) bool { return !n.listening() })
+}
+
+func (q *quorum) cancel(req releaseRequest, ttl time.Duration, done func()) (ok bool) {
+	if c := q.forget(req.entry); c != nil {
+		c.leave()
 	}
-	return fmt.Errorf("core: %s: a quorum has no one answer, ask a Locker on each of its nodes: %w", op, errors.ErrUnsupported)
+	for _, n := range q.nodes {
+		ok = n.cancel(req, ttl, done)
+	}
+	return ok
+}
+
+func (q *quorum) publish(ctx context.Context, locker, text string) {
+	for _, n := range q.nodes {
+		n.publish(ctx, locker, text)
+	}
+}
+
+func (q *quorum) evictions(ctx context.Context) (warnings []Warning) {
+	for _, n := range q.nodes {
+		warnings = append(warnings, n.evictions(ctx)...)
+	}
+	return warnings
+}
+
+func (q *quorum) start() {
+	for _, n := range q.nodes {
+		n.start()
+	}
 }
 
 func (q *quorum) close() {
@@ -172,13 +193,13 @@ func (q *quorum) close() {
 		c.hurry()
 	}
 	for _, n := range q.nodes {
-		n.locker.closeAll()
+		n.close()
 	}
 }
 
 func (q *quorum) wait() {
 	for _, n := range q.nodes {
-		n.locker.wait()
+		n.wait()
 	}
 }
 
@@ -186,7 +207,7 @@ func (q *quorum) wait() {
 func (n *node) silent() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.out >= laneMax && time.Since(n.heard) > maxPatience
+	return n.out >= batcherMax && time.Since(n.heard) > maxPatience
 }
 
 func (n *node) asked() {
@@ -210,7 +231,7 @@ func (n *node) answered(err error) {
 // submit has cmd sent, and tell called with what comes of it.
 func (n *node) submit(cmd *command, tell func(result)) {
 	if cmd.tell = tell; n.silent() {
-		n.locker.deliver(cmd, result{err: errSilent})
+		n.deliver(cmd, result{err: errSilent})
 		return
 	}
 	n.asked()
@@ -218,27 +239,14 @@ func (n *node) submit(cmd *command, tell func(result)) {
 		n.answered(r.err)
 		tell(r)
 	}
-	if !n.locker.lane(cmd.record).submit(cmd) {
-		n.locker.deliver(cmd, result{err: ErrClosed})
+	if !n.batcher(cmd.record).submit(cmd) {
+		n.deliver(cmd, result{err: ErrClosed})
 	}
 }
 
 // tookPlace reports whether a command may have had its effect on a node.
 func tookPlace(err error) bool {
 	return err == nil || !errors.Is(err, errSilent) && !errors.Is(err, ErrClosed) && mayHaveRun(err)
-}
-
-// giveBack has a node forget an entry, in the background.
-func (n *node) giveBack(record, entry string) {
-	again := func() {
-		n.locker.cancel(n.locker.cancels, releaseRequest{record: record, entry: entry}, firstLease)
-	}
-	cmd := n.locker.command(context.Background(), releaseScript, true, record, entry, 0, 0, "", notQueued, "", false)
-	n.submit(cmd, func(r result) {
-		if r.err != nil {
-			n.locker.later(again)
-		}
-	})
 }
 
 // tally counts what the nodes answer to one question.

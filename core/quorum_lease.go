@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// renew asks every node to renew the leases. A lease is renewed if a majority of nodes
+// renew implements store. It asks every node to renew the leases. A lease is renewed if a majority of nodes
 // has, and gone if so many do not know it that the others are no majority.
 func (q *quorum) renew(ctx context.Context, batch []renewal) []renewalReply {
 	patience := maxPatience
@@ -47,9 +47,9 @@ func (q *quorum) renew(ctx context.Context, batch []renewal) []renewalReply {
 		}
 	}
 	for _, n := range q.nodes {
-		if n.silent() || !q.locker.background(func() {
+		if n.silent() || !q.background(func() {
 			n.asked()
-			replies := n.locker.renew(ctx, batch)
+			replies := n.renew(ctx, batch)
 			n.answered(replies[0].err)
 			count(replies)
 		}) {
@@ -83,12 +83,11 @@ func failures(batch []renewal, err error) []renewalReply {
 	return replies
 }
 
-// extend is Locker.extend on a quorum.
+// extend implements store.
 func (q *quorum) extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error) {
-	l := q.locker
-	key := keyOf(l.prefix, record)
+	key := keyOf(q.prefix, record)
 	done := make(chan renewalReply, 1)
-	if !l.background(func() { done <- q.renew(context.WithoutCancel(ctx), []renewal{{record, entry, ttl}})[0] }) {
+	if !q.background(func() { done <- q.renew(context.WithoutCancel(ctx), []renewal{{record, entry, ttl}})[0] }) {
 		return false, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
 	select {
@@ -99,18 +98,17 @@ func (q *quorum) extend(ctx context.Context, op, record, entry string, ttl time.
 		return reply.owned, reply.waiting, nil
 	case <-ctx.Done():
 		return false, false, callerGone(ctx, op, key)
-	case <-l.closing:
+	case <-q.closing:
 		return false, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
 }
 
-// release is Locker.release on a quorum: on every node, whether it granted or not. It
+// release implements store: on every node, whether it granted or not. It
 // returns when it is known what a majority had, and goes on in the background elsewhere.
 func (q *quorum) release(ctx context.Context, req releaseRequest) (reply releaseReply, err error) {
 	if c := q.forget(req.entry); c != nil {
 		c.leave()
 	}
-	l := q.locker
 	var mu sync.Mutex
 	t := tally{nodes: len(q.nodes), majority: q.majority}
 	late, done := false, make(chan struct{})
@@ -119,7 +117,7 @@ func (q *quorum) release(ctx context.Context, req releaseRequest) (reply release
 		tell := func() {
 			its, failed := releaseReply{}, errSilent
 			if !n.silent() {
-				its, failed = n.locker.release(ctx, req)
+				its, failed = n.release(ctx, req)
 			}
 			mu.Lock()
 			switch {
@@ -138,10 +136,10 @@ func (q *quorum) release(ctx context.Context, req releaseRequest) (reply release
 			}
 			mu.Unlock()
 			if failed != nil {
-				n.locker.cancel(n.locker.returns, req, max(l.ttl, firstLease))
+				n.cancel(req, max(q.ttl, firstLease), nil)
 			}
 		}
-		if !l.background(tell) {
+		if !q.background(tell) {
 			closed.Go(tell) // the Locker is closed: its caller waits for what is left to do
 		}
 	}

@@ -1,16 +1,12 @@
 package core
 
 import (
-	"cmp"
 	"container/heap"
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/trust"
 )
@@ -18,10 +14,6 @@ import (
 const (
 	// Leases due within the horizon are renewed in one go.
 	renewalHorizon = 10 * time.Millisecond
-	renewalBatch   = 1024
-	// Batches in flight at once. Beyond that renewals wait their turn; ends of
-	// leases do not.
-	renewalFlights = 8
 	// The scheduler looks at the clock this often while there are leases, so
 	// that it notices a suspended machine.
 	renewalTick = time.Second
@@ -36,16 +28,16 @@ type renewals struct {
 
 	mu      sync.Mutex
 	holds   holdHeap
-	flights map[*redis.Client]int // batches in flight, by node
-	wakeAt  time.Time             // when the goroutine looks next; zero: not before a hold is added
-	timer   *time.Timer           // runs out at wakeAt
-	over    chan struct{}         // closed by stop
+	flights map[any]int   // batches in flight, by node
+	wakeAt  time.Time     // when the goroutine looks next; zero: not before a hold is added
+	timer   *time.Timer   // runs out at wakeAt
+	over    chan struct{} // closed by stop
 	stopped bool
 	emptied chan struct{} // closed when the last hold went, if somebody asked
 }
 
 func newRenewals(l *Locker) *renewals {
-	return &renewals{locker: l, timer: time.NewTimer(time.Hour), over: make(chan struct{}), flights: map[*redis.Client]int{}}
+	return &renewals{locker: l, timer: time.NewTimer(time.Hour), over: make(chan struct{}), flights: map[any]int{}}
 }
 
 // add takes a hold under its care. It reports false when the Locker was closed
@@ -169,7 +161,7 @@ func (r *renewals) lengthen(h *hold, deadline time.Time) error {
 	if h.state != leaseHeld {
 		return lost(h.key(), "it ended while it was being renewed")
 	}
-	h.deadline = later(h.deadline, deadline)
+	h.trustUntil(later(h.deadline, deadline))
 	r.reschedule(h)
 	return nil
 }
@@ -282,122 +274,20 @@ func (r *renewals) look(now time.Time) (expired []ended, due []*hold, stopped bo
 	return expired, due, r.stopped
 }
 
-func (r *renewals) byNode(holds []*hold) map[*redis.Client][]*hold {
-	if r.locker.cluster == nil {
-		return map[*redis.Client][]*hold{nil: holds}
-	}
-	nodes := map[*redis.Client][]*hold{}
-	for _, h := range holds {
-		node := r.locker.node(h.record)
-		nodes[node] = append(nodes[node], h)
-	}
-	return nodes
-}
+// followSpread is the time over which a process renews all its holds after a failover: not at
+// once, since every process has some.
+const followSpread = time.Second
 
-// send renews a batch in the background. When too many batches are in flight
-// its holds wait for the next look.
-func (r *renewals) send(node *redis.Client, batch []*hold) {
-	r.mu.Lock()
-	full := r.flights[node] >= renewalFlights
-	if !full {
-		r.flights[node]++
-	}
-	r.mu.Unlock()
-	if full {
-		r.postpone(batch, max(batch[0].ttl/50, renewalHorizon))
-		return
-	}
-	if !r.locker.background(func() {
-		r.renew(batch)
-		r.landed(node)
-	}) {
-		r.landed(node)
-	}
-}
-
-func (r *renewals) landed(node *redis.Client) {
+// soon renews, within followSpread, all holds that are renewed at all: Redis may have lost them.
+func (r *renewals) soon() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.flights[node]--; r.flights[node] == 0 {
-		delete(r.flights, node) // nodes come and go
-	}
-}
-
-// renew sends one pipeline and applies its replies.
-func (r *renewals) renew(batch []*hold) {
-	ctx := context.Background()
-	sent := time.Now()
-	asked := renewalsOf(batch)
-	r.mu.Lock()
-	for i, h := range batch {
-		ttl := h.ttl
-		if h.lease == nil { // its call may yet fail
-			ttl = min(ttl, firstLease)
-		}
-		if h.bounded() {
-			ttl = max(min(ttl, h.until.sub(sent)), time.Millisecond)
-		}
-		asked[i].ttl = ttl
-	}
-	r.mu.Unlock()
-	replies := r.locker.renew(ctx, asked)
-	var lost []*hold
-	var firstErr error
-	r.mu.Lock()
 	now := time.Now()
-	for i, h := range batch {
-		reply := replies[i]
-		switch {
-		case h.state != leaseHeld:
-		case reply.err != nil:
-			firstErr = cmp.Or(firstErr, reply.err)
-			r.putOff(h, now.Add(max(h.ttl/20, renewalHorizon)))
-		case !reply.owned && h.renamed(asked[i].entry):
-			r.putOff(h, now.Add(renewalHorizon))
-		case !reply.owned:
-			lost = append(lost, h)
-		default:
-			h.waiting.Store(reply.waiting)
-			h.renewAt = instantOf(renewalTime(sent, reply.ttl))
-			if h.bounded() && h.until.sub(sent) <= reply.ttl {
-				h.renewAt = 0 // confirmed to its end
-			}
-			h.deadline = later(h.deadline, trust.Until(sent, reply.ttl))
-			r.reschedule(h)
+	for _, s := range slices.Clone(r.holds) {
+		if at := instantOf(now.Add(rand.N(followSpread))); s.hold.renewAt > at {
+			s.hold.renewAt = at
+			r.reschedule(s.hold)
 		}
-	}
-	r.mu.Unlock()
-	for _, h := range lost {
-		_ = r.lose(h, notOurs)
-	}
-	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: firstErr})
-}
-
-// renewalsOf names the batch's records and entries. The entries share one string: a
-// process renews thousands a second.
-func renewalsOf(batch []*hold) []renewal {
-	asked := make([]renewal, len(batch))
-	ends := make([]int, len(batch))
-	text := make([]byte, 0, 64*len(batch))
-	for i, h := range batch {
-		text = h.appendHolder(text)
-		ends[i] = len(text)
-	}
-	entries, from := string(text), 0
-	for i, h := range batch {
-		asked[i] = renewal{record: h.record, entry: entries[from:ends[i]]}
-		from = ends[i]
-	}
-	return asked
-}
-
-// postpone puts off the renewal of holds that could not be renewed now.
-func (r *renewals) postpone(batch []*hold, d time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	at := time.Now().Add(d)
-	for _, h := range batch {
-		r.putOff(h, at)
 	}
 }
 

@@ -53,7 +53,7 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 	defer close(gone)
 	ok := l.background(func() {
 		var a answer
-		a.renewed, a.copies, a.err = l.confirm(&callContext{Context: context.WithoutCancel(ctx), gone: gone}, holds, o)
+		a.renewed, a.copies, a.err = l.store.confirm(&callContext{Context: context.WithoutCancel(ctx), gone: gone}, holds, o)
 		answers <- a
 	})
 	timer := time.NewTimer(o.replicaWait + firstLease)
@@ -87,11 +87,11 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 	}
 }
 
-// confirm asks until enough replicas have the grants, or the time for it is over. It
+// confirm implements store. It asks until enough replicas have the grants, or the time for it is over. It
 // asks in steps, which keep the leases going and the Locker's Close from waiting for
 // the last replica.
-func (l *Locker) confirm(ctx context.Context, holds []*hold, o *acquireOptions) (renewed []bool, copies int, err error) {
-	client, err := l.primary(ctx, holds[0].record)
+func (d *deployment) confirm(ctx context.Context, holds []*hold, o *acquireOptions) (renewed []bool, copies int, err error) {
+	client, err := d.primary(ctx, holds[0].record)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -148,12 +148,20 @@ func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, repli
 	return nil, 0, err
 }
 
-// primary is the node that serves a record's writes.
-func (l *Locker) primary(ctx context.Context, record string) (*redis.Client, error) {
-	if l.cluster != nil {
-		return l.cluster.MasterForKey(ctx, record)
+// replicates implements store.
+func (d *deployment) replicates() error {
+	if d.single || d.cluster != nil {
+		return nil
 	}
-	client, known := l.rdb.(*redis.Client)
+	return fmt.Errorf("core: %w: WaitReplicas: a redis client of type %T may use another connection for each command", ErrInvalidOption, d.rdb)
+}
+
+// primary is the node that serves a record's writes.
+func (d *deployment) primary(ctx context.Context, record string) (*redis.Client, error) {
+	if d.cluster != nil {
+		return d.cluster.MasterForKey(ctx, record)
+	}
+	client, known := d.rdb.(*redis.Client)
 	if !known {
 		return nil, errors.New("the client's connections are not known")
 	}

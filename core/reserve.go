@@ -22,16 +22,17 @@ func (l *Locker) Reserve(ctx context.Context, key string, d time.Duration) error
 	if err := checkTTL("Reserve", d); err != nil {
 		return err
 	}
-	if err := l.oneDeployment("reserve"); err != nil {
-		return err
-	}
 	_, err := l.keep(ctx, key, d)
 	return err
 }
 
 // keep reserves a key, and returns the reservation's stamp.
 func (l *Locker) keep(ctx context.Context, key string, d time.Duration) (stamp int64, err error) {
-	val, err := l.admin(ctx, "reserve", key, reserveScript, false, "", d.Milliseconds())
+	one, err := l.deployment("reserve")
+	if err != nil {
+		return 0, err
+	}
+	val, err := one.admin(ctx, "reserve", key, reserveScript, false, "", d.Milliseconds())
 	if err == nil {
 		l.waiters.reservedBy(key) // before the message comes, if this Locker holds it
 		stamp, _ = val.(int64)
@@ -57,7 +58,7 @@ func Reserved(d time.Duration) AcquireOption {
 
 // Reserved reports whether the key was reserved when the lease was granted, so that
 // somebody has to call Unreserve.
-func (l *Lease) Reserved() bool { return l.kept }
+func (l *Lease) Reserved() bool { return l != nil && l.kept }
 
 // Unreserve ends the key's reservation. If Reserve or a deferred call has made it anew,
 // or another call with Reserved has taken the key, since this lease was granted, it stays,
@@ -68,6 +69,9 @@ func (l *Lease) Reserved() bool { return l.kept }
 // the reservation may have ended; it does so by itself in any case. On a Locker of NewQuorum
 // it fails with errors.ErrUnsupported.
 func (l *Lease) Unreserve(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
 	return l.hold.locker.Unreserve(ctx, l.Key(), l.fence)
 }
 
@@ -78,10 +82,11 @@ func (l *Locker) Unreserve(ctx context.Context, key string, stamp int64) error {
 	if err := ValidateKey(key); err != nil {
 		return err
 	}
-	if err := l.oneDeployment("unreserve"); err != nil {
+	d, err := l.deployment("unreserve")
+	if err != nil {
 		return err
 	}
-	val, err := l.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
+	val, err := d.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
 	if err == nil && val == int64(0) {
 		err = fmt.Errorf("core: unreserve %q: %w", key, ErrReserved)
 	}

@@ -34,6 +34,9 @@ import (
 // From now on the key is not passed on to another call of this process without
 // Redis.
 func (l *Lease) Token() string {
+	if l == nil {
+		return ""
+	}
 	if l.reentered != nil {
 		return l.reentered.Token()
 	}
@@ -56,6 +59,9 @@ func (l *Lease) Token() string {
 // ErrLeaseLost means that the lease is lost; after any other error the lease is as it
 // was.
 func (l *Lease) Detach(ctx context.Context) (string, error) {
+	if l == nil {
+		return "", errNoLease
+	}
 	if l.reentered != nil {
 		return l.reentered.Detach(ctx)
 	}
@@ -64,10 +70,10 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 		return "", err
 	}
 	entry, travels := h.holder(), l.Token()
-	owned, _, err := owner.extend(ctx, "detach", h.record, entry, h.ttl)
+	owned, _, err := owner.store.extend(ctx, "detach", h.record, entry, h.ttl)
 	if err == nil && !owned && h.renamed(entry) {
 		travels = l.Token()
-		owned, _, err = owner.extend(ctx, "detach", h.record, h.holder(), h.ttl)
+		owned, _, err = owner.store.extend(ctx, "detach", h.record, h.holder(), h.ttl)
 	}
 	switch {
 	case err != nil:
@@ -112,7 +118,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 	if ctx.Err() != nil {
 		return nil, callerGone(ctx, "resume", t.key)
 	}
-	if l.state.Load() != lockerOpen {
+	if !l.open() {
 		return nil, fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
 	}
 	sent, ttl := time.Now(), o.ttl
@@ -123,7 +129,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 		locker: l, ctx: ctx, call: Call{Key: t.key, Name: o.name, ID: o.id}, opts: &o,
 		start: sent, record: recordName(l.prefix, t.key), resumed: true,
 	}
-	owned, waiting, err := l.extend(ctx, "resume", a.record, t.entry, ttl)
+	owned, waiting, err := l.store.extend(ctx, "resume", a.record, t.entry, ttl)
 	if err != nil {
 		return nil, err
 	}
@@ -157,9 +163,7 @@ func (l *Locker) released(h *hold) {
 	if owner := *h.owner; owner != l.id {
 		l.background(func() {
 			ctx := &callContext{Context: context.Background(), gone: l.closing}
-			for _, rdb := range l.clients() {
-				rdb.Publish(ctx, channelPrefix(l.prefix)+owner, fmt.Sprintf("released %d %s", h.fence, h.key()))
-			}
+			l.store.publish(ctx, owner, fmt.Sprintf("released %d %s", h.fence, h.key()))
 		})
 	}
 }

@@ -33,9 +33,11 @@ type waiter struct {
 	prev, next *waiter
 	inLine     bool
 	opts       *acquireOptions
+	number     uint64        // see answers; guarded by all.mu
 	wake       chan struct{} // holds one
 	timer      *time.Timer
-	grant      *hold // guarded by all.mu: passed to this call
+	grant      *hold         // guarded by all.mu: passed to this call
+	granted    chan struct{} // holds one, with grant
 }
 
 func newWaiters(l *Locker) *waiters {
@@ -45,28 +47,28 @@ func newWaiters(l *Locker) *waiters {
 func newWaiter() any {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
-	return &waiter{wake: make(chan struct{}, 1), timer: timer}
+	return &waiter{wake: make(chan struct{}, 1), granted: make(chan struct{}, 1), timer: timer}
 }
 
-// join puts a call at the end of the line for key. It returns nil when there are
-// too many.
-func (w *waiters) join(key string, o *acquireOptions) *waiter {
+// join puts a call at the end of the line for key. If there are too many it returns nil,
+// and whether the key is known to be held.
+func (w *waiters) join(key string, o *acquireOptions) (c *waiter, held bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := lineKey{key, o.limit}
 	ln := w.lines[k]
 	if ln != nil && ln.n >= w.locker.maxPerKey || w.waiting >= w.locker.maxWaiters {
-		return nil
+		return nil, ln != nil && (ln.held != nil || ln.informed > 0 && ln.failure == nil)
 	}
 	if ln == nil {
 		ln = &line{lineKey: k}
 		w.lines[k] = ln
 	}
-	c := w.pool.Get().(*waiter)
+	c = w.pool.Get().(*waiter)
 	c.all, c.line, c.opts = w, ln, o
 	ln.push(c)
 	w.waiting++
-	return c
+	return c, true
 }
 
 // leave takes the call out of line. What was passed to it and not taken goes on to
@@ -92,10 +94,8 @@ func (c *waiter) leave() {
 		}
 	}
 	w.mu.Unlock()
-	select { // nobody pokes it any more
-	case <-c.wake:
-	default:
-	}
+	drain(c.wake) // nobody pokes it any more
+	drain(c.granted)
 	c.all, c.line, c.opts, c.grant = nil, nil, nil, nil
 	w.pool.Put(c)
 	if unused != nil {
@@ -120,6 +120,7 @@ func (c *waiter) rejoin(h *hold) {
 	}
 	ln.askAt = time.Time{}
 	ln.unshift(c)
+	c.number = 0 // it had the key
 	w.waiting++
 }
 
@@ -159,9 +160,13 @@ func (w *waiters) close(ln *line) {
 // drop has Redis forget an entry, whatever it has.
 func (w *waiters) drop(key, entry string) {
 	l := w.locker
-	l.background(func() {
-		l.cancel(l.cancels, releaseRequest{record: recordName(l.prefix, key), entry: entry}, firstLease)
-	})
+	l.store.cancel(releaseRequest{record: recordName(l.prefix, key), entry: entry}, firstLease, func() { l.notices.freed(key) })
+}
+
+// hand passes a hold to the call. Called with mu held.
+func (c *waiter) hand(h *hold) {
+	c.grant = h
+	send(c.granted, struct{}{})
 }
 
 // taken returns what was passed to the call, once.
@@ -170,6 +175,7 @@ func (c *waiter) taken() *hold {
 	defer c.all.mu.Unlock()
 	h := c.grant
 	c.grant = nil
+	drain(c.granted)
 	return h
 }
 
@@ -216,6 +222,8 @@ func (c *waiter) wait(ctx context.Context, d time.Duration, closing <-chan struc
 	c.timer.Reset(d)
 	defer c.timer.Stop()
 	select {
+	case <-c.granted:
+		return nil
 	case <-c.wake:
 		return nil
 	case <-c.timer.C:
@@ -232,6 +240,13 @@ func (c *waiter) poke() { send(c.wake, struct{}{}) }
 func send[T any](ch chan<- T, v T) {
 	select {
 	case ch <- v:
+	default:
+	}
+}
+
+func drain[T any](ch <-chan T) {
+	select {
+	case <-ch:
 	default:
 	}
 }

@@ -34,68 +34,56 @@ const (
 	WarnEviction WarningKind = "eviction"
 	// WarnEvictionUnknown tells that the server's maxmemory-policy could not be read.
 	WarnEvictionUnknown WarningKind = "eviction unknown"
-	// WarnNoSubscription tells that Redis cannot be subscribed to, or denies it. Waiting calls
-	// poll, and a lease that ForceRelease ends is told by its next renewal. It is
-	// told once, and again, as resolved, when there is a subscription.
+	// WarnNoSubscription tells that Redis cannot be subscribed to, or denies it, or, where
+	// Sentinel names the primary, that the subscription could not follow the client's
+	// commands there. Waiting calls poll, and a holder learns of ForceRelease at its next
+	// renewal. It is reported once, and again, as resolved, when there is a subscription.
 	WarnNoSubscription WarningKind = "no subscription"
+	// WarnUnreachable tells that a server does not answer, or serves nobody: calls for its keys
+	// fail at once with ErrUnavailable until it answers. It is told once, and again, as
+	// resolved, when it does.
+	WarnUnreachable WarningKind = "unreachable"
 )
 
-// unheard takes word that there is no subscription. The listener calls it and
-// heardAgain on one goroutine.
-func (l *Locker) unheard(err error) {
-	l.deaf = true
-	l.observer.OnWarning(context.Background(), Warning{
-		Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err,
-	})
-}
-
-// heardAgain takes word that there is a subscription.
-func (l *Locker) heardAgain() {
-	l.waiters.askAgain()
-	l.notices.freedAll()
-	if l.deaf {
-		l.deaf = false
-		l.observer.OnWarning(context.Background(), Warning{Kind: WarnNoSubscription, Resolved: true})
-	}
-}
-
-// checkEviction warns of every primary that may evict records. It asks over the
-// connections for renewals, so that no call waits for one.
+// checkEviction warns of every primary that may evict records.
 func (l *Locker) checkEviction() {
 	if _, nobody := l.observer.(NopObserver); nobody {
 		return
 	}
-	if l.quorum != nil {
-		for _, n := range l.quorum.nodes {
-			n.locker.checkEviction()
-		}
-		return
-	}
 	ctx := &callContext{Context: context.Background(), gone: l.closing}
-	var warnings []Warning
-	if cluster, ok := l.renewer.(*redis.ClusterClient); ok {
-		var mu sync.Mutex
-		err := cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
-			w, bad := evictionOf(ctx, node, node.Options().Addr)
-			mu.Lock()
-			defer mu.Unlock()
-			if bad {
-				warnings = append(warnings, w)
-			}
-			return nil
-		})
-		if err != nil {
-			warnings = append(warnings, Warning{Kind: WarnEvictionUnknown, Detail: "the primaries are not known", Err: err})
-		}
-	} else if w, bad := evictionOf(ctx, l.renewer, ""); bad {
-		warnings = append(warnings, w)
-	}
+	warnings := l.store.evictions(ctx)
 	if ctx.Err() != nil {
 		return // what failed may have failed because the Locker closes
 	}
 	for _, w := range warnings {
 		l.observer.OnWarning(context.Background(), w)
 	}
+}
+
+// evictions implements store. It asks over the connections for renewals, so that no call waits
+// for one.
+func (d *deployment) evictions(ctx context.Context) (warnings []Warning) {
+	cluster, ok := d.renewer.client().(*redis.ClusterClient)
+	if !ok {
+		if w, bad := evictionOf(ctx, d.renewer.client(), ""); bad {
+			warnings = append(warnings, w)
+		}
+		return warnings
+	}
+	var mu sync.Mutex
+	err := cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+		w, bad := evictionOf(ctx, node, node.Options().Addr)
+		mu.Lock()
+		defer mu.Unlock()
+		if bad {
+			warnings = append(warnings, w)
+		}
+		return nil
+	})
+	if err != nil {
+		warnings = append(warnings, Warning{Kind: WarnEvictionUnknown, Detail: "the primaries are not known", Err: err})
+	}
+	return warnings
 }
 
 // evictionOf reports what is to be warned of about a server, if anything. INFO is

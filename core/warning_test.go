@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"slices"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -55,8 +54,8 @@ func TestAServerThatMayEvictIsWarnedOfOnce(t *testing.T) {
 func TestAnEvictionPolicyThatCannotBeReadIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	require.NoError(t, addUser(t.Context(), rdb, append(slices.Clone(lockRights), wakeRights...)))
-	denied := redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: aclUser, Password: aclPassword})
+	redistest.AddUser(t, rdb, aclUser, redistest.Rights(t, toLock, toBeWoken))
+	denied := redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: aclUser, Password: redistest.Password})
 	silent := redistest.Embedded(t).Client(t) // it knows no such section
 	for _, client := range []*redis.Client{denied, silent} {
 		seen := newWatch()
@@ -89,9 +88,9 @@ func TestEveryPrimaryOfAClusterIsAskedForItsEvictionPolicy(t *testing.T) {
 func TestADeniedSubscriptionIsWarnedOfOnceAndWaitingGoesOn(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	require.NoError(t, addUser(t.Context(), rdb, append(slices.Clone(lockRights), "+info", "+subscribe", "+ping")))
+	redistest.AddUser(t, rdb, aclUser, append(redistest.Rights(t, toLock, "an Observer"), "+subscribe", "+ping"))
 	client := func() *redis.Client {
-		return redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: aclUser, Password: aclPassword})
+		return redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: aclUser, Password: redistest.Password})
 	}
 	seen := newWatch()
 	holder, waiting := lockerOn(t, client(), "perkey"), lockerOn(t, client(), "perkey", core.WithObserver(seen))

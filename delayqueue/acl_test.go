@@ -3,7 +3,6 @@ package delayqueue_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,36 +14,51 @@ import (
 	"github.com/perkey-go/perkey/internal/redistest"
 )
 
-// queueRights are all that a queue, its workers and its operations need of Redis, in
-// the words of ACL SETUSER, beside the rights of the locker.
-var queueRights = []string{
-	"~perkey:queue:*", "&perkey:queue:*",
-	"+evalsha", "+eval", "+hmget", "+hstrlen", "+zscore", "+exists", "+lindex", "+set", "+del", "+subscribe", "+ping", "+publish",
-	// run in the scripts
-	"+get", "+hdel", "+hexists", "+hget", "+hincrby", "+hset", "+hsetnx", "+incrby", "+llen", "+lpop", "+lpos", "+lrem", "+pexpire", "+pttl",
-	"+rename", "+rpush", "+time", "+type", "+zadd", "+zcard", "+zcount", "+zrange", "+zrangebyscore", "+zrem", "+zrevrange",
-}
-
 func TestTheSmallestRightsOfAQueue(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	admin := redistest.Client(t, &redis.Options{Addr: server.Addr})
-	args := []any{"ACL", "SETUSER", "queues", "on", ">secret", "resetchannels"}
-	for _, right := range queueRights {
-		args = append(args, right)
+	client := func(user string) redis.UniversalClient {
+		return redistest.Client(t, &redis.Options{Addr: server.Addr, Username: user, Password: redistest.Password})
 	}
-	require.NoError(t, admin.Do(t.Context(), args...).Err())
-	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr, Username: "queues", Password: "secret"})
+	addUsers(t, admin)
+	liveUnder(t, admin, client)
+	require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")
+	redistest.RequireUsed(t, admin, redistest.Rights(t, "queues"), seldomUsed)
+}
 
+func TestTheSmallestRightsOfAQueueOnACluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	admin := c.Client(t)
+	addUsers(t, admin, "on a Cluster")
+	liveUnder(t, admin, func(user string) redis.UniversalClient {
+		return c.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = user, redistest.Password })
+	})
+	require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")
+}
+
+// addUsers adds the users of a queue and of its workers' and guards' lockers.
+func addUsers(t *testing.T, admin redis.UniversalClient, more ...string) {
+	t.Helper()
+	redistest.AddUser(t, admin, "queues", redistest.Rights(t, append(more, "queues")...))
+	redistest.AddUser(t, admin, "locks", redistest.Rights(t, append(more,
+		"locks", "locks that are waited for", "locks of parked work, Inspect")...))
+}
+
+// liveUnder does all that can be done with a queue, with clients of these users.
+func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user string) redis.UniversalClient) {
+	t.Helper()
 	ctx := t.Context()
-	queue, err := delayqueue.New(rdb, "q", delayqueue.WithMaxAttempts(2))
+	queue, err := delayqueue.New(client("queues"), "q", delayqueue.WithMaxAttempts(2))
 	require.NoError(t, err)
-	locker, err := core.New(admin)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, locker.Close()) }()
-	held, err := locker.TryAcquire(ctx, "held")
-	require.NoError(t, err)
-	w, err := delayqueue.NewWorker(queue, locker, func(ctx context.Context, m delayqueue.Message) error {
+	b := &bench{t: t, queue: queue}
+	for locker, rdb := range map[**core.Locker]redis.UniversalClient{&b.locker: client("locks"), &b.other: admin} {
+		*locker, err = core.New(rdb)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = (*locker).Close() })
+	}
+	w := b.start(func(ctx context.Context, m delayqueue.Message) error {
 		switch m.Name {
 		case "fails":
 			return errors.New("no")
@@ -52,30 +66,23 @@ func TestTheSmallestRightsOfAQueue(t *testing.T) {
 			time.Sleep(150 * time.Millisecond)
 		}
 		return delayqueue.SetResult(ctx, []byte("result"))
-	}, quick(delayqueue.WithClaimLease(100*time.Millisecond))...)
-	require.NoError(t, err)
-	require.NoError(t, w.Start())
+	}, delayqueue.WithClaimLease(100*time.Millisecond))
 
 	var ids []string
-	enqueue := func(job delayqueue.Job) string {
-		ticket, err := queue.Enqueue(ctx, job)
-		require.NoError(t, err)
-		ids = append(ids, ticket.ID)
-		return ticket.ID
-	}
 	for i := range 3 {
-		enqueue(delayqueue.Job{Key: "k", Name: []string{"", "slow", ""}[i]})
+		ids = append(ids, b.enqueue(delayqueue.Job{Key: "k", Name: []string{"", "slow", ""}[i]}))
 	}
-	enqueue(delayqueue.Job{Key: "held"})
-	cancelled := enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
+	held := b.hold("held")
+	ids = append(ids, b.enqueue(delayqueue.Job{Key: "held"}))
+	cancelled := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
 	require.NoError(t, queue.Cancel(ctx, cancelled))
-	enqueue(delayqueue.Job{MaxAge: 20 * time.Millisecond, Delay: 10 * time.Millisecond, Key: "other"})
-	dead := enqueue(delayqueue.Job{Name: "fails"})
-	_, err = queue.Wait(ctx, dead)
-	require.NoError(t, err)
+	ids = append(ids, cancelled, b.enqueue(delayqueue.Job{MaxAge: 20 * time.Millisecond, Delay: 10 * time.Millisecond, Key: "other"}))
+	dead := b.enqueue(delayqueue.Job{Name: "fails"})
+	b.reaches(dead, delayqueue.StateDead)
 	require.NoError(t, queue.Redrive(ctx, dead, 0))
+	b.parkAndCancel("parked")
 	require.NoError(t, held.Release(ctx))
-	for _, id := range ids {
+	for _, id := range append(ids, dead) {
 		_, err := queue.Wait(ctx, id)
 		require.NoError(t, err)
 	}
@@ -83,26 +90,38 @@ func TestTheSmallestRightsOfAQueue(t *testing.T) {
 	require.NoError(t, err)
 	_, err = queue.Peek(ctx, dead)
 	require.NoError(t, err)
-	_, _, err = queue.List(ctx, delayqueue.StateDead, "", 10)
+	_, err = queue.Payload(ctx, dead)
 	require.NoError(t, err)
+	require.Len(t, b.list(delayqueue.StateDead), 1)
+	_, err = queue.RedriveAll(ctx, delayqueue.Filter{}, delayqueue.RedriveOptions{})
+	require.NoError(t, err)
+	b.reaches(dead, delayqueue.StateDead)
 	require.NoError(t, queue.Purge(ctx, dead))
+	_, err = queue.PurgeAll(ctx, delayqueue.Filter{})
+	require.NoError(t, err)
 	require.NoError(t, queue.Pause(ctx, time.Minute))
+	_, err = queue.CancelAll(ctx, delayqueue.Filter{})
+	require.NoError(t, err)
 	require.NoError(t, queue.Resume(ctx))
-	_, err = queue.Stats(ctx)
-	require.NoError(t, err)
+	require.Equal(t, [3]int64{}, b.inState())
 	require.NoError(t, w.Stop(ctx))
+}
 
-	log, err := admin.ACLLog(ctx, 100).Result()
-	require.NoError(t, err)
-	for _, entry := range log {
-		require.Empty(t, entry.Object, "nothing more was asked for")
-	}
-	stats := admin.Info(ctx, "commandstats").Val()
-	for _, right := range queueRights {
-		if command, ok := strings.CutPrefix(right, "+"); ok && seldomUsed[command] == "" {
-			require.Contains(t, stats, "cmdstat_"+command+":", "nothing less would do")
-		}
-	}
+// parkAndCancel has the policy park a call, and cancels it: a worker ends the key's
+// reservation.
+func (b *bench) parkAndCancel(key string) {
+	b.t.Helper()
+	held := b.hold(key)
+	var deferred *core.DeferredError
+	require.ErrorAs(b.t, core.NewGuard(b.locker, delayqueue.Policy(b.queue)).Do(b.t.Context(), core.Call{
+		Key: key, Encode: func() ([]byte, error) { return nil, nil },
+	}, mustNotRun), &deferred)
+	redistest.Eventually(b.t, func() bool { return b.queue.Cancel(b.t.Context(), deferred.Ticket.ID) == nil }, "it is not claimed at the moment")
+	redistest.Eventually(b.t, func() bool {
+		info, err := b.other.Inspect(b.t.Context(), key)
+		return err == nil && info.Reserved == 0
+	}, "the key is not reserved any more")
+	require.NoError(b.t, held.Release(b.t.Context()))
 }
 
 // seldomUsed are the commands that the life of a queue can do without, by what has them

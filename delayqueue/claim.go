@@ -3,6 +3,8 @@ package delayqueue
 import (
 	"context"
 	"log/slog"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -36,6 +38,12 @@ type claimer struct {
 	wake      chan struct{} // holds one: look at the partition
 	freed     chan string   // its keys that were announced to be free
 	timer     *time.Timer
+	// The last claim's messages were all handed back without a lock, so the next brings more
+	// than there are hands.
+	foreignOnly bool
+
+	returnsMu sync.Mutex
+	returns   *returns // those that are handed back next, or nil
 }
 
 func (w *claimer) run() {
@@ -63,7 +71,11 @@ func (w *claimer) run() {
 			token = ident.Random(16)
 		}
 		sent := time.Now()
-		b, n, err := w.ask(token, n)
+		want := n
+		if w.foreignOnly && n > 0 {
+			want = claimBatch
+		}
+		b, n, err := w.ask(token, n, want)
 		if err != nil {
 			w.freeHands(n)
 			failures++
@@ -82,20 +94,23 @@ func (w *claimer) run() {
 		if len(b.messages) > 0 || b.spent {
 			token = "" // an empty answer leaves it: should the same call come to Redis late, the next one finds what it took
 		}
-		if len(b.messages) < n {
+		if n > 0 && len(b.messages) < want {
 			floor := pollUnheard
 			if w.wakeups.Up() {
 				floor = min(pollFloor, w.lease/3)
 			}
 			w.pause(max(min(b.wait, floor), minPause), true)
+			if w.foreign.last.Load() {
+				w.pause(handBackYield, false)
+			}
 		}
 	}
 }
 
-// ask claims up to n messages for the hands that were taken, and answers how many of the
+// ask claims up to want messages for the n hands that were taken, and answers how many of the
 // hands are left: after a while they are freed, for the other partitions, and the answer
 // is waited for without them.
-func (w *claimer) ask(token string, n int) (b batch, left int, err error) {
+func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) {
 	if n == 0 {
 		token = "" // nothing is to be taken, nor what an earlier call took
 	}
@@ -104,7 +119,7 @@ func (w *claimer) ask(token string, n int) (b batch, left int, err error) {
 	giveUp := time.AfterFunc(claimPatience, func() { w.freeHands(int(held.Swap(0))) })
 	defer giveUp.Stop()
 	// Not cancelled by Stop: messages whose claim nobody heard of would wait for its end.
-	b, err = w.partition.claim(w.ctx, token, w.lease, n)
+	b, err = w.partition.claim(w.ctx, token, w.lease, want)
 	return b, int(held.Swap(0)), err
 }
 
@@ -116,13 +131,24 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, hands int) {
 		claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
 		claims[i].startBy = sent.Add(b.left[i])
 	}
-	for i, c := range claims {
-		if i >= hands { // an earlier claim, whose reply was lost, had more; or this one was slow
-			w.hands <- struct{}{}
+	used := 0
+	for _, c := range claims {
+		if w.handBack(c) {
+			continue
 		}
-		w.begin(c)
+		if used++; used <= hands {
+			w.begin(c)
+		} else if w.foreignOnly { // it was to be handed back too
+			w.handlers.Go(func() { w.settle(c, verdict{outcome: OutcomeReturned, err: errNoSlot, last: true}) })
+		} else { // an earlier claim, whose reply was lost, had more; or this one was slow
+			w.hands <- struct{}{}
+			w.begin(c)
+		}
 	}
-	w.freeHands(hands - len(claims))
+	w.freeHands(max(0, hands-used))
+	if len(claims) > 0 {
+		w.foreignOnly = used == 0
+	}
 }
 
 // giveBack settles what a claim may have taken whose reply was lost before Stop.
@@ -193,6 +219,11 @@ func (w *Worker) report(b batch) {
 	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered),
 		slog.Int64("expired", b.expired), slog.Int64("dead", b.buried))
 	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried}) })
+}
+
+// claimerOf returns the claimer of a partition.
+func (w *Worker) claimerOf(p *partition) *claimer {
+	return w.claimers[slices.IndexFunc(w.claimers, func(c *claimer) bool { return c.partition == p })]
 }
 
 // begin runs a claimed message. The caller has taken the hand that it needs.

@@ -23,7 +23,7 @@ func (p *partition) call(ctx context.Context, script *redis.Script, args ...any)
 	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
 	args = append([]any{p.queue.retention.Milliseconds(), p.queue.deadRetention.Milliseconds()}, args...)
-	return script.Run(ctx, p.queue.rdb, []string{p.base}, args...)
+	return script.Run(ctx, p.queue.rdb, p.keys, args...)
 }
 
 var errReply = errors.New("unexpected reply of a script")
@@ -126,7 +126,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 // readMessage reads what a script told of a message, and for how long it may be started.
 func readMessage(fields any) (m Message, left time.Duration, ok bool) {
 	f, ok := fields.([]any)
-	if !ok || len(f) != 13 {
+	if !ok || len(f) != 14 {
 		return m, 0, false
 	}
 	var texts [5]string
@@ -135,8 +135,8 @@ func readMessage(fields any) (m Message, left time.Duration, ok bool) {
 			return m, 0, false
 		}
 	}
-	var n [8]int64
-	for i, at := range [8]int{4, 5, 6, 7, 8, 10, 11, 12} {
+	var n [9]int64
+	for i, at := range [9]int{4, 5, 6, 7, 8, 10, 11, 12, 13} {
 		if n[i], ok = f[at].(int64); !ok {
 			return m, 0, false
 		}
@@ -144,7 +144,7 @@ func readMessage(fields any) (m Message, left time.Duration, ok bool) {
 	m.ID, m.Key, m.Name, m.Payload, m.Principal = texts[0], texts[1], texts[2], []byte(texts[3]), texts[4]
 	m.Attempt, m.Conflicts, m.Losses = int(n[0]), int(n[1]), int(n[2])
 	m.EnqueuedAt, m.ExpiresAt = time.UnixMilli(n[3]), time.UnixMilli(n[4])
-	m.behind, m.parked = int(n[5]), n[6] == 1
+	m.behind, m.parked, m.handed = int(n[5]), n[6] == 1, int(n[8])
 	return m, time.Duration(n[7]) * time.Millisecond, true
 }
 
@@ -207,7 +207,11 @@ func (p *partition) settle(batch []*settling) {
 	args = append(args, lease.Milliseconds())
 	for _, s := range batch {
 		m, v := s.claim.message, s.verdict
-		args = append(args, m.ID, m.Key, s.claim.token, settleWords[v.outcome], ceilMilliseconds(v.delay),
+		how := settleWords[v.outcome]
+		if v.foreign {
+			how = "hand back"
+		}
+		args = append(args, m.ID, m.Key, s.claim.token, how, ceilMilliseconds(v.delay),
 			p.queue.sealed(kindCause, m, []byte(v.cause())), bit(v.lost), bit(v.awaitsKey), p.queue.sealed(kindResult, m, v.result), v.next, v.which)
 	}
 	ctx, sent := context.Background(), time.Now()

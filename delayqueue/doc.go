@@ -2,10 +2,14 @@
 // message per key at a time, in the order of arrival, each under the lock of its
 // key, so that parked work and fresh requests exclude each other.
 //
-//	queue, err := delayqueue.New(rdb, "ship")
+//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop")) // the locker's prefix; see below
 //	guard := core.NewGuard(locker, delayqueue.Policy(queue))     // a held key: the call is parked
 //	worker, err := delayqueue.NewWorker(queue, locker, handle)   // and run when its turn comes
 //	err = worker.Start()
+//
+// Queues of one prefix and name are one queue, so a service that shares its Redis needs a
+// prefix of its own: two with the default prefix and a queue of the same name run each
+// other's messages.
 //
 // It is a job queue by itself, too: Queue.Enqueue takes any Job, with or without a
 // key.
@@ -33,6 +37,12 @@
 // unknown, because the worker died or lost its claim or the key's lease. A
 // message dies of its attempts, never of conflicts: those are bounded by its age.
 //
+// A message that this process cannot run but another may goes back untouched: its payload is
+// sealed under a key that the Keyring lacks, or the handler returns [HandBack]. Its delay
+// doubles from 1 to 30 s, and it expires if no process runs it. Meanwhile its key is not
+// reserved, and a Worker that has seen it before takes no lock for it: 10,000 such messages cost less
+// than 100 commands per second.
+//
 // # Turns
 //
 // A worker that has the lock of a key runs the messages in its line one after the
@@ -52,7 +62,8 @@
 //     comes by before the message and its retention are over.
 //   - At least once: a message runs again if its worker died, or could not tell
 //     Redis of the end. Handlers see it by Attempt and Losses, and the ID stays
-//     the same: what must not be done twice needs that ID, or the lease's fence.
+//     the same: what must not be done twice needs that ID, or a fence that is claimed
+//     before the read (core.Lease.Fence).
 //   - Messages of a key run in order, one at a time, under the key's lock. A
 //     failed one keeps its place while it waits for its next attempt, as a delayed
 //     one does for its time. What holds for the lock holds here; see package core.
@@ -68,7 +79,8 @@
 //
 // A queue has one partition, or several (WithPartitions) among which its keys are
 // spread. All keys of a partition share one hash tag, so they are in one slot of a
-// Cluster:
+// Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
+// and no message is started.
 //
 //	<prefix>:queue:{<name>}:due           ZSET  when the head of each key, and each keyless message, is due
 //	                       :open          ZSET  not_after of all queued messages

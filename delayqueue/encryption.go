@@ -18,9 +18,16 @@ import (
 // of another message, or damaged.
 var ErrSealed = errors.New("cannot be opened")
 
-// errUnknownKey matches ErrSealed too. Unlike the others it can mend: another
-// process may have the key.
-var errUnknownKey = fmt.Errorf("%w: its key is unknown", ErrSealed)
+// These match ErrSealed too. Unlike the others they say nothing of the message: another
+// process may have the key, or be of a newer release.
+var (
+	errUnknownKey     = fmt.Errorf("%w: its key is unknown", ErrSealed)
+	errUnknownVersion = fmt.Errorf("%w: its version is unknown", ErrSealed)
+)
+
+func mayOpenElsewhere(err error) bool {
+	return errors.Is(err, errUnknownKey) || errors.Is(err, errUnknownVersion)
+}
 
 const (
 	keyLen      = 32
@@ -224,8 +231,35 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) ([]byte, error) {
 	if s == nil {
 		return stored, nil
 	}
-	refuse := func(why error, format string, args ...any) ([]byte, error) {
-		return nil, fmt.Errorf("delayqueue: %s of message %q: %w: %s", kind, of.id, why, fmt.Sprintf(format, args...))
+	aead, sealed, err := s.header(stored)
+	if err != nil {
+		return nil, fmt.Errorf("delayqueue: %s of message %q: %w", kind, of.id, err)
+	}
+	header := stored[:len(stored)-len(sealed)]
+	plain, err := aead.Open([]byte{}, nil, sealed, s.associated(header, kind, of)) // empty, not nil, as read without encryption
+	if err != nil {
+		return nil, fmt.Errorf("delayqueue: %s of message %q: %w: it is damaged, of another message or queue, or sealed under another key %q: "+
+			"compare the Keyrings of all processes, and find out who else writes to this Redis", kind, of.id, ErrSealed, header[len(sealMagic)+2:])
+	}
+	return plain, nil
+}
+
+// cannotOpen is an error if another process may be able to open a message's payload, but
+// this one cannot.
+func (s *sealer) cannotOpen(m Message) error {
+	if s == nil {
+		return nil
+	}
+	if _, _, err := s.header(m.Payload); mayOpenElsewhere(err) {
+		return fmt.Errorf("delayqueue: %s of message %q: %w", kindPayload, m.ID, err)
+	}
+	return nil
+}
+
+// header reads which key opens a sealed form. What it returns begins with the nonce.
+func (s *sealer) header(stored []byte) (aead cipher.AEAD, rest []byte, err error) {
+	refuse := func(why error, format string, args ...any) (cipher.AEAD, []byte, error) {
+		return nil, nil, fmt.Errorf("%w: %s", why, fmt.Sprintf(format, args...))
 	}
 	if !bytes.HasPrefix(stored, []byte(sealMagic)) {
 		return refuse(ErrSealed, "it is not sealed: give WithEncryption to every process of the queue, "+
@@ -236,7 +270,7 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) ([]byte, error) {
 		return refuse(ErrSealed, "it is cut short: enqueue the work again")
 	}
 	if sealed[0] != sealVersion {
-		return refuse(ErrSealed, "its version is %d, not %d: update this process, or, if no other is newer, enqueue the work again",
+		return refuse(errUnknownVersion, "its version is %d, not %d: update this process, or, if no other is newer, enqueue the work again",
 			sealed[0], sealVersion)
 	}
 	idLen := int(sealed[1])
@@ -251,13 +285,7 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) ([]byte, error) {
 	if !ok {
 		return refuse(errUnknownKey, "add key %q to the Keyring of this process", keyID)
 	}
-	header := stored[:len(stored)-len(sealed)]
-	plain, err := aead.Open([]byte{}, nil, sealed, s.associated(header, kind, of)) // empty, not nil, as read without encryption
-	if err != nil {
-		return refuse(ErrSealed, "it is damaged, of another message or queue, or sealed under another key %q: "+
-			"compare the Keyrings of all processes, and find out who else writes to this Redis", keyID)
-	}
-	return plain, nil
+	return aead, sealed, nil
 }
 
 // associated is what a sealed form belongs to. The lengths make it unambiguous.

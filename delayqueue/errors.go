@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 )
@@ -72,11 +74,34 @@ func (e *skipRetryError) Error() string { return e.err.Error() }
 
 func (e *skipRetryError) Unwrap() error { return e.err }
 
+// HandBack marks a handler's error as one that is about this process and not about the
+// message: the handler does not know how to run it, and has done nothing, but the handler
+// of another process may know, such as one of a newer release. The message goes back
+// untouched, without an attempt spent. Its delay doubles each time, from 1 s to 30 s, until
+// a process runs it or it expires. Meanwhile its key is not reserved, so fresh calls get
+// it; messages of the key that came later wait. The Worker hands it back without a lock and without
+// the handler, which it asks about one message of a name at most every 30 s. A nil err stays nil.
+func HandBack(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &handBackError{err}
+}
+
+type handBackError struct{ err error }
+
+func (e *handBackError) Error() string { return e.err.Error() }
+
+func (e *handBackError) Unwrap() error { return e.err }
+
 // redisError reports a command that failed: as the caller's own ctx if that has
 // ended, else as Redis trouble.
 func redisError(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
 		return callerGone(ctx, op)
+	}
+	if redis.HasErrorPrefix(err, "TRYAGAIN") {
+		return fmt.Errorf("delayqueue: %s: %w: the queue's slot is being moved to another node: %w", op, core.ErrUnavailable, err)
 	}
 	return fmt.Errorf("delayqueue: %s: %w: %w", op, core.ErrUnavailable, err)
 }

@@ -28,13 +28,13 @@ func replyOf(text []byte) (any, bool) {
 	return convert(v), true
 }
 
-const goodMessage = `["id", "k", "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7]`
+const goodMessage = `["id", "k", "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7, 0]`
 
 func FuzzReadMessage(f *testing.F) {
 	for _, seed := range []string{
 		goodMessage, `[]`, `null`, `"junk"`, `[null]`, `[[], {}, true]`,
-		`["id", "k", "name", "payload", "1", 2, 3, 4, 5, "alice", 6, 1, 7]`, `["id", null, "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7]`,
-		`["id", "k", "name", "payload", 1e300, -1e300, 3, 4, 5, "alice", 6, 1, 7]`,
+		`["id", "k", "name", "payload", "1", 2, 3, 4, 5, "alice", 6, 1, 7, 0]`, `["id", null, "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7, 0]`,
+		`["id", "k", "name", "payload", 1e300, -1e300, 3, 4, 5, "alice", 6, 1, 7, 0]`,
 	} {
 		f.Add([]byte(seed))
 	}

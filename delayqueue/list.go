@@ -160,7 +160,7 @@ func (q *Queue) page(ctx context.Context, op string, parts []*partition, of inde
 	}
 	pipe, cmds := q.rdb.Pipeline(), make([]*redis.Cmd, len(parts))
 	for i, p := range parts {
-		cmds[i] = pipe.Eval(ctx, pageSource, []string{p.base}, args...)
+		cmds[i] = pipe.Eval(ctx, pageSource, p.keys, args...)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, now, redisError(ctx, op, err)

@@ -105,6 +105,7 @@ type Message struct {
 
 	behind int  // how many of its key came later, when it was claimed
 	parked bool // until now it waited for nothing but its key
+	handed int  // how often it was handed back by HandBack
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }
@@ -113,7 +114,7 @@ func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Pr
 //
 // Nil ends the message as done. An error that matches core.ErrConflict puts it
 // back without spending an attempt: some other key that it needs was held.
-// SkipRetry makes it a dead letter. Any other error, a panic, and
+// SkipRetry makes it a dead letter, and HandBack leaves it to another Worker. Any other error, a panic, and
 // runtime.Goexit are failed attempts.
 //
 // ctx works under the lease of the message's key. It ends when the lease is

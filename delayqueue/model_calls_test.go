@@ -132,6 +132,7 @@ func (m *model) settle() error {
 		v.delay = modelLater
 	}
 	v.lost = v.outcome == OutcomeRetry && m.rng.IntN(3) == 0
+	v.foreign = v.outcome == OutcomeReturned && m.rng.IntN(2) == 0
 	ends := v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	if m.rng.IntN(3) > 0 {
 		v.next, v.which = m.token(), nextOfAny
@@ -176,6 +177,9 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 		}
 		if v.lost {
 			x.losses++
+		}
+		if v.foreign {
+			x.handed++
 		}
 	}
 	return m.followed(x, v, s, may)

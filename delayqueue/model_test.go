@@ -27,6 +27,7 @@ type modelMessage struct {
 	id, key                     string
 	state                       State
 	attempts, conflicts, losses int
+	handed                      int
 	later                       bool // not due yet
 	waits                       bool // for its key
 	nudged                      bool
@@ -99,9 +100,9 @@ func (m *model) started(c *claim, anyway bool) error {
 	}
 	x.state, x.claim, x.waits, x.nudged = StateRunning, c, false, false
 	x.attempts++
-	got := []int{c.message.Attempt, c.message.Conflicts, c.message.Losses}
-	if want := []int{x.attempts, x.conflicts, x.losses}; !slices.Equal(got, want) {
-		return violated("message %s was claimed with attempt, conflicts, losses %v, want %v", x.id, got, want)
+	got := []int{c.message.Attempt, c.message.Conflicts, c.message.Losses, c.message.handed}
+	if want := []int{x.attempts, x.conflicts, x.losses, x.handed}; !slices.Equal(got, want) {
+		return violated("message %s was claimed with attempt, conflicts, losses, handed %v, want %v", x.id, got, want)
 	}
 	if c.message.Key != x.key || string(c.message.Payload) != "work of "+x.id {
 		return violated("message %s is another: %+v", x.id, c.message)

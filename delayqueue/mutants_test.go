@@ -26,6 +26,7 @@ var mutants = []mutant{
 	{"a settlement forgets what it claimed", "settle", "'payload', '', 'settled', c.token, 'next', nid or '')", "'payload', '', 'settled', c.token, 'next', '')"},
 	{"a settlement forgets itself", "settle", "'due', at, 'settled', c.token,", "'due', at,"},
 	{"a conflict spends an attempt", "settle", "redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))", ""},
+	{"a message that is handed back is not counted", "settle", "redis.call('HSET', record(id), 'handed', m.handed + 1)", ""},
 	{"a retry loses its place", "settle", "    make_due(member, at, life(m))\n", "    make_due(member, at, life(m))\n    if key ~= '' then\n      redis.call('LREM', line(key), 1, id)\n      redis.call('RPUSH', line(key), id)\n      advance(key)\n    end\n"},
 	{"a nudge during the settlement is lost", "settle", "if c.awaits == 1 and m.nudged then", "if false then"},
 	{"the next of a key before its time", "settle", "or m.not_after > now and m.due > now and not m.wait then", "then"},

@@ -26,7 +26,7 @@ const (
 	// OutcomeConflict: a key was held; no attempt was spent.
 	OutcomeConflict Outcome = "conflict"
 	// OutcomeReturned: the message went back as it had come, because the Worker
-	// was stopped or could not ask for the key.
+	// was stopped, could not ask for the key, or cannot run it (HandBack).
 	OutcomeReturned Outcome = "returned"
 	// OutcomeDead: the message is a dead letter.
 	OutcomeDead Outcome = "dead"

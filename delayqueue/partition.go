@@ -8,8 +8,13 @@ import (
 // partition is a part of a Queue: all its keys share one hash tag, so they are in
 // one slot of a Cluster. Messages of one key are in one partition.
 type partition struct {
-	queue    *Queue
-	base     string // what the names of its keys begin with
+	queue *Queue
+	base  string // what the names of its keys begin with
+	// keys are what its scripts declare: two names that no key has. So a Redis Cluster
+	// refuses them for as long as the slot moves to another node (TRYAGAIN): a script
+	// would see a part of the queue, and begin another one with what it writes. With one
+	// name, or one that exists, it would be run.
+	keys     []string
 	enqueues group[*enqueueing]
 	settles  group[*settling]
 }
@@ -17,7 +22,8 @@ type partition struct {
 func (q *Queue) newPartition(tag string) *partition {
 	// Redis Cluster hashes what is between the first braces: ours, since neither
 	// prefix nor name can hold any.
-	p := &partition{queue: q, base: fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)}
+	base := fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)
+	p := &partition{queue: q, base: base, keys: []string{base, base + ":none"}}
 	p.enqueues.run, p.enqueues.size = p.enqueue, func(e *enqueueing) int { return len(e.job.Payload) }
 	p.settles.run, p.settles.size = p.settle, func(s *settling) int { return len(s.verdict.result) }
 	return p

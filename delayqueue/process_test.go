@@ -2,6 +2,7 @@ package delayqueue_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,7 +29,8 @@ const workerVar = "PERKEY_DELAYQUEUE_WORKER"
 type workerConfig struct {
 	Addr, Prefix string
 	Lease        time.Duration // of claims and of locks
-	Mode         string        // "hang" or "count"
+	Mode         string        // "hang", "count" or "look"
+	Concurrency  int           // zero: 4
 }
 
 // workerProcess is a worker in a process of its own. It runs until it is killed.
@@ -39,9 +42,9 @@ func workerProcess(config string) {
 	must(err)
 	locker, err := core.New(rdb, core.WithPrefix(c.Prefix), core.WithTTL(c.Lease))
 	must(err)
-	handler := map[string]delayqueue.Handler{"hang": hang(rdb, c), "count": count(rdb, c)}[c.Mode]
+	handler := map[string]delayqueue.Handler{"hang": hang(rdb, c), "count": count(rdb, c), "look": look(rdb, c)}[c.Mode]
 	w, err := delayqueue.NewWorker(q, locker, handler,
-		delayqueue.WithClaimLease(c.Lease), delayqueue.WithConcurrency(4), delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond))
+		delayqueue.WithClaimLease(c.Lease), delayqueue.WithConcurrency(cmp.Or(c.Concurrency, 4)), delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond))
 	must(err)
 	must(w.Start())
 	select {}
@@ -58,6 +61,30 @@ func hang(rdb *redis.Client, c workerConfig) delayqueue.Handler {
 	return func(_ context.Context, m delayqueue.Message) error {
 		must(rdb.RPush(context.Background(), c.Prefix+":started", m.ID).Err())
 		select {}
+	}
+}
+
+// look says that it started, and, once its process was stopped for longer than its leases,
+// whether Done of its ctx was "open" or "closed".
+func look(rdb *redis.Client, c workerConfig) delayqueue.Handler {
+	return func(ctx context.Context, m delayqueue.Message) error {
+		must(rdb.RPush(context.Background(), c.Prefix+":started", m.ID).Err())
+		for last, done := time.Now(), "open"; ; last = time.Now() {
+			time.Sleep(time.Millisecond)
+			for woken := time.Now(); time.Since(woken) < 20*time.Microsecond; { // or they all wake after the timers
+				continue
+			}
+			stopped := time.Since(last) > c.Lease
+			select {
+			case <-ctx.Done():
+				done = "closed"
+			default:
+			}
+			if stopped || done == "closed" {
+				must(rdb.RPush(context.Background(), c.Prefix+":"+done, m.ID).Err())
+				return nil
+			}
+		}
 	}
 }
 
@@ -186,4 +213,22 @@ func TestEveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {
 	require.LessOrEqual(t, again, 4, "no more than the killed worker had in hand")
 	require.Empty(t, b.rdb.LRange(ctx, b.env.Prefix+":violations", 0, -1).Val())
 	t.Logf("done %d, dead %d, run again %d", messages-dead, dead, again)
+}
+
+func TestHandlersOfAStoppedWorkerFindDoneClosed(t *testing.T) {
+	b := setup(t, redistest.Real(t))
+	const lease, each = 500 * time.Millisecond, 20
+	child := spawn(t, workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: lease, Mode: "look", Concurrency: 2 * each})
+	for i := range each {
+		b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i)})
+		b.enqueue(delayqueue.Job{}) // under its claim alone
+	}
+	length := func(list string) int { return int(b.rdb.LLen(t.Context(), b.env.Prefix+":"+list).Val()) }
+	redistest.Eventually(t, func() bool { return length("started") == 2*each }, "the handlers did not start")
+	time.Sleep(2 * lease) // extended
+	require.NoError(t, child.Process.Signal(syscall.SIGSTOP))
+	time.Sleep(3 * lease)
+	require.NoError(t, child.Process.Signal(syscall.SIGCONT))
+	redistest.Eventually(t, func() bool { return length("open")+length("closed") >= 2*each }, "the handlers did not look")
+	require.Zero(t, length("open"), "of %d handlers", 2*each)
 }

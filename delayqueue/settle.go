@@ -23,11 +23,9 @@ const (
 // Stop's time is.
 func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	w.claims.settle(c)
-	defer c.cancel(nil)
-	defer w.claims.drop(c)
 	// Where there are several partitions, each has a hand for a while only.
 	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
-	if !v.dying && !leaves && !w.isStopping() && !w.paused.Load() {
+	if !v.last && !leaves && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
 	} else {
 		v.which = "" // Pause or Stop came since the turn decided to go on: nothing is claimed without a token
@@ -40,19 +38,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 			break
 		}
 		if s.err == nil {
-			switch {
-			case !s.settled.held:
-				v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
-			case s.settled.expired:
-				v.outcome = OutcomeExpired
-			}
-			if s.settled.anyDue {
-				w.look(c.partition.base) // without waiting for our own announcement
-			}
-			if s.settled.next != nil {
-				next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
-				next.since, next.startBy = c.since, s.settled.sent.Add(s.settled.left)
-			}
+			next = w.settled(s, &v)
 			break
 		}
 		pause := backoff.Full(try, settleBefore, settleMost)
@@ -61,13 +47,39 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 			break
 		}
 	}
+	w.conclude(c, v)
+	return next
+}
+
+// settled puts the outcome of a settlement into v, and returns the claim that it brought.
+func (w *Worker) settled(s *settling, v *verdict) (next *claim) {
+	c := s.claim
+	switch {
+	case !s.settled.held:
+		v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
+	case s.settled.expired:
+		v.outcome = OutcomeExpired
+	}
+	if s.settled.anyDue {
+		w.look(c.partition.base) // without waiting for our own announcement
+	}
+	if s.settled.next != nil {
+		next = w.claims.add(w.ctx, c.partition, *s.settled.next, v.next, trust.Until(s.settled.sent, w.lease))
+		next.since, next.startBy = c.since, s.settled.sent.Add(s.settled.left)
+	}
+	return next
+}
+
+// conclude ends a claim that was settled, and reports it.
+func (w *Worker) conclude(c *claim, v verdict) {
+	defer c.cancel(nil)
+	defer w.claims.drop(c)
 	w.logSettled(c, v)
 	w.observe(func() {
 		w.observer.OnSettled(Settled{
 			Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
 		})
 	})
-	return next
 }
 
 // stopPatience is how long a settlement is waited for when Stop's time is over.

@@ -50,7 +50,7 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 	cmds := make([]*redis.Cmd, len(q.partitions))
 	pipe := q.rdb.Pipeline()
 	for i, p := range q.partitions {
-		cmds[i] = pipe.Eval(ctx, statsSource, []string{p.base}, q.deadRetention.Milliseconds())
+		cmds[i] = pipe.Eval(ctx, statsSource, p.keys, q.deadRetention.Milliseconds())
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return Stats{}, redisError(ctx, "stats", err)

@@ -37,6 +37,9 @@ func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
 		return w.settle(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
 	}
+	if w.claimerOf(c.partition).handBack(c) {
+		return nil
+	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
@@ -85,10 +88,13 @@ func (t *turn) run(c *claim) (next *claim) {
 		}
 		err = legible(err)
 		v := w.judge(c, err, t.lost())
+		if !v.foreign && v.outcome != OutcomeConflict && v.outcome != OutcomeReturned {
+			w.foreign.ran(c.message)
+		}
 		if v.outcome == OutcomeDone {
 			v.result = result.get()
 		}
-		if v.dying = errors.Is(err, errGoexit); t.goesOn(c, v) {
+		if v.last = errors.Is(err, errGoexit); t.goesOn(c, v) {
 			next = t.follow(c, v)
 			return
 		}
@@ -110,7 +116,11 @@ func (t *turn) run(c *claim) (next *claim) {
 	}
 	started = true
 	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
-		err = &unopenedError{err}
+		if mayOpenElsewhere(err) {
+			err = HandBack(err)
+		} else {
+			err = &unopenedError{err}
+		}
 		return nil
 	}
 	err = errGoexit
@@ -123,7 +133,7 @@ func (t *turn) run(c *claim) (next *claim) {
 func (t *turn) goesOn(c *claim, v verdict) bool {
 	w := t.worker
 	return t.lease != nil && c.message.behind > 0 && (v.outcome == OutcomeDone || v.outcome == OutcomeDead) &&
-		!v.dying && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
+		!v.last && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
 // follow settles a claim, and claims the next message of its key. If there is none the
@@ -175,6 +185,8 @@ func (t *turn) release(m Message, v verdict) error {
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	switch precedence := t.worker.queue.precedence; {
 	case precedence == 0 && !lease.Reserved():
+	case v.foreign: // fresh calls need not wait for what this process cannot run
+		_ = lease.Unreserve(ctx)
 	case precedence > 0 && (m.behind > 0 || !ended || (lease.Reserved() || t.outlasts(precedence/2)) && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
 		t.reserved = true
 		_ = t.worker.locker.Reserve(ctx, m.Key, min(v.delay+precedence, core.MaxTTL))
@@ -191,11 +203,16 @@ func (t *turn) release(m Message, v verdict) error {
 // began may not be reserved for any more.
 func (t *turn) outlasts(d time.Duration) bool { return time.Since(t.ends)+turnLength > d }
 
-// messageContext is the ctx of work under a claim, and perhaps a lease. Err looks at
-// their clocks too, as the lease's own ctx does: after a freeze, timers come late.
+// messageContext is the ctx of work under a claim, and perhaps a lease. Done and Err look
+// at their clocks too, as the lease's own ctx does: after a freeze, timers come late.
 type messageContext struct {
 	context.Context
 	look func()
+}
+
+func (c messageContext) Done() <-chan struct{} {
+	c.look()
+	return c.Context.Done()
 }
 
 func (c messageContext) Err() error {

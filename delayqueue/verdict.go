@@ -17,6 +17,8 @@ const lockPause = time.Second
 
 var errTooOld = errors.New("delayqueue: the message became too old before it could be started")
 
+var errNoSlot = errors.New("delayqueue: the Worker has no free slot for the message")
+
 var errGoexit = errors.New("delayqueue: the handler called runtime.Goexit")
 
 // panicError is a handler's panic, with its stack.
@@ -53,9 +55,10 @@ type verdict struct {
 	err       error // why the message is not done
 	delay     time.Duration
 	lost      bool // the attempt's outcome is unknown
+	foreign   bool // another Worker may be able to run it: see HandBack
 	awaitsKey bool // a nudge makes it due
 	result    []byte
-	dying     bool   // the worker's goroutine
+	last      bool   // no other message is claimed next
 	which     string // is to be claimed next
 	next      string // token to claim it with; "" not to
 }
@@ -107,6 +110,7 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 		panicked *panicError
 		skip     *skipRetryError
 		unopened *unopenedError
+		foreign  *handBackError
 		gone     = context.Cause(c.ctx) // nil while the claim and the Worker live
 	)
 	v := verdict{outcome: OutcomeRetry, err: err}
@@ -122,11 +126,11 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	case errors.As(err, &skip):
 		v.outcome = OutcomeDead
 		return v
+	case errors.As(err, &foreign):
+		w.foreign.add(c.message, err)
+		return handedBack(c.message, err)
 	case errors.As(err, &unopened):
 		v.outcome = OutcomeDead
-		if errors.Is(err, errUnknownKey) { // another worker may have it
-			v.outcome, v.delay = OutcomeReturned, backoff.Spread(lockPause)
-		}
 		return v
 	case errors.Is(gone, ErrStopped): // the handler may have done a part
 		v.outcome, v.lost = OutcomeReturned, true
@@ -141,6 +145,12 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	}
 	v.delay = backoff.Spread(backoff.Exponential(c.message.Attempt, w.retry.initial, w.retry.most))
 	return v
+}
+
+// handedBack is the end of a claim on a message that another Worker may be able to run.
+func handedBack(m Message, err error) verdict {
+	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost)
+	return verdict{outcome: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(delay)}
 }
 
 func (w *Worker) conflictDelay(c *claim) time.Duration {

@@ -45,6 +45,7 @@ type Worker struct {
 	hands    chan struct{} // holds one for each message that is run, or asked for
 	handlers sync.WaitGroup
 	claims   claims
+	foreign  foreign
 	claimers []*claimer
 	paused   atomic.Bool
 	released chan string // keys that were announced to be free

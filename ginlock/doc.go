@@ -36,10 +36,21 @@
 //
 // A guard made with core.Counted(n) lets n requests per key run at the same time.
 //
-// To run parked requests, hand the engine itself to httplock.Replay. A route whose
-// requests carry credentials says who sends them (httplock.WithPrincipal), middleware
-// in front that asks for credentials lets replays pass (httplock.Replayed), and a
-// header that makes the key is stored with the request (httplock.AllowHeaders).
+// To run parked requests, hand the engine itself to httplock.Replay, with its routes:
+//
+//	registered := func() (routes []string) {
+//		for _, route := range r.Routes() {
+//			routes = append(routes, route.Method+" "+route.Path)
+//		}
+//		return routes
+//	}
+//	replay := httplock.Replay(r, httplock.WithRoutes(registered, nil), httplock.Reauthorize(mayStill))
+//
+// A route whose requests carry credentials says who sends them, with
+// httplock.WithPrincipal(principal, mayStill). Without httplock.Reauthorize such requests
+// expire. Middleware in front that asks for credentials lets replays pass
+// (httplock.Replayed), and a header that makes the key is stored with the request
+// (httplock.AllowHeaders).
 // What became of them is at r.Any("/tickets/*path", gin.WrapH(handler)), where handler is
 // httplock.TicketHandler's.
 package ginlock

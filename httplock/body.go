@@ -12,51 +12,68 @@ import (
 // memory. It belongs to the request's goroutine.
 type body struct {
 	request *http.Request
-	max     int64
+	max     int64         // of what may be parked or compared
+	source  io.ReadCloser // what is behind head
+	timed   timedBody     // the source, if its time is bounded
 
-	read  bool   // buffer was called
-	head  []byte // what it read
+	head  []byte // what buffer read
 	whole bool   // head is all there is
 	err   error
 }
 
-func newBody(r *http.Request, most int64) *body { return &body{request: r, max: most} }
+func newBody(r *http.Request, most int64) *body {
+	return &body{request: r, max: most, source: r.Body, whole: isEmpty(r)}
+}
 
-// buffer reads the body into memory, once, up to the cap. A longer body is not
-// an error.
-func (b *body) buffer() error {
-	if b.read {
-		return b.err
+// isEmpty reports whether a request is known to have no body.
+func isEmpty(r *http.Request) bool { return r.Body == nil || r.Body == http.NoBody }
+
+// buffer reads the body into memory, as far as n bytes. A longer body is not an error,
+// and neither is one that middleware in front caps: its reader will see that.
+func (b *body) buffer(n int64) error {
+	missing := n + 1 - int64(len(b.head))
+	if b.whole || b.err != nil || missing <= 0 {
+		return b.unreadable()
 	}
-	b.read = true
-	r := b.request
-	switch {
-	case r.Body == nil || r.Body == http.NoBody:
-		b.whole = true
-		return nil
-	case r.ContentLength > b.max:
-		return nil // part of it in memory would help nobody
+	buf := bytes.NewBuffer(b.head)
+	if length := b.request.ContentLength; length > 0 {
+		buf.Grow(int(min(length, missing, DefaultReadAhead)) + bytes.MinRead)
 	}
-	var err error
-	b.head, err = io.ReadAll(io.LimitReader(r.Body, b.max+1))
-	var capped *http.MaxBytesError
+	_, err := io.Copy(buf, io.LimitReader(b.source, missing))
+	b.head = buf.Bytes()
 	switch {
-	case errors.As(err, &capped):
+	case err == nil:
+		b.whole = int64(len(b.head)) <= n
+	case isCapped(err):
 		b.err = fmt.Errorf("%w: %w", errBodyTooLarge, err)
-	case err != nil:
-		b.err = fmt.Errorf("%w: %w", errBodyUnreadable, err)
 	default:
-		b.whole = int64(len(b.head)) <= b.max
+		b.err = fmt.Errorf("%w: %w", errBodyUnreadable, err)
+	}
+	return b.unreadable()
+}
+
+func isCapped(err error) bool {
+	_, capped := errors.AsType[*http.MaxBytesError](err)
+	return capped
+}
+
+// unreadable is the error of buffer that no reader of the body could do without.
+func (b *body) unreadable() error {
+	if errors.Is(b.err, errBodyTooLarge) {
+		return nil
 	}
 	return b.err
 }
 
 // all returns the whole body.
 func (b *body) all() ([]byte, error) {
-	if err := b.buffer(); err != nil {
-		return nil, err
+	if b.request.ContentLength <= b.max { // else part of it in memory would help nobody
+		_ = b.buffer(b.max)
 	}
-	if !b.whole {
+	switch {
+	case b.err != nil:
+		return nil, b.err
+	case !b.whole || int64(len(b.head)) > b.max:
 		return nil, fmt.Errorf("%w: more than %d bytes", errBodyTooLarge, b.max)
 	}
 	return b.head, nil
@@ -64,14 +81,15 @@ func (b *body) all() ([]byte, error) {
 
 // reader returns the body from its beginning, for the handler.
 func (b *body) reader() io.ReadCloser {
-	rest := b.request.Body
 	switch {
-	case len(b.head) == 0:
-		return rest
+	case b.whole && len(b.head) == 0:
+		return b.request.Body
 	case b.whole:
-		return readCloser{bytes.NewReader(b.head), rest}
+		return readCloser{bytes.NewReader(b.head), b.source}
+	case len(b.head) == 0:
+		return b.source
 	default:
-		return readCloser{io.MultiReader(bytes.NewReader(b.head), rest), rest}
+		return readCloser{io.MultiReader(bytes.NewReader(b.head), b.source), b.source}
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // captureVersion is the version of the stored form. A change that an older
-// process would misread needs the next one.
+// process would misread needs the next one: such a process hands the request back.
 const captureVersion = 1
 
 // capture is a request in the form that a queue stores: a line of JSON, and the
@@ -81,7 +81,7 @@ func decode(payload []byte) (*capture, error) {
 	}
 	c := &capture{}
 	var err error
-	if c.body, err = unframe(payload, c); err != nil {
+	if c.body, err = unframe(payload, c, captureVersion); err != nil {
 		return fail("%w", err)
 	}
 	if c.Version != captureVersion {

@@ -18,6 +18,7 @@
 //	parked on a delay queue              202, Location and Link to its status
 //	queue full, for one key or as a whole 429 or 503, Retry-After
 //	body too large to be parked          413
+//	body that does not come in time      408
 //	not to be run for its principal      403
 //	redis unavailable, locker closed     503, Retry-After
 //	lease lost, nothing written yet      500, outcome unknown
@@ -56,12 +57,24 @@
 // Problem documents can be replaced: WithConflictHandler and WithErrorHandler hand each
 // Problem to a function, which writes what the service's clients are used to.
 //
-// # Waiting
+// # Bodies
 //
-// net/http notices that a client left only once the request's body was read. So
-// before a request waits, its body is read into memory, up to the cap of
-// WithMaxBody. A longer one waits with its body unread: it works, but a client
-// that leaves is noticed only when its handler reads.
+// A request's body is read into memory before it joins a queue or takes its key, so that
+// a client that sends slowly keeps no other waiting: up to the cap of WithMaxBody where
+// the guard has a policy, so that the request may wait or be parked, and up to that of
+// WithReadAhead where it only rejects. One that does not come within WithBodyTimeout is
+// answered with 408. The rest of a longer body is read by the handler, under the key: its
+// reads may wait for as long again in all, and fail then. Routes that stream have StreamBody.
+//
+// A read that waits is ended by the read deadline of the connection, or of the HTTP/2
+// stream. Where the writer has none, as in tests, the time is checked between two reads.
+// Over HTTP/1.1 net/http itself reads some of a long body that the handler did not read,
+// before it writes the response: that is bounded too, unless middleware in front has
+// replaced the body.
+//
+// net/http notices that a client left only once the request's body was read. A body above
+// the cap waits unread: it works, but a client that leaves is noticed only when its
+// handler reads.
 //
 // # The client's choice
 //
@@ -110,10 +123,10 @@
 //	a store that could not be reached       the client of the first one has its response
 //
 // so a handler runs at least once, and what must not be done twice whatever happens needs
-// the fence or a key in the database. A response whose body is longer than
-// KeepResponseBody says, that was flushed, that was cut short of its Content-Length, or that
-// has trailers is not kept, but that the request was carried out is: sent again it is
-// refused with 409, and not run.
+// a fence that is claimed before the read (core.Lease.Fence) or a key in the database. A
+// response whose body is longer than KeepResponseBody says, that was flushed, that was cut
+// short of its Content-Length, or that has trailers is not kept, but that the request was
+// carried out is: sent again it is refused with 409, and not run.
 //
 // # Parking and replay
 //
@@ -123,11 +136,19 @@
 // stored target finds the route that it found before. Replayed tells a replay, by a
 // mark in the context that nothing outside the process can set.
 //
-// A parked request is done when its handler ran and answered with less than 500.
-// What answers in front of every guard, and a guard that refuses, leave it undone:
-// the queue tries again, and keeps it as a dead letter when no attempt is left.
-// So a route that parks and takes its key from a header gives that header to
-// AllowHeaders.
+//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop")) // no other service's
+//	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(mux))
+//
+// A parked request is done when its handler ran and answered with less than 500. A guard
+// that refuses leaves it undone: the queue tries again, and keeps it as a dead letter when
+// no attempt is left. So a route that parks and takes its key from a header gives that
+// header to AllowHeaders.
+//
+// A request whose route this process does not have, whose route has lost its guard, or that
+// a later release has stored, is left to other processes, and expires if none runs it; the
+// log says so, once per route. So releases can be rolled out one replica at a time. Two
+// services with the same prefix and queue name run each other's requests where both have
+// the route, and hand back the others, which slows both down: give each a prefix.
 //
 // A replay runs under the key that the queue's worker holds, so its own guard
 // lets it through. When it meets a conflict in another guard, it does not wait
@@ -149,8 +170,10 @@
 // requests carry them has to choose, or such requests are not parked: with
 // WithPrincipal the id of who sent a request is stored with it, and a hook of yours
 // says at its replay whether that one may still have it run; with ParkAnonymously
-// it is replayed on nobody's behalf. A request carries credentials if it has
-// Authorization, Proxy-Authorization, Cookie or a TLS client's certificate.
+// it is replayed on nobody's behalf. Where Replay cannot read that a route has a guard, as
+// under gin and echo, give it the hook too, with Reauthorize: otherwise such requests are
+// handed back, and expire. A request carries credentials if it has Authorization, Cookie, X-Api-Key or another
+// header of the list to which WithCredentialHeaders adds, or a TLS client's certificate.
 // Middleware that asks for these must let a replay pass, and can load the user that
 // Replayed names.
 //

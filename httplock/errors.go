@@ -3,6 +3,7 @@ package httplock
 import (
 	"errors"
 	"fmt"
+	"os"
 )
 
 var (
@@ -11,10 +12,15 @@ var (
 	errBodyTooLarge = errors.New("httplock: the body is too large")
 	// errBodyUnreadable: the client's body could not be read to its end.
 	errBodyUnreadable = errors.New("httplock: the body could not be read")
+	// errBodySlow: it did not come within WithBodyTimeout.
+	errBodySlow = fmt.Errorf("httplock: the body did not come in time: %w", os.ErrDeadlineExceeded)
 	// errNotReplayable: what was read shows that the request cannot be parked.
 	errNotReplayable = errors.New("httplock: the request cannot be replayed")
 	// errCredentials: the request must not be parked without a principal.
 	errCredentials = errors.New("httplock: the request carries credentials, and the route has no WithPrincipal")
+	// errUnknownForm: a later release stored it.
+	errUnknownForm   = errors.New("a form that this release does not know")
+	errMisconfigured = errors.New("httplock: the guard is misconfigured")
 	// errReplayWaits: a replay met a conflict and would have waited for the key.
 	errReplayWaits = errors.New("httplock: a replay does not wait for a key")
 )

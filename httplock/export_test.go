@@ -3,6 +3,7 @@ package httplock
 import (
 	"context"
 	"net/http"
+	"testing"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
@@ -61,4 +62,18 @@ func ParsePrefer(lines []string) core.Preference { return parsePrefer(lines) }
 // ParseIdempotencyKey reads the values of Idempotency-Key.
 func ParseIdempotencyKey(lines []string) (key string, there bool, err error) {
 	return parseIdempotencyKey(lines)
+}
+
+// BodyAllocs is how often memory is allocated for what is done about r's body.
+func BodyAllocs(m *Middleware, r *http.Request) float64 {
+	x := Exchange{Request: r, Key: func() (string, error) { return "k", nil }}
+	p := &passage{m: m, x: x}
+	ctx := r.Context()
+	return testing.AllocsPerRun(100, func() {
+		_, _ = p.key()
+		_ = p.readAhead()
+		_ = p.boundRest(ctx)
+		_ = p.body.reader()
+		p.body.timed.end()
+	})
 }

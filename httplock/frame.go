@@ -23,15 +23,25 @@ func frame(head any, body []byte) ([]byte, error) {
 	return append(framed, body...), nil
 }
 
-// unframe undoes frame. Unknown fields are an error: they may matter.
-func unframe(framed []byte, head any) (body []byte, err error) {
+// unframe undoes frame. A later version, and unknown fields, which may matter, are
+// errUnknownForm.
+func unframe(framed []byte, head any, version int) (body []byte, err error) {
 	line, body, found := bytes.Cut(framed, []byte{'\n'})
 	if !found {
 		return nil, errors.New("no line of JSON in front of the body")
 	}
+	var stored struct {
+		Version int `json:"v"`
+	}
+	if err := json.Unmarshal(line, &stored); err == nil && stored.Version > version {
+		return nil, fmt.Errorf("%w: version %d, want %d", errUnknownForm, stored.Version, version)
+	}
 	decoder := json.NewDecoder(bytes.NewReader(line))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(head); err != nil {
+		if json.Unmarshal(line, head) == nil { // it is about a field
+			err = fmt.Errorf("%w: %w", errUnknownForm, err)
+		}
 		return nil, err
 	}
 	if len(bytes.TrimSpace(line[decoder.InputOffset():])) > 0 {

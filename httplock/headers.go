@@ -23,12 +23,10 @@ func StoredHeaders() []string { return slices.Sorted(maps.Keys(defaultHeaders())
 
 // neverStored are the headers that carry credentials, that belong to one
 // connection or describe one transfer, and that say where the request went.
-var neverStored = map[string]bool{
-	"Authorization": true, "Cookie": true, "Proxy-Authorization": true, "Proxy-Authenticate": true,
-	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
-	"Transfer-Encoding": true, "Upgrade": true, "Http2-Settings": true,
-	"Content-Length": true, "Expect": true, "Host": true,
-}
+var neverStored = union(credentialHeaders, setOf(
+	"Proxy-Authenticate", "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Http2-Settings", "Content-Length", "Expect", "Host",
+))
 
 // defaultResponseHeaders are kept of a replay's response.
 func defaultResponseHeaders() map[string]bool {
@@ -41,13 +39,11 @@ func defaultResponseHeaders() map[string]bool {
 // neverKept are the response headers that carry credentials or ask for them, that
 // belong to one connection or describe one transfer, and that a result has of
 // its own.
-var neverKept = map[string]bool{
-	"Set-Cookie": true, "Set-Cookie2": true, "Cookie": true, "Authorization": true, "Proxy-Authorization": true,
-	"Www-Authenticate": true, "Proxy-Authenticate": true, "Authentication-Info": true, "Proxy-Authentication-Info": true,
-	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
-	"Transfer-Encoding": true, "Upgrade": true,
-	"Content-Length": true, "Content-Range": true, "Cache-Control": true, "Date": true, truncatedHeader: true,
-}
+var neverKept = union(credentialHeaders, setOf(
+	"Set-Cookie", "Set-Cookie2", "Www-Authenticate", "Proxy-Authenticate", "Authentication-Info", "Proxy-Authentication-Info",
+	"Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Content-Length", "Content-Range", "Cache-Control", "Date", truncatedHeader,
+))
 
 // addHeaders adds names to a list, unless they are not allowed there.
 func addHeaders(list, never map[string]bool, option string, names []string) error {
@@ -62,13 +58,6 @@ func addHeaders(list, never map[string]bool, option string, names []string) erro
 		list[name] = true
 	}
 	return nil
-}
-
-// carriesCredentials reports whether a request says who sends it, in one of the
-// ways that HTTP knows.
-func carriesCredentials(r *http.Request) bool {
-	return len(r.Header["Authorization"]) > 0 || len(r.Header["Proxy-Authorization"]) > 0 || len(r.Header["Cookie"]) > 0 ||
-		r.TLS != nil && len(r.TLS.PeerCertificates) > 0
 }
 
 // storedHeaders returns the headers of r that may be stored, or nil. One that

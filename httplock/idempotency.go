@@ -22,9 +22,10 @@ import (
 // The guard must be exclusive: one that is shared or counted is an error. A route whose
 // requests carry credentials must say who sends them, with WithPrincipal or
 // IdempotencyPrincipal: without, such a request with a key is refused with 500, since
-// whoever guessed another's key would see the other's response. Credentials that are not
-// recognised as such, like a header of your own, are anonymous here. The host is not looked
-// at: where it says whose data a request is about, it belongs in the principal.
+// whoever guessed another's key would see the other's response. A header of your own that
+// carries credentials is not recognised as such unless WithCredentialHeaders names it, and
+// neither is a token in the target or the body: those requests are anonymous here. The host
+// is not looked at: where it says whose data a request is about, it belongs in the principal.
 func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
 	return func(m *Middleware) error {
 		switch {
@@ -98,7 +99,18 @@ func KeepResponseHeaders(names ...string) IdempotencyOption {
 // IdempotencyKey is the key function of routes that have nothing else to be run one at a
 // time for: requests with one Idempotency-Key, of one principal on one route, take
 // turns, and no others. The route needs WithIdempotency, and every request the header.
+// It can be a part of Join, and Hash takes it too.
 func IdempotencyKey(*http.Request) (string, error) { return "", errLockByIdempotencyKey }
+
+// idempotencyKeyError is a KeyFunc's error in place of a key: key makes the key of what
+// excludes requests with the same Idempotency-Key, which is known only after the KeyFunc.
+type idempotencyKeyError struct {
+	key func(own string) (string, error)
+}
+
+func (*idempotencyKeyError) Error() string {
+	return "httplock: the key function IdempotencyKey needs WithIdempotency, and a method that is not safe"
+}
 
 // onceRules is what WithIdempotency and its options say.
 type onceRules struct {
@@ -116,6 +128,8 @@ func (o *onceRules) check(m *Middleware) error {
 		return nil
 	case !m.guard.Exclusive():
 		return invalid("WithIdempotency: the guard is shared or counted, so that the same request could run twice at a time")
+	case m.streamBody:
+		return invalid("WithIdempotency and StreamBody exclude one another: the body is a part of what is compared")
 	case o.principal != nil && m.principal != nil:
 		return invalid("IdempotencyPrincipal and WithPrincipal exclude one another")
 	}
@@ -124,7 +138,7 @@ func (o *onceRules) check(m *Middleware) error {
 
 var (
 	// errLockByIdempotencyKey: the key function is IdempotencyKey.
-	errLockByIdempotencyKey = errors.New("httplock: the key function IdempotencyKey needs WithIdempotency, and a method that is not safe")
+	errLockByIdempotencyKey = &idempotencyKeyError{func(own string) (string, error) { return own, nil }}
 	// errNoIdempotencyKey: the request has none, and needs one.
 	errNoIdempotencyKey = errors.New("httplock: the request has no Idempotency-Key")
 	// errBadIdempotencyKey: it has one that cannot be used.

@@ -140,13 +140,6 @@ func unlessRouteHas(r *http.Request, name string) error {
 	return invalid("the route %s has no path parameter %q: it has %s", r.Pattern, name, strings.Join(names, ", "))
 }
 
-// secretHeaders carry credentials, by a standard or by custom.
-var secretHeaders = map[string]bool{
-	"Authorization": true, "Proxy-Authorization": true, "Cookie": true, "Cookie2": true,
-	"Api-Key": true, "X-Api-Key": true, "X-Auth-Token": true, "X-Access-Token": true, "X-Amz-Security-Token": true,
-	"X-Csrf-Token": true, "X-Xsrf-Token": true,
-}
-
 // keyHeader checks that a key can be taken from a header.
 func keyHeader(name string) error {
 	switch canonical := textproto.CanonicalMIMEHeaderKey(name); {
@@ -154,7 +147,7 @@ func keyHeader(name string) error {
 		return invalid("the name of the header is empty")
 	case !isToken(name):
 		return invalid("%q is not a header's name", name)
-	case secretHeaders[canonical]:
+	case credentialHeaders[canonical]:
 		return invalid("the header %s carries credentials, and a key can be read in Redis: take the id of whom they stand for", canonical)
 	case canonical == "Host":
 		return invalid("Host makes no key by itself: use a KeyFunc that reads r.Host, on a route that does not park")

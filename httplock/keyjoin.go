@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"errors"
 	"net/http"
 	"slices"
 
@@ -23,13 +24,30 @@ func Join(parts ...KeyFunc) KeyFunc {
 	parts = slices.Clone(parts)
 	return func(r *http.Request) (string, error) {
 		values := make([]string, len(parts))
+		var later map[int]*idempotencyKeyError
 		for i, part := range parts {
-			var err error
-			if values[i], err = part(r); err != nil {
+			v, err := part(r)
+			if by, ok := errors.AsType[*idempotencyKeyError](err); ok {
+				if later == nil {
+					later = map[int]*idempotencyKeyError{}
+				}
+				later[i] = by
+			} else if err != nil {
 				return "", err
 			}
+			values[i] = v
 		}
-		return keytext.Join(values), nil
+		if later == nil {
+			return keytext.Join(values), nil
+		}
+		return "", &idempotencyKeyError{func(own string) (_ string, err error) {
+			for i, by := range later {
+				if values[i], err = by.key(own); err != nil {
+					return "", err
+				}
+			}
+			return keytext.Join(values), nil
+		}}
 	}
 }
 
@@ -41,11 +59,21 @@ func Hash(key KeyFunc) KeyFunc {
 	if key == nil {
 		return failing(invalid("Hash: the key function is nil"))
 	}
+	hash := func(k string) (string, error) { return keytext.Hash(k, core.MaxKeyLen, core.ValidateKey) }
 	return func(r *http.Request) (string, error) {
 		k, err := key(r)
+		if by, ok := errors.AsType[*idempotencyKeyError](err); ok {
+			return "", &idempotencyKeyError{func(own string) (string, error) {
+				k, err := by.key(own)
+				if err != nil {
+					return "", err
+				}
+				return hash(k)
+			}}
+		}
 		if err != nil {
 			return "", err
 		}
-		return keytext.Hash(k, core.MaxKeyLen, core.ValidateKey)
+		return hash(k)
 	}
 }

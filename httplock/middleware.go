@@ -1,10 +1,13 @@
 package httplock
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/perkey-go/perkey/core"
 )
@@ -21,8 +24,12 @@ type Middleware struct {
 	skip        func(*http.Request) bool
 	safe        safeMode
 	maxBody     int64
+	readAhead   int64
+	bodyTimeout time.Duration
+	streamBody  bool
 	statusPath  string
 	keptHeaders map[string]bool
+	credentials map[string]bool // headers
 	heedPrefer  bool
 	once        *onceRules // nil: Idempotency-Key is the handler's
 	onConflict  ProblemHandler
@@ -79,7 +86,10 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	if err := guard.Err(); err != nil {
 		return nil, err
 	}
-	m := &Middleware{guard: guard, maxBody: DefaultMaxBody, keptHeaders: defaultHeaders()}
+	m := &Middleware{
+		guard: guard, maxBody: DefaultMaxBody, readAhead: DefaultReadAhead, bodyTimeout: DefaultBodyTimeout,
+		keptHeaders: defaultHeaders(), credentials: maps.Clone(credentialHeaders),
+	}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, fmt.Errorf("httplock: %w: an option is nil", core.ErrInvalidOption)
@@ -88,7 +98,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 			return nil, err
 		}
 	}
-	if err := m.once.check(m); err != nil {
+	if err := cmp.Or(m.once.check(m), m.checkCredentials()); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -123,6 +133,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 				slog.Error("httplock: refused by a guard that is misconfigured", "name", x.Name)
 			})
 		}
+		replayFrom(x.Request.Context()).refused("", errMisconfigured)
 		respond(x, problemMisconfigured.document(0))
 		return false, false
 	}
@@ -136,6 +147,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 		return true, true
 	}
 	p := &passage{m: m, x: x, replay: replay}
+	defer func() { p.body.timed.end() }()
 	if p.prepare() {
 		p.run()
 	}

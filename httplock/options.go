@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/perkey-go/perkey/core"
 )
@@ -16,6 +17,14 @@ const (
 	DefaultMaxBody = 1 << 20
 	// MaxMaxBody bounds WithMaxBody: each waiting request holds that much memory.
 	MaxMaxBody = 64 << 20
+	// DefaultReadAhead is how much of a body is read before the key where the guard only
+	// rejects, unless WithReadAhead says otherwise.
+	DefaultReadAhead = 64 << 10
+	// DefaultBodyTimeout is how long a body may take, unless WithBodyTimeout says
+	// otherwise.
+	DefaultBodyTimeout = 30 * time.Second
+	// MaxBodyTimeout bounds WithBodyTimeout.
+	MaxBodyTimeout = 24 * time.Hour
 )
 
 // Option configures a Middleware.
@@ -61,10 +70,11 @@ func Skip(f func(*http.Request) bool) Option {
 	}
 }
 
-// WithMaxBody sets the cap, in bytes, on the body of a request that waits or is
-// parked. A longer body is not parked: the answer is 413. It does wait, but a
-// client that leaves meanwhile is not noticed. Bodies of requests that run at
-// once are not capped. Default 1 MiB; 1 byte to 64 MiB.
+// WithMaxBody sets the cap, in bytes, on the body of a request that may wait or be
+// parked: so much of it is read into memory before the request asks for its key. A
+// longer body is not parked: the answer is 413. It does wait, but a client that leaves
+// meanwhile is not noticed. It is no cap on the bodies of requests that run. Default
+// 1 MiB; 1 byte to 64 MiB.
 //
 // A queue has a cap of its own on what it stores, which is the body and a line
 // of some hundred bytes.
@@ -74,6 +84,54 @@ func WithMaxBody(n int64) Option {
 			return invalid("WithMaxBody(%d): want 1 to %d bytes", n, MaxMaxBody)
 		}
 		m.maxBody = n
+		return nil
+	}
+}
+
+// WithReadAhead sets how many bytes of a body are read into memory before the request asks
+// for its key where the guard has no policy, and only rejects: a client that sends slowly
+// does not have the key meanwhile. The handler reads the rest under its lease. The same holds
+// for bodies that are longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64 MiB.
+func WithReadAhead(n int64) Option {
+	return func(m *Middleware) error {
+		if n < 1 || n > MaxMaxBody {
+			return invalid("WithReadAhead(%d): want 1 to %d bytes", n, MaxMaxBody)
+		}
+		m.readAhead = n
+		return nil
+	}
+}
+
+// WithBodyTimeout bounds how long the service waits for a client to send a body. What is
+// read before the request asks for its key (WithMaxBody, WithReadAhead) has to come in this
+// time, or the answer is 408 and the handler does not run. For the rest of a longer body,
+// the handler's reads wait as long again in all; then they fail with an error that matches
+// os.ErrDeadlineExceeded, so that the client does not keep the key. What the handler does
+// between its reads does not count. Raise it for large uploads. Default 30 s, or the
+// server's ReadTimeout if that is shorter; 1 ms to 24 h.
+//
+// It uses the read deadline of the connection, or of the HTTP/2 stream, as
+// http.ResponseController does, and no other deadline of the service's own. Where
+// middleware in front hides the connection, as http.TimeoutHandler does, a read fails only
+// once the client sends something after that time.
+func WithBodyTimeout(d time.Duration) Option {
+	return func(m *Middleware) error {
+		if d < time.Millisecond || d > MaxBodyTimeout {
+			return invalid("WithBodyTimeout(%s): want %s to %s", d, time.Millisecond, MaxBodyTimeout)
+		}
+		m.bodyTimeout = d
+		return nil
+	}
+}
+
+// StreamBody leaves bodies to the handler, which reads all of them under its lease, and
+// for as long as it likes: for routes whose handlers answer while the client still sends.
+// Such a client keeps the key for as long as it wants. A request with a body is not
+// parked then, and a client that leaves while its request waits is not noticed. It
+// excludes WithIdempotency.
+func StreamBody() Option {
+	return func(m *Middleware) error {
+		m.streamBody = true
 		return nil
 	}
 }
@@ -98,8 +156,9 @@ func WithStatusPath(path string) Option {
 
 // AllowHeaders adds request headers to those that are stored with a parked
 // request: Accept, Accept-Language, Content-Encoding, Content-Type,
-// Idempotency-Key and Traceparent. Headers that carry credentials, that belong
-// to one connection, or that say where the request went are refused. A route that
+// Idempotency-Key and Traceparent. Headers that carry credentials (see
+// WithCredentialHeaders), that belong to one connection, or that say where the
+// request went are refused. A route that
 // parks, and takes its key from a header, needs that header here: its replays
 // have no key without it, and end as dead letters.
 func AllowHeaders(names ...string) Option {
@@ -122,10 +181,10 @@ func AllowHeaders(names ...string) Option {
 // after the request was parked. It is called for anonymous requests too, with an
 // empty principal. An error that wraps ErrForbidden is the replay's result: its
 // status is 403, and the handler never runs. Any other error is tried again by the
-// queue. r has the replay's ctx, and no credentials.
+// queue. [Replay] may need it too: see [Reauthorize]. r has the replay's ctx, and no credentials.
 //
-// Without this option, requests with credentials are not parked but answered as if
-// the guard rejected them, unless ParkAnonymously is given.
+// Without this option, requests with credentials (see WithCredentialHeaders) are not
+// parked but answered as if the guard rejected them, unless ParkAnonymously is given.
 func WithPrincipal(principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
 	return func(m *Middleware) error {
 		if principal == nil || reauthorize == nil {
@@ -139,10 +198,9 @@ func WithPrincipal(principal func(*http.Request) (string, error), reauthorize fu
 	}
 }
 
-// ParkAnonymously lets requests be parked without their credentials (Authorization,
-// Proxy-Authorization, Cookie, a TLS client's certificate), and replayed on
-// nobody's behalf: for routes that do not look at them, behind which nobody needs
-// to be let in. With WithIdempotency all requests share their Idempotency-Keys, whatever
+// ParkAnonymously lets requests be parked without their credentials (see
+// [WithCredentialHeaders]), and replayed on nobody's behalf: for routes that do not look at
+// them. With WithIdempotency all requests share their Idempotency-Keys, whatever
 // their credentials. See WithPrincipal for the others.
 func ParkAnonymously() Option {
 	return func(m *Middleware) error {

@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,24 +36,24 @@ func (p *passage) prepare() bool {
 	if p.replay == nil {
 		prefers = m.preferred(x)
 	}
-	key, err := x.Key()
-	lockByIdempotencyKey := errors.Is(err, errLockByIdempotencyKey)
-	if err != nil && !lockByIdempotencyKey {
+	key, err := p.key()
+	byIdempotencyKey, _ := errors.AsType[*idempotencyKeyError](err)
+	if err != nil && byIdempotencyKey == nil {
 		p.replay.refused("", fmt.Errorf("the key function failed: %w", err))
 		m.refuseKey(x, err)
 		return false
 	}
 
-	// After the key function, which may have read the body and put another in
-	// its place.
-	p.body = newBody(x.Request, m.maxBody)
 	p.call = core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], Prefer: prefers}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
 	if p.replay == nil {
 		p.call.Principal, p.nobody = m.onBehalfOf(x.Request)
 	}
-	if err = p.identify(lockByIdempotencyKey); err == nil {
+	if err = p.identify(byIdempotencyKey); err == nil {
 		err = requireAuthorized(p.replay, p.call.Key)
+	}
+	if err == nil {
+		err = p.readAhead()
 	}
 	if err != nil {
 		p.replay.refused(p.call.Key, err)
@@ -60,7 +61,7 @@ func (p *passage) prepare() bool {
 		return false
 	}
 	p.call.BeforeWait = p.beforeWait
-	if p.replay == nil && replayable(x.Request) {
+	if p.replay == nil && replayable(x.Request) && (p.body.whole || !p.streams()) {
 		p.call.Encode = p.encode
 	}
 	p.call.Prefer.Async = p.call.Prefer.Async && p.call.Encode != nil && p.nobody == nil
@@ -68,21 +69,22 @@ func (p *passage) prepare() bool {
 }
 
 // identify finds out whether the request was made before.
-func (p *passage) identify(lockByIdempotencyKey bool) (err error) {
+func (p *passage) identify(by *idempotencyKeyError) (err error) {
 	if p.once, err = p.m.newOnce(p); err != nil {
 		return err
 	}
-	if lockByIdempotencyKey {
-		outer := onceFrom(p.x.Request.Context())
+	if by != nil {
+		once := cmp.Or(p.once, onceFrom(p.x.Request.Context()))
 		switch {
-		case p.once != nil:
-			p.call.Key = p.once.lockKey()
-		case outer != nil:
-			p.call.Key = outer.lockKey()
+		case once != nil:
+			p.call.Key, err = by.key(once.lockKey())
 		case p.m.once == nil || isSafe(p.x.Request):
-			return errLockByIdempotencyKey
+			err = by
 		default:
-			return errNoIdempotencyKey
+			err = errNoIdempotencyKey
+		}
+		if err != nil {
+			return err
 		}
 	}
 	if p.once == nil {
@@ -152,7 +154,7 @@ func (p *passage) beforeWait() error {
 	if err := p.look(); err != nil {
 		return err
 	}
-	return p.body.buffer()
+	return p.body.err // a body that is capped does not wait
 }
 
 // encode is the request in the form that a queue stores.
@@ -186,7 +188,7 @@ func (p *passage) underKey(ctx context.Context) error {
 
 func (p *passage) next(ctx context.Context) {
 	x := p.x
-	r := x.Request.WithContext(ctx)
+	r := x.Request.WithContext(p.boundRest(ctx))
 	r.Body = p.body.reader()
 	// net/http removes the files of a multipart form that it finds in its own request.
 	defer func() {

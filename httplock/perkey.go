@@ -30,8 +30,21 @@ func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 	if m != nil && (key == nil || next == nil) {
 		m = FailClosed(invalid("Handler: the key function or the handler is nil"))
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serveHTTP(w, r, next, r.Pattern, key) })
+	return &guarded{m, key, next}
 }
+
+// guarded is a handler with its guard.
+type guarded struct {
+	m    *Middleware
+	key  KeyFunc
+	next http.Handler
+}
+
+func (g *guarded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.m.serveHTTP(w, r, g.next, r.Pattern, g.key)
+}
+
+func (g *guarded) locate(*http.Request, string) place { return placeGuarded }
 
 // serveHTTP runs next, guarded, for a request that matched a pattern.
 func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http.Handler, pattern string, key KeyFunc) {

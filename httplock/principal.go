@@ -16,7 +16,7 @@ func (m *Middleware) onBehalfOf(r *http.Request) (string, error) {
 			return "", fmt.Errorf("httplock: the principal function failed: %w", err)
 		}
 		return principal, nil
-	case !m.parkAnonymously && carriesCredentials(r):
+	case !m.parkAnonymously && m.carriesCredentials(r):
 		return "", errCredentials
 	}
 	return "", nil

@@ -43,6 +43,10 @@ var (
 		"unreadable-body", http.StatusBadRequest, "The body could not be read",
 		"The request's body did not arrive as it was announced. The request was not started.",
 	}
+	problemSlowBody = problemKind{
+		"body-timeout", http.StatusRequestTimeout, "The body did not come in time",
+		"The request's body took too long to arrive. The request was not started.",
+	}
 	problemBadKey = problemKind{
 		"bad-key", http.StatusBadRequest, "The request does not say what it is about",
 		"A path parameter, a header, a query parameter or a field of the body that names the resource is missing or cannot be used.",

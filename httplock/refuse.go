@@ -57,6 +57,8 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable),
 		errors.Is(err, idempotency.ErrOvertaken):
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
+	case errors.Is(err, errBodySlow):
+		slow(x)
 	case left(ctx):
 		gone(x)
 	case ctx.Err() != nil:
@@ -103,6 +105,8 @@ func (m *Middleware) refuseKey(x Exchange, err error) {
 		capped *http.MaxBytesError
 	)
 	switch ctx := x.Request.Context(); {
+	case errors.Is(err, errBodySlow):
+		slow(x)
 	case errors.As(err, &bad), errors.Is(err, core.ErrInvalidKey):
 		respond(x, problemBadKey.document(0))
 	case errors.Is(err, errBodyTooLarge), errors.As(err, &capped):
@@ -157,6 +161,15 @@ func gone(x Exchange) {
 	if !written(x) {
 		x.Writer.WriteHeader(statusClientClosedRequest)
 	}
+}
+
+// slow answers a request whose body did not come in time. What is left of it would have
+// to be read before the connection could be used again.
+func slow(x Exchange) {
+	if x.Request.ProtoMajor == 1 && !written(x) {
+		x.Writer.Header().Set("Connection", "close")
+	}
+	respond(x, problemSlowBody.document(0))
 }
 
 func respond(x Exchange, p problem) {

@@ -24,18 +24,31 @@ import (
 // tries again, and so is a 4xx, or no word at all, of a handler whose ctx had
 // ended. A panic passes through to the worker. A payload that does not hold a request is never tried
 // again. When a guard on the way finds its key held, the error matches
-// core.ErrConflict.
+// core.ErrConflict. A key function that fails, such as for a header that was not stored,
+// is an error that the queue tries again, and at last the cause of a dead letter. A request
+// that a guard's Skip lets pass has a result if the status is 2xx or 3xx.
 //
-// A response that was written before any guard let the request pass is no
-// result, whatever its status: the handler never ran. So it is with the 401 of
-// middleware that does not let replays pass, with the 404 of a route that is no
-// more or of a wrong handler, and with a key function that fails, such as for a
-// header that was not stored. These too are errors that the queue tries again,
-// and at last the cause of a dead letter. A request that a guard's Skip lets pass
-// has a result if the status is 2xx or 3xx.
+// What this process does not know how to run is handed back (delayqueue.HandBack) and
+// logged, once per route: other processes may know. That is
 //
-// The worker's Locker should be the one of the guards, or have the same client
-// and prefix. Otherwise a replay meets the worker's own lease as a conflict.
+//   - a stored form of a later release,
+//   - a route that the handler does not have,
+//   - a route that has no guard any more: nothing says there whether it may be run,
+//   - a request that was parked on a principal's behalf, without [Reauthorize] and without a
+//     guard that is known to ask whether that one may still have it run,
+//   - one that middleware in front of the guard refuses with 401, 403 or 429, or redirects
+//     with 301, 307 or 308, as to https: let replays pass there, see [Replayed].
+//
+// Routes and guards are read before anything is called where that is possible: of an
+// http.ServeMux with PerKey around its handlers, of FromConfig, and of any router with
+// [WithRoutes]. Where it is not, a response of 404 or 405 that no guard has seen is that of a
+// router without the route. Any other is that of a handler without a guard, which ran once and
+// is not run again: below 500 it is the result, which is logged; from 500 on, but for 503, the
+// request becomes a dead letter.
+//
+// The Worker holds the message's key, whether or not the route has a guard. Its Locker should
+// be the one of the guards, or have the same client and prefix. Otherwise a replay meets the
+// worker's own lease as a conflict.
 //
 // The request has no Host, no RemoteAddr and no TLS state. Its ctx is the
 // worker's: it ends with the lease, and when the worker stops.
@@ -88,13 +101,54 @@ func AllowResponseHeaders(names ...string) ReplayOption {
 	return func(p *replayer) error { return addHeaders(p.kept, neverKept, "AllowResponseHeaders", names) }
 }
 
+// Reauthorize has f asked before any replay whether principal may still have it run. It may be
+// [WithPrincipal]'s second function, which a guard that the replay reaches asks as well. An error
+// that wraps [ErrForbidden] is the replay's result, 403; any other is tried again by the queue.
+// r has the replay's ctx, and no credentials; an empty principal is anonymous. f must be
+// safe for concurrent use.
+//
+// A request that was parked on a principal's behalf needs it, unless its route can be read
+// beforehand and has a guard, which asks. Otherwise it is handed back: if its route had lost the
+// guard it would run without being authorized.
+func Reauthorize(f func(r *http.Request, principal string) error) ReplayOption {
+	return func(p *replayer) error {
+		if f == nil {
+			return invalid("Reauthorize(nil)")
+		}
+		p.reauthorize = f
+		return nil
+	}
+}
+
+// WithRoutes says which routes a router has that Replay cannot read by itself, as gin's,
+// echo's and chi's. registered returns them, as "POST /orders/:id" or "/orders/{id}" for any
+// method; it is called for each replay. A replay of another route is handed back before the
+// router is called, and a 404 from one of these is its handler's answer. guards is what
+// FromConfig of an adapter was given: a replay of a route without a guard is handed back
+// too. Nil: guards are not known. The router must see paths as clients send them. Both
+// must be safe for concurrent use.
+func WithRoutes(registered func() []string, guards Routes) ReplayOption {
+	return func(p *replayer) error {
+		if registered == nil {
+			return invalid("WithRoutes: registered is nil")
+		}
+		p.registered, p.guards = registered, guards
+		return nil
+	}
+}
+
 // replayer runs parked requests.
 type replayer struct {
 	handler http.Handler
 	maxBody int
 	kept    map[string]bool // response headers
 
+	reauthorize func(r *http.Request, principal string) error
+	registered  func() []string
+	guards      Routes
+
 	warnForeign sync.Once
+	warned      warned
 }
 
 func (p *replayer) configure(opts []ReplayOption) error {
@@ -114,7 +168,10 @@ func (p *replayer) configure(opts []ReplayOption) error {
 
 func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	c, err := decode(m.Payload)
-	if err != nil {
+	switch {
+	case errors.Is(err, errUnknownForm):
+		return p.handBack(ctx, m, err)
+	case err != nil:
 		return delayqueue.SkipRetry(err)
 	}
 	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, once: slices.Clone(c.Header["Idempotency-Key"])}
@@ -129,9 +186,27 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 		}
 	}()
 	w := newRecorder(r, p.maxBody)
-	p.handler.ServeHTTP(w, r)
+	at := p.locate(r)
+	if err := at.unserved(); err != nil {
+		return p.handBack(ctx, m, err)
+	}
+	switch err := p.authorize(replay, r, at); {
+	case err == nil:
+		p.handler.ServeHTTP(w, r)
+	case errors.Is(err, ErrForbidden):
+		replay.forbidden()
+		problemForbidden.document(0).write(w, r)
+	case errors.Is(err, errUnasked):
+		return p.handBack(ctx, m, err)
+	default:
+		return fmt.Errorf("httplock: replay of %s: the replay was not authorized: %w", m.ID, err)
+	}
 	w.begin()
-	if err := replay.outcome(ctx, w.status); err != nil {
+	if !replay.wasSeen() {
+		if err := p.unseen(ctx, m, at, w.status, len(w.body) > 0 || w.truncated); err != nil {
+			return err
+		}
+	} else if err := replay.outcome(ctx, w.status); err != nil {
 		if replay.isForeign() {
 			p.warnForeign.Do(func() {
 				slog.WarnContext(ctx, "httplock: replays find their own keys held: the locker of the worker and those of the guards must "+
@@ -156,8 +231,8 @@ type Parked struct {
 
 // Replayed reports whether ctx is that of a replayed request, and what it was
 // parked with. Credentials are not stored, so middleware that asks for them lets a
-// replay pass, and loads the user from Principal instead: if it refuses, the
-// replay ends as a dead letter. Whether the principal may still have the request
+// replay pass, and loads the user from Principal instead: what it refuses never runs, and
+// expires. Whether the principal may still have the request
 // run is for WithPrincipal to say. A handler can tell by the ID that it runs a
 // second time.
 //
@@ -266,6 +341,13 @@ func (r *replay) refused(key string, err error) {
 	}
 }
 
+// wasSeen reports whether a guard has decided about the replay.
+func (r *replay) wasSeen() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.reached || r.skipped || r.conflict != nil || r.failure != nil
+}
+
 // isForeign reports whether a guard found the message's own key held.
 func (r *replay) isForeign() bool {
 	r.mu.Lock()
@@ -285,11 +367,10 @@ func (r *replay) outcome(ctx context.Context, status int) error {
 	case ctx.Err() != nil && (status >= http.StatusBadRequest || r.silent && status == http.StatusOK):
 		// The handler gave up because it was told to.
 		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", r.id, status, context.Cause(ctx))
-	case !r.reached && (!r.skipped || status >= http.StatusBadRequest):
+	case !r.reached && status >= http.StatusBadRequest:
 		// Somebody on the way answered. A success behind a guard that was skipped is
 		// the handler's: to run it again would do its work twice.
-		return fmt.Errorf("httplock: replay of %s: answered with status %d before it reached its guard: "+
-			"Replay needs the handler that the server serves, and what is in front of the guard must let replays pass", r.id, status)
+		return fmt.Errorf("httplock: replay of %s: answered with status %d behind a guard that was skipped", r.id, status)
 	case status >= http.StatusInternalServerError:
 		return fmt.Errorf("httplock: replay of %s: the handler answered with status %d", r.id, status)
 	default:

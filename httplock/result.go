@@ -55,7 +55,7 @@ func decodeResult(stored []byte) (*result, error) {
 	}
 	r := &result{}
 	var err error
-	if r.body, err = unframe(stored, r); err != nil {
+	if r.body, err = unframe(stored, r, resultVersion); err != nil {
 		return fail("%w", err)
 	}
 	if r.Version != resultVersion {

@@ -42,6 +42,10 @@ type Route struct {
 // "/v2/" or chi's "/v2/*", finds no route for it, and lets everything pass. So it is
 // with chi's r.Route and r.Mount: use r.With or r.Group inside them.
 //
+// [Replay] reads the routes too: one that has no entry has a guard only if the handler that is
+// registered for it is PerKey's own, and not middleware around that. What was parked for
+// another is handed back until it expires.
+//
 // Without routes every request is refused with 500.
 func FromConfig(routes Routes) func(http.Handler) http.Handler {
 	if routes == nil {
@@ -52,38 +56,53 @@ func FromConfig(routes Routes) func(http.Handler) http.Handler {
 		if next == nil {
 			return FailClosed(invalid("FromConfig: the handler is nil")).Handler(incomplete, http.NotFoundHandler())
 		}
-		mux, isMux := next.(patterns)
-		unrouted := sync.OnceValue(func() *Middleware {
+		mux, _ := next.(patterns)
+		return &configured{routes: routes, next: next, mux: mux, unrouted: sync.OnceValue(func() *Middleware {
 			return FailClosed(invalid("FromConfig: it cannot know the route where it stands: put it right around an http.ServeMux, " +
 				"or around handlers that are registered with a pattern (chi: r.With, not r.Use)"))
-		})
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			match := Match{Pattern: r.Pattern}
-			if isMux {
-				var handler http.Handler
-				handler, match.Pattern = mux.Handler(r)
-				if match.Pattern == "" || reflect.TypeOf(handler) == redirects {
-					next.ServeHTTP(w, r)
-					return
-				}
-				match.Params = pathValues(match.Pattern, r.URL)
-			}
-			if match.Pattern == "" {
-				unrouted().serveHTTP(w, r, next, "", nil)
-				return
-			}
-			route, guarded := routes.Route(r.Method, match.Pattern)
-			if !guarded {
-				next.ServeHTTP(w, r)
-				return
-			}
-			key := route.Key
-			if isMux {
-				key = func(r *http.Request) (string, error) { return match.Key(route.Key, r) }
-			}
-			route.Middleware.serveHTTP(w, r, next, match.Pattern, key)
-		})
+		})}
 	}
+}
+
+// configured is a handler whose guards a configuration chooses.
+type configured struct {
+	routes   Routes
+	next     http.Handler
+	mux      patterns // next, if it is one
+	unrouted func() *Middleware
+}
+
+func (c *configured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	match := Match{Pattern: r.Pattern}
+	if c.mux != nil {
+		if _, match.Pattern = routeIn(c.mux, r); match.Pattern == "" {
+			c.next.ServeHTTP(w, r)
+			return
+		}
+		match.Params = pathValues(match.Pattern, r.URL)
+	}
+	if match.Pattern == "" {
+		c.unrouted().serveHTTP(w, r, c.next, "", nil)
+		return
+	}
+	route, guarded := c.routes.Route(r.Method, match.Pattern)
+	if !guarded {
+		c.next.ServeHTTP(w, r)
+		return
+	}
+	key := route.Key
+	if c.mux != nil {
+		key = func(r *http.Request) (string, error) { return match.Key(route.Key, r) }
+	}
+	route.Middleware.serveHTTP(w, r, c.next, match.Pattern, key)
+}
+
+// routeIn returns what a mux has for a request. No pattern: it answers by itself.
+func routeIn(mux patterns, r *http.Request) (handler http.Handler, pattern string) {
+	if handler, pattern = mux.Handler(r); reflect.TypeOf(handler) == redirects {
+		pattern = ""
+	}
+	return handler, pattern
 }
 
 // redirects is what a mux answers with for a path that it would rather have another way.

@@ -1,6 +1,10 @@
 -- Takes all of the keys, or none: none if one of them cannot be held now, is reserved,
 -- or others wait for it.
 --
+-- A grant that was published must be written too, so nothing may stop the script between
+-- the two. HLEN fails before that if a key is of another type. If memory is full Redis
+-- refuses a new record, unless the script has already written: existing records come first.
+--
 -- KEYS     the records, as in record.lua
 -- ARGV[1]  the caller's entry, the same on each key
 -- ARGV[2]  length of the leases, in ms
@@ -9,7 +13,10 @@
 --          somebody waits for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
-local all, saves, grants = KEYS, {}, {}
+local all, saves, grants, order = KEYS, {}, {}, {}
+for i = 1, #all do
+  redis.call('HLEN', all[i])
+end
 for i = 1, #all do
   local KEYS = {all[i]}
   -- #include record.lua
@@ -26,6 +33,7 @@ for i = 1, #all do
       return {0, i, held > 0 and math.max(soonest - now, 0) or 0, waiting}
     end
   end
+  table.insert(order, exists and 1 or #order + 1, i) -- those that are there first
   grants[i] = function()
     local its
     if not mine then
@@ -45,7 +53,7 @@ for i = 1, #all do
 end
 
 local replies = {1}
-for i = 1, #all do
+for _, i in ipairs(order) do
   replies[2 * i], replies[2 * i + 1] = grants[i]()
 end
 return replies

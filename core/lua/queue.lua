@@ -221,7 +221,7 @@ local function save()
   end
   -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
   -- lets the script go on. A new record has to fit.
-  local left = stays - now
+  local left = math.max(stays - now, LEAST)
   if exists then
     if held > 0 or queue ~= '' then
       left = math.max(left, redis.call('PTTL', key))

@@ -6,7 +6,7 @@
 -- ARGV[2]  the fence that it is to have
 -- returns  the fence that it has now: greater than was asked for if somebody else
 --          has had that one; 0 when the caller does not hold the key
-local BLOCK = 65536 -- as in record.lua
+local BLOCK, LEAST = 65536, 10 -- as in record.lua
 local key, entry, want = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
@@ -30,7 +30,7 @@ else
 end
 -- The record must not vanish before the clock has passed its fence. PEXPIRE comes
 -- first, since Redis runs it even when its memory is full.
-redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), math.floor(spent / 1000) + 1 - now))
+redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), math.floor(spent / 1000) + 1 - now, LEAST))
 redis.call('HSET', key, 'fence', string.format('%.0f', its),
   'h:' .. entry, string.format('%s %.0f%s', deadline, its, what))
 return its

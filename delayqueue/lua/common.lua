@@ -1,8 +1,9 @@
 -- What the scripts of a queue share; it is put in front of each of them.
 --
--- KEYS[1]  a partition's base name. No key has it: its hash tag sends the script
---          to the slot that holds all keys of the partition. Which of them it needs
---          is known only while it runs.
+-- KEYS     a partition's base name, and another one. No key has either: their hash tag
+--          sends the script to the slot that holds all keys of the partition, and a
+--          Redis Cluster refuses it while that slot moves. Which keys it needs is known
+--          only while it runs.
 -- ARGV[1]  how long done, expired and cancelled messages are remembered, in ms, at least
 -- ARGV[2]  how long dead letters are kept, in ms
 --
@@ -168,7 +169,7 @@ end
 -- nil and the reason when it is not one. A counter that is not there is zero.
 local function load(id, key, payload)
   local f = redis.pcall('HMGET', record(id), 'key', 'name', 'state', 'enqueued', 'due', 'not_after',
-    'attempts', 'conflicts', 'losses', 'wait', 'nudged', 'principal', payload and 'payload' or 'state')
+    'attempts', 'conflicts', 'losses', 'wait', 'nudged', 'principal', 'handed', payload and 'payload' or 'state')
   local enqueued, at, not_after = whole(f[4] or ''), whole(f[5] or ''), whole(f[6] or '')
   local attempts, conflicts, losses = whole(f[7] or '0'), whole(f[8] or '0'), whole(f[9] or '0')
   if f[1] ~= key or not (f[2] and f[3] and enqueued and at and not_after and attempts and conflicts and losses) then
@@ -177,7 +178,7 @@ local function load(id, key, payload)
   return {
     key = key, name = f[2], state = f[3], enqueued = enqueued, due = at, not_after = not_after,
     attempts = attempts, conflicts = conflicts, losses = losses,
-    wait = f[10], nudged = f[11], principal = f[12] or '', payload = payload and f[13],
+    wait = f[10], nudged = f[11], principal = f[12] or '', handed = whole(f[13] or '0') or 0, payload = payload and f[14],
   }
 end
 
@@ -434,11 +435,11 @@ local function take_due(want, tokens, lease, max_bytes)
   return taken, expired, junk
 end
 
--- A message as a worker is told of it; at last for how many ms it may be started.
+-- A message as a worker gets it; at last for how many ms it may be started, and how often it was handed back.
 local function told(id, m)
   local behind = m.key ~= '' and redis.call('LLEN', line(m.key)) - 1 or 0
   return {id, m.key, m.name, m.payload, m.attempts, m.conflicts, m.losses, m.enqueued, m.not_after, m.principal, behind, m.wait and 1 or 0,
-    m.not_after - now}
+    m.not_after - now, m.handed}
 end
 
 local function paused() return redis.call('EXISTS', base .. ':paused') == 1 end

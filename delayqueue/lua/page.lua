@@ -1,7 +1,7 @@
 -- Reads a page of a sorted set, from a position on. The position is that of an
 -- entry, which need not be there any more.
 --
--- KEYS[1]  a partition's base name, see common.lua
+-- KEYS     a partition's base name and another one, see common.lua
 -- ARGV[1]  'open', 'running' or 'dead'
 -- ARGV[2]  'up' or 'down'
 -- ARGV[3]  how many entries to read at most

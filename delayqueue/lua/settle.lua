@@ -10,6 +10,7 @@
 --           'retry'     the attempt failed; the message goes back
 --           'conflict'  a key was held: the attempt does not count, the conflict does
 --           'return'    nothing happened, nothing counts
+--           'hand back' the worker cannot run it, another may: nothing counts but how often that was
 --   delay   of what goes back, before it becomes due, in ms. It keeps its place in
 --           the line of its key
 --   cause   why it is not done
@@ -90,6 +91,8 @@ local function finish(c, n)
   return {1, nid and told(nid, m)}
 end
 
+local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
+
 -- Gives a message back to the queue.
 local function give_back(c, n)
   local id, key, member = c.id, c.key, c.id .. ' ' .. c.key
@@ -99,6 +102,10 @@ local function give_back(c, n)
   local at = now + c.delay
   if c.awaits == 1 and m.nudged then
     at = now
+  end
+  if c.how == 'hand back' then
+    at = math.max(now, at - at % SLOT)
+    redis.call('HSET', record(id), 'handed', m.handed + 1)
   end
   local code = 1
   redis.call('HDEL', record(id), 'owner', 'nudged')

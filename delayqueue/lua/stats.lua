@@ -1,6 +1,6 @@
 -- Counts the messages of a partition. What is junk counts nothing.
 --
--- KEYS[1]  a partition's base name, see common.lua
+-- KEYS     a partition's base name and another one, see common.lua
 -- ARGV[1]  how long dead letters are kept, in ms
 -- returns  {now in ms, queued, running, dead, due, when the first was due in ms or '',
 --           PTTL of the pause in ms, the counts}, the counts as strings

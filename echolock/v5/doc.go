@@ -23,9 +23,10 @@
 // echo's HTTPErrorHandler writes its response without the key. What the guard answers
 // itself is a response, and no error, unless Config.ReturnErrors is set. When the lease
 // was lost and nothing was written, the guard answers before the handler's error is
-// returned, and echo leaves it at that. With httplock.WithIdempotency, a handler's error
-// is answered by echo's HTTPErrorHandler before the key is given back, since that answer
-// is kept, and then returned.
+// returned, and echo leaves it at that. With httplock.WithIdempotency, the error of a
+// request with an Idempotency-Key is answered by echo's HTTPErrorHandler before the key is
+// released, since that answer is stored. It is not returned then, as echo would answer it
+// a second time: middleware in front finds the status in the response.
 //
 // A panic gives the key back and goes on, to echo's Recover or to the server. With
 // Recover in front of PerKey the key is free before the 500 is written; with Recover
@@ -40,10 +41,21 @@
 // SharedForSafeMethods is given. Middleware of e.Pre runs before the route is known, and
 // is no place for a guard: requests are refused there with 500, and the log says why.
 //
-// To run parked requests, hand the Echo itself to httplock.Replay. A route whose
-// requests carry credentials says who sends them (httplock.WithPrincipal), middleware
-// in front that asks for credentials lets replays pass (httplock.Replayed), and a
-// header that makes the key is stored with the request (httplock.AllowHeaders).
+// To run parked requests, hand the Echo itself to httplock.Replay, with its routes:
+//
+//	registered := func() (routes []string) {
+//		for _, route := range e.Router().Routes() {
+//			routes = append(routes, route.Method+" "+route.Path)
+//		}
+//		return routes
+//	}
+//	replay := httplock.Replay(e, httplock.WithRoutes(registered, nil), httplock.Reauthorize(mayStill))
+//
+// A route whose requests carry credentials says who sends them, with
+// httplock.WithPrincipal(principal, mayStill). Without httplock.Reauthorize such requests
+// expire. Middleware in front that asks for credentials lets replays pass
+// (httplock.Replayed), and a header that makes the key is stored with the request
+// (httplock.AllowHeaders).
 // What became of them is at e.Any("/tickets/*", echo.WrapHandler(handler)), where handler
 // is httplock.TicketHandler's.
 package echolock

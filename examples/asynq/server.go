@@ -12,6 +12,7 @@ import (
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/retry"
 )
 
 // server is what is a process in production: an asynq server, and the locker that its
@@ -30,16 +31,25 @@ func startServer(rdb *redis.Client) (*server, error) {
 	}
 	s := &server{rdb: rdb, locker: locker}
 	mux := asynq.NewServeMux()
-	mux.Use(s.count, asynqlock.PerKey(core.NewGuard(locker, nil), asynqlock.JSONField("wallet:", "wallet"),
-		asynqlock.WithDelay(time.Second, 2*time.Second)))
+	mux.Use(s.count)
+	// docs/asynq.md
+	guard := core.NewGuard(locker, retry.Policy{MaxWait: 100 * time.Millisecond}) // most keys are free again by then
+	mux.Use(asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "wallet"), asynqlock.WithDelay(time.Second, 2*time.Second)))
 	mux.HandleFunc("book", s.book)
 
-	cfg := asynq.Config{Concurrency: 4, DelayedTaskCheckInterval: time.Second, LogLevel: asynq.FatalLevel}
-	if err := asynqlock.Configure(&cfg, rdb); err != nil { // so that to be put off costs no retry
-		return nil, errors.Join(err, locker.Close())
+	cfg := asynq.Config{
+		Concurrency:              10,
+		TaskCheckInterval:        200 * time.Millisecond, // how soon an idle server finds a task
+		DelayedTaskCheckInterval: time.Second,            // how soon after its delay a deferred task can be found
+		LogLevel:                 asynq.FatalLevel,       // for the example's output alone
 	}
+	err = asynqlock.Configure(&cfg, rdb) // last; rdb is the Redis of the queues
 	s.asynq = asynq.NewServerFromRedisClient(rdb, cfg)
-	if err := s.asynq.Start(mux); err != nil {
+	// docs/asynq.md
+	if err == nil {
+		err = s.asynq.Start(mux)
+	}
+	if err != nil {
 		return nil, errors.Join(err, locker.Close())
 	}
 	return s, nil

@@ -52,7 +52,8 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *echo.Echo {
 
 func answer(what string) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		lease, _ := echolock.Lease(c) // there is one: no GET comes here. Its fence goes to the store
+		// Work on a database begins by claiming the fence there, before it reads: see core.Lease.Fence.
+		lease, _ := echolock.Lease(c) // there is one: no GET comes here
 		return c.String(http.StatusOK, fmt.Sprintf("%s %s, fence %d", c.Param("id"), what, lease.Fence()))
 	}
 }

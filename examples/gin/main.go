@@ -52,7 +52,8 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *gin.Engine {
 
 func answer(what string) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		lease, _ := ginlock.Lease(c) // there is one: no GET comes here. Its fence goes to the store
+		// Work on a database begins by claiming the fence there, before it reads: see core.Lease.Fence.
+		lease, _ := ginlock.Lease(c) // there is one: no GET comes here
 		c.String(http.StatusOK, "%s %s, fence %d", c.Param("id"), what, lease.Fence())
 	}
 }

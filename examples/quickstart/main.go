@@ -46,9 +46,10 @@ func main() {
 // service is what the README shows.
 func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.Locker) {
 	// README
-	locker, err := core.New(rdb, core.WithTTL(15*time.Second))
+	const prefix = "shop" // of one service: those that share a prefix also share keys, and run what the others have parked
+	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithTTL(15*time.Second))
 	check(err)
-	queue, err := delayqueue.New(rdb, "ship")
+	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix))
 	check(err)
 
 	r := gin.Default()

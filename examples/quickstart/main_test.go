@@ -48,11 +48,11 @@ func TestItAnswersAsTheREADMESays(t *testing.T) {
 		require.Equal(t, http.StatusAccepted, answer(http.MethodPost, "/orders/7/ship"))
 		require.NoError(t, lease.Release(t.Context()))
 
-		queue, err := delayqueue.New(rdb, "ship")
+		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"))
 		require.NoError(t, err)
 		redistest.Eventually(t, func() bool {
 			stats, err := queue.Stats(t.Context())
-			return err == nil && stats.Queued+stats.Running == 0
+			return err == nil && stats.Totals.Done == 1
 		}, "the parked request ran")
 		require.NoError(t, worker.Stop(t.Context()))
 		require.NoError(t, locker.Shutdown(t.Context()))

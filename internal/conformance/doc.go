@@ -22,7 +22,8 @@
 //     keeps back, or makes of a handler's error, is written before Next returns.
 //   - Let panics pass, as they are.
 //   - Hand on the error of a handler, if there is one, and make nothing of it. What
-//     Serve wrote meanwhile is the response.
+//     Serve wrote meanwhile is the response. An error that was answered for Tap is not
+//     handed on: it would be answered twice.
 //   - Stop the chain when Serve reports false.
 //   - Tell by Exchange.Written whether a response was begun, by Flush and Hijack too.
 //     A writer that is wrapped for this stays as able as the framework's.

@@ -67,6 +67,18 @@ var onceMutants = map[string]mutant{
 		}),
 		fails: map[string]string{"Idempotency-Key: writer restored": "is not there after"},
 	},
+	"hands on errors that were answered": {
+		perKey: serveErr(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange, _ *error) (handlers error) {
+			handler := c.rest[len(c.rest)-1]
+			c.rest[len(c.rest)-1] = func(c *toyContext) error {
+				handlers = handler(c)
+				return handlers
+			}
+			m.Serve(x)
+			return handlers
+		}),
+		fails: map[string]string{"Idempotency-Key: handler's error": "is not returned to be answered again"},
+	},
 	"answers errors too late": {
 		perKey: tap(func(c *toyContext, wrap func(http.ResponseWriter) http.ResponseWriter) { c.w = wrap(c.w) }),
 		fails:  map[string]string{"Idempotency-Key: handler's error": "Not equal"},

@@ -19,8 +19,10 @@ var mutants = map[string]mutant{
 		perKey: func(conformance.Lock) toyHandler { return (*toyContext).next },
 		fails: map[string]string{
 			"runs under its lease": "no lease in the request's ctx", "one at a time": "two handlers inside",
-			"refuses with 409": "the handler ran", "503 without Redis": "the handler ran", "key errors": "the handler ran",
+			"refuses with 409": "the handler ran", "503 without Redis": "the handler ran",
+			"503 for all requests at once when Redis is silent": "the handler ran", "key errors": "the handler ran",
 			"misconfigured refuses all": "the handler ran", "LockSafeMethods": "the handler ran", "Skip": "the handler ran",
+			"replay without a guard runs once": "the handler ran", "replay of a route that is lacking": "202",
 		},
 	},
 	"does not stop the chain": {
@@ -277,6 +279,24 @@ var mutants = map[string]mutant{
 	"locks safe methods": {
 		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.LockSafeMethods()) }),
 		fails:  map[string]string{"safe methods pass": "200"},
+	},
+	"gives the key before the body": {
+		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.StreamBody()) }),
+		fails:  map[string]string{"a slow body keeps no key": "before its body"},
+	},
+	"hides the connection": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Writer = struct{ http.ResponseWriter }{x.Writer}
+			m.Serve(x)
+		}),
+		fails: map[string]string{"a body that is late": "the slow request is refused", "the rest of a body that is late": "the handler gives up"},
+	},
+	"leaves a read deadline": {
+		perKey: next(func(c *toyContext, r *http.Request, next func(*http.Request)) {
+			_ = http.NewResponseController(c.w).SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+			next(r)
+		}),
+		fails: map[string]string{"a body in time": "the limit is the body's, not the handler's", "StreamBody": "Received unexpected error"},
 	},
 	"drops the options": {
 		perKey: options(func([]httplock.Option) []httplock.Option { return nil }),

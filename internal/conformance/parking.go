@@ -59,9 +59,9 @@ func parks(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 }
 
 // work starts a worker that replays through the engine.
-func (t *trial) work(d *depot) {
+func (t *trial) work(d *depot, opts ...httplock.ReplayOption) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.engine),
+	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.engine, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
@@ -255,7 +255,7 @@ func forbiddenReplay(t *trial) {
 	})
 	release := d.Hold(t)
 	location := t.park(d, "", "")
-	t.work(d)
+	t.work(d, httplock.Reauthorize(func(*http.Request, string) error { return nil })) // the guard is asked as well
 	release()
 	t.ended(d, location, delayqueue.StateDone)
 	require.Equal(t, "bob", <-reached)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/redistest"
 	"github.com/perkey-go/perkey/internal/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
@@ -68,6 +70,37 @@ func unavailable(t *trial) {
 		testbed.RequireProblem(t, t.post(s, "body"), http.StatusServiceUnavailable, "unavailable", true)
 		proxy.Refuse(false)
 		handler = ok
+		t.eventually(func() bool { return t.post(s, "body").Status == http.StatusOK }, name+": Redis is back")
+	}
+}
+
+// silentRedis: requests for a free key that wait for Redis's answer behind one another are
+// told that there is none, and not that the key is held.
+func silentRedis(t *trial) {
+	const atOnce, silence = 20, 300 * time.Millisecond
+	proxy := redistest.NewProxy(t, t.env.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: silence, DialTimeout: silence})
+	b := testbed.On(t, rdb, t.env.Prefix)
+	wait := 50 * time.Millisecond
+	for name, policy := range map[string]core.ConflictPolicy{
+		"retry": retry.Policy{MaxWait: wait}, "retry, then park": retry.Policy{MaxWait: wait, Then: &testbed.Parking{}},
+	} {
+		handler := Handler(t.mustNotRun)
+		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) }, lock(b, policy)))
+		proxy.Blackhole(redistest.Requests)
+		answers := make(chan testbed.Answer, atOnce)
+		for range atOnce {
+			go func() {
+				answer, _ := testbed.Send(s.client, t.request(s, http.MethodPost, testbed.OrderPath, "body"))
+				answers <- answer
+			}()
+		}
+		for range atOnce {
+			testbed.RequireProblem(t, <-answers, http.StatusServiceUnavailable, "unavailable", true)
+		}
+		handler = ok
+		proxy.Blackhole(0)
+		proxy.Cut()
 		t.eventually(func() bool { return t.post(s, "body").Status == http.StatusOK }, name+": Redis is back")
 	}
 }
@@ -193,6 +226,11 @@ func refusals(store *idempotency.Store) []refusal {
 		{name: "body over the cap, chunked", policy: park, opts: opts(httplock.WithMaxBody(10)), body: text(11), chunked: true, status: 413},
 		{name: "body over the queue's cap", policy: failing(delayqueue.ErrPayloadTooLarge), status: 413},
 		{name: "credentials without a principal", policy: park, header: http.Header{"Authorization": {"Bearer x"}}, status: 409},
+		{name: "an API key without a principal", policy: park, header: http.Header{"X-Api-Key": {"x"}}, status: 409},
+		{
+			name: "a header of the service's own without a principal", policy: park, opts: opts(httplock.WithCredentialHeaders("X-Pass")),
+			header: http.Header{"X-Pass": {"x"}}, status: 409,
+		},
 		{name: "not to be parked", policy: park, opts: opts(nobody), status: 403},
 		{name: "upgrade", policy: park, header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {"x"}}, status: 409},
 		{name: "redis away", policy: failing(core.ErrUnavailable), status: 503},
@@ -210,6 +248,10 @@ func refusals(store *idempotency.Store) []refusal {
 		{
 			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store)),
 			header: http.Header{"Idempotency-Key": {"a"}, "Authorization": {"Bearer x"}}, status: 500,
+		},
+		{
+			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store)),
+			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500,
 		},
 		{name: "misconfigured", broken: true, status: 500},
 		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409},

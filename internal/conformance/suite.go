@@ -9,6 +9,7 @@ var behaviours = []behaviour{
 	{name: "refusals are the same bytes", test: sameBytes},
 	{name: "names the route", test: namesTheRoute},
 	{name: "503 without Redis", test: unavailable},
+	{name: "503 for all requests at once when Redis is silent", test: silentRedis},
 	{name: "key functions see the route", test: keyHelpers},
 	{name: "key errors", test: keyErrors},
 	{name: "misconfigured refuses all", test: misconfigured},
@@ -16,6 +17,11 @@ var behaviours = []behaviour{
 	{name: "waits", test: waits},
 	{name: "body is whole after waiting", test: bodyAfterWaiting},
 	{name: "body replaced by the key function", test: bodyReplaced},
+	{name: "a slow body keeps no key", test: slowBody},
+	{name: "a body that is late", test: lateBody},
+	{name: "the rest of a body that is late", test: lateRest},
+	{name: "a body in time", test: bodyInTime},
+	{name: "StreamBody", test: streamedBody},
 	{name: "client gone while waiting", test: goneWhileWaiting},
 	{name: "client gone mid-handler", test: goneMidHandler},
 
@@ -24,6 +30,8 @@ var behaviours = []behaviour{
 	{name: "body over the cap is not parked", test: overTheCap},
 	{name: "failed replays are tried again", test: failedReplays},
 	{name: "forbidden replay never runs", test: forbiddenReplay},
+	{name: "replay without a guard runs once", test: lostGuard},
+	{name: "replay of a route that is lacking", test: lacksRoute},
 
 	{name: "Prefer: wait", test: prefersWait},
 	{name: "Prefer: respond-async", test: prefersAsync},

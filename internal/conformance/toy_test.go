@@ -78,7 +78,7 @@ type toyWriter struct {
 	yes bool
 }
 
-func (w *toyWriter) Unwrap() http.ResponseWriter { return w.begin() }
+func (w *toyWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (w *toyWriter) WriteHeader(status int)      { w.begin().WriteHeader(status) }
 func (w *toyWriter) Write(p []byte) (int, error) { return w.begin().Write(p) }
 func (w *toyWriter) Flush()                      { _ = http.NewResponseController(w.begin()).Flush() }
@@ -125,8 +125,9 @@ func exchange(c *toyContext, key httplock.KeyFunc, err *error) httplock.Exchange
 		Next: func(r *http.Request) {
 			defer func() { c.w, c.r = outer.w, outer.r }()
 			c.r = r
-			if *err = c.next(); tapped {
+			if *err = c.next(); tapped && !c.began.yes {
 				c.answer(*err)
+				*err = nil
 			}
 		},
 		Tap:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, tapped = wrap(c.w), true },

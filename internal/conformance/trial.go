@@ -79,16 +79,40 @@ type site struct {
 // as a panic, or a response that was begun twice.
 func (t *trial) serve(app App) *site {
 	t.Helper()
-	return t.start(t.adapter.New(app), func(said string) { assert.Empty(t, said, "the server's log") })
+	return t.start(t.adapter.New(app), t.silent)
+}
+
+// serveOver is serve over HTTP/1.1 or HTTP/2.
+func (t *trial) serveOver(http2 bool, app App) *site {
+	t.Helper()
+	return t.startOver(http2, t.adapter.New(app), t.silent)
+}
+
+// silent wants nothing in a server's log, but for a client that dialed once more than it needed.
+func (t *trial) silent(said string) {
+	for line := range strings.Lines(said) {
+		if !strings.Contains(line, "TLS handshake error") {
+			assert.Empty(t, line, "the server's log")
+		}
+	}
 }
 
 // start serves an engine. The server's log is given to judge when it is whole.
 func (t *trial) start(engine http.Handler, judge func(said string)) *site {
 	t.Helper()
+	return t.startOver(false, engine, judge)
+}
+
+func (t *trial) startOver(http2 bool, engine http.Handler, judge func(said string)) *site {
+	t.Helper()
 	said := &testbed.Log{}
 	srv := httptest.NewUnstartedServer(engine)
 	srv.Config.ErrorLog = log.New(said, "", 0)
-	srv.Start()
+	if srv.EnableHTTP2 = http2; http2 {
+		srv.StartTLS()
+	} else {
+		srv.Start()
+	}
 	client := srv.Client()
 	client.Timeout = 2 * t.patience
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

@@ -4,11 +4,18 @@
 // without a sign. So a Listener pings the idle connection under a deadline of
 // its own, subscribes anew when it fails, and reports each new subscription, so
 // that its owner looks again at whatever it waits for.
+//
+// go-redis's Sentinel client closes its pooled connections to a primary that another one
+// has replaced, but not a subscription: that stays for as long as the old primary
+// answers. So with such a client a Listener subscribes to a channel of its own too,
+// publishes there through the client's pool, and subscribes anew when the server
+// that the client's commands go to says that nobody receives it.
 package listener
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -16,6 +23,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 const (
@@ -24,18 +33,34 @@ const (
 	idle = 3 * time.Second
 
 	minRedial, maxRedial = 50 * time.Millisecond, time.Second
+
+	// A Sentinel client's subscription is checked this often, and given up when so
+	// many checks in a row have failed.
+	checkInterval = time.Second
+	checkTries    = 3
 )
 
-// Subscriber is the part of a go-redis client that a Listener needs.
-type Subscriber interface {
+var errElsewhere = errors.New("listener: the client's commands go to another server than its subscription")
+
+// Client is the part of a go-redis client that a Listener needs.
+type Client interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+	Publish(ctx context.Context, channel string, message any) *redis.IntCmd
+}
+
+// FollowsSentinels reports whether the client's commands go to the primary that
+// sentinels name.
+func FollowsSentinels(rdb any) bool {
+	client, ok := rdb.(interface{ Options() *redis.Options })
+	return ok && client.Options().Addr == "FailoverClient" // go-redis's name for them all
 }
 
 // Listener keeps one subscription alive from Start to Close. It is safe for
 // concurrent use.
 type Listener struct {
-	rdb       Subscriber
+	rdb       Client
 	channel   string
+	check     string // the channel of its own; "" when there are no sentinels to follow
 	onUp      func()
 	onDown    func(err error)
 	onMessage func(payload string)
@@ -45,18 +70,26 @@ type Listener struct {
 	ctx   context.Context
 	stop  context.CancelFunc
 	done  chan struct{}
+	// The goroutines that check subscriptions. One that waits for a server that hangs
+	// outlives its subscription, and keeps nobody from the next.
+	checks sync.WaitGroup
 }
 
-// New makes a Listener on channel. It calls onUp after each subscription that
-// Redis confirmed, onDown when it could not subscribe, but not again before the next
-// onUp, and onMessage with each message; all on one goroutine. A subscription that is
-// lost and at once made anew was never down. A nil onDown is not called.
-func New(rdb Subscriber, channel string, onUp func(), onDown func(err error), onMessage func(payload string)) *Listener {
+// New makes a Listener on channel. It calls onUp after each subscription that Redis
+// confirmed and that passed its first check, if it is checked; onDown when there could
+// be none, but not again before the next onUp; and onMessage with each message; all on
+// one goroutine. A subscription that is lost and at once made anew was never down. A nil
+// onDown is not called.
+func New(rdb Client, channel string, onUp func(), onDown func(err error), onMessage func(payload string)) *Listener {
 	ctx, stop := context.WithCancel(context.Background())
-	return &Listener{
+	l := &Listener{
 		rdb: rdb, channel: channel, onUp: onUp, onDown: onDown, onMessage: onMessage,
 		ctx: ctx, stop: stop, done: make(chan struct{}),
 	}
+	if FollowsSentinels(rdb) {
+		l.check = channel + ":" + ident.Random(8)
+	}
+	return l
 }
 
 // Start subscribes in the background. Only the first call does anything.
@@ -64,7 +97,7 @@ func (l *Listener) Start() {
 	l.start.Do(func() { go l.run() })
 }
 
-// Up reports whether Redis has confirmed the subscription, as far as is known.
+// Up reports whether the subscription stands, as far as is known.
 func (l *Listener) Up() bool { return l.up.Load() }
 
 // Close ends the subscription and waits for its goroutine. It may be called
@@ -77,11 +110,12 @@ func (l *Listener) Close() {
 
 func (l *Listener) run() {
 	defer close(l.done)
+	defer l.checks.Wait()
 	redial, down := minRedial, false
 	for l.ctx.Err() == nil {
-		confirmed, err := l.listen()
+		wasUp, err := l.listen()
 		switch {
-		case confirmed:
+		case wasUp:
 			redial, down = minRedial, false
 		case !down && l.ctx.Err() == nil:
 			down = true
@@ -97,24 +131,37 @@ func (l *Listener) run() {
 	}
 }
 
-// listen holds one subscription until it fails, and reports whether Redis had
-// confirmed it.
-func (l *Listener) listen() (confirmed bool, err error) {
-	sub := l.rdb.Subscribe(l.ctx, l.channel)
+// listen holds one subscription until it fails, and reports whether it was up.
+func (l *Listener) listen() (wasUp bool, err error) {
+	ctx, cancel := context.WithCancelCause(l.ctx)
+	channels := []string{l.channel}
+	if l.check != "" {
+		channels = append(channels, l.check)
+	}
+	sub := l.rdb.Subscribe(ctx, channels...)
 	// A blocked Receive does not see the end of its ctx, only of its connection.
-	unblock := context.AfterFunc(l.ctx, func() { _ = sub.Close() })
+	unblock := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer func() {
 		unblock()
+		cancel(nil)
 		l.up.Store(false)
 		_ = sub.Close()
 	}()
 
-	pinged := false
+	pinged, checked := false, false
+	up := func() {
+		wasUp = true
+		l.up.Store(true)
+		l.onUp()
+	}
 	for {
-		msg, err := sub.ReceiveTimeout(l.ctx, idle)
+		msg, err := sub.ReceiveTimeout(ctx, idle)
 		if err != nil {
-			if l.ctx.Err() != nil || pinged || !isTimeout(err) || sub.Ping(l.ctx) != nil {
-				return confirmed, err
+			if ctx.Err() != nil {
+				return wasUp, context.Cause(ctx)
+			}
+			if pinged || !isTimeout(err) || sub.Ping(ctx) != nil {
+				return wasUp, err
 			}
 			pinged = true
 			continue
@@ -122,11 +169,44 @@ func (l *Listener) listen() (confirmed bool, err error) {
 		pinged = false
 		switch msg := msg.(type) {
 		case *redis.Subscription:
-			confirmed = true
-			l.up.Store(true)
-			l.onUp()
+			switch {
+			case msg.Count < len(channels): // the others are still to come
+			case l.check == "":
+				up()
+			case !checked:
+				checked = true
+				l.checks.Go(func() { l.checkAgain(ctx, cancel) })
+			}
 		case *redis.Message:
-			l.onMessage(msg.Payload)
+			switch {
+			case msg.Channel != l.check:
+				l.onMessage(msg.Payload)
+			case !wasUp:
+				up()
+			}
+		}
+	}
+}
+
+// checkAgain gives a subscription up when it is not on the server that the client's
+// commands go to, or when that cannot be found out.
+func (l *Listener) checkAgain(ctx context.Context, cancel context.CancelCauseFunc) {
+	for failed := 0; ; {
+		receivers, err := l.rdb.Publish(ctx, l.check, "").Result()
+		switch {
+		case err == nil && receivers == 0:
+			cancel(errElsewhere)
+		case err == nil:
+			failed = 0
+		default:
+			if failed++; failed == checkTries {
+				cancel(fmt.Errorf("listener: a subscription could not be checked: %w", err))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(checkInterval):
 		}
 	}
 }

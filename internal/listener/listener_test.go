@@ -79,3 +79,36 @@ func TestASubscriptionThatCannotBeMadeIsToldOfOnce(t *testing.T) {
 		<-ups
 	})
 }
+
+// A primary that is cut off from the others goes on to answer its clients.
+func TestASubscriptionFollowsEachFailoverOfSentinels(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	rdb := s.AppClient(t)
+	var ups atomic.Int64
+	messages := make(chan string, 10)
+	const several = 3
+	var listeners []*listener.Listener
+	for range several { // on one channel
+		l := listener.New(rdb, "c", func() { ups.Add(1) }, nil, func(payload string) { messages <- payload })
+		t.Cleanup(l.Close)
+		l.Start()
+		listeners = append(listeners, l)
+	}
+	for round := range int64(3) {
+		redistest.Eventually(t, func() bool { return ups.Load() == several*(round+1) }, "subscriptions")
+		for _, l := range listeners {
+			require.True(t, l.Up())
+		}
+		require.EqualValues(t, several, rdb.Publish(t.Context(), "c", "word").Val())
+		for range several {
+			require.Equal(t, "word", <-messages)
+		}
+		time.Sleep(1500 * time.Millisecond) // checked
+		require.Empty(t, messages, "what they check with is no message")
+		require.Equal(t, several*(round+1), ups.Load())
+		_, heal := s.Isolate(t, func() {})
+		redistest.Eventually(t, func() bool { return ups.Load() == several*(round+2) }, "subscriptions to the new primary")
+		heal()
+	}
+}

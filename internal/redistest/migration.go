@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"os/exec"
 	"testing"
 	"time"
 
@@ -30,12 +31,32 @@ func (c *Cluster) Migrate(t testing.TB, key string, to *Server) *Migration {
 // MoveKeys moves what the slot holds.
 func (m *Migration) MoveKeys(t testing.TB) {
 	t.Helper()
+	for moved := 1; moved > 0; {
+		moved = m.MoveSome(t, 1000)
+	}
+}
+
+// MoveSome moves up to n keys of the slot, and returns how many it moved.
+func (m *Migration) MoveSome(t testing.TB, n int) int {
+	t.Helper()
 	rdb := m.from.client(t)
-	keys, err := rdb.ClusterGetKeysInSlot(t.Context(), int(m.slot), 1000).Result()
+	keys, err := rdb.ClusterGetKeysInSlot(t.Context(), int(m.slot), n).Result()
 	require.NoError(t, err)
 	for _, key := range keys {
 		require.NoError(t, rdb.Migrate(t.Context(), loopback, m.to.port(), key, 0, time.Second).Err())
 	}
+	return len(keys)
+}
+
+// Keys is how many keys of the slot both primaries hold together.
+func (m *Migration) Keys(t testing.TB) (n int64) {
+	t.Helper()
+	for _, node := range []*Server{m.from, m.to} {
+		keys, err := node.client(t).ClusterCountKeysInSlot(t.Context(), int(m.slot)).Result()
+		require.NoError(t, err)
+		n += keys
+	}
+	return n
 }
 
 // Finish gives the slot to the new primary (MOVED).
@@ -45,6 +66,20 @@ func (m *Migration) Finish(t testing.TB) {
 	for _, node := range []*Server{m.to, m.from} {
 		require.NoError(t, node.client(t).Do(t.Context(), "cluster", "setslot", m.slot, "node", owner).Err())
 	}
+}
+
+// Reshard has redis-cli move the first slot of one primary to another, as operators do.
+func (c *Cluster) Reshard(t testing.TB, from, to *Server) {
+	t.Helper()
+	path, err := exec.LookPath("redis-cli")
+	if err != nil {
+		t.Skip("redistest: no redis-cli on PATH")
+	}
+	// It refuses to begin until all nodes have heard who owns what.
+	Eventually(t, func() bool { return exec.Command(path, "--cluster", "check", from.Addr).Run() == nil }, "nodes that agree")
+	out, err := exec.Command(path, "--cluster", "reshard", from.Addr, "--cluster-from", nodeID(t, from), "--cluster-to", nodeID(t, to),
+		"--cluster-slots", "1", "--cluster-yes").CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
 
 func nodeID(t testing.TB, node *Server) string {

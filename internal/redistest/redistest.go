@@ -155,6 +155,12 @@ func find() (path, version string) {
 	return path, "redis-server"
 }
 
+// isVersion reports whether the version of redis-server begins so.
+func isVersion(prefix string) bool {
+	_, version := find()
+	return strings.HasPrefix(version, "redis-server "+prefix)
+}
+
 func requireServer(t testing.TB) {
 	t.Helper()
 	if path, _ := find(); path != "" {

@@ -87,6 +87,41 @@ func (s *Sentinel) Replicas(t testing.TB) []*Server {
 	return slices.DeleteFunc(slices.Clone(s.servers), func(other *Server) bool { return other == primary })
 }
 
+// The user that Isolate leaves alone.
+const appUser, appPassword = "app", "app"
+
+// AppClient is a Client whose connections Isolate leaves alone.
+func (s *Sentinel) AppClient(t testing.TB, options ...func(*redis.FailoverOptions)) redis.UniversalClient {
+	t.Helper()
+	for _, server := range s.servers {
+		require.NoError(t, server.client(t).ACLSetUser(t.Context(), appUser, "on", ">"+appPassword, "allkeys", "allchannels", "allcommands").Err())
+	}
+	return s.Client(t, append(options, func(o *redis.FailoverOptions) { o.Username, o.Password = appUser, appPassword })...)
+}
+
+// Isolate cuts the primary off from its replicas and, after alone, from the sentinels. It
+// returns when they have elected another, while the old one goes on to serve every
+// AppClient. After heal that is a replica, and another failover could succeed.
+func (s *Sentinel) Isolate(t testing.TB, alone func()) (old *Server, heal func()) {
+	t.Helper()
+	old = s.Primary(t)
+	app := Client(t, &redis.Options{Addr: old.Addr, Username: appUser, Password: appPassword, MaxRetries: -1})
+	require.NoError(t, app.ACLSetUser(t.Context(), "default", "off").Err())
+	require.NoError(t, app.ClientKillByFilter(t.Context(), "TYPE", "replica").Err())
+	alone()
+	require.NoError(t, app.ClientKillByFilter(t.Context(), "USER", "default").Err())
+	for end := time.Now().Add(time.Minute); s.Primary(t) == old; time.Sleep(5 * time.Millisecond) { // votes can be split
+		require.True(t, time.Now().Before(end), "no other primary is elected")
+	}
+	return old, func() {
+		t.Helper()
+		require.NoError(t, app.ACLSetUser(t.Context(), "default", "on").Err())
+		for _, sentinel := range s.sentinels {
+			Eventually(t, func() bool { return couldFailOver(sentinel, len(s.servers)-1) }, "a sentinel that could fail over again")
+		}
+	}
+}
+
 // writeConfigs tells the sentinels of the replicas and of one another, so that
 // they need not wait for announcements.
 func (s *Sentinel) writeConfigs(t testing.TB, primary *Server, replicas []*Server) {

@@ -42,6 +42,15 @@ func Start(t testing.TB, args ...string) *Server {
 	return s
 }
 
+// Debug are the arguments of a server that runs DEBUG. Redis 6.2 does so anyway, and does
+// not know them.
+func Debug() []string {
+	if isVersion("6.") {
+		return nil
+	}
+	return []string{"--enable-debug-command", "yes"}
+}
+
 // Kill ends the process with SIGKILL and waits for it.
 func (s *Server) Kill() {
 	_ = s.cmd.Process.Kill()

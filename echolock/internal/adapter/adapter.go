@@ -137,6 +137,7 @@ func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config 
 			result = next(c)
 			if tapped && result != nil && !written() {
 				e.Answer(c, result) // now, since it is the response
+				result = nil        // echo would answer it once more
 			}
 		},
 		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {

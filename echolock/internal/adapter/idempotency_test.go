@@ -25,21 +25,23 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 			handler func(x exchange) error
 			status  int
 			kept    bool
+			errors  int64 // that reach echo's error handler, of each run
 		}{
-			"text":     {func(x exchange) error { return x.String(http.StatusCreated, "caf\u00e9") }, http.StatusCreated, true},
-			"nothing":  {func(exchange) error { return nil }, http.StatusOK, true},
-			"status":   {func(x exchange) error { return x.NoContent(http.StatusNoContent) }, http.StatusNoContent, true},
-			"refusal":  {func(exchange) error { return v.failure(http.StatusUnprocessableEntity) }, http.StatusUnprocessableEntity, true},
-			"failure":  {func(exchange) error { return v.failure(http.StatusBadGateway) }, http.StatusBadGateway, false},
-			"an error": {func(exchange) error { return errors.New("no") }, http.StatusInternalServerError, false},
+			"text":     {func(x exchange) error { return x.String(http.StatusCreated, "caf\u00e9") }, http.StatusCreated, true, 0},
+			"nothing":  {func(exchange) error { return nil }, http.StatusOK, true, 0},
+			"status":   {func(x exchange) error { return x.NoContent(http.StatusNoContent) }, http.StatusNoContent, true, 0},
+			"refusal":  {func(exchange) error { return v.failure(http.StatusUnprocessableEntity) }, http.StatusUnprocessableEntity, true, 1},
+			"failure":  {func(exchange) error { return v.failure(http.StatusBadGateway) }, http.StatusBadGateway, false, 1},
+			"an error": {func(exchange) error { return errors.New("no") }, http.StatusInternalServerError, false, 1},
 			"an error after the response": {func(x exchange) error {
 				_ = x.String(http.StatusCreated, "made")
 				return errors.New("no")
-			}, http.StatusCreated, true},
+			}, http.StatusCreated, true, 1},
 		} {
-			var runs atomic.Int64
+			var runs, handled atomic.Int64
 			h := v.start(service{
 				guard: core.NewGuard(b.Locker, nil), key: orderKey, options: []httplock.Option{httplock.WithIdempotency(store)},
+				onError: func(error) { handled.Add(1) },
 				handler: func(x exchange) error {
 					runs.Add(1)
 					return test.handler(x)
@@ -54,6 +56,7 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 			require.Equal(t, test.status, first.Status, name)
 			require.Equal(t, test.status, second.Status, name)
 			require.Equal(t, first.Body, second.Body, name)
+			require.Equal(t, test.errors*runs.Load(), handled.Load(), "%s: calls of the error handler", name)
 			if test.kept {
 				require.EqualValues(t, 1, runs.Load(), name)
 				require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), name)

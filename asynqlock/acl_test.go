@@ -1,0 +1,46 @@
+package asynqlock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// The middleware's locks have a user of their own, and tasks that are refused come back,
+// or wait for their key.
+func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
+	t.Parallel()
+	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "perkey"}
+	b := setup(t, env)
+	redistest.AddUser(t, b.rdb, "locks", redistest.Rights(t, "locks", "locks that are waited for", "an Observer"))
+	limited := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "locks", Password: redistest.Password})
+	locker, err := core.New(limited, core.WithObserver(b.conflicts))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, locker.Close()) }()
+
+	for _, policy := range []core.ConflictPolicy{nil, retry.Policy{MaxWait: time.Minute}} {
+		release := b.hold(t, key)
+		b.conflicts.n.Store(0)
+		ran := make(chan struct{}, 1)
+		stop := b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(locker, policy), walletKey, soon)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		b.enqueue(t, task(), asynq.MaxRetry(0))
+		b.untilConflicts(t, 1)
+		release()
+		<-ran
+		stop()
+	}
+	require.Empty(t, redistest.Denied(t, b.rdb), "nothing more was asked for")
+}

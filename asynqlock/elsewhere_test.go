@@ -1,0 +1,295 @@
+package asynqlock_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
+)
+
+// elsewhere is a Redis that is not the one of the server's queues.
+func elsewhere(t *testing.T) *redis.Client {
+	t.Helper()
+	server, err := embedded.Start()
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	return redistest.Client(t, redisAt(server.Addr()))
+}
+
+// serveElsewhere starts a server whose Configure was given another Redis.
+func (b *bench) serveElsewhere(t *testing.T, cfg asynq.Config, other redis.UniversalClient, h asynq.Handler) (stop func()) {
+	t.Helper()
+	require.NoError(t, asynqlock.Configure(&cfg, other))
+	return b.start(t, cfg, h)
+}
+
+const elsewhereWarning = "the Redis that Configure was given does not have this task as active"
+
+func requireWarnedOnce(t *testing.T, log *testbed.Log) {
+	t.Helper()
+	redistest.Eventually(t, func() bool { return strings.Contains(log.String(), "level=ERROR") }, "the error is logged")
+	require.Equal(t, 1, strings.Count(log.String(), "level=ERROR"), log.String())
+	require.Contains(t, log.String(), elsewhereWarning)
+	requireNoSecret(t, log.String())
+}
+
+// Many tasks without a retry fight for few keys, while the other Redis knows the queue as well.
+func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
+	t.Parallel()
+	b := setup(t, redistest.Real(t))
+	server := redistest.Start(t)
+	other := redistest.Client(t, redisAt(server.Addr))
+	_, err := asynq.NewClientFromRedisClient(other).Enqueue(task(), asynq.Queue(b.queue), asynq.ProcessIn(time.Hour))
+	require.NoError(t, err)
+	before := redistest.Keys(t, other, "asynq:")
+
+	const tasks, wallets = 300, 10
+	var (
+		log    testbed.Log
+		mu     sync.Mutex
+		ran    = make(map[string]int)
+		inside [wallets]alone
+		done   = make(chan struct{}, tasks)
+	)
+	cfg := b.config()
+	cfg.Concurrency = 30
+	b.serveElsewhere(t, cfg, other, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+		asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			id, _ := asynq.GetTaskID(ctx)
+			var wallet, n int
+			_, err := fmt.Sscanf(string(task.Payload()), `{"user_id":%d,"n":%d}`, &wallet, &n)
+			assert.NoError(t, err)
+			defer inside[wallet].enter(t)()
+			time.Sleep(5 * time.Millisecond)
+			mu.Lock()
+			ran[id]++
+			mu.Unlock()
+			done <- struct{}{}
+			return nil
+		})))
+	ids := make([]string, tasks)
+	for n := range ids {
+		payload := fmt.Appendf(nil, `{"user_id":%d,"n":%d}`, n%wallets, n)
+		ids[n] = b.enqueue(t, asynq.NewTask(kind, payload), asynq.MaxRetry(0), asynq.Retention(time.Hour))
+	}
+	for n := range tasks {
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			b.requireArchived(t, 0)
+			require.FailNow(t, "no task ran for 30 s", "%d of %d ran", n, tasks)
+		}
+	}
+	for _, id := range ids {
+		b.untilState(t, id, asynq.TaskStateCompleted)
+		require.Equal(t, 1, ran[id])
+	}
+	require.Positive(t, b.conflicts.n.Load())
+	b.requireArchived(t, 0)
+	require.Empty(t, b.all(t))
+	require.Equal(t, before, redistest.Keys(t, other, "asynq:"), "nothing was written there")
+	requireWarnedOnce(t, &log)
+}
+
+// The other Redis has a task of the same id, as that of another environment may. To clone that one
+// and revoke this one would move the task to where its server never looks.
+func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
+	for _, maxRetry := range []int{0, 3} {
+		t.Run(fmt.Sprint("MaxRetry ", maxRetry), func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				release := b.hold(t, key)
+				other := elsewhere(t)
+				_, err := asynq.NewClientFromRedisClient(other).Enqueue(task(),
+					asynq.Queue(b.queue), asynq.TaskID("x"), asynq.MaxRetry(maxRetry), asynq.ProcessIn(time.Hour))
+				require.NoError(t, err)
+				before := redistest.Keys(t, other, "asynq:")
+
+				log := &testbed.Log{}
+				ran := make(chan string, 10)
+				b.serveElsewhere(t, b.config(), other, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+					asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+						id, _ := asynq.GetTaskID(ctx)
+						ran <- id
+						return nil
+					})))
+				b.enqueue(t, task(), asynq.TaskID("x"), asynq.MaxRetry(maxRetry), asynq.Retention(time.Hour))
+				b.untilConflicts(t, 3)
+				requireWarnedOnce(t, log)
+				release()
+				require.Equal(t, "x", <-ran)
+				b.untilState(t, "x", asynq.TaskStateCompleted)
+				require.Equal(t, before, redistest.Keys(t, other, "asynq:"), "nothing was written there")
+				b.requireArchived(t, 0)
+			})
+		})
+	}
+}
+
+func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		log := &testbed.Log{}
+		b.serveElsewhere(t, b.config(), elsewhere(t),
+			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+		id := b.enqueue(t, task(), asynq.MaxRetry(3))
+		info := b.untilState(t, id, asynq.TaskStateRetry)
+		require.EqualValues(t, 1, b.conflicts.n.Load())
+		requireWarnedOnce(t, log)
+		require.Contains(t, info.LastErr, elsewhereWarning)
+		require.Contains(t, info.LastErr, "(refusal 1 since")
+		require.Zero(t, info.Retried)
+		requireNoSecret(t, info.LastErr)
+	})
+}
+
+// A task that stays in its worker is handed out again when its server shuts down.
+func TestConfigure_AnotherRedisKeepsTheTaskThroughAShutdown(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		cfg := b.config()
+		cfg.ShutdownTimeout = time.Millisecond
+		stop := b.serveElsewhere(t, cfg, elsewhere(t), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
+		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
+		b.untilConflicts(t, 2)
+		stop()
+		require.Equal(t, asynq.TaskStatePending, b.info(t, id).State)
+		release()
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(
+			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))
+		b.untilState(t, id, asynq.TaskStateCompleted)
+	})
+}
+
+func TestConfigure_AnotherRedisDoesNotUndoTheAge(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		b.serveElsewhere(t, b.config(), elsewhere(t),
+			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(time.Second))(mustNotRun(t)))
+		id := b.enqueue(t, task(), asynq.MaxRetry(0))
+		info := b.untilState(t, id, asynq.TaskStateArchived)
+		require.Contains(t, info.LastErr, "task was deferred for too long")
+	})
+}
+
+// A client of no use is as bad as one of another Redis: a read replica's, one without rights.
+func TestConfigure_ARedisThatTakesNoCloneArchivesNoTask(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		rdb := env.Client(t)
+		var hook trouble
+		hook.left.Store(math.MaxInt64)
+		rdb.AddHook(&hook)
+		log := &testbed.Log{}
+		ran := make(chan struct{}, 10)
+		b.serveElsewhere(t, b.config(), rdb, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+			asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
+		b.untilConflicts(t, 3)
+		require.Equal(t, asynq.TaskStateActive, b.info(t, id).State)
+		release()
+		<-ran
+		b.untilState(t, id, asynq.TaskStateCompleted)
+		require.Equal(t, 1, strings.Count(log.String(), "level="), log.String())
+		require.Contains(t, log.String(), "level=WARN")
+		require.Contains(t, log.String(), errOops.Error())
+	})
+}
+
+// asynq bounds every task's time in a worker.
+func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		cfg := b.config()
+		reported := make(chan error, 10)
+		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
+		returned := make(chan error, 10)
+		guarded := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t))
+		b.serveElsewhere(t, cfg, elsewhere(t), asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			err := guarded.ProcessTask(ctx, task)
+			returned <- err
+			return err
+		}))
+		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(time.Second))
+		require.ErrorIs(t, <-reported, context.DeadlineExceeded)
+		err := <-returned
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.ErrorContains(t, err, "its time is over")
+		require.NotErrorIs(t, err, asynqlock.ErrDeferred)
+		requireNoSecret(t, err.Error())
+		b.untilState(t, id, asynq.TaskStateArchived)
+	})
+}
+
+// While a task stays in its worker it holds no key of the guards around, as other tasks may
+// hold them in another order.
+func TestConfigure_AnotherRedisHoldsNoOuterKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan struct{}, 10)
+		mux := asynq.NewServeMux()
+		mux.Use(
+			asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("type:"), soon),
+			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon),
+		)
+		mux.HandleFunc(kind, func(context.Context, *asynq.Task) error {
+			ran <- struct{}{}
+			return nil
+		})
+		b.serveElsewhere(t, b.config(), elsewhere(t), mux)
+		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
+		b.untilConflicts(t, 2)
+		redistest.Eventually(t, func() bool {
+			lease, err := b.rival.TryAcquire(t.Context(), "type:"+kind)
+			return err == nil && lease.Release(t.Context()) == nil
+		}, "the outer key is free")
+		release()
+		<-ran
+		b.untilState(t, id, asynq.TaskStateCompleted)
+		require.Empty(t, ran)
+	})
+}
+
+// The same through a server's own client: nothing is amiss, and nothing is logged.
+func TestConfigure_TheServersRedisIsNotTakenForAnother(t *testing.T) {
+	t.Parallel()
+	b := setup(t, redistest.Real(t))
+	log := &testbed.Log{}
+	const tasks = 300
+	var inside alone
+	b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+		asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			defer inside.enter(t)()
+			return nil
+		})))
+	for n := range tasks {
+		b.enqueue(t, task(), asynq.MaxRetry(n%2))
+	}
+	redistest.Eventually(t, func() bool { return inside.runs.Load() == tasks }, "all ran")
+	require.Positive(t, b.conflicts.n.Load())
+	require.Empty(t, log.String())
+	b.requireArchived(t, 0)
+}

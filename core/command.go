@@ -1,0 +1,178 @@
+package core
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// command is a script call under way. A call in flight cannot be called back: so
+// that its caller can go away all the same, either the caller takes the reply, or
+// what came of it is taken back. The swap of state decides which.
+type command struct {
+	script *script
+	record string
+	single onceCmd
+	once   bool // never to be sent again by go-redis: a second reply would mean something else
+	ctx    callContext
+	args   [12]any
+	n      int
+	many   []any // the arguments, if there are more
+
+	// What is to be taken back if nobody takes the reply; "": nothing.
+	key, entry string
+	keys       []string // if there are more: key is the first
+
+	tries int  // how often a pipeline with it has failed
+	fresh bool // the entry is in no record unless this command put it there
+
+	// Where it is, guarded by the batcher's mu.
+	queuedIn *batcher
+	flight   *flight
+	state    atomic.Int32
+	reply    chan result // holds one
+	timer    *time.Timer
+
+	tell func(result) // takes the reply in place of a caller who waits
+}
+
+type result struct {
+	val any
+	err error
+}
+
+const (
+	replyAwaited int32 = iota
+	replyTaken
+	replyAbandoned
+)
+
+func newCommand() any {
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	return &command{reply: make(chan result, 1), timer: timer}
+}
+
+func (d *deployment) command(ctx context.Context, s *script, once bool, record string, args ...any) *command {
+	c := d.commands.Get().(*command)
+	c.script, c.record, c.once = s, record, once
+	c.ctx.Context = ctx
+	if c.ctx.gone == nil {
+		c.ctx.gone = make(chan struct{})
+	}
+	c.args[0], c.args[1], c.args[2], c.args[3] = "evalsha", s.hash, 1, record
+	c.n = 4 + copy(c.args[4:], args)
+	c.state.Store(replyAwaited)
+	return c
+}
+
+// add adds an argument.
+func (c *command) add(arg any) {
+	c.args[c.n] = arg
+	c.n++
+}
+
+// recycle takes back a command whose reply was taken.
+func (d *deployment) recycle(c *command) {
+	if c.tell != nil {
+		c.tell, c.ctx.gone = nil, nil // others may have the channel
+	}
+	c.ctx.Context, c.record, c.key, c.entry, c.single.Cmd = nil, "", "", "", nil
+	c.many, c.keys, c.fresh, c.tries, c.queuedIn, c.flight = nil, nil, false, 0, nil, nil
+	clear(c.args[:])
+	d.commands.Put(c)
+}
+
+// deliver hands the reply to the caller, if there is one.
+func (d *deployment) deliver(c *command, r result) {
+	if tell := c.tell; tell != nil {
+		d.recycle(c)
+		tell(r)
+		return
+	}
+	if c.state.CompareAndSwap(replyAwaited, replyTaken) {
+		c.reply <- r
+		return
+	}
+	d.takeBack(c, r)
+}
+
+// abandon leaves the command to itself.
+func (d *deployment) abandon(c *command) {
+	n := d.batcher(c.record) // c may be another call's as soon as it is abandoned
+	if c.state.CompareAndSwap(replyAwaited, replyAbandoned) {
+		close(c.ctx.gone)
+		n.forget(c)
+		return
+	}
+	d.takeBack(c, <-c.reply)
+}
+
+// unwanted reports whether nobody waits for the reply any more.
+func (c *command) unwanted() bool {
+	return c.state.Load() == replyAbandoned || c.tell != nil && c.ctx.Err() != nil
+}
+
+// takeBack gives back what came of a command whose reply nobody uses.
+func (d *deployment) takeBack(c *command, r result) {
+	key, keys, entry := c.key, c.keys, c.entry
+	switch {
+	case entry == "" || c.fresh && isUnsent(r.err):
+	case keys == nil:
+		reply, _ := parseAcquire(r)
+		d.events.orphaned(key, entry, reply.fence, reply.server)
+	default:
+		for _, key := range keys {
+			d.events.orphaned(key, entry, 0, 0)
+		}
+	}
+}
+
+func (c *command) arguments() []any {
+	if c.many != nil {
+		return c.many
+	}
+	return c.args[:c.n]
+}
+
+// redis gives the command to process as go-redis knows it; once: go-redis is not to send it
+// again by itself.
+func (c *command) redis(process func(context.Context, redis.Cmder) error, once bool) *redis.Cmd {
+	cmd := redis.NewCmd(&c.ctx, c.arguments()...)
+	cmd.SetFirstKeyPos(3)
+	if once {
+		c.single.Cmd = cmd
+		_ = process(&c.ctx, &c.single)
+	} else {
+		_ = process(&c.ctx, cmd)
+	}
+	return cmd
+}
+
+// onceCmd keeps go-redis from sending a command again by itself: whether a
+// release ran before decides what its answer means.
+type onceCmd struct{ *redis.Cmd }
+
+func (*onceCmd) NoRetry() bool { return true }
+
+// callContext has the values of a caller's ctx, and ends when the caller has gone:
+// that ends go-redis's own retries.
+type callContext struct {
+	context.Context
+	gone chan struct{}
+}
+
+func (c *callContext) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+func (c *callContext) Done() <-chan struct{} { return c.gone }
+
+func (c *callContext) Err() error {
+	select {
+	case <-c.gone:
+		return context.Canceled
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,186 @@
+package core
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/listener"
+)
+
+// deployment is the store of one server, or of one Cluster.
+type deployment struct {
+	*lifecycle
+	events     events
+	id, prefix string
+	rdb        redis.UniversalClient
+	single     bool                 // one node serves all keys
+	cluster    *redis.ClusterClient // rdb, if it is one
+	retries    int                  // of a command that the server did not answer: rdb's own
+	renewer    renewer
+
+	batchersMu sync.Mutex
+	batchers   map[*redis.Client]*batcher
+	commands   sync.Pool   // not global: a pool would carry channels between synctest's bubbles
+	mapped     atomic.Bool // the Cluster's slots are known
+	mapping    atomic.Bool // they are being asked for
+
+	cancellations cancellations
+	subscription  *listener.Listener
+	deaf          bool // there is no subscription, and it was warned of; the listener's
+}
+
+// newDeployment makes the store on rdb of the Locker with this id. The client for
+// renewals is own, or, if that is nil, one like rdb.
+func newDeployment(rdb, own redis.UniversalClient, id, prefix string, c *lifecycle, e events) *deployment {
+	d := &deployment{
+		lifecycle: c, events: e, id: id, prefix: prefix, rdb: rdb, renewer: renewer{rdb: own},
+		batchers: map[*redis.Client]*batcher{},
+	}
+	d.commands.New = newCommand
+	d.cancellations.d = d
+	switch client := rdb.(type) {
+	case *redis.Client:
+		d.single, d.retries = true, client.Options().MaxRetries
+	case *redis.ClusterClient:
+		d.cluster, d.retries = client, client.Options().MaxRedirects
+	}
+	d.renewer.connect(rdb)
+	d.subscription = listener.New(rdb, channelPrefix(prefix)+id, d.subscribed, d.unsubscribed, e.message)
+	return d
+}
+
+func (d *deployment) start()          { d.subscription.Start() }
+func (d *deployment) listening() bool { return d.subscription.Up() }
+func (d *deployment) queues() bool    { return true }
+
+func (d *deployment) close() {
+	d.batchersMu.Lock()
+	defer d.batchersMu.Unlock()
+	for _, b := range d.batchers {
+		b.close()
+	}
+	d.renewer.close() // ends the renewals that are out
+}
+
+func (d *deployment) wait() {
+	d.subscription.Close()
+	d.running.Wait()
+}
+
+func (d *deployment) sameAs(other store) bool {
+	o, ok := other.(*deployment)
+	return ok && d.rdb == o.rdb
+}
+
+func (d *deployment) mark() any {
+	switch {
+	case !d.subscription.Up():
+		return markPolls
+	case d.single:
+		return markListens
+	default:
+		return markElsewhere
+	}
+}
+
+// forgetIfGone forgets a Cluster's node that serves no slots any more: it has left, or is a
+// replica now. It reports whether it did.
+func (d *deployment) forgetIfGone(n *batcher) bool {
+	if n.node == nil {
+		return false
+	}
+	serves := false
+	err := d.cluster.ForEachMaster(context.Background(), func(_ context.Context, node *redis.Client) error {
+		if node == n.node {
+			serves = true
+		}
+		return nil
+	})
+	if err != nil || serves {
+		return false
+	}
+	d.batchersMu.Lock()
+	delete(d.batchers, n.node)
+	d.batchersMu.Unlock()
+	n.close()
+	n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
+	return true
+}
+
+func (d *deployment) nodeOf(record string) any { return d.node(record) }
+
+// node is the node that serves a record, on a Cluster whose slots are known. It is
+// nil otherwise: go-redis finds the way.
+func (d *deployment) node(record string) *redis.Client {
+	if d.cluster == nil {
+		return nil
+	}
+	if !d.mapped.Load() {
+		if d.mapping.CompareAndSwap(false, true) { // it may take long
+			d.background(func() {
+				_, err := d.cluster.MasterForKey(context.Background(), record)
+				d.mapped.Store(err == nil)
+				d.mapping.Store(false)
+			})
+		}
+		return nil
+	}
+	node, err := d.cluster.MasterForKey(context.Background(), record)
+	if err != nil {
+		return nil
+	}
+	return node
+}
+
+// subscribed takes word that there is a subscription. The listener calls it and
+// unsubscribed on one goroutine.
+func (d *deployment) subscribed() {
+	if d.renewer.follow() {
+		d.events.renewSoon()
+	}
+	d.events.lookAgain()
+	if d.deaf {
+		d.deaf = false
+		d.events.warn(Warning{Kind: WarnNoSubscription, Resolved: true})
+	}
+}
+
+// unsubscribed takes word that there is no subscription.
+func (d *deployment) unsubscribed(err error) {
+	d.deaf = true
+	d.renewer.follow() // the connections that there are may be to an old primary
+	d.events.warn(Warning{Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err})
+}
+
+// acquire implements store.
+func (d *deployment) acquire(ctx context.Context, q question, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
+	cmd := d.command(ctx, acquireScript, false, q.record, q.entry, q.lease.Milliseconds(), q.what, q.mark, q.watch)
+	if q.keep > 0 {
+		cmd.add(q.keep.Milliseconds())
+	}
+	cmd.key, cmd.entry, cmd.fresh = q.key, q.entry, q.fresh
+	r, stopped, err := d.ask(ctx, "acquire", cmd, q.timeout, stop)
+	if err != nil || stopped {
+		return reply, stopped, err
+	}
+	defer d.recycle(cmd)
+	if reply, err = parseAcquire(r); err != nil {
+		if !isUnsent(err) { // else the entry is as it was
+			d.takeBack(cmd, r)
+		}
+		return reply, false, unavailable("acquire", q.key, err)
+	}
+	if reply.granted {
+		if err = q.late(ctx); err != nil {
+			d.takeBack(cmd, r)
+		}
+	}
+	return reply, false, err
+}
+
+func (d *deployment) publish(ctx context.Context, locker, text string) {
+	d.rdb.Publish(ctx, channelPrefix(d.prefix)+locker, text)
+}

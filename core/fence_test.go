@@ -1,0 +1,264 @@
+package core_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+// fencedStore is a row of a table with a column for the fence. Each method is a statement of SQL.
+type fencedStore struct {
+	mu    sync.Mutex
+	fence int64
+	value int
+
+	accepted, refused int
+	stale             int // accepted, although the writer had not read the last value
+}
+
+// claim is UPDATE … SET fence = $1 WHERE id = $2 AND fence <= $1.
+func (s *fencedStore) claim(fence int64) (ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if fence < s.fence {
+		s.refused++
+		return false
+	}
+	s.fence = fence
+	return true
+}
+
+func (s *fencedStore) read() (value int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.value
+}
+
+// write is UPDATE … SET value = … WHERE id = $2 AND fence = $1.
+func (s *fencedStore) write(fence int64, was, value int) (ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.set(fence == s.fence, was, value)
+}
+
+// writeUnclaimed is UPDATE … SET value = …, fence = $1 WHERE id = $2 AND fence <= $1.
+func (s *fencedStore) writeUnclaimed(fence int64, was, value int) (ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.set(fence >= s.fence, was, value) {
+		return false
+	}
+	s.fence = fence
+	return true
+}
+
+func (s *fencedStore) set(ok bool, was, value int) bool {
+	if !ok {
+		s.refused++
+		return false
+	}
+	if s.value != was {
+		s.stale++
+	}
+	s.value = value
+	s.accepted++
+	return true
+}
+
+// A payer pays an order that is not paid: value 0. Each step is a statement, and reports whether it
+// goes on.
+type payer []func() bool
+
+// claimsFirst is what the documentation advises.
+func claimsFirst(s *fencedStore, fence int64) payer {
+	var was int
+	return payer{
+		func() bool { return s.claim(fence) },
+		func() bool { was = s.read(); return was == 0 },
+		func() bool { return s.write(fence, was, 1) },
+	}
+}
+
+// comparesAtTheWrite is what it warns of.
+func comparesAtTheWrite(s *fencedStore, fence int64) payer {
+	var was int
+	return payer{
+		func() bool { was = s.read(); return was == 0 },
+		func() bool { return s.writeUnclaimed(fence, was, 1) },
+	}
+}
+
+// holdersOfOneKey returns the fences of leases of which each but the last was taken away while
+// its holder, who has stopped, does not know.
+func holdersOfOneKey(t *testing.T, l *core.Locker, n int) (fences []int64) {
+	t.Helper()
+	for len(fences) < n {
+		lease, err := l.TryAcquire(t.Context(), "order:42")
+		require.NoError(t, err)
+		fences = append(fences, lease.Fence())
+		forced, err := l.ForceRelease(t.Context(), "order:42", lease.Fence())
+		require.NoError(t, err)
+		require.True(t, forced)
+	}
+	return fences
+}
+
+// everyOrder lets the payers take their steps in each order that there is, on a store of its own.
+func everyOrder(fences []int64, recipe func(*fencedStore, int64) payer, check func(*fencedStore)) {
+	var next func(steps []int)
+	steps := len(recipe(&fencedStore{}, 0))
+	next = func(sofar []int) {
+		if len(sofar) == steps*len(fences) {
+			s := &fencedStore{}
+			payers := make([]payer, len(fences))
+			for i, fence := range fences {
+				payers[i] = recipe(s, fence)
+			}
+			for _, i := range sofar {
+				if len(payers[i]) > 0 {
+					if payers[i][0]() {
+						payers[i] = payers[i][1:]
+					} else {
+						payers[i] = nil
+					}
+				}
+			}
+			check(s)
+			return
+		}
+		for i := range fences {
+			if count(sofar, i) < steps {
+				next(append(slices.Clip(sofar), i))
+			}
+		}
+	}
+	next(nil)
+}
+
+func count(all []int, one int) (n int) {
+	for _, i := range all {
+		if i == one {
+			n++
+		}
+	}
+	return n
+}
+
+func TestFence_ClaimedBeforeTheReadPaysOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := lockerOn(t, env.Client(t), env.Prefix)
+		for holders, orders := range map[int]int{2: 20, 3: 1680} {
+			seen := 0
+			everyOrder(holdersOfOneKey(t, l, holders), claimsFirst, func(s *fencedStore) {
+				seen++
+				require.Equal(t, 1, s.accepted, "payments")
+				require.Zero(t, s.stale)
+			})
+			require.Equal(t, orders, seen)
+		}
+	})
+}
+
+// Why the claim comes first: a store that compares fences at the write alone takes the write of a
+// holder which lost its key after its read, as long as the next holder has not written.
+func TestFence_ComparedAtTheWriteAlonePaysTwice(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := lockerOn(t, env.Client(t), env.Prefix)
+		seen, twice := 0, 0
+		everyOrder(holdersOfOneKey(t, l, 2), comparesAtTheWrite, func(s *fencedStore) {
+			seen++
+			if s.accepted == 2 {
+				twice++
+			}
+		})
+		require.Equal(t, 6, seen)
+		require.Equal(t, 2, twice, "both read, then the stale holder writes, then the other one")
+	})
+}
+
+// addOne follows the recipe. It reports whether the claim was taken.
+func addOne(store *fencedStore, fence int64, pause func()) (claimed bool) {
+	if !store.claim(fence) {
+		return false
+	}
+	was := store.read()
+	pause()
+	store.write(fence, was, was+1)
+	return true
+}
+
+// takeAway takes a key from its holders, again and again.
+func takeAway(l *core.Locker, key string, over <-chan struct{}) {
+	for {
+		select {
+		case <-over:
+			return
+		case <-time.After(rand.N(5 * time.Millisecond)):
+		}
+		info, err := l.Inspect(context.Background(), key)
+		if err == nil && len(info.Holders) > 0 {
+			_, _ = l.ForceRelease(context.Background(), key, info.Holders[0].Fence)
+		}
+	}
+}
+
+// Holders that ignore their contexts, and lose their keys at any moment.
+func TestFence_ClaimedBeforeTheReadTakesNoStaleWrite(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const keys, holders, rounds = 4, 8, 25
+		var (
+			lockers = []*core.Locker{lockerOn(t, env.Client(t), env.Prefix), lockerOn(t, env.Client(t), env.Prefix)}
+			stores  [keys]fencedStore
+			names   = keyNames(keys)
+			lost    atomic.Int64
+			working sync.WaitGroup
+			thief   sync.WaitGroup
+		)
+		pause := func() { time.Sleep(rand.N(2 * time.Millisecond)) }
+		for i := range keys * holders {
+			l, key, store := lockers[i%2], names[i%keys], &stores[i%keys]
+			working.Go(func() {
+				for range rounds {
+					lease, err := l.Acquire(context.Background(), key)
+					if !assert.NoError(t, err) {
+						return
+					}
+					pause()
+					// Later work under the same lease claims again: it has the same fence.
+					if addOne(store, lease.Fence(), pause) {
+						pause()
+						addOne(store, lease.Fence(), func() {})
+					}
+					if lease.Release(context.Background()) != nil {
+						lost.Add(1)
+					}
+				}
+			})
+		}
+		over := make(chan struct{})
+		for _, key := range names {
+			thief.Go(func() { takeAway(lockers[0], key, over) })
+		}
+		working.Wait()
+		close(over)
+		thief.Wait()
+		refused := 0
+		for i := range stores {
+			require.Zero(t, stores[i].stale)
+			require.Equal(t, stores[i].accepted, stores[i].value, "no write was overwritten")
+			refused += stores[i].refused
+		}
+		require.Positive(t, lost.Load())
+		require.Positive(t, refused, "stale holders came to the store")
+	})
+}

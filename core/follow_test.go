@@ -1,0 +1,189 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+const (
+	followFailovers = 3 // in a row
+	followLeases    = 50
+	followTTL       = 9 * time.Second
+)
+
+// A primary that is cut off from the other servers goes on to answer its clients: what
+// it renews is worth nothing, and what it publishes reaches nobody who has left it.
+func TestRenewalsAndTheSubscriptionFollowEachFailover(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	rdb, otherRdb := s.AppClient(t), s.AppClient(t)
+	holder, other := lockerOn(t, rdb, "p", core.WithTTL(followTTL)), lockerOn(t, otherRdb, "p", core.WithTTL(followTTL))
+	for round := range followFailovers {
+		kept := takeAll(t, holder, fmt.Sprintf("kept %d", round), core.LeaseTTL(10*followTTL))
+		warm(t, other)
+		time.Sleep(1500 * time.Millisecond) // renewed, replicated, and listening
+		grants := waitForAll(t, other, kept)
+
+		var lost []*core.Lease
+		old, heal := s.Isolate(t, func() { lost = takeAll(t, holder, fmt.Sprintf("lost %d", round)) })
+		redistest.Eventually(t, func() bool {
+			return serves(t, rdb) != old.Addr && serves(t, otherRdb) != old.Addr
+		}, "clients that follow")
+
+		followed := time.Now()
+		for _, lease := range lost {
+			select {
+			case <-lease.Context().Done():
+			case <-time.After(time.Until(followed.Add(followTTL / 3))):
+				require.Fail(t, "a lease is not lost", "round %d: the old primary still renews %q", round, lease.Key())
+			}
+			require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		}
+		t.Logf("round %d: lost within %s", round, time.Since(followed).Round(time.Millisecond))
+
+		var wakes []time.Duration
+		for _, lease := range kept {
+			require.NoError(t, context.Cause(lease.Context()), "the new primary has it")
+			released := time.Now()
+			require.NoError(t, lease.Release(t.Context()))
+			g := <-grants[lease.Key()]
+			require.NoError(t, g.err)
+			wakes = append(wakes, g.at.Sub(released))
+			require.NoError(t, g.lease.Release(t.Context()))
+		}
+		require.Less(t, median(wakes), wokenWithin, "round %d: woken, and not by asking once a second", round)
+		heal()
+	}
+}
+
+// A new primary that this process cannot reach, while it reaches the old one, is no reason
+// to trust what the old one renews.
+func TestAFailoverThatCannotBeFollowedIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	others := s.Replicas(t)
+	var apart atomic.Bool
+	rdb := s.AppClient(t, func(o *redis.FailoverOptions) {
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if apart.Load() && slices.ContainsFunc(others, func(s *redistest.Server) bool { return s.Addr == addr }) {
+				return nil, errors.New("there is no way to it")
+			}
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}
+	})
+	seen := newWatch()
+	l := lockerOn(t, rdb, "p", core.WithTTL(followTTL), core.WithObserver(seen))
+	leases := takeAll(t, l, "lost")
+	redistest.Eventually(t, l.Listening, "a subscription")
+	time.Sleep(1500 * time.Millisecond) // renewed
+
+	apart.Store(true)
+	_, heal := s.Isolate(t, func() {})
+	w := warningOf(t, seen, core.WarnNoSubscription)
+	require.False(t, w.Resolved)
+	require.ErrorContains(t, w.Err, "there is no way to it")
+	for _, lease := range leases {
+		select {
+		case <-lease.Context().Done():
+		case <-time.After(2 * followTTL):
+			require.Fail(t, "a lease is not lost", "the old primary still renews %q", lease.Key())
+		}
+	}
+	heal()
+	apart.Store(false)
+	require.True(t, warningOf(t, seen, core.WarnNoSubscription).Resolved)
+	warm(t, l)
+}
+
+// Where channels are denied nothing tells that the client has gone elsewhere.
+func TestRenewalsFollowAFailoverWithoutASubscription(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartSentinel(t)
+	rdb := s.AppClient(t)
+	user := rdb.(*redis.Client).Options().Username
+	for _, server := range append(s.Replicas(t), s.Primary(t)) {
+		require.NoError(t, redistest.Client(t, &redis.Options{Addr: server.Addr}).ACLSetUser(t.Context(), user, "resetchannels").Err())
+	}
+	l := lockerOn(t, rdb, "p", core.WithTTL(followTTL))
+	takeAll(t, l, "before")
+	time.Sleep(1500 * time.Millisecond) // renewed
+	var lost []*core.Lease
+	old, _ := s.Isolate(t, func() { lost = takeAll(t, l, "lost") })
+	redistest.Eventually(t, func() bool { return serves(t, rdb) != old.Addr }, "a client that follows")
+	end := time.After(core.SentinelLifetime + followTTL)
+	for _, lease := range lost {
+		select {
+		case <-lease.Context().Done():
+		case <-end:
+			require.Fail(t, "a lease is not lost", "the old primary still renews %q", lease.Key())
+		}
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+	}
+}
+
+// warningOf waits for the next warning of a kind.
+func warningOf(t *testing.T, seen watch, kind core.WarningKind) core.Warning {
+	t.Helper()
+	for end := time.After(30 * time.Second); ; {
+		select {
+		case w := <-seen.warnings:
+			if w.Kind == kind {
+				return w
+			}
+		case <-end:
+			require.Fail(t, "no warning", kind)
+		}
+	}
+}
+
+// takeAll takes some keys.
+func takeAll(t *testing.T, l *core.Locker, name string, opts ...core.AcquireOption) []*core.Lease {
+	t.Helper()
+	leases := make([]*core.Lease, followLeases)
+	for i := range leases {
+		var err error
+		leases[i], err = l.TryAcquire(t.Context(), fmt.Sprintf("%s %d", name, i), opts...)
+		require.NoError(t, err)
+	}
+	return leases
+}
+
+type followGrant struct {
+	lease *core.Lease
+	err   error
+	at    time.Time
+}
+
+// waitForAll has a call wait for each lease's key.
+func waitForAll(t *testing.T, l *core.Locker, leases []*core.Lease) map[string]chan followGrant {
+	t.Helper()
+	grants := map[string]chan followGrant{}
+	for _, lease := range leases {
+		key, grant := lease.Key(), make(chan followGrant, 1)
+		grants[key] = grant
+		go func() {
+			// A call that asks in the middle of a failover may be refused.
+			lease, err := acquireInTheEnd(context.Background(), l, key)
+			grant <- followGrant{lease, err, time.Now()}
+		}()
+	}
+	return grants
+}
+
+// serves is the address of the server that the client's commands go to.
+func serves(t *testing.T, rdb redis.UniversalClient) string {
+	t.Helper()
+	return net.JoinHostPort("127.0.0.1", rdb.ConfigGet(t.Context(), "port").Val()["port"])
+}

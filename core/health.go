@@ -1,0 +1,165 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// health is whether a node answers. A node is down when a command failed after go-redis's own
+// retries, or when nothing has come back for as long as a first lease lasts and a probe does
+// not either. Then its
+// batcher sends it nothing but probes, and every command fails at once: callers learn of the
+// outage without waiting for one another, and nothing piles up that Redis would have to do when
+// it is back. Renewals go on: they have connections of their own.
+type health struct {
+	down error // why it is down, an unsentError; nil: it is not. Guarded by batcher.mu
+	// How many flights are out, and since when, in nanoseconds, none of them has been answered.
+	flights, quiet atomic.Int64
+	suspected      bool // a probe is out, after a silence; guarded by batcher.mu
+}
+
+const (
+	// A probe is sent at once, and then at pauses that grow between these two.
+	probePauseMin, probePauseMax = 20 * time.Millisecond, 250 * time.Millisecond
+	// A probe that has no answer by then is given up.
+	probeTimeout = 300 * time.Millisecond
+)
+
+var errNoReply = errors.New("no reply to anything for " + firstLease.String())
+
+// unsentError is why a command was not sent.
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() error { return e.error }
+
+func isUnsent(err error) bool {
+	var unsent unsentError
+	return errors.As(err, &unsent)
+}
+
+// sends notes that a flight goes out.
+func (h *health) sends() {
+	if h.flights.Add(1) == 1 {
+		h.quiet.Store(time.Now().UnixNano())
+	}
+}
+
+// returns notes that a flight is back, with the node's answer unless err says otherwise.
+func (h *health) returns(err error) {
+	if h.flights.Add(-1) > 0 && !isUnreachable(err) && !saysNothing(err) {
+		h.quiet.Store(time.Now().UnixNano())
+	}
+}
+
+// suspect has a node probed of which nothing has come back for too long: one connection
+// may be dead, or this process was stopped. Called with mu held.
+func (n *batcher) suspect(now time.Time) {
+	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(firstLease)
+	if !silent || n.suspected || n.down != nil {
+		return
+	}
+	n.suspected = n.d.background(func() {
+		alive := n.alive()
+		n.mu.Lock()
+		n.suspected = false
+		n.mu.Unlock()
+		if !alive {
+			n.fail(errNoReply)
+			return
+		}
+		n.quiet.Store(time.Now().UnixNano())
+	})
+}
+
+// fail takes the node for down. Every command that waits to be sent fails. Of a Cluster whose
+// slots are not known yet it cannot tell which node failed.
+func (n *batcher) fail(err error) {
+	if n.d.cluster != nil && n.node == nil {
+		return
+	}
+	n.mu.Lock()
+	if n.down != nil || n.closed {
+		n.mu.Unlock()
+		return
+	}
+	down := unsentError{err}
+	n.down = down
+	queue := n.queue
+	n.queue, n.left = nil, 0
+	for _, c := range queue {
+		c.queuedIn = nil
+	}
+	n.mu.Unlock()
+	for _, c := range queue {
+		n.d.deliver(c, result{err: down})
+	}
+	n.warn(Warning{Detail: "calls fail until it answers", Err: err})
+	n.d.background(n.probe)
+}
+
+// probe asks the node until it answers, and takes it for up then.
+func (n *batcher) probe() {
+	for pause := probePauseMin; !n.alive(); pause = min(2*pause, probePauseMax) {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-n.d.over:
+			timer.Stop()
+			return
+		}
+		if n.d.forgetIfGone(n) {
+			return
+		}
+	}
+	n.mu.Lock()
+	n.down = nil
+	n.mu.Unlock()
+	n.d.events.lookAgain()
+	n.warn(Warning{Resolved: true})
+}
+
+func (n *batcher) warn(w Warning) {
+	w.Kind = WarnUnreachable
+	if n.node != nil {
+		w.Node = n.node.Options().Addr
+	}
+	n.d.events.warn(w)
+}
+
+// alive reports whether the node answers, whatever it says, to a renewal of nothing: a
+// command for which the Locker has the rights.
+func (n *batcher) alive() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	var rdb redis.Cmdable = n.d.rdb
+	if client, ok := n.d.rdb.(*redis.Client); ok {
+		rdb = client.WithTimeout(probeTimeout)
+	} else if n.node != nil {
+		rdb = n.node.WithTimeout(probeTimeout)
+	}
+	err := rdb.EvalSha(ctx, renewScript.hash.(string), []string{recordName(n.d.prefix, "probe")}, "", 1).Err()
+	return !isUnreachable(err) && !saysNothing(err)
+}
+
+// isUnreachable reports whether err says that the node does not answer. Whatever it replies is
+// an answer.
+func isUnreachable(err error) bool {
+	_, replied := errors.AsType[redis.Error](err)
+	return err != nil && !replied && !saysNothing(err)
+}
+
+// isTransient reports whether err is a reply that says that the node serves nobody for now.
+func isTransient(err error) bool {
+	return redis.IsLoadingError(err) || redis.IsReadOnlyError(err) || redis.IsClusterDownError(err) ||
+		redis.IsTryAgainError(err) || redis.IsMasterDownError(err) || redis.IsMaxClientsError(err)
+}
+
+// saysNothing reports whether err is none of the node's doing: a caller has left, all
+// connections are in use, the client was closed, or nothing was sent.
+func saysNothing(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) || isUnsent(err)
+}

@@ -1,0 +1,320 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// outages are the ways in which Redis is out of reach.
+var outages = map[string]func(*redistest.Proxy){
+	"refusing":   func(p *redistest.Proxy) { p.Refuse(true) },
+	"swallowing": func(p *redistest.Proxy) { p.Blackhole(redistest.Requests) },
+}
+
+func heal(p *redistest.Proxy) {
+	p.Refuse(false)
+	p.Blackhole(0)
+	p.Cut()
+}
+
+// callsAtOnce makes n calls at the same time, and returns their errors and how long the
+// last one took.
+func callsAtOnce(n int, call func(i int) error) (errs []error, took time.Duration) {
+	start, done := time.Now(), make(chan error)
+	for i := range n {
+		go func() { done <- call(i) }()
+	}
+	for range n {
+		errs = append(errs, <-done)
+	}
+	return errs, time.Since(start)
+}
+
+func nothing(context.Context) error { return nil }
+
+// clientTimeout bounds what a question to a Redis that swallows everything takes.
+const clientTimeout = 500 * time.Millisecond
+
+func impatient(o *redis.Options) {
+	o.MaxRetries, o.DialerRetries = -1, 1
+	o.ReadTimeout, o.WriteTimeout, o.DialTimeout = clientTimeout, clientTimeout, clientTimeout
+}
+
+func TestOutage_CallsForAFreeKeyAreUnavailableAndNeverAConflict(t *testing.T) {
+	calls := map[string]func(*core.Locker, int) error{
+		"guards": func(l *core.Locker, _ int) error {
+			return core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond}).Do(context.Background(), core.Call{Key: "k"}, nothing)
+		},
+		"guards of readers": func(l *core.Locker, _ int) error {
+			return core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond}, core.Shared()).Do(context.Background(), core.Call{Key: "k"}, nothing)
+		},
+		"callers that wait": func(l *core.Locker, _ int) error {
+			_, err := l.Acquire(context.Background(), "k")
+			return err
+		},
+		"callers of which every other leaves": func(l *core.Locker, i int) error {
+			ctx := context.Background()
+			if i%2 == 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, time.Duration(i+1)*10*time.Millisecond)
+				defer cancel()
+			}
+			_, err := l.Acquire(ctx, "k")
+			if i%2 == 0 && errors.Is(err, context.DeadlineExceeded) {
+				return core.ErrUnavailable
+			}
+			return err
+		},
+	}
+	for name, fail := range outages {
+		for kind, call := range calls {
+			t.Run(fmt.Sprintf("%s/%s", name, kind), func(t *testing.T) {
+				t.Parallel()
+				l, proxy, _ := outageLocker(t)
+				warm(t, l)
+				fail(proxy)
+				errs, took := callsAtOnce(20, func(i int) error { return call(l, i) })
+				for _, err := range errs {
+					require.ErrorIs(t, err, core.ErrUnavailable)
+					require.NotErrorIs(t, err, core.ErrConflict)
+				}
+				t.Logf("the last of 20 returned after %s", took)
+				require.Less(t, took, 2*time.Second, "one question takes %s", clientTimeout)
+			})
+		}
+	}
+}
+
+func TestOutage_CallsForAFreeKeyOnAQuorumAreUnavailable(t *testing.T) {
+	for name, fail := range outages {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var clients []redis.UniversalClient
+			var proxies []*redistest.Proxy
+			for range 3 {
+				proxy := redistest.NewProxy(t, redistest.Embedded(t).Addr)
+				opt := &redis.Options{Addr: proxy.Addr}
+				impatient(opt)
+				clients, proxies = append(clients, redistest.Client(t, opt)), append(proxies, proxy)
+			}
+			l, err := core.NewQuorum(clients)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+			warm(t, l)
+			for _, proxy := range proxies[1:] {
+				fail(proxy)
+			}
+			guard := core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond})
+			errs, _ := callsAtOnce(20, func(int) error { return guard.Do(t.Context(), core.Call{Key: "k"}, nothing) })
+			for _, err := range errs {
+				require.ErrorIs(t, err, core.ErrUnavailable)
+				require.NotErrorIs(t, err, core.ErrConflict)
+			}
+		})
+	}
+}
+
+// outageLocker has a Locker behind a proxy, and an environment of the Redis behind it.
+func outageLocker(t *testing.T, opts ...core.Option) (*core.Locker, *redistest.Proxy, *redistest.Env) {
+	t.Helper()
+	env := redistest.Embedded(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	opt := &redis.Options{Addr: proxy.Addr}
+	impatient(opt)
+	l, err := core.New(redistest.Client(t, opt), append(opts, core.WithPrefix(env.Prefix))...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l, proxy, env
+}
+
+// informedCalls makes n calls for a held key, and returns when all of them wait and know of the holder.
+func informedCalls(t *testing.T, l *core.Locker, n int, call func() error) <-chan error {
+	t.Helper()
+	results := make(chan error, n)
+	for range n {
+		go func() { results <- call() }()
+	}
+	redistest.Eventually(t, func() bool { return l.InformedCalls() == n }, "all calls wait, and know of the holder")
+	return results
+}
+
+func TestOutage_CallsThatKnowOfTheHolderWaitItOut(t *testing.T) {
+	for name, fail := range outages {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, proxy, env := outageLocker(t)
+			holder, err := newLocker(t, env).Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			const n = 20
+			results := informedCalls(t, l, n, func() error { return l.Do(t.Context(), "k", nothing) })
+
+			fail(proxy)
+			errs, _ := callsAtOnce(n, func(int) error {
+				return core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond}).Do(t.Context(), core.Call{Key: "k2"}, nothing)
+			})
+			for _, err := range errs {
+				require.ErrorIs(t, err, core.ErrUnavailable)
+			}
+			time.Sleep(3 * clientTimeout) // some questions fail meanwhile
+			require.Empty(t, results, "a call left that knew of the holder")
+			heal(proxy)
+			require.NoError(t, holder.Release(t.Context()))
+			for range n {
+				require.NoError(t, <-results)
+			}
+		})
+	}
+}
+
+func TestOutage_ACallWhosePolicyEndsInItIsUnavailable(t *testing.T) {
+	for name, fail := range outages {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, proxy, env := outageLocker(t)
+			_, err := newLocker(t, env).Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			const n = 20
+			guard := core.NewGuard(l, retry.Policy{MaxWait: 4 * clientTimeout, Initial: 10 * time.Millisecond})
+			results := informedCalls(t, l, n, func() error { return guard.Do(t.Context(), core.Call{Key: "k"}, nothing) })
+			fail(proxy)
+			for range n {
+				err := <-results
+				require.ErrorIs(t, err, core.ErrUnavailable)
+				require.NotErrorIs(t, err, core.ErrConflict)
+			}
+		})
+	}
+}
+
+// TestOutage_CostsNoMoreThanTheCallersThatExist sends calls for keys of their own, for longer
+// than a Redis that swallows everything keeps each of them, and looks at what is left of
+// those that have gone.
+func TestOutage_CostsNoMoreThanTheCallersThatExist(t *testing.T) {
+	const perSecond, length, patience = 2000, 4 * time.Second, 500 * time.Millisecond
+	env := redistest.Real(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	// With go-redis's own time-outs and retries.
+	l, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	warm(t, l)
+	listening(t, l)
+	direct := env.Client(t)
+
+	before := runtime.NumGoroutine()
+	var callers, most, succeeded atomic.Int64
+	var all sync.WaitGroup
+	call := func(i int) {
+		defer callers.Add(-1)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		lease, err := l.TryAcquire(ctx, fmt.Sprintf("k%d", i))
+		if err != nil {
+			assert.NotErrorIs(t, err, core.ErrConflict)
+			return
+		}
+		succeeded.Add(1)
+		assert.NoError(t, lease.Release(context.Background()))
+	}
+	fire := func(from int, length time.Duration) int {
+		tick := time.NewTicker(time.Second / perSecond * 20)
+		defer tick.Stop()
+		for end := time.Now().Add(length); time.Now().Before(end); from += 20 {
+			<-tick.C
+			for i := range 20 {
+				key := from + i
+				callers.Add(1)
+				all.Go(func() { call(key) })
+			}
+			most.Store(max(most.Load(), int64(runtime.NumGoroutine()-before)-callers.Load()))
+		}
+		return from
+	}
+
+	proxy.Blackhole(redistest.Requests | redistest.Replies)
+	n := fire(0, length)
+	require.Zero(t, succeeded.Load())
+	sent := grants(t, direct)
+	heal(proxy)
+	back := time.Now()
+	redistest.Eventually(t, func() bool { n = fire(n, 20*time.Millisecond); return succeeded.Load() > 0 }, "Redis is back")
+	t.Logf("%d calls; %d goroutines more than callers at most; the first success after %s", n, most.Load(), time.Since(back))
+	assert.Less(t, time.Since(back), time.Second)
+	assert.Less(t, most.Load(), int64(200))
+	all.Wait()
+	requireNothingLeft(t, direct, env.Prefix, promptly)
+	assert.LessOrEqual(t, grants(t, direct)-sent, succeeded.Load()+50, "grants to calls that have left")
+
+	proxy.Blackhole(redistest.Requests | redistest.Replies)
+	fire(n, time.Second)
+	start := time.Now()
+	_ = l.Close()
+	t.Logf("Close took %s", time.Since(start))
+	assert.Less(t, time.Since(start), 3*time.Second)
+	all.Wait()
+}
+
+// grants is how often Redis wrote a record: a release, and a cancel of nothing, write none.
+func grants(t *testing.T, rdb *redis.Client) int64 {
+	t.Helper()
+	info, err := rdb.Info(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	calls := regexp.MustCompile(`cmdstat_hset:calls=(\d+)`).FindStringSubmatch(info)
+	require.NotNil(t, calls, info)
+	n, err := strconv.ParseInt(calls[1], 10, 64)
+	require.NoError(t, err)
+	return n
+}
+
+func TestOutage_AConnectionThatIsResetFailsNobodyWhoWaits(t *testing.T) {
+	t.Parallel()
+	l, proxy, env := outageLocker(t) // which has go-redis try nothing twice
+	holder, err := newLocker(t, env).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	const n = 5000
+	results := informedCalls(t, l, n, func() error { return l.Do(t.Context(), "k", nothing) })
+	for range 3 {
+		proxy.Cut()
+		time.Sleep(50 * time.Millisecond)
+	}
+	require.Empty(t, results)
+	require.NoError(t, holder.Release(t.Context()))
+	for range n {
+		require.NoError(t, <-results)
+	}
+}
+
+// With as many calls waiting as may, nobody asks Redis in the name of one more.
+func TestOutage_CallsThatMayNotWaitAreUnavailableToo(t *testing.T) {
+	for name, fail := range outages {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, proxy, _ := outageLocker(t, core.WithMaxWaiters(5, 10))
+			warm(t, l)
+			fail(proxy)
+			guard := core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond})
+			errs, _ := callsAtOnce(60, func(i int) error {
+				return guard.Do(t.Context(), core.Call{Key: fmt.Sprint("k", i/3)}, nothing)
+			})
+			for _, err := range errs {
+				require.ErrorIs(t, err, core.ErrUnavailable)
+				require.NotErrorIs(t, err, core.ErrConflict)
+			}
+		})
+	}
+}

@@ -1,0 +1,159 @@
+package delayqueue
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// The delay of what is handed back doubles between these.
+	handBackFirst = time.Second
+	handBackMost  = 30 * time.Second
+	// What is handed back without a lock goes to Redis together, after this long at the latest.
+	handBackWait = 250 * time.Millisecond
+	// An idle Worker whose last message was handed back leaves the next one to others for so
+	// long: it is perhaps the same.
+	handBackYield = 100 * time.Millisecond
+	// The handler is asked once in this time about the messages of a name that it has handed back.
+	askAgain = 30 * time.Second
+	// How many messages are remembered at most.
+	maxForeign = 65_536
+)
+
+// foreign remembers the messages that the handler has handed back: when they come again
+// they cost neither a lock nor a call. From time to time the handler is asked about one of
+// each name, as a reload may have changed what it knows.
+type foreign struct {
+	mu    sync.Mutex
+	names map[string]*foreignName
+	count int
+
+	last atomic.Bool // the Worker's last message was one
+}
+
+type foreignName struct {
+	ids   map[string]error
+	asked time.Time
+}
+
+// add remembers why the handler handed a message back.
+func (f *foreign) add(m Message, why error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.names == nil || f.count >= maxForeign {
+		f.names, f.count = map[string]*foreignName{}, 0
+	}
+	n := f.names[m.Name]
+	if n == nil {
+		n = &foreignName{ids: map[string]error{}}
+		f.names[m.Name] = n
+	}
+	if n.ids[m.ID] == nil {
+		f.count++
+	}
+	n.ids[m.ID], n.asked = why, time.Now()
+	f.last.Store(true)
+}
+
+// why returns why a message was handed back. Nil: it was not, or the handler is to be
+// asked again.
+func (f *foreign) why(m Message) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.names[m.Name]
+	if n == nil || n.ids[m.ID] == nil {
+		return nil
+	}
+	if now := time.Now(); now.Sub(n.asked) >= askAgain {
+		n.asked = now
+		return nil
+	}
+	return n.ids[m.ID]
+}
+
+// ran forgets all messages of a name if the handler took one of them after all.
+func (f *foreign) ran(m Message) {
+	f.last.Store(false)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := f.names[m.Name]; n != nil && n.ids[m.ID] != nil {
+		f.count -= len(n.ids)
+		delete(f.names, m.Name)
+	}
+}
+
+// returns are claims that are handed back together.
+type returns struct {
+	batch []*settling
+	full  chan struct{} // closed: there is room for no more
+}
+
+// handBack hands a claimed message back if this Worker is known not to run it, soon and
+// without a lock. It reports false if it is not known. A message with others behind it is
+// not handed back so: they have perhaps reserved its key, which is ended under the key's
+// lock.
+func (w *claimer) handBack(c *claim) bool {
+	why := w.queue.sealer.cannotOpen(c.message)
+	if why == nil {
+		why = w.foreign.why(c.message)
+	}
+	if why == nil || c.message.behind > 0 || w.isStopping() {
+		return false
+	}
+	w.foreign.last.Store(true)
+	w.returnsMu.Lock()
+	defer w.returnsMu.Unlock()
+	if w.returns == nil {
+		r := &returns{full: make(chan struct{})}
+		w.returns = r
+		w.handlers.Go(func() { w.sendReturns(r) })
+	}
+	w.returns.batch = append(w.returns.batch, c.end(handedBack(c.message, why), w.lease))
+	if len(w.returns.batch) == groupItems {
+		close(w.returns.full)
+		w.returns = nil
+	}
+	return true
+}
+
+// sendReturns hands messages back when the batch is full, or after handBackWait.
+func (w *claimer) sendReturns(r *returns) {
+	timer := time.NewTimer(handBackWait)
+	defer timer.Stop()
+	select {
+	case <-r.full:
+	case <-timer.C:
+	case <-w.stopping:
+	}
+	w.returnsMu.Lock()
+	if w.returns == r {
+		w.returns = nil
+	}
+	w.returnsMu.Unlock()
+	for _, s := range r.batch {
+		w.claims.settle(s.claim)
+	}
+	go w.partition.settle(r.batch)
+	answered := w.await(r.batch[0])
+	for _, s := range r.batch {
+		v := s.verdict
+		switch {
+		case !answered:
+			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
+		case s.failed():
+			w.handlers.Go(func() { w.settle(s.claim, v) }) // which tries again
+			continue
+		default:
+			w.settled(s, &v)
+		}
+		w.conclude(s.claim, v)
+	}
+}
+
+// failed waits for a settlement, and reports whether it failed.
+func (s *settling) failed() bool {
+	<-s.done
+	return s.err != nil
+}

@@ -1,0 +1,203 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/redistest"
+)
+
+var errForeign = errors.New("of a newer release")
+
+func foreign(context.Context, delayqueue.Message) error { return delayqueue.HandBack(errForeign) }
+
+func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+		calls, seen := atomic.Int64{}, newEvents()
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			assert.Equal(t, 1, m.Attempt)
+			calls.Add(1)
+			return foreign(ctx, m)
+		}, delayqueue.WithObserver(seen))
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		for _, delay := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second} {
+			e := next(t, seen.settled)
+			require.Equal(t, delayqueue.OutcomeReturned, e.Outcome)
+			require.ErrorIs(t, e.Err, errForeign)
+			require.InDelta(t, delay, e.Delay, float64(delay)/5)
+		}
+		s := b.status(id)
+		require.Equal(t, [4]any{delayqueue.StateQueued, 0, 0, 0}, [4]any{s.State, s.Attempts, s.Conflicts, s.Losses})
+		require.EqualValues(t, 1, calls.Load(), "the handler is not asked each time")
+	})
+}
+
+func TestHandBack_EndsAsExpired(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAge(2*time.Second), delayqueue.WithMaxAttempts(1))
+		b.start(foreign)
+		b.reaches(b.enqueue(delayqueue.Job{Key: "k"}), delayqueue.StateExpired)
+	})
+}
+
+// The last call of the test waits for nothing: the key is kept for no message that nobody runs.
+func TestHandBack_LeavesTheKeyToFreshCalls(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+		park := func() error {
+			return guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("x"), nil }},
+				func(context.Context) error { return nil })
+		}
+		lease := b.hold("k")
+		require.ErrorIs(t, park(), core.ErrDeferred)
+		require.ErrorIs(t, park(), core.ErrDeferred)
+		require.NoError(t, lease.Release(t.Context()))
+		require.ErrorIs(t, park(), core.ErrDeferred, "it is reserved until a worker comes by")
+		b.start(foreign)
+		redistest.Eventually(t, func() bool {
+			info, err := b.other.Inspect(t.Context(), "k")
+			require.NoError(t, err)
+			return info.Reserved == 0 && len(info.Holders) == 0
+		}, "the reservation ends")
+		require.NoError(t, park(), "it runs")
+		require.EqualValues(t, 3, b.inState()[0])
+	})
+}
+
+// Nine old replicas hand back what one new replica can run.
+func TestHandBack_LeavesMessagesToTheReplicaThatKnowsThem(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(1))
+		const messages = 40
+		var ids []string
+		for i := range messages {
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}))
+		}
+		for range 9 {
+			b.start(foreign)
+		}
+		redistest.Eventually(t, func() bool { return b.inState()[1] == 0 }, "all are handed back")
+		knows := &ran{}
+		b.start(knows.handle)
+		require.Eventually(t, func() bool { return len(knows.all()) == messages }, 30*time.Second, 10*time.Millisecond)
+		for _, id := range ids {
+			require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
+		}
+		require.Zero(t, b.inState())
+	})
+}
+
+func TestHandBack_OtherMessagesOfTheNameRun(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	b.start(func(ctx context.Context, m delayqueue.Message) error {
+		if string(m.Payload) == "v2" {
+			return foreign(ctx, m)
+		}
+		return nil
+	})
+	newer := b.enqueue(delayqueue.Job{Name: "POST /", Key: "1", Payload: []byte("v2")})
+	b.reaches(b.enqueue(delayqueue.Job{Name: "POST /", Key: "2", Payload: []byte("v1")}), delayqueue.StateDone)
+	b.reaches(newer, delayqueue.StateQueued)
+}
+
+// counted counts a client's commands.
+type counted struct{ atomic.Int64 }
+
+func (c *counted) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.Add(int64(len(cmds)))
+		return next(ctx, cmds)
+	}
+}
+
+// startsCounted starts a worker whose commands, and those of its locker, are counted.
+func (b *bench) startsCounted(h delayqueue.Handler, opts ...delayqueue.Option) *counted {
+	b.t.Helper()
+	count, rdb, locks := &counted{}, b.env.Client(b.t), b.env.Client(b.t)
+	rdb.AddHook(count)
+	locks.AddHook(count)
+	locker, err := core.New(locks, core.WithPrefix(b.env.Prefix))
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() { _ = locker.Close() })
+	w, err := delayqueue.NewWorker(b.newQueue(rdb, opts...), locker, h, quick()...)
+	require.NoError(b.t, err)
+	require.NoError(b.t, w.Start())
+	b.t.Cleanup(func() { assert.NoError(b.t, w.Stop(context.Background())) })
+	return count
+}
+
+// fill enqueues messages of a key each.
+func (b *bench) fill(q *delayqueue.Queue, n int) {
+	b.t.Helper()
+	var wg sync.WaitGroup
+	for worker := range 50 {
+		wg.Go(func() {
+			for i := worker; i < n; i += 50 {
+				_, err := q.Enqueue(b.t.Context(), delayqueue.Job{Key: fmt.Sprint("order:", i), Name: "POST /orders/{id}", Payload: []byte("x")})
+				assert.NoError(b.t, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// From the first look at them on, the worker takes no lock for messages that were sealed
+// under a key that it does not have. Their delays are the shortest in this time.
+func TestHandBack_TenThousandMessagesUnderAnUnknownKeyCostLittle(t *testing.T) {
+	t.Parallel() // it waits, and counts its own commands
+	b := setup(t, redistest.Real(t))
+	ring := func(id string) delayqueue.Option {
+		return delayqueue.WithEncryption(delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte(strings.Repeat(id, 32))}})
+	}
+	const messages, window = 10_000, 20 * time.Second
+	b.fill(b.newQueue(b.rdb, ring("a")), messages)
+	count := b.startsCounted(func(context.Context, delayqueue.Message) error { return errors.New("it ran") }, ring("b"))
+	time.Sleep(window)
+	perSecond := float64(count.Load()) / window.Seconds()
+	t.Logf("%.0f commands per second", perSecond)
+	require.LessOrEqual(t, perSecond, 100.0)
+	require.Equal(t, [3]int64{messages, 0, 0}, b.inState())
+}
+
+// What the handler hands back costs a lock once; then it costs as little.
+func TestHandBack_TenThousandMessagesThatAreKnownCostLittle(t *testing.T) {
+	t.Parallel() // it waits, and counts its own commands
+	b := setup(t, redistest.Real(t))
+	const messages, window = 10_000, 20 * time.Second
+	b.fill(b.queue, messages)
+	var calls atomic.Int64
+	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
+		calls.Add(1)
+		return foreign(ctx, m)
+	})
+	require.Eventually(t, func() bool { return calls.Load() == messages }, time.Minute, time.Millisecond)
+	before := count.Load()
+	time.Sleep(window)
+	perSecond := float64(count.Load()-before) / window.Seconds()
+	t.Logf("%.0f commands per second, after %d for the first look", perSecond, before)
+	require.LessOrEqual(t, perSecond, 100.0)
+	require.Equal(t, [3]int64{messages, 0, 0}, b.inState())
+}

@@ -1,0 +1,317 @@
+package httplock_test
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
+)
+
+const bodyTime = 150 * time.Millisecond
+
+// pacedReader takes a while for each byte.
+type pacedReader struct{ io.Reader }
+
+func (r pacedReader) Read(p []byte) (int, error) {
+	time.Sleep(10 * time.Millisecond)
+	return r.Reader.Read(p[:min(1, len(p))])
+}
+
+// Where there is no connection, the clock bounds a body that trickles.
+func TestBody_WithoutAConnection(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	for name, policy := range map[string]core.ConflictPolicy{"reject": nil, "wait": testbed.Patient{}, "park": &testbed.Parking{}} {
+		h := guarded(core.NewGuard(b.Locker, policy), mustNotRun(t), httplock.WithBodyTimeout(bodyTime))
+		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
+		r.Body = io.NopCloser(pacedReader{strings.NewReader(strings.Repeat("x", 1000))})
+		resp := testbed.Do(h, r)
+		testbed.RequireProblem(t, resp, http.StatusRequestTimeout, "body-timeout", false)
+		require.Equal(t, "close", resp.Header.Get("Connection"), name)
+	}
+	key := httplock.JSONField("order:", "id")
+	h := httplock.PerKey(core.NewGuard(b.Locker, nil), key, httplock.WithBodyTimeout(bodyTime))(mustNotRun(t))
+	r := testbed.Request(t, http.MethodPost, "/", "")
+	r.Body = io.NopCloser(pacedReader{strings.NewReader(strings.Repeat("x", 1000))})
+	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusRequestTimeout, "body-timeout", false)
+}
+
+// A slow handler is not a slow client: what it does between reads does not count.
+func TestBody_TheHandlersOwnTimeDoesNotCount(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	const size = 300_000
+	for name, buffering := range map[string]bool{"direct": false, "in memory in front": true} {
+		for _, readTimeout := range []time.Duration{0, 2 * bodyTime} {
+			h := http.Handler(guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+				var got bytes.Buffer
+				for range 4 {
+					_, err := io.CopyN(&got, r.Body, size/4)
+					assert.NoError(t, err, name)
+					time.Sleep(bodyTime)
+					assert.NoError(t, r.Context().Err(), name)
+				}
+				_, err := io.Copy(&got, r.Body)
+				assert.NoError(t, err)
+				assert.Equal(t, size, got.Len())
+			}, httplock.WithBodyTimeout(bodyTime)))
+			if buffering {
+				inner := h
+				h = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					content, err := io.ReadAll(r.Body)
+					assert.NoError(t, err)
+					r.Body = io.NopCloser(bytes.NewReader(content))
+					inner.ServeHTTP(w, r)
+				})
+			}
+			srv := httptest.NewUnstartedServer(h)
+			srv.Config.ReadTimeout = readTimeout
+			srv.Start()
+			resp, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+testbed.OrderPath, strings.Repeat("x", size)))
+			require.NoError(t, err)
+			require.Equal(t, http.StatusOK, resp.Status, name)
+			srv.Close()
+		}
+	}
+}
+
+// raw speaks HTTP/1.1 by hand.
+func raw(t *testing.T, h http.Handler, readTimeout time.Duration) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	srv := httptest.NewUnstartedServer(h)
+	srv.Config.ReadTimeout = readTimeout
+	srv.Start()
+	t.Cleanup(srv.Close)
+	conn, err := net.Dial("tcp", srv.Listener.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	return conn, bufio.NewReader(conn)
+}
+
+func headOf(length int, more string) string {
+	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n", testbed.OrderPath, length, more)
+}
+
+// The connection's own deadline is back afterwards, and a request on it starts anew.
+func TestBody_LeavesTheConnectionAsItWas(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	for _, readTimeout := range []time.Duration{0, 2 * time.Second} {
+		conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+			_, err := io.Copy(w, r.Body)
+			assert.NoError(t, err)
+		}, httplock.WithBodyTimeout(bodyTime)), readTimeout)
+		for range 3 {
+			_, err := io.WriteString(conn, headOf(4, "")+"a")
+			require.NoError(t, err)
+			time.Sleep(bodyTime / 2)
+			_, err = io.WriteString(conn, "bcd")
+			require.NoError(t, err)
+			resp, err := http.ReadResponse(answers, nil)
+			require.NoError(t, err)
+			got, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			require.Equal(t, "abcd", string(got))
+			require.False(t, resp.Close)
+			time.Sleep(2 * bodyTime) // between requests the limit does not count
+		}
+	}
+}
+
+// The server's ReadTimeout is a limit too, if it is the shorter one.
+func TestBody_ServersReadTimeout(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), mustNotRun(t)), bodyTime)
+	_, err := io.WriteString(conn, headOf(4, "")+"a")
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(answers, nil)
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusRequestTimeout, resp.StatusCode)
+	require.True(t, resp.Close)
+	_, err = answers.ReadByte()
+	require.ErrorIs(t, err, io.EOF, "the connection is closed")
+}
+
+func TestBody_Expect100ContinueIsAskedBeforeTheKey(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(w, r.Body)
+		assert.NoError(t, err)
+	}), 0)
+	_, err := io.WriteString(conn, headOf(4, "Expect: 100-continue\r\n"))
+	require.NoError(t, err)
+	line, err := answers.ReadString('\n')
+	require.NoError(t, err)
+	require.Contains(t, line, "100 Continue")
+	b.RequireFree(t)
+	_, err = answers.ReadString('\n')
+	require.NoError(t, err)
+	_, err = io.WriteString(conn, "abcd")
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(answers, nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+}
+
+// What a handler sees of a body is as it was sent, trailers too.
+func TestBody_TrailersAndLengthStay(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	for _, size := range []int{0, 10, 200_000} {
+		body := strings.Repeat("x", size)
+		url, client := testbed.Serve(t, guarded(core.NewGuard(b.Locker, nil), func(_ http.ResponseWriter, r *http.Request) {
+			assert.EqualValues(t, -1, r.ContentLength)
+			assert.Contains(t, r.Trailer, "X-Sum")
+			got, err := io.ReadAll(r.Body)
+			assert.NoError(t, err)
+			assert.Equal(t, body, string(got))
+			assert.Equal(t, "42", r.Trailer.Get("X-Sum"))
+		}))
+		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, body)
+		r.Body, r.ContentLength = io.NopCloser(iotest.HalfReader(strings.NewReader(body))), -1
+		r.Trailer = http.Header{"X-Sum": {"42"}}
+		resp, err := testbed.Send(client, r)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, resp.Status)
+	}
+}
+
+// A guard further in leaves the limit to the outermost one.
+func TestBody_NestedGuards(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	var late atomic.Int64
+	inner := httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "inner", nil },
+		httplock.WithReadAhead(50), httplock.WithBodyTimeout(time.Hour))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := io.ReadAll(r.Body); assert.ErrorIs(t, err, os.ErrDeadlineExceeded) {
+			late.Add(1)
+		}
+		w.WriteHeader(http.StatusUnprocessableEntity)
+	}))
+	conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), inner.ServeHTTP, httplock.WithReadAhead(10), httplock.WithBodyTimeout(bodyTime)), 0)
+	_, err := io.WriteString(conn, headOf(1000, "")+strings.Repeat("x", 100))
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(answers, nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusUnprocessableEntity, resp.StatusCode)
+	require.EqualValues(t, 1, late.Load())
+}
+
+func TestBody_StreamsAreNotParked(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	b.Hold(t)
+	parking := &testbed.Parking{}
+	h := guarded(core.NewGuard(b.Locker, parking), mustNotRun(t), httplock.StreamBody())
+	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "x"), http.StatusConflict, "conflict", true)
+	require.Empty(t, parking.Parked())
+	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
+	r.Body = http.NoBody
+	require.Equal(t, http.StatusAccepted, testbed.Do(h, r).Status, "there is nothing to stream")
+
+	guard := core.NewGuard(b.Locker, nil)
+	for _, opts := range [][]httplock.Option{
+		{httplock.StreamBody(), httplock.WithIdempotency(newIdempotency(t, b))},
+		{httplock.WithBodyTimeout(0)},
+		{httplock.WithBodyTimeout(-1)},
+		{httplock.WithBodyTimeout(48 * time.Hour)},
+		{httplock.WithReadAhead(0)},
+		{httplock.WithReadAhead(1 << 40)},
+	} {
+		_, err := httplock.New(guard, opts...)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+	}
+}
+
+// A body that middleware in front caps is refused where it would wait, and else is the
+// handler's to refuse.
+func TestBody_CappedInFront(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	for _, policy := range []core.ConflictPolicy{nil, testbed.Patient{}} {
+		h := guarded(core.NewGuard(b.Locker, policy), func(w http.ResponseWriter, r *http.Request) {
+			got, err := io.ReadAll(r.Body)
+			assert.Equal(t, "xy", string(got))
+			var capped *http.MaxBytesError
+			assert.ErrorAs(t, err, &capped)
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+		})
+		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "xyz")
+		r.Body = http.MaxBytesReader(httptest.NewRecorder(), r.Body, 2)
+		resp := testbed.Do(h, r)
+		require.Equal(t, http.StatusRequestEntityTooLarge, resp.Status)
+		require.Empty(t, resp.Body, "the handler answered")
+	}
+}
+
+// A request without a body pays nothing for the limit on others.
+func TestBody_NoneCostsNothing(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	m, err := httplock.New(core.NewGuard(b.Locker, nil))
+	require.NoError(t, err)
+	r := testbed.Request(t, http.MethodPost, "/", "")
+	r.Body = http.NoBody
+	require.LessOrEqual(t, httplock.BodyAllocs(m, r), 1.0, "the state of a body, which is no more than one")
+}
+
+// Before it writes a response net/http reads on, under the key, if the handler did not.
+func TestBody_ThatTheHandlerDoesNotReadKeepsNoKey(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	wrote := make(chan time.Duration, 1)
+	plain := guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, _ *http.Request) {
+		start := time.Now()
+		_, _ = w.Write(make([]byte, 8<<10))
+		wrote <- time.Since(start)
+	}, httplock.WithBodyTimeout(bodyTime), httplock.WithReadAhead(1000))
+	capped := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, 1<<20)
+		plain.ServeHTTP(w, r)
+	})
+	for name, h := range map[string]http.Handler{"plain": plain, "capped": capped} {
+		conn, _ := raw(t, h, 0)
+		_, err := io.WriteString(conn, headOf(100_000, "")+strings.Repeat("x", 5000))
+		require.NoError(t, err)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for err := error(nil); err == nil; _, err = io.WriteString(conn, "x") {
+				time.Sleep(20 * time.Millisecond)
+			}
+		}()
+		select {
+		case took := <-wrote:
+			require.Less(t, took, 10*bodyTime, name)
+		case <-time.After(20 * bodyTime):
+			require.Fail(t, "the handler still writes", name)
+		}
+		_ = conn.Close()
+		<-ended
+	}
+}

@@ -1,0 +1,116 @@
+package httplock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+
+	"github.com/perkey-go/perkey/delayqueue"
+)
+
+var (
+	errNoRoute   = errors.New("this service has no such route: services that share a Redis need a prefix or queue names of their own")
+	errUnguarded = errors.New("the route has no guard")
+	errRefused   = errors.New("what is in front of the guard must let replays pass")
+	errUnasked   = errors.New("it was parked on a principal's behalf, and whether that one may still have it run is unknown: give Replay Reauthorize")
+)
+
+// refusals are how middleware in front turns a request away: credentials are not stored,
+// and a replay has no TLS and no host, which a redirect to https asks for.
+var refusals = []int{
+	http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect,
+	http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests,
+}
+
+// unserved is why a replay is not run at a place. Nil: it may be run.
+func (at place) unserved() error {
+	switch at {
+	case placeAbsent:
+		return errNoRoute
+	case placeUnguarded:
+		return errUnguarded
+	}
+	return nil
+}
+
+// locate finds out what is known of a replay's route, without calling it.
+func (p *replayer) locate(r *http.Request) place {
+	at := locate(p.handler, r, "")
+	if at == placeUnknown && p.registered != nil {
+		at = locateAmong(p.registered(), p.guards, r)
+	}
+	return at
+}
+
+// authorize asks whether the principal may still have the replay run, unless a guard will.
+func (p *replayer) authorize(replay *replay, r *http.Request, at place) error {
+	if p.reauthorize == nil {
+		if replay.principal != "" && at != placeGuarded {
+			return errUnasked
+		}
+		return nil
+	}
+	err := p.reauthorize(r, replay.principal)
+	if err == nil {
+		replay.authorized()
+	}
+	return err
+}
+
+// unseen classifies a response that no guard has seen: nil is a result.
+func (p *replayer) unseen(ctx context.Context, m delayqueue.Message, at place, status int, hasBody bool) error {
+	switch {
+	case at == placeGuarded || status == http.StatusServiceUnavailable:
+		return fmt.Errorf("httplock: replay of %s: answered with status %d before it reached its guard", m.ID, status)
+	case ctx.Err() != nil && (status >= http.StatusBadRequest || status == http.StatusOK && !hasBody):
+		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", m.ID, status, context.Cause(ctx))
+	case slices.Contains(refusals, status):
+		return p.handBack(ctx, m, fmt.Errorf("answered with status %d before it reached its guard: %w", status, errRefused))
+	case at != placeServed && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
+		return p.handBack(ctx, m, fmt.Errorf("answered with status %d before it reached its guard: %w", status, errNoRoute))
+	}
+	if status >= http.StatusInternalServerError {
+		return delayqueue.SkipRetry(fmt.Errorf("httplock: replay of %s: a handler without a guard answered with status %d, and is not run again", m.ID, status))
+	}
+	if p.warned.first(m.Name) {
+		slog.WarnContext(ctx, "httplock: a parked request met no guard: its handler ran once, under the worker's lock, and what it answered is the result",
+			"name", m.Name, "id", m.ID, "status", status)
+	}
+	return nil
+}
+
+// handBack leaves a message to a process that knows how to run it.
+func (p *replayer) handBack(ctx context.Context, m delayqueue.Message, why error) error {
+	if p.warned.first(m.Name) {
+		slog.WarnContext(ctx, "httplock: parked requests of a route are handed back: if no other process runs them they expire",
+			"name", m.Name, "id", m.ID, "error", why)
+	}
+	return delayqueue.HandBack(fmt.Errorf("httplock: replay of %s: %w", m.ID, why))
+}
+
+// warned are the routes for which a warning was logged.
+type warned struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// maxWarned bounds them, since clients choose a part of a name.
+const maxWarned = 1000
+
+// first reports whether this is the first warning for a route.
+func (w *warned) first(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.names[name] || len(w.names) >= maxWarned {
+		return false
+	}
+	if w.names == nil {
+		w.names = map[string]bool{}
+	}
+	w.names[name] = true
+	return true
+}

@@ -1,0 +1,358 @@
+package httplock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/testbed"
+)
+
+func isHandedBack(err error) bool {
+	return fmt.Sprintf("%T", err) == fmt.Sprintf("%T", delayqueue.HandBack(errors.New("")))
+}
+
+// opaque hides what a handler is.
+func opaque(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(w, r) })
+}
+
+// fill parks requests of an order each, as a service did whose routes were guarded.
+func (d *depot) fill(t *testing.T, n int, opts ...httplock.Option) (locations []string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle("/orders/{id}", d.perKey(opts...)(mustNotRun(t)))
+	for i := range n {
+		release := d.HoldKey(t, fmt.Sprint("order:", i))
+		locations = append(locations, requireParked(t, testbed.Call(t, mux, http.MethodPost, fmt.Sprint("/orders/", i), "")))
+		release()
+	}
+	return locations
+}
+
+// replica starts a worker over another handler than the depot's, until stop or the end of the
+// test.
+func (d *depot) replica(t *testing.T, h http.Handler, opts ...httplock.ReplayOption) (stop func()) {
+	t.Helper()
+	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
+	w, err := delayqueue.NewWorker(d.queue, locker, httplock.Replay(h, opts...),
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	require.NoError(t, w.Start())
+	stop = sync.OnceFunc(func() { assert.NoError(t, w.Stop(context.Background())) })
+	t.Cleanup(stop)
+	return stop
+}
+
+func TestReplay_HandlerThatLostItsGuardRunsOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		const requests = 25
+		locations := d.fill(t, requests)
+		var mu sync.Mutex
+		ran := map[string]int{}
+		handler := http.NewServeMux()
+		handler.HandleFunc("/orders/{id}", func(w http.ResponseWriter, r *http.Request) {
+			lease, held := core.LeaseFrom(r.Context())
+			if assert.True(t, held, "it runs under the key") {
+				assert.Equal(t, "order:"+r.PathValue("id"), lease.Key())
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			ran[r.URL.Path]++
+			w.WriteHeader(http.StatusCreated)
+		})
+		d.replica(t, opaque(handler))
+		for _, at := range locations {
+			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
+			require.Equal(t, http.StatusCreated, d.result(t, at).Status)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(t, ran, requests)
+		for path, times := range ran {
+			require.Equal(t, 1, times, path)
+		}
+	})
+}
+
+func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		const requests = 10
+		locations := d.fill(t, requests)
+		var ran atomic.Int64
+		d.replica(t, opaque(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			ran.Add(1)
+			w.WriteHeader(http.StatusInternalServerError)
+		})))
+		for _, at := range locations {
+			require.Equal(t, 1, d.await(t, at, delayqueue.StateDead).Attempts)
+		}
+		require.EqualValues(t, requests, ran.Load())
+	})
+}
+
+func TestReplay_ReauthorizeIsAskedBeforeAHandlerWithoutGuard(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		bob := httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },
+			func(*http.Request, string) error { return errors.New("this guard is gone") })
+		asked, ran := make(chan string, 10), atomic.Int64{}
+		h := opaque(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) }))
+
+		at := d.fill(t, 1, bob)[0]
+		d.replica(t, h, httplock.Reauthorize(func(r *http.Request, principal string) error {
+			asked <- r.URL.Path + " " + principal
+			if r.URL.Path == "/orders/0" {
+				return httplock.ErrForbidden
+			}
+			assert.Zero(t, ran.Load(), "it is asked before the handler")
+			return nil
+		}))
+		d.await(t, at, delayqueue.StateDone)
+		require.Equal(t, "/orders/0 bob", <-asked)
+		testbed.RequireProblem(t, d.result(t, at), http.StatusForbidden, "forbidden", false)
+		require.Zero(t, ran.Load())
+
+		require.Equal(t, 1, d.await(t, d.fill(t, 2, bob)[1], delayqueue.StateDone).Attempts)
+		require.EqualValues(t, 1, ran.Load())
+	})
+}
+
+func TestReplay_PrincipalThatNobodyAsksAboutIsHandedBack(t *testing.T) {
+	m := message(t, post(t, testbed.OrderPath))
+	m.Principal = "bob"
+	err := httplock.Replay(opaque(mustNotRun(t)))(t.Context(), m)
+	require.ErrorContains(t, err, "give Replay Reauthorize")
+	require.True(t, isHandedBack(err))
+
+	err = httplock.Replay(opaque(mustNotRun(t)), httplock.Reauthorize(func(*http.Request, string) error { return context.DeadlineExceeded }))(t.Context(), m)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.False(t, isHandedBack(err), "it is tried again")
+	require.ErrorIs(t, httplock.Replay(opaque(mustNotRun(t)), httplock.Reauthorize(nil))(t.Context(), m), core.ErrInvalidOption)
+}
+
+// Nothing is called to find out that a route is not guarded, or not there.
+func TestReplay_ReadsRoutesBeforeItCallsThem(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	guard := core.NewGuard(b.Locker, nil)
+	perKey, err := httplock.New(guard)
+	require.NoError(t, err)
+	routes := fixedRoutes{"/orders/{id}": {Middleware: perKey, Key: orderKey}}
+	mux := func(pattern string, h http.Handler) *http.ServeMux {
+		mux := http.NewServeMux()
+		mux.Handle(pattern, h)
+		return mux
+	}
+	ran, none := http.Handler(http.HandlerFunc(ok)), mustNotRun(t)
+	notFound := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) })
+	listed := func(routes httplock.Routes, list ...string) httplock.ReplayOption {
+		return httplock.WithRoutes(func() []string { return list }, routes)
+	}
+	for name, test := range map[string]struct {
+		handler http.Handler
+		opts    []httplock.ReplayOption
+		why     string // it is handed back
+	}{
+		"mux, guarded":                {handler: mux("/orders/{id}", httplock.PerKey(guard, orderKey)(ran))},
+		"mux, handler's 404":          {handler: mux("/orders/{id}", httplock.PerKey(guard, orderKey)(notFound))},
+		"mux, unguarded 404":          {handler: mux("/orders/{id}", notFound)},
+		"mux, no route":               {handler: mux("/payments/{id}", none), why: "no such route"},
+		"mux, other method":           {handler: mux("PUT /orders/{id}", none), why: "no such route"},
+		"mux, redirect":               {handler: mux(testbed.OrderPath+"/", none), why: "no such route"},
+		"mux, router within":          {handler: mux("/", opaque(mux("/payments/{id}", none))), why: "no such route"},
+		"opaque, no route":            {handler: opaque(mux("/payments/{id}", none)), why: "no such route"},
+		"config, guarded":             {handler: httplock.FromConfig(routes)(mux("/orders/{id}", ran))},
+		"config, no entry":            {handler: httplock.FromConfig(fixedRoutes{})(mux("/orders/{id}", none)), why: "no guard"},
+		"config, no route":            {handler: httplock.FromConfig(routes)(mux("/payments/{id}", none)), why: "no such route"},
+		"config, guard of its own":    {handler: httplock.FromConfig(fixedRoutes{})(mux("/orders/{id}", httplock.PerKey(guard, orderKey)(ran)))},
+		"config inside, guarded":      {handler: mux("/orders/{id}", httplock.FromConfig(routes)(ran))},
+		"config inside, no entry":     {handler: mux("/orders/{id}", httplock.FromConfig(fixedRoutes{})(none)), why: "no guard"},
+		"config, router within":       {handler: httplock.FromConfig(fixedRoutes{})(mux("/orders/", httplock.FromConfig(routes)(mux("/orders/{id}", ran))))},
+		"listed":                      {handler: opaque(ran), opts: []httplock.ReplayOption{listed(nil, "GET /", "POST /orders/:id")}},
+		"listed, handler's 404":       {handler: opaque(notFound), opts: []httplock.ReplayOption{listed(nil, "/orders/:id")}},
+		"listed, no route":            {handler: opaque(none), opts: []httplock.ReplayOption{listed(nil, "GET /orders/:id", "POST /orders")}, why: "no such route"},
+		"listed, guarded by config":   {handler: opaque(httplock.FromConfig(routes)(mux("/orders/{id}", ran))), opts: []httplock.ReplayOption{listed(routes, "POST /orders/:id")}},
+		"listed, no entry in config":  {handler: opaque(none), opts: []httplock.ReplayOption{listed(fixedRoutes{}, "POST /orders/:id")}, why: "no guard"},
+		"listed, another one matches": {handler: opaque(none), opts: []httplock.ReplayOption{listed(routes, "POST "+testbed.OrderPath, "POST /orders/:id")}, why: "no guard"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := httplock.Replay(test.handler, test.opts...)(t.Context(), message(t, post(t, testbed.OrderPath)))
+			if test.why == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, err, test.why)
+			require.True(t, isHandedBack(err), err)
+		})
+	}
+	require.ErrorIs(t, httplock.Replay(ran, httplock.WithRoutes(nil, nil))(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
+}
+
+// A replay has no credentials, no TLS and no host: what is in front may turn it away.
+func TestReplay_TurnedAwayInFrontOfTheGuardIsHandedBack(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	perKey := httplock.PerKey(core.NewGuard(b.Locker, nil), orderKey)(mustNotRun(t))
+	for _, status := range []int{301, 307, 308, 401, 403, 429} {
+		front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.TLS != nil {
+				perKey.ServeHTTP(w, r)
+				return
+			}
+			w.Header().Set("Location", "https://shop.example"+r.URL.Path)
+			w.WriteHeader(status)
+		})
+		mux := http.NewServeMux()
+		mux.Handle("/orders/{id}", front)
+		for _, h := range []http.Handler{front, mux} {
+			err := httplock.Replay(h)(t.Context(), message(t, post(t, testbed.OrderPath)))
+			require.ErrorContains(t, err, "must let replays pass", status)
+			require.True(t, isHandedBack(err), status)
+		}
+	}
+}
+
+// fixedRoutes are guards by normal patterns.
+type fixedRoutes map[string]httplock.Route
+
+func (f fixedRoutes) Route(_, pattern string) (httplock.Route, bool) {
+	r, has := f[httplock.NormalizePattern(pattern)]
+	return r, has
+}
+
+func TestReplay_FindsTheRouteThatARouterWould(t *testing.T) {
+	list := []string{
+		"GET /a", "POST /a/:id", "POST /a/b", "POST /a/:id/c", "/any/{x}", "POST /files/*path", "POST /echo/*", "echo_route_any /e5/:x",
+		"POST /items\\:batch", "POST example.com/host/{id}", "POST /end/{$}", "POST /chi/{id:[0-9]+}", "POST /v/{name}.json",
+	}
+	for target, want := range map[string]bool{
+		"GET /a": true, "HEAD /a": true, "POST /a": false, "POST /a/": false, "POST /a/1": true, "POST /a/b": true, "POST /a/b/c": true, "POST /a/1/d": false,
+		"PATCH /any/1": true, "PUT /any": false, "POST /files/": true, "POST /files/a/b": true, "POST /files": false, "POST /echo/x": true,
+		"POST /e5/1": true, "POST /items:batch": true, "POST /items%3Abatch": true, "POST /itemsbatch": false, "POST /host/1": true,
+		"POST /end/": true, "POST /end/x": false, "POST /chi/1": true, "POST /v/x.json": true, "POST /a/x%2Fy": true, "POST /": false,
+	} {
+		method, path, _ := strings.Cut(target, " ")
+		r := testbed.Request(t, method, path, "")
+		err := httplock.Replay(opaque(http.HandlerFunc(ok)), httplock.WithRoutes(func() []string { return list }, nil))(t.Context(), message(t, r))
+		require.Equal(t, want, err == nil, "%s: %v", target, err)
+	}
+}
+
+// Nine replicas of an older release, whose router lacks the route, and one newer.
+func TestReplay_RouteThatOlderReplicasLackIsLeftToNewerOnes(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		const requests = 30
+		locations := d.fill(t, requests)
+		for i := range 9 {
+			older := http.NewServeMux()
+			older.Handle("/payments/{id}", mustNotRun(t))
+			h := http.Handler(older)
+			if i%2 == 0 { // a router that cannot be read
+				h = opaque(older)
+			}
+			d.replica(t, h)
+		}
+		var ran atomic.Int64
+		newer := http.NewServeMux()
+		newer.Handle("/orders/{id}", d.perKey()(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
+		d.replica(t, newer)
+		require.Eventually(t, func() bool { return ran.Load() == requests }, 30*time.Second, 10*time.Millisecond)
+		for _, at := range locations {
+			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
+		}
+		d.requireNothingParked(t)
+	})
+}
+
+func TestReplay_FormOfALaterReleaseIsHandedBack(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env, delayqueue.WithMaxAge(2*time.Second))
+		for name, payload := range map[string]string{
+			"field":                   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
+			"version":                 `{"v":2,"method":"POST","target":"/"}` + "\n",
+			"version and other types": `{"v":3,"method":7,"target":["/"]}` + "\n",
+		} {
+			err := httplock.Replay(mustNotRun(t))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)})
+			require.ErrorContains(t, err, "a form that this release does not know", name)
+			require.True(t, isHandedBack(err), name)
+		}
+		d.replica(t, mustNotRun(t))
+		var ids []string
+		for i := range 20 {
+			ticket, err := d.queue.Enqueue(t.Context(), delayqueue.Job{Key: fmt.Sprint("order:", i), Payload: []byte(`{"v":2,"method":"POST","target":"/"}` + "\n")})
+			require.NoError(t, err)
+			ids = append(ids, ticket.ID)
+		}
+		for _, id := range ids {
+			require.Zero(t, d.await(t, id, delayqueue.StateExpired).Attempts)
+		}
+	})
+}
+
+func TestReplay_LogsWhatItLeavesToOthersOncePerRoute(t *testing.T) {
+	log := testbed.CaptureLog(t)
+	lacks := httplock.Replay(http.NewServeMux())
+	lost := httplock.Replay(opaque(http.HandlerFunc(ok)))
+	for range 3 {
+		for _, name := range []string{"POST /orders/{id}", "POST /payments/{id}"} {
+			m := message(t, post(t, testbed.OrderPath))
+			m.Name = name
+			require.True(t, isHandedBack(lacks(t.Context(), m)))
+			require.NoError(t, lost(t.Context(), m))
+		}
+	}
+	for _, what := range []string{"are handed back", "met no guard"} {
+		require.Equal(t, 2, strings.Count(log.String(), what), log.String())
+	}
+	require.NotContains(t, log.String(), testbed.Secret)
+}
+
+// Two services that share prefix and queue name leave each other's requests alone.
+func TestReplay_ServicesThatShareAQueueRunTheirOwn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		service := func(name string) (mux *http.ServeMux, ran *atomic.Int64) {
+			mux, ran = http.NewServeMux(), new(atomic.Int64)
+			mux.Handle("/"+name+"/{id}", httplock.PerKey(d.guard, func(r *http.Request) (string, error) {
+				return name + ":" + r.PathValue("id"), nil
+			}, httplock.WithStatusPath("/tickets/"))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
+			return mux, ran
+		}
+		const requests = 15
+		shop, shopRan := service("orders")
+		bank, bankRan := service("payments")
+		var locations []string
+		for i := range requests {
+			for name, mux := range map[string]http.Handler{"orders": shop, "payments": bank} {
+				release := d.HoldKey(t, fmt.Sprint(name, ":", i))
+				locations = append(locations, requireParked(t, testbed.Call(t, mux, http.MethodPost, fmt.Sprint("/", name, "/", i), "")))
+				release()
+			}
+		}
+		stop := d.replica(t, shop)
+		require.Eventually(t, func() bool { return shopRan.Load() == requests }, 30*time.Second, 10*time.Millisecond)
+		stop() // beside it chance decides how often the bank's are handed back
+		d.replica(t, opaque(bank))
+		require.Eventually(t, func() bool { return bankRan.Load() == requests }, 30*time.Second, 10*time.Millisecond)
+		for _, at := range locations {
+			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
+		}
+		require.Equal(t, [2]int64{requests, requests}, [2]int64{shopRan.Load(), bankRan.Load()})
+	})
+}

@@ -1,0 +1,105 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
+)
+
+// replica starts a worker of another release of the service, with a locker of its own.
+func (t *trial) replica(d *depot, app App, opts ...httplock.ReplayOption) {
+	t.Helper()
+	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
+	w, err := delayqueue.NewWorker(d.queue, locker, httplock.Replay(t.adapter.New(app), opts...),
+		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	require.NoError(t, w.Start())
+	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
+}
+
+// parkMany parks requests of an order each, and returns their tickets' ids.
+func (t *trial) parkMany(d *depot, n int) (ids []string) {
+	t.Helper()
+	for i := range n {
+		release := d.HoldKey(t, fmt.Sprint("order:", i))
+		resp := t.send(d.site, http.MethodPost, fmt.Sprint("/orders/", i), "")
+		ids = append(ids, strings.TrimPrefix(testbed.RequireParked(t, resp), "/tickets/"))
+		release()
+	}
+	return ids
+}
+
+// lostGuard: the release that runs the requests has no guard at their route.
+func lostGuard(t *trial) {
+	bob := httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },
+		func(*http.Request, string) error { return nil })
+	d := t.openDepot(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+		return lock(b, delayqueue.Policy(q), bob), nil
+	})
+	const requests = 20
+	ids := t.parkMany(d, requests)
+	var asked, ran atomic.Int64
+	t.replica(d, orders(func(w http.ResponseWriter, r *http.Request) error {
+		_, held := core.LeaseFrom(r.Context())
+		assert.True(t, held, "it runs under the key")
+		ran.Add(1)
+		return ok(w, r)
+	}), httplock.Reauthorize(func(r *http.Request, principal string) error {
+		assert.Equal(t, "bob", principal)
+		asked.Add(1)
+		if r.URL.Path == "/orders/0" {
+			return httplock.ErrForbidden
+		}
+		return nil
+	}))
+	for i, id := range ids {
+		require.Equal(t, 1, t.ended(d, id, delayqueue.StateDone).Attempts)
+		status := http.StatusOK
+		if i == 0 {
+			status = http.StatusForbidden
+		}
+		require.Equal(t, status, t.send(d.site, http.MethodGet, "/tickets/"+id+"/result", "").Status)
+	}
+	require.EqualValues(t, requests, asked.Load())
+	require.EqualValues(t, requests-1, ran.Load(), "each once, but for the one that is forbidden")
+}
+
+// lacksRoute: an older release, whose router lacks the route, leaves the requests to a newer one.
+func lacksRoute(t *trial) {
+	var ran atomic.Int64
+	d := t.openDepot(func(w http.ResponseWriter, _ *http.Request) error {
+		ran.Add(1)
+		w.WriteHeader(http.StatusNotFound) // the order is, not the route
+		return nil
+	}, parks)
+	const requests = 20
+	ids := t.parkMany(d, requests)
+	older := App{Routes: []Route{{Method: http.MethodPost, Pattern: "/payments/{id}", Handler: t.mustNotRun}}}
+	for range 3 {
+		t.replica(d, older)
+	}
+	t.eventually(func() bool {
+		stats, err := d.queue.Stats(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, stats.Dead)
+		return stats.Running == 0 && stats.Queued == requests
+	}, "the older ones hand them back")
+	t.work(d)
+	for _, id := range ids {
+		require.Equal(t, 1, t.ended(d, id, delayqueue.StateDone).Attempts)
+		require.Equal(t, http.StatusNotFound, t.send(d.site, http.MethodGet, "/tickets/"+id+"/result", "").Status)
+	}
+	require.EqualValues(t, requests, ran.Load())
+}

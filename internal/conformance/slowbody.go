@@ -1,0 +1,278 @@
+package conformance
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// slowHeader marks requests whose client sends slowly.
+const slowHeader = "X-Slow"
+
+// shortBodyTime is a limit that tests wait for.
+const shortBodyTime = 200 * time.Millisecond
+
+// overBoth runs f over HTTP/1.1 and over HTTP/2. An app is made for each.
+func (t *trial) overBoth(app func() App, f func(s *site)) {
+	t.Helper()
+	for _, http2 := range []bool{false, true} {
+		s := t.serveOver(http2, app())
+		f(s)
+	}
+}
+
+// slowClient is a client that sends a byte now and then, until it is told to send the rest.
+type slowClient struct {
+	answer <-chan testbed.Answer
+	finish func()
+}
+
+// slowly posts body to the order: the first bytes at once, and then one each 20 ms, or none
+// if it stalls.
+func (t *trial) slowly(s *site, body string, first int, stalls bool) slowClient {
+	t.Helper()
+	reader, writer := io.Pipe()
+	finish, answer := make(chan struct{}), make(chan testbed.Answer, 1)
+	r := t.request(s, http.MethodPost, testbed.OrderPath, "")
+	r.Body, r.ContentLength = reader, int64(len(body))
+	r.Header.Set(slowHeader, "yes")
+	go func() {
+		defer func() { _ = writer.Close() }()
+		_, err := io.WriteString(writer, body[:first])
+		rest := body[first:]
+		for err == nil && len(rest) > 1 {
+			pace := time.After(20 * time.Millisecond)
+			if stalls {
+				pace = nil
+			}
+			select {
+			case <-pace:
+				_, err = io.WriteString(writer, rest[:1])
+				rest = rest[1:]
+				continue
+			case <-finish:
+			case <-t.Context().Done():
+			}
+			break
+		}
+		if err == nil {
+			_, _ = io.WriteString(writer, rest)
+		}
+	}()
+	go func() {
+		resp, err := testbed.Send(s.client, r)
+		assert.NoError(t, err)
+		answer <- resp
+	}()
+	return slowClient{answer, func() { close(finish) }}
+}
+
+// arrivals tells of slow requests in front of the guard.
+func arrivals() (arrived chan struct{}, front Middleware) {
+	arrived = make(chan struct{}, 1)
+	return arrived, func(c Context) error {
+		if c.Request().Header.Get(slowHeader) != "" {
+			arrived <- struct{}{}
+		}
+		return c.Next()
+	}
+}
+
+// policies are those that routes have: to reject, to wait and to park.
+func policies() map[string]core.ConflictPolicy {
+	return map[string]core.ConflictPolicy{
+		"reject": nil, "retry": retry.Policy{MaxWait: time.Minute},
+		"park": retry.Policy{MaxWait: 30 * time.Second, Then: &testbed.Parking{}},
+	}
+}
+
+// postMany posts n requests to the order.
+func (t *trial) postMany(s *site, n int, atOnce bool, answers chan<- testbed.Answer) {
+	for range n {
+		r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
+		send := func() {
+			resp, err := testbed.Send(s.client, r)
+			assert.NoError(t, err)
+			answers <- resp
+		}
+		if atOnce {
+			go send()
+		} else {
+			send()
+		}
+	}
+}
+
+// slowBody: nobody waits for a client that has not sent its body, in front of it or behind.
+func slowBody(t *trial) {
+	const others = 20
+	b := t.bed()
+	body := text(10_000)
+	for name, policy := range policies() {
+		for _, held := range []bool{false, true} {
+			var slowRuns atomic.Int64
+			var finished atomic.Bool
+			arrived, front := arrivals()
+			t.overBoth(func() App {
+				return orders(func(w http.ResponseWriter, r *http.Request) error {
+					if r.Header.Get(slowHeader) != "" {
+						slowRuns.Add(1)
+						assert.True(t, finished.Load(), "%s: the slow request has the key before its body", name)
+					}
+					_, err := io.Copy(io.Discard, r.Body)
+					assert.NoError(t, err)
+					return ok(w, r)
+				}, front, lock(b, policy))
+			}, func(s *site) {
+				slowRuns.Store(0)
+				finished.Store(false)
+				release := func() {}
+				if held {
+					release = b.Hold(t)
+				}
+				answers := make(chan testbed.Answer, others)
+				inFront := 0
+				if !held || policy != nil {
+					inFront = others / 2
+				}
+				atOnce := policy != nil // else they would refuse one another
+				t.postMany(s, inFront, atOnce, answers)
+				slow := t.slowly(s, body, 10, false)
+				await(t, arrived, "the slow request")
+				time.Sleep(20 * time.Millisecond) // so that it can ask for the key, if it does
+				if policy == nil {
+					release()
+				}
+				t.postMany(s, others-inFront, atOnce, answers)
+				release()
+				for range others {
+					t.requireOK(await(t, answers, name+": the others do not wait for the slow request"))
+				}
+				require.Zero(t, slowRuns.Load(), name)
+				finished.Store(true)
+				slow.finish()
+				t.requireOK(await(t, slow.answer, name+": the slow request's response"))
+				require.EqualValues(t, 1, slowRuns.Load(), name)
+				b.RequireFree(t)
+			})
+		}
+	}
+}
+
+// lateBody: what does not come in time is refused before it has the key.
+func lateBody(t *trial) {
+	b := t.bed()
+	for _, policy := range policies() {
+		for _, stalls := range []bool{false, true} {
+			t.overBoth(func() App {
+				return orders(func(w http.ResponseWriter, r *http.Request) error {
+					assert.Empty(t, r.Header.Get(slowHeader), "the handler ran without its body")
+					return ok(w, r)
+				}, lock(b, policy, httplock.WithBodyTimeout(shortBodyTime)))
+			}, func(s *site) {
+				slow := t.slowly(s, text(1000), 10, stalls)
+				testbed.RequireProblem(t, await(t, slow.answer, "the slow request is refused"), http.StatusRequestTimeout, "body-timeout", false)
+				t.requireOK(t.post(s, "x"))
+				b.RequireFree(t)
+			})
+		}
+	}
+}
+
+// lateRest: a handler that reads more than was read before its key does not have it for as
+// long as the client likes.
+func lateRest(t *trial) {
+	b := t.bed()
+	for _, stalls := range []bool{false, true} {
+		for _, reads := range []bool{false, true} {
+			t.overBoth(func() App {
+				return orders(func(w http.ResponseWriter, r *http.Request) error {
+					if r.Header.Get(slowHeader) == "" {
+						return ok(w, r)
+					}
+					b.AssertHeld(t)
+					if reads {
+						got, err := io.ReadAll(r.Body)
+						assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+						assert.True(t, strings.HasPrefix(text(10_000), string(got)), "what came is as it was sent")
+						assert.GreaterOrEqual(t, len(got), 100)
+					}
+					w.WriteHeader(http.StatusUnprocessableEntity)
+					_, _ = io.WriteString(w, text(10_000)) // more than is held back
+					return nil
+				}, lock(b, nil, httplock.WithReadAhead(100), httplock.WithBodyTimeout(shortBodyTime)))
+			}, func(s *site) {
+				slow := t.slowly(s, text(10_000), 110, stalls)
+				require.Equal(t, http.StatusUnprocessableEntity, await(t, slow.answer, "the handler gives up").Status)
+				b.RequireFree(t)
+				slow.finish()
+				t.requireOK(t.post(s, "x"))
+			})
+		}
+	}
+}
+
+// bodyInTime: a limit that was kept leaves no trace, neither in the handler's ctx nor on the
+// connection.
+func bodyInTime(t *trial) {
+	b := t.bed()
+	for _, size := range []int{100, 100_000} {
+		t.overBoth(func() App {
+			return orders(func(w http.ResponseWriter, r *http.Request) error {
+				got, err := io.ReadAll(r.Body)
+				assert.NoError(t, err)
+				assert.Equal(t, text(size), string(got))
+				time.Sleep(2 * shortBodyTime)
+				assert.NoError(t, r.Context().Err(), "the limit is the body's, not the handler's")
+				return ok(w, r)
+			}, lock(b, nil, httplock.WithBodyTimeout(shortBodyTime)))
+		}, func(s *site) {
+			for i := range 2 {
+				reused := false
+				trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }}
+				r := t.request(s, http.MethodPost, testbed.OrderPath, text(size))
+				resp, err := testbed.Send(s.client, r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+				require.NoError(t, err)
+				t.requireOK(resp)
+				require.Equal(t, i > 0, reused, "the connection is good for the next request")
+				time.Sleep(shortBodyTime)
+			}
+		})
+	}
+}
+
+// streamedBody: the handler of a route that streams reads while the client sends.
+func streamedBody(t *trial) {
+	b := t.bed()
+	begun := make(chan struct{}, 1)
+	t.overBoth(func() App {
+		return orders(func(w http.ResponseWriter, r *http.Request) error {
+			_, err := io.ReadFull(r.Body, make([]byte, 5))
+			assert.NoError(t, err)
+			begun <- struct{}{}
+			rest, err := io.ReadAll(r.Body)
+			assert.NoError(t, err)
+			assert.Equal(t, text(100)[5:], string(rest))
+			return ok(w, r)
+		}, lock(b, nil, httplock.StreamBody(), httplock.WithBodyTimeout(shortBodyTime)))
+	}, func(s *site) {
+		slow := t.slowly(s, text(100), 10, true)
+		await(t, begun, "the handler reads what there is")
+		b.AssertHeld(t)
+		time.Sleep(2 * shortBodyTime)
+		slow.finish()
+		t.requireOK(await(t, slow.answer, "the response"))
+	})
+}
