@@ -121,8 +121,11 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	t.Helper()
 	require.Greater(t, float64(total.counts.Ops)/total.elapsed.Seconds(), 150.0, "operations a second")
 	require.Greater(t, total.counts.Windows*10, total.counts.Grants*8, "grants whose holders were seen at work")
-	require.Greater(t, total.counts.Windows*20, total.counts.Ops, "grants")
-	require.Greater(t, total.counts.Conflicts*100, total.counts.Ops, "refusals")
+	// While Redis is down calls fail at once: a slow machine has any number of those.
+	answered := total.counts.Ops - total.counts.Unknown
+	require.Greater(t, float64(answered)/total.elapsed.Seconds(), 20.0, "answered operations a second")
+	require.Greater(t, total.counts.Windows*20, answered, "grants")
+	require.Greater(t, total.counts.Conflicts*100, answered, "refusals")
 	if total.counts.Ops > 10_000 {
 		require.Positive(t, total.counts.Lost, "lost leases")
 	}
