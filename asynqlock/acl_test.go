@@ -11,7 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/retry"
 )
 

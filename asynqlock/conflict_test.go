@@ -15,9 +15,9 @@ import (
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/embedded"
-	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/embedded"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
 )
 

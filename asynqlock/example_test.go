@@ -11,7 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // One charge at a time per wallet. Tasks for other wallets are not held up, and

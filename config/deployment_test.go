@@ -28,7 +28,7 @@ import (
 
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // lockOnce builds a file that is in dir, and takes a key.

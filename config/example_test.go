@@ -9,7 +9,7 @@ import (
 
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // The policy of each route is in the file; the code says only which handler it has.

@@ -16,7 +16,7 @@ import (
 
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // records are the TTLs of what is remembered, by the names in Redis.

@@ -15,7 +15,7 @@ import (
 	echolockv5 "github.com/perkey-go/perkey/echolock/v5"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // routers make a guarded service, whose route takes any method or only POST, and list

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/internal/embedded"
-	"github.com/perkey-go/perkey/internal/history"
+	"github.com/perkey-go/perkey/internal/test/embedded"
+	"github.com/perkey-go/perkey/internal/test/history"
 )
 
 // The wall clock of a process cannot be set apart from its machine's. That the

@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // connect returns a client of an embedded Redis, which stands in for yours.

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // inVirtualTime runs test in a bubble whose clock moves only when everybody

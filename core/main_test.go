@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) {

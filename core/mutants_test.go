@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/history"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // mutant is a broken script, which the checkers have to catch at a workload.

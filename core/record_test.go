@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // Entries as a Locker writes them.

@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/history"
+	"github.com/perkey-go/perkey/internal/test/history"
 )
 
 // modeOptions are the ways to hold a key that the engine has, and how to ask for

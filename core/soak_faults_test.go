@@ -20,8 +20,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/internal/history"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // faultKind is something that goes wrong around the lock.

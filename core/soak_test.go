@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/internal/history"
+	"github.com/perkey-go/perkey/internal/test/history"
 )
 
 // seedFlag replays a schedule of faults. What the network and the scheduler do

@@ -24,8 +24,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/history"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // What goes wrong around the queue.

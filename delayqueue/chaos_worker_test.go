@@ -18,7 +18,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/history"
+	"github.com/perkey-go/perkey/internal/test/history"
 )
 
 // chaosVar holds a chaosConfig when this test binary is to be a worker of the chaos tests.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // Jobs of one order run one at a time, in the order in which they came.

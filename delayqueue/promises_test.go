@@ -11,8 +11,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/embedded"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/embedded"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // All wait far longer than a claim lasts for the only hand: none is claimed before its

@@ -10,7 +10,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // answers makes every command fail as if Redis had answered so, while it is set.

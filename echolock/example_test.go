@@ -12,7 +12,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/echolock"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // One payment at a time per order. Payments for other orders are not held up.

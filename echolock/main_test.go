@@ -3,7 +3,7 @@ package echolock_test
 import (
 	"testing"
 
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }

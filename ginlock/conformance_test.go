@@ -7,7 +7,7 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/perkey-go/perkey/ginlock"
-	"github.com/perkey-go/perkey/internal/conformance"
+	"github.com/perkey-go/perkey/internal/test/conformance"
 )
 
 func TestConformance(t *testing.T) {

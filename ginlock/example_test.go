@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // One payment at a time per order. Payments for other orders are not held up.

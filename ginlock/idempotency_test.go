@@ -17,8 +17,8 @@ import (
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {

@@ -20,9 +20,9 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/embedded"
-	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/embedded"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // shop is a bench with a queue, and an engine whose conflicts are parked on it.

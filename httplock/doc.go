@@ -193,5 +193,5 @@
 // an Idempotency-Key with 500 on routes of WithIdempotency.
 //
 // Packages ginlock and echolock are such. All adapters pass one suite,
-// internal/conformance, which says what more there is to it.
+// internal/test/conformance, which says what more there is to it.
 package httplock

@@ -12,7 +12,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // One payment at a time per order, with net/http alone.

@@ -18,8 +18,8 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // forged are headers by which a client might hope to pass for a replay, for

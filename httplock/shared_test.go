@@ -7,8 +7,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestSafeMethodsAreEitherLockedOrShared(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestTemplatesMakeKeys(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/locktest"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2/server"
 
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // simulation is what an embedded Redis can be told to do.

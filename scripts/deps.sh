@@ -26,7 +26,7 @@ links() {
 	all=$(deps "./$package")
 	extra=$({
 		comm -13 <(echo "$theirs") <(echo "$all") | grep -vE "^$module/(${ours// /|}|$package)(/|\$)"
-		grep -E "^$module/internal/(redistest|embedded|history|testbed|conformance)(/|\$)" <<<"$all"
+		grep -E "^$module/internal/test(/|\$)" <<<"$all"
 	} || true)
 	if [ -n "$extra" ]; then
 		echo "deps: $package must not link:"

@@ -9,7 +9,7 @@ import (
 	"github.com/labstack/echo/v5/middleware"
 
 	echolock "github.com/perkey-go/perkey/echolock/v5"
-	"github.com/perkey-go/perkey/internal/conformance"
+	"github.com/perkey-go/perkey/internal/test/conformance"
 )
 
 func TestConformance(t *testing.T) {

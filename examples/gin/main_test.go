@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/perkey-go/perkey/examples/internal/show/showtest"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }

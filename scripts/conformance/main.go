@@ -17,7 +17,7 @@ import (
 	"text/tabwriter"
 )
 
-const suite = "github.com/perkey-go/perkey/internal/conformance"
+const suite = "github.com/perkey-go/perkey/internal/test/conformance"
 
 func main() {
 	var t table

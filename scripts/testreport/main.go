@@ -94,7 +94,7 @@ func (r *report) count(e event) {
 		r.skipped++
 	case e.Action == "pass":
 		r.passed++
-		// internal/redistest names its subtests so.
+		// internal/test/redistest names its subtests so.
 		if strings.HasSuffix(e.Test, "/embedded") {
 			r.embedded++
 		}

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/redistest"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }

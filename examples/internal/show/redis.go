@@ -5,7 +5,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/internal/embedded"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 )
 
 // Connect opens the Redis at url, or one inside this process if it is empty.

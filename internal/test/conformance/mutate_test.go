@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/conformance"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/conformance"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // mutant is the toy's adapter with a mistake in it.

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/conformance"
-	"github.com/perkey-go/perkey/internal/redistest"
+	"github.com/perkey-go/perkey/internal/test/conformance"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }

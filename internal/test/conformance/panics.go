@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // panicValues are what handlers panic with. The last one is told apart by

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
-	"github.com/perkey-go/perkey/internal/testbed"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // store is where b's guards keep responses.

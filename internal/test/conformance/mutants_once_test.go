@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/conformance"
+	"github.com/perkey-go/perkey/internal/test/conformance"
 )
 
 // tap changes how the rest of the chain is shown to a guard.

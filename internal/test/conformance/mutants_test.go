@@ -10,7 +10,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
-	"github.com/perkey-go/perkey/internal/conformance"
+	"github.com/perkey-go/perkey/internal/test/conformance"
 )
 
 // mutants are mistakes that adapters could make.
