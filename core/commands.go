@@ -89,51 +89,12 @@ type renewal struct {
 	ttl           time.Duration
 }
 
-// renew asks Redis to renew leases, all on one node. On a Cluster each key is a
-// command; elsewhere many go into one, since most of a script call's cost is the call.
+// renew asks Redis to renew leases, all on one node.
 func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply {
-	keys := renewalKeys
-	if d.cluster != nil {
-		keys = 1
-	}
-	replies := make([]renewalReply, len(batch))
-	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
-		if left := d.renewSome(ctx, rdb, batch, replies, keys, false); left {
-			d.renewSome(ctx, rdb, batch, replies, keys, true)
-		}
-		var answer redis.Error
-		if err := replies[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
-			break
-		}
-		// Perhaps no connection could be had: the other client may have one.
-	}
-	return replies
-}
-
-const renewalKeys = 32
-
-// renewSome sends the renewals that have no answer yet. It reports whether any are
-// left because Redis does not know the script, which load sends along.
-func (d *deployment) renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
-	type chunk struct {
-		from, to int
-		cmd      *redis.Cmd
-	}
-	var chunks []chunk
-	pipe := rdb.Pipeline()
-	for from := 0; from < len(batch); from += keys {
-		to := min(from+keys, len(batch))
-		if load && !redis.HasErrorPrefix(replies[from].err, "NOSCRIPT") {
-			continue
-		}
-		args := make([]any, 0, 3+3*(to-from))
-		args = append(args, "evalsha", renewScript.hash, to-from)
-		if load && len(chunks) == 0 { // the others come after it on the same connection
-			args[0], args[1] = "eval", renewScript.source
-		}
-		// By pointers, and one number for all that have it: what is put into an interface
-		// by value is allocated, and a process renews thousands a second. The first key
-		// is a string, since a Cluster's client looks for the slot in it.
+	// By pointers, and one number for all that have it: what is put into an interface
+	// by value is allocated, and a process renews thousands a second. The first key
+	// is a string, since a Cluster's client looks for the slot in it.
+	calls := d.calls(renewScript, len(batch), func(args []any, from, to int) []any {
 		some := batch[from:to]
 		args = append(args, some[0].record)
 		for i := range some[1:] {
@@ -146,19 +107,19 @@ func (d *deployment) renewSome(ctx context.Context, rdb redis.UniversalClient, b
 			}
 			args = append(args, &some[i].entry, lease)
 		}
-		cmd := redis.NewCmd(ctx, args...)
-		cmd.SetFirstKeyPos(3)
-		_ = pipe.Process(ctx, cmd)
-		chunks = append(chunks, chunk{from, to, cmd})
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for _, c := range chunks {
-		val, err := c.cmd.Result()
-		var n []int64
-		if err == nil {
-			n, err = integers(val, c.to-c.from)
+		return args
+	})
+	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
+		sendCalls(ctx, rdb, renewScript, calls)
+		var answer redis.Error
+		if err := calls[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
+			break
 		}
-		left = left || redis.HasErrorPrefix(err, "NOSCRIPT")
+		// Perhaps no connection could be had: the other client may have one.
+	}
+	replies := make([]renewalReply, len(batch))
+	for _, c := range calls {
+		n, err := c.integers(c.to - c.from)
 		for i := c.from; i < c.to; i++ {
 			replies[i] = renewalReply{ttl: batch[i].ttl, err: err}
 			if err == nil {
@@ -166,7 +127,101 @@ func (d *deployment) renewSome(ctx context.Context, rdb redis.UniversalClient, b
 			}
 		}
 	}
-	return left
+	return replies
+}
+
+// refresh tells Redis that entries still wait, all on one node.
+func (d *deployment) refresh(ctx context.Context, batch []refresh) []refreshReply {
+	calls := d.calls(refreshScript, len(batch), func(args []any, from, to int) []any {
+		for _, one := range batch[from:to] {
+			args = append(args, one.record)
+		}
+		for _, one := range batch[from:to] {
+			args = append(args, one.entry)
+		}
+		return args
+	})
+	sendCalls(ctx, d.renewer.client(), refreshScript, calls)
+	replies := make([]refreshReply, len(batch))
+	for _, c := range calls {
+		n, err := c.integers(1 + 3*(c.to-c.from))
+		for i := c.from; i < c.to; i++ {
+			if replies[i].err = err; err == nil {
+				its := n[1+3*(i-c.from):]
+				replies[i] = refreshReply{
+					server: n[0], remaining: time.Duration(its[0]) * time.Millisecond, place: int(its[1]), queued: int(its[2]),
+				}
+			}
+		}
+	}
+	return replies
+}
+
+// call is a script call for some of a batch, from one index to another.
+type call struct {
+	from, to int
+	args     []any
+	val      any
+	err      error
+}
+
+func (c *call) integers(least int) ([]int64, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
+	return integers(c.val, least)
+}
+
+const keysPerCall = 32
+
+// calls divides a batch of n into calls of a script. On a Cluster each key is a
+// command; elsewhere many go into one, since most of a script call's cost is the call.
+func (d *deployment) calls(s *script, n int, add func(args []any, from, to int) []any) []call {
+	keys := keysPerCall
+	if d.cluster != nil {
+		keys = 1
+	}
+	calls := make([]call, 0, (n+keys-1)/keys)
+	for from := 0; from < n; from += keys {
+		to := min(from+keys, n)
+		args := append(make([]any, 0, 3+3*(to-from)), "evalsha", s.hash, to-from)
+		calls = append(calls, call{from: from, to: to, args: add(args, from, to)})
+	}
+	return calls
+}
+
+// sendCalls sends calls of a script in one pipeline, and once more those that Redis did not
+// know the script for. Each call has its own error.
+func sendCalls(ctx context.Context, rdb redis.UniversalClient, s *script, calls []call) {
+	send := func(load bool) (unknown bool) {
+		pipe := rdb.Pipeline()
+		cmds := make([]*redis.Cmd, len(calls))
+		for i := range calls {
+			c := &calls[i]
+			if load {
+				if !redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+					continue
+				}
+				if pipe.Len() == 0 { // the others come after it on the same connection
+					c.args[0], c.args[1] = "eval", s.source
+				}
+			}
+			cmds[i] = redis.NewCmd(ctx, c.args...)
+			cmds[i].SetFirstKeyPos(3)
+			_ = pipe.Process(ctx, cmds[i])
+		}
+		_, _ = pipe.Exec(ctx)
+		for i, cmd := range cmds {
+			if cmd != nil {
+				calls[i].val, calls[i].err = cmd.Result()
+				unknown = unknown || redis.HasErrorPrefix(calls[i].err, "NOSCRIPT")
+			}
+		}
+		return unknown
+	}
+	if send(false) {
+		send(true)
+	}
 }
 
 // extend renews one lease for a caller who waits for it. It reports also whether
@@ -204,10 +259,11 @@ type releaseRequest struct {
 type releaseReply struct {
 	owned bool
 	// If other was to wait:
-	fence  int64 // it was granted; zero: it was not
-	server int64 // the server's clock in ms
-	place  int
-	queued int
+	fence     int64 // it was granted; zero: it was not
+	server    int64 // the server's clock in ms
+	place     int
+	queued    int
+	remaining time.Duration // of a holder's lease
 }
 
 // release gives up what entry has, even when ctx is dead. It tries again for about
@@ -256,11 +312,13 @@ func parseRelease(r result) (reply releaseReply, err error) {
 	if owned, ok := r.val.(int64); ok {
 		return releaseReply{owned: owned == 1}, nil
 	}
-	n, err := integers(r.val, 5)
+	n, err := integers(r.val, 6)
 	if err != nil {
 		return reply, err
 	}
-	return releaseReply{owned: n[0] == 1, fence: n[1], server: n[2], place: int(n[3]), queued: int(n[4])}, nil
+	return releaseReply{
+		owned: n[0] == 1, fence: n[1], server: n[2], place: int(n[3]), queued: int(n[4]), remaining: time.Duration(n[5]) * time.Millisecond,
+	}, nil
 }
 
 // do sends a command for a caller who waits for the reply, whatever happens.

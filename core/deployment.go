@@ -151,7 +151,8 @@ func (d *deployment) subscribed() {
 // unsubscribed takes word that there is no subscription.
 func (d *deployment) unsubscribed(err error) {
 	d.deaf = true
-	d.renewer.follow() // the connections that there are may be to an old primary
+	d.events.lookAgain() // whoever waits has to poll
+	d.renewer.follow()   // the connections that there are may be to an old primary
 	d.events.warn(Warning{Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err})
 }
 

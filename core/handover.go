@@ -51,7 +51,7 @@ func (c *waiter) look(now time.Time, join bool) (s standing) {
 		s.askIn = -1
 		return s
 	}
-	if s.askIn = ln.askAt.Sub(now); s.askIn > 0 {
+	if s.askIn = w.attend(ln, now).Sub(now); s.askIn > 0 {
 		return s
 	}
 	s.asks = true
@@ -311,7 +311,8 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 		}
 	case reply.fence == 0:
 		ln.answered()
-		ln.noted(sent, reply.server, reply.place, reply.queued, 0)
+		ln.asks = 0 // the key has gone to another hand
+		ln.noted(sent, reply.server, reply.place, reply.queued, reply.remaining)
 		ln.poll(w.locker, req.mark)
 	}
 	if ln.first != nil {
@@ -339,6 +340,19 @@ func (w *waiters) lost(h *hold) {
 		return
 	}
 	ln.askAt = time.Time{}
+	ln.first.poke()
+}
+
+// ends takes word of when the key will be free, without a release: the rest of a MinHold. It is
+// for the entry of that name, one of the first in Redis's queue.
+func (w *waiters) ends(name, key string, at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ln := w.lines[lineKey{key, limitOf(name)}]
+	if ln == nil || ln.first == nil || ln.entry == "" || named(ln.entry) != name {
+		return
+	}
+	ln.until, ln.askAt = at, at.Add(time.Millisecond)
 	ln.first.poke()
 }
 

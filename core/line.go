@@ -34,8 +34,10 @@ type line struct {
 	asking bool
 	asks   int       // since the line was last granted the key
 	askAt  time.Time // when to ask again
-	held   *hold     // an exclusive hold of this process: its release passes it on
-	wanted bool      // calls of other processes wait too
+	// When to refresh entry, if that comes before; zero: not at all, or the answer is out.
+	refreshAt time.Time
+	held      *hold // an exclusive hold of this process: its release passes it on
+	wanted    bool  // calls of other processes wait too
 
 	answers
 
@@ -106,10 +108,11 @@ func (ln *line) noted(sent time.Time, server int64, place, queued int, remaining
 	}
 }
 
-// poll sets when to ask again, after a question with mark. A release wakes the line;
-// asking is for words that were lost and for holders that died.
+// poll sets when to ask again or to refresh the entry, after a question with mark, or after a
+// refresh. A release wakes the line; both are for words that were lost and for holders that died.
 func (ln *line) poll(l *Locker, mark any) {
 	now := time.Now()
+	ln.refreshAt = time.Time{}
 	if !l.store.queues() {
 		ln.askAt = now.Add(splitDelay(ln.asks))
 		return
@@ -122,12 +125,16 @@ func (ln *line) poll(l *Locker, mark any) {
 		}
 		return
 	}
-	// The first few look after one another's deaths; those behind them have time.
-	floors := min(max(1, ln.place-2), maxPollFloors)
-	ln.askAt = now.Add(backoff.Spread(time.Duration(floors) * l.pollFloor))
-	if floors == 1 && ln.until.After(now) && ln.until.Before(ln.askAt) {
-		ln.askAt = ln.until.Add(time.Millisecond)
+	// The first few look after one another's deaths, less and less often while nothing
+	// changes; those behind them have time.
+	first := ln.place <= 3
+	floors := min(max(1<<min(ln.asks-1, 3), ln.place-2), maxPollFloors)
+	ln.refreshAt = now.Add(backoff.Spread(time.Duration(floors) * l.pollFloor))
+	ln.refreshAt = ln.refreshAt.Add(-(ln.refreshAt.Sub(l.waiters.since) % refreshGrid))
+	if first && ln.until.After(now) && ln.until.Before(ln.refreshAt) {
+		ln.refreshAt = ln.until.Add(time.Millisecond)
 	}
+	ln.askAt = ln.refreshAt.Add(maxPollFloors * l.pollFloor) // should that have no answer
 }
 
 // splitDelay is how long a line waits before its next question to a quorum, after n

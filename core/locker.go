@@ -103,6 +103,14 @@ func (e *storeEvents) message(message string) {
 		if err1 == nil && err2 == nil {
 			l.waiters.told(f[0], f[4], fence, f[3] != "0", now, ends)
 		}
+	case "ends":
+		f := strings.SplitN(rest, " ", 3)
+		if len(f) < 3 {
+			return
+		}
+		if ms, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+			l.waiters.ends(f[0], f[2], now.Add(time.Duration(ms)*time.Millisecond))
+		}
 	case "wanted":
 		l.waiters.wantedBy(rest)
 	case "reserved":

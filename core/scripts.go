@@ -17,6 +17,8 @@ var (
 	acquireAllSource string
 	//go:embed lua/renew.lua
 	renewSource string
+	//go:embed lua/refresh.lua
+	refreshSource string
 	//go:embed lua/release.lua
 	releaseSource string
 	//go:embed lua/inspect.lua
@@ -40,6 +42,7 @@ var (
 	acquireScript    = newScript(included.Replace(acquireSource))
 	acquireAllScript = newScript(included.Replace(acquireAllSource))
 	renewScript      = newScript(renewSource)
+	refreshScript    = newScript(refreshSource)
 	raiseScript      = newScript(raiseSource)
 	releaseScript    = newScript(included.Replace(releaseSource))
 	downgradeScript  = newScript(included.Replace(downgradeSource))

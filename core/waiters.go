@@ -22,8 +22,10 @@ type waiters struct {
 	waiting int // calls in all lines
 	// Entries that a message granted while a question about them was under way:
 	// its answer is no news. With the grants' fences.
-	accepted map[string]int64
-	reserved reservations // keys of which a hold is not passed on
+	accepted  map[string]int64
+	refreshes map[any][]refresh // to be sent, by node; nil while others are out
+	since     time.Time
+	reserved  reservations // keys of which a hold is not passed on
 }
 
 // waiter is a call in line. Only its own goroutine uses it, but for grant.
@@ -41,7 +43,7 @@ type waiter struct {
 }
 
 func newWaiters(l *Locker) *waiters {
-	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]int64{}, reserved: reservations{said: map[string]time.Time{}}}
+	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]int64{}, refreshes: map[any][]refresh{}, since: time.Now(), reserved: reservations{said: map[string]time.Time{}}}
 }
 
 func newWaiter() any {

@@ -10,6 +10,7 @@
 --   next     no holder's lease ends before this, in ms
 --   queue    who waits, in order: ENTRY MARK ALIVE,WHAT and a space for each
 --   waiting  how many those are
+--   w:ENTRY  until when one who waits is alive, in ms: later than its ALIVE in queue
 --   watch    ids of lockers that are told when nobody holds the key
 --   reserved until when the key is kept for parked work, in ms, and a number greater
 --            than every fence that was granted before it was reserved
@@ -23,7 +24,8 @@
 -- The caller may lose the reply, and ask again: a holder's entry is answered with
 -- the same grant.
 local CLAIM = 1000  -- ms a waiter has to take up its grant
-local ALIVE = 15000 -- ms after which a waiter that did not ask again is dead
+local ALIVE = 20000 -- ms after which a waiter that was not heard of again is dead
+local AGED = ALIVE / 2 -- with less than this left, it is written anew: in w:ENTRY, so as not to write the queue
 local BLOCK = 65536 -- fences that an exclusive grant may use up in its process
 local NEVER = 1e15
 -- A record lives for this many ms at least: PEXPIRE with a time that is over deletes

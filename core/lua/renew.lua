@@ -13,7 +13,7 @@
 -- returns     for each key 0 when the caller does not hold it, 1 when it does, 2
 --             when it does and somebody waits
 -- As in record.lua: a dead holder does not take the queue with it.
-local ALIVE, LEAST = 15000, 10
+local ALIVE, LEAST = 20000, 10
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
 local replies = {}
