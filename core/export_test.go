@@ -14,6 +14,9 @@ func (l *Locker) NeverPoll() { l.pollFloor = time.Hour }
 // that was told.
 func (l *Locker) Listening() bool { return l.store.listening() }
 
+// LookAgain has every line ask again, as a new subscription does.
+func (l *Locker) LookAgain() { (*storeEvents)(l).lookAgain() }
+
 // InformedCalls is how many calls wait and know that their key is held.
 func (l *Locker) InformedCalls() (n int) {
 	l.waiters.mu.Lock()

@@ -17,6 +17,8 @@ var (
 	acquireAllSource string
 	//go:embed lua/renew.lua
 	renewSource string
+	//go:embed lua/publish.lua
+	publishSource string
 	//go:embed lua/refresh.lua
 	refreshSource string
 	//go:embed lua/release.lua
@@ -42,6 +44,7 @@ var (
 	acquireScript    = newScript(included.Replace(acquireSource))
 	acquireAllScript = newScript(included.Replace(acquireAllSource))
 	renewScript      = newScript(renewSource)
+	publishScript    = newScript(publishSource)
 	refreshScript    = newScript(refreshSource)
 	raiseScript      = newScript(raiseSource)
 	releaseScript    = newScript(included.Replace(releaseSource))
