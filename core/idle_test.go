@@ -18,7 +18,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// idleVar has the tests of idle waiting run at full size, if it is set: half a minute each.
+// idleVar has the tests of idle waiting run at full size, if it is set: a minute and a half.
 const idleVar = "PERKEY_SCALE_IDLE"
 
 // stat is a number in what INFO says.
@@ -114,10 +114,13 @@ func TestIdle_WaitingForManyKeysCostsRedisLittle(t *testing.T) {
 			time.Sleep(length)
 			after := spentBy(t, admin)
 			usec := stat(t, admin, "commandstats", `cmdstat_evalsha:calls=\d+,usec=(\d+)`)
-			scripts, all_ := commandsSince(t, admin)
+			scripts, commands := commandsSince(t, admin)
 			t.Logf("%d keys that %d lockers wait for: %.2f%% of a core, %.2f%% in scripts; %.0f scripts/s, %.0f commands/s",
 				keys, lockers, 100*(after.cpu-before.cpu).Seconds()/length.Seconds(), usec/1e4/length.Seconds(),
-				float64(scripts)/length.Seconds(), float64(all_)/length.Seconds())
+				float64(scripts)/length.Seconds(), float64(commands)/length.Seconds())
+			perSecond := float64(keys) * length.Seconds()
+			require.Less(t, float64(scripts), perSecond/10, "the entries of a locker go together")
+			require.Less(t, float64(commands), 3*perSecond)
 		})
 	}
 }
@@ -127,7 +130,7 @@ func TestIdle_WaitingForOneKeyWritesLittle(t *testing.T) {
 	if os.Getenv(idleVar) != "" {
 		lockers, length = 500, 30*time.Second
 	}
-	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "no")
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "0")
 	env := &redistest.Env{Addr: server.Addr, Prefix: "p", Real: true}
 	admin := env.Client(t)
 	_, err := newLocker(t, env).TryAcquire(t.Context(), crowdKey)
@@ -146,6 +149,8 @@ func TestIdle_WaitingForOneKeyWritesLittle(t *testing.T) {
 	time.Sleep(length)
 	after := spentBy(t, admin)
 	scripts, _ := commandsSince(t, admin)
+	appended := float64(after.appended-before.appended) / length.Seconds()
 	t.Logf("%d lockers that wait for one key: %.1f KB/s appended, %.1f scripts/s, %.2f%% of a core", lockers,
-		float64(after.appended-before.appended)/1000/length.Seconds(), float64(scripts)/length.Seconds(), 100*(after.cpu-before.cpu).Seconds()/length.Seconds())
+		appended/1000, float64(scripts)/length.Seconds(), 100*(after.cpu-before.cpu).Seconds()/length.Seconds())
+	require.Less(t, appended, 40.*float64(lockers))
 }
