@@ -79,7 +79,7 @@ type Party struct {
 type Holder struct {
 	Party
 	// Fence is that of the grant. An exclusive hold that was passed on within its
-	// process has a greater one by now; ForceRelease knows it by either.
+	// process has a greater one by now, also after a Downgrade; ForceRelease knows it by either.
 	Fence int64
 	// Since is when the key was granted, by the server's clock: fences are made of
 	// it. It can be late if the server's clock was set back.
@@ -136,7 +136,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 // and gives it to the next in line. It reports false if no holder has the fence any
 // more: a later holder is never touched. The fence is one that Inspect, an Observer
 // or the lease itself showed; of an exclusive hold that was passed on within its
-// process, any of its fences will do, and whichever call of it has the key now
+// process, and perhaps downgraded then, any of its fences will do, and whichever call of it has the key now
 // loses it.
 //
 // The holder is told by a message: its lease's context ends, with a cause that wraps
@@ -395,7 +395,8 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 			continue
 		}
 		ends, err := strconv.ParseInt(f[1], 10, 64)
-		fence, err2 := strconv.ParseInt(f[2], 10, 64)
+		first, _, _ := strings.Cut(f[2], "-") // of a downgraded one there is a last one too
+		fence, err2 := strconv.ParseInt(first, 10, 64)
 		if err != nil || err2 != nil {
 			continue
 		}
