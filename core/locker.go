@@ -110,9 +110,17 @@ func (e *storeEvents) message(message string) {
 	case "free":
 		l.notices.freed(rest)
 	case "lost":
-		l.takenBy(rest, forced)
+		e.takenBy(rest, forced)
 	case "released":
-		l.takenBy(rest, elsewhere)
+		e.takenBy(rest, elsewhere)
+	}
+}
+
+// takenBy takes word that a grant is over: its first fence, and the key.
+func (e *storeEvents) takenBy(words, why string) {
+	fence, key, _ := strings.Cut(words, " ")
+	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
+		(*Locker)(e).taken(key, n, why)
 	}
 }
 
@@ -128,14 +136,6 @@ func (e *storeEvents) orphaned(key, entry string, fence, server int64) {
 }
 
 func (e *storeEvents) warn(w Warning) { e.observer.OnWarning(context.Background(), w) }
-
-// takenBy takes word that a grant is over: its first fence, and the key.
-func (l *Locker) takenBy(words, why string) {
-	fence, key, _ := strings.Cut(words, " ")
-	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
-		l.taken(key, n, why)
-	}
-}
 
 // TryAcquire takes key if it is free, and returns a *ConflictError if it is held, waited
 // for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.

@@ -268,7 +268,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		}
 		now = time.Now()
 	}
-	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
+	lease := newLease(a.ctx, a.call, h, a.opts, now)
 	lease.kept = a.kept
 	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
@@ -322,39 +322,22 @@ func (a *attempt) keep(d Decision) {
 	if d.keep <= 0 || !l.store.queues() {
 		return
 	}
-	stamp, err := l.keep(a.ctx, key, min(max(d.keep, MinTTL), MaxTTL))
+	stamp, err := reserve(a.ctx, l, key, min(max(d.keep, MinTTL), MaxTTL))
 	if d.parked == nil {
 		return
 	}
 	l.background(func() {
 		ctx := &callContext{Context: context.Background(), gone: l.closing}
 		for end := time.Now().Add(d.keep); err != nil; { // it may be reserved, for nobody
-			var info *KeyInfo
-			if info, err = l.Inspect(ctx, key); err == nil {
-				stamp = info.ReservationStamp
-			} else if l.pause(ctx, time.Second) != nil || time.Now().After(end) {
+			stamp, err = stampOf(ctx, l, key)
+			if err != nil && (l.pause(ctx, time.Second) != nil || time.Now().After(end)) {
 				return
 			}
 		}
 		if parked, err := d.parked(ctx); err == nil && !parked {
-			_ = l.Unreserve(ctx, key, stamp)
+			_ = unreserve(ctx, l, key, stamp)
 		}
 	})
-}
-
-// pause waits for d. It returns ErrClosed when the Locker closes, and the ctx's error when ctx
-// ends.
-func (l *Locker) pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-l.closing:
-		return ErrClosed
-	}
 }
 
 // reenter returns a handle on the lease that ctx works under, if it holds the

@@ -113,7 +113,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 		return nil, err
 	}
 	if o.limit != limitOf(t.entry) || o.notify != nil || o.keep > 0 {
-		return nil, fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted, NotifyRelease and Reserved come too late", t.key, ErrInvalidOption)
+		return nil, fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted and NotifyRelease come too late", t.key, ErrInvalidOption)
 	}
 	if ctx.Err() != nil {
 		return nil, callerGone(ctx, "resume", t.key)
