@@ -14,7 +14,7 @@ import (
 func BenchmarkObserver_Pair(b *testing.B) {
 	for name, opts := range map[string][]core.Option{
 		"nobody":   nil,
-		"observed": {core.WithObserver(&tally{})},
+		"observed": {core.WithObserver(newLedger())},
 	} {
 		b.Run(name, func(b *testing.B) {
 			l := newLocker(b, redistest.Real(b), opts...)

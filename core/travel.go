@@ -113,17 +113,17 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 func (a *attempt) resume(text string, opts []AcquireOption) error {
 	l, ctx, o := a.locker, a.ctx, a.opts
 	t, err := parseToken(text)
+	o.ttl, o.limit = t.ttl, limitOf(t.entry)
+	invalid := o.apply(opts)
+	a.call = Call{Key: t.key, Name: o.name, ID: o.id}
 	if err != nil {
 		return fmt.Errorf("core: resume: %w: %w", ErrInvalidToken, err)
 	}
 	if t.prefix != l.prefix {
 		return fmt.Errorf("core: resume %q: %w: it is for the prefix %q", t.key, ErrInvalidToken, t.prefix)
 	}
-	o.ttl, o.limit = t.ttl, limitOf(t.entry)
-	err = o.apply(opts)
-	a.call = Call{Key: t.key, Name: o.name, ID: o.id}
-	if err != nil {
-		return err
+	if invalid != nil {
+		return invalid
 	}
 	if o.limit != limitOf(t.entry) || o.notify != nil || o.keep > 0 {
 		return fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted, NotifyRelease and Reserved come too late", t.key, ErrInvalidOption)
