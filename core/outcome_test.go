@@ -65,14 +65,13 @@ func (o *ledger) waiting() int {
 
 // entered is one call as a test makes it.
 type entered struct {
-	l           *core.Locker
-	key, id     string
-	token       string // to resume
-	policy      core.ConflictPolicy
-	opts        []core.AcquireOption
-	work        func(context.Context) error // of Do; nil: nothing
-	noWork      bool
-	afterPolicy error // of BeforeWait
+	l          *core.Locker
+	key, id    string
+	token      string // to resume
+	policy     core.ConflictPolicy
+	opts       []core.AcquireOption
+	noWork     bool
+	beforeWait error // of Call.BeforeWait
 }
 
 func (c entered) options() []core.AcquireOption {
@@ -117,8 +116,8 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 	},
 	"Guard.Do": func(ctx context.Context, c entered) error {
 		call := core.Call{Key: c.key, Name: "n", ID: c.id}
-		if c.afterPolicy != nil {
-			call.BeforeWait = func() error { return c.afterPolicy }
+		if c.beforeWait != nil {
+			call.BeforeWait = func() error { return c.beforeWait }
 		}
 		return core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn())
 	},
@@ -131,7 +130,8 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 var (
 	triesOnce = []string{"TryAcquire", "TryAcquireAll"}
 	waits     = []string{"Acquire", "Do", "AcquireAll", "Guard.Do"} // the guard with a policy that waits
-	allWays   = slices.Concat(triesOnce, waits, []string{"Resume"})
+	byKey     = slices.Concat(triesOnce, waits)
+	allWays   = slices.Concat(byKey, []string{"Resume"})
 )
 
 const callsEach = 20
@@ -147,7 +147,7 @@ type made struct {
 
 // makeCalls makes calls in one way, all at the same time. meanwhile runs beside them; it may
 // be nil.
-func makeCalls(t *testing.T, ctx func() (context.Context, context.CancelFunc), way string, n int, meanwhile func(), call func(i int) entered) []made {
+func makeCalls(t *testing.T, ctx makeContext, way string, n int, meanwhile func(), call func(i int) entered) []made {
 	t.Helper()
 	all := make([]made, n)
 	var wg sync.WaitGroup
@@ -209,13 +209,23 @@ func (o *ledger) requireOutcomes(t *testing.T, calls []made) []core.Outcome {
 // sides are what the cases of the law stand on.
 type sides struct {
 	env   *redistest.Env
-	proxy *redistest.Proxy
-	l     *core.Locker // behind the proxy
+	proxy *redistest.Proxy // of fragileSides
+	l     *core.Locker
 	seen  *ledger
-	rival *core.Locker // not behind it
+	rival *core.Locker
 }
 
 func newSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
+	t.Helper()
+	s := &sides{env: env, seen: newLedger(), rival: newLocker(t, env)}
+	s.l = newLocker(t, env, append(opts, core.WithObserver(s.seen))...)
+	warm(t, s.l)
+	return s
+}
+
+// fragileSides are those whose Locker stands behind a proxy, and waits for Redis only for
+// clientTimeout.
+func fragileSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
 	t.Helper()
 	s := &sides{env: env, proxy: redistest.NewProxy(t, env.Addr), seen: newLedger(), rival: newLocker(t, env)}
 	opt := &redis.Options{Addr: s.proxy.Addr}
@@ -247,13 +257,13 @@ func unbounded() (context.Context, context.CancelFunc) {
 	return context.WithCancel(context.Background())
 }
 
-func within(d time.Duration) func() (context.Context, context.CancelFunc) {
+func within(d time.Duration) makeContext {
 	return func() (context.Context, context.CancelFunc) {
 		return context.WithTimeout(context.Background(), d)
 	}
 }
 
-func cancelledAfter(d time.Duration, cause error) func() (context.Context, context.CancelFunc) {
+func cancelledAfter(d time.Duration, cause error) makeContext {
 	return func() (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		if d == 0 {
@@ -263,6 +273,38 @@ func cancelledAfter(d time.Duration, cause error) func() (context.Context, conte
 		return ctx, func() { timer.Stop(); cancel(nil) }
 	}
 }
+
+type makeContext = func() (context.Context, context.CancelFunc)
+
+// each returns a func that makes calls in some ways, all of which have to end alike.
+func (s *sides) each(t *testing.T) func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
+	return func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
+		t.Helper()
+		for _, way := range ways {
+			calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
+				c := call
+				c.l = s.l
+				if c.key == "each" {
+					c.key = fmt.Sprintf("%s %s %d", name, way, i)
+				}
+				if c.token == "each" && way == "Resume" {
+					c.token = s.token(t, c.key)
+				}
+				return c
+			})
+			for _, e := range s.seen.requireOutcomes(t, calls) {
+				require.Equal(t, kind, e.Kind, "%s by %s: %v", name, way, e.Cause)
+				require.Equal(t, way == "Resume", e.Resumed)
+				if check != nil {
+					check(t, e)
+				}
+			}
+		}
+	}
+}
+
+// patient calls are for keys of their own, and wait.
+var patient = entered{key: "each", token: "each", policy: untilGranted}
 
 // untilGranted waits whatever the caller's deadline.
 var untilGranted = policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.RetryAfter(time.Hour), nil })
@@ -276,33 +318,7 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		broken := errors.New("broken")
 		s := newSides(t, env)
-		// each makes calls in some ways, all of which end alike.
-		each := func(name string, kind core.OutcomeKind, ways []string, ctx func() (context.Context, context.CancelFunc), call entered, check func(t *testing.T, e core.Outcome)) {
-			for _, way := range ways {
-				calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
-					c := call
-					if c.l == nil {
-						c.l = s.l
-					}
-					if c.key == "each" {
-						c.key = fmt.Sprintf("%s %s %d", name, way, i)
-					}
-					if c.token == "each" && way == "Resume" {
-						c.token = s.token(t, c.key)
-					}
-					return c
-				})
-				for _, e := range s.seen.requireOutcomes(t, calls) {
-					require.Equal(t, kind, e.Kind, "%s by %s: %v", name, way, e.Cause)
-					require.Equal(t, way == "Resume", e.Resumed)
-					if check != nil {
-						check(t, e)
-					}
-				}
-			}
-		}
-		patient := entered{key: "each", token: "each", policy: untilGranted}
-
+		each := s.each(t)
 		each("a free key", core.OutcomeAcquired, allWays, unbounded, patient, func(t *testing.T, e core.Outcome) {
 			leases := max(1, len(e.Keys))
 			require.Equal(t, leases, e.Leases)
@@ -354,7 +370,7 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") })}, isHeld(false))
 		each("a policy's Goexit", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held",
 			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") })}, isHeld(false))
-		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, afterPolicy: broken}, isHeld(false))
+		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, beforeWait: broken}, isHeld(false))
 
 		notAsked := func(t *testing.T, e core.Outcome) {
 			require.Zero(t, e.Attempts)
@@ -362,7 +378,6 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		}
 		each("a ctx that was cancelled", core.OutcomeLeft, allWays, cancelledAfter(0, core.ErrUnavailable), patient, notAsked)
 		each("a ctx whose deadline has passed", core.OutcomeDeadline, allWays, within(-time.Second), patient, notAsked)
-		byKey := slices.Concat(triesOnce, waits)
 		unknown := func(t *testing.T, e core.Outcome) {
 			require.Zero(t, e.Attempts)
 			require.Empty(t, e.Key)
@@ -403,6 +418,15 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		require.Zero(t, s.seen.held, "leases that were granted, and not released")
 		s.seen.mu.Unlock()
 
+		require.NoError(t, s.l.Close())
+		each("a closed Locker", core.OutcomeClosed, allWays, unbounded, patient, notAsked)
+	})
+}
+
+func TestOutcome_InAnOutage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := fragileSides(t, env)
+		each := s.each(t)
 		s.proxy.Blackhole(redistest.Requests)
 		asked := func(t *testing.T, e core.Outcome) { require.Equal(t, 1, e.Attempts) }
 		each("a caller that leaves while it asks", core.OutcomeLeft, []string{"TryAcquire", "Resume"}, cancelledAfter(clientTimeout/10, nil), patient, asked)
@@ -417,8 +441,6 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		each("a Redis that refuses", core.OutcomeUnavailable, allWays, unbounded, patient, nil)
 		heal(s.proxy)
 
-		require.NoError(t, s.l.Close())
-		each("a closed Locker", core.OutcomeClosed, allWays, unbounded, patient, notAsked)
 	})
 }
 
@@ -481,7 +503,7 @@ func TestOutcome_ShedCalls(t *testing.T) {
 				continue // it asks before it waits
 			}
 			t.Run("of a key of which nothing is known by "+way, func(t *testing.T) {
-				s := newSides(t, env, core.WithMaxWaiters(most, most))
+				s := fragileSides(t, env, core.WithMaxWaiters(most, most))
 				s.proxy.Blackhole(redistest.Requests)
 				calls := makeCalls(t, unbounded, way, callsEach, nil, func(int) entered {
 					return entered{l: s.l, key: "unknown to " + way, policy: untilGranted}
@@ -537,7 +559,7 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 	t.Cleanup(func() { _ = rival.Close() })
 	lease, err := rival.Acquire(t.Context(), "held")
 	require.NoError(t, err)
-	each := func(kind core.OutcomeKind, ways []string, ctx func() (context.Context, context.CancelFunc), key string) {
+	each := func(kind core.OutcomeKind, ways []string, ctx makeContext, key string) {
 		for _, way := range ways {
 			calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
 				c := entered{l: l, key: key, policy: untilGranted}
@@ -551,7 +573,6 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 			}
 		}
 	}
-	byKey := slices.Concat(triesOnce, waits)
 	each(core.OutcomeAcquired, byKey, unbounded, "each")
 	each(core.OutcomeConflict, triesOnce, unbounded, "held")
 	each(core.OutcomeDeadline, waits, within(400*time.Millisecond), "held")
@@ -592,7 +613,7 @@ func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 		for _, whileWaiting := range []bool{false, true} {
 			seen := newLedger()
 			l := newLocker(t, env, core.WithObserver(bursting{seen, whileWaiting}))
-			for _, way := range slices.Concat(triesOnce, waits) {
+			for _, way := range byKey {
 				if whileWaiting && slices.Contains(triesOnce, way) {
 					continue
 				}
@@ -630,14 +651,14 @@ func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 func TestOutcome_OfRandomCalls(t *testing.T) {
 	const goroutines, length = 64, 3 * time.Second
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		s := newSides(t, env, core.WithMaxWaiters(goroutines/8, goroutines/2))
+		s := fragileSides(t, env, core.WithMaxWaiters(goroutines/8, goroutines/2))
 		policies := []core.ConflictPolicy{
 			nil, untilGranted, policyFunc(deferAll), retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},
 			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
 			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Decision{}, core.ErrConflict }),
 		}
 		options := [][]core.AcquireOption{nil, nil, {core.Shared()}, {core.Counted(3)}, {core.LeaseTTL(1)}, {core.FixedLease(200 * time.Millisecond)}}
-		contexts := []func() (context.Context, context.CancelFunc){
+		contexts := []makeContext{
 			unbounded, within(time.Millisecond), within(30 * time.Millisecond), within(300 * time.Millisecond),
 			cancelledAfter(0, nil), cancelledAfter(2*time.Millisecond, nil), cancelledAfter(50*time.Millisecond, core.ErrUnavailable),
 		}
@@ -693,8 +714,7 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		require.Len(t, s.seen.outcomes, len(all)+1, "the warm-up, which has no ID, is the other one")
 		require.Zero(t, s.seen.held, "leases that were granted, and not released or lost")
 		for _, kind := range []core.OutcomeKind{
-			core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeLeft,
-			core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
+			core.OutcomeAcquired, core.OutcomeLeft, core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
 		} {
 			assert.Positive(t, counts[kind], kind)
 		}
