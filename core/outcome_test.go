@@ -42,10 +42,13 @@ func (o *ledger) OnOutcome(_ context.Context, e core.Outcome) {
 	o.held += e.Leases
 }
 
-func (o *ledger) OnWaiting(_ context.Context, e core.Waiting) {
+func (o *ledger) OnWaiting(ctx context.Context, e core.Waiting) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.waits[e.ID]++
+	if end, ok := ctx.Value(endKey{}).(func()); ok {
+		time.AfterFunc(5*time.Millisecond, end)
+	}
 }
 
 func (o *ledger) OnReleased(context.Context, core.Released) { o.gone() }
@@ -306,6 +309,40 @@ func (s *sides) each(t *testing.T) func(name string, kind core.OutcomeKind, ways
 // patient calls are for keys of their own, and wait.
 var patient = entered{key: "each", token: "each", policy: untilGranted}
 
+// whenItWaits makes a ctx that ends when its call has begun to wait, with err.
+func whenItWaits(err, cause error) makeContext {
+	return func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		return context.WithValue(endingContext{ctx, err}, endKey{}, func() { cancel(cause) }), func() { cancel(nil) }
+	}
+}
+
+type endKey struct{}
+
+type endingContext struct {
+	context.Context
+	err error
+}
+
+func (c endingContext) Err() error {
+	if c.Context.Err() != nil {
+		return c.err
+	}
+	return nil
+}
+
+// oneWait lets a call wait once, and then decides as its last word says.
+func oneWait(last func(context.Context, core.Conflict) (core.Decision, error)) core.ConflictPolicy {
+	return policyFunc(func(ctx context.Context, c core.Conflict) (core.Decision, error) {
+		if c.Attempt == 1 {
+			return core.RetryAfter(time.Millisecond), nil
+		}
+		return last(ctx, c)
+	})
+}
+
+func reject(context.Context, core.Conflict) (core.Decision, error) { return core.Reject(), nil }
+
 // untilGranted waits whatever the caller's deadline.
 var untilGranted = policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.RetryAfter(time.Hour), nil })
 
@@ -347,14 +384,13 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		}
 		each("a held key", core.OutcomeConflict, triesOnce, unbounded, held, isHeld(false))
 		each("a held key", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{key: "held"}, isHeld(false))
-		retrying := entered{key: "held", policy: retry.Policy{MaxWait: 100 * time.Millisecond, Initial: time.Millisecond, Max: 5 * time.Millisecond}}
-		each("a wait that ends", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, retrying, isHeld(true))
+		each("a wait that ends", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: oneWait(reject)}, isHeld(true))
 		each("a deferred call", core.OutcomeDeferred, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: policyFunc(deferAll)}, isHeld(false))
 		each("a deferred call that waited", core.OutcomeDeferred, []string{"Guard.Do"}, unbounded,
-			entered{key: "held", policy: retry.Policy{MaxWait: 20 * time.Millisecond, Then: policyFunc(deferAll)}}, isHeld(true))
-		each("the deadline while it waits", core.OutcomeDeadline, waits, within(500*time.Millisecond), held, isHeld(true))
-		each("a caller that leaves while it waits", core.OutcomeLeft, waits, cancelledAfter(500*time.Millisecond, nil), held, isHeld(true))
-		each("readers that leave while they wait", core.OutcomeLeft, waits, cancelledAfter(500*time.Millisecond, core.ErrConflict),
+			entered{key: "held", policy: oneWait(deferAll)}, isHeld(true))
+		each("the deadline while it waits", core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), held, isHeld(true))
+		each("a caller that leaves while it waits", core.OutcomeLeft, waits, whenItWaits(context.Canceled, context.Canceled), held, isHeld(true))
+		each("readers that leave while they wait", core.OutcomeLeft, waits, whenItWaits(context.Canceled, core.ErrConflict),
 			entered{key: "held", policy: untilGranted, opts: []core.AcquireOption{core.Shared()}},
 			func(t *testing.T, e core.Outcome) { require.Equal(t, core.ModeShared, e.Mode) })
 		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held",
@@ -575,8 +611,8 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 	}
 	each(core.OutcomeAcquired, byKey, unbounded, "each")
 	each(core.OutcomeConflict, triesOnce, unbounded, "held")
-	each(core.OutcomeDeadline, waits, within(400*time.Millisecond), "held")
-	each(core.OutcomeLeft, waits, cancelledAfter(400*time.Millisecond, nil), "held")
+	each(core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), "held")
+	each(core.OutcomeLeft, waits, whenItWaits(context.Canceled, context.Canceled), "held")
 	require.NoError(t, lease.Release(t.Context()))
 	each(core.OutcomeAcquired, waits, unbounded, "contended")
 	for _, proxy := range proxies[1:] {
