@@ -393,19 +393,27 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 		each("readers that leave while they wait", core.OutcomeLeft, waits, whenItWaits(context.Canceled, core.ErrConflict),
 			entered{key: "held", policy: untilGranted, opts: []core.AcquireOption{core.Shared()}},
 			func(t *testing.T, e core.Outcome) { require.Equal(t, core.ModeShared, e.Mode) })
-		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held",
+		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key: "held",
 			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 				return core.Decision{}, fmt.Errorf("%w, and %w", broken, core.ErrUnavailable)
-			})}, isHeld(false))
-		each("a policy that leaves with its caller", core.OutcomeLeft, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{key: "held",
+			}),
+		}, isHeld(false))
+		each("a policy that leaves with its caller", core.OutcomeLeft, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
+			key: "held",
 			policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {
 				<-ctx.Done()
 				return core.Decision{}, ctx.Err()
-			})}, isHeld(false))
-		each("a policy's panic", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") })}, isHeld(false))
-		each("a policy's Goexit", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held",
-			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") })}, isHeld(false))
+			}),
+		}, isHeld(false))
+		each("a policy's panic", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key:    "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
+		}, isHeld(false))
+		each("a policy's Goexit", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key:    "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") }),
+		}, isHeld(false))
 		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, beforeWait: broken}, isHeld(false))
 
 		notAsked := func(t *testing.T, e core.Outcome) {
@@ -476,7 +484,6 @@ func TestOutcome_InAnOutage(t *testing.T) {
 		s.proxy.Refuse(true)
 		each("a Redis that refuses", core.OutcomeUnavailable, allWays, unbounded, patient, nil)
 		heal(s.proxy)
-
 	})
 }
 
@@ -689,7 +696,8 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := fragileSides(t, env, core.WithMaxWaiters(goroutines/8, goroutines/2))
 		policies := []core.ConflictPolicy{
-			nil, untilGranted, policyFunc(deferAll), retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},
+			nil, untilGranted, policyFunc(deferAll),
+			retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},
 			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
 			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Decision{}, core.ErrConflict }),
 		}
