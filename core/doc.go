@@ -58,6 +58,7 @@
 //  8. Shutdown and Close wait for every goroutine, and may be called twice. Close waits 2 s
 //     at most for commands to a Redis that does not answer, and says so in its error.
 //  9. Options are checked at construction, and wrap ErrInvalidOption.
+//  10. Every call ends in exactly one [Outcome], and the [Observer] is told it once.
 //
 // # The trust window
 //

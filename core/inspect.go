@@ -57,6 +57,17 @@ const (
 	ModeCounted   Mode = "counted"
 )
 
+func modeOf(limit int) Mode {
+	switch limit {
+	case exclusive:
+		return ModeExclusive
+	case shared:
+		return ModeShared
+	default:
+		return ModeCounted
+	}
+}
+
 // Party is a process that holds a key or waits for it, and what for.
 type Party struct {
 	// Locker names the Locker, and Host and PID its process.
@@ -423,15 +434,7 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 func partyOf(who, what string) Party {
 	digits, locker, _ := strings.Cut(who, ":")
 	limit, _ := strconv.Atoi(digits)
-	p := Party{Locker: locker, Limit: limit}
-	switch limit {
-	case exclusive:
-		p.Mode = ModeExclusive
-	case shared:
-		p.Mode = ModeShared
-	default:
-		p.Mode = ModeCounted
-	}
+	p := Party{Locker: locker, Mode: modeOf(limit), Limit: limit}
 	if parts := strings.Split(locker, "/"); len(parts) == 3 {
 		p.Host = parts[0]
 		p.PID, _ = strconv.Atoi(parts[1])

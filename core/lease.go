@@ -350,9 +350,9 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		return fmt.Errorf("core: release: %w", err)
 	}
 	if held := l.granted.elapsed(now); errors.Is(err, ErrLeaseLost) {
-		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Held: held, Cause: err})
+		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Cause: err})
 	} else {
-		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Held: held, Err: err})
+		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
 	}
 	return err
 }

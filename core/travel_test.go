@@ -300,7 +300,8 @@ func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
 		}
 		resumed, err := to.Resume(ctx, token, core.Counted(2), core.MaxHold(300*time.Millisecond), core.LeaseTTL(200*time.Millisecond), core.Named("job", "7"))
 		require.NoError(t, err)
-		acquired, _ := eventOf[core.Acquired](&seen)
+		acquired := seen.lastOutcome()
+		require.Equal(t, core.OutcomeAcquired, acquired.Kind)
 		require.Equal(t, "job", acquired.Name)
 		require.True(t, acquired.Resumed)
 		start := time.Now()
