@@ -35,6 +35,7 @@ type acquireReply struct {
 	remaining time.Duration // refused: of a holder's lease; zero: not known
 	server    int64         // refused: the server's clock in ms
 	place     int           // refused: in the queue, from 1; 0: not in it
+	foreign   bool          // refused: the record is not of this version, and has no queue
 	queued    int           // refused: length of the queue
 }
 
@@ -55,7 +56,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 		return reply, errShape
 	}
 	return acquireReply{
-		remaining: time.Duration(n[1]) * time.Millisecond, server: n[2], place: int(n[3]), queued: int(n[4]),
+		remaining: time.Duration(n[1]) * time.Millisecond, server: n[2], place: max(int(n[3]), 0), foreign: n[3] < 0, queued: int(n[4]),
 	}, nil
 }
 

@@ -22,7 +22,11 @@ type KeyInfo struct {
 	Key string
 	// At is the server's clock when it looked.
 	At time.Time
-	// Mode is how the key is held; empty when it is free.
+	// Foreign reports that the key's record was not written by this version of perkey: a
+	// newer one has the key, or something else is stored under its name. It counts as held,
+	// by one, and the rest is not known. See docs/protocol.md, "Format versions".
+	Foreign bool
+	// Mode is how the key is held; empty when it is free, or Foreign.
 	Mode Mode
 	// Held is how many hold the key. Where that is more than len(Holders) it can
 	// include some whose leases have just ended.
@@ -278,10 +282,12 @@ func (d *deployment) inspectAll(ctx context.Context, records []string) ([]*KeyIn
 		if err == nil {
 			info, err = parseInspect(keyOf(d.prefix, record), val)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if info.Held > 0 || info.Waiting > 0 || info.Reserved > 0 {
+		case val.([]any)[7] == noRecord:
+			continue
+		case info.Held > 0 || info.Waiting > 0 || info.Reserved > 0:
 			infos = append(infos, info)
 		}
 	}
@@ -373,11 +379,14 @@ func (s *scan) cursor() string {
 // inGlob writes a text so that a pattern means just that.
 var inGlob = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
+// noRecord is what inspect.lua answers of a HASH that no version wrote.
+const noRecord = int64(2)
+
 // parseInspect reads the answer of inspect.lua. What does not look like a holder is
 // passed over.
 func parseInspect(key string, val any) (*KeyInfo, error) {
 	items, ok := val.([]any)
-	if !ok || len(items) != 7 {
+	if !ok || len(items) != 8 {
 		return nil, errShape
 	}
 	n, err := integers(items[:3], 3)
@@ -391,6 +400,7 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 		info.Reserved = time.UnixMilli(ends).Sub(info.At)
 		info.ReservationStamp, _ = items[6].(int64)
 	}
+	info.Foreign = items[7] != int64(0)
 	for _, item := range holders {
 		s, _ := item.(string)
 		f := strings.SplitN(s, " ", 4)

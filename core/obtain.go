@@ -220,7 +220,7 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 		w.dropped(t, failure)
 	case !reply.granted:
 		w.refused(t, reply)
-		return t.mark != notQueued && reply.place == 0, nil
+		return t.mark != notQueued && reply.place == 0 && !reply.foreign, nil
 	default:
 		if !w.grantedTo(a.record, t, reply, trust.Until(t.sent, a.opts.firstLease())) {
 			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -183,6 +184,8 @@ const (
 	maxTokenLen  = 1024
 )
 
+var newerToken = regexp.MustCompile(`^pk([2-9]|[1-9][0-9]+)\.`)
+
 // String writes the token.
 func (t token) String() string {
 	var b []byte
@@ -204,6 +207,8 @@ func parseToken(text string) (t token, err error) {
 	switch {
 	case len(text) > maxTokenLen:
 		return t, fmt.Errorf("%d bytes long, at most %d are allowed", len(text), maxTokenLen)
+	case !ok && newerToken.MatchString(text):
+		return t, errors.New("a newer version of perkey wrote it")
 	case !ok:
 		return t, fmt.Errorf("it does not begin with %q", tokenVersion)
 	}

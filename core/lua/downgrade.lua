@@ -9,8 +9,9 @@
 -- #include queue.lua
 local renamed = ARGV[2]
 
-record = read()
-if not record[7] or ends(record[7]) <= now then -- the reply to an earlier call may have been lost
+if foreign() then
+  return 0
+elseif not mine then -- the reply to an earlier call may have been lost
   local holder = redis.call('HMGET', key, 'h:' .. renamed)[1]
   return holder and ends(holder) > now and 1 or 0
 end

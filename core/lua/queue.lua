@@ -18,6 +18,11 @@ if reserved <= now then
 end
 local holders = held -- before this script
 
+-- foreign tells that another version, or something else, wrote the record. Such a key is
+-- held by somebody of whom nothing is known, and only its expiry says until when.
+local function foreign() return record[10] or not exists and redis.call('EXISTS', key) == 1 end
+local function expiry() return math.max(redis.call('PTTL', key), 0) end
+
 local writes = {} -- fields and values to be written at the end
 local stays = 0   -- the record must not expire before, in ms
 

@@ -13,6 +13,8 @@
 --   watch    ids of lockers that are told when nobody holds the key
 --   reserved until when the key is kept for parked work, in ms, and a number greater
 --            than every fence that was granted before it was reserved
+-- A record of a newer format has its number in v, and may have none of these. Nothing of
+-- it is changed.
 -- ARGV[1]  the caller's entry: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
 --          key together with it: 1 is exclusive, 0 is without limit
 --
@@ -38,5 +40,5 @@ local now = math.floor(micros / 1000)
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
 local record
 local function read()
-  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting', 'reserved')
+  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting', 'reserved', 'v')
 end

@@ -24,7 +24,7 @@ if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last,
   end
 end
 record = read()
-if plain and record[7] and ends(record[7]) > now and not record[9] then
+if plain and record[7] and ends(record[7]) > now and not record[9] and not record[10] then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   if not record[5] and not record[6] and ARGV[5] == '' then
     redis.call('DEL', key)
@@ -53,6 +53,9 @@ if plain and record[7] and ends(record[7]) > now and not record[9] then
 end
 
 -- #include queue.lua
+if foreign() then
+  return ARGV[5] == '' and 0 or {0, 0, now, 0, 0}
+end
 local owned, stay, other = mine and 1 or 0, tonumber(ARGV[3]), ARGV[4]
 
 if mine and stay == 0 and limit(entry) == 1 then -- the rest of the block goes back

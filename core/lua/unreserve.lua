@@ -5,6 +5,9 @@
 -- returns  1 when the key is not reserved now, 0 when it is
 -- #include record.lua
 -- #include queue.lua
+if foreign() then
+  return 1
+end
 if made > tonumber(ARGV[2]) then
   return 0
 end
