@@ -11,13 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// claimLease is how long a waiter that was granted the key has to take it up;
-// CLAIM in record.lua.
-const claimLease = time.Second
-
-// fenceBlock is how many fences an exclusive grant may use up; BLOCK in record.lua.
-const fenceBlock = 65536
-
 // How a waiting locker learns of its grant; MARK in record.lua. Boxed once.
 var (
 	notQueued     any = ""

@@ -13,8 +13,7 @@ const (
 	passWanted     = time.Millisecond
 	passWantedMost = 256
 	// The same while nobody is known to wait: word of a waiter may have been lost.
-	passAlone     = 50 * time.Millisecond
-	passAloneMost = fenceBlock - 1
+	passAlone = 50 * time.Millisecond
 )
 
 // turn is a call's turn to ask Redis.
@@ -236,12 +235,12 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 	if ln == nil || ln.first == nil || w.reserved.of(ln.key, now) {
 		return false
 	}
-	budget, most := passAlone, int64(passAloneMost)
+	budget, most := passAlone, w.locker.fences-1
 	if ln.wanted || h.waiting.Load() {
 		budget, most = passWanted, passWantedMost
 	}
 	c := ln.first
-	if c.opts.ttl != h.ttl || c.opts.bounded() || int64(h.used) >= min(most, w.locker.fences-1) || h.since.elapsed(now) > budget {
+	if c.opts.ttl != h.ttl || c.opts.bounded() || int64(h.used) >= most || h.since.elapsed(now) > budget {
 		return false
 	}
 	w.remove(c)

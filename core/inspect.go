@@ -104,7 +104,6 @@ type KeyPage struct {
 
 const (
 	inspectHolders = 1000
-	inspectWaiters = 1024 // QUEUE in queue.lua
 	listParties    = 10
 
 	// MaxListCount is the greatest count that List takes.
@@ -128,7 +127,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, inspectWaiters)
+	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, maxQueue)
 	if err != nil {
 		return nil, err
 	}

@@ -94,14 +94,8 @@ func (e *storeEvents) message(message string) {
 	word, rest, _ := strings.Cut(message, " ")
 	switch word {
 	case "grant":
-		f := strings.SplitN(rest, " ", 5)
-		if len(f) < 5 {
-			return
-		}
-		fence, err1 := strconv.ParseInt(f[1], 10, 64)
-		ends, err2 := strconv.ParseInt(f[2], 10, 64)
-		if err1 == nil && err2 == nil {
-			l.waiters.told(f[0], f[4], fence, f[3] != "0", now, ends)
+		if g, ok := parseGrant(rest); ok {
+			l.waiters.told(g.name, g.key, g.fence, g.waiting, now, g.ends)
 		}
 	case "wanted":
 		l.waiters.wantedBy(rest)

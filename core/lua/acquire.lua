@@ -23,6 +23,7 @@ if redis.call('EXISTS', key) == 0 then -- nobody holds it, nobody waits
   return micros
 end
 
+-- #include message.lua
 -- #include queue.lua
 if foreign() then
   return {0, expiry(), now, -1, 0}

@@ -20,6 +20,7 @@ end
 for i = 1, #all do
   local KEYS = {all[i]}
   -- #include record.lua
+  -- #include message.lua
   -- #include queue.lua
   local lease = tonumber(ARGV[2])
   local left, queued -- if it cannot be had

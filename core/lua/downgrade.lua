@@ -6,6 +6,7 @@
 -- returns  1 when the caller holds the key under the new entry, 0 when it holds it
 --          under neither
 -- #include record.lua
+-- #include message.lua
 -- #include queue.lua
 local renamed = ARGV[2]
 

@@ -4,6 +4,7 @@
 -- ARGV[2]  a fence of the holder's grant: an exclusive one has BLOCK of them
 -- returns  the grant's first fence, or 0 when there is no such holder
 -- #include record.lua
+-- #include message.lua
 -- #include queue.lua
 if foreign() then
   return 0

@@ -6,7 +6,7 @@
 -- ARGV[2]  the fence that it is to have
 -- returns  the fence that it has now: greater than was asked for if somebody else
 --          has had that one; 0 when the caller does not hold the key
-local BLOCK, LEAST = 65536, 10 -- as in record.lua
+-- #include constants.lua
 local key, entry, want = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)

@@ -24,13 +24,8 @@
 --
 -- The caller may lose the reply, and ask again: a holder's entry is answered with
 -- the same grant.
-local CLAIM = 1000  -- ms a waiter has to take up its grant
-local ALIVE = 15000 -- ms after which a waiter that did not ask again is dead
-local BLOCK = 65536 -- fences that an exclusive grant may use up in its process
+-- #include constants.lua
 local NEVER = 1e15
--- A record lives for this many ms at least: PEXPIRE with a time that is over deletes
--- it, and what is written after that stays for ever.
-local LEAST = 10
 
 local key, entry = KEYS[1], ARGV[1]
 local time = redis.call('TIME')

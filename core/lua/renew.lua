@@ -13,8 +13,7 @@
 -- ARGV[2i]    what is to be left of its lease, in ms
 -- returns     for each key 0 when the caller does not hold it, 1 when it does, 2
 --             when it does and somebody waits
--- As in record.lua: a dead holder does not take the queue with it.
-local ALIVE, LEAST = 15000, 10
+-- #include constants.lua
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
 local replies = {}
@@ -30,7 +29,7 @@ for i, key in ipairs(KEYS) do
     replies[i] = 0
   else
     if tonumber(deadline) < now + lease then
-      local left = waiting and lease + ALIVE or lease
+      local left = waiting and lease + ALIVE or lease -- a dead holder does not take the queue with it
       redis.call('PEXPIRE', key, math.max(left, redis.call('PTTL', key), LEAST))
       redis.call('HSET', key, 'h:' .. entry, string.format('%d%s', now + lease, rest))
     end

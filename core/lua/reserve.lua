@@ -4,6 +4,7 @@
 -- ARGV[2]  how long, in ms; a reservation is never shortened
 -- returns  the reservation's stamp; 0 if the record is foreign
 -- #include record.lua
+-- #include message.lua
 -- #include queue.lua
 if foreign() then
   return 0
