@@ -169,7 +169,7 @@ func (d *deployment) extend(ctx context.Context, op, record, entry string, ttl t
 	key := keyOf(d.prefix, record)
 	cmd := d.command(ctx, renewScript, false, record, entry, ttl.Milliseconds())
 	cmd.key = key
-	r, _, err := d.ask(ctx, op, cmd, max(ttl, firstLease), nil)
+	r, _, err := d.ask(ctx, op, cmd, max(ttl, replyTimeout), nil)
 	if err != nil {
 		return false, false, err
 	}

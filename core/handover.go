@@ -54,7 +54,7 @@ func (c *waiter) look(now time.Time, join bool) (s standing) {
 		return s
 	}
 	s.asks = true
-	s.turn = turn{mark: notQueued, sent: now, timeout: ln.timeout(now, c.opts.firstLease())}
+	s.turn = turn{mark: notQueued, sent: now, timeout: ln.timeout(now, c.opts.replyTimeout())}
 	if join {
 		s.turn.mark = w.locker.store.mark()
 	}
@@ -159,7 +159,7 @@ func (w *waiters) orphaned(key, entry string, fence, server int64) {
 	switch {
 	case accepted:
 	case fence != 0:
-		w.locker.cancel(releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
+		w.locker.cancel(releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, w.locker.firstLease)
 	default:
 		w.drop(key, entry)
 	}

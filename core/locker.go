@@ -146,7 +146,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 // fails before the call knows that the key is held. A call that knows of a holder waits for
 // Redis to return.
 // After an error the key is not held: if a grant was under way it is given back,
-// and frees itself within 3 s should Redis be out of reach.
+// and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)
 	if err != nil {

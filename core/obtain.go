@@ -10,9 +10,8 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// firstLease bounds the lease of a grant that its caller has not confirmed by a
-// renewal: whatever is lost on the way, the key is free again after it.
-const firstLease = 3 * time.Second
+// replyTimeout bounds how long a call waits for a reply from Redis.
+const replyTimeout = 3 * time.Second
 
 // obtain takes the call's key, or says why it cannot. A nil policy rejects.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions) (*Lease, error) {
@@ -68,7 +67,7 @@ func (a *attempt) once() error {
 	if a.opts.notify != nil {
 		watch, announced = l.id, l.notices.announcements(key)
 	}
-	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.firstLease()}
+	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(t, watch, nil)
 	if err != nil {
 		return err
@@ -159,7 +158,7 @@ func (a *attempt) await() error {
 		if s.asks {
 			continue // to see when to ask again
 		}
-		pause := a.opts.firstLease()
+		pause := a.opts.replyTimeout()
 		if s.informed {
 			pause = decideAt.Sub(now)
 		}

@@ -109,7 +109,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 	if t.prefix != l.prefix {
 		return nil, fmt.Errorf("core: resume %q: %w: it is for the prefix %q", t.key, ErrInvalidToken, t.prefix)
 	}
-	o := acquireOptions{ttl: t.ttl, limit: limitOf(t.entry)}
+	o := acquireOptions{ttl: t.ttl, first: l.firstLease, limit: limitOf(t.entry)}
 	if err := o.apply(opts); err != nil {
 		return nil, err
 	}
