@@ -96,6 +96,7 @@ type soakRound struct {
 	Binary     string                      // of the clients; this one if empty
 	Broken     string                      // what is broken in that binary
 	Abrupt     bool                        // the clients are killed at the end
+	Share      int                         // of the operations of make soak-locks, in percent
 }
 
 // soaked is what came of a round.

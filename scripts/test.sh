@@ -9,7 +9,7 @@ echo "test: on $redis"
 
 status=0
 # Not from the cache: half of what is tested is not Go.
-go test -race -count=1 -timeout=12m -json "$@" ./... | go run ./scripts/testreport || status=1
+go test -race -count=1 -parallel=8 -timeout=12m -json "$@" ./... | go run ./scripts/testreport || status=1
 # The benchmarks are a module of their own, and must not rot.
 (cd bench && go vet ./... && go test -count=1 -timeout=1m ./...) || { echo "FAIL bench" && status=1; }
 

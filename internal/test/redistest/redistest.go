@@ -59,8 +59,17 @@ type Env struct {
 	embedded *embedded.Server
 }
 
-// Each runs test on the embedded Redis and on a real one.
+// Each runs test on the embedded Redis and on a real one, in parallel with other
+// tests: it calls t.Parallel.
 func Each(t *testing.T, test func(t *testing.T, env *Env)) {
+	t.Helper()
+	t.Parallel()
+	EachAlone(t, test)
+}
+
+// EachAlone is Each for a test that no other may disturb: it measures, or changes
+// what the process's tests share. The two Redises still run in parallel.
+func EachAlone(t *testing.T, test func(t *testing.T, env *Env)) {
 	t.Helper()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
