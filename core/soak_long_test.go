@@ -25,6 +25,11 @@ func TestSoak(t *testing.T) {
 	for name, round := range soakRounds() {
 		t.Run(name, func(t *testing.T) { round.forLong().test(t, *soakOps*round.Share/100) })
 	}
+	t.Run("subsets of quorums", func(t *testing.T) {
+		for _, many := range []int{4, 5} {
+			testSubsets(t, many, casesOf(many))
+		}
+	})
 	t.Run("clocks", TestClocksAnHourApartBreakNoPromise)
 	t.Run("plays of mutants", TestPlaysOfMutantsFindNothingInTheEngine)
 	t.Run("mutants of scripts", TestMutantsAreCaught)

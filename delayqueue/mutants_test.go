@@ -108,7 +108,7 @@ func TestMutantsAreCaught(t *testing.T) {
 			want++
 			t.Run(m.name, func(t *testing.T) {
 				t.Parallel()
-				env, hook := redistest.Embedded(t), m.hook(t)
+				env, hook := redistest.Real(t), m.hook(t)
 				var found *violation
 				for range tries {
 					seed := rand.Uint64N(1e9)

@@ -5,6 +5,7 @@ package delayqueue_test
 import (
 	"flag"
 	"testing"
+	"time"
 )
 
 // The suite of make soak-queue. All of it runs in short among the other tests.
@@ -20,5 +21,8 @@ func TestSoak(t *testing.T) {
 	t.Run("workers killed", func(t *testing.T) { killedRound.test(t, *soakMessages/50) })
 	t.Run("workers stopped", func(t *testing.T) { stoppedRound.test(t, *soakMessages/100) })
 	t.Run("parked and fresh calls", func(t *testing.T) { parkedRound.test(t, *soakMessages/50) })
+	idle := idleMessages{n: 10_000, length: 20 * time.Second}
+	t.Run("messages under an unknown key", idle.underAnUnknownKey)
+	t.Run("messages that are handed back", idle.known)
 	t.Run("cluster", TestChaosInACluster)
 }
