@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -208,50 +207,5 @@ func TestMutantsAreCaught(t *testing.T) {
 // hook has a client run the mutant in place of the script.
 func (m mutant) hook(t *testing.T) (redis.Hook, *atomic.Int64) {
 	t.Helper()
-	h := &swap{to: map[any]string{}}
-	for name, source := range core.Scripts {
-		if name != m.script && (m.script != "" || !strings.Contains(source, m.old)) {
-			continue
-		}
-		require.Equal(t, 1, strings.Count(source, m.old), "%s.lua has once: %s", name, m.old)
-		broken := strings.Replace(source, m.old, m.new, 1)
-		h.to[source], h.to[redis.NewScript(source).Hash()] = broken, redis.NewScript(broken).Hash()
-	}
-	require.NotEmpty(t, h.to, "a script has: %s", m.old)
-	return h, &h.used
-}
-
-// swap is a hook that runs one script for another.
-type swap struct {
-	to   map[any]string // from source to source, from hash to hash
-	used atomic.Int64
-}
-
-func (s *swap) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *swap) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		s.change(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (s *swap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			s.change(cmd)
-		}
-		return next(ctx, cmds)
-	}
-}
-
-func (s *swap) change(cmd redis.Cmder) {
-	if !strings.HasPrefix(cmd.Name(), "eval") {
-		return
-	}
-	args := cmd.Args() // the command's own
-	if to, ok := s.to[args[1]]; ok {
-		args[1] = to
-		s.used.Add(1)
-	}
+	return redistest.BreakScript(t, core.Scripts, m.script, m.old, m.new)
 }

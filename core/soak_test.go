@@ -153,9 +153,9 @@ func soakRounds() map[string]soakRound {
 	return map[string]soakRound{"exclusive": lossless, "shared": shared, "counted": counted, "retries": retries, "losses of data": losses}
 }
 
-// One round of each kind. make soak-locks runs them for as long as is asked for.
+// One round of each kind. make soak-locks runs them for as long as is asked for. They keep
+// every processor busy, so that no other test runs beside them.
 func TestFaults_BreakNoPromise(t *testing.T) {
-	t.Parallel()
 	for name, round := range soakRounds() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

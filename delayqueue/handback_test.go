@@ -114,31 +114,13 @@ func TestHandBack_OtherMessagesOfTheNameRun(t *testing.T) {
 	b.reaches(newer, delayqueue.StateQueued)
 }
 
-// counted counts a client's commands.
-type counted struct{ atomic.Int64 }
-
-func (c *counted) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *counted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.Add(1)
-		return next(ctx, cmd)
-	}
-}
-
-func (c *counted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		c.Add(int64(len(cmds)))
-		return next(ctx, cmds)
-	}
-}
-
 // startsCounted starts a worker whose commands, and those of its locker, are counted.
-func (b *bench) startsCounted(h delayqueue.Handler, opts ...delayqueue.Option) *counted {
+func (b *bench) startsCounted(h delayqueue.Handler, opts ...delayqueue.Option) *atomic.Int64 {
 	b.t.Helper()
-	count, rdb, locks := &counted{}, b.env.Client(b.t), b.env.Client(b.t)
-	rdb.AddHook(count)
-	locks.AddHook(count)
+	count, rdb, locks := &atomic.Int64{}, b.env.Client(b.t), b.env.Client(b.t)
+	hook := redistest.BeforeEach(func(redis.Cmder) { count.Add(1) })
+	rdb.AddHook(hook)
+	locks.AddHook(hook)
 	locker, err := core.New(locks, core.WithPrefix(b.env.Prefix))
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() { _ = locker.Close() })

@@ -13,7 +13,7 @@ import (
 var soakMessages = flag.Int("messages", 100_000, "how many messages the rounds of faults come to at least")
 
 func TestSoak(t *testing.T) {
-	t.Run("faults", func(t *testing.T) {
+	t.Run("everything", func(t *testing.T) {
 		round := faultsRound
 		round.Messages, round.Keys, round.Enqueuers, round.Workers = 5000, 40, 8, 4
 		round.test(t, *soakMessages)
@@ -24,5 +24,5 @@ func TestSoak(t *testing.T) {
 	idle := idleMessages{n: 10_000, length: 20 * time.Second}
 	t.Run("messages under an unknown key", idle.underAnUnknownKey)
 	t.Run("messages that are handed back", idle.known)
-	t.Run("cluster", TestChaosInACluster)
+	t.Run("cluster", testFaultsInACluster)
 }

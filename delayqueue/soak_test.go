@@ -84,11 +84,6 @@ var faultsRound = soakRound{
 	done: 80,
 }
 
-func TestFaults_LoseNoMessage(t *testing.T) {
-	t.Parallel()
-	faultsRound.test(t, 0)
-}
-
 // One key, four worker processes, which are killed again and again.
 var killedRound = soakRound{
 	chaos: chaos{
@@ -97,11 +92,6 @@ var killedRound = soakRound{
 	},
 	enough: func(a *account) bool { return a.faults[faultKill] >= 5 && a.duplicates > 0 },
 	done:   100,
-}
-
-func TestALineIsRunInOrderWhileWorkersAreKilled(t *testing.T) {
-	t.Parallel()
-	killedRound.test(t, 0)
 }
 
 // A worker is stopped for longer than its leases, and goes on.
@@ -114,11 +104,6 @@ var stoppedRound = soakRound{
 	done:   100,
 }
 
-func TestAWorkerThatWasStoppedIsRefused(t *testing.T) {
-	t.Parallel()
-	stoppedRound.test(t, 0)
-}
-
 var parkedRound = soakRound{
 	chaos: chaos{
 		Messages: 30, Keys: 3, Workers: 2, Lease: 500 * time.Millisecond, Work: 4 * time.Millisecond, Plain: true, Fresh: 3, Parking: 2,
@@ -129,13 +114,26 @@ var parkedRound = soakRound{
 	done:   100,
 }
 
-func TestFreshCallsStandBehindParkedOnes(t *testing.T) {
-	t.Parallel()
-	parkedRound.test(t, 0)
+// A round of each kind, or as many as it takes until enough happened. make soak-queue runs
+// them for as long as is asked for. They keep every processor busy, so that no other test
+// runs beside them.
+func TestFaults_LoseNoMessage(t *testing.T) {
+	for name, round := range map[string]soakRound{
+		"everything": faultsRound, "workers killed": killedRound, "workers stopped": stoppedRound, "parked and fresh calls": parkedRound,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			round.test(t, 0)
+		})
+	}
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		testFaultsInACluster(t)
+	})
 }
 
-func TestChaosInACluster(t *testing.T) {
-	t.Parallel()
+func testFaultsInACluster(t *testing.T) {
+	t.Helper()
 	round := chaos{
 		Messages: 600, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Partitions: 6, Fresh: 1,
 		Length:  2 * time.Second,
