@@ -100,7 +100,7 @@ func runStopped() {
 					for woken := time.Now(); time.Since(woken) < 20*time.Microsecond; { // or they all wake after the scheduler
 						continue
 					}
-					stopped := time.Since(last) > 2*stoppedTTL // longer than a lease, and not just starved
+					stopped := time.Since(last) > stoppedTTL
 					select {
 					case <-ctx.Done():
 						if context.Cause(ctx) == nil {
