@@ -85,6 +85,7 @@ var plays = map[string]play{
 // run plays it for a while on clients of this process.
 func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Hook) ([]history.Op, history.Rules) {
 	t.Helper()
+	defer redistest.Busy()()
 	env := redistest.Real(t)
 	w := workload{
 		Keys: 2, Epoch: time.Hour, Modes: []mode{{}},

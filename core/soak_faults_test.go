@@ -125,6 +125,7 @@ type soakProcess struct {
 // run runs the round and returns its history.
 func (round soakRound) run(t *testing.T) soaked {
 	t.Helper()
+	defer redistest.Busy()()
 	var args []string
 	if round.Durable {
 		args = []string{"--appendonly", "yes", "--appendfsync", "always"}

@@ -79,6 +79,7 @@ type chaosRunner struct {
 // run runs a round and returns its account.
 func (c chaos) run(t *testing.T, seed uint64) *account {
 	t.Helper()
+	defer redistest.Busy()()
 	r := &chaosRunner{chaos: c, t: t, seed: seed, dir: t.TempDir(), account: &account{seed: seed, faults: map[string]int{}, states: map[string]int{}}}
 	r.config = chaosConfig{
 		Prefix: "p", Partitions: cmp.Or(c.Partitions, 1), Lease: c.Lease, Work: cmp.Or(c.Work, 3*time.Millisecond),

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,15 @@ func EachAlone(t *testing.T, test func(t *testing.T, env *Env)) {
 		t.Parallel()
 		test(t, Real(t))
 	})
+}
+
+var busy = make(chan struct{}, runtime.GOMAXPROCS(0))
+
+// Busy is for what keeps a processor busy for a while: it waits until fewer tests of this
+// binary do so than there are processors. The caller calls done at the end.
+func Busy() (done func()) {
+	busy <- struct{}{}
+	return func() { <-busy }
 }
 
 // Embedded starts an embedded Redis that ends with the test.
