@@ -34,7 +34,6 @@ routes:
 `
 
 func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, orders)
 
@@ -95,7 +94,6 @@ func waiting(t testing.TB, rt *config.Runtime, key string) bool {
 }
 
 func TestAGuardHasTheOptionsOfTheFile(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], credential_headers: [X-Pass], safe_methods: lock}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -25,22 +24,18 @@ const (
 
 var followFirst = core.WithFirstLease(3 * time.Second) // renewed after one
 
-// followFailovers is how many there are in a row: more in a soak.
-func followFailovers() int {
-	if os.Getenv(soakVar) != "" {
-		return 10
-	}
-	return 3
-}
-
 // A primary that is cut off from the other servers goes on to answer its clients: what
 // it renews is worth nothing, and what it publishes reaches nobody who has left it.
 func TestRenewalsAndTheSubscriptionFollowEachFailover(t *testing.T) {
 	t.Parallel()
+	testFailovers(t, 3)
+}
+
+func testFailovers(t *testing.T, failovers int) {
 	s := redistest.StartSentinel(t)
 	rdb, otherRdb := s.AppClient(t), s.AppClient(t)
 	holder, other := lockerOn(t, rdb, "p", core.WithTTL(followTTL), followFirst), lockerOn(t, otherRdb, "p", core.WithTTL(followTTL), followFirst)
-	for round := range followFailovers() {
+	for round := range failovers {
 		kept := takeAll(t, holder, fmt.Sprintf("kept %d", round), core.LeaseTTL(10*followTTL))
 		warm(t, other)
 		time.Sleep(1500 * time.Millisecond) // renewed, replicated, and listening

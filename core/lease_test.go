@@ -25,7 +25,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 	synctest.Test(t, func(t *testing.T) {
 		m := miniredis.NewMiniRedis()
 		rdb := redis.NewClient(&redis.Options{
-			Addr:   "127.0.0.1:1",
+			Addr: "127.0.0.1:1", PoolSize: bubblePool,
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
 		})
 		var full atomic.Bool

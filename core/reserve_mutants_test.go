@@ -115,6 +115,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 }
 
 func TestMutantsOfReservationsAreCaught(t *testing.T) {
+	t.Parallel()
 	t.Run("none", func(t *testing.T) {
 		redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 			require.Empty(t, reservationTrouble(t, env, hooks{}))
