@@ -36,6 +36,7 @@ type line struct {
 	askAt  time.Time // when to ask again
 	// When to refresh entry, if that comes before; zero: not at all, or the answer is out.
 	refreshAt time.Time
+	still     int // refreshes in a row that found entry where it was
 	held      *hold // an exclusive hold of this process: its release passes it on
 	wanted    bool  // calls of other processes wait too
 
@@ -103,6 +104,7 @@ func (ln *line) noted(sent time.Time, server int64, place, queued int, remaining
 	ln.place, ln.queued = place, queued
 	ln.wanted = queued > min(place, 1)
 	ln.asks++
+	ln.still = 0
 	if place == 0 {
 		ln.entry = "" // Redis does not know it
 	}
@@ -128,7 +130,7 @@ func (ln *line) poll(l *Locker, mark any) {
 	// The first few look after one another's deaths, less and less often while nothing
 	// changes; those behind them have time.
 	first := ln.place <= 3
-	floors := min(max(1<<min(ln.asks-1, 3), ln.place-2), maxPollFloors)
+	floors := min(max(1<<min(ln.still, 3), ln.place-2), maxPollFloors)
 	ln.refreshAt = now.Add(backoff.Spread(time.Duration(floors) * l.pollFloor))
 	ln.refreshAt = ln.refreshAt.Add(-(ln.refreshAt.Sub(l.waiters.since) % refreshGrid))
 	if first && ln.until.After(now) && ln.until.Before(ln.refreshAt) {

@@ -84,10 +84,12 @@ func (w *waiters) refreshed(sent time.Time, batch []refresh, replies []refreshRe
 		case reply.err != nil || reply.place == 0:
 			ln.askAt = time.Time{}
 		default:
+			still := ln.still + 1
 			if reply.place != ln.place {
-				ln.asks = 0 // the key goes from hand to hand
+				still = 0
 			}
 			ln.noted(sent, reply.server, reply.place, reply.queued, reply.remaining)
+			ln.still = still
 			ln.poll(w.locker, w.locker.store.mark())
 		}
 		ln.first.poke()

@@ -5,21 +5,23 @@
 -- ARGV[i]  an entry of the caller's in its queue
 -- returns  server's time in ms, then for each key: ms left of a holder's lease at least,
 --          the entry's place in the queue, length of the queue; the place is 0 if the
---          caller has to ask: the entry is not in the queue, or the key can be had
-local ALIVE, AGED = 20000, 10000 -- as in record.lua
+--          caller has to ask: the entry is not in the queue, or the key can be had, or
+--          the record is foreign
+-- #include constants.lua
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
 local replies = {now}
 for i, key in ipairs(KEYS) do
   local entry = ARGV[i]
-  local record = redis.pcall('HMGET', key, 'queue', 'waiting', 'held', 'last', 'next', 'reserved', 'w:' .. entry)
+  local record = redis.pcall('HMGET', key, 'queue', 'waiting', 'held', 'last', 'next', 'reserved', 'w:' .. entry, 'v')
   if record.err and not string.find(record.err, 'WRONGTYPE', 1, true) then
     return record
   end
   local queue, last = record[1] or '', record[4] or ''
   local from = string.find(queue, entry, 1, true)
-  local left, place, waiting = 0, 0, tonumber(record[2] or 0)
-  if from then
+  local left, place, waiting = 0, 0, 0
+  if from and not record[8] then
+    waiting = tonumber(record[2])
     local alive = string.match(queue, '^[@+~](%d+),', from + #entry)
     if math.max(tonumber(alive), tonumber(record[7] or 0)) < now + AGED then
       redis.call('HDEL', key, '') -- removes nothing; Redis runs it even when its memory is full, and then lets the script go on
