@@ -36,7 +36,7 @@ type line struct {
 	askAt  time.Time // when to ask again
 	// When to refresh entry, if that comes before; zero: not at all, or the answer is out.
 	refreshAt time.Time
-	still     int // refreshes in a row that found entry where it was
+	still     int   // refreshes in a row that found entry where it was
 	held      *hold // an exclusive hold of this process: its release passes it on
 	wanted    bool  // calls of other processes wait too
 
