@@ -28,10 +28,11 @@ end
 record = read()
 if plain and record[7] and ends(record[7]) > now and not record[9] and not record[10] then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
+  local fresh = e and now + AGED < tonumber(alive) -- there is no w:ENTRY
   if not record[5] and not record[6] and ARGV[5] == '' then
     redis.call('DEL', key)
     return 1
-  elseif e and tonumber(alive) >= now + AGED and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
+  elseif fresh and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
     local its, claim = string.format('%.0f', micros), string.format('%d', now + CLAIM)
     local waiting, queue = tonumber(record[8]) - 1, string.sub(record[5], to)
     if ARGV[4] ~= '' then
