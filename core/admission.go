@@ -52,6 +52,7 @@ func (w *waiters) companions(ln *line, leader string, room bool) (all []*admissi
 		left = min(left, ln.limit-1)
 	}
 	ln.admitBy = now.Add(admissionPatience)
+	ln.first.poke() // to ask by then
 	for c := ln.first; left > 0; c, left = c.next, left-1 {
 		if len(all) == 0 || len(all[len(all)-1].companions) == maxCompanions {
 			all = append(all, &admission{line: ln, leader: leader, sent: now})
