@@ -361,6 +361,7 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				const readers = 20
 				a, proxy, direct := throughProxy(t, env, retries)
+				require.NoError(t, direct.ScriptLoad(t.Context(), core.Scripts["admit"]).Err())
 				b := newLocker(t, env)
 				writing, err := b.Acquire(t.Context(), "k")
 				require.NoError(t, err)
