@@ -304,7 +304,8 @@ func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience 
 	if ctx.Done() == nil { // the caller cannot leave
 		return d.do(cmd), false, nil
 	}
-	if !d.batcher(cmd.record).submit(cmd) {
+	n := d.batcher(cmd.record)
+	if !n.submit(cmd) {
 		d.recycle(cmd)
 		return r, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
@@ -326,6 +327,6 @@ func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience 
 	case <-closing:
 		err = fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
-	d.abandon(cmd)
+	n.abandon(cmd)
 	return r, stopped, err
 }

@@ -31,9 +31,9 @@
 // Cluster, whose nodes share no script, it takes one key after the other, and gives
 // them back before it waits.
 //
-// A key can be reserved for work that was parked to run later: a ConflictPolicy's
-// Decision.Reserve and Locker.Reserve do that. Until Lease.Unreserve, or the end of the
-// reservation, only a TryAcquire with Reserved gets the key, before all who wait.
+// Package delayqueue reserves a key for work that was parked because the key was held. Until
+// the reservation ends only the queue's workers get the key, before all calls that wait:
+// others meet a conflict. See KeyInfo.Reserved.
 //
 // # What holds
 //
@@ -58,6 +58,7 @@
 //  8. Shutdown and Close wait for every goroutine, and may be called twice. Close waits 2 s
 //     at most for commands to a Redis that does not answer, and says so in its error.
 //  9. Options are checked at construction, and wrap ErrInvalidOption.
+//  10. Every call ends in exactly one [Outcome], and the [Observer] is told it once.
 //
 // # The trust window
 //

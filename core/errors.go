@@ -41,8 +41,6 @@ var (
 	// ErrInvalidCursor: List did not give this cursor, or its node has left the
 	// Cluster since. Begin again with an empty one.
 	ErrInvalidCursor = errors.New("invalid cursor")
-	// ErrReserved: the key was reserved anew, and stays reserved.
-	ErrReserved = errors.New("key is reserved anew")
 	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by who took
 	// the key first.
 	ErrNotExclusive = errors.New("lease is not exclusive")

@@ -473,7 +473,7 @@ type grantCounter struct {
 	grants, lost atomic.Int64
 }
 
-func (o *grantCounter) OnAcquired(context.Context, core.Acquired) { o.grants.Add(1) }
+func (o *grantCounter) OnOutcome(_ context.Context, e core.Outcome) { o.grants.Add(int64(e.Leases)) }
 
 func (o *grantCounter) OnLost(context.Context, core.Lost) { o.lost.Add(1) }
 

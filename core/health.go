@@ -111,15 +111,25 @@ func (n *batcher) probe() {
 			timer.Stop()
 			return
 		}
-		if n.d.forgetIfGone(n) {
+		n.d.forgetGone()
+		if !n.isDown() {
 			return
 		}
 	}
 	n.mu.Lock()
+	wasDown := n.down != nil // else it was forgotten
 	n.down = nil
 	n.mu.Unlock()
-	n.d.events.lookAgain()
-	n.warn(Warning{Resolved: true})
+	if wasDown {
+		n.d.events.lookAgain()
+		n.warn(Warning{Resolved: true})
+	}
+}
+
+func (n *batcher) isDown() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.down != nil
 }
 
 func (n *batcher) warn(w Warning) {

@@ -284,7 +284,7 @@ func TestBadOptionsAreErrors(t *testing.T) {
 	l, err := core.New(rdb, core.WithRenewalClient(rdb))
 	require.NoError(t, err)
 	defer l.Close()
-	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil), core.Reserved(0)} {
+	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil), reservations.Reserved(0)} {
 		_, err := l.TryAcquire(t.Context(), "k", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
@@ -298,11 +298,10 @@ func TestANilLeaseHoldsNothing(t *testing.T) {
 	require.False(t, ok)
 	require.Nil(t, lease)
 	require.NoError(t, lease.Release(t.Context()))
-	require.NoError(t, lease.Unreserve(t.Context()))
 	require.Zero(t, lease.Fence())
 	require.Empty(t, lease.Key())
 	require.Empty(t, lease.Token())
-	require.False(t, lease.Reserved())
+	require.False(t, reservations.WasReserved(lease))
 	require.Equal(t, "no lease", lease.String())
 
 	require.ErrorIs(t, lease.Extend(t.Context(), time.Second), core.ErrLeaseLost)

@@ -464,12 +464,12 @@ func TestWhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
 		_, err = l.ForceRelease(t.Context(), "k", lease.Fence())
 		require.ErrorIs(t, err, errors.ErrUnsupported)
 		require.ErrorIs(t, lease.Downgrade(t.Context()), errors.ErrUnsupported)
-		require.ErrorIs(t, l.Reserve(t.Context(), "k", time.Minute), errors.ErrUnsupported)
-		require.ErrorIs(t, lease.Unreserve(t.Context()), errors.ErrUnsupported)
-		_, err = other.TryAcquire(t.Context(), "k", core.Reserved(time.Minute))
+		require.ErrorIs(t, reserve(t, l, "k", time.Minute), errors.ErrUnsupported)
+		require.ErrorIs(t, unreserve(t, l, lease), errors.ErrUnsupported)
+		_, err = other.TryAcquire(t.Context(), "k", reservations.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		later := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-			return core.Deferred(core.Ticket{}).Reserve(time.Minute, nil), nil
+			return reservations.Reserving(core.Deferred(core.Ticket{}), time.Minute, nil), nil
 		})
 		require.ErrorIs(t, core.NewGuard(other, later).Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		_, err = l.TryAcquire(t.Context(), "other", core.WaitReplicas(1, time.Second))

@@ -15,10 +15,11 @@ if not record[7] or ends(record[7]) <= now then -- the reply to an earlier call 
   return holder and ends(holder) > now and 1 or 0
 end
 
+local deadline, its, what = string.match(mine, '^(%d+) (%d+)(.*)$')
+fence = math.max(tonumber(ARGV[3]), tonumber(its)) -- the rest of the block goes back
 redis.call('HDEL', key, 'h:' .. entry)
-write('h:' .. renamed, mine)
+write('h:' .. renamed, string.format('%s %s-%.0f%s', deadline, its, fence, what))
 last, stays = renamed, ends(mine)
-fence = math.max(tonumber(ARGV[3]), tonumber(string.match(mine, '^%d+ (%d+)'))) -- the rest of the block goes back
 serve('')
 save()
 return 1

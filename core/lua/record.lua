@@ -4,7 +4,8 @@
 --   fence    the fencing token of the latest grant; if that is exclusive, its
 --            process may use BLOCK of them, from this one on
 --   last     the entry of the latest holder
---   h:ENTRY  a holder: end of its lease in ms, its fence, what it is
+--   h:ENTRY  a holder: end of its lease in ms, its fence, what it is. After a downgrade
+--            the fence is FIRST-LAST: those that were used under its grant
 -- and, once a second one has asked:
 --   held     how many hold the key
 --   next     no holder's lease ends before this, in ms
