@@ -433,7 +433,7 @@ func TestReaders_AreNotAdmittedWhileTheKeyIsReserved(t *testing.T) {
 		var held sync.Once
 		admissions(t, rdb, func(next func() error) error {
 			held.Do(func() {
-				if err := l.Reserve(t.Context(), "k", time.Minute); err != nil {
+				if err := reserve(t, l, "k", time.Minute); err != nil {
 					t.Error(err)
 				}
 			})
@@ -448,10 +448,9 @@ func TestReaders_AreNotAdmittedWhileTheKeyIsReserved(t *testing.T) {
 		queued(t, env, "k", 1)
 		waiting(t, grants, "the key is reserved")
 		require.NoError(t, leader.Release(t.Context()))
-		parked, err := l.TryAcquire(t.Context(), "k", core.Reserved(time.Minute))
-		require.NoError(t, err)
-		require.NoError(t, parked.Unreserve(t.Context()))
-		require.NoError(t, parked.Release(t.Context()))
+		work := parked(t, l, "k")
+		require.NoError(t, unreserve(t, l, work))
+		require.NoError(t, work.Release(t.Context()))
 		for range readers - 1 {
 			require.NoError(t, granted(t, grants).Release(t.Context()))
 		}
