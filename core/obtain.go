@@ -11,9 +11,8 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// firstLease bounds the lease of a grant that its caller has not confirmed by a
-// renewal: whatever is lost on the way, the key is free again after it.
-const firstLease = 3 * time.Second
+// replyTimeout bounds how long a call waits for a reply from Redis.
+const replyTimeout = 3 * time.Second
 
 // obtain takes the call's key, or says why it cannot, and tells the observer. A nil policy
 // rejects. The call fails with invalid, unless that is nil.
@@ -82,7 +81,7 @@ func (a *attempt) once() error {
 	if a.opts.notify != nil {
 		watch, announced = l.id, l.notices.announcements(key)
 	}
-	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.firstLease()}
+	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(t, watch, nil)
 	if err != nil {
 		return err
@@ -169,7 +168,7 @@ func (a *attempt) await() error {
 		if s.asks {
 			continue // to see when to ask again
 		}
-		pause := a.opts.firstLease()
+		pause := a.opts.replyTimeout()
 		if s.informed {
 			pause = decideAt.Sub(now)
 		}
@@ -245,7 +244,7 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 		w.dropped(t, failure)
 	case !reply.granted:
 		w.refused(t, reply)
-		return t.mark != notQueued && reply.place == 0, nil
+		return t.mark != notQueued && reply.place == 0 && !reply.foreign, nil
 	default:
 		if !w.grantedTo(a.record, t, reply, trust.Until(t.sent, a.opts.firstLease())) {
 			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
@@ -292,7 +291,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		}
 		now = time.Now()
 	}
-	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
+	lease := newLease(a.ctx, a.call, h, a.opts, now)
 	lease.kept = a.kept
 	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
@@ -330,39 +329,22 @@ func (a *attempt) keep(d Decision) {
 	if d.keep <= 0 || !l.store.queues() {
 		return
 	}
-	stamp, err := l.keep(a.ctx, key, min(max(d.keep, MinTTL), MaxTTL))
+	stamp, err := reserve(a.ctx, l, key, min(max(d.keep, MinTTL), MaxTTL))
 	if d.parked == nil {
 		return
 	}
 	l.background(func() {
 		ctx := &callContext{Context: context.Background(), gone: l.closing}
 		for end := time.Now().Add(d.keep); err != nil; { // it may be reserved, for nobody
-			var info *KeyInfo
-			if info, err = l.Inspect(ctx, key); err == nil {
-				stamp = info.ReservationStamp
-			} else if l.pause(ctx, time.Second) != nil || time.Now().After(end) {
+			stamp, err = stampOf(ctx, l, key)
+			if err != nil && (l.pause(ctx, time.Second) != nil || time.Now().After(end)) {
 				return
 			}
 		}
 		if parked, err := d.parked(ctx); err == nil && !parked {
-			_ = l.Unreserve(ctx, key, stamp)
+			_ = unreserve(ctx, l, key, stamp)
 		}
 	})
-}
-
-// pause waits for d. It returns ErrClosed when the Locker closes, and the ctx's error when ctx
-// ends.
-func (l *Locker) pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-l.closing:
-		return ErrClosed
-	}
 }
 
 // reenter returns a handle on the lease that ctx works under, if it holds the

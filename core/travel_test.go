@@ -294,7 +294,7 @@ func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
 		require.NoError(t, err)
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
-		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), core.Reserved(time.Minute), core.LeaseTTL(0), nil} {
+		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), reservations.Reserved(time.Minute), core.LeaseTTL(0), nil} {
 			_, err = to.Resume(ctx, token, opt)
 			require.ErrorIs(t, err, core.ErrInvalidOption)
 		}
