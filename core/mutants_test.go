@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{"release frees nothing", "release", "    redis.call('DEL', key) -- there is nothing to remember\n", "", "refusals"},
 	{"release does not count", "release", "  held = held - 1\n", "", "refused readers"},
 	{"renew does not look", "renew", "replies[i] = 0", "replies[i] = 1", "losses"},
-	{"renew makes the record anew", "renew", "if not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', entry)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
+	{"renew makes the record anew", "renew", "if record[3] or not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', entry)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
 	{"renew does not lengthen", "renew", "if tonumber(deadline) < now + lease then", "if false then", "overrun"},
 }
 
