@@ -14,8 +14,9 @@
 //
 // A held key is one Redis record with the random token of its owner. The record
 // expires, so that a holder that died frees its key; a living holder renews it
-// at a third of its TTL. The first lease of every grant lasts no longer than 3 s,
-// until its first renewal: a grant that never reached its caller frees itself.
+// at a third of its TTL. The first lease of every grant lasts no longer than 10 s
+// (WithFirstLease), until its first renewal: a grant that never reached its caller frees
+// itself.
 //
 // # Modes
 //
@@ -44,9 +45,10 @@
 //  3. A lease's context ends, with a cause that wraps ErrLeaseLost, before Redis
 //     can give the key to anyone else. ForceRelease, and the release of a lease
 //     that several hold by one token, tell the others at the same time instead.
-//  4. An Acquire that returned an error leaves nothing behind in Redis after 3 s,
-//     whatever was lost on the way. The 3 s begin when Redis runs the command, if
-//     the network delivers it only after the return.
+//  4. An Acquire that returned an error leaves nothing behind in Redis after the first
+//     lease (10 s, or the TTL if that is shorter; WithFirstLease), whatever was lost on the way.
+//     That time begins when Redis runs the command, if the network delivers it only after
+//     the return.
 //  5. Release works on a dead ctx, stops renewal before it is sent, and cannot
 //     remove a later owner's lease. The end of the caller's ctx does not stop
 //     renewal, since its work may not have stopped yet.

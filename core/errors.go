@@ -13,7 +13,8 @@ import (
 // none of these: it is reported as context.Canceled or
 // context.DeadlineExceeded, with the ctx's cause.
 var (
-	// ErrConflict: the key is held by somebody else, or reserved. Matches every *ConflictError.
+	// ErrConflict: the key is held by somebody else, perhaps in a newer version's format, or
+	// reserved. Matches every *ConflictError.
 	ErrConflict = errors.New("key is held")
 	// ErrDeferred: the work was accepted to run later. Matches every *DeferredError.
 	ErrDeferred = errors.New("deferred")
@@ -28,8 +29,8 @@ var (
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrDetached: the lease was detached: its key is held by its token now.
 	ErrDetached = errors.New("lease detached")
-	// ErrInvalidToken: what should be resumed is not a lease's token, or not one of
-	// this Locker's prefix.
+	// ErrInvalidToken: what should be resumed is not a lease's token, not one of this
+	// Locker's prefix, or one of a newer version.
 	ErrInvalidToken = errors.New("invalid token")
 	// ErrInvalidKey: the key is empty, too long, or holds control bytes.
 	ErrInvalidKey = errors.New("invalid key")

@@ -22,7 +22,11 @@ type KeyInfo struct {
 	Key string
 	// At is the server's clock when it looked.
 	At time.Time
-	// Mode is how the key is held; empty when it is free.
+	// Foreign reports that the key's record was not written by this version of perkey: a
+	// newer one has the key, or something else is stored under its name. It counts as held,
+	// by one, and the rest is not known. See docs/protocol.md, "Format versions".
+	Foreign bool
+	// Mode is how the key is held; empty when it is free, or Foreign.
 	Mode Mode
 	// Held is how many hold the key. Where that is more than len(Holders) it can
 	// include some whose leases have just ended.
@@ -111,7 +115,6 @@ type KeyPage struct {
 
 const (
 	inspectHolders = 1000
-	inspectWaiters = 1024 // QUEUE in queue.lua
 	listParties    = 10
 
 	// MaxListCount is the greatest count that List takes.
@@ -132,7 +135,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, inspectWaiters)
+	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, maxQueue)
 	if err != nil {
 		return nil, err
 	}
@@ -286,10 +289,12 @@ func (d *deployment) inspectAll(ctx context.Context, records []string) ([]*KeyIn
 		if err == nil {
 			info, err = parseInspect(keyOf(d.prefix, record), val)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if info.Held > 0 || info.Waiting > 0 || info.Reserved > 0 {
+		case val.([]any)[7] == noRecord:
+			continue
+		case info.Held > 0 || info.Waiting > 0 || info.Reserved > 0:
 			infos = append(infos, info)
 		}
 	}
@@ -381,11 +386,14 @@ func (s *scan) cursor() string {
 // inGlob writes a text so that a pattern means just that.
 var inGlob = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
+// noRecord is what inspect.lua answers of a HASH that no version wrote.
+const noRecord = int64(2)
+
 // parseInspect reads the answer of inspect.lua. What does not look like a holder is
 // passed over.
 func parseInspect(key string, val any) (*KeyInfo, error) {
 	items, ok := val.([]any)
-	if !ok || len(items) != 7 {
+	if !ok || len(items) != 8 {
 		return nil, errShape
 	}
 	n, err := integers(items[:3], 3)
@@ -399,6 +407,7 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 		info.Reserved = time.UnixMilli(ends).Sub(info.At)
 		info.stamp, _ = items[6].(int64)
 	}
+	info.Foreign = items[7] != int64(0)
 	for _, item := range holders {
 		s, _ := item.(string)
 		f := strings.SplitN(s, " ", 4)

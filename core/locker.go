@@ -94,14 +94,8 @@ func (e *storeEvents) message(message string) {
 	word, rest, _ := strings.Cut(message, " ")
 	switch word {
 	case "grant":
-		f := strings.SplitN(rest, " ", 5)
-		if len(f) < 5 {
-			return
-		}
-		fence, err1 := strconv.ParseInt(f[1], 10, 64)
-		ends, err2 := strconv.ParseInt(f[2], 10, 64)
-		if err1 == nil && err2 == nil {
-			l.waiters.told(f[0], f[4], fence, f[3] == "1", f[3] == "2", now, ends)
+		if g, ok := parseGrant(rest); ok {
+			l.waiters.told(g.name, g.key, g.fence, g.waiting, g.room, now, g.ends)
 		}
 	case "wanted":
 		l.waiters.wantedBy(rest)
@@ -149,7 +143,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 // fails before the call knows that the key is held. A call that knows of a holder waits for
 // Redis to return.
 // After an error the key is not held: if a grant was under way it is given back,
-// and frees itself within 3 s should Redis be out of reach.
+// and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)
 	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, patience{}, o, err)

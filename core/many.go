@@ -223,7 +223,7 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 // together takes several keys that one node serves, or none of them.
 func (g *gathering) together(d *deployment, keys []string) error {
 	l, o := g.locker, g.opts
-	first := min(o.ttl, firstLease)
+	first := o.firstLease()
 	entry, sent := newEntry(o.limit, l.id), time.Now()
 	cmd := d.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
 	cmd.key, cmd.entry, cmd.keys = keys[0], entry, keys
@@ -232,7 +232,7 @@ func (g *gathering) together(d *deployment, keys []string) error {
 		cmd.many = append(cmd.many, recordName(l.prefix, key))
 	}
 	cmd.many = append(cmd.many, entry, first.Milliseconds(), o.what)
-	r, _, err := d.ask(g.ctx, "acquire", cmd, first, nil)
+	r, _, err := d.ask(g.ctx, "acquire", cmd, o.replyTimeout(), nil)
 	if err != nil {
 		return err
 	}

@@ -11,9 +11,8 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// firstLease bounds the lease of a grant that its caller has not confirmed by a
-// renewal: whatever is lost on the way, the key is free again after it.
-const firstLease = 3 * time.Second
+// replyTimeout bounds how long a call waits for a reply from Redis.
+const replyTimeout = 3 * time.Second
 
 // obtain takes the call's key, or says why it cannot, and tells the observer. A nil policy
 // rejects. The call fails with invalid, unless that is nil.
@@ -33,14 +32,14 @@ type attempt struct {
 	policy  ConflictPolicy
 	opts    *acquireOptions
 	start   time.Time
-	record  string // the key's name in Redis; "" until it is asked for
-	resumed bool   // it is held already, by a token
-	kept    bool   // it was reserved when it was granted
+	record  string     // the key's name in Redis; "" until it is asked for
+	resumed bool       // it is held already, by a token
+	kept    bool       // it was reserved when it was granted
+	all     *gathering // the call for several keys that this one is a part of; nil: none
 
 	conflict Conflict
 
 	// What came of it: a lease, or a hold without one for a call for several keys.
-	all   *gathering // the call for several keys; nil: it is for one
 	lease *Lease
 	hold  *hold
 
@@ -82,7 +81,7 @@ func (a *attempt) once() error {
 	if a.opts.notify != nil {
 		watch, announced = l.id, l.notices.announcements(key)
 	}
-	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.firstLease()}
+	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(t, watch, nil)
 	if err != nil {
 		return err
@@ -169,7 +168,7 @@ func (a *attempt) await() error {
 		if s.asks {
 			continue // to see when to ask again
 		}
-		pause := a.opts.firstLease()
+		pause := a.opts.replyTimeout()
 		if s.informed {
 			pause = decideAt.Sub(now)
 		}
@@ -245,7 +244,7 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 		w.dropped(t, failure)
 	case !reply.granted:
 		w.refused(t, reply)
-		return t.mark != notQueued && reply.place == 0, nil
+		return t.mark != notQueued && reply.place == 0 && !reply.foreign, nil
 	default:
 		if !w.grantedTo(a.record, t, reply, trust.Until(t.sent, a.opts.firstLease())) {
 			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -113,7 +114,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 func (a *attempt) resume(text string, opts []AcquireOption) error {
 	l, ctx, o := a.locker, a.ctx, a.opts
 	t, err := parseToken(text)
-	o.ttl, o.limit = t.ttl, limitOf(t.entry)
+	o.ttl, o.first, o.limit = t.ttl, l.firstLease, limitOf(t.entry)
 	invalid := o.apply(opts)
 	a.call = Call{Key: t.key, Name: o.name, ID: o.id}
 	if err != nil {
@@ -191,6 +192,8 @@ const (
 	maxTokenLen  = 1024
 )
 
+var newerToken = regexp.MustCompile(`^pk([2-9]|[1-9][0-9]+)\.`)
+
 // String writes the token.
 func (t token) String() string {
 	var b []byte
@@ -212,6 +215,8 @@ func parseToken(text string) (t token, err error) {
 	switch {
 	case len(text) > maxTokenLen:
 		return t, fmt.Errorf("%d bytes long, at most %d are allowed", len(text), maxTokenLen)
+	case !ok && newerToken.MatchString(text):
+		return t, errors.New("a newer version of perkey wrote it")
 	case !ok:
 		return t, fmt.Errorf("it does not begin with %q", tokenVersion)
 	}

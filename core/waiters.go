@@ -170,7 +170,7 @@ func (w *waiters) close(ln *line) {
 // drop has Redis forget an entry, whatever it has.
 func (w *waiters) drop(key, entry string) {
 	l := w.locker
-	l.store.cancel(releaseRequest{record: recordName(l.prefix, key), entry: entry}, firstLease, func() { l.notices.freed(key) })
+	l.store.cancel(releaseRequest{record: recordName(l.prefix, key), entry: entry}, l.firstLease, func() { l.notices.freed(key) })
 }
 
 // hand passes a hold to the call. Called with mu held.

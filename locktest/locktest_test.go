@@ -189,7 +189,7 @@ func TestTimeCanBeSetForward(t *testing.T) {
 	lease, err := locker.TryAcquire(t.Context(), "k", core.FixedLease(time.Hour))
 	require.NoError(t, err)
 	fence := lease.Fence()
-	require.NoError(t, lease.Extend(t.Context(), time.Hour)) // at first it lasts 3 s
+	require.NoError(t, lease.Extend(t.Context(), time.Hour)) // at first it lasts 10 s
 	require.NoError(t, redis.Client().Set(t.Context(), "theirs", "x", time.Hour).Err())
 	redis.FastForward(t, 59*time.Minute)
 	redis.RequireHeld(t, "k")

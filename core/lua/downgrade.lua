@@ -6,11 +6,13 @@
 -- returns  1 when the caller holds the key under the new entry, 0 when it holds it
 --          under neither
 -- #include record.lua
+-- #include message.lua
 -- #include queue.lua
 local renamed = ARGV[2]
 
-record = read()
-if not record[7] or ends(record[7]) <= now then -- the reply to an earlier call may have been lost
+if foreign() then
+  return 0
+elseif not mine then -- the reply to an earlier call may have been lost
   local holder = redis.call('HMGET', key, 'h:' .. renamed)[1]
   return holder and ends(holder) > now and 1 or 0
 end

@@ -5,7 +5,11 @@
 --          one those that were used before
 -- returns  the grant's first fence, or 0 when there is no such holder
 -- #include record.lua
+-- #include message.lua
 -- #include queue.lua
+if foreign() then
+  return 0
+end
 local wanted = tonumber(ARGV[2])
 
 -- A later grant begins above every fence that was used before, so a fence is in the
