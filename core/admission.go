@@ -76,8 +76,14 @@ func (w *waiters) admit(all []*admission) {
 // admitted takes the answer to an admission. What was granted to a call that is not in line any
 // more is cancelled, and what may have been granted too.
 func (w *waiters) admitted(a *admission, fences []int64, err error) {
+	var unused []string
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer func() {
+		w.mu.Unlock()
+		for _, entry := range unused {
+			w.locker.cancel(releaseRequest{record: recordName(w.locker.prefix, a.line.key), entry: entry}, w.locker.firstLease)
+		}
+	}()
 	ln, now := a.line, time.Now()
 	first, refused := ln.first, uint64(0)
 	for i, m := range a.companions {
@@ -95,7 +101,7 @@ func (w *waiters) admitted(a *admission, fences []int64, err error) {
 				refused = max(refused, m.call.number)
 			}
 		case !inLine || !w.enter(m, fences[i], trust.Until(a.sent, m.lease), now):
-			w.drop(ln.key, m.entry)
+			unused = append(unused, m.entry)
 		}
 	}
 	ln.admitting--

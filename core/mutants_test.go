@@ -47,7 +47,7 @@ var mutants = []mutant{
 	{"release frees nothing", "release", "    redis.call('DEL', key) -- there is nothing to remember\n", "", "refusals"},
 	{"release does not count", "release", "  held = held - 1\n", "", "refused readers"},
 	{"an admission does not count", "admit", "fits(limit(e)) and (", "(", "permits"},
-	{"an admission does not look who holds the key", "admit", "local fields = {}\n", "mine = exists\nlocal function fits() return true end\nlocal fields = {}\n", "slow cohorts"},
+	{"an admission does not look who holds the key", "admit", "local fields, fences = {}, {}\n", "mine = exists\nlocal function fits() return true end\nlocal fields, fences = {}, {}\n", "slow cohorts"},
 	{"an admission gives one fence to all", "admit", "fences[i] = grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])", "grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])\n    fences[i] = tonumber(string.match(mine, '^%d+ (%d+)'))", "cohorts"},
 	{"renew does not look", "renew", "replies[i] = 0", "replies[i] = 1", "losses"},
 	{"renew makes the record anew", "renew", "if record[3] or not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', entry)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
@@ -89,8 +89,8 @@ var plays = map[string]play{
 	"slow cohorts": {change: readInCohorts, many: 4, slow: true},
 	"permits": {change: func(w *workload) {
 		readInCohorts(w)
-		w.Modes = []mode{{}, {Mode: history.Counted, Limit: 3}}
-	}, clients: 1, many: 8},
+		w.Modes = append([]mode{{}}, slices.Repeat(threeAtATime, 7)...)
+	}, clients: 2, many: 6},
 	"three":          {change: func(w *workload) { w.Modes, w.Try = threeAtATime, 80 }},
 	"three, overrun": {change: func(w *workload) { w.Modes, w.Overrun, w.Deaf = threeAtATime, 50, 50 }},
 }
