@@ -39,8 +39,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
-		old:    "reply.fence, trust.Until(t.sent, a.opts.firstLease()), a.opts)",
-		new:    "reply.fence, trust.Until(map[bool]time.Time{true: time.Now(), false: t.sent}[%s], a.opts.firstLease()), a.opts)",
+		old:    "return trust.Until(u.Sent, a.opts.firstLease())",
+		new:    "return trust.Until(map[bool]time.Time{true: time.Now(), false: u.Sent}[%s], a.opts.firstLease())",
 		change: func(w *workload) { w.Fixed, w.Overrun, w.Try, w.MaxLease = 100, 50, 100, 120*time.Millisecond },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"time"
+
+	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
 // Reserve keeps key for parked work, for d from now, or longer if it is reserved for
@@ -99,9 +101,9 @@ type reservations struct {
 	swept time.Time
 }
 
-// A hold is passed on for passAlone at most, so that only what was said about then
+// A hold is handed over for MaxHandOver at most, so that only what was said about then
 // matters. The message can come a little before the hold does.
-const reservationCounts = 2 * passAlone
+const reservationCounts = 2 * waitqueue.MaxHandOver
 
 // note records that key is reserved.
 func (r *reservations) note(key string, now time.Time) {
@@ -118,7 +120,7 @@ func (r *reservations) of(key string, now time.Time) bool {
 	return ok && now.Sub(at) <= reservationCounts
 }
 
-// reservedBy records that key is reserved: no hold on it is passed on.
+// reservedBy records that key is reserved: no hold on it is handed over.
 func (w *waiters) reservedBy(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
