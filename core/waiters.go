@@ -137,13 +137,12 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			released.used++
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
-			c, g := a.Call.Of.(*waiter), &a.Grant
-			h := w.locker.newHold(w.record(q), g.Token, q.Limit, g.Fence, g.Until, c.opts)
+			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, a.Until, a.Call.Of.(*waiter).opts)
 			if w.locker.renewals.add(h) {
 				w.give(q, a.Call, h)
 			} else {
 				w.waiting--
-				late = g.Token
+				late = a.Token
 			}
 		case waitqueue.Cancel:
 			if !w.cancel(q, a.Token) {
@@ -348,13 +347,17 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also com
 func (w *waiters) releaseAnswered(h *hold, also companion, reply releaseReply, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if also.mark == nil {
-		if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil {
-			w.run(q, nil, q.Freed(time.Now()))
+	q := w.queues[queueKey{h.key(), int(h.limit)}]
+	if q == nil {
+		if also.other == "" {
+			return
 		}
+		q = w.queueOf(h.key(), int(h.limit))
+	}
+	if also.mark == nil {
+		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.other}, err))
 		return
 	}
-	q := w.queueOf(h.key(), int(h.limit))
 	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.fence, &waitqueue.Refusal{
 		Token: also.other, Sent: also.sent, Polls: also.mark == markPolls, Server: reply.server, Place: reply.place, Length: reply.queued,
 	}, err))

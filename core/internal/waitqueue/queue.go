@@ -113,8 +113,9 @@ func (c *Call) Queued() bool { return c.queued }
 type Action struct {
 	Kind  Kind
 	Call  *Call
-	Grant Grant  // Give
-	Token string // Cancel
+	Token string    // to Cancel, or of the grant to Give
+	Fence int64     // of that
+	Until time.Time // until when that is relied on
 }
 
 // Kind is what an Action does.
@@ -445,14 +446,17 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 	return q.actions
 }
 
-// Freed records that the process has given the key back without a token of the queue's.
-func (q *Queue) Freed(now time.Time) []Action {
+// Freed takes the answer to any other release of this process.
+func (q *Queue) Freed(now time.Time, r Release, err error) []Action {
 	q.begin()
 	q.askAt = time.Time{}
 	if !q.Ordered {
 		q.askAt = now.Add(q.Backoff(1)) // others have had no turn yet
 	}
 	q.wake()
+	if err != nil && r.Token != "" {
+		q.cancel(r.Token) // it has not left the FIFO
+	}
 	return q.actions
 }
 
@@ -575,7 +579,7 @@ func (q *Queue) told(now time.Time, g Grant) {
 		return
 	}
 	if q.asked == g.Token {
-		q.overtaken = append(q.overtaken, overtaken{g.Token, g.Fence})
+		q.overtaken, q.asked = append(q.overtaken, overtaken{g.Token, g.Fence}), ""
 	}
 	q.give(q.first, g)
 }
@@ -584,7 +588,7 @@ func (q *Queue) told(now time.Time, g Grant) {
 func (q *Queue) give(c *Call, g Grant) {
 	q.token = ""
 	q.dequeue(c)
-	q.act(Action{Kind: Give, Call: c, Grant: g})
+	q.act(Action{Kind: Give, Call: c, Token: g.Token, Fence: g.Fence, Until: g.Until})
 	q.inform()
 	q.asks, q.askAt = 0, time.Time{}
 	q.wanted = g.Wanted
