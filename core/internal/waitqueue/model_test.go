@@ -29,15 +29,15 @@ type model struct {
 	fences     map[int64]bool
 	seen       int64           // the greatest fence that anybody has used
 	before     map[*call]int64 // seen, as the call came
-	way        map[string]int // commands and cancels under way, by token
+	way        map[string]int  // commands and cancels under way, by token
 	cancels    map[string]bool // tokens that were cancelled
 	used       map[string]bool // tokens of which a grant was given
 	// Used tokens of which a later question had no answer. Redis may have put them in its FIFO
 	// again, and cannot be asked to forget them while the grant may be in use: that costs the
 	// claim's second at most.
 	unknown map[string]bool
-	broken     string
-	counts     counts
+	broken  string
+	counts  counts
 }
 
 type counts struct{ joined, given, handedOver, cancelled, failed int }
