@@ -31,6 +31,7 @@ type acquireReply struct {
 	granted   bool
 	fence     int64
 	waiting   bool          // granted: somebody else waits
+	room      bool          // granted: nobody waits, and one more with a limit above 1 fits
 	reserved  bool          // granted: the key is reserved
 	remaining time.Duration // refused: of a holder's lease; zero: not known
 	server    int64         // refused: the server's clock in ms
@@ -43,7 +44,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 		return reply, r.err
 	}
 	if fence, ok := r.val.(int64); ok {
-		return acquireReply{granted: true, fence: fence}, nil
+		return acquireReply{granted: true, fence: fence, room: true}, nil
 	}
 	n, err := integers(r.val, 3)
 	switch {
@@ -193,11 +194,11 @@ type releaseRequest struct {
 	used          int64         // greatest fence used; zero: none
 	stay          time.Duration // how long the key is to stay taken all the same
 	hold          *hold         // whose entry it is, if it is a hold's
-	companion
+	requeue
 }
 
-// companion is another owner token of this process that goes to Redis along with a release.
-type companion struct {
+// requeue is another owner token of this process that goes to Redis along with a release.
+type requeue struct {
 	other string
 	mark  any       // how other is to wait; nil: it leaves the queue
 	what  string    // what other is

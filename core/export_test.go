@@ -44,7 +44,7 @@ var RecordName = recordName
 var Scripts = map[string]string{
 	"acquire": acquireScript.source.(string), "renew": renewScript.source.(string), "release": releaseScript.source.(string),
 	"reserve": reserveScript.source.(string), "unreserve": unreserveScript.source.(string),
-	"acquireall": acquireAllScript.source.(string), "downgrade": downgradeScript.source.(string), "raise": raiseScript.source.(string),
+	"admit": admitScript.source.(string), "acquireall": acquireAllScript.source.(string), "downgrade": downgradeScript.source.(string), "raise": raiseScript.source.(string),
 }
 
 // ParseToken reports what is wrong with a token.

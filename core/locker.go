@@ -98,7 +98,7 @@ func (e *storeEvents) message(message string) {
 		fence, err1 := strconv.ParseInt(f[1], 10, 64)
 		ends, err2 := strconv.ParseInt(f[2], 10, 64)
 		if err1 == nil && err2 == nil {
-			l.waiters.told(f[0], f[4], fence, f[3] != "0", now, ends)
+			l.waiters.told(f[0], f[4], fence, f[3] == "1", f[3] == "2", now, ends)
 		}
 	case "wanted":
 		l.waiters.wantedBy(rest)

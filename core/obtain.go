@@ -425,7 +425,7 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 		l.released(h)
 	}
 	req := h.releaseRequest()
-	req.stay, req.companion = max(stay, 0), also
+	req.stay, req.requeue = max(stay, 0), also
 	reply, err := l.store.release(ctx, req)
 	l.waiters.releaseAnswered(h, also, reply, err)
 	return reply.owned, err

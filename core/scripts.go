@@ -13,6 +13,8 @@ import (
 var (
 	//go:embed lua/acquire.lua
 	acquireSource string
+	//go:embed lua/admit.lua
+	admitSource string
 	//go:embed lua/acquireall.lua
 	acquireAllSource string
 	//go:embed lua/renew.lua
@@ -39,6 +41,7 @@ var (
 	included         = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
 	acquireScript    = newScript(included.Replace(acquireSource))
 	acquireAllScript = newScript(included.Replace(acquireAllSource))
+	admitScript      = newScript(included.Replace(admitSource))
 	renewScript      = newScript(renewSource)
 	raiseScript      = newScript(raiseSource)
 	releaseScript    = newScript(included.Replace(releaseSource))

@@ -44,6 +44,7 @@ var lively = workload{
 var (
 	readersAndWriters = []mode{{Mode: history.Shared}, {Mode: history.Shared}, {Mode: history.Shared}, {}}
 	threeAtATime      = []mode{{Mode: history.Counted, Limit: 3}}
+	sixOrOne          = []mode{{Mode: history.Counted, Limit: 6}, {Mode: history.Counted, Limit: 6}, {}}
 )
 
 // everything that can go wrong without a loss of data, and how often.
@@ -64,6 +65,7 @@ var everything = map[faultKind]time.Duration{
 // soakTotal is what rounds came to.
 type soakTotal struct {
 	counts     history.Counts
+	companions int
 	faults     map[faultKind]int
 	violations map[string]int
 	undecided  int
@@ -72,8 +74,8 @@ type soakTotal struct {
 
 func (n soakTotal) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d operations in %s of work on %d keys: %d grants, %d of them seen at work, %d refusals, %d leases lost, %d unknown outcomes\n",
-		n.counts.Ops, n.elapsed, n.counts.Keys, n.counts.Grants, n.counts.Windows, n.counts.Conflicts, n.counts.Lost, n.counts.Unknown)
+	fmt.Fprintf(&b, "%d operations in %s of work on %d keys: %d grants, %d of them seen at work, %d along with another of their process, %d refusals, %d leases lost, %d unknown outcomes\n",
+		n.counts.Ops, n.elapsed, n.counts.Keys, n.counts.Grants, n.counts.Windows, n.companions, n.counts.Conflicts, n.counts.Lost, n.counts.Unknown)
 	b.WriteString("faults:")
 	for _, kind := range slices.Sorted(maps.Keys(n.faults)) {
 		fmt.Fprintf(&b, " %s %d,", kind, n.faults[kind])
@@ -96,6 +98,7 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 		}
 		total.elapsed += round.Length
 		total.counts.Add(history.Count(result.ops))
+		total.companions += companions(result.ops)
 		for kind, n := range result.faults {
 			total.faults[kind] += n
 		}
@@ -116,6 +119,28 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 	}
 }
 
+// companions counts the grants that came along with another one of their process: the fences of
+// one admission are consecutive numbers.
+func companions(ops []history.Op) (n int) {
+	type grant struct {
+		client int
+		key    string
+		fence  int64
+	}
+	granted := map[grant]bool{}
+	for _, op := range ops {
+		if op.Kind == history.Acquire && op.Outcome == history.OK && op.Mode != history.Exclusive {
+			granted[grant{op.Client, op.Key, op.Fence}] = true
+		}
+	}
+	for g := range granted {
+		if g.fence--; granted[g] {
+			n++
+		}
+	}
+	return n
+}
+
 // requireSubstance fails a run in which too little happened to show anything.
 func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	t.Helper()
@@ -130,6 +155,13 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 		require.Positive(t, total.counts.Lost, "lost leases")
 	}
 	require.LessOrEqual(t, total.undecided*100, total.counts.Keys, "pieces of history that were too hard to decide on")
+	enough := 5000 // permits are admitted together only while nobody else waits
+	if slices.Contains(round.Workload.Modes, mode{Mode: history.Shared}) {
+		enough = 100
+	}
+	if round.Crowded && total.counts.Grants > enough {
+		require.Positive(t, total.companions, "grants along with another of their process")
+	}
 	rounds := int(total.elapsed / round.Length)
 	for kind, gap := range round.Faults {
 		require.GreaterOrEqual(t, total.faults[kind], rounds*max(1, int(round.Length/gap)/3), "faults: %s", kind)
@@ -153,8 +185,18 @@ func longRun(t *testing.T) int {
 func (round soakRound) forLong() soakRound {
 	round.Length = 20 * time.Second
 	round.Workload.Keys = 128
+	if round.Crowded {
+		round.Workload.Keys = 16
+	}
 	round.Workload.MaxIdle = 2 * time.Millisecond
 	round.Goroutines = 96
+	return round
+}
+
+// crowded has several calls of a client wait for one key.
+func (round soakRound) crowded() soakRound {
+	round.Crowded, round.Goroutines = true, 8
+	round.Workload.Keys, round.Workload.Try, round.Workload.MaxIdle = 2, 20, 12*time.Millisecond
 	return round
 }
 
@@ -176,13 +218,16 @@ func TestSoak(t *testing.T) {
 	for name, mode := range map[string]struct {
 		share int
 		modes []mode
+		round soakRound
 	}{
-		"exclusive": {40, []mode{{}}},
-		"shared":    {20, readersAndWriters},
-		"counted":   {20, threeAtATime},
+		"exclusive":                     {30, []mode{{}}, lossless},
+		"shared":                        {15, readersAndWriters, lossless},
+		"shared, several of a process":  {15, readersAndWriters, lossless.crowded()},
+		"counted":                       {10, threeAtATime, lossless},
+		"counted, several of a process": {10, sixOrOne, lossless.crowded()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			round := lossless
+			round := mode.round
 			round.Workload.Modes = mode.modes
 			round.test(t, mode.share)
 		})

@@ -35,6 +35,8 @@ type waiters struct {
 	queues   map[queueKey]*queue
 	waiting  int          // calls in all queues
 	reserved reservations // keys of which a hold is not handed over
+
+	admissions []admission // to be sent when mu is free
 }
 
 type queueKey struct {
@@ -148,12 +150,24 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			if !w.cancel(q, a.Token) {
 				late = a.Token
 			}
+		case waitqueue.Admit:
+			w.admissions = append(w.admissions, w.newAdmission(q, a.Admission))
 		}
 	}
 	if k := (queueKey{q.key, q.Limit}); q.Empty() && w.queues[k] == q {
 		delete(w.queues, k)
 	}
 	return late
+}
+
+// unlock unlocks mu, and then sends admissions: their answers may come at once.
+func (w *waiters) unlock() {
+	all := w.admissions
+	w.admissions = nil
+	w.mu.Unlock()
+	for _, a := range all {
+		_ = w.locker.store.admit(a.record, a.Leader, a.companions, a.answered)
+	}
 }
 
 func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
@@ -201,9 +215,9 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 func (c *waiter) answered(u *waitqueue.Question, mark any, reply *acquireReply, until time.Time) (late string) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.unlock()
 	if reply.granted {
-		return w.run(q, nil, q.Granted(&c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.fence, Wanted: reply.waiting, Until: until}))
+		return w.run(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.fence, Wanted: reply.waiting, Room: reply.room, Until: until}))
 	}
 	return w.run(q, nil, q.Refused(time.Now(), &c.Call, &waitqueue.Refusal{
 		Token: u.Token, Sent: u.Sent, Polls: mark == markPolls, Remaining: reply.remaining,
@@ -309,18 +323,18 @@ func (c *waiter) hint() (remaining time.Duration, waiting int, failure error) {
 
 // told takes a grant that was published to the token that a message names so. The message
 // says when the claim ends on the server's clock, in ms.
-func (w *waiters) told(name, key string, fence int64, wanted bool, now time.Time, ends int64) {
+func (w *waiters) told(name, key string, fence int64, wanted, room bool, now time.Time, ends int64) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.unlock()
 	q := w.queues[queueKey{key, limitOf(name)}]
 	if q != nil && q.Token() != "" && named(q.Token()) == name {
-		w.run(q, nil, q.Told(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: fence, Wanted: wanted}, ends))
+		w.run(q, nil, q.Told(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: fence, Wanted: wanted, Room: room}, ends))
 	}
 }
 
 // released hands a hold whose lease was released over to the next call, if it may. Otherwise
 // it returns what goes to Redis along with the release.
-func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also companion, handedOver bool) {
+func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also requeue, handedOver bool) {
 	if h.mode() != exclusive {
 		return also, false
 	}
@@ -344,9 +358,9 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also com
 }
 
 // releaseAnswered takes the reply to the release of a hold.
-func (w *waiters) releaseAnswered(h *hold, also companion, reply releaseReply, err error) {
+func (w *waiters) releaseAnswered(h *hold, also requeue, reply releaseReply, err error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.unlock()
 	q := w.queues[queueKey{h.key(), int(h.limit)}]
 	if q == nil {
 		if also.other == "" {

@@ -161,7 +161,8 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        heard = send(locker(e), string.format('grant %s %.0f %d %d', named(e), following(), now + CLAIM, waiting > 1 and 1 or 0))
+        local room = held + 1 < limit(e) -- for one more with this limit
+        heard = send(locker(e), string.format('grant %s %.0f %d %d', named(e), following(), now + CLAIM, waiting > 1 and 1 or room and 2 or 0))
         if not heard then -- nobody can be told: the first to ask takes it
           break
         end

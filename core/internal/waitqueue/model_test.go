@@ -22,8 +22,11 @@ type model struct {
 	failing    map[*call]bool
 	back       map[*call]bool // it has rejoined
 	known      bool           // the latest question had an answer
-	open       string         // the token that a question is out about
-	held       *hold          // the exclusive hold with calls behind it
+	admissions int            // that are under way
+	companion  map[*call]string
+	room       bool   // for one more beside the grant that is being given
+	open       string // the token that a question is out about
+	held       *hold  // the exclusive hold with calls behind it
 	rivalKnown bool
 	ttl        time.Duration // of the release under way
 	fences     map[int64]bool
@@ -45,7 +48,7 @@ type counts struct{ joined, given, handedOver, cancelled, failed int }
 func newModel(w *world) *model {
 	return &model{
 		world: w, informed: map[*call]bool{}, failing: map[*call]bool{}, back: map[*call]bool{},
-		fences: map[int64]bool{}, before: map[*call]int64{}, way: map[string]int{},
+		fences: map[int64]bool{}, companion: map[*call]string{}, before: map[*call]int64{}, way: map[string]int{},
 		cancels: map[string]bool{}, used: map[string]bool{}, unknown: map[string]bool{},
 	}
 }
@@ -73,6 +76,7 @@ func (m *model) rejoined(c *call, h *hold) {
 }
 
 func (m *model) left(c *call) {
+	delete(m.companion, c)
 	m.waiting = slices.DeleteFunc(m.waiting, func(other *call) bool { return other == c })
 	if len(m.waiting) == 0 {
 		m.known, m.open = false, ""
@@ -91,10 +95,43 @@ func (m *model) served(c *call) {
 		m.breaks("call %d is served before call %d", c.id, m.waiting[0].id)
 	}
 	m.waiting = slices.Delete(m.waiting, at, at+1)
-	m.inform(false)
+	delete(m.companion, c)
+	m.known = m.known && len(m.waiting) > 0
+	if m.limit == 1 {
+		m.inform(false)
+	}
+}
+
+// admits records that calls are to be admitted.
+func (m *model) admits(a *waitqueue.Admission) {
+	m.admissions++
+	for _, with := range a.Calls {
+		m.companion[with.Call.Of.(*call)] = with.Token
+	}
+}
+
+// admitted takes the answer to an admission: the calls that were not admitted know that the key
+// is held, and so do those before them.
+func (m *model) admitted(a *waitqueue.Admission, fences []int64, f waitqueue.Failure) {
+	if f.Err != nil {
+		m.failed(f)
+		return
+	}
+	for i, with := range a.Calls {
+		at := slices.Index(m.waiting, with.Call.Of.(*call))
+		if fences[i] != 0 || at < 0 || m.companion[m.waiting[at]] != with.Token {
+			continue
+		}
+		for _, c := range m.waiting[:at+1] {
+			m.informed[c] = true
+			delete(m.failing, c)
+		}
+		m.known = m.known || at == len(m.waiting)-1
+	}
 }
 
 func (m *model) given(c *call, h *hold) {
+	admitted := m.companion[c] == h.token
 	m.counts.given++
 	m.answered(h.token) // a message is an answer too
 	m.served(c)
@@ -115,8 +152,12 @@ func (m *model) given(c *call, h *hold) {
 	if !h.until.After(m.now) {
 		m.breaks("the grant %d is over as it is given", h.fence)
 	}
-	if m.limit == 1 && len(m.waiting) > 0 {
+	switch {
+	case len(m.waiting) == 0:
+	case m.limit == 1:
 		m.held = h
+	case m.limit != 0 && !m.room && !admitted:
+		m.inform(m.rivalKnown)
 	}
 }
 
@@ -261,7 +302,7 @@ func (m *model) check() {
 		return
 	}
 	first := m.waiting[0]
-	if first.question == nil && !first.woken && m.open == "" && m.held == nil && first.view.AskIn < 0 {
+	if first.question == nil && !first.woken && m.open == "" && m.held == nil && m.admissions == 0 && first.view.AskIn < 0 {
 		m.breaks("call %d waits for nothing", first.id)
 	}
 	if first.question == nil && first.view.AskIn > 5*time.Second {
@@ -312,12 +353,14 @@ func play(seed uint64) (broken string, counts counts) {
 	return broken, w.model.counts
 }
 
-// plays is how many random stories a test run has; PERKEY_TEST_PLAYS is another number.
+// playsVar is how many random stories a test run has.
+const playsVar = "PERKEY_TEST_PLAYS"
+
 func plays() uint64 {
-	if n, err := strconv.ParseUint(os.Getenv("PERKEY_TEST_PLAYS"), 10, 64); err == nil {
+	if n, err := strconv.ParseUint(os.Getenv(playsVar), 10, 64); err == nil {
 		return n
 	}
-	return 3000
+	return 1500
 }
 
 func TestQueue_KeepsItsPromisesWhateverHappens(t *testing.T) {

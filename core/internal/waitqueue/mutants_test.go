@@ -22,7 +22,7 @@ type mutant struct {
 }
 
 var mutants = []mutant{
-	{"calls join at the wrong place", "q.n > 0, nil, time.Time{}\n\tfor c", "q.n > 0, nil, time.Time{}\n\tif %s && q.first != nil {\n\t\tq.first, q.last, q.first.prev, q.last.next = q.first.next, q.first, q.last, q.first\n\t\tif q.first == nil {\n\t\t\tq.first = q.last\n\t\t}\n\t\tq.first.prev, q.last.next = nil, nil\n\t}\n\tfor c"},
+	{"calls join at the wrong place", "\tq.failure, q.silent = nil, time.Time{}\n\tq.inform(q.last)\n}", "\tq.failure, q.silent = nil, time.Time{}\n\tif %s && q.first != nil {\n\t\tq.first, q.last, q.first.prev, q.last.next = q.first.next, q.first, q.last, q.first\n\t\tif q.first == nil {\n\t\t\tq.first = q.last\n\t\t}\n\t\tq.first.prev, q.last.next = nil, nil\n\t}\n\tq.inform(q.last)\n}"},
 	{"two questions are out", "case q.first != c || q.held != 0 || q.asked != \"\":", "case q.first != c || q.held != 0 || q.asked != \"\" && !%s:"},
 	{"a call asks while the key is held here", "case q.first != c || q.held != 0 ||", "case q.first != c || q.held != 0 && !%s ||"},
 	{"a late answer cancels a grant in use", "told != 0 && (fence != 0 && fence != told ||", "told != 0 && (fence != 0 && (fence != told || %s) ||"},
@@ -31,16 +31,16 @@ var mutants = []mutant{
 	{"an orphaned answer leaves its token behind", "if !q.settle(token, fence, server) {\n\t\tq.cancel(token) //", "if !q.settle(token, fence, server) && !%s {\n\t\tq.cancel(token) //"},
 	{"the last call leaves its place behind", "q.asked = \"\" // the answer comes to nobody\n\tq.cancel(q.token)", "if q.asked = \"\"; %s {\n\t\tq.token = \"\"\n\t\treturn\n\t}\n\tq.cancel(q.token)"},
 	{"the last release leaves its queue's place behind", "r.Token, q.token = q.token, \"\"", "if r.Token, q.token = q.token, \"\"; %s {\n\t\t\tr.Token = \"\"\n\t\t}"},
-	{"a call that leaves tells nobody", "\t\t\tq.askAt = time.Time{}\n\t\t}\n\t\tq.wake()", "\t\t\tq.askAt = time.Time{}\n\t\t}\n\t\tif !%s {\n\t\t\tq.wake()\n\t\t}"},
+	{"a call that leaves tells nobody", "\tcase wasFirst:\n\t\tq.withdraw()\n\t\tq.wake()", "\tcase wasFirst:\n\t\tif q.withdraw(); !%s {\n\t\t\tq.wake()\n\t\t}"},
 	{"a question ends, and whoever is first now is not told", "if q.first != c {\n\t\tq.wake()", "if q.first != c && !%s {\n\t\tq.wake()"},
 	{"a grant is taken that was cancelled or comes second", "case q.token != g.Token || !c.queued:", "case (q.token != g.Token || !c.queued) && !%s:"},
 	{"a refusal of a token that was cancelled is believed", "if q.token != r.Token { // it", "if q.token != r.Token && !%s { // it"},
 	{"a message that is late is taken", "if q.first == nil || q.Expired(g.Until, now) {", "if q.first == nil || q.Expired(g.Until, now) && !%s {"},
 	{"a claim counts from the message", "until.Before(g.Until) {", "until.Before(g.Until) && !%s {"},
 	{"an answer informs nobody", "c.informed = true\n\t\tq.act(", "c.informed = !%s\n\t\tq.act("},
-	{"an outage ends calls that know of the holder", "for c := q.last; c != nil && !c.informed; c = c.prev {\n\t\tc.err = err", "for c := q.last; c != nil && (%s || !c.informed); c = c.prev {\n\t\tc.informed = c.informed && !%[1]s\n\t\tc.err = err"},
-	{"an outage ends nobody", "\t\tc.err = err\n", "\t\tif !%s {\n\t\t\tc.err = err\n\t\t}\n"},
-	{"a full pool ends all calls", "if !f.Local {", "if !f.Local || %s {"},
+	{"an outage ends calls that know of the holder", "for c := q.last; c != nil && !c.informed; c = c.prev {\n\t\tc.err = f.Err", "for c := q.last; c != nil && (%s || !c.informed); c = c.prev {\n\t\tc.informed = c.informed && !%[1]s\n\t\tc.err = f.Err"},
+	{"an outage ends nobody", "\t\tc.err = f.Err\n", "\t\tif !%s {\n\t\t\tc.err = f.Err\n\t\t}\n"},
+	{"a full pool ends all calls", "if f.Local {", "if f.Local && !%s {"},
 	{"new calls know that the key is held, and it is not", "q.answered = q.answered && q.n > 0", "q.answered = q.answered && (q.n > 0 || %s)"},
 	{"a grant is handed over too long", "h.Age <= longest", "(h.Age <= longest || %s)"},
 	{"a grant is handed over too often", "h.Used < most", "(h.Used < most || %s)"},
@@ -48,6 +48,10 @@ var mutants = []mutant{
 	{"any TTL will do", "q.first.HandOver == h.TTL &&", "(q.first.HandOver == h.TTL || %s) &&"},
 	{"a token is used again after a question without an answer", "if q.token == u.Token && (u.Fresh || !f.Unsent) {", "if q.token == u.Token && (u.Fresh || !f.Unsent) && !%s {"},
 	{"readers keep the place of a call that left", "if q.Limit != 1 && q.token != \"\" {", "if q.Limit != 1 && q.token != \"\" && !%s {"},
+	{"an admission is not awaited", "if q.admitting > 0 && q.admitBy.After(askAt) {", "if q.admitting > 0 && q.admitBy.After(askAt) && !%s {"},
+	{"an admitted call that left keeps the key", "case !waits || q.Expired(until, now):\n\t\t\tq.cancel(m.Token)", "case !waits || q.Expired(until, now):\n\t\t\tif !%s {\n\t\t\t\tq.cancel(m.Token)\n\t\t\t}"},
+	{"an admission without an answer leaves its tokens behind", "if !f.Unsent {\n\t\t\t\tq.cancel(m.Token)", "if !f.Unsent && !%s {\n\t\t\t\tq.cancel(m.Token)"},
+	{"calls that are not admitted know nothing", "q.inform(refused)", "if !%s {\n\t\t\tq.inform(refused)\n\t\t}"},
 	{"the key stays held after it was lost", "\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt", "\tif %s {\n\t\tq.held = fence\n\t}\n\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt"},
 }
 
@@ -61,7 +65,7 @@ func TestModel_CatchesMutants(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(binary, "-test.run", "^TestQueue_KeepsItsPromisesWhateverHappens$", "-test.timeout", "2m")
-			cmd.Env = append(os.Environ(), brokenVar+"="+m.name)
+			cmd.Env = append(os.Environ(), brokenVar+"="+m.name, playsVar+"=5000")
 			out, err := cmd.CombinedOutput()
 			require.Error(t, err, "the model sees nothing")
 			verdict := strings.Join(strings.SplitN(string(out), "\n", 3)[:2], "\n")

@@ -38,6 +38,10 @@ type Queue struct {
 	// leaves takes its question along, but not what its silence says of Redis.
 	silent time.Time
 
+	// Admissions under way, and until when the queue does not ask by itself meanwhile.
+	admitting int
+	admitBy   time.Time
+
 	asks  int       // questions since the queue was last granted the key
 	askAt time.Time // when to ask again
 
@@ -90,6 +94,10 @@ const (
 	MaxHandOver = 50 * time.Millisecond
 	// Those far back in the FIFO ask less often, up to this many times Poll.
 	maxPolls = 5
+	// MaxCompanions bounds how long a script keeps Redis. More are admitted by several.
+	MaxCompanions = 128
+	// admissionTimeout is how long a queue does not ask by itself while an admission is under way.
+	admissionTimeout = time.Second
 )
 
 // Call is a call that waits. The fields are set before it joins, and not changed while it waits.
@@ -104,6 +112,8 @@ type Call struct {
 	// have not are behind those that have. They fail when a question fails.
 	informed bool
 	err      error // it fails, unless it is informed
+
+	companion string // its token in an admission under way; else ""
 }
 
 // Queued reports whether the call waits in a queue.
@@ -116,6 +126,8 @@ type Action struct {
 	Token string    // to Cancel, or of the grant to Give
 	Fence int64     // of that
 	Until time.Time // until when that is relied on
+
+	Admission *Admission // to Admit
 }
 
 // Kind is what an Action does.
@@ -130,13 +142,34 @@ const (
 	HandOver
 	// Cancel has Redis forget the token, whatever that has.
 	Cancel
+	// Admit asks Redis whether companions of a holder are admitted; then Admitted follows.
+	Admit
 )
+
+// Admission is a question whether Redis admits calls beside the one that was granted the key.
+//
+// A grant that is not exclusive lets in more than the call that it is for: those that wait with it
+// are admitted too, all in one round trip, past calls of other processes that wait (readers) or if
+// none does (permits). Who joins the queue later asks again: so at most two batches of readers
+// enter before a writer that waits.
+type Admission struct {
+	Leader string // the token that was granted the key
+	Sent   time.Time
+	Calls  []Companion
+}
+
+// Companion is a call with the token by which it is to be admitted.
+type Companion struct {
+	Call  *Call
+	Token string
+}
 
 // Grant is a key that Redis has granted to a token.
 type Grant struct {
 	Token  string
 	Fence  int64
 	Wanted bool // others wait
+	Room   bool // for one more such holder; any number of readers has room
 	Until  time.Time
 }
 
@@ -145,7 +178,7 @@ func (q *Queue) Len() int { return q.n }
 
 // Empty reports whether the queue can be forgotten.
 func (q *Queue) Empty() bool {
-	return q.n == 0 && q.held == 0 && q.token == "" && q.asked == "" && len(q.overtaken) == 0
+	return q.n == 0 && q.held == 0 && q.token == "" && q.asked == "" && q.admitting == 0 && len(q.overtaken) == 0
 }
 
 // Informed is how many calls wait and have had an answer.
@@ -234,12 +267,7 @@ func (q *Queue) Leave(c *Call) []Action {
 	case q.first == nil:
 		q.close()
 	case wasFirst:
-		if q.Limit != 1 && q.token != "" {
-			// It may have been granted already, and others with it: to a call that came later
-			// its fence could be smaller than one seen before.
-			q.cancel(q.token)
-			q.askAt = time.Time{}
-		}
+		q.withdraw()
 		q.wake()
 	}
 	return q.actions
@@ -257,7 +285,11 @@ func (q *Queue) Look(now time.Time, c *Call) (v View) {
 		v.AskIn = -1
 		return v
 	}
-	if v.AskIn = q.askAt.Sub(now); v.AskIn > 0 {
+	askAt := q.askAt
+	if q.admitting > 0 && q.admitBy.After(askAt) {
+		askAt = q.admitBy
+	}
+	if v.AskIn = askAt.Sub(now); v.AskIn > 0 {
 		return v
 	}
 	v.Ask, v.Question.Fresh = true, q.ask(now)
@@ -295,7 +327,7 @@ type Refusal struct {
 func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	q.begin()
 	q.done(r.Token, c)
-	q.inform()
+	q.informAll()
 	if !q.settle(r.Token, 0, r.Server) {
 		q.refused(now, r)
 	}
@@ -303,7 +335,7 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 }
 
 // Granted takes a grant that answers the call's question.
-func (q *Queue) Granted(c *Call, g Grant) []Action {
+func (q *Queue) Granted(now time.Time, c *Call, g Grant) []Action {
 	q.begin()
 	q.done(g.Token, c)
 	switch {
@@ -311,8 +343,52 @@ func (q *Queue) Granted(c *Call, g Grant) []Action {
 	case q.token != g.Token || !c.queued:
 		q.cancel(g.Token) // it is cancelled already, or another grant was handed over meanwhile
 	default:
-		q.give(c, g)
+		q.give(now, c, g)
 	}
+	return q.actions
+}
+
+// Admitted takes the answer to an admission: a fence for each of its calls, zero if it was not
+// admitted. What was granted to a call that does not wait any more is cancelled, and what may
+// have been granted too.
+func (q *Queue) Admitted(now time.Time, a *Admission, fences []int64, f Failure) []Action {
+	q.begin()
+	q.admitting--
+	first, refused := q.first, (*Call)(nil)
+	for i, m := range a.Calls {
+		waits := m.Call.companion == m.Token
+		if waits {
+			m.Call.companion = ""
+		}
+		until := q.Validity(a.Sent, m.Call.Lease)
+		switch {
+		case f.Err != nil:
+			if !f.Unsent {
+				q.cancel(m.Token)
+			}
+		case fences[i] == 0:
+			if waits {
+				refused = m.Call
+			}
+		case !waits || q.Expired(until, now):
+			q.cancel(m.Token)
+		default:
+			q.dequeue(m.Call)
+			q.act(Action{Kind: Give, Call: m.Call, Token: m.Token, Fence: fences[i], Until: until})
+		}
+	}
+	if f.Err != nil {
+		q.failed(now, f)
+	} else {
+		q.failure, q.silent = nil, time.Time{}
+		q.inform(refused)
+	}
+	if q.first == nil {
+		q.close()
+	} else if q.first != first {
+		q.withdraw()
+	}
+	q.wake()
 	return q.actions
 }
 
@@ -329,11 +405,7 @@ func (q *Queue) GaveUp(now time.Time, u *Question, f Failure) []Action {
 	q.begin()
 	q.done(u.Token, nil)
 	if f.Err != nil {
-		q.asks++
-		q.askAt = now.Add(q.Backoff(q.asks))
-		if !f.Local {
-			q.fail(f.Err)
-		}
+		q.failed(now, f)
 	}
 	if f.Unsent {
 		q.forget(u.Token)
@@ -402,7 +474,7 @@ func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action)
 	if c := q.first; q.mayHandOver(&h) {
 		q.dequeue(c)
 		q.held = h.Fence
-		q.inform()
+		q.informAll()
 		q.act(Action{Kind: HandOver, Call: c})
 		return r, q.actions
 	}
@@ -440,7 +512,7 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 	case fence != 0:
 		q.told(now, Grant{Token: r.Token, Fence: fence, Wanted: r.Length > 0, Until: q.Validity(r.Sent, q.Claim)})
 	default:
-		q.inform()
+		q.informAll()
 		q.refused(now, r)
 	}
 	return q.actions
@@ -503,7 +575,7 @@ func (q *Queue) dequeue(c *Call) {
 	} else {
 		c.next.prev = c.prev
 	}
-	c.prev, c.next, c.queued = nil, nil, false
+	c.prev, c.next, c.queued, c.companion = nil, nil, false, ""
 	q.n--
 	q.answered = q.answered && q.n > 0
 }
@@ -581,41 +653,85 @@ func (q *Queue) told(now time.Time, g Grant) {
 	if q.asked == g.Token {
 		q.overtaken, q.asked = append(q.overtaken, overtaken{g.Token, g.Fence}), ""
 	}
-	q.give(q.first, g)
+	q.give(now, q.first, g)
 }
 
 // give gives a grant of the queue's token to a call.
-func (q *Queue) give(c *Call, g Grant) {
+func (q *Queue) give(now time.Time, c *Call, g Grant) {
 	q.token = ""
 	q.dequeue(c)
 	q.act(Action{Kind: Give, Call: c, Token: g.Token, Fence: g.Fence, Until: g.Until})
-	q.inform()
+	q.failure, q.silent = nil, time.Time{}
 	q.asks, q.askAt = 0, time.Time{}
 	q.wanted = g.Wanted
 	switch {
-	case q.Limit != 1:
-		q.wake() // it may hold the key too
-	case q.n > 0:
+	case q.first == nil:
+	case q.Limit == 1:
+		q.inform(q.last)
 		q.held = g.Fence
+	case q.Ordered && (q.Limit == 0 || g.Room):
+		q.admit(now, g.Token)
+	default:
+		q.inform(q.last)
+		q.wake() // it may hold the key too
 	}
 }
 
-// inform records that Redis has answered, or that the key is held here: the calls that wait
-// know that they cannot have it.
-func (q *Queue) inform() {
-	q.answered, q.failure, q.silent = q.n > 0, nil, time.Time{}
-	for c := q.last; c != nil && !c.informed; c = c.prev {
+// admit begins the admission of the calls that wait, or of as many as fit beside the leader.
+func (q *Queue) admit(now time.Time, leader string) {
+	q.admitBy = now.Add(admissionTimeout)
+	left := q.n
+	if q.Limit != 0 {
+		left = min(left, q.Limit-1)
+	}
+	for c := q.first; left > 0; {
+		a := &Admission{Leader: leader, Sent: now, Calls: make([]Companion, 0, min(left, MaxCompanions))}
+		for ; left > 0 && len(a.Calls) < MaxCompanions; c, left = c.next, left-1 {
+			c.companion = q.NewToken(q.Limit)
+			a.Calls = append(a.Calls, Companion{c, c.companion})
+		}
+		q.admitting++
+		q.act(Action{Kind: Admit, Admission: a})
+	}
+}
+
+// withdraw takes back the token of a queue whose first call is gone, if others may be granted the
+// key along with it: it may have been granted already, and to a call that came later its fence
+// could be smaller than one seen before.
+func (q *Queue) withdraw() {
+	if q.Limit != 1 && q.token != "" {
+		q.cancel(q.token)
+		q.askAt = time.Time{}
+	}
+}
+
+// informAll records that Redis has answered, or this process has the key: the calls that wait know
+// that they cannot have it.
+func (q *Queue) informAll() {
+	q.failure, q.silent = nil, time.Time{}
+	q.inform(q.last)
+}
+
+// inform has c, if it is not nil, and the calls before it know that the key is held.
+func (q *Queue) inform(c *Call) {
+	q.answered = q.answered || c != nil && c == q.last
+	for ; c != nil && !c.informed; c = c.prev {
 		c.informed = true
 		q.act(Action{Kind: Wake, Call: c})
 	}
 }
 
-// fail records that a question failed. The calls that are not informed end, since they know
+// failed records that a question failed. The calls that are not informed end, since they know
 // nothing of the key, and no others: those wait on, and the first of them asks again.
-func (q *Queue) fail(err error) {
-	q.answered, q.failure, q.silent = false, err, time.Time{}
+func (q *Queue) failed(now time.Time, f Failure) {
+	q.asks++
+	q.askAt = now.Add(q.Backoff(q.asks))
+	if f.Local {
+		return
+	}
+	q.answered, q.failure, q.silent = false, f.Err, time.Time{}
 	for c := q.last; c != nil && !c.informed; c = c.prev {
-		c.err = err
+		c.err = f.Err
 		q.act(Action{Kind: Wake, Call: c})
 	}
 }

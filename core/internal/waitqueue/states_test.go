@@ -170,7 +170,7 @@ var (
 			t.join("A")
 			t.join("B")
 			t.look(t.q.first)
-			t.q.Granted(t.asker, Grant{Token: "T1", Fence: fence, Until: t.now.Add(time.Second)})
+			t.q.Granted(t.now, t.asker, Grant{Token: "T1", Fence: fence, Until: t.now.Add(time.Second)})
 		}},
 		{"held, asking", func(t *table) {
 			t.join("A")
@@ -210,10 +210,10 @@ var (
 		{"refused, with a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(1))) }},
 		{"refused, without a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(0))) }},
 		{"granted", asked, func(t *table) {
-			t.did(t.q.Granted(t.asker, Grant{Token: t.asked.Token, Fence: fence, Until: t.now.Add(time.Second)}))
+			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.asked.Token, Fence: fence, Until: t.now.Add(time.Second)}))
 		}},
 		{"granted, with another fence", func(t *table) bool { return asked(t) && len(t.q.overtaken) > 0 }, func(t *table) {
-			t.did(t.q.Granted(t.asker, Grant{Token: t.asked.Token, Fence: fence + 1, Until: t.now.Add(time.Second)}))
+			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.asked.Token, Fence: fence + 1, Until: t.now.Add(time.Second)}))
 		}},
 		{"the question is given up", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{})) }},
 		{"the question fails", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("outage")})) }},

@@ -26,6 +26,8 @@ type world struct {
 	queue  *waitqueue.Queue // nil: nobody needs one
 	redis  *redis
 	calm   bool // nothing goes wrong any more, and nobody comes
+	lossy  int  // one in so many messages is lost
+	hasty  int  // one in so many calls may leave
 	tokens int
 	holds  map[*hold]bool // that this process uses
 	model  *model
@@ -76,6 +78,7 @@ var errOutage = errors.New("redis does not answer")
 func newWorld(seed uint64) *world {
 	w := &world{rng: rand.New(rand.NewPCG(seed, 7)), now: time.UnixMilli(1_700_000_000_000), holds: map[*hold]bool{}}
 	w.limit = []int{1, 1, 0, 3}[w.rng.IntN(4)]
+	w.lossy, w.hasty = []int{12, 2}[w.rng.IntN(2)], []int{8, 2}[w.rng.IntN(2)]
 	w.config = waitqueue.Config{
 		Ordered:   true,
 		Listening: func() bool { return w.rng.IntN(10) > 0 },
@@ -167,6 +170,8 @@ func (w *world) run(q *waitqueue.Queue, released *hold, actions []waitqueue.Acti
 			released.used++
 			w.model.handedOver(c, released)
 			w.hand(c, released)
+		case waitqueue.Admit:
+			w.admit(q, a.Admission)
 		case waitqueue.Cancel:
 			w.note("cancel %s", a.Token)
 			w.model.cancelled(a.Token)
@@ -176,6 +181,27 @@ func (w *world) run(q *waitqueue.Queue, released *hold, actions []waitqueue.Acti
 	if q.Empty() && w.queue == q {
 		w.queue = nil
 	}
+}
+
+// admit asks Redis whether calls are admitted beside a holder.
+func (w *world) admit(q *waitqueue.Queue, a *waitqueue.Admission) {
+	w.note("admit %d beside %s", len(a.Calls), a.Leader)
+	var tokens []string
+	for _, m := range a.Calls {
+		tokens = append(tokens, m.Token)
+	}
+	w.model.admits(a)
+	fences := make([]int64, len(a.Calls))
+	w.send(tokens, func() { w.redis.admit(a.Leader, tokens, fences) }, func(err error) {
+		f := waitqueue.Failure{}
+		if err != nil {
+			f.Err = errOutage
+		}
+		w.note("admitted: %d %v", fences, err)
+		w.model.admissions--
+		w.model.admitted(a, fences, f)
+		w.run(q, nil, q.Admitted(w.now, a, fences, f))
+	})
 }
 
 func (w *world) hand(c *call, h *hold) {
@@ -216,7 +242,7 @@ func (w *world) join() {
 	w.model.joined(c)
 	c.queue.Join(&c.Call)
 	w.proceed(c)
-	if w.chance(4) {
+	if w.chance(w.hasty) {
 		w.mayLeave(c, []int{5, 40, 300}[w.rng.IntN(3)])
 	}
 }
@@ -382,7 +408,7 @@ func (w *world) release(h *hold) {
 	}
 	var a answer
 	sent := w.now
-	w.send(h.token, r.Token, func() { a = w.redis.release(h.token, r.Token, r.Waits != nil) }, func(err error) {
+	w.send([]string{h.token, r.Token}, func() { a = w.redis.release(h.token, r.Token, r.Waits != nil) }, func(err error) {
 		if err != nil {
 			w.cancel(h.token)
 			a = answer{}
@@ -406,8 +432,8 @@ func (w *world) release(h *hold) {
 
 // send has Redis run a command that concerns tokens of ours, and then reply called: with an
 // error if the request or its reply is lost.
-func (w *world) send(token, other string, run func(), reply func(error)) {
-	done := w.model.underWay(token, other)
+func (w *world) send(tokens []string, run func(), reply func(error)) {
+	done := w.model.underWay(tokens...)
 	fail := func() {
 		w.after(time.Duration(1+w.rng.IntN(1000))*time.Millisecond, func() { done(); reply(errOutage) })
 	}
@@ -458,7 +484,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		}
 	})
 	var a answer
-	w.send(u.Token, "", func() {
+	w.send([]string{u.Token}, func() {
 		a = w.redis.acquire(u.Token, waits)
 		if w.chance(20) {
 			a = w.redis.acquire(u.Token, waits) // go-redis has sent it again
@@ -483,7 +509,8 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		c.question = nil
 		w.model.answered(u.Token)
 		if a.fence != 0 {
-			w.run(c.queue, nil, c.queue.Granted(&c.Call, waitqueue.Grant{Token: u.Token, Fence: a.fence, Wanted: a.wanted, Until: until}))
+			w.model.room = a.room
+			w.run(c.queue, nil, c.queue.Granted(w.now, &c.Call, waitqueue.Grant{Token: u.Token, Fence: a.fence, Wanted: a.wanted, Room: a.room, Until: until}))
 		} else {
 			w.model.inform(a.length > min(a.place, 1))
 			w.run(c.queue, nil, c.queue.Refused(w.now, &c.Call, &waitqueue.Refusal{
@@ -521,7 +548,7 @@ func (w *world) orphaned(token string, fence, server int64) {
 
 // cancel is sent again until Redis has it.
 func (w *world) cancel(token string) {
-	done := w.model.underWay(token, "")
+	done := w.model.underWay(token)
 	d := w.way()
 	if w.chance(10) {
 		d += 100 * time.Millisecond
@@ -533,8 +560,8 @@ func (w *world) cancel(token string) {
 }
 
 // told takes a message from Redis.
-func (w *world) told(token string, fence, ends int64, wanted bool) {
-	if w.chance(12) {
+func (w *world) told(token string, fence, ends int64, wanted, room bool) {
+	if w.chance(w.lossy) {
 		w.note("lost is the message of %s, %d", token, fence)
 		return
 	}
@@ -542,7 +569,8 @@ func (w *world) told(token string, fence, ends int64, wanted bool) {
 		w.after(w.way(), func() {
 			if q := w.queue; q != nil && q.Token() == token {
 				w.note("told of %s, %d", token, fence)
-				w.run(q, nil, q.Told(w.now, w.now, waitqueue.Grant{Token: token, Fence: fence, Wanted: wanted}, ends))
+				w.model.room = room
+				w.run(q, nil, q.Told(w.now, w.now, waitqueue.Grant{Token: token, Fence: fence, Wanted: wanted, Room: room}, ends))
 			}
 		})
 	}
@@ -565,6 +593,7 @@ type holder struct {
 type answer struct {
 	fence     int64
 	wanted    bool
+	room      bool
 	remaining time.Duration
 	server    int64
 	place     int
@@ -612,7 +641,7 @@ func (r *redis) serve(me string) bool {
 		}
 		fence := r.grant(token, claim)
 		if own(token) {
-			r.told(token, fence, r.now.Add(claim).UnixMilli(), len(r.fifo) > 0)
+			r.told(token, fence, r.now.Add(claim).UnixMilli(), len(r.fifo) > 0, r.room(token))
 		} else {
 			r.model.seen = fence
 			r.after(r.work(), func() { r.release(token, "", false) })
@@ -633,7 +662,7 @@ func (r *redis) acquire(token string, waits bool) (a answer) {
 		return answer{fence: h.fence, wanted: len(r.fifo) > 0}
 	}
 	if r.serve(token) || len(r.fifo) == 0 && r.fits(limitOf(token)) {
-		return answer{fence: r.grant(token, firstLease), wanted: len(r.fifo) > 0}
+		return answer{fence: r.grant(token, firstLease), wanted: len(r.fifo) > 0, room: r.room(token)}
 	}
 	if waits && !slices.Contains(r.fifo, token) {
 		r.fifo = append(r.fifo, token)
@@ -668,6 +697,25 @@ func (r *redis) release(token, other string, waits bool) (a answer) {
 	}
 	a.server, a.place, a.length = r.now.UnixMilli(), slices.Index(r.fifo, other)+1, len(r.fifo)
 	return a
+}
+
+// room reports whether one more like token can hold the key.
+func (r *redis) room(token string) bool {
+	return len(r.fifo) == 0 && limitOf(token) > 1 && r.fits(limitOf(token))
+}
+
+// admit grants the key to tokens beside a holder, past others if they are readers.
+func (r *redis) admit(leader string, tokens []string, fences []int64) {
+	r.sweep()
+	if r.holders[leader] == nil {
+		return
+	}
+	r.serve("")
+	for i, token := range tokens {
+		if r.fits(limitOf(token)) && (limitOf(token) == 0 || len(r.fifo) == 0) {
+			fences[i] = r.grant(token, firstLease)
+		}
+	}
 }
 
 func (r *redis) renew(token string, fence int64) bool {

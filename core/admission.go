@@ -1,0 +1,66 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core/internal/waitqueue"
+)
+
+// admission is a question whether Redis admits calls beside a holder; see waitqueue.Admission.
+type admission struct {
+	waiters *waiters
+	queue   *queue
+	*waitqueue.Admission
+	record     string
+	companions []companion
+}
+
+// companion is a call as it is to be admitted.
+type companion struct {
+	entry string
+	lease time.Duration
+	what  string
+}
+
+// newAdmission is called with mu held.
+func (w *waiters) newAdmission(q *queue, a *waitqueue.Admission) admission {
+	companions := make([]companion, len(a.Calls))
+	for i, m := range a.Calls {
+		companions[i] = companion{m.Token, m.Call.Lease, m.Call.Of.(*waiter).opts.what}
+	}
+	return admission{w, q, a, w.record(q), companions}
+}
+
+// answered takes the reply to an admission.
+func (a admission) answered(fences []int64, err error) {
+	w, q := a.waiters, a.queue
+	var f waitqueue.Failure
+	if err != nil {
+		f = waitqueue.Failure{Err: unavailable("acquire", q.key, err), Unsent: !mayHaveRun(err), Local: errors.Is(err, redis.ErrPoolTimeout)}
+	}
+	w.mu.Lock()
+	defer w.unlock()
+	w.run(q, nil, q.Admitted(time.Now(), a.Admission, fences, f))
+}
+
+// admit implements store.
+func (d *deployment) admit(record, leader string, companions []companion, done func(fences []int64, err error)) bool {
+	cmd := d.command(context.Background(), admitScript, false, record)
+	cmd.many = append(make([]any, 0, 5+3*len(companions)), "evalsha", admitScript.hash, 1, record, leader)
+	for i := range companions {
+		m := &companions[i]
+		cmd.many = append(cmd.many, &m.entry, m.lease.Milliseconds(), &m.what)
+	}
+	cmd.tell = func(r result) {
+		fences, err := []int64(nil), r.err
+		if err == nil {
+			fences, err = integers(r.val, len(companions))
+		}
+		done(fences, err)
+	}
+	return d.batcher(record).submit(cmd)
+}
