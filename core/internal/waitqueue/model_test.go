@@ -339,7 +339,10 @@ func play(seed uint64) (broken string, counts counts) {
 		w.after(500*time.Millisecond, func() { fail() })
 	}
 	w.after(end.Sub(w.now), func() { w.calm = true; stop(&arrive); stop(&compete); stop(&fail) })
-	for w.model.broken == "" && w.step(end.Add(5*time.Minute)) {
+	for w.model.broken == "" {
+		if !w.step(end.Add(5 * time.Minute)) {
+			break
+		}
 	}
 	if n := len(w.model.waiting); w.model.broken == "" && n > 0 {
 		w.model.breaks("%d calls wait five minutes later, the first is call %d", n, w.model.waiting[0].id)

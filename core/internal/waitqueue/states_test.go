@@ -50,12 +50,17 @@ func newTable() *table {
 
 func (t *table) did(actions []Action) {
 	for _, a := range actions {
-		switch who := ""; a.Kind {
+		switch a.Kind {
 		case Cancel:
-			t.outcome = append(t.outcome, "cancel "+a.Token)
+			t.say("cancel %s", a.Token)
+		case Wake:
+			t.say("wake %s", a.Call.Of)
+		case Give:
+			t.say("give the grant to %s", a.Call.Of)
+		case HandOver:
+			t.say("hand the grant over to %s", a.Call.Of)
 		default:
-			who = a.Call.Of.(string)
-			t.outcome = append(t.outcome, map[Kind]string{Wake: "wake", Give: "give the grant to", HandOver: "hand the grant over to"}[a.Kind]+" "+who)
+			t.say("admit %d calls", len(a.Admission.Calls))
 		}
 	}
 }
