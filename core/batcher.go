@@ -31,7 +31,7 @@ type batcher struct {
 	idle    int        // goroutines that wait for work
 	out     int        // goroutines that are with Redis, or about to be
 	lastOut time.Time
-	closed  bool
+	closed  bool // its goroutines end when they have nothing to do
 	health
 }
 
@@ -55,7 +55,7 @@ func newBatcher(d *deployment, node *redis.Client) *batcher {
 // false when the Locker is closed.
 func (n *batcher) submit(cmd *command) bool {
 	n.mu.Lock()
-	if n.closed || n.d.closed() { // the batcher's own goroutines may be the caller
+	if n.d.closed() { // the batcher's own goroutines may be the caller
 		n.mu.Unlock()
 		return false
 	}
@@ -210,11 +210,17 @@ func (d *deployment) drop(unsent []*command) {
 
 var errUnwanted = unsentError{errors.New("its caller has left")}
 
-func (n *batcher) close() {
+// close has the goroutines end that have nothing to do. Until the Locker is closed, callers that
+// have come to this batcher are served still. It reports whether the node was down.
+func (n *batcher) close() (wasDown bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.closed = true
+	wasDown = n.down != nil
+	n.closed, n.down = true, nil
+	n.out += n.idle // they are woken
+	n.idle = 0
 	n.work.Broadcast()
+	return wasDown
 }
 
 // batcher returns the one for a record's node.
@@ -223,6 +229,9 @@ func (d *deployment) batcher(record string) *batcher {
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
 	n := d.batchers[node]
+	if node != nil {
+		d.lookAtNodes(time.Now())
+	}
 	if n == nil {
 		n = newBatcher(d, node)
 		n.closed = d.closed()
@@ -295,7 +304,7 @@ const repeatPauseMin, repeatPauseMax = 8 * time.Millisecond, 512 * time.Millisec
 // repeat queues a command again that failed with err, unless the node is down by now.
 func (n *batcher) repeat(c *command, err error) {
 	n.mu.Lock()
-	if n.closed || n.down != nil {
+	if n.d.closed() || n.down != nil {
 		n.mu.Unlock()
 		n.d.deliver(c, result{err: err})
 		return

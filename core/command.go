@@ -99,15 +99,14 @@ func (d *deployment) deliver(c *command, r result) {
 	d.takeBack(c, r)
 }
 
-// abandon leaves the command to itself.
-func (d *deployment) abandon(c *command) {
-	n := d.batcher(c.record) // c may be another call's as soon as it is abandoned
+// abandon leaves the command, which was submitted to n, to itself.
+func (n *batcher) abandon(c *command) {
 	if c.state.CompareAndSwap(replyAwaited, replyAbandoned) {
 		close(c.ctx.gone)
 		n.forget(c)
 		return
 	}
-	d.takeBack(c, <-c.reply)
+	n.d.takeBack(c, <-c.reply)
 }
 
 // unwanted reports whether nobody waits for the reply any more.

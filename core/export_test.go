@@ -44,7 +44,8 @@ var RecordName = recordName
 var Scripts = map[string]string{
 	"acquire": acquireScript.source.(string), "renew": renewScript.source.(string), "release": releaseScript.source.(string),
 	"reserve": reserveScript.source.(string), "unreserve": unreserveScript.source.(string),
-	"admit": admitScript.source.(string), "acquireall": acquireAllScript.source.(string), "downgrade": downgradeScript.source.(string), "raise": raiseScript.source.(string),
+	"admit": admitScript.source.(string), "acquireall": acquireAllScript.source.(string), "downgrade": downgradeScript.source.(string),
+	"raise": raiseScript.source.(string), "force": forceScript.source.(string), "inspect": inspectScript.source.(string),
 }
 
 // ParseToken reports what is wrong with a token.
@@ -70,6 +71,27 @@ func Sealed(body string) string {
 	b := binary.BigEndian.AppendUint32([]byte(body), crc32.ChecksumIEEE([]byte(body)))
 	return tokenVersion + base64.RawURLEncoding.EncodeToString(b)
 }
+
+// Batchers are those of a Cluster's nodes, by address. Each tells how many goroutines it has.
+func Batchers(l *Locker) map[string]func() int {
+	d := l.store.(*deployment)
+	d.batchersMu.Lock()
+	defer d.batchersMu.Unlock()
+	all := map[string]func() int{}
+	for node, n := range d.batchers {
+		if node != nil {
+			all[node.Options().Addr] = func() int {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				return n.idle + n.out
+			}
+		}
+	}
+	return all
+}
+
+// LookAtNodes has the next call look for nodes that serve no slots any more.
+func LookAtNodes(l *Locker) { l.store.(*deployment).looked.Store(0) }
 
 // WaitForNodes sets how long a quorum waits for its nodes.
 func (l *Locker) WaitForNodes(d time.Duration) { l.store.(*quorum).patient = d }

@@ -10,8 +10,7 @@ import (
 )
 
 // health is whether a node answers. A node is down when a command failed after go-redis's own
-// retries, or when nothing has come back for as long as a first lease lasts and a probe does
-// not either. Then its
+// retries, or when nothing has come back for replyTimeout and a probe does not either. Then its
 // batcher sends it nothing but probes, and every command fails at once: callers learn of the
 // outage without waiting for one another, and nothing piles up that Redis would have to do when
 // it is back. Renewals go on: they have connections of their own.
@@ -29,7 +28,7 @@ const (
 	probeTimeout = 300 * time.Millisecond
 )
 
-var errNoReply = errors.New("no reply to anything for " + firstLease.String())
+var errNoReply = errors.New("no reply to anything for " + replyTimeout.String())
 
 // unsentError is why a command was not sent.
 type unsentError struct{ error }
@@ -58,7 +57,7 @@ func (h *health) returns(err error) {
 // suspect has a node probed of which nothing has come back for too long: one connection
 // may be dead, or this process was stopped. Called with mu held.
 func (n *batcher) suspect(now time.Time) {
-	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(firstLease)
+	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(replyTimeout)
 	if !silent || n.suspected || n.down != nil {
 		return
 	}
@@ -111,15 +110,25 @@ func (n *batcher) probe() {
 			timer.Stop()
 			return
 		}
-		if n.d.forgetIfGone(n) {
+		n.d.forgetGone()
+		if !n.isDown() {
 			return
 		}
 	}
 	n.mu.Lock()
+	wasDown := n.down != nil // else it was forgotten
 	n.down = nil
 	n.mu.Unlock()
-	n.d.events.lookAgain()
-	n.warn(Warning{Resolved: true})
+	if wasDown {
+		n.d.events.lookAgain()
+		n.warn(Warning{Resolved: true})
+	}
+}
+
+func (n *batcher) isDown() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.down != nil
 }
 
 func (n *batcher) warn(w Warning) {

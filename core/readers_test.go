@@ -329,20 +329,24 @@ func TestReaders_ALeaderThatIsGoneAdmitsNobody(t *testing.T) {
 			held.Do(func() { close(sent); <-gate })
 			return next()
 		})
-		a, b, c := lockerOn(t, rdb, env.Prefix), newLocker(t, env), newLocker(t, env)
+		a, b, c, d := lockerOn(t, rdb, env.Prefix), newLocker(t, env), newLocker(t, env), newLocker(t, env)
 		writing, err := b.Acquire(t.Context(), "k")
 		require.NoError(t, err)
 		grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
-		second := acquiring(t, c, "k")
+		beside := acquiring(t, c, "k", core.Shared())
 		queued(t, env, "k", 2)
+		second := acquiring(t, d, "k")
+		queued(t, env, "k", 3)
 		require.NoError(t, writing.Release(t.Context()))
 		<-sent
+		reading := granted(t, beside)
 		require.NoError(t, granted(t, grants).Release(t.Context()))
-		written := granted(t, second)
 		close(gate)
-		time.Sleep(50 * time.Millisecond)
+		queued(t, env, "k", 2) // the line has asked again
+		waiting(t, grants, "their leader is gone, and a writer waits")
+		require.NoError(t, reading.Release(t.Context()))
+		written := granted(t, second)
 		waiting(t, grants, "a writer is inside")
-		require.NoError(t, written.Context().Err())
 		require.NoError(t, written.Release(t.Context()))
 		for range readers - 1 {
 			require.NoError(t, granted(t, grants).Release(t.Context()))
@@ -357,6 +361,7 @@ func TestReaders_ALostReplyToTheirAdmission(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				const readers = 20
 				a, proxy, direct := throughProxy(t, env, retries)
+				require.NoError(t, direct.ScriptLoad(t.Context(), core.Scripts["admit"]).Err())
 				b := newLocker(t, env)
 				writing, err := b.Acquire(t.Context(), "k")
 				require.NoError(t, err)
@@ -428,7 +433,7 @@ func TestReaders_AreNotAdmittedWhileTheKeyIsReserved(t *testing.T) {
 		var held sync.Once
 		admissions(t, rdb, func(next func() error) error {
 			held.Do(func() {
-				if err := l.Reserve(t.Context(), "k", time.Minute); err != nil {
+				if err := reserve(t, l, "k", time.Minute); err != nil {
 					t.Error(err)
 				}
 			})
@@ -443,10 +448,9 @@ func TestReaders_AreNotAdmittedWhileTheKeyIsReserved(t *testing.T) {
 		queued(t, env, "k", 1)
 		waiting(t, grants, "the key is reserved")
 		require.NoError(t, leader.Release(t.Context()))
-		parked, err := l.TryAcquire(t.Context(), "k", core.Reserved(time.Minute))
-		require.NoError(t, err)
-		require.NoError(t, parked.Unreserve(t.Context()))
-		require.NoError(t, parked.Release(t.Context()))
+		work := parked(t, l, "k")
+		require.NoError(t, unreserve(t, l, work))
+		require.NoError(t, work.Release(t.Context()))
 		for range readers - 1 {
 			require.NoError(t, granted(t, grants).Release(t.Context()))
 		}
@@ -485,5 +489,35 @@ func TestReaders_ACloseDuringTheirAdmission(t *testing.T) {
 		require.NoError(t, err)
 		require.Less(t, time.Since(start), orphan)
 		require.NoError(t, writing.Release(t.Context()))
+	})
+}
+
+// Redis swallows an admission: the line asks by itself, and the calls wait on meanwhile.
+func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const readers = 20
+		proxy := redistest.NewProxy(t, env.Addr)
+		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: noRetries, ReadTimeout: 2 * time.Second})
+		var swallowed sync.Once
+		admissions(t, rdb, func(next func() error) error {
+			swallowed.Do(func() { proxy.Blackhole(redistest.Requests) })
+			return next()
+		})
+		a, b := lockerOn(t, rdb, env.Prefix, core.WithRenewalClient(env.Client(t))), newLocker(t, env)
+		writing, err := b.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
+		require.NoError(t, writing.Release(t.Context()))
+		leases := []*core.Lease{granted(t, grants)}
+		time.AfterFunc(300*time.Millisecond, func() { proxy.Blackhole(0) })
+		start := time.Now()
+		for range readers - 1 {
+			leases = append(leases, granted(t, grants))
+		}
+		require.Less(t, time.Since(start), 2*time.Second, "the line does not wait for the time-out")
+		for _, lease := range leases {
+			require.NoError(t, lease.Release(t.Context()))
+		}
+		requireNothingLeft(t, env.Client(t), env.Prefix, orphan)
 	})
 }

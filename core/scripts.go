@@ -35,15 +35,18 @@ var (
 	raiseSource string
 	//go:embed lua/record.lua
 	recordSource string
+	//go:embed lua/message.lua
+	messageSource string
 	//go:embed lua/queue.lua
 	queueSource string
 
-	included         = strings.NewReplacer("-- #include record.lua\n", recordSource, "-- #include queue.lua\n", queueSource)
+	constants        = strings.NewReplacer("-- #include constants.lua\n", constantsSource)
+	included         = strings.NewReplacer("-- #include record.lua\n", constants.Replace(recordSource), "-- #include message.lua\n", messageSource, "-- #include queue.lua\n", queueSource)
 	acquireScript    = newScript(included.Replace(acquireSource))
 	acquireAllScript = newScript(included.Replace(acquireAllSource))
 	admitScript      = newScript(included.Replace(admitSource))
-	renewScript      = newScript(renewSource)
-	raiseScript      = newScript(raiseSource)
+	renewScript      = newScript(constants.Replace(renewSource))
+	raiseScript      = newScript(constants.Replace(raiseSource))
 	releaseScript    = newScript(included.Replace(releaseSource))
 	downgradeScript  = newScript(included.Replace(downgradeSource))
 	reserveScript    = newScript(included.Replace(reserveSource))

@@ -98,24 +98,25 @@ func newWaiter() any {
 }
 
 // join puts a call at the end of the queue for key. If there are too many it returns nil,
-// and whether the key is known to be held.
-func (w *waiters) join(key string, o *acquireOptions) (c *waiter, held bool) {
+// how many wait for the key, and whether that is known to be held.
+func (w *waiters) join(key string, o *acquireOptions) (c *waiter, waiting int, held bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q := w.queueOf(key, o.limit)
 	if q.Len() >= w.locker.maxPerKey || w.waiting >= w.locker.maxWaiters {
-		return nil, q.Known()
+		_, waiting = q.Hint()
+		return nil, waiting, q.Known()
 	}
 	w.queues[queueKey{key, o.limit}] = q
 	w.waiting++
 	c = w.pool.Get().(*waiter)
 	c.all, c.queue, c.opts = w, q, o
-	c.Lease, c.HandOver = o.firstLease(), 0
+	c.Lease, c.Timeout, c.HandOver = o.firstLease(), o.replyTimeout(), 0
 	if !o.bounded() {
 		c.HandOver = o.ttl
 	}
 	q.Join(&c.Call)
-	return c, true
+	return c, 0, false
 }
 
 // queueOf returns the queue for a key and limit: an empty one, which is kept nowhere yet, if
@@ -183,7 +184,7 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 // cancel has Redis forget a token. It reports false when the Locker is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
 	key := q.key
-	return w.locker.store.cancel(releaseRequest{record: w.record(q), entry: token}, firstLease, func() { w.locker.notices.freed(key) })
+	return w.locker.store.cancel(releaseRequest{record: w.record(q), entry: token}, w.locker.firstLease, func() { w.locker.notices.freed(key) })
 }
 
 func (w *waiters) record(q *queue) string {

@@ -7,16 +7,21 @@
 -- returns  for each call its fence, or 0 if it is not admitted
 -- #include record.lua
 -- #include queue.lua
-local fields = {}
+local fields, fences = {}, {}
 for i = 2, #ARGV, 3 do
   fields[#fields + 1] = 'h:' .. ARGV[i]
+end
+if foreign() then
+  for i = 1, #fields do
+    fences[i] = 0
+  end
+  return fences
 end
 local known = redis.call('HMGET', key, unpack(fields))
 if mine then
   sweep()
   serve('')
 end
-local fences = {}
 for i = 1, #fields do
   local e = ARGV[3 * i - 1]
   if known[i] and ends(known[i]) > now then -- the reply to an earlier call was lost

@@ -22,7 +22,6 @@ type model struct {
 	failing    map[*call]bool
 	back       map[*call]bool // it has rejoined
 	known      bool           // the latest question had an answer
-	admissions int            // that are under way
 	companion  map[*call]string
 	room       bool   // for one more beside the grant that is being given
 	open       string // the token that a question is out about
@@ -104,7 +103,6 @@ func (m *model) served(c *call) {
 
 // admits records that calls are to be admitted.
 func (m *model) admits(a *waitqueue.Admission) {
-	m.admissions++
 	for _, with := range a.Calls {
 		m.companion[with.Call.Of.(*call)] = with.Token
 	}
@@ -302,7 +300,7 @@ func (m *model) check() {
 		return
 	}
 	first := m.waiting[0]
-	if first.question == nil && !first.woken && m.open == "" && m.held == nil && m.admissions == 0 && first.view.AskIn < 0 {
+	if first.question == nil && !first.woken && m.open == "" && m.held == nil && first.view.AskIn < 0 {
 		m.breaks("call %d waits for nothing", first.id)
 	}
 	if first.question == nil && first.view.AskIn > 5*time.Second {

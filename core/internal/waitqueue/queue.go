@@ -104,6 +104,7 @@ const (
 type Call struct {
 	Of       any           // what it is to the shell
 	Lease    time.Duration // of a grant to it, until its first renewal
+	Timeout  time.Duration // how long it waits for an answer
 	HandOver time.Duration // the TTL that a grant must have to be handed over to it; 0: none can be
 
 	prev, next *Call
@@ -297,7 +298,7 @@ func (q *Queue) Look(now time.Time, c *Call) (v View) {
 		q.silent = now
 	}
 	v.Question.Token, v.Question.Sent = q.token, now
-	v.Question.Timeout = max(c.Lease-now.Sub(q.silent), time.Millisecond)
+	v.Question.Timeout = max(c.Timeout-now.Sub(q.silent), time.Millisecond)
 	return v
 }
 
@@ -680,6 +681,7 @@ func (q *Queue) give(now time.Time, c *Call, g Grant) {
 // admit begins the admission of the calls that wait, or of as many as fit beside the leader.
 func (q *Queue) admit(now time.Time, leader string) {
 	q.admitBy = now.Add(admissionTimeout)
+	q.wake() // to ask by then
 	left := q.n
 	if q.Limit != 0 {
 		left = min(left, q.Limit-1)

@@ -70,7 +70,7 @@ func (t *table) say(format string, args ...any) {
 }
 
 func (t *table) join(name string) {
-	c := &Call{Of: name, Lease: 3 * time.Second, HandOver: time.Minute}
+	c := &Call{Of: name, Lease: 3 * time.Second, Timeout: 3 * time.Second, HandOver: time.Minute}
 	t.calls[name] = c
 	t.q.Join(c)
 	if c.informed {

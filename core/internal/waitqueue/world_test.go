@@ -198,7 +198,6 @@ func (w *world) admit(q *waitqueue.Queue, a *waitqueue.Admission) {
 			f.Err = errOutage
 		}
 		w.note("admitted: %d %v", fences, err)
-		w.model.admissions--
 		w.model.admitted(a, fences, f)
 		w.run(q, nil, q.Admitted(w.now, a, fences, f))
 	})
@@ -233,7 +232,7 @@ func (w *world) wake(c *call) {
 // join has a new call come.
 func (w *world) join() {
 	c := &call{id: w.model.arrivals + 1, waits: w.rng.IntN(3) > 0, rejects: w.rng.IntN(12) == 0}
-	c.Of, c.Lease, c.HandOver = c, firstLease, fullLease
+	c.Of, c.Lease, c.Timeout, c.HandOver = c, firstLease, firstLease, fullLease
 	if w.rng.IntN(10) == 0 {
 		c.HandOver = []time.Duration{0, time.Second}[w.rng.IntN(2)]
 	}
