@@ -107,7 +107,9 @@ func (w *waiters) join(key string, o *acquireOptions) (c *waiter, waiting int, h
 		_, waiting = q.Hint()
 		return nil, waiting, q.Known()
 	}
-	w.queues[queueKey{key, o.limit}] = q
+	if q.Len() == 0 {
+		w.queues[queueKey{key, o.limit}] = q
+	}
 	w.waiting++
 	c = w.pool.Get().(*waiter)
 	c.all, c.queue, c.opts = w, q, o

@@ -228,14 +228,7 @@ type Question struct {
 // Join puts a call at the end of the queue.
 func (q *Queue) Join(c *Call) {
 	c.informed, c.err = q.Known(), nil
-	c.prev, c.next, c.queued = q.last, nil, true
-	if q.last == nil {
-		q.first = c
-	} else {
-		q.last.next = c
-	}
-	q.last = c
-	q.n++
+	q.insert(c, q.last, nil)
 }
 
 // Rejoin puts a call back at the head of the queue whose grant, with this first fence, has
@@ -245,14 +238,7 @@ func (q *Queue) Rejoin(c *Call, fence int64) {
 		q.held = 0
 	}
 	c.informed, c.err = true, nil // it had the key
-	c.prev, c.next, c.queued = nil, q.first, true
-	if q.first == nil {
-		q.last = c
-	} else {
-		q.first.prev = c
-	}
-	q.first = c
-	q.n++
+	q.insert(c, nil, q.first)
 	q.askAt = time.Time{}
 }
 
@@ -551,10 +537,7 @@ func (q *Queue) Lost(fence int64) []Action {
 // Wanted records that calls of other processes wait for the key.
 func (q *Queue) Wanted() { q.wanted = true }
 
-func (q *Queue) begin() {
-	clear(q.actions)
-	q.actions = q.actions[:0]
-}
+func (q *Queue) begin() { q.actions = q.actions[:0] }
 
 func (q *Queue) act(a Action) { q.actions = append(q.actions, a) }
 
@@ -565,17 +548,29 @@ func (q *Queue) wake() {
 	}
 }
 
+func (q *Queue) insert(c, prev, next *Call) {
+	c.prev, c.next, c.queued = prev, next, true
+	q.link(prev, c)
+	q.link(c, next)
+	q.n++
+}
+
+// link has b follow a; nil is an end of the queue.
+func (q *Queue) link(a, b *Call) {
+	if a == nil {
+		q.first = b
+	} else {
+		a.next = b
+	}
+	if b == nil {
+		q.last = a
+	} else {
+		b.prev = a
+	}
+}
+
 func (q *Queue) dequeue(c *Call) {
-	if c.prev == nil {
-		q.first = c.next
-	} else {
-		c.prev.next = c.next
-	}
-	if c.next == nil {
-		q.last = c.prev
-	} else {
-		c.next.prev = c.prev
-	}
+	q.link(c.prev, c.next)
 	c.prev, c.next, c.queued, c.companion = nil, nil, false, ""
 	q.n--
 	q.answered = q.answered && q.n > 0
