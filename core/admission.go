@@ -45,7 +45,9 @@ func (a admission) answered(fences []int64, err error) {
 	w.mu.Lock()
 	late := w.run(q, nil, q.Admitted(time.Now(), a.Admission, fences, f))
 	w.unlock()
-	w.locker.releaseLate(q.key, late)
+	if err == nil {
+		w.locker.releaseLate(q.key, late)
+	}
 }
 
 // admit implements store.
