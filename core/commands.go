@@ -242,13 +242,17 @@ type releaseRequest struct {
 	record, entry string
 	used          int64         // greatest fence used; zero: none
 	stay          time.Duration // how long the key is to stay taken all the same
-	other         string        // another entry of ours on the key
-	mark          any           // how other is to wait; "" to leave the queue
-	what          string        // what other is
-	line          *line         // other's
-	fresh         bool          // other cannot be in the queue yet
-	sent          time.Time     // if other is to wait: when the request was made
 	hold          *hold         // whose entry it is, if it is a hold's
+	requeue
+}
+
+// requeue is another owner token of this process that goes to Redis along with a release.
+type requeue struct {
+	other string
+	mark  any       // how other is to wait; nil: it leaves the queue
+	what  string    // what other is
+	fresh bool      // other cannot be in the queue yet
+	sent  time.Time // if other is to wait: when the request was made
 }
 
 type releaseReply struct {

@@ -3,7 +3,6 @@ package core
 import (
 	"cmp"
 	"context"
-	"time"
 )
 
 // An exclusive hold has another entry in Redis once it was downgraded. Between the
@@ -61,20 +60,12 @@ func (d *deployment) downgrade(ctx context.Context, h *hold) (owned bool, err er
 	return n == 1, nil
 }
 
-// withdraw has the line of an exclusive hold ask Redis for itself: the hold will not
-// be passed on.
+// withdraw has the queue of an exclusive hold ask Redis for itself: the hold will not
+// be handed over.
 func (w *waiters) withdraw(h *hold) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ln := w.lines[lineKey{h.key(), int(h.limit)}]
-	if ln == nil || ln.held != h {
-		return
+	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil && q.Held() == h.fence {
+		w.run(q, nil, q.Lost(h.fence))
 	}
-	ln.held = nil
-	if ln.first == nil {
-		w.close(ln)
-		return
-	}
-	ln.askAt = time.Time{}
-	ln.first.poke()
 }

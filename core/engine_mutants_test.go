@@ -39,15 +39,15 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
-		old:    "reply.fence, trust.Until(t.sent, a.opts.firstLease()), a.opts)",
-		new:    "reply.fence, trust.Until(map[bool]time.Time{true: time.Now(), false: t.sent}[%s], a.opts.firstLease()), a.opts)",
+		old:    "return trust.Until(u.Sent, a.opts.firstLease())",
+		new:    "return trust.Until(map[bool]time.Time{true: time.Now(), false: u.Sent}[%s], a.opts.firstLease())",
 		change: func(w *workload) { w.Fixed, w.Overrun, w.Try, w.MaxLease = 100, 50, 100, 120*time.Millisecond },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
-		name: "an admitted lease counts from the reply", file: "admission.go",
-		old: "trust.Until(a.sent, m.lease)",
-		new: "trust.Until(map[bool]time.Time{true: now, false: a.sent}[%s], m.lease)",
+		name: "an admitted lease counts from the reply", file: "internal/waitqueue/queue.go",
+		old: "q.Validity(a.Sent, m.Call.Lease)",
+		new: "q.Validity(map[bool]time.Time{true: now, false: a.Sent}[%s], m.Call.Lease)",
 		change: func(w *workload) {
 			readInCohorts(w)
 			w.Keys, w.Fixed, w.Overrun, w.MaxLease = 3, 100, 50, 120*time.Millisecond
@@ -55,9 +55,9 @@ var engineMutants = []engineMutant{
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
-		name: "an admission goes to a call that came later", file: "admission.go",
-		old:    "c := m.call\n",
-		new:    "c := m.call\n\tif %s {\n\t\tc = c.line.last\n\t}\n",
+		name: "an admission goes to a call that came later", file: "internal/waitqueue/queue.go",
+		old:    "\t\t\tq.dequeue(m.Call)\n",
+		new:    "\t\t\tif %s {\n\t\t\t\tm.Call = q.last\n\t\t\t}\n\t\t\tq.dequeue(m.Call)\n",
 		change: func(w *workload) { readInCohorts(w); w.Keys = 3 },
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
@@ -102,13 +102,14 @@ const brokenVar = "PERKEY_TEST_BROKEN"
 func buildBroken(t *testing.T) (binary string) {
 	t.Helper()
 	dir := t.TempDir()
-	sources := map[string]string{"broken.go": fmt.Sprintf(
-		"package core\n\nimport \"os\"\n\nvar brokenPiece = os.Getenv(%q)\n", brokenVar)}
+	sources := map[string]string{}
 	for _, m := range engineMutants {
 		if sources[m.file] == "" {
 			source, err := os.ReadFile(m.file)
 			require.NoError(t, err)
 			sources[m.file] = string(source)
+			pkg, _, _ := strings.Cut(sources[m.file], "\n")
+			sources[filepath.Join(filepath.Dir(m.file), "broken.go")] = fmt.Sprintf("%s\n\nimport \"os\"\n\nvar brokenPiece = os.Getenv(%q)\n", pkg, brokenVar)
 		}
 		require.Equal(t, 1, strings.Count(sources[m.file], m.old), "%s has once: %s", m.file, m.old)
 		on := fmt.Sprintf("(brokenPiece == %q)", m.name)
@@ -118,7 +119,7 @@ func buildBroken(t *testing.T) (binary string) {
 	for name, source := range sources {
 		path, err := filepath.Abs(name)
 		require.NoError(t, err)
-		overlay.Replace[path] = filepath.Join(dir, name)
+		overlay.Replace[path] = filepath.Join(dir, strings.ReplaceAll(name, "/", "-"))
 		require.NoError(t, os.WriteFile(overlay.Replace[path], []byte(source), 0o600))
 	}
 	text, err := json.Marshal(overlay)

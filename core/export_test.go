@@ -8,7 +8,7 @@ import (
 )
 
 // NeverPoll makes waiting calls rely on being woken.
-func (l *Locker) NeverPoll() { l.pollFloor = time.Hour }
+func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 
 // Listening reports whether the Locker's subscription is up, and whoever waited for
 // that was told.
@@ -21,12 +21,8 @@ func (l *Locker) LookAgain() { (*storeEvents)(l).lookAgain() }
 func (l *Locker) InformedCalls() (n int) {
 	l.waiters.mu.Lock()
 	defer l.waiters.mu.Unlock()
-	for _, ln := range l.waiters.lines {
-		for c := ln.first; c != nil; c = c.next {
-			if c.number <= ln.informed {
-				n++
-			}
-		}
+	for _, q := range l.waiters.queues {
+		n += q.Informed()
 	}
 	return n
 }

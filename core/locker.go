@@ -27,9 +27,6 @@ type Locker struct {
 	store store
 	// How many fences an exclusive hold may use.
 	fences int64
-	// The longest a waiting call goes without asking again, whatever its policy
-	// says: the announcement that it waits for can have been lost.
-	pollFloor time.Duration
 
 	renewals *renewals
 	waiters  *waiters
@@ -49,6 +46,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 		return nil, err
 	}
 	l.store = newDeployment(rdb, l.renewer, l.id, l.prefix, l.lifecycle, (*storeEvents)(l))
+	l.waiters = newWaiters(l)
 	return l, nil
 }
 
@@ -72,9 +70,8 @@ func newLocker(opts []Option) (*Locker, error) {
 		return nil, err
 	}
 	l := &Locker{
-		lifecycle: newLifecycle(), settings: s, id: newLockerID(), fences: fenceBlock, pollFloor: time.Second,
+		lifecycle: newLifecycle(), settings: s, id: newLockerID(), fences: fenceBlock,
 	}
-	l.waiters = newWaiters(l)
 	l.notices = newNotices()
 	l.renewals = newRenewals(l)
 	return l, nil

@@ -35,7 +35,7 @@ var mutants = []mutant{
 	{"everybody fits", "acquire", "return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)", "return true", "crowd"},
 	{"a reader fits beside a writer", "acquire", "held == 0 or limit(last) ~= 1 and (n == 0", "held == 0 or (n == 0", "readers"},
 	{"a writer fits beside a reader", "acquire", "(n == 0 or held < n)", "(n <= 1 or held < n)", "readers"},
-	{"one more fits", "acquire", "held < n)", "held <= n)", "three"},
+	{"one more fits", "acquire", "(n == 0 or held < n)", "(n == 0 or held <= n)", "three"},
 	{"acquire does not know its own grant", "acquire", "if mine and ends(mine) <= now then", "if mine then", "lost replies"},
 	{"acquire makes half a lease", "acquire", "local lease = tonumber(ARGV[2])", "local lease = math.floor(ARGV[2] / 2)", "overrun"},
 	{"a holder's lease never ends", "", "if deadline <= now then", "if false then", "dead seats"},

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core/internal/waitqueue"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/trust"
 )
@@ -81,16 +84,16 @@ func (a *attempt) once() error {
 	if a.opts.notify != nil {
 		watch, announced = l.id, l.notices.announcements(key)
 	}
-	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.replyTimeout()}
-	reply, _, err := a.ask(t, watch, nil)
+	u := waitqueue.Question{Token: newEntry(a.opts.limit, l.id), Fresh: true, Sent: time.Now(), Timeout: a.opts.replyTimeout()}
+	reply, _, err := a.ask(&u, notQueued, watch, nil)
 	if err != nil {
 		return err
 	}
 	if reply.granted {
-		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.opts.firstLease()), a.opts)
+		h := l.newHold(a.record, u.Token, a.opts.limit, reply.fence, a.validity(&u), a.opts)
 		if !l.renewals.add(h) {
-			l.waiters.orphaned(key, t.entry, reply.fence, 0)
-			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+			l.releaseLate(key, []string{u.Token})
+			return a.closed()
 		}
 		h.waiting.Store(reply.waiting)
 		if taken, err := a.take(h, time.Now()); taken || err != nil {
@@ -110,10 +113,10 @@ func (a *attempt) once() error {
 	return err
 }
 
-// await waits for the key: ask, let the policy decide, wait, until it is granted. It is the
-// one loop for questions to Redis, decisions of the policy, wake-ups and cancellation.
+// await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
+// Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
-	l, ctx := a.locker, a.ctx
+	l := a.locker
 	w, waiting, held := l.waiters.join(a.call.Key, a.opts)
 	if w == nil {
 		a.conflict.Waiting = waiting
@@ -128,56 +131,43 @@ func (a *attempt) await() error {
 	}
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
-		if h := w.taken(); h != nil {
+		h, may := w.look(now)
+		switch {
+		case h != nil:
 			if taken, err := a.take(h, now); taken || err != nil {
 				return err
 			}
 			w.rejoin(h)
-			now = time.Now()
-		}
-		s := w.look(now, waits)
-		if s.err != nil {
-			return s.err
-		}
-		if s.asks {
-			switch full, err := a.question(w, s.turn); {
-			case s.informed && isOutage(err):
-				continue
-			case err != nil:
+			continue
+		case may.Err != nil:
+			return may.Err
+		case may.Ask:
+			if err := a.question(w, &may.Question, waits); err != nil && (!may.Informed || !isOutage(err)) {
 				return err
-			case full:
-				a.conflict.Remaining, a.conflict.Waiting = w.hint()
-				return a.shed(true)
 			}
-			if w.hasGrant() {
-				continue
-			}
-			now, s.informed = time.Now(), true
-		}
-		if s.informed && !now.Before(decideAt) {
+			continue
+		case may.Informed && !now.Before(decideAt):
 			delay, err := a.delay(w, now, decideAt.IsZero())
 			if err != nil {
 				return err
 			}
 			decideAt = now.Add(delay)
 			if !waits {
-				waits, s.asks = true, true
+				waits = true
 				w.askNow()
+				continue
 			}
 		}
-		if s.asks {
-			continue // to see when to ask again
-		}
 		pause := a.opts.replyTimeout()
-		if s.informed {
+		if may.Informed {
 			pause = decideAt.Sub(now)
 		}
-		if s.askIn >= 0 {
-			pause = min(pause, s.askIn)
+		if may.AskIn >= 0 {
+			pause = min(pause, may.AskIn)
 		}
-		switch err := w.wait(ctx, pause, l.closing); {
+		switch err := w.wait(a.ctx, pause, l.closing); {
 		case errors.Is(err, ErrClosed):
-			return fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
+			return a.closed()
 		case err != nil:
 			return a.gone()
 		}
@@ -188,14 +178,15 @@ func (a *attempt) await() error {
 // call.
 func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, error) {
 	a.conflict.Attempt++
-	a.conflict.Remaining, a.conflict.Waiting = w.hint()
+	var failure error
+	a.conflict.Remaining, a.conflict.Waiting, failure = w.hint()
 	decision, err := a.decide(now)
 	if err != nil {
 		return 0, err
 	}
 	delay, retry := decision.Delay()
 	if !retry {
-		if failure := w.failure(); failure != nil && decision.kind == decideReject {
+		if failure != nil && decision.kind == decideReject {
 			return 0, failure
 		}
 		return 0, a.refusal(decision)
@@ -231,39 +222,64 @@ func (a *attempt) gone() error {
 		a.call.Key, time.Since(a.start).Round(time.Millisecond), ctxerr.Of(a.ctx))
 }
 
-// question asks Redis in the line's name. It reports whether the queue is full.
-func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
-	l, key := a.locker, a.call.Key
-	reply, stopped, err := a.ask(t, "", w.granted)
-	switch {
-	case err != nil || stopped:
-		var failure error
-		if !reply.granted && errors.Is(err, ErrUnavailable) {
-			failure = err
-		}
-		w.dropped(t, failure)
-	case !reply.granted:
-		w.refused(t, reply)
-		return t.mark != notQueued && reply.place == 0 && !reply.foreign, nil
-	default:
-		if !w.grantedTo(a.record, t, reply, trust.Until(t.sent, a.opts.firstLease())) {
-			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
-			l.waiters.orphaned(key, t.entry, reply.fence, 0)
-		}
-	}
-	return false, err
+func (a *attempt) closed() error {
+	return fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
 }
 
-// ask sends the question. After an error, or when a hold was passed to the call meanwhile,
+// validity is until when a grant that answers u can be trusted.
+func (a *attempt) validity(u *waitqueue.Question) time.Time {
+	return trust.Until(u.Sent, a.opts.firstLease())
+}
+
+// question asks Redis in the queue's name. The call sees what comes of it when it looks; an error
+// ends the call, unless Redis is out of reach and the call can wait for it to return.
+func (a *attempt) question(w *waiter, u *waitqueue.Question, waits bool) error {
+	mark := notQueued
+	if waits {
+		mark = a.locker.store.mark()
+	}
+	a.record = w.queue.record
+	reply, stopped, err := a.ask(u, mark, "", w.granted)
+	if err != nil || stopped {
+		var f waitqueue.Failure
+		if !reply.granted && errors.Is(err, ErrUnavailable) {
+			f = waitqueue.Failure{Err: err, Unsent: isUnsent(err), Local: errors.Is(err, redis.ErrPoolTimeout)}
+		}
+		w.gaveUp(u, f)
+		return err
+	}
+	late := w.answered(u, mark, &reply, a.validity(u))
+	switch full := mark != notQueued && reply.place == 0 && !reply.foreign; {
+	case reply.granted && len(late) > 0:
+		a.locker.releaseLate(a.call.Key, late)
+		return a.closed()
+	case !reply.granted && full:
+		a.conflict.Remaining, a.conflict.Waiting, _ = w.hint()
+		return a.shed(true)
+	}
+	return nil
+}
+
+// isOutage reports whether a question that failed with err says that Redis does not serve at
+// all, which can end, rather than that it refuses this question. A full pool says nothing
+// about Redis.
+func isOutage(err error) bool {
+	if _, replied := errors.AsType[redis.Error](err); replied {
+		return isTransient(err)
+	}
+	return errors.Is(err, ErrUnavailable)
+}
+
+// ask sends a question. After an error, or when a hold was given to the call meanwhile,
 // what comes of it is given back.
-func (a *attempt) ask(t turn, watch string, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
+func (a *attempt) ask(u *waitqueue.Question, mark any, watch string, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
 		a.record = recordName(l.prefix, key)
 	}
 	reply, stopped, err = l.store.acquire(a.ctx, question{
-		key: key, record: a.record, entry: t.entry, limit: a.opts.limit, lease: a.opts.firstLease(), what: a.opts.what,
-		mark: t.mark, watch: watch, fresh: t.fresh, keep: a.opts.keep, sent: t.sent, timeout: t.timeout,
+		key: key, record: a.record, entry: u.Token, limit: a.opts.limit, lease: a.opts.firstLease(), what: a.opts.what,
+		mark: mark, watch: watch, fresh: u.Fresh, keep: a.opts.keep, sent: u.Sent, timeout: u.Timeout,
 	}, stop)
 	a.kept = reply.reserved
 	if reply.reserved || !reply.granted && err == nil && !stopped && a.opts.keep > 0 {
@@ -378,10 +394,18 @@ func (l *Locker) cancel(req releaseRequest, ttl time.Duration) {
 	}
 }
 
-// giveUp ends a hold: it passes to the next call in line, or back to Redis. The key
-// stays taken for stay all the same.
+// releaseLate gives up grants that came when the Locker was closed.
+func (l *Locker) releaseLate(key string, tokens []string) {
+	for _, token := range tokens {
+		_, _ = l.store.release(context.Background(), releaseRequest{record: recordName(l.prefix, key), entry: token})
+	}
+}
+
+// giveUp ends a hold: it is handed over to the next call that waits, or released in Redis. The
+// key stays held for another stay.
 func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
-	if stay <= 0 && l.waiters.pass(h, now) {
+	also, handedOver := l.waiters.released(h, stay, now)
+	if handedOver {
 		return true, nil
 	}
 	if l.enlist() { // Shutdown waits for the release, not only for the end of the lease
@@ -394,10 +418,9 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 		l.released(h)
 	}
 	req := h.releaseRequest()
-	req.stay = max(stay, 0)
-	l.waiters.depart(h, &req)
+	req.stay, req.requeue = max(stay, 0), also
 	reply, err := l.store.release(ctx, req)
-	l.waiters.departed(h, req, reply, err)
+	l.waiters.releaseAnswered(h, also, reply, err)
 	return reply.owned, err
 }
 

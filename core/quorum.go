@@ -76,6 +76,7 @@ func NewQuorum(clients []redis.UniversalClient, opts ...Option) (*Locker, error)
 		q.nodes = append(q.nodes, &node{deployment: newDeployment(rdb, nil, l.id, l.prefix, l.lifecycle, (*storeEvents)(l))})
 	}
 	l.store = q
+	l.waiters = newWaiters(l)
 	return l, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/perkey-go/perkey/core/internal/waitqueue"
 	"github.com/perkey-go/perkey/internal/reservation"
 )
 
@@ -72,9 +73,9 @@ type reservations struct {
 	swept time.Time
 }
 
-// A hold is passed on for passAlone at most, so that only what was said about then
+// A hold is handed over for MaxHandOver at most, so that only what was said about then
 // matters. The message can come a little before the hold does.
-const reservationCounts = 2 * passAlone
+const reservationCounts = 2 * waitqueue.MaxHandOver
 
 // note records that key is reserved.
 func (r *reservations) note(key string, now time.Time) {
@@ -91,7 +92,7 @@ func (r *reservations) of(key string, now time.Time) bool {
 	return ok && now.Sub(at) <= reservationCounts
 }
 
-// reservedBy records that key is reserved: no hold on it is passed on.
+// reservedBy records that key is reserved: no hold on it is handed over.
 func (w *waiters) reservedBy(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

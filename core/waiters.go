@@ -4,140 +4,290 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/perkey-go/perkey/core/internal/waitqueue"
+	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// waiters keeps the calls of this process that wait for keys: one line for each
-// key and limit, in order of arrival. A line has at most one entry in Redis's
-// queue, and only its first call asks Redis.
+const (
+	// How often a wait queue asks while nobody could wake it.
+	pollMin = 10 * time.Millisecond
+	pollMax = 250 * time.Millisecond
+	// The longest a waiting call goes without asking again, whatever its policy says: the
+	// message that it waits for can have been lost.
+	pollFloor = time.Second
+)
+
+// waiters keeps the calls of this process that wait for keys. A wait queue for each key and
+// limit decides what they do, which waiters does: it has the mutex, the clock and the channels.
 //
-// While this process holds a key, its line does not ask at all: the release passes
-// the key on to the first in line without Redis, as long as others need not wait too
-// long for it (lock cohorting: Dice, Marathe & Shavit, 2012).
+// A queue has at most one token in the key's FIFO in Redis, and only its first call asks. While
+// this process holds a key exclusively, its queue does not ask at all: the release hands the
+// key over to the first call without Redis, as long as others need not wait too long for it
+// (lock cohorting: Dice, Marathe & Shavit, 2012).
 type waiters struct {
 	locker *Locker
 	pool   sync.Pool // of waiters
+	config waitqueue.Config
 
-	mu      sync.Mutex
-	lines   map[lineKey]*line
-	waiting int // calls in all lines
-	// Entries that a message granted while a question about them was under way:
-	// its answer is no news. With the grants' fences.
-	accepted  map[string]int64
-	refreshes map[any][]refresh // to be sent, by node; nil while others are out
-	since     time.Time
-	reserved  reservations // keys of which a hold is not passed on
+	mu       sync.Mutex
+	queues   map[queueKey]*queue
+	waiting  int          // calls in all queues
+	reserved reservations // keys of which a hold is not handed over
+
+	admissions []admission       // to be sent when mu is free
+	refreshes  map[any][]refresh // to be sent, by node; nil while others are out
 }
 
-// waiter is a call in line. Only its own goroutine uses it, but for grant.
+type queueKey struct {
+	key   string
+	limit int
+}
+
+type queue struct {
+	waitqueue.Queue
+	key    string
+	record string // the key's name in Redis; "" until it is asked for
+	held   *hold  // which one Held is, if that is not zero
+}
+
+// waiter is a call that waits. Only its own goroutine uses it, but for the Call and grant.
 type waiter struct {
-	all        *waiters
-	line       *line
-	prev, next *waiter
-	inLine     bool
-	opts       *acquireOptions
-	number     uint64        // see answers; guarded by all.mu
-	companion  string        // its entry in an admission under way; guarded by all.mu
-	wake       chan struct{} // holds one
-	timer      *time.Timer
-	grant      *hold         // guarded by all.mu: passed to this call
-	granted    chan struct{} // holds one, with grant
+	waitqueue.Call // guarded by all.mu
+	all            *waiters
+	queue          *queue
+	opts           *acquireOptions
+	wake           chan struct{} // holds one
+	timer          *time.Timer
+	grant          *hold         // guarded by all.mu: given to this call
+	granted        chan struct{} // holds one, with grant
 }
 
 func newWaiters(l *Locker) *waiters {
-	return &waiters{locker: l, pool: sync.Pool{New: newWaiter}, lines: map[lineKey]*line{}, accepted: map[string]int64{}, refreshes: map[any][]refresh{}, since: time.Now(), reserved: reservations{said: map[string]time.Time{}}}
+	ordered := l.store.queues()
+	return &waiters{
+		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]refresh{},
+		reserved: reservations{said: map[string]time.Time{}},
+		config: waitqueue.Config{
+			Ordered:   ordered,
+			Listening: l.store.listening,
+			NewToken:  func(limit int) string { return newEntry(limit, l.id) },
+			Claim:     claimLease,
+			Validity:  trust.Until,
+			Expired:   trust.Passed,
+			Backoff: func(n int) time.Duration {
+				if ordered {
+					return backoff.Spread(backoff.Exponential(n, pollMin, pollMax))
+				}
+				// Spread widely: callers of whom none had a majority are not to meet again.
+				return pollMin + backoff.Full(n, 2*pollMin, pollMax-pollMin)
+			},
+			Spread: backoff.Spread,
+			Poll:   pollFloor,
+			Epoch:  time.Now(),
+			Fences: int(l.fences),
+		},
+	}
 }
 
 func newWaiter() any {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
-	return &waiter{wake: make(chan struct{}, 1), granted: make(chan struct{}, 1), timer: timer}
+	c := &waiter{wake: make(chan struct{}, 1), granted: make(chan struct{}, 1), timer: timer}
+	c.Of = c
+	return c
 }
 
-// join puts a call at the end of the line for key. If there are too many it returns nil,
+// join puts a call at the end of the queue for key. If there are too many it returns nil,
 // how many wait for the key, and whether that is known to be held.
 func (w *waiters) join(key string, o *acquireOptions) (c *waiter, waiting int, held bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	k := lineKey{key, o.limit}
-	ln := w.lines[k]
-	if ln != nil && ln.n >= w.locker.maxPerKey || w.waiting >= w.locker.maxWaiters {
-		if ln == nil {
-			return nil, 0, false
-		}
-		return nil, ln.waiting(), ln.held != nil || ln.informed > 0 && ln.failure == nil
+	q := w.queueOf(key, o.limit)
+	if q.Len() >= w.locker.maxPerKey || w.waiting >= w.locker.maxWaiters {
+		_, waiting = q.Hint()
+		return nil, waiting, q.Known()
 	}
-	if ln == nil {
-		ln = &line{lineKey: k}
-		w.lines[k] = ln
+	if q.Len() == 0 {
+		w.queues[queueKey{key, o.limit}] = q
 	}
-	c = w.pool.Get().(*waiter)
-	c.all, c.line, c.opts = w, ln, o
-	ln.push(c)
 	w.waiting++
+	c = w.pool.Get().(*waiter)
+	c.all, c.queue, c.opts = w, q, o
+	c.Lease, c.Timeout, c.HandOver = o.firstLease(), o.replyTimeout(), 0
+	if !o.bounded() {
+		c.HandOver = o.ttl
+	}
+	q.Join(&c.Call)
 	return c, 0, false
 }
 
-// leave takes the call out of line. What was passed to it and not taken goes on to
+// queueOf returns the queue for a key and limit: an empty one, which is kept nowhere yet, if
+// there is none. Called with mu held.
+func (w *waiters) queueOf(key string, limit int) *queue {
+	if q := w.queues[queueKey{key, limit}]; q != nil {
+		return q
+	}
+	return &queue{Queue: waitqueue.Queue{Config: &w.config, Limit: limit}, key: key}
+}
+
+// run does what a queue has decided, after the release of a hold if that is not nil. It returns
+// the tokens that could neither be used nor cancelled, since the Locker is closed.
+// Called with mu held.
+func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (late []string) {
+	for i := range actions {
+		switch a := &actions[i]; a.Kind {
+		case waitqueue.Wake:
+			send(a.Call.Of.(*waiter).wake, struct{}{})
+		case waitqueue.HandOver:
+			released.used++
+			w.give(q, a.Call, released)
+		case waitqueue.Give:
+			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, a.Until, a.Call.Of.(*waiter).opts)
+			if w.locker.renewals.add(h) {
+				w.give(q, a.Call, h)
+			} else {
+				w.waiting--
+				late = append(late, a.Token)
+			}
+		case waitqueue.Cancel:
+			if !w.cancel(q, a.Token) {
+				late = append(late, a.Token)
+			}
+		case waitqueue.Admit:
+			w.admissions = append(w.admissions, w.newAdmission(q, a.Admission))
+		}
+	}
+	if k := (queueKey{q.key, q.Limit}); q.Empty() && w.queues[k] == q {
+		delete(w.queues, k)
+	}
+	return late
+}
+
+// unlock unlocks mu, and then sends admissions: their answers may come at once.
+func (w *waiters) unlock() {
+	all := w.admissions
+	w.admissions = nil
+	w.mu.Unlock()
+	for _, a := range all {
+		_ = w.locker.store.admit(a.record, a.Leader, a.companions, a.answered)
+	}
+}
+
+func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
+	w.waiting--
+	if q.Limit == exclusive {
+		q.held = h
+	}
+	to := c.Of.(*waiter)
+	to.grant = h
+	send(to.granted, struct{}{})
+}
+
+// cancel has Redis forget a token. It reports false when the Locker is closed.
+func (w *waiters) cancel(q *queue, token string) bool {
+	key := q.key
+	return w.locker.store.cancel(releaseRequest{record: w.record(q), entry: token}, w.locker.firstLease, func() { w.locker.notices.freed(key) })
+}
+
+func (w *waiters) record(q *queue) string {
+	if q.record == "" {
+		q.record = recordName(w.locker.prefix, q.key)
+	}
+	return q.record
+}
+
+// look returns the hold that was given to the call, once; or else what the call may do.
+func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
+	w := c.all
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if h := c.grant; h != nil {
+		c.grant = nil
+		drain(c.granted)
+		return h, waitqueue.View{}
+	}
+	v := c.queue.Look(now, &c.Call)
+	if v.Ask {
+		w.record(c.queue)
+	}
+	if v.Refresh != "" {
+		w.refresh(c.queue, v.Refresh)
+	}
+	return nil, v
+}
+
+// answered takes the reply to the call's question, and until when a grant can be trusted. It
+// returns the tokens of grants that came when the Locker was closed.
+func (c *waiter) answered(u *waitqueue.Question, mark any, reply *acquireReply, until time.Time) (late []string) {
+	w, q := c.all, c.queue
+	w.mu.Lock()
+	defer w.unlock()
+	if reply.granted {
+		return w.run(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.fence, Wanted: reply.waiting, Room: reply.room, Until: until}))
+	}
+	return w.run(q, nil, q.Refused(time.Now(), &c.Call, &waitqueue.Refusal{
+		Token: u.Token, Sent: u.Sent, Polls: mark == markPolls, Remaining: reply.remaining,
+		Server: reply.server, Place: reply.place, Length: reply.queued,
+	}))
+}
+
+// gaveUp records that the call waits no longer for the answer to its question.
+func (c *waiter) gaveUp(u *waitqueue.Question, f waitqueue.Failure) {
+	w, q := c.all, c.queue
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.run(q, nil, q.GaveUp(time.Now(), u, f))
+}
+
+// orphaned takes the reply to a question that was given up. Its fence is zero if it was no
+// grant.
+func (w *waiters) orphaned(key, token string, fence, server int64) {
+	w.mu.Lock()
+	q := w.queueOf(key, limitOf(token))
+	late := w.run(q, nil, q.Orphaned(token, fence, server))
+	w.mu.Unlock()
+	if fence != 0 {
+		w.locker.releaseLate(key, late)
+	}
+}
+
+// leave takes the call out of its queue. What was given to it and not taken goes on to
 // the next.
 func (c *waiter) leave() {
 	w := c.all
 	w.mu.Lock()
 	unused := c.grant
-	if c.inLine {
-		ln := c.line
-		wasFirst := ln.first == c
-		w.remove(c)
-		if ln.first == nil {
-			w.close(ln)
-		} else if wasFirst {
-			w.withdrawEntry(ln)
-			ln.first.poke()
-		}
+	if c.Queued() {
+		w.waiting--
+		w.run(c.queue, nil, c.queue.Leave(&c.Call))
 	}
 	w.mu.Unlock()
-	drain(c.wake) // nobody pokes it any more
+	drain(c.wake) // nobody wakes it any more
 	drain(c.granted)
-	c.all, c.line, c.opts, c.grant = nil, nil, nil, nil
+	c.all, c.queue, c.opts, c.grant = nil, nil, nil, nil
 	w.pool.Put(c)
 	if unused != nil {
 		w.locker.later(func() { _, _ = w.locker.giveUp(context.Background(), unused, 0, time.Now()) })
 	}
 }
 
-// withdrawEntry takes back the entry of a line whose first call is gone, if others may be granted
-// the key along with it: it may have been granted already, and to a call that came later its fence
-// could be smaller than one seen before. Called with mu held.
-func (w *waiters) withdrawEntry(ln *line) {
-	if ln.limit != exclusive && ln.entry != "" {
-		w.drop(ln.key, ln.entry)
-		ln.entry, ln.askAt = "", time.Time{}
-	}
-}
-
-// rejoin puts a call that got a hold which has ended back at the head of its line. The
-// hold may have ended just before it was passed: then nobody else clears held.
+// rejoin puts a call that got a hold which has ended back at the head of its queue. The
+// hold may have ended just before it was handed over.
 func (c *waiter) rejoin(h *hold) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ln := w.lines[c.line.lineKey]
-	if ln == nil {
-		ln = &line{lineKey: c.line.lineKey}
-		w.lines[ln.lineKey] = ln
-	}
-	c.line = ln
-	if ln.held == h {
-		ln.held = nil
-	}
-	ln.askAt = time.Time{}
-	ln.unshift(c)
-	c.number = 0 // it had the key
+	c.queue = w.queueOf(c.queue.key, c.queue.Limit)
+	w.queues[queueKey{c.queue.key, c.queue.Limit}] = c.queue
 	w.waiting++
+	c.queue.Rejoin(&c.Call, h.fence)
 }
 
-// sendAway waits, but not for long, until the calls in line have seen that the
+// sendAway waits, but not for long, until the calls that wait have seen that the
 // Locker is closing: those that left before it is closed give up their places in
-// Redis's queues.
+// Redis.
 func (w *waiters) sendAway() {
 	for range 100 {
 		w.mu.Lock()
@@ -150,88 +300,121 @@ func (w *waiters) sendAway() {
 	}
 }
 
-// remove takes a waiting call out of its line. Called with mu held.
-func (w *waiters) remove(c *waiter) {
-	c.line.remove(c)
-	c.companion = ""
-	w.waiting--
-}
-
-// close ends a line in which nobody is left. Called with mu held.
-func (w *waiters) close(ln *line) {
-	if ln.held != nil && ln.entry != "" {
-		return // its release takes the entry along
-	}
-	delete(w.lines, ln.lineKey)
-	if entry := ln.entry; entry != "" {
-		ln.entry = ""
-		w.drop(ln.key, entry)
-	}
-}
-
-// drop has Redis forget an entry, whatever it has.
-func (w *waiters) drop(key, entry string) {
-	l := w.locker
-	l.store.cancel(releaseRequest{record: recordName(l.prefix, key), entry: entry}, l.firstLease, func() { l.notices.freed(key) })
-}
-
-// hand passes a hold to the call. Called with mu held.
-func (c *waiter) hand(h *hold) {
-	c.grant = h
-	send(c.granted, struct{}{})
-}
-
-// taken returns what was passed to the call, once.
-func (c *waiter) taken() *hold {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	h := c.grant
-	c.grant = nil
-	drain(c.granted)
-	return h
-}
-
-func (c *waiter) hasGrant() bool {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
-	return c.grant != nil
-}
-
-// askAgain has every line ask: messages may have been missed.
+// askAgain has every queue ask: messages may have been missed.
 func (w *waiters) askAgain() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, ln := range w.lines {
-		ln.asks, ln.askAt = 0, time.Time{}
-		if ln.first != nil {
-			ln.first.poke()
-		}
+	for _, q := range w.queues {
+		w.run(q, nil, q.AskAgain())
 	}
 }
 
-// hint is what the line knows of the key, for a call that does not ask.
-func (c *waiter) hint() (remaining time.Duration, waiting int) {
-	w := c.all
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	until := c.line.until
-	if h := c.line.held; h != nil {
-		until = w.locker.renewals.deadline(h)
-	}
-	return max(0, time.Until(until)), c.line.waiting()
-}
-
-// waiting is how many calls wait, those of other processes as one each.
-func (ln *line) waiting() int { return max(ln.queued, 1) - 1 + ln.n }
-
-// askNow lets the line ask again without delay.
+// askNow lets the queue ask again without delay.
 func (c *waiter) askNow() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	c.line.askAt = time.Time{}
+	c.queue.AskNow()
 }
 
-// wait returns nil after d, or when the call is poked; ErrClosed when the Locker
+// hint is what the queue knows of the key, for a call that does not ask, and why Redis did not
+// answer, if it did not.
+func (c *waiter) hint() (remaining time.Duration, waiting int, failure error) {
+	w := c.all
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	until, waiting := c.queue.Hint()
+	if c.queue.Held() != 0 {
+		until = w.locker.renewals.deadline(c.queue.held)
+	}
+	return max(0, time.Until(until)), waiting, c.queue.Failure()
+}
+
+// told takes a grant that was published to the token that a message names so. The message
+// says when the claim ends on the server's clock, in ms.
+func (w *waiters) told(name, key string, fence int64, wanted, room bool, now time.Time, ends int64) {
+	w.mu.Lock()
+	defer w.unlock()
+	q := w.queues[queueKey{key, limitOf(name)}]
+	if q != nil && q.Token() != "" && named(q.Token()) == name {
+		w.run(q, nil, q.Told(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: fence, Wanted: wanted, Room: room}, ends))
+	}
+}
+
+// released hands a hold whose lease was released over to the next call, if it may. Otherwise
+// it returns what goes to Redis along with the release.
+func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also requeue, handedOver bool) {
+	if h.mode() != exclusive {
+		return also, false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.queues[queueKey{h.key(), exclusive}]
+	if q == nil {
+		return also, false
+	}
+	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.elapsed(now), Wanted: h.waiting.Load()}
+	if stay <= 0 && !h.bounded() && !h.travels.Load() && !w.reserved.of(q.key, now) {
+		held.TTL = h.ttl
+	}
+	r, actions := q.Released(now, held)
+	w.run(q, h, actions)
+	also.other, also.fresh = r.Token, r.Fresh
+	if r.Waits != nil {
+		also.sent, also.mark, also.what = now, w.locker.store.mark(), r.Waits.Of.(*waiter).opts.what
+	}
+	return also, len(actions) > 0
+}
+
+// releaseAnswered takes the reply to the release of a hold.
+func (w *waiters) releaseAnswered(h *hold, also requeue, reply releaseReply, err error) {
+	w.mu.Lock()
+	defer w.unlock()
+	q := w.queues[queueKey{h.key(), int(h.limit)}]
+	if q == nil {
+		if also.other == "" {
+			return
+		}
+		q = w.queueOf(h.key(), int(h.limit))
+	}
+	if also.mark == nil {
+		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.other}, err))
+		return
+	}
+	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.fence, &waitqueue.Refusal{
+		Token: also.other, Sent: also.sent, Polls: also.mark == markPolls, Remaining: reply.remaining, Server: reply.server, Place: reply.place, Length: reply.queued,
+	}, err))
+}
+
+// lost tells the queue that a hold has ended without a release.
+func (w *waiters) lost(h *hold) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil {
+		w.run(q, nil, q.Lost(h.fence))
+	}
+}
+
+// ends takes word of when the key will be free, without a release: the rest of a MinHold. It is
+// for the token that a message names so, one of the first in the key's FIFO.
+func (w *waiters) ends(name, key string, at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.queues[queueKey{key, limitOf(name)}]
+	if q != nil && q.Token() != "" && named(q.Token()) == name {
+		w.run(q, nil, q.Ends(at))
+	}
+}
+
+// wantedBy records that calls of other processes wait for key.
+func (w *waiters) wantedBy(key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if q := w.queues[queueKey{key, exclusive}]; q != nil {
+		q.Wanted()
+	}
+}
+
+// wait returns nil after d, or when the call is woken; ErrClosed when the Locker
 // closes; the ctx's error when ctx ends.
 func (c *waiter) wait(ctx context.Context, d time.Duration, closing <-chan struct{}) error {
 	c.timer.Reset(d)
@@ -249,8 +432,6 @@ func (c *waiter) wait(ctx context.Context, d time.Duration, closing <-chan struc
 		return ErrClosed
 	}
 }
-
-func (c *waiter) poke() { send(c.wake, struct{}{}) }
 
 func send[T any](ch chan<- T, v T) {
 	select {
