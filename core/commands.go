@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // claimLease is how long a waiter that was granted the key has to take it up;
@@ -59,7 +62,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 	}, nil
 }
 
-var errShape = errors.New("the script's answer has an unknown form")
+var errShape = luascript.ErrReply
 
 func integers(val any, least int) ([]int64, error) {
 	items, ok := val.([]any)
@@ -98,9 +101,7 @@ func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply 
 	}
 	replies := make([]renewalReply, len(batch))
 	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
-		if left := d.renewSome(ctx, rdb, batch, replies, keys, false); left {
-			d.renewSome(ctx, rdb, batch, replies, keys, true)
-		}
+		renewSome(ctx, rdb, batch, replies, keys)
 		var answer redis.Error
 		if err := replies[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
 			break
@@ -112,30 +113,14 @@ func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply 
 
 const renewalKeys = 32
 
-// renewSome sends the renewals that have no answer yet. It reports whether any are
-// left because Redis does not know the script, which load sends along.
-func (d *deployment) renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
-	type chunk struct {
-		from, to int
-		cmd      *redis.Cmd
-	}
-	var chunks []chunk
-	pipe := rdb.Pipeline()
-	for from := 0; from < len(batch); from += keys {
-		to := min(from+keys, len(batch))
-		if load && !redis.HasErrorPrefix(replies[from].err, "NOSCRIPT") {
-			continue
-		}
-		args := make([]any, 0, 3+3*(to-from))
-		args = append(args, "evalsha", renewScript.hash, to-from)
-		if load && len(chunks) == 0 { // the others come after it on the same connection
-			args[0], args[1] = "eval", renewScript.source
-		}
+// renewSome renews so many keys a call.
+func renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int) {
+	calls := make([]*luascript.Call, 0, (len(batch)+keys-1)/keys)
+	for some := range slices.Chunk(batch, keys) {
 		// By pointers, and one number for all that have it: what is put into an interface
 		// by value is allocated, and a process renews thousands a second. The first key
 		// is a string, since a Cluster's client looks for the slot in it.
-		some := batch[from:to]
-		args = append(args, some[0].record)
+		args := append(renewScript.Args(make([]any, 0, 3+3*len(some)), len(some)), some[0].record)
 		for i := range some[1:] {
 			args = append(args, &some[1+i].record)
 		}
@@ -146,27 +131,23 @@ func (d *deployment) renewSome(ctx context.Context, rdb redis.UniversalClient, b
 			}
 			args = append(args, &some[i].entry, lease)
 		}
-		cmd := redis.NewCmd(ctx, args...)
-		cmd.SetFirstKeyPos(3)
-		_ = pipe.Process(ctx, cmd)
-		chunks = append(chunks, chunk{from, to, cmd})
+		call := renewScript.Call(ctx, args, false)
+		calls = append(calls, &call)
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for _, c := range chunks {
-		val, err := c.cmd.Result()
-		var n []int64
+	_ = luascript.Pipeline(ctx, rdb, calls) // each call has its own error
+	for at, call := range calls {
+		val, err := call.Result()
+		some, owned := replies[at*keys:min((at+1)*keys, len(batch))], []int64(nil)
 		if err == nil {
-			n, err = integers(val, c.to-c.from)
+			owned, err = integers(val, len(some))
 		}
-		left = left || redis.HasErrorPrefix(err, "NOSCRIPT")
-		for i := c.from; i < c.to; i++ {
-			replies[i] = renewalReply{ttl: batch[i].ttl, err: err}
+		for i := range some {
+			some[i] = renewalReply{ttl: batch[at*keys+i].ttl, err: err}
 			if err == nil {
-				replies[i].owned, replies[i].waiting = n[i-c.from] > 0, n[i-c.from] == 2
+				some[i].owned, some[i].waiting = owned[i] > 0, owned[i] == 2
 			}
 		}
 	}
-	return left
 }
 
 // extend renews one lease for a caller who waits for it. It reports also whether
@@ -267,8 +248,8 @@ func parseRelease(r result) (reply releaseReply, err error) {
 func (d *deployment) do(cmd *command) result {
 	batcher := d.batcher(cmd.record)
 	switch {
-	case batcher.enter():
-		defer batcher.leave()
+	case batcher.group.Enter():
+		defer batcher.group.Leave()
 		return batcher.exec(cmd)
 	case batcher.submit(cmd):
 		return <-cmd.reply

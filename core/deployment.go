@@ -60,7 +60,7 @@ func (d *deployment) close() {
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
 	for _, b := range d.batchers {
-		b.close()
+		b.group.Close()
 	}
 	d.renewer.close() // ends the renewals that are out
 }
@@ -105,7 +105,7 @@ func (d *deployment) forgetIfGone(n *batcher) bool {
 	d.batchersMu.Lock()
 	delete(d.batchers, n.node)
 	d.batchersMu.Unlock()
-	n.close()
+	n.group.Close()
 	n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
 	return true
 }

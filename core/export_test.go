@@ -46,9 +46,9 @@ var RecordName = recordName
 
 // Scripts are the Lua scripts as Redis gets them, by the names of their files.
 var Scripts = map[string]string{
-	"acquire": acquireScript.source.(string), "renew": renewScript.source.(string), "release": releaseScript.source.(string),
-	"reserve": reserveScript.source.(string), "unreserve": unreserveScript.source.(string),
-	"acquireall": acquireAllScript.source.(string), "downgrade": downgradeScript.source.(string), "raise": raiseScript.source.(string),
+	"acquire": acquireScript.Source(), "renew": renewScript.Source(), "release": releaseScript.Source(),
+	"reserve": reserveScript.Source(), "unreserve": unreserveScript.Source(),
+	"acquireall": acquireAllScript.Source(), "downgrade": downgradeScript.Source(), "raise": raiseScript.Source(),
 }
 
 // ParseToken reports what is wrong with a token.

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -48,25 +49,23 @@ var mutants = []mutant{
 	{"what runs is cancelled", "cancel", "if m and m.state == 'queued' then\n    give_up(id", "if m then\n    give_up(id"},
 }
 
-func sources() map[string]string {
-	return map[string]string{
-		"enqueue": admitSource + enqueueSource, "claim": claimSource, "extend": extendSource, "settle": settleSource, "nudge": nudgeSource,
-		"cancel": cancelSource,
-	}
+var breakable = map[string]*luascript.Script{
+	"enqueue": enqueueScript, "claim": claimScript, "extend": extendScript, "settle": settleScript, "nudge": nudgeScript,
+	"cancel": cancelScript,
 }
 
 // hook has a client run the mutant in place of the script.
 func (m mutant) hook(t *testing.T) *swap {
 	t.Helper()
 	h := &swap{to: map[any]string{}}
-	for name, own := range sources() {
-		source := commonSource + own
+	for name, script := range breakable {
+		source := script.Source()
 		if name != m.script && (m.script != "" || !strings.Contains(source, m.old)) {
 			continue
 		}
 		require.Equal(t, 1, strings.Count(source, m.old), "%s.lua has once: %s", name, m.old)
 		broken := strings.Replace(source, m.old, m.new, 1)
-		h.to[source], h.to[redis.NewScript(source).Hash()] = broken, redis.NewScript(broken).Hash()
+		h.to[source], h.to[script.Hash()] = broken, luascript.New(broken).Hash()
 	}
 	require.NotEmpty(t, h.to, "a script has: %s", m.old)
 	return h
