@@ -131,11 +131,17 @@ type requests struct {
 	answer error
 }
 
+func (r *requests) note(cmd redis.Cmder) {
+	if name := cmd.Name(); name == "wait" || strings.HasPrefix(name, "eval") { // not what makes a connection
+		r.names = append(r.names, name)
+	}
+}
+
 func (r *requests) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (r *requests) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		r.names = append(r.names, cmd.Name())
+		r.note(cmd)
 		if r.answer != nil {
 			cmd.SetErr(r.answer)
 			return r.answer
@@ -147,7 +153,7 @@ func (r *requests) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (r *requests) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		for _, cmd := range cmds {
-			r.names = append(r.names, cmd.Name())
+			r.note(cmd)
 			cmd.SetErr(r.answer)
 		}
 		if r.answer != nil {
@@ -160,7 +166,6 @@ func (r *requests) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 func TestPipeline_OneCallCarriesTheSource(t *testing.T) {
 	env := &redistest.Env{Addr: redistest.Start(t).Addr}
 	rdb, sent := env.Client(t), &requests{}
-	require.NoError(t, rdb.Ping(t.Context()).Err())
 	rdb.AddHook(sent)
 	acks := redis.NewIntCmd(t.Context(), "wait", 0, 1)
 	var calls []*luascript.Call
