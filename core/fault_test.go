@@ -331,9 +331,10 @@ func listening(t *testing.T, lockers ...*core.Locker) {
 
 func warm(t *testing.T, l *core.Locker) {
 	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), "warm-up")
-	require.NoError(t, err)
-	require.NoError(t, lease.Release(t.Context()))
+	redistest.Eventually(t, func() bool {
+		lease, err := l.TryAcquire(t.Context(), "warm-up")
+		return err == nil && lease.Release(t.Context()) == nil
+	}, "a Redis that serves")
 }
 
 // promptly is less than an orphan lives: what is gone by then was cancelled.

@@ -109,7 +109,7 @@ func runStopped() {
 						return
 					default:
 					}
-					if stopped {
+					if stopped && ctx.Err() != nil { // else it was only this goroutine that did not run
 						open[kind].Add(1)
 						return
 					}
