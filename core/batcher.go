@@ -14,8 +14,8 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// A batcher carries script calls to one node of Redis. Calls that meet in it are sent in one
-// pipeline, and a call that comes alone is sent alone, at once.
+// A batcher carries script calls to one node of Redis: those that meet in it in one pipeline,
+// and one that comes alone by itself, at once; see [groupcommit].
 type batcher struct {
 	d     *deployment
 	node  *redis.Client // that the calls go to; nil: go-redis finds it

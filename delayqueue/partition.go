@@ -38,9 +38,9 @@ func (q *Queue) newPartition(tag string) *partition {
 }
 
 const (
-	batchWidth = 2 // so that Redis does not wait for us
+	batchWidth = 2 // script calls under way, so that Redis does not wait for us
 	batchMax   = 8
-	batchItems = 64
+	batchItems = 64 // in a script call
 	batchBytes = 1 << 20
 )
 
