@@ -3,7 +3,6 @@ package core
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -20,10 +19,8 @@ type batcher struct {
 	d     *deployment
 	node  *redis.Client // that the calls go to; nil: go-redis finds it
 	group *groupcommit.Group[*command]
+	mu    sync.Mutex
 	health
-
-	mu     sync.Mutex
-	landed []*flight // to be used again
 }
 
 const (
@@ -34,7 +31,7 @@ const (
 func newBatcher(d *deployment, node *redis.Client) *batcher {
 	n := &batcher{d: d, node: node}
 	n.group = groupcommit.New(groupcommit.Options[*command]{
-		Run: n.send, Gone: (*command).unwanted, Width: batcherWidth, Max: batcherMax, Go: d.background,
+		Run: n.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.background,
 	})
 	return n
 }
@@ -61,21 +58,15 @@ func (n *batcher) submit(cmd *command) bool {
 // flight is a batch that is on its way. It can wait long for a connection: when all its
 // callers have left it is given up.
 type flight struct {
-	calls  []*luascript.Call
-	ctx    callContext // its gone is closed when the last caller leaves
-	wanted int         // callers that have not left; guarded by batcher.mu
+	callContext     // ends when the last one leaves
+	wanted      int // callers that have not left; guarded by batcher.mu
 }
 
-func (n *batcher) takeOff(batch []*command) (f *flight) {
+func (n *batcher) takeOff(batch []*command) *flight {
+	f := &flight{callContext: callContext{context.Background(), make(chan struct{})}}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if last := len(n.landed) - 1; last >= 0 {
-		f, n.landed = n.landed[last], n.landed[:last]
-	} else {
-		f = &flight{ctx: callContext{context.Background(), make(chan struct{})}}
-	}
 	for _, c := range batch {
-		f.calls = append(f.calls, c.sent(true))
 		if c.tell == nil && !c.unwanted() {
 			c.flight = f
 			f.wanted++
@@ -84,30 +75,16 @@ func (n *batcher) takeOff(batch []*command) (f *flight) {
 	return f
 }
 
-// land ends a flight, before the replies are delivered.
-func (n *batcher) land(f *flight, batch []*command) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, c := range batch {
-		c.flight = nil
-	}
-	if f.wanted = 0; f.ctx.Err() == nil && len(n.landed) < batcherWidth {
-		clear(f.calls)
-		f.calls = f.calls[:0]
-		n.landed = append(n.landed, f)
-	}
-}
-
 // forget notes that the caller of a command has left.
 func (n *batcher) forget(c *command) {
 	n.mu.Lock()
 	if f := c.flight; f != nil {
 		if f.wanted--; f.wanted == 0 {
-			close(f.ctx.gone)
+			close(f.gone)
 		}
 	}
 	n.mu.Unlock()
-	n.d.drop(n.group.Forget())
+	n.group.Forget()
 }
 
 // drop answers commands that were not sent, since their callers have left.
@@ -135,30 +112,21 @@ func (d *deployment) batcher(record string) *batcher {
 	return n
 }
 
-// send sends commands whose callers have not left, and delivers the replies. It tries again
-// itself what go-redis would: go-redis would send all of a pipeline again, for callers that
-// have left too.
+// send sends commands, and delivers their replies. It tries again itself what go-redis would:
+// go-redis would send all of a pipeline again, for callers that have left too.
 func (n *batcher) send(batch []*command) {
 	d := n.d
-	batch = slices.DeleteFunc(batch, func(c *command) bool {
-		unwanted := c.unwanted()
-		if unwanted {
-			d.deliver(c, result{err: errUnwanted})
-		}
-		return unwanted
-	})
-	switch len(batch) {
-	case 0:
-		return
-	case 1:
+	if len(batch) == 1 {
 		d.deliver(batch[0], n.exec(batch[0]))
 		return
 	}
-	f := n.takeOff(batch)
+	calls := make([]*luascript.Call, len(batch))
+	for i, c := range batch {
+		calls[i] = c.sent(true)
+	}
 	n.sends()
-	failure := luascript.Pipeline(&f.ctx, d.rdb, f.calls)
+	failure := luascript.Pipeline(n.takeOff(batch), d.rdb, calls)
 	n.returns(failure)
-	n.land(f, batch)
 	again := n.toRepeat(batch)
 	if len(again) == 0 && isUnreachable(failure) {
 		n.fail(failure)

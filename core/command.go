@@ -73,7 +73,7 @@ func (d *deployment) recycle(c *command) {
 		c.tell, c.ctx.gone = nil, nil // others may have the channel
 	}
 	c.ctx.Context, c.record, c.key, c.entry, c.call = nil, "", "", "", luascript.Call{}
-	c.keys, c.fresh, c.tries, c.batcher = nil, false, 0, nil
+	c.keys, c.fresh, c.tries, c.batcher, c.flight = nil, false, 0, nil, nil
 	clear(c.args)
 	d.commands.Put(c)
 }

@@ -115,39 +115,51 @@ const renewalKeys = 32
 
 // renewSome renews so many keys a call.
 func renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int) {
-	calls := make([]*luascript.Call, 0, (len(batch)+keys-1)/keys)
+	var calls []*luascript.Call
 	for some := range slices.Chunk(batch, keys) {
-		// By pointers, and one number for all that have it: what is put into an interface
-		// by value is allocated, and a process renews thousands a second. The first key
-		// is a string, since a Cluster's client looks for the slot in it.
-		args := append(renewScript.Args(make([]any, 0, 3+3*len(some)), len(some)), some[0].record)
-		for i := range some[1:] {
-			args = append(args, &some[1+i].record)
-		}
-		var lease any
-		for i := range some {
-			if i == 0 || some[i].ttl != some[i-1].ttl {
-				lease = some[i].ttl.Milliseconds()
-			}
-			args = append(args, &some[i].entry, lease)
-		}
-		call := renewScript.Call(ctx, args, false)
-		calls = append(calls, &call)
+		calls = append(calls, renewCall(ctx, some))
 	}
 	_ = luascript.Pipeline(ctx, rdb, calls) // each call has its own error
-	for at, call := range calls {
-		val, err := call.Result()
-		some, owned := replies[at*keys:min((at+1)*keys, len(batch))], []int64(nil)
-		if err == nil {
-			owned, err = integers(val, len(some))
-		}
-		for i := range some {
-			some[i] = renewalReply{ttl: batch[at*keys+i].ttl, err: err}
+	for _, call := range calls {
+		some := batch[:min(keys, len(batch))]
+		owned, err := renewed(call, len(some))
+		for i, r := range some {
+			replies[i] = renewalReply{ttl: r.ttl, err: err}
 			if err == nil {
-				some[i].owned, some[i].waiting = owned[i] > 0, owned[i] == 2
+				replies[i].owned, replies[i].waiting = owned[i] > 0, owned[i] == 2
 			}
 		}
+		batch, replies = batch[len(some):], replies[len(some):]
 	}
+}
+
+// renewCall makes a call of renew.lua for several keys. It passes pointers, and one number for
+// all that have it: what is put into an interface by value is allocated, and a process renews
+// thousands a second. The first key is a string, since a Cluster's client looks for the slot
+// in it.
+func renewCall(ctx context.Context, some []renewal) *luascript.Call {
+	args := append(renewScript.Args(make([]any, 0, 3+3*len(some)), len(some)), some[0].record)
+	for i := range some[1:] {
+		args = append(args, &some[1+i].record)
+	}
+	var lease any
+	for i := range some {
+		if i == 0 || some[i].ttl != some[i-1].ttl {
+			lease = some[i].ttl.Milliseconds()
+		}
+		args = append(args, &some[i].entry, lease)
+	}
+	call := renewScript.Call(ctx, args, false)
+	return &call
+}
+
+// renewed is what renew.lua answered for each of n keys.
+func renewed(call *luascript.Call, n int) ([]int64, error) {
+	val, err := call.Result()
+	if err != nil {
+		return nil, err
+	}
+	return integers(val, n)
 }
 
 // extend renews one lease for a caller who waits for it. It reports also whether

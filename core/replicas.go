@@ -113,29 +113,25 @@ const replicaStep = 500 * time.Millisecond
 // confirmOnce renews holds, and has Redis wait for its replicas on the same
 // connection: WAIT is about what came before it on that. The renewal is a millisecond
 // longer than the grant, so that it is never nothing.
-func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, replicas int, wait time.Duration) (renewed []bool, copies int, err error) {
-	args := renewScript.Args(make([]any, 0, 3+3*len(holds)), len(holds))
-	for _, h := range holds {
-		args = append(args, h.record)
-	}
-	for _, h := range holds {
+func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, replicas int, wait time.Duration) (known []bool, copies int, err error) {
+	asked := renewalsOf(holds)
+	for i, h := range holds {
 		ttl := min(h.ttl, firstLease)
 		if h.bounded() {
 			ttl = min(ttl, h.until.sub(time.Now()))
 		}
-		args = append(args, h.holder(), ttl.Milliseconds()+1)
+		asked[i].ttl = ttl + time.Millisecond
 	}
-	renewal := renewScript.Call(ctx, args, false)
-	acks := redis.NewIntCmd(ctx, "wait", replicas, wait.Milliseconds())
-	_ = luascript.Pipeline(ctx, client, []*luascript.Call{&renewal}, acks) // each command has its own error
-	if err = cmp.Or(renewal.Err(), acks.Err()); err != nil {
+	renewal, acks := renewCall(ctx, asked), redis.NewIntCmd(ctx, "wait", replicas, wait.Milliseconds())
+	_ = luascript.Pipeline(ctx, client, []*luascript.Call{renewal}, acks) // each command has its own error
+	owned, err := renewed(renewal, len(holds))
+	if err = cmp.Or(err, acks.Err()); err != nil {
 		return nil, 0, err
 	}
-	owned, err := integers(renewal.Val(), len(holds))
 	for _, n := range owned {
-		renewed = append(renewed, n > 0)
+		known = append(known, n > 0)
 	}
-	return renewed, int(acks.Val()), err
+	return known, int(acks.Val()), nil
 }
 
 // replicates implements store.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -47,15 +46,8 @@ type enqueueing struct {
 	done    chan struct{} // closed when the others are set
 }
 
-// unwanted reports whether nobody waits for it any more.
-func (e *enqueueing) unwanted() bool { return e.ctx.Err() != nil }
-
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
-	batch = slices.DeleteFunc(batch, (*enqueueing).unwanted)
-	if len(batch) == 0 {
-		return
-	}
 	args := make([]any, 0, 2+8*len(batch))
 	args = append(args, q.maxDepth, q.maxDepthPerKey)
 	for _, e := range batch {

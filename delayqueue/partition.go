@@ -27,7 +27,7 @@ func (q *Queue) newPartition(tag string) *partition {
 	base := fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)
 	p := &partition{queue: q, base: base, keys: []string{base, base + ":none"}}
 	p.enqueues = groupcommit.New(groupcommit.Options[*enqueueing]{
-		Run: p.enqueue, Gone: (*enqueueing).unwanted, Width: batchWidth, Max: batchMax,
+		Run: p.enqueue, Gone: func(e *enqueueing) bool { return e.ctx.Err() != nil }, Width: batchWidth, Max: batchMax,
 		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{

@@ -22,9 +22,10 @@ type Options[T any] struct {
 	// Fits is how many of the first items of a queue, one at least, go into a batch. Nil: all.
 	// It must not call the group.
 	Fits func(queue []T) int
-	// Gone reports whether the caller of an item has left, for Forget. It must not call the
-	// group.
+	// Gone reports whether the caller of an item has left. It must not call the group.
 	Gone func(item T) bool
+	// Drop takes the items that are not run, because their callers have left. Nil: nobody does.
+	Drop func(items []T)
 
 	// Width is how many batches are under way at once. With more there would be less to do
 	// together; with fewer an item would wait even when nobody is in the way.
@@ -43,17 +44,16 @@ type Options[T any] struct {
 type Group[T any] struct {
 	o Options[T]
 
-	mu     sync.Mutex
-	queue  []T
-	left   int         // callers that have left since the queue was last cleared up
-	out    int         // batches under way, or about to be
-	latest int         // number of the batch that began last
-	since  time.Time   // when it did
-	timer  *time.Timer // looks whether that is slow; nil: it never had to
-	timed  bool        // the timer runs
-	work   sync.Cond
-	idle   int   // goroutines that wait for work
-	err    error // why Add refuses
+	mu      sync.Mutex
+	queue   []T
+	left    int       // callers that have left since the queue was last cleared up
+	out     int       // batches under way, or about to be
+	latest  int       // number of the batch that began last
+	since   time.Time // when it did
+	watched bool      // a timer looks whether that is slow
+	work    sync.Cond
+	idle    int   // goroutines that wait for work
+	err     error // why Add refuses
 }
 
 // New returns a Group.
@@ -94,21 +94,18 @@ func (g *Group[T]) launch() bool {
 // watch looks at the queue again when the batches under way can be called slow. Called with mu
 // held.
 func (g *Group[T]) watch() {
-	switch {
-	case g.timed:
-	case g.timer != nil:
-		g.timer.Reset(slow)
-	default:
-		g.timer = time.AfterFunc(slow, func() {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			g.timed = false
-			if len(g.queue) > 0 {
-				g.launch()
-			}
-		})
+	if g.watched {
+		return
 	}
-	g.timed = true
+	g.watched = true
+	time.AfterFunc(slow, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.watched = false
+		if len(g.queue) > 0 {
+			g.launch()
+		}
+	})
 }
 
 // start has a goroutine go out. Called with mu held.
@@ -142,10 +139,14 @@ func (g *Group[T]) run() {
 			if g.out > g.o.Width && number > 0 && number < g.latest { // they are not slow any more
 				break
 			}
+			gone := g.clearUp(0)
 			batch = g.take(batch[:0])
 			number = g.latest
 			g.mu.Unlock()
-			g.o.Run(batch)
+			g.drop(gone)
+			if len(batch) > 0 {
+				g.o.Run(batch)
+			}
 			clear(batch)
 			g.mu.Lock()
 		}
@@ -161,7 +162,7 @@ func (g *Group[T]) run() {
 // take moves what goes together from the queue to a batch. Called with mu held.
 func (g *Group[T]) take(batch []T) []T {
 	n := len(g.queue)
-	if g.o.Fits != nil {
+	if g.o.Fits != nil && n > 0 {
 		n = g.o.Fits(g.queue)
 	}
 	batch = append(batch, g.queue[:n]...)
@@ -196,22 +197,36 @@ func (g *Group[T]) Leave() {
 }
 
 // Forget notes that the caller of an item has left. The queue does not outgrow the callers
-// that there are: when half of it may be for nobody, what is goes out, and is returned.
-func (g *Group[T]) Forget() (out []T) {
+// that there are: it is cleared up when half of it may be for nobody.
+func (g *Group[T]) Forget() {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.left++; g.left <= len(g.queue)/2 {
+	g.left++
+	gone := g.clearUp(len(g.queue) / 2)
+	g.mu.Unlock()
+	g.drop(gone)
+}
+
+// clearUp takes the items whose callers have left out of the queue, if more than a number of
+// callers have. Called with mu held.
+func (g *Group[T]) clearUp(more int) (gone []T) {
+	if g.left <= more {
 		return nil
 	}
 	g.left = 0
 	g.queue = slices.DeleteFunc(g.queue, func(item T) bool {
-		gone := g.o.Gone(item)
-		if gone {
-			out = append(out, item)
+		is := g.o.Gone(item)
+		if is {
+			gone = append(gone, item)
 		}
-		return gone
+		return is
 	})
-	return out
+	return gone
+}
+
+func (g *Group[T]) drop(gone []T) {
+	if len(gone) > 0 && g.o.Drop != nil {
+		g.o.Drop(gone)
+	}
 }
 
 // Refuse has Add fail with err, and returns the queue, which is not run. It reports false, and

@@ -100,11 +100,12 @@ func (c *Call) Send(ctx context.Context, rdb redis.UniversalClient) {
 // returns the first error of those that were sent last.
 func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, others ...redis.Cmder) (err error) {
 	for all := false; len(calls) > 0; all = true {
-		pipe := rdb.Pipeline()
-		for _, c := range calls {
-			_ = pipe.Process(ctx, c.cmder())
+		cmds := make([]redis.Cmder, len(calls), len(calls)+len(others))
+		for i, c := range calls {
+			cmds[i] = c.cmder()
 		}
-		_ = pipe.BatchProcess(ctx, others...)
+		pipe := rdb.Pipeline()
+		_ = pipe.BatchProcess(ctx, append(cmds, others...)...)
 		_, err = pipe.Exec(ctx)
 		calls = missed(calls, all)
 	}
