@@ -9,7 +9,7 @@ LINT := bin/golangci-lint-$(LINT_VERSION)
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: ## run all tests with the race detector; TESTFLAGS='-run Fence' narrows, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
+test: ## run all tests with the race detector; TESTFLAGS='-run Fence' narrows, SLOWEST=20 lists the slowest, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
 	@scripts/test.sh $(TESTFLAGS)
 
 conformance: ## check every adapter against the same promises, on both Redises, and print the table; PERKEY_REQUIRE_REDIS=1 as for test
@@ -35,10 +35,10 @@ bench: ## measure beside other locks and the floors, on a redis-server of its ow
 soak: soak-locks soak-queue ## both of the next
 
 soak-locks: ## break clients, network and Redis for OPS operations (ten million: a quarter of an hour), and check every history; SEED replays faults
-	PERKEY_REQUIRE_REDIS=1 PERKEY_SOAK_OPS=$(or $(OPS),10000000) go test -count=1 -timeout=6h -v -run 'Soak|Mutants|Clocks' ./core $(if $(SEED),-seed=$(SEED))
+	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=6h -v -run=^TestSoak ./core $(if $(OPS),-ops=$(OPS)) $(if $(SEED),-seed=$(SEED))
 
 soak-queue: ## the same for MESSAGES (100,000: three minutes) in a queue, and account for each
-	PERKEY_REQUIRE_REDIS=1 PERKEY_SOAK_MESSAGES=$(or $(MESSAGES),100000) go test -count=1 -timeout=2h -v -run 'Soak|Line|Stopped|Parked|Chaos|Mutants|Model' ./delayqueue $(if $(SEED),-seed=$(SEED))
+	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=2h -v -run=^TestSoak ./delayqueue $(if $(MESSAGES),-messages=$(MESSAGES)) $(if $(SEED),-seed=$(SEED))
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.
 $(LINT):

@@ -24,6 +24,7 @@ import (
 const originHeader = "Perkey-Origin"
 
 func TestOptionsSurviveDeferral(t *testing.T) {
+	t.Parallel()
 	for name, maxRetry := range map[string]int{"cloned": 0, "retried": 4} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {

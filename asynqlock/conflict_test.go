@@ -122,43 +122,46 @@ func TestConflictOnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 }
 
 func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
+	t.Parallel()
 	for _, maxRetry := range []int{0, 5} {
-		redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-			b := setup(t, env)
-			release := b.hold(t, key)
-			cfg := b.config()
-			reported := make(chan error, 10)
-			cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
-			ran := make(chan struct{}, 10)
-			b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(time.Second))(asynq.HandlerFunc(
-				func(context.Context, *asynq.Task) error {
-					ran <- struct{}{}
-					return nil
-				})))
-			start := time.Now()
-			b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
-			err := <-reported
-			require.GreaterOrEqual(t, time.Since(start), time.Second)
-			require.ErrorIs(t, err, asynqlock.ErrTooOld)
-			require.ErrorIs(t, err, core.ErrConflict)
-			require.Greater(t, b.conflicts.n.Load(), int64(1))
-			var archived []*asynq.TaskInfo
-			redistest.Eventually(t, func() bool {
-				var err error
-				archived, err = b.inspector.ListArchivedTasks(b.queue)
-				return err == nil && len(archived) == 1
-			}, "the task is archived")
-			require.Regexp(t, `^asynqlock: task was deferred for too long: refused \d+ times since .*: the key is held$`, archived[0].LastErr)
-			require.Zero(t, archived[0].Retried)
-			require.Empty(t, b.all(t), "no clone goes on")
+		t.Run(fmt.Sprint("MaxRetry ", maxRetry), func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				release := b.hold(t, key)
+				cfg := b.config()
+				reported := make(chan error, 10)
+				cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
+				ran := make(chan struct{}, 10)
+				b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(time.Second))(asynq.HandlerFunc(
+					func(context.Context, *asynq.Task) error {
+						ran <- struct{}{}
+						return nil
+					})))
+				start := time.Now()
+				b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
+				err := <-reported
+				require.GreaterOrEqual(t, time.Since(start), time.Second)
+				require.ErrorIs(t, err, asynqlock.ErrTooOld)
+				require.ErrorIs(t, err, core.ErrConflict)
+				require.Greater(t, b.conflicts.n.Load(), int64(1))
+				var archived []*asynq.TaskInfo
+				redistest.Eventually(t, func() bool {
+					var err error
+					archived, err = b.inspector.ListArchivedTasks(b.queue)
+					return err == nil && len(archived) == 1
+				}, "the task is archived")
+				require.Regexp(t, `^asynqlock: task was deferred for too long: refused \d+ times since .*: the key is held$`, archived[0].LastErr)
+				require.Zero(t, archived[0].Retried)
+				require.Empty(t, b.all(t), "no clone goes on")
 
-			// Run again by hand it waits anew, and runs.
-			seen := b.conflicts.n.Load()
-			require.NoError(t, b.inspector.RunTask(b.queue, archived[0].ID))
-			b.untilConflicts(t, seen+3)
-			release()
-			<-ran
-			require.Empty(t, reported)
+				// Run again by hand it waits anew, and runs.
+				seen := b.conflicts.n.Load()
+				require.NoError(t, b.inspector.RunTask(b.queue, archived[0].ID))
+				b.untilConflicts(t, seen+3)
+				release()
+				<-ran
+				require.Empty(t, reported)
+			})
 		})
 	}
 }

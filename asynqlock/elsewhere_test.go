@@ -108,6 +108,7 @@ func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
 // The other Redis has a task of the same id, as that of another environment may. To clone that one
 // and revoke this one would move the task to where its server never looks.
 func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
+	t.Parallel()
 	for _, maxRetry := range []int{0, 3} {
 		t.Run(fmt.Sprint("MaxRetry ", maxRetry), func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {

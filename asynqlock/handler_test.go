@@ -74,6 +74,7 @@ func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
 }
 
 func TestShutdownMidHandler(t *testing.T) {
+	t.Parallel()
 	for name, maxRetry := range map[string]int{"first attempt": 3, "last attempt": 0} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -123,6 +124,7 @@ func TestPanicGivesTheKeyBack(t *testing.T) {
 }
 
 func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
+	t.Parallel()
 	for name, result := range map[string]error{"success": nil, "error": errOops} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {

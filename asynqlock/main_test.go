@@ -45,13 +45,19 @@ type bench struct {
 	inspector *asynq.Inspector
 }
 
-// conflicts counts them.
+// conflicts counts the calls that met a held key.
 type conflicts struct {
 	core.NopObserver
 	n atomic.Int64
 }
 
-func (c *conflicts) OnConflict(context.Context, core.Conflicted) { c.n.Add(1) }
+func (c *conflicts) OnWaiting(context.Context, core.Waiting) { c.n.Add(1) }
+
+func (c *conflicts) OnOutcome(_ context.Context, e core.Outcome) {
+	if refused := e.Kind == core.OutcomeConflict || e.Kind == core.OutcomeDeferred; refused && !e.DidWait {
+		c.n.Add(1)
+	}
+}
 
 func setup(t *testing.T, env *redistest.Env) *bench {
 	t.Helper()

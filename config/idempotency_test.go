@@ -33,7 +33,6 @@ func records(t *testing.T, env *redistest.Env, rt *config.Runtime) map[string]ti
 }
 
 func TestARequestMadeTwiceIsAnsweredAsItsRouteSays(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 guards:

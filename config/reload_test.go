@@ -42,7 +42,6 @@ routes:
 }
 
 func TestReloadUnderTrafficDropsNothing(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const reloads, clients, keys = 100, 8, 2
 		files := versions()

@@ -34,7 +34,6 @@ routes:
 `
 
 func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, orders)
 
@@ -95,7 +94,6 @@ func waiting(t testing.TB, rt *config.Runtime, key string) bool {
 }
 
 func TestAGuardHasTheOptionsOfTheFile(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], credential_headers: [X-Pass], safe_methods: lock}
@@ -129,7 +127,8 @@ routes:
   POST /early: early
   POST /streamed: streamed
 `, config.WithValue("user", func(ctx context.Context) (string, bool) { return "u1", true }),
-			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }))
+			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }),
+			config.WithLocker(core.WithFirstLease(300*time.Millisecond)))
 		for name, ttl := range map[string]time.Duration{"long": time.Hour, "short": 20 * time.Minute, "fixed": 10 * time.Minute} {
 			require.NoError(t, rt.Guard(name).Do(t.Context(), core.Call{Key: name}, func(ctx context.Context) error {
 				// The first lease is short, until it is renewed.

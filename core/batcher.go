@@ -42,7 +42,6 @@ func (n *batcher) submit(cmd *command) bool {
 	if n.d.closed() { // the batcher's own goroutines may be the caller
 		return false
 	}
-	cmd.batcher = n
 	err := n.group.Add(cmd)
 	switch {
 	case err == nil:
@@ -102,6 +101,9 @@ func (d *deployment) batcher(record string) *batcher {
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
 	n := d.batchers[node]
+	if node != nil {
+		d.lookAtNodes(time.Now())
+	}
 	if n == nil {
 		n = newBatcher(d, node)
 		if d.closed() {
@@ -131,7 +133,7 @@ func (n *batcher) send(batch []*command) {
 	if len(again) == 0 && isUnreachable(failure) {
 		n.fail(failure)
 	}
-	repeated := len(again) > 0 && n.group.Add(again...) == nil // unless the node is down by now
+	repeated := len(again) > 0 && !d.closed() && n.group.Add(again...) == nil // unless the node is down by now
 	for _, c := range batch {
 		if len(again) > 0 && again[0] == c {
 			if again = again[1:]; repeated {

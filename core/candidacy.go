@@ -294,7 +294,7 @@ func (c *candidacy) giveBack(i int) {
 	v := c.votes[i]
 	c.mu.Unlock()
 	if v.err == nil && v.reply.granted || v.err != nil && tookPlace(v.err) {
-		c.quorum.nodes[i].cancel(releaseRequest{record: c.ask.record, entry: c.ask.entry}, firstLease, nil)
+		c.quorum.nodes[i].cancel(releaseRequest{record: c.ask.record, entry: c.ask.entry}, c.ask.lease, nil)
 	}
 }
 

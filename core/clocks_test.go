@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // The wall clock of a process cannot be set apart from its machine's. That the
@@ -30,7 +31,7 @@ func TestNothingThatAClientSendsTellsItsTime(t *testing.T) {
 	c := soakClient{
 		Addr: server.Addr(), Prefix: "p", File: filepath.Join(t.TempDir(), "history"), Client: 1, Seed: soakSeed(),
 		Goroutines: 4, Timeout: 3 * time.Second, Workload: lively,
-		hooks: []redis.Hook{sent, &serverClock{server: server, off: 4 * 24 * time.Hour}},
+		hooks: []redis.Hook{redistest.BeforeEach(sent.look), serverClock(server, 4*24*time.Hour)},
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
 	defer cancel()
@@ -39,7 +40,7 @@ func TestNothingThatAClientSendsTellsItsTime(t *testing.T) {
 	require.Empty(t, sent.times)
 }
 
-// sentNumbers is a hook that looks for times in commands.
+// sentNumbers looks for times in commands.
 type sentNumbers struct {
 	mu    sync.Mutex
 	count int
@@ -64,52 +65,15 @@ func (s *sentNumbers) look(cmd redis.Cmder) {
 	}
 }
 
-func (s *sentNumbers) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *sentNumbers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		s.look(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (s *sentNumbers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			s.look(cmd)
-		}
-		return next(ctx, cmds)
-	}
-}
-
 // serverClock is a hook that keeps the clock of an embedded server off from the
 // true time: it stands still unless it is set.
-type serverClock struct {
-	mu     sync.Mutex
-	server *embedded.Server
-	off    time.Duration
-}
-
-func (c *serverClock) set() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.server.SetTime(time.Now().Add(c.off))
-}
-
-func (c *serverClock) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *serverClock) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.set()
-		return next(ctx, cmd)
-	}
-}
-
-func (c *serverClock) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		c.set()
-		return next(ctx, cmds)
-	}
+func serverClock(server *embedded.Server, off time.Duration) redis.Hook {
+	var mu sync.Mutex
+	return redistest.BeforeEach(func(redis.Cmder) {
+		mu.Lock()
+		defer mu.Unlock()
+		server.SetTime(time.Now().Add(off))
+	})
 }
 
 func TestClocksAnHourApartBreakNoPromise(t *testing.T) {
@@ -123,7 +87,7 @@ func TestClocksAnHourApartBreakNoPromise(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
 			var running sync.WaitGroup
-			clock := &serverClock{server: server, off: off}
+			clock := serverClock(server, off)
 			w := lively
 			w.MinLease, w.MaxLease, w.Overrun = 400*time.Millisecond, 500*time.Millisecond, 5
 			files, errs := make([]string, 2), make([]error, 2)

@@ -26,11 +26,10 @@ type command struct {
 	tries int  // how often a pipeline with it has failed
 	fresh bool // the entry is in no record unless this command put it there
 
-	batcher *batcher // that it was submitted to
-	flight  *flight  // that it is in; guarded by the batcher's mu
-	state   atomic.Int32
-	reply   chan result // holds one
-	timer   *time.Timer
+	flight *flight // that it is in; guarded by the batcher's mu
+	state  atomic.Int32
+	reply  chan result // holds one
+	timer  *time.Timer
 
 	tell func(result) // takes the reply in place of a caller who waits
 }
@@ -73,7 +72,7 @@ func (d *deployment) recycle(c *command) {
 		c.tell, c.ctx.gone = nil, nil // others may have the channel
 	}
 	c.ctx.Context, c.record, c.key, c.entry, c.call = nil, "", "", "", luascript.Call{}
-	c.keys, c.fresh, c.tries, c.batcher, c.flight = nil, false, 0, nil, nil
+	c.keys, c.fresh, c.tries, c.flight = nil, false, 0, nil
 	clear(c.args)
 	d.commands.Put(c)
 }
@@ -92,15 +91,14 @@ func (d *deployment) deliver(c *command, r result) {
 	d.takeBack(c, r)
 }
 
-// abandon leaves the command to itself.
-func (d *deployment) abandon(c *command) {
-	n := c.batcher // c may be another call's as soon as it is abandoned
+// abandon leaves the command, which was submitted to n, to itself.
+func (n *batcher) abandon(c *command) {
 	if c.state.CompareAndSwap(replyAwaited, replyAbandoned) {
 		close(c.ctx.gone)
 		n.forget(c)
 		return
 	}
-	d.takeBack(c, <-c.reply)
+	n.d.takeBack(c, <-c.reply)
 }
 
 // unwanted reports whether nobody waits for the reply any more.

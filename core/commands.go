@@ -14,13 +14,6 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// claimLease is how long a waiter that was granted the key has to take it up;
-// CLAIM in record.lua.
-const claimLease = time.Second
-
-// fenceBlock is how many fences an exclusive grant may use up; BLOCK in record.lua.
-const fenceBlock = 65536
-
 // How a waiting locker learns of its grant; MARK in record.lua. Boxed once.
 var (
 	notQueued     any = ""
@@ -38,6 +31,7 @@ type acquireReply struct {
 	remaining time.Duration // refused: of a holder's lease; zero: not known
 	server    int64         // refused: the server's clock in ms
 	place     int           // refused: in the queue, from 1; 0: not in it
+	foreign   bool          // refused: the record is not of this version, and has no queue
 	queued    int           // refused: length of the queue
 }
 
@@ -58,7 +52,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 		return reply, errShape
 	}
 	return acquireReply{
-		remaining: time.Duration(n[1]) * time.Millisecond, server: n[2], place: int(n[3]), queued: int(n[4]),
+		remaining: time.Duration(n[1]) * time.Millisecond, server: n[2], place: max(int(n[3]), 0), foreign: n[3] < 0, queued: int(n[4]),
 	}, nil
 }
 
@@ -168,7 +162,7 @@ func (d *deployment) extend(ctx context.Context, op, record, entry string, ttl t
 	key := keyOf(d.prefix, record)
 	cmd := d.command(ctx, renewScript, false, record, entry, ttl.Milliseconds())
 	cmd.key = key
-	r, _, err := d.ask(ctx, op, cmd, max(ttl, firstLease), nil)
+	r, _, err := d.ask(ctx, op, cmd, max(ttl, replyTimeout), nil)
 	if err != nil {
 		return false, false, err
 	}
@@ -296,7 +290,8 @@ func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience 
 	if ctx.Done() == nil { // the caller cannot leave
 		return d.do(cmd), false, nil
 	}
-	if !d.batcher(cmd.record).submit(cmd) {
+	n := d.batcher(cmd.record)
+	if !n.submit(cmd) {
 		d.recycle(cmd)
 		return r, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
@@ -318,6 +313,6 @@ func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience 
 	case <-closing:
 		err = fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}
-	d.abandon(cmd)
+	n.abandon(cmd)
 	return r, stopped, err
 }

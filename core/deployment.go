@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -23,9 +24,10 @@ type deployment struct {
 
 	batchersMu sync.Mutex
 	batchers   map[*redis.Client]*batcher
-	commands   sync.Pool   // not global: a pool would carry channels between synctest's bubbles
-	mapped     atomic.Bool // the Cluster's slots are known
-	mapping    atomic.Bool // they are being asked for
+	looked     atomic.Int64 // when it was last looked which nodes of a Cluster serve slots, in nanoseconds
+	commands   sync.Pool    // not global: a pool would carry channels between synctest's bubbles
+	mapped     atomic.Bool  // the Cluster's slots are known
+	mapping    atomic.Bool  // they are being asked for
 
 	cancellations cancellations
 	subscription  *listener.Listener
@@ -39,6 +41,7 @@ func newDeployment(rdb, own redis.UniversalClient, id, prefix string, c *lifecyc
 		lifecycle: c, events: e, id: id, prefix: prefix, rdb: rdb, renewer: renewer{rdb: own},
 		batchers: map[*redis.Client]*batcher{},
 	}
+	d.looked.Store(time.Now().UnixNano())
 	d.commands.New = newCommand
 	d.cancellations.d = d
 	switch client := rdb.(type) {
@@ -86,28 +89,49 @@ func (d *deployment) mark() any {
 	}
 }
 
-// forgetIfGone forgets a Cluster's node that serves no slots any more: it has left, or is a
-// replica now. It reports whether it did.
-func (d *deployment) forgetIfGone(n *batcher) bool {
-	if n.node == nil {
-		return false
+// nodesTick is how often a Locker in use looks which nodes of a Cluster serve slots.
+const nodesTick = time.Minute
+
+// lookAtNodes has forgetGone run when it is time.
+func (d *deployment) lookAtNodes(now time.Time) {
+	last := d.looked.Load()
+	if now.UnixNano()-last > int64(nodesTick) && d.looked.CompareAndSwap(last, now.UnixNano()) {
+		d.background(d.forgetGone)
 	}
-	serves := false
+}
+
+// forgetGone forgets the nodes of a Cluster that serve no slots any more: they have left, or
+// are replicas now.
+func (d *deployment) forgetGone() {
+	if d.cluster == nil {
+		return
+	}
+	var mu sync.Mutex
+	serves := map[*redis.Client]bool{nil: true}
 	err := d.cluster.ForEachMaster(context.Background(), func(_ context.Context, node *redis.Client) error {
-		if node == n.node {
-			serves = true
-		}
+		mu.Lock()
+		defer mu.Unlock()
+		serves[node] = true
 		return nil
 	})
-	if err != nil || serves {
-		return false
+	if err != nil {
+		return
 	}
+	var gone []*batcher
 	d.batchersMu.Lock()
-	delete(d.batchers, n.node)
+	for node, n := range d.batchers {
+		if !serves[node] {
+			delete(d.batchers, node)
+			gone = append(gone, n)
+		}
+	}
 	d.batchersMu.Unlock()
-	n.group.Close()
-	n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
-	return true
+	for _, n := range gone {
+		n.group.Close()
+		if wasDown := n.group.Accept(); wasDown {
+			n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
+		}
+	}
 }
 
 func (d *deployment) nodeOf(record string) any { return d.node(record) }

@@ -14,8 +14,9 @@
 //
 // A held key is one Redis record with the random token of its owner. The record
 // expires, so that a holder that died frees its key; a living holder renews it
-// at a third of its TTL. The first lease of every grant lasts no longer than 3 s,
-// until its first renewal: a grant that never reached its caller frees itself.
+// at a third of its TTL. The first lease of every grant lasts no longer than 10 s
+// (WithFirstLease), until its first renewal: a grant that never reached its caller frees
+// itself.
 //
 // # Modes
 //
@@ -31,9 +32,9 @@
 // Cluster, whose nodes share no script, it takes one key after the other, and gives
 // them back before it waits.
 //
-// A key can be reserved for work that was parked to run later: a ConflictPolicy's
-// Decision.Reserve and Locker.Reserve do that. Until Lease.Unreserve, or the end of the
-// reservation, only a TryAcquire with Reserved gets the key, before all who wait.
+// Package delayqueue reserves a key for work that was parked because the key was held. Until
+// the reservation ends only the queue's workers get the key, before all calls that wait:
+// others meet a conflict. See KeyInfo.Reserved.
 //
 // # What holds
 //
@@ -44,9 +45,10 @@
 //  3. A lease's context ends, with a cause that wraps ErrLeaseLost, before Redis
 //     can give the key to anyone else. ForceRelease, and the release of a lease
 //     that several hold by one token, tell the others at the same time instead.
-//  4. An Acquire that returned an error leaves nothing behind in Redis after 3 s,
-//     whatever was lost on the way. The 3 s begin when Redis runs the command, if
-//     the network delivers it only after the return.
+//  4. An Acquire that returned an error leaves nothing behind in Redis after the first
+//     lease (10 s, or the TTL if that is shorter; WithFirstLease), whatever was lost on the way.
+//     That time begins when Redis runs the command, if the network delivers it only after
+//     the return.
 //  5. Release works on a dead ctx, stops renewal before it is sent, and cannot
 //     remove a later owner's lease. The end of the caller's ctx does not stop
 //     renewal, since its work may not have stopped yet.
@@ -58,6 +60,7 @@
 //  8. Shutdown and Close wait for every goroutine, and may be called twice. Close waits 2 s
 //     at most for commands to a Redis that does not answer, and says so in its error.
 //  9. Options are checked at construction, and wrap ErrInvalidOption.
+//  10. Every call ends in exactly one [Outcome], and the [Observer] is told it once.
 //
 // # The trust window
 //

@@ -49,7 +49,7 @@ func (h *hold) renamed(asked string) bool {
 func (d *deployment) downgrade(ctx context.Context, h *hold) (owned bool, err error) {
 	cmd := d.command(ctx, downgradeScript, false, h.record, h.entry(exclusive), h.entry(shared), h.lastFence())
 	cmd.key = h.key()
-	r, _, err := d.ask(ctx, "downgrade", cmd, max(h.ttl, firstLease), nil)
+	r, _, err := d.ask(ctx, "downgrade", cmd, max(h.ttl, replyTimeout), nil)
 	if err != nil {
 		return false, err
 	}

@@ -13,7 +13,8 @@ import (
 // none of these: it is reported as context.Canceled or
 // context.DeadlineExceeded, with the ctx's cause.
 var (
-	// ErrConflict: the key is held by somebody else, or reserved. Matches every *ConflictError.
+	// ErrConflict: the key is held by somebody else, perhaps in a newer version's format, or
+	// reserved. Matches every *ConflictError.
 	ErrConflict = errors.New("key is held")
 	// ErrDeferred: the work was accepted to run later. Matches every *DeferredError.
 	ErrDeferred = errors.New("deferred")
@@ -28,8 +29,8 @@ var (
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrDetached: the lease was detached: its key is held by its token now.
 	ErrDetached = errors.New("lease detached")
-	// ErrInvalidToken: what should be resumed is not a lease's token, or not one of
-	// this Locker's prefix.
+	// ErrInvalidToken: what should be resumed is not a lease's token, not one of this
+	// Locker's prefix, or one of a newer version.
 	ErrInvalidToken = errors.New("invalid token")
 	// ErrInvalidKey: the key is empty, too long, or holds control bytes.
 	ErrInvalidKey = errors.New("invalid key")
@@ -41,8 +42,6 @@ var (
 	// ErrInvalidCursor: List did not give this cursor, or its node has left the
 	// Cluster since. Begin again with an empty one.
 	ErrInvalidCursor = errors.New("invalid cursor")
-	// ErrReserved: the key was reserved anew, and stays reserved.
-	ErrReserved = errors.New("key is reserved anew")
 	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by who took
 	// the key first.
 	ErrNotExclusive = errors.New("lease is not exclusive")

@@ -49,6 +49,7 @@ var Scripts = map[string]string{
 	"acquire": acquireScript.Source(), "renew": renewScript.Source(), "release": releaseScript.Source(),
 	"reserve": reserveScript.Source(), "unreserve": unreserveScript.Source(),
 	"acquireall": acquireAllScript.Source(), "downgrade": downgradeScript.Source(), "raise": raiseScript.Source(),
+	"force": forceScript.Source(), "inspect": inspectScript.Source(),
 }
 
 // ParseToken reports what is wrong with a token.
@@ -74,6 +75,23 @@ func Sealed(body string) string {
 	b := binary.BigEndian.AppendUint32([]byte(body), crc32.ChecksumIEEE([]byte(body)))
 	return tokenVersion + base64.RawURLEncoding.EncodeToString(b)
 }
+
+// Batchers are those of a Cluster's nodes, by address. Each tells how many goroutines it has.
+func Batchers(l *Locker) map[string]func() int {
+	d := l.store.(*deployment)
+	d.batchersMu.Lock()
+	defer d.batchersMu.Unlock()
+	all := map[string]func() int{}
+	for node, n := range d.batchers {
+		if node != nil {
+			all[node.Options().Addr] = n.group.Goroutines
+		}
+	}
+	return all
+}
+
+// LookAtNodes has the next call look for nodes that serve no slots any more.
+func LookAtNodes(l *Locker) { l.store.(*deployment).looked.Store(0) }
 
 // WaitForNodes sets how long a quorum waits for its nodes.
 func (l *Locker) WaitForNodes(d time.Duration) { l.store.(*quorum).patient = d }

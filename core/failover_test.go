@@ -106,7 +106,7 @@ func newLoad(t *testing.T, d deployment, variant acquireVariant) *load {
 		victim: d.primary(t, core.RecordName(loadPrefix, "0")),
 	}
 	for range loadLockers {
-		l.lockers = append(l.lockers, lockerOn(t, d.client(t, resp3), loadPrefix))
+		l.lockers = append(l.lockers, lockerOn(t, d.client(t, resp3), loadPrefix, core.WithFirstLease(3*time.Second)))
 	}
 	here, elsewhere := []string{}, []string{}
 	for i := 0; len(here) <= loadKeys || len(elsewhere) < loadKeys && d.primaries > 1; i++ {
@@ -473,7 +473,7 @@ type grantCounter struct {
 	grants, lost atomic.Int64
 }
 
-func (o *grantCounter) OnAcquired(context.Context, core.Acquired) { o.grants.Add(1) }
+func (o *grantCounter) OnOutcome(_ context.Context, e core.Outcome) { o.grants.Add(int64(e.Leases)) }
 
 func (o *grantCounter) OnLost(context.Context, core.Lost) { o.lost.Add(1) }
 

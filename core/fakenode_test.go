@@ -90,10 +90,14 @@ func (n *fakeNode) dial(context.Context, string, string) (net.Conn, error) {
 	return c, nil
 }
 
+// bubblePool is a pool in which nobody waits for a connection: go-redis keeps the timers of
+// those who did for others, and one that was made in another bubble never fires in this.
+const bubblePool = 1000
+
 func (n *fakeNode) client(t *testing.T) *redis.Client {
 	t.Helper()
 	return redistest.Client(t, &redis.Options{
-		Addr: "127.0.0.1:1", Dialer: n.dial,
+		Addr: "127.0.0.1:1", Dialer: n.dial, PoolSize: bubblePool,
 		// They keep a mutex while they wait for the node, and so the bubble's clock still.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})

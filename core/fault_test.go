@@ -27,7 +27,7 @@ func throughProxy(t *testing.T, env *redistest.Env, maxRetries int) (*core.Locke
 	t.Helper()
 	proxy := redistest.NewProxy(t, env.Addr)
 	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: maxRetries})
-	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix))
+	l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithPrefix(env.Prefix), core.WithFirstLease(3*time.Second))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l, proxy, env.Client(t)
@@ -340,7 +340,7 @@ func warm(t *testing.T, l *core.Locker) {
 // promptly is less than an orphan lives: what is gone by then was cancelled.
 const promptly = 2 * time.Second
 
-// orphan is how long an orphan may live, with something for a busy machine.
+// orphan is how long an orphan may live whose first lease is 3 s, with something for a busy machine.
 const orphan = 4 * time.Second
 
 func requireNothingLeft(t *testing.T, rdb *redis.Client, prefix string, within time.Duration) {

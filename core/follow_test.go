@@ -18,19 +18,24 @@ import (
 )
 
 const (
-	followFailovers = 3 // in a row
-	followLeases    = 50
-	followTTL       = 9 * time.Second
+	followLeases = 50
+	followTTL    = 9 * time.Second
 )
+
+var followFirst = core.WithFirstLease(3 * time.Second) // renewed after one
 
 // A primary that is cut off from the other servers goes on to answer its clients: what
 // it renews is worth nothing, and what it publishes reaches nobody who has left it.
 func TestRenewalsAndTheSubscriptionFollowEachFailover(t *testing.T) {
 	t.Parallel()
+	testFailovers(t, 3)
+}
+
+func testFailovers(t *testing.T, failovers int) {
 	s := redistest.StartSentinel(t)
 	rdb, otherRdb := s.AppClient(t), s.AppClient(t)
-	holder, other := lockerOn(t, rdb, "p", core.WithTTL(followTTL)), lockerOn(t, otherRdb, "p", core.WithTTL(followTTL))
-	for round := range followFailovers {
+	holder, other := lockerOn(t, rdb, "p", core.WithTTL(followTTL), followFirst), lockerOn(t, otherRdb, "p", core.WithTTL(followTTL), followFirst)
+	for round := range failovers {
 		kept := takeAll(t, holder, fmt.Sprintf("kept %d", round), core.LeaseTTL(10*followTTL))
 		warm(t, other)
 		time.Sleep(1500 * time.Millisecond) // renewed, replicated, and listening
@@ -84,7 +89,7 @@ func TestAFailoverThatCannotBeFollowedIsWarnedOf(t *testing.T) {
 		}
 	})
 	seen := newWatch()
-	l := lockerOn(t, rdb, "p", core.WithTTL(followTTL), core.WithObserver(seen))
+	l := lockerOn(t, rdb, "p", core.WithTTL(followTTL), followFirst, core.WithObserver(seen))
 	leases := takeAll(t, l, "lost")
 	redistest.Eventually(t, l.Listening, "a subscription")
 	time.Sleep(1500 * time.Millisecond) // renewed
@@ -116,7 +121,7 @@ func TestRenewalsFollowAFailoverWithoutASubscription(t *testing.T) {
 	for _, server := range append(s.Replicas(t), s.Primary(t)) {
 		require.NoError(t, redistest.Client(t, &redis.Options{Addr: server.Addr}).ACLSetUser(t.Context(), user, "resetchannels").Err())
 	}
-	l := lockerOn(t, rdb, "p", core.WithTTL(followTTL))
+	l := lockerOn(t, rdb, "p", core.WithTTL(followTTL), followFirst)
 	takeAll(t, l, "before")
 	time.Sleep(1500 * time.Millisecond) // renewed
 	var lost []*core.Lease

@@ -108,17 +108,18 @@ func (g *Guard) Heeds(p Preference) Preference {
 // if ctx ends while fn runs, fn's own ctx ends, and the key stays held for as
 // long as fn takes.
 func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) error) error {
-	if err := g.Err(); err != nil {
+	err := g.Err()
+	if g == nil || g.locker == nil {
 		return err
 	}
-	if fn == nil {
-		return errNoFunction
+	if err == nil && fn == nil {
+		err = errNoFunction
 	}
 	opts := g.opts
 	if call.Shared {
 		opts.limit = shared
 	}
-	lease, err := g.locker.obtain(ctx, call, g.policy, opts)
+	lease, err := g.locker.obtain(ctx, call, g.policy, opts, err)
 	if err != nil {
 		return err
 	}

@@ -124,23 +124,39 @@ func (r *recorder) add(e any) {
 	r.events = append(r.events, e)
 }
 
-func (r *recorder) OnAcquired(_ context.Context, e core.Acquired)   { r.add(e) }
-func (r *recorder) OnConflict(_ context.Context, e core.Conflicted) { r.add(e) }
-func (r *recorder) OnReleased(_ context.Context, e core.Released)   { r.add(e) }
-func (r *recorder) OnLost(_ context.Context, e core.Lost)           { r.add(e) }
-func (r *recorder) OnRenewed(_ context.Context, e core.Renewed)     { r.add(e) }
+func (r *recorder) OnOutcome(_ context.Context, e core.Outcome)   { r.add(e) }
+func (r *recorder) OnWaiting(_ context.Context, e core.Waiting)   { r.add(e) }
+func (r *recorder) OnReleased(_ context.Context, e core.Released) { r.add(e) }
+func (r *recorder) OnLost(_ context.Context, e core.Lost)         { r.add(e) }
+func (r *recorder) OnRenewed(_ context.Context, e core.Renewed)   { r.add(e) }
+func (r *recorder) OnWarning(_ context.Context, w core.Warning)   { r.add(w) }
 
-func (r *recorder) OnWarning(_ context.Context, w core.Warning) { r.add(w) }
-
-func eventOf[T any](r *recorder) (event T, ok bool) {
+func eventsOf[T any](r *recorder) (events []T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, e := range r.events {
 		if e, is := e.(T); is {
-			return e, true
+			events = append(events, e)
 		}
 	}
-	return event, false
+	return events
+}
+
+func eventOf[T any](r *recorder) (event T, ok bool) {
+	events := eventsOf[T](r)
+	if len(events) == 0 {
+		return event, false
+	}
+	return events[0], true
+}
+
+// lastOutcome is that of the call that ended last.
+func (r *recorder) lastOutcome() core.Outcome {
+	outcomes := eventsOf[core.Outcome](r)
+	if len(outcomes) == 0 {
+		return core.Outcome{}
+	}
+	return outcomes[len(outcomes)-1]
 }
 
 func TestTheObserverIsTold(t *testing.T) {
@@ -150,8 +166,8 @@ func TestTheObserverIsTold(t *testing.T) {
 		guard := core.NewGuard(l, nil)
 		call := core.Call{Key: "k", Name: "n"}
 		err := guard.Do(t.Context(), call, func(ctx context.Context) error {
-			acquired, ok := eventOf[core.Acquired](&seen)
-			require.True(t, ok)
+			acquired := seen.lastOutcome()
+			require.Equal(t, core.OutcomeAcquired, acquired.Kind)
 			lease, _ := core.LeaseFrom(ctx)
 			require.Equal(t, lease.Fence(), acquired.Fence)
 			require.Equal(t, "n", acquired.Name)
@@ -163,12 +179,13 @@ func TestTheObserverIsTold(t *testing.T) {
 			return nil
 		})
 		require.NoError(t, err)
-		conflict, ok := eventOf[core.Conflicted](&seen)
-		require.True(t, ok)
-		require.Equal(t, "reject", conflict.Decision.String())
+		outcomes := eventsOf[core.Outcome](&seen)
+		require.Len(t, outcomes, 2)
+		require.Equal(t, core.OutcomeConflict, outcomes[1].Kind)
 		released, ok := eventOf[core.Released](&seen)
 		require.True(t, ok)
 		require.NoError(t, released.Err)
+		require.Equal(t, outcomes[0].Fence, released.Fence)
 		require.Positive(t, released.Held)
 
 		_ = guard.Do(t.Context(), call, func(ctx context.Context) error {
@@ -178,7 +195,7 @@ func TestTheObserverIsTold(t *testing.T) {
 		})
 		redistest.Eventually(t, func() bool {
 			lost, ok := eventOf[core.Lost](&seen)
-			return ok && errors.Is(lost.Cause, core.ErrLeaseLost)
+			return ok && errors.Is(lost.Cause, core.ErrLeaseLost) && lost.Fence == seen.lastOutcome().Fence
 		}, "the loss")
 	})
 }
@@ -188,9 +205,13 @@ func TestSlogObserverWarnsOfLossAndKeepsQuietOtherwise(t *testing.T) {
 	var out bytes.Buffer
 	o := core.SlogObserver(slog.New(slog.NewTextHandler(&out, nil)))
 	ctx := t.Context()
-	o.OnAcquired(ctx, core.Acquired{})
-	core.SlogObserver(nil).OnAcquired(ctx, core.Acquired{})
-	o.OnConflict(ctx, core.Conflicted{})
+	for _, kind := range []core.OutcomeKind{
+		core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeLeft, core.OutcomeDeadline, core.OutcomeClosed,
+	} {
+		o.OnOutcome(ctx, core.Outcome{Kind: kind})
+	}
+	core.SlogObserver(nil).OnOutcome(ctx, core.Outcome{})
+	o.OnWaiting(ctx, core.Waiting{})
 	o.OnReleased(ctx, core.Released{})
 	o.OnRenewed(ctx, core.Renewed{})
 	require.Empty(t, out.String())
@@ -198,7 +219,11 @@ func TestSlogObserverWarnsOfLossAndKeepsQuietOtherwise(t *testing.T) {
 	require.Contains(t, out.String(), "lost-key")
 	o.OnReleased(ctx, core.Released{Err: core.ErrUnavailable})
 	o.OnRenewed(ctx, core.Renewed{Err: core.ErrUnavailable})
-	require.Equal(t, 3, bytes.Count(out.Bytes(), []byte("level=WARN")))
+	for _, kind := range []core.OutcomeKind{core.OutcomeShed, core.OutcomeUnavailable, core.OutcomeError} {
+		o.OnOutcome(ctx, core.Outcome{Kind: kind, Key: "k", Name: "n", Cause: core.ErrUnavailable})
+		require.Contains(t, out.String(), "outcome="+string(kind))
+	}
+	require.Equal(t, 6, bytes.Count(out.Bytes(), []byte("level=WARN")))
 }
 
 // mustNotRun is the work of a call that is not to get its key.

@@ -13,8 +13,7 @@ const (
 	passWanted     = time.Millisecond
 	passWantedMost = 256
 	// The same while nobody is known to wait: word of a waiter may have been lost.
-	passAlone     = 50 * time.Millisecond
-	passAloneMost = fenceBlock - 1
+	passAlone = 50 * time.Millisecond
 )
 
 // turn is a call's turn to ask Redis.
@@ -55,7 +54,7 @@ func (c *waiter) look(now time.Time, join bool) (s standing) {
 		return s
 	}
 	s.asks = true
-	s.turn = turn{mark: notQueued, sent: now, timeout: ln.timeout(now, c.opts.firstLease())}
+	s.turn = turn{mark: notQueued, sent: now, timeout: ln.timeout(now, c.opts.replyTimeout())}
 	if join {
 		s.turn.mark = w.locker.store.mark()
 	}
@@ -160,7 +159,7 @@ func (w *waiters) orphaned(key, entry string, fence, server int64) {
 	switch {
 	case accepted:
 	case fence != 0:
-		w.locker.cancel(releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, firstLease)
+		w.locker.cancel(releaseRequest{record: recordName(w.locker.prefix, key), entry: entry}, w.locker.firstLease)
 	default:
 		w.drop(key, entry)
 	}
@@ -236,12 +235,12 @@ func (w *waiters) pass(h *hold, now time.Time) bool {
 	if ln == nil || ln.first == nil || w.reserved.of(ln.key, now) {
 		return false
 	}
-	budget, most := passAlone, int64(passAloneMost)
+	budget, most := passAlone, w.locker.fences-1
 	if ln.wanted || h.waiting.Load() {
 		budget, most = passWanted, passWantedMost
 	}
 	c := ln.first
-	if c.opts.ttl != h.ttl || c.opts.bounded() || int64(h.used) >= min(most, w.locker.fences-1) || h.since.elapsed(now) > budget {
+	if c.opts.ttl != h.ttl || c.opts.bounded() || int64(h.used) >= most || h.since.elapsed(now) > budget {
 		return false
 	}
 	w.remove(c)

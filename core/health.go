@@ -10,8 +10,7 @@ import (
 )
 
 // health is whether a node answers. A node is down when a command failed after go-redis's own
-// retries, or when nothing has come back for as long as a first lease lasts and a probe does
-// not either. Then its
+// retries, or when nothing has come back for replyTimeout and a probe does not either. Then its
 // batcher sends it nothing but probes, and every command fails at once: callers learn of the
 // outage without waiting for one another, and nothing piles up that Redis would have to do when
 // it is back. Renewals go on: they have connections of their own.
@@ -28,7 +27,7 @@ const (
 	probeTimeout = 300 * time.Millisecond
 )
 
-var errNoReply = errors.New("no reply to anything for " + firstLease.String())
+var errNoReply = errors.New("no reply to anything for " + replyTimeout.String())
 
 // unsentError is why a command was not sent.
 type unsentError struct{ error }
@@ -57,7 +56,7 @@ func (h *health) returns(err error) {
 // suspect has a node probed of which nothing has come back for too long: one connection
 // may be dead, or this process was stopped.
 func (n *batcher) suspect(now time.Time) {
-	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(firstLease)
+	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(replyTimeout)
 	if !silent || !n.suspected.CompareAndSwap(false, true) {
 		return
 	}
@@ -99,13 +98,15 @@ func (n *batcher) probe() {
 			timer.Stop()
 			return
 		}
-		if n.d.forgetIfGone(n) {
+		n.d.forgetGone()
+		if !n.group.Refuses() {
 			return
 		}
 	}
-	n.group.Accept()
-	n.d.events.lookAgain()
-	n.warn(Warning{Resolved: true})
+	if n.group.Accept() { // else it was forgotten
+		n.d.events.lookAgain()
+		n.warn(Warning{Resolved: true})
+	}
 }
 
 func (n *batcher) warn(w Warning) {

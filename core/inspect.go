@@ -23,7 +23,11 @@ type KeyInfo struct {
 	Key string
 	// At is the server's clock when it looked.
 	At time.Time
-	// Mode is how the key is held; empty when it is free.
+	// Foreign reports that the key's record was not written by this version of perkey: a
+	// newer one has the key, or something else is stored under its name. It counts as held,
+	// by one, and the rest is not known. See docs/protocol.md, "Format versions".
+	Foreign bool
+	// Mode is how the key is held; empty when it is free, or Foreign.
 	Mode Mode
 	// Held is how many hold the key. Where that is more than len(Holders) it can
 	// include some whose leases have just ended.
@@ -37,11 +41,11 @@ type KeyInfo struct {
 	// Waiters are the lockers that wait, in the order in which they will be served:
 	// all of them, or the first 10 from List.
 	Waiters []Waiter
-	// Reserved is how long the key is still kept for parked work, see Locker.Reserve;
-	// zero if it is not.
+	// Reserved is how long the key is still reserved for parked work, which goes before fresh
+	// calls; zero if it is not.
 	Reserved time.Duration
-	// ReservationStamp grows with each reservation of the key; see Locker.Unreserve.
-	ReservationStamp int64
+
+	stamp int64 // of the reservation
 }
 
 // Free reports whether nobody holds the key. If lockers wait for it then all the
@@ -57,6 +61,17 @@ const (
 	ModeShared    Mode = "shared"
 	ModeCounted   Mode = "counted"
 )
+
+func modeOf(limit int) Mode {
+	switch limit {
+	case exclusive:
+		return ModeExclusive
+	case shared:
+		return ModeShared
+	default:
+		return ModeCounted
+	}
+}
 
 // Party is a process that holds a key or waits for it, and what for.
 type Party struct {
@@ -80,7 +95,7 @@ type Party struct {
 type Holder struct {
 	Party
 	// Fence is that of the grant. An exclusive hold that was passed on within its
-	// process has a greater one by now; ForceRelease knows it by either.
+	// process has a greater one by now, also after a Downgrade; ForceRelease knows it by either.
 	Fence int64
 	// Since is when the key was granted, by the server's clock: fences are made of
 	// it. It can be late if the server's clock was set back.
@@ -101,7 +116,6 @@ type KeyPage struct {
 
 const (
 	inspectHolders = 1000
-	inspectWaiters = 1024 // QUEUE in queue.lua
 	listParties    = 10
 
 	// MaxListCount is the greatest count that List takes.
@@ -118,14 +132,11 @@ const (
 // whether it is reserved. It blocks for one round trip, and no longer than ctx allows. Nothing in its
 // answer lets its reader release or use a lease.
 func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
-	if err := ValidateKey(key); err != nil {
-		return nil, err
-	}
 	d, err := l.deployment("inspect")
 	if err != nil {
 		return nil, err
 	}
-	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, inspectWaiters)
+	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, maxQueue)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +151,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 // and gives it to the next in line. It reports false if no holder has the fence any
 // more: a later holder is never touched. The fence is one that Inspect, an Observer
 // or the lease itself showed; of an exclusive hold that was passed on within its
-// process, any of its fences will do, and whichever call of it has the key now
+// process, and perhaps downgraded then, any of its fences will do, and whichever call of it has the key now
 // loses it.
 //
 // The holder is told by a message: its lease's context ends, with a cause that wraps
@@ -151,9 +162,6 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 // It blocks for one round trip, and no longer than ctx allows. After an error the
 // key may have been released.
 func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (bool, error) {
-	if err := ValidateKey(key); err != nil {
-		return false, err
-	}
 	d, err := l.deployment("force release")
 	if err != nil {
 		return false, err
@@ -182,6 +190,9 @@ func (l *Locker) taken(key string, fence int64, why string) {
 
 // admin runs a script for a caller who waits for it, with once as in command.
 func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
+	if err := ValidateKey(key); err != nil {
+		return nil, err
+	}
 	if ctx.Err() != nil {
 		return nil, callerGone(ctx, op, key)
 	}
@@ -266,10 +277,12 @@ func (d *deployment) inspectAll(ctx context.Context, records []string) ([]*KeyIn
 		if err == nil {
 			info, err = parseInspect(keyOf(d.prefix, record), val)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if info.Held > 0 || info.Waiting > 0 || info.Reserved > 0 {
+		case val.([]any)[7] == noRecord:
+			continue
+		case info.Held > 0 || info.Waiting > 0 || info.Reserved > 0:
 			infos = append(infos, info)
 		}
 	}
@@ -361,11 +374,14 @@ func (s *scan) cursor() string {
 // inGlob writes a text so that a pattern means just that.
 var inGlob = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
 
+// noRecord is what inspect.lua answers of a HASH that no version wrote.
+const noRecord = int64(2)
+
 // parseInspect reads the answer of inspect.lua. What does not look like a holder is
 // passed over.
 func parseInspect(key string, val any) (*KeyInfo, error) {
 	items, ok := val.([]any)
-	if !ok || len(items) != 7 {
+	if !ok || len(items) != 8 {
 		return nil, errShape
 	}
 	n, err := integers(items[:3], 3)
@@ -377,8 +393,9 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 	info := &KeyInfo{Key: key, At: time.UnixMicro(n[0]), Held: int(n[1]), Waiting: int(n[2])}
 	if ends, _ := items[5].(int64); ends > 0 {
 		info.Reserved = time.UnixMilli(ends).Sub(info.At)
-		info.ReservationStamp, _ = items[6].(int64)
+		info.stamp, _ = items[6].(int64)
 	}
+	info.Foreign = items[7] != int64(0)
 	for _, item := range holders {
 		s, _ := item.(string)
 		f := strings.SplitN(s, " ", 4)
@@ -386,7 +403,8 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 			continue
 		}
 		ends, err := strconv.ParseInt(f[1], 10, 64)
-		fence, err2 := strconv.ParseInt(f[2], 10, 64)
+		first, _, _ := strings.Cut(f[2], "-") // of a downgraded one there is a last one too
+		fence, err2 := strconv.ParseInt(first, 10, 64)
 		if err != nil || err2 != nil {
 			continue
 		}
@@ -413,15 +431,7 @@ func parseInspect(key string, val any) (*KeyInfo, error) {
 func partyOf(who, what string) Party {
 	digits, locker, _ := strings.Cut(who, ":")
 	limit, _ := strconv.Atoi(digits)
-	p := Party{Locker: locker, Limit: limit}
-	switch limit {
-	case exclusive:
-		p.Mode = ModeExclusive
-	case shared:
-		p.Mode = ModeShared
-	default:
-		p.Mode = ModeCounted
-	}
+	p := Party{Locker: locker, Mode: modeOf(limit), Limit: limit}
 	if parts := strings.Split(locker, "/"); len(parts) == 3 {
 		p.Host = parts[0]
 		p.PID, _ = strconv.Atoi(parts[1])

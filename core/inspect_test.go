@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -76,7 +78,7 @@ func TestInspectTellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 		require.Equal(t, 1, h.Limit)
 		require.False(t, h.Since.Before(before) || h.Since.After(info.At), "%s <= %s <= %s", before, h.Since, info.At)
 		require.Positive(t, h.Remaining)
-		require.LessOrEqual(t, h.Remaining, 3*time.Second, "not renewed yet")
+		require.LessOrEqual(t, h.Remaining, core.DefaultFirstLease, "not renewed yet")
 
 		require.Equal(t, 2, info.Waiting)
 		require.Len(t, info.Waiters, 2)
@@ -250,6 +252,88 @@ func TestForceReleaseKnowsAHoldThatWasPassedOnByItsLaterFences(t *testing.T) {
 			require.False(t, force(t, l, "k", fence))
 			require.NoError(t, again.Release(ctx))
 		}
+	})
+}
+
+// passedOn returns a lease of key that was passed on at least twice since its grant, and the
+// fences that were used before it, the grant's first.
+func passedOn(t *testing.T, l, admin *core.Locker, key string) (lease *core.Lease, before []int64) {
+	const calls = 4
+	for {
+		leases := make(chan *core.Lease, calls)
+		for range calls {
+			go func() {
+				lease, err := l.Acquire(t.Context(), key)
+				assert.NoError(t, err)
+				leases <- lease
+			}()
+		}
+		var fences []int64
+		for i := range calls {
+			if lease = <-leases; lease == nil {
+				return nil, nil
+			}
+			fences = append(fences, lease.Fence())
+			if i < calls-1 {
+				assert.NoError(t, lease.Release(t.Context()))
+			}
+		}
+		info, err := admin.Inspect(t.Context(), key)
+		if !assert.NoError(t, err) || !assert.Len(t, info.Holders, 1) {
+			return nil, nil
+		}
+		if granted := slices.Index(fences, info.Holders[0].Fence); granted >= 0 && granted < calls-2 {
+			return lease, fences[granted : calls-1]
+		}
+		assert.NoError(t, lease.Release(t.Context())) // it was not passed on: that is a matter of milliseconds
+	}
+}
+
+func TestForceReleaseKnowsADowngradedHoldByAllOfItsFences(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		l, admin := newLocker(t, env), newLocker(t, env)
+		warm(t, l)
+		listening(t, l)
+		force := func(key string, fence int64) bool {
+			done, err := admin.ForceRelease(ctx, key, fence)
+			assert.NoError(t, err)
+			return done
+		}
+		var keys sync.WaitGroup
+		for i := range 16 {
+			key := fmt.Sprintf("k%d", i)
+			keys.Go(func() {
+				lease, before := passedOn(t, l, admin, key)
+				if lease == nil || !assert.NoError(t, lease.Downgrade(ctx)) {
+					return
+				}
+				reader, err := admin.TryAcquire(ctx, key, core.Shared())
+				if !assert.NoError(t, err) {
+					return
+				}
+				fences := append(slices.Clone(before), lease.Fence())
+				assert.False(t, force(key, before[0]-1))
+				assert.False(t, force(key, lease.Fence()+1), "the rest of the block went back")
+				info, err := admin.Inspect(ctx, key)
+				assert.NoError(t, err)
+				if assert.Len(t, info.Holders, 2) {
+					assert.Equal(t, before[0], info.Holders[0].Fence, "of the grant")
+					assert.Equal(t, core.ModeShared, info.Holders[0].Mode)
+				}
+				if fence := fences[(i+len(fences)-1)%len(fences)]; !assert.True(t, force(key, fence), "%d of %v", fence, fences) {
+					return
+				}
+				<-lease.Context().Done()
+				assert.ErrorIs(t, lease.Release(ctx), core.ErrLeaseLost)
+				for _, fence := range fences {
+					assert.False(t, force(key, fence), "no later holder has it")
+				}
+				assert.NoError(t, reader.Extend(ctx, time.Second), "it is not touched")
+				assert.True(t, force(key, reader.Fence()))
+			})
+		}
+		keys.Wait()
 	})
 }
 

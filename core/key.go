@@ -95,10 +95,6 @@ func splitEntry(entry string) (locker string, secret entrySecret) {
 // entrySecretLen is how many digits there are in an entry's SECRET.
 const entrySecretLen = 24
 
-// secretLen is how many digits at the end of an entry no message shows: channels
-// may have listeners who may not read records. named in queue.lua.
-const secretLen = 16
-
 // named is an entry as messages name it.
 func named(entry string) string { return entry[:max(len(entry)-secretLen, 0)] }
 

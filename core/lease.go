@@ -93,8 +93,8 @@ func (h *hold) bounded() bool { return h.until != 0 }
 // Lease is a held key. It is safe for concurrent use.
 //
 // A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it
-// where there is no lease. Its Release and Unreserve do nothing and return nil, since there
-// is nothing to give back. Its Fence is 0, its Key and Token are empty. What would promise
+// where there is no lease. Its Release does nothing and returns nil, since there is nothing
+// to give back. Its Fence is 0, its Key and Token are empty. What would promise
 // a held key fails: Extend, Downgrade and Detach return an error that wraps ErrLeaseLost,
 // and its Context is over with that cause.
 //
@@ -107,7 +107,7 @@ type Lease struct {
 	cancel  context.CancelCauseFunc
 	granted instant
 	*leaseExtra
-	kept  bool       // see Reserved
+	kept  bool       // the key was reserved when it was granted
 	state leaseState // guarded by hold.locker.renewals.mu
 }
 
@@ -146,7 +146,7 @@ const (
 	leaseDetached
 )
 
-func (l *Locker) newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
+func newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
 	lease := &Lease{hold: h, name: call.Name, fence: h.lastFence(), granted: instantOf(now), leaseExtra: &noExtra}
 	if outer, _ := LeaseFrom(ctx); outer != nil || o.minHold > 0 {
 		lease.leaseExtra = &leaseExtra{minHold: o.minHold, outer: outer}
@@ -350,9 +350,9 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		return fmt.Errorf("core: release: %w", err)
 	}
 	if held := l.granted.elapsed(now); errors.Is(err, ErrLeaseLost) {
-		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Held: held, Cause: err})
+		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Cause: err})
 	} else {
-		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Held: held, Err: err})
+		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
 	}
 	return err
 }

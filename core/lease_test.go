@@ -25,7 +25,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 	synctest.Test(t, func(t *testing.T) {
 		m := miniredis.NewMiniRedis()
 		rdb := redis.NewClient(&redis.Options{
-			Addr:   "127.0.0.1:1",
+			Addr: "127.0.0.1:1", PoolSize: bubblePool,
 			Dialer: func(context.Context, string, string) (net.Conn, error) { return m.Dial() },
 		})
 		var full atomic.Bool
@@ -67,23 +67,46 @@ func TestARenewedLeaseOutlivesItsTTL(t *testing.T) {
 	})
 }
 
-func TestAnUnconfirmedGrantFreesItselfAfterThreeSeconds(t *testing.T) {
-	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
-		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(time.Hour))
-		require.NoError(t, err)
-		_, err = l.TryAcquire(t.Context(), "renewed")
-		require.NoError(t, err)
-		_, err = l.TryAcquire(t.Context(), "fixed", core.FixedLease(time.Hour))
-		require.NoError(t, err)
-		for _, key := range m.Keys() {
-			require.LessOrEqual(t, m.TTL(key), 3*time.Second)
-		}
-		time.Sleep(2 * time.Second)
-		for _, key := range m.Keys() {
-			require.Greater(t, m.TTL(key), time.Hour-5*time.Second, "confirmed")
-		}
-		require.NoError(t, l.Close())
-	})
+func TestFirstLease_AnUnconfirmedGrantFreesItselfAfterIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		opts  []core.Option
+		first time.Duration
+	}{
+		"by default":           {nil, 10 * time.Second},
+		"shortest":             {[]core.Option{core.WithFirstLease(core.MinTTL)}, core.MinTTL},
+		"longer":               {[]core.Option{core.WithFirstLease(time.Minute)}, time.Minute},
+		"longer than the TTL":  {[]core.Option{core.WithFirstLease(core.MaxTTL)}, time.Hour},
+		"the latter one holds": {[]core.Option{core.WithFirstLease(time.Minute), core.WithFirstLease(time.Second)}, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
+				l, err := core.New(rdb, append(c.opts, core.WithRenewalClient(rdb), core.WithTTL(time.Hour))...)
+				require.NoError(t, err)
+				set, err := l.TryAcquireAll(t.Context(), []string{"a", "b"})
+				require.NoError(t, err)
+				_, err = l.TryAcquire(t.Context(), "renewed")
+				require.NoError(t, err)
+				_, err = l.TryAcquire(t.Context(), "fixed", core.FixedLease(time.Hour))
+				require.NoError(t, err)
+				_, err = l.TryAcquire(t.Context(), "short", core.FixedLease(core.MinTTL))
+				require.NoError(t, err)
+				require.Len(t, m.Keys(), 5)
+				for _, key := range m.Keys() {
+					first := c.first
+					if key == core.RecordName("perkey", "short") {
+						first = core.MinTTL
+					}
+					require.LessOrEqual(t, m.TTL(key), first)
+					require.Greater(t, m.TTL(key), first*9/10)
+				}
+				time.Sleep(c.first * 2 / 3)
+				for _, key := range set.Keys() {
+					require.Greater(t, m.TTL(core.RecordName("perkey", key)), time.Hour-c.first, "confirmed")
+				}
+				require.NoError(t, l.Close())
+			})
+		})
+	}
 }
 
 func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
@@ -275,7 +298,9 @@ func TestBadOptionsAreErrors(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 	for name, opt := range map[string]core.Option{
 		"negative ttl": core.WithTTL(-1), "zero ttl": core.WithTTL(0), "short ttl": core.WithTTL(time.Millisecond), "long ttl": core.WithTTL(48 * time.Hour),
-		"no prefix": core.WithPrefix(""), "braces": core.WithPrefix("a{b}"), "space": core.WithPrefix("a b"), "long prefix": core.WithPrefix(strings.Repeat("p", 65)),
+		"negative first lease": core.WithFirstLease(-1), "no first lease": core.WithFirstLease(0), "short first lease": core.WithFirstLease(core.MinTTL - 1),
+		"long first lease": core.WithFirstLease(core.MaxTTL + 1),
+		"no prefix":        core.WithPrefix(""), "braces": core.WithPrefix("a{b}"), "space": core.WithPrefix("a b"), "long prefix": core.WithPrefix(strings.Repeat("p", 65)),
 		"nil observer": core.WithObserver(nil),
 	} {
 		_, err := core.New(rdb, opt)
@@ -284,7 +309,7 @@ func TestBadOptionsAreErrors(t *testing.T) {
 	l, err := core.New(rdb, core.WithRenewalClient(rdb))
 	require.NoError(t, err)
 	defer l.Close()
-	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil), core.Reserved(0)} {
+	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil), reservations.Reserved(0)} {
 		_, err := l.TryAcquire(t.Context(), "k", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
@@ -298,11 +323,10 @@ func TestANilLeaseHoldsNothing(t *testing.T) {
 	require.False(t, ok)
 	require.Nil(t, lease)
 	require.NoError(t, lease.Release(t.Context()))
-	require.NoError(t, lease.Unreserve(t.Context()))
 	require.Zero(t, lease.Fence())
 	require.Empty(t, lease.Key())
 	require.Empty(t, lease.Token())
-	require.False(t, lease.Reserved())
+	require.False(t, reservations.WasReserved(lease))
 	require.Equal(t, "no lease", lease.String())
 
 	require.ErrorIs(t, lease.Extend(t.Context(), time.Second), core.ErrLeaseLost)

@@ -11,6 +11,10 @@ import (
 // LeaseSet is several held keys, which one call took together. It is safe for
 // concurrent use.
 //
+// A nil LeaseSet holds nothing, as a nil [Lease] does: a call that failed returns it. Its Release
+// does nothing and returns nil. It has no keys, and its Fence is 0. Extend returns an error that wraps
+// ErrLeaseLost, and its Context is over with that cause.
+//
 // The zero LeaseSet is not useful: sets come from a Locker.
 type LeaseSet struct {
 	leases []*Lease // in order of their keys
@@ -22,12 +26,25 @@ type LeaseSet struct {
 // before Redis can give that key to anyone else. Work done under the leases must use
 // it. A call for one of the keys under it passes straight through. Its Done and Err look
 // at the clock for every lease; see [Lease.Context].
-func (s *LeaseSet) Context() context.Context { return s.ctx }
+func (s *LeaseSet) Context() context.Context {
+	if s == nil {
+		return (*Lease)(nil).Context()
+	}
+	return s.ctx
+}
+
+// all are the leases; none of a nil set.
+func (s *LeaseSet) all() []*Lease {
+	if s == nil {
+		return nil
+	}
+	return s.leases
+}
 
 // Keys are the keys, each once, sorted.
 func (s *LeaseSet) Keys() []string {
-	keys := make([]string, len(s.leases))
-	for i, l := range s.leases {
+	keys := make([]string, len(s.all()))
+	for i, l := range s.all() {
 		keys[i] = l.Key()
 	}
 	return keys
@@ -36,7 +53,7 @@ func (s *LeaseSet) Keys() []string {
 // Fence is the fencing token of one of the keys, as that of a Lease; 0 for a key
 // that is not in the set.
 func (s *LeaseSet) Fence(key string) int64 {
-	for _, l := range s.leases {
+	for _, l := range s.all() {
 		if l.Key() == key {
 			return l.Fence()
 		}
@@ -48,6 +65,9 @@ func (s *LeaseSet) Fence(key string) int64 {
 // travel together. The errors are joined: if one wraps ErrLeaseLost, that lease is
 // lost.
 func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
+	if s == nil {
+		return (*Lease)(nil).Extend(ctx, d)
+	}
 	return errors.Join(each(s.leases, func(l *Lease) error { return l.Extend(ctx, d) })...)
 }
 
@@ -55,6 +75,9 @@ func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
 // The errors are joined. It may be called twice; the set's Context is over when it
 // returns.
 func (s *LeaseSet) Release(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
 	now, was := time.Now(), make([]leaseState, len(s.leases))
 	index := make(map[*Lease]int, len(s.leases))
 	for i, l := range s.leases {
@@ -100,7 +123,12 @@ func (c setContext) Err() error {
 }
 
 // String does not show the owner's tokens.
-func (s *LeaseSet) String() string { return fmt.Sprintf("leases on %q", s.Keys()) }
+func (s *LeaseSet) String() string {
+	if s == nil {
+		return "no leases"
+	}
+	return fmt.Sprintf("leases on %q", s.Keys())
+}
 
 // each calls f for all items at the same time, and returns its errors in their order.
 func each[T any](items []T, f func(T) error) []error {

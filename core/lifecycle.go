@@ -1,8 +1,10 @@
 package core
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // lifecycle is the end of a Locker and of its store: whether they take calls, and which
@@ -77,5 +79,20 @@ func (c *lifecycle) enlist() bool {
 func (c *lifecycle) later(f func()) {
 	if !c.background(f) {
 		f()
+	}
+}
+
+// pause waits for d. It returns ErrClosed when calls are refused, and the ctx's error when ctx
+// ends.
+func (c *lifecycle) pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.closing:
+		return ErrClosed
 	}
 }

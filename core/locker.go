@@ -94,14 +94,8 @@ func (e *storeEvents) message(message string) {
 	word, rest, _ := strings.Cut(message, " ")
 	switch word {
 	case "grant":
-		f := strings.SplitN(rest, " ", 5)
-		if len(f) < 5 {
-			return
-		}
-		fence, err1 := strconv.ParseInt(f[1], 10, 64)
-		ends, err2 := strconv.ParseInt(f[2], 10, 64)
-		if err1 == nil && err2 == nil {
-			l.waiters.told(f[0], f[4], fence, f[3] != "0", now, ends)
+		if g, ok := parseGrant(rest); ok {
+			l.waiters.told(g.name, g.key, g.fence, g.waiting, now, g.ends)
 		}
 	case "wanted":
 		l.waiters.wantedBy(rest)
@@ -110,9 +104,17 @@ func (e *storeEvents) message(message string) {
 	case "free":
 		l.notices.freed(rest)
 	case "lost":
-		l.takenBy(rest, forced)
+		e.takenBy(rest, forced)
 	case "released":
-		l.takenBy(rest, elsewhere)
+		e.takenBy(rest, elsewhere)
+	}
+}
+
+// takenBy takes word that a grant is over: its first fence, and the key.
+func (e *storeEvents) takenBy(words, why string) {
+	fence, key, _ := strings.Cut(words, " ")
+	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
+		(*Locker)(e).taken(key, n, why)
 	}
 }
 
@@ -129,22 +131,11 @@ func (e *storeEvents) orphaned(key, entry string, fence, server int64) {
 
 func (e *storeEvents) warn(w Warning) { e.observer.OnWarning(context.Background(), w) }
 
-// takenBy takes word that a grant is over: its first fence, and the key.
-func (l *Locker) takenBy(words, why string) {
-	fence, key, _ := strings.Cut(words, " ")
-	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
-		l.taken(key, n, why)
-	}
-}
-
 // TryAcquire takes key if it is free, and returns a *ConflictError if it is held, waited
 // for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.tryOptions(opts)
-	if err != nil {
-		return nil, err
-	}
-	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, nil, o)
+	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, nil, o, err)
 }
 
 // Acquire takes key, and waits until it is free. It returns when it has the
@@ -152,23 +143,21 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 // fails before the call knows that the key is held. A call that knows of a holder waits for
 // Redis to return.
 // After an error the key is not held: if a grant was under way it is given back,
-// and frees itself within 3 s should Redis be out of reach.
+// and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)
-	if err != nil {
-		return nil, err
-	}
-	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, patience{}, o)
+	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, patience{}, o, err)
 }
 
 // Do runs fn while holding key, for which it waits as Acquire does. It returns
 // nil only if fn ran wholly within one lease and returned nil. The ctx of fn
 // ends when the lease does.
 func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) error, opts ...AcquireOption) error {
+	o, err := l.acquireOptions(opts)
 	if fn == nil {
-		return errNoFunction
+		err = errNoFunction
 	}
-	lease, err := l.Acquire(ctx, key, opts...)
+	lease, err := l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, patience{}, o, err)
 	if err != nil {
 		return err
 	}
@@ -251,6 +240,8 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 	l.waiters.lost(h)
 	l.notices.freed(h.key())
 	if lease != nil {
-		l.observer.OnLost(lease.Context(), Lost{Key: h.key(), Name: lease.name, Held: lease.granted.elapsed(time.Now()), Cause: cause})
+		l.observer.OnLost(lease.Context(), Lost{
+			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.elapsed(time.Now()), Cause: cause,
+		})
 	}
 }

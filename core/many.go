@@ -39,19 +39,27 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	return l.obtainAll(ctx, keys, true, opts)
 }
 
-func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts []AcquireOption) (_ *LeaseSet, err error) {
-	o, err := l.acquireOptions(opts)
-	if err != nil {
-		return nil, err
+func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts []AcquireOption) (*LeaseSet, error) {
+	o, invalid := l.acquireOptions(opts)
+	g := gathering{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
+	err := errUnwound
+	defer func() { g.tell(err) }()
+	err = g.obtain(keys, invalid)
+	return g.set, err
+}
+
+// obtain takes the keys, or says why it cannot.
+func (g *gathering) obtain(keys []string, invalid error) (err error) {
+	l, ctx, o := g.locker, g.ctx, g.opts
+	keys, err = distinct(keys)
+	if err = cmp.Or(invalid, err); err != nil {
+		return err
 	}
-	if keys, err = distinct(keys); err != nil {
-		return nil, err
-	}
+	g.all, g.key = keys, keys[0]
 	if ctx.Err() != nil {
-		return nil, callerGone(ctx, "acquire", keys[0])
+		return callerGone(ctx, "acquire", g.key)
 	}
 	o.what = describe(o.name, o.id)
-	g := gathering{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
 	set := &LeaseSet{ctx: ctx}
 	defer func() {
 		if err != nil {
@@ -64,7 +72,8 @@ func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts [
 		lease, err := l.reenter(set.ctx, Call{Key: key, Name: o.name, ID: o.id}, o)
 		switch {
 		case err != nil:
-			return nil, err
+			g.key = key
+			return err
 		case lease != nil:
 			set.leases, set.ctx = append(set.leases, lease), lease.Context()
 		default:
@@ -73,29 +82,29 @@ func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts [
 	}
 	if len(g.keys) == 0 {
 		set.ctx = setContext{set.ctx, set.leases}
-		return set, nil
+		g.set = set
+		return nil
 	}
 	if !l.open() {
-		return nil, fmt.Errorf("core: acquire %q: %w", g.keys[0], ErrClosed)
+		return fmt.Errorf("core: acquire %q: %w", g.keys[0], ErrClosed)
 	}
 	for {
 		if err := g.run(); err != nil {
-			return nil, err
+			return err
 		}
 		if err := g.replicate(); err != nil {
 			g.giveBack()
-			return nil, err
+			return err
 		}
 		if g.adopt(set) {
-			break
+			g.set = set
+			return nil
 		}
 		g.giveBack()
-		if !wait {
-			return nil, unavailable("acquire", g.keys[0], errors.New("a grant ended as it came"))
+		if !g.wait {
+			return unavailable("acquire", g.keys[0], errors.New("a grant ended as it came"))
 		}
 	}
-	g.announce(set)
-	return set, nil
 }
 
 // distinct returns the keys sorted, and each once.
@@ -119,10 +128,17 @@ type gathering struct {
 	opts   *acquireOptions
 	wait   bool
 	start  time.Time
-	keys   []string // sorted
+	all    []string // sorted
+	keys   []string // those of all that its ctx does not hold already
 	rounds int
 
 	holds map[string]*hold // what it has so far
+	set   *LeaseSet        // what came of it
+
+	key     string      // the one that was asked for last
+	waiting int         // calls for it, if it is held
+	waited  bool        // the observer was told that the call waits
+	kind    OutcomeKind // as in attempt
 }
 
 // maxRounds is how often a call finds another key held, after it waited for one,
@@ -193,9 +209,11 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 	l := g.locker
 	a := attempt{
 		locker: l, ctx: g.ctx, call: Call{Key: key, Name: g.opts.name, ID: g.opts.id}, policy: policy, opts: g.opts,
-		start: time.Now(), record: recordName(l.prefix, key), many: true,
+		start: time.Now(), record: recordName(l.prefix, key), all: g,
 	}
+	g.key = key
 	if err := a.run(); err != nil {
+		g.kind, g.waiting = a.kind, a.conflict.Waiting
 		return err
 	}
 	g.holds[key] = a.hold
@@ -205,7 +223,7 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 // together takes several keys that one node serves, or none of them.
 func (g *gathering) together(d *deployment, keys []string) error {
 	l, o := g.locker, g.opts
-	first := min(o.ttl, firstLease)
+	first := o.firstLease()
 	entry, sent := newEntry(o.limit, l.id), time.Now()
 	cmd := d.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
 	cmd.key, cmd.entry, cmd.keys = keys[0], entry, keys
@@ -214,7 +232,7 @@ func (g *gathering) together(d *deployment, keys []string) error {
 		cmd.add(recordName(l.prefix, key))
 	}
 	cmd.args = append(cmd.args, entry, first.Milliseconds(), o.what)
-	r, _, err := d.ask(g.ctx, "acquire", cmd, first, nil)
+	r, _, err := d.ask(g.ctx, "acquire", cmd, o.replyTimeout(), nil)
 	if err != nil {
 		return err
 	}
@@ -251,11 +269,8 @@ func (g *gathering) together(d *deployment, keys []string) error {
 
 // refused makes the error for a key that is held.
 func (g *gathering) refused(key string, remaining time.Duration, queued int) error {
-	waited := time.Since(g.start)
-	if !g.wait {
-		g.locker.observer.OnConflict(g.ctx, Conflicted{Key: key, Name: g.opts.name, Decision: Reject(), Waited: waited, Attempts: g.rounds})
-	}
-	return &ConflictError{Key: key, Remaining: remaining, Waited: waited, Attempts: g.rounds, Waiting: queued}
+	g.key, g.waiting = key, queued
+	return &ConflictError{Key: key, Remaining: remaining, Waited: time.Since(g.start), Attempts: g.rounds, Waiting: queued}
 }
 
 func (g *gathering) pause(d time.Duration, key string) error {
@@ -326,22 +341,4 @@ func (g *gathering) adopt(set *LeaseSet) bool {
 	}
 	set.leases, set.ctx = leases, ctx
 	return true
-}
-
-// announce tells the observer, whose panic must not leave the keys held.
-func (g *gathering) announce(set *LeaseSet) {
-	told := false
-	defer func() {
-		if !told {
-			_ = set.Release(set.ctx)
-		}
-	}()
-	for _, lease := range set.leases {
-		if lease.reentered == nil {
-			g.locker.observer.OnAcquired(set.ctx, Acquired{
-				Key: lease.Key(), Name: lease.name, Fence: lease.fence, Waited: lease.granted.sub(g.start), Attempts: g.rounds,
-			})
-		}
-	}
-	told = true
 }

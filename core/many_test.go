@@ -109,6 +109,28 @@ func TestMistakesInAcquireAll(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrClosed)
 }
 
+// A set that was not taken can be released, and promises nothing.
+func TestANilLeaseSetHoldsNothing(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Embedded(t))
+	held, err := l.TryAcquire(t.Context(), "b")
+	require.NoError(t, err)
+	set, err := l.TryAcquireAll(t.Context(), []string{"a", "b"})
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.Nil(t, set)
+	require.NoError(t, held.Release(t.Context()))
+
+	require.NoError(t, set.Release(t.Context()))
+	require.Empty(t, set.Keys())
+	require.Zero(t, set.Fence("a"))
+	require.Equal(t, "no leases", set.String())
+
+	require.ErrorIs(t, set.Extend(t.Context(), time.Second), core.ErrLeaseLost)
+	require.ErrorIs(t, set.Extend(t.Context(), 0), core.ErrInvalidOption)
+	<-set.Context().Done()
+	require.ErrorIs(t, context.Cause(set.Context()), core.ErrLeaseLost)
+}
+
 func TestManyKeysCostOneScript(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)

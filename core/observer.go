@@ -12,10 +12,18 @@ import (
 //
 // Keys are in the events for logs and traces; they make poor metric labels.
 type Observer interface {
-	// OnAcquired: a lease was granted.
-	OnAcquired(ctx context.Context, e Acquired)
-	// OnConflict: a call met a held key, and the policy decided.
-	OnConflict(ctx context.Context, e Conflicted)
+	// OnOutcome: a call for a key has ended. Each call of TryAcquire, Acquire, Do,
+	// TryAcquireAll, AcquireAll and Resume, and of a Guard's Do, is told exactly once,
+	// before it returns and before Do runs its function; so is a call with an invalid key
+	// or option, and one that ends in a policy's panic. What happens to the call before,
+	// such as the decisions of its policy, is no outcome.
+	//
+	// If the call was granted its key, ctx is that of the lease, or of the LeaseSet. A panic
+	// gives the key back.
+	OnOutcome(ctx context.Context, e Outcome)
+	// OnWaiting: a call begins to wait for a key that is held. It is told once at most for
+	// each call, before the call's outcome, which then says DidWait.
+	OnWaiting(ctx context.Context, e Waiting)
 	// OnReleased: a lease was released by its holder, or detached.
 	OnReleased(ctx context.Context, e Released)
 	// OnLost: a lease ended before it was released.
@@ -27,29 +35,12 @@ type Observer interface {
 	OnWarning(ctx context.Context, w Warning)
 }
 
-// Acquired tells of a granted lease.
-type Acquired struct {
-	Key, Name string
-	Fence     int64
-	// Waited is the time from the call to the grant; Attempts at least 1.
-	Waited   time.Duration
-	Attempts int
-	// Resumed: the key was held before, and its lease came with a token.
-	Resumed bool
-}
-
-// Conflicted tells of a call that met a held key.
-type Conflicted struct {
-	Key, Name string
-	Decision  Decision
-	Waited    time.Duration
-	Attempts  int
-}
-
 // Released tells of a lease that its holder gave back.
 type Released struct {
 	Key, Name string
-	Held      time.Duration
+	// Fence is the lease's, as in its Outcome.
+	Fence int64
+	Held  time.Duration
 	// Err is why Redis was not told; the key is free when its lease ends.
 	Err error
 	// Detached: the key stays taken, for who has the lease's token.
@@ -59,8 +50,10 @@ type Released struct {
 // Lost tells of a lease that ended before its holder gave it back.
 type Lost struct {
 	Key, Name string
-	Held      time.Duration
-	Cause     error
+	// Fence is the lease's, as in its Outcome.
+	Fence int64
+	Held  time.Duration
+	Cause error
 }
 
 // Renewed tells of one round trip of renewals.
@@ -76,11 +69,11 @@ type NopObserver struct{}
 
 var _ Observer = NopObserver{}
 
-// OnAcquired does nothing.
-func (NopObserver) OnAcquired(context.Context, Acquired) {}
+// OnOutcome does nothing.
+func (NopObserver) OnOutcome(context.Context, Outcome) {}
 
-// OnConflict does nothing.
-func (NopObserver) OnConflict(context.Context, Conflicted) {}
+// OnWaiting does nothing.
+func (NopObserver) OnWaiting(context.Context, Waiting) {}
 
 // OnReleased does nothing.
 func (NopObserver) OnReleased(context.Context, Released) {}
@@ -94,9 +87,10 @@ func (NopObserver) OnRenewed(context.Context, Renewed) {}
 // OnWarning does nothing.
 func (NopObserver) OnWarning(context.Context, Warning) {}
 
-// SlogObserver writes events to log: warnings, lost leases and failed releases and
-// renewals at Warn, everything else at Debug; at Info that a warning is resolved, or
-// that the eviction policy is not known. A nil log is slog's default one.
+// SlogObserver writes events to log: warnings, lost leases, failed releases and
+// renewals, and the outcomes shed, unavailable and error at Warn, everything else at Debug;
+// at Info that a warning is resolved, or that the eviction policy is not known. A nil log is
+// slog's default one.
 func SlogObserver(log *slog.Logger) Observer {
 	if log == nil {
 		log = slog.Default()
@@ -106,18 +100,38 @@ func SlogObserver(log *slog.Logger) Observer {
 
 type slogObserver struct{ log *slog.Logger }
 
-func (o slogObserver) OnAcquired(ctx context.Context, e Acquired) {
-	o.log.LogAttrs(ctx, slog.LevelDebug, "perkey: acquired", slog.String("key", e.Key), slog.String("name", e.Name),
-		slog.Int64("fence", e.Fence), slog.Duration("waited", e.Waited), slog.Int("attempts", e.Attempts))
+func (o slogObserver) OnOutcome(ctx context.Context, e Outcome) {
+	level := slog.LevelDebug
+	switch e.Kind {
+	case OutcomeShed, OutcomeUnavailable, OutcomeError:
+		level = slog.LevelWarn
+	}
+	if !o.log.Enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("outcome", string(e.Kind)), slog.String("key", e.Key), slog.String("name", e.Name), slog.String("id", e.ID),
+		slog.String("mode", string(e.Mode)), slog.Duration("waited", e.Waited), slog.Int("attempts", e.Attempts), slog.Int("waiting", e.Waiting),
+	}
+	if e.Fence != 0 {
+		attrs = append(attrs, slog.Int64("fence", e.Fence))
+	}
+	if e.Keys != nil {
+		attrs = append(attrs, slog.Any("keys", e.Keys))
+	}
+	if e.Cause != nil {
+		attrs = append(attrs, slog.Any("cause", e.Cause))
+	}
+	o.log.LogAttrs(ctx, level, "perkey: outcome", attrs...)
 }
 
-func (o slogObserver) OnConflict(ctx context.Context, e Conflicted) {
-	o.log.LogAttrs(ctx, slog.LevelDebug, "perkey: conflict", slog.String("key", e.Key), slog.String("name", e.Name),
-		slog.String("decision", e.Decision.String()), slog.Duration("waited", e.Waited), slog.Int("attempts", e.Attempts))
+func (o slogObserver) OnWaiting(ctx context.Context, e Waiting) {
+	o.log.LogAttrs(ctx, slog.LevelDebug, "perkey: waiting", slog.String("key", e.Key), slog.String("name", e.Name), slog.String("id", e.ID),
+		slog.String("mode", string(e.Mode)), slog.Int("waiting", e.Waiting), slog.Duration("remaining", e.Remaining))
 }
 
 func (o slogObserver) OnReleased(ctx context.Context, e Released) {
-	attrs := []slog.Attr{slog.String("key", e.Key), slog.String("name", e.Name), slog.Duration("held", e.Held)}
+	attrs := []slog.Attr{slog.String("key", e.Key), slog.String("name", e.Name), slog.Int64("fence", e.Fence), slog.Duration("held", e.Held)}
 	level := slog.LevelDebug
 	if e.Err != nil {
 		level, attrs = slog.LevelWarn, append(attrs, slog.Any("error", e.Err))
@@ -127,7 +141,7 @@ func (o slogObserver) OnReleased(ctx context.Context, e Released) {
 
 func (o slogObserver) OnLost(ctx context.Context, e Lost) {
 	o.log.LogAttrs(ctx, slog.LevelWarn, "perkey: lease lost", slog.String("key", e.Key), slog.String("name", e.Name),
-		slog.Duration("held", e.Held), slog.Any("cause", e.Cause))
+		slog.Int64("fence", e.Fence), slog.Duration("held", e.Held), slog.Any("cause", e.Cause))
 }
 
 func (o slogObserver) OnRenewed(ctx context.Context, e Renewed) {

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,27 +11,16 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// firstLease bounds the lease of a grant that its caller has not confirmed by a
-// renewal: whatever is lost on the way, the key is free again after it.
-const firstLease = 3 * time.Second
+// replyTimeout bounds how long a call waits for a reply from Redis.
+const replyTimeout = 3 * time.Second
 
-// obtain takes the call's key, or says why it cannot. A nil policy rejects.
-func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions) (*Lease, error) {
-	if err := ValidateKey(call.Key); err != nil {
-		return nil, err
-	}
-	if ctx.Err() != nil {
-		return nil, callerGone(ctx, "acquire", call.Key)
-	}
-	if lease, err := l.reenter(ctx, call, o); lease != nil || err != nil {
-		return lease, err
-	}
-	if !l.open() {
-		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrClosed)
-	}
-	o.what = describe(call.Name, call.ID)
+// obtain takes the call's key, or says why it cannot, and tells the observer. A nil policy
+// rejects. The call fails with invalid, unless that is nil.
+func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions, invalid error) (*Lease, error) {
 	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now()}
-	err := a.run()
+	err := errUnwound
+	defer func() { a.tell(err) }()
+	err = a.obtain(invalid)
 	return a.lease, err
 }
 
@@ -49,9 +39,32 @@ type attempt struct {
 	conflict Conflict
 
 	// What came of it: a lease, or a hold without one for a call for several keys.
-	many  bool
+	all   *gathering // the call for several keys; nil: it is for one
 	lease *Lease
 	hold  *hold
+
+	waited bool        // the observer was told that it waits
+	kind   OutcomeKind // where the error alone does not tell it; see outcomeOf
+}
+
+func (a *attempt) obtain(invalid error) error {
+	l, ctx, key := a.locker, a.ctx, a.call.Key
+	if err := cmp.Or(invalid, ValidateKey(key)); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return callerGone(ctx, "acquire", key)
+	}
+	lease, err := l.reenter(ctx, a.call, a.opts)
+	if lease != nil || err != nil {
+		a.lease = lease
+		return err
+	}
+	if !l.open() {
+		return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+	}
+	a.opts.what = describe(a.call.Name, a.call.ID)
+	return a.run()
 }
 
 func (a *attempt) run() error {
@@ -68,12 +81,11 @@ func (a *attempt) once() error {
 	if a.opts.notify != nil {
 		watch, announced = l.id, l.notices.announcements(key)
 	}
-	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.firstLease()}
+	t := turn{entry: newEntry(a.opts.limit, l.id), mark: notQueued, sent: time.Now(), fresh: true, timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(t, watch, nil)
 	if err != nil {
 		return err
 	}
-	a.conflict.Attempt = 1
 	if reply.granted {
 		h := l.newHold(a.record, t.entry, a.opts.limit, reply.fence, trust.Until(t.sent, a.opts.firstLease()), a.opts)
 		if !l.renewals.add(h) {
@@ -86,7 +98,7 @@ func (a *attempt) once() error {
 		}
 		return unavailable("acquire", key, errors.New("the grant ended as it came"))
 	}
-	a.conflict.Remaining, a.conflict.Waiting = reply.remaining, reply.queued
+	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = 1, reply.remaining, reply.queued
 	decision, err := a.decide(time.Now())
 	if err == nil {
 		err = a.refusal(decision)
@@ -102,16 +114,12 @@ func (a *attempt) once() error {
 // one loop for questions to Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
 	l, ctx := a.locker, a.ctx
-	w, held := l.waiters.join(a.call.Key, a.opts)
-	switch {
-	case w != nil:
-		defer w.leave()
-	case held:
-		a.conflict.Attempt = 1
-		return a.refusal(Reject())
-	default:
-		return unavailable("acquire", a.call.Key, errors.New("too many calls wait already (WithMaxWaiters)"))
+	w, waiting, held := l.waiters.join(a.call.Key, a.opts)
+	if w == nil {
+		a.conflict.Waiting = waiting
+		return a.shed(held)
 	}
+	defer w.leave()
 
 	// Whether the call wants a place in Redis's queue: only when it will wait.
 	waits := false
@@ -138,7 +146,8 @@ func (a *attempt) await() error {
 			case err != nil:
 				return err
 			case full:
-				return a.refusal(Reject())
+				a.conflict.Remaining, a.conflict.Waiting = w.hint()
+				return a.shed(true)
 			}
 			if w.hasGrant() {
 				continue
@@ -159,7 +168,7 @@ func (a *attempt) await() error {
 		if s.asks {
 			continue // to see when to ask again
 		}
-		pause := a.opts.firstLease()
+		pause := a.opts.replyTimeout()
 		if s.informed {
 			pause = decideAt.Sub(now)
 		}
@@ -193,12 +202,27 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	}
 	if first && a.call.BeforeWait != nil {
 		if err := a.call.BeforeWait(); err != nil {
+			a.kind = OutcomeError
 			return 0, err
 		}
+	}
+	if first {
+		a.tellWaiting()
 	}
 	a.locker.store.start()
 	a.conflict.LastDelay = delay
 	return delay, nil
+}
+
+// shed refuses a call because too many wait already.
+func (a *attempt) shed(held bool) error {
+	a.kind = OutcomeShed
+	if !held {
+		return unavailable("acquire", a.call.Key, errors.New("too many calls wait already (WithMaxWaiters)"))
+	}
+	a.conflict.Attempt++
+	a.conflict.Waited = time.Since(a.start)
+	return a.refusal(Reject())
 }
 
 // gone reports that the caller's ctx ended while the call waited.
@@ -220,7 +244,7 @@ func (a *attempt) question(w *waiter, t turn) (full bool, err error) {
 		w.dropped(t, failure)
 	case !reply.granted:
 		w.refused(t, reply)
-		return t.mark != notQueued && reply.place == 0, nil
+		return t.mark != notQueued && reply.place == 0 && !reply.foreign, nil
 	default:
 		if !w.grantedTo(a.record, t, reply, trust.Until(t.sent, a.opts.firstLease())) {
 			err = fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
@@ -248,12 +272,11 @@ func (a *attempt) ask(t turn, watch string, stop <-chan struct{}) (reply acquire
 	return reply, stopped, err
 }
 
-// take makes the call the holder of h, and tells the observer, whose panic must
-// not leave the key held. It reports false when h has ended. After an error h is given
-// up.
+// take makes the call the holder of h. It reports false when h has ended. After an error h
+// is given up.
 func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
-	if a.many {
+	if a.all != nil {
 		a.hold = h
 		return l.renewals.adopt(h, nil, now), nil
 	}
@@ -268,23 +291,12 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		}
 		now = time.Now()
 	}
-	lease := l.newLease(a.ctx, a.call, h, a.opts, now)
+	lease := newLease(a.ctx, a.call, h, a.opts, now)
 	lease.kept = a.kept
 	if !l.renewals.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return false, nil
 	}
-	told := false
-	defer func() {
-		if !told {
-			_ = lease.Release(lease.Context())
-		}
-	}()
-	l.observer.OnAcquired(lease.Context(), Acquired{
-		Key: a.call.Key, Name: a.call.Name, Fence: lease.fence,
-		Waited: now.Sub(a.start), Attempts: a.conflict.Attempt + 1, Resumed: a.resumed,
-	})
-	told = true
 	a.lease = lease
 	return true, nil
 }
@@ -294,15 +306,10 @@ func (a *attempt) decide(now time.Time) (decision Decision, err error) {
 	a.conflict.Waited = now.Sub(a.start)
 	if a.policy != nil {
 		if decision, err = a.policy.OnConflict(a.ctx, a.conflict); err != nil {
+			a.kind = OutcomeError
 			return decision, fmt.Errorf("core: acquire %q: conflict policy: %w", a.call.Key, err)
 		}
 	}
-	if a.many && a.policy == nil { // another decision follows
-		return decision, nil
-	}
-	a.locker.observer.OnConflict(a.ctx, Conflicted{
-		Key: a.call.Key, Name: a.call.Name, Decision: decision, Waited: a.conflict.Waited, Attempts: a.conflict.Attempt,
-	})
 	return decision, nil
 }
 
@@ -322,44 +329,27 @@ func (a *attempt) keep(d Decision) {
 	if d.keep <= 0 || !l.store.queues() {
 		return
 	}
-	stamp, err := l.keep(a.ctx, key, min(max(d.keep, MinTTL), MaxTTL))
+	stamp, err := reserve(a.ctx, l, key, min(max(d.keep, MinTTL), MaxTTL))
 	if d.parked == nil {
 		return
 	}
 	l.background(func() {
 		ctx := &callContext{Context: context.Background(), gone: l.closing}
 		for end := time.Now().Add(d.keep); err != nil; { // it may be reserved, for nobody
-			var info *KeyInfo
-			if info, err = l.Inspect(ctx, key); err == nil {
-				stamp = info.ReservationStamp
-			} else if l.pause(ctx, time.Second) != nil || time.Now().After(end) {
+			stamp, err = stampOf(ctx, l, key)
+			if err != nil && (l.pause(ctx, time.Second) != nil || time.Now().After(end)) {
 				return
 			}
 		}
 		if parked, err := d.parked(ctx); err == nil && !parked {
-			_ = l.Unreserve(ctx, key, stamp)
+			_ = unreserve(ctx, l, key, stamp)
 		}
 	})
 }
 
-// pause waits for d. It returns ErrClosed when the Locker closes, and the ctx's error when ctx
-// ends.
-func (l *Locker) pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-l.closing:
-		return ErrClosed
-	}
-}
-
 // reenter returns a handle on the lease that ctx works under, if it holds the
 // call's key and has not ended.
-func (l *Locker) reenter(ctx context.Context, call Call, o acquireOptions) (*Lease, error) {
+func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Lease, error) {
 	inner, _ := LeaseFrom(ctx)
 	for held := inner; held != nil; held = held.outer {
 		if held.Key() != call.Key || !held.hold.locker.sameAs(l) {

@@ -13,6 +13,9 @@ import (
 const (
 	// DefaultTTL is the lease's length unless WithTTL says otherwise.
 	DefaultTTL = 15 * time.Second
+	// DefaultFirstLease bounds the lease of a grant until its first renewal unless
+	// WithFirstLease says otherwise.
+	DefaultFirstLease = 10 * time.Second
 	// MinTTL is the shortest lease.
 	MinTTL = 100 * time.Millisecond
 	// MaxTTL is the longest lease.
@@ -21,17 +24,20 @@ const (
 
 // settings is what Options say.
 type settings struct {
-	prefix   string
-	ttl      time.Duration
-	observer Observer
-	renewer  redis.UniversalClient // nil: one like the Locker's
+	prefix string
+	ttl    time.Duration
+	// Bounds the lease of a grant that its caller has not confirmed by a renewal: whatever is
+	// lost on the way, the key is free again after it.
+	firstLease time.Duration
+	observer   Observer
+	renewer    redis.UniversalClient // nil: one like the Locker's
 	// Bounds on waiting calls.
 	maxPerKey, maxWaiters int
 }
 
 func newSettings(opts []Option) (settings, error) {
 	s := settings{
-		prefix: ident.DefaultPrefix, ttl: DefaultTTL, observer: NopObserver{},
+		prefix: ident.DefaultPrefix, ttl: DefaultTTL, firstLease: DefaultFirstLease, observer: NopObserver{},
 		maxPerKey: DefaultMaxWaiters, maxWaiters: 10 * DefaultMaxWaiters,
 	}
 	for _, opt := range opts {
@@ -55,6 +61,20 @@ func WithTTL(d time.Duration) Option {
 	return func(s *settings) error {
 		s.ttl = d
 		return checkTTL("WithTTL", d)
+	}
+}
+
+// WithFirstLease bounds the lease of a grant until its first renewal, which comes after a
+// third of it. It is a compromise: a grant whose caller never learns of it, since the reply
+// is lost and the process or its connection is gone, keeps its key for so long; and a Redis that is away for
+// up to two thirds of it costs no holder its lease, however young that is. A key that another
+// process's release hands over is granted for 1 s until its first renewal, whatever this says.
+// Default 10 s; at least 100 ms, at most 24 h. A TTL that is shorter bounds the first lease
+// too, so that WithFirstLease(core.MaxTTL) makes it the whole TTL.
+func WithFirstLease(d time.Duration) Option {
+	return func(s *settings) error {
+		s.firstLease = d
+		return checkTTL("WithFirstLease", d)
 	}
 }
 
@@ -123,6 +143,7 @@ type AcquireOption func(*acquireOptions) error
 
 type acquireOptions struct {
 	ttl     time.Duration
+	first   time.Duration // the Locker's bound on the first lease
 	limit   int           // how many may hold the key together; 0: any number
 	maxHold time.Duration // renewals end so long after the grant; 0: never
 	minHold time.Duration // the key stays taken so long after the grant
@@ -137,7 +158,11 @@ type acquireOptions struct {
 }
 
 // firstLease is how long a grant lasts until its first renewal.
-func (o *acquireOptions) firstLease() time.Duration { return min(o.ttl, firstLease) }
+func (o *acquireOptions) firstLease() time.Duration { return min(o.ttl, o.first) }
+
+// replyTimeout is how long a question waits for its reply: a grant that comes after its first
+// lease is of no use.
+func (o *acquireOptions) replyTimeout() time.Duration { return min(o.firstLease(), replyTimeout) }
 
 // bounded reports whether a lease with these options must be granted by Redis.
 func (o *acquireOptions) bounded() bool { return o.maxHold > 0 || o.minHold > 0 }
@@ -251,9 +276,9 @@ func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 
 func (l *Locker) tryOptions(opts []AcquireOption) (acquireOptions, error) {
 	if len(opts) == 0 {
-		return acquireOptions{ttl: l.ttl, limit: exclusive}, nil
+		return acquireOptions{ttl: l.ttl, first: l.firstLease, limit: exclusive}, nil
 	}
-	o := acquireOptions{ttl: l.ttl, limit: exclusive}
+	o := acquireOptions{ttl: l.ttl, first: l.firstLease, limit: exclusive}
 	if err := o.apply(opts); err != nil {
 		return o, err
 	}

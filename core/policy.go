@@ -51,7 +51,8 @@ type Decision struct {
 	kind   decisionKind
 	delay  time.Duration
 	ticket Ticket
-	keep   time.Duration // how long the key is reserved
+	// Of reservation.Functions.Reserving.
+	keep   time.Duration
 	parked func(context.Context) (bool, error)
 }
 
@@ -77,22 +78,6 @@ func RetryAfter(d time.Duration) Decision {
 // Deferred refuses the call with a *DeferredError that carries the ticket: the
 // work was stored, and will run later.
 func Deferred(t Ticket) Decision { return Decision{kind: decideDeferred, ticket: t} }
-
-// Reserve has a deferred call's key reserved for the parked work, for span: see
-// Locker.Reserve. That is done once OnConflict has returned, and before the call fails
-// with its *DeferredError: whoever calls after it was told does not overtake the work.
-// It blocks for one round trip. The call is deferred even when it fails.
-//
-// The work may have run before it was reserved for: afterwards, in the background,
-// parked is asked whether any work of the key is left, and if not the reservation is
-// ended. A nil parked means that some is.
-//
-// At least 100 ms and at most 24 h are reserved; nothing if span is not positive, the
-// decision is another one, or the Locker is one of NewQuorum's.
-func (d Decision) Reserve(span time.Duration, parked func(context.Context) (bool, error)) Decision {
-	d.keep, d.parked = span, parked
-	return d
-}
 
 // Delay reports whether the decision is to retry, and after how long.
 func (d Decision) Delay() (time.Duration, bool) { return d.delay, d.kind == decideRetry }

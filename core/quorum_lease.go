@@ -136,7 +136,7 @@ func (q *quorum) release(ctx context.Context, req releaseRequest) (reply release
 			}
 			mu.Unlock()
 			if failed != nil {
-				n.cancel(req, max(q.ttl, firstLease), nil)
+				n.cancel(req, max(q.ttl, replyTimeout), nil)
 			}
 		}
 		if !q.background(tell) {

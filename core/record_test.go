@@ -136,61 +136,111 @@ func TestAnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
 	})
 }
 
+// obstacles keep a script from writing a record that is not there yet.
+var obstacles = map[string]struct {
+	place func(ctx context.Context, rdb *redis.Client, record string) error
+	fails string // what the script reports
+}{
+	"a foreign key": {
+		func(ctx context.Context, rdb *redis.Client, record string) error {
+			return rdb.Set(ctx, record, "x", 0).Err()
+		}, "WRONGTYPE",
+	},
+	"no memory": {
+		func(ctx context.Context, rdb *redis.Client, _ string) error {
+			return rdb.ConfigSet(ctx, "maxmemory", "1").Err()
+		}, "",
+	},
+}
+
+// brokenPromises calls an acquireall script on keys for which a call waits, with an obstacle at the
+// first, one in the middle or the last of them. It returns how many grants the waiter was sent that
+// are not in their records.
+func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
+	t.Helper()
+	const keys = 9
+	ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	sub := rdb.Subscribe(ctx, "p:wake:waiter")
+	defer func() { _ = sub.Close() }()
+	_, err := sub.Receive(ctx)
+	require.NoError(t, err)
+	run := func(record, script string, args ...any) {
+		require.NoError(t, rdb.Eval(ctx, core.Scripts[script], []string{record}, args...).Err())
+	}
+	type round struct {
+		at      int // of the obstacle
+		records []string
+	}
+	var rounds []round
+	for _, at := range []int{0, keys / 2, keys - 1} {
+		for _, ended := range []string{"lease", "reservation"} { // a sweep of the first is a write
+			now := round{at: at}
+			for i := range keys {
+				record := core.RecordName("p", fmt.Sprintf("%s.%d.%d", ended, at, i))
+				now.records = append(now.records, record)
+				if i == at {
+					continue
+				}
+				if ended == "lease" {
+					run(record, "acquire", holderEntry, 200, "x", "", "")
+				} else {
+					run(record, "reserve", "", 200)
+				}
+				run(record, "acquire", waiterEntry, 200, "x", "@", "")
+			}
+			rounds = append(rounds, now)
+		}
+	}
+	time.Sleep(300 * time.Millisecond)
+	for _, now := range rounds {
+		require.NoError(t, obstacles[obstacle].place(ctx, rdb, now.records[now.at]))
+		err := rdb.Eval(ctx, script, now.records, entry, 10000, "x").Err()
+		if want := obstacles[obstacle].fails; want != "" {
+			require.ErrorContains(t, err, want)
+		}
+	}
+	require.NoError(t, rdb.Publish(ctx, "p:wake:waiter", "end").Err())
+	for {
+		msg, err := sub.ReceiveMessage(ctx)
+		require.NoError(t, err)
+		if msg.Payload == "end" {
+			return broken
+		}
+		words := strings.Fields(msg.Payload)
+		record := core.RecordName("p", words[len(words)-1])
+		if !rdb.HExists(ctx, record, "h:"+waiterEntry).Val() {
+			t.Logf("%s: was sent, and is not in %s", msg.Payload, record)
+			broken++
+		}
+	}
+}
+
 // A grant that a waiter was sent must be in its record, also when the script that sent it
 // comes upon a key where it can write nothing.
 func TestAcquireAllThatFailsHasPromisedNothing(t *testing.T) {
 	t.Parallel()
-	const keys = 10
-	for name, spoil := range map[string]func(ctx context.Context, rdb *redis.Client, free string) error{
-		"a foreign key": func(ctx context.Context, rdb *redis.Client, free string) error {
-			return rdb.Set(ctx, free, "x", 0).Err()
-		},
-		"memory is full": func(ctx context.Context, rdb *redis.Client, _ string) error {
-			return rdb.ConfigSet(ctx, "maxmemory", "1").Err()
-		},
-	} {
-		for at, place := range map[int]string{0: "first", keys: "last"} {
-			t.Run(name+", "+place, func(t *testing.T) {
+	for obstacle := range obstacles {
+		for mode, entry := range map[string]string{"shared": readerEntry, "counted": "3" + strangerEntry[1:], "exclusive": strangerEntry} {
+			t.Run(obstacle+", "+mode, func(t *testing.T) {
 				t.Parallel()
-				ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-				sub := rdb.Subscribe(ctx, "p:wake:waiter")
-				defer func() { _ = sub.Close() }()
-				_, err := sub.Receive(ctx)
-				require.NoError(t, err)
-				// Each key was held, or reserved, until just now, and one waits.
-				all := make([]string, keys+1)
-				for i := range all {
-					all[i] = core.RecordName("p", fmt.Sprint(i))
-					if i != at {
-						run := func(script string, args ...any) {
-							require.NoError(t, rdb.Eval(ctx, core.Scripts[script], []string{all[i]}, args...).Err())
-						}
-						if name == "a foreign key" {
-							run("acquire", holderEntry, 200, "x", "", "")
-						} else {
-							run("reserve", "", 200)
-						}
-						run("acquire", waiterEntry, 200, "x", "@", "")
-					}
-				}
-				time.Sleep(300 * time.Millisecond)
-				require.NoError(t, spoil(ctx, rdb, all[at]))
-				_, err = rdb.Eval(ctx, core.Scripts["acquireall"], all, readerEntry, 10000, "x").Result()
-				require.NoError(t, rdb.Publish(ctx, "p:wake:waiter", "end").Err())
-				for {
-					msg, err := sub.ReceiveMessage(ctx)
-					require.NoError(t, err)
-					if msg.Payload == "end" {
-						break
-					}
-					words := strings.Fields(msg.Payload)
-					record := core.RecordName("p", words[len(words)-1])
-					assert.True(t, rdb.HExists(ctx, record, "h:"+waiterEntry).Val(), "%s: was sent, and is not in %s", msg.Payload, record)
-				}
-				if name == "a foreign key" {
-					require.ErrorContains(t, err, "WRONGTYPE")
-				}
+				require.Zero(t, brokenPromises(t, core.Scripts["acquireall"], entry, obstacle))
 			})
 		}
+	}
+}
+
+func TestMutantsOfAcquireAllThatPromiseTooMuchAreCaught(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]struct{ old, new, obstacle string }{
+		"it does not look at the types first":   {"  redis.call('HLEN', all[i])\n", "", "a foreign key"},
+		"it writes new records before the rest": {"table.insert(order, exists and 1 or #order + 1, i)", "order[i] = i", "no memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			script := core.Scripts["acquireall"]
+			require.Equal(t, 1, strings.Count(script, m.old))
+			script = strings.Replace(script, m.old, m.new, 1)
+			require.Positive(t, brokenPromises(t, script, readerEntry, m.obstacle))
+		})
 	}
 }

@@ -62,7 +62,7 @@ func (r *renewals) renew(batch []*hold) {
 	for i, h := range batch {
 		ttl := h.ttl
 		if h.lease == nil { // its call may yet fail
-			ttl = min(ttl, firstLease)
+			ttl = min(ttl, r.locker.firstLease)
 		}
 		if h.bounded() {
 			ttl = max(min(ttl, h.until.sub(sent)), time.Millisecond)

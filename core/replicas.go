@@ -57,7 +57,7 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 		a.renewed, a.copies, a.err = l.store.confirm(&callContext{Context: context.WithoutCancel(ctx), gone: gone}, holds, o)
 		answers <- a
 	})
-	timer := time.NewTimer(o.replicaWait + firstLease)
+	timer := time.NewTimer(o.replicaWait + replyTimeout)
 	defer timer.Stop()
 	if !ok {
 		return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
@@ -75,14 +75,14 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 			if !a.renewed[i] {
 				_ = l.renewals.lose(h, notOurs)
 			} else if !h.bounded() {
-				_ = l.renewals.lengthen(h, trust.Until(sent, min(h.ttl, firstLease))) // adopting it tells whether it was lost
+				_ = l.renewals.lengthen(h, trust.Until(sent, min(h.ttl, l.firstLease))) // adopting it tells whether it was lost
 			}
 		}
 		return nil
 	case <-ctx.Done():
 		return callerGone(ctx, "acquire", key)
 	case <-timer.C:
-		return unavailable("acquire", key, fmt.Errorf("no reply within %s", o.replicaWait+firstLease))
+		return unavailable("acquire", key, fmt.Errorf("no reply within %s", o.replicaWait+replyTimeout))
 	case <-l.closing:
 		return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 	}
@@ -116,7 +116,7 @@ const replicaStep = 500 * time.Millisecond
 func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, replicas int, wait time.Duration) (known []bool, copies int, err error) {
 	asked := renewalsOf(holds)
 	for i, h := range holds {
-		ttl := min(h.ttl, firstLease)
+		ttl := min(h.ttl, h.locker.firstLease)
 		if h.bounded() {
 			ttl = min(ttl, h.until.sub(time.Now()))
 		}

@@ -5,34 +5,26 @@ import (
 	"fmt"
 	"maps"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/reservation"
 )
 
-// Reserve keeps key for parked work, for d from now, or longer if it is reserved for
-// longer already: 100 ms to 24 h. Whoever holds the key goes on holding it. Until the
-// reservation ends only calls with the option Reserved get the key; others, those with
-// Shared, Counted and of AcquireAll too, meet a conflict or wait. It ends by itself or
-// with Lease.Unreserve, and counts by the server's clock.
-//
-// It blocks for one round trip, and no longer than ctx allows. After an error the key
-// may be reserved. On a Locker of NewQuorum it fails with errors.ErrUnsupported.
-func (l *Locker) Reserve(ctx context.Context, key string, d time.Duration) error {
-	if err := ValidateKey(key); err != nil {
-		return err
-	}
-	if err := checkTTL("Reserve", d); err != nil {
-		return err
-	}
-	_, err := l.keep(ctx, key, d)
-	return err
+func init() {
+	reservation.Provide(reservation.Functions[*Locker, *Lease, AcquireOption, Decision]{
+		Reserve: reserve, Stamp: stampOf, Unreserve: unreserve,
+		Reserved: reserved, WasReserved: wasReserved, Reserving: reserving,
+	})
 }
 
-// keep reserves a key, and returns the reservation's stamp.
-func (l *Locker) keep(ctx context.Context, key string, d time.Duration) (stamp int64, err error) {
-	one, err := l.deployment("reserve")
+func reserve(ctx context.Context, l *Locker, key string, span time.Duration) (stamp int64, err error) {
+	if err := checkTTL("Reserve", span); err != nil {
+		return 0, err
+	}
+	d, err := l.deployment("reserve")
 	if err != nil {
 		return 0, err
 	}
-	val, err := one.admin(ctx, "reserve", key, reserveScript, false, "", d.Milliseconds())
+	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds())
 	if err == nil {
 		l.waiters.reservedBy(key) // before the message comes, if this Locker holds it
 		stamp, _ = val.(int64)
@@ -40,57 +32,38 @@ func (l *Locker) keep(ctx context.Context, key string, d time.Duration) (stamp i
 	return stamp, err
 }
 
-// Reserved makes a TryAcquire one for the work that its key is reserved for: it takes a
-// reserved key that is free all the same, before all calls that wait, and a reservation
-// then lasts for d from now at least. If the key is held, so that the try is refused, it
-// is reserved for d: nobody else gets it next. A try that takes a key without a
-// reservation makes none.
-//
-// It is for who runs what was parked, with NotifyRelease to hear of the release; 100 ms
-// to 24 h. Elsewhere than at TryAcquire it is an ErrInvalidOption. A Locker of NewQuorum
-// ignores it.
-func Reserved(d time.Duration) AcquireOption {
-	return func(o *acquireOptions) error {
-		o.keep = d
-		return checkTTL("Reserved", d)
+func stampOf(ctx context.Context, l *Locker, key string) (int64, error) {
+	info, err := l.Inspect(ctx, key)
+	if err != nil || info.Reserved <= 0 {
+		return 0, err
 	}
+	return info.stamp, nil
 }
 
-// Reserved reports whether the key was reserved when the lease was granted, so that
-// somebody has to call Unreserve.
-func (l *Lease) Reserved() bool { return l != nil && l.kept }
-
-// Unreserve ends the key's reservation. If Reserve or a deferred call has made it anew,
-// or another call with Reserved has taken the key, since this lease was granted, it stays,
-// and the error wraps ErrReserved. If nobody holds the key, those who wait are served at
-// once. It may be called before or after Release, and when the lease was lost.
-//
-// It blocks for one round trip, and no longer than ctx allows. After any other error
-// the reservation may have ended; it does so by itself in any case. On a Locker of NewQuorum
-// it fails with errors.ErrUnsupported.
-func (l *Lease) Unreserve(ctx context.Context) error {
-	if l == nil {
-		return nil
-	}
-	return l.hold.locker.Unreserve(ctx, l.Key(), l.fence)
-}
-
-// Unreserve ends a key's reservation if its stamp, as Inspect tells it, is no greater
-// than stamp. If it was made anew since it stays, and the error wraps ErrReserved. See
-// Lease.Unreserve.
-func (l *Locker) Unreserve(ctx context.Context, key string, stamp int64) error {
-	if err := ValidateKey(key); err != nil {
-		return err
-	}
+func unreserve(ctx context.Context, l *Locker, key string, stamp int64) error {
 	d, err := l.deployment("unreserve")
 	if err != nil {
 		return err
 	}
 	val, err := d.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
 	if err == nil && val == int64(0) {
-		err = fmt.Errorf("core: unreserve %q: %w", key, ErrReserved)
+		err = fmt.Errorf("core: unreserve %q: %w", key, reservation.ErrRenewed)
 	}
 	return err
+}
+
+func reserved(span time.Duration) AcquireOption {
+	return func(o *acquireOptions) error {
+		o.keep = span
+		return checkTTL("Reserved", span)
+	}
+}
+
+func wasReserved(l *Lease) bool { return l != nil && l.kept }
+
+func reserving(d Decision, span time.Duration, parked func(context.Context) (bool, error)) Decision {
+	d.keep, d.parked = span, parked
+	return d
 }
 
 // reservations are the keys that were said to be reserved of late, and when.

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/reservation"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -26,7 +27,7 @@ func TestAReservationThatComesLateIsEnded(t *testing.T) {
 			lease, err := other.TryAcquire(ctx, key)
 			require.NoError(t, err)
 			guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
-				return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) { return want, nil }), nil
+				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, func(context.Context) (bool, error) { return want, nil }), nil
 			}))
 			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, mustNotRun), core.ErrDeferred)
 			if want {
@@ -44,7 +45,7 @@ func TestAReservationThatComesLateIsEnded(t *testing.T) {
 func deferring(stored func()) core.ConflictPolicy {
 	return policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 		stored()
-		return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, nil), nil
+		return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, nil), nil
 	})
 }
 
@@ -65,7 +66,7 @@ func TestACallThatIsDeferredReservesItsKey(t *testing.T) {
 		require.ErrorIs(t, guard.Do(ctx, core.Call{Key: "k"}, mustNotRun), core.ErrDeferred, "nor is that one overtaken")
 		first := parked(t, holder, "k")
 		require.NoError(t, first.Release(ctx))
-		require.NoError(t, first.Unreserve(ctx))
+		require.NoError(t, unreserve(t, holder, first))
 		require.NoError(t, guard.Do(ctx, core.Call{Key: "k"}, func(context.Context) error { return nil }))
 	})
 }
@@ -127,7 +128,7 @@ func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 				h.mu.Lock()
 				defer h.mu.Unlock()
 				h.parked = append(h.parked, id)
-				return core.Deferred(core.Ticket{}).Reserve(span, nil), nil
+				return reservations.Reserving(core.Deferred(core.Ticket{}), span, nil), nil
 			})
 			err := core.NewGuard(l, policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
 				work(id)
@@ -175,7 +176,7 @@ func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 					time.Sleep(100 * time.Microsecond)
 					continue
 				}
-				lease, err := working.TryAcquire(t.Context(), "k", core.NotifyRelease(freed), core.Reserved(span))
+				lease, err := working.TryAcquire(t.Context(), "k", core.NotifyRelease(freed), reservations.Reserved(span))
 				if errors.Is(err, core.ErrConflict) {
 					select {
 					case <-freed:
@@ -195,7 +196,7 @@ func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 				idle = len(h.parked) == 0
 				h.mu.Unlock()
 				if idle {
-					if err := lease.Unreserve(t.Context()); !errors.Is(err, core.ErrReserved) {
+					if err := unreserve(t, working, lease); !errors.Is(err, reservation.ErrRenewed) {
 						assert.NoError(t, err)
 					}
 				}
@@ -229,7 +230,7 @@ type lastParked struct{ lose, asked *atomic.Bool }
 
 func (p lastParked) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
 	p.lose.Store(true)
-	return core.Deferred(core.Ticket{ID: "id"}).Reserve(time.Minute, func(context.Context) (bool, error) {
+	return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, func(context.Context) (bool, error) {
 		p.asked.Store(true)
 		return false, nil
 	}), nil

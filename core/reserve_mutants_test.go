@@ -16,7 +16,7 @@ import (
 var reservationMutants = []mutant{
 	{name: "a fresh call takes a reserved key", script: "acquire", old: "queue == '' and reserved == 0 and fits", new: "queue == '' and fits"},
 	{name: "those who wait are served with a reserved key", old: "  if reserved > 0 then\n    return false\n  end\n"},
-	{name: "the next in line gets a reserved key at once", script: "release", old: "> now and not record[9] then", new: "> now then"},
+	{name: "the next in line gets a reserved key at once", script: "release", old: " and not record[9]", new: ""},
 	{name: "parked work waits its turn", script: "acquire", old: "  turn = fits(limit(entry))\n", new: "  turn = serve(entry) or queue == '' and fits(limit(entry))\n"},
 	{name: "nobody is told while others wait", script: "release", old: " or held == 0 and holders > 0 and reserved > 0 then", new: " then"},
 	{name: "unreserve ends what it likes", script: "unreserve", old: "if made > tonumber(ARGV[2]) then", new: "if false then"},
@@ -38,7 +38,6 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	warm(t, l)
 	warm(t, waiting)
 	listening(t, l, waiting)
-	reserve := func(d time.Duration) { require.NoError(t, l.Reserve(ctx, key, d)) }
 	soon := func(ok func() bool) bool {
 		for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			if ok() {
@@ -48,8 +47,8 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 		return false
 	}
 
-	reserve(time.Minute)
-	reserve(time.Second)
+	require.NoError(t, reserve(t, l, key, time.Minute))
+	require.NoError(t, reserve(t, l, key, time.Second))
 	time.Sleep(150 * time.Millisecond) // longer than a record lasts that nothing keeps
 	if reservedFor(t, l, key) < 30*time.Second {
 		return "it was shortened"
@@ -57,7 +56,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	if _, err := l.TryAcquire(ctx, key); err == nil {
 		return "a fresh call got the key"
 	}
-	first, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+	first, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
 	if err != nil {
 		return "parked work did not get the key"
 	}
@@ -75,7 +74,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	}
 	redistest.Eventually(t, inLine, "it waits")
 	freed := make(chan string, 1)
-	if _, err = l.TryAcquire(ctx, key, core.Reserved(time.Minute), core.NotifyRelease(freed)); err == nil {
+	if _, err = l.TryAcquire(ctx, key, reservations.Reserved(time.Minute), core.NotifyRelease(freed)); err == nil {
 		return "two have the key"
 	}
 	require.NoError(t, first.Release(ctx))
@@ -88,24 +87,24 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 	if info.Held > 0 || info.Waiting != 1 || info.Reserved == 0 {
 		return "the key is not reserved any more"
 	}
-	second, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+	second, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
 	if err != nil {
 		return "parked work did not get the key before who waits"
 	}
-	_ = first.Unreserve(ctx)
+	_ = unreserve(t, l, first)
 	if reservedFor(t, l, key) == 0 {
 		return "an earlier worker ended the reservation"
 	}
-	reserve(time.Minute)
+	require.NoError(t, reserve(t, l, key, time.Minute))
 	require.NoError(t, second.Release(ctx))
-	_ = second.Unreserve(ctx)
+	_ = unreserve(t, l, second)
 	if reservedFor(t, l, key) == 0 {
 		return "a newer reservation was ended"
 	}
-	third, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+	third, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, third.Release(ctx))
-	require.NoError(t, third.Unreserve(ctx))
+	require.NoError(t, unreserve(t, l, third))
 	if reservedFor(t, l, key) > 0 {
 		return "the reservation was not ended"
 	}
@@ -116,6 +115,7 @@ func reservationTrouble(t *testing.T, env *redistest.Env, hook redis.Hook) strin
 }
 
 func TestMutantsOfReservationsAreCaught(t *testing.T) {
+	t.Parallel()
 	t.Run("none", func(t *testing.T) {
 		redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 			require.Empty(t, reservationTrouble(t, env, hooks{}))

@@ -9,8 +9,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/reservation"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
+
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
+
+// reserve reserves key.
+func reserve(t *testing.T, l *core.Locker, key string, span time.Duration) error {
+	t.Helper()
+	_, err := reservations.Reserve(t.Context(), l, key, span)
+	return err
+}
+
+// unreserve ends the reservation of the lease's key, unless it is newer than the lease.
+func unreserve(t *testing.T, l *core.Locker, lease *core.Lease) error {
+	t.Helper()
+	return reservations.Unreserve(t.Context(), l, lease.Key(), lease.Fence())
+}
 
 // reservedFor is how long key is reserved.
 func reservedFor(t *testing.T, l *core.Locker, key string) time.Duration {
@@ -23,7 +39,7 @@ func reservedFor(t *testing.T, l *core.Locker, key string) time.Duration {
 // parked takes key as a worker does that runs parked work.
 func parked(t *testing.T, l *core.Locker, key string) *core.Lease {
 	t.Helper()
-	lease, err := l.TryAcquire(t.Context(), key, core.Reserved(time.Minute))
+	lease, err := l.TryAcquire(t.Context(), key, reservations.Reserved(time.Minute))
 	require.NoError(t, err)
 	return lease
 }
@@ -32,7 +48,7 @@ func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l, worker := newLocker(t, env), newLocker(t, env)
-		require.NoError(t, l.Reserve(ctx, "k", time.Minute))
+		require.NoError(t, reserve(t, l, "k", time.Minute))
 		info, err := l.Inspect(ctx, "k")
 		require.NoError(t, err)
 		require.True(t, info.Free())
@@ -58,7 +74,7 @@ func TestAReservedKeyIsForParkedWorkAlone(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrConflict, "it is reserved still")
 		require.Empty(t, next)
 
-		require.NoError(t, lease.Unreserve(ctx))
+		require.NoError(t, unreserve(t, worker, lease))
 		fresh := <-next
 		require.Greater(t, fresh.Fence(), lease.Fence())
 		require.NoError(t, fresh.Release(ctx))
@@ -79,7 +95,7 @@ func TestParkedWorkGoesBeforeThoseWhoWait(t *testing.T) {
 		reader := waitFor(t, waiting, "k", core.Shared())
 
 		freed := make(chan string, 1)
-		_, err = worker.TryAcquire(ctx, "k", core.NotifyRelease(freed), core.Reserved(time.Minute))
+		_, err = worker.TryAcquire(ctx, "k", core.NotifyRelease(freed), reservations.Reserved(time.Minute))
 		var conflict *core.ConflictError
 		require.ErrorAs(t, err, &conflict)
 		require.Positive(t, conflict.Remaining)
@@ -90,7 +106,7 @@ func TestParkedWorkGoesBeforeThoseWhoWait(t *testing.T) {
 		require.Equal(t, "k", <-freed, "though others wait")
 		first := parked(t, worker, "k")
 		require.Greater(t, first.Fence(), lease.Fence())
-		require.NoError(t, first.Unreserve(ctx), "before the release")
+		require.NoError(t, unreserve(t, worker, first), "before the release")
 		require.Empty(t, fresh)
 		require.NoError(t, first.Release(ctx))
 		require.NoError(t, (<-fresh).Release(ctx), "it was woken")
@@ -104,34 +120,34 @@ func TestAHoldIsNotPassedOnWhileItsKeyIsReserved(t *testing.T) {
 		l, worker := newLocker(t, env), newLocker(t, env)
 		warm(t, l)
 		listening(t, l)
-		reserve := map[string]func(key string){
+		ways := map[string]func(key string){
 			"by a message": func(key string) {
-				_, err := worker.TryAcquire(ctx, key, core.Reserved(time.Minute))
+				_, err := worker.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
 				require.ErrorIs(t, err, core.ErrConflict)
 				redistest.Eventually(t, func() bool { return l.HeardReserved(key) }, "word of it")
 			},
-			"by itself": func(key string) { require.NoError(t, l.Reserve(ctx, key, time.Minute)) },
+			"by itself": func(key string) { require.NoError(t, reserve(t, l, key, time.Minute)) },
 			"by a worker of its own": func(key string) {
-				_, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+				_, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
 				require.ErrorIs(t, err, core.ErrConflict)
 			},
 			"as it is taken": nil,
 		}
-		for key, reserve := range reserve {
-			if reserve == nil {
-				require.NoError(t, worker.Reserve(ctx, key, time.Minute))
+		for key, way := range ways {
+			if way == nil {
+				require.NoError(t, reserve(t, worker, key, time.Minute))
 			}
-			lease, err := l.TryAcquire(ctx, key, core.Reserved(time.Minute))
+			lease, err := l.TryAcquire(ctx, key, reservations.Reserved(time.Minute))
 			require.NoError(t, err)
 			fresh := waitFor(t, l, key)
-			if reserve != nil {
-				reserve(key)
+			if way != nil {
+				way(key)
 			}
 			require.NoError(t, lease.Release(ctx))
 			first := parked(t, worker, key)
 			require.Empty(t, fresh, key)
 			require.NoError(t, first.Release(ctx))
-			require.NoError(t, first.Unreserve(ctx))
+			require.NoError(t, unreserve(t, worker, first))
 			require.NoError(t, (<-fresh).Release(ctx))
 		}
 	})
@@ -144,7 +160,7 @@ func TestAReservationEndsByItself(t *testing.T) {
 		const long = 600 * time.Millisecond
 		begun := time.Now()
 		for _, key := range []string{"idle", "tried", "waited for"} {
-			require.NoError(t, l.Reserve(ctx, key, long))
+			require.NoError(t, reserve(t, l, key, long))
 		}
 		_, err := l.TryAcquire(ctx, "tried")
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -168,14 +184,14 @@ func TestAReservationIsLengthenedAndNeverShortened(t *testing.T) {
 			require.Greater(t, reservedFor(t, l, "k"), d-10*time.Second)
 			require.Greater(t, rdb.PTTL(ctx, core.RecordName(env.Prefix, "k")).Val(), d-10*time.Second, "the record stays")
 		}
-		require.NoError(t, l.Reserve(ctx, "k", time.Minute))
+		require.NoError(t, reserve(t, l, "k", time.Minute))
 		atLeast(time.Minute)
-		require.NoError(t, l.Reserve(ctx, "k", time.Second))
+		require.NoError(t, reserve(t, l, "k", time.Second))
 		atLeast(time.Minute)
-		lease, err := l.TryAcquire(ctx, "k", core.Reserved(2*time.Minute))
+		lease, err := l.TryAcquire(ctx, "k", reservations.Reserved(2*time.Minute))
 		require.NoError(t, err)
 		atLeast(2 * time.Minute)
-		_, err = l.TryAcquire(ctx, "k", core.Reserved(3*time.Minute))
+		_, err = l.TryAcquire(ctx, "k", reservations.Reserved(3*time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		atLeast(3 * time.Minute)
 		require.NoError(t, lease.Extend(ctx, time.Second))
@@ -188,7 +204,7 @@ func TestAReservationIsLengthenedAndNeverShortened(t *testing.T) {
 		lease = parked(t, l, "k")
 		require.True(t, force(t, l, "k", lease.Fence()))
 		atLeast(3 * time.Minute)
-		require.NoError(t, lease.Unreserve(ctx), "of a lost lease")
+		require.NoError(t, unreserve(t, l, lease), "of a lost lease")
 		require.Zero(t, reservedFor(t, l, "k"))
 		requireNothingLeft(t, rdb, env.Prefix, promptly)
 	})
@@ -200,33 +216,33 @@ func TestUnreserveLeavesAReservationThatIsNewer(t *testing.T) {
 		l, other := newLocker(t, env), newLocker(t, env)
 		reserved := func() bool { return reservedFor(t, l, "k") > 0 }
 
-		require.NoError(t, l.Reserve(ctx, "k", time.Minute))
+		require.NoError(t, reserve(t, l, "k", time.Minute))
 		first := parked(t, l, "k")
-		require.NoError(t, other.Reserve(ctx, "k", time.Second), "more was parked")
-		require.ErrorIs(t, first.Unreserve(ctx), core.ErrReserved)
+		require.NoError(t, reserve(t, other, "k", time.Second), "more was parked")
+		require.ErrorIs(t, unreserve(t, l, first), reservation.ErrRenewed)
 		require.True(t, reserved())
 		require.NoError(t, first.Release(ctx))
-		require.ErrorIs(t, first.Unreserve(ctx), core.ErrReserved)
+		require.ErrorIs(t, unreserve(t, l, first), reservation.ErrRenewed)
 		require.True(t, reserved())
 
 		second := parked(t, other, "k")
 		require.NoError(t, second.Release(ctx))
 		third := parked(t, l, "k")
-		require.ErrorIs(t, second.Unreserve(ctx), core.ErrReserved)
+		require.ErrorIs(t, unreserve(t, other, second), reservation.ErrRenewed)
 		require.True(t, reserved(), "it is another worker's by now")
-		_, err := other.TryAcquire(ctx, "k", core.Reserved(time.Minute))
+		_, err := other.TryAcquire(ctx, "k", reservations.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, third.Release(ctx))
-		require.NoError(t, third.Unreserve(ctx))
+		require.NoError(t, unreserve(t, l, third))
 		require.False(t, reserved(), "it was merely lengthened")
 
-		unasked, err := l.TryAcquire(ctx, "k", core.Reserved(time.Minute))
+		unasked, err := l.TryAcquire(ctx, "k", reservations.Reserved(time.Minute))
 		require.NoError(t, err)
 		require.False(t, reserved(), "nothing was parked")
-		_, err = other.TryAcquire(ctx, "k", core.Reserved(time.Minute))
+		_, err = other.TryAcquire(ctx, "k", reservations.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, unasked.Release(ctx))
-		require.ErrorIs(t, unasked.Unreserve(ctx), core.ErrReserved)
+		require.ErrorIs(t, unreserve(t, l, unasked), reservation.ErrRenewed)
 		require.True(t, reserved(), "who was refused is next")
 	})
 }
@@ -240,17 +256,17 @@ func TestLostRepliesChangeNothingAboutReservations(t *testing.T) {
 		lose := func() { proxy.LoseReply(once("lost-key")) }
 
 		lose()
-		require.NoError(t, l.Reserve(ctx, "lost-key", time.Minute))
+		require.NoError(t, reserve(t, l, "lost-key", time.Minute))
 		require.Positive(t, reservedFor(t, watch, "lost-key"))
 		lose()
 		lease := parked(t, l, "lost-key")
 		require.NoError(t, lease.Extend(ctx, time.Second))
 		lose()
-		_, err := l.TryAcquire(ctx, "lost-key", core.Reserved(time.Minute))
+		_, err := l.TryAcquire(ctx, "lost-key", reservations.Reserved(time.Minute))
 		require.ErrorIs(t, err, core.ErrConflict)
 		require.NoError(t, lease.Release(ctx))
 		lose()
-		require.NoError(t, lease.Unreserve(ctx))
+		require.NoError(t, unreserve(t, l, lease))
 		require.Zero(t, reservedFor(t, watch, "lost-key"))
 	})
 }
@@ -269,7 +285,7 @@ func TestParkedWorkHasToFit(t *testing.T) {
 		}
 		freed := make(chan string, 1)
 		try := func(opts ...core.AcquireOption) (*core.Lease, error) {
-			return worker.TryAcquire(ctx, "k", append(opts, core.NotifyRelease(freed), core.Reserved(time.Minute))...)
+			return worker.TryAcquire(ctx, "k", append(opts, core.NotifyRelease(freed), reservations.Reserved(time.Minute))...)
 		}
 		_, err := try()
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -296,7 +312,7 @@ func TestARefusedCallHearsWhenAReservationIsEnded(t *testing.T) {
 		l, worker := newLocker(t, env), newLocker(t, env)
 		warm(t, l)
 		listening(t, l)
-		require.NoError(t, worker.Reserve(ctx, "k", time.Minute))
+		require.NoError(t, reserve(t, worker, "k", time.Minute))
 		freed := make(chan string, 1)
 		for range 2 {
 			_, err := l.TryAcquire(ctx, "k", core.NotifyRelease(freed))
@@ -309,7 +325,7 @@ func TestARefusedCallHearsWhenAReservationIsEnded(t *testing.T) {
 		require.Equal(t, "k", <-freed)
 		_, err := l.TryAcquire(ctx, "k", core.NotifyRelease(freed))
 		require.ErrorIs(t, err, core.ErrConflict)
-		require.NoError(t, lease.Unreserve(ctx))
+		require.NoError(t, unreserve(t, worker, lease))
 		require.Equal(t, "k", <-freed)
 	})
 }
@@ -318,16 +334,16 @@ func TestOptionsOfReservations(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx := t.Context()
 		l := newLocker(t, env)
-		opt := core.Reserved(time.Minute)
+		opt := reservations.Reserved(time.Minute)
 		_, err := l.Acquire(ctx, "k", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		_, err = l.TryAcquireAll(ctx, []string{"k"}, opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
-		require.ErrorIs(t, l.Reserve(ctx, "k", 0), core.ErrInvalidOption)
-		require.ErrorIs(t, l.Reserve(ctx, "", time.Minute), core.ErrInvalidKey)
+		require.ErrorIs(t, reserve(t, l, "k", 0), core.ErrInvalidOption)
+		require.ErrorIs(t, reserve(t, l, "", time.Minute), core.ErrInvalidKey)
 		require.NoError(t, l.Close())
-		require.ErrorIs(t, l.Reserve(ctx, "k", time.Minute), core.ErrClosed)
+		require.ErrorIs(t, reserve(t, l, "k", time.Minute), core.ErrClosed)
 	})
 }
 
@@ -351,7 +367,7 @@ func TestAKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
 	calls, commands := cost()
 	require.Equal(t, int64(2), calls)
 	require.Equal(t, 10, commands, "evalsha, exists, time, hset, pexpire; evalsha, time, hlen, hget, del")
-	calls, again := cost(core.Reserved(time.Minute))
+	calls, again := cost(reservations.Reserved(time.Minute))
 	require.Equal(t, int64(2), calls)
 	require.Equal(t, commands, again)
 }
@@ -372,12 +388,12 @@ func TestAReservationThatIsMadeAnewHasAStampOfItsOwn(t *testing.T) {
 		defer func() { _ = locker.Close() }()
 		lease, err := locker.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
-		require.NoError(t, locker.Reserve(t.Context(), "k", time.Minute))
-		first, err := locker.Inspect(t.Context(), "k")
+		require.NoError(t, reserve(t, locker, "k", time.Minute))
+		first, err := reservations.Stamp(t.Context(), locker, "k")
 		require.NoError(t, err)
-		require.NoError(t, locker.Reserve(t.Context(), "k", time.Minute))
+		require.NoError(t, reserve(t, locker, "k", time.Minute))
 		require.NoError(t, lease.Release(t.Context()))
-		_ = locker.Unreserve(t.Context(), "k", first.ReservationStamp)
+		_ = reservations.Unreserve(t.Context(), locker, "k", first)
 		now, err := locker.Inspect(t.Context(), "k")
 		require.NoError(t, err)
 		require.Positive(t, now.Reserved, "the second reservation stays")

@@ -133,14 +133,14 @@ func (w writer) Write(p []byte) (int, error) { return w(p) }
 // both tells two observers.
 type both [2]core.Observer
 
-func (b both) OnAcquired(ctx context.Context, e core.Acquired) {
-	b[0].OnAcquired(ctx, e)
-	b[1].OnAcquired(ctx, e)
+func (b both) OnOutcome(ctx context.Context, e core.Outcome) {
+	b[0].OnOutcome(ctx, e)
+	b[1].OnOutcome(ctx, e)
 }
 
-func (b both) OnConflict(ctx context.Context, e core.Conflicted) {
-	b[0].OnConflict(ctx, e)
-	b[1].OnConflict(ctx, e)
+func (b both) OnWaiting(ctx context.Context, e core.Waiting) {
+	b[0].OnWaiting(ctx, e)
+	b[1].OnWaiting(ctx, e)
 }
 
 func (b both) OnReleased(ctx context.Context, e core.Released) {

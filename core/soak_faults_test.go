@@ -5,11 +5,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -96,6 +93,7 @@ type soakRound struct {
 	Binary     string                      // of the clients; this one if empty
 	Broken     string                      // what is broken in that binary
 	Abrupt     bool                        // the clients are killed at the end
+	Share      int                         // of the operations of make soak-locks, in percent
 }
 
 // soaked is what came of a round.
@@ -120,16 +118,14 @@ type soakRunner struct {
 }
 
 type soakProcess struct {
+	*redistest.Process
 	client int
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	stderr bytes.Buffer
-	done   chan struct{}
 }
 
 // run runs the round and returns its history.
 func (round soakRound) run(t *testing.T) soaked {
 	t.Helper()
+	defer redistest.Busy()()
 	var args []string
 	if round.Durable {
 		args = []string{"--appendonly", "yes", "--appendfsync", "always"}
@@ -179,29 +175,10 @@ func (r *soakRunner) start(slot int) {
 	}
 	text, err := json.Marshal(&config)
 	require.NoError(r.t, err)
-	p := &soakProcess{client: client, cmd: exec.Command(cmp.Or(r.round.Binary, os.Args[0]))}
-	p.cmd.Env = append(os.Environ(), clientVar+"="+string(text), brokenVar+"="+r.round.Broken)
-	p.cmd.Stderr = &p.stderr
-	p.stdin, err = p.cmd.StdinPipe()
-	require.NoError(r.t, err)
-	p.done, err = redistest.Spawn(p.cmd)
-	require.NoError(r.t, err)
-	r.t.Cleanup(p.kill)
-	r.slots[slot] = p
-	r.files = append(r.files, config.File)
-}
-
-func (p *soakProcess) kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
-}
-
-func (p *soakProcess) signal(s syscall.Signal) {
-	select {
-	case <-p.done:
-	default:
-		_ = p.cmd.Process.Signal(s)
+	r.slots[slot] = &soakProcess{
+		redistest.StartProcess(r.t, r.round.Binary, clientVar+"="+string(text), brokenVar+"="+r.round.Broken), client,
 	}
+	r.files = append(r.files, config.File)
 }
 
 // begin makes something go wrong. It reports whether it did.
@@ -220,11 +197,11 @@ func (r *soakRunner) begin(f fault) bool {
 		r.proxy.Blackhole([]redistest.Direction{redistest.Requests, redistest.Replies, redistest.Requests | redistest.Replies}[f.choice%3])
 	case faultKill:
 		p := r.slots[f.client]
-		p.kill()
+		p.Kill()
 		r.dead[p.client] = history.Now()
 		r.start(f.client)
 	case faultStop:
-		r.slots[f.client].signal(syscall.SIGSTOP)
+		r.slots[f.client].Signal(syscall.SIGSTOP)
 	case faultSubscribers:
 		return r.direct.ClientKillByFilter(ctx, "TYPE", "pubsub").Val() > 0
 	case faultFlush:
@@ -261,7 +238,7 @@ func (r *soakRunner) end(f fault) {
 			r.proxy.Cut() // or the clients have to find out by themselves
 		}
 	case faultStop:
-		r.slots[f.client].signal(syscall.SIGCONT)
+		r.slots[f.client].Signal(syscall.SIGCONT)
 	}
 }
 
@@ -272,23 +249,14 @@ func (r *soakRunner) finish() {
 	r.proxy.LoseReply(nil)
 	r.proxy.Blackhole(0)
 	for _, p := range r.slots {
-		p.signal(syscall.SIGCONT)
-		_ = p.stdin.Close()
+		p.Finish()
 	}
 	for _, p := range r.slots {
 		if r.round.Abrupt {
-			p.kill()
-			r.dead[p.client] = history.Now()
-			continue
+			p.Kill()
+		} else {
+			p.Wait(r.t)
 		}
-		select {
-		case <-p.done:
-		case <-time.After(20 * time.Second):
-			p.signal(syscall.SIGQUIT) // the runtime shows its goroutines
-			<-p.done
-			require.Fail(r.t, "a client does not end", p.stderr.String())
-		}
-		require.True(r.t, p.cmd.ProcessState.Success(), "client %d: %s\n%s", p.client, p.cmd.ProcessState, &p.stderr)
 		r.dead[p.client] = history.Now()
 	}
 	ops, err := history.Read(r.files...)

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,9 +25,6 @@ func soakSeed() uint64 {
 	}
 	return rand.Uint64N(1e9) + 1
 }
-
-// soakVar asks for a long run: how many operations at least.
-const soakVar = "PERKEY_SOAK_OPS"
 
 // lively is what clients do while things go wrong around them.
 var lively = workload{
@@ -137,69 +132,36 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	require.GreaterOrEqual(t, total.counts.Unknown, rounds*len(round.Faults), "unknown outcomes")
 }
 
-// longRun is how many operations were asked for, or 0.
-func longRun(t *testing.T) int {
+func (round soakRound) test(t *testing.T, ops int) {
 	t.Helper()
-	text := os.Getenv(soakVar)
-	if text == "" {
-		return 0
-	}
-	n, err := strconv.Atoi(text)
-	require.NoError(t, err, soakVar)
-	return n
-}
-
-// forLong makes more of a round: more calls at a time, and as many faults for each.
-func (round soakRound) forLong() soakRound {
-	round.Length = 20 * time.Second
-	round.Workload.Keys = 128
-	round.Workload.MaxIdle = 2 * time.Millisecond
-	round.Goroutines = 96
-	return round
-}
-
-func (round soakRound) test(t *testing.T, share int) {
-	t.Helper()
-	ops := longRun(t) * share / 100
-	if ops > 0 {
-		round = round.forLong()
-	} else {
-		t.Parallel()
-	}
 	if total := soak(t, round, ops); !t.Failed() {
 		requireSubstance(t, total, round)
 	}
 }
 
-func TestSoak(t *testing.T) {
-	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true}
-	for name, mode := range map[string]struct {
-		share int
-		modes []mode
-	}{
-		"exclusive": {40, []mode{{}}},
-		"shared":    {20, readersAndWriters},
-		"counted":   {20, threeAtATime},
-	} {
+// soakRounds are the rounds by what is special in each.
+func soakRounds() map[string]soakRound {
+	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true, Share: 40}
+	shared, counted, retries, losses := lossless, lossless, lossless, lossless
+	shared.Share, shared.Workload.Modes = 20, readersAndWriters
+	counted.Share, counted.Workload.Modes = 20, threeAtATime
+	retries.Share, retries.Length = 15, 2*time.Second
+	retries.Workload.Retries = 3
+	losses.Share, losses.Length, losses.Durable = 5, 2*time.Second, false
+	losses.Faults = map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond}
+	losses.Workload.Epoch = time.Hour // the same keys before and after a loss
+	return map[string]soakRound{"exclusive": lossless, "shared": shared, "counted": counted, "retries": retries, "losses of data": losses}
+}
+
+// One round of each kind. make soak-locks runs them for as long as is asked for. They keep
+// every processor busy, so that no other test runs beside them.
+func TestFaults_BreakNoPromise(t *testing.T) {
+	for name, round := range soakRounds() {
 		t.Run(name, func(t *testing.T) {
-			round := lossless
-			round.Workload.Modes = mode.modes
-			round.test(t, mode.share)
+			t.Parallel()
+			round.test(t, 0)
 		})
 	}
-	t.Run("retries", func(t *testing.T) {
-		round := lossless
-		round.Length = 2 * time.Second
-		round.Workload.Retries = 3
-		round.test(t, 15)
-	})
-	t.Run("losses of data", func(t *testing.T) {
-		round := lossless
-		round.Length, round.Durable = 2*time.Second, false
-		round.Faults = map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond}
-		round.Workload.Epoch = time.Hour // the same keys before and after a loss
-		round.test(t, 5)
-	})
 }
 
 func TestAScheduleOfFaultsDependsOnItsSeedAlone(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -86,7 +87,9 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	}
 	l.cancel(fmt.Errorf("core: %q: %w", l.Key(), ErrDetached))
 	owner.waiters.lost(h)
-	owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Held: l.granted.elapsed(time.Now()), Detached: true})
+	owner.observer.OnReleased(l.Context(), Released{
+		Key: l.Key(), Name: l.name, Fence: l.fence, Held: l.granted.elapsed(time.Now()), Detached: true,
+	})
 	return travels, nil
 }
 
@@ -101,55 +104,61 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 // if the token does not hold its key any more. After any other error the token is
 // good for another try, within its TTL.
 func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption) (*Lease, error) {
-	t, err := parseToken(token)
+	a := attempt{locker: l, ctx: ctx, opts: &acquireOptions{}, start: time.Now(), resumed: true}
+	err := errUnwound
+	defer func() { a.tell(err) }()
+	err = a.resume(token, opts)
+	return a.lease, err
+}
+
+func (a *attempt) resume(text string, opts []AcquireOption) error {
+	l, ctx, o := a.locker, a.ctx, a.opts
+	t, err := parseToken(text)
+	o.ttl, o.first, o.limit = t.ttl, l.firstLease, limitOf(t.entry)
+	invalid := o.apply(opts)
+	a.call = Call{Key: t.key, Name: o.name, ID: o.id}
 	if err != nil {
-		return nil, fmt.Errorf("core: resume: %w: %w", ErrInvalidToken, err)
+		return fmt.Errorf("core: resume: %w: %w", ErrInvalidToken, err)
 	}
 	if t.prefix != l.prefix {
-		return nil, fmt.Errorf("core: resume %q: %w: it is for the prefix %q", t.key, ErrInvalidToken, t.prefix)
+		return fmt.Errorf("core: resume %q: %w: it is for the prefix %q", t.key, ErrInvalidToken, t.prefix)
 	}
-	o := acquireOptions{ttl: t.ttl, limit: limitOf(t.entry)}
-	if err := o.apply(opts); err != nil {
-		return nil, err
+	if invalid != nil {
+		return invalid
 	}
 	if o.limit != limitOf(t.entry) || o.notify != nil || o.keep > 0 {
-		return nil, fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted, NotifyRelease and Reserved come too late", t.key, ErrInvalidOption)
+		return fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted and NotifyRelease come too late", t.key, ErrInvalidOption)
 	}
 	if ctx.Err() != nil {
-		return nil, callerGone(ctx, "resume", t.key)
+		return callerGone(ctx, "resume", t.key)
 	}
 	if !l.open() {
-		return nil, fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
+		return fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
 	}
 	sent, ttl := time.Now(), o.ttl
 	if o.maxHold > 0 {
 		ttl = min(ttl, o.maxHold)
 	}
-	a := attempt{
-		locker: l, ctx: ctx, call: Call{Key: t.key, Name: o.name, ID: o.id}, opts: &o,
-		start: sent, record: recordName(l.prefix, t.key), resumed: true,
-	}
+	a.record = recordName(l.prefix, t.key)
 	owned, waiting, err := l.store.extend(ctx, "resume", a.record, t.entry, ttl)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if !owned {
-		return nil, lost(t.key, notOurs)
+		return lost(t.key, notOurs)
 	}
-	h := l.newHold(a.record, t.entry, o.limit, t.first, trust.Until(sent, ttl), &o)
+	h := l.newHold(a.record, t.entry, o.limit, t.first, trust.Until(sent, ttl), o)
 	h.used = int32(t.used)
 	h.waiting.Store(waiting)
 	h.travels.Store(true)
 	if !l.renewals.add(h) {
-		return nil, fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
+		return fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
 	}
-	switch taken, err := a.take(h, time.Now()); {
-	case err != nil:
-		return nil, err
-	case !taken:
-		return nil, unavailable("resume", t.key, errors.New("the lease ended as it came"))
+	taken, err := a.take(h, time.Now())
+	if err == nil && !taken {
+		err = unavailable("resume", t.key, errors.New("the lease ended as it came"))
 	}
-	return a.lease, nil
+	return err
 }
 
 // released tells the others that hold the key by the same grant, as far as they are
@@ -183,6 +192,8 @@ const (
 	maxTokenLen  = 1024
 )
 
+var newerToken = regexp.MustCompile(`^pk([2-9]|[1-9][0-9]+)\.`)
+
 // String writes the token.
 func (t token) String() string {
 	var b []byte
@@ -204,6 +215,8 @@ func parseToken(text string) (t token, err error) {
 	switch {
 	case len(text) > maxTokenLen:
 		return t, fmt.Errorf("%d bytes long, at most %d are allowed", len(text), maxTokenLen)
+	case !ok && newerToken.MatchString(text):
+		return t, errors.New("a newer version of perkey wrote it")
 	case !ok:
 		return t, fmt.Errorf("it does not begin with %q", tokenVersion)
 	}

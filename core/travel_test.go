@@ -294,13 +294,14 @@ func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
 		require.NoError(t, err)
 		token, err := lease.Detach(ctx)
 		require.NoError(t, err)
-		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), core.Reserved(time.Minute), core.LeaseTTL(0), nil} {
+		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), reservations.Reserved(time.Minute), core.LeaseTTL(0), nil} {
 			_, err = to.Resume(ctx, token, opt)
 			require.ErrorIs(t, err, core.ErrInvalidOption)
 		}
 		resumed, err := to.Resume(ctx, token, core.Counted(2), core.MaxHold(300*time.Millisecond), core.LeaseTTL(200*time.Millisecond), core.Named("job", "7"))
 		require.NoError(t, err)
-		acquired, _ := eventOf[core.Acquired](&seen)
+		acquired := seen.lastOutcome()
+		require.Equal(t, core.OutcomeAcquired, acquired.Kind)
 		require.Equal(t, "job", acquired.Name)
 		require.True(t, acquired.Resumed)
 		start := time.Now()

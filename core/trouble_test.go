@@ -282,7 +282,7 @@ func TestEveryCtxOfALeaseIsOverBeforeItsReleaseIsSent(t *testing.T) {
 
 type panicky struct{ core.NopObserver }
 
-func (panicky) OnAcquired(context.Context, core.Acquired) { panic("observer") }
+func (panicky) OnOutcome(context.Context, core.Outcome) { panic("observer") }
 
 func TestAnObserversPanicDoesNotKeepTheKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

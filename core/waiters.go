@@ -51,14 +51,17 @@ func newWaiter() any {
 }
 
 // join puts a call at the end of the line for key. If there are too many it returns nil,
-// and whether the key is known to be held.
-func (w *waiters) join(key string, o *acquireOptions) (c *waiter, held bool) {
+// how many wait for the key, and whether that is known to be held.
+func (w *waiters) join(key string, o *acquireOptions) (c *waiter, waiting int, held bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	k := lineKey{key, o.limit}
 	ln := w.lines[k]
 	if ln != nil && ln.n >= w.locker.maxPerKey || w.waiting >= w.locker.maxWaiters {
-		return nil, ln != nil && (ln.held != nil || ln.informed > 0 && ln.failure == nil)
+		if ln == nil {
+			return nil, 0, false
+		}
+		return nil, ln.waiting(), ln.held != nil || ln.informed > 0 && ln.failure == nil
 	}
 	if ln == nil {
 		ln = &line{lineKey: k}
@@ -68,7 +71,7 @@ func (w *waiters) join(key string, o *acquireOptions) (c *waiter, held bool) {
 	c.all, c.line, c.opts = w, ln, o
 	ln.push(c)
 	w.waiting++
-	return c, true
+	return c, 0, false
 }
 
 // leave takes the call out of line. What was passed to it and not taken goes on to
@@ -160,7 +163,7 @@ func (w *waiters) close(ln *line) {
 // drop has Redis forget an entry, whatever it has.
 func (w *waiters) drop(key, entry string) {
 	l := w.locker
-	l.store.cancel(releaseRequest{record: recordName(l.prefix, key), entry: entry}, firstLease, func() { l.notices.freed(key) })
+	l.store.cancel(releaseRequest{record: recordName(l.prefix, key), entry: entry}, l.firstLease, func() { l.notices.freed(key) })
 }
 
 // hand passes a hold to the call. Called with mu held.
@@ -206,8 +209,11 @@ func (c *waiter) hint() (remaining time.Duration, waiting int) {
 	if h := c.line.held; h != nil {
 		until = w.locker.renewals.deadline(h)
 	}
-	return max(0, time.Until(until)), max(c.line.queued, 1) - 1 + c.line.n
+	return max(0, time.Until(until)), c.line.waiting()
 }
+
+// waiting is how many calls wait, those of other processes as one each.
+func (ln *line) waiting() int { return max(ln.queued, 1) - 1 + ln.n }
 
 // askNow lets the line ask again without delay.
 func (c *waiter) askNow() {

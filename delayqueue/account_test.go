@@ -4,8 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/delayqueue"
 )
@@ -226,12 +230,16 @@ func (a *account) checkOrder(line []*sent, byID map[string][]*run) {
 		if end := runs[len(runs)-1]; last == nil || end.At > last.At {
 			last, before = end, m.id
 		}
-		// Those that were done had ended before.
+		// One that is done had ended before. Which of its runs made it so is not known: a
+		// worker that was stopped may come to the end of a run that others have repeated.
+		ended := int64(math.MaxInt64)
 		for _, r := range runs {
 			if m.status.State == delayqueue.StateDone && r.end > 0 && r.how == "" {
-				last = &run{event: event{At: max(last.At, r.end)}}
-				break
+				ended = min(ended, r.end)
 			}
+		}
+		if ended < math.MaxInt64 {
+			last = &run{event: event{At: max(last.At, ended)}}
 		}
 	}
 }
@@ -281,5 +289,28 @@ func (a *account) checkPrecedence(messages []*sent, byID map[string][]*run, fres
 		if checked {
 			a.overtaking++
 		}
+	}
+}
+
+func TestAccount_OrderOfAKey(t *testing.T) {
+	t.Parallel()
+	one, two := &sent{id: "1", key: "k"}, &sent{id: "2", key: "k"}
+	one.status.State, two.status.State = delayqueue.StateDone, delayqueue.StateDone
+	at := func(start, end int64) *run { return &run{event: event{At: start}, end: end} }
+	for name, c := range map[string]struct {
+		first  []*run
+		second int64
+		wrong  bool
+	}{
+		"one after the other":                     {[]*run{at(1, 2)}, 3, false},
+		"before the earlier one's end":            {[]*run{at(1, 4)}, 3, true},
+		"before the earlier one's second run":     {[]*run{at(1, 0), at(4, 5)}, 3, true},
+		"a stopped worker's run ends long after":  {[]*run{at(1, 9), at(2, 3)}, 4, false},
+		"before the end of either of its runs":    {[]*run{at(1, 9), at(2, 5)}, 4, true},
+		"a run that was given up does not matter": {[]*run{at(1, 0), at(2, 3)}, 4, false},
+	} {
+		a := &account{}
+		a.checkOrder([]*sent{one, two}, map[string][]*run{"1": c.first, "2": {at(c.second, c.second+1)}})
+		require.Equal(t, c.wrong, len(a.violations) > 0, "%s: %v", name, a.violations)
 	}
 }

@@ -7,11 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -69,7 +67,7 @@ type chaosRunner struct {
 	direct  redis.UniversalClient
 	config  chaosConfig
 	dir     string
-	slots   []*chaosWorker
+	slots   []*redistest.Process
 	files   []string
 	account *account
 
@@ -78,16 +76,10 @@ type chaosRunner struct {
 	fresh []*run
 }
 
-type chaosWorker struct {
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	stderr bytes.Buffer
-	done   chan struct{}
-}
-
 // run runs a round and returns its account.
 func (c chaos) run(t *testing.T, seed uint64) *account {
 	t.Helper()
+	defer redistest.Busy()()
 	r := &chaosRunner{chaos: c, t: t, seed: seed, dir: t.TempDir(), account: &account{seed: seed, faults: map[string]int{}, states: map[string]int{}}}
 	r.config = chaosConfig{
 		Prefix: "p", Partitions: cmp.Or(c.Partitions, 1), Lease: c.Lease, Work: cmp.Or(c.Work, 3*time.Millisecond),
@@ -147,29 +139,8 @@ func (r *chaosRunner) start(slot int) {
 	}
 	text, err := json.Marshal(config)
 	require.NoError(r.t, err)
-	w := &chaosWorker{cmd: exec.Command(os.Args[0])}
-	w.cmd.Env = append(os.Environ(), chaosVar+"="+string(text))
-	w.cmd.Stderr = &w.stderr
-	w.stdin, err = w.cmd.StdinPipe()
-	require.NoError(r.t, err)
-	w.done, err = redistest.Spawn(w.cmd)
-	require.NoError(r.t, err)
-	r.t.Cleanup(w.kill)
-	r.slots[slot] = w
+	r.slots[slot] = redistest.StartProcess(r.t, "", chaosVar+"="+string(text))
 	r.files = append(r.files, config.File)
-}
-
-func (w *chaosWorker) kill() {
-	_ = w.cmd.Process.Kill()
-	<-w.done
-}
-
-func (w *chaosWorker) signal(s syscall.Signal) {
-	select {
-	case <-w.done:
-	default:
-		_ = w.cmd.Process.Signal(s)
-	}
 }
 
 // enqueue stores an enqueuer's share, those of a key one after the other.
@@ -312,12 +283,12 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 	slot := rng.IntN(len(r.slots))
 	switch kind {
 	case faultKill:
-		r.slots[slot].kill()
+		r.slots[slot].Kill()
 		r.start(slot)
 	case faultStop:
-		r.slots[slot].signal(syscall.SIGSTOP)
+		r.slots[slot].Signal(syscall.SIGSTOP)
 		time.Sleep(r.Lease * 3 / 2)
-		r.slots[slot].signal(syscall.SIGCONT)
+		r.slots[slot].Signal(syscall.SIGCONT)
 	case faultRestart:
 		r.server.Kill()
 		r.server.Restart(r.t)
@@ -383,18 +354,10 @@ func (r *chaosRunner) drain(most time.Duration, left int) {
 // finish ends the workers, reads what became of everything, and checks it.
 func (r *chaosRunner) finish() {
 	for _, w := range r.slots {
-		w.signal(syscall.SIGCONT)
-		_ = w.stdin.Close()
+		w.Finish()
 	}
-	for i, w := range r.slots {
-		select {
-		case <-w.done:
-		case <-time.After(20 * time.Second):
-			w.signal(syscall.SIGQUIT) // the runtime shows its goroutines
-			<-w.done
-			require.Fail(r.t, "a worker does not end", w.stderr.String())
-		}
-		require.True(r.t, w.cmd.ProcessState.Success(), "worker %d: %s\n%s", i, w.cmd.ProcessState, &w.stderr)
+	for _, w := range r.slots {
+		w.Wait(r.t)
 	}
 	q, err := r.config.queue(r.direct)
 	require.NoError(r.t, err)

@@ -13,7 +13,6 @@ import (
 )
 
 func TestAHandlerMayTakeFarLongerThanItsClaim(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		const lease = 600 * time.Millisecond
@@ -70,7 +69,6 @@ func TestALateResultIsRefused(t *testing.T) {
 }
 
 func TestAHandlerIsToldThatItsClaimWasLost(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		started, cause := make(chan struct{}), make(chan error, 1)

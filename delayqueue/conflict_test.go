@@ -60,7 +60,6 @@ func TestTheReleaseOfAKeyWakesItsHead(t *testing.T) {
 }
 
 func TestAReleaseIsNotMissedWhileAMessageGoesBack(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		const rounds = 100
@@ -122,7 +121,6 @@ func TestAConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 }
 
 func TestAKeyThatCannotBeAskedForSpendsNoAttempt(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		nowhere, err := core.New(redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}))

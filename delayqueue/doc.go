@@ -50,7 +50,7 @@
 //
 // Fresh calls do not come between: a key with parked messages is reserved for them,
 // for WithPrecedence after the last of them was parked or tried, also while one
-// waits for its next attempt. See core.Decision.Reserve. Jobs that were not parked
+// waits for its next attempt. core.KeyInfo.Reserved shows it. Jobs that were not parked
 // by Policy but enqueued have that from the first time that a worker meets their
 // held key. The parked messages of one key belong in one queue: of two, each can end
 // the other's reservation.

@@ -18,6 +18,7 @@ import (
 // Each case damages the head of a line of three, or what is around it. The
 // message behind it must run, and the damaged one must be accounted for.
 func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
+	t.Parallel()
 	const id, member = "head", "head k"
 	for name, c := range map[string]struct {
 		damage func(b *bench) error
@@ -204,6 +205,7 @@ func TestAMessageThatLostItsTurnGetsItBack(t *testing.T) {
 }
 
 func TestMessagesOutliveTheLossOfOneSet(t *testing.T) {
+	t.Parallel()
 	for name, harm := range map[string]func(b *bench) error{
 		"open deleted":  func(b *bench) error { return b.rdb.Del(b.t.Context(), b.key("open")).Err() },
 		"open replaced": func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("open"), "junk", 0).Err() },

@@ -240,11 +240,14 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook re
 	return m.happened, m.drain()
 }
 
-func TestTheScriptsDoWhatTheModelSays(t *testing.T) {
-	t.Parallel()
+func TestTheScriptsDoWhatTheModelSays(t *testing.T) { testModel(t, 30) }
+
+// testModel plays so many random rounds.
+func testModel(t *testing.T, rounds int) {
+	t.Helper()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		total := map[string]int{}
-		for range 30 {
+		for range rounds {
 			seed := rand.Uint64N(1e9)
 			happened, err := playModel(t, env, seed, 120, nil)
 			require.NoError(t, err, "seed %d", seed)

@@ -1,16 +1,12 @@
 package delayqueue
 
 import (
-	"context"
 	"math/rand/v2"
-	"strings"
 	"sync/atomic"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -49,51 +45,11 @@ var mutants = []mutant{
 	{"what runs is cancelled", "cancel", "if m and m.state == 'queued' then\n    give_up(id", "if m then\n    give_up(id"},
 }
 
-var breakable = map[string]*luascript.Script{
-	"enqueue": enqueueScript, "claim": claimScript, "extend": extendScript, "settle": settleScript, "nudge": nudgeScript,
-	"cancel": cancelScript,
-}
-
-// hook has a client run the mutant in place of the script.
-func (m mutant) hook(t *testing.T) *swap {
-	t.Helper()
-	h := &swap{to: map[any]string{}}
-	for name, script := range breakable {
-		source := script.Source()
-		if name != m.script && (m.script != "" || !strings.Contains(source, m.old)) {
-			continue
-		}
-		require.Equal(t, 1, strings.Count(source, m.old), "%s.lua has once: %s", name, m.old)
-		broken := strings.Replace(source, m.old, m.new, 1)
-		h.to[source], h.to[script.Hash()] = broken, luascript.New(broken).Hash()
+func sources() map[string]string {
+	return map[string]string{
+		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
+		"settle": settleScript.Source(), "nudge": nudgeScript.Source(), "cancel": cancelScript.Source(),
 	}
-	require.NotEmpty(t, h.to, "a script has: %s", m.old)
-	return h
-}
-
-// swap is a hook that runs one script for another.
-type swap struct {
-	to   map[any]string // from source to source, from hash to hash
-	used atomic.Int64
-}
-
-func (s *swap) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (s *swap) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			args := cmd.Args() // the command's own
-			if to, ok := s.to[args[1]]; ok {
-				args[1] = to
-				s.used.Add(1)
-			}
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (s *swap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // tries is how often a mutant may get away.
@@ -107,7 +63,8 @@ func TestMutantsAreCaught(t *testing.T) {
 			want++
 			t.Run(m.name, func(t *testing.T) {
 				t.Parallel()
-				env, hook := redistest.Embedded(t), m.hook(t)
+				env := redistest.Real(t)
+				hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
 				var found *violation
 				for range tries {
 					seed := rand.Uint64N(1e9)
@@ -120,7 +77,7 @@ func TestMutantsAreCaught(t *testing.T) {
 					caught.Add(1)
 					return
 				}
-				require.Positive(t, hook.used.Load(), "the mutant ran")
+				require.Positive(t, used.Load(), "the mutant ran")
 				t.Error("not caught")
 			})
 		}

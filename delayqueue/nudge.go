@@ -127,18 +127,18 @@ func (w *Worker) reconsider(key string) {
 func (w *Worker) unreserve(ctx context.Context, key string) {
 	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
-	info, err := w.locker.Inspect(ctx, key)
-	if err != nil || info.Reserved == 0 {
+	stamp, err := reservations.Stamp(ctx, w.locker, key)
+	if err != nil || stamp == 0 {
 		return
 	}
 	if left, err := w.queue.hasMessages(ctx, key); err != nil || left {
 		return
 	}
-	if w.locker.Unreserve(ctx, key, info.ReservationStamp) != nil {
+	if reservations.Unreserve(ctx, w.locker, key, stamp) != nil {
 		return
 	}
 	// One that was enqueued meanwhile and met the held key has merely lengthened the reservation.
 	if left, err := w.queue.hasMessages(ctx, key); (err != nil || left) && w.queue.precedence > 0 {
-		_ = w.locker.Reserve(ctx, key, w.queue.precedence)
+		_, _ = reservations.Reserve(ctx, w.locker, key, w.queue.precedence)
 	}
 }

@@ -31,6 +31,7 @@ var kinds = map[string][]delayqueue.Option{
 // eachKind runs a test on each kind of queue.
 func eachKind(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
+	t.Parallel()
 	for name, opts := range kinds {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env, opts...)) })

@@ -58,7 +58,6 @@ func inPartition(t *testing.T, b *bench, i, n int) string {
 }
 
 func TestAPartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const lease = time.Second
 		b := setup(t, env, delayqueue.WithPartitions(2))
@@ -94,7 +93,6 @@ func TestAPartitionThatIsDownCostsTheOthersNoClaim(t *testing.T) {
 }
 
 func TestABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		busy, other := inPartition(t, b, 1, 2), inPartition(t, b, 2, 2)

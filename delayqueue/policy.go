@@ -7,6 +7,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/reservation"
 )
 
 // Policy is the conflict policy that puts a call whose key is held in q: the
@@ -16,6 +17,9 @@ import (
 func Policy(q *Queue) core.ConflictPolicy { return policy{q} }
 
 type policy struct{ queue *Queue }
+
+// reservations reserve the keys of parked messages.
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
 // Validate reports a nil queue. It wraps core.ErrInvalidOption. core.NewGuard
 // calls it.
@@ -54,7 +58,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), err
 	}
-	return core.Deferred(ticket).Reserve(p.queue.precedence, func(ctx context.Context) (bool, error) {
+	return reservations.Reserving(core.Deferred(ticket), p.queue.precedence, func(ctx context.Context) (bool, error) {
 		return p.queue.hasMessages(ctx, job.Key)
 	}), nil
 }

@@ -2,7 +2,6 @@ package delayqueue_test
 
 import (
 	"context"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -13,24 +12,6 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
-
-// beforeScripts is a hook that calls a function before each script of a client.
-type beforeScripts func()
-
-func (f beforeScripts) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (f beforeScripts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			f()
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (f beforeScripts) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
 
 // The second call is parked between the first one's claim and its lease: the worker that
 // runs the first does not know of it, and must not end its reservation.
@@ -52,7 +33,10 @@ func TestACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
 		rdb := env.Client(t)
 		var first, ended atomic.Bool
 		var asked atomic.Int64
-		rdb.AddHook(beforeScripts(func() {
+		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if !redistest.IsScript(cmd) {
+				return
+			}
 			if first.CompareAndSwap(false, true) {
 				park(1)
 			}

@@ -18,7 +18,6 @@ import (
 // All wait far longer than a claim lasts for the only hand: none is claimed before its
 // turn, so none is lost to its claim's end.
 func TestMessagesBehindASlowHandlerRunOnce(t *testing.T) {
-	t.Parallel()
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		const lease = 300 * time.Millisecond

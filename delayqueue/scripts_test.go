@@ -323,6 +323,7 @@ func claimNext(t *testing.T, c *claim, which, token string) (settled, error) {
 }
 
 func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
+	t.Parallel()
 	for _, which := range []string{nextOfKey, nextOfAny} {
 		t.Run(which, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {

@@ -4,8 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 
@@ -23,21 +21,6 @@ func chaosSeed() uint64 {
 		return *seedFlag
 	}
 	return rand.Uint64N(1e9) + 1
-}
-
-// soakVar asks for a long run: how many messages at least.
-const soakVar = "PERKEY_SOAK_MESSAGES"
-
-// soakMessages is how many messages were asked for, or 0.
-func soakMessages(t *testing.T) int {
-	t.Helper()
-	text := os.Getenv(soakVar)
-	if text == "" {
-		return 0
-	}
-	n, err := strconv.Atoi(text)
-	require.NoError(t, err, soakVar)
-	return n
 }
 
 // soak runs rounds until they came to so many messages, and to enough to show anything,
@@ -66,69 +49,91 @@ func (c chaos) soak(t *testing.T, messages int, enough func(a *account) bool) *a
 // mostRounds is how often a round that is for CI may be repeated until enough happened.
 const mostRounds = 6
 
+// soakRound is a round that make soak-queue runs for as long as is asked for, and once,
+// or until enough happened, is one of the other tests.
+type soakRound struct {
+	chaos
+	enough func(a *account) bool
+	done   int // how many percent of the messages end so, at least
+}
+
+func (r soakRound) test(t *testing.T, messages int) {
+	t.Helper()
+	a := r.soak(t, messages, r.enough)
+	require.GreaterOrEqual(t, a.states["done"]*100, a.messages*r.done)
+}
+
+// everything that can go wrong, and about how often.
+var everything = map[string]time.Duration{
+	faultKill: 300 * time.Millisecond, faultRestart: 900 * time.Millisecond, faultStop: 1500 * time.Millisecond,
+	faultLoseReply: 50 * time.Millisecond, faultLoseRequest: 80 * time.Millisecond, faultCut: 300 * time.Millisecond,
+	faultDelay: 500 * time.Millisecond, faultFlush: 500 * time.Millisecond, faultSubscribers: 400 * time.Millisecond,
+}
+
 // Workers and Redis are killed at random moments, enqueuers meet a bad network, and
 // fresh calls want the same keys.
-func TestSoak(t *testing.T) {
-	round := chaos{
+var faultsRound = soakRound{
+	chaos: chaos{
 		Messages: 1500, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Fresh: 2,
-		Faults: map[string]time.Duration{
-			faultKill: 300 * time.Millisecond, faultRestart: 900 * time.Millisecond, faultStop: 1500 * time.Millisecond,
-			faultLoseReply: 50 * time.Millisecond, faultLoseRequest: 80 * time.Millisecond, faultCut: 300 * time.Millisecond,
-			faultDelay: 500 * time.Millisecond, faultFlush: 500 * time.Millisecond, faultSubscribers: 400 * time.Millisecond,
-		},
-	}
-	messages := soakMessages(t)
-	if messages > 0 {
-		round.Messages, round.Keys, round.Enqueuers, round.Workers = 5000, 40, 8, 4
-	} else {
-		t.Parallel()
-	}
-	a := round.soak(t, messages, func(a *account) bool {
-		for kind := range round.Faults {
-			if a.faults[kind] == 0 {
-				return false
-			}
-		}
-		return a.unknown > 0 && a.duplicates > 0 && a.fresh > 10 && a.states["dead"] > 0 && a.states["expired"] > 0 && a.states["cancelled"] > 0
-	})
-	require.Greater(t, a.states["done"]*10, a.messages*8)
+		Faults: everything,
+	},
+	enough: func(a *account) bool {
+		return len(a.faults) == len(everything) && a.unknown > 0 && a.duplicates > 0 && a.fresh > 10 &&
+			a.states["dead"] > 0 && a.states["expired"] > 0 && a.states["cancelled"] > 0
+	},
+	done: 80,
 }
 
 // One key, four worker processes, which are killed again and again.
-func TestALineIsRunInOrderWhileWorkersAreKilled(t *testing.T) {
-	t.Parallel()
-	round := chaos{
+var killedRound = soakRound{
+	chaos: chaos{
 		Messages: 200, Keys: 1, Workers: 4, Lease: 400 * time.Millisecond, Work: 30 * time.Millisecond, Plain: true,
 		Faults: map[string]time.Duration{faultKill: 200 * time.Millisecond},
-	}
-	a := round.soak(t, soakMessages(t)/50, func(a *account) bool { return a.faults[faultKill] >= 5 && a.duplicates > 0 })
-	require.Equal(t, a.messages, a.states["done"])
+	},
+	enough: func(a *account) bool { return a.faults[faultKill] >= 5 && a.duplicates > 0 },
+	done:   100,
 }
 
 // A worker is stopped for longer than its leases, and goes on.
-func TestAWorkerThatWasStoppedIsRefused(t *testing.T) {
-	t.Parallel()
-	round := chaos{
+var stoppedRound = soakRound{
+	chaos: chaos{
 		Messages: 150, Keys: 3, Workers: 2, Lease: 300 * time.Millisecond, Work: 15 * time.Millisecond, Plain: true, Fresh: 1,
 		Faults: map[string]time.Duration{faultStop: 150 * time.Millisecond},
-	}
-	a := round.soak(t, soakMessages(t)/100, func(a *account) bool { return a.faults[faultStop] >= 2 && a.late > 0 && a.duplicates > 0 })
-	require.Equal(t, a.messages, a.states["done"])
+	},
+	enough: func(a *account) bool { return a.faults[faultStop] >= 2 && a.late > 0 && a.duplicates > 0 },
+	done:   100,
 }
 
-func TestFreshCallsStandBehindParkedOnes(t *testing.T) {
-	t.Parallel()
-	round := chaos{
+var parkedRound = soakRound{
+	chaos: chaos{
 		Messages: 30, Keys: 3, Workers: 2, Lease: 500 * time.Millisecond, Work: 4 * time.Millisecond, Plain: true, Fresh: 3, Parking: 2,
 		Length: 4 * time.Second, SlowLocks: 10 * time.Millisecond, // room for calls between a claim and its lock
 		Faults: map[string]time.Duration{faultKill: 700 * time.Millisecond, faultSubscribers: 400 * time.Millisecond},
-	}
-	a := round.soak(t, soakMessages(t)/50, func(a *account) bool { return a.fresh > 20 && a.overtaking > 20 })
-	require.Equal(t, a.messages, a.states["done"])
+	},
+	enough: func(a *account) bool { return a.fresh > 20 && a.overtaking > 20 },
+	done:   100,
 }
 
-func TestChaosInACluster(t *testing.T) {
-	t.Parallel()
+// A round of each kind, or as many as it takes until enough happened. make soak-queue runs
+// them for as long as is asked for. They keep every processor busy, so that no other test
+// runs beside them.
+func TestFaults_LoseNoMessage(t *testing.T) {
+	for name, round := range map[string]soakRound{
+		"everything": faultsRound, "workers killed": killedRound, "workers stopped": stoppedRound, "parked and fresh calls": parkedRound,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			round.test(t, 0)
+		})
+	}
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		testFaultsInACluster(t)
+	})
+}
+
+func testFaultsInACluster(t *testing.T) {
+	t.Helper()
 	round := chaos{
 		Messages: 600, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Partitions: 6, Fresh: 1,
 		Length:  2 * time.Second,

@@ -64,7 +64,7 @@ func (w *Worker) acquire(key string) (*core.Lease, error) {
 	var conflict *core.ConflictError
 	if w.queue.precedence == 0 && errors.As(err, &conflict) && conflict.Remaining == 0 {
 		// Others that use the queue may have the key reserved.
-		lease, err = w.locker.TryAcquire(w.ctx, key, append(w.lockOptions, core.Reserved(core.MinTTL))...)
+		lease, err = w.locker.TryAcquire(w.ctx, key, append(w.lockOptions, reservations.Reserved(core.MinTTL))...)
 	}
 	return lease, err
 }
@@ -184,19 +184,24 @@ func (t *turn) release(m Message, v verdict) error {
 	t.lease = nil
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	switch precedence := t.worker.queue.precedence; {
-	case precedence == 0 && !lease.Reserved():
+	case precedence == 0 && !reservations.WasReserved(lease):
 	case v.foreign: // fresh calls need not wait for what this process cannot run
-		_ = lease.Unreserve(ctx)
-	case precedence > 0 && (m.behind > 0 || !ended || (lease.Reserved() || t.outlasts(precedence/2)) && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
+		_ = t.unreserve(ctx, lease)
+	case precedence > 0 && (m.behind > 0 || !ended || (reservations.WasReserved(lease) || t.outlasts(precedence/2)) && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
 		t.reserved = true
-		_ = t.worker.locker.Reserve(ctx, m.Key, min(v.delay+precedence, core.MaxTTL))
-	case lease.Reserved() || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
-		t.reserved = lease.Unreserve(ctx) != nil // it was made anew, or Redis did not answer: looked at again afterwards
+		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, min(v.delay+precedence, core.MaxTTL))
+	case reservations.WasReserved(lease) || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
+		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not answer: looked at again afterwards
 	}
 	if lost := lease.Release(ctx); errors.Is(lost, core.ErrLeaseLost) {
 		return lost
 	}
 	return nil // Redis frees the key by itself
+}
+
+// unreserve ends the reservation of the turn's key, unless it was made anew.
+func (t *turn) unreserve(ctx context.Context, lease *core.Lease) error {
+	return reservations.Unreserve(ctx, t.worker.locker, lease.Key(), lease.Fence())
 }
 
 // outlasts reports whether the turn has lasted for longer than d: what was parked when it

@@ -107,7 +107,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.claims.held = map[*claim]struct{}{}
 	w.lockOptions = []core.AcquireOption{core.NotifyRelease(w.released)}
 	if q.precedence > 0 {
-		w.lockOptions = append(w.lockOptions, core.Reserved(q.precedence))
+		w.lockOptions = append(w.lockOptions, reservations.Reserved(q.precedence))
 	}
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())

@@ -141,7 +141,7 @@ func contents(t *testing.T, rdb *redis.Client) string {
 
 func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 	defaults := testbed.CaptureLog(t)
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	redistest.EachAlone(t, func(t *testing.T, env *redistest.Env) {
 		secrets := map[string]string{}
 		hidden := func(where string) string {
 			secrets[where] = rand.Text()

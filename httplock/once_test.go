@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -514,48 +513,22 @@ func TestAPrincipalOfKeysAloneIsNotParkedWith(t *testing.T) {
 	requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
 }
 
-// roundTrips counts what is sent to Redis.
-type roundTrips struct{ n atomic.Int64 }
-
-func (h *roundTrips) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
-
-func (h *roundTrips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		h.count(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (h *roundTrips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		h.count(cmds...)
-		return next(ctx, cmds)
-	}
-}
-
-// count leaves out what a new connection says.
-func (h *roundTrips) count(cmds ...redis.Cmder) {
-	for _, cmd := range cmds {
-		if name := cmd.Name(); name == "eval" || name == "evalsha" || name == "hmget" {
-			h.n.Add(1)
-		}
-	}
-}
-
 func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, ok)
 	for range 2 { // the scripts are loaded
 		testbed.Do(h, once(t, testbed.OrderPath, "warm", "{}"))
 	}
-	trips := &roundTrips{}
-	b.Redis.AddHook(trips)
+	var trips atomic.Int64
+	b.Redis.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+		if redistest.IsScript(cmd) || cmd.Name() == "hmget" { // not what a new connection says
+			trips.Add(1)
+		}
+	}))
 	cost := func(r *http.Request) int64 {
-		trips.n.Store(0)
+		trips.Store(0)
 		require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
-		return trips.n.Load()
+		return trips.Load()
 	}
 	plain := cost(testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}"))
 	require.Equal(t, plain+2, cost(once(t, testbed.OrderPath, "k", "{}")), "the first time")

@@ -272,7 +272,7 @@ func TestReplay_RouteThatOlderReplicasLackIsLeftToNewerOnes(t *testing.T) {
 		newer := http.NewServeMux()
 		newer.Handle("/orders/{id}", d.perKey()(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
 		d.replica(t, newer)
-		require.Eventually(t, func() bool { return ran.Load() == requests }, 30*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return ran.Load() == requests }, time.Minute, 10*time.Millisecond)
 		for _, at := range locations {
 			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
 		}

@@ -12,10 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/reservation"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/locktest"
 	"github.com/perkey-go/perkey/retry"
 )
+
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
 func TestAHeldKeyIsAConflictUntilItIsReleased(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
@@ -127,12 +130,13 @@ func TestATheftLeavesAReservationForParkedWork(t *testing.T) {
 		locker := redis.Locker(t)
 		lease, err := locker.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
-		require.NoError(t, locker.Reserve(t.Context(), "k", time.Minute))
+		_, err = reservations.Reserve(t.Context(), locker, "k", time.Minute)
+		require.NoError(t, err)
 		redis.Steal(t, "k")()
 		locktest.RequireLost(t, lease.Context())
 		_, err = locker.TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, core.ErrConflict)
-		parked, err := locker.TryAcquire(t.Context(), "k", core.Reserved(time.Second))
+		parked, err := locker.TryAcquire(t.Context(), "k", reservations.Reserved(time.Second))
 		require.NoError(t, err)
 		require.NoError(t, parked.Release(t.Context()))
 	})
@@ -185,7 +189,7 @@ func TestTimeCanBeSetForward(t *testing.T) {
 	lease, err := locker.TryAcquire(t.Context(), "k", core.FixedLease(time.Hour))
 	require.NoError(t, err)
 	fence := lease.Fence()
-	require.NoError(t, lease.Extend(t.Context(), time.Hour)) // at first it lasts 3 s
+	require.NoError(t, lease.Extend(t.Context(), time.Hour)) // at first it lasts 10 s
 	require.NoError(t, redis.Client().Set(t.Context(), "theirs", "x", time.Hour).Err())
 	redis.FastForward(t, 59*time.Minute)
 	redis.RequireHeld(t, "k")
@@ -316,7 +320,8 @@ func TestWhatIsNotAsRequiredFailsTheTest(t *testing.T) {
 	redis.Hold(t, "held")
 	redis.Hold(t, "busy")
 	redis.Hold(t, "reserved")
-	require.NoError(t, redis.Locker(t).Reserve(t.Context(), "reserved", time.Minute))
+	_, err := reservations.Reserve(t.Context(), redis.Locker(t), "reserved", time.Minute)
+	require.NoError(t, err)
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("it was done"))
 	notEmbedded := locktest.On(t, redis.Client())

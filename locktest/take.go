@@ -5,7 +5,10 @@ import (
 	"errors"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/reservation"
 )
+
+var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
 // Hold takes key for somebody else, who gives it back at release or when the test
 // ends. It waits for its turn if the key is held, and fails the test if it does not get it
@@ -55,7 +58,7 @@ func (r *Redis) steal(ctx context.Context, key string) (*core.Lease, error) {
 		return nil, errNotHeld
 	}
 	// Of those who wait, nobody gets a key that is reserved.
-	if err := r.other.Reserve(ctx, key, patience); err != nil {
+	if _, err := reservations.Reserve(ctx, r.other, key, patience); err != nil {
 		return nil, err
 	}
 	lease, robbed, err := r.rob(ctx, key)
@@ -63,8 +66,8 @@ func (r *Redis) steal(ctx context.Context, key string) (*core.Lease, error) {
 		return nil, err
 	}
 	if before.Reserved == 0 {
-		err = lease.Unreserve(ctx)
-		if errors.Is(err, core.ErrReserved) { // for work that was parked meanwhile
+		err = reservations.Unreserve(ctx, r.other, key, lease.Fence())
+		if errors.Is(err, reservation.ErrRenewed) { // for work that was parked meanwhile
 			err = nil
 		}
 	}
@@ -92,7 +95,7 @@ func (r *Redis) rob(ctx context.Context, key string) (lease *core.Lease, robbed 
 			}
 			robbed = robbed || taken
 		}
-		lease, err := r.other.TryAcquire(ctx, key, core.Reserved(patience), core.Named("locktest", "Steal"))
+		lease, err := r.other.TryAcquire(ctx, key, reservations.Reserved(patience), core.Named("locktest", "Steal"))
 		if !errors.Is(err, core.ErrConflict) {
 			return lease, robbed, err
 		}

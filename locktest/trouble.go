@@ -4,8 +4,8 @@ import "time"
 
 // FastForward sets the clock of an embedded Redis forward by d. Leases, reservations
 // and whatever else has its time there come to their ends that much earlier; the clocks of
-// this process know nothing of it. A lease that was granted just now has 3 s at most, whatever
-// its TTL, until its first renewal. It fails the test on a Redis of On.
+// this process know nothing of it. A lease that was granted just now has core.DefaultFirstLease
+// at most, whatever its TTL, until its first renewal. It fails the test on a Redis of On.
 func (r *Redis) FastForward(t TB, d time.Duration) {
 	t.Helper()
 	if d < 0 {

@@ -11,7 +11,8 @@
 --          {1, fence, 1} if granted and somebody waits
 --          {1, fence, 2} if granted and the key is reserved
 --          {0, ms left of a holder's lease, server's time in ms, place in the
---          queue, length of the queue}; the place is 0 for who is not in it
+--          queue, length of the queue}; the place is 0 for who is not in it, and
+--          -1 if the record is foreign and has no queue
 -- #include record.lua
 local lease = tonumber(ARGV[2])
 
@@ -22,7 +23,11 @@ if redis.call('EXISTS', key) == 0 then -- nobody holds it, nobody waits
   return micros
 end
 
+-- #include message.lua
 -- #include queue.lua
+if foreign() then
+  return {0, expiry(), now, -1, 0}
+end
 
 local function others() return reserved > 0 and 2 or queue == '' and 0 or 1 end
 

@@ -13,25 +13,32 @@
 --          somebody waits for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
-local all, saves, grants, order = KEYS, {}, {}, {}
+local all, sizes, saves, grants, order = KEYS, {}, {}, {}, {}
 for i = 1, #all do
-  redis.call('HLEN', all[i])
+  sizes[i] = redis.call('HLEN', all[i])
 end
 for i = 1, #all do
   local KEYS = {all[i]}
   -- #include record.lua
+  -- #include message.lua
   -- #include queue.lua
   local lease = tonumber(ARGV[2])
-  if not mine and exists then
+  local left, queued -- if it cannot be had
+  if sizes[i] > 0 and foreign() then
+    left, queued = expiry(), 0
+  elseif not mine and exists then
     sweep()
     serve('')
     saves[#saves + 1] = save
     if queue ~= '' or reserved > 0 or not fits(limit(entry)) then
-      for _, its in ipairs(saves) do
-        its()
-      end
-      return {0, i, held > 0 and math.max(soonest - now, 0) or 0, waiting}
+      left, queued = held > 0 and math.max(soonest - now, 0) or 0, waiting
     end
+  end
+  if left then
+    for _, its in ipairs(saves) do
+      its()
+    end
+    return {0, i, left, queued}
   end
   table.insert(order, exists and 1 or #order + 1, i) -- those that are there first
   grants[i] = function()

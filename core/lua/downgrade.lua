@@ -6,19 +6,22 @@
 -- returns  1 when the caller holds the key under the new entry, 0 when it holds it
 --          under neither
 -- #include record.lua
+-- #include message.lua
 -- #include queue.lua
 local renamed = ARGV[2]
 
-record = read()
-if not record[7] or ends(record[7]) <= now then -- the reply to an earlier call may have been lost
+if foreign() then
+  return 0
+elseif not mine then -- the reply to an earlier call may have been lost
   local holder = redis.call('HMGET', key, 'h:' .. renamed)[1]
   return holder and ends(holder) > now and 1 or 0
 end
 
+local deadline, its, what = string.match(mine, '^(%d+) (%d+)(.*)$')
+fence = math.max(tonumber(ARGV[3]), tonumber(its)) -- the rest of the block goes back
 redis.call('HDEL', key, 'h:' .. entry)
-write('h:' .. renamed, mine)
+write('h:' .. renamed, string.format('%s %s-%.0f%s', deadline, its, fence, what))
 last, stays = renamed, ends(mine)
-fence = math.max(tonumber(ARGV[3]), tonumber(string.match(mine, '^%d+ (%d+)'))) -- the rest of the block goes back
 serve('')
 save()
 return 1

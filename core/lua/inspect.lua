@@ -1,18 +1,21 @@
 -- Tells who holds a key, who waits for it, and until when it is reserved, and changes
--- nothing. The secrets stay
--- here: of an entry LIMIT:LOCKER is told.
+-- nothing. The secrets stay here: of an entry LIMIT:LOCKER is told.
 --
 -- KEYS[1]  the record, as in record.lua
 -- ARGV[1]  how many holders are told of, at most
 -- ARGV[2]  how many who wait, at most
 -- returns  {server's time in µs, how many hold it, how many wait, the holders, those
---          who wait, the end of its reservation in ms}: a holder is LIMIT:LOCKER, the end of its lease in ms, its fence
---          and what it is; one who waits is LIMIT:LOCKER and what it is
+--          who wait, the end of its reservation in ms, its stamp, 1 if the record is
+--          of a newer format, 2 if it is none}: a holder is LIMIT:LOCKER, the end of its lease in ms, its fence and
+--          what it is; one who waits is LIMIT:LOCKER and what it is
 local key = KEYS[1]
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
-local record = redis.call('HMGET', key, 'held', 'queue', 'reserved')
+local record = redis.call('HMGET', key, 'held', 'queue', 'reserved', 'fence', 'v')
+if record[5] or not record[4] and redis.call('EXISTS', key) == 1 then
+  return {micros, 1, 0, {}, {}, 0, 0, record[5] and 1 or 2}
+end
 
 -- A key can have any number of shared holders: it stops when it has enough.
 local most, holders, seen, living, cursor = tonumber(ARGV[1]), {}, {}, 0, '0'
@@ -47,4 +50,4 @@ for who, alive, what in string.gmatch(record[2] or '', '(%d+:[^@+~]*)%.%x*[@+~](
 end
 local reserved, made = string.match(record[3] or '0 0', '^(%d+) (%d+)$')
 reserved = tonumber(reserved or 0)
-return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0, tonumber(made or 0)}
+return {micros, held, waiting, holders, waiters, reserved > now and reserved or 0, tonumber(made or 0), 0}

@@ -1,7 +1,6 @@
 -- Reads the record, and says what can be done with it. Scripts come here when
 -- somebody else holds the key or waits for it.
-local QUEUE = 1024 -- entries at most
-local STEPS = 128  -- waiters served by one call at most
+local STEPS = 128 -- waiters served by one call at most
 
 record = record or read()
 local exists = record[1]
@@ -18,22 +17,16 @@ if reserved <= now then
 end
 local holders = held -- before this script
 
+-- foreign tells that another version, or something else, wrote the record. Such a key is
+-- held by somebody of whom nothing is known, and only its expiry says until when.
+local function foreign() return record[10] or not exists and redis.call('EXISTS', key) == 1 end
+local function expiry() return math.max(redis.call('PTTL', key), 0) end
+
 local writes = {} -- fields and values to be written at the end
 local stays = 0   -- the record must not expire before, in ms
 
 local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
 local function locker(e) return string.match(e, ':(.*)%.') end
-
--- named is e as messages name it: without the digits that a secret must keep.
-local function named(e) return string.sub(e, 1, -17) end
-
--- send publishes to one locker. It returns how many heard it, or nil if it could
--- not: channels may be forbidden.
-local function send(to, words)
-  local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
-  local heard = redis.pcall('PUBLISH', prefix .. ':wake:' .. to, words .. ' ' .. name)
-  return tonumber(heard)
-end
 
 local function write(field, value)
   writes[#writes + 1] = field
@@ -161,7 +154,7 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        heard = send(locker(e), string.format('grant %s %.0f %d %d', named(e), following(), now + CLAIM, waiting > 1 and 1 or 0))
+        heard = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1)
         if not heard then -- nobody can be told: the first to ask takes it
           break
         end

@@ -6,14 +6,14 @@
 -- ARGV[2]  the fence that it is to have
 -- returns  the fence that it has now: greater than was asked for if somebody else
 --          has had that one; 0 when the caller does not hold the key
-local BLOCK, LEAST = 65536, 10 -- as in record.lua
+-- #include constants.lua
 local key, entry, want = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
-local record = redis.call('HMGET', key, 'fence', 'h:' .. entry)
+local record = redis.call('HMGET', key, 'fence', 'h:' .. entry, 'v')
 local fence = tonumber(record[1] or 0) or 0
 local deadline, its, what = string.match(record[2] or '', '^(%d+) (%d+)(.*)$')
-if not deadline or tonumber(deadline) <= now then
+if record[3] or not deadline or tonumber(deadline) <= now then
   return 0
 end
 its = tonumber(its)

@@ -4,7 +4,8 @@
 --   fence    the fencing token of the latest grant; if that is exclusive, its
 --            process may use BLOCK of them, from this one on
 --   last     the entry of the latest holder
---   h:ENTRY  a holder: end of its lease in ms, its fence, what it is
+--   h:ENTRY  a holder: end of its lease in ms, its fence, what it is. After a downgrade
+--            the fence is FIRST-LAST: those that were used under its grant
 -- and, once a second one has asked:
 --   held     how many hold the key
 --   next     no holder's lease ends before this, in ms
@@ -13,6 +14,8 @@
 --   watch    ids of lockers that are told when nobody holds the key
 --   reserved until when the key is kept for parked work, in ms, and a number greater
 --            than every fence that was granted before it was reserved
+-- A record of a newer format has its number in v, and may have none of these. Nothing of
+-- it is changed.
 -- ARGV[1]  the caller's entry: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
 --          key together with it: 1 is exclusive, 0 is without limit
 --
@@ -22,13 +25,8 @@
 --
 -- The caller may lose the reply, and ask again: a holder's entry is answered with
 -- the same grant.
-local CLAIM = 1000  -- ms a waiter has to take up its grant
-local ALIVE = 15000 -- ms after which a waiter that did not ask again is dead
-local BLOCK = 65536 -- fences that an exclusive grant may use up in its process
+-- #include constants.lua
 local NEVER = 1e15
--- A record lives for this many ms at least: PEXPIRE with a time that is over deletes
--- it, and what is written after that stays for ever.
-local LEAST = 10
 
 local key, entry = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
@@ -38,5 +36,5 @@ local now = math.floor(micros / 1000)
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
 local record
 local function read()
-  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting', 'reserved')
+  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. entry, 'waiting', 'reserved', 'v')
 end

@@ -23,8 +23,9 @@ if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last,
     return 1
   end
 end
+-- #include message.lua
 record = read()
-if plain and record[7] and ends(record[7]) > now and not record[9] then
+if plain and record[7] and ends(record[7]) > now and not record[9] and not record[10] then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   if not record[5] and not record[6] and ARGV[5] == '' then
     redis.call('DEL', key)
@@ -36,10 +37,8 @@ if plain and record[7] and ends(record[7]) > now and not record[9] then
       waiting = waiting + 1
       queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
-    local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
-    local heard = redis.pcall('PUBLISH', prefix .. ':wake:' .. id,
-      'grant ' .. string.sub(e, 1, -17) .. ' ' .. its .. ' ' .. claim .. ' ' .. (waiting > 0 and 1 or 0) .. ' ' .. name)
-    if tonumber(heard) and heard > 0 then
+    local heard = sendGrant(id, e, its, claim, waiting > 0)
+    if heard and heard > 0 then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
@@ -53,6 +52,9 @@ if plain and record[7] and ends(record[7]) > now and not record[9] then
 end
 
 -- #include queue.lua
+if foreign() then
+  return ARGV[5] == '' and 0 or {0, 0, now, 0, 0}
+end
 local owned, stay, other = mine and 1 or 0, tonumber(ARGV[3]), ARGV[4]
 
 if mine and stay == 0 and limit(entry) == 1 then -- the rest of the block goes back

@@ -89,11 +89,11 @@ func (b *scoreboard) failed(route string, err error) {
 	}
 }
 
-// OnAcquired counts those that waited for their key.
-func (b *scoreboard) OnAcquired(_ context.Context, e core.Acquired) {
+// OnOutcome counts the calls that waited for their key and have it.
+func (b *scoreboard) OnOutcome(_ context.Context, e core.Outcome) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if r := b.rows[e.Name]; r != nil && e.Attempts > 1 {
+	if r := b.rows[e.Name]; r != nil && e.Kind == core.OutcomeAcquired && e.DidWait {
 		r.waits = append(r.waits, e.Waited)
 	}
 }

@@ -12,7 +12,7 @@ import (
 // width: those that are may be on dead connections.
 const slow = 20 * time.Millisecond
 
-// ErrClosed is the error of Add after Close.
+// ErrClosed is the error of Add when no goroutine can be had.
 var ErrClosed = errors.New("groupcommit: closed")
 
 // Options are what a Group needs to know.
@@ -33,7 +33,7 @@ type Options[T any] struct {
 	// Max is how many batches are under way at once while they are slow.
 	Max int
 
-	// Go starts a goroutine, unless it reports false: the group is closed then. Up to Width
+	// Go starts a goroutine, unless it reports false: Add fails with ErrClosed then. Up to Width
 	// of them are kept until Close, since a new one would grow its stack anew under each
 	// batch, which costs as much as a fifth of a round trip. Nil: they end when there is
 	// nothing to do, and the group needs no closing.
@@ -53,6 +53,7 @@ type Group[T any] struct {
 	watched bool      // a timer looks whether that is slow
 	work    sync.Cond
 	idle    int   // goroutines that wait for work
+	closed  bool  // there are to be none
 	err     error // why Add refuses
 }
 
@@ -151,7 +152,7 @@ func (g *Group[T]) run() {
 			g.mu.Lock()
 		}
 		g.out--
-		if g.o.Go == nil || g.idle >= g.o.Width || errors.Is(g.err, ErrClosed) {
+		if g.o.Go == nil || g.idle >= g.o.Width || g.closed {
 			return
 		}
 		g.idle++
@@ -230,32 +231,46 @@ func (g *Group[T]) drop(gone []T) {
 }
 
 // Refuse has Add fail with err, and returns the queue, which is not run. It reports false, and
-// does nothing, if Add fails already.
+// does nothing, if Add fails already, or after Close.
 func (g *Group[T]) Refuse(err error) (queue []T, refused bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.err != nil {
+	if g.err != nil || g.closed {
 		return nil, false
 	}
 	queue, g.queue, g.err = g.queue, nil, err
 	return queue, true
 }
 
-// Accept ends Refuse.
-func (g *Group[T]) Accept() {
+// Refuses reports whether Add fails with what Refuse was given.
+func (g *Group[T]) Refuses() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !errors.Is(g.err, ErrClosed) {
-		g.err = nil
-	}
+	return g.err != nil
 }
 
-// Close has Add fail. What is in the queue is run, and the goroutines end. It does not wait.
+// Accept ends Refuse. It reports whether there was one.
+func (g *Group[T]) Accept() (refused bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	refused, g.err = g.err != nil, nil
+	return refused
+}
+
+// Close has goroutines end as soon as they have nothing to do. It does not wait. What is added
+// later is run all the same, as long as Go starts goroutines.
 func (g *Group[T]) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.err = ErrClosed
+	g.closed = true
 	g.out += g.idle // they look whether there is something to do
 	g.idle = 0
 	g.work.Broadcast()
+}
+
+// Goroutines is how many there are.
+func (g *Group[T]) Goroutines() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.idle + g.out
 }

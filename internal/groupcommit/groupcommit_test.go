@@ -78,12 +78,12 @@ func play(t *testing.T, o groupcommit.Options[int], test func(t *testing.T, g *g
 				g := groupcommit.New(o)
 				test(t, g, s)
 				synctest.Wait()
-				require.Zero(t, g.Out())
+				require.EqualValues(t, kept.Load(), g.Goroutines())
 				if keeps {
-					require.LessOrEqual(t, int(kept.Load()), o.Width)
+					require.LessOrEqual(t, g.Goroutines(), o.Width)
 					g.Close()
 					running.Wait()
-					require.Zero(t, g.Out())
+					require.Zero(t, g.Goroutines())
 				}
 			})
 		})
@@ -192,7 +192,9 @@ func TestRefuse_TheQueueIsReturnedUntilAccept(t *testing.T) {
 		close(s.letGo)
 		synctest.Wait()
 		require.False(t, g.Enter())
-		g.Accept()
+		require.True(t, g.Refuses())
+		require.True(t, g.Accept())
+		require.False(t, g.Accept())
 		require.NoError(t, g.Add(4))
 		synctest.Wait()
 		require.Equal(t, [][]int{{-1}, {4}}, s.ran())
@@ -214,19 +216,21 @@ func TestEnter_OneCallerGoesAlone(t *testing.T) {
 	})
 }
 
-func TestClose_WhatIsQueuedIsRunAndNothingComesAfterIt(t *testing.T) {
+func TestClose_WhatIsAddedIsRunAndNoGoroutineIsKept(t *testing.T) {
 	play(t, groupcommit.Options[int]{Width: 1, Max: 1}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
 		require.NoError(t, g.Add(-1))
 		synctest.Wait()
 		require.NoError(t, g.Add(1))
 		g.Close()
-		g.Accept()
-		require.ErrorIs(t, g.Add(2), groupcommit.ErrClosed)
-		_, refused := g.Refuse(errors.New("why"))
-		require.False(t, refused)
 		close(s.letGo)
 		synctest.Wait()
-		require.Equal(t, [][]int{{-1}, {1}}, s.ran())
+		require.Zero(t, g.Goroutines())
+		_, refused := g.Refuse(errors.New("why"))
+		require.False(t, refused)
+		require.NoError(t, g.Add(2))
+		synctest.Wait()
+		require.Zero(t, g.Goroutines())
+		require.Equal(t, [][]int{{-1}, {1}, {2}}, s.ran())
 	})
 }
 

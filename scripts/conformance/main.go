@@ -58,7 +58,7 @@ func (t *table) run(packages []string) error {
 	if err != nil {
 		return fmt.Errorf("go list: %w", err)
 	}
-	args := []string{"test", "-json", "-count=1", "-timeout=10m", "-run=^TestConformance$"}
+	args := []string{"test", "-json", "-count=1", "-parallel=8", "-timeout=10m", "-run=^TestConformance$"}
 	for line := range strings.Lines(string(imports)) {
 		if words := strings.Fields(line); slices.Contains(words[1:], suite) {
 			args = append(args, words[0])

@@ -1,15 +1,18 @@
 // Command testreport reads the output of go test -json, prints what go test
 // prints without -v, and last how many tests there were, and how many of them
 // ran on which Redis. It fails if PERKEY_REQUIRE_REDIS=1 and none ran on a real
-// one.
+// one. With -slowest=N it lists the N tests that took longest.
 package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -19,14 +22,18 @@ type event struct {
 	Package string
 	Test    string
 	Output  string
+	Elapsed float64 // seconds
 }
 
 func main() {
+	slowest := flag.Int("slowest", 0, "how many of the slowest tests to list")
+	flag.Parse()
 	var r report
 	if err := r.read(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "testreport:", err)
 		os.Exit(1)
 	}
+	r.showSlowest(os.Stdout, *slowest)
 	fmt.Println(r)
 	if os.Getenv("PERKEY_REQUIRE_REDIS") == "1" && r.real == 0 {
 		fmt.Println("FAIL: PERKEY_REQUIRE_REDIS=1, and no test ran on a real Redis")
@@ -42,6 +49,7 @@ type report struct {
 	passed, failed, skipped int
 	embedded, real          int // those that run on each Redis, and passed
 	failedPackages          int
+	ended                   []event // of tests and packages
 }
 
 func (r report) String() string {
@@ -84,6 +92,9 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 }
 
 func (r *report) count(e event) {
+	if e.Action == "pass" || e.Action == "fail" {
+		r.ended = append(r.ended, e)
+	}
 	switch {
 	case e.Test == "" && e.Action == "fail":
 		r.failedPackages++
@@ -101,6 +112,24 @@ func (r *report) count(e event) {
 		if strings.HasSuffix(e.Test, "/real") {
 			r.real++
 		}
+	}
+}
+
+// showSlowest prints the packages and tests that took longest. The time of a test with
+// subtests is theirs.
+func (r *report) showSlowest(out io.Writer, n int) {
+	parents := map[[2]string]bool{}
+	for _, e := range r.ended {
+		for i, c := range e.Test {
+			if c == '/' {
+				parents[[2]string{e.Package, e.Test[:i]}] = true
+			}
+		}
+	}
+	all := slices.DeleteFunc(slices.Clone(r.ended), func(e event) bool { return parents[[2]string{e.Package, e.Test}] })
+	slices.SortStableFunc(all, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+	for _, e := range all[:min(n, len(all))] {
+		_, _ = fmt.Fprintf(out, "%7.2fs %s %s\n", e.Elapsed, e.Package, e.Test)
 	}
 }
 

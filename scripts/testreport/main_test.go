@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
 
@@ -30,5 +31,22 @@ func TestReportShowsFailuresAndVerdictsAndCountsTests(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, r.read(strings.NewReader(in), &out))
 	require.Equal(t, "c.go:1: broken\nok  \ta\t1.0s\n    z_test.go:3: why\nFAIL\tb\t1.0s\nnot json\n", out.String())
+	r.ended = nil
 	require.Equal(t, report{passed: 2, failed: 1, skipped: 1, embedded: 1, real: 1, failedPackages: 1}, r)
+}
+
+func TestReportListsTheSlowest(t *testing.T) {
+	in := strings.Join([]string{
+		`{"Action":"pass","Package":"a","Test":"TestX/embedded","Elapsed":1.5}`,
+		`{"Action":"fail","Package":"b","Test":"TestX","Elapsed":0.5}`,
+		`{"Action":"pass","Package":"a","Test":"TestX","Elapsed":2}`,
+		`{"Action":"pass","Package":"a","Test":"TestY","Elapsed":0.1}`,
+		`{"Action":"pass","Package":"a","Elapsed":3}`,
+	}, "\n")
+	var r report
+	var out strings.Builder
+	require.NoError(t, r.read(strings.NewReader(in), io.Discard))
+	r.showSlowest(&out, 3)
+	require.Equal(t, "   3.00s a \n   1.50s a TestX/embedded\n   0.50s b TestX\n", out.String())
+	r.showSlowest(io.Discard, 100)
 }

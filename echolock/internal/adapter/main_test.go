@@ -36,6 +36,7 @@ func each(t *testing.T, test func(t *testing.T, v version)) {
 // onBoth runs a test under both versions, on the embedded Redis and on a real one.
 func onBoth(t *testing.T, test func(t *testing.T, v version, env *redistest.Env)) {
 	t.Helper()
+	t.Parallel()
 	each(t, func(t *testing.T, v version) {
 		redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, v, env) })
 	})

@@ -2,9 +2,12 @@ package redistest
 
 import (
 	"os/exec"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 )
 
@@ -65,6 +68,34 @@ func (m *Migration) Finish(t testing.TB) {
 	owner := nodeID(t, m.to)
 	for _, node := range []*Server{m.to, m.from} {
 		require.NoError(t, node.client(t).Do(t.Context(), "cluster", "setslot", m.slot, "node", owner).Err())
+	}
+}
+
+// Empty gives all slots of a primary, which must hold no keys, to another one: it serves none from
+// then on.
+func (c *Cluster) Empty(t testing.TB, from, to *Server) {
+	t.Helper()
+	rdb := to.client(t)
+	ranges, err := slotRanges(rdb)
+	require.NoError(t, err)
+	require.NoError(t, rdb.Do(t.Context(), "cluster", "bumpepoch").Err()) // the others take its word
+	pipe, owner := rdb.Pipeline(), nodeID(t, to)
+	for _, r := range ranges {
+		if r.Nodes[0].Addr == from.Addr {
+			for slot := r.Start; slot <= r.End; slot++ {
+				pipe.Do(t.Context(), "cluster", "setslot", slot, "node", owner)
+			}
+		}
+	}
+	_, err = pipe.Exec(t.Context())
+	require.NoError(t, err)
+	for _, node := range c.nodes {
+		rdb := node.client(t)
+		Eventually(t, func() bool {
+			ranges, err := slotRanges(rdb)
+			return err == nil && strings.Contains(rdb.ClusterInfo(t.Context()).Val(), "cluster_state:ok") &&
+				!slices.ContainsFunc(ranges, func(r redis.ClusterSlot) bool { return r.Nodes[0].Addr == from.Addr })
+		}, "a cluster that serves without it")
 	}
 }
 

@@ -3,6 +3,7 @@ package redistest
 import (
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ type Proxy struct {
 	refuse      bool
 	swallow     Direction
 	delay       func() time.Duration
+	accepted    atomic.Int64
 	done        sync.WaitGroup
 }
 
@@ -112,12 +114,16 @@ func (p *Proxy) Cut() {
 	}
 }
 
+// Accepted is how many connections clients have made.
+func (p *Proxy) Accepted() int64 { return p.accepted.Load() }
+
 func (p *Proxy) accept() {
 	for {
 		client, err := p.ln.Accept()
 		if err != nil {
 			return
 		}
+		p.accepted.Add(1)
 		p.done.Go(func() { p.serve(client) })
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -59,8 +60,17 @@ type Env struct {
 	embedded *embedded.Server
 }
 
-// Each runs test on the embedded Redis and on a real one.
+// Each runs test on the embedded Redis and on a real one, in parallel with other
+// tests: it calls t.Parallel.
 func Each(t *testing.T, test func(t *testing.T, env *Env)) {
+	t.Helper()
+	t.Parallel()
+	EachAlone(t, test)
+}
+
+// EachAlone is Each for a test that no other may disturb: it measures, or changes
+// what the process's tests share. The two Redises still run in parallel.
+func EachAlone(t *testing.T, test func(t *testing.T, env *Env)) {
 	t.Helper()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
@@ -70,6 +80,15 @@ func Each(t *testing.T, test func(t *testing.T, env *Env)) {
 		t.Parallel()
 		test(t, Real(t))
 	})
+}
+
+var busy = make(chan struct{}, runtime.GOMAXPROCS(0))
+
+// Busy is for what keeps a processor busy for a while: it waits until fewer tests of this
+// binary do so than there are processors. The caller calls done at the end.
+func Busy() (done func()) {
+	busy <- struct{}{}
+	return func() { <-busy }
 }
 
 // Embedded starts an embedded Redis that ends with the test.
@@ -125,12 +144,12 @@ func Keys(t testing.TB, rdb redis.UniversalClient, prefix string) []string {
 	return keys
 }
 
-// Eventually waits until ok, for up to ten seconds.
+// Eventually waits until ok, for so long that a busy machine is no reason to fail.
 func Eventually(t testing.TB, ok func() bool, what string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			require.Fail(t, "not within ten seconds: "+what)
+			require.Fail(t, "not within 30 s: "+what)
 		}
 	}
 }

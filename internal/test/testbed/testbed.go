@@ -36,18 +36,31 @@ type Bed struct {
 	Prefix string
 	Locker *core.Locker
 	Rival  *core.Locker
-	// Conflicts and Renewals are what the Locker saw. They have room for 10,000.
-	Conflicts chan core.Conflicted
+	// Conflicts has each call of the Locker that met a held key, once: as soon as it waits
+	// or was refused. Renewals are what the Locker saw. They have room for 10,000.
+	Conflicts chan Conflict
 	Renewals  chan core.Renewed
 }
+
+// Conflict is a call that met a held key.
+type Conflict struct{ Key, Name string }
 
 type watcher struct {
 	core.NopObserver
 	b *Bed
 }
 
-func (w watcher) OnConflict(_ context.Context, e core.Conflicted) { w.b.Conflicts <- e }
-func (w watcher) OnRenewed(_ context.Context, e core.Renewed)     { w.b.Renewals <- e }
+func (w watcher) OnRenewed(_ context.Context, e core.Renewed) { w.b.Renewals <- e }
+
+func (w watcher) OnWaiting(_ context.Context, e core.Waiting) {
+	w.b.Conflicts <- Conflict{e.Key, e.Name}
+}
+
+func (w watcher) OnOutcome(_ context.Context, e core.Outcome) {
+	if refused := e.Kind == core.OutcomeConflict || e.Kind == core.OutcomeDeferred; refused && !e.DidWait {
+		w.b.Conflicts <- Conflict{e.Key, e.Name}
+	}
+}
 
 // New makes a Bed on env. The options are for the Locker under test.
 func New(t testing.TB, env *redistest.Env, opts ...core.Option) *Bed {
@@ -78,7 +91,7 @@ func On(t testing.TB, rdb *redis.Client, prefix string, opts ...core.Option) *Be
 	t.Helper()
 	b := &Bed{
 		Redis: rdb, Prefix: prefix,
-		Conflicts: make(chan core.Conflicted, 10000), Renewals: make(chan core.Renewed, 10000),
+		Conflicts: make(chan Conflict, 10000), Renewals: make(chan core.Renewed, 10000),
 	}
 	b.Locker = NewLocker(t, rdb, append([]core.Option{core.WithPrefix(prefix), core.WithObserver(watcher{b: b})}, opts...)...)
 	b.Rival = NewLocker(t, rdb, core.WithPrefix(prefix))

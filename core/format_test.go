@@ -1,0 +1,354 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// Records that this version did not write, as another could look. The last ones have fields that
+// a script could take for its own.
+var foreignRecords = map[string][]any{
+	"of a newer version":       {"v", "2", "grants", "\x00\x01binary", "line", "1 2 3"},
+	"of a much newer version":  {"v", "17.4-rc", "fence", "x"},
+	"without a fence":          {"name", "Ada", "mail", "ada@example.org"},
+	"of three fields":          {"v", "2", "last", holderEntry, "fence", "7"},
+	"of fields that are known": knownFields,
+}
+
+var knownFields = []any{
+	"v", "2", "fence", "5", "last", holderEntry, "h:" + holderEntry, "9999999999999 5 x", "held", "1", "next", "9999999999999",
+	"queue", waiterEntry + "~9999999999999,x ", "waiting", "1", "watch", "stranger ", "reserved", "9999999999999 7",
+}
+
+// Calls of scripts on a record, and what they answer if it is foreign. The record lasts for a
+// minute.
+var foreignCalls = map[string]struct {
+	script string
+	args   []any
+	want   func(t *testing.T, got any)
+}{
+	"acquire, and do not wait":    {"acquire", []any{strangerEntry, 10000, "x", "", ""}, refusedByForeign},
+	"acquire, and wait":           {"acquire", []any{strangerEntry, 10000, "x", "@", ""}, refusedByForeign},
+	"acquire, and watch":          {"acquire", []any{strangerEntry, 10000, "x", "", "stranger"}, refusedByForeign},
+	"acquire for parked work":     {"acquire", []any{strangerEntry, 10000, "x", "", "", 5000}, refusedByForeign},
+	"acquire again":               {"acquire", []any{holderEntry, 90000, "x", "", ""}, refusedByForeign},
+	"acquire all":                 {"acquireall", []any{strangerEntry, 10000, "x"}, allRefusedByForeign},
+	"acquire all again":           {"acquireall", []any{holderEntry, 90000, "x"}, allRefusedByForeign},
+	"renew":                       {"renew", []any{holderEntry, 90000}, answers([]any{int64(0)})},
+	"release":                     {"release", []any{holderEntry, 5, 0, "", "", "", ""}, answers(int64(0))},
+	"release, and stay":           {"release", []any{holderEntry, 5, 90000, "", "", "", ""}, answers(int64(0))},
+	"release by a stranger":       {"release", []any{strangerEntry, 0, 0, "", "", "", ""}, answers(int64(0))},
+	"release, and leave":          {"release", []any{holderEntry, 5, 0, waiterEntry, "", "", ""}, answers(int64(0))},
+	"release, and another waits":  {"release", []any{holderEntry, 5, 0, readerEntry, "@", "x", ""}, notQueuedByForeign},
+	"release, and a fresh waits":  {"release", []any{holderEntry, 5, 0, readerEntry, "@", "x", "1"}, notQueuedByForeign},
+	"cancel, and another waits":   {"release", []any{strangerEntry, 0, 0, readerEntry, "@", "x", "1"}, notQueuedByForeign},
+	"downgrade":                   {"downgrade", []any{holderEntry, readerEntry, 5}, answers(int64(0))},
+	"downgrade, to the holder":    {"downgrade", []any{strangerEntry, holderEntry, 5}, answers(int64(0))},
+	"raise":                       {"raise", []any{holderEntry, 9}, answers(int64(0))},
+	"force":                       {"force", []any{"", 5}, answers(int64(0))},
+	"reserve":                     {"reserve", []any{"", 90000}, answers(int64(0))},
+	"unreserve":                   {"unreserve", []any{"", "9000000000000000"}, answers(int64(1))},
+	"unreserve what is not older": {"unreserve", []any{"", "1"}, answers(int64(1))},
+	"inspect":                     {"inspect", []any{10, 10}, nil},
+}
+
+func answers(want any) func(*testing.T, any) {
+	return func(t *testing.T, got any) { t.Helper(); assert.Equal(t, want, got) }
+}
+
+// refusedByForeign: the key is held, for as long as its record lasts; the caller is in no queue.
+func refusedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 5, "%v", got)
+	assert.Equal(t, int64(0), n[0])
+	assert.InDelta(t, 60000, n[1], 5000)
+	assert.Equal(t, []any{int64(-1), int64(0)}, n[3:])
+}
+
+func notQueuedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 5, "%v", got)
+	assert.Equal(t, []any{int64(0), int64(0)}, n[:2])
+	assert.Equal(t, []any{int64(0), int64(0)}, n[3:])
+}
+
+func allRefusedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 4, "%v", got)
+	assert.Equal(t, []any{int64(0), int64(1)}, n[:2])
+	assert.InDelta(t, 60000, n[2], 5000)
+	assert.Equal(t, int64(0), n[3])
+}
+
+func TestFormat_NoScriptTouchesAForeignRecord(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		for what, fields := range foreignRecords {
+			for name, call := range foreignCalls {
+				t.Run(what+"/"+name, func(t *testing.T) {
+					key := core.RecordName(env.Prefix, what+name)
+					require.NoError(t, rdb.HSet(ctx, key, fields...).Err())
+					require.NoError(t, rdb.PExpire(ctx, key, time.Minute).Err())
+					before := rdb.HGetAll(ctx, key).Val()
+					got, err := rdb.Eval(ctx, core.Scripts[call.script], []string{key}, call.args...).Result()
+					require.NoError(t, err)
+					if call.want != nil {
+						call.want(t, got)
+					}
+					require.Equal(t, before, rdb.HGetAll(ctx, key).Val())
+					require.InDelta(t, time.Minute, rdb.PTTL(ctx, key).Val(), float64(10*time.Second))
+				})
+			}
+		}
+	})
+}
+
+// A foreign record has no expiry, or is one of several keys.
+func TestFormat_ForeignRecordsAmongOthers(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		l := newLocker(t, env)
+		writeForeign(t, rdb, core.RecordName(env.Prefix, "b"), 0)
+		before := rdb.HGetAll(ctx, core.RecordName(env.Prefix, "b")).Val()
+
+		_, err := l.TryAcquire(ctx, "b")
+		var conflict *core.ConflictError
+		require.ErrorAs(t, err, &conflict)
+		require.Zero(t, conflict.Remaining, "nobody knows when it ends")
+		_, err = l.TryAcquireAll(ctx, []string{"a", "b", "c"})
+		require.ErrorAs(t, err, &conflict)
+		require.Equal(t, "b", conflict.Key)
+		for _, key := range []string{"a", "c"} { // none was taken
+			lease, err := l.TryAcquire(ctx, key)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, lease.Release(ctx)) }()
+		}
+		require.Equal(t, before, rdb.HGetAll(ctx, core.RecordName(env.Prefix, "b")).Val())
+		require.Equal(t, time.Duration(-1), rdb.PTTL(ctx, core.RecordName(env.Prefix, "b")).Val())
+	})
+}
+
+func writeForeign(t *testing.T, rdb *redis.Client, record string, ttl time.Duration) {
+	t.Helper()
+	require.NoError(t, rdb.HSet(t.Context(), record, knownFields...).Err())
+	if ttl > 0 {
+		require.NoError(t, rdb.PExpire(t.Context(), record, ttl).Err())
+	}
+}
+
+const formatCallers = 20
+
+// All who come for a key that a newer version holds meet a conflict; those who wait have it
+// one after the other when it is free.
+func TestFormat_CallersBehindANewerRecord(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		lockers := []*core.Locker{newLocker(t, env), newLocker(t, env)}
+		record := core.RecordName(env.Prefix, "k")
+		writeForeign(t, rdb, record, time.Minute)
+
+		var wg sync.WaitGroup
+		for i := range formatCallers {
+			l := lockers[i%2]
+			wg.Go(func() {
+				_, err := l.TryAcquire(ctx, "k")
+				var conflict *core.ConflictError
+				if assert.ErrorAs(t, err, &conflict) {
+					assert.InDelta(t, time.Minute, conflict.Remaining, float64(10*time.Second))
+				}
+				assert.NotErrorIs(t, err, core.ErrUnavailable)
+			})
+			wg.Go(func() {
+				err := core.NewGuard(l, retryFor(100*time.Millisecond)).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+					return errors.New("it ran")
+				})
+				assert.ErrorIs(t, err, core.ErrConflict)
+				assert.NotErrorIs(t, err, core.ErrUnavailable)
+			})
+		}
+		wg.Wait()
+
+		granted := make(chan struct{}, formatCallers)
+		for i := range formatCallers {
+			l, opts := lockers[i%2], []core.AcquireOption{}
+			if i%4 == 3 {
+				opts = append(opts, core.Shared())
+			}
+			wg.Go(func() {
+				lease, err := l.Acquire(ctx, "k", opts...)
+				if assert.NoError(t, err) {
+					granted <- struct{}{}
+					assert.NoError(t, lease.Release(ctx))
+				}
+			})
+		}
+		wg.Go(func() {
+			set, err := lockers[0].AcquireAll(ctx, []string{"k", "other"})
+			if assert.NoError(t, err) {
+				assert.NoError(t, set.Release(ctx))
+			}
+		})
+		time.Sleep(300 * time.Millisecond)
+		require.Empty(t, granted)
+		require.Equal(t, len(knownFields)/2, int(rdb.HLen(ctx, record).Val()))
+		require.NoError(t, rdb.Del(ctx, record).Err())
+		wg.Wait()
+	})
+}
+
+// retryFor waits for so long, and refuses then.
+type retryFor time.Duration
+
+func (d retryFor) OnConflict(_ context.Context, c core.Conflict) (core.Decision, error) {
+	if c.Waited < time.Duration(d) {
+		return core.RetryAfter(20 * time.Millisecond), nil
+	}
+	return core.Reject(), nil
+}
+
+// What a record becomes while its holder works takes the key from the holder, and not the record.
+func TestFormat_AHolderWhoseRecordBecameNewer(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		l := newLocker(t, env)
+		for name, verb := range map[string]func(*core.Lease) error{
+			"Extend":    func(lease *core.Lease) error { return lease.Extend(ctx, time.Hour) },
+			"Release":   func(lease *core.Lease) error { return lease.Release(ctx) },
+			"Downgrade": func(lease *core.Lease) error { return lease.Downgrade(ctx) },
+			"Detach":    func(lease *core.Lease) error { _, err := lease.Detach(ctx); return err },
+		} {
+			lease, err := l.TryAcquire(ctx, name)
+			require.NoError(t, err)
+			record := core.RecordName(env.Prefix, name)
+			require.NoError(t, rdb.HSet(ctx, record, "v", 2).Err())
+			before := rdb.HGetAll(ctx, record).Val()
+			require.ErrorIs(t, verb(lease), core.ErrLeaseLost, name)
+			require.Equal(t, before, rdb.HGetAll(ctx, record).Val(), name)
+			ok, err := l.ForceRelease(ctx, name, lease.Fence())
+			require.NoError(t, err)
+			require.False(t, ok)
+		}
+	})
+}
+
+func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		l := newLocker(t, env)
+		for what, fields := range foreignRecords {
+			require.NoError(t, rdb.HSet(ctx, core.RecordName(env.Prefix, what), fields...).Err())
+			info, err := l.Inspect(ctx, what)
+			require.NoError(t, err)
+			require.True(t, info.Foreign, what)
+			require.False(t, info.Free(), what)
+			require.Equal(t, &core.KeyInfo{Key: what, At: info.At, Foreign: true, Held: 1}, info)
+		}
+		listed, cursor := 0, ""
+		for more := true; more; more = cursor != "" {
+			page, err := l.List(ctx, cursor, 100)
+			require.NoError(t, err)
+			listed, cursor = listed+len(page.Keys), page.Next
+		}
+		require.Equal(t, len(foreignRecords)-1, listed, "all but the one without a version")
+
+		lease, err := l.TryAcquire(ctx, "ours")
+		require.NoError(t, err)
+		info, err := l.Inspect(ctx, "ours")
+		require.NoError(t, err)
+		require.False(t, info.Foreign)
+		require.NoError(t, lease.Release(ctx))
+		info, err = l.Inspect(ctx, "ours")
+		require.NoError(t, err)
+		require.False(t, info.Foreign)
+		require.True(t, info.Free())
+	})
+}
+
+// A node of a quorum with a newer record does not vote for anybody.
+func TestFormat_AQuorumMeetsANewerRecord(t *testing.T) {
+	t.Parallel()
+	nodes := make([]redis.UniversalClient, 3)
+	envs := make([]*redistest.Env, len(nodes))
+	for i := range nodes {
+		envs[i] = redistest.Embedded(t)
+		nodes[i] = envs[i].Client(t)
+	}
+	l, err := core.NewQuorum(nodes, core.WithPrefix("p"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	record := core.RecordName("p", "k")
+	writeForeign(t, envs[0].Client(t), record, time.Minute)
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err, "two of three")
+	require.NoError(t, lease.Release(t.Context()))
+	require.Equal(t, len(knownFields)/2, int(envs[0].Client(t).HLen(t.Context(), record).Val()))
+
+	writeForeign(t, envs[1].Client(t), record, time.Minute)
+	_, err = l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.NotErrorIs(t, err, core.ErrUnavailable)
+}
+
+// Words that a newer version may send are passed over, and so is what is cut short.
+func TestFormat_UnknownMessagesAreIgnored(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		l, other := newLocker(t, env), newLocker(t, env)
+		l.NeverPoll()
+		held, err := other.TryAcquire(ctx, "k")
+		require.NoError(t, err)
+		granted := make(chan error, 1)
+		go func() {
+			lease, err := l.Acquire(ctx, "k")
+			if err == nil {
+				err = lease.Release(ctx)
+			}
+			granted <- err
+		}()
+		redistest.Eventually(t, func() bool {
+			info, err := other.Inspect(ctx, "k")
+			return err == nil && info.Waiting == 1 && l.Listening()
+		}, "a call that waits")
+		info, err := other.Inspect(ctx, "k")
+		require.NoError(t, err)
+		channel := env.Prefix + ":wake:" + info.Waiters[0].Locker
+		for _, text := range []string{
+			"", " ", "grant", "grant k", "grant a b c d e", "grant  1 2 3 k", "grant2 1:x 1 2 3 k", "lost", "lost x k", "lost 1", "released", "moved 3 k",
+			"\x00", "v2 grant 1:x 1 2 3 k",
+		} {
+			require.NoError(t, rdb.Publish(ctx, channel, text).Err())
+		}
+		time.Sleep(50 * time.Millisecond)
+		require.Empty(t, granted)
+		require.NoError(t, held.Release(ctx))
+		require.NoError(t, <-granted)
+	})
+}
+
+func TestFormat_ATokenOfANewerVersionSaysSo(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Embedded(t))
+	for _, token := range []string{"pk2.AAAA", "pk10."} {
+		_, err := l.Resume(t.Context(), token)
+		require.ErrorIs(t, err, core.ErrInvalidToken)
+		require.ErrorContains(t, err, "newer version")
+	}
+	for _, token := range []string{"pk1.AAAA", "pk0.AAAA", "pk.AAAA", "pk2", "pkx.A", "pk-2.A", "AAAA", ""} {
+		_, err := l.Resume(t.Context(), token)
+		require.ErrorIs(t, err, core.ErrInvalidToken)
+		require.NotContains(t, err.Error(), "newer version", token)
+	}
+}

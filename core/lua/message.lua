@@ -1,0 +1,15 @@
+-- What scripts tell lockers.
+
+-- send publishes to one locker. It returns how many heard it, or nil if it could
+-- not: channels may be forbidden.
+local function send(to, words)
+  local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
+  local heard = redis.pcall('PUBLISH', prefix .. ':wake:' .. to, words .. ' ' .. name)
+  return tonumber(heard)
+end
+
+-- sendGrant tells a waiter's locker that its entry e is granted the key: with which fence,
+-- when its claim ends, in ms, and whether others wait. parseGrant reads it.
+local function sendGrant(to, e, its, claim, more)
+  return send(to, 'grant ' .. string.sub(e, 1, -SECRET - 1) .. ' ' .. its .. ' ' .. claim .. (more and ' 1' or ' 0'))
+end

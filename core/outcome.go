@@ -1,0 +1,199 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// OutcomeKind is how a call ended. The kinds are few and fixed: they make good metric
+// labels.
+type OutcomeKind string
+
+// The outcomes of calls.
+const (
+	// OutcomeAcquired: the call has its key, or all of its keys.
+	OutcomeAcquired OutcomeKind = "acquired"
+	// OutcomeConflict: the key is held or reserved, and the policy refused the call. A call
+	// without a policy, such as a TryAcquire, is refused at once.
+	OutcomeConflict OutcomeKind = "conflict"
+	// OutcomeDeferred: the policy stored the call to run later.
+	OutcomeDeferred OutcomeKind = "deferred"
+	// OutcomeShed: too many calls wait already: see WithMaxWaiters. The call's error is a
+	// *ConflictError if its key is known to be held, and wraps ErrUnavailable otherwise.
+	OutcomeShed OutcomeKind = "shed"
+	// OutcomeLeft: the caller's ctx was cancelled.
+	OutcomeLeft OutcomeKind = "left"
+	// OutcomeDeadline: the deadline of the caller's ctx passed.
+	OutcomeDeadline OutcomeKind = "deadline"
+	// OutcomeUnavailable: the call failed with ErrUnavailable.
+	OutcomeUnavailable OutcomeKind = "unavailable"
+	// OutcomeClosed: the call failed with ErrClosed.
+	OutcomeClosed OutcomeKind = "closed"
+	// OutcomeError: the call failed in another way: its key, an option or its token is
+	// invalid, its token was lost, it ended with ErrUpgrade, or its policy or
+	// Call.BeforeWait failed or panicked. A policy's error is of this kind whatever it
+	// wraps, unless it is that of the caller's ctx.
+	OutcomeError OutcomeKind = "error"
+)
+
+// Outcome tells how a call ended.
+type Outcome struct {
+	Kind OutcomeKind
+	// Key is what the call asked for: empty if that is invalid. Of a call for several
+	// keys it is the one that was asked for last, such as the one that is held, or the
+	// first one if all were acquired.
+	Key string
+	// Name and ID are the Call's, or what Named said.
+	Name, ID string
+	// Mode is how the call wanted to hold the key: empty if Key is.
+	Mode Mode
+	// Fence is the lease's fencing token; 0 if the call was not acquired.
+	Fence int64
+	// Leases is how many leases were granted: 1, or more for several keys. It is 0 if the
+	// call was not acquired, and for keys that its ctx held already. Each of them ends with
+	// OnReleased or OnLost.
+	Leases int
+	// Keys are those of an AcquireAll or TryAcquireAll, sorted, and Fences, if they were
+	// acquired, their fences; nil for other calls, and if one of the keys is invalid.
+	Keys   []string
+	Fences []int64
+	// Waited is the time from the call to its end.
+	Waited time.Duration
+	// Attempts is how often the call asked for the key, as Conflict.Attempt counts: 1 if it
+	// was free, 0 if the call ended before it asked or if its ctx held the key already. For
+	// several keys it is how often the call tried to have all of them.
+	Attempts int
+	// Waiting is how many calls waited for the key when the call last met a conflict, as in
+	// Conflict; 0 if it met none.
+	Waiting int
+	// DidWait: OnWaiting was told of the call.
+	DidWait bool
+	// Resumed: the call is a Resume.
+	Resumed bool
+	// Cause is the error that the call returns; nil if it was acquired. A *DeferredError has
+	// the ticket.
+	Cause error
+}
+
+// Waiting tells of a call that begins to wait.
+type Waiting struct {
+	// Key, Name, ID and Mode are as in Outcome.
+	Key, Name, ID string
+	Mode          Mode
+	// Waiting is how many calls wait for the key, as in Conflict.
+	Waiting int
+	// Remaining is what is left of the holder's lease; 0: not known.
+	Remaining time.Duration
+}
+
+// errUnwound is the outcome of a call that does not return.
+var errUnwound = errors.New("core: a panic or runtime.Goexit ended the call")
+
+// outcomeOf says how a call under ctx ended with err. What known says, the error does not
+// tell: the call was shed, or err is that of its policy or of BeforeWait.
+func outcomeOf(ctx context.Context, err error, known OutcomeKind) OutcomeKind {
+	over := ctx.Err()
+	switch {
+	case err == nil:
+		return OutcomeAcquired
+	case known == OutcomeShed:
+		return known
+	case over != nil && errors.Is(err, over): // the ctx's cause may wrap any of those below
+		if errors.Is(over, context.DeadlineExceeded) {
+			return OutcomeDeadline
+		}
+		return OutcomeLeft
+	case known != "":
+		return known
+	case errors.Is(err, ErrDeferred):
+		return OutcomeDeferred
+	case errors.Is(err, ErrConflict):
+		return OutcomeConflict
+	case errors.Is(err, ErrClosed):
+		return OutcomeClosed
+	case errors.Is(err, ErrUnavailable):
+		return OutcomeUnavailable
+	}
+	return OutcomeError
+}
+
+// tell tells the observer how the call ended. An observer's panic does not leave the key
+// held.
+func (a *attempt) tell(err error) {
+	e := Outcome{
+		Kind: outcomeOf(a.ctx, err, a.kind), Key: a.call.Key, Name: a.call.Name, ID: a.call.ID, Mode: modeOf(a.opts.limit),
+		Attempts: a.conflict.Attempt, Waiting: a.conflict.Waiting, DidWait: a.waited, Resumed: a.resumed, Cause: err,
+	}
+	if err != nil {
+		e.Waited = time.Since(a.start)
+		if a.record != "" {
+			e.Attempts = max(e.Attempts, 1)
+		}
+		if ValidateKey(e.Key) != nil {
+			e.Key, e.Mode = "", ""
+		}
+		a.locker.observer.OnOutcome(a.ctx, e)
+		return
+	}
+	lease := a.lease
+	e.Fence = lease.fence
+	if lease.reentered == nil {
+		e.Leases, e.Attempts, e.Waited = 1, e.Attempts+1, lease.granted.sub(a.start)
+	}
+	told := false
+	defer func() {
+		if !told {
+			_ = lease.Release(lease.Context())
+		}
+	}()
+	a.locker.observer.OnOutcome(lease.Context(), e)
+	told = true
+}
+
+// tellWaiting tells the observer, once, that the call waits.
+func (a *attempt) tellWaiting() {
+	waited := &a.waited
+	if a.all != nil {
+		waited = &a.all.waited
+	}
+	if *waited {
+		return
+	}
+	*waited = true
+	a.locker.observer.OnWaiting(a.ctx, Waiting{
+		Key: a.call.Key, Name: a.call.Name, ID: a.call.ID, Mode: modeOf(a.opts.limit),
+		Waiting: a.conflict.Waiting, Remaining: a.conflict.Remaining,
+	})
+}
+
+// tell is that of attempt, for several keys.
+func (g *gathering) tell(err error) {
+	e := Outcome{
+		Kind: outcomeOf(g.ctx, err, g.kind), Key: g.key, Name: g.opts.name, ID: g.opts.id, Keys: g.all,
+		Waited: time.Since(g.start), Attempts: g.rounds, Waiting: g.waiting, DidWait: g.waited, Cause: err,
+	}
+	if e.Key != "" {
+		e.Mode = modeOf(g.opts.limit)
+	}
+	if err != nil {
+		g.locker.observer.OnOutcome(g.ctx, e)
+		return
+	}
+	e.Key, e.Fences = e.Keys[0], make([]int64, len(e.Keys))
+	for i, lease := range g.set.leases {
+		e.Fences[i] = lease.fence
+		if lease.reentered == nil {
+			e.Leases++
+		}
+	}
+	e.Fence = e.Fences[0]
+	told := false
+	defer func() {
+		if !told {
+			_ = g.set.Release(g.set.ctx)
+		}
+	}()
+	g.locker.observer.OnOutcome(g.set.ctx, e)
+	told = true
+}

@@ -1,0 +1,766 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// ledger is what an observer was told of each call, by the call's ID.
+type ledger struct {
+	core.NopObserver
+	mu       sync.Mutex
+	outcomes map[string][]core.Outcome
+	waits    map[string]int
+	held     int // leases
+}
+
+func newLedger() *ledger {
+	return &ledger{outcomes: map[string][]core.Outcome{}, waits: map[string]int{}}
+}
+
+func (o *ledger) OnOutcome(_ context.Context, e core.Outcome) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.outcomes[e.ID] = append(o.outcomes[e.ID], e)
+	o.held += e.Leases
+}
+
+func (o *ledger) OnWaiting(ctx context.Context, e core.Waiting) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.waits[e.ID]++
+	if end, ok := ctx.Value(endKey{}).(func()); ok {
+		time.AfterFunc(5*time.Millisecond, end)
+	}
+}
+
+func (o *ledger) OnReleased(context.Context, core.Released) { o.gone() }
+func (o *ledger) OnLost(context.Context, core.Lost)         { o.gone() }
+
+func (o *ledger) gone() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.held--
+}
+
+func (o *ledger) waiting() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.waits)
+}
+
+// entered is one call as a test makes it.
+type entered struct {
+	l          *core.Locker
+	key, id    string
+	token      string // to resume
+	policy     core.ConflictPolicy
+	opts       []core.AcquireOption
+	noWork     bool
+	beforeWait error // of Call.BeforeWait
+}
+
+func (c entered) options() []core.AcquireOption {
+	return append([]core.AcquireOption{core.Named("n", c.id)}, c.opts...)
+}
+
+func (c entered) fn() func(context.Context) error {
+	if c.noWork {
+		return nil
+	}
+	return nothing
+}
+
+func giveBack(lease interface{ Release(context.Context) error }, err error) error {
+	if err == nil {
+		err = lease.Release(context.Background())
+		if errors.Is(err, core.ErrLeaseLost) || errors.Is(err, core.ErrUnavailable) {
+			err = nil // it had the key
+		}
+	}
+	return err
+}
+
+// waysIn are all ways to call for a key.
+var waysIn = map[string]func(ctx context.Context, c entered) error{
+	"TryAcquire": func(ctx context.Context, c entered) error {
+		lease, err := c.l.TryAcquire(ctx, c.key, c.options()...)
+		return giveBack(lease, err)
+	},
+	"Acquire": func(ctx context.Context, c entered) error {
+		lease, err := c.l.Acquire(ctx, c.key, c.options()...)
+		return giveBack(lease, err)
+	},
+	"Do": func(ctx context.Context, c entered) error { return c.l.Do(ctx, c.key, c.fn(), c.options()...) },
+	"TryAcquireAll": func(ctx context.Context, c entered) error {
+		set, err := c.l.TryAcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
+		return giveBack(set, err)
+	},
+	"AcquireAll": func(ctx context.Context, c entered) error {
+		set, err := c.l.AcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
+		return giveBack(set, err)
+	},
+	"Guard.Do": func(ctx context.Context, c entered) error {
+		call := core.Call{Key: c.key, Name: "n", ID: c.id}
+		if c.beforeWait != nil {
+			call.BeforeWait = func() error { return c.beforeWait }
+		}
+		return core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn())
+	},
+	"Resume": func(ctx context.Context, c entered) error {
+		lease, err := c.l.Resume(ctx, c.token, c.options()...)
+		return giveBack(lease, err)
+	},
+}
+
+var (
+	triesOnce = []string{"TryAcquire", "TryAcquireAll"}
+	waits     = []string{"Acquire", "Do", "AcquireAll", "Guard.Do"} // the guard with a policy that waits
+	byKey     = slices.Concat(triesOnce, waits)
+	allWays   = slices.Concat(byKey, []string{"Resume"})
+)
+
+const callsEach = 20
+
+var callNumber atomic.Int64
+
+// made is a call that has ended, or gone on in a panic.
+type made struct {
+	entered
+	err      error
+	panicked bool
+}
+
+// makeCalls makes calls in one way, all at the same time. meanwhile runs beside them; it may
+// be nil.
+func makeCalls(t *testing.T, ctx makeContext, way string, n int, meanwhile func(), call func(i int) entered) []made {
+	t.Helper()
+	all := make([]made, n)
+	var wg sync.WaitGroup
+	for i := range all {
+		all[i].entered = call(i)
+		all[i].id = fmt.Sprintf("%s-%d", way, callNumber.Add(1))
+		wg.Go(func() {
+			ctx, cancel := ctx()
+			defer cancel()
+			returned := false
+			defer func() {
+				if !returned {
+					_ = recover()
+					all[i].panicked = true
+				}
+			}()
+			all[i].err = waysIn[way](ctx, all[i].entered)
+			returned = true
+		})
+	}
+	if meanwhile != nil {
+		meanwhile()
+	}
+	wg.Wait()
+	return all
+}
+
+// requireOutcomes checks the law: each call has one outcome, and it is the call's error's. It
+// returns the outcomes.
+func (o *ledger) requireOutcomes(t *testing.T, calls []made) []core.Outcome {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var outcomes []core.Outcome
+	for _, c := range calls {
+		told := o.outcomes[c.id]
+		require.Len(t, told, 1, "outcomes of %s, which returned %v", c.id, c.err)
+		e := told[0]
+		if c.panicked {
+			require.Error(t, e.Cause)
+			require.Equal(t, core.OutcomeError, e.Kind)
+		} else {
+			require.Equal(t, c.err, e.Cause)
+			require.Equal(t, e.Cause == nil, e.Kind == core.OutcomeAcquired)
+		}
+		require.Equal(t, "n", e.Name)
+		require.GreaterOrEqual(t, e.Waited, time.Duration(0))
+		require.LessOrEqual(t, o.waits[c.id], 1)
+		require.Equal(t, o.waits[c.id] == 1, e.DidWait)
+		require.Equal(t, e.Kind == core.OutcomeAcquired, e.Fence > 0)
+		if e.Kind != core.OutcomeAcquired {
+			require.Zero(t, e.Leases)
+		}
+		outcomes = append(outcomes, e)
+	}
+	return outcomes
+}
+
+// sides are what the cases of the law stand on.
+type sides struct {
+	env   *redistest.Env
+	proxy *redistest.Proxy // of fragileSides
+	l     *core.Locker
+	seen  *ledger
+	rival *core.Locker
+}
+
+func newSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
+	t.Helper()
+	s := &sides{env: env, seen: newLedger(), rival: newLocker(t, env)}
+	s.l = newLocker(t, env, append(opts, core.WithObserver(s.seen))...)
+	warm(t, s.l)
+	return s
+}
+
+// fragileSides are those whose Locker stands behind a proxy, and waits for Redis only for
+// clientTimeout.
+func fragileSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
+	t.Helper()
+	s := &sides{env: env, proxy: redistest.NewProxy(t, env.Addr), seen: newLedger(), rival: newLocker(t, env)}
+	opt := &redis.Options{Addr: s.proxy.Addr}
+	impatient(opt)
+	s.l = lockerOn(t, redistest.Client(t, opt), env.Prefix, append(opts, core.WithObserver(s.seen))...)
+	warm(t, s.l)
+	return s
+}
+
+func (s *sides) hold(t *testing.T, key string, opts ...core.AcquireOption) *core.Lease {
+	t.Helper()
+	lease, err := s.rival.Acquire(t.Context(), key, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = lease.Release(context.Background()) })
+	return lease
+}
+
+// token is of a key that is held and not known to s.l.
+func (s *sides) token(t *testing.T, key string) string {
+	t.Helper()
+	lease, err := s.rival.Acquire(t.Context(), key)
+	require.NoError(t, err)
+	token, err := lease.Detach(t.Context())
+	require.NoError(t, err)
+	return token
+}
+
+func unbounded() (context.Context, context.CancelFunc) {
+	return context.WithCancel(context.Background())
+}
+
+func within(d time.Duration) makeContext {
+	return func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(context.Background(), d)
+	}
+}
+
+func cancelledAfter(d time.Duration, cause error) makeContext {
+	return func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		if d == 0 {
+			cancel(cause)
+		}
+		timer := time.AfterFunc(d, func() { cancel(cause) })
+		return ctx, func() { timer.Stop(); cancel(nil) }
+	}
+}
+
+type makeContext = func() (context.Context, context.CancelFunc)
+
+// each returns a func that makes calls in some ways, all of which have to end alike.
+func (s *sides) each(t *testing.T) func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
+	return func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
+		t.Helper()
+		for _, way := range ways {
+			calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
+				c := call
+				c.l = s.l
+				if c.key == "each" {
+					c.key = fmt.Sprintf("%s %s %d", name, way, i)
+				}
+				if c.token == "each" && way == "Resume" {
+					c.token = s.token(t, c.key)
+				}
+				return c
+			})
+			for _, e := range s.seen.requireOutcomes(t, calls) {
+				require.Equal(t, kind, e.Kind, "%s by %s: %v", name, way, e.Cause)
+				require.Equal(t, way == "Resume", e.Resumed)
+				if check != nil {
+					check(t, e)
+				}
+			}
+		}
+	}
+}
+
+// patient calls are for keys of their own, and wait.
+var patient = entered{key: "each", token: "each", policy: untilGranted}
+
+// whenItWaits makes a ctx that ends when its call has begun to wait, with err.
+func whenItWaits(err, cause error) makeContext {
+	return func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		return context.WithValue(endingContext{ctx, err}, endKey{}, func() { cancel(cause) }), func() { cancel(nil) }
+	}
+}
+
+type endKey struct{}
+
+type endingContext struct {
+	context.Context
+	err error
+}
+
+func (c endingContext) Err() error {
+	if c.Context.Err() != nil {
+		return c.err
+	}
+	return nil
+}
+
+// oneWait lets a call wait once, and then decides as its last word says.
+func oneWait(last func(context.Context, core.Conflict) (core.Decision, error)) core.ConflictPolicy {
+	return policyFunc(func(ctx context.Context, c core.Conflict) (core.Decision, error) {
+		if c.Attempt == 1 {
+			return core.RetryAfter(time.Millisecond), nil
+		}
+		return last(ctx, c)
+	})
+}
+
+func reject(context.Context, core.Conflict) (core.Decision, error) { return core.Reject(), nil }
+
+// untilGranted waits whatever the caller's deadline.
+var untilGranted = policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.RetryAfter(time.Hour), nil })
+
+func deferAll(context.Context, core.Conflict) (core.Decision, error) {
+	return core.Deferred(core.Ticket{ID: "ticket", Queue: "q"}), nil
+}
+
+// TestOutcome_EachCallHasExactlyOne goes over every reason for which a call ends.
+func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		broken := errors.New("broken")
+		s := newSides(t, env)
+		each := s.each(t)
+		each("a free key", core.OutcomeAcquired, allWays, unbounded, patient, func(t *testing.T, e core.Outcome) {
+			leases := max(1, len(e.Keys))
+			require.Equal(t, leases, e.Leases)
+			require.Len(t, e.Fences, len(e.Keys))
+			require.Equal(t, 1, e.Attempts)
+			require.NotEmpty(t, e.Key)
+			require.Equal(t, core.ModeExclusive, e.Mode)
+			require.False(t, e.DidWait)
+		})
+		each("one key for all who wait", core.OutcomeAcquired, waits, unbounded, entered{key: "contended", policy: untilGranted}, nil)
+
+		s.hold(t, "held")
+		held := entered{key: "held", policy: untilGranted}
+		isHeld := func(didWait bool) func(*testing.T, core.Outcome) {
+			return func(t *testing.T, e core.Outcome) {
+				require.Equal(t, "held", e.Key)
+				require.Equal(t, didWait, e.DidWait, "%+v", e)
+				require.Positive(t, e.Attempts)
+				if e.Keys != nil {
+					require.Equal(t, []string{"held", "held'"}, e.Keys)
+				}
+				if didWait {
+					require.Positive(t, e.Waiting)
+				}
+			}
+		}
+		each("a held key", core.OutcomeConflict, triesOnce, unbounded, held, isHeld(false))
+		each("a held key", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{key: "held"}, isHeld(false))
+		each("a wait that ends", core.OutcomeConflict, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: oneWait(reject)}, isHeld(true))
+		each("a deferred call", core.OutcomeDeferred, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: policyFunc(deferAll)}, isHeld(false))
+		each("a deferred call that waited", core.OutcomeDeferred, []string{"Guard.Do"}, unbounded,
+			entered{key: "held", policy: oneWait(deferAll)}, isHeld(true))
+		each("the deadline while it waits", core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), held, isHeld(true))
+		each("a caller that leaves while it waits", core.OutcomeLeft, waits, whenItWaits(context.Canceled, context.Canceled), held, isHeld(true))
+		each("readers that leave while they wait", core.OutcomeLeft, waits, whenItWaits(context.Canceled, core.ErrConflict),
+			entered{key: "held", policy: untilGranted, opts: []core.AcquireOption{core.Shared()}},
+			func(t *testing.T, e core.Outcome) { require.Equal(t, core.ModeShared, e.Mode) })
+		each("a policy's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key: "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+				return core.Decision{}, fmt.Errorf("%w, and %w", broken, core.ErrUnavailable)
+			}),
+		}, isHeld(false))
+		each("a policy that leaves with its caller", core.OutcomeLeft, []string{"Guard.Do"}, cancelledAfter(100*time.Millisecond, nil), entered{
+			key: "held",
+			policy: policyFunc(func(ctx context.Context, _ core.Conflict) (core.Decision, error) {
+				<-ctx.Done()
+				return core.Decision{}, ctx.Err()
+			}),
+		}, isHeld(false))
+		each("a policy's panic", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key:    "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
+		}, isHeld(false))
+		each("a policy's Goexit", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{
+			key:    "held",
+			policy: policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { runtime.Goexit(); panic("") }),
+		}, isHeld(false))
+		each("BeforeWait's error", core.OutcomeError, []string{"Guard.Do"}, unbounded, entered{key: "held", policy: untilGranted, beforeWait: broken}, isHeld(false))
+
+		notAsked := func(t *testing.T, e core.Outcome) {
+			require.Zero(t, e.Attempts)
+			require.NotEmpty(t, e.Key)
+		}
+		each("a ctx that was cancelled", core.OutcomeLeft, allWays, cancelledAfter(0, core.ErrUnavailable), patient, notAsked)
+		each("a ctx whose deadline has passed", core.OutcomeDeadline, allWays, within(-time.Second), patient, notAsked)
+		unknown := func(t *testing.T, e core.Outcome) {
+			require.Zero(t, e.Attempts)
+			require.Empty(t, e.Key)
+			require.Empty(t, e.Mode)
+		}
+		each("an invalid key", core.OutcomeError, byKey, unbounded, entered{key: "a\nb", policy: untilGranted}, unknown)
+		each("an invalid token", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: "pk1.x"}, unknown)
+		each("an invalid option", core.OutcomeError, allWays, unbounded,
+			entered{key: "each", token: "each", policy: untilGranted, opts: []core.AcquireOption{core.LeaseTTL(1)}}, nil)
+		each("no function", core.OutcomeError, []string{"Do", "Guard.Do"}, unbounded, entered{key: "each", noWork: true}, notAsked)
+		lost := s.token(t, "lost")
+		require.NoError(t, env.Client(t).Del(t.Context(), core.RecordName(env.Prefix, "lost")).Err())
+		each("a token that was lost", core.OutcomeError, []string{"Resume"}, unbounded, entered{token: lost}, func(t *testing.T, e core.Outcome) {
+			require.Equal(t, "lost", e.Key)
+			require.Equal(t, 1, e.Attempts)
+		})
+		require.NoError(t, env.Client(t).Set(t.Context(), core.RecordName(env.Prefix, "foreign"), "x", 0).Err())
+		each("a foreign type", core.OutcomeUnavailable, byKey, unbounded, entered{key: "foreign", policy: untilGranted}, nil)
+		each("replicas that do not exist", core.OutcomeUnavailable, []string{"TryAcquire", "Acquire", "Do", "Guard.Do"}, unbounded,
+			entered{key: "each", policy: untilGranted, opts: []core.AcquireOption{core.WaitReplicas(1, 10*time.Millisecond)}}, nil)
+
+		outer, err := s.l.Acquire(t.Context(), "outer", core.Named("n", "outer"))
+		require.NoError(t, err)
+		under := func() (context.Context, context.CancelFunc) { return context.WithCancel(outer.Context()) }
+		each("a key that its ctx holds", core.OutcomeAcquired, []string{"TryAcquire", "Acquire", "Do", "Guard.Do"}, under, entered{key: "outer"},
+			func(t *testing.T, e core.Outcome) {
+				require.Zero(t, e.Leases)
+				require.Zero(t, e.Attempts)
+				require.Equal(t, outer.Fence(), e.Fence)
+			})
+		require.NoError(t, outer.Release(t.Context()))
+		outer, err = s.l.Acquire(t.Context(), "outer", core.Shared(), core.Named("n", "outer"))
+		require.NoError(t, err)
+		each("an upgrade", core.OutcomeError, byKey, under, entered{key: "outer"}, nil)
+		require.NoError(t, outer.Release(t.Context()))
+
+		s.seen.mu.Lock()
+		require.Zero(t, s.seen.held, "leases that were granted, and not released")
+		s.seen.mu.Unlock()
+
+		require.NoError(t, s.l.Close())
+		each("a closed Locker", core.OutcomeClosed, allWays, unbounded, patient, notAsked)
+	})
+}
+
+func TestOutcome_InAnOutage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := fragileSides(t, env)
+		each := s.each(t)
+		s.proxy.Blackhole(redistest.Requests)
+		asked := func(t *testing.T, e core.Outcome) { require.Equal(t, 1, e.Attempts) }
+		each("a caller that leaves while it asks", core.OutcomeLeft, []string{"TryAcquire", "Resume"}, cancelledAfter(clientTimeout/10, nil), patient, asked)
+		each("the deadline while it asks", core.OutcomeDeadline, byKey, within(clientTimeout/20), patient, asked)
+		each("a Redis that swallows everything", core.OutcomeUnavailable, allWays, unbounded, patient, nil)
+		heal(s.proxy)
+		redistest.Eventually(t, func() bool {
+			lease, err := s.l.TryAcquire(t.Context(), "healed")
+			return giveBack(lease, err) == nil
+		}, "Redis is back")
+		s.proxy.Refuse(true)
+		each("a Redis that refuses", core.OutcomeUnavailable, allWays, unbounded, patient, nil)
+		heal(s.proxy)
+	})
+}
+
+func TestOutcome_CallsThatWaitWhenTheLockerCloses(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, end := range map[string]func(*core.Locker) error{
+			"Close":    (*core.Locker).Close,
+			"Shutdown": func(l *core.Locker) error { return l.Shutdown(context.Background()) },
+		} {
+			for _, way := range waits {
+				t.Run(name+" "+way, func(t *testing.T) {
+					s := newSides(t, env)
+					s.hold(t, "k")
+					calls := makeCalls(t, unbounded, way, callsEach, func() {
+						redistest.Eventually(t, func() bool { return s.seen.waiting() == callsEach }, "all wait")
+						require.NoError(t, end(s.l))
+					}, func(int) entered { return entered{l: s.l, key: "k", policy: untilGranted} })
+					for _, e := range s.seen.requireOutcomes(t, calls) {
+						require.Equal(t, core.OutcomeClosed, e.Kind, e.Cause)
+						require.True(t, e.DidWait)
+					}
+				})
+			}
+		}
+	})
+}
+
+func TestOutcome_ShedCalls(t *testing.T) {
+	const most = 5
+	shed := func(t *testing.T, outcomes []core.Outcome) (shed []core.Outcome) {
+		t.Helper()
+		for _, e := range outcomes {
+			if e.Kind == core.OutcomeShed {
+				shed = append(shed, e)
+			}
+		}
+		require.Len(t, shed, callsEach-most)
+		return shed
+	}
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for _, way := range waits {
+			t.Run("of a held key by "+way, func(t *testing.T) {
+				s := newSides(t, env, core.WithMaxWaiters(most, most))
+				key := "held for " + way
+				lease := s.hold(t, key)
+				call := func(int) entered { return entered{l: s.l, key: key, policy: untilGranted} }
+				first := make(chan []made, 1)
+				go func() { first <- makeCalls(t, unbounded, "Acquire", most, nil, call) }()
+				redistest.Eventually(t, func() bool { return s.l.InformedCalls() == most }, "the first wait")
+				later := makeCalls(t, unbounded, way, callsEach-most, nil, call)
+				require.NoError(t, lease.Release(t.Context()))
+				for _, e := range shed(t, s.seen.requireOutcomes(t, append(later, <-first...))) {
+					require.ErrorIs(t, e.Cause, core.ErrConflict)
+					require.Equal(t, most, e.Waiting)
+					require.Positive(t, e.Attempts)
+					require.False(t, e.DidWait)
+				}
+			})
+			if way == "AcquireAll" {
+				continue // it asks before it waits
+			}
+			t.Run("of a key of which nothing is known by "+way, func(t *testing.T) {
+				s := fragileSides(t, env, core.WithMaxWaiters(most, most))
+				s.proxy.Blackhole(redistest.Requests)
+				calls := makeCalls(t, unbounded, way, callsEach, nil, func(int) entered {
+					return entered{l: s.l, key: "unknown to " + way, policy: untilGranted}
+				})
+				heal(s.proxy)
+				outcomes := s.seen.requireOutcomes(t, calls)
+				for _, e := range shed(t, outcomes) {
+					require.ErrorIs(t, e.Cause, core.ErrUnavailable)
+					require.Zero(t, e.Attempts)
+				}
+				for _, e := range outcomes {
+					require.Contains(t, []core.OutcomeKind{core.OutcomeShed, core.OutcomeUnavailable}, e.Kind)
+				}
+			})
+		}
+		t.Run("of a key for which too many Lockers wait", func(t *testing.T) {
+			s := newSides(t, env)
+			s.hold(t, "k")
+			other := newLocker(t, env)
+			acquiring(t, other, "k")
+			queued(t, env, "k", 1)
+			require.NoError(t, env.Client(t).HSet(t.Context(), core.RecordName(env.Prefix, "k"), "waiting", 1024).Err())
+			calls := makeCalls(t, unbounded, "Acquire", 1, nil, func(int) entered { return entered{l: s.l, key: "k"} })
+			e := s.seen.requireOutcomes(t, calls)[0]
+			require.Equal(t, core.OutcomeShed, e.Kind)
+			require.Equal(t, 1, e.Attempts)
+			require.GreaterOrEqual(t, e.Waiting, 1024)
+			var conflict *core.ConflictError
+			require.ErrorAs(t, e.Cause, &conflict)
+			require.Equal(t, 1, conflict.Attempts)
+		})
+	})
+}
+
+func TestOutcome_OnAQuorum(t *testing.T) {
+	t.Parallel()
+	var clients []redis.UniversalClient
+	var direct []redis.UniversalClient
+	var proxies []*redistest.Proxy
+	for range 3 {
+		env := redistest.Embedded(t)
+		proxy := redistest.NewProxy(t, env.Addr)
+		opt := &redis.Options{Addr: proxy.Addr}
+		impatient(opt)
+		clients, proxies, direct = append(clients, redistest.Client(t, opt)), append(proxies, proxy), append(direct, env.Client(t))
+	}
+	seen := newLedger()
+	l, err := core.NewQuorum(clients, core.WithObserver(seen))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	rival, err := core.NewQuorum(direct)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rival.Close() })
+	lease, err := rival.Acquire(t.Context(), "held")
+	require.NoError(t, err)
+	each := func(kind core.OutcomeKind, ways []string, ctx makeContext, key string) {
+		for _, way := range ways {
+			calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
+				c := entered{l: l, key: key, policy: untilGranted}
+				if key == "each" {
+					c.key = fmt.Sprint(way, kind, i)
+				}
+				return c
+			})
+			for _, e := range seen.requireOutcomes(t, calls) {
+				require.Equal(t, kind, e.Kind, "by %s: %v", way, e.Cause)
+			}
+		}
+	}
+	each(core.OutcomeAcquired, byKey, unbounded, "each")
+	each(core.OutcomeConflict, triesOnce, unbounded, "held")
+	each(core.OutcomeDeadline, waits, whenItWaits(context.DeadlineExceeded, context.DeadlineExceeded), "held")
+	each(core.OutcomeLeft, waits, whenItWaits(context.Canceled, context.Canceled), "held")
+	require.NoError(t, lease.Release(t.Context()))
+	each(core.OutcomeAcquired, waits, unbounded, "contended")
+	for _, proxy := range proxies[1:] {
+		proxy.Refuse(true)
+	}
+	each(core.OutcomeUnavailable, byKey, unbounded, "each")
+	require.NoError(t, l.Close())
+	each(core.OutcomeClosed, byKey, unbounded, "each")
+}
+
+// bursting is an observer that panics, once for each call.
+type bursting struct {
+	*ledger
+	whileWaiting bool
+}
+
+func (o bursting) OnOutcome(ctx context.Context, e core.Outcome) {
+	o.ledger.OnOutcome(ctx, e)
+	if !o.whileWaiting {
+		panic("observer")
+	}
+}
+
+func (o bursting) OnWaiting(ctx context.Context, e core.Waiting) {
+	o.ledger.OnWaiting(ctx, e)
+	if o.whileWaiting {
+		panic("observer")
+	}
+}
+
+func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rival := newLocker(t, env)
+		for _, whileWaiting := range []bool{false, true} {
+			seen := newLedger()
+			l := newLocker(t, env, core.WithObserver(bursting{seen, whileWaiting}))
+			for _, way := range byKey {
+				if whileWaiting && slices.Contains(triesOnce, way) {
+					continue
+				}
+				key, kind := fmt.Sprint(way, whileWaiting), core.OutcomeAcquired
+				if whileWaiting {
+					kind = core.OutcomeError
+					lease, err := rival.Acquire(t.Context(), key)
+					require.NoError(t, err)
+					t.Cleanup(func() { _ = lease.Release(context.Background()) })
+				}
+				calls := makeCalls(t, unbounded, way, callsEach, nil, func(i int) entered {
+					c := entered{l: l, key: key, policy: untilGranted}
+					if !whileWaiting {
+						c.key += fmt.Sprint(i)
+					}
+					return c
+				})
+				for _, c := range calls {
+					require.True(t, c.panicked)
+					told := seen.outcomes[c.id]
+					require.Len(t, told, 1, c.id)
+					require.Equal(t, kind, told[0].Kind)
+				}
+			}
+			require.Zero(t, seen.held)
+		}
+		for _, name := range redistest.Keys(t, env.Client(t), env.Prefix) {
+			require.Contains(t, name, "true", "a key is still held")
+		}
+	})
+}
+
+// TestOutcome_OfRandomCalls makes calls of all kinds, with faults between them and Redis, and
+// closes the Locker in the middle of them.
+func TestOutcome_OfRandomCalls(t *testing.T) {
+	const goroutines, length = 64, 3 * time.Second
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := fragileSides(t, env, core.WithMaxWaiters(goroutines/8, goroutines/2))
+		policies := []core.ConflictPolicy{
+			nil, untilGranted, policyFunc(deferAll),
+			retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},
+			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { panic("policy") }),
+			policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Decision{}, core.ErrConflict }),
+		}
+		options := [][]core.AcquireOption{nil, nil, {core.Shared()}, {core.Counted(3)}, {core.LeaseTTL(1)}, {core.FixedLease(200 * time.Millisecond)}}
+		contexts := []makeContext{
+			unbounded, within(time.Millisecond), within(30 * time.Millisecond), within(300 * time.Millisecond),
+			cancelledAfter(0, nil), cancelledAfter(2*time.Millisecond, nil), cancelledAfter(50*time.Millisecond, core.ErrUnavailable),
+		}
+		keys := []string{"a", "b", "c", "d", "e", ""}
+		ways := slices.Sorted(maps.Keys(waysIn))
+		tokens := make(chan string, 100)
+		for i := range cap(tokens) {
+			tokens <- s.token(t, fmt.Sprint("token ", i))
+		}
+		close(tokens)
+
+		var mu sync.Mutex
+		var all []made
+		var wg sync.WaitGroup
+		end := time.Now().Add(length)
+		for range goroutines {
+			wg.Go(func() {
+				for time.Now().Before(end) {
+					c := entered{
+						l: s.l, key: keys[rand.N(len(keys))], policy: policies[rand.N(len(policies))],
+						opts: options[rand.N(len(options))], token: <-tokens, noWork: rand.N(50) == 0,
+					}
+					calls := makeCalls(t, contexts[rand.N(len(contexts))], ways[rand.N(len(ways))], 1, nil, func(int) entered { return c })
+					mu.Lock()
+					all = append(all, calls...)
+					mu.Unlock()
+					time.Sleep(rand.N(5 * time.Millisecond))
+				}
+			})
+		}
+		for time.Now().Before(end.Add(-length / 4)) {
+			time.Sleep(length / 8)
+			s.proxy.Refuse(true)
+			time.Sleep(length / 60)
+			heal(s.proxy)
+			time.Sleep(length / 8)
+			s.proxy.Blackhole(redistest.Requests)
+			time.Sleep(length / 60)
+			heal(s.proxy)
+			s.proxy.Cut()
+		}
+		time.Sleep(length / 8)
+		require.NoError(t, s.l.Close())
+		wg.Wait()
+
+		counts := map[core.OutcomeKind]int{}
+		for _, e := range s.seen.requireOutcomes(t, all) {
+			counts[e.Kind]++
+		}
+		t.Logf("%d calls: %v", len(all), counts)
+		s.seen.mu.Lock()
+		defer s.seen.mu.Unlock()
+		require.Len(t, s.seen.outcomes, len(all)+1, "the warm-up, which has no ID, is the other one")
+		require.Zero(t, s.seen.held, "leases that were granted, and not released or lost")
+		for _, kind := range []core.OutcomeKind{
+			core.OutcomeAcquired, core.OutcomeLeft, core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
+		} {
+			assert.Positive(t, counts[kind], kind)
+		}
+	})
+}

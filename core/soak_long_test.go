@@ -1,0 +1,40 @@
+//go:build soak
+
+package core_test
+
+import (
+	"flag"
+	"testing"
+	"time"
+)
+
+// The suite of make soak-locks. All of it runs in short among the other tests.
+
+var soakOps = flag.Int("ops", 10_000_000, "how many operations the rounds come to at least")
+
+// forLong makes more of a round: more calls at a time, and as many faults for each.
+func (round soakRound) forLong() soakRound {
+	round.Length = 20 * time.Second
+	round.Workload.Keys = 128
+	round.Workload.MaxIdle = 2 * time.Millisecond
+	round.Goroutines = 96
+	return round
+}
+
+func TestSoak(t *testing.T) {
+	for name, round := range soakRounds() {
+		t.Run(name, func(t *testing.T) { round.forLong().test(t, *soakOps*round.Share/100) })
+	}
+	t.Run("subsets of quorums", func(t *testing.T) {
+		for _, many := range []int{4, 5} {
+			testSubsets(t, many, casesOf(many))
+		}
+	})
+	t.Run("failovers", func(t *testing.T) { testFailovers(t, 10) })
+	t.Run("clocks", TestClocksAnHourApartBreakNoPromise)
+	t.Run("plays of mutants", TestPlaysOfMutantsFindNothingInTheEngine)
+	t.Run("mutants of scripts", TestMutantsAreCaught)
+	t.Run("mutants of reservations", TestMutantsOfReservationsAreCaught)
+	t.Run("rounds of engine mutants", TestRoundsOfEngineMutantsFindNothingInTheEngine)
+	t.Run("mutants of the engine", TestMutantsOfTheEngineAreCaught)
+}
