@@ -27,6 +27,7 @@ type acquireReply struct {
 	granted   bool
 	fence     int64
 	waiting   bool          // granted: somebody else waits
+	room      bool          // granted: nobody waits, and one more with a limit above 1 fits
 	reserved  bool          // granted: the key is reserved
 	remaining time.Duration // refused: of a holder's lease; zero: not known
 	server    int64         // refused: the server's clock in ms
@@ -40,7 +41,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 		return reply, r.err
 	}
 	if fence, ok := r.val.(int64); ok {
-		return acquireReply{granted: true, fence: fence}, nil
+		return acquireReply{granted: true, fence: fence, room: true}, nil
 	}
 	n, err := integers(r.val, 3)
 	switch {

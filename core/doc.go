@@ -24,7 +24,7 @@
 // read-write lock, Counted a semaphore. Every holder has a lease, a fence and an end of
 // its own. Calls that wait are served in the order in which their processes came, so
 // that readers do not keep a writer out; readers next to one another in the queue
-// enter together. Lease.Downgrade makes a writer a reader with nobody in between. A
+// enter together, and so do all that wait in a process when the first of them enters. Lease.Downgrade makes a writer a reader with nobody in between. A
 // writer may read under its own ctx; a reader that asks to write is refused with
 // ErrUpgrade, since two of them would wait for one another.
 //

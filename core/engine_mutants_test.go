@@ -45,6 +45,23 @@ var engineMutants = []engineMutant{
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
+		name: "an admitted lease counts from the reply", file: "admission.go",
+		old: "trust.Until(a.sent, m.lease)",
+		new: "trust.Until(map[bool]time.Time{true: now, false: a.sent}[%s], m.lease)",
+		change: func(w *workload) {
+			readInCohorts(w)
+			w.Keys, w.Fixed, w.Overrun, w.MaxLease = 3, 100, 50, 120*time.Millisecond
+		},
+		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
+	},
+	{
+		name: "an admission goes to a call that came later", file: "admission.go",
+		old:    "c := m.call\n",
+		new:    "c := m.call\n\tif %s {\n\t\tc = c.line.last\n\t}\n",
+		change: func(w *workload) { readInCohorts(w); w.Keys = 3 },
+		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
+	},
+	{
 		name: "a context does not look at the clock", file: "lease.go",
 		old:    "_ = held.hold.locker.renewals.check(held) // ends the ctx if it is over",
 		new:    "if !%s {\n\t\t_ = held.hold.locker.renewals.check(held)\n\t}",

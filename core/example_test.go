@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -196,4 +197,51 @@ func ExampleLease_Fence() {
 	// paid
 	// true
 	// already paid
+}
+
+// metrics is an observer that counts. A real one has counters of its metrics library.
+type metrics struct {
+	core.NopObserver
+	mu    sync.Mutex
+	calls map[core.OutcomeKind]int
+	held  int
+}
+
+func (m *metrics) OnOutcome(_ context.Context, e core.Outcome) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.calls[e.Kind]++
+	m.held += e.Leases
+}
+
+func (m *metrics) OnReleased(context.Context, core.Released) { m.gone() }
+func (m *metrics) OnLost(context.Context, core.Lost)         { m.gone() }
+
+func (m *metrics) gone() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.held--
+}
+
+func ExampleObserver() {
+	rdb, closeAll := connect()
+	defer closeAll()
+	m := &metrics{calls: map[core.OutcomeKind]int{}}
+	locker, err := core.New(rdb, core.WithObserver(m))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = locker.Close() }()
+
+	ctx := context.Background()
+	lease, err := locker.TryAcquire(ctx, "order:42")
+	fmt.Println(err, m.calls, m.held)
+	_, err = locker.TryAcquire(ctx, "order:42")
+	fmt.Println(errors.Is(err, core.ErrConflict), m.calls, m.held)
+	fmt.Println(lease.Release(ctx), m.calls, m.held)
+	// Output:
+	// <nil> map[acquired:1] 1
+	// true map[acquired:1 conflict:1] 1
+	// <nil> map[acquired:1 conflict:1] 0
 }

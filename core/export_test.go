@@ -48,8 +48,8 @@ var RecordName = recordName
 var Scripts = map[string]string{
 	"acquire": acquireScript.Source(), "renew": renewScript.Source(), "release": releaseScript.Source(),
 	"reserve": reserveScript.Source(), "unreserve": unreserveScript.Source(),
-	"acquireall": acquireAllScript.Source(), "downgrade": downgradeScript.Source(), "raise": raiseScript.Source(),
-	"force": forceScript.Source(), "inspect": inspectScript.Source(),
+	"admit": admitScript.Source(), "acquireall": acquireAllScript.Source(), "downgrade": downgradeScript.Source(),
+	"raise": raiseScript.Source(), "force": forceScript.Source(), "inspect": inspectScript.Source(),
 }
 
 // ParseToken reports what is wrong with a token.

@@ -50,7 +50,11 @@ func (c *waiter) look(now time.Time, join bool) (s standing) {
 		s.askIn = -1
 		return s
 	}
-	if s.askIn = ln.askAt.Sub(now); s.askIn > 0 {
+	askAt := ln.askAt
+	if ln.admitting > 0 {
+		askAt = later(askAt, ln.admitBy)
+	}
+	if s.askIn = askAt.Sub(now); s.askIn > 0 {
 		return s
 	}
 	s.asks = true
@@ -101,7 +105,11 @@ func (c *waiter) refused(t turn, reply acquireReply) {
 func (c *waiter) grantedTo(record string, t turn, reply acquireReply, deadline time.Time) bool {
 	w := c.all
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	var companions []*admission
+	defer func() {
+		w.mu.Unlock()
+		w.admit(companions)
+	}()
 	ln := c.line
 	ln.asking = false
 	if w.settle(ln.key, t.entry, reply.fence, 0) {
@@ -117,6 +125,7 @@ func (c *waiter) grantedTo(record string, t turn, reply acquireReply, deadline t
 		return false
 	}
 	w.give(ln, c, h, reply.waiting)
+	companions = w.companions(ln, t.entry, reply.room)
 	return true
 }
 
@@ -169,13 +178,12 @@ func (w *waiters) orphaned(key, entry string, fence, server int64) {
 func (w *waiters) give(ln *line, c *waiter, h *hold, waiting bool) {
 	w.remove(c)
 	c.hand(h)
-	ln.answered()
+	ln.replied()
 	ln.asks, ln.askAt = 0, time.Time{}
 	ln.wanted = waiting
-	if ln.limit == 1 {
+	if ln.limit == exclusive {
 		ln.held = h
-	} else if ln.first != nil {
-		ln.first.poke() // may hold it too
+		ln.inform(ln.joined)
 	}
 	if ln.first == nil && ln.entry == "" {
 		delete(w.lines, ln.lineKey)
@@ -183,11 +191,15 @@ func (w *waiters) give(ln *line, c *waiter, h *hold, waiting bool) {
 }
 
 // told takes a grant that was published, or came with the answer to a release: to
-// the entry of that name, not before since. A published one says when the claim ends
-// on the server's clock, in ms.
-func (w *waiters) told(name, key string, fence int64, waiting bool, since time.Time, ends int64) {
+// the entry of that name, not before since; room is for one more such holder. A published
+// one says when the claim ends on the server's clock, in ms.
+func (w *waiters) told(name, key string, fence int64, waiting, room bool, since time.Time, ends int64) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	var companions []*admission
+	defer func() {
+		w.mu.Unlock()
+		w.admit(companions)
+	}()
 	ln := w.lines[lineKey{key, limitOf(name)}]
 	if ln == nil || ln.entry == "" || named(ln.entry) != name {
 		return // whoever dropped the entry has it cancelled
@@ -213,8 +225,10 @@ func (w *waiters) told(name, key string, fence int64, waiting bool, since time.T
 	if ln.asking {
 		w.accepted[ln.entry] = fence
 	}
+	leader := ln.entry
 	ln.entry = ""
 	w.give(ln, c, h, waiting)
+	companions = w.companions(ln, leader, room)
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -318,7 +332,7 @@ func (w *waiters) departed(h *hold, req releaseRequest, reply releaseReply, err 
 	}
 	w.mu.Unlock()
 	if !accepted && ours && err == nil && reply.fence != 0 {
-		w.told(named(req.other), h.key(), reply.fence, reply.queued > 0, sent, 0)
+		w.told(named(req.other), h.key(), reply.fence, reply.queued > 0, false, sent, 0)
 	}
 }
 

@@ -37,6 +37,10 @@ type line struct {
 	held   *hold     // an exclusive hold of this process: its release passes it on
 	wanted bool      // calls of other processes wait too
 
+	// Admissions under way, and until when the line does not ask by itself meanwhile.
+	admitting int
+	admitBy   time.Time
+
 	answers
 
 	until  time.Time // when the holder's lease ends, as told at the last conflict

@@ -95,7 +95,7 @@ func (e *storeEvents) message(message string) {
 	switch word {
 	case "grant":
 		if g, ok := parseGrant(rest); ok {
-			l.waiters.told(g.name, g.key, g.fence, g.waiting, now, g.ends)
+			l.waiters.told(g.name, g.key, g.fence, g.waiting, g.room, now, g.ends)
 		}
 	case "wanted":
 		l.waiters.wantedBy(rest)

@@ -11,6 +11,7 @@ type grantMessage struct {
 	fence     int64
 	ends      int64 // when its claim ends on the server's clock, in ms
 	waiting   bool  // others wait
+	room      bool  // nobody waits, and one more with this limit may hold the key
 }
 
 // parseGrant reads what follows the word grant.
@@ -21,5 +22,5 @@ func parseGrant(text string) (g grantMessage, ok bool) {
 	}
 	fence, err1 := strconv.ParseInt(f[1], 10, 64)
 	ends, err2 := strconv.ParseInt(f[2], 10, 64)
-	return grantMessage{name: f[0], key: f[4], fence: fence, ends: ends, waiting: f[3] != "0"}, err1 == nil && err2 == nil
+	return grantMessage{name: f[0], key: f[4], fence: fence, ends: ends, waiting: f[3] == "1", room: f[3] == "2"}, err1 == nil && err2 == nil
 }

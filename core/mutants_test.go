@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -45,17 +46,23 @@ var mutants = []mutant{
 	{"release by anybody", "release", "elseif mine then", "elseif held > 0 then\n  redis.call('HDEL', key, 'h:' .. last)", "deaf"},
 	{"release frees nothing", "release", "    redis.call('DEL', key) -- there is nothing to remember\n", "", "refusals"},
 	{"release does not count", "release", "  held = held - 1\n", "", "refused readers"},
+	{"an admission does not count", "admit", "fits(limit(e)) and (", "(", "permits"},
+	{"an admission does not look who holds the key", "admit", "local fields, fences = {}, {}\n", "mine = exists\nlocal function fits() return true end\nlocal fields, fences = {}, {}\n", "slow cohorts"},
+	{"an admission gives one fence to all", "admit", "fences[i] = grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])", "grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])\n    fences[i] = tonumber(string.match(mine, '^%d+ (%d+)'))", "cohorts"},
 	{"renew does not look", "renew", "replies[i] = 0", "replies[i] = 1", "losses"},
-	{"renew makes the record anew", "renew", "if not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', entry)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
+	{"renew makes the record anew", "renew", "if record[3] or not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', entry)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
 	{"renew does not lengthen", "renew", "if tonumber(deadline) < now + lease then", "if false then", "overrun"},
 }
 
 // play is a workload for mutants: short, and rich in what it is named after.
 type play struct {
-	change func(w *workload)
-	loss   time.Duration // how often all records vanish
-	lost   bool          // replies are lost now and then
-	late   time.Duration // how long a command may be under way; zero: a second
+	change  func(w *workload)
+	loss    time.Duration // how often all records vanish
+	lost    bool          // replies are lost now and then
+	slow    bool          // the network holds each piece for up to 4 ms
+	clients int           // zero: 3
+	many    int           // goroutines of a client; zero: 2
+	late    time.Duration // how long a command may be under way; zero: a second
 }
 
 var plays = map[string]play{
@@ -76,10 +83,21 @@ var plays = map[string]play{
 		w.Fixed, w.Try, w.Keys, w.MaxLease = 0, 100, 3, 120*time.Millisecond
 		w.MaxWork, w.MaxIdle, w.SlowRenewals = 70*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond
 	}},
-	"readers":        {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 80 }},
-	"dead readers":   {change: func(w *workload) { w.Modes, w.Try, w.Abandon, w.Fixed = readersAndWriters, 100, 30, 100 }, late: 150 * time.Millisecond},
+	"readers":      {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 80 }},
+	"dead readers": {change: func(w *workload) { w.Modes, w.Try, w.Abandon, w.Fixed = readersAndWriters, 100, 30, 100 }, late: 150 * time.Millisecond},
+	"cohorts":      {change: readInCohorts, many: 4},
+	"slow cohorts": {change: readInCohorts, many: 4, slow: true},
+	"permits": {change: func(w *workload) {
+		readInCohorts(w)
+		w.Modes = append([]mode{{}}, slices.Repeat(threeAtATime, 7)...)
+	}, clients: 2, many: 6},
 	"three":          {change: func(w *workload) { w.Modes, w.Try = threeAtATime, 80 }},
 	"three, overrun": {change: func(w *workload) { w.Modes, w.Overrun, w.Deaf = threeAtATime, 50, 50 }},
+}
+
+// readInCohorts has several readers of a client wait for one key.
+func readInCohorts(w *workload) {
+	w.Modes, w.Try, w.Keys, w.Abandon, w.Overrun, w.MaxWait = readersAndWriters, 20, 1, 0, 0, 3*time.Second
 }
 
 // run plays it for a while on clients of this process.
@@ -103,15 +121,18 @@ func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Ho
 		})
 	}
 
+	if p.slow {
+		proxy.Delay(func() time.Duration { return rand.N(4 * time.Millisecond) })
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
 	var clients sync.WaitGroup
 	var files []string
-	errs := make([]error, 3)
+	errs := make([]error, cmp.Or(p.clients, 3))
 	for i := range errs {
 		c := &soakClient{
 			Addr: proxy.Addr, Prefix: env.Prefix, File: filepath.Join(t.TempDir(), fmt.Sprint(i)),
-			Client: i + 1, Seed: seed, Goroutines: 2, Timeout: 3 * time.Second, Workload: w,
+			Client: i + 1, Seed: seed, Goroutines: cmp.Or(p.many, 2), Timeout: 3 * time.Second, Workload: w,
 		}
 		if hook != nil {
 			c.hooks = append(c.hooks, hook)

@@ -32,14 +32,14 @@ type attempt struct {
 	policy  ConflictPolicy
 	opts    *acquireOptions
 	start   time.Time
-	record  string // the key's name in Redis; "" until it is asked for
-	resumed bool   // it is held already, by a token
-	kept    bool   // it was reserved when it was granted
+	record  string     // the key's name in Redis; "" until it is asked for
+	resumed bool       // it is held already, by a token
+	kept    bool       // it was reserved when it was granted
+	all     *gathering // the call for several keys that this one is a part of; nil: none
 
 	conflict Conflict
 
 	// What came of it: a lease, or a hold without one for a call for several keys.
-	all   *gathering // the call for several keys; nil: it is for one
 	lease *Lease
 	hold  *hold
 

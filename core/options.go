@@ -174,8 +174,9 @@ const (
 
 // Shared takes the key together with any number of other shared holders, and with
 // no exclusive one: the read side of a read-write lock, whose write side are calls
-// without this option. Calls are served in order of arrival: a shared call that
-// comes after a waiting exclusive one waits behind it.
+// without this option. Processes are served in order of arrival: a shared call that
+// comes after a waiting exclusive one waits behind it. When the first of a process's
+// waiting shared calls gets the key, the others that wait at that moment get it with it.
 func Shared() AcquireOption {
 	return func(o *acquireOptions) error {
 		o.limit = shared

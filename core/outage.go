@@ -37,11 +37,19 @@ func (ln *line) joins(c *waiter) {
 	}
 }
 
-// answered records that Redis has answered.
+// answered records that Redis has answered, and that the key is held.
 func (ln *line) answered() {
-	ln.failure, ln.asked = nil, time.Time{}
+	ln.replied()
+	ln.inform(ln.joined)
+}
+
+// replied records that Redis has answered.
+func (ln *line) replied() { ln.failure, ln.asked = nil, time.Time{} }
+
+// inform tells the calls up to number that the key is held.
+func (ln *line) inform(number uint64) {
 	ln.wakeUninformed()
-	ln.informed = ln.joined
+	ln.informed = max(ln.informed, number)
 }
 
 // unanswered records that a question failed with err. A full pool says nothing of Redis: then

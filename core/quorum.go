@@ -165,6 +165,8 @@ func (q *quorum) cancel(req releaseRequest, ttl time.Duration, done func()) (ok 
 	return ok
 }
 
+func (q *quorum) admit(string, string, []companion, func([]int64, error)) bool { return false }
+
 func (q *quorum) publish(ctx context.Context, locker, text string) {
 	for _, n := range q.nodes {
 		n.publish(ctx, locker, text)

@@ -207,7 +207,7 @@ func passOn(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.Acquire
 func TestAGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
-		l := overNodes(t, nodes)
+		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
 		l.WaitForNodes(time.Minute)
 		warm(t, l)
 		for _, n := range nodes[1:] {

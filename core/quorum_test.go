@@ -427,7 +427,7 @@ func TestACloseOfAQuorumWaitsForEverything(t *testing.T) {
 func TestANodeThatHangsForLongIsNotAskedMoreAndMore(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
-		l := overNodes(t, nodes)
+		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
 		warm(t, l)
 		nodes[0].stop()
 		for i := range 1000 {

@@ -12,6 +12,7 @@ var (
 
 	acquireScript    = luascript.Load(scripts, "acquire")
 	acquireAllScript = luascript.Load(scripts, "acquireall")
+	admitScript      = luascript.Load(scripts, "admit")
 	renewScript      = luascript.Load(scripts, "renew")
 	raiseScript      = luascript.Load(scripts, "raise")
 	releaseScript    = luascript.Load(scripts, "release")

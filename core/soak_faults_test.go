@@ -88,6 +88,7 @@ type soakRound struct {
 	Workload workload
 	// Goroutines of a client; zero: 6.
 	Goroutines int
+	Crowded    bool                        // several calls of a client wait for one key
 	Faults     map[faultKind]time.Duration // about how often
 	Durable    bool                        // Redis keeps its data when it is killed
 	Binary     string                      // of the clients; this one if empty

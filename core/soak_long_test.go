@@ -16,6 +16,9 @@ var soakOps = flag.Int("ops", 10_000_000, "how many operations the rounds come t
 func (round soakRound) forLong() soakRound {
 	round.Length = 20 * time.Second
 	round.Workload.Keys = 128
+	if round.Crowded {
+		round.Workload.Keys = 16
+	}
 	round.Workload.MaxIdle = 2 * time.Millisecond
 	round.Goroutines = 96
 	return round

@@ -39,6 +39,7 @@ var lively = workload{
 var (
 	readersAndWriters = []mode{{Mode: history.Shared}, {Mode: history.Shared}, {Mode: history.Shared}, {}}
 	threeAtATime      = []mode{{Mode: history.Counted, Limit: 3}}
+	sixOrOne          = []mode{{Mode: history.Counted, Limit: 6}, {Mode: history.Counted, Limit: 6}, {}}
 )
 
 // everything that can go wrong without a loss of data, and how often.
@@ -59,6 +60,7 @@ var everything = map[faultKind]time.Duration{
 // soakTotal is what rounds came to.
 type soakTotal struct {
 	counts     history.Counts
+	companions int
 	faults     map[faultKind]int
 	violations map[string]int
 	undecided  int
@@ -67,8 +69,8 @@ type soakTotal struct {
 
 func (n soakTotal) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d operations in %s of work on %d keys: %d grants, %d of them seen at work, %d refusals, %d leases lost, %d unknown outcomes\n",
-		n.counts.Ops, n.elapsed, n.counts.Keys, n.counts.Grants, n.counts.Windows, n.counts.Conflicts, n.counts.Lost, n.counts.Unknown)
+	fmt.Fprintf(&b, "%d operations in %s of work on %d keys: %d grants, %d of them seen at work, %d along with another of their process, %d refusals, %d leases lost, %d unknown outcomes\n",
+		n.counts.Ops, n.elapsed, n.counts.Keys, n.counts.Grants, n.counts.Windows, n.companions, n.counts.Conflicts, n.counts.Lost, n.counts.Unknown)
 	b.WriteString("faults:")
 	for _, kind := range slices.Sorted(maps.Keys(n.faults)) {
 		fmt.Fprintf(&b, " %s %d,", kind, n.faults[kind])
@@ -91,6 +93,7 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 		}
 		total.elapsed += round.Length
 		total.counts.Add(history.Count(result.ops))
+		total.companions += companions(result.ops)
 		for kind, n := range result.faults {
 			total.faults[kind] += n
 		}
@@ -111,6 +114,28 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 	}
 }
 
+// companions counts the grants that came along with another one of their process: the fences of
+// one admission are consecutive numbers.
+func companions(ops []history.Op) (n int) {
+	type grant struct {
+		client int
+		key    string
+		fence  int64
+	}
+	granted := map[grant]bool{}
+	for _, op := range ops {
+		if op.Kind == history.Acquire && op.Outcome == history.OK && op.Mode != history.Exclusive {
+			granted[grant{op.Client, op.Key, op.Fence}] = true
+		}
+	}
+	for g := range granted {
+		if g.fence--; granted[g] {
+			n++
+		}
+	}
+	return n
+}
+
 // requireSubstance fails a run in which too little happened to show anything.
 func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	t.Helper()
@@ -125,11 +150,25 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 		require.Positive(t, total.counts.Lost, "lost leases")
 	}
 	require.LessOrEqual(t, total.undecided*100, total.counts.Keys, "pieces of history that were too hard to decide on")
+	enough := 5000 // permits are admitted together only while nobody else waits
+	if slices.Contains(round.Workload.Modes, mode{Mode: history.Shared}) {
+		enough = 100
+	}
+	if round.Crowded && total.counts.Grants > enough {
+		require.Positive(t, total.companions, "grants along with another of their process")
+	}
 	rounds := int(total.elapsed / round.Length)
 	for kind, gap := range round.Faults {
 		require.GreaterOrEqual(t, total.faults[kind], rounds*max(1, int(round.Length/gap)/3), "faults: %s", kind)
 	}
 	require.GreaterOrEqual(t, total.counts.Unknown, rounds*len(round.Faults), "unknown outcomes")
+}
+
+// crowded has several calls of a client wait for one key.
+func (round soakRound) crowded() soakRound {
+	round.Crowded, round.Goroutines = true, 10
+	round.Workload.Keys, round.Workload.Try, round.Workload.MaxIdle = 3, 20, 12*time.Millisecond
+	return round
 }
 
 func (round soakRound) test(t *testing.T, ops int) {
@@ -141,16 +180,21 @@ func (round soakRound) test(t *testing.T, ops int) {
 
 // soakRounds are the rounds by what is special in each.
 func soakRounds() map[string]soakRound {
-	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true, Share: 40}
+	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true, Share: 30}
 	shared, counted, retries, losses := lossless, lossless, lossless, lossless
-	shared.Share, shared.Workload.Modes = 20, readersAndWriters
-	counted.Share, counted.Workload.Modes = 20, threeAtATime
+	shared.Share, shared.Workload.Modes = 15, readersAndWriters
+	counted.Share, counted.Workload.Modes = 10, threeAtATime
+	readers, permits := shared.crowded(), counted.crowded()
+	permits.Workload.Modes = sixOrOne
 	retries.Share, retries.Length = 15, 2*time.Second
 	retries.Workload.Retries = 3
 	losses.Share, losses.Length, losses.Durable = 5, 2*time.Second, false
 	losses.Faults = map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond}
 	losses.Workload.Epoch = time.Hour // the same keys before and after a loss
-	return map[string]soakRound{"exclusive": lossless, "shared": shared, "counted": counted, "retries": retries, "losses of data": losses}
+	return map[string]soakRound{
+		"exclusive": lossless, "shared": shared, "counted": counted,
+		"shared, several of a process": readers, "counted, several of a process": permits, "retries": retries, "losses of data": losses,
+	}
 }
 
 // One round of each kind. make soak-locks runs them for as long as is asked for. They keep

@@ -22,6 +22,10 @@ type store interface {
 	extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error)
 	// release gives up what an entry has, even when ctx is dead.
 	release(ctx context.Context, req releaseRequest) (releaseReply, error)
+	// admit admits companions beside their leader, a holder of the key, and calls done with a
+	// fence for each, zero if it was not admitted: perhaps before it returns. It does not block,
+	// and reports false when the Locker is closed. It is for stores that queue.
+	admit(record, leader string, companions []companion, done func(fences []int64, err error)) bool
 	// cancel is a release that nobody waits for. It goes on trying for ttl, and calls done when
 	// Redis has answered; a nil done is not called. It does not block, and reports false when
 	// the Locker is closed.

@@ -34,6 +34,7 @@ type waiter struct {
 	inLine     bool
 	opts       *acquireOptions
 	number     uint64        // see answers; guarded by all.mu
+	companion  string        // its entry in an admission under way; guarded by all.mu
 	wake       chan struct{} // holds one
 	timer      *time.Timer
 	grant      *hold         // guarded by all.mu: passed to this call
@@ -87,12 +88,7 @@ func (c *waiter) leave() {
 		if ln.first == nil {
 			w.close(ln)
 		} else if wasFirst {
-			if ln.limit != 1 && ln.entry != "" {
-				// It may have been granted already, and others with it: to a call
-				// that came later its fence could be smaller than one seen before.
-				w.drop(ln.key, ln.entry)
-				ln.entry, ln.askAt = "", time.Time{}
-			}
+			w.withdrawEntry(ln)
 			ln.first.poke()
 		}
 	}
@@ -103,6 +99,16 @@ func (c *waiter) leave() {
 	w.pool.Put(c)
 	if unused != nil {
 		w.locker.later(func() { _, _ = w.locker.giveUp(context.Background(), unused, 0, time.Now()) })
+	}
+}
+
+// withdrawEntry takes back the entry of a line whose first call is gone, if others may be granted
+// the key along with it: it may have been granted already, and to a call that came later its fence
+// could be smaller than one seen before. Called with mu held.
+func (w *waiters) withdrawEntry(ln *line) {
+	if ln.limit != exclusive && ln.entry != "" {
+		w.drop(ln.key, ln.entry)
+		ln.entry, ln.askAt = "", time.Time{}
 	}
 }
 
@@ -145,6 +151,7 @@ func (w *waiters) sendAway() {
 // remove takes a waiting call out of its line. Called with mu held.
 func (w *waiters) remove(c *waiter) {
 	c.line.remove(c)
+	c.companion = ""
 	w.waiting--
 }
 

@@ -7,7 +7,9 @@
 -- ARGV[5]  id of its locker if it is to be told when nobody holds the key; else ''
 -- ARGV[6]  for parked work, which goes first: how long the key is to be reserved for it,
 --          in ms, if it is now, or if this is refused; absent for other calls
--- returns  the fence, if granted, nobody waits, and the key is not reserved
+-- returns  the fence, if granted, nobody waits, the key is not reserved, and, with a limit
+--          above 1, another one with that limit fits
+--          {1, fence, 0} if granted and no other fits
 --          {1, fence, 1} if granted and somebody waits
 --          {1, fence, 2} if granted and the key is reserved
 --          {0, ms left of a holder's lease, server's time in ms, place in the
@@ -59,7 +61,8 @@ if turn then
   end
   save()
   local more = others()
-  return more == 0 and its or {1, its, more}
+  local n = limit(entry)
+  return more == 0 and (n <= 1 or held < n) and its or {1, its, more}
 end
 if ARGV[6] then
   reserve(tonumber(ARGV[6]))

@@ -154,7 +154,8 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        heard = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1)
+        local room = held + 1 < limit(e) -- for one more with this limit
+        heard = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
         if not heard then -- nobody can be told: the first to ask takes it
           break
         end

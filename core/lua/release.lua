@@ -37,7 +37,7 @@ if plain and record[7] and ends(record[7]) > now and not record[9] and not recor
       waiting = waiting + 1
       queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
-    local heard = sendGrant(id, e, its, claim, waiting > 0)
+    local heard = sendGrant(id, e, its, claim, waiting > 0 and 1 or 0)
     if heard and heard > 0 then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,

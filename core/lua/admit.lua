@@ -1,0 +1,38 @@
+-- Admits calls of one process beside its holder, with which they stood in line when it was
+-- granted the key: shared ones past the queue, others only if nobody waits there.
+--
+-- ARGV[1]  the holder's entry
+-- ARGV[2]  and so on, for each call: its entry, the length of its lease in ms, and
+--          what it is, for people; no spaces
+-- returns  for each call its fence, or 0 if it is not admitted
+-- #include record.lua
+-- #include queue.lua
+local fields, fences = {}, {}
+for i = 2, #ARGV, 3 do
+  fields[#fields + 1] = 'h:' .. ARGV[i]
+end
+if foreign() then
+  for i = 1, #fields do
+    fences[i] = 0
+  end
+  return fences
+end
+local known = redis.call('HMGET', key, unpack(fields))
+if mine then
+  sweep()
+  serve('')
+end
+for i = 1, #fields do
+  local e = ARGV[3 * i - 1]
+  if known[i] and ends(known[i]) > now then -- the reply to an earlier call was lost
+    fences[i] = tonumber(string.match(known[i], '^%d+ (%d+)'))
+  elseif mine and reserved == 0 and fits(limit(e)) and (limit(e) == 0 or queue == '') then
+    fences[i] = grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])
+  else
+    fences[i] = 0
+  end
+end
+if mine then
+  save()
+end
+return fences
