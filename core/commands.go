@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // How a waiting locker learns of its grant; MARK in record.lua. Boxed once.
@@ -54,7 +57,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 	}, nil
 }
 
-var errShape = errors.New("the script's answer has an unknown form")
+var errShape = luascript.ErrReply
 
 func integers(val any, least int) ([]int64, error) {
 	items, ok := val.([]any)
@@ -84,139 +87,114 @@ type renewal struct {
 	ttl           time.Duration
 }
 
-// renew asks Redis to renew leases, all on one node.
+// renew asks Redis to renew leases, all on one node. On a Cluster each key is a
+// command; elsewhere many go into one, since most of a script call's cost is the call.
 func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply {
-	// By pointers, and one number for all that have it: what is put into an interface
-	// by value is allocated, and a process renews thousands a second. The first key
-	// is a string, since a Cluster's client looks for the slot in it.
-	calls := d.calls(renewScript, len(batch), func(args []any, from, to int) []any {
-		some := batch[from:to]
-		args = append(args, some[0].record)
-		for i := range some[1:] {
-			args = append(args, &some[1+i].record)
-		}
-		var lease any
-		for i := range some {
-			if i == 0 || some[i].ttl != some[i-1].ttl {
-				lease = some[i].ttl.Milliseconds()
-			}
-			args = append(args, &some[i].entry, lease)
-		}
-		return args
-	})
+	replies := make([]renewalReply, len(batch))
 	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
-		sendCalls(ctx, rdb, renewScript, calls)
+		renewSome(ctx, rdb, batch, replies, d.keysPerCall())
 		var answer redis.Error
-		if err := calls[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
+		if err := replies[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
 			break
 		}
 		// Perhaps no connection could be had: the other client may have one.
 	}
-	replies := make([]renewalReply, len(batch))
-	for _, c := range calls {
-		n, err := c.integers(c.to - c.from)
-		for i := c.from; i < c.to; i++ {
-			replies[i] = renewalReply{ttl: batch[i].ttl, err: err}
-			if err == nil {
-				replies[i].owned, replies[i].waiting = n[i-c.from] > 0, n[i-c.from] == 2
-			}
-		}
-	}
 	return replies
 }
 
-// refresh tells Redis that entries still wait, all on one node.
+// keysPerCall is how many keys go into one call of a script for any number.
+func (d *deployment) keysPerCall() int {
+	if d.cluster != nil {
+		return 1
+	}
+	return 32
+}
+
+// renewSome renews so many keys a call.
+func renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int) {
+	var calls []*luascript.Call
+	for some := range slices.Chunk(batch, keys) {
+		calls = append(calls, renewCall(ctx, some))
+	}
+	_ = luascript.Pipeline(ctx, rdb, calls) // each call has its own error
+	for _, call := range calls {
+		some := batch[:min(keys, len(batch))]
+		owned, err := renewed(call, len(some))
+		for i, r := range some {
+			replies[i] = renewalReply{ttl: r.ttl, err: err}
+			if err == nil {
+				replies[i].owned, replies[i].waiting = owned[i] > 0, owned[i] == 2
+			}
+		}
+		batch, replies = batch[len(some):], replies[len(some):]
+	}
+}
+
+// renewCall makes a call of renew.lua for several keys. It passes pointers, and one number for
+// all that have it: what is put into an interface by value is allocated, and a process renews
+// thousands a second. The first key is a string, since a Cluster's client looks for the slot
+// in it.
+func renewCall(ctx context.Context, some []renewal) *luascript.Call {
+	args := append(renewScript.Args(make([]any, 0, 3+3*len(some)), len(some)), some[0].record)
+	for i := range some[1:] {
+		args = append(args, &some[1+i].record)
+	}
+	var lease any
+	for i := range some {
+		if i == 0 || some[i].ttl != some[i-1].ttl {
+			lease = some[i].ttl.Milliseconds()
+		}
+		args = append(args, &some[i].entry, lease)
+	}
+	call := renewScript.Call(ctx, args, false)
+	return &call
+}
+
+// renewed is what renew.lua answered for each of n keys.
+func renewed(call *luascript.Call, n int) ([]int64, error) {
+	val, err := call.Result()
+	if err != nil {
+		return nil, err
+	}
+	return integers(val, n)
+}
+
+// refresh implements store.
 func (d *deployment) refresh(ctx context.Context, batch []refresh) []refreshReply {
-	calls := d.calls(refreshScript, len(batch), func(args []any, from, to int) []any {
-		for _, one := range batch[from:to] {
+	keys := d.keysPerCall()
+	var calls []*luascript.Call
+	for some := range slices.Chunk(batch, keys) {
+		args := refreshScript.Args(make([]any, 0, 3+2*len(some)), len(some))
+		for _, one := range some {
 			args = append(args, one.record)
 		}
-		for _, one := range batch[from:to] {
+		for _, one := range some {
 			args = append(args, one.entry)
 		}
-		return args
-	})
-	sendCalls(ctx, d.renewer.client(), refreshScript, calls)
+		call := refreshScript.Call(ctx, args, false)
+		calls = append(calls, &call)
+	}
+	_ = luascript.Pipeline(ctx, d.renewer.client(), calls) // each call has its own error
 	replies := make([]refreshReply, len(batch))
-	for _, c := range calls {
-		n, err := c.integers(1 + 3*(c.to-c.from))
-		for i := c.from; i < c.to; i++ {
-			if replies[i].err = err; err == nil {
-				its := n[1+3*(i-c.from):]
-				replies[i] = refreshReply{
+	left := replies
+	for _, call := range calls {
+		some := left[:min(keys, len(left))]
+		left = left[len(some):]
+		val, err := call.Result()
+		var n []int64
+		if err == nil {
+			n, err = integers(val, 1+3*len(some))
+		}
+		for i := range some {
+			if some[i].err = err; err == nil {
+				its := n[1+3*i:]
+				some[i] = refreshReply{
 					server: n[0], remaining: time.Duration(its[0]) * time.Millisecond, place: int(its[1]), queued: int(its[2]),
 				}
 			}
 		}
 	}
 	return replies
-}
-
-// call is a script call for some of a batch, from one index to another.
-type call struct {
-	from, to int
-	args     []any
-	val      any
-	err      error
-}
-
-func (c *call) integers(least int) ([]int64, error) {
-	if c.err != nil {
-		return nil, c.err
-	}
-	return integers(c.val, least)
-}
-
-const keysPerCall = 32
-
-// calls divides a batch of n into calls of a script. On a Cluster each key is a
-// command; elsewhere many go into one, since most of a script call's cost is the call.
-func (d *deployment) calls(s *script, n int, add func(args []any, from, to int) []any) []call {
-	keys := keysPerCall
-	if d.cluster != nil {
-		keys = 1
-	}
-	calls := make([]call, 0, (n+keys-1)/keys)
-	for from := 0; from < n; from += keys {
-		to := min(from+keys, n)
-		args := append(make([]any, 0, 3+3*(to-from)), "evalsha", s.hash, to-from)
-		calls = append(calls, call{from: from, to: to, args: add(args, from, to)})
-	}
-	return calls
-}
-
-// sendCalls sends calls of a script in one pipeline, and once more those that Redis did not
-// know the script for. Each call has its own error.
-func sendCalls(ctx context.Context, rdb redis.UniversalClient, s *script, calls []call) {
-	send := func(load bool) (unknown bool) {
-		pipe := rdb.Pipeline()
-		cmds := make([]*redis.Cmd, len(calls))
-		for i := range calls {
-			c := &calls[i]
-			if load {
-				if !redis.HasErrorPrefix(c.err, "NOSCRIPT") {
-					continue
-				}
-				if pipe.Len() == 0 { // the others come after it on the same connection
-					c.args[0], c.args[1] = "eval", s.source
-				}
-			}
-			cmds[i] = redis.NewCmd(ctx, c.args...)
-			cmds[i].SetFirstKeyPos(3)
-			_ = pipe.Process(ctx, cmds[i])
-		}
-		_, _ = pipe.Exec(ctx)
-		for i, cmd := range cmds {
-			if cmd != nil {
-				calls[i].val, calls[i].err = cmd.Result()
-				unknown = unknown || redis.HasErrorPrefix(calls[i].err, "NOSCRIPT")
-			}
-		}
-		return unknown
-	}
-	if send(false) {
-		send(true)
-	}
 }
 
 // extend renews one lease for a caller who waits for it. It reports also whether
@@ -258,11 +236,12 @@ type requeue struct {
 type releaseReply struct {
 	owned bool
 	// If other was to wait:
-	fence     int64 // it was granted; zero: it was not
-	server    int64 // the server's clock in ms
-	place     int
-	queued    int
-	remaining time.Duration // of a holder's lease
+	fence  int64 // it was granted; zero: it was not
+	server int64 // the server's clock in ms
+	place  int
+	queued int
+	// Of a holder's lease.
+	remaining time.Duration
 }
 
 // release gives up what entry has, even when ctx is dead. It tries again for about
@@ -324,8 +303,8 @@ func parseRelease(r result) (reply releaseReply, err error) {
 func (d *deployment) do(cmd *command) result {
 	batcher := d.batcher(cmd.record)
 	switch {
-	case batcher.enter():
-		defer batcher.leave()
+	case batcher.group.Enter():
+		defer batcher.group.Leave()
 		return batcher.exec(cmd)
 	case batcher.submit(cmd):
 		return <-cmd.reply

@@ -63,7 +63,7 @@ func (d *deployment) close() {
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
 	for _, b := range d.batchers {
-		b.close()
+		b.group.Close()
 	}
 	d.renewer.close() // ends the renewals that are out
 }
@@ -93,7 +93,7 @@ type scriptPublisher struct {
 }
 
 func (p scriptPublisher) Publish(ctx context.Context, channel string, message any) *redis.IntCmd {
-	cmd := redis.NewIntCmd(ctx, "eval", publishScript.source, 1, p.record, channel, message)
+	cmd := redis.NewIntCmd(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
 	_ = p.Process(ctx, cmd)
 	return cmd
 }
@@ -147,7 +147,8 @@ func (d *deployment) forgetGone() {
 	}
 	d.batchersMu.Unlock()
 	for _, n := range gone {
-		if wasDown := n.close(); wasDown {
+		n.group.Close()
+		if wasDown := n.group.Accept(); wasDown {
 			n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
 		}
 	}
