@@ -179,6 +179,9 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
+        if from == 1 and exists then -- before anybody is told: Redis may refuse writes
+          redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), CLAIM + ALIVE))
+        end
         local room = held + 1 < limit(e) -- for one more with this limit
         heard = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
         if not heard then -- nobody can be told: the first to ask takes it

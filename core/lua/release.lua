@@ -39,12 +39,12 @@ if plain and record[7] and ends(record[7]) > now and not record[9] and not recor
       waiting = waiting + 1
       queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
+    redis.call('PEXPIRE', key, CLAIM + ALIVE) -- before it is told: Redis may refuse writes
     local heard = sendGrant(id, e, its, claim, waiting > 0 and 1 or 0)
     if heard and heard > 0 then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
-      redis.call('PEXPIRE', key, CLAIM + ALIVE)
       if ARGV[5] == '' then
         return 1
       end
