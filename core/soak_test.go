@@ -191,8 +191,10 @@ func soakRounds() map[string]soakRound {
 	losses.Share, losses.Length, losses.Durable = 5, 2*time.Second, false
 	losses.Faults = map[faultKind]time.Duration{faultRestart: 500 * time.Millisecond, faultCut: 700 * time.Millisecond}
 	losses.Workload.Epoch = time.Hour // the same keys before and after a loss
-	return map[string]soakRound{"exclusive": lossless, "shared": shared, "counted": counted,
-		"shared, several of a process": readers, "counted, several of a process": permits, "retries": retries, "losses of data": losses}
+	return map[string]soakRound{
+		"exclusive": lossless, "shared": shared, "counted": counted,
+		"shared, several of a process": readers, "counted, several of a process": permits, "retries": retries, "losses of data": losses,
+	}
 }
 
 // One round of each kind. make soak-locks runs them for as long as is asked for. They keep
