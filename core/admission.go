@@ -43,8 +43,11 @@ func (a admission) answered(fences []int64, err error) {
 		f = waitqueue.Failure{Err: unavailable("acquire", q.key, err), Unsent: !mayHaveRun(err), Local: errors.Is(err, redis.ErrPoolTimeout)}
 	}
 	w.mu.Lock()
-	defer w.unlock()
-	w.run(q, nil, q.Admitted(time.Now(), a.Admission, fences, f))
+	late := w.run(q, nil, q.Admitted(time.Now(), a.Admission, fences, f))
+	w.unlock()
+	if err == nil {
+		w.locker.releaseLate(q.key, late)
+	}
 }
 
 // admit implements store.

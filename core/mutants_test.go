@@ -89,8 +89,8 @@ var plays = map[string]play{
 	"slow cohorts": {change: readInCohorts, many: 4, slow: true},
 	"permits": {change: func(w *workload) {
 		readInCohorts(w)
-		w.Modes = []mode{{}, {Mode: history.Counted, Limit: 3}}
-	}, clients: 1, many: 8},
+		w.Modes = append([]mode{{}}, slices.Repeat(threeAtATime, 7)...)
+	}, clients: 2, many: 6},
 	"three":          {change: func(w *workload) { w.Modes, w.Try = threeAtATime, 80 }},
 	"three, overrun": {change: func(w *workload) { w.Modes, w.Overrun, w.Deaf = threeAtATime, 50, 50 }},
 }

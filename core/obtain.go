@@ -92,7 +92,7 @@ func (a *attempt) once() error {
 	if reply.granted {
 		h := l.newHold(a.record, u.Token, a.opts.limit, reply.fence, a.validity(&u), a.opts)
 		if !l.renewals.add(h) {
-			l.releaseLate(key, u.Token)
+			l.releaseLate(key, []string{u.Token})
 			return a.closed()
 		}
 		h.waiting.Store(reply.waiting)
@@ -250,7 +250,7 @@ func (a *attempt) question(w *waiter, u *waitqueue.Question, waits bool) error {
 	}
 	late := w.answered(u, mark, &reply, a.validity(u))
 	switch full := mark != notQueued && reply.place == 0 && !reply.foreign; {
-	case reply.granted && late != "":
+	case reply.granted && len(late) > 0:
 		a.locker.releaseLate(a.call.Key, late)
 		return a.closed()
 	case !reply.granted && full:
@@ -394,9 +394,11 @@ func (l *Locker) cancel(req releaseRequest, ttl time.Duration) {
 	}
 }
 
-// releaseLate gives up a grant that came when the Locker was closed.
-func (l *Locker) releaseLate(key, token string) {
-	_, _ = l.store.release(context.Background(), releaseRequest{record: recordName(l.prefix, key), entry: token})
+// releaseLate gives up grants that came when the Locker was closed.
+func (l *Locker) releaseLate(key string, tokens []string) {
+	for _, token := range tokens {
+		_, _ = l.store.release(context.Background(), releaseRequest{record: recordName(l.prefix, key), entry: token})
+	}
 }
 
 // giveUp ends a hold: it is handed over to the next call that waits, or released in Redis. The

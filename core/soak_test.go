@@ -166,8 +166,8 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 
 // crowded has several calls of a client wait for one key.
 func (round soakRound) crowded() soakRound {
-	round.Crowded, round.Goroutines = true, 8
-	round.Workload.Keys, round.Workload.Try, round.Workload.MaxIdle = 2, 20, 12*time.Millisecond
+	round.Crowded, round.Goroutines = true, 10
+	round.Workload.Keys, round.Workload.Try, round.Workload.MaxIdle = 3, 20, 12*time.Millisecond
 	return round
 }
 

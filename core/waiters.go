@@ -131,9 +131,9 @@ func (w *waiters) queueOf(key string, limit int) *queue {
 }
 
 // run does what a queue has decided, after the release of a hold if that is not nil. It returns
-// the token of a grant that could neither be used nor cancelled, since the Locker is closed.
+// the tokens that could neither be used nor cancelled, since the Locker is closed.
 // Called with mu held.
-func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (late string) {
+func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (late []string) {
 	for i := range actions {
 		switch a := &actions[i]; a.Kind {
 		case waitqueue.Wake:
@@ -147,11 +147,11 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 				w.give(q, a.Call, h)
 			} else {
 				w.waiting--
-				late = a.Token
+				late = append(late, a.Token)
 			}
 		case waitqueue.Cancel:
 			if !w.cancel(q, a.Token) {
-				late = a.Token
+				late = append(late, a.Token)
 			}
 		case waitqueue.Admit:
 			w.admissions = append(w.admissions, w.newAdmission(q, a.Admission))
@@ -214,8 +214,8 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 }
 
 // answered takes the reply to the call's question, and until when a grant can be trusted. It
-// returns the token of a grant that came when the Locker was closed.
-func (c *waiter) answered(u *waitqueue.Question, mark any, reply *acquireReply, until time.Time) (late string) {
+// returns the tokens of grants that came when the Locker was closed.
+func (c *waiter) answered(u *waitqueue.Question, mark any, reply *acquireReply, until time.Time) (late []string) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.unlock()
@@ -243,8 +243,8 @@ func (w *waiters) orphaned(key, token string, fence, server int64) {
 	q := w.queueOf(key, limitOf(token))
 	late := w.run(q, nil, q.Orphaned(token, fence, server))
 	w.mu.Unlock()
-	if late != "" && fence != 0 {
-		w.locker.releaseLate(key, token)
+	if fence != 0 {
+		w.locker.releaseLate(key, late)
 	}
 }
 
