@@ -52,11 +52,10 @@ func (a admission) answered(fences []int64, err error) {
 
 // admit implements store.
 func (d *deployment) admit(record, leader string, companions []companion, done func(fences []int64, err error)) bool {
-	cmd := d.command(context.Background(), admitScript, false, record)
-	cmd.many = append(make([]any, 0, 5+3*len(companions)), "evalsha", admitScript.hash, 1, record, leader)
+	cmd := d.command(context.Background(), admitScript, false, record, leader)
 	for i := range companions {
 		m := &companions[i]
-		cmd.many = append(cmd.many, &m.entry, m.lease.Milliseconds(), &m.what)
+		cmd.args = append(cmd.args, &m.entry, m.lease.Milliseconds(), &m.what)
 	}
 	cmd.tell = func(r result) {
 		fences, err := []int64(nil), r.err

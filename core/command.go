@@ -5,21 +5,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // command is a script call under way. A call in flight cannot be called back: so
 // that its caller can go away all the same, either the caller takes the reply, or
 // what came of it is taken back. The swap of state decides which.
 type command struct {
-	script *script
+	script *luascript.Script
 	record string
-	single onceCmd
-	once   bool // never to be sent again by go-redis: a second reply would mean something else
+	once   bool // never to be sent again after a lost reply: a second one would mean something else
 	ctx    callContext
-	args   [12]any
-	n      int
-	many   []any // the arguments, if there are more
+	args   []any
+	call   luascript.Call // as it was sent last
 
 	// What is to be taken back if nobody takes the reply; "": nothing.
 	key, entry string
@@ -28,12 +26,10 @@ type command struct {
 	tries int  // how often a pipeline with it has failed
 	fresh bool // the entry is in no record unless this command put it there
 
-	// Where it is, guarded by the batcher's mu.
-	queuedIn *batcher
-	flight   *flight
-	state    atomic.Int32
-	reply    chan result // holds one
-	timer    *time.Timer
+	flight *flight // that it is in; guarded by the batcher's mu
+	state  atomic.Int32
+	reply  chan result // holds one
+	timer  *time.Timer
 
 	tell func(result) // takes the reply in place of a caller who waits
 }
@@ -52,36 +48,32 @@ const (
 func newCommand() any {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()
-	return &command{reply: make(chan result, 1), timer: timer}
+	return &command{args: make([]any, 0, 12), reply: make(chan result, 1), timer: timer}
 }
 
-func (d *deployment) command(ctx context.Context, s *script, once bool, record string, args ...any) *command {
+func (d *deployment) command(ctx context.Context, s *luascript.Script, once bool, record string, args ...any) *command {
 	c := d.commands.Get().(*command)
 	c.script, c.record, c.once = s, record, once
 	c.ctx.Context = ctx
 	if c.ctx.gone == nil {
 		c.ctx.gone = make(chan struct{})
 	}
-	c.args[0], c.args[1], c.args[2], c.args[3] = "evalsha", s.hash, 1, record
-	c.n = 4 + copy(c.args[4:], args)
+	c.args = append(append(s.Args(c.args[:0], 1), record), args...)
 	c.state.Store(replyAwaited)
 	return c
 }
 
 // add adds an argument.
-func (c *command) add(arg any) {
-	c.args[c.n] = arg
-	c.n++
-}
+func (c *command) add(arg any) { c.args = append(c.args, arg) }
 
 // recycle takes back a command whose reply was taken.
 func (d *deployment) recycle(c *command) {
 	if c.tell != nil {
 		c.tell, c.ctx.gone = nil, nil // others may have the channel
 	}
-	c.ctx.Context, c.record, c.key, c.entry, c.single.Cmd = nil, "", "", "", nil
-	c.many, c.keys, c.fresh, c.tries, c.queuedIn, c.flight = nil, nil, false, 0, nil, nil
-	clear(c.args[:])
+	c.ctx.Context, c.record, c.key, c.entry, c.call = nil, "", "", "", luascript.Call{}
+	c.keys, c.fresh, c.tries, c.flight = nil, false, 0, nil
+	clear(c.args)
 	d.commands.Put(c)
 }
 
@@ -129,32 +121,16 @@ func (d *deployment) takeBack(c *command, r result) {
 	}
 }
 
-func (c *command) arguments() []any {
-	if c.many != nil {
-		return c.many
-	}
-	return c.args[:c.n]
+// sent returns the command as the call that go-redis is to send; see [luascript.Script.Call].
+func (c *command) sent(once bool) *luascript.Call {
+	c.call = c.script.Call(&c.ctx, c.args, once)
+	return &c.call
 }
 
-// redis gives the command to process as go-redis knows it; once: go-redis is not to send it
-// again by itself.
-func (c *command) redis(process func(context.Context, redis.Cmder) error, once bool) *redis.Cmd {
-	cmd := redis.NewCmd(&c.ctx, c.arguments()...)
-	cmd.SetFirstKeyPos(3)
-	if once {
-		c.single.Cmd = cmd
-		_ = process(&c.ctx, &c.single)
-	} else {
-		_ = process(&c.ctx, cmd)
-	}
-	return cmd
+func (c *command) result() result {
+	val, err := c.call.Result()
+	return result{val, err}
 }
-
-// onceCmd keeps go-redis from sending a command again by itself: whether a
-// release ran before decides what its answer means.
-type onceCmd struct{ *redis.Cmd }
-
-func (*onceCmd) NoRetry() bool { return true }
 
 // callContext has the values of a caller's ctx, and ends when the caller has gone:
 // that ends go-redis's own retries.

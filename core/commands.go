@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // How a waiting locker learns of its grant; MARK in record.lua. Boxed once.
@@ -54,7 +57,7 @@ func parseAcquire(r result) (reply acquireReply, err error) {
 	}, nil
 }
 
-var errShape = errors.New("the script's answer has an unknown form")
+var errShape = luascript.ErrReply
 
 func integers(val any, least int) ([]int64, error) {
 	items, ok := val.([]any)
@@ -93,9 +96,7 @@ func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply 
 	}
 	replies := make([]renewalReply, len(batch))
 	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
-		if left := d.renewSome(ctx, rdb, batch, replies, keys, false); left {
-			d.renewSome(ctx, rdb, batch, replies, keys, true)
-		}
+		renewSome(ctx, rdb, batch, replies, keys)
 		var answer redis.Error
 		if err := replies[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
 			break
@@ -107,61 +108,53 @@ func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply 
 
 const renewalKeys = 32
 
-// renewSome sends the renewals that have no answer yet. It reports whether any are
-// left because Redis does not know the script, which load sends along.
-func (d *deployment) renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int, load bool) (left bool) {
-	type chunk struct {
-		from, to int
-		cmd      *redis.Cmd
+// renewSome renews so many keys a call.
+func renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int) {
+	var calls []*luascript.Call
+	for some := range slices.Chunk(batch, keys) {
+		calls = append(calls, renewCall(ctx, some))
 	}
-	var chunks []chunk
-	pipe := rdb.Pipeline()
-	for from := 0; from < len(batch); from += keys {
-		to := min(from+keys, len(batch))
-		if load && !redis.HasErrorPrefix(replies[from].err, "NOSCRIPT") {
-			continue
-		}
-		args := make([]any, 0, 3+3*(to-from))
-		args = append(args, "evalsha", renewScript.hash, to-from)
-		if load && len(chunks) == 0 { // the others come after it on the same connection
-			args[0], args[1] = "eval", renewScript.source
-		}
-		// By pointers, and one number for all that have it: what is put into an interface
-		// by value is allocated, and a process renews thousands a second. The first key
-		// is a string, since a Cluster's client looks for the slot in it.
-		some := batch[from:to]
-		args = append(args, some[0].record)
-		for i := range some[1:] {
-			args = append(args, &some[1+i].record)
-		}
-		var lease any
-		for i := range some {
-			if i == 0 || some[i].ttl != some[i-1].ttl {
-				lease = some[i].ttl.Milliseconds()
-			}
-			args = append(args, &some[i].entry, lease)
-		}
-		cmd := redis.NewCmd(ctx, args...)
-		cmd.SetFirstKeyPos(3)
-		_ = pipe.Process(ctx, cmd)
-		chunks = append(chunks, chunk{from, to, cmd})
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for _, c := range chunks {
-		val, err := c.cmd.Result()
-		var n []int64
-		if err == nil {
-			n, err = integers(val, c.to-c.from)
-		}
-		left = left || redis.HasErrorPrefix(err, "NOSCRIPT")
-		for i := c.from; i < c.to; i++ {
-			replies[i] = renewalReply{ttl: batch[i].ttl, err: err}
+	_ = luascript.Pipeline(ctx, rdb, calls) // each call has its own error
+	for _, call := range calls {
+		some := batch[:min(keys, len(batch))]
+		owned, err := renewed(call, len(some))
+		for i, r := range some {
+			replies[i] = renewalReply{ttl: r.ttl, err: err}
 			if err == nil {
-				replies[i].owned, replies[i].waiting = n[i-c.from] > 0, n[i-c.from] == 2
+				replies[i].owned, replies[i].waiting = owned[i] > 0, owned[i] == 2
 			}
 		}
+		batch, replies = batch[len(some):], replies[len(some):]
 	}
-	return left
+}
+
+// renewCall makes a call of renew.lua for several keys. It passes pointers, and one number for
+// all that have it: what is put into an interface by value is allocated, and a process renews
+// thousands a second. The first key is a string, since a Cluster's client looks for the slot
+// in it.
+func renewCall(ctx context.Context, some []renewal) *luascript.Call {
+	args := append(renewScript.Args(make([]any, 0, 3+3*len(some)), len(some)), some[0].record)
+	for i := range some[1:] {
+		args = append(args, &some[1+i].record)
+	}
+	var lease any
+	for i := range some {
+		if i == 0 || some[i].ttl != some[i-1].ttl {
+			lease = some[i].ttl.Milliseconds()
+		}
+		args = append(args, &some[i].entry, lease)
+	}
+	call := renewScript.Call(ctx, args, false)
+	return &call
+}
+
+// renewed is what renew.lua answered for each of n keys.
+func renewed(call *luascript.Call, n int) ([]int64, error) {
+	val, err := call.Result()
+	if err != nil {
+		return nil, err
+	}
+	return integers(val, n)
 }
 
 // extend renews one lease for a caller who waits for it. It reports also whether
@@ -266,8 +259,8 @@ func parseRelease(r result) (reply releaseReply, err error) {
 func (d *deployment) do(cmd *command) result {
 	batcher := d.batcher(cmd.record)
 	switch {
-	case batcher.enter():
-		defer batcher.leave()
+	case batcher.group.Enter():
+		defer batcher.group.Leave()
 		return batcher.exec(cmd)
 	case batcher.submit(cmd):
 		return <-cmd.reply

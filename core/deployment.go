@@ -63,7 +63,7 @@ func (d *deployment) close() {
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
 	for _, b := range d.batchers {
-		b.close()
+		b.group.Close()
 	}
 	d.renewer.close() // ends the renewals that are out
 }
@@ -127,7 +127,8 @@ func (d *deployment) forgetGone() {
 	}
 	d.batchersMu.Unlock()
 	for _, n := range gone {
-		if wasDown := n.close(); wasDown {
+		n.group.Close()
+		if wasDown := n.group.Accept(); wasDown {
 			n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
 		}
 	}

@@ -42,10 +42,10 @@ var RecordName = recordName
 
 // Scripts are the Lua scripts as Redis gets them, by the names of their files.
 var Scripts = map[string]string{
-	"acquire": acquireScript.source.(string), "renew": renewScript.source.(string), "release": releaseScript.source.(string),
-	"reserve": reserveScript.source.(string), "unreserve": unreserveScript.source.(string),
-	"admit": admitScript.source.(string), "acquireall": acquireAllScript.source.(string), "downgrade": downgradeScript.source.(string),
-	"raise": raiseScript.source.(string), "force": forceScript.source.(string), "inspect": inspectScript.source.(string),
+	"acquire": acquireScript.Source(), "renew": renewScript.Source(), "release": releaseScript.Source(),
+	"reserve": reserveScript.Source(), "unreserve": unreserveScript.Source(),
+	"admit": admitScript.Source(), "acquireall": acquireAllScript.Source(), "downgrade": downgradeScript.Source(),
+	"raise": raiseScript.Source(), "force": forceScript.Source(), "inspect": inspectScript.Source(),
 }
 
 // ParseToken reports what is wrong with a token.
@@ -80,11 +80,7 @@ func Batchers(l *Locker) map[string]func() int {
 	all := map[string]func() int{}
 	for node, n := range d.batchers {
 		if node != nil {
-			all[node.Options().Addr] = func() int {
-				n.mu.Lock()
-				defer n.mu.Unlock()
-				return n.idle + n.out
-			}
+			all[node.Options().Addr] = n.group.Goroutines
 		}
 	}
 	return all

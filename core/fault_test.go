@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -349,4 +352,38 @@ func requireNothingLeft(t *testing.T, rdb *redis.Client, prefix string, within t
 		}
 		require.True(t, time.Now().Before(end), "left in Redis: %v", keys)
 	}
+}
+
+func TestFlushedScripts_ManyCallersNotice(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	rdb := env.Client(t)
+	l := newLocker(t, env)
+	var callers sync.WaitGroup
+	for c := range 64 {
+		callers.Go(func() {
+			for range 50 {
+				lease, err := l.Acquire(t.Context(), fmt.Sprint(c))
+				if err == nil {
+					err = lease.Release(t.Context())
+				}
+				assert.NoError(t, err)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		callers.Wait()
+		close(done)
+	}()
+	for over := false; !over; {
+		require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
+		select {
+		case <-done:
+			over = true
+		case <-time.After(time.Millisecond):
+		}
+	}
+	require.Empty(t, redistest.Keys(t, rdb, "p"))
 }

@@ -15,10 +15,9 @@ import (
 // outage without waiting for one another, and nothing piles up that Redis would have to do when
 // it is back. Renewals go on: they have connections of their own.
 type health struct {
-	down error // why it is down, an unsentError; nil: it is not. Guarded by batcher.mu
 	// How many flights are out, and since when, in nanoseconds, none of them has been answered.
 	flights, quiet atomic.Int64
-	suspected      bool // a probe is out, after a silence; guarded by batcher.mu
+	suspected      atomic.Bool // a probe is out, after a silence
 }
 
 const (
@@ -55,18 +54,15 @@ func (h *health) returns(err error) {
 }
 
 // suspect has a node probed of which nothing has come back for too long: one connection
-// may be dead, or this process was stopped. Called with mu held.
+// may be dead, or this process was stopped.
 func (n *batcher) suspect(now time.Time) {
 	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(replyTimeout)
-	if !silent || n.suspected || n.down != nil {
+	if !silent || !n.suspected.CompareAndSwap(false, true) {
 		return
 	}
-	n.suspected = n.d.background(func() {
-		alive := n.alive()
-		n.mu.Lock()
-		n.suspected = false
-		n.mu.Unlock()
-		if !alive {
+	n.d.background(func() {
+		defer n.suspected.Store(false)
+		if !n.alive() {
 			n.fail(errNoReply)
 			return
 		}
@@ -80,19 +76,11 @@ func (n *batcher) fail(err error) {
 	if n.d.cluster != nil && n.node == nil {
 		return
 	}
-	n.mu.Lock()
-	if n.down != nil || n.closed {
-		n.mu.Unlock()
+	down := unsentError{err}
+	queue, up := n.group.Refuse(down)
+	if !up {
 		return
 	}
-	down := unsentError{err}
-	n.down = down
-	queue := n.queue
-	n.queue, n.left = nil, 0
-	for _, c := range queue {
-		c.queuedIn = nil
-	}
-	n.mu.Unlock()
 	for _, c := range queue {
 		n.d.deliver(c, result{err: down})
 	}
@@ -111,24 +99,14 @@ func (n *batcher) probe() {
 			return
 		}
 		n.d.forgetGone()
-		if !n.isDown() {
+		if !n.group.Refuses() {
 			return
 		}
 	}
-	n.mu.Lock()
-	wasDown := n.down != nil // else it was forgotten
-	n.down = nil
-	n.mu.Unlock()
-	if wasDown {
+	if n.group.Accept() { // else it was forgotten
 		n.d.events.lookAgain()
 		n.warn(Warning{Resolved: true})
 	}
-}
-
-func (n *batcher) isDown() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.down != nil
 }
 
 func (n *batcher) warn(w Warning) {
@@ -150,7 +128,7 @@ func (n *batcher) alive() bool {
 	} else if n.node != nil {
 		rdb = n.node.WithTimeout(probeTimeout)
 	}
-	err := rdb.EvalSha(ctx, renewScript.hash.(string), []string{recordName(n.d.prefix, "probe")}, "", 1).Err()
+	err := rdb.EvalSha(ctx, renewScript.Hash(), []string{recordName(n.d.prefix, "probe")}, "", 1).Err()
 	return !isUnreachable(err) && !saysNothing(err)
 }
 

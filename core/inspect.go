@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/ctxerr"
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // KeyInfo is what Redis knows of a key at one moment.
@@ -188,7 +189,7 @@ func (l *Locker) taken(key string, fence int64, why string) {
 }
 
 // admin runs a script for a caller who waits for it, with once as in command.
-func (d *deployment) admin(ctx context.Context, op, key string, s *script, once bool, args ...any) (any, error) {
+func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
 	if err := ValidateKey(key); err != nil {
 		return nil, err
 	}
@@ -261,27 +262,14 @@ func listFailed(ctx context.Context, err error) error {
 // inspectAll reports on keys, but for those that are free.
 func (d *deployment) inspectAll(ctx context.Context, records []string) ([]*KeyInfo, error) {
 	var infos []*KeyInfo
-	cmds := make([]*redis.Cmd, len(records))
-	for _, load := range []bool{false, true} {
-		pipe := d.rdb.Pipeline()
-		for i, record := range records {
-			command, script := "evalsha", inspectScript.hash
-			if load {
-				if !redis.HasErrorPrefix(cmds[i].Err(), "NOSCRIPT") {
-					continue
-				}
-				command, script = "eval", inspectScript.source
-			}
-			cmds[i] = redis.NewCmd(ctx, command, script, 1, record, listParties, listParties)
-			cmds[i].SetFirstKeyPos(3)
-			_ = pipe.Process(ctx, cmds[i])
-		}
-		if pipe.Len() > 0 {
-			_, _ = pipe.Exec(ctx) // each command has its own error
-		}
-	}
+	calls := make([]*luascript.Call, len(records))
 	for i, record := range records {
-		val, err := cmds[i].Result()
+		call := inspectScript.Call(ctx, append(inspectScript.Args(nil, 1), record, listParties, listParties), false)
+		calls[i] = &call
+	}
+	_ = luascript.Pipeline(ctx, d.rdb, calls) // each call has its own error
+	for i, record := range records {
+		val, err := calls[i].Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
 			continue // the scan met it as a HASH
 		}

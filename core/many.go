@@ -227,11 +227,11 @@ func (g *gathering) together(d *deployment, keys []string) error {
 	entry, sent := newEntry(o.limit, l.id), time.Now()
 	cmd := d.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
 	cmd.key, cmd.entry, cmd.keys = keys[0], entry, keys
-	cmd.many = append(make([]any, 0, len(keys)+6), "evalsha", acquireAllScript.hash, len(keys))
+	cmd.args = acquireAllScript.Args(cmd.args[:0], len(keys))
 	for _, key := range keys {
-		cmd.many = append(cmd.many, recordName(l.prefix, key))
+		cmd.add(recordName(l.prefix, key))
 	}
-	cmd.many = append(cmd.many, entry, first.Milliseconds(), o.what)
+	cmd.args = append(cmd.args, entry, first.Milliseconds(), o.what)
 	r, _, err := d.ask(g.ctx, "acquire", cmd, o.replyTimeout(), nil)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/internal/luascript"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -112,40 +113,25 @@ const replicaStep = 500 * time.Millisecond
 // confirmOnce renews holds, and has Redis wait for its replicas on the same
 // connection: WAIT is about what came before it on that. The renewal is a millisecond
 // longer than the grant, so that it is never nothing.
-func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, replicas int, wait time.Duration) (renewed []bool, copies int, err error) {
-	args := append(make([]any, 0, 3+3*len(holds)), "evalsha", renewScript.hash, len(holds))
-	for _, h := range holds {
-		args = append(args, h.record)
-	}
-	for _, h := range holds {
+func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, replicas int, wait time.Duration) (known []bool, copies int, err error) {
+	asked := renewalsOf(holds)
+	for i, h := range holds {
 		ttl := min(h.ttl, h.locker.firstLease)
 		if h.bounded() {
 			ttl = min(ttl, h.until.sub(time.Now()))
 		}
-		args = append(args, h.holder(), ttl.Milliseconds()+1)
+		asked[i].ttl = ttl + time.Millisecond
 	}
-	for range 2 {
-		pipe := client.Pipeline()
-		renewal := redis.NewCmd(ctx, args...)
-		renewal.SetFirstKeyPos(3)
-		_ = pipe.Process(ctx, renewal)
-		acks := redis.NewIntCmd(ctx, "wait", replicas, wait.Milliseconds())
-		_ = pipe.Process(ctx, acks)
-		_, _ = pipe.Exec(ctx) // each command has its own error
-		if err = renewal.Err(); redis.HasErrorPrefix(err, "NOSCRIPT") {
-			args[0], args[1] = "eval", renewScript.source
-			continue
-		}
-		if err = cmp.Or(err, acks.Err()); err != nil {
-			return nil, 0, err
-		}
-		owned, err := integers(renewal.Val(), len(holds))
-		for _, n := range owned {
-			renewed = append(renewed, n > 0)
-		}
-		return renewed, int(acks.Val()), err
+	renewal, acks := renewCall(ctx, asked), redis.NewIntCmd(ctx, "wait", replicas, wait.Milliseconds())
+	_ = luascript.Pipeline(ctx, client, []*luascript.Call{renewal}, acks) // each command has its own error
+	owned, err := renewed(renewal, len(holds))
+	if err = cmp.Or(err, acks.Err()); err != nil {
+		return nil, 0, err
 	}
-	return nil, 0, err
+	for _, n := range owned {
+		known = append(known, n > 0)
+	}
+	return known, int(acks.Val()), nil
 }
 
 // replicates implements store.

@@ -181,6 +181,9 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 		c.odd.CompareAndSwap(nil, &err)
 	}
 	c.rec.Write(op)
+	if errors.Is(err, core.ErrUnavailable) {
+		time.Sleep(10*time.Millisecond + upTo(rng, 40*time.Millisecond)) // calls fail at once while Redis is down
+	}
 	if err != nil {
 		return
 	}

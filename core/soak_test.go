@@ -67,6 +67,9 @@ type soakTotal struct {
 	elapsed    time.Duration
 }
 
+// answered is how many operations had an outcome that is known.
+func (n soakTotal) answered() int { return n.counts.Ops - n.counts.Unknown }
+
 func (n soakTotal) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d operations in %s of work on %d keys: %d grants, %d of them seen at work, %d along with another of their process, %d refusals, %d leases lost, %d unknown outcomes\n",
@@ -107,7 +110,7 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 				}
 			}
 		}
-		if total.counts.Ops >= ops || t.Failed() {
+		if total.answered() >= ops || t.Failed() {
 			t.Logf("%s", total)
 			return total
 		}
@@ -139,10 +142,9 @@ func companions(ops []history.Op) (n int) {
 // requireSubstance fails a run in which too little happened to show anything.
 func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	t.Helper()
-	require.Greater(t, float64(total.counts.Ops)/total.elapsed.Seconds(), 150.0, "operations a second")
 	require.Greater(t, total.counts.Windows*10, total.counts.Grants*8, "grants whose holders were seen at work")
 	// While Redis is down calls fail at once: a slow machine has any number of those.
-	answered := total.counts.Ops - total.counts.Unknown
+	answered := total.answered()
 	require.Greater(t, float64(answered)/total.elapsed.Seconds(), 20.0, "answered operations a second")
 	require.Greater(t, total.counts.Windows*20, answered, "grants")
 	require.Greater(t, total.counts.Conflicts*100, answered, "refusals")

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // The scripts, called. go-redis may send each of them again when a reply is
@@ -19,14 +19,23 @@ import (
 // ctx alone.
 const commandPatience = 10 * time.Second
 
-func (p *partition) call(ctx context.Context, script *redis.Script, args ...any) *redis.Cmd {
+func (p *partition) call(ctx context.Context, script *luascript.Script, args ...any) *redis.Cmd {
 	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
 	args = append([]any{p.queue.retention.Milliseconds(), p.queue.deadRetention.Milliseconds()}, args...)
 	return script.Run(ctx, p.queue.rdb, p.keys, args...)
 }
 
-var errReply = errors.New("unexpected reply of a script")
+// each calls a script on partitions, all at once.
+func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.Script, args ...any) []*luascript.Call {
+	calls := make([]*luascript.Call, len(parts))
+	for i, p := range parts {
+		call := script.Prepare(ctx, p.keys, args...)
+		calls[i] = &call
+	}
+	_ = luascript.Pipeline(ctx, q.rdb, calls) // each call has its own error
+	return calls
+}
 
 // enqueueing is a job on its way into the queue.
 type enqueueing struct {
@@ -39,10 +48,6 @@ type enqueueing struct {
 
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
-	batch = slices.DeleteFunc(batch, func(e *enqueueing) bool { return e.ctx.Err() != nil }) // nobody waits for it
-	if len(batch) == 0 {
-		return
-	}
 	args := make([]any, 0, 2+8*len(batch))
 	args = append(args, q.maxDepth, q.maxDepthPerKey)
 	for _, e := range batch {
@@ -53,7 +58,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	ctx := context.Background()
 	reply, err := p.call(ctx, enqueueScript, args...).Int64Slice()
 	if err == nil && len(reply) != len(batch) {
-		err = errReply
+		err = luascript.ErrReply
 	}
 	if err != nil {
 		err = redisError(ctx, "enqueue", err)
@@ -96,7 +101,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		return batch{}, redisError(ctx, "claim", err)
 	}
 	if len(reply) < 5 {
-		return batch{}, redisError(ctx, "claim", errReply)
+		return batch{}, redisError(ctx, "claim", luascript.ErrReply)
 	}
 	wait, ok := reply[0].(int64)
 	b.wait, b.spent = time.Duration(max(wait, 0))*time.Millisecond, wait < 0
@@ -118,7 +123,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		ok = ok && is
 	}
 	if !ok {
-		return batch{}, redisError(ctx, "claim", errReply)
+		return batch{}, redisError(ctx, "claim", luascript.ErrReply)
 	}
 	return b, nil
 }
@@ -157,7 +162,7 @@ func (p *partition) extend(ctx context.Context, lease time.Duration, claims []*c
 	}
 	reply, err := p.call(ctx, extendScript, args...).Int64Slice()
 	if err == nil && len(reply) != len(claims) {
-		err = errReply
+		err = luascript.ErrReply
 	}
 	if err != nil {
 		return nil, redisError(ctx, "extend", err)
@@ -219,7 +224,7 @@ func (p *partition) settle(batch []*settling) {
 	anyDue := false
 	if err == nil {
 		if len(reply) != len(batch)+1 {
-			err = errReply
+			err = luascript.ErrReply
 		} else {
 			anyDue = reply[len(batch)] == int64(1)
 		}
@@ -250,7 +255,7 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 func readSettled(reply any) (s settled, err error) {
 	f, ok := reply.([]any)
 	if !ok || len(f) < 1 {
-		return s, errReply
+		return s, luascript.ErrReply
 	}
 	if f[0] == int64(-1) && len(f) > 1 {
 		return s, fmt.Errorf("%v", f[1])
@@ -262,12 +267,12 @@ func readSettled(reply any) (s settled, err error) {
 	case int64(2):
 		s.held, s.expired = true, true
 	default:
-		return s, errReply
+		return s, luascript.ErrReply
 	}
 	if len(f) > 1 && f[1] != nil {
 		m, left, ok := readMessage(f[1])
 		if !ok {
-			return s, errReply
+			return s, luascript.ErrReply
 		}
 		s.next, s.left = &m, left
 	}
@@ -289,7 +294,7 @@ func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, er
 	}
 	found, err = p.call(ctx, nudgeScript, args...).Int64Slice()
 	if err == nil && len(found) != len(keys) {
-		err = errReply
+		err = luascript.ErrReply
 	}
 	if err != nil {
 		return nil, redisError(ctx, "nudge", err)
@@ -353,7 +358,7 @@ func (p *partition) purge(ctx context.Context, letters ...letter) ([]string, err
 func words(ctx context.Context, op string, n int, reply *redis.Cmd) ([]string, error) {
 	all, err := reply.StringSlice()
 	if err == nil && len(all) != n {
-		err = errReply
+		err = luascript.ErrReply
 	}
 	if err != nil {
 		return nil, redisError(ctx, op, err)

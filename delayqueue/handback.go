@@ -111,7 +111,7 @@ func (w *claimer) handBack(c *claim) bool {
 		w.handlers.Go(func() { w.sendReturns(r) })
 	}
 	w.returns.batch = append(w.returns.batch, c.end(handedBack(c.message, why), w.lease))
-	if len(w.returns.batch) == groupItems {
+	if len(w.returns.batch) == batchItems {
 		close(w.returns.full)
 		w.returns = nil
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // Entry is a message as its operators see it: without its payload and its result.
@@ -158,17 +160,10 @@ func (q *Queue) page(ctx context.Context, op string, parts []*partition, of inde
 	if after != nil {
 		args = append(args, after.score, after.member)
 	}
-	pipe, cmds := q.rdb.Pipeline(), make([]*redis.Cmd, len(parts))
-	for i, p := range parts {
-		cmds[i] = pipe.Eval(ctx, pageSource, p.keys, args...)
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, now, redisError(ctx, op, err)
-	}
-	for i, cmd := range cmds {
-		reply, err := cmd.StringSlice()
+	for i, call := range q.each(ctx, parts, pageScript, args...) {
+		reply, err := call.StringSlice()
 		if err != nil || len(reply)%2 != 1 {
-			return nil, now, redisError(ctx, op, cmp.Or(err, errReply))
+			return nil, now, redisError(ctx, op, cmp.Or(err, luascript.ErrReply))
 		}
 		ms, _ := strconv.ParseInt(reply[0], 10, 64)
 		if at := time.UnixMilli(ms); at.After(now) {

@@ -46,14 +46,10 @@ var mutants = []mutant{
 }
 
 func sources() map[string]string {
-	own := map[string]string{
-		"enqueue": admitSource + enqueueSource, "claim": claimSource, "extend": extendSource, "settle": settleSource, "nudge": nudgeSource,
-		"cancel": cancelSource,
+	return map[string]string{
+		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
+		"settle": settleScript.Source(), "nudge": nudgeScript.Source(), "cancel": cancelScript.Source(),
 	}
-	for name := range own {
-		own[name] = commonSource + own[name]
-	}
-	return own
 }
 
 // tries is how often a mutant may get away.

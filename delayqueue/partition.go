@@ -3,6 +3,8 @@ package delayqueue
 import (
 	"fmt"
 	"hash/fnv"
+
+	"github.com/perkey-go/perkey/internal/groupcommit"
 )
 
 // partition is a part of a Queue: all its keys share one hash tag, so they are in
@@ -15,8 +17,8 @@ type partition struct {
 	// would see a part of the queue, and begin another one with what it writes. With one
 	// name, or one that exists, it would be run.
 	keys     []string
-	enqueues group[*enqueueing]
-	settles  group[*settling]
+	enqueues *groupcommit.Group[*enqueueing]
+	settles  *groupcommit.Group[*settling]
 }
 
 func (q *Queue) newPartition(tag string) *partition {
@@ -24,9 +26,34 @@ func (q *Queue) newPartition(tag string) *partition {
 	// prefix nor name can hold any.
 	base := fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)
 	p := &partition{queue: q, base: base, keys: []string{base, base + ":none"}}
-	p.enqueues.run, p.enqueues.size = p.enqueue, func(e *enqueueing) int { return len(e.job.Payload) }
-	p.settles.run, p.settles.size = p.settle, func(s *settling) int { return len(s.verdict.result) }
+	p.enqueues = groupcommit.New(groupcommit.Options[*enqueueing]{
+		Run: p.enqueue, Gone: func(e *enqueueing) bool { return e.ctx.Err() != nil }, Width: batchWidth, Max: batchMax,
+		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
+	})
+	p.settles = groupcommit.New(groupcommit.Options[*settling]{
+		Run: p.settle, Width: batchWidth, Max: batchMax,
+		Fits: fits(func(s *settling) int { return len(s.verdict.result) }),
+	})
 	return p
+}
+
+const (
+	batchWidth = 2 // script calls under way, so that Redis does not wait for us
+	batchMax   = 8
+	batchItems = 64 // in a script call
+	batchBytes = 1 << 20
+)
+
+// fits bounds what goes into one script call.
+func fits[T any](size func(T) int) func(queue []T) int {
+	return func(queue []T) (n int) {
+		for bytes := 0; n < len(queue) && n < batchItems; n++ {
+			if bytes += size(queue[n]); n > 0 && bytes > batchBytes {
+				break
+			}
+		}
+		return n
+	}
 }
 
 // makePartitions names them with how many there are: what was stored under another

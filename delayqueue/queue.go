@@ -111,11 +111,11 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	}
 	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
 	p := q.partitionOf(job.Key, job.ID)
-	p.enqueues.add(e)
+	_ = p.enqueues.Add(e) // never closed
 	select {
 	case <-e.done:
 	case <-ctx.Done():
-		p.enqueues.drop(e)
+		p.enqueues.Forget()
 		return core.Ticket{}, callerGone(ctx, "enqueue")
 	}
 	if e.err != nil {

@@ -32,7 +32,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	}
 	for try := 1; ; try++ {
 		s := c.end(v, w.lease)
-		c.partition.settles.add(s)
+		_ = c.partition.settles.Add(s) // never closed
 		if !w.await(s) {
 			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
 			break

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // Stats are counts of a queue's messages, by the clock of Redis.
@@ -47,17 +49,10 @@ type Totals struct {
 // each partition, with n messages in it. What is junk counts nothing, or as what it
 // takes the place of.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	cmds := make([]*redis.Cmd, len(q.partitions))
-	pipe := q.rdb.Pipeline()
-	for i, p := range q.partitions {
-		cmds[i] = pipe.Eval(ctx, statsSource, p.keys, q.deadRetention.Milliseconds())
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return Stats{}, redisError(ctx, "stats", err)
-	}
+	calls := q.each(ctx, q.partitions, statsScript, q.deadRetention.Milliseconds())
 	var s Stats
-	for _, cmd := range cmds {
-		if err := s.add(cmd); err != nil {
+	for _, call := range calls {
+		if err := s.add(call.Cmd); err != nil {
 			return Stats{}, redisError(ctx, "stats", err)
 		}
 	}
@@ -72,7 +67,7 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	}
 	var n [15]int64
 	if len(reply) != len(n) {
-		return errReply
+		return luascript.ErrReply
 	}
 	for i, v := range reply {
 		switch v := v.(type) {

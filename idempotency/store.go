@@ -2,7 +2,7 @@ package idempotency
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"strconv"
@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // What a Store answers beside core.ErrUnavailable and the caller's ctx's error.
@@ -38,19 +39,13 @@ const (
 	patience = 10 * time.Second
 )
 
-// The scripts are plain EVAL scripts, without a #! line: they must run on Redis 6.2,
-// and finish must work when Redis is out of memory.
 var (
-	//go:embed lua/begin.lua
-	beginSource string
-	//go:embed lua/finish.lua
-	finishSource string
-	//go:embed lua/parked.lua
-	parkedSource string
+	//go:embed lua
+	scripts embed.FS
 
-	beginScript  = redis.NewScript(beginSource)
-	finishScript = redis.NewScript(finishSource)
-	parkedScript = redis.NewScript(parkedSource)
+	beginScript  = luascript.Load(scripts, "begin")
+	finishScript = luascript.Load(scripts, "finish")
+	parkedScript = luascript.Load(scripts, "parked")
 )
 
 // Store keeps records. It is safe for concurrent use, has no goroutines, and needs no
@@ -176,7 +171,7 @@ func (s *Store) Look(ctx context.Context, w Work) (r Record, err error) {
 }
 
 // run calls a script, and returns what it said if that is not a refusal.
-func (s *Store) run(ctx context.Context, op string, script *redis.Script, w Work, args ...any) ([]string, error) {
+func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w Work, args ...any) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	reply, err := script.Run(ctx, s.rdb, []string{s.name(w)}, append([]any{w.Fingerprint}, args...)...).StringSlice()
@@ -195,7 +190,7 @@ func (s *Store) run(ctx context.Context, op string, script *redis.Script, w Work
 	case "overtaken":
 		return nil, fmt.Errorf("idempotency: %s: %w", op, ErrOvertaken)
 	default:
-		return nil, fmt.Errorf("idempotency: %s: %w: the script's answer has an unknown form", op, core.ErrUnavailable)
+		return nil, fmt.Errorf("idempotency: %s: %w: %w", op, core.ErrUnavailable, luascript.ErrReply)
 	}
 }
 

@@ -41,6 +41,8 @@ echo4=github.com/labstack/echo/v4
 echo5=github.com/labstack/echo/v5
 yaml=github.com/goccy/go-yaml
 
+links internal/groupcommit "" $redis
+links internal/luascript "" $redis
 links core "internal" $redis
 links retry "core internal" $redis
 links delayqueue "core internal" $redis

@@ -3,6 +3,7 @@
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3..] ids
 -- returns   for each what state it was in, or '' if there is no such message
+-- #include common.lua
 clear_sets()
 local found = {}
 for i = 3, #ARGV do

@@ -15,6 +15,7 @@
 -- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
 --           with this token took: it is used up; redelivered, expired, buried, keys that have
 --           no messages any more which nobody ran, messages, as told() writes them}
+-- #include common.lua
 local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local HORIZON = 60000   -- the longest wait that is answered

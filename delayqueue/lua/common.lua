@@ -1,4 +1,4 @@
--- What the scripts of a queue share; it is put in front of each of them.
+-- What the scripts of a queue share: each begins with it.
 --
 -- KEYS     a partition's base name, and another one. No key has either: their hash tag
 --          sends the script to the slot that holds all keys of the partition, and a

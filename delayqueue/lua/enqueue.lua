@@ -7,6 +7,8 @@
 --           its key is held, else 0
 -- returns   for each message its not_after in ms when it is stored, else
 --           -1 key full, -2 partition full, -3 the id is taken by junk
+-- #include common.lua
+-- #include admit.lua
 local codes = {['key full'] = -1, ['queue full'] = -2}
 
 local function store(id, key, name, payload, delay, max_age, principal, parked)

@@ -4,6 +4,7 @@
 -- ARGV[3]  claim lease, in ms
 -- ARGV[4..] id, key, token of each claim
 -- returns  for each claim 1 when the caller still holds it, else 0
+-- #include common.lua
 local lease = tonumber(ARGV[3])
 local reply = {}
 for i = 4, #ARGV, 3 do

@@ -4,6 +4,7 @@
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3..] keys
 -- returns  for each key 0 when it has no messages, 2 when its head was made due, else 1
+-- #include common.lua
 local found = {}
 for i = 3, #ARGV do
   local key = ARGV[i]

@@ -4,6 +4,8 @@
 -- ARGV[3]   token of this call, see receipt.lua
 -- ARGV[4..] of each: id, when it died in ms, or '' for whenever that was
 -- returns   for each 'purged', its state, or '' if there is none such
+-- #include common.lua
+-- #include receipt.lua
 local token = ARGV[3]
 local answered = receipt(token)
 if answered then

@@ -8,6 +8,9 @@
 -- ARGV[7..] of each dead letter: id, when it died in ms, or '' for whenever that was
 -- returns   for each 'redriven', 'key full', 'queue full', 'damaged: ' and why, its state,
 --           or '' if there is none such
+-- #include common.lua
+-- #include admit.lua
+-- #include receipt.lua
 local token, max_age = ARGV[5], tonumber(ARGV[6])
 local answered = receipt(token)
 if answered then

@@ -1,0 +1,155 @@
+package luascript
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrReply is the error for a reply that is not one of the script's.
+var ErrReply = errors.New("the script's answer has an unknown form")
+
+// Script is a Lua script: plain, without a #! line, since it must run on Redis 6.2, and some
+// must run when Redis is out of memory, which a #! script without allow-oom does not.
+type Script struct{ source, hash any } // boxed once, for the arguments of commands
+
+// New returns the script with a source.
+func New(source string) *Script {
+	return &Script{source: source, hash: redis.NewScript(source).Hash()}
+}
+
+// Load reads lua/NAME.lua. A line "-- #include OTHER.lua" stands for that file. It panics
+// if a file does not exist: their names are constants.
+func Load(files fs.FS, name string) *Script { return New(read(files, name+".lua")) }
+
+func read(files fs.FS, name string) string {
+	text, err := fs.ReadFile(files, "lua/"+name)
+	if err != nil {
+		panic("luascript: " + err.Error())
+	}
+	var b strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if other, is := strings.CutPrefix(strings.TrimSpace(line), "-- #include "); is {
+			line = read(files, other)
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// Source is the script as Redis gets it.
+func (s *Script) Source() string { return s.source.(string) }
+
+// Hash is its SHA1, in hexadecimal.
+func (s *Script) Hash() string { return s.hash.(string) }
+
+// Args appends the first arguments of a call to args, which is empty. The names of so many
+// keys, one at least, and the script's own arguments come after them.
+func (s *Script) Args(args []any, keys int) []any { return append(args, "evalsha", s.hash, keys) }
+
+// Call is a call of a script, a [redis.Cmder].
+type Call struct {
+	*redis.Cmd
+	script *Script
+	once   bool
+}
+
+// Call makes a call with arguments that [Script.Args] began, which stay the call's. Once:
+// go-redis is not to send it again by itself after its reply was lost.
+func (s *Script) Call(ctx context.Context, args []any, once bool) Call {
+	cmd := redis.NewCmd(ctx, args...)
+	cmd.SetFirstKeyPos(3)
+	return Call{cmd, s, once}
+}
+
+// Prepare makes a call with one key at least.
+func (s *Script) Prepare(ctx context.Context, keys []string, args ...any) Call {
+	all := s.Args(make([]any, 0, 3+len(keys)+len(args)), len(keys))
+	for _, key := range keys {
+		all = append(all, key)
+	}
+	return s.Call(ctx, append(all, args...), false)
+}
+
+// NoRetry tells go-redis whether to send the call again.
+func (c *Call) NoRetry() bool { return c.once }
+
+// cmder is the call as go-redis takes it: where it may be sent again, go-redis's own type.
+func (c *Call) cmder() redis.Cmder {
+	if c.once {
+		return c
+	}
+	return c.Cmd
+}
+
+// Send sends the call. Its reply is the command's.
+func (c *Call) Send(ctx context.Context, rdb redis.UniversalClient) {
+	_ = rdb.Process(ctx, c.cmder())
+	if c.missed() {
+		c.reset(true)
+		_ = rdb.Process(ctx, c.cmder())
+	}
+}
+
+// Pipeline sends calls, each of which has its own error, and then other commands in one
+// pipeline. If a server did not know scripts, their calls and the others go once more. It
+// returns the first error of those that were sent last.
+func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, others ...redis.Cmder) (err error) {
+	for all := false; len(calls) > 0; all = true {
+		cmds := make([]redis.Cmder, len(calls), len(calls)+len(others))
+		for i, c := range calls {
+			cmds[i] = c.cmder()
+		}
+		pipe := rdb.Pipeline()
+		_ = pipe.BatchProcess(ctx, append(cmds, others...)...)
+		_, err = pipe.Exec(ctx)
+		calls = missed(calls, all)
+	}
+	return err
+}
+
+// missed prepares the calls whose script a server did not know to be sent again. The first of
+// each script carries its source, since the others come after it on one connection; all of
+// them do, if they were on several.
+func missed(calls []*Call, all bool) (again []*Call) {
+	var scripts []*Script
+	for _, c := range calls {
+		if !c.missed() {
+			continue
+		}
+		first := !slices.Contains(scripts, c.script)
+		if first {
+			scripts = append(scripts, c.script)
+		}
+		c.reset(first || all)
+		again = append(again, c)
+	}
+	return again
+}
+
+// missed reports whether the server did not know the script. A call that carried the source
+// has no better way.
+func (c *Call) missed() bool {
+	err := c.Err() // HasErrorPrefix allocates, even for nil
+	return err != nil && c.Args()[0] != "eval" && redis.HasErrorPrefix(err, "NOSCRIPT")
+}
+
+// reset prepares the call to be sent again.
+func (c *Call) reset(source bool) {
+	if source {
+		args := c.Args()
+		args[0], args[1] = "eval", c.script.source
+	}
+	c.SetErr(nil)
+}
+
+// Run calls the script for a caller who waits, with one key at least.
+func (s *Script) Run(ctx context.Context, rdb redis.UniversalClient, keys []string, args ...any) *redis.Cmd {
+	c := s.Prepare(ctx, keys, args...)
+	c.Send(ctx, rdb)
+	return c.Cmd
+}
