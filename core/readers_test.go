@@ -468,7 +468,7 @@ func TestReaders_ACloseDuringTheirAdmission(t *testing.T) {
 			held.Do(func() { close(ran); <-gate })
 			return err
 		})
-		a, b := lockerOn(t, rdb, env.Prefix, core.WithFirstLease(3*time.Second)), newLocker(t, env)
+		a, b := lockerOn(t, rdb, env.Prefix), newLocker(t, env)
 		writing, err := b.Acquire(t.Context(), "k")
 		require.NoError(t, err)
 		grants := merged(acquiringMany(t, env, a, readers, core.Shared()))
