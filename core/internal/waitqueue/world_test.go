@@ -422,6 +422,7 @@ func (w *world) release(h *hold) {
 			return
 		}
 		w.model.answered(r.Token)
+		w.model.orphaned(r.Token, a.fence, a.server)
 		q := w.current(false)
 		if err == nil && a.fence == 0 && q.Token() == r.Token && q.Len() > 0 {
 			w.model.inform(a.length > min(a.place, 1))
