@@ -83,6 +83,9 @@ func (t *leaseTable) check(l *Lease) error {
 	return nil
 }
 
+// valid reports whether a lease is held.
+func (t *leaseTable) valid(l *Lease) bool { return t.check(l) == nil }
+
 // Why a lease was lost.
 const (
 	ranOut  = "it was not renewed in time"

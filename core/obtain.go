@@ -375,7 +375,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 			held = held.reentered
 		}
 		owner := held.hold.locker
-		if owner.leases.check(held) != nil {
+		if !owner.leases.valid(held) {
 			return nil, nil
 		}
 		if o.limit == exclusive && held.hold.mode() != exclusive {

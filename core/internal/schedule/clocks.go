@@ -27,10 +27,8 @@ type Moment struct {
 // MomentOf is t as a Moment.
 func MomentOf(t time.Time) Moment { return Moment{InstantOf(t), t.UnixNano()} }
 
-// Add is the moment d after m, if no clock is set and no machine suspended meanwhile.
-func (m Moment) Add(d time.Duration) Moment {
-	return Moment{m.Mono + Instant(d), m.Wall + int64(d)}
-}
-
 // Passed reports whether m is over at now by either clock, as trust.Passed does.
 func (m Moment) Passed(now Moment) bool { return now.Mono >= m.Mono || now.Wall > m.Wall }
+
+// ahead is how far the wall clock is ahead of the monotonic one.
+func (m Moment) ahead() time.Duration { return time.Duration(m.Wall - int64(m.Mono)) }

@@ -45,14 +45,28 @@ func (t *Times) Expired(now Moment) bool { return t.Deadline().Passed(now) }
 // RenewAt is when the item is to be renewed; zero: never.
 func (t *Times) RenewAt() Instant { return t.renewAt }
 
-// due is when Next looks at the item, by both clocks as they were when its deadline was set: Next
-// tells from the wall clock that the machine was suspended.
-func (t *Times) due() Moment {
-	at := t.Deadline()
-	if t.renewAt != 0 && t.renewAt < at.Mono {
-		return at.Add(time.Duration(t.renewAt - at.Mono))
+// due is when Next looks at the item.
+func (t *Times) due() Instant {
+	deadline := Instant(t.monotonic.Load())
+	if t.renewAt != 0 {
+		return min(t.renewAt, deadline)
 	}
-	return at
+	return deadline
+}
+
+// catchUp takes off what the monotonic clock has missed since the deadline was set: then that is
+// the same moment on both clocks again.
+func (t *Times) catchUp(now Moment) {
+	deadline := t.Deadline()
+	missed := Instant(now.ahead() - deadline.ahead())
+	if missed <= 0 { // the wall clock was set back
+		return
+	}
+	deadline.Mono -= missed
+	if t.renewAt != 0 {
+		t.renewAt = max(t.renewAt-missed, 1)
+	}
+	t.Start(deadline, t.renewAt)
 }
 
 func (t *Times) times() *Times { return t }
@@ -61,8 +75,11 @@ func (t *Times) times() *Times { return t }
 // concurrent use.
 type Schedule[T interface{ times() *Times }] struct {
 	items  items[T]
-	wakeAt Moment // when Next is to be called; zero: not before an item is added
+	wakeAt Instant // when Next is to be called; zero: not before an item is added
 	wake   func(at Instant)
+	// How far the wall clock was ahead of the monotonic one by the items' deadlines, or less.
+	// It gets further ahead while the machine is suspended.
+	ahead time.Duration
 }
 
 // New makes an empty Schedule. It calls wake to say when Next is to be called, instead of
@@ -87,8 +104,11 @@ func (s *Schedule[T]) All() iter.Seq[T] {
 
 // Add takes an item whose times are set.
 func (s *Schedule[T]) Add(item T, now Moment) {
+	if ahead := item.times().Deadline().ahead(); len(s.items) == 0 || ahead < s.ahead {
+		s.ahead = ahead
+	}
 	heap.Push(&s.items, item)
-	if s.wakeAt == (Moment{}) {
+	if s.wakeAt == 0 {
 		s.wakeFirst(now)
 	} else {
 		s.wakeBefore(item.times().due())
@@ -104,6 +124,7 @@ func (s *Schedule[T]) Set(item T, deadline Moment, renewAt Instant) {
 	}
 	t.Start(deadline, renewAt)
 	if t.index != 0 {
+		s.ahead = min(s.ahead, deadline.ahead())
 		s.items.fix(t)
 		s.wakeBefore(t.due())
 	}
@@ -125,14 +146,16 @@ func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
 		s.Remove(item)
 		expired = append(expired, item)
 	}
-	if len(s.items) > 0 && now.Wall-s.wakeAt.Wall > int64(Tick) {
-		// The machine was suspended. No order by the monotonic clock tells which items
-		// have expired.
+	if now.ahead()-s.ahead > Tick { // the machine was suspended
 		for _, e := range slices.Clone(s.items) {
-			if e.item.times().Expired(now) {
+			if t := e.item.times(); t.Expired(now) {
 				expire(e.item)
+			} else {
+				t.catchUp(now)
+				s.items.fix(t)
 			}
 		}
+		s.ahead = now.ahead()
 	}
 	soon := now.Mono + Instant(Horizon)
 	for len(s.items) > 0 && s.items[0].at <= soon {
@@ -150,7 +173,7 @@ func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
 		due = append(due, item)
 		s.items.fix(t)
 	}
-	s.wakeAt = Moment{}
+	s.wakeAt = 0
 	if len(s.items) > 0 {
 		s.wakeFirst(now)
 	}
@@ -159,23 +182,19 @@ func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
 
 // wakeFirst has Next called for the first item, and in a Tick at the latest.
 func (s *Schedule[T]) wakeFirst(now Moment) {
-	at := s.items[0].item.times().due()
-	if tick := now.Add(Tick); tick.Mono < at.Mono {
-		at = tick
-	}
-	s.wakeUp(at)
+	s.wakeUp(min(s.items[0].at, now.Mono+Instant(Tick)))
 }
 
 // wakeBefore has Next called at a time, if it would be called only later.
-func (s *Schedule[T]) wakeBefore(at Moment) {
-	if at.Mono < s.wakeAt.Mono {
+func (s *Schedule[T]) wakeBefore(at Instant) {
+	if at < s.wakeAt {
 		s.wakeUp(at)
 	}
 }
 
-func (s *Schedule[T]) wakeUp(at Moment) {
+func (s *Schedule[T]) wakeUp(at Instant) {
 	s.wakeAt = at
-	s.wake(at.Mono)
+	s.wake(at)
 }
 
 // items is a container/heap. The time is kept beside the item, so that the order is found
@@ -196,7 +215,7 @@ func (h items[T]) Swap(i, j int) {
 
 func (h *items[T]) Push(x any) {
 	item := x.(T)
-	*h = append(*h, entry[T]{item.times().due().Mono, item})
+	*h = append(*h, entry[T]{item.times().due(), item})
 	item.times().index = int32(len(*h))
 }
 
@@ -211,6 +230,6 @@ func (h *items[T]) Pop() any {
 
 // fix puts an item where it belongs now that its times have changed.
 func (h *items[T]) fix(t *Times) {
-	(*h)[t.index-1].at = t.due().Mono
+	(*h)[t.index-1].at = t.due()
 	heap.Fix(h, int(t.index-1))
 }
