@@ -1,4 +1,5 @@
-// Package schedule decides when each of many grants is to be renewed, and which are over.
+// Package schedule decides when each of many items, the grants of a process, is to be renewed, and
+// which have expired.
 //
 // It has no clock, no I/O and no mutex, and knows nothing of Redis; the package core has those.
 package schedule
@@ -38,8 +39,9 @@ func (t *Times) Start(deadline Moment, renewAt Instant) {
 // Deadline is until when the item can be relied on.
 func (t *Times) Deadline() Moment { return Moment{Instant(t.monotonic.Load()), t.wall.Load()} }
 
-// Expired reports whether the deadline has passed on either clock. Without the mutex of the schedule it
-// may say so of an item that is renewed just then, and is never false for one that is over.
+// Expired reports whether the deadline has passed on either clock. Without the mutex of the
+// schedule it may say so of an item that is renewed just then. It is never false for one that
+// is over.
 func (t *Times) Expired(now Moment) bool { return t.Deadline().Passed(now) }
 
 // RenewAt is when the item is to be renewed; zero: never.

@@ -242,14 +242,14 @@ func (w *world) sooner(g *grant, renewed bool) {
 
 func (w *world) play() {
 	for range 60 {
-		any := func() *grant { return w.grants[w.rng.IntN(len(w.grants))] }
+		anyone := func() *grant { return w.grants[w.rng.IntN(len(w.grants))] }
 		switch n := w.rng.IntN(20); {
 		case n < 6 || len(w.grants) == 0:
 			w.add()
 		case n < 10:
-			w.set(any())
+			w.set(anyone())
 		case n < 12:
-			w.remove(any())
+			w.remove(anyone())
 		case n == 12:
 			slept := w.some(2 * time.Minute)
 			w.note("suspended for %s", slept)
