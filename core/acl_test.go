@@ -49,6 +49,35 @@ func TestTheSmallestRightsToLockAndBeWoken(t *testing.T) {
 	redistest.RequireUsed(t, rdb, rights, seldomUsed)
 }
 
+// Who may subscribe, but not publish, cannot tell whether its subscription works.
+func TestALockerThatMayNotPublishPollsAndWarns(t *testing.T) {
+	t.Parallel()
+	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	rights := slices.DeleteFunc(redistest.Rights(t, toLock, toBeWoken), func(right string) bool { return right == "+publish" })
+	redistest.AddUser(t, admin, aclUser, rights)
+	seen := newWatch()
+	rdb := redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: aclUser, Password: redistest.Password})
+	holder, l := lockerOn(t, rdb, "perkey"), lockerOn(t, rdb, "perkey", core.WithObserver(seen))
+	warm(t, l)
+	for warning := range seen.warnings {
+		if warning.Kind == core.WarnNoSubscription {
+			break
+		}
+	}
+	require.False(t, l.Listening())
+	for range 3 {
+		lease, err := holder.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		done := make(chan error, 1)
+		go func() { done <- l.Do(t.Context(), "k", func(context.Context) error { return nil }) }()
+		queued(t, &redistest.Env{Addr: admin.Options().Addr, Prefix: "perkey"}, "k", 1)
+		start := time.Now()
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, <-done)
+		require.Less(t, time.Since(start), time.Second)
+	}
+}
+
 func TestTheSmallestRightsToLockOnACluster(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)

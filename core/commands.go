@@ -90,13 +90,9 @@ type renewal struct {
 // renew asks Redis to renew leases, all on one node. On a Cluster each key is a
 // command; elsewhere many go into one, since most of a script call's cost is the call.
 func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply {
-	keys := renewalKeys
-	if d.cluster != nil {
-		keys = 1
-	}
 	replies := make([]renewalReply, len(batch))
 	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
-		renewSome(ctx, rdb, batch, replies, keys)
+		renewSome(ctx, rdb, batch, replies, d.keysPerCall())
 		var answer redis.Error
 		if err := replies[0].err; err == nil || errors.As(err, &answer) && !redis.IsMaxClientsError(err) {
 			break
@@ -106,7 +102,13 @@ func (d *deployment) renew(ctx context.Context, batch []renewal) []renewalReply 
 	return replies
 }
 
-const renewalKeys = 32
+// keysPerCall is how many keys go into one call of a script for any number.
+func (d *deployment) keysPerCall() int {
+	if d.cluster != nil {
+		return 1
+	}
+	return 32
+}
 
 // renewSome renews so many keys a call.
 func renewSome(ctx context.Context, rdb redis.UniversalClient, batch []renewal, replies []renewalReply, keys int) {
@@ -157,6 +159,44 @@ func renewed(call *luascript.Call, n int) ([]int64, error) {
 	return integers(val, n)
 }
 
+// refresh implements store.
+func (d *deployment) refresh(ctx context.Context, batch []refresh) []refreshReply {
+	keys := d.keysPerCall()
+	var calls []*luascript.Call
+	for some := range slices.Chunk(batch, keys) {
+		args := refreshScript.Args(make([]any, 0, 3+2*len(some)), len(some))
+		for _, one := range some {
+			args = append(args, one.record)
+		}
+		for _, one := range some {
+			args = append(args, one.entry)
+		}
+		call := refreshScript.Call(ctx, args, false)
+		calls = append(calls, &call)
+	}
+	_ = luascript.Pipeline(ctx, d.renewer.client(), calls) // each call has its own error
+	replies := make([]refreshReply, len(batch))
+	left := replies
+	for _, call := range calls {
+		some := left[:min(keys, len(left))]
+		left = left[len(some):]
+		val, err := call.Result()
+		var n []int64
+		if err == nil {
+			n, err = integers(val, 1+3*len(some))
+		}
+		for i := range some {
+			if some[i].err = err; err == nil {
+				its := n[1+3*i:]
+				some[i] = refreshReply{
+					server: n[0], remaining: time.Duration(its[0]) * time.Millisecond, place: int(its[1]), queued: int(its[2]),
+				}
+			}
+		}
+	}
+	return replies
+}
+
 // extend renews one lease for a caller who waits for it. It reports also whether
 // somebody waits for the key.
 func (d *deployment) extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error) {
@@ -200,6 +240,8 @@ type releaseReply struct {
 	server int64 // the server's clock in ms
 	place  int
 	queued int
+	// Of a holder's lease.
+	remaining time.Duration
 }
 
 // release gives up what entry has, even when ctx is dead. It tries again for about
@@ -248,11 +290,13 @@ func parseRelease(r result) (reply releaseReply, err error) {
 	if owned, ok := r.val.(int64); ok {
 		return releaseReply{owned: owned == 1}, nil
 	}
-	n, err := integers(r.val, 5)
+	n, err := integers(r.val, 6)
 	if err != nil {
 		return reply, err
 	}
-	return releaseReply{owned: n[0] == 1, fence: n[1], server: n[2], place: int(n[3]), queued: int(n[4])}, nil
+	return releaseReply{
+		owned: n[0] == 1, fence: n[1], server: n[2], place: int(n[3]), queued: int(n[4]), remaining: time.Duration(n[5]) * time.Millisecond,
+	}, nil
 }
 
 // do sends a command for a caller who waits for the reply, whatever happens.

@@ -51,7 +51,7 @@ func newDeployment(rdb, own redis.UniversalClient, id, prefix string, c *lifecyc
 		d.cluster, d.retries = client, client.Options().MaxRedirects
 	}
 	d.renewer.connect(rdb)
-	d.subscription = listener.New(rdb, channelPrefix(prefix)+id, d.subscribed, d.unsubscribed, e.message)
+	d.subscription = listener.New(d.publisher(), channelPrefix(prefix)+id, d.subscribed, d.unsubscribed, e.message)
 	return d
 }
 
@@ -78,11 +78,31 @@ func (d *deployment) sameAs(other store) bool {
 	return ok && d.rdb == o.rdb
 }
 
+// publisher is what the subscription is checked with. It publishes in a script, as grants are
+// published: a proxy may count the receivers of a script's message otherwise.
+func (d *deployment) publisher() listener.Client {
+	if client, ok := d.rdb.(*redis.Client); ok {
+		return scriptPublisher{client, recordName(d.prefix, "probe")}
+	}
+	return d.rdb
+}
+
+type scriptPublisher struct {
+	*redis.Client
+	record string
+}
+
+func (p scriptPublisher) Publish(ctx context.Context, channel string, message any) *redis.IntCmd {
+	cmd := redis.NewIntCmd(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
+	_ = p.Process(ctx, cmd)
+	return cmd
+}
+
 func (d *deployment) mark() any {
 	switch {
 	case !d.subscription.Up():
 		return markPolls
-	case d.single:
+	case d.single && d.subscription.Counted():
 		return markListens
 	default:
 		return markElsewhere
@@ -175,7 +195,8 @@ func (d *deployment) subscribed() {
 // unsubscribed takes word that there is no subscription.
 func (d *deployment) unsubscribed(err error) {
 	d.deaf = true
-	d.renewer.follow() // the connections that there are may be to an old primary
+	d.events.lookAgain() // whoever waits has to poll
+	d.renewer.follow()   // the connections that there are may be to an old primary
 	d.events.warn(Warning{Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err})
 }
 

@@ -14,6 +14,9 @@ func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 // that was told.
 func (l *Locker) Listening() bool { return l.store.listening() }
 
+// LookAgain has every line ask again, as a new subscription does.
+func (l *Locker) LookAgain() { (*storeEvents)(l).lookAgain() }
+
 // InformedCalls is how many calls wait and know that their key is held.
 func (l *Locker) InformedCalls() (n int) {
 	l.waiters.mu.Lock()
@@ -45,7 +48,8 @@ var Scripts = map[string]string{
 	"acquire": acquireScript.Source(), "renew": renewScript.Source(), "release": releaseScript.Source(),
 	"reserve": reserveScript.Source(), "unreserve": unreserveScript.Source(),
 	"admit": admitScript.Source(), "acquireall": acquireAllScript.Source(), "downgrade": downgradeScript.Source(),
-	"raise": raiseScript.Source(), "force": forceScript.Source(), "inspect": inspectScript.Source(),
+	"raise": raiseScript.Source(), "publish": publishScript.Source(), "refresh": refreshScript.Source(),
+	"force": forceScript.Source(), "inspect": inspectScript.Source(),
 }
 
 // ParseToken reports what is wrong with a token.

@@ -45,6 +45,7 @@ var foreignCalls = map[string]struct {
 	"acquire all":                 {"acquireall", []any{strangerEntry, 10000, "x"}, allRefusedByForeign},
 	"acquire all again":           {"acquireall", []any{holderEntry, 90000, "x"}, allRefusedByForeign},
 	"renew":                       {"renew", []any{holderEntry, 90000}, answers([]any{int64(0)})},
+	"refresh":                     {"refresh", []any{waiterEntry}, askedByForeign},
 	"release":                     {"release", []any{holderEntry, 5, 0, "", "", "", ""}, answers(int64(0))},
 	"release, and stay":           {"release", []any{holderEntry, 5, 90000, "", "", "", ""}, answers(int64(0))},
 	"release by a stranger":       {"release", []any{strangerEntry, 0, 0, "", "", "", ""}, answers(int64(0))},
@@ -79,9 +80,16 @@ func refusedByForeign(t *testing.T, got any) {
 func notQueuedByForeign(t *testing.T, got any) {
 	t.Helper()
 	n, ok := got.([]any)
-	require.True(t, ok && len(n) == 5, "%v", got)
+	require.True(t, ok && len(n) == 6, "%v", got)
 	assert.Equal(t, []any{int64(0), int64(0)}, n[:2])
-	assert.Equal(t, []any{int64(0), int64(0)}, n[3:])
+	assert.Equal(t, []any{int64(0), int64(0), int64(0)}, n[3:])
+}
+
+func askedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 4, "%v", got)
+	assert.Equal(t, []any{int64(0), int64(0), int64(0)}, n[1:])
 }
 
 func allRefusedByForeign(t *testing.T, got any) {

@@ -162,7 +162,7 @@ func (r *recorder) lastOutcome() core.Outcome {
 func TestTheObserverIsTold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var seen recorder
-		l := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(200*time.Millisecond))
+		l := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(time.Second))
 		guard := core.NewGuard(l, nil)
 		call := core.Call{Key: "k", Name: "n"}
 		err := guard.Do(t.Context(), call, func(ctx context.Context) error {

@@ -6,11 +6,13 @@ import (
 	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
 )
 
 // hooks stands between a client and Redis. A nil func passes everything on.
 type hooks struct {
-	script   func(cmd redis.Cmder, next func() error) error // EVAL and EVALSHA, one at a time
+	script   func(cmd redis.Cmder, next func() error) error // EVAL and EVALSHA, one at a time; not what checks a subscription
 	pipeline func(next func() error) error                  // renewals
 }
 
@@ -18,7 +20,7 @@ func (h hooks) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (h hooks) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if h.script == nil || !strings.HasPrefix(cmd.Name(), "eval") {
+		if h.script == nil || !strings.HasPrefix(cmd.Name(), "eval") || cmd.Args()[1] == core.Scripts["publish"] {
 			return next(ctx, cmd)
 		}
 		return h.script(cmd, func() error { return next(ctx, cmd) })

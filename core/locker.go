@@ -94,6 +94,14 @@ func (e *storeEvents) message(message string) {
 		if g, ok := parseGrant(rest); ok {
 			l.waiters.told(g.name, g.key, g.fence, g.waiting, g.room, now, g.ends)
 		}
+	case "ends":
+		f := strings.SplitN(rest, " ", 3)
+		if len(f) < 3 {
+			return
+		}
+		if ms, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+			l.waiters.ends(f[0], f[2], now.Add(time.Duration(ms)*time.Millisecond))
+		}
 	case "wanted":
 		l.waiters.wantedBy(rest)
 	case "reserved":

@@ -451,7 +451,7 @@ func TestAKilledHolderOfManyKeysFreesThem(t *testing.T) {
 func TestSetsServeTheQueueFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, other := newLocker(t, env), newLocker(t, env)
-		busy, err := other.Acquire(t.Context(), "b", core.LeaseTTL(200*time.Millisecond), core.FixedLease(200*time.Millisecond))
+		busy, err := other.Acquire(t.Context(), "b", core.LeaseTTL(time.Second), core.FixedLease(time.Second))
 		require.NoError(t, err)
 		waiter := acquiring(t, newLocker(t, env), "b")
 		queued(t, env, "b", 1)

@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,4 +46,47 @@ func TestMinHoldKeepsAReleasedKeyTaken(t *testing.T) {
 		require.NoError(t, err, "and not for longer")
 		assert.NoError(t, lease.Release(t.Context()))
 	})
+}
+
+func TestMinHold_ItsEndWakesWhoeverWaits(t *testing.T) {
+	const minHold, calls = 2400 * time.Millisecond, 20
+	for name, waits := range map[string]struct{ own, other bool }{
+		"in its process": {own: true}, "in another": {other: true}, "in both": {own: true, other: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+				own, other := lockerOn(t, nodes[0].client(t), "p"), lockerOn(t, nodes[0].client(t), "p")
+				warm(t, own)
+				warm(t, other)
+				for range 10 {
+					start := time.Now()
+					lease, err := own.TryAcquire(t.Context(), "k", core.MinHold(minHold))
+					require.NoError(t, err)
+					time.Sleep(500 * time.Millisecond)
+					var wg sync.WaitGroup
+					var first time.Duration // guarded by the key
+					for range calls {
+						for l, some := range map[*core.Locker]bool{own: waits.own, other: waits.other} {
+							if some {
+								wg.Go(func() {
+									assert.NoError(t, l.Do(t.Context(), "k", func(context.Context) error {
+										if first == 0 {
+											first = time.Since(start)
+										}
+										return nil
+									}))
+								})
+							}
+						}
+					}
+					time.Sleep(1300 * time.Millisecond)
+					require.NoError(t, lease.Release(t.Context()))
+					wg.Wait()
+					require.GreaterOrEqual(t, first, minHold-20*time.Millisecond)
+					require.Less(t, first, minHold+30*time.Millisecond, "not only when it asks by itself")
+				}
+			})
+		})
+	}
 }

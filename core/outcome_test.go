@@ -227,12 +227,13 @@ func newSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
 }
 
 // fragileSides are those whose Locker stands behind a proxy, and waits for Redis only for
-// clientTimeout.
-func fragileSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
+// timeout.
+func fragileSides(t *testing.T, env *redistest.Env, timeout time.Duration, opts ...core.Option) *sides {
 	t.Helper()
 	s := &sides{env: env, proxy: redistest.NewProxy(t, env.Addr), seen: newLedger(), rival: newLocker(t, env)}
 	opt := &redis.Options{Addr: s.proxy.Addr}
 	impatient(opt)
+	opt.ReadTimeout, opt.WriteTimeout = timeout, timeout
 	s.l = lockerOn(t, redistest.Client(t, opt), env.Prefix, append(opts, core.WithObserver(s.seen))...)
 	warm(t, s.l)
 	return s
@@ -469,7 +470,7 @@ func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 
 func TestOutcome_InAnOutage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		s := fragileSides(t, env)
+		s := fragileSides(t, env, 3*time.Second) // it is taken for down only after all those that leave earlier
 		each := s.each(t)
 		s.proxy.Blackhole(redistest.Requests)
 		asked := func(t *testing.T, e core.Outcome) { require.Equal(t, 1, e.Attempts) }
@@ -546,7 +547,7 @@ func TestOutcome_ShedCalls(t *testing.T) {
 				continue // it asks before it waits
 			}
 			t.Run("of a key of which nothing is known by "+way, func(t *testing.T) {
-				s := fragileSides(t, env, core.WithMaxWaiters(most, most))
+				s := fragileSides(t, env, clientTimeout, core.WithMaxWaiters(most, most))
 				s.proxy.Blackhole(redistest.Requests)
 				calls := makeCalls(t, unbounded, way, callsEach, nil, func(int) entered {
 					return entered{l: s.l, key: "unknown to " + way, policy: untilGranted}
@@ -694,7 +695,7 @@ func TestOutcome_AnObserverThatPanicsIsToldOnceAndKeepsNoKey(t *testing.T) {
 func TestOutcome_OfRandomCalls(t *testing.T) {
 	const goroutines, length = 64, 3 * time.Second
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		s := fragileSides(t, env, core.WithMaxWaiters(goroutines/8, goroutines/2))
+		s := fragileSides(t, env, clientTimeout, core.WithMaxWaiters(goroutines/8, goroutines/2))
 		policies := []core.ConflictPolicy{
 			nil, untilGranted, policyFunc(deferAll),
 			retry.Policy{MaxWait: 20 * time.Millisecond, Initial: time.Millisecond},

@@ -143,7 +143,9 @@ func TestAQuestionThatComesAfterItsGrantWasReleased(t *testing.T) {
 	require.NoError(t, err)
 	got := make(chan *core.Lease, 1)
 	go func() { lease, _ := l.Acquire(t.Context(), "k"); got <- lease }()
-	redistest.Eventually(t, func() bool { return asks.Load() == 2 }, "asks again") // after a second
+	queued(t, env, "k", 1)
+	l.LookAgain()
+	redistest.Eventually(t, func() bool { return asks.Load() == 2 }, "asks again")
 	require.NoError(t, first.Release(t.Context()))
 	mine := <-got // by message
 	require.NoError(t, mine.Release(t.Context()))

@@ -144,10 +144,11 @@ func (l *Locker) deployment(op string) (*deployment, error) {
 	return nil, fmt.Errorf("core: %s: a quorum has no one answer, ask a Locker on each of its nodes: %w", op, errors.ErrUnsupported)
 }
 
-func (q *quorum) queues() bool      { return false }
-func (q *quorum) mark() any         { return notQueued }
-func (q *quorum) nodeOf(string) any { return nil }
-func (q *quorum) replicates() error { return errNoReplicas }
+func (q *quorum) queues() bool                                      { return false }
+func (q *quorum) mark() any                                         { return notQueued }
+func (q *quorum) nodeOf(string) any                                 { return nil }
+func (q *quorum) refresh(context.Context, []refresh) []refreshReply { return nil } // nothing is queued
+func (q *quorum) replicates() error                                 { return errNoReplicas }
 func (q *quorum) confirm(context.Context, []*hold, *acquireOptions) ([]bool, int, error) {
 	return nil, 0, errNoReplicas
 }

@@ -73,7 +73,7 @@ func renewalClient(rdb redis.UniversalClient) redis.UniversalClient {
 	switch client := rdb.(type) {
 	case *redis.Client:
 		opt := *client.Options()
-		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights, 0, 0, 0
+		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights+1, 0, 0, 0 // one for refreshes
 		opt.MaxRetries, opt.DialerRetries = -1, 1
 		opt.PushNotificationProcessor = nil // registers handlers of its own
 		// rdb's own, which a connection that it opens meanwhile may change. Renewals are
@@ -85,7 +85,7 @@ func renewalClient(rdb redis.UniversalClient) redis.UniversalClient {
 		return redis.NewClient(&opt)
 	case *redis.ClusterClient:
 		opt := *client.Options()
-		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights, 0, 0, 0
+		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights+1, 0, 0, 0
 		opt.MaxRetries, opt.DialerRetries = -1, 1
 		return redis.NewClusterClient(&opt)
 	}

@@ -14,6 +14,8 @@ var (
 	acquireAllScript = luascript.Load(scripts, "acquireall")
 	admitScript      = luascript.Load(scripts, "admit")
 	renewScript      = luascript.Load(scripts, "renew")
+	publishScript    = luascript.Load(scripts, "publish")
+	refreshScript    = luascript.Load(scripts, "refresh")
 	raiseScript      = luascript.Load(scripts, "raise")
 	releaseScript    = luascript.Load(scripts, "release")
 	downgradeScript  = luascript.Load(scripts, "downgrade")

@@ -141,8 +141,8 @@ func (round soakRound) run(t *testing.T) soaked {
 		slots: make([]*soakProcess, round.Clients),
 		dead:  map[int]int64{},
 		soaked: soaked{
-			// A dead waiter stays in line for 15 s, and can be granted the key.
-			rules:  history.Rules{Late: 17 * time.Second, Copies: round.Workload.Retries > 0, Line: round.Workload.standsInLine(), Patience: 20 * time.Second},
+			// A dead waiter stays in line for 20 s, and can be granted the key.
+			rules:  history.Rules{Late: 22 * time.Second, Copies: round.Workload.Retries > 0, Line: round.Workload.standsInLine(), Patience: 25 * time.Second},
 			faults: map[faultKind]int{},
 		},
 	}

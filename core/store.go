@@ -17,6 +17,8 @@ type store interface {
 	acquire(ctx context.Context, q question, stop <-chan struct{}) (reply acquireReply, stopped bool, err error)
 	// renew renews leases that one node serves; see nodeOf.
 	renew(ctx context.Context, batch []renewal) []renewalReply
+	// refresh tells Redis that entries still wait which one node serves; see nodeOf.
+	refresh(ctx context.Context, batch []refresh) []refreshReply
 	// extend renews one lease for a caller who waits for it. It reports also whether
 	// somebody waits for the key.
 	extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error)

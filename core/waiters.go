@@ -36,7 +36,8 @@ type waiters struct {
 	waiting  int          // calls in all queues
 	reserved reservations // keys of which a hold is not handed over
 
-	admissions []admission // to be sent when mu is free
+	admissions []admission       // to be sent when mu is free
+	refreshes  map[any][]refresh // to be sent, by node; nil while others are out
 }
 
 type queueKey struct {
@@ -66,7 +67,7 @@ type waiter struct {
 func newWaiters(l *Locker) *waiters {
 	ordered := l.store.queues()
 	return &waiters{
-		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{},
+		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]refresh{},
 		reserved: reservations{said: map[string]time.Time{}},
 		config: waitqueue.Config{
 			Ordered:   ordered,
@@ -84,6 +85,7 @@ func newWaiters(l *Locker) *waiters {
 			},
 			Spread: backoff.Spread,
 			Poll:   pollFloor,
+			Epoch:  time.Now(),
 			Fences: int(l.fences),
 		},
 	}
@@ -209,6 +211,9 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 	v := c.queue.Look(now, &c.Call)
 	if v.Ask {
 		w.record(c.queue)
+	}
+	if v.Refresh != "" {
+		w.refresh(c.queue, v.Refresh)
 	}
 	return nil, v
 }
@@ -377,7 +382,7 @@ func (w *waiters) releaseAnswered(h *hold, also requeue, reply releaseReply, err
 		return
 	}
 	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.fence, &waitqueue.Refusal{
-		Token: also.other, Sent: also.sent, Polls: also.mark == markPolls, Server: reply.server, Place: reply.place, Length: reply.queued,
+		Token: also.other, Sent: also.sent, Polls: also.mark == markPolls, Remaining: reply.remaining, Server: reply.server, Place: reply.place, Length: reply.queued,
 	}, err))
 }
 
@@ -387,6 +392,17 @@ func (w *waiters) lost(h *hold) {
 	defer w.mu.Unlock()
 	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil {
 		w.run(q, nil, q.Lost(h.fence))
+	}
+}
+
+// ends takes word of when the key will be free, without a release: the rest of a MinHold. It is
+// for the token that a message names so, one of the first in the key's FIFO.
+func (w *waiters) ends(name, key string, at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.queues[queueKey{key, limitOf(name)}]
+	if q != nil && q.Token() != "" && named(q.Token()) == name {
+		w.run(q, nil, q.Ends(at))
 	}
 }
 

@@ -1,6 +1,7 @@
 -- What scripts and the Locker agree on. Go reads it too: see constants.go.
 local CLAIM = 1000 -- ms a waiter has to take up its grant
-local ALIVE = 15000 -- ms after which a waiter that did not ask again is dead
+local ALIVE = 20000 -- ms after which a waiter that was not heard of again is dead
+local AGED = 10000 -- with less than these ms left a waiter is written to live for ALIVE more, in w:ENTRY: the queue can be long
 local BLOCK = 65536 -- fences that an exclusive grant may use up in its process
 local QUEUE = 1024 -- entries in the queue at most
 local SECRET = 16 -- digits at the end of an entry that no message shows: channels may have listeners who may not read records

@@ -40,8 +40,8 @@ if cursor ~= '0' then
 end
 
 local waiters, waiting = {}, 0
-for who, alive, what in string.gmatch(record[2] or '', '(%d+:[^@+~]*)%.%x*[@+~](%d+),(%S*) ') do
-  if tonumber(alive) > now then
+for who, secret, alive, what in string.gmatch(record[2] or '', '(%d+:[^@+~]*)(%.%x*)[@+~](%d+),(%S*) ') do
+  if tonumber(alive) > now or tonumber(redis.call('HGET', key, 'w:' .. who .. secret) or 0) > now then
     waiting = waiting + 1
     if waiting <= tonumber(ARGV[2]) then
       waiters[waiting] = who .. ' ' .. what

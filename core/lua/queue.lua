@@ -23,6 +23,7 @@ local function foreign() return record[10] or not exists and redis.call('EXISTS'
 local function expiry() return math.max(redis.call('PTTL', key), 0) end
 
 local writes = {} -- fields and values to be written at the end
+local gone = {}   -- fields to be removed then
 local stays = 0   -- the record must not expire before, in ms
 
 local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
@@ -99,6 +100,22 @@ local function place(e)
   return from, math.floor((from - 1) * waiting / #queue + 0.5)
 end
 
+-- lives is until when e is alive, by what the queue says and by what was written since.
+local function lives(e, alive)
+  alive = tonumber(alive)
+  if alive < now + AGED then
+    alive = math.max(alive, tonumber(redis.call('HGET', key, 'w:' .. e) or 0))
+  end
+  return alive
+end
+
+-- forget removes what was written of e since it was put in the queue, alive until alive.
+local function forget(e, alive)
+  if tonumber(alive) < now + AGED then -- else nothing was
+    gone[#gone + 1] = 'w:' .. e
+  end
+end
+
 -- join puts e at the end of the queue, or says that it is still alive; new is for an
 -- entry that cannot be in it yet. It returns how many are before it; nil if the queue
 -- is full.
@@ -109,8 +126,13 @@ local function join(e, mark, what, new)
     from, before = place(e)
   end
   if from then
-    local to = string.find(queue, ' ', from, true)
-    queue = string.sub(queue, 1, from - 1) .. item .. string.sub(queue, to + 1)
+    local its, alive, to = string.match(queue, '^([@+~])(%d+),%S* ()', from + #e)
+    if its ~= mark then
+      forget(e, alive)
+      queue = string.sub(queue, 1, from - 1) .. item .. string.sub(queue, to)
+    elseif lives(e, alive) < now + AGED then
+      write('w:' .. e, string.format('%d', now + ALIVE))
+    end
     return before
   end
   if waiting >= QUEUE then
@@ -124,8 +146,10 @@ end
 local function leave(e)
   local from = place(e)
   if from then
-    queue = string.sub(queue, 1, from - 1) .. string.sub(queue, string.find(queue, ' ', from, true) + 1)
+    local alive, to = string.match(queue, '^[@+~](%d+),%S* ()', from + #e)
+    queue = string.sub(queue, 1, from - 1) .. string.sub(queue, to)
     waiting = waiting - 1
+    forget(e, alive)
   end
 end
 
@@ -143,17 +167,21 @@ local function serve(me)
       break
     end
     local e, mark, alive, what = string.match(string.sub(queue, from, to - 1), '^([^@+~]*)([@+~])(%d+),(.*)$')
-    local dead = e ~= me and tonumber(alive) <= now
+    local dead = e ~= me and lives(e, alive) <= now
     if not dead and not fits(limit(e)) then
       break
     end
     if e == me then
       from, waiting, turn = to + 1, waiting - 1, true
+      forget(e, alive)
       break
     end
     if not dead then
       local heard = 1
       if mark ~= '~' then
+        if from == 1 and exists then -- before anybody is told: Redis may refuse writes
+          redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), CLAIM + ALIVE))
+        end
         local room = held + 1 < limit(e) -- for one more with this limit
         heard = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
         if not heard then -- nobody can be told: the first to ask takes it
@@ -164,6 +192,7 @@ local function serve(me)
         grant(e, CLAIM, what)
       end
     end
+    forget(e, alive)
     from, waiting = to + 1, waiting - 1
   end
   if from > 1 then
@@ -172,16 +201,21 @@ local function serve(me)
   return turn
 end
 
+-- alert tells the lockers that watch the key to look again.
+local function alert()
+  for id in string.gmatch(watch, '%S+') do
+    send(id, 'free')
+  end
+  watch = ''
+end
+
 -- save writes the record, or removes it when nothing is left to remember. It must
 -- not vanish before the server's clock has passed its fence, or the next fence could
 -- be smaller: that is at once, unless the clock was set back.
 local function save()
   local free = held == 0 and queue == '' and reserved == 0
   if free or held == 0 and holders > 0 and reserved > 0 then -- those who wait do not get it either
-    for id in string.gmatch(watch, '%S+') do
-      send(id, 'free')
-    end
-    watch = ''
+    alert()
   end
   if free then
     if spent() < micros then
@@ -223,6 +257,9 @@ local function save()
     redis.call('PEXPIRE', key, left)
   end
   redis.call('HSET', key, unpack(writes))
+  if #gone > 0 then
+    redis.call('HDEL', key, unpack(gone))
+  end
   if not exists then
     redis.call('PEXPIRE', key, left)
   end

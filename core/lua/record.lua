@@ -11,6 +11,7 @@
 --   next     no holder's lease ends before this, in ms
 --   queue    who waits, in order: ENTRY MARK ALIVE,WHAT and a space for each
 --   waiting  how many those are
+--   w:ENTRY  until when one who waits is alive, in ms: later than its ALIVE in queue
 --   watch    ids of lockers that are told when nobody holds the key
 --   reserved until when the key is kept for parked work, in ms, and a number greater
 --            than every fence that was granted before it was reserved

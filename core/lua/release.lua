@@ -9,7 +9,8 @@
 -- ARGV[7]  '1' if it cannot be in the queue yet
 -- returns  1 when the caller held the key, 0 when it did not
 --          with an entry that waits: {the same, its fence if it was granted, else
---          0, server's time in ms, its place in the queue, length of the queue}
+--          0, server's time in ms, its place in the queue, length of the queue, ms
+--          left of a holder's lease}
 -- #include record.lua
 -- The common cases, in a fraction of the time: a process that holds the key alone gives
 -- it up, and nobody ever asked for it meanwhile; or somebody did, and nobody waits; or one
@@ -27,33 +28,34 @@ end
 record = read()
 if plain and record[7] and ends(record[7]) > now and not record[9] and not record[10] then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
+  local fresh = e and now + AGED < tonumber(alive) -- there is no w:ENTRY
   if not record[5] and not record[6] and ARGV[5] == '' then
     redis.call('DEL', key)
     return 1
-  elseif e and tonumber(alive) > now and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
+  elseif fresh and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
     local its, claim = string.format('%.0f', micros), string.format('%d', now + CLAIM)
     local waiting, queue = tonumber(record[8]) - 1, string.sub(record[5], to)
     if ARGV[4] ~= '' then
       waiting = waiting + 1
       queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
+    redis.call('PEXPIRE', key, CLAIM + ALIVE) -- before it is told: Redis may refuse writes
     local heard = sendGrant(id, e, its, claim, waiting > 0 and 1 or 0)
     if heard and heard > 0 then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
-      redis.call('PEXPIRE', key, CLAIM + ALIVE)
       if ARGV[5] == '' then
         return 1
       end
-      return {1, 0, now, waiting, waiting}
+      return {1, 0, now, waiting, waiting, CLAIM}
     end
   end
 end
 
 -- #include queue.lua
 if foreign() then
-  return ARGV[5] == '' and 0 or {0, 0, now, 0, 0}
+  return ARGV[5] == '' and 0 or {0, 0, now, 0, 0, 0}
 end
 local owned, stay, other = mine and 1 or 0, tonumber(ARGV[3]), ARGV[4]
 
@@ -94,10 +96,24 @@ end
 if serve(other) then
   its = grant(other, CLAIM, ARGV[6])
 end
+if mine and stay > 0 then
+  -- They know of a later end, and nobody releases the key. Should the first be dead, the
+  -- next looks after it.
+  local told = 0
+  for e, mark in string.gmatch(queue, '([^@+~ ]*)([@+~])%S* ') do
+    if told == 3 then
+      break
+    elseif mark ~= '~' and e ~= other then
+      send(locker(e), string.format('ends %s %d', named(e), stay))
+      told = told + 1
+    end
+  end
+  alert()
+end
 if exists or ARGV[5] ~= '' then
   save()
 end
 if ARGV[5] == '' then
   return owned
 end
-return {owned, its, now, its == 0 and before and before + 1 or 0, waiting}
+return {owned, its, now, its == 0 and before and before + 1 or 0, waiting, held > 0 and math.max(soonest - now, 0) or 0}

@@ -5,11 +5,12 @@
 // its own, subscribes anew when it fails, and reports each new subscription, so
 // that its owner looks again at whatever it waits for.
 //
-// go-redis's Sentinel client closes its pooled connections to a primary that another one
-// has replaced, but not a subscription: that stays for as long as the old primary
-// answers. So with such a client a Listener subscribes to a channel of its own too,
-// publishes there through the client's pool, and subscribes anew when the server
-// that the client's commands go to says that nobody receives it.
+// It can also be with another server than the client's commands: behind a proxy or a name
+// that has moved on, or because go-redis's Sentinel client closes its pooled connections to a
+// primary that another one has replaced, but not a subscription. So with a client of one
+// server a Listener subscribes to a channel of its own too, and publishes there through the
+// client's pool. It subscribes anew when what it publishes does not come. With Sentinel it
+// does so as soon as the server that the client's commands go to says that nobody receives it.
 package listener
 
 import (
@@ -34,10 +35,19 @@ const (
 
 	minRedial, maxRedial = 50 * time.Millisecond, time.Second
 
-	// A Sentinel client's subscription is checked this often, and given up when so
-	// many checks in a row have failed.
+	// A subscription is checked this often until a check has succeeded, and always with
+	// Sentinel; after that less often, but before it is idle. It is given up when so many
+	// checks in a row have failed.
 	checkInterval = time.Second
+	checkRarely   = idle - idle/6
 	checkTries    = 3
+)
+
+// What a check publishes: how the last one was answered.
+const (
+	checkFirst     = ""
+	checkCounted   = "1" // somebody received it
+	checkUncounted = "0" // the server knows of nobody who did
 )
 
 var errElsewhere = errors.New("listener: the client's commands go to another server than its subscription")
@@ -60,12 +70,14 @@ func FollowsSentinels(rdb any) bool {
 type Listener struct {
 	rdb       Client
 	channel   string
-	check     string // the channel of its own; "" when there are no sentinels to follow
+	check     string // the channel of its own; "" when the subscription is not checked
+	sentinels bool
 	onUp      func()
 	onDown    func(err error)
 	onMessage func(payload string)
 
 	up    atomic.Bool
+	count atomic.Bool
 	start sync.Once
 	ctx   context.Context
 	stop  context.CancelFunc
@@ -76,7 +88,8 @@ type Listener struct {
 }
 
 // New makes a Listener on channel. It calls onUp after each subscription that Redis
-// confirmed and that passed its first check, if it is checked; onDown when there could
+// confirmed and that passed its first check, if it is checked, and when the subscription is
+// not counted any more; onDown when there could
 // be none, but not again before the next onUp; and onMessage with each message; all on
 // one goroutine. A subscription that is lost and at once made anew was never down. A nil
 // onDown is not called.
@@ -86,8 +99,8 @@ func New(rdb Client, channel string, onUp func(), onDown func(err error), onMess
 		rdb: rdb, channel: channel, onUp: onUp, onDown: onDown, onMessage: onMessage,
 		ctx: ctx, stop: stop, done: make(chan struct{}),
 	}
-	if FollowsSentinels(rdb) {
-		l.check = channel + ":" + ident.Random(8)
+	if _, one := rdb.(interface{ Options() *redis.Options }); one {
+		l.check, l.sentinels = channel+":"+ident.Random(8), FollowsSentinels(rdb)
 	}
 	return l
 }
@@ -99,6 +112,11 @@ func (l *Listener) Start() {
 
 // Up reports whether the subscription stands, as far as is known.
 func (l *Listener) Up() bool { return l.up.Load() }
+
+// Counted reports whether the server that the client's commands go to counts the
+// subscription among the receivers of a message, by the last check. Else it may be with
+// another one, such as a replica, and receive them all the same.
+func (l *Listener) Counted() bool { return l.count.Load() }
 
 // Close ends the subscription and waits for its goroutine. It may be called
 // twice, and before Start.
@@ -145,9 +163,11 @@ func (l *Listener) listen() (wasUp bool, err error) {
 		unblock()
 		cancel(nil)
 		l.up.Store(false)
+		l.count.Store(false)
 		_ = sub.Close()
 	}()
 
+	var seen atomic.Int64 // checks that have come
 	pinged, checked := false, false
 	up := func() {
 		wasUp = true
@@ -175,38 +195,59 @@ func (l *Listener) listen() (wasUp bool, err error) {
 				up()
 			case !checked:
 				checked = true
-				l.checks.Go(func() { l.checkAgain(ctx, cancel) })
+				l.checks.Go(func() { l.checkAgain(ctx, cancel, &seen) })
 			}
 		case *redis.Message:
 			switch {
 			case msg.Channel != l.check:
 				l.onMessage(msg.Payload)
-			case !wasUp:
-				up()
+			default:
+				seen.Add(1)
+				counted := msg.Payload == checkCounted
+				lost := l.count.Swap(counted) && !counted
+				if msg.Payload != checkFirst && (!wasUp || lost) {
+					up()
+				}
 			}
 		}
 	}
 }
 
 // checkAgain gives a subscription up when it is not on the server that the client's
-// commands go to, or when that cannot be found out.
-func (l *Listener) checkAgain(ctx context.Context, cancel context.CancelCauseFunc) {
-	for failed := 0; ; {
-		receivers, err := l.rdb.Publish(ctx, l.check, "").Result()
+// commands go to, nor on one that gets its messages, or when that cannot be found out.
+func (l *Listener) checkAgain(ctx context.Context, cancel context.CancelCauseFunc, seen *atomic.Int64) {
+	last := checkFirst
+	for sent, failed := int64(0), 0; ; {
+		receivers, err := l.rdb.Publish(ctx, l.check, last).Result()
 		switch {
-		case err == nil && receivers == 0:
+		case err == nil && receivers == 0 && l.sentinels:
 			cancel(errElsewhere)
 		case err == nil:
-			failed = 0
+			sent, failed = sent+1, 0
+			first := last == checkFirst
+			if last = checkCounted; receivers == 0 {
+				last = checkUncounted
+			}
+			if first {
+				continue
+			}
+		case errors.Is(err, redis.ErrPoolTimeout) && !l.sentinels: // says nothing
 		default:
 			if failed++; failed == checkTries {
 				cancel(fmt.Errorf("listener: a subscription could not be checked: %w", err))
 			}
 		}
+		pause := checkInterval
+		if last != checkFirst && !l.sentinels {
+			pause = checkRarely
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(checkInterval):
+		case <-time.After(pause):
+		}
+		if last == checkUncounted && seen.Load() < sent {
+			cancel(errElsewhere)
 		}
 	}
 }

@@ -1,10 +1,15 @@
 package listener_test
 
 import (
+	"context"
+	"net"
+	"runtime/debug"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/listener"
@@ -111,4 +116,55 @@ func TestASubscriptionFollowsEachFailoverOfSentinels(t *testing.T) {
 		redistest.Eventually(t, func() bool { return ups.Load() == several*(round+2) }, "subscriptions to the new primary")
 		heal()
 	}
+}
+
+// The primary becomes a replica of another server, where the client's commands go from then on,
+// and later a server of its own.
+func TestASubscriptionThatStaysBehind(t *testing.T) {
+	t.Parallel()
+	old, primary := redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t, "--repl-diskless-sync-delay", "0")
+	var subscription, commands atomic.Value
+	subscription.Store(old.Addr)
+	commands.Store(old.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: old.Addr, Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		to := &commands
+		if strings.Contains(string(debug.Stack()), "(*PubSub)") {
+			to = &subscription
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, to.Load().(string))
+	}})
+	var ups atomic.Int64
+	messages := make(chan string, 10)
+	l := listener.New(rdb, "c", func() { ups.Add(1) }, nil, func(payload string) { messages <- payload })
+	t.Cleanup(l.Close)
+	l.Start()
+	redistest.Eventually(t, l.Up, "a subscription")
+	require.True(t, l.Counted())
+	require.EqualValues(t, 1, ups.Load())
+	word := func() {
+		t.Helper()
+		require.NoError(t, rdb.Publish(t.Context(), "c", "word").Err())
+		select {
+		case word := <-messages:
+			require.Equal(t, "word", word)
+		case <-time.After(5 * time.Second):
+			require.Fail(t, "it did not come")
+		}
+	}
+	word()
+
+	admin := redistest.Client(t, &redis.Options{Addr: old.Addr})
+	host, port, err := net.SplitHostPort(primary.Addr)
+	require.NoError(t, err)
+	commands.Store(primary.Addr)
+	require.NoError(t, admin.Do(t.Context(), "replicaof", host, port).Err())
+	require.NoError(t, admin.Do(t.Context(), "client", "kill", "type", "normal", "skipme", "yes").Err())
+	redistest.Eventually(t, func() bool { return !l.Counted() && ups.Load() == 2 }, "word that nobody is counted")
+	require.True(t, l.Up())
+	word()
+
+	subscription.Store(primary.Addr)
+	require.NoError(t, admin.Do(t.Context(), "replicaof", "no", "one").Err())
+	redistest.Eventually(t, func() bool { return l.Counted() && ups.Load() == 3 }, "a subscription to the primary")
+	word()
 }

@@ -44,6 +44,9 @@ type Queue struct {
 
 	asks  int       // questions since the queue was last granted the key
 	askAt time.Time // when to ask again
+	// When to refresh token, if that comes before; zero: not at all, or a refresh is out.
+	refreshAt time.Time
+	still     int // refreshes in a row that found token where it was
 
 	until  time.Time // when the holder's lease ends, as told at the last refusal
 	length int       // of the key's FIFO
@@ -74,8 +77,11 @@ type Config struct {
 	Backoff func(n int) time.Duration
 	// Spread makes d a little shorter, at random.
 	Spread func(d time.Duration) time.Duration
-	// Poll is how long a queue relies on being woken.
+	// Poll is how long a queue relies on being woken, at first.
 	Poll time.Duration
+	// Epoch is when the queues' clock began. They refresh their tokens at the same times after
+	// it, so that many can be refreshed together.
+	Epoch time.Time
 	// Fences is how many fences come with an exclusive grant.
 	Fences int
 
@@ -92,8 +98,11 @@ const (
 	// MaxHandOver is for how long after it was granted an exclusive grant is handed over at
 	// most: the message that others wait for the key may have been lost.
 	MaxHandOver = 50 * time.Millisecond
-	// Those far back in the FIFO ask less often, up to this many times Poll.
+	// Those far back in the FIFO, and those whose place does not change, refresh less often, up
+	// to this many times Poll.
 	maxPolls = 5
+	// Refreshes are at times that lie so far apart.
+	refreshGrid = 250 * time.Millisecond
 	// MaxCompanions bounds how long a script keeps Redis. More are admitted by several.
 	MaxCompanions = 128
 	// admissionTimeout is how long a queue does not ask by itself while an admission is under way.
@@ -213,7 +222,8 @@ type View struct {
 	Err      error         // it fails
 	Informed bool          // its policy may decide
 	Ask      bool          // it is to ask Redis; then one of Refused, Granted and GaveUp follows
-	AskIn    time.Duration // otherwise: when it may ask; negative: it will be woken for it
+	AskIn    time.Duration // otherwise: when to look again; negative: it will be woken for it
+	Refresh  string        // a token to be refreshed in Redis; then Refreshed follows
 	Question Question
 }
 
@@ -273,6 +283,16 @@ func (q *Queue) Look(now time.Time, c *Call) (v View) {
 		return v
 	}
 	askAt := q.askAt
+	if !q.refreshAt.IsZero() && q.refreshAt.Before(askAt) {
+		switch {
+		case q.refreshAt.After(now):
+			askAt = q.refreshAt
+		case q.token == "" || !q.Listening():
+			askAt = now
+		default:
+			v.Refresh, q.refreshAt = q.token, time.Time{}
+		}
+	}
 	if q.admitting > 0 && q.admitBy.After(askAt) {
 		askAt = q.admitBy
 	}
@@ -316,8 +336,39 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	q.done(r.Token, c)
 	q.informAll()
 	if !q.settle(r.Token, 0, r.Server) {
+		q.still = 0
 		q.refused(now, r)
 	}
+	return q.actions
+}
+
+// Refreshed takes the answer to a refresh of a token: what Redis says of its place, which is 0 if
+// the token is in no place any more, or the key can be had. Then the queue asks at once, and soon
+// if there was no answer.
+func (q *Queue) Refreshed(now time.Time, r *Refusal, f Failure) []Action {
+	q.begin()
+	switch {
+	case q.first == nil || q.token != r.Token || q.asked != "" || q.sent.After(r.Sent):
+		return q.actions // it is out of date
+	case f.Err != nil && !f.Unsent:
+		q.failed(now, f)
+	case f.Err != nil || r.Place == 0:
+		q.askAt = time.Time{}
+	default:
+		if q.still++; r.Place != q.place {
+			q.still = 0
+		}
+		q.refused(now, r)
+	}
+	q.wake()
+	return q.actions
+}
+
+// Ends records that the holder's lease ends at a time which Redis did not tell before.
+func (q *Queue) Ends(at time.Time) []Action {
+	q.begin()
+	q.until, q.askAt = at, at.Add(time.Millisecond)
+	q.wake()
 	return q.actions
 }
 
@@ -500,6 +551,7 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 		q.told(now, Grant{Token: r.Token, Fence: fence, Wanted: r.Length > 0, Until: q.Validity(r.Sent, q.Claim)})
 	default:
 		q.informAll()
+		q.still = 0
 		q.refused(now, r)
 	}
 	return q.actions
@@ -733,8 +785,8 @@ func (q *Queue) failed(now time.Time, f Failure) {
 	}
 }
 
-// refused records what Redis said of the queue's token, and when to ask again. A release wakes
-// the queue; asking is for messages that were lost and for holders that died.
+// refused records what Redis said of the queue's token, and when to ask again or to refresh it. A
+// release wakes the queue; both are for messages that were lost and for holders that died.
 func (q *Queue) refused(now time.Time, r *Refusal) {
 	if q.token != r.Token { // it was cancelled while the question was under way
 		q.cancel(r.Token)
@@ -745,6 +797,7 @@ func (q *Queue) refused(now time.Time, r *Refusal) {
 	q.place, q.length = r.Place, r.Length
 	q.wanted = r.Length > min(r.Place, 1)
 	q.asks++
+	q.refreshAt = time.Time{}
 	if r.Place == 0 {
 		q.token = "" // Redis does not know it
 	}
@@ -755,10 +808,13 @@ func (q *Queue) refused(now time.Time, r *Refusal) {
 		}
 		return
 	}
-	// The first few look after one another's deaths; those behind them have time.
-	polls := min(max(1, q.place-2), maxPolls)
-	q.askAt = now.Add(q.Spread(time.Duration(polls) * q.Poll))
-	if polls == 1 && q.until.After(now) && q.until.Before(q.askAt) {
-		q.askAt = q.until.Add(time.Millisecond)
+	// The first few look after one another's deaths, less and less often while nothing changes;
+	// those behind them have time.
+	polls := min(max(1<<min(q.still, 3), q.place-2), maxPolls)
+	q.refreshAt = now.Add(q.Spread(time.Duration(polls) * q.Poll))
+	q.refreshAt = q.refreshAt.Add(-(q.refreshAt.Sub(q.Epoch) % refreshGrid))
+	if q.place <= 3 && q.until.After(now) && q.until.Before(q.refreshAt) {
+		q.refreshAt = q.until.Add(time.Millisecond)
 	}
+	q.askAt = q.refreshAt.Add(maxPolls * q.Poll) // should the refresh have no answer
 }

@@ -43,6 +43,7 @@ func newTable() *table {
 		Backoff:  func(int) time.Duration { return 10 * time.Millisecond },
 		Spread:   func(d time.Duration) time.Duration { return d },
 		Poll:     time.Second,
+		Epoch:    t.now,
 		Fences:   100,
 	}}
 	return t
@@ -87,13 +88,21 @@ func (t *table) look(c *Call) {
 		t.say("%s asks about %s", c.Of, v.Question.Token)
 	case v.AskIn < 0:
 		t.say("%s waits to be woken", c.Of)
+	case v.Refresh != "":
+		t.say("refresh %s", v.Refresh)
 	default:
-		t.say("%s asks in %s", c.Of, v.AskIn)
+		t.say("%s looks again in %s", c.Of, v.AskIn)
 	}
 }
 
 func (t *table) refusal(place int) *Refusal {
 	return &Refusal{Token: t.asked.Token, Sent: t.asked.Sent, Server: t.now.UnixMilli(), Place: place, Length: place, Remaining: 15 * time.Second}
+}
+
+func (t *table) refreshed(place int, f Failure) {
+	r := t.refusal(place)
+	r.Sent = t.now
+	t.did(t.q.Refreshed(t.now, r, f))
 }
 
 func (t *table) released(mayHandOver bool) {
@@ -211,6 +220,14 @@ var (
 	}{
 		{"a call joins", always, func(t *table) { t.join("C") }},
 		{"the first call looks", waits, func(t *table) { t.look(t.q.first) }},
+		{"the first call looks after a second", queued, func(t *table) {
+			t.now = t.now.Add(time.Second)
+			t.look(t.q.first)
+		}},
+		{"refreshed, with a place", queued, func(t *table) { t.refreshed(1, Failure{}) }},
+		{"refreshed, without a place", queued, func(t *table) { t.refreshed(0, Failure{}) }},
+		{"the refresh fails", queued, func(t *table) { t.refreshed(0, Failure{Err: errors.New("outage")}) }},
+		{"told when the lease ends", queued, func(t *table) { t.did(t.q.Ends(t.now.Add(time.Second))) }},
 		{"the first call leaves", func(t *table) bool { return waits(t) && t.asker != t.q.first || t.q.asked == "" && waits(t) }, func(t *table) { t.did(t.q.Leave(t.q.first)) }},
 		{"refused, with a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(1))) }},
 		{"refused, without a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(0))) }},
@@ -247,6 +264,7 @@ func waits(t *table) bool { return t.q.first != nil }
 func asked(t *table) bool {
 	return t.asked.Token != "" && (t.q.asked == t.asked.Token || len(t.q.overtaken) > 0)
 }
+func queued(t *table) bool    { return waits(t) && t.q.token != "" && t.q.asked == "" }
 func holds(t *table) bool     { return t.q.asked == "" || t.q.held != 0 }
 func releasing(t *table) bool { return t.release.Token != "" }
 
@@ -294,7 +312,7 @@ wait, in this order, where any do; T1, T2 are owner tokens. What is not listed c
 | empty | nobody needs the queue: it is forgotten |
 | due | calls wait, and the first one may ask Redis |
 | asking | a question is out, and nobody else asks |
-| queued | the token is in the key's FIFO: a message tells of the grant, and the first call asks again in case that is lost |
+| queued | the token is in the key's FIFO: a message tells of the grant, and the first call has the token refreshed, or asks again, in case that is lost |
 | polling | Redis does not know the queue: the first call asks again soon |
 | held | this process has the key: its release hands it over |
 | releasing | a release is out, and puts the token at the end of the FIFO |

@@ -309,6 +309,9 @@ func (w *world) proceed(c *call) {
 				continue
 			}
 		}
+		if v.Refresh != "" {
+			w.refresh(v.Refresh)
+		}
 		pause := time.Hour
 		if !v.Informed {
 			pause = firstLease
@@ -419,6 +422,7 @@ func (w *world) release(h *hold) {
 			return
 		}
 		w.model.answered(r.Token)
+		w.model.orphaned(r.Token, a.fence, a.server)
 		q := w.current(false)
 		if err == nil && a.fence == 0 && q.Token() == r.Token && q.Len() > 0 {
 			w.model.inform(a.length > min(a.place, 1))
@@ -447,6 +451,19 @@ func (w *world) send(tokens []string, run func(), reply func(error)) {
 			return
 		}
 		w.after(w.way(), func() { done(); reply(nil) })
+	})
+}
+
+// refresh is core's waiters.refresh.
+func (w *world) refresh(token string) {
+	var a answer
+	sent := w.now
+	w.send(nil, func() { a = w.redis.refresh(token) }, func(err error) {
+		w.note("refreshed %s: %+v %v", token, a, err)
+		q := w.current(false)
+		w.run(q, nil, q.Refreshed(w.now, &waitqueue.Refusal{
+			Token: token, Sent: sent, Remaining: a.remaining, Server: a.server, Place: a.place, Length: a.length,
+		}, waitqueue.Failure{Err: err, Unsent: w.chance(2)}))
 	})
 }
 
@@ -670,6 +687,18 @@ func (r *redis) acquire(token string, waits bool) (a answer) {
 		a.remaining = h.ends.Sub(r.now)
 	}
 	a.server, a.place, a.length = r.now.UnixMilli(), slices.Index(r.fifo, token)+1, len(r.fifo)
+	return a
+}
+
+// refresh tells of a token's place, unless the key can be had.
+func (r *redis) refresh(token string) (a answer) {
+	for _, h := range r.holders {
+		a.remaining = max(a.remaining, h.ends.Sub(r.now))
+	}
+	a.server, a.length = r.now.UnixMilli(), len(r.fifo)
+	if a.remaining > 0 {
+		a.place = slices.Index(r.fifo, token) + 1
+	}
 	return a
 }
 

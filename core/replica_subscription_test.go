@@ -1,0 +1,68 @@
+package core_test
+
+import (
+	"context"
+	"net"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// A proxy, or a name that has moved on, can bring the subscription to a replica: the primary
+// counts no receivers, and the replica passes on what is published there.
+func TestWaiting_WithTheSubscriptionOnAReplica(t *testing.T) {
+	t.Parallel()
+	r := startReplicated(t, 1)
+	client := func() *redis.Client {
+		return redistest.Client(t, &redis.Options{Addr: r.env.Addr, Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if strings.Contains(string(debug.Stack()), "(*PubSub)") {
+				addr = r.replicas[0].Addr
+			}
+			return (&net.Dialer{}).DialContext(ctx, network, addr)
+		}})
+	}
+	env := r.env
+	holder := newLocker(t, env)
+	lease, err := holder.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+
+	const lockers, rounds = 5, 3
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var turns []int // guarded by the key
+	var wg sync.WaitGroup
+	for i := range lockers {
+		l := lockerOn(t, client(), env.Prefix)
+		l.NeverPoll()
+		warm(t, l)
+		listening(t, l)
+		wg.Go(func() {
+			for range rounds {
+				err := l.Do(ctx, "k", func(context.Context) error {
+					turns = append(turns, i)
+					time.Sleep(2 * time.Millisecond) // the others ask meanwhile
+					return nil
+				})
+				if err != nil {
+					t.Errorf("locker %d: %v", i, err)
+				}
+			}
+		})
+		queued(t, env, "k", i+1)
+	}
+	start := time.Now()
+	require.NoError(t, lease.Release(t.Context()))
+	wg.Wait()
+	t.Logf("%d hand-overs in %s", len(turns), time.Since(start))
+	for i := range turns {
+		require.Equal(t, i%lockers, turns[i], "each has its place: %v", turns)
+	}
+	require.Len(t, turns, lockers*rounds)
+}
