@@ -14,17 +14,17 @@
 //
 // A held key is one Redis record with the random token of its owner. The record
 // expires, so that a holder that died frees its key; a living holder renews it
-// at a third of its TTL. The first lease of every grant lasts no longer than 10 s
-// (WithFirstLease), until its first renewal: a grant that never reached its caller frees
-// itself.
+// at a third of its TTL. The first lease of every grant, until its first renewal, lasts 10 s
+// at most (WithFirstLease): a grant that never reached its caller frees itself.
 //
 // # Modes
 //
 // A key is held exclusively unless a call says otherwise: Shared is the read side of a
 // read-write lock, Counted a semaphore. Every holder has a lease, a fence and an end of
 // its own. Calls that wait are served in the order in which their processes came, so
-// that readers do not keep a writer out; readers next to one another in the queue
-// enter together, and so do all that wait in a process when the first of them enters. Lease.Downgrade makes a writer a reader with nobody in between. A
+// that readers do not keep a writer out. Readers next to one another in the queue
+// enter together, and so do all that wait in a process when the first of them enters.
+// Lease.Downgrade makes a writer a reader with nobody in between. A
 // writer may read under its own ctx; a reader that asks to write is refused with
 // ErrUpgrade, since two of them would wait for one another.
 //
@@ -60,7 +60,7 @@
 //  8. Shutdown and Close wait for every goroutine, and may be called twice. Close waits 2 s
 //     at most for commands to a Redis that does not answer, and says so in its error.
 //  9. Options are checked at construction, and wrap ErrInvalidOption.
-//  10. Every call ends in exactly one [Outcome], and the [Observer] is told it once.
+//  10. Every call ends in exactly one [Outcome], which the [Observer] gets once.
 //
 // # The trust window
 //

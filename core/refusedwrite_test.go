@@ -44,3 +44,31 @@ func TestARedisThatRefusesWritesGrantsNothingByMessage(t *testing.T) {
 		})
 	}
 }
+
+// The first in the queue is dead: it is passed over before anything is written.
+func TestARedisThatRefusesWritesGrantsNothingBehindADeadWaiter(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "p"}
+	l, rdb := newLocker(t, env), env.Client(t)
+	const dead, alive = "1:gone.000000000000000000000001@1,- ", "1:other.000000000000000000000002@9999999999999,- "
+	require.NoError(t, rdb.HSet(t.Context(), "p:lock{}:k", "fence", 1, "held", 0, "last", "", "next", 0, "queue", dead+alive, "waiting", 2).Err())
+	require.NoError(t, rdb.PExpire(t.Context(), "p:lock{}:k", time.Minute).Err())
+	heard := rdb.Subscribe(t.Context(), "p:wake:other")
+	defer heard.Close()
+	_, err := heard.Receive(t.Context())
+	require.NoError(t, err)
+
+	require.NoError(t, rdb.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
+	_, err = l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	select {
+	case m := <-heard.Channel():
+		require.NotContains(t, m.Payload, "grant", "the record names no such holder")
+	case <-time.After(100 * time.Millisecond):
+	}
+	require.NoError(t, rdb.ConfigSet(t.Context(), "min-replicas-to-write", "0").Err())
+	_, err = l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, core.ErrConflict)
+	require.Contains(t, (<-heard.Channel()).Payload, "grant 1:other.")
+}

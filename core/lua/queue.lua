@@ -161,6 +161,7 @@ local function serve(me)
     return false
   end
   local from, turn = 1, false -- where the rest of the queue begins
+  local written = not exists
   for _ = 1, STEPS do
     local to = string.find(queue, ' ', from, true)
     if not to then
@@ -179,8 +180,9 @@ local function serve(me)
     if not dead then
       local heard = 1
       if mark ~= '~' then
-        if from == 1 and exists then -- before anybody is told: Redis may refuse writes
+        if not written then -- before the first message: Redis may refuse writes
           redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), CLAIM + ALIVE))
+          written = true
         end
         local room = held + 1 < limit(e) -- for one more with this limit
         heard = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
