@@ -13,9 +13,9 @@ import (
 // Its mutex is the innermost of this package. A goroutine that holds one of these takes only
 // those to the right of it:
 //
-//	waiters, renewals, candidacy, quorum | deployment.batchersMu, a batcher's group, cancellations, lifecycle
+//	waiters, leaseTable, candidacy, quorum | deployment.batchersMu, a batcher's group, cancellations, lifecycle
 //
-// batcher, notices, node and renewer are held alone. No caller's reply is delivered, and no observer
+// batcher, notices, node, renewer and renewals are held alone. No caller's reply is delivered, and no observer
 // called, under any.
 type lifecycle struct {
 	mu      sync.Mutex

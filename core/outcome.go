@@ -139,7 +139,7 @@ func (a *attempt) tell(err error) {
 	lease := a.lease
 	e.Fence = lease.fence
 	if lease.reentered == nil {
-		e.Leases, e.Attempts, e.Waited = 1, e.Attempts+1, lease.granted.sub(a.start)
+		e.Leases, e.Attempts, e.Waited = 1, e.Attempts+1, lease.granted.Sub(a.start)
 	}
 	told := false
 	defer func() {
