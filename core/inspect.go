@@ -148,7 +148,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 }
 
 // ForceRelease takes the key from the holder that has the fence, whoever that is,
-// and gives it to the next in line. It reports false if no holder has the fence any
+// and gives it to the next that waits. It reports false if no holder has the fence any
 // more: a later holder is never touched. The fence is one that Inspect, an Observer
 // or the lease itself showed; of an exclusive hold that was passed on within its
 // process, and perhaps downgraded then, any of its fences will do, and whichever call of it has the key now
