@@ -128,7 +128,7 @@ routes:
   POST /streamed: streamed
 `, config.WithValue("user", func(ctx context.Context) (string, bool) { return "u1", true }),
 			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }),
-			config.WithLocker(core.WithFirstLease(300*time.Millisecond)))
+			config.WithLocker(core.WithFirstLease(1500*time.Millisecond)))
 		for name, ttl := range map[string]time.Duration{"long": time.Hour, "short": 20 * time.Minute, "fixed": 10 * time.Minute} {
 			require.NoError(t, rt.Guard(name).Do(t.Context(), core.Call{Key: name}, func(ctx context.Context) error {
 				// The first lease is short, until it is renewed.

@@ -20,7 +20,7 @@ import (
 // before that message is over.
 func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const precedence = 200 * time.Millisecond
+		const precedence = 600 * time.Millisecond
 		b := setup(t, env, delayqueue.WithPrecedence(precedence))
 		started, release := make(chan struct{}), make(chan struct{})
 		order := make(chan string, 3)

@@ -14,7 +14,7 @@ export GORACE="atexit_sleep_ms=100 ${GORACE:-}"
 status=0
 # Not from the cache: half of what is tested is not Go. Most tests wait most of the
 # time, so more of them run at a time than there are processors.
-go test -race -count=1 -parallel=8 -timeout=12m -json "$@" ./... | go run ./scripts/testreport -slowest="${SLOWEST:-0}" || status=1
+go test -race -count=1 -parallel=4 -timeout=12m -json "$@" ./... | go run ./scripts/testreport -slowest="${SLOWEST:-0}" || status=1
 # The benchmarks are a module of their own, and must not rot.
 (cd bench && go vet ./... && go test -count=1 -timeout=1m ./...) || { echo "FAIL bench" && status=1; }
 
