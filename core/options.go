@@ -247,8 +247,8 @@ func FixedLease(d time.Duration) AcquireOption {
 }
 
 // NotifyRelease sends the key on ch once, without blocking, when the key that
-// was found held is announced to be free. As with signal.Notify, ch must have
-// room. An announcement can be lost: a time-out must stand beside it.
+// was found held may be free. As with [signal.Notify], ch must have
+// room. The notification can be lost: wait with a time-out as well.
 func NotifyRelease(ch chan<- string) AcquireOption {
 	return func(o *acquireOptions) error {
 		if ch == nil {
