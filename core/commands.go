@@ -336,10 +336,12 @@ func mayHaveRun(err error) bool {
 // of which nothing is to be taken back may be sent until the Locker is closed.
 func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	key := cmd.key
-	if ctx.Done() == nil { // the caller cannot leave
-		return d.do(cmd), false, nil
-	}
 	n := d.batcher(cmd.record)
+	// A caller who cannot leave goes out itself, as in do, unless the key may come otherwise.
+	if ctx.Done() == nil && (stop == nil || cmd.fresh) && n.group.Enter() {
+		defer n.group.Leave()
+		return n.exec(cmd), false, nil
+	}
 	if !n.submit(cmd) {
 		d.recycle(cmd)
 		return r, false, fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
