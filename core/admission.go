@@ -10,17 +10,17 @@ import (
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
-// admission is a question whether Redis admits calls beside a holder; see waitqueue.Admission.
+// admission asks Redis to admit calls beside a holder of their process; see [waitqueue.Admission].
 type admission struct {
 	waiters *waiters
 	queue   *queue
 	*waitqueue.Admission
-	record     string
-	companions []companion
+	record    string
+	followers []follower
 }
 
-// companion is a call as it is to be admitted.
-type companion struct {
+// follower is a call as it is to be admitted.
+type follower struct {
 	entry string
 	lease time.Duration
 	what  string
@@ -28,11 +28,11 @@ type companion struct {
 
 // newAdmission is called with mu held.
 func (w *waiters) newAdmission(q *queue, a *waitqueue.Admission) admission {
-	companions := make([]companion, len(a.Calls))
+	followers := make([]follower, len(a.Calls))
 	for i, m := range a.Calls {
-		companions[i] = companion{m.Token, m.Call.Lease, m.Call.Of.(*waiter).opts.what}
+		followers[i] = follower{m.Token, m.Call.Lease, m.Call.Of.(*waiter).opts.what}
 	}
-	return admission{w, q, a, w.record(q), companions}
+	return admission{w, q, a, w.record(q), followers}
 }
 
 // answered takes the reply to an admission.
@@ -51,16 +51,16 @@ func (a admission) answered(fences []int64, err error) {
 }
 
 // admit implements store.
-func (d *deployment) admit(record, leader string, companions []companion, done func(fences []int64, err error)) bool {
+func (d *deployment) admit(record, leader string, followers []follower, done func(fences []int64, err error)) bool {
 	cmd := d.command(context.Background(), admitScript, false, record, leader)
-	for i := range companions {
-		m := &companions[i]
+	for i := range followers {
+		m := &followers[i]
 		cmd.args = append(cmd.args, &m.entry, m.lease.Milliseconds(), &m.what)
 	}
-	cmd.tell = func(r result) {
+	cmd.onReply = func(r result) {
 		fences, err := []int64(nil), r.err
 		if err == nil {
-			fences, err = integers(r.val, len(companions))
+			fences, err = integers(r.val, len(followers))
 		}
 		done(fences, err)
 	}

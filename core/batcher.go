@@ -66,7 +66,7 @@ func (n *batcher) takeOff(batch []*command) *flight {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, c := range batch {
-		if c.tell == nil && !c.unwanted() {
+		if c.onReply == nil && !c.unwanted() {
 			c.flight = f
 			f.wanted++
 		}

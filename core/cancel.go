@@ -33,7 +33,7 @@ const (
 func (c *cancellations) send(one cancellation) bool {
 	d := c.d
 	cmd := d.releaseCommand(context.Background(), one.req)
-	cmd.tell = func(r result) {
+	cmd.onReply = func(r result) {
 		reply, err := parseRelease(r)
 		switch {
 		case err != nil:

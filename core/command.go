@@ -9,8 +9,8 @@ import (
 )
 
 // command is a script call under way. A call in flight cannot be called back: so
-// that its caller can go away all the same, either the caller takes the reply, or
-// what came of it is taken back. The swap of state decides which.
+// that its caller can leave nevertheless, either the caller takes the reply, or
+// what it did is taken back. The swap of state decides which.
 type command struct {
 	script *luascript.Script
 	record string
@@ -31,7 +31,7 @@ type command struct {
 	reply  chan result // holds one
 	timer  *time.Timer
 
-	tell func(result) // takes the reply in place of a caller who waits
+	onReply func(result) // called with the reply, if no caller waits for it
 }
 
 type result struct {
@@ -68,8 +68,8 @@ func (c *command) add(arg any) { c.args = append(c.args, arg) }
 
 // recycle takes back a command whose reply was taken.
 func (d *deployment) recycle(c *command) {
-	if c.tell != nil {
-		c.tell, c.ctx.gone = nil, nil // others may have the channel
+	if c.onReply != nil {
+		c.onReply, c.ctx.gone = nil, nil // others may have the channel
 	}
 	c.ctx.Context, c.record, c.key, c.entry, c.call = nil, "", "", "", luascript.Call{}
 	c.keys, c.fresh, c.tries, c.flight = nil, false, 0, nil
@@ -79,9 +79,9 @@ func (d *deployment) recycle(c *command) {
 
 // deliver hands the reply to the caller, if there is one.
 func (d *deployment) deliver(c *command, r result) {
-	if tell := c.tell; tell != nil {
+	if onReply := c.onReply; onReply != nil {
 		d.recycle(c)
-		tell(r)
+		onReply(r)
 		return
 	}
 	if c.state.CompareAndSwap(replyAwaited, replyTaken) {
@@ -103,10 +103,10 @@ func (n *batcher) abandon(c *command) {
 
 // unwanted reports whether nobody waits for the reply any more.
 func (c *command) unwanted() bool {
-	return c.state.Load() == replyAbandoned || c.tell != nil && c.ctx.Err() != nil
+	return c.state.Load() == replyAbandoned || c.onReply != nil && c.ctx.Err() != nil
 }
 
-// takeBack gives back what came of a command whose reply nobody uses.
+// takeBack undoes a command whose reply nobody uses.
 func (d *deployment) takeBack(c *command, r result) {
 	key, keys, entry := c.key, c.keys, c.entry
 	switch {

@@ -334,7 +334,7 @@ func mayHaveRun(err error) bool {
 // the lease that is asked for may last, and until stop.
 // After an error, or when stopped, what comes of the command is taken back. A command
 // of which nothing is to be taken back may be sent until the Locker is closed.
-func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
+func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	key := cmd.key
 	n := d.batcher(cmd.record)
 	// A caller who cannot leave goes out itself, as in do, unless the key may come otherwise.
@@ -350,7 +350,7 @@ func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience 
 	if cmd.entry == "" {
 		closing = nil
 	}
-	cmd.timer.Reset(patience)
+	cmd.timer.Reset(timeout)
 	defer cmd.timer.Stop()
 	select {
 	case r = <-cmd.reply:
@@ -360,7 +360,7 @@ func (d *deployment) ask(ctx context.Context, op string, cmd *command, patience 
 	case <-ctx.Done():
 		err = callerGone(ctx, op, key)
 	case <-cmd.timer.C:
-		err = unavailable(op, key, fmt.Errorf("no reply within %s", patience))
+		err = unavailable(op, key, fmt.Errorf("no reply within %s", timeout))
 	case <-closing:
 		err = fmt.Errorf("core: %s %q: %w", op, key, ErrClosed)
 	}

@@ -31,7 +31,7 @@ type deployment struct {
 
 	cancellations cancellations
 	subscription  *listener.Listener
-	deaf          bool // there is no subscription, and it was warned of; the listener's
+	deaf          bool // there is no subscription, and OnWarning said so; the listener's
 }
 
 // newDeployment makes the store on rdb of the Locker with this id. The client for
@@ -177,7 +177,7 @@ func (d *deployment) node(record string) *redis.Client {
 	return node
 }
 
-// subscribed takes word that there is a subscription. The listener calls it and
+// subscribed is called when there is a subscription. The listener calls it and
 // unsubscribed on one goroutine.
 func (d *deployment) subscribed() {
 	if d.renewer.follow() {
@@ -190,7 +190,7 @@ func (d *deployment) subscribed() {
 	}
 }
 
-// unsubscribed takes word that there is no subscription.
+// unsubscribed is called when there is no subscription.
 func (d *deployment) unsubscribed(err error) {
 	d.deaf = true
 	d.events.lookAgain() // whoever waits has to poll

@@ -9,7 +9,7 @@ import (
 	"github.com/perkey-go/perkey/internal/ctxerr"
 )
 
-// What can go wrong, told apart by errors.Is. A caller's own ctx that ended is
+// What can go wrong, distinguished by [errors.Is]. A caller's own ctx that ended is
 // none of these: it is reported as context.Canceled or
 // context.DeadlineExceeded, with the ctx's cause.
 var (
@@ -25,7 +25,7 @@ var (
 	// given back, and no work ran. Comes with ErrUnavailable.
 	ErrNotReplicated = errors.New("grant not replicated")
 	// ErrLeaseLost: the lease ended before it was released. What the holder did
-	// since may have overlapped with the next holder; its fence tells.
+	// since may have overlapped with the next holder: a store can tell by the fence.
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrDetached: the lease was detached: its key is held by its token now.
 	ErrDetached = errors.New("lease detached")
@@ -42,8 +42,8 @@ var (
 	// ErrInvalidCursor: List did not give this cursor, or its node has left the
 	// Cluster since. Begin again with an empty one.
 	ErrInvalidCursor = errors.New("invalid cursor")
-	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by who took
-	// the key first.
+	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by the call
+	// that took the key first, not by a reentrant one.
 	ErrNotExclusive = errors.New("lease is not exclusive")
 	// ErrClosed: the Locker was closed.
 	ErrClosed = errors.New("locker closed")

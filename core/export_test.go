@@ -94,4 +94,4 @@ func Batchers(l *Locker) map[string]func() int {
 func LookAtNodes(l *Locker) { l.store.(*deployment).looked.Store(0) }
 
 // WaitForNodes sets how long a quorum waits for its nodes.
-func (l *Locker) WaitForNodes(d time.Duration) { l.store.(*quorum).patient = d }
+func (l *Locker) WaitForNodes(d time.Duration) { l.store.(*quorum).timeout = d }

@@ -23,10 +23,10 @@ type Call struct {
 	// Name says what kind of work it is, such as a route or a task type. It is
 	// for logs and metrics; it may be empty.
 	Name string
-	// ID identifies this piece of work, such as a request id, for who inspects the
+	// ID identifies this piece of work, such as a request id, for those who inspect the
 	// key. It may be empty.
 	ID string
-	// Principal is on whose behalf the work is done, such as a user's id, for who
+	// Principal is on whose behalf the work is done, such as a user's id, for the process that
 	// runs it later. It is stored with a deferred call, so it is never a credential.
 	// It may be empty.
 	Principal string
@@ -90,7 +90,7 @@ func (g *Guard) Policy() ConflictPolicy {
 	return g.policy
 }
 
-// Heeds returns the part of a preference that the Guard's policy goes by.
+// Heeds returns the part of a preference that the Guard's policy honors.
 func (g *Guard) Heeds(p Preference) Preference {
 	if g == nil {
 		return Preference{}

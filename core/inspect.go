@@ -94,7 +94,7 @@ type Party struct {
 // that of the process that took the key.
 type Holder struct {
 	Party
-	// Fence is that of the grant. An exclusive hold that was passed on within its
+	// Fence is that of the grant. An exclusive grant that was handed over within its
 	// process has a greater one by now, also after a Downgrade; ForceRelease knows it by either.
 	Fence int64
 	// Since is when the key was granted, by the server's clock: fences are made of
@@ -148,9 +148,9 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 }
 
 // ForceRelease takes the key from the holder that has the fence, whoever that is,
-// and gives it to the next in line. It reports false if no holder has the fence any
+// and gives it to the next that waits. It reports false if no holder has the fence any
 // more: a later holder is never touched. The fence is one that Inspect, an Observer
-// or the lease itself showed; of an exclusive hold that was passed on within its
+// or the lease itself showed; of an exclusive grant that was handed over within its
 // process, and perhaps downgraded then, any of its fences will do, and whichever call of it has the key now
 // loses it.
 //

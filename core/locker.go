@@ -82,7 +82,7 @@ func (l *Locker) sameAs(other *Locker) bool {
 	return l.prefix == other.prefix && l.store.sameAs(other.store)
 }
 
-// storeEvents is a Locker as its store tells it what happens.
+// storeEvents is the Locker as the events of its store.
 type storeEvents Locker
 
 // message takes what a script published: a word, what goes with it, and the key.
@@ -92,7 +92,7 @@ func (e *storeEvents) message(message string) {
 	switch word {
 	case "grant":
 		if g, ok := parseGrant(rest); ok {
-			l.waiters.told(g.name, g.key, g.fence, g.waiting, g.room, now, g.ends)
+			l.waiters.grantMessage(g.name, g.key, g.fence, g.waiting, g.room, now, g.ends)
 		}
 	case "ends":
 		f := strings.SplitN(rest, " ", 3)
@@ -115,7 +115,7 @@ func (e *storeEvents) message(message string) {
 	}
 }
 
-// takenBy takes word that a grant is over: its first fence, and the key.
+// takenBy takes a message that a grant is over: its first fence, and the key.
 func (e *storeEvents) takenBy(words, why string) {
 	fence, key, _ := strings.Cut(words, " ")
 	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
@@ -151,7 +151,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 // and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)
-	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, patience{}, o, err)
+	return l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, waitForever{}, o, err)
 }
 
 // Do runs fn while holding key, for which it waits as Acquire does. It returns
@@ -162,7 +162,7 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) er
 	if fn == nil {
 		err = errNoFunction
 	}
-	lease, err := l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, patience{}, o, err)
+	lease, err := l.obtain(ctx, Call{Key: key, Name: o.name, ID: o.id}, waitForever{}, o, err)
 	if err != nil {
 		return err
 	}

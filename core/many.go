@@ -44,7 +44,7 @@ func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts [
 	o, invalid := l.acquireOptions(opts)
 	g := gathering{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
 	err := errUnwound
-	defer func() { g.tell(err) }()
+	defer func() { g.report(err) }()
 	err = g.obtain(keys, invalid)
 	return g.set, err
 }
@@ -134,11 +134,11 @@ type gathering struct {
 	rounds int
 
 	holds map[string]*hold // what it has so far
-	set   *LeaseSet        // what came of it
+	set   *LeaseSet        // the result
 
 	key     string      // the one that was asked for last
 	waiting int         // calls for it, if it is held
-	waited  bool        // the observer was told that the call waits
+	waited  bool        // OnWaiting was called
 	kind    OutcomeKind // as in attempt
 }
 
@@ -168,7 +168,7 @@ func (g *gathering) run() error {
 				return err
 			}
 		}
-		if err := g.take(conflict.Key, patience{}); err != nil {
+		if err := g.take(conflict.Key, waitForever{}); err != nil {
 			return err
 		}
 	}
@@ -197,7 +197,7 @@ func (g *gathering) rest() error {
 // inOrder takes one key after the other, and waits for each.
 func (g *gathering) inOrder() error {
 	for _, key := range g.keys {
-		if err := g.take(key, patience{}); err != nil {
+		if err := g.take(key, waitForever{}); err != nil {
 			g.giveBack()
 			return err
 		}

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// grantMessage tells that an entry was granted a key: sendGrant in lua/message.lua writes it.
+// grantMessage says that an entry was granted a key. sendGrant in lua/message.lua writes it.
 type grantMessage struct {
 	name, key string // the entry's name, see named
 	fence     int64

@@ -6,23 +6,24 @@ import (
 	"time"
 )
 
-// Observer is told what a Locker does. Its methods are called on the goroutine
-// that does it, renewals included: they must be quick and must not call the
-// Locker. Embed NopObserver, so that new methods do not break yours.
+// Observer is called with what a Locker does. Its methods run on the goroutine
+// that does it, on several at once, renewals included: they must be safe for concurrent use
+// and quick, and must not call the Locker. Embed [NopObserver], so that new methods do not
+// break yours.
 //
 // Keys are in the events for logs and traces; they make poor metric labels.
 type Observer interface {
-	// OnOutcome: a call for a key has ended. Each call of TryAcquire, Acquire, Do,
-	// TryAcquireAll, AcquireAll and Resume, and of a Guard's Do, is told exactly once,
-	// before it returns and before Do runs its function; so is a call with an invalid key
-	// or option, and one that ends in a policy's panic. What happens to the call before,
-	// such as the decisions of its policy, is no outcome.
+	// OnOutcome: a call for a key has ended. It is called exactly once for each call of
+	// TryAcquire, Acquire, Do, TryAcquireAll, AcquireAll and Resume, and of a Guard's Do:
+	// before that returns, and before Do runs its function. A call with an invalid key or
+	// option counts too, and one that ends in a policy's panic. What happens to the call
+	// before its end, such as the decisions of its policy, is not an outcome.
 	//
-	// If the call was granted its key, ctx is that of the lease, or of the LeaseSet. A panic
-	// gives the key back.
+	// If the call was granted its key, ctx is that of the lease, or of the [LeaseSet]. If
+	// OnOutcome panics, the key is released.
 	OnOutcome(ctx context.Context, e Outcome)
-	// OnWaiting: a call begins to wait for a key that is held. It is told once at most for
-	// each call, before the call's outcome, which then says DidWait.
+	// OnWaiting: a call begins to wait for a key that is held. It is called at most once for
+	// each call, before the call's outcome, whose DidWait is then true.
 	OnWaiting(ctx context.Context, e Waiting)
 	// OnReleased: a lease was released by its holder, or detached.
 	OnReleased(ctx context.Context, e Released)
@@ -35,7 +36,7 @@ type Observer interface {
 	OnWarning(ctx context.Context, w Warning)
 }
 
-// Released tells of a lease that its holder gave back.
+// Released describes a lease that its holder released.
 type Released struct {
 	Key, Name string
 	// Fence is the lease's, as in its Outcome.
@@ -43,11 +44,11 @@ type Released struct {
 	Held  time.Duration
 	// Err is why Redis was not told; the key is free when its lease ends.
 	Err error
-	// Detached: the key stays taken, for who has the lease's token.
+	// Detached: the key stays held, for the process that has the lease's token.
 	Detached bool
 }
 
-// Lost tells of a lease that ended before its holder gave it back.
+// Lost describes a lease that ended before its holder released it.
 type Lost struct {
 	Key, Name string
 	// Fence is the lease's, as in its Outcome.
@@ -56,7 +57,7 @@ type Lost struct {
 	Cause error
 }
 
-// Renewed tells of one round trip of renewals.
+// Renewed describes one round trip of renewals.
 type Renewed struct {
 	Leases  int
 	Latency time.Duration

@@ -17,12 +17,12 @@ import (
 // replyTimeout bounds how long a call waits for a reply from Redis.
 const replyTimeout = 3 * time.Second
 
-// obtain takes the call's key, or says why it cannot, and tells the observer. A nil policy
+// obtain takes the call's key, or returns why it cannot, and reports the outcome. A nil policy
 // rejects. The call fails with invalid, unless that is nil.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions, invalid error) (*Lease, error) {
 	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now()}
 	err := errUnwound
-	defer func() { a.tell(err) }()
+	defer func() { a.report(err) }()
 	err = a.obtain(invalid)
 	return a.lease, err
 }
@@ -42,12 +42,12 @@ type attempt struct {
 
 	conflict Conflict
 
-	// What came of it: a lease, or a hold without one for a call for several keys.
+	// The result: a lease, or a hold without one for a call for several keys.
 	lease *Lease
 	hold  *hold
 
-	waited bool        // the observer was told that it waits
-	kind   OutcomeKind // where the error alone does not tell it; see outcomeOf
+	waited bool        // OnWaiting was called
+	kind   OutcomeKind // where the error alone does not say it; see outcomeOf
 }
 
 func (a *attempt) obtain(invalid error) error {
@@ -77,7 +77,7 @@ func (a *attempt) run() error {
 	return a.await()
 }
 
-// once asks Redis for the key, and takes no for an answer.
+// once asks Redis for the key, and does not wait for it.
 func (a *attempt) once() error {
 	l, key := a.locker, a.call.Key
 	watch, announced := "", uint64(0)
@@ -198,7 +198,7 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 		}
 	}
 	if first {
-		a.tellWaiting()
+		a.reportWaiting()
 	}
 	a.locker.store.start()
 	a.conflict.LastDelay = delay
@@ -231,8 +231,8 @@ func (a *attempt) validity(u *waitqueue.Question) time.Time {
 	return trust.Until(u.Sent, a.opts.firstLease())
 }
 
-// question asks Redis in the queue's name. The call sees what comes of it when it looks; an error
-// ends the call, unless Redis is out of reach and the call can wait for it to return.
+// question asks Redis for the queue. The call sees the result when it looks. An error ends the
+// call, unless Redis is out of reach and the call can wait for it to return.
 func (a *attempt) question(w *waiter, u *waitqueue.Question, waits bool) error {
 	mark := notQueued
 	if waits {
@@ -271,7 +271,7 @@ func isOutage(err error) bool {
 }
 
 // ask sends a question. After an error, or when a hold was given to the call meanwhile,
-// what comes of it is given back.
+// a grant that answers it is released.
 func (a *attempt) ask(u *waitqueue.Question, mark any, watch string, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
@@ -338,8 +338,7 @@ func (a *attempt) refusal(d Decision) error {
 	return &ConflictError{Key: a.call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt, Waiting: c.Waiting}
 }
 
-// keep reserves the key for a call that was deferred. The call is stored, whatever
-// comes of this.
+// keep reserves the key for a call that was deferred. The call is stored even if this fails.
 func (a *attempt) keep(d Decision) {
 	l, key := a.locker, a.call.Key
 	if d.keep <= 0 || !l.store.queues() {
@@ -386,8 +385,8 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 	return nil, nil
 }
 
-// cancel gives up, in the background, what an entry may have without our knowing; after ttl
-// there is nothing left to give up. A Locker that is closed has no background: then it blocks.
+// cancel gives up, in the background, what an entry may have without our knowing. After ttl
+// there is nothing left to give up. A closed Locker has no background: then cancel blocks.
 func (l *Locker) cancel(req releaseRequest, ttl time.Duration) {
 	if !l.store.cancel(req, ttl, func() { l.notices.freed(keyOf(l.prefix, req.record)) }) {
 		_, _ = l.store.release(context.Background(), req)
@@ -424,7 +423,7 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 	return reply.owned, err
 }
 
-// discard gives up holds that got no lease. It does not keep a caller who has left.
+// discard gives up holds that got no lease, in the background if the caller has left.
 func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	if len(holds) == 0 {
 		return
@@ -444,11 +443,11 @@ func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	release()
 }
 
-// patience is the policy of Acquire: to wait as long as it takes.
-type patience struct{}
+// waitForever is the policy of Acquire: to wait as long as it takes.
+type waitForever struct{}
 
-func (patience) OnConflict(context.Context, Conflict) (Decision, error) {
+func (waitForever) OnConflict(context.Context, Conflict) (Decision, error) {
 	return RetryAfter(time.Hour), nil
 }
 
-func (patience) Waits() bool { return true }
+func (waitForever) Waits() bool { return true }

@@ -24,11 +24,9 @@ const (
 
 // settings is what Options say.
 type settings struct {
-	prefix string
-	ttl    time.Duration
-	// Bounds the lease of a grant that its caller has not confirmed by a renewal: whatever is
-	// lost on the way, the key is free again after it.
-	firstLease time.Duration
+	prefix     string
+	ttl        time.Duration
+	firstLease time.Duration // see WithFirstLease
 	observer   Observer
 	renewer    redis.UniversalClient // nil: one like the Locker's
 	// Bounds on waiting calls.
@@ -65,10 +63,11 @@ func WithTTL(d time.Duration) Option {
 }
 
 // WithFirstLease bounds the lease of a grant until its first renewal, which comes after a
-// third of it. It is a compromise: a grant whose caller never learns of it, since the reply
-// is lost and the process or its connection is gone, keeps its key for so long; and a Redis that is away for
-// up to two thirds of it costs no holder its lease, however young that is. A key that another
-// process's release hands over is granted for 1 s until its first renewal, whatever this says.
+// third of it. It is a compromise. A grant whose caller never learns of it, since the reply
+// is lost and the process or its connection is gone, keeps its key for so long. And a Redis
+// that is away for up to two thirds of it costs no holder its lease, however young that is. A
+// key that another process's release hands over is granted for 1 s until its first renewal,
+// whatever this says.
 // Default 10 s; at least 100 ms, at most 24 h. A TTL that is shorter bounds the first lease
 // too, so that WithFirstLease(core.MaxTTL) makes it the whole TTL.
 func WithFirstLease(d time.Duration) Option {
@@ -92,7 +91,7 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithObserver sets who is told what happens. Default: nobody.
+// WithObserver sets the [Observer]. Default: [NopObserver]. A nil one is an ErrInvalidOption.
 func WithObserver(o Observer) Option {
 	return func(s *settings) error {
 		if o == nil {
@@ -108,9 +107,9 @@ func WithObserver(o Observer) Option {
 const DefaultMaxWaiters = 10_000
 
 // WithMaxWaiters bounds the calls that wait at the same time: perKey for one key,
-// total for all. A call beyond that does not wait, whatever its policy says: it fails as
-// a conflict if others wait for its key, which is held, and with ErrUnavailable if nothing
-// is known of the key. In Redis at most 1,024 Lockers wait for one key. Default 10,000 and 100,000;
+// total for all. A call beyond that does not wait, whatever its policy says: it fails with a
+// [*ConflictError] if its key is known to be held, and with [ErrUnavailable] otherwise. In
+// Redis at most 1,024 Lockers wait for one key. Default 10,000 and 100,000;
 // perKey is at least 1, and total no less than perKey.
 func WithMaxWaiters(perKey, total int) Option {
 	return func(s *settings) error {
@@ -185,7 +184,7 @@ func Shared() AcquireOption {
 }
 
 // Counted takes the key if fewer than n hold it: a counting semaphore. All calls for
-// one key should say the same n; when it is changed, each call goes by its own n, so
+// one key should give the same n; when it is changed, each call uses its own n, so
 // that a smaller one takes effect as the holders leave. 1 is exclusive; at most MaxCount.
 func Counted(n int) AcquireOption {
 	return func(o *acquireOptions) error {
@@ -230,7 +229,7 @@ func Named(name, id string) AcquireOption {
 	}
 }
 
-// LeaseTTL overrides the Locker's TTL. The lease is renewed all the same. 100 ms to 24 h.
+// LeaseTTL overrides the Locker's TTL. The lease is still renewed. 100 ms to 24 h.
 func LeaseTTL(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
 		o.ttl = d
@@ -248,8 +247,8 @@ func FixedLease(d time.Duration) AcquireOption {
 }
 
 // NotifyRelease sends the key on ch once, without blocking, when the key that
-// was found held is announced to be free. As with signal.Notify, ch must have
-// room. An announcement can be lost: a time-out must stand beside it.
+// was found held may be free. As with [signal.Notify], ch must have
+// room. The notification can be lost: wait with a time-out as well.
 func NotifyRelease(ch chan<- string) AcquireOption {
 	return func(o *acquireOptions) error {
 		if ch == nil {

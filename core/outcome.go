@@ -10,7 +10,7 @@ import (
 // labels.
 type OutcomeKind string
 
-// The outcomes of calls.
+// How a call can end.
 const (
 	// OutcomeAcquired: the call has its key, or all of its keys.
 	OutcomeAcquired OutcomeKind = "acquired"
@@ -19,43 +19,44 @@ const (
 	OutcomeConflict OutcomeKind = "conflict"
 	// OutcomeDeferred: the policy stored the call to run later.
 	OutcomeDeferred OutcomeKind = "deferred"
-	// OutcomeShed: too many calls wait already: see WithMaxWaiters. The call's error is a
-	// *ConflictError if its key is known to be held, and wraps ErrUnavailable otherwise.
+	// OutcomeShed: too many calls wait already; see [WithMaxWaiters]. The call's error is a
+	// [*ConflictError] if its key is known to be held, and wraps [ErrUnavailable] otherwise.
 	OutcomeShed OutcomeKind = "shed"
 	// OutcomeLeft: the caller's ctx was cancelled.
 	OutcomeLeft OutcomeKind = "left"
 	// OutcomeDeadline: the deadline of the caller's ctx passed.
 	OutcomeDeadline OutcomeKind = "deadline"
-	// OutcomeUnavailable: the call failed with ErrUnavailable.
+	// OutcomeUnavailable: the call failed with [ErrUnavailable].
 	OutcomeUnavailable OutcomeKind = "unavailable"
-	// OutcomeClosed: the call failed with ErrClosed.
+	// OutcomeClosed: the call failed with [ErrClosed].
 	OutcomeClosed OutcomeKind = "closed"
 	// OutcomeError: the call failed in another way: its key, an option or its token is
-	// invalid, its token was lost, it ended with ErrUpgrade, or its policy or
+	// invalid, its token's lease was lost, it ended with [ErrUpgrade], or its policy or
 	// Call.BeforeWait failed or panicked. A policy's error is of this kind whatever it
 	// wraps, unless it is that of the caller's ctx.
 	OutcomeError OutcomeKind = "error"
 )
 
-// Outcome tells how a call ended.
+// Outcome says how a call ended. The [Observer] gets one for each call.
 type Outcome struct {
 	Kind OutcomeKind
 	// Key is what the call asked for: empty if that is invalid. Of a call for several
 	// keys it is the one that was asked for last, such as the one that is held, or the
 	// first one if all were acquired.
 	Key string
-	// Name and ID are the Call's, or what Named said.
+	// Name and ID are those of the [Call], or of [Named].
 	Name, ID string
 	// Mode is how the call wanted to hold the key: empty if Key is.
 	Mode Mode
-	// Fence is the lease's fencing token; 0 if the call was not acquired.
+	// Fence is the lease's fence; 0 if the call was not granted its key.
 	Fence int64
 	// Leases is how many leases were granted: 1, or more for several keys. It is 0 if the
-	// call was not acquired, and for keys that its ctx held already. Each of them ends with
+	// call was granted none, and for keys that its ctx held already. Each of them ends with
 	// OnReleased or OnLost.
 	Leases int
-	// Keys are those of an AcquireAll or TryAcquireAll, sorted, and Fences, if they were
-	// acquired, their fences; nil for other calls, and if one of the keys is invalid.
+	// Keys are those of an AcquireAll or TryAcquireAll, sorted. Fences are their fences, in
+	// the same order, if they were granted. Both are nil for other calls; Keys also if one of
+	// them is invalid.
 	Keys   []string
 	Fences []int64
 	// Waited is the time from the call to its end.
@@ -67,21 +68,21 @@ type Outcome struct {
 	// Waiting is how many calls waited for the key when the call last met a conflict, as in
 	// Conflict; 0 if it met none.
 	Waiting int
-	// DidWait: OnWaiting was told of the call.
+	// DidWait: OnWaiting was called for the call.
 	DidWait bool
 	// Resumed: the call is a Resume.
 	Resumed bool
-	// Cause is the error that the call returns; nil if it was acquired. A *DeferredError has
-	// the ticket.
+	// Cause is the error that the call returns; nil if it was granted its key. A
+	// [*DeferredError] has the ticket.
 	Cause error
 }
 
-// Waiting tells of a call that begins to wait.
+// Waiting describes a call that begins to wait.
 type Waiting struct {
 	// Key, Name, ID and Mode are as in Outcome.
 	Key, Name, ID string
 	Mode          Mode
-	// Waiting is how many calls wait for the key, as in Conflict.
+	// Waiting is how many calls wait for the key, as in [Conflict].
 	Waiting int
 	// Remaining is what is left of the holder's lease; 0: not known.
 	Remaining time.Duration
@@ -90,8 +91,8 @@ type Waiting struct {
 // errUnwound is the outcome of a call that does not return.
 var errUnwound = errors.New("core: a panic or runtime.Goexit ended the call")
 
-// outcomeOf says how a call under ctx ended with err. What known says, the error does not
-// tell: the call was shed, or err is that of its policy or of BeforeWait.
+// outcomeOf is how a call under ctx ended with err. known, if it is not empty, is what err alone
+// does not say: the call was shed, or err is that of its policy or of BeforeWait.
 func outcomeOf(ctx context.Context, err error, known OutcomeKind) OutcomeKind {
 	over := ctx.Err()
 	switch {
@@ -118,9 +119,9 @@ func outcomeOf(ctx context.Context, err error, known OutcomeKind) OutcomeKind {
 	return OutcomeError
 }
 
-// tell tells the observer how the call ended. An observer's panic does not leave the key
+// report calls OnOutcome: the call has ended, with err. An observer's panic does not leave the key
 // held.
-func (a *attempt) tell(err error) {
+func (a *attempt) report(err error) {
 	e := Outcome{
 		Kind: outcomeOf(a.ctx, err, a.kind), Key: a.call.Key, Name: a.call.Name, ID: a.call.ID, Mode: modeOf(a.opts.limit),
 		Attempts: a.conflict.Attempt, Waiting: a.conflict.Waiting, DidWait: a.waited, Resumed: a.resumed, Cause: err,
@@ -141,18 +142,18 @@ func (a *attempt) tell(err error) {
 	if lease.reentered == nil {
 		e.Leases, e.Attempts, e.Waited = 1, e.Attempts+1, lease.granted.Sub(a.start)
 	}
-	told := false
+	reported := false
 	defer func() {
-		if !told {
+		if !reported {
 			_ = lease.Release(lease.Context())
 		}
 	}()
 	a.locker.observer.OnOutcome(lease.Context(), e)
-	told = true
+	reported = true
 }
 
-// tellWaiting tells the observer, once, that the call waits.
-func (a *attempt) tellWaiting() {
+// reportWaiting calls OnWaiting, once for the call.
+func (a *attempt) reportWaiting() {
 	waited := &a.waited
 	if a.all != nil {
 		waited = &a.all.waited
@@ -167,8 +168,8 @@ func (a *attempt) tellWaiting() {
 	})
 }
 
-// tell is that of attempt, for several keys.
-func (g *gathering) tell(err error) {
+// report is that of attempt, for several keys.
+func (g *gathering) report(err error) {
 	e := Outcome{
 		Kind: outcomeOf(g.ctx, err, g.kind), Key: g.key, Name: g.opts.name, ID: g.opts.id, Keys: g.all,
 		Waited: time.Since(g.start), Attempts: g.rounds, Waiting: g.waiting, DidWait: g.waited, Cause: err,
@@ -188,12 +189,12 @@ func (g *gathering) tell(err error) {
 		}
 	}
 	e.Fence = e.Fences[0]
-	told := false
+	reported := false
 	defer func() {
-		if !told {
+		if !reported {
 			_ = g.set.Release(g.set.ctx)
 		}
 	}()
 	g.locker.observer.OnOutcome(g.set.ctx, e)
-	told = true
+	reported = true
 }

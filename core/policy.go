@@ -67,10 +67,9 @@ const (
 // Reject refuses the call with a *ConflictError.
 func Reject() Decision { return Decision{} }
 
-// RetryAfter lets the call wait for d, or until the key is released if that is
-// earlier, and ask again. A d of more than a second is waited for in steps of a
-// second, at each of which the call asks: word of the release can be lost. A
-// negative d is zero.
+// RetryAfter lets the call wait for d, or until it is granted the key if that is earlier;
+// after d the policy decides again. Should the message of a grant be lost while the call
+// waits, that is noticed after 1 to 5 s, however long d is. A negative d is zero.
 func RetryAfter(d time.Duration) Decision {
 	return Decision{kind: decideRetry, delay: max(d, 0)}
 }

@@ -3,7 +3,7 @@ package core
 import "time"
 
 // Preference is what a caller would like to happen if its key is held, such as what
-// an HTTP client says with Prefer. A policy goes by it within what it would do
+// an HTTP client says with Prefer. A policy honors it within what it would do
 // anyway: a call never waits longer than its policy lets it, and is deferred only by
 // a policy that defers. The zero Preference leaves everything to the policy.
 type Preference struct {
@@ -17,14 +17,14 @@ type Preference struct {
 	Async bool
 }
 
-// PreferencePolicy may be implemented by a policy that goes by Call.Prefer.
+// PreferencePolicy may be implemented by a policy that honors Call.Prefer.
 type PreferencePolicy interface {
-	// Heeds returns the part of a preference that the policy goes by. It does not
+	// Heeds returns the part of a preference that the policy honors. It does not
 	// depend on the conflict.
 	Heeds(p Preference) Preference
 }
 
-// Heeded returns the part of a preference that policy goes by: nothing, if it is not a
+// Heeded returns the part of a preference that policy honors: nothing, if it is not a
 // PreferencePolicy.
 func Heeded(policy ConflictPolicy, p Preference) Preference {
 	if heeding, ok := policy.(PreferencePolicy); ok && p != (Preference{}) {

@@ -72,7 +72,7 @@ func NewQuorum(clients []redis.UniversalClient, opts ...Option) (*Locker, error)
 	l.fences = fenceBlock / 2
 	q := &quorum{
 		lifecycle: l.lifecycle, prefix: l.prefix, ttl: l.ttl, fences: l.fences,
-		majority: len(clients)/2 + 1, patient: maxPatience, late: map[string]*candidacy{},
+		majority: len(clients)/2 + 1, timeout: maxNodeTimeout, late: map[string]*quorumAttempt{},
 	}
 	for _, rdb := range clients {
 		q.nodes = append(q.nodes, &node{deployment: newDeployment(rdb, nil, l.id, l.prefix, l.lifecycle, (*storeEvents)(l))})
@@ -92,10 +92,10 @@ type quorum struct {
 	fences   int64 // how many an exclusive hold may use
 	nodes    []*node
 	majority int
-	patient  time.Duration // the longest that a node is waited for
+	timeout  time.Duration // the longest that a node is waited for
 
 	mu   sync.Mutex
-	late map[string]*candidacy // granted, while some nodes have not answered: by entry
+	late map[string]*quorumAttempt // granted, while some nodes have not answered: by entry
 }
 
 // node is one Redis of a quorum.
@@ -107,8 +107,8 @@ type node struct {
 	heard time.Time // when the last answer came, or the first of these was sent
 }
 
-// maxPatience bounds how long a node is waited for when it decides something.
-const maxPatience = 500 * time.Millisecond
+// maxNodeTimeout bounds how long a node is waited for when it decides something.
+const maxNodeTimeout = 500 * time.Millisecond
 
 var (
 	errSilent     = errors.New("the node does not answer, and has enough to do when it does")
@@ -123,12 +123,12 @@ func noMajority(err error) error {
 	return fmt.Errorf("%w: %w", errNoMajority, err)
 }
 
-// patience is how long the nodes have to answer a question about a lease of ttl.
-func (q *quorum) patience(ttl time.Duration) time.Duration {
-	if q.patient > maxPatience {
-		return q.patient
+// timeoutFor is how long the nodes have to answer a question about a lease of ttl.
+func (q *quorum) timeoutFor(ttl time.Duration) time.Duration {
+	if q.timeout > maxNodeTimeout {
+		return q.timeout
 	}
-	return max(min(ttl/6, maxPatience), 2*schedule.Horizon)
+	return max(min(ttl/6, maxNodeTimeout), 2*schedule.Horizon)
 }
 
 func (q *quorum) sameAs(other store) bool {
@@ -169,7 +169,7 @@ func (q *quorum) cancel(req releaseRequest, ttl time.Duration, done func()) (ok 
 	return ok
 }
 
-func (q *quorum) admit(string, string, []companion, func([]int64, error)) bool { return false }
+func (q *quorum) admit(string, string, []follower, func([]int64, error)) bool { return false }
 
 func (q *quorum) publish(ctx context.Context, locker, text string) {
 	for _, n := range q.nodes {
@@ -193,7 +193,7 @@ func (q *quorum) start() {
 func (q *quorum) close() {
 	q.mu.Lock()
 	late := q.late
-	q.late = map[string]*candidacy{}
+	q.late = map[string]*quorumAttempt{}
 	q.mu.Unlock()
 	for _, c := range late {
 		c.hurry()
@@ -213,7 +213,7 @@ func (q *quorum) wait() {
 func (n *node) silent() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.out >= batcherMax && time.Since(n.heard) > maxPatience
+	return n.out >= batcherMax && time.Since(n.heard) > maxNodeTimeout
 }
 
 func (n *node) asked() {
@@ -234,16 +234,16 @@ func (n *node) answered(err error) {
 	}
 }
 
-// submit has cmd sent, and tell called with what comes of it.
-func (n *node) submit(cmd *command, tell func(result)) {
-	if cmd.tell = tell; n.silent() {
+// submit sends cmd, and calls onReply with its result.
+func (n *node) submit(cmd *command, onReply func(result)) {
+	if cmd.onReply = onReply; n.silent() {
 		n.deliver(cmd, result{err: errSilent})
 		return
 	}
 	n.asked()
-	cmd.tell = func(r result) {
+	cmd.onReply = func(r result) {
 		n.answered(r.err)
-		tell(r)
+		onReply(r)
 	}
 	if !n.batcher(cmd.record).submit(cmd) {
 		n.deliver(cmd, result{err: ErrClosed})

@@ -10,11 +10,11 @@ import (
 // renew implements store. It asks every node to renew the leases. A lease is renewed if a majority of nodes
 // has, and gone if so many do not know it that the others are no majority.
 func (q *quorum) renew(ctx context.Context, batch []renewal) []renewalReply {
-	patience := maxPatience
+	timeout := maxNodeTimeout
 	tallies := make([]tally, len(batch))
 	for i, r := range batch {
 		tallies[i] = tally{nodes: len(q.nodes), majority: q.majority}
-		patience = min(patience, q.patience(r.ttl))
+		timeout = min(timeout, q.timeoutFor(r.ttl))
 	}
 	var mu sync.Mutex
 	errs := make([]error, len(batch))
@@ -56,7 +56,7 @@ func (q *quorum) renew(ctx context.Context, batch []renewal) []renewalReply {
 			count(failures(batch, errSilent))
 		}
 	}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-done:
@@ -143,7 +143,7 @@ func (q *quorum) release(ctx context.Context, req releaseRequest) (reply release
 			closed.Go(tell) // the Locker is closed: its caller waits for what is left to do
 		}
 	}
-	timer := time.NewTimer(maxPatience)
+	timer := time.NewTimer(maxNodeTimeout)
 	defer timer.Stop()
 	select {
 	case <-done:

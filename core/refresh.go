@@ -7,11 +7,11 @@ import (
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
-// refreshGather is how long a refresh waits for the others that are due.
+// refreshGather is how long a refresh waits for others, to go with them.
 const refreshGather = 5 * time.Millisecond
 
-// refresh tells Redis that the token of a wait queue still waits, and asks what has become of it. It
-// costs a fraction of a question, and many go into one command.
+// refresh tells Redis that the token of a wait queue still waits, and asks for its place. It costs
+// Redis a fraction of a question, and many go into one command.
 type refresh struct {
 	queueKey
 	record, entry string

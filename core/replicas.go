@@ -18,10 +18,10 @@ import (
 // lease that a failover to one of them keeps. If fewer have it after timeout the
 // grant is given back, and the call fails with an error that wraps ErrNotReplicated
 // and ErrUnavailable. It costs one more round trip, and the time that replication
-// takes, for each grant by Redis; a key that is passed on within the process has
+// takes, for each grant by Redis; a grant that is handed over within the process has
 // been replicated already.
 //
-// It tells, it does not undo. A failover to a replica that is not among the n can
+// It reports, and does not undo. A failover to a replica that is not among the n can
 // still lose the grant. Nor are renewals waited for: a replica that has the grant but
 // not its last renewals frees the key earlier than the holder reckons, which the
 // holder learns at its next renewal. For what must not overlap even then there is the

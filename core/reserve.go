@@ -67,14 +67,15 @@ func reserving(d Decision, span time.Duration, parked func(context.Context) (boo
 	return d
 }
 
-// reservations are the keys that were said to be reserved of late, and when.
+// reservations are the keys of which a message, or a reply, lately said that they are reserved,
+// and when it did.
 type reservations struct {
 	said  map[string]time.Time
 	swept time.Time
 }
 
-// A hold is handed over for MaxHandOver at most, so that only what was said about then
-// matters. The message can come a little before the hold does.
+// A hold is handed over for MaxHandOver at most, so older messages do not matter. The message
+// can come a little before the hold does.
 const reservationCounts = 2 * waitqueue.MaxHandOver
 
 // note records that key is reserved.

@@ -60,7 +60,7 @@ var everything = map[faultKind]time.Duration{
 // soakTotal is what rounds came to.
 type soakTotal struct {
 	counts     history.Counts
-	companions int
+	followers  int
 	faults     map[faultKind]int
 	violations map[string]int
 	undecided  int
@@ -73,7 +73,7 @@ func (n soakTotal) answered() int { return n.counts.Ops - n.counts.Unknown }
 func (n soakTotal) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d operations in %s of work on %d keys: %d grants, %d of them seen at work, %d along with another of their process, %d refusals, %d leases lost, %d unknown outcomes\n",
-		n.counts.Ops, n.elapsed, n.counts.Keys, n.counts.Grants, n.counts.Windows, n.companions, n.counts.Conflicts, n.counts.Lost, n.counts.Unknown)
+		n.counts.Ops, n.elapsed, n.counts.Keys, n.counts.Grants, n.counts.Windows, n.followers, n.counts.Conflicts, n.counts.Lost, n.counts.Unknown)
 	b.WriteString("faults:")
 	for _, kind := range slices.Sorted(maps.Keys(n.faults)) {
 		fmt.Fprintf(&b, " %s %d,", kind, n.faults[kind])
@@ -96,7 +96,7 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 		}
 		total.elapsed += round.Length
 		total.counts.Add(history.Count(result.ops))
-		total.companions += companions(result.ops)
+		total.followers += followers(result.ops)
 		for kind, n := range result.faults {
 			total.faults[kind] += n
 		}
@@ -117,9 +117,9 @@ func soak(t *testing.T, round soakRound, ops int) soakTotal {
 	}
 }
 
-// companions counts the grants that came along with another one of their process: the fences of
+// followers counts the grants that came along with another one of their process: the fences of
 // one admission are consecutive numbers.
-func companions(ops []history.Op) (n int) {
+func followers(ops []history.Op) (n int) {
 	type grant struct {
 		client int
 		key    string
@@ -157,7 +157,7 @@ func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 		enough = 100
 	}
 	if round.Crowded && total.counts.Grants > enough {
-		require.Positive(t, total.companions, "grants along with another of their process")
+		require.Positive(t, total.followers, "grants along with another of their process")
 	}
 	rounds := int(total.elapsed / round.Length)
 	for kind, gap := range round.Faults {

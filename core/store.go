@@ -24,15 +24,15 @@ type store interface {
 	extend(ctx context.Context, op, record, entry string, ttl time.Duration) (owned, waiting bool, err error)
 	// release gives up what an entry has, even when ctx is dead.
 	release(ctx context.Context, req releaseRequest) (releaseReply, error)
-	// admit admits companions beside their leader, a holder of the key, and calls done with a
+	// admit admits followers beside their leader, a holder of the key, and calls done with a
 	// fence for each, zero if it was not admitted: perhaps before it returns. It does not block,
 	// and reports false when the Locker is closed. It is for stores that queue.
-	admit(record, leader string, companions []companion, done func(fences []int64, err error)) bool
+	admit(record, leader string, followers []follower, done func(fences []int64, err error)) bool
 	// cancel is a release that nobody waits for. It goes on trying for ttl, and calls done when
 	// Redis has answered; a nil done is not called. It does not block, and reports false when
 	// the Locker is closed.
 	cancel(req releaseRequest, ttl time.Duration, done func()) bool
-	// publish sends a message to another Locker. That nobody got it is no error.
+	// publish sends a message to another Locker. It is not an error if nobody receives it.
 	publish(ctx context.Context, locker, text string)
 
 	// replicates is why WaitReplicas cannot be used; nil: it can.
@@ -87,11 +87,11 @@ func (q *question) late(ctx context.Context) error {
 	return nil
 }
 
-// events is who takes what Redis says without being asked: the Locker.
+// events takes what Redis sends without being asked: the Locker does.
 type events interface {
 	// message takes what a script published.
 	message(text string)
-	// lookAgain has everybody who waits ask again: messages may have been missed.
+	// lookAgain has all calls that wait ask again: messages may have been missed.
 	lookAgain()
 	// renewSoon has all leases renewed that are renewed at all: they may be gone from Redis.
 	renewSoon()

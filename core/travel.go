@@ -106,7 +106,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption) (*Lease, error) {
 	a := attempt{locker: l, ctx: ctx, opts: &acquireOptions{}, start: time.Now(), resumed: true}
 	err := errUnwound
-	defer func() { a.tell(err) }()
+	defer func() { a.report(err) }()
 	err = a.resume(token, opts)
 	return a.lease, err
 }

@@ -14,13 +14,13 @@ const (
 	// How often a wait queue asks while nobody could wake it.
 	pollMin = 10 * time.Millisecond
 	pollMax = 250 * time.Millisecond
-	// The longest a waiting call goes without asking again, whatever its policy says: the
-	// message that it waits for can have been lost.
+	// For how long a wait queue relies on being woken, at first: the message that it waits for
+	// can have been lost. Then its token is refreshed.
 	pollFloor = time.Second
 )
 
-// waiters keeps the calls of this process that wait for keys. A wait queue for each key and
-// limit decides what they do, which waiters does: it has the mutex, the clock and the channels.
+// waiters keeps the calls of this process that wait for keys. A [waitqueue.Queue] for each key and
+// limit decides what is to be done. waiters does it: it has the mutex, the clock and the channels.
 //
 // A queue has at most one token in the key's FIFO in Redis, and only its first call asks. While
 // this process holds a key exclusively, its queue does not ask at all: the release hands the
@@ -34,7 +34,7 @@ type waiters struct {
 	mu       sync.Mutex
 	queues   map[queueKey]*queue
 	waiting  int          // calls in all queues
-	reserved reservations // keys of which a hold is not handed over
+	reserved reservations // keys whose holds are not handed over
 
 	admissions []admission       // to be sent when mu is free
 	refreshes  map[any][]refresh // to be sent, by node; nil while others are out
@@ -80,7 +80,7 @@ func newWaiters(l *Locker) *waiters {
 				if ordered {
 					return backoff.Spread(backoff.Exponential(n, pollMin, pollMax))
 				}
-				// Spread widely: callers of whom none had a majority are not to meet again.
+				// Spread widely: if no caller had a majority, they are not to ask together again.
 				return pollMin + backoff.Full(n, 2*pollMin, pollMax-pollMin)
 			},
 			Spread: backoff.Spread,
@@ -171,7 +171,7 @@ func (w *waiters) unlock() {
 	w.admissions = nil
 	w.mu.Unlock()
 	for _, a := range all {
-		_ = w.locker.store.admit(a.record, a.Leader, a.companions, a.answered)
+		_ = w.locker.store.admit(a.record, a.Leader, a.followers, a.answered)
 	}
 }
 
@@ -253,8 +253,8 @@ func (w *waiters) orphaned(key, token string, fence, server int64) {
 	}
 }
 
-// leave takes the call out of its queue. What was given to it and not taken goes on to
-// the next.
+// leave takes the call out of its queue. A hold that was given to it and not taken goes to the
+// next call.
 func (c *waiter) leave() {
 	w := c.all
 	w.mu.Lock()
@@ -285,9 +285,8 @@ func (c *waiter) rejoin(h *hold) {
 	c.queue.Rejoin(&c.Call, h.fence)
 }
 
-// sendAway waits, but not for long, until the calls that wait have seen that the
-// Locker is closing: those that left before it is closed give up their places in
-// Redis.
+// sendAway waits until the calls that wait have seen that the Locker is closing, 100 ms at
+// most: those that leave before it is closed give up their places in Redis.
 func (w *waiters) sendAway() {
 	for range 100 {
 		w.mu.Lock()
@@ -330,14 +329,14 @@ func (c *waiter) hint() (remaining time.Duration, waiting int, failure error) {
 	return max(0, remaining), waiting, c.queue.Failure()
 }
 
-// told takes a grant that was published to the token that a message names so. The message
+// grantMessage takes a grant that was published to the token that the message names. The message
 // says when the claim ends on the server's clock, in ms.
-func (w *waiters) told(name, key string, fence int64, wanted, room bool, now time.Time, ends int64) {
+func (w *waiters) grantMessage(name, key string, fence int64, wanted, room bool, now time.Time, ends int64) {
 	w.mu.Lock()
 	defer w.unlock()
 	q := w.queues[queueKey{key, limitOf(name)}]
 	if q != nil && q.Token() != "" && named(q.Token()) == name {
-		w.run(q, nil, q.Told(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: fence, Wanted: wanted, Room: room}, ends))
+		w.run(q, nil, q.GrantMessage(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: fence, Wanted: wanted, Room: room}, ends))
 	}
 }
 
@@ -395,8 +394,8 @@ func (w *waiters) lost(h *hold) {
 	}
 }
 
-// ends takes word of when the key will be free, without a release: the rest of a MinHold. It is
-// for the token that a message names so, one of the first in the key's FIFO.
+// ends takes a message that says when the key will be free without a release, since the rest of a
+// MinHold is over. It is for the token that the message names, one of the first in the key's FIFO.
 func (w *waiters) ends(name, key string, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

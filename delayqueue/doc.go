@@ -33,7 +33,7 @@
 //
 // Three counters are apart. Attempts: claims that led to a handler, or may have.
 // Conflicts: turns at which the key was held; they spend no attempt, and the
-// message stays first in the line of its key. Losses: attempts whose outcome is
+// message stays first in the FIFO of its key. Losses: attempts whose outcome is
 // unknown, because the worker died or lost its claim or the key's lease. A
 // message dies of its attempts, never of conflicts: those are bounded by its age.
 //
@@ -45,7 +45,7 @@
 //
 // # Turns
 //
-// A worker that has the lock of a key runs the messages in its line one after the
+// A worker that has the lock of a key runs the messages in its FIFO one after the
 // other under that one lease, for 100 ms at most; then other keys have their turn.
 //
 // Fresh calls do not come between: a key with parked messages is reserved for them,
@@ -87,7 +87,7 @@
 //	                       :running       ZSET  ends of claims
 //	                       :dead          ZSET  times of death
 //	                       :message:<id>  HASH  a message
-//	                       :order:<key>   LIST  the line of a key; its head is in due or running
+//	                       :order:<key>   LIST  the FIFO of a key; its head is in due or running
 //	                       :claim:<token> STRING what a claim took, should it be sent again
 //	                       :receipt:<token> what an operation did, should it be sent again
 //	                       :audit         STRING where the next audit begins
@@ -100,9 +100,9 @@
 // The i-th of n partitions has {<name>/i.n} for {<name>}.
 //
 // A queued message whose record is whole gets its turn back when somebody else
-// damages one of these sets or lines: each look of a worker audits 100 of them, once
+// damages one of these sets or FIFOs: each look of a worker audits 100 of them, once
 // a second at most. A running one relies on running: should that be lost, and its worker die before
-// the next heartbeat, nobody runs it again until its key's line moves on.
+// the next heartbeat, nobody runs it again until its key's FIFO moves on.
 //
 // Everything has a TTL that outlives its use. A payload goes with the end of its
 // message, except a dead one's. WithEncryption seals payloads, results and causes.

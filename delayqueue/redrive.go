@@ -10,7 +10,7 @@ import (
 )
 
 // Redrive puts a dead letter back into the queue, under its id, at the end of its
-// key's line, due at once. Its attempts and conflicts are counted anew; its losses
+// key's FIFO, due at once. Its attempts and conflicts are counted anew; its losses
 // stay, and its cause until it has another. It may be started for maxAge from now; zero
 // is the queue's max age.
 //

@@ -98,9 +98,9 @@ func (t *turn) run(c *claim) (next *claim) {
 			next = t.follow(c, v)
 			return
 		}
-		// The lock goes first, while the claim still keeps the message, and with it the
-		// line of its key, where it is: who is told that a message is done finds its
-		// key free.
+		// The lock is released first, while the claim still keeps the message, and with it
+		// the FIFO of its key, in place: a client that learns that its message is done
+		// finds the key free.
 		if lost := t.release(c.message, v); lost != nil {
 			v = w.judge(c, err, lost)
 		}

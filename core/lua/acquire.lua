@@ -13,7 +13,7 @@
 --          {1, fence, 1} if granted and somebody waits
 --          {1, fence, 2} if granted and the key is reserved
 --          {0, ms left of a holder's lease, server's time in ms, place in the
---          queue, length of the queue}; the place is 0 for who is not in it, and
+--          queue, length of the queue}; the place is 0 if it is not in it, and
 --          -1 if the record is foreign and has no queue
 -- #include record.lua
 local lease = tonumber(ARGV[2])

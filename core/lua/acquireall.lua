@@ -2,8 +2,8 @@
 -- or others wait for it.
 --
 -- A grant that was published must be written too, so nothing may stop the script between
--- the two. HLEN fails before that if a key is of another type. If memory is full Redis
--- refuses a new record, unless the script has already written: existing records come first.
+-- the two. HLEN fails before that if a key is of another type. serve writes before it
+-- publishes: from then on Redis refuses nothing, even if its memory is full.
 --
 -- KEYS     the records, as in record.lua
 -- ARGV[1]  the caller's entry, the same on each key
@@ -13,7 +13,7 @@
 --          somebody waits for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
-local all, sizes, saves, grants, order = KEYS, {}, {}, {}, {}
+local all, sizes, saves, grants = KEYS, {}, {}, {}
 for i = 1, #all do
   sizes[i] = redis.call('HLEN', all[i])
 end
@@ -40,7 +40,6 @@ for i = 1, #all do
     end
     return {0, i, left, queued}
   end
-  table.insert(order, exists and 1 or #order + 1, i) -- those that are there first
   grants[i] = function()
     local its
     if not mine then
@@ -60,7 +59,7 @@ for i = 1, #all do
 end
 
 local replies = {1}
-for _, i in ipairs(order) do
+for i = 1, #all do
   replies[2 * i], replies[2 * i + 1] = grants[i]()
 end
 return replies

@@ -1,5 +1,5 @@
--- Admits calls of one process beside its holder, with which they stood in line when it was
--- granted the key: shared ones past the queue, others only if nobody waits there.
+-- Admits calls of one process beside its holder, with which they waited when it was granted
+-- the key: shared ones past the queue, others only if nobody waits there.
 --
 -- ARGV[1]  the holder's entry
 -- ARGV[2]  and so on, for each call: its entry, the length of its lease in ms, and

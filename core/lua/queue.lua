@@ -79,7 +79,7 @@ local function grant(e, lease, what)
 end
 
 -- reserve keeps the key for parked work, for so many ms at least. A process that holds
--- it alone is told: else it could pass it on to a call of its own.
+-- it alone gets a message: else it could hand it over to a call of its own.
 local function reserve(ms)
   if reserved == 0 then
     made = following()
@@ -178,19 +178,19 @@ local function serve(me)
       break
     end
     if not dead then
-      local heard = 1
+      local receivers = 1
       if mark ~= '~' then
         if not written then -- before the first message: Redis may refuse writes
           redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), CLAIM + ALIVE))
           written = true
         end
         local room = held + 1 < limit(e) -- for one more with this limit
-        heard = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
-        if not heard then -- nobody can be told: the first to ask takes it
+        receivers = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
+        if not receivers then -- it cannot be published: the first to ask takes the key
           break
         end
       end
-      if heard > 0 or mark == '+' then
+      if receivers > 0 or mark == '+' then
         grant(e, CLAIM, what)
       end
     end
@@ -216,7 +216,7 @@ end
 -- be smaller: that is at once, unless the clock was set back.
 local function save()
   local free = held == 0 and queue == '' and reserved == 0
-  if free or held == 0 and holders > 0 and reserved > 0 then -- those who wait do not get it either
+  if free or held == 0 and holders > 0 and reserved > 0 then -- calls that wait do not get it either
     alert()
   end
   if free then

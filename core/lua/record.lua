@@ -6,12 +6,12 @@
 --   last     the entry of the latest holder
 --   h:ENTRY  a holder: end of its lease in ms, its fence, what it is. After a downgrade
 --            the fence is FIRST-LAST: those that were used under its grant
--- and, once a second one has asked:
+-- and, once another entry has asked for the key:
 --   held     how many hold the key
 --   next     no holder's lease ends before this, in ms
---   queue    who waits, in order: ENTRY MARK ALIVE,WHAT and a space for each
+--   queue    entries that wait, in order: ENTRY MARK ALIVE,WHAT and a space for each
 --   waiting  how many those are
---   w:ENTRY  until when one who waits is alive, in ms: later than its ALIVE in queue
+--   w:ENTRY  until when a waiting entry is alive, in ms: later than its ALIVE in queue
 --   watch    ids of lockers that are told when nobody holds the key
 --   reserved until when the key is kept for parked work, in ms, and a number greater
 --            than every fence that was granted before it was reserved

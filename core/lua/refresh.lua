@@ -1,5 +1,5 @@
--- Says that entries still wait for their keys, and tells what has become of them. Writes
--- nothing else, and that only as often as it is needed to keep them alive.
+-- Keeps entries that wait for their keys alive, and returns their places. It writes only as
+-- often as that needs.
 --
 -- KEYS[i]  a key's record, as in record.lua
 -- ARGV[i]  an entry of the caller's in its queue

@@ -1,8 +1,8 @@
 -- Gives up what the caller has: the key, or its place in the queue. Then serves
--- those who wait. Also cancels an acquire whose reply was lost.
+-- the queue. Also cancels an acquire whose reply was lost.
 --
 -- ARGV[2]  the greatest fence that was used under the caller's grant, or 0 if none was
--- ARGV[3]  ms that the key is to stay taken all the same, or 0
+-- ARGV[3]  ms that the key is to stay held after the release, or 0
 -- ARGV[4]  another entry of the same process, or ''
 -- ARGV[5]  its mark, to have it wait for the key; '' to have it leave the queue
 -- ARGV[6]  what it is
@@ -13,8 +13,8 @@
 --          left of a holder's lease}
 -- #include record.lua
 -- The common cases, in a fraction of the time: a process that holds the key alone gives
--- it up, and nobody ever asked for it meanwhile; or somebody did, and nobody waits; or one
--- who also wants it alone is the next.
+-- it up, and nobody ever asked for it meanwhile; or somebody did, and nobody waits; or the
+-- next also wants it alone.
 local used = tonumber(ARGV[2])
 local plain = string.sub(entry, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 and used < micros
 if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last, and one holder
@@ -39,9 +39,9 @@ if plain and record[7] and ends(record[7]) > now and not record[9] and not recor
       waiting = waiting + 1
       queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
-    redis.call('PEXPIRE', key, CLAIM + ALIVE) -- before it is told: Redis may refuse writes
-    local heard = sendGrant(id, e, its, claim, waiting > 0 and 1 or 0)
-    if heard and heard > 0 then
+    redis.call('PEXPIRE', key, CLAIM + ALIVE) -- before the message: Redis may refuse writes
+    local receivers = sendGrant(id, e, its, claim, waiting > 0 and 1 or 0)
+    if receivers and receivers > 0 then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
@@ -99,13 +99,13 @@ end
 if mine and stay > 0 then
   -- They know of a later end, and nobody releases the key. Should the first be dead, the
   -- next looks after it.
-  local told = 0
+  local sent = 0
   for e, mark in string.gmatch(queue, '([^@+~ ]*)([@+~])%S* ') do
-    if told == 3 then
+    if sent == 3 then
       break
     elseif mark ~= '~' and e ~= other then
       send(locker(e), string.format('ends %s %d', named(e), stay))
-      told = told + 1
+      sent = sent + 1
     end
   end
   alert()

@@ -1,4 +1,4 @@
--- Ends a key's reservation, and serves those who wait.
+-- Ends a key's reservation, and serves the queue.
 --
 -- ARGV[1]  ''
 -- ARGV[2]  a fence: a reservation that was made after its grant stays

@@ -78,8 +78,8 @@ func (g *Group[T]) Add(items ...T) error {
 	return nil
 }
 
-// launch sees to it that a queue is run: at once, if few batches are under way or they are
-// slow. It reports whether that can be. Called with mu held.
+// launch has the queue run: at once, if few batches are under way or they are slow. It reports
+// false if no goroutine can be had. Called with mu held.
 func (g *Group[T]) launch() bool {
 	if g.out < g.o.Width || g.out < g.o.Max && time.Since(g.since) >= slow {
 		if !g.start() {
@@ -109,7 +109,7 @@ func (g *Group[T]) watch() {
 	})
 }
 
-// start has a goroutine go out. Called with mu held.
+// start has a goroutine run batches. Called with mu held.
 func (g *Group[T]) start() bool {
 	switch {
 	case g.idle > 0:
@@ -175,9 +175,9 @@ func (g *Group[T]) take(batch []T) []T {
 	return batch
 }
 
-// Enter lets a caller who waits in any case do its work by itself, when no batch is under way
-// or about to be: that saves two switches of goroutines. After true it must Leave. In a group
-// with a width of one, what is added meanwhile waits for it.
+// Enter lets a caller that would wait for its item do the work itself, if no batch is under way
+// or about to be: that saves two switches of goroutines. After true the caller must call
+// [Group.Leave]. In a group with a width of one, what is added meanwhile waits for it.
 func (g *Group[T]) Enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -258,7 +258,7 @@ func (g *Group[T]) Accept() (refused bool) {
 }
 
 // Close has goroutines end as soon as they have nothing to do. It does not wait. What is added
-// later is run all the same, as long as Go starts goroutines.
+// later is still run, as long as Go starts goroutines.
 func (g *Group[T]) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

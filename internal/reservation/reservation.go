@@ -54,7 +54,7 @@ type Functions[Locker, Lease, Option, Decision any] struct {
 	// asked whether any work of the key is left, and if not the reservation is ended. A nil parked
 	// means that some is.
 	//
-	// A span below 100 ms counts as that, one above 24 h as that. Nothing is reserved if span is
+	// A span below 100 ms counts as 100 ms, one above 24 h as 24 h. Nothing is reserved if span is
 	// not positive, the decision is another one, or the Locker is one of NewQuorum.
 	Reserving func(d Decision, span time.Duration, parked func(context.Context) (bool, error)) Decision
 }

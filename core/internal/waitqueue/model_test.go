@@ -22,7 +22,7 @@ type model struct {
 	failing    map[*call]bool
 	back       map[*call]bool // it has rejoined
 	known      bool           // the latest question had an answer
-	companion  map[*call]string
+	follower   map[*call]string
 	room       bool   // for one more beside the grant that is being given
 	open       string // the token that a question is out about
 	held       *hold  // the exclusive hold with calls behind it
@@ -47,7 +47,7 @@ type counts struct{ joined, given, handedOver, cancelled, failed int }
 func newModel(w *world) *model {
 	return &model{
 		world: w, informed: map[*call]bool{}, failing: map[*call]bool{}, back: map[*call]bool{},
-		fences: map[int64]bool{}, companion: map[*call]string{}, before: map[*call]int64{}, way: map[string]int{},
+		fences: map[int64]bool{}, follower: map[*call]string{}, before: map[*call]int64{}, way: map[string]int{},
 		cancels: map[string]bool{}, used: map[string]bool{}, unknown: map[string]bool{},
 	}
 }
@@ -75,7 +75,7 @@ func (m *model) rejoined(c *call, h *hold) {
 }
 
 func (m *model) left(c *call) {
-	delete(m.companion, c)
+	delete(m.follower, c)
 	m.waiting = slices.DeleteFunc(m.waiting, func(other *call) bool { return other == c })
 	if len(m.waiting) == 0 {
 		m.known, m.open = false, ""
@@ -94,7 +94,7 @@ func (m *model) served(c *call) {
 		m.breaks("call %d is served before call %d", c.id, m.waiting[0].id)
 	}
 	m.waiting = slices.Delete(m.waiting, at, at+1)
-	delete(m.companion, c)
+	delete(m.follower, c)
 	m.known = m.known && len(m.waiting) > 0
 	if m.limit == 1 {
 		m.inform(false)
@@ -104,7 +104,7 @@ func (m *model) served(c *call) {
 // admits records that calls are to be admitted.
 func (m *model) admits(a *waitqueue.Admission) {
 	for _, with := range a.Calls {
-		m.companion[with.Call.Of.(*call)] = with.Token
+		m.follower[with.Call.Of.(*call)] = with.Token
 	}
 }
 
@@ -117,7 +117,7 @@ func (m *model) admitted(a *waitqueue.Admission, fences []int64, f waitqueue.Fai
 	}
 	for i, with := range a.Calls {
 		at := slices.Index(m.waiting, with.Call.Of.(*call))
-		if fences[i] != 0 || at < 0 || m.companion[m.waiting[at]] != with.Token {
+		if fences[i] != 0 || at < 0 || m.follower[m.waiting[at]] != with.Token {
 			continue
 		}
 		for _, c := range m.waiting[:at+1] {
@@ -129,7 +129,7 @@ func (m *model) admitted(a *waitqueue.Admission, fences []int64, f waitqueue.Fai
 }
 
 func (m *model) given(c *call, h *hold) {
-	admitted := m.companion[c] == h.token
+	admitted := m.follower[c] == h.token
 	m.counts.given++
 	m.answered(h.token) // a message is an answer too
 	m.served(c)

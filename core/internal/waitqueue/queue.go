@@ -30,12 +30,12 @@ type Queue struct {
 	// out of date.
 	overtaken []overtaken
 
-	// Whether the latest question of the calls that wait was answered: then new calls know
+	// Whether the latest question of the calls that wait was answered. Then new calls know
 	// that the key is held.
 	answered bool
 	failure  error // why the latest question had no answer; nil: it had one
-	// When the oldest question was sent that no answer has followed; zero: none. A caller who
-	// leaves takes its question along, but not what its silence says of Redis.
+	// When the oldest question was sent since the last answer; zero: none. A caller that leaves
+	// gives up its question, but the time without an answer goes on counting against Redis.
 	silent time.Time
 
 	// Admissions under way, and until when the queue does not ask by itself meanwhile.
@@ -46,9 +46,9 @@ type Queue struct {
 	askAt time.Time // when to ask again
 	// When to refresh token, if that comes before; zero: not at all, or a refresh is out.
 	refreshAt time.Time
-	still     int // refreshes in a row that found token where it was
+	still     int // refreshes in a row that found token in the same place
 
-	until  time.Time // when the holder's lease ends, as told at the last refusal
+	until  time.Time // when the holder's lease ends, by the last refusal
 	length int       // of the key's FIFO
 	place  int       // of token in it, from 1
 }
@@ -98,20 +98,20 @@ const (
 	// MaxHandOver is for how long after it was granted an exclusive grant is handed over at
 	// most: the message that others wait for the key may have been lost.
 	MaxHandOver = 50 * time.Millisecond
-	// Those far back in the FIFO, and those whose place does not change, refresh less often, up
+	// Queues far back in the FIFO, and those whose place does not change, refresh less often, up
 	// to this many times Poll.
 	maxPolls = 5
 	// Refreshes are at times that lie so far apart.
 	refreshGrid = 250 * time.Millisecond
-	// MaxCompanions bounds how long a script keeps Redis. More are admitted by several.
-	MaxCompanions = 128
+	// MaxFollowers bounds how long a script keeps Redis. More are admitted by several.
+	MaxFollowers = 128
 	// admissionTimeout is how long a queue does not ask by itself while an admission is under way.
 	admissionTimeout = time.Second
 )
 
 // Call is a call that waits. The fields are set before it joins, and not changed while it waits.
 type Call struct {
-	Of       any           // what it is to the shell
+	Of       any           // the caller's own value for it
 	Lease    time.Duration // of a grant to it, until its first renewal
 	Timeout  time.Duration // how long it waits for an answer
 	HandOver time.Duration // the TTL that a grant must have to be handed over to it; 0: none can be
@@ -123,7 +123,7 @@ type Call struct {
 	informed bool
 	err      error // it fails, unless it is informed
 
-	companion string // its token in an admission under way; else ""
+	follower string // its token in an admission under way; else ""
 }
 
 // Queued reports whether the call waits in a queue.
@@ -152,24 +152,25 @@ const (
 	HandOver
 	// Cancel has Redis forget the token, whatever that has.
 	Cancel
-	// Admit asks Redis whether companions of a holder are admitted; then Admitted follows.
+	// Admit asks Redis whether followers of a holder are admitted; then Admitted follows.
 	Admit
 )
 
-// Admission is a question whether Redis admits calls beside the one that was granted the key.
+// Admission asks Redis to admit calls, the followers, beside the one that was granted the key, the
+// leader.
 //
-// A grant that is not exclusive lets in more than the call that it is for: those that wait with it
-// are admitted too, all in one round trip, past calls of other processes that wait (readers) or if
-// none does (permits). Who joins the queue later asks again: so at most two batches of readers
-// enter before a writer that waits.
+// When the queue is granted the key other than exclusively, the calls that wait with the leader are
+// admitted too, all in one round trip: readers past calls of other processes that wait, permits only
+// if none does. A call that joins the queue later asks again: so at most two batches of readers enter
+// before a writer that waits.
 type Admission struct {
 	Leader string // the token that was granted the key
 	Sent   time.Time
-	Calls  []Companion
+	Calls  []Follower
 }
 
-// Companion is a call with the token by which it is to be admitted.
-type Companion struct {
+// Follower is a call with the token by which it is to be admitted.
+type Follower struct {
 	Call  *Call
 	Token string
 }
@@ -241,8 +242,8 @@ func (q *Queue) Join(c *Call) {
 	q.insert(c, q.last, nil)
 }
 
-// Rejoin puts a call back at the head of the queue whose grant, with this first fence, has
-// ended before it could be used.
+// Rejoin puts a call back at the head of the queue, after its grant, with this first fence, ended
+// before it could be used.
 func (q *Queue) Rejoin(c *Call, fence int64) {
 	if q.held == fence {
 		q.held = 0
@@ -342,9 +343,9 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	return q.actions
 }
 
-// Refreshed takes the answer to a refresh of a token: what Redis says of its place, which is 0 if
-// the token is in no place any more, or the key can be had. Then the queue asks at once, and soon
-// if there was no answer.
+// Refreshed takes the answer to a refresh of a token. A place of 0 means that the token is not in the
+// FIFO any more, or that the key can be had: then the queue asks at once. If there was no answer it
+// asks soon.
 func (q *Queue) Refreshed(now time.Time, r *Refusal, f Failure) []Action {
 	q.begin()
 	switch {
@@ -394,9 +395,9 @@ func (q *Queue) Admitted(now time.Time, a *Admission, fences []int64, f Failure)
 	q.admitting--
 	first, refused := q.first, (*Call)(nil)
 	for i, m := range a.Calls {
-		waits := m.Call.companion == m.Token
+		waits := m.Call.follower == m.Token
 		if waits {
-			m.Call.companion = ""
+			m.Call.follower = ""
 		}
 		until := q.Validity(a.Sent, m.Call.Lease)
 		switch {
@@ -467,16 +468,16 @@ func (q *Queue) Orphaned(token string, fence, server int64) []Action {
 	return q.actions
 }
 
-// Told takes a grant that was published, not before since, to the queue's token. The message
+// GrantMessage takes a grant that was published, not before since, to the queue's token. The message
 // says when the claim ends on the server's clock, in ms.
-func (q *Queue) Told(now, since time.Time, g Grant, ends int64) []Action {
+func (q *Queue) GrantMessage(now, since time.Time, g Grant, ends int64) []Action {
 	q.begin()
 	if q.token == "" || q.token != g.Token {
 		return q.actions // it is cancelled
 	}
 	g.Until = q.Validity(since, q.Claim)
 	// The grant was made after the token's question was sent, and when that was sent the
-	// server's clock had not passed what the answer told.
+	// server's clock had not passed the time in the answer.
 	length := q.Claim
 	if q.server != 0 {
 		length = time.Duration(ends-q.server) * time.Millisecond
@@ -484,7 +485,7 @@ func (q *Queue) Told(now, since time.Time, g Grant, ends int64) []Action {
 	if until := q.Validity(q.sent, length); until.Before(g.Until) {
 		g.Until = until
 	}
-	q.told(now, g)
+	q.accept(now, g)
 	return q.actions
 }
 
@@ -505,8 +506,8 @@ type Release struct {
 	Waits *Call  // the call that it waits for; nil: it leaves
 }
 
-// Released takes an exclusive grant of this process. It is handed over to the first call if
-// that can be, or else to be released in Redis.
+// Released takes an exclusive grant of this process, whose call is done. It is handed over to the
+// first call if that may be. Otherwise the caller releases it in Redis, as the Release says.
 func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action) {
 	q.begin()
 	if c := q.first; q.mayHandOver(&h) {
@@ -537,8 +538,8 @@ func (q *Queue) mayHandOver(h *Held) bool {
 	return q.first != nil && h.TTL != 0 && q.first.HandOver == h.TTL && h.Used < most && h.Age <= longest
 }
 
-// ReleaseAnswered takes the answer to a release with a token that waits for the key: what
-// became of that, unless there was no answer. The refusal's Sent is when the release was.
+// ReleaseAnswered takes the answer to a release with a token that waits for the key: its fence, or
+// else its place; or err, if there was no answer. The refusal's Sent is when the release was sent.
 func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err error) []Action {
 	q.begin()
 	q.done(r.Token, nil)
@@ -548,7 +549,7 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 		q.cancel(r.Token)
 		q.askAt = time.Time{}
 	case fence != 0:
-		q.told(now, Grant{Token: r.Token, Fence: fence, Wanted: r.Length > 0, Until: q.Validity(r.Sent, q.Claim)})
+		q.accept(now, Grant{Token: r.Token, Fence: fence, Wanted: r.Length > 0, Until: q.Validity(r.Sent, q.Claim)})
 	default:
 		q.informAll()
 		q.still = 0
@@ -623,7 +624,7 @@ func (q *Queue) link(a, b *Call) {
 
 func (q *Queue) dequeue(c *Call) {
 	q.link(c.prev, c.next)
-	c.prev, c.next, c.queued, c.companion = nil, nil, false, ""
+	c.prev, c.next, c.queued, c.follower = nil, nil, false, ""
 	q.n--
 	q.answered = q.answered && q.n > 0
 }
@@ -666,20 +667,20 @@ func (q *Queue) done(token string, c *Call) {
 	}
 }
 
-// settle ends a question about a token. It reports whether a message has granted that
-// meanwhile. If so, and the answer is a grant with another fence, or a refusal of later, the
-// question came to Redis only after that grant was released: the token has a place or a grant
-// that nobody uses.
+// settle records the answer to a question about a token. It reports whether a grant message
+// arrived first. If so, and the answer is a grant with another fence, or a refusal from after the
+// grant, then the question reached Redis only after that grant was released: the token has a place
+// or a grant that nobody uses.
 func (q *Queue) settle(token string, fence, server int64) bool {
-	told := q.forget(token)
-	if told != 0 && (fence != 0 && fence != told || fence == 0 && server*1000 > told) {
+	granted := q.forget(token)
+	if granted != 0 && (fence != 0 && fence != granted || fence == 0 && server*1000 > granted) {
 		q.cancel(token)
 	}
-	return told != 0
+	return granted != 0
 }
 
 // forget returns the fence of a message that overtook an answer, once.
-func (q *Queue) forget(token string) (told int64) {
+func (q *Queue) forget(token string) (fence int64) {
 	for i, o := range q.overtaken {
 		if o.token == token {
 			q.overtaken = slices.Delete(q.overtaken, i, i+1)
@@ -689,8 +690,9 @@ func (q *Queue) forget(token string) (told int64) {
 	return 0
 }
 
-// told takes a grant to the queue's token that stands until g.Until.
-func (q *Queue) told(now time.Time, g Grant) {
+// accept takes a grant to the queue's token that does not answer a question. It is valid until
+// g.Until.
+func (q *Queue) accept(now time.Time, g Grant) {
 	if q.first == nil || q.Expired(g.Until, now) {
 		// This process was stopped, or the message late: Redis knows whether the grant still
 		// stands.
@@ -734,10 +736,10 @@ func (q *Queue) admit(now time.Time, leader string) {
 		left = min(left, q.Limit-1)
 	}
 	for c := q.first; left > 0; {
-		a := &Admission{Leader: leader, Sent: now, Calls: make([]Companion, 0, min(left, MaxCompanions))}
-		for ; left > 0 && len(a.Calls) < MaxCompanions; c, left = c.next, left-1 {
-			c.companion = q.NewToken(q.Limit)
-			a.Calls = append(a.Calls, Companion{c, c.companion})
+		a := &Admission{Leader: leader, Sent: now, Calls: make([]Follower, 0, min(left, MaxFollowers))}
+		for ; left > 0 && len(a.Calls) < MaxFollowers; c, left = c.next, left-1 {
+			c.follower = q.NewToken(q.Limit)
+			a.Calls = append(a.Calls, Follower{c, c.follower})
 		}
 		q.admitting++
 		q.act(Action{Kind: Admit, Admission: a})
@@ -808,8 +810,8 @@ func (q *Queue) refused(now time.Time, r *Refusal) {
 		}
 		return
 	}
-	// The first few look after one another's deaths, less and less often while nothing changes;
-	// those behind them have time.
+	// The first few notice one another's deaths, and look less and less often while nothing
+	// changes. Those behind them have time.
 	polls := min(max(1<<min(q.still, 3), q.place-2), maxPolls)
 	q.refreshAt = now.Add(q.Spread(time.Duration(polls) * q.Poll))
 	q.refreshAt = q.refreshAt.Add(-(q.refreshAt.Sub(q.Epoch) % refreshGrid))

@@ -210,7 +210,7 @@ var (
 			t.join("A")
 			t.join("B")
 			t.look(t.q.first)
-			t.q.Told(t.now, t.now, Grant{Token: "T1", Fence: fence}, 0)
+			t.q.GrantMessage(t.now, t.now, Grant{Token: "T1", Fence: fence}, 0)
 		}},
 	}
 	events = []struct {
@@ -227,7 +227,7 @@ var (
 		{"refreshed, with a place", queued, func(t *table) { t.refreshed(1, Failure{}) }},
 		{"refreshed, without a place", queued, func(t *table) { t.refreshed(0, Failure{}) }},
 		{"the refresh fails", queued, func(t *table) { t.refreshed(0, Failure{Err: errors.New("outage")}) }},
-		{"told when the lease ends", queued, func(t *table) { t.did(t.q.Ends(t.now.Add(time.Second))) }},
+		{"a message says when the lease ends", queued, func(t *table) { t.did(t.q.Ends(t.now.Add(time.Second))) }},
 		{"the first call leaves", func(t *table) bool { return waits(t) && t.asker != t.q.first || t.q.asked == "" && waits(t) }, func(t *table) { t.did(t.q.Leave(t.q.first)) }},
 		{"refused, with a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(1))) }},
 		{"refused, without a place", asked, func(t *table) { t.did(t.q.Refused(t.now, t.asker, t.refusal(0))) }},
@@ -243,10 +243,10 @@ var (
 		{"the pool is full", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("pool"), Local: true})) }},
 		{"orphaned answer", always, func(t *table) { t.did(t.q.Orphaned("T0", 0, 0)) }},
 		{"orphaned answer of the token", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0)) }},
-		{"told", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Told(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},
-		{"told too late", func(t *table) bool { return t.q.token != "" }, func(t *table) {
+		{"a grant message", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},
+		{"a grant message that is too late", func(t *table) bool { return t.q.token != "" }, func(t *table) {
 			t.now = t.now.Add(5 * time.Second)
-			t.did(t.q.Told(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, 0))
+			t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, 0))
 		}},
 		{"a grant is released", holds, func(t *table) { t.released(true) }},
 		{"a grant is released that must not be handed over", holds, func(t *table) { t.released(false) }},

@@ -575,8 +575,8 @@ func (w *world) cancel(token string) {
 	})
 }
 
-// told takes a message from Redis.
-func (w *world) told(token string, fence, ends int64, wanted, room bool) {
+// grantMessage takes a message from Redis.
+func (w *world) grantMessage(token string, fence, ends int64, wanted, room bool) {
 	if w.chance(w.lossy) {
 		w.note("lost is the message of %s, %d", token, fence)
 		return
@@ -584,9 +584,9 @@ func (w *world) told(token string, fence, ends int64, wanted, room bool) {
 	for range 1 + w.rng.IntN(12)/11 {
 		w.after(w.way(), func() {
 			if q := w.queue; q != nil && q.Token() == token {
-				w.note("told of %s, %d", token, fence)
+				w.note("message: granted %s, %d", token, fence)
 				w.model.room = room
-				w.run(q, nil, q.Told(w.now, w.now, waitqueue.Grant{Token: token, Fence: fence, Wanted: wanted, Room: room}, ends))
+				w.run(q, nil, q.GrantMessage(w.now, w.now, waitqueue.Grant{Token: token, Fence: fence, Wanted: wanted, Room: room}, ends))
 			}
 		})
 	}
@@ -657,7 +657,7 @@ func (r *redis) serve(me string) bool {
 		}
 		fence := r.grant(token, claim)
 		if own(token) {
-			r.told(token, fence, r.now.Add(claim).UnixMilli(), len(r.fifo) > 0, r.room(token))
+			r.grantMessage(token, fence, r.now.Add(claim).UnixMilli(), len(r.fifo) > 0, r.room(token))
 		} else {
 			r.model.seen = fence
 			r.after(r.work(), func() { r.release(token, "", false) })

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// candidacy is one entry's way to a majority. Once it has one, a node that answers late
+// quorumAttempt is one entry's way to a majority. Once it has one, a node that answers late
 // keeps the entry: to give it back there could take it from a node that counts by now,
 // since a renewal found it. So an entry is only given back when it is to hold nothing
 // any more.
-type candidacy struct {
+type quorumAttempt struct {
 	quorum  *quorum
 	ask     question
 	gone    chan struct{} // ends go-redis's own retries
@@ -36,7 +36,7 @@ type vote struct {
 
 // acquire implements store.
 func (q *quorum) acquire(ctx context.Context, ask question, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
-	c := &candidacy{
+	c := &quorumAttempt{
 		quorum: q, ask: ask, gone: make(chan struct{}), decided: make(chan struct{}),
 		votes: make([]vote, len(q.nodes)), tally: tally{nodes: len(q.nodes), majority: q.majority},
 	}
@@ -64,8 +64,8 @@ func (q *quorum) acquire(ctx context.Context, ask question, stop <-chan struct{}
 
 // waitFor waits until done is closed, which late must bring about. It returns early
 // at stop, and when the caller cannot wait any longer.
-func (c *candidacy) waitFor(ctx context.Context, done, stop <-chan struct{}, late func()) (stopped bool, err error) {
-	timer := time.NewTimer(min(c.quorum.patience(c.ask.lease), c.ask.timeout))
+func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{}, late func()) (stopped bool, err error) {
+	timer := time.NewTimer(min(c.quorum.timeoutFor(c.ask.lease), c.ask.timeout))
 	defer timer.Stop()
 	for {
 		select {
@@ -84,7 +84,7 @@ func (c *candidacy) waitFor(ctx context.Context, done, stop <-chan struct{}, lat
 }
 
 // count takes the answer of one node.
-func (c *candidacy) count(i int, r result) {
+func (c *quorumAttempt) count(i int, r result) {
 	reply, err := parseAcquire(r)
 	c.mu.Lock()
 	c.votes[i] = vote{true, reply, err}
@@ -113,7 +113,7 @@ func (c *candidacy) count(i int, r result) {
 // decide closes the tally as soon as a majority has granted; or cannot any more, and it
 // is known whether that is for holders or for nodes that do not answer. Called with mu
 // held.
-func (c *candidacy) decide() {
+func (c *quorumAttempt) decide() {
 	t := &c.tally
 	hopeless := t.yes+t.pending() < t.majority
 	if t.accepted() || t.unknown() || hopeless && t.yes+t.no >= t.majority {
@@ -122,7 +122,7 @@ func (c *candidacy) decide() {
 	}
 }
 
-func (c *candidacy) expire() {
+func (c *quorumAttempt) expire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.late {
@@ -132,7 +132,7 @@ func (c *candidacy) expire() {
 }
 
 // outcome is what the tally says.
-func (c *candidacy) outcome() (reply acquireReply, err error) {
+func (c *quorumAttempt) outcome() (reply acquireReply, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -168,7 +168,7 @@ func (c *candidacy) outcome() (reply acquireReply, err error) {
 // majorities have a node in common. For the next majority to know of it in turn, it must
 // be known to a majority before anybody uses it: those who granted it, or have reserved
 // it with their block, know already. The others are told, which costs a round trip.
-func (c *candidacy) agree(ctx context.Context, stop <-chan struct{}) (fence int64, stopped bool, err error) {
+func (c *quorumAttempt) agree(ctx context.Context, stop <-chan struct{}) (fence int64, stopped bool, err error) {
 	q := c.quorum
 	fences := map[*node]int64{}
 	c.mu.Lock()
@@ -201,7 +201,7 @@ func (c *candidacy) agree(ctx context.Context, stop <-chan struct{}) (fence int6
 
 // raise asks the nodes that granted to raise their fences to fence at least, and records
 // what they are then. It returns fence if a majority has that one, else the greatest.
-func (c *candidacy) raise(ctx context.Context, stop <-chan struct{}, fences map[*node]int64, fence int64) (raised int64, stopped bool, err error) {
+func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences map[*node]int64, fence int64) (raised int64, stopped bool, err error) {
 	q := c.quorum
 	var mu sync.Mutex
 	replies := map[*node]int64{}
@@ -259,7 +259,7 @@ func (c *candidacy) raise(ctx context.Context, stop <-chan struct{}, fences map[
 
 // withdraw gives back what the entry has, or will have: everywhere but where it was
 // refused.
-func (c *candidacy) withdraw() {
+func (c *quorumAttempt) withdraw() {
 	c.mu.Lock()
 	c.over = true
 	var held []int
@@ -276,9 +276,9 @@ func (c *candidacy) withdraw() {
 	}
 }
 
-// leave ends the candidacy of an entry that is released everywhere by others: nodes that
+// leave ends the quorumAttempt of an entry that is released everywhere by others: nodes that
 // have not answered yet may do so after the release.
-func (c *candidacy) leave() {
+func (c *quorumAttempt) leave() {
 	c.mu.Lock()
 	c.over = true
 	c.mu.Unlock()
@@ -286,10 +286,10 @@ func (c *candidacy) leave() {
 }
 
 // hurry ends go-redis's retries of questions that nobody needs an answer to.
-func (c *candidacy) hurry() { c.hurried.Do(func() { close(c.gone) }) }
+func (c *quorumAttempt) hurry() { c.hurried.Do(func() { close(c.gone) }) }
 
 // giveBack gives back what the entry may have on a node that has answered.
-func (c *candidacy) giveBack(i int) {
+func (c *quorumAttempt) giveBack(i int) {
 	c.mu.Lock()
 	v := c.votes[i]
 	c.mu.Unlock()
@@ -298,15 +298,15 @@ func (c *candidacy) giveBack(i int) {
 	}
 }
 
-// keep remembers a candidacy that nodes have not answered yet.
-func (q *quorum) keep(c *candidacy) {
+// keep remembers a quorumAttempt that nodes have not answered yet.
+func (q *quorum) keep(c *quorumAttempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.late[c.ask.entry] = c
 }
 
-// forget returns the candidacy of an entry, if it was kept.
-func (q *quorum) forget(entry string) *candidacy {
+// forget returns the quorumAttempt of an entry, if it was kept.
+func (q *quorum) forget(entry string) *quorumAttempt {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	c := q.late[entry]
