@@ -55,13 +55,6 @@ var engineMutants = []engineMutant{
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
-		name: "an admission goes to a call that came later", file: "internal/waitqueue/queue.go",
-		old:    "\t\t\tq.dequeue(m.Call)\n",
-		new:    "\t\t\tif %s {\n\t\t\t\tm.Call = q.last\n\t\t\t}\n\t\t\tq.dequeue(m.Call)\n",
-		change: func(w *workload) { readInCohorts(w); w.Keys = 3 },
-		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
-	},
-	{
 		name: "a context does not look at the clock", file: "lease.go",
 		old:    "_ = held.hold.locker.leases.check(held) // ends the ctx if it is over",
 		new:    "if !%s {\n\t\t_ = held.hold.locker.leases.check(held)\n\t}",
