@@ -50,6 +50,7 @@ var mutants = []mutant{
 	{"readers keep the place of a call that left", "if q.Limit != 1 && q.token != \"\" {", "if q.Limit != 1 && q.token != \"\" && !%s {"},
 	{"an admission is not awaited", "if q.admitting > 0 && q.admitBy.After(askAt) {", "if q.admitting > 0 && q.admitBy.After(askAt) && !%s {"},
 	{"an admitted call that left keeps the key", "case !waits || q.Expired(until, now):\n\t\t\tq.cancel(m.Token)", "case !waits || q.Expired(until, now):\n\t\t\tif !%s {\n\t\t\t\tq.cancel(m.Token)\n\t\t\t}"},
+	{"an admission goes to the call that came last", "\t\t\tq.dequeue(m.Call)\n", "\t\t\tif %s {\n\t\t\t\tm.Call = q.last\n\t\t\t}\n\t\t\tq.dequeue(m.Call)\n"},
 	{"an admission without an answer leaves its tokens behind", "if !f.Unsent {\n\t\t\t\tq.cancel(m.Token)", "if !f.Unsent && !%s {\n\t\t\t\tq.cancel(m.Token)"},
 	{"calls that are not admitted know nothing", "q.inform(refused)", "if !%s {\n\t\t\tq.inform(refused)\n\t\t}"},
 	{"the key stays held after it was lost", "\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt", "\tif %s {\n\t\tq.held = fence\n\t}\n\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt"},
