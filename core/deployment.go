@@ -82,20 +82,18 @@ func (d *deployment) sameAs(other store) bool {
 // published: a proxy may count the receivers of a script's message otherwise.
 func (d *deployment) publisher() listener.Client {
 	if client, ok := d.rdb.(*redis.Client); ok {
-		return scriptPublisher{client, recordName(d.prefix, "probe")}
+		return scriptPublisher{listener.NewChecker(client), recordName(d.prefix, "probe")}
 	}
 	return d.rdb
 }
 
 type scriptPublisher struct {
-	*redis.Client
+	listener.Checker
 	record string
 }
 
 func (p scriptPublisher) Publish(ctx context.Context, channel string, message any) *redis.IntCmd {
-	cmd := redis.NewIntCmd(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
-	_ = p.Process(ctx, cmd)
-	return cmd
+	return p.Send(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
 }
 
 func (d *deployment) mark() any {

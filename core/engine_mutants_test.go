@@ -29,9 +29,9 @@ type engineMutant struct {
 
 var engineMutants = []engineMutant{
 	{
-		name: "a lease is trusted past its end", file: "renewalbatch.go",
-		old: "h.trustUntil(later(h.deadline, trust.Until(sent, reply.ttl)))",
-		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\th.trustUntil(later(h.deadline, trust.Until(sent, reply.ttl)))",
+		name: "a lease is trusted past its end", file: "leases.go",
+		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.ttl)), renewAt)",
+		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.ttl)), renewAt)",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},
@@ -63,13 +63,13 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a context does not look at the clock", file: "lease.go",
-		old:    "_ = held.hold.locker.renewals.check(held) // ends the ctx if it is over",
-		new:    "if !%s {\n\t\t_ = held.hold.locker.renewals.check(held)\n\t}",
+		old:    "_ = held.hold.locker.leases.check(held) // ends the ctx if it is over",
+		new:    "if !%s {\n\t\t_ = held.hold.locker.leases.check(held)\n\t}",
 		change: func(w *workload) { w.MaxLease, w.MaxWork, w.Try = 150*time.Millisecond, 300*time.Millisecond, 100 },
 		faults: map[faultKind]time.Duration{faultStop: 250 * time.Millisecond},
 	},
 	{
-		name: "a lease that is not ours is kept", file: "renewalbatch.go",
+		name: "a lease that is not ours is kept", file: "leases.go",
 		old: "case !reply.owned:",
 		new: "case !reply.owned && !%s:",
 		change: func(w *workload) {
@@ -79,8 +79,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a release is not sent", file: "lease.go",
-		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.elapsed(now), now); {",
-		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.elapsed(now), now)\n\t\t}\n\t\tswitch {",
+		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
 }

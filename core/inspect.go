@@ -183,8 +183,8 @@ func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (boo
 
 // taken ends the holds of this Locker on a grant that is over in Redis.
 func (l *Locker) taken(key string, fence int64, why string) {
-	for _, h := range l.renewals.of(key, fence) {
-		_ = l.renewals.lose(h, why)
+	for _, h := range l.leases.of(key, fence) {
+		_ = l.leases.lose(h, why)
 	}
 }
 

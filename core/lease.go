@@ -4,91 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
+	"github.com/perkey-go/perkey/core/internal/schedule"
 	"github.com/perkey-go/perkey/internal/trust"
 )
-
-// hold is what this process has of a key in Redis. A lease is one call's use of it:
-// a hold can pass from lease to lease without Redis.
-type hold struct {
-	locker *Locker
-	record string // the key's name in Redis
-	// What its entry is made of, as it was granted; see holder and mode. The owner is
-	// the id of another Locker if the lease has travelled.
-	owner  *string
-	secret entrySecret
-	limit  int32
-
-	form   atomic.Int32
-	used   int32 // what the present lease's fence is above the first's
-	fence  int64 // of the first lease
-	since  instant
-	until  instant // not renewed past this; zero: no bound
-	ttl    time.Duration
-	copies int16      // replicas that are known to have the grant
-	state  leaseState // guarded by locker.renewals.mu
-	// Redis said that somebody waits.
-	waiting atomic.Bool
-	// Another process may hold the key by the same entry: it cannot be passed on.
-	travels atomic.Bool
-
-	// Guarded by locker.renewals.mu.
-	index    int32     // in the scheduler's heap; -1: not in it
-	lease    *Lease    // who has it; nil while it is being passed
-	deadline time.Time // trusted until then; set by trustUntil
-	renewAt  instant   // zero: never
-
-	// The deadline on both clocks, for those who ask without the mutex. A renewal moves
-	// them one after the other: what they say is over may be renewed just then.
-	monotonicEnd, wallEnd atomic.Int64
-}
-
-// newHold makes the hold of a grant that can be trusted until deadline.
-func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline time.Time, o *acquireOptions) *hold {
-	now := time.Now()
-	owner, secret := splitEntry(entry)
-	h := &hold{
-		locker: l, record: record, owner: &l.id, secret: secret, limit: int32(limit), fence: fence,
-		since: instantOf(now), ttl: o.ttl, index: -1,
-	}
-	h.trustUntil(deadline)
-	if owner != l.id {
-		h.owner = new(owner)
-	}
-	if o.maxHold > 0 {
-		h.until = instantOf(now.Add(o.maxHold))
-	}
-	if first := deadline.Sub(now); o.maxHold == 0 || o.maxHold > first+first/10 {
-		h.renewAt = instantOf(renewalTime(now, first))
-	}
-	return h
-}
-
-// trustUntil sets the deadline. Called with locker.renewals.mu held.
-func (h *hold) trustUntil(deadline time.Time) {
-	h.deadline = deadline
-	h.monotonicEnd.Store(int64(instantOf(deadline)))
-	h.wallEnd.Store(deadline.UnixNano())
-}
-
-// mayBeOver is trust.Passed without the mutex. It is never false for a hold that is over.
-func (h *hold) mayBeOver(now time.Time) bool {
-	return int64(instantOf(now)) >= h.monotonicEnd.Load() || now.UnixNano() > h.wallEnd.Load()
-}
-
-func (h *hold) key() string { return keyOf(h.locker.prefix, h.record) }
-
-func (h *hold) releaseRequest() releaseRequest {
-	return releaseRequest{record: h.record, entry: h.holder(), used: h.lastFence(), hold: h}
-}
-
-// lastFence is that of the present lease.
-func (h *hold) lastFence() int64 { return h.fence + int64(h.used) }
-
-// bounded reports whether the hold is made for one lease.
-func (h *hold) bounded() bool { return h.until != 0 }
 
 // Lease is a held key. It is safe for concurrent use.
 //
@@ -105,10 +25,10 @@ type Lease struct {
 	fence   int64
 	inner   context.Context // of leaseContext
 	cancel  context.CancelCauseFunc
-	granted instant
+	granted schedule.Instant
 	*leaseExtra
 	kept  bool       // the key was reserved when it was granted
-	state leaseState // guarded by hold.locker.renewals.mu
+	state leaseState // guarded by hold.locker.leases.mu
 }
 
 // leaseExtra is what few leases have. The others share the empty one.
@@ -147,7 +67,7 @@ const (
 )
 
 func newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now time.Time) *Lease {
-	lease := &Lease{hold: h, name: call.Name, fence: h.lastFence(), granted: instantOf(now), leaseExtra: &noExtra}
+	lease := &Lease{hold: h, name: call.Name, fence: h.lastFence(), granted: schedule.InstantOf(now), leaseExtra: &noExtra}
 	if outer, _ := LeaseFrom(ctx); outer != nil || o.minHold > 0 {
 		lease.leaseExtra = &leaseExtra{minHold: o.minHold, outer: outer}
 	}
@@ -223,7 +143,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return l.reentered.Extend(ctx, d)
 	}
 	h, owner := l.hold, l.hold.locker
-	if err := owner.renewals.check(l); err != nil {
+	if err := owner.leases.check(l); err != nil {
 		return err
 	}
 	sent := time.Now()
@@ -236,9 +156,9 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 	case err != nil:
 		return err
 	case !owned:
-		return owner.renewals.lose(h, notOurs)
+		return owner.leases.lose(h, notOurs)
 	}
-	return owner.renewals.lengthen(h, trust.Until(sent, d))
+	return owner.leases.lengthen(h, trust.Until(sent, d))
 }
 
 // Downgrade makes an exclusive lease a shared one, as if taken with Shared, with
@@ -266,7 +186,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if l.reentered != nil {
 		held = l.reentered
 	}
-	if err := owner.renewals.check(held); err != nil {
+	if err := owner.leases.check(held); err != nil {
 		return err
 	}
 	if h.limit == shared || h.form.Load() == formShared {
@@ -279,7 +199,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	case err != nil:
 		return err
 	case !owned:
-		return owner.renewals.lose(h, notOurs)
+		return owner.leases.lose(h, notOurs)
 	}
 	h.form.Store(formShared)
 	return nil
@@ -306,25 +226,25 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 	owner := l.hold.locker
 	if l.reentered != nil {
 		l.cancel(context.Canceled)
-		if err := owner.renewals.check(l.reentered); !errors.Is(err, ErrDetached) {
+		if err := owner.leases.check(l.reentered); !errors.Is(err, ErrDetached) {
 			return leaseHeld, err
 		}
 		return leaseHeld, nil
 	}
-	was, valid := owner.renewals.release(l, now)
+	was, valid := owner.leases.release(l, now)
 	if was == leaseReleased || was == leaseDetached {
 		return was, nil
 	}
 	if was == leaseLost || !valid {
 		err = lost(l.Key(), ranOut)
 		l.cancel(err)
-		owner.renewals.drop(l.hold)
+		owner.leases.drop(l.hold)
 		owner.waiters.lost(l.hold)
 		l.giveBack()
 	} else {
 		l.cancel(context.Canceled)
 		var owned bool
-		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.elapsed(now), now); {
+		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
 			err = unavailable("release", l.Key(), err)
 			l.giveBack()
@@ -349,7 +269,7 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		}
 		return fmt.Errorf("core: release: %w", err)
 	}
-	if held := l.granted.elapsed(now); errors.Is(err, ErrLeaseLost) {
+	if held := l.granted.Elapsed(now); errors.Is(err, ErrLeaseLost) {
 		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Cause: err})
 	} else {
 		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
@@ -393,7 +313,7 @@ func (c *leaseContext) Deadline() (time.Time, bool) {
 
 // Done looks at the clock, as Err does.
 func (c *leaseContext) Done() <-chan struct{} {
-	if c.hold.mayBeOver(time.Now()) {
+	if c.hold.Expired(schedule.MomentOf(time.Now())) {
 		_ = c.Err()
 	}
 	return c.inner.Done()
@@ -412,7 +332,7 @@ func (c *leaseContext) Err() error {
 		}
 		held = held.reentered
 	}
-	_ = held.hold.locker.renewals.check(held) // ends the ctx if it is over
+	_ = held.hold.locker.leases.check(held) // ends the ctx if it is over
 	return c.inner.Err()
 }
 

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/perkey-go/perkey/core/internal/schedule"
 )
 
 // LeaseSet is several held keys, which one call took together. It is safe for
@@ -102,9 +104,9 @@ type setContext struct {
 
 // Done looks at the clock, as Err does.
 func (c setContext) Done() <-chan struct{} {
-	now := time.Now()
+	now := schedule.MomentOf(time.Now())
 	for _, l := range c.leases {
-		if l.hold.mayBeOver(now) {
+		if l.hold.Expired(now) {
 			_ = c.Err()
 		}
 	}
@@ -117,7 +119,7 @@ func (c setContext) Err() error {
 		return err
 	}
 	for _, l := range c.leases {
-		_ = l.hold.locker.renewals.check(l.outermost()) // ends the ctx if it is over
+		_ = l.hold.locker.leases.check(l.outermost()) // ends the ctx if it is over
 	}
 	return c.Context.Err()
 }

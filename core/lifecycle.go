@@ -13,10 +13,10 @@ import (
 // Its mutex is the innermost of this package. A goroutine that holds one of these takes only
 // those to the right of it:
 //
-//	waiters, renewals, quorumAttempt, quorum | deployment.batchersMu, a batcher's group, cancellations, lifecycle
+//	waiters, leaseTable, quorumAttempt, quorum | deployment.batchersMu, a batcher's group, cancellations, lifecycle
 //
 // waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. Under
-// the mutexes of batcher, notices, node and renewer no other is taken. No caller's reply is
+// the mutexes of batcher, notices, node, renewer and renewals no other is taken. No caller's reply is
 // delivered, and no observer called, under any.
 type lifecycle struct {
 	mu      sync.Mutex

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -28,10 +27,10 @@ type Locker struct {
 	// How many fences an exclusive hold may use.
 	fences int64
 
+	leases   *leaseTable
 	renewals *renewals
 	waiters  *waiters
 	notices  *notices
-	started  sync.Once // what begins with the first lease
 }
 
 // New makes a Locker on rdb, which stays the caller's to close, after the
@@ -74,6 +73,7 @@ func newLocker(opts []Option) (*Locker, error) {
 	}
 	l.notices = newNotices()
 	l.renewals = newRenewals(l)
+	l.leases = newLeaseTable(l.begin, l.renewals.wake, l.end)
 	return l, nil
 }
 
@@ -128,7 +128,7 @@ func (e *storeEvents) lookAgain() {
 	e.notices.freedAll()
 }
 
-func (e *storeEvents) renewSoon() { e.renewals.soon() }
+func (e *storeEvents) renewSoon() { e.leases.soon() }
 
 func (e *storeEvents) orphaned(key, entry string, fence, server int64) {
 	e.waiters.orphaned(key, entry, fence, server)
@@ -177,9 +177,9 @@ func (l *Locker) Shutdown(ctx context.Context) error {
 	l.refuseCalls(lockerDraining)
 	var err error
 	select {
-	case <-l.renewals.empty():
+	case <-l.leases.empty():
 	case <-ctx.Done():
-		err = fmt.Errorf("core: shutdown: %d leases were still held: %w", l.renewals.count(), context.Cause(ctx))
+		err = fmt.Errorf("core: shutdown: %d leases were still held: %w", l.leases.count(), context.Cause(ctx))
 	}
 	l.closeAll()
 	return cmp.Or(err, l.waitForStore(ctx, "shutdown"))
@@ -223,7 +223,7 @@ func (l *Locker) waitForStore(ctx context.Context, op string) error {
 
 func (l *Locker) closeAll() {
 	l.refuseCalls(lockerClosed)
-	for _, e := range l.renewals.stop() {
+	for _, e := range l.leases.stop() {
 		l.end(e.hold, e.lease, fmt.Errorf("core: %q: %w: %w", e.hold.key(), ErrLeaseLost, ErrClosed))
 	}
 	l.store.close()
@@ -246,7 +246,7 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 	l.notices.freed(h.key())
 	if lease != nil {
 		l.observer.OnLost(lease.Context(), Lost{
-			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.elapsed(time.Now()), Cause: cause,
+			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Cause: cause,
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/perkey-go/perkey/core/internal/schedule"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/trust"
 )
@@ -258,7 +259,7 @@ func (g *gathering) together(d *deployment, keys []string) error {
 	for i, key := range keys {
 		h := l.newHold(recordName(l.prefix, key), entry, o.limit, n[1+2*i], trust.Until(sent, first), o)
 		h.waiting.Store(n[2+2*i] == 1)
-		if !l.renewals.add(h) {
+		if !l.leases.add(h) {
 			d.takeBack(cmd, r)
 			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
 		}
@@ -313,7 +314,7 @@ func (g *gathering) replicate() error {
 func (g *gathering) adopt(set *LeaseSet) bool {
 	inner, cancel := context.WithCancelCause(set.ctx)
 	now := time.Now()
-	alike := Lease{name: g.opts.name, inner: inner, cancel: cancel, granted: instantOf(now)}
+	alike := Lease{name: g.opts.name, inner: inner, cancel: cancel, granted: schedule.InstantOf(now)}
 	outer, _ := LeaseFrom(set.ctx)
 	leases := slices.Clone(set.leases)
 	for _, key := range g.keys {
@@ -331,9 +332,9 @@ func (g *gathering) adopt(set *LeaseSet) bool {
 			continue
 		}
 		lease.set = ctx
-		if !g.locker.renewals.adopt(lease.hold, lease, now) {
+		if !g.locker.leases.adopt(lease.hold, lease, now) {
 			for _, h := range g.holds {
-				g.locker.renewals.adopt(h, nil, now)
+				g.locker.leases.adopt(h, nil, now)
 			}
 			cancel(context.Canceled)
 			return false

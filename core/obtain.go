@@ -91,7 +91,7 @@ func (a *attempt) once() error {
 	}
 	if reply.granted {
 		h := l.newHold(a.record, u.Token, a.opts.limit, reply.fence, a.validity(&u), a.opts)
-		if !l.renewals.add(h) {
+		if !l.leases.add(h) {
 			l.releaseLate(key, []string{u.Token})
 			return a.closed()
 		}
@@ -294,12 +294,12 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
 	if a.all != nil {
 		a.hold = h
-		return l.renewals.adopt(h, nil, now), nil
+		return l.leases.adopt(h, nil, now), nil
 	}
 	if a.opts.replicas > int(h.copies) {
 		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
 			if a.resumed { // the token stays good
-				l.renewals.drop(h)
+				l.leases.drop(h)
 			} else {
 				l.discard(a.ctx, h)
 			}
@@ -309,7 +309,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	}
 	lease := newLease(a.ctx, a.call, h, a.opts, now)
 	lease.kept = a.kept
-	if !l.renewals.adopt(h, lease, now) {
+	if !l.leases.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return false, nil
 	}
@@ -374,7 +374,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 			held = held.reentered
 		}
 		owner := held.hold.locker
-		if !owner.renewals.valid(held) {
+		if !owner.leases.valid(held) {
 			return nil, nil
 		}
 		if o.limit == exclusive && held.hold.mode() != exclusive {
@@ -412,7 +412,7 @@ func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now ti
 	}
 	// No renewal is sent from here on. One that is in flight does not find the holder
 	// and does nothing, since renewals never create.
-	l.renewals.drop(h)
+	l.leases.drop(h)
 	if h.travels.Load() && stay <= 0 {
 		l.released(h)
 	}

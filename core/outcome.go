@@ -140,7 +140,7 @@ func (a *attempt) report(err error) {
 	lease := a.lease
 	e.Fence = lease.fence
 	if lease.reentered == nil {
-		e.Leases, e.Attempts, e.Waited = 1, e.Attempts+1, lease.granted.sub(a.start)
+		e.Leases, e.Attempts, e.Waited = 1, e.Attempts+1, lease.granted.Sub(a.start)
 	}
 	reported := false
 	defer func() {

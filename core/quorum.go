@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core/internal/schedule"
 )
 
 // NewQuorum makes a Locker on several independent Redis deployments, its nodes, of
@@ -126,7 +128,7 @@ func (q *quorum) timeoutFor(ttl time.Duration) time.Duration {
 	if q.timeout > maxNodeTimeout {
 		return q.timeout
 	}
-	return max(min(ttl/6, maxNodeTimeout), 2*renewalHorizon)
+	return max(min(ttl/6, maxNodeTimeout), 2*schedule.Horizon)
 }
 
 func (q *quorum) sameAs(other store) bool {

@@ -73,9 +73,9 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 		for i, h := range holds {
 			h.copies = int16(a.copies)
 			if !a.renewed[i] {
-				_ = l.renewals.lose(h, notOurs)
+				_ = l.leases.lose(h, notOurs)
 			} else if !h.bounded() {
-				_ = l.renewals.lengthen(h, trust.Until(sent, min(h.ttl, l.firstLease))) // adopting it tells whether it was lost
+				_ = l.leases.lengthen(h, trust.Until(sent, min(h.ttl, l.firstLease))) // adopting it tells whether it was lost
 			}
 		}
 		return nil
@@ -118,7 +118,7 @@ func confirmOnce(ctx context.Context, client *redis.Client, holds []*hold, repli
 	for i, h := range holds {
 		ttl := min(h.ttl, h.locker.firstLease)
 		if h.bounded() {
-			ttl = min(ttl, h.until.sub(time.Now()))
+			ttl = min(ttl, h.until.Sub(time.Now()))
 		}
 		asked[i].ttl = ttl + time.Millisecond
 	}

@@ -42,7 +42,7 @@ func (l *Lease) Token() string {
 		return l.reentered.Token()
 	}
 	h := l.hold
-	if !h.locker.renewals.share(l) {
+	if !h.locker.leases.share(l) {
 		return ""
 	}
 	return token{
@@ -67,7 +67,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 		return l.reentered.Detach(ctx)
 	}
 	h, owner := l.hold, l.hold.locker
-	if err := owner.renewals.check(l); err != nil {
+	if err := owner.leases.check(l); err != nil {
 		return "", err
 	}
 	entry, travels := h.holder(), l.Token()
@@ -80,15 +80,15 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case !owned:
-		return "", owner.renewals.lose(h, notOurs)
+		return "", owner.leases.lose(h, notOurs)
 	}
-	if !owner.renewals.detach(l) {
+	if !owner.leases.detach(l) {
 		return "", lost(l.Key(), "it ended while it was being detached")
 	}
 	l.cancel(fmt.Errorf("core: %q: %w", l.Key(), ErrDetached))
 	owner.waiters.lost(h)
 	owner.observer.OnReleased(l.Context(), Released{
-		Key: l.Key(), Name: l.name, Fence: l.fence, Held: l.granted.elapsed(time.Now()), Detached: true,
+		Key: l.Key(), Name: l.name, Fence: l.fence, Held: l.granted.Elapsed(time.Now()), Detached: true,
 	})
 	return travels, nil
 }
@@ -151,7 +151,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	h.used = int32(t.used)
 	h.waiting.Store(waiting)
 	h.travels.Store(true)
-	if !l.renewals.add(h) {
+	if !l.leases.add(h) {
 		return fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
 	}
 	taken, err := a.take(h, time.Now())
@@ -164,9 +164,9 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 // released tells the others that hold the key by the same grant, as far as they are
 // known, that it is given back: those of this Locker, and the Locker that took it.
 func (l *Locker) released(h *hold) {
-	for _, other := range l.renewals.of(h.key(), h.fence) {
+	for _, other := range l.leases.of(h.key(), h.fence) {
 		if other != h {
-			_ = l.renewals.lose(other, elsewhere)
+			_ = l.leases.lose(other, elsewhere)
 		}
 	}
 	if owner := *h.owner; owner != l.id {

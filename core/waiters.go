@@ -145,7 +145,7 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
 			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, a.Until, a.Call.Of.(*waiter).opts)
-			if w.locker.renewals.add(h) {
+			if w.locker.leases.add(h) {
 				w.give(q, a.Call, h)
 			} else {
 				w.waiting--
@@ -322,10 +322,11 @@ func (c *waiter) hint() (remaining time.Duration, waiting int, failure error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	until, waiting := c.queue.Hint()
+	remaining = time.Until(until)
 	if c.queue.Held() != 0 {
-		until = w.locker.renewals.deadline(c.queue.held)
+		remaining = c.queue.held.Deadline().Mono.Sub(time.Now())
 	}
-	return max(0, time.Until(until)), waiting, c.queue.Failure()
+	return max(0, remaining), waiting, c.queue.Failure()
 }
 
 // grantMessage takes a grant that was published to the token that the message names. The message
@@ -351,7 +352,7 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also req
 	if q == nil {
 		return also, false
 	}
-	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.elapsed(now), Wanted: h.waiting.Load()}
+	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
 	if stay <= 0 && !h.bounded() && !h.travels.Load() && !w.reserved.of(q.key, now) {
 		held.TTL = h.ttl
 	}

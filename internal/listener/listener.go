@@ -41,6 +41,8 @@ const (
 	checkInterval = time.Second
 	checkRarely   = idle - idle/6
 	checkTries    = 3
+	// checkTimeout is how long a check waits for its answer: Close may have to wait for it.
+	checkTimeout = time.Second
 )
 
 // What a check publishes: how the last one was answered.
@@ -57,6 +59,29 @@ type Client interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 	Publish(ctx context.Context, channel string, message any) *redis.IntCmd
 }
+
+// Checker is client for checks: they wait for checkTimeout, and are not sent again.
+type Checker struct{ *redis.Client }
+
+// NewChecker makes a Checker.
+func NewChecker(client *redis.Client) Checker { return Checker{client.WithTimeout(checkTimeout)} }
+
+// Publish publishes a message.
+func (c Checker) Publish(ctx context.Context, channel string, message any) *redis.IntCmd {
+	return c.Send(ctx, "publish", channel, message)
+}
+
+// Send sends a command that publishes.
+func (c Checker) Send(ctx context.Context, args ...any) *redis.IntCmd {
+	cmd := once{redis.NewIntCmd(ctx, args...)}
+	_ = c.Process(ctx, cmd)
+	return cmd.IntCmd
+}
+
+type once struct{ *redis.IntCmd }
+
+// NoRetry tells go-redis not to send the command again.
+func (once) NoRetry() bool { return true }
 
 // FollowsSentinels reports whether the client's commands go to the primary that
 // sentinels name.
@@ -95,6 +120,9 @@ type Listener struct {
 // onDown is not called.
 func New(rdb Client, channel string, onUp func(), onDown func(err error), onMessage func(payload string)) *Listener {
 	ctx, stop := context.WithCancel(context.Background())
+	if client, ok := rdb.(*redis.Client); ok {
+		rdb = NewChecker(client)
+	}
 	l := &Listener{
 		rdb: rdb, channel: channel, onUp: onUp, onDown: onDown, onMessage: onMessage,
 		ctx: ctx, stop: stop, done: make(chan struct{}),

@@ -1,0 +1,34 @@
+package schedule
+
+import "time"
+
+// Instant is a time on the monotonic clock, counted from when the process began; zero
+// is none. It is a third of a time.Time, of which a held key would keep many.
+type Instant time.Duration
+
+var began = time.Now()
+
+// InstantOf is t as an Instant.
+func InstantOf(t time.Time) Instant { return Instant(t.Sub(began)) }
+
+// Sub is how long after t the instant is.
+func (i Instant) Sub(t time.Time) time.Duration { return time.Duration(i - InstantOf(t)) }
+
+// Elapsed is how long before now the instant is.
+func (i Instant) Elapsed(now time.Time) time.Duration { return -i.Sub(now) }
+
+// Moment is a time on both clocks: while a machine is suspended the monotonic clock stands
+// still, and the wall clock goes on.
+type Moment struct {
+	Mono Instant
+	Wall int64 // in ns since 1970
+}
+
+// MomentOf is t as a Moment.
+func MomentOf(t time.Time) Moment { return Moment{InstantOf(t), t.UnixNano()} }
+
+// Passed reports whether m is over at now by either clock, as trust.Passed does.
+func (m Moment) Passed(now Moment) bool { return now.Mono >= m.Mono || now.Wall > m.Wall }
+
+// ahead is how far the wall clock is ahead of the monotonic one.
+func (m Moment) ahead() time.Duration { return time.Duration(m.Wall - int64(m.Mono)) }

@@ -1,0 +1,237 @@
+// Package schedule decides when each of many items, the grants of a process, is to be renewed, and
+// which have expired.
+//
+// It has no clock, no I/O and no mutex, and knows nothing of Redis; the package core has those.
+package schedule
+
+import (
+	"container/heap"
+	"iter"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// Horizon is the time within which what is due is renewed in one go.
+	Horizon = 10 * time.Millisecond
+	// Tick is how often Next is called at least while there are items, so that it
+	// notices a suspended machine.
+	Tick = time.Second
+)
+
+// Times are those of an item, which embeds them.
+type Times struct {
+	index   int32   // in the heap, from 1; 0: not in it
+	renewAt Instant // zero: never
+	// The deadline on both clocks, for those who ask without the mutex. Set moves them one
+	// after the other: what they say is over may be renewed just then.
+	monotonic, wall atomic.Int64
+}
+
+// Start sets the times of an item that is in no schedule yet. A zero renewAt is never.
+func (t *Times) Start(deadline Moment, renewAt Instant) {
+	t.renewAt = renewAt
+	t.monotonic.Store(int64(deadline.Mono))
+	t.wall.Store(deadline.Wall)
+}
+
+// Deadline is until when the item can be relied on.
+func (t *Times) Deadline() Moment { return Moment{Instant(t.monotonic.Load()), t.wall.Load()} }
+
+// Expired reports whether the deadline has passed on either clock. Without the mutex of the
+// schedule it may say so of an item that is renewed just then. It is never false for one that
+// is over.
+func (t *Times) Expired(now Moment) bool { return t.Deadline().Passed(now) }
+
+// RenewAt is when the item is to be renewed; zero: never.
+func (t *Times) RenewAt() Instant { return t.renewAt }
+
+// due is when Next looks at the item.
+func (t *Times) due() Instant {
+	deadline := Instant(t.monotonic.Load())
+	if t.renewAt != 0 {
+		return min(t.renewAt, deadline)
+	}
+	return deadline
+}
+
+// catchUp takes off what the monotonic clock has missed since the deadline was set: then that is
+// the same moment on both clocks again.
+func (t *Times) catchUp(now Moment) {
+	deadline := t.Deadline()
+	missed := Instant(now.ahead() - deadline.ahead())
+	if missed <= 0 { // the wall clock was set back
+		return
+	}
+	deadline.Mono -= missed
+	if t.renewAt != 0 {
+		t.renewAt = max(t.renewAt-missed, 1)
+	}
+	t.Start(deadline, t.renewAt)
+}
+
+func (t *Times) times() *Times { return t }
+
+// A Schedule is the items of a process, by when each is to be looked at. It is not safe for
+// concurrent use.
+type Schedule[T interface{ times() *Times }] struct {
+	items  items[T]
+	wakeAt Instant // when Next is to be called; zero: not before an item is added
+	wake   func(at Instant)
+	// How far the wall clock was ahead of the monotonic one by the items' deadlines, or less.
+	// It gets further ahead while the machine is suspended.
+	ahead time.Duration
+}
+
+// New makes an empty Schedule. It calls wake to say when Next is to be called, instead of
+// when it said before.
+func New[T interface{ times() *Times }](wake func(at Instant)) *Schedule[T] {
+	return &Schedule[T]{wake: wake}
+}
+
+// Len is how many items there are.
+func (s *Schedule[T]) Len() int { return len(s.items) }
+
+// All are the items. Collect them to change the schedule meanwhile.
+func (s *Schedule[T]) All() iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for _, e := range s.items {
+			if !yield(e.item) {
+				return
+			}
+		}
+	}
+}
+
+// Add takes an item whose times are set.
+func (s *Schedule[T]) Add(item T, now Moment) {
+	if ahead := item.times().Deadline().ahead(); len(s.items) == 0 || ahead < s.ahead {
+		s.ahead = ahead
+	}
+	heap.Push(&s.items, item)
+	if s.wakeAt == 0 {
+		s.wakeFirst(now)
+	} else {
+		s.wakeBefore(item.times().due())
+	}
+}
+
+// Set changes the times of an item. The deadline is never moved to an earlier time. The item
+// need not be in the schedule.
+func (s *Schedule[T]) Set(item T, deadline Moment, renewAt Instant) {
+	t := item.times()
+	if was := t.Deadline(); deadline.Mono < was.Mono {
+		deadline = was
+	}
+	t.Start(deadline, renewAt)
+	if t.index != 0 {
+		s.ahead = min(s.ahead, deadline.ahead())
+		s.items.fix(t)
+		s.wakeBefore(t.due())
+	}
+}
+
+// Remove takes an item out, if it is in. It does not wake: at the worst Next is called in vain
+// once a Tick.
+func (s *Schedule[T]) Remove(item T) {
+	if i := item.times().index; i != 0 {
+		heap.Remove(&s.items, int(i-1))
+	}
+}
+
+// Next takes out the items that have expired, returns them and those that are to be renewed now,
+// and says when to call it next. An item that is to be renewed is returned again after a third of
+// what remains of it, unless it is Set before.
+func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
+	expire := func(item T) {
+		s.Remove(item)
+		expired = append(expired, item)
+	}
+	if now.ahead()-s.ahead > Tick { // the machine was suspended
+		for _, e := range slices.Clone(s.items) {
+			if t := e.item.times(); t.Expired(now) {
+				expire(e.item)
+			} else {
+				t.catchUp(now)
+				s.items.fix(t)
+			}
+		}
+		s.ahead = now.ahead()
+	}
+	soon := now.Mono + Instant(Horizon)
+	for len(s.items) > 0 && s.items[0].at <= soon {
+		item := s.items[0].item
+		t := item.times()
+		if t.Expired(now) {
+			expire(item)
+			continue
+		}
+		if t.renewAt == 0 || t.renewAt > soon {
+			break // its deadline is near but not there: look again at the very moment
+		}
+		// Past the horizon, or this loop would not end.
+		t.renewAt = now.Mono + max((t.Deadline().Mono-now.Mono)/3, Instant(2*Horizon))
+		due = append(due, item)
+		s.items.fix(t)
+	}
+	s.wakeAt = 0
+	if len(s.items) > 0 {
+		s.wakeFirst(now)
+	}
+	return expired, due
+}
+
+// wakeFirst has Next called for the first item, and in a Tick at the latest.
+func (s *Schedule[T]) wakeFirst(now Moment) {
+	s.wakeUp(min(s.items[0].at, now.Mono+Instant(Tick)))
+}
+
+// wakeBefore has Next called at a time, if it would be called only later.
+func (s *Schedule[T]) wakeBefore(at Instant) {
+	if at < s.wakeAt {
+		s.wakeUp(at)
+	}
+}
+
+func (s *Schedule[T]) wakeUp(at Instant) {
+	s.wakeAt = at
+	s.wake(at)
+}
+
+// items is a container/heap. The time is kept beside the item, so that the order is found
+// without reading the items: with many of them, reading is what a heap's time goes to.
+type items[T interface{ times() *Times }] []entry[T]
+
+type entry[T interface{ times() *Times }] struct {
+	at   Instant
+	item T
+}
+
+func (h items[T]) Len() int           { return len(h) }
+func (h items[T]) Less(i, j int) bool { return h[i].at < h[j].at }
+func (h items[T]) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].item.times().index, h[j].item.times().index = int32(i+1), int32(j+1)
+}
+
+func (h *items[T]) Push(x any) {
+	item := x.(T)
+	*h = append(*h, entry[T]{item.times().due(), item})
+	item.times().index = int32(len(*h))
+}
+
+func (h *items[T]) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	old[len(old)-1] = entry[T]{}
+	*h = old[:len(old)-1]
+	e.item.times().index = 0
+	return nil
+}
+
+// fix puts an item where it belongs now that its times have changed.
+func (h *items[T]) fix(t *Times) {
+	(*h)[t.index-1].at = t.due()
+	heap.Fix(h, int(t.index-1))
+}
