@@ -219,7 +219,7 @@ func (d *deployment) extend(ctx context.Context, op, record, entry string, ttl t
 type releaseRequest struct {
 	record, entry string
 	used          int64         // greatest fence used; zero: none
-	stay          time.Duration // how long the key is to stay taken all the same
+	stay          time.Duration // how long the key is to stay held after the release
 	hold          *hold         // whose entry it is, if it is a hold's
 	requeue
 }

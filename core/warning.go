@@ -28,18 +28,18 @@ type Warning struct {
 type WarningKind string
 
 const (
-	// WarnEviction: the server's maxmemory-policy lets it evict the records of held
+	// WarnEviction reports that the server's maxmemory-policy lets it evict the records of held
 	// keys. Records have a TTL, so the volatile policies do as well. It is reported once
 	// for each primary, after the Locker's first lease. Set noeviction.
 	WarnEviction WarningKind = "eviction"
-	// WarnEvictionUnknown: the server's maxmemory-policy could not be read.
+	// WarnEvictionUnknown reports that the server's maxmemory-policy could not be read.
 	WarnEvictionUnknown WarningKind = "eviction unknown"
-	// WarnNoSubscription: Redis cannot be subscribed to, or denies that or PUBLISH, or, where
-	// Sentinel names the primary, the subscription could not follow the client's
+	// WarnNoSubscription reports that Redis cannot be subscribed to, or denies that or PUBLISH, or, where
+	// Sentinel names the primary, that the subscription could not follow the client's
 	// commands there. Waiting calls poll, and a holder learns of ForceRelease at its next
 	// renewal. It is reported once, and again, as resolved, when there is a subscription.
 	WarnNoSubscription WarningKind = "no subscription"
-	// WarnUnreachable: a server does not answer, or serves nobody: calls for its keys
+	// WarnUnreachable reports that a server does not answer, or serves nobody: calls for its keys
 	// fail at once with ErrUnavailable until it answers. It is reported once, and again, as
 	// resolved, when it does.
 	WarnUnreachable WarningKind = "unreachable"
