@@ -44,7 +44,9 @@
 //     apart by errors.Is. When Redis is unavailable no work runs.
 //  3. A lease's context ends, with a cause that wraps ErrLeaseLost, before Redis
 //     can give the key to anyone else. ForceRelease, and the release of a lease
-//     that several hold by one token, tell the others at the same time instead.
+//     that several hold by one token, tell the others at the same time instead. Until
+//     that message arrives the victim's process may hand the key over to a call of its
+//     own, for 50 ms after its grant at most: see [Locker.ForceRelease].
 //  4. An Acquire that returned an error leaves nothing behind in Redis after the first
 //     lease (10 s, or the TTL if that is shorter; WithFirstLease), whatever was lost on the way.
 //     That time begins when Redis runs the command, if the network delivers it only after
@@ -56,7 +58,8 @@
 //     Reentrancy belongs to the ctx, not to a goroutine. A lease can travel to
 //     another process as a token: see Lease.Detach and Locker.Resume.
 //  7. Every grant of a key carries a fence greater than every earlier one, also
-//     after Redis lost its data.
+//     after Redis lost its data. A lease that is handed over after a ForceRelease, as in
+//     3, has a smaller fence than the next holder: a store that claims fences stops it.
 //  8. Shutdown and Close wait for every goroutine, and may be called twice. Close waits 2 s
 //     at most for commands to a Redis that does not answer, and says so in its error.
 //  9. Options are checked at construction, and wrap ErrInvalidOption.

@@ -155,7 +155,9 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 // loses it.
 //
 // The holder is told by a message: its lease's context ends, with a cause that wraps
-// ErrLeaseLost, but the next holder may have the key a moment before. If the
+// ErrLeaseLost, but the next holder may have the key a moment before. Until the message
+// arrives the holder's process may hand the key over to another call of its own, within 50 ms
+// of the grant; that lease ends by the message too. If the
 // message is lost, or the lease was resumed by another process, it ends at its next
 // renewal. The work itself may go on: only a fence keeps it from its store.
 //
