@@ -165,6 +165,7 @@ func TestRenewalsThatHangOrFailAreSentAgain(t *testing.T) {
 				time.Sleep(2 * time.Minute)
 				require.NoError(t, lease.Context().Err())
 				require.NoError(t, lease.Release(t.Context()))
+				time.Sleep(3 * time.Second) // Close does not wait so long for a renewal that hangs
 				require.NoError(t, l.Close())
 			})
 		})
