@@ -88,7 +88,7 @@ func TestEveryPrimaryOfAClusterIsAskedForItsEvictionPolicy(t *testing.T) {
 func TestADeniedSubscriptionIsWarnedOfOnceAndWaitingGoesOn(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	redistest.AddUser(t, rdb, aclUser, append(redistest.Rights(t, toLock, "an Observer"), "+subscribe", "+ping"))
+	redistest.AddUser(t, rdb, aclUser, append(redistest.Rights(t, toLock, "an Observer"), "+subscribe", "+publish", "+ping"))
 	client := func() *redis.Client {
 		return redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: aclUser, Password: redistest.Password})
 	}
