@@ -340,8 +340,8 @@ func warm(t *testing.T, l *core.Locker) {
 // promptly is less than an orphan lives: what is gone by then was cancelled.
 const promptly = 2 * time.Second
 
-// orphan is how long an orphan may live whose first lease is 3 s, with something for a busy machine.
-const orphan = 4 * time.Second
+// orphan is how long an orphan may live: a first lease, with something for a busy machine.
+const orphan = 11 * time.Second
 
 func requireNothingLeft(t *testing.T, rdb *redis.Client, prefix string, within time.Duration) {
 	t.Helper()
