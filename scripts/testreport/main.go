@@ -1,7 +1,8 @@
 // Command testreport reads the output of go test -json, prints what go test
 // prints without -v, and last how many tests there were, and how many of them
 // ran on which Redis. It fails if PERKEY_REQUIRE_REDIS=1 and none ran on a real
-// one. With -slowest=N it lists the N tests that took longest.
+// one. With -slowest=N it lists the N tests that took longest, and with -again=FILE it writes
+// the tests that failed there, to be run alone.
 package main
 
 import (
@@ -27,6 +28,7 @@ type event struct {
 
 func main() {
 	slowest := flag.Int("slowest", 0, "how many of the slowest tests to list")
+	again := flag.String("again", "", "a file for the tests that failed")
 	flag.Parse()
 	var r report
 	if err := r.read(os.Stdin, os.Stdout); err != nil {
@@ -39,6 +41,11 @@ func main() {
 		fmt.Println("FAIL: PERKEY_REQUIRE_REDIS=1, and no test ran on a real Redis")
 		os.Exit(1)
 	}
+	if tests := r.toRunAgain(); *again != "" && tests != "" {
+		if err := os.WriteFile(*again, []byte(tests), 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, "testreport:", err)
+		}
+	}
 	if r.failed > 0 || r.failedPackages > 0 {
 		os.Exit(1)
 	}
@@ -49,6 +56,7 @@ type report struct {
 	passed, failed, skipped int
 	embedded, real          int // those that run on each Redis, and passed
 	failedPackages          int
+	raced                   bool    // the race detector has found something
 	ended                   []event // of tests and packages
 }
 
@@ -92,6 +100,7 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 }
 
 func (r *report) count(e event) {
+	r.raced = r.raced || strings.Contains(e.Output, "DATA RACE")
 	if e.Action == "pass" || e.Action == "fail" {
 		r.ended = append(r.ended, e)
 	}
@@ -113,6 +122,23 @@ func (r *report) count(e event) {
 			r.real++
 		}
 	}
+}
+
+// toRunAgain is a line for each test that failed: its package and name. It is empty if a
+// package failed otherwise, by a panic, a time-out or a data race: that is no matter of load.
+func (r *report) toRunAgain() string {
+	var lines strings.Builder
+	packages := map[string]bool{}
+	for _, e := range r.ended {
+		if e.Action == "fail" && e.Test != "" && !strings.Contains(e.Test, "/") {
+			packages[e.Package] = true
+			fmt.Fprintln(&lines, e.Package, e.Test)
+		}
+	}
+	if r.raced || len(packages) < r.failedPackages {
+		return ""
+	}
+	return lines.String()
 }
 
 // showSlowest prints the packages and tests that took longest. The time of a test with

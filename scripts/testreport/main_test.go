@@ -50,3 +50,20 @@ func TestReportListsTheSlowest(t *testing.T) {
 	require.Equal(t, "   3.00s a \n   1.50s a TestX/embedded\n   0.50s b TestX\n", out.String())
 	r.showSlowest(io.Discard, 100)
 }
+
+func TestOnlyTestsThatFailedByThemselvesRunAgain(t *testing.T) {
+	failed := `{"Action":"fail","Package":"p","Test":"TestA/real"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}
+`
+	for input, want := range map[string]string{
+		failed: "p TestA\n",
+		failed + `{"Action":"output","Package":"p","Output":"WARNING: DATA RACE"}` + "\n": "",
+		failed + `{"Action":"fail","Package":"q"}` + "\n":                                 "",
+		"": "",
+	} {
+		var r report
+		require.NoError(t, r.read(strings.NewReader(input), io.Discard))
+		require.Equal(t, want, r.toRunAgain(), input)
+	}
+}
