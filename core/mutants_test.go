@@ -191,7 +191,7 @@ func TestPlaysOfMutantsFindNothingInTheEngine(t *testing.T) {
 			for _, v := range violations {
 				t.Errorf("%s", v)
 			}
-			require.Positive(t, counts.Windows) // in less than a second, on a busy machine
+			require.Greater(t, counts.Windows, 5)
 		})
 	}
 }

@@ -142,6 +142,7 @@ func followers(ops []history.Op) (n int) {
 // requireSubstance fails a run in which too little happened to show anything.
 func requireSubstance(t *testing.T, total soakTotal, round soakRound) {
 	t.Helper()
+	require.Greater(t, float64(total.counts.Ops)/total.elapsed.Seconds(), 150.0, "operations a second")
 	require.Greater(t, total.counts.Windows*10, total.counts.Grants*8, "grants whose holders were seen at work")
 	// While Redis is down calls fail at once: a slow machine has any number of those.
 	answered := total.answered()
