@@ -1,4 +1,4 @@
-package core
+package store
 
 import (
 	"context"
@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// cancellations are the releases that nobody waits for: of an entry that may have a key
+// cancellations are the releases that nobody waits for: of an token that may have a key
 // without our knowing, and of a lease whose release has failed. Each is sent at once, and
 // again while Redis does not answer, until there is nothing left to release.
 type cancellations struct {
-	d *deployment
+	d *Deployment
 
 	mu       sync.Mutex
 	failed   []cancellation // to be sent again
@@ -18,7 +18,7 @@ type cancellations struct {
 }
 
 type cancellation struct {
-	req   releaseRequest
+	req   ReleaseRequest
 	until time.Time // what it would release has ended by then
 	done  func()    // called when Redis has answered
 }
@@ -38,14 +38,13 @@ func (c *cancellations) send(one cancellation) bool {
 		switch {
 		case err != nil:
 			c.retryLater(one)
-		case !reply.owned && one.req.hold != nil && one.req.hold.renamed(one.req.entry):
-			one.req.entry = one.req.hold.holder()
+		case !reply.Owned && one.req.rekeyed():
 			_ = c.send(one)
 		case one.done != nil:
 			one.done()
 		}
 	}
-	return d.batcher(one.req.record).submit(cmd)
+	return d.batcher(one.req.Record).submit(cmd)
 }
 
 func (c *cancellations) retryLater(one cancellation) {
@@ -56,7 +55,7 @@ func (c *cancellations) retryLater(one cancellation) {
 	}
 	c.failed = append(c.failed, one)
 	if !c.retrying {
-		c.retrying = c.d.background(c.retry)
+		c.retrying = c.d.life.Background(c.retry)
 	}
 }
 
@@ -65,20 +64,20 @@ func (c *cancellations) retry() {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-c.d.closing:
+	case <-c.d.life.Closing():
 	}
 	c.mu.Lock()
 	failed := c.failed
 	c.failed, c.retrying = nil, false
 	c.mu.Unlock()
-	if c.d.open() {
+	if c.d.life.Open() {
 		for _, one := range failed {
 			_ = c.send(one)
 		}
 	}
 }
 
-// cancel implements store.
-func (d *deployment) cancel(req releaseRequest, ttl time.Duration, done func()) bool {
+// Cancel implements Store.
+func (d *Deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func()) bool {
 	return d.cancellations.send(cancellation{req, time.Now().Add(ttl), done})
 }
