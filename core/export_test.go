@@ -6,6 +6,8 @@ import (
 	"hash/crc32"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/core/internal/store"
 )
 
@@ -72,5 +74,10 @@ func Sealed(body string) string {
 	return tokenVersion + base64.RawURLEncoding.EncodeToString(b)
 }
 
-// WaitForNodes sets how long a quorum waits for its nodes.
-func (l *Locker) WaitForNodes(d time.Duration) { l.store.(*store.Quorum).NodeTimeout = d }
+// WaitForNodes makes a quorum that was not used yet wait so long for its nodes.
+func (l *Locker) WaitForNodes(d time.Duration, clients []redis.UniversalClient) {
+	l.store.Close()
+	c := l.storeConfig()
+	c.NodeTimeout = d
+	l.use(store.NewQuorum(clients, c))
+}

@@ -225,11 +225,12 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 // together takes several keys that one node serves, or none of them.
 func (g *gathering) together(keys []string) error {
 	l, o := g.locker, g.opts
-	req := store.AcquireAllRequest{Token: store.NewToken(o.limit, l.id), Lease: o.firstLease(), What: o.what, Sent: time.Now(), Timeout: o.replyTimeout()}
-	for _, key := range keys {
-		req.Records = append(req.Records, store.RecordName(l.prefix, key))
+	records := make([]string, len(keys))
+	for i, key := range keys {
+		records[i] = store.RecordName(l.prefix, key)
 	}
-	reply, err := l.store.AcquireAll(g.ctx, req)
+	req := store.AcquireRequest{Token: store.NewToken(o.limit, l.id), Lease: o.firstLease(), What: o.what, Sent: time.Now(), Timeout: o.replyTimeout()}
+	reply, err := l.store.AcquireAll(g.ctx, records, req)
 	switch {
 	case err != nil:
 		return err
@@ -237,7 +238,7 @@ func (g *gathering) together(keys []string) error {
 		return g.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
-		h := l.newHold(req.Records[i], req.Token, o.limit, reply.Grants[i].Fence, trust.Until(req.Sent, req.Lease), o)
+		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, trust.Until(req.Sent, req.Lease), o)
 		h.waiting.Store(reply.Grants[i].Waiting)
 		if !l.leases.add(h) {
 			for _, key := range keys {

@@ -9,8 +9,7 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// Acquire implements Store.
-func (d *Deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
+func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
 	cmd := d.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
 	if req.Reserve > 0 {
 		cmd.add(req.Reserve.Milliseconds())
@@ -81,12 +80,11 @@ func integers(val any, least int) ([]int64, error) {
 	return n, nil
 }
 
-// AcquireAll implements Store.
-func (d *Deployment) AcquireAll(ctx context.Context, req AcquireAllRequest) (reply AcquireAllReply, err error) {
-	cmd := d.command(ctx, acquireAllScript, false, req.Records[0])
-	cmd.token, cmd.records = req.Token, req.Records
-	cmd.args = acquireAllScript.Args(cmd.args[:0], len(req.Records))
-	for _, record := range req.Records {
+func (d *deployment) AcquireAll(ctx context.Context, records []string, req AcquireRequest) (reply AcquireAllReply, err error) {
+	cmd := d.command(ctx, acquireAllScript, false, records[0])
+	cmd.token, cmd.records = req.Token, records
+	cmd.args = acquireAllScript.Args(cmd.args[:0], len(records))
+	for _, record := range records {
 		cmd.add(record)
 	}
 	cmd.args = append(cmd.args, req.Token, req.Lease.Milliseconds(), req.What)
@@ -96,7 +94,7 @@ func (d *Deployment) AcquireAll(ctx context.Context, req AcquireAllRequest) (rep
 	}
 	defer d.recycle(cmd)
 	n, err := integers(r.val, 4)
-	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(req.Records) {
+	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(records) {
 		err = errShape
 	}
 	switch {
@@ -111,14 +109,13 @@ func (d *Deployment) AcquireAll(ctx context.Context, req AcquireAllRequest) (rep
 		d.takeBack(cmd, r)
 		return reply, err
 	}
-	for i := range req.Records {
+	for i := range records {
 		reply.Grants = append(reply.Grants, AcquireReply{Granted: true, Fence: n[1+2*i], Waiting: n[2+2*i] == 1})
 	}
 	return reply, nil
 }
 
-// Admit implements Store.
-func (d *Deployment) Admit(record, leader string, followers []Follower, done func(fences []int64, err error)) bool {
+func (d *deployment) Admit(record, leader string, followers []Follower, done func(fences []int64, err error)) bool {
 	cmd := d.command(context.Background(), admitScript, false, record, leader)
 	for i := range followers {
 		m := &followers[i]

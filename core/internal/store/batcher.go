@@ -16,7 +16,7 @@ import (
 // A batcher carries script calls to one node of Redis: those that meet in it in one pipeline,
 // and one that comes alone by itself, at once; see [groupcommit].
 type batcher struct {
-	d     *Deployment
+	d     *deployment
 	node  *redis.Client // that the calls go to; nil: go-redis finds it
 	group *groupcommit.Group[*command]
 	mu    sync.Mutex
@@ -28,7 +28,7 @@ const (
 	batcherMax   = 64
 )
 
-func newBatcher(d *Deployment, node *redis.Client) *batcher {
+func newBatcher(d *deployment, node *redis.Client) *batcher {
 	n := &batcher{d: d, node: node}
 	n.group = groupcommit.New(groupcommit.Options[*command]{
 		Run: n.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.life.Background,
@@ -87,7 +87,7 @@ func (n *batcher) forget(c *command) {
 }
 
 // drop answers commands that were not sent, since their callers have left.
-func (d *Deployment) drop(unsent []*command) {
+func (d *deployment) drop(unsent []*command) {
 	for _, c := range unsent {
 		d.deliver(c, result{err: errUnwanted})
 	}

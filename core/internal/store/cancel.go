@@ -10,7 +10,7 @@ import (
 // without our knowing, and of a lease whose release has failed. Each is sent at once, and
 // again while Redis does not answer, until there is nothing left to release.
 type cancellations struct {
-	d *Deployment
+	d *deployment
 
 	mu       sync.Mutex
 	failed   []cancellation // to be sent again
@@ -77,7 +77,6 @@ func (c *cancellations) retry() {
 	}
 }
 
-// Cancel implements Store.
-func (d *Deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func()) bool {
+func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func()) bool {
 	return d.cancellations.send(cancellation{req, time.Now().Add(ttl), done})
 }

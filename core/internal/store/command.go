@@ -51,7 +51,7 @@ func newCommand() any {
 	return &command{args: make([]any, 0, 12), reply: make(chan result, 1), timer: timer}
 }
 
-func (d *Deployment) command(ctx context.Context, s *luascript.Script, once bool, record string, args ...any) *command {
+func (d *deployment) command(ctx context.Context, s *luascript.Script, once bool, record string, args ...any) *command {
 	c := d.commands.Get().(*command)
 	c.script, c.record, c.once = s, record, once
 	c.ctx.Context = ctx
@@ -67,7 +67,7 @@ func (d *Deployment) command(ctx context.Context, s *luascript.Script, once bool
 func (c *command) add(arg any) { c.args = append(c.args, arg) }
 
 // recycle takes back a command whose reply was taken.
-func (d *Deployment) recycle(c *command) {
+func (d *deployment) recycle(c *command) {
 	if c.onReply != nil {
 		c.onReply, c.ctx.gone = nil, nil // others may have the channel
 	}
@@ -78,7 +78,7 @@ func (d *Deployment) recycle(c *command) {
 }
 
 // deliver hands the reply to the caller, if there is one.
-func (d *Deployment) deliver(c *command, r result) {
+func (d *deployment) deliver(c *command, r result) {
 	if onReply := c.onReply; onReply != nil {
 		d.recycle(c)
 		onReply(r)
@@ -107,7 +107,7 @@ func (c *command) unwanted() bool {
 }
 
 // takeBack undoes a command whose reply nobody uses.
-func (d *Deployment) takeBack(c *command, r result) {
+func (d *deployment) takeBack(c *command, r result) {
 	switch {
 	case c.token == "" || c.fresh && Unsent(r.err):
 	case c.records == nil:
@@ -121,7 +121,7 @@ func (d *Deployment) takeBack(c *command, r result) {
 }
 
 // key is what a command is about.
-func (d *Deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
+func (d *deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
 
 // sent returns the command as the call that go-redis is to send; see [luascript.Script.Call].
 func (c *command) sent(once bool) *luascript.Call {
@@ -155,7 +155,7 @@ func (c *callContext) Err() error {
 }
 
 // do sends a command for a caller who waits for the reply, whatever happens.
-func (d *Deployment) do(cmd *command) result {
+func (d *deployment) do(cmd *command) result {
 	batcher := d.batcher(cmd.record)
 	switch {
 	case batcher.group.Enter():
@@ -172,7 +172,7 @@ func (d *Deployment) do(cmd *command) result {
 // the lease that is asked for may last, and until stop.
 // After an error, or when stopped, what comes of the command is taken back. A command
 // of which nothing is to be taken back may be sent until the Locker is closed.
-func (d *Deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
+func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	n := d.batcher(cmd.record)
 	// A caller who cannot leave goes out itself, as in do, unless the key may come otherwise.
 	if ctx.Done() == nil && (stop == nil || cmd.fresh) && n.group.Enter() {

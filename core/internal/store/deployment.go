@@ -12,8 +12,7 @@ import (
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
-// Deployment is the store of one server, or of one Cluster.
-type Deployment struct {
+type deployment struct {
 	life    *lifecycle.Lifecycle
 	events  Events
 	prefix  string
@@ -35,9 +34,11 @@ type Deployment struct {
 	deaf          bool // there is no subscription, and OnWarning said so; the listener's
 }
 
-// NewDeployment makes the store on rdb.
-func NewDeployment(rdb redis.UniversalClient, c Config) *Deployment {
-	d := &Deployment{
+// NewDeployment makes the store of one server, or of one Cluster.
+func NewDeployment(rdb redis.UniversalClient, c Config) Store { return newDeployment(rdb, c) }
+
+func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
+	d := &deployment{
 		life: c.Life, events: c.Events, prefix: c.Prefix, rdb: rdb, renewer: renewer{rdb: c.Renewer},
 		batchers: map[*redis.Client]*batcher{},
 	}
@@ -55,23 +56,13 @@ func NewDeployment(rdb redis.UniversalClient, c Config) *Deployment {
 	return d
 }
 
-// Start implements Store.
-func (d *Deployment) Start() { d.subscription.Start() }
+func (d *deployment) Start()          { d.subscription.Start() }
+func (d *deployment) Listening() bool { return d.subscription.Up() }
+func (d *deployment) Queues() bool    { return true }
+func (d *deployment) Single() bool    { return d.single }
+func (d *deployment) Fences() int     { return int(FenceBlock) }
 
-// Listening implements Store.
-func (d *Deployment) Listening() bool { return d.subscription.Up() }
-
-// Queues implements Store.
-func (d *Deployment) Queues() bool { return true }
-
-// Single implements Store.
-func (d *Deployment) Single() bool { return d.single }
-
-// Fences implements Store.
-func (d *Deployment) Fences() int { return int(FenceBlock) }
-
-// Close implements Store.
-func (d *Deployment) Close() {
+func (d *deployment) Close() {
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
 	for _, b := range d.batchers {
@@ -80,21 +71,19 @@ func (d *Deployment) Close() {
 	d.renewer.close() // ends the renewals that are out
 }
 
-// Wait implements Store.
-func (d *Deployment) Wait() {
+func (d *deployment) Wait() {
 	d.subscription.Close()
 	d.life.Wait()
 }
 
-// SameAs implements Store.
-func (d *Deployment) SameAs(other Store) bool {
-	o, ok := other.(*Deployment)
+func (d *deployment) SameAs(other Store) bool {
+	o, ok := other.(*deployment)
 	return ok && d.rdb == o.rdb
 }
 
 // publisher is what the subscription is checked with. It publishes in a script, as grants are
 // published: a proxy may count the receivers of a script's message otherwise.
-func (d *Deployment) publisher() listener.Client {
+func (d *deployment) publisher() listener.Client {
 	if client, ok := d.rdb.(*redis.Client); ok {
 		return scriptPublisher{listener.NewChecker(client), RecordName(d.prefix, "probe")}
 	}
@@ -110,8 +99,7 @@ func (p scriptPublisher) Publish(ctx context.Context, channel string, message an
 	return p.Send(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
 }
 
-// Mark implements Store.
-func (d *Deployment) Mark() Mark {
+func (d *deployment) Mark() Mark {
 	switch {
 	case !d.subscription.Up():
 		return Polls
@@ -124,7 +112,7 @@ func (d *Deployment) Mark() Mark {
 
 // subscribed is called when there is a subscription. The listener calls it and
 // unsubscribed on one goroutine.
-func (d *Deployment) subscribed() {
+func (d *deployment) subscribed() {
 	if d.renewer.follow() {
 		d.events.RenewSoon()
 	}
@@ -136,7 +124,7 @@ func (d *Deployment) subscribed() {
 }
 
 // unsubscribed is called when there is no subscription.
-func (d *Deployment) unsubscribed(err error) {
+func (d *deployment) unsubscribed(err error) {
 	d.deaf = true
 	d.events.LookAgain() // whoever waits has to poll
 	d.renewer.follow()   // the connections that there are may be to an old primary

@@ -9,9 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Evictions implements Store. It asks over the connections for renewals, so that no call waits
+// Evictions asks over the connections for renewals, so that no call waits
 // for one.
-func (d *Deployment) Evictions(ctx context.Context) (warnings []Warning) {
+func (d *deployment) Evictions(ctx context.Context) (warnings []Warning) {
 	cluster, ok := d.renewer.client().(*redis.ClusterClient)
 	if !ok {
 		if w, bad := evictionOf(ctx, d.renewer.client(), ""); bad {

@@ -1,7 +1,8 @@
 package store
 
 // Batchers are those of a Cluster's nodes, by address. Each tells how many goroutines it has.
-func (d *Deployment) Batchers() map[string]func() int {
+func Batchers(s Store) map[string]func() int {
+	d := s.(*deployment)
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
 	all := map[string]func() int{}
@@ -14,7 +15,7 @@ func (d *Deployment) Batchers() map[string]func() int {
 }
 
 // LookAtNodes has the next call look for nodes that serve no slots any more.
-func (d *Deployment) LookAtNodes() { d.looked.Store(0) }
+func LookAtNodes(s Store) { s.(*deployment).looked.Store(0) }
 
 // ParseMessage reads a message.
 var ParseMessage = parseMessage

@@ -55,8 +55,7 @@ const (
 	adminTimeout = 15 * time.Second
 )
 
-// Inspect implements Store.
-func (d *Deployment) Inspect(ctx context.Context, key string) (Info, error) {
+func (d *deployment) Inspect(ctx context.Context, key string) (Info, error) {
 	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, maxQueue)
 	if err != nil {
 		return Info{}, err
@@ -68,8 +67,8 @@ func (d *Deployment) Inspect(ctx context.Context, key string) (Info, error) {
 	return info, nil
 }
 
-// Force implements Store. Sent again after a lost reply, it would answer that there is no such holder.
-func (d *Deployment) Force(ctx context.Context, key string, fence int64) (first int64, err error) {
+// Force is not sent again after a lost reply: it would answer that there is no such holder.
+func (d *deployment) Force(ctx context.Context, key string, fence int64) (first int64, err error) {
 	val, err := d.admin(ctx, "force release", key, forceScript, true, "", fence)
 	if err != nil {
 		return 0, err
@@ -81,21 +80,19 @@ func (d *Deployment) Force(ctx context.Context, key string, fence int64) (first 
 	return first, nil
 }
 
-// Reserve implements Store.
-func (d *Deployment) Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error) {
+func (d *deployment) Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error) {
 	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds())
 	stamp, _ = val.(int64)
 	return stamp, err
 }
 
-// Unreserve implements Store.
-func (d *Deployment) Unreserve(ctx context.Context, key string, stamp int64) (ended bool, err error) {
+func (d *deployment) Unreserve(ctx context.Context, key string, stamp int64) (ended bool, err error) {
 	val, err := d.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
 	return val != int64(0), err
 }
 
 // admin runs a script for a caller who waits for it, with once as in command.
-func (d *Deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
+func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
 	if ctx.Err() != nil {
 		return nil, CallerGone(ctx, op, key)
 	}
@@ -114,8 +111,7 @@ func (d *Deployment) admin(ctx context.Context, op, key string, s *luascript.Scr
 	return r.val, nil
 }
 
-// List implements Store. It uses SCAN.
-func (d *Deployment) List(ctx context.Context, cursor string, count int) (infos []Info, next string, err error) {
+func (d *deployment) List(ctx context.Context, cursor string, count int) (infos []Info, next string, err error) {
 	at, err := d.nodesFrom(ctx, cursor)
 	if err != nil {
 		return nil, "", err
@@ -143,7 +139,7 @@ func listFailed(ctx context.Context, err error) error {
 }
 
 // inspectAll reports on keys, but for those that are free.
-func (d *Deployment) inspectAll(ctx context.Context, records []string) ([]Info, error) {
+func (d *deployment) inspectAll(ctx context.Context, records []string) ([]Info, error) {
 	var infos []Info
 	calls := make([]*luascript.Call, len(records))
 	for i, record := range records {
@@ -181,7 +177,7 @@ type scan struct {
 }
 
 // nodesFrom finds the place that a cursor means.
-func (d *Deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error) {
+func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error) {
 	invalid := fmt.Errorf("core: list: %w", ErrInvalidCursor)
 	digits, addr, _ := strings.Cut(cursor, "@")
 	at, err := strconv.ParseUint(digits, 10, 64)

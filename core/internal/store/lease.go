@@ -11,9 +11,9 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Renew implements Store. On a Cluster each key is a command; elsewhere many go into one, since most
-// of a script call's cost is the call.
-func (d *Deployment) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
+// Renew sends each key as a command on a Cluster; elsewhere many go into one, since most of a script
+// call's cost is the call.
+func (d *deployment) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	replies := make([]RenewalReply, len(batch))
 	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
 		renewSome(ctx, rdb, batch, replies, d.keysPerCall())
@@ -26,7 +26,7 @@ func (d *Deployment) Renew(ctx context.Context, batch []Renewal) []RenewalReply 
 }
 
 // keysPerCall is how many keys go into one call of a script for any number.
-func (d *Deployment) keysPerCall() int {
+func (d *deployment) keysPerCall() int {
 	if d.cluster != nil {
 		return 1
 	}
@@ -82,8 +82,7 @@ func renewed(call *luascript.Call, n int) ([]int64, error) {
 	return integers(val, n)
 }
 
-// Refresh implements Store.
-func (d *Deployment) Refresh(ctx context.Context, batch []Refresh) []RefreshReply {
+func (d *deployment) Refresh(ctx context.Context, batch []Refresh) []RefreshReply {
 	keys := d.keysPerCall()
 	var calls []*luascript.Call
 	for some := range slices.Chunk(batch, keys) {
@@ -118,8 +117,7 @@ func (d *Deployment) Refresh(ctx context.Context, batch []Refresh) []RefreshRepl
 	return replies
 }
 
-// Extend implements Store.
-func (d *Deployment) Extend(ctx context.Context, op, record, token string, ttl time.Duration) (owned, waiting bool, err error) {
+func (d *deployment) Extend(ctx context.Context, op, record, token string, ttl time.Duration) (owned, waiting bool, err error) {
 	cmd := d.command(ctx, renewScript, false, record, token, ttl.Milliseconds())
 	r, _, err := d.ask(ctx, op, cmd, max(ttl, ReplyTimeout), nil)
 	if err != nil {
@@ -133,8 +131,7 @@ func (d *Deployment) Extend(ctx context.Context, op, record, token string, ttl t
 	return n[0] > 0, n[0] == 2, nil
 }
 
-// Downgrade implements Store.
-func (d *Deployment) Downgrade(ctx context.Context, req DowngradeRequest) (owned bool, err error) {
+func (d *deployment) Downgrade(ctx context.Context, req DowngradeRequest) (owned bool, err error) {
 	cmd := d.command(ctx, downgradeScript, false, req.Record, req.Token, req.Shared, req.Fence)
 	r, _, err := d.ask(ctx, "downgrade", cmd, req.Timeout, nil)
 	if err != nil {
@@ -148,5 +145,4 @@ func (d *Deployment) Downgrade(ctx context.Context, req DowngradeRequest) (owned
 	return n == 1, nil
 }
 
-// Downgrades implements Store.
-func (d *Deployment) Downgrades() error { return nil }
+func (d *deployment) Downgrades() error { return nil }

@@ -71,13 +71,12 @@ func parseMessage(text string) (m Message, ok bool) {
 	return m, errs == [2]error{}
 }
 
-// TellReleased implements Store.
-func (d *Deployment) TellReleased(ctx context.Context, locker, key string, fence int64) {
+func (d *deployment) TellReleased(ctx context.Context, locker, key string, fence int64) {
 	d.rdb.Publish(ctx, channelPrefix(d.prefix)+locker, fmt.Sprintf("%s %d %s", Released, fence, key))
 }
 
 // receive hands on what was published.
-func (d *Deployment) receive(text string) {
+func (d *deployment) receive(text string) {
 	if m, ok := parseMessage(text); ok {
 		d.events.Message(m)
 	}

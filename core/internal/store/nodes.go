@@ -12,7 +12,7 @@ import (
 const nodesTick = time.Minute
 
 // lookAtNodes has forgetGone run when it is time.
-func (d *Deployment) lookAtNodes(now time.Time) {
+func (d *deployment) lookAtNodes(now time.Time) {
 	last := d.looked.Load()
 	if now.UnixNano()-last > int64(nodesTick) && d.looked.CompareAndSwap(last, now.UnixNano()) {
 		d.life.Background(d.forgetGone)
@@ -21,7 +21,7 @@ func (d *Deployment) lookAtNodes(now time.Time) {
 
 // forgetGone forgets the nodes of a Cluster that serve no slots any more: they have left, or
 // are replicas now.
-func (d *Deployment) forgetGone() {
+func (d *deployment) forgetGone() {
 	if d.cluster == nil {
 		return
 	}
@@ -53,12 +53,11 @@ func (d *Deployment) forgetGone() {
 	}
 }
 
-// NodeOf implements Store.
-func (d *Deployment) NodeOf(record string) any { return d.node(record) }
+func (d *deployment) NodeOf(record string) any { return d.node(record) }
 
 // node is the node that serves a record, on a Cluster whose slots are known. It is
 // nil otherwise: go-redis finds the way.
-func (d *Deployment) node(record string) *redis.Client {
+func (d *deployment) node(record string) *redis.Client {
 	if d.cluster == nil {
 		return nil
 	}
@@ -80,7 +79,7 @@ func (d *Deployment) node(record string) *redis.Client {
 }
 
 // batcher returns the one for a record's node.
-func (d *Deployment) batcher(record string) *batcher {
+func (d *deployment) batcher(record string) *batcher {
 	node := d.node(record)
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()

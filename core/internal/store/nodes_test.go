@@ -25,30 +25,30 @@ func (silent) Orphaned(string, string, int64, int64) {}
 func (silent) Warn(store.Warning)                    {}
 
 // deploymentOn returns a store with a client, and the id of its Locker.
-func deploymentOn(t *testing.T, rdb redis.UniversalClient, prefix string) (d *store.Deployment, id string) {
+func deploymentOn(t *testing.T, rdb redis.UniversalClient, prefix string) (s store.Store, id string) {
 	t.Helper()
 	life, id := lifecycle.New(), store.NewLockerID()
-	d = store.NewDeployment(rdb, store.Config{ID: id, Prefix: prefix, TTL: 15 * time.Second, Life: life, Events: silent{}})
+	s = store.NewDeployment(rdb, store.Config{ID: id, Prefix: prefix, TTL: 15 * time.Second, Life: life, Events: silent{}})
 	t.Cleanup(func() {
 		life.Close()
-		d.Close()
-		d.Wait()
+		s.Close()
+		s.Wait()
 	})
-	return d, id
+	return s, id
 }
 
 // A node that has given all its slots away answers as before, and nothing is sent to it.
 func TestDeployment_ANodeOfAClusterThatServesNoSlotsIsForgotten(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
-	d, id := deploymentOn(t, c.Client(t), "p")
+	s, id := deploymentOn(t, c.Client(t), "p")
 	call := func(key string) {
 		record, token := store.RecordName("p", key), store.NewToken(store.Exclusive, id)
-		reply, _, err := d.Acquire(t.Context(), store.AcquireRequest{
+		reply, _, err := s.Acquire(t.Context(), store.AcquireRequest{
 			Record: record, Token: token, Fresh: true, Lease: 10 * time.Second, Sent: time.Now(), Timeout: store.ReplyTimeout,
 		}, nil)
 		if err == nil && reply.Granted {
-			_, err = d.Release(t.Context(), store.ReleaseRequest{Record: record, Token: token})
+			_, err = s.Release(t.Context(), store.ReleaseRequest{Record: record, Token: token})
 		}
 		assert.NoError(t, err)
 	}
@@ -65,14 +65,14 @@ func TestDeployment_ANodeOfAClusterThatServesNoSlotsIsForgotten(t *testing.T) {
 		}
 		all.Wait()
 	}
-	redistest.Eventually(t, func() bool { calls(1); return len(d.Batchers()) == 3 }, "all nodes are in use")
+	redistest.Eventually(t, func() bool { calls(1); return len(store.Batchers(s)) == 3 }, "all nodes are in use")
 	empty := c.NodeOf(t, store.RecordName("p", "0"))
 	emptied := redistest.Client(t, &redis.Options{Addr: empty.Addr})
-	before := d.Batchers()
+	before := store.Batchers(s)
 	require.Positive(t, before[empty.Addr]())
-	d.LookAtNodes()
+	store.LookAtNodes(s)
 	calls(1)
-	require.Len(t, d.Batchers(), 3, "all serve")
+	require.Len(t, store.Batchers(s), 3, "all serve")
 
 	redistest.Eventually(t, func() bool { // no lease's record is left there
 		keys, err := emptied.DBSize(t.Context()).Result()
@@ -80,11 +80,11 @@ func TestDeployment_ANodeOfAClusterThatServesNoSlotsIsForgotten(t *testing.T) {
 	}, "no keys")
 	c.Empty(t, empty, c.AnotherThan(t, store.RecordName("p", "0")))
 	redistest.Eventually(t, func() bool {
-		d.LookAtNodes()
+		store.LookAtNodes(s)
 		calls(20) // of which none may fail
-		return len(d.Batchers()) == 2
+		return len(store.Batchers(s)) == 2
 	}, "it is forgotten")
-	require.NotContains(t, d.Batchers(), empty.Addr)
+	require.NotContains(t, store.Batchers(s), empty.Addr)
 	require.NoError(t, emptied.Ping(t.Context()).Err(), "it answers")
 	redistest.Eventually(t, func() bool { return before[empty.Addr]() == 0 }, "its goroutines end")
 }

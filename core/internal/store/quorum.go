@@ -13,23 +13,21 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 )
 
-// Quorum is the store of several nodes: it asks them at a time, and a majority decides.
-type Quorum struct {
+type quorum struct {
 	life     *lifecycle.Lifecycle
 	prefix   string
 	ttl      time.Duration
 	nodes    []*node
 	majority int
-	// NodeTimeout is how long nodes are waited for; zero: a sixth of a lease, half a second at most.
-	NodeTimeout time.Duration
+	timeout  time.Duration // how long nodes are waited for; zero: see timeoutFor
 
 	mu   sync.Mutex
 	late map[string]*quorumAttempt // granted, while some nodes have not answered: by token
 }
 
-// node is one Redis of a Quorum.
+// node is one Redis of a quorum.
 type node struct {
-	*Deployment
+	*deployment
 
 	mu    sync.Mutex
 	out   int       // questions without an answer
@@ -39,11 +37,12 @@ type node struct {
 // How long a node is waited for when it decides something.
 const minNodeTimeout, maxNodeTimeout = 20 * time.Millisecond, 500 * time.Millisecond
 
-// NewQuorum makes the store on clients. Each has a client of its own for renewals, so that c has none.
-func NewQuorum(clients []redis.UniversalClient, c Config) *Quorum {
-	q := &Quorum{life: c.Life, prefix: c.Prefix, ttl: c.TTL, majority: len(clients)/2 + 1, late: map[string]*quorumAttempt{}}
+// NewQuorum makes the store of several nodes: it asks them at a time, and a majority decides. Each has
+// a client of its own for renewals, so that c has none.
+func NewQuorum(clients []redis.UniversalClient, c Config) Store {
+	q := &quorum{life: c.Life, prefix: c.Prefix, ttl: c.TTL, timeout: c.NodeTimeout, majority: len(clients)/2 + 1, late: map[string]*quorumAttempt{}}
 	for _, rdb := range clients {
-		q.nodes = append(q.nodes, &node{Deployment: NewDeployment(rdb, c)})
+		q.nodes = append(q.nodes, &node{deployment: newDeployment(rdb, c)})
 	}
 	return q
 }
@@ -62,45 +61,31 @@ func noMajority(err error) error {
 }
 
 // timeoutFor is how long the nodes have to answer a question about a lease of ttl.
-func (q *Quorum) timeoutFor(ttl time.Duration) time.Duration {
-	if q.NodeTimeout > 0 {
-		return q.NodeTimeout
+func (q *quorum) timeoutFor(ttl time.Duration) time.Duration {
+	if q.timeout > 0 {
+		return q.timeout
 	}
 	return max(min(ttl/6, maxNodeTimeout), minNodeTimeout)
 }
 
-// SameAs implements Store.
-func (q *Quorum) SameAs(other Store) bool {
-	o, ok := other.(*Quorum)
+func (q *quorum) SameAs(other Store) bool {
+	o, ok := other.(*quorum)
 	return ok && slices.EqualFunc(q.nodes, o.nodes, func(a, b *node) bool { return a.rdb == b.rdb })
 }
 
-// Queues implements Store.
-func (q *Quorum) Queues() bool { return false }
-
-// Single implements Store.
-func (q *Quorum) Single() bool { return false }
-
-// Fences implements Store. It is half a block: a node whose own fence is up to half a block below the
-// agreed one has reserved all that follow that; see agree.
-func (q *Quorum) Fences() int { return int(FenceBlock / 2) }
-
-// Mark implements Store.
-func (q *Quorum) Mark() Mark { return NotQueued }
-
-// NodeOf implements Store.
-func (q *Quorum) NodeOf(string) any { return nil }
-
-// Listening implements Store.
-func (q *Quorum) Listening() bool {
+func (q *quorum) Queues() bool      { return false }
+func (q *quorum) Single() bool      { return false }
+func (q *quorum) Mark() Mark        { return NotQueued }
+func (q *quorum) NodeOf(string) any { return nil }
+func (q *quorum) Listening() bool {
 	return !slices.ContainsFunc(q.nodes, func(n *node) bool { return !n.Listening() })
 }
 
-// Replicates implements Store.
-func (q *Quorum) Replicates() error { return errors.New("a quorum does not wait for replicas") }
+// Fences is half a block: a node whose own fence is up to half a block below the agreed one has
+// reserved all that follow that; see agree.
+func (q *quorum) Fences() int { return int(FenceBlock / 2) }
 
-// Cancel implements Store.
-func (q *Quorum) Cancel(req ReleaseRequest, ttl time.Duration, done func()) (ok bool) {
+func (q *quorum) Cancel(req ReleaseRequest, ttl time.Duration, done func()) (ok bool) {
 	if c := q.forget(req.Token); c != nil {
 		c.leave()
 	}
@@ -110,30 +95,26 @@ func (q *Quorum) Cancel(req ReleaseRequest, ttl time.Duration, done func()) (ok 
 	return ok
 }
 
-// TellReleased implements Store.
-func (q *Quorum) TellReleased(ctx context.Context, locker, key string, fence int64) {
+func (q *quorum) TellReleased(ctx context.Context, locker, key string, fence int64) {
 	for _, n := range q.nodes {
 		n.TellReleased(ctx, locker, key, fence)
 	}
 }
 
-// Evictions implements Store.
-func (q *Quorum) Evictions(ctx context.Context) (warnings []Warning) {
+func (q *quorum) Evictions(ctx context.Context) (warnings []Warning) {
 	for _, n := range q.nodes {
 		warnings = append(warnings, n.Evictions(ctx)...)
 	}
 	return warnings
 }
 
-// Start implements Store.
-func (q *Quorum) Start() {
+func (q *quorum) Start() {
 	for _, n := range q.nodes {
 		n.Start()
 	}
 }
 
-// Close implements Store.
-func (q *Quorum) Close() {
+func (q *quorum) Close() {
 	q.mu.Lock()
 	late := q.late
 	q.late = map[string]*quorumAttempt{}
@@ -146,8 +127,7 @@ func (q *Quorum) Close() {
 	}
 }
 
-// Wait implements Store.
-func (q *Quorum) Wait() {
+func (q *quorum) Wait() {
 	for _, n := range q.nodes {
 		n.Wait()
 	}
@@ -197,4 +177,45 @@ func (n *node) submit(cmd *command, onReply func(result)) {
 // tookPlace reports whether a command may have had its effect on a node.
 func tookPlace(err error) bool {
 	return err == nil || !errors.Is(err, errSilent) && !errors.Is(err, lifecycle.ErrClosed) && MayHaveRun(err)
+}
+
+// What a quorum cannot do.
+
+func (q *quorum) Replicates() error { return errors.New("a quorum does not wait for replicas") }
+func (q *quorum) Downgrades() error { return unsupported("downgrade") }
+func (q *quorum) Downgrade(context.Context, DowngradeRequest) (bool, error) {
+	return false, unsupported("downgrade")
+}
+
+func (q *quorum) Inspect(context.Context, string) (Info, error) {
+	return Info{}, unsupported("inspect")
+}
+
+func (q *quorum) List(context.Context, string, int) ([]Info, string, error) {
+	return nil, "", unsupported("list")
+}
+
+func (q *quorum) Force(context.Context, string, int64) (int64, error) {
+	return 0, unsupported("force release")
+}
+
+func (q *quorum) Reserve(context.Context, string, time.Duration) (int64, error) {
+	return 0, unsupported("reserve")
+}
+
+func (q *quorum) Unreserve(context.Context, string, int64) (bool, error) {
+	return false, unsupported("unreserve")
+}
+func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply           { return nil }
+func (q *quorum) Admit(string, string, []Follower, func([]int64, error)) bool { return false }
+func (q *quorum) AcquireAll(context.Context, []string, AcquireRequest) (AcquireAllReply, error) {
+	return AcquireAllReply{}, unsupported("acquire all")
+}
+
+func (q *quorum) Confirm(context.Context, func() []Renewal, int, time.Duration) ([]bool, int, error) {
+	return nil, 0, unsupported("confirm")
+}
+
+func unsupported(op string) error {
+	return fmt.Errorf("core: %s: a quorum has no one answer, ask a Locker on each of its nodes: %w", op, errors.ErrUnsupported)
 }

@@ -13,7 +13,7 @@ import (
 // token: to cancel it there could take it from a node that counts by now, since a renewal found it.
 // So a token is only cancelled when it is to hold nothing any more.
 type quorumAttempt struct {
-	quorum  *Quorum
+	quorum  *quorum
 	req     AcquireRequest
 	gone    chan struct{} // ends go-redis's own retries
 	hurried sync.Once
@@ -32,8 +32,7 @@ type nodeReply struct {
 	err   error
 }
 
-// Acquire implements Store.
-func (q *Quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
+func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
 	c := &quorumAttempt{
 		quorum: q, req: req, gone: make(chan struct{}), decided: make(chan struct{}),
 		replies: make([]nodeReply, len(q.nodes)), votes: votes{nodes: len(q.nodes), majority: q.majority},
@@ -299,14 +298,14 @@ func (c *quorumAttempt) cancel(i int) {
 }
 
 // retain remembers a quorumAttempt that nodes have not answered yet.
-func (q *Quorum) retain(c *quorumAttempt) {
+func (q *quorum) retain(c *quorumAttempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.late[c.req.Token] = c
 }
 
 // forget returns the quorumAttempt of an token, if it was retained.
-func (q *Quorum) forget(token string) *quorumAttempt {
+func (q *quorum) forget(token string) *quorumAttempt {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	c := q.late[token]

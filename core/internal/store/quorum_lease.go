@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Renew implements Store. It asks every node. A lease is renewed if a majority of nodes has, and gone
+// Renew asks every node. A lease is renewed if a majority of nodes has, and gone
 // if so many do not know it that the others are no majority.
-func (q *Quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
+func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	timeout := maxNodeTimeout
 	all := make([]votes, len(batch))
 	for i, r := range batch {
@@ -82,8 +82,7 @@ func failures(batch []Renewal, err error) []RenewalReply {
 	return replies
 }
 
-// Extend implements Store.
-func (q *Quorum) Extend(ctx context.Context, op, record, token string, ttl time.Duration) (owned, waiting bool, err error) {
+func (q *quorum) Extend(ctx context.Context, op, record, token string, ttl time.Duration) (owned, waiting bool, err error) {
 	key := KeyOf(q.prefix, record)
 	done := make(chan RenewalReply, 1)
 	if !q.life.Background(func() { done <- q.Renew(context.WithoutCancel(ctx), []Renewal{{record, token, ttl}})[0] }) {
@@ -104,7 +103,7 @@ func (q *Quorum) Extend(ctx context.Context, op, record, token string, ttl time.
 
 // Release implements Store: on every node, whether it granted or not. It
 // returns when it is known what a majority had, and goes on in the background elsewhere.
-func (q *Quorum) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
+func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	if c := q.forget(req.Token); c != nil {
 		c.leave()
 	}

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Release implements Store. It tries again for about releaseWait: one try lasts as long as
+// Release tries again for about releaseWait: one try lasts as long as
 // go-redis's time-outs let it.
-func (d *Deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
+func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
@@ -35,7 +35,7 @@ func (d *Deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 	return reply, err
 }
 
-func (d *Deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *command {
+func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *command {
 	return d.command(ctx, releaseScript, true, req.Record, req.Token, req.Used, req.Stay.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
 }
 

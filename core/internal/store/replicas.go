@@ -13,9 +13,9 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// Confirm implements Store. It asks in steps, which keep the leases going and the Locker's Close from
+// Confirm asks in steps, which keep the leases going and the Locker's Close from
 // waiting for the last replica.
-func (d *Deployment) Confirm(ctx context.Context, batch func() []Renewal, replicas int, wait time.Duration) (known []bool, acks int, err error) {
+func (d *deployment) Confirm(ctx context.Context, batch func() []Renewal, replicas int, wait time.Duration) (known []bool, acks int, err error) {
 	renewals := batch()
 	client, err := d.primary(ctx, renewals[0].Record)
 	if err != nil {
@@ -50,8 +50,7 @@ func confirmOnce(ctx context.Context, client *redis.Client, batch []Renewal, rep
 	return known, int(waiting.Val()), nil
 }
 
-// Replicates implements Store.
-func (d *Deployment) Replicates() error {
+func (d *deployment) Replicates() error {
 	if d.single || d.cluster != nil {
 		return nil
 	}
@@ -59,7 +58,7 @@ func (d *Deployment) Replicates() error {
 }
 
 // primary is the node that serves a record's writes.
-func (d *Deployment) primary(ctx context.Context, record string) (*redis.Client, error) {
+func (d *deployment) primary(ctx context.Context, record string) (*redis.Client, error) {
 	if d.cluster != nil {
 		return d.cluster.MasterForKey(ctx, record)
 	}

@@ -13,15 +13,15 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 )
 
-// Store is a [Deployment], or a [Quorum] of several. It is safe for concurrent use. A record is the
-// name of a key's record; see [RecordName].
+// Store is one deployment of Redis, or a quorum of several. It is safe for concurrent use. A record is
+// the name of a key's record; see [RecordName].
 type Store interface {
 	// Acquire asks for a key. It waits no longer than the caller's ctx lasts, than the request's
 	// timeout, and until stop: the caller got the key otherwise. A reply that nobody takes goes to
 	// Events.Orphaned.
 	Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error)
-	// AcquireAll asks for several keys, all or none, if one node serves all keys.
-	AcquireAll(ctx context.Context, req AcquireAllRequest) (AcquireAllReply, error)
+	// AcquireAll asks for several keys by one token, all or none, if one node serves all keys.
+	AcquireAll(ctx context.Context, records []string, req AcquireRequest) (AcquireAllReply, error)
 	// Admit admits followers beside their leader, a holder of the key, and calls done with a
 	// fence for each, zero if it was not admitted: perhaps before it returns. It does not block,
 	// and reports false when the Locker is closed. It is for stores that queue.
@@ -96,6 +96,9 @@ type Config struct {
 	Renewer    redis.UniversalClient // for renewals; nil: one like the store's
 	Life       *lifecycle.Lifecycle
 	Events     Events
+	// NodeTimeout is how long the nodes of a quorum are waited for; zero: a sixth of a lease, half a
+	// second at most.
+	NodeTimeout time.Duration
 }
 
 // Events takes what Redis sends without being asked: the Locker does.
@@ -160,16 +163,6 @@ type Standing struct {
 	Server    int64         // the server's clock in ms
 	Place     int           // from 1; 0: not in it
 	Queued    int           // the FIFO's length
-}
-
-// AcquireAllRequest asks for several keys by one token.
-type AcquireAllRequest struct {
-	Records []string
-	Token   string
-	Lease   time.Duration
-	What    string
-	Sent    time.Time
-	Timeout time.Duration
 }
 
 // AcquireAllReply has a grant for each key, or says which one cannot be had.
