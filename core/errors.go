@@ -7,7 +7,6 @@ import (
 
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 	"github.com/perkey-go/perkey/core/internal/store"
-	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // What can go wrong, distinguished by [errors.Is]. A caller's own ctx that ended is
@@ -34,7 +33,7 @@ var (
 	// Locker's prefix, or one of a newer version.
 	ErrInvalidToken = errors.New("invalid token")
 	// ErrInvalidKey: the key is empty, too long, or holds control bytes.
-	ErrInvalidKey = errors.New("invalid key")
+	ErrInvalidKey = store.ErrInvalidKey
 	// ErrInvalidOption: an option has a value that cannot work.
 	ErrInvalidOption = errors.New("invalid option")
 	// ErrUpgrade: the ctx holds the key together with others, and asks for it
@@ -87,14 +86,9 @@ func (e *DeferredError) Error() string {
 // Is makes every DeferredError match ErrDeferred.
 func (e *DeferredError) Is(target error) bool { return target == ErrDeferred }
 
-// MaxKeyLen is the length of the longest key, in bytes.
-const MaxKeyLen = 512
+// MaxKeyLen is the length of the longest key, in bytes: 512.
+const MaxKeyLen = store.MaxKeyLen
 
 // ValidateKey checks a key as Acquire does: 1 to 512 bytes, no ASCII control
 // bytes. Its error wraps ErrInvalidKey and does not repeat the key.
-func ValidateKey(key string) error {
-	if err := ident.CheckKey(key); err != nil {
-		return fmt.Errorf("core: %w: %w", ErrInvalidKey, err)
-	}
-	return nil
-}
+func ValidateKey(key string) error { return store.ValidateKey(key) }

@@ -109,9 +109,6 @@ const MaxListCount = 1000
 // whether it is reserved. It blocks for one round trip, and no longer than ctx allows. Nothing in its
 // answer lets its reader release or use a lease.
 func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
-	if err := ValidateKey(key); err != nil {
-		return nil, err
-	}
 	info, err := l.store.Inspect(ctx, key)
 	if err != nil {
 		return nil, err
@@ -136,9 +133,6 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 // It blocks for one round trip, and no longer than ctx allows. After an error the
 // key may have been released.
 func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (bool, error) {
-	if err := ValidateKey(key); err != nil {
-		return false, err
-	}
 	first, err := l.store.Force(ctx, key, fence)
 	if err != nil || first == 0 {
 		return false, err

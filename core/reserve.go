@@ -21,9 +21,6 @@ func reserve(ctx context.Context, l *Locker, key string, span time.Duration) (st
 	if err := checkTTL("Reserve", span); err != nil {
 		return 0, err
 	}
-	if err := ValidateKey(key); err != nil {
-		return 0, err
-	}
 	stamp, err = l.store.Reserve(ctx, key, span)
 	if err == nil {
 		l.waiters.reservedBy(key) // before the message comes, if this Locker holds it
@@ -32,9 +29,6 @@ func reserve(ctx context.Context, l *Locker, key string, span time.Duration) (st
 }
 
 func stampOf(ctx context.Context, l *Locker, key string) (int64, error) {
-	if err := ValidateKey(key); err != nil {
-		return 0, err
-	}
 	info, err := l.store.Inspect(ctx, key)
 	if err != nil || info.Reserved <= 0 {
 		return 0, err
@@ -43,9 +37,6 @@ func stampOf(ctx context.Context, l *Locker, key string) (int64, error) {
 }
 
 func unreserve(ctx context.Context, l *Locker, key string, stamp int64) error {
-	if err := ValidateKey(key); err != nil {
-		return err
-	}
 	ended, err := l.store.Unreserve(ctx, key, stamp)
 	if err == nil && !ended {
 		err = fmt.Errorf("core: unreserve %q: %w", key, reservation.ErrRenewed)

@@ -4,8 +4,6 @@ package ident
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
-	"fmt"
 	"strings"
 )
 
@@ -29,24 +27,4 @@ func Random(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // never fails, by its documentation
 	return hex.EncodeToString(b)
-}
-
-// MaxKeyLen is the length of the longest key, in bytes.
-const MaxKeyLen = 512
-
-// CheckKey reports what is wrong with a user's key: it has 1 to 512 bytes and no ASCII control bytes.
-// The error does not repeat the key.
-func CheckKey(key string) error {
-	if key == "" {
-		return errors.New("it is empty")
-	}
-	if len(key) > MaxKeyLen {
-		return fmt.Errorf("%d bytes long, at most %d are allowed", len(key), MaxKeyLen)
-	}
-	for i := range len(key) {
-		if b := key[i]; b < 0x20 || b == 0x7f {
-			return fmt.Errorf("control byte 0x%02x at offset %d", b, i)
-		}
-	}
-	return nil
 }

@@ -16,6 +16,7 @@ import (
 // Errors of core, which documents them.
 var (
 	ErrUnavailable   = errors.New("redis unavailable")
+	ErrInvalidKey    = errors.New("invalid key")
 	ErrInvalidCursor = errors.New("invalid cursor")
 )
 

@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/ctxerr"
-	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -93,6 +92,9 @@ func (d *deployment) Unreserve(ctx context.Context, key string, stamp int64) (en
 
 // admin runs a script for a caller who waits for it, with once as in command.
 func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
+	if err := ValidateKey(key); err != nil {
+		return nil, err
+	}
 	if ctx.Err() != nil {
 		return nil, CallerGone(ctx, op, key)
 	}
@@ -232,7 +234,7 @@ func (s *scan) next(ctx context.Context, prefix string, count int) ([]string, er
 	records := names[:0]
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		if ident.CheckKey(name[len(prefix):]) == nil {
+		if ValidateKey(name[len(prefix):]) == nil {
 			records = append(records, name)
 		}
 	}

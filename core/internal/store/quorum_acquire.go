@@ -256,7 +256,7 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 	return raised, false, nil
 }
 
-// withdraw gives up what the token has, or will have: everywhere but where it was
+// withdraw releases what the token has, or will have: everywhere but where it was
 // refused.
 func (c *quorumAttempt) withdraw() {
 	c.mu.Lock()
@@ -275,7 +275,7 @@ func (c *quorumAttempt) withdraw() {
 	}
 }
 
-// leave ends the quorumAttempt of an token that is released everywhere by others: nodes that
+// leave ends the quorumAttempt of a token that is released everywhere by others: nodes that
 // have not answered yet may do so after the release.
 func (c *quorumAttempt) leave() {
 	c.mu.Lock()
@@ -287,7 +287,7 @@ func (c *quorumAttempt) leave() {
 // hurry ends go-redis's retries of questions that nobody needs an answer to.
 func (c *quorumAttempt) hurry() { c.hurried.Do(func() { close(c.gone) }) }
 
-// cancel gives up what the token may have on a node that has answered.
+// cancel releases what the token may have on a node that has answered.
 func (c *quorumAttempt) cancel(i int) {
 	c.mu.Lock()
 	v := c.replies[i]
@@ -304,7 +304,7 @@ func (q *quorum) retain(c *quorumAttempt) {
 	q.late[c.req.Token] = c
 }
 
-// forget returns the quorumAttempt of an token, if it was retained.
+// forget returns the quorumAttempt of a token, if it was retained.
 func (q *quorum) forget(token string) *quorumAttempt {
 	q.mu.Lock()
 	defer q.mu.Unlock()

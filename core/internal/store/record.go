@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"net/url"
 	"os"
 	"strconv"
@@ -9,6 +10,25 @@ import (
 
 	"github.com/perkey-go/perkey/internal/ident"
 )
+
+// MaxKeyLen is the length of the longest key, in bytes.
+const MaxKeyLen = 512
+
+// ValidateKey checks a user's key; see core.ValidateKey.
+func ValidateKey(key string) error {
+	if key == "" {
+		return fmt.Errorf("core: %w: it is empty", ErrInvalidKey)
+	}
+	if len(key) > MaxKeyLen {
+		return fmt.Errorf("core: %w: %d bytes long, at most %d are allowed", ErrInvalidKey, len(key), MaxKeyLen)
+	}
+	for i := range len(key) {
+		if b := key[i]; b < 0x20 || b == 0x7f {
+			return fmt.Errorf("core: %w: control byte 0x%02x at offset %d", ErrInvalidKey, b, i)
+		}
+	}
+	return nil
+}
 
 // RecordName is the name in Redis of a key's record. Redis Cluster hashes the text between the first
 // pair of braces, or the whole name when that text is empty: the empty pair in front makes every

@@ -36,7 +36,7 @@ type Store interface {
 	// Downgrade makes an exclusive holder a shared one. Downgrades is why it cannot be used; nil: it can.
 	Downgrade(ctx context.Context, req DowngradeRequest) (owned bool, err error)
 	Downgrades() error
-	// Release gives up what a token has, even when ctx is dead.
+	// Release releases what a token has, even when ctx is dead.
 	Release(ctx context.Context, req ReleaseRequest) (ReleaseReply, error)
 	// Cancel is a release that nobody waits for. It goes on trying for ttl, and calls done when
 	// Redis has answered; a nil done is not called. It does not block, and reports false when
@@ -211,7 +211,7 @@ type DowngradeRequest struct {
 	Timeout       time.Duration // how long to wait for the reply
 }
 
-// ReleaseRequest gives up what a token has.
+// ReleaseRequest releases what a token has.
 type ReleaseRequest struct {
 	Record, Token string
 	Used          int64         // greatest fence used; zero: none
