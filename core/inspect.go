@@ -177,7 +177,7 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 func keyInfo(i store.Info) *KeyInfo {
 	k := &KeyInfo{Key: i.Key, At: i.At, Foreign: i.Foreign, Held: i.Held, Waiting: i.Waiting, Reserved: i.Reserved}
 	for _, h := range i.Holders {
-		k.Holders = append(k.Holders, Holder{Party: party(h.Party), Fence: h.Fence, Since: h.Since, Remaining: h.Remaining})
+		k.Holders = append(k.Holders, Holder{Party: party(h), Fence: h.Fence, Since: h.Since, Remaining: h.Remaining})
 		k.Mode = modeOf(h.Limit)
 	}
 	for _, w := range i.Waiters {

@@ -24,7 +24,7 @@ type Info struct {
 	At            time.Time
 	Foreign       bool
 	Held, Waiting int
-	Holders       []Holder
+	Holders       []Party // in the order of their fences
 	Waiters       []Party
 	Reserved      time.Duration
 	Stamp         int64 // of the reservation
@@ -35,11 +35,7 @@ type Party struct {
 	Locker, Host string
 	PID, Limit   int
 	Name, ID     string
-}
-
-// Holder is one that holds a key.
-type Holder struct {
-	Party
+	// Of a holder.
 	Fence     int64
 	Since     time.Time
 	Remaining time.Duration
@@ -289,14 +285,11 @@ func parseInspect(key string, val any) (info Info, err error) {
 		if err != nil || err2 != nil {
 			continue
 		}
-		h := Holder{
-			Party: partyOf(f[0], strings.Join(f[3:], "")), Fence: fence,
-			Since:     time.UnixMicro(min(fence, n[0])),
-			Remaining: time.UnixMilli(ends).Sub(info.At),
-		}
+		h := partyOf(f[0], strings.Join(f[3:], ""))
+		h.Fence, h.Since, h.Remaining = fence, time.UnixMicro(min(fence, n[0])), time.UnixMilli(ends).Sub(info.At)
 		info.Holders = append(info.Holders, h)
 	}
-	slices.SortFunc(info.Holders, func(a, b Holder) int { return cmp.Compare(a.Fence, b.Fence) })
+	slices.SortFunc(info.Holders, func(a, b Party) int { return cmp.Compare(a.Fence, b.Fence) })
 	for _, item := range waiters {
 		s, _ := item.(string)
 		who, what, _ := strings.Cut(s, " ")
