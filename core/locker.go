@@ -90,7 +90,6 @@ func (l *Locker) sameAs(other *Locker) bool {
 // storeEvents is the Locker as the events of its store.
 type storeEvents Locker
 
-// Message implements store.Events.
 func (e *storeEvents) Message(m store.Message) {
 	l := (*Locker)(e)
 	switch m.Kind {
@@ -111,21 +110,17 @@ func (e *storeEvents) Message(m store.Message) {
 	}
 }
 
-// LookAgain implements store.Events.
 func (e *storeEvents) LookAgain() {
 	e.waiters.askAgain()
 	e.notices.freedAll()
 }
 
-// RenewSoon implements store.Events.
 func (e *storeEvents) RenewSoon() { e.leases.soon() }
 
-// Orphaned implements store.Events.
 func (e *storeEvents) Orphaned(key, token string, fence, server int64) {
 	e.waiters.orphaned(key, token, fence, server)
 }
 
-// Warn implements store.Events.
 func (e *storeEvents) Warn(w store.Warning) {
 	e.observer.OnWarning(context.Background(), warningOf(w))
 }
