@@ -98,6 +98,14 @@ func giveBack(lease interface{ Release(context.Context) error }, err error) erro
 	return err
 }
 
+// unlessLost is nil for a call that had the key, and lost it at the end of its work.
+func unlessLost(err error) error {
+	if errors.Is(err, core.ErrLeaseLost) {
+		return nil
+	}
+	return err
+}
+
 // waysIn are all ways to call for a key.
 var waysIn = map[string]func(ctx context.Context, c entered) error{
 	"TryAcquire": func(ctx context.Context, c entered) error {
@@ -108,7 +116,9 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 		lease, err := c.l.Acquire(ctx, c.key, c.options()...)
 		return giveBack(lease, err)
 	},
-	"Do": func(ctx context.Context, c entered) error { return c.l.Do(ctx, c.key, c.fn(), c.options()...) },
+	"Do": func(ctx context.Context, c entered) error {
+		return unlessLost(c.l.Do(ctx, c.key, c.fn(), c.options()...))
+	},
 	"TryAcquireAll": func(ctx context.Context, c entered) error {
 		set, err := c.l.TryAcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
 		return giveBack(set, err)
@@ -122,7 +132,7 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 		if c.beforeWait != nil {
 			call.BeforeWait = func() error { return c.beforeWait }
 		}
-		return core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn())
+		return unlessLost(core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn()))
 	},
 	"Resume": func(ctx context.Context, c entered) error {
 		lease, err := c.l.Resume(ctx, c.token, c.options()...)
@@ -718,10 +728,11 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		var mu sync.Mutex
 		var all []made
 		var wg sync.WaitGroup
-		end := time.Now().Add(length)
+		var closed atomic.Bool
 		for range goroutines {
 			wg.Go(func() {
-				for time.Now().Before(end) {
+				for last := false; !last; {
+					last = closed.Load()
 					c := entered{
 						l: s.l, key: keys[rand.N(len(keys))], policy: policies[rand.N(len(policies))],
 						opts: options[rand.N(len(options))], token: <-tokens, noWork: rand.N(50) == 0,
@@ -734,8 +745,20 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 				}
 			})
 		}
-		for time.Now().Before(end.Add(-length / 4)) {
+		acquired := func() (n int) {
+			s.seen.mu.Lock()
+			defer s.seen.mu.Unlock()
+			for _, told := range s.seen.outcomes {
+				if told[0].Kind == core.OutcomeAcquired {
+					n++
+				}
+			}
+			return n
+		}
+		for range 3 {
+			before := acquired()
 			time.Sleep(length / 8)
+			redistest.Eventually(t, func() bool { return acquired() > before }, "keys are granted")
 			s.proxy.Refuse(true)
 			time.Sleep(length / 60)
 			heal(s.proxy)
@@ -747,6 +770,7 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		}
 		time.Sleep(length / 8)
 		require.NoError(t, s.l.Close())
+		closed.Store(true)
 		wg.Wait()
 
 		counts := map[core.OutcomeKind]int{}

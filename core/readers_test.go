@@ -86,13 +86,14 @@ func TestReaders_ManyReadForEachWrite(t *testing.T) {
 		a, b := newLocker(t, env), newLocker(t, env)
 		var reads, writes atomic.Int64
 		var inside atomic.Int64
-		ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
+		const enough = 30
 		var wg sync.WaitGroup
 		loop := func(l *core.Locker, n int, work func(), opts ...core.AcquireOption) {
 			for range n {
 				wg.Go(func() {
-					for ctx.Err() == nil {
+					for writes.Load() < enough && ctx.Err() == nil {
 						err := l.Do(t.Context(), "k", func(context.Context) error { work(); return nil }, opts...)
 						if err != nil {
 							t.Error(err)
@@ -122,7 +123,7 @@ func TestReaders_ManyReadForEachWrite(t *testing.T) {
 		wg.Wait()
 		t.Logf("%d reads, %d writes", reads.Load(), writes.Load())
 		require.GreaterOrEqual(t, reads.Load(), 20*writes.Load(), "reads a write")
-		require.Greater(t, writes.Load(), int64(5))
+		require.GreaterOrEqual(t, writes.Load(), int64(enough))
 	})
 }
 
