@@ -597,7 +597,7 @@ func (q *Queue) inform(c *Call) {
 // nothing of the key, and no others: those wait on, and the first of them asks again.
 func (q *Queue) failed(now time.Time, f Failure) {
 	q.asks++
-	q.askAt = now.Add(q.Backoff(q.asks))
+	q.askAt, q.refreshAt = now.Add(q.Backoff(q.asks)), time.Time{}
 	if f.Local {
 		return
 	}
