@@ -38,7 +38,7 @@ var engineMutants = []engineMutant{
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
-		name: "an admitted lease counts from the reply", file: "internal/waitqueue/queue.go",
+		name: "an admitted lease counts from the reply", file: "internal/waitqueue/admission.go",
 		old: "q.Validity(a.Sent, m.Call.Lease)",
 		new: "q.Validity(map[bool]time.Time{true: now, false: a.Sent}[%s], m.Call.Lease)",
 		change: func(w *workload) {
