@@ -377,7 +377,7 @@ func (w *waiters) releaseAnswered(h *hold, also requeue, reply releaseReply, err
 		q = w.queueOf(h.key(), int(h.limit))
 	}
 	if also.mark == nil {
-		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.other}, err))
+		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.other}, err == nil && reply.owned))
 		return
 	}
 	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.fence, &waitqueue.Refusal{

@@ -38,10 +38,10 @@ func (w *world) way() time.Duration {
 // ask is core's attempt.question.
 func (w *world) ask(c *call, u waitqueue.Question) {
 	w.note("call %d asks about %s", c.id, u.Token)
-	w.model.asked(u.Token)
+	w.model.asked(u.Token, u.Fresh)
 	c.question = &u
 	mine := c.question
-	waits := c.waits
+	waits, polls := c.waits, w.unsubscribed
 	switch {
 	case w.chance(40):
 		w.after(0, func() {
@@ -96,9 +96,9 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 			w.model.room = a.room
 			w.run(c.queue, nil, c.queue.Granted(w.now, &c.Call, waitqueue.Grant{Token: u.Token, Fence: a.fence, Wanted: a.wanted, Room: a.room, Until: until}))
 		} else {
-			w.model.inform(a.length > min(a.place, 1))
+			w.model.refused(u.Token, u.Sent, a)
 			w.run(c.queue, nil, c.queue.Refused(w.now, &c.Call, &waitqueue.Refusal{
-				Token: u.Token, Sent: u.Sent, Polls: w.rng.IntN(20) == 0,
+				Token: u.Token, Sent: u.Sent, Polls: polls,
 				Remaining: a.remaining, Server: a.server, Place: a.place, Length: a.length,
 			}))
 		}
@@ -135,11 +135,16 @@ func (w *world) refresh(token string) {
 	var a answer
 	sent := w.now
 	w.send(nil, func() { a = w.redis.refresh(token) }, func(err error) {
-		w.note("refreshed %s: %+v %v", token, a, err)
+		if err != nil {
+			a = answer{}
+		}
+		f := waitqueue.Failure{Err: err, Unsent: err != nil && w.chance(2)}
+		w.note("refreshed %s: %+v %+v", token, a, f)
+		w.model.refreshAnswered(token, sent, a, f)
 		q := w.current(false)
 		w.run(q, nil, q.Refreshed(w.now, &waitqueue.Refusal{
 			Token: token, Sent: sent, Remaining: a.remaining, Server: a.server, Place: a.place, Length: a.length,
-		}, waitqueue.Failure{Err: err, Unsent: w.chance(2)}))
+		}, f))
 	})
 }
 
@@ -171,7 +176,7 @@ func (w *world) grantMessage(token string, fence, ends int64, wanted, room bool)
 	}
 	for range 1 + w.rng.IntN(12)/11 {
 		w.after(w.way(), func() {
-			if q := w.queue; q != nil && q.Token() == token {
+			if q := w.queue; q != nil && q.Token() == token && !w.unsubscribed {
 				w.note("message: granted %s, %d", token, fence)
 				w.model.room = room
 				w.run(q, nil, q.GrantMessage(w.now, w.now, waitqueue.Grant{Token: token, Fence: fence, Wanted: wanted, Room: room}, ends))
@@ -203,10 +208,10 @@ func (w *world) release(h *hold) {
 	delete(w.holds, h)
 	w.model.ended(h)
 	if r.Waits != nil {
-		w.model.asked(r.Token)
+		w.model.asked(r.Token, r.Fresh)
 	}
 	var a answer
-	sent := w.now
+	sent, polls := w.now, w.unsubscribed
 	w.send([]string{h.token, r.Token}, func() { a = w.redis.release(h.token, r.Token, r.Waits != nil) }, func(err error) {
 		if err != nil {
 			w.cancel(h.token)
@@ -215,17 +220,17 @@ func (w *world) release(h *hold) {
 		w.note("released %d: %+v %v", h.fence, a, err)
 		if r.Waits == nil {
 			q := w.current(false)
-			w.run(q, nil, q.Freed(w.now, r, err))
+			w.run(q, nil, q.Freed(w.now, r, a.owned))
 			return
 		}
 		w.model.answered(r.Token)
 		w.model.orphaned(r.Token, a.fence, a.server)
 		q := w.current(false)
 		if err == nil && a.fence == 0 && q.Token() == r.Token && q.Len() > 0 {
-			w.model.inform(a.length > min(a.place, 1))
+			w.model.refused(r.Token, sent, a)
 		}
 		w.run(q, nil, q.ReleaseAnswered(w.now, a.fence, &waitqueue.Refusal{
-			Token: r.Token, Sent: sent, Server: a.server, Place: a.place, Length: a.length,
+			Token: r.Token, Sent: sent, Polls: polls, Server: a.server, Place: a.place, Length: a.length,
 		}, err))
 	})
 }

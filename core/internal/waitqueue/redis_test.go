@@ -24,6 +24,7 @@ type holder struct {
 
 type answer struct {
 	fence     int64
+	owned     bool // the key was held
 	wanted    bool
 	room      bool
 	remaining time.Duration
@@ -120,6 +121,7 @@ func (r *redis) refresh(token string) (a answer) {
 
 func (r *redis) release(token, other string, waits bool) (a answer) {
 	mine := r.holders[token] != nil
+	a.owned = mine
 	delete(r.holders, token)
 	drop := func(token string) {
 		r.fifo = slices.DeleteFunc(r.fifo, func(t string) bool { return t == token })

@@ -83,16 +83,17 @@ func (q *Queue) ReleaseAnswered(now time.Time, fence int64, r *Refusal, err erro
 	return q.actions
 }
 
-// Freed takes the answer to any other release of this process.
-func (q *Queue) Freed(now time.Time, r Release, err error) []Action {
+// Freed takes the answer to any other release of this process: whether Redis found the grant. If it
+// did not, or did not answer, then r.Token may wait, or have been granted the key meanwhile.
+func (q *Queue) Freed(now time.Time, r Release, owned bool) []Action {
 	q.begin()
 	q.askAt = time.Time{}
 	if !q.Ordered {
 		q.askAt = now.Add(q.Backoff(1)) // others have had no turn yet
 	}
 	q.wake()
-	if err != nil && r.Token != "" {
-		q.cancel(r.Token) // it has not left the FIFO
+	if !owned && r.Token != "" {
+		q.cancel(r.Token)
 	}
 	return q.actions
 }

@@ -19,17 +19,18 @@ type world struct {
 	agenda []event // what happens when
 	seq    int
 
-	limit  int
-	config waitqueue.Config
-	queue  *waitqueue.Queue // nil: nobody needs one
-	redis  *redis
-	calm   bool // nothing goes wrong any more, and nobody comes
-	lossy  int  // one in so many messages is lost
-	hasty  int  // one in so many calls may leave
-	tokens int
-	holds  map[*hold]bool // that this process uses
-	model  *model
-	log    []string
+	limit        int
+	config       waitqueue.Config
+	queue        *waitqueue.Queue // nil: nobody needs one
+	redis        *redis
+	calm         bool // nothing goes wrong any more, and nobody comes
+	unsubscribed bool // messages do not arrive
+	lossy        int  // one in so many messages is lost
+	hasty        int  // one in so many calls may leave
+	tokens       int
+	holds        map[*hold]bool // that this process uses
+	model        *model
+	log          []string
 }
 
 type event struct {
@@ -79,7 +80,7 @@ func newWorld(seed uint64) *world {
 	w.lossy, w.hasty = []int{12, 2}[w.rng.IntN(2)], []int{8, 2}[w.rng.IntN(2)]
 	w.config = waitqueue.Config{
 		Ordered:   true,
-		Listening: func() bool { return w.rng.IntN(10) > 0 },
+		Listening: func() bool { return !w.unsubscribed },
 		NewToken: func(limit int) string {
 			w.tokens++
 			return fmt.Sprintf("%d:own.%d", limit, w.tokens)
@@ -325,4 +326,31 @@ func (w *world) use(c *call, h *hold) {
 			w.release(h)
 		}
 	})
+}
+
+// unsubscribe ends the subscription for a while, again and again.
+func (w *world) unsubscribe() {
+	w.after(time.Duration(w.rng.IntN(2000))*time.Millisecond, func() {
+		if w.calm {
+			return
+		}
+		w.note("unsubscribed")
+		w.unsubscribed = true
+		w.after(time.Duration(w.rng.IntN(1500))*time.Millisecond, func() {
+			w.subscribe()
+			w.unsubscribe()
+		})
+	})
+}
+
+// subscribe is core's waiters.askAgain, after the subscription was made anew.
+func (w *world) subscribe() {
+	if !w.unsubscribed {
+		return
+	}
+	w.note("subscribed")
+	w.unsubscribed = false
+	if w.queue != nil {
+		w.run(w.queue, nil, w.queue.AskAgain())
+	}
 }
