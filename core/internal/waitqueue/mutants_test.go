@@ -11,6 +11,13 @@ func TestModel_CatchesMutants(t *testing.T) {
 	mutant.Catch(t, mutants, "^TestQueue_KeepsItsPromisesWhateverHappens$", playsVar+"=5000")
 }
 
+// The model leaves open when a queue asks and refreshes. The table and refresh_test.go say it.
+func TestTable_CatchesMutants(t *testing.T) {
+	t.Parallel()
+	mutant.Catch(t, refreshMutants, "^TestQueue_(DoesWhatTheTableSays|Refreshes|Asks|ARefresh|Knows)")
+}
+
+// mutants are caught by the model.
 var mutants = []mutant.Mutant{
 	{Name: "calls join at the wrong place", File: "queue.go", Old: "\tq.failure, q.silent = nil, time.Time{}\n\tq.inform(q.last)\n}", New: "\tq.failure, q.silent = nil, time.Time{}\n\tif %s && q.first != nil {\n\t\tq.first, q.last, q.first.prev, q.last.next = q.first.next, q.first, q.last, q.first\n\t\tif q.first == nil {\n\t\t\tq.first = q.last\n\t\t}\n\t\tq.first.prev, q.last.next = nil, nil\n\t}\n\tq.inform(q.last)\n}"},
 	{Name: "two questions are out", File: "question.go", Old: "case q.first != c || q.held != 0 || q.asked != \"\":", New: "case q.first != c || q.held != 0 || q.asked != \"\" && !%s:"},
@@ -44,4 +51,44 @@ var mutants = []mutant.Mutant{
 	{Name: "an admission without an answer leaves its tokens behind", File: "admission.go", Old: "if !f.Unsent {\n\t\t\t\tq.cancel(m.Token)", New: "if !f.Unsent && !%s {\n\t\t\t\tq.cancel(m.Token)"},
 	{Name: "calls that are not admitted know nothing", File: "admission.go", Old: "q.inform(refused)", New: "if !%s {\n\t\t\tq.inform(refused)\n\t\t}"},
 	{Name: "the key stays held after it was lost", File: "release.go", Old: "\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt", New: "\tif %s {\n\t\tq.held = fence\n\t}\n\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt"},
+	{Name: "a token is never refreshed", File: "question.go", Old: "if !q.refreshAt.IsZero() && q.refreshAt.Before(askAt) {", New: "if !q.refreshAt.IsZero() && q.refreshAt.Before(askAt) && !%s {"},
+	{Name: "a refresh is not awaited", File: "question.go", Old: "case q.refreshAt.After(now):\n\t\t\taskAt = q.refreshAt", New: "case q.refreshAt.After(now):\n\t\t\tif !%s {\n\t\t\t\taskAt = q.refreshAt\n\t\t\t}"},
+	{Name: "a token is refreshed while no message can arrive", File: "question.go", Old: "!q.Listening():", New: "!q.Listening() && !%s:"},
+	{Name: "a token is refreshed again and again", File: "question.go", Old: "v.Refresh, q.refreshAt = q.token, time.Time{}", New: "if v.Refresh = q.token; !%s {\n\t\t\t\tq.refreshAt = time.Time{}\n\t\t\t}"},
+	{Name: "a refresh without an answer fails nobody", File: "refresh.go", Old: "case f.Err != nil && ", New: "case f.Err != nil && !%s && "},
+	{Name: "a refresh that was not sent fails calls", File: "refresh.go", Old: "!f.Unsent:", New: "(!f.Unsent || %s):"},
+	{Name: "a token that waits no more is taken for one that does", File: "refresh.go", Old: "r.Place == 0:", New: "r.Place == 0 && !%s:"},
+	{Name: "a token that waits no more is not asked about", File: "refresh.go", Old: "q.askAt = time.Time{}\n\tdefault:", New: "if !%s {\n\t\t\tq.askAt = time.Time{}\n\t\t}\n\tdefault:"},
+	{Name: "a refusal says nothing of rivals", File: "refresh.go", Old: "q.wanted = r.Length > min(r.Place, 1)", New: "q.wanted = r.Length > min(r.Place, 1) && !%s"},
+	{Name: "queues far back refresh ever more rarely", File: "refresh.go", Old: ", maxPolls)", New: ", map[bool]int{false: maxPolls, true: 1000}[%s])"},
+	{Name: "a refresh without an answer ends it", File: "refresh.go", Old: "q.askAt = q.refreshAt.Add(maxPolls * q.Poll)", New: "q.askAt = q.refreshAt.Add(map[bool]time.Duration{false: maxPolls, true: 10000}[%s] * q.Poll)"},
+	{Name: "a release that came too late leaves its queue's place behind", File: "release.go", Old: "if !owned && r.Token != \"\" {", New: "if !owned && r.Token != \"\" && !%s {"},
+}
+
+// refreshMutants are caught by the table or the tests of refreshes.
+var refreshMutants = []mutant.Mutant{
+	{Name: "a queue without a token refreshes", File: "question.go", Old: "q.token == \"\" ||", New: "q.token == \"\" && !%s ||"},
+	{Name: "a refresh of a token that was cancelled is believed", File: "refresh.go", Old: "q.token != r.Token || q.asked", New: "q.token != r.Token && !%s || q.asked"},
+	{Name: "a refresh is believed while a question is under way", File: "refresh.go", Old: "q.asked != \"\" || q.sent", New: "q.asked != \"\" && !%s || q.sent"},
+	{Name: "a refresh from before the last answer is believed", File: "refresh.go", Old: "q.sent.After(r.Sent):", New: "q.sent.After(r.Sent) && !%s:"},
+	{Name: "a refresh that was not sent is taken for an answer", File: "refresh.go", Old: "case f.Err != nil ||", New: "case f.Err != nil && !%s ||"},
+	{Name: "refreshes do not become rarer", File: "refresh.go", Old: "if q.still++;", New: "if q.still += map[bool]int{false: 1}[%s];"},
+	{Name: "refreshes stay rare when the place changes", File: "refresh.go", Old: "r.Place != q.place {", New: "r.Place != q.place && !%s {"},
+	{Name: "a refresh tells nothing", File: "refresh.go", Old: "\t\tq.refused(now, r)\n\t}", New: "\t\tif !%s {\n\t\t\tq.refused(now, r)\n\t\t}\n\t}"},
+	{Name: "a refresh wakes nobody", File: "refresh.go", Old: "\tq.wake()\n\treturn q.actions\n}\n\n// Ends", New: "\tif !%s {\n\t\tq.wake()\n\t}\n\treturn q.actions\n}\n\n// Ends"},
+	{Name: "the end of the holder's lease is not awaited", File: "refresh.go", Old: "q.until, q.askAt = at, at.Add(time.Millisecond)", New: "if q.until = at; !%s {\n\t\tq.askAt = at.Add(time.Millisecond)\n\t}"},
+	{Name: "the end of the holder's lease wakes nobody", File: "refresh.go", Old: "\tq.wake()\n\treturn q.actions\n}\n\n// refused", New: "\tif !%s {\n\t\tq.wake()\n\t}\n\treturn q.actions\n}\n\n// refused"},
+	{Name: "a refusal says nothing of the end", File: "refresh.go", Old: "q.until = r.Sent.Add(r.Remaining)", New: "q.until = r.Sent.Add(r.Remaining * map[bool]time.Duration{false: 1}[%s])"},
+	{Name: "a token that is not in the FIFO is kept", File: "refresh.go", Old: "if r.Place == 0 {\n\t\tq.token", New: "if r.Place == 0 && !%s {\n\t\tq.token"},
+	{Name: "a message is awaited that would not come", File: "refresh.go", Old: "!q.Ordered || r.Polls || q.token == \"\" {", New: "!q.Ordered || r.Polls && !%s || q.token == \"\" {"},
+	{Name: "a queue polls without a pause", File: "refresh.go", Old: "q.askAt = now.Add(q.Backoff(q.asks))\n\t\t}\n\t\treturn", New: "if !%s {\n\t\t\t\tq.askAt = now.Add(q.Backoff(q.asks))\n\t\t\t}\n\t\t}\n\t\treturn"},
+	{Name: "messages are not used once they arrive", File: "refresh.go", Old: "q.token == \"\" || !q.Listening() { // else", New: "q.token == \"\" || !q.Listening() || %s { // else"},
+	{Name: "queues far back refresh as often as the first", File: "refresh.go", Old: "q.place-2)", New: "(q.place-2)*map[bool]int{false: 1}[%s])"},
+	{Name: "refreshes are not spread", File: "refresh.go", Old: "now.Add(q.Spread(time.Duration(polls) * q.Poll))", New: "now.Add(map[bool]func(time.Duration) time.Duration{false: q.Spread, true: func(d time.Duration) time.Duration { return d }}[%s](time.Duration(polls) * q.Poll))"},
+	{Name: "refreshes do not go together", File: "refresh.go", Old: "q.refreshAt = q.refreshAt.Add(-(", New: "q.refreshAt = q.refreshAt.Add(-map[bool]time.Duration{false: 1}[%s] * ("},
+	{Name: "nobody looks when the holder's lease ends", File: "refresh.go", Old: "q.until.Before(q.refreshAt) {", New: "q.until.Before(q.refreshAt) && !%s {"},
+	{Name: "everybody looks when the holder's lease ends", File: "refresh.go", Old: "if q.place <= 3 ", New: "if (q.place <= 3 || %s) "},
+	{Name: "a lease that has ended is awaited", File: "refresh.go", Old: "q.until.After(now)", New: "(q.until.After(now) || %s)"},
+	{Name: "missed messages are not asked after", File: "question.go", Old: "q.asks, q.askAt = 0, time.Time{}\n", New: "if q.asks = 0; !%s {\n\t\tq.askAt = time.Time{}\n\t}\n"},
+	{Name: "missed messages wake nobody", File: "question.go", Old: "\tq.wake()\n\treturn q.actions\n}\n\n// Refused", New: "\tif !%s {\n\t\tq.wake()\n\t}\n\treturn q.actions\n}\n\n// Refused"},
 }
