@@ -46,6 +46,7 @@ type attempt struct {
 	lease *Lease
 	hold  *hold
 
+	waits  bool        // the call wants a place in Redis's queue: only when it will wait
 	waited bool        // OnWaiting was called
 	kind   OutcomeKind // where the error alone does not say it; see outcomeOf
 }
@@ -116,19 +117,14 @@ func (a *attempt) once() error {
 // await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
-	l := a.locker
-	w, waiting, held := l.waiters.join(a.call.Key, a.opts)
+	w, waiting, held := a.locker.waiters.join(a.call.Key, a.opts)
 	if w == nil {
 		a.conflict.Waiting = waiting
 		return a.shed(held)
 	}
 	defer w.leave()
-
-	// Whether the call wants a place in Redis's queue: only when it will wait.
-	waits := false
-	if p, ok := a.policy.(WaitingPolicy); ok {
-		waits = p.Waits()
-	}
+	p, ok := a.policy.(WaitingPolicy)
+	a.waits = ok && p.Waits()
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
 		h, may := w.look(now)
@@ -142,7 +138,7 @@ func (a *attempt) await() error {
 		case may.Err != nil:
 			return may.Err
 		case may.Ask:
-			if err := a.question(w, &may.Question, waits); err != nil && (!may.Informed || !isOutage(err)) {
+			if err := a.question(w, &may.Question); err != nil && (!may.Informed || !isOutage(err)) {
 				return err
 			}
 			continue
@@ -152,24 +148,9 @@ func (a *attempt) await() error {
 				return err
 			}
 			decideAt = now.Add(delay)
-			if !waits {
-				waits = true
-				w.askNow()
-				continue
-			}
 		}
-		pause := a.opts.replyTimeout()
-		if may.Informed {
-			pause = decideAt.Sub(now)
-		}
-		if may.AskIn >= 0 {
-			pause = min(pause, may.AskIn)
-		}
-		switch err := w.wait(a.ctx, pause, l.closing); {
-		case errors.Is(err, ErrClosed):
-			return a.closed()
-		case err != nil:
-			return a.gone()
+		if err := a.wait(w, &may, decideAt.Sub(now)); err != nil {
+			return err
 		}
 	}
 }
@@ -202,7 +183,29 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	}
 	a.locker.store.start()
 	a.conflict.LastDelay = delay
+	if !a.waits {
+		a.waits = true
+		w.askNow()
+	}
 	return delay, nil
+}
+
+// wait waits until the call is woken, may ask or has to decide again. An error ends the call.
+func (a *attempt) wait(w *waiter, may *waitqueue.View, decideIn time.Duration) error {
+	pause := a.opts.replyTimeout()
+	if may.Informed {
+		pause = decideIn
+	}
+	if may.AskIn >= 0 {
+		pause = min(pause, may.AskIn)
+	}
+	switch err := w.wait(a.ctx, pause, a.locker.closing); {
+	case errors.Is(err, ErrClosed):
+		return a.closed()
+	case err != nil:
+		return a.gone()
+	}
+	return nil
 }
 
 // shed refuses a call because too many wait already.
@@ -233,9 +236,9 @@ func (a *attempt) validity(u *waitqueue.Question) time.Time {
 
 // question asks Redis for the queue. The call sees the result when it looks. An error ends the
 // call, unless Redis is out of reach and the call can wait for it to return.
-func (a *attempt) question(w *waiter, u *waitqueue.Question, waits bool) error {
+func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 	mark := notQueued
-	if waits {
+	if a.waits {
 		mark = a.locker.store.mark()
 	}
 	a.record = w.queue.record

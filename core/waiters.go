@@ -308,11 +308,12 @@ func (w *waiters) askAgain() {
 	}
 }
 
-// askNow lets the queue ask again without delay.
+// askNow lets the queue ask again without delay, and wakes the call to do it.
 func (c *waiter) askNow() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.queue.AskNow()
+	send(c.wake, struct{}{})
 }
 
 // hint is what the queue knows of the key, for a call that does not ask, and why Redis did not
