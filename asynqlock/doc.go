@@ -81,7 +81,7 @@
 //	the key function failed otherwise    a failure: retried by asynq
 //	the handler failed                   a failure: retried by asynq
 //	the lease was lost                   a failure, also of a handler that returned nil: the outcome is
-//	                                     unknown. Its SkipRetry and RevokeTask are heeded
+//	                                     unknown. Its SkipRetry and RevokeTask are honored
 //	the last attempt, and the Redis of   stays in its worker, and asks for its key again; logged
 //	Configure takes no clone
 //

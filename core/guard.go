@@ -90,12 +90,12 @@ func (g *Guard) Policy() ConflictPolicy {
 	return g.policy
 }
 
-// Heeds returns the part of a preference that the Guard's policy honors.
-func (g *Guard) Heeds(p Preference) Preference {
+// Honors returns the part of a preference that the Guard's policy honors.
+func (g *Guard) Honors(p Preference) Preference {
 	if g == nil {
 		return Preference{}
 	}
-	return Heeded(g.policy, p)
+	return Honored(g.policy, p)
 }
 
 // Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil

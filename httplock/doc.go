@@ -78,7 +78,7 @@
 //
 // # The client's choice
 //
-// With HeedPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
+// With HonorPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
 // it would rather be parked than wait. That chooses among what the guard's policy does
 // anyway, and never adds to it.
 //

@@ -30,7 +30,7 @@ type Middleware struct {
 	statusPath  string
 	keptHeaders map[string]bool
 	credentials map[string]bool // headers
-	heedPrefer  bool
+	honorPrefer bool
 	once        *onceRules // nil: Idempotency-Key is the handler's
 	onConflict  ProblemHandler
 	onError     ProblemHandler
