@@ -119,7 +119,7 @@ func FailClosed(err error) *Middleware {
 func (m *Middleware) Serve(x Exchange) (ran bool) {
 	ran, whole := m.pass(x)
 	if !whole {
-		onceFrom(x.Request.Context()).spoil()
+		onceFrom(x.Request.Context()).discard()
 	}
 	return ran
 }
