@@ -23,8 +23,8 @@ type engineMutant struct {
 var engineMutants = []engineMutant{
 	{
 		name: "a lease is trusted past its end", file: "leases.go",
-		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.ttl)), renewAt)",
-		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.ttl)), renewAt)",
+		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
+		new: "if %s {\n\t\t\t\treply.TTL *= 2\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},
@@ -56,8 +56,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a lease that is not ours is kept", file: "leases.go",
-		old: "case !reply.owned:",
-		new: "case !reply.owned && !%s:",
+		old: "case !reply.Owned:",
+		new: "case !reply.Owned && !%s:",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 500*time.Millisecond
 		},
@@ -65,8 +65,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a release is not sent", file: "lease.go",
-		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {",
-		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
+		old:    "switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -147,11 +148,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	entry := h.holder()
-	owned, _, err := owner.store.extend(ctx, "extend", h.record, entry, d)
-	if err == nil && !owned && h.renamed(entry) {
-		owned, _, err = owner.store.extend(ctx, "extend", h.record, h.holder(), d)
-	}
+	owned, err := h.extend(ctx, "extend", d)
 	switch {
 	case err != nil:
 		return err
@@ -175,8 +172,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return errNoLease
 	}
 	h, owner := l.hold, l.hold.locker
-	d, err := owner.deployment("downgrade")
-	if err != nil {
+	if err := owner.store.Downgrades(); err != nil {
 		return err
 	}
 	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
@@ -194,7 +190,10 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	}
 	h.form.CompareAndSwap(formGranted, formEither)
 	owner.waiters.withdraw(h)
-	owned, err := d.downgrade(ctx, h)
+	owned, err := owner.store.Downgrade(ctx, store.DowngradeRequest{
+		Record: h.record, Token: store.FormatToken(exclusive, *h.owner, h.secret), Shared: store.FormatToken(shared, *h.owner, h.secret),
+		Fence: h.lastFence(), Timeout: max(h.ttl, store.ReplyTimeout),
+	})
 	switch {
 	case err != nil:
 		return err
@@ -240,14 +239,14 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 		l.cancel(err)
 		owner.leases.drop(l.hold)
 		owner.waiters.lost(l.hold)
-		l.giveBack()
+		owner.cancel(l.hold)
 	} else {
 		l.cancel(context.Canceled)
 		var owned bool
-		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
+		switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
-			err = unavailable("release", l.Key(), err)
-			l.giveBack()
+			err = store.Unavailable("release", l.Key(), err)
+			owner.cancel(l.hold)
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}
@@ -275,12 +274,6 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
 	}
 	return err
-}
-
-// giveBack releases in the background what Redis may still hold for the lease.
-func (l *Lease) giveBack() {
-	h, owner := l.hold, l.hold.locker
-	owner.cancel(h.releaseRequest(), h.ttl)
 }
 
 // run calls fn under the lease and releases it, also when fn panics. It returns

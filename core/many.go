@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/trust"
 )
@@ -58,9 +59,9 @@ func (g *gathering) obtain(keys []string, invalid error) (err error) {
 	}
 	g.all, g.key = keys, keys[0]
 	if ctx.Err() != nil {
-		return callerGone(ctx, "acquire", g.key)
+		return store.CallerGone(ctx, "acquire", g.key)
 	}
-	o.what = describe(o.name, o.id)
+	o.what = store.Describe(o.name, o.id)
 	set := &LeaseSet{ctx: ctx}
 	defer func() {
 		if err != nil {
@@ -86,24 +87,24 @@ func (g *gathering) obtain(keys []string, invalid error) (err error) {
 		g.set = set
 		return nil
 	}
-	if !l.open() {
-		return fmt.Errorf("core: acquire %q: %w", g.keys[0], ErrClosed)
+	if !l.life.Open() {
+		return store.Closed("acquire", g.keys[0])
 	}
 	for {
 		if err := g.run(); err != nil {
 			return err
 		}
 		if err := g.replicate(); err != nil {
-			g.giveBack()
+			g.release()
 			return err
 		}
 		if g.adopt(set) {
 			g.set = set
 			return nil
 		}
-		g.giveBack()
+		g.release()
 		if !g.wait {
-			return unavailable("acquire", g.keys[0], errors.New("a grant ended as it came"))
+			return store.Unavailable("acquire", g.keys[0], errors.New("a grant ended as it came"))
 		}
 	}
 }
@@ -155,7 +156,7 @@ func (g *gathering) run() error {
 		if err == nil {
 			return nil
 		}
-		g.giveBack()
+		g.release()
 		var conflict *ConflictError
 		if !g.wait || !errors.As(err, &conflict) {
 			return err
@@ -183,8 +184,8 @@ func (g *gathering) rest() error {
 			missing = append(missing, key)
 		}
 	}
-	if d, ok := g.locker.store.(*deployment); ok && d.single && len(missing) > 1 && g.opts.notify == nil {
-		return g.together(d, missing)
+	if g.locker.store.Single() && len(missing) > 1 && g.opts.notify == nil {
+		return g.together(missing)
 	}
 	for _, key := range missing {
 		if err := g.take(key, nil); err != nil {
@@ -198,7 +199,7 @@ func (g *gathering) rest() error {
 func (g *gathering) inOrder() error {
 	for _, key := range g.keys {
 		if err := g.take(key, waitForever{}); err != nil {
-			g.giveBack()
+			g.release()
 			return err
 		}
 	}
@@ -210,7 +211,7 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 	l := g.locker
 	a := attempt{
 		locker: l, ctx: g.ctx, call: Call{Key: key, Name: g.opts.name, ID: g.opts.id}, policy: policy, opts: g.opts,
-		start: time.Now(), record: recordName(l.prefix, key), all: g,
+		start: time.Now(), record: store.RecordName(l.prefix, key), all: g,
 	}
 	g.key = key
 	if err := a.run(); err != nil {
@@ -222,46 +223,28 @@ func (g *gathering) take(key string, policy ConflictPolicy) error {
 }
 
 // together takes several keys that one node serves, or none of them.
-func (g *gathering) together(d *deployment, keys []string) error {
+func (g *gathering) together(keys []string) error {
 	l, o := g.locker, g.opts
-	first := o.firstLease()
-	entry, sent := newEntry(o.limit, l.id), time.Now()
-	cmd := d.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
-	cmd.key, cmd.entry, cmd.keys = keys[0], entry, keys
-	cmd.args = acquireAllScript.Args(cmd.args[:0], len(keys))
-	for _, key := range keys {
-		cmd.add(recordName(l.prefix, key))
+	records := make([]string, len(keys))
+	for i, key := range keys {
+		records[i] = store.RecordName(l.prefix, key)
 	}
-	cmd.args = append(cmd.args, entry, first.Milliseconds(), o.what)
-	r, _, err := d.ask(g.ctx, "acquire", cmd, o.replyTimeout(), nil)
-	if err != nil {
-		return err
-	}
-	defer d.recycle(cmd)
-	n, err := integers(r.val, 4)
-	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(keys) {
-		err = errShape
-	}
+	req := store.AcquireRequest{Token: store.NewToken(o.limit, l.id), Lease: o.firstLease(), What: o.what, Sent: time.Now(), Timeout: o.replyTimeout()}
+	reply, err := l.store.AcquireAll(g.ctx, records, req)
 	switch {
 	case err != nil:
-		err = unavailable("acquire", keys[0], err)
-	case n[0] == 0:
-		return g.refused(keys[n[1]-1], time.Duration(n[2])*time.Millisecond, int(n[3]))
-	case g.ctx.Err() != nil:
-		err = callerGone(g.ctx, "acquire", keys[0]) // nobody is left to use the grants
-	case trust.Passed(trust.Until(sent, first), time.Now()):
-		err = unavailable("acquire", keys[0], fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
-	}
-	if err != nil {
-		d.takeBack(cmd, r)
 		return err
+	case reply.Grants == nil:
+		return g.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
-		h := l.newHold(recordName(l.prefix, key), entry, o.limit, n[1+2*i], trust.Until(sent, first), o)
-		h.waiting.Store(n[2+2*i] == 1)
+		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, trust.Until(req.Sent, req.Lease), o)
+		h.waiting.Store(reply.Grants[i].Waiting)
 		if !l.leases.add(h) {
-			d.takeBack(cmd, r)
-			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+			for _, key := range keys {
+				l.waiters.orphaned(key, req.Token, 0, 0)
+			}
+			return store.Closed("acquire", key)
 		}
 		g.holds[key] = h
 	}
@@ -275,18 +258,18 @@ func (g *gathering) refused(key string, remaining time.Duration, queued int) err
 }
 
 func (g *gathering) pause(d time.Duration, key string) error {
-	switch err := g.locker.pause(g.ctx, d); {
+	switch err := g.locker.life.Pause(g.ctx, d); {
 	case err == nil:
 		return nil
 	case g.ctx.Err() != nil:
-		return callerGone(g.ctx, "acquire", key)
+		return store.CallerGone(g.ctx, "acquire", key)
 	default:
 		return fmt.Errorf("core: acquire %q: %w", key, err)
 	}
 }
 
-// giveBack gives back what was taken so far.
-func (g *gathering) giveBack() {
+// release releases what was taken so far.
+func (g *gathering) release() {
 	holds := slices.Collect(maps.Values(g.holds))
 	clear(g.holds)
 	g.locker.discard(g.ctx, holds...)
@@ -296,14 +279,14 @@ func (g *gathering) giveBack() {
 func (g *gathering) replicate() error {
 	var lacking []*hold
 	for _, key := range g.keys {
-		if h := g.holds[key]; g.opts.replicas > int(h.copies) {
+		if h := g.holds[key]; g.opts.replicas > int(h.acks) {
 			lacking = append(lacking, h)
 		}
 	}
 	if len(lacking) == 0 {
 		return nil
 	}
-	if d, ok := g.locker.store.(*deployment); ok && d.single {
+	if g.locker.store.Single() {
 		return g.locker.replicate(g.ctx, lacking, g.opts)
 	}
 	return errors.Join(each(lacking, func(h *hold) error { return g.locker.replicate(g.ctx, []*hold{h}, g.opts) })...)

@@ -216,7 +216,7 @@ func TestAGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
-		l.WaitForNodes(time.Minute)
+		l.WaitForNodes(time.Minute, clientsOf(t, nodes))
 		warm(t, l)
 		for _, n := range nodes[1:] {
 			n.stop()

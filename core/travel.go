@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"hash/crc32"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/trust"
 )
@@ -46,7 +46,7 @@ func (l *Lease) Token() string {
 		return ""
 	}
 	return token{
-		prefix: h.locker.prefix, key: h.key(), entry: h.holder(),
+		prefix: h.locker.prefix, key: h.key(), owner: h.token(),
 		first: h.fence, used: int64(h.used), ttl: h.ttl,
 	}.String()
 }
@@ -70,18 +70,15 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	if err := owner.leases.check(l); err != nil {
 		return "", err
 	}
-	entry, travels := h.holder(), l.Token()
-	owned, _, err := owner.store.extend(ctx, "detach", h.record, entry, h.ttl)
-	if err == nil && !owned && h.renamed(entry) {
-		travels = l.Token()
-		owned, _, err = owner.store.extend(ctx, "detach", h.record, h.holder(), h.ttl)
-	}
+	_ = owner.leases.share(l)
+	owned, err := h.extend(ctx, "detach", h.ttl)
 	switch {
 	case err != nil:
 		return "", err
 	case !owned:
 		return "", owner.leases.lose(h, notOurs)
 	}
+	token := l.Token()
 	if !owner.leases.detach(l) {
 		return "", lost(l.Key(), "it ended while it was being detached")
 	}
@@ -90,7 +87,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	owner.observer.OnReleased(l.Context(), Released{
 		Key: l.Key(), Name: l.name, Fence: l.fence, Held: l.granted.Elapsed(time.Now()), Detached: true,
 	})
-	return travels, nil
+	return token, nil
 }
 
 // Resume makes a Lease of a token that Token or Detach returned, in any process, by a
@@ -114,7 +111,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 func (a *attempt) resume(text string, opts []AcquireOption) error {
 	l, ctx, o := a.locker, a.ctx, a.opts
 	t, err := parseToken(text)
-	o.ttl, o.first, o.limit = t.ttl, l.firstLease, limitOf(t.entry)
+	o.ttl, o.first, o.limit = t.ttl, l.firstLease, store.LimitOf(t.owner)
 	invalid := o.apply(opts)
 	a.call = Call{Key: t.key, Name: o.name, ID: o.id}
 	if err != nil {
@@ -126,37 +123,37 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	if invalid != nil {
 		return invalid
 	}
-	if o.limit != limitOf(t.entry) || o.notify != nil || o.keep > 0 {
+	if o.limit != store.LimitOf(t.owner) || o.notify != nil || o.reserve > 0 {
 		return fmt.Errorf("core: resume %q: %w: the key is held already: Shared, Counted and NotifyRelease come too late", t.key, ErrInvalidOption)
 	}
 	if ctx.Err() != nil {
-		return callerGone(ctx, "resume", t.key)
+		return store.CallerGone(ctx, "resume", t.key)
 	}
-	if !l.open() {
-		return fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
+	if !l.life.Open() {
+		return store.Closed("resume", t.key)
 	}
 	sent, ttl := time.Now(), o.ttl
 	if o.maxHold > 0 {
 		ttl = min(ttl, o.maxHold)
 	}
-	a.record = recordName(l.prefix, t.key)
-	owned, waiting, err := l.store.extend(ctx, "resume", a.record, t.entry, ttl)
+	a.record = store.RecordName(l.prefix, t.key)
+	owned, waiting, err := l.store.Extend(ctx, "resume", a.record, t.owner, ttl)
 	if err != nil {
 		return err
 	}
 	if !owned {
 		return lost(t.key, notOurs)
 	}
-	h := l.newHold(a.record, t.entry, o.limit, t.first, trust.Until(sent, ttl), o)
+	h := l.newHold(a.record, t.owner, o.limit, t.first, trust.Until(sent, ttl), o)
 	h.used = int32(t.used)
 	h.waiting.Store(waiting)
 	h.travels.Store(true)
 	if !l.leases.add(h) {
-		return fmt.Errorf("core: resume %q: %w", t.key, ErrClosed)
+		return store.Closed("resume", t.key)
 	}
 	taken, err := a.take(h, time.Now())
 	if err == nil && !taken {
-		err = unavailable("resume", t.key, errors.New("the lease ended as it came"))
+		err = store.Unavailable("resume", t.key, errors.New("the lease ended as it came"))
 	}
 	return err
 }
@@ -170,9 +167,8 @@ func (l *Locker) released(h *hold) {
 		}
 	}
 	if owner := *h.owner; owner != l.id {
-		l.background(func() {
-			ctx := &callContext{Context: context.Background(), gone: l.closing}
-			l.store.publish(ctx, owner, fmt.Sprintf("released %d %s", h.fence, h.key()))
+		l.life.Background(func() {
+			l.store.TellReleased(l.life.Context(), owner, h.key(), h.fence)
 		})
 	}
 }
@@ -181,9 +177,9 @@ func (l *Locker) released(h *hold) {
 // length or as a varint, with a checksum, since what was cut off or mistyped should
 // not be taken for a lease that was lost.
 type token struct {
-	prefix, key, entry string
-	first              int64 // fence of the grant
-	used               int64 // what the lease's fence is above it
+	prefix, key, owner string // owner is the owner token
+	first              int64  // fence of the grant
+	used               int64  // what the lease's fence is above it
 	ttl                time.Duration
 }
 
@@ -197,7 +193,7 @@ var newerToken = regexp.MustCompile(`^pk([2-9]|[1-9][0-9]+)\.`)
 // String writes the token.
 func (t token) String() string {
 	var b []byte
-	for _, s := range []string{t.prefix, t.key, t.entry} {
+	for _, s := range []string{t.prefix, t.key, t.owner} {
 		b = binary.AppendUvarint(b, uint64(len(s)))
 		b = append(b, s...)
 	}
@@ -229,7 +225,7 @@ func parseToken(text string) (t token, err error) {
 		return t, errors.New("it is not whole")
 	}
 	var numbers [3]int64
-	for _, s := range []*string{&t.prefix, &t.key, &t.entry} {
+	for _, s := range []*string{&t.prefix, &t.key, &t.owner} {
 		n, size := binary.Uvarint(body)
 		if size <= 0 || n > uint64(len(body)-size) {
 			return token{}, errTokenForm
@@ -248,9 +244,8 @@ func parseToken(text string) (t token, err error) {
 		return token{}, errTokenForm
 	}
 	t.ttl = time.Duration(numbers[2]) * time.Millisecond
-	locker := lockerOf(t.entry)
-	valid := ident.ValidPrefix(t.prefix) && ValidateKey(t.key) == nil && locker != "" &&
-		t.first > 0 && t.used < fenceBlock && t.ttl >= MinTTL
+	valid := ident.ValidPrefix(t.prefix) && ValidateKey(t.key) == nil && store.ValidToken(t.owner) && store.LimitOf(t.owner) <= MaxCount &&
+		t.first > 0 && t.used < store.FenceBlock && t.ttl >= MinTTL
 	if !valid || t.String() != text { // one lease has one token
 		return token{}, errTokenForm
 	}
@@ -258,21 +253,3 @@ func parseToken(text string) (t token, err error) {
 }
 
 var errTokenForm = errors.New("its form is unknown")
-
-// lockerOf returns an entry's locker: "" if newEntry does not write such entries.
-func lockerOf(entry string) string {
-	digits, rest, _ := strings.Cut(entry, ":")
-	locker, secret, _ := strings.Cut(rest, ".")
-	limit, err := strconv.Atoi(digits)
-	if err != nil || strconv.Itoa(limit) != digits || limit < 0 || limit > MaxCount ||
-		len(locker) > maxLockerLen || strings.Trim(locker, lockerLetters) != "" ||
-		len(secret) != entrySecretLen || strings.Trim(secret, "0123456789abcdef") != "" {
-		return ""
-	}
-	return locker
-}
-
-const (
-	maxLockerLen  = 64
-	lockerLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/"
-)

@@ -417,9 +417,9 @@ func TestTheLongestTokenFits(t *testing.T) {
 
 func FuzzToken(f *testing.F) {
 	for _, fields := range []core.TokenFields{
-		{Prefix: "perkey", Key: "k", Entry: "1:host/1/0a0b0c0d.0123456789abcdef01234567", First: 1795244077832760, TTL: 15 * time.Second},
-		{Prefix: "p", Key: "order:{42}", Entry: "0:/1/0a0b0c0d.0123456789abcdef01234567", First: 1, TTL: 100 * time.Millisecond},
-		{Prefix: "p", Key: "ü", Entry: "1:h/1/0a0b0c0d.0123456789abcdef01234567", First: 1, Used: 65535, TTL: 24 * time.Hour},
+		{Prefix: "perkey", Key: "k", Owner: "1:host/1/0a0b0c0d.0123456789abcdef01234567", First: 1795244077832760, TTL: 15 * time.Second},
+		{Prefix: "p", Key: "order:{42}", Owner: "0:/1/0a0b0c0d.0123456789abcdef01234567", First: 1, TTL: 100 * time.Millisecond},
+		{Prefix: "p", Key: "ü", Owner: "1:h/1/0a0b0c0d.0123456789abcdef01234567", First: 1, Used: 65535, TTL: 24 * time.Hour},
 	} {
 		token := core.NewToken(fields)
 		if err := core.ParseToken(token); err != nil {
@@ -429,16 +429,16 @@ func FuzzToken(f *testing.F) {
 		f.Add(token[:len(token)-3])
 	}
 	for _, bad := range []core.TokenFields{
-		{Prefix: "p", Key: "k", Entry: "1:h/1/a. @~+", First: 1, TTL: time.Second},
-		{Prefix: "p{", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "k", Entry: "01:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "k", Entry: "1:h 1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
-		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 0, TTL: time.Second},
-		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, Used: 65536, TTL: time.Second},
-		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Millisecond},
-		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: 25 * time.Hour},
-		{Prefix: "p", Key: "k", Entry: "1:h/1/a.0123456789abcdef01234567", First: -1, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a. @~+", First: 1, TTL: time.Second},
+		{Prefix: "p{", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "01:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h 1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 0, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, Used: 65536, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Millisecond},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: 25 * time.Hour},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: -1, TTL: time.Second},
 	} {
 		token := core.NewToken(bad)
 		if core.ParseToken(token) == nil {

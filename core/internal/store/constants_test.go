@@ -1,4 +1,4 @@
-package core_test
+package store_test
 
 import (
 	"os"
@@ -9,12 +9,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/core/internal/store"
 )
 
 var constantLine = regexp.MustCompile(`(?m)^local ([A-Z]+) = (\d+)`)
 
-// sources are the files of core that match a pattern, without comments. Tests are not among
+// sources are the files of the store that match a pattern, without comments. Tests are not among
 // them.
 func sources(t *testing.T, pattern, comment string) map[string]string {
 	t.Helper()
@@ -61,7 +61,7 @@ func TestConstants_AreInTheScriptsThatUseThem(t *testing.T) {
 	t.Parallel()
 	lua, err := os.ReadFile("lua/constants.lua")
 	require.NoError(t, err)
-	for name, script := range core.Scripts {
+	for name, script := range store.Sources {
 		require.NotContains(t, script, "#include", name)
 		for _, c := range constantLine.FindAllStringSubmatch(string(lua), -1) {
 			if regexp.MustCompile(`\b` + c[1] + `\b`).MatchString(script) {

@@ -1,4 +1,4 @@
-package core
+package store
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 )
 
 // health is whether a node answers. A node is down when a command failed after go-redis's own
-// retries, or when nothing has come back for replyTimeout and a probe does not either. Then its
+// retries, or when nothing has come back for ReplyTimeout and a probe does not either. Then its
 // batcher sends it nothing but probes, and every command fails at once: callers learn of the
 // outage without waiting for one another, and nothing piles up that Redis would have to do when
 // it is back. Renewals go on: they have connections of their own.
@@ -27,17 +27,7 @@ const (
 	probeTimeout = 300 * time.Millisecond
 )
 
-var errNoReply = errors.New("no reply to anything for " + replyTimeout.String())
-
-// unsentError is why a command was not sent.
-type unsentError struct{ error }
-
-func (e unsentError) Unwrap() error { return e.error }
-
-func isUnsent(err error) bool {
-	var unsent unsentError
-	return errors.As(err, &unsent)
-}
+var errNoReply = errors.New("no reply to anything for " + ReplyTimeout.String())
 
 // sends notes that a flight goes out.
 func (h *health) sends() {
@@ -48,7 +38,7 @@ func (h *health) sends() {
 
 // returns notes that a flight is back, with the node's answer unless err says otherwise.
 func (h *health) returns(err error) {
-	if h.flights.Add(-1) > 0 && !isUnreachable(err) && !saysNothing(err) {
+	if h.flights.Add(-1) > 0 && !isUnreachable(err) && !SaysNothing(err) {
 		h.quiet.Store(time.Now().UnixNano())
 	}
 }
@@ -56,11 +46,11 @@ func (h *health) returns(err error) {
 // suspect has a node probed of which nothing has come back for too long: one connection
 // may be dead, or this process was stopped.
 func (n *batcher) suspect(now time.Time) {
-	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(replyTimeout)
+	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(ReplyTimeout)
 	if !silent || !n.suspected.CompareAndSwap(false, true) {
 		return
 	}
-	n.d.background(func() {
+	n.d.life.Background(func() {
 		defer n.suspected.Store(false)
 		if !n.alive() {
 			n.fail(errNoReply)
@@ -85,7 +75,7 @@ func (n *batcher) fail(err error) {
 		n.d.deliver(c, result{err: down})
 	}
 	n.warn(Warning{Detail: "calls fail until it answers", Err: err})
-	n.d.background(n.probe)
+	n.d.life.Background(n.probe)
 }
 
 // probe asks the node until it answers, and takes it for up then.
@@ -94,7 +84,7 @@ func (n *batcher) probe() {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
-		case <-n.d.over:
+		case <-n.d.life.Over():
 			timer.Stop()
 			return
 		}
@@ -104,7 +94,7 @@ func (n *batcher) probe() {
 		}
 	}
 	if n.group.Accept() { // else it was forgotten
-		n.d.events.lookAgain()
+		n.d.events.LookAgain()
 		n.warn(Warning{Resolved: true})
 	}
 }
@@ -114,7 +104,7 @@ func (n *batcher) warn(w Warning) {
 	if n.node != nil {
 		w.Node = n.node.Options().Addr
 	}
-	n.d.events.warn(w)
+	n.d.events.Warn(w)
 }
 
 // alive reports whether the node answers, whatever it says, to a renewal of nothing: a
@@ -128,25 +118,6 @@ func (n *batcher) alive() bool {
 	} else if n.node != nil {
 		rdb = n.node.WithTimeout(probeTimeout)
 	}
-	err := rdb.EvalSha(ctx, renewScript.Hash(), []string{recordName(n.d.prefix, "probe")}, "", 1).Err()
-	return !isUnreachable(err) && !saysNothing(err)
-}
-
-// isUnreachable reports whether err says that the node does not answer. Whatever it replies is
-// an answer.
-func isUnreachable(err error) bool {
-	_, replied := errors.AsType[redis.Error](err)
-	return err != nil && !replied && !saysNothing(err)
-}
-
-// isTransient reports whether err is a reply that says that the node serves nobody for now.
-func isTransient(err error) bool {
-	return redis.IsLoadingError(err) || redis.IsReadOnlyError(err) || redis.IsClusterDownError(err) ||
-		redis.IsTryAgainError(err) || redis.IsMasterDownError(err) || redis.IsMaxClientsError(err)
-}
-
-// saysNothing reports whether err is none of the node's doing: a caller has left, all
-// connections are in use, the client was closed, or nothing was sent.
-func saysNothing(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrClosed) || isUnsent(err)
+	err := rdb.EvalSha(ctx, renewScript.Hash(), []string{RecordName(n.d.prefix, "probe")}, "", 1).Err()
+	return !isUnreachable(err) && !SaysNothing(err)
 }

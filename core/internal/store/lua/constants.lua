@@ -1,4 +1,4 @@
--- What scripts and the Locker agree on. Go reads it too: see constants.go.
+-- What scripts and the Locker agree on. Go reads it too: see scripts.go.
 local CLAIM = 1000 -- ms a waiter has to take up its grant
 local ALIVE = 20000 -- ms after which a waiter is dead, unless it is refreshed
 local AGED = 10000 -- with less than these ms left a waiter is written to live for ALIVE more, in w:ENTRY: the queue can be long

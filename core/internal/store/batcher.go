@@ -1,4 +1,4 @@
-package core
+package store
 
 import (
 	"context"
@@ -31,7 +31,7 @@ const (
 func newBatcher(d *deployment, node *redis.Client) *batcher {
 	n := &batcher{d: d, node: node}
 	n.group = groupcommit.New(groupcommit.Options[*command]{
-		Run: n.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.background,
+		Run: n.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.life.Background,
 	})
 	return n
 }
@@ -39,7 +39,7 @@ func newBatcher(d *deployment, node *redis.Client) *batcher {
 // submit has cmd sent, or, while the node is down, answered with why it is not. It reports
 // false when the Locker is closed.
 func (n *batcher) submit(cmd *command) bool {
-	if n.d.closed() { // the batcher's own goroutines may be the caller
+	if n.d.life.Closed() { // the batcher's own goroutines may be the caller
 		return false
 	}
 	err := n.group.Add(cmd)
@@ -95,25 +95,6 @@ func (d *deployment) drop(unsent []*command) {
 
 var errUnwanted = unsentError{errors.New("its caller has left")}
 
-// batcher returns the one for a record's node.
-func (d *deployment) batcher(record string) *batcher {
-	node := d.node(record)
-	d.batchersMu.Lock()
-	defer d.batchersMu.Unlock()
-	n := d.batchers[node]
-	if node != nil {
-		d.lookAtNodes(time.Now())
-	}
-	if n == nil {
-		n = newBatcher(d, node)
-		if d.closed() {
-			n.group.Close()
-		}
-		d.batchers[node] = n
-	}
-	return n
-}
-
 // send sends commands, and delivers their replies. It tries again itself what go-redis would:
 // go-redis would send all of a pipeline again, for callers that have left too.
 func (n *batcher) send(batch []*command) {
@@ -133,7 +114,7 @@ func (n *batcher) send(batch []*command) {
 	if len(again) == 0 && isUnreachable(failure) {
 		n.fail(failure)
 	}
-	repeated := len(again) > 0 && !d.closed() && n.group.Add(again...) == nil // unless the node is down by now
+	repeated := len(again) > 0 && !d.life.Closed() && n.group.Add(again...) == nil // unless the node is down by now
 	for _, c := range batch {
 		if len(again) > 0 && again[0] == c {
 			if again = again[1:]; repeated {
@@ -154,7 +135,7 @@ func (n *batcher) toRepeat(batch []*command) (again []*command) {
 	tries := 0
 	for _, c := range batch {
 		err := c.call.Err()
-		if (isUnreachable(err) || isTransient(err)) && c.tries < n.d.retries && (!c.once || !mayHaveRun(err)) && !c.unwanted() {
+		if (isUnreachable(err) || isTransient(err)) && c.tries < n.d.retries && (!c.once || !MayHaveRun(err)) && !c.unwanted() {
 			c.tries++
 			tries = max(tries, c.tries)
 			again = append(again, c)
@@ -165,7 +146,7 @@ func (n *batcher) toRepeat(batch []*command) (again []*command) {
 		defer timer.Stop()
 		select {
 		case <-timer.C:
-		case <-n.d.over:
+		case <-n.d.life.Over():
 		}
 	}
 	return again

@@ -1,71 +1,70 @@
-package core
+package store
 
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 )
 
-// quorumAttempt is one entry's way to a majority. Once it has one, a node that answers late
-// keeps the entry: to give it back there could take it from a node that counts by now,
-// since a renewal found it. So an entry is only given back when it is to hold nothing
-// any more.
+// quorumAttempt is one token's way to a majority. Once it has one, a node that answers late keeps the
+// token: to cancel it there could take it from a node that counts by now, since a renewal found it.
+// So a token is only cancelled when it is to hold nothing any more.
 type quorumAttempt struct {
 	quorum  *quorum
-	ask     question
+	req     AcquireRequest
 	gone    chan struct{} // ends go-redis's own retries
 	hurried sync.Once
 
 	mu      sync.Mutex
-	votes   []vote // by node
-	tally   tally
-	late    bool // the tally is closed
-	over    bool // the entry is to hold nothing any more
+	replies []nodeReply // by node
+	votes   votes
+	late    bool // the vote is closed
+	over    bool // the token is to hold nothing any more
 	decided chan struct{}
 }
 
-type vote struct {
+type nodeReply struct {
 	in    bool // the node has answered
-	reply acquireReply
+	reply AcquireReply
 	err   error
 }
 
-// acquire implements store.
-func (q *quorum) acquire(ctx context.Context, ask question, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
+func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
 	c := &quorumAttempt{
-		quorum: q, ask: ask, gone: make(chan struct{}), decided: make(chan struct{}),
-		votes: make([]vote, len(q.nodes)), tally: tally{nodes: len(q.nodes), majority: q.majority},
+		quorum: q, req: req, gone: make(chan struct{}), decided: make(chan struct{}),
+		replies: make([]nodeReply, len(q.nodes)), votes: votes{nodes: len(q.nodes), majority: q.majority},
 	}
 	for i, n := range q.nodes {
-		cmd := n.command(ctx, acquireScript, false, ask.record, ask.entry, ask.lease.Milliseconds(), ask.what, ask.mark, ask.watch)
+		cmd := n.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
 		cmd.ctx.gone = c.gone
 		n.submit(cmd, func(r result) { c.count(i, r) })
 	}
 	if stopped, err = c.waitFor(ctx, c.decided, stop, c.expire); err == nil && !stopped {
 		if reply, err = c.outcome(); err != nil {
-			err = unavailable("acquire", ask.key, err)
+			err = Unavailable("acquire", c.key(), err)
 		}
 	}
-	if reply.granted {
-		reply.fence, stopped, err = c.agree(ctx, stop)
+	if reply.Granted {
+		reply.Fence, stopped, err = c.agree(ctx, stop)
 	}
-	if reply.granted && err == nil && !stopped {
-		err = ask.late(ctx)
+	if reply.Granted && err == nil && !stopped {
+		err = late(ctx, c.key(), req.Sent, req.Lease)
 	}
-	if err != nil || stopped || !reply.granted {
+	if err != nil || stopped || !reply.Granted {
 		c.withdraw()
 	}
 	return reply, stopped, err
 }
 
+func (c *quorumAttempt) key() string { return KeyOf(c.quorum.prefix, c.req.Record) }
+
 // waitFor waits until done is closed, which late must bring about. It returns early
 // at stop, and when the caller cannot wait any longer.
 func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{}, late func()) (stopped bool, err error) {
-	timer := time.NewTimer(min(c.quorum.timeoutFor(c.ask.lease), c.ask.timeout))
+	timer := time.NewTimer(min(c.quorum.timeoutFor(c.req.Lease), c.req.Timeout))
 	defer timer.Stop()
 	for {
 		select {
@@ -74,11 +73,11 @@ func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{},
 		case <-stop:
 			return true, nil
 		case <-ctx.Done():
-			return false, callerGone(ctx, "acquire", c.ask.key)
+			return false, CallerGone(ctx, "acquire", c.key())
 		case <-timer.C:
 			late()
-		case <-c.quorum.closing:
-			return false, fmt.Errorf("core: acquire %q: %w", c.ask.key, ErrClosed)
+		case <-c.quorum.life.Closing():
+			return false, Closed("acquire", c.key())
 		}
 	}
 }
@@ -87,34 +86,34 @@ func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{},
 func (c *quorumAttempt) count(i int, r result) {
 	reply, err := parseAcquire(r)
 	c.mu.Lock()
-	c.votes[i] = vote{true, reply, err}
+	c.replies[i] = nodeReply{true, reply, err}
 	over := c.over
 	if !c.late {
 		switch {
 		case err != nil:
-			c.tally.count(answerFailed)
-		case reply.granted:
-			c.tally.count(answerYes)
+			c.votes.add(answerFailed)
+		case reply.Granted:
+			c.votes.add(answerYes)
 		default:
-			c.tally.count(answerNo)
+			c.votes.add(answerNo)
 		}
 		c.decide()
 	}
-	all := !slices.ContainsFunc(c.votes, func(v vote) bool { return !v.in })
+	all := !slices.ContainsFunc(c.replies, func(v nodeReply) bool { return !v.in })
 	c.mu.Unlock()
 	if over {
-		c.giveBack(i)
+		c.cancel(i)
 	}
 	if all {
-		c.quorum.forget(c.ask.entry)
+		c.quorum.forget(c.req.Token)
 	}
 }
 
-// decide closes the tally as soon as a majority has granted; or cannot any more, and it
+// decide closes the vote as soon as a majority has granted; or cannot any more, and it
 // is known whether that is for holders or for nodes that do not answer. Called with mu
 // held.
 func (c *quorumAttempt) decide() {
-	t := &c.tally
+	t := &c.votes
 	hopeless := t.yes+t.pending() < t.majority
 	if t.accepted() || t.unknown() || hopeless && t.yes+t.no >= t.majority {
 		c.late = true
@@ -126,23 +125,23 @@ func (c *quorumAttempt) expire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.late {
-		c.tally.expire()
+		c.votes.expire()
 		c.decide()
 	}
 }
 
-// outcome is what the tally says.
-func (c *quorumAttempt) outcome() (reply acquireReply, err error) {
+// outcome is what the votes say.
+func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case c.tally.accepted():
-		if slices.ContainsFunc(c.votes, func(v vote) bool { return !v.in }) {
-			c.quorum.keep(c)
+	case c.votes.accepted():
+		if slices.ContainsFunc(c.replies, func(v nodeReply) bool { return !v.in }) {
+			c.quorum.retain(c)
 		}
-		return acquireReply{granted: true}, nil
-	case c.tally.unknown():
-		for _, v := range c.votes {
+		return AcquireReply{Granted: true}, nil
+	case c.votes.unknown():
+		for _, v := range c.replies {
 			err = cmp.Or(err, v.err)
 		}
 		return reply, noMajority(err)
@@ -150,15 +149,15 @@ func (c *quorumAttempt) outcome() (reply acquireReply, err error) {
 	// The key can be had when so many of those who hold it are gone that the others
 	// make a majority.
 	var ends []time.Duration
-	for _, v := range c.votes {
-		if v.in && v.err == nil && !v.reply.granted {
-			ends = append(ends, v.reply.remaining)
-			reply.queued = max(reply.queued, v.reply.queued)
+	for _, v := range c.replies {
+		if v.in && v.err == nil && !v.reply.Granted {
+			ends = append(ends, v.reply.Remaining)
+			reply.Queued = max(reply.Queued, v.reply.Queued)
 		}
 	}
 	slices.Sort(ends)
-	if short := c.tally.majority - c.tally.yes; len(ends) > 0 {
-		reply.remaining = ends[min(short, len(ends))-1]
+	if short := c.votes.majority - c.votes.yes; len(ends) > 0 {
+		reply.Remaining = ends[min(short, len(ends))-1]
 	}
 	return reply, nil
 }
@@ -172,17 +171,17 @@ func (c *quorumAttempt) agree(ctx context.Context, stop <-chan struct{}) (fence 
 	q := c.quorum
 	fences := map[*node]int64{}
 	c.mu.Lock()
-	for i, v := range c.votes {
-		if v.in && v.err == nil && v.reply.granted {
-			fences[q.nodes[i]] = v.reply.fence
-			fence = max(fence, v.reply.fence)
+	for i, v := range c.replies {
+		if v.in && v.err == nil && v.reply.Granted {
+			fences[q.nodes[i]] = v.reply.Fence
+			fence = max(fence, v.reply.Fence)
 		}
 	}
 	c.mu.Unlock()
 	for round := 0; ; round++ {
 		know := 0
 		for _, its := range fences {
-			if its == fence || c.ask.limit == exclusive && its+fenceBlock >= fence+q.fences {
+			if its == fence || LimitOf(c.req.Token) == Exclusive && its+FenceBlock >= fence+int64(q.Fences()) {
 				know++
 			}
 		}
@@ -205,7 +204,7 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 	q := c.quorum
 	var mu sync.Mutex
 	replies := map[*node]int64{}
-	t := tally{nodes: len(fences), majority: q.majority}
+	t := votes{nodes: len(fences), majority: q.majority}
 	late, done := false, make(chan struct{})
 	settle := func() {
 		if !late && (t.accepted() || t.unknown() || t.pending() == 0) {
@@ -214,19 +213,19 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 		}
 	}
 	for n := range fences {
-		cmd := n.command(ctx, raiseScript, false, c.ask.record, c.ask.entry, fence)
+		cmd := n.command(ctx, raiseScript, false, c.req.Record, c.req.Token, fence)
 		n.submit(cmd, func(r result) {
 			mu.Lock()
 			defer mu.Unlock()
 			its, ok := r.val.(int64)
 			switch {
 			case r.err != nil || !ok || its == 0: // its grant is over already
-				t.count(answerFailed)
+				t.add(answerFailed)
 			case its == fence:
-				t.count(answerYes)
+				t.add(answerYes)
 				replies[n] = its
 			default:
-				t.count(answerNo)
+				t.add(answerNo)
 				replies[n] = its
 			}
 			settle()
@@ -244,7 +243,7 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 	mu.Lock()
 	defer mu.Unlock()
 	if t.unknown() {
-		return 0, false, unavailable("acquire", c.ask.key, noMajority(nil))
+		return 0, false, Unavailable("acquire", c.key(), noMajority(nil))
 	}
 	clear(fences)
 	raised = fence
@@ -257,26 +256,26 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 	return raised, false, nil
 }
 
-// withdraw gives back what the entry has, or will have: everywhere but where it was
+// withdraw releases what the token has, or will have: everywhere but where it was
 // refused.
 func (c *quorumAttempt) withdraw() {
 	c.mu.Lock()
 	c.over = true
 	var held []int
-	for i, v := range c.votes {
-		if v.in && (v.err != nil || v.reply.granted) {
+	for i, v := range c.replies {
+		if v.in && (v.err != nil || v.reply.Granted) {
 			held = append(held, i)
 		}
 	}
 	c.mu.Unlock()
-	c.quorum.forget(c.ask.entry)
+	c.quorum.forget(c.req.Token)
 	c.hurry()
 	for _, i := range held {
-		c.giveBack(i)
+		c.cancel(i)
 	}
 }
 
-// leave ends the quorumAttempt of an entry that is released everywhere by others: nodes that
+// leave ends the quorumAttempt of a token that is released everywhere by others: nodes that
 // have not answered yet may do so after the release.
 func (c *quorumAttempt) leave() {
 	c.mu.Lock()
@@ -288,28 +287,28 @@ func (c *quorumAttempt) leave() {
 // hurry ends go-redis's retries of questions that nobody needs an answer to.
 func (c *quorumAttempt) hurry() { c.hurried.Do(func() { close(c.gone) }) }
 
-// giveBack gives back what the entry may have on a node that has answered.
-func (c *quorumAttempt) giveBack(i int) {
+// cancel releases what the token may have on a node that has answered.
+func (c *quorumAttempt) cancel(i int) {
 	c.mu.Lock()
-	v := c.votes[i]
+	v := c.replies[i]
 	c.mu.Unlock()
-	if v.err == nil && v.reply.granted || v.err != nil && tookPlace(v.err) {
-		c.quorum.nodes[i].cancel(releaseRequest{record: c.ask.record, entry: c.ask.entry}, c.ask.lease, nil)
+	if v.err == nil && v.reply.Granted || v.err != nil && tookPlace(v.err) {
+		c.quorum.nodes[i].Cancel(ReleaseRequest{Record: c.req.Record, Token: c.req.Token}, c.req.Lease, nil)
 	}
 }
 
-// keep remembers a quorumAttempt that nodes have not answered yet.
-func (q *quorum) keep(c *quorumAttempt) {
+// retain remembers a quorumAttempt that nodes have not answered yet.
+func (q *quorum) retain(c *quorumAttempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.late[c.ask.entry] = c
+	q.late[c.req.Token] = c
 }
 
-// forget returns the quorumAttempt of an entry, if it was kept.
-func (q *quorum) forget(entry string) *quorumAttempt {
+// forget returns the quorumAttempt of a token, if it was retained.
+func (q *quorum) forget(token string) *quorumAttempt {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	c := q.late[entry]
-	delete(q.late, entry)
+	c := q.late[token]
+	delete(q.late, token)
 	return c
 }

@@ -1,7 +1,8 @@
-package core
+package store
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -19,12 +20,11 @@ type command struct {
 	args   []any
 	call   luascript.Call // as it was sent last
 
-	// What is to be taken back if nobody takes the reply; "": nothing.
-	key, entry string
-	keys       []string // if there are more: key is the first
+	token   string   // whose grant is to be taken back if nobody takes the reply; "": nothing
+	records []string // of all keys, if there are several; record is the first
 
 	tries int  // how often a pipeline with it has failed
-	fresh bool // the entry is in no record unless this command put it there
+	fresh bool // the token is in no record unless this command put it there
 
 	flight *flight // that it is in; guarded by the batcher's mu
 	state  atomic.Int32
@@ -71,8 +71,8 @@ func (d *deployment) recycle(c *command) {
 	if c.onReply != nil {
 		c.onReply, c.ctx.gone = nil, nil // others may have the channel
 	}
-	c.ctx.Context, c.record, c.key, c.entry, c.call = nil, "", "", "", luascript.Call{}
-	c.keys, c.fresh, c.tries, c.flight = nil, false, 0, nil
+	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
+	c.records, c.fresh, c.tries, c.flight = nil, false, 0, nil
 	clear(c.args)
 	d.commands.Put(c)
 }
@@ -108,18 +108,20 @@ func (c *command) unwanted() bool {
 
 // takeBack undoes a command whose reply nobody uses.
 func (d *deployment) takeBack(c *command, r result) {
-	key, keys, entry := c.key, c.keys, c.entry
 	switch {
-	case entry == "" || c.fresh && isUnsent(r.err):
-	case keys == nil:
+	case c.token == "" || c.fresh && Unsent(r.err):
+	case c.records == nil:
 		reply, _ := parseAcquire(r)
-		d.events.orphaned(key, entry, reply.fence, reply.server)
+		d.events.Orphaned(d.key(c), c.token, reply.Fence, reply.Server)
 	default:
-		for _, key := range keys {
-			d.events.orphaned(key, entry, 0, 0)
+		for _, record := range c.records {
+			d.events.Orphaned(KeyOf(d.prefix, record), c.token, 0, 0)
 		}
 	}
 }
+
+// key is what a command is about.
+func (d *deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
 
 // sent returns the command as the call that go-redis is to send; see [luascript.Script.Call].
 func (c *command) sent(once bool) *luascript.Call {
@@ -150,4 +152,56 @@ func (c *callContext) Err() error {
 	default:
 		return nil
 	}
+}
+
+// do sends a command for a caller who waits for the reply, whatever happens.
+func (d *deployment) do(cmd *command) result {
+	batcher := d.batcher(cmd.record)
+	switch {
+	case batcher.group.Enter():
+		defer batcher.group.Leave()
+		return batcher.exec(cmd)
+	case batcher.submit(cmd):
+		return <-cmd.reply
+	default: // the Locker is closed, and has no goroutines any more
+		return batcher.exec(cmd)
+	}
+}
+
+// ask sends a command and waits for its reply, for as long as the caller can and
+// the lease that is asked for may last, and until stop.
+// After an error, or when stopped, what comes of the command is taken back. A command
+// of which nothing is to be taken back may be sent until the Locker is closed.
+func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
+	n := d.batcher(cmd.record)
+	// A caller who cannot leave goes out itself, as in do, unless the key may come otherwise.
+	if ctx.Done() == nil && (stop == nil || cmd.fresh) && n.group.Enter() {
+		defer n.group.Leave()
+		return n.exec(cmd), false, nil
+	}
+	if !n.submit(cmd) {
+		key := d.key(cmd)
+		d.recycle(cmd)
+		return r, false, Closed(op, key)
+	}
+	closing := d.life.Closing()
+	if cmd.token == "" {
+		closing = nil
+	}
+	cmd.timer.Reset(timeout)
+	defer cmd.timer.Stop()
+	select {
+	case r = <-cmd.reply:
+		return r, false, nil
+	case <-stop:
+		stopped = true
+	case <-ctx.Done():
+		err = CallerGone(ctx, op, d.key(cmd))
+	case <-cmd.timer.C:
+		err = Unavailable(op, d.key(cmd), fmt.Errorf("no reply within %s", timeout))
+	case <-closing:
+		err = Closed(op, d.key(cmd))
+	}
+	n.abandon(cmd)
+	return r, stopped, err
 }

@@ -1,4 +1,4 @@
-package core
+package store
 
 import (
 	"sync"
@@ -9,6 +9,9 @@ import (
 
 	"github.com/perkey-go/perkey/internal/listener"
 )
+
+// RenewalFlights is how many batches of renewals can be in flight to a node at once.
+const RenewalFlights = 8
 
 // renewer has the client for renewals, which must not queue for connections behind
 // everything else.
@@ -62,10 +65,10 @@ func (r *renewer) close() {
 	}
 }
 
-// sentinelLifetime is how long a connection for renewals may be used where sentinels
+// SentinelLifetime is how long a connection for renewals may be used where sentinels
 // name the primary. go-redis asks them for each new one, and so has the user's client
 // follow too, should it have missed their message.
-const sentinelLifetime = 10 * time.Second
+const SentinelLifetime = 10 * time.Second
 
 // renewalClient does not try anything twice, since renewals are sent again anyway. It is
 // nil for a client of an unknown kind.
@@ -73,19 +76,19 @@ func renewalClient(rdb redis.UniversalClient) redis.UniversalClient {
 	switch client := rdb.(type) {
 	case *redis.Client:
 		opt := *client.Options()
-		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights+1, 0, 0, 0 // one for refreshes
+		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = RenewalFlights+1, 0, 0, 0 // one for refreshes
 		opt.MaxRetries, opt.DialerRetries = -1, 1
 		opt.PushNotificationProcessor = nil // registers handlers of its own
 		// rdb's own, which a connection that it opens meanwhile may change. Renewals are
 		// tried again soon enough without word of a server's maintenance.
 		opt.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-		if listener.FollowsSentinels(client) && (opt.ConnMaxLifetime <= 0 || opt.ConnMaxLifetime > sentinelLifetime) {
-			opt.ConnMaxLifetime = sentinelLifetime
+		if listener.FollowsSentinels(client) && (opt.ConnMaxLifetime <= 0 || opt.ConnMaxLifetime > SentinelLifetime) {
+			opt.ConnMaxLifetime = SentinelLifetime
 		}
 		return redis.NewClient(&opt)
 	case *redis.ClusterClient:
 		opt := *client.Options()
-		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = renewalFlights+1, 0, 0, 0
+		opt.PoolSize, opt.MinIdleConns, opt.MaxIdleConns, opt.MaxActiveConns = RenewalFlights+1, 0, 0, 0
 		opt.MaxRetries, opt.DialerRetries = -1, 1
 		return redis.NewClusterClient(&opt)
 	}

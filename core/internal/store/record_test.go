@@ -1,4 +1,4 @@
-package core_test
+package store_test
 
 import (
 	"context"
@@ -9,19 +9,18 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// Entries as a Locker writes them.
+// Tokens as a Locker writes them.
 const (
-	holderEntry   = "1:holder.00000000000000000000000000000001"
-	strangerEntry = "1:stranger.00000000000000000000000000000002"
-	readerEntry   = "0:reader.00000000000000000000000000000003"
-	waiterEntry   = "0:waiter.00000000000000000000000000000004"
+	holderToken   = "1:holder.00000000000000000000000000000001"
+	strangerToken = "1:stranger.00000000000000000000000000000002"
+	readerToken   = "0:reader.00000000000000000000000000000003"
+	waiterToken   = "0:waiter.00000000000000000000000000000004"
 )
 
 // lastMoment calls scripts on a record that a holder has.
@@ -29,18 +28,18 @@ var lastMoment = map[string]struct {
 	script string
 	args   []any
 }{
-	"acquire, and do not wait": {"acquire", []any{strangerEntry, 10000, "x", "", ""}},
-	"acquire, and watch":       {"acquire", []any{strangerEntry, 10000, "x", "", "stranger"}},
-	"acquire for parked work":  {"acquire", []any{strangerEntry, 10000, "x", "", "", 1}},
-	"acquire again":            {"acquire", []any{holderEntry, 1, "x", "", ""}},
-	"renew":                    {"renew", []any{holderEntry, 1}},
-	"release by a stranger":    {"release", []any{strangerEntry, 0, 0, "", "", "", ""}},
-	"release, and stay":        {"release", []any{holderEntry, 1, 1, "", "", "", ""}},
+	"acquire, and do not wait": {"acquire", []any{strangerToken, 10000, "x", "", ""}},
+	"acquire, and watch":       {"acquire", []any{strangerToken, 10000, "x", "", "stranger"}},
+	"acquire for parked work":  {"acquire", []any{strangerToken, 10000, "x", "", "", 1}},
+	"acquire again":            {"acquire", []any{holderToken, 1, "x", "", ""}},
+	"renew":                    {"renew", []any{holderToken, 1}},
+	"release by a stranger":    {"release", []any{strangerToken, 0, 0, "", "", "", ""}},
+	"release, and stay":        {"release", []any{holderToken, 1, 1, "", "", "", ""}},
 	"reserve":                  {"reserve", []any{"", 1}},
 	"unreserve":                {"unreserve", []any{"", "9000000000000000"}},
-	"downgrade":                {"downgrade", []any{holderEntry, readerEntry, 1}},
-	"raise":                    {"raise", []any{holderEntry, 1}},
-	"acquire all":              {"acquireall", []any{strangerEntry, 10000, "x"}},
+	"downgrade":                {"downgrade", []any{holderToken, readerToken, 1}},
+	"raise":                    {"raise", []any{holderToken, 1}},
+	"acquire all":              {"acquireall", []any{strangerToken, 10000, "x"}},
 }
 
 // PEXPIRE with a time that is over deletes a record: what is written next would stay for
@@ -52,7 +51,7 @@ func TestARecordThatIsWrittenInItsLastMillisecondExpires(t *testing.T) {
 			t.Parallel()
 			rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 			for _, ends := range []string{"record", "lease"} {
-				require.Zero(t, lasting(t, rdb, ends, core.Scripts[call.script], call.args), "records without expiry, of %d, when the %s ends", lastRecords, ends)
+				require.Zero(t, lasting(t, rdb, ends, store.Sources[call.script], call.args), "records without expiry, of %d, when the %s ends", lastRecords, ends)
 			}
 		})
 	}
@@ -62,7 +61,7 @@ func TestTheMutantThatExpiresAtOnceIsCaught(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	const floor = "local LEAST = 10\n"
-	script := core.Scripts["acquire"]
+	script := store.Sources["acquire"]
 	require.Equal(t, 1, strings.Count(script, floor))
 	script = strings.Replace(script, floor, "local LEAST = 0\n", 1)
 	require.Positive(t, lasting(t, rdb, "record", script, lastMoment["acquire, and do not wait"].args))
@@ -75,7 +74,7 @@ const lastRecords = 400
 func lasting(t *testing.T, rdb *redis.Client, ends, script string, args []any) (n int) {
 	t.Helper()
 	ctx := t.Context()
-	key := func(i int) string { return core.RecordName("p", fmt.Sprint(ends, i)) }
+	key := func(i int) string { return store.RecordName("p", fmt.Sprint(ends, i)) }
 	pipeline := func(add func(pipe redis.Pipeliner, i int)) {
 		t.Helper()
 		const batch = 50
@@ -89,7 +88,7 @@ func lasting(t *testing.T, rdb *redis.Client, ends, script string, args []any) (
 		}
 	}
 	acquire := func(pipe redis.Pipeliner, i, lease int) {
-		pipe.Eval(ctx, core.Scripts["acquire"], []string{key(i)}, holderEntry, lease, "x", "", "")
+		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, holderToken, lease, "x", "", "")
 	}
 	pipeline(func(pipe redis.Pipeliner, i int) { acquire(pipe, i, 60000) })
 	pipeline(func(pipe redis.Pipeliner, i int) {
@@ -108,32 +107,6 @@ func lasting(t *testing.T, rdb *redis.Client, ends, script string, args []any) (
 		}
 	}
 	return n
-}
-
-// A key's record that somebody overwrites costs its holder the lease, and nobody else.
-func TestAnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const leases, overwritten = 200, 5
-		const ttl = 3 * time.Second
-		l, rdb := newLocker(t, env, core.WithTTL(ttl)), env.Client(t)
-		held := make([]*core.Lease, leases)
-		for i := range held {
-			var err error
-			held[i], err = l.TryAcquire(t.Context(), fmt.Sprint(i))
-			require.NoError(t, err)
-		}
-		for i := range overwritten {
-			require.NoError(t, rdb.Set(t.Context(), core.RecordName(env.Prefix, fmt.Sprint(i*leases/overwritten)), "x", 0).Err())
-		}
-		time.Sleep(3 * ttl / 2)
-		for i, lease := range held {
-			if i%(leases/overwritten) == 0 {
-				require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
-			} else {
-				assert.NoError(t, context.Cause(lease.Context()))
-			}
-		}
-	})
 }
 
 // obstacles keep a script from writing a record that is not there yet.
@@ -165,7 +138,7 @@ func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
 	_, err := sub.Receive(ctx)
 	require.NoError(t, err)
 	run := func(record, script string, args ...any) {
-		require.NoError(t, rdb.Eval(ctx, core.Scripts[script], []string{record}, args...).Err())
+		require.NoError(t, rdb.Eval(ctx, store.Sources[script], []string{record}, args...).Err())
 	}
 	type round struct {
 		at      int // of the obstacle
@@ -176,17 +149,17 @@ func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
 		for _, ended := range []string{"lease", "reservation"} { // a sweep of the first is a write
 			now := round{at: at}
 			for i := range keys {
-				record := core.RecordName("p", fmt.Sprintf("%s.%d.%d", ended, at, i))
+				record := store.RecordName("p", fmt.Sprintf("%s.%d.%d", ended, at, i))
 				now.records = append(now.records, record)
 				if i == at {
 					continue
 				}
 				if ended == "lease" {
-					run(record, "acquire", holderEntry, 200, "x", "", "")
+					run(record, "acquire", holderToken, 200, "x", "", "")
 				} else {
 					run(record, "reserve", "", 200)
 				}
-				run(record, "acquire", waiterEntry, 200, "x", "@", "")
+				run(record, "acquire", waiterToken, 200, "x", "@", "")
 			}
 			rounds = append(rounds, now)
 		}
@@ -207,8 +180,8 @@ func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
 			return broken
 		}
 		words := strings.Fields(msg.Payload)
-		record := core.RecordName("p", words[len(words)-1])
-		if !rdb.HExists(ctx, record, "h:"+waiterEntry).Val() {
+		record := store.RecordName("p", words[len(words)-1])
+		if !rdb.HExists(ctx, record, "h:"+waiterToken).Val() {
 			t.Logf("%s: was sent, and is not in %s", msg.Payload, record)
 			broken++
 		}
@@ -220,10 +193,10 @@ func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
 func TestAcquireAllThatFailsHasPromisedNothing(t *testing.T) {
 	t.Parallel()
 	for obstacle := range obstacles {
-		for mode, entry := range map[string]string{"shared": readerEntry, "counted": "3" + strangerEntry[1:], "exclusive": strangerEntry} {
+		for mode, entry := range map[string]string{"shared": readerToken, "counted": "3" + strangerToken[1:], "exclusive": strangerToken} {
 			t.Run(obstacle+", "+mode, func(t *testing.T) {
 				t.Parallel()
-				require.Zero(t, brokenPromises(t, core.Scripts["acquireall"], entry, obstacle))
+				require.Zero(t, brokenPromises(t, store.Sources["acquireall"], entry, obstacle))
 			})
 		}
 	}
@@ -237,10 +210,10 @@ func TestMutantsOfAcquireAllThatPromiseTooMuchAreCaught(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			script := core.Scripts["acquireall"]
+			script := store.Sources["acquireall"]
 			require.Equal(t, 1, strings.Count(script, m.old))
 			script = strings.Replace(script, m.old, m.new, 1)
-			require.Positive(t, brokenPromises(t, script, readerEntry, m.obstacle))
+			require.Positive(t, brokenPromises(t, script, readerToken, m.obstacle))
 		})
 	}
 }
