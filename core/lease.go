@@ -28,8 +28,8 @@ type Lease struct {
 	cancel  context.CancelCauseFunc
 	granted schedule.Instant
 	*leaseExtra
-	kept  bool       // the key was reserved when it was granted
-	state leaseState // guarded by hold.locker.leases.mu
+	reserved bool       // the key was, when it was granted
+	state    leaseState // guarded by hold.locker.leases.mu
 }
 
 // leaseExtra is what few leases have. The others share the empty one.

@@ -25,16 +25,16 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 
 // attempt is one call's way to its key.
 type attempt struct {
-	locker  *Locker
-	ctx     context.Context
-	call    Call
-	policy  ConflictPolicy
-	opts    *acquireOptions
-	start   time.Time
-	record  string     // the key's name in Redis; "" until it is asked for
-	resumed bool       // it is held already, by a token
-	kept    bool       // it was reserved when it was granted
-	all     *gathering // the call for several keys that this one is a part of; nil: none
+	locker   *Locker
+	ctx      context.Context
+	call     Call
+	policy   ConflictPolicy
+	opts     *acquireOptions
+	start    time.Time
+	record   string        // the key's name in Redis; "" until it is asked for
+	resumed  bool          // it is held already, by a token
+	reserved bool          // its key was, when it was granted
+	multi    *multiAttempt // the call for several keys that this one is a part of; nil: none
 
 	conflict Conflict
 
@@ -77,9 +77,9 @@ func (a *attempt) run() error {
 // once asks Redis for the key, and does not wait for it.
 func (a *attempt) once() error {
 	l, key := a.locker, a.call.Key
-	watch, announced := "", uint64(0)
+	watch, known := "", uint64(0)
 	if a.opts.notify != nil {
-		watch, announced = l.id, l.notices.announcements(key)
+		watch, known = l.id, l.notifications.releases(key)
 	}
 	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: time.Now(), Timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(&u, store.NotQueued, watch, nil)
@@ -105,7 +105,7 @@ func (a *attempt) once() error {
 	}
 	if a.opts.notify != nil {
 		l.store.Start()
-		l.notices.notifyRelease(key, a.opts.notify, announced, reply.Remaining)
+		l.notifications.register(key, a.opts.notify, known, reply.Remaining)
 	}
 	return err
 }
@@ -244,7 +244,7 @@ func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 		if !reply.Granted && errors.Is(err, ErrUnavailable) {
 			f = waitqueue.Failure{Err: err, Unsent: store.Unsent(err), Local: store.PoolTimeout(err)}
 		}
-		w.gaveUp(u, f)
+		w.unanswered(u, f)
 		return err
 	}
 	late := w.answered(u, mark, &reply, a.validity(u))
@@ -270,7 +270,7 @@ func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop
 		Record: a.record, Token: u.Token, Fresh: u.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
 		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: u.Sent, Timeout: u.Timeout,
 	}, stop)
-	a.kept = reply.Reserved
+	a.reserved = reply.Reserved
 	if reply.Reserved || !reply.Granted && err == nil && !stopped && a.opts.reserve > 0 {
 		l.waiters.reservedBy(key)
 	}
@@ -278,10 +278,10 @@ func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop
 }
 
 // take makes the call the holder of h. It reports false when h has ended. After an error h
-// is given up.
+// is released.
 func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
-	if a.all != nil {
+	if a.multi != nil {
 		a.hold = h
 		return l.leases.adopt(h, nil, now), nil
 	}
@@ -297,7 +297,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		now = time.Now()
 	}
 	lease := newLease(a.ctx, a.call, h, a.opts, now)
-	lease.kept = a.kept
+	lease.reserved = a.reserved
 	if !l.leases.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return false, nil
@@ -378,7 +378,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 // Locker has no background: then cancel blocks.
 func (l *Locker) cancel(h *hold) {
 	req := h.releaseRequest()
-	if !l.store.Cancel(req, h.ttl, func() { l.notices.freed(h.key()) }) {
+	if !l.store.Cancel(req, h.ttl, func() { l.notifications.freed(h.key()) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
 }
@@ -403,7 +403,7 @@ func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, n
 	// No renewal is sent from here on. One that is in flight does not find the holder
 	// and does nothing, since renewals never create.
 	l.leases.drop(h)
-	if h.travels.Load() && stay <= 0 {
+	if h.transferred.Load() && stay <= 0 {
 		l.released(h)
 	}
 	req := h.releaseRequest()

@@ -51,7 +51,7 @@ func reserved(span time.Duration) AcquireOption {
 	}
 }
 
-func wasReserved(l *Lease) bool { return l != nil && l.kept }
+func wasReserved(l *Lease) bool { return l != nil && l.reserved }
 
 func reserving(d Decision, span time.Duration, parked func(context.Context) (bool, error)) Decision {
 	d.reserve, d.parked = span, parked

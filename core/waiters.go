@@ -189,7 +189,7 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 // cancel has Redis forget a token. It reports false when the Locker is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
 	key := q.key
-	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, w.locker.firstLease, func() { w.locker.notices.freed(key) })
+	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, w.locker.firstLease, func() { w.locker.notifications.freed(key) })
 }
 
 func (w *waiters) record(q *queue) string {
@@ -238,15 +238,15 @@ func refusal(token string, sent time.Time, mark store.Mark, s store.Standing) *w
 	}
 }
 
-// gaveUp records that the call waits no longer for the answer to its question.
-func (c *waiter) gaveUp(u *waitqueue.Question, f waitqueue.Failure) {
+// unanswered records that the call waits no longer for the answer to its question.
+func (c *waiter) unanswered(u *waitqueue.Question, f waitqueue.Failure) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.run(q, nil, q.GaveUp(time.Now(), u, f))
+	w.run(q, nil, q.Unanswered(time.Now(), u, f))
 }
 
-// orphaned takes the reply to a question that was given up. Its fence is zero if it was no
+// orphaned takes the reply to a question that nobody waits for. Its fence is zero if it was no
 // grant.
 func (w *waiters) orphaned(key, token string, fence, server int64) {
 	w.mu.Lock()
@@ -376,7 +376,7 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also sto
 		return also, false
 	}
 	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
-	if stay <= 0 && !h.bounded() && !h.travels.Load() && !w.reserved.of(q.key, now) {
+	if stay <= 0 && !h.bounded() && !h.transferred.Load() && !w.reserved.of(q.key, now) {
 		held.TTL = h.ttl
 	}
 	r, actions := q.Released(now, held)

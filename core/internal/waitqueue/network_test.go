@@ -46,7 +46,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 	case w.chance(40):
 		w.after(0, func() {
 			if c.question == mine {
-				w.giveUp(c, waitqueue.Failure{Err: errOutage, Unsent: true})
+				w.unanswered(c, waitqueue.Failure{Err: errOutage, Unsent: true})
 				w.proceed(c)
 			}
 		})
@@ -55,7 +55,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		w.after(0, func() {
 			if c.question == mine {
 				w.orphaned(u.Token, 0, 0)
-				w.giveUp(c, waitqueue.Failure{Err: errOutage, Local: true})
+				w.unanswered(c, waitqueue.Failure{Err: errOutage, Local: true})
 				w.leave(c)
 			}
 		})
@@ -63,7 +63,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 	}
 	w.after(u.Timeout, func() {
 		if c.question == mine {
-			w.giveUp(c, waitqueue.Failure{Err: errOutage})
+			w.unanswered(c, waitqueue.Failure{Err: errOutage})
 			w.afterFailure(c)
 		}
 	})
@@ -86,7 +86,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		until := w.config.Validity(u.Sent, firstLease)
 		if err != nil || a.fence != 0 && w.config.Expired(until, w.now) {
 			w.orphaned(u.Token, a.fence, a.server)
-			w.giveUp(c, waitqueue.Failure{Err: errOutage})
+			w.unanswered(c, waitqueue.Failure{Err: errOutage})
 			w.afterFailure(c)
 			return
 		}
@@ -115,13 +115,13 @@ func (w *world) afterFailure(c *call) {
 	w.leave(c)
 }
 
-func (w *world) giveUp(c *call, f waitqueue.Failure) {
+func (w *world) unanswered(c *call, f waitqueue.Failure) {
 	u := c.question
 	c.question = nil
-	w.note("call %d gives up: %+v", c.id, f)
+	w.note("call %d waits no longer for its answer: %+v", c.id, f)
 	w.model.answered(u.Token)
 	w.model.failed(f)
-	w.run(c.queue, nil, c.queue.GaveUp(w.now, u, f))
+	w.run(c.queue, nil, c.queue.Unanswered(w.now, u, f))
 }
 
 func (w *world) orphaned(token string, fence, server int64) {
@@ -185,7 +185,7 @@ func (w *world) grantMessage(token string, fence, ends int64, wanted, room bool)
 	}
 }
 
-// release is core's Locker.giveUp.
+// release is core's Locker.releaseHold.
 func (w *world) release(h *hold) {
 	if h.lost {
 		return

@@ -26,7 +26,7 @@ type Refusal struct {
 
 // Failure is why a question had no answer.
 type Failure struct {
-	Err    error // nil: its caller gave it up
+	Err    error // nil: its caller waits no longer
 	Unsent bool  // Redis never got the question
 	Local  bool  // it says nothing of Redis: only the call that asked fails
 }
@@ -92,9 +92,9 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	return q.actions
 }
 
-// GaveUp records that a question has no answer, or that nobody waits for it. If it was sent,
+// Unanswered records that a question has no answer, or that nobody waits for it. If it was sent,
 // its answer goes to Orphaned.
-func (q *Queue) GaveUp(now time.Time, u *Question, f Failure) []Action {
+func (q *Queue) Unanswered(now time.Time, u *Question, f Failure) []Action {
 	q.begin()
 	q.done(u.Token, nil)
 	if f.Err != nil {
@@ -109,7 +109,7 @@ func (q *Queue) GaveUp(now time.Time, u *Question, f Failure) []Action {
 	return q.actions
 }
 
-// Orphaned takes the answer to a question that was given up. Its fence is zero if it was no
+// Orphaned takes the answer to a question that nobody waits for. Its fence is zero if it was no
 // grant, and the server's clock too if there is no answer.
 func (q *Queue) Orphaned(token string, fence, server int64) []Action {
 	q.begin()
@@ -158,7 +158,7 @@ func (q *Queue) failed(now time.Time, f Failure) {
 	}
 }
 
-// cancel gives up a token.
+// cancel has Redis forget a token.
 func (q *Queue) cancel(token string) {
 	if q.token == token {
 		q.token = ""

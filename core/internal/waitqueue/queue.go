@@ -32,7 +32,7 @@ type Queue struct {
 	answered bool
 	failure  error // why the latest question had no answer; nil: it had one
 	// When the oldest question was sent since the last answer; zero: none. A caller that leaves
-	// gives up its question, but the time without an answer goes on counting against Redis.
+	// abandons its question, but the time without an answer goes on counting against Redis.
 	silent time.Time
 
 	// Admissions under way, and until when the queue does not ask by itself meanwhile.
@@ -147,7 +147,7 @@ func (q *Queue) dequeue(c *Call) {
 	q.answered = q.answered && q.n > 0
 }
 
-// close gives up the queue's place in Redis's FIFO, since nobody waits.
+// close leaves Redis's FIFO, since nobody waits.
 func (q *Queue) close() {
 	if q.token == "" || q.held != 0 { // its release takes the token along
 		return

@@ -239,10 +239,12 @@ var (
 		{"granted, with another fence", func(t *table) bool { return asked(t) && len(t.q.overtaken) > 0 }, func(t *table) {
 			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.asked.Token, Fence: fence + 1, Until: t.now.Add(time.Second)}))
 		}},
-		{"the question is given up", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{})) }},
-		{"the question fails", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("outage")})) }},
-		{"the question was not sent", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("outage"), Unsent: true})) }},
-		{"the pool is full", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("pool"), Local: true})) }},
+		{"nobody waits for the answer", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{})) }},
+		{"the question fails", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("outage")})) }},
+		{"the question was not sent", asked, func(t *table) {
+			t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("outage"), Unsent: true}))
+		}},
+		{"the pool is full", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("pool"), Local: true})) }},
 		{"orphaned answer", always, func(t *table) { t.did(t.q.Orphaned("T0", 0, 0)) }},
 		{"orphaned answer of the token", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0)) }},
 		{"a grant message", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},

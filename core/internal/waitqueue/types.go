@@ -83,7 +83,7 @@ const (
 type View struct {
 	Err      error         // it fails
 	Informed bool          // its policy may decide
-	Ask      bool          // it is to ask Redis; then one of Refused, Granted and GaveUp follows
+	Ask      bool          // it is to ask Redis; then one of Refused, Granted and Unanswered follows
 	AskIn    time.Duration // otherwise: when to look again; negative: it will be woken for it
 	Refresh  string        // a token to be refreshed in Redis; then Refreshed follows
 	Question Question

@@ -179,7 +179,7 @@ func (w *world) hand(c *call, h *hold) {
 	if u := c.question; u != nil {
 		w.after(time.Duration(w.rng.IntN(3)/2*w.rng.IntN(3000))*time.Microsecond, func() { // it waits no longer, unless the answer comes first
 			if c.question == u {
-				w.giveUp(c, waitqueue.Failure{})
+				w.unanswered(c, waitqueue.Failure{})
 				w.proceed(c)
 			}
 		})
@@ -303,7 +303,7 @@ func (w *world) proceed(c *call) {
 func (w *world) leave(c *call) {
 	w.note("call %d leaves", c.id)
 	if c.question != nil {
-		w.giveUp(c, waitqueue.Failure{})
+		w.unanswered(c, waitqueue.Failure{})
 	}
 	c.gone = true
 	w.model.left(c)

@@ -32,7 +32,7 @@ import (
 //
 // A Downgrade makes an earlier token worthless.
 //
-// From now on the key is not passed on to another call of this process without
+// From now on the key is not handed over to another call of this process without
 // Redis.
 func (l *Lease) Token() string {
 	if l == nil {
@@ -147,7 +147,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	h := l.newHold(a.record, t.owner, o.limit, t.first, trust.Until(sent, ttl), o)
 	h.used = int32(t.used)
 	h.waiting.Store(waiting)
-	h.travels.Store(true)
+	h.transferred.Store(true)
 	if !l.leases.add(h) {
 		return store.Closed("resume", t.key)
 	}
@@ -173,7 +173,7 @@ func (l *Locker) released(h *hold) {
 	}
 }
 
-// token is what travels. Its text is "pk1." and base64 of its fields, each with its
+// token is what is transferred. Its text is "pk1." and base64 of its fields, each with its
 // length or as a varint, with a checksum, since what was cut off or mistyped should
 // not be taken for a lease that was lost.
 type token struct {
