@@ -13,7 +13,7 @@
 //
 // The handler runs while the guard holds the task's key, with a ctx that ends when the
 // lease is lost, with a cause that wraps core.ErrLeaseLost; core.LeaseFrom finds the fencing
-// token in it. The key is given back when the handler returns, panics included, and
+// token in it. The key is released when the handler returns, panics included, and
 // not before.
 //
 // A task whose key is held is deferred: its worker is free at once, and asynq hands the task out

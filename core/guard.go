@@ -104,7 +104,7 @@ func (g *Guard) Honors(p Preference) Preference {
 // *DeferredError without having run fn. A ctx that works under the key already
 // passes straight through.
 //
-// The key is given back when fn returns, also when it panics, and not before:
+// The key is released when fn returns, also when it panics, and not before:
 // if ctx ends while fn runs, fn's own ctx ends, and the key stays held for as
 // long as fn takes.
 func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) error) error {

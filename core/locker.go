@@ -136,7 +136,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 // key, when ctx ends, when the Locker is closed, or, with [ErrUnavailable], when Redis
 // fails before the call knows that the key is held. A call that knows of a holder waits for
 // Redis to return.
-// After an error the key is not held: if a grant was under way it is given back,
+// After an error the key is not held: if a grant was under way it is released,
 // and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)

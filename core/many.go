@@ -1,5 +1,7 @@
 package core
 
+// One call takes several keys, all or none: [Locker.AcquireAll] and [Locker.TryAcquireAll].
+
 import (
 	"cmp"
 	"context"

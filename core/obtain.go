@@ -1,5 +1,8 @@
 package core
 
+// How a call obtains its key, for every way in: reenter, or ask once, or ask → policy → wait, until
+// granted; and how a hold that nobody uses is released.
+
 import (
 	"cmp"
 	"context"

@@ -1,5 +1,7 @@
 package core
 
+// The outcome of each call: exactly one, which its observer is told.
+
 import (
 	"context"
 	"errors"

@@ -83,7 +83,7 @@ func (c entered) fn() func(context.Context) error {
 	return nothing
 }
 
-func giveBack(lease interface{ Release(context.Context) error }, err error) error {
+func releaseOf(lease interface{ Release(context.Context) error }, err error) error {
 	if err == nil {
 		err = lease.Release(context.Background())
 		if errors.Is(err, core.ErrLeaseLost) || errors.Is(err, core.ErrUnavailable) {
@@ -97,20 +97,20 @@ func giveBack(lease interface{ Release(context.Context) error }, err error) erro
 var waysIn = map[string]func(ctx context.Context, c entered) error{
 	"TryAcquire": func(ctx context.Context, c entered) error {
 		lease, err := c.l.TryAcquire(ctx, c.key, c.options()...)
-		return giveBack(lease, err)
+		return releaseOf(lease, err)
 	},
 	"Acquire": func(ctx context.Context, c entered) error {
 		lease, err := c.l.Acquire(ctx, c.key, c.options()...)
-		return giveBack(lease, err)
+		return releaseOf(lease, err)
 	},
 	"Do": func(ctx context.Context, c entered) error { return c.l.Do(ctx, c.key, c.fn(), c.options()...) },
 	"TryAcquireAll": func(ctx context.Context, c entered) error {
 		set, err := c.l.TryAcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
-		return giveBack(set, err)
+		return releaseOf(set, err)
 	},
 	"AcquireAll": func(ctx context.Context, c entered) error {
 		set, err := c.l.AcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
-		return giveBack(set, err)
+		return releaseOf(set, err)
 	},
 	"Guard.Do": func(ctx context.Context, c entered) error {
 		call := core.Call{Key: c.key, Name: "n", ID: c.id}
@@ -121,7 +121,7 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 	},
 	"Resume": func(ctx context.Context, c entered) error {
 		lease, err := c.l.Resume(ctx, c.token, c.options()...)
-		return giveBack(lease, err)
+		return releaseOf(lease, err)
 	},
 }
 

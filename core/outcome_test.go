@@ -150,7 +150,7 @@ func TestOutcome_InAnOutage(t *testing.T) {
 		heal(s.proxy)
 		redistest.Eventually(t, func() bool {
 			lease, err := s.l.TryAcquire(t.Context(), "healed")
-			return giveBack(lease, err) == nil
+			return releaseOf(lease, err) == nil
 		}, "Redis is back")
 		s.proxy.Refuse(true)
 		each("a Redis that refuses", core.OutcomeUnavailable, allWays, unbounded, patient, nil)

@@ -1,5 +1,7 @@
 package core
 
+// Reservations of keys for parked work. Only the delay queue makes them, through internal/reservation.
+
 import (
 	"context"
 	"fmt"

@@ -1,5 +1,7 @@
 package core
 
+// A lease goes on in another process: [Lease.Token], [Lease.Detach] and [Locker.Resume].
+
 import (
 	"context"
 	"encoding/base64"
@@ -93,7 +95,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 // Resume makes a Lease of a token that Token or Detach returned, in any process, by a
 // Locker on the same Redis and with the same prefix. It verifies that the token still
 // holds the key. The Lease is one as from Acquire: it is renewed, its fence is
-// that of the lease that travelled, and Release gives the key back.
+// that of the lease that was transferred, and Release frees the key.
 //
 // The TTL and the mode travel along; MaxHold, MinHold and Named do not, and can be
 // given to Resume. It blocks for one round trip, and no longer than ctx allows. Its
@@ -159,7 +161,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 }
 
 // released tells the others that hold the key by the same grant, as far as they are
-// known, that it is given back: those of this Locker, and the Locker that took it.
+// known, that it is released: those of this Locker, and the Locker that took it.
 func (l *Locker) released(h *hold) {
 	for _, other := range l.leases.of(h.key(), h.fence) {
 		if other != h {

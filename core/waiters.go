@@ -1,5 +1,8 @@
 package core
 
+// The calls that wait, in the queues of core/internal/waitqueue: this file has their mutex and their
+// goroutines, and does what the queues decide.
+
 import (
 	"context"
 	"sync"
@@ -291,7 +294,7 @@ func (c *waiter) rejoin(h *hold) {
 }
 
 // sendAway waits until the calls that wait have seen that the Locker is closing, 100 ms at
-// most: those that leave before it is closed give up their places in Redis.
+// most: those that leave before it is closed leave Redis's FIFO.
 func (w *waiters) sendAway() {
 	for range 100 {
 		w.mu.Lock()

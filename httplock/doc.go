@@ -7,7 +7,7 @@
 // key function for the key, calls Guard.Do, and runs the rest of the chain
 // inside. The request that the chain sees carries the lease's context: it ends
 // when the client goes away and when the lease is lost, and core.LeaseFrom finds
-// the fencing token in it. The key is given back when the chain returns, also by
+// the fencing token in it. The key is released when the chain returns, also by
 // a panic, and not before: a response that streams keeps its key while it
 // streams, and so does a handler that is deaf to its context.
 //

@@ -1,5 +1,7 @@
 package waitqueue
 
+// Admissions: calls that are granted the key beside a holder of their process.
+
 import "time"
 
 const (

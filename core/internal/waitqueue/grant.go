@@ -1,5 +1,7 @@
 package waitqueue
 
+// Grants, whether they answer a question or come by a message.
+
 import "time"
 
 // Grant is a key that Redis has granted to a token.

@@ -1,5 +1,7 @@
 package waitqueue
 
+// Questions to Redis, and what becomes of their answers.
+
 import (
 	"slices"
 	"time"

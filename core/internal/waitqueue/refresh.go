@@ -1,5 +1,7 @@
 package waitqueue
 
+// When a queue asks again, or has its token refreshed, while no message comes.
+
 import "time"
 
 const (

@@ -1,5 +1,7 @@
 package waitqueue
 
+// The end of an exclusive grant: it is handed over within the process, or released in Redis.
+
 import "time"
 
 const (

@@ -1,5 +1,7 @@
 package waitqueue
 
+// What the queue and its user tell one another.
+
 import "time"
 
 // Config is what the queues of one process have in common.
