@@ -14,7 +14,7 @@ func TestModel_CatchesMutants(t *testing.T) {
 // The model leaves open when a queue asks and refreshes. The table and refresh_test.go say it.
 func TestTable_CatchesMutants(t *testing.T) {
 	t.Parallel()
-	mutant.Catch(t, refreshMutants, "^TestQueue_(DoesWhatTheTableSays|Refreshes|Asks|ARefresh|Knows)")
+	mutant.Catch(t, refreshMutants, "^TestQueue_(DoesWhatTheTableSays|Refreshes|Asks|ARefresh|Knows|Pauses)")
 }
 
 // mutants are caught by the model.
@@ -91,4 +91,5 @@ var refreshMutants = []mutant.Mutant{
 	{Name: "a lease that has ended is awaited", File: "refresh.go", Old: "q.until.After(now)", New: "(q.until.After(now) || %s)"},
 	{Name: "missed messages are not asked after", File: "question.go", Old: "q.asks, q.askAt = 0, time.Time{}\n", New: "if q.asks = 0; !%s {\n\t\tq.askAt = time.Time{}\n\t}\n"},
 	{Name: "missed messages wake nobody", File: "question.go", Old: "\tq.wake()\n\treturn q.actions\n}\n\n// Refused", New: "\tif !%s {\n\t\tq.wake()\n\t}\n\treturn q.actions\n}\n\n// Refused"},
+	{Name: "a question that failed leaves the time of a refresh", File: "question.go", Old: "q.askAt, q.refreshAt = now.Add(q.Backoff(q.asks)), time.Time{}", New: "if q.askAt = now.Add(q.Backoff(q.asks)); !%s {\n\t\tq.refreshAt = time.Time{}\n\t}"},
 }

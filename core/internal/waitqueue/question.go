@@ -149,7 +149,7 @@ func (q *Queue) done(token string, c *Call) {
 // nothing of the key, and no others: those wait on, and the first of them asks again.
 func (q *Queue) failed(now time.Time, f Failure) {
 	q.asks++
-	q.askAt = now.Add(q.Backoff(q.asks))
+	q.askAt, q.refreshAt = now.Add(q.Backoff(q.asks)), time.Time{}
 	if f.Local {
 		return
 	}

@@ -284,6 +284,9 @@ func (w *world) proceed(c *call) {
 			w.refresh(v.Refresh)
 		}
 		pause := time.Hour
+		if c.id%4 == 0 {
+			pause = time.Duration(1+w.rng.IntN(100)) * time.Millisecond // then its policy decides again
+		}
 		if !v.Informed {
 			pause = firstLease
 		}
