@@ -96,12 +96,12 @@ func buildBroken(t *testing.T) (binary string) {
 }
 
 func TestMutantsOfTheEngineAreCaught(t *testing.T) {
+	t.Parallel()
 	var caught atomic.Int64
 	t.Run("engine", func(t *testing.T) {
 		binary := buildBroken(t)
 		for _, m := range engineMutants {
 			t.Run(m.name, func(t *testing.T) {
-				t.Parallel()
 				round := m.round()
 				round.Binary, round.Broken = binary, m.name
 				ops := 0
@@ -124,9 +124,9 @@ func TestMutantsOfTheEngineAreCaught(t *testing.T) {
 }
 
 func TestRoundsOfEngineMutantsFindNothingInTheEngine(t *testing.T) {
+	t.Parallel()
 	for _, m := range engineMutants {
 		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
 			round := m.round()
 			round.Seed = soakSeed()
 			result := round.run(t)

@@ -219,7 +219,7 @@ func TestDiningPhilosophers(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 { // two at each seat
 			for seat := range seats {
-				l := newLocker(core.WithTTL(2 * time.Second))
+				l := newLocker()
 				left, right := seat, (seat+1)%seats
 				wg.Go(func() {
 					for range meals {
@@ -255,7 +255,7 @@ func TestSetsNeverOverlapWrongly(t *testing.T) {
 		var writers, readers [keys]atomic.Int32
 		var wg sync.WaitGroup
 		for range lockers {
-			l := newLocker(core.WithTTL(2 * time.Second))
+			l := newLocker()
 			for range goroutines {
 				wg.Go(func() {
 					for range rounds {
@@ -451,7 +451,7 @@ func TestAKilledHolderOfManyKeysFreesThem(t *testing.T) {
 func TestSetsServeTheQueueFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, other := newLocker(t, env), newLocker(t, env)
-		busy, err := other.Acquire(t.Context(), "b", core.LeaseTTL(time.Second), core.FixedLease(time.Second))
+		busy, err := other.Acquire(t.Context(), "b", core.FixedLease(3*time.Second))
 		require.NoError(t, err)
 		waiter := acquiring(t, newLocker(t, env), "b")
 		queued(t, env, "b", 1)

@@ -23,7 +23,8 @@ type ledger struct {
 	mu       sync.Mutex
 	outcomes map[string][]core.Outcome
 	waits    map[string]int
-	held     int // leases
+	held     int          // leases
+	granted  atomic.Int64 // leases, ever
 }
 
 func newLedger() *ledger {
@@ -35,6 +36,7 @@ func (o *ledger) OnOutcome(_ context.Context, e core.Outcome) {
 	defer o.mu.Unlock()
 	o.outcomes[e.ID] = append(o.outcomes[e.ID], e)
 	o.held += e.Leases
+	o.granted.Add(int64(e.Leases))
 }
 
 func (o *ledger) OnWaiting(ctx context.Context, e core.Waiting) {
@@ -93,6 +95,14 @@ func giveBack(lease interface{ Release(context.Context) error }, err error) erro
 	return err
 }
 
+// unlessLost is nil for a call that had the key, and lost it at the end of its work.
+func unlessLost(err error) error {
+	if errors.Is(err, core.ErrLeaseLost) {
+		return nil
+	}
+	return err
+}
+
 // waysIn are all ways to call for a key.
 var waysIn = map[string]func(ctx context.Context, c entered) error{
 	"TryAcquire": func(ctx context.Context, c entered) error {
@@ -103,7 +113,9 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 		lease, err := c.l.Acquire(ctx, c.key, c.options()...)
 		return giveBack(lease, err)
 	},
-	"Do": func(ctx context.Context, c entered) error { return c.l.Do(ctx, c.key, c.fn(), c.options()...) },
+	"Do": func(ctx context.Context, c entered) error {
+		return unlessLost(c.l.Do(ctx, c.key, c.fn(), c.options()...))
+	},
 	"TryAcquireAll": func(ctx context.Context, c entered) error {
 		set, err := c.l.TryAcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
 		return giveBack(set, err)
@@ -117,7 +129,7 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 		if c.beforeWait != nil {
 			call.BeforeWait = func() error { return c.beforeWait }
 		}
-		return core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn())
+		return unlessLost(core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn()))
 	},
 	"Resume": func(ctx context.Context, c entered) error {
 		lease, err := c.l.Resume(ctx, c.token, c.options()...)

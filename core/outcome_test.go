@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -388,13 +389,18 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		var mu sync.Mutex
 		var all []made
 		var wg sync.WaitGroup
-		end := time.Now().Add(length)
+		var closed atomic.Bool
+		var phase atomic.Int64 // each has keys of its own: what a fault leaves behind holds a key for 10 s
 		for range goroutines {
 			wg.Go(func() {
-				for time.Now().Before(end) {
+				for last := false; !last; {
+					last = closed.Load()
 					c := entered{
 						l: s.l, key: keys[rand.N(len(keys))], policy: policies[rand.N(len(policies))],
 						opts: options[rand.N(len(options))], token: <-tokens, noWork: rand.N(50) == 0,
+					}
+					if c.key != "" {
+						c.key += fmt.Sprint(phase.Load())
 					}
 					calls := makeCalls(t, contexts[rand.N(len(contexts))], ways[rand.N(len(ways))], 1, nil, func(int) entered { return c })
 					mu.Lock()
@@ -404,8 +410,11 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 				}
 			})
 		}
-		for time.Now().Before(end.Add(-length / 4)) {
+		for range 3 {
+			phase.Add(1)
+			before := s.seen.granted.Load()
 			time.Sleep(length / 8)
+			redistest.Eventually(t, func() bool { return s.seen.granted.Load() > before }, "keys are granted")
 			s.proxy.Refuse(true)
 			time.Sleep(length / 60)
 			heal(s.proxy)
@@ -417,6 +426,7 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		}
 		time.Sleep(length / 8)
 		require.NoError(t, s.l.Close())
+		closed.Store(true)
 		wg.Wait()
 
 		counts := map[core.OutcomeKind]int{}

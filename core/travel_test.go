@@ -105,7 +105,7 @@ func TestBothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
 		hold := func() (taken, resumed *core.Lease) {
-			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(600*time.Millisecond))
+			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(1500*time.Millisecond))
 			require.NoError(t, err)
 			resumed, err = to.Resume(ctx, taken.Token())
 			require.NoError(t, err)
@@ -113,7 +113,7 @@ func TestBothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
 			return taken, resumed
 		}
 		taken, resumed := hold()
-		time.Sleep(time.Second)
+		time.Sleep(2 * time.Second)
 		require.NoError(t, taken.Context().Err())
 		require.NoError(t, resumed.Context().Err())
 		listening(t, from)
