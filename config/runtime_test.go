@@ -23,7 +23,7 @@ import (
 const orders = `
 guards:
   reject: {key: "order:{param.id}", on_conflict: reject}
-  wait: {key: "order:{param.id}", heed_prefer: true, on_conflict: {policy: retry, max_wait: 1m}}
+  wait: {key: "order:{param.id}", honor_prefer: true, on_conflict: {policy: retry, max_wait: 1m}}
   park: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: later, max_age: 10m}, reject]}
 queues:
   later: {max_age: 1h}

@@ -1,27 +1,20 @@
 package core_test
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
+	"github.com/perkey-go/perkey/internal/test/mutant"
 )
 
-// engineMutant is a broken piece of Go. Clients with all of them, each behind a
-// switch, are built from an overlay over the sources, which stay as they are.
+// engineMutant is a broken piece of Go, as [mutant.Mutant] describes it, with a workload.
 type engineMutant struct {
 	name     string
 	file     string
-	old, new string // old stands in the file exactly once; %s in new is the switch
+	old, new string
 	change   func(w *workload)
 	faults   map[faultKind]time.Duration
 	volatile bool // Redis forgets when it restarts
@@ -45,7 +38,7 @@ var engineMutants = []engineMutant{
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
-		name: "an admitted lease counts from the reply", file: "internal/waitqueue/queue.go",
+		name: "an admitted lease counts from the reply", file: "internal/waitqueue/admission.go",
 		old: "q.Validity(a.Sent, m.Call.Lease)",
 		new: "q.Validity(map[bool]time.Time{true: now, false: a.Sent}[%s], m.Call.Lease)",
 		change: func(w *workload) {
@@ -88,44 +81,18 @@ func (m engineMutant) round() soakRound {
 	return round
 }
 
-// brokenVar names what is broken in a client.
-const brokenVar = "PERKEY_TEST_BROKEN"
-
 // buildBroken builds clients with all the engine's mutants.
 func buildBroken(t *testing.T) (binary string) {
 	t.Helper()
-	dir := t.TempDir()
-	sources := map[string]string{}
+	var all []mutant.Mutant
 	for _, m := range engineMutants {
-		if sources[m.file] == "" {
-			source, err := os.ReadFile(m.file)
-			require.NoError(t, err)
-			sources[m.file] = string(source)
-			pkg, _, _ := strings.Cut(sources[m.file], "\n")
-			sources[filepath.Join(filepath.Dir(m.file), "broken.go")] = fmt.Sprintf("%s\n\nimport \"os\"\n\nvar brokenPiece = os.Getenv(%q)\n", pkg, brokenVar)
-		}
-		require.Equal(t, 1, strings.Count(sources[m.file], m.old), "%s has once: %s", m.file, m.old)
-		on := fmt.Sprintf("(brokenPiece == %q)", m.name)
-		sources[m.file] = strings.Replace(sources[m.file], m.old, fmt.Sprintf(m.new, on), 1)
+		all = append(all, mutant.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for name, source := range sources {
-		path, err := filepath.Abs(name)
-		require.NoError(t, err)
-		overlay.Replace[path] = filepath.Join(dir, strings.ReplaceAll(name, "/", "-"))
-		require.NoError(t, os.WriteFile(overlay.Replace[path], []byte(source), 0o600))
-	}
-	text, err := json.Marshal(overlay)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600))
-	binary = filepath.Join(dir, "client")
-	args := []string{"test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary}
+	var flags []string
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
-		args = append(args, "-race") // as this test was, so that all but core is built already
+		flags = append(flags, "-race") // as this test was, so that all but core is built already
 	}
-	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return binary
+	return mutant.Build(t, all, flags...)
 }
 
 func TestMutantsOfTheEngineAreCaught(t *testing.T) {

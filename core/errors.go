@@ -22,7 +22,7 @@ var (
 	// request. Nothing is known about the key, and no work ran.
 	ErrUnavailable = store.ErrUnavailable
 	// ErrNotReplicated: fewer replicas than WaitReplicas asks for have the grant. It was
-	// given back, and no work ran. Comes with ErrUnavailable.
+	// released, and no work ran. Comes with ErrUnavailable.
 	ErrNotReplicated = errors.New("grant not replicated")
 	// ErrLeaseLost: the lease ended before it was released. What the holder did
 	// since may have overlapped with the next holder: a store can tell by the fence.

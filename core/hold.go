@@ -15,7 +15,7 @@ type hold struct {
 	locker *Locker
 	record string // the key's name in Redis
 	// What its token is made of, as it was granted; see token and mode. The owner is
-	// the id of another Locker if the lease has travelled.
+	// the id of another Locker if the lease was transferred.
 	owner  *string
 	secret store.Secret
 	limit  int32
@@ -31,7 +31,7 @@ type hold struct {
 	// Redis said that somebody waits.
 	waiting atomic.Bool
 	// Another process may hold the key by the same token: it cannot be handed over.
-	travels atomic.Bool
+	transferred atomic.Bool
 
 	// Guarded by locker.leases.mu, but for its end.
 	schedule.Times

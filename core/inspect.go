@@ -61,8 +61,8 @@ func modeOf(limit int) Mode {
 	}
 }
 
-// Party is a process that holds a key or waits for it, and what for.
-type Party struct {
+// Participant is a process that holds a key or waits for it, and what for.
+type Participant struct {
 	// Locker names the Locker, and Host and PID its process.
 	Locker, Host string
 	PID          int
@@ -73,7 +73,7 @@ type Party struct {
 	// of each.
 	//
 	// A call that waited for the key carries what the first of its process's waiting
-	// calls said when it last asked Redis. An exclusive hold that was passed on to
+	// calls said when it last asked Redis. An exclusive hold that was handed over to
 	// another call of the same process still shows the first one's.
 	Name, ID string
 }
@@ -81,7 +81,7 @@ type Party struct {
 // Holder is one that holds a key. A lease that was resumed elsewhere is shown as
 // that of the process that took the key.
 type Holder struct {
-	Party
+	Participant
 	// Fence is that of the grant. An exclusive grant that was handed over within its
 	// process has a greater one by now, also after a Downgrade; ForceRelease knows it by either.
 	Fence int64
@@ -93,7 +93,7 @@ type Holder struct {
 }
 
 // Waiter is a locker that waits for a key.
-type Waiter struct{ Party }
+type Waiter struct{ Participant }
 
 // KeyPage is a part of the keys in use.
 type KeyPage struct {
@@ -177,15 +177,15 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 func keyInfo(i store.Info) *KeyInfo {
 	k := &KeyInfo{Key: i.Key, At: i.At, Foreign: i.Foreign, Held: i.Held, Waiting: i.Waiting, Reserved: i.Reserved}
 	for _, h := range i.Holders {
-		k.Holders = append(k.Holders, Holder{Party: party(h), Fence: h.Fence, Since: h.Since, Remaining: h.Remaining})
+		k.Holders = append(k.Holders, Holder{Participant: participant(h), Fence: h.Fence, Since: h.Since, Remaining: h.Remaining})
 		k.Mode = modeOf(h.Limit)
 	}
 	for _, w := range i.Waiters {
-		k.Waiters = append(k.Waiters, Waiter{party(w)})
+		k.Waiters = append(k.Waiters, Waiter{participant(w)})
 	}
 	return k
 }
 
-func party(p store.Party) Party {
-	return Party{Locker: p.Locker, Host: p.Host, PID: p.PID, Mode: modeOf(p.Limit), Limit: p.Limit, Name: p.Name, ID: p.ID}
+func participant(p store.Party) Participant {
+	return Participant{Locker: p.Locker, Host: p.Host, PID: p.PID, Mode: modeOf(p.Limit), Limit: p.Limit, Name: p.Name, ID: p.ID}
 }

@@ -15,7 +15,7 @@ import (
 //
 // A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it
 // where there is no lease. Its Release does nothing and returns nil, since there is nothing
-// to give back. Its Fence is 0, its Key and Token are empty. What would promise
+// to release. Its Fence is 0, its Key and Token are empty. What would promise
 // a held key fails: Extend, Downgrade and Detach return an error that wraps ErrLeaseLost,
 // and its Context is over with that cause.
 //
@@ -28,8 +28,8 @@ type Lease struct {
 	cancel  context.CancelCauseFunc
 	granted schedule.Instant
 	*leaseExtra
-	kept  bool       // the key was reserved when it was granted
-	state leaseState // guarded by hold.locker.leases.mu
+	reserved bool       // the key was, when it was granted
+	state    leaseState // guarded by hold.locker.leases.mu
 }
 
 // leaseExtra is what few leases have. The others share the empty one.
@@ -204,13 +204,13 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	return nil
 }
 
-// Release gives the key back. It works on a dead ctx, and may be called twice;
+// Release frees the key. It works on a dead ctx, and may be called twice;
 // the Lease's Context is over when it returns. It blocks for one round trip, or
 // until go-redis gives the command up; from then on, and for a lease that had
 // ended before, giving back goes on in the background. It returns an error that
 // wraps ErrLeaseLost if the lease had ended before; after any other error the key
 // is free when the lease ends, or earlier. Of leases that were taken again under
-// the ctx of another one, only the outermost gives the key back.
+// the ctx of another one, only the outermost releases the key.
 func (l *Lease) Release(ctx context.Context) error {
 	if l == nil {
 		return nil
@@ -220,7 +220,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	return l.released(was, err, now)
 }
 
-// release gives the key back, and returns what the lease was until now.
+// release frees the key, and returns what the lease was until now.
 func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
 	owner := l.hold.locker
 	if l.reentered != nil {

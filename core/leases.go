@@ -92,7 +92,7 @@ const (
 	ranOut  = "it was not renewed in time"
 	notOurs = "redis says that the key is not ours"
 	forced  = "it was taken away with ForceRelease"
-	// Of leases that travelled.
+	// Of leases that were transferred.
 	elsewhere = "it was released by another that had its token"
 )
 
@@ -121,7 +121,7 @@ func (t *leaseTable) share(l *Lease) bool {
 	defer t.mu.Unlock()
 	held := l.state == leaseHeld && l.hold.valid(time.Now())
 	if held {
-		l.hold.travels.Store(true)
+		l.hold.transferred.Store(true)
 	}
 	return held
 }

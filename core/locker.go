@@ -25,10 +25,10 @@ type Locker struct {
 	id    string // names this Locker's channel
 	store store.Store
 
-	leases   *leaseTable
-	renewals *renewals
-	waiters  *waiters
-	notices  *notices
+	leases        *leaseTable
+	renewals      *renewals
+	waiters       *waiters
+	notifications *notifications
 }
 
 // New makes a Locker on rdb, which stays the caller's to close, after the
@@ -66,7 +66,7 @@ func newLocker(opts []Option) (*Locker, error) {
 		return nil, err
 	}
 	l := &Locker{settings: s, life: lifecycle.New(), id: store.NewLockerID()}
-	l.notices = newNotices()
+	l.notifications = newNotifications()
 	l.renewals = newRenewals(l)
 	l.leases = newLeaseTable(l.begin, l.renewals.wake, l.end)
 	return l, nil
@@ -102,7 +102,7 @@ func (e *storeEvents) Message(m store.Message) {
 	case store.Reserved:
 		l.waiters.reservedBy(m.Key)
 	case store.Freed:
-		l.notices.freed(m.Key)
+		l.notifications.freed(m.Key)
 	case store.Forced:
 		l.taken(m.Key, m.Fence, forced)
 	case store.Released:
@@ -112,7 +112,7 @@ func (e *storeEvents) Message(m store.Message) {
 
 func (e *storeEvents) LookAgain() {
 	e.waiters.askAgain()
-	e.notices.freedAll()
+	e.notifications.freedAll()
 }
 
 func (e *storeEvents) RenewSoon() { e.leases.soon() }
@@ -136,7 +136,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 // key, when ctx ends, when the Locker is closed, or, with [ErrUnavailable], when Redis
 // fails before the call knows that the key is held. A call that knows of a holder waits for
 // Redis to return.
-// After an error the key is not held: if a grant was under way it is given back,
+// After an error the key is not held: if a grant was under way it is released,
 // and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)
@@ -232,7 +232,7 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 		lease.cancel(cause)
 	}
 	l.waiters.lost(h)
-	l.notices.freed(h.key())
+	l.notifications.freed(h.key())
 	if lease != nil {
 		l.observer.OnLost(lease.Context(), Lost{
 			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Cause: cause,

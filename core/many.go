@@ -1,5 +1,7 @@
 package core
 
+// One call takes several keys, all or none: [Locker.AcquireAll] and [Locker.TryAcquireAll].
+
 import (
 	"cmp"
 	"context"
@@ -43,23 +45,23 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 
 func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts []AcquireOption) (*LeaseSet, error) {
 	o, invalid := l.acquireOptions(opts)
-	g := gathering{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
+	m := multiAttempt{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
 	err := errUnwound
-	defer func() { g.report(err) }()
-	err = g.obtain(keys, invalid)
-	return g.set, err
+	defer func() { m.report(err) }()
+	err = m.obtain(keys, invalid)
+	return m.set, err
 }
 
 // obtain takes the keys, or says why it cannot.
-func (g *gathering) obtain(keys []string, invalid error) (err error) {
-	l, ctx, o := g.locker, g.ctx, g.opts
+func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
+	l, ctx, o := m.locker, m.ctx, m.opts
 	keys, err = distinct(keys)
 	if err = cmp.Or(invalid, err); err != nil {
 		return err
 	}
-	g.all, g.key = keys, keys[0]
+	m.all, m.key = keys, keys[0]
 	if ctx.Err() != nil {
-		return store.CallerGone(ctx, "acquire", g.key)
+		return store.CallerGone(ctx, "acquire", m.key)
 	}
 	o.what = store.Describe(o.name, o.id)
 	set := &LeaseSet{ctx: ctx}
@@ -74,37 +76,37 @@ func (g *gathering) obtain(keys []string, invalid error) (err error) {
 		lease, err := l.reenter(set.ctx, Call{Key: key, Name: o.name, ID: o.id}, o)
 		switch {
 		case err != nil:
-			g.key = key
+			m.key = key
 			return err
 		case lease != nil:
 			set.leases, set.ctx = append(set.leases, lease), lease.Context()
 		default:
-			g.keys = append(g.keys, key)
+			m.keys = append(m.keys, key)
 		}
 	}
-	if len(g.keys) == 0 {
+	if len(m.keys) == 0 {
 		set.ctx = setContext{set.ctx, set.leases}
-		g.set = set
+		m.set = set
 		return nil
 	}
 	if !l.life.Open() {
-		return store.Closed("acquire", g.keys[0])
+		return store.Closed("acquire", m.keys[0])
 	}
 	for {
-		if err := g.run(); err != nil {
+		if err := m.run(); err != nil {
 			return err
 		}
-		if err := g.replicate(); err != nil {
-			g.release()
+		if err := m.replicate(); err != nil {
+			m.release()
 			return err
 		}
-		if g.adopt(set) {
-			g.set = set
+		if m.adopt(set) {
+			m.set = set
 			return nil
 		}
-		g.release()
-		if !g.wait {
-			return store.Unavailable("acquire", g.keys[0], errors.New("a grant ended as it came"))
+		m.release()
+		if !m.wait {
+			return store.Unavailable("acquire", m.keys[0], errors.New("a grant ended as it came"))
 		}
 	}
 }
@@ -123,8 +125,8 @@ func distinct(keys []string) ([]string, error) {
 	return keys, nil
 }
 
-// gathering is one call's way to several keys.
-type gathering struct {
+// multiAttempt is one call's way to several keys.
+type multiAttempt struct {
 	locker *Locker
 	ctx    context.Context
 	opts   *acquireOptions
@@ -149,27 +151,27 @@ type gathering struct {
 const maxRounds = 4
 
 // run takes all keys. After an error it has none.
-func (g *gathering) run() error {
+func (m *multiAttempt) run() error {
 	for {
-		g.rounds++
-		err := g.rest()
+		m.rounds++
+		err := m.rest()
 		if err == nil {
 			return nil
 		}
-		g.release()
+		m.release()
 		var conflict *ConflictError
-		if !g.wait || !errors.As(err, &conflict) {
+		if !m.wait || !errors.As(err, &conflict) {
 			return err
 		}
-		if g.rounds > maxRounds {
-			return g.inOrder()
+		if m.rounds > maxRounds {
+			return m.inOrder()
 		}
-		if g.rounds > 1 { // not in step with those that have what is missing here
-			if err := g.pause(backoff.Full(g.rounds, time.Millisecond, 20*time.Millisecond), conflict.Key); err != nil {
+		if m.rounds > 1 { // not in step with those that have what is missing here
+			if err := m.pause(backoff.Full(m.rounds, time.Millisecond, 20*time.Millisecond), conflict.Key); err != nil {
 				return err
 			}
 		}
-		if err := g.take(conflict.Key, waitForever{}); err != nil {
+		if err := m.take(conflict.Key, waitForever{}); err != nil {
 			return err
 		}
 	}
@@ -177,18 +179,18 @@ func (g *gathering) run() error {
 
 // rest takes the keys that are missing, without waiting for any. Its error is a
 // *ConflictError if one is held.
-func (g *gathering) rest() error {
+func (m *multiAttempt) rest() error {
 	var missing []string
-	for _, key := range g.keys {
-		if g.holds[key] == nil {
+	for _, key := range m.keys {
+		if m.holds[key] == nil {
 			missing = append(missing, key)
 		}
 	}
-	if g.locker.store.Single() && len(missing) > 1 && g.opts.notify == nil {
-		return g.together(missing)
+	if m.locker.store.Single() && len(missing) > 1 && m.opts.notify == nil {
+		return m.together(missing)
 	}
 	for _, key := range missing {
-		if err := g.take(key, nil); err != nil {
+		if err := m.take(key, nil); err != nil {
 			return err
 		}
 	}
@@ -196,10 +198,10 @@ func (g *gathering) rest() error {
 }
 
 // inOrder takes one key after the other, and waits for each.
-func (g *gathering) inOrder() error {
-	for _, key := range g.keys {
-		if err := g.take(key, waitForever{}); err != nil {
-			g.release()
+func (m *multiAttempt) inOrder() error {
+	for _, key := range m.keys {
+		if err := m.take(key, waitForever{}); err != nil {
+			m.release()
 			return err
 		}
 	}
@@ -207,35 +209,35 @@ func (g *gathering) inOrder() error {
 }
 
 // take takes one key, as a call for it alone does.
-func (g *gathering) take(key string, policy ConflictPolicy) error {
-	l := g.locker
+func (m *multiAttempt) take(key string, policy ConflictPolicy) error {
+	l := m.locker
 	a := attempt{
-		locker: l, ctx: g.ctx, call: Call{Key: key, Name: g.opts.name, ID: g.opts.id}, policy: policy, opts: g.opts,
-		start: time.Now(), record: store.RecordName(l.prefix, key), all: g,
+		locker: l, ctx: m.ctx, call: Call{Key: key, Name: m.opts.name, ID: m.opts.id}, policy: policy, opts: m.opts,
+		start: time.Now(), record: store.RecordName(l.prefix, key), multi: m,
 	}
-	g.key = key
+	m.key = key
 	if err := a.run(); err != nil {
-		g.kind, g.waiting = a.kind, a.conflict.Waiting
+		m.kind, m.waiting = a.kind, a.conflict.Waiting
 		return err
 	}
-	g.holds[key] = a.hold
+	m.holds[key] = a.hold
 	return nil
 }
 
 // together takes several keys that one node serves, or none of them.
-func (g *gathering) together(keys []string) error {
-	l, o := g.locker, g.opts
+func (m *multiAttempt) together(keys []string) error {
+	l, o := m.locker, m.opts
 	records := make([]string, len(keys))
 	for i, key := range keys {
 		records[i] = store.RecordName(l.prefix, key)
 	}
 	req := store.AcquireRequest{Token: store.NewToken(o.limit, l.id), Lease: o.firstLease(), What: o.what, Sent: time.Now(), Timeout: o.replyTimeout()}
-	reply, err := l.store.AcquireAll(g.ctx, records, req)
+	reply, err := l.store.AcquireAll(m.ctx, records, req)
 	switch {
 	case err != nil:
 		return err
 	case reply.Grants == nil:
-		return g.refused(keys[reply.Held], reply.Remaining, reply.Queued)
+		return m.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
 		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, trust.Until(req.Sent, req.Lease), o)
@@ -246,65 +248,65 @@ func (g *gathering) together(keys []string) error {
 			}
 			return store.Closed("acquire", key)
 		}
-		g.holds[key] = h
+		m.holds[key] = h
 	}
 	return nil
 }
 
 // refused makes the error for a key that is held.
-func (g *gathering) refused(key string, remaining time.Duration, queued int) error {
-	g.key, g.waiting = key, queued
-	return &ConflictError{Key: key, Remaining: remaining, Waited: time.Since(g.start), Attempts: g.rounds, Waiting: queued}
+func (m *multiAttempt) refused(key string, remaining time.Duration, queued int) error {
+	m.key, m.waiting = key, queued
+	return &ConflictError{Key: key, Remaining: remaining, Waited: time.Since(m.start), Attempts: m.rounds, Waiting: queued}
 }
 
-func (g *gathering) pause(d time.Duration, key string) error {
-	switch err := g.locker.life.Pause(g.ctx, d); {
+func (m *multiAttempt) pause(d time.Duration, key string) error {
+	switch err := m.locker.life.Pause(m.ctx, d); {
 	case err == nil:
 		return nil
-	case g.ctx.Err() != nil:
-		return store.CallerGone(g.ctx, "acquire", key)
+	case m.ctx.Err() != nil:
+		return store.CallerGone(m.ctx, "acquire", key)
 	default:
 		return fmt.Errorf("core: acquire %q: %w", key, err)
 	}
 }
 
 // release releases what was taken so far.
-func (g *gathering) release() {
-	holds := slices.Collect(maps.Values(g.holds))
-	clear(g.holds)
-	g.locker.discard(g.ctx, holds...)
+func (m *multiAttempt) release() {
+	holds := slices.Collect(maps.Values(m.holds))
+	clear(m.holds)
+	m.locker.discard(m.ctx, holds...)
 }
 
 // replicate waits until as many replicas as were asked for have the grants.
-func (g *gathering) replicate() error {
+func (m *multiAttempt) replicate() error {
 	var lacking []*hold
-	for _, key := range g.keys {
-		if h := g.holds[key]; g.opts.replicas > int(h.acks) {
+	for _, key := range m.keys {
+		if h := m.holds[key]; m.opts.replicas > int(h.acks) {
 			lacking = append(lacking, h)
 		}
 	}
 	if len(lacking) == 0 {
 		return nil
 	}
-	if g.locker.store.Single() {
-		return g.locker.replicate(g.ctx, lacking, g.opts)
+	if m.locker.store.Single() {
+		return m.locker.replicate(m.ctx, lacking, m.opts)
 	}
-	return errors.Join(each(lacking, func(h *hold) error { return g.locker.replicate(g.ctx, []*hold{h}, g.opts) })...)
+	return errors.Join(each(lacking, func(h *hold) error { return m.locker.replicate(m.ctx, []*hold{h}, m.opts) })...)
 }
 
 // adopt makes the holds leases of the set, under one ctx. It reports false when one
 // of them has ended.
-func (g *gathering) adopt(set *LeaseSet) bool {
+func (m *multiAttempt) adopt(set *LeaseSet) bool {
 	inner, cancel := context.WithCancelCause(set.ctx)
 	now := time.Now()
-	alike := Lease{name: g.opts.name, inner: inner, cancel: cancel, granted: schedule.InstantOf(now)}
+	alike := Lease{name: m.opts.name, inner: inner, cancel: cancel, granted: schedule.InstantOf(now)}
 	outer, _ := LeaseFrom(set.ctx)
 	leases := slices.Clone(set.leases)
-	for _, key := range g.keys {
+	for _, key := range m.keys {
 		lease := alike
-		lease.hold = g.holds[key]
+		lease.hold = m.holds[key]
 		lease.fence = lease.hold.lastFence()
-		lease.leaseExtra = &leaseExtra{minHold: g.opts.minHold, outer: outer}
+		lease.leaseExtra = &leaseExtra{minHold: m.opts.minHold, outer: outer}
 		outer = &lease
 		leases = append(leases, outer)
 	}
@@ -315,9 +317,9 @@ func (g *gathering) adopt(set *LeaseSet) bool {
 			continue
 		}
 		lease.set = ctx
-		if !g.locker.leases.adopt(lease.hold, lease, now) {
-			for _, h := range g.holds {
-				g.locker.leases.adopt(h, nil, now)
+		if !m.locker.leases.adopt(lease.hold, lease, now) {
+			for _, h := range m.holds {
+				m.locker.leases.adopt(h, nil, now)
 			}
 			cancel(context.Canceled)
 			return false

@@ -354,7 +354,7 @@ func TestASetIsReentrant(t *testing.T) {
 		require.Error(t, inner.Context().Err())
 		require.NoError(t, set.Context().Err())
 		require.NoError(t, set.Release(t.Context()))
-		require.NoError(t, outer.Context().Err(), "only who took a key gives it back")
+		require.NoError(t, outer.Context().Err(), "only who took a key releases it")
 		_, err = l.TryAcquire(t.Context(), "b")
 		require.ErrorIs(t, err, core.ErrConflict)
 
@@ -395,7 +395,7 @@ func TestSetsTakeOptions(t *testing.T) {
 		require.ErrorIs(t, context.Cause(set.Context()), core.ErrLeaseLost)
 		require.ErrorIs(t, set.Release(t.Context()), core.ErrLeaseLost)
 
-		gone, err := other.AcquireAll(t.Context(), keys) // once the lost ones were given back
+		gone, err := other.AcquireAll(t.Context(), keys) // once the lost ones were released
 		require.NoError(t, err)
 		require.NoError(t, gone.Release(t.Context()))
 		busy, err := other.Acquire(t.Context(), "b")

@@ -21,8 +21,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// mutant is a broken script, which the checkers have to catch at a workload.
-type mutant struct {
+// scriptMutant is a broken script, which the checkers have to catch at a workload.
+type scriptMutant struct {
 	name     string
 	script   string // a name in core.Scripts; "": all that have the piece
 	old, new string // old stands in the script exactly once
@@ -30,7 +30,7 @@ type mutant struct {
 }
 
 // What is broken, by the piece of the script that held it.
-var mutants = []mutant{
+var mutants = []scriptMutant{
 	{"acquire takes a held key", "acquire", "if redis.call('EXISTS', key) == 0 then", "if true then", "crowd"},
 	{"everybody fits", "acquire", "return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)", "return true", "crowd"},
 	{"a reader fits beside a writer", "acquire", "held == 0 or limit(last) ~= 1 and (n == 0", "held == 0 or (n == 0", "readers"},
@@ -230,7 +230,7 @@ func TestMutantsAreCaught(t *testing.T) {
 }
 
 // hook has a client run the mutant in place of the script.
-func (m mutant) hook(t *testing.T) (redis.Hook, *atomic.Int64) {
+func (m scriptMutant) hook(t *testing.T) (redis.Hook, *atomic.Int64) {
 	t.Helper()
 	return redistest.BreakScript(t, core.Scripts, m.script, m.old, m.new)
 }

@@ -1,5 +1,8 @@
 package core
 
+// How a call obtains its key, for every way in: reenter, or ask once, or ask → policy → wait, until
+// granted; and how a hold that nobody uses is released.
+
 import (
 	"cmp"
 	"context"
@@ -25,16 +28,16 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 
 // attempt is one call's way to its key.
 type attempt struct {
-	locker  *Locker
-	ctx     context.Context
-	call    Call
-	policy  ConflictPolicy
-	opts    *acquireOptions
-	start   time.Time
-	record  string     // the key's name in Redis; "" until it is asked for
-	resumed bool       // it is held already, by a token
-	kept    bool       // it was reserved when it was granted
-	all     *gathering // the call for several keys that this one is a part of; nil: none
+	locker   *Locker
+	ctx      context.Context
+	call     Call
+	policy   ConflictPolicy
+	opts     *acquireOptions
+	start    time.Time
+	record   string        // the key's name in Redis; "" until it is asked for
+	resumed  bool          // it is held already, by a token
+	reserved bool          // its key was, when it was granted
+	multi    *multiAttempt // the call for several keys that this one is a part of; nil: none
 
 	conflict Conflict
 
@@ -42,6 +45,7 @@ type attempt struct {
 	lease *Lease
 	hold  *hold
 
+	waits  bool        // the call wants a place in Redis's queue: only when it will wait
 	waited bool        // OnWaiting was called
 	kind   OutcomeKind // where the error alone does not say it; see outcomeOf
 }
@@ -76,9 +80,9 @@ func (a *attempt) run() error {
 // once asks Redis for the key, and does not wait for it.
 func (a *attempt) once() error {
 	l, key := a.locker, a.call.Key
-	watch, announced := "", uint64(0)
+	watch, known := "", uint64(0)
 	if a.opts.notify != nil {
-		watch, announced = l.id, l.notices.announcements(key)
+		watch, known = l.id, l.notifications.releases(key)
 	}
 	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: time.Now(), Timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(&u, store.NotQueued, watch, nil)
@@ -104,7 +108,7 @@ func (a *attempt) once() error {
 	}
 	if a.opts.notify != nil {
 		l.store.Start()
-		l.notices.notifyRelease(key, a.opts.notify, announced, reply.Remaining)
+		l.notifications.register(key, a.opts.notify, known, reply.Remaining)
 	}
 	return err
 }
@@ -112,19 +116,14 @@ func (a *attempt) once() error {
 // await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
-	l := a.locker
-	w, waiting, held := l.waiters.join(a.call.Key, a.opts)
+	w, waiting, held := a.locker.waiters.join(a.call.Key, a.opts)
 	if w == nil {
 		a.conflict.Waiting = waiting
 		return a.shed(held)
 	}
 	defer w.leave()
-
-	// Whether the call wants a place in Redis's queue: only when it will wait.
-	waits := false
-	if p, ok := a.policy.(WaitingPolicy); ok {
-		waits = p.Waits()
-	}
+	p, ok := a.policy.(WaitingPolicy)
+	a.waits = ok && p.Waits()
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
 		h, may := w.look(now)
@@ -138,7 +137,7 @@ func (a *attempt) await() error {
 		case may.Err != nil:
 			return may.Err
 		case may.Ask:
-			if err := a.question(w, &may.Question, waits); err != nil && (!may.Informed || !store.Outage(err)) {
+			if err := a.question(w, &may.Question); err != nil && (!may.Informed || !store.Outage(err)) {
 				return err
 			}
 			continue
@@ -148,24 +147,9 @@ func (a *attempt) await() error {
 				return err
 			}
 			decideAt = now.Add(delay)
-			if !waits {
-				waits = true
-				w.askNow()
-				continue
-			}
 		}
-		pause := a.opts.replyTimeout()
-		if may.Informed {
-			pause = decideAt.Sub(now)
-		}
-		if may.AskIn >= 0 {
-			pause = min(pause, may.AskIn)
-		}
-		switch err := w.wait(a.ctx, pause, l.life.Closing()); {
-		case errors.Is(err, ErrClosed):
-			return a.closed()
-		case err != nil:
-			return a.gone()
+		if err := a.wait(w, &may, decideAt.Sub(now)); err != nil {
+			return err
 		}
 	}
 }
@@ -198,7 +182,29 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	}
 	a.locker.store.Start()
 	a.conflict.LastDelay = delay
+	if !a.waits {
+		a.waits = true
+		w.askNow()
+	}
 	return delay, nil
+}
+
+// wait waits until the call is woken, may ask or has to decide again. An error ends the call.
+func (a *attempt) wait(w *waiter, may *waitqueue.View, decideIn time.Duration) error {
+	pause := a.opts.replyTimeout()
+	if may.Informed {
+		pause = decideIn
+	}
+	if may.AskIn >= 0 {
+		pause = min(pause, may.AskIn)
+	}
+	switch err := w.wait(a.ctx, pause, a.locker.life.Closing()); {
+	case errors.Is(err, ErrClosed):
+		return a.closed()
+	case err != nil:
+		return a.gone()
+	}
+	return nil
 }
 
 // shed refuses a call because too many wait already.
@@ -229,9 +235,9 @@ func (a *attempt) validity(u *waitqueue.Question) time.Time {
 
 // question asks Redis for the queue. The call sees the result when it looks. An error ends the
 // call, unless Redis is out of reach and the call can wait for it to return.
-func (a *attempt) question(w *waiter, u *waitqueue.Question, waits bool) error {
+func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 	mark := store.NotQueued
-	if waits {
+	if a.waits {
 		mark = a.locker.store.Mark()
 	}
 	a.record = w.queue.record
@@ -241,7 +247,7 @@ func (a *attempt) question(w *waiter, u *waitqueue.Question, waits bool) error {
 		if !reply.Granted && errors.Is(err, ErrUnavailable) {
 			f = waitqueue.Failure{Err: err, Unsent: store.Unsent(err), Local: store.PoolTimeout(err)}
 		}
-		w.gaveUp(u, f)
+		w.unanswered(u, f)
 		return err
 	}
 	late := w.answered(u, mark, &reply, a.validity(u))
@@ -267,7 +273,7 @@ func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop
 		Record: a.record, Token: u.Token, Fresh: u.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
 		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: u.Sent, Timeout: u.Timeout,
 	}, stop)
-	a.kept = reply.Reserved
+	a.reserved = reply.Reserved
 	if reply.Reserved || !reply.Granted && err == nil && !stopped && a.opts.reserve > 0 {
 		l.waiters.reservedBy(key)
 	}
@@ -275,10 +281,10 @@ func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop
 }
 
 // take makes the call the holder of h. It reports false when h has ended. After an error h
-// is given up.
+// is released.
 func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
-	if a.all != nil {
+	if a.multi != nil {
 		a.hold = h
 		return l.leases.adopt(h, nil, now), nil
 	}
@@ -294,7 +300,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		now = time.Now()
 	}
 	lease := newLease(a.ctx, a.call, h, a.opts, now)
-	lease.kept = a.kept
+	lease.reserved = a.reserved
 	if !l.leases.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return false, nil
@@ -375,7 +381,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 // Locker has no background: then cancel blocks.
 func (l *Locker) cancel(h *hold) {
 	req := h.releaseRequest()
-	if !l.store.Cancel(req, h.ttl, func() { l.notices.freed(h.key()) }) {
+	if !l.store.Cancel(req, h.ttl, func() { l.notifications.freed(h.key()) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
 }
@@ -400,7 +406,7 @@ func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, n
 	// No renewal is sent from here on. One that is in flight does not find the holder
 	// and does nothing, since renewals never create.
 	l.leases.drop(h)
-	if h.travels.Load() && stay <= 0 {
+	if h.transferred.Load() && stay <= 0 {
 		l.released(h)
 	}
 	req := h.releaseRequest()

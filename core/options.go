@@ -1,5 +1,7 @@
 package core
 
+// What a Locker can be told by [Option], and one call by [AcquireOption].
+
 import (
 	"fmt"
 	"time"

@@ -229,7 +229,7 @@ func TestACallThatIsPassedAHoldWhileRedisGrantsIt(t *testing.T) {
 			other <- err
 		}()
 		time.Sleep(5 * time.Millisecond)
-		_ = lease.Release(context.Background()) // passed on
+		_ = lease.Release(context.Background()) // handed over
 	}
 	act.Store(&f)
 	second, err := l.Acquire(context.Background(), "k")

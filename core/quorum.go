@@ -1,5 +1,7 @@
 package core
 
+// A Locker on several independent deployments: [NewQuorum].
+
 import (
 	"fmt"
 	"slices"

@@ -163,7 +163,7 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 							for _, n := range down {
 								n.live()
 							}
-							last = passOn(t, l, lease, mode)
+							last = handOver(t, l, lease, mode)
 						}
 						for _, n := range nodes {
 							n.live()
@@ -182,8 +182,8 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 	}
 }
 
-// passOn releases the lease to waiting calls, and returns the greatest of their fences.
-func passOn(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.AcquireOption) (last int64) {
+// handOver releases the lease to waiting calls, and returns the greatest of their fences.
+func handOver(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.AcquireOption) (last int64) {
 	t.Helper()
 	last = lease.Fence()
 	var wg sync.WaitGroup

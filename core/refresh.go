@@ -1,5 +1,8 @@
 package core
 
+// A wait queue tells Redis now and then that its token still waits. The refreshes of many queues go
+// into one command.
+
 import (
 	"context"
 	"time"

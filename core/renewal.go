@@ -1,5 +1,7 @@
 package core
 
+// The renewal loop: one goroutine renews the leases of a Locker in time, and ends those that expire.
+
 import (
 	"context"
 	"math/rand/v2"

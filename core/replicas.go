@@ -1,5 +1,7 @@
 package core
 
+// Grants that count only when replicas have them: [WaitReplicas].
+
 import (
 	"context"
 	"fmt"
@@ -12,7 +14,7 @@ import (
 
 // WaitReplicas makes a grant count only when n replicas have it: the call returns a
 // lease that a failover to one of them keeps. If fewer have it after timeout the
-// grant is given back, and the call fails with an error that wraps ErrNotReplicated
+// grant is released, and the call fails with an error that wraps ErrNotReplicated
 // and ErrUnavailable. It costs one more round trip, and the time that replication
 // takes, for each grant by Redis; a grant that is handed over within the process has
 // been replicated already.

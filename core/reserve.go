@@ -1,5 +1,7 @@
 package core
 
+// Reservations of keys for parked work. Only the delay queue makes them, through internal/reservation.
+
 import (
 	"context"
 	"fmt"
@@ -51,7 +53,7 @@ func reserved(span time.Duration) AcquireOption {
 	}
 }
 
-func wasReserved(l *Lease) bool { return l != nil && l.kept }
+func wasReserved(l *Lease) bool { return l != nil && l.reserved }
 
 func reserving(d Decision, span time.Duration, parked func(context.Context) (bool, error)) Decision {
 	d.reserve, d.parked = span, parked

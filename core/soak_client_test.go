@@ -41,9 +41,9 @@ type workload struct {
 	Fixed              int           // leases that are not renewed
 	Try                int           // TryAcquire; the rest is Acquire
 	MaxWait            time.Duration // of an Acquire
-	Abandon            int           // of fixed leases: never given back
+	Abandon            int           // of fixed leases: never released
 	Overrun            int           // work that is longer than the lease
-	Deaf               int           // of holders whose lease was lost: given back only long after
+	Deaf               int           // of holders whose lease was lost: released only long after
 	MaxWork            time.Duration // of the rest
 	MaxIdle            time.Duration // between calls
 	Retries            int           // go-redis's; -1: none
@@ -134,7 +134,7 @@ func (c *soakClient) run(ctx context.Context) (err error) {
 	return err
 }
 
-// once acquires a key, works, and gives it back.
+// once acquires a key, works, and releases it.
 func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Rand) {
 	w := c.Workload
 	mode := w.Modes[rng.IntN(len(w.Modes))]

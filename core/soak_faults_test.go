@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/mutant"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -177,7 +178,7 @@ func (r *soakRunner) start(slot int) {
 	text, err := json.Marshal(&config)
 	require.NoError(r.t, err)
 	r.slots[slot] = &soakProcess{
-		redistest.StartProcess(r.t, r.round.Binary, clientVar+"="+string(text), brokenVar+"="+r.round.Broken), client,
+		redistest.StartProcess(r.t, r.round.Binary, clientVar+"="+string(text), mutant.Var+"="+r.round.Broken), client,
 	}
 	r.files = append(r.files, config.File)
 }

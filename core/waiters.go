@@ -1,5 +1,8 @@
 package core
 
+// The calls that wait, in the queues of core/internal/waitqueue: this file has their mutex and their
+// goroutines, and does what the queues decide.
+
 import (
 	"context"
 	"sync"
@@ -189,7 +192,7 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 // cancel has Redis forget a token. It reports false when the Locker is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
 	key := q.key
-	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, w.locker.firstLease, func() { w.locker.notices.freed(key) })
+	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, w.locker.firstLease, func() { w.locker.notifications.freed(key) })
 }
 
 func (w *waiters) record(q *queue) string {
@@ -238,15 +241,15 @@ func refusal(token string, sent time.Time, mark store.Mark, s store.Standing) *w
 	}
 }
 
-// gaveUp records that the call waits no longer for the answer to its question.
-func (c *waiter) gaveUp(u *waitqueue.Question, f waitqueue.Failure) {
+// unanswered records that the call waits no longer for the answer to its question.
+func (c *waiter) unanswered(u *waitqueue.Question, f waitqueue.Failure) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.run(q, nil, q.GaveUp(time.Now(), u, f))
+	w.run(q, nil, q.Unanswered(time.Now(), u, f))
 }
 
-// orphaned takes the reply to a question that was given up. Its fence is zero if it was no
+// orphaned takes the reply to a question that nobody waits for. Its fence is zero if it was no
 // grant.
 func (w *waiters) orphaned(key, token string, fence, server int64) {
 	w.mu.Lock()
@@ -291,7 +294,7 @@ func (c *waiter) rejoin(h *hold) {
 }
 
 // sendAway waits until the calls that wait have seen that the Locker is closing, 100 ms at
-// most: those that leave before it is closed give up their places in Redis.
+// most: those that leave before it is closed leave Redis's FIFO.
 func (w *waiters) sendAway() {
 	for range 100 {
 		w.mu.Lock()
@@ -313,11 +316,12 @@ func (w *waiters) askAgain() {
 	}
 }
 
-// askNow lets the queue ask again without delay.
+// askNow lets the queue ask again without delay, and wakes the call to do it.
 func (c *waiter) askNow() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.queue.AskNow()
+	send(c.wake, struct{}{})
 }
 
 // hint is what the queue knows of the key, for a call that does not ask, and why Redis did not
@@ -375,7 +379,7 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also sto
 		return also, false
 	}
 	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
-	if stay <= 0 && !h.bounded() && !h.travels.Load() && !w.reserved.of(q.key, now) {
+	if stay <= 0 && !h.bounded() && !h.transferred.Load() && !w.reserved.of(q.key, now) {
 		held.TTL = h.ttl
 	}
 	r, actions := q.Released(now, held)
@@ -399,7 +403,7 @@ func (w *waiters) releaseAnswered(h *hold, also store.Requeue, sent time.Time, r
 		q = w.queueOf(h.key(), int(h.limit))
 	}
 	if also.Mark == store.NotQueued {
-		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err))
+		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
 		return
 	}
 	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(also.Other, sent, also.Mark, reply.Standing), err))

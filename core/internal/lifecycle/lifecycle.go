@@ -21,7 +21,7 @@ var ErrClosed = errors.New("locker closed")
 //	core's waiters, leaseTable | store's quorumAttempt, Quorum, Deployment.batchersMu, a batcher's group, cancellations | Lifecycle
 //
 // waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. Under
-// the mutexes of batcher, notices, node, renewer and renewals no other is taken. No caller's reply is
+// the mutexes of batcher, notifications, node, renewer and renewals no other is taken. No caller's reply is
 // delivered, and no observer called, under any.
 type Lifecycle struct {
 	mu      sync.Mutex

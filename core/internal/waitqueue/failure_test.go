@@ -34,7 +34,7 @@ func TestQueue_PausesAfterAFailureHoweverOldItsPlaceIs(t *testing.T) {
 			v = q.Look(now, a)
 			require.True(t, v.Ask, name)
 			now = now.Add(2 * time.Second)
-			q.GaveUp(now, &v.Question, f)
+			q.Unanswered(now, &v.Question, f)
 			v = q.Look(now, a)
 			require.False(t, v.Ask, name)
 			require.Positive(t, v.AskIn, name)

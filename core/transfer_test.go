@@ -316,7 +316,7 @@ func TestADowngradedLeaseTravelsAsAShared(t *testing.T) {
 		ctx := t.Context()
 		from, to := newLocker(t, env), newLocker(t, env)
 		lease, err := from.Acquire(ctx, "k")
-		for err == nil { // until one was passed on, whose fence is not its grant's first
+		for err == nil { // until one was handed over, whose fence is not its grant's first
 			next := make(chan *core.Lease)
 			go func() {
 				lease, _ := from.Acquire(ctx, "k")

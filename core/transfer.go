@@ -1,5 +1,7 @@
 package core
 
+// A lease goes on in another process: [Lease.Token], [Lease.Detach] and [Locker.Resume].
+
 import (
 	"context"
 	"encoding/base64"
@@ -32,7 +34,7 @@ import (
 //
 // A Downgrade makes an earlier token worthless.
 //
-// From now on the key is not passed on to another call of this process without
+// From now on the key is not handed over to another call of this process without
 // Redis.
 func (l *Lease) Token() string {
 	if l == nil {
@@ -93,7 +95,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 // Resume makes a Lease of a token that Token or Detach returned, in any process, by a
 // Locker on the same Redis and with the same prefix. It verifies that the token still
 // holds the key. The Lease is one as from Acquire: it is renewed, its fence is
-// that of the lease that travelled, and Release gives the key back.
+// that of the lease that was transferred, and Release frees the key.
 //
 // The TTL and the mode travel along; MaxHold, MinHold and Named do not, and can be
 // given to Resume. It blocks for one round trip, and no longer than ctx allows. Its
@@ -147,7 +149,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	h := l.newHold(a.record, t.owner, o.limit, t.first, trust.Until(sent, ttl), o)
 	h.used = int32(t.used)
 	h.waiting.Store(waiting)
-	h.travels.Store(true)
+	h.transferred.Store(true)
 	if !l.leases.add(h) {
 		return store.Closed("resume", t.key)
 	}
@@ -159,7 +161,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 }
 
 // released tells the others that hold the key by the same grant, as far as they are
-// known, that it is given back: those of this Locker, and the Locker that took it.
+// known, that it is released: those of this Locker, and the Locker that took it.
 func (l *Locker) released(h *hold) {
 	for _, other := range l.leases.of(h.key(), h.fence) {
 		if other != h {
@@ -173,7 +175,7 @@ func (l *Locker) released(h *hold) {
 	}
 }
 
-// token is what travels. Its text is "pk1." and base64 of its fields, each with its
+// token is what is transferred. Its text is "pk1." and base64 of its fields, each with its
 // length or as a varint, with a checksum, since what was cut off or mistyped should
 // not be taken for a lease that was lost.
 type token struct {

@@ -10,23 +10,23 @@ import (
 	"strings"
 )
 
-// frame puts a line of JSON in front of a body. Requests and responses are
+// envelope puts a line of JSON in front of a body. Requests and responses are
 // stored so.
-func frame(head any, body []byte) ([]byte, error) {
+func envelope(head any, body []byte) ([]byte, error) {
 	line, err := json.Marshal(head)
 	if err != nil {
 		return nil, fmt.Errorf("httplock: encode: %w", err)
 	}
-	framed := make([]byte, 0, len(line)+1+len(body))
-	framed = append(framed, line...)
-	framed = append(framed, '\n')
-	return append(framed, body...), nil
+	sealed := make([]byte, 0, len(line)+1+len(body))
+	sealed = append(sealed, line...)
+	sealed = append(sealed, '\n')
+	return append(sealed, body...), nil
 }
 
-// unframe undoes frame. A later version, and unknown fields, which may matter, are
+// openEnvelope undoes envelope. A later version, and unknown fields, which may matter, are
 // errUnknownForm.
-func unframe(framed []byte, head any, version int) (body []byte, err error) {
-	line, body, found := bytes.Cut(framed, []byte{'\n'})
+func openEnvelope(sealed []byte, head any, version int) (body []byte, err error) {
+	line, body, found := bytes.Cut(sealed, []byte{'\n'})
 	if !found {
 		return nil, errors.New("no line of JSON in front of the body")
 	}
@@ -50,29 +50,29 @@ func unframe(framed []byte, head any, version int) (body []byte, err error) {
 	return body, nil
 }
 
-// widenAll returns a copy of the headers with widened values, or nil.
-func widenAll(headers http.Header) http.Header {
+// escapeAll returns a copy of the headers with escaped values, or nil.
+func escapeAll(headers http.Header) http.Header {
 	var wide http.Header
 	for name, values := range headers {
 		if wide == nil {
 			wide = http.Header{}
 		}
 		for _, v := range values {
-			wide[name] = append(wide[name], widen(v))
+			wide[name] = append(wide[name], escapeLatin1(v))
 		}
 	}
 	return wide
 }
 
-// narrowAll undoes widenAll in place. It fails for what is no header, and for one
+// unescapeAll undoes escapeAll in place. It fails for what is no header, and for one
 // of those that are never stored.
-func narrowAll(headers http.Header, never map[string]bool) (err error) {
+func unescapeAll(headers http.Header, never map[string]bool) (err error) {
 	for name, values := range headers {
 		if !isToken(name) || textproto.CanonicalMIMEHeaderKey(name) != name || never[name] {
 			return fmt.Errorf("header %q", name)
 		}
 		for i := range values {
-			if values[i], err = narrow(values[i]); err != nil || !isFieldValue(values[i]) {
+			if values[i], err = unescapeLatin1(values[i]); err != nil || !isFieldValue(values[i]) {
 				return fmt.Errorf("value of header %q", name)
 			}
 		}
@@ -82,9 +82,9 @@ func narrowAll(headers http.Header, never map[string]bool) (err error) {
 
 var errNotByte = errors.New("a character that stands for no byte")
 
-// widen turns each byte into the character of that number, which JSON keeps.
+// escapeLatin1 turns each byte into the character of that number, which JSON keeps.
 // ASCII stays as it is.
-func widen(s string) string {
+func escapeLatin1(s string) string {
 	if isASCII(s) {
 		return s
 	}
@@ -95,8 +95,8 @@ func widen(s string) string {
 	return b.String()
 }
 
-// narrow undoes widen.
-func narrow(s string) (string, error) {
+// unescapeLatin1 undoes escapeLatin1.
+func unescapeLatin1(s string) (string, error) {
 	if isASCII(s) {
 		return s, nil
 	}
