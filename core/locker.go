@@ -98,7 +98,7 @@ func (e *storeEvents) Message(m store.Message) {
 	case store.Ends:
 		l.waiters.ends(m, time.Now())
 	case store.Wanted:
-		l.waiters.wantedBy(m.Key)
+		l.waiters.wantedBy(m.Key, m.Fence)
 	case store.Reserved:
 		l.waiters.reservedBy(m.Key)
 	case store.Freed:

@@ -427,12 +427,12 @@ func (w *waiters) ends(m store.Message, now time.Time) {
 	}
 }
 
-// wantedBy records that calls of other processes wait for key.
-func (w *waiters) wantedBy(key string) {
+// wantedBy records that calls of other processes wait for key, behind the grant with this fence.
+func (w *waiters) wantedBy(key string, fence int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if q := w.queues[queueKey{key, exclusive}]; q != nil {
-		q.Wanted()
+		q.Wanted(fence)
 	}
 }
 

@@ -30,7 +30,7 @@ const (
 	// Ends says when the key will be free without a release, since the rest of a MinHold is over. It
 	// is for one of the first tokens in the key's FIFO.
 	Ends MessageKind = "ends"
-	// Wanted says that calls of other processes wait for the key.
+	// Wanted says that calls of other processes wait behind a grant.
 	Wanted MessageKind = "wanted"
 	// Reserved says that the key is reserved.
 	Reserved MessageKind = "reserved"
@@ -42,7 +42,7 @@ const (
 	Released MessageKind = "released"
 )
 
-var messageFields = map[MessageKind]int{Granted: 5, Ends: 3, Wanted: 1, Reserved: 1, Freed: 1, Forced: 2, Released: 2}
+var messageFields = map[MessageKind]int{Granted: 5, Ends: 3, Wanted: 2, Reserved: 1, Freed: 1, Forced: 2, Released: 2}
 
 // parseMessage reads a message: its kind, what goes with that, and the key. It reports false for one
 // that is not whole, or of a newer version.
@@ -65,7 +65,7 @@ func parseMessage(text string) (m Message, ok bool) {
 		var ms int64
 		ms, errs[0] = strconv.ParseInt(f[1], 10, 64)
 		m.Name, m.Left = f[0], time.Duration(ms)*time.Millisecond
-	case Forced, Released:
+	case Wanted, Forced, Released:
 		m.Fence, errs[0] = strconv.ParseInt(f[0], 10, 64)
 	}
 	return m, errs == [2]error{}

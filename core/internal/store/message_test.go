@@ -16,7 +16,7 @@ func TestMessage_IsParsed(t *testing.T) {
 		"grant 1:h/1/a.01234567 17 42 1 k":       {Kind: store.Granted, Key: "k", Name: "1:h/1/a.01234567", Fence: 17, Claim: 42, Waiting: true},
 		"grant 1:h/1/a.01234567 17 42 2 k":       {Kind: store.Granted, Key: "k", Name: "1:h/1/a.01234567", Fence: 17, Claim: 42, Room: true},
 		"ends 1:h/1/a.01234567 250 order 7":      {Kind: store.Ends, Key: "order 7", Name: "1:h/1/a.01234567", Left: 250 * time.Millisecond},
-		"wanted order 7":                         {Kind: store.Wanted, Key: "order 7"},
+		"wanted 5 order 7":                       {Kind: store.Wanted, Key: "order 7", Fence: 5},
 		"reserved order 7":                       {Kind: store.Reserved, Key: "order 7"},
 		"free order 7":                           {Kind: store.Freed, Key: "order 7"},
 		"lost 17 order 7":                        {Kind: store.Forced, Key: "order 7", Fence: 17},

@@ -24,6 +24,8 @@ type model struct {
 	known      bool           // the latest question had an answer
 	follower   map[*call]string
 	room       bool   // for one more beside the grant that is being given
+	wanted     bool   // others wait behind the grant that is being given
+	behind     int64  // the greatest fence of a grant behind which a message said that others wait
 	open       string // the token that a question is out about
 	held       *hold  // the exclusive hold with calls behind it
 	rivalKnown bool
@@ -157,7 +159,7 @@ func (m *model) given(c *call, h *hold) {
 	switch {
 	case len(m.waiting) == 0:
 	case m.limit == 1:
-		m.held = h
+		m.held, m.rivalKnown = h, m.wanted
 	case m.limit != 0 && !m.room && !admitted:
 		m.inform(m.rivalKnown)
 	}
@@ -174,7 +176,7 @@ func (m *model) handedOver(c *call, h *hold) {
 	m.served(c)
 	m.rivalKnown = rival
 	longest := 50 * time.Millisecond
-	if rival {
+	if rival || m.behind >= h.fence {
 		longest = time.Millisecond
 	}
 	switch age := m.now.Sub(h.since); {

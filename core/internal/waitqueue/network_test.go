@@ -93,7 +93,7 @@ func (w *world) ask(c *call, u waitqueue.Question) {
 		c.question = nil
 		w.model.answered(u.Token)
 		if a.fence != 0 {
-			w.model.room = a.room
+			w.model.room, w.model.wanted = a.room, a.wanted
 			w.run(c.queue, nil, c.queue.Granted(w.now, &c.Call, waitqueue.Grant{Token: u.Token, Fence: a.fence, Wanted: a.wanted, Room: a.room, Until: until}))
 		} else {
 			w.model.refused(u.Token, u.Sent, a)
@@ -178,7 +178,7 @@ func (w *world) grantMessage(token string, fence, ends int64, wanted, room bool)
 		w.after(w.way(), func() {
 			if q := w.queue; q != nil && q.Token() == token && !w.unsubscribed {
 				w.note("message: granted %s, %d", token, fence)
-				w.model.room = room
+				w.model.room, w.model.wanted = room, wanted
 				w.run(q, nil, q.GrantMessage(w.now, w.now, waitqueue.Grant{Token: token, Fence: fence, Wanted: wanted, Room: room}, ends))
 			}
 		})
@@ -229,6 +229,7 @@ func (w *world) release(h *hold) {
 		if err == nil && a.fence == 0 && q.Token() == r.Token && q.Len() > 0 {
 			w.model.refused(r.Token, sent, a)
 		}
+		w.model.wanted = a.length > 0
 		w.run(q, nil, q.ReleaseAnswered(w.now, a.fence, &waitqueue.Refusal{
 			Token: r.Token, Sent: sent, Polls: polls, Server: a.server, Place: a.place, Length: a.length,
 		}, err))

@@ -16,6 +16,7 @@ type Queue struct {
 
 	held   int64 // the first fence of the exclusive grant that this process has; 0: none
 	wanted bool  // calls of other processes wait too
+	behind int64 // the greatest fence of a grant that a message said they wait behind
 
 	token string // ours in the key's FIFO, as far as we know; else ""
 	// When token was last sent for, and the server's clock in ms as it answered: zero while

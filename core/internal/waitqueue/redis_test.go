@@ -183,12 +183,13 @@ func (r *redis) rival() {
 		r.after(r.work(), func() { r.release(token, "", false) })
 		return
 	}
-	for holder := range r.holders {
+	for holder, h := range r.holders {
 		if own(holder) && limitOf(holder) == 1 {
 			r.after(r.way(), func() {
 				if r.queue != nil {
-					r.model.rivalKnown = true
-					r.queue.Wanted()
+					r.note("message: wanted, behind %d", h.fence)
+					r.model.behind = max(r.model.behind, h.fence)
+					r.queue.Wanted(h.fence)
 				}
 			})
 		}

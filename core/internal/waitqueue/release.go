@@ -59,7 +59,7 @@ func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action)
 
 func (q *Queue) mayHandOver(h *Held) bool {
 	longest, most := handOverUnrivalled, q.Fences-1
-	if q.wanted || h.Wanted {
+	if q.wanted || h.Wanted || q.behind >= h.Fence {
 		longest, most = handOverWanted, min(handOversWanted, most)
 	}
 	return q.first != nil && h.TTL != 0 && q.first.HandOver == h.TTL && h.Used < most && h.Age <= longest
@@ -115,5 +115,6 @@ func (q *Queue) Lost(fence int64) []Action {
 	return q.actions
 }
 
-// Wanted records that calls of other processes wait for the key.
-func (q *Queue) Wanted() { q.wanted = true }
+// Wanted records that calls of other processes wait behind the grant with this first fence. The
+// message that says so can arrive before the grant.
+func (q *Queue) Wanted(fence int64) { q.behind = max(q.behind, fence) }

@@ -170,7 +170,7 @@ func (w *world) run(q *waitqueue.Queue, released *hold, actions []waitqueue.Acti
 		}
 	}
 	if q.Empty() && w.queue == q {
-		w.queue = nil
+		w.queue, w.model.behind = nil, 0
 	}
 }
 

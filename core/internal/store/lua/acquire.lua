@@ -74,7 +74,7 @@ if ARGV[4] ~= '' then
   local before = join(entry, ARGV[4], ARGV[3])
   at = before and before + 1 or 0
   if before and not known and before <= 1 and held > 0 and limit(last) == 1 and locker(last) ~= locker(entry) then
-    send(locker(last), 'wanted')
+    send(locker(last), string.format('wanted %.0f', fence))
   end
 end
 if ARGV[5] ~= '' and not string.find(watch, ARGV[5], 1, true) then
