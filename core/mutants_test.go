@@ -167,8 +167,7 @@ func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Ho
 // tell is what the checkers say of a history, and by which operation the first of
 // them had something to say.
 func tell(ops []history.Op, rules history.Rules) (found map[string]int, first int, violations []history.Violation) {
-	violations, _ = history.Linear(ops, rules)
-	violations = append(append(violations, history.Windows(ops, rules)...), history.Fences(ops, rules.Losses)...)
+	violations, _, _ = check(ops, rules)
 	found, first = map[string]int{}, len(ops)
 	for _, v := range violations {
 		found[v.Checker]++

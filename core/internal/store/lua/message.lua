@@ -11,9 +11,22 @@ end
 -- named is e as messages name it.
 local function named(e) return string.sub(e, 1, -SECRET - 1) end
 
+-- deaf tells that nobody here subscribes to a locker's channel. (False if that cannot be found
+-- out.)
+local function deaf(to)
+  local prefix = string.match(key, '^(.-):lock{}:')
+  local count = redis.pcall('PUBSUB', 'NUMSUB', prefix .. ':wake:' .. to)
+  return tonumber(count[2]) == 0
+end
+
 -- sendGrant sends a waiter's locker the grant of its entry e: its fence, when its claim ends,
 -- in ms, and 1 if others wait, 2 if none does and one more with its limit may hold the key,
--- else 0. message.go reads it.
-local function sendGrant(to, e, its, claim, more)
-  return send(to, 'grant ' .. named(e) .. ' ' .. its .. ' ' .. claim .. ' ' .. more)
+-- else 0. message.go reads it. It returns true if e has to be granted the key now; false if
+-- its locker is gone; nil if nothing can be published. What was published can arrive even if
+-- this server counts nobody who receives it: a replica passes it on.
+local function sendGrant(to, e, mark, its, claim, more)
+  if mark == '@' and deaf(to) then
+    return false
+  end
+  return send(to, 'grant ' .. named(e) .. ' ' .. its .. ' ' .. claim .. ' ' .. more) and true
 end

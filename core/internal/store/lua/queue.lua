@@ -178,19 +178,19 @@ local function serve(me)
       break
     end
     if not dead then
-      local receivers = 1
+      local there = true
       if mark ~= '~' then
         if not written then -- before the first message: Redis may refuse writes
           redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), CLAIM + ALIVE))
           written = true
         end
         local room = held + 1 < limit(e) -- for one more with this limit
-        receivers = sendGrant(locker(e), e, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
-        if not receivers then -- it cannot be published: the first to ask takes the key
+        there = sendGrant(locker(e), e, mark, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
+        if there == nil then -- it cannot be published: the first to ask takes the key
           break
         end
       end
-      if receivers > 0 or mark == '+' then
+      if there then
         grant(e, CLAIM, what)
       end
     end

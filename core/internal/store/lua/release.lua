@@ -40,8 +40,7 @@ if plain and record[7] and ends(record[7]) > now and not record[9] and not recor
       queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
     redis.call('PEXPIRE', key, CLAIM + ALIVE) -- before the message: Redis may refuse writes
-    local receivers = sendGrant(id, e, its, claim, waiting > 0 and 1 or 0)
-    if receivers and receivers > 0 then
+    if sendGrant(id, e, '@', its, claim, waiting > 0 and 1 or 0) then
       redis.call('HDEL', key, 'h:' .. entry)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
