@@ -11,9 +11,9 @@ end
 -- named is e as messages name it.
 local function named(e) return string.sub(e, 1, -SECRET - 1) end
 
--- deaf tells that nobody here subscribes to a locker's channel. (False if that cannot be found
--- out.)
-local function deaf(to)
+-- unsubscribed tells that no subscription to a locker's channel is on this server. It is false if
+-- that cannot be found out.
+local function unsubscribed(to)
   local prefix = string.match(key, '^(.-):lock{}:')
   local count = redis.pcall('PUBSUB', 'NUMSUB', prefix .. ':wake:' .. to)
   return tonumber(count[2]) == 0
@@ -25,7 +25,7 @@ end
 -- its locker is gone; nil if nothing can be published. What was published can arrive even if
 -- this server counts nobody who receives it: a replica passes it on.
 local function sendGrant(to, e, mark, its, claim, more)
-  if mark == '@' and deaf(to) then
+  if mark == '@' and unsubscribed(to) then
     return false
   end
   return send(to, 'grant ' .. named(e) .. ' ' .. its .. ' ' .. claim .. ' ' .. more) and true
