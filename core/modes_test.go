@@ -58,7 +58,7 @@ func acquiringCtx(ctx context.Context, l *core.Locker, key string, opts ...core.
 	return done
 }
 
-// queued waits until so many entries wait for key in Redis.
+// queued waits until so many tokens wait for key in Redis.
 func queued(t *testing.T, env *redistest.Env, key string, n int) {
 	t.Helper()
 	rdb := env.Client(t)

@@ -123,9 +123,9 @@ type Mark uint8
 const (
 	// NotQueued does not wait.
 	NotQueued Mark = iota
-	// Listens learns of its grant by a message, whose receivers are counted.
+	// Listens learns of its grant by a message, and is gone if the server has no subscription for it.
 	Listens
-	// Elsewhere does too, but its subscription may be to another node.
+	// Elsewhere learns of it by a message too, but its subscription may be to another node.
 	Elsewhere
 	// Polls has no subscription.
 	Polls
