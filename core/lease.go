@@ -185,10 +185,10 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if err := owner.leases.check(held); err != nil {
 		return err
 	}
-	if h.limit == shared || h.form.Load() == formShared {
+	if h.limit == shared || h.downgrade.Load() == downgraded {
 		return nil
 	}
-	h.form.CompareAndSwap(formGranted, formEither)
+	h.downgrade.CompareAndSwap(notDowngraded, downgrading)
 	owner.waiters.withdraw(h)
 	owned, err := owner.store.Downgrade(ctx, store.DowngradeRequest{
 		Record: h.record, Token: store.FormatToken(exclusive, *h.owner, h.secret), Shared: store.FormatToken(shared, *h.owner, h.secret),
@@ -200,7 +200,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	case !owned:
 		return owner.leases.lose(h, notOurs)
 	}
-	h.form.Store(formShared)
+	h.downgrade.Store(downgraded)
 	return nil
 }
 
