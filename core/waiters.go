@@ -175,7 +175,7 @@ func (w *waiters) unlock() {
 	w.admissions = nil
 	w.mu.Unlock()
 	for _, a := range all {
-		_ = w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
+		w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
 	}
 }
 

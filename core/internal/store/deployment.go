@@ -12,6 +12,7 @@ import (
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
+// deployment is the store of one server, or of one Cluster.
 type deployment struct {
 	life    *lifecycle.Lifecycle
 	events  Events

@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// health is whether a node answers. A node is down when a command failed after go-redis's own
+// health is whether a node answers. A node is down when a command failed after its
 // retries, or when nothing has come back for ReplyTimeout and a probe does not either. Then its
 // batcher sends it nothing but probes, and every command fails at once: callers learn of the
 // outage without waiting for one another, and nothing piles up that Redis would have to do when

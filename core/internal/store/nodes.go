@@ -1,5 +1,7 @@
 package store
 
+// Which node of a Cluster serves a record.
+
 import (
 	"context"
 	"sync"

@@ -13,6 +13,7 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 )
 
+// quorum is the store of several independent deployments, its nodes: a majority decides.
 type quorum struct {
 	life     *lifecycle.Lifecycle
 	prefix   string
@@ -245,8 +246,9 @@ func (q *quorum) Reserve(context.Context, string, time.Duration) (int64, error) 
 func (q *quorum) Unreserve(context.Context, string, int64) (bool, error) {
 	return false, unsupported("unreserve")
 }
-func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply           { return nil }
-func (q *quorum) Admit(string, string, []Follower, func([]int64, error)) bool { return false }
+func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply      { return nil }
+func (q *quorum) Admit(string, string, []Follower, func([]int64, error)) {}
+
 func (q *quorum) AcquireAll(context.Context, []string, AcquireRequest) (AcquireAllReply, error) {
 	return AcquireAllReply{}, unsupported("acquire all")
 }

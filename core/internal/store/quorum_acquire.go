@@ -1,5 +1,7 @@
 package store
 
+// How a quorum grants a key.
+
 import (
 	"cmp"
 	"context"
