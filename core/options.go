@@ -162,7 +162,7 @@ type acquireOptions struct {
 // firstLease is how long a grant lasts until its first renewal.
 func (o *acquireOptions) firstLease() time.Duration { return min(o.ttl, o.first) }
 
-// store.ReplyTimeout is how long a question waits for its reply: a grant that comes after its first
+// replyTimeout is how long a question waits for its reply: a grant that comes after its first
 // lease is of no use.
 func (o *acquireOptions) replyTimeout() time.Duration { return min(o.firstLease(), store.ReplyTimeout) }
 

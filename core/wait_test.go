@@ -215,7 +215,7 @@ func TestWaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 			})
 		}
 		listening(t, l)
-		synctest.Wait() // all are in line
+		synctest.Wait() // all wait
 		scripts.Store(0)
 		require.NoError(t, lease.Release(t.Context()))
 		wg.Wait()
