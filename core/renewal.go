@@ -84,13 +84,13 @@ func (r *renewals) send(node any, batch []*hold) {
 	}
 	if !r.locker.life.Background(func() {
 		r.renew(batch)
-		r.landed(node)
+		r.finished(node)
 	}) {
-		r.landed(node)
+		r.finished(node)
 	}
 }
 
-func (r *renewals) landed(node any) {
+func (r *renewals) finished(node any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.flights[node]--; r.flights[node] == 0 {
