@@ -29,8 +29,8 @@
 // ErrUpgrade, since two of them would wait for one another.
 //
 // AcquireAll takes several keys, or none. On one server that is a single script; on a
-// Cluster, whose nodes share no script, it takes one key after the other, and gives
-// them back before it waits.
+// Cluster, whose nodes share no script, it takes one key after the other, and releases
+// them before it waits.
 //
 // Package delayqueue reserves a key for work that was parked because the key was held. Until
 // the reservation ends only the queue's workers get the key, before all calls that wait:

@@ -28,7 +28,7 @@ type Lease struct {
 	cancel  context.CancelCauseFunc
 	granted schedule.Instant
 	*leaseExtra
-	reserved bool       // the key was, when it was granted
+	reserved bool       // the key was reserved when it was granted
 	state    leaseState // guarded by hold.locker.leases.mu
 }
 
@@ -207,7 +207,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 // Release frees the key. It works on a dead ctx, and may be called twice;
 // the Lease's Context is over when it returns. It blocks for one round trip, or
 // until go-redis gives the command up; from then on, and for a lease that had
-// ended before, giving back goes on in the background. It returns an error that
+// ended before, the release goes on in the background. It returns an error that
 // wraps ErrLeaseLost if the lease had ended before; after any other error the key
 // is free when the lease ends, or earlier. Of leases that were taken again under
 // the ctx of another one, only the outermost releases the key.

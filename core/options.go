@@ -125,7 +125,7 @@ func WithMaxWaiters(perKey, total int) Option {
 }
 
 // WithRenewalClient sets the client that renewals go through, which stays the
-// caller's to close, after the Locker. Default: one like the Locker's, with up to 8
+// caller's to close, after the Locker. Default: one like the Locker's, with up to 9
 // connections of its own to each node and without its hooks, so that commands of
 // others that use up the pool cannot keep leases from being renewed. The default follows
 // a Sentinel failover; one that is given has to do so itself, as go-redis's failover
