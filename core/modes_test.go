@@ -540,7 +540,7 @@ func TestAWriterMayReadAndAReaderMayNotWrite(t *testing.T) {
 		reader, err := l.Acquire(writer.Context(), "k", core.Shared())
 		require.NoError(t, err)
 		again, err := l.Acquire(reader.Context(), "k")
-		require.NoError(t, err, "it is the writer's key all the same")
+		require.NoError(t, err, "it is still the writer's key")
 		for _, lease := range []*core.Lease{again, reader, writer} {
 			require.NoError(t, lease.Release(t.Context()))
 		}

@@ -278,7 +278,7 @@ func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 }
 
 func (l *Locker) tryOptions(opts []AcquireOption) (acquireOptions, error) {
-	if len(opts) == 0 {
+	if len(opts) == 0 { // without o, which is on the heap: options get its address
 		return acquireOptions{ttl: l.ttl, first: l.firstLease, limit: exclusive}, nil
 	}
 	o := acquireOptions{ttl: l.ttl, first: l.firstLease, limit: exclusive}

@@ -100,7 +100,7 @@ type soakRound struct {
 	Share      int                         // of the operations of make soak-locks, in percent
 }
 
-// soaked is what came of a round.
+// soaked is the result of a round.
 type soaked struct {
 	ops    []history.Op
 	rules  history.Rules

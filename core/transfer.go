@@ -99,7 +99,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 //
 // The TTL and the mode are transferred; MaxHold, MinHold and Named are not, and can be
 // given to Resume. It blocks for one round trip, and no longer than ctx allows. Its
-// error wraps ErrInvalidToken if this is no token for this Locker, and ErrLeaseLost
+// error wraps ErrInvalidToken if this is not a token for this Locker, and ErrLeaseLost
 // if the token does not hold its key any more. After any other error the token is
 // good for another try, within its TTL.
 func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption) (*Lease, error) {

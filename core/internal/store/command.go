@@ -170,7 +170,7 @@ func (d *deployment) do(cmd *command) result {
 
 // ask sends a command and waits for its reply, for as long as the caller can and
 // the lease that is asked for may last, and until stop.
-// After an error, or when stopped, what comes of the command is taken back. A command
+// After an error, or when stopped, what the command does is taken back. A command
 // of which nothing is to be taken back may be sent until the Locker is closed.
 func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	b := d.batcher(cmd.record)
