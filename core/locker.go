@@ -219,8 +219,8 @@ func (l *Locker) closeAll() {
 	l.store.Close()
 }
 
-// begin starts what a Locker with leases needs: their renewal, and the subscription
-// that brings word of one that was taken away.
+// begin starts what a Locker with leases needs: their renewal, and the subscription,
+// whose messages tell of leases that were taken away.
 func (l *Locker) begin() {
 	l.life.Background(l.renewals.run)
 	l.store.Start()

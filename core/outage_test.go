@@ -212,7 +212,7 @@ func TestOutage_ACallWhosePolicyEndsInItIsUnavailable(t *testing.T) {
 // than a Redis that swallows everything keeps each of them, and looks at what is left of
 // those that have gone.
 func TestOutage_CostsNoMoreThanTheCallersThatExist(t *testing.T) {
-	const perSecond, length, patience = 4000, 4 * time.Second, 500 * time.Millisecond
+	const perSecond, length, timeout = 4000, 4 * time.Second, 500 * time.Millisecond
 	env := redistest.Real(t)
 	proxy := redistest.NewProxy(t, env.Addr)
 	// With go-redis's own time-outs and retries.
@@ -225,7 +225,7 @@ func TestOutage_CostsNoMoreThanTheCallersThatExist(t *testing.T) {
 	var succeeded, most atomic.Int64
 	var all sync.WaitGroup
 	call := func(i int) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		lease, err := l.TryAcquire(ctx, fmt.Sprintf("k%d", i))
 		if err != nil {

@@ -53,7 +53,7 @@ type queue struct {
 	waitqueue.Queue
 	key    string
 	record string // the key's name in Redis; "" until it is asked for
-	held   *hold  // which one Held is, if that is not zero
+	held   *hold  // whose fence Held returns; stale if that is 0
 }
 
 // waiter is a call that waits. Only its own goroutine uses it, but for the Call and grant.
@@ -175,7 +175,7 @@ func (w *waiters) unlock() {
 	w.admissions = nil
 	w.mu.Unlock()
 	for _, a := range all {
-		_ = w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
+		w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
 	}
 }
 

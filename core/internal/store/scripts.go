@@ -1,5 +1,7 @@
 package store
 
+// The scripts, and the numbers that they share with Go.
+
 import (
 	"embed"
 	"regexp"
