@@ -189,10 +189,11 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 	send(to.granted, struct{}{})
 }
 
-// cancel has Redis forget a token. It reports false when the Locker is closed.
+// cancel has Redis forget a token, a grant's or one in the FIFO. It reports false when the Locker
+// is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
-	key := q.key
-	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, w.locker.firstLease, func() { w.locker.notifications.freed(key) })
+	key, life := q.key, max(w.locker.firstLease, store.WaiterLife)
+	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, life, func() { w.locker.notifications.freed(key) })
 }
 
 func (w *waiters) record(q *queue) string {

@@ -174,11 +174,6 @@ func (d *deployment) do(cmd *command) result {
 // of which nothing is to be taken back may be sent until the Locker is closed.
 func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
 	b := d.batcher(cmd.record)
-	// A caller who cannot leave goes out itself, as in do, unless the key may come otherwise.
-	if ctx.Done() == nil && (stop == nil || cmd.fresh) && b.group.Enter() {
-		defer b.group.Leave()
-		return b.exec(cmd), false, nil
-	}
 	if !b.submit(cmd) {
 		key := d.key(cmd)
 		d.recycle(cmd)

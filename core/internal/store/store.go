@@ -17,8 +17,8 @@ import (
 // the name of a key's record; see [RecordName].
 type Store interface {
 	// Acquire asks for a key. It waits no longer than the caller's ctx lasts, than the request's
-	// timeout, and until stop: the caller got the key otherwise. But with a ctx that cannot end it may
-	// wait until go-redis gives up. A reply that nobody takes goes to Events.Orphaned.
+	// timeout, and until stop: the caller got the key otherwise. A reply that nobody takes goes to
+	// Events.Orphaned.
 	Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error)
 	// AcquireAll asks for several keys by one token, all or none, if one node serves all keys.
 	AcquireAll(ctx context.Context, records []string, req AcquireRequest) (AcquireAllReply, error)
