@@ -28,6 +28,7 @@ type hold struct {
 	ttl       time.Duration
 	acks      int16      // replicas that are known to have the grant
 	state     leaseState // guarded by locker.leases.mu
+	waited    bool       // its token was in the key's FIFO; guarded by locker.waiters.mu
 	// Redis said that somebody waits.
 	waiting atomic.Bool
 	// Another process may hold the key by the same token: it cannot be handed over.

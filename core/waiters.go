@@ -39,6 +39,7 @@ type waiters struct {
 	queues   map[queueKey]*queue
 	waiting  int          // calls in all queues
 	reserved reservations // keys whose holds are not handed over
+	finished finishedTokens
 
 	admissions []admission             // to be sent when mu is free
 	refreshes  map[any][]store.Refresh // to be sent, by node; nil while others are out
@@ -72,7 +73,7 @@ func newWaiters(l *Locker) *waiters {
 	ordered := l.store.Queues()
 	return &waiters{
 		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]store.Refresh{},
-		reserved: reservations{said: map[string]time.Time{}},
+		reserved: reservations{said: map[string]time.Time{}}, finished: finishedTokens{tokens: map[string]string{}},
 		config: waitqueue.Config{
 			Ordered:   ordered,
 			Listening: l.store.Listening,
@@ -193,6 +194,7 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 // is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
 	key, life := q.key, max(w.locker.firstLease, store.WaiterLife)
+	w.finished.add(token)
 	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, life, func() { w.locker.notifications.freed(key) })
 }
 
@@ -344,7 +346,15 @@ func (w *waiters) grantMessage(m store.Message, now time.Time) {
 	w.mu.Lock()
 	defer w.unlock()
 	if q := w.queueNamed(m); q != nil {
-		w.run(q, nil, q.GrantMessage(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: m.Fence, Wanted: m.Waiting, Room: m.Room}, m.Claim))
+		actions := q.GrantMessage(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: m.Fence, Wanted: m.Waiting, Room: m.Room}, m.Claim)
+		w.run(q, nil, actions)
+		for _, a := range actions {
+			if a.Kind == waitqueue.Give && a.Call.Of.(*waiter).grant != nil {
+				a.Call.Of.(*waiter).grant.waited = true
+			}
+		}
+	} else if token, ok := w.finished.tokens[m.Name]; ok {
+		_ = w.cancel(w.queueOf(m.Key, store.LimitOf(token)), token)
 	}
 }
 
@@ -396,6 +406,9 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also sto
 func (w *waiters) releaseAnswered(h *hold, also store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
 	w.mu.Lock()
 	defer w.unlock()
+	if h.waited && err == nil && !h.transferred.Load() {
+		w.finished.add(h.token())
+	}
 	q := w.queues[queueKey{h.key(), int(h.limit)}]
 	if q == nil {
 		if also.Other == "" {
@@ -404,6 +417,9 @@ func (w *waiters) releaseAnswered(h *hold, also store.Requeue, sent time.Time, r
 		q = w.queueOf(h.key(), int(h.limit))
 	}
 	if also.Mark == store.NotQueued {
+		if also.Other != "" {
+			w.finished.add(also.Other)
+		}
 		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
 		return
 	}

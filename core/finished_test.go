@@ -1,0 +1,75 @@
+package core_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// A replica that becomes the primary may know places in a key's FIFO that were given up, or had
+// their turn. Their lockers live, so that each is granted the key, and would keep it from the call
+// that waits for the second of a claim.
+func TestWaiting_BehindPlacesThatAReplicaDidNotSeeEnd(t *testing.T) {
+	t.Parallel()
+	const lockers = 10
+	for name, leave := range map[string]func(context.CancelFunc){
+		"they left":        func(cancel context.CancelFunc) { cancel() },
+		"they had the key": func(context.CancelFunc) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			env := redistest.Real(t)
+			rdb := env.Client(t)
+			a, last := newLocker(t, env), newLocker(t, env)
+			held, err := a.Acquire(t.Context(), "k")
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := make(chan error, lockers)
+			for range lockers {
+				l := newLocker(t, env)
+				go func() {
+					lease, err := l.Acquire(ctx, "k")
+					if err == nil {
+						err = lease.Release(context.Background())
+					}
+					done <- err
+				}()
+			}
+			queued(t, env, "k", lockers)
+			record := core.RecordName(env.Prefix, "k")
+			redistest.Eventually(t, func() bool {
+				return !strings.Contains(rdb.HGet(t.Context(), record, "queue").Val(), "~")
+			}, "all are told by message")
+			before, err := rdb.HMGet(t.Context(), record, "queue", "waiting").Result()
+			require.NoError(t, err)
+			if leave(cancel); ctx.Err() == nil {
+				require.NoError(t, held.Release(t.Context()))
+			}
+			for range lockers {
+				if err := <-done; ctx.Err() == nil {
+					require.NoError(t, err)
+				}
+			}
+			queued(t, env, "k", 0)
+			if ctx.Err() == nil {
+				held, err = a.Acquire(t.Context(), "k")
+				require.NoError(t, err)
+			}
+			require.NoError(t, rdb.HSet(t.Context(), record, "queue", before[0], "waiting", before[1]).Err())
+			result := acquiring(t, last, "k")
+			queued(t, env, "k", lockers+1)
+			start := time.Now()
+			require.NoError(t, held.Release(t.Context()))
+			require.NoError(t, granted(t, result).Release(t.Context()))
+			t.Logf("the only one that waits has the key after %s", time.Since(start))
+			require.Less(t, time.Since(start), 3*time.Second, "%d places of a second each", lockers)
+		})
+	}
+}
