@@ -25,7 +25,7 @@ var engineMutants = []engineMutant{
 	{
 		name: "a lease is trusted past its end", file: "leases.go",
 		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
-		new: "if %s {\n\t\t\t\treply.TTL *= 2\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
+		new: "if %s {\n\t\t\t\treply.TTL *= 4\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},
