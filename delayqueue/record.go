@@ -1,51 +1,141 @@
 package delayqueue
 
 import (
+	"fmt"
 	"strconv"
+	"strings"
 	"time"
 )
 
-var (
-	statusFields = []string{"key", "name", "principal", "state", "attempts", "conflicts", "losses", "enqueued", "not_after", "cause"}
-	entryFields  = append([]string{"due", "ended"}, statusFields...)
-)
+// What Redis holds of a message, in the forms that common.lua describes. The scripts judge what
+// they read; reading it here only shows: what is unreadable is not there.
 
-// record is a message's record, or part of it, as it was read. What is missing
-// or unreadable is zero: the scripts judge records, reading them only shows.
-type record map[string]string
+const recordHeader = 54 // bytes before the key in a record
 
-func readRecord(fields []string, values []any) record {
-	r := make(record, len(fields))
-	for i, field := range fields {
-		if i >= len(values) {
-			break
+// record is what a message was when it came.
+type record struct {
+	key, name, principal, payload string
+	enqueued, notAfter            int64 // ms
+	body                          bool  // the payload is elsewhere
+	seq                           string
+}
+
+// about is the part of a record that does not change: what the message is, but for its payload.
+func about(key, name, principal string) string {
+	return fmt.Sprintf("%03d%03d%03d%s%s%s", len(key), len(name), len(principal), key, name, principal)
+}
+
+func readRecord(s string) (r record, ok bool) {
+	if len(s) < recordHeader || s[0] != '1' {
+		return r, false
+	}
+	n, ok := numbers(s[19:32], s[32:45], s[45:48], s[48:51], s[51:54])
+	if !ok {
+		return r, false
+	}
+	var parts [3]string
+	rest := s[recordHeader:]
+	for i := range parts {
+		if int(n[2+i]) > len(rest) {
+			return r, false
 		}
-		if s, ok := values[i].(string); ok {
-			r[field] = s
+		parts[i], rest = rest[:n[2+i]], rest[n[2+i]:]
+	}
+	return record{
+		key: parts[0], name: parts[1], principal: parts[2], payload: rest,
+		enqueued: n[0], notAfter: n[1], body: s[2] == 'b', seq: s[3:19],
+	}, true
+}
+
+// numbers reads as many whole numbers.
+func numbers(texts ...string) (n []int64, ok bool) {
+	n = make([]int64, len(texts))
+	for i, text := range texts {
+		var err error
+		if n[i], err = strconv.ParseInt(text, 10, 64); err != nil || n[i] < 0 {
+			return nil, false
 		}
 	}
-	return r
+	return n, true
 }
 
-func (r record) text(field string) string { return r[field] }
-
-func (r record) count(field string) int {
-	n, _ := strconv.Atoi(r[field])
-	return n
+// attempts are what became of a message until now.
+type attempts struct {
+	attempts, conflicts, losses, handed int
+	token, cause                        string
 }
 
-func (r record) time(field string) time.Time {
-	ms, err := strconv.ParseInt(r[field], 10, 64)
-	if err != nil {
+// readAttempts reads them without their first letter.
+func readAttempts(s string) (a attempts, ok bool) {
+	f := strings.SplitN(s, " ", 7)
+	if len(f) != 7 {
+		return a, false
+	}
+	n, ok := numbers(f[:4]...)
+	if !ok {
+		return a, false
+	}
+	return attempts{int(n[0]), int(n[1]), int(n[2]), int(n[3]), f[4], f[6]}, true
+}
+
+// ending is how a message ended.
+type ending struct {
+	Status
+	ended      time.Time
+	resultSize int64
+}
+
+var endStates = map[byte]State{'d': StateDone, 'x': StateDead, 'e': StateExpired, 'c': StateCancelled}
+
+const endingHeader = 20 // bytes before an ending's attempts
+
+func readEnding(id, s string) (e ending, ok bool) {
+	if len(s) < endingHeader || endStates[s[0]] == "" {
+		return e, false
+	}
+	f := strings.SplitN(s[endingHeader:], " ", 10)
+	if len(f) != 10 {
+		return e, false
+	}
+	n, ok := numbers(append(f[:9:9], s[1:14])...)
+	rest := f[9]
+	for _, length := range n[min(6, len(n)):min(9, len(n))] { // each by itself: their sum may overflow
+		ok = ok && length <= int64(len(rest))
+	}
+	if !ok || n[6]+n[7]+n[8] > int64(len(rest)) {
+		return e, false
+	}
+	name, principal, cause := n[6], n[6]+n[7], n[6]+n[7]+n[8]
+	return ending{Status: Status{
+		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:], State: endStates[s[0]],
+		Attempts: int(n[0]), Conflicts: int(n[1]), Losses: int(n[2]), EnqueuedAt: timeOf(n[3]), ExpiresAt: timeOf(n[4]),
+	}, ended: timeOf(n[9]), resultSize: n[5]}, true
+}
+
+// doneEnding is the ending of a message that is done, from the token on.
+func doneEnding(m Message, token string, result int) string {
+	token = "------" + token
+	return fmt.Sprintf("%s%d %d %d %d %d %d %d %d %d %s%s%s%s", token[len(token)-6:], m.Attempt, m.Conflicts, m.Losses,
+		m.EnqueuedAt.UnixMilli(), m.ExpiresAt.UnixMilli(), result, len(m.Key), len(m.Name), len(m.Principal),
+		m.Key, m.Name, m.Principal, m.cause)
+}
+
+// timeOf is a time in ms; zero if there is none.
+func timeOf(ms int64) time.Time {
+	if ms == 0 {
 		return time.Time{}
 	}
 	return time.UnixMilli(ms)
 }
 
-func (r record) status(id string) Status {
-	return Status{
-		ID: id, Key: r.text("key"), Name: r.text("name"), Principal: r.text("principal"), State: State(r.text("state")),
-		Attempts: r.count("attempts"), Conflicts: r.count("conflicts"), Losses: r.count("losses"),
-		EnqueuedAt: r.time("enqueued"), ExpiresAt: r.time("not_after"), Cause: r.text("cause"),
+// memberOf is the entry of a message in z and w.
+func memberOf(id, key string) string { return id + " " + key }
+
+// splitPlace reads an entry of f.
+func splitPlace(place string) (id, key string) {
+	key, rest, _ := strings.Cut(place, "\n")
+	if id, delayed := strings.CutPrefix(rest, "~"); delayed {
+		return id, key
 	}
+	return rest[min(16, len(rest)):], key
 }

@@ -87,10 +87,10 @@ func (n *lostClaims) DialHook(next redis.DialHook) redis.DialHook { return next 
 func (n *lostClaims) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err, args := next(ctx, cmd), cmd.Args()
-		if err != nil || !n.sick.Load() || len(args) < 4 || args[1] != delayqueue.ScriptHashes["claim"] || args[3] != n.base {
+		if err != nil || !n.sick.Load() || len(args) < 4 || args[1] != delayqueue.ScriptHashes["claim"] || args[3] != n.base+":m" {
 			return err
 		}
-		if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 { // it brings messages
+		if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 6 { // it brings messages
 			n.lost.Add(1)
 			cmd.SetErr(errors.New("i/o timeout"))
 		}
@@ -247,7 +247,7 @@ func TestAUserWithoutChannelsStoresAndCancelsAsAWhole(t *testing.T) {
 		require.Equal(t, delayqueue.StateCancelled, b.status(id).State)
 	}
 	require.Zero(t, b.inState())
-	require.Positive(t, admin.TTL(t.Context(), b.key("counts")).Val())
+	require.Positive(t, admin.TTL(t.Context(), b.key("c")).Val())
 }
 
 // Only a message's own payload is another worker's business.

@@ -2,10 +2,10 @@
 -- reply, has the same token, and gets the first answer. It is written last: a
 -- script that wrote before may write it when Redis has no memory left.
 local function receipt(token)
-  local answer = redis.pcall('GET', base .. ':receipt:' .. token)
-  return type(answer) == 'string' and cjson.decode(answer) or nil
+  local answer = call('HGET', k, token)
+  return answer and cjson.decode((string.gsub(answer, '^%d+ ', '')))
 end
 
 local function give_receipt(token, answer)
-  redis.call('SET', base .. ':receipt:' .. token, cjson.encode(answer), 'PX', retention)
+  note(token, string.format('%.0f', now) .. ' ' .. cjson.encode(answer))
 end
