@@ -176,6 +176,7 @@ func (r *chaosRunner) enqueue(who, of int) {
 				job.MaxAge = 50*time.Millisecond + rand.N(200*time.Millisecond)
 			case dice < 185:
 				job.Delay = rand.N(50 * time.Millisecond)
+				m.due = history.Now() + int64(job.Delay)
 			}
 		}
 		job.Key, job.Name = m.key, m.name

@@ -43,8 +43,7 @@ func (p *partition) mend(ctx context.Context, err error) bool {
 	if err == nil || !strings.Contains(err.Error(), "WRONGTYPE") { // after "ERR " and more on Redis 6
 		return false
 	}
-	n, err := mendScript.Run(ctx, p.queue.rdb, p.keys, p.queue.spans()...).Int()
-	return err == nil && n > 0
+	return mendScript.Run(ctx, p.queue.rdb, p.keys, p.queue.spans()...).Err() == nil
 }
 
 // each calls a script on partitions, all at once.
@@ -397,7 +396,7 @@ const (
 // died again.
 type letter struct {
 	id   string
-	died string // in ms; "" whenever that was
+	died string // as its ending has it; "" whenever that was
 }
 
 // redrive puts dead letters back into the queue. It returns a word for each.

@@ -22,6 +22,14 @@ var ScriptHashes = map[string]string{
 	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(),
 }
 
+// Plain is a message with its exported fields alone.
+func (m Message) Plain() Message {
+	return Message{
+		ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Payload: m.Payload,
+		Attempt: m.Attempt, Conflicts: m.Conflicts, Losses: m.Losses, EnqueuedAt: m.EnqueuedAt, ExpiresAt: m.ExpiresAt,
+	}
+}
+
 // EditRecord changes what Redis holds of a message, in the key of a queue with one partition.
 func (q *Queue) EditRecord(key, id string, edit func(string) string) error {
 	name := q.partitions[0].base + ":" + key

@@ -30,7 +30,7 @@ func TestQueue_MemoryOfAMessage(t *testing.T) {
 			}
 			for n := range messages {
 				b.enqueue(delayqueue.Job{
-					Key: fmt.Sprint("order:", n%10), Name: "POST /orders", Payload: bytes.Repeat([]byte("x"), payload),
+					Key: fmt.Sprint("order:", n%10), Name: "ship", Payload: bytes.Repeat([]byte("x"), payload),
 				})
 			}
 			size := used()

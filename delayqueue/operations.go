@@ -116,7 +116,7 @@ func letters(batch []Entry) []letter {
 		if e.State == StateDead && e.EndedAt.IsZero() {
 			seen[i].died = ""
 		} else if e.State == StateDead {
-			seen[i].died = strconv.FormatInt(e.EndedAt.UnixMilli(), 10)
+			seen[i].died = strconv.FormatInt(e.EndedAt.UnixMilli(), 36)
 		}
 	}
 	return seen

@@ -87,7 +87,7 @@ type ending struct {
 
 var endStates = map[byte]State{'d': StateDone, 'x': StateDead, 'e': StateExpired, 'c': StateCancelled}
 
-const endingHeader = 20 // bytes before an ending's attempts
+const endingHeader = 15 // bytes before an ending's attempts
 
 func readEnding(id, s string) (e ending, ok bool) {
 	if len(s) < endingHeader || endStates[s[0]] == "" {
@@ -97,26 +97,36 @@ func readEnding(id, s string) (e ending, ok bool) {
 	if len(f) != 10 {
 		return e, false
 	}
-	n, ok := numbers(append(f[:9:9], s[1:14])...)
-	rest := f[9]
-	for _, length := range n[min(6, len(n)):min(9, len(n))] { // each by itself: their sum may overflow
+	n, ok := numbers(f[0], f[1], f[2], f[5], f[6], f[7], f[8])
+	enqueued, ok1 := base36(f[3])
+	age, ok2 := base36(f[4])
+	ended, ok3 := base36(s[1:9])
+	rest, ok := f[9], ok && ok1 && ok2 && ok3
+	for _, length := range n[min(4, len(n)):] { // each by itself: their sum may overflow
 		ok = ok && length <= int64(len(rest))
 	}
-	if !ok || n[6]+n[7]+n[8] > int64(len(rest)) {
+	if !ok || n[4]+n[5]+n[6] > int64(len(rest)) {
 		return e, false
 	}
-	name, principal, cause := n[6], n[6]+n[7], n[6]+n[7]+n[8]
+	name, principal, cause := n[4], n[4]+n[5], n[4]+n[5]+n[6]
 	return ending{Status: Status{
 		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:], State: endStates[s[0]],
-		Attempts: int(n[0]), Conflicts: int(n[1]), Losses: int(n[2]), EnqueuedAt: timeOf(n[3]), ExpiresAt: timeOf(n[4]),
-	}, ended: timeOf(n[9]), resultSize: n[5]}, true
+		Attempts: int(n[0]), Conflicts: int(n[1]), Losses: int(n[2]), EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
+	}, ended: timeOf(ended), resultSize: n[3]}, true
+}
+
+// base36 reads a time in an ending, in ms.
+func base36(s string) (int64, bool) {
+	n, err := strconv.ParseInt(s, 36, 64)
+	return n, err == nil && n >= 0 && n < 1e15
 }
 
 // doneEnding is the ending of a message that is done, from the token on.
 func doneEnding(m Message, token string, result int) string {
 	token = "------" + token
-	return fmt.Sprintf("%s%d %d %d %d %d %d %d %d %d %s%s%s%s", token[len(token)-6:], m.Attempt, m.Conflicts, m.Losses,
-		m.EnqueuedAt.UnixMilli(), m.ExpiresAt.UnixMilli(), result, len(m.Key), len(m.Name), len(m.Principal),
+	enqueued := m.EnqueuedAt.UnixMilli()
+	return fmt.Sprintf("%s%d %d %d %s %s %d %d %d %d %s%s%s%s", token[len(token)-6:], m.Attempt, m.Conflicts, m.Losses,
+		strconv.FormatInt(enqueued, 36), strconv.FormatInt(m.ExpiresAt.UnixMilli()-enqueued, 36), result, len(m.Key), len(m.Name), len(m.Principal),
 		m.Key, m.Name, m.Principal, m.cause)
 }
 

@@ -305,7 +305,8 @@ func TestAMessageIsFoundAlthoughAnotherPartitionIsDown(t *testing.T) {
 	})
 }
 
-func TestARetryOfMoreThanADayKeepsItsPlace(t *testing.T) {
+// What waits for its next attempt holds back those that were parked behind it, and no fresh calls.
+func TestARetryOfMoreThanADayKeepsNoFreshCallOut(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAge(90*24*time.Hour))
 		lease := b.hold("k")
@@ -315,9 +316,14 @@ func TestARetryOfMoreThanADayKeepsItsPlace(t *testing.T) {
 			delayqueue.WithRetryBackoff(40*time.Hour, 40*time.Hour), delayqueue.WithObserver(seen))
 		require.NoError(t, lease.Release(t.Context()))
 		redistest.Eventually(t, func() bool { return next(t, seen.settled).Outcome == delayqueue.OutcomeRetry }, "it did not run")
-		info, err := b.other.Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.Greater(t, info.Reserved, core.MaxTTL-time.Hour)
+		b.isNotReserved("k")
+		lease = b.hold("k")
+		behind := b.parkCall("k")
+		require.NoError(t, lease.Release(t.Context()))
+		b.isNotReserved("k")
+		require.NoError(t, b.hold("k").Release(t.Context()))
+		require.Equal(t, delayqueue.StateQueued, b.status(behind).State)
+		require.Zero(t, b.status(behind).Attempts+b.status(behind).Conflicts, "it keeps its place")
 	})
 }
 

@@ -25,7 +25,8 @@
 -- attempts  r|R|w|- attempts conflicts losses handed token settled cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           settled: the end of the token of the claim that was settled last
--- ending    state:1 ended:13 token:6 attempts conflicts losses enqueued not_after #result #key #name #principal key name principal cause
+-- ending    state:1 ended:8 token:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause;
+--           its times in base 36, age: from enqueued until it may not be started any more
 --
 -- A message of a key that is queued or running has one place; the first that is not delayed
 -- is the key's head, and that alone is in z, or in w. A member names the key too, so that a
@@ -189,17 +190,27 @@ end
 
 local function is_running(msg) return msg.flag == 'r' or msg.flag == 'R' end
 
+local function base36(n)
+  local s = ''
+  repeat
+    local digit = n % 36
+    s, n = string.sub('0123456789abcdefghijklmnopqrstuvwxyz', digit + 1, digit + 1) .. s, (n - digit) / 36
+  until n == 0
+  return s
+end
+
 local function short(token) return string.sub('------' .. token, -6) end
 
 -- How a message ended, by the settlement with the token if there is one. Of a message that is
 -- unreadable only the key is known.
 local function ending(state, msg, token)
-  local head = state .. string.format('%.0f', now) .. short(token or msg.settled or '') .. (msg.attempts or 0) .. ' ' .. (msg.conflicts or 0) .. ' ' .. (msg.losses or 0)
+  local head = state .. base36(now) .. short(token or msg.settled or '') .. (msg.attempts or 0) .. ' ' .. (msg.conflicts or 0) .. ' ' .. (msg.losses or 0)
   if not msg.rec then
     return head .. ' 0 0 0 ' .. #msg.key .. ' 0 0 ' .. msg.key .. msg.cause
   end
   local kl, nl, pl = string.match(msg.rec, '(%d%d%d)(%d%d%d)(%d%d%d)', HEADER - 9)
-  return head .. ' ' .. msg.enqueued .. ' ' .. string.format('%.0f', msg.not_after) .. ' 0 ' .. tonumber(kl, 10) .. ' ' .. tonumber(nl, 10) .. ' ' ..
+  local enqueued = tonumber(msg.enqueued, 10)
+  return head .. ' ' .. base36(enqueued) .. ' ' .. base36(math.max(0, msg.not_after - enqueued)) .. ' 0 ' .. tonumber(kl, 10) .. ' ' .. tonumber(nl, 10) .. ' ' ..
     tonumber(pl, 10) .. ' ' .. string.sub(msg.rec, HEADER, HEADER - 1 + msg.lengths) .. msg.cause
 end
 

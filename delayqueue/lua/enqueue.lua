@@ -9,7 +9,7 @@
 --           -1 key full, -2 partition full, -3 the id is taken by junk
 -- #include common.lua
 -- #include admit.lua
-local ENDING = '^.' .. string.rep('%d', 13) .. '......%d+ %d+ %d+ %d+ (%d+)' -- its not_after
+local ENDING = '^' .. string.rep('.', 15) .. '%d+ %d+ %d+ (%w+) (%w+)' -- when it was enqueued, and its age
 local codes = {['key full'] = -1, ['queue full'] = -2}
 
 -- When those that are known may be started at last, by their ids.
@@ -25,7 +25,8 @@ for i = 12, 16 do
   if call('EXISTS', KEYS[i]) == 1 then
     for j, ending in ipairs(call('HMGET', KEYS[i], unpack(ids))) do
       if ending then
-        known[ids[j]] = tonumber(string.match(ending, ENDING) or '') or -3
+        local enqueued, age = string.match(ending, ENDING)
+        known[ids[j]] = age and tonumber(enqueued, 36) + tonumber(age, 36) or -3
       end
     end
   end

@@ -2,7 +2,7 @@
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]   token of this call, see receipt.lua
--- ARGV[4..] of each: id, when it died in ms, or '' for whenever that was
+-- ARGV[4..] of each: id, when it died as its ending has it, or '' for whenever that was
 -- returns   for each 'purged', its state, or '' if there is none such
 -- #include common.lua
 -- #include state.lua
@@ -16,7 +16,7 @@ local function purge(id, died)
   local state, ending = state_of(id)
   if state ~= 'dead' then
     call('ZREM', x, id)
-  elseif died == '' or died == string.sub(ending, 2, 14) then
+  elseif died == '' or died == string.sub(ending, 2, 9) then
     call('ZREM', x, id)
     call('HDEL', y, id)
     forget(id)

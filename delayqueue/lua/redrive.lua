@@ -5,7 +5,7 @@
 -- KEYS, ARGV[1..4]  see common.lua and admit.lua
 -- ARGV[5]   token of this call, see receipt.lua
 -- ARGV[6]   the greatest age of each, in ms from now
--- ARGV[7..] of each dead letter: id, when it died in ms, or '' for whenever that was
+-- ARGV[7..] of each dead letter: id, when it died as its ending has it, or '' for whenever that was
 -- returns   for each 'redriven', 'key full', 'queue full', 'damaged: ' and why, its state,
 --           or '' if there is none such
 -- #include common.lua
@@ -19,10 +19,10 @@ end
 
 local function redrive(id, died)
   local state, ending = state_of(id)
-  if state ~= 'dead' or died ~= '' and died ~= string.sub(ending, 2, 14) then
+  if state ~= 'dead' or died ~= '' and died ~= string.sub(ending, 2, 9) then
     return state
   end
-  local losses, kl, nl, pl, at = string.match(ending, '^' .. string.rep('.', 20) .. '%d+ %d+ (%d+) %d+ %d+ %d+ (%d+) (%d+) (%d+) ()')
+  local losses, kl, nl, pl, at = string.match(ending, '^' .. string.rep('.', 15) .. '%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) ()')
   local msg, why = find(id)
   if not losses then
     return 'damaged: the record of its death cannot be read'

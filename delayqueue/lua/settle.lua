@@ -58,7 +58,7 @@ local function settled_before(i)
   end
   for j = 9, 16 do
     local ending = (j == 9 or j > 11) and call('HGET', KEYS[j], ARGV[i])
-    if ending and token ~= '' and sub(ending, 15, 20) == short(token) then
+    if ending and token ~= '' and sub(ending, 10, 15) == short(token) then
       code = sub(ending, 1, 1) == 'e' and 2 or 1
     end
   end
@@ -119,7 +119,7 @@ local function give_back(i, how, msg)
 end
 
 local replies, mine, members, done, big, places, endings, keys, others, anys = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
-local ids, n = {}, 0
+local ids, n, at = {}, 0, base36(now)
 for i = 4, #ARGV, 8 do
   ids[#ids + 1] = ARGV[i]
 end
@@ -139,7 +139,7 @@ for i = 4, #ARGV, 8 do
         big[#big + 1] = id
       end
       endings[#endings + 1] = id
-      endings[#endings + 1] = 'd' .. string.format('%.0f', now) .. ARGV[i + 6]
+      endings[#endings + 1] = 'd' .. at .. ARGV[i + 6]
       if ARGV[i + 7] ~= '' then
         endings[#endings + 1] = id .. ' '
         endings[#endings + 1] = ARGV[i + 7]
