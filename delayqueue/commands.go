@@ -319,7 +319,9 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 
 func readSettled(reply any, now time.Time) (s settled, err error) {
 	f, ok := reply.([]any)
-	if !ok || len(f) < 1 {
+	if !ok {
+		f = []any{reply}
+	} else if len(f) == 0 {
 		return s, luascript.ErrReply
 	}
 	switch f[0] {

@@ -2,8 +2,8 @@ package delayqueue
 
 import (
 	"context"
+	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -116,7 +116,7 @@ func letters(batch []Entry) []letter {
 		if e.State == StateDead && e.EndedAt.IsZero() {
 			seen[i].died = ""
 		} else if e.State == StateDead {
-			seen[i].died = strconv.FormatInt(e.EndedAt.UnixMilli(), 36)
+			seen[i].died = fmt.Sprintf("%011x", e.EndedAt.UnixMilli())
 		}
 	}
 	return seen

@@ -87,7 +87,7 @@ type ending struct {
 
 var endStates = map[byte]State{'d': StateDone, 'x': StateDead, 'e': StateExpired, 'c': StateCancelled}
 
-const endingHeader = 15 // bytes before an ending's attempts
+const endingHeader = 18 // bytes before an ending's attempts
 
 func readEnding(id, s string) (e ending, ok bool) {
 	if len(s) < endingHeader || endStates[s[0]] == "" {
@@ -100,8 +100,8 @@ func readEnding(id, s string) (e ending, ok bool) {
 	n, ok := numbers(f[0], f[1], f[2], f[5], f[6], f[7], f[8])
 	enqueued, ok1 := base36(f[3])
 	age, ok2 := base36(f[4])
-	ended, ok3 := base36(s[1:9])
-	rest, ok := f[9], ok && ok1 && ok2 && ok3
+	ended, err := strconv.ParseInt(s[1:12], 16, 64)
+	rest, ok := f[9], ok && ok1 && ok2 && err == nil && ended >= 0
 	for _, length := range n[min(4, len(n)):] { // each by itself: their sum may overflow
 		ok = ok && length <= int64(len(rest))
 	}

@@ -73,7 +73,6 @@ if #old > 0 then
 end
 
 -- 3. Messages that are due.
-local paused = whole(call('HGET', c, 'paused')) or 0
 if want > 0 and paused <= now then
   local expired, junk
   taken, expired, junk = take(want, function() return token end, lease, max_bytes)
@@ -84,6 +83,7 @@ if want > 0 and paused <= now then
   end
   reply[3], reply[4] = expired, reply[4] + junk
   if #ids > 0 then
+    live(lease + retention, w, r)
     note(session, string.format('%.0f', now) .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))
   end
 end
@@ -104,5 +104,6 @@ if #unrun == STEPS then
   next = now
 end
 reply[1] = math.ceil(math.max(0, next - now))
+keep(c, math.max(dead_retention, 3 * retention, SLACK))
 flush()
 return reply

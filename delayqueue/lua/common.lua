@@ -25,8 +25,8 @@
 -- attempts  r|R|w|- attempts conflicts losses handed token settled cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           settled: the end of the token of the claim that was settled last
--- ending    state:1 ended:8 token:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause;
---           its times in base 36, age: from enqueued until it may not be started any more
+-- ending    state:1 ended:11 token:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause;
+--           ended is hexadecimal, enqueued and age in base 36, the age from enqueued until not_after
 --
 -- A message of a key that is queued or running has one place; the first that is not delayed
 -- is the key's head, and that alone is in z, or in w. A member names the key too, so that a
@@ -41,6 +41,7 @@ local STEPS = 20 -- how many messages a script tidies up at most
 local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
 local HEADER, INLINE = 55, 4096 -- where the key begins in a record; the longest payload in one
 local digits = function(n) return '(' .. string.rep('%d', n) .. ')' end
+local FRESH = '^1([p-])-' .. string.rep('%d', 29) .. digits(13) .. digits(3) .. digits(3) .. digits(3)
 local RECORD = '^1([p-])([b-])' .. digits(16) .. digits(13) .. digits(13) .. digits(3) .. digits(3) .. digits(3)
 
 local clock = redis.call('TIME')
@@ -66,6 +67,8 @@ local function split(member)
 end
 
 local counts, soonest, seq, bucket, bucket_until = {}, nil, nil, nil, nil
+local own = call('HMGET', c, 'paused', 'bucket', 'since', 'until') -- what the partition remembers of itself
+local paused = whole(own[1]) or 0 -- until then
 local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
 
 -- The number of the next message that comes: it grows, also if c is lost.
@@ -117,8 +120,8 @@ local function flush()
   if bucket_until then
     call('PEXPIREAT', bucket, bucket_until + retention)
   end
-  if seq or next(counts) then
-    keep(c, math.max(dead_retention, 3 * retention))
+  if seq then
+    keep(c, math.max(dead_retention, 3 * retention, SLACK))
   end
   if soonest then
     local first = call('ZRANGE', z, 0, 0, 'WITHSCORES')
@@ -127,8 +130,6 @@ local function flush()
     end
   end
 end
-
-local function is_paused() return (whole(call('HGET', c, 'paused')) or 0) > now end
 
 local function look_at(member, at)
   call('ZADD', z, at, member)
@@ -204,7 +205,7 @@ local function short(token) return string.sub('------' .. token, -6) end
 -- How a message ended, by the settlement with the token if there is one. Of a message that is
 -- unreadable only the key is known.
 local function ending(state, msg, token)
-  local head = state .. base36(now) .. short(token or msg.settled or '') .. (msg.attempts or 0) .. ' ' .. (msg.conflicts or 0) .. ' ' .. (msg.losses or 0)
+  local head = state .. string.format('%011x', now) .. short(token or msg.settled or '') .. (msg.attempts or 0) .. ' ' .. (msg.conflicts or 0) .. ' ' .. (msg.losses or 0)
   if not msg.rec then
     return head .. ' 0 0 0 ' .. #msg.key .. ' 0 0 ' .. msg.key .. msg.cause
   end
@@ -220,8 +221,7 @@ local function ended_bucket()
   if bucket then
     return bucket
   end
-  local own = call('HMGET', c, 'bucket', 'since', 'until')
-  local at, since, last = (whole(own[1]) or 0) % 5, whole(own[2]), whole(own[3]) or 0
+  local at, since, last = (whole(own[2]) or 0) % 5, whole(own[3]), whole(own[4]) or 0
   if not since or since > now or now - since >= retention / 4 then
     local oldest = (at + 1) % 5
     if (whole(call('HGET', c, 'until' .. oldest)) or 0) <= now then
@@ -317,29 +317,31 @@ local function expire_line(key)
   return expired
 end
 
-local starting = {z = {}, w = {}, r = {}} -- what begin() writes
+local starting, starts = {z = {}, w = {}, r = {}}, 0 -- what begin() writes
 
 -- Gives a queued message to a worker. It stays in z until begin(). Answers what the worker is told.
-local function start(msg, token, behind)
-  local n = #starting.z
+local function start(id, member, rec, tried, behind, waited, body)
+  starts = starts + 1
+  starting.z[starts] = member
+  starting.r[2 * starts - 1], starting.r[2 * starts] = id, 'r' .. tried
+  return {id, rec, tried, behind and 1 or 0, waited and 1 or 0, body and call('HGET', b, id) or ''}
+end
+
+local function start_again(msg, token, behind)
   msg.attempts, msg.token = msg.attempts + 1, token
-  local state = attempts(msg, 'r')
-  starting.z[n + 1], starting.w[n + 1], starting.r[2 * n + 1], starting.r[2 * n + 2] = msg.member, msg.member, msg.id, state
-  return {msg.id, msg.rec, string.sub(state, 2), behind and 1 or 0, msg.waited and 1 or 0, msg.body and call('HGET', b, msg.id) or ''}
+  return start(msg.id, msg.member, msg.rec, attempts(msg, ''), behind, msg.waited, msg.body)
 end
 
 local function begin(lease)
-  local n = #starting.z
-  if n > 0 then
-    local held = {}
-    for i, member in ipairs(starting.w) do
-      held[2 * i - 1], held[2 * i] = now + lease, member
+  if starts > 0 then
+    local held, ends = {}, string.format('%.0f', now + lease)
+    for i, member in ipairs(starting.z) do
+      held[2 * i - 1], held[2 * i] = ends, member
     end
     call('ZREM', z, unpack(starting.z))
     call('ZADD', w, unpack(held))
     call('HSET', r, unpack(starting.r))
-    live(lease + retention, w, r)
-    starting = {z = {}, w = {}, r = {}}
+    starting, starts = {z = {}, w = {}, r = {}}, 0
   end
 end
 
@@ -372,11 +374,21 @@ local function take(want, tokens, lease, max_bytes)
     if bytes >= max_bytes then
       break
     end
-    local key, places = keys[i], nil
-    local msg, why = read(id, key, records[i], states[i])
+    local key, rec, told, msg, why = keys[i], records[i], nil, nil, nil
+    local places = key ~= '' and line(key, 2)
+    local head = key == '' or id_at(places[1] or '', key) == id
+    if head and rec and not states[i] then -- the shortest way for what most messages are
+      local parked, not_after, kl, nl, pl = string.match(rec, FRESH)
+      if parked and tonumber(not_after) > now and tonumber(kl, 10) == #key and #rec >= HEADER - 1 + #key + tonumber(nl, 10) + tonumber(pl, 10) and
+        string.sub(rec, HEADER, HEADER - 1 + #key) == key then
+        told = start(id, members[i], rec, '1 0 0 0 ' .. tokens(#taken + 1) .. '  ', places and places[2], parked == 'p', false)
+      end
+    end
+    if not told then
+      msg, why = read(id, key, rec, states[i])
+    end
     if msg and key ~= '' and msg.not_after > now then
-      places = line(key, 2)
-      if id_at(places[1] or '', key) ~= id then
+      if not head then
         places = nil
         if join(msg) then
           places = line(key, 2)
@@ -386,19 +398,19 @@ local function take(want, tokens, lease, max_bytes)
     if msg and msg.body and call('HSTRLEN', b, id) == 0 then
       msg, why = nil, 'the record has no payload'
     end
-    if not msg then
+    if msg and msg.not_after > now and not is_running(msg) and (key == '' or places) then
+      told = start_again(msg, tokens(#taken + 1), places and places[2])
+    end
+    if told then
+      bytes = bytes + #rec + #told[6]
+      taken[#taken + 1] = told
+    elseif not msg then
       call('ZREM', z, members[i])
       quarantine(id, key, why)
       junk = junk + 1
-    elseif is_running(msg) then
-      call('ZREM', z, members[i])
-    elseif msg.not_after <= now then
+    elseif msg.not_after <= now and not is_running(msg) then
       give_up(msg, 'e')
       expired = expired + 1 + (key ~= '' and expire_line(key) or 0)
-    elseif key == '' or places then
-      local told = start(msg, tokens(#taken + 1), places and places[2])
-      bytes = bytes + #msg.rec + #told[6]
-      taken[#taken + 1] = told
     else
       call('ZREM', z, members[i])
     end

@@ -9,7 +9,7 @@
 --           -1 key full, -2 partition full, -3 the id is taken by junk
 -- #include common.lua
 -- #include admit.lua
-local ENDING = '^' .. string.rep('.', 15) .. '%d+ %d+ %d+ (%w+) (%w+)' -- when it was enqueued, and its age
+local ENDING = '^' .. string.rep('.', 18) .. '%d+ %d+ %d+ (%w+) (%w+)' -- when it was enqueued, and its age
 local codes = {['key full'] = -1, ['queue full'] = -2}
 
 -- When those that are known may be started at last, by their ids.
@@ -21,8 +21,8 @@ local records = call('HMGET', m, unpack(ids))
 for i, id in ipairs(ids) do
   known[id] = records[i] and (tonumber((select(5, string.match(records[i], RECORD))) or '') or -3) or nil
 end
-for i = 12, 16 do
-  if call('EXISTS', KEYS[i]) == 1 then
+if call('EXISTS', unpack(KEYS, 12, 16)) > 0 then
+  for i = 12, 16 do
     for j, ending in ipairs(call('HMGET', KEYS[i], unpack(ids))) do
       if ending then
         local enqueued, age = string.match(ending, ENDING)

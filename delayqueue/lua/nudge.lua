@@ -7,7 +7,7 @@
 -- returns  for each key 0 when no message of it could run now: it has none, or the head waits for its time, or
 --          the queue is paused; 2 when its head was made due, else 1
 -- #include common.lua
-local idle = is_paused()
+local idle = paused > now
 call('HDEL', r, '')
 local found = {}
 for i = 4, #ARGV do

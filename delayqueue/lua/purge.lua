@@ -16,7 +16,7 @@ local function purge(id, died)
   local state, ending = state_of(id)
   if state ~= 'dead' then
     call('ZREM', x, id)
-  elseif died == '' or died == string.sub(ending, 2, 9) then
+  elseif died == '' or died == string.sub(ending, 2, 12) then
     call('ZREM', x, id)
     call('HDEL', y, id)
     forget(id)

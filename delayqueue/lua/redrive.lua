@@ -19,10 +19,10 @@ end
 
 local function redrive(id, died)
   local state, ending = state_of(id)
-  if state ~= 'dead' or died ~= '' and died ~= string.sub(ending, 2, 9) then
+  if state ~= 'dead' or died ~= '' and died ~= string.sub(ending, 2, 12) then
     return state
   end
-  local losses, kl, nl, pl, at = string.match(ending, '^' .. string.rep('.', 15) .. '%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) ()')
+  local losses, kl, nl, pl, at = string.match(ending, '^' .. string.rep('.', 18) .. '%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) ()')
   local msg, why = find(id)
   if not losses then
     return 'damaged: the record of its death cannot be read'

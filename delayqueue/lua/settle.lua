@@ -18,20 +18,21 @@
 --   next    token to claim another message with, or ''
 --   and of what is done: its ending, from the token on, with an attempt more; its result
 --   of others: the delay before it becomes due again, in ms, and its not_after; the cause
--- returns   for each claim {
+-- returns   for each claim a number, or it and the next message, if one was claimed: now, or when
+--           the call was sent before:
 --             1 when it was the caller's, 0 when it was not, 2 when it was and the
 --             message expired: it would be too old for its next attempt, and does
---             not hold its key's line up until then,
---             the next message, if one was claimed: now, or when the call was sent before }
+--             not hold its key's line up until then
 --           and at last now in ms, 1 when a message is due now, else 0
 -- #include common.lua
 local lease = tonumber(ARGV[3])
 local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
-local idle = is_paused() -- nothing is to be claimed
+local idle = paused > now -- nothing is to be claimed
 local brought = 0 -- bytes of payload that were claimed
-local sub = string.sub
+local sub, byte = string.sub, string.byte
+local A, B, D = byte('abd', 1, 3)
 
 local running -- ids by tokens
 
@@ -58,7 +59,7 @@ local function settled_before(i)
   end
   for j = 9, 16 do
     local ending = (j == 9 or j > 11) and call('HGET', KEYS[j], ARGV[i])
-    if ending and token ~= '' and sub(ending, 10, 15) == short(token) then
+    if ending and token ~= '' and sub(ending, 13, 18) == short(token) then
       code = sub(ending, 1, 1) == 'e' and 2 or 1
     end
   end
@@ -75,7 +76,7 @@ local function follow(key, token)
     end
     local msg, why = read(id, key, call('HGET', m, id), call('HGET', r, id))
     if msg and msg.not_after > now then
-      local told = start(msg, token, places[2])
+      local told = start_again(msg, token, places[2])
       brought = brought + #msg.rec + #told[6]
       return told
     elseif msg then
@@ -119,23 +120,23 @@ local function give_back(i, how, msg)
 end
 
 local replies, mine, members, done, big, places, endings, keys, others, anys = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
-local ids, n, at = {}, 0, base36(now)
+local ids, n, at = {}, 0, string.format('%011x', now)
 for i = 4, #ARGV, 8 do
   ids[#ids + 1] = ARGV[i]
 end
 local states = call('HMGET', r, unpack(ids))
 for i = 4, #ARGV, 8 do
   n = n + 1
-  local id, key, state, options = ARGV[i], ARGV[i + 1], states[n], ARGV[i + 4]
-  local flag = state and sub(state, 1, 1)
-  if (flag == 'r' or flag == 'R') and sub(state, 2) == ARGV[i + 3] then
+  local id, key, state = ARGV[i], ARGV[i + 1], states[n]
+  local how, _, _, which, body = byte(ARGV[i + 4], 1, 5)
+  if state and (state == 'r' .. ARGV[i + 3] or state == 'R' .. ARGV[i + 3]) then
     members[#members + 1] = id .. ' ' .. key
-    replies[n] = {1}
-    if sub(options, 1, 1) ~= 'd' then
+    replies[n] = 1
+    if how ~= D then
       others[#others + 1] = i
     else
       done[#done + 1] = id
-      if sub(options, 5, 5) == 'b' then
+      if body == B then
         big[#big + 1] = id
       end
       endings[#endings + 1] = id
@@ -149,7 +150,7 @@ for i = 4, #ARGV, 8 do
         keys[#keys + 1] = i
       end
     end
-    if sub(options, 4, 4) == 'a' and ARGV[i + 5] ~= '' and not idle then
+    if which == A and ARGV[i + 5] ~= '' and not idle then
       anys[#anys + 1] = i
     end
   else
@@ -174,7 +175,8 @@ if #done > 0 then
 end
 if #anys > 0 then
   for i, told in ipairs((take(#anys, function(i) return ARGV[anys[i] + 5] end, lease, BYTES))) do
-    replies[(anys[i] - 4) / 8 + 1][2] = told
+    local at = (anys[i] - 4) / 8 + 1
+    replies[at] = {replies[at], told}
   end
 end
 for _, i in ipairs(others) do
@@ -189,27 +191,34 @@ for _, i in ipairs(others) do
       msg.cause = ARGV[i + 7]
       bury(msg, msg.token)
     else
-      replies[at][1] = give_back(i, how, msg)
+      local code = give_back(i, how, msg)
+      replies[at] = type(replies[at]) == 'table' and {code, replies[at][2]} or code
     end
   end
   if how == 'x' and key ~= '' then
     keys[#keys + 1] = i
   end
 end
+local heads, at = {}, string.format('%.0f', now)
 for _, i in ipairs(keys) do
   local key = ARGV[i + 1]
   if sub(ARGV[i + 4], 4, 4) == 'k' and ARGV[i + 5] ~= '' and not idle and brought < BYTES then
-    replies[(i - 4) / 8 + 1][2] = follow(key, ARGV[i + 5])
+    replies[(i - 4) / 8 + 1] = {1, follow(key, ARGV[i + 5])}
   else
     local head = line(key, 1)[1]
     if head then
-      look_at(id_at(head, key) .. ' ' .. key, now)
+      heads[#heads + 1] = at
+      heads[#heads + 1] = id_at(head, key) .. ' ' .. key
     end
   end
 end
+if #heads > 0 then
+  call('ZADD', z, unpack(heads))
+  soonest = math.min(soonest or now, now)
+end
 begin(lease)
 if #members > 0 then
-  live(retention, z, r)
+  live(lease + retention, z, w, r)
 end
 flush()
 replies[#replies + 1] = string.format('%.0f', now)

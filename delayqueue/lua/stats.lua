@@ -6,7 +6,6 @@
 -- #include common.lua
 local first = call('ZRANGEBYSCORE', z, 0, now, 'WITHSCORES', 'LIMIT', 0, 1)
 local running = call('ZCARD', w)
-local paused = whole(call('HGET', c, 'paused')) or 0
 local stats = {
   string.format('%.0f', now),
   math.max(0, call('HLEN', m) - call('ZCARD', x) - running),
