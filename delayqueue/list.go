@@ -94,27 +94,30 @@ var listed = map[State][]int{
 // position is where an entry is, or was, in one of these sets.
 type position struct {
 	set    int
-	score  float64
+	score  string // as Redis wrote it
 	member string
+}
+
+func (p position) order() float64 {
+	f, _ := strconv.ParseFloat(p.score, 64) // also of infinities
+	return f
 }
 
 // time is the score as a time; zero if it is junk.
 func (p position) time() time.Time {
-	if ms := p.score; ms > 0 && ms < 1e15 {
+	if ms := p.order(); ms > 0 && ms < 1e15 {
 		return time.UnixMilli(int64(ms))
 	}
 	return time.Time{}
 }
 
 func compare(a, b position) int {
-	return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.score, b.score), strings.Compare(a.member, b.member))
+	return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.order(), b.order()), strings.Compare(a.member, b.member))
 }
 
 func (p position) cursor(state State) string {
-	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s %d %s %s", state, p.set, formatScore(p.score), p.member))
+	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s %d %s %s", state, p.set, p.score, p.member))
 }
-
-func formatScore(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
 
 func readCursor(state State, cursor string) (*position, error) {
 	plain, err := base64.RawURLEncoding.DecodeString(cursor)
@@ -126,11 +129,11 @@ func readCursor(state State, cursor string) (*position, error) {
 		return nil, invalidArgument("list", "the cursor is of a list of state %q, not %q: begin with an empty one", of, state)
 	}
 	set, err := strconv.Atoi(parts[1])
-	score, err2 := strconv.ParseFloat(parts[2], 64)
+	_, err2 := strconv.ParseFloat(parts[2], 64)
 	if err != nil || err2 != nil || !slices.Contains(listed[state], set) {
 		return nil, invalidArgument("list", "the cursor is damaged: begin with an empty one")
 	}
-	return &position{set, score, parts[3]}, nil
+	return &position{set, parts[2], parts[3]}, nil
 }
 
 // place is an entry in a partition's index.
@@ -181,7 +184,7 @@ func (q *Queue) page(ctx context.Context, op string, parts []*partition, set int
 	}
 	args := []any{set + 1, way, n}
 	if after != nil {
-		args = append(args, formatScore(after.score), after.member)
+		args = append(args, after.score, after.member)
 	}
 	for i, call := range q.each(ctx, parts, pageScript, args...) {
 		reply, err := call.StringSlice()
@@ -192,8 +195,7 @@ func (q *Queue) page(ctx context.Context, op string, parts []*partition, set int
 			now = later(now, at)
 		}
 		for j := 1; j < len(reply); j += 2 {
-			score, _ := strconv.ParseFloat(reply[j+1], 64) // also of infinities
-			places = append(places, place{position{set, score, reply[j]}, parts[i]})
+			places = append(places, place{position{set, reply[j+1], reply[j]}, parts[i]})
 		}
 	}
 	slices.SortStableFunc(places, func(a, b place) int { return less * compare(a.position, b.position) })

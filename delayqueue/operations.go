@@ -65,10 +65,10 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		began time.Time // by the clock of Redis
 	)
 	if !f.DiedFrom.IsZero() { // between it and the millisecond before
-		after = &position{set: keyDead, score: float64(f.DiedFrom.UnixMilli()) - 0.5}
+		after = &position{set: keyDead, score: fmt.Sprintf("%.1f", float64(f.DiedFrom.UnixMilli())-0.5)}
 	}
 	if state == StateQueued && f.Key != "" {
-		after = &position{set: keyLines, member: f.Key + "\n"}
+		after = &position{set: keyLines, score: "0", member: f.Key + "\n"}
 	}
 	for {
 		places, now, err := q.places(ctx, op, []*partition{p}, state, after, scanPage, true)

@@ -236,11 +236,11 @@ func (q *Queue) entry(l *look) Entry {
 	switch e.State {
 	case StateQueued:
 		if e.DueAt = e.EnqueuedAt; l.due.Err() == nil {
-			e.DueAt = position{score: l.due.Val()}.time()
+			e.DueAt = timeOf(int64(l.due.Val()))
 		}
 	case StateRunning:
 		if l.claimEnds.Err() == nil {
-			e.ClaimEnds = position{score: l.claimEnds.Val()}.time()
+			e.ClaimEnds = timeOf(int64(l.claimEnds.Val()))
 		}
 	default:
 	}
