@@ -15,16 +15,16 @@ local function file()
   if #admitted.m == 0 then
     return
   end
-  call('HSET', m, unpack(admitted.m))
+  if #admitted.z > 0 then
+    call('ZADD', z, unpack(admitted.z))
+  end
   if #admitted.b > 0 then
     call('HSET', b, unpack(admitted.b))
   end
   if #admitted.f > 0 then
     call('ZADD', f, unpack(admitted.f))
   end
-  if #admitted.z > 0 then
-    call('ZADD', z, unpack(admitted.z))
-  end
+  call('HSET', m, unpack(admitted.m)) -- at last: what is there is stored
   live(longest + retention, z, f, b)
   admitted = {m = {}, b = {}, f = {}, z = {}}
 end
