@@ -52,8 +52,8 @@ const (
 	keyCounts
 	keyDead
 	keyLetters
-	_
-	_
+	keyEmptied
+	keyReceipts
 	keyEnded // and the next buckets-1
 	buckets  = 5
 )

@@ -69,6 +69,43 @@ func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 	})
 }
 
+// Its reply was lost, and it was sent again; its first copy comes to Redis when its sender has gone on.
+func TestAClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		for i := range 5 {
+			enqueueTest(t, q, fmt.Sprint(i), "")
+		}
+		require.Len(t, claimTest(t, q, "worker.9", 1), 1)
+		require.Len(t, claimTest(t, q, "worker.10", 1), 1)
+		require.Empty(t, claimTest(t, q, "worker.9", 1))
+		require.Len(t, claimTest(t, q, "worker.10", 2), 1, "sent again")
+		require.Len(t, claimTest(t, q, "other.1", 2), 2)
+		require.Len(t, claimTest(t, q, "worker.11", 2), 1)
+	})
+}
+
+// A receipt for each claimer, and those of the dead are forgotten.
+func TestReceiptsAreBounded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		p := q.partitions[0]
+		for i := range 700 {
+			require.NoError(t, q.rdb.HSet(t.Context(), p.keys[keyReceipts], fmt.Sprint("old", i), "1700000000000 1 ").Err())
+		}
+		for i := range 100 {
+			enqueueTest(t, q, fmt.Sprint(i), "")
+			require.Len(t, claimTest(t, q, fmt.Sprint("worker.", i+1), 1), 1)
+		}
+		require.EqualValues(t, 701, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val())
+		for i := range 100 {
+			enqueueTest(t, q, fmt.Sprint("b", i), "")
+			require.Len(t, claimTest(t, q, fmt.Sprint("worker", i, ".1"), 1), 1)
+		}
+		require.Less(t, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val(), int64(200))
+	})
+}
+
 func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)

@@ -37,7 +37,8 @@
 -- whole, never in part. Every script ends with flush().
 local m, b, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 11)
 local retention, dead_retention = tonumber(ARGV[1]), tonumber(ARGV[2])
-local STEPS = 20 -- how many messages a script tidies up at most
+local STEPS = 20 -- how many messages a script tidies up at most, of each kind
+local steps = 64 -- how many it looks at of those that are too old
 local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
 local HEADER, INLINE = 55, 4096 -- where the key begins in a record; the longest payload in one
 local digits = function(n) return '(' .. string.rep('%d', n) .. ')' end
@@ -307,8 +308,9 @@ end
 -- Ends those of a key's first messages that are too old to be started. Answers how many.
 local function expire_line(key)
   local expired = 0
-  for _, place in ipairs(line(key, STEPS)) do
+  for _, place in ipairs(line(key, math.max(0, steps))) do
     local msg = find(id_at(place, key))
+    steps = steps - 1
     if msg and not is_running(msg) and msg.not_after <= now then
       give_up(msg, 'e')
       expired = expired + 1
