@@ -3,6 +3,7 @@
 --
 -- ARGV[3]  how many open and running messages the partition may have
 -- ARGV[4]  how many of them may be of one key
+-- #include expire.lua
 local max_depth, max_line = tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local depth = call('HLEN', m) - call('ZCARD', x)

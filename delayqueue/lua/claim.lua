@@ -16,6 +16,8 @@
 --           with this token took: it is used up; redelivered, expired, buried, keys that have
 --           no messages any more which nobody ran, now in ms, messages as start() tells them}
 -- #include common.lua
+-- #include take.lua
+-- #include receipt.lua
 local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local HORIZON = 60000   -- the longest wait that is answered

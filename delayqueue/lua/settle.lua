@@ -25,6 +25,7 @@
 --             not hold its key's line up until then
 --           and at last now in ms, 1 when a message is due now, else 0
 -- #include common.lua
+-- #include take.lua
 local lease = tonumber(ARGV[3])
 local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
