@@ -54,12 +54,12 @@ func originIn(id string, headers map[string]string) (Origin, bool) {
 func (o Origin) cloneID() string { return o.ID + "~" + strconv.Itoa(o.Clone) }
 
 // The search for an id that is free goes through the next ones, so that a task that is
-// cloned twice meets its clone, and then leaps: an id that is given again and again leaves
-// many behind, which asynq keeps in its archive.
+// cloned twice meets its clone, and then through random ones: an id that is given again and
+// again leaves many behind, which asynq keeps in its archive.
 const (
-	steps    = 100
-	leaps    = 10
-	farthest = 1 << 24
+	nextIDs   = 100
+	randomIDs = 10
+	idRange   = 1 << 24
 )
 
 // clone enqueues a task once more, under a derived id, since asynq refuses the id of an active
@@ -75,10 +75,10 @@ func (s *server) clone(ctx context.Context, info *asynq.TaskInfo, d *deferredErr
 		origin = Origin{ID: info.ID, Retried: info.Retried, MaxRetry: info.MaxRetry}
 	}
 	origin.Refusals, origin.Since = d.wait.refusals, d.wait.since
-	for try := range steps + leaps {
+	for try := range nextIDs + randomIDs {
 		origin.Clone++
-		if try >= steps {
-			origin.Clone += rand.IntN(farthest)
+		if try >= nextIDs {
+			origin.Clone += rand.IntN(idRange)
 		}
 		err := s.enqueue(ctx, info, origin, d.delay)
 		if err != nil {
@@ -115,8 +115,8 @@ func (s *server) enqueue(ctx context.Context, info *asynq.TaskInfo, o Origin, de
 		asynq.Timeout(info.Timeout), asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
 	}
 	task := asynq.NewTaskWithHeaders(info.Type, info.Payload, headers, opts...)
-	heir := asynq.NewClientFromRedisClient(heir{UniversalClient: s.rdb, of: info.ID})
-	if _, err = heir.EnqueueContext(ctx, task, asynq.Unique(uniquePlaceholder)); errors.Is(err, asynq.ErrDuplicateTask) {
+	unique := asynq.NewClientFromRedisClient(uniqueClient{UniversalClient: s.rdb, of: info.ID})
+	if _, err = unique.EnqueueContext(ctx, task, asynq.Unique(uniquePlaceholder)); errors.Is(err, asynq.ErrDuplicateTask) {
 		_, err = s.client.EnqueueContext(ctx, task)
 	}
 	return err

@@ -354,7 +354,7 @@ func TestLeaseThatTheHandlerLostIsItsOwnFailure(t *testing.T) {
 			})))
 		id := b.enqueue(t, task(), asynq.MaxRetry(1))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
-		require.Zero(t, info.Retried, "SkipRetry is heeded")
+		require.Zero(t, info.Retried, "SkipRetry is honored")
 		require.NotContains(t, info.LastErr, "outcome is unknown")
 	})
 }

@@ -13,7 +13,7 @@
 //
 // The handler runs while the guard holds the task's key, with a ctx that ends when the
 // lease is lost, with a cause that wraps core.ErrLeaseLost; core.LeaseFrom finds the fencing
-// token in it. The key is given back when the handler returns, panics included, and
+// token in it. The key is released when the handler returns, panics included, and
 // not before.
 //
 // A task whose key is held is deferred: its worker is free at once, and asynq hands the task out
@@ -81,7 +81,7 @@
 //	the key function failed otherwise    a failure: retried by asynq
 //	the handler failed                   a failure: retried by asynq
 //	the lease was lost                   a failure, also of a handler that returned nil: the outcome is
-//	                                     unknown. Its SkipRetry and RevokeTask are heeded
+//	                                     unknown. Its SkipRetry and RevokeTask are honored
 //	the last attempt, and the Redis of   stays in its worker, and asks for its key again; logged
 //	Configure takes no clone
 //

@@ -9,11 +9,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// heir is the client through which a clone is enqueued as a unique task although its
+// uniqueClient is the client through which a clone is enqueued as a unique task although its
 // lock is taken: by the task that it is the clone of. asynq tells nobody that a task is
 // unique, and refuses the clone as a duplicate. So asynq's own script runs inside one that
 // hands the lock on, at once and with its time.
-type heir struct {
+type uniqueClient struct {
 	redis.UniversalClient
 	of string // the task's id: what asynq keeps in the lock
 }
@@ -34,19 +34,19 @@ const (
 )
 
 // EvalSha has asynq send the text of its script.
-func (h heir) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
+func (c uniqueClient) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
 	cmd := redis.NewCmd(ctx)
 	cmd.SetErr(redis.ErrNoScript)
 	return cmd
 }
 
 // Eval runs asynq's script if the lock is the task's.
-func (h heir) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
+func (c uniqueClient) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
 	if len(keys) == 0 || !strings.Contains(keys[0], uniqueMark) {
 		// Not the script that is meant: the clone is better not unique than not enqueued.
 		cmd := redis.NewCmd(ctx)
 		cmd.SetVal(duplicate)
 		return cmd
 	}
-	return h.UniversalClient.Eval(ctx, strings.Replace(inheritScript, scriptMark, script, 1), keys, append(args, h.of)...)
+	return c.UniversalClient.Eval(ctx, strings.Replace(inheritScript, scriptMark, script, 1), keys, append(args, c.of)...)
 }

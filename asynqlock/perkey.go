@@ -94,7 +94,7 @@ func (m *middleware) wrap(next asynq.Handler) asynq.Handler {
 	})
 }
 
-// process runs a task while holding its key, or says why not. The key is given back
+// process runs a task while holding its key, or says why not. The key is released
 // when next returns, and not when ctx ends: asynq hands the task out again at that
 // moment, and the held key is what keeps the copies apart.
 func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {

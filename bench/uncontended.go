@@ -7,7 +7,7 @@ import (
 )
 
 // uncontended is the price of a lock that nobody else wants: one goroutine takes
-// a free key and gives it back. Under a ctx that can be cancelled the same must
+// a free key and releases it. Under a ctx that can be cancelled the same must
 // hold, since that is what every request handler has.
 func uncontended(b *bench) error {
 	cancellable, cancel := context.WithCancel(b.ctx)

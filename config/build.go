@@ -312,8 +312,8 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		r.principal = principal
 		opts = registered(c.report, opts, at, "WithPrincipal", principal, o.principals)
 	}
-	if g.HeedPrefer {
-		opts = append(opts, httplock.HeedPrefer())
+	if g.HonorPrefer {
+		opts = append(opts, httplock.HonorPrefer())
 	}
 	if g.Idempotency != nil {
 		opts = append(opts, c.idempotency(member(path, "idempotency"), g.Idempotency))

@@ -115,7 +115,7 @@ type guardSection struct {
 	HTTP            httpSection         `yaml:",inline"`
 	StreamBody      bool                `yaml:"stream_body"`
 	ParkAnonymously bool                `yaml:"park_anonymously"`
-	HeedPrefer      bool                `yaml:"heed_prefer"`
+	HonorPrefer     bool                `yaml:"honor_prefer"`
 	Idempotency     *idempotencySection `yaml:"idempotency"`
 	Skip            string              `yaml:"skip"`
 }

@@ -23,7 +23,7 @@ import (
 const orders = `
 guards:
   reject: {key: "order:{param.id}", on_conflict: reject}
-  wait: {key: "order:{param.id}", heed_prefer: true, on_conflict: {policy: retry, max_wait: 1m}}
+  wait: {key: "order:{param.id}", honor_prefer: true, on_conflict: {policy: retry, max_wait: 1m}}
   park: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: later, max_age: 10m}, reject]}
 queues:
   later: {max_age: 1h}
@@ -112,9 +112,9 @@ guards:
   large: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}}
   credentials: {key: "park:{header.X-Shop}", on_conflict: {policy: delay, queue: q}, credential_headers: [X-Own]}
   skipped: {key: all, skip: insiders}
-  late: {key: late, body_timeout: 300ms}
-  early: {key: late, body_timeout: 300ms, read_ahead: 1B}
-  streamed: {key: late, body_timeout: 300ms, stream_body: true}
+  late: {key: late, body_timeout: 900ms}
+  early: {key: late, body_timeout: 900ms, read_ahead: 1B}
+  streamed: {key: late, body_timeout: 900ms, stream_body: true}
 routes:
   GET /ours: ours
   GET /shared: shared
@@ -184,7 +184,7 @@ routes:
 
 		for path, status := range map[string]int{"/late": http.StatusRequestTimeout, "/early": http.StatusOK, "/streamed": http.StatusOK} {
 			r := request("POST", path)
-			r.Body = io.NopCloser(iotest.OneByteReader(slowReader{r.Body}))
+			r.Body = io.NopCloser(iotest.OneByteReader(&slowReader{r.Body, false}))
 			s := serve(rt, path)
 			s.goOn <- struct{}{}
 			assert.Equal(t, status, s.do(r).Code, path)
@@ -204,11 +204,17 @@ routes:
 	})
 }
 
-// slowReader takes its time.
-type slowReader struct{ io.Reader }
+// slowReader begins at once, and takes its time for the rest.
+type slowReader struct {
+	io.Reader
+	begun bool
+}
 
-func (r slowReader) Read(p []byte) (int, error) {
-	time.Sleep(200 * time.Millisecond)
+func (r *slowReader) Read(p []byte) (int, error) {
+	if r.begun {
+		time.Sleep(time.Second)
+	}
+	r.begun = true
 	return r.Reader.Read(p)
 }
 

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -191,47 +189,4 @@ func (f life) run(t *testing.T) (wakes []time.Duration) {
 		require.NoError(t, l.Shutdown(ctx))
 	}
 	return wakes
-}
-
-// A node that has given all its slots away answers as before, and nothing is sent to it.
-func TestANodeOfAClusterThatServesNoSlotsIsForgotten(t *testing.T) {
-	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0)
-	l := lockerOn(t, c.Client(t), "p")
-	const callers = 24
-	calls := func(n int) {
-		t.Helper()
-		var all sync.WaitGroup
-		for i := range callers {
-			all.Go(func() {
-				for range n {
-					err := l.Do(t.Context(), fmt.Sprint(i%(callers/2)), func(context.Context) error { return nil })
-					assert.NoError(t, err)
-				}
-			})
-		}
-		all.Wait()
-	}
-	redistest.Eventually(t, func() bool { calls(1); return len(core.Batchers(l)) == 3 }, "all nodes are in use")
-	empty := c.NodeOf(t, core.RecordName("p", "0"))
-	emptied := redistest.Client(t, &redis.Options{Addr: empty.Addr})
-	before := core.Batchers(l)
-	require.Positive(t, before[empty.Addr]())
-	core.LookAtNodes(l)
-	calls(1)
-	require.Len(t, core.Batchers(l), 3, "all serve")
-
-	redistest.Eventually(t, func() bool { // no lease's record is left there
-		keys, err := emptied.DBSize(t.Context()).Result()
-		return err == nil && keys == 0
-	}, "no keys")
-	c.Empty(t, empty, c.AnotherThan(t, core.RecordName("p", "0")))
-	redistest.Eventually(t, func() bool {
-		core.LookAtNodes(l)
-		calls(20) // of which none may fail
-		return len(core.Batchers(l)) == 2
-	}, "it is forgotten")
-	require.NotContains(t, core.Batchers(l), empty.Addr)
-	require.NoError(t, emptied.Ping(t.Context()).Err(), "it answers")
-	redistest.Eventually(t, func() bool { return before[empty.Addr]() == 0 }, "its goroutines end")
 }

@@ -1,37 +1,31 @@
 package core_test
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
+	"github.com/perkey-go/perkey/internal/test/mutant"
 )
 
-// engineMutant is a broken piece of Go. Clients with all of them, each behind a
-// switch, are built from an overlay over the sources, which stay as they are.
+// engineMutant is a broken piece of Go, as [mutant.Mutant] describes it, with a workload.
 type engineMutant struct {
 	name     string
 	file     string
-	old, new string // old stands in the file exactly once; %s in new is the switch
+	old, new string
 	change   func(w *workload)
 	faults   map[faultKind]time.Duration
 	volatile bool // Redis forgets when it restarts
+	failover bool // in place of faults
 }
 
 var engineMutants = []engineMutant{
 	{
 		name: "a lease is trusted past its end", file: "leases.go",
-		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.ttl)), renewAt)",
-		new: "if %s {\n\t\t\t\treply.ttl *= 2\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.ttl)), renewAt)",
+		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
+		new: "if %s {\n\t\t\t\treply.TTL *= 2\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},
@@ -45,7 +39,7 @@ var engineMutants = []engineMutant{
 		faults: map[faultKind]time.Duration{faultDelay: 300 * time.Millisecond},
 	},
 	{
-		name: "an admitted lease counts from the reply", file: "internal/waitqueue/queue.go",
+		name: "an admitted lease counts from the reply", file: "internal/waitqueue/admission.go",
 		old: "q.Validity(a.Sent, m.Call.Lease)",
 		new: "q.Validity(map[bool]time.Time{true: now, false: a.Sent}[%s], m.Call.Lease)",
 		change: func(w *workload) {
@@ -63,8 +57,8 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a lease that is not ours is kept", file: "leases.go",
-		old: "case !reply.owned:",
-		new: "case !reply.owned && !%s:",
+		old: "case !reply.Owned:",
+		new: "case !reply.Owned && !%s:",
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 500*time.Millisecond
 		},
@@ -72,13 +66,29 @@ var engineMutants = []engineMutant{
 	},
 	{
 		name: "a release is not sent", file: "lease.go",
-		old:    "switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {",
-		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
+		old:    "switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {",
+		new:    "switch owned, err = %[1]s, nil; {\n\t\tcase %[1]s:\n\t\tdefault:\n\t\t\towned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now)\n\t\t}\n\t\tswitch {",
 		change: func(w *workload) { w.Try = 100 },
 	},
 }
 
+// failoverMutants take some seconds for each try. An empty file: the piece of the same name
+// above is broken.
+var failoverMutants = []engineMutant{
+	{
+		name: "renewals stay with the old primary", file: "internal/store/renewer.go", failover: true,
+		old: "if r.origin == nil ||",
+		new: "if %s || r.origin == nil ||",
+	},
+	{name: "a lease that is not ours is kept", failover: true},
+}
+
 func (m engineMutant) round() soakRound {
+	if m.failover {
+		round := failovers(1)
+		round.Way, round.Abrupt = faultIsolation, true
+		return round
+	}
 	round := soakRound{
 		Length: 1200 * time.Millisecond, Clients: 4, Workload: lively,
 		Faults: m.faults, Durable: !m.volatile, Abrupt: true,
@@ -88,59 +98,44 @@ func (m engineMutant) round() soakRound {
 	return round
 }
 
-// brokenVar names what is broken in a client.
-const brokenVar = "PERKEY_TEST_BROKEN"
-
 // buildBroken builds clients with all the engine's mutants.
 func buildBroken(t *testing.T) (binary string) {
 	t.Helper()
-	dir := t.TempDir()
-	sources := map[string]string{}
-	for _, m := range engineMutants {
-		if sources[m.file] == "" {
-			source, err := os.ReadFile(m.file)
-			require.NoError(t, err)
-			sources[m.file] = string(source)
-			pkg, _, _ := strings.Cut(sources[m.file], "\n")
-			sources[filepath.Join(filepath.Dir(m.file), "broken.go")] = fmt.Sprintf("%s\n\nimport \"os\"\n\nvar brokenPiece = os.Getenv(%q)\n", pkg, brokenVar)
+	var all []mutant.Mutant
+	for _, m := range slices.Concat(engineMutants, failoverMutants) {
+		if m.file == "" {
+			continue
 		}
-		require.Equal(t, 1, strings.Count(sources[m.file], m.old), "%s has once: %s", m.file, m.old)
-		on := fmt.Sprintf("(brokenPiece == %q)", m.name)
-		sources[m.file] = strings.Replace(sources[m.file], m.old, fmt.Sprintf(m.new, on), 1)
+		all = append(all, mutant.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for name, source := range sources {
-		path, err := filepath.Abs(name)
-		require.NoError(t, err)
-		overlay.Replace[path] = filepath.Join(dir, strings.ReplaceAll(name, "/", "-"))
-		require.NoError(t, os.WriteFile(overlay.Replace[path], []byte(source), 0o600))
-	}
-	text, err := json.Marshal(overlay)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), text, 0o600))
-	binary = filepath.Join(dir, "client")
-	args := []string{"test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary}
+	var flags []string
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
-		args = append(args, "-race") // as this test was, so that all but core is built already
+		flags = append(flags, "-race") // as this test was, so that all but core is built already
 	}
-	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return binary
+	return mutant.Build(t, all, flags...)
 }
 
 func TestMutantsOfTheEngineAreCaught(t *testing.T) {
+	t.Parallel()
+	testEngineMutants(t, engineMutants)
+}
+
+func testEngineMutants(t *testing.T, mutants []engineMutant) {
+	t.Helper()
 	var caught atomic.Int64
 	t.Run("engine", func(t *testing.T) {
 		binary := buildBroken(t)
-		for _, m := range engineMutants {
+		for _, m := range mutants {
 			t.Run(m.name, func(t *testing.T) {
-				t.Parallel()
 				round := m.round()
 				round.Binary, round.Broken = binary, m.name
 				ops := 0
 				for try := uint64(0); try < tries || ops < getAway && try < 10*tries; try++ {
 					round.Seed = soakSeed() + try
 					result := round.run(t)
+					if result.undone {
+						continue
+					}
 					found, first, _ := tell(result.ops, result.rules)
 					if len(found) > 0 {
 						t.Logf("%s: caught by operation %d: %v (seed %d)", m.name, ops+first, found, round.Seed)
@@ -153,13 +148,13 @@ func TestMutantsOfTheEngineAreCaught(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("mutants caught: %d of %d", caught.Load(), len(engineMutants))
+	t.Logf("mutants caught: %d of %d", caught.Load(), len(mutants))
 }
 
 func TestRoundsOfEngineMutantsFindNothingInTheEngine(t *testing.T) {
+	t.Parallel()
 	for _, m := range engineMutants {
 		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
 			round := m.round()
 			round.Seed = soakSeed()
 			result := round.run(t)

@@ -1,12 +1,12 @@
 package core
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/perkey-go/perkey/internal/ctxerr"
+	"github.com/perkey-go/perkey/core/internal/lifecycle"
+	"github.com/perkey-go/perkey/core/internal/store"
 )
 
 // What can go wrong, distinguished by [errors.Is]. A caller's own ctx that ended is
@@ -20,9 +20,9 @@ var (
 	ErrDeferred = errors.New("deferred")
 	// ErrUnavailable: Redis could not be reached, or would not serve the
 	// request. Nothing is known about the key, and no work ran.
-	ErrUnavailable = errors.New("redis unavailable")
+	ErrUnavailable = store.ErrUnavailable
 	// ErrNotReplicated: fewer replicas than WaitReplicas asks for have the grant. It was
-	// given back, and no work ran. Comes with ErrUnavailable.
+	// released, and no work ran. Comes with ErrUnavailable.
 	ErrNotReplicated = errors.New("grant not replicated")
 	// ErrLeaseLost: the lease ended before it was released. What the holder did
 	// since may have overlapped with the next holder: a store can tell by the fence.
@@ -33,7 +33,7 @@ var (
 	// Locker's prefix, or one of a newer version.
 	ErrInvalidToken = errors.New("invalid token")
 	// ErrInvalidKey: the key is empty, too long, or holds control bytes.
-	ErrInvalidKey = errors.New("invalid key")
+	ErrInvalidKey = store.ErrInvalidKey
 	// ErrInvalidOption: an option has a value that cannot work.
 	ErrInvalidOption = errors.New("invalid option")
 	// ErrUpgrade: the ctx holds the key together with others, and asks for it
@@ -41,12 +41,12 @@ var (
 	ErrUpgrade = errors.New("ctx holds the key shared and cannot have it exclusively")
 	// ErrInvalidCursor: List did not give this cursor, or its node has left the
 	// Cluster since. Begin again with an empty one.
-	ErrInvalidCursor = errors.New("invalid cursor")
+	ErrInvalidCursor = store.ErrInvalidCursor
 	// ErrNotExclusive: only an exclusive lease can be downgraded, and only by the call
 	// that took the key first, not by a reentrant one.
 	ErrNotExclusive = errors.New("lease is not exclusive")
 	// ErrClosed: the Locker was closed.
-	ErrClosed = errors.New("locker closed")
+	ErrClosed = lifecycle.ErrClosed
 )
 
 // ConflictError is the refusal of a call whose key is held by somebody else, or reserved
@@ -86,11 +86,9 @@ func (e *DeferredError) Error() string {
 // Is makes every DeferredError match ErrDeferred.
 func (e *DeferredError) Is(target error) bool { return target == ErrDeferred }
 
-func unavailable(op, key string, err error) error {
-	return fmt.Errorf("core: %s %q: %w: %w", op, key, ErrUnavailable, err)
-}
+// MaxKeyLen is the length of the longest key, in bytes: 512.
+const MaxKeyLen = store.MaxKeyLen
 
-// callerGone reports the caller's own ctx.
-func callerGone(ctx context.Context, op, key string) error {
-	return fmt.Errorf("core: %s %q: %w", op, key, ctxerr.Of(ctx))
-}
+// ValidateKey checks a key as Acquire does: 1 to 512 bytes, no ASCII control
+// bytes. Its error wraps ErrInvalidKey and does not repeat the key.
+func ValidateKey(key string) error { return store.ValidateKey(key) }

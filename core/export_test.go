@@ -5,6 +5,10 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core/internal/store"
 )
 
 // NeverPoll makes waiting calls rely on being woken.
@@ -12,10 +16,10 @@ func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 
 // Listening reports whether the Locker's subscription is up, and whoever waited for
 // that was told.
-func (l *Locker) Listening() bool { return l.store.listening() }
+func (l *Locker) Listening() bool { return l.store.Listening() }
 
 // LookAgain has every line ask again, as a new subscription does.
-func (l *Locker) LookAgain() { (*storeEvents)(l).lookAgain() }
+func (l *Locker) LookAgain() { (*storeEvents)(l).LookAgain() }
 
 // InformedCalls is how many calls wait and know that their key is held.
 func (l *Locker) InformedCalls() (n int) {
@@ -38,19 +42,13 @@ func (l *Locker) HeardReserved(key string) bool {
 var RenewalTime = renewalTime
 
 // SentinelLifetime is how long a connection for renewals is used with Sentinel.
-const SentinelLifetime = sentinelLifetime
+const SentinelLifetime = store.SentinelLifetime
 
 // RecordName is the name in Redis of a key's record.
-var RecordName = recordName
+var RecordName = store.RecordName
 
 // Scripts are the Lua scripts as Redis gets them, by the names of their files.
-var Scripts = map[string]string{
-	"acquire": acquireScript.Source(), "renew": renewScript.Source(), "release": releaseScript.Source(),
-	"reserve": reserveScript.Source(), "unreserve": unreserveScript.Source(),
-	"admit": admitScript.Source(), "acquireall": acquireAllScript.Source(), "downgrade": downgradeScript.Source(),
-	"raise": raiseScript.Source(), "publish": publishScript.Source(), "refresh": refreshScript.Source(),
-	"force": forceScript.Source(), "inspect": inspectScript.Source(),
-}
+var Scripts = store.Sources
 
 // ParseToken reports what is wrong with a token.
 func ParseToken(token string) error {
@@ -60,14 +58,14 @@ func ParseToken(token string) error {
 
 // TokenFields is what a token says.
 type TokenFields struct {
-	Prefix, Key, Entry string
+	Prefix, Key, Owner string
 	First, Used        int64
 	TTL                time.Duration
 }
 
 // NewToken writes a token, valid or not.
 func NewToken(f TokenFields) string {
-	return token{prefix: f.Prefix, key: f.Key, entry: f.Entry, first: f.First, used: f.Used, ttl: f.TTL}.String()
+	return token{prefix: f.Prefix, key: f.Key, owner: f.Owner, first: f.First, used: f.Used, ttl: f.TTL}.String()
 }
 
 // Sealed makes a token whose fields are body, with a checksum that is right.
@@ -76,22 +74,10 @@ func Sealed(body string) string {
 	return tokenVersion + base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Batchers are those of a Cluster's nodes, by address. Each tells how many goroutines it has.
-func Batchers(l *Locker) map[string]func() int {
-	d := l.store.(*deployment)
-	d.batchersMu.Lock()
-	defer d.batchersMu.Unlock()
-	all := map[string]func() int{}
-	for node, n := range d.batchers {
-		if node != nil {
-			all[node.Options().Addr] = n.group.Goroutines
-		}
-	}
-	return all
+// WaitForNodes makes a quorum that was not used yet wait so long for its nodes.
+func (l *Locker) WaitForNodes(d time.Duration, clients []redis.UniversalClient) {
+	l.store.Close()
+	c := l.storeConfig()
+	c.NodeTimeout = d
+	l.use(store.NewQuorum(clients, c))
 }
-
-// LookAtNodes has the next call look for nodes that serve no slots any more.
-func LookAtNodes(l *Locker) { l.store.(*deployment).looked.Store(0) }
-
-// WaitForNodes sets how long a quorum waits for its nodes.
-func (l *Locker) WaitForNodes(d time.Duration) { l.store.(*quorum).timeout = d }

@@ -93,7 +93,7 @@ type load struct {
 
 	grants, unavailable, notReplicated atomic.Int64
 
-	// Two primaries grant at the same time, and what one has granted may be passed on
+	// Two primaries grant at the same time, and what one has granted may be handed over
 	// within its process after the other's grant.
 	split      atomic.Bool
 	outOfOrder atomic.Int64 // fences, meanwhile

@@ -180,14 +180,18 @@ func onFakeNodes(t *testing.T, many int, test func(t *testing.T, nodes []*fakeNo
 	})
 }
 
-// overNodes makes a quorum that is closed with the test.
-func overNodes(t *testing.T, nodes []*fakeNode, opts ...core.Option) *core.Locker {
+func clientsOf(t *testing.T, nodes []*fakeNode) (clients []redis.UniversalClient) {
 	t.Helper()
-	var clients []redis.UniversalClient
 	for _, n := range nodes {
 		clients = append(clients, n.client(t))
 	}
-	l, err := core.NewQuorum(clients, opts...)
+	return clients
+}
+
+// overNodes makes a quorum that is closed with the test.
+func overNodes(t *testing.T, nodes []*fakeNode, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.NewQuorum(clientsOf(t, nodes), opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		for _, n := range nodes {

@@ -90,12 +90,12 @@ func (g *Guard) Policy() ConflictPolicy {
 	return g.policy
 }
 
-// Heeds returns the part of a preference that the Guard's policy honors.
-func (g *Guard) Heeds(p Preference) Preference {
+// Honors returns the part of a preference that the Guard's policy honors.
+func (g *Guard) Honors(p Preference) Preference {
 	if g == nil {
 		return Preference{}
 	}
-	return Heeded(g.policy, p)
+	return Honored(g.policy, p)
 }
 
 // Do runs fn, on the caller's goroutine, while holding call.Key. It returns nil
@@ -104,7 +104,7 @@ func (g *Guard) Heeds(p Preference) Preference {
 // *DeferredError without having run fn. A ctx that works under the key already
 // passes straight through.
 //
-// The key is given back when fn returns, also when it panics, and not before:
+// The key is released when fn returns, also when it panics, and not before:
 // if ctx ends while fn runs, fn's own ctx ends, and the key stays held for as
 // long as fn takes.
 func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) error) error {

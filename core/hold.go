@@ -1,10 +1,12 @@
 package core
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 )
 
 // hold is what this process has of a key in Redis. A lease is one call's use of it:
@@ -12,24 +14,24 @@ import (
 type hold struct {
 	locker *Locker
 	record string // the key's name in Redis
-	// What its entry is made of, as it was granted; see holder and mode. The owner is
-	// the id of another Locker if the lease has travelled.
+	// What its token is made of, as it was granted; see token and mode. The owner is
+	// the id of another Locker if the lease was transferred.
 	owner  *string
-	secret entrySecret
+	secret store.Secret
 	limit  int32
 
-	form   atomic.Int32
-	used   int32 // what the present lease's fence is above the first's
-	fence  int64 // of the first lease
-	since  schedule.Instant
-	until  schedule.Instant // not renewed past this; zero: no bound
-	ttl    time.Duration
-	copies int16      // replicas that are known to have the grant
-	state  leaseState // guarded by locker.leases.mu
+	form  atomic.Int32
+	used  int32 // what the present lease's fence is above the first's
+	fence int64 // of the first lease
+	since schedule.Instant
+	until schedule.Instant // not renewed past this; zero: no bound
+	ttl   time.Duration
+	acks  int16      // replicas that are known to have the grant
+	state leaseState // guarded by locker.leases.mu
 	// Redis said that somebody waits.
 	waiting atomic.Bool
-	// Another process may hold the key by the same entry: it cannot be passed on.
-	travels atomic.Bool
+	// Another process may hold the key by the same token: it cannot be handed over.
+	transferred atomic.Bool
 
 	// Guarded by locker.leases.mu, but for its end.
 	schedule.Times
@@ -37,9 +39,9 @@ type hold struct {
 }
 
 // newHold makes the hold of a grant that can be trusted until deadline.
-func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline time.Time, o *acquireOptions) *hold {
+func (l *Locker) newHold(record, token string, limit int, fence int64, deadline time.Time, o *acquireOptions) *hold {
 	now := time.Now()
-	owner, secret := splitEntry(entry)
+	owner, secret := store.SplitToken(token)
 	h := &hold{
 		locker: l, record: record, owner: &l.id, secret: secret, limit: int32(limit), fence: fence,
 		since: schedule.InstantOf(now), ttl: o.ttl,
@@ -58,10 +60,57 @@ func (l *Locker) newHold(record, entry string, limit int, fence int64, deadline 
 	return h
 }
 
-func (h *hold) key() string { return keyOf(h.locker.prefix, h.record) }
+func (h *hold) key() string { return store.KeyOf(h.locker.prefix, h.record) }
 
-func (h *hold) releaseRequest() releaseRequest {
-	return releaseRequest{record: h.record, entry: h.holder(), used: h.lastFence(), hold: h}
+func (h *hold) releaseRequest() store.ReleaseRequest {
+	return store.ReleaseRequest{Record: h.record, Token: h.token(), Used: h.lastFence(), Holder: h}
+}
+
+// extend renews the lease in Redis for a caller who waits for it.
+func (h *hold) extend(ctx context.Context, op string, ttl time.Duration) (owned bool, err error) {
+	token := h.token()
+	owned, _, err = h.locker.store.Extend(ctx, op, h.record, token, ttl)
+	if err != nil || owned {
+		return owned, err
+	}
+	if now, ok := h.Rekeyed(token); ok {
+		owned, _, err = h.locker.store.Extend(ctx, op, h.record, now, ttl)
+	}
+	return owned, err
+}
+
+// An exclusive hold has another token in Redis once it was downgraded. Between the
+// request and the answer it may have either.
+const (
+	formGranted int32 = iota
+	formEither
+	formShared
+)
+
+// token is the hold's owner token in Redis, as far as we know.
+func (h *hold) token() string { return string(h.appendToken(make([]byte, 0, store.TokenRoom))) }
+
+func (h *hold) appendToken(b []byte) []byte {
+	limit := int(h.limit)
+	if h.form.Load() == formShared {
+		limit = shared
+	}
+	return store.AppendToken(b, limit, *h.owner, h.secret)
+}
+
+// mode is how many may hold the key together with the hold, at worst.
+func (h *hold) mode() int {
+	if h.form.Load() != formGranted {
+		return shared
+	}
+	return int(h.limit)
+}
+
+// Rekeyed implements store.Rekeyed. A downgrade that is still under way finds nothing to do then.
+func (h *hold) Rekeyed(from string) (token string, ok bool) {
+	h.form.CompareAndSwap(formEither, formShared)
+	token = h.token()
+	return token, token != from
 }
 
 // lastFence is that of the present lease.

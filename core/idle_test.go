@@ -83,6 +83,7 @@ func waitIdly(t *testing.T, env *redistest.Env, lockers []*core.Locker, waits fu
 }
 
 func TestIdle_WaitingForManyKeysCostsRedisLittle(t *testing.T) {
+	t.Parallel()
 	keys, length := 1000, 6*time.Second
 	if os.Getenv(idleVar) != "" {
 		keys, length = 5000, 20*time.Second
@@ -126,6 +127,7 @@ func TestIdle_WaitingForManyKeysCostsRedisLittle(t *testing.T) {
 }
 
 func TestIdle_WaitingForOneKeyWritesLittle(t *testing.T) {
+	t.Parallel()
 	lockers, length := 100, 6*time.Second
 	if os.Getenv(idleVar) != "" {
 		lockers, length = 500, 30*time.Second

@@ -218,7 +218,7 @@ func TestForceReleaseKnowsAHoldThatWasPassedOnByItsLaterFences(t *testing.T) {
 		l, admin := newLocker(t, env), newLocker(t, env)
 		for _, later := range []bool{false, true} {
 			var passed, first *core.Lease
-			for passed == nil { // until a hold is passed on: that is a matter of milliseconds
+			for passed == nil { // until a hold is handed over: that is a matter of milliseconds
 				var err error
 				first, err = l.Acquire(ctx, "k", core.Named("first", ""))
 				require.NoError(t, err)
@@ -255,9 +255,9 @@ func TestForceReleaseKnowsAHoldThatWasPassedOnByItsLaterFences(t *testing.T) {
 	})
 }
 
-// passedOn returns a lease of key that was passed on at least twice since its grant, and the
+// handedOver returns a lease of key that was handed over at least twice since its grant, and the
 // fences that were used before it, the grant's first.
-func passedOn(t *testing.T, l, admin *core.Locker, key string) (lease *core.Lease, before []int64) {
+func handedOver(t *testing.T, l, admin *core.Locker, key string) (lease *core.Lease, before []int64) {
 	const calls = 4
 	for {
 		leases := make(chan *core.Lease, calls)
@@ -285,7 +285,7 @@ func passedOn(t *testing.T, l, admin *core.Locker, key string) (lease *core.Leas
 		if granted := slices.Index(fences, info.Holders[0].Fence); granted >= 0 && granted < calls-2 {
 			return lease, fences[granted : calls-1]
 		}
-		assert.NoError(t, lease.Release(t.Context())) // it was not passed on: that is a matter of milliseconds
+		assert.NoError(t, lease.Release(t.Context())) // it was not handed over: that is a matter of milliseconds
 	}
 }
 
@@ -304,7 +304,7 @@ func TestForceReleaseKnowsADowngradedHoldByAllOfItsFences(t *testing.T) {
 		for i := range 16 {
 			key := fmt.Sprintf("k%d", i)
 			keys.Go(func() {
-				lease, before := passedOn(t, l, admin, key)
+				lease, before := handedOver(t, l, admin, key)
 				if lease == nil || !assert.NoError(t, lease.Downgrade(ctx)) {
 					return
 				}

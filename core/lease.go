@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -14,7 +15,7 @@ import (
 //
 // A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it
 // where there is no lease. Its Release does nothing and returns nil, since there is nothing
-// to give back. Its Fence is 0, its Key and Token are empty. What would promise
+// to release. Its Fence is 0, its Key and Token are empty. What would promise
 // a held key fails: Extend, Downgrade and Detach return an error that wraps ErrLeaseLost,
 // and its Context is over with that cause.
 //
@@ -27,8 +28,8 @@ type Lease struct {
 	cancel  context.CancelCauseFunc
 	granted schedule.Instant
 	*leaseExtra
-	kept  bool       // the key was reserved when it was granted
-	state leaseState // guarded by hold.locker.leases.mu
+	reserved bool       // the key was, when it was granted
+	state    leaseState // guarded by hold.locker.leases.mu
 }
 
 // leaseExtra is what few leases have. The others share the empty one.
@@ -147,11 +148,7 @@ func (l *Lease) Extend(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	sent := time.Now()
-	entry := h.holder()
-	owned, _, err := owner.store.extend(ctx, "extend", h.record, entry, d)
-	if err == nil && !owned && h.renamed(entry) {
-		owned, _, err = owner.store.extend(ctx, "extend", h.record, h.holder(), d)
-	}
+	owned, err := h.extend(ctx, "extend", d)
 	switch {
 	case err != nil:
 		return err
@@ -175,8 +172,7 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 		return errNoLease
 	}
 	h, owner := l.hold, l.hold.locker
-	d, err := owner.deployment("downgrade")
-	if err != nil {
+	if err := owner.store.Downgrades(); err != nil {
 		return err
 	}
 	if h.mode() != shared && (l.reentered != nil || h.limit != exclusive) {
@@ -194,7 +190,10 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	}
 	h.form.CompareAndSwap(formGranted, formEither)
 	owner.waiters.withdraw(h)
-	owned, err := d.downgrade(ctx, h)
+	owned, err := owner.store.Downgrade(ctx, store.DowngradeRequest{
+		Record: h.record, Token: store.FormatToken(exclusive, *h.owner, h.secret), Shared: store.FormatToken(shared, *h.owner, h.secret),
+		Fence: h.lastFence(), Timeout: max(h.ttl, store.ReplyTimeout),
+	})
 	switch {
 	case err != nil:
 		return err
@@ -205,13 +204,13 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	return nil
 }
 
-// Release gives the key back. It works on a dead ctx, and may be called twice;
+// Release frees the key. It works on a dead ctx, and may be called twice;
 // the Lease's Context is over when it returns. It blocks for one round trip, or
 // until go-redis gives the command up; from then on, and for a lease that had
 // ended before, giving back goes on in the background. It returns an error that
 // wraps ErrLeaseLost if the lease had ended before; after any other error the key
 // is free when the lease ends, or earlier. Of leases that were taken again under
-// the ctx of another one, only the outermost gives the key back.
+// the ctx of another one, only the outermost releases the key.
 func (l *Lease) Release(ctx context.Context) error {
 	if l == nil {
 		return nil
@@ -221,7 +220,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	return l.released(was, err, now)
 }
 
-// release gives the key back, and returns what the lease was until now.
+// release frees the key, and returns what the lease was until now.
 func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
 	owner := l.hold.locker
 	if l.reentered != nil {
@@ -240,14 +239,14 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 		l.cancel(err)
 		owner.leases.drop(l.hold)
 		owner.waiters.lost(l.hold)
-		l.giveBack()
+		owner.cancel(l.hold)
 	} else {
 		l.cancel(context.Canceled)
 		var owned bool
-		switch owned, err = owner.giveUp(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
+		switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
-			err = unavailable("release", l.Key(), err)
-			l.giveBack()
+			err = store.Unavailable("release", l.Key(), err)
+			owner.cancel(l.hold)
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}
@@ -275,12 +274,6 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
 	}
 	return err
-}
-
-// giveBack releases in the background what Redis may still hold for the lease.
-func (l *Lease) giveBack() {
-	h, owner := l.hold, l.hold.locker
-	owner.cancel(h.releaseRequest(), h.ttl)
 }
 
 // run calls fn under the lease and releases it, also when fn panics. It returns

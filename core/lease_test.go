@@ -51,6 +51,7 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, rdb *redis.Client, m *m
 }
 
 func TestARenewedLeaseOutlivesItsTTL(t *testing.T) {
+	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		for _, ttl := range []time.Duration{100 * time.Millisecond, 2 * time.Second, 15 * time.Second, time.Minute} {
 			l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(ttl))
@@ -68,6 +69,7 @@ func TestARenewedLeaseOutlivesItsTTL(t *testing.T) {
 }
 
 func TestFirstLease_AnUnconfirmedGrantFreesItselfAfterIt(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		opts  []core.Option
 		first time.Duration
@@ -110,6 +112,7 @@ func TestFirstLease_AnUnconfirmedGrantFreesItselfAfterIt(t *testing.T) {
 }
 
 func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
+	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		for _, d := range []time.Duration{200 * time.Millisecond, 3 * time.Second, 10 * time.Second, time.Minute} {
 			l, err := core.New(rdb, core.WithRenewalClient(rdb))
@@ -135,6 +138,7 @@ func TestAFixedLeaseEndsWhenItWasSaidTo(t *testing.T) {
 }
 
 func TestExtendLengthensAFixedLease(t *testing.T) {
+	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb))
 		require.NoError(t, err)
@@ -153,6 +157,7 @@ func TestExtendLengthensAFixedLease(t *testing.T) {
 }
 
 func TestLeaseContextEndsBeforeTheKeyIsFree(t *testing.T) {
+	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, cut func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
 		require.NoError(t, err)
@@ -223,6 +228,7 @@ func TestReentryUnderALostLeaseDoesNotPass(t *testing.T) {
 }
 
 func TestACancelledCallerKeepsTheKeyUntilRelease(t *testing.T) {
+	t.Parallel()
 	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, _ *miniredis.Miniredis, _ func()) {
 		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(time.Second))
 		require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -91,7 +92,7 @@ const (
 	ranOut  = "it was not renewed in time"
 	notOurs = "redis says that the key is not ours"
 	forced  = "it was taken away with ForceRelease"
-	// Of leases that travelled.
+	// Of leases that were transferred.
 	elsewhere = "it was released by another that had its token"
 )
 
@@ -120,7 +121,7 @@ func (t *leaseTable) share(l *Lease) bool {
 	defer t.mu.Unlock()
 	held := l.state == leaseHeld && l.hold.valid(time.Now())
 	if held {
-		l.hold.travels.Store(true)
+		l.hold.transferred.Store(true)
 	}
 	return held
 }
@@ -204,7 +205,7 @@ func (t *leaseTable) next(now time.Time) (lost []ended, due []*hold) {
 
 // lengths sets how long each hold of a batch is to be renewed for. first is for holds that
 // no lease has yet.
-func (t *leaseTable) lengths(asked []renewal, batch []*hold, first time.Duration, sent time.Time) {
+func (t *leaseTable) lengths(asked []store.Renewal, batch []*hold, first time.Duration, sent time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i, h := range batch {
@@ -215,32 +216,34 @@ func (t *leaseTable) lengths(asked []renewal, batch []*hold, first time.Duration
 		if h.bounded() {
 			ttl = max(min(ttl, h.until.Sub(sent)), time.Millisecond)
 		}
-		asked[i].ttl = ttl
+		asked[i].TTL = ttl
 	}
 }
 
 // answered applies the replies to a batch. It returns the holds that are not ours any more.
-func (t *leaseTable) answered(batch []*hold, asked []renewal, replies []renewalReply, sent, now time.Time) (gone []*hold, err error) {
+func (t *leaseTable) answered(batch []*hold, asked []store.Renewal, replies []store.RenewalReply, sent, now time.Time) (gone []*hold, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i, h := range batch {
 		reply := replies[i]
 		switch {
 		case h.state != leaseHeld:
-		case reply.err != nil:
-			err = cmp.Or(err, reply.err)
+		case reply.Err != nil:
+			err = cmp.Or(err, reply.Err)
 			t.putOff(h, now.Add(max(h.ttl/20, schedule.Horizon)))
-		case !reply.owned && h.renamed(asked[i].entry):
-			t.putOff(h, now.Add(schedule.Horizon))
-		case !reply.owned:
-			gone = append(gone, h)
+		case !reply.Owned:
+			if _, rekeyed := h.Rekeyed(asked[i].Token); rekeyed {
+				t.putOff(h, now.Add(schedule.Horizon))
+			} else {
+				gone = append(gone, h)
+			}
 		default:
-			h.waiting.Store(reply.waiting)
-			renewAt := schedule.InstantOf(renewalTime(sent, reply.ttl))
-			if h.bounded() && h.until.Sub(sent) <= reply.ttl {
+			h.waiting.Store(reply.Waiting)
+			renewAt := schedule.InstantOf(renewalTime(sent, reply.TTL))
+			if h.bounded() && h.until.Sub(sent) <= reply.TTL {
 				renewAt = 0 // confirmed to its end
 			}
-			t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.ttl)), renewAt)
+			t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)
 		}
 	}
 	return gone, err

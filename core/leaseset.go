@@ -73,7 +73,7 @@ func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
 	return errors.Join(each(s.leases, func(l *Lease) error { return l.Extend(ctx, d) })...)
 }
 
-// Release gives all keys back, as Lease.Release does. The commands travel together.
+// Release frees all keys, as Lease.Release does. The commands travel together.
 // The errors are joined. It may be called twice; the set's Context is over when it
 // returns.
 func (s *LeaseSet) Release(ctx context.Context) error {

@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/core/internal/lifecycle"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/absent"
 )
 
@@ -20,17 +20,15 @@ import (
 //
 // The zero Locker is not useful: use New, or NewQuorum.
 type Locker struct {
-	*lifecycle
 	settings
+	life  *lifecycle.Lifecycle
 	id    string // names this Locker's channel
-	store store
-	// How many fences an exclusive hold may use.
-	fences int64
+	store store.Store
 
-	leases   *leaseTable
-	renewals *renewals
-	waiters  *waiters
-	notices  *notices
+	leases        *leaseTable
+	renewals      *renewals
+	waiters       *waiters
+	notifications *notifications
 }
 
 // New makes a Locker on rdb, which stays the caller's to close, after the
@@ -44,8 +42,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.store = newDeployment(rdb, l.renewer, l.id, l.prefix, l.lifecycle, (*storeEvents)(l))
-	l.waiters = newWaiters(l)
+	l.use(store.NewDeployment(rdb, l.storeConfig()))
 	return l, nil
 }
 
@@ -68,73 +65,65 @@ func newLocker(opts []Option) (*Locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Locker{
-		lifecycle: newLifecycle(), settings: s, id: newLockerID(), fences: fenceBlock,
-	}
-	l.notices = newNotices()
+	l := &Locker{settings: s, life: lifecycle.New(), id: store.NewLockerID()}
+	l.notifications = newNotifications()
 	l.renewals = newRenewals(l)
 	l.leases = newLeaseTable(l.begin, l.renewals.wake, l.end)
 	return l, nil
 }
 
+func (l *Locker) storeConfig() store.Config {
+	return store.Config{ID: l.id, Prefix: l.prefix, TTL: l.ttl, Renewer: l.renewer, Life: l.life, Events: (*storeEvents)(l)}
+}
+
+// use completes a new Locker.
+func (l *Locker) use(s store.Store) {
+	l.store = s
+	l.waiters = newWaiters(l)
+}
+
 // sameAs reports whether two Lockers hold the same thing when they hold a key.
 func (l *Locker) sameAs(other *Locker) bool {
-	return l.prefix == other.prefix && l.store.sameAs(other.store)
+	return l.prefix == other.prefix && l.store.SameAs(other.store)
 }
 
 // storeEvents is the Locker as the events of its store.
 type storeEvents Locker
 
-// message takes what a script published: a word, what goes with it, and the key.
-func (e *storeEvents) message(message string) {
-	l, now := (*Locker)(e), time.Now()
-	word, rest, _ := strings.Cut(message, " ")
-	switch word {
-	case "grant":
-		if g, ok := parseGrant(rest); ok {
-			l.waiters.grantMessage(g.name, g.key, g.fence, g.waiting, g.room, now, g.ends)
-		}
-	case "ends":
-		f := strings.SplitN(rest, " ", 3)
-		if len(f) < 3 {
-			return
-		}
-		if ms, err := strconv.ParseInt(f[1], 10, 64); err == nil {
-			l.waiters.ends(f[0], f[2], now.Add(time.Duration(ms)*time.Millisecond))
-		}
-	case "wanted":
-		l.waiters.wantedBy(rest)
-	case "reserved":
-		l.waiters.reservedBy(rest)
-	case "free":
-		l.notices.freed(rest)
-	case "lost":
-		e.takenBy(rest, forced)
-	case "released":
-		e.takenBy(rest, elsewhere)
+func (e *storeEvents) Message(m store.Message) {
+	l := (*Locker)(e)
+	switch m.Kind {
+	case store.Granted:
+		l.waiters.grantMessage(m, time.Now())
+	case store.Ends:
+		l.waiters.ends(m, time.Now())
+	case store.Wanted:
+		l.waiters.wantedBy(m.Key, m.Fence)
+	case store.Reserved:
+		l.waiters.reservedBy(m.Key)
+	case store.Freed:
+		l.notifications.freed(m.Key)
+	case store.Forced:
+		l.taken(m.Key, m.Fence, forced)
+	case store.Released:
+		l.taken(m.Key, m.Fence, elsewhere)
 	}
 }
 
-// takenBy takes a message that a grant is over: its first fence, and the key.
-func (e *storeEvents) takenBy(words, why string) {
-	fence, key, _ := strings.Cut(words, " ")
-	if n, err := strconv.ParseInt(fence, 10, 64); err == nil {
-		(*Locker)(e).taken(key, n, why)
-	}
-}
-
-func (e *storeEvents) lookAgain() {
+func (e *storeEvents) LookAgain() {
 	e.waiters.askAgain()
-	e.notices.freedAll()
+	e.notifications.freedAll()
 }
 
-func (e *storeEvents) renewSoon() { e.leases.soon() }
+func (e *storeEvents) RenewSoon() { e.leases.soon() }
 
-func (e *storeEvents) orphaned(key, entry string, fence, server int64) {
-	e.waiters.orphaned(key, entry, fence, server)
+func (e *storeEvents) Orphaned(key, token string, fence, server int64) {
+	e.waiters.orphaned(key, token, fence, server)
 }
 
-func (e *storeEvents) warn(w Warning) { e.observer.OnWarning(context.Background(), w) }
+func (e *storeEvents) Warn(w store.Warning) {
+	e.observer.OnWarning(context.Background(), warningOf(w))
+}
 
 // TryAcquire takes key if it is free, and returns a *ConflictError if it is held, waited
 // for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.
@@ -147,7 +136,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 // key, when ctx ends, when the Locker is closed, or, with [ErrUnavailable], when Redis
 // fails before the call knows that the key is held. A call that knows of a holder waits for
 // Redis to return.
-// After an error the key is not held: if a grant was under way it is given back,
+// After an error the key is not held: if a grant was under way it is released,
 // and frees itself within the first lease (WithFirstLease) should Redis be out of reach.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	o, err := l.acquireOptions(opts)
@@ -174,7 +163,7 @@ func (l *Locker) Do(ctx context.Context, key string, fn func(context.Context) er
 // returns ctx's error if leases were left, or if the last commands to Redis did not
 // end in time: call it again, or Close, to wait for those. It may be called twice.
 func (l *Locker) Shutdown(ctx context.Context) error {
-	l.refuseCalls(lockerDraining)
+	l.life.Drain()
 	var err error
 	select {
 	case <-l.leases.empty():
@@ -185,8 +174,9 @@ func (l *Locker) Shutdown(ctx context.Context) error {
 	return cmp.Or(err, l.waitForStore(ctx, "shutdown"))
 }
 
-// closeTimeout bounds how long Close waits for commands that go-redis has under way.
-const closeTimeout = 2 * time.Second
+// closeTimeout bounds how long Close waits for commands that go-redis has under way: Close is back
+// within 2 s.
+const closeTimeout = 1900 * time.Millisecond
 
 // Close closes the Locker at once: waiting calls return ErrClosed, and the
 // contexts of leases still held end with a cause that wraps ErrLeaseLost and
@@ -198,7 +188,7 @@ const closeTimeout = 2 * time.Second
 // not wait for longer than 2 s: then it returns an error that wraps
 // [context.DeadlineExceeded]. Call it again to wait again.
 func (l *Locker) Close() error {
-	l.refuseCalls(lockerDraining)
+	l.life.Drain()
 	l.waiters.sendAway()
 	l.closeAll()
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -211,7 +201,7 @@ func (l *Locker) waitForStore(ctx context.Context, op string) error {
 	done := make(chan struct{})
 	go func() { // ends when go-redis has given up what is under way
 		defer close(done)
-		l.store.wait()
+		l.store.Wait()
 	}()
 	select {
 	case <-done:
@@ -222,19 +212,19 @@ func (l *Locker) waitForStore(ctx context.Context, op string) error {
 }
 
 func (l *Locker) closeAll() {
-	l.refuseCalls(lockerClosed)
+	l.life.Close()
 	for _, e := range l.leases.stop() {
 		l.end(e.hold, e.lease, fmt.Errorf("core: %q: %w: %w", e.hold.key(), ErrLeaseLost, ErrClosed))
 	}
-	l.store.close()
+	l.store.Close()
 }
 
 // begin starts what a Locker with leases needs: their renewal, and the subscription
 // that brings word of one that was taken away.
 func (l *Locker) begin() {
-	l.background(l.renewals.run)
-	l.store.start()
-	l.background(l.checkEviction)
+	l.life.Background(l.renewals.run)
+	l.store.Start()
+	l.life.Background(l.checkEviction)
 }
 
 // end ends the context of a lost hold's lease, then tells everybody.
@@ -243,7 +233,7 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 		lease.cancel(cause)
 	}
 	l.waiters.lost(h)
-	l.notices.freed(h.key())
+	l.notifications.freed(h.key())
 	if lease != nil {
 		l.observer.OnLost(lease.Context(), Lost{
 			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Cause: cause,

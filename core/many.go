@@ -1,5 +1,7 @@
 package core
 
+// One call takes several keys, all or none: [Locker.AcquireAll] and [Locker.TryAcquireAll].
+
 import (
 	"cmp"
 	"context"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/trust"
 )
@@ -42,25 +45,25 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 
 func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts []AcquireOption) (*LeaseSet, error) {
 	o, invalid := l.acquireOptions(opts)
-	g := gathering{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
+	m := multiAttempt{locker: l, ctx: ctx, opts: &o, wait: wait, start: time.Now(), holds: map[string]*hold{}}
 	err := errUnwound
-	defer func() { g.report(err) }()
-	err = g.obtain(keys, invalid)
-	return g.set, err
+	defer func() { m.report(err) }()
+	err = m.obtain(keys, invalid)
+	return m.set, err
 }
 
 // obtain takes the keys, or says why it cannot.
-func (g *gathering) obtain(keys []string, invalid error) (err error) {
-	l, ctx, o := g.locker, g.ctx, g.opts
+func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
+	l, ctx, o := m.locker, m.ctx, m.opts
 	keys, err = distinct(keys)
 	if err = cmp.Or(invalid, err); err != nil {
 		return err
 	}
-	g.all, g.key = keys, keys[0]
+	m.all, m.key = keys, keys[0]
 	if ctx.Err() != nil {
-		return callerGone(ctx, "acquire", g.key)
+		return store.CallerGone(ctx, "acquire", m.key)
 	}
-	o.what = describe(o.name, o.id)
+	o.what = store.Describe(o.name, o.id)
 	set := &LeaseSet{ctx: ctx}
 	defer func() {
 		if err != nil {
@@ -73,37 +76,37 @@ func (g *gathering) obtain(keys []string, invalid error) (err error) {
 		lease, err := l.reenter(set.ctx, Call{Key: key, Name: o.name, ID: o.id}, o)
 		switch {
 		case err != nil:
-			g.key = key
+			m.key = key
 			return err
 		case lease != nil:
 			set.leases, set.ctx = append(set.leases, lease), lease.Context()
 		default:
-			g.keys = append(g.keys, key)
+			m.keys = append(m.keys, key)
 		}
 	}
-	if len(g.keys) == 0 {
+	if len(m.keys) == 0 {
 		set.ctx = setContext{set.ctx, set.leases}
-		g.set = set
+		m.set = set
 		return nil
 	}
-	if !l.open() {
-		return fmt.Errorf("core: acquire %q: %w", g.keys[0], ErrClosed)
+	if !l.life.Open() {
+		return store.Closed("acquire", m.keys[0])
 	}
 	for {
-		if err := g.run(); err != nil {
+		if err := m.run(); err != nil {
 			return err
 		}
-		if err := g.replicate(); err != nil {
-			g.giveBack()
+		if err := m.replicate(); err != nil {
+			m.release()
 			return err
 		}
-		if g.adopt(set) {
-			g.set = set
+		if m.adopt(set) {
+			m.set = set
 			return nil
 		}
-		g.giveBack()
-		if !g.wait {
-			return unavailable("acquire", g.keys[0], errors.New("a grant ended as it came"))
+		m.release()
+		if !m.wait {
+			return store.Unavailable("acquire", m.keys[0], errors.New("a grant ended as it came"))
 		}
 	}
 }
@@ -122,8 +125,8 @@ func distinct(keys []string) ([]string, error) {
 	return keys, nil
 }
 
-// gathering is one call's way to several keys.
-type gathering struct {
+// multiAttempt is one call's way to several keys.
+type multiAttempt struct {
 	locker *Locker
 	ctx    context.Context
 	opts   *acquireOptions
@@ -148,27 +151,27 @@ type gathering struct {
 const maxRounds = 4
 
 // run takes all keys. After an error it has none.
-func (g *gathering) run() error {
+func (m *multiAttempt) run() error {
 	for {
-		g.rounds++
-		err := g.rest()
+		m.rounds++
+		err := m.rest()
 		if err == nil {
 			return nil
 		}
-		g.giveBack()
+		m.release()
 		var conflict *ConflictError
-		if !g.wait || !errors.As(err, &conflict) {
+		if !m.wait || !errors.As(err, &conflict) {
 			return err
 		}
-		if g.rounds > maxRounds {
-			return g.inOrder()
+		if m.rounds > maxRounds {
+			return m.inOrder()
 		}
-		if g.rounds > 1 { // not in step with those that have what is missing here
-			if err := g.pause(backoff.Full(g.rounds, time.Millisecond, 20*time.Millisecond), conflict.Key); err != nil {
+		if m.rounds > 1 { // not in step with those that have what is missing here
+			if err := m.pause(backoff.Full(m.rounds, time.Millisecond, 20*time.Millisecond), conflict.Key); err != nil {
 				return err
 			}
 		}
-		if err := g.take(conflict.Key, waitForever{}); err != nil {
+		if err := m.take(conflict.Key, waitForever{}); err != nil {
 			return err
 		}
 	}
@@ -176,18 +179,18 @@ func (g *gathering) run() error {
 
 // rest takes the keys that are missing, without waiting for any. Its error is a
 // *ConflictError if one is held.
-func (g *gathering) rest() error {
+func (m *multiAttempt) rest() error {
 	var missing []string
-	for _, key := range g.keys {
-		if g.holds[key] == nil {
+	for _, key := range m.keys {
+		if m.holds[key] == nil {
 			missing = append(missing, key)
 		}
 	}
-	if d, ok := g.locker.store.(*deployment); ok && d.single && len(missing) > 1 && g.opts.notify == nil {
-		return g.together(d, missing)
+	if m.locker.store.Single() && len(missing) > 1 && m.opts.notify == nil {
+		return m.together(missing)
 	}
 	for _, key := range missing {
-		if err := g.take(key, nil); err != nil {
+		if err := m.take(key, nil); err != nil {
 			return err
 		}
 	}
@@ -195,10 +198,10 @@ func (g *gathering) rest() error {
 }
 
 // inOrder takes one key after the other, and waits for each.
-func (g *gathering) inOrder() error {
-	for _, key := range g.keys {
-		if err := g.take(key, waitForever{}); err != nil {
-			g.giveBack()
+func (m *multiAttempt) inOrder() error {
+	for _, key := range m.keys {
+		if err := m.take(key, waitForever{}); err != nil {
+			m.release()
 			return err
 		}
 	}
@@ -206,122 +209,104 @@ func (g *gathering) inOrder() error {
 }
 
 // take takes one key, as a call for it alone does.
-func (g *gathering) take(key string, policy ConflictPolicy) error {
-	l := g.locker
+func (m *multiAttempt) take(key string, policy ConflictPolicy) error {
+	l := m.locker
 	a := attempt{
-		locker: l, ctx: g.ctx, call: Call{Key: key, Name: g.opts.name, ID: g.opts.id}, policy: policy, opts: g.opts,
-		start: time.Now(), record: recordName(l.prefix, key), all: g,
+		locker: l, ctx: m.ctx, call: Call{Key: key, Name: m.opts.name, ID: m.opts.id}, policy: policy, opts: m.opts,
+		start: time.Now(), record: store.RecordName(l.prefix, key), multi: m,
 	}
-	g.key = key
+	m.key = key
 	if err := a.run(); err != nil {
-		g.kind, g.waiting = a.kind, a.conflict.Waiting
+		m.kind, m.waiting = a.kind, a.conflict.Waiting
 		return err
 	}
-	g.holds[key] = a.hold
+	m.holds[key] = a.hold
 	return nil
 }
 
 // together takes several keys that one node serves, or none of them.
-func (g *gathering) together(d *deployment, keys []string) error {
-	l, o := g.locker, g.opts
-	first := o.firstLease()
-	entry, sent := newEntry(o.limit, l.id), time.Now()
-	cmd := d.command(g.ctx, acquireAllScript, false, recordName(l.prefix, keys[0]))
-	cmd.key, cmd.entry, cmd.keys = keys[0], entry, keys
-	cmd.args = acquireAllScript.Args(cmd.args[:0], len(keys))
-	for _, key := range keys {
-		cmd.add(recordName(l.prefix, key))
+func (m *multiAttempt) together(keys []string) error {
+	l, o := m.locker, m.opts
+	records := make([]string, len(keys))
+	for i, key := range keys {
+		records[i] = store.RecordName(l.prefix, key)
 	}
-	cmd.args = append(cmd.args, entry, first.Milliseconds(), o.what)
-	r, _, err := d.ask(g.ctx, "acquire", cmd, o.replyTimeout(), nil)
-	if err != nil {
-		return err
-	}
-	defer d.recycle(cmd)
-	n, err := integers(r.val, 4)
-	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(keys) {
-		err = errShape
-	}
+	req := store.AcquireRequest{Token: store.NewToken(o.limit, l.id), Lease: o.firstLease(), What: o.what, Sent: time.Now(), Timeout: o.replyTimeout()}
+	reply, err := l.store.AcquireAll(m.ctx, records, req)
 	switch {
 	case err != nil:
-		err = unavailable("acquire", keys[0], err)
-	case n[0] == 0:
-		return g.refused(keys[n[1]-1], time.Duration(n[2])*time.Millisecond, int(n[3]))
-	case g.ctx.Err() != nil:
-		err = callerGone(g.ctx, "acquire", keys[0]) // nobody is left to use the grants
-	case trust.Passed(trust.Until(sent, first), time.Now()):
-		err = unavailable("acquire", keys[0], fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
-	}
-	if err != nil {
-		d.takeBack(cmd, r)
 		return err
+	case reply.Grants == nil:
+		return m.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
-		h := l.newHold(recordName(l.prefix, key), entry, o.limit, n[1+2*i], trust.Until(sent, first), o)
-		h.waiting.Store(n[2+2*i] == 1)
+		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, trust.Until(req.Sent, req.Lease), o)
+		h.waiting.Store(reply.Grants[i].Waiting)
 		if !l.leases.add(h) {
-			d.takeBack(cmd, r)
-			return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+			for _, key := range keys {
+				l.waiters.orphaned(key, req.Token, 0, 0)
+			}
+			return store.Closed("acquire", key)
 		}
-		g.holds[key] = h
+		m.holds[key] = h
 	}
 	return nil
 }
 
 // refused makes the error for a key that is held.
-func (g *gathering) refused(key string, remaining time.Duration, queued int) error {
-	g.key, g.waiting = key, queued
-	return &ConflictError{Key: key, Remaining: remaining, Waited: time.Since(g.start), Attempts: g.rounds, Waiting: queued}
+func (m *multiAttempt) refused(key string, remaining time.Duration, queued int) error {
+	m.key, m.waiting = key, queued
+	return &ConflictError{Key: key, Remaining: remaining, Waited: time.Since(m.start), Attempts: m.rounds, Waiting: queued}
 }
 
-func (g *gathering) pause(d time.Duration, key string) error {
-	switch err := g.locker.pause(g.ctx, d); {
+func (m *multiAttempt) pause(d time.Duration, key string) error {
+	switch err := m.locker.life.Pause(m.ctx, d); {
 	case err == nil:
 		return nil
-	case g.ctx.Err() != nil:
-		return callerGone(g.ctx, "acquire", key)
+	case m.ctx.Err() != nil:
+		return store.CallerGone(m.ctx, "acquire", key)
 	default:
 		return fmt.Errorf("core: acquire %q: %w", key, err)
 	}
 }
 
-// giveBack gives back what was taken so far.
-func (g *gathering) giveBack() {
-	holds := slices.Collect(maps.Values(g.holds))
-	clear(g.holds)
-	g.locker.discard(g.ctx, holds...)
+// release releases what was taken so far.
+func (m *multiAttempt) release() {
+	holds := slices.Collect(maps.Values(m.holds))
+	clear(m.holds)
+	m.locker.discard(m.ctx, holds...)
 }
 
 // replicate waits until as many replicas as were asked for have the grants.
-func (g *gathering) replicate() error {
+func (m *multiAttempt) replicate() error {
 	var lacking []*hold
-	for _, key := range g.keys {
-		if h := g.holds[key]; g.opts.replicas > int(h.copies) {
+	for _, key := range m.keys {
+		if h := m.holds[key]; m.opts.replicas > int(h.acks) {
 			lacking = append(lacking, h)
 		}
 	}
 	if len(lacking) == 0 {
 		return nil
 	}
-	if d, ok := g.locker.store.(*deployment); ok && d.single {
-		return g.locker.replicate(g.ctx, lacking, g.opts)
+	if m.locker.store.Single() {
+		return m.locker.replicate(m.ctx, lacking, m.opts)
 	}
-	return errors.Join(each(lacking, func(h *hold) error { return g.locker.replicate(g.ctx, []*hold{h}, g.opts) })...)
+	return errors.Join(each(lacking, func(h *hold) error { return m.locker.replicate(m.ctx, []*hold{h}, m.opts) })...)
 }
 
 // adopt makes the holds leases of the set, under one ctx. It reports false when one
 // of them has ended.
-func (g *gathering) adopt(set *LeaseSet) bool {
+func (m *multiAttempt) adopt(set *LeaseSet) bool {
 	inner, cancel := context.WithCancelCause(set.ctx)
 	now := time.Now()
-	alike := Lease{name: g.opts.name, inner: inner, cancel: cancel, granted: schedule.InstantOf(now)}
+	alike := Lease{name: m.opts.name, inner: inner, cancel: cancel, granted: schedule.InstantOf(now)}
 	outer, _ := LeaseFrom(set.ctx)
 	leases := slices.Clone(set.leases)
-	for _, key := range g.keys {
+	for _, key := range m.keys {
 		lease := alike
-		lease.hold = g.holds[key]
+		lease.hold = m.holds[key]
 		lease.fence = lease.hold.lastFence()
-		lease.leaseExtra = &leaseExtra{minHold: g.opts.minHold, outer: outer}
+		lease.leaseExtra = &leaseExtra{minHold: m.opts.minHold, outer: outer}
 		outer = &lease
 		leases = append(leases, outer)
 	}
@@ -332,9 +317,9 @@ func (g *gathering) adopt(set *LeaseSet) bool {
 			continue
 		}
 		lease.set = ctx
-		if !g.locker.leases.adopt(lease.hold, lease, now) {
-			for _, h := range g.holds {
-				g.locker.leases.adopt(h, nil, now)
+		if !m.locker.leases.adopt(lease.hold, lease, now) {
+			for _, h := range m.holds {
+				m.locker.leases.adopt(h, nil, now)
 			}
 			cancel(context.Canceled)
 			return false

@@ -219,7 +219,7 @@ func TestDiningPhilosophers(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 { // two at each seat
 			for seat := range seats {
-				l := newLocker(core.WithTTL(2 * time.Second))
+				l := newLocker()
 				left, right := seat, (seat+1)%seats
 				wg.Go(func() {
 					for range meals {
@@ -255,7 +255,7 @@ func TestSetsNeverOverlapWrongly(t *testing.T) {
 		var writers, readers [keys]atomic.Int32
 		var wg sync.WaitGroup
 		for range lockers {
-			l := newLocker(core.WithTTL(2 * time.Second))
+			l := newLocker()
 			for range goroutines {
 				wg.Go(func() {
 					for range rounds {
@@ -354,7 +354,7 @@ func TestASetIsReentrant(t *testing.T) {
 		require.Error(t, inner.Context().Err())
 		require.NoError(t, set.Context().Err())
 		require.NoError(t, set.Release(t.Context()))
-		require.NoError(t, outer.Context().Err(), "only who took a key gives it back")
+		require.NoError(t, outer.Context().Err(), "only who took a key releases it")
 		_, err = l.TryAcquire(t.Context(), "b")
 		require.ErrorIs(t, err, core.ErrConflict)
 
@@ -395,7 +395,7 @@ func TestSetsTakeOptions(t *testing.T) {
 		require.ErrorIs(t, context.Cause(set.Context()), core.ErrLeaseLost)
 		require.ErrorIs(t, set.Release(t.Context()), core.ErrLeaseLost)
 
-		gone, err := other.AcquireAll(t.Context(), keys) // once the lost ones were given back
+		gone, err := other.AcquireAll(t.Context(), keys) // once the lost ones were released
 		require.NoError(t, err)
 		require.NoError(t, gone.Release(t.Context()))
 		busy, err := other.Acquire(t.Context(), "b")
@@ -451,7 +451,7 @@ func TestAKilledHolderOfManyKeysFreesThem(t *testing.T) {
 func TestSetsServeTheQueueFirst(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, other := newLocker(t, env), newLocker(t, env)
-		busy, err := other.Acquire(t.Context(), "b", core.LeaseTTL(time.Second), core.FixedLease(time.Second))
+		busy, err := other.Acquire(t.Context(), "b", core.FixedLease(3*time.Second))
 		require.NoError(t, err)
 		waiter := acquiring(t, newLocker(t, env), "b")
 		queued(t, env, "b", 1)

@@ -49,6 +49,7 @@ func TestMinHoldKeepsAReleasedKeyTaken(t *testing.T) {
 }
 
 func TestMinHold_ItsEndWakesWhoeverWaits(t *testing.T) {
+	t.Parallel()
 	const minHold, calls = 2400 * time.Millisecond, 20
 	for name, waits := range map[string]struct{ own, other bool }{
 		"in its process": {own: true}, "in another": {other: true}, "in both": {own: true, other: true},

@@ -1,5 +1,8 @@
 package core
 
+// How a call obtains its key, for every way in: reenter, or ask once, or ask → policy → wait, until
+// granted; and how a hold that nobody uses is released.
+
 import (
 	"cmp"
 	"context"
@@ -7,15 +10,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/trust"
 )
-
-// replyTimeout bounds how long a call waits for a reply from Redis.
-const replyTimeout = 3 * time.Second
 
 // obtain takes the call's key, or returns why it cannot, and reports the outcome. A nil policy
 // rejects. The call fails with invalid, unless that is nil.
@@ -29,16 +28,16 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 
 // attempt is one call's way to its key.
 type attempt struct {
-	locker  *Locker
-	ctx     context.Context
-	call    Call
-	policy  ConflictPolicy
-	opts    *acquireOptions
-	start   time.Time
-	record  string     // the key's name in Redis; "" until it is asked for
-	resumed bool       // it is held already, by a token
-	kept    bool       // it was reserved when it was granted
-	all     *gathering // the call for several keys that this one is a part of; nil: none
+	locker   *Locker
+	ctx      context.Context
+	call     Call
+	policy   ConflictPolicy
+	opts     *acquireOptions
+	start    time.Time
+	record   string        // the key's name in Redis; "" until it is asked for
+	resumed  bool          // it is held already, by a token
+	reserved bool          // its key was, when it was granted
+	multi    *multiAttempt // the call for several keys that this one is a part of; nil: none
 
 	conflict Conflict
 
@@ -46,6 +45,7 @@ type attempt struct {
 	lease *Lease
 	hold  *hold
 
+	waits  bool        // the call wants a place in Redis's queue: only when it will wait
 	waited bool        // OnWaiting was called
 	kind   OutcomeKind // where the error alone does not say it; see outcomeOf
 }
@@ -56,17 +56,17 @@ func (a *attempt) obtain(invalid error) error {
 		return err
 	}
 	if ctx.Err() != nil {
-		return callerGone(ctx, "acquire", key)
+		return store.CallerGone(ctx, "acquire", key)
 	}
 	lease, err := l.reenter(ctx, a.call, a.opts)
 	if lease != nil || err != nil {
 		a.lease = lease
 		return err
 	}
-	if !l.open() {
-		return fmt.Errorf("core: acquire %q: %w", key, ErrClosed)
+	if !l.life.Open() {
+		return store.Closed("acquire", key)
 	}
-	a.opts.what = describe(a.call.Name, a.call.ID)
+	a.opts.what = store.Describe(a.call.Name, a.call.ID)
 	return a.run()
 }
 
@@ -80,35 +80,35 @@ func (a *attempt) run() error {
 // once asks Redis for the key, and does not wait for it.
 func (a *attempt) once() error {
 	l, key := a.locker, a.call.Key
-	watch, announced := "", uint64(0)
+	watch, known := "", uint64(0)
 	if a.opts.notify != nil {
-		watch, announced = l.id, l.notices.announcements(key)
+		watch, known = l.id, l.notifications.releases(key)
 	}
-	u := waitqueue.Question{Token: newEntry(a.opts.limit, l.id), Fresh: true, Sent: time.Now(), Timeout: a.opts.replyTimeout()}
-	reply, _, err := a.ask(&u, notQueued, watch, nil)
+	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: time.Now(), Timeout: a.opts.replyTimeout()}
+	reply, _, err := a.ask(&u, store.NotQueued, watch, nil)
 	if err != nil {
 		return err
 	}
-	if reply.granted {
-		h := l.newHold(a.record, u.Token, a.opts.limit, reply.fence, a.validity(&u), a.opts)
+	if reply.Granted {
+		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, a.validity(&u), a.opts)
 		if !l.leases.add(h) {
 			l.releaseLate(key, []string{u.Token})
 			return a.closed()
 		}
-		h.waiting.Store(reply.waiting)
+		h.waiting.Store(reply.Waiting)
 		if taken, err := a.take(h, time.Now()); taken || err != nil {
 			return err
 		}
-		return unavailable("acquire", key, errors.New("the grant ended as it came"))
+		return store.Unavailable("acquire", key, errors.New("the grant ended as it came"))
 	}
-	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = 1, reply.remaining, reply.queued
+	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = 1, reply.Remaining, reply.Queued
 	decision, err := a.decide(time.Now())
 	if err == nil {
 		err = a.refusal(decision)
 	}
 	if a.opts.notify != nil {
-		l.store.start()
-		l.notices.notifyRelease(key, a.opts.notify, announced, reply.remaining)
+		l.store.Start()
+		l.notifications.register(key, a.opts.notify, known, reply.Remaining)
 	}
 	return err
 }
@@ -116,19 +116,14 @@ func (a *attempt) once() error {
 // await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
-	l := a.locker
-	w, waiting, held := l.waiters.join(a.call.Key, a.opts)
+	w, waiting, held := a.locker.waiters.join(a.call.Key, a.opts)
 	if w == nil {
 		a.conflict.Waiting = waiting
 		return a.shed(held)
 	}
 	defer w.leave()
-
-	// Whether the call wants a place in Redis's queue: only when it will wait.
-	waits := false
-	if p, ok := a.policy.(WaitingPolicy); ok {
-		waits = p.Waits()
-	}
+	p, ok := a.policy.(WaitingPolicy)
+	a.waits = ok && p.Waits()
 	var decideAt time.Time // when the policy is asked
 	for now := a.start; ; now = time.Now() {
 		h, may := w.look(now)
@@ -142,7 +137,7 @@ func (a *attempt) await() error {
 		case may.Err != nil:
 			return may.Err
 		case may.Ask:
-			if err := a.question(w, &may.Question, waits); err != nil && (!may.Informed || !isOutage(err)) {
+			if err := a.question(w, &may.Question); err != nil && (!may.Informed || !store.Outage(err)) {
 				return err
 			}
 			continue
@@ -152,24 +147,9 @@ func (a *attempt) await() error {
 				return err
 			}
 			decideAt = now.Add(delay)
-			if !waits {
-				waits = true
-				w.askNow()
-				continue
-			}
 		}
-		pause := a.opts.replyTimeout()
-		if may.Informed {
-			pause = decideAt.Sub(now)
-		}
-		if may.AskIn >= 0 {
-			pause = min(pause, may.AskIn)
-		}
-		switch err := w.wait(a.ctx, pause, l.closing); {
-		case errors.Is(err, ErrClosed):
-			return a.closed()
-		case err != nil:
-			return a.gone()
+		if err := a.wait(w, &may, decideAt.Sub(now)); err != nil {
+			return err
 		}
 	}
 }
@@ -200,16 +180,38 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	if first {
 		a.reportWaiting()
 	}
-	a.locker.store.start()
+	a.locker.store.Start()
 	a.conflict.LastDelay = delay
+	if !a.waits {
+		a.waits = true
+		w.askNow()
+	}
 	return delay, nil
+}
+
+// wait waits until the call is woken, may ask or has to decide again. An error ends the call.
+func (a *attempt) wait(w *waiter, may *waitqueue.View, decideIn time.Duration) error {
+	pause := a.opts.replyTimeout()
+	if may.Informed {
+		pause = decideIn
+	}
+	if may.AskIn >= 0 {
+		pause = min(pause, may.AskIn)
+	}
+	switch err := w.wait(a.ctx, pause, a.locker.life.Closing()); {
+	case errors.Is(err, ErrClosed):
+		return a.closed()
+	case err != nil:
+		return a.gone()
+	}
+	return nil
 }
 
 // shed refuses a call because too many wait already.
 func (a *attempt) shed(held bool) error {
 	a.kind = OutcomeShed
 	if !held {
-		return unavailable("acquire", a.call.Key, errors.New("too many calls wait already (WithMaxWaiters)"))
+		return store.Unavailable("acquire", a.call.Key, errors.New("too many calls wait already (WithMaxWaiters)"))
 	}
 	a.conflict.Attempt++
 	a.conflict.Waited = time.Since(a.start)
@@ -223,7 +225,7 @@ func (a *attempt) gone() error {
 }
 
 func (a *attempt) closed() error {
-	return fmt.Errorf("core: acquire %q: %w", a.call.Key, ErrClosed)
+	return store.Closed("acquire", a.call.Key)
 }
 
 // validity is until when a grant that answers u can be trusted.
@@ -233,70 +235,60 @@ func (a *attempt) validity(u *waitqueue.Question) time.Time {
 
 // question asks Redis for the queue. The call sees the result when it looks. An error ends the
 // call, unless Redis is out of reach and the call can wait for it to return.
-func (a *attempt) question(w *waiter, u *waitqueue.Question, waits bool) error {
-	mark := notQueued
-	if waits {
-		mark = a.locker.store.mark()
+func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
+	mark := store.NotQueued
+	if a.waits {
+		mark = a.locker.store.Mark()
 	}
 	a.record = w.queue.record
 	reply, stopped, err := a.ask(u, mark, "", w.granted)
 	if err != nil || stopped {
 		var f waitqueue.Failure
-		if !reply.granted && errors.Is(err, ErrUnavailable) {
-			f = waitqueue.Failure{Err: err, Unsent: isUnsent(err), Local: errors.Is(err, redis.ErrPoolTimeout)}
+		if !reply.Granted && errors.Is(err, ErrUnavailable) {
+			f = waitqueue.Failure{Err: err, Unsent: store.Unsent(err), Local: store.PoolTimeout(err)}
 		}
-		w.gaveUp(u, f)
+		w.unanswered(u, f)
 		return err
 	}
 	late := w.answered(u, mark, &reply, a.validity(u))
-	switch full := mark != notQueued && reply.place == 0 && !reply.foreign; {
-	case reply.granted && len(late) > 0:
+	switch full := mark != store.NotQueued && reply.Place == 0 && !reply.Foreign; {
+	case reply.Granted && len(late) > 0:
 		a.locker.releaseLate(a.call.Key, late)
 		return a.closed()
-	case !reply.granted && full:
+	case !reply.Granted && full:
 		a.conflict.Remaining, a.conflict.Waiting, _ = w.hint()
 		return a.shed(true)
 	}
 	return nil
 }
 
-// isOutage reports whether a question that failed with err says that Redis does not serve at
-// all, which can end, rather than that it refuses this question. A full pool says nothing
-// about Redis.
-func isOutage(err error) bool {
-	if _, replied := errors.AsType[redis.Error](err); replied {
-		return isTransient(err)
-	}
-	return errors.Is(err, ErrUnavailable)
-}
-
 // ask sends a question. After an error, or when a hold was given to the call meanwhile,
 // a grant that answers it is released.
-func (a *attempt) ask(u *waitqueue.Question, mark any, watch string, stop <-chan struct{}) (reply acquireReply, stopped bool, err error) {
+func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
-		a.record = recordName(l.prefix, key)
+		a.record = store.RecordName(l.prefix, key)
 	}
-	reply, stopped, err = l.store.acquire(a.ctx, question{
-		key: key, record: a.record, entry: u.Token, limit: a.opts.limit, lease: a.opts.firstLease(), what: a.opts.what,
-		mark: mark, watch: watch, fresh: u.Fresh, keep: a.opts.keep, sent: u.Sent, timeout: u.Timeout,
+	reply, stopped, err = l.store.Acquire(a.ctx, store.AcquireRequest{
+		Record: a.record, Token: u.Token, Fresh: u.Fresh, Lease: a.opts.firstLease(), What: a.opts.what,
+		Mark: mark, Watch: watch, Reserve: a.opts.reserve, Sent: u.Sent, Timeout: u.Timeout,
 	}, stop)
-	a.kept = reply.reserved
-	if reply.reserved || !reply.granted && err == nil && !stopped && a.opts.keep > 0 {
+	a.reserved = reply.Reserved
+	if reply.Reserved || !reply.Granted && err == nil && !stopped && a.opts.reserve > 0 {
 		l.waiters.reservedBy(key)
 	}
 	return reply, stopped, err
 }
 
 // take makes the call the holder of h. It reports false when h has ended. After an error h
-// is given up.
+// is released.
 func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
-	if a.all != nil {
+	if a.multi != nil {
 		a.hold = h
 		return l.leases.adopt(h, nil, now), nil
 	}
-	if a.opts.replicas > int(h.copies) {
+	if a.opts.replicas > int(h.acks) {
 		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
 			if a.resumed { // the token stays good
 				l.leases.drop(h)
@@ -308,7 +300,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		now = time.Now()
 	}
 	lease := newLease(a.ctx, a.call, h, a.opts, now)
-	lease.kept = a.kept
+	lease.reserved = a.reserved
 	if !l.leases.adopt(h, lease, now) {
 		lease.cancel(context.Canceled)
 		return false, nil
@@ -331,28 +323,28 @@ func (a *attempt) decide(now time.Time) (decision Decision, err error) {
 
 func (a *attempt) refusal(d Decision) error {
 	if ticket, ok := d.Ticket(); ok {
-		a.keep(d)
+		a.reserve(d)
 		return &DeferredError{Key: a.call.Key, Ticket: ticket}
 	}
 	c := a.conflict
 	return &ConflictError{Key: a.call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt, Waiting: c.Waiting}
 }
 
-// keep reserves the key for a call that was deferred. The call is stored even if this fails.
-func (a *attempt) keep(d Decision) {
+// reserve reserves the key for a call that was deferred. The call is stored even if this fails.
+func (a *attempt) reserve(d Decision) {
 	l, key := a.locker, a.call.Key
-	if d.keep <= 0 || !l.store.queues() {
+	if d.reserve <= 0 || !l.store.Queues() {
 		return
 	}
-	stamp, err := reserve(a.ctx, l, key, min(max(d.keep, MinTTL), MaxTTL))
+	stamp, err := reserve(a.ctx, l, key, min(max(d.reserve, MinTTL), MaxTTL))
 	if d.parked == nil {
 		return
 	}
-	l.background(func() {
-		ctx := &callContext{Context: context.Background(), gone: l.closing}
-		for end := time.Now().Add(d.keep); err != nil; { // it may be reserved, for nobody
+	l.life.Background(func() {
+		ctx := l.life.Context()
+		for end := time.Now().Add(d.reserve); err != nil; { // it may be reserved, for nobody
 			stamp, err = stampOf(ctx, l, key)
-			if err != nil && (l.pause(ctx, time.Second) != nil || time.Now().After(end)) {
+			if err != nil && (l.life.Pause(ctx, time.Second) != nil || time.Now().After(end)) {
 				return
 			}
 		}
@@ -385,59 +377,60 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 	return nil, nil
 }
 
-// cancel gives up, in the background, what an entry may have without our knowing. After ttl
-// there is nothing left to give up. A closed Locker has no background: then cancel blocks.
-func (l *Locker) cancel(req releaseRequest, ttl time.Duration) {
-	if !l.store.cancel(req, ttl, func() { l.notices.freed(keyOf(l.prefix, req.record)) }) {
-		_, _ = l.store.release(context.Background(), req)
+// cancel releases, in the background, what Redis may still hold for a hold that is over. A closed
+// Locker has no background: then cancel blocks.
+func (l *Locker) cancel(h *hold) {
+	req := h.releaseRequest()
+	if !l.store.Cancel(req, h.ttl, func() { l.notifications.freed(h.key()) }) {
+		_, _ = l.store.Release(context.Background(), req)
 	}
 }
 
-// releaseLate gives up grants that came when the Locker was closed.
+// releaseLate releases grants that came when the Locker was closed.
 func (l *Locker) releaseLate(key string, tokens []string) {
 	for _, token := range tokens {
-		_, _ = l.store.release(context.Background(), releaseRequest{record: recordName(l.prefix, key), entry: token})
+		_, _ = l.store.Release(context.Background(), store.ReleaseRequest{Record: store.RecordName(l.prefix, key), Token: token})
 	}
 }
 
-// giveUp ends a hold: it is handed over to the next call that waits, or released in Redis. The
+// releaseHold ends a hold: it is handed over to the next call that waits, or released in Redis. The
 // key stays held for another stay.
-func (l *Locker) giveUp(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
+func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
 	also, handedOver := l.waiters.released(h, stay, now)
 	if handedOver {
 		return true, nil
 	}
-	if l.enlist() { // Shutdown waits for the release, not only for the end of the lease
-		defer l.running.Done()
+	if l.life.Enlist() { // Shutdown waits for the release, not only for the end of the lease
+		defer l.life.Leave()
 	}
 	// No renewal is sent from here on. One that is in flight does not find the holder
 	// and does nothing, since renewals never create.
 	l.leases.drop(h)
-	if h.travels.Load() && stay <= 0 {
+	if h.transferred.Load() && stay <= 0 {
 		l.released(h)
 	}
 	req := h.releaseRequest()
-	req.stay, req.requeue = max(stay, 0), also
-	reply, err := l.store.release(ctx, req)
-	l.waiters.releaseAnswered(h, also, reply, err)
-	return reply.owned, err
+	req.Stay, req.Requeue = max(stay, 0), also
+	reply, err := l.store.Release(ctx, req)
+	l.waiters.releaseAnswered(h, also, now, reply, err)
+	return reply.Owned, err
 }
 
-// discard gives up holds that got no lease, in the background if the caller has left.
+// discard releases holds that got no lease, in the background if the caller has left.
 func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	if len(holds) == 0 {
 		return
 	}
 	release := func() {
 		each(holds, func(h *hold) error {
-			if _, err := l.giveUp(context.Background(), h, 0, time.Now()); err != nil {
-				l.cancel(h.releaseRequest(), h.ttl)
+			if _, err := l.releaseHold(context.Background(), h, 0, time.Now()); err != nil {
+				l.cancel(h)
 			}
 			return nil
 		})
 	}
 	if ctx.Err() != nil {
-		l.later(release)
+		l.life.Later(release)
 		return
 	}
 	release()

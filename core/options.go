@@ -1,11 +1,14 @@
 package core
 
+// What a Locker can be told by [Option], and one call by [AcquireOption].
+
 import (
 	"fmt"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 )
@@ -147,7 +150,7 @@ type acquireOptions struct {
 	maxHold time.Duration // renewals end so long after the grant; 0: never
 	minHold time.Duration // the key stays taken so long after the grant
 	notify  chan<- string // gets the key when it is released
-	keep    time.Duration // parked work: how long its key is reserved
+	reserve time.Duration // parked work: how long its key is reserved
 
 	replicas    int           // that must have the grant
 	replicaWait time.Duration // for them
@@ -159,16 +162,16 @@ type acquireOptions struct {
 // firstLease is how long a grant lasts until its first renewal.
 func (o *acquireOptions) firstLease() time.Duration { return min(o.ttl, o.first) }
 
-// replyTimeout is how long a question waits for its reply: a grant that comes after its first
+// store.ReplyTimeout is how long a question waits for its reply: a grant that comes after its first
 // lease is of no use.
-func (o *acquireOptions) replyTimeout() time.Duration { return min(o.firstLease(), replyTimeout) }
+func (o *acquireOptions) replyTimeout() time.Duration { return min(o.firstLease(), store.ReplyTimeout) }
 
 // bounded reports whether a lease with these options must be granted by Redis.
 func (o *acquireOptions) bounded() bool { return o.maxHold > 0 || o.minHold > 0 }
 
 const (
-	exclusive = 1
-	shared    = 0
+	exclusive = store.Exclusive
+	shared    = store.Shared
 )
 
 // Shared takes the key together with any number of other shared holders, and with
@@ -268,7 +271,7 @@ func checkTTL(name string, d time.Duration) error {
 
 func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 	o, err := l.tryOptions(opts)
-	if err == nil && o.keep > 0 {
+	if err == nil && o.reserve > 0 {
 		err = fmt.Errorf("core: %w: Reserved is for TryAcquire", ErrInvalidOption)
 	}
 	return o, err
@@ -282,11 +285,13 @@ func (l *Locker) tryOptions(opts []AcquireOption) (acquireOptions, error) {
 	if err := o.apply(opts); err != nil {
 		return o, err
 	}
-	if !l.store.queues() {
-		o.keep = 0
+	if !l.store.Queues() {
+		o.reserve = 0
 	}
 	if o.replicas > 0 {
-		return o, l.store.replicates()
+		if err := l.store.Replicates(); err != nil {
+			return o, fmt.Errorf("core: %w: WaitReplicas: %w", ErrInvalidOption, err)
+		}
 	}
 	return o, nil
 }

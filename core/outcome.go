@@ -1,5 +1,7 @@
 package core
 
+// The outcome of each call: exactly one, which its observer is told.
+
 import (
 	"context"
 	"errors"
@@ -155,8 +157,8 @@ func (a *attempt) report(err error) {
 // reportWaiting calls OnWaiting, once for the call.
 func (a *attempt) reportWaiting() {
 	waited := &a.waited
-	if a.all != nil {
-		waited = &a.all.waited
+	if a.multi != nil {
+		waited = &a.multi.waited
 	}
 	if *waited {
 		return
@@ -169,20 +171,20 @@ func (a *attempt) reportWaiting() {
 }
 
 // report is that of attempt, for several keys.
-func (g *gathering) report(err error) {
+func (m *multiAttempt) report(err error) {
 	e := Outcome{
-		Kind: outcomeOf(g.ctx, err, g.kind), Key: g.key, Name: g.opts.name, ID: g.opts.id, Keys: g.all,
-		Waited: time.Since(g.start), Attempts: g.rounds, Waiting: g.waiting, DidWait: g.waited, Cause: err,
+		Kind: outcomeOf(m.ctx, err, m.kind), Key: m.key, Name: m.opts.name, ID: m.opts.id, Keys: m.all,
+		Waited: time.Since(m.start), Attempts: m.rounds, Waiting: m.waiting, DidWait: m.waited, Cause: err,
 	}
 	if e.Key != "" {
-		e.Mode = modeOf(g.opts.limit)
+		e.Mode = modeOf(m.opts.limit)
 	}
 	if err != nil {
-		g.locker.observer.OnOutcome(g.ctx, e)
+		m.locker.observer.OnOutcome(m.ctx, e)
 		return
 	}
 	e.Key, e.Fences = e.Keys[0], make([]int64, len(e.Keys))
-	for i, lease := range g.set.leases {
+	for i, lease := range m.set.leases {
 		e.Fences[i] = lease.fence
 		if lease.reentered == nil {
 			e.Leases++
@@ -192,9 +194,9 @@ func (g *gathering) report(err error) {
 	reported := false
 	defer func() {
 		if !reported {
-			_ = g.set.Release(g.set.ctx)
+			_ = m.set.Release(m.set.ctx)
 		}
 	}()
-	g.locker.observer.OnOutcome(g.set.ctx, e)
+	m.locker.observer.OnOutcome(m.set.ctx, e)
 	reported = true
 }

@@ -22,335 +22,6 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// ledger is what an observer was told of each call, by the call's ID.
-type ledger struct {
-	core.NopObserver
-	mu       sync.Mutex
-	outcomes map[string][]core.Outcome
-	waits    map[string]int
-	held     int // leases
-}
-
-func newLedger() *ledger {
-	return &ledger{outcomes: map[string][]core.Outcome{}, waits: map[string]int{}}
-}
-
-func (o *ledger) OnOutcome(_ context.Context, e core.Outcome) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.outcomes[e.ID] = append(o.outcomes[e.ID], e)
-	o.held += e.Leases
-}
-
-func (o *ledger) OnWaiting(ctx context.Context, e core.Waiting) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.waits[e.ID]++
-	if end, ok := ctx.Value(endKey{}).(func()); ok {
-		time.AfterFunc(5*time.Millisecond, end)
-	}
-}
-
-func (o *ledger) OnReleased(context.Context, core.Released) { o.gone() }
-func (o *ledger) OnLost(context.Context, core.Lost)         { o.gone() }
-
-func (o *ledger) gone() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.held--
-}
-
-func (o *ledger) waiting() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return len(o.waits)
-}
-
-// entered is one call as a test makes it.
-type entered struct {
-	l          *core.Locker
-	key, id    string
-	token      string // to resume
-	policy     core.ConflictPolicy
-	opts       []core.AcquireOption
-	noWork     bool
-	beforeWait error // of Call.BeforeWait
-}
-
-func (c entered) options() []core.AcquireOption {
-	return append([]core.AcquireOption{core.Named("n", c.id)}, c.opts...)
-}
-
-func (c entered) fn() func(context.Context) error {
-	if c.noWork {
-		return nil
-	}
-	return nothing
-}
-
-func giveBack(lease interface{ Release(context.Context) error }, err error) error {
-	if err == nil {
-		err = lease.Release(context.Background())
-		if errors.Is(err, core.ErrLeaseLost) || errors.Is(err, core.ErrUnavailable) {
-			err = nil // it had the key
-		}
-	}
-	return err
-}
-
-// waysIn are all ways to call for a key.
-var waysIn = map[string]func(ctx context.Context, c entered) error{
-	"TryAcquire": func(ctx context.Context, c entered) error {
-		lease, err := c.l.TryAcquire(ctx, c.key, c.options()...)
-		return giveBack(lease, err)
-	},
-	"Acquire": func(ctx context.Context, c entered) error {
-		lease, err := c.l.Acquire(ctx, c.key, c.options()...)
-		return giveBack(lease, err)
-	},
-	"Do": func(ctx context.Context, c entered) error { return c.l.Do(ctx, c.key, c.fn(), c.options()...) },
-	"TryAcquireAll": func(ctx context.Context, c entered) error {
-		set, err := c.l.TryAcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
-		return giveBack(set, err)
-	},
-	"AcquireAll": func(ctx context.Context, c entered) error {
-		set, err := c.l.AcquireAll(ctx, []string{c.key, c.key + "'"}, c.options()...)
-		return giveBack(set, err)
-	},
-	"Guard.Do": func(ctx context.Context, c entered) error {
-		call := core.Call{Key: c.key, Name: "n", ID: c.id}
-		if c.beforeWait != nil {
-			call.BeforeWait = func() error { return c.beforeWait }
-		}
-		return core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn())
-	},
-	"Resume": func(ctx context.Context, c entered) error {
-		lease, err := c.l.Resume(ctx, c.token, c.options()...)
-		return giveBack(lease, err)
-	},
-}
-
-var (
-	triesOnce = []string{"TryAcquire", "TryAcquireAll"}
-	waits     = []string{"Acquire", "Do", "AcquireAll", "Guard.Do"} // the guard with a policy that waits
-	byKey     = slices.Concat(triesOnce, waits)
-	allWays   = slices.Concat(byKey, []string{"Resume"})
-)
-
-const callsEach = 20
-
-var callNumber atomic.Int64
-
-// made is a call that has ended, or gone on in a panic.
-type made struct {
-	entered
-	err      error
-	panicked bool
-}
-
-// makeCalls makes calls in one way, all at the same time. meanwhile runs beside them; it may
-// be nil.
-func makeCalls(t *testing.T, ctx makeContext, way string, n int, meanwhile func(), call func(i int) entered) []made {
-	t.Helper()
-	all := make([]made, n)
-	var wg sync.WaitGroup
-	for i := range all {
-		all[i].entered = call(i)
-		all[i].id = fmt.Sprintf("%s-%d", way, callNumber.Add(1))
-		wg.Go(func() {
-			ctx, cancel := ctx()
-			defer cancel()
-			returned := false
-			defer func() {
-				if !returned {
-					_ = recover()
-					all[i].panicked = true
-				}
-			}()
-			all[i].err = waysIn[way](ctx, all[i].entered)
-			returned = true
-		})
-	}
-	if meanwhile != nil {
-		meanwhile()
-	}
-	wg.Wait()
-	return all
-}
-
-// requireOutcomes checks the law: each call has one outcome, and it is the call's error's. It
-// returns the outcomes.
-func (o *ledger) requireOutcomes(t *testing.T, calls []made) []core.Outcome {
-	t.Helper()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var outcomes []core.Outcome
-	for _, c := range calls {
-		told := o.outcomes[c.id]
-		require.Len(t, told, 1, "outcomes of %s, which returned %v", c.id, c.err)
-		e := told[0]
-		if c.panicked {
-			require.Error(t, e.Cause)
-			require.Equal(t, core.OutcomeError, e.Kind)
-		} else {
-			require.Equal(t, c.err, e.Cause)
-			require.Equal(t, e.Cause == nil, e.Kind == core.OutcomeAcquired)
-		}
-		require.Equal(t, "n", e.Name)
-		require.GreaterOrEqual(t, e.Waited, time.Duration(0))
-		require.LessOrEqual(t, o.waits[c.id], 1)
-		require.Equal(t, o.waits[c.id] == 1, e.DidWait)
-		require.Equal(t, e.Kind == core.OutcomeAcquired, e.Fence > 0)
-		if e.Kind != core.OutcomeAcquired {
-			require.Zero(t, e.Leases)
-		}
-		outcomes = append(outcomes, e)
-	}
-	return outcomes
-}
-
-// sides are what the cases of the law stand on.
-type sides struct {
-	env   *redistest.Env
-	proxy *redistest.Proxy // of fragileSides
-	l     *core.Locker
-	seen  *ledger
-	rival *core.Locker
-}
-
-func newSides(t *testing.T, env *redistest.Env, opts ...core.Option) *sides {
-	t.Helper()
-	s := &sides{env: env, seen: newLedger(), rival: newLocker(t, env)}
-	s.l = newLocker(t, env, append(opts, core.WithObserver(s.seen))...)
-	warm(t, s.l)
-	return s
-}
-
-// fragileSides are those whose Locker stands behind a proxy, and waits for Redis only for
-// timeout.
-func fragileSides(t *testing.T, env *redistest.Env, timeout time.Duration, opts ...core.Option) *sides {
-	t.Helper()
-	s := &sides{env: env, proxy: redistest.NewProxy(t, env.Addr), seen: newLedger(), rival: newLocker(t, env)}
-	opt := &redis.Options{Addr: s.proxy.Addr}
-	impatient(opt)
-	opt.ReadTimeout, opt.WriteTimeout = timeout, timeout
-	s.l = lockerOn(t, redistest.Client(t, opt), env.Prefix, append(opts, core.WithObserver(s.seen))...)
-	warm(t, s.l)
-	return s
-}
-
-func (s *sides) hold(t *testing.T, key string, opts ...core.AcquireOption) *core.Lease {
-	t.Helper()
-	lease, err := s.rival.Acquire(t.Context(), key, opts...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = lease.Release(context.Background()) })
-	return lease
-}
-
-// token is of a key that is held and not known to s.l.
-func (s *sides) token(t *testing.T, key string) string {
-	t.Helper()
-	lease, err := s.rival.Acquire(t.Context(), key)
-	require.NoError(t, err)
-	token, err := lease.Detach(t.Context())
-	require.NoError(t, err)
-	return token
-}
-
-func unbounded() (context.Context, context.CancelFunc) {
-	return context.WithCancel(context.Background())
-}
-
-func within(d time.Duration) makeContext {
-	return func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(context.Background(), d)
-	}
-}
-
-func cancelledAfter(d time.Duration, cause error) makeContext {
-	return func() (context.Context, context.CancelFunc) {
-		ctx, cancel := context.WithCancelCause(context.Background())
-		if d == 0 {
-			cancel(cause)
-		}
-		timer := time.AfterFunc(d, func() { cancel(cause) })
-		return ctx, func() { timer.Stop(); cancel(nil) }
-	}
-}
-
-type makeContext = func() (context.Context, context.CancelFunc)
-
-// each returns a func that makes calls in some ways, all of which have to end alike.
-func (s *sides) each(t *testing.T) func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
-	return func(name string, kind core.OutcomeKind, ways []string, ctx makeContext, call entered, check func(*testing.T, core.Outcome)) {
-		t.Helper()
-		for _, way := range ways {
-			calls := makeCalls(t, ctx, way, callsEach, nil, func(i int) entered {
-				c := call
-				c.l = s.l
-				if c.key == "each" {
-					c.key = fmt.Sprintf("%s %s %d", name, way, i)
-				}
-				if c.token == "each" && way == "Resume" {
-					c.token = s.token(t, c.key)
-				}
-				return c
-			})
-			for _, e := range s.seen.requireOutcomes(t, calls) {
-				require.Equal(t, kind, e.Kind, "%s by %s: %v", name, way, e.Cause)
-				require.Equal(t, way == "Resume", e.Resumed)
-				if check != nil {
-					check(t, e)
-				}
-			}
-		}
-	}
-}
-
-// patient calls are for keys of their own, and wait.
-var patient = entered{key: "each", token: "each", policy: untilGranted}
-
-// whenItWaits makes a ctx that ends when its call has begun to wait, with err.
-func whenItWaits(err, cause error) makeContext {
-	return func() (context.Context, context.CancelFunc) {
-		ctx, cancel := context.WithCancelCause(context.Background())
-		return context.WithValue(endingContext{ctx, err}, endKey{}, func() { cancel(cause) }), func() { cancel(nil) }
-	}
-}
-
-type endKey struct{}
-
-type endingContext struct {
-	context.Context
-	err error
-}
-
-func (c endingContext) Err() error {
-	if c.Context.Err() != nil {
-		return c.err
-	}
-	return nil
-}
-
-// oneWait lets a call wait once, and then decides as its last word says.
-func oneWait(last func(context.Context, core.Conflict) (core.Decision, error)) core.ConflictPolicy {
-	return policyFunc(func(ctx context.Context, c core.Conflict) (core.Decision, error) {
-		if c.Attempt == 1 {
-			return core.RetryAfter(time.Millisecond), nil
-		}
-		return last(ctx, c)
-	})
-}
-
-func reject(context.Context, core.Conflict) (core.Decision, error) { return core.Reject(), nil }
-
-// untilGranted waits whatever the caller's deadline.
-var untilGranted = policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.RetryAfter(time.Hour), nil })
-
-func deferAll(context.Context, core.Conflict) (core.Decision, error) {
-	return core.Deferred(core.Ticket{ID: "ticket", Queue: "q"}), nil
-}
-
 // TestOutcome_EachCallHasExactlyOne goes over every reason for which a call ends.
 func TestOutcome_EachCallHasExactlyOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -480,7 +151,7 @@ func TestOutcome_InAnOutage(t *testing.T) {
 		heal(s.proxy)
 		redistest.Eventually(t, func() bool {
 			lease, err := s.l.TryAcquire(t.Context(), "healed")
-			return giveBack(lease, err) == nil
+			return releaseOf(lease, err) == nil
 		}, "Redis is back")
 		s.proxy.Refuse(true)
 		each("a Redis that refuses", core.OutcomeUnavailable, allWays, unbounded, patient, nil)
@@ -718,13 +389,18 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		var mu sync.Mutex
 		var all []made
 		var wg sync.WaitGroup
-		end := time.Now().Add(length)
+		var closed atomic.Bool
+		var phase atomic.Int64 // each has keys of its own: what a fault leaves behind holds a key for 10 s
 		for range goroutines {
 			wg.Go(func() {
-				for time.Now().Before(end) {
+				for last := false; !last; {
+					last = closed.Load()
 					c := entered{
 						l: s.l, key: keys[rand.N(len(keys))], policy: policies[rand.N(len(policies))],
 						opts: options[rand.N(len(options))], token: <-tokens, noWork: rand.N(50) == 0,
+					}
+					if c.key != "" {
+						c.key += fmt.Sprint(phase.Load())
 					}
 					calls := makeCalls(t, contexts[rand.N(len(contexts))], ways[rand.N(len(ways))], 1, nil, func(int) entered { return c })
 					mu.Lock()
@@ -734,8 +410,11 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 				}
 			})
 		}
-		for time.Now().Before(end.Add(-length / 4)) {
+		for range 3 {
+			phase.Add(1)
+			before := s.seen.granted.Load()
 			time.Sleep(length / 8)
+			redistest.Eventually(t, func() bool { return s.seen.granted.Load() > before }, "keys are granted")
 			s.proxy.Refuse(true)
 			time.Sleep(length / 60)
 			heal(s.proxy)
@@ -747,6 +426,7 @@ func TestOutcome_OfRandomCalls(t *testing.T) {
 		}
 		time.Sleep(length / 8)
 		require.NoError(t, s.l.Close())
+		closed.Store(true)
 		wg.Wait()
 
 		counts := map[core.OutcomeKind]int{}

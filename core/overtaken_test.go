@@ -144,13 +144,13 @@ func TestAQuestionThatComesAfterItsGrantWasReleased(t *testing.T) {
 	got := make(chan *core.Lease, 1)
 	go func() { lease, _ := l.Acquire(t.Context(), "k"); got <- lease }()
 	queued(t, env, "k", 1)
-	l.LookAgain()
-	redistest.Eventually(t, func() bool { return asks.Load() == 2 }, "asks again")
+	redistest.Eventually(t, func() bool { l.LookAgain(); return asks.Load() == 2 }, "asks again") // once it has its first answer
 	require.NoError(t, first.Release(t.Context()))
 	mine := <-got // by message
 	require.NoError(t, mine.Release(t.Context()))
 	holder, err := third.Acquire(t.Context(), "k")
 	require.NoError(t, err)
+	time.Sleep(2 * time.Millisecond) // refusals tell the server's clock in ms, and only a later one than the grant is told apart
 	close(gate)
 	<-late
 	time.Sleep(200 * time.Millisecond)
@@ -229,7 +229,7 @@ func TestACallThatIsPassedAHoldWhileRedisGrantsIt(t *testing.T) {
 			other <- err
 		}()
 		time.Sleep(5 * time.Millisecond)
-		_ = lease.Release(context.Background()) // passed on
+		_ = lease.Release(context.Background()) // handed over
 	}
 	act.Store(&f)
 	second, err := l.Acquire(context.Background(), "k")

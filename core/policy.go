@@ -52,8 +52,8 @@ type Decision struct {
 	delay  time.Duration
 	ticket Ticket
 	// Of reservation.Functions.Reserving.
-	keep   time.Duration
-	parked func(context.Context) (bool, error)
+	reserve time.Duration
+	parked  func(context.Context) (bool, error)
 }
 
 type decisionKind int

@@ -19,16 +19,16 @@ type Preference struct {
 
 // PreferencePolicy may be implemented by a policy that honors Call.Prefer.
 type PreferencePolicy interface {
-	// Heeds returns the part of a preference that the policy honors. It does not
+	// Honors returns the part of a preference that the policy honors. It does not
 	// depend on the conflict.
-	Heeds(p Preference) Preference
+	Honors(p Preference) Preference
 }
 
-// Heeded returns the part of a preference that policy honors: nothing, if it is not a
+// Honored returns the part of a preference that policy honors: nothing, if it is not a
 // PreferencePolicy.
-func Heeded(policy ConflictPolicy, p Preference) Preference {
-	if heeding, ok := policy.(PreferencePolicy); ok && p != (Preference{}) {
-		return heeding.Heeds(p)
+func Honored(policy ConflictPolicy, p Preference) Preference {
+	if honoring, ok := policy.(PreferencePolicy); ok && p != (Preference{}) {
+		return honoring.Honors(p)
 	}
 	return Preference{}
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// heeding is a policy that heeds bounds, and says what it was asked for.
-type heeding struct{ asked *core.Preference }
+// honoring is a policy that honors bounds, and says what it was asked for.
+type honoring struct{ asked *core.Preference }
 
-func (p heeding) Heeds(prefers core.Preference) core.Preference {
+func (p honoring) Honors(prefers core.Preference) core.Preference {
 	prefers.Async = false
 	return prefers
 }
 
-func (p heeding) OnConflict(_ context.Context, c core.Conflict) (core.Decision, error) {
+func (p honoring) OnConflict(_ context.Context, c core.Conflict) (core.Decision, error) {
 	*p.asked = c.Call.Prefer
 	return core.Reject(), nil
 }
@@ -31,12 +31,12 @@ func TestPoliciesSeeThePreference(t *testing.T) {
 	defer func() { _ = lease.Release(t.Context()) }()
 	prefers := core.Preference{Bounded: true, Wait: time.Second, Async: true}
 	var asked core.Preference
-	guard := core.NewGuard(l, heeding{&asked})
+	guard := core.NewGuard(l, honoring{&asked})
 	err = guard.Do(t.Context(), core.Call{Key: "k", Prefer: prefers}, func(context.Context) error { return nil })
 	require.ErrorIs(t, err, core.ErrConflict)
 	require.Equal(t, prefers, asked)
-	require.Equal(t, core.Preference{Bounded: true, Wait: time.Second}, guard.Heeds(prefers))
-	require.Zero(t, core.NewGuard(l, nil).Heeds(prefers))
+	require.Equal(t, core.Preference{Bounded: true, Wait: time.Second}, guard.Honors(prefers))
+	require.Zero(t, core.NewGuard(l, nil).Honors(prefers))
 }
 
 func TestExclusiveGuards(t *testing.T) {

@@ -163,7 +163,7 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 							for _, n := range down {
 								n.live()
 							}
-							last = passOn(t, l, lease, mode)
+							last = handOver(t, l, lease, mode)
 						}
 						for _, n := range nodes {
 							n.live()
@@ -182,8 +182,8 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 	}
 }
 
-// passOn releases the lease to waiting calls, and returns the greatest of their fences.
-func passOn(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.AcquireOption) (last int64) {
+// handOver releases the lease to waiting calls, and returns the greatest of their fences.
+func handOver(t *testing.T, l *core.Locker, lease *core.Lease, mode []core.AcquireOption) (last int64) {
 	t.Helper()
 	last = lease.Fence()
 	var wg sync.WaitGroup
@@ -216,7 +216,7 @@ func TestAGrantThatIsTooLateForItsLeaseIsGivenBack(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
 		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
-		l.WaitForNodes(time.Minute)
+		l.WaitForNodes(time.Minute, clientsOf(t, nodes))
 		warm(t, l)
 		for _, n := range nodes[1:] {
 			n.stop()

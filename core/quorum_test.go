@@ -220,11 +220,11 @@ func TestEverySubsetOfRealServersIsTold(t *testing.T) {
 
 func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
 	t.Parallel()
-	t.Run("passed on", func(t *testing.T) { testNoOverlap(t, 3, 4, 30, 0) })
+	t.Run("handed over", func(t *testing.T) { testNoOverlap(t, 3, 4, 30, 0) })
 	t.Run("each granted", func(t *testing.T) { testNoOverlap(t, 3, 2, 40, time.Millisecond) })
 }
 
-// testNoOverlap has calls of several lockers contend for a key. A hold is not passed on
+// testNoOverlap has calls of several lockers contend for a key. A hold is not handed over
 // between leases of different lengths.
 func testNoOverlap(t *testing.T, lockers, calls, rounds int, differ time.Duration) {
 	t.Parallel()

@@ -84,15 +84,16 @@ func TestReaders_AllOfAProcessEnterBeforeTheWriterBehindThem(t *testing.T) {
 func TestReaders_ManyReadForEachWrite(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		a, b := newLocker(t, env), newLocker(t, env)
-		var reads, writes atomic.Int64
+		var reads, writes, readBefore atomic.Int64
 		var inside atomic.Int64
-		ctx, stop := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
+		const enough = 30
 		var wg sync.WaitGroup
 		loop := func(l *core.Locker, n int, work func(), opts ...core.AcquireOption) {
 			for range n {
 				wg.Go(func() {
-					for ctx.Err() == nil {
+					for writes.Load() < enough && ctx.Err() == nil {
 						err := l.Do(t.Context(), "k", func(context.Context) error { work(); return nil }, opts...)
 						if err != nil {
 							t.Error(err)
@@ -117,12 +118,14 @@ func TestReaders_ManyReadForEachWrite(t *testing.T) {
 			}
 			time.Sleep(5 * time.Millisecond)
 			inside.Add(many)
-			writes.Add(1)
+			if writes.Add(1) == enough {
+				readBefore.Store(reads.Load())
+			}
 		})
 		wg.Wait()
-		t.Logf("%d reads, %d writes", reads.Load(), writes.Load())
-		require.GreaterOrEqual(t, reads.Load(), 20*writes.Load(), "reads a write")
-		require.Greater(t, writes.Load(), int64(5))
+		t.Logf("%d reads, %d writes", readBefore.Load(), writes.Load())
+		require.GreaterOrEqual(t, writes.Load(), int64(enough))
+		require.GreaterOrEqual(t, readBefore.Load(), int64(20*enough), "reads a write")
 	})
 }
 

@@ -1,38 +1,27 @@
 package core
 
+// A wait queue tells Redis now and then that its token still waits. The refreshes of many queues go
+// into one command.
+
 import (
 	"context"
 	"time"
 
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
 // refreshGather is how long a refresh waits for others, to go with them.
 const refreshGather = 5 * time.Millisecond
 
-// refresh tells Redis that the token of a wait queue still waits, and asks for its place. It costs
-// Redis a fraction of a question, and many go into one command.
-type refresh struct {
-	queueKey
-	record, entry string
-}
-
-type refreshReply struct {
-	server    int64         // the server's clock in ms
-	remaining time.Duration // at least, of a holder's lease
-	place     int           // in the queue, from 1; 0: the queue has to ask
-	queued    int           // length of the queue
-	err       error
-}
-
 // refresh has a queue's token refreshed, in the background. Called with mu held.
 func (w *waiters) refresh(q *queue, token string) {
 	record := w.record(q)
-	node := w.locker.store.nodeOf(record)
+	node := w.locker.store.NodeOf(record)
 	batch, sending := w.refreshes[node]
-	w.refreshes[node] = append(batch, refresh{queueKey{q.key, q.Limit}, record, token})
+	w.refreshes[node] = append(batch, store.Refresh{Record: record, Token: token})
 	if !sending {
-		w.locker.background(func() { w.sendRefreshes(node) })
+		w.locker.life.Background(func() { w.sendRefreshes(node) })
 	}
 }
 
@@ -51,25 +40,24 @@ func (w *waiters) sendRefreshes(node any) {
 			return
 		}
 		sent := time.Now()
-		w.refreshed(sent, batch, w.locker.store.refresh(context.Background(), batch))
+		w.refreshed(sent, batch, w.locker.store.Refresh(context.Background(), batch))
 	}
 }
 
 // refreshed takes the replies to a batch of refreshes.
-func (w *waiters) refreshed(sent time.Time, batch []refresh, replies []refreshReply) {
+func (w *waiters) refreshed(sent time.Time, batch []store.Refresh, replies []store.RefreshReply) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i, reply := range replies {
-		q := w.queues[batch[i].queueKey]
+		token := batch[i].Token
+		q := w.queues[queueKey{store.KeyOf(w.locker.prefix, batch[i].Record), store.LimitOf(token)}]
 		if q == nil {
 			continue
 		}
 		var f waitqueue.Failure
-		if reply.err != nil {
-			f = waitqueue.Failure{Err: unavailable("acquire", q.key, reply.err), Unsent: saysNothing(reply.err)}
+		if reply.Err != nil {
+			f = waitqueue.Failure{Err: store.Unavailable("acquire", q.key, reply.Err), Unsent: store.SaysNothing(reply.Err)}
 		}
-		w.run(q, nil, q.Refreshed(time.Now(), &waitqueue.Refusal{
-			Token: batch[i].entry, Sent: sent, Remaining: reply.remaining, Server: reply.server, Place: reply.place, Length: reply.queued,
-		}, f))
+		w.run(q, nil, q.Refreshed(time.Now(), refusal(token, sent, store.NotQueued, reply.Standing), f))
 	}
 }

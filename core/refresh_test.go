@@ -139,7 +139,7 @@ func TestRefresh_ADeadEntryIsPassedOverAfterTwentySeconds(t *testing.T) {
 			lease, err := holder.TryAcquire(t.Context(), "k")
 			require.NoError(t, err)
 			record := core.RecordName("p", "k")
-			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{record}, strangerEntry, 1000, "x", "+", "").Err())
+			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{record}, "1:stranger.00000000000000000000000000000002", 1000, "x", "+", "").Err())
 			warm(t, l)
 			listening(t, l)
 			done := make(chan error)

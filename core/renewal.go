@@ -1,5 +1,7 @@
 package core
 
+// The renewal loop: one goroutine renews the leases of a Locker in time, and ends those that expire.
+
 import (
 	"context"
 	"math/rand/v2"
@@ -7,14 +9,11 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
+	"github.com/perkey-go/perkey/core/internal/store"
 )
 
-const (
-	renewalBatch = 1024
-	// Batches in flight at once. Beyond that renewals wait their turn; ends of
-	// leases do not.
-	renewalFlights = 8
-)
+// Beyond so many batches in flight, and so many leases in each, renewals wait; ends of leases do not.
+const renewalBatch, renewalFlights = 1024, store.RenewalFlights
 
 // renewals renew what is in a Locker's table, and tell of what has expired: one goroutine,
 // which never waits for Redis itself, so that a slow server cannot keep it from ending a
@@ -51,7 +50,7 @@ func (r *renewals) run() {
 		}
 
 		select {
-		case <-r.locker.over:
+		case <-r.locker.life.Over():
 			return
 		case <-r.timer.C:
 		}
@@ -61,7 +60,7 @@ func (r *renewals) run() {
 func (r *renewals) byNode(holds []*hold) map[any][]*hold {
 	nodes := map[any][]*hold{}
 	for _, h := range holds {
-		node := r.locker.store.nodeOf(h.record)
+		node := r.locker.store.NodeOf(h.record)
 		nodes[node] = append(nodes[node], h)
 	}
 	return nodes
@@ -80,7 +79,7 @@ func (r *renewals) send(node any, batch []*hold) {
 		r.locker.leases.postpone(batch, max(batch[0].ttl/50, schedule.Horizon))
 		return
 	}
-	if !r.locker.background(func() {
+	if !r.locker.life.Background(func() {
 		r.renew(batch)
 		r.landed(node)
 	}) {
@@ -102,7 +101,7 @@ func (r *renewals) renew(batch []*hold) {
 	sent := time.Now()
 	asked := renewalsOf(batch)
 	r.locker.leases.lengths(asked, batch, r.locker.firstLease, sent)
-	replies := r.locker.store.renew(ctx, asked)
+	replies := r.locker.store.Renew(ctx, asked)
 	now := time.Now()
 	gone, err := r.locker.leases.answered(batch, asked, replies, sent, now)
 	for _, h := range gone {
@@ -111,19 +110,19 @@ func (r *renewals) renew(batch []*hold) {
 	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: err})
 }
 
-// renewalsOf names the batch's records and entries. The entries share one string: a
+// renewalsOf names the batch's records and tokens. The tokens share one string: a
 // process renews thousands a second.
-func renewalsOf(batch []*hold) []renewal {
-	asked := make([]renewal, len(batch))
+func renewalsOf(batch []*hold) []store.Renewal {
+	asked := make([]store.Renewal, len(batch))
 	ends := make([]int, len(batch))
 	text := make([]byte, 0, 64*len(batch))
 	for i, h := range batch {
-		text = h.appendHolder(text)
+		text = h.appendToken(text)
 		ends[i] = len(text)
 	}
-	entries, from := string(text), 0
+	tokens, from := string(text), 0
 	for i, h := range batch {
-		asked[i] = renewal{record: h.record, entry: entries[from:ends[i]]}
+		asked[i] = store.Renewal{Record: h.record, Token: tokens[from:ends[i]]}
 		from = ends[i]
 	}
 	return asked

@@ -87,7 +87,7 @@ func TestAGrantIsOnTheReplicas(t *testing.T) {
 		_, err = l.TryAcquire(t.Context(), "k", core.WaitReplicas(3, 50*time.Millisecond))
 		requireNotReplicated(t, err)
 		require.ErrorContains(t, err, "2 of 3 replicas")
-		require.Empty(t, redistest.Keys(t, r.primary, "p"), "given back")
+		require.Empty(t, redistest.Keys(t, r.primary, "p"), "released")
 	}
 }
 

@@ -1,5 +1,7 @@
 package core
 
+// Reservations of keys for parked work. Only the delay queue makes them, through internal/reservation.
+
 import (
 	"context"
 	"fmt"
@@ -21,33 +23,24 @@ func reserve(ctx context.Context, l *Locker, key string, span time.Duration) (st
 	if err := checkTTL("Reserve", span); err != nil {
 		return 0, err
 	}
-	d, err := l.deployment("reserve")
-	if err != nil {
-		return 0, err
-	}
-	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds())
+	stamp, err = l.store.Reserve(ctx, key, span)
 	if err == nil {
 		l.waiters.reservedBy(key) // before the message comes, if this Locker holds it
-		stamp, _ = val.(int64)
 	}
 	return stamp, err
 }
 
 func stampOf(ctx context.Context, l *Locker, key string) (int64, error) {
-	info, err := l.Inspect(ctx, key)
+	info, err := l.store.Inspect(ctx, key)
 	if err != nil || info.Reserved <= 0 {
 		return 0, err
 	}
-	return info.stamp, nil
+	return info.Stamp, nil
 }
 
 func unreserve(ctx context.Context, l *Locker, key string, stamp int64) error {
-	d, err := l.deployment("unreserve")
-	if err != nil {
-		return err
-	}
-	val, err := d.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
-	if err == nil && val == int64(0) {
+	ended, err := l.store.Unreserve(ctx, key, stamp)
+	if err == nil && !ended {
 		err = fmt.Errorf("core: unreserve %q: %w", key, reservation.ErrRenewed)
 	}
 	return err
@@ -55,15 +48,15 @@ func unreserve(ctx context.Context, l *Locker, key string, stamp int64) error {
 
 func reserved(span time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {
-		o.keep = span
+		o.reserve = span
 		return checkTTL("Reserved", span)
 	}
 }
 
-func wasReserved(l *Lease) bool { return l != nil && l.kept }
+func wasReserved(l *Lease) bool { return l != nil && l.reserved }
 
 func reserving(d Decision, span time.Duration, parked func(context.Context) (bool, error)) Decision {
-	d.keep, d.parked = span, parked
+	d.reserve, d.parked = span, parked
 	return d
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // reservationMutants are scripts that break what reservations are for.
-var reservationMutants = []mutant{
+var reservationMutants = []scriptMutant{
 	{name: "a fresh call takes a reserved key", script: "acquire", old: "queue == '' and reserved == 0 and fits", new: "queue == '' and fits"},
 	{name: "those who wait are served with a reserved key", old: "  if reserved > 0 then\n    return false\n  end\n"},
 	{name: "the next in line gets a reserved key at once", script: "release", old: " and not record[9]", new: ""},

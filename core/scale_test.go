@@ -167,7 +167,7 @@ func TestTenThousandCallsAreServedInOrder(t *testing.T) {
 			require.Less(t, extra, 50)
 			require.Less(t, bytes, 16<<10)
 			require.Less(t, joining, calls/100, "only the first in line asks")
-			require.Less(t, scripts, calls/10, "the key is passed on within the process")
+			require.Less(t, scripts, calls/10, "the key is handed over within the process")
 		})
 	}
 }

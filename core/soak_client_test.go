@@ -16,6 +16,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // modeOptions are the ways to hold a key that the engine has, and how to ask for
@@ -36,14 +37,15 @@ type workload struct {
 	Keys  int
 	Epoch time.Duration // after which the clients go on with fresh keys
 	Modes []mode        // chosen from for each call
+	Odd   []mode        // the same for every second key, if it has modes of its own
 
 	MinLease, MaxLease time.Duration
 	Fixed              int           // leases that are not renewed
 	Try                int           // TryAcquire; the rest is Acquire
 	MaxWait            time.Duration // of an Acquire
-	Abandon            int           // of fixed leases: never given back
+	Abandon            int           // of fixed leases: never released
 	Overrun            int           // work that is longer than the lease
-	Deaf               int           // of holders whose lease was lost: given back only long after
+	Deaf               int           // of holders whose lease was lost: released only long after
 	MaxWork            time.Duration // of the rest
 	MaxIdle            time.Duration // between calls
 	Retries            int           // go-redis's; -1: none
@@ -61,6 +63,7 @@ const clientVar = "PERKEY_TEST_CLIENT"
 // soakClient is one process of a workload, or stands for one.
 type soakClient struct {
 	Addr, Prefix, File string
+	Sentinels          []string // they name the primary, in place of Addr
 	Client             int
 	Seed               uint64
 	Goroutines         int
@@ -96,23 +99,21 @@ func (c *soakClient) run(ctx context.Context) (err error) {
 	if c.rec, err = history.Create(c.File); err != nil {
 		return err
 	}
-	options := redis.Options{
-		Addr: c.Addr, MaxRetries: c.Workload.Retries, PoolSize: 4 * c.Goroutines,
-		DialTimeout: c.Timeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
+	rdb := c.connect()
+	defer func() { err = errors.Join(err, rdb.Close()) }()
+	options := []core.Option{core.WithPrefix(c.Prefix)}
+	if len(c.Sentinels) == 0 || c.Client%2 == 0 { // else the locker makes its own, and has to see that it follows
+		reserve := c.connect()
+		defer func() { err = errors.Join(err, reserve.Close()) }()
+		if d := c.Workload.SlowRenewals; d > 0 {
+			reserve.AddHook(hooks{pipeline: func(next func() error) error {
+				time.Sleep(rand.N(d))
+				return next()
+			}})
+		}
+		options = append(options, core.WithRenewalClient(reserve))
 	}
-	rdb, reserve := redis.NewClient(&options), redis.NewClient(&options)
-	defer func() { err = errors.Join(err, rdb.Close(), reserve.Close()) }()
-	for _, h := range c.hooks {
-		rdb.AddHook(h)
-		reserve.AddHook(h)
-	}
-	if d := c.Workload.SlowRenewals; d > 0 {
-		reserve.AddHook(hooks{pipeline: func(next func() error) error {
-			time.Sleep(rand.N(d))
-			return next()
-		}})
-	}
-	locker, err := core.New(rdb, core.WithPrefix(c.Prefix), core.WithRenewalClient(reserve))
+	locker, err := core.New(rdb, options...)
 	if err != nil {
 		return err
 	}
@@ -134,18 +135,41 @@ func (c *soakClient) run(ctx context.Context) (err error) {
 	return err
 }
 
-// once acquires a key, works, and gives it back.
+func (c *soakClient) connect() *redis.Client {
+	var rdb *redis.Client
+	if len(c.Sentinels) > 0 {
+		options := redistest.AppOptions(c.Sentinels)
+		options.MaxRetries, options.PoolSize = c.Workload.Retries, 4*c.Goroutines
+		options.DialTimeout, options.ReadTimeout, options.WriteTimeout = c.Timeout, c.Timeout, c.Timeout
+		rdb = redis.NewFailoverClient(options)
+	} else {
+		rdb = redis.NewClient(&redis.Options{
+			Addr: c.Addr, MaxRetries: c.Workload.Retries, PoolSize: 4 * c.Goroutines,
+			DialTimeout: c.Timeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout,
+		})
+	}
+	for _, h := range c.hooks {
+		rdb.AddHook(h)
+	}
+	return rdb
+}
+
+// once acquires a key, works, and releases it.
 func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Rand) {
 	w := c.Workload
-	mode := w.Modes[rng.IntN(len(w.Modes))]
+	key, modes := rng.IntN(w.Keys), w.Modes
+	if key%2 == 1 && w.Odd != nil {
+		modes = w.Odd
+	}
+	mode := modes[rng.IntN(len(modes))]
 	op := c.op(history.Op{
 		Kind: history.Acquire,
-		Key:  fmt.Sprintf("k%d.%d", rng.IntN(w.Keys), history.Now()/int64(w.Epoch)),
+		Key:  fmt.Sprintf("k%d.%d", key, history.Now()/int64(w.Epoch)),
 		Mode: mode.Mode, Limit: mode.Limit,
 		Lease: w.MinLease + upTo(rng, w.MaxLease-w.MinLease),
 	})
 	fixed := percent(rng, w.Fixed)
-	options := modeOptions[mode.Mode](mode.Limit)
+	options := append(modeOptions[mode.Mode](mode.Limit), core.Named(fmt.Sprint(c.Client), ""))
 	if fixed {
 		options = append(options, core.FixedLease(op.Lease))
 	} else {
@@ -205,7 +229,8 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 
 // work looks at the lease's ctx all the while, and ends with it.
 func (c *soakClient) work(op *history.Op, lease *core.Lease, d time.Duration) {
-	const look, note = 500 * time.Microsecond, 20 * time.Millisecond
+	const note = 20 * time.Millisecond
+	look := max(500*time.Microsecond, d/2000)
 	end, noted := op.Return+int64(d), op.Return
 	for {
 		now := history.Now()

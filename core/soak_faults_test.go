@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/mutant"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -94,6 +95,8 @@ type soakRound struct {
 	Binary     string                      // of the clients; this one if empty
 	Broken     string                      // what is broken in that binary
 	Abrupt     bool                        // the clients are killed at the end
+	Failovers  int                         // of a Sentinel trio, in place of Faults and Length
+	Way        faultKind                   // of all of them; if empty the seed chooses
 	Share      int                         // of the operations of make soak-locks, in percent
 }
 
@@ -102,6 +105,8 @@ type soaked struct {
 	ops    []history.Op
 	rules  history.Rules
 	faults map[faultKind]int
+	length time.Duration
+	undone bool // a failover was undone: the history shows nothing
 }
 
 // soakRunner is a round while it runs. Its methods are for one goroutine.
@@ -112,6 +117,9 @@ type soakRunner struct {
 	server *redistest.Server
 	proxy  *redistest.Proxy
 	direct *redis.Client
+	// In place of the server.
+	sentinel *redistest.Sentinel
+
 	slots  []*soakProcess
 	files  []string
 	dead   map[int]int64 // clients that were killed, and when
@@ -126,6 +134,9 @@ type soakProcess struct {
 // run runs the round and returns its history.
 func (round soakRound) run(t *testing.T) soaked {
 	t.Helper()
+	if round.Failovers > 0 {
+		return round.runFailovers(t)
+	}
 	defer redistest.Busy()()
 	var args []string
 	if round.Durable {
@@ -138,13 +149,9 @@ func (round soakRound) run(t *testing.T) soaked {
 		direct: redistest.Client(t, &redis.Options{
 			Addr: server.Addr, ReadTimeout: 2 * time.Second, // and again: a restart breaks its connections
 		}),
-		slots: make([]*soakProcess, round.Clients),
-		dead:  map[int]int64{},
-		soaked: soaked{
-			// A dead waiter stays in line for 20 s, and can be granted the key.
-			rules:  history.Rules{Late: 22 * time.Second, Copies: round.Workload.Retries > 0, Line: round.Workload.standsInLine(), Patience: 25 * time.Second},
-			faults: map[faultKind]int{},
-		},
+		slots:  make([]*soakProcess, round.Clients),
+		dead:   map[int]int64{},
+		soaked: round.soaked(),
 	}
 	for i := range r.slots {
 		r.start(i)
@@ -163,21 +170,35 @@ func (round soakRound) run(t *testing.T) soaked {
 	return r.soaked
 }
 
+// soaked is that of a round that has not begun.
+func (round soakRound) soaked() soaked {
+	return soaked{
+		// A dead waiter stays in line for 20 s, and can be granted the key.
+		rules:  history.Rules{Late: 22 * time.Second, Copies: round.Workload.Retries > 0, Line: round.Workload.standsInLine(), Patience: 25 * time.Second},
+		faults: map[faultKind]int{}, length: round.Length,
+	}
+}
+
 // start starts a new client in a slot. Every second slot talks to Redis through the
 // proxy, so that those in trouble meet others that are well.
 func (r *soakRunner) start(slot int) {
 	client := len(r.files) + 1
 	config := soakClient{
-		Addr: r.server.Addr, Prefix: "p", File: filepath.Join(r.dir, fmt.Sprint(client)),
+		Prefix: "p", File: filepath.Join(r.dir, fmt.Sprint(client)),
 		Client: client, Seed: r.round.Seed, Goroutines: cmp.Or(r.round.Goroutines, 6), Timeout: 300 * time.Millisecond, Workload: r.round.Workload,
 	}
-	if slot%2 == 0 {
+	switch {
+	case r.sentinel != nil:
+		config.Sentinels = r.sentinel.Addrs()
+	case slot%2 == 0:
 		config.Addr = r.proxy.Addr
+	default:
+		config.Addr = r.server.Addr
 	}
 	text, err := json.Marshal(&config)
 	require.NoError(r.t, err)
 	r.slots[slot] = &soakProcess{
-		redistest.StartProcess(r.t, r.round.Binary, clientVar+"="+string(text), brokenVar+"="+r.round.Broken), client,
+		redistest.StartProcess(r.t, r.round.Binary, clientVar+"="+string(text), mutant.Var+"="+r.round.Broken), client,
 	}
 	r.files = append(r.files, config.File)
 }
@@ -245,10 +266,12 @@ func (r *soakRunner) end(f fault) {
 
 // finish lets the clients end their work and reads what they wrote.
 func (r *soakRunner) finish() {
-	r.proxy.Delay(nil)
-	r.proxy.LoseRequest(nil)
-	r.proxy.LoseReply(nil)
-	r.proxy.Blackhole(0)
+	if r.proxy != nil {
+		r.proxy.Delay(nil)
+		r.proxy.LoseRequest(nil)
+		r.proxy.LoseReply(nil)
+		r.proxy.Blackhole(0)
+	}
 	for _, p := range r.slots {
 		p.Finish()
 	}

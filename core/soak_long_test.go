@@ -28,6 +28,12 @@ func TestSoak(t *testing.T) {
 	for name, round := range soakRounds() {
 		t.Run(name, func(t *testing.T) { round.forLong().test(t, *soakOps*round.Share/100) })
 	}
+	t.Run("failovers around clients", func(t *testing.T) {
+		round := failovers(6)
+		if total := soak(t, round, *soakOps*round.Share/100); !t.Failed() {
+			requireFailovers(t, total)
+		}
+	})
 	t.Run("subsets of quorums", func(t *testing.T) {
 		for _, many := range []int{4, 5} {
 			testSubsets(t, many, casesOf(many))
@@ -40,4 +46,5 @@ func TestSoak(t *testing.T) {
 	t.Run("mutants of reservations", TestMutantsOfReservationsAreCaught)
 	t.Run("rounds of engine mutants", TestRoundsOfEngineMutantsFindNothingInTheEngine)
 	t.Run("mutants of the engine", TestMutantsOfTheEngineAreCaught)
+	t.Run("mutants of failovers", func(t *testing.T) { testEngineMutants(t, failoverMutants) })
 }

@@ -1,10 +1,14 @@
 package core
 
+// The calls that wait, in the queues of core/internal/waitqueue: this file has their mutex and their
+// goroutines, and does what the queues decide.
+
 import (
 	"context"
 	"sync"
 	"time"
 
+	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/trust"
@@ -36,8 +40,8 @@ type waiters struct {
 	waiting  int          // calls in all queues
 	reserved reservations // keys whose holds are not handed over
 
-	admissions []admission       // to be sent when mu is free
-	refreshes  map[any][]refresh // to be sent, by node; nil while others are out
+	admissions []admission             // to be sent when mu is free
+	refreshes  map[any][]store.Refresh // to be sent, by node; nil while others are out
 }
 
 type queueKey struct {
@@ -65,15 +69,15 @@ type waiter struct {
 }
 
 func newWaiters(l *Locker) *waiters {
-	ordered := l.store.queues()
+	ordered := l.store.Queues()
 	return &waiters{
-		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]refresh{},
+		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]store.Refresh{},
 		reserved: reservations{said: map[string]time.Time{}},
 		config: waitqueue.Config{
 			Ordered:   ordered,
-			Listening: l.store.listening,
-			NewToken:  func(limit int) string { return newEntry(limit, l.id) },
-			Claim:     claimLease,
+			Listening: l.store.Listening,
+			NewToken:  func(limit int) string { return store.NewToken(limit, l.id) },
+			Claim:     store.ClaimLease,
 			Validity:  trust.Until,
 			Expired:   trust.Passed,
 			Backoff: func(n int) time.Duration {
@@ -86,7 +90,7 @@ func newWaiters(l *Locker) *waiters {
 			Spread: backoff.Spread,
 			Poll:   pollFloor,
 			Epoch:  time.Now(),
-			Fences: int(l.fences),
+			Fences: l.store.Fences(),
 		},
 	}
 }
@@ -171,7 +175,7 @@ func (w *waiters) unlock() {
 	w.admissions = nil
 	w.mu.Unlock()
 	for _, a := range all {
-		_ = w.locker.store.admit(a.record, a.Leader, a.followers, a.answered)
+		_ = w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
 	}
 }
 
@@ -188,12 +192,12 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 // cancel has Redis forget a token. It reports false when the Locker is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
 	key := q.key
-	return w.locker.store.cancel(releaseRequest{record: w.record(q), entry: token}, w.locker.firstLease, func() { w.locker.notices.freed(key) })
+	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, w.locker.firstLease, func() { w.locker.notifications.freed(key) })
 }
 
 func (w *waiters) record(q *queue) string {
 	if q.record == "" {
-		q.record = recordName(w.locker.prefix, q.key)
+		q.record = store.RecordName(w.locker.prefix, q.key)
 	}
 	return q.record
 }
@@ -220,32 +224,36 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 
 // answered takes the reply to the call's question, and until when a grant can be trusted. It
 // returns the tokens of grants that came when the Locker was closed.
-func (c *waiter) answered(u *waitqueue.Question, mark any, reply *acquireReply, until time.Time) (late []string) {
+func (c *waiter) answered(u *waitqueue.Question, mark store.Mark, reply *store.AcquireReply, until time.Time) (late []string) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.unlock()
-	if reply.granted {
-		return w.run(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.fence, Wanted: reply.waiting, Room: reply.room, Until: until}))
+	if reply.Granted {
+		return w.run(q, nil, q.Granted(time.Now(), &c.Call, waitqueue.Grant{Token: u.Token, Fence: reply.Fence, Wanted: reply.Waiting, Room: reply.Room, Until: until}))
 	}
-	return w.run(q, nil, q.Refused(time.Now(), &c.Call, &waitqueue.Refusal{
-		Token: u.Token, Sent: u.Sent, Polls: mark == markPolls, Remaining: reply.remaining,
-		Server: reply.server, Place: reply.place, Length: reply.queued,
-	}))
+	return w.run(q, nil, q.Refused(time.Now(), &c.Call, refusal(u.Token, u.Sent, mark, reply.Standing)))
 }
 
-// gaveUp records that the call waits no longer for the answer to its question.
-func (c *waiter) gaveUp(u *waitqueue.Question, f waitqueue.Failure) {
+// refusal is Redis's answer that a token, which was sent with a mark, cannot have the key.
+func refusal(token string, sent time.Time, mark store.Mark, s store.Standing) *waitqueue.Refusal {
+	return &waitqueue.Refusal{
+		Token: token, Sent: sent, Polls: mark == store.Polls, Remaining: s.Remaining, Server: s.Server, Place: s.Place, Length: s.Queued,
+	}
+}
+
+// unanswered records that the call waits no longer for the answer to its question.
+func (c *waiter) unanswered(u *waitqueue.Question, f waitqueue.Failure) {
 	w, q := c.all, c.queue
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.run(q, nil, q.GaveUp(time.Now(), u, f))
+	w.run(q, nil, q.Unanswered(time.Now(), u, f))
 }
 
-// orphaned takes the reply to a question that was given up. Its fence is zero if it was no
+// orphaned takes the reply to a question that nobody waits for. Its fence is zero if it was no
 // grant.
 func (w *waiters) orphaned(key, token string, fence, server int64) {
 	w.mu.Lock()
-	q := w.queueOf(key, limitOf(token))
+	q := w.queueOf(key, store.LimitOf(token))
 	late := w.run(q, nil, q.Orphaned(token, fence, server))
 	w.mu.Unlock()
 	if fence != 0 {
@@ -269,7 +277,7 @@ func (c *waiter) leave() {
 	c.all, c.queue, c.opts, c.grant = nil, nil, nil, nil
 	w.pool.Put(c)
 	if unused != nil {
-		w.locker.later(func() { _, _ = w.locker.giveUp(context.Background(), unused, 0, time.Now()) })
+		w.locker.life.Later(func() { _, _ = w.locker.releaseHold(context.Background(), unused, 0, time.Now()) })
 	}
 }
 
@@ -286,7 +294,7 @@ func (c *waiter) rejoin(h *hold) {
 }
 
 // sendAway waits until the calls that wait have seen that the Locker is closing, 100 ms at
-// most: those that leave before it is closed give up their places in Redis.
+// most: those that leave before it is closed leave Redis's FIFO.
 func (w *waiters) sendAway() {
 	for range 100 {
 		w.mu.Lock()
@@ -308,11 +316,12 @@ func (w *waiters) askAgain() {
 	}
 }
 
-// askNow lets the queue ask again without delay.
+// askNow lets the queue ask again without delay, and wakes the call to do it.
 func (c *waiter) askNow() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.queue.AskNow()
+	send(c.wake, struct{}{})
 }
 
 // hint is what the queue knows of the key, for a call that does not ask, and why Redis did not
@@ -329,20 +338,37 @@ func (c *waiter) hint() (remaining time.Duration, waiting int, failure error) {
 	return max(0, remaining), waiting, c.queue.Failure()
 }
 
-// grantMessage takes a grant that was published to the token that the message names. The message
-// says when the claim ends on the server's clock, in ms.
-func (w *waiters) grantMessage(name, key string, fence int64, wanted, room bool, now time.Time, ends int64) {
+// grantMessage takes a grant that was published at the time now.
+func (w *waiters) grantMessage(m store.Message, now time.Time) {
 	w.mu.Lock()
 	defer w.unlock()
-	q := w.queues[queueKey{key, limitOf(name)}]
-	if q != nil && q.Token() != "" && named(q.Token()) == name {
-		w.run(q, nil, q.GrantMessage(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: fence, Wanted: wanted, Room: room}, ends))
+	if q := w.queueNamed(m); q != nil {
+		w.run(q, nil, q.GrantMessage(time.Now(), now, waitqueue.Grant{Token: q.Token(), Fence: m.Fence, Wanted: m.Waiting, Room: m.Room}, m.Claim))
+	}
+}
+
+// queueNamed returns the queue whose token a message names; nil if there is none. Called with mu held.
+func (w *waiters) queueNamed(m store.Message) *queue {
+	q := w.queues[queueKey{m.Key, store.LimitOf(m.Name)}]
+	if q == nil || q.Token() == "" || store.Named(q.Token()) != m.Name {
+		return nil
+	}
+	return q
+}
+
+// withdraw has the queue of an exclusive hold ask Redis for itself: the hold will not
+// be handed over.
+func (w *waiters) withdraw(h *hold) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if q := w.queues[queueKey{h.key(), int(h.limit)}]; q != nil && q.Held() == h.fence {
+		w.run(q, nil, q.Lost(h.fence))
 	}
 }
 
 // released hands a hold whose lease was released over to the next call, if it may. Otherwise
 // it returns what goes to Redis along with the release.
-func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also requeue, handedOver bool) {
+func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also store.Requeue, handedOver bool) {
 	if h.mode() != exclusive {
 		return also, false
 	}
@@ -353,36 +379,34 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also req
 		return also, false
 	}
 	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
-	if stay <= 0 && !h.bounded() && !h.travels.Load() && !w.reserved.of(q.key, now) {
+	if stay <= 0 && !h.bounded() && !h.transferred.Load() && !w.reserved.of(q.key, now) {
 		held.TTL = h.ttl
 	}
 	r, actions := q.Released(now, held)
 	w.run(q, h, actions)
-	also.other, also.fresh = r.Token, r.Fresh
+	also.Other, also.Fresh = r.Token, r.Fresh
 	if r.Waits != nil {
-		also.sent, also.mark, also.what = now, w.locker.store.mark(), r.Waits.Of.(*waiter).opts.what
+		also.Mark, also.What = w.locker.store.Mark(), r.Waits.Of.(*waiter).opts.what
 	}
 	return also, len(actions) > 0
 }
 
-// releaseAnswered takes the reply to the release of a hold.
-func (w *waiters) releaseAnswered(h *hold, also requeue, reply releaseReply, err error) {
+// releaseAnswered takes the reply to the release of a hold, which was sent at sent or later.
+func (w *waiters) releaseAnswered(h *hold, also store.Requeue, sent time.Time, reply store.ReleaseReply, err error) {
 	w.mu.Lock()
 	defer w.unlock()
 	q := w.queues[queueKey{h.key(), int(h.limit)}]
 	if q == nil {
-		if also.other == "" {
+		if also.Other == "" {
 			return
 		}
 		q = w.queueOf(h.key(), int(h.limit))
 	}
-	if also.mark == nil {
-		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.other}, err))
+	if also.Mark == store.NotQueued {
+		w.run(q, nil, q.Freed(time.Now(), waitqueue.Release{Token: also.Other}, err == nil && reply.Owned))
 		return
 	}
-	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.fence, &waitqueue.Refusal{
-		Token: also.other, Sent: also.sent, Polls: also.mark == markPolls, Remaining: reply.remaining, Server: reply.server, Place: reply.place, Length: reply.queued,
-	}, err))
+	w.run(q, nil, q.ReleaseAnswered(time.Now(), reply.Fence, refusal(also.Other, sent, also.Mark, reply.Standing), err))
 }
 
 // lost tells the queue that a hold has ended without a release.
@@ -394,23 +418,21 @@ func (w *waiters) lost(h *hold) {
 	}
 }
 
-// ends takes a message that says when the key will be free without a release, since the rest of a
-// MinHold is over. It is for the token that the message names, one of the first in the key's FIFO.
-func (w *waiters) ends(name, key string, at time.Time) {
+// ends takes a message that says when the key will be free without a release.
+func (w *waiters) ends(m store.Message, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	q := w.queues[queueKey{key, limitOf(name)}]
-	if q != nil && q.Token() != "" && named(q.Token()) == name {
-		w.run(q, nil, q.Ends(at))
+	if q := w.queueNamed(m); q != nil {
+		w.run(q, nil, q.Ends(now.Add(m.Left)))
 	}
 }
 
-// wantedBy records that calls of other processes wait for key.
-func (w *waiters) wantedBy(key string) {
+// wantedBy records that calls of other processes wait for key, behind the grant with this fence.
+func (w *waiters) wantedBy(key string, fence int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if q := w.queues[queueKey{key, exclusive}]; q != nil {
-		q.Wanted()
+		q.Wanted(fence)
 	}
 }
 

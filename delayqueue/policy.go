@@ -30,9 +30,9 @@ func (p policy) Validate() error {
 	return nil
 }
 
-// Heeds implements core.PreferencePolicy: what it does is what a caller asks for who
+// Honors implements core.PreferencePolicy: what it does is what a caller asks for who
 // would have its work deferred.
-func (p policy) Heeds(prefers core.Preference) core.Preference {
+func (p policy) Honors(prefers core.Preference) core.Preference {
 	return core.Preference{Async: prefers.Async}
 }
 

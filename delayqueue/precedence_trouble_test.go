@@ -20,7 +20,7 @@ import (
 // before that message is over.
 func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const precedence = 600 * time.Millisecond
+		const precedence = 1500 * time.Millisecond
 		b := setup(t, env, delayqueue.WithPrecedence(precedence))
 		started, release := make(chan struct{}), make(chan struct{})
 		order := make(chan string, 3)
@@ -36,7 +36,7 @@ func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 		b.enqueue(delayqueue.Job{Key: "k", Name: "long"})
 		next(t, started)
 		b.parkCall("k")
-		time.Sleep(2 * precedence)
+		time.Sleep(precedence * 3 / 2)
 		go func() {
 			lease, err := b.other.Acquire(context.Background(), "k")
 			order <- "fresh"
@@ -58,7 +58,8 @@ func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 // the key is held.
 func TestAShortPrecedenceHoldsWhileAWorkerTries(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPrecedence(200*time.Millisecond))
+		const precedence = time.Second
+		b := setup(t, env, delayqueue.WithPrecedence(precedence))
 		order := make(chan string, 2)
 		lease := b.hold("k")
 		id := b.parkCall("k")
@@ -70,7 +71,7 @@ func TestAShortPrecedenceHoldsWhileAWorkerTries(t *testing.T) {
 		require.NoError(t, w.Start())
 		defer func() { _ = w.Stop(context.Background()) }()
 		redistest.Eventually(t, func() bool { return b.status(id).Conflicts >= 3 }, "it is not tried")
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(precedence * 3 / 2)
 		go func() {
 			lease, err := b.newLocker().Acquire(context.Background(), "k")
 			order <- "fresh"

@@ -15,9 +15,9 @@
 // c.Request whose context is the lease's: hand c.Request.Context() to what they
 // call. It ends when the client leaves or the lease is lost, and core.LeaseFrom
 // finds the fencing token in it, as Lease(c) does. When they return c.Request is what it was
-// before, and the key is given back. After a refusal the chain is aborted.
+// before, and the key is released. After a refusal the chain is aborted.
 //
-// A panic gives the key back and goes on, to gin.Recovery or to the server. With
+// A panic releases the key and goes on, to gin.Recovery or to the server. With
 // gin.Recovery in front of PerKey the key is free before the 500 is written; with
 // gin.Recovery behind it, after that.
 //

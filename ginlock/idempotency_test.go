@@ -55,7 +55,7 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 			r.Use(func(c *gin.Context) {
 				before := c.Writer
 				c.Next()
-				assert.Same(t, before, c.Writer, "the writer is given back")
+				assert.Same(t, before, c.Writer, "the writer is released")
 				size = c.Writer.Size()
 			})
 			r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), orderKey, httplock.WithIdempotency(store)), func(c *gin.Context) {

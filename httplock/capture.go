@@ -69,8 +69,8 @@ func encode(r *http.Request, body *body, kept map[string]bool) ([]byte, error) {
 		return nil, fmt.Errorf("%w: it has trailers", errNotReplayable)
 	}
 	at, _ := target(r)
-	return frame(capture{
-		Version: captureVersion, Method: r.Method, Target: widen(at), Header: widenAll(storedHeaders(r, kept)),
+	return envelope(capture{
+		Version: captureVersion, Method: r.Method, Target: escapeLatin1(at), Header: escapeAll(storedHeaders(r, kept)),
 	}, content)
 }
 
@@ -81,13 +81,13 @@ func decode(payload []byte) (*capture, error) {
 	}
 	c := &capture{}
 	var err error
-	if c.body, err = unframe(payload, c, captureVersion); err != nil {
+	if c.body, err = openEnvelope(payload, c, captureVersion); err != nil {
 		return fail("%w", err)
 	}
 	if c.Version != captureVersion {
 		return fail("version %d, want %d", c.Version, captureVersion)
 	}
-	if c.Target, err = narrow(c.Target); err != nil {
+	if c.Target, err = unescapeLatin1(c.Target); err != nil {
 		return fail("target: %w", err)
 	}
 	if !isToken(c.Method) || c.Method == http.MethodConnect {
@@ -96,7 +96,7 @@ func decode(payload []byte) (*capture, error) {
 	if _, err := c.url(); err != nil {
 		return fail("%w", err)
 	}
-	if err := narrowAll(c.Header, neverStored); err != nil {
+	if err := unescapeAll(c.Header, neverStored); err != nil {
 		return fail("%w", err)
 	}
 	return c, nil

@@ -7,7 +7,7 @@
 // key function for the key, calls Guard.Do, and runs the rest of the chain
 // inside. The request that the chain sees carries the lease's context: it ends
 // when the client goes away and when the lease is lost, and core.LeaseFrom finds
-// the fencing token in it. The key is given back when the chain returns, also by
+// the fencing token in it. The key is released when the chain returns, also by
 // a panic, and not before: a response that streams keeps its key while it
 // streams, and so does a handler that is deaf to its context.
 //
@@ -78,7 +78,7 @@
 //
 // # The client's choice
 //
-// With HeedPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
+// With HonorPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
 // it would rather be parked than wait. That chooses among what the guard's policy does
 // anyway, and never adds to it.
 //

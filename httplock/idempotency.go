@@ -66,7 +66,7 @@ func RequireIdempotencyKey() IdempotencyOption {
 // with 500. It must be safe for concurrent use.
 //
 // What it returns is not stored with parked requests, so a request with a key and a
-// principal is not parked: a route that parks takes WithPrincipal, which is heeded here too.
+// principal is not parked: a route that parks takes WithPrincipal, which holds here too.
 func IdempotencyPrincipal(principal func(*http.Request) (string, error)) IdempotencyOption {
 	return func(o *onceRules) error {
 		if principal == nil {

@@ -30,7 +30,7 @@ type Middleware struct {
 	statusPath  string
 	keptHeaders map[string]bool
 	credentials map[string]bool // headers
-	heedPrefer  bool
+	honorPrefer bool
 	once        *onceRules // nil: Idempotency-Key is the handler's
 	onConflict  ProblemHandler
 	onError     ProblemHandler
@@ -119,7 +119,7 @@ func FailClosed(err error) *Middleware {
 func (m *Middleware) Serve(x Exchange) (ran bool) {
 	ran, whole := m.pass(x)
 	if !whole {
-		onceFrom(x.Request.Context()).spoil()
+		onceFrom(x.Request.Context()).discard()
 	}
 	return ran
 }

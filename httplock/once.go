@@ -17,7 +17,7 @@ import (
 )
 
 // once is a request with an Idempotency-Key, on its way through its guard. A nil one is
-// a request without. It belongs to the request's goroutine, but for spoil.
+// a request without. It belongs to the request's goroutine, but for discard.
 type once struct {
 	m     *Middleware
 	x     Exchange
@@ -26,7 +26,7 @@ type once struct {
 	lease *core.Lease // under which it runs
 	tap   *tap        // what its handler answers
 
-	spoiled atomic.Bool
+	discarded atomic.Bool
 
 	// The answer, after errAnswered.
 	stored *result
@@ -41,12 +41,13 @@ func onceFrom(ctx context.Context) *once {
 	return o
 }
 
-// spoil records that a guard behind this one answered in the handler's place: that says
-// how things stood, and is not what came of the request, nor of one whose handler made it.
-func (o *once) spoil() {
+// discard records that a guard behind this one answered in the handler's place: such an
+// answer describes the moment, not the outcome, so it is not stored: neither for this request nor
+// for one whose handler made it.
+func (o *once) discard() {
 	if o != nil {
-		o.spoiled.Store(true)
-		onceFrom(o.x.Request.Context()).spoil()
+		o.discarded.Store(true)
+		onceFrom(o.x.Request.Context()).discard()
 	}
 }
 
@@ -211,7 +212,7 @@ func (o *once) watch(ctx context.Context) context.Context {
 // finish keeps the response of a handler that has returned, if it is one to keep. The
 // caller still has the key. The client gets its response whatever comes of this.
 func (o *once) finish(ctx context.Context) {
-	if o == nil || o.tap == nil || o.spoiled.Load() {
+	if o == nil || o.tap == nil || o.discarded.Load() {
 		return
 	}
 	ended := ctx.Err() != nil

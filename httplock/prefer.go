@@ -10,7 +10,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// HeedPrefer lets clients choose with the header Prefer (RFC 7240) among what the
+// HonorPrefer lets clients choose with the header Prefer (RFC 7240) among what the
 // guard's policy would do anyway. With "wait=N" a request waits for N seconds at most,
 // and for 0 not at all, before the policy goes on to its next step; it never waits
 // longer than the policy lets it. With "respond-async" it is parked at once, if the
@@ -23,23 +23,23 @@ import (
 //
 // It is an option because Prefer may be the handler's own: an API that answers
 // "respond-async" itself wants its requests run, not parked.
-func HeedPrefer() Option {
+func HonorPrefer() Option {
 	return func(m *Middleware) error {
-		m.heedPrefer = true
+		m.honorPrefer = true
 		return nil
 	}
 }
 
-// preferred is what a request's client asks for and the guard heeds. It tells caches
+// preferred is what a request's client asks for and the guard honors. It tells caches
 // that the response depends on it.
 func (m *Middleware) preferred(x Exchange) core.Preference {
-	if !m.heedPrefer {
+	if !m.honorPrefer {
 		return core.Preference{}
 	}
 	if h := x.Writer.Header(); !namedBy(h["Vary"], "Prefer") {
 		h.Add("Vary", "Prefer")
 	}
-	return m.guard.Heeds(parsePrefer(x.Request.Header["Prefer"]))
+	return m.guard.Honors(parsePrefer(x.Request.Header["Prefer"]))
 }
 
 // announce says which preferences were gone by.

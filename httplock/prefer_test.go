@@ -117,8 +117,8 @@ func prefer(t *testing.T, url string, client *http.Client, preferences ...string
 func TestClientsChooseByPrefer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openDepot(t, env, delayqueue.WithPrecedence(0))
-		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer()))
-		justWaits, waiter := testbed.Serve(t, guarded(core.NewGuard(d.Locker, retry.Policy{MaxWait: time.Hour}), ok, httplock.HeedPrefer()))
+		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer()))
+		justWaits, waiter := testbed.Serve(t, guarded(core.NewGuard(d.Locker, retry.Policy{MaxWait: time.Hour}), ok, httplock.HonorPrefer()))
 		release := d.Hold(t)
 
 		for _, test := range []struct {
@@ -175,14 +175,14 @@ func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
 		"rejects":      core.NewGuard(b.Locker, nil),
 		"waits little": core.NewGuard(b.Locker, retry.Policy{MaxWait: time.Millisecond}),
 	} {
-		url, client := testbed.Serve(t, guarded(guard, mustNotRun(t), httplock.HeedPrefer()))
+		url, client := testbed.Serve(t, guarded(guard, mustNotRun(t), httplock.HonorPrefer()))
 		resp := prefer(t, url, client, "wait=3600, respond-async")
 		testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
 		require.NotContains(t, resp.Header.Values("Preference-Applied"), "respond-async", name)
 	}
 }
 
-func TestPreferIsTheHandlersWithoutHeedPrefer(t *testing.T) {
+func TestPreferIsTheHandlersWithoutHonorPrefer(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
 	release := d.Hold(t)
 	go func() {
@@ -202,7 +202,7 @@ func TestPreferIsTheHandlersWithoutHeedPrefer(t *testing.T) {
 // A conflict that ends with the answer to the same request is one all the same.
 func TestPreferenceIsAppliedToRequestsMadeTwice(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
-	h := guarded(parkLate(d), ok, httplock.HeedPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	h := guarded(parkLate(d), ok, httplock.HonorPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 	post := func(key string) testbed.Answer {
 		r := once(t, testbed.OrderPath, key, "{}")
 		r.Header.Set("Prefer", "wait=0, respond-async")
@@ -234,7 +234,7 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 			<-d.Conflicts
 			release()
 		}()
-		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HeedPrefer(), httplock.WithLogger(d.log.Logger())))
+		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer(), httplock.WithLogger(d.log.Logger())))
 		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 		r.Header.Set("Prefer", "respond-async")
 		change(r)
@@ -247,7 +247,7 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 
 func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.HeedPrefer())
+	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.HonorPrefer())
 	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "Accept, prefer")
 		h.ServeHTTP(w, r)
@@ -260,7 +260,7 @@ func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
 func TestReplaysHaveNoPreference(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
 	d.guard = parkLate(d)
-	d.handle(ok, httplock.HeedPrefer(), httplock.AllowHeaders("Prefer"))
+	d.handle(ok, httplock.HonorPrefer(), httplock.AllowHeaders("Prefer"))
 	release := d.Hold(t)
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	r.Header.Set("Prefer", "respond-async")

@@ -142,7 +142,7 @@ func (m *Middleware) accepted(x Exchange, t core.Ticket) {
 		return
 	}
 	if parsePrefer(x.Request.Header["Prefer"]).Async {
-		announce(x.Writer, core.Preference{Async: true}) // even if nobody heeded it
+		announce(x.Writer, core.Preference{Async: true}) // even if nobody honored it
 	}
 	if m.statusPath != "" {
 		at := m.statusPath + t.ID

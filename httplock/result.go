@@ -43,8 +43,8 @@ func hasBody(status int) bool {
 }
 
 func (r *result) encode() ([]byte, error) {
-	return frame(result{
-		Version: resultVersion, Status: r.Status, Header: widenAll(r.Header), Truncated: r.Truncated,
+	return envelope(result{
+		Version: resultVersion, Status: r.Status, Header: escapeAll(r.Header), Truncated: r.Truncated,
 	}, r.body)
 }
 
@@ -55,7 +55,7 @@ func decodeResult(stored []byte) (*result, error) {
 	}
 	r := &result{}
 	var err error
-	if r.body, err = unframe(stored, r, resultVersion); err != nil {
+	if r.body, err = openEnvelope(stored, r, resultVersion); err != nil {
 		return fail("%w", err)
 	}
 	if r.Version != resultVersion {
@@ -67,7 +67,7 @@ func decodeResult(stored []byte) (*result, error) {
 	if !hasBody(r.Status) && len(r.body) > 0 {
 		return fail("status %d with a body", r.Status)
 	}
-	if err := narrowAll(r.Header, neverKept); err != nil {
+	if err := unescapeAll(r.Header, neverKept); err != nil {
 		return fail("%w", err)
 	}
 	return r, nil

@@ -10,7 +10,7 @@ import (
 
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
-// Hold takes key for somebody else, who gives it back at release or when the test
+// Hold takes key for somebody else, who releases it at release or when the test
 // ends. It waits for its turn if the key is held, and fails the test if it does not get it
 // in ten seconds. release may be called twice. Options choose the mode: core.Shared is a reader.
 func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func()) {
@@ -24,7 +24,7 @@ func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func
 	return keep(t, lease)
 }
 
-// Steal takes key from those who hold it, for somebody else, who gives it back at
+// Steal takes key from those who hold it, for somebody else, who releases it at
 // release or when the test ends. The holders' contexts end with a cause that wraps
 // core.ErrLeaseLost, now or at their next renewal; calls that wait go on waiting. It fails the
 // test if nobody holds the key. release may be called twice.

@@ -39,7 +39,7 @@ func ExamplePolicy() {
 	if err != nil {
 		panic(err)
 	}
-	// Nobody gives the key back: the second attempt is the last one.
+	// Nobody releases the key: the second attempt is the last one.
 	impatient := core.NewGuard(locker, retry.Policy{Initial: time.Millisecond, MaxAttempts: 2})
 	fmt.Println(errors.Is(impatient.Do(ctx, call, put), core.ErrConflict))
 

@@ -119,7 +119,7 @@ func (p Policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 // maxWait is how long a call may wait, and wants to.
 func (p Policy) maxWait(call core.Call) time.Duration {
 	most := orDefault(p.MaxWait, DefaultMaxWait)
-	switch prefers := p.Heeds(call.Prefer); {
+	switch prefers := p.Honors(call.Prefer); {
 	case prefers.Bounded:
 		return min(most, max(prefers.Wait, 0))
 	case prefers.Async && call.Encode != nil: // else nothing can be deferred
@@ -131,10 +131,10 @@ func (p Policy) maxWait(call core.Call) time.Duration {
 // Waits implements core.WaitingPolicy.
 func (p Policy) Waits() bool { return p.MaxAttempts != 1 }
 
-// Heeds implements core.PreferencePolicy: waiting can be bounded, and work can be
+// Honors implements core.PreferencePolicy: waiting can be bounded, and work can be
 // deferred if Then defers it.
-func (p Policy) Heeds(prefers core.Preference) core.Preference {
-	prefers.Async = core.Heeded(p.Then, prefers).Async
+func (p Policy) Honors(prefers core.Preference) core.Preference {
+	prefers.Async = core.Honored(p.Then, prefers).Async
 	return prefers
 }
 

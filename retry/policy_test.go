@@ -89,7 +89,7 @@ func (f fixed) OnConflict(context.Context, core.Conflict) (core.Decision, error)
 // parks is a policy that defers, and says so.
 type parks struct{ core.ConflictPolicy }
 
-func (parks) Heeds(p core.Preference) core.Preference { return core.Preference{Async: p.Async} }
+func (parks) Honors(p core.Preference) core.Preference { return core.Preference{Async: p.Async} }
 
 func TestPreferences(t *testing.T) {
 	t.Parallel()
@@ -131,10 +131,10 @@ func TestPreferences(t *testing.T) {
 	}
 
 	all := core.Preference{Bounded: true, Wait: s, Async: true}
-	require.Equal(t, wait(s), retry.Policy{}.Heeds(all))
-	require.Equal(t, all, retry.Policy{Then: parks{deferred}}.Heeds(all))
-	require.Equal(t, all, core.NewGuard(nil, retry.Policy{Then: parks{deferred}}).Heeds(all))
-	require.Zero(t, core.NewGuard(nil, nil).Heeds(all))
-	require.Zero(t, core.NewGuard(nil, deferred).Heeds(all))
-	require.Zero(t, (*core.Guard)(nil).Heeds(all))
+	require.Equal(t, wait(s), retry.Policy{}.Honors(all))
+	require.Equal(t, all, retry.Policy{Then: parks{deferred}}.Honors(all))
+	require.Equal(t, all, core.NewGuard(nil, retry.Policy{Then: parks{deferred}}).Honors(all))
+	require.Zero(t, core.NewGuard(nil, nil).Honors(all))
+	require.Zero(t, core.NewGuard(nil, deferred).Honors(all))
+	require.Zero(t, (*core.Guard)(nil).Honors(all))
 }

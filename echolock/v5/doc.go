@@ -17,9 +17,9 @@
 // c.Request() whose context is the lease's: hand c.Request().Context() to what they
 // call. It ends when the client leaves or the lease is lost, and core.LeaseFrom
 // finds the fencing token in it. When they return c.Request() is what it was before,
-// and the key is given back.
+// and the key is released.
 //
-// What a handler returns goes on to echo as it is, after the key was given back: so
+// What a handler returns goes on to echo as it is, after the key was released: so
 // echo's HTTPErrorHandler writes its response without the key. What the guard answers
 // itself is a response, and no error, unless Config.ReturnErrors is set. When the lease
 // was lost and nothing was written, the guard answers before the handler's error is
@@ -28,7 +28,7 @@
 // released, since that answer is stored. It is not returned then, as echo would answer it
 // a second time: middleware in front finds the status in the response.
 //
-// A panic gives the key back and goes on, to echo's Recover or to the server. With
+// A panic releases the key and goes on, to echo's Recover or to the server. With
 // Recover in front of PerKey the key is free before the 500 is written; with Recover
 // behind it, after that.
 //

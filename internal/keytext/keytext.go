@@ -1,4 +1,4 @@
-// Package keytext writes keys, so that all doors make the same key of the same thing.
+// Package keytext writes keys, so that all adapters make the same key of the same thing.
 package keytext
 
 import (

@@ -40,7 +40,7 @@ func TestLoad_AnIncludeStandsForItsFile(t *testing.T) {
 func TestLoad_TheSourcesAreLua(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
-		for _, folder := range []string{"core", "delayqueue", "idempotency"} {
+		for _, folder := range []string{"core/internal/store", "delayqueue", "idempotency"} {
 			dir := os.DirFS(filepath.Join("../..", folder))
 			paths, err := filepath.Glob(filepath.Join("../..", folder, "lua/*.lua"))
 			require.NoError(t, err)

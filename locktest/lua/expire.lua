@@ -1,6 +1,6 @@
 -- Ends every lease of a key, as if its time was up.
 --
--- KEYS[1]  the key's record, as in core/lua/record.lua
+-- KEYS[1]  the key's record, as in core/internal/store/lua/record.lua
 -- returns  how many leases it ended
 local key = KEYS[1]
 local time = redis.call('TIME')

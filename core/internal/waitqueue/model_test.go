@@ -24,6 +24,8 @@ type model struct {
 	known      bool           // the latest question had an answer
 	follower   map[*call]string
 	room       bool   // for one more beside the grant that is being given
+	wanted     bool   // others wait behind the grant that is being given
+	behind     int64  // the greatest fence of a grant behind which a message said that others wait
 	open       string // the token that a question is out about
 	held       *hold  // the exclusive hold with calls behind it
 	rivalKnown bool
@@ -37,9 +39,12 @@ type model struct {
 	// Used tokens of which a later question had no answer. Redis may have put them in its FIFO
 	// again, and cannot be asked to forget them while the grant may be in use: that costs the
 	// claim's second at most.
-	unknown map[string]bool
-	broken  string
-	counts  counts
+	unknown   map[string]bool
+	answerOf  time.Time // when the latest question or refresh was sent that was answered, or the token was made
+	refreshed string    // the token that was refreshed since the last answer; else ""
+	mustAsk   bool      // a refresh told that the token waits no more
+	broken    string
+	counts    counts
 }
 
 type counts struct{ joined, given, handedOver, cancelled, failed int }
@@ -78,7 +83,7 @@ func (m *model) left(c *call) {
 	delete(m.follower, c)
 	m.waiting = slices.DeleteFunc(m.waiting, func(other *call) bool { return other == c })
 	if len(m.waiting) == 0 {
-		m.known, m.open = false, ""
+		m.known, m.open, m.mustAsk = false, "", false
 		m.rivalKnown = m.rivalKnown && m.held != nil // else the queue is forgotten, and that with it
 	}
 }
@@ -131,6 +136,7 @@ func (m *model) admitted(a *waitqueue.Admission, fences []int64, f waitqueue.Fai
 func (m *model) given(c *call, h *hold) {
 	admitted := m.follower[c] == h.token
 	m.counts.given++
+	m.refreshed, m.mustAsk = "", false
 	m.answered(h.token) // a message is an answer too
 	m.served(c)
 	if m.fences[h.fence] {
@@ -153,7 +159,7 @@ func (m *model) given(c *call, h *hold) {
 	switch {
 	case len(m.waiting) == 0:
 	case m.limit == 1:
-		m.held = h
+		m.held, m.rivalKnown = h, m.wanted
 	case m.limit != 0 && !m.room && !admitted:
 		m.inform(m.rivalKnown)
 	}
@@ -170,7 +176,7 @@ func (m *model) handedOver(c *call, h *hold) {
 	m.served(c)
 	m.rivalKnown = rival
 	longest := 50 * time.Millisecond
-	if rival {
+	if rival || m.behind >= h.fence {
 		longest = time.Millisecond
 	}
 	switch age := m.now.Sub(h.since); {
@@ -194,6 +200,7 @@ func (m *model) ended(h *hold) {
 
 // inform records that Redis has answered, or the key is held here: all who wait know it.
 func (m *model) inform(rival bool) {
+	m.refreshed, m.mustAsk = "", false
 	m.known = len(m.waiting) > 0
 	m.rivalKnown = rival
 	for _, c := range m.waiting {
@@ -202,12 +209,20 @@ func (m *model) inform(rival bool) {
 	}
 }
 
+// refused records a refusal of a token.
+func (m *model) refused(token string, sent time.Time, a answer) {
+	m.inform(a.length > min(a.place, 1))
+	if m.queue != nil && m.queue.Token() == token {
+		m.answerOf = sent
+	}
+}
+
 func (m *model) failed(f waitqueue.Failure) {
 	if f.Err == nil || f.Local {
 		return
 	}
 	m.counts.failed++
-	m.known = false
+	m.known, m.mustAsk = false, false
 	for _, c := range m.waiting {
 		if !m.informed[c] {
 			m.failing[c] = true
@@ -225,16 +240,47 @@ func (m *model) looked(c *call, v waitqueue.View) {
 		m.breaks("call %d is informed: %t; want %t", c.id, v.Informed, m.informed[c])
 	case v.Ask && m.waiting[0] != c:
 		m.breaks("call %d asks before call %d", c.id, m.waiting[0].id)
+	case v.AskIn > 0 && m.mustAsk && m.waiting[0] == c && m.limit == 1:
+		m.breaks("call %d waits for %s, and its token does not wait any more", c.id, v.AskIn)
+	case v.Refresh != "" && m.waiting[0] != c:
+		m.breaks("call %d refreshes before call %d", c.id, m.waiting[0].id)
+	case v.Refresh != "" && m.unsubscribed:
+		m.breaks("call %d refreshes, and no message can arrive", c.id)
+	case v.Refresh != "" && m.refreshed == v.Refresh:
+		m.breaks("call %d refreshes again before an answer", c.id)
 	case v.Ask && m.held != nil:
 		m.breaks("call %d asks for a key that is to be handed over", c.id)
 	}
+	if v.Refresh != "" {
+		m.refreshed = v.Refresh
+	}
 }
 
-func (m *model) asked(token string) {
+// refreshAnswered takes the answer to a refresh, if it is not out of date: it is about the token that
+// waits now, and newer than what is known of it.
+func (m *model) refreshAnswered(token string, sent time.Time, a answer, f waitqueue.Failure) {
+	if m.queue == nil || m.queue.Token() != token || len(m.waiting) == 0 || m.open != "" || m.answerOf.After(sent) {
+		return
+	}
+	switch {
+	case f.Err != nil && !f.Unsent:
+		m.failed(f)
+	case f.Err != nil || a.place == 0:
+		m.mustAsk = true
+	default:
+		m.answerOf, m.refreshed = sent, ""
+		m.rivalKnown = a.length > min(a.place, 1)
+	}
+}
+
+func (m *model) asked(token string, fresh bool) {
+	if fresh {
+		m.answerOf = m.now
+	}
 	if m.open != "" {
 		m.breaks("two questions are out: about %s and %s", m.open, token)
 	}
-	m.open = token
+	m.open, m.mustAsk = token, false
 }
 
 func (m *model) answered(token string) {
@@ -328,6 +374,9 @@ func play(seed uint64) (broken string, counts counts) {
 		w.redis.forget()
 		w.after(time.Duration(w.rng.IntN(3000))*time.Millisecond, fail)
 	}
+	if w.rng.IntN(3) == 0 {
+		w.after(0, func() { w.unsubscribe() })
+	}
 	stop := func(do *func()) { *do = func() {} }
 	w.after(0, func() { arrive() })
 	if w.rng.IntN(2) == 0 {
@@ -336,7 +385,7 @@ func play(seed uint64) (broken string, counts counts) {
 	if w.rng.IntN(4) == 0 {
 		w.after(500*time.Millisecond, func() { fail() })
 	}
-	w.after(end.Sub(w.now), func() { w.calm = true; stop(&arrive); stop(&compete); stop(&fail) })
+	w.after(end.Sub(w.now), func() { w.calm = true; w.subscribe(); stop(&arrive); stop(&compete); stop(&fail) })
 	for w.model.broken == "" {
 		if !w.step(end.Add(5 * time.Minute)) {
 			break

@@ -1,101 +1,96 @@
 package waitqueue_test
 
 import (
-	"encoding/json"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/stretchr/testify/require"
+	"github.com/perkey-go/perkey/internal/test/mutant"
 )
 
-// brokenVar names what is broken in a test binary that has all mutants.
-const brokenVar = "PERKEY_TEST_BROKEN"
-
-// mutant is a broken piece of the queue, which the model has to catch.
-type mutant struct {
-	name     string
-	old, new string // old stands in queue.go exactly once; %s in new is the switch
-}
-
-var mutants = []mutant{
-	{"calls join at the wrong place", "\tq.failure, q.silent = nil, time.Time{}\n\tq.inform(q.last)\n}", "\tq.failure, q.silent = nil, time.Time{}\n\tif %s && q.first != nil {\n\t\tq.first, q.last, q.first.prev, q.last.next = q.first.next, q.first, q.last, q.first\n\t\tif q.first == nil {\n\t\t\tq.first = q.last\n\t\t}\n\t\tq.first.prev, q.last.next = nil, nil\n\t}\n\tq.inform(q.last)\n}"},
-	{"two questions are out", "case q.first != c || q.held != 0 || q.asked != \"\":", "case q.first != c || q.held != 0 || q.asked != \"\" && !%s:"},
-	{"a call asks while the key is held here", "case q.first != c || q.held != 0 ||", "case q.first != c || q.held != 0 && !%s ||"},
-	{"a late answer cancels a grant in use", "granted != 0 && (fence != 0 && fence != granted ||", "granted != 0 && (fence != 0 && (fence != granted || %s) ||"},
-	{"a message that overtakes an answer is not remembered", "if q.asked == g.Token {", "if q.asked == g.Token && !%s {"},
-	{"an answer from after the release is taken for an old one", "fence == 0 && server*1000 > granted)", "fence == 0 && server*1000 > granted && !%s)"},
-	{"an orphaned answer leaves its token behind", "if !q.settle(token, fence, server) {\n\t\tq.cancel(token) //", "if !q.settle(token, fence, server) && !%s {\n\t\tq.cancel(token) //"},
-	{"the last call leaves its place behind", "q.asked = \"\" // the answer comes to nobody\n\tq.cancel(q.token)", "if q.asked = \"\"; %s {\n\t\tq.token = \"\"\n\t\treturn\n\t}\n\tq.cancel(q.token)"},
-	{"the last release leaves its queue's place behind", "r.Token, q.token = q.token, \"\"", "if r.Token, q.token = q.token, \"\"; %s {\n\t\t\tr.Token = \"\"\n\t\t}"},
-	{"a call that leaves tells nobody", "\tcase wasFirst:\n\t\tq.withdraw()\n\t\tq.wake()", "\tcase wasFirst:\n\t\tif q.withdraw(); !%s {\n\t\t\tq.wake()\n\t\t}"},
-	{"a question ends, and whoever is first now is not woken", "if q.first != c {\n\t\tq.wake()", "if q.first != c && !%s {\n\t\tq.wake()"},
-	{"a grant is taken that was cancelled or comes second", "case q.token != g.Token || !c.queued:", "case (q.token != g.Token || !c.queued) && !%s:"},
-	{"a refusal of a token that was cancelled is believed", "if q.token != r.Token { // it", "if q.token != r.Token && !%s { // it"},
-	{"a message that is late is taken", "if q.first == nil || q.Expired(g.Until, now) {", "if q.first == nil || q.Expired(g.Until, now) && !%s {"},
-	{"a claim counts from the message", "until.Before(g.Until) {", "until.Before(g.Until) && !%s {"},
-	{"an answer informs nobody", "c.informed = true\n\t\tq.act(", "c.informed = !%s\n\t\tq.act("},
-	{"an outage ends calls that know of the holder", "for c := q.last; c != nil && !c.informed; c = c.prev {\n\t\tc.err = f.Err", "for c := q.last; c != nil && (%s || !c.informed); c = c.prev {\n\t\tc.informed = c.informed && !%[1]s\n\t\tc.err = f.Err"},
-	{"an outage ends nobody", "\t\tc.err = f.Err\n", "\t\tif !%s {\n\t\t\tc.err = f.Err\n\t\t}\n"},
-	{"a full pool ends all calls", "if f.Local {", "if f.Local && !%s {"},
-	{"new calls know that the key is held, and it is not", "q.answered = q.answered && q.n > 0", "q.answered = q.answered && (q.n > 0 || %s)"},
-	{"a grant is handed over too long", "h.Age <= longest", "(h.Age <= longest || %s)"},
-	{"a grant is handed over too often", "h.Used < most", "(h.Used < most || %s)"},
-	{"rivals are forgotten", "if q.wanted || h.Wanted {", "if (q.wanted || h.Wanted) && !%s {"},
-	{"any TTL will do", "q.first.HandOver == h.TTL &&", "(q.first.HandOver == h.TTL || %s) &&"},
-	{"a token is used again after a question without an answer", "if q.token == u.Token && (u.Fresh || !f.Unsent) {", "if q.token == u.Token && (u.Fresh || !f.Unsent) && !%s {"},
-	{"readers keep the place of a call that left", "if q.Limit != 1 && q.token != \"\" {", "if q.Limit != 1 && q.token != \"\" && !%s {"},
-	{"an admission is not awaited", "if q.admitting > 0 && q.admitBy.After(askAt) {", "if q.admitting > 0 && q.admitBy.After(askAt) && !%s {"},
-	{"an admitted call that left keeps the key", "case !waits || q.Expired(until, now):\n\t\t\tq.cancel(m.Token)", "case !waits || q.Expired(until, now):\n\t\t\tif !%s {\n\t\t\t\tq.cancel(m.Token)\n\t\t\t}"},
-	{"an admission goes to the call that came last", "\t\t\tq.dequeue(m.Call)\n", "\t\t\tif %s {\n\t\t\t\tm.Call = q.last\n\t\t\t}\n\t\t\tq.dequeue(m.Call)\n"},
-	{"an admission without an answer leaves its tokens behind", "if !f.Unsent {\n\t\t\t\tq.cancel(m.Token)", "if !f.Unsent && !%s {\n\t\t\t\tq.cancel(m.Token)"},
-	{"calls that are not admitted know nothing", "q.inform(refused)", "if !%s {\n\t\t\tq.inform(refused)\n\t\t}"},
-	{"the key stays held after it was lost", "\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt", "\tif %s {\n\t\tq.held = fence\n\t}\n\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt"},
-}
-
 func TestModel_CatchesMutants(t *testing.T) {
-	if os.Getenv(brokenVar) != "" {
-		t.Skip("this is a mutant")
-	}
 	t.Parallel()
-	binary := buildMutants(t)
-	for _, m := range mutants {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			cmd := exec.Command(binary, "-test.run", "^TestQueue_KeepsItsPromisesWhateverHappens$", "-test.timeout", "2m")
-			cmd.Env = append(os.Environ(), brokenVar+"="+m.name, playsVar+"=5000")
-			out, err := cmd.CombinedOutput()
-			require.Error(t, err, "the model sees nothing")
-			verdict := strings.Join(strings.SplitN(string(out), "\n", 3)[:2], "\n")
-			t.Logf("%s", verdict)
-		})
-	}
+	mutant.Catch(t, mutants, "^TestQueue_KeepsItsPromisesWhateverHappens$", playsVar+"=5000")
 }
 
-// buildMutants builds this test with all mutants, each behind a switch.
-func buildMutants(t *testing.T) (binary string) {
-	t.Helper()
-	dir := t.TempDir()
-	content, err := os.ReadFile("queue.go")
-	require.NoError(t, err)
-	source := string(content) + fmt.Sprintf("\nvar broken = os.Getenv(%q)\n", brokenVar)
-	source = strings.Replace(source, "import (\n", "import (\n\t\"os\"\n", 1)
-	for _, m := range mutants {
-		require.Equal(t, 1, strings.Count(source, m.old), "queue.go has once: %s", m.old)
-		source = strings.Replace(source, m.old, fmt.Sprintf(m.new, fmt.Sprintf("(broken == %q)", m.name)), 1)
-	}
-	original, err := filepath.Abs("queue.go")
-	require.NoError(t, err)
-	changed := filepath.Join(dir, "queue.go")
-	require.NoError(t, os.WriteFile(changed, []byte(source), 0o600))
-	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {original: changed}})
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
-	binary = filepath.Join(dir, "mutants")
-	out, err := exec.Command("go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return binary
+// The model leaves open when a queue asks and refreshes. The table and refresh_test.go say it.
+func TestTable_CatchesMutants(t *testing.T) {
+	t.Parallel()
+	mutant.Catch(t, refreshMutants, "^TestQueue_(DoesWhatTheTableSays|Refreshes|Asks|ARefresh|Knows|Pauses)")
+}
+
+// mutants are caught by the model.
+var mutants = []mutant.Mutant{
+	{Name: "calls join at the wrong place", File: "queue.go", Old: "\tq.failure, q.silent = nil, time.Time{}\n\tq.inform(q.last)\n}", New: "\tq.failure, q.silent = nil, time.Time{}\n\tif %s && q.first != nil {\n\t\tq.first, q.last, q.first.prev, q.last.next = q.first.next, q.first, q.last, q.first\n\t\tif q.first == nil {\n\t\t\tq.first = q.last\n\t\t}\n\t\tq.first.prev, q.last.next = nil, nil\n\t}\n\tq.inform(q.last)\n}"},
+	{Name: "two questions are out", File: "question.go", Old: "case q.first != c || q.held != 0 || q.asked != \"\":", New: "case q.first != c || q.held != 0 || q.asked != \"\" && !%s:"},
+	{Name: "a call asks while the key is held here", File: "question.go", Old: "case q.first != c || q.held != 0 ||", New: "case q.first != c || q.held != 0 && !%s ||"},
+	{Name: "a late answer cancels a grant in use", File: "question.go", Old: "granted != 0 && (fence != 0 && fence != granted ||", New: "granted != 0 && (fence != 0 && (fence != granted || %s) ||"},
+	{Name: "a message that overtakes an answer is not remembered", File: "grant.go", Old: "if q.asked == g.Token {", New: "if q.asked == g.Token && !%s {"},
+	{Name: "an answer from after the release is taken for an old one", File: "question.go", Old: "fence == 0 && server*1000 > granted)", New: "fence == 0 && server*1000 > granted && !%s)"},
+	{Name: "an orphaned answer leaves its token behind", File: "question.go", Old: "if !q.settle(token, fence, server) {\n\t\tq.cancel(token) //", New: "if !q.settle(token, fence, server) && !%s {\n\t\tq.cancel(token) //"},
+	{Name: "the last call leaves its place behind", File: "queue.go", Old: "q.asked = \"\" // the answer comes to nobody\n\tq.cancel(q.token)", New: "if q.asked = \"\"; %s {\n\t\tq.token = \"\"\n\t\treturn\n\t}\n\tq.cancel(q.token)"},
+	{Name: "the last release leaves its queue's place behind", File: "release.go", Old: "r.Token, q.token = q.token, \"\"", New: "if r.Token, q.token = q.token, \"\"; %s {\n\t\t\tr.Token = \"\"\n\t\t}"},
+	{Name: "a call that leaves tells nobody", File: "queue.go", Old: "\tcase wasFirst:\n\t\tq.withdraw()\n\t\tq.wake()", New: "\tcase wasFirst:\n\t\tif q.withdraw(); !%s {\n\t\t\tq.wake()\n\t\t}"},
+	{Name: "a question ends, and whoever is first now is not woken", File: "question.go", Old: "if q.first != c {\n\t\tq.wake()", New: "if q.first != c && !%s {\n\t\tq.wake()"},
+	{Name: "a grant is taken that was cancelled or comes second", File: "grant.go", Old: "case q.token != g.Token || !c.queued:", New: "case (q.token != g.Token || !c.queued) && !%s:"},
+	{Name: "a refusal of a token that was cancelled is believed", File: "refresh.go", Old: "if q.token != r.Token { // it", New: "if q.token != r.Token && !%s { // it"},
+	{Name: "a message that is late is taken", File: "grant.go", Old: "if q.first == nil || q.Expired(g.Until, now) {", New: "if q.first == nil || q.Expired(g.Until, now) && !%s {"},
+	{Name: "a claim counts from the message", File: "grant.go", Old: "until.Before(g.Until) {", New: "until.Before(g.Until) && !%s {"},
+	{Name: "an answer informs nobody", File: "queue.go", Old: "c.informed = true\n\t\tq.act(", New: "c.informed = !%s\n\t\tq.act("},
+	{Name: "an outage ends calls that know of the holder", File: "question.go", Old: "for c := q.last; c != nil && !c.informed; c = c.prev {\n\t\tc.err = f.Err", New: "for c := q.last; c != nil && (%s || !c.informed); c = c.prev {\n\t\tc.informed = c.informed && !%[1]s\n\t\tc.err = f.Err"},
+	{Name: "an outage ends nobody", File: "question.go", Old: "\t\tc.err = f.Err\n", New: "\t\tif !%s {\n\t\t\tc.err = f.Err\n\t\t}\n"},
+	{Name: "a full pool ends all calls", File: "question.go", Old: "if f.Local {", New: "if f.Local && !%s {"},
+	{Name: "new calls know that the key is held, and it is not", File: "queue.go", Old: "q.answered = q.answered && q.n > 0", New: "q.answered = q.answered && (q.n > 0 || %s)"},
+	{Name: "a grant is handed over too long", File: "release.go", Old: "h.Age <= longest", New: "(h.Age <= longest || %s)"},
+	{Name: "a grant is handed over too often", File: "release.go", Old: "h.Used < most", New: "(h.Used < most || %s)"},
+	{Name: "rivals are forgotten", File: "release.go", Old: "if q.wanted || h.Wanted || q.behind", New: "if (q.wanted || h.Wanted) && !%s || q.behind"},
+	{Name: "a message about rivals is forgotten", File: "release.go", Old: "q.behind >= h.Fence {", New: "q.behind >= h.Fence && !%s {"},
+	{Name: "any TTL will do", File: "release.go", Old: "q.first.HandOver == h.TTL &&", New: "(q.first.HandOver == h.TTL || %s) &&"},
+	{Name: "a token is used again after a question without an answer", File: "question.go", Old: "if q.token == u.Token && (u.Fresh || !f.Unsent) {", New: "if q.token == u.Token && (u.Fresh || !f.Unsent) && !%s {"},
+	{Name: "readers keep the place of a call that left", File: "admission.go", Old: "if q.Limit != 1 && q.token != \"\" {", New: "if q.Limit != 1 && q.token != \"\" && !%s {"},
+	{Name: "an admission is not awaited", File: "question.go", Old: "if q.admitting > 0 && q.admitBy.After(askAt) {", New: "if q.admitting > 0 && q.admitBy.After(askAt) && !%s {"},
+	{Name: "an admitted call that left keeps the key", File: "admission.go", Old: "case !waits || q.Expired(until, now):\n\t\t\tq.cancel(m.Token)", New: "case !waits || q.Expired(until, now):\n\t\t\tif !%s {\n\t\t\t\tq.cancel(m.Token)\n\t\t\t}"},
+	{Name: "an admission goes to the call that came last", File: "admission.go", Old: "\t\t\tq.dequeue(m.Call)\n", New: "\t\t\tif %s {\n\t\t\t\tm.Call = q.last\n\t\t\t}\n\t\t\tq.dequeue(m.Call)\n"},
+	{Name: "an admission without an answer leaves its tokens behind", File: "admission.go", Old: "if !f.Unsent {\n\t\t\t\tq.cancel(m.Token)", New: "if !f.Unsent && !%s {\n\t\t\t\tq.cancel(m.Token)"},
+	{Name: "calls that are not admitted know nothing", File: "admission.go", Old: "q.inform(refused)", New: "if !%s {\n\t\t\tq.inform(refused)\n\t\t}"},
+	{Name: "the key stays held after it was lost", File: "release.go", Old: "\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt", New: "\tif %s {\n\t\tq.held = fence\n\t}\n\tif q.first == nil {\n\t\tq.close()\n\t}\n\tq.askAt"},
+	{Name: "a token is never refreshed", File: "question.go", Old: "if !q.refreshAt.IsZero() && q.refreshAt.Before(askAt) {", New: "if !q.refreshAt.IsZero() && q.refreshAt.Before(askAt) && !%s {"},
+	{Name: "a refresh is not awaited", File: "question.go", Old: "case q.refreshAt.After(now):\n\t\t\taskAt = q.refreshAt", New: "case q.refreshAt.After(now):\n\t\t\tif !%s {\n\t\t\t\taskAt = q.refreshAt\n\t\t\t}"},
+	{Name: "a token is refreshed while no message can arrive", File: "question.go", Old: "!q.Listening():", New: "!q.Listening() && !%s:"},
+	{Name: "a token is refreshed again and again", File: "question.go", Old: "v.Refresh, q.refreshAt = q.token, time.Time{}", New: "if v.Refresh = q.token; !%s {\n\t\t\t\tq.refreshAt = time.Time{}\n\t\t\t}"},
+	{Name: "a refresh without an answer fails nobody", File: "refresh.go", Old: "case f.Err != nil && ", New: "case f.Err != nil && !%s && "},
+	{Name: "a refresh that was not sent fails calls", File: "refresh.go", Old: "!f.Unsent:", New: "(!f.Unsent || %s):"},
+	{Name: "a token that waits no more is taken for one that does", File: "refresh.go", Old: "r.Place == 0:", New: "r.Place == 0 && !%s:"},
+	{Name: "a token that waits no more is not asked about", File: "refresh.go", Old: "q.askAt = time.Time{}\n\tdefault:", New: "if !%s {\n\t\t\tq.askAt = time.Time{}\n\t\t}\n\tdefault:"},
+	{Name: "a refusal says nothing of rivals", File: "refresh.go", Old: "q.wanted = r.Length > min(r.Place, 1)", New: "q.wanted = r.Length > min(r.Place, 1) && !%s"},
+	{Name: "queues far back refresh ever more rarely", File: "refresh.go", Old: ", maxPolls)", New: ", map[bool]int{false: maxPolls, true: 1000}[%s])"},
+	{Name: "a refresh without an answer ends it", File: "refresh.go", Old: "q.askAt = q.refreshAt.Add(maxPolls * q.Poll)", New: "q.askAt = q.refreshAt.Add(map[bool]time.Duration{false: maxPolls, true: 10000}[%s] * q.Poll)"},
+	{Name: "a release that came too late leaves its queue's place behind", File: "release.go", Old: "if !owned && r.Token != \"\" {", New: "if !owned && r.Token != \"\" && !%s {"},
+}
+
+// refreshMutants are caught by the table or the tests of refreshes.
+var refreshMutants = []mutant.Mutant{
+	{Name: "a queue without a token refreshes", File: "question.go", Old: "q.token == \"\" ||", New: "q.token == \"\" && !%s ||"},
+	{Name: "a refresh of a token that was cancelled is believed", File: "refresh.go", Old: "q.token != r.Token || q.asked", New: "q.token != r.Token && !%s || q.asked"},
+	{Name: "a refresh is believed while a question is under way", File: "refresh.go", Old: "q.asked != \"\" || q.sent", New: "q.asked != \"\" && !%s || q.sent"},
+	{Name: "a refresh from before the last answer is believed", File: "refresh.go", Old: "q.sent.After(r.Sent):", New: "q.sent.After(r.Sent) && !%s:"},
+	{Name: "a refresh that was not sent is taken for an answer", File: "refresh.go", Old: "case f.Err != nil ||", New: "case f.Err != nil && !%s ||"},
+	{Name: "refreshes do not become rarer", File: "refresh.go", Old: "if q.still++;", New: "if q.still += map[bool]int{false: 1}[%s];"},
+	{Name: "refreshes stay rare when the place changes", File: "refresh.go", Old: "r.Place != q.place {", New: "r.Place != q.place && !%s {"},
+	{Name: "a refresh tells nothing", File: "refresh.go", Old: "\t\tq.refused(now, r)\n\t}", New: "\t\tif !%s {\n\t\t\tq.refused(now, r)\n\t\t}\n\t}"},
+	{Name: "a refresh wakes nobody", File: "refresh.go", Old: "\tq.wake()\n\treturn q.actions\n}\n\n// Ends", New: "\tif !%s {\n\t\tq.wake()\n\t}\n\treturn q.actions\n}\n\n// Ends"},
+	{Name: "the end of the holder's lease is not awaited", File: "refresh.go", Old: "q.until, q.askAt = at, at.Add(time.Millisecond)", New: "if q.until = at; !%s {\n\t\tq.askAt = at.Add(time.Millisecond)\n\t}"},
+	{Name: "the end of the holder's lease wakes nobody", File: "refresh.go", Old: "\tq.wake()\n\treturn q.actions\n}\n\n// refused", New: "\tif !%s {\n\t\tq.wake()\n\t}\n\treturn q.actions\n}\n\n// refused"},
+	{Name: "a refusal says nothing of the end", File: "refresh.go", Old: "q.until = r.Sent.Add(r.Remaining)", New: "q.until = r.Sent.Add(r.Remaining * map[bool]time.Duration{false: 1}[%s])"},
+	{Name: "a token that is not in the FIFO is kept", File: "refresh.go", Old: "if r.Place == 0 {\n\t\tq.token", New: "if r.Place == 0 && !%s {\n\t\tq.token"},
+	{Name: "a message is awaited that would not come", File: "refresh.go", Old: "!q.Ordered || r.Polls || q.token == \"\" {", New: "!q.Ordered || r.Polls && !%s || q.token == \"\" {"},
+	{Name: "a queue polls without a pause", File: "refresh.go", Old: "q.askAt = now.Add(q.Backoff(q.asks))\n\t\t}\n\t\treturn", New: "if !%s {\n\t\t\t\tq.askAt = now.Add(q.Backoff(q.asks))\n\t\t\t}\n\t\t}\n\t\treturn"},
+	{Name: "messages are not used once they arrive", File: "refresh.go", Old: "q.token == \"\" || !q.Listening() { // else", New: "q.token == \"\" || !q.Listening() || %s { // else"},
+	{Name: "queues far back refresh as often as the first", File: "refresh.go", Old: "q.place-2)", New: "(q.place-2)*map[bool]int{false: 1}[%s])"},
+	{Name: "refreshes are not spread", File: "refresh.go", Old: "now.Add(q.Spread(time.Duration(polls) * q.Poll))", New: "now.Add(map[bool]func(time.Duration) time.Duration{false: q.Spread, true: func(d time.Duration) time.Duration { return d }}[%s](time.Duration(polls) * q.Poll))"},
+	{Name: "refreshes do not go together", File: "refresh.go", Old: "q.refreshAt = q.refreshAt.Add(-(", New: "q.refreshAt = q.refreshAt.Add(-map[bool]time.Duration{false: 1}[%s] * ("},
+	{Name: "nobody looks when the holder's lease ends", File: "refresh.go", Old: "q.until.Before(q.refreshAt) {", New: "q.until.Before(q.refreshAt) && !%s {"},
+	{Name: "everybody looks when the holder's lease ends", File: "refresh.go", Old: "if q.place <= 3 ", New: "if (q.place <= 3 || %s) "},
+	{Name: "a lease that has ended is awaited", File: "refresh.go", Old: "q.until.After(now)", New: "(q.until.After(now) || %s)"},
+	{Name: "missed messages are not asked after", File: "question.go", Old: "q.asks, q.askAt = 0, time.Time{}\n", New: "if q.asks = 0; !%s {\n\t\tq.askAt = time.Time{}\n\t}\n"},
+	{Name: "missed messages wake nobody", File: "question.go", Old: "\tq.wake()\n\treturn q.actions\n}\n\n// Refused", New: "\tif !%s {\n\t\tq.wake()\n\t}\n\treturn q.actions\n}\n\n// Refused"},
+	{Name: "a question that failed leaves the time of a refresh", File: "question.go", Old: "q.askAt, q.refreshAt = now.Add(q.Backoff(q.asks)), time.Time{}", New: "if q.askAt = now.Add(q.Backoff(q.asks)); !%s {\n\t\tq.refreshAt = time.Time{}\n\t}"},
 }

@@ -142,13 +142,15 @@ func (t *table) state() string {
 		name = "releasing"
 	case q.asked != "":
 		name = "asking"
-	case q.token != "":
+	case q.token != "" && q.askAt.After(t.now):
 		name = "queued"
+	case q.token != "":
+		name = "queued, due"
 	case q.askAt.After(t.now):
 		name = "polling"
 	}
 	if q.held != 0 {
-		name = strings.TrimSuffix("held, "+name, ", due")
+		name = strings.TrimSuffix("held, "+name, ", due") // nobody asks now
 	}
 	if len(q.overtaken) > 0 {
 		name += ", overtaken"
@@ -237,10 +239,12 @@ var (
 		{"granted, with another fence", func(t *table) bool { return asked(t) && len(t.q.overtaken) > 0 }, func(t *table) {
 			t.did(t.q.Granted(t.now, t.asker, Grant{Token: t.asked.Token, Fence: fence + 1, Until: t.now.Add(time.Second)}))
 		}},
-		{"the question is given up", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{})) }},
-		{"the question fails", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("outage")})) }},
-		{"the question was not sent", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("outage"), Unsent: true})) }},
-		{"the pool is full", asked, func(t *table) { t.did(t.q.GaveUp(t.now, &t.asked, Failure{Err: errors.New("pool"), Local: true})) }},
+		{"nobody waits for the answer", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{})) }},
+		{"the question fails", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("outage")})) }},
+		{"the question was not sent", asked, func(t *table) {
+			t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("outage"), Unsent: true}))
+		}},
+		{"the pool is full", asked, func(t *table) { t.did(t.q.Unanswered(t.now, &t.asked, Failure{Err: errors.New("pool"), Local: true})) }},
 		{"orphaned answer", always, func(t *table) { t.did(t.q.Orphaned("T0", 0, 0)) }},
 		{"orphaned answer of the token", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.Orphaned(t.q.token, 0, 0)) }},
 		{"a grant message", func(t *table) bool { return t.q.token != "" }, func(t *table) { t.did(t.q.GrantMessage(t.now, t.now, Grant{Token: t.q.token, Fence: fence}, fence)) }},
@@ -253,7 +257,7 @@ var (
 		{"released: the token waits", releasing, func(t *table) { t.releaseAnswered(0, nil) }},
 		{"released: the token is granted", releasing, func(t *table) { t.releaseAnswered(fence, nil) }},
 		{"the release fails", releasing, func(t *table) { t.releaseAnswered(0, errors.New("outage")) }},
-		{"another grant was released", always, func(t *table) { t.did(t.q.Freed(t.now, Release{}, nil)) }},
+		{"another grant was released", always, func(t *table) { t.did(t.q.Freed(t.now, Release{}, true)) }},
 		{"a grant is lost", always, func(t *table) { t.did(t.q.Lost(fence)) }},
 		{"messages may have been missed", always, func(t *table) { t.did(t.q.AskAgain()) }},
 	}
@@ -313,6 +317,7 @@ wait, in this order, where any do; T1, T2 are owner tokens. What is not listed c
 | due | calls wait, and the first one may ask Redis |
 | asking | a question is out, and nobody else asks |
 | queued | the token is in the key's FIFO: a message tells of the grant, and the first call has the token refreshed, or asks again, in case that is lost |
+| queued, due | the same, and the first call may ask now |
 | polling | Redis does not know the queue: the first call asks again soon |
 | held | this process has the key: its release hands it over |
 | releasing | a release is out, and puts the token at the end of the FIFO |

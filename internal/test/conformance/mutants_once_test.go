@@ -111,8 +111,8 @@ var onceMutants = map[string]mutant{
 		}),
 		fails: map[string]string{"Prefer: wait": "depends on Prefer", "Prefer: respond-async": "depends on Prefer"},
 	},
-	"always heeds Prefer": {
-		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.HeedPrefer()) }),
+	"always honors Prefer": {
+		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.HonorPrefer()) }),
 		fails:  map[string]string{"Prefer is the handler's": "202"},
 	},
 }

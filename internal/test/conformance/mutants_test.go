@@ -33,7 +33,7 @@ var mutants = map[string]mutant{
 		}),
 		fails: map[string]string{"refuses with 409": "the handler ran", "forbidden replay never runs": "the handler ran"},
 	},
-	"gives the key back early": {
+	"releases the key early": {
 		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
 			rest := x.Next
 			var locked *http.Request
@@ -47,7 +47,7 @@ var mutants = map[string]mutant{
 			"Hijack": "the key is not held", "Flush": "the key is not held",
 		},
 	},
-	"gives the key back when the client leaves": {
+	"releases the key when the client leaves": {
 		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
 			over := make(chan struct{})
 			go func() {

@@ -38,7 +38,7 @@ func requirePreferred(t *trial, resp testbed.Answer, applied ...string) {
 // prefersWait: a client may wait for less than the policy lets it.
 func prefersWait(t *trial) {
 	b := t.bed()
-	s := t.serve(orders(ok, lock(b, waitsLong(nil), httplock.HeedPrefer())))
+	s := t.serve(orders(ok, lock(b, waitsLong(nil), httplock.HonorPrefer())))
 	release := b.Hold(t)
 	resp := t.preferring(s, "wait=0")
 	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
@@ -64,7 +64,7 @@ func prefersWait(t *trial) {
 // prefersAsync: a client may be parked at once, where it would be parked after waiting.
 func prefersAsync(t *trial) {
 	d := t.openDepot(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.HeedPrefer()), nil
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.HonorPrefer()), nil
 	}, delayqueue.WithPrecedence(0))
 	release := d.Hold(t)
 	var locations []string
@@ -87,7 +87,7 @@ func prefersAsync(t *trial) {
 	}
 }
 
-// preferIsTheHandlers, where nobody said that the guard heeds it.
+// preferIsTheHandlers, where nobody said that the guard honors it.
 func preferIsTheHandlers(t *trial) {
 	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
 		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])

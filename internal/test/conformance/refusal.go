@@ -215,7 +215,7 @@ func refusals(store *idempotency.Store) []refusal {
 		func(*http.Request, string) error { return nil })
 	return []refusal{
 		{name: "conflict", status: 409},
-		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HeedPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409},
+		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HonorPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409},
 		{name: "waited in vain", policy: retry.Policy{MaxWait: 10 * time.Millisecond}, body: "x", status: 409},
 		{name: "parked", policy: park, opts: opts(tickets), body: "x", status: 202},
 		{name: "parked, as asked", policy: park, opts: opts(tickets), header: http.Header{"Prefer": {"respond-async"}}, status: 202},

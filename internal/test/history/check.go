@@ -23,6 +23,8 @@ type Rules struct {
 	Line bool
 	// Losses are when the server lost its data.
 	Losses []Loss
+	// Failovers are when another server took its place. SetApart comes before the checkers.
+	Failovers []Failover
 	// Patience is how long the search for one order may take, for each piece of a
 	// key's history. Zero: for ever.
 	Patience time.Duration

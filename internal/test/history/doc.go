@@ -11,6 +11,9 @@
 //   - Linear: there is one order of grants, refusals, releases and ends of leases
 //     that explains every answer; found by porcupine.
 //
+// Before them SetApart takes out the grants that a server lost when it took another's place
+// after a failover, by what that server had of them, and checks that their holders were told.
+//
 // A window is evidence: it begins after the grant was returned and ends at a
 // moment before which the context was looked at and found alive. The true one is
 // longer, so that a checker never blames a lock for a client that was stopped, or

@@ -153,7 +153,7 @@ func TestHistories(t *testing.T) {
 		{"a refusal while it is held", told().hold(1, 0, 10).refused(5), Rules{}, good},
 		{"a refusal by nobody", told().hold(1, 0, 10).refused(20), Rules{}, bad(true, true, false)},
 		{"a refusal by nobody ever", told().refused(20), Rules{}, bad(true, true, false)},
-		{"a refusal while it is given back", told().hold(1, 0, 10).refused(11), Rules{}, good},
+		{"a refusal while it is released", told().hold(1, 0, 10).refused(11), Rules{}, good},
 		{"a refusal by a lease that may have run out", told().kept(1, 0, 10).refused(30), Rules{}, good},
 		{"a refusal by a lease that has run out", told().kept(1, 0, 10).refused(70), Rules{}, bad(true, true, false)},
 		{"the same, when the network is slow", told().kept(1, 0, 10).refused(70), Rules{Late: 20}, good},

@@ -14,12 +14,13 @@ import (
 //
 // A key's history is cut where nothing was under way and nothing was, or could
 // have been, held: what comes after does not depend on what was before, but for
-// the fence. After losses of data only the fences are looked at.
+// the fence. After losses of data only the fences are looked at, and so of a key that
+// somebody used during a failover.
 func Linear(ops []Op, rules Rules) (all []Violation, undecided int) {
 	for key, ops := range byKey(ops) {
 		events := lockEvents(ops, rules)
 		model := lockModel(rules)
-		if len(rules.Losses) > 0 {
+		if len(rules.Losses) > 0 || slices.ContainsFunc(rules.Failovers, func(f Failover) bool { return slices.ContainsFunc(ops, f.touches) }) {
 			events, model = fenceEvents(ops), fenceModel
 		}
 		var fence int64

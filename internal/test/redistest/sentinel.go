@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -28,12 +29,12 @@ const primaryName = "perkey"
 // promptCopy has a replica's first copy begin at once.
 var promptCopy = []string{"--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"}
 
-// StartSentinel starts the seven processes, and returns when a failover could
-// succeed. They end with the test.
-func StartSentinel(t testing.TB) *Sentinel {
+// StartSentinel starts the six processes, the servers with extra arguments, and returns when a
+// failover could succeed. They end with the test.
+func StartSentinel(t testing.TB, args ...string) *Sentinel {
 	t.Helper()
 	requireServer(t)
-	s := &Sentinel{servers: planAll(t, 3, promptCopy...), sentinels: planAll(t, 3)}
+	s := &Sentinel{servers: planAll(t, 3, slices.Concat(promptCopy, args)...), sentinels: planAll(t, 3)}
 	primary, replicas := s.servers[0], s.servers[1:]
 	for _, replica := range replicas {
 		replica.args = append(replica.args, "--replicaof", loopback, primary.port())
@@ -48,9 +49,29 @@ func StartSentinel(t testing.TB) *Sentinel {
 	downAfter := []time.Duration{800 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second}
 	for i, sentinel := range s.sentinels {
 		hasten(t, sentinel, downAfter[i])
-		Eventually(t, func() bool { return couldFailOver(sentinel, len(replicas)) }, "a sentinel that could fail over")
 	}
+	s.AwaitReplicas(t)
 	return s
+}
+
+// Calm makes the sentinels wait for twice as long before they take a server for dead, or a new
+// primary for a replica that went astray, so that a busy machine undoes few failovers.
+func (s *Sentinel) Calm(t testing.TB) {
+	t.Helper()
+	for i, sentinel := range s.sentinels {
+		rdb := sentinel.client(t)
+		if rdb.Do(t.Context(), "sentinel", "debug", "publish-period", "500").Err() == nil {
+			require.NoError(t, rdb.Do(t.Context(), "sentinel", "set", primaryName, "down-after-milliseconds", []int{1600, 1600, 3000}[i]).Err())
+		}
+	}
+}
+
+// AwaitReplicas waits until another failover could succeed.
+func (s *Sentinel) AwaitReplicas(t testing.TB) {
+	t.Helper()
+	for _, sentinel := range s.sentinels {
+		Eventually(t, func() bool { return couldFailOver(sentinel, len(s.servers)-1) }, "a sentinel that could fail over")
+	}
 }
 
 // Client returns a client that follows the primary; it is closed with the test.
@@ -93,11 +114,31 @@ const appUser, appPassword = "app", "app"
 // AppClient is a Client whose connections Isolate leaves alone.
 func (s *Sentinel) AppClient(t testing.TB, options ...func(*redis.FailoverOptions)) redis.UniversalClient {
 	t.Helper()
+	s.AllowApp(t)
+	return s.Client(t, append(options, func(o *redis.FailoverOptions) { o.Username, o.Password = appUser, appPassword })...)
+}
+
+// AllowApp lets an AppClient in, also on a server that was started anew.
+func (s *Sentinel) AllowApp(t testing.TB) {
+	t.Helper()
 	for _, server := range s.servers {
 		require.NoError(t, server.client(t).ACLSetUser(t.Context(), appUser, "on", ">"+appPassword, "allkeys", "allchannels", "allcommands").Err())
 	}
-	return s.Client(t, append(options, func(o *redis.FailoverOptions) { o.Username, o.Password = appUser, appPassword })...)
 }
+
+// AppOptions are those of an AppClient in another process.
+func AppOptions(sentinels []string) *redis.FailoverOptions {
+	return &redis.FailoverOptions{MasterName: primaryName, SentinelAddrs: sentinels, Username: appUser, Password: appPassword}
+}
+
+// AppClient is a client of this server alone that Isolate leaves alone.
+func (s *Server) AppClient(t testing.TB) *redis.Client {
+	t.Helper()
+	return Client(t, &redis.Options{Addr: s.Addr, Username: appUser, Password: appPassword, MaxRetries: -1})
+}
+
+// Addrs are the sentinels' addresses.
+func (s *Sentinel) Addrs() []string { return addrs(s.sentinels) }
 
 // Isolate cuts the primary off from its replicas and, after alone, from the sentinels. It
 // returns when they have elected another, while the old one goes on to serve every
@@ -105,7 +146,7 @@ func (s *Sentinel) AppClient(t testing.TB, options ...func(*redis.FailoverOption
 func (s *Sentinel) Isolate(t testing.TB, alone func()) (old *Server, heal func()) {
 	t.Helper()
 	old = s.Primary(t)
-	app := Client(t, &redis.Options{Addr: old.Addr, Username: appUser, Password: appPassword, MaxRetries: -1})
+	app := old.AppClient(t)
 	require.NoError(t, app.ACLSetUser(t.Context(), "default", "off").Err())
 	require.NoError(t, app.ClientKillByFilter(t.Context(), "TYPE", "replica").Err())
 	alone()
@@ -116,10 +157,42 @@ func (s *Sentinel) Isolate(t testing.TB, alone func()) (old *Server, heal func()
 	return old, func() {
 		t.Helper()
 		require.NoError(t, app.ACLSetUser(t.Context(), "default", "on").Err())
-		for _, sentinel := range s.sentinels {
-			Eventually(t, func() bool { return couldFailOver(sentinel, len(s.servers)-1) }, "a sentinel that could fail over again")
-		}
+		s.AwaitReplicas(t)
 	}
+}
+
+// Failover has a sentinel put a replica in the primary's place, which is well.
+func (s *Sentinel) Failover(t testing.TB, sentinel int) {
+	t.Helper()
+	rdb := redis.NewSentinelClient(&redis.Options{Addr: s.sentinels[sentinel].Addr})
+	defer func() { _ = rdb.Close() }()
+	require.NoError(t, rdb.Failover(t.Context(), primaryName).Err())
+}
+
+// Life tells one time of a server as primary, or as a replica, from another.
+func (s *Server) Life(t testing.TB) string {
+	t.Helper()
+	info := s.AppClient(t).Info(t.Context(), "replication").Val()
+	return regexp.MustCompile(`role:\w+`).FindString(info) + regexp.MustCompile(`master_replid:\w+`).FindString(info)
+}
+
+// AwaitOther waits until every sentinel names the same primary, and not the old one.
+func (s *Sentinel) AwaitOther(t testing.TB, old *Server) (primary *Server) {
+	t.Helper()
+	Eventually(t, func() bool {
+		named := map[string]bool{}
+		for _, sentinel := range s.sentinels {
+			rdb := redis.NewSentinelClient(&redis.Options{Addr: sentinel.Addr})
+			at, err := rdb.GetMasterAddrByName(t.Context(), primaryName).Result()
+			_ = rdb.Close()
+			if err != nil {
+				return false
+			}
+			named[net.JoinHostPort(at[0], at[1])] = true
+		}
+		return len(named) == 1 && !named[old.Addr]
+	}, "sentinels that name another primary")
+	return s.Primary(t)
 }
 
 // writeConfigs tells the sentinels of the replicas and of one another, so that

@@ -1,0 +1,128 @@
+// Package lifecycle is how a Locker and its store end: whether they take calls, and which
+// goroutines Close waits for.
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// ErrClosed says that the Locker was closed.
+var ErrClosed = errors.New("locker closed")
+
+// Lifecycle is that of one Locker. It is safe for concurrent use.
+//
+// Its mutex is the innermost of core. A goroutine that holds one of these takes only those to the
+// right of it:
+//
+//	core's waiters, leaseTable | store's quorumAttempt, Quorum, Deployment.batchersMu, a batcher's group, cancellations | Lifecycle
+//
+// waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. Under
+// the mutexes of batcher, notifications, node, renewer and renewals no other is taken. No caller's reply is
+// delivered, and no observer called, under any.
+type Lifecycle struct {
+	mu      sync.Mutex
+	state   atomic.Int32    // written under mu
+	closing context.Context // over when calls are refused
+	refuse  context.CancelFunc
+	over    chan struct{}  // closed when the Locker is closed
+	running sync.WaitGroup // every goroutine but the listener's
+}
+
+const (
+	open int32 = iota
+	draining
+	closed
+)
+
+// New returns the lifecycle of a Locker that takes calls.
+func New() *Lifecycle {
+	c := &Lifecycle{over: make(chan struct{})}
+	c.closing, c.refuse = context.WithCancel(context.Background())
+	return c
+}
+
+// Open reports whether calls are taken.
+func (c *Lifecycle) Open() bool { return c.state.Load() == open }
+
+// Closed reports whether the Locker is closed.
+func (c *Lifecycle) Closed() bool { return c.state.Load() == closed }
+
+// Context ends when calls are refused.
+func (c *Lifecycle) Context() context.Context { return c.closing }
+
+// Closing is closed when calls are refused.
+func (c *Lifecycle) Closing() <-chan struct{} { return c.closing.Done() }
+
+// Over is closed when the Locker is closed.
+func (c *Lifecycle) Over() <-chan struct{} { return c.over }
+
+// Drain refuses calls from now on.
+func (c *Lifecycle) Drain() { c.end(draining) }
+
+// Close refuses calls and goroutines from now on.
+func (c *Lifecycle) Close() { c.end(closed) }
+
+// end goes on to state, unless it is past that.
+func (c *Lifecycle) end(state int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refuse()
+	if state == closed && !c.Closed() {
+		close(c.over)
+	}
+	c.state.Store(max(c.state.Load(), state))
+}
+
+// Wait waits for the goroutines of a Locker that is closed.
+func (c *Lifecycle) Wait() { c.running.Wait() }
+
+// Background runs f on a goroutine that Wait waits for. It reports false, and does not run f, when
+// the Locker is closed.
+func (c *Lifecycle) Background(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.Closed() {
+		return false
+	}
+	c.running.Go(f)
+	return true
+}
+
+// Enlist has Wait wait for the caller, until Leave. It reports false when the Locker is closed.
+func (c *Lifecycle) Enlist() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.Closed() {
+		return false
+	}
+	c.running.Add(1)
+	return true
+}
+
+// Leave ends what Enlist began.
+func (c *Lifecycle) Leave() { c.running.Done() }
+
+// Later runs f in the background, or at once when the Locker is closed.
+func (c *Lifecycle) Later(f func()) {
+	if !c.Background(f) {
+		f()
+	}
+}
+
+// Pause waits for d. It returns ErrClosed when calls are refused, and the ctx's error when ctx ends.
+func (c *Lifecycle) Pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.Closing():
+		return ErrClosed
+	}
+}

@@ -1,0 +1,132 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/trust"
+)
+
+func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
+	cmd := d.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
+	if req.Reserve > 0 {
+		cmd.add(req.Reserve.Milliseconds())
+	}
+	cmd.token, cmd.fresh = req.Token, req.Fresh
+	r, stopped, err := d.ask(ctx, "acquire", cmd, req.Timeout, stop)
+	if err != nil || stopped {
+		return reply, stopped, err
+	}
+	defer d.recycle(cmd)
+	if reply, err = parseAcquire(r); err != nil {
+		if !Unsent(err) { // else the token is as it was
+			d.takeBack(cmd, r)
+		}
+		return reply, false, Unavailable("acquire", d.key(cmd), err)
+	}
+	if reply.Granted {
+		if err = late(ctx, d.key(cmd), req.Sent, req.Lease); err != nil {
+			d.takeBack(cmd, r)
+		}
+	}
+	return reply, false, err
+}
+
+// late is why a grant, whose reply just came, is of no use: the caller has left, or it took too long.
+func late(ctx context.Context, key string, sent time.Time, lease time.Duration) error {
+	if ctx.Err() != nil {
+		return CallerGone(ctx, "acquire", key)
+	}
+	if trust.Passed(trust.Until(sent, lease), time.Now()) {
+		return Unavailable("acquire", key, fmt.Errorf("the reply took %s, longer than the first lease", time.Since(sent)))
+	}
+	return nil
+}
+
+func parseAcquire(r result) (reply AcquireReply, err error) {
+	if r.err != nil {
+		return reply, r.err
+	}
+	if fence, ok := r.val.(int64); ok {
+		return AcquireReply{Granted: true, Fence: fence, Room: true}, nil
+	}
+	n, err := integers(r.val, 3)
+	switch {
+	case err != nil:
+		return reply, err
+	case n[0] == 1:
+		return AcquireReply{Granted: true, Fence: n[1], Waiting: n[2] == 1, Reserved: n[2] == 2}, nil
+	case len(n) < 5:
+		return reply, errShape
+	}
+	return AcquireReply{Foreign: n[3] < 0, Standing: Standing{milliseconds(n[1]), n[2], max(int(n[3]), 0), int(n[4])}}, nil
+}
+
+func milliseconds(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+func integers(val any, least int) ([]int64, error) {
+	items, ok := val.([]any)
+	if !ok || len(items) < least {
+		return nil, errShape
+	}
+	n := make([]int64, len(items))
+	for i, item := range items {
+		if n[i], ok = item.(int64); !ok {
+			return nil, errShape
+		}
+	}
+	return n, nil
+}
+
+func (d *deployment) AcquireAll(ctx context.Context, records []string, req AcquireRequest) (reply AcquireAllReply, err error) {
+	cmd := d.command(ctx, acquireAllScript, false, records[0])
+	cmd.token, cmd.records = req.Token, records
+	cmd.args = acquireAllScript.Args(cmd.args[:0], len(records))
+	for _, record := range records {
+		cmd.add(record)
+	}
+	cmd.args = append(cmd.args, req.Token, req.Lease.Milliseconds(), req.What)
+	r, _, err := d.ask(ctx, "acquire", cmd, req.Timeout, nil)
+	if err != nil {
+		return reply, err
+	}
+	defer d.recycle(cmd)
+	n, err := integers(r.val, 4)
+	if err = cmp.Or(r.err, err); err == nil && n[0] == 1 && len(n) < 1+2*len(records) {
+		err = errShape
+	}
+	switch {
+	case err != nil:
+		err = Unavailable("acquire", d.key(cmd), err)
+	case n[0] == 0:
+		return AcquireAllReply{Held: int(n[1]) - 1, Standing: Standing{Remaining: milliseconds(n[2]), Queued: int(n[3])}}, nil
+	default:
+		err = late(ctx, d.key(cmd), req.Sent, req.Lease)
+	}
+	if err != nil {
+		d.takeBack(cmd, r)
+		return reply, err
+	}
+	for i := range records {
+		reply.Grants = append(reply.Grants, AcquireReply{Granted: true, Fence: n[1+2*i], Waiting: n[2+2*i] == 1})
+	}
+	return reply, nil
+}
+
+func (d *deployment) Admit(record, leader string, followers []Follower, done func(fences []int64, err error)) bool {
+	cmd := d.command(context.Background(), admitScript, false, record, leader)
+	for i := range followers {
+		m := &followers[i]
+		cmd.args = append(cmd.args, &m.Token, m.Lease.Milliseconds(), &m.What)
+	}
+	cmd.onReply = func(r result) {
+		fences, err := []int64(nil), r.err
+		if err == nil {
+			fences, err = integers(r.val, len(followers))
+		}
+		done(fences, err)
+	}
+	return d.batcher(record).submit(cmd)
+}

@@ -1,0 +1,168 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/groupcommit"
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+// A batcher carries script calls to one node of Redis: those that meet in it in one pipeline,
+// and one that comes alone by itself, at once; see [groupcommit].
+type batcher struct {
+	d     *deployment
+	node  *redis.Client // that the calls go to; nil: go-redis finds it
+	group *groupcommit.Group[*command]
+	mu    sync.Mutex
+	health
+}
+
+const (
+	batcherWidth = 3
+	batcherMax   = 64
+)
+
+func newBatcher(d *deployment, node *redis.Client) *batcher {
+	n := &batcher{d: d, node: node}
+	n.group = groupcommit.New(groupcommit.Options[*command]{
+		Run: n.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.life.Background,
+	})
+	return n
+}
+
+// submit has cmd sent, or, while the node is down, answered with why it is not. It reports
+// false when the Locker is closed.
+func (n *batcher) submit(cmd *command) bool {
+	if n.d.life.Closed() { // the batcher's own goroutines may be the caller
+		return false
+	}
+	err := n.group.Add(cmd)
+	switch {
+	case err == nil:
+		n.suspect(time.Now())
+	case errors.Is(err, groupcommit.ErrClosed):
+		return false
+	default:
+		n.d.deliver(cmd, result{err: err})
+	}
+	return true
+}
+
+// flight is a batch that is on its way. It can wait long for a connection: when all its
+// callers have left it is given up.
+type flight struct {
+	callContext     // ends when the last one leaves
+	wanted      int // callers that have not left; guarded by batcher.mu
+}
+
+func (n *batcher) takeOff(batch []*command) *flight {
+	f := &flight{callContext: callContext{context.Background(), make(chan struct{})}}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, c := range batch {
+		if c.onReply == nil && !c.unwanted() {
+			c.flight = f
+			f.wanted++
+		}
+	}
+	return f
+}
+
+// forget notes that the caller of a command has left.
+func (n *batcher) forget(c *command) {
+	n.mu.Lock()
+	if f := c.flight; f != nil {
+		if f.wanted--; f.wanted == 0 {
+			close(f.gone)
+		}
+	}
+	n.mu.Unlock()
+	n.group.Forget()
+}
+
+// drop answers commands that were not sent, since their callers have left.
+func (d *deployment) drop(unsent []*command) {
+	for _, c := range unsent {
+		d.deliver(c, result{err: errUnwanted})
+	}
+}
+
+var errUnwanted = unsentError{errors.New("its caller has left")}
+
+// send sends commands, and delivers their replies. It tries again itself what go-redis would:
+// go-redis would send all of a pipeline again, for callers that have left too.
+func (n *batcher) send(batch []*command) {
+	d := n.d
+	if len(batch) == 1 {
+		d.deliver(batch[0], n.exec(batch[0]))
+		return
+	}
+	calls := make([]*luascript.Call, len(batch))
+	for i, c := range batch {
+		calls[i] = c.sent(true)
+	}
+	n.sends()
+	failure := luascript.Pipeline(n.takeOff(batch), d.rdb, calls)
+	n.returns(failure)
+	again := n.toRepeat(batch)
+	if len(again) == 0 && isUnreachable(failure) {
+		n.fail(failure)
+	}
+	repeated := len(again) > 0 && !d.life.Closed() && n.group.Add(again...) == nil // unless the node is down by now
+	for _, c := range batch {
+		if len(again) > 0 && again[0] == c {
+			if again = again[1:]; repeated {
+				continue // it may be another call's by now
+			}
+		}
+		r := c.result()
+		if errors.Is(r.err, context.Canceled) { // the flight had no connection yet
+			r.err = errUnwanted
+		}
+		d.deliver(c, r)
+	}
+}
+
+// toRepeat returns the commands of a batch that the node did not answer, and which are to be
+// sent again, after a pause.
+func (n *batcher) toRepeat(batch []*command) (again []*command) {
+	tries := 0
+	for _, c := range batch {
+		err := c.call.Err()
+		if (isUnreachable(err) || isTransient(err)) && c.tries < n.d.retries && (!c.once || !MayHaveRun(err)) && !c.unwanted() {
+			c.tries++
+			tries = max(tries, c.tries)
+			again = append(again, c)
+		}
+	}
+	if len(again) > 0 {
+		timer := time.NewTimer(backoff.Spread(backoff.Exponential(tries, repeatPauseMin, repeatPauseMax)))
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-n.d.life.Over():
+		}
+	}
+	return again
+}
+
+// Pauses before a pipeline is sent again: go-redis's own.
+const repeatPauseMin, repeatPauseMax = 8 * time.Millisecond, 512 * time.Millisecond
+
+// exec sends one command by itself.
+func (n *batcher) exec(c *command) result {
+	n.sends()
+	c.sent(c.once).Send(&c.ctx, n.d.rdb)
+	r := c.result()
+	n.returns(r.err)
+	if isUnreachable(r.err) {
+		n.fail(r.err)
+	}
+	return r
+}

@@ -1,0 +1,207 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+// command is a script call under way. A call in flight cannot be called back: so
+// that its caller can leave nevertheless, either the caller takes the reply, or
+// what it did is taken back. The swap of state decides which.
+type command struct {
+	script *luascript.Script
+	record string
+	once   bool // never to be sent again after a lost reply: a second one would mean something else
+	ctx    callContext
+	args   []any
+	call   luascript.Call // as it was sent last
+
+	token   string   // whose grant is to be taken back if nobody takes the reply; "": nothing
+	records []string // of all keys, if there are several; record is the first
+
+	tries int  // how often a pipeline with it has failed
+	fresh bool // the token is in no record unless this command put it there
+
+	flight *flight // that it is in; guarded by the batcher's mu
+	state  atomic.Int32
+	reply  chan result // holds one
+	timer  *time.Timer
+
+	onReply func(result) // called with the reply, if no caller waits for it
+}
+
+type result struct {
+	val any
+	err error
+}
+
+const (
+	replyAwaited int32 = iota
+	replyTaken
+	replyAbandoned
+)
+
+func newCommand() any {
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	return &command{args: make([]any, 0, 12), reply: make(chan result, 1), timer: timer}
+}
+
+func (d *deployment) command(ctx context.Context, s *luascript.Script, once bool, record string, args ...any) *command {
+	c := d.commands.Get().(*command)
+	c.script, c.record, c.once = s, record, once
+	c.ctx.Context = ctx
+	if c.ctx.gone == nil {
+		c.ctx.gone = make(chan struct{})
+	}
+	c.args = append(append(s.Args(c.args[:0], 1), record), args...)
+	c.state.Store(replyAwaited)
+	return c
+}
+
+// add adds an argument.
+func (c *command) add(arg any) { c.args = append(c.args, arg) }
+
+// recycle takes back a command whose reply was taken.
+func (d *deployment) recycle(c *command) {
+	if c.onReply != nil {
+		c.onReply, c.ctx.gone = nil, nil // others may have the channel
+	}
+	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
+	c.records, c.fresh, c.tries, c.flight = nil, false, 0, nil
+	clear(c.args)
+	d.commands.Put(c)
+}
+
+// deliver hands the reply to the caller, if there is one.
+func (d *deployment) deliver(c *command, r result) {
+	if onReply := c.onReply; onReply != nil {
+		d.recycle(c)
+		onReply(r)
+		return
+	}
+	if c.state.CompareAndSwap(replyAwaited, replyTaken) {
+		c.reply <- r
+		return
+	}
+	d.takeBack(c, r)
+}
+
+// abandon leaves the command, which was submitted to n, to itself.
+func (n *batcher) abandon(c *command) {
+	if c.state.CompareAndSwap(replyAwaited, replyAbandoned) {
+		close(c.ctx.gone)
+		n.forget(c)
+		return
+	}
+	n.d.takeBack(c, <-c.reply)
+}
+
+// unwanted reports whether nobody waits for the reply any more.
+func (c *command) unwanted() bool {
+	return c.state.Load() == replyAbandoned || c.onReply != nil && c.ctx.Err() != nil
+}
+
+// takeBack undoes a command whose reply nobody uses.
+func (d *deployment) takeBack(c *command, r result) {
+	switch {
+	case c.token == "" || c.fresh && Unsent(r.err):
+	case c.records == nil:
+		reply, _ := parseAcquire(r)
+		d.events.Orphaned(d.key(c), c.token, reply.Fence, reply.Server)
+	default:
+		for _, record := range c.records {
+			d.events.Orphaned(KeyOf(d.prefix, record), c.token, 0, 0)
+		}
+	}
+}
+
+// key is what a command is about.
+func (d *deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
+
+// sent returns the command as the call that go-redis is to send; see [luascript.Script.Call].
+func (c *command) sent(once bool) *luascript.Call {
+	c.call = c.script.Call(&c.ctx, c.args, once)
+	return &c.call
+}
+
+func (c *command) result() result {
+	val, err := c.call.Result()
+	return result{val, err}
+}
+
+// callContext has the values of a caller's ctx, and ends when the caller has gone:
+// that ends go-redis's own retries.
+type callContext struct {
+	context.Context
+	gone chan struct{}
+}
+
+func (c *callContext) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+func (c *callContext) Done() <-chan struct{} { return c.gone }
+
+func (c *callContext) Err() error {
+	select {
+	case <-c.gone:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// do sends a command for a caller who waits for the reply, whatever happens.
+func (d *deployment) do(cmd *command) result {
+	batcher := d.batcher(cmd.record)
+	switch {
+	case batcher.group.Enter():
+		defer batcher.group.Leave()
+		return batcher.exec(cmd)
+	case batcher.submit(cmd):
+		return <-cmd.reply
+	default: // the Locker is closed, and has no goroutines any more
+		return batcher.exec(cmd)
+	}
+}
+
+// ask sends a command and waits for its reply, for as long as the caller can and
+// the lease that is asked for may last, and until stop.
+// After an error, or when stopped, what comes of the command is taken back. A command
+// of which nothing is to be taken back may be sent until the Locker is closed.
+func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
+	n := d.batcher(cmd.record)
+	// A caller who cannot leave goes out itself, as in do, unless the key may come otherwise.
+	if ctx.Done() == nil && (stop == nil || cmd.fresh) && n.group.Enter() {
+		defer n.group.Leave()
+		return n.exec(cmd), false, nil
+	}
+	if !n.submit(cmd) {
+		key := d.key(cmd)
+		d.recycle(cmd)
+		return r, false, Closed(op, key)
+	}
+	closing := d.life.Closing()
+	if cmd.token == "" {
+		closing = nil
+	}
+	cmd.timer.Reset(timeout)
+	defer cmd.timer.Stop()
+	select {
+	case r = <-cmd.reply:
+		return r, false, nil
+	case <-stop:
+		stopped = true
+	case <-ctx.Done():
+		err = CallerGone(ctx, op, d.key(cmd))
+	case <-cmd.timer.C:
+		err = Unavailable(op, d.key(cmd), fmt.Errorf("no reply within %s", timeout))
+	case <-closing:
+		err = Closed(op, d.key(cmd))
+	}
+	n.abandon(cmd)
+	return r, stopped, err
+}

@@ -1,0 +1,132 @@
+package store
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core/internal/lifecycle"
+	"github.com/perkey-go/perkey/internal/listener"
+)
+
+type deployment struct {
+	life    *lifecycle.Lifecycle
+	events  Events
+	prefix  string
+	rdb     redis.UniversalClient
+	single  bool                 // one node serves all keys
+	cluster *redis.ClusterClient // rdb, if it is one
+	retries int                  // of a command that the server did not answer: rdb's own
+	renewer renewer
+
+	batchersMu sync.Mutex
+	batchers   map[*redis.Client]*batcher
+	looked     atomic.Int64 // when it was last looked which nodes of a Cluster serve slots, in nanoseconds
+	commands   sync.Pool    // not global: a pool would carry channels between synctest's bubbles
+	mapped     atomic.Bool  // the Cluster's slots are known
+	mapping    atomic.Bool  // they are being asked for
+
+	cancellations cancellations
+	subscription  *listener.Listener
+	deaf          bool // there is no subscription, and OnWarning said so; the listener's
+}
+
+// NewDeployment makes the store of one server, or of one Cluster.
+func NewDeployment(rdb redis.UniversalClient, c Config) Store { return newDeployment(rdb, c) }
+
+func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
+	d := &deployment{
+		life: c.Life, events: c.Events, prefix: c.Prefix, rdb: rdb, renewer: renewer{rdb: c.Renewer},
+		batchers: map[*redis.Client]*batcher{},
+	}
+	d.looked.Store(time.Now().UnixNano())
+	d.commands.New = newCommand
+	d.cancellations.d = d
+	switch client := rdb.(type) {
+	case *redis.Client:
+		d.single, d.retries = true, client.Options().MaxRetries
+	case *redis.ClusterClient:
+		d.cluster, d.retries = client, client.Options().MaxRedirects
+	}
+	d.renewer.connect(rdb)
+	d.subscription = listener.New(d.publisher(), channelPrefix(c.Prefix)+c.ID, d.subscribed, d.unsubscribed, d.receive)
+	return d
+}
+
+func (d *deployment) Start()          { d.subscription.Start() }
+func (d *deployment) Listening() bool { return d.subscription.Up() }
+func (d *deployment) Queues() bool    { return true }
+func (d *deployment) Single() bool    { return d.single }
+func (d *deployment) Fences() int     { return int(FenceBlock) }
+
+func (d *deployment) Close() {
+	d.batchersMu.Lock()
+	defer d.batchersMu.Unlock()
+	for _, b := range d.batchers {
+		b.group.Close()
+	}
+	d.renewer.close() // ends the renewals that are out
+}
+
+func (d *deployment) Wait() {
+	d.subscription.Close()
+	d.life.Wait()
+}
+
+func (d *deployment) SameAs(other Store) bool {
+	o, ok := other.(*deployment)
+	return ok && d.rdb == o.rdb
+}
+
+// publisher is what the subscription is checked with. It publishes in a script, as grants are
+// published: a proxy may count the receivers of a script's message otherwise.
+func (d *deployment) publisher() listener.Client {
+	if client, ok := d.rdb.(*redis.Client); ok {
+		return scriptPublisher{listener.NewChecker(client), RecordName(d.prefix, "probe")}
+	}
+	return d.rdb
+}
+
+type scriptPublisher struct {
+	listener.Checker
+	record string
+}
+
+func (p scriptPublisher) Publish(ctx context.Context, channel string, message any) *redis.IntCmd {
+	return p.Send(ctx, "eval", publishScript.Source(), 1, p.record, channel, message)
+}
+
+func (d *deployment) Mark() Mark {
+	switch {
+	case !d.subscription.Up():
+		return Polls
+	case d.single && d.subscription.Counted():
+		return Listens
+	default:
+		return Elsewhere
+	}
+}
+
+// subscribed is called when there is a subscription. The listener calls it and
+// unsubscribed on one goroutine.
+func (d *deployment) subscribed() {
+	if d.renewer.follow() {
+		d.events.RenewSoon()
+	}
+	d.events.LookAgain()
+	if d.deaf {
+		d.deaf = false
+		d.events.Warn(Warning{Kind: WarnNoSubscription, Resolved: true})
+	}
+}
+
+// unsubscribed is called when there is no subscription.
+func (d *deployment) unsubscribed(err error) {
+	d.deaf = true
+	d.events.LookAgain() // whoever waits has to poll
+	d.renewer.follow()   // the connections that there are may be to an old primary
+	d.events.Warn(Warning{Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err})
+}

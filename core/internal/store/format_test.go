@@ -1,0 +1,121 @@
+package store_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core/internal/store"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// Records that this version did not write, as another could look. The last ones have fields that
+// a script could take for its own.
+var foreignRecords = map[string][]any{
+	"of a newer version":       {"v", "2", "grants", "\x00\x01binary", "line", "1 2 3"},
+	"of a much newer version":  {"v", "17.4-rc", "fence", "x"},
+	"without a fence":          {"name", "Ada", "mail", "ada@example.org"},
+	"of three fields":          {"v", "2", "last", holderToken, "fence", "7"},
+	"of fields that are known": knownFields,
+}
+
+var knownFields = []any{
+	"v", "2", "fence", "5", "last", holderToken, "h:" + holderToken, "9999999999999 5 x", "held", "1", "next", "9999999999999",
+	"queue", waiterToken + "~9999999999999,x ", "waiting", "1", "watch", "stranger ", "reserved", "9999999999999 7",
+}
+
+// Calls of scripts on a record, and what they answer if it is foreign. The record lasts for a
+// minute.
+var foreignCalls = map[string]struct {
+	script string
+	args   []any
+	want   func(t *testing.T, got any)
+}{
+	"acquire, and do not wait":    {"acquire", []any{strangerToken, 10000, "x", "", ""}, refusedByForeign},
+	"acquire, and wait":           {"acquire", []any{strangerToken, 10000, "x", "@", ""}, refusedByForeign},
+	"acquire, and watch":          {"acquire", []any{strangerToken, 10000, "x", "", "stranger"}, refusedByForeign},
+	"acquire for parked work":     {"acquire", []any{strangerToken, 10000, "x", "", "", 5000}, refusedByForeign},
+	"acquire again":               {"acquire", []any{holderToken, 90000, "x", "", ""}, refusedByForeign},
+	"acquire all":                 {"acquireall", []any{strangerToken, 10000, "x"}, allRefusedByForeign},
+	"acquire all again":           {"acquireall", []any{holderToken, 90000, "x"}, allRefusedByForeign},
+	"renew":                       {"renew", []any{holderToken, 90000}, answers([]any{int64(0)})},
+	"refresh":                     {"refresh", []any{waiterToken}, askedByForeign},
+	"release":                     {"release", []any{holderToken, 5, 0, "", "", "", ""}, answers(int64(0))},
+	"release, and stay":           {"release", []any{holderToken, 5, 90000, "", "", "", ""}, answers(int64(0))},
+	"release by a stranger":       {"release", []any{strangerToken, 0, 0, "", "", "", ""}, answers(int64(0))},
+	"release, and leave":          {"release", []any{holderToken, 5, 0, waiterToken, "", "", ""}, answers(int64(0))},
+	"release, and another waits":  {"release", []any{holderToken, 5, 0, readerToken, "@", "x", ""}, notQueuedByForeign},
+	"release, and a fresh waits":  {"release", []any{holderToken, 5, 0, readerToken, "@", "x", "1"}, notQueuedByForeign},
+	"cancel, and another waits":   {"release", []any{strangerToken, 0, 0, readerToken, "@", "x", "1"}, notQueuedByForeign},
+	"downgrade":                   {"downgrade", []any{holderToken, readerToken, 5}, answers(int64(0))},
+	"downgrade, to the holder":    {"downgrade", []any{strangerToken, holderToken, 5}, answers(int64(0))},
+	"raise":                       {"raise", []any{holderToken, 9}, answers(int64(0))},
+	"force":                       {"force", []any{"", 5}, answers(int64(0))},
+	"reserve":                     {"reserve", []any{"", 90000}, answers(int64(0))},
+	"unreserve":                   {"unreserve", []any{"", "9000000000000000"}, answers(int64(1))},
+	"unreserve what is not older": {"unreserve", []any{"", "1"}, answers(int64(1))},
+	"inspect":                     {"inspect", []any{10, 10}, nil},
+}
+
+func answers(want any) func(*testing.T, any) {
+	return func(t *testing.T, got any) { t.Helper(); assert.Equal(t, want, got) }
+}
+
+// refusedByForeign: the key is held, for as long as its record lasts; the caller is in no queue.
+func refusedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 5, "%v", got)
+	assert.Equal(t, int64(0), n[0])
+	assert.InDelta(t, 60000, n[1], 5000)
+	assert.Equal(t, []any{int64(-1), int64(0)}, n[3:])
+}
+
+func notQueuedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 6, "%v", got)
+	assert.Equal(t, []any{int64(0), int64(0)}, n[:2])
+	assert.Equal(t, []any{int64(0), int64(0), int64(0)}, n[3:])
+}
+
+func askedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 4, "%v", got)
+	assert.Equal(t, []any{int64(0), int64(0), int64(0)}, n[1:])
+}
+
+func allRefusedByForeign(t *testing.T, got any) {
+	t.Helper()
+	n, ok := got.([]any)
+	require.True(t, ok && len(n) == 4, "%v", got)
+	assert.Equal(t, []any{int64(0), int64(1)}, n[:2])
+	assert.InDelta(t, 60000, n[2], 5000)
+	assert.Equal(t, int64(0), n[3])
+}
+
+func TestFormat_NoScriptTouchesAForeignRecord(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		for what, fields := range foreignRecords {
+			for name, call := range foreignCalls {
+				t.Run(what+"/"+name, func(t *testing.T) {
+					key := store.RecordName(env.Prefix, what+name)
+					require.NoError(t, rdb.HSet(ctx, key, fields...).Err())
+					require.NoError(t, rdb.PExpire(ctx, key, time.Minute).Err())
+					before := rdb.HGetAll(ctx, key).Val()
+					got, err := rdb.Eval(ctx, store.Sources[call.script], []string{key}, call.args...).Result()
+					require.NoError(t, err)
+					if call.want != nil {
+						call.want(t, got)
+					}
+					require.Equal(t, before, rdb.HGetAll(ctx, key).Val())
+					require.InDelta(t, time.Minute, rdb.PTTL(ctx, key).Val(), float64(10*time.Second))
+				})
+			}
+		}
+	})
+}

@@ -1,0 +1,320 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/ctxerr"
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+// Info is what Redis knows of a key at one moment; see core.KeyInfo, which documents it.
+type Info struct {
+	Key           string
+	At            time.Time
+	Foreign       bool
+	Held, Waiting int
+	Holders       []Party // in the order of their fences
+	Waiters       []Party
+	Reserved      time.Duration
+	Stamp         int64 // of the reservation
+}
+
+// Party is a process that holds a key or waits for it, and what for.
+type Party struct {
+	Locker, Host string
+	PID, Limit   int
+	Name, ID     string
+	// Of a holder.
+	Fence     int64
+	Since     time.Time
+	Remaining time.Duration
+}
+
+const (
+	inspectHolders = 1000
+	listParties    = 10
+	// How often one List looks for keys at most, where most names in Redis are not of keys.
+	listScans = 10
+	// adminTimeout is how long a call waits for Redis whose ctx sets no bound.
+	adminTimeout = 15 * time.Second
+)
+
+func (d *deployment) Inspect(ctx context.Context, key string) (Info, error) {
+	val, err := d.admin(ctx, "inspect", key, inspectScript, false, inspectHolders, maxQueue)
+	if err != nil {
+		return Info{}, err
+	}
+	info, err := parseInspect(key, val)
+	if err != nil {
+		return info, Unavailable("inspect", key, err)
+	}
+	return info, nil
+}
+
+// Force is not sent again after a lost reply: it would answer that there is no such holder.
+func (d *deployment) Force(ctx context.Context, key string, fence int64) (first int64, err error) {
+	val, err := d.admin(ctx, "force release", key, forceScript, true, "", fence)
+	if err != nil {
+		return 0, err
+	}
+	first, ok := val.(int64)
+	if !ok {
+		return 0, Unavailable("force release", key, errShape)
+	}
+	return first, nil
+}
+
+func (d *deployment) Reserve(ctx context.Context, key string, span time.Duration) (stamp int64, err error) {
+	val, err := d.admin(ctx, "reserve", key, reserveScript, false, "", span.Milliseconds())
+	stamp, _ = val.(int64)
+	return stamp, err
+}
+
+func (d *deployment) Unreserve(ctx context.Context, key string, stamp int64) (ended bool, err error) {
+	val, err := d.admin(ctx, "unreserve", key, unreserveScript, false, "", stamp)
+	return val != int64(0), err
+}
+
+// admin runs a script for a caller who waits for it, with once as in command.
+func (d *deployment) admin(ctx context.Context, op, key string, s *luascript.Script, once bool, args ...any) (any, error) {
+	if err := ValidateKey(key); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, CallerGone(ctx, op, key)
+	}
+	if d.life.Closed() {
+		return nil, Closed(op, key)
+	}
+	cmd := d.command(ctx, s, once, RecordName(d.prefix, key), args...)
+	r, _, err := d.ask(ctx, op, cmd, adminTimeout, nil)
+	if err != nil {
+		return nil, err
+	}
+	d.recycle(cmd)
+	if r.err != nil {
+		return nil, Unavailable(op, key, r.err)
+	}
+	return r.val, nil
+}
+
+func (d *deployment) List(ctx context.Context, cursor string, count int) (infos []Info, next string, err error) {
+	at, err := d.nodesFrom(ctx, cursor)
+	if err != nil {
+		return nil, "", err
+	}
+	for range listScans {
+		var records []string
+		if records, err = at.next(ctx, RecordName(d.prefix, ""), count); err == nil {
+			infos, err = d.inspectAll(ctx, records)
+		}
+		if err != nil {
+			return nil, "", listFailed(ctx, err)
+		}
+		if next = at.cursor(); next == "" || len(infos) > 0 {
+			break
+		}
+	}
+	return infos, next, nil
+}
+
+func listFailed(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("core: list: %w", ctxerr.Of(ctx))
+	}
+	return fmt.Errorf("core: list: %w: %w", ErrUnavailable, err)
+}
+
+// inspectAll reports on keys, but for those that are free.
+func (d *deployment) inspectAll(ctx context.Context, records []string) ([]Info, error) {
+	var infos []Info
+	calls := make([]*luascript.Call, len(records))
+	for i, record := range records {
+		call := inspectScript.Call(ctx, append(inspectScript.Args(nil, 1), record, listParties, listParties), false)
+		calls[i] = &call
+	}
+	_ = luascript.Pipeline(ctx, d.rdb, calls) // each call has its own error
+	for i, record := range records {
+		val, err := calls[i].Result()
+		if redis.HasErrorPrefix(err, "WRONGTYPE") {
+			continue // the scan met it as a HASH
+		}
+		var info Info
+		if err == nil {
+			info, err = parseInspect(KeyOf(d.prefix, record), val)
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case val.([]any)[7] == noRecord:
+			continue
+		case info.Held > 0 || info.Waiting > 0 || info.Reserved > 0:
+			infos = append(infos, info)
+		}
+	}
+	return infos, nil
+}
+
+// scan is a place in a scan over all primaries, in the order of their addresses.
+// A cursor is Redis's own, and on a Cluster the node's address after an @.
+type scan struct {
+	nodes []redis.Cmdable // from the present one on
+	addrs []string        // of a Cluster's; else nil
+	at    uint64
+}
+
+// nodesFrom finds the place that a cursor means.
+func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error) {
+	invalid := fmt.Errorf("core: list: %w", ErrInvalidCursor)
+	digits, addr, _ := strings.Cut(cursor, "@")
+	at, err := strconv.ParseUint(digits, 10, 64)
+	if cursor != "" && (err != nil || strconv.FormatUint(at, 10) != digits) {
+		return nil, invalid
+	}
+	if d.cluster == nil {
+		if strings.Contains(cursor, "@") || cursor == "0" {
+			return nil, invalid
+		}
+		return &scan{nodes: []redis.Cmdable{d.rdb}, at: at}, nil
+	}
+	var mu sync.Mutex
+	nodes := map[string]redis.Cmdable{}
+	err = d.cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		nodes[node.Options().Addr] = node
+		return nil
+	})
+	if err != nil {
+		return nil, listFailed(ctx, err)
+	}
+	s := &scan{at: at}
+	for a := range nodes {
+		if a >= addr {
+			s.addrs = append(s.addrs, a)
+		}
+	}
+	slices.Sort(s.addrs)
+	if len(s.addrs) == 0 || cursor != "" && s.addrs[0] != addr {
+		return nil, invalid
+	}
+	for _, a := range s.addrs {
+		s.nodes = append(s.nodes, nodes[a])
+	}
+	return s, nil
+}
+
+// next returns the next records, whose names begin with prefix, and moves on.
+func (s *scan) next(ctx context.Context, prefix string, count int) ([]string, error) {
+	names, next, err := s.nodes[0].ScanType(ctx, s.at, inGlob.Replace(prefix)+"*", int64(count), "hash").Result()
+	if err != nil {
+		return nil, err
+	}
+	if s.at = next; next == 0 {
+		s.nodes = s.nodes[1:]
+		if s.addrs != nil {
+			s.addrs = s.addrs[1:]
+		}
+	}
+	records := names[:0]
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if ValidateKey(name[len(prefix):]) == nil {
+			records = append(records, name)
+		}
+	}
+	return records, nil
+}
+
+func (s *scan) cursor() string {
+	switch {
+	case len(s.nodes) == 0:
+		return ""
+	case s.addrs == nil:
+		return strconv.FormatUint(s.at, 10)
+	default:
+		return strconv.FormatUint(s.at, 10) + "@" + s.addrs[0]
+	}
+}
+
+// inGlob writes a text so that a pattern means just that.
+var inGlob = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`, `\`, `\\`)
+
+// noRecord is what inspect.lua answers of a HASH that no version wrote.
+const noRecord = int64(2)
+
+// parseInspect reads the answer of inspect.lua. What does not look like a holder is
+// passed over.
+func parseInspect(key string, val any) (info Info, err error) {
+	items, ok := val.([]any)
+	if !ok || len(items) != 8 {
+		return info, errShape
+	}
+	n, err := integers(items[:3], 3)
+	holders, ok := items[3].([]any)
+	waiters, also := items[4].([]any)
+	if err != nil || !ok || !also {
+		return info, errors.Join(errShape, err)
+	}
+	info = Info{Key: key, At: time.UnixMicro(n[0]), Held: int(n[1]), Waiting: int(n[2])}
+	if ends, _ := items[5].(int64); ends > 0 {
+		info.Reserved = time.UnixMilli(ends).Sub(info.At)
+		info.Stamp, _ = items[6].(int64)
+	}
+	info.Foreign = items[7] != int64(0)
+	for _, item := range holders {
+		s, _ := item.(string)
+		f := strings.SplitN(s, " ", 4)
+		if len(f) < 3 {
+			continue
+		}
+		ends, err := strconv.ParseInt(f[1], 10, 64)
+		first, _, _ := strings.Cut(f[2], "-") // of a downgraded one there is a last one too
+		fence, err2 := strconv.ParseInt(first, 10, 64)
+		if err != nil || err2 != nil {
+			continue
+		}
+		h := partyOf(f[0], strings.Join(f[3:], ""))
+		h.Fence, h.Since, h.Remaining = fence, time.UnixMicro(min(fence, n[0])), time.UnixMilli(ends).Sub(info.At)
+		info.Holders = append(info.Holders, h)
+	}
+	slices.SortFunc(info.Holders, func(a, b Party) int { return cmp.Compare(a.Fence, b.Fence) })
+	for _, item := range waiters {
+		s, _ := item.(string)
+		who, what, _ := strings.Cut(s, " ")
+		info.Waiters = append(info.Waiters, partyOf(who, what))
+	}
+	return info, nil
+}
+
+// partyOf reads LIMIT:LOCKER and what Describe wrote.
+func partyOf(who, what string) Party {
+	digits, locker, _ := strings.Cut(who, ":")
+	limit, _ := strconv.Atoi(digits)
+	p := Party{Locker: locker, Limit: limit}
+	if parts := strings.Split(locker, "/"); len(parts) == 3 {
+		p.Host = parts[0]
+		p.PID, _ = strconv.Atoi(parts[1])
+	}
+	name, id, _ := strings.Cut(what, ";")
+	p.Name, p.ID = unescape(name), unescape(id)
+	return p
+}
+
+func unescape(s string) string {
+	if plain, err := url.PathUnescape(s); err == nil {
+		return plain
+	}
+	return s
+}

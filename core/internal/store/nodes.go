@@ -1,0 +1,98 @@
+package store
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// nodesTick is how often a Locker in use looks which nodes of a Cluster serve slots.
+const nodesTick = time.Minute
+
+// lookAtNodes has forgetGone run when it is time.
+func (d *deployment) lookAtNodes(now time.Time) {
+	last := d.looked.Load()
+	if now.UnixNano()-last > int64(nodesTick) && d.looked.CompareAndSwap(last, now.UnixNano()) {
+		d.life.Background(d.forgetGone)
+	}
+}
+
+// forgetGone forgets the nodes of a Cluster that serve no slots any more: they have left, or
+// are replicas now.
+func (d *deployment) forgetGone() {
+	if d.cluster == nil {
+		return
+	}
+	var mu sync.Mutex
+	serves := map[*redis.Client]bool{nil: true}
+	err := d.cluster.ForEachMaster(context.Background(), func(_ context.Context, node *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		serves[node] = true
+		return nil
+	})
+	if err != nil {
+		return
+	}
+	var gone []*batcher
+	d.batchersMu.Lock()
+	for node, n := range d.batchers {
+		if !serves[node] {
+			delete(d.batchers, node)
+			gone = append(gone, n)
+		}
+	}
+	d.batchersMu.Unlock()
+	for _, n := range gone {
+		n.group.Close()
+		if wasDown := n.group.Accept(); wasDown {
+			n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
+		}
+	}
+}
+
+func (d *deployment) NodeOf(record string) any { return d.node(record) }
+
+// node is the node that serves a record, on a Cluster whose slots are known. It is
+// nil otherwise: go-redis finds the way.
+func (d *deployment) node(record string) *redis.Client {
+	if d.cluster == nil {
+		return nil
+	}
+	if !d.mapped.Load() {
+		if d.mapping.CompareAndSwap(false, true) { // it may take long
+			d.life.Background(func() {
+				_, err := d.cluster.MasterForKey(context.Background(), record)
+				d.mapped.Store(err == nil)
+				d.mapping.Store(false)
+			})
+		}
+		return nil
+	}
+	node, err := d.cluster.MasterForKey(context.Background(), record)
+	if err != nil {
+		return nil
+	}
+	return node
+}
+
+// batcher returns the one for a record's node.
+func (d *deployment) batcher(record string) *batcher {
+	node := d.node(record)
+	d.batchersMu.Lock()
+	defer d.batchersMu.Unlock()
+	n := d.batchers[node]
+	if node != nil {
+		d.lookAtNodes(time.Now())
+	}
+	if n == nil {
+		n = newBatcher(d, node)
+		if d.life.Closed() {
+			n.group.Close()
+		}
+		d.batchers[node] = n
+	}
+	return n
+}

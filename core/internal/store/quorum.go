@@ -1,0 +1,260 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core/internal/lifecycle"
+)
+
+type quorum struct {
+	life     *lifecycle.Lifecycle
+	prefix   string
+	ttl      time.Duration
+	nodes    []*node
+	majority int
+	timeout  time.Duration // how long nodes are waited for; zero: see timeoutFor
+
+	mu   sync.Mutex
+	late map[string]*quorumAttempt // granted, while some nodes have not answered: by token
+}
+
+// node is one Redis of a quorum.
+type node struct {
+	*deployment
+
+	mu    sync.Mutex
+	out   int       // questions without an answer
+	heard time.Time // when the last answer came, or the first of these was sent
+}
+
+// How long a node is waited for when it decides something.
+const minNodeTimeout, maxNodeTimeout = 20 * time.Millisecond, 500 * time.Millisecond
+
+// NewQuorum makes the store of several nodes: it asks them at a time, and a majority decides. Each has
+// a client of its own for renewals, so that c has none.
+func NewQuorum(clients []redis.UniversalClient, c Config) Store {
+	q := &quorum{life: c.Life, prefix: c.Prefix, ttl: c.TTL, timeout: c.NodeTimeout, majority: len(clients)/2 + 1, late: map[string]*quorumAttempt{}}
+	for _, rdb := range clients {
+		q.nodes = append(q.nodes, &node{deployment: newDeployment(rdb, c)})
+	}
+	return q
+}
+
+var (
+	errSilent     = errors.New("the node does not answer, and has enough to do when it does")
+	errNoMajority = errors.New("a majority of the nodes does not answer")
+)
+
+// noMajority says so, with what one of the nodes said.
+func noMajority(err error) error {
+	if err == nil {
+		return errNoMajority
+	}
+	return fmt.Errorf("%w: %w", errNoMajority, err)
+}
+
+// timeoutFor is how long the nodes have to answer a question about a lease of ttl.
+func (q *quorum) timeoutFor(ttl time.Duration) time.Duration {
+	if q.timeout > 0 {
+		return q.timeout
+	}
+	return max(min(ttl/6, maxNodeTimeout), minNodeTimeout)
+}
+
+func (q *quorum) SameAs(other Store) bool {
+	o, ok := other.(*quorum)
+	return ok && slices.EqualFunc(q.nodes, o.nodes, func(a, b *node) bool { return a.rdb == b.rdb })
+}
+
+func (q *quorum) Queues() bool      { return false }
+func (q *quorum) Single() bool      { return false }
+func (q *quorum) Mark() Mark        { return NotQueued }
+func (q *quorum) NodeOf(string) any { return nil }
+func (q *quorum) Listening() bool {
+	return !slices.ContainsFunc(q.nodes, func(n *node) bool { return !n.Listening() })
+}
+
+// Fences is half a block: a node whose own fence is up to half a block below the agreed one has
+// reserved all that follow that; see agree.
+func (q *quorum) Fences() int { return int(FenceBlock / 2) }
+
+func (q *quorum) Cancel(req ReleaseRequest, ttl time.Duration, done func()) (ok bool) {
+	if c := q.forget(req.Token); c != nil {
+		c.leave()
+	}
+	for _, n := range q.nodes {
+		ok = n.Cancel(req, ttl, done)
+	}
+	return ok
+}
+
+func (q *quorum) TellReleased(ctx context.Context, locker, key string, fence int64) {
+	for _, n := range q.nodes {
+		n.TellReleased(ctx, locker, key, fence)
+	}
+}
+
+func (q *quorum) Evictions(ctx context.Context) (warnings []Warning) {
+	for _, n := range q.nodes {
+		warnings = append(warnings, n.Evictions(ctx)...)
+	}
+	return warnings
+}
+
+func (q *quorum) Start() {
+	for _, n := range q.nodes {
+		n.Start()
+	}
+}
+
+func (q *quorum) Close() {
+	q.mu.Lock()
+	late := q.late
+	q.late = map[string]*quorumAttempt{}
+	q.mu.Unlock()
+	for _, c := range late {
+		c.hurry()
+	}
+	for _, n := range q.nodes {
+		n.Close()
+	}
+}
+
+func (q *quorum) Wait() {
+	for _, n := range q.nodes {
+		n.Wait()
+	}
+}
+
+// silent reports whether the node has had enough questions without answering one.
+func (n *node) silent() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.out >= batcherMax && time.Since(n.heard) > maxNodeTimeout
+}
+
+func (n *node) asked() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.out == 0 {
+		n.heard = time.Now()
+	}
+	n.out++
+}
+
+func (n *node) answered(err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.out--
+	if err == nil {
+		n.heard = time.Now()
+	}
+}
+
+// submit sends cmd, and calls onReply with its result.
+func (n *node) submit(cmd *command, onReply func(result)) {
+	if cmd.onReply = onReply; n.silent() {
+		n.deliver(cmd, result{err: errSilent})
+		return
+	}
+	n.asked()
+	cmd.onReply = func(r result) {
+		n.answered(r.err)
+		onReply(r)
+	}
+	if !n.batcher(cmd.record).submit(cmd) {
+		n.deliver(cmd, result{err: lifecycle.ErrClosed})
+	}
+}
+
+// tookPlace reports whether a command may have had its effect on a node.
+func tookPlace(err error) bool {
+	return err == nil || !errors.Is(err, errSilent) && !errors.Is(err, lifecycle.ErrClosed) && MayHaveRun(err)
+}
+
+// votes counts what the nodes answer to one question.
+type votes struct{ nodes, majority, yes, no, failed int }
+
+type answer int
+
+const (
+	answerYes answer = iota
+	answerNo
+	answerFailed
+)
+
+func (v *votes) add(a answer) {
+	switch a {
+	case answerYes:
+		v.yes++
+	case answerNo:
+		v.no++
+	default:
+		v.failed++
+	}
+}
+
+func (v *votes) pending() int { return v.nodes - v.yes - v.no - v.failed }
+
+// expire counts those that have not answered as failed.
+func (v *votes) expire() { v.failed += v.pending() }
+
+func (v *votes) accepted() bool { return v.yes >= v.majority }
+
+// denied: whoever asks for a majority now meets a node that said no.
+func (v *votes) denied() bool { return v.no > v.nodes-v.majority }
+
+// unknown: too few nodes answer.
+func (v *votes) unknown() bool { return v.failed > v.nodes-v.majority }
+
+func (v *votes) settled() bool {
+	return v.accepted() || v.denied() || v.unknown() || v.pending() == 0
+}
+
+// What a quorum cannot do.
+
+func (q *quorum) Replicates() error { return errors.New("a quorum does not wait for replicas") }
+func (q *quorum) Downgrades() error { return unsupported("downgrade") }
+func (q *quorum) Downgrade(context.Context, DowngradeRequest) (bool, error) {
+	return false, unsupported("downgrade")
+}
+
+func (q *quorum) Inspect(context.Context, string) (Info, error) {
+	return Info{}, unsupported("inspect")
+}
+
+func (q *quorum) List(context.Context, string, int) ([]Info, string, error) {
+	return nil, "", unsupported("list")
+}
+
+func (q *quorum) Force(context.Context, string, int64) (int64, error) {
+	return 0, unsupported("force release")
+}
+
+func (q *quorum) Reserve(context.Context, string, time.Duration) (int64, error) {
+	return 0, unsupported("reserve")
+}
+
+func (q *quorum) Unreserve(context.Context, string, int64) (bool, error) {
+	return false, unsupported("unreserve")
+}
+func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply           { return nil }
+func (q *quorum) Admit(string, string, []Follower, func([]int64, error)) bool { return false }
+func (q *quorum) AcquireAll(context.Context, []string, AcquireRequest) (AcquireAllReply, error) {
+	return AcquireAllReply{}, unsupported("acquire all")
+}
+
+func (q *quorum) Confirm(context.Context, func() []Renewal, int, time.Duration) ([]bool, int, error) {
+	return nil, 0, unsupported("confirm")
+}
+
+func unsupported(op string) error {
+	return fmt.Errorf("core: %s: a quorum has no one answer, ask a Locker on each of its nodes: %w", op, errors.ErrUnsupported)
+}

@@ -1,0 +1,314 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+)
+
+// quorumAttempt is one token's way to a majority. Once it has one, a node that answers late keeps the
+// token: to cancel it there could take it from a node that counts by now, since a renewal found it.
+// So a token is only cancelled when it is to hold nothing any more.
+type quorumAttempt struct {
+	quorum  *quorum
+	req     AcquireRequest
+	gone    chan struct{} // ends go-redis's own retries
+	hurried sync.Once
+
+	mu      sync.Mutex
+	replies []nodeReply // by node
+	votes   votes
+	late    bool // the vote is closed
+	over    bool // the token is to hold nothing any more
+	decided chan struct{}
+}
+
+type nodeReply struct {
+	in    bool // the node has answered
+	reply AcquireReply
+	err   error
+}
+
+func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
+	c := &quorumAttempt{
+		quorum: q, req: req, gone: make(chan struct{}), decided: make(chan struct{}),
+		replies: make([]nodeReply, len(q.nodes)), votes: votes{nodes: len(q.nodes), majority: q.majority},
+	}
+	for i, n := range q.nodes {
+		cmd := n.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
+		cmd.ctx.gone = c.gone
+		n.submit(cmd, func(r result) { c.count(i, r) })
+	}
+	if stopped, err = c.waitFor(ctx, c.decided, stop, c.expire); err == nil && !stopped {
+		if reply, err = c.outcome(); err != nil {
+			err = Unavailable("acquire", c.key(), err)
+		}
+	}
+	if reply.Granted {
+		reply.Fence, stopped, err = c.agree(ctx, stop)
+	}
+	if reply.Granted && err == nil && !stopped {
+		err = late(ctx, c.key(), req.Sent, req.Lease)
+	}
+	if err != nil || stopped || !reply.Granted {
+		c.withdraw()
+	}
+	return reply, stopped, err
+}
+
+func (c *quorumAttempt) key() string { return KeyOf(c.quorum.prefix, c.req.Record) }
+
+// waitFor waits until done is closed, which late must bring about. It returns early
+// at stop, and when the caller cannot wait any longer.
+func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{}, late func()) (stopped bool, err error) {
+	timer := time.NewTimer(min(c.quorum.timeoutFor(c.req.Lease), c.req.Timeout))
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			return false, nil
+		case <-stop:
+			return true, nil
+		case <-ctx.Done():
+			return false, CallerGone(ctx, "acquire", c.key())
+		case <-timer.C:
+			late()
+		case <-c.quorum.life.Closing():
+			return false, Closed("acquire", c.key())
+		}
+	}
+}
+
+// count takes the answer of one node.
+func (c *quorumAttempt) count(i int, r result) {
+	reply, err := parseAcquire(r)
+	c.mu.Lock()
+	c.replies[i] = nodeReply{true, reply, err}
+	over := c.over
+	if !c.late {
+		switch {
+		case err != nil:
+			c.votes.add(answerFailed)
+		case reply.Granted:
+			c.votes.add(answerYes)
+		default:
+			c.votes.add(answerNo)
+		}
+		c.decide()
+	}
+	all := !slices.ContainsFunc(c.replies, func(v nodeReply) bool { return !v.in })
+	c.mu.Unlock()
+	if over {
+		c.cancel(i)
+	}
+	if all {
+		c.quorum.forget(c.req.Token)
+	}
+}
+
+// decide closes the vote as soon as a majority has granted; or cannot any more, and it
+// is known whether that is for holders or for nodes that do not answer. Called with mu
+// held.
+func (c *quorumAttempt) decide() {
+	t := &c.votes
+	hopeless := t.yes+t.pending() < t.majority
+	if t.accepted() || t.unknown() || hopeless && t.yes+t.no >= t.majority {
+		c.late = true
+		close(c.decided)
+	}
+}
+
+func (c *quorumAttempt) expire() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.late {
+		c.votes.expire()
+		c.decide()
+	}
+}
+
+// outcome is what the votes say.
+func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.votes.accepted():
+		if slices.ContainsFunc(c.replies, func(v nodeReply) bool { return !v.in }) {
+			c.quorum.retain(c)
+		}
+		return AcquireReply{Granted: true}, nil
+	case c.votes.unknown():
+		for _, v := range c.replies {
+			err = cmp.Or(err, v.err)
+		}
+		return reply, noMajority(err)
+	}
+	// The key can be had when so many of those who hold it are gone that the others
+	// make a majority.
+	var ends []time.Duration
+	for _, v := range c.replies {
+		if v.in && v.err == nil && !v.reply.Granted {
+			ends = append(ends, v.reply.Remaining)
+			reply.Queued = max(reply.Queued, v.reply.Queued)
+		}
+	}
+	slices.Sort(ends)
+	if short := c.votes.majority - c.votes.yes; len(ends) > 0 {
+		reply.Remaining = ends[min(short, len(ends))-1]
+	}
+	return reply, nil
+}
+
+// agree finds the fence. Each node has granted its own, greater than every one that it
+// knows of; the greatest of a majority is greater than every earlier grant's, since two
+// majorities have a node in common. For the next majority to know of it in turn, it must
+// be known to a majority before anybody uses it: those who granted it, or have reserved
+// it with their block, know already. The others are told, which costs a round trip.
+func (c *quorumAttempt) agree(ctx context.Context, stop <-chan struct{}) (fence int64, stopped bool, err error) {
+	q := c.quorum
+	fences := map[*node]int64{}
+	c.mu.Lock()
+	for i, v := range c.replies {
+		if v.in && v.err == nil && v.reply.Granted {
+			fences[q.nodes[i]] = v.reply.Fence
+			fence = max(fence, v.reply.Fence)
+		}
+	}
+	c.mu.Unlock()
+	for round := 0; ; round++ {
+		know := 0
+		for _, its := range fences {
+			if its == fence || LimitOf(c.req.Token) == Exclusive && its+FenceBlock >= fence+int64(q.Fences()) {
+				know++
+			}
+		}
+		if know >= q.majority {
+			return fence, false, nil
+		}
+		if round > 0 {
+			// Others raise theirs at the same time. Of unequal steps the longest wins.
+			fence += rand.Int64N(1 << min(round, 16))
+		}
+		if fence, stopped, err = c.raise(ctx, stop, fences, fence); stopped || err != nil {
+			return 0, stopped, err
+		}
+	}
+}
+
+// raise asks the nodes that granted to raise their fences to fence at least, and records
+// what they are then. It returns fence if a majority has that one, else the greatest.
+func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences map[*node]int64, fence int64) (raised int64, stopped bool, err error) {
+	q := c.quorum
+	var mu sync.Mutex
+	replies := map[*node]int64{}
+	t := votes{nodes: len(fences), majority: q.majority}
+	late, done := false, make(chan struct{})
+	settle := func() {
+		if !late && (t.accepted() || t.unknown() || t.pending() == 0) {
+			late = true
+			close(done)
+		}
+	}
+	for n := range fences {
+		cmd := n.command(ctx, raiseScript, false, c.req.Record, c.req.Token, fence)
+		n.submit(cmd, func(r result) {
+			mu.Lock()
+			defer mu.Unlock()
+			its, ok := r.val.(int64)
+			switch {
+			case r.err != nil || !ok || its == 0: // its grant is over already
+				t.add(answerFailed)
+			case its == fence:
+				t.add(answerYes)
+				replies[n] = its
+			default:
+				t.add(answerNo)
+				replies[n] = its
+			}
+			settle()
+		})
+	}
+	stopped, err = c.waitFor(ctx, done, stop, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		t.expire()
+		settle()
+	})
+	if stopped || err != nil {
+		return 0, stopped, err
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if t.unknown() {
+		return 0, false, Unavailable("acquire", c.key(), noMajority(nil))
+	}
+	clear(fences)
+	raised = fence
+	for n, its := range replies {
+		fences[n] = its
+		if !t.accepted() {
+			raised = max(raised, its)
+		}
+	}
+	return raised, false, nil
+}
+
+// withdraw releases what the token has, or will have: everywhere but where it was
+// refused.
+func (c *quorumAttempt) withdraw() {
+	c.mu.Lock()
+	c.over = true
+	var held []int
+	for i, v := range c.replies {
+		if v.in && (v.err != nil || v.reply.Granted) {
+			held = append(held, i)
+		}
+	}
+	c.mu.Unlock()
+	c.quorum.forget(c.req.Token)
+	c.hurry()
+	for _, i := range held {
+		c.cancel(i)
+	}
+}
+
+// leave ends the quorumAttempt of a token that is released everywhere by others: nodes that
+// have not answered yet may do so after the release.
+func (c *quorumAttempt) leave() {
+	c.mu.Lock()
+	c.over = true
+	c.mu.Unlock()
+	c.hurry()
+}
+
+// hurry ends go-redis's retries of questions that nobody needs an answer to.
+func (c *quorumAttempt) hurry() { c.hurried.Do(func() { close(c.gone) }) }
+
+// cancel releases what the token may have on a node that has answered.
+func (c *quorumAttempt) cancel(i int) {
+	c.mu.Lock()
+	v := c.replies[i]
+	c.mu.Unlock()
+	if v.err == nil && v.reply.Granted || v.err != nil && tookPlace(v.err) {
+		c.quorum.nodes[i].Cancel(ReleaseRequest{Record: c.req.Record, Token: c.req.Token}, c.req.Lease, nil)
+	}
+}
+
+// retain remembers a quorumAttempt that nodes have not answered yet.
+func (q *quorum) retain(c *quorumAttempt) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.late[c.req.Token] = c
+}
+
+// forget returns the quorumAttempt of a token, if it was retained.
+func (q *quorum) forget(token string) *quorumAttempt {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	c := q.late[token]
+	delete(q.late, token)
+	return c
+}

@@ -1,0 +1,161 @@
+package store
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Renew asks every node. A lease is renewed if a majority of nodes has, and gone
+// if so many do not know it that the others are no majority.
+func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
+	timeout := maxNodeTimeout
+	all := make([]votes, len(batch))
+	for i, r := range batch {
+		all[i] = votes{nodes: len(q.nodes), majority: q.majority}
+		timeout = min(timeout, q.timeoutFor(r.TTL))
+	}
+	var mu sync.Mutex
+	errs := make([]error, len(batch))
+	open, late, done := len(batch), false, make(chan struct{})
+	count := func(replies []RenewalReply) {
+		mu.Lock()
+		defer mu.Unlock()
+		if late {
+			return
+		}
+		for i, r := range replies {
+			t := &all[i]
+			was := t.settled()
+			switch {
+			case r.Err != nil:
+				errs[i] = r.Err
+				t.add(answerFailed)
+			case r.Owned:
+				t.add(answerYes)
+			default:
+				t.add(answerNo)
+			}
+			if !was && t.settled() {
+				open--
+			}
+		}
+		if open == 0 {
+			late = true
+			close(done)
+		}
+	}
+	for _, n := range q.nodes {
+		if n.silent() || !q.life.Background(func() {
+			n.asked()
+			replies := n.Renew(ctx, batch)
+			n.answered(replies[0].Err)
+			count(replies)
+		}) {
+			count(failures(batch, errSilent))
+		}
+	}
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	late = true
+	replies := make([]RenewalReply, len(batch))
+	for i, t := range all {
+		replies[i] = RenewalReply{TTL: batch[i].TTL, Owned: t.accepted()}
+		if !t.accepted() && !t.denied() {
+			replies[i].Err = noMajority(errs[i])
+		}
+	}
+	return replies
+}
+
+func failures(batch []Renewal, err error) []RenewalReply {
+	replies := make([]RenewalReply, len(batch))
+	for i := range replies {
+		replies[i].Err = err
+	}
+	return replies
+}
+
+func (q *quorum) Extend(ctx context.Context, op, record, token string, ttl time.Duration) (owned, waiting bool, err error) {
+	key := KeyOf(q.prefix, record)
+	done := make(chan RenewalReply, 1)
+	if !q.life.Background(func() { done <- q.Renew(context.WithoutCancel(ctx), []Renewal{{record, token, ttl}})[0] }) {
+		return false, false, Closed(op, key)
+	}
+	select {
+	case reply := <-done:
+		if reply.Err != nil {
+			return false, false, Unavailable(op, key, reply.Err)
+		}
+		return reply.Owned, reply.Waiting, nil
+	case <-ctx.Done():
+		return false, false, CallerGone(ctx, op, key)
+	case <-q.life.Closing():
+		return false, false, Closed(op, key)
+	}
+}
+
+// Release implements Store: on every node, whether it granted or not. It
+// returns when it is known what a majority had, and goes on in the background elsewhere.
+func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
+	if c := q.forget(req.Token); c != nil {
+		c.leave()
+	}
+	var mu sync.Mutex
+	t := votes{nodes: len(q.nodes), majority: q.majority}
+	late, done := false, make(chan struct{})
+	var closed sync.WaitGroup
+	for _, n := range q.nodes {
+		tell := func() {
+			its, failed := ReleaseReply{}, errSilent
+			if !n.silent() {
+				its, failed = n.Release(ctx, req)
+			}
+			mu.Lock()
+			switch {
+			case late:
+			case failed != nil:
+				t.add(answerFailed)
+				err = failed
+			case its.Owned:
+				t.add(answerYes)
+			default:
+				t.add(answerNo)
+			}
+			if !late && t.settled() {
+				late = true
+				close(done)
+			}
+			mu.Unlock()
+			if failed != nil {
+				n.Cancel(req, max(q.ttl, ReplyTimeout), nil)
+			}
+		}
+		if !q.life.Background(tell) {
+			closed.Go(tell) // the Locker is closed: its caller waits for what is left to do
+		}
+	}
+	timer := time.NewTimer(maxNodeTimeout)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+	closed.Wait()
+	mu.Lock()
+	defer mu.Unlock()
+	late = true
+	switch {
+	case t.denied():
+		return ReleaseReply{}, nil
+	case t.yes+t.no >= t.majority: // it may have been lost on some, but not on a majority
+		return ReleaseReply{Owned: true}, nil
+	}
+	return ReleaseReply{}, noMajority(err)
+}

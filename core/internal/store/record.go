@@ -1,0 +1,76 @@
+package store
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/perkey-go/perkey/internal/ident"
+)
+
+// MaxKeyLen is the length of the longest key, in bytes.
+const MaxKeyLen = 512
+
+// ValidateKey checks a user's key; see core.ValidateKey.
+func ValidateKey(key string) error {
+	if key == "" {
+		return fmt.Errorf("core: %w: it is empty", ErrInvalidKey)
+	}
+	if len(key) > MaxKeyLen {
+		return fmt.Errorf("core: %w: %d bytes long, at most %d are allowed", ErrInvalidKey, len(key), MaxKeyLen)
+	}
+	for i := range len(key) {
+		if b := key[i]; b < 0x20 || b == 0x7f {
+			return fmt.Errorf("core: %w: control byte 0x%02x at offset %d", ErrInvalidKey, b, i)
+		}
+	}
+	return nil
+}
+
+// RecordName is the name in Redis of a key's record. Redis Cluster hashes the text between the first
+// pair of braces, or the whole name when that text is empty: the empty pair in front makes every
+// brace in a user's key an ordinary byte.
+func RecordName(prefix, key string) string { return prefix + lock + key }
+
+const lock = ":lock{}:"
+
+// KeyOf is the key that the record is of.
+func KeyOf(prefix, record string) string { return record[len(prefix)+len(lock):] }
+
+func channelPrefix(prefix string) string { return prefix + ":wake:" }
+
+// NewLockerID makes the id of a Locker, HOST/PID/RANDOM, which names its channel.
+func NewLockerID() string { return hostAndPid() + ident.Random(4) }
+
+// hostAndPid is for people who look into Redis.
+var hostAndPid = sync.OnceValue(func() string {
+	host, _ := os.Hostname()
+	host = strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_':
+			return r
+		}
+		return -1
+	}, host)
+	return host[:min(len(host), maxHostLen)] + "/" + strconv.Itoa(os.Getpid()) + "/"
+})
+
+const (
+	maxHostLen = 24
+	// Of ids in tokens.
+	maxLockerLen  = 64
+	lockerLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/"
+)
+
+// Describe writes what a call is, for people, in the form that a record stores.
+func Describe(name, id string) string {
+	if name == "" && id == "" {
+		return ""
+	}
+	return url.PathEscape(name[:min(len(name), maxWhatLen)]) + ";" + url.PathEscape(id[:min(len(id), maxWhatLen)])
+}
+
+const maxWhatLen = 100

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Release tries again for about releaseWait: one try lasts as long as
+// go-redis's time-outs let it.
+func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
+	start, ran := time.Now(), false // whether an earlier try may have run
+	for try := range releaseTries {
+		if try > 0 {
+			time.Sleep(releasePause << (2 * try))
+		}
+		cmd := d.releaseCommand(ctx, req)
+		r := d.do(cmd)
+		d.recycle(cmd)
+		if reply, err = parseRelease(r); err == nil {
+			// After a lost reply "not the owner" is what an earlier try of ours left.
+			reply.Owned = reply.Owned || ran
+			if !reply.Owned && req.rekeyed() {
+				return d.Release(ctx, req)
+			}
+			return reply, nil
+		}
+		ran = ran || MayHaveRun(err)
+		if time.Since(start) > releaseWait {
+			break
+		}
+	}
+	return reply, err
+}
+
+func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *command {
+	return d.command(ctx, releaseScript, true, req.Record, req.Token, req.Used, req.Stay.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
+}
+
+func parseRelease(r result) (reply ReleaseReply, err error) {
+	if r.err != nil {
+		return reply, r.err
+	}
+	if owned, ok := r.val.(int64); ok {
+		return ReleaseReply{Owned: owned == 1}, nil
+	}
+	n, err := integers(r.val, 6)
+	if err != nil {
+		return reply, err
+	}
+	return ReleaseReply{Owned: n[0] == 1, Fence: n[1], Standing: Standing{milliseconds(n[5]), n[2], int(n[3]), int(n[4])}}, nil
+}
+
+const (
+	releaseTries = 4
+	releasePause = 5 * time.Millisecond // times 4, 16, 64
+	releaseWait  = 500 * time.Millisecond
+)
+
+// cancellations are the releases that nobody waits for: of a token that may have a key
+// without our knowing, and of a lease whose release has failed. Each is sent at once, and
+// again while Redis does not answer, until there is nothing left to release.
+type cancellations struct {
+	d *deployment
+
+	mu       sync.Mutex
+	failed   []cancellation // to be sent again
+	retrying bool
+}
+
+type cancellation struct {
+	req   ReleaseRequest
+	until time.Time // what it would release has ended by then
+	done  func()    // called when Redis has answered
+}
+
+const (
+	cancelPause = 100 * time.Millisecond
+	// maxCancels bounds what is sent again. What is past it frees itself when its lease ends.
+	maxCancels = 1024
+)
+
+// send sends a cancellation. It does not block, and reports false when the Locker is closed.
+func (c *cancellations) send(one cancellation) bool {
+	d := c.d
+	cmd := d.releaseCommand(context.Background(), one.req)
+	cmd.onReply = func(r result) {
+		reply, err := parseRelease(r)
+		switch {
+		case err != nil:
+			c.retryLater(one)
+		case !reply.Owned && one.req.rekeyed():
+			_ = c.send(one)
+		case one.done != nil:
+			one.done()
+		}
+	}
+	return d.batcher(one.req.Record).submit(cmd)
+}
+
+func (c *cancellations) retryLater(one cancellation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Now().After(one.until) || len(c.failed) >= maxCancels {
+		return
+	}
+	c.failed = append(c.failed, one)
+	if !c.retrying {
+		c.retrying = c.d.life.Background(c.retry)
+	}
+}
+
+func (c *cancellations) retry() {
+	timer := time.NewTimer(cancelPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.d.life.Closing():
+	}
+	c.mu.Lock()
+	failed := c.failed
+	c.failed, c.retrying = nil, false
+	c.mu.Unlock()
+	if c.d.life.Open() {
+		for _, one := range failed {
+			_ = c.send(one)
+		}
+	}
+}
+
+func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func()) bool {
+	return d.cancellations.send(cancellation{req, time.Now().Add(ttl), done})
+}

@@ -1,0 +1,198 @@
+package waitqueue
+
+// Questions to Redis, and what becomes of their answers.
+
+import (
+	"slices"
+	"time"
+)
+
+// Question is one to Redis, whether the key can be had.
+type Question struct {
+	Token   string
+	Fresh   bool // the token was made for this question
+	Sent    time.Time
+	Timeout time.Duration // how long to wait for the answer
+}
+
+// Refusal is Redis's answer that a token cannot have the key.
+type Refusal struct {
+	Token     string
+	Sent      time.Time // when the question was
+	Polls     bool      // a message would not tell of a grant
+	Remaining time.Duration
+	Server    int64 // the server's clock in ms
+	Place     int   // in the FIFO, from 1; 0: not in it
+	Length    int   // of the FIFO
+}
+
+// Failure is why a question had no answer.
+type Failure struct {
+	Err    error // nil: its caller waits no longer
+	Unsent bool  // Redis never got the question
+	Local  bool  // it says nothing of Redis: only the call that asked fails
+}
+
+// Look tells a call what it may do now. Only the first one asks, with one question at a time,
+// and none while this process holds the key exclusively: the release hands it over.
+func (q *Queue) Look(now time.Time, c *Call) (v View) {
+	v.Informed = c.informed
+	switch {
+	case !c.informed && c.err != nil:
+		v.Err = c.err
+		return v
+	case q.first != c || q.held != 0 || q.asked != "":
+		v.AskIn = -1
+		return v
+	}
+	askAt := q.askAt
+	if !q.refreshAt.IsZero() && q.refreshAt.Before(askAt) {
+		switch {
+		case q.refreshAt.After(now):
+			askAt = q.refreshAt
+		case q.token == "" || !q.Listening():
+			askAt = now
+		default:
+			v.Refresh, q.refreshAt = q.token, time.Time{}
+		}
+	}
+	if q.admitting > 0 && q.admitBy.After(askAt) {
+		askAt = q.admitBy
+	}
+	if v.AskIn = askAt.Sub(now); v.AskIn > 0 {
+		return v
+	}
+	v.Ask, v.Question.Fresh = true, q.ask(now)
+	if q.silent.IsZero() {
+		q.silent = now
+	}
+	v.Question.Token, v.Question.Sent = q.token, now
+	v.Question.Timeout = max(c.Timeout-now.Sub(q.silent), time.Millisecond)
+	return v
+}
+
+// AskNow lets the queue ask again without delay.
+func (q *Queue) AskNow() { q.askAt = time.Time{} }
+
+// AskAgain has the queue ask at once: messages may have been missed.
+func (q *Queue) AskAgain() []Action {
+	q.begin()
+	q.asks, q.askAt = 0, time.Time{}
+	q.wake()
+	return q.actions
+}
+
+// Refused takes a refusal of the call's question.
+func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
+	q.begin()
+	q.done(r.Token, c)
+	q.informAll()
+	if !q.settle(r.Token, 0, r.Server) {
+		q.still = 0
+		q.refused(now, r)
+	}
+	return q.actions
+}
+
+// Unanswered records that a question has no answer, or that nobody waits for it. If it was sent,
+// its answer goes to Orphaned.
+func (q *Queue) Unanswered(now time.Time, u *Question, f Failure) []Action {
+	q.begin()
+	q.done(u.Token, nil)
+	if f.Err != nil {
+		q.failed(now, f)
+	}
+	if f.Unsent {
+		q.forget(u.Token)
+	}
+	if q.token == u.Token && (u.Fresh || !f.Unsent) {
+		q.token = ""
+	}
+	return q.actions
+}
+
+// Orphaned takes the answer to a question that nobody waits for. Its fence is zero if it was no
+// grant, and the server's clock too if there is no answer.
+func (q *Queue) Orphaned(token string, fence, server int64) []Action {
+	q.begin()
+	if fence != 0 || server != 0 {
+		q.silent = time.Time{} // Redis does answer
+	}
+	if !q.settle(token, fence, server) {
+		q.cancel(token) // a message must not grant what is cancelled
+	}
+	return q.actions
+}
+
+// ask begins a question. It reports whether the queue's token is new.
+func (q *Queue) ask(now time.Time) (fresh bool) {
+	if q.token == "" {
+		q.token, fresh = q.NewToken(q.Limit), true
+		q.sent, q.server = now, 0
+	}
+	q.asked = q.token
+	return fresh
+}
+
+// done ends the question about a token, which c had asked if it is not nil. Whoever is the
+// first meanwhile may ask.
+func (q *Queue) done(token string, c *Call) {
+	if q.asked == token {
+		q.asked = ""
+	}
+	if q.first != c {
+		q.wake()
+	}
+}
+
+// failed records that a question failed. The calls that are not informed end, since they know
+// nothing of the key, and no others: those wait on, and the first of them asks again.
+func (q *Queue) failed(now time.Time, f Failure) {
+	q.asks++
+	q.askAt, q.refreshAt = now.Add(q.Backoff(q.asks)), time.Time{}
+	if f.Local {
+		return
+	}
+	q.answered, q.failure, q.silent = false, f.Err, time.Time{}
+	for c := q.last; c != nil && !c.informed; c = c.prev {
+		c.err = f.Err
+		q.act(Action{Kind: Wake, Call: c})
+	}
+}
+
+// cancel has Redis forget a token.
+func (q *Queue) cancel(token string) {
+	if q.token == token {
+		q.token = ""
+	}
+	q.act(Action{Kind: Cancel, Token: token})
+}
+
+// overtaken is a token that a message granted before the answer to a question about it came.
+type overtaken struct {
+	token string
+	fence int64 // of the message's grant
+}
+
+// settle records the answer to a question about a token. It reports whether a grant message
+// arrived first. If so, and the answer is a grant with another fence, or a refusal from after the
+// grant, then the question reached Redis only after that grant was released: the token has a place
+// or a grant that nobody uses.
+func (q *Queue) settle(token string, fence, server int64) bool {
+	granted := q.forget(token)
+	if granted != 0 && (fence != 0 && fence != granted || fence == 0 && server*1000 > granted) {
+		q.cancel(token)
+	}
+	return granted != 0
+}
+
+// forget returns the fence of a message that overtook an answer, once.
+func (q *Queue) forget(token string) (fence int64) {
+	for i, o := range q.overtaken {
+		if o.token == token {
+			q.overtaken = slices.Delete(q.overtaken, i, i+1)
+			return o.fence
+		}
+	}
+	return 0
+}

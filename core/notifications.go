@@ -1,0 +1,109 @@
+package core
+
+import (
+	"hash/maphash"
+	"sync"
+	"time"
+)
+
+// notifications tells the channels of [NotifyRelease] that their keys are free.
+type notifications struct {
+	mu    sync.Mutex
+	byKey map[string][]notification
+	swept time.Time
+	// Counts releases, of all keys that share a hash. A call that meets a conflict
+	// registers only after Redis answered: if the count moved meanwhile, its key may
+	// have been released.
+	counts [256]uint64
+	seed   maphash.Seed
+}
+
+func newNotifications() *notifications {
+	return &notifications{byKey: map[string][]notification{}, seed: maphash.MakeSeed()}
+}
+
+type notification struct {
+	ch    chan<- string
+	until time.Time
+}
+
+// register has ch told when key is freed, until the holder's lease is over. If key may have been
+// freed since releases returned known, ch is told at once.
+func (n *notifications) register(key string, ch chan<- string, known uint64, remaining time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.sweep()
+	n.forget(key, func(one notification) bool { return one.ch == ch })
+	if *n.count(key) != known {
+		send(ch, key)
+		return
+	}
+	n.byKey[key] = append(n.byKey[key], notification{ch: ch, until: time.Now().Add(remaining + time.Second)})
+}
+
+// releases is how often key, or one that shares its count, was freed so far.
+func (n *notifications) releases(key string) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return *n.count(key)
+}
+
+// freed tells that key is free, or may be.
+func (n *notifications) freed(key string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	*n.count(key)++
+	for _, one := range n.byKey[key] {
+		send(one.ch, key)
+	}
+	delete(n.byKey, key)
+}
+
+// count is the count of releases that key shares. Called with mu held.
+func (n *notifications) count(key string) *uint64 {
+	return &n.counts[maphash.String(n.seed, key)%uint64(len(n.counts))]
+}
+
+// sweep forgets notifications whose release was never told, at most once a
+// second. Called with mu held.
+func (n *notifications) sweep() {
+	now := time.Now()
+	if now.Sub(n.swept) < time.Second {
+		return
+	}
+	n.swept = now
+	for key := range n.byKey {
+		n.forget(key, func(one notification) bool { return now.After(one.until) })
+	}
+}
+
+// forget drops the notifications of key that match. Called with mu held.
+func (n *notifications) forget(key string, match func(notification) bool) {
+	rest := n.byKey[key][:0]
+	for _, one := range n.byKey[key] {
+		if !match(one) {
+			rest = append(rest, one)
+		}
+	}
+	if len(rest) == 0 {
+		delete(n.byKey, key)
+		return
+	}
+	n.byKey[key] = rest
+}
+
+// freedAll makes everyone look again: releases may have been missed.
+func (n *notifications) freedAll() {
+	n.mu.Lock()
+	keys := make([]string, 0, len(n.byKey))
+	for key := range n.byKey {
+		keys = append(keys, key)
+	}
+	for i := range n.counts {
+		n.counts[i]++
+	}
+	n.mu.Unlock()
+	for _, key := range keys {
+		n.freed(key)
+	}
+}

@@ -1,0 +1,457 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// eachMode runs test with a lease of every mode, taken by a locker on env.
+func eachMode(t *testing.T, test func(t *testing.T, env *redistest.Env, opt core.AcquireOption)) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, opt := range map[string]core.AcquireOption{"exclusive": core.Named("", ""), "shared": core.Shared(), "counted": core.Counted(2)} {
+			t.Run(name, func(t *testing.T) {
+				env := *env
+				env.Prefix += name
+				test(t, &env, opt)
+			})
+		}
+	})
+}
+
+func TestADetachedLeaseIsResumedElsewhere(t *testing.T) {
+	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
+		ctx := t.Context()
+		from, to := newLocker(t, env), newLocker(t, env)
+		lease, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(time.Second))
+		require.NoError(t, err)
+		token, err := lease.Detach(ctx)
+		require.NoError(t, err)
+		require.Regexp(t, `^pk1\.[A-Za-z0-9_-]+$`, token)
+		require.ErrorIs(t, lease.Context().Err(), context.Canceled)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrDetached)
+		require.NotErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		require.NoError(t, lease.Release(ctx), "it does nothing")
+		require.NoError(t, lease.Release(ctx), "twice")
+		require.ErrorIs(t, lease.Extend(ctx, time.Second), core.ErrDetached)
+		require.Empty(t, lease.Token())
+		_, err = lease.Detach(ctx)
+		require.ErrorIs(t, err, core.ErrDetached)
+		require.NoError(t, from.Shutdown(ctx), "nothing is left to wait for")
+
+		resumed, err := to.Resume(ctx, token)
+		require.NoError(t, err)
+		require.Equal(t, "k", resumed.Key())
+		require.Equal(t, lease.Fence(), resumed.Fence())
+		require.Equal(t, token, resumed.Token())
+		time.Sleep(1500 * time.Millisecond)
+		require.NoError(t, resumed.Context().Err(), "it is renewed")
+		_, err = to.TryAcquire(ctx, "k")
+		require.ErrorIs(t, err, core.ErrConflict)
+		require.NoError(t, to.Do(resumed.Context(), "k", func(ctx context.Context) error {
+			inner, _ := core.LeaseFrom(ctx)
+			require.Equal(t, resumed.Fence(), inner.Fence())
+			return nil
+		}, opt), "the ctx holds the key")
+		require.NoError(t, resumed.Extend(ctx, time.Second))
+		require.NoError(t, resumed.Release(ctx))
+		require.Empty(t, resumed.Token())
+		_, err = to.Resume(ctx, token)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	})
+}
+
+func TestADetachedLeaseRunsOutAfterItsTTL(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, rdb *redis.Client, m *miniredis.Miniredis, _ func()) {
+		l, err := core.New(rdb, core.WithRenewalClient(rdb), core.WithTTL(10*time.Second))
+		require.NoError(t, err)
+		for _, extend := range []time.Duration{time.Second, time.Minute} {
+			lease, err := l.TryAcquire(t.Context(), "k", core.MaxHold(20*time.Second))
+			require.NoError(t, err)
+			require.NoError(t, lease.Extend(t.Context(), extend))
+			token, err := lease.Detach(t.Context())
+			require.NoError(t, err)
+			left := max(10*time.Second, extend)
+			require.InDelta(t, left, m.TTL(record), float64(time.Second))
+			time.Sleep(left - 2*time.Second)
+			_, err = l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict)
+			time.Sleep(3 * time.Second)
+			next, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			_, err = l.Resume(t.Context(), token)
+			require.ErrorIs(t, err, core.ErrLeaseLost)
+			require.NoError(t, next.Context().Err())
+			require.NoError(t, next.Release(t.Context()))
+		}
+		require.NoError(t, l.Close())
+	})
+}
+
+func TestBothHoldTheKeyByATokenAndEitherReleasesIt(t *testing.T) {
+	eachMode(t, func(t *testing.T, env *redistest.Env, opt core.AcquireOption) {
+		ctx := t.Context()
+		from, to := newLocker(t, env), newLocker(t, env)
+		hold := func() (taken, resumed *core.Lease) {
+			taken, err := from.TryAcquire(ctx, "k", opt, core.LeaseTTL(1500*time.Millisecond))
+			require.NoError(t, err)
+			resumed, err = to.Resume(ctx, taken.Token())
+			require.NoError(t, err)
+			require.Equal(t, taken.Fence(), resumed.Fence())
+			return taken, resumed
+		}
+		taken, resumed := hold()
+		time.Sleep(2 * time.Second)
+		require.NoError(t, taken.Context().Err())
+		require.NoError(t, resumed.Context().Err())
+		listening(t, from)
+		require.NoError(t, resumed.Release(ctx))
+		<-taken.Context().Done()
+		require.ErrorIs(t, context.Cause(taken.Context()), core.ErrLeaseLost)
+		require.ErrorIs(t, taken.Release(ctx), core.ErrLeaseLost)
+
+		taken, resumed = hold()
+		require.NoError(t, taken.Release(ctx))
+		<-resumed.Context().Done()
+		require.ErrorIs(t, context.Cause(resumed.Context()), core.ErrLeaseLost)
+		require.ErrorIs(t, resumed.Release(ctx), core.ErrLeaseLost)
+
+		taken, resumed = hold()
+		_, err := resumed.Detach(ctx)
+		require.NoError(t, err)
+		require.NoError(t, taken.Extend(ctx, time.Second), "who is done earlier detaches")
+		require.NoError(t, taken.Release(ctx))
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix))
+	})
+}
+
+func TestALeaseResumedInItsOwnProcess(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, l := t.Context(), newLocker(t, env)
+		taken, err := l.Acquire(ctx, "k")
+		require.NoError(t, err)
+		resumed, err := l.Resume(ctx, taken.Token())
+		require.NoError(t, err)
+		require.NoError(t, resumed.Release(ctx))
+		require.ErrorIs(t, context.Cause(taken.Context()), core.ErrLeaseLost, "told before the release returns")
+		require.ErrorIs(t, taken.Release(ctx), core.ErrLeaseLost)
+		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+	})
+}
+
+func TestAHoldWhoseTokenLeftIsNotPassedOn(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		for range 20 {
+			l, other := newLocker(t, env), newLocker(t, env)
+			first, err := l.Acquire(ctx, "k")
+			require.NoError(t, err)
+			next := make(chan *core.Lease)
+			go func() {
+				lease, _ := l.Acquire(ctx, "k")
+				next <- lease
+			}()
+			token := first.Token()
+			time.Sleep(time.Millisecond)
+			resumed, err := other.Resume(ctx, token)
+			require.NoError(t, err)
+			require.NoError(t, first.Release(ctx))
+			second := <-next
+			require.Greater(t, second.Fence(), first.Fence()+1)
+			require.Empty(t, first.Token(), "the key is another's")
+			require.ErrorIs(t, resumed.Release(ctx), core.ErrLeaseLost)
+			require.NoError(t, second.Extend(ctx, time.Second), "and stays so")
+			require.NoError(t, second.Release(ctx))
+		}
+	})
+}
+
+func TestDetachGivesWaitersOfItsProcessTheirTurnAfterTheResumedLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		from, to := newSleeper(t, env), newLocker(t, env)
+		warmUp, err := from.Acquire(ctx, "k")
+		require.NoError(t, err)
+		listening(t, from)
+		leases := make(chan *core.Lease)
+		for range 2 {
+			go func() {
+				lease, err := from.Acquire(ctx, "k")
+				if err != nil {
+					t.Error(err)
+				}
+				leases <- lease
+			}()
+		}
+		require.NoError(t, warmUp.Release(ctx))
+		token, err := (<-leases).Detach(ctx)
+		require.NoError(t, err)
+		resumed, err := to.Resume(ctx, token)
+		require.NoError(t, err)
+		require.NoError(t, resumed.Release(ctx))
+		last := <-leases
+		require.Greater(t, last.Fence(), resumed.Fence())
+		require.NoError(t, last.Release(ctx))
+	})
+}
+
+func TestForceReleaseOfALeaseThatTravels(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		from, to := newLocker(t, env), newLocker(t, env)
+		lease, err := from.TryAcquire(ctx, "k", core.LeaseTTL(600*time.Millisecond))
+		require.NoError(t, err)
+		token, err := lease.Detach(ctx)
+		require.NoError(t, err)
+		resumed, err := to.Resume(ctx, token)
+		require.NoError(t, err)
+		require.True(t, force(t, from, "k", resumed.Fence()))
+		<-resumed.Context().Done() // at its next renewal
+		require.ErrorIs(t, context.Cause(resumed.Context()), core.ErrLeaseLost)
+		_, err = to.Resume(ctx, token)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+	})
+}
+
+func TestTheReentrantHandleOfADetachedLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, l := t.Context(), newLocker(t, env)
+		var token string
+		require.NoError(t, l.Do(ctx, "k", func(ctx context.Context) error {
+			return l.Do(ctx, "k", func(ctx context.Context) error {
+				inner, _ := core.LeaseFrom(ctx)
+				require.NotEmpty(t, inner.Token())
+				var err error
+				token, err = inner.Detach(ctx)
+				require.ErrorIs(t, context.Cause(ctx), core.ErrDetached)
+				return err
+			})
+		}))
+		lease, err := l.Resume(ctx, token)
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(ctx))
+	})
+}
+
+func TestALeaseCanBeDetachedWhileItsLockerShutsDown(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, l := t.Context(), newLocker(t, env)
+		lease, err := l.TryAcquire(ctx, "k")
+		require.NoError(t, err)
+		done := make(chan error)
+		go func() { done <- l.Shutdown(ctx) }()
+		redistest.Eventually(t, func() bool {
+			again, err := l.Resume(ctx, lease.Token())
+			if err == nil {
+				_, err = again.Detach(ctx)
+			}
+			return errors.Is(err, core.ErrClosed)
+		}, "it shuts down")
+		token, err := lease.Detach(ctx)
+		require.NoError(t, err)
+		require.NoError(t, <-done)
+		next := newLocker(t, env)
+		lease, err = next.Resume(ctx, token)
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(ctx))
+	})
+}
+
+func TestALostLeaseCannotBeDetached(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, l := t.Context(), newLocker(t, env)
+		lease, err := l.TryAcquire(ctx, "k")
+		require.NoError(t, err)
+		token := lease.Token()
+		require.NoError(t, env.Client(t).Del(ctx, core.RecordName(env.Prefix, "k")).Err())
+		_, err = l.Resume(ctx, token)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		_, err = lease.Detach(ctx)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		require.Empty(t, lease.Token())
+	})
+}
+
+func TestResumeTakesOptionsThatComeInTime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		var seen recorder
+		from, to := newLocker(t, env), newLocker(t, env, core.WithObserver(&seen))
+		lease, err := from.TryAcquire(ctx, "k", core.Counted(2))
+		require.NoError(t, err)
+		token, err := lease.Detach(ctx)
+		require.NoError(t, err)
+		for _, opt := range []core.AcquireOption{core.Shared(), core.Counted(3), core.NotifyRelease(make(chan string)), reservations.Reserved(time.Minute), core.LeaseTTL(0), nil} {
+			_, err = to.Resume(ctx, token, opt)
+			require.ErrorIs(t, err, core.ErrInvalidOption)
+		}
+		resumed, err := to.Resume(ctx, token, core.Counted(2), core.MaxHold(300*time.Millisecond), core.LeaseTTL(200*time.Millisecond), core.Named("job", "7"))
+		require.NoError(t, err)
+		acquired := seen.lastOutcome()
+		require.Equal(t, core.OutcomeAcquired, acquired.Kind)
+		require.Equal(t, "job", acquired.Name)
+		require.True(t, acquired.Resumed)
+		start := time.Now()
+		<-resumed.Context().Done()
+		require.Less(t, time.Since(start), time.Second)
+		require.ErrorIs(t, context.Cause(resumed.Context()), core.ErrLeaseLost)
+	})
+}
+
+func TestADowngradedLeaseTravelsAsAShared(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		from, to := newLocker(t, env), newLocker(t, env)
+		lease, err := from.Acquire(ctx, "k")
+		for err == nil { // until one was handed over, whose fence is not its grant's first
+			next := make(chan *core.Lease)
+			go func() {
+				lease, _ := from.Acquire(ctx, "k")
+				next <- lease
+			}()
+			time.Sleep(2 * time.Millisecond)
+			before := lease.Fence()
+			err = lease.Release(ctx)
+			if lease = <-next; lease.Fence() == before+1 {
+				break
+			}
+		}
+		require.NoError(t, err)
+		early := lease.Token()
+		require.NoError(t, lease.Downgrade(ctx))
+		_, err = to.Resume(ctx, early)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		token, err := lease.Detach(ctx)
+		require.NoError(t, err)
+		resumed, err := to.Resume(ctx, token)
+		require.NoError(t, err)
+		require.Equal(t, lease.Fence(), resumed.Fence())
+		var other *core.Lease
+		redistest.Eventually(t, func() bool {
+			other, err = from.TryAcquire(ctx, "k", core.Shared())
+			return err == nil
+		}, "shared, when the question of the call that was passed the key has left the queue")
+		require.NoError(t, resumed.Extend(ctx, time.Second), "it is held all the while")
+		require.NoError(t, other.Release(ctx))
+		require.NoError(t, resumed.Release(ctx))
+	})
+}
+
+func TestResumeWithoutRedisOrCaller(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	lease, err := newLocker(t, env).TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	token := lease.Token()
+	l := newLocker(t, env)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = l.Resume(gone, token)
+	require.ErrorIs(t, err, context.Canceled)
+	down := lockerOn(t, redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: noRetries, DialerRetries: 1}), env.Prefix)
+	_, err = down.Resume(t.Context(), token)
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.NotErrorIs(t, err, core.ErrLeaseLost)
+	other, err := core.New(env.Client(t), core.WithPrefix(env.Prefix+"x"))
+	require.NoError(t, err)
+	defer other.Close()
+	_, err = other.Resume(t.Context(), token)
+	require.ErrorIs(t, err, core.ErrInvalidToken)
+	require.NoError(t, l.Close())
+	_, err = l.Resume(t.Context(), token)
+	require.ErrorIs(t, err, core.ErrClosed)
+}
+
+func TestJunkIsNoToken(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Embedded(t))
+	lease, err := l.TryAcquire(t.Context(), "k")
+	require.NoError(t, err)
+	token := lease.Token()
+	junk := []string{
+		"", "pk1.", "pk1", "pk2." + token[4:], token + "=", token + "A", token + "\n", " " + token, token[:len(token)-1], token[4:],
+		"pk1." + strings.Repeat("A", 1020), "pk1." + strings.Repeat("A", 1<<20), "pk1.AAAAAA",
+	}
+	for i := range token {
+		other := byte('A')
+		if token[i] == other {
+			other = 'B'
+		}
+		junk = append(junk, token[:i]+string(other)+token[i+1:], token[:i]+token[i+1:])
+	}
+	for _, j := range junk {
+		_, err := l.Resume(t.Context(), j)
+		require.ErrorIs(t, err, core.ErrInvalidToken, j)
+		require.Less(t, len(err.Error()), 200)
+	}
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+func TestTheLongestTokenFits(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	env.Prefix = strings.Repeat("p", 64)
+	l := newLocker(t, env)
+	key := strings.Repeat("\xff", core.MaxKeyLen)
+	lease, err := l.TryAcquire(t.Context(), key, core.Counted(core.MaxCount), core.LeaseTTL(core.MaxTTL))
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(lease.Token()), 1024)
+	resumed, err := l.Resume(t.Context(), lease.Token())
+	require.NoError(t, err)
+	require.Equal(t, key, resumed.Key())
+	require.NoError(t, resumed.Release(t.Context()))
+}
+
+func FuzzToken(f *testing.F) {
+	for _, fields := range []core.TokenFields{
+		{Prefix: "perkey", Key: "k", Owner: "1:host/1/0a0b0c0d.0123456789abcdef01234567", First: 1795244077832760, TTL: 15 * time.Second},
+		{Prefix: "p", Key: "order:{42}", Owner: "0:/1/0a0b0c0d.0123456789abcdef01234567", First: 1, TTL: 100 * time.Millisecond},
+		{Prefix: "p", Key: "ü", Owner: "1:h/1/0a0b0c0d.0123456789abcdef01234567", First: 1, Used: 65535, TTL: 24 * time.Hour},
+	} {
+		token := core.NewToken(fields)
+		if err := core.ParseToken(token); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(token)
+		f.Add(token[:len(token)-3])
+	}
+	for _, bad := range []core.TokenFields{
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a. @~+", First: 1, TTL: time.Second},
+		{Prefix: "p{", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "01:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h 1/a.0123456789abcdef01234567", First: 1, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 0, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, Used: 65536, TTL: time.Second},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: time.Millisecond},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: 1, TTL: 25 * time.Hour},
+		{Prefix: "p", Key: "k", Owner: "1:h/1/a.0123456789abcdef01234567", First: -1, TTL: time.Second},
+	} {
+		token := core.NewToken(bad)
+		if core.ParseToken(token) == nil {
+			f.Fatalf("%+v is accepted", bad)
+		}
+		f.Add(token)
+	}
+	plain := regexp.MustCompile(`^pk1\.[A-Za-z0-9_-]+$`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if core.ParseToken(text) == nil && (!plain.MatchString(text) || len(text) > 1024) {
+			t.Errorf("accepted %q", text)
+		}
+		// With the right checksum, so that the fields are looked at.
+		_ = core.ParseToken(core.Sealed(text))
+	})
+}
