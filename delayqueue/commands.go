@@ -32,6 +32,25 @@ func (p *partition) call(ctx context.Context, script *luascript.Script, args ...
 	return reply
 }
 
+// checkLayout fails if the partition has messages of the layout before this one. It asks once.
+func (p *partition) checkLayout(ctx context.Context, op string) error {
+	if p.known.Load() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	defer cancel()
+	n, err := p.queue.rdb.Exists(ctx, p.base+":open", p.base+":running", p.base+":dead").Result()
+	if err != nil {
+		return redisError(ctx, op, err)
+	}
+	if n > 0 {
+		return fmt.Errorf("delayqueue: %s in %q: %w: let the release that stored them run the queue empty, and purge its dead letters",
+			op, p.queue.name, ErrOtherLayout)
+	}
+	p.known.Store(true)
+	return nil
+}
+
 // spans are the first arguments of all scripts.
 func (q *Queue) spans() []any {
 	return []any{q.retention.Milliseconds(), q.deadRetention.Milliseconds()}
@@ -85,12 +104,15 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		args = append(args, j.ID, j.Key, about(j.Key, j.Name, j.Principal), j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), parked)
 	}
 	ctx := context.Background()
-	reply, err := p.call(ctx, enqueueScript, args...).Int64Slice()
-	if err == nil && len(reply) != len(batch) {
-		err = luascript.ErrReply
-	}
-	if err != nil {
-		err = redisError(ctx, "enqueue", err)
+	var reply []int64
+	err := p.checkLayout(ctx, "enqueue")
+	if err == nil {
+		if reply, err = p.call(ctx, enqueueScript, args...).Int64Slice(); err == nil && len(reply) != len(batch) {
+			err = luascript.ErrReply
+		}
+		if err != nil {
+			err = redisError(ctx, "enqueue", err)
+		}
 	}
 	for i, e := range batch {
 		switch {
@@ -128,6 +150,9 @@ type batch struct {
 const claimHead = 6
 
 func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
+	if err := p.checkLayout(ctx, "claim"); err != nil {
+		return batch{}, err
+	}
 	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, p.queue.maxAttempts, claimBytes).Slice()
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)

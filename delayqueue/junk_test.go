@@ -34,7 +34,7 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 		"junk for a record":    {set("m", "junk"), "the record cannot be read", false},
 		"an empty record":      {set("m", ""), "the record cannot be read", false},
 		"another format":       {edit("m", func(s string) string { return "2" + s[1:] }), "the record cannot be read", false},
-		"letters for a number": {edit("m", func(s string) string { return s[:32] + "soon soon soo" + s[45:] }), "the record cannot be read", false},
+		"letters for a number": {edit("m", func(s string) string { return s[:32] + "in a while, so"[:13] + s[45:] }), "the record cannot be read", false},
 		"a wrong length":       {edit("m", func(s string) string { return s[:48] + "999" + s[51:] }), "the record is cut short", false},
 		"half of a record":     {edit("m", func(s string) string { return s[:len(s)-8] }), "the record is cut short", false},
 		"no payload":           {edit("m", func(s string) string { return s[:2] + "b" + s[3:] }), "no payload", false},
@@ -203,6 +203,25 @@ func TestMessagesOutliveTheLossOfOneKey(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestMessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		other := env.Prefix + ":queue:{q/1.2}:open"
+		require.NoError(t, b.rdb.ZAdd(t.Context(), other, redisZ(1, "id k")).Err())
+		in := []string{keylessIDs("in", 0, 1)[0], keylessIDs("in", 1, 1)[0]}
+		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: in[0]})
+		require.ErrorIs(t, err, delayqueue.ErrOtherLayout)
+		require.ErrorIs(t, b.queue.ClaimAndDie(time.Second), delayqueue.ErrOtherLayout)
+		b.enqueue(delayqueue.Job{ID: in[1]})
+		require.NoError(t, b.rdb.Del(t.Context(), other).Err())
+		b.enqueue(delayqueue.Job{ID: in[0]})
+		b.start((&ran{}).handle)
+		for _, id := range in {
+			b.reaches(id, delayqueue.StateDone)
+		}
+	})
 }
 
 func TestADamagedCountStopsNothing(t *testing.T) {

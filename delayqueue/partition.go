@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"fmt"
 	"hash/fnv"
+	"sync/atomic"
 
 	"github.com/perkey-go/perkey/internal/groupcommit"
 )
@@ -15,6 +16,7 @@ type partition struct {
 	// keys are all that it has; its scripts declare them. Some do not exist, so a Redis
 	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
 	keys     []string
+	known    atomic.Bool // that nothing of another layout is there
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
 }

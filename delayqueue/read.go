@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -45,7 +46,7 @@ func (l *look) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, ke
 // err is why Redis did not answer. What is of another type than ours is not there.
 func (l *look) err() error {
 	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.letter}, l.ended[:]...) {
-		if cmd == nil || cmd.Err() == nil || cmd.Err() == redis.Nil || redis.HasErrorPrefix(cmd.Err(), "WRONGTYPE") {
+		if cmd == nil || cmd.Err() == nil || errors.Is(cmd.Err(), redis.Nil) || redis.HasErrorPrefix(cmd.Err(), "WRONGTYPE") {
 			continue
 		}
 		return cmd.Err()
@@ -170,7 +171,7 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
 	}
 	result, err := q.rdb.HGet(ctx, p.keys[keyEnded+s.bucket], id+" ").Bytes()
-	if err == redis.Nil { // forgotten meanwhile
+	if errors.Is(err, redis.Nil) { // forgotten meanwhile
 		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
 	} else if err != nil {
 		return nil, redisError(ctx, "result", err)
@@ -194,7 +195,7 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	payload := []byte(s.record.payload)
 	if s.record.body {
 		payload, err = q.rdb.HGet(ctx, p.keys[keyPayloads], id).Bytes()
-		if err == redis.Nil {
+		if errors.Is(err, redis.Nil) {
 			return nil, notKept
 		} else if err != nil {
 			return nil, redisError(ctx, "payload", err)
