@@ -20,7 +20,7 @@ type mutant struct {
 var mutants = []mutant{
 	{"a settlement without a look at the owner", "settle", "if state and (state == 'r' .. ARGV[i + 3] or state == 'R' .. ARGV[i + 3]) then", "if state and (string.sub(state, 1, 1) == 'r' or string.sub(state, 1, 1) == 'R') then"},
 	{"a settlement that is sent again counts again", "settle", "if state and (state == 'r'", "if state and (string.match(state, '%S+ (%S+) %S*$') == short(string.match(ARGV[i + 3], '^%d+ %d+ %d+ %d+ (%S+)') or '') or state == 'r'"},
-	{"a settlement forgets what it claimed", "settle", "running[msg.token] = msg.id", "running[msg.token] = nil"},
+	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = ids[i]", "(%S+)') or ''] = nil"},
 	{"a settlement forgets itself", "settle", "msg.token, msg.settled = '', short(msg.token)", "msg.token = ''"},
 	{"a settlement of what is done forgets itself", "settle", "if ending and token ~= '' and sub(ending, 13, 18) == short(token) then", "if false then"},
 	{"a conflict spends an attempt", "settle", "msg.attempts = math.max(0, msg.attempts - 1)", ""},

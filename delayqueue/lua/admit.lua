@@ -33,7 +33,7 @@ end
 local function full(key)
   if key ~= '' and not lengths[key] then
     lengths[key] = call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
-    headed[key] = lengths[key] > 0 and #line(key, 1) > 0
+    headed[key] = lengths[key] > 0 and #line(key, '1') > 0
   end
   if key ~= '' and lengths[key] >= max_line then
     return 'key full'
@@ -46,7 +46,7 @@ end
 local function refusal(key)
   if full(key) then -- what is full of messages that are too old is not full
     file()
-    for _, member in ipairs(call('ZRANGEBYSCORE', z, '-inf', now, 'LIMIT', 0, STEPS)) do
+    for _, member in ipairs(call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', STEPS)) do
       local msg = find((split(member)))
       if msg and msg.not_after <= now and not is_running(msg) then
         give_up(msg, 'e')

@@ -23,7 +23,7 @@ local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local HORIZON = 60000   -- the longest wait that is answered
 local LONGEST = 7200000 -- no claim lease comes near it
 
-local reply = {0, 0, 0, 0, {}, string.format('%.0f', now)}
+local reply = {0, 0, 0, 0, {}, NOW}
 local session, turn = string.match(token, '^(.*)%.(%d+)$')
 session, turn = session or token, tonumber(turn) or 1
 local last, taken = string.match(token ~= '' and call('HGET', k, session) or '', '^%d+ (%d+)(.*)$')
@@ -38,12 +38,12 @@ end
 
 -- 1. Claims that have ended: their workers died, or cannot reach Redis.
 -- A score beyond every lease is junk, or from before the clock was set back.
-local latest = call('ZREVRANGE', w, 0, 0, 'WITHSCORES')
+local latest = call('ZREVRANGE', w, '0', '0', 'WITHSCORES')
 if latest[1] and score_of(latest[2]) > now + LONGEST then
   call('ZREM', w, latest[1])
   call('ZADD', w, now + lease, latest[1])
 end
-for _, member in ipairs(call('ZRANGEBYSCORE', w, '-inf', now, 'LIMIT', 0, STEPS)) do
+for _, member in ipairs(call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
   local id, key = split(member)
   local msg, why = read(id, key, call('HGET', m, id), call('HGET', r, id))
   call('ZREM', w, member)
@@ -66,7 +66,7 @@ for _, member in ipairs(call('ZRANGEBYSCORE', w, '-inf', now, 'LIMIT', 0, STEPS)
 end
 
 -- 2. Dead letters that were kept for long enough.
-local old = call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', 0, STEPS)
+local old = call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)
 if #old > 0 then
   call('ZREM', x, unpack(old))
   call('HDEL', y, unpack(old))
@@ -86,7 +86,7 @@ if want > 0 and paused <= now then
   reply[3], reply[4] = expired, reply[4] + junk
   if #ids > 0 then
     live(lease + retention, w, r)
-    note(session, string.format('%.0f', now) .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))
+    note(session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))
   end
 end
 
@@ -99,7 +99,7 @@ end
 
 local next = now + (paused > now and math.min(paused - now, HORIZON) or HORIZON)
 for _, set in ipairs({w, want > 0 and paused <= now and z or nil}) do
-  local first = call('ZRANGE', set, 0, 0, 'WITHSCORES')
+  local first = call('ZRANGE', set, '0', '0', 'WITHSCORES')
   next = first[1] and math.min(next, score_of(first[2])) or next
 end
 if #unrun == STEPS then

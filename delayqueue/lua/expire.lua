@@ -1,5 +1,5 @@
 -- What admits and takes messages also ends those that are too old.
-local steps = 64 -- how many it looks at
+local steps = 2 * STEPS -- how many it looks at
 
 -- Ends those of a key's first messages that are too old to be started. Answers how many.
 local function expire_line(key)

@@ -12,7 +12,7 @@ call('HDEL', r, '')
 local found = {}
 for i = 4, #ARGV do
   local key = ARGV[i]
-  local place = line(key, 1)[1]
+  local place = line(key, '1')[1]
   local id = place and id_at(place, key)
   local state = id and call('HGET', r, id) or ''
   local flag = string.sub(state, 1, 1)

@@ -20,5 +20,5 @@ local function receipt(token)
 end
 
 local function give_receipt(token, answer)
-  note(token, string.format('%.0f', now) .. ' ' .. cjson.encode(answer))
+  note(token, NOW .. ' ' .. cjson.encode(answer))
 end

@@ -41,11 +41,12 @@ local running -- ids by tokens
 local function claimed_before(token)
   if not running then
     running = {}
-    for _, member in ipairs(call('ZREVRANGE', w, 0, RECENT - 1)) do
-      local msg = find((split(member)))
-      if msg then
-        running[msg.token] = msg.id
-      end
+    local ids = {}
+    for i, member in ipairs(call('ZREVRANGE', w, 0, RECENT - 1)) do
+      ids[i] = split(member)
+    end
+    for i, state in ipairs(#ids > 0 and call('HMGET', r, unpack(ids)) or {}) do
+      running[state and string.match(state, '^[rR]%d+ %d+ %d+ %d+ (%S+)') or ''] = ids[i]
     end
   end
   return running[token] and again(running[token], token, lease)
@@ -70,7 +71,7 @@ end
 -- Claims the head of a key, which became it just now. Answers what the worker is told.
 local function follow(key, token)
   for _ = 1, STEPS do
-    local places = line(key, 2)
+    local places = line(key, '2')
     local id = places[1] and id_at(places[1], key)
     if not id then
       return
@@ -200,15 +201,15 @@ for _, i in ipairs(others) do
     keys[#keys + 1] = i
   end
 end
-local heads, at = {}, string.format('%.0f', now)
+local heads = {}
 for _, i in ipairs(keys) do
   local key = ARGV[i + 1]
   if sub(ARGV[i + 4], 4, 4) == 'k' and ARGV[i + 5] ~= '' and not idle and brought < BYTES then
     replies[(i - 4) / 8 + 1] = {1, follow(key, ARGV[i + 5])}
   else
-    local head = line(key, 1)[1]
+    local head = line(key, '1')[1]
     if head then
-      heads[#heads + 1] = at
+      heads[#heads + 1] = NOW
       heads[#heads + 1] = id_at(head, key) .. ' ' .. key
     end
   end
@@ -222,6 +223,6 @@ if #members > 0 then
   live(lease + retention, z, w, r)
 end
 flush()
-replies[#replies + 1] = string.format('%.0f', now)
-replies[#replies + 1] = #call('ZRANGEBYSCORE', z, '-inf', now, 'LIMIT', 0, 1)
+replies[#replies + 1] = NOW
+replies[#replies + 1] = #call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', '1')
 return replies

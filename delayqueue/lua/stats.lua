@@ -4,14 +4,14 @@
 -- returns  {now in ms, queued, running, dead, due, when the first was due in ms or '',
 --           when the pause ends in ms, or 0, the counts}, the counts as strings
 -- #include common.lua
-local first = call('ZRANGEBYSCORE', z, 0, now, 'WITHSCORES', 'LIMIT', 0, 1)
+local first = call('ZRANGEBYSCORE', z, '0', NOW, 'WITHSCORES', 'LIMIT', '0', '1')
 local running = call('ZCARD', w)
 local stats = {
-  string.format('%.0f', now),
+  NOW,
   math.max(0, call('HLEN', m) - call('ZCARD', x) - running),
   running,
   call('ZCOUNT', x, now - dead_retention, '+inf'),
-  call('ZCOUNT', z, '-inf', now),
+  call('ZCOUNT', z, '-inf', NOW),
   first[2] or '',
   string.format('%.0f', paused > now and paused or 0),
 }

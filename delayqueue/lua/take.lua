@@ -46,7 +46,7 @@ end
 -- and how many were junk.
 local function take(want, tokens, lease, max_bytes)
   local taken, bytes, expired, junk, ids, keys = {}, 0, 0, 0, {}, {}
-  local members = call('ZRANGEBYSCORE', z, '-inf', now, 'LIMIT', 0, want)
+  local members = call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', want)
   if #members == 0 then
     return taken, 0, 0
   end
@@ -55,11 +55,11 @@ local function take(want, tokens, lease, max_bytes)
   end
   local records, states = call('HMGET', m, unpack(ids)), call('HMGET', r, unpack(ids))
   for i, id in ipairs(ids) do
-    if bytes >= max_bytes then
+    if bytes >= max_bytes or expired + junk >= STEPS then
       break
     end
     local key, rec, told, msg, why = keys[i], records[i], nil, nil, nil
-    local places = key ~= '' and line(key, 2)
+    local places = key ~= '' and line(key, '2')
     local head = key == '' or id_at(places[1] or '', key) == id
     if head and rec and not states[i] then -- the shortest way for what most messages are
       local parked, not_after, kl, nl, pl = string.match(rec, FRESH)
@@ -75,7 +75,7 @@ local function take(want, tokens, lease, max_bytes)
       if not head then
         places = nil
         if join(msg) then
-          places = line(key, 2)
+          places = line(key, '2')
         end
       end
     end
