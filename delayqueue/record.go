@@ -29,34 +29,31 @@ func readRecord(s string) (r record, ok bool) {
 	if len(s) < recordHeader || s[0] != '1' {
 		return r, false
 	}
-	n, ok := numbers(s[19:32], s[32:45], s[45:48], s[48:51], s[51:54])
-	if !ok {
-		return r, false
-	}
-	var parts [3]string
-	rest := s[recordHeader:]
-	for i := range parts {
-		if int(n[2+i]) > len(rest) {
+	var n [5]int
+	for i, field := range [...]string{s[19:32], s[32:45], s[45:48], s[48:51], s[51:54]} {
+		if n[i], ok = digits(field); !ok {
 			return r, false
 		}
-		parts[i], rest = rest[:n[2+i]], rest[n[2+i]:]
+	}
+	name, principal, payload := recordHeader+n[2], recordHeader+n[2]+n[3], recordHeader+n[2]+n[3]+n[4]
+	if payload > len(s) {
+		return r, false
 	}
 	return record{
-		key: parts[0], name: parts[1], principal: parts[2], payload: rest,
-		enqueued: n[0], notAfter: n[1], body: s[2] == 'b', seq: s[3:19],
+		key: s[recordHeader:name], name: s[name:principal], principal: s[principal:payload], payload: s[payload:],
+		enqueued: int64(n[0]), notAfter: int64(n[1]), body: s[2] == 'b', seq: s[3:19],
 	}, true
 }
 
-// numbers reads as many whole numbers.
-func numbers(texts ...string) (n []int64, ok bool) {
-	n = make([]int64, len(texts))
-	for i, text := range texts {
-		var err error
-		if n[i], err = strconv.ParseInt(text, 10, 64); err != nil || n[i] < 0 {
-			return nil, false
+// digits reads a number of at most 16 digits.
+func digits(s string) (n int, ok bool) {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
 		}
+		n = n*10 + int(s[i]-'0')
 	}
-	return n, true
+	return n, len(s) > 0 && len(s) <= 16
 }
 
 // attempts are what became of a message until now.
@@ -67,15 +64,20 @@ type attempts struct {
 
 // readAttempts reads them without their first letter.
 func readAttempts(s string) (a attempts, ok bool) {
-	f := strings.SplitN(s, " ", 7)
-	if len(f) != 7 {
+	for _, n := range [...]*int{&a.attempts, &a.conflicts, &a.losses, &a.handed} {
+		var field string
+		if field, s, ok = strings.Cut(s, " "); !ok {
+			return a, false
+		}
+		if *n, ok = digits(field); !ok {
+			return a, false
+		}
+	}
+	if a.token, s, ok = strings.Cut(s, " "); !ok {
 		return a, false
 	}
-	n, ok := numbers(f[:4]...)
-	if !ok {
-		return a, false
-	}
-	return attempts{int(n[0]), int(n[1]), int(n[2]), int(n[3]), f[4], f[6]}, true
+	_, a.cause, ok = strings.Cut(s, " ") // after the claim that was settled last
+	return a, ok
 }
 
 // ending is how a message ended.
@@ -97,22 +99,25 @@ func readEnding(id, s string) (e ending, ok bool) {
 	if len(f) != 10 {
 		return e, false
 	}
-	n, ok := numbers(f[0], f[1], f[2], f[5], f[6], f[7], f[8])
+	var n [7]int
+	for i, at := range [...]int{0, 1, 2, 5, 6, 7, 8} {
+		var is bool
+		if n[i], is = digits(f[at]); !is {
+			return e, false
+		}
+	}
 	enqueued, ok1 := base36(f[3])
 	age, ok2 := base36(f[4])
 	ended, err := strconv.ParseInt(s[1:12], 16, 64)
-	rest, ok := f[9], ok && ok1 && ok2 && err == nil && ended >= 0
-	for _, length := range n[min(4, len(n)):] { // each by itself: their sum may overflow
-		ok = ok && length <= int64(len(rest))
-	}
-	if !ok || n[4]+n[5]+n[6] > int64(len(rest)) {
+	rest, ok := f[9], ok1 && ok2 && err == nil && ended >= 0
+	if !ok || n[4]+n[5]+n[6] > len(rest) {
 		return e, false
 	}
 	name, principal, cause := n[4], n[4]+n[5], n[4]+n[5]+n[6]
 	return ending{Status: Status{
 		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:], State: endStates[s[0]],
-		Attempts: int(n[0]), Conflicts: int(n[1]), Losses: int(n[2]), EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
-	}, ended: timeOf(ended), resultSize: n[3]}, true
+		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
+	}, ended: timeOf(ended), resultSize: int64(n[3])}, true
 }
 
 // base36 reads a time in an ending, in ms.
@@ -124,10 +129,21 @@ func base36(s string) (int64, bool) {
 // doneEnding is the ending of a message that is done, from the token on.
 func doneEnding(m Message, token string, result int) string {
 	token = "------" + token
+	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(m.cause))
+	b = append(b, token[len(token)-6:]...)
+	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses} {
+		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
+	}
 	enqueued := m.EnqueuedAt.UnixMilli()
-	return fmt.Sprintf("%s%d %d %d %s %s %d %d %d %d %s%s%s%s", token[len(token)-6:], m.Attempt, m.Conflicts, m.Losses,
-		strconv.FormatInt(enqueued, 36), strconv.FormatInt(m.ExpiresAt.UnixMilli()-enqueued, 36), result, len(m.Key), len(m.Name), len(m.Principal),
-		m.Key, m.Name, m.Principal, m.cause)
+	b = append(strconv.AppendInt(b, enqueued, 36), ' ')
+	b = append(strconv.AppendInt(b, m.ExpiresAt.UnixMilli()-enqueued, 36), ' ')
+	for _, n := range [...]int{result, len(m.Key), len(m.Name), len(m.Principal)} {
+		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
+	}
+	for _, s := range [...]string{m.Key, m.Name, m.Principal, m.cause} {
+		b = append(b, s...)
+	}
+	return string(b)
 }
 
 // timeOf is a time in ms; zero if there is none.
