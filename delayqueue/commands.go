@@ -397,8 +397,12 @@ func (p *partition) nudge(ctx context.Context, keys []string, wake bool) (found 
 func (p *partition) hasBehind(ctx context.Context, m Message) bool {
 	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
-	n, err := p.queue.rdb.ZLexCount(ctx, p.keys[keyLines], "["+m.Key+"\n", "("+m.Key+"\n~").Result()
-	return err != nil || n > 1
+	last, err := p.queue.rdb.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1}).Result()
+	if err != nil || len(last) == 0 {
+		return err != nil
+	}
+	id, _ := splitPlace(last[0])
+	return id != m.ID
 }
 
 // cancel ends queued messages. It returns the states that it found, "" for none.

@@ -220,6 +220,9 @@ func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
 		return Entry{}, redisError(ctx, "peek", err)
 	}
 	e := q.entry(l)
+	if e.State == StateQueued && s.State == StateExpired {
+		e.State, e.DueAt = StateExpired, time.Time{}
+	}
 	if e.State == "" { // gone since it was found
 		return Entry{}, fmt.Errorf("delayqueue: peek of message %q in queue %q: %w", id, q.name, ErrNotFound)
 	}
