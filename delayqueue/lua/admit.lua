@@ -16,16 +16,10 @@ local function file()
   if #admitted.m == 0 then
     return
   end
-  if #admitted.z > 0 then
-    call('ZADD', z, unpack(admitted.z))
-  end
-  if #admitted.b > 0 then
-    call('HSET', b, unpack(admitted.b))
-  end
-  if #admitted.f > 0 then
-    call('ZADD', f, unpack(admitted.f))
-  end
-  call('HSET', m, unpack(admitted.m)) -- at last: what is there is stored
+  batch('ZADD', z, admitted.z)
+  batch('HSET', b, admitted.b)
+  batch('ZADD', f, admitted.f)
+  batch('HSET', m, admitted.m) -- at last: what is there is stored
   live(longest + retention, z, f, b)
   admitted = {m = {}, b = {}, f = {}, z = {}}
 end

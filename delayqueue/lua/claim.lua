@@ -67,11 +67,9 @@ end
 
 -- 2. Dead letters that were kept for long enough.
 local old = call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)
-if #old > 0 then
-  call('ZREM', x, unpack(old))
-  call('HDEL', y, unpack(old))
-  call('HDEL', m, unpack(old))
-  call('HDEL', b, unpack(old))
+batch('ZREM', x, old)
+for _, name in ipairs({y, m, b}) do
+  batch('HDEL', name, old)
 end
 
 -- 3. Messages that are due.
@@ -92,10 +90,8 @@ end
 
 -- 4. Keys that have no messages any more which nobody ran.
 local unrun = call('ZRANGE', e, 0, STEPS - 1)
-if #unrun > 0 then
-  call('ZREM', e, unpack(unrun))
-  reply[5] = unrun
-end
+batch('ZREM', e, unrun)
+reply[5] = unrun
 
 local next = now + (paused > now and math.min(paused - now, HORIZON) or HORIZON)
 for _, set in ipairs({w, want > 0 and paused <= now and z or nil}) do

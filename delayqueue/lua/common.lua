@@ -50,6 +50,13 @@ local NOW = string.format('%.0f', now) -- Redis takes longer to make the text of
 local base = string.sub(m, 1, -3)
 local call = redis.call
 
+-- Calls a command with what a list has, if it has anything.
+local function batch(command, name, list)
+  if #list > 0 then
+    call(command, name, unpack(list))
+  end
+end
+
 -- A non-negative whole number as these scripts write it; nil for anything else.
 local function whole(s)
   local n = s and #s < 17 and tonumber(s)

@@ -121,7 +121,7 @@ local function give_back(i, how, msg)
   return 1
 end
 
-local replies, mine, members, done, big, places, endings, keys, others, anys = {}, {}, {}, {}, {}, {}, {}, {}, {}, {}
+local replies, members, done, big, places, endings, keys, others, anys = {}, {}, {}, {}, {}, {}, {}, {}, {}
 local ids, n, at = {}, 0, string.format('%011x', now)
 for i = 4, #ARGV, 8 do
   ids[#ids + 1] = ARGV[i]
@@ -160,19 +160,13 @@ for i = 4, #ARGV, 8 do
   end
 end
 
-if #members > 0 then
-  call('ZREM', w, unpack(members))
-end
+batch('ZREM', w, members)
 if #done > 0 then
-  call('HDEL', r, unpack(done))
-  call('HDEL', m, unpack(done))
-  if #big > 0 then
-    call('HDEL', b, unpack(big))
-  end
-  if #places > 0 then
-    call('ZREM', f, unpack(places))
-  end
-  call('HSET', ended_bucket(), unpack(endings))
+  batch('HDEL', r, done)
+  batch('HDEL', m, done)
+  batch('HDEL', b, big)
+  batch('ZREM', f, places)
+  batch('HSET', ended_bucket(), endings)
   count('done', #done)
 end
 if #anys > 0 then
@@ -215,7 +209,7 @@ for _, i in ipairs(keys) do
   end
 end
 if #heads > 0 then
-  call('ZADD', z, unpack(heads))
+  batch('ZADD', z, heads)
   soonest = math.min(soonest or now, now)
 end
 begin(lease)

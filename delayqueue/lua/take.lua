@@ -22,9 +22,9 @@ local function begin(lease)
     for i, member in ipairs(starting.z) do
       held[2 * i - 1], held[2 * i] = ends, member
     end
-    call('ZREM', z, unpack(starting.z))
-    call('ZADD', w, unpack(held))
-    call('HSET', r, unpack(starting.r))
+    batch('ZREM', z, starting.z)
+    batch('ZADD', w, held)
+    batch('HSET', r, starting.r)
     starting, starts = {z = {}, w = {}, r = {}}, 0
   end
 end
