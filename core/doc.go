@@ -7,7 +7,7 @@
 // # Model
 //
 // A Locker takes keys on one Redis deployment, or on a majority of several (see
-// NewQuorum, which says what holds there). A key that is taken is a Lease:
+// [NewQuorum], which says what holds there). A key that is taken is a Lease:
 // it has a context, a fence and a release. A Guard is a Locker together with a
 // ConflictPolicy, which decides about a call whose key is held: refuse it, let
 // it wait and ask again, or store it to run later.
@@ -24,17 +24,17 @@
 // its own. Calls that wait are served in the order in which their processes came, so
 // that readers do not keep a writer out. Readers next to one another in the queue
 // enter together, and so do all that wait in a process when the first of them enters.
-// Lease.Downgrade makes a writer a reader with nobody in between. A
+// [Lease.Downgrade] makes a writer a reader with nobody in between. A
 // writer may read under its own ctx; a reader that asks to write is refused with
 // ErrUpgrade, since two of them would wait for one another.
 //
 // AcquireAll takes several keys, or none. On one server that is a single script; on a
-// Cluster, whose nodes share no script, it takes one key after the other, and gives
-// them back before it waits.
+// Cluster, whose nodes share no script, it takes one key after the other, and releases
+// them before it waits.
 //
 // Package delayqueue reserves a key for work that was parked because the key was held. Until
 // the reservation ends only the queue's workers get the key, before all calls that wait:
-// others meet a conflict. See KeyInfo.Reserved.
+// others meet a conflict. See [KeyInfo].
 //
 // # What holds
 //
@@ -55,8 +55,8 @@
 //     remove a later owner's lease. The end of the caller's ctx does not stop
 //     renewal, since its work may not have stopped yet.
 //  6. The same key under the same ctx passes straight through, at no round trip.
-//     Reentrancy belongs to the ctx, not to a goroutine. A lease can travel to
-//     another process as a token: see Lease.Detach and Locker.Resume.
+//     Reentrancy belongs to the ctx, not to a goroutine. A lease can be
+//     transferred to another process by a token: see [Lease.Detach] and [Locker.Resume].
 //  7. Every grant of a key carries a fence greater than every earlier one, also
 //     after Redis lost its data. A lease that is handed over after a ForceRelease, as in
 //     3, has a smaller fence than the next holder: a store that claims fences stops it.

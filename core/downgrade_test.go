@@ -88,7 +88,7 @@ func TestALostDowngradeReplyIsAnsweredAgain(t *testing.T) {
 		l, proxy, direct := throughProxy(t, env, 3)
 		lease, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
-		proxy.LoseReply(bothEntries())
+		proxy.LoseReply(bothTokens())
 		require.NoError(t, lease.Downgrade(t.Context()))
 		reader, err := newLocker(t, env).TryAcquire(t.Context(), "k", core.Shared())
 		require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestADowngradeWithoutAnAnswerKeepsTheLease(t *testing.T) {
 			l, proxy, direct := throughProxy(t, env, noRetries)
 			lease, err := l.Acquire(t.Context(), "k", core.LeaseTTL(300*time.Millisecond))
 			require.NoError(t, err)
-			match := bothEntries()
+			match := bothTokens()
 			if lost {
 				proxy.LoseReply(match)
 			} else {
@@ -163,6 +163,6 @@ func TestOnlyAnExclusiveLeaseIsDowngraded(t *testing.T) {
 	})
 }
 
-// bothEntries matches the first request of a downgrade, which has an exclusive entry
+// bothTokens matches the first request of a downgrade, which has an exclusive token
 // and a shared one.
-func bothEntries() func([]byte) bool { return once("\r\n1:", "\r\n0:") }
+func bothTokens() func([]byte) bool { return once("\r\n1:", "\r\n0:") }

@@ -18,7 +18,7 @@ func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 // that was told.
 func (l *Locker) Listening() bool { return l.store.Listening() }
 
-// LookAgain has every line ask again, as a new subscription does.
+// LookAgain has every wait queue ask again, as a new subscription does.
 func (l *Locker) LookAgain() { (*storeEvents)(l).LookAgain() }
 
 // InformedCalls is how many calls wait and know that their key is held.
@@ -31,7 +31,7 @@ func (l *Locker) InformedCalls() (n int) {
 	return n
 }
 
-// HeardReserved reports whether the Locker was told of late that key is reserved.
+// HeardReserved reports whether the Locker was told lately that key is reserved.
 func (l *Locker) HeardReserved(key string) bool {
 	l.waiters.mu.Lock()
 	defer l.waiters.mu.Unlock()

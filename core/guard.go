@@ -33,8 +33,8 @@ type Call struct {
 	// Shared takes the key together with other shared calls, as the option Shared
 	// does, whatever the Guard's options say: for work that only reads.
 	Shared bool
-	// Prefer is what the caller would like to happen if the key is held. Policies go by
-	// it as far as they allow it; see PreferencePolicy.
+	// Prefer is what the caller would like to happen if the key is held. Policies
+	// honor it as far as they can; see [PreferencePolicy].
 	Prefer Preference
 	// Encode returns the work in the form that a queue stores. It runs only to
 	// defer the call. Nil: the call cannot be deferred.

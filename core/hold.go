@@ -20,14 +20,14 @@ type hold struct {
 	secret store.Secret
 	limit  int32
 
-	form  atomic.Int32
-	used  int32 // what the present lease's fence is above the first's
-	fence int64 // of the first lease
-	since schedule.Instant
-	until schedule.Instant // not renewed past this; zero: no bound
-	ttl   time.Duration
-	acks  int16      // replicas that are known to have the grant
-	state leaseState // guarded by locker.leases.mu
+	downgrade atomic.Int32
+	used      int32 // what the present lease's fence is above the first's
+	fence     int64 // of the first lease
+	since     schedule.Instant
+	until     schedule.Instant // not renewed past this; zero: no bound
+	ttl       time.Duration
+	acks      int16      // replicas that are known to have the grant
+	state     leaseState // guarded by locker.leases.mu
 	// Redis said that somebody waits.
 	waiting atomic.Bool
 	// Another process may hold the key by the same token: it cannot be handed over.
@@ -79,12 +79,12 @@ func (h *hold) extend(ctx context.Context, op string, ttl time.Duration) (owned 
 	return owned, err
 }
 
-// An exclusive hold has another token in Redis once it was downgraded. Between the
-// request and the answer it may have either.
+// An exclusive hold has another token in Redis once it was downgraded. While that is under way
+// it may have either.
 const (
-	formGranted int32 = iota
-	formEither
-	formShared
+	notDowngraded int32 = iota
+	downgrading
+	downgraded
 )
 
 // token is the hold's owner token in Redis, as far as we know.
@@ -92,7 +92,7 @@ func (h *hold) token() string { return string(h.appendToken(make([]byte, 0, stor
 
 func (h *hold) appendToken(b []byte) []byte {
 	limit := int(h.limit)
-	if h.form.Load() == formShared {
+	if h.downgrade.Load() == downgraded {
 		limit = shared
 	}
 	return store.AppendToken(b, limit, *h.owner, h.secret)
@@ -100,7 +100,7 @@ func (h *hold) appendToken(b []byte) []byte {
 
 // mode is how many may hold the key together with the hold, at worst.
 func (h *hold) mode() int {
-	if h.form.Load() != formGranted {
+	if h.downgrade.Load() != notDowngraded {
 		return shared
 	}
 	return int(h.limit)
@@ -108,7 +108,7 @@ func (h *hold) mode() int {
 
 // Rekeyed implements store.Rekeyed. A downgrade that is still under way finds nothing to do then.
 func (h *hold) Rekeyed(from string) (token string, ok bool) {
-	h.form.CompareAndSwap(formEither, formShared)
+	h.downgrade.CompareAndSwap(downgrading, downgraded)
 	token = h.token()
 	return token, token != from
 }

@@ -120,7 +120,7 @@ func TestIdle_WaitingForManyKeysCostsRedisLittle(t *testing.T) {
 				keys, lockers, 100*(after.cpu-before.cpu).Seconds()/length.Seconds(), usec/1e4/length.Seconds(),
 				float64(scripts)/length.Seconds(), float64(commands)/length.Seconds())
 			perSecond := float64(keys) * length.Seconds()
-			require.Less(t, float64(scripts), perSecond/10, "the entries of a locker go together")
+			require.Less(t, float64(scripts), perSecond/10, "the tokens of a locker go together")
 			require.Less(t, float64(commands), 3*perSecond)
 		})
 	}

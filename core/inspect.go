@@ -36,8 +36,8 @@ type KeyInfo struct {
 	Reserved time.Duration
 }
 
-// Free reports whether nobody holds the key. If lockers wait for it then all the
-// same, the first of them is about to get it, unless the key is reserved.
+// Free reports whether nobody holds the key. If lockers wait for a free key,
+// the first of them is about to get it, unless the key is reserved.
 func (k *KeyInfo) Free() bool { return k.Held == 0 }
 
 // Mode is how a key is held, or wanted.
@@ -73,7 +73,7 @@ type Participant struct {
 	// of each.
 	//
 	// A call that waited for the key carries what the first of its process's waiting
-	// calls said when it last asked Redis. An exclusive hold that was handed over to
+	// calls said when it last asked Redis. An exclusive grant that was handed over to
 	// another call of the same process still shows the first one's.
 	Name, ID string
 }
@@ -186,6 +186,6 @@ func keyInfo(i store.Info) *KeyInfo {
 	return k
 }
 
-func participant(p store.Party) Participant {
+func participant(p store.Participant) Participant {
 	return Participant{Locker: p.Locker, Host: p.Host, PID: p.PID, Mode: modeOf(p.Limit), Limit: p.Limit, Name: p.Name, ID: p.ID}
 }

@@ -28,7 +28,7 @@ type Lease struct {
 	cancel  context.CancelCauseFunc
 	granted schedule.Instant
 	*leaseExtra
-	reserved bool       // the key was, when it was granted
+	reserved bool       // the key was reserved when it was granted
 	state    leaseState // guarded by hold.locker.leases.mu
 }
 
@@ -185,10 +185,10 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	if err := owner.leases.check(held); err != nil {
 		return err
 	}
-	if h.limit == shared || h.form.Load() == formShared {
+	if h.limit == shared || h.downgrade.Load() == downgraded {
 		return nil
 	}
-	h.form.CompareAndSwap(formGranted, formEither)
+	h.downgrade.CompareAndSwap(notDowngraded, downgrading)
 	owner.waiters.withdraw(h)
 	owned, err := owner.store.Downgrade(ctx, store.DowngradeRequest{
 		Record: h.record, Token: store.FormatToken(exclusive, *h.owner, h.secret), Shared: store.FormatToken(shared, *h.owner, h.secret),
@@ -200,14 +200,14 @@ func (l *Lease) Downgrade(ctx context.Context) error {
 	case !owned:
 		return owner.leases.lose(h, notOurs)
 	}
-	h.form.Store(formShared)
+	h.downgrade.Store(downgraded)
 	return nil
 }
 
 // Release frees the key. It works on a dead ctx, and may be called twice;
 // the Lease's Context is over when it returns. It blocks for one round trip, or
 // until go-redis gives the command up; from then on, and for a lease that had
-// ended before, giving back goes on in the background. It returns an error that
+// ended before, the release goes on in the background. It returns an error that
 // wraps ErrLeaseLost if the lease had ended before; after any other error the key
 // is free when the lease ends, or earlier. Of leases that were taken again under
 // the ctx of another one, only the outermost releases the key.

@@ -64,7 +64,7 @@ func (s *LeaseSet) Fence(key string) int64 {
 }
 
 // Extend makes at least d remain of each lease, as Lease.Extend does. The commands
-// travel together. The errors are joined: if one wraps ErrLeaseLost, that lease is
+// are sent together. The errors are joined: if one wraps ErrLeaseLost, that lease is
 // lost.
 func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
 	if s == nil {
@@ -73,7 +73,7 @@ func (s *LeaseSet) Extend(ctx context.Context, d time.Duration) error {
 	return errors.Join(each(s.leases, func(l *Lease) error { return l.Extend(ctx, d) })...)
 }
 
-// Release frees all keys, as Lease.Release does. The commands travel together.
+// Release frees all keys, as Lease.Release does. The commands are sent together.
 // The errors are joined. It may be called twice; the set's Context is over when it
 // returns.
 func (s *LeaseSet) Release(ctx context.Context) error {

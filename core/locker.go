@@ -188,11 +188,11 @@ const closeTimeout = 1900 * time.Millisecond
 // not wait for longer than 2 s: then it returns an error that wraps
 // [context.DeadlineExceeded]. Call it again to wait again.
 func (l *Locker) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
 	l.life.Drain()
 	l.waiters.sendAway()
 	l.closeAll()
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
 	return l.waitForStore(ctx, "close")
 }
 
@@ -219,8 +219,8 @@ func (l *Locker) closeAll() {
 	l.store.Close()
 }
 
-// begin starts what a Locker with leases needs: their renewal, and the subscription
-// that brings word of one that was taken away.
+// begin starts what a Locker with leases needs: their renewal, and the subscription,
+// whose messages tell of leases that were taken away.
 func (l *Locker) begin() {
 	l.life.Background(l.renewals.run)
 	l.store.Start()

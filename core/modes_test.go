@@ -58,7 +58,7 @@ func acquiringCtx(ctx context.Context, l *core.Locker, key string, opts ...core.
 	return done
 }
 
-// queued waits until so many entries wait for key in Redis.
+// queued waits until so many tokens wait for key in Redis.
 func queued(t *testing.T, env *redistest.Env, key string, n int) {
 	t.Helper()
 	rdb := env.Client(t)
@@ -540,7 +540,7 @@ func TestAWriterMayReadAndAReaderMayNotWrite(t *testing.T) {
 		reader, err := l.Acquire(writer.Context(), "k", core.Shared())
 		require.NoError(t, err)
 		again, err := l.Acquire(reader.Context(), "k")
-		require.NoError(t, err, "it is the writer's key all the same")
+		require.NoError(t, err, "it is still the writer's key")
 		for _, lease := range []*core.Lease{again, reader, writer} {
 			require.NoError(t, lease.Release(t.Context()))
 		}

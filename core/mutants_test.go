@@ -41,8 +41,8 @@ var mutants = []scriptMutant{
 	{"a holder's lease never ends", "", "if deadline <= now then", "if false then", "dead seats"},
 	{"the fence is always the same", "acquire", "  return micros\n", "  return 7\n", "crowd"},
 	{"the fence falls", "acquire", "  return micros\n", "  return 3e15 - micros\n", "crowd"},
-	{"the next in line gets the last fence", "release", "return math.max(spent() + 1, micros) end", "return fence end", "line"},
-	{"everybody in line is served", "release", "if not dead and not fits(limit(e)) then", "if false then", "line"},
+	{"the next in the queue gets the last fence", "release", "return math.max(spent() + 1, micros) end", "return fence end", "queue"},
+	{"everybody in the queue is served", "release", "if not dead and not fits(limit(e)) then", "if false then", "queue"},
 	{"release by anybody", "release", "elseif mine then", "elseif held > 0 then\n  redis.call('HDEL', key, 'h:' .. last)", "deaf"},
 	{"release frees nothing", "release", "    redis.call('DEL', key) -- there is nothing to remember\n", "", "refusals"},
 	{"release does not count", "release", "  held = held - 1\n", "", "refused readers"},
@@ -50,7 +50,7 @@ var mutants = []scriptMutant{
 	{"an admission does not look who holds the key", "admit", "local fields, fences = {}, {}\n", "mine = exists\nlocal function fits() return true end\nlocal fields, fences = {}, {}\n", "slow cohorts"},
 	{"an admission gives one fence to all", "admit", "fences[i] = grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])", "grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])\n    fences[i] = tonumber(string.match(mine, '^%d+ (%d+)'))", "cohorts"},
 	{"renew does not look", "renew", "replies[i] = 0", "replies[i] = 1", "losses"},
-	{"renew makes the record anew", "renew", "if record[3] or not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', entry)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
+	{"renew makes the record anew", "renew", "if record[3] or not deadline or tonumber(deadline) <= now then", "if not deadline then\n    redis.call('HSET', key, 'fence', 1, 'last', token)\n    deadline, rest = '1', ' 1 x'\n  end\n  if false then", "slow renewals"},
 	{"renew does not lengthen", "renew", "if tonumber(deadline) < now + lease then", "if false then", "overrun"},
 }
 
@@ -67,7 +67,7 @@ type play struct {
 
 var plays = map[string]play{
 	"crowd":    {change: func(w *workload) { w.Try = 80 }},
-	"line":     {change: func(w *workload) { w.Try, w.Keys, w.Abandon, w.Overrun = 0, 1, 0, 0 }},
+	"queue":    {change: func(w *workload) { w.Try, w.Keys, w.Abandon, w.Overrun = 0, 1, 0, 0 }},
 	"refusals": {change: func(w *workload) { w.Try = 100 }},
 	"dead seats": {change: func(w *workload) {
 		w.Modes, w.Try, w.Fixed, w.Abandon, w.Keys = threeAtATime, 100, 100, 4, 1

@@ -36,7 +36,7 @@ type attempt struct {
 	start    time.Time
 	record   string        // the key's name in Redis; "" until it is asked for
 	resumed  bool          // it is held already, by a token
-	reserved bool          // its key was, when it was granted
+	reserved bool          // the key was reserved when it was granted
 	multi    *multiAttempt // the call for several keys that this one is a part of; nil: none
 
 	conflict Conflict
@@ -393,8 +393,8 @@ func (l *Locker) releaseLate(key string, tokens []string) {
 	}
 }
 
-// releaseHold ends a hold: it is handed over to the next call that waits, or released in Redis. The
-// key stays held for another stay.
+// releaseHold ends a hold: it is handed over to the next call that waits, or released in Redis. With a
+// stay, the rest of a MinHold, the key stays held for so long.
 func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
 	also, handedOver := l.waiters.released(h, stay, now)
 	if handedOver {

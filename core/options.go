@@ -125,7 +125,7 @@ func WithMaxWaiters(perKey, total int) Option {
 }
 
 // WithRenewalClient sets the client that renewals go through, which stays the
-// caller's to close, after the Locker. Default: one like the Locker's, with up to 8
+// caller's to close, after the Locker. Default: one like the Locker's, with up to 9
 // connections of its own to each node and without its hooks, so that commands of
 // others that use up the pool cannot keep leases from being renewed. The default follows
 // a Sentinel failover; one that is given has to do so itself, as go-redis's failover
@@ -162,7 +162,7 @@ type acquireOptions struct {
 // firstLease is how long a grant lasts until its first renewal.
 func (o *acquireOptions) firstLease() time.Duration { return min(o.ttl, o.first) }
 
-// store.ReplyTimeout is how long a question waits for its reply: a grant that comes after its first
+// replyTimeout is how long a question waits for its reply: a grant that comes after its first
 // lease is of no use.
 func (o *acquireOptions) replyTimeout() time.Duration { return min(o.firstLease(), store.ReplyTimeout) }
 
@@ -278,7 +278,7 @@ func (l *Locker) acquireOptions(opts []AcquireOption) (acquireOptions, error) {
 }
 
 func (l *Locker) tryOptions(opts []AcquireOption) (acquireOptions, error) {
-	if len(opts) == 0 {
+	if len(opts) == 0 { // without o, which is on the heap: options get its address
 		return acquireOptions{ttl: l.ttl, first: l.firstLease, limit: exclusive}, nil
 	}
 	o := acquireOptions{ttl: l.ttl, first: l.firstLease, limit: exclusive}

@@ -212,7 +212,7 @@ func TestOutage_ACallWhosePolicyEndsInItIsUnavailable(t *testing.T) {
 // than a Redis that swallows everything keeps each of them, and looks at what is left of
 // those that have gone.
 func TestOutage_CostsNoMoreThanTheCallersThatExist(t *testing.T) {
-	const perSecond, length, patience = 4000, 4 * time.Second, 500 * time.Millisecond
+	const perSecond, length, timeout = 4000, 4 * time.Second, 500 * time.Millisecond
 	env := redistest.Real(t)
 	proxy := redistest.NewProxy(t, env.Addr)
 	// With go-redis's own time-outs and retries.
@@ -225,7 +225,7 @@ func TestOutage_CostsNoMoreThanTheCallersThatExist(t *testing.T) {
 	var succeeded, most atomic.Int64
 	var all sync.WaitGroup
 	call := func(i int) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		lease, err := l.TryAcquire(ctx, fmt.Sprintf("k%d", i))
 		if err != nil {
@@ -328,6 +328,72 @@ func TestOutage_AConnectionThatIsResetFailsNobodyWhoWaits(t *testing.T) {
 	for range n {
 		require.NoError(t, <-results)
 	}
+}
+
+// With a client that waits for ever, too, no call does: neither one that nothing can end, nor those
+// that wait for its question.
+func TestOutage_ACallThatCannotEndHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	l, err := core.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr, ReadTimeout: -1}), core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	warm(t, l)
+	fails := func(ctx context.Context, acquire func(context.Context, string, ...core.AcquireOption) (*core.Lease, error)) <-chan error {
+		result := make(chan error, 1)
+		go func() {
+			_, err := acquire(ctx, "k")
+			result <- err
+		}()
+		return result
+	}
+	proxy.Blackhole(redistest.Requests)
+	start := time.Now()
+	results := []<-chan error{fails(context.Background(), l.Acquire)}
+	time.Sleep(20 * time.Millisecond)
+	for range 20 {
+		results = append(results, fails(t.Context(), l.Acquire))
+	}
+	for _, result := range results {
+		select {
+		case err := <-result:
+			require.ErrorIs(t, err, core.ErrUnavailable)
+		case <-time.After(time.Until(start.Add(5 * time.Second))):
+			require.Fail(t, "one question takes 3 s")
+		}
+	}
+
+	heal(proxy)
+	warm(t, l)
+	proxy.Blackhole(redistest.Requests)
+	closed := fails(context.Background(), l.TryAcquire)
+	time.Sleep(50 * time.Millisecond)
+	start = time.Now()
+	_ = l.Close()
+	require.ErrorIs(t, <-closed, core.ErrClosed)
+	require.Less(t, time.Since(start), 2*time.Second)
+}
+
+// A call that leaves in an outage gives up its place in the key's FIFO as soon as that is over, also
+// if it lasts longer than a grant would: the place costs those behind it a second.
+func TestOutage_ACallThatLeavesInItLeavesNoPlace(t *testing.T) {
+	t.Parallel()
+	l, proxy, env := outageLocker(t, core.WithFirstLease(500*time.Millisecond))
+	held, err := newLocker(t, env).Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	const calls = 20
+	ctx, cancel := context.WithCancel(t.Context())
+	results := informedCalls(t, l, calls, func() error { _, err := l.Acquire(ctx, "k"); return err })
+	queued(t, env, "k", 1)
+	proxy.Blackhole(redistest.Requests)
+	cancel()
+	for range calls {
+		require.Error(t, <-results)
+	}
+	time.Sleep(time.Second)
+	heal(proxy)
+	queued(t, env, "k", 0)
+	require.NoError(t, held.Release(t.Context()))
 }
 
 // With as many calls waiting as may, nobody asks Redis in the name of one more.

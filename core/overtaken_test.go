@@ -106,7 +106,7 @@ func TestALostReplyToAReleaseThatServedItsOwnLine(t *testing.T) {
 	_, err = other.Acquire(t.Context(), "k")
 	require.NoError(t, err)
 	if stale || time.Since(begun) > 500*time.Millisecond {
-		t.Error("a stale entry wasted a claim")
+		t.Error("a stale token wasted a claim")
 	}
 }
 
@@ -160,7 +160,7 @@ func TestAQuestionThatComesAfterItsGrantWasReleased(t *testing.T) {
 	_, err = other.Acquire(t.Context(), "k")
 	require.NoError(t, err)
 	if rec["queue"] != "" {
-		t.Error("an entry of nobody's is in the queue")
+		t.Error("a token of nobody's is in the queue")
 	}
 }
 

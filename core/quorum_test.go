@@ -69,7 +69,7 @@ func expected(nodes string) (atOnce bool, err error) {
 	}
 }
 
-const patience = 500 * time.Millisecond
+const nodeTimeout = 500 * time.Millisecond
 
 // make soak-locks has every order of four and of five nodes too.
 func TestAMajorityGrantsAndEverySubsetIsTold(t *testing.T) {
@@ -123,7 +123,7 @@ func testSubset(t *testing.T, nodes []*fakeNode, is string) {
 		require.NoError(t, lease.Extend(t.Context(), time.Second), is)
 		start := time.Now()
 		require.NoError(t, lease.Release(t.Context()), is)
-		require.LessOrEqual(t, time.Since(start), patience+time.Millisecond, is)
+		require.LessOrEqual(t, time.Since(start), nodeTimeout+time.Millisecond, is)
 	} else {
 		require.ErrorIs(t, err, want, is)
 		for _, other := range []error{core.ErrConflict, core.ErrUnavailable, core.ErrLeaseLost} {
@@ -135,7 +135,7 @@ func testSubset(t *testing.T, nodes []*fakeNode, is string) {
 	if atOnce && !strings.Contains(is, "d") { // go-redis dials a dead one more than once
 		require.Less(t, took, 5*time.Millisecond, is)
 	}
-	require.LessOrEqual(t, took, patience+time.Millisecond, is)
+	require.LessOrEqual(t, took, nodeTimeout+time.Millisecond, is)
 	for _, release := range holders {
 		release()
 	}
@@ -200,9 +200,9 @@ func TestEverySubsetOfRealServersIsTold(t *testing.T) {
 			took := time.Since(start)
 			require.ErrorIs(t, err, want)
 			if atOnce && !strings.Contains(is, "d") {
-				require.Less(t, took, patience)
+				require.Less(t, took, nodeTimeout)
 			}
-			require.Less(t, took, 2*patience)
+			require.Less(t, took, 2*nodeTimeout)
 			if err == nil {
 				require.NoError(t, lease.Release(t.Context()))
 			}

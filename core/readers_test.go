@@ -345,7 +345,7 @@ func TestReaders_ALeaderThatIsGoneAdmitsNobody(t *testing.T) {
 		reading := granted(t, beside)
 		require.NoError(t, granted(t, grants).Release(t.Context()))
 		close(gate)
-		queued(t, env, "k", 2) // the line has asked again
+		queued(t, env, "k", 2) // the wait queue has asked again
 		waiting(t, grants, "their leader is gone, and a writer waits")
 		require.NoError(t, reading.Release(t.Context()))
 		written := granted(t, second)
@@ -495,7 +495,7 @@ func TestReaders_ACloseDuringTheirAdmission(t *testing.T) {
 	})
 }
 
-// Redis swallows an admission: the line asks by itself, and the calls wait on meanwhile.
+// Redis swallows an admission: the wait queue asks by itself, and the calls wait on meanwhile.
 func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const readers = 20
@@ -517,7 +517,7 @@ func TestReaders_AnAdmissionWithoutAnAnswer(t *testing.T) {
 		for range readers - 1 {
 			leases = append(leases, granted(t, grants))
 		}
-		require.Less(t, time.Since(start), 2*time.Second, "the line does not wait for the time-out")
+		require.Less(t, time.Since(start), 2*time.Second, "the wait queue does not wait for the time-out")
 		for _, lease := range leases {
 			require.NoError(t, lease.Release(t.Context()))
 		}

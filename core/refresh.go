@@ -11,8 +11,8 @@ import (
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
-// refreshGather is how long a refresh waits for others, to go with them.
-const refreshGather = 5 * time.Millisecond
+// refreshWindow is for how long refreshes are collected before they are sent together.
+const refreshWindow = 5 * time.Millisecond
 
 // refresh has a queue's token refreshed, in the background. Called with mu held.
 func (w *waiters) refresh(q *queue, token string) {
@@ -28,7 +28,7 @@ func (w *waiters) refresh(q *queue, token string) {
 // sendRefreshes sends the refreshes for one node, one batch after another, until there are none.
 func (w *waiters) sendRefreshes(node any) {
 	for {
-		time.Sleep(refreshGather)
+		time.Sleep(refreshWindow)
 		w.mu.Lock()
 		batch := w.refreshes[node]
 		w.refreshes[node] = nil

@@ -110,9 +110,9 @@ func TestRefresh_LeavesNoFieldBehind(t *testing.T) {
 		time.Sleep(15 * time.Second)
 		fields := refreshedFields(t, rdb, c.record)
 		require.Len(t, fields, 1)
-		entry := strings.TrimPrefix(fields[0], "w:")
+		token := strings.TrimPrefix(fields[0], "w:")
 		ask := func(mark string) {
-			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{c.record}, entry, 1000, "x", mark, "").Err())
+			require.NoError(t, rdb.Eval(t.Context(), core.Scripts["acquire"], []string{c.record}, token, 1000, "x", mark, "").Err())
 		}
 		ask("@")
 		require.Len(t, refreshedFields(t, rdb, c.record), 1)

@@ -114,7 +114,7 @@ func TestAFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
 	<-inLine
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	require.NoError(t, lease.Release(t.Context()), "the holder need not know")
-	if err := <-done; err != nil { // or it was in line, and got the key without a byte more
+	if err := <-done; err != nil { // or it was in the queue, and got the key without a byte more
 		require.ErrorIs(t, err, core.ErrUnavailable)
 		require.ErrorContains(t, err, "OOM")
 	}

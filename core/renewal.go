@@ -12,8 +12,11 @@ import (
 	"github.com/perkey-go/perkey/core/internal/store"
 )
 
-// Beyond so many batches in flight, and so many leases in each, renewals wait; ends of leases do not.
-const renewalBatch, renewalFlights = 1024, store.RenewalFlights
+const (
+	renewalBatch = 1024 // leases in a batch at most
+	// Batches in flight to a node at most. Further renewals wait; ends of leases do not.
+	renewalFlights = store.RenewalFlights
+)
 
 // renewals renew what is in a Locker's table, and tell of what has expired: one goroutine,
 // which never waits for Redis itself, so that a slow server cannot keep it from ending a
@@ -81,13 +84,13 @@ func (r *renewals) send(node any, batch []*hold) {
 	}
 	if !r.locker.life.Background(func() {
 		r.renew(batch)
-		r.landed(node)
+		r.finished(node)
 	}) {
-		r.landed(node)
+		r.finished(node)
 	}
 }
 
-func (r *renewals) landed(node any) {
+func (r *renewals) finished(node any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.flights[node]--; r.flights[node] == 0 {

@@ -135,11 +135,11 @@ func TestAKeyFromTheQueueIsReplicatedToo(t *testing.T) {
 	for _, up := range []bool{true, false} {
 		lease, err := holder.Acquire(t.Context(), "k")
 		require.NoError(t, err)
-		patience := 200 * time.Millisecond
+		timeout := 200 * time.Millisecond
 		if up {
-			patience = 5 * time.Second
+			timeout = 5 * time.Second
 		}
-		waiter := acquiring(t, l, "k", core.WaitReplicas(1, patience))
+		waiter := acquiring(t, l, "k", core.WaitReplicas(1, timeout))
 		queued(t, r.env, "k", 1)
 		listening(t, l)
 		if !up {
@@ -176,7 +176,7 @@ func TestAHoldThatIsPassedOnIsReplicatedOnce(t *testing.T) {
 	for range calls {
 		require.NoError(t, <-done)
 	}
-	// One for each time that Redis was asked, because the line's budget was spent.
+	// One for each time that Redis was asked, because the time for handing over was spent.
 	require.Less(t, r.waits(t)-before, calls)
 }
 

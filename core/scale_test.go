@@ -95,7 +95,7 @@ type crowd struct {
 
 const crowdKey = "k"
 
-// gather has n calls join, one after another, a line that nobody leaves.
+// gather has n calls join a wait queue, one after another, which nobody leaves.
 func gather(t *testing.T, env *redistest.Env, n int, policy core.ConflictPolicy) *crowd {
 	t.Helper()
 	c := &crowd{env: env, locker: newLocker(t, env), done: make(chan error, n)}
@@ -166,7 +166,7 @@ func TestTenThousandCallsAreServedInOrder(t *testing.T) {
 				calls, joining, bytes, extra, took.Round(time.Millisecond), scripts, all)
 			require.Less(t, extra, 50)
 			require.Less(t, bytes, 16<<10)
-			require.Less(t, joining, calls/100, "only the first in line asks")
+			require.Less(t, joining, calls/100, "only the first call asks")
 			require.Less(t, scripts, calls/10, "the key is handed over within the process")
 		})
 	}
@@ -186,7 +186,7 @@ func TestACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
 			require.Equal(t, calls/2, c.ended(t, calls/2))
 			after := workSoFar(t)
 			scripts, _ := commandsSince(t, admin)
-			require.Less(t, scripts, 50, "who is not first in line has nothing in Redis")
+			require.Less(t, scripts, 50, "only the first call has something in Redis")
 			each.cpu = min(each.cpu, (after.cpu-before.cpu)/time.Duration(calls/2))
 			each.mallocs = (after.mallocs - before.mallocs) / (calls / 2)
 
@@ -202,7 +202,7 @@ func TestACallThatLeavesCostsTheSameInEveryCrowd(t *testing.T) {
 	t.Logf("to leave costs %s of processor time and %d allocations among 1,000, %s and %d among 10,000",
 		few.cpu, few.mallocs, many.cpu, many.mallocs)
 	require.LessOrEqual(t, many.mallocs, few.mallocs+2)
-	require.Less(t, many.cpu, 3*few.cpu, "the line is not searched")
+	require.Less(t, many.cpu, 3*few.cpu, "the queue is not searched")
 }
 
 // lossCounter counts what was lost.

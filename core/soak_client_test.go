@@ -177,7 +177,7 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	}
 	try, wait := percent(rng, w.Try), upTo(rng, w.MaxWait)
 
-	// The lease's ctx comes from this one. It must not end with the patience of
+	// The lease's ctx comes from this one. It must not end with the time-out of
 	// an Acquire that was granted.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -190,10 +190,10 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	}
 	op.Call = history.Now()
 	c.rec.Write(op)
-	patience := time.AfterFunc(wait, cancel)
+	timeout := time.AfterFunc(wait, cancel)
 	lease, err := acquire(ctx, op.Key, options...)
 	op.Return = history.Now()
-	patience.Stop()
+	timeout.Stop()
 	switch {
 	case err == nil:
 		op.Outcome, op.Fence, op.Seen = history.OK, lease.Fence(), op.Return

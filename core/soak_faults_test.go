@@ -100,7 +100,7 @@ type soakRound struct {
 	Share      int                         // of the operations of make soak-locks, in percent
 }
 
-// soaked is what came of a round.
+// soaked is the result of a round.
 type soaked struct {
 	ops    []history.Op
 	rules  history.Rules
@@ -173,7 +173,7 @@ func (round soakRound) run(t *testing.T) soaked {
 // soaked is that of a round that has not begun.
 func (round soakRound) soaked() soaked {
 	return soaked{
-		// A dead waiter stays in line for 20 s, and can be granted the key.
+		// A dead waiter stays in the queue for 20 s, and can be granted the key.
 		rules:  history.Rules{Late: 22 * time.Second, Copies: round.Workload.Retries > 0, Line: round.Workload.standsInLine(), Patience: 25 * time.Second},
 		faults: map[faultKind]int{}, length: round.Length,
 	}

@@ -17,7 +17,7 @@ func (round soakRound) forLong() soakRound {
 	round.Length = 20 * time.Second
 	round.Workload.Keys = 128
 	if round.Crowded {
-		round.Workload.Keys = 16
+		round.Workload.Keys = 32 // no more calls for each than in a short round: the checkers try all of their orders
 	}
 	round.Workload.MaxIdle = 2 * time.Millisecond
 	round.Goroutines = 96

@@ -53,7 +53,7 @@ func (l *Lease) Token() string {
 	}.String()
 }
 
-// Detach parts this process from the key without giving it back: the key stays
+// Detach ends this process's part in the lease without releasing the key, which stays
 // taken for its TTL, or longer if Extend said so, for whoever resumes the token that
 // Detach returns. The lease's Context ends with a cause that wraps ErrDetached, and
 // nothing is renewed any more. Release does nothing afterwards. A MinHold is over.
@@ -97,9 +97,9 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 // holds the key. The Lease is one as from Acquire: it is renewed, its fence is
 // that of the lease that was transferred, and Release frees the key.
 //
-// The TTL and the mode travel along; MaxHold, MinHold and Named do not, and can be
+// The TTL and the mode are transferred; MaxHold, MinHold and Named are not, and can be
 // given to Resume. It blocks for one round trip, and no longer than ctx allows. Its
-// error wraps ErrInvalidToken if this is no token for this Locker, and ErrLeaseLost
+// error wraps ErrInvalidToken if this is not a token for this Locker, and ErrLeaseLost
 // if the token does not hold its key any more. After any other error the token is
 // good for another try, within its TTL.
 func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption) (*Lease, error) {

@@ -215,7 +215,7 @@ func TestWaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 			})
 		}
 		listening(t, l)
-		synctest.Wait() // all are in line
+		synctest.Wait() // all wait
 		scripts.Store(0)
 		require.NoError(t, lease.Release(t.Context()))
 		wg.Wait()
@@ -248,7 +248,7 @@ func TestCloseSendsWaitersAwayAndTellsHolders(t *testing.T) {
 		_, err = newLocker(t, env).TryAcquire(t.Context(), "k")
 		require.ErrorIs(t, err, core.ErrConflict, "its holder may still be at work")
 		require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
-		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix), "released all the same")
+		require.Empty(t, redistest.Keys(t, env.Client(t), env.Prefix), "released nevertheless")
 	})
 }
 

@@ -53,7 +53,7 @@ type queue struct {
 	waitqueue.Queue
 	key    string
 	record string // the key's name in Redis; "" until it is asked for
-	held   *hold  // which one Held is, if that is not zero
+	held   *hold  // whose fence Held returns; stale if that is 0
 }
 
 // waiter is a call that waits. Only its own goroutine uses it, but for the Call and grant.
@@ -175,7 +175,7 @@ func (w *waiters) unlock() {
 	w.admissions = nil
 	w.mu.Unlock()
 	for _, a := range all {
-		_ = w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
+		w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
 	}
 }
 
@@ -189,10 +189,11 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 	send(to.granted, struct{}{})
 }
 
-// cancel has Redis forget a token. It reports false when the Locker is closed.
+// cancel has Redis forget a token, a grant's or one in the FIFO. It reports false when the Locker
+// is closed.
 func (w *waiters) cancel(q *queue, token string) bool {
-	key := q.key
-	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, w.locker.firstLease, func() { w.locker.notifications.freed(key) })
+	key, life := q.key, max(w.locker.firstLease, store.WaiterLife)
+	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, life, func() { w.locker.notifications.freed(key) })
 }
 
 func (w *waiters) record(q *queue) string {

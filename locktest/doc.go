@@ -24,7 +24,7 @@
 // an Acquire by another Locker, so that what your code sees is what it will see.
 //
 // RequireHeld, RequireFree, RequireWaiting and RequireLost wait for what they require, for
-// ten seconds at most, since releases, grants and bad news travel. They also let a test wait
+// ten seconds at most, since releases, grants and losses arrive as messages. They also let a test wait
 // for the service to come to some point, without a sleep.
 //
 // Policy is a core.ConflictPolicy that decides as it was told, and remembers what it was

@@ -5,12 +5,13 @@
 // its own, subscribes anew when it fails, and reports each new subscription, so
 // that its owner looks again at whatever it waits for.
 //
-// It can also be with another server than the client's commands: behind a proxy or a name
-// that has moved on, or because go-redis's Sentinel client closes its pooled connections to a
-// primary that another one has replaced, but not a subscription. So with a client of one
-// server a Listener subscribes to a channel of its own too, and publishes there through the
-// client's pool. It subscribes anew when what it publishes does not come. With Sentinel it
-// does so as soon as the server that the client's commands go to says that nobody receives it.
+// The subscription can also be with another server than the client's commands: behind a
+// proxy or a name that has moved on, or because go-redis's Sentinel client closes its pooled
+// connections to a primary that another one has replaced, but not a subscription. So with a
+// client of one server a Listener subscribes to a channel of its own too, and publishes there
+// through the client's pool. It subscribes anew when what it publishes does not arrive. With
+// Sentinel it does so as soon as the server that the client's commands go to says that nobody
+// receives it.
 package listener
 
 import (
@@ -143,7 +144,7 @@ func (l *Listener) Up() bool { return l.up.Load() }
 
 // Counted reports whether the server that the client's commands go to counts the
 // subscription among the receivers of a message, by the last check. Else it may be with
-// another one, such as a replica, and receive them all the same.
+// another one, such as a replica, and receive messages there.
 func (l *Listener) Counted() bool { return l.count.Load() }
 
 // Close ends the subscription and waits for its goroutine. It may be called
@@ -223,7 +224,7 @@ func (l *Listener) listen() (wasUp bool, err error) {
 				up()
 			case !checked:
 				checked = true
-				l.checks.Go(func() { l.checkAgain(ctx, cancel, &seen) })
+				l.checks.Go(func() { l.keepChecking(ctx, cancel, &seen) })
 			}
 		case *redis.Message:
 			switch {
@@ -241,9 +242,9 @@ func (l *Listener) listen() (wasUp bool, err error) {
 	}
 }
 
-// checkAgain gives a subscription up when it is not on the server that the client's
+// keepChecking gives a subscription up when it is not on the server that the client's
 // commands go to, nor on one that gets its messages, or when that cannot be found out.
-func (l *Listener) checkAgain(ctx context.Context, cancel context.CancelCauseFunc, seen *atomic.Int64) {
+func (l *Listener) keepChecking(ctx context.Context, cancel context.CancelCauseFunc, seen *atomic.Int64) {
 	last := checkFirst
 	for sent, failed := int64(0), 0; ; {
 		receivers, err := l.rdb.Publish(ctx, l.check, last).Result()

@@ -132,7 +132,7 @@ func missed(calls []*Call, all bool) (again []*Call) {
 }
 
 // missed reports whether the server did not know the script. A call that carried the source
-// has no better way.
+// cannot be sent in a better way.
 func (c *Call) missed() bool {
 	err := c.Err() // HasErrorPrefix allocates, even for nil
 	return err != nil && c.Args()[0] != "eval" && redis.HasErrorPrefix(err, "NOSCRIPT")

@@ -18,11 +18,11 @@ var ErrClosed = errors.New("locker closed")
 // Its mutex is the innermost of core. A goroutine that holds one of these takes only those to the
 // right of it:
 //
-//	core's waiters, leaseTable | store's quorumAttempt, Quorum, Deployment.batchersMu, a batcher's group, cancellations | Lifecycle
+//	core's waiters, leaseTable | store's quorumAttempt, quorum, deployment.batchersMu, a batcher's group, cancellations | Lifecycle
 //
-// waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. Under
-// the mutexes of batcher, notifications, node, renewer and renewals no other is taken. No caller's reply is
-// delivered, and no observer called, under any.
+// waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. The
+// mutexes of batcher, notifications, node, renewer and renewals may be taken under any of these, and no
+// other under them. No caller's reply is delivered, and no observer called, under any.
 type Lifecycle struct {
 	mu      sync.Mutex
 	state   atomic.Int32    // written under mu

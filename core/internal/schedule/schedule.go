@@ -132,8 +132,8 @@ func (s *Schedule[T]) Set(item T, deadline Moment, renewAt Instant) {
 	}
 }
 
-// Remove takes an item out, if it is in. It does not wake: at the worst Next is called in vain
-// once a Tick.
+// Remove takes an item out, if it is in. It does not call wake: Next is called for nothing once, and
+// at most once a Tick.
 func (s *Schedule[T]) Remove(item T) {
 	if i := item.times().index; i != 0 {
 		heap.Remove(&s.items, int(i-1))

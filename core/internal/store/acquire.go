@@ -1,5 +1,7 @@
 package store
 
+// How a deployment grants keys: one, several at once, or beside a holder.
+
 import (
 	"cmp"
 	"context"
@@ -115,7 +117,7 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 	return reply, nil
 }
 
-func (d *deployment) Admit(record, leader string, followers []Follower, done func(fences []int64, err error)) bool {
+func (d *deployment) Admit(record, leader string, followers []Follower, done func(fences []int64, err error)) {
 	cmd := d.command(context.Background(), admitScript, false, record, leader)
 	for i := range followers {
 		m := &followers[i]
@@ -128,5 +130,5 @@ func (d *deployment) Admit(record, leader string, followers []Follower, done fun
 		}
 		done(fences, err)
 	}
-	return d.batcher(record).submit(cmd)
+	_ = d.batcher(record).submit(cmd)
 }

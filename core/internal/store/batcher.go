@@ -29,27 +29,27 @@ const (
 )
 
 func newBatcher(d *deployment, node *redis.Client) *batcher {
-	n := &batcher{d: d, node: node}
-	n.group = groupcommit.New(groupcommit.Options[*command]{
-		Run: n.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.life.Background,
+	b := &batcher{d: d, node: node}
+	b.group = groupcommit.New(groupcommit.Options[*command]{
+		Run: b.send, Gone: (*command).unwanted, Drop: d.drop, Width: batcherWidth, Max: batcherMax, Go: d.life.Background,
 	})
-	return n
+	return b
 }
 
 // submit has cmd sent, or, while the node is down, answered with why it is not. It reports
 // false when the Locker is closed.
-func (n *batcher) submit(cmd *command) bool {
-	if n.d.life.Closed() { // the batcher's own goroutines may be the caller
+func (b *batcher) submit(cmd *command) bool {
+	if b.d.life.Closed() { // the batcher's own goroutines may be the caller
 		return false
 	}
-	err := n.group.Add(cmd)
+	err := b.group.Add(cmd)
 	switch {
 	case err == nil:
-		n.suspect(time.Now())
+		b.suspect(time.Now())
 	case errors.Is(err, groupcommit.ErrClosed):
 		return false
 	default:
-		n.d.deliver(cmd, result{err: err})
+		b.d.deliver(cmd, result{err: err})
 	}
 	return true
 }
@@ -61,10 +61,10 @@ type flight struct {
 	wanted      int // callers that have not left; guarded by batcher.mu
 }
 
-func (n *batcher) takeOff(batch []*command) *flight {
+func (b *batcher) newFlight(batch []*command) *flight {
 	f := &flight{callContext: callContext{context.Background(), make(chan struct{})}}
-	n.mu.Lock()
-	defer n.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	for _, c := range batch {
 		if c.onReply == nil && !c.unwanted() {
 			c.flight = f
@@ -75,15 +75,15 @@ func (n *batcher) takeOff(batch []*command) *flight {
 }
 
 // forget notes that the caller of a command has left.
-func (n *batcher) forget(c *command) {
-	n.mu.Lock()
+func (b *batcher) forget(c *command) {
+	b.mu.Lock()
 	if f := c.flight; f != nil {
 		if f.wanted--; f.wanted == 0 {
 			close(f.gone)
 		}
 	}
-	n.mu.Unlock()
-	n.group.Forget()
+	b.mu.Unlock()
+	b.group.Forget()
 }
 
 // drop answers commands that were not sent, since their callers have left.
@@ -97,24 +97,24 @@ var errUnwanted = unsentError{errors.New("its caller has left")}
 
 // send sends commands, and delivers their replies. It tries again itself what go-redis would:
 // go-redis would send all of a pipeline again, for callers that have left too.
-func (n *batcher) send(batch []*command) {
-	d := n.d
+func (b *batcher) send(batch []*command) {
+	d := b.d
 	if len(batch) == 1 {
-		d.deliver(batch[0], n.exec(batch[0]))
+		d.deliver(batch[0], b.exec(batch[0]))
 		return
 	}
 	calls := make([]*luascript.Call, len(batch))
 	for i, c := range batch {
 		calls[i] = c.sent(true)
 	}
-	n.sends()
-	failure := luascript.Pipeline(n.takeOff(batch), d.rdb, calls)
-	n.returns(failure)
-	again := n.toRepeat(batch)
+	b.sends()
+	failure := luascript.Pipeline(b.newFlight(batch), d.rdb, calls)
+	b.returns(failure)
+	again := b.toRepeat(batch)
 	if len(again) == 0 && isUnreachable(failure) {
-		n.fail(failure)
+		b.fail(failure)
 	}
-	repeated := len(again) > 0 && !d.life.Closed() && n.group.Add(again...) == nil // unless the node is down by now
+	repeated := len(again) > 0 && !d.life.Closed() && b.group.Add(again...) == nil // unless the node is down by now
 	for _, c := range batch {
 		if len(again) > 0 && again[0] == c {
 			if again = again[1:]; repeated {
@@ -131,11 +131,11 @@ func (n *batcher) send(batch []*command) {
 
 // toRepeat returns the commands of a batch that the node did not answer, and which are to be
 // sent again, after a pause.
-func (n *batcher) toRepeat(batch []*command) (again []*command) {
+func (b *batcher) toRepeat(batch []*command) (again []*command) {
 	tries := 0
 	for _, c := range batch {
 		err := c.call.Err()
-		if (isUnreachable(err) || isTransient(err)) && c.tries < n.d.retries && (!c.once || !MayHaveRun(err)) && !c.unwanted() {
+		if (isUnreachable(err) || isTransient(err)) && c.tries < b.d.retries && (!c.once || !MayHaveRun(err)) && !c.unwanted() {
 			c.tries++
 			tries = max(tries, c.tries)
 			again = append(again, c)
@@ -146,7 +146,7 @@ func (n *batcher) toRepeat(batch []*command) (again []*command) {
 		defer timer.Stop()
 		select {
 		case <-timer.C:
-		case <-n.d.life.Over():
+		case <-b.d.life.Over():
 		}
 	}
 	return again
@@ -156,13 +156,13 @@ func (n *batcher) toRepeat(batch []*command) (again []*command) {
 const repeatPauseMin, repeatPauseMax = 8 * time.Millisecond, 512 * time.Millisecond
 
 // exec sends one command by itself.
-func (n *batcher) exec(c *command) result {
-	n.sends()
-	c.sent(c.once).Send(&c.ctx, n.d.rdb)
+func (b *batcher) exec(c *command) result {
+	b.sends()
+	c.sent(c.once).Send(&c.ctx, b.d.rdb)
 	r := c.result()
-	n.returns(r.err)
+	b.returns(r.err)
 	if isUnreachable(r.err) {
-		n.fail(r.err)
+		b.fail(r.err)
 	}
 	return r
 }

@@ -91,14 +91,14 @@ func (d *deployment) deliver(c *command, r result) {
 	d.takeBack(c, r)
 }
 
-// abandon leaves the command, which was submitted to n, to itself.
-func (n *batcher) abandon(c *command) {
+// abandon leaves the command, which was submitted to b, to itself.
+func (b *batcher) abandon(c *command) {
 	if c.state.CompareAndSwap(replyAwaited, replyAbandoned) {
 		close(c.ctx.gone)
-		n.forget(c)
+		b.forget(c)
 		return
 	}
-	n.d.takeBack(c, <-c.reply)
+	b.d.takeBack(c, <-c.reply)
 }
 
 // unwanted reports whether nobody waits for the reply any more.
@@ -170,16 +170,11 @@ func (d *deployment) do(cmd *command) result {
 
 // ask sends a command and waits for its reply, for as long as the caller can and
 // the lease that is asked for may last, and until stop.
-// After an error, or when stopped, what comes of the command is taken back. A command
+// After an error, or when stopped, what the command does is taken back. A command
 // of which nothing is to be taken back may be sent until the Locker is closed.
 func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout time.Duration, stop <-chan struct{}) (r result, stopped bool, err error) {
-	n := d.batcher(cmd.record)
-	// A caller who cannot leave goes out itself, as in do, unless the key may come otherwise.
-	if ctx.Done() == nil && (stop == nil || cmd.fresh) && n.group.Enter() {
-		defer n.group.Leave()
-		return n.exec(cmd), false, nil
-	}
-	if !n.submit(cmd) {
+	b := d.batcher(cmd.record)
+	if !b.submit(cmd) {
 		key := d.key(cmd)
 		d.recycle(cmd)
 		return r, false, Closed(op, key)
@@ -202,6 +197,6 @@ func (d *deployment) ask(ctx context.Context, op string, cmd *command, timeout t
 	case <-closing:
 		err = Closed(op, d.key(cmd))
 	}
-	n.abandon(cmd)
+	b.abandon(cmd)
 	return r, stopped, err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
+// deployment is the store of one server, or of one Cluster.
 type deployment struct {
 	life    *lifecycle.Lifecycle
 	events  Events
@@ -31,7 +32,7 @@ type deployment struct {
 
 	cancellations cancellations
 	subscription  *listener.Listener
-	deaf          bool // there is no subscription, and OnWarning said so; the listener's
+	warned        bool // of there being no subscription; the listener's
 }
 
 // NewDeployment makes the store of one server, or of one Cluster.
@@ -117,15 +118,15 @@ func (d *deployment) subscribed() {
 		d.events.RenewSoon()
 	}
 	d.events.LookAgain()
-	if d.deaf {
-		d.deaf = false
+	if d.warned {
+		d.warned = false
 		d.events.Warn(Warning{Kind: WarnNoSubscription, Resolved: true})
 	}
 }
 
 // unsubscribed is called when there is no subscription.
 func (d *deployment) unsubscribed(err error) {
-	d.deaf = true
+	d.warned = true
 	d.events.LookAgain() // whoever waits has to poll
 	d.renewer.follow()   // the connections that there are may be to an old primary
 	d.events.Warn(Warning{Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err})

@@ -1,5 +1,7 @@
 package store
 
+// What can go wrong, and what an error says of Redis.
+
 import (
 	"context"
 	"errors"

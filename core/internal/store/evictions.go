@@ -1,5 +1,7 @@
 package store
 
+// Whether primaries may evict records.
+
 import (
 	"context"
 	"fmt"

@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// health is whether a node answers. A node is down when a command failed after go-redis's own
+// health is whether a node answers. A node is down when a command failed after its
 // retries, or when nothing has come back for ReplyTimeout and a probe does not either. Then its
 // batcher sends it nothing but probes, and every command fails at once: callers learn of the
 // outage without waiting for one another, and nothing piles up that Redis would have to do when
@@ -45,79 +45,79 @@ func (h *health) returns(err error) {
 
 // suspect has a node probed of which nothing has come back for too long: one connection
 // may be dead, or this process was stopped.
-func (n *batcher) suspect(now time.Time) {
-	silent := n.flights.Load() > 0 && now.UnixNano()-n.quiet.Load() > int64(ReplyTimeout)
-	if !silent || !n.suspected.CompareAndSwap(false, true) {
+func (b *batcher) suspect(now time.Time) {
+	silent := b.flights.Load() > 0 && now.UnixNano()-b.quiet.Load() > int64(ReplyTimeout)
+	if !silent || !b.suspected.CompareAndSwap(false, true) {
 		return
 	}
-	n.d.life.Background(func() {
-		defer n.suspected.Store(false)
-		if !n.alive() {
-			n.fail(errNoReply)
+	b.d.life.Background(func() {
+		defer b.suspected.Store(false)
+		if !b.alive() {
+			b.fail(errNoReply)
 			return
 		}
-		n.quiet.Store(time.Now().UnixNano())
+		b.quiet.Store(time.Now().UnixNano())
 	})
 }
 
 // fail takes the node for down. Every command that waits to be sent fails. Of a Cluster whose
 // slots are not known yet it cannot tell which node failed.
-func (n *batcher) fail(err error) {
-	if n.d.cluster != nil && n.node == nil {
+func (b *batcher) fail(err error) {
+	if b.d.cluster != nil && b.node == nil {
 		return
 	}
 	down := unsentError{err}
-	queue, up := n.group.Refuse(down)
+	queue, up := b.group.Refuse(down)
 	if !up {
 		return
 	}
 	for _, c := range queue {
-		n.d.deliver(c, result{err: down})
+		b.d.deliver(c, result{err: down})
 	}
-	n.warn(Warning{Detail: "calls fail until it answers", Err: err})
-	n.d.life.Background(n.probe)
+	b.warn(Warning{Detail: "calls fail until it answers", Err: err})
+	b.d.life.Background(b.probe)
 }
 
 // probe asks the node until it answers, and takes it for up then.
-func (n *batcher) probe() {
-	for pause := probePauseMin; !n.alive(); pause = min(2*pause, probePauseMax) {
+func (b *batcher) probe() {
+	for pause := probePauseMin; !b.alive(); pause = min(2*pause, probePauseMax) {
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
-		case <-n.d.life.Over():
+		case <-b.d.life.Over():
 			timer.Stop()
 			return
 		}
-		n.d.forgetGone()
-		if !n.group.Refuses() {
+		b.d.forgetGone()
+		if !b.group.Refuses() {
 			return
 		}
 	}
-	if n.group.Accept() { // else it was forgotten
-		n.d.events.LookAgain()
-		n.warn(Warning{Resolved: true})
+	if b.group.Accept() { // else it was forgotten
+		b.d.events.LookAgain()
+		b.warn(Warning{Resolved: true})
 	}
 }
 
-func (n *batcher) warn(w Warning) {
+func (b *batcher) warn(w Warning) {
 	w.Kind = WarnUnreachable
-	if n.node != nil {
-		w.Node = n.node.Options().Addr
+	if b.node != nil {
+		w.Node = b.node.Options().Addr
 	}
-	n.d.events.Warn(w)
+	b.d.events.Warn(w)
 }
 
 // alive reports whether the node answers, whatever it says, to a renewal of nothing: a
 // command for which the Locker has the rights.
-func (n *batcher) alive() bool {
+func (b *batcher) alive() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	var rdb redis.Cmdable = n.d.rdb
-	if client, ok := n.d.rdb.(*redis.Client); ok {
+	var rdb redis.Cmdable = b.d.rdb
+	if client, ok := b.d.rdb.(*redis.Client); ok {
 		rdb = client.WithTimeout(probeTimeout)
-	} else if n.node != nil {
-		rdb = n.node.WithTimeout(probeTimeout)
+	} else if b.node != nil {
+		rdb = b.node.WithTimeout(probeTimeout)
 	}
-	err := rdb.EvalSha(ctx, renewScript.Hash(), []string{RecordName(n.d.prefix, "probe")}, "", 1).Err()
+	err := rdb.EvalSha(ctx, renewScript.Hash(), []string{RecordName(b.d.prefix, "probe")}, "", 1).Err()
 	return !isUnreachable(err) && !SaysNothing(err)
 }

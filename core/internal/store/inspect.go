@@ -1,5 +1,7 @@
 package store
 
+// What a deployment tells of keys, and what it does to them for others than their holders.
+
 import (
 	"cmp"
 	"context"
@@ -24,14 +26,14 @@ type Info struct {
 	At            time.Time
 	Foreign       bool
 	Held, Waiting int
-	Holders       []Party // in the order of their fences
-	Waiters       []Party
+	Holders       []Participant // in the order of their fences
+	Waiters       []Participant
 	Reserved      time.Duration
 	Stamp         int64 // of the reservation
 }
 
-// Party is a process that holds a key or waits for it, and what for.
-type Party struct {
+// Participant is core's: a process that holds a key or waits for it, and what for.
+type Participant struct {
 	Locker, Host string
 	PID, Limit   int
 	Name, ID     string
@@ -42,8 +44,8 @@ type Party struct {
 }
 
 const (
-	inspectHolders = 1000
-	listParties    = 10
+	inspectHolders   = 1000
+	listParticipants = 10
 	// How often one List looks for keys at most, where most names in Redis are not of keys.
 	listScans = 10
 	// adminTimeout is how long a call waits for Redis whose ctx sets no bound.
@@ -141,7 +143,7 @@ func (d *deployment) inspectAll(ctx context.Context, records []string) ([]Info, 
 	var infos []Info
 	calls := make([]*luascript.Call, len(records))
 	for i, record := range records {
-		call := inspectScript.Call(ctx, append(inspectScript.Args(nil, 1), record, listParties, listParties), false)
+		call := inspectScript.Call(ctx, append(inspectScript.Args(nil, 1), record, listParticipants, listParticipants), false)
 		calls[i] = &call
 	}
 	_ = luascript.Pipeline(ctx, d.rdb, calls) // each call has its own error
@@ -285,24 +287,24 @@ func parseInspect(key string, val any) (info Info, err error) {
 		if err != nil || err2 != nil {
 			continue
 		}
-		h := partyOf(f[0], strings.Join(f[3:], ""))
+		h := participantOf(f[0], strings.Join(f[3:], ""))
 		h.Fence, h.Since, h.Remaining = fence, time.UnixMicro(min(fence, n[0])), time.UnixMilli(ends).Sub(info.At)
 		info.Holders = append(info.Holders, h)
 	}
-	slices.SortFunc(info.Holders, func(a, b Party) int { return cmp.Compare(a.Fence, b.Fence) })
+	slices.SortFunc(info.Holders, func(a, b Participant) int { return cmp.Compare(a.Fence, b.Fence) })
 	for _, item := range waiters {
 		s, _ := item.(string)
 		who, what, _ := strings.Cut(s, " ")
-		info.Waiters = append(info.Waiters, partyOf(who, what))
+		info.Waiters = append(info.Waiters, participantOf(who, what))
 	}
 	return info, nil
 }
 
-// partyOf reads LIMIT:LOCKER and what Describe wrote.
-func partyOf(who, what string) Party {
+// participantOf reads LIMIT:LOCKER and what Describe wrote.
+func participantOf(who, what string) Participant {
 	digits, locker, _ := strings.Cut(who, ":")
 	limit, _ := strconv.Atoi(digits)
-	p := Party{Locker: locker, Limit: limit}
+	p := Participant{Locker: locker, Limit: limit}
 	if parts := strings.Split(locker, "/"); len(parts) == 3 {
 		p.Host = parts[0]
 		p.PID, _ = strconv.Atoi(parts[1])

@@ -1,5 +1,7 @@
 package store
 
+// What keeps a lease, or a place in a key's FIFO: renewals and refreshes; and the downgrade.
+
 import (
 	"cmp"
 	"context"

@@ -1,5 +1,7 @@
 package store
 
+// Which node of a Cluster serves a record.
+
 import (
 	"context"
 	"sync"
@@ -38,17 +40,17 @@ func (d *deployment) forgetGone() {
 	}
 	var gone []*batcher
 	d.batchersMu.Lock()
-	for node, n := range d.batchers {
+	for node, b := range d.batchers {
 		if !serves[node] {
 			delete(d.batchers, node)
-			gone = append(gone, n)
+			gone = append(gone, b)
 		}
 	}
 	d.batchersMu.Unlock()
-	for _, n := range gone {
-		n.group.Close()
-		if wasDown := n.group.Accept(); wasDown {
-			n.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
+	for _, b := range gone {
+		b.group.Close()
+		if wasDown := b.group.Accept(); wasDown {
+			b.warn(Warning{Detail: "the node has left the Cluster", Resolved: true})
 		}
 	}
 }
@@ -83,16 +85,16 @@ func (d *deployment) batcher(record string) *batcher {
 	node := d.node(record)
 	d.batchersMu.Lock()
 	defer d.batchersMu.Unlock()
-	n := d.batchers[node]
+	b := d.batchers[node]
 	if node != nil {
 		d.lookAtNodes(time.Now())
 	}
-	if n == nil {
-		n = newBatcher(d, node)
+	if b == nil {
+		b = newBatcher(d, node)
 		if d.life.Closed() {
-			n.group.Close()
+			b.group.Close()
 		}
-		d.batchers[node] = n
+		d.batchers[node] = b
 	}
-	return n
+	return b
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 )
 
+// quorum is the store of several independent deployments, its nodes: a majority decides.
 type quorum struct {
 	life     *lifecycle.Lifecycle
 	prefix   string
@@ -31,7 +32,7 @@ type node struct {
 
 	mu    sync.Mutex
 	out   int       // questions without an answer
-	heard time.Time // when the last answer came, or the first of these was sent
+	quiet time.Time // when the last answer came, or the first of these was sent
 }
 
 // How long a node is waited for when it decides something.
@@ -48,7 +49,7 @@ func NewQuorum(clients []redis.UniversalClient, c Config) Store {
 }
 
 var (
-	errSilent     = errors.New("the node does not answer, and has enough to do when it does")
+	errSilent     = errors.New("the node does not answer, and has too many requests open")
 	errNoMajority = errors.New("a majority of the nodes does not answer")
 )
 
@@ -120,7 +121,7 @@ func (q *quorum) Close() {
 	q.late = map[string]*quorumAttempt{}
 	q.mu.Unlock()
 	for _, c := range late {
-		c.hurry()
+		c.stopRetries()
 	}
 	for _, n := range q.nodes {
 		n.Close()
@@ -137,14 +138,14 @@ func (q *quorum) Wait() {
 func (n *node) silent() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.out >= batcherMax && time.Since(n.heard) > maxNodeTimeout
+	return n.out >= batcherMax && time.Since(n.quiet) > maxNodeTimeout
 }
 
 func (n *node) asked() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.out == 0 {
-		n.heard = time.Now()
+		n.quiet = time.Now()
 	}
 	n.out++
 }
@@ -154,7 +155,7 @@ func (n *node) answered(err error) {
 	defer n.mu.Unlock()
 	n.out--
 	if err == nil {
-		n.heard = time.Now()
+		n.quiet = time.Now()
 	}
 }
 
@@ -245,8 +246,9 @@ func (q *quorum) Reserve(context.Context, string, time.Duration) (int64, error) 
 func (q *quorum) Unreserve(context.Context, string, int64) (bool, error) {
 	return false, unsupported("unreserve")
 }
-func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply           { return nil }
-func (q *quorum) Admit(string, string, []Follower, func([]int64, error)) bool { return false }
+func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply      { return nil }
+func (q *quorum) Admit(string, string, []Follower, func([]int64, error)) {}
+
 func (q *quorum) AcquireAll(context.Context, []string, AcquireRequest) (AcquireAllReply, error) {
 	return AcquireAllReply{}, unsupported("acquire all")
 }

@@ -1,5 +1,7 @@
 package store
 
+// How a quorum grants a key.
+
 import (
 	"cmp"
 	"context"
@@ -16,12 +18,12 @@ type quorumAttempt struct {
 	quorum  *quorum
 	req     AcquireRequest
 	gone    chan struct{} // ends go-redis's own retries
-	hurried sync.Once
+	stopped sync.Once
 
 	mu      sync.Mutex
 	replies []nodeReply // by node
 	votes   votes
-	late    bool // the vote is closed
+	closed  bool // the vote is
 	over    bool // the token is to hold nothing any more
 	decided chan struct{}
 }
@@ -61,9 +63,9 @@ func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan st
 
 func (c *quorumAttempt) key() string { return KeyOf(c.quorum.prefix, c.req.Record) }
 
-// waitFor waits until done is closed, which late must bring about. It returns early
+// waitFor waits until done is closed, which expire, at the time-out, must bring about. It returns early
 // at stop, and when the caller cannot wait any longer.
-func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{}, late func()) (stopped bool, err error) {
+func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{}, expire func()) (stopped bool, err error) {
 	timer := time.NewTimer(min(c.quorum.timeoutFor(c.req.Lease), c.req.Timeout))
 	defer timer.Stop()
 	for {
@@ -75,7 +77,7 @@ func (c *quorumAttempt) waitFor(ctx context.Context, done, stop <-chan struct{},
 		case <-ctx.Done():
 			return false, CallerGone(ctx, "acquire", c.key())
 		case <-timer.C:
-			late()
+			expire()
 		case <-c.quorum.life.Closing():
 			return false, Closed("acquire", c.key())
 		}
@@ -88,7 +90,7 @@ func (c *quorumAttempt) count(i int, r result) {
 	c.mu.Lock()
 	c.replies[i] = nodeReply{true, reply, err}
 	over := c.over
-	if !c.late {
+	if !c.closed {
 		switch {
 		case err != nil:
 			c.votes.add(answerFailed)
@@ -116,7 +118,7 @@ func (c *quorumAttempt) decide() {
 	t := &c.votes
 	hopeless := t.yes+t.pending() < t.majority
 	if t.accepted() || t.unknown() || hopeless && t.yes+t.no >= t.majority {
-		c.late = true
+		c.closed = true
 		close(c.decided)
 	}
 }
@@ -124,7 +126,7 @@ func (c *quorumAttempt) decide() {
 func (c *quorumAttempt) expire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.late {
+	if !c.closed {
 		c.votes.expire()
 		c.decide()
 	}
@@ -269,7 +271,7 @@ func (c *quorumAttempt) withdraw() {
 	}
 	c.mu.Unlock()
 	c.quorum.forget(c.req.Token)
-	c.hurry()
+	c.stopRetries()
 	for _, i := range held {
 		c.cancel(i)
 	}
@@ -281,11 +283,11 @@ func (c *quorumAttempt) leave() {
 	c.mu.Lock()
 	c.over = true
 	c.mu.Unlock()
-	c.hurry()
+	c.stopRetries()
 }
 
-// hurry ends go-redis's retries of questions that nobody needs an answer to.
-func (c *quorumAttempt) hurry() { c.hurried.Do(func() { close(c.gone) }) }
+// stopRetries ends go-redis's retries of questions that nobody needs an answer to.
+func (c *quorumAttempt) stopRetries() { c.stopped.Do(func() { close(c.gone) }) }
 
 // cancel releases what the token may have on a node that has answered.
 func (c *quorumAttempt) cancel(i int) {

@@ -1,5 +1,7 @@
 package store
 
+// How a quorum renews and releases.
+
 import (
 	"context"
 	"sync"

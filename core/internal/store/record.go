@@ -1,5 +1,7 @@
 package store
 
+// The names of records, channels and Lockers, and what a record says of a call.
+
 import (
 	"fmt"
 	"net/url"

@@ -129,7 +129,7 @@ var obstacles = map[string]struct {
 // brokenPromises calls an acquireall script on keys for which a call waits, with an obstacle at the
 // first, one in the middle or the last of them. It returns how many grants the waiter was sent that
 // are not in their records.
-func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
+func brokenPromises(t *testing.T, script, token, obstacle string) (broken int) {
 	t.Helper()
 	const keys = 9
 	ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
@@ -167,7 +167,7 @@ func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
 	time.Sleep(300 * time.Millisecond)
 	for _, now := range rounds {
 		require.NoError(t, obstacles[obstacle].place(ctx, rdb, now.records[now.at]))
-		err := rdb.Eval(ctx, script, now.records, entry, 10000, "x").Err()
+		err := rdb.Eval(ctx, script, now.records, token, 10000, "x").Err()
 		if want := obstacles[obstacle].fails; want != "" {
 			require.ErrorContains(t, err, want)
 		}
@@ -193,10 +193,10 @@ func brokenPromises(t *testing.T, script, entry, obstacle string) (broken int) {
 func TestAcquireAllThatFailsHasPromisedNothing(t *testing.T) {
 	t.Parallel()
 	for obstacle := range obstacles {
-		for mode, entry := range map[string]string{"shared": readerToken, "counted": "3" + strangerToken[1:], "exclusive": strangerToken} {
+		for mode, token := range map[string]string{"shared": readerToken, "counted": "3" + strangerToken[1:], "exclusive": strangerToken} {
 			t.Run(obstacle+", "+mode, func(t *testing.T) {
 				t.Parallel()
-				require.Zero(t, brokenPromises(t, store.Sources["acquireall"], entry, obstacle))
+				require.Zero(t, brokenPromises(t, store.Sources["acquireall"], token, obstacle))
 			})
 		}
 	}

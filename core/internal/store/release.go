@@ -1,5 +1,7 @@
 package store
 
+// How a deployment releases keys, for a caller who waits and for nobody.
+
 import (
 	"context"
 	"sync"

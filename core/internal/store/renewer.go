@@ -80,7 +80,7 @@ func renewalClient(rdb redis.UniversalClient) redis.UniversalClient {
 		opt.MaxRetries, opt.DialerRetries = -1, 1
 		opt.PushNotificationProcessor = nil // registers handlers of its own
 		// rdb's own, which a connection that it opens meanwhile may change. Renewals are
-		// tried again soon enough without word of a server's maintenance.
+		// tried again soon enough without notice of a server's maintenance.
 		opt.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 		if listener.FollowsSentinels(client) && (opt.ConnMaxLifetime <= 0 || opt.ConnMaxLifetime > SentinelLifetime) {
 			opt.ConnMaxLifetime = SentinelLifetime

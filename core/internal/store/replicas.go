@@ -1,5 +1,7 @@
 package store
 
+// Grants that replicas must have.
+
 import (
 	"cmp"
 	"context"

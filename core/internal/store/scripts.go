@@ -1,5 +1,7 @@
 package store
 
+// The scripts, and the numbers that they share with Go.
+
 import (
 	"embed"
 	"regexp"
@@ -45,6 +47,8 @@ var constantsSource string
 var (
 	// ClaimLease is how long a waiter that was granted the key has to take it up.
 	ClaimLease = time.Duration(constant("CLAIM")) * time.Millisecond
+	// WaiterLife is how long a token stays in a key's FIFO that nobody refreshes.
+	WaiterLife = time.Duration(constant("ALIVE")) * time.Millisecond
 	// FenceBlock is how many fences an exclusive grant may use up.
 	FenceBlock = constant("BLOCK")
 	// maxQueue is how many tokens can wait for a key in Redis.

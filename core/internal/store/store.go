@@ -24,8 +24,8 @@ type Store interface {
 	AcquireAll(ctx context.Context, records []string, req AcquireRequest) (AcquireAllReply, error)
 	// Admit admits followers beside their leader, a holder of the key, and calls done with a
 	// fence for each, zero if it was not admitted: perhaps before it returns. It does not block,
-	// and reports false when the Locker is closed. It is for stores that queue.
-	Admit(record, leader string, followers []Follower, done func(fences []int64, err error)) bool
+	// and does nothing when the Locker is closed. It is for stores that queue.
+	Admit(record, leader string, followers []Follower, done func(fences []int64, err error))
 	// Renew renews leases that one node serves; see NodeOf.
 	Renew(ctx context.Context, batch []Renewal) []RenewalReply
 	// Refresh tells Redis that tokens still wait which one node serves; see NodeOf.
@@ -123,9 +123,9 @@ type Mark uint8
 const (
 	// NotQueued does not wait.
 	NotQueued Mark = iota
-	// Listens learns of its grant by a message, whose receivers are counted.
+	// Listens learns of its grant by a message, and is gone if the server has no subscription for it.
 	Listens
-	// Elsewhere does too, but its subscription may be to another node.
+	// Elsewhere learns of it by a message too, but its subscription may be to another node.
 	Elsewhere
 	// Polls has no subscription.
 	Polls

@@ -20,7 +20,7 @@ local lease = tonumber(ARGV[2])
 
 if redis.call('EXISTS', key) == 0 then -- nobody holds it, nobody waits
   local its = time[1] .. string.sub('00000' .. time[2], -6) -- micros; to format a number takes longer
-  redis.call('HSET', key, 'fence', its, 'last', entry, 'h:' .. entry, string.format('%d %s %s', now + lease, its, ARGV[3]))
+  redis.call('HSET', key, 'fence', its, 'last', token, 'h:' .. token, string.format('%d %s %s', now + lease, its, ARGV[3]))
   redis.call('PEXPIRE', key, ARGV[2])
   return micros
 end
@@ -38,7 +38,7 @@ if mine then
   -- that was delivered late.
   local its, what = string.match(mine, '^%d+ (%d+) (.*)$')
   if ends(mine) < now + lease then
-    write('h:' .. entry, string.format('%d %s %s', now + lease, its, what))
+    write('h:' .. token, string.format('%d %s %s', now + lease, its, what))
     stays = now + lease
     save()
   end
@@ -48,20 +48,20 @@ end
 sweep()
 local turn
 if ARGV[6] then
-  turn = fits(limit(entry))
+  turn = fits(limit(token))
 else
-  turn = serve(entry) or queue == '' and reserved == 0 and fits(limit(entry))
+  turn = serve(token) or queue == '' and reserved == 0 and fits(limit(token))
 end
 if turn then
-  leave(entry)
-  local its = grant(entry, lease, ARGV[3])
+  leave(token)
+  local its = grant(token, lease, ARGV[3])
   if ARGV[6] and reserved > 0 then
     reserve(tonumber(ARGV[6]))
     made = its
   end
   save()
   local more = others()
-  local n = limit(entry)
+  local n = limit(token)
   return more == 0 and (n <= 1 or held < n) and its or {1, its, more}
 end
 if ARGV[6] then
@@ -70,10 +70,10 @@ end
 
 local at = 0
 if ARGV[4] ~= '' then
-  local known = place(entry)
-  local before = join(entry, ARGV[4], ARGV[3])
+  local known = place(token)
+  local before = join(token, ARGV[4], ARGV[3])
   at = before and before + 1 or 0
-  if before and not known and before <= 1 and held > 0 and limit(last) == 1 and locker(last) ~= locker(entry) then
+  if before and not known and before <= 1 and held > 0 and limit(last) == 1 and locker(last) ~= locker(token) then
     send(locker(last), string.format('wanted %.0f', fence))
   end
 end

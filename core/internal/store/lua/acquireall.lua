@@ -6,7 +6,7 @@
 -- publishes: from then on Redis refuses nothing, even if its memory is full.
 --
 -- KEYS     the records, as in record.lua
--- ARGV[1]  the caller's entry, the same on each key
+-- ARGV[1]  the caller's token, the same on each key
 -- ARGV[2]  length of the leases, in ms
 -- ARGV[3]  what the caller is, for people; no spaces
 -- returns  {1, fence, waited for, …} with two numbers for each key, the second 1 if
@@ -30,7 +30,7 @@ for i = 1, #all do
     sweep()
     serve('')
     saves[#saves + 1] = save
-    if queue ~= '' or reserved > 0 or not fits(limit(entry)) then
+    if queue ~= '' or reserved > 0 or not fits(limit(token)) then
       left, queued = held > 0 and math.max(soonest - now, 0) or 0, waiting
     end
   end
@@ -43,13 +43,13 @@ for i = 1, #all do
   grants[i] = function()
     local its
     if not mine then
-      its = grant(entry, lease, ARGV[3])
+      its = grant(token, lease, ARGV[3])
       save()
     else -- the reply to an earlier call was lost
       local what
       its, what = string.match(mine, '^%d+ (%d+) (.*)$')
       if ends(mine) < now + lease then
-        write('h:' .. entry, string.format('%d %s %s', now + lease, its, what))
+        write('h:' .. token, string.format('%d %s %s', now + lease, its, what))
         stays = now + lease
         save()
       end

@@ -1,8 +1,8 @@
 -- Admits calls of one process beside its holder, with which they waited when it was granted
 -- the key: shared ones past the queue, others only if nobody waits there.
 --
--- ARGV[1]  the holder's entry
--- ARGV[2]  and so on, for each call: its entry, the length of its lease in ms, and
+-- ARGV[1]  the holder's token
+-- ARGV[2]  and so on, for each call: its token, the length of its lease in ms, and
 --          what it is, for people; no spaces
 -- returns  for each call its fence, or 0 if it is not admitted
 -- #include record.lua

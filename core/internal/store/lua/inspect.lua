@@ -1,5 +1,5 @@
 -- Tells who holds a key, who waits for it, and until when it is reserved, and changes
--- nothing. The secrets stay here: of an entry LIMIT:LOCKER is told.
+-- nothing. The secrets stay here: of a token LIMIT:LOCKER is told.
 --
 -- KEYS[1]  the record, as in record.lua
 -- ARGV[1]  how many holders are told of, at most

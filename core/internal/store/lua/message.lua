@@ -19,7 +19,7 @@ local function unsubscribed(to)
   return tonumber(count[2]) == 0
 end
 
--- sendGrant sends a waiter's locker the grant of its entry e: its fence, when its claim ends,
+-- sendGrant sends a waiter's locker the grant of its token e: its fence, when its claim ends,
 -- in ms, and 1 if others wait, 2 if none does and one more with its limit may hold the key,
 -- else 0. message.go reads it. It returns true if e has to be granted the key now; false if
 -- its locker is gone; nil if nothing can be published. What was published can arrive even if

@@ -90,7 +90,7 @@ local function reserve(ms)
   reserved = math.max(reserved, now + ms)
 end
 
--- place finds e in the queue: where its entry begins, and about how many are before
+-- place finds e in the queue: where it begins, and about how many are before
 -- it. To count them would take longer.
 local function place(e)
   local from = string.find(queue, e, 1, true)
@@ -117,7 +117,7 @@ local function forget(e, alive)
 end
 
 -- join puts e at the end of the queue, or says that it is still alive; new is for an
--- entry that cannot be in it yet. It returns how many are before it; nil if the queue
+-- token that cannot be in it yet. It returns how many are before it; nil if the queue
 -- is full.
 local function join(e, mark, what, new)
   local item = e .. mark .. string.format('%d', now + ALIVE) .. ',' .. what .. ' '

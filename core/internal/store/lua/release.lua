@@ -3,12 +3,12 @@
 --
 -- ARGV[2]  the greatest fence that was used under the caller's grant, or 0 if none was
 -- ARGV[3]  ms that the key is to stay held after the release, or 0
--- ARGV[4]  another entry of the same process, or ''
+-- ARGV[4]  another token of the same process, or ''
 -- ARGV[5]  its mark, to have it wait for the key; '' to have it leave the queue
 -- ARGV[6]  what it is
 -- ARGV[7]  '1' if it cannot be in the queue yet
 -- returns  1 when the caller held the key, 0 when it did not
---          with an entry that waits: {the same, its fence if it was granted, else
+--          with a token that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue, ms
 --          left of a holder's lease}
 -- #include record.lua
@@ -16,9 +16,9 @@
 -- it up, and nobody ever asked for it meanwhile; or somebody did, and nobody waits; or the
 -- next also wants it alone.
 local used = tonumber(ARGV[2])
-local plain = string.sub(entry, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 and used < micros
+local plain = string.sub(token, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 and used < micros
 if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last, and one holder
-  local mine = redis.call('HGET', key, 'h:' .. entry)
+  local mine = redis.call('HGET', key, 'h:' .. token)
   if mine and ends(mine) > now then
     redis.call('DEL', key) -- there is nothing to remember
     return 1
@@ -28,7 +28,7 @@ end
 record = read()
 if plain and record[7] and ends(record[7]) > now and not record[9] and not record[10] then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
-  local fresh = e and now + AGED < tonumber(alive) -- there is no w:ENTRY
+  local fresh = e and now + AGED < tonumber(alive) -- there is no w:TOKEN
   if not record[5] and not record[6] and ARGV[5] == '' then
     redis.call('DEL', key)
     return 1
@@ -41,7 +41,7 @@ if plain and record[7] and ends(record[7]) > now and not record[9] and not recor
     end
     redis.call('PEXPIRE', key, CLAIM + ALIVE) -- before the message: Redis may refuse writes
     if sendGrant(id, e, '@', its, claim, waiting > 0 and 1 or 0) then
-      redis.call('HDEL', key, 'h:' .. entry)
+      redis.call('HDEL', key, 'h:' .. token)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
       if ARGV[5] == '' then
@@ -58,27 +58,27 @@ if foreign() then
 end
 local owned, stay, other = mine and 1 or 0, tonumber(ARGV[3]), ARGV[4]
 
-if mine and stay == 0 and limit(entry) == 1 then -- the rest of the block goes back
+if mine and stay == 0 and limit(token) == 1 then -- the rest of the block goes back
   fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''
 end
 if mine and stay > 0 then
   local rest = string.match(mine, ' .*$')
-  local gone = entry .. '0' -- a renewal that is under way must not find it
-  redis.call('HDEL', key, 'h:' .. entry)
-  if last == entry then
+  local gone = token .. '0' -- a renewal that is under way must not find it
+  redis.call('HDEL', key, 'h:' .. token)
+  if last == token then
     last = gone
   end
   -- At once: sweep counts what it finds, and a record of one holder tells no count.
   redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + stay, rest))
   stays, soonest = now + stay, math.min(soonest, now + stay)
 elseif mine then
-  redis.call('HDEL', key, 'h:' .. entry)
+  redis.call('HDEL', key, 'h:' .. token)
   held = held - 1
   if held == 0 then
     soonest = NEVER
   end
 else
-  leave(entry)
+  leave(token)
 end
 
 sweep()

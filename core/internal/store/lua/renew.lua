@@ -9,7 +9,7 @@
 -- others are renewed.
 --
 -- KEYS[i]     a key's record, as in record.lua
--- ARGV[2i-1]  its holder's entry
+-- ARGV[2i-1]  its holder's token
 -- ARGV[2i]    what is to be left of its lease, in ms
 -- returns     for each key 0 when the caller does not hold it, 1 when it does, 2
 --             when it does and somebody waits
@@ -18,8 +18,8 @@ local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
 local replies = {}
 for i, key in ipairs(KEYS) do
-  local entry, lease = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
-  local record = redis.pcall('HMGET', key, 'h:' .. entry, 'queue', 'v')
+  local token, lease = ARGV[2 * i - 1], tonumber(ARGV[2 * i])
+  local record = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'v')
   if record.err and not string.find(record.err, 'WRONGTYPE', 1, true) then
     return record
   end
@@ -31,7 +31,7 @@ for i, key in ipairs(KEYS) do
     if tonumber(deadline) < now + lease then
       local left = waiting and lease + ALIVE or lease -- a dead holder does not take the queue with it
       redis.call('PEXPIRE', key, math.max(left, redis.call('PTTL', key), LEAST))
-      redis.call('HSET', key, 'h:' .. entry, string.format('%d%s', now + lease, rest))
+      redis.call('HSET', key, 'h:' .. token, string.format('%d%s', now + lease, rest))
     end
     replies[i] = waiting and 2 or 1
   end
