@@ -18,6 +18,7 @@ import (
 type sent struct {
 	id, key, name string
 	place         int   // among those of its key
+	due           int64 // it is not to start before; 0: it is not delayed
 	known         bool  // Enqueue returned nil
 	cancelled     int64 // when Cancel returned nil
 	cancelling    bool  // Cancel was called
@@ -129,7 +130,10 @@ func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttem
 	for _, m := range messages {
 		known[m.id] = true
 		a.checkMessage(m, byID[m.id], maxAttempts)
-		if m.key != "" && m.known && m.found && m.deferred == 0 {
+		if runs := byID[m.id]; len(runs) > 0 && runs[0].At < m.due {
+			a.violate("message %s started %.3f ms before its time", m.id, float64(m.due-runs[0].At)/1e6)
+		}
+		if m.key != "" && m.known && m.found && m.deferred == 0 && m.due == 0 { // what is delayed joins its key's FIFO later
 			lines[m.key] = append(lines[m.key], m)
 		}
 	}

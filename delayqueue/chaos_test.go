@@ -176,6 +176,7 @@ func (r *chaosRunner) enqueue(who, of int) {
 				job.MaxAge = 50*time.Millisecond + rand.N(200*time.Millisecond)
 			case dice < 185:
 				job.Delay = rand.N(50 * time.Millisecond)
+				m.due = history.Now() + int64(job.Delay)
 			}
 		}
 		job.Key, job.Name = m.key, m.name
@@ -339,10 +340,9 @@ func (r *chaosRunner) drain(most time.Duration, left int) {
 		open = 0
 		answered := true
 		for _, base := range r.config.bases() {
-			for _, set := range []string{":open", ":running"} {
-				n, err := r.direct.ZCard(ctx, base+set).Result()
-				open, answered = open+n, answered && err == nil
-			}
+			n, err := r.direct.HLen(ctx, base+":m").Result()
+			dead, err2 := r.direct.ZCard(ctx, base+":x").Result()
+			open, answered = open+n-dead, answered && err == nil && err2 == nil
 		}
 		if answered && open <= int64(left) {
 			return
@@ -378,7 +378,7 @@ func (r *chaosRunner) finish() {
 	readers.Wait()
 	require.NoError(r.t, errors.Join(errs...))
 	for _, base := range r.config.bases() {
-		for _, set := range []string{":due", ":open", ":running"} {
+		for _, set := range []string{":z", ":w", ":f"} {
 			left, err := r.direct.ZRange(context.Background(), base+set, 0, 5).Result()
 			require.NoError(r.t, err)
 			if len(left) > 0 {

@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -47,7 +48,8 @@ type claimer struct {
 }
 
 func (w *claimer) run() {
-	token, failures := "", 0
+	// The claims of a claimer are numbered: one that comes to Redis after a later one takes nothing.
+	session, number, token, failures := ident.Random(8), 0, "", 0
 	defer func() {
 		if failures > 0 && token != "" {
 			w.giveBack(token)
@@ -68,7 +70,8 @@ func (w *claimer) run() {
 			continue
 		}
 		if token == "" {
-			token = ident.Random(16)
+			number++
+			token = fmt.Sprintf("%s.%d", session, number)
 		}
 		sent := time.Now()
 		want := n

@@ -52,7 +52,7 @@ func TestALateResultIsRefused(t *testing.T) {
 		next(t, started)
 
 		// The claim ends, and another worker runs the message.
-		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("running"), redisZ(0, id+" ")).Err())
+		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("w"), redisZ(0, id+" ")).Err())
 		var r ran
 		b.start(r.handle)
 		s := b.reaches(id, delayqueue.StateDone)
@@ -82,7 +82,7 @@ func TestAHandlerIsToldThatItsClaimWasLost(t *testing.T) {
 		}, delayqueue.WithClaimLease(3*time.Second))
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		next(t, started)
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("message:"+id), "owner", "another").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "r1 0 0 0 another  ").Err())
 		require.ErrorIs(t, next(t, cause), delayqueue.ErrClaimLost)
 	})
 }
@@ -116,10 +116,9 @@ func TestAnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
 		after := b.enqueue(delayqueue.Job{Key: "k"})
 		var r ran
 		// Two claims by workers that said nothing more.
-		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("due"), id+" k").Err())
-		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("open"), id+" k").Err())
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("message:"+id), "state", "running", "owner", "dead", "attempts", 2, "losses", 1).Err())
-		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("running"), redisZ(1, id+" k")).Err())
+		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("z"), id+" k").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "r2 0 1 0 dead  ").Err())
+		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("w"), redisZ(1, id+" k")).Err())
 		b.start(r.handle)
 		b.reaches(after, delayqueue.StateDone)
 		s := b.status(id)

@@ -1,9 +1,11 @@
 package delayqueue
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -22,8 +24,45 @@ const commandPatience = 10 * time.Second
 func (p *partition) call(ctx context.Context, script *luascript.Script, args ...any) *redis.Cmd {
 	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
-	args = append([]any{p.queue.retention.Milliseconds(), p.queue.deadRetention.Milliseconds()}, args...)
-	return script.Run(ctx, p.queue.rdb, p.keys, args...)
+	args = append(p.queue.spans(), args...)
+	reply := script.Run(ctx, p.queue.rdb, p.keys, args...)
+	if p.mend(ctx, reply.Err()) {
+		reply = script.Run(ctx, p.queue.rdb, p.keys, args...)
+	}
+	return reply
+}
+
+// checkLayout fails if the partition has messages of the layout before this one. It asks once.
+func (p *partition) checkLayout(ctx context.Context, op string) error {
+	if p.known.Load() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	defer cancel()
+	n, err := p.queue.rdb.Exists(ctx, p.base+":open", p.base+":running", p.base+":dead").Result()
+	if err != nil {
+		return redisError(ctx, op, err)
+	}
+	if n > 0 {
+		return fmt.Errorf("delayqueue: %s in %q: %w: let the release that stored them run the queue empty, and purge its dead letters",
+			op, p.queue.name, ErrOtherLayout)
+	}
+	p.known.Store(true)
+	return nil
+}
+
+// spans are the first arguments of all scripts.
+func (q *Queue) spans() []any {
+	return []any{q.retention.Milliseconds(), q.deadRetention.Milliseconds()}
+}
+
+// mend moves away what has the name but not the type of one of the partition's keys, if that
+// is why a script failed. It reports whether the script is to be called again.
+func (p *partition) mend(ctx context.Context, err error) bool {
+	if err == nil || !strings.Contains(err.Error(), "WRONGTYPE") { // after "ERR " and more on Redis 6
+		return false
+	}
+	return mendScript.Run(ctx, p.queue.rdb, p.keys, p.queue.spans()...).Err() == nil
 }
 
 // each calls a script on partitions, all at once.
@@ -34,6 +73,11 @@ func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.
 		calls[i] = &call
 	}
 	_ = luascript.Pipeline(ctx, q.rdb, calls) // each call has its own error
+	for i, p := range parts {
+		if p.mend(ctx, calls[i].Err()) {
+			calls[i].Cmd = script.Run(ctx, q.rdb, p.keys, args...)
+		}
+	}
 	return calls
 }
 
@@ -48,20 +92,27 @@ type enqueueing struct {
 
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
-	args := make([]any, 0, 2+8*len(batch))
+	args := make([]any, 0, 2+7*len(batch))
 	args = append(args, q.maxDepth, q.maxDepthPerKey)
 	for _, e := range batch {
 		j := e.job
 		// Rounded up: a message is never early, and not too old when it comes.
-		args = append(args, j.ID, j.Key, j.Name, j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), j.Principal, bit(j.parked))
+		parked := "-"
+		if j.parked {
+			parked = "p"
+		}
+		args = append(args, j.ID, j.Key, about(j.Key, j.Name, j.Principal), j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), parked)
 	}
 	ctx := context.Background()
-	reply, err := p.call(ctx, enqueueScript, args...).Int64Slice()
-	if err == nil && len(reply) != len(batch) {
-		err = luascript.ErrReply
-	}
-	if err != nil {
-		err = redisError(ctx, "enqueue", err)
+	var reply []int64
+	err := p.checkLayout(ctx, "enqueue")
+	if err == nil {
+		if reply, err = p.call(ctx, enqueueScript, args...).Int64Slice(); err == nil && len(reply) != len(batch) {
+			err = luascript.ErrReply
+		}
+		if err != nil {
+			err = redisError(ctx, "enqueue", err)
+		}
 	}
 	for i, e := range batch {
 		switch {
@@ -95,12 +146,18 @@ type batch struct {
 	emptied []string
 }
 
+// claimHead is how much a claim's reply has before its messages.
+const claimHead = 6
+
 func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
+	if err := p.checkLayout(ctx, "claim"); err != nil {
+		return batch{}, err
+	}
 	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, p.queue.maxAttempts, claimBytes).Slice()
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)
 	}
-	if len(reply) < 5 {
+	if len(reply) < claimHead {
 		return batch{}, redisError(ctx, "claim", luascript.ErrReply)
 	}
 	wait, ok := reply[0].(int64)
@@ -117,9 +174,11 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		b.emptied = append(b.emptied, name)
 		ok = ok && is
 	}
-	for _, f := range reply[5:] {
-		m, left, is := readMessage(f)
-		b.messages, b.left = append(b.messages, m), append(b.left, left)
+	now, is := readMillis(reply[5])
+	ok = ok && is
+	for _, f := range reply[claimHead:] {
+		m, is := readMessage(f)
+		b.messages, b.left = append(b.messages, m), append(b.left, m.ExpiresAt.Sub(now))
 		ok = ok && is
 	}
 	if !ok {
@@ -128,29 +187,39 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
-// readMessage reads what a script told of a message, and for how long it may be started.
-func readMessage(fields any) (m Message, left time.Duration, ok bool) {
-	f, ok := fields.([]any)
-	if !ok || len(f) != 14 {
-		return m, 0, false
+// readMessage reads what a script told of a message: id, record, attempts, 1 if others are behind
+// it, 1 if it waited for its key, its payload if that is not in the record.
+func readMessage(told any) (m Message, ok bool) {
+	f, ok := told.([]any)
+	if !ok || len(f) != 6 {
+		return m, false
 	}
-	var texts [5]string
-	for i, at := range [5]int{0, 1, 2, 3, 9} {
+	var texts [4]string
+	for i, at := range [...]int{0, 1, 2, 5} {
 		if texts[i], ok = f[at].(string); !ok {
-			return m, 0, false
+			return m, false
 		}
 	}
-	var n [9]int64
-	for i, at := range [9]int{4, 5, 6, 7, 8, 10, 11, 12, 13} {
-		if n[i], ok = f[at].(int64); !ok {
-			return m, 0, false
-		}
+	r, ok := readRecord(texts[1])
+	if !ok {
+		return m, false
 	}
-	m.ID, m.Key, m.Name, m.Payload, m.Principal = texts[0], texts[1], texts[2], []byte(texts[3]), texts[4]
-	m.Attempt, m.Conflicts, m.Losses = int(n[0]), int(n[1]), int(n[2])
-	m.EnqueuedAt, m.ExpiresAt = time.UnixMilli(n[3]), time.UnixMilli(n[4])
-	m.behind, m.parked, m.handed = int(n[5]), n[6] == 1, int(n[8])
-	return m, time.Duration(n[7]) * time.Millisecond, true
+	a, ok := readAttempts(texts[2])
+	if r.body {
+		r.payload = texts[3]
+	}
+	return Message{
+		ID: texts[0], Key: r.key, Name: r.name, Principal: r.principal, Payload: []byte(r.payload),
+		Attempt: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
+		behind: f[3] == int64(1), parked: f[4] == int64(1), handed: a.handed, body: r.body, seq: r.seq, state: texts[2], cause: a.cause,
+	}, ok
+}
+
+// readMillis reads a time of Redis, in ms.
+func readMillis(reply any) (time.Time, bool) {
+	s, _ := reply.(string)
+	ms, err := strconv.ParseInt(s, 10, 64)
+	return time.UnixMilli(ms), err == nil
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
@@ -158,7 +227,7 @@ func (p *partition) extend(ctx context.Context, lease time.Duration, claims []*c
 	args := make([]any, 0, 1+3*len(claims))
 	args = append(args, lease.Milliseconds())
 	for _, c := range claims {
-		args = append(args, c.message.ID, c.message.Key, c.token)
+		args = append(args, c.message.ID, c.message.Key, c.message.state)
 	}
 	reply, err := p.call(ctx, extendScript, args...).Int64Slice()
 	if err == nil && len(reply) != len(claims) {
@@ -199,45 +268,66 @@ type settled struct {
 	sent    time.Time
 }
 
-var settleWords = map[Outcome]string{
-	OutcomeDone: "done", OutcomeDead: "dead", OutcomeRetry: "retry", OutcomeConflict: "conflict", OutcomeReturned: "return",
+var settleLetters = map[Outcome]string{
+	OutcomeDone: "d", OutcomeDead: "x", OutcomeRetry: "r", OutcomeConflict: "c", OutcomeReturned: "b",
 }
 
 func (p *partition) settle(batch []*settling) {
-	args := make([]any, 0, 1+11*len(batch))
+	args := make([]any, 0, 1+8*len(batch))
 	lease := time.Duration(0)
 	for _, s := range batch {
 		lease = max(lease, s.lease)
 	}
 	args = append(args, lease.Milliseconds())
 	for _, s := range batch {
-		m, v := s.claim.message, s.verdict
-		how := settleWords[v.outcome]
-		if v.foreign {
-			how = "hand back"
-		}
-		args = append(args, m.ID, m.Key, s.claim.token, how, ceilMilliseconds(v.delay),
-			p.queue.sealed(kindCause, m, []byte(v.cause())), bit(v.lost), bit(v.awaitsKey), p.queue.sealed(kindResult, m, v.result), v.next, v.which)
+		args = p.settleArgs(args, s)
 	}
 	ctx, sent := context.Background(), time.Now()
 	reply, err := p.call(ctx, settleScript, args...).Slice()
-	anyDue := false
+	anyDue, now := false, time.Time{}
+	if err == nil && len(reply) != len(batch)+2 {
+		err = luascript.ErrReply
+	}
 	if err == nil {
-		if len(reply) != len(batch)+1 {
+		var ok bool
+		if now, ok = readMillis(reply[len(batch)]); !ok {
 			err = luascript.ErrReply
-		} else {
-			anyDue = reply[len(batch)] == int64(1)
 		}
+		anyDue = reply[len(batch)+1] == int64(1)
 	}
 	for i, s := range batch {
 		if err != nil {
 			s.err = redisError(ctx, "settle", err)
-		} else if s.settled, s.err = readSettled(reply[i]); s.err != nil {
+		} else if s.settled, s.err = readSettled(reply[i], now); s.err != nil {
 			s.err = redisError(ctx, "settle", s.err)
 		}
 		s.settled.anyDue, s.settled.sent = anyDue, sent
 		close(s.done)
 	}
+}
+
+// settleArgs appends what settle.lua is told of one claim.
+func (p *partition) settleArgs(args []any, s *settling) []any {
+	m, v := s.claim.message, s.verdict
+	how := settleLetters[v.outcome]
+	if v.foreign {
+		how = "h"
+	}
+	options := how + option(v.lost, "l") + option(v.awaitsKey, "w") + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(m.body, "b")
+	args = append(args, m.ID, m.Key, m.seq, m.state, options, v.next)
+	if v.outcome == OutcomeDone {
+		result := p.queue.sealed(kindResult, m, v.result)
+		return append(args, doneEnding(m, s.claim.token, len(result)), result)
+	}
+	return append(args, fmt.Sprint(ceilMilliseconds(v.delay), " ", m.ExpiresAt.UnixMilli()), p.queue.sealed(kindCause, m, []byte(v.cause())))
+}
+
+// option is an option of a script.
+func option(set bool, letter string) string {
+	if set {
+		return letter
+	}
+	return "-"
 }
 
 // sealed is what is stored of a message that has an outcome: nothing of nothing.
@@ -252,13 +342,12 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 	return stored
 }
 
-func readSettled(reply any) (s settled, err error) {
+func readSettled(reply any, now time.Time) (s settled, err error) {
 	f, ok := reply.([]any)
-	if !ok || len(f) < 1 {
+	if !ok {
+		f = []any{reply}
+	} else if len(f) == 0 {
 		return s, luascript.ErrReply
-	}
-	if f[0] == int64(-1) && len(f) > 1 {
-		return s, fmt.Errorf("%v", f[1])
 	}
 	switch f[0] {
 	case int64(0):
@@ -270,27 +359,28 @@ func readSettled(reply any) (s settled, err error) {
 		return s, luascript.ErrReply
 	}
 	if len(f) > 1 && f[1] != nil {
-		m, left, ok := readMessage(f[1])
+		m, ok := readMessage(f[1])
 		if !ok {
 			return s, luascript.ErrReply
 		}
-		s.next, s.left = &m, left
+		s.next, s.left = &m, m.ExpiresAt.Sub(now)
 	}
 	return s, nil
 }
 
 // What nudge.lua found of a key.
 const (
-	nudgeEmpty = iota // it has no messages
-	nudgeBusy         // its head runs, or waits for something else
+	nudgeNone  = iota // it has no message that runs or could run now
+	nudgeBusy         // its head runs, or is due, or waits for the key and was only looked at
 	nudgeWoken        // its head is due now
 )
 
-// nudge makes the heads of keys due that wait for nothing but their key.
-func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, err error) {
-	args := make([]any, len(keys))
-	for i, key := range keys {
-		args[i] = key
+// nudge makes the heads of keys due that wait for nothing but their key; or it only looks.
+func (p *partition) nudge(ctx context.Context, keys []string, wake bool) (found []int64, err error) {
+	args := make([]any, 0, 1+len(keys))
+	args = append(args, bit(wake))
+	for _, key := range keys {
+		args = append(args, key)
 	}
 	found, err = p.call(ctx, nudgeScript, args...).Int64Slice()
 	if err == nil && len(found) != len(keys) {
@@ -307,8 +397,12 @@ func (p *partition) nudge(ctx context.Context, keys []string) (found []int64, er
 func (p *partition) hasBehind(ctx context.Context, m Message) bool {
 	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
-	last, err := p.queue.rdb.LIndex(ctx, p.base+":order:"+m.Key, -1).Result()
-	return last != m.ID && !errors.Is(err, redis.Nil)
+	last, err := p.queue.rdb.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1}).Result()
+	if err != nil || len(last) == 0 {
+		return err != nil
+	}
+	id, _ := splitPlace(last[0])
+	return id != m.ID
 }
 
 // cancel ends queued messages. It returns the states that it found, "" for none.
@@ -333,7 +427,7 @@ const (
 // died again.
 type letter struct {
 	id   string
-	died string // in ms; "" whenever that was
+	died string // as its ending has it; "" whenever that was
 }
 
 // redrive puts dead letters back into the queue. It returns a word for each.

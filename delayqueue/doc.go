@@ -48,9 +48,10 @@
 // A worker that has the lock of a key runs the messages in its FIFO one after the
 // other under that one lease, for 100 ms at most; then other keys have their turn.
 //
-// Fresh calls do not come between: a key with parked messages is reserved for them,
-// for WithPrecedence after the last of them was parked or tried, also while one
-// waits for its next attempt. core.KeyInfo.Reserved shows it. Jobs that were not parked
+// Fresh calls do not come between: a key with parked messages that could run now is reserved
+// for them, for WithPrecedence after the last of them was parked or tried. While the first of
+// them waits for its next attempt, or the queue is paused, it is not, and fresh calls get the
+// key; those parked behind it wait. core.KeyInfo.Reserved shows it. Jobs that were not parked
 // by Policy but enqueued have that from the first time that a worker meets their
 // held key. The parked messages of one key belong in one queue: of two, each can end
 // the other's reservation.
@@ -65,8 +66,8 @@
 //     the same: what must not be done twice needs that ID, or a fence that is claimed
 //     before the read (core.Lease.Fence).
 //   - Messages of a key run in order, one at a time, under the key's lock. A
-//     failed one keeps its place while it waits for its next attempt, as a delayed
-//     one does for its time. What holds for the lock holds here; see package core.
+//     failed one keeps its place while it waits for its next attempt. A delayed one
+//     joins when it is due. What holds for the lock holds here; see package core.
 //     Without a key there is no lock and no order: a handler that ignores the end
 //     of its ctx may then overlap with the next attempt.
 //   - No message is started after its not_after, nor before its time, by the clock
@@ -82,30 +83,18 @@
 // Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
 // and no message is started.
 //
-//	<prefix>:queue:{<name>}:due           ZSET  when the head of each key, and each keyless message, is due
-//	                       :open          ZSET  not_after of all queued messages
-//	                       :running       ZSET  ends of claims
-//	                       :dead          ZSET  times of death
-//	                       :message:<id>  HASH  a message
-//	                       :order:<key>   LIST  the FIFO of a key; its head is in due or running
-//	                       :claim:<token> STRING what a claim took, should it be sent again
-//	                       :receipt:<token> what an operation did, should it be sent again
-//	                       :audit         STRING where the next audit begins
-//	                       :counts        HASH  how many messages came, and how they ended
-//	                       :paused        STRING there while nothing is to be claimed
-//	                       :junk:<name>   what had the name of one of these keys, but not its type
-//	<prefix>:queue:{<name>}:wake          channel of all partitions: something is due earlier than
-//	                                      before, or a key has no messages any more
+// A partition has 17 keys, <prefix>:queue:{<name>}:m and so on, whatever is in it; those of
+// the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares them all.
+// docs/protocol.md says what is in each. The channel <prefix>:queue:{<name>}:wake, of
+// all partitions, tells that something is due earlier than before, or that a key has no
+// messages any more.
 //
-// The i-th of n partitions has {<name>/i.n} for {<name>}.
+// If somebody else damages these keys, what cannot be read becomes a dead letter with its
+// cause, and a key of another type is moved away. The workers go on. What was lost with it is
+// not made anew: a message without its place in z or f is not run.
 //
-// A queued message whose record is whole gets its turn back when somebody else
-// damages one of these sets or FIFOs: each look of a worker audits 100 of them, once
-// a second at most. A running one relies on running: should that be lost, and its worker die before
-// the next heartbeat, nobody runs it again until its key's FIFO moves on.
-//
-// Everything has a TTL that outlives its use. A payload goes with the end of its
-// message, except a dead one's. WithEncryption seals payloads, results and causes.
+// Every key has a TTL that outlives the use of what is in it. A payload goes with the end of
+// its message, except a dead one's. WithEncryption seals payloads, results and causes.
 //
 // What is enqueued, and what ends, while Redis is busy with others goes to it
 // together, in one script. The end of a claim brings the next message, so that a busy

@@ -45,6 +45,10 @@ var (
 	// ErrClaimLost: a worker's claim on a message ended before its handler did.
 	// It is the cause of the handler's ctx; another worker may run the message.
 	ErrClaimLost = errors.New("claim lost")
+	// ErrOtherLayout: Redis has messages of the queue that a release with another layout has
+	// stored. They are neither read nor overtaken: let that release run the queue empty, and
+	// purge its dead letters, first.
+	ErrOtherLayout = errors.New("messages of another layout are stored")
 	// ErrStarted: the Worker was started before.
 	ErrStarted = errors.New("worker was started before")
 	// ErrStopped: the Worker was stopped. It is also the cause of a handler's

@@ -22,6 +22,24 @@ var ScriptHashes = map[string]string{
 	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(),
 }
 
+// Plain is a message with its exported fields alone.
+func (m Message) Plain() Message {
+	return Message{
+		ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Payload: m.Payload,
+		Attempt: m.Attempt, Conflicts: m.Conflicts, Losses: m.Losses, EnqueuedAt: m.EnqueuedAt, ExpiresAt: m.ExpiresAt,
+	}
+}
+
+// EditRecord changes what Redis holds of a message, in the key of a queue with one partition.
+func (q *Queue) EditRecord(key, id string, edit func(string) string) error {
+	name := q.partitions[0].base + ":" + key
+	was, err := q.rdb.HGet(context.Background(), name, id).Result()
+	if err != nil {
+		return err
+	}
+	return q.rdb.HSet(context.Background(), name, id, edit(was)).Err()
+}
+
 func scored(score float64, member string) redis.Z { return redis.Z{Score: score, Member: member} }
 
 // SameKind tells whether two queues were made with the same options.
@@ -33,7 +51,7 @@ func (q *Queue) SameKind(other *Queue) bool {
 // ClaimAndDie claims all that is due as a worker that dies at once.
 func (q *Queue) ClaimAndDie(lease time.Duration) error {
 	for _, p := range q.partitions {
-		if _, err := p.claim(context.Background(), "dead worker", lease, claimBatch); err != nil {
+		if _, err := p.claim(context.Background(), "dead-worker", lease, claimBatch); err != nil {
 			return err
 		}
 	}

@@ -2,7 +2,9 @@ package delayqueue
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -28,13 +30,14 @@ func replyOf(text []byte) (any, bool) {
 	return convert(v), true
 }
 
-const goodMessage = `["id", "k", "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7, 0]`
+const goodMessage = `["id", "1--123456789012345612345678901231234567890123001004005knamealicepayload", "1 2 3 0 token - cause", 1, 0, ""]`
 
 func FuzzReadMessage(f *testing.F) {
 	for _, seed := range []string{
 		goodMessage, `[]`, `null`, `"junk"`, `[null]`, `[[], {}, true]`,
-		`["id", "k", "name", "payload", "1", 2, 3, 4, 5, "alice", 6, 1, 7, 0]`, `["id", null, "name", "payload", 1, 2, 3, 4, 5, "alice", 6, 1, 7, 0]`,
-		`["id", "k", "name", "payload", 1e300, -1e300, 3, 4, 5, "alice", 6, 1, 7, 0]`,
+		`["id", "1-b123456789012345612345678901231234567890123001004005knamealice", "1 2 3 0 token  ", 1, 1, "payload"]`,
+		`["id", "1--123456789012345612345678901231234567890123999004005knamealicepayload", "1 2 3 0 token  ", 1, 0, ""]`,
+		`["id", null, "1 2 3 0 token  ", 1, 0, ""]`, `["id", "1", "1 2 3", 1, 0, ""]`, `["id", "1--1234567890123456-234567890123-234567890123-01004005", "-1 2 3 0   ", 1e300, -1e300, ""]`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -43,22 +46,39 @@ func FuzzReadMessage(f *testing.F) {
 		if !ok {
 			return
 		}
-		m, _, ok := readMessage(reply)
+		m, ok := readMessage(reply)
 		if !ok {
 			return
 		}
 		fields := reply.([]any)
 		require.Equal(t, fields[0], m.ID)
-		require.Equal(t, fields[1], m.Key)
-		require.Equal(t, fields[3], string(m.Payload))
-		require.EqualValues(t, fields[4], m.Attempt)
-		require.EqualValues(t, fields[6], m.Losses)
+		require.Equal(t, fields[2], m.state)
+		require.GreaterOrEqual(t, m.Attempt, 0)
+		if record := fields[1].(string); !m.body {
+			require.Equal(t, record[recordHeader:], m.Key+m.Name+m.Principal+string(m.Payload))
+		}
+	})
+}
+
+func FuzzReadEnding(f *testing.F) {
+	for _, seed := range []string{
+		"", "d", "d0123456789atoken-1 2 3 4 5 6 1 4 5 knamealicecause", "x0123456789atoken-1 2 3 4 5 6 1 4 500 knamealicecause",
+		"effffffffff-------1 2 3 4 5 6 9223372036854775 9223372036854775 500 k", "c-ffffffffff------0 0 0 zzzzzzzzzzz yyyyyyyyyyy 0 0 0 0 ",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		e, ok := readEnding("id", text)
+		require.Equal(t, ok, e.State != "")
+		if ok {
+			require.True(t, strings.HasSuffix(text, e.Key+e.Name+e.Principal+e.Cause))
+		}
 	})
 }
 
 func FuzzReadSettled(f *testing.F) {
 	for _, seed := range []string{
-		`[1]`, `[2]`, `[0]`, `[-1, "why"]`, `[-1]`, `[1, ` + goodMessage + `]`, `[0, ` + goodMessage + `]`, `[1, "junk"]`, `[]`, `null`, `["1", 1]`,
+		`[1]`, `[2]`, `[0]`, `[-1]`, `[1, ` + goodMessage + `]`, `[0, ` + goodMessage + `]`, `[1, "junk"]`, `[]`, `null`, `["1", 1]`,
 		`[null, null]`, `[[], []]`, `[7, 7]`, `[1, null]`, `[-1, null]`, `[{}, 1]`,
 	} {
 		f.Add([]byte(seed))
@@ -68,7 +88,7 @@ func FuzzReadSettled(f *testing.F) {
 		if !ok {
 			return
 		}
-		s, err := readSettled(reply)
+		s, err := readSettled(reply, time.Now())
 		if err != nil {
 			require.False(t, s.held && s.next != nil, "a message that nobody will run")
 			return

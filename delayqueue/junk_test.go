@@ -2,7 +2,6 @@ package delayqueue_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -15,96 +14,86 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// Each case damages the head of a line of three, or what is around it. The
-// message behind it must run, and the damaged one must be accounted for.
+// Each case damages the head of a key's FIFO of three, or what is around it. The worker goes on,
+// and the damaged one is accounted for. Those behind it run, if their places were not lost.
 func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 	t.Parallel()
 	const id, member = "head", "head k"
+	edit := func(key string, edit func(string) string) func(b *bench) error {
+		return func(b *bench) error { return b.queue.EditRecord(key, id, edit) }
+	}
+	set := func(key, value string) func(b *bench) error {
+		return func(b *bench) error { return b.rdb.HSet(b.t.Context(), b.key(key), id, value).Err() }
+	}
 	for name, c := range map[string]struct {
 		damage func(b *bench) error
 		cause  string // of the head's death; empty: it runs
+		lost   bool   // instead: those of its key have lost their turn
 	}{
-		"no record": {func(b *bench) error {
-			return b.rdb.Del(b.t.Context(), b.key("message:"+id)).Err()
-		}, "the record is missing"},
-		"a string for a record": {func(b *bench) error {
-			return b.rdb.Set(b.t.Context(), b.key("message:"+id), "junk", 0).Err()
-		}, "the record is a string, not a hash"},
-		"an empty field": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "attempts", "").Err()
-		}, "attempts is not a number"},
-		"letters for a number": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "not_after", "soon").Err()
-		}, "not_after is not a number"},
-		"a number out of range": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "losses", "99999999999999999999").Err()
-		}, "losses is not a number"},
-		"a float for a number": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "not_after", "1e300").Err()
-		}, "not_after is not a number"},
-		"infinity for a number": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "due", "inf").Err()
-		}, "due is not a number"},
-		"no payload": {func(b *bench) error {
-			return b.rdb.HDel(b.t.Context(), b.key("message:"+id), "payload").Err()
-		}, "no payload"},
-		"no state": {func(b *bench) error {
-			return b.rdb.HDel(b.t.Context(), b.key("message:"+id), "state").Err()
-		}, "no state"},
-		"another key": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "key", "other").Err()
-		}, "of another key"},
+		"no record":            {func(b *bench) error { return b.rdb.HDel(b.t.Context(), b.key("m"), id).Err() }, "the record is missing", false},
+		"junk for a record":    {set("m", "junk"), "the record cannot be read", false},
+		"an empty record":      {set("m", ""), "the record cannot be read", false},
+		"another format":       {edit("m", func(s string) string { return "2" + s[1:] }), "the record cannot be read", false},
+		"letters for a number": {edit("m", func(s string) string { return s[:32] + "in a while, so"[:13] + s[45:] }), "the record cannot be read", false},
+		"a wrong length":       {edit("m", func(s string) string { return s[:48] + "999" + s[51:] }), "the record is cut short", false},
+		"half of a record":     {edit("m", func(s string) string { return s[:len(s)-8] }), "the record is cut short", false},
+		"no payload":           {edit("m", func(s string) string { return s[:2] + "b" + s[3:] }), "no payload", false},
+		"another key":          {edit("m", func(s string) string { return strings.Replace(s, "001008000k", "005008000other", 1) }), "of another key", false},
+		"no attempts":          {set("r", ""), "the record of its attempts cannot be read", false},
+		"junk for attempts":    {set("r", "\x00\xff\n"), "the record of its attempts cannot be read", false},
+		"letters for attempts": {set("r", "-many 0 0 0   "), "the record of its attempts cannot be read", false},
+		"attempts out of range": {
+			set("r", "-0 0 99999999999999999999 0   "), "the record of its attempts cannot be read", false,
+		},
+		"a float for attempts": {set("r", "-1e300 0 0 0   "), "the record of its attempts cannot be read", false},
 		"a running claim on no record": {func(b *bench) error {
-			b.rdb.ZRem(b.t.Context(), b.key("due"), member)
-			b.rdb.ZRem(b.t.Context(), b.key("open"), member)
-			b.rdb.Del(b.t.Context(), b.key("message:"+id))
-			return b.rdb.ZAdd(b.t.Context(), b.key("running"), redisZ(1, member)).Err()
-		}, "the record is missing"},
-		"a string for a line": {func(b *bench) error {
-			return b.rdb.Set(b.t.Context(), b.key("order:k"), "junk", 0).Err()
-		}, ""},
-		"a string for the dead": {func(b *bench) error {
-			return b.rdb.Set(b.t.Context(), b.key("dead"), "junk", 0).Err()
-		}, ""},
-		"an early end in open": {func(b *bench) error {
-			return b.rdb.ZAdd(b.t.Context(), b.key("open"), redisZ(math.Inf(-1), member)).Err()
-		}, ""},
-		"no end in open": {func(b *bench) error {
-			return b.rdb.ZAdd(b.t.Context(), b.key("open"), redisZ(math.Inf(1), member)).Err()
-		}, ""},
-		"no entry in due": {func(b *bench) error { // found when the next of the key comes
-			return b.rdb.ZRem(b.t.Context(), b.key("due"), member).Err()
-		}, ""},
+			b.rdb.ZRem(b.t.Context(), b.key("z"), member)
+			b.rdb.HDel(b.t.Context(), b.key("m"), id)
+			return b.rdb.ZAdd(b.t.Context(), b.key("w"), redisZ(1, member)).Err()
+		}, "the record is missing", false},
+		"a string for the dead": {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("x"), "junk", 0).Err() }, "", false},
+		"a set for what runs":   {func(b *bench) error { return b.rdb.SAdd(b.t.Context(), b.key("w"), "junk").Err() }, "", false},
+		"a string for attempts": {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("r"), "junk", 0).Err() }, "", false},
+		"a string for what ended": {func(b *bench) error {
+			for i := range 5 {
+				b.rdb.Set(b.t.Context(), b.key(fmt.Sprint("d", i)), "junk", 0)
+			}
+			return b.rdb.Set(b.t.Context(), b.key("e"), "junk", 0).Err()
+		}, "", false},
+		"junk for attempts and tokens": {set("r", "w0 0 0 0 \x00 \xff \n"), "", false},
+		"an early score":               {func(b *bench) error { return b.rdb.ZAdd(b.t.Context(), b.key("z"), redisZ(math.Inf(-1), member)).Err() }, "", false},
 		"words for counts": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("counts"), "enqueued", "many", "done", "9223372036854775807", "cancelled", "-").Err()
-		}, ""},
+			return b.rdb.HSet(b.t.Context(), b.key("c"), "enqueued", "many", "done", "9223372036854775807", "cancelled", "-",
+				"seq", "-1", "bucket", "x", "since", "inf", "until", "", "paused", "1e3").Err()
+		}, "", false},
 		"a list for counts": {func(b *bench) error {
-			b.rdb.Del(b.t.Context(), b.key("counts"))
-			return b.rdb.RPush(b.t.Context(), b.key("counts"), "junk").Err()
-		}, ""},
-		"junk in every other field": {func(b *bench) error {
-			return b.rdb.HSet(b.t.Context(), b.key("message:"+id), "owner", "\x00", "settled", "", "wait", "\xff", "nudged", "junk",
-				"next", "\x00\xff", "principal", "\n", "result", "junk", "ended", "inf", "cause", "\xff").Err()
-		}, ""},
-		"a set for running": {func(b *bench) error {
-			return b.rdb.SAdd(b.t.Context(), b.key("running"), "junk").Err()
-		}, ""},
-		"a string for due": {func(b *bench) error {
-			return b.rdb.Set(b.t.Context(), b.key("due"), "junk", 0).Err()
-		}, ""},
+			b.rdb.Del(b.t.Context(), b.key("c"))
+			return b.rdb.RPush(b.t.Context(), b.key("c"), "junk").Err()
+		}, "", false},
+		"a string for the receipts": {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("k"), "junk", 0).Err() }, "", false},
+		"a string for the FIFOs":    {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("f"), "junk", 0).Err() }, "", true},
+		"a string for what waits":   {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("z"), "junk", 0).Err() }, "", true},
+		"a string for the records":  {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("m"), "junk", 0).Err() }, "", true},
+		"a score of never":          {func(b *bench) error { return b.rdb.ZAdd(b.t.Context(), b.key("z"), redisZ(math.Inf(1), member)).Err() }, "", true},
+		"no score":                  {func(b *bench) error { return b.rdb.ZRem(b.t.Context(), b.key("z"), member).Err() }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				b := setup(t, env)
-				b.enqueue(delayqueue.Job{ID: id, Key: "k"})
+				b.enqueue(delayqueue.Job{ID: id, Key: "k", Name: "the name"})
 				behind := b.enqueue(delayqueue.Job{Key: "k"})
 				require.NoError(t, c.damage(b))
 				var r ran
 				b.start(r.handle)
 				last := b.enqueue(delayqueue.Job{Key: "k"})
-				other := b.enqueue(delayqueue.Job{Key: "other"})
+				others := []string{b.enqueue(delayqueue.Job{Key: "other"}), b.enqueue(delayqueue.Job{})}
 
-				b.reaches(other, delayqueue.StateDone)
+				for _, other := range others {
+					b.reaches(other, delayqueue.StateDone)
+				}
+				if c.lost {
+					return
+				}
 				b.reaches(last, delayqueue.StateDone)
 				b.reaches(behind, delayqueue.StateDone)
 				if c.cause == "" {
@@ -131,16 +120,15 @@ func TestEntriesOfNoMessageAreQuarantined(t *testing.T) {
 		ctx := t.Context()
 		junk := []string{"junk", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000), "a b c"}
 		for _, member := range junk {
-			require.NoError(t, b.rdb.ZAdd(ctx, b.key("due"), redisZ(math.Inf(-1), member)).Err())
+			require.NoError(t, b.rdb.ZAdd(ctx, b.key("z"), redisZ(math.Inf(-1), member)).Err())
 		}
-		require.NoError(t, b.rdb.ZAdd(ctx, b.key("running"), redisZ(math.Inf(-1), "x y")).Err())
-		require.NoError(t, b.rdb.ZAdd(ctx, b.key("open"), redisZ(math.Inf(-1), "old one")).Err())
+		require.NoError(t, b.rdb.ZAdd(ctx, b.key("w"), redisZ(math.Inf(-1), "x y")).Err())
 		var r ran
 		b.start(r.handle, delayqueue.WithConcurrency(1))
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		b.reaches(id, delayqueue.StateDone)
 		require.Equal(t, []string{id}, r.ids())
-		for _, set := range []string{"due", "open", "running"} {
+		for _, set := range []string{"z", "w", "f"} {
 			require.Zero(t, b.rdb.ZCard(ctx, b.key(set)).Val(), set)
 		}
 		got := []string{}
@@ -153,22 +141,17 @@ func TestEntriesOfNoMessageAreQuarantined(t *testing.T) {
 	})
 }
 
-func TestScoresBeyondReasonHoldNothingUp(t *testing.T) {
+func TestAClaimBeyondReasonIsGivenBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ctx := t.Context()
-		// Never due: its record says better. Claimed for ever: it is given back.
-		never := b.enqueue(delayqueue.Job{})
-		require.NoError(t, b.rdb.ZAdd(ctx, b.key("due"), redisZ(math.Inf(1), never+" ")).Err())
 		claimed := b.enqueue(delayqueue.Job{})
-		require.NoError(t, b.rdb.ZRem(ctx, b.key("due"), claimed+" ").Err())
-		require.NoError(t, b.rdb.ZRem(ctx, b.key("open"), claimed+" ").Err())
-		require.NoError(t, b.rdb.HSet(ctx, b.key("message:"+claimed), "state", "running", "owner", "dead", "attempts", 1).Err())
-		require.NoError(t, b.rdb.ZAdd(ctx, b.key("running"), redisZ(1e300, claimed+" ")).Err())
+		require.NoError(t, b.rdb.ZRem(ctx, b.key("z"), claimed+" ").Err())
+		require.NoError(t, b.rdb.HSet(ctx, b.key("r"), claimed, "r1 0 0 0 dead  ").Err())
+		require.NoError(t, b.rdb.ZAdd(ctx, b.key("w"), redisZ(1e300, claimed+" ")).Err())
 		var r ran
 		b.start(r.handle, delayqueue.WithClaimLease(100*time.Millisecond))
 		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
-		b.reaches(never, delayqueue.StateDone)
 		require.Equal(t, 1, b.reaches(claimed, delayqueue.StateDone).Losses)
 	})
 }
@@ -176,7 +159,7 @@ func TestScoresBeyondReasonHoldNothingUp(t *testing.T) {
 func TestAnIDTakenByJunkIsAClearError(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		require.NoError(t, b.rdb.Set(t.Context(), b.key("message:id"), "junk", 0).Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("m"), "id", "junk").Err())
 		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: "id"})
 		require.ErrorContains(t, err, "not a message")
 		_, err = b.queue.Status(t.Context(), "id")
@@ -184,66 +167,68 @@ func TestAnIDTakenByJunkIsAClearError(t *testing.T) {
 	})
 }
 
-func TestAMessageThatLostItsTurnGetsItBack(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		ids := []string{}
-		for i := range 30 {
-			ids = append(ids, b.enqueue(delayqueue.Job{}), b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}), b.enqueue(delayqueue.Job{Key: "k"}))
+func TestMessagesOutliveTheLossOfOneKey(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"r", "c", "e", "k", "x", "w"} {
+		for _, replaced := range []bool{false, true} {
+			t.Run(fmt.Sprint(key, " is replaced: ", replaced), func(t *testing.T) {
+				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+					b := setup(t, env)
+					for _, id := range []string{"a", "b", "c", "d"} {
+						b.enqueue(delayqueue.Job{ID: id, Key: "k"})
+					}
+					running, goOn := make(chan struct{}), make(chan struct{})
+					b.start(func(_ context.Context, m delayqueue.Message) error {
+						if m.ID == "a" && m.Attempt == 1 {
+							select {
+							case <-running: // again: how often it was tried is lost
+								return nil
+							default:
+							}
+							close(running)
+							<-goOn
+						}
+						return nil
+					}, delayqueue.WithClaimLease(time.Second)) // an idle worker looks three times in it
+					<-running
+					require.NoError(t, b.rdb.Del(t.Context(), b.key(key)).Err())
+					if replaced {
+						require.NoError(t, b.rdb.Set(t.Context(), b.key(key), "junk", 0).Err())
+					}
+					close(goOn)
+					for _, id := range []string{"a", "b", "c", "d"} {
+						b.reaches(id, delayqueue.StateDone)
+					}
+				})
+			})
 		}
-		require.NoError(t, b.rdb.Del(t.Context(), b.key("due"), b.key("order:k"), b.key("order:7")).Err())
-		require.NoError(t, b.rdb.Set(t.Context(), b.key("audit"), "junk", 0).Err())
-		var r ran
-		for range 2 {
-			b.start(r.handle, delayqueue.WithClaimLease(time.Second)) // an idle worker looks three times in it
-		}
-		for _, id := range ids {
-			b.reaches(id, delayqueue.StateDone)
-		}
-		require.ElementsMatch(t, ids, r.ids())
-	})
+	}
 }
 
-func TestMessagesOutliveTheLossOfOneSet(t *testing.T) {
-	t.Parallel()
-	for name, harm := range map[string]func(b *bench) error{
-		"open deleted":  func(b *bench) error { return b.rdb.Del(b.t.Context(), b.key("open")).Err() },
-		"open replaced": func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("open"), "junk", 0).Err() },
-		"line deleted, and begun anew": func(b *bench) error {
-			return errors.Join(b.rdb.Del(b.t.Context(), b.key("order:k")).Err(),
-				b.rdb.RPush(b.t.Context(), b.key("order:k"), "d").Err())
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				b := setup(t, env)
-				for _, id := range []string{"a", "b", "c", "d"} {
-					b.enqueue(delayqueue.Job{ID: id, Key: "k"})
-				}
-				running, goOn := make(chan struct{}), make(chan struct{})
-				b.start(func(_ context.Context, m delayqueue.Message) error {
-					if m.ID == "a" && m.Attempt == 1 {
-						close(running)
-						<-goOn
-					}
-					return nil
-				}, delayqueue.WithClaimLease(time.Second)) // an idle worker looks three times in it
-				<-running
-				require.NoError(t, harm(b))
-				close(goOn)
-				for _, id := range []string{"a", "b", "c", "d"} {
-					b.reaches(id, delayqueue.StateDone)
-				}
-			})
-		})
-	}
+func TestMessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(2))
+		other := env.Prefix + ":queue:{q/1.2}:open"
+		require.NoError(t, b.rdb.ZAdd(t.Context(), other, redisZ(1, "id k")).Err())
+		in := []string{keylessIDs("in", 0, 1)[0], keylessIDs("in", 1, 1)[0]}
+		_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{ID: in[0]})
+		require.ErrorIs(t, err, delayqueue.ErrOtherLayout)
+		require.ErrorIs(t, b.queue.ClaimAndDie(time.Second), delayqueue.ErrOtherLayout)
+		b.enqueue(delayqueue.Job{ID: in[1]})
+		require.NoError(t, b.rdb.Del(t.Context(), other).Err())
+		b.enqueue(delayqueue.Job{ID: in[0]})
+		b.start((&ran{}).handle)
+		for _, id := range in {
+			b.reaches(id, delayqueue.StateDone)
+		}
+	})
 }
 
 func TestADamagedCountStopsNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		for _, count := range []string{"enqueued", "done"} {
-			require.NoError(t, b.rdb.HSet(t.Context(), b.key("counts"), count, "many").Err())
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("c"), count, "many").Err())
 		}
 		var r ran
 		b.start(r.handle)

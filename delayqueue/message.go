@@ -31,9 +31,9 @@ type Job struct {
 	Principal string
 	// Payload is the work itself. It may be empty.
 	Payload []byte
-	// Delay is how long the work must wait before it may start. Those of its key
-	// that came later wait with it. Zero: none. It must be shorter than MaxAge, in
-	// whole milliseconds.
+	// Delay is how long the work must wait before it may start. It joins its key's FIFO when
+	// that is over, and until then holds up nothing. Zero: none. It must be shorter than
+	// MaxAge, in whole milliseconds.
 	Delay time.Duration
 	// MaxAge is how long after its arrival the work may be started; older, it
 	// expires. Zero: the queue's. At most 366 days.
@@ -103,9 +103,13 @@ type Message struct {
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
 
-	behind int  // how many of its key came later, when it was claimed
-	parked bool // until now it waited for nothing but its key
-	handed int  // how often it was handed back by HandBack
+	behind bool   // others of its key came later, when it was claimed
+	parked bool   // until now it waited for nothing but its key
+	handed int    // how often it was handed back by HandBack
+	body   bool   // its payload is too long for its record
+	seq    string // its place in its key's FIFO
+	state  string // what Redis has of its attempts, but for the first letter
+	cause  string // of its last failed attempt, as it is stored
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }

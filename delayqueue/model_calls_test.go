@@ -28,9 +28,9 @@ func (m *model) enqueue() error {
 	} else {
 		x.later = m.rng.IntN(6) == 0
 		job.parked = job.Key != "" && m.rng.IntN(5) == 0
-		x.waits = job.parked
+		x.delayed = x.later
 		m.all, m.byID[x.id] = append(m.all, x), x
-		if x.key != "" {
+		if x.key != "" && !x.delayed {
 			m.lines[x.key] = append(m.lines[x.key], x)
 		}
 		if x.later {
@@ -55,7 +55,7 @@ func (m *model) claimAs(token string, n int) (batch, error) {
 func (m *model) take(n int) (claims []*claim, err error) {
 	token := m.token()
 	var must int
-	old := slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.tooOld })
+	old := slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.tooOld || x.delayed && !x.later && !x.state.Ended() })
 	for _, x := range m.all {
 		if _, is := m.due(x); is {
 			must++
@@ -266,7 +266,7 @@ func (m *model) expire() error {
 	if x == nil {
 		return nil
 	}
-	if err := m.q.rdb.ZAdd(context.Background(), m.q.partitions[0].base+":running", redis.Z{Score: 1, Member: x.id + " " + x.key}).Err(); err != nil {
+	if err := m.q.rdb.ZAdd(context.Background(), m.q.partitions[0].keys[keyRunning], redis.Z{Score: 1, Member: memberOf(x.id, x.key)}).Err(); err != nil {
 		return err
 	}
 	b, err := m.look()
@@ -292,11 +292,11 @@ func (m *model) expire() error {
 
 func (m *model) nudge() error {
 	key := []string{"a", "a", "b"}[m.rng.IntN(3)]
-	found, err := m.q.partitions[0].nudge(context.Background(), []string{key})
+	found, err := m.q.partitions[0].nudge(context.Background(), []string{key}, true)
 	if err != nil {
 		return err
 	}
-	want := int64(nudgeEmpty)
+	want := int64(nudgeNone)
 	if line := m.lines[key]; len(line) > 0 {
 		want = nudgeBusy
 		switch head := line[0]; {
@@ -306,6 +306,8 @@ func (m *model) nudge() error {
 			head.waits, head.later = false, false
 			want = nudgeWoken
 			m.happened["nudges"]++
+		case head.later:
+			want = nudgeNone
 		}
 		if line[0].tooOld { // it may have expired already
 			return nil
@@ -349,15 +351,18 @@ func (m *model) age() error {
 	p := m.q.partitions[0]
 	m.happened["aged"]++
 	x.tooOld = true
-	if err := m.q.rdb.HSet(context.Background(), p.recordName(x.id), "not_after", 1).Err(); err != nil || m.rng.IntN(2) == 0 {
+	if err := ageRecord(m.q, x.id); err != nil || m.rng.IntN(2) == 0 {
 		return err
 	}
-	if err := m.q.rdb.ZAdd(context.Background(), p.base+":open", redis.Z{Score: 1, Member: x.id + " " + x.key}).Err(); err != nil {
+	return m.q.rdb.ZAddXX(context.Background(), p.keys[keyWaiting], redis.Z{Score: 1, Member: memberOf(x.id, x.key)}).Err()
+}
+
+// ageRecord makes a message too old.
+func ageRecord(q *Queue, id string) error {
+	p := q.partitions[0]
+	rec, err := q.rdb.HGet(context.Background(), p.keys[keyMessages], id).Result()
+	if err != nil {
 		return err
 	}
-	if _, err := m.look(); err != nil {
-		return err
-	}
-	m.end(x, StateExpired)
-	return nil
+	return q.rdb.HSet(context.Background(), p.keys[keyMessages], id, rec[:32]+"0000000000001"+rec[45:]).Err()
 }

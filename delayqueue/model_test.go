@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -29,7 +30,8 @@ type modelMessage struct {
 	attempts, conflicts, losses int
 	handed                      int
 	later                       bool // not due yet
-	waits                       bool // for its key
+	delayed                     bool // and not in its key's FIFO
+	waits                       bool // for its key, after a conflict
 	nudged                      bool
 	tooOld                      bool // and queued: it expires when somebody looks
 	claim                       *claim
@@ -75,6 +77,9 @@ func (m *model) due(x *modelMessage) (may, must bool) {
 	if x.key == "" {
 		return true, true
 	}
+	if x.delayed { // it joins when somebody looks
+		return !slices.ContainsFunc(m.lines[x.key], func(y *modelMessage) bool { return !y.tooOld }), false
+	}
 	for i, before := range m.lines[x.key] {
 		if before == x {
 			return true, i == 0
@@ -92,8 +97,14 @@ func (m *model) started(c *claim, anyway bool) error {
 	if x == nil {
 		return violated("claimed %q, which nobody enqueued", c.message.ID)
 	}
+	if err := m.joined(); err != nil {
+		return err
+	}
 	if may, _ := m.due(x); !may && !anyway {
 		return violated("claimed %s, whose turn it is not: %+v", x.id, x)
+	}
+	if x.delayed && x.key != "" {
+		return violated("claimed %s, which did not join", x.id)
 	}
 	for x.key != "" && m.lines[x.key][0] != x { // they were looked at
 		m.end(m.lines[x.key][0], StateExpired)
@@ -117,23 +128,43 @@ func (m *model) end(x *modelMessage, state State) {
 	}
 }
 
-// compare holds records against the model: those of messages that have not ended, or all.
-func (m *model) compare(all bool) error {
-	pipe := m.q.rdb.Pipeline()
-	cmds := map[*modelMessage]*redis.SliceCmd{}
+// joined notes which delayed messages have joined their keys' FIFOs.
+func (m *model) joined() error {
 	for _, x := range m.all {
-		if all || !x.state.Ended() || m.rng.IntN(10) == 0 {
-			cmds[x] = pipe.HMGet(context.Background(), m.q.partitions[0].recordName(x.id), statusFields...)
+		if !x.delayed || x.key == "" || x.later || x.state.Ended() {
+			continue
+		}
+		_, err := m.q.rdb.ZScore(context.Background(), m.q.partitions[0].keys[keyLines], x.key+"\n~"+x.id).Result()
+		if errors.Is(err, redis.Nil) {
+			x.delayed = false
+			m.lines[x.key] = append(m.lines[x.key], x)
+		} else if err != nil {
+			return err
 		}
 	}
-	if len(cmds) == 0 {
-		return nil
-	}
-	if _, err := pipe.Exec(context.Background()); err != nil {
+	return nil
+}
+
+// compare holds records against the model: those of messages that have not ended, or all.
+func (m *model) compare(all bool) error {
+	if err := m.joined(); err != nil {
 		return err
 	}
-	for x, cmd := range cmds {
-		s := readRecord(statusFields, cmd.Val()).status(x.id)
+	pipe := m.q.rdb.Pipeline()
+	looks := map[*modelMessage]*look{}
+	for _, x := range m.all {
+		if all || !x.state.Ended() || m.rng.IntN(10) == 0 {
+			looks[x] = m.q.partitions[0].lookAt(context.Background(), pipe, x.id, true)
+		}
+	}
+	if len(looks) == 0 {
+		return nil
+	}
+	if _, err := pipe.Exec(context.Background()); err != nil && !errors.Is(err, redis.Nil) {
+		return err
+	}
+	for x, l := range looks {
+		s := l.read()
 		if x.tooOld && s.State == StateExpired {
 			m.end(x, StateExpired)
 		}
@@ -147,13 +178,10 @@ func (m *model) compare(all bool) error {
 // pass lets time pass until all that waits is due.
 func (m *model) pass() error {
 	p := m.q.partitions[0]
-	for _, x := range m.all {
+	for i, x := range m.all {
 		if x.state == StateQueued && x.later {
-			x.later = false
-			if err := m.q.rdb.HSet(context.Background(), p.recordName(x.id), "due", 1).Err(); err != nil {
-				return err
-			}
-			if err := m.q.rdb.ZAddXX(context.Background(), p.base+":due", redis.Z{Score: 1, Member: x.id + " " + x.key}).Err(); err != nil {
+			x.later = false // in this order
+			if err := m.q.rdb.ZAddXX(context.Background(), p.keys[keyWaiting], redis.Z{Score: float64(i + 1), Member: memberOf(x.id, x.key)}).Err(); err != nil {
 				return err
 			}
 		}
@@ -172,7 +200,7 @@ func (m *model) drain() error {
 					return err
 				}
 			case x.tooOld:
-				m.q.rdb.ZAddXX(context.Background(), p.base+":open", redis.Z{Score: 1, Member: x.id + " " + x.key})
+				m.q.rdb.ZAddXX(context.Background(), p.keys[keyWaiting], redis.Z{Score: 1, Member: memberOf(x.id, x.key)})
 			}
 		}
 		if err := m.pass(); err != nil {
@@ -188,16 +216,27 @@ func (m *model) drain() error {
 			break
 		}
 	}
-	for _, set := range []string{":due", ":open", ":running"} {
-		left, err := m.q.rdb.ZRange(context.Background(), p.base+set, 0, -1).Result()
+	for _, set := range []int{keyWaiting, keyRunning, keyLines} {
+		left, err := m.q.rdb.ZRange(context.Background(), p.keys[set], 0, -1).Result()
 		if err != nil {
 			return err
 		}
 		if len(left) > 0 {
-			return violated("left in %s: %q", set, left)
+			return violated("left in %s: %q", keyNames[set], left)
 		}
 	}
-	counts, err := m.q.rdb.HGetAll(context.Background(), p.base+":counts").Result()
+	for _, name := range []int{keyAttempts, keyMessages} {
+		left, err := m.q.rdb.HKeys(context.Background(), p.keys[name]).Result()
+		if err != nil {
+			return err
+		}
+		for _, id := range left {
+			if name == keyAttempts || m.byID[id].state != StateDead {
+				return violated("left in %s: %q", keyNames[name], id)
+			}
+		}
+	}
+	counts, err := m.q.rdb.HGetAll(context.Background(), p.keys[keyCounts]).Result()
 	if err != nil {
 		return err
 	}

@@ -87,14 +87,14 @@ func (w *Worker) spread(drained <-chan struct{}) {
 }
 
 // nudge makes the heads of a partition's freed keys due, and passes on the keys that
-// have no messages.
+// have no messages which could run now.
 func (w *claimer) nudge(ctx context.Context, emptied chan<- string) {
 	for key := range w.freed {
 		keys := []string{key}
 		for len(keys) < nudgeBatch && len(w.freed) > 0 {
 			keys = append(keys, <-w.freed)
 		}
-		found, err := w.partition.nudge(ctx, keys)
+		found, err := w.partition.nudge(ctx, keys, true)
 		if err != nil {
 			w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
 			continue
@@ -103,7 +103,7 @@ func (w *claimer) nudge(ctx context.Context, emptied chan<- string) {
 			switch found[i] {
 			case nudgeWoken:
 				w.look(w.partition.base)
-			case nudgeEmpty:
+			case nudgeNone:
 				select {
 				case emptied <- key:
 				default: // the reservation ends by itself
@@ -122,8 +122,8 @@ func (w *Worker) reconsider(key string) {
 	}
 }
 
-// unreserve ends the reservation of a key that has no messages: they were cancelled, or
-// have expired. One that is parked meanwhile makes the reservation anew.
+// unreserve ends the reservation of a key that has no messages which could run now: they
+// were cancelled, have expired, or wait for their time. One that is parked meanwhile makes the reservation anew.
 func (w *Worker) unreserve(ctx context.Context, key string) {
 	ctx, cancel := context.WithTimeout(ctx, commandPatience)
 	defer cancel()
@@ -131,14 +131,14 @@ func (w *Worker) unreserve(ctx context.Context, key string) {
 	if err != nil || stamp == 0 {
 		return
 	}
-	if left, err := w.queue.hasMessages(ctx, key); err != nil || left {
+	if left, err := w.queue.mayRun(ctx, key); err != nil || left {
 		return
 	}
 	if reservations.Unreserve(ctx, w.locker, key, stamp) != nil {
 		return
 	}
 	// One that was enqueued meanwhile and met the held key has merely lengthened the reservation.
-	if left, err := w.queue.hasMessages(ctx, key); (err != nil || left) && w.queue.precedence > 0 {
+	if left, err := w.queue.mayRun(ctx, key); (err != nil || left) && w.queue.precedence > 0 {
 		_, _ = reservations.Reserve(ctx, w.locker, key, w.queue.precedence)
 	}
 }

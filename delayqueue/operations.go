@@ -2,8 +2,8 @@ package delayqueue
 
 import (
 	"context"
+	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -65,10 +65,13 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		began time.Time // by the clock of Redis
 	)
 	if !f.DiedFrom.IsZero() { // between it and the millisecond before
-		after = &position{score: strconv.FormatFloat(float64(f.DiedFrom.UnixMilli())-0.5, 'f', 1, 64)}
+		after = &position{set: keyDead, score: fmt.Sprintf("%.1f", float64(f.DiedFrom.UnixMilli())-0.5)}
+	}
+	if state == StateQueued && f.Key != "" {
+		after = &position{set: keyLines, score: "0", member: f.Key + "\n"}
 	}
 	for {
-		places, now, err := q.page(ctx, op, []*partition{p}, index{listed[state].name, true}, after, scanPage)
+		places, now, err := q.places(ctx, op, []*partition{p}, state, after, scanPage, true)
 		if err != nil || len(places) == 0 {
 			return err
 		}
@@ -77,10 +80,12 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		}
 		read, last := len(places), places[len(places)-1].position
 		after = &last
-		places = slices.DeleteFunc(places, func(at place) bool {
-			_, key := at.message(state) // its record need not be read
-			return state != StateDead && f.Key != "" && key != f.Key
-		})
+		if state == StateQueued && f.Key != "" {
+			places = slices.DeleteFunc(places, func(at place) bool { return !strings.HasPrefix(at.member, f.Key+"\n") })
+			if len(places) < read { // those of another key come after the last
+				read = 0
+			}
+		}
 		entries, err := q.look(ctx, op, state, places)
 		if err != nil {
 			return err
@@ -111,7 +116,7 @@ func letters(batch []Entry) []letter {
 		if e.State == StateDead && e.EndedAt.IsZero() {
 			seen[i].died = ""
 		} else if e.State == StateDead {
-			seen[i].died = strconv.FormatInt(e.EndedAt.UnixMilli(), 10)
+			seen[i].died = fmt.Sprintf("%011x", e.EndedAt.UnixMilli())
 		}
 	}
 	return seen

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -181,15 +182,18 @@ func TestOperationsOnJunk(t *testing.T) {
 		ctx := t.Context()
 		dead := b.bury(delayqueue.Job{ID: "dead", Key: "k"}, delayqueue.Job{ID: "torn", Key: "k"}, delayqueue.Job{ID: "bad", Key: "k"})
 		queued := b.enqueue(delayqueue.Job{ID: "queued", Key: "k"})
-		require.NoError(t, b.rdb.HDel(ctx, b.key("message:torn"), "payload").Err())
-		require.NoError(t, b.rdb.HSet(ctx, b.key("message:bad"), "losses", "many").Err())
-		require.NoError(t, b.rdb.Set(ctx, b.key("message:string"), "junk", 0).Err())
-		require.NoError(t, b.rdb.HSet(ctx, b.key("counts"), "done", "many", "redriven", "99999999999999999999").Err())
+		require.NoError(t, b.queue.EditRecord("m", "torn", func(s string) string { return s[:2] + "b" + s[3:] }))
+		require.NoError(t, b.queue.EditRecord("y", "bad", func(s string) string { return strings.Replace(s, "1 0 0 ", "1 0 many ", 1) }))
+		require.NoError(t, b.rdb.HSet(ctx, b.key("m"), "string", "junk").Err())
+		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "done", "many", "redriven", "99999999999999999999").Err())
 		infinity := math.Inf(1)
-		for _, set := range []string{"open", "running", "dead", "due"} {
+		for _, set := range []string{"f", "w", "x", "z"} {
 			for member, score := range map[string]float64{
 				"": -infinity, " ": infinity, "string": 1, "string k": 2, "\x00\xff\n": 1.5, "queued other": 3, "no record": -1e300,
 			} {
+				if set == "f" {
+					score = 0
+				}
 				require.NoError(t, b.rdb.ZAdd(ctx, b.key(set), redisZ(score, member)).Err())
 			}
 		}
@@ -216,12 +220,12 @@ func TestOperationsOnJunk(t *testing.T) {
 		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{Cause: "no such"})
 		require.NoError(t, err)
 		require.Zero(t, n)
-		require.EqualValues(t, 2, b.rdb.ZCard(ctx, b.key("dead")).Val(), "junk is tidied up")
+		require.EqualValues(t, 2, b.rdb.ZCard(ctx, b.key("x")).Val(), "junk is tidied up")
 		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
 		require.NoError(t, err)
 		require.Equal(t, 2, n)
 
-		for _, set := range []string{"open", "running", "dead", "due", "counts", "receipt:x"} {
+		for _, set := range []string{"m", "b", "f", "w", "x", "y", "z", "c", "k", "r", "d0"} {
 			require.NoError(t, b.rdb.Set(ctx, b.key(set), "junk", 0).Err())
 		}
 		require.Zero(t, b.stats())
@@ -279,7 +283,7 @@ func TestBadArgumentsAreRefusedBeforeRedis(t *testing.T) {
 		"a cursor of nothing":      list(delayqueue.StateDead, "junk", 1),
 		"a cursor that is none":    list(delayqueue.StateDead, "\x00", 1),
 		"a cursor without a score": list(delayqueue.StateDead, "ZGVhZCB4IHg", 1),
-		"a cursor of others":       list(delayqueue.StateQueued, "ZGVhZCAxIHg", 1),
+		"a cursor of others":       list(delayqueue.StateQueued, "ZGVhZCA3IDEgeA", 1),
 		"a negative age":           q.Redrive(ctx, "id", -1),
 		"an endless age":           q.Redrive(ctx, "id", 1<<62),
 		"a negative age of all":    redrive(delayqueue.RedriveOptions{MaxAge: -1}),
@@ -294,7 +298,7 @@ func TestBadArgumentsAreRefusedBeforeRedis(t *testing.T) {
 		require.ErrorIs(t, err, delayqueue.ErrInvalidArgument, name)
 	}
 	for name, err := range map[string]error{
-		"list": list(delayqueue.StateDead, "ZGVhZCAxIHg", 1), "redrive": q.Redrive(ctx, "id", 0), "redrive all": redrive(delayqueue.RedriveOptions{}),
+		"list": list(delayqueue.StateDead, "ZGVhZCA3IDEgeA", 1), "redrive": q.Redrive(ctx, "id", 0), "redrive all": redrive(delayqueue.RedriveOptions{}),
 		"cancel": cancel(delayqueue.Filter{}), "purge": q.Purge(ctx, "id"), "pause": q.Pause(ctx, time.Second), "resume": q.Resume(ctx),
 	} {
 		require.ErrorIs(t, err, core.ErrUnavailable, name)

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"fmt"
 	"hash/fnv"
+	"sync/atomic"
 
 	"github.com/perkey-go/perkey/internal/groupcommit"
 )
@@ -12,11 +13,10 @@ import (
 type partition struct {
 	queue *Queue
 	base  string // what the names of its keys begin with
-	// keys are what its scripts declare: two names that no key has. So a Redis Cluster
-	// refuses them for as long as the slot moves to another node (TRYAGAIN): a script
-	// would see a part of the queue, and begin another one with what it writes. With one
-	// name, or one that exists, it would be run.
+	// keys are all that it has; its scripts declare them. Some do not exist, so a Redis
+	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
 	keys     []string
+	known    atomic.Bool // that nothing of another layout is there
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
 }
@@ -25,7 +25,10 @@ func (q *Queue) newPartition(tag string) *partition {
 	// Redis Cluster hashes what is between the first braces: ours, since neither
 	// prefix nor name can hold any.
 	base := fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)
-	p := &partition{queue: q, base: base, keys: []string{base, base + ":none"}}
+	p := &partition{queue: q, base: base}
+	for _, name := range keyNames {
+		p.keys = append(p.keys, base+":"+name)
+	}
 	p.enqueues = groupcommit.New(groupcommit.Options[*enqueueing]{
 		Run: p.enqueue, Gone: func(e *enqueueing) bool { return e.ctx.Err() != nil }, Width: batchWidth, Max: batchMax,
 		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
@@ -36,6 +39,26 @@ func (q *Queue) newPartition(tag string) *partition {
 	})
 	return p
 }
+
+// keyNames are the names of a partition's keys, as common.lua has them and in its order.
+var keyNames = [...]string{"m", "b", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "j"}
+
+// Where keys stand in keyNames.
+const (
+	keyMessages = iota
+	keyPayloads
+	keyWaiting
+	keyRunning
+	keyAttempts
+	keyLines
+	keyCounts
+	keyDead
+	keyLetters
+	keyEmptied
+	keyReceipts
+	keyEnded // and the next buckets-1
+	buckets  = 5
+)
 
 const (
 	batchWidth = 2 // script calls under way, so that Redis does not wait for us
@@ -80,5 +103,3 @@ func (q *Queue) partitionOf(key, id string) *partition {
 	_, _ = h.Write([]byte(key))
 	return q.partitions[h.Sum32()%uint32(len(q.partitions))]
 }
-
-func (p *partition) recordName(id string) string { return p.base + ":message:" + id }

@@ -27,7 +27,7 @@ func (n *slowNode) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (n *slowNode) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if n.sick.Load() && strings.HasPrefix(cmd.Name(), "eval") && cmd.Args()[3] == n.base {
+		if n.sick.Load() && strings.HasPrefix(cmd.Name(), "eval") && cmd.Args()[3] == n.base+":m" {
 			n.delay()
 			cmd.SetErr(context.DeadlineExceeded)
 			return context.DeadlineExceeded
@@ -46,10 +46,10 @@ func inPartition(t *testing.T, b *bench, i, n int) string {
 	for at := range 1000 {
 		key := fmt.Sprint("in", at)
 		id := b.enqueue(delayqueue.Job{Key: key, Delay: time.Minute})
-		there, err := b.rdb.Exists(t.Context(), fmt.Sprintf("%s:queue:{q/%d.%d}:message:%s", b.env.Prefix, i, n, id)).Result()
+		there, err := b.rdb.HExists(t.Context(), fmt.Sprintf("%s:queue:{q/%d.%d}:m", b.env.Prefix, i, n), id).Result()
 		require.NoError(t, err)
 		require.NoError(t, b.queue.Cancel(t.Context(), id))
-		if there == 1 {
+		if there {
 			return key
 		}
 	}

@@ -18,12 +18,8 @@ func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 	if d < time.Second || d > maxDuration {
 		return invalidArgument("pause", "%s: want %s to %s", d, time.Second, maxDuration)
 	}
-	pipe := q.rdb.Pipeline()
-	for _, p := range q.partitions {
-		pipe.Set(ctx, p.base+":paused", 1, d)
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return redisError(ctx, "pause", err)
+	if err := q.pause(ctx, "pause", d); err != nil {
+		return err
 	}
 	q.wakeAll(ctx) // they may sleep for the length of an earlier pause
 	return nil
@@ -33,12 +29,8 @@ func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 // After an error some partitions may be paused still: resume again. It takes two round
 // trips.
 func (q *Queue) Resume(ctx context.Context) error {
-	pipe := q.rdb.Pipeline()
-	for _, p := range q.partitions {
-		pipe.Del(ctx, p.base+":paused")
-	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return redisError(ctx, "resume", err)
+	if err := q.pause(ctx, "resume", 0); err != nil {
+		return err
 	}
 	q.wakeAll(ctx)
 	return nil
@@ -47,3 +39,14 @@ func (q *Queue) Resume(ctx context.Context) error {
 // wakeAll has workers look at all partitions. Who does not hear it looks within 10 s
 // anyway.
 func (q *Queue) wakeAll(ctx context.Context) { _ = q.rdb.Publish(ctx, q.wakeChannel(), "").Err() }
+
+// pause pauses all partitions for d; zero resumes them.
+func (q *Queue) pause(ctx context.Context, op string, d time.Duration) error {
+	var failed error
+	for _, call := range q.each(ctx, q.partitions, pauseScript, append(q.spans(), ceilMilliseconds(d))...) {
+		if err := call.Err(); err != nil {
+			failed = redisError(ctx, op, err)
+		}
+	}
+	return failed
+}

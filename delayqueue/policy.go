@@ -59,6 +59,6 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 		return core.Reject(), err
 	}
 	return reservations.Reserving(core.Deferred(ticket), p.queue.precedence, func(ctx context.Context) (bool, error) {
-		return p.queue.hasMessages(ctx, job.Key)
+		return p.queue.mayRun(ctx, job.Key)
 	}), nil
 }

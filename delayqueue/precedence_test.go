@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -63,4 +64,36 @@ func TestACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
 		require.Equal(t, parked[:], r.ids())
 		require.NoError(t, w.Stop(t.Context()))
 	})
+}
+
+// A reservation is for work that could run now.
+func TestWhatCannotRunNowKeepsNoFreshCallOut(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(b *bench) string{
+		"a delayed job beside it": func(b *bench) string {
+			b.enqueue(delayqueue.Job{Key: "k", Delay: 10 * time.Minute})
+			return b.parkCall("k")
+		},
+		"a paused queue": func(b *bench) string {
+			require.NoError(b.t, b.queue.Pause(b.t.Context(), time.Minute))
+			return b.parkCall("k")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				lease := b.hold("k")
+				id := begin(b)
+				b.start((&ran{}).handle)
+				require.NoError(t, lease.Release(t.Context()))
+				if name == "a delayed job beside it" {
+					b.reaches(id, delayqueue.StateDone)
+				}
+				b.isNotReserved("k")
+				for range 14 {
+					require.NoError(t, b.hold("k").Release(t.Context()))
+				}
+			})
+		})
+	}
 }

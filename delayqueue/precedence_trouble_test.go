@@ -152,7 +152,10 @@ func TestAReservationThatATryRefreshedIsNotEnded(t *testing.T) {
 		var found, ended atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
-			if n, is := cmd.(*redis.IntCmd); is && cmd.Name() == "exists" && n.Val() == 0 && found.CompareAndSwap(false, true) {
+			if !isScript(cmd, "nudge", env.Prefix+":queue:{q}") || cmd.Args()[22] != 0 { // it only looks
+				return err
+			}
+			if n, _ := cmd.(*redis.Cmd).Int64Slice(); len(n) == 1 && n[0] == 0 && found.CompareAndSwap(false, true) {
 				defer ended.Store(true)
 				id := b.enqueue(delayqueue.Job{Key: "k"})
 				for range 500 {

@@ -6,7 +6,7 @@ import "context"
 // message that is no dead letter is ErrNotDead: what is queued is cancelled first. One
 // that is not known, or was purged before, is ErrNotFound. It takes two round trips.
 func (q *Queue) Purge(ctx context.Context, id string) error {
-	_, p, err := q.find(ctx, "purge", id, []string{"state"})
+	_, p, err := q.find(ctx, "purge", id)
 	if err != nil {
 		return err
 	}

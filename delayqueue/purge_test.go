@@ -39,8 +39,9 @@ func TestPurgeAllGoesThroughMoreThanAPage(t *testing.T) {
 		now := time.Now().UnixMilli()
 		for i := range 1300 { // of one time, as after an outage
 			id := fmt.Sprint(i)
-			pipe.ZAdd(ctx, b.key("dead"), redisZ(float64(now-1000), id))
-			pipe.HSet(ctx, b.key("message:"+id), "key", "", "name", fmt.Sprint(i%2), "state", "dead", "ended", now-1000)
+			pipe.ZAdd(ctx, b.key("x"), redisZ(float64(now-1000), id))
+			pipe.HSet(ctx, b.key("m"), id, "")
+			pipe.HSet(ctx, b.key("y"), id, fmt.Sprintf("x%011x------1 0 0 0 0 0 0 1 0 %d", now-1000, i%2))
 		}
 		_, err := pipe.Exec(ctx)
 		require.NoError(t, err)

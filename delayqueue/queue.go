@@ -124,44 +124,6 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: e.expires}, nil
 }
 
-// Status tells where a message is in its life. Ids that were never stored, or
-// are remembered no more, are ErrNotFound.
-func (q *Queue) Status(ctx context.Context, id string) (s Status, err error) {
-	r, err := q.read(ctx, "status", id, statusFields)
-	if err != nil {
-		return Status{}, err
-	}
-	s = r.status(id)
-	s.Cause = q.cause(s)
-	return s, nil
-}
-
-// cause opens the cause in a status. One that a script wrote is not sealed.
-func (q *Queue) cause(s Status) string {
-	if q.sealer == nil || !strings.HasPrefix(s.Cause, sealMagic) {
-		return s.Cause
-	}
-	cause, err := q.sealer.open(kindCause, sealedOf{s.ID, s.Key, s.Name, s.Principal}, []byte(s.Cause))
-	if err != nil {
-		return err.Error()
-	}
-	return string(cause)
-}
-
-// Result returns what the handler of a message gave to SetResult. A message that is not
-// done, has no result, or is remembered no more, is ErrNotFound. One that the Queue's Keyring does not
-// open is ErrSealed.
-func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
-	r, err := q.read(ctx, "result", id, []string{"state", "key", "name", "principal", "result"})
-	if err == nil && (State(r.text("state")) != StateDone || r.text("result") == "") {
-		err = fmt.Errorf("delayqueue: result: %w", ErrNotFound)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return q.sealer.open(kindResult, sealedOf{id, r.text("key"), r.text("name"), r.text("principal")}, []byte(r.text("result")))
-}
-
 const minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks
 
 // Wait returns the status of a message when it has ended. It asks for it again and
@@ -190,7 +152,7 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 	if checkID(id) != nil {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
 	}
-	_, p, err := q.find(ctx, "cancel", id, []string{"state"})
+	_, p, err := q.find(ctx, "cancel", id)
 	if err != nil {
 		return err
 	}
@@ -210,50 +172,10 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 	}
 }
 
-// read reads fields of a message's record, "state" among them. Which partition has it
-// depends on its key, which the caller does not know: all are asked at once.
-func (q *Queue) read(ctx context.Context, op, id string, fields []string) (record, error) {
-	if checkID(id) != nil {
-		return nil, fmt.Errorf("delayqueue: %s: %w", op, ErrNotFound)
-	}
-	r, _, err := q.find(ctx, op, id, fields)
-	return r, err
-}
-
-// find is read, also of a dead letter whose id no job could have, and tells where the
-// message is.
-func (q *Queue) find(ctx context.Context, op, id string, fields []string) (record, *partition, error) {
-	cmds := make([]*redis.SliceCmd, len(q.partitions))
-	pipe := q.rdb.Pipeline()
-	for i, p := range q.partitions {
-		cmds[i] = pipe.HMGet(ctx, p.recordName(id), fields...)
-	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	var failed error      // a partition that is down does not hide what others have
-	for i, cmd := range cmds {
-		if err := cmd.Err(); err != nil {
-			if !redis.HasErrorPrefix(err, "WRONGTYPE") { // else a worker will make it a dead letter
-				failed = redisError(ctx, op, err)
-			}
-			continue
-		}
-		if r := readRecord(fields, cmd.Val()); r.text("state") != "" {
-			return r, q.partitions[i], nil
-		}
-	}
-	if failed != nil {
-		return nil, nil, failed
-	}
-	return nil, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
-}
-
-// hasMessages reports whether messages of a key are queued or running.
-func (q *Queue) hasMessages(ctx context.Context, key string) (bool, error) {
-	n, err := q.rdb.Exists(ctx, q.partitionOf(key, "").base+":order:"+key).Result()
-	if err != nil {
-		return false, redisError(ctx, "look at a key", err)
-	}
-	return n > 0, nil
+// mayRun reports whether a message of a key runs, or could run now: then the key stays reserved.
+func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
+	found, err := q.partitionOf(key, "").nudge(ctx, []string{key}, false)
+	return err == nil && found[0] != nudgeNone, err
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

@@ -24,7 +24,7 @@ func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) er
 	if err != nil {
 		return err
 	}
-	_, p, err := q.find(ctx, "redrive", id, []string{"state"})
+	_, p, err := q.find(ctx, "redrive", id)
 	if err != nil {
 		return err
 	}

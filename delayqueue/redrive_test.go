@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -50,7 +51,7 @@ func TestARedrivenLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		dead := b.bury(delayqueue.Job{ID: "id", Key: "k"})[0]
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("message:id"), "losses", 3).Err())
+		require.NoError(t, b.queue.EditRecord("y", "id", func(s string) string { return strings.Replace(s, "1 0 0 ", "1 0 3 ", 1) }))
 		require.NoError(t, b.queue.Redrive(t.Context(), dead, 0))
 		s := b.status(dead)
 		require.Equal(t, []int{0, 3}, []int{s.Attempts, s.Losses})

@@ -19,5 +19,7 @@ var (
 	redriveScript = luascript.Load(scripts, "redrive")
 	purgeScript   = luascript.Load(scripts, "purge")
 	pageScript    = luascript.Load(scripts, "page")
+	pauseScript   = luascript.Load(scripts, "pause")
+	mendScript    = luascript.Load(scripts, "mend")
 	statsScript   = luascript.Load(scripts, "stats")
 )

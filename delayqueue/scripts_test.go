@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -61,12 +60,49 @@ func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 		}
 		first := claimTest(t, q, "one", 3)
 		require.Len(t, first, 3)
-		end := q.rdb.ZScore(t.Context(), q.partitions[0].base+":running", "0 ").Val()
+		end := q.rdb.ZScore(t.Context(), q.partitions[0].keys[keyRunning], "0 ").Val()
 		require.Equal(t, first, claimTest(t, q, "one", 5))
-		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].base+":running", "0 ").Val(), end, "the lease starts anew")
+		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].keys[keyRunning], "0 ").Val(), end, "the lease starts anew")
 		require.True(t, settleTest(t, first[0], verdict{outcome: OutcomeDone}))
 		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
 		require.Len(t, claimTest(t, q, "two", 5), 2)
+	})
+}
+
+// Its reply was lost, and it was sent again; its first copy comes to Redis when its sender has gone on.
+func TestAClaimThatComesAfterALaterOneTakesNothing(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		for i := range 5 {
+			enqueueTest(t, q, fmt.Sprint(i), "")
+		}
+		require.Len(t, claimTest(t, q, "worker.9", 1), 1)
+		require.Len(t, claimTest(t, q, "worker.10", 1), 1)
+		require.Empty(t, claimTest(t, q, "worker.9", 1))
+		require.Len(t, claimTest(t, q, "worker.10", 2), 1, "sent again")
+		require.Len(t, claimTest(t, q, "other.1", 2), 2)
+		require.Len(t, claimTest(t, q, "worker.11", 2), 1)
+	})
+}
+
+// A receipt for each claimer, and those of the dead are forgotten.
+func TestReceiptsAreBounded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		p := q.partitions[0]
+		for i := range 700 {
+			require.NoError(t, q.rdb.HSet(t.Context(), p.keys[keyReceipts], fmt.Sprint("old", i), "1700000000000 1 ").Err())
+		}
+		for i := range 100 {
+			enqueueTest(t, q, fmt.Sprint(i), "")
+			require.Len(t, claimTest(t, q, fmt.Sprint("worker.", i+1), 1), 1)
+		}
+		require.EqualValues(t, 701, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val())
+		for i := range 100 {
+			enqueueTest(t, q, fmt.Sprint("b", i), "")
+			require.Len(t, claimTest(t, q, fmt.Sprint("worker", i, ".1"), 1), 1)
+		}
+		require.Less(t, q.rdb.HLen(t.Context(), p.keys[keyReceipts]).Val(), int64(200))
 	})
 }
 
@@ -82,7 +118,7 @@ func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
 		} {
 			id := string(outcome)
 			enqueueTest(t, q, id, "key of "+id)
-			claims := claimTest(t, q, "token of "+id, 1)
+			claims := claimTest(t, q, "token-of-"+id, 1)
 			require.Len(t, claims, 1)
 			v := verdict{outcome: outcome, delay: time.Minute, lost: want.Losses > 0}
 			if want.Cause != "" {
@@ -104,9 +140,12 @@ func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		late := claimTest(t, q, "late", 1)[0]
-		require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].base+":running", scored(0, "id k")).Err())
+		require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].keys[keyRunning], scored(0, "id k")).Err())
 		current := claimTest(t, q, "current", 1)[0]
-		before := q.rdb.HGetAll(t.Context(), q.partitions[0].recordName("id")).Val()
+		stored := func() []any {
+			return []any{q.rdb.HGetAll(t.Context(), q.partitions[0].keys[keyMessages]).Val(), q.rdb.HGetAll(t.Context(), q.partitions[0].keys[keyAttempts]).Val()}
+		}
+		before := stored()
 
 		require.Empty(t, claimTest(t, q, "late", 1), "nor does the receipt of the late claim bring it back")
 		held, err := q.partitions[0].extend(t.Context(), time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
@@ -115,7 +154,7 @@ func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		for _, outcome := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
 			require.False(t, settleTest(t, late, verdict{outcome: outcome}), outcome)
 		}
-		require.Equal(t, before, q.rdb.HGetAll(t.Context(), q.partitions[0].recordName("id")).Val())
+		require.Equal(t, before, stored())
 		require.True(t, settleTest(t, current, verdict{outcome: OutcomeDone}))
 	})
 }
@@ -127,9 +166,9 @@ func TestANudgeReachesAMessageOnItsWayBack(t *testing.T) {
 		conflict := verdict{outcome: OutcomeConflict, delay: time.Hour, awaitsKey: true}
 		nudge := func(want int64) {
 			t.Helper()
-			found, err := q.partitions[0].nudge(t.Context(), []string{"unknown", "k"})
+			found, err := q.partitions[0].nudge(t.Context(), []string{"unknown", "k"}, true)
 			require.NoError(t, err)
-			require.Equal(t, []int64{nudgeEmpty, want}, found)
+			require.Equal(t, []int64{nudgeNone, want}, found)
 		}
 
 		// The key is announced after the requeue, and before it.
@@ -150,7 +189,7 @@ func TestANudgeReachesAMessageOnItsWayBack(t *testing.T) {
 		c = claimTest(t, q, "5", 1)[0]
 		nudge(nudgeBusy)
 		require.True(t, settleTest(t, c, verdict{outcome: OutcomeRetry, delay: time.Minute}))
-		nudge(nudgeBusy)
+		nudge(nudgeNone)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
 }
@@ -192,7 +231,7 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	claims := claimTest(t, q, "token", 6)
 	require.Len(t, claims, 6)
 	enqueueTest(t, q, "queued", "key of queued")
-	require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].base+":running", scored(0, "reaped key of reaped")).Err())
+	require.NoError(t, q.rdb.ZAdd(t.Context(), q.partitions[0].keys[keyRunning], scored(0, "reaped key of reaped")).Err())
 	require.NoError(t, q.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	before := redistest.Keys(t, q.rdb, "p")
 
@@ -210,7 +249,7 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		outcome := Outcome(c.message.ID)
 		require.True(t, settleTest(t, c, verdict{outcome: outcome, delay: time.Minute, awaitsKey: outcome == OutcomeConflict}))
 	}
-	found, err := q.partitions[0].nudge(t.Context(), []string{"key of conflict"})
+	found, err := q.partitions[0].nudge(t.Context(), []string{"key of conflict"}, true)
 	require.NoError(t, err)
 	require.Equal(t, []int64{nudgeWoken}, found)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
@@ -282,7 +321,7 @@ func TestTheRecordDecidesWhetherAMessageIsTooOld(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
-		require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName("id"), "not_after", 1).Err())
+		require.NoError(t, ageRecord(q, "id"))
 		require.Empty(t, claimTest(t, q, "token", 1))
 		s, err := q.Status(t.Context(), "id")
 		require.NoError(t, err)
@@ -328,7 +367,7 @@ func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				q := testQueue(t, env)
-				running := q.partitions[0].base + ":running"
+				running := q.partitions[0].keys[keyRunning]
 				for _, id := range []string{"a", "b", "c"} {
 					enqueueTest(t, q, id, "k")
 				}
@@ -353,7 +392,7 @@ func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), running).Val(), "it takes nothing more")
 
 				// What is too old by now is not started.
-				require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName(want), "not_after", 1).Err())
+				require.NoError(t, ageRecord(q, want))
 				again, err = claimNext(t, first, which, "two")
 				require.NoError(t, err)
 				require.True(t, again.held)
@@ -371,40 +410,44 @@ func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		for i := range 5 {
 			enqueueTest(t, q, fmt.Sprint(i), "")
 		}
-		for field, junk := range map[string]string{"losses": "many", "due": "", "attempts": "1e99"} {
-			was := cmp.Or(q.rdb.HGet(t.Context(), q.partitions[0].recordName("id"), field).Val(), "0") // a counter may be missing
-			require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName("id"), field, junk).Err())
+		tried := q.partitions[0].keys[keyAttempts]
+		was := q.rdb.HGet(t.Context(), tried, "id").Val()
+		for _, junk := range []string{"", "r", was[:1] + "x" + was[2:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
+			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
 			for range 3 {
-				_, err := settleOnce(c, verdict{outcome: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
-				require.ErrorContains(t, err, field+" is not a number")
+				s, err := settleOnce(c, verdict{outcome: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
+				require.NoError(t, err)
+				require.False(t, s.held)
+				require.Nil(t, s.next)
 			}
-			require.NoError(t, q.rdb.HSet(t.Context(), q.partitions[0].recordName("id"), field, was).Err())
 		}
-		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].base+":running").Val())
+		require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", was).Err())
+		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].keys[keyRunning]).Val())
 		s, err := settleOnce(c, verdict{outcome: OutcomeRetry, which: nextOfAny, next: "two"})
 		require.NoError(t, err)
 		require.NotNil(t, s.next)
 	})
 }
 
-// What a record says of the message that followed is read again when a settlement is
-// sent again. Junk there brings no message.
-func TestJunkInNextIsNoMessage(t *testing.T) {
+// What a settlement claimed is looked for when it is sent again. Junk among what runs brings
+// no message.
+func TestJunkAmongWhatRunsIsNoMessage(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		p := q.partitions[0]
 		enqueueTest(t, q, "id", "k")
 		enqueueTest(t, q, "stranger", "l")
-		require.NoError(t, q.rdb.Set(t.Context(), p.recordName("string"), "junk", 0).Err())
-		require.NoError(t, q.rdb.HSet(t.Context(), p.recordName("half"), "key", "k", "state", "running", "owner", "two").Err())
 		c := claimTest(t, q, "one", 1)[0]
+		require.Len(t, claimTest(t, q, "stranger", 1), 1)
 		for range 2 {
 			s, err := settleOnce(c, verdict{outcome: OutcomeDone})
 			require.NoError(t, err)
 			require.True(t, s.held)
 		}
-		for _, junk := range []string{"unknown", "stranger", "id", "string", "half", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000)} {
-			require.NoError(t, q.rdb.HSet(t.Context(), p.recordName("id"), "next", junk).Err())
+		require.NoError(t, q.rdb.HSet(t.Context(), p.keys[keyMessages], "short", "1--", "junk", "junk").Err())
+		for _, junk := range []string{"unknown", "id", "short", "junk", "", " ", "\x00\xff\n", strings.Repeat("j", 10_000)} {
+			require.NoError(t, q.rdb.ZAdd(t.Context(), p.keys[keyRunning], scored(9e15, junk)).Err())
+			require.NoError(t, q.rdb.HSet(t.Context(), p.keys[keyAttempts], junk, "r1 0 0 0 two  ").Err())
 			s, err := claimNext(t, c, nextOfAny, "two")
 			require.NoError(t, err)
 			require.True(t, s.held)

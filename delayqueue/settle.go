@@ -5,11 +5,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"runtime/debug"
+	"strconv"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/backoff"
-	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -26,7 +27,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	// Where there are several partitions, each has a hand for a while only.
 	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.last && !leaves && !w.isStopping() && !w.paused.Load() {
-		v.next, v.which = ident.Random(16), cmp.Or(v.which, nextOfAny)
+		v.next, v.which = newToken(), cmp.Or(v.which, nextOfAny)
 	} else {
 		v.which = "" // Pause or Stop came since the turn decided to go on: nothing is claimed without a token
 	}
@@ -50,6 +51,10 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	w.conclude(c, v)
 	return next
 }
+
+// newToken is a name for a claim, of some 13 letters and digits. It need not be hard to guess: who
+// can reach Redis needs none.
+func newToken() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // settled puts the outcome of a settlement into v, and returns the claim that it brought.
 func (w *Worker) settled(s *settling, v *verdict) (next *claim) {

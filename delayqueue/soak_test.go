@@ -152,7 +152,7 @@ func testFaultsInACluster(t *testing.T) {
 	require.GreaterOrEqual(t, a.faults[faultKill], 2)
 	require.Greater(t, a.states["done"]*10, a.messages*8)
 	for _, base := range (chaosConfig{Prefix: "p", Partitions: 6}).bases() {
-		n, err := rdb.HGet(t.Context(), base+":counts", "enqueued").Int()
+		n, err := rdb.HGet(t.Context(), base+":c", "enqueued").Int()
 		require.NoError(t, err)
 		require.Positive(t, n, base)
 	}

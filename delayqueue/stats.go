@@ -23,7 +23,7 @@ type Stats struct {
 	OldestDue time.Time
 	Lateness  time.Duration
 	// Paused: no message is started, in one partition at least. PausedUntil is when
-	// the last of them goes on; zero if it has no end, which Pause never sets.
+	// the last of them goes on.
 	Paused      bool
 	PausedUntil time.Time
 	// Totals count since the queue was new, or forgotten: it is by Redis when nothing
@@ -49,7 +49,7 @@ type Totals struct {
 // each partition, with n messages in it. What is junk counts nothing, or as what it
 // takes the place of.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	calls := q.each(ctx, q.partitions, statsScript, q.deadRetention.Milliseconds())
+	calls := q.each(ctx, q.partitions, statsScript, q.spans()...)
 	var s Stats
 	for _, call := range calls {
 		if err := s.add(call.Cmd); err != nil {
@@ -85,11 +85,9 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if reply[5] != "" {
 		s.Lateness = max(s.Lateness, time.Duration(now-due)*time.Millisecond) // each by the clock of its node
 	}
-	if pause != -2 { // -2: there is none
+	if until := time.UnixMilli(pause); pause > 0 {
 		s.Paused = true
-	}
-	if until := time.UnixMilli(now + pause); pause >= 0 && until.After(s.PausedUntil) {
-		s.PausedUntil = until
+		s.PausedUntil = later(s.PausedUntil, until)
 	}
 	t := &s.Totals
 	for i, sum := range []*int64{
@@ -98,4 +96,11 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		*sum += n[7+i]
 	}
 	return nil
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }

@@ -33,7 +33,7 @@ func (f hookFunc) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 // isScript reports whether a command runs that script in the partition with this base.
 func isScript(cmd redis.Cmder, script, base string) bool {
 	args := cmd.Args()
-	return len(args) > 3 && args[1] == delayqueue.ScriptHashes[script] && args[3] == base
+	return len(args) > 3 && args[1] == delayqueue.ScriptHashes[script] && args[3] == base+":m"
 }
 
 // keylessIDs are n ids of a partition of two.
@@ -62,7 +62,7 @@ func TestAClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T) {
 				return err
 			}
 			claims.Add(1)
-			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 && lost.CompareAndSwap(0, 1) {
+			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 6 && lost.CompareAndSwap(0, 1) {
 				time.Sleep(300 * time.Millisecond) // as long as it takes to find out
 				cmd.SetErr(errors.New("i/o timeout"))
 			}
@@ -266,7 +266,7 @@ func TestStopGivesBackWhatALostClaimTook(t *testing.T) {
 			if err != nil || !isScript(cmd, "claim", env.Prefix+":queue:{q}") {
 				return err
 			}
-			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 && first.CompareAndSwap(false, true) {
+			if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 6 && first.CompareAndSwap(false, true) {
 				cmd.SetErr(errors.New("i/o timeout"))
 				lost <- struct{}{}
 			}
@@ -281,14 +281,15 @@ func TestStopGivesBackWhatALostClaimTook(t *testing.T) {
 	})
 }
 
-// A damaged due time does not keep a message from its turn.
-func TestAMessageWhoseDueScoreIsDamagedRuns(t *testing.T) {
+// A damaged due time delays its message, and no other.
+func TestAMessageWhoseDueScoreIsDamagedHoldsUpNoOther(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		ids := []string{b.enqueue(delayqueue.Job{}), b.enqueue(delayqueue.Job{Key: "k"})}
+		late := []string{b.enqueue(delayqueue.Job{}), b.enqueue(delayqueue.Job{Key: "k"})}
 		for i, key := range []string{"", "k"} {
-			require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("due"), redisZ(1e18, ids[i]+" "+key)).Err())
+			require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("z"), redisZ(1e18, late[i]+" "+key)).Err())
 		}
+		ids := []string{b.enqueue(delayqueue.Job{}), b.enqueue(delayqueue.Job{Key: "other"})}
 		b.start((&ran{}).handle)
 		for _, id := range ids {
 			b.reaches(id, delayqueue.StateDone)

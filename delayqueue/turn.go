@@ -132,7 +132,7 @@ func (t *turn) run(c *claim) (next *claim) {
 // goesOn reports whether the next message of the key is to run under the same lease.
 func (t *turn) goesOn(c *claim, v verdict) bool {
 	w := t.worker
-	return t.lease != nil && c.message.behind > 0 && (v.outcome == OutcomeDone || v.outcome == OutcomeDead) &&
+	return t.lease != nil && c.message.behind && (v.outcome == OutcomeDone || v.outcome == OutcomeDead) &&
 		!v.last && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
@@ -187,9 +187,11 @@ func (t *turn) release(m Message, v verdict) error {
 	case precedence == 0 && !reservations.WasReserved(lease):
 	case v.foreign: // fresh calls need not wait for what this process cannot run
 		_ = t.unreserve(ctx, lease)
-	case precedence > 0 && (m.behind > 0 || !ended || (reservations.WasReserved(lease) || t.outlasts(precedence/2)) && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
+	case !ended && v.delay > 0: // nor for what waits for its next attempt
+		t.reserved = t.unreserve(ctx, lease) != nil
+	case precedence > 0 && (m.behind || !ended || (reservations.WasReserved(lease) || t.outlasts(precedence/2)) && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
 		t.reserved = true
-		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, min(v.delay+precedence, core.MaxTTL))
+		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, precedence)
 	case reservations.WasReserved(lease) || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
 		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not answer: looked at again afterwards
 	}

@@ -299,7 +299,11 @@ func TestResultsAreKeptWithTheirMessage(t *testing.T) {
 				result, err := b.queue.Result(t.Context(), id)
 				require.NoError(t, err)
 				require.Equal(t, "secret", string(result))
-				stored := fmt.Sprint(b.rdb.HGetAll(t.Context(), env.Prefix+name+":queue:{q}:message:"+id).Val())
+				stored := ""
+				for _, key := range []string{"m", "r", "d0", "d1", "d2", "d3", "d4"} {
+					stored += fmt.Sprint(b.rdb.HGetAll(t.Context(), env.Prefix+name+":queue:{q}:"+key).Val())
+				}
+				require.Contains(t, stored, id)
 				require.Equal(t, name == "plain", len(opts) == 0)
 				if name == "sealed" {
 					require.NotContains(t, stored, "secret")

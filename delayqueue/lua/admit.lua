@@ -3,26 +3,33 @@
 --
 -- ARGV[3]  how many open and running messages the partition may have
 -- ARGV[4]  how many of them may be of one key
+-- #include expire.lua
 local max_depth, max_line = tonumber(ARGV[3]), tonumber(ARGV[4])
 
-clear_sets()
-local depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
+local depth = call('HLEN', m) - call('ZCARD', x)
+local admitted = {m = {}, b = {}, f = {}, z = {}}
+local lengths, headed = {}, {} -- of keys: how many messages they have; whether one is not delayed
+local longest = 0 -- age, in ms
 
-local opened, dues = {}, {} -- what is to be put into the sets
-
--- Puts what was admitted into the sets, before flush().
+-- Puts what was admitted where it belongs.
 local function file()
-  if #opened > 0 then
-    redis.call('ZADD', open, unpack(opened))
+  if #admitted.m == 0 then
+    return
   end
-  if #dues > 0 then
-    redis.call('ZADD', due, unpack(dues))
-  end
-  opened, dues = {}, {}
+  batch('ZADD', z, admitted.z)
+  batch('HSET', b, admitted.b)
+  batch('ZADD', f, admitted.f)
+  batch('HSET', m, admitted.m) -- at last: what is there is stored
+  live(longest + retention, z, f, b)
+  admitted = {m = {}, b = {}, f = {}, z = {}}
 end
 
 local function full(key)
-  if key ~= '' and redis.call('LLEN', line(key)) >= max_line then
+  if key ~= '' and not lengths[key] then
+    lengths[key] = call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
+    headed[key] = lengths[key] > 0 and #line(key, '1') > 0
+  end
+  if key ~= '' and lengths[key] >= max_line then
     return 'key full'
   elseif depth >= max_depth then
     return 'queue full'
@@ -31,40 +38,44 @@ end
 
 -- Why there is no room for a message of a key; nil if there is.
 local function refusal(key)
-  if key ~= '' then
-    clear(line(key), 'list')
-  end
   if full(key) then -- what is full of messages that are too old is not full
     file()
-    sweep()
-    for _ = 1, STEPS do
-      local id = key ~= '' and redis.call('LINDEX', line(key), 0)
-      local m = id and load(id, key)
-      if not m or m.state ~= 'queued' or m.not_after > now then
-        break
+    for _, member in ipairs(call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', STEPS)) do
+      local msg = find((split(member)))
+      if msg and msg.not_after <= now and not is_running(msg) then
+        give_up(msg, 'e')
       end
-      give_up(id .. ' ' .. key, id, key, 'expired')
     end
-    depth = redis.call('ZCARD', open) + redis.call('ZCARD', running)
+    if key ~= '' then
+      expire_line(key)
+    end
+    depth, lengths, headed = call('HLEN', m) - call('ZCARD', x), {}, {}
   end
   return full(key)
 end
 
--- Puts a message whose record is written at the end of its key's line.
-local function admit(id, key, at, not_after)
-  local member, ms = id .. ' ' .. key, not_after - now + retention
-  redis.call('PEXPIRE', record(id), ms)
-  opened[#opened + 1] = moment(not_after)
-  opened[#opened + 1] = member
-  outlive(open, ms)
-  if key ~= '' then
-    outlive(line(key), ms)
+local function append(list, a, v)
+  list[#list + 1] = a
+  list[#list + 1] = v
+end
+
+-- Puts a message at the end of its key's FIFO, or if it is delayed has it join at that time.
+local function admit(id, key, parked, enqueued, not_after, about, payload, delayed)
+  local number, member, body = next_seq(), id .. ' ' .. key, #payload > INLINE
+  append(admitted.m, id, '1' .. parked .. (body and 'b' or '-') .. number .. string.format('%.0f%.0f', enqueued, not_after) .. about ..
+    (body and '' or payload))
+  if body then
+    append(admitted.b, id, payload)
   end
-  if key == '' or redis.call('RPUSH', line(key), id) == 1 then
-    dues[#dues + 1] = moment(at)
-    dues[#dues + 1] = member
-    outlive(due, ms)
+  if key ~= '' then
+    append(admitted.f, 0, delayed and key .. '\n~' .. id or key .. '\n' .. number .. id)
+    lengths[key] = lengths[key] + 1
+  end
+  if key == '' or delayed or not headed[key] then
+    local at = delayed or now
+    append(admitted.z, at, member)
     soonest = math.min(soonest or at, at)
   end
-  depth = depth + 1
+  headed[key] = headed[key] or not delayed
+  depth, longest = depth + 1, math.max(longest, not_after - now)
 end

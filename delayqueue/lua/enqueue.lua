@@ -2,45 +2,52 @@
 -- the first time did, and changes nothing.
 --
 -- KEYS, ARGV[1..4]  see common.lua and admit.lua
--- ARGV[5..] of each message: id, key or '', name, payload, delay before it becomes
---           due in ms, its greatest age in ms, principal or '', 1 if it is parked because
---           its key is held, else 0
+-- ARGV[5..] of each message: id, key or '', what its record has from the lengths on to the payload,
+--           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
+--           parked because its key is held, else -
 -- returns   for each message its not_after in ms when it is stored, else
 --           -1 key full, -2 partition full, -3 the id is taken by junk
 -- #include common.lua
 -- #include admit.lua
+local ENDING = '^' .. string.rep('.', 18) .. '%d+ %d+ %d+ (%w+) (%w+)' -- when it was enqueued, and its age
 local codes = {['key full'] = -1, ['queue full'] = -2}
 
-local function store(id, key, name, payload, delay, max_age, principal, parked)
-  if redis.call('EXISTS', record(id)) == 1 then
-    local first = redis.pcall('HGET', record(id), 'not_after')
-    return type(first) == 'string' and whole(first) or -3
+-- When those that are known may be started at last, by their ids.
+local ids, known = {}, {}
+for i = 5, #ARGV, 7 do
+  ids[#ids + 1] = ARGV[i]
+end
+local records = call('HMGET', m, unpack(ids))
+for i, id in ipairs(ids) do
+  known[id] = records[i] and (tonumber((select(5, string.match(records[i], RECORD))) or '') or -3) or nil
+end
+if call('EXISTS', unpack(KEYS, 12, 16)) > 0 then
+  for i = 12, 16 do
+    for j, ending in ipairs(call('HMGET', KEYS[i], unpack(ids))) do
+      if ending then
+        local enqueued, age = string.match(ending, ENDING)
+        known[ids[j]] = age and tonumber(enqueued, 36) + tonumber(age, 36) or -3
+      end
+    end
   end
-  local why = refusal(key)
-  if why then
-    return codes[why]
-  end
-  local not_after, at = now + max_age, now + delay
-  if delay > 0 and clock[2] % 1000 > 0 then
-    at = at + 1 -- a message is never early
-  end
-  redis.call('HSET', record(id), 'key', key, 'name', name, 'payload', payload, 'state', 'queued',
-    'enqueued', moment(now), 'due', moment(at), 'not_after', moment(not_after))
-  if principal ~= '' then
-    redis.call('HSET', record(id), 'principal', principal)
-  end
-  if parked == '1' then
-    redis.call('HSET', record(id), 'wait', 'key')
-  end
-  admit(id, key, at, not_after)
-  count('enqueued')
-  return not_after
 end
 
 local replies = {}
-for i = 5, #ARGV, 8 do
-  replies[#replies + 1] = store(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3],
-    tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7])
+for i = 5, #ARGV, 7 do
+  local id, key, delay, age = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+  local why = not known[id] and refusal(key)
+  if why then
+    known[id] = codes[why]
+  elseif not known[id] then
+    known[id] = now + age
+    local at = now + delay
+    if delay > 0 and micros % 1000 > 0 then
+      at = at + 1 -- a message is never early
+    end
+    admit(id, key, ARGV[i + 6], now, now + age, ARGV[i + 2], ARGV[i + 3], delay > 0 and at or nil)
+    count('enqueued')
+  end
+  replies[#replies + 1] = known[id]
 end
 file()
 flush()

@@ -1,20 +1,17 @@
 -- Reads a page of a sorted set, from a position on. The position is that of an
 -- entry, which need not be there any more.
 --
--- KEYS     a partition's base name and another one, see common.lua
--- ARGV[1]  'open', 'running' or 'dead'
+-- KEYS     see common.lua
+-- ARGV[1]  which of them it is
 -- ARGV[2]  'up' or 'down'
 -- ARGV[3]  how many entries to read at most
 -- ARGV[4..5] score and member of the position; without them, from the first on
 -- returns  {now in ms, member, score, member, score, ...}, without the position's own
-local set, up, most, member = KEYS[1] .. ':' .. ARGV[1], ARGV[2] == 'up', tonumber(ARGV[3]), ARGV[5]
+local set, up, most, member = KEYS[tonumber(ARGV[1])], ARGV[2] == 'up', tonumber(ARGV[3]), ARGV[5]
 local clock = redis.call('TIME')
 local page = {string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000))}
 
-local size = redis.pcall('ZCARD', set)
-if type(size) ~= 'number' then -- junk: a worker will move it away
-  return page
-end
+local size = redis.call('ZCARD', set)
 
 -- Lua does not read every spelling of infinity.
 local function score_of(s)

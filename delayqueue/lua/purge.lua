@@ -2,40 +2,36 @@
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]   token of this call, see receipt.lua
--- ARGV[4..] of each: id, when it died in ms, or '' for whenever that was
+-- ARGV[4..] of each: id, when it died as its ending has it, or '' for whenever that was
 -- returns   for each 'purged', its state, or '' if there is none such
 -- #include common.lua
+-- #include state.lua
 -- #include receipt.lua
-local token = ARGV[3]
-local answered = receipt(token)
+local answered = receipt(ARGV[3])
 if answered then
   return answered
 end
 
-clear_sets()
-local purged = false
-
 local function purge(id, died)
-  local f = redis.pcall('HMGET', record(id), 'state', 'ended')
-  if f.err or f[1] ~= 'dead' then
-    redis.call('ZREM', dead, id)
-    return f[1] or ''
-  elseif died ~= '' and f[2] ~= died then
-    return f[1]
+  local state, ending = state_of(id)
+  if state ~= 'dead' then
+    call('ZREM', x, id)
+  elseif died == '' or died == string.sub(ending, 2, 12) then
+    call('ZREM', x, id)
+    call('HDEL', y, id)
+    forget(id)
+    count('purged')
+    return 'purged'
   end
-  redis.call('ZREM', dead, id)
-  redis.call('DEL', record(id))
-  count('purged')
-  purged = true
-  return 'purged'
+  return state
 end
 
 local replies = {}
 for i = 4, #ARGV, 2 do
   replies[#replies + 1] = purge(ARGV[i], ARGV[i + 1])
 end
-flush()
-if purged then
-  give_receipt(token, replies)
+if counts.purged then
+  give_receipt(ARGV[3], replies)
 end
+flush()
 return replies

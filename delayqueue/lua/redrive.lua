@@ -5,46 +5,45 @@
 -- KEYS, ARGV[1..4]  see common.lua and admit.lua
 -- ARGV[5]   token of this call, see receipt.lua
 -- ARGV[6]   the greatest age of each, in ms from now
--- ARGV[7..] of each dead letter: id, when it died in ms, or '' for whenever that was
+-- ARGV[7..] of each dead letter: id, when it died as its ending has it, or '' for whenever that was
 -- returns   for each 'redriven', 'key full', 'queue full', 'damaged: ' and why, its state,
 --           or '' if there is none such
 -- #include common.lua
 -- #include admit.lua
+-- #include state.lua
 -- #include receipt.lua
-local token, max_age = ARGV[5], tonumber(ARGV[6])
-local answered = receipt(token)
+local answered = receipt(ARGV[5])
 if answered then
   return answered
 end
 
-local redriven = false
-
 local function redrive(id, died)
-  local f = redis.pcall('HMGET', record(id), 'key', 'state', 'ended')
-  if f.err or not f[2] then
-    return ''
-  elseif f[2] ~= 'dead' or died ~= '' and f[3] ~= died then
-    return f[2]
+  local state, ending = state_of(id)
+  if state ~= 'dead' or died ~= '' and died ~= string.sub(ending, 2, 12) then
+    return state
   end
-  local m, why = load(id, f[1])
-  if m and redis.call('HEXISTS', record(id), 'payload') == 0 then
-    m, why = nil, 'the record has no payload'
-  end
-  if not m then
+  local losses, kl, nl, pl, at = string.match(ending, '^' .. string.rep('.', 18) .. '%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) ()')
+  local msg, why = find(id)
+  if not losses then
+    return 'damaged: the record of its death cannot be read'
+  elseif not msg then
     return 'damaged: ' .. why
+  elseif msg.body and call('HSTRLEN', b, id) == 0 then
+    return 'damaged: the record has no payload'
   end
-  why = refusal(m.key)
+  why = refusal(msg.key)
   if why then
     return why
   end
-  local not_after = now + max_age
-  redis.call('HSET', record(id), 'state', 'queued', 'attempts', 0, 'conflicts', 0,
-    'due', now, 'not_after', not_after)
-  redis.call('HDEL', record(id), 'ended', 'owner', 'wait', 'nudged')
-  redis.call('ZREM', dead, id)
-  admit(id, m.key, now, not_after)
+  local about = string.sub(msg.rec, HEADER - 9, HEADER - 1 + msg.lengths)
+  local payload = msg.body and call('HGET', b, id) or string.sub(msg.rec, HEADER + msg.lengths)
+  admit(id, msg.key, '-', tonumber(msg.enqueued), now + tonumber(ARGV[6]), about, payload)
+  file()
+  call('HSET', r, id, '-0 0 ' .. losses .. ' 0   ' .. string.sub(ending, at + kl + nl + pl))
+  live(0, r)
+  call('HDEL', y, id)
+  call('ZREM', x, id)
   count('redriven')
-  redriven = true
   return 'redriven'
 end
 
@@ -52,9 +51,8 @@ local replies = {}
 for i = 7, #ARGV, 2 do
   replies[#replies + 1] = redrive(ARGV[i], ARGV[i + 1])
 end
-file()
-flush()
-if redriven then
-  give_receipt(token, replies)
+if counts.redriven then
+  give_receipt(ARGV[5], replies)
 end
+flush()
 return replies

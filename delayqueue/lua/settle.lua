@@ -1,222 +1,222 @@
 -- Ends claims, each if the caller holds it; and claims the next message of the same
--- key, if it is due, for a worker who goes on under the key's lock. Sent again by the
+-- key for a worker who goes on under the key's lock, or what is due. Sent again by the
 -- same caller it answers as the first time did.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]   claim lease, in ms, of what is claimed next
--- ARGV[4..] of each claim: id, key or '', token, and
---   how     'done'
---           'dead'      it becomes a dead letter
---           'retry'     the attempt failed; the message goes back
---           'conflict'  a key was held: the attempt does not count, the conflict does
---           'return'    nothing happened, nothing counts
---           'hand back' the worker cannot run it, another may: nothing counts but how often that was
---   delay   of what goes back, before it becomes due, in ms. It keeps its place in
---           the line of its key
---   cause   why it is not done
---   lost    1 when the attempt lost a lease, else 0
---   awaits  1 when it waits for its own key: nudge.lua makes it due, else 0
---   result  of what is done, or ''
+-- ARGV[4..] of each claim: id, key or '', seq, attempts as they were told, without the first letter, and
+--   options one letter each: how it ends
+--             d  it is done
+--             x  it becomes a dead letter
+--             r  the attempt failed; the message goes back
+--             c  a key was held: the attempt does not count, the conflict does
+--             b  nothing happened, nothing counts
+--             h  the worker cannot run it, another may: nothing counts but how often that was
+--           l when the attempt lost a lease; w when it waits for its own key: nudge.lua makes
+--           it due; k to claim the next of its key, which the caller holds, a what is due; else -;
+--           b when its payload is in b
 --   next    token to claim another message with, or ''
---   which   'key' for the next of its key, which the caller holds; 'any' for what is due
--- returns   for each claim {
+--   and of what is done: its ending, from the token on, with an attempt more; its result
+--   of others: the delay before it becomes due again, in ms, and its not_after; the cause
+-- returns   for each claim a number, or it and the next message, if one was claimed: now, or when
+--           the call was sent before:
 --             1 when it was the caller's, 0 when it was not, 2 when it was and the
 --             message expired: it would be too old for its next attempt, and does
---             not hold its key's line up until then; -1 when it failed, and why,
---             the next message, if one was claimed: now, or when the call was sent before }
---           and at last 1 when a message is due now, else 0
+--             not hold its key's line up until then
+--           and at last now in ms, 1 when a message is due now, else 0
 -- #include common.lua
+-- #include take.lua
 local lease = tonumber(ARGV[3])
 local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
-local RECENT = 100 -- how many running messages are looked at, for one that nobody heard of
-clear_sets() -- or a damaged one would stop this half way
-local idle = paused() -- nothing is to be claimed
-
--- Claims the head of a key's line if it is due, or waits for its key. Answers its id
--- and its record.
+local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
+local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
+local idle = paused > now -- nothing is to be claimed
 local brought = 0 -- bytes of payload that were claimed
+local sub, byte = string.sub, string.byte
+local A, B, D = byte('abd', 1, 3)
 
+local running -- ids by tokens
+
+-- What a settlement claimed that is sent again.
+local function claimed_before(token)
+  if not running then
+    running = {}
+    local ids = {}
+    for i, member in ipairs(call('ZREVRANGE', w, 0, RECENT - 1)) do
+      ids[i] = split(member)
+    end
+    for i, state in ipairs(#ids > 0 and call('HMGET', r, unpack(ids)) or {}) do
+      running[state and string.match(state, '^[rR]%d+ %d+ %d+ %d+ (%S+)') or ''] = ids[i]
+    end
+  end
+  return running[token] and again(running[token], token, lease)
+end
+
+-- The answer to a settlement of a claim that is not the caller's, or not any more.
+local function settled_before(i)
+  local token, code = string.match(ARGV[i + 3], '^%d+ %d+ %d+ %d+ (%S+)') or '', 0
+  local msg = find(ARGV[i])
+  if msg and token ~= '' and msg.settled == short(token) then
+    code = 1
+  end
+  for j = 9, 16 do
+    local ending = (j == 9 or j > 11) and call('HGET', KEYS[j], ARGV[i])
+    if ending and token ~= '' and sub(ending, 13, 18) == short(token) then
+      code = sub(ending, 1, 1) == 'e' and 2 or 1
+    end
+  end
+  return {code, ARGV[i + 5] ~= '' and claimed_before(ARGV[i + 5]) or nil}
+end
+
+-- Claims the head of a key, which became it just now. Answers what the worker is told.
 local function follow(key, token)
   for _ = 1, STEPS do
-    local id = redis.call('LINDEX', line(key), 0)
+    local places = line(key, '2')
+    local id = places[1] and id_at(places[1], key)
     if not id then
       return
     end
-    local member = id .. ' ' .. key
-    local m = load(id, key, true)
-    local queued = m and m.payload and m.state == 'queued'
-    if not queued or m.not_after > now and m.due > now and not m.wait then
-      advance(key) -- a claim will see what it is
-      return
-    elseif m.not_after > now then
-      start(id, m, token, lease)
-      brought = brought + #m.payload
-      redis.call('ZREM', due, member)
-      redis.call('ZREM', open, member)
-      redis.call('ZADD', running, now + lease, member)
-      return id, m
+    local msg, why = read(id, key, call('HGET', m, id), call('HGET', r, id))
+    if msg and msg.not_after > now then
+      local told = start_again(msg, token, places[2])
+      brought = brought + #msg.rec + #told[6]
+      return told
+    elseif msg then
+      give_up(msg, 'e')
+    else
+      quarantine(id, key, why)
     end
-    give_up(member, id, key, 'expired')
   end
 end
 
-local ended = now
-
--- Ends a message that is not to run again. It may be followed by another of its key.
-local function finish(c, n)
-  local id, key = c.id, c.key
-  local nid, m = n and n[1], n and n[2]
-  if c.how == 'dead' then
-    bury(id .. ' ' .. key, id, key, c.cause)
-  elseif key ~= '' then
-    drop(id, key)
-  end
-  if c.which == 'key' and c.next ~= '' and not idle and brought < BYTES then
-    nid, m = follow(key, c.next)
-  elseif key ~= '' then
-    advance(key)
-  end
-  -- What is claimed next is noted, should this call be sent again.
-  if c.how == 'dead' then
-    redis.call('HSET', record(id), 'settled', c.token, 'next', nid or '')
-  else
-    if c.not_after - now > retention / 4 then -- it is not worth the time otherwise
-      redis.call('PEXPIRE', record(id), ARGV[1])
-    end
-    redis.call('HSET', record(id), 'state', 'done', 'ended', moment(ended), 'payload', '', 'settled', c.token, 'next', nid or '')
-    if c.result ~= '' then
-      redis.call('HSET', record(id), 'result', c.result)
-    end
-    count('done')
-  end
-  return {1, nid and told(nid, m)}
-end
-
-local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
-
--- Gives a message back to the queue.
-local function give_back(c, n)
-  local id, key, member = c.id, c.key, c.id .. ' ' .. c.key
-  local m = load(id, key)
+-- Gives a message back to the queue. Answers the code of the reply.
+local function give_back(i, how, msg)
+  local options = ARGV[i + 4]
+  local delay, not_after = string.match(ARGV[i + 6], '^(%d+) (%d+)$')
+  local at, waits = now + delay, sub(options, 3, 3) == 'w'
   -- A nudge that came between the conflict and here found the message running and
   -- left its mark: the key was freed since, so do not wait for it.
-  local at = now + c.delay
-  if c.awaits == 1 and m.nudged then
+  if waits and msg.flag == 'R' then
     at = now
   end
-  if c.how == 'hand back' then
-    at = math.max(now, at - at % SLOT)
-    redis.call('HSET', record(id), 'handed', m.handed + 1)
+  if how == 'h' then
+    at, msg.handed = math.max(now, at - at % SLOT), msg.handed + 1
   end
-  local code = 1
-  redis.call('HDEL', record(id), 'owner', 'nudged')
-  redis.call('HSET', record(id), 'state', 'queued', 'due', at, 'settled', c.token, 'next', n and n[1] or '')
-  if c.how == 'retry' then
-    redis.call('HSET', record(id), 'cause', c.cause)
+  if how == 'r' then
+    msg.cause = ARGV[i + 7]
     count('retried')
   else
-    redis.call('HSET', record(id), 'attempts', math.max(0, m.attempts - 1))
+    msg.attempts = math.max(0, msg.attempts - 1)
   end
-  if c.how == 'conflict' then
-    redis.call('HSET', record(id), 'conflicts', m.conflicts + 1)
+  if how == 'c' then
+    msg.conflicts = msg.conflicts + 1
   end
-  if c.how == 'retry' and at >= m.not_after then
-    give_up(member, id, key, 'expired')
-    code = 2
+  if how == 'r' and at >= msg.not_after then
+    give_up(msg, 'e', msg.token)
+    return 2
+  end
+  msg.token, msg.settled = '', short(msg.token)
+  call('HSET', r, msg.id, attempts(msg, waits and 'w' or '-'))
+  look_at(msg.member, math.min(at, tonumber(not_after)))
+  return 1
+end
+
+local replies, members, done, big, places, endings, keys, others, anys = {}, {}, {}, {}, {}, {}, {}, {}, {}
+local ids, n, at = {}, 0, string.format('%011x', now)
+for i = 4, #ARGV, 8 do
+  ids[#ids + 1] = ARGV[i]
+end
+local states = call('HMGET', r, unpack(ids))
+for i = 4, #ARGV, 8 do
+  n = n + 1
+  local id, key, state = ARGV[i], ARGV[i + 1], states[n]
+  local how, _, _, which, body = byte(ARGV[i + 4], 1, 5)
+  if state and (state == 'r' .. ARGV[i + 3] or state == 'R' .. ARGV[i + 3]) then
+    members[#members + 1] = id .. ' ' .. key
+    replies[n] = 1
+    if how ~= D then
+      others[#others + 1] = i
+    else
+      done[#done + 1] = id
+      if body == B then
+        big[#big + 1] = id
+      end
+      endings[#endings + 1] = id
+      endings[#endings + 1] = 'd' .. at .. ARGV[i + 6]
+      if ARGV[i + 7] ~= '' then
+        endings[#endings + 1] = id .. ' '
+        endings[#endings + 1] = ARGV[i + 7]
+      end
+      if key ~= '' then
+        places[#places + 1] = key .. '\n' .. ARGV[i + 2] .. id
+        keys[#keys + 1] = i
+      end
+    end
+    if which == A and ARGV[i + 5] ~= '' and not idle then
+      anys[#anys + 1] = i
+    end
   else
-    if c.awaits == 1 then
-      redis.call('HSET', record(id), 'wait', 'key')
-    end
-    reopen(member, m)
-    make_due(member, at, life(m))
+    replies[n] = settled_before(i)
   end
-  return {code, n and told(n[1], n[2])}
 end
 
-local function settle(c, n)
-  if c.lost == 1 then
-    redis.call('HINCRBY', record(c.id), 'losses', 1)
-  end
-  if c.how == 'done' or c.how == 'dead' then
-    return finish(c, n)
-  end
-  return give_back(c, n)
+batch('ZREM', w, members)
+if #done > 0 then
+  batch('HDEL', r, done)
+  batch('HDEL', m, done)
+  batch('HDEL', b, big)
+  batch('ZREM', f, places)
+  batch('HSET', ended_bucket(), endings)
+  count('done', #done)
 end
-
--- The answer to a call that was sent before. The lease of what it claimed starts anew,
--- as the caller's count of it does. One that became too old meanwhile was not started:
--- its claim runs out.
-local function again(c, state, nid)
-  local reply = {state == 'expired' and 2 or 1}
-  local key = c.next ~= '' and nid and redis.pcall('HGET', record(nid), 'key')
-  local m = type(key) == 'string' and load(nid, key, true)
-  if m and m.payload and owned(nid, m, c.next) and m.not_after > now then
-    keep(record(nid), life(m, lease))
-    hold(nid .. ' ' .. key, m, lease)
-    reply[2] = told(nid, m)
+if #anys > 0 then
+  for i, told in ipairs((take(#anys, function(i) return ARGV[anys[i] + 5] end, lease, BYTES))) do
+    local at = (anys[i] - 4) / 8 + 1
+    replies[at] = {replies[at], told}
   end
-  return reply
 end
-
--- The answer to a call for a claim that is not the caller's. It may have been sent before
--- and have claimed a message, if its own was claimed and settled by others since: nobody
--- else knows of that one.
-local function refuse(c)
-  for _, member in ipairs(c.next ~= '' and redis.call('ZREVRANGE', running, 0, RECENT) or {}) do
-    local id = split(member)
-    if redis.pcall('HGET', record(id), 'owner') == c.next then
-      return {0, again(c, '', id)[2]}
-    end
-  end
-  return {0}
-end
-
-local replies, held, tokens, members = {}, {}, {}, {}
-for i = 4, #ARGV, 11 do
-  local c = {
-    id = ARGV[i], key = ARGV[i + 1], token = ARGV[i + 2], how = ARGV[i + 3], delay = tonumber(ARGV[i + 4]),
-    cause = ARGV[i + 5], lost = tonumber(ARGV[i + 6]), awaits = tonumber(ARGV[i + 7]), result = ARGV[i + 8],
-    next = ARGV[i + 9], which = ARGV[i + 10], place = #replies + 1,
-  }
-  local f = redis.pcall('HMGET', record(c.id), 'state', 'owner', 'key', 'not_after')
-  local mine = f[1] == 'running' and f[2] == c.token and f[3] == c.key
-  local readable, why = true, nil
-  if mine and (c.lost == 1 or c.how ~= 'done' and c.how ~= 'dead') then
-    readable, why = load(c.id, c.key)
-  end
-  if not readable then -- nothing is claimed with it: the call is sent again, and would claim more each time
-    replies[c.place] = {-1, why}
-  elseif mine then
-    held[#held + 1] = c
-    c.not_after = whole(f[4] or '-') or 0
-    members[#members + 1] = c.id .. ' ' .. c.key
-    if c.which == 'any' and c.next ~= '' and not idle then
-      tokens[#tokens + 1] = c
-    end
-    replies[c.place] = 0
+for _, i in ipairs(others) do
+  local key, how, options = ARGV[i + 1], sub(ARGV[i + 4], 1, 1), ARGV[i + 4]
+  local id, at = ARGV[i], (i - 4) / 8 + 1
+  local msg, why = read(id, key, call('HGET', m, id), states[at])
+  if not msg then
+    quarantine(id, key, why)
   else
-    local earlier = redis.pcall('HMGET', record(c.id), 'settled', 'next')
-    replies[c.place] = earlier[1] == c.token and again(c, f[1], earlier[2]) or refuse(c)
+    msg.losses = msg.losses + (sub(options, 2, 2) == 'l' and 1 or 0)
+    if how == 'x' then
+      msg.cause = ARGV[i + 7]
+      bury(msg, msg.token)
+    else
+      local code = give_back(i, how, msg)
+      replies[at] = type(replies[at]) == 'table' and {code, replies[at][2]} or code
+    end
+  end
+  if how == 'x' and key ~= '' then
+    keys[#keys + 1] = i
   end
 end
-
-if #held > 0 then
-  redis.call('ZREM', running, unpack(members))
-end
-local nexts = {}
-if #tokens > 0 then
-  for i, message in ipairs((take_due(#tokens, function(i) return tokens[i].next end, lease, BYTES))) do
-    nexts[tokens[i].place] = message
+local heads = {}
+for _, i in ipairs(keys) do
+  local key = ARGV[i + 1]
+  if sub(ARGV[i + 4], 4, 4) == 'k' and ARGV[i + 5] ~= '' and not idle and brought < BYTES then
+    replies[(i - 4) / 8 + 1] = {1, follow(key, ARGV[i + 5])}
+  else
+    local head = line(key, '1')[1]
+    if head then
+      heads[#heads + 1] = NOW
+      heads[#heads + 1] = id_at(head, key) .. ' ' .. key
+    end
   end
 end
-for i, c in ipairs(held) do
-  local done, reply = pcall(settle, c, nexts[c.place])
-  if not done then -- what is wrong with one claim is not wrong with the others
-    redis.call('ZADD', running, now + lease, members[i])
-    reply = {-1, type(reply) == 'table' and reply.err or tostring(reply)}
-  end
-  replies[c.place] = reply
+if #heads > 0 then
+  batch('ZADD', z, heads)
+  soonest = math.min(soonest or now, now)
+end
+begin(lease)
+if #members > 0 then
+  live(lease + retention, z, w, r)
 end
 flush()
-replies[#replies + 1] = any_due()
+replies[#replies + 1] = NOW
+replies[#replies + 1] = #call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', '1')
 return replies

@@ -1,0 +1,252 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// look is what Redis holds of one message in one partition, on its way.
+type look struct {
+	id                       string
+	attempts, record, letter *redis.StringCmd
+	ended                    [buckets]*redis.StringCmd // nil: not asked
+	payloadSize              *redis.IntCmd             // of one that is not in its record
+	due, claimEnds           *redis.FloatCmd           // nil: not asked
+}
+
+// lookAt asks for a message. The order matters, since it may go on meanwhile: what is not in one
+// place any more is in a later one.
+func (p *partition) lookAt(ctx context.Context, pipe redis.Pipeliner, id string, ended bool) *look {
+	l := &look{
+		id:       id,
+		attempts: pipe.HGet(ctx, p.keys[keyAttempts], id),
+		record:   pipe.HGet(ctx, p.keys[keyMessages], id),
+		letter:   pipe.HGet(ctx, p.keys[keyLetters], id),
+	}
+	if ended {
+		for i := range l.ended {
+			l.ended[i] = pipe.HGet(ctx, p.keys[keyEnded+i], id)
+		}
+	}
+	return l
+}
+
+// entry asks for what an Entry has beside a Status.
+func (l *look) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, key string) {
+	l.payloadSize = pipe.HStrLen(ctx, p.keys[keyPayloads], l.id)
+	l.due = pipe.ZScore(ctx, p.keys[keyWaiting], memberOf(l.id, key))
+	l.claimEnds = pipe.ZScore(ctx, p.keys[keyRunning], memberOf(l.id, key))
+}
+
+// err is why Redis did not answer. What is of another type than ours is not there.
+func (l *look) err() error {
+	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.letter}, l.ended[:]...) {
+		if cmd == nil || cmd.Err() == nil || errors.Is(cmd.Err(), redis.Nil) || redis.HasErrorPrefix(cmd.Err(), "WRONGTYPE") {
+			continue
+		}
+		return cmd.Err()
+	}
+	return nil
+}
+
+// stored is what Redis holds of a message.
+type stored struct {
+	ending
+	record record
+	bucket int // where its result is, if it has one
+}
+
+// read reads a message. State is empty if there is none.
+func (l *look) read() (s stored) {
+	r, ok := readRecord(l.record.Val())
+	s.record = r
+	if letter := l.letter.Val(); letter != "" {
+		if s.ending, ok = readEnding(l.id, letter); !ok {
+			s.Status = Status{ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: StateDead}
+		}
+		return s
+	}
+	if ok {
+		s.Status = Status{
+			ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: StateQueued,
+			EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
+		}
+		if state := l.attempts.Val(); state != "" {
+			if state[0] == 'r' || state[0] == 'R' {
+				s.State = StateRunning
+			}
+			a, _ := readAttempts(state[1:])
+			s.Attempts, s.Conflicts, s.Losses, s.Cause = a.attempts, a.conflicts, a.losses, a.cause
+		}
+		return s
+	}
+	for i, cmd := range l.ended {
+		if cmd == nil {
+			break
+		}
+		if e, ok := readEnding(l.id, cmd.Val()); ok {
+			s.ending, s.bucket = e, i
+			return s
+		}
+	}
+	return s
+}
+
+// find looks for a message, also for a dead letter whose id no job could have. Which partition
+// has it depends on its key, which the caller does not know: all are asked at once.
+func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, error) {
+	looks := make([]*look, len(q.partitions))
+	pipe := q.rdb.Pipeline()
+	for i, p := range q.partitions {
+		looks[i] = p.lookAt(ctx, pipe, id, true)
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	var failed error      // a partition that is down does not hide what others have
+	for i, l := range looks {
+		if s := l.read(); s.State != "" {
+			s.Cause = q.cause(s.Status)
+			q.age(ctx, &s)
+			return s, q.partitions[i], nil
+		}
+		if err := l.err(); err != nil {
+			failed = redisError(ctx, op, err)
+		}
+	}
+	if failed != nil {
+		return stored{}, nil, failed
+	}
+	return stored{}, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+}
+
+// age has a message that waits and is too old count as expired: a worker will see that when its
+// turn comes.
+func (q *Queue) age(ctx context.Context, s *stored) {
+	if s.State != StateQueued || time.Now().Before(s.ExpiresAt) {
+		return
+	}
+	if now, err := q.rdb.Time(ctx).Result(); err == nil && !now.Before(s.ExpiresAt) {
+		s.State = StateExpired
+	}
+}
+
+// cause opens the cause in a status. One that a script wrote is not sealed.
+func (q *Queue) cause(s Status) string {
+	if q.sealer == nil || !strings.HasPrefix(s.Cause, sealMagic) {
+		return s.Cause
+	}
+	cause, err := q.sealer.open(kindCause, sealedOf{s.ID, s.Key, s.Name, s.Principal}, []byte(s.Cause))
+	if err != nil {
+		return err.Error()
+	}
+	return string(cause)
+}
+
+// Status tells where a message is in its life. Ids that were never stored, or
+// are remembered no more, are ErrNotFound.
+func (q *Queue) Status(ctx context.Context, id string) (Status, error) {
+	if checkID(id) != nil {
+		return Status{}, fmt.Errorf("delayqueue: status: %w", ErrNotFound)
+	}
+	s, _, err := q.find(ctx, "status", id)
+	return s.Status, err
+}
+
+// Result returns what the handler of a message gave to SetResult. A message that is not
+// done, has no result, or is remembered no more, is ErrNotFound. One that the Queue's Keyring does not
+// open is ErrSealed. It takes two round trips.
+func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
+	if checkID(id) != nil {
+		return nil, fmt.Errorf("delayqueue: result: %w", ErrNotFound)
+	}
+	s, p, err := q.find(ctx, "result", id)
+	if err != nil {
+		return nil, err
+	}
+	if s.State != StateDone || s.resultSize == 0 {
+		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
+	}
+	result, err := q.rdb.HGet(ctx, p.keys[keyEnded+s.bucket], id+" ").Bytes()
+	if errors.Is(err, redis.Nil) { // forgotten meanwhile
+		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
+	} else if err != nil {
+		return nil, redisError(ctx, "result", err)
+	}
+	return q.sealer.open(kindResult, sealedOf{id, s.Key, s.Name, s.Principal}, result)
+}
+
+// Payload returns the payload of a message that is queued, running or dead: what was
+// enqueued, which may be confidential. Of others it is not kept: ErrNotFound, as for
+// ids that are not known. With WithEncryption it is opened; if it cannot be, that is
+// ErrSealed. It takes a round trip, and two for a payload of more than 4 KiB.
+func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
+	s, p, err := q.find(ctx, "payload", id)
+	if err != nil {
+		return nil, err
+	}
+	notKept := fmt.Errorf("delayqueue: payload of message %q in queue %q: %w: it is %s, its payload is not kept", id, q.name, ErrNotFound, s.State)
+	if s.State.Ended() && s.State != StateDead || s.record.seq == "" {
+		return nil, notKept
+	}
+	payload := []byte(s.record.payload)
+	if s.record.body {
+		payload, err = q.rdb.HGet(ctx, p.keys[keyPayloads], id).Bytes()
+		if errors.Is(err, redis.Nil) {
+			return nil, notKept
+		} else if err != nil {
+			return nil, redisError(ctx, "payload", err)
+		}
+	}
+	return q.sealer.open(kindPayload, sealedOf{id, s.Key, s.Name, s.Principal}, payload)
+}
+
+// Peek returns what the queue knows of a message, in whatever state, but not its
+// payload and its result: for these there are Payload and Result. Ids that were never
+// stored, or are remembered no more, are ErrNotFound. It takes two round trips.
+func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
+	s, p, err := q.find(ctx, "peek", id)
+	if err != nil {
+		return Entry{}, err
+	}
+	pipe := q.rdb.Pipeline()
+	l := p.lookAt(ctx, pipe, id, true)
+	l.entry(ctx, pipe, p, s.Key)
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	if err := l.err(); err != nil {
+		return Entry{}, redisError(ctx, "peek", err)
+	}
+	e := q.entry(l)
+	if e.State == StateQueued && s.State == StateExpired {
+		e.State, e.DueAt = StateExpired, time.Time{}
+	}
+	if e.State == "" { // gone since it was found
+		return Entry{}, fmt.Errorf("delayqueue: peek of message %q in queue %q: %w", id, q.name, ErrNotFound)
+	}
+	return e, nil
+}
+
+// entry reads a message that was looked at, with what an Entry has beside a Status.
+func (q *Queue) entry(l *look) Entry {
+	s := l.read()
+	e := Entry{Status: s.Status, EndedAt: s.ended, ResultSize: s.resultSize}
+	e.Cause = q.cause(e.Status)
+	if !e.State.Ended() || e.State == StateDead {
+		e.PayloadSize = int64(len(s.record.payload)) + l.payloadSize.Val()
+	}
+	switch e.State {
+	case StateQueued:
+		if e.DueAt = e.EnqueuedAt; l.due.Err() == nil {
+			e.DueAt = timeOf(int64(l.due.Val()))
+		}
+	case StateRunning:
+		if l.claimEnds.Err() == nil {
+			e.ClaimEnds = timeOf(int64(l.claimEnds.Val()))
+		}
+	default:
+	}
+	return e
+}
