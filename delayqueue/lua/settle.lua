@@ -77,7 +77,9 @@ local function follow(key, token)
       return
     end
     local msg, why = read(id, key, call('HGET', m, id), call('HGET', r, id))
-    if msg and msg.not_after > now then
+    if msg and is_running(msg) then
+      return -- it was due by itself, and was claimed above
+    elseif msg and msg.not_after > now then
       local told = start_again(msg, token, places[2])
       brought = brought + #msg.rec + #told[6]
       return told
@@ -202,9 +204,10 @@ for _, i in ipairs(keys) do
     replies[(i - 4) / 8 + 1] = {1, follow(key, ARGV[i + 5])}
   else
     local head = line(key, '1')[1]
-    if head then
+    local member = head and id_at(head, key) .. ' ' .. key
+    if member and not (#anys > 0 and call('ZSCORE', w, member)) then -- else it was claimed above
       heads[#heads + 1] = NOW
-      heads[#heads + 1] = id_at(head, key) .. ' ' .. key
+      heads[#heads + 1] = member
     end
   end
 end
