@@ -301,36 +301,38 @@ func TestWhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 // claims what is due may take it, and then it is not due any more.
 func TestWhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 	for _, which := range []string{nextOfKey, nextOfAny} {
-		redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-			q := testQueue(t, env)
-			for i, key := range []string{"k", "other"} {
-				enqueueTest(t, q, key, key)
-				_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint("delayed", i), Key: key, Delay: 20 * time.Millisecond})
-				require.NoError(t, err)
-			}
-			claims := claimTest(t, q, "first", 2)
-			require.Len(t, claims, 2)
-			time.Sleep(30 * time.Millisecond)
-			batch := []*settling{
-				claims[0].end(verdict{outcome: OutcomeDone, which: nextOfAny, next: "next0"}, time.Minute),
-				claims[1].end(verdict{outcome: OutcomeDone, which: which, next: "next1"}, time.Minute),
-			}
-			q.partitions[0].settle(batch)
-			seen := map[string]bool{}
-			for _, s := range batch {
-				require.NoError(t, s.err)
-				if next := s.settled.next; next != nil {
-					require.False(t, seen[next.ID], "%s is claimed twice", next.ID)
-					seen[next.ID] = true
+		t.Run(which, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				q := testQueue(t, env)
+				for i, key := range []string{"k", "other"} {
+					enqueueTest(t, q, key, key)
+					_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint("delayed", i), Key: key, Delay: 20 * time.Millisecond})
+					require.NoError(t, err)
 				}
-			}
-			require.NotEmpty(t, seen)
-			due, err := env.Client(t).ZRange(t.Context(), q.partitions[0].keys[keyWaiting], 0, -1).Result()
-			require.NoError(t, err)
-			for _, member := range due {
-				id, _, _ := strings.Cut(member, " ")
-				require.False(t, seen[id], "%s runs, and is due", id)
-			}
+				claims := claimTest(t, q, "first", 2)
+				require.Len(t, claims, 2)
+				time.Sleep(30 * time.Millisecond)
+				batch := []*settling{
+					claims[0].end(verdict{outcome: OutcomeDone, which: nextOfAny, next: "next0"}, time.Minute),
+					claims[1].end(verdict{outcome: OutcomeDone, which: which, next: "next1"}, time.Minute),
+				}
+				q.partitions[0].settle(batch)
+				seen := map[string]bool{}
+				for _, s := range batch {
+					require.NoError(t, s.err)
+					if next := s.settled.next; next != nil {
+						require.False(t, seen[next.ID], "%s is claimed twice", next.ID)
+						seen[next.ID] = true
+					}
+				}
+				require.NotEmpty(t, seen)
+				due, err := env.Client(t).ZRange(t.Context(), q.partitions[0].keys[keyWaiting], 0, -1).Result()
+				require.NoError(t, err)
+				for _, member := range due {
+					id, _, _ := strings.Cut(member, " ")
+					require.False(t, seen[id], "%s runs, and is due", id)
+				}
+			})
 		})
 	}
 }
