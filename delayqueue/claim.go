@@ -21,13 +21,13 @@ const (
 	pollFloor   = 10 * time.Second
 	pollUnheard = 500 * time.Millisecond
 	// A busy worker looks this often for what dead ones have left.
-	pollBusy      = time.Second
-	claimBatch    = 64          // messages
-	claimBytes    = 4 << 20     // of payload
-	claimPatience = time.Second // for which free hands wait for the answer
-	minPause      = time.Millisecond
-	outageBefore  = 50 * time.Millisecond // backoff while Redis does not answer
-	outageMost    = 5 * time.Second
+	pollBusy     = time.Second
+	claimBatch   = 64          // messages
+	claimBytes   = 4 << 20     // of payload
+	claimTimeout = time.Second // for which free hands wait for the answer
+	minPause     = time.Millisecond
+	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
+	outageMost   = 5 * time.Second
 )
 
 // claimer claims what is due in one partition for as long as its Worker is not
@@ -119,7 +119,7 @@ func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) 
 	}
 	var held atomic.Int64
 	held.Store(int64(n))
-	giveUp := time.AfterFunc(claimPatience, func() { w.freeHands(int(held.Swap(0))) })
+	giveUp := time.AfterFunc(claimTimeout, func() { w.freeHands(int(held.Swap(0))) })
 	defer giveUp.Stop()
 	// Not cancelled by Stop: messages whose claim nobody heard of would wait for its end.
 	b, err = w.partition.claim(w.ctx, token, w.lease, want)
@@ -156,7 +156,7 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, hands int) {
 
 // giveBack settles what a claim may have taken whose reply was lost before Stop.
 func (w *claimer) giveBack(token string) {
-	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	sent := time.Now()
 	b, err := w.partition.claim(ctx, token, w.lease, 0)

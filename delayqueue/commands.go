@@ -17,12 +17,12 @@ import (
 // The scripts, called. go-redis may send each of them again when a reply is
 // lost; each answers its second run as it answered the first.
 
-// commandPatience bounds a script call, for clients whose commands are bounded by their
+// commandTimeout bounds a script call, for clients whose commands are bounded by their
 // ctx alone.
-const commandPatience = 10 * time.Second
+const commandTimeout = 10 * time.Second
 
 func (p *partition) call(ctx context.Context, script *luascript.Script, args ...any) *redis.Cmd {
-	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	args = append(p.queue.spans(), args...)
 	reply := script.Run(ctx, p.queue.rdb, p.keys, args...)
@@ -37,7 +37,7 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 	if p.known.Load() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	n, err := p.queue.rdb.Exists(ctx, p.base+":open", p.base+":running", p.base+":dead").Result()
 	if err != nil {
@@ -368,26 +368,26 @@ func readSettled(reply any, now time.Time) (s settled, err error) {
 	return s, nil
 }
 
-// What nudge.lua found of a key.
+// What wake.lua found of a key.
 const (
-	nudgeNone  = iota // it has no message that runs or could run now
-	nudgeBusy         // its head runs, or is due, or waits for the key and was only looked at
-	nudgeWoken        // its head is due now
+	wakeNone  = iota // it has no message that runs or could run now
+	wakeBusy         // its head runs, or is due, or waits for the key and was only looked at
+	wakeWoken        // its head is due now
 )
 
-// nudge makes the heads of keys due that wait for nothing but their key; or it only looks.
-func (p *partition) nudge(ctx context.Context, keys []string, wake bool) (found []int64, err error) {
+// wake makes the heads of keys due that wait for nothing but their key; or it only looks.
+func (p *partition) wake(ctx context.Context, keys []string, wake bool) (found []int64, err error) {
 	args := make([]any, 0, 1+len(keys))
 	args = append(args, bit(wake))
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	found, err = p.call(ctx, nudgeScript, args...).Int64Slice()
+	found, err = p.call(ctx, wakeScript, args...).Int64Slice()
 	if err == nil && len(found) != len(keys) {
 		err = luascript.ErrReply
 	}
 	if err != nil {
-		return nil, redisError(ctx, "nudge", err)
+		return nil, redisError(ctx, "wake", err)
 	}
 	return found, nil
 }
@@ -395,7 +395,7 @@ func (p *partition) nudge(ctx context.Context, keys []string, wake bool) (found 
 // hasBehind reports whether a message may have others behind it. What was parked between
 // its claim and its lease is not in behind, and its reservation is older than the lease.
 func (p *partition) hasBehind(ctx context.Context, m Message) bool {
-	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	last, err := p.queue.rdb.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1}).Result()
 	if err != nil || len(last) == 0 {

@@ -18,7 +18,7 @@ func WithConflictBackoff(initial, most time.Duration) WorkerOption {
 // ScriptHashes are the scripts' names as EVALSHA knows them.
 var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
-	"settle": settleScript.Hash(), "nudge": nudgeScript.Hash(), "cancel": cancelScript.Hash(),
+	"settle": settleScript.Hash(), "wake": wakeScript.Hash(), "cancel": cancelScript.Hash(),
 	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(),
 }
 

@@ -124,7 +124,7 @@ func (m *model) settle() error {
 		outcome: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(8)],
 		err:     errors.New("why"),
 	}
-	if x.nudged && m.rng.IntN(3) > 0 { // what a nudge before the settlement is for
+	if x.waked && m.rng.IntN(3) > 0 { // what a wake before the settlement is for
 		v.outcome = OutcomeConflict
 	}
 	v.awaitsKey = v.outcome == OutcomeConflict && x.key != "" && m.rng.IntN(4) > 0
@@ -167,8 +167,8 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 	case OutcomeDead:
 		m.end(x, StateDead)
 	default:
-		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.awaitsKey || !x.nudged)
-		x.nudged, x.waits = false, v.awaitsKey
+		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.awaitsKey || !x.waked)
+		x.waked, x.waits = false, v.awaitsKey
 		if v.outcome != OutcomeRetry {
 			x.attempts--
 		}
@@ -290,31 +290,31 @@ func (m *model) expire() error {
 	return nil
 }
 
-func (m *model) nudge() error {
+func (m *model) wake() error {
 	key := []string{"a", "a", "b"}[m.rng.IntN(3)]
-	found, err := m.q.partitions[0].nudge(context.Background(), []string{key}, true)
+	found, err := m.q.partitions[0].wake(context.Background(), []string{key}, true)
 	if err != nil {
 		return err
 	}
-	want := int64(nudgeNone)
+	want := int64(wakeNone)
 	if line := m.lines[key]; len(line) > 0 {
-		want = nudgeBusy
+		want = wakeBusy
 		switch head := line[0]; {
 		case head.state == StateRunning:
-			head.nudged = true
+			head.waked = true
 		case head.waits:
 			head.waits, head.later = false, false
-			want = nudgeWoken
-			m.happened["nudges"]++
+			want = wakeWoken
+			m.happened["wakes"]++
 		case head.later:
-			want = nudgeNone
+			want = wakeNone
 		}
 		if line[0].tooOld { // it may have expired already
 			return nil
 		}
 	}
 	if found[0] != want {
-		return violated("a nudge of %s found %d, want %d", key, found[0], want)
+		return violated("a wake of %s found %d, want %d", key, found[0], want)
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ type modelMessage struct {
 	later                       bool // not due yet
 	delayed                     bool // and not in its key's FIFO
 	waits                       bool // for its key, after a conflict
-	nudged                      bool
+	waked                       bool
 	tooOld                      bool // and queued: it expires when somebody looks
 	claim                       *claim
 }
@@ -109,7 +109,7 @@ func (m *model) started(c *claim, anyway bool) error {
 	for x.key != "" && m.lines[x.key][0] != x { // they were looked at
 		m.end(m.lines[x.key][0], StateExpired)
 	}
-	x.state, x.claim, x.waits, x.nudged = StateRunning, c, false, false
+	x.state, x.claim, x.waits, x.waked = StateRunning, c, false, false
 	x.attempts++
 	got := []int{c.message.Attempt, c.message.Conflicts, c.message.Losses, c.message.handed}
 	if want := []int{x.attempts, x.conflicts, x.losses, x.handed}; !slices.Equal(got, want) {
@@ -264,7 +264,7 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook re
 		weight int
 		call   func() error
 	}{
-		{5, m.enqueue}, {3, m.claim}, {6, m.settle}, {2, m.resend}, {1, m.stray}, {1, m.expire}, {4, m.nudge}, {1, m.cancel}, {1, m.age}, {1, m.pass},
+		{5, m.enqueue}, {3, m.claim}, {6, m.settle}, {2, m.resend}, {1, m.stray}, {1, m.expire}, {4, m.wake}, {1, m.cancel}, {1, m.age}, {1, m.pass},
 	} {
 		ops = append(ops, slices.Repeat([]func() error{op.call}, op.weight)...)
 	}
@@ -295,7 +295,7 @@ func testModel(t *testing.T, rounds int) {
 			}
 		}
 		t.Log(total)
-		for _, what := range []string{"claims sent again", "settlements sent again", "late settlements", "claims expired", "next any", "next key", "nudges", "cancelled", "aged"} {
+		for _, what := range []string{"claims sent again", "settlements sent again", "late settlements", "claims expired", "next any", "next key", "wakes", "cancelled", "aged"} {
 			require.Positive(t, total[what], what)
 		}
 	})

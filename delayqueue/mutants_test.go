@@ -27,7 +27,7 @@ var mutants = []mutant{
 	{"a conflict is not counted", "settle", "msg.conflicts = msg.conflicts + 1", ""},
 	{"a message that is handed back is not counted", "settle", "at, msg.handed = math.max(now, at - at % SLOT), msg.handed + 1", "at = math.max(now, at - at % SLOT)"},
 	{"a retry loses its place", "settle", "  look_at(msg.member, math.min(at, tonumber(not_after)))\n", "  look_at(msg.member, math.min(at, tonumber(not_after)))\n  if msg.key ~= '' then\n    call('ZREM', z, msg.member)\n    call('ZADD', f, 0, msg.key .. '\\n~' .. msg.id)\n    call('ZREM', f, msg.key .. '\\n' .. msg.seq .. msg.id)\n    join(msg)\n    to_key(msg.key)\n  end\n"},
-	{"a nudge during the settlement is lost", "settle", "if waits and msg.flag == 'R' then", "if false then"},
+	{"a wake during the settlement is lost", "settle", "if waits and msg.flag == 'R' then", "if false then"},
 	{"what was tried counts as fresh", "", "if head and rec and not states[i] then", "if head and rec then"},
 	{"the next of a key is not claimed", "settle", "{1, follow(key, ARGV[i + 5])}", "1"},
 	{"a claim without a receipt", "claim", "note(session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))", ""},
@@ -48,9 +48,9 @@ var mutants = []mutant{
 	{"the next of what is done does not become due", "settle", "batch('ZADD', z, heads)", ""},
 	{"a message stays when it is done", "settle", "batch('HDEL', m, done)", ""},
 	{"a message stays in its FIFO when it is done", "settle", "batch('ZREM', f, places)", ""},
-	{"a nudge leaves no mark", "nudge", "call('HSET', r, id, 'R' .. string.sub(state, 2))", ""},
-	{"a nudge wakes nobody", "nudge", "look_at(id .. ' ' .. key, now)", ""},
-	{"a nudge wakes what waits for its time", "nudge", "elseif ARGV[3] == '1' and flag == 'w' then", "elseif ARGV[3] == '1' and (flag == 'w' or flag == '-') then"},
+	{"a wake leaves no mark", "wake", "call('HSET', r, id, 'R' .. string.sub(state, 2))", ""},
+	{"a wake wakes nobody", "wake", "look_at(id .. ' ' .. key, now)", ""},
+	{"a wake wakes what waits for its time", "wake", "elseif ARGV[3] == '1' and flag == 'w' then", "elseif ARGV[3] == '1' and (flag == 'w' or flag == '-') then"},
 	{"an extension without a look at the owner", "extend", "string.match(state, '^[rR](.*)$') == ARGV[at + 2] and 1", "string.match(state, '^[rR](.*)$') and 1"},
 	{"what runs is cancelled", "cancel", "if state == 'queued' then", "if msg and msg.member then"},
 	{"what is cancelled stays", "", "  forget(msg.id)\n  call('HSET', ended_bucket()", "  call('HSET', ended_bucket()"},
@@ -59,7 +59,7 @@ var mutants = []mutant{
 func sources() map[string]string {
 	return map[string]string{
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
-		"settle": settleScript.Source(), "nudge": nudgeScript.Source(), "cancel": cancelScript.Source(),
+		"settle": settleScript.Source(), "wake": wakeScript.Source(), "cancel": cancelScript.Source(),
 	}
 }
 

@@ -174,8 +174,8 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 
 // mayRun reports whether a message of a key runs, or could run now: then the key stays reserved.
 func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
-	found, err := q.partitionOf(key, "").nudge(ctx, []string{key}, false)
-	return err == nil && found[0] != nudgeNone, err
+	found, err := q.partitionOf(key, "").wake(ctx, []string{key}, false)
+	return err == nil && found[0] != wakeNone, err
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

@@ -14,7 +14,7 @@ var (
 	claimScript   = luascript.Load(scripts, "claim")
 	extendScript  = luascript.Load(scripts, "extend")
 	settleScript  = luascript.Load(scripts, "settle")
-	nudgeScript   = luascript.Load(scripts, "nudge")
+	wakeScript    = luascript.Load(scripts, "wake")
 	cancelScript  = luascript.Load(scripts, "cancel")
 	redriveScript = luascript.Load(scripts, "redrive")
 	purgeScript   = luascript.Load(scripts, "purge")

@@ -159,37 +159,37 @@ func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 	})
 }
 
-func TestANudgeReachesAMessageOnItsWayBack(t *testing.T) {
+func TestAWakeReachesAMessageOnItsWayBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
 		conflict := verdict{outcome: OutcomeConflict, delay: time.Hour, awaitsKey: true}
-		nudge := func(want int64) {
+		wake := func(want int64) {
 			t.Helper()
-			found, err := q.partitions[0].nudge(t.Context(), []string{"unknown", "k"}, true)
+			found, err := q.partitions[0].wake(t.Context(), []string{"unknown", "k"}, true)
 			require.NoError(t, err)
-			require.Equal(t, []int64{nudgeNone, want}, found)
+			require.Equal(t, []int64{wakeNone, want}, found)
 		}
 
 		// The key is announced after the requeue, and before it.
 		c := claimTest(t, q, "1", 1)[0]
 		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "1.5", 1))
-		nudge(nudgeWoken)
-		nudge(nudgeBusy)
+		wake(wakeWoken)
+		wake(wakeBusy)
 		c = claimTest(t, q, "2", 1)[0]
-		nudge(nudgeBusy)
+		wake(wakeBusy)
 		require.True(t, settleTest(t, c, conflict))
 		c = claimTest(t, q, "3", 1)[0]
 		require.True(t, settleTest(t, c, conflict))
 		require.Empty(t, claimTest(t, q, "4", 1), "the mark holds for one claim")
 
 		// Only those that wait for their key are woken.
-		nudge(nudgeWoken)
+		wake(wakeWoken)
 		c = claimTest(t, q, "5", 1)[0]
-		nudge(nudgeBusy)
+		wake(wakeBusy)
 		require.True(t, settleTest(t, c, verdict{outcome: OutcomeRetry, delay: time.Minute}))
-		nudge(nudgeNone)
+		wake(wakeNone)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
 }
@@ -249,9 +249,9 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		outcome := Outcome(c.message.ID)
 		require.True(t, settleTest(t, c, verdict{outcome: outcome, delay: time.Minute, awaitsKey: outcome == OutcomeConflict}))
 	}
-	found, err := q.partitions[0].nudge(t.Context(), []string{"key of conflict"}, true)
+	found, err := q.partitions[0].wake(t.Context(), []string{"key of conflict"}, true)
 	require.NoError(t, err)
-	require.Equal(t, []int64{nudgeWoken}, found)
+	require.Equal(t, []int64{wakeWoken}, found)
 	require.Len(t, claimTest(t, q, "another", 10), 3, "conflict, reaped and queued")
 }
 

@@ -87,8 +87,8 @@ func (w *Worker) conclude(c *claim, v verdict) {
 	})
 }
 
-// stopPatience is how long a settlement is waited for when Stop's time is over.
-const stopPatience = 3 * time.Second
+// stopTimeout is how long a settlement is waited for when Stop's time is over.
+const stopTimeout = 3 * time.Second
 
 // await waits for a settlement. It reports false when Stop's time is over, and Redis
 // does not answer.
@@ -98,7 +98,7 @@ func (w *Worker) await(s *settling) bool {
 		return true
 	case <-w.ctx.Done():
 	}
-	timer := time.NewTimer(stopPatience)
+	timer := time.NewTimer(stopTimeout)
 	defer timer.Stop()
 	select {
 	case <-s.done:

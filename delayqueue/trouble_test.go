@@ -192,7 +192,7 @@ func TestAPartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 		rdb := env.Client(t)
 		var hung atomic.Int64
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-			if isScript(cmd, "nudge", env.Prefix+":queue:{q/1.2}") {
+			if isScript(cmd, "wake", env.Prefix+":queue:{q/1.2}") {
 				hung.Add(1)
 				<-ctx.Done()
 				cmd.SetErr(ctx.Err())
@@ -214,7 +214,7 @@ func TestAPartitionThatHangsDoesNotHoldUpWakeUpsOfOthers(t *testing.T) {
 		}
 		// Loaded, so that the script is sent by its hash.
 		require.NoError(t, leases[0].Release(t.Context()))
-		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not nudged")
+		redistest.Eventually(t, func() bool { return hung.Load() > 0 }, "it is not waked")
 		began := time.Now()
 		require.NoError(t, leases[1].Release(t.Context()))
 		b.reaches(ids[1], delayqueue.StateDone)

@@ -56,7 +56,7 @@ type verdict struct {
 	delay     time.Duration
 	lost      bool // the attempt's outcome is unknown
 	foreign   bool // another Worker may be able to run it: see HandBack
-	awaitsKey bool // a nudge makes it due
+	awaitsKey bool // a wake makes it due
 	result    []byte
 	last      bool   // no other message is claimed next
 	which     string // is to be claimed next
@@ -86,7 +86,7 @@ func (w *Worker) judgeLock(c *claim, err error) verdict {
 	var conflict *core.ConflictError
 	switch {
 	case errors.As(err, &conflict):
-		// The release of the key is announced, and the nudge that follows makes
+		// The release of the key is announced, and the wake that follows makes
 		// the message due: see passOn. The delay is for announcements that are
 		// lost, and for a holder that dies: its lease ends without one.
 		delay := w.conflictDelay(c)

@@ -219,7 +219,7 @@ func (o *once) finish(ctx context.Context) {
 	if errors.Is(context.Cause(ctx), core.ErrLeaseLost) || !o.tap.final(ended) {
 		return
 	}
-	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepPatience)
+	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
 	defer cancel()
 	if ended { // and cannot tell any more that the lease was lost
 		if err := o.lease.Extend(keep, core.MinTTL); errors.Is(err, core.ErrLeaseLost) {
@@ -236,15 +236,15 @@ func (o *once) finish(ctx context.Context) {
 	}
 }
 
-// keepPatience bounds how long a response is held up by a Redis that does not answer.
-const keepPatience = 3 * time.Second
+// keepTimeout bounds how long a response is held up by a Redis that does not answer.
+const keepTimeout = 3 * time.Second
 
 // deferred remembers where the request is parked.
 func (o *once) deferred(ctx context.Context, t core.Ticket) {
 	if o == nil {
 		return
 	}
-	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepPatience)
+	keep, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepTimeout)
 	defer cancel()
 	if err := o.m.once.store.Parked(keep, o.work, t); err != nil {
 		o.m.logger().WarnContext(ctx, "httplock: if the client sends this parked request again, it may be parked again", "name", o.x.Name, "error", err)

@@ -12,7 +12,7 @@
 --             c  a key was held: the attempt does not count, the conflict does
 --             b  nothing happened, nothing counts
 --             h  the worker cannot run it, another may: nothing counts but how often that was
---           l when the attempt lost a lease; w when it waits for its own key: nudge.lua makes
+--           l when the attempt lost a lease; w when it waits for its own key: wake.lua makes
 --           it due; k to claim the next of its key, which the caller holds, a what is due; else -;
 --           b when its payload is in b
 --   next    token to claim another message with, or ''
@@ -96,7 +96,7 @@ local function give_back(i, how, msg)
   local options = ARGV[i + 4]
   local delay, not_after = string.match(ARGV[i + 6], '^(%d+) (%d+)$')
   local at, waits = now + delay, sub(options, 3, 3) == 'w'
-  -- A nudge that came between the conflict and here found the message running and
+  -- A wake that came between the conflict and here found the message running and
   -- left its mark: the key was freed since, so do not wait for it.
   if waits and msg.flag == 'R' then
     at = now

@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-const nudgeBatch = 64
+const wakeBatch = 64
 
 // passOn tells the queue of keys that were announced to be free, until all
 // handlers have returned: the head of such a key runs within a round trip of the
 // release, and not only when its delay is over. An announcement that comes
-// before its message is back in the queue is not lost: nudge.lua marks it.
+// before its message is back in the queue is not lost: wake.lua marks it.
 //
 // A partition that does not answer holds up no other one's keys, and the ends of
 // reservations hold up no head.
 func (w *Worker) passOn(drained <-chan struct{}) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	var helpers, nudgers sync.WaitGroup
+	var helpers, wakers sync.WaitGroup
 	helpers.Go(func() { w.boundDrain(ctx, cancel, drained) })
 	emptied := make(chan string, announcements)
 	helpers.Go(func() {
@@ -29,10 +29,10 @@ func (w *Worker) passOn(drained <-chan struct{}) {
 		cancel()
 	})
 	for _, c := range w.claimers {
-		nudgers.Go(func() { c.nudge(ctx, emptied) })
+		wakers.Go(func() { c.wakeFreed(ctx, emptied) })
 	}
 	w.spread(drained)
-	nudgers.Wait()
+	wakers.Wait()
 	close(emptied)
 	helpers.Wait()
 }
@@ -46,7 +46,7 @@ func (w *Worker) boundDrain(ctx context.Context, cancel func(), drained <-chan s
 	case <-ctx.Done():
 		return
 	}
-	timer := time.NewTimer(stopPatience)
+	timer := time.NewTimer(stopTimeout)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -55,7 +55,7 @@ func (w *Worker) boundDrain(ctx context.Context, cancel func(), drained <-chan s
 	}
 }
 
-// spread hands the keys to those who nudge in their partitions.
+// spread hands the keys to those who wake in their partitions.
 func (w *Worker) spread(drained <-chan struct{}) {
 	of := map[*partition]*claimer{}
 	for _, c := range w.claimers {
@@ -86,24 +86,24 @@ func (w *Worker) spread(drained <-chan struct{}) {
 	}
 }
 
-// nudge makes the heads of a partition's freed keys due, and passes on the keys that
+// wakeFreed makes the heads of a partition's freed keys due, and passes on the keys that
 // have no messages which could run now.
-func (w *claimer) nudge(ctx context.Context, emptied chan<- string) {
+func (w *claimer) wakeFreed(ctx context.Context, emptied chan<- string) {
 	for key := range w.freed {
 		keys := []string{key}
-		for len(keys) < nudgeBatch && len(w.freed) > 0 {
+		for len(keys) < wakeBatch && len(w.freed) > 0 {
 			keys = append(keys, <-w.freed)
 		}
-		found, err := w.partition.nudge(ctx, keys, true)
+		found, err := w.partition.wake(ctx, keys, true)
 		if err != nil {
-			w.log.Debug("delayqueue: nudge failed", slog.Any("error", err))
+			w.log.Debug("delayqueue: wake failed", slog.Any("error", err))
 			continue
 		}
 		for i, key := range keys {
 			switch found[i] {
-			case nudgeWoken:
+			case wakeWoken:
 				w.look(w.partition.base)
-			case nudgeNone:
+			case wakeNone:
 				select {
 				case emptied <- key:
 				default: // the reservation ends by itself
@@ -125,7 +125,7 @@ func (w *Worker) reconsider(key string) {
 // unreserve ends the reservation of a key that has no messages which could run now: they
 // were cancelled, have expired, or wait for their time. One that is parked meanwhile makes the reservation anew.
 func (w *Worker) unreserve(ctx context.Context, key string) {
-	ctx, cancel := context.WithTimeout(ctx, commandPatience)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	stamp, err := reservations.Stamp(ctx, w.locker, key)
 	if err != nil || stamp == 0 {
