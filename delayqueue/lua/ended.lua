@@ -28,7 +28,10 @@ local function too_old(rec)
   return not_after and not_after <= now
 end
 
-local function is_running(state) return state and match(state, '^[rR]') and true or false end
+local function is_running(state)
+  local flag = state and sub(state, 1, 1)
+  return flag == 'r' or flag == 'R'
+end
 
 -- Ends a queued message that is not to be run: as 'e', expired, or 'c', cancelled.
 local function give_up(id, key, rec, how)
@@ -39,7 +42,7 @@ local function give_up(id, key, rec, how)
   for _, name in ipairs({r, m, b}) do
     call('HDEL', name, id)
   end
-  remember({id, table.concat({how .. (mark or '------') .. string.format('%011x', now) .. (counted or '0 0 0 ') .. enqueued,
+  remember({id, table.concat({how .. string.format('%011x', now) .. (mark or '------') .. (counted or '0 0 0 ') .. enqueued,
     math.max(0, not_after - enqueued), 0, k, n, p, sub(rec, 55, 54 + k + n + p) .. (cause or '')}, ' ')})
   count(how == 'e' and 'expired' or 'cancelled')
   if key == '' then
