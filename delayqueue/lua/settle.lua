@@ -23,7 +23,7 @@
 -- #include common.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
-local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
+local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
 local COUNTS = {d = 'done', e = 'expired', x = 'dead', r = 'retried'}
@@ -144,9 +144,7 @@ if #deaths > 0 then
   end
   batch('HSET', y, letters)
   batch('ZADD', x, deaths)
-  live(dead_retention)
-  keep(x, dead_retention)
-  keep(y, dead_retention)
+  live(dead_retention, x, y)
 end
 batch('HSET', r, back)
 
