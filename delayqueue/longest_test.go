@@ -192,7 +192,9 @@ func TestScripts_Longest(t *testing.T) {
 			require.Zero(t, rdb.Exists(t.Context(), bucket).Val())
 		}},
 		{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
-			places := rdb.ZRangeByLex(t.Context(), q.p.keys[keyLines], &redis.ZRangeBy{Min: "[line\n", Max: "(line\n~", Offset: line / 2, Count: 100}).Val()
+			places := rdb.ZRangeArgs(t.Context(), redis.ZRangeArgs{
+				Key: q.p.keys[keyLines], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: line / 2, Count: 100,
+			}).Val()
 			ids := make([]string, len(places))
 			for i, place := range places {
 				ids[i], _ = splitPlace(place)

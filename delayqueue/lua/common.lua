@@ -55,6 +55,11 @@ local function batch(command, name, list)
   end
 end
 
+local function append(list, a, v)
+  list[#list + 1] = a
+  list[#list + 1] = v
+end
+
 -- A non-negative whole number as these scripts write it; nil for anything else.
 local function whole(s)
   local n = s and #s < 17 and tonumber(s)

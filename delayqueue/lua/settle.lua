@@ -64,11 +64,6 @@ local back, times, freed = {}, {}, {} -- freed: those whose key has another head
 
 local at = string.format('%011x', now)
 
-local function append(list, a, v)
-  list[#list + 1] = a
-  list[#list + 1] = v
-end
-
 local function finish(id, key, seq, how, text, result)
   over[#over + 1] = id
   if how == 'x' then
