@@ -49,7 +49,11 @@ type Totals struct {
 // each partition, with n messages in it. What is junk counts nothing, or as what it
 // takes the place of.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	calls := q.each(ctx, q.partitions, statsScript, q.spans()...)
+	m, err := q.agreed(ctx, "stats")
+	if err != nil {
+		return Stats{}, err
+	}
+	calls := q.each(ctx, m.partitions, statsScript, q.spans()...)
 	var s Stats
 	for _, call := range calls {
 		if err := s.add(call.Cmd); err != nil {

@@ -14,7 +14,7 @@
 -- ARGV[7]  how many bytes of payload to take at most, the last message's aside
 -- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
 --           with this token took: it is used up; redelivered, expired, buried, keys that have
---           no messages any more which nobody ran, now in ms, messages as start() tells them}
+--           no messages any more which nobody ran, now in ms and, after a space, closed, messages as start() tells them}
 -- #include common.lua
 -- #include take.lua
 -- #include receipt.lua
@@ -23,7 +23,7 @@ local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
 local HORIZON = 60000   -- the longest wait that is answered
 local LONGEST = 7200000 -- no claim lease comes near it
 
-local reply = {0, 0, 0, 0, {}, NOW}
+local reply = {0, 0, 0, 0, {}, CLOCK}
 local session, turn = string.match(token, '^(.*)%.(%d+)$')
 session, turn = session or token, tonumber(turn) or 1
 local last, taken = string.match(token ~= '' and call('HGET', k, session) or '', '^%d+ (%d+)(.*)$')

@@ -74,8 +74,10 @@ local function split(member)
 end
 
 local counts, soonest, seq, bucket, bucket_until = {}, nil, nil, nil, nil
-local own = call('HMGET', c, 'paused', 'bucket', 'since', 'until') -- what the partition remembers of itself
+local own = call('HMGET', c, 'paused', 'bucket', 'since', 'until', 'closed') -- what the partition remembers of itself
 local paused = whole(own[1]) or 0 -- until then
+local closed = own[5] or nil -- '<sequence number> <generation>:<partitions>': nothing new is stored
+local CLOCK = closed and NOW .. ' ' .. closed or NOW -- what workers are told
 local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
 
 -- The number of the next message that comes: it grows, also if c is lost.

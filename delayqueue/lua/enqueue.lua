@@ -6,7 +6,7 @@
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, else -
 -- returns   for each message its not_after in ms when it is stored, else
---           -1 key full, -2 partition full, -3 the id is taken by junk
+--           -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed
 -- #include common.lua
 -- #include admit.lua
 local ENDING = '^' .. string.rep('.', 18) .. '%d+ %d+ %d+ (%w+) (%w+)' -- when it was enqueued, and its age
@@ -35,9 +35,9 @@ end
 local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, delay, age = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
-  local why = not known[id] and refusal(key)
+  local why = not known[id] and (closed or refusal(key))
   if why then
-    known[id] = codes[why]
+    known[id] = closed and -4 or codes[why]
   elseif not known[id] then
     known[id] = now + age
     local at = now + delay

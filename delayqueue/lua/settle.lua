@@ -12,6 +12,7 @@
 --             c  a key was held: the attempt does not count, the conflict does
 --             b  nothing happened, nothing counts
 --             h  the worker cannot run it, another may: nothing counts but how often that was
+--             m  it was carried over to another partition: it is forgotten here
 --           l when the attempt lost a lease; w when it waits for its own key: wake.lua makes
 --           it due; k to claim the next of its key, which the caller holds, a what is due; else -;
 --           b when its payload is in b
@@ -23,7 +24,7 @@
 --             1 when it was the caller's, 0 when it was not, 2 when it was and the
 --             message expired: it would be too old for its next attempt, and does
 --             not hold its key's line up until then
---           and at last now in ms, 1 when a message is due now, else 0
+--           and at last now in ms and, after a space, closed, 1 when a message is due now, else 0
 -- #include common.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
@@ -188,6 +189,9 @@ for _, i in ipairs(others) do
     if how == 'x' then
       msg.cause = ARGV[i + 7]
       bury(msg, msg.token)
+    elseif how == 'm' then
+      leave(id, key, msg.seq)
+      forget(id)
     else
       local code = give_back(i, how, msg)
       replies[at] = type(replies[at]) == 'table' and {code, replies[at][2]} or code
@@ -220,6 +224,6 @@ if #members > 0 then
   live(lease + retention, z, w, r)
 end
 flush()
-replies[#replies + 1] = NOW
+replies[#replies + 1] = CLOCK
 replies[#replies + 1] = #call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', '1')
 return replies

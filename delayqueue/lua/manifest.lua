@@ -1,0 +1,10 @@
+-- Tells the manifest of a queue, and changes it first if it is as the caller has read it.
+--
+-- KEYS[1]  the manifest
+-- ARGV[1]  the revision that the caller has read, '' if there was none; without it nothing is changed
+-- ARGV[2..] fields and values that are set
+-- returns   the fields and values
+if ARGV[1] and (redis.call('HGET', KEYS[1], 'revision') or '') == ARGV[1] then
+  redis.call('HSET', KEYS[1], 'revision', string.format('%.0f', (tonumber(ARGV[1]) or 0) + 1), unpack(ARGV, 2))
+end
+return redis.call('HGETALL', KEYS[1])
