@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -56,10 +57,40 @@ var mutants = []mutant{
 	{"what is cancelled stays", "", "  forget(msg.id)\n  call('HSET', ended_bucket()", "  call('HSET', ended_bucket()"},
 }
 
+// What only a change of the number of partitions shows.
+var repartitionMutants = []mutant{
+	{"a closed partition takes what is new", "enqueue", "not known[id] and (closed or refusal(key))", "not known[id] and refusal(key)"},
+	{"what is newer does not wait", "close", "told[i] = math.min(1, #line(ARGV[i], '1'))", "told[i] = 0"},
+	{"what joins late is run", "", "local CLOCK = closed and NOW .. ' ' .. closed or NOW", "local CLOCK = NOW"},
+	{"what is carried over stays", "settle", "      leave(id, key, msg.seq)\n      forget(id)\n", "      look_at(msg.member, now)\n      call('HSET', r, id, attempts(msg, '-'))\n"},
+	{"what is carried over is lost", "adopt", "if not known and not closed then", "if false then"},
+}
+
+func TestMutantsOfARepartitionAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range repartitionMutants {
+		t.Run(m.name, func(t *testing.T) {
+			env := redistest.Real(t)
+			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			for range 5 {
+				seed := rand.Uint64N(1e9)
+				if err := repartitions(t, env, seed, 60, 3*time.Second, hook); err != nil {
+					require.ErrorIs(t, err, errHistory)
+					t.Logf("%s: %v (seed %d)", m.name, err, seed)
+					return
+				}
+			}
+			require.Positive(t, used.Load(), "the mutant ran")
+			t.Error("not caught")
+		})
+	}
+}
+
 func sources() map[string]string {
 	return map[string]string{
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
 		"settle": settleScript.Source(), "wake": wakeScript.Source(), "cancel": cancelScript.Source(),
+		"close": closeScript.Source(), "adopt": adoptScript.Source(),
 	}
 }
 

@@ -15,13 +15,13 @@ type partition struct {
 	base  string // what the names of its keys begin with
 	// keys are all that it has; its scripts declare them. Some do not exist, so a Redis
 	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
-	keys     []string
-	known    atomic.Bool // that nothing of another layout is there
+	keys  []string
+	known atomic.Bool // that nothing of another layout is there
 
 	generation int
 	// closed is, once this is known, the number that what joins a FIFO here exceeds since the partition was closed.
-	closed  atomic.Pointer[string]
-	drained atomic.Bool // it was closed, and empty
+	closed   atomic.Pointer[string]
+	drained  atomic.Bool // it was closed, and empty
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
 }

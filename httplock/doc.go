@@ -136,7 +136,7 @@
 // stored target finds the route that it found before. Replayed tells a replay, by a
 // mark in the context that nothing outside the process can set.
 //
-//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop")) // no other service's
+//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop"))
 //	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(mux))
 //
 // A parked request is done when its handler ran and answered with less than 500. A guard
