@@ -147,16 +147,18 @@ func (q *Queue) store(ctx context.Context, job Job, unknown bool) (time.Time, er
 		if err != nil {
 			return time.Time{}, err
 		}
-		parts := m.of(job.Key, job.ID)
+		generations := m.generations
 		if unknown {
-			parts = parts[len(parts)-1:]
+			generations = generations[len(generations)-1:]
 		}
-		for _, p := range parts {
+		var p *partition
+		for _, g := range generations {
+			p = partitionOf(g.partitions, job.Key, job.ID)
 			if expires, err := p.add(ctx, job); !errors.Is(err, errClosed) {
 				return expires, err
 			}
 		}
-		if err := q.follow(ctx, op, parts[len(parts)-1]); err != nil {
+		if err := q.follow(ctx, op, p); err != nil {
 			return time.Time{}, err
 		}
 	}

@@ -163,9 +163,12 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) (*manifest, error) {
 
 // olderHas reports whether an older generation has messages of a message's key that are to run before it.
 func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (bool, error) {
-	m := q.manifest.Load()
-	if m == nil || key == "" {
+	if key == "" || p.generation == 1 {
 		return false, nil
+	}
+	m := q.manifest.Load()
+	if m == nil { // refused meanwhile
+		return true, nil
 	}
 	for i, g := range m.generations {
 		if g.number >= p.generation {

@@ -207,9 +207,13 @@ func (w *Worker) serve(start func(*claimer)) {
 	defer timer.Stop()
 	failures := 0
 	for {
+		changed := w.changed
+		if failures > 0 {
+			changed = nil
+		}
 		select {
 		case <-timer.C:
-		case <-w.changed:
+		case <-changed:
 		case <-w.stopping:
 			return
 		}

@@ -9,11 +9,11 @@
 -- #include admit.lua
 local function is_known(id)
   for i = 9, 16 do
-    if (i == 9 or i > 11) and call('HEXISTS', KEYS[i], id) == 1 then
+    if (i == 9 or i > 11) and call('HGET', KEYS[i], id) then
       return true
     end
   end
-  return call('HEXISTS', m, id) == 1
+  return call('HGET', m, id)
 end
 
 local told = {}
