@@ -257,8 +257,8 @@ func (w *Worker) claimerOf(p *partition) *claimer {
 	return c
 }
 
-// look has the partition looked at soon.
-func (w *claimer) look() {
+// lookSoon has the partition looked at soon.
+func (w *claimer) lookSoon() {
 	select {
 	case w.wake <- struct{}{}:
 	default:

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/luascript"
@@ -25,6 +27,16 @@ type manifest struct {
 	partitions []*partition // of all generations, the oldest first
 	read       time.Time
 	trouble    error // why next could not be begun
+}
+
+// agreement is what a Queue knows of its manifest.
+type agreement struct {
+	manifest  atomic.Pointer[manifest] // nil until it was read
+	reader    chan struct{}            // holds one while it is read
+	rereading atomic.Bool              // beside the commands
+	madeMu    sync.Mutex
+	made      map[string][]*partition // by their generation
+	splitTold sync.Once
 }
 
 // generation is the partitions that were made together.
@@ -248,8 +260,8 @@ func (q *Queue) refuses(op string, m *manifest) error {
 		return fmt.Errorf("delayqueue: %s in %q: %w: it is of service %q, and this process is %q (WithService): give this one's queue another name "+
 			"or prefix; if the service was renamed, set the field service of %s", op, q.name, ErrOtherService, m.service, q.service, q.manifestKey())
 	case m.encrypted && q.sealer == nil:
-		return fmt.Errorf("delayqueue: %s in %q: %w: its messages are sealed: give this process the Keyring of the others (WithEncryption)",
-			op, q.name, ErrOtherEncryption)
+		return fmt.Errorf("delayqueue: %s in %q: %w: its messages are sealed, says the field encrypted of %s: give this process the Keyring of the others (WithEncryption)",
+			op, q.name, ErrOtherEncryption, q.manifestKey())
 	}
 	return nil
 }

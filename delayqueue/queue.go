@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -29,13 +27,7 @@ type Queue struct {
 	prefix     string
 	service    string
 	partitions []*partition // which it would make, if it were new
-
-	manifest  atomic.Pointer[manifest] // nil until it was read
-	reader    chan struct{}            // holds one while it is read
-	rereading atomic.Bool              // beside the commands
-	madeMu    sync.Mutex
-	made      map[string][]*partition // by their generation
-	splitTold sync.Once
+	*agreement
 
 	maxAge         time.Duration
 	maxPayload     int
@@ -70,7 +62,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		rdb:            rdb,
 		name:           name,
 		prefix:         ident.DefaultPrefix,
-		reader:         make(chan struct{}, 1),
+		agreement:      &agreement{reader: make(chan struct{}, 1)},
 		split:          1,
 		maxAge:         15 * time.Minute,
 		maxPayload:     1<<20 + 64<<10,

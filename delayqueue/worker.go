@@ -243,7 +243,7 @@ func (w *Worker) serve(start func(*claimer)) {
 func (w *Worker) serveOnly(m *manifest, start func(*claimer)) {
 	for _, c := range *w.claimers.Load() {
 		if c.retired.Store(m == nil || !slices.Contains(m.partitions, c.partition)); c.retired.Load() {
-			c.look()
+			c.lookSoon()
 		}
 	}
 	if m == nil {
@@ -284,7 +284,7 @@ func (w *Worker) look(base string) {
 	for _, c := range *w.claimers.Load() {
 		if base == "" || base == c.partition.base {
 			known = true
-			c.look()
+			c.lookSoon()
 		}
 	}
 	if !known { // it was made just now
