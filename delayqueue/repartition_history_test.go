@@ -78,7 +78,11 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 				rdb.AddHook(h)
 			}
 		}
-		q, err := New(rdb, "q", WithPrefix(prefix), WithPartitions(split))
+		opts := []Option{WithPrefix(prefix)}
+		if split > 0 {
+			opts = append(opts, WithPartitions(split))
+		}
+		q, err := New(rdb, "q", opts...)
 		require.NoError(t, err)
 		return q
 	}
@@ -108,8 +112,8 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 		left.Add(-1)
 		return nil
 	}
-	for i := range workers {
-		q := newQueue(1 + i)
+	for range workers {
+		q := newQueue(0)
 		locker, err := core.New(env.Client(t), core.WithPrefix(prefix))
 		require.NoError(t, err)
 		w, err := NewWorker(q, locker, handle, WithConcurrency(4), WithRetryBackoff(time.Millisecond, 5*time.Millisecond),
@@ -124,11 +128,11 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 
 	left.Store(producers * int64(messages))
 	var producing, changing sync.WaitGroup
-	fresh := newQueue(1)
+	fresh := newQueue(0)
 	for i := range producers {
 		q, seed := fresh, random.Uint64()
 		if i%2 == 0 {
-			q = newQueue(1 + i)
+			q = newQueue(0)
 		}
 		producing.Go(func() {
 			random := rand.New(rand.NewPCG(seed, 2))
@@ -148,7 +152,7 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 				mu.Unlock()
 				_, err := q.Enqueue(context.Background(), Job{ID: x.id, Key: x.key, Delay: x.delay})
 				if err == nil && random.IntN(10) == 0 { // as if the reply was lost
-					_, err = newQueue(1).Enqueue(context.Background(), Job{ID: x.id, Key: x.key, Delay: x.delay})
+					_, err = newQueue(0).Enqueue(context.Background(), Job{ID: x.id, Key: x.key, Delay: x.delay})
 				}
 				mu.Lock()
 				x.acked = time.Now()
@@ -168,7 +172,7 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 			for lives := range 12 { // the process dies a step later each time
 				d := &dying{}
 				d.left.Store(int64(1 + lives))
-				q := newQueue(1, d)
+				q := newQueue(0, d)
 				if q.Repartition(context.Background(), n) == nil {
 					break
 				}
@@ -213,6 +217,8 @@ func orderHolds(t *testing.T, q *Queue, all map[string]*movedMessage) error {
 		if s, err := q.Status(t.Context(), x.id); err != nil || s.State != StateDone && s.State != StateRunning {
 			return fmt.Errorf("message %s of %s is %+v, %w", x.id, x.key, s, errors.Join(err, errHistory))
 		}
+	}
+	for _, x := range all {
 		for _, y := range all {
 			if x.key != y.key || x.dies || y.dies { // what is redriven joins once more
 				continue
