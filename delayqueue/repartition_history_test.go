@@ -112,6 +112,12 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 		left.Add(-1)
 		return nil
 	}
+	var stops []func()
+	defer func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}()
 	for range workers {
 		q := newQueue(0)
 		locker, err := core.New(env.Client(t), core.WithPrefix(prefix))
@@ -120,10 +126,10 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 			WithConflictBackoff(5*time.Millisecond, 20*time.Millisecond), WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
 		require.NoError(t, w.Start())
-		defer func() {
+		stops = append(stops, func() {
 			_ = w.Stop(context.Background())
 			_ = locker.Close()
-		}()
+		})
 	}
 
 	left.Store(producers * int64(messages))
