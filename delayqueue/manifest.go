@@ -23,6 +23,7 @@ type manifest struct {
 	next        string // follows the last generation, or ""
 	service     string
 	encrypted   bool
+	totals      Totals // of generations that are gone
 
 	partitions []*partition // of all generations, the oldest first
 	read       time.Time
@@ -222,7 +223,7 @@ func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*ma
 	for i := 0; i < len(reply); i += 2 {
 		fields[reply[i]] = reply[i+1]
 	}
-	m := &manifest{revision: fields["revision"], next: fields["next"], service: fields["service"], encrypted: fields["encrypted"] != ""}
+	m := &manifest{revision: fields["revision"], next: fields["next"], service: fields["service"], encrypted: fields["encrypted"] != "", totals: readTotals(fields["totals"])}
 	if len(fields) == 0 {
 		return m, nil
 	}

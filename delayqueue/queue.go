@@ -107,6 +107,11 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	if unknown {
 		job.ID = ident.Random(16)
 	}
+	return q.enqueue(ctx, job, unknown)
+}
+
+// enqueue stores a job, whose id may be unknown to the queue for sure.
+func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (core.Ticket, error) {
 	if job.MaxAge == 0 {
 		job.MaxAge = q.maxAge
 	}

@@ -12,16 +12,16 @@ import (
 )
 
 // Repartition changes the number of the queue's partitions, for all its processes, while they go on.
-// What is stored stays where it is, and is run from there; what is new goes to the new
+// What is stored stays where it is, and is run from there. What is new goes to the new
 // partitions, and of each key runs after what is older. Workers serve both until nothing is left in the
-// old ones, dead letters and the status of what has ended included. Meanwhile a turn with a key, and an Enqueue
-// under an ID of the caller's, take a round trip more for each older number.
+// old ones, dead letters and the status of what has ended included. Until then an Enqueue under an ID of the caller's
+// takes a round trip more for each older number, and until no message is queued or runs there each turn with a key.
+// Stats.OlderPartitions tells.
 //
 // n is 1 to 1024, else the error is ErrInvalidArgument; the number that the queue has changes nothing. While the
 // partitions of seven older numbers still hold something it is ErrDraining. After another error the change may have
-// begun: then whoever uses the queue next finishes it, and to call it again with the same number is
-// harmless. Of two changes at once one comes after the other. It takes three round trips, and one for each 10 ms or
-// so of work in Redis.
+// begun: then whoever uses the queue next finishes it, and to call Repartition again with the same number is
+// harmless. Of two changes at once one comes after the other. It takes five round trips.
 func (q *Queue) Repartition(ctx context.Context, n int) error {
 	const op = "repartition"
 	if n < 1 || n > maxPartitions {
@@ -135,6 +135,7 @@ func (q *Queue) follow(ctx context.Context, op string, p *partition) error {
 func (q *Queue) dropEmpty(ctx context.Context, m *manifest) (*manifest, error) {
 	const op = "look after older partitions"
 	var kept []generation
+	sum := Stats{Totals: m.totals}
 	for i, g := range m.generations {
 		if i == len(m.generations)-1 {
 			kept = append(kept, g)
@@ -150,12 +151,18 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) (*manifest, error) {
 		}
 		if keys > 0 {
 			kept = append(kept, g)
+			continue
+		}
+		for _, call := range q.each(ctx, g.partitions, statsScript, q.spans()...) {
+			if err := sum.add(call.Cmd); err != nil {
+				return m, redisError(ctx, op, err)
+			}
 		}
 	}
 	if len(kept) == len(m.generations) {
 		return m, nil
 	}
-	if _, err := q.callManifest(ctx, op, m.revision, "generations", text(kept)); err != nil {
+	if _, err := q.callManifest(ctx, op, m.revision, "generations", text(kept), "totals", sum.Totals.text()); err != nil {
 		return m, err
 	}
 	return q.reread(ctx, op)

@@ -211,6 +211,12 @@ func TestRepartition_OlderPartitionsGoWhenTheyAreEmpty(t *testing.T) {
 		}, "it is gone")
 		late := b.enqueue(delayqueue.Job{Key: "k"})
 		b.reaches(late, delayqueue.StateDone)
+		for _, q := range []*delayqueue.Queue{b.queue, b.newQueue(b.rdb)} {
+			redistest.Eventually(t, func() bool { // b.queue's worker reads the manifest
+				s, err := q.Stats(t.Context())
+				return err == nil && s.Partitions == 2 && s.OlderPartitions == 0 && s.Totals.Done == 3 && s.Totals.Enqueued == 3
+			}, "what was counted stays")
+		}
 	})
 }
 
@@ -275,4 +281,35 @@ func TestRepartition_Arguments(t *testing.T) {
 		require.ErrorIs(t, b.queue.Repartition(t.Context(), 100), delayqueue.ErrDraining)
 		require.Equal(t, [3]int64{7, 0, 0}, b.inState())
 	})
+}
+
+// Each partition is in a slot of its own; so is the manifest.
+func TestRepartition_OnACluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	b := onCluster(t, c, "q")
+	var ids []string
+	for i := range 200 {
+		if i == 60 {
+			b.repartition(6)
+		}
+		if i == 130 {
+			b.repartition(2)
+		}
+		ids = append(ids, b.enqueue(delayqueue.Job{ID: fmt.Sprint("m", i), Key: fmt.Sprint("k", i%5)}))
+	}
+	var r ran
+	b.start(r.handle)
+	for _, id := range ids {
+		b.reaches(id, delayqueue.StateDone)
+	}
+	next := map[string]int{}
+	for _, m := range r.all() {
+		var i int
+		_, err := fmt.Sscanf(m.ID, "m%d", &i)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, i, next[m.Key], "in order")
+		next[m.Key] = i + 1
+	}
+	require.Len(t, r.all(), 200)
 }
