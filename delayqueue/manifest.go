@@ -216,7 +216,12 @@ func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*ma
 	if err == nil && len(reply)%2 != 0 {
 		err = luascript.ErrReply
 	}
-	if err != nil {
+	other := func(format string, args ...any) error {
+		return fmt.Errorf("delayqueue: %s in %q: %w: %s of %s", op, q.name, ErrOtherLayout, fmt.Sprintf(format, args...), q.manifestKey())
+	}
+	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") { // after "ERR " and more on Redis 6
+		return nil, other("this release cannot read the type")
+	} else if err != nil {
 		return nil, redisError(ctx, op, err)
 	}
 	fields := map[string]string{}
@@ -226,9 +231,6 @@ func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*ma
 	m := &manifest{revision: fields["revision"], next: fields["next"], service: fields["service"], encrypted: fields["encrypted"] != "", totals: readTotals(fields["totals"])}
 	if len(fields) == 0 {
 		return m, nil
-	}
-	other := func(format string, args ...any) error {
-		return fmt.Errorf("delayqueue: %s in %q: %w: %s of %s", op, q.name, ErrOtherLayout, fmt.Sprintf(format, args...), q.manifestKey())
 	}
 	if fields["layout"] != layoutVersion {
 		return nil, other("this release knows layout %s, not the layout %q", layoutVersion, fields["layout"])

@@ -143,6 +143,12 @@ func TestManifest_OfALaterLayoutIsRefused(t *testing.T) {
 		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "2", "revision", "7", "shape", "round").Err())
 		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		require.Equal(t, map[string]string{"layout": "2", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
+		for _, generations := range []string{"", "many", "2:1 1:1", "1:0", "1:1025", "1:1 2"} {
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "1", "generations", generations).Err())
+			requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
+		}
+		require.NoError(t, b.rdb.Set(t.Context(), b.key("manifest"), "junk", 0).Err())
+		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		require.NoError(t, b.rdb.Del(t.Context(), b.key("manifest")).Err())
 		b.enqueue(delayqueue.Job{Key: "k"})
 	})
