@@ -136,8 +136,8 @@ func checkKeyID(id string) error {
 // take each other's messages, as those of two prefixes, need different keys.
 //
 // All processes of the queue need it, and the same keys under the same ids. Once one has used the queue with it, it is
-// encrypted for good: a process without is refused (ErrOtherEncryption), within a minute if it has begun before. What is not sealed is
-// refused too (ErrSealed). So there are two ways to switch it on. Either let the queue run empty first, dead letters included:
+// encrypted for good: a process without stores and runs nothing (ErrOtherEncryption), from a minute later on if it has begun before; but it
+// may list, count, cancel, redrive, purge and pause. What is not sealed is refused too (ErrSealed). So there are two ways to switch it on. Either let the queue run empty first, dead letters included:
 // before that a process with it is refused (ErrOtherEncryption). Or set Keyring.AcceptUnsealed in all processes, for as
 // long as such messages may be stored; those processes that have no keys yet take no more work from then on.
 //

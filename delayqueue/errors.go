@@ -52,8 +52,8 @@ var (
 	// ErrOtherService: the queue is another service's, by WithService. Nothing is stored in it or run
 	// from it: give one of the two another queue name, or another prefix.
 	ErrOtherService = errors.New("the queue is another service's")
-	// ErrOtherEncryption: the queue is encrypted, and this process has no Keyring; or it is not
-	// encrypted yet, and has messages that a process with a Keyring would not open. See WithEncryption.
+	// ErrOtherEncryption: the queue is encrypted, and a process that has no Keyring would store or run messages; or it
+	// is not encrypted yet, and has messages that a process with a Keyring would not open. See WithEncryption.
 	ErrOtherEncryption = errors.New("the queue is encrypted otherwise")
 	// ErrDraining: too many older numbers of partitions still hold something. See Queue.Repartition.
 	ErrDraining = errors.New("older partitions are not empty")

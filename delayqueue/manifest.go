@@ -258,15 +258,20 @@ func (q *Queue) manifestKey() string { return fmt.Sprintf("%s:queue:{%s}:manifes
 
 // refuses is why this process must not use the queue.
 func (q *Queue) refuses(op string, m *manifest) error {
-	switch {
-	case m.service != "" && q.service != "" && m.service != q.service:
-		return fmt.Errorf("delayqueue: %s in %q: %w: it is of service %q, and this process is %q (WithService): give this one's queue another name "+
-			"or prefix; if the service was renamed, set the field service of %s", op, q.name, ErrOtherService, m.service, q.service, q.manifestKey())
-	case m.encrypted && q.sealer == nil:
-		return fmt.Errorf("delayqueue: %s in %q: %w: its messages are sealed, says the field encrypted of %s: give this process the Keyring of the others (WithEncryption)",
-			op, q.name, ErrOtherEncryption, q.manifestKey())
+	if m.service == "" || q.service == "" || m.service == q.service {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("delayqueue: %s in %q: %w: it is of service %q, and this process is %q (WithService): give this one's queue another name "+
+		"or prefix; if the service was renamed, set the field service of %s", op, q.name, ErrOtherService, m.service, q.service, q.manifestKey())
+}
+
+// lacksKeys is why this process must neither store nor run messages, though it may look after them.
+func (q *Queue) lacksKeys(op string, m *manifest) error {
+	if !m.encrypted || q.sealer != nil {
+		return nil
+	}
+	return fmt.Errorf("delayqueue: %s in %q: %w: its messages are sealed, says the field encrypted of %s: give this process the Keyring of the others (WithEncryption)",
+		op, q.name, ErrOtherEncryption, q.manifestKey())
 }
 
 func isRefusal(err error) bool {

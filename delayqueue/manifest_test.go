@@ -160,7 +160,15 @@ func TestManifest_EncryptedIsRefusedWithoutKeys(t *testing.T) {
 		begun := b.unencrypted()
 		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
-		requireRefused(t, b.newQueue(b.rdb), delayqueue.ErrOtherEncryption)
+		tool := b.newQueue(b.rdb)
+		_, err := tool.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption)
+		require.ErrorContains(t, err, b.key("manifest"), "where")
+		s, err := tool.Stats(t.Context())
+		require.NoError(t, err, "who looks after it needs no keys")
+		require.EqualValues(t, 1, s.Queued)
+		_, err = tool.Payload(t.Context(), id)
+		require.ErrorIs(t, err, delayqueue.ErrSealed)
 
 		var without, with ran
 		w := b.startOn(begun, without.handle)
@@ -177,8 +185,7 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear")})
-		requireRefusedEncryption := b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))
-		_, err := requireRefusedEncryption.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})
 		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption)
 		require.ErrorContains(t, err, "AcceptUnsealed", "what to do")
 		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
@@ -187,7 +194,6 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 		accepting.AcceptUnsealed = true
 		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(accepting))
 		sealed := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("sealed")})
-		requireRefused(t, b.newQueue(b.rdb), delayqueue.ErrOtherEncryption)
 		var r ran
 		b.start(r.handle)
 		b.reaches(sealed, delayqueue.StateDone)

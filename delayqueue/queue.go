@@ -50,7 +50,7 @@ type Queue struct {
 // What the processes of a queue must agree on is in its manifest in Redis, which the first of them
 // writes: layout, service, number of partitions and whether it is encrypted. Each reads it at its first use of the queue,
 // and every minute. One that must not use the queue gets [ErrOtherLayout], [ErrOtherService] or [ErrOtherEncryption]
-// from every call, until that is set right; its Workers claim nothing, and log why.
+// until that is set right; its Workers claim nothing, and log why.
 func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
 	if absent.Is(rdb) {
 		return nil, invalidOption("New: the redis client is nil")
@@ -141,6 +141,9 @@ func (q *Queue) store(ctx context.Context, job Job, unknown bool) (time.Time, er
 	const op = "enqueue"
 	for range manifestTries {
 		m, err := q.agreed(ctx, op)
+		if err == nil {
+			err = q.lacksKeys(op, m)
+		}
 		if err != nil {
 			return time.Time{}, err
 		}

@@ -63,23 +63,25 @@ func (q *Queue) begin(ctx context.Context, op string, m *manifest, next string) 
 func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next generation) error {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	paused := int64(0)
-	for _, call := range q.each(ctx, m.current().partitions, closeScript, append(q.spans(), next.String())...) {
-		left, err := readLeft(call.Cmd, 0)
-		if err != nil {
-			return redisError(ctx, op, err)
+	for paused := int64(0); ; { // until both are, or neither is: somebody may resume the queue meanwhile
+		now := int64(0)
+		for _, call := range q.each(ctx, m.current().partitions, closeScript, append(q.spans(), next.String())...) {
+			left, err := readLeft(call.Cmd, 0)
+			if err != nil {
+				return redisError(ctx, op, err)
+			}
+			now = max(now, left.paused)
 		}
-		paused = max(paused, left.paused)
-	}
-	if paused == 0 {
-		return nil
-	}
-	for _, call := range q.each(ctx, next.partitions, pauseScript, append(q.spans(), paused)...) {
-		if err := call.Err(); err != nil {
-			return redisError(ctx, op, err)
+		if (now > 0) == (paused > 0) {
+			return nil
 		}
+		for _, call := range q.each(ctx, next.partitions, pauseScript, append(q.spans(), now)...) {
+			if err := call.Err(); err != nil {
+				return redisError(ctx, op, err)
+			}
+		}
+		paused = now
 	}
-	return nil
 }
 
 // left is what a closed partition holds.
@@ -132,20 +134,17 @@ func (q *Queue) follow(ctx context.Context, op string, p *partition) error {
 }
 
 // dropEmpty takes the older generations out of the manifest that hold nothing any more.
-func (q *Queue) dropEmpty(ctx context.Context, m *manifest) (*manifest, error) {
+func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 	const op = "look after older partitions"
+	last := len(m.generations) - 1
 	var kept []generation
 	sum := Stats{Totals: m.totals}
-	for i, g := range m.generations {
-		if i == len(m.generations)-1 {
-			kept = append(kept, g)
-			break
-		}
+	for i, g := range m.generations[:last] {
 		keys := int64(0)
 		for _, call := range q.each(ctx, g.partitions, closeScript, append(q.spans(), m.generations[i+1].String())...) {
 			left, err := readLeft(call.Cmd, 0)
 			if err != nil {
-				return m, redisError(ctx, op, err)
+				return redisError(ctx, op, err)
 			}
 			keys += left.keys
 		}
@@ -155,17 +154,15 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) (*manifest, error) {
 		}
 		for _, call := range q.each(ctx, g.partitions, statsScript, q.spans()...) {
 			if err := sum.add(call.Cmd); err != nil {
-				return m, redisError(ctx, op, err)
+				return redisError(ctx, op, err)
 			}
 		}
 	}
-	if len(kept) == len(m.generations) {
-		return m, nil
+	if len(kept) == last {
+		return nil
 	}
-	if _, err := q.callManifest(ctx, op, m.revision, "generations", text(kept), "totals", sum.Totals.text()); err != nil {
-		return m, err
-	}
-	return q.reread(ctx, op)
+	_, err := q.callManifest(ctx, op, m.revision, "generations", text(append(kept, m.current())), "totals", sum.Totals.text())
+	return err
 }
 
 // olderHas reports whether an older generation has messages of a message's key that are to run before it.

@@ -219,21 +219,23 @@ func (w *Worker) serve(start func(*claimer)) {
 		}
 		m, err := w.queue.reread(w.ctx, "work")
 		if err == nil {
-			m, err = w.queue.dropEmpty(w.ctx, m)
+			err = w.queue.lacksKeys("work", m)
 		}
 		wait := manifestEvery
-		if failures++; err == nil {
-			failures = 0
-		} else {
-			wait = backoff.Spread(backoff.Exponential(failures, outageBefore, outageMost))
-			level := slog.LevelWarn
-			if isRefusal(err) {
-				level = slog.LevelError
-			}
-			w.log.Log(w.ctx, level, "delayqueue: the queue's manifest cannot be used", slog.Any("error", err), slog.Int("failures", failures))
-		}
-		if m != nil || isRefusal(err) {
+		switch failures++; {
+		case isRefusal(err):
+			w.log.Error("delayqueue: the queue is not for this process", slog.Any("error", err))
+			w.serveOnly(nil, start)
+		case err == nil:
 			w.serveOnly(m, start)
+			if err = w.queue.dropEmpty(w.ctx, m); err == nil {
+				failures = 0
+				break
+			}
+			fallthrough
+		default:
+			wait = backoff.Spread(backoff.Exponential(failures, outageBefore, outageMost))
+			w.log.Warn("delayqueue: the manifest could not be read", slog.Any("error", err), slog.Int("failures", failures))
 		}
 		timer.Reset(wait)
 	}
