@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -196,9 +197,10 @@ func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (bool, e
 	return false, nil
 }
 
-// carryOver stores a message of a closed partition in a newer one.
-func (q *Queue) carryOver(ctx context.Context, from *partition, m Message) error {
+// carryOver stores a claimed message of a closed partition in a newer one.
+func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 	const op = "carry over"
+	from, m := c.partition, c.message
 	for range manifestTries {
 		now, err := q.agreed(ctx, op)
 		if err != nil {
@@ -209,7 +211,7 @@ func (q *Queue) carryOver(ctx context.Context, from *partition, m Message) error
 			if last = p; p.generation <= from.generation {
 				continue
 			}
-			if stored, err := p.adopt(ctx, op, m); stored || err != nil {
+			if stored, err := p.adopt(ctx, op, m, time.Until(c.startBy)); stored || err != nil {
 				return err
 			}
 		}
@@ -220,19 +222,16 @@ func (q *Queue) carryOver(ctx context.Context, from *partition, m Message) error
 	return redisError(ctx, op, errClosed)
 }
 
-// adopt stores a message that comes from a closed partition, unless it is here already. It reports false
-// if this one is closed too.
-func (p *partition) adopt(ctx context.Context, op string, m Message) (bool, error) {
-	attempts := fmt.Sprintf("-%d %d %d %d   %s", max(0, m.Attempt-1), m.Conflicts, m.Losses, m.handed, m.cause)
-	told, err := p.call(ctx, adoptScript, 0, 0, m.ID, m.Key, about(m.Key, m.Name, m.Principal), m.Payload,
-		m.EnqueuedAt.UnixMilli(), m.ExpiresAt.UnixMilli(), attempts).Int64Slice()
-	if err == nil && len(told) != 1 {
-		err = luascript.ErrReply
-	}
+// adopt stores a message that comes from a closed partition, and may be started for so long, unless it is here
+// already. It reports false if this one is closed too.
+func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
+	m.Attempt = max(0, m.Attempt-1) // it was not tried
+	text := fmt.Sprintf("%013d%013d%s", millis(m.EnqueuedAt), millis(m.ExpiresAt), about(m.Key, m.Name, m.Principal))
+	stored, err := p.call(ctx, adoptScript, 0, 0, m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts("")).Int64()
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}
-	return told[0] == 1, nil
+	return stored == 1, nil
 }
 
 // joinedLate reports whether a message joined its key's FIFO when the partition was closed: it is not run here.
