@@ -213,7 +213,7 @@ func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*ma
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	reply, err := manifestScript.Run(ctx, q.rdb, []string{q.manifestKey()}, change...).StringSlice()
-	if err == nil && len(reply)%2 != 0 {
+	if err == nil && len(reply) != 7 {
 		err = luascript.ErrReply
 	}
 	other := func(format string, args ...any) error {
@@ -224,29 +224,26 @@ func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*ma
 	} else if err != nil {
 		return nil, redisError(ctx, op, err)
 	}
-	fields := map[string]string{}
-	for i := 0; i < len(reply); i += 2 {
-		fields[reply[i]] = reply[i+1]
-	}
-	m := &manifest{revision: fields["revision"], next: fields["next"], service: fields["service"], encrypted: fields["encrypted"] != "", totals: readTotals(fields["totals"])}
-	if len(fields) == 0 {
+	layout, generations := reply[1], reply[2]
+	m := &manifest{revision: reply[0], next: reply[3], service: reply[4], encrypted: reply[5] != "", totals: readTotals(reply[6])}
+	if m.revision == "" && layout == "" {
 		return m, nil
 	}
-	if fields["layout"] != layoutVersion {
-		return nil, other("this release knows layout %s, not the layout %q", layoutVersion, fields["layout"])
+	if layout != layoutVersion {
+		return nil, other("this release knows layout %s, not the layout %q", layoutVersion, layout)
 	}
 	last := 0
-	for word := range strings.FieldsSeq(fields["generations"]) {
+	for word := range strings.FieldsSeq(generations) {
 		number, size, ok := readGeneration(word)
 		if !ok || number <= last {
-			return nil, other("this release cannot read the generations %q", fields["generations"])
+			return nil, other("this release cannot read the generations %q", generations)
 		}
 		last = number
 		m.generations = append(m.generations, q.generation(number, size))
 	}
 	number, _, ok := readGeneration(m.next)
 	if last == 0 || m.next != "" && (!ok || number <= last) {
-		return nil, other("this release cannot read the generations %q, next %q", fields["generations"], m.next)
+		return nil, other("this release cannot read the generations %q, next %q", generations, m.next)
 	}
 	for _, g := range m.generations {
 		m.partitions = append(m.partitions, g.partitions...)
