@@ -176,6 +176,7 @@ func (l reshardingLoad) test(t *testing.T) {
 		began := time.Now()
 		l.move(t, c, from, to)
 		took, served := time.Since(began), len(r.all())
+		require.Equal(t, to.Addr, c.NodeOf(t, "{"+nameInSlot0+"}").Addr)
 		redistest.Eventually(t, func() bool { return len(r.all()) > served+producers }, "it is served at its new place")
 		t.Logf("moved with %d queued in %s; %d enqueues were refused, the longest took %s with its retries; nothing was started for %s",
 			open[0], took, refused.Load(), enqueues.get(), gaps.get())
@@ -235,13 +236,13 @@ func TestReshard_AWorkerGoesOnSoonAfterALongOne(t *testing.T) {
 		ran <- time.Now()
 		return nil
 	})
-	time.Sleep(3400 * time.Millisecond)
+	time.Sleep(3800 * time.Millisecond)
 	slot.MoveKeys(t)
 	moved := time.Now()
 	slot.Finish(t)
 	took := next(t, ran).Sub(moved)
 	t.Logf("it goes on %s after the move", took)
-	require.Less(t, took, 1500*time.Millisecond)
+	require.Less(t, took, time.Second)
 }
 
 // requireOnceInOrder requires that each id ran, again only if its handler could see that a claim was lost, and
