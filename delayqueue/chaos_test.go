@@ -89,7 +89,11 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 		Concurrency: cmp.Or(c.Concurrency, 4), MaxAttempts: cmp.Or(c.Attempts, 50),
 	}
 	if c.Cluster != nil {
-		r.config.Addrs = c.Cluster.Client(t).Options().Addrs
+		rdb := c.Cluster.Client(t)
+		r.config.Addrs = rdb.Options().Addrs
+		require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+			return node.FlushAll(ctx).Err() // of the round before
+		}))
 	} else {
 		r.server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 		r.proxy = redistest.NewProxy(t, r.server.Addr)

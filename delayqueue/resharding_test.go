@@ -272,11 +272,13 @@ func requireOnceInOrder(t *testing.T, ids []string, ran []delayqueue.Message) {
 const nameInSlot0 = "q17914"
 
 // onCluster is a queue on a Cluster, and a locker for its workers.
-func onCluster(t *testing.T, c *redistest.Cluster, name string) *bench {
+func onCluster(t *testing.T, c *redistest.Cluster, name string, opts ...delayqueue.Option) *bench {
 	t.Helper()
 	b := &bench{t: t, env: &redistest.Env{Prefix: "p", Real: true}}
 	var err error
-	b.queue, err = delayqueue.New(c.Client(t), name, delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithMaxDepthPerKey(100_000))
+	b.queue, err = delayqueue.New(c.Client(t), name, append([]delayqueue.Option{
+		delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithMaxDepthPerKey(100_000),
+	}, opts...)...)
 	require.NoError(t, err)
 	b.locker, err = core.New(c.Client(t), core.WithPrefix(b.env.Prefix))
 	require.NoError(t, err)
