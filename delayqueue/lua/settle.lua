@@ -72,7 +72,7 @@ end
 local function finish(id, key, seq, how, text, result)
   over[#over + 1] = id
   if how == 'x' then
-    append(letters, id, how .. at .. text)
+    append(letters, id, how .. at .. text .. result)
     append(deaths, NOW, id)
   else
     gone[#gone + 1] = id
