@@ -25,7 +25,7 @@
 local lease = tonumber(ARGV[3])
 local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
-local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
+local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
 local COUNTS = {d = 'done', e = 'expired', x = 'dead', r = 'retried'}
 local idle = paused_until() > now -- nothing is to be claimed
 
