@@ -99,7 +99,7 @@ type returns struct {
 func (w *claimer) handBack(c *claim) bool {
 	known := w.foreign.why(c.message)
 	why := cmp.Or(known, w.queue.sealer.cannotOpen(c.message))
-	if why == nil || c.message.behind && known == nil || w.isStopping() {
+	if why == nil || c.message.behind && known == nil || w.isStopping() || c.partition.joinedLate(c.message) {
 		return false
 	}
 	w.foreign.last.Store(true)

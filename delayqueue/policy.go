@@ -49,11 +49,11 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
-	ticket, err := p.queue.Enqueue(ctx, job)
+	ticket, err := p.queue.enqueue(ctx, job, true)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets
 		// the same ticket.
-		ticket, err = p.queue.Enqueue(ctx, job)
+		ticket, err = p.queue.enqueue(ctx, job, false)
 	}
 	if err != nil {
 		return core.Reject(), err

@@ -58,6 +58,7 @@ type verdict struct {
 	foreign   bool // another Worker may be able to run it: see HandBack
 	later     bool // no attempt is spent: see RetryLater
 	awaitsKey bool // a wake makes it due
+	moved     bool // to another partition
 	result    []byte
 	last      bool   // no other message is claimed next
 	which     string // is to be claimed next
@@ -107,6 +108,11 @@ func (w *Worker) judgeLock(c *claim, err error) verdict {
 // judge decides about a message whose handler returned err. lost is set if the
 // key's lease ended before the handler did.
 func (w *Worker) judge(c *claim, err, lost error) verdict {
+	if err == nil && lost == nil {
+		// Also when the claim seems lost: if nobody has taken the message since,
+		// the queue takes the result.
+		return verdict{outcome: OutcomeDone}
+	}
 	var (
 		panicked *panicError
 		skip     *skipRetryError
@@ -118,10 +124,6 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	v := verdict{outcome: OutcomeRetry, err: err}
 	v.lost = lost != nil || errors.Is(err, core.ErrLeaseLost) || errors.Is(gone, ErrClaimLost)
 	switch {
-	case err == nil && lost == nil:
-		// Also when the claim seems lost: if nobody has taken the message since,
-		// the queue takes the result.
-		return verdict{outcome: OutcomeDone}
 	case err == nil:
 		v.err = lost
 	case errors.As(err, &panicked):

@@ -137,7 +137,7 @@
 // route's own pattern has, or WithReplayHost. Replayed tells a replay, by a
 // mark in the context that nothing outside the process can set.
 //
-//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop")) // no other service's
+//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop"))
 //	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(mux))
 //
 // A parked request is done when its handler has answered, 4xx and 5xx alike. After 429, 503 and
@@ -148,9 +148,9 @@
 // guard refuses, or that a later release has stored, is left to other processes, and expires if
 // none runs it; the log says so, once per route. So releases can be rolled out one replica at a
 // time. A route that parks and takes its key from a header gives that header to AllowHeaders;
-// requests of a route that was renamed find it by RewriteTarget. Two
-// services with the same prefix and queue name run each other's requests where both have
-// the route, and hand back the others, which slows both down: give each a prefix.
+// requests of a route that was renamed find it by RewriteTarget. Of two services with the same
+// prefix and queue name the second is refused, if both have a name (delayqueue.WithService).
+// Without names they run each other's requests where both have the route.
 //
 // A replay runs under the key that the queue's worker holds, so its own guard
 // lets it through. When it meets a conflict in another guard, it does not wait

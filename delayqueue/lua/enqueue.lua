@@ -6,10 +6,11 @@
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, else -
 -- returns   for each message its not_after in ms when it is stored, else
---           -1 key full, -2 partition full, -3 the id is taken by junk
+--           -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed
 -- #include common.lua
 -- #include admit.lua
-local CODES = {['key full'] = -1, ['queue full'] = -2}
+local CODES = {['key full'] = -1, ['queue full'] = -2, closed = -4}
+local shut = closed() and 'closed'
 
 -- When those that are known may be started at last, by their ids.
 local ids, known = {}, {}
@@ -32,7 +33,7 @@ end
 local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, text, payload, delay, age, parked = unpack(ARGV, i, i + 6)
-  local why = not known[id] and refusal(key)
+  local why = not known[id] and (shut or refusal(key))
   if why then
     known[id] = CODES[why]
   elseif not known[id] then

@@ -9,6 +9,7 @@
 --             d  it is done
 --             e  it expires: it would be too old for its next attempt
 --             x  it becomes a dead letter
+--             m  it was carried over to another partition: it is forgotten here
 --             r  the attempt failed; the message goes back
 --             b  it goes back, and this is no failure
 --             h  it goes back: this worker cannot run it, another may
@@ -19,11 +20,11 @@
 --   of others: its attempts, without the flag; the delay before it is due again, in ms, and its not_after
 -- returns   for each claim a number, or it and the next message, if one was claimed: now, or when
 --           the call was sent before: 1 when it was the caller's, else 0;
---           and at last now in ms, 1 when a message is due now, else 0
+--           and at last now in ms and, after a space, what closed the partition, 1 when a message is due now, else 0
 -- #include common.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
-local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
+local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
 local COUNTS = {d = 'done', e = 'expired', x = 'dead', r = 'retried'}
@@ -64,11 +65,6 @@ local back, times, freed = {}, {}, {} -- freed: those whose key has another head
 
 local at = string.format('%011x', now)
 
-local function append(list, a, v)
-  list[#list + 1] = a
-  list[#list + 1] = v
-end
-
 local function finish(id, key, seq, how, text, result)
   over[#over + 1] = id
   if how == 'x' then
@@ -76,7 +72,9 @@ local function finish(id, key, seq, how, text, result)
     append(deaths, NOW, id)
   else
     gone[#gone + 1] = id
-    append(endings, id, how .. at .. text)
+    if how ~= 'm' then
+      append(endings, id, how .. at .. text)
+    end
     if result ~= '' then
       append(endings, id .. ' ', result)
     end
@@ -115,7 +113,7 @@ for n, state in ipairs(call('HMGET', r, unpack(ids))) do
     if COUNTS[how] then
       count(COUNTS[how])
     end
-    if how == 'd' or how == 'e' or how == 'x' then
+    if how == 'd' or how == 'e' or how == 'x' or how == 'm' then
       finish(id, key, seq, how, text, extra)
       if key ~= '' then
         freed[#freed + 1] = n
@@ -135,7 +133,7 @@ batch('HDEL', r, over)
 batch('HDEL', m, gone)
 batch('HDEL', b, gone)
 batch('ZREM', f, places)
-if #gone > 0 then
+if #endings > 0 then
   remember(endings)
 end
 if #deaths > 0 then
@@ -144,9 +142,7 @@ if #deaths > 0 then
   end
   batch('HSET', y, letters)
   batch('ZADD', x, deaths)
-  live(dead_retention)
-  keep(x, dead_retention)
-  keep(y, dead_retention)
+  live(dead_retention, x, y)
 end
 batch('HSET', r, back)
 
@@ -176,6 +172,6 @@ if #held > 0 then
   live(lease + retention, z, w, r)
 end
 flush()
-replies[#replies + 1] = NOW
+replies[#replies + 1] = told_now()
 replies[#replies + 1] = (first_in(z) or now + 1) <= now and 1 or 0
 return replies
