@@ -299,7 +299,8 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	opts = option(opts, cmp.Or(g.HTTP.StatusPath, defaults.StatusPath), httplock.WithStatusPath)
 	opts = append(opts, httplock.AllowHeaders(slices.Concat(defaults.AllowHeaders, g.HTTP.AllowHeaders)...),
-		httplock.WithCredentialHeaders(slices.Concat(defaults.Credentials, g.HTTP.Credentials)...))
+		httplock.WithCredentialHeaders(slices.Concat(defaults.Credentials, g.HTTP.Credentials)...),
+		httplock.RetryStatuses(slices.Concat(defaults.RetryStatuses, g.HTTP.RetryStatuses)...))
 	if o.log != nil {
 		opts = append(opts, httplock.WithLogger(o.log))
 	}

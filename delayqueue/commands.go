@@ -278,7 +278,7 @@ type settling struct {
 }
 
 func (c *claim) end(v verdict, lease time.Duration) *settling {
-	expires := v.outcome == OutcomeRetry && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
+	expires := v.outcome == OutcomeRetry && !v.later && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
 	return &settling{claim: c, verdict: v, lease: lease, expires: expires, done: make(chan struct{})}
 }
 
@@ -338,6 +338,8 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	switch {
 	case v.foreign:
 		how = "h"
+	case v.later:
+		how = "b"
 	case v.moved:
 		how = "m"
 	case s.expires:
@@ -346,18 +348,20 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.lost {
 		m.Losses++
 	}
-	switch v.outcome {
-	case OutcomeRetry, OutcomeDead:
+	if v.foreign || v.later || v.outcome == OutcomeRetry || v.outcome == OutcomeDead {
 		m.cause = string(p.queue.sealed(kindCause, m, []byte(v.cause())))
-	case OutcomeConflict, OutcomeReturned:
+	}
+	if v.later || v.outcome == OutcomeConflict || v.outcome == OutcomeReturned {
 		m.Attempt = max(0, m.Attempt-1)
-	default:
 	}
 	if v.outcome == OutcomeConflict {
 		m.Conflicts++
 	}
-	if v.foreign {
+	if v.foreign || v.later {
 		m.handed++
+	}
+	if v.outcome == OutcomeDead && len(v.result) > maxDeadResult {
+		v.result = nil
 	}
 	args = append(args, m.ID, m.Key, m.seq, m.state, how+cmp.Or(v.which[:min(1, len(v.which))], "-")+option(v.awaitsKey, "w"), v.next)
 	if how != "r" && how != "b" && how != "h" {

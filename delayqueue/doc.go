@@ -18,7 +18,7 @@
 //
 //	          claim               handler returned nil
 //	queued ──────────► running ─────────────────────────► done, with its result
-//	  │ ▲                │  │  SkipRetry, or no attempt left, or junk
+//	  │ ▲                │  │  SkipRetry, no attempt left, RetryLater too late, or junk
 //	  │ └────────────────┘  └───────────────────────────► dead ──── Redrive ───► queued
 //	  │   failed, key held, given back, worker died
 //	  ├─────────────────────────────────────────────────► expired
@@ -35,7 +35,9 @@
 // Conflicts: turns at which the key was held, or had older messages in a partition that Repartition closed; they spend no attempt, and the
 // message stays first in the FIFO of its key. Losses: attempts whose outcome is
 // unknown, because the worker died or lost its claim or the key's lease. A
-// message dies of its attempts, never of conflicts: those are bounded by its age.
+// message dies of its attempts, never of conflicts: those are bounded by its age. So is what a
+// handler returns as [RetryLater], since something that it needs is unavailable: that spends no
+// attempt either. It is tried again until it would be too old, and is a dead letter then.
 //
 // A message that this process cannot run but another may goes back untouched: its payload is
 // sealed under a key that the Keyring lacks, or the handler returns [HandBack]. Its delay

@@ -54,6 +54,14 @@ func (s *claims) add(parent context.Context, p *partition, m Message, token stri
 // long in coming.
 func (c *claim) tooOld() bool { return !c.startBy.IsZero() && trust.Passed(c.startBy, time.Now()) }
 
+// left is for how long the message may still be started.
+func (c *claim) left() time.Duration {
+	if c.startBy.IsZero() {
+		return maxDuration
+	}
+	return time.Until(c.startBy)
+}
+
 // expire ends the ctx of a claim that could not be extended in time.
 func (s *claims) expire(c *claim) {
 	s.mu.Lock()

@@ -21,7 +21,7 @@ type Outcome string
 const (
 	// OutcomeDone: the handler returned nil, and the message has ended.
 	OutcomeDone Outcome = "done"
-	// OutcomeRetry: the attempt failed, and there will be another one.
+	// OutcomeRetry: the attempt failed, or ended as RetryLater, and there will be another one.
 	OutcomeRetry Outcome = "retry"
 	// OutcomeConflict: a key was held; no attempt was spent.
 	OutcomeConflict Outcome = "conflict"

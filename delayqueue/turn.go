@@ -113,12 +113,16 @@ func (t *turn) run(c *claim) (next *claim) {
 			return
 		}
 		err = legible(err)
-		v := w.judge(c, err, t.lost())
+		judge := func(lost error) verdict {
+			v := w.judge(c, err, lost)
+			if v.outcome == OutcomeDone || v.outcome == OutcomeDead {
+				v.result = result.get()
+			}
+			return v
+		}
+		v := judge(t.lost())
 		if !v.foreign && v.outcome != OutcomeConflict && v.outcome != OutcomeReturned {
 			w.foreign.ran(c.message)
-		}
-		if v.outcome == OutcomeDone {
-			v.result = result.get()
 		}
 		if v.last = errors.Is(err, errGoexit); t.goesOn(c, v) {
 			next = t.follow(c, v)
@@ -128,7 +132,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		// the FIFO of its key, in place: a client that learns that its message is done
 		// finds the key free.
 		if lost := t.release(c.message, v); lost != nil {
-			v = w.judge(c, err, lost)
+			v = judge(lost)
 		}
 		next = t.over(c, v)
 	}()

@@ -3,6 +3,7 @@ package httplock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -28,7 +29,9 @@ import (
 //	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
 //
 // HEAD is GET without a body. Other methods have 405 and Allow. State done means
-// that the replay was answered, not that it succeeded: 4xx is a result. Which
+// that the replay was answered, not that it succeeded: 4xx and 5xx are results. A request that
+// was tried again until it was too old is dead: its last response, shortened, is its result, and
+// last_status in its state. Which
 // headers and how much of the body a result has is for Replay's options to say;
 // one that is not whole has the header "Perkey-Truncated: true". Location is
 // relative to the ticket's own address, so that it is right behind any prefix.
@@ -114,27 +117,49 @@ func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
 
 func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) error {
 	s, err := t.seen(r, id)
-	if err == nil {
-		writeTicket(w, r, s)
+	if err != nil {
+		return err
 	}
-	return err
+	last := 0
+	if s.State == delayqueue.StateDead {
+		result, err := t.stored(r, id)
+		switch {
+		case err == nil:
+			last = result.Status
+		case !errors.Is(err, delayqueue.ErrNotFound):
+			return err
+		}
+	}
+	writeTicket(w, r, s, last)
+	return nil
+}
+
+// stored returns the result of a ticket.
+func (t *tickets) stored(r *http.Request, id string) (*result, error) {
+	stored, err := t.queue.Result(r.Context(), id)
+	if err != nil {
+		return nil, err
+	}
+	result, err := decodeResult(stored)
+	switch {
+	case errors.Is(err, errUnknownForm): // another replica can read it
+		return nil, fmt.Errorf("%w: %w", core.ErrUnavailable, err)
+	case err != nil: // a job's, which no request was parked for, or junk
+		slog.WarnContext(r.Context(), "httplock: a ticket has a result that is no response", "error", err)
+		return nil, delayqueue.ErrNotFound
+	}
+	return result, nil
 }
 
 func (t *tickets) result(w http.ResponseWriter, r *http.Request, id string) error {
 	if _, err := t.seen(r, id); err != nil {
 		return err
 	}
-	stored, err := t.queue.Result(r.Context(), id)
-	if err != nil {
-		return err
+	result, err := t.stored(r, id)
+	if err == nil {
+		result.write(w, r)
 	}
-	result, err := decodeResult(stored)
-	if err != nil { // a job's, which no request was parked for, or junk
-		slog.WarnContext(r.Context(), "httplock: a ticket has a result that is no response", "error", err)
-		return delayqueue.ErrNotFound
-	}
-	result.write(w, r)
-	return nil
+	return err
 }
 
 func (t *tickets) cancel(w http.ResponseWriter, r *http.Request, id string) error {
@@ -168,7 +193,7 @@ func unread(k problemKind, method, advice string) problemKind {
 	return k
 }
 
-func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status) {
+func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status, last int) {
 	status, retryAfter := http.StatusOK, time.Duration(0)
 	switch s.State {
 	case delayqueue.StateQueued, delayqueue.StateRunning:
@@ -185,7 +210,8 @@ func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status) {
 		Conflicts  int              `json:"conflicts"`
 		EnqueuedAt string           `json:"enqueued_at"`
 		ExpiresAt  string           `json:"expires_at"`
-	}{s.ID, s.State, s.Attempts, s.Conflicts, timestamp(s.EnqueuedAt), timestamp(s.ExpiresAt)})
+		LastStatus int              `json:"last_status,omitempty"`
+	}{s.ID, s.State, s.Attempts, s.Conflicts, timestamp(s.EnqueuedAt), timestamp(s.ExpiresAt), last})
 }
 
 // isTicketID reports whether id has the form of a ticket's: 128 bits in lower

@@ -45,7 +45,7 @@ func (q *fakeQueue) Status(_ context.Context, id string) (delayqueue.Status, err
 }
 
 func (q *fakeQueue) Result(context.Context, string) ([]byte, error) {
-	if q.state != delayqueue.StateDone || q.result == nil {
+	if q.state != delayqueue.StateDone && q.state != delayqueue.StateDead || q.result == nil {
 		return nil, fmt.Errorf("result: %w", delayqueue.ErrNotFound)
 	}
 	return q.result, nil
