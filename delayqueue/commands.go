@@ -22,12 +22,16 @@ import (
 const commandTimeout = 10 * time.Second
 
 func (p *partition) call(ctx context.Context, script *luascript.Script, args ...any) *redis.Cmd {
+	return p.callOn(ctx, p.queue.rdb, script, args...)
+}
+
+func (p *partition) callOn(ctx context.Context, rdb redis.UniversalClient, script *luascript.Script, args ...any) *redis.Cmd {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	args = append(p.queue.spans(), args...)
-	reply := script.Run(ctx, p.queue.rdb, p.keys, args...)
+	reply := script.Run(ctx, rdb, p.keys, args...)
 	if p.mend(ctx, reply.Err()) {
-		reply = script.Run(ctx, p.queue.rdb, p.keys, args...)
+		reply = script.Run(ctx, rdb, p.keys, args...)
 	}
 	return reply
 }
@@ -223,13 +227,13 @@ func readMillis(reply any) (time.Time, bool) {
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
-func (p *partition) extend(ctx context.Context, lease time.Duration, claims []*claim) ([]bool, error) {
+func (p *partition) extend(ctx context.Context, rdb redis.UniversalClient, lease time.Duration, claims []*claim) ([]bool, error) {
 	args := make([]any, 0, 1+3*len(claims))
 	args = append(args, lease.Milliseconds())
 	for _, c := range claims {
 		args = append(args, c.message.ID, c.message.Key, c.message.state)
 	}
-	reply, err := p.call(ctx, extendScript, args...).Int64Slice()
+	reply, err := p.callOn(ctx, rdb, extendScript, args...).Int64Slice()
 	if err == nil && len(reply) != len(claims) {
 		err = luascript.ErrReply
 	}

@@ -118,8 +118,9 @@ func (s *claims) extended(c *claim, held bool, deadline time.Time) {
 }
 
 const (
-	extendBatch = 128
-	maxBeats    = 3 // under way at once
+	extendBatch    = 128
+	maxBeats       = 3 // under way at once
+	heartbeatConns = 9 // to a node
 )
 
 // heartbeat extends the claims in a partition at a third of their length, and more often
@@ -168,7 +169,12 @@ func (w *Worker) beat(p *partition) bool {
 	for some := range slices.Chunk(w.claims.of(p), extendBatch) {
 		batches.Go(func() {
 			sent := time.Now()
-			held, err := p.extend(context.Background(), w.lease, some)
+			held, err := p.extend(context.Background(), w.beats.Get(), w.lease, some)
+			if err != nil && w.heartbeats == nil {
+				// Perhaps no connection could be had: the queue's client may have one.
+				sent = time.Now()
+				held, err = p.extend(context.Background(), w.queue.rdb, w.lease, some)
+			}
 			if err != nil {
 				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
 				failed.Store(true)

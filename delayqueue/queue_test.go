@@ -175,6 +175,7 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"shrinking":        delayqueue.WithRetryBackoff(time.Minute, time.Second),
 		"nil logger":       delayqueue.WithLogger(nil),
 		"nil observer":     delayqueue.WithObserver(nil),
+		"nil client":       delayqueue.WithHeartbeatClient((*redis.Client)(nil)),
 		"negative backoff": delayqueue.WithRetryBackoff(-1, time.Second),
 	} {
 		_, err := delayqueue.NewWorker(q, locker, handler, opt)

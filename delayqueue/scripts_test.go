@@ -148,7 +148,7 @@ func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		before := stored()
 
 		require.Empty(t, claimTest(t, q, "late", 1), "nor does the receipt of the late claim bring it back")
-		held, err := q.partitions[0].extend(t.Context(), time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
+		held, err := q.partitions[0].extend(t.Context(), q.rdb, time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false, true, false}, held)
 		for _, outcome := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
@@ -243,7 +243,7 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		if c.message.ID == "reaped" {
 			continue
 		}
-		held, err := q.partitions[0].extend(t.Context(), time.Minute, []*claim{c})
+		held, err := q.partitions[0].extend(t.Context(), q.rdb, time.Minute, []*claim{c})
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, held)
 		outcome := Outcome(c.message.ID)

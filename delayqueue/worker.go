@@ -10,7 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/dedicated"
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
@@ -50,6 +53,9 @@ type Worker struct {
 	paused   atomic.Bool
 	released chan string // keys that were announced to be free
 	wakeups  *listener.Listener
+	// The client of heartbeats that the user gave, or nil; and the one that they have.
+	heartbeats redis.UniversalClient
+	beats      *dedicated.Client
 }
 
 // announcements is how many released keys may wait to be passed on. Beyond it
@@ -117,7 +123,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 			wake: make(chan struct{}, 1), freed: make(chan string, announcements),
 		})
 	}
-	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.announced)
+	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() {
+		w.beats.Follow()
+		w.look("")
+	}, func(error) { w.beats.Follow() }, w.announced) // the connections that there are may be to an old primary
 	return w, nil
 }
 
@@ -176,6 +185,8 @@ func (w *Worker) Stop(ctx context.Context) error {
 func (w *Worker) run() {
 	defer close(w.done)
 	drained := make(chan struct{})
+	w.beats = dedicated.New(w.queue.rdb, w.heartbeats, heartbeatConns)
+	defer w.beats.Close()
 	var helpers sync.WaitGroup
 	for _, p := range w.queue.partitions {
 		helpers.Go(func() { w.heartbeat(p, drained) })
