@@ -11,12 +11,11 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/absent"
-	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // Queue stores jobs in Redis until a Worker runs them. It is safe for
-// concurrent use, has goroutines only while commands are under way, and needs no
+// concurrent use, has goroutines only while calls are under way, and needs no
 // closing.
 //
 // The zero Queue is not useful: use New.
@@ -37,6 +36,8 @@ type Queue struct {
 	precedence     time.Duration
 	split          int // into so many partitions
 	sealer         *sealer
+
+	waits waits
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. Queues of one
@@ -124,26 +125,6 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: e.expires}, nil
 }
 
-const minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks
-
-// Wait returns the status of a message when it has ended. It asks for it again and
-// again, each 500 ms at last. If ctx ends first its error is ctx's.
-func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
-	for try := 1; ; try++ {
-		s, err := q.Status(ctx, id)
-		if err != nil || s.State.Ended() {
-			return s, err
-		}
-		timer := time.NewTimer(backoff.Spread(backoff.Exponential(try, minWait, maxWait)))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return s, callerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, s.State))
-		}
-	}
-}
-
 // Cancel keeps a message from being run that is queued: it ends as cancelled. To
 // cancel it twice is no error. A message that runs is ErrRunning, one that has ended
 // in another way ErrEnded, and one that is not known ErrNotFound. It blocks for two
@@ -179,3 +160,6 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }
+
+// endedChannel is where the scripts tell which messages have ended, while somebody waits.
+func (q *Queue) endedChannel() string { return fmt.Sprintf("%s:queue:{%s}:ended", q.prefix, q.name) }

@@ -140,6 +140,7 @@ for i = 4, #ARGV, 8 do
       others[#others + 1] = i
     else
       done[#done + 1] = id
+      tell(id)
       if body == B then
         big[#big + 1] = id
       end
