@@ -221,7 +221,9 @@ func (w *Worker) report(b batch) {
 	}
 	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered),
 		slog.Int64("expired", b.expired), slog.Int64("dead", b.buried))
-	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried}) })
+	observe(w.log, func() {
+		w.observer.OnSwept(w.ctx, Swept{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried})
+	})
 }
 
 // claimerOf returns the claimer of a partition.

@@ -90,6 +90,7 @@ type enqueueing struct {
 	ctx     context.Context // the caller's
 	job     Job
 	expires time.Time
+	stored  bool // and not before
 	err     error
 	done    chan struct{} // closed when the others are set
 }
@@ -111,19 +112,23 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	var reply []int64
 	err := p.checkLayout(ctx, "enqueue")
 	if err == nil {
-		if reply, err = p.call(ctx, enqueueScript, args...).Int64Slice(); err == nil && len(reply) != len(batch) {
+		if reply, err = p.call(ctx, enqueueScript, args...).Int64Slice(); err == nil && len(reply) != len(batch)+1 {
 			err = luascript.ErrReply
 		}
 		if err != nil {
 			err = redisError(ctx, "enqueue", err)
 		}
 	}
+	parked := false
 	for i, e := range batch {
 		switch {
 		case err != nil:
 			e.err = err
 		case reply[i] >= 0:
-			e.expires = time.UnixMilli(reply[i])
+			e.expires, e.stored = time.UnixMilli(reply[i]), true
+			parked = parked || e.job.parked
+		case reply[i] < -3:
+			e.expires = time.UnixMilli(-reply[i])
 		case reply[i] == -1:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
 		case reply[i] == -2:
@@ -132,6 +137,9 @@ func (p *partition) enqueue(batch []*enqueueing) {
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
 		}
 		close(e.done)
+	}
+	if err == nil {
+		q.noteClaim(p, time.Duration(reply[len(batch)])*time.Millisecond, parked)
 	}
 }
 

@@ -78,3 +78,6 @@ func (q *Queue) ToldWaiters() (n int) {
 	}
 	return n
 }
+
+// SetCountMost sets how many messages Count looks at.
+func (q *Queue) SetCountMost(n int) { q.countMost = n }

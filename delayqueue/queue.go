@@ -36,8 +36,11 @@ type Queue struct {
 	precedence     time.Duration
 	split          int // into so many partitions
 	sealer         *sealer
+	observer       Observer
+	countMost      int
 
-	waits waits
+	waits   *waits
+	workers *workerWatch
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. Queues of one
@@ -67,6 +70,10 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		retention:      time.Hour,
 		deadRetention:  7 * 24 * time.Hour,
 		precedence:     time.Minute,
+		observer:       logWarnings{},
+		countMost:      countMost,
+		waits:          &waits{},
+		workers:        &workerWatch{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -83,28 +90,49 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 // Name is the queue's name, as its tickets carry it.
 func (q *Queue) Name() string { return q.name }
 
+// Receipt is what Enqueue returns.
+type Receipt struct {
+	// Ticket is that of the message.
+	core.Ticket
+	// Stored: the job was stored by this call. At most one call for an ID has it, for as long
+	// as the ID is remembered. False: a job of this ID was stored before, and the ticket is
+	// that one's; or this call has stored it, but its first reply was lost, and it was sent again.
+	Stored bool
+}
+
 // Enqueue stores a job, and blocks for one round trip. Once it returned nil the
-// message is run at least once, becomes a dead letter, expires, or is cancelled.
+// message is run at least once, becomes a dead letter, expires, or is cancelled. A job whose ID is
+// remembered is not stored again, which is no error: Receipt.Stored tells.
 //
 // A full queue is ErrKeyFull or ErrQueueFull. After any error that wraps
 // core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
 // enqueue it again under the same ID to make sure that it is, once.
-func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
-	if job.ID == "" {
+func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
+	began := time.Now()
+	own := job.ID == ""
+	if own {
 		job.ID = ident.Random(16)
 	}
+	receipt, err := q.store(ctx, job)
+	receipt.Stored = receipt.Stored || own && err == nil // nobody else has the id
+	q.reportEnqueue(ctx, job, receipt, err, began)
+	return receipt, err
+}
+
+// store stores a job that has an ID.
+func (q *Queue) store(ctx context.Context, job Job) (Receipt, error) {
 	if job.MaxAge == 0 {
 		job.MaxAge = q.maxAge
 	}
 	if err := job.validate(q.maxPayload); err != nil {
-		return core.Ticket{}, err
+		return Receipt{}, err
 	}
 	if ctx.Err() != nil {
-		return core.Ticket{}, callerGone(ctx, "enqueue")
+		return Receipt{}, callerGone(ctx, "enqueue")
 	}
 	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, job.Payload)
 	if err != nil {
-		return core.Ticket{}, err
+		return Receipt{}, err
 	}
 	job.Payload = payload
 	if q.sealer == nil {
@@ -117,12 +145,12 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	case <-e.done:
 	case <-ctx.Done():
 		p.enqueues.Forget()
-		return core.Ticket{}, callerGone(ctx, "enqueue")
+		return Receipt{}, callerGone(ctx, "enqueue")
 	}
 	if e.err != nil {
-		return core.Ticket{}, e.err
+		return Receipt{}, e.err
 	}
-	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: e.expires}, nil
+	return Receipt{core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: e.expires}, e.stored}, nil
 }
 
 // Cancel keeps a message from being run that is queued: it ends as cancelled. To

@@ -91,9 +91,9 @@ func (p *partition) goesOn(ctx context.Context, s stored) bool {
 		return false
 	}
 	pipe := p.queue.rdb.Pipeline()
-	open, dead := pipe.HExists(ctx, p.keys[keyMessages], s.ID), pipe.HExists(ctx, p.keys[keyLetters], s.ID)
+	open, dead := pipe.HStrLen(ctx, p.keys[keyMessages], s.ID), pipe.HStrLen(ctx, p.keys[keyLetters], s.ID)
 	_, err := pipe.Exec(ctx)
-	return err == nil && open.Val() && !dead.Val()
+	return err == nil && open.Val() > 0 && dead.Val() == 0
 }
 
 // waits are the calls of Wait of a Queue that are told of ends.

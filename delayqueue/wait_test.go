@@ -54,6 +54,7 @@ func TestWait_EveryEndIsTold(t *testing.T) {
 			}
 			return nil
 		}
+		retries := b.newQueue(b.rdb, append(b.opts, delayqueue.WithMaxAttempts(5))...)
 		for _, end := range []struct {
 			state delayqueue.State
 			job   delayqueue.Job
@@ -71,7 +72,7 @@ func TestWait_EveryEndIsTold(t *testing.T) {
 				b.told(b.queue, 1)
 				var w *delayqueue.Worker
 				if end.do == nil {
-					w = b.start(worker, delayqueue.WithRetryBackoff(time.Minute, time.Minute))
+					w = b.startOn(retries, worker, delayqueue.WithRetryBackoff(time.Minute, time.Minute))
 				} else {
 					end.do(id)
 				}

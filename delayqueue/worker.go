@@ -86,7 +86,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		retry:       bounds{time.Second, time.Minute},
 		conflict:    bounds{250 * time.Millisecond, 5 * time.Second},
 		log:         slog.Default(),
-		observer:    NopObserver{},
+		observer:    q.observer,
 		stopping:    make(chan struct{}),
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),

@@ -98,7 +98,7 @@ func WithLogger(log *slog.Logger) WorkerOption {
 	}
 }
 
-// WithObserver sets who is told what the Worker does. Default: nobody.
+// WithObserver sets who is told what the Worker does. Default: the Queue's observer.
 func WithObserver(o Observer) WorkerOption {
 	return func(w *Worker) error {
 		if o == nil {

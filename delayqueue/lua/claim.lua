@@ -102,6 +102,10 @@ if #unrun == STEPS then
   next = now
 end
 reply[1] = math.ceil(math.max(0, next - now))
+if math.abs(now - (whole(own[6]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+  call('HDEL', c, 'claimed')
+  call('HSET', c, 'claimed', NOW)
+end
 keep(c, math.max(dead_retention, 3 * retention, SLACK))
 flush()
 return reply

@@ -74,7 +74,7 @@ local function split(member)
 end
 
 local counts, soonest, seq, bucket, bucket_until = {}, nil, nil, nil, nil
-local own = call('HMGET', c, 'paused', 'bucket', 'since', 'until', 'awaited') -- what the partition remembers of itself
+local own = call('HMGET', c, 'paused', 'bucket', 'since', 'until', 'awaited', 'claimed') -- what the partition remembers of itself
 local paused = whole(own[1]) or 0 -- until then
 local awaited = (whole(own[5]) or 0) > now -- somebody waits for the ends of messages
 local ended = {} -- their ids, if so

@@ -5,8 +5,9 @@
 -- ARGV[5..] of each message: id, key or '', what its record has from the lengths on to the payload,
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, else -
--- returns   for each message its not_after in ms when it is stored, else
---           -1 key full, -2 partition full, -3 the id is taken by junk
+-- returns   for each message its not_after in ms when it was stored now, less than -3, the negative of
+--           that, when it was stored before, else -1 key full, -2 partition full, -3 the id is taken by junk;
+--           and at last for how long no worker has claimed, in ms
 -- #include common.lua
 -- #include admit.lua
 local ENDING = '^' .. string.rep('.', 18) .. '%d+ %d+ %d+ (%w+) (%w+)' -- when it was enqueued, and its age
@@ -36,10 +37,9 @@ local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, delay, age = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
   local why = not known[id] and refusal(key)
-  if why then
-    known[id] = codes[why]
-  elseif not known[id] then
-    known[id] = now + age
+  local reply = known[id] and (known[id] > 0 and -known[id] or known[id]) or codes[why]
+  if not reply then
+    reply, known[id] = now + age, now + age
     local at = now + delay
     if delay > 0 and micros % 1000 > 0 then
       at = at + 1 -- a message is never early
@@ -47,8 +47,13 @@ for i = 5, #ARGV, 7 do
     admit(id, key, ARGV[i + 6], now, now + age, ARGV[i + 2], ARGV[i + 3], delay > 0 and at or nil)
     count('enqueued')
   end
-  replies[#replies + 1] = known[id]
+  replies[#replies + 1] = reply
 end
 file()
+local claimed = whole(own[6])
+if not claimed and counts.enqueued then -- from now on somebody ought to
+  call('HSET', c, 'claimed', NOW)
+end
+replies[#replies + 1] = now - (claimed or now)
 flush()
 return replies
