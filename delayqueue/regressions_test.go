@@ -376,7 +376,9 @@ func (mistaken) OnWarning(context.Context, delayqueue.Warning)   { panic("an obs
 
 func TestAnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithQueueObserver(mistaken{}))
+		b := setup(t, env)
+		_, err := b.newQueue(b.rdb, delayqueue.WithQueueObserver(mistaken{})).Enqueue(t.Context(), delayqueue.Job{Delay: time.Minute})
+		require.NoError(t, err)
 		old := b.enqueue(delayqueue.Job{Key: "old", MaxAge: 20 * time.Millisecond})
 		time.Sleep(50 * time.Millisecond)
 		var r ran

@@ -73,7 +73,7 @@ func TestTwoRedises_ParkedAndWokenAndDrained(t *testing.T) {
 	held := a.hold("k")
 	ids := []string{a.park("k"), a.park("k"), a.park("k")}
 	require.Positive(t, a.reserved("k"))
-	redistest.Eventually(t, func() bool { return a.status(ids[0]).Conflicts == 1 }, "it met the held key")
+	redistest.Eventually(t, func() bool { return a.status(ids[0]).Conflicts > 0 }, "it met the held key")
 	time.Sleep(100 * time.Millisecond)
 	released := time.Now()
 	require.NoError(t, held.Release(t.Context()))

@@ -116,7 +116,7 @@ func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
 		first, err := sub.ReceiveMessage(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, id, first.Payload, "the one before had nobody who waited")
-		require.EqualValues(t, 1, b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")], "the waiter has gone")
+		redistest.Eventually(t, func() bool { return b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")] == 1 }, "the waiter has gone")
 	})
 }
 
@@ -176,26 +176,42 @@ func commandsOf(t *testing.T, rdb *redis.Client) (n int) {
 
 // What ends while the subscription is lost is seen when there is one again.
 func TestWait_ALostSubscription(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		proxy := redistest.NewProxy(t, env.Addr)
-		through := *env
-		through.Addr = proxy.Addr
-		q := b.newQueue(through.Client(t))
-		id := b.enqueue(delayqueue.Job{Delay: time.Minute})
-		ended := b.wait(q, id)
-		b.told(q, 1)
-		proxy.Refuse(true)
-		proxy.Cut()
-		require.NoError(t, b.queue.Cancel(t.Context(), id))
-		time.Sleep(500 * time.Millisecond)
-		healed := time.Now()
-		proxy.Refuse(false)
-		got := next(t, ended)
-		require.NoError(t, got.err)
-		require.Equal(t, delayqueue.StateCancelled, got.status.State)
-		require.Less(t, got.at.Sub(healed), soonTold)
-	})
+	for name, lose := range map[string]func(proxy *redistest.Proxy, end func()) (healed time.Time){
+		"for a while": func(proxy *redistest.Proxy, end func()) time.Time {
+			proxy.Refuse(true)
+			proxy.Cut()
+			end()
+			time.Sleep(500 * time.Millisecond)
+			proxy.Refuse(false)
+			return time.Now()
+		},
+		"with a message": func(proxy *redistest.Proxy, end func()) time.Time {
+			proxy.DropReply(func(reply []byte) bool { return strings.Contains(string(reply), ":ended") })
+			end()
+			time.Sleep(100 * time.Millisecond)
+			proxy.DropReply(nil)
+			proxy.Cut()
+			return time.Now()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				proxy := redistest.NewProxy(t, env.Addr)
+				through := *env
+				through.Addr = proxy.Addr
+				q := b.newQueue(through.Client(t))
+				id := b.enqueue(delayqueue.Job{Delay: time.Minute})
+				ended := b.wait(q, id)
+				b.told(q, 1)
+				healed := lose(proxy, func() { require.NoError(t, b.queue.Cancel(t.Context(), id)) })
+				got := next(t, ended)
+				require.NoError(t, got.err)
+				require.Equal(t, delayqueue.StateCancelled, got.status.State)
+				require.Less(t, got.at.Sub(healed), soonTold)
+			})
+		})
+	}
 }
 
 func TestWait_RedisRestarts(t *testing.T) {
