@@ -115,7 +115,6 @@ func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
 }
 
 func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) error {
-	w.Header().Add("Vary", "Prefer")
 	s, err := t.seen(r, id)
 	if prefers := parsePrefer(r.Header["Prefer"]); err == nil && prefers.Bounded {
 		wait := min(prefers.Wait, maxTicketWait)
@@ -124,6 +123,7 @@ func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) erro
 		}
 	}
 	if err == nil {
+		w.Header().Add("Vary", "Prefer")
 		writeTicket(w, r, s)
 	}
 	return err
