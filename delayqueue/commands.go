@@ -128,7 +128,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 			e.expires, e.stored = time.UnixMilli(reply[i]), true
 			parked = parked || e.job.parked
 		case reply[i] < -3:
-			e.expires = time.UnixMilli(-reply[i])
+			e.expires = time.UnixMilli(-4 - reply[i])
 		case reply[i] == -1:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
 		case reply[i] == -2:
@@ -200,10 +200,10 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 }
 
 // readMessage reads what a script told of a message: id, record, attempts, 1 if others are behind
-// it, 1 if it waited for its key, its payload if that is not in the record.
+// it, 1 if it waited for its key, its payload if that is not in the record, since when it was due, if that is known.
 func readMessage(told any) (m Message, ok bool) {
 	f, ok := told.([]any)
-	if !ok || len(f) != 6 {
+	if !ok || len(f) != 7 {
 		return m, false
 	}
 	var texts [4]string
@@ -217,13 +217,14 @@ func readMessage(told any) (m Message, ok bool) {
 		return m, false
 	}
 	a, ok := readAttempts(texts[2])
+	due, _ := f[6].(string)
 	if r.body {
 		r.payload = texts[3]
 	}
 	return Message{
 		ID: texts[0], Key: r.key, Name: r.name, Principal: r.principal, Payload: []byte(r.payload),
 		Attempt: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
-		behind: f[3] == int64(1), parked: f[4] == int64(1), handed: a.handed, body: r.body, seq: r.seq, state: texts[2], cause: a.cause,
+		behind: f[3] == int64(1), parked: f[4] == int64(1), handed: a.handed, body: r.body, seq: r.seq, state: texts[2], cause: a.cause, due: due,
 	}, ok
 }
 

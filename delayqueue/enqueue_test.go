@@ -137,9 +137,8 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 		held := b.hold("held")
 		guard := core.NewGuard(b.locker, delayqueue.Policy(q))
 		park := func(int) (receipt delayqueue.Receipt, err error) {
-			var deferred *core.DeferredError
 			err = guard.Do(t.Context(), core.Call{Key: "held", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
-			if errors.As(err, &deferred) {
+			if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
 				return delayqueue.Receipt{Ticket: deferred.Ticket, Stored: true}, nil
 			}
 			return receipt, err
@@ -209,6 +208,7 @@ func TestObserver_AMessage(t *testing.T) {
 		require.Positive(t, s.Message.Conflicts)
 		require.GreaterOrEqual(t, s.Age, 100*time.Millisecond)
 		require.Less(t, s.Age, 30*time.Second)
+		require.Less(t, s.Lag, s.Age-20*time.Millisecond, "it was delayed")
 		require.Positive(t, s.KeyWait)
 		require.Less(t, s.KeyWait, s.Age)
 		require.False(t, seen.started[1].QueuedAfter)
@@ -291,5 +291,27 @@ func TestWarning_AWorkerThatLives(t *testing.T) {
 		for _, queue := range []string{"q", "busy"} {
 			require.Less(t, b.now().Sub(claimed(queue)), 15*time.Second, queue)
 		}
+	})
+}
+
+// Lag counts from when a message could have run: the next of a key from its predecessor's end.
+func TestObserver_Lag(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		seen := &watch{}
+		q := b.newQueue(b.rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
+		b.enqueue(delayqueue.Job{Key: "k"})
+		last := b.enqueue(delayqueue.Job{Key: "k"})
+		time.Sleep(500 * time.Millisecond)
+		b.startOn(q, func(context.Context, delayqueue.Message) error { time.Sleep(150 * time.Millisecond); return nil })
+		b.reaches(last, delayqueue.StateDone)
+		seen.mu.Lock()
+		defer seen.mu.Unlock()
+		require.Len(t, seen.started, 2)
+		first, second := seen.started[0], seen.started[1]
+		require.GreaterOrEqual(t, first.Lag, 500*time.Millisecond)
+		require.InDelta(t, first.Age, first.Lag, float64(5*time.Millisecond))
+		require.True(t, first.QueuedAfter)
+		require.GreaterOrEqual(t, second.Age, 650*time.Millisecond)
+		require.Less(t, second.Lag, second.Age-600*time.Millisecond)
 	})
 }

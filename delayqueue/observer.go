@@ -77,8 +77,10 @@ type Started struct {
 	// Queue is the queue's name.
 	Queue   string
 	Message Message
-	// Age is how long ago the message was enqueued, by the clock of Redis.
-	Age time.Duration
+	// Age is how long ago the message was enqueued, and Lag how long ago it became due, both by the
+	// clock of Redis. A message with a key is due when its turn in the key's FIFO has come. Lag is
+	// zero if it is not known, after a reply of Redis was lost.
+	Age, Lag time.Duration
 	// KeyWait is the time from the message's claim until its key was granted to the Worker; zero
 	// without a key. How often it met a held key before that is Message.Conflicts.
 	KeyWait time.Duration

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"time"
 
@@ -61,7 +62,11 @@ func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
 func (c *claim) starts() Started {
 	m := c.message
 	s := Started{Queue: c.partition.queue.name, Message: m, QueuedAfter: m.behind}
-	s.Age = max(0, m.ExpiresAt.Sub(m.EnqueuedAt)-time.Until(c.startBy))
+	now := m.ExpiresAt.Add(-time.Until(c.startBy)) // by the clock of Redis
+	s.Age = max(0, now.Sub(m.EnqueuedAt))
+	if ms, err := strconv.ParseFloat(m.due, 64); err == nil {
+		s.Lag = max(0, now.Sub(timeOf(int64(ms))))
+	}
 	if !c.granted.IsZero() {
 		s.KeyWait = c.granted.Sub(c.taken)
 	}

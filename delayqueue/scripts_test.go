@@ -33,6 +33,7 @@ func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 	b, err := q.partitions[0].claim(t.Context(), token, time.Minute, n)
 	require.NoError(t, err)
 	for _, m := range b.messages {
+		m.due = "" // nobody knows it any more after a lost reply
 		claims = append(claims, &claim{message: m, partition: q.partitions[0], token: token})
 	}
 	return claims
@@ -42,6 +43,9 @@ func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 func settleOnce(c *claim, v verdict) (settled, error) {
 	s := c.end(v, time.Minute)
 	c.partition.settle([]*settling{s})
+	if s.settled.next != nil {
+		s.settled.next.due = "" // nobody knows it any more after a lost reply
+	}
 	return s.settled, s.err
 }
 

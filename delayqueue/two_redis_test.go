@@ -2,7 +2,6 @@ package delayqueue_test
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -180,7 +179,7 @@ func TestTwoRedises_TheLocksIsAway(t *testing.T) {
 				require.Equal(t, [3]int{1, 0, 0}, [3]int{s.Attempts, s.Conflicts, s.Losses})
 			}
 			require.Len(t, r.ids(), len(ids)+1)
-			require.False(t, errors.Is(a.call("free"), core.ErrUnavailable))
+			require.NotErrorIs(t, a.call("free"), core.ErrUnavailable)
 		})
 	}
 }

@@ -43,6 +43,11 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		wake <-chan struct{}
 		told bool
 	)
+	defer func() {
+		if w != nil {
+			q.waits.leave(w)
+		}
+	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for try := 1; ; try++ {
@@ -64,7 +69,6 @@ func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 		}
 		if try == waitUntold {
 			w = q.waits.join(q, p, id)
-			defer q.waits.leave(w)
 			wake = w.wake
 		}
 		told = w != nil && w.told() // before the look: what ends after it is told

@@ -60,7 +60,8 @@ func TestWait_EveryEndIsTold(t *testing.T) {
 			job   delayqueue.Job
 			do    func(id string)
 		}{
-			{state: delayqueue.StateDone}, {state: delayqueue.StateDead},
+			{state: delayqueue.StateDone},
+			{state: delayqueue.StateDead},
 			{state: delayqueue.StateExpired, job: delayqueue.Job{MaxAge: 10 * time.Second}},
 			{state: delayqueue.StateCancelled, do: func(id string) { require.NoError(t, b.queue.Cancel(t.Context(), id)) }},
 		} {

@@ -102,7 +102,7 @@ if #unrun == STEPS then
   next = now
 end
 reply[1] = math.ceil(math.max(0, next - now))
-if math.abs(now - (whole(own[6]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+if math.abs(now - (whole(call('HGET', c, 'claimed')) or 0)) >= 5000 then -- for enqueue.lua: somebody works
   call('HDEL', c, 'claimed')
   call('HSET', c, 'claimed', NOW)
 end

@@ -74,10 +74,9 @@ local function split(member)
 end
 
 local counts, soonest, seq, bucket, bucket_until = {}, nil, nil, nil, nil
-local own = call('HMGET', c, 'paused', 'bucket', 'since', 'until', 'awaited', 'claimed') -- what the partition remembers of itself
+local own = call('HMGET', c, 'paused', 'bucket', 'since', 'until') -- what the partition remembers of itself
 local paused = whole(own[1]) or 0 -- until then
-local awaited = (whole(own[5]) or 0) > now -- somebody waits for the ends of messages
-local ended = {} -- their ids, if so
+local ended = {} -- ids of messages that this script ended
 local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
 
 -- The number of the next message that comes: it grows, also if c is lost.
@@ -132,7 +131,7 @@ local function flush()
   if seq then
     keep(c, math.max(dead_retention, 3 * retention, SLACK))
   end
-  if #ended > 0 then
+  if #ended > 0 and (whole(call('HGET', c, 'awaited')) or 0) > now then -- somebody waits
     redis.pcall('PUBLISH', string.gsub(base, '({[^/}]*)/[^}]*}$', '%1}') .. ':ended', table.concat(ended, ' '))
   end
   if soonest then
@@ -290,16 +289,9 @@ local function emptied(key)
   end
 end
 
--- Tells those who wait for a message that it has ended.
-local function tell(id)
-  if awaited then
-    ended[#ended + 1] = id
-  end
-end
-
 -- Makes a message a dead letter.
 local function bury(msg, token)
-  tell(msg.id)
+  ended[#ended + 1] = msg.id
   leave(msg.id, msg.key, msg.seq)
   call('HSETNX', m, msg.id, '')
   call('HSET', y, msg.id, ending('x', msg, token))
@@ -317,7 +309,7 @@ end
 
 -- Ends a queued message that is not to be run: as 'e', expired, or 'c', cancelled.
 local function give_up(msg, state, token)
-  tell(msg.id)
+  ended[#ended + 1] = msg.id
   leave(msg.id, msg.key, msg.seq)
   forget(msg.id)
   call('HSET', ended_bucket(), msg.id, ending(state, msg, token))

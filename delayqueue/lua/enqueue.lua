@@ -5,8 +5,8 @@
 -- ARGV[5..] of each message: id, key or '', what its record has from the lengths on to the payload,
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, else -
--- returns   for each message its not_after in ms when it was stored now, less than -3, the negative of
---           that, when it was stored before, else -1 key full, -2 partition full, -3 the id is taken by junk;
+-- returns   for each message its not_after in ms when it was stored now, -4 less that when it was stored
+--           before, else -1 key full, -2 partition full, -3 the id is taken by junk;
 --           and at last for how long no worker has claimed, in ms
 -- #include common.lua
 -- #include admit.lua
@@ -37,7 +37,7 @@ local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, delay, age = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
   local why = not known[id] and refusal(key)
-  local reply = known[id] and (known[id] > 0 and -known[id] or known[id]) or codes[why]
+  local reply = known[id] and (known[id] < 0 and known[id] or -4 - known[id]) or codes[why]
   if not reply then
     reply, known[id] = now + age, now + age
     local at = now + delay
@@ -50,7 +50,7 @@ for i = 5, #ARGV, 7 do
   replies[#replies + 1] = reply
 end
 file()
-local claimed = whole(own[6])
+local claimed = whole(call('HGET', c, 'claimed'))
 if not claimed and counts.enqueued then -- from now on somebody ought to
   call('HSET', c, 'claimed', NOW)
 end

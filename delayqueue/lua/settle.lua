@@ -80,7 +80,7 @@ local function follow(key, token)
     if msg and is_running(msg) then
       return -- it was due by itself, and was claimed above
     elseif msg and msg.not_after > now then
-      local told = start_again(msg, token, places[2])
+      local told = start_again(msg, token, places[2], NOW)
       brought = brought + #msg.rec + #told[6]
       return told
     elseif msg then
@@ -140,7 +140,7 @@ for i = 4, #ARGV, 8 do
       others[#others + 1] = i
     else
       done[#done + 1] = id
-      tell(id)
+      ended[#ended + 1] = id
       if body == B then
         big[#big + 1] = id
       end

@@ -4,16 +4,16 @@ local FRESH = '^1([p-])-%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d
 local starting, starts = {z = {}, w = {}, r = {}}, 0 -- what begin() writes
 
 -- Gives a queued message to a worker. It stays in z until begin(). Answers what the worker is told.
-local function start(id, member, rec, tried, behind, waited, body)
+local function start(id, member, rec, tried, behind, waited, body, due)
   starts = starts + 1
   starting.z[starts] = member
   starting.r[2 * starts - 1], starting.r[2 * starts] = id, 'r' .. tried
-  return {id, rec, tried, behind and 1 or 0, waited and 1 or 0, body and call('HGET', b, id) or ''}
+  return {id, rec, tried, behind and 1 or 0, waited and 1 or 0, body and call('HGET', b, id) or '', due}
 end
 
-local function start_again(msg, token, behind)
+local function start_again(msg, token, behind, due)
   msg.attempts, msg.token = msg.attempts + 1, token
-  return start(msg.id, msg.member, msg.rec, attempts(msg, ''), behind, msg.waited, msg.body)
+  return start(msg.id, msg.member, msg.rec, attempts(msg, ''), behind, msg.waited, msg.body, due)
 end
 
 local function begin(lease)
@@ -45,13 +45,14 @@ end
 -- i-th taken is of tokens(i). Answers what their worker is told, and how many had expired,
 -- and how many were junk.
 local function take(want, tokens, lease, max_bytes)
-  local taken, bytes, expired, junk, ids, keys = {}, 0, 0, 0, {}, {}
-  local members = call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', want)
-  if #members == 0 then
+  local taken, bytes, expired, junk, ids, keys, members, due = {}, 0, 0, 0, {}, {}, {}, {}
+  local found = call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', '0', want)
+  if #found == 0 then
     return taken, 0, 0
   end
-  for i, member in ipairs(members) do
-    ids[i], keys[i] = split(member)
+  for i = 1, #found / 2 do
+    members[i], due[i] = found[2 * i - 1], found[2 * i]
+    ids[i], keys[i] = split(members[i])
   end
   local records, states = call('HMGET', m, unpack(ids)), call('HMGET', r, unpack(ids))
   for i, id in ipairs(ids) do
@@ -65,7 +66,7 @@ local function take(want, tokens, lease, max_bytes)
       local parked, not_after, kl, nl, pl = string.match(rec, FRESH)
       if parked and tonumber(not_after) > now and tonumber(kl, 10) == #key and #rec >= HEADER - 1 + #key + tonumber(nl, 10) + tonumber(pl, 10) and
         string.sub(rec, HEADER, HEADER - 1 + #key) == key then
-        told = start(id, members[i], rec, '1 0 0 0 ' .. tokens(#taken + 1) .. '  ', places and places[2], parked == 'p', false)
+        told = start(id, members[i], rec, '1 0 0 0 ' .. tokens(#taken + 1) .. '  ', places and places[2], parked == 'p', false, due[i])
       end
     end
     if not told then
@@ -83,7 +84,7 @@ local function take(want, tokens, lease, max_bytes)
       msg, why = nil, 'the record has no payload'
     end
     if msg and msg.not_after > now and not is_running(msg) and (key == '' or places) then
-      told = start_again(msg, tokens(#taken + 1), places and places[2])
+      told = start_again(msg, tokens(#taken + 1), places and places[2], due[i])
     end
     if told then
       bytes = bytes + #rec + #told[6]
@@ -112,6 +113,6 @@ local function again(id, token, lease)
     call('ZADD', w, now + lease, msg.member)
     live(lease + retention, w)
     local places = msg.key ~= '' and line(msg.key, 2) or {}
-    return {id, msg.rec, string.sub(attempts(msg, 'r'), 2), places[2] and 1 or 0, 0, msg.body and call('HGET', b, id) or ''}
+    return {id, msg.rec, string.sub(attempts(msg, 'r'), 2), places[2] and 1 or 0, 0, msg.body and call('HGET', b, id) or '', ''}
   end
 end
