@@ -22,6 +22,7 @@ import (
 type got struct {
 	l   *core.Lease
 	err error
+	at  time.Time // when the call returned
 }
 
 // outcome waits for an Acquire, but not for ever.
@@ -53,7 +54,7 @@ func acquiringCtx(ctx context.Context, l *core.Locker, key string, opts ...core.
 	done := make(chan got, 1)
 	go func() {
 		lease, err := l.Acquire(ctx, key, opts...)
-		done <- got{lease, err}
+		done <- got{lease, err, time.Now()}
 	}()
 	return done
 }

@@ -212,17 +212,16 @@ func (w *claimer) pause(d time.Duration, wakeable bool) {
 }
 
 func (w *Worker) report(b batch) {
-	if b.redelivered == 0 && b.expired == 0 && b.buried == 0 {
+	if b.redelivered == 0 && b.expired == 0 {
 		return
 	}
 	level := slog.LevelInfo
-	if b.redelivered > 0 || b.buried > 0 {
+	if b.redelivered > 0 {
 		level = slog.LevelWarn
 	}
-	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered),
-		slog.Int64("expired", b.expired), slog.Int64("dead", b.buried))
+	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered), slog.Int64("expired", b.expired))
 	observe(w.log, func() {
-		w.observer.OnSwept(w.ctx, Swept{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried})
+		w.observer.OnSwept(w.ctx, Swept{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired})
 	})
 }
 

@@ -111,6 +111,7 @@ type Message struct {
 	state  string // what Redis has of its attempts, but for the first letter
 	cause  string // of its last failed attempt, as it is stored
 	due    string // since when it could be started, in ms of Redis; empty: not known
+	damage string // why it cannot be run: it is junk
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }

@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"bytes"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -79,8 +80,8 @@ func (p *Proxy) Blackhole(d Direction) {
 	p.swallow = d
 }
 
-// Delay holds back each piece of what passes, in either direction, for as long as
-// delay says. Nil stops that.
+// Delay has each piece of what passes, in either direction, arrive as much later as delay says, as a
+// longer way would: those behind it travel meanwhile, and keep their order. Nil stops that.
 func (p *Proxy) Delay(delay func() time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,68 +144,80 @@ func (p *Proxy) serve(client net.Conn) {
 	}
 
 	// Set when a request was let through whose reply is to be lost.
-	var mu sync.Mutex
-	lost := false
+	var lost atomic.Bool
 	p.done.Go(func() {
 		defer func() { _ = client.Close() }()
-		buf := make([]byte, 64<<10)
-		silent := false
-		for {
-			n, err := server.Read(buf)
-			mu.Lock()
-			drop := lost
-			mu.Unlock()
-			if err != nil || drop {
-				return
-			}
+		p.pass(server, client, Replies, func(reply []byte) (cut, drop bool) {
 			p.mu.Lock()
-			drop = p.dropReply != nil && p.dropReply(buf[:n])
-			p.mu.Unlock()
-			if silent = p.hold(Replies) || silent; silent || drop {
+			defer p.mu.Unlock()
+			return lost.Load(), p.dropReply != nil && p.dropReply(reply)
+		})
+	})
+	p.pass(client, server, Requests, func(request []byte) (cut, drop bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.loseReply != nil && p.loseReply(request) {
+			lost.Store(true)
+		}
+		return p.loseRequest != nil && p.loseRequest(request), false
+	})
+}
+
+// piece is what passes at once.
+type piece struct {
+	bytes []byte
+	due   time.Time
+}
+
+// pass passes on what comes from one connection to the other, until one of them ends or judge says
+// that the connection is to be cut.
+func (p *Proxy) pass(from, to net.Conn, d Direction, judge func([]byte) (cut, drop bool)) {
+	pieces := make(chan piece, 1024)
+	var forwarding sync.WaitGroup
+	defer forwarding.Wait()
+	defer close(pieces)
+	forwarding.Go(func() {
+		silent := false
+		for x := range pieces {
+			time.Sleep(time.Until(x.due))
+			if silent = p.swallows(d) || silent; silent {
 				continue
 			}
-			if _, err := client.Write(buf[:n]); err != nil {
-				return
+			if _, err := to.Write(x.bytes); err != nil {
+				_ = from.Close()
+				silent = true
 			}
 		}
 	})
 	buf := make([]byte, 64<<10)
-	silent := false
 	for {
-		n, err := client.Read(buf)
+		n, err := from.Read(buf)
 		if err != nil {
 			return
 		}
-		p.mu.Lock()
-		cut := p.loseRequest != nil && p.loseRequest(buf[:n])
-		lose := p.loseReply != nil && p.loseReply(buf[:n])
-		p.mu.Unlock()
+		cut, drop := judge(buf[:n])
 		if cut {
 			return
 		}
-		if lose {
-			mu.Lock()
-			lost = true
-			mu.Unlock()
-		}
-		if silent = p.hold(Requests) || silent; silent {
-			continue
-		}
-		if _, err := server.Write(buf[:n]); err != nil {
-			return
+		if !drop {
+			pieces <- piece{bytes.Clone(buf[:n]), p.due()}
 		}
 	}
 }
 
-// hold waits out the delay, and reports whether what goes in that direction is to
-// be swallowed.
-func (p *Proxy) hold(d Direction) (swallow bool) {
+// due is when what comes now is to be passed on.
+func (p *Proxy) due() time.Time {
 	p.mu.Lock()
 	delay := p.delay
 	p.mu.Unlock()
-	if delay != nil {
-		time.Sleep(delay())
+	if delay == nil {
+		return time.Time{}
 	}
+	return time.Now().Add(delay())
+}
+
+// swallows reports whether what goes in that direction is to be swallowed.
+func (p *Proxy) swallows(d Direction) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.swallow&d != 0
