@@ -302,7 +302,7 @@ func TestObserver_Lag(t *testing.T) {
 		b.enqueue(delayqueue.Job{Key: "k"})
 		last := b.enqueue(delayqueue.Job{Key: "k"})
 		time.Sleep(500 * time.Millisecond)
-		b.startOn(q, func(context.Context, delayqueue.Message) error { time.Sleep(150 * time.Millisecond); return nil })
+		b.startOn(q, func(context.Context, delayqueue.Message) error { time.Sleep(60 * time.Millisecond); return nil })
 		b.reaches(last, delayqueue.StateDone)
 		seen.mu.Lock()
 		defer seen.mu.Unlock()
@@ -311,7 +311,7 @@ func TestObserver_Lag(t *testing.T) {
 		require.GreaterOrEqual(t, first.Lag, 500*time.Millisecond)
 		require.InDelta(t, first.Age, first.Lag, float64(5*time.Millisecond))
 		require.True(t, first.QueuedAfter)
-		require.GreaterOrEqual(t, second.Age, 650*time.Millisecond)
-		require.Less(t, second.Lag, second.Age-600*time.Millisecond)
+		require.GreaterOrEqual(t, second.Age, 560*time.Millisecond)
+		require.Less(t, second.Lag, second.Age-500*time.Millisecond)
 	})
 }

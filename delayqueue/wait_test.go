@@ -125,7 +125,7 @@ func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
 // the end in milliseconds.
 func TestWait_ManyWaiters(t *testing.T) {
 	t.Parallel()
-	const waiters, messages, idle = 1000, 100, 5 * time.Second
+	const waiters, messages, idle = 1000, 100, 13 * time.Second
 	server := redistest.Start(t)
 	env := &redistest.Env{Addr: server.Addr, Prefix: "t"}
 	b := setup(t, env, delayqueue.WithPartitions(4))
