@@ -3,13 +3,16 @@ package delayqueue
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -94,6 +97,25 @@ type enqueueing struct {
 	done    chan struct{} // closed when the others are set
 }
 
+// errClosed is for what is not stored because its partition is closed.
+var errClosed = errors.New("the partition is closed")
+
+// add stores a job here, or fails with errClosed.
+func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
+	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
+	_ = p.enqueues.Add(e) // never closed
+	select {
+	case <-e.done:
+		if e.err != nil {
+			return Receipt{}, e.err
+		}
+		return Receipt{core.Ticket{ID: job.ID, Queue: p.queue.name, ExpiresAt: e.expires}, e.stored}, nil
+	case <-ctx.Done():
+		p.enqueues.Forget()
+		return Receipt{}, callerGone(ctx, "enqueue")
+	}
+}
+
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
 	args := make([]any, 0, 2+7*len(batch))
@@ -126,12 +148,14 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		case reply[i] >= 0:
 			e.expires, e.stored = time.UnixMilli(reply[i]), true
 			parked = parked || e.job.parked
-		case reply[i] < -3:
-			e.expires = time.UnixMilli(-4 - reply[i])
+		case reply[i] <= -5:
+			e.expires = time.UnixMilli(-5 - reply[i])
 		case reply[i] == -1:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
 		case reply[i] == -2:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
+		case reply[i] == -4:
+			e.err, reply[len(batch)] = errClosed, 0 // what counts from here on is another partition
 		default:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
 		}
@@ -185,7 +209,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		b.emptied = append(b.emptied, name)
 		ok = ok && is
 	}
-	now, is := readMillis(reply[4])
+	now, is := p.readClock(reply[4])
 	ok = ok && is
 	for _, f := range reply[claimHead:] {
 		m, is := readMessage(f)
@@ -237,6 +261,16 @@ func readMillis(reply any) (time.Time, bool) {
 	s, _ := reply.(string)
 	ms, err := strconv.ParseInt(s, 10, 64)
 	return time.UnixMilli(ms), err == nil
+}
+
+// readClock reads a time of Redis, and notes what comes with it.
+func (p *partition) readClock(reply any) (time.Time, bool) {
+	s, _ := reply.(string)
+	now, _, closed := strings.Cut(s, " ")
+	if closed {
+		p.noteClosed(s)
+	}
+	return readMillis(now)
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
@@ -298,7 +332,7 @@ func (p *partition) settle(batch []*settling) {
 	}
 	if err == nil {
 		var ok bool
-		if now, ok = readMillis(reply[len(batch)]); !ok {
+		if now, ok = p.readClock(reply[len(batch)]); !ok {
 			err = luascript.ErrReply
 		}
 		anyDue = reply[len(batch)+1] == int64(1)
@@ -322,6 +356,8 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	switch {
 	case v.foreign:
 		how = "h"
+	case v.moved:
+		how = "m"
 	case s.expires:
 		how = "e"
 	}
@@ -417,6 +453,12 @@ func (p *partition) wake(ctx context.Context, keys []string, wake bool) (found [
 		return nil, redisError(ctx, "wake", err)
 	}
 	return found, nil
+}
+
+// hasBehind reports whether a message may have others behind it, in a newer generation too.
+func (q *Queue) hasBehind(ctx context.Context, m Message) bool {
+	now := q.manifest.Load()
+	return now == nil || slices.ContainsFunc(now.of(m.Key, m.ID), func(p *partition) bool { return p.hasBehind(ctx, m) })
 }
 
 // hasBehind reports whether a message may have others behind it. What was parked between

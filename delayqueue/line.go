@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,52 +37,87 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 	if limit < 1 || limit > maxPage {
 		return nil, "", invalidArgument("line", "limit %d: want 1 to %d", limit, maxPage)
 	}
-	last := key + "\n"
+	m, err := q.agreed(ctx, "line")
+	if err != nil {
+		return nil, "", err
+	}
+	from, last := 0, key+"\n" // the partition and the place after which the page begins
 	if cursor != "" {
 		plain, err := base64.RawURLEncoding.DecodeString(cursor)
-		if err != nil || !strings.HasPrefix(string(plain), last) {
+		generation, place, _ := strings.Cut(string(plain), " ")
+		if from, _ = strconv.Atoi(generation); err != nil || from == 0 || !strings.HasPrefix(place, last) {
 			return nil, "", invalidArgument("line", "the cursor is none that Line returned for this key: begin with an empty one")
 		}
-		last = string(plain)
+		last = place
 	}
-	p := q.partitionOf(key, "")
-	pipe := q.rdb.Pipeline()
-	before := pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "["+last)
-	found := pipe.ZRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Min: "(" + last, Max: "(" + key + "\v", Count: int64(limit) + 1})
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, "", redisError(ctx, "line", err)
+	places, err := m.line(ctx, key, from, last, limit+1)
+	if err != nil || len(places) == 0 {
+		return nil, "", err
 	}
-	places := found.Val()
 	if len(places) > limit {
 		places = places[:limit]
-		next = base64.RawURLEncoding.EncodeToString([]byte(places[limit-1]))
+		at := places[limit-1]
+		next = base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d %s", at.partition.generation, at.place))
 	}
-	if len(places) == 0 {
-		return nil, "", nil
-	}
-	pipe = q.rdb.Pipeline()
-	looks := make([]*look, len(places))
-	for i, place := range places {
-		id, _ := splitPlace(place)
-		looks[i] = p.lookAt(ctx, pipe, id, false)
-		looks[i].entry(ctx, pipe, p, key)
+	pipe, looks := q.rdb.Pipeline(), make([]*look, len(places))
+	for i, at := range places {
+		id, _ := splitPlace(at.place)
+		looks[i] = at.partition.lookAt(ctx, pipe, id, false)
+		looks[i].entry(ctx, pipe, at.partition, key)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	for i, l := range looks {
 		if err := l.err(); err != nil {
 			return nil, "", redisError(ctx, "line", err)
 		}
-		e := q.entry(l)
-		if e.State != StateQueued && e.State != StateRunning || e.Key != key {
-			continue
+		if e := q.entry(l); (e.State == StateQueued || e.State == StateRunning) && e.Key == key {
+			line = append(line, LineEntry{Entry: e, Position: places[i].position})
 		}
-		at := LineEntry{Entry: e}
-		if !strings.HasPrefix(places[i], key+"\n~") {
-			at.Position = before.Val() + int64(i) + 1
-		}
-		line = append(line, at)
 	}
 	return line, next, nil
+}
+
+// linePlace is where a message is in its key's line.
+type linePlace struct {
+	partition *partition
+	place     string
+	position  int64
+}
+
+// line reads at most n places of a key, after one in the partition of a generation; what is in
+// older ones runs before.
+func (m *manifest) line(ctx context.Context, key string, from int, last string, n int) (places []linePlace, err error) {
+	parts := m.of(key, "")
+	pipe := parts[0].queue.rdb.Pipeline()
+	all, before, found := make([]*redis.IntCmd, len(parts)), make([]*redis.IntCmd, len(parts)), make([]*redis.StringSliceCmd, len(parts))
+	for i, p := range parts {
+		after := key + "\n"
+		if p.generation == from {
+			after = last
+		} else if p.generation < from {
+			after = key + "\v" // all of it
+		}
+		all[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "("+key+"\n~")
+		before[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "["+after)
+		found[i] = pipe.ZRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, redisError(ctx, "line", err)
+	}
+	older := int64(0)
+	for i, p := range parts {
+		for j, place := range found[i].Val() {
+			at := linePlace{p, place, older + before[i].Val() + int64(j) + 1}
+			if strings.HasPrefix(place, key+"\n~") {
+				at.position = 0
+			}
+			if len(places) < n {
+				places = append(places, at)
+			}
+		}
+		older += all[i].Val()
+	}
+	return places, nil
 }
 
 const (

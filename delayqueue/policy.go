@@ -51,11 +51,11 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
 	began := time.Now()
-	receipt, err := p.queue.store(ctx, job)
+	receipt, err := p.queue.enqueue(ctx, job, true)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets
 		// the same ticket.
-		receipt, err = p.queue.store(ctx, job)
+		receipt, err = p.queue.enqueue(ctx, job, false)
 	}
 	receipt.Stored = err == nil // nobody else has the id
 	p.queue.reportEnqueue(ctx, job, receipt, err, began)

@@ -23,4 +23,8 @@ var (
 	awaitScript   = luascript.Load(scripts, "await")
 	mendScript    = luascript.Load(scripts, "mend")
 	statsScript   = luascript.Load(scripts, "stats")
+	closeScript   = luascript.Load(scripts, "close")
+	adoptScript   = luascript.Load(scripts, "adopt")
+
+	manifestScript = luascript.Load(scripts, "manifest")
 )

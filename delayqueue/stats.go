@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,6 +27,9 @@ type Stats struct {
 	// the last of them goes on.
 	Paused      bool
 	PausedUntil time.Time
+	// Partitions is how many partitions take what is new, and OlderPartitions how many that Repartition has
+	// closed still hold something, if only the status of what has ended.
+	Partitions, OlderPartitions int
 	// Totals count since the queue was new, or forgotten: it is by Redis when nothing
 	// was counted for as long as dead letters are kept.
 	Totals Totals
@@ -49,8 +53,12 @@ type Totals struct {
 // each partition, with n messages in it. What is junk counts nothing, or as what it
 // takes the place of.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	calls := q.each(ctx, q.partitions, statsScript, q.spans()...)
-	var s Stats
+	m, err := q.agreed(ctx, "stats")
+	if err != nil {
+		return Stats{}, err
+	}
+	calls := q.each(ctx, m.partitions, statsScript, q.spans()...)
+	s := Stats{Partitions: m.current().size, OlderPartitions: len(m.partitions) - m.current().size, Totals: m.totals}
 	for _, call := range calls {
 		if err := s.add(call.Cmd); err != nil {
 			return Stats{}, redisError(ctx, "stats", err)
@@ -89,13 +97,34 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		s.Paused = true
 		s.PausedUntil = later(s.PausedUntil, until)
 	}
-	t := &s.Totals
-	for i, sum := range []*int64{
-		&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged,
-	} {
+	for i, sum := range s.Totals.fields() {
 		*sum += n[7+i]
 	}
 	return nil
+}
+
+// fields are in the order in which stats.lua answers them.
+func (t *Totals) fields() [8]*int64 {
+	return [...]*int64{&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged}
+}
+
+// text is how the manifest has what was counted in partitions that are gone.
+func (t *Totals) text() string {
+	var b []byte
+	for _, n := range t.fields() {
+		b = append(strconv.AppendInt(b, *n, 10), ' ')
+	}
+	return string(b)
+}
+
+func readTotals(text string) (t Totals) {
+	fields := t.fields()
+	for i, word := range strings.Fields(text) {
+		if i < len(fields) {
+			*fields[i], _ = strconv.ParseInt(word, 10, 64) // junk counts nothing
+		}
+	}
+	return t
 }
 
 func later(a, b time.Time) time.Time {

@@ -5,12 +5,13 @@
 -- ARGV[5..] of each message: id, key or '', what its record has from the lengths on to the payload,
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, else -
--- returns   for each message its not_after in ms when it was stored now, -4 less that when it was stored
---           before, else -1 key full, -2 partition full, -3 the id is taken by junk;
+-- returns   for each message its not_after in ms when it was stored now, -5 less that when it was stored
+--           before, else -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed;
 --           and at last for how long no worker has claimed, in ms
 -- #include common.lua
 -- #include admit.lua
-local CODES = {['key full'] = -1, ['queue full'] = -2}
+local CODES = {['key full'] = -1, ['queue full'] = -2, closed = -4}
+local shut = closed() and 'closed'
 
 -- When those that are known may be started at last, by their ids.
 local ids, known = {}, {}
@@ -33,8 +34,8 @@ end
 local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, text, payload, delay, age, parked = unpack(ARGV, i, i + 6)
-  local why = not known[id] and refusal(key)
-  local reply = known[id] and (known[id] < 0 and known[id] or -4 - known[id]) or CODES[why]
+  local why = not known[id] and (shut or refusal(key))
+  local reply = known[id] and (known[id] < 0 and known[id] or -5 - known[id]) or CODES[why]
   if not reply then
     reply, known[id] = now + age, now + age
     local at, body = now + delay, #payload > INLINE
