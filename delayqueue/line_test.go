@@ -186,3 +186,39 @@ func TestCount_IsBoundedAndPaced(t *testing.T) {
 	require.False(t, exact)
 	require.InDelta(t, 5250, n, 250)
 }
+
+// The line of a key goes on through partitions that are emptied, and so does who waits for its messages.
+func TestLine_AndWaitWhileTheNumberOfPartitionsChanges(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithPartitions(3))
+		var ids []string
+		for range 5 {
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
+		}
+		first, last := b.wait(b.queue, ids[0]), b.wait(b.queue, ids[4])
+		b.told(b.queue, 2)
+		require.NoError(t, b.queue.Repartition(t.Context(), 16))
+		for range 5 {
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
+		}
+		for _, limit := range []int{3, 100} {
+			line := b.line("k", limit)
+			require.Len(t, line, 10)
+			for i, e := range line {
+				require.Equal(t, ids[i], e.ID)
+				require.EqualValues(t, i+1, e.Position)
+			}
+		}
+		b.start((&ran{}).handle)
+		for _, ended := range []<-chan ending{first, last, b.wait(b.queue, ids[9])} {
+			select {
+			case got := <-ended:
+				require.NoError(t, got.err)
+				require.Equal(t, delayqueue.StateDone, got.status.State)
+			case <-time.After(20 * time.Second): // beyond the look of one that was not told
+				require.FailNow(t, "nobody told")
+			}
+		}
+		require.Empty(t, b.line("k", 100))
+	})
+}
