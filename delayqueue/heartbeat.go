@@ -18,10 +18,11 @@ type claim struct {
 	partition *partition
 	token     string
 	// ctx ends with ErrClaimLost when the claim is lost, and with the Worker's.
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	taken  time.Time
-	since  time.Time // a hand has been at the partition
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	taken   time.Time
+	since   time.Time // a hand has been at the partition
+	granted time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
 	startBy time.Time
 
@@ -126,8 +127,9 @@ func (s *claims) extended(c *claim, held bool, deadline time.Time) {
 }
 
 const (
-	extendBatch = 128
-	maxBeats    = 3 // under way at once
+	extendBatch    = 128
+	maxBeats       = 3 // under way at once
+	heartbeatConns = 9 // to a node
 )
 
 // heartbeat extends the claims in a partition at a third of their length, and more often
@@ -176,7 +178,12 @@ func (w *Worker) beat(p *partition) bool {
 	for some := range slices.Chunk(w.claims.of(p), extendBatch) {
 		batches.Go(func() {
 			sent := time.Now()
-			held, err := p.extend(context.Background(), w.lease, some)
+			held, err := p.extend(context.Background(), w.beats.Get(), w.lease, some)
+			if err != nil && w.heartbeats == nil {
+				// Perhaps no connection could be had: the queue's client may have one.
+				sent = time.Now()
+				held, err = p.extend(context.Background(), w.queue.rdb, w.lease, some)
+			}
 			if err != nil {
 				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
 				failed.Store(true)

@@ -110,6 +110,7 @@ type Message struct {
 	seq    string // its place in its key's FIFO
 	state  string // what Redis has of its attempts, but for the first letter
 	cause  string // of its last failed attempt, as it is stored
+	due    string // since when it could be started, in ms of Redis; empty: not known
 	damage string // why it cannot be run: it is junk
 }
 

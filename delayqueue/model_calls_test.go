@@ -243,7 +243,7 @@ func (m *model) stray() error {
 		return nil
 	}
 	c := m.lost[m.rng.IntN(len(m.lost))]
-	held, err := m.q.partitions[0].extend(context.Background(), time.Hour, []*claim{c})
+	held, err := m.q.partitions[0].extend(context.Background(), m.q.rdb, time.Hour, []*claim{c})
 	if err != nil {
 		return err
 	}

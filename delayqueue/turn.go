@@ -56,7 +56,8 @@ func (w *Worker) take(c *claim) (next *claim) {
 		if t.lease, err = w.acquire(key); err != nil {
 			return w.settle(c, w.judgeLock(c, err))
 		}
-		t.ctx, t.ends = t.lease.Context(), time.Now().Add(turnLength)
+		c.granted = time.Now()
+		t.ctx, t.ends = t.lease.Context(), c.granted.Add(turnLength)
 	}
 	for {
 		if c = t.run(c); c == nil || t.lease == nil {
@@ -159,7 +160,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		return nil
 	}
 	err = errGoexit
-	w.observe(func() { w.observer.OnStarted(c.message) })
+	observe(w.log, func() { w.observer.OnStarted(ctx, c.starts()) })
 	err = w.handler(ctx, c.message)
 	return nil // or what the deferred function finds
 }

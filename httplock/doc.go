@@ -163,8 +163,8 @@
 //
 // The response of a replay that is done is kept for as long as its ticket: the
 // status, an allow-list of headers and the beginning of the body. TicketHandler
-// shows it, tells the state of a ticket before that, and lets the client cancel
-// what is queued. Replay's options say how much is kept.
+// shows it, tells the state of a ticket before that, at once or with "Prefer: wait=N" when it
+// has ended, and lets the client cancel what is queued. Replay's options say how much is kept.
 //
 // # Principals
 //

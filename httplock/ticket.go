@@ -24,7 +24,8 @@ import (
 // front of it does not matter.
 //
 //	GET id          200 with id, state, attempts, conflicts, enqueued_at and expires_at;
-//	                303 with the same, and the result's Location, when the state is done
+//	                303 with the same, and the result's Location, when the state is done;
+//	                with "Prefer: wait=N" when it has ended, or after N seconds, 30 at most
 //	GET id/result   the status, headers and body that the replay was answered with
 //	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
 //
@@ -56,6 +57,7 @@ func TicketHandler(q *delayqueue.Queue, authorize func(*http.Request, delayqueue
 // ticketQueue is what TicketHandler needs of a queue.
 type ticketQueue interface {
 	Status(ctx context.Context, id string) (delayqueue.Status, error)
+	Wait(ctx context.Context, id string) (delayqueue.Status, error)
 	Result(ctx context.Context, id string) ([]byte, error)
 	Cancel(ctx context.Context, id string) error
 }
@@ -117,6 +119,12 @@ func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
 
 func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) error {
 	s, err := t.seen(r, id)
+	if prefers := parsePrefer(r.Header["Prefer"]); err == nil && prefers.Bounded {
+		wait := min(prefers.Wait, maxTicketWait)
+		if s, err = t.wait(r.Context(), s, wait); err == nil {
+			announce(w, core.Preference{Bounded: true, Wait: wait})
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -130,6 +138,7 @@ func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) erro
 			return err
 		}
 	}
+	w.Header().Add("Vary", "Prefer")
 	writeTicket(w, r, s, last)
 	return nil
 }
@@ -149,6 +158,28 @@ func (t *tickets) stored(r *http.Request, id string) (*result, error) {
 		return nil, delayqueue.ErrNotFound
 	}
 	return result, nil
+}
+
+// maxTicketWait bounds how long a client waits for a ticket's end.
+const maxTicketWait = 30 * time.Second
+
+// wait returns the status of a ticket when it has ended, or after d: then it is the last one known
+// if Redis does not answer.
+func (t *tickets) wait(ctx context.Context, s delayqueue.Status, d time.Duration) (delayqueue.Status, error) {
+	if d == 0 || s.State.Ended() {
+		return s, nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	ended, err := t.queue.Wait(bounded, s.ID)
+	if err == nil || ctx.Err() != nil || bounded.Err() == nil && !errors.Is(err, core.ErrUnavailable) {
+		return ended, err
+	}
+	now, err := t.queue.Status(ctx, s.ID)
+	if errors.Is(err, core.ErrUnavailable) {
+		return s, nil
+	}
+	return now, err
 }
 
 func (t *tickets) result(w http.ResponseWriter, r *http.Request, id string) error {

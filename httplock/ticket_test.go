@@ -25,6 +25,8 @@ type fakeQueue struct {
 	principal string
 	result    []byte
 	err       error // of every call
+	then      chan delayqueue.State
+	waits     int
 	asked     int
 	cancelled int
 }
@@ -42,6 +44,18 @@ func (q *fakeQueue) Status(_ context.Context, id string) (delayqueue.Status, err
 		ID: id, Name: testbed.Secret, Principal: q.principal, State: q.state, Attempts: 2, Conflicts: 3, Losses: 1,
 		EnqueuedAt: enqueued, ExpiresAt: enqueued.Add(time.Minute), Cause: testbed.Secret,
 	}, nil
+}
+
+// Wait returns when then, the state that the message comes to, is there.
+func (q *fakeQueue) Wait(ctx context.Context, id string) (delayqueue.Status, error) {
+	q.waits++
+	select {
+	case q.state = <-q.then:
+		return q.Status(ctx, id)
+	case <-ctx.Done():
+		s, _ := q.Status(context.WithoutCancel(ctx), id)
+		return s, ctx.Err()
+	}
 }
 
 func (q *fakeQueue) Result(context.Context, string) ([]byte, error) {

@@ -67,6 +67,7 @@ local at = string.format('%011x', now)
 
 local function finish(id, key, seq, how, text, result)
   over[#over + 1] = id
+  ended[#ended + 1] = id
   if how == 'x' then
     append(letters, id, how .. at .. text .. result)
     append(deaths, NOW, id)
@@ -153,7 +154,7 @@ for _, n in ipairs(freed) do
   local id = first[1] and id_at(first[1], key)
   if id and sub(options, 2, 2) == 'k' and token ~= '' and not idle then
     asked[token] = n
-    want(id, id .. ' ' .. key, first, token)
+    want(id, id .. ' ' .. key, first, token, NOW)
   elseif id then
     append(times, NOW, id .. ' ' .. key)
     soonest = math.min(soonest or now, now)
