@@ -27,7 +27,7 @@ var mutants = []mutant{
 	{"a retry loses its place", "settle", "  append(times, next, member)\n", "  append(times, next, member)\n  local _, key = split(member)\n  if key ~= '' then\n    join(id, key)\n    freed[#freed + 1] = #replies\n  end\n"},
 	{"a wake during the settlement is lost", "settle", "elseif waits and sub(state, 1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
-	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token)\n", ""},
+	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token, NOW)\n", ""},
 	{"a claim without a receipt", "claim", "note(session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))", ""},
 	{"ended claims are not redelivered", "claim", "ipairs(call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS))", "ipairs({})"},
 	{"a loss is not counted", "claim", "losses + 1 .. ' '", "losses .. ' '"},

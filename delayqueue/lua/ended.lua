@@ -45,6 +45,7 @@ local function give_up(id, key, rec, how)
   remember({id, table.concat({how .. string.format('%011x', now) .. (mark or '------') .. (counted or '0 0 0 ') .. enqueued,
     math.max(0, not_after - enqueued), 0, k, n, p, sub(rec, 55, 54 + k + n + p) .. (cause or '')}, ' ')})
   count(how == 'e' and 'expired' or 'cancelled')
+  ended[#ended + 1] = id
   if key == '' then
     return
   end

@@ -5,8 +5,9 @@
 -- ARGV[5..] of each message: id, key or '', what its record has from the lengths on to the payload,
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, else -
--- returns   for each message its not_after in ms when it is stored, else
---           -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed
+-- returns   for each message its not_after in ms when it was stored now, -5 less that when it was stored
+--           before, else -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed;
+--           and at last for how long no worker has claimed, in ms
 -- #include common.lua
 -- #include admit.lua
 local CODES = {['key full'] = -1, ['queue full'] = -2, closed = -4}
@@ -34,10 +35,9 @@ local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, text, payload, delay, age, parked = unpack(ARGV, i, i + 6)
   local why = not known[id] and (shut or refusal(key))
-  if why then
-    known[id] = CODES[why]
-  elseif not known[id] then
-    known[id] = now + age
+  local reply = known[id] and (known[id] < 0 and known[id] or -5 - known[id]) or CODES[why]
+  if not reply then
+    reply, known[id] = now + age, now + age
     local at, body = now + delay, #payload > INLINE
     if tonumber(delay) > 0 and micros % 1000 > 0 then
       at = at + 1 -- a message is never early
@@ -48,8 +48,13 @@ for i = 5, #ARGV, 7 do
     admit(id, key, parked, string.format('%.0f%.0f', now, now + age) .. text .. (body and '' or payload), body, tonumber(age), tonumber(delay) > 0 and at)
     count('enqueued')
   end
-  replies[#replies + 1] = known[id]
+  replies[#replies + 1] = reply
 end
 file()
+local claimed = whole(call('HGET', c, 'claimed'))
+if not claimed and counts.enqueued then -- from now on somebody ought to
+  call('HSET', c, 'claimed', NOW)
+end
+replies[#replies + 1] = now - (claimed or now)
 flush()
 return replies

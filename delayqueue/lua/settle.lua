@@ -26,7 +26,7 @@
 local lease = tonumber(ARGV[3])
 local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
-local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
+local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
 local COUNTS = {d = 'done', e = 'expired', x = 'dead', r = 'retried'}
 local idle = paused_until() > now -- nothing is to be claimed
 
@@ -67,8 +67,9 @@ local at = string.format('%011x', now)
 
 local function finish(id, key, seq, how, text, result)
   over[#over + 1] = id
+  ended[#ended + 1] = id
   if how == 'x' then
-    append(letters, id, how .. at .. text)
+    append(letters, id, how .. at .. text .. result)
     append(deaths, NOW, id)
   else
     gone[#gone + 1] = id
@@ -153,7 +154,7 @@ for _, n in ipairs(freed) do
   local id = first[1] and id_at(first[1], key)
   if id and sub(options, 2, 2) == 'k' and token ~= '' and not idle then
     asked[token] = n
-    want(id, id .. ' ' .. key, first, token)
+    want(id, id .. ' ' .. key, first, token, NOW)
   elseif id then
     append(times, NOW, id .. ' ' .. key)
     soonest = math.min(soonest or now, now)
