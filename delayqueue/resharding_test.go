@@ -219,7 +219,11 @@ func (l *longest) reset()             { l.d.Store(0) }
 func (l *longest) get() time.Duration { return time.Duration(l.d.Load()).Round(time.Millisecond) }
 
 func (l *longest) see(d time.Duration) {
-	for was := l.d.Load(); int64(d) > was && !l.d.CompareAndSwap(was, int64(d)); was = l.d.Load() {
+	for {
+		was := l.d.Load()
+		if int64(d) <= was || l.d.CompareAndSwap(was, int64(d)) {
+			return
+		}
 	}
 }
 
