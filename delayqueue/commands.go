@@ -416,11 +416,9 @@ func (p *partition) cancel(ctx context.Context, ids ...string) ([]string, error)
 
 // What redrive.lua and purge.lua answer, beside the state of what they left alone.
 const (
-	wordRedriven  = "redriven"
-	wordPurged    = "purged"
-	wordKeyFull   = "key full"
-	wordQueueFull = "queue full"
-	wordDamaged   = "damaged: " // and why
+	wordRedriven = "redriven"
+	wordPurged   = "purged"
+	wordDamaged  = "damaged: " // and why
 )
 
 // A letter is a dead letter as it was seen: it may have been redriven since, and have

@@ -32,11 +32,14 @@ type Queue struct {
 	maxDepth       int
 	maxDepthPerKey int
 	maxAttempts    int
-	retention      time.Duration
-	deadRetention  time.Duration
-	precedence     time.Duration
-	split          int // into so many partitions
-	sealer         *sealer
+	// In bytes; 0: the default.
+	maxBytes, maxBytesPerKey, maxBytesPerPrincipal int64
+	halt                                           Halt
+	retention                                      time.Duration
+	deadRetention                                  time.Duration
+	precedence                                     time.Duration
+	split                                          int // into so many partitions
+	sealer                                         *sealer
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. Queues of one
@@ -75,6 +78,9 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 			return nil, err
 		}
 	}
+	if err := q.boundBytes(); err != nil {
+		return nil, err
+	}
 	q.makePartitions()
 	return q, nil
 }
@@ -85,7 +91,7 @@ func (q *Queue) Name() string { return q.name }
 // Enqueue stores a job, and blocks for one round trip. Once it returned nil the
 // message is run at least once, becomes a dead letter, expires, or is cancelled.
 //
-// A full queue is ErrKeyFull or ErrQueueFull. After any error that wraps
+// A full queue is ErrKeyFull, ErrPrincipalFull or ErrQueueFull. After any error that wraps
 // core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
 // enqueue it again under the same ID to make sure that it is, once.
 func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {

@@ -16,7 +16,7 @@ import (
 //
 // A message that is no dead letter is ErrNotDead, so that to redrive twice is harmless;
 // one that is not known is ErrNotFound. The bounds of the queue hold: ErrKeyFull,
-// ErrQueueFull. What is left of a quarantined letter may be too little to run:
+// ErrPrincipalFull, ErrQueueFull. What is left of a quarantined letter may be too little to run:
 // ErrDamaged. After an error the letter is where it was; after one that wraps
 // core.ErrUnavailable, or ctx's own, that is not known. It takes two round trips.
 func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) error {
@@ -47,10 +47,8 @@ func (q *Queue) redriveRefused(id, word string) error {
 	switch {
 	case damaged:
 		return refused(ErrDamaged, "%s: enqueue the work again, and purge it", why)
-	case word == wordKeyFull:
-		return refused(ErrKeyFull, "at most %d may be: try later, or see WithMaxDepthPerKey", q.maxDepthPerKey)
-	case word == wordQueueFull:
-		return refused(ErrQueueFull, "at most %d may be: try later, or see WithMaxDepth", q.maxDepth)
+	case fullWords[word] != nil:
+		return refused(fullWords[word], "%s", q.fullBecause(fullWords[word]))
 	}
 	return nil
 }
