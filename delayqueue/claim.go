@@ -212,16 +212,15 @@ func (w *claimer) pause(d time.Duration, wakeable bool) {
 }
 
 func (w *Worker) report(b batch) {
-	if b.redelivered == 0 && b.expired == 0 && b.buried == 0 {
+	if b.redelivered == 0 && b.expired == 0 {
 		return
 	}
 	level := slog.LevelInfo
-	if b.redelivered > 0 || b.buried > 0 {
+	if b.redelivered > 0 {
 		level = slog.LevelWarn
 	}
-	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered),
-		slog.Int64("expired", b.expired), slog.Int64("dead", b.buried))
-	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired, Buried: b.buried}) })
+	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered), slog.Int64("expired", b.expired))
+	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired}) })
 }
 
 // claimerOf returns the claimer of a partition.

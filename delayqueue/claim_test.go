@@ -82,7 +82,7 @@ func TestAHandlerIsToldThatItsClaimWasLost(t *testing.T) {
 		}, delayqueue.WithClaimLease(3*time.Second))
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		next(t, started)
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "r1 0 0 0 another  ").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "r------1 0 0 0 another ").Err())
 		require.ErrorIs(t, next(t, cause), delayqueue.ErrClaimLost)
 	})
 }
@@ -117,7 +117,7 @@ func TestAnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
 		var r ran
 		// Two claims by workers that said nothing more.
 		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("z"), id+" k").Err())
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "r2 0 1 0 dead  ").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "r------2 0 1 0 dead ").Err())
 		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("w"), redisZ(1, id+" k")).Err())
 		b.start(r.handle)
 		b.reaches(after, delayqueue.StateDone)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -139,21 +138,21 @@ type batch struct {
 	wait time.Duration
 	// spent: the token was used before, and nothing is left of what it took.
 	spent bool
-	// What the claim tidied up: messages of dead workers that are due again,
-	// messages that became too old, and new dead letters.
-	redelivered, expired, buried int64
+	// What the claim tidied up: messages of dead workers that are due again, and
+	// messages that became too old.
+	redelivered, expired int64
 	// Keys that have no messages any more, which nobody ran.
 	emptied []string
 }
 
 // claimHead is how much a claim's reply has before its messages.
-const claimHead = 6
+const claimHead = 5
 
 func (p *partition) claim(ctx context.Context, token string, lease time.Duration, n int) (b batch, err error) {
 	if err := p.checkLayout(ctx, "claim"); err != nil {
 		return batch{}, err
 	}
-	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, p.queue.maxAttempts, claimBytes).Slice()
+	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, claimBytes).Slice()
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)
 	}
@@ -162,19 +161,19 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	}
 	wait, ok := reply[0].(int64)
 	b.wait, b.spent = time.Duration(max(wait, 0))*time.Millisecond, wait < 0
-	for i, n := range []*int64{&b.redelivered, &b.expired, &b.buried} {
+	for i, n := range []*int64{&b.redelivered, &b.expired} {
 		var is bool
 		*n, is = reply[1+i].(int64)
 		ok = ok && is
 	}
-	keys, are := reply[4].([]any)
+	keys, are := reply[3].([]any)
 	ok = ok && are
 	for _, key := range keys {
 		name, is := key.(string)
 		b.emptied = append(b.emptied, name)
 		ok = ok && is
 	}
-	now, is := readMillis(reply[5])
+	now, is := readMillis(reply[4])
 	ok = ok && is
 	for _, f := range reply[claimHead:] {
 		m, is := readMessage(f)
@@ -187,8 +186,8 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
-// readMessage reads what a script told of a message: id, record, attempts, 1 if others are behind
-// it, 1 if it waited for its key, its payload if that is not in the record.
+// readMessage reads what a script told of a message: its member, record, attempts, 1 if others
+// are behind it, 1 if it waited for its key, its payload if that is not in the record.
 func readMessage(told any) (m Message, ok bool) {
 	f, ok := told.([]any)
 	if !ok || len(f) != 6 {
@@ -200,19 +199,23 @@ func readMessage(told any) (m Message, ok bool) {
 			return m, false
 		}
 	}
-	r, ok := readRecord(texts[1])
-	if !ok {
-		return m, false
+	r, readable := readRecord(texts[1])
+	a, counted := readAttempts(texts[2])
+	m = Message{behind: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2]}
+	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
+	if !readable || !counted || r.key != m.Key {
+		m.damage = "the record cannot be read"
+		return m, true
 	}
-	a, ok := readAttempts(texts[2])
 	if r.body {
-		r.payload = texts[3]
+		if r.payload = texts[3]; r.payload == "" {
+			m.damage = "the record has no payload"
+		}
 	}
-	return Message{
-		ID: texts[0], Key: r.key, Name: r.name, Principal: r.principal, Payload: []byte(r.payload),
-		Attempt: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
-		behind: f[3] == int64(1), parked: f[4] == int64(1), handed: a.handed, body: r.body, seq: r.seq, state: texts[2], cause: a.cause,
-	}, ok
+	m.Name, m.Principal, m.Payload, m.body, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.seq
+	m.Attempt, m.Conflicts, m.Losses, m.handed, m.cause = a.attempts, a.conflicts, a.losses, a.handed, a.cause
+	m.EnqueuedAt, m.ExpiresAt = timeOf(r.enqueued), timeOf(r.notAfter)
+	return m, true
 }
 
 // readMillis reads a time of Redis, in ms.
@@ -229,18 +232,7 @@ func (p *partition) extend(ctx context.Context, lease time.Duration, claims []*c
 	for _, c := range claims {
 		args = append(args, c.message.ID, c.message.Key, c.message.state)
 	}
-	reply, err := p.call(ctx, extendScript, args...).Int64Slice()
-	if err == nil && len(reply) != len(claims) {
-		err = luascript.ErrReply
-	}
-	if err != nil {
-		return nil, redisError(ctx, "extend", err)
-	}
-	held := make([]bool, len(claims))
-	for i := range reply {
-		held[i] = reply[i] == 1
-	}
-	return held, nil
+	return yes(ctx, "extend", len(claims), p.call(ctx, extendScript, args...))
 }
 
 // settling is a claim on its way to its end.
@@ -248,6 +240,7 @@ type settling struct {
 	claim   *claim
 	verdict verdict
 	lease   time.Duration // of what is claimed next
+	expires bool          // it would be too old for its next attempt
 
 	settled settled
 	err     error
@@ -255,7 +248,8 @@ type settling struct {
 }
 
 func (c *claim) end(v verdict, lease time.Duration) *settling {
-	return &settling{claim: c, verdict: v, lease: lease, done: make(chan struct{})}
+	expires := v.outcome == OutcomeRetry && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
+	return &settling{claim: c, verdict: v, lease: lease, expires: expires, done: make(chan struct{})}
 }
 
 // settled is what a settlement came to.
@@ -269,7 +263,7 @@ type settled struct {
 }
 
 var settleLetters = map[Outcome]string{
-	OutcomeDone: "d", OutcomeDead: "x", OutcomeRetry: "r", OutcomeConflict: "c", OutcomeReturned: "b",
+	OutcomeDone: "d", OutcomeDead: "x", OutcomeRetry: "r", OutcomeConflict: "b", OutcomeReturned: "b",
 }
 
 func (p *partition) settle(batch []*settling) {
@@ -302,6 +296,7 @@ func (p *partition) settle(batch []*settling) {
 			s.err = redisError(ctx, "settle", s.err)
 		}
 		s.settled.anyDue, s.settled.sent = anyDue, sent
+		s.settled.expired = s.expires && s.settled.held
 		close(s.done)
 	}
 }
@@ -310,17 +305,37 @@ func (p *partition) settle(batch []*settling) {
 func (p *partition) settleArgs(args []any, s *settling) []any {
 	m, v := s.claim.message, s.verdict
 	how := settleLetters[v.outcome]
-	if v.foreign {
+	switch {
+	case v.foreign:
 		how = "h"
+	case s.expires:
+		how = "e"
 	}
-	options := how + option(v.lost, "l") + option(v.awaitsKey, "w") + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(m.body, "b")
-	args = append(args, m.ID, m.Key, m.seq, m.state, options, v.next)
-	if v.outcome == OutcomeDone {
+	if v.lost {
+		m.Losses++
+	}
+	switch v.outcome {
+	case OutcomeRetry, OutcomeDead:
+		m.cause = string(p.queue.sealed(kindCause, m, []byte(v.cause())))
+	case OutcomeConflict, OutcomeReturned:
+		m.Attempt = max(0, m.Attempt-1)
+	default:
+	}
+	if v.outcome == OutcomeConflict {
+		m.Conflicts++
+	}
+	if v.foreign {
+		m.handed++
+	}
+	args = append(args, m.ID, m.Key, m.seq, m.state, how+cmp.Or(v.which[:min(1, len(v.which))], "-")+option(v.awaitsKey, "w"), v.next)
+	if how != "r" && how != "b" && how != "h" {
 		result := p.queue.sealed(kindResult, m, v.result)
-		return append(args, doneEnding(m, s.claim.token, len(result)), result)
+		return append(args, m.ending(how, s.claim.token, len(result)), result)
 	}
-	return append(args, fmt.Sprint(ceilMilliseconds(v.delay), " ", m.ExpiresAt.UnixMilli()), p.queue.sealed(kindCause, m, []byte(v.cause())))
+	return append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(millis(m.ExpiresAt), never)))
 }
+
+const never = 1e13 // ms: when a message that is junk becomes too old
 
 // option is an option of a script.
 func option(set bool, letter string) string {
@@ -353,8 +368,6 @@ func readSettled(reply any, now time.Time) (s settled, err error) {
 	case int64(0):
 	case int64(1):
 		s.held = true
-	case int64(2):
-		s.held, s.expired = true, true
 	default:
 		return s, luascript.ErrReply
 	}
@@ -405,20 +418,19 @@ func (p *partition) hasBehind(ctx context.Context, m Message) bool {
 	return id != m.ID
 }
 
-// cancel ends queued messages. It returns the states that it found, "" for none.
-func (p *partition) cancel(ctx context.Context, ids ...string) ([]string, error) {
+// cancel ends queued messages. It reports for each whether it was one.
+func (p *partition) cancel(ctx context.Context, ids ...string) ([]bool, error) {
 	args := make([]any, len(ids))
 	for i, id := range ids {
 		args[i] = id
 	}
-	return words(ctx, "cancel", len(ids), p.call(ctx, cancelScript, args...))
+	return yes(ctx, "cancel", len(ids), p.call(ctx, cancelScript, args...))
 }
 
-// What redrive.lua and purge.lua answer, beside the state of what they left alone.
+// What redrive.lua answers.
 const (
 	wordRedriven = "redriven"
-	wordPurged   = "purged"
-	wordDamaged  = "damaged: " // and why
+	wordDamaged  = "damaged"
 )
 
 // A letter is a dead letter as it was seen: it may have been redriven since, and have
@@ -430,30 +442,41 @@ type letter struct {
 
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
-	args := []any{p.queue.maxDepth, p.queue.maxDepthPerKey, ident.Random(16), ceilMilliseconds(maxAge)}
+	args := []any{p.queue.maxDepth, p.queue.maxDepthPerKey, ceilMilliseconds(maxAge)}
 	for _, l := range letters {
 		args = append(args, l.id, l.died)
 	}
-	return words(ctx, "redrive", len(letters), p.call(ctx, redriveScript, args...))
+	words, err := p.call(ctx, redriveScript, args...).StringSlice()
+	if err == nil && len(words) != len(letters) {
+		err = luascript.ErrReply
+	}
+	if err != nil {
+		return nil, redisError(ctx, "redrive", err)
+	}
+	return words, nil
 }
 
-// purge forgets dead letters. It returns a word for each.
-func (p *partition) purge(ctx context.Context, letters ...letter) ([]string, error) {
-	args := []any{ident.Random(16)}
+// purge forgets dead letters. It reports for each whether nothing is left of it.
+func (p *partition) purge(ctx context.Context, letters ...letter) ([]bool, error) {
+	var args []any
 	for _, l := range letters {
 		args = append(args, l.id, l.died)
 	}
-	return words(ctx, "purge", len(letters), p.call(ctx, purgeScript, args...))
+	return yes(ctx, "purge", len(letters), p.call(ctx, purgeScript, args...))
 }
 
-// words are what a script answered, one for each of n.
-func words(ctx context.Context, op string, n int, reply *redis.Cmd) ([]string, error) {
-	all, err := reply.StringSlice()
-	if err == nil && len(all) != n {
+// yes is whether a script answered 1, for each of n.
+func yes(ctx context.Context, op string, n int, reply *redis.Cmd) ([]bool, error) {
+	answers, err := reply.Int64Slice()
+	if err == nil && len(answers) != n {
 		err = luascript.ErrReply
 	}
 	if err != nil {
 		return nil, redisError(ctx, op, err)
+	}
+	all := make([]bool, n)
+	for i := range answers {
+		all[i] = answers[i] == 1
 	}
 	return all, nil
 }

@@ -142,7 +142,7 @@ type place struct {
 	partition *partition
 }
 
-// places reads where messages of a state are, in all partitions as if they were one, at most n
+// places reads where messages of a state are, in all partitions as if they were one, n or more
 // after a position: fewer only if there are no more. now is the latest time at which a partition
 // was read.
 func (q *Queue) places(ctx context.Context, op string, parts []*partition, state State, after *position, n int, up bool) (
@@ -155,51 +155,61 @@ func (q *Queue) places(ctx context.Context, op string, parts []*partition, state
 		if after != nil && after.set < set {
 			after = nil
 		}
-		for len(all) < n {
-			want := n - len(all)
+		for more := true; more && len(all) < n; {
 			var some []place
-			if some, now, err = q.page(ctx, op, parts, set, after, want, up); err != nil {
+			if some, after, more, now, err = q.page(ctx, op, parts, set, after, n-len(all), up); err != nil {
 				return nil, now, err
 			}
 			for _, at := range some {
-				if after = &at.position; set != keyWaiting || strings.HasSuffix(at.member, " ") { // those of keys are in keyLines
+				if set != keyWaiting || strings.HasSuffix(at.member, " ") { // those of keys are in keyLines
 					all = append(all, at)
 				}
-			}
-			if len(some) < want {
-				break
 			}
 		}
 	}
 	return all, now, nil
 }
 
-// page reads one set of the partitions, as if it were one.
+// page reads one set of the partitions, as if it were one: some n entries after a position, and from
+// where to go on, if there are more.
 func (q *Queue) page(ctx context.Context, op string, parts []*partition, set int, after *position, n int, up bool) (
-	places []place, now time.Time, err error,
+	places []place, next *position, more bool, now time.Time, err error,
 ) {
 	way, less := "up", 1
 	if !up {
 		way, less = "down", -1
 	}
+	if after != nil {
+		n++ // it may be among them
+	}
 	args := []any{set + 1, way, n}
 	if after != nil {
 		args = append(args, after.score, after.member)
 	}
+	var last *position // as far as all partitions were read
 	for i, call := range q.each(ctx, parts, pageScript, args...) {
 		reply, err := call.StringSlice()
 		if err != nil || len(reply)%2 != 1 {
-			return nil, now, redisError(ctx, op, cmp.Or(err, luascript.ErrReply))
+			return nil, nil, false, now, redisError(ctx, op, cmp.Or(err, luascript.ErrReply))
 		}
 		if at, ok := readMillis(reply[0]); ok {
 			now = later(now, at)
 		}
 		for j := 1; j < len(reply); j += 2 {
-			places = append(places, place{position{set, reply[j+1], reply[j]}, parts[i]})
+			at := position{set, reply[j+1], reply[j]}
+			if after == nil || less*compare(at, *after) > 0 {
+				places = append(places, place{at, parts[i]})
+			}
+			if j == 2*n-1 && (last == nil || less*compare(at, *last) < 0) {
+				last = &at
+			}
 		}
 	}
 	slices.SortStableFunc(places, func(a, b place) int { return less * compare(a.position, b.position) })
-	return places[:min(n, len(places))], now, nil
+	if last != nil {
+		places = slices.DeleteFunc(places, func(at place) bool { return less*compare(at.position, *last) > 0 })
+	}
+	return places, last, last != nil, now, nil
 }
 
 // look reads the messages at places of a state. One that is not in that state has none, and

@@ -126,6 +126,7 @@ type Message struct {
 	seq    string // its place in its key's FIFO
 	state  string // what Redis has of its attempts, but for the first letter
 	cause  string // of its last failed attempt, as it is stored
+	damage string // why it cannot be run: it is junk
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }

@@ -187,12 +187,9 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 
 // followed checks what a settlement claimed next.
 func (m *model) followed(x *modelMessage, v verdict, s settled, may map[*modelMessage]bool) error {
-	var head *modelMessage // the next of its key, those aside that are too old
-	for _, y := range m.lines[x.key] {
-		if !y.tooOld {
-			head = y
-			break
-		}
+	var head *modelMessage // the next of its key
+	if line := m.lines[x.key]; len(line) > 0 && !line[0].tooOld {
+		head = line[0]
 	}
 	follows := v.which == nextOfKey && head != nil && head.state == StateQueued && (!head.later || head.waits)
 	switch {
@@ -276,13 +273,6 @@ func (m *model) expire() error {
 	m.lost = append(m.lost, x.claim)
 	m.happened["claims expired"]++
 	x.losses++
-	if x.attempts >= modelAttempts {
-		m.end(x, StateDead)
-		if b.buried != 1 {
-			return violated("message %s is not buried", x.id)
-		}
-		return nil
-	}
 	x.state, x.claim, x.later = StateQueued, nil, false
 	if b.redelivered != 1 {
 		return violated("message %s is not redelivered", x.id)
@@ -324,19 +314,19 @@ func (m *model) cancel() error {
 		return nil
 	}
 	x := m.all[m.rng.IntN(len(m.all))]
-	words, err := m.q.partitions[0].cancel(context.Background(), x.id)
+	cancelled, err := m.q.partitions[0].cancel(context.Background(), x.id)
 	if err != nil {
 		return err
 	}
-	was := State(words[0])
-	if was != x.state && (!x.tooOld || was != StateExpired) {
-		return violated("cancel found %s %s, want %s", x.id, was, x.state)
+	if cancelled[0] != (x.state == StateQueued) && !x.tooOld {
+		return violated("cancel of %s, which is %s: %v", x.id, x.state, cancelled[0])
 	}
 	if x.state == StateQueued {
-		m.end(x, was)
-		if was == StateQueued {
-			x.state = StateCancelled
+		state := StateCancelled
+		if x.tooOld {
+			state = StateExpired
 		}
+		m.end(x, state)
 		m.happened["cancelled"]++
 	}
 	return nil

@@ -56,9 +56,6 @@ type Swept struct {
 	Redelivered int64
 	// Expired counts messages that became too old to be started.
 	Expired int64
-	// Buried counts messages that became dead letters because their last
-	// attempt's worker died, or because what Redis held was no message.
-	Buried int64
 }
 
 // NopObserver does nothing.

@@ -6,15 +6,20 @@ import "context"
 // message that is no dead letter is ErrNotDead: what is queued is cancelled first. One
 // that is not known, or was purged before, is ErrNotFound. It takes two round trips.
 func (q *Queue) Purge(ctx context.Context, id string) error {
-	_, p, err := q.find(ctx, "purge", id)
+	s, p, err := q.find(ctx, "purge", id)
 	if err != nil {
 		return err
 	}
-	words, err := p.purge(ctx, letter{id: id})
-	if err != nil || words[0] == wordPurged {
-		return err
+	if s.State == StateDead {
+		purged, err := p.purge(ctx, letter{id: id})
+		if err != nil || purged[0] {
+			return err
+		}
+		if s, _, err = q.find(ctx, "purge", id); err != nil { // redriven meanwhile
+			return err
+		}
 	}
-	return q.notDead("purge", id, words[0])
+	return q.notDead("purge", id, s.State)
 }
 
 // PurgeAll forgets the dead letters that the filter chooses and that are dead when it is
@@ -28,9 +33,9 @@ func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
 	// What is no dead letter, but has the place of one, is given for purge.lua to tidy up.
 	match := func(e Entry) bool { return e.State != StateDead || f.matches(e) }
 	err = q.scan(ctx, "purge", StateDead, f, match, func(p *partition, batch []Entry) error {
-		words, err := p.purge(ctx, letters(batch)...)
-		for _, word := range words {
-			if word == wordPurged {
+		purged, err := p.purge(ctx, letters(batch)...)
+		for i, is := range purged {
+			if is && batch[i].State == StateDead {
 				n++
 			}
 		}
@@ -58,12 +63,14 @@ func (q *Queue) CancelAll(ctx context.Context, f Filter) (n int, err error) {
 		for i, e := range batch {
 			ids[i] = e.ID
 		}
-		found, err := p.cancel(ctx, ids...)
-		for _, was := range found {
-			switch State(was) {
-			case StateQueued, StateCancelled: // cancelled: by this call, when its reply was lost
+		cancelled, err := p.cancel(ctx, ids...)
+		for i, is := range cancelled {
+			if !is { // by this call all the same, when its reply was lost
+				s, _, err := q.find(ctx, "cancel", ids[i])
+				is = err == nil && s.State == StateCancelled
+			}
+			if is {
 				n++
-			default:
 			}
 		}
 		return err

@@ -158,24 +158,23 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 	if checkID(id) != nil {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
 	}
-	_, p, err := q.find(ctx, "cancel", id)
-	if err != nil {
-		return err
+	s, p, err := q.find(ctx, "cancel", id)
+	for ; err == nil; s, p, err = q.find(ctx, "cancel", id) {
+		switch s.State {
+		case StateCancelled:
+			return nil
+		case StateRunning:
+			return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w", id, q.name, ErrRunning)
+		case StateQueued:
+			cancelled, err := p.cancel(ctx, id)
+			if err != nil || cancelled[0] {
+				return err
+			}
+		default:
+			return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w: it is %s", id, q.name, ErrEnded, s.State)
+		}
 	}
-	found, err := p.cancel(ctx, id)
-	if err != nil {
-		return err
-	}
-	switch was := State(found[0]); was {
-	case StateRunning:
-		return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w", id, q.name, ErrRunning)
-	case StateQueued, StateCancelled:
-		return nil
-	case "":
-		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)
-	default:
-		return fmt.Errorf("delayqueue: cancel of message %q in queue %q: %w: it is %s", id, q.name, ErrEnded, was)
-	}
+	return err
 }
 
 // mayRun reports whether a message of a key runs, or could run now: then the key stays reserved.

@@ -62,8 +62,14 @@ type attempts struct {
 	token, cause                        string
 }
 
+const markLen = 6 // of a token's end, which tells what settled a message last
+
 // readAttempts reads them without their first letter.
 func readAttempts(s string) (a attempts, ok bool) {
+	if len(s) < markLen {
+		return a, false
+	}
+	s = s[markLen:]
 	for _, n := range [...]*int{&a.attempts, &a.conflicts, &a.losses, &a.handed} {
 		var field string
 		if field, s, ok = strings.Cut(s, " "); !ok {
@@ -73,10 +79,7 @@ func readAttempts(s string) (a attempts, ok bool) {
 			return a, false
 		}
 	}
-	if a.token, s, ok = strings.Cut(s, " "); !ok {
-		return a, false
-	}
-	_, a.cause, ok = strings.Cut(s, " ") // after the claim that was settled last
+	a.token, a.cause, ok = strings.Cut(s, " ")
 	return a, ok
 }
 
@@ -106,11 +109,15 @@ func readEnding(id, s string) (e ending, ok bool) {
 			return e, false
 		}
 	}
-	enqueued, ok1 := base36(f[3])
-	age, ok2 := base36(f[4])
-	ended, err := strconv.ParseInt(s[1:12], 16, 64)
-	rest, ok := f[9], ok1 && ok2 && err == nil && ended >= 0
-	if !ok || n[4]+n[5]+n[6] > len(rest) {
+	base := 36
+	if s[0] == 'e' || s[0] == 'c' { // a script wrote it, or could have
+		base = 10
+	}
+	enqueued, ok1 := readMs(f[3], base)
+	age, ok2 := readMs(f[4], base)
+	ended, ok3 := readMs(s[7:endingHeader], 16)
+	rest := f[9]
+	if !ok1 || !ok2 || !ok3 || n[4]+n[5]+n[6] > len(rest) {
 		return e, false
 	}
 	name, principal, cause := n[4], n[4]+n[5], n[4]+n[5]+n[6]
@@ -120,23 +127,26 @@ func readEnding(id, s string) (e ending, ok bool) {
 	}, ended: timeOf(ended), resultSize: int64(n[3])}, true
 }
 
-// base36 reads a time in an ending, in ms.
-func base36(s string) (int64, bool) {
-	n, err := strconv.ParseInt(s, 36, 64)
+// readMs reads a time in an ending, in ms.
+func readMs(s string, base int) (int64, bool) {
+	n, err := strconv.ParseInt(s, base, 64)
 	return n, err == nil && n >= 0 && n < 1e15
 }
 
-// doneEnding is the ending of a message that is done, from the token on.
-func doneEnding(m Message, token string, result int) string {
-	token = "------" + token
+// ending is what is stored when a claim ends a message, without its first letter, which is how, and
+// the time.
+func (m Message) ending(how, token string, result int) string {
 	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(m.cause))
-	b = append(b, token[len(token)-6:]...)
+	b = appendMark(b, token)
 	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
-	enqueued := m.EnqueuedAt.UnixMilli()
-	b = append(strconv.AppendInt(b, enqueued, 36), ' ')
-	b = append(strconv.AppendInt(b, m.ExpiresAt.UnixMilli()-enqueued, 36), ' ')
+	base, enqueued := 36, millis(m.EnqueuedAt)
+	if how == "e" {
+		base = 10
+	}
+	b = append(strconv.AppendInt(b, enqueued, base), ' ')
+	b = append(strconv.AppendInt(b, millis(m.ExpiresAt)-enqueued, base), ' ')
 	for _, n := range [...]int{result, len(m.Key), len(m.Name), len(m.Principal)} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
@@ -144,6 +154,29 @@ func doneEnding(m Message, token string, result int) string {
 		b = append(b, s...)
 	}
 	return string(b)
+}
+
+// attempts are what is stored when a claim gives a message back, from the mark on.
+func (m Message) attempts(token string) string {
+	b := appendMark(make([]byte, 0, 32+len(m.cause)), token)
+	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses, m.handed} {
+		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
+	}
+	return string(append(append(b, ' '), m.cause...))
+}
+
+// appendMark appends the end of a token.
+func appendMark(b []byte, token string) []byte {
+	token = "------" + token
+	return append(b, token[len(token)-markLen:]...)
+}
+
+// millis is a time in ms; 0 if there is none.
+func millis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
 }
 
 // timeOf is a time in ms; zero if there is none.

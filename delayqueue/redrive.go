@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 )
 
@@ -24,18 +23,18 @@ func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) er
 	if err != nil {
 		return err
 	}
-	_, p, err := q.find(ctx, "redrive", id)
+	s, p, err := q.find(ctx, "redrive", id)
 	if err != nil {
 		return err
+	}
+	if s.State != StateDead {
+		return q.notDead("redrive", id, s.State)
 	}
 	words, err := p.redrive(ctx, maxAge, letter{id: id})
 	if err != nil || words[0] == wordRedriven {
 		return err
 	}
-	if err := q.redriveRefused(id, words[0]); err != nil {
-		return err
-	}
-	return q.notDead("redrive", id, words[0])
+	return q.redriveRefused(id, words[0])
 }
 
 // redriveRefused is why a dead letter was left where it was; nil if it was none.
@@ -43,20 +42,15 @@ func (q *Queue) redriveRefused(id, word string) error {
 	refused := func(why error, what string, args ...any) error {
 		return fmt.Errorf("delayqueue: redrive of message %q in queue %q: %w: %s", id, q.name, why, fmt.Sprintf(what, args...))
 	}
-	why, damaged := strings.CutPrefix(word, wordDamaged)
-	switch {
-	case damaged:
-		return refused(ErrDamaged, "%s: enqueue the work again, and purge it", why)
-	case fullWords[word] != nil:
-		return refused(fullWords[word], "%s", q.fullBecause(fullWords[word]))
+	if word == wordDamaged {
+		return refused(ErrDamaged, "enqueue the work again, and purge it")
+	} else if full := fullWords[word]; full != nil {
+		return refused(full, "%s", q.fullBecause(full))
 	}
 	return nil
 }
 
-func (q *Queue) notDead(op, id, state string) error {
-	if state == "" {
-		return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
-	}
+func (q *Queue) notDead(op, id string, state State) error {
 	return fmt.Errorf("delayqueue: %s of message %q in queue %q: %w: it is %s", op, id, q.name, ErrNotDead, state)
 }
 

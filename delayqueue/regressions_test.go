@@ -90,7 +90,7 @@ func (n *lostClaims) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if err != nil || !n.sick.Load() || len(args) < 4 || args[1] != delayqueue.ScriptHashes["claim"] || args[3] != n.base+":m" {
 			return err
 		}
-		if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 6 { // it brings messages
+		if reply, _ := cmd.(*redis.Cmd).Slice(); len(reply) > 5 { // it brings messages
 			n.lost.Add(1)
 			cmd.SetErr(errors.New("i/o timeout"))
 		}

@@ -110,6 +110,11 @@ func (t *turn) run(c *claim) (next *claim) {
 		err = context.Cause(ctx)
 		return nil
 	}
+	if why := w.queue.unrunnable(c.message); why != nil {
+		c.message.Attempt = max(0, c.message.Attempt-1) // this one is none
+		started, err = true, &unopenedError{why}
+		return nil
+	}
 	if c.tooOld() { // meanwhile: the queue will say so
 		err = errTooOld
 		return nil
@@ -127,6 +132,18 @@ func (t *turn) run(c *claim) (next *claim) {
 	w.observe(func() { w.observer.OnStarted(c.message) })
 	err = w.handler(ctx, c.message)
 	return nil // or what the deferred function finds
+}
+
+// unrunnable is why a message becomes a dead letter without its handler: it is junk, or its
+// worker died in each of its attempts.
+func (q *Queue) unrunnable(m Message) error {
+	switch {
+	case m.damage != "":
+		return errors.New("quarantined: " + m.damage)
+	case m.Attempt > q.maxAttempts:
+		return errors.New(q.cause(Status{ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Cause: m.cause}))
+	}
+	return nil
 }
 
 // goesOn reports whether the next message of the key is to run under the same lease.

@@ -1,17 +1,19 @@
 -- Ends queued messages, before they are run.
 --
--- KEYS, ARGV[1..2]  see common.lua and state.lua
+-- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3..] ids
--- returns   for each what state it was in, or '' if there is no such message
+-- returns   for each 1 when it was queued, else 0
 -- #include common.lua
--- #include state.lua
+-- #include ended.lua
 local found = {}
 for i = 3, #ARGV do
-  local state, msg = state_of(ARGV[i])
-  if state == 'queued' then
-    give_up(msg, 'c')
+  local id, answer = ARGV[i], 0
+  local rec = call('HGET', m, id)
+  if rec and sub(rec, 1, 1) == '1' and not is_running(call('HGET', r, id)) and call('HEXISTS', y, id) == 0 then
+    give_up(id, key_of(rec), rec, too_old(rec) and 'e' or 'c')
+    answer = 1
   end
-  found[#found + 1] = state
+  found[#found + 1] = answer
 end
 flush()
 return found

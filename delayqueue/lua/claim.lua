@@ -1,7 +1,6 @@
 -- Takes messages that are due, for one worker and for the length of its claim
 -- lease. Before that it gives back what dead workers held. What is too old is
--- ended, and what cannot be read is made a dead letter. Each step is bounded: what
--- is left is answered as something to do at once.
+-- ended. Each step is bounded: what is left is answered as something to do at once.
 --
 -- Sent again with the same token, after a lost reply, it answers the messages
 -- that it took the first time, with a new lease, and takes no others.
@@ -10,98 +9,92 @@
 -- ARGV[3]  token of this claim: the owner of what it takes. It may end in .<n>, which grows
 -- ARGV[4]  claim lease, in ms
 -- ARGV[5]  how many messages to take at most
--- ARGV[6]  how many attempts a message has
--- ARGV[7]  how many bytes of payload to take at most, the last message's aside
+-- ARGV[6]  how many bytes of payload to take at most, the last message's aside
 -- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
---           with this token took: it is used up; redelivered, expired, buried, keys that have
---           no messages any more which nobody ran, now in ms, messages as start() tells them}
+--           with this token took: it is used up; redelivered, expired, keys that have
+--           no messages any more which nobody ran, now in ms, messages as told() has them}
 -- #include common.lua
 -- #include take.lua
 -- #include receipt.lua
-local token, lease, want = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local max_attempts, max_bytes = tonumber(ARGV[6]), tonumber(ARGV[7])
-local HORIZON = 60000   -- the longest wait that is answered
-local LONGEST = 7200000 -- no claim lease comes near it
+local token, lease, want_most, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local HORIZON = 60000 -- the longest wait that is answered
 
-local reply = {0, 0, 0, 0, {}, NOW}
-local session, turn = string.match(token, '^(.*)%.(%d+)$')
+local reply = {0, 0, 0, {}, NOW}
+local session, turn = match(token, '^(.*)%.(%d+)$')
 session, turn = session or token, tonumber(turn) or 1
-local last, taken = string.match(token ~= '' and call('HGET', k, session) or '', '^%d+ (%d+)(.*)$')
+local last, taken = match(token ~= '' and call('HGET', k, session) or '', '^%d+ (%d+)(.*)$')
 if last and turn <= tonumber(last) then
   for id in string.gmatch(turn == tonumber(last) and taken or '', '%S+') do
     reply[#reply + 1] = again(id, token, lease)
   end
-  reply[1] = #reply == 6 and -1 or 0
+  reply[1] = #reply == 5 and -1 or 0
   flush()
   return reply
 end
 
--- 1. Claims that have ended: their workers died, or cannot reach Redis.
--- A score beyond every lease is junk, or from before the clock was set back.
-local latest = call('ZREVRANGE', w, '0', '0', 'WITHSCORES')
-if latest[1] and score_of(latest[2]) > now + LONGEST then
-  call('ZREM', w, latest[1])
-  call('ZADD', w, now + lease, latest[1])
-end
+-- Claims that have ended: their workers died, or cannot reach Redis.
 for _, member in ipairs(call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
-  local id, key = split(member)
-  local msg, why = read(id, key, call('HGET', m, id), call('HGET', r, id))
+  local id = split(member)
+  local state = call('HGET', r, id) or UNTRIED
+  local mark, attempts, conflicts, losses, handed = match(state, '^.(......)(%d+) (%d+) (%d+) (%d+) ')
   call('ZREM', w, member)
-  if not msg then
-    quarantine(id, key, why)
-    reply[4] = reply[4] + 1
-  else
-    msg.cause = 'attempt ' .. msg.attempts .. ' did not end: its worker died, or lost touch with redis'
-    msg.losses, msg.token = msg.losses + 1, ''
-    if msg.attempts >= max_attempts then
-      bury(msg)
-      reply[4] = reply[4] + 1
-    else
-      call('HSET', r, id, attempts(msg, '-'))
-      look_at(member, now)
-      live(retention, z)
-      reply[2] = reply[2] + 1
-    end
-  end
+  call('HSET', r, id, '-' .. (mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
+    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or sub(state, 2)))
+  look_at(member, now)
+  reply[2] = reply[2] + 1
 end
 
--- 2. Dead letters that were kept for long enough.
+-- Dead letters that were kept for long enough.
 local old = call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)
 batch('ZREM', x, old)
 for _, name in ipairs({y, m, b}) do
   batch('HDEL', name, old)
 end
 
--- 3. Messages that are due.
-if want > 0 and paused <= now then
-  local expired, junk
-  taken, expired, junk = take(want, function() return token end, lease, max_bytes)
-  local ids = {}
-  for i, told in ipairs(taken) do
-    ids[i] = told[1]
-    reply[#reply + 1] = told
+-- Messages that are due.
+local paused = paused_until()
+if paused <= now then
+  local due, ids = {}, {}
+  for i = 1, want_most do
+    due[i] = token
   end
-  reply[3], reply[4] = expired, reply[4] + junk
+  want_due(due)
+  local given = start(lease, max_bytes)
+  reply[3] = counts.expired or 0
+  for i, id in ipairs(wanted) do
+    if given[i] then
+      ids[#ids + 1] = id
+      reply[#reply + 1] = given[i]
+    end
+  end
   if #ids > 0 then
-    live(lease + retention, w, r)
     note(session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))
   end
 end
 
--- 4. Keys that have no messages any more which nobody ran.
-local unrun = call('ZRANGE', e, 0, STEPS - 1)
-batch('ZREM', e, unrun)
-reply[5] = unrun
+-- Keys that have no messages any more which nobody ran.
+reply[4] = call('ZRANGE', e, 0, STEPS - 1)
+batch('ZREM', e, reply[4])
 
-local next = now + (paused > now and math.min(paused - now, HORIZON) or HORIZON)
-for _, set in ipairs({w, want > 0 and paused <= now and z or nil}) do
-  local first = call('ZRANGE', set, '0', '0', 'WITHSCORES')
-  next = first[1] and math.min(next, score_of(first[2])) or next
+-- What is to be forgotten, and when.
+local needed = call('HMGET', c, 'until0', 'until1', 'until2', 'until3', 'until4')
+for i = 1, 5 do
+  if needed[i] and (whole(needed[i]) or 0) <= now then
+    call('UNLINK', KEYS[11 + i])
+  elseif needed[i] and call('HLEN', KEYS[11 + i]) > LARGE then
+    call('PERSIST', KEYS[11 + i])
+  end
 end
-if #unrun == STEPS then
-  next = now
-end
-reply[1] = math.ceil(math.max(0, next - now))
+live(lease + retention, z, w, r)
 keep(c, math.max(dead_retention, 3 * retention, SLACK))
+
+local next = now + HORIZON
+if paused > now then
+  next = math.min(next, paused)
+elseif want_most > 0 then
+  next = math.min(next, first_in(z) or next)
+end
+next = math.min(next, first_in(w) or next, #reply[4] == STEPS and now or next)
+reply[1] = math.ceil(math.max(0, next - now))
 flush()
 return reply

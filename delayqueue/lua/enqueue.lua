@@ -9,42 +9,42 @@
 --           -1 key full, -2 partition full, -3 the id is taken by junk
 -- #include common.lua
 -- #include admit.lua
-local ENDING = '^' .. string.rep('.', 18) .. '%d+ %d+ %d+ (%w+) (%w+)' -- when it was enqueued, and its age
-local codes = {['key full'] = -1, ['queue full'] = -2}
+local CODES = {['key full'] = -1, ['queue full'] = -2}
 
 -- When those that are known may be started at last, by their ids.
 local ids, known = {}, {}
 for i = 5, #ARGV, 7 do
   ids[#ids + 1] = ARGV[i]
 end
-local records = call('HMGET', m, unpack(ids))
-for i, id in ipairs(ids) do
-  known[id] = records[i] and (tonumber((select(5, string.match(records[i], RECORD))) or '') or -3) or nil
+for i, rec in ipairs(call('HMGET', m, unpack(ids))) do
+  known[ids[i]] = rec and (whole(sub(rec, 33, 45)) or -3) or nil
 end
-if call('EXISTS', unpack(KEYS, 12, 16)) > 0 then
-  for i = 12, 16 do
-    for j, ending in ipairs(call('HMGET', KEYS[i], unpack(ids))) do
-      if ending then
-        local enqueued, age = string.match(ending, ENDING)
-        known[ids[j]] = age and tonumber(enqueued, 36) + tonumber(age, 36) or -3
-      end
+for i = 12, 16 do
+  for j, ending in ipairs(call('EXISTS', KEYS[i]) > 0 and call('HMGET', KEYS[i], unpack(ids)) or {}) do
+    if ending then
+      local base = match(ending, '^[dx]') and 36 or 10
+      local enqueued, age = match(ending, '^%d+ %d+ %d+ (%w+) (%w+)', 19)
+      known[ids[j]] = age and tonumber(enqueued, base) + tonumber(age, base) or -3
     end
   end
 end
 
 local replies = {}
 for i = 5, #ARGV, 7 do
-  local id, key, delay, age = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5])
+  local id, key, text, payload, delay, age, parked = unpack(ARGV, i, i + 6)
   local why = not known[id] and refusal(key)
   if why then
-    known[id] = codes[why]
+    known[id] = CODES[why]
   elseif not known[id] then
     known[id] = now + age
-    local at = now + delay
-    if delay > 0 and micros % 1000 > 0 then
+    local at, body = now + delay, #payload > INLINE
+    if tonumber(delay) > 0 and micros % 1000 > 0 then
       at = at + 1 -- a message is never early
     end
-    admit(id, key, ARGV[i + 6], now, now + age, ARGV[i + 2], ARGV[i + 3], delay > 0 and at or nil)
+    if body then
+      append(admitted.b, id, payload)
+    end
+    admit(id, key, parked, string.format('%.0f%.0f', now, now + age) .. text .. (body and '' or payload), body, tonumber(age), tonumber(delay) > 0 and at)
     count('enqueued')
   end
   replies[#replies + 1] = known[id]

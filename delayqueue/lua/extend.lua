@@ -2,7 +2,7 @@
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]  claim lease, in ms
--- ARGV[4..] id, key, attempts as they were told, without the first letter, of each claim
+-- ARGV[4..] id, key, attempts as they were told, of each claim
 -- returns  for each claim 1 when the caller still holds it, else 0
 -- #include common.lua
 local lease = tonumber(ARGV[3])
@@ -11,17 +11,17 @@ for i = 4, #ARGV, 3 do
   ids[#ids + 1] = ARGV[i]
 end
 for i, state in ipairs(call('HMGET', r, unpack(ids))) do
-  local at = 1 + 3 * i
-  reply[i] = state and string.match(state, '^[rR](.*)$') == ARGV[at + 2] and 1 or 0
-  if reply[i] == 1 then
-    held[#held + 1] = ARGV[at] .. ' ' .. ARGV[at + 1]
-    ends[#ends + 1] = now + lease
-    ends[#ends + 1] = held[#held]
+  local id, key, tries = unpack(ARGV, 3 * i + 1, 3 * i + 3)
+  reply[i] = 0
+  if state == 'r' .. tries or state == 'R' .. tries then
+    reply[i] = 1
+    held[#held + 1] = id .. ' ' .. key
+    ends[2 * #held - 1], ends[2 * #held] = now + lease, held[#held]
   end
 end
+batch('ZREM', w, held)
+batch('ZADD', w, ends)
 if #held > 0 then
-  call('ZREM', w, unpack(held))
-  call('ZADD', w, unpack(ends))
   live(lease + retention, w)
 end
 flush()

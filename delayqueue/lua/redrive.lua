@@ -3,43 +3,33 @@
 -- tell that the work may have been done before.
 --
 -- KEYS, ARGV[1..4]  see common.lua and admit.lua
--- ARGV[5]   token of this call, see receipt.lua
--- ARGV[6]   the greatest age of each, in ms from now
--- ARGV[7..] of each dead letter: id, when it died as its ending has it, or '' for whenever that was
--- returns   for each 'redriven', 'key full', 'queue full', 'damaged: ' and why, its state,
---           or '' if there is none such
+-- ARGV[5]   the greatest age of each, in ms from now
+-- ARGV[6..] of each dead letter: id, when it died as its ending has it, or '' for whenever that was
+-- returns   for each 'redriven', 'key full', 'queue full', 'damaged', '' when it died anew;
+--           what is no dead letter is redriven, by this call or before
 -- #include common.lua
 -- #include admit.lua
--- #include state.lua
--- #include receipt.lua
-local answered = receipt(ARGV[5])
-if answered then
-  return answered
-end
+local age = tonumber(ARGV[5])
 
 local function redrive(id, died)
-  local state, ending = state_of(id)
-  if state ~= 'dead' or died ~= '' and died ~= string.sub(ending, 2, 12) then
-    return state
+  local ending, rec = call('HGET', y, id), call('HGET', m, id) or ''
+  if not ending then
+    return 'redriven'
+  elseif died ~= '' and died ~= sub(ending, 8, 18) then
+    return ''
   end
-  local losses, kl, nl, pl, at = string.match(ending, '^' .. string.rep('.', 18) .. '%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) ()')
-  local msg, why = find(id)
-  if not losses then
-    return 'damaged: the record of its death cannot be read'
-  elseif not msg then
-    return 'damaged: ' .. why
-  elseif msg.body and call('HSTRLEN', b, id) == 0 then
-    return 'damaged: the record has no payload'
+  local losses, k, n, p, texts = match(ending, '^%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) (.*)$', 19)
+  local body, key = sub(rec, 3, 3) == 'b', key_of(rec)
+  if not losses or not match(sub(rec, 1, 54), '^1[p-][b-]%d+$') or body and call('HSTRLEN', b, id) == 0 then
+    return 'damaged'
   end
-  why = refusal(msg.key)
+  local why = refusal(key)
   if why then
     return why
   end
-  local about = string.sub(msg.rec, HEADER - 9, HEADER - 1 + msg.lengths)
-  local payload = msg.body and call('HGET', b, id) or string.sub(msg.rec, HEADER + msg.lengths)
-  admit(id, msg.key, '-', tonumber(msg.enqueued), now + tonumber(ARGV[6]), about, payload)
+  admit(id, key, '-', sub(rec, 20, 32) .. string.format('%.0f', now + age) .. sub(rec, 46), body, age)
   file()
-  call('HSET', r, id, '-0 0 ' .. losses .. ' 0   ' .. string.sub(ending, at + kl + nl + pl))
+  call('HSET', r, id, '-------0 0 ' .. losses .. ' 0  ' .. sub(texts, k + n + p + 1))
   live(0, r)
   call('HDEL', y, id)
   call('ZREM', x, id)
@@ -48,11 +38,8 @@ local function redrive(id, died)
 end
 
 local replies = {}
-for i = 7, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   replies[#replies + 1] = redrive(ARGV[i], ARGV[i + 1])
-end
-if counts.redriven then
-  give_receipt(ARGV[5], replies)
 end
 flush()
 return replies

@@ -5,7 +5,7 @@
 --           when the pause ends in ms, or 0, the counts}, the counts as strings
 -- #include common.lua
 local first = call('ZRANGEBYSCORE', z, '0', NOW, 'WITHSCORES', 'LIMIT', '0', '1')
-local running = call('ZCARD', w)
+local running, paused = call('ZCARD', w), paused_until()
 local stats = {
   NOW,
   math.max(0, call('HLEN', m) - call('ZCARD', x) - running),

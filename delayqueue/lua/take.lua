@@ -1,117 +1,102 @@
 -- How messages are given to workers: what claim.lua and settle.lua share, after common.lua.
--- #include expire.lua
-local FRESH = '^1([p-])-%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d(%d%d%d%d%d%d%d%d%d%d%d%d%d)(%d%d%d)(%d%d%d)(%d%d%d)'
-local starting, starts = {z = {}, w = {}, r = {}}, 0 -- what begin() writes
+-- #include ended.lua
+local wanted, members, behind, tokens = {}, {}, {}, {}
 
--- Gives a queued message to a worker. It stays in z until begin(). Answers what the worker is told.
-local function start(id, member, rec, tried, behind, waited, body)
-  starts = starts + 1
-  starting.z[starts] = member
-  starting.r[2 * starts - 1], starting.r[2 * starts] = id, 'r' .. tried
-  return {id, rec, tried, behind and 1 or 0, waited and 1 or 0, body and call('HGET', b, id) or ''}
+-- Has a message, its key's head if it has one, given to a worker by start().
+local function want(id, key, places, token)
+  local n = #wanted + 1
+  wanted[n], members[n], behind[n], tokens[n] = id, id .. ' ' .. key, places and places[2] and 1 or 0, token
 end
 
-local function start_again(msg, token, behind)
-  msg.attempts, msg.token = msg.attempts + 1, token
-  return start(msg.id, msg.member, msg.rec, attempts(msg, ''), behind, msg.waited, msg.body)
-end
-
-local function begin(lease)
-  if starts > 0 then
-    local held, ends = {}, string.format('%.0f', now + lease)
-    for i, member in ipairs(starting.z) do
-      held[2 * i - 1], held[2 * i] = ends, member
-    end
-    batch('ZREM', z, starting.z)
-    batch('ZADD', w, held)
-    batch('HSET', r, starting.r)
-    starting, starts = {z = {}, w = {}, r = {}}, 0
+-- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
+local function join(id, key)
+  local number, rec = next_seq(), call('HGET', m, id) or ''
+  if too_old(rec) then
+    return give_up(id, key, rec, 'e')
+  end
+  call('ZREM', f, key .. '\n~' .. id, key .. '\n' .. sub(rec, 4, 19) .. id)
+  call('ZADD', f, 0, key .. '\n' .. number .. id)
+  if sub(rec, 1, 1) == '1' then
+    call('HSET', m, id, sub(rec, 1, 3) .. number .. sub(rec, 20))
   end
 end
 
--- Has a delayed message join its key's FIFO, as also one that was lost from there. Answers
--- whether it is the head.
-local function join(msg)
-  call('ZREM', f, msg.key .. '\n~' .. msg.id, msg.key .. '\n' .. msg.seq .. msg.id)
-  local head = line(msg.key, 1)[1]
-  msg.seq = next_seq()
-  msg.rec = string.sub(msg.rec, 1, 3) .. msg.seq .. string.sub(msg.rec, 20)
-  call('HSET', m, msg.id, msg.rec)
-  call('ZADD', f, 0, msg.key .. '\n' .. msg.seq .. msg.id)
-  return not head
-end
-
--- Takes so many messages that are due, but not much more than max_bytes of payload. The
--- i-th taken is of tokens(i). Answers what their worker is told, and how many had expired,
--- and how many were junk.
-local function take(want, tokens, lease, max_bytes)
-  local taken, bytes, expired, junk, ids, keys = {}, 0, 0, 0, {}, {}
-  local members = call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', want)
-  if #members == 0 then
-    return taken, 0, 0
-  end
-  for i, member in ipairs(members) do
-    ids[i], keys[i] = split(member)
-  end
-  local records, states = call('HMGET', m, unpack(ids)), call('HMGET', r, unpack(ids))
-  for i, id in ipairs(ids) do
-    if bytes >= max_bytes or expired + junk >= STEPS then
-      break
-    end
-    local key, rec, told, msg, why = keys[i], records[i], nil, nil, nil
+-- Has messages that are due given to workers, as many as there are tokens.
+local function want_due(list)
+  for i, member in ipairs(#list > 0 and call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', #list) or {}) do
+    local id, key = split(member)
     local places = key ~= '' and line(key, '2')
-    local head = key == '' or id_at(places[1] or '', key) == id
-    if head and rec and not states[i] then -- the shortest way for what most messages are
-      local parked, not_after, kl, nl, pl = string.match(rec, FRESH)
-      if parked and tonumber(not_after) > now and tonumber(kl, 10) == #key and #rec >= HEADER - 1 + #key + tonumber(nl, 10) + tonumber(pl, 10) and
-        string.sub(rec, HEADER, HEADER - 1 + #key) == key then
-        told = start(id, members[i], rec, '1 0 0 0 ' .. tokens(#taken + 1) .. '  ', places and places[2], parked == 'p', false)
-      end
+    if places and id_at(places[1] or '', key) ~= id then
+      join(id, key)
+      places = line(key, '2')
     end
-    if not told then
-      msg, why = read(id, key, rec, states[i])
+    if not places or id_at(places[1] or '', key) == id then
+      want(id, key, places, list[i])
     end
-    if msg and key ~= '' and msg.not_after > now then
-      if not head then
-        places = nil
-        if join(msg) then
-          places = line(key, '2')
-        end
-      end
-    end
-    if msg and msg.body and call('HSTRLEN', b, id) == 0 then
-      msg, why = nil, 'the record has no payload'
-    end
-    if msg and msg.not_after > now and not is_running(msg) and (key == '' or places) then
-      told = start_again(msg, tokens(#taken + 1), places and places[2])
-    end
-    if told then
-      bytes = bytes + #rec + #told[6]
-      taken[#taken + 1] = told
-    elseif not msg then
-      call('ZREM', z, members[i])
-      quarantine(id, key, why)
-      junk = junk + 1
-    elseif msg.not_after <= now and not is_running(msg) then
-      give_up(msg, 'e')
-      expired = expired + 1 + (key ~= '' and expire_line(key) or 0)
-    else
-      call('ZREM', z, members[i])
+    if member ~= members[#members] then -- its turn comes later; or it has no space, as junk may
+      call('ZREM', z, member)
     end
   end
-  begin(lease)
-  return taken, expired, junk
 end
 
--- Gives what runs by a token, after a lost reply, to its worker again, with a new lease. One
+-- What r is to have of a message, but for its flag, when it is started anew; nil for junk.
+local function attempt(state, token)
+  local mark, attempts, counted, cause = match(state, '^.(......)(%d+) (%d+ %d+ %d+) %S* (.*)$')
+  return mark and mark .. attempts + 1 .. ' ' .. counted .. ' ' .. token .. ' ' .. cause
+end
+
+-- What a worker is told of a message.
+local function told(member, rec, tries, behind, waited)
+  local payload = sub(rec, 3, 3) == 'b' and call('HGET', b, (split(member))) or ''
+  return {member, rec, tries, behind, waited and 1 or 0, payload}
+end
+
+-- Gives what is wanted to its workers, but not much more than max_bytes of payload. Answers what
+-- each is told, nil if it has none.
+local function start(lease, max_bytes)
+  local replies, bytes = {}, 0
+  if #wanted == 0 then
+    return replies
+  end
+  local records, states = call('HMGET', m, unpack(wanted)), call('HMGET', r, unpack(wanted))
+  local begun, ends, tried, till = {}, {}, {}, string.format('%.0f', now + lease)
+  for i, id in ipairs(wanted) do
+    local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
+    if is_running(state) then
+      call('ZREM', z, member)
+    elseif too_old(rec) then
+      give_up(id, sub(member, #id + 2), rec, 'e')
+    elseif bytes >= max_bytes then
+      call('ZADD', z, 'NX', NOW, member)
+    else
+      local tries, waited = '------1 0 0 0 ' .. token .. ' ', sub(rec, 2, 2) == 'p'
+      if state then
+        local more = attempt(state, token)
+        tries, rec, waited = more or tries, more and rec or '', sub(state, 1, 1) == 'w'
+      end
+      replies[i] = told(member, rec, tries, behind[i], waited)
+      bytes = bytes + #rec + #replies[i][6]
+      begun[#begun + 1] = member
+      ends[#ends + 1], ends[#ends + 2] = till, member
+      tried[#tried + 1], tried[#tried + 2] = id, 'r' .. tries
+    end
+  end
+  batch('ZREM', z, begun)
+  batch('ZADD', w, ends)
+  batch('HSET', r, tried)
+  return replies
+end
+
+-- Tells a worker again what runs by its token, after a lost reply, with a new lease. One
 -- that became too old meanwhile was not started: its claim runs out.
 local function again(id, token, lease)
-  local msg = find(id)
-  if msg and is_running(msg) and msg.token == token and msg.not_after > now then
-    call('ZREM', w, msg.member)
-    call('ZADD', w, now + lease, msg.member)
+  local rec = call('HGET', m, id) or ''
+  local tries, owner = match(call('HGET', r, id) or '', '^[rR](......%d+ %d+ %d+ %d+ (%S*) .*)$')
+  local key = key_of(rec)
+  local member = id .. ' ' .. key
+  if rec ~= '' and owner == token and not too_old(rec) and call('ZSCORE', w, member) then
+    call('ZADD', w, now + lease, member)
     live(lease + retention, w)
-    local places = msg.key ~= '' and line(msg.key, 2) or {}
-    return {id, msg.rec, string.sub(attempts(msg, 'r'), 2), places[2] and 1 or 0, 0, msg.body and call('HGET', b, id) or ''}
+    return told(member, rec, tries, key ~= '' and line(key, '2')[2] and 1 or 0, false)
   end
 end

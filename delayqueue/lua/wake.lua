@@ -7,25 +7,34 @@
 -- returns  for each key 0 when no message of it could run now: it has none, or the head waits for its time, or
 --          the queue is paused; 2 when its head was made due, else 1
 -- #include common.lua
-local idle = paused > now
+local wake, idle = ARGV[3] == '1', paused_until() > now
 call('HDEL', r, '')
+
+local function look(key)
+  local place = line(key, '1')[1]
+  if not place then
+    return 0
+  end
+  local id = id_at(place, key)
+  local member, state = id .. ' ' .. key, call('HGET', r, id) or ''
+  local flag, at = sub(state, 1, 1), tonumber(call('ZSCORE', z, member) or '')
+  if wake and flag == 'w' then
+    call('HSET', r, id, '-' .. sub(state, 2))
+    look_at(member, now)
+  elseif wake and flag == 'r' then
+    call('HSET', r, id, 'R' .. sub(state, 2))
+  end
+  if flag == 'r' or flag == 'R' then
+    return 1
+  elseif idle or flag ~= 'w' and (at or now + 1) > now then
+    return 0
+  end
+  return wake and flag == 'w' and 2 or 1
+end
+
 local found = {}
 for i = 4, #ARGV do
-  local key = ARGV[i]
-  local place = line(key, '1')[1]
-  local id = place and id_at(place, key)
-  local state = id and call('HGET', r, id) or ''
-  local flag = string.sub(state, 1, 1)
-  local at = id and call('ZSCORE', z, id .. ' ' .. key)
-  local answer = (flag == 'r' or flag == 'R' or flag == 'w' or at and score_of(at) <= now) and 1 or 0
-  if ARGV[3] == '1' and flag == 'r' then
-    call('HSET', r, id, 'R' .. string.sub(state, 2))
-  elseif ARGV[3] == '1' and flag == 'w' then
-    call('HSET', r, id, '-' .. string.sub(state, 2))
-    look_at(id .. ' ' .. key, now)
-    answer = 2
-  end
-  found[#found + 1] = idle and flag ~= 'r' and flag ~= 'R' and 0 or answer
+  found[#found + 1] = look(ARGV[i])
 end
 flush()
 return found
