@@ -92,5 +92,10 @@ func (q *Queue) fullBecause(full error) string {
 	}
 }
 
+// boundsPerKey are an argument of the scripts that store messages.
+func (q *Queue) boundsPerKey() string {
+	return fmt.Sprint(q.maxDepthPerKey, " ", q.maxBytesPerKey, " ", q.maxBytesPerPrincipal)
+}
+
 // fullWords are what the scripts say of a full queue.
 var fullWords = map[string]error{"key full": ErrKeyFull, "principal full": ErrPrincipalFull, "queue full": ErrQueueFull}

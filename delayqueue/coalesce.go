@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -21,6 +22,26 @@ func Coalesce(q *Queue) core.ConflictPolicy {
 // meanwhile, so quiet should be short.
 func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
+}
+
+const flagCoalesces, flagParkedCoalesces = 'c', 'q'
+
+// flags are what the scripts are told of how a job joins the queue.
+func (j Job) flags() string {
+	switch {
+	case !j.Coalesce && !j.parked:
+		return "-"
+	case !j.Coalesce:
+		return "p"
+	}
+	flags := string(rune(flagCoalesces))
+	if j.parked {
+		flags = string(rune(flagParkedCoalesces))
+	}
+	if j.Quiet > 0 {
+		flags += strconv.FormatInt(ceilMilliseconds(j.MaxDelay), 10)
+	}
+	return flags
 }
 
 // checkQuiet says what is wrong with a quiet period and its bound, "" if nothing is.

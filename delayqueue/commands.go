@@ -52,7 +52,7 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 
 // spans are the first arguments of all scripts.
 func (q *Queue) spans() []any {
-	return []any{q.retention.Milliseconds(), q.deadRetention.Milliseconds()}
+	return []any{fmt.Sprint(q.retention.Milliseconds(), " ", q.maxBytes), q.deadRetention.Milliseconds()}
 }
 
 // mend moves away what has the name but not the type of one of the partition's keys, if that
@@ -92,15 +92,11 @@ type enqueueing struct {
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
 	args := make([]any, 0, 2+7*len(batch))
-	args = append(args, q.maxDepth, q.maxDepthPerKey)
+	args = append(args, q.maxDepth, q.boundsPerKey())
 	for _, e := range batch {
 		j := e.job
 		// Rounded up: a message is never early, and not too old when it comes.
-		parked := "-"
-		if j.parked {
-			parked = "p"
-		}
-		args = append(args, j.ID, j.Key, about(j.Key, j.Name, j.Principal), j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), parked)
+		args = append(args, j.ID, j.Key, about(j.Key, j.Name, j.Principal), j.Payload, ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
 	}
 	ctx := context.Background()
 	var reply []int64
@@ -123,6 +119,8 @@ func (p *partition) enqueue(batch []*enqueueing) {
 			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
 		case reply[i] == -2:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
+		case reply[i] == -5:
+			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrPrincipalFull)
 		default:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
 		}
@@ -201,7 +199,7 @@ func readMessage(told any) (m Message, ok bool) {
 	}
 	r, readable := readRecord(texts[1])
 	a, counted := readAttempts(texts[2])
-	m = Message{behind: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2]}
+	m = Message{behind: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + len(texts[3])}
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
 	if !readable || !counted || r.key != m.Key {
 		m.damage = "the record cannot be read"
@@ -215,6 +213,7 @@ func readMessage(told any) (m Message, ok bool) {
 	m.Name, m.Principal, m.Payload, m.body, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.seq
 	m.Attempt, m.Conflicts, m.Losses, m.handed, m.cause = a.attempts, a.conflicts, a.losses, a.handed, a.cause
 	m.EnqueuedAt, m.ExpiresAt = timeOf(r.enqueued), timeOf(r.notAfter)
+	m.coalesces = texts[1][1] == flagCoalesces || texts[1][1] == flagParkedCoalesces
 	return m, true
 }
 
@@ -327,7 +326,11 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.foreign {
 		m.handed++
 	}
-	args = append(args, m.ID, m.Key, m.seq, m.state, how+cmp.Or(v.which[:min(1, len(v.which))], "-")+option(v.awaitsKey, "w"), v.next)
+	options := how + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(v.awaitsKey, "w") + haltLetters[p.queue.halt] + strconv.Itoa(m.size) + " " + m.Principal
+	if m.coalesces {
+		options += "\n" + "s" + about(m.Key, m.Name, m.Principal)
+	}
+	args = append(args, m.ID, m.Key, m.seq, m.state, options, v.next)
 	if how != "r" && how != "b" && how != "h" {
 		result := p.queue.sealed(kindResult, m, v.result)
 		return append(args, m.ending(how, s.claim.token, len(result)), result)
@@ -410,12 +413,17 @@ func (p *partition) wake(ctx context.Context, keys []string, wake bool) (found [
 func (p *partition) hasBehind(ctx context.Context, m Message) bool {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	last, err := p.queue.rdb.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1}).Result()
-	if err != nil || len(last) == 0 {
-		return err != nil
+	pipe := p.queue.rdb.Pipeline()
+	last := pipe.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1})
+	quiet := pipe.ZLexCount(ctx, p.keys[keyLines], "["+m.Key+"\n\x7f", "("+m.Key+"\v")
+	if _, err := pipe.Exec(ctx); err != nil || quiet.Val() > 0 {
+		return true
 	}
-	id, _ := splitPlace(last[0])
-	return id != m.ID
+	for _, place := range last.Val() {
+		id, _ := splitPlace(place)
+		return id != m.ID
+	}
+	return false
 }
 
 // cancel ends queued messages. It reports for each whether it was one.
@@ -442,7 +450,7 @@ type letter struct {
 
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
-	args := []any{p.queue.maxDepth, p.queue.maxDepthPerKey, ceilMilliseconds(maxAge)}
+	args := []any{p.queue.maxDepth, p.queue.boundsPerKey(), ceilMilliseconds(maxAge)}
 	for _, l := range letters {
 		args = append(args, l.id, l.died)
 	}

@@ -14,6 +14,9 @@ const (
 	HaltKey
 )
 
+// haltLetters are what the scripts are told of it.
+var haltLetters = [...]string{HaltNothing: "-", HaltParked: "p", HaltKey: "k"}
+
 // WithHaltOnDeath has a message that becomes a dead letter halt its key: the messages of the key that are queued,
 // and those that come, wait until the letter is redriven or purged, or its WithDeadRetention is
 // over. They expire as ever when they become too old. A letter that is redriven takes its old place, before all

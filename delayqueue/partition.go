@@ -41,7 +41,7 @@ func (q *Queue) newPartition(tag string) *partition {
 }
 
 // keyNames are the names of a partition's keys, as common.lua has them and in its order.
-var keyNames = [...]string{"m", "b", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "j"}
+var keyNames = [...]string{"m", "b", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "j", "u", "h"}
 
 // Where keys stand in keyNames.
 const (

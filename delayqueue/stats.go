@@ -26,6 +26,10 @@ type Stats struct {
 	// the last of them goes on.
 	Paused      bool
 	PausedUntil time.Time
+	// Halted is how many keys a dead letter halts: see WithHaltOnDeath.
+	Halted int64
+	// Bytes is how much memory all of it takes, as WithMaxBytes counts it.
+	Bytes int64
 	// Totals count since the queue was new, or forgotten: it is by Redis when nothing
 	// was counted for as long as dead letters are kept.
 	Totals Totals
@@ -41,6 +45,8 @@ type Totals struct {
 	// Done, Expired, Cancelled and Died count how messages ended. What was redriven
 	// ends once more.
 	Done, Expired, Cancelled, Died int64
+	// Superseded counts messages that a newer one replaced.
+	Superseded int64
 	// Redriven and Purged count dead letters that are none any more.
 	Redriven, Purged int64
 }
@@ -65,7 +71,7 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if err != nil {
 		return err
 	}
-	var n [15]int64
+	var n [18]int64
 	if len(reply) != len(n) {
 		return luascript.ErrReply
 	}
@@ -89,9 +95,10 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		s.Paused = true
 		s.PausedUntil = later(s.PausedUntil, until)
 	}
+	s.Halted, s.Bytes = s.Halted+n[16], s.Bytes+n[17]
 	t := &s.Totals
 	for i, sum := range []*int64{
-		&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged,
+		&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged, &t.Superseded,
 	} {
 		*sum += n[7+i]
 	}

@@ -4,12 +4,13 @@
 -- KEYS, ARGV[1..4]  see common.lua and admit.lua
 -- ARGV[5..] of each message: id, key or '', what its record has from the lengths on to the payload,
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
---           parked because its key is held, else -
+--           parked because its key is held, q if it also may replace the last such one of its key, name and principal, c
+--           if it only may that, else -; of q and c perhaps the ms for which others of these can put it off: then the delay is its quiet period
 -- returns   for each message its not_after in ms when it is stored, else
---           -1 key full, -2 partition full, -3 the id is taken by junk
+--           -1 key full, -2 partition full, -3 the id is taken by junk, -5 principal full
 -- #include common.lua
 -- #include admit.lua
-local CODES = {['key full'] = -1, ['queue full'] = -2}
+local CODES = {['key full'] = -1, ['queue full'] = -2, ['principal full'] = -5}
 
 -- When those that are known may be started at last, by their ids.
 local ids, known = {}, {}
@@ -29,23 +30,85 @@ for i = 12, 16 do
   end
 end
 
+-- The message that a newer one replaces, if no handler was given it yet: its id, its record,
+-- what r has of it, and what its place has before its id.
+local function replaceable(slot, key)
+  local id = call('HGET', u, slot)
+  local rec, state = id and call('HGET', m, id), id and call('HGET', r, id) or UNTRIED
+  if rec and match(rec, '^1[qc]') and match(state, '^[w-]......0 %d+ 0 ') and not too_old(rec) and call('HEXISTS', y, id) == 0 then
+    for _, place in ipairs({sub(rec, 4, 19), '~', '\127'}) do
+      if call('ZSCORE', f, key .. '\n' .. place .. id) then
+        return id, rec, state, place
+      end
+    end
+  end
+end
+
+-- Has a message take the place of another one, or if that is quiet wait on until a time.
+local function replace(old, old_rec, state, place, key, slot, id, rec, payload, till)
+  local member, due = old .. ' ' .. key, tonumber(call('ZSCORE', z, old .. ' ' .. key) or '')
+  if due then
+    look_at(id .. ' ' .. key, place == '\127' and till or due)
+  end
+  batch('HSET', b, payload and {id, payload} or {})
+  call('ZADD', f, 0, key .. '\n' .. place .. id)
+  call('HSET', m, id, rec)
+  call('HSET', u, slot, id)
+  if state ~= UNTRIED then
+    call('HSET', r, id, match(state, '^.......0 %d+ 0 %d+ ') .. ' ')
+  end
+  call('ZREM', f, key .. '\n' .. place .. old)
+  discard(old, key, old_rec, 's', id)
+  live(longest + retention, z, f, b, u)
+end
+
 local replies = {}
 for i = 5, #ARGV, 7 do
-  local id, key, text, payload, delay, age, parked = unpack(ARGV, i, i + 6)
-  local why = not known[id] and refusal(key)
-  if why then
-    known[id] = CODES[why]
-  elseif not known[id] then
-    known[id] = now + age
-    local at, body = now + delay, #payload > INLINE
+  local id, key, text, payload, delay, age, flags = unpack(ARGV, i, i + 6)
+  local parked, most = sub(flags, 1, 1), tonumber(sub(flags, 2))
+  if not known[id] then
+    local _, principal = about(text, 1)
+    local bytes, slot = message_size(45 + #text + #payload), match(parked, '[qc]') and 's' .. text
+    local at, body = now + delay, #payload > INLINE and payload
     if tonumber(delay) > 0 and micros % 1000 > 0 then
       at = at + 1 -- a message is never early
     end
-    if body then
-      append(admitted.b, id, payload)
+    text = string.format('%.0f%.0f', now, now + age) .. text .. (body and '' or payload)
+    local old, old_rec, state, place, freed
+    if slot then
+      file()
+      old, old_rec, state, place = replaceable(slot, key)
+      freed = old and size_of(old, old_rec)
     end
-    admit(id, key, parked, string.format('%.0f%.0f', now, now + age) .. text .. (body and '' or payload), body, tonumber(age), tonumber(delay) > 0 and at)
-    count('enqueued')
+    local why
+    if old then
+      full(key, principal, 0)
+      lengths[key], depth = lengths[key] - 1, depth - 1
+      why = full(key, principal, bytes - freed)
+      lengths[key], depth = lengths[key] + 1, depth + 1
+    else
+      why = refusal(key, principal, bytes)
+    end
+    known[id] = CODES[why] or now + age
+    if not why then
+      occupy(key, principal, bytes)
+      count('bytes', bytes)
+      count('enqueued')
+      longest = math.max(longest, tonumber(age))
+      if old then
+        local first = math.floor(tonumber(sub(old_rec, 4, 19), 10) / 1000)
+        replace(old, old_rec, state, place, key, slot, id, '1' .. parked .. (body and 'b' or '-') .. sub(old_rec, 4, 19) .. text, body,
+          most and math.min(at, first + most) or at)
+      else
+        if body then
+          append(admitted.b, id, body)
+        end
+        admit(id, key, parked, text, body, tonumber(age), tonumber(delay) > 0 and at, nil, most and '\127')
+        if slot then
+          append(admitted.u, slot, id)
+        end
+      end
+    end
   end
   replies[#replies + 1] = known[id]
 end

@@ -13,9 +13,7 @@ local function purge(id, died)
   if not ending then
     return 1 - call('HEXISTS', m, id)
   end
-  for _, name in ipairs({y, m, b}) do
-    call('HDEL', name, id)
-  end
+  forget(id)
   count('purged')
   return 1
 end

@@ -14,6 +14,9 @@
 --             h  it goes back: this worker cannot run it, another may
 --           what is claimed next: k the next of its key, which the caller holds; a what is due; else -
 --           of what goes back: w when it waits for its own key, so that wake.lua makes it due; else -
+--           of a dead letter: p when it halts the messages of its key, k when it halts its key, else -;
+--           and of its record and its payload how many bytes they have, a space, its principal;
+--           after a line feed what field of u has it, if a newer message may replace it
 --   next    token to claim the next message with, or ''
 --   of what ends: its ending, from the mark on; its result or ''
 --   of others: its attempts, without the flag; the delay before it is due again, in ms, and its not_after
@@ -59,7 +62,7 @@ end
 
 local replies, asked, due = {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
 local held, over, gone, places, endings = {}, {}, {}, {}, {}
-local dead, letters, deaths = {}, {}, {}
+local dead, letters, deaths, halts, slots = {}, {}, {}, {}, {}
 local back, times, freed = {}, {}, {} -- freed: those whose key has another head
 
 local at = string.format('%011x', now)
@@ -69,15 +72,27 @@ local function append(list, a, v)
   list[#list + 1] = v
 end
 
-local function finish(id, key, seq, how, ending, result)
+local function finish(id, key, seq, how, ending, result, options)
   over[#over + 1] = id
+  local bytes, principal, slot = match(options, '^....(%d+) ([^\n]*)\n?(.*)$')
+  bytes = message_size(tonumber(bytes))
+  occupy(key, principal, -bytes)
+  if slot ~= '' then
+    slots[#slots + 1] = id
+    slots[#slots + 1] = slot
+  end
   ending = how .. sub(ending, 1, 6) .. at .. sub(ending, 7)
   if how == 'x' then
     dead[#dead + 1] = id
     append(letters, id, ending)
     append(deaths, NOW, id)
+    count('bytes', ending_size(#ending))
+    if key ~= '' and sub(options, 4, 4) ~= '-' then
+      append(halts, key, sub(options, 4, 4) .. id)
+    end
   else
     gone[#gone + 1] = id
+    count('bytes', -bytes)
     append(endings, id, ending)
     if result ~= '' then
       append(endings, id .. ' ', result)
@@ -118,7 +133,7 @@ for n, state in ipairs(call('HMGET', r, unpack(ids))) do
       count(COUNTS[how])
     end
     if how == 'd' or how == 'e' or how == 'x' then
-      finish(id, key, seq, how, text, extra)
+      finish(id, key, seq, how, text, extra, options)
       if key ~= '' then
         freed[#freed + 1] = n
       end
@@ -149,6 +164,11 @@ if #dead > 0 then
   live(dead_retention)
   keep(x, dead_retention)
   keep(y, dead_retention)
+  batch('HSET', h, halts)
+  keep(h, dead_retention)
+end
+for i = 1, #slots, 2 do
+  settle_slot(slots[i], slots[i + 1])
 end
 batch('HSET', r, back)
 
