@@ -58,6 +58,8 @@ const (
 	keyReceipts
 	keyEnded // and the next buckets-1
 	buckets  = 5
+	keyUses  = keyEnded + buckets + 1
+	keyHalts = keyUses + 1
 )
 
 const (

@@ -85,9 +85,9 @@ local function discard(id, key, rec, how, because)
   count(GIVEN_UP[how])
 end
 
--- Ends a queued message that is not to be run: as 'e', expired, or 'c', cancelled.
-local function give_up(id, key, rec, how)
-  discard(id, key, rec, how)
+-- Ends a queued message that is not to be run.
+local function give_up(id, key, rec, how, because)
+  discard(id, key, rec, how, because)
   if key == '' then
     return
   end

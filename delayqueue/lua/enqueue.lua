@@ -98,7 +98,7 @@ for i = 5, #ARGV, 7 do
       if old then
         local first = math.floor(tonumber(sub(old_rec, 4, 19), 10) / 1000)
         replace(old, old_rec, state, place, key, slot, id, '1' .. parked .. (body and 'b' or '-') .. sub(old_rec, 4, 19) .. text, body,
-          most and math.min(at, first + most) or at)
+          most and math.min(at, first + most))
       else
         if body then
           append(admitted.b, id, body)

@@ -103,6 +103,12 @@ local function finish(id, key, seq, how, ending, result, options)
   end
 end
 
+-- The message that has come since and is to run in place of one that no handler was given.
+local function newer(id, tries, slot)
+  local by = slot ~= '' and match(tries, '^......0 %d+ 0 ') and call('HGET', u, slot)
+  return by and by ~= id and call('HEXISTS', m, by) == 1 and by
+end
+
 local function give_back(member, id, how, waits, state, tries, till)
   local delay, not_after = match(till, '^(%d+) (%d+)$')
   local next = now + delay
@@ -138,7 +144,13 @@ for n, state in ipairs(call('HMGET', r, unpack(ids))) do
         freed[#freed + 1] = n
       end
     else
-      give_back(held[#held], id, how, sub(options, 3, 3) == 'w', state, text, extra)
+      local by = newer(id, text, match(options, '\n(.*)$') or '')
+      if by then
+        call('HSET', r, id, '-' .. text)
+        give_up(id, key, call('HGET', m, id) or '', 's', by)
+      else
+        give_back(held[#held], id, how, sub(options, 3, 3) == 'w', state, text, extra)
+      end
     end
     if which == 'a' then
       asked[token] = n
