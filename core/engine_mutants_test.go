@@ -1,7 +1,6 @@
 package core_test
 
 import (
-	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -109,7 +108,7 @@ func buildBroken(t *testing.T) (binary string) {
 		all = append(all, mutant.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
 	var flags []string
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+	if raced() {
 		flags = append(flags, "-race") // as this test was, so that all but core is built already
 	}
 	return mutant.Build(t, all, flags...)

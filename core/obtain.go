@@ -159,7 +159,7 @@ func (a *attempt) await() error {
 func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, error) {
 	a.conflict.Attempt++
 	var failure error
-	a.conflict.Remaining, a.conflict.Waiting, failure = w.hint()
+	a.conflict.Remaining, a.conflict.Waiting, failure = w.hint(now)
 	decision, err := a.decide(now)
 	if err != nil {
 		return 0, err
@@ -256,7 +256,7 @@ func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 		a.locker.releaseLate(a.call.Key, late)
 		return a.closed()
 	case !reply.Granted && full:
-		a.conflict.Remaining, a.conflict.Waiting, _ = w.hint()
+		a.conflict.Remaining, a.conflict.Waiting, _ = w.hint(time.Now())
 		return a.shed(true)
 	}
 	return nil

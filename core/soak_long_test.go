@@ -12,15 +12,13 @@ import (
 
 var soakOps = flag.Int("ops", 10_000_000, "how many operations the rounds come to at least")
 
-// forLong makes more of a round: more calls at a time, and as many faults for each.
+// forLong makes more of a round: more calls at a time, and as many faults for each. Of a crowded round
+// the checkers try all orders of what happens at a time: it stays as it is, and there are more of them.
 func (round soakRound) forLong() soakRound {
-	round.Length = 20 * time.Second
-	round.Workload.Keys = 128
-	if round.Crowded {
-		round.Workload.Keys = 32 // no more calls for each than in a short round: the checkers try all of their orders
+	if !round.Crowded {
+		round.Length, round.Goroutines = 20*time.Second, 96
+		round.Workload.Keys, round.Workload.MaxIdle = 128, 2*time.Millisecond
 	}
-	round.Workload.MaxIdle = 2 * time.Millisecond
-	round.Goroutines = 96
 	return round
 }
 

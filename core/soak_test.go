@@ -200,12 +200,13 @@ func (round soakRound) test(t *testing.T, ops int) {
 
 // soakRounds are the rounds by what is special in each.
 func soakRounds() map[string]soakRound {
-	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true, Share: 27}
+	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true, Share: 35}
 	shared, counted, retries, losses := lossless, lossless, lossless, lossless
-	shared.Share, shared.Workload.Modes = 15, readersAndWriters
-	counted.Share, counted.Workload.Modes = 10, threeAtATime
+	shared.Share, shared.Workload.Modes = 25, readersAndWriters
+	counted.Share, counted.Workload.Modes = 18, threeAtATime
 	readers, permits := shared.crowded(), counted.crowded()
 	permits.Workload.Modes = sixOrOne
+	readers.Share, permits.Share = 1, 1
 	retries.Share, retries.Length = 15, 2*time.Second
 	retries.Workload.Retries = 3
 	losses.Share, losses.Length, losses.Durable = 5, 2*time.Second, false

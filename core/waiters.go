@@ -66,7 +66,8 @@ type waiter struct {
 	wake           chan struct{} // holds one
 	timer          *time.Timer
 	grant          *hold         // guarded by all.mu: given to this call
-	granted        chan struct{} // holds one, with grant
+	asking         bool          // guarded by all.mu: a grant ends the call's question
+	granted        chan struct{} // holds one: the grant that came while the call was asking
 }
 
 func newWaiters(l *Locker) *waiters {
@@ -187,7 +188,11 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 	}
 	to := c.Of.(*waiter)
 	to.grant = h
-	send(to.granted, struct{}{})
+	if to.asking {
+		send(to.granted, struct{}{})
+	} else {
+		send(to.wake, struct{}{})
+	}
 }
 
 // cancel has Redis forget a token, a grant's or one in the FIFO. It reports false when the Locker
@@ -210,14 +215,18 @@ func (c *waiter) look(now time.Time) (*hold, waitqueue.View) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if c.asking {
+		drain(c.granted)
+	}
+	c.asking = false
 	if h := c.grant; h != nil {
 		c.grant = nil
-		drain(c.granted)
 		return h, waitqueue.View{}
 	}
 	v := c.queue.Look(now, &c.Call)
 	if v.Ask {
 		w.record(c.queue)
+		c.asking = true
 	}
 	if v.Refresh != "" {
 		w.refresh(c.queue, v.Refresh)
@@ -277,7 +286,7 @@ func (c *waiter) leave() {
 	w.mu.Unlock()
 	drain(c.wake) // nobody wakes it any more
 	drain(c.granted)
-	c.all, c.queue, c.opts, c.grant = nil, nil, nil, nil
+	c.all, c.queue, c.opts, c.grant, c.asking = nil, nil, nil, nil, false
 	w.pool.Put(c)
 	if unused != nil {
 		w.locker.life.Later(func() { _, _ = w.locker.releaseHold(context.Background(), unused, 0, time.Now()) })
@@ -329,14 +338,14 @@ func (c *waiter) askNow() {
 
 // hint is what the queue knows of the key, for a call that does not ask, and why Redis did not
 // answer, if it did not.
-func (c *waiter) hint() (remaining time.Duration, waiting int, failure error) {
+func (c *waiter) hint(now time.Time) (remaining time.Duration, waiting int, failure error) {
 	w := c.all
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	until, waiting := c.queue.Hint()
-	remaining = time.Until(until)
+	remaining = until.Sub(now)
 	if c.queue.Held() != 0 {
-		remaining = c.queue.held.Deadline().Mono.Sub(time.Now())
+		remaining = c.queue.held.Deadline().Mono.Sub(now)
 	}
 	return max(0, remaining), waiting, c.queue.Failure()
 }
@@ -459,8 +468,6 @@ func (c *waiter) wait(ctx context.Context, d time.Duration, closing <-chan struc
 	c.timer.Reset(d)
 	defer c.timer.Stop()
 	select {
-	case <-c.granted:
-		return nil
 	case <-c.wake:
 		return nil
 	case <-c.timer.C:

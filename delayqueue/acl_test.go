@@ -127,8 +127,10 @@ func (b *bench) parkAndCancel(key string) {
 // seldomUsed are the commands that the life of a queue can do without, by what has them
 // run.
 var seldomUsed = map[string]string{
-	"ping":    "a subscription that is idle for seconds",
-	"rename":  "something else under the name of a key",
-	"type":    "something else under the name of a key",
-	"hgetall": "many receipts",
+	"ping":     "a subscription that is idle for seconds",
+	"rename":   "something else under the name of a key",
+	"type":     "something else under the name of a key",
+	"persist":  "many messages",
+	"zrank":    "a second page",
+	"zrevrank": "a second page",
 }

@@ -63,8 +63,8 @@ func FuzzReadMessage(f *testing.F) {
 
 func FuzzReadEnding(f *testing.F) {
 	for _, seed := range []string{
-		"", "d", "dtoken-0123456789a1 2 3 4 5 6 1 4 5 knamealicecause", "xtoken-0123456789a1 2 3 4 5 6 1 4 500 knamealicecause",
-		"e-------ffffffffff1 2 3 4 5 6 9223372036854775 9223372036854775 500 k", "c-------ffffffffff0 0 0 zzzzzzzzzzz yyyyyyyyyyy 0 0 0 0 ",
+		"", "d", "d0123456789atoken-1 2 3 4 5 6 1 4 5 knamealicecause", "x0123456789atoken-1 2 3 4 5 6 1 4 500 knamealicecause",
+		"effffffffff-------1 2 3 4 5 6 9223372036854775 9223372036854775 500 k", "c-ffffffffff------0 0 0 zzzzzzzzzzz yyyyyyyyyyy 0 0 0 0 ",
 	} {
 		f.Add(seed)
 	}

@@ -34,7 +34,7 @@ func (q *Queue) newPartition(tag string) *partition {
 		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{
-		Run: p.settle, Width: batchWidth, Max: batchMax,
+		Run: p.settle, Width: settleWidth, Max: batchMax,
 		Fits: fits(func(s *settling) int { return len(s.verdict.result) }),
 	})
 	return p
@@ -63,10 +63,11 @@ const (
 )
 
 const (
-	batchWidth = 2 // script calls under way, so that Redis does not wait for us
-	batchMax   = 8
-	batchItems = 64 // in a script call
-	batchBytes = 1 << 20
+	batchWidth  = 2 // script calls under way, so that Redis does not wait for us
+	settleWidth = 1 // the slots that wait are settled together: half the calls, and a fourth more messages
+	batchMax    = 8
+	batchItems  = 64 // in a script call
+	batchBytes  = 1 << 20
 )
 
 // fits bounds what goes into one script call.

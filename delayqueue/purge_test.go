@@ -41,7 +41,7 @@ func TestPurgeAllGoesThroughMoreThanAPage(t *testing.T) {
 			id := fmt.Sprint(i)
 			pipe.ZAdd(ctx, b.key("x"), redisZ(float64(now-1000), id))
 			pipe.HSet(ctx, b.key("m"), id, "")
-			pipe.HSet(ctx, b.key("y"), id, fmt.Sprintf("x------%011x1 0 0 0 0 0 0 1 0 %d", now-1000, i%2))
+			pipe.HSet(ctx, b.key("y"), id, fmt.Sprintf("x%011x------1 0 0 0 0 0 0 1 0 %d", now-1000, i%2))
 		}
 		_, err := pipe.Exec(ctx)
 		require.NoError(t, err)

@@ -115,7 +115,7 @@ func readEnding(id, s string) (e ending, ok bool) {
 	}
 	enqueued, ok1 := readMs(f[3], base)
 	age, ok2 := readMs(f[4], base)
-	ended, ok3 := readMs(s[7:endingHeader], 16)
+	ended, ok3 := readMs(s[1:12], 16)
 	rest := f[9]
 	if !ok1 || !ok2 || !ok3 || n[4]+n[5]+n[6] > len(rest) {
 		return e, false
@@ -137,8 +137,7 @@ func readMs(s string, base int) (int64, bool) {
 	return n, err == nil && n >= 0 && n < 1e15
 }
 
-// ending is what is stored when a claim ends a message, without its first letter, which is how, and
-// the time.
+// ending is what is stored when a claim ends a message, from the mark on.
 func (m Message) ending(how, token string, result int) string {
 	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(m.cause))
 	b = appendMark(b, token)

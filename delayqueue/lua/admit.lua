@@ -39,6 +39,24 @@ if not open or all == 0 and open > 0 then
 end
 local function taken() return open + remembered + (counts.bytes or 0) end
 
+-- Forgets what ended longest ago, but not within a minute, until that takes no more than half of all.
+local function shed()
+  local own, sizes = call('HMGET', c, 'bucket', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4'), {}
+  remembered = 0
+  for i = 0, 4 do
+    sizes[i] = call('EXISTS', KEYS[12 + i]) == 1 and whole(own[2 + i]) or 0 -- it may have expired
+    remembered = remembered + sizes[i]
+  end
+  for step = 1, 4 do
+    local i = ((whole(own[1]) or 0) + step) % 5
+    if remembered > max_bytes / 2 and sizes[i] > 0 and is_aged(i) then
+      call('UNLINK', KEYS[12 + i])
+      call('HDEL', c, 'until' .. i, 'ended' .. i)
+      remembered = remembered - sizes[i]
+    end
+  end
+end
+
 -- Puts what was admitted where it belongs.
 local function file()
   if #admitted.m > 0 then
@@ -92,10 +110,7 @@ local function refusal(key, principal, bytes)
       expire((split(member)))
     end
     depth, lengths, headed = call('HLEN', m) - call('ZCARD', x), {}, {}
-    remembered = 0
-    for i, n in ipairs(call('HMGET', c, 'ended0', 'ended1', 'ended2', 'ended3', 'ended4')) do
-      remembered = remembered + (call('EXISTS', KEYS[11 + i]) == 1 and whole(n) or 0) -- it may have expired
-    end
+    shed()
   end
   return full(key, principal, bytes)
 end

@@ -9,7 +9,7 @@ local found = {}
 for i = 3, #ARGV do
   local id, answer = ARGV[i], 0
   local rec = call('HGET', m, id)
-  if rec and sub(rec, 1, 1) == '1' and not is_running(call('HGET', r, id)) and call('HEXISTS', y, id) == 0 then
+  if rec and sub(rec, 1, 1) == '1' and not is_running(call('HGET', r, id)) and not call('HGET', y, id) then
     give_up(id, key_of(rec), rec, too_old(rec) and 'e' or 'c')
     answer = 1
   end

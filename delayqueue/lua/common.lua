@@ -29,7 +29,7 @@
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           mark: the end of the token of the claim that was settled last
--- ending    d|x|e|c mark:6 ended:11 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause
+-- ending    d|x|e|c ended:11 mark:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause
 --           done, dead, expired or cancelled; ended is hexadecimal; enqueued and age in base 36 in d and x;
 --           the age is from when it was enqueued until not_after
 --

@@ -1,19 +1,23 @@
 -- How messages end that nobody runs, after common.lua.
 
-local MINUTE = 60000
+local MINUTE = math.min(60000, retention)
 local GIVEN_UP = {e = 'expired', c = 'cancelled', s = 'superseded'}
+
+-- Whether nothing has ended into a bucket for a minute.
+local function is_aged(i) return (whole(call('HGET', c, 'closed' .. i)) or 0) + MINUTE <= now end
 
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the
 -- retention, if what the oldest one has need not be remembered any more. It is another one
--- sooner when this one has taken a tenth of the partition's bytes, and the oldest is a minute old.
+-- sooner when this one has a tenth of the partition's bytes, and the oldest a minute's age.
 local function remember(endings)
   local own = call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4')
   local at, since = (whole(own[1]) or 0) % 5, whole(own[2])
   local oldest = (at + 1) % 5
-  if (not since or since > now or now - since >= retention / 4) and (whole(own[3 + oldest]) or 0) <= (since == 0 and now + math.max(0, retention - MINUTE) or now) then
-    at = oldest
-    call('UNLINK', KEYS[12 + at])
-    call('HSET', c, 'bucket', at, 'since', NOW, 'ended' .. at, 0)
+  if (not since or since > now or now - since >= retention / 4) and
+    ((whole(own[3 + oldest]) or 0) <= now or since == 0 and is_aged(oldest)) then
+    call('UNLINK', KEYS[12 + oldest])
+    call('HSET', c, 'bucket', oldest, 'since', NOW, 'ended' .. oldest, 0, 'closed' .. at, NOW)
+    at, own[3 + oldest] = oldest, false
   end
   batch('HSET', KEYS[12 + at], endings)
   local bytes = 0
@@ -42,7 +46,10 @@ local function too_old(rec)
   return not_after and not_after <= now
 end
 
-local function is_running(state) return state and match(state, '^[rR]') and true or false end
+local function is_running(state)
+  local flag = state and sub(state, 1, 1)
+  return flag == 'r' or flag == 'R'
+end
 
 -- What a record has of its message, from the lengths on, without a payload; its principal. The
 -- lengths begin at a byte.
@@ -80,7 +87,7 @@ local function discard(id, key, rec, how, because)
   for _, name in ipairs({r, m, b}) do
     call('HDEL', name, id)
   end
-  remember({id, table.concat({how .. (mark or '------') .. string.format('%011x', now) .. (counted or '0 0 0 ') .. enqueued,
+  remember({id, table.concat({how .. string.format('%011x', now) .. (mark or '------') .. (counted or '0 0 0 ') .. enqueued,
     math.max(0, not_after - enqueued), 0, k, n, p, sub(rec, 55, 54 + k + n + p) .. (because or cause or '')}, ' ')})
   count(GIVEN_UP[how])
 end

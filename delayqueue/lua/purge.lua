@@ -6,12 +6,12 @@
 -- #include common.lua
 local function purge(id, died)
   local ending = call('HGET', y, id)
-  if ending and died ~= '' and died ~= sub(ending, 8, 18) then
+  if ending and died ~= '' and died ~= sub(ending, 2, 12) then
     return 0
   end
   call('ZREM', x, id)
   if not ending then
-    return 1 - call('HEXISTS', m, id)
+    return call('HGET', m, id) and 0 or 1
   end
   forget(id)
   count('purged')

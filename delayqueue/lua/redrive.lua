@@ -15,7 +15,7 @@ local function redrive(id, died)
   local ending, rec = call('HGET', y, id), call('HGET', m, id) or ''
   if not ending then
     return 'redriven'
-  elseif died ~= '' and died ~= sub(ending, 8, 18) then
+  elseif died ~= '' and died ~= sub(ending, 2, 12) then
     return ''
   end
   local losses, k, n, p, texts = match(ending, '^%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) (.*)$', 19)

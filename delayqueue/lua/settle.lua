@@ -51,18 +51,18 @@ end
 
 -- Whether a claim that is not the caller's, or not any more, was settled as it is to be.
 local function settled_before(id, mark)
-  for _, i in ipairs({5, 9, 12, 13, 14, 15, 16}) do -- r, y and the buckets
-    local text = call('HGET', KEYS[i], id)
-    if text and sub(text, 2, 7) == mark then
-      return 1
-    end
+  local state = call('HGET', r, id)
+  local found = state and sub(state, 2, 7) == mark
+  for _, i in ipairs({9, 12, 13, 14, 15, 16}) do -- y and the buckets
+    local ending = call('HGET', KEYS[i], id)
+    found = found or ending and sub(ending, 13, 18) == mark
   end
-  return 0
+  return found and 1 or 0
 end
 
 local replies, asked, due = {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
 local held, over, gone, places, endings = {}, {}, {}, {}, {}
-local dead, letters, deaths, halts, slots = {}, {}, {}, {}, {}
+local letters, deaths, halts, slots = {}, {}, {}, {}
 local back, times, freed = {}, {}, {} -- freed: those whose key has another head
 
 local at = string.format('%011x', now)
@@ -72,28 +72,26 @@ local function append(list, a, v)
   list[#list + 1] = v
 end
 
-local function finish(id, key, seq, how, ending, result, options)
+local function finish(id, key, seq, how, text, result, options)
   over[#over + 1] = id
   local bytes, principal, slot = match(options, '^....(%d+) ([^\n]*)\n?(.*)$')
   bytes = message_size(tonumber(bytes))
   occupy(key, principal, -bytes)
   if slot ~= '' then
-    slots[#slots + 1] = id
-    slots[#slots + 1] = slot
+    append(slots, id, slot)
   end
-  ending = how .. sub(ending, 1, 6) .. at .. sub(ending, 7)
+  text = how .. at .. text
   if how == 'x' then
-    dead[#dead + 1] = id
-    append(letters, id, ending)
+    append(letters, id, text)
     append(deaths, NOW, id)
-    count('bytes', ending_size(#ending))
+    count('bytes', ending_size(#text))
     if key ~= '' and sub(options, 4, 4) ~= '-' then
       append(halts, key, sub(options, 4, 4) .. id)
     end
   else
     gone[#gone + 1] = id
     count('bytes', -bytes)
-    append(endings, id, ending)
+    append(endings, id, text)
     if result ~= '' then
       append(endings, id .. ' ', result)
     end
@@ -167,9 +165,9 @@ batch('ZREM', f, places)
 if #gone > 0 then
   remember(endings)
 end
-if #dead > 0 then
-  for _, id in ipairs(dead) do
-    call('HSETNX', m, id, '')
+if #deaths > 0 then
+  for i = 2, #deaths, 2 do
+    call('HSETNX', m, deaths[i], '')
   end
   batch('HSET', y, letters)
   batch('ZADD', x, deaths)
@@ -191,7 +189,7 @@ for _, n in ipairs(freed) do
   local id = first[1] and id_at(first[1], key)
   if id and sub(options, 2, 2) == 'k' and token ~= '' and not idle then
     asked[token] = n
-    want(id, key, first, token)
+    want(id, id .. ' ' .. key, first, token)
   elseif id then
     append(times, NOW, id .. ' ' .. key)
     soonest = math.min(soonest or now, now)

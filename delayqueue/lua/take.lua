@@ -3,9 +3,9 @@
 local wanted, members, behind, tokens = {}, {}, {}, {}
 
 -- Has a message, its key's head if it has one, given to a worker by start().
-local function want(id, key, places, token)
+local function want(id, member, places, token)
   local n = #wanted + 1
-  wanted[n], members[n], behind[n], tokens[n] = id, id .. ' ' .. key, places and places[2] and 1 or 0, token
+  wanted[n], members[n], behind[n], tokens[n] = id, member, places and places[2] and 1 or 0, token
 end
 
 -- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
@@ -25,15 +25,18 @@ end
 local function want_due(list)
   for i, member in ipairs(#list > 0 and call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', #list) or {}) do
     local id, key = split(member)
+    if #id == #member then -- junk
+      call('ZREM', z, member)
+      member = id .. ' '
+    end
     local places = key ~= '' and line(key, '2')
     if places and id_at(places[1] or '', key) ~= id then
       join(id, key)
       places = line(key, '2')
     end
     if not places or id_at(places[1] or '', key) == id then
-      want(id, key, places, list[i])
-    end
-    if member ~= members[#members] then -- its turn comes later; or it has no space, as junk may
+      want(id, member, places, list[i])
+    else
       call('ZREM', z, member)
     end
   end

@@ -56,7 +56,6 @@ var mutants = []mutant.Mutant{
 	{Name: "a refresh is not awaited", File: "question.go", Old: "case q.refreshAt.After(now):\n\t\t\taskAt = q.refreshAt", New: "case q.refreshAt.After(now):\n\t\t\tif !%s {\n\t\t\t\taskAt = q.refreshAt\n\t\t\t}"},
 	{Name: "a token is refreshed while no message can arrive", File: "question.go", Old: "!q.Listening():", New: "!q.Listening() && !%s:"},
 	{Name: "a token is refreshed again and again", File: "question.go", Old: "v.Refresh, q.refreshAt = q.token, time.Time{}", New: "if v.Refresh = q.token; !%s {\n\t\t\t\tq.refreshAt = time.Time{}\n\t\t\t}"},
-	{Name: "a refresh without an answer fails nobody", File: "refresh.go", Old: "case f.Err != nil && ", New: "case f.Err != nil && !%s && "},
 	{Name: "a refresh that was not sent fails calls", File: "refresh.go", Old: "!f.Unsent:", New: "(!f.Unsent || %s):"},
 	{Name: "a token that waits no more is taken for one that does", File: "refresh.go", Old: "r.Place == 0:", New: "r.Place == 0 && !%s:"},
 	{Name: "a token that waits no more is not asked about", File: "refresh.go", Old: "q.askAt = time.Time{}\n\tdefault:", New: "if !%s {\n\t\t\tq.askAt = time.Time{}\n\t\t}\n\tdefault:"},
@@ -68,6 +67,7 @@ var mutants = []mutant.Mutant{
 
 // refreshMutants are caught by the table or the tests of refreshes.
 var refreshMutants = []mutant.Mutant{
+	{Name: "a refresh without an answer fails nobody", File: "refresh.go", Old: "case f.Err != nil && ", New: "case f.Err != nil && !%s && "},
 	{Name: "a queue without a token refreshes", File: "question.go", Old: "q.token == \"\" ||", New: "q.token == \"\" && !%s ||"},
 	{Name: "a refresh of a token that was cancelled is believed", File: "refresh.go", Old: "q.token != r.Token || q.asked", New: "q.token != r.Token && !%s || q.asked"},
 	{Name: "a refresh is believed while a question is under way", File: "refresh.go", Old: "q.asked != \"\" || q.sent", New: "q.asked != \"\" && !%s || q.sent"},

@@ -150,15 +150,12 @@ func (r *redis) room(token string) bool {
 	return len(r.fifo) == 0 && limitOf(token) > 1 && r.fits(limitOf(token))
 }
 
-// admit grants the key to tokens beside a holder, past others if they are readers.
+// admit grants the key to tokens beside a holder, past others if they are readers and it is still there.
 func (r *redis) admit(leader string, tokens []string, fences []int64) {
 	r.sweep()
-	if r.holders[leader] == nil {
-		return
-	}
 	r.serve("")
 	for i, token := range tokens {
-		if r.fits(limitOf(token)) && (limitOf(token) == 0 || len(r.fifo) == 0) {
+		if r.fits(limitOf(token)) && (limitOf(token) == 0 && r.holders[leader] != nil || len(r.fifo) == 0) {
 			fences[i] = r.grant(token, firstLease)
 		}
 	}

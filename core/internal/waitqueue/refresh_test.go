@@ -178,3 +178,15 @@ func TestQueue_KnowsWhatARefreshTells(t *testing.T) {
 	q.q.Refreshed(q.now, r, Failure{})
 	require.False(t, q.q.wanted)
 }
+
+func TestQueue_ARefreshWithoutAnAnswerFailsCallsThatKnowNothing(t *testing.T) {
+	q := queuedAt(1, 15*time.Second)
+	r := q.refusal(0)
+	r.Sent = q.now
+	q.join("C")
+	q.q.answered = false
+	q.calls["C"].informed = false
+	outage := errors.New("outage")
+	q.q.Refreshed(q.now, r, Failure{Err: outage})
+	require.Equal(t, outage, q.q.Look(q.now, q.calls["C"]).Err)
+}

@@ -1,5 +1,6 @@
 -- Admits calls of one process beside its holder, with which they waited when it was granted
--- the key: shared ones past the queue, others only if nobody waits there.
+-- the key: shared ones past the queue, others only if nobody waits there. If the holder is gone
+-- by now they are like calls that have just come.
 --
 -- ARGV[1]  the holder's token
 -- ARGV[2]  and so on, for each call: its token, the length of its lease in ms, and
@@ -18,21 +19,17 @@ if foreign() then
   return fences
 end
 local known = redis.call('HMGET', key, unpack(fields))
-if mine then
-  sweep()
-  serve('')
-end
+sweep()
+serve('')
 for i = 1, #fields do
   local e = ARGV[3 * i - 1]
   if known[i] and ends(known[i]) > now then -- the reply to an earlier call was lost
     fences[i] = tonumber(string.match(known[i], '^%d+ (%d+)'))
-  elseif mine and reserved == 0 and fits(limit(e)) and (limit(e) == 0 or queue == '') then
+  elseif reserved == 0 and fits(limit(e)) and (queue == '' or mine and limit(e) == 0) then
     fences[i] = grant(e, tonumber(ARGV[3 * i]), ARGV[3 * i + 1])
   else
     fences[i] = 0
   end
 end
-if mine then
-  save()
-end
+save()
 return fences
