@@ -71,7 +71,7 @@ local function start(lease, max_bytes)
     elseif too_old(rec) then
       give_up(id, sub(member, #id + 2), rec, 'e')
     elseif halted and call('HEXISTS', h, sub(member, #id + 2)) == 1 then -- it only expires
-      call('ZADD', z, tonumber(sub(rec, 33, 45), 10) or now + MINUTE, member)
+      call('ZADD', z, math.min(tonumber(sub(rec, 33, 45), 10) or now + 60000, now + 60000), member)
     elseif bytes >= max_bytes then
       call('ZADD', z, 'NX', NOW, member)
     else
