@@ -201,7 +201,9 @@ local function flush()
     list[#list + 1] = field
     list[#list + 1] = uses[field] > 0 and uses[field] or nil
   end
-  batch('HSET', u, some)
+  if #some > 0 and call('HSET', u, unpack(some)) > 0 then
+    keep(u, math.max(call('PTTL', m), retention))
+  end
   batch('HDEL', u, none)
   if seq then
     call('HSET', c, 'seq', string.format('%.0f', seq))
