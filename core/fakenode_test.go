@@ -1,6 +1,7 @@
 package core_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -34,19 +35,53 @@ type fakeNode struct {
 	rate    float64       // at which its clock runs
 }
 
+// fakeConn takes what is written at once, as a socket does: at the other end of its pipe the node may
+// be about to write, too.
 type fakeConn struct {
 	net.Conn
-	node *fakeNode
+	node   *fakeNode
+	out    chan []byte
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newFakeConn(conn net.Conn, n *fakeNode) *fakeConn {
+	c := &fakeConn{Conn: conn, node: n, out: make(chan []byte, 1000), closed: make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case b := <-c.out:
+				_, _ = c.Conn.Write(b)
+			case <-c.closed:
+				return
+			}
+		}
+	}()
+	return c
+}
+
+func (c *fakeConn) shut() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+func (c *fakeConn) send(b []byte) (int, error) {
+	select {
+	case <-c.closed:
+		return 0, net.ErrClosed
+	case c.out <- bytes.Clone(b):
+		return len(b), nil
+	}
 }
 
 func (c *fakeConn) Write(b []byte) (int, error) {
 	n := c.node
 	n.mu.Lock()
 	if n.stopped {
-		b := append([]byte(nil), b...)
+		b := bytes.Clone(b)
 		n.backlog = append(n.backlog, func() {
 			_ = c.SetDeadline(time.Time{}) // the client's is over
-			_, _ = c.Conn.Write(b)
+			_, _ = c.send(b)
 		})
 		n.mu.Unlock()
 		return len(b), nil
@@ -56,10 +91,10 @@ func (c *fakeConn) Write(b []byte) (int, error) {
 	if mute {
 		defer func() {
 			time.Sleep(time.Millisecond) // it has run by then
-			_ = c.Conn.Close()
+			_ = c.shut()
 		}()
 	}
-	return c.Conn.Write(b)
+	return c.send(b)
 }
 
 func (c *fakeConn) Close() error {
@@ -67,12 +102,12 @@ func (c *fakeConn) Close() error {
 	n.mu.Lock()
 	delete(n.conns, c)
 	if n.stopped {
-		n.backlog = append(n.backlog, func() { _ = c.Conn.Close() })
+		n.backlog = append(n.backlog, func() { _ = c.shut() })
 		n.mu.Unlock()
 		return nil
 	}
 	n.mu.Unlock()
-	return c.Conn.Close()
+	return c.shut()
 }
 
 func (n *fakeNode) dial(context.Context, string, string) (net.Conn, error) {
@@ -85,7 +120,7 @@ func (n *fakeNode) dial(context.Context, string, string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &fakeConn{conn, n}
+	c := newFakeConn(conn, n)
 	n.conns[c] = struct{}{}
 	return c, nil
 }
@@ -109,7 +144,7 @@ func (n *fakeNode) die() {
 	defer n.mu.Unlock()
 	n.dead = true
 	for c := range n.conns {
-		_ = c.Conn.Close()
+		_ = c.shut()
 	}
 	clear(n.conns)
 }

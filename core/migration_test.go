@@ -57,7 +57,7 @@ type migratingLock struct {
 	to              *redistest.Server
 }
 
-const migratingTTL = time.Second
+const migratingTTL = 2 * time.Second
 
 func newMigratingLock(t *testing.T, c *redistest.Cluster, protocol int) *migratingLock {
 	t.Helper()
@@ -97,7 +97,7 @@ func (m *migratingLock) handOver(meanwhile func()) {
 // requireHeld looks for longer than a lease lasts that is not renewed.
 func (m *migratingLock) requireHeld(when string) {
 	m.t.Helper()
-	time.Sleep(2 * migratingTTL)
+	time.Sleep(5 * migratingTTL / 4)
 	require.NoError(m.t, m.lease.Context().Err(), when)
 	_, err := m.waiting.TryAcquire(m.t.Context(), m.lease.Key())
 	require.ErrorIs(m.t, err, core.ErrConflict, when)

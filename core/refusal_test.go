@@ -18,7 +18,7 @@ import (
 func TestScriptsFlushedUnderBatchesOfRenewalsLoseNoLease(t *testing.T) {
 	t.Parallel()
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
-	const ttl = 900 * time.Millisecond
+	const ttl = 2 * time.Second
 	l := newLocker(t, env, core.WithTTL(ttl))
 	var leases []*core.Lease
 	for _, key := range keyNames(300) { // more than go into one batch

@@ -179,9 +179,6 @@ func (q *Queue) page(ctx context.Context, op string, parts []*partition, set int
 	if !up {
 		way, less = "down", -1
 	}
-	if after != nil {
-		n++ // it may be among them
-	}
 	args := []any{set + 1, way, n}
 	if after != nil {
 		args = append(args, after.score, after.member)

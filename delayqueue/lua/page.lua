@@ -1,22 +1,41 @@
--- Reads a page of a sorted set, from a position on. The position is that of an
--- entry, which need not be there any more: then the page begins with the first of its score.
+-- Reads a page of a sorted set, from a position on. The position is that of an entry, which need
+-- not be there: it may be another partition's.
 --
 -- KEYS     see common.lua
 -- ARGV[1]  which of them it is
 -- ARGV[2]  'up' or 'down'
 -- ARGV[3]  how many entries to read at most
 -- ARGV[4..5] score and member of the position; without them, from the first on
--- returns  {now in ms, member, score, member, score, ...}, perhaps with some up to the position
+-- returns  {now in ms, member, score, member, score, ...}, without the position's own
 local call = redis.call
-local index, up, most, score, member = tonumber(ARGV[1]), ARGV[2] == 'up', tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local set, from = KEYS[index], 0
-if member and index == 6 then -- all of one score
-  from = call('ZLEXCOUNT', set, '-', '[' .. member)
-elseif member then
-  from = call('ZSCORE', set, member) == score and call(up and 'ZRANK' or 'ZREVRANK', set, member) or
-    up and call('ZCOUNT', set, '-inf', '(' .. score) or call('ZCOUNT', set, '(' .. score, '+inf')
+local set, up, most, score, member = KEYS[tonumber(ARGV[1])], ARGV[2] == 'up', tonumber(ARGV[3]), ARGV[4], ARGV[5]
+
+-- The order of members with one score is that of their bytes; Lua's < has the locale's.
+local function follows(a, b)
+  local i = 1
+  while i <= #a and string.byte(a, i) == string.byte(b, i) do
+    i = i + 1
+  end
+  return i <= #a and (i > #b or string.byte(a, i) > string.byte(b, i))
 end
-local clock = call('TIME')
+
+local from, to = 0, 0 -- between them is the first entry that follows the position, counted upwards
+if member then
+  from, to = call('ZCOUNT', set, '-inf', '(' .. score), call('ZCOUNT', set, '-inf', score)
+end
+while from < to do
+  local mid = math.floor((from + to) / 2)
+  local entry = call('ZRANGE', set, mid, mid)[1]
+  if follows(entry, member) or not up and entry == member then
+    to = mid
+  else
+    from = mid + 1
+  end
+end
+if member and not up then
+  from = call('ZCARD', set) - from -- counted downwards
+end
 local page = call(up and 'ZRANGE' or 'ZREVRANGE', set, from, from + most - 1, 'WITHSCORES')
+local clock = call('TIME')
 table.insert(page, 1, string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000)))
 return page

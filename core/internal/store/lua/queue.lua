@@ -25,6 +25,7 @@ local function expiry() return math.max(redis.call('PTTL', key), 0) end
 local writes = {} -- fields and values to be written at the end
 local gone = {}   -- fields to be removed then
 local stays = 0   -- the record must not expire before, in ms
+local left        -- what its expiry was set to, in ms
 
 local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
 local function locker(e) return string.match(e, ':(.*)%.') end
@@ -181,7 +182,8 @@ local function serve(me)
       local there = true
       if mark ~= '~' then
         if not written then -- before the first message: Redis may refuse writes
-          redis.call('PEXPIRE', key, math.max(redis.call('PTTL', key), CLAIM + ALIVE))
+          left = math.max(redis.call('PTTL', key), CLAIM + ALIVE)
+          redis.call('PEXPIRE', key, left)
           written = true
         end
         local room = held + 1 < limit(e) -- for one more with this limit
@@ -251,18 +253,20 @@ local function save()
   end
   -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
   -- lets the script go on. A new record has to fit.
-  local left = math.max(stays - now, LEAST)
+  local needs = math.max(stays - now, LEAST)
   if exists then
     if held > 0 or queue ~= '' then
-      left = math.max(left, redis.call('PTTL', key))
+      needs = math.max(needs, left or redis.call('PTTL', key))
     end
-    redis.call('PEXPIRE', key, left)
+    if needs ~= left then
+      redis.call('PEXPIRE', key, needs)
+    end
   end
   redis.call('HSET', key, unpack(writes))
   if #gone > 0 then
     redis.call('HDEL', key, unpack(gone))
   end
   if not exists then
-    redis.call('PEXPIRE', key, left)
+    redis.call('PEXPIRE', key, needs)
   end
 end
