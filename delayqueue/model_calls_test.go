@@ -58,7 +58,7 @@ func (m *model) enqueue() error {
 			m.slots[x.slot()] = x
 		}
 	}
-	job.Payload = []byte("work of " + job.ID)
+	job.Payload = []byte(workOf(job.ID))
 	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
 	m.q.partitions[0].enqueue([]*enqueueing{e})
 	return e.err

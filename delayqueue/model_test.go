@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,6 +38,14 @@ type modelMessage struct {
 	waked                       bool
 	tooOld                      bool // and queued: it expires when somebody looks
 	claim                       *claim
+}
+
+// workOf is the payload of a message: of some it is too long for a record.
+func workOf(id string) string {
+	if strings.HasSuffix(id, "3") {
+		return id + strings.Repeat(" is long", 1000)
+	}
+	return "work of " + id
 }
 
 type modelSettle struct {
@@ -118,7 +127,7 @@ func (m *model) started(c *claim, anyway bool) error {
 	if want := []int{x.attempts, x.conflicts, x.losses, x.handed}; !slices.Equal(got, want) {
 		return violated("message %s was claimed with attempt, conflicts, losses, handed %v, want %v", x.id, got, want)
 	}
-	if c.message.Key != x.key || string(c.message.Payload) != "work of "+x.id {
+	if c.message.Key != x.key || string(c.message.Payload) != workOf(x.id) {
 		return violated("message %s is another: %+v", x.id, c.message)
 	}
 	return nil

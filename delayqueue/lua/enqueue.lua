@@ -55,7 +55,7 @@ local function replace(old, old_rec, state, place, key, slot, id, rec, payload, 
   call('HSET', m, id, rec)
   call('HSET', u, slot, id)
   if state ~= UNTRIED then
-    call('HSET', r, id, match(state, '^.......0 %d+ 0 %d+ ') .. ' ')
+    call('HSET', r, id, match(state, '^.......%d+ %d+ %d+ %d+ ') .. ' ')
   end
   call('ZREM', f, key .. '\n' .. place .. old)
   discard(old, key, old_rec, 's', id)
