@@ -184,6 +184,7 @@ func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) 
 	if p != nil {
 		age = cmp.Or(p.MaxAge, age)
 	}
+	opts = option(opts, f.says.Service, delayqueue.WithService)
 	opts = option(opts, age, delayqueue.WithMaxAge)
 	opts = option(opts, q.MaxDepth, delayqueue.WithMaxDepth)
 	opts = option(opts, q.MaxDepthPerKey, delayqueue.WithMaxDepthPerKey)
@@ -226,7 +227,7 @@ func (f *File) prefix() string { return cmp.Or(f.says.Prefix, "perkey") }
 
 // keyring reads the keys of a queue.
 func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
-	keys := delayqueue.Keyring{Current: e.Current, Keys: map[string][]byte{}}
+	keys := delayqueue.Keyring{Current: e.Current, Keys: map[string][]byte{}, AcceptUnsealed: e.AcceptUnsealed}
 	for id, k := range e.Keys {
 		at, text := member(member(member(path, "keys"), id), "file"), k.value.reveal()
 		if k.File != "" {

@@ -28,6 +28,11 @@ func (d *decoder) check() {
 			d.at("prefix", "%s", reason(err))
 		}
 	}
+	if says.Service != "" {
+		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithService(says.Service)); err != nil {
+			d.at("service", "%s", reason(err))
+		}
+	}
 	d.checkRedis(&says.Redis)
 	for _, name := range slices.Sorted(maps.Keys(says.Queues)) {
 		d.checkQueue(p, name, says.Queues[name])

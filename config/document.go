@@ -9,6 +9,7 @@ import "time"
 
 type document struct {
 	Prefix   string                   `yaml:"prefix"`
+	Service  string                   `yaml:"service"`
 	Redis    redisSection             `yaml:"redis"`
 	Defaults defaultsSection          `yaml:"defaults"`
 	Queues   map[string]*queueSection `yaml:"queues"`
@@ -89,8 +90,9 @@ type queueSection struct {
 }
 
 type encryptionSection struct {
-	Current string                        `yaml:"current"`
-	Keys    map[string]*encryptionKeyFrom `yaml:"keys"`
+	Current        string                        `yaml:"current"`
+	Keys           map[string]*encryptionKeyFrom `yaml:"keys"`
+	AcceptUnsealed bool                          `yaml:"accept_unsealed"`
 }
 
 type encryptionKeyFrom struct {

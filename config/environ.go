@@ -31,10 +31,10 @@ func variable(path string) string {
 	return variablePrefix + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
-// overridden reports whether variables override what is at a path: prefix, and all of
+// overridden reports whether variables override what is at a path: prefix, service, and all of
 // redis and defaults that is a single value or a list of words.
 func overridden(path string) bool {
-	return path == "prefix" || strings.HasPrefix(path, "redis.") || strings.HasPrefix(path, "defaults.")
+	return path == "prefix" || path == "service" || strings.HasPrefix(path, "redis.") || strings.HasPrefix(path, "defaults.")
 }
 
 // serviceVariable is what Kubernetes sets for each Service, of which one may be named

@@ -63,6 +63,9 @@ func (rt *Runtime) checkFixed(r *report) {
 	if rt.started.prefix() != r.file.prefix() {
 		r.at("prefix", restart)
 	}
+	if was.Service != is.Service {
+		r.at("service", restart)
+	}
 	if rt.options.client == nil {
 		for _, path := range differences("redis", reflect.ValueOf(was.Redis), reflect.ValueOf(is.Redis)) {
 			r.at(path, restart)

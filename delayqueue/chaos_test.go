@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -34,6 +35,7 @@ const (
 	faultKill        = "kill"         // kill -9 of a worker; another one starts
 	faultLoseReply   = "lose reply"   // a command runs, and its reply is lost
 	faultLoseRequest = "lose request" // a command is lost
+	faultRepartition = "repartition"  // another number of partitions
 	faultRestart     = "restart"      // kill -9 of Redis, which starts again on its data
 	faultStop        = "stop"         // SIGSTOP of a worker for longer than its leases
 	faultSubscribers = "subscribers"  // CLIENT KILL TYPE pubsub
@@ -305,6 +307,19 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 		r.proxy.LoseRequest(once(rng.IntN(5)))
 	case faultFlush:
 		_ = r.direct.ScriptFlush(r.t.Context()).Err()
+	case faultRepartition:
+		config := r.config
+		if r.proxy != nil {
+			config.Addrs, config.Retries = []string{r.proxy.Addr}, -1
+		}
+		rdb := config.client()
+		defer func() { _ = rdb.Close() }()
+		q, err := config.queue(rdb)
+		must(err)
+		err = q.Repartition(r.t.Context(), 1+rng.IntN(4))
+		if err != nil && !errors.Is(err, core.ErrUnavailable) && !errors.Is(err, delayqueue.ErrDraining) {
+			panic(err)
+		}
 	case faultSubscribers:
 		_ = r.direct.Do(r.t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err()
 	}
@@ -321,15 +336,26 @@ func once(skip int) func([]byte) bool {
 	}
 }
 
-// bases are what the names of the partitions' keys begin with.
-func (c chaosConfig) bases() (bases []string) {
-	if c.Partitions == 1 {
-		return []string{c.Prefix + ":queue:{q}"}
+// bases are what the names of the partitions' keys begin with, of all generations.
+func (c chaosConfig) bases(rdb redis.UniversalClient) (bases []string, err error) {
+	generations, err := rdb.HGet(context.Background(), c.Prefix+":queue:{q}:manifest", "generations").Result()
+	for generation := range strings.FieldsSeq(generations) {
+		var number, size int
+		if _, err := fmt.Sscanf(generation, "%d:%d", &number, &size); err != nil {
+			return nil, err
+		}
+		for i := range size {
+			switch {
+			case number > 1:
+				bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d.%d}", c.Prefix, i+1, size, number))
+			case size > 1:
+				bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d}", c.Prefix, i+1, size))
+			default:
+				bases = append(bases, c.Prefix+":queue:{q}")
+			}
+		}
 	}
-	for i := range c.Partitions {
-		bases = append(bases, fmt.Sprintf("%s:queue:{q/%d.%d}", c.Prefix, i+1, c.Partitions))
-	}
-	return bases
+	return bases, err
 }
 
 // drain waits until no more than so many messages are open.
@@ -338,8 +364,9 @@ func (r *chaosRunner) drain(most time.Duration, left int) {
 	var open int64
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		open = 0
-		answered := true
-		for _, base := range r.config.bases() {
+		bases, err := r.config.bases(r.direct)
+		answered := err == nil
+		for _, base := range bases {
 			n, err := r.direct.HLen(ctx, base+":m").Result()
 			dead, err2 := r.direct.ZCard(ctx, base+":x").Result()
 			open, answered = open+n-dead, answered && err == nil && err2 == nil
@@ -377,7 +404,9 @@ func (r *chaosRunner) finish() {
 	}
 	readers.Wait()
 	require.NoError(r.t, errors.Join(errs...))
-	for _, base := range r.config.bases() {
+	bases, err := r.config.bases(r.direct)
+	require.NoError(r.t, err)
+	for _, base := range bases {
 		for _, set := range []string{":z", ":w", ":f"} {
 			left, err := r.direct.ZRange(context.Background(), base+set, 0, 5).Result()
 			require.NoError(r.t, err)

@@ -39,6 +39,9 @@ type claimer struct {
 	wake      chan struct{} // holds one: look at the partition
 	freed     chan string   // its keys that were announced to be free
 	timer     *time.Timer
+	retired   atomic.Bool // the partition is not served any more
+	running   atomic.Bool
+	served    bool // it has a heartbeat and a waker, for good
 	// The last claim's messages were all handed back without a lock, so the next brings more
 	// than there are hands.
 	foreignOnly bool
@@ -55,7 +58,8 @@ func (w *claimer) run() {
 			w.giveBack(token)
 		}
 	}()
-	for !w.isStopping() {
+	defer w.running.Store(false)
+	for !w.isStopping() && !w.retired.Load() {
 		n := 0
 		if failures == 0 { // else no hand waits for the answer: there are other partitions
 			n = w.takeHands()
@@ -89,6 +93,9 @@ func (w *claimer) run() {
 			continue
 		}
 		failures = 0
+		if m := w.queue.manifest.Load(); m != nil && w.partition.closed.Load() != nil && m.current().number == w.partition.generation {
+			w.change()
+		}
 		w.report(b)
 		for _, key := range b.emptied {
 			w.reconsider(key)
@@ -225,7 +232,36 @@ func (w *Worker) report(b batch) {
 
 // claimerOf returns the claimer of a partition.
 func (w *Worker) claimerOf(p *partition) *claimer {
-	return w.claimers[slices.IndexFunc(w.claimers, func(c *claimer) bool { return c.partition == p })]
+	find := func() *claimer {
+		all := *w.claimers.Load()
+		if i := slices.IndexFunc(all, func(c *claimer) bool { return c.partition == p }); i >= 0 {
+			return all[i]
+		}
+		return nil
+	}
+	if c := find(); c != nil {
+		return c
+	}
+	w.claimersMu.Lock()
+	defer w.claimersMu.Unlock()
+	c := find()
+	if c == nil {
+		c = &claimer{
+			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
+			wake: make(chan struct{}, 1), freed: make(chan string, announcements),
+		}
+		all := append(slices.Clip(*w.claimers.Load()), c)
+		w.claimers.Store(&all)
+	}
+	return c
+}
+
+// lookSoon has the partition looked at soon.
+func (w *claimer) lookSoon() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
 }
 
 // begin runs a claimed message. The caller has taken the hand that it needs.

@@ -3,7 +3,9 @@ package delayqueue
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -89,6 +91,22 @@ type enqueueing struct {
 	done    chan struct{} // closed when the others are set
 }
 
+// errClosed is for what is not stored because its partition is closed.
+var errClosed = errors.New("the partition is closed")
+
+// add stores a job here, or fails with errClosed.
+func (p *partition) add(ctx context.Context, job Job) (time.Time, error) {
+	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
+	_ = p.enqueues.Add(e) // never closed
+	select {
+	case <-e.done:
+		return e.expires, e.err
+	case <-ctx.Done():
+		p.enqueues.Forget()
+		return time.Time{}, callerGone(ctx, "enqueue")
+	}
+}
+
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
 	args := make([]any, 0, 2+7*len(batch))
@@ -119,6 +137,8 @@ func (p *partition) enqueue(batch []*enqueueing) {
 			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
 		case reply[i] == -2:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
+		case reply[i] == -4:
+			e.err = errClosed
 		case reply[i] == -5:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrPrincipalFull)
 		default:
@@ -171,7 +191,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 		b.emptied = append(b.emptied, name)
 		ok = ok && is
 	}
-	now, is := readMillis(reply[4])
+	now, is := p.readClock(reply[4])
 	ok = ok && is
 	for _, f := range reply[claimHead:] {
 		m, is := readMessage(f)
@@ -222,6 +242,16 @@ func readMillis(reply any) (time.Time, bool) {
 	s, _ := reply.(string)
 	ms, err := strconv.ParseInt(s, 10, 64)
 	return time.UnixMilli(ms), err == nil
+}
+
+// readClock reads a time of Redis, and notes what comes with it.
+func (p *partition) readClock(reply any) (time.Time, bool) {
+	s, _ := reply.(string)
+	now, _, closed := strings.Cut(s, " ")
+	if closed {
+		p.noteClosed(s)
+	}
+	return readMillis(now)
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
@@ -283,7 +313,7 @@ func (p *partition) settle(batch []*settling) {
 	}
 	if err == nil {
 		var ok bool
-		if now, ok = readMillis(reply[len(batch)]); !ok {
+		if now, ok = p.readClock(reply[len(batch)]); !ok {
 			err = luascript.ErrReply
 		}
 		anyDue = reply[len(batch)+1] == int64(1)
@@ -307,6 +337,8 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	switch {
 	case v.foreign:
 		how = "h"
+	case v.moved:
+		how = "m"
 	case s.expires:
 		how = "e"
 	}
@@ -406,6 +438,12 @@ func (p *partition) wake(ctx context.Context, keys []string, wake bool) (found [
 		return nil, redisError(ctx, "wake", err)
 	}
 	return found, nil
+}
+
+// hasBehind reports whether a message may have others behind it, in a newer generation too.
+func (q *Queue) hasBehind(ctx context.Context, m Message) bool {
+	now := q.manifest.Load()
+	return now == nil || slices.ContainsFunc(now.of(m.Key, m.ID), func(p *partition) bool { return p.hasBehind(ctx, m) })
 }
 
 // hasBehind reports whether a message may have others behind it. What was parked between

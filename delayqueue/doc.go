@@ -2,14 +2,14 @@
 // message per key at a time, in the order of arrival, each under the lock of its
 // key, so that parked work and fresh requests exclude each other.
 //
-//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop")) // the locker's prefix; see below
+//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop")) // the locker's prefix; see below
 //	guard := core.NewGuard(locker, delayqueue.Policy(queue))     // a held key: the call is parked
 //	worker, err := delayqueue.NewWorker(queue, locker, handle)   // and run when its turn comes
 //	err = worker.Start()
 //
 // Queues of one prefix and name are one queue, so a service that shares its Redis needs a
-// prefix of its own: two with the default prefix and a queue of the same name run each
-// other's messages.
+// prefix of its own. WithService sees to it: a queue is the service's that named it first, and a process of another
+// name is refused ([ErrOtherService]).
 //
 // It is a job queue by itself, too: Queue.Enqueue takes any Job, with or without a
 // key.
@@ -32,7 +32,7 @@
 // dies lets its claims run out, and its messages are run again.
 //
 // Three counters are apart. Attempts: claims that led to a handler, or may have.
-// Conflicts: turns at which the key was held; they spend no attempt, and the
+// Conflicts: turns at which the key was held, or had older messages in a partition that Repartition closed; they spend no attempt, and the
 // message stays first in the FIFO of its key. Losses: attempts whose outcome is
 // unknown, because the worker died or lost its claim or the key's lease. A
 // message dies of its attempts, never of conflicts: those are bounded by its age.
@@ -79,7 +79,7 @@
 // # In Redis
 //
 // A queue has one partition, or several (WithPartitions) among which its keys are
-// spread. All keys of a partition share one hash tag, so they are in one slot of a
+// spread; [Queue.Repartition] changes the number while work is stored. All keys of a partition share one hash tag, so they are in one slot of a
 // Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
 // and no message is started.
 //
@@ -93,7 +93,8 @@
 // cause, and a key of another type is moved away. The workers go on. What was lost with it is
 // not made anew: a message without its place in z or f is not run.
 //
-// Every key has a TTL that outlives the use of what is in it. A payload goes with the end of
+// What all processes must agree on is in <prefix>:queue:{<name>}:manifest, which stays for good. Every other
+// key has a TTL that outlives the use of what is in it. A payload goes with the end of
 // its message, except a dead one's. WithEncryption seals payloads, results and causes.
 //
 // What is enqueued, and what ends, while Redis is busy with others goes to it

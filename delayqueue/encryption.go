@@ -55,6 +55,10 @@ type Keyring struct {
 	Current string
 	// Keys open what they have sealed, whichever is Current.
 	Keys map[string][]byte
+	// AcceptUnsealed has messages run that are not sealed, so that encryption can be switched on while such are
+	// stored. Who writes to Redis can make up messages meanwhile: switch it off when the last of them is gone, after
+	// the longest age.
+	AcceptUnsealed bool
 }
 
 // String names the Current key and counts all.
@@ -131,13 +135,14 @@ func checkKeyID(id string) error {
 // once held. Queues that must not
 // take each other's messages, as those of two prefixes, need different keys.
 //
-// All processes of the queue need it, and the same keys under the same ids.
-// What is not sealed is refused (ErrSealed), so it cannot be switched on under
-// messages that were stored without it. Either let the queue run empty first,
-// dead letters included; or enqueue in an encrypted queue of a new name, and
-// keep workers on the old one until that is empty: locks hold across the two,
-// the order of a key's messages does not. To switch it off, do the same: without
-// it, handlers would get sealed bytes.
+// All processes of the queue need it, and the same keys under the same ids. Once one has used the queue with it, it is
+// encrypted for good: a process without stores and runs nothing (ErrOtherEncryption), from a minute later on if it has begun before; but it
+// may list, count, cancel, redrive, purge and pause. What is not sealed is refused too (ErrSealed). So there are two ways to switch it on. Either let the queue run empty first, dead letters included:
+// before that a process with it is refused (ErrOtherEncryption). Or set Keyring.AcceptUnsealed in all processes, for as
+// long as such messages may be stored; those processes that have no keys yet take no more work from then on.
+//
+// It cannot be switched off: enqueue in a queue of a new name, and keep workers on the old one until that
+// is empty. Locks hold across the two, the order of a key's messages does not.
 func WithEncryption(keys Keyring) Option {
 	// The Option may be used long after the caller changed or wiped its map.
 	keys.Keys = maps.Clone(keys.Keys)
@@ -176,16 +181,17 @@ const (
 // sealer turns what a queue stores into its sealed form and back. A nil one
 // leaves it as it is. It is safe for concurrent use.
 type sealer struct {
-	queue   string
-	current string
-	keys    map[string]cipher.AEAD
+	queue    string
+	current  string
+	keys     map[string]cipher.AEAD
+	unsealed bool // is opened as it is
 }
 
 func newSealer(queue string, keys Keyring) (*sealer, error) {
 	if err := keys.check(); err != nil {
 		return nil, err
 	}
-	s := &sealer{queue: queue, current: keys.Current, keys: make(map[string]cipher.AEAD, len(keys.Keys))}
+	s := &sealer{queue: queue, current: keys.Current, keys: make(map[string]cipher.AEAD, len(keys.Keys)), unsealed: keys.AcceptUnsealed}
 	for id, key := range keys.Keys {
 		block, err := aes.NewCipher(key)
 		if err != nil {
@@ -228,10 +234,10 @@ func (s *sealer) seal(kind string, of sealedOf, plain []byte) ([]byte, error) {
 // open is the inverse of seal. Its errors match ErrSealed, and show nothing of
 // what is stored but the key's id.
 func (s *sealer) open(kind string, of sealedOf, stored []byte) ([]byte, error) {
-	if s == nil {
+	aead, sealed, err := s.header(stored)
+	if s.takesAsIs(stored, err) {
 		return stored, nil
 	}
-	aead, sealed, err := s.header(stored)
 	if err != nil {
 		return nil, fmt.Errorf("delayqueue: %s of message %q: %w", kind, of.id, err)
 	}
@@ -244,13 +250,19 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) ([]byte, error) {
 	return plain, nil
 }
 
+// takesAsIs reports whether something is used as it is stored, whose header was read with err. One who has no keys
+// leaves alone what can only be sealed: the queue was encrypted just now.
+func (s *sealer) takesAsIs(stored []byte, err error) bool {
+	if s == nil {
+		return !errors.Is(err, errUnknownKey)
+	}
+	return s.unsealed && !bytes.HasPrefix(stored, []byte(sealMagic))
+}
+
 // cannotOpen is an error if another process may be able to open a message's payload, but
 // this one cannot.
 func (s *sealer) cannotOpen(m Message) error {
-	if s == nil {
-		return nil
-	}
-	if _, _, err := s.header(m.Payload); mayOpenElsewhere(err) {
+	if _, _, err := s.header(m.Payload); mayOpenElsewhere(err) && !s.takesAsIs(m.Payload, err) {
 		return fmt.Errorf("delayqueue: %s of message %q: %w", kindPayload, m.ID, err)
 	}
 	return nil
@@ -281,8 +293,10 @@ func (s *sealer) header(stored []byte) (aead cipher.AEAD, rest []byte, err error
 	if checkKeyID(keyID) != nil {
 		return refuse(ErrSealed, "its key's id is damaged: enqueue the work again")
 	}
-	aead, ok := s.keys[keyID]
-	if !ok {
+	if s != nil {
+		aead = s.keys[keyID]
+	}
+	if aead == nil {
 		return refuse(errUnknownKey, "add key %q to the Keyring of this process", keyID)
 	}
 	return aead, sealed, nil

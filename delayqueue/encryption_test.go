@@ -54,7 +54,7 @@ func assertHidden(t *testing.T, text string, secrets ...[]byte) {
 
 func TestSealedDataIsOpenedAgain(t *testing.T) {
 	for _, keyID := range []string{"k", strings.Repeat("k", maxKeyIDLen)} {
-		s := testSealer(t, "q", Keyring{keyID, map[string][]byte{keyID: randomKey()}})
+		s := testSealer(t, "q", Keyring{Current: keyID, Keys: map[string][]byte{keyID: randomKey()}})
 		for _, kind := range []string{kindPayload, kindResult, kindCause} {
 			for _, plain := range [][]byte{{}, []byte("w"), bytes.Repeat([]byte("a secret "), 10_000)} {
 				sealed, err := s.seal(kind, sealedOf{id: "of " + kind, key: ""}, plain)
@@ -70,7 +70,7 @@ func TestSealedDataIsOpenedAgain(t *testing.T) {
 }
 
 func TestSealingTwiceDiffers(t *testing.T) {
-	s := testSealer(t, "q", Keyring{"k", map[string][]byte{"k": randomKey()}})
+	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	first := sealTest(t, s, "work")
 	require.NotEqual(t, first, sealTest(t, s, "work"))
 }
@@ -91,10 +91,10 @@ func TestNoSealerLeavesDataAsItIs(t *testing.T) {
 func TestKeysRotate(t *testing.T) {
 	first, second := randomKey(), randomKey()
 	both := map[string][]byte{"1": first, "2": second}
-	before := testSealer(t, "q", Keyring{"1", map[string][]byte{"1": first}})
-	during := testSealer(t, "q", Keyring{"1", both})
-	turned := testSealer(t, "q", Keyring{"2", both})
-	after := testSealer(t, "q", Keyring{"2", map[string][]byte{"2": second}})
+	before := testSealer(t, "q", Keyring{Current: "1", Keys: map[string][]byte{"1": first}})
+	during := testSealer(t, "q", Keyring{Current: "1", Keys: both})
+	turned := testSealer(t, "q", Keyring{Current: "2", Keys: both})
+	after := testSealer(t, "q", Keyring{Current: "2", Keys: map[string][]byte{"2": second}})
 
 	opens := func(s *sealer, sealed []byte) {
 		t.Helper()
@@ -126,7 +126,7 @@ func TestKeysRotate(t *testing.T) {
 }
 
 func TestSealedDataStaysWithItsMessage(t *testing.T) {
-	keys := Keyring{"k", map[string][]byte{"k": randomKey()}}
+	keys := Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}}
 	s, other := testSealer(t, "q", keys), testSealer(t, "qq", keys)
 	sealed := sealTest(t, s, "work")
 	for name, open := range map[string]func() ([]byte, error){
@@ -143,7 +143,7 @@ func TestSealedDataStaysWithItsMessage(t *testing.T) {
 		"parted": func() ([]byte, error) { return s.open(kindPayload, sealedOf{id: "idk", key: "ey"}, sealed) },
 		"joined": func() ([]byte, error) { return s.open(kindPayload+"id", sealedOf{id: "", key: "key"}, sealed) },
 		"under another key of the id": func() ([]byte, error) {
-			return testSealer(t, "q", Keyring{"k", map[string][]byte{"k": randomKey()}}).open(kindPayload, sealedOf{id: "id", key: "key"}, sealed)
+			return testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}}).open(kindPayload, sealedOf{id: "id", key: "key"}, sealed)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -159,7 +159,7 @@ func TestSealedDataStaysWithItsMessage(t *testing.T) {
 func TestDamagedDataIsRefused(t *testing.T) {
 	key := randomKey()
 	// "j" is one bit from "k": an id that became another known one is refused too.
-	s := testSealer(t, "q", Keyring{"k", map[string][]byte{"k": key, "j": randomKey()}})
+	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": key, "j": randomKey()}})
 	sealed := sealTest(t, s, "my secret")
 	refused := func(stored []byte) {
 		t.Helper()
@@ -182,7 +182,7 @@ func TestDamagedDataIsRefused(t *testing.T) {
 }
 
 func TestTheHeaderIsAuthenticated(t *testing.T) {
-	s := testSealer(t, "q", Keyring{"k", map[string][]byte{"k": randomKey()}})
+	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	s.keys["j"] = s.keys["k"] // check forbids it; the id must count all the same
 	sealed := sealTest(t, s, "work")
 	sealed[len(sealMagic)+2] = 'j'
@@ -191,7 +191,7 @@ func TestTheHeaderIsAuthenticated(t *testing.T) {
 }
 
 func TestPlainDataIsRefused(t *testing.T) {
-	s := testSealer(t, "q", Keyring{"k", map[string][]byte{"k": randomKey()}})
+	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	for _, plain := range []string{"", "my secret", `{"amount":1}`, "\xff", "\xffp", sealMagic[1:], "\x00\x01\x02"} {
 		_, err := s.open(kindPayload, sealedOf{id: "id", key: "key"}, []byte(plain))
 		require.ErrorIs(t, err, ErrSealed)
@@ -217,7 +217,7 @@ func TestPlainDataIsRefused(t *testing.T) {
 }
 
 func TestWhatRedisCannotHoldIsNotSealed(t *testing.T) {
-	s := testSealer(t, "q", Keyring{"k", map[string][]byte{"k": randomKey()}})
+	s := testSealer(t, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	_, err := s.seal(kindResult, sealedOf{id: "id", key: "key"}, make([]byte, maxSealed-sealOverhead+1))
 	require.ErrorIs(t, err, ErrPayloadTooLarge)
 }
@@ -229,24 +229,24 @@ func TestBadKeyrings(t *testing.T) {
 	for name, keys := range map[string]Keyring{
 		"zero":               {},
 		"no keys":            {Current: "k"},
-		"no current":         {"", map[string][]byte{"k": good}},
-		"unknown current":    {"j", map[string][]byte{"k": good}},
-		"a key as current":   {string(good), map[string][]byte{"k": good}},
-		"its text":           {text, map[string][]byte{"k": good}},
-		"nil key":            {"k", map[string][]byte{"k": nil}},
-		"AES-128":            {"k", map[string][]byte{"k": good[:16]}},
-		"short key":          {"k", map[string][]byte{"k": good[:31]}},
-		"long key":           {"k", map[string][]byte{"k": long}},
-		"text of a key":      {"k", map[string][]byte{"k": []byte(text)}},
-		"zero key":           {"k", map[string][]byte{"k": make([]byte, keyLen)}},
-		"bad key beside":     {"k", map[string][]byte{"k": good, "j": good[:5]}},
-		"one key, two ids":   {"k", map[string][]byte{"k": good, "j": good}},
-		"empty id":           {"k", map[string][]byte{"k": good, "": randomKey()}},
-		"long id":            {"k", map[string][]byte{"k": good, strings.Repeat("k", 33): randomKey()}},
-		"space in id":        {"a b", map[string][]byte{"a b": good}},
-		"letter not in a-z":  {"é", map[string][]byte{"é": good}},
-		"not UTF-8":          {"\xff", map[string][]byte{"\xff": good}},
-		"key and id swapped": {text, map[string][]byte{text: []byte("k")}},
+		"no current":         {Current: "", Keys: map[string][]byte{"k": good}},
+		"unknown current":    {Current: "j", Keys: map[string][]byte{"k": good}},
+		"a key as current":   {Current: string(good), Keys: map[string][]byte{"k": good}},
+		"its text":           {Current: text, Keys: map[string][]byte{"k": good}},
+		"nil key":            {Current: "k", Keys: map[string][]byte{"k": nil}},
+		"AES-128":            {Current: "k", Keys: map[string][]byte{"k": good[:16]}},
+		"short key":          {Current: "k", Keys: map[string][]byte{"k": good[:31]}},
+		"long key":           {Current: "k", Keys: map[string][]byte{"k": long}},
+		"text of a key":      {Current: "k", Keys: map[string][]byte{"k": []byte(text)}},
+		"zero key":           {Current: "k", Keys: map[string][]byte{"k": make([]byte, keyLen)}},
+		"bad key beside":     {Current: "k", Keys: map[string][]byte{"k": good, "j": good[:5]}},
+		"one key, two ids":   {Current: "k", Keys: map[string][]byte{"k": good, "j": good}},
+		"empty id":           {Current: "k", Keys: map[string][]byte{"k": good, "": randomKey()}},
+		"long id":            {Current: "k", Keys: map[string][]byte{"k": good, strings.Repeat("k", 33): randomKey()}},
+		"space in id":        {Current: "a b", Keys: map[string][]byte{"a b": good}},
+		"letter not in a-z":  {Current: "é", Keys: map[string][]byte{"é": good}},
+		"not UTF-8":          {Current: "\xff", Keys: map[string][]byte{"\xff": good}},
+		"key and id swapped": {Current: text, Keys: map[string][]byte{text: []byte("k")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := WithEncryption(keys)(&Queue{name: "q"})
@@ -257,7 +257,7 @@ func TestBadKeyrings(t *testing.T) {
 		})
 	}
 	for _, id := range []string{"k", "K.2_0-x", strings.Repeat("9", 32)} {
-		require.NoError(t, Keyring{id, map[string][]byte{id: good}}.check())
+		require.NoError(t, Keyring{Current: id, Keys: map[string][]byte{id: good}}.check())
 	}
 }
 
@@ -265,14 +265,14 @@ func TestWithEncryptionCopiesItsKeyring(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})
 	defer rdb.Close()
 	key := randomKey()
-	keys := Keyring{"k", map[string][]byte{"k": bytes.Clone(key)}}
+	keys := Keyring{Current: "k", Keys: map[string][]byte{"k": bytes.Clone(key)}}
 	option := WithEncryption(keys)
 	clear(keys.Keys["k"])
 	clear(keys.Keys)
 
 	q, err := New(rdb, "ship", option)
 	require.NoError(t, err)
-	plain, err := testSealer(t, "ship", Keyring{"k", map[string][]byte{"k": key}}).open(kindPayload, sealedOf{id: "id", key: "key"}, sealTest(t, q.sealer, "work"))
+	plain, err := testSealer(t, "ship", Keyring{Current: "k", Keys: map[string][]byte{"k": key}}).open(kindPayload, sealedOf{id: "id", key: "key"}, sealTest(t, q.sealer, "work"))
 	require.NoError(t, err)
 	require.Equal(t, "work", string(plain))
 
@@ -283,7 +283,7 @@ func TestWithEncryptionCopiesItsKeyring(t *testing.T) {
 
 func TestAKeyringDoesNotShowItsKeys(t *testing.T) {
 	key := randomKey()
-	keys := Keyring{"k", map[string][]byte{"k": key}}
+	keys := Keyring{Current: "k", Keys: map[string][]byte{"k": key}}
 	require.Equal(t, "Keyring(current k, of 1)", keys.String())
 	require.Equal(t, keys.String(), keys.GoString())
 	holder := struct{ Keys Keyring }{keys}
@@ -304,7 +304,7 @@ func TestAKeyringDoesNotShowItsKeys(t *testing.T) {
 }
 
 func FuzzOpen(f *testing.F) {
-	s := testSealer(f, "q", Keyring{"k", map[string][]byte{"k": randomKey()}})
+	s := testSealer(f, "q", Keyring{Current: "k", Keys: map[string][]byte{"k": randomKey()}})
 	sealed := sealTest(f, s, "work")
 	for _, seed := range [][]byte{nil, []byte(sealMagic), []byte(sealMagic + "\x01\xff"), []byte(sealMagic + "\x01\x01k"), sealed, sealed[:len(sealed)-1]} {
 		f.Add(seed)

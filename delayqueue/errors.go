@@ -52,9 +52,17 @@ var (
 	// It is the cause of the handler's ctx; another worker may run the message.
 	ErrClaimLost = errors.New("claim lost")
 	// ErrOtherLayout: Redis has messages of the queue that a release with another layout has
-	// stored. They are neither read nor overtaken: let that release run the queue empty, and
-	// purge its dead letters, first.
+	// stored. They are neither read nor overtaken. If that release is older, let it run the queue empty, and
+	// purge its dead letters, first; if it is newer, update this process.
 	ErrOtherLayout = errors.New("messages of another layout are stored")
+	// ErrOtherService: the queue is another service's, by WithService. Nothing is stored in it or run
+	// from it: give one of the two another queue name, or another prefix.
+	ErrOtherService = errors.New("the queue is another service's")
+	// ErrOtherEncryption: the queue is encrypted, and a process that has no Keyring would store or run messages; or it
+	// is not encrypted yet, and has messages that a process with a Keyring would not open. See WithEncryption.
+	ErrOtherEncryption = errors.New("the queue is encrypted otherwise")
+	// ErrDraining: too many older numbers of partitions still hold something. See Queue.Repartition.
+	ErrDraining = errors.New("older partitions are not empty")
 	// ErrStarted: the Worker was started before.
 	ErrStarted = errors.New("worker was started before")
 	// ErrStopped: the Worker was stopped. It is also the cause of a handler's

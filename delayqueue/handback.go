@@ -99,7 +99,7 @@ func (w *claimer) handBack(c *claim) bool {
 	if why == nil {
 		why = w.foreign.why(c.message)
 	}
-	if why == nil || c.message.behind || w.isStopping() {
+	if why == nil || c.message.behind || w.isStopping() || c.partition.joinedLate(c.message) {
 		return false
 	}
 	w.foreign.last.Store(true)

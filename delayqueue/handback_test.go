@@ -169,7 +169,8 @@ func (m idleMessages) underAnUnknownKey(t *testing.T) {
 	ring := func(id string) delayqueue.Option {
 		return delayqueue.WithEncryption(delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte(strings.Repeat(id, 32))}})
 	}
-	b.fill(b.newQueue(b.rdb, ring("a")), m.n)
+	b.queue = b.newQueue(b.rdb, ring("a"))
+	b.fill(b.queue, m.n)
 	count := b.startsCounted(func(context.Context, delayqueue.Message) error { return errors.New("it ran") }, ring("b"))
 	time.Sleep(m.length)
 	m.requireCheap(b, count.Load())

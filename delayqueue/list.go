@@ -66,7 +66,11 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 			return nil, "", err
 		}
 	}
-	places, _, err := q.places(ctx, "list", q.partitions, state, after, limit+1, listed[state][0] != keyDead)
+	m, err := q.agreed(ctx, "list")
+	if err != nil {
+		return nil, "", err
+	}
+	places, _, err := q.places(ctx, "list", m.partitions, state, after, limit+1, listed[state][0] != keyDead)
 	if err != nil {
 		return nil, "", err
 	}

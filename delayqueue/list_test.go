@@ -162,8 +162,13 @@ func TestEntriesTellWhatIsKnown(t *testing.T) {
 func TestAPayloadThatCannotBeOpenedIsSealed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		id := b.enqueue(delayqueue.Job{Payload: []byte("plain")})
-		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)).Payload(t.Context(), id)
+		plain := b.unencrypted()
+		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))
+		_, err := b.queue.Stats(t.Context())
+		require.NoError(t, err)
+		ticket, err := plain.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("plain")})
+		require.NoError(t, err)
+		_, err = b.queue.Payload(t.Context(), ticket.ID)
 		require.ErrorIs(t, err, delayqueue.ErrSealed)
 	})
 }

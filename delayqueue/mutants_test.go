@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -81,10 +82,39 @@ var mutants = []mutant{
 	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
 }
 
+// What only a change of the number of partitions shows.
+var repartitionMutants = []mutant{
+	{"a closed partition takes what is new", "enqueue", "not known[id] and (shut or refusal(key))", "not known[id] and refusal(key)"},
+	{"what is newer does not wait", "close", "left[i] = #line(ARGV[i], '1')", "left[i] = 0"},
+	{"what joins late is run", "", "return since and NOW .. ' ' .. since or NOW", "return NOW"},
+	{"what is carried over is lost", "adopt", "if not known and not shut then", "if false then"},
+}
+
+func TestMutantsOfARepartitionAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range repartitionMutants {
+		t.Run(m.name, func(t *testing.T) {
+			env := redistest.Real(t)
+			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			for range 5 {
+				seed := rand.Uint64N(1e9)
+				if err := repartitions(t, env, seed, 60, 3*time.Second, hook); err != nil {
+					require.ErrorIs(t, err, errHistory)
+					t.Logf("%s: %v (seed %d)", m.name, err, seed)
+					return
+				}
+			}
+			require.Positive(t, used.Load(), "the mutant ran")
+			t.Error("not caught")
+		})
+	}
+}
+
 func sources() map[string]string {
 	return map[string]string{
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
 		"settle": settleScript.Source(), "wake": wakeScript.Source(), "cancel": cancelScript.Source(),
+		"close": closeScript.Source(), "adopt": adoptScript.Source(),
 	}
 }
 

@@ -45,9 +45,13 @@ const (
 func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
 	act func(p *partition, batch []Entry) error,
 ) error {
-	parts := q.partitions
+	m, err := q.agreed(ctx, op)
+	if err != nil {
+		return err
+	}
+	parts := m.partitions
 	if f.Key != "" {
-		parts = []*partition{q.partitionOf(f.Key, "")}
+		parts = m.of(f.Key, "")
 	}
 	for _, p := range parts {
 		if err := q.scanPartition(ctx, op, p, state, f, match, act); err != nil {

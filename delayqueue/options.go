@@ -37,6 +37,20 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
+// WithService says which service uses the queue: the first that does gives it its name, and one of another
+// name is refused from then on (ErrOtherService), so that two services which share a Redis, a prefix and a queue name do not
+// run each other's messages. All processes of a service have the same name. Default "": not refused, and not
+// protected; an operator's tool may do without. 1 to 64 letters, digits, dots, underscores and hyphens.
+func WithService(name string) Option {
+	return func(q *Queue) error {
+		if !validName(name) {
+			return invalidOption("WithService(%q): want 1 to %d of A-Z a-z 0-9 . _ -", name, maxNameLen)
+		}
+		q.service = name
+		return nil
+	}
+}
+
 // WithMaxAge sets how long after its arrival a message may be started: an older
 // one never is, retries included. Default 15 min; 1 ms to 366 days.
 func WithMaxAge(d time.Duration) Option {
@@ -67,13 +81,12 @@ func WithMaxResult(n int) Option {
 // WithPartitions splits the queue, by the key of a message, or without one by its id.
 // The parts of a queue are in different slots of a Cluster, so that it grows over
 // several nodes. Each is asked for work by itself: an idle worker costs a script
-// each 10 s for each, or each third of a claim lease if that is shorter. All who use
-// a queue must agree on the number. What was stored under another one is not seen:
-// drain it, with a worker that has the old number, before it is forgotten. Default 1;
-// at most 1024.
+// each 10 s for each, or each third of a claim lease if that is shorter. The number is only what a new
+// queue is made with: if it has another one already that is used, and a warning logged (log/slog).
+// [Queue.Repartition] changes it. Default 1; at most 1024.
 func WithPartitions(n int) Option {
 	return func(q *Queue) error {
-		q.split = n
+		q.split, q.splitGiven = n, true
 		return checkCount("WithPartitions", n, maxPartitions)
 	}
 }

@@ -15,17 +15,22 @@ type partition struct {
 	base  string // what the names of its keys begin with
 	// keys are all that it has; its scripts declare them. Some do not exist, so a Redis
 	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
-	keys     []string
-	known    atomic.Bool // that nothing of another layout is there
+	keys  []string
+	known atomic.Bool // that nothing of another layout is there
+
+	generation int
+	// closed is, once this is known, the number that what joins a FIFO here exceeds since the partition was closed.
+	closed   atomic.Pointer[string]
+	drained  atomic.Bool // it was closed, and empty
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
 }
 
-func (q *Queue) newPartition(tag string) *partition {
+func (q *Queue) newPartition(generation int, tag string) *partition {
 	// Redis Cluster hashes what is between the first braces: ours, since neither
 	// prefix nor name can hold any.
 	base := fmt.Sprintf("%s:queue:{%s}", q.prefix, tag)
-	p := &partition{queue: q, base: base}
+	p := &partition{queue: q, base: base, generation: generation}
 	for _, name := range keyNames {
 		p.keys = append(p.keys, base+":"+name)
 	}
@@ -82,27 +87,31 @@ func fits[T any](size func(T) int) func(queue []T) int {
 	}
 }
 
-// makePartitions names them with how many there are: what was stored under another
-// number is not mixed up with it.
-func (q *Queue) makePartitions() {
-	if q.split == 1 {
-		q.partitions = []*partition{q.newPartition(q.name)}
-		return
+// makePartitions makes the partitions of a generation. Their names have both numbers: what was stored in
+// another one is not mixed up with it.
+func (q *Queue) makePartitions(generation, size int) (parts []*partition) {
+	if generation == 1 && size == 1 {
+		return []*partition{q.newPartition(1, q.name)}
 	}
-	for i := range q.split {
-		q.partitions = append(q.partitions, q.newPartition(fmt.Sprintf("%s/%d.%d", q.name, i+1, q.split)))
+	for i := range size {
+		tag := fmt.Sprintf("%s/%d.%d", q.name, i+1, size)
+		if generation > 1 {
+			tag = fmt.Sprintf("%s.%d", tag, generation)
+		}
+		parts = append(parts, q.newPartition(generation, tag))
 	}
+	return parts
 }
 
-// partitionOf is where the messages of a key are, or without one that of an id.
-func (q *Queue) partitionOf(key, id string) *partition {
-	if len(q.partitions) == 1 {
-		return q.partitions[0]
+// partitionOf is where the messages of a key are in a generation, or without one that of an id.
+func partitionOf(parts []*partition, key, id string) *partition {
+	if len(parts) == 1 {
+		return parts[0]
 	}
 	if key == "" {
 		key = id
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(key))
-	return q.partitions[h.Sum32()%uint32(len(q.partitions))]
+	return parts[h.Sum32()%uint32(len(parts))]
 }

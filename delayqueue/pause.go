@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -13,7 +14,7 @@ import (
 // A pause always ends, after d, or some seconds later if a worker did not hear of it: queued messages grow old meanwhile, and
 // a queue whose pause was forgotten would let them all expire. d is 1 s to 366 days;
 // anything else is ErrInvalidArgument. After another error some partitions may be
-// paused and others not: pause again, or resume. Stats tells. It takes two round trips.
+// paused and others not: pause again, or resume. Stats tells. It takes four round trips.
 func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 	if d < time.Second || d > maxDuration {
 		return invalidArgument("pause", "%s: want %s to %s", d, time.Second, maxDuration)
@@ -26,7 +27,7 @@ func (q *Queue) Pause(ctx context.Context, d time.Duration) error {
 }
 
 // Resume ends a Pause, and wakes the workers. A queue that is not paused stays as it is.
-// After an error some partitions may be paused still: resume again. It takes two round
+// After an error some partitions may be paused still: resume again. It takes four round
 // trips.
 func (q *Queue) Resume(ctx context.Context) error {
 	if err := q.pause(ctx, "resume", 0); err != nil {
@@ -42,11 +43,26 @@ func (q *Queue) wakeAll(ctx context.Context) { _ = q.rdb.Publish(ctx, q.wakeChan
 
 // pause pauses all partitions for d; zero resumes them.
 func (q *Queue) pause(ctx context.Context, op string, d time.Duration) error {
-	var failed error
-	for _, call := range q.each(ctx, q.partitions, pauseScript, append(q.spans(), ceilMilliseconds(d))...) {
-		if err := call.Err(); err != nil {
-			failed = redisError(ctx, op, err)
+	for range manifestTries {
+		m, err := q.stable(ctx, op)
+		if err != nil {
+			return err
+		}
+		for _, call := range q.each(ctx, m.partitions, pauseScript, append(q.spans(), ceilMilliseconds(d))...) {
+			if failed := call.Err(); failed != nil {
+				err = redisError(ctx, op, failed)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		now, err := q.stable(ctx, op)
+		if err != nil {
+			return err
+		}
+		if text(now.generations) == text(m.generations) { // else there are partitions that do not know of it
+			return nil
 		}
 	}
-	return failed
+	return redisError(ctx, op, errors.New("the manifest changes all the time"))
 }

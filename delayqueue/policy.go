@@ -60,11 +60,11 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
 	job.Coalesce, job.Quiet, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
-	ticket, err := p.queue.Enqueue(ctx, job)
+	ticket, err := p.queue.enqueue(ctx, job, true)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets
 		// the same ticket.
-		ticket, err = p.queue.Enqueue(ctx, job)
+		ticket, err = p.queue.enqueue(ctx, job, false)
 	}
 	if err != nil {
 		return core.Reject(), err

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -24,7 +25,9 @@ type Queue struct {
 	rdb        redis.UniversalClient
 	name       string
 	prefix     string
-	partitions []*partition
+	service    string
+	partitions []*partition // which it would make, if it were new
+	*agreement
 
 	maxAge         time.Duration
 	maxPayload     int
@@ -39,26 +42,30 @@ type Queue struct {
 	deadRetention                                  time.Duration
 	precedence                                     time.Duration
 	split                                          int // into so many partitions
+	splitGiven                                     bool
 	sealer                                         *sealer
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. Queues of one
-// name, prefix and number of partitions are one queue, whatever process they are
-// in. The name is 1 to 64 letters, digits, dots, underscores and hyphens. New does
-// not talk to Redis. Its error wraps core.ErrInvalidOption.
+// name and prefix are one queue, whatever process they are in. The name is 1 to 64 letters, digits,
+// dots, underscores and hyphens. New does not talk to Redis. Its error wraps core.ErrInvalidOption.
+//
+// What the processes of a queue must agree on is in its manifest in Redis, which the first of them
+// writes: layout, service, number of partitions and whether it is encrypted. Each reads it at its first use of the queue,
+// and every minute. One that must not use the queue gets [ErrOtherLayout], [ErrOtherService] or [ErrOtherEncryption]
+// until that is set right; its Workers claim nothing, and log why.
 func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
 	if absent.Is(rdb) {
 		return nil, invalidOption("New: the redis client is nil")
 	}
-	if name == "" || len(name) > maxNameLen || strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_' && r != '-'
-	}) {
+	if !validName(name) {
 		return nil, invalidOption("New: name %q: want 1 to %d of A-Z a-z 0-9 . _ -", name, maxNameLen)
 	}
 	q := &Queue{
 		rdb:            rdb,
 		name:           name,
 		prefix:         ident.DefaultPrefix,
+		agreement:      &agreement{reader: make(chan struct{}, 1)},
 		split:          1,
 		maxAge:         15 * time.Minute,
 		maxPayload:     1<<20 + 64<<10,
@@ -81,8 +88,15 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 	if err := q.boundBytes(); err != nil {
 		return nil, err
 	}
-	q.makePartitions()
+	q.partitions = q.makePartitions(1, q.split)
 	return q, nil
+}
+
+// validName is for queues and services.
+func validName(name string) bool {
+	return name != "" && len(name) <= maxNameLen && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_' && r != '-'
+	})
 }
 
 // Name is the queue's name, as its tickets carry it.
@@ -95,9 +109,15 @@ func (q *Queue) Name() string { return q.name }
 // core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
 // enqueue it again under the same ID to make sure that it is, once.
 func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
-	if job.ID == "" {
+	unknown := job.ID == ""
+	if unknown {
 		job.ID = ident.Random(16)
 	}
+	return q.enqueue(ctx, job, unknown)
+}
+
+// enqueue stores a job, whose id may be unknown to the queue for sure.
+func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (core.Ticket, error) {
 	if job.MaxAge == 0 {
 		job.MaxAge = q.maxAge
 	}
@@ -115,19 +135,40 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
 	if q.sealer == nil {
 		job.Payload = bytes.Clone(payload) // the caller may use it again before it was sent, if ctx ends
 	}
-	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
-	p := q.partitionOf(job.Key, job.ID)
-	_ = p.enqueues.Add(e) // never closed
-	select {
-	case <-e.done:
-	case <-ctx.Done():
-		p.enqueues.Forget()
-		return core.Ticket{}, callerGone(ctx, "enqueue")
+	expires, err := q.store(ctx, job, unknown)
+	if err != nil {
+		return core.Ticket{}, err
 	}
-	if e.err != nil {
-		return core.Ticket{}, e.err
+	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: expires}, nil
+}
+
+// store stores a job in the newest generation, unless its id is known in an older one, which is closed.
+func (q *Queue) store(ctx context.Context, job Job, unknown bool) (time.Time, error) {
+	const op = "enqueue"
+	for range manifestTries {
+		m, err := q.agreed(ctx, op)
+		if err == nil {
+			err = q.lacksKeys(op, m)
+		}
+		if err != nil {
+			return time.Time{}, err
+		}
+		generations := m.generations
+		if unknown {
+			generations = generations[len(generations)-1:]
+		}
+		var p *partition
+		for _, g := range generations {
+			p = partitionOf(g.partitions, job.Key, job.ID)
+			if expires, err := p.add(ctx, job); !errors.Is(err, errClosed) {
+				return expires, err
+			}
+		}
+		if err := q.follow(ctx, op, p); err != nil {
+			return time.Time{}, err
+		}
 	}
-	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: e.expires}, nil
+	return time.Time{}, redisError(ctx, op, errClosed)
 }
 
 const minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks
@@ -179,8 +220,17 @@ func (q *Queue) Cancel(ctx context.Context, id string) error {
 
 // mayRun reports whether a message of a key runs, or could run now: then the key stays reserved.
 func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
-	found, err := q.partitionOf(key, "").wake(ctx, []string{key}, false)
-	return err == nil && found[0] != wakeNone, err
+	m, err := q.agreed(ctx, "look at a key")
+	if err != nil {
+		return false, err
+	}
+	for _, p := range m.of(key, "") {
+		found, err := p.wake(ctx, []string{key}, false)
+		if err != nil || found[0] != wakeNone {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,27 +101,38 @@ func (l *look) read() (s stored) {
 // find looks for a message, also for a dead letter whose id no job could have. Which partition
 // has it depends on its key, which the caller does not know: all are asked at once.
 func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, error) {
-	looks := make([]*look, len(q.partitions))
+	m, err := q.agreed(ctx, op)
+	if err != nil {
+		return stored{}, nil, err
+	}
+	for range len(m.generations) { // it may be carried over between the looks at two
+		if s, p, err := q.findIn(ctx, op, m.partitions, id); p != nil || err != nil {
+			return s, p, err
+		}
+	}
+	return stored{}, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+}
+
+// findIn looks for a message in partitions. Of two copies the one that was carried over counts.
+func (q *Queue) findIn(ctx context.Context, op string, parts []*partition, id string) (stored, *partition, error) {
+	looks := make([]*look, len(parts))
 	pipe := q.rdb.Pipeline()
-	for i, p := range q.partitions {
+	for i, p := range parts {
 		looks[i] = p.lookAt(ctx, pipe, id, true)
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	var failed error      // a partition that is down does not hide what others have
-	for i, l := range looks {
+	for i, l := range slices.Backward(looks) {
 		if s := l.read(); s.State != "" {
 			s.Cause = q.cause(s.Status)
 			q.age(ctx, &s)
-			return s, q.partitions[i], nil
+			return s, parts[i], nil
 		}
 		if err := l.err(); err != nil {
 			failed = redisError(ctx, op, err)
 		}
 	}
-	if failed != nil {
-		return stored{}, nil, failed
-	}
-	return stored{}, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+	return stored{}, nil, failed
 }
 
 // age has a message that waits and is too old count as expired: a worker will see that when its

@@ -62,6 +62,9 @@ func TestARedrivenLetterKeepsItsLossesAndMayDieAgain(t *testing.T) {
 		require.Equal(t, "something else", b.status(dead).Cause)
 		require.NoError(t, b.queue.Redrive(t.Context(), dead, time.Second))
 		for _, name := range redistest.Keys(t, b.rdb, b.key("")) {
+			if name == b.key("manifest") {
+				continue // it is for good
+			}
 			require.Positive(t, b.rdb.PTTL(t.Context(), name).Val(), name)
 		}
 	})

@@ -22,4 +22,8 @@ var (
 	pauseScript   = luascript.Load(scripts, "pause")
 	mendScript    = luascript.Load(scripts, "mend")
 	statsScript   = luascript.Load(scripts, "stats")
+	closeScript   = luascript.Load(scripts, "close")
+	adoptScript   = luascript.Load(scripts, "adopt")
+
+	manifestScript = luascript.Load(scripts, "manifest")
 )

@@ -25,7 +25,7 @@ const (
 func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 	w.claims.settle(c)
 	// Where there are several partitions, each has a hand for a while only.
-	leaves := len(w.claimers) > 1 && v.which == "" && time.Since(c.since) > turnLength
+	leaves := len(*w.claimers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.last && !leaves && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = newToken(), cmp.Or(v.which, nextOfAny)
 	} else {
@@ -79,6 +79,9 @@ func (w *Worker) settled(s *settling, v *verdict) (next *claim) {
 func (w *Worker) conclude(c *claim, v verdict) {
 	defer c.cancel(nil)
 	defer w.claims.drop(c)
+	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil && (v.moved || !m.behind) {
+		w.reconsider(m.Key) // what is newer of the key may wait for it
+	}
 	w.logSettled(c, v)
 	w.observe(func() {
 		w.observer.OnSettled(Settled{

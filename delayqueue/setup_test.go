@@ -53,6 +53,15 @@ func (b *bench) newQueue(rdb redis.UniversalClient, opts ...delayqueue.Option) *
 	return q
 }
 
+// unencrypted is the queue as somebody has it without its keys, who has read the manifest before it was encrypted.
+func (b *bench) unencrypted() *delayqueue.Queue {
+	b.t.Helper()
+	q := b.newQueue(b.env.Client(b.t))
+	_, err := q.Stats(b.t.Context())
+	require.NoError(b.t, err)
+	return q
+}
+
 func (b *bench) newLocker(opts ...core.Option) *core.Locker {
 	b.t.Helper()
 	l, err := core.New(b.env.Client(b.t), append([]core.Option{core.WithPrefix(b.env.Prefix)}, opts...)...)

@@ -68,6 +68,7 @@ var everything = map[string]time.Duration{
 	faultKill: 300 * time.Millisecond, faultRestart: 900 * time.Millisecond, faultStop: 1500 * time.Millisecond,
 	faultLoseReply: 50 * time.Millisecond, faultLoseRequest: 80 * time.Millisecond, faultCut: 300 * time.Millisecond,
 	faultDelay: 500 * time.Millisecond, faultFlush: 500 * time.Millisecond, faultSubscribers: 400 * time.Millisecond,
+	faultRepartition: 600 * time.Millisecond,
 }
 
 // Workers and Redis are killed at random moments, enqueuers meet a bad network, and
@@ -142,7 +143,11 @@ func testFaultsInACluster(t *testing.T) {
 	}
 	rdb := round.Cluster.Client(t)
 	nodes := map[string]int{}
-	for _, base := range (chaosConfig{Prefix: "p", Partitions: 6}).bases() {
+	var bases []string
+	for i := range 6 {
+		bases = append(bases, fmt.Sprintf("p:queue:{q/%d.6}", i+1))
+	}
+	for _, base := range bases {
 		node := round.Cluster.NodeOf(t, base)
 		nodes[node.Addr]++
 	}
@@ -151,7 +156,7 @@ func testFaultsInACluster(t *testing.T) {
 	settleUp(t, a)
 	require.GreaterOrEqual(t, a.faults[faultKill], 2)
 	require.Greater(t, a.states["done"]*10, a.messages*8)
-	for _, base := range (chaosConfig{Prefix: "p", Partitions: 6}).bases() {
+	for _, base := range bases {
 		n, err := rdb.HGet(t.Context(), base+":c", "enqueued").Int()
 		require.NoError(t, err)
 		require.Positive(t, n, base)

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,6 +31,9 @@ type Stats struct {
 	Halted int64
 	// Bytes is how much memory all of it takes, as WithMaxBytes counts it.
 	Bytes int64
+	// Partitions is how many partitions take what is new, and OlderPartitions how many that Repartition has
+	// closed still hold something, if only the status of what has ended.
+	Partitions, OlderPartitions int
 	// Totals count since the queue was new, or forgotten: it is by Redis when nothing
 	// was counted for as long as dead letters are kept.
 	Totals Totals
@@ -55,8 +59,12 @@ type Totals struct {
 // each partition, with n messages in it. What is junk counts nothing, or as what it
 // takes the place of.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	calls := q.each(ctx, q.partitions, statsScript, q.spans()...)
-	var s Stats
+	m, err := q.agreed(ctx, "stats")
+	if err != nil {
+		return Stats{}, err
+	}
+	calls := q.each(ctx, m.partitions, statsScript, q.spans()...)
+	s := Stats{Partitions: m.current().size, OlderPartitions: len(m.partitions) - m.current().size, Totals: m.totals}
 	for _, call := range calls {
 		if err := s.add(call.Cmd); err != nil {
 			return Stats{}, redisError(ctx, "stats", err)
@@ -96,13 +104,34 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		s.PausedUntil = later(s.PausedUntil, until)
 	}
 	s.Halted, s.Bytes = s.Halted+n[16], s.Bytes+n[17]
-	t := &s.Totals
-	for i, sum := range []*int64{
-		&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged, &t.Superseded,
-	} {
+	for i, sum := range s.Totals.fields() {
 		*sum += n[7+i]
 	}
 	return nil
+}
+
+// fields are in the order in which stats.lua answers them.
+func (t *Totals) fields() [9]*int64 {
+	return [...]*int64{&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged, &t.Superseded}
+}
+
+// text is how the manifest has what was counted in partitions that are gone.
+func (t *Totals) text() string {
+	var b []byte
+	for _, n := range t.fields() {
+		b = append(strconv.AppendInt(b, *n, 10), ' ')
+	}
+	return string(b)
+}
+
+func readTotals(text string) (t Totals) {
+	fields := t.fields()
+	for i, word := range strings.Fields(text) {
+		if i < len(fields) {
+			*fields[i], _ = strconv.ParseInt(word, 10, 64) // junk counts nothing
+		}
+	}
+	return t
 }
 
 func later(a, b time.Time) time.Time {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/backoff"
 )
 
 // turn is a worker's time with a key: under one lease it runs messages of the key, one
@@ -40,6 +41,15 @@ func (w *Worker) take(c *claim) (next *claim) {
 	if w.claimerOf(c.partition).handBack(c) {
 		return nil
 	}
+	if c.partition.joinedLate(c.message) {
+		return w.carryOver(c)
+	}
+	switch wait, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
+	case err != nil:
+		return w.settle(c, verdict{outcome: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
+	case wait:
+		return w.settle(c, verdict{outcome: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
+	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
@@ -55,7 +65,23 @@ func (w *Worker) take(c *claim) (next *claim) {
 		if w.isStopping() { // meanwhile
 			return t.over(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
 		}
+		if c.partition.joinedLate(c.message) {
+			_ = t.release(c.message, verdict{outcome: OutcomeReturned})
+			next = w.carryOver(c)
+			t.reconsider(c)
+			return next
+		}
 	}
+}
+
+var errOlder = errors.New("delayqueue: the key has older messages, in a partition that was closed")
+
+// carryOver moves a claimed message to a newer partition.
+func (w *Worker) carryOver(c *claim) (next *claim) {
+	if err := w.queue.carryOver(w.ctx, c); err != nil {
+		return w.settle(c, verdict{outcome: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
+	}
+	return w.settle(c, verdict{outcome: OutcomeReturned, moved: true})
 }
 
 // acquire takes the lock of a key for one of its messages.
@@ -212,7 +238,7 @@ func (t *turn) release(m Message, v verdict) error {
 		_ = t.unreserve(ctx, lease)
 	case !ended && v.delay > 0: // nor for what waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case precedence > 0 && (m.behind || !ended || (reservations.WasReserved(lease) || t.outlasts(precedence/2)) && t.worker.queue.partitionOf(m.Key, m.ID).hasBehind(ctx, m)):
+	case precedence > 0 && (m.behind || !ended || (reservations.WasReserved(lease) || t.outlasts(precedence/2)) && t.worker.queue.hasBehind(ctx, m)):
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, precedence)
 	case reservations.WasReserved(lease) || m.parked: // what is parked from here on has a reservation of its own, or this message's came late

@@ -322,6 +322,7 @@ func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 		b := setup(t, env, ring("a"))
 		ev := newEvents()
 		r := &ran{}
+		plain := b.unencrypted()
 		other := b.newQueue(b.rdb, ring("b"))
 		b.startOn(other, r.handle, delayqueue.WithObserver(ev))
 		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
@@ -330,7 +331,6 @@ func TestAMessageOfAnotherKeyringIsLeftToWhoHasIt(t *testing.T) {
 		require.ErrorIs(t, e.Err, delayqueue.ErrSealed)
 		require.Equal(t, 0, b.status(id).Attempts)
 
-		plain := b.newQueue(b.rdb)
 		forged, err := plain.Enqueue(t.Context(), delayqueue.Job{Payload: []byte("forged")})
 		require.NoError(t, err)
 		b.reaches(forged.ID, delayqueue.StateDead)

@@ -57,6 +57,7 @@ type verdict struct {
 	lost      bool // the attempt's outcome is unknown
 	foreign   bool // another Worker may be able to run it: see HandBack
 	awaitsKey bool // a wake makes it due
+	moved     bool // to another partition
 	result    []byte
 	last      bool   // no other message is claimed next
 	which     string // is to be claimed next

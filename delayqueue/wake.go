@@ -16,24 +16,18 @@ const wakeBatch = 64
 //
 // A partition that does not answer holds up no other one's keys, and the ends of
 // reservations hold up no head.
-func (w *Worker) passOn(drained <-chan struct{}) {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var helpers, wakers sync.WaitGroup
+func (w *Worker) passOn(ctx context.Context, cancel func(), wakers *sync.WaitGroup, drained <-chan struct{}) {
+	var helpers sync.WaitGroup
 	helpers.Go(func() { w.boundDrain(ctx, cancel, drained) })
-	emptied := make(chan string, announcements)
 	helpers.Go(func() {
-		for key := range emptied {
+		for key := range w.emptied {
 			w.unreserve(ctx, key)
 		}
 		cancel()
 	})
-	for _, c := range w.claimers {
-		wakers.Go(func() { c.wakeFreed(ctx, emptied) })
-	}
 	w.spread(drained)
 	wakers.Wait()
-	close(emptied)
+	close(w.emptied)
 	helpers.Wait()
 }
 
@@ -57,19 +51,21 @@ func (w *Worker) boundDrain(ctx context.Context, cancel func(), drained <-chan s
 
 // spread hands the keys to those who wake in their partitions.
 func (w *Worker) spread(drained <-chan struct{}) {
-	of := map[*partition]*claimer{}
-	for _, c := range w.claimers {
-		of[c.partition] = c
-	}
 	defer func() {
-		for _, c := range w.claimers {
+		for _, c := range *w.claimers.Load() {
 			close(c.freed)
 		}
 	}()
 	pass := func(key string) {
-		select {
-		case of[w.queue.partitionOf(key, "")].freed <- key:
-		default: // its message waits for its time
+		m := w.queue.manifest.Load()
+		if m == nil {
+			return
+		}
+		for _, p := range m.of(key, "") {
+			select {
+			case w.claimerOf(p).freed <- key:
+			default: // its message waits for its time
+			}
 		}
 	}
 	for {
@@ -88,7 +84,7 @@ func (w *Worker) spread(drained <-chan struct{}) {
 
 // wakeFreed makes the heads of a partition's freed keys due, and passes on the keys that
 // have no messages which could run now.
-func (w *claimer) wakeFreed(ctx context.Context, emptied chan<- string) {
+func (w *claimer) wakeFreed(ctx context.Context) {
 	for key := range w.freed {
 		keys := []string{key}
 		for len(keys) < wakeBatch && len(w.freed) > 0 {
@@ -105,7 +101,7 @@ func (w *claimer) wakeFreed(ctx context.Context, emptied chan<- string) {
 				w.look(w.partition.base)
 			case wakeNone:
 				select {
-				case emptied <- key:
+				case w.emptied <- key:
 				default: // the reservation ends by itself
 				}
 			}

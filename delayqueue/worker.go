@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
@@ -46,11 +47,18 @@ type Worker struct {
 	handlers sync.WaitGroup
 	claims   claims
 	foreign  foreign
-	claimers []*claimer
 	paused   atomic.Bool
 	released chan string // keys that were announced to be free
+	emptied  chan string // of these, those that have no messages which could run now
 	wakeups  *listener.Listener
+
+	claimersMu sync.Mutex
+	claimers   atomic.Pointer[[]*claimer] // of every partition that the Worker has served
+	changed    chan struct{}              // holds one: the manifest may have changed
 }
+
+// manifestEvery is how often a Worker reads the manifest, should it hear of no change.
+const manifestEvery = 10 * time.Second
 
 // announcements is how many released keys may wait to be passed on. Beyond it
 // they are dropped, and their messages wait for their time.
@@ -84,6 +92,8 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		stopping:    make(chan struct{}),
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),
+		emptied:     make(chan string, announcements),
+		changed:     make(chan struct{}, 1),
 	}
 	if q.precedence > 0 { // each try of a held key reserves it anew: before that runs out
 		w.conflict.most = min(w.conflict.most, q.precedence/2)
@@ -111,12 +121,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	}
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
-	for _, p := range q.partitions {
-		w.claimers = append(w.claimers, &claimer{
-			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
-			wake: make(chan struct{}, 1), freed: make(chan string, announcements),
-		})
-	}
+	w.claimers.Store(&[]*claimer{})
 	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.announced)
 	return w, nil
 }
@@ -176,17 +181,19 @@ func (w *Worker) Stop(ctx context.Context) error {
 func (w *Worker) run() {
 	defer close(w.done)
 	drained := make(chan struct{})
-	var helpers sync.WaitGroup
-	for _, p := range w.queue.partitions {
-		helpers.Go(func() { w.heartbeat(p, drained) })
-	}
-	helpers.Go(func() { w.passOn(drained) })
+	var helpers, claiming, wakers sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background()) // of wakes
+	defer cancel()
+	helpers.Go(func() { w.passOn(ctx, cancel, &wakers, drained) })
 	w.wakeups.Start()
-
-	var claiming sync.WaitGroup
-	for _, c := range w.claimers {
+	w.serve(func(c *claimer) {
+		if !c.served {
+			c.served = true
+			helpers.Go(func() { w.heartbeat(c.partition, drained) })
+			wakers.Go(func() { c.wakeFreed(ctx) })
+		}
 		claiming.Go(c.run)
-	}
+	})
 	claiming.Wait()
 	w.handlers.Wait()
 	close(drained)
@@ -194,26 +201,96 @@ func (w *Worker) run() {
 	w.wakeups.Close()
 }
 
+// serve has the partitions of the queue's manifest served, and no others, until Stop.
+func (w *Worker) serve(start func(*claimer)) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	failures := 0
+	for {
+		changed := w.changed
+		if failures > 0 {
+			changed = nil
+		}
+		select {
+		case <-timer.C:
+		case <-changed:
+		case <-w.stopping:
+			return
+		}
+		m, err := w.queue.reread(w.ctx, "work")
+		if err == nil {
+			err = w.queue.lacksKeys("work", m)
+		}
+		wait := manifestEvery
+		switch failures++; {
+		case isRefusal(err):
+			w.log.Error("delayqueue: the queue is not for this process", slog.Any("error", err))
+			w.serveOnly(nil, start)
+		case err == nil:
+			w.serveOnly(m, start)
+			if err = w.queue.dropEmpty(w.ctx, m); err == nil {
+				failures = 0
+				break
+			}
+			fallthrough
+		default:
+			wait = backoff.Spread(backoff.Exponential(failures, outageBefore, outageMost))
+			w.log.Warn("delayqueue: the manifest could not be read", slog.Any("error", err), slog.Int("failures", failures))
+		}
+		timer.Reset(wait)
+	}
+}
+
+// serveOnly starts the claimers of a manifest's partitions, and retires the others; all if there is none.
+func (w *Worker) serveOnly(m *manifest, start func(*claimer)) {
+	for _, c := range *w.claimers.Load() {
+		if c.retired.Store(m == nil || !slices.Contains(m.partitions, c.partition)); c.retired.Load() {
+			c.lookSoon()
+		}
+	}
+	if m == nil {
+		return
+	}
+	for _, p := range m.partitions {
+		if c := w.claimerOf(p); c.running.CompareAndSwap(false, true) {
+			start(c)
+		}
+	}
+}
+
+// change has the manifest read soon.
+func (w *Worker) change() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
 // announced hears what the scripts announce: a partition that has something due, and
 // perhaps a key that has no messages any more.
 func (w *Worker) announced(message string) {
 	base, key, emptied := strings.Cut(message, " ")
-	if emptied {
+	switch {
+	case emptied:
 		w.reconsider(key)
 		return
+	case base == "":
+		w.change()
 	}
 	w.look(base)
 }
 
 // look has the partition with this base looked at soon; all of them if there is none.
 func (w *Worker) look(base string) {
-	for _, c := range w.claimers {
+	known := base == ""
+	for _, c := range *w.claimers.Load() {
 		if base == "" || base == c.partition.base {
-			select {
-			case c.wake <- struct{}{}:
-			default:
-			}
+			known = true
+			c.lookSoon()
 		}
+	}
+	if !known { // it was made just now
+		w.change()
 	}
 }
 

@@ -136,7 +136,7 @@
 // stored target finds the route that it found before. Replayed tells a replay, by a
 // mark in the context that nothing outside the process can set.
 //
-//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop")) // no other service's
+//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop"))
 //	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(mux))
 //
 // A parked request is done when its handler ran and answered with less than 500. A guard
@@ -146,9 +146,9 @@
 //
 // A request whose route this process does not have, whose route has lost its guard, or that
 // a later release has stored, is left to other processes, and expires if none runs it; the
-// log says so, once per route. So releases can be rolled out one replica at a time. Two
-// services with the same prefix and queue name run each other's requests where both have
-// the route, and hand back the others, which slows both down: give each a prefix.
+// log says so, once per route. So releases can be rolled out one replica at a time. Of two
+// services with the same prefix and queue name the second is refused, if both have a name
+// (delayqueue.WithService). Without names they run each other's requests where both have the route.
 //
 // A replay runs under the key that the queue's worker holds, so its own guard
 // lets it through. When it meets a conflict in another guard, it does not wait

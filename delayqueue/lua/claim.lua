@@ -12,14 +12,14 @@
 -- ARGV[6]  how many bytes of payload to take at most, the last message's aside
 -- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
 --           with this token took: it is used up; redelivered, expired, keys that have
---           no messages any more which nobody ran, now in ms, messages as told() has them}
+--           no messages any more which nobody ran, now in ms and, after a space, what closed the partition, messages as told() has them}
 -- #include common.lua
 -- #include take.lua
 -- #include receipt.lua
 local token, lease, want_most, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
 
-local reply = {0, 0, 0, {}, NOW}
+local reply = {0, 0, 0, {}, told_now()}
 local session, turn = match(token, '^(.*)%.(%d+)$')
 session, turn = session or token, tonumber(turn) or 1
 local last, taken = match(token ~= '' and call('HGET', k, session) or '', '^%d+ (%d+)(.*)$')

@@ -82,6 +82,15 @@ local function id_at(place, key) return sub(place, #key + 18) end
 
 local function paused_until() return whole(call('HGET', c, 'paused')) or 0 end
 
+-- '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
+local function closed() return call('HGET', c, 'closed') end
+
+-- What workers are told of the time, and of the partition.
+local function told_now()
+  local since = closed()
+  return since and NOW .. ' ' .. since or NOW
+end
+
 local counts, soonest, seq = {}, nil, nil
 local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
 

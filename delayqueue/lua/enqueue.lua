@@ -7,10 +7,11 @@
 --           parked because its key is held, q if it also may replace the last such one of its key, name and principal, c
 --           if it only may that, else -; of q and c perhaps the ms for which others of these can put it off: then the delay is its quiet period
 -- returns   for each message its not_after in ms when it is stored, else
---           -1 key full, -2 partition full, -3 the id is taken by junk, -5 principal full
+--           -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed, -5 principal full
 -- #include common.lua
 -- #include admit.lua
-local CODES = {['key full'] = -1, ['queue full'] = -2, ['principal full'] = -5}
+local CODES = {['key full'] = -1, ['queue full'] = -2, closed = -4, ['principal full'] = -5}
+local shut = closed() and 'closed'
 
 -- When those that are known may be started at last, by their ids.
 local ids, known = {}, {}
@@ -66,6 +67,9 @@ local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, text, payload, delay, age, flags = unpack(ARGV, i, i + 6)
   local parked, most = sub(flags, 1, 1), tonumber(sub(flags, 2))
+  if shut then
+    known[id] = known[id] or CODES[shut]
+  end
   if not known[id] then
     local _, principal = about(text, 1)
     local bytes, slot = message_size(45 + #text + #payload), match(parked, '[qc]') and 's' .. text

@@ -9,6 +9,7 @@
 --             d  it is done
 --             e  it expires: it would be too old for its next attempt
 --             x  it becomes a dead letter
+--             m  it was carried over to another partition: it is forgotten here
 --             r  the attempt failed; the message goes back
 --             b  it goes back, and this is no failure
 --             h  it goes back: this worker cannot run it, another may
@@ -22,7 +23,7 @@
 --   of others: its attempts, without the flag; the delay before it is due again, in ms, and its not_after
 -- returns   for each claim a number, or it and the next message, if one was claimed: now, or when
 --           the call was sent before: 1 when it was the caller's, else 0;
---           and at last now in ms, 1 when a message is due now, else 0
+--           and at last now in ms and, after a space, what closed the partition, 1 when a message is due now, else 0
 -- #include common.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
@@ -91,7 +92,9 @@ local function finish(id, key, seq, how, text, result, options)
   else
     gone[#gone + 1] = id
     count('bytes', -bytes)
-    append(endings, id, text)
+    if how ~= 'm' then
+      append(endings, id, text)
+    end
     if result ~= '' then
       append(endings, id .. ' ', result)
     end
@@ -136,7 +139,7 @@ for n, state in ipairs(call('HMGET', r, unpack(ids))) do
     if COUNTS[how] then
       count(COUNTS[how])
     end
-    if how == 'd' or how == 'e' or how == 'x' then
+    if how == 'd' or how == 'e' or how == 'x' or how == 'm' then
       finish(id, key, seq, how, text, extra, options)
       if key ~= '' then
         freed[#freed + 1] = n
@@ -162,7 +165,7 @@ batch('HDEL', r, over)
 batch('HDEL', m, gone)
 batch('HDEL', b, gone)
 batch('ZREM', f, places)
-if #gone > 0 then
+if #endings > 0 then
   remember(endings)
 end
 if #deaths > 0 then
@@ -208,6 +211,6 @@ if #held > 0 then
   live(lease + retention, z, w, r)
 end
 flush()
-replies[#replies + 1] = NOW
+replies[#replies + 1] = told_now()
 replies[#replies + 1] = (first_in(z) or now + 1) <= now and 1 or 0
 return replies

@@ -49,7 +49,7 @@ func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.
 	const prefix = "shop" // of one service: those that share a prefix also share keys, and run what the others have parked
 	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithTTL(15*time.Second))
 	check(err)
-	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix))
+	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix), delayqueue.WithService("shop"))
 	check(err)
 
 	r := gin.Default()

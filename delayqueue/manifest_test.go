@@ -1,0 +1,224 @@
+package delayqueue_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+func (b *bench) manifest() map[string]string {
+	b.t.Helper()
+	fields, err := b.rdb.HGetAll(b.t.Context(), b.key("manifest")).Result()
+	require.NoError(b.t, err)
+	return fields
+}
+
+// logged is where a logger writes while others read.
+type logged struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(p)
+}
+
+func (l *logged) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.all.String(), what)
+}
+
+func TestManifest_WinsOverWithPartitions(t *testing.T) {
+	var log logged
+	was := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(was) })
+	for name, env := range map[string]*redistest.Env{"embedded": redistest.Embedded(t), "real": redistest.Real(t)} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t, env, delayqueue.WithPartitions(4))
+			ids := []string{b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{Key: "k"}), b.enqueue(delayqueue.Job{})}
+			require.Equal(t, "1:4", b.manifest()["generations"])
+			before := log.count("Repartition changes it")
+			other := b.newQueue(b.rdb, delayqueue.WithPartitions(2))
+			for _, id := range ids {
+				s, err := other.Status(t.Context(), id)
+				require.NoError(t, err)
+				require.Equal(t, delayqueue.StateQueued, s.State)
+			}
+			ticket, err := other.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+			require.NoError(t, err)
+			require.Equal(t, before+1, log.count("Repartition changes it"), "once")
+			var r ran
+			b.startOn(other, r.handle, delayqueue.WithConcurrency(1))
+			for _, id := range append(ids, ticket.ID) {
+				b.reaches(id, delayqueue.StateDone)
+			}
+			require.Equal(t, "1:4", b.manifest()["generations"])
+			require.Equal(t, before+1, log.count("Repartition changes it"), "once")
+		})
+	}
+}
+
+// requireRefused tries all that can be done with a queue.
+func requireRefused(t *testing.T, q *delayqueue.Queue, why error) {
+	t.Helper()
+	ctx := t.Context()
+	_, err := q.Enqueue(ctx, delayqueue.Job{Key: "k"})
+	require.ErrorIs(t, err, why)
+	require.ErrorContains(t, err, "manifest", "where")
+	_, err = q.Status(ctx, "id")
+	require.ErrorIs(t, err, why)
+	_, err = q.Stats(ctx)
+	require.ErrorIs(t, err, why)
+	_, _, err = q.List(ctx, delayqueue.StateQueued, "", 10)
+	require.ErrorIs(t, err, why)
+	require.ErrorIs(t, q.Cancel(ctx, "id"), why)
+	require.ErrorIs(t, q.Pause(ctx, time.Minute), why)
+	_, err = q.PurgeAll(ctx, delayqueue.Filter{})
+	require.ErrorIs(t, err, why)
+	require.ErrorIs(t, q.Repartition(ctx, 3), why)
+}
+
+func TestManifest_AnotherServiceIsRefused(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithService("shop"))
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		other := b.newQueue(b.rdb, delayqueue.WithService("billing"))
+		requireRefused(t, other, delayqueue.ErrOtherService)
+		var log logged
+		var r ran
+		b.startOn(other, r.handle, delayqueue.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		redistest.Eventually(t, func() bool { return log.count("another service") > 0 }, "the worker says why")
+		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
+		tool := b.newQueue(b.rdb)
+		_, err := tool.Status(t.Context(), id)
+		require.NoError(t, err, "who claims no name")
+		b.start(r.handle)
+		b.reaches(id, delayqueue.StateDone)
+	})
+}
+
+func TestManifest_GetsANameFromTheFirstThatHasOne(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.enqueue(delayqueue.Job{Key: "k"})
+		var all sync.WaitGroup
+		refused := make(chan string, 10)
+		for i := range 10 {
+			name := fmt.Sprint("service", i)
+			all.Go(func() {
+				q, err := delayqueue.New(b.rdb, "q", delayqueue.WithPrefix(env.Prefix), delayqueue.WithService(name))
+				if err == nil {
+					_, err = q.Enqueue(context.Background(), delayqueue.Job{Key: "k"})
+				}
+				if err != nil {
+					refused <- name
+				}
+			})
+		}
+		all.Wait()
+		require.Len(t, refused, 9)
+		b.enqueue(delayqueue.Job{Key: "k"})
+		require.Equal(t, [3]int64{3, 0, 0}, b.inState())
+	})
+}
+
+func TestManifest_OfALaterLayoutIsRefused(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "2", "revision", "7", "shape", "round").Err())
+		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
+		require.Equal(t, map[string]string{"layout": "2", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
+		for _, generations := range []string{"", "many", "2:1 1:1", "1:0", "1:1025", "1:1 2"} {
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "1", "generations", generations).Err())
+			requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
+		}
+		require.NoError(t, b.rdb.Set(t.Context(), b.key("manifest"), "junk", 0).Err())
+		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
+		require.NoError(t, b.rdb.Del(t.Context(), b.key("manifest")).Err())
+		b.enqueue(delayqueue.Job{Key: "k"})
+	})
+}
+
+func TestManifest_EncryptedIsRefusedWithoutKeys(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		begun := b.unencrypted()
+		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(keyring))
+		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("secret")})
+		tool := b.newQueue(b.rdb)
+		_, err := tool.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption)
+		require.ErrorContains(t, err, b.key("manifest"), "where")
+		s, err := tool.Stats(t.Context())
+		require.NoError(t, err, "who looks after it needs no keys")
+		require.EqualValues(t, 1, s.Queued)
+		_, err = tool.Payload(t.Context(), id)
+		require.ErrorIs(t, err, delayqueue.ErrSealed)
+
+		var without, with ran
+		w := b.startOn(begun, without.handle)
+		redistest.Eventually(t, func() bool { return len(without.all()) > 0 || b.status(id).State == delayqueue.StateQueued }, "it is handed back")
+		require.NoError(t, w.Stop(t.Context()))
+		require.Empty(t, without.all(), "what is sealed never gets to a handler")
+		b.start(with.handle)
+		b.reaches(id, delayqueue.StateDone)
+		require.Equal(t, "secret", string(with.all()[0].Payload))
+	})
+}
+
+func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear")})
+		_, err := b.newQueue(b.rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.ErrorIs(t, err, delayqueue.ErrOtherEncryption)
+		require.ErrorContains(t, err, "AcceptUnsealed", "what to do")
+		require.Equal(t, delayqueue.StateQueued, b.status(id).State)
+
+		accepting := keyring
+		accepting.AcceptUnsealed = true
+		b.queue = b.newQueue(b.rdb, delayqueue.WithEncryption(accepting))
+		sealed := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("sealed")})
+		var r ran
+		b.start(r.handle)
+		b.reaches(sealed, delayqueue.StateDone)
+		require.Equal(t, []string{"clear", "sealed"}, []string{string(r.all()[0].Payload), string(r.all()[1].Payload)})
+	})
+}
+
+func TestManifest_RedisIsAwayAtFirst(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		proxy := redistest.NewProxy(t, env.Addr)
+		proxy.Refuse(true)
+		b := setup(t, env)
+		far := *env
+		far.Addr = proxy.Addr
+		q := b.newQueue(far.Client(t))
+		var r ran
+		b.startOn(q, r.handle)
+		_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		_, err = q.Stats(t.Context())
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		proxy.Refuse(false)
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		b.reaches(id, delayqueue.StateDone)
+		_, err = q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.NoError(t, err)
+	})
+}

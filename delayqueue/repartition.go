@@ -1,0 +1,251 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+// Repartition changes the number of the queue's partitions, for all its processes, while they go on.
+// What is stored stays where it is, and is run from there. What is new goes to the new
+// partitions, and of each key runs after what is older. Workers serve both until nothing is left in the
+// old ones, dead letters and the status of what has ended included. Until then an Enqueue under an ID of the caller's
+// takes a round trip more for each older number, and until no message is queued or runs there each turn with a key.
+// Stats.OlderPartitions tells.
+//
+// n is 1 to 1024, else the error is ErrInvalidArgument; the number that the queue has changes nothing. While the
+// partitions of seven older numbers still hold something it is ErrDraining. After another error the change may have
+// begun: then whoever uses the queue next finishes it, and to call Repartition again with the same number is
+// harmless. Of two changes at once one comes after the other. It takes five round trips.
+func (q *Queue) Repartition(ctx context.Context, n int) error {
+	const op = "repartition"
+	if n < 1 || n > maxPartitions {
+		return invalidArgument(op, "%d partitions: want 1 to %d", n, maxPartitions)
+	}
+	for range manifestTries {
+		m, err := q.stable(ctx, op)
+		if err != nil {
+			return err
+		}
+		if m.current().size == n {
+			return nil
+		}
+		if len(m.generations) == maxGenerations {
+			return fmt.Errorf("delayqueue: repartition of %q: %w: the generations %s: let workers empty the oldest, and purge or redrive its dead letters",
+				q.name, ErrDraining, text(m.generations))
+		}
+		begun, err := q.begin(ctx, op, m, fmt.Sprintf("%d:%d", m.current().number+1, n))
+		if err != nil {
+			return err
+		}
+		if begun {
+			if _, err = q.stable(ctx, op); err == nil {
+				q.wakeAll(ctx) // workers serve the new partitions from now on
+			}
+			return err
+		}
+	}
+	return redisError(ctx, op, errors.New("the manifest changes all the time"))
+}
+
+// begin puts the intent into the manifest that a generation follows. It reports whether it is there.
+func (q *Queue) begin(ctx context.Context, op string, m *manifest, next string) (bool, error) {
+	now, err := q.callManifest(ctx, op, m.revision, "next", next)
+	return err == nil && now.next == next && text(now.generations) == text(m.generations), err
+}
+
+// closeCurrent closes the partitions of the current generation, and pauses those of the next for as long.
+func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next generation) error {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	for paused := int64(0); ; { // until both are, or neither is: somebody may resume the queue meanwhile
+		now := int64(0)
+		for _, call := range q.each(ctx, m.current().partitions, closeScript, append(q.spans(), next.String())...) {
+			left, err := readLeft(call.Cmd, 0)
+			if err != nil {
+				return redisError(ctx, op, err)
+			}
+			now = max(now, left.paused)
+		}
+		if (now > 0) == (paused > 0) {
+			return nil
+		}
+		for _, call := range q.each(ctx, next.partitions, pauseScript, append(q.spans(), now)...) {
+			if err := call.Err(); err != nil {
+				return redisError(ctx, op, err)
+			}
+		}
+		paused = now
+	}
+}
+
+// left is what a closed partition holds.
+type left struct {
+	paused int64 // for so many ms more
+	keys   int64 // of its keys in Redis, for which it is needed
+	open   int64 // messages that are queued or run
+	has    []bool
+}
+
+func readLeft(cmd *redis.Cmd, n int) (l left, err error) {
+	reply, err := cmd.Int64Slice()
+	if err != nil {
+		return l, err
+	}
+	if len(reply) != 3+n {
+		return l, luascript.ErrReply
+	}
+	l = left{paused: reply[0], keys: reply[1], open: reply[2]}
+	for _, has := range reply[3:] {
+		l.has = append(l.has, has == 1)
+	}
+	return l, nil
+}
+
+// follow finds what comes after a partition that is closed, when the manifest names nothing. It may have
+// lost its last writes in a failover: then the partition knows.
+func (q *Queue) follow(ctx context.Context, op string, p *partition) error {
+	m, err := q.stable(ctx, op)
+	if err != nil || m.current().number != p.generation {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	closed, err := q.rdb.HGet(ctx, p.keys[keyCounts], "closed").Result()
+	if errors.Is(err, redis.Nil) {
+		return nil // not any more
+	} else if err != nil {
+		return redisError(ctx, op, err)
+	}
+	_, next, _ := strings.Cut(closed, " ")
+	if number, _, ok := readGeneration(next); !ok || number <= p.generation {
+		next = generation{number: p.generation + 1, size: m.current().size}.String()
+	}
+	if _, err := q.begin(ctx, op, m, next); err != nil {
+		return err
+	}
+	_, err = q.stable(ctx, op)
+	return err
+}
+
+// dropEmpty takes the older generations out of the manifest that hold nothing any more.
+func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
+	const op = "look after older partitions"
+	last := len(m.generations) - 1
+	var kept []generation
+	sum := Stats{Totals: m.totals}
+	for i, g := range m.generations[:last] {
+		keys := int64(0)
+		for _, call := range q.each(ctx, g.partitions, closeScript, append(q.spans(), m.generations[i+1].String())...) {
+			left, err := readLeft(call.Cmd, 0)
+			if err != nil {
+				return redisError(ctx, op, err)
+			}
+			keys += left.keys
+		}
+		if keys > 0 {
+			kept = append(kept, g)
+			continue
+		}
+		for _, call := range q.each(ctx, g.partitions, statsScript, q.spans()...) {
+			if err := sum.add(call.Cmd); err != nil {
+				return redisError(ctx, op, err)
+			}
+		}
+	}
+	if len(kept) == last {
+		return nil
+	}
+	_, err := q.callManifest(ctx, op, m.revision, "generations", text(append(kept, m.current())), "totals", sum.Totals.text())
+	return err
+}
+
+// olderHas reports whether an older generation has messages of a message's key that are to run before it.
+func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (bool, error) {
+	if key == "" || p.generation == 1 {
+		return false, nil
+	}
+	m := q.manifest.Load()
+	if m == nil { // refused meanwhile
+		return true, nil
+	}
+	for i, g := range m.generations {
+		if g.number >= p.generation {
+			break
+		}
+		older := partitionOf(g.partitions, key, "")
+		if older.drained.Load() {
+			continue
+		}
+		left, err := readLeft(older.call(ctx, closeScript, m.generations[i+1].String(), key), 1)
+		if err != nil {
+			return false, redisError(ctx, "look into older partitions", err)
+		}
+		if left.open == 0 {
+			older.drained.Store(true) // what joins from now on is carried over
+		}
+		if left.has[0] {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// carryOver stores a claimed message of a closed partition in a newer one.
+func (q *Queue) carryOver(ctx context.Context, c *claim) error {
+	const op = "carry over"
+	from, m := c.partition, c.message
+	for range manifestTries {
+		now, err := q.agreed(ctx, op)
+		if err != nil {
+			return err
+		}
+		last := from
+		for _, p := range now.of(m.Key, m.ID) {
+			if last = p; p.generation <= from.generation {
+				continue
+			}
+			if stored, err := p.adopt(ctx, op, m, time.Until(c.startBy)); stored || err != nil {
+				return err
+			}
+		}
+		if err := q.follow(ctx, op, last); err != nil {
+			return err
+		}
+	}
+	return redisError(ctx, op, errClosed)
+}
+
+// adopt stores a message that comes from a closed partition, and may be started for so long, unless it is here
+// already. It reports false if this one is closed too.
+func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
+	m.Attempt = max(0, m.Attempt-1) // it was not tried
+	text := fmt.Sprintf("%013d%013d%s", millis(m.EnqueuedAt), millis(m.ExpiresAt), about(m.Key, m.Name, m.Principal))
+	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts("")).Int64()
+	if err != nil {
+		return false, redisError(ctx, op, err)
+	}
+	return stored == 1, nil
+}
+
+// joinedLate reports whether a message joined its key's FIFO when the partition was closed: it is not run here.
+func (p *partition) joinedLate(m Message) bool {
+	closed := p.closed.Load()
+	return closed != nil && m.Key != "" && len(m.seq) == len(*closed) && m.seq > *closed
+}
+
+// noteClosed notes what a script says behind a time: that the partition is closed, and since which number.
+func (p *partition) noteClosed(told string) {
+	if p.closed.Load() != nil {
+		return
+	}
+	if f := strings.Fields(told); len(f) == 3 {
+		p.closed.Store(&f[1])
+	}
+}
