@@ -84,7 +84,7 @@ var mutants = []mutant{
 
 // What only a change of the number of partitions shows.
 var repartitionMutants = []mutant{
-	{"a closed partition takes what is new", "enqueue", "not known[id] and (shut or refusal(key))", "not known[id] and refusal(key)"},
+	{"a closed partition takes what is new", "enqueue", "  if shut then\n", "  if false then\n"},
 	{"what is newer does not wait", "close", "left[i] = #line(ARGV[i], '1')", "left[i] = 0"},
 	{"what joins late is run", "", "return since and NOW .. ' ' .. since or NOW", "return NOW"},
 	{"what is carried over is lost", "adopt", "if not known and not shut then", "if false then"},
