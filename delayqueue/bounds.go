@@ -1,6 +1,9 @@
 package delayqueue
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 const (
 	defaultBytes = 64 << 20
@@ -82,10 +85,10 @@ func checkBytes(name string, n int64) error {
 
 // fullBecause is what a full queue says of itself.
 func (q *Queue) fullBecause(full error) string {
-	switch full {
-	case ErrKeyFull:
+	switch {
+	case errors.Is(full, ErrKeyFull):
 		return fmt.Sprintf("at most %d messages and %d bytes may be: try later, or see WithMaxDepthPerKey and WithMaxBytesPerKey", q.maxDepthPerKey, q.maxBytesPerKey)
-	case ErrPrincipalFull:
+	case errors.Is(full, ErrPrincipalFull):
 		return fmt.Sprintf("at most %d bytes may be: try later, or see WithMaxBytesPerPrincipal", q.maxBytesPerPrincipal)
 	default:
 		return fmt.Sprintf("at most %d messages and %d bytes may be: try later, or see WithMaxDepth and WithMaxBytes", q.maxDepth, q.maxBytes)

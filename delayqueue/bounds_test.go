@@ -74,15 +74,18 @@ func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
 		}{
 			"key": {
 				func(int) delayqueue.Job { return delayqueue.Job{Key: "hot"} },
-				delayqueue.ErrKeyFull, 1 << 20, delayqueue.Job{Key: "other"},
+				delayqueue.ErrKeyFull, 1 << 20,
+				delayqueue.Job{Key: "other"},
 			},
 			"principal": {
 				func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i), Principal: "mallory"} },
-				delayqueue.ErrPrincipalFull, 2 << 20, delayqueue.Job{Key: "1", Principal: "alice"},
+				delayqueue.ErrPrincipalFull, 2 << 20,
+				delayqueue.Job{Key: "1", Principal: "alice"},
 			},
 			"queue": {
 				func(i int) delayqueue.Job { return delayqueue.Job{Principal: fmt.Sprint(i % 9), Key: fmt.Sprint(i)} },
-				delayqueue.ErrQueueFull, 4 << 20, delayqueue.Job{},
+				delayqueue.ErrQueueFull, 4 << 20,
+				delayqueue.Job{},
 			},
 		} {
 			for _, payload := range []int{10_000, 32 << 10} {
@@ -100,7 +103,7 @@ func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
 				stored := b.stats().Bytes
 				require.LessOrEqual(t, stored, c.bytes, name)
 				require.Greater(t, stored, c.bytes-int64(payload*5/4)-2048, "there was room for another one")
-				if c.full != delayqueue.ErrQueueFull {
+				if !errors.Is(c.full, delayqueue.ErrQueueFull) {
 					_, err := b.queue.Enqueue(t.Context(), c.room)
 					require.NoError(t, err, "others are not refused")
 				}
@@ -251,7 +254,9 @@ func TestQueueBounds_ThatTheLargestPayloadExceedsAreAnError(t *testing.T) {
 		{delayqueue.WithMaxBytesPerKey(1 << 20)},
 		{delayqueue.WithMaxBytesPerPrincipal(1 << 20)},
 		{delayqueue.WithMaxPayload(100 << 20), delayqueue.WithMaxBytes(100 << 20)},
-		{delayqueue.WithMaxBytes(0)}, {delayqueue.WithMaxBytesPerKey(-1)}, {delayqueue.WithMaxBytesPerPrincipal(1 << 41)},
+		{delayqueue.WithMaxBytes(0)},
+		{delayqueue.WithMaxBytesPerKey(-1)},
+		{delayqueue.WithMaxBytesPerPrincipal(1 << 41)},
 	} {
 		_, err := delayqueue.New(rdb, "q", opts...)
 		require.ErrorContains(t, err, "WithMaxBytes")

@@ -153,12 +153,11 @@ func TestCoalesce_TheLastSaveOfEachRuns(t *testing.T) {
 			direct.Go(func() {
 				key, principal := fmt.Sprint("doc", i%10), fmt.Sprint("u", i/10%2)
 				for {
-					var deferred *core.DeferredError
 					err := guard.Do(t.Context(), save(key, principal, i), func(context.Context) error {
 						time.Sleep(2 * time.Millisecond)
 						return nil
 					})
-					if errors.As(err, &deferred) {
+					if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
 						mu.Lock()
 						ids = append(ids, deferred.Ticket.ID)
 						mu.Unlock()
@@ -203,8 +202,10 @@ func TestCoalesce_WhatAHandlerWasGivenIsNeverReplaced(t *testing.T) {
 		require.Equal(t, delayqueue.StateQueued, b.status(first).State, "it waits for its retry")
 		require.Equal(t, fourth, b.status(third).SupersededBy)
 		for _, other := range []delayqueue.Job{
-			{Key: "k", Name: "save", Principal: "v", Coalesce: true}, {Key: "k", Name: "load", Principal: "u", Coalesce: true},
-			{Key: "k", Name: "save", Principal: "u"}, {Key: "l", Name: "save", Principal: "u", Coalesce: true},
+			{Key: "k", Name: "save", Principal: "v", Coalesce: true},
+			{Key: "k", Name: "load", Principal: "u", Coalesce: true},
+			{Key: "k", Name: "save", Principal: "u"},
+			{Key: "l", Name: "save", Principal: "u", Coalesce: true},
 		} {
 			b.enqueue(other)
 		}

@@ -38,7 +38,7 @@ var mutants = []mutant{
 	{"a delayed message joins in front", "", "local number, rec = next_seq(),", "local number, rec = string.rep('0', 16),"},
 	{"one id twice", "enqueue", "known[ids[i]] = rec and", "known[ids[i]] = nil and"},
 	{"an id that ended twice", "enqueue", "if ending then", "if false then"},
-	{"a delay is not waited for", "enqueue", "tonumber(delay) > 0 and at, nil,", "nil, nil,"},
+	{"a delay is not waited for", "enqueue", "tonumber(delay) > 0 and at, nil, most", "false, nil, most"},
 	{"what is too old is run", "", "elseif too_old(rec) then", "elseif false then"},
 	{"what is too old never expires", "", "      give_up(id, sub(member, #id + 2), rec, 'e')\n", ""},
 	{"the next of a key does not become due", "", "and not call('ZSCORE', z, member) then\n    look_at(member, now)\n", "and not call('ZSCORE', z, member) then\n"},

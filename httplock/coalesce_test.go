@@ -154,7 +154,7 @@ func TestCoalesce_AnAnonymousTicketNamesNobody(t *testing.T) {
 	s := openSaves(t, env)
 	lease := s.hold(t)
 	first := requireParked(t, s.save(t, "", "", "1"))
-	second := requireParked(t, s.save(t, "", "", "2"))
+	requireParked(t, s.save(t, "", "", "2"))
 	_, state, by := s.ticket(t, "", first)
 	require.Equal(t, "superseded", state)
 	require.Empty(t, by)
