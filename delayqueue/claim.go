@@ -23,7 +23,7 @@ const (
 	// A busy worker looks this often for what dead ones have left.
 	pollBusy     = time.Second
 	claimBatch   = 64          // messages
-	claimBytes   = 4 << 20     // of payload
+	claimBytes   = 1 << 20     // of payload
 	claimTimeout = time.Second // for which free hands wait for the answer
 	minPause     = time.Millisecond
 	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer

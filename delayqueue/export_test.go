@@ -19,7 +19,7 @@ func WithConflictBackoff(initial, most time.Duration) WorkerOption {
 var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
 	"settle": settleScript.Hash(), "wake": wakeScript.Hash(), "cancel": cancelScript.Hash(),
-	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(),
+	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(), "page": pageScript.Hash(),
 }
 
 // Plain is a message with its exported fields alone.

@@ -262,8 +262,9 @@ func TestAClaimBringsABoundedNumberOfBytes(t *testing.T) {
 			_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint(i), Payload: make([]byte, 1<<20)})
 			require.NoError(t, err)
 		}
-		require.Len(t, claimTest(t, q, "1", 8), 4)
-		require.Len(t, claimTest(t, q, "2", 8), 4)
+		for i := range 8 {
+			require.Len(t, claimTest(t, q, fmt.Sprint(i), 8), 1)
+		}
 	})
 }
 

@@ -107,6 +107,11 @@ func (w *Worker) judgeLock(c *claim, err error) verdict {
 // judge decides about a message whose handler returned err. lost is set if the
 // key's lease ended before the handler did.
 func (w *Worker) judge(c *claim, err, lost error) verdict {
+	if err == nil && lost == nil {
+		// Also when the claim seems lost: if nobody has taken the message since,
+		// the queue takes the result.
+		return verdict{outcome: OutcomeDone}
+	}
 	var (
 		panicked *panicError
 		skip     *skipRetryError
@@ -117,10 +122,6 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 	v := verdict{outcome: OutcomeRetry, err: err}
 	v.lost = lost != nil || errors.Is(err, core.ErrLeaseLost) || errors.Is(gone, ErrClaimLost)
 	switch {
-	case err == nil && lost == nil:
-		// Also when the claim seems lost: if nobody has taken the message since,
-		// the queue takes the result.
-		return verdict{outcome: OutcomeDone}
 	case err == nil:
 		v.err = lost
 	case errors.As(err, &panicked):

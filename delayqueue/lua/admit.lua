@@ -115,11 +115,6 @@ local function refusal(key, principal, bytes)
   return full(key, principal, bytes)
 end
 
-local function append(list, a, v)
-  list[#list + 1] = a
-  list[#list + 1] = v
-end
-
 -- Puts a message at the end of its key's FIFO, or if it is delayed has it join at that time. The
 -- text of its record is what it has from the time it was enqueued on, without a long payload.
 local function admit(id, key, parked, text, body, age, delayed, number, mark)

@@ -62,6 +62,11 @@ local function batch(command, name, list)
   end
 end
 
+local function append(list, a, v)
+  list[#list + 1] = a
+  list[#list + 1] = v
+end
+
 -- A non-negative whole number as these scripts write it; nil for anything else.
 local function whole(s)
   local n = s and #s < 17 and tonumber(s)
@@ -105,27 +110,23 @@ local function look_at(member, at)
   soonest = math.min(soonest or at, at)
 end
 
--- Has a key expire when nobody has used it for ms. While there are many messages none does:
--- Redis would stand still until all of them are freed.
-local large
+-- Has a key expire when nobody has used it for ms.
 local function keep(name, ms)
-  if large == nil then
-    large = call('HLEN', m) > LARGE
-  end
-  if large then
-    call('PERSIST', name)
-  elseif call('PTTL', name) < ms then
+  if call('PTTL', name) < ms then
     call('PEXPIRE', name, ms + math.floor(math.min(ms / 4, SLACK)))
   end
 end
 
--- Has the keys of open messages, these of them at least, live for ms more, and as long as m.
+-- Has the keys of messages, these of them at least, live for ms more, and as long as m. While there
+-- are many messages none expires: Redis would stand still until all of them are freed.
 local function live(ms, ...)
-  local left = call('PTTL', m)
-  for _, name in ipairs(left < ms and {m, b, z, w, r, f, u} or {...}) do
-    if left < ms then
+  local left, large = call('PTTL', m), call('HLEN', m) > LARGE
+  for _, name in ipairs((large or left < ms) and {m, b, z, w, r, f, x, y, u, h} or {...}) do
+    if large and left >= 0 then
+      call('PERSIST', name)
+    elseif not large and left < ms then
       keep(name, ms)
-    elseif call('PTTL', name) == -1 then
+    elseif not large and call('PTTL', name) == -1 then
       call('PEXPIRE', name, left)
     end
   end
@@ -211,7 +212,7 @@ local function flush()
     list[#list + 1] = uses[field] > 0 and uses[field] or nil
   end
   if #some > 0 and call('HSET', u, unpack(some)) > 0 then
-    keep(u, math.max(call('PTTL', m), retention))
+    live(retention, u)
   end
   batch('HDEL', u, none)
   if seq then

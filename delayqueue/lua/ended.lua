@@ -103,8 +103,10 @@ local function give_up(id, key, rec, how, because)
   local member = head and id_at(head, key) .. ' ' .. key
   if not head then -- nobody is left to have the key before others: a claim tells a worker of it if nobody heard
     announce(key)
-    call('ZADD', e, NOW, key)
-    keep(e, retention)
+    if call('ZCARD', e) < LARGE then
+      call('ZADD', e, NOW, key)
+      keep(e, retention)
+    end
   elseif not call('ZSCORE', w, member) and not call('ZSCORE', z, member) then
     look_at(member, now)
   end

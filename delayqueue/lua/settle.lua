@@ -27,7 +27,7 @@
 -- #include common.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
-local BYTES = 4194304 -- of payload that are claimed at most, the last message's aside
+local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
 local COUNTS = {d = 'done', e = 'expired', x = 'dead', r = 'retried'}
@@ -67,11 +67,6 @@ local letters, deaths, halts, slots = {}, {}, {}, {}
 local back, times, freed = {}, {}, {} -- freed: those whose key has another head
 
 local at = string.format('%011x', now)
-
-local function append(list, a, v)
-  list[#list + 1] = a
-  list[#list + 1] = v
-end
 
 local function finish(id, key, seq, how, text, result, options)
   over[#over + 1] = id
@@ -174,11 +169,8 @@ if #deaths > 0 then
   end
   batch('HSET', y, letters)
   batch('ZADD', x, deaths)
-  live(dead_retention)
-  keep(x, dead_retention)
-  keep(y, dead_retention)
   batch('HSET', h, halts)
-  keep(h, dead_retention)
+  live(dead_retention, x, y, h)
 end
 for i = 1, #slots, 2 do
   settle_slot(slots[i], slots[i + 1])

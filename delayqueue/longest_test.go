@@ -1,0 +1,252 @@
+package delayqueue
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// longestScript is the bound on any script, as Redis counts it.
+const longestScript = 5 * time.Millisecond
+
+// longQueue is a partition with much in it, and what makes a script long.
+type longQueue struct {
+	*Queue
+	t *testing.T
+	p *partition
+	n int // names
+}
+
+func (q *longQueue) name(what string) string {
+	q.n++
+	return fmt.Sprint(what, q.n)
+}
+
+// fill enqueues n messages of a size, with these keys.
+func (q *longQueue) fill(n, size int, key func(i int) string) (ids []string) {
+	q.t.Helper()
+	for at := 0; at < n; at += batchItems {
+		var batch []*enqueueing
+		for i := at; i < min(n, at+batchItems); i++ {
+			j := Job{ID: q.name("id"), Key: key(i), Name: "name", Payload: make([]byte, size), MaxAge: time.Hour}
+			ids = append(ids, j.ID)
+			batch = append(batch, &enqueueing{ctx: q.t.Context(), job: j, done: make(chan struct{})})
+		}
+		for some := range slices.Chunk(batch, max(1, min(len(batch), batchBytes/max(1, size)))) {
+			q.p.enqueue(some)
+			for _, e := range some {
+				require.NoError(q.t, e.err)
+			}
+		}
+	}
+	return ids
+}
+
+func none(int) string { return "" }
+
+// claim claims n messages, in as many calls as that takes.
+func (q *longQueue) claim(n int) (claims []*claim) {
+	for range n {
+		claims = append(claims, claimTest(q.t, q.Queue, q.name("claim.")+".1", min(claimBatch, n-len(claims)))...)
+		if len(claims) >= n {
+			break
+		}
+	}
+	return claims
+}
+
+// settle settles claims together, with the next one for each.
+func (q *longQueue) settle(claims []*claim, v verdict) {
+	q.t.Helper()
+	var batch []*settling
+	for _, c := range claims {
+		v.next = q.name("next")
+		batch = append(batch, c.end(v, time.Minute))
+	}
+	for range 2 { // the second as after a lost reply
+		q.p.settle(batch)
+		for _, s := range batch {
+			require.NoError(q.t, s.err)
+			s.done = make(chan struct{})
+		}
+	}
+}
+
+// old makes messages too old.
+func (q *longQueue) old(ids []string) {
+	for _, id := range ids {
+		require.NoError(q.t, ageRecord(q.Queue, id))
+	}
+}
+
+// No script takes long, whatever it is asked for and whatever is there. Each runs until it was fast enough
+// once: others use this machine too.
+func TestScripts_Longest(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: s.Addr})
+	require.NoError(t, rdb.ConfigSet(t.Context(), "slowlog-log-slower-than", "0").Err())
+	require.NoError(t, rdb.ConfigSet(t.Context(), "slowlog-max-len", "100000").Err())
+	const line = 100_000
+	made := func(opts ...Option) *longQueue {
+		q, err := New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20)}, opts...)...)
+		require.NoError(t, err)
+		return &longQueue{Queue: q, t: t, p: q.partitions[0]}
+	}
+	q := made()
+	q.fill(line, 64, func(int) string { return "line" })
+	for _, name := range []int{keyMessages, keyLines, keyWaiting} {
+		require.EqualValues(t, -1, rdb.PTTL(t.Context(), q.p.keys[name]).Val(), "what is large does not expire")
+	}
+	for i := range 10_000 {
+		require.NoError(t, rdb.HSet(t.Context(), q.p.keys[keyReceipts], fmt.Sprint("old", i), "1700000000000 1 ").Err())
+	}
+	keys := func(prefix string) func(int) string {
+		return func(i int) string { return fmt.Sprint(prefix, i%batchItems) }
+	}
+	for _, c := range []struct {
+		name string
+		run  func(q *longQueue)
+	}{
+		{"64 messages of 16 KiB, 64 keys: enqueued, claimed, settled with results, and again", func(q *longQueue) {
+			q.fill(batchItems*2, 16<<10, keys(q.name("k")))
+			q.settle(q.claim(batchItems), verdict{outcome: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
+		}},
+		{"64 of 64 KiB: claimed, settled with what is due, and again", func(q *longQueue) {
+			q.fill(batchItems*2, 64<<10, none)
+			q.settle(q.claim(batchItems), verdict{outcome: OutcomeDone, which: nextOfAny})
+		}},
+		{"64 attempts fail, and become dead letters", func(q *longQueue) {
+			q.fill(batchItems, 64, keys(q.name("k")))
+			q.settle(q.claim(batchItems), verdict{outcome: OutcomeRetry, which: nextOfAny, err: errTooOld})
+			q.settle(q.claim(batchItems), verdict{outcome: OutcomeDead, err: errTooOld})
+		}},
+		{"64 that are due are too old, with others behind them", func(q *longQueue) {
+			q.old(q.fill(batchItems*2, 64, keys(q.name("k"))))
+			for range 4 {
+				claimTest(t, q.Queue, q.name("late"), claimBatch)
+			}
+		}},
+		{"64 that are delayed join", func(q *longQueue) {
+			var batch []*enqueueing
+			for i := range batchItems {
+				j := Job{ID: q.name("id"), Key: keys(q.name("k"))(i), Delay: time.Millisecond, MaxAge: time.Hour}
+				batch = append(batch, &enqueueing{ctx: t.Context(), job: j, done: make(chan struct{})})
+			}
+			q.p.enqueue(batch)
+			time.Sleep(5 * time.Millisecond)
+			q.claim(batchItems)
+		}},
+		{"64 are refused whose keys are full of what is too old", func(q *longQueue) {
+			prefix := q.name("k")
+			q.old(q.fill(batchItems*3, 64, keys(prefix)))
+			full := made(WithMaxDepthPerKey(3))
+			var batch []*enqueueing
+			for i := range batchItems {
+				batch = append(batch, &enqueueing{ctx: t.Context(), job: Job{ID: q.name("id"), Key: keys(prefix)(i), MaxAge: time.Hour}, done: make(chan struct{})})
+			}
+			full.p.enqueue(batch)
+		}},
+		{"claims end, and are extended", func(q *longQueue) {
+			q.fill(2*batchItems, 64, none)
+			claims := q.claim(2 * batchItems)
+			_, err := q.p.extend(t.Context(), time.Millisecond, claims)
+			require.NoError(t, err)
+			time.Sleep(5 * time.Millisecond)
+			for range 8 {
+				claimTest(t, q.Queue, q.name("late"), 0)
+			}
+		}},
+		{"64 keys are freed", func(q *longQueue) {
+			names := make([]string, wakeBatch)
+			for i := range names {
+				names[i] = q.name("k")
+			}
+			q.fill(wakeBatch, 64, func(i int) string { return names[i] })
+			q.settle(q.claim(wakeBatch), verdict{outcome: OutcomeConflict, awaitsKey: true, delay: time.Hour})
+			_, err := q.p.wake(t.Context(), names, true)
+			require.NoError(t, err)
+		}},
+		{"a bucket with 100,000 is large, and then is needed no more", func(q *longQueue) {
+			bucket := q.p.keys[keyEnded+2]
+			for range 100 {
+				args := make([]any, 0, 2000)
+				for range 1000 {
+					args = append(args, q.name("ended"), "d------")
+				}
+				require.NoError(t, rdb.HSet(t.Context(), bucket, args...).Err())
+			}
+			require.NoError(t, rdb.Expire(t.Context(), bucket, time.Hour).Err())
+			counts := q.p.keys[keyCounts]
+			require.NoError(t, rdb.HSet(t.Context(), counts, "until2", time.Now().Add(time.Hour).UnixMilli()).Err())
+			claimTest(t, q.Queue, q.name("large"), 0)
+			require.EqualValues(t, -1, rdb.PTTL(t.Context(), bucket).Val(), "what is large does not expire")
+			require.NoError(t, rdb.HSet(t.Context(), counts, "until2", 1).Err())
+			claimTest(t, q.Queue, q.name("needless"), 0)
+			require.Zero(t, rdb.Exists(t.Context(), bucket).Val())
+		}},
+		{"100 of a long line are cancelled, 100 dead letters redriven and purged, 1,000 listed", func(q *longQueue) {
+			places := rdb.ZRangeArgs(t.Context(), redis.ZRangeArgs{
+				Key: q.p.keys[keyLines], Start: "[line\n", Stop: "(line\n~", ByLex: true, Offset: line / 2, Count: 100,
+			}).Val()
+			ids := make([]string, len(places))
+			for i, place := range places {
+				ids[i], _ = splitPlace(place)
+			}
+			_, err := q.p.cancel(t.Context(), ids...)
+			require.NoError(t, err)
+			var dead []letter
+			q.fill(scanBatch, 16<<10, none)
+			for _, c := range q.claim(scanBatch) {
+				dead = append(dead, letter{id: c.message.ID})
+				q.settle([]*claim{c}, verdict{outcome: OutcomeDead, err: errTooOld})
+			}
+			_, err = q.p.redrive(t.Context(), time.Hour, dead[:50]...)
+			require.NoError(t, err)
+			_, err = q.p.purge(t.Context(), dead...)
+			require.NoError(t, err)
+			_, cursor, err := q.List(t.Context(), StateQueued, "", maxPage)
+			require.NoError(t, err)
+			_, _, err = q.List(t.Context(), StateQueued, cursor, maxPage)
+			require.NoError(t, err)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fastest := map[string]time.Duration{}
+			for i := range 20 {
+				require.NoError(t, rdb.SlowLogReset(t.Context()).Err())
+				c.run(q)
+				longest := map[string]time.Duration{}
+				for _, call := range rdb.SlowLogGet(t.Context(), -1).Val() {
+					for name, hash := range ScriptHashes {
+						if len(call.Args) > 1 && call.Args[1] == hash {
+							longest[name] = max(longest[name], call.Duration)
+						}
+					}
+				}
+				for name, took := range longest {
+					if i == 0 { // it loads the scripts
+						break
+					}
+					if was, known := fastest[name]; !known || took < was {
+						fastest[name] = took
+					}
+				}
+				require.NoError(t, rdb.Del(t.Context(), q.p.keys[keyWaiting], q.p.keys[keyRunning]).Err()) // the next begins anew
+				if i > 2 && slices.Max(slices.Collect(maps.Values(fastest))) <= longestScript {
+					break
+				}
+			}
+			for name, took := range fastest {
+				t.Logf("%s: %s", name, took)
+				require.LessOrEqual(t, took, longestScript, name)
+			}
+		})
+	}
+}
