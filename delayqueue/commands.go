@@ -358,7 +358,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.foreign {
 		m.handed++
 	}
-	options := how + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(v.awaitsKey, "w") + haltLetters[p.queue.halt] + strconv.Itoa(m.size) + " " + m.Principal
+	options := how + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(v.awaitsKey, "w") + haltLetters[p.queue.halt] + fmt.Sprintf("%010d", m.size) + m.Principal
 	if m.coalesces {
 		options += "\n" + "s" + about(m.Key, m.Name, m.Principal)
 	}

@@ -65,7 +65,7 @@ var mutants = []mutant{
 	{"what is quiet reserves nothing", "wake", "  return #call('ZRANGEBYLEX'", "  return 0 * #call('ZRANGEBYLEX'"},
 	{"a replaceable message is not known", "enqueue", "append(admitted.u, slot, id)", ""},
 	{"only the first is replaced", "enqueue", "  call('HSET', u, slot, id)\n", ""},
-	{"principals replace one another", "enqueue", "'s' .. text", "'s' .. key"},
+	{"principals replace one another", "enqueue", "tonumber(sub(flags, 2)), 's' .. text", "tonumber(sub(flags, 2)), 's' .. key"},
 	{"what is done can be replaced", "settle", "  settle_slot(slots[i], slots[i + 1])\n", ""},
 	{"what is cancelled can be replaced", "", "settle_slot(id, match(rec, '^1[qc]')", "settle_slot('', match(rec, '^1[qc]')"},
 	{"what is given back stays beside what is newer", "settle", "      if by then\n", "      if false then\n"},

@@ -27,7 +27,8 @@ local function weigh(name)
 end
 
 -- How many bytes the partition takes. What is known of nothing that is open is not trusted.
-local own = call('HMGET', c, 'bytes', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
+local own = call('HMGET', c, 'bytes', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4', 'closed', 'seq')
+last_seq = own[8]
 local open, remembered = whole(own[1]), 0
 for i = 2, 6 do
   remembered = remembered + (whole(own[i]) or 0)

@@ -96,12 +96,12 @@ local function told_now()
   return since and NOW .. ' ' .. since or NOW
 end
 
-local counts, soonest, seq = {}, nil, nil
+local counts, soonest, seq, last_seq = {}, nil, nil, nil
 local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
 
 -- The number of the next message that comes: it grows, also if c is lost.
 local function next_seq()
-  seq = math.max(micros, (seq or whole(call('HGET', c, 'seq')) or 0) + 1)
+  seq = math.max(micros, (seq or whole(last_seq or call('HGET', c, 'seq')) or 0) + 1)
   return string.format('%.0f', seq)
 end
 
@@ -148,6 +148,13 @@ local function message_size(n) return 300 + math.floor(1.25 * n) end
 local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
 local uses, used = {}, {} -- by fields of u: their numbers, and which changed
+
+-- Reads fields of u in one go, for use().
+local function fetch(fields)
+  for i, n in ipairs(#fields > 0 and call('HMGET', u, unpack(fields)) or {}) do
+    uses[fields[i]] = whole(n) or 0
+  end
+end
 
 -- How many bytes the messages take of a key or a principal, with so many more.
 local function use(field, more)

@@ -11,7 +11,7 @@
 -- #include common.lua
 -- #include admit.lua
 local CODES = {['key full'] = -1, ['queue full'] = -2, closed = -4, ['principal full'] = -5}
-local shut = closed() and 'closed'
+local shut = own[7] and 'closed'
 
 -- When those that are known may be started at last, by their ids.
 local ids, known = {}, {}
@@ -63,16 +63,34 @@ local function replace(old, old_rec, state, place, key, slot, id, rec, payload, 
   live(longest + retention, z, f, b, u)
 end
 
+-- The principal at the end of what a record has from the lengths on.
+local function principal_of(text)
+  local n = sub(text, 7, 9)
+  return n == '000' and '' or sub(text, -tonumber(n, 10))
+end
+
+local fields, principals = {}, {}
+for i = 5, #ARGV, 7 do
+  local key, principal = ARGV[i + 1], principal_of(ARGV[i + 2])
+  principals[i] = principal
+  fields[#fields + 1] = key ~= '' and 'k' .. key or nil
+  fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
+end
+fetch(fields)
+
 local replies = {}
 for i = 5, #ARGV, 7 do
   local id, key, text, payload, delay, age, flags = unpack(ARGV, i, i + 6)
-  local parked, most = sub(flags, 1, 1), tonumber(sub(flags, 2))
+  local parked, most, slot = flags, nil, nil
+  if flags ~= '-' and flags ~= 'p' then
+    parked, most, slot = sub(flags, 1, 1), tonumber(sub(flags, 2)), 's' .. text
+  end
   if shut then
     known[id] = known[id] or CODES[shut]
   end
   if not known[id] then
-    local _, principal = about(text, 1)
-    local bytes, slot = message_size(45 + #text + #payload), match(parked, '[qc]') and 's' .. text
+    local principal = principals[i]
+    local bytes = message_size(45 + #text + #payload)
     local at, body = now + delay, #payload > INLINE and payload
     if tonumber(delay) > 0 and micros % 1000 > 0 then
       at = at + 1 -- a message is never early

@@ -16,7 +16,7 @@
 --           what is claimed next: k the next of its key, which the caller holds; a what is due; else -
 --           of what goes back: w when it waits for its own key, so that wake.lua makes it due; else -
 --           of a dead letter: p when it halts the messages of its key, k when it halts its key, else -;
---           and of its record and its payload how many bytes they have, a space, its principal;
+--           and of its record and its payload how many bytes they have, in ten digits, its principal, and
 --           after a line feed what field of u has it, if a newer message may replace it
 --   next    token to claim the next message with, or ''
 --   of what ends: its ending, from the mark on; its result or ''
@@ -68,10 +68,17 @@ local back, times, freed = {}, {}, {} -- freed: those whose key has another head
 
 local at = string.format('%011x', now)
 
+-- Whose a message is, and its slot.
+local function owner(options)
+  if #options == 14 then
+    return '', ''
+  end
+  return match(options, '^([^\n]*)\n?(.*)$', 15)
+end
+
 local function finish(id, key, seq, how, text, result, options)
   over[#over + 1] = id
-  local bytes, principal, slot = match(options, '^....(%d+) ([^\n]*)\n?(.*)$')
-  bytes = message_size(tonumber(bytes))
+  local bytes, principal, slot = message_size(tonumber(sub(options, 5, 14), 10)), owner(options)
   occupy(key, principal, -bytes)
   if slot ~= '' then
     append(slots, id, slot)
@@ -119,10 +126,14 @@ local function give_back(member, id, how, waits, state, tries, till)
   soonest = math.min(soonest or next, next)
 end
 
-local ids = {}
+local ids, fields = {}, {}
 for i = 4, #ARGV, 8 do
   ids[#ids + 1] = ARGV[i]
+  local key, principal = ARGV[i + 1], owner(ARGV[i + 4])
+  fields[#fields + 1] = key ~= '' and 'k' .. key or nil
+  fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
 end
+fetch(fields)
 for n, state in ipairs(call('HMGET', r, unpack(ids))) do
   local id, key, seq, tries, options, token, text, extra = unpack(ARGV, 8 * n - 4, 8 * n + 3)
   local how, which = sub(options, 1, 1), token ~= '' and not idle and sub(options, 2, 2)
@@ -140,7 +151,7 @@ for n, state in ipairs(call('HMGET', r, unpack(ids))) do
         freed[#freed + 1] = n
       end
     else
-      local by = newer(id, text, match(options, '\n(.*)$') or '')
+      local by = newer(id, text, (select(2, owner(options))))
       if by then
         call('HSET', r, id, '-' .. text)
         give_up(id, key, call('HGET', m, id) or '', 's', by)
