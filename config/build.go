@@ -25,6 +25,7 @@ type Option func(*options) error
 type options struct {
 	client     redis.UniversalClient
 	locker     []core.Option
+	queue      []delayqueue.Option
 	log        *slog.Logger
 	principals map[string]httplock.Option
 	owners     map[string]httplock.IdempotencyOption // of Idempotency-Keys: the principals again
@@ -49,6 +50,15 @@ func WithClient(rdb redis.UniversalClient) Option {
 func WithLocker(opts ...core.Option) Option {
 	return func(o *options) error {
 		o.locker = append(o.locker, opts...)
+		return nil
+	}
+}
+
+// WithQueue adds options to every Queue, such as delayqueue.WithQueueObserver. The file counts
+// where both say something.
+func WithQueue(opts ...delayqueue.Option) Option {
+	return func(o *options) error {
+		o.queue = append(o.queue, opts...)
 		return nil
 	}
 }
@@ -179,7 +189,7 @@ func (rt *Runtime) compile(f *File) (*state, error) {
 
 // queue makes a handle on a queue, for a policy or, if that is nil, for others.
 func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) (*delayqueue.Queue, error) {
-	opts := []delayqueue.Option{delayqueue.WithPrefix(f.prefix())}
+	opts := append(slices.Clone(rt.options.queue), delayqueue.WithPrefix(f.prefix()))
 	age := q.MaxAge
 	if p != nil {
 		age = cmp.Or(p.MaxAge, age)
@@ -310,7 +320,8 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	opts = option(opts, cmp.Or(g.HTTP.StatusPath, defaults.StatusPath), httplock.WithStatusPath)
 	opts = append(opts, httplock.AllowHeaders(slices.Concat(defaults.AllowHeaders, g.HTTP.AllowHeaders)...),
-		httplock.WithCredentialHeaders(slices.Concat(defaults.Credentials, g.HTTP.Credentials)...))
+		httplock.WithCredentialHeaders(slices.Concat(defaults.Credentials, g.HTTP.Credentials)...),
+		httplock.RetryStatuses(slices.Concat(defaults.RetryStatuses, g.HTTP.RetryStatuses)...))
 	if o.log != nil {
 		opts = append(opts, httplock.WithLogger(o.log))
 	}

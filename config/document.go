@@ -54,14 +54,15 @@ type tlsSection struct {
 
 // httpSection is what a guard says of HTTP, and what the defaults say for it.
 type httpSection struct {
-	SafeMethods  string        `yaml:"safe_methods" want:"pass|lock|share"`
-	MaxBody      size          `yaml:"max_body" want:"1..64MiB"`
-	ReadAhead    size          `yaml:"read_ahead" want:"1..64MiB"`
-	BodyTimeout  time.Duration `yaml:"body_timeout" want:"1ms..24h"`
-	StatusPath   string        `yaml:"status_path"`
-	AllowHeaders []string      `yaml:"allow_headers"`
-	Credentials  []string      `yaml:"credential_headers"`
-	Principal    string        `yaml:"principal"`
+	SafeMethods   string        `yaml:"safe_methods" want:"pass|lock|share"`
+	MaxBody       size          `yaml:"max_body" want:"1..64MiB"`
+	ReadAhead     size          `yaml:"read_ahead" want:"1..64MiB"`
+	BodyTimeout   time.Duration `yaml:"body_timeout" want:"1ms..24h"`
+	StatusPath    string        `yaml:"status_path"`
+	AllowHeaders  []string      `yaml:"allow_headers"`
+	Credentials   []string      `yaml:"credential_headers"`
+	Principal     string        `yaml:"principal"`
+	RetryStatuses []int         `yaml:"retry_statuses" want:"400..599"`
 }
 
 type defaultsSection struct {

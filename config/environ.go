@@ -110,12 +110,18 @@ func (d *decoder) overrideOptional(v reflect.Value, path string) (known []string
 func (d *decoder) setText(text, path string, v reflect.Value, tag reflect.StructTag) {
 	switch v.Kind() {
 	case reflect.Slice:
-		var list []string
-		for one := range strings.SplitSeq(text, ",") {
-			delete(d.file.places, item(path, len(list))) // the file's
-			list = append(list, strings.TrimSpace(one))
+		v.SetZero() // the file's
+		for i, one := range strings.Split(text, ",") {
+			delete(d.file.places, item(path, i))
+			v.Set(reflect.Append(v, reflect.New(v.Type().Elem()).Elem()))
+			one = strings.TrimSpace(one)
+			if e := v.Index(i); e.Kind() == reflect.String {
+				e.SetString(one)
+			} else if err := (scalar{text: one, kind: isText, hidden: true}).set(e, tag); err != nil {
+				d.at(path, "%v", err)
+				return
+			}
 		}
-		v.Set(reflect.ValueOf(list))
 		return
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))

@@ -111,7 +111,12 @@ func (w *schemaWalk) value(path string, v reflect.Type, want string, n node) {
 		w.section(path, elem, additional)
 	case v.Kind() == reflect.Slice:
 		assert.Equal(w.t, "array", n["type"], path)
-		assert.Equal(w.t, "string", n["items"].(map[string]any)["type"], path)
+		items := n["items"].(map[string]any)
+		if v.Elem().Kind() == reflect.Int {
+			w.value(path, v.Elem(), want, node{"description": described, "type": items["type"], "minimum": items["minimum"], "maximum": items["maximum"]})
+			return
+		}
+		assert.Equal(w.t, "string", items["type"], path)
 	case v.Kind() == reflect.Int:
 		assert.Equal(w.t, "integer", n["type"], path)
 		least, most, _ := bounds(v, want)
@@ -226,6 +231,9 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 			if want := f.tag.Get("want"); strings.Contains(want, "..") {
 				want, _ := cutZero(want)
 				least, most, _ := strings.Cut(want, "..")
+				if section.FieldByIndex(f.index).Type.Kind() == reflect.Slice {
+					least, most = "["+least+"]", "["+most+"]"
+				}
 				build(line(at+"."+f.name, least) + server)
 				build(line(at+"."+f.name, most) + server)
 			}
@@ -268,7 +276,12 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 					reflect.TypeFor[queueSection]():    reflect.ValueOf(file.says.Queues["q"]).Elem(),
 					reflect.TypeFor[guardSection]():    reflect.ValueOf(file.says.Guards["g"]).Elem(),
 				}[section]
-				in.FieldByIndex(f.index).SetInt(most + 1)
+				if field := in.FieldByIndex(f.index); v.Kind() == reflect.Slice {
+					field.Set(reflect.MakeSlice(v, 1, 1))
+					field.Index(0).SetInt(most + 1)
+				} else {
+					field.SetInt(most + 1)
+				}
 				rt, err := Build(file)
 				if !assert.Error(t, err, "%s.%s: %s", section.Name(), f.name, strconv.FormatInt(most+1, 10)) {
 					_ = rt.Close()

@@ -75,9 +75,9 @@ var engineMutants = []engineMutant{
 // above is broken.
 var failoverMutants = []engineMutant{
 	{
-		name: "renewals stay with the old primary", file: "internal/store/renewer.go", failover: true,
-		old: "if r.origin == nil ||",
-		new: "if %s || r.origin == nil ||",
+		name: "renewals stay with the old primary", file: "../internal/dedicated/dedicated.go", failover: true,
+		old: "if c.origin == nil ||",
+		new: "if %s || c.origin == nil ||",
 	},
 	{name: "a lease that is not ours is kept", failover: true},
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core/internal/store"
+	"github.com/perkey-go/perkey/internal/dedicated"
 )
 
 // NeverPoll makes waiting calls rely on being woken.
@@ -42,7 +43,7 @@ func (l *Locker) HeardReserved(key string) bool {
 var RenewalTime = renewalTime
 
 // SentinelLifetime is how long a connection for renewals is used with Sentinel.
-const SentinelLifetime = store.SentinelLifetime
+const SentinelLifetime = dedicated.SentinelLifetime
 
 // RecordName is the name in Redis of a key's record.
 var RecordName = store.RecordName

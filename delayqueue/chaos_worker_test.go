@@ -97,7 +97,7 @@ func (j *journal) write(e event) {
 	must(err)
 }
 
-func (j *journal) OnSettled(s delayqueue.Settled) {
+func (j *journal) OnSettled(_ context.Context, s delayqueue.Settled) {
 	j.write(event{Kind: eventSettled, ID: s.Message.ID, Attempt: s.Message.Attempt, At: history.Now(), Text: string(s.Outcome)})
 }
 

@@ -227,7 +227,9 @@ func (w *Worker) report(b batch) {
 		level = slog.LevelWarn
 	}
 	w.log.LogAttrs(context.Background(), level, "delayqueue: tidied up", slog.Int64("redelivered", b.redelivered), slog.Int64("expired", b.expired))
-	w.observe(func() { w.observer.OnSwept(Swept{Redelivered: b.redelivered, Expired: b.expired}) })
+	observe(w.log, func() {
+		w.observer.OnSwept(w.ctx, Swept{Queue: w.queue.name, Redelivered: b.redelivered, Expired: b.expired})
+	})
 }
 
 // claimerOf returns the claimer of a partition.

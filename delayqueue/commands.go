@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -23,12 +24,16 @@ import (
 const commandTimeout = 10 * time.Second
 
 func (p *partition) call(ctx context.Context, script *luascript.Script, args ...any) *redis.Cmd {
+	return p.callOn(ctx, p.queue.rdb, script, args...)
+}
+
+func (p *partition) callOn(ctx context.Context, rdb redis.UniversalClient, script *luascript.Script, args ...any) *redis.Cmd {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	args = append(p.queue.spans(), args...)
-	reply := script.Run(ctx, p.queue.rdb, p.keys, args...)
+	reply := script.Run(ctx, rdb, p.keys, args...)
 	if p.mend(ctx, reply.Err()) {
-		reply = script.Run(ctx, p.queue.rdb, p.keys, args...)
+		reply = script.Run(ctx, rdb, p.keys, args...)
 	}
 	return reply
 }
@@ -87,6 +92,7 @@ type enqueueing struct {
 	ctx     context.Context // the caller's
 	job     Job
 	expires time.Time
+	stored  bool // and not before
 	err     error
 	done    chan struct{} // closed when the others are set
 }
@@ -95,15 +101,18 @@ type enqueueing struct {
 var errClosed = errors.New("the partition is closed")
 
 // add stores a job here, or fails with errClosed.
-func (p *partition) add(ctx context.Context, job Job) (time.Time, error) {
+func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
 	_ = p.enqueues.Add(e) // never closed
 	select {
 	case <-e.done:
-		return e.expires, e.err
+		if e.err != nil {
+			return Receipt{}, e.err
+		}
+		return Receipt{core.Ticket{ID: job.ID, Queue: p.queue.name, ExpiresAt: e.expires}, e.stored}, nil
 	case <-ctx.Done():
 		p.enqueues.Forget()
-		return time.Time{}, callerGone(ctx, "enqueue")
+		return Receipt{}, callerGone(ctx, "enqueue")
 	}
 }
 
@@ -120,31 +129,38 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	var reply []int64
 	err := p.checkLayout(ctx, "enqueue")
 	if err == nil {
-		if reply, err = p.call(ctx, enqueueScript, args...).Int64Slice(); err == nil && len(reply) != len(batch) {
+		if reply, err = p.call(ctx, enqueueScript, args...).Int64Slice(); err == nil && len(reply) != len(batch)+1 {
 			err = luascript.ErrReply
 		}
 		if err != nil {
 			err = redisError(ctx, "enqueue", err)
 		}
 	}
+	parked := false
 	for i, e := range batch {
 		switch {
 		case err != nil:
 			e.err = err
 		case reply[i] >= 0:
-			e.expires = time.UnixMilli(reply[i])
+			e.expires, e.stored = time.UnixMilli(reply[i]), true
+			parked = parked || e.job.parked
+		case reply[i] < -5:
+			e.expires = time.UnixMilli(-5 - reply[i])
 		case reply[i] == -1:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
 		case reply[i] == -2:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
 		case reply[i] == -4:
-			e.err = errClosed
+			e.err, reply[len(batch)] = errClosed, 0 // what counts from here on is another partition
 		case reply[i] == -5:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrPrincipalFull)
 		default:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
 		}
 		close(e.done)
+	}
+	if err == nil {
+		q.noteClaim(p, time.Duration(reply[len(batch)])*time.Millisecond, parked)
 	}
 }
 
@@ -205,10 +221,11 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 }
 
 // readMessage reads what a script told of a message: its member, record, attempts, 1 if others
-// are behind it, 1 if it waited for its key, its payload if that is not in the record.
+// are behind it, 1 if it waited for its key, its payload if that is not in the record, since when it was due if that
+// is known.
 func readMessage(told any) (m Message, ok bool) {
 	f, ok := told.([]any)
-	if !ok || len(f) != 6 {
+	if !ok || len(f) != 7 {
 		return m, false
 	}
 	var texts [4]string
@@ -221,6 +238,7 @@ func readMessage(told any) (m Message, ok bool) {
 	a, counted := readAttempts(texts[2])
 	m = Message{behind: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + len(texts[3])}
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
+	m.due, _ = f[6].(string)
 	if !readable || !counted || r.key != m.Key {
 		m.damage = "the record cannot be read"
 		return m, true
@@ -255,13 +273,13 @@ func (p *partition) readClock(reply any) (time.Time, bool) {
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
-func (p *partition) extend(ctx context.Context, lease time.Duration, claims []*claim) ([]bool, error) {
+func (p *partition) extend(ctx context.Context, rdb redis.UniversalClient, lease time.Duration, claims []*claim) ([]bool, error) {
 	args := make([]any, 0, 1+3*len(claims))
 	args = append(args, lease.Milliseconds())
 	for _, c := range claims {
 		args = append(args, c.message.ID, c.message.Key, c.message.state)
 	}
-	return yes(ctx, "extend", len(claims), p.call(ctx, extendScript, args...))
+	return yes(ctx, "extend", len(claims), p.callOn(ctx, rdb, extendScript, args...))
 }
 
 // settling is a claim on its way to its end.
@@ -277,7 +295,7 @@ type settling struct {
 }
 
 func (c *claim) end(v verdict, lease time.Duration) *settling {
-	expires := v.outcome == OutcomeRetry && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
+	expires := v.outcome == OutcomeRetry && !v.later && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
 	return &settling{claim: c, verdict: v, lease: lease, expires: expires, done: make(chan struct{})}
 }
 
@@ -337,6 +355,8 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	switch {
 	case v.foreign:
 		how = "h"
+	case v.later:
+		how = "b"
 	case v.moved:
 		how = "m"
 	case s.expires:
@@ -345,18 +365,20 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.lost {
 		m.Losses++
 	}
-	switch v.outcome {
-	case OutcomeRetry, OutcomeDead:
+	if v.foreign || v.later || v.outcome == OutcomeRetry || v.outcome == OutcomeDead {
 		m.cause = string(p.queue.sealed(kindCause, m, []byte(v.cause())))
-	case OutcomeConflict, OutcomeReturned:
+	}
+	if v.later || v.outcome == OutcomeConflict || v.outcome == OutcomeReturned {
 		m.Attempt = max(0, m.Attempt-1)
-	default:
 	}
 	if v.outcome == OutcomeConflict {
 		m.Conflicts++
 	}
-	if v.foreign {
+	if v.foreign || v.later {
 		m.handed++
+	}
+	if v.outcome == OutcomeDead && len(v.result) > maxDeadResult {
+		v.result = nil
 	}
 	options := how + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(v.awaitsKey, "w") + haltLetters[p.queue.halt] + fmt.Sprintf("%010d", m.size) + m.Principal
 	if m.coalesces {

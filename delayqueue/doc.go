@@ -14,11 +14,16 @@
 // It is a job queue by itself, too: Queue.Enqueue takes any Job, with or without a
 // key.
 //
+// The queue may be on another Redis than the locks, so that what is parked cannot fill the memory
+// that locks need: New takes the one's client, and the Locker the other's. While the queue's Redis
+// is away its policy fails with core.ErrUnavailable, and locks go on. While that of the locks is
+// away messages with a key wait, and nothing counts against them.
+//
 // # A message's life
 //
 //	          claim               handler returned nil
 //	queued ──────────► running ─────────────────────────► done, with its result
-//	  │ ▲                │  │  SkipRetry, or no attempt left, or junk
+//	  │ ▲                │  │  SkipRetry, no attempt left, RetryLater too late, or junk
 //	  │ └────────────────┘  └───────────────────────────► dead ──── Redrive ───► queued
 //	  │   failed, key held, given back, worker died
 //	  ├─────────────────────────────────────────────────► expired
@@ -31,13 +36,16 @@
 // Each claim carries a token of its own and a lease, which the worker renews for
 // as long as the handler runs. What ends, extends or gives back a message must
 // carry the token of its claim; a late one is refused, and logged. A worker that
-// dies lets its claims run out, and its messages are run again.
+// dies lets its claims run out, and its messages are run again. Claims are renewed over
+// connections of their own, so that a pool which is used up costs none.
 //
 // Three counters are apart. Attempts: claims that led to a handler, or may have.
 // Conflicts: turns at which the key was held, or had older messages in a partition that Repartition closed; they spend no attempt, and the
 // message stays first in the FIFO of its key. Losses: attempts whose outcome is
 // unknown, because the worker died or lost its claim or the key's lease. A
-// message dies of its attempts, never of conflicts: those are bounded by its age.
+// message dies of its attempts, never of conflicts: those are bounded by its age. So is what a
+// handler returns as [RetryLater], since something that it needs is unavailable: that spends no
+// attempt either. It is tried again until it would be too old, and is a dead letter then.
 //
 // A message that this process cannot run but another may goes back untouched: its payload is
 // sealed under a key that the Keyring lacks, or the handler returns [HandBack]. Its delay
@@ -104,7 +112,7 @@
 // the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares them all.
 // docs/protocol.md says what is in each. The channel <prefix>:queue:{<name>}:wake, of
 // all partitions, tells that something is due earlier than before, or that a key has no
-// messages any more.
+// messages any more; <prefix>:queue:{<name>}:ended, while somebody waits, which messages have ended.
 //
 // If somebody else damages these keys, what cannot be read becomes a dead letter with its
 // cause, and a key of another type is moved away. The workers go on. What was lost with it is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -105,6 +106,30 @@ func HandBack(err error) error {
 	}
 	return &handBackError{err}
 }
+
+// RetryLater marks a handler's error as one about something that it needs and that is
+// unavailable for now, such as a service that answers 503. The message is tried again for as
+// long as it may be started (Job.MaxAge), however often: that spends no attempt. Its delay
+// doubles from the first of WithRetryBackoff up to 30 s, and is at most half of the time that
+// is left; it is no shorter than after, if the other side has said when it will be back. If the
+// message would be too old by then it becomes a dead letter at once, with the handler's last
+// result if that is short (see SetResult). While it waits its key is not reserved: fresh calls
+// get it, and messages of the key that came later wait. A nil err stays nil.
+func RetryLater(err error, after time.Duration) error {
+	if err == nil {
+		return nil
+	}
+	return &retryLaterError{err, after}
+}
+
+type retryLaterError struct {
+	err   error
+	after time.Duration
+}
+
+func (e *retryLaterError) Error() string { return e.err.Error() }
+
+func (e *retryLaterError) Unwrap() error { return e.err }
 
 type handBackError struct{ err error }
 

@@ -57,3 +57,27 @@ func (q *Queue) ClaimAndDie(lease time.Duration) error {
 	}
 	return nil
 }
+
+// ToldWaiters is how many calls of Wait are told of ends.
+func (q *Queue) ToldWaiters() (n int) {
+	q.waits.mu.Lock()
+	defer q.waits.mu.Unlock()
+	if q.waits.hub == nil {
+		return 0
+	}
+	q.waits.hub.mu.Lock()
+	var all []*waiter
+	for _, some := range q.waits.hub.waiters {
+		all = append(all, some...)
+	}
+	q.waits.hub.mu.Unlock()
+	for _, w := range all {
+		if w.told() {
+			n++
+		}
+	}
+	return n
+}
+
+// SetCountMost sets how many messages Count looks at.
+func (q *Queue) SetCountMost(n int) { q.countMost = n }

@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"cmp"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -15,7 +16,7 @@ const (
 	handBackWait = 250 * time.Millisecond
 	// An idle Worker whose last message was handed back leaves the next one to others for so
 	// long: it is perhaps the same.
-	handBackYield = 100 * time.Millisecond
+	handBackYield = 2 * time.Millisecond
 	// The handler is asked once in this time about the messages of a name that it has handed back.
 	askAgain = 30 * time.Second
 	// How many messages are remembered at most.
@@ -91,15 +92,14 @@ type returns struct {
 }
 
 // handBack hands a claimed message back if this Worker is known not to run it, soon and
-// without a lock. It reports false if it is not known. A message with others behind it is
-// not handed back so: they have perhaps reserved its key, which is ended under the key's
-// lock.
+// without a lock. It reports false if it is not known. The first time that a message with others
+// behind it comes it is not handed back so: they have perhaps reserved its key, which is ended
+// under the key's lock. A call that is parked later ends its own reservation, as it finds nothing
+// that could run.
 func (w *claimer) handBack(c *claim) bool {
-	why := w.queue.sealer.cannotOpen(c.message)
-	if why == nil {
-		why = w.foreign.why(c.message)
-	}
-	if why == nil || c.message.behind || w.isStopping() || c.partition.joinedLate(c.message) {
+	known := w.foreign.why(c.message)
+	why := cmp.Or(known, w.queue.sealer.cannotOpen(c.message))
+	if why == nil || c.message.behind && known == nil || w.isStopping() || c.partition.joinedLate(c.message) {
 		return false
 	}
 	w.foreign.last.Store(true)

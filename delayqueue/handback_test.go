@@ -1,9 +1,11 @@
 package delayqueue_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -131,14 +133,15 @@ func (b *bench) startsCounted(h delayqueue.Handler, opts ...delayqueue.Option) *
 	return count
 }
 
-// fill enqueues messages of a key each.
-func (b *bench) fill(q *delayqueue.Queue, n int) {
+// fill enqueues the messages.
+func (m idleMessages) fill(b *bench, q *delayqueue.Queue) {
 	b.t.Helper()
+	keys := cmp.Or(m.keys, m.n)
 	var wg sync.WaitGroup
 	for worker := range 50 {
 		wg.Go(func() {
-			for i := worker; i < n; i += 50 {
-				_, err := q.Enqueue(b.t.Context(), delayqueue.Job{Key: fmt.Sprint("order:", i), Name: "POST /orders/{id}", Payload: []byte("x")})
+			for i := worker; i < m.n; i += 50 {
+				_, err := q.Enqueue(b.t.Context(), delayqueue.Job{Key: fmt.Sprint("order:", i%keys), Name: "POST /orders/{id}", Payload: []byte("x")})
 				assert.NoError(b.t, err)
 			}
 		})
@@ -146,10 +149,53 @@ func (b *bench) fill(q *delayqueue.Queue, n int) {
 	wg.Wait()
 }
 
+// While a worker has thousands of messages that it cannot run, what it can run starts as soon as
+// before.
+func TestHandBack_MessagesThatNobodyRunsDelayNoOthers(t *testing.T) {
+	t.Parallel()
+	fewIdle.delayNoOthers(t, 0, 0.5)
+}
+
+// delayNoOthers checks by how much the messages delay others, at a quantile, when they have been
+// looked at for some time.
+func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile float64) {
+	t.Helper()
+	b := setup(t, redistest.Real(t))
+	started, known := make(chan time.Time, 1), atomic.Int64{}
+	b.start(func(ctx context.Context, msg delayqueue.Message) error {
+		if msg.Name != "ours" {
+			known.Add(1)
+			return foreign(ctx, msg)
+		}
+		started <- time.Now()
+		return nil
+	})
+	lateness := func(length time.Duration) (late []time.Duration) {
+		for i, end := 0, time.Now().Add(length); time.Now().Before(end); i++ {
+			b.enqueue(delayqueue.Job{Key: fmt.Sprint("ours:", i), Name: "ours"})
+			stored := time.Now()
+			late = append(late, next(t, started).Sub(stored))
+			time.Sleep(time.Duration(1+i%40) * time.Millisecond) // at any moment between two looks
+		}
+		slices.Sort(late)
+		return late
+	}
+	at := func(late []time.Duration) time.Duration { return late[int(float64(len(late)-1)*quantile)] }
+	alone := lateness(m.length / 4)
+	m.fill(b, b.queue)
+	require.Eventually(t, func() bool { return known.Load() >= int64(m.n) }, time.Minute, time.Millisecond)
+	time.Sleep(after)
+	beside := lateness(m.length)
+	t.Logf("start after enqueue at quantile %.2f: %s alone, %s beside %d messages that nobody runs (%d and %d samples)",
+		quantile, at(alone), at(beside), m.n, len(alone), len(beside))
+	require.LessOrEqual(t, at(beside), at(alone)+10*time.Millisecond)
+}
+
 // idleMessages are messages that a worker looks at again and again, for a time. Their
 // delays are the shortest in it: each is looked at four times or more.
 type idleMessages struct {
 	n      int
+	keys   int // 0: each message has a key of its own
 	length time.Duration
 }
 
@@ -170,7 +216,7 @@ func (m idleMessages) underAnUnknownKey(t *testing.T) {
 		return delayqueue.WithEncryption(delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte(strings.Repeat(id, 32))}})
 	}
 	b.queue = b.newQueue(b.rdb, ring("a"))
-	b.fill(b.queue, m.n)
+	m.fill(b, b.queue)
 	count := b.startsCounted(func(context.Context, delayqueue.Message) error { return errors.New("it ran") }, ring("b"))
 	time.Sleep(m.length)
 	m.requireCheap(b, count.Load())
@@ -182,16 +228,24 @@ func TestHandBack_MessagesThatAreKnownCostLittle(t *testing.T) {
 	fewIdle.known(t)
 }
 
+// Nor does it take one for those that have others behind them, which it does not look at.
+func TestHandBack_MessagesWithOthersBehindThemCostLittle(t *testing.T) {
+	t.Parallel() // it waits, and counts its own commands
+	m := fewIdle
+	m.keys = m.n / 6
+	m.known(t)
+}
+
 func (m idleMessages) known(t *testing.T) {
 	t.Helper()
 	b := setup(t, redistest.Real(t))
-	b.fill(b.queue, m.n)
+	m.fill(b, b.queue)
 	var calls atomic.Int64
 	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
 		calls.Add(1)
 		return foreign(ctx, m)
 	})
-	require.Eventually(t, func() bool { return calls.Load() == int64(m.n) }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return calls.Load() >= int64(cmp.Or(m.keys, m.n)) }, time.Minute, time.Millisecond)
 	before := count.Load()
 	time.Sleep(m.length)
 	m.requireCheap(b, count.Load()-before)

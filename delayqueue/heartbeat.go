@@ -18,10 +18,11 @@ type claim struct {
 	partition *partition
 	token     string
 	// ctx ends with ErrClaimLost when the claim is lost, and with the Worker's.
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	taken  time.Time
-	since  time.Time // a hand has been at the partition
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	taken   time.Time
+	since   time.Time // a hand has been at the partition
+	granted time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
 	startBy time.Time
 
@@ -53,6 +54,14 @@ func (s *claims) add(parent context.Context, p *partition, m Message, token stri
 // tooOld reports whether the message must not be started any more: its key may have been
 // long in coming.
 func (c *claim) tooOld() bool { return !c.startBy.IsZero() && trust.Passed(c.startBy, time.Now()) }
+
+// left is for how long the message may still be started.
+func (c *claim) left() time.Duration {
+	if c.startBy.IsZero() {
+		return maxDuration
+	}
+	return time.Until(c.startBy)
+}
 
 // expire ends the ctx of a claim that could not be extended in time.
 func (s *claims) expire(c *claim) {
@@ -118,8 +127,9 @@ func (s *claims) extended(c *claim, held bool, deadline time.Time) {
 }
 
 const (
-	extendBatch = 128
-	maxBeats    = 3 // under way at once
+	extendBatch    = 128
+	maxBeats       = 3 // under way at once
+	heartbeatConns = 9 // to a node
 )
 
 // heartbeat extends the claims in a partition at a third of their length, and more often
@@ -168,7 +178,12 @@ func (w *Worker) beat(p *partition) bool {
 	for some := range slices.Chunk(w.claims.of(p), extendBatch) {
 		batches.Go(func() {
 			sent := time.Now()
-			held, err := p.extend(context.Background(), w.lease, some)
+			held, err := p.extend(context.Background(), w.beats.Get(), w.lease, some)
+			if err != nil && w.heartbeats == nil {
+				// Perhaps no connection could be had: the queue's client may have one.
+				sent = time.Now()
+				held, err = p.extend(context.Background(), w.queue.rdb, w.lease, some)
+			}
 			if err != nil {
 				w.log.Warn("delayqueue: heartbeat failed", slog.Any("error", err), slog.Int("claims", len(some)))
 				failed.Store(true)

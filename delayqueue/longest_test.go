@@ -167,7 +167,7 @@ func TestScripts_Longest(t *testing.T) {
 		{"claims end, and are extended", func(q *longQueue) {
 			q.fill(2*batchItems, 64, none)
 			claims := q.claim(2 * batchItems)
-			_, err := q.p.extend(t.Context(), time.Millisecond, claims)
+			_, err := q.p.extend(t.Context(), q.p.queue.rdb, time.Millisecond, claims)
 			require.NoError(t, err)
 			time.Sleep(5 * time.Millisecond)
 			for range 8 {

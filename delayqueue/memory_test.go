@@ -56,11 +56,12 @@ func TestQueue_WhatEndedIsForgotten(t *testing.T) {
 		began := time.Now()
 		ids := map[string]time.Time{}
 		for len(ids) == 0 || time.Since(began) < 3*retention {
+			before := time.Now()
 			id := b.enqueue(delayqueue.Job{})
 			s, err := b.queue.Wait(t.Context(), id)
 			require.NoError(t, err)
 			require.Equal(t, delayqueue.StateDone, s.State)
-			ids[id] = time.Now()
+			ids[id] = before // it ends
 			for id, ended := range ids {
 				_, err := b.queue.Result(t.Context(), id)
 				if time.Since(ended) < retention {

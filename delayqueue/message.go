@@ -107,7 +107,7 @@ type Message struct {
 	ID, Key, Name, Principal string
 	Payload                  []byte
 	// Attempt counts how often a handler was given the message, this time
-	// included: 1 at first.
+	// included: 1 at first. What ended as RetryLater or HandBack does not count.
 	Attempt int
 	// Conflicts counts how often the message had its turn and met a held key.
 	Conflicts int
@@ -121,13 +121,14 @@ type Message struct {
 
 	behind    bool   // others of its key came later, when it was claimed
 	parked    bool   // until now it waited for nothing but its key
-	handed    int    // how often it was handed back by HandBack
+	handed    int    // how often it went back by HandBack or RetryLater
 	size      int    // of its record and its payload in Redis
 	coalesces bool   // a newer job might have replaced it
 	body      bool   // its payload is too long for its record
 	seq       string // its place in its key's FIFO
 	state     string // what Redis has of its attempts, but for the first letter
 	cause     string // of its last failed attempt, as it is stored
+	due       string // since when it could be started, in ms of Redis; empty: not known
 	damage    string // why it cannot be run: it is junk
 }
 
@@ -137,8 +138,8 @@ func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Pr
 //
 // Nil ends the message as done. An error that matches core.ErrConflict puts it
 // back without spending an attempt: some other key that it needs was held.
-// SkipRetry makes it a dead letter, and HandBack leaves it to another Worker. Any other error, a panic, and
-// runtime.Goexit are failed attempts.
+// SkipRetry makes it a dead letter, HandBack leaves it to another Worker, and RetryLater tries it
+// again until it is too old. Any other error, a panic, and runtime.Goexit are failed attempts.
 //
 // ctx works under the lease of the message's key. It ends when the lease is
 // lost (core.ErrLeaseLost), the claim is lost (ErrClaimLost), or the Worker is

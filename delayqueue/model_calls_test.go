@@ -219,6 +219,7 @@ func (m *model) settle() error {
 		v.delay = modelLater
 	}
 	v.lost = v.outcome == OutcomeRetry && m.rng.IntN(3) == 0
+	v.later = v.outcome == OutcomeRetry && m.rng.IntN(3) == 0
 	v.foreign = v.outcome == OutcomeReturned && m.rng.IntN(2) == 0
 	ends := v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	if m.rng.IntN(3) > 0 {
@@ -256,7 +257,7 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 	default:
 		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.awaitsKey || !x.waked)
 		x.waked, x.waits = false, v.awaitsKey
-		if v.outcome != OutcomeRetry {
+		if v.outcome != OutcomeRetry || v.later {
 			x.attempts--
 		}
 		if v.outcome == OutcomeConflict {
@@ -265,10 +266,10 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 		if v.lost {
 			x.losses++
 		}
-		if v.foreign {
+		if v.foreign || v.later {
 			x.handed++
 		}
-		if by := m.slots[x.slot()]; v.outcome != OutcomeRetry && by != nil && by != x && x.coalesces && x.attempts == 0 && x.losses == 0 {
+		if by := m.slots[x.slot()]; v.outcome != OutcomeRetry && by != nil && by != x && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
 			m.happened["replaced when given back"]++
 			m.end(x, StateSuperseded)
 			x.by = by.id
@@ -334,7 +335,7 @@ func (m *model) stray() error {
 		return nil
 	}
 	c := m.lost[m.rng.IntN(len(m.lost))]
-	held, err := m.q.partitions[0].extend(context.Background(), time.Hour, []*claim{c})
+	held, err := m.q.partitions[0].extend(context.Background(), m.q.rdb, time.Hour, []*claim{c})
 	if err != nil {
 		return err
 	}

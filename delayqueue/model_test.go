@@ -137,7 +137,7 @@ func (x *modelMessage) slot() [2]string { return [2]string{x.key, x.principal} }
 
 // fresh reports whether no handler was given it, so that a newer one may replace it.
 func (x *modelMessage) fresh() bool {
-	return x.coalesces && x.state == StateQueued && x.attempts == 0 && x.losses == 0 && !x.tooOld
+	return x.coalesces && x.state == StateQueued && x.attempts == 0 && x.losses == 0 && x.handed == 0 && !x.tooOld
 }
 
 func (m *model) end(x *modelMessage, state State) {

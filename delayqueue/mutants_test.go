@@ -27,7 +27,7 @@ var mutants = []mutant{
 	{"a retry loses its place", "settle", "  append(times, next, member)\n", "  append(times, next, member)\n  local _, key = split(member)\n  if key ~= '' then\n    join(id, key)\n    freed[#freed + 1] = #replies\n  end\n"},
 	{"a wake during the settlement is lost", "settle", "elseif waits and sub(state, 1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
-	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token)\n", ""},
+	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token, NOW)\n", ""},
 	{"a claim without a receipt", "claim", "note(session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))", ""},
 	{"ended claims are not redelivered", "claim", "ipairs(call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS))", "ipairs({})"},
 	{"a loss is not counted", "claim", "losses + 1 .. ' '", "losses .. ' '"},
@@ -51,8 +51,8 @@ var mutants = []mutant{
 	{"an extension without a look at the owner", "extend", "if state == 'r' .. tries or state == 'R' .. tries then", "if state and match(state, '^[rR]') then"},
 	{"what runs is cancelled", "cancel", "not is_running(call('HGET', r, id))", "true"},
 	{"what is cancelled stays", "", "for _, name in ipairs({r, m, b}) do", "for _, name in ipairs({r, b}) do"},
-	{"what a handler was given is replaced", "enqueue", "match(state, '^[w-]......0 %d+ 0 ') and", "not is_running(state) and"},
-	{"what runs is replaced", "enqueue", "match(state, '^[w-]......0 %d+ 0 ') and", "match(state, '^.......[01] %d+ 0 ') and"},
+	{"what a handler was given is replaced", "enqueue", "match(state, '^[w-]......0 %d+ 0 0 ') and", "not is_running(state) and"},
+	{"what runs is replaced", "enqueue", "match(state, '^[w-]......0 %d+ 0 0 ') and", "match(state, '^.......[01] %d+ 0 0 ') and"},
 	{"what is too old is replaced", "enqueue", "and not too_old(rec) and call('HEXISTS', y, id) == 0", ""},
 	{"a replaced message stays", "enqueue", "  discard(old, key, old_rec, 's', id)\n", ""},
 	{"a replaced message keeps its place", "enqueue", "  call('ZREM', f, key .. '\\n' .. place .. old)\n", ""},
@@ -84,7 +84,7 @@ var mutants = []mutant{
 
 // What only a change of the number of partitions shows.
 var repartitionMutants = []mutant{
-	{"a closed partition takes what is new", "enqueue", "  if shut then\n", "  if false then\n"},
+	{"a closed partition takes what is new", "enqueue", "or CODES[shut]\n", "or nil\n"},
 	{"what is newer does not wait", "close", "left[i] = #line(ARGV[i], '1')", "left[i] = 0"},
 	{"what joins late is run", "", "return since and NOW .. ' ' .. since or NOW", "return NOW"},
 	{"what is carried over is lost", "adopt", "if not known and not shut then", "if false then"},

@@ -45,6 +45,14 @@ const (
 func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
 	act func(p *partition, batch []Entry) error,
 ) error {
+	return q.scanPages(ctx, op, state, f, match, act, func(int, time.Duration) error { return nil })
+}
+
+// scanPages is scan, and tells looked after each page how many entries it had, and how long it
+// took to read them.
+func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
+	act func(p *partition, batch []Entry) error, looked func(n int, took time.Duration) error,
+) error {
 	m, err := q.agreed(ctx, op)
 	if err != nil {
 		return err
@@ -54,7 +62,7 @@ func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, matc
 		parts = m.of(f.Key, "")
 	}
 	for _, p := range parts {
-		if err := q.scanPartition(ctx, op, p, state, f, match, act); err != nil {
+		if err := q.scanPartition(ctx, op, p, state, f, match, act, looked); err != nil {
 			return err
 		}
 	}
@@ -62,7 +70,7 @@ func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, matc
 }
 
 func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, state State, f Filter, match func(Entry) bool,
-	act func(p *partition, batch []Entry) error,
+	act func(p *partition, batch []Entry) error, looked func(n int, took time.Duration) error,
 ) error {
 	var (
 		after *position
@@ -75,6 +83,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		after = &position{set: keyLines, score: "0", member: f.Key + "\n"}
 	}
 	for {
+		sent := time.Now()
 		places, now, err := q.places(ctx, op, []*partition{p}, state, after, scanPage, true)
 		if err != nil || len(places) == 0 {
 			return err
@@ -94,6 +103,7 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 		if err != nil {
 			return err
 		}
+		seen, took := len(entries), time.Since(sent)
 		// What comes meanwhile is left alone: a message may die again of what it died
 		// of before.
 		entries = slices.DeleteFunc(entries, func(e Entry) bool {
@@ -103,6 +113,9 @@ func (q *Queue) scanPartition(ctx context.Context, op string, p *partition, stat
 			if err := act(p, batch); err != nil {
 				return err
 			}
+		}
+		if err := looked(seen, took); err != nil {
+			return err
 		}
 		ended := state == StateDead && after.time().After(began) || !f.DiedBefore.IsZero() && !after.time().Before(f.DiedBefore)
 		if read < scanPage || ended {

@@ -154,6 +154,18 @@ func WithDeadRetention(d time.Duration) Option {
 	}
 }
 
+// WithQueueObserver sets who is told what the Queue does, and what its Workers do that have no
+// observer of their own (WithObserver). Default: nobody, but warnings are logged with slog.Default.
+func WithQueueObserver(o Observer) Option {
+	return func(q *Queue) error {
+		if o == nil {
+			return invalidOption("WithQueueObserver(nil)")
+		}
+		q.observer = o
+		return nil
+	}
+}
+
 func checkDuration(name string, d, least time.Duration) error {
 	if d < least || d > maxDuration {
 		return invalidOption("%s(%s): want %s to %s", name, d, least, maxDuration)

@@ -3,6 +3,7 @@ package delayqueue_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,4 +82,47 @@ func TestResumeWakesTheWorkers(t *testing.T) {
 		}
 		require.Less(t, fastest, 300*time.Millisecond)
 	})
+}
+
+// Redis has no memory left: nothing can be enqueued, and what does harm can be stopped all the same.
+func TestPauseOnAFullRedis(t *testing.T) {
+	t.Parallel()
+	for name, forget := range map[string]bool{"the scripts are known": false, "they are not": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t, "--maxmemory-policy", "noeviction")
+			b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "t"}, delayqueue.WithPartitions(128))
+			ctx := t.Context()
+			ids := make([]string, 300)
+			for i := range ids {
+				ids[i] = b.enqueue(delayqueue.Job{Delay: time.Second, Payload: []byte("work")})
+			}
+			if !forget {
+				require.NoError(t, b.queue.Pause(ctx, time.Minute))
+				require.NoError(t, b.queue.Resume(ctx))
+			}
+			require.NoError(t, b.rdb.ConfigSet(ctx, "maxmemory", "1mb").Err())
+			require.ErrorContains(t, b.rdb.Set(ctx, "more", "", 0).Err(), "OOM")
+			_, err := b.queue.Enqueue(ctx, delayqueue.Job{})
+			require.ErrorContains(t, err, "OOM")
+
+			require.NoError(t, b.queue.Pause(ctx, time.Hour))
+			require.True(t, b.stats().Paused)
+			for _, name := range redistest.Keys(t, b.rdb, "t:queue") {
+				if strings.HasSuffix(name, ":c") {
+					require.NotEmpty(t, b.rdb.HGet(ctx, name, "paused").Val(), name)
+				}
+			}
+			var r ran
+			b.start(r.handle)
+			time.Sleep(1500 * time.Millisecond) // they are due
+			require.Empty(t, r.ids())
+			require.NoError(t, b.queue.Pause(ctx, time.Hour), "again")
+			require.NoError(t, b.queue.Resume(ctx))
+			require.False(t, b.stats().Paused)
+			for _, id := range ids { // what is there is run
+				b.reaches(id, delayqueue.StateDone)
+			}
+		})
+	}
 }

@@ -60,16 +60,19 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
 	job.Coalesce, job.Quiet, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
-	ticket, err := p.queue.enqueue(ctx, job, true)
+	began := time.Now()
+	receipt, err := p.queue.enqueue(ctx, job, true)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets
 		// the same ticket.
-		ticket, err = p.queue.enqueue(ctx, job, false)
+		receipt, err = p.queue.enqueue(ctx, job, false)
 	}
+	receipt.Stored = err == nil // nobody else has the id
+	p.queue.reportEnqueue(ctx, job, receipt, err, began)
 	if err != nil {
 		return core.Reject(), err
 	}
-	return reservations.Reserving(core.Deferred(ticket), p.reserves(), func(ctx context.Context) (bool, error) {
+	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), func(ctx context.Context) (bool, error) {
 		return p.queue.mayRun(ctx, job.Key)
 	}), nil
 }

@@ -12,12 +12,11 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/absent"
-	"github.com/perkey-go/perkey/internal/backoff"
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // Queue stores jobs in Redis until a Worker runs them. It is safe for
-// concurrent use, has goroutines only while commands are under way, and needs no
+// concurrent use, has goroutines only while calls are under way, and needs no
 // closing.
 //
 // The zero Queue is not useful: use New.
@@ -44,6 +43,11 @@ type Queue struct {
 	split                                          int // into so many partitions
 	splitGiven                                     bool
 	sealer                                         *sealer
+	observer                                       Observer
+	countMost                                      int
+
+	waits   *waits
+	workers *workerWatch
 }
 
 // New makes a Queue on rdb, which stays the caller's to close. Queues of one
@@ -76,6 +80,10 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		retention:      time.Hour,
 		deadRetention:  7 * 24 * time.Hour,
 		precedence:     time.Minute,
+		observer:       logWarnings{},
+		countMost:      countMost,
+		waits:          &waits{},
+		workers:        &workerWatch{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -102,48 +110,58 @@ func validName(name string) bool {
 // Name is the queue's name, as its tickets carry it.
 func (q *Queue) Name() string { return q.name }
 
+// Receipt is what Enqueue returns.
+type Receipt struct {
+	// Ticket is that of the message.
+	core.Ticket
+	// Stored: the job was stored by this call. At most one call for an ID has it, for as long
+	// as the ID is remembered. False: a job of this ID was stored before, and the ticket is
+	// that one's; or this call has stored it, but its first reply was lost, and it was sent again.
+	Stored bool
+}
+
 // Enqueue stores a job, and blocks for one round trip. Once it returned nil the
-// message is run at least once, becomes a dead letter, expires, or is cancelled.
+// message is run at least once, becomes a dead letter, expires, or is cancelled. A job whose ID is
+// remembered is not stored again, which is no error: Receipt.Stored tells.
 //
 // A full queue is ErrKeyFull, ErrPrincipalFull or ErrQueueFull. After any error that wraps
 // core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
 // enqueue it again under the same ID to make sure that it is, once.
-func (q *Queue) Enqueue(ctx context.Context, job Job) (core.Ticket, error) {
-	unknown := job.ID == ""
+func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
+	began, unknown := time.Now(), job.ID == ""
 	if unknown {
 		job.ID = ident.Random(16)
 	}
-	return q.enqueue(ctx, job, unknown)
+	receipt, err := q.enqueue(ctx, job, unknown)
+	receipt.Stored = receipt.Stored || unknown && err == nil // nobody else has the id
+	q.reportEnqueue(ctx, job, receipt, err, began)
+	return receipt, err
 }
 
 // enqueue stores a job, whose id may be unknown to the queue for sure.
-func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (core.Ticket, error) {
+func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (Receipt, error) {
 	if job.MaxAge == 0 {
 		job.MaxAge = q.maxAge
 	}
 	if err := job.validate(q.maxPayload); err != nil {
-		return core.Ticket{}, err
+		return Receipt{}, err
 	}
 	if ctx.Err() != nil {
-		return core.Ticket{}, callerGone(ctx, "enqueue")
+		return Receipt{}, callerGone(ctx, "enqueue")
 	}
 	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, job.Payload)
 	if err != nil {
-		return core.Ticket{}, err
+		return Receipt{}, err
 	}
 	job.Payload = payload
 	if q.sealer == nil {
 		job.Payload = bytes.Clone(payload) // the caller may use it again before it was sent, if ctx ends
 	}
-	expires, err := q.store(ctx, job, unknown)
-	if err != nil {
-		return core.Ticket{}, err
-	}
-	return core.Ticket{ID: job.ID, Queue: q.name, ExpiresAt: expires}, nil
+	return q.store(ctx, job, unknown)
 }
 
 // store stores a job in the newest generation, unless its id is known in an older one, which is closed.
-func (q *Queue) store(ctx context.Context, job Job, unknown bool) (time.Time, error) {
+func (q *Queue) store(ctx context.Context, job Job, unknown bool) (Receipt, error) {
 	const op = "enqueue"
 	for range manifestTries {
 		m, err := q.agreed(ctx, op)
@@ -151,7 +169,7 @@ func (q *Queue) store(ctx context.Context, job Job, unknown bool) (time.Time, er
 			err = q.lacksKeys(op, m)
 		}
 		if err != nil {
-			return time.Time{}, err
+			return Receipt{}, err
 		}
 		generations := m.generations
 		if unknown {
@@ -160,35 +178,15 @@ func (q *Queue) store(ctx context.Context, job Job, unknown bool) (time.Time, er
 		var p *partition
 		for _, g := range generations {
 			p = partitionOf(g.partitions, job.Key, job.ID)
-			if expires, err := p.add(ctx, job); !errors.Is(err, errClosed) {
-				return expires, err
+			if receipt, err := p.add(ctx, job); !errors.Is(err, errClosed) {
+				return receipt, err
 			}
 		}
 		if err := q.follow(ctx, op, p); err != nil {
-			return time.Time{}, err
+			return Receipt{}, err
 		}
 	}
-	return time.Time{}, redisError(ctx, op, errClosed)
-}
-
-const minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks
-
-// Wait returns the status of a message when it has ended. It asks for it again and
-// again, each 500 ms at last. If ctx ends first its error is ctx's.
-func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
-	for try := 1; ; try++ {
-		s, err := q.Status(ctx, id)
-		if err != nil || s.State.Ended() {
-			return s, err
-		}
-		timer := time.NewTimer(backoff.Spread(backoff.Exponential(try, minWait, maxWait)))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return s, callerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, s.State))
-		}
-	}
+	return Receipt{}, redisError(ctx, op, errClosed)
 }
 
 // Cancel keeps a message from being run that is queued: it ends as cancelled. To
@@ -234,3 +232,6 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 }
 
 func (q *Queue) wakeChannel() string { return fmt.Sprintf("%s:queue:{%s}:wake", q.prefix, q.name) }
+
+// endedChannel is where the scripts tell which messages have ended, while somebody waits.
+func (q *Queue) endedChannel() string { return fmt.Sprintf("%s:queue:{%s}:ended", q.prefix, q.name) }

@@ -168,9 +168,9 @@ func (q *Queue) Status(ctx context.Context, id string) (Status, error) {
 	return s.Status, err
 }
 
-// Result returns what the handler of a message gave to SetResult. A message that is not
-// done, has no result, or is remembered no more, is ErrNotFound. One that the Queue's Keyring does not
-// open is ErrSealed. It takes two round trips.
+// Result returns what the handler of a message that is done, or dead, gave to SetResult. A
+// message in another state, without a result, or that is remembered no more, is ErrNotFound. One
+// that the Queue's Keyring does not open is ErrSealed. It takes two round trips, and one for a dead letter.
 func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	if checkID(id) != nil {
 		return nil, fmt.Errorf("delayqueue: result: %w", ErrNotFound)
@@ -179,8 +179,12 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.State != StateDone || s.resultSize == 0 {
+	of := sealedOf{id, s.Key, s.Name, s.Principal}
+	switch {
+	case s.resultSize == 0 || s.State != StateDone && s.State != StateDead:
 		return nil, fmt.Errorf("delayqueue: result of message %q in queue %q: %w", id, q.name, ErrNotFound)
+	case s.State == StateDead:
+		return q.sealer.open(kindResult, of, []byte(s.result))
 	}
 	result, err := q.rdb.HGet(ctx, p.keys[keyEnded+s.bucket], id+" ").Bytes()
 	if errors.Is(err, redis.Nil) { // forgotten meanwhile
@@ -188,7 +192,7 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 	} else if err != nil {
 		return nil, redisError(ctx, "result", err)
 	}
-	return q.sealer.open(kindResult, sealedOf{id, s.Key, s.Name, s.Principal}, result)
+	return q.sealer.open(kindResult, of, result)
 }
 
 // Payload returns the payload of a message that is queued, running or dead: what was

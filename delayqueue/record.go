@@ -88,6 +88,7 @@ type ending struct {
 	Status
 	ended      time.Time
 	resultSize int64
+	result     string // of a dead letter, as it is stored
 }
 
 var endStates = map[byte]State{'d': StateDone, 'x': StateDead, 'e': StateExpired, 'c': StateCancelled, 's': StateSuperseded}
@@ -117,14 +118,17 @@ func readEnding(id, s string) (e ending, ok bool) {
 	age, ok2 := readMs(f[4], base)
 	ended, ok3 := readMs(s[1:12], 16)
 	rest := f[9]
-	if !ok1 || !ok2 || !ok3 || n[4]+n[5]+n[6] > len(rest) {
+	name, principal, cause, end := n[4], n[4]+n[5], n[4]+n[5]+n[6], len(rest)
+	if s[0] == 'x' {
+		end -= n[3]
+	}
+	if !ok1 || !ok2 || !ok3 || cause > end {
 		return e, false
 	}
-	name, principal, cause := n[4], n[4]+n[5], n[4]+n[5]+n[6]
 	e = ending{Status: Status{
-		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:], State: endStates[s[0]],
+		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:end], State: endStates[s[0]],
 		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
-	}, ended: timeOf(ended), resultSize: int64(n[3])}
+	}, ended: timeOf(ended), resultSize: int64(n[3]), result: rest[end:]}
 	if e.State == StateSuperseded {
 		e.SupersededBy, e.Cause = e.Cause, ""
 	}

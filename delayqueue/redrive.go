@@ -121,7 +121,7 @@ func (q *Queue) RedriveAll(ctx context.Context, f Filter, o RedriveOptions) (n i
 				size = min(size, o.Limit-n)
 			}
 			if o.PerSecond > 0 && n > 0 {
-				if err := sleepUntil(ctx, began, float64(n)/o.PerSecond); err != nil {
+				if err := sleepUntil(ctx, "redrive", began, float64(n)/o.PerSecond); err != nil {
 					return err
 				}
 			}
@@ -173,7 +173,7 @@ func (r *refusals) err() error {
 }
 
 // sleepUntil waits until so many seconds are over since a time.
-func sleepUntil(ctx context.Context, since time.Time, seconds float64) error {
+func sleepUntil(ctx context.Context, op string, since time.Time, seconds float64) error {
 	const longest = float64(math.MaxInt64 / time.Second)
 	timer := time.NewTimer(time.Until(since.Add(time.Duration(min(seconds, longest) * float64(time.Second)))))
 	defer timer.Stop()
@@ -181,6 +181,6 @@ func sleepUntil(ctx context.Context, since time.Time, seconds float64) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
-		return callerGone(ctx, "redrive")
+		return callerGone(ctx, op)
 	}
 }

@@ -368,13 +368,17 @@ func TestNoHandlerBeginsAfterStopWasCalled(t *testing.T) {
 // mistaken is an observer that panics.
 type mistaken struct{}
 
-func (mistaken) OnStarted(delayqueue.Message) { panic("an observer's mistake") }
-func (mistaken) OnSettled(delayqueue.Settled) { panic("an observer's mistake") }
-func (mistaken) OnSwept(delayqueue.Swept)     { panic("an observer's mistake") }
+func (mistaken) OnEnqueued(context.Context, delayqueue.Enqueued) { panic("an observer's mistake") }
+func (mistaken) OnStarted(context.Context, delayqueue.Started)   { panic("an observer's mistake") }
+func (mistaken) OnSettled(context.Context, delayqueue.Settled)   { panic("an observer's mistake") }
+func (mistaken) OnSwept(context.Context, delayqueue.Swept)       { panic("an observer's mistake") }
+func (mistaken) OnWarning(context.Context, delayqueue.Warning)   { panic("an observer's mistake") }
 
 func TestAnObserversPanicDoesNotTakeTheProcessDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
+		_, err := b.newQueue(b.rdb, delayqueue.WithQueueObserver(mistaken{})).Enqueue(t.Context(), delayqueue.Job{Delay: time.Minute})
+		require.NoError(t, err)
 		old := b.enqueue(delayqueue.Job{Key: "old", MaxAge: 20 * time.Millisecond})
 		time.Sleep(50 * time.Millisecond)
 		var r ran

@@ -31,7 +31,7 @@ func TestRepartition_ALateEnqueueLandsInTheNewPartitions(t *testing.T) {
 		require.Equal(t, "1:1 2:2", b.manifest()["generations"])
 		again, err := late.Enqueue(t.Context(), delayqueue.Job{ID: "first", Key: "k"})
 		require.NoError(t, err)
-		require.Equal(t, first, again, "what is known is answered as before")
+		require.Equal(t, first.Ticket, again.Ticket, "what is known is answered as before")
 		_, err = late.Enqueue(t.Context(), delayqueue.Job{ID: "second", Key: "k"})
 		require.NoError(t, err)
 		there := 0

@@ -7,8 +7,13 @@ import (
 	"sync"
 )
 
+// maxDeadResult bounds what a dead letter keeps of its last attempt's result, in bytes: lists
+// read it.
+const maxDeadResult = 4 << 10
+
 // SetResult stores what came of a message, for Queue.Result, once the message is
-// done. It is called by the handler, or by what it calls with its ctx; the last call
+// done, or a dead letter: that one keeps the result of its last attempt if it is no longer than
+// 4 KiB. It is called by the handler, or by what it calls with its ctx; the last call
 // counts. An error that wraps ErrResultTooLarge or ErrNoHandler means that nothing was
 // kept. It does not keep result itself.
 func SetResult(ctx context.Context, result []byte) error {

@@ -20,6 +20,7 @@ var (
 	purgeScript   = luascript.Load(scripts, "purge")
 	pageScript    = luascript.Load(scripts, "page")
 	pauseScript   = luascript.Load(scripts, "pause")
+	awaitScript   = luascript.Load(scripts, "await")
 	mendScript    = luascript.Load(scripts, "mend")
 	statsScript   = luascript.Load(scripts, "stats")
 	closeScript   = luascript.Load(scripts, "close")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -83,9 +82,9 @@ func (w *Worker) conclude(c *claim, v verdict) {
 		w.reconsider(m.Key) // what is newer of the key may wait for it
 	}
 	w.logSettled(c, v)
-	w.observe(func() {
-		w.observer.OnSettled(Settled{
-			Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
+	observe(w.log, func() {
+		w.observer.OnSettled(c.ctx, Settled{
+			Queue: w.queue.name, Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
 		})
 	})
 }
@@ -109,16 +108,6 @@ func (w *Worker) await(s *settling) bool {
 	case <-timer.C:
 		return false
 	}
-}
-
-// observe tells the Observer. Its panic must not take the process down.
-func (w *Worker) observe(tell func()) {
-	defer func() {
-		if p := recover(); p != nil {
-			w.log.Error("delayqueue: the observer panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-		}
-	}()
-	tell()
 }
 
 // sleep waits for d. It reports false when Stop's time is over.

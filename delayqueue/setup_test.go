@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -36,11 +37,12 @@ type bench struct {
 	queue  *delayqueue.Queue
 	locker *core.Locker // the workers'
 	other  *core.Locker // some other process's
+	opts   []delayqueue.Option
 }
 
 func setup(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *bench {
 	t.Helper()
-	b := &bench{t: t, env: env, rdb: env.Client(t)}
+	b := &bench{t: t, env: env, rdb: env.Client(t), opts: slices.Clip(opts)}
 	b.queue = b.newQueue(b.rdb, opts...)
 	b.locker, b.other = b.newLocker(), b.newLocker()
 	return b
@@ -112,6 +114,14 @@ func (b *bench) status(id string) delayqueue.Status {
 	return s
 }
 
+// now is the time of Redis.
+func (b *bench) now() time.Time {
+	b.t.Helper()
+	now, err := b.rdb.Time(b.t.Context()).Result()
+	require.NoError(b.t, err)
+	return now
+}
+
 // inState tells how many messages are queued, running and dead.
 func (b *bench) inState() [3]int64 {
 	b.t.Helper()
@@ -168,6 +178,7 @@ func (r *ran) ids() []string {
 
 // events is an observer that passes on what it is told.
 type events struct {
+	delayqueue.NopObserver
 	settled chan delayqueue.Settled
 	swept   chan delayqueue.Swept
 }
@@ -176,9 +187,8 @@ func newEvents() events {
 	return events{settled: make(chan delayqueue.Settled, 10_000), swept: make(chan delayqueue.Swept, 10_000)}
 }
 
-func (e events) OnStarted(delayqueue.Message)   {}
-func (e events) OnSettled(s delayqueue.Settled) { e.settled <- s }
-func (e events) OnSwept(s delayqueue.Swept)     { e.swept <- s }
+func (e events) OnSettled(_ context.Context, s delayqueue.Settled) { e.settled <- s }
+func (e events) OnSwept(_ context.Context, s delayqueue.Swept)     { e.swept <- s }
 
 // next returns the next event, and fails the test when none comes.
 func next[T any](t *testing.T, ch <-chan T) T {

@@ -24,5 +24,6 @@ func TestSoak(t *testing.T) {
 	idle := idleMessages{n: 10_000, length: 20 * time.Second}
 	t.Run("messages under an unknown key", idle.underAnUnknownKey)
 	t.Run("messages that are handed back", idle.known)
+	t.Run("others beside them", func(t *testing.T) { idle.delayNoOthers(t, 40*time.Second, 0.99) })
 	t.Run("cluster", testFaultsInACluster)
 }

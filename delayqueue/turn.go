@@ -56,7 +56,8 @@ func (w *Worker) take(c *claim) (next *claim) {
 		if t.lease, err = w.acquire(key); err != nil {
 			return w.settle(c, w.judgeLock(c, err))
 		}
-		t.ctx, t.ends = t.lease.Context(), time.Now().Add(turnLength)
+		c.granted = time.Now()
+		t.ctx, t.ends = t.lease.Context(), c.granted.Add(turnLength)
 	}
 	for {
 		if c = t.run(c); c == nil || t.lease == nil {
@@ -113,12 +114,16 @@ func (t *turn) run(c *claim) (next *claim) {
 			return
 		}
 		err = legible(err)
-		v := w.judge(c, err, t.lost())
+		judge := func(lost error) verdict {
+			v := w.judge(c, err, lost)
+			if v.outcome == OutcomeDone || v.outcome == OutcomeDead {
+				v.result = result.get()
+			}
+			return v
+		}
+		v := judge(t.lost())
 		if !v.foreign && v.outcome != OutcomeConflict && v.outcome != OutcomeReturned {
 			w.foreign.ran(c.message)
-		}
-		if v.outcome == OutcomeDone {
-			v.result = result.get()
 		}
 		if v.last = errors.Is(err, errGoexit); t.goesOn(c, v) {
 			next = t.follow(c, v)
@@ -128,7 +133,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		// the FIFO of its key, in place: a client that learns that its message is done
 		// finds the key free.
 		if lost := t.release(c.message, v); lost != nil {
-			v = w.judge(c, err, lost)
+			v = judge(lost)
 		}
 		next = t.over(c, v)
 	}()
@@ -155,7 +160,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		return nil
 	}
 	err = errGoexit
-	w.observe(func() { w.observer.OnStarted(c.message) })
+	observe(w.log, func() { w.observer.OnStarted(ctx, c.starts()) })
 	err = w.handler(ctx, c.message)
 	return nil // or what the deferred function finds
 }

@@ -56,6 +56,7 @@ type verdict struct {
 	delay     time.Duration
 	lost      bool // the attempt's outcome is unknown
 	foreign   bool // another Worker may be able to run it: see HandBack
+	later     bool // no attempt is spent: see RetryLater
 	awaitsKey bool // a wake makes it due
 	moved     bool // to another partition
 	result    []byte
@@ -117,6 +118,7 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 		skip     *skipRetryError
 		unopened *unopenedError
 		foreign  *handBackError
+		later    *retryLaterError
 		gone     = context.Cause(c.ctx) // nil while the claim and the Worker live
 	)
 	v := verdict{outcome: OutcomeRetry, err: err}
@@ -133,6 +135,12 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 		return handedBack(c.message, err)
 	case errors.As(err, &unopened):
 		v.outcome = OutcomeDead
+		return v
+	case errors.As(err, &later) && !v.lost:
+		delay, inTime := laterDelay(c.message.handed+1, w.retry, later.after, c.left())
+		if v.later, v.delay = inTime, delay; !inTime {
+			v.outcome, v.delay = OutcomeDead, 0
+		}
 		return v
 	case errors.Is(gone, ErrStopped): // the handler may have done a part
 		v.outcome, v.lost = OutcomeReturned, true
@@ -153,6 +161,19 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 func handedBack(m Message, err error) verdict {
 	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost)
 	return verdict{outcome: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(delay)}
+}
+
+// laterMost bounds the delay of what is unavailable, unless that itself says when to come back.
+const laterMost = 30 * time.Second
+
+// laterDelay is how long a message waits after the n-th time that something was unavailable.
+// Left is for how long it may still be started: inTime is false if that is too short.
+func laterDelay(n int, b bounds, after, left time.Duration) (delay time.Duration, inTime bool) {
+	initial := min(b.initial, laterMost)
+	delay = backoff.Exponential(n, initial, min(b.most, laterMost))
+	delay = backoff.Spread(max(min(delay, left/2), initial))
+	delay = max(delay, after)
+	return delay, delay < left
 }
 
 func (w *Worker) conflictDelay(c *claim) time.Duration {

@@ -10,8 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/dedicated"
 	"github.com/perkey-go/perkey/internal/listener"
 )
 
@@ -51,6 +54,9 @@ type Worker struct {
 	released chan string // keys that were announced to be free
 	emptied  chan string // of these, those that have no messages which could run now
 	wakeups  *listener.Listener
+	// The client of heartbeats that the user gave, or nil; and the one that they have.
+	heartbeats redis.UniversalClient
+	beats      *dedicated.Client
 
 	claimersMu sync.Mutex
 	claimers   atomic.Pointer[[]*claimer] // of every partition that the Worker has served
@@ -88,7 +94,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		retry:       bounds{time.Second, time.Minute},
 		conflict:    bounds{250 * time.Millisecond, 5 * time.Second},
 		log:         slog.Default(),
-		observer:    NopObserver{},
+		observer:    q.observer,
 		stopping:    make(chan struct{}),
 		done:        make(chan struct{}),
 		released:    make(chan string, announcements),
@@ -122,7 +128,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	w.claimers.Store(&[]*claimer{})
-	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() { w.look("") }, nil, w.announced)
+	w.wakeups = listener.New(q.rdb, q.wakeChannel(), func() {
+		w.beats.Follow()
+		w.look("")
+	}, func(error) { w.beats.Follow() }, w.announced) // the connections that there are may be to an old primary
 	return w, nil
 }
 
@@ -181,6 +190,8 @@ func (w *Worker) Stop(ctx context.Context) error {
 func (w *Worker) run() {
 	defer close(w.done)
 	drained := make(chan struct{})
+	w.beats = dedicated.New(w.queue.rdb, w.heartbeats, heartbeatConns)
+	defer w.beats.Close()
 	var helpers, claiming, wakers sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background()) // of wakes
 	defer cancel()

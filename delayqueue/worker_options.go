@@ -3,6 +3,10 @@ package delayqueue
 import (
 	"log/slog"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 const (
@@ -32,6 +36,21 @@ func WithClaimLease(d time.Duration) WorkerOption {
 		if d < minClaimLease || d > maxClaimLease {
 			return invalidOption("WithClaimLease(%s): want %s to %s", d, minClaimLease, maxClaimLease)
 		}
+		return nil
+	}
+}
+
+// WithHeartbeatClient sets the client over which the Worker renews its claims: a client of the
+// queue's Redis, which stays the caller's to close, after the Worker was stopped. Default: one
+// like the queue's, with up to 9 connections of its own to each node and without its hooks, so
+// that commands of others that use up the pool cost no claim. The default follows a Sentinel
+// failover; one that is given has to do so itself, as go-redis's failover client does.
+func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
+	return func(w *Worker) error {
+		if absent.Is(rdb) {
+			return invalidOption("WithHeartbeatClient(nil)")
+		}
+		w.heartbeats = rdb
 		return nil
 	}
 }
@@ -79,7 +98,7 @@ func WithLogger(log *slog.Logger) WorkerOption {
 	}
 }
 
-// WithObserver sets who is told what the Worker does. Default: nobody.
+// WithObserver sets who is told what the Worker does. Default: the Queue's observer.
 func WithObserver(o Observer) WorkerOption {
 	return func(w *Worker) error {
 		if o == nil {

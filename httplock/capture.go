@@ -19,7 +19,9 @@ type capture struct {
 	// Target is the request's target as the client sent it, reduced to path and
 	// query. Like the values in Header it is a string of bytes, each one stored as
 	// the character of that number: neither has to be UTF-8.
-	Target string      `json:"target"`
+	Target string `json:"target"`
+	// Host is the one that the route's own pattern asks for, if it does: never the client's.
+	Host   string      `json:"host,omitempty"`
 	Header http.Header `json:"header,omitempty"`
 
 	body []byte
@@ -60,7 +62,7 @@ func target(r *http.Request) (string, bool) {
 }
 
 // encode returns a request in its stored form.
-func encode(r *http.Request, body *body, kept map[string]bool) ([]byte, error) {
+func encode(r *http.Request, body *body, kept map[string]bool, host string) ([]byte, error) {
 	content, err := body.all()
 	if err != nil {
 		return nil, err
@@ -70,7 +72,7 @@ func encode(r *http.Request, body *body, kept map[string]bool) ([]byte, error) {
 	}
 	at, _ := target(r)
 	return envelope(capture{
-		Version: captureVersion, Method: r.Method, Target: escapeLatin1(at), Header: escapeAll(storedHeaders(r, kept)),
+		Version: captureVersion, Method: r.Method, Target: escapeLatin1(at), Host: host, Header: escapeAll(storedHeaders(r, kept)),
 	}, content)
 }
 
@@ -93,6 +95,9 @@ func decode(payload []byte) (*capture, error) {
 	if !isToken(c.Method) || c.Method == http.MethodConnect {
 		return fail("method %q", c.Method)
 	}
+	if c.Host != "" && !isHost(c.Host) {
+		return fail("host %q", c.Host)
+	}
 	if _, err := c.url(); err != nil {
 		return fail("%w", err)
 	}
@@ -109,4 +114,20 @@ func (c *capture) url() (*url.URL, error) {
 		return nil, fmt.Errorf("target %q", c.Target)
 	}
 	return u, nil
+}
+
+// isHost reports whether s is a host, perhaps with a port, as patterns and requests have them.
+func isHost(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:[]", r)
+	})
+}
+
+// patternHost is the host in a pattern of http.ServeMux, or empty.
+func patternHost(pattern string) string {
+	host, _, rooted := strings.Cut(withoutMethod(pattern), "/")
+	if !rooted || !isHost(host) {
+		return ""
+	}
+	return host
 }

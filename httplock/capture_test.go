@@ -110,7 +110,7 @@ func TestDecodeRefusesWhatMakesNoRequest(t *testing.T) {
 		"array":           "[]\n",
 		"no version":      `{"method":"POST","target":"/"}` + "\n",
 		"later version":   `{"v":2,"method":"POST","target":"/"}` + "\n",
-		"unknown field":   `{"v":1,"method":"POST","target":"/","host":"evil"}` + "\n",
+		"unknown field":   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
 		"two values":      `{"v":1,"method":"POST","target":"/"}{}` + "\n",
 		"no method":       `{"v":1,"target":"/"}` + "\n",
 		"bad method":      `{"v":1,"method":"PO ST","target":"/"}` + "\n",

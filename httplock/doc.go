@@ -133,22 +133,24 @@
 // A parked request is its method, its target as the client sent it, an
 // allow-list of headers and the body. Replay runs it in this process through a
 // handler of yours, which should be the one that the server serves, so that the
-// stored target finds the route that it found before. Replayed tells a replay, by a
+// stored target finds the route that it found before. Of the host only that is stored which the
+// route's own pattern has, or WithReplayHost. Replayed tells a replay, by a
 // mark in the context that nothing outside the process can set.
 //
 //	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop"))
 //	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(mux))
 //
-// A parked request is done when its handler ran and answered with less than 500. A guard
-// that refuses leaves it undone: the queue tries again, and keeps it as a dead letter when
-// no attempt is left. So a route that parks and takes its key from a header gives that
-// header to AllowHeaders.
+// A parked request is done when its handler has answered, 4xx and 5xx alike. After 429, 503 and
+// what the route's RetryStatuses names it is tried again until it is too old, and then a dead
+// letter. A panic and a lost lease are failed attempts, of which the queue has a number.
 //
-// A request whose route this process does not have, whose route has lost its guard, or that
-// a later release has stored, is left to other processes, and expires if none runs it; the
-// log says so, once per route. So releases can be rolled out one replica at a time. Of two
-// services with the same prefix and queue name the second is refused, if both have a name
-// (delayqueue.WithService). Without names they run each other's requests where both have the route.
+// A request whose route this process does not have, whose route has lost its guard, that its
+// guard refuses, or that a later release has stored, is left to other processes, and expires if
+// none runs it; the log says so, once per route. So releases can be rolled out one replica at a
+// time. A route that parks and takes its key from a header gives that header to AllowHeaders;
+// requests of a route that was renamed find it by RewriteTarget. Of two services with the same
+// prefix and queue name the second is refused, if both have a name (delayqueue.WithService).
+// Without names they run each other's requests where both have the route.
 //
 // A replay runs under the key that the queue's worker holds, so its own guard
 // lets it through. When it meets a conflict in another guard, it does not wait
@@ -161,8 +163,8 @@
 //
 // The response of a replay that is done is kept for as long as its ticket: the
 // status, an allow-list of headers and the beginning of the body. TicketHandler
-// shows it, tells the state of a ticket before that, and lets the client cancel
-// what is queued. Replay's options say how much is kept.
+// shows it, tells the state of a ticket before that, at once or with "Prefer: wait=N" when it
+// has ended, and lets the client cancel what is queued. Replay's options say how much is kept.
 //
 // # Principals
 //

@@ -43,7 +43,7 @@ func (d *DecodedResult) WriteResult(w http.ResponseWriter, r *http.Request) {
 
 // Encode stores a request with the default headers.
 func Encode(r *http.Request, maxBody int64) ([]byte, error) {
-	return encode(r, newBody(r, maxBody), defaultHeaders())
+	return encode(r, newBody(r, maxBody), defaultHeaders(), "")
 }
 
 // Decode makes a request of its stored form, and returns the body too.

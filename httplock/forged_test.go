@@ -193,7 +193,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 			}
 		}
 		running, goOn := make(chan struct{}), make(chan struct{})
-		done := respond(http.StatusForbidden)
+		done, unavailable := respond(http.StatusForbidden), respond(http.StatusServiceUnavailable)
 		for path, handler := range map[string]http.HandlerFunc{
 			"/done/{id}": func(w http.ResponseWriter, r *http.Request) {
 				if _, replayed := httplock.Replayed(r.Context()); replayed {
@@ -202,7 +202,10 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 				}
 				done(w, r)
 			},
-			"/fails/{id}":     respond(http.StatusBadGateway),
+			"/fails/{id}": func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Retry-After", "86400") // beyond the request's age
+				unavailable(w, r)
+			},
 			"/forbidden/{id}": respond(http.StatusOK),
 		} {
 			d.mux.Handle(path, d.perKey(ann)(handler))
@@ -235,6 +238,6 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 		letters, _, err := d.queue.List(context.Background(), delayqueue.StateDead, "", 10)
 		require.NoError(t, err)
 		require.Len(t, letters, 1)
-		requireClean("ended", "answer-to-/done/1", "answer-to-/anonymous/1", "body-of-/fails/1")
+		requireClean("ended", "answer-to-/done/1", "answer-to-/anonymous/1", "body-of-/fails/1", "answer-to-/fails/1")
 	})
 }

@@ -177,7 +177,7 @@ func TestARecordThatIsJunkRunsNothing(t *testing.T) {
 	require.Equal(t, http.StatusOK, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")).Status)
 	records := redistest.Keys(t, b.Redis, b.Prefix+":idem{}:")
 	require.Len(t, records, 1)
-	for _, junk := range []string{"junk", `{"v":2,"status":200}` + "\n", `{"v":1,"status":700}` + "\n", `{"v":1,"status":200,"header":{"Set-Cookie":["a=b"]}}` + "\n"} {
+	for _, junk := range []string{"junk", `{"v":2,"status":200}` + "\n", `{"v":1,"status":1000}` + "\n", `{"v":1,"status":200,"header":{"Set-Cookie":["a=b"]}}` + "\n"} {
 		require.NoError(t, b.Redis.HSet(t.Context(), records[0], "outcome", junk).Err())
 		h := idempotent(t, b, nil, mustNotRun(t))
 		testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k", "{}")), http.StatusInternalServerError, "internal", false)

@@ -15,6 +15,7 @@ const (
 	placeUnguarded       // there is, and it has no guard
 	placeServed          // there is; whether it has a guard is not known
 	placeGuarded
+	placeAsks // it has a guard that asks whether the principal may still have a replay run
 )
 
 // locator is a handler that can be asked for a route without being called. The pattern
@@ -51,13 +52,21 @@ func (c *configured) locate(r *http.Request, pattern string) place {
 	if pattern == "" {
 		return placeGuarded // it refuses every request here
 	}
-	if _, guarded := c.routes.Route(r.Method, pattern); guarded {
-		return placeGuarded
+	if route, guarded := c.routes.Route(r.Method, pattern); guarded {
+		return placeBehind(route.Middleware, next, r)
 	}
 	if at := locate(next, r, pattern); at != placeUnknown && at != placeServed || isSubtree(pattern) {
 		return at
 	}
 	return placeUnguarded
+}
+
+// placeBehind is the place of a request that a guard lets pass to next.
+func placeBehind(m *Middleware, next http.Handler, r *http.Request) place {
+	if m != nil && m.reauthorize != nil || locate(next, r, "") == placeAsks {
+		return placeAsks
+	}
+	return placeGuarded
 }
 
 // isSubtree reports whether a router may be registered under a mux's pattern.
@@ -74,8 +83,8 @@ func locateAmong(registered []string, guards Routes, r *http.Request) place {
 	case guards == nil:
 		return placeServed
 	}
-	if _, guarded := guards.Route(r.Method, pattern); guarded {
-		return placeGuarded
+	if route, guarded := guards.Route(r.Method, pattern); guarded {
+		return placeBehind(route.Middleware, nil, r)
 	}
 	return placeUnguarded
 }

@@ -19,21 +19,23 @@ const maxNameLen = 256
 // Middleware guards requests. It is safe for concurrent use and needs no
 // closing. The zero Middleware, and a nil one, refuse every request.
 type Middleware struct {
-	guard       *core.Guard
-	log         *slog.Logger // nil: slog's default at the time of use
-	skip        func(*http.Request) bool
-	safe        safeMode
-	maxBody     int64
-	readAhead   int64
-	bodyTimeout time.Duration
-	streamBody  bool
-	statusPath  string
-	keptHeaders map[string]bool
-	credentials map[string]bool // headers
-	honorPrefer bool
-	once        *onceRules // nil: Idempotency-Key is the handler's
-	onConflict  ProblemHandler
-	onError     ProblemHandler
+	guard         *core.Guard
+	log           *slog.Logger // nil: slog's default at the time of use
+	skip          func(*http.Request) bool
+	safe          safeMode
+	maxBody       int64
+	readAhead     int64
+	bodyTimeout   time.Duration
+	streamBody    bool
+	statusPath    string
+	keptHeaders   map[string]bool
+	replayHost    string
+	retryStatuses []int
+	credentials   map[string]bool // headers
+	honorPrefer   bool
+	once          *onceRules // nil: Idempotency-Key is the handler's
+	onConflict    ProblemHandler
+	onError       ProblemHandler
 
 	principal       func(*http.Request) (string, error)
 	reauthorize     func(r *http.Request, principal string) error
@@ -74,6 +76,7 @@ type Exchange struct {
 	// it handled: the adapter answers it after Serve. Nil: a problem document is written.
 	Problem func(*Problem)
 
+	host  string      // of the route's pattern
 	guard *Middleware // in whose name respond answers
 	err   error       // why
 }
@@ -142,7 +145,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 		return false, false
 	}
 	if x.Skip || m.passes(x.Request) {
-		replay.passed(false)
+		replay.passed(m, false)
 		x.Next(x.Request)
 		return true, true
 	}

@@ -154,13 +154,26 @@ func WithStatusPath(path string) Option {
 	}
 }
 
+// WithReplayHost sets the Host that replays of the route's parked requests have, such as
+// "shop.example": for routers that choose a route by the host. The client's own is never stored.
+// Default: the host in the pattern of the http.ServeMux right around the guard, if it has one.
+func WithReplayHost(host string) Option {
+	return func(m *Middleware) error {
+		if !isHost(host) {
+			return invalid("WithReplayHost(%q): want a host, such as shop.example", host)
+		}
+		m.replayHost = host
+		return nil
+	}
+}
+
 // AllowHeaders adds request headers to those that are stored with a parked
 // request: Accept, Accept-Language, Content-Encoding, Content-Type,
 // Idempotency-Key and Traceparent. Headers that carry credentials (see
 // WithCredentialHeaders), that belong to one connection, or that say where the
 // request went are refused. A route that
 // parks, and takes its key from a header, needs that header here: its replays
-// have no key without it, and end as dead letters.
+// have no key without it, are handed back, and expire.
 func AllowHeaders(names ...string) Option {
 	return func(m *Middleware) error { return addHeaders(m.keptHeaders, neverStored, "AllowHeaders", names) }
 }

@@ -117,7 +117,7 @@ func (p *passage) run() {
 		p.once.deferred(ctx, deferred.Ticket)
 	}
 	if p.replay != nil && (errors.Is(err, errAnswered) || errors.Is(err, idempotency.ErrDiffers)) {
-		p.replay.passed(true) // that is what comes of it
+		p.replay.passed(p.m, true) // that is what comes of it
 	} else {
 		p.replay.refused(p.call.Key, err)
 	}
@@ -165,7 +165,7 @@ func (p *passage) encode() (payload []byte, err error) {
 	if p.nobody != nil {
 		return nil, p.nobody
 	}
-	payload, err = encode(p.x.Request, p.body, p.m.keptHeaders)
+	payload, err = encode(p.x.Request, p.body, p.m.keptHeaders, cmp.Or(p.m.replayHost, p.x.host))
 	p.encoded = err == nil
 	return payload, err
 }
@@ -176,7 +176,7 @@ func (p *passage) underKey(ctx context.Context) error {
 		return err
 	}
 	p.ran = true
-	p.replay.passed(true)
+	p.replay.passed(p.m, true)
 	if p.met {
 		p.announceWait()
 	}

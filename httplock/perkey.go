@@ -44,7 +44,7 @@ func (g *guarded) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.m.serveHTTP(w, r, g.next, r.Pattern, g.key)
 }
 
-func (g *guarded) locate(*http.Request, string) place { return placeGuarded }
+func (g *guarded) locate(r *http.Request, _ string) place { return placeBehind(g.m, g.next, r) }
 
 // serveHTTP runs next, guarded, for a request that matched a pattern.
 func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http.Handler, pattern string, key KeyFunc) {
@@ -60,6 +60,7 @@ func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http
 		Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
 		Written: tracked.Written,
 		Tap:     tracked.tap,
+		host:    patternHost(pattern),
 	})
 }
 

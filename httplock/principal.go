@@ -33,7 +33,7 @@ func (m *Middleware) authorized(replay *replay, x Exchange) bool {
 		replay.authorized()
 		return true
 	}
-	err = fmt.Errorf("httplock: the replay was not authorized: %w", err)
+	err = fmt.Errorf("httplock: %w: %w", errNotAuthorized, err)
 	if errors.Is(err, ErrForbidden) {
 		m.logger().InfoContext(x.Request.Context(), "httplock: replay refused", "name", x.Name, "id", replay.id, "error", err)
 		replay.forbidden()

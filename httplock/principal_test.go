@@ -119,8 +119,8 @@ func TestReauthorizationThatFailsIsTriedAgain(t *testing.T) {
 	location := requireParked(t, testbed.Do(d.mux, fromAnn(t, testbed.OrderPath)))
 	d.work(t)
 	release()
-	require.Equal(t, 3, d.await(t, location, delayqueue.StateDone).Attempts)
-	require.Equal(t, 1, ran)
+	require.Equal(t, 1, d.await(t, location, delayqueue.StateDone).Attempts)
+	require.Equal(t, [2]int{3, 1}, [2]int{asked, ran})
 	require.Contains(t, d.status(t, location).Cause, "no database")
 }
 
@@ -224,24 +224,25 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 	m := message(t, post(t, testbed.OrderPath))
 	m.Principal = "user:ann"
 	for name, test := range map[string]struct {
-		h     http.Handler
-		fails bool
+		h   http.Handler
+		why string // it is handed back
 	}{
-		"none":                   {own()(mustNotRun(t)), true},
-		"anonymous now":          {own(httplock.ParkAnonymously())(mustNotRun(t)), true},
-		"its own":                {with(http.HandlerFunc(ok)), false},
-		"behind another's guard": {other(with(http.HandlerFunc(ok))), false},
-		"in front of another":    {with(own()(http.HandlerFunc(ok))), false},
-		"too late":               {own()(with(mustNotRun(t))), true},
+		"none":                   {own()(mustNotRun(t)), "give Replay Reauthorize"},
+		"anonymous now":          {own(httplock.ParkAnonymously())(mustNotRun(t)), "give Replay Reauthorize"},
+		"its own":                {with(http.HandlerFunc(ok)), ""},
+		"behind another's guard": {other(with(http.HandlerFunc(ok))), ""},
+		"in front of another":    {with(own()(http.HandlerFunc(ok))), ""},
+		"too late":               {own()(with(mustNotRun(t))), "the route has no WithPrincipal now"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			underKey(t, b, func(ctx context.Context) {
 				err := httplock.Replay(test.h)(ctx, m)
-				if !test.fails {
+				if test.why == "" {
 					require.NoError(t, err)
 					return
 				}
-				require.ErrorContains(t, err, "the route has no WithPrincipal now")
+				require.ErrorContains(t, err, test.why)
+				require.True(t, isHandedBack(err))
 				require.NotErrorIs(t, err, core.ErrConflict)
 				require.NotContains(t, err.Error(), "user:ann")
 			})

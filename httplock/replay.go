@@ -19,14 +19,17 @@ import (
 // Replay returns the worker's handler that runs parked requests through handler,
 // in this process. Give it the handler that the server serves.
 //
-// A response of 2xx, 3xx or 4xx from behind a guard is a result: the message is
-// done, whether or not the request succeeded. 5xx is an error that the queue
-// tries again, and so is a 4xx, or no word at all, of a handler whose ctx had
-// ended. A panic passes through to the worker. A payload that does not hold a request is never tried
-// again. When a guard on the way finds its key held, the error matches
-// core.ErrConflict. A key function that fails, such as for a header that was not stored,
-// is an error that the queue tries again, and at last the cause of a dead letter. A request
-// that a guard's Skip lets pass has a result if the status is 2xx or 3xx.
+// What the handler answers is the result, 4xx and 5xx alike: the message is done, whether or
+// not the request succeeded. Only after 429, 503 and what the route's [RetryStatuses] names is
+// the request tried again (delayqueue.RetryLater): until it would be too old, after what
+// Retry-After says, or else with delays that double up to 30 s. No attempt is spent, and the
+// message becomes a dead letter when it would be too old by then: its result is the last
+// response, with at most 1 KiB of the body. It is tried again in the same way while a guard, or
+// who says whether the principal may still have it run, is unavailable.
+//
+// A panic passes through to the worker. An answer of 4xx or 5xx, or none at all, of a handler
+// whose ctx had ended is a failed attempt. A payload that does not hold a request is never tried
+// again. When a guard on the way finds its key held, the error matches core.ErrConflict.
 //
 // What this process does not know how to run is handed back (delayqueue.HandBack) and
 // logged, once per route: other processes may know. That is
@@ -36,22 +39,24 @@ import (
 //   - a route that has no guard any more: nothing says there whether it may be run,
 //   - a request that was parked on a principal's behalf, without [Reauthorize] and without a
 //     guard that is known to ask whether that one may still have it run,
+//   - one that the guard itself refuses, such as for a key function that fails without a header
+//     that was not stored, or a guard that is misconfigured,
 //   - one that middleware in front of the guard refuses with 401, 403 or 429, or redirects
 //     with 301, 307 or 308, as to https: let replays pass there, see [Replayed].
 //
 // Routes and guards are read before anything is called where that is possible: of an
 // http.ServeMux with PerKey around its handlers, of FromConfig, and of any router with
 // [WithRoutes]. Where it is not, a response of 404 or 405 that no guard has seen is that of a
-// router without the route. Any other is that of a handler without a guard, which ran once and
-// is not run again: below 500 it is the result, which is logged; from 500 on, but for 503, the
-// request becomes a dead letter.
+// router without the route. Any other is that of a handler without a guard, which ran once: it
+// is the result, which is logged, and only after 503 is the request tried again.
 //
 // The Worker holds the message's key, whether or not the route has a guard. Its Locker should
 // be the one of the guards, or have the same client and prefix. Otherwise a replay meets the
 // worker's own lease as a conflict.
 //
-// The request has no Host, no RemoteAddr and no TLS state. Its ctx is the
-// worker's: it ends with the lease, and when the worker stops.
+// The request has no RemoteAddr and no TLS state. Its Host is that of the pattern of
+// http.ServeMux under which it was parked, or [WithReplayHost]'s, and otherwise empty: it is
+// never the client's. Its ctx is the worker's: it ends with the lease, and when the worker stops.
 //
 // The response of a message that is done is kept as its result, which
 // TicketHandler shows: the status, headers by an allow-list (Allow,
@@ -59,13 +64,13 @@ import (
 // Last-Modified, Link, Location, Retry-After) and the beginning of the body. What
 // the queue's WithMaxResult has no room for is cut.
 //
-// A mistake in the arguments is logged once, and is then the error of every
-// message. It wraps core.ErrInvalidOption.
+// With a mistake in the arguments, which is logged once, every message is handed back. The error
+// wraps core.ErrInvalidOption.
 func Replay(handler http.Handler, opts ...ReplayOption) delayqueue.Handler {
 	p := &replayer{handler: handler, maxBody: DefaultMaxResponseBody, kept: defaultResponseHeaders()}
 	if err := p.configure(opts); err != nil {
 		slog.Error("httplock: misconfigured: every replay fails", "error", err)
-		return func(context.Context, delayqueue.Message) error { return err }
+		return func(context.Context, delayqueue.Message) error { return delayqueue.HandBack(err) }
 	}
 	return p.replay
 }
@@ -137,6 +142,21 @@ func WithRoutes(registered func() []string, guards Routes) ReplayOption {
 	}
 }
 
+// RewriteTarget has f say where a parked request goes now: for routes that were renamed while
+// requests were parked, or dead. It is given the method and the stored target, path and query
+// as the client sent them, and returns the target to use, which begins with a slash. It is called
+// for each replay, also of what was redriven, and never for its own answer: leave it in place until
+// nothing of the old route is left. It must be safe for concurrent use.
+func RewriteTarget(f func(method, target string) string) ReplayOption {
+	return func(p *replayer) error {
+		if f == nil {
+			return invalid("RewriteTarget(nil)")
+		}
+		p.rewrite = f
+		return nil
+	}
+}
+
 // replayer runs parked requests.
 type replayer struct {
 	handler http.Handler
@@ -144,6 +164,7 @@ type replayer struct {
 	kept    map[string]bool // response headers
 
 	reauthorize func(r *http.Request, principal string) error
+	rewrite     func(method, target string) string
 	registered  func() []string
 	guards      Routes
 
@@ -174,6 +195,12 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	case err != nil:
 		return delayqueue.SkipRetry(err)
 	}
+	if p.rewrite != nil {
+		c.Target = p.rewrite(c.Method, c.Target)
+		if _, err := c.url(); err != nil {
+			return p.handBack(ctx, m, fmt.Errorf("RewriteTarget: %w", err))
+		}
+	}
 	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, once: slices.Clone(c.Header["Idempotency-Key"])}
 	r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
 	if err != nil {
@@ -199,26 +226,20 @@ func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
 	case errors.Is(err, errUnasked):
 		return p.handBack(ctx, m, err)
 	default:
-		return fmt.Errorf("httplock: replay of %s: the replay was not authorized: %w", m.ID, err)
+		return delayqueue.RetryLater(fmt.Errorf("httplock: replay of %s: %w: %w", m.ID, errNotAuthorized, err), 0)
 	}
 	w.begin()
-	if !replay.wasSeen() {
-		if err := p.unseen(ctx, m, at, w.status, len(w.body) > 0 || w.truncated); err != nil {
-			return err
-		}
-	} else if err := replay.outcome(ctx, w.status); err != nil {
-		if replay.isForeign() {
-			p.warnForeign.Do(func() {
-				slog.WarnContext(ctx, "httplock: replays find their own keys held: the locker of the worker and those of the guards must "+
-					"share client and prefix; they will expire", "id", m.ID, "error", err)
-			})
-		}
+	err = p.outcome(ctx, m, replay, at, w)
+	result := w.result(&target, p.kept)
+	if again, _ := errors.AsType[*retriedStatusError](err); again != nil {
+		result.shorten()
+	} else if err != nil {
 		return err
 	}
-	if err := w.result(&target, p.kept).keep(ctx); err != nil {
+	if err := result.keep(ctx); err != nil {
 		slog.WarnContext(ctx, "httplock: the result of a replay was not kept", "id", m.ID, "error", err)
 	}
-	return nil
+	return err
 }
 
 // Parked is what a replayed request was parked with.
@@ -252,6 +273,7 @@ type replay struct {
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
 	reached  bool       // a guard ran its handler under the key, or gave the request its result
 	skipped  bool       // a guard let the request pass without a key
+	statuses []int      // the guards' RetryStatuses
 	silent   bool       // the outermost of these handlers returned without a word
 	allowed  bool       // a guard made sure that the principal may have the request run
 	conflict error      // the first one that a guard met
@@ -274,12 +296,13 @@ func (r *replay) isFor(req *http.Request) bool {
 
 // passed records that a guard lets the replay pass, with or without its key. A
 // nil replay is a request that came from outside.
-func (r *replay) passed(underKey bool) {
+func (r *replay) passed(m *Middleware, underKey bool) {
 	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.statuses = append(r.statuses, m.retryStatuses...)
 	if underKey {
 		r.reached = true
 	} else {
@@ -341,43 +364,6 @@ func (r *replay) refused(key string, err error) {
 	}
 }
 
-// wasSeen reports whether a guard has decided about the replay.
-func (r *replay) wasSeen() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.reached || r.skipped || r.conflict != nil || r.failure != nil
-}
-
-// isForeign reports whether a guard found the message's own key held.
-func (r *replay) isForeign() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.foreign
-}
-
-// outcome turns a response into what the queue goes by.
-func (r *replay) outcome(ctx context.Context, status int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case r.conflict != nil:
-		return r.conflict
-	case r.failure != nil:
-		return r.failure
-	case ctx.Err() != nil && (status >= http.StatusBadRequest || r.silent && status == http.StatusOK):
-		// The handler gave up because it was told to.
-		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", r.id, status, context.Cause(ctx))
-	case !r.reached && status >= http.StatusBadRequest:
-		// Somebody on the way answered. A success behind a guard that was skipped is
-		// the handler's: to run it again would do its work twice.
-		return fmt.Errorf("httplock: replay of %s: answered with status %d behind a guard that was skipped", r.id, status)
-	case status >= http.StatusInternalServerError:
-		return fmt.Errorf("httplock: replay of %s: the handler answered with status %d", r.id, status)
-	default:
-		return nil
-	}
-}
-
 // request makes the request that a handler sees.
 func (c *capture) request(ctx context.Context) (*http.Request, error) {
 	u, err := c.url()
@@ -387,7 +373,7 @@ func (c *capture) request(ctx context.Context) (*http.Request, error) {
 	r := &http.Request{
 		Method: c.Method, URL: u, RequestURI: c.Target,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: c.Header, Body: http.NoBody,
+		Host: c.Host, Header: c.Header, Body: http.NoBody,
 	}
 	if r.Header == nil {
 		r.Header = http.Header{}

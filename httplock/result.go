@@ -32,9 +32,9 @@ type result struct {
 	body []byte
 }
 
-// isResult reports whether a response of that status ends a replay.
+// isResult reports whether a response can have that status.
 func isResult(status int) bool {
-	return status >= http.StatusOK && status < http.StatusInternalServerError
+	return status >= http.StatusOK && status <= 999
 }
 
 // hasBody reports whether a response of that status can have a body.
@@ -71,6 +71,20 @@ func decodeResult(stored []byte) (*result, error) {
 		return fail("%w", err)
 	}
 	return r, nil
+}
+
+// maxRetried bounds what is kept of the body of a response after which a request is tried again.
+const maxRetried = 1 << 10
+
+// shorten makes the result of a response after which a request is tried again: if it is too old
+// for that it is the last one.
+func (r *result) shorten() {
+	kind := r.Header["Content-Type"]
+	r.Truncated = r.Truncated || len(r.body) > maxRetried
+	r.Header, r.body = http.Header{}, r.body[:min(len(r.body), maxRetried)]
+	if len(kind) > 0 {
+		r.Header["Content-Type"] = kind
+	}
 }
 
 // keep gives a result to the queue. What is too large for it is cut: the replay

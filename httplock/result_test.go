@@ -261,7 +261,6 @@ func TestDecodeResultRefusesWhatMakesNoResponse(t *testing.T) {
 		"two values":     `{"v":1,"status":200}{}` + "\n",
 		"no status":      `{"v":1}` + "\n",
 		"interim status": `{"v":1,"status":101}` + "\n",
-		"no result":      `{"v":1,"status":500}` + "\n",
 		"huge status":    `{"v":1,"status":1000}` + "\n",
 		"body of a 204":  `{"v":1,"status":204}` + "\nx",
 		"bad header":     `{"v":1,"status":200,"header":{"a b":["x"]}}` + "\n",

@@ -85,7 +85,7 @@ func (t *tap) final(ended bool) bool {
 	silent := t.recorder.status == 0
 	t.recorder.begin()
 	switch status := t.recorder.status; {
-	case t.hijacked, !isResult(status):
+	case t.hijacked, status >= http.StatusInternalServerError:
 		return false
 	case status == http.StatusUnauthorized, status == http.StatusProxyAuthRequired, status == http.StatusRequestTimeout,
 		status == http.StatusTooEarly, status == http.StatusTooManyRequests:

@@ -3,6 +3,7 @@ package httplock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -25,12 +26,15 @@ import (
 //	GET id          200 with id, state, attempts, conflicts, enqueued_at and expires_at;
 //	                303 with the same, and the result's Location, when the state is done;
 //	                superseded_by, the id of the ticket that replaced it, when the state is
-//	                superseded and the request has a principal
+//	                superseded and the request has a principal;
+//	                with "Prefer: wait=N" when it has ended, or after N seconds, 30 at most
 //	GET id/result   the status, headers and body that the replay was answered with
 //	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
 //
 // HEAD is GET without a body. Other methods have 405 and Allow. State done means
-// that the replay was answered, not that it succeeded: 4xx is a result. Which
+// that the replay was answered, not that it succeeded: 4xx and 5xx are results. A request that
+// was tried again until it was too old is dead: its last response, shortened, is its result, and
+// last_status in its state. Which
 // headers and how much of the body a result has is for Replay's options to say;
 // one that is not whole has the header "Perkey-Truncated: true". Location is
 // relative to the ticket's own address, so that it is right behind any prefix.
@@ -55,6 +59,7 @@ func TicketHandler(q *delayqueue.Queue, authorize func(*http.Request, delayqueue
 // ticketQueue is what TicketHandler needs of a queue.
 type ticketQueue interface {
 	Status(ctx context.Context, id string) (delayqueue.Status, error)
+	Wait(ctx context.Context, id string) (delayqueue.Status, error)
 	Result(ctx context.Context, id string) ([]byte, error)
 	Cancel(ctx context.Context, id string) error
 }
@@ -116,27 +121,78 @@ func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
 
 func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) error {
 	s, err := t.seen(r, id)
-	if err == nil {
-		writeTicket(w, r, s)
+	if prefers := parsePrefer(r.Header["Prefer"]); err == nil && prefers.Bounded {
+		wait := min(prefers.Wait, maxTicketWait)
+		if s, err = t.wait(r.Context(), s, wait); err == nil {
+			announce(w, core.Preference{Bounded: true, Wait: wait})
+		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	last := 0
+	if s.State == delayqueue.StateDead {
+		result, err := t.stored(r, id)
+		switch {
+		case err == nil:
+			last = result.Status
+		case !errors.Is(err, delayqueue.ErrNotFound):
+			return err
+		}
+	}
+	w.Header().Add("Vary", "Prefer")
+	writeTicket(w, r, s, last)
+	return nil
+}
+
+// stored returns the result of a ticket.
+func (t *tickets) stored(r *http.Request, id string) (*result, error) {
+	stored, err := t.queue.Result(r.Context(), id)
+	if err != nil {
+		return nil, err
+	}
+	result, err := decodeResult(stored)
+	switch {
+	case errors.Is(err, errUnknownForm): // another replica can read it
+		return nil, fmt.Errorf("%w: %w", core.ErrUnavailable, err)
+	case err != nil: // a job's, which no request was parked for, or junk
+		slog.WarnContext(r.Context(), "httplock: a ticket has a result that is no response", "error", err)
+		return nil, delayqueue.ErrNotFound
+	}
+	return result, nil
+}
+
+// maxTicketWait bounds how long a client waits for a ticket's end.
+const maxTicketWait = 30 * time.Second
+
+// wait returns the status of a ticket when it has ended, or after d: then it is the last one known
+// if Redis does not answer.
+func (t *tickets) wait(ctx context.Context, s delayqueue.Status, d time.Duration) (delayqueue.Status, error) {
+	if d == 0 || s.State.Ended() {
+		return s, nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	ended, err := t.queue.Wait(bounded, s.ID)
+	if err == nil || ctx.Err() != nil || bounded.Err() == nil && !errors.Is(err, core.ErrUnavailable) {
+		return ended, err
+	}
+	now, err := t.queue.Status(ctx, s.ID)
+	if errors.Is(err, core.ErrUnavailable) {
+		return s, nil
+	}
+	return now, err
 }
 
 func (t *tickets) result(w http.ResponseWriter, r *http.Request, id string) error {
 	if _, err := t.seen(r, id); err != nil {
 		return err
 	}
-	stored, err := t.queue.Result(r.Context(), id)
-	if err != nil {
-		return err
+	result, err := t.stored(r, id)
+	if err == nil {
+		result.write(w, r)
 	}
-	result, err := decodeResult(stored)
-	if err != nil { // a job's, which no request was parked for, or junk
-		slog.WarnContext(r.Context(), "httplock: a ticket has a result that is no response", "error", err)
-		return delayqueue.ErrNotFound
-	}
-	result.write(w, r)
-	return nil
+	return err
 }
 
 func (t *tickets) cancel(w http.ResponseWriter, r *http.Request, id string) error {
@@ -170,7 +226,7 @@ func unread(k problemKind, method, advice string) problemKind {
 	return k
 }
 
-func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status) {
+func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status, last int) {
 	status, retryAfter := http.StatusOK, time.Duration(0)
 	switch s.State {
 	case delayqueue.StateQueued, delayqueue.StateRunning:
@@ -190,8 +246,9 @@ func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status) {
 		Conflicts    int              `json:"conflicts"`
 		EnqueuedAt   string           `json:"enqueued_at"`
 		ExpiresAt    string           `json:"expires_at"`
+		LastStatus   int              `json:"last_status,omitempty"`
 		SupersededBy string           `json:"superseded_by,omitempty"`
-	}{s.ID, s.State, s.Attempts, s.Conflicts, timestamp(s.EnqueuedAt), timestamp(s.ExpiresAt), s.SupersededBy})
+	}{s.ID, s.State, s.Attempts, s.Conflicts, timestamp(s.EnqueuedAt), timestamp(s.ExpiresAt), last, s.SupersededBy})
 }
 
 // isTicketID reports whether id has the form of a ticket's: 128 bits in lower

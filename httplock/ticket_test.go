@@ -25,6 +25,8 @@ type fakeQueue struct {
 	principal string
 	result    []byte
 	err       error // of every call
+	then      chan delayqueue.State
+	waits     int
 	asked     int
 	cancelled int
 }
@@ -44,8 +46,20 @@ func (q *fakeQueue) Status(_ context.Context, id string) (delayqueue.Status, err
 	}, nil
 }
 
+// Wait returns when then, the state that the message comes to, is there.
+func (q *fakeQueue) Wait(ctx context.Context, id string) (delayqueue.Status, error) {
+	q.waits++
+	select {
+	case q.state = <-q.then:
+		return q.Status(ctx, id)
+	case <-ctx.Done():
+		s, _ := q.Status(context.WithoutCancel(ctx), id)
+		return s, ctx.Err()
+	}
+}
+
 func (q *fakeQueue) Result(context.Context, string) ([]byte, error) {
-	if q.state != delayqueue.StateDone || q.result == nil {
+	if q.state != delayqueue.StateDone && q.state != delayqueue.StateDead || q.result == nil {
 		return nil, fmt.Errorf("result: %w", delayqueue.ErrNotFound)
 	}
 	return q.result, nil

@@ -13,10 +13,12 @@ import (
 )
 
 var (
-	errNoRoute   = errors.New("this service has no such route: services that share a Redis need a prefix or queue names of their own")
-	errUnguarded = errors.New("the route has no guard")
-	errRefused   = errors.New("what is in front of the guard must let replays pass")
-	errUnasked   = errors.New("it was parked on a principal's behalf, and whether that one may still have it run is unknown: give Replay Reauthorize")
+	errNoRoute = errors.New("this service has no such route: services that share a Redis need a prefix or queue names of their own, " +
+		"and routes of one host that is not in their pattern need WithReplayHost")
+	errUnguarded     = errors.New("the route has no guard")
+	errRefused       = errors.New("what is in front of the guard must let replays pass")
+	errUnasked       = errors.New("it was parked on a principal's behalf, and whether that one may still have it run is unknown: give Replay Reauthorize")
+	errNotAuthorized = errors.New("the replay was not authorized")
 )
 
 // refusals are how middleware in front turns a request away: credentials are not stored,
@@ -49,7 +51,7 @@ func (p *replayer) locate(r *http.Request) place {
 // authorize asks whether the principal may still have the replay run, unless a guard will.
 func (p *replayer) authorize(replay *replay, r *http.Request, at place) error {
 	if p.reauthorize == nil {
-		if replay.principal != "" && at != placeGuarded {
+		if replay.principal != "" && at != placeAsks {
 			return errUnasked
 		}
 		return nil
@@ -62,23 +64,18 @@ func (p *replayer) authorize(replay *replay, r *http.Request, at place) error {
 }
 
 // unseen classifies a response that no guard has seen: nil is a result.
-func (p *replayer) unseen(ctx context.Context, m delayqueue.Message, at place, status int, hasBody bool) error {
-	switch {
-	case at == placeGuarded || status == http.StatusServiceUnavailable:
-		return fmt.Errorf("httplock: replay of %s: answered with status %d before it reached its guard", m.ID, status)
-	case ctx.Err() != nil && (status >= http.StatusBadRequest || status == http.StatusOK && !hasBody):
-		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", m.ID, status, context.Cause(ctx))
+func (p *replayer) unseen(ctx context.Context, m delayqueue.Message, at place, w *recorder) error {
+	switch status := w.status; {
 	case slices.Contains(refusals, status):
 		return p.handBack(ctx, m, fmt.Errorf("answered with status %d before it reached its guard: %w", status, errRefused))
-	case at != placeServed && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
+	case at < placeServed && (status == http.StatusNotFound || status == http.StatusMethodNotAllowed):
 		return p.handBack(ctx, m, fmt.Errorf("answered with status %d before it reached its guard: %w", status, errNoRoute))
-	}
-	if status >= http.StatusInternalServerError {
-		return delayqueue.SkipRetry(fmt.Errorf("httplock: replay of %s: a handler without a guard answered with status %d, and is not run again", m.ID, status))
+	case status == http.StatusServiceUnavailable:
+		return tryAgain(m.ID, w)
 	}
 	if p.warned.first(m.Name) {
 		slog.WarnContext(ctx, "httplock: a parked request met no guard: its handler ran once, under the worker's lock, and what it answered is the result",
-			"name", m.Name, "id", m.ID, "status", status)
+			"name", m.Name, "id", m.ID, "status", w.status)
 	}
 	return nil
 }

@@ -26,6 +26,10 @@ func isHandedBack(err error) bool {
 	return fmt.Sprintf("%T", err) == fmt.Sprintf("%T", delayqueue.HandBack(errors.New("")))
 }
 
+func isTriedLater(err error) bool {
+	return fmt.Sprintf("%T", err) == fmt.Sprintf("%T", delayqueue.RetryLater(errors.New(""), 0))
+}
+
 // opaque hides what a handler is.
 func opaque(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(w, r) })
@@ -101,7 +105,8 @@ func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 		})))
 		for _, at := range locations {
-			require.Equal(t, 1, d.await(t, at, delayqueue.StateDead).Attempts)
+			require.Equal(t, 1, d.await(t, at, delayqueue.StateDone).Attempts)
+			require.Equal(t, http.StatusInternalServerError, d.result(t, at).Status)
 		}
 		require.EqualValues(t, requests, ran.Load())
 	})
@@ -143,7 +148,7 @@ func TestReplay_PrincipalThatNobodyAsksAboutIsHandedBack(t *testing.T) {
 
 	err = httplock.Replay(opaque(mustNotRun(t)), httplock.Reauthorize(func(*http.Request, string) error { return context.DeadlineExceeded }))(t.Context(), m)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.False(t, isHandedBack(err), "it is tried again")
+	require.True(t, isTriedLater(err), "the answer may come later")
 	require.ErrorIs(t, httplock.Replay(opaque(mustNotRun(t)), httplock.Reauthorize(nil))(t.Context(), m), core.ErrInvalidOption)
 }
 

@@ -96,5 +96,9 @@ elseif want_most > 0 then
 end
 next = math.min(next, first_in(w) or next, #reply[4] == STEPS and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
+if math.abs(now - (whole(call('HGET', c, 'claimed')) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+  call('HDEL', c, 'claimed')
+  call('HSET', c, 'claimed', NOW)
+end
 flush()
 return reply

@@ -29,7 +29,8 @@
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           mark: the end of the token of the claim that was settled last
--- ending    d|x|e|c ended:11 mark:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause
+-- ending    d|x|e|c ended:11 mark:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause,
+--           and a dead letter's result;
 --           done, dead, expired or cancelled; ended is hexadecimal; enqueued and age in base 36 in d and x;
 --           the age is from when it was enqueued until not_after
 --
@@ -97,6 +98,7 @@ local function told_now()
 end
 
 local counts, soonest, seq, last_seq = {}, nil, nil, nil
+local ended = {} -- ids of messages that this script ended
 local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
 
 -- The number of the next message that comes: it grows, also if c is lost.
@@ -132,12 +134,17 @@ local function live(ms, ...)
   end
 end
 
+-- Publishes to a channel of the queue, which may be forbidden.
+local function publish(channel, message)
+  local queue = string.gsub(sub(m, 1, -3), '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
+  redis.pcall('PUBLISH', queue .. channel, message)
+end
+
 -- Wakes the workers: something is due earlier than before, or a key has no messages
 -- any more that nobody ran.
 local function announce(key)
   local base = sub(m, 1, -3)
-  local queue = string.gsub(base, '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
-  redis.pcall('PUBLISH', queue .. ':wake', key and base .. ' ' .. key or base) -- channels may be forbidden
+  publish(':wake', key and base .. ' ' .. key or base)
 end
 
 local function first_in(set) return tonumber(call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
@@ -225,6 +232,9 @@ local function flush()
   if seq then
     call('HSET', c, 'seq', string.format('%.0f', seq))
     keep(c, math.max(dead_retention, 3 * retention, SLACK))
+  end
+  if #ended > 0 and (whole(call('HGET', c, 'awaited')) or 0) > now then -- somebody waits
+    publish(':ended', table.concat(ended, ' '))
   end
   if soonest and first_in(z) == soonest then
     announce()

@@ -90,6 +90,7 @@ local function discard(id, key, rec, how, because)
   remember({id, table.concat({how .. string.format('%011x', now) .. (mark or '------') .. (counted or '0 0 0 ') .. enqueued,
     math.max(0, not_after - enqueued), 0, k, n, p, sub(rec, 55, 54 + k + n + p) .. (because or cause or '')}, ' ')})
   count(GIVEN_UP[how])
+  ended[#ended + 1] = id
 end
 
 -- Ends a queued message that is not to be run.

@@ -6,8 +6,9 @@
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, q if it also may replace the last such one of its key, name and principal, c
 --           if it only may that, else -; of q and c perhaps the ms for which others of these can put it off: then the delay is its quiet period
--- returns   for each message its not_after in ms when it is stored, else
---           -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed, -5 principal full
+-- returns   for each message its not_after in ms when it was stored now, -5 less that when it was stored
+--           before, else -1 key full, -2 partition full, -3 the id is taken by junk, -4 the partition is closed,
+--           -5 principal full; and at last for how long no worker has claimed, in ms
 -- #include common.lua
 -- #include admit.lua
 local CODES = {['key full'] = -1, ['queue full'] = -2, closed = -4, ['principal full'] = -5}
@@ -36,7 +37,7 @@ end
 local function replaceable(slot, key)
   local id = call('HGET', u, slot)
   local rec, state = id and call('HGET', m, id), id and call('HGET', r, id) or UNTRIED
-  if rec and match(rec, '^1[qc]') and match(state, '^[w-]......0 %d+ 0 ') and not too_old(rec) and call('HEXISTS', y, id) == 0 then
+  if rec and match(rec, '^1[qc]') and match(state, '^[w-]......0 %d+ 0 0 ') and not too_old(rec) and call('HEXISTS', y, id) == 0 then
     for _, place in ipairs({sub(rec, 4, 19), '~', '\127'}) do
       if call('ZSCORE', f, key .. '\n' .. place .. id) then
         return id, rec, state, place
@@ -85,10 +86,8 @@ for i = 5, #ARGV, 7 do
   if flags ~= '-' and flags ~= 'p' then
     parked, most, slot = sub(flags, 1, 1), tonumber(sub(flags, 2)), 's' .. text
   end
-  if shut then
-    known[id] = known[id] or CODES[shut]
-  end
-  if not known[id] then
+  local reply = known[id] and (known[id] < 0 and known[id] or -5 - known[id]) or CODES[shut]
+  if not reply then
     local principal = principals[i]
     local bytes = message_size(45 + #text + #payload)
     local at, body = now + delay, #payload > INLINE and payload
@@ -111,8 +110,9 @@ for i = 5, #ARGV, 7 do
     else
       why = refusal(key, principal, bytes)
     end
-    known[id] = CODES[why] or now + age
+    reply = CODES[why] or now + age
     if not why then
+      known[id] = reply
       occupy(key, principal, bytes)
       count('bytes', bytes)
       count('enqueued')
@@ -132,8 +132,13 @@ for i = 5, #ARGV, 7 do
       end
     end
   end
-  replies[#replies + 1] = known[id]
+  replies[#replies + 1] = reply
 end
 file()
+local claimed = whole(call('HGET', c, 'claimed'))
+if not claimed and counts.enqueued then -- from now on somebody ought to
+  call('HSET', c, 'claimed', NOW)
+end
+replies[#replies + 1] = now - (claimed or now)
 flush()
 return replies

@@ -18,7 +18,7 @@ local function redrive(id, died)
   elseif died ~= '' and died ~= sub(ending, 2, 12) then
     return ''
   end
-  local losses, k, n, p, texts = match(ending, '^%d+ %d+ (%d+) %w+ %w+ %d+ (%d+) (%d+) (%d+) (.*)$', 19)
+  local losses, result, k, n, p, texts = match(ending, '^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
   local body, key = sub(rec, 3, 3) == 'b', key_of(rec)
   if not losses or not match(sub(rec, 1, 54), '^1[pqc-][b-]%d+$') or body and call('HSTRLEN', b, id) == 0 then
     return 'damaged'
@@ -40,7 +40,7 @@ local function redrive(id, died)
   occupy(key, principal, bytes)
   count('bytes', -ending_size(#ending))
   file()
-  call('HSET', r, id, '-------0 0 ' .. losses .. ' 0  ' .. sub(texts, k + n + p + 1))
+  call('HSET', r, id, '-------0 0 ' .. losses .. ' 0  ' .. sub(texts, k + n + p + 1, -1 - result))
   live(0, r)
   call('HDEL', y, id)
   call('ZREM', x, id)

@@ -29,7 +29,7 @@
 local lease = tonumber(ARGV[3])
 local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
-local SLOT = 250 -- ms: what is handed back becomes due together, so that a claim brings many
+local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
 local COUNTS = {d = 'done', e = 'expired', x = 'dead', r = 'retried'}
 local idle = paused_until() > now -- nothing is to be claimed
 
@@ -78,6 +78,7 @@ end
 
 local function finish(id, key, seq, how, text, result, options)
   over[#over + 1] = id
+  ended[#ended + 1] = id
   local bytes, principal, slot = message_size(tonumber(sub(options, 5, 14), 10)), owner(options)
   occupy(key, principal, -bytes)
   if slot ~= '' then
@@ -85,6 +86,7 @@ local function finish(id, key, seq, how, text, result, options)
   end
   text = how .. at .. text
   if how == 'x' then
+    text = text .. result
     append(letters, id, text)
     append(deaths, NOW, id)
     count('bytes', ending_size(#text))
@@ -108,7 +110,7 @@ end
 
 -- The message that has come since and is to run in place of one that no handler was given.
 local function newer(id, tries, slot)
-  local by = slot ~= '' and match(tries, '^......0 %d+ 0 ') and call('HGET', u, slot)
+  local by = slot ~= '' and match(tries, '^......0 %d+ 0 0 ') and call('HGET', u, slot)
   return by and by ~= id and call('HEXISTS', m, by) == 1 and by
 end
 
@@ -195,7 +197,7 @@ for _, n in ipairs(freed) do
   local id = first[1] and id_at(first[1], key)
   if id and sub(options, 2, 2) == 'k' and token ~= '' and not idle then
     asked[token] = n
-    want(id, id .. ' ' .. key, first, token)
+    want(id, id .. ' ' .. key, first, token, NOW)
   elseif id then
     append(times, NOW, id .. ' ' .. key)
     soonest = math.min(soonest or now, now)

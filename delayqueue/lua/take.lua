@@ -1,11 +1,11 @@
 -- How messages are given to workers: what claim.lua and settle.lua share, after common.lua.
 -- #include ended.lua
-local wanted, members, behind, tokens = {}, {}, {}, {}
+local wanted, members, behind, tokens, since = {}, {}, {}, {}, {}
 
--- Has a message, its key's head if it has one, given to a worker by start().
-local function want(id, member, places, token)
+-- Has a message, its key's head if it has one, given to a worker by start(). It was due since then, in ms.
+local function want(id, member, places, token, due)
   local n = #wanted + 1
-  wanted[n], members[n], behind[n], tokens[n] = id, member, places and places[2] and 1 or 0, token
+  wanted[n], members[n], behind[n], tokens[n], since[n] = id, member, places and places[2] and 1 or 0, token, due
 end
 
 -- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
@@ -23,7 +23,9 @@ end
 
 -- Has messages that are due given to workers, as many as there are tokens.
 local function want_due(list)
-  for i, member in ipairs(#list > 0 and call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', #list) or {}) do
+  local found = #list > 0 and call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', '0', #list) or {}
+  for i = 1, #found / 2 do
+    local member, due = found[2 * i - 1], found[2 * i]
     local id, key = split(member)
     if #id == #member then -- junk
       call('ZREM', z, member)
@@ -35,7 +37,7 @@ local function want_due(list)
       places = line(key, '2')
     end
     if not places or id_at(places[1] or '', key) == id then
-      want(id, member, places, list[i])
+      want(id, member, places, list[i], due)
     else
       call('ZREM', z, member)
     end
@@ -49,9 +51,9 @@ local function attempt(state, token)
 end
 
 -- What a worker is told of a message.
-local function told(member, rec, tries, behind, waited)
+local function told(member, rec, tries, behind, waited, due)
   local payload = sub(rec, 3, 3) == 'b' and call('HGET', b, (split(member))) or ''
-  return {member, rec, tries, behind, waited and 1 or 0, payload}
+  return {member, rec, tries, behind, waited and 1 or 0, payload, due}
 end
 
 -- Gives what is wanted to its workers, but not much more than max_bytes of payload. Answers what
@@ -80,7 +82,7 @@ local function start(lease, max_bytes)
         local more = attempt(state, token)
         tries, rec, waited = more or tries, more and rec or '', sub(state, 1, 1) == 'w'
       end
-      replies[i] = told(member, rec, tries, behind[i], waited)
+      replies[i] = told(member, rec, tries, behind[i], waited, since[i])
       bytes = bytes + #rec + #replies[i][6]
       begun[#begun + 1] = member
       ends[#ends + 1], ends[#ends + 2] = till, member
@@ -103,6 +105,6 @@ local function again(id, token, lease)
   if rec ~= '' and owner == token and not too_old(rec) and call('ZSCORE', w, member) then
     call('ZADD', w, now + lease, member)
     live(lease + retention, w)
-    return told(member, rec, tries, key ~= '' and line(key, '2')[2] and 1 or 0, false)
+    return told(member, rec, tries, key ~= '' and line(key, '2')[2] and 1 or 0, false, '')
   end
 end

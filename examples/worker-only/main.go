@@ -15,7 +15,6 @@ import (
 	"os"
 	"sync/atomic"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/examples/internal/show"
 )
@@ -55,24 +54,24 @@ func run(ctx context.Context, redisURL string, out io.Writer) error {
 
 // showJobs books what is due on two wallets.
 func showJobs(ctx context.Context, out io.Writer, queue *delayqueue.Queue) error {
-	var tickets []core.Ticket
+	var ids []string
 	for _, job := range []string{"alice +10", "alice +20", "bob +5", "alice -25", "bob much", "bob +6"} {
 		var wallet, amount string
 		if _, err := fmt.Sscan(job, &wallet, &amount); err != nil {
 			return err
 		}
-		ticket, err := queue.Enqueue(ctx, delayqueue.Job{Key: "wallet:" + wallet, Name: "book", Payload: []byte(amount)})
+		receipt, err := queue.Enqueue(ctx, delayqueue.Job{Key: "wallet:" + wallet, Name: "book", Payload: []byte(amount)})
 		if err != nil {
 			return err
 		}
-		tickets = append(tickets, ticket)
+		ids = append(ids, receipt.ID)
 	}
-	for _, ticket := range tickets {
-		status, err := queue.Wait(ctx, ticket.ID)
+	for _, id := range ids {
+		status, err := queue.Wait(ctx, id)
 		if err != nil {
 			return err
 		}
-		result, err := queue.Result(ctx, ticket.ID) // what the handler set
+		result, err := queue.Result(ctx, id) // what the handler set
 		if err != nil && !errors.Is(err, delayqueue.ErrNotFound) {
 			return err
 		}

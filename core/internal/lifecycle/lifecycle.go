@@ -21,7 +21,7 @@ var ErrClosed = errors.New("locker closed")
 //	core's waiters, leaseTable | store's quorumAttempt, quorum, deployment.batchersMu, a batcher's group, cancellations | Lifecycle
 //
 // waiters' mutex guards all wait queues, and the admissions and refreshes that are to be sent. The
-// mutexes of batcher, notifications, node, renewer and renewals may be taken under any of these, and no
+// mutexes of batcher, notifications, node, dedicated.Client and renewals may be taken under any of these, and no
 // other under them. No caller's reply is delivered, and no observer called, under any.
 type Lifecycle struct {
 	mu      sync.Mutex

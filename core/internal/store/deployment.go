@@ -9,8 +9,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
+	"github.com/perkey-go/perkey/internal/dedicated"
 	"github.com/perkey-go/perkey/internal/listener"
 )
+
+// RenewalFlights is how many batches of renewals can be in flight to a node at once.
+const RenewalFlights = 8
 
 // deployment is the store of one server, or of one Cluster.
 type deployment struct {
@@ -21,7 +25,7 @@ type deployment struct {
 	single  bool                 // one node serves all keys
 	cluster *redis.ClusterClient // rdb, if it is one
 	retries int                  // of a command that the server did not answer: rdb's own
-	renewer renewer
+	renewer *dedicated.Client
 
 	batchersMu sync.Mutex
 	batchers   map[*redis.Client]*batcher
@@ -40,8 +44,8 @@ func NewDeployment(rdb redis.UniversalClient, c Config) Store { return newDeploy
 
 func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
 	d := &deployment{
-		life: c.Life, events: c.Events, prefix: c.Prefix, rdb: rdb, renewer: renewer{rdb: c.Renewer},
-		batchers: map[*redis.Client]*batcher{},
+		life: c.Life, events: c.Events, prefix: c.Prefix, rdb: rdb, batchers: map[*redis.Client]*batcher{},
+		renewer: dedicated.New(rdb, c.Renewer, RenewalFlights+1), // one for refreshes
 	}
 	d.looked.Store(time.Now().UnixNano())
 	d.commands.New = newCommand
@@ -52,7 +56,6 @@ func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
 	case *redis.ClusterClient:
 		d.cluster, d.retries = client, client.Options().MaxRedirects
 	}
-	d.renewer.connect(rdb)
 	d.subscription = listener.New(d.publisher(), channelPrefix(c.Prefix)+c.ID, d.subscribed, d.unsubscribed, d.receive)
 	return d
 }
@@ -69,7 +72,7 @@ func (d *deployment) Close() {
 	for _, b := range d.batchers {
 		b.group.Close()
 	}
-	d.renewer.close() // ends the renewals that are out
+	d.renewer.Close() // ends the renewals that are out
 }
 
 func (d *deployment) Wait() {
@@ -114,7 +117,7 @@ func (d *deployment) Mark() Mark {
 // subscribed is called when there is a subscription. The listener calls it and
 // unsubscribed on one goroutine.
 func (d *deployment) subscribed() {
-	if d.renewer.follow() {
+	if d.renewer.Follow() {
 		d.events.RenewSoon()
 	}
 	d.events.LookAgain()
@@ -128,6 +131,6 @@ func (d *deployment) subscribed() {
 func (d *deployment) unsubscribed(err error) {
 	d.warned = true
 	d.events.LookAgain() // whoever waits has to poll
-	d.renewer.follow()   // the connections that there are may be to an old primary
+	d.renewer.Follow()   // the connections that there are may be to an old primary
 	d.events.Warn(Warning{Kind: WarnNoSubscription, Detail: "waiting calls poll", Err: err})
 }

@@ -14,9 +14,9 @@ import (
 // Evictions asks over the connections for renewals, so that no call waits
 // for one.
 func (d *deployment) Evictions(ctx context.Context) (warnings []Warning) {
-	cluster, ok := d.renewer.client().(*redis.ClusterClient)
+	cluster, ok := d.renewer.Get().(*redis.ClusterClient)
 	if !ok {
-		if w, bad := evictionOf(ctx, d.renewer.client(), ""); bad {
+		if w, bad := evictionOf(ctx, d.renewer.Get(), ""); bad {
 			warnings = append(warnings, w)
 		}
 		return warnings

@@ -17,7 +17,7 @@ import (
 // call's cost is the call.
 func (d *deployment) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	replies := make([]RenewalReply, len(batch))
-	for _, rdb := range []redis.UniversalClient{d.renewer.client(), d.rdb} {
+	for _, rdb := range []redis.UniversalClient{d.renewer.Get(), d.rdb} {
 		renewSome(ctx, rdb, batch, replies, d.keysPerCall())
 		if err := replies[0].Err; err == nil || replied(err) && !redis.IsMaxClientsError(err) {
 			break
@@ -98,7 +98,7 @@ func (d *deployment) Refresh(ctx context.Context, batch []Refresh) []RefreshRepl
 		call := refreshScript.Call(ctx, args, false)
 		calls = append(calls, &call)
 	}
-	_ = luascript.Pipeline(ctx, d.renewer.client(), calls) // each call has its own error
+	_ = luascript.Pipeline(ctx, d.renewer.Get(), calls) // each call has its own error
 	replies := make([]RefreshReply, len(batch))
 	left := replies
 	for _, call := range calls {

@@ -203,7 +203,7 @@ func overTheCap(t *trial) {
 }
 
 func failedReplays(t *trial) {
-	inner := make(chan *testbed.Bed, 1)
+	inner, tries := make(chan *testbed.Bed, 1), atomic.Int64{}
 	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
 		switch r.URL.RawQuery {
 		case "panic":
@@ -211,26 +211,33 @@ func failedReplays(t *trial) {
 		case "502":
 			w.WriteHeader(http.StatusBadGateway)
 			return nil
+		case "500":
+			if tries.Add(1) < 4 {
+				w.WriteHeader(http.StatusInternalServerError)
+				return nil
+			}
 		}
 		return ok(w, r)
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		inner <- b
 		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
-		return lock(b, delayqueue.Policy(q)), []Step{Lock{core.NewGuard(b.Locker, delayqueue.Policy(q)), key, []httplock.Option{quiet()}}}
+		return lock(b, delayqueue.Policy(q), httplock.RetryStatuses(http.StatusInternalServerError)), []Step{Lock{core.NewGuard(b.Locker, delayqueue.Policy(q)), key, []httplock.Option{quiet()}}}
 	}, delayqueue.WithMaxAttempts(2))
 	b := <-inner
 	release := d.Hold(t)
 	panicked := t.park(d, "?panic", "")
 	failed := t.park(d, "?502", "")
+	retried := t.park(d, "?500", "")
 	conflicting := t.park(d, "?held", "")
 	releaseInner := b.HoldKey(t, "inner:held")
 	t.work(d)
 	release()
-	for location, cause := range map[string]string{panicked: "boom", failed: "status 502"} {
-		s := t.ended(d, location, delayqueue.StateDead)
-		require.Equal(t, 2, s.Attempts)
-		require.Contains(t, s.Cause, cause)
-	}
+	s := t.ended(d, panicked, delayqueue.StateDead)
+	require.Equal(t, 2, s.Attempts)
+	require.Contains(t, s.Cause, "boom")
+	require.Equal(t, 1, t.ended(d, failed, delayqueue.StateDone).Attempts)
+	require.Equal(t, http.StatusBadGateway, t.send(d.site, http.MethodGet, failed+"/result", "").Status)
+	require.Equal(t, 1, t.ended(d, retried, delayqueue.StateDone).Attempts)
 	t.eventually(func() bool {
 		s, err := d.queue.Status(t.Context(), strings.TrimPrefix(conflicting, "/tickets/"))
 		return err == nil && s.Conflicts > 0

@@ -1,0 +1,317 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// watch is an observer that keeps what it is told.
+type watch struct {
+	delayqueue.NopObserver
+	mu       sync.Mutex
+	enqueued []delayqueue.Enqueued
+	started  []delayqueue.Started
+	warned   []delayqueue.Warning
+}
+
+func (w *watch) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if ctx != nil {
+		w.enqueued = append(w.enqueued, e)
+	}
+}
+
+func (w *watch) OnStarted(_ context.Context, e delayqueue.Started) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.started = append(w.started, e)
+}
+
+func (w *watch) OnWarning(_ context.Context, e delayqueue.Warning) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.warned = append(w.warned, e)
+}
+
+func (w *watch) warnings() []delayqueue.Warning {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]delayqueue.Warning{}, w.warned...)
+}
+
+// take returns what calls to store jobs came to, and forgets it.
+func (w *watch) take() []delayqueue.Enqueued {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.enqueued
+	w.enqueued = nil
+	return all
+}
+
+const callsEach = 20
+
+// Each call to store a job is told exactly once, whatever it comes to.
+func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		seen := &watch{}
+		b := setup(t, env)
+		proxy := redistest.NewProxy(t, env.Addr)
+		rdb := redistest.Client(t, &redis.Options{
+			Addr: proxy.Addr, MaxRetries: -1, DialTimeout: 200 * time.Millisecond, ReadTimeout: 200 * time.Millisecond, DialerRetries: 1,
+			PoolTimeout: 200 * time.Millisecond,
+		})
+		q := b.newQueue(rdb, delayqueue.WithQueueObserver(seen), delayqueue.WithMaxPayload(100), delayqueue.WithMaxDepthPerKey(3))
+		tiny, err := delayqueue.New(rdb, "tiny", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(seen), delayqueue.WithMaxDepth(3))
+		require.NoError(t, err)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("m"), "junk", "junk").Err())
+
+		// all makes calls at once, and returns how many came to what. Each has an event that
+		// says what it returned.
+		all := func(call func(i int) (delayqueue.Receipt, error)) map[delayqueue.EnqueueKind]int {
+			t.Helper()
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			var errs []error
+			stored := 0
+			for i := range callsEach {
+				wg.Go(func() {
+					receipt, err := call(i)
+					mu.Lock()
+					defer mu.Unlock()
+					errs = append(errs, err)
+					if receipt.Stored {
+						stored++
+					}
+				})
+			}
+			wg.Wait()
+			events := seen.take()
+			require.Len(t, events, callsEach)
+			kinds := map[delayqueue.EnqueueKind]int{}
+			for _, e := range events {
+				kinds[e.Kind]++
+				require.Contains(t, errs, e.Err)
+				require.NotEmpty(t, e.ID)
+				require.NotEmpty(t, e.Queue)
+				require.Equal(t, e.Err == nil, !e.ExpiresAt.IsZero())
+			}
+			require.Equal(t, stored, kinds[delayqueue.EnqueueStored])
+			return kinds
+		}
+		enqueue := func(ctx context.Context, q *delayqueue.Queue, job delayqueue.Job) func(int) (delayqueue.Receipt, error) {
+			return func(int) (delayqueue.Receipt, error) { return q.Enqueue(ctx, job) }
+		}
+		only := func(kind delayqueue.EnqueueKind) map[delayqueue.EnqueueKind]int {
+			return map[delayqueue.EnqueueKind]int{kind: callsEach}
+		}
+
+		require.Equal(t, only(delayqueue.EnqueueStored), all(enqueue(t.Context(), q, delayqueue.Job{})))
+		require.Equal(t, map[delayqueue.EnqueueKind]int{delayqueue.EnqueueStored: 1, delayqueue.EnqueueDuplicate: callsEach - 1},
+			all(enqueue(t.Context(), q, delayqueue.Job{ID: "one"})))
+		require.NoError(t, q.Cancel(t.Context(), "one"))
+		require.Equal(t, only(delayqueue.EnqueueDuplicate), all(enqueue(t.Context(), q, delayqueue.Job{ID: "one"})), "it has ended")
+		require.Equal(t, map[delayqueue.EnqueueKind]int{delayqueue.EnqueueStored: 3, delayqueue.EnqueueKeyFull: callsEach - 3},
+			all(enqueue(t.Context(), q, delayqueue.Job{Key: "k"})))
+		require.Equal(t, map[delayqueue.EnqueueKind]int{delayqueue.EnqueueStored: 3, delayqueue.EnqueueQueueFull: callsEach - 3},
+			all(enqueue(t.Context(), tiny, delayqueue.Job{})))
+		require.Equal(t, only(delayqueue.EnqueueTooLarge), all(enqueue(t.Context(), q, delayqueue.Job{Payload: make([]byte, 101)})))
+		require.Equal(t, only(delayqueue.EnqueueError), all(enqueue(t.Context(), q, delayqueue.Job{Delay: -1})))
+		require.Equal(t, only(delayqueue.EnqueueError), all(enqueue(t.Context(), q, delayqueue.Job{ID: "junk"})))
+		require.Equal(t, only(delayqueue.EnqueueLeft), all(enqueue(gone, q, delayqueue.Job{})))
+
+		held := b.hold("held")
+		guard := core.NewGuard(b.locker, delayqueue.Policy(q))
+		park := func(int) (receipt delayqueue.Receipt, err error) {
+			err = guard.Do(t.Context(), core.Call{Key: "held", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
+			if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
+				return delayqueue.Receipt{Ticket: deferred.Ticket, Stored: true}, nil
+			}
+			return receipt, err
+		}
+		q2 := b.newQueue(rdb, delayqueue.WithQueueObserver(seen))
+		guard = core.NewGuard(b.locker, delayqueue.Policy(q2))
+		require.Equal(t, only(delayqueue.EnqueueStored), all(park))
+		// A call whose first reply is lost is stored by the policy all the same, and told of once.
+		var lost sync.Once
+		proxy.LoseReply(func(request []byte) (lose bool) {
+			if strings.Contains(strings.ToLower(string(request)), "evalsha") {
+				lost.Do(func() { lose = true })
+			}
+			return lose
+		})
+		require.Equal(t, only(delayqueue.EnqueueStored), all(park))
+		proxy.LoseReply(nil)
+		require.NoError(t, held.Release(t.Context()))
+
+		proxy.Blackhole(redistest.Requests)
+		require.Equal(t, only(delayqueue.EnqueueUnavailable), all(enqueue(t.Context(), q, delayqueue.Job{})), "it does not answer")
+		require.Equal(t, only(delayqueue.EnqueueDeadline), all(func(i int) (delayqueue.Receipt, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			return q.Enqueue(ctx, delayqueue.Job{ID: fmt.Sprint("late", i)})
+		}))
+		require.Equal(t, only(delayqueue.EnqueueLeft), all(func(int) (delayqueue.Receipt, error) {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(20*time.Millisecond, cancel)
+			return q.Enqueue(ctx, delayqueue.Job{})
+		}))
+		proxy.Refuse(true)
+		require.Equal(t, only(delayqueue.EnqueueUnavailable), all(enqueue(t.Context(), q, delayqueue.Job{})), "it refuses")
+	})
+}
+
+// What a Queue and its Worker are told of one message.
+func TestObserver_AMessage(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		seen := &watch{}
+		opts := append(b.opts, delayqueue.WithQueueObserver(seen))
+		q := b.newQueue(b.rdb, opts...)
+		held := b.hold("k")
+		first, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "work", Principal: "p", Payload: []byte("12345"), Delay: 20 * time.Millisecond})
+		require.NoError(t, err)
+		require.True(t, first.Stored)
+		second, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k", Delay: 30 * time.Millisecond})
+		require.NoError(t, err)
+		e := seen.take()[0]
+		require.Positive(t, e.Took)
+		e.Took = 0
+		require.Equal(t, delayqueue.Enqueued{
+			Queue: "q", Kind: delayqueue.EnqueueStored, ID: first.ID, Key: "k", Name: "work", Principal: "p", Size: 5,
+			Delay: 20 * time.Millisecond, ExpiresAt: first.ExpiresAt,
+		}, e)
+		b.startOn(q, (&ran{}).handle) // the Worker has the Queue's observer
+		redistest.Eventually(t, func() bool { return b.status(first.ID).Conflicts > 0 }, "it met the held key")
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, held.Release(t.Context()))
+		b.reaches(second.ID, delayqueue.StateDone)
+		seen.mu.Lock()
+		defer seen.mu.Unlock()
+		require.Len(t, seen.started, 2)
+		s := seen.started[0]
+		require.Equal(t, "q", s.Queue)
+		require.Equal(t, first.ID, s.Message.ID)
+		require.Positive(t, s.Message.Conflicts)
+		require.GreaterOrEqual(t, s.Age, 100*time.Millisecond)
+		require.Less(t, s.Age, 30*time.Second)
+		require.Less(t, s.Lag, s.Age-20*time.Millisecond, "it was delayed")
+		require.Positive(t, s.KeyWait)
+		require.Less(t, s.KeyWait, s.Age)
+		require.False(t, seen.started[1].QueuedAfter)
+	})
+}
+
+// A policy that parks while nobody works is warned of once, and told when that is over.
+func TestWarning_NobodyHasClaimed(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		seen := &watch{}
+		q := b.newQueue(b.rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
+		guard := core.NewGuard(b.locker, delayqueue.Policy(q))
+		b.hold("k")
+		park := func() {
+			var wg sync.WaitGroup
+			for range callsEach {
+				wg.Go(func() {
+					_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
+				})
+			}
+			wg.Wait()
+		}
+		age := func() { // as if the last claim had been so long ago
+			for _, name := range redistest.Keys(t, b.rdb, b.env.Prefix) {
+				if strings.HasSuffix(name, ":c") {
+					require.NoError(t, b.rdb.HSet(t.Context(), name, "claimed", b.now().Add(-31*time.Second).UnixMilli()).Err())
+				}
+			}
+		}
+		park()
+		require.Empty(t, seen.warnings(), "nobody need have claimed yet")
+		age()
+		_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.NoError(t, err)
+		require.Empty(t, seen.warnings(), "nothing was parked")
+		for range 3 {
+			park()
+		}
+		require.Len(t, seen.warnings(), 1)
+		w := seen.warnings()[0]
+		require.Equal(t, delayqueue.Warning{Queue: "q", Kind: delayqueue.WarnNoWorker, Detail: w.Detail}, w)
+		require.Contains(t, w.Detail, "no worker has claimed for 3")
+		b.startOn(q, (&ran{}).handle)
+		redistest.Eventually(t, func() bool {
+			park()
+			return len(seen.warnings()) == 2
+		}, "a worker has claimed")
+		require.True(t, seen.warnings()[1].Resolved)
+		for range 3 {
+			park()
+		}
+		require.Len(t, seen.warnings(), 2)
+	})
+}
+
+// A worker with nothing to do, and one that is busy with one message, claim often enough.
+func TestWarning_AWorkerThatLives(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		busy, err := delayqueue.New(b.rdb, "busy", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		block := make(chan struct{})
+		defer close(block)
+		b.start((&ran{}).handle)
+		b.startOn(busy, func(context.Context, delayqueue.Message) error { <-block; return nil }, delayqueue.WithConcurrency(1))
+		_, err = busy.Enqueue(t.Context(), delayqueue.Job{})
+		require.NoError(t, err)
+		claimed := func(queue string) time.Time {
+			ms, _ := b.rdb.HGet(t.Context(), env.Prefix+":queue:{"+queue+"}:c", "claimed").Int64()
+			return time.UnixMilli(ms)
+		}
+		for _, queue := range []string{"q", "busy"} {
+			redistest.Eventually(t, func() bool { return claimed(queue).UnixMilli() > 0 }, "a first claim")
+		}
+		for end := time.Now().Add(16 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+			for _, queue := range []string{"q", "busy"} {
+				require.Less(t, b.now().Sub(claimed(queue)), 20*time.Second, queue) // a warning comes at 30
+			}
+		}
+		for _, queue := range []string{"q", "busy"} {
+			require.Less(t, b.now().Sub(claimed(queue)), 15*time.Second, queue)
+		}
+	})
+}
+
+// Lag counts from when a message could have run: the next of a key from its predecessor's end.
+func TestObserver_Lag(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		seen := &watch{}
+		q := b.newQueue(b.rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
+		b.enqueue(delayqueue.Job{Key: "k"})
+		last := b.enqueue(delayqueue.Job{Key: "k"})
+		time.Sleep(500 * time.Millisecond)
+		b.startOn(q, func(context.Context, delayqueue.Message) error { time.Sleep(60 * time.Millisecond); return nil })
+		b.reaches(last, delayqueue.StateDone)
+		seen.mu.Lock()
+		defer seen.mu.Unlock()
+		require.Len(t, seen.started, 2)
+		first, second := seen.started[0], seen.started[1]
+		require.GreaterOrEqual(t, first.Lag, 500*time.Millisecond)
+		require.InDelta(t, first.Age, first.Lag, float64(5*time.Millisecond))
+		require.True(t, first.QueuedAfter)
+		require.GreaterOrEqual(t, second.Age, 560*time.Millisecond)
+		require.Less(t, second.Lag, second.Age-500*time.Millisecond)
+	})
+}

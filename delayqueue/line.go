@@ -1,0 +1,163 @@
+package delayqueue
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// LineEntry is a message in its key's FIFO.
+type LineEntry struct {
+	Entry
+	// Position is 1 for the message that runs, or will run next, 2 for the one after it, and so on;
+	// 0 for a delayed one, which has no place before it is due.
+	Position int64
+}
+
+// Line returns a page of what is queued or running of a key, in the order in which it will run,
+// and then what is delayed: at most limit messages, 1 to 1000. cursor is "" for the first page, and
+// what the last call returned for the next one; after the last page that is "" again. A cursor
+// keeps while messages come and end, and means nothing to another key. A page may be short, or
+// empty, and not the last. A bad key is core.ErrInvalidKey, a bad cursor or limit
+// ErrInvalidArgument.
+//
+// It takes two round trips, and Redis O(limit + log n), with n messages in the partition.
+func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line []LineEntry, next string, err error) {
+	if err := core.ValidateKey(key); err != nil {
+		return nil, "", err
+	}
+	if limit < 1 || limit > maxPage {
+		return nil, "", invalidArgument("line", "limit %d: want 1 to %d", limit, maxPage)
+	}
+	m, err := q.agreed(ctx, "line")
+	if err != nil {
+		return nil, "", err
+	}
+	from, last := 0, key+"\n" // the partition and the place after which the page begins
+	if cursor != "" {
+		plain, err := base64.RawURLEncoding.DecodeString(cursor)
+		generation, place, _ := strings.Cut(string(plain), " ")
+		if from, _ = strconv.Atoi(generation); err != nil || from == 0 || !strings.HasPrefix(place, last) {
+			return nil, "", invalidArgument("line", "the cursor is none that Line returned for this key: begin with an empty one")
+		}
+		last = place
+	}
+	places, err := m.line(ctx, key, from, last, limit+1)
+	if err != nil || len(places) == 0 {
+		return nil, "", err
+	}
+	if len(places) > limit {
+		places = places[:limit]
+		at := places[limit-1]
+		next = base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d %s", at.partition.generation, at.place))
+	}
+	pipe, looks := q.rdb.Pipeline(), make([]*look, len(places))
+	for i, at := range places {
+		id, _ := splitPlace(at.place)
+		looks[i] = at.partition.lookAt(ctx, pipe, id, false)
+		looks[i].entry(ctx, pipe, at.partition, key)
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for i, l := range looks {
+		if err := l.err(); err != nil {
+			return nil, "", redisError(ctx, "line", err)
+		}
+		if e := q.entry(l); (e.State == StateQueued || e.State == StateRunning) && e.Key == key {
+			line = append(line, LineEntry{Entry: e, Position: places[i].position})
+		}
+	}
+	return line, next, nil
+}
+
+// linePlace is where a message is in its key's line.
+type linePlace struct {
+	partition *partition
+	place     string
+	position  int64
+}
+
+// line reads at most n places of a key, after one in the partition of a generation; what is in
+// older ones runs before.
+func (m *manifest) line(ctx context.Context, key string, from int, last string, n int) (places []linePlace, err error) {
+	parts := m.of(key, "")
+	pipe := parts[0].queue.rdb.Pipeline()
+	all, before, found := make([]*redis.IntCmd, len(parts)), make([]*redis.IntCmd, len(parts)), make([]*redis.StringSliceCmd, len(parts))
+	for i, p := range parts {
+		after := key + "\n"
+		if p.generation == from {
+			after = last
+		} else if p.generation < from {
+			after = key + "\v" // all of it
+		}
+		all[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "("+key+"\n~")
+		before[i] = pipe.ZLexCount(ctx, p.keys[keyLines], "["+key+"\n", "["+after)
+		found[i] = pipe.ZRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Min: "(" + after, Max: "(" + key + "\v", Count: int64(n)})
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, redisError(ctx, "line", err)
+	}
+	older := int64(0)
+	for i, p := range parts {
+		for j, place := range found[i].Val() {
+			at := linePlace{p, place, older + before[i].Val() + int64(j) + 1}
+			if strings.HasPrefix(place, key+"\n~") {
+				at.position = 0
+			}
+			if len(places) < n {
+				places = append(places, at)
+			}
+		}
+		older += all[i].Val()
+	}
+	return places, nil
+}
+
+const (
+	countMost = 100_000 // messages that Count looks at
+	countRest = 4       // so many times as long as it looks it rests
+)
+
+var errCountedEnough = errors.New("delayqueue: counted enough")
+
+// Count returns how many messages are in a state and match the filter: what CancelAll (StateQueued),
+// and RedriveAll and PurgeAll (StateDead) would change, if they were called now. StateRunning can be
+// counted too; other states, and times of death of what is not dead, are ErrInvalidArgument.
+//
+// It looks at the messages of the state, or with a Key and StateQueued at those of the key, 100,000
+// at most: if there are more, exact is false, and n how many of the first 100,000 match. It reads 500
+// at a time, and rests in between, so that it takes Redis a fifth of its time at most: 100,000 take some seconds. If ctx ends
+// first, or Redis does not answer, n is the count so far, with the error.
+func (q *Queue) Count(ctx context.Context, state State, f Filter) (n int64, exact bool, err error) {
+	switch {
+	case listed[state] == nil:
+		return 0, false, invalidArgument("count", "state %q: want %s, %s or %s", state, StateQueued, StateRunning, StateDead)
+	case state != StateDead && (!f.DiedFrom.IsZero() || !f.DiedBefore.IsZero()):
+		return 0, false, invalidArgument("count", "the filter has a time of death, which %s messages do not have", state)
+	}
+	match := func(e Entry) bool { return e.State == state && f.matches(e) }
+	seen := 0
+	err = q.scanPages(ctx, "count", state, f, match, func(_ *partition, batch []Entry) error {
+		n += int64(len(batch))
+		return nil
+	}, func(read int, took time.Duration) error {
+		switch seen += read; {
+		case read < scanPage:
+			return nil
+		case seen >= q.countMost:
+			return errCountedEnough
+		}
+		return sleepUntil(ctx, "count", time.Now(), (countRest * took).Seconds())
+	})
+	if errors.Is(err, errCountedEnough) {
+		return n, false, nil
+	}
+	return n, err == nil, err
+}

@@ -1,0 +1,140 @@
+package delayqueue
+
+// What the Queue tells its Observer.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// observe tells an Observer. Its panic must not take the process down.
+func observe(log *slog.Logger, tell func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.Error("delayqueue: the observer panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		}
+	}()
+	tell()
+}
+
+// reportEnqueue tells how a call to store a job has ended.
+func (q *Queue) reportEnqueue(ctx context.Context, job Job, receipt Receipt, err error, began time.Time) {
+	e := Enqueued{
+		Queue: q.name, Kind: enqueueKind(ctx, receipt, err), ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal,
+		Size: len(job.Payload), Delay: job.Delay, Parked: job.parked, ExpiresAt: receipt.ExpiresAt, Took: time.Since(began), Err: err,
+	}
+	observe(slog.Default(), func() { q.observer.OnEnqueued(ctx, e) })
+}
+
+func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
+	over := ctx.Err()
+	switch {
+	case err == nil && receipt.Stored:
+		return EnqueueStored
+	case err == nil:
+		return EnqueueDuplicate
+	case over != nil && errors.Is(err, over): // the ctx's cause may wrap any of those below
+		if errors.Is(over, context.DeadlineExceeded) {
+			return EnqueueDeadline
+		}
+		return EnqueueLeft
+	case errors.Is(err, ErrKeyFull):
+		return EnqueueKeyFull
+	case errors.Is(err, ErrQueueFull):
+		return EnqueueQueueFull
+	case errors.Is(err, ErrPayloadTooLarge):
+		return EnqueueTooLarge
+	case errors.Is(err, core.ErrUnavailable):
+		return EnqueueUnavailable
+	}
+	return EnqueueError
+}
+
+// starts is what is told of a claim when its handler is about to be called.
+func (c *claim) starts() Started {
+	m := c.message
+	s := Started{Queue: c.partition.queue.name, Message: m, QueuedAfter: m.behind}
+	now := m.ExpiresAt.Add(-time.Until(c.startBy)) // by the clock of Redis
+	s.Age = max(0, now.Sub(m.EnqueuedAt))
+	if ms, err := strconv.ParseFloat(m.due, 64); err == nil {
+		s.Lag = max(0, now.Sub(timeOf(int64(ms))))
+	}
+	if !c.granted.IsZero() {
+		s.KeyWait = c.granted.Sub(c.taken)
+	}
+	return s
+}
+
+// Warning reports a queue that does not work as well as it could. No call fails because of it.
+type Warning struct {
+	// Queue is the queue's name.
+	Queue string
+	Kind  WarningKind
+	// Detail says what was found.
+	Detail string
+	// Resolved: what was warned of is over.
+	Resolved bool
+}
+
+// WarningKind is what a Warning is about.
+type WarningKind string
+
+// WarnNoWorker reports that a policy parks calls, and that no Worker has claimed for 30 s: none
+// runs, or none on this queue, or it is paused by Worker.Pause. It is reported once, and again, as
+// resolved, when something is enqueued and a Worker has claimed since.
+const WarnNoWorker WarningKind = "no_worker"
+
+// noWorkerAfter is longer than an idle Worker does without a claim.
+const noWorkerAfter = 30 * time.Second
+
+// workerWatch are the partitions that nobody works on.
+type workerWatch struct {
+	mu   sync.Mutex
+	gone map[*partition]bool
+}
+
+// noteClaim notes for how long no Worker has claimed in a partition. Parked: a call was parked there.
+func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
+	w := q.workers
+	w.mu.Lock()
+	before := len(w.gone)
+	switch {
+	case since < noWorkerAfter:
+		delete(w.gone, p)
+	case parked && before == 0:
+		w.gone = map[*partition]bool{p: true}
+	case parked:
+		w.gone[p] = true
+	}
+	after := len(w.gone)
+	w.mu.Unlock()
+	if (before == 0) == (after == 0) {
+		return
+	}
+	warning := Warning{Queue: q.name, Kind: WarnNoWorker, Resolved: after == 0, Detail: "a worker has claimed"}
+	if after > 0 {
+		warning.Detail = fmt.Sprintf("parked, but no worker has claimed for %s", since.Round(time.Second))
+	}
+	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), warning) })
+}
+
+// logWarnings is the Observer of a Queue that was given none.
+type logWarnings struct{ NopObserver }
+
+// OnWarning logs the warning.
+func (logWarnings) OnWarning(ctx context.Context, w Warning) {
+	level := slog.LevelWarn
+	if w.Resolved {
+		level = slog.LevelInfo
+	}
+	slog.Default().LogAttrs(ctx, level, "delayqueue: warning", slog.String("queue", w.Queue),
+		slog.String("kind", string(w.Kind)), slog.Bool("resolved", w.Resolved), slog.String("detail", w.Detail))
+}

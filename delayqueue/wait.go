@@ -1,0 +1,285 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/listener"
+	"github.com/perkey-go/perkey/internal/trust"
+)
+
+const (
+	minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks of a waiter that is not told
+	waitUntold       = 2                                            // looks before a waiter subscribes: most waits are short
+	waitFallback     = 12 * time.Second                             // between two looks of one that is told, should a message be lost
+
+	// A partition is asked to publish ends for awaitSpan, again and again after awaitAgain.
+	awaitSpan  = time.Minute
+	awaitAgain = awaitSpan / 2
+	awaitRetry = time.Second // after it did not answer
+)
+
+// Wait returns the status of a message when it has ended. It is told of the end by Redis, over
+// one subscription for all waiters of this Queue, which there is only while one of them waits. It
+// also looks each 12 s, or if it cannot subscribe each 500 ms. Redis trouble after the first look
+// is waited out. If ctx ends first the error is ctx's, and the status the last one seen.
+func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
+	if checkID(id) != nil {
+		return Status{}, fmt.Errorf("delayqueue: wait: %w", ErrNotFound)
+	}
+	s, p, err := q.find(ctx, "wait", id)
+	if err != nil || s.State.Ended() {
+		return s.Status, err
+	}
+	var (
+		w    *waiter // nil: it has not subscribed yet
+		wake <-chan struct{}
+		told bool
+	)
+	defer func() {
+		if w != nil {
+			q.waits.leave(w)
+		}
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for try := 1; ; try++ {
+		pause := backoff.Spread(backoff.Exponential(try, minWait, maxWait))
+		if told {
+			pause = backoff.Spread(waitFallback)
+		}
+		if s.State == StateQueued { // nobody tells that it has become too old
+			pause = min(pause, max(time.Until(s.ExpiresAt)+minWait, maxWait))
+		}
+		timer.Reset(pause)
+		woken := false
+		select {
+		case <-timer.C:
+		case <-wake:
+			woken = true
+		case <-ctx.Done():
+			return s.Status, callerGone(ctx, fmt.Sprintf("wait for message %q, which is %s", id, s.State))
+		}
+		if try == waitUntold {
+			w = q.waits.join(q, p, id)
+			wake = w.wake
+		}
+		told = w != nil && w.told() // before the look: what ends after it is told
+		if !woken && p.goesOn(ctx, s) {
+			continue
+		}
+		switch now, at, err := q.find(ctx, "wait", id); {
+		case err == nil && now.State.Ended():
+			return now.Status, nil
+		case err == nil && at != p && w != nil: // it was carried over
+			before := w
+			w = q.waits.join(q, at, id)
+			q.waits.leave(before)
+			s, p, wake, told = now, at, w.wake, false
+		case err == nil:
+			s, p = now, at
+		case errors.Is(err, core.ErrUnavailable):
+			told = false
+		default:
+			return s.Status, err
+		}
+	}
+}
+
+// goesOn reports whether a message has not ended, and still counts as it did. It costs two
+// commands, which a look does not.
+func (p *partition) goesOn(ctx context.Context, s stored) bool {
+	if s.State == StateQueued && time.Now().After(s.ExpiresAt) {
+		return false
+	}
+	pipe := p.queue.rdb.Pipeline()
+	open, dead := pipe.HStrLen(ctx, p.keys[keyMessages], s.ID), pipe.HStrLen(ctx, p.keys[keyLetters], s.ID)
+	_, err := pipe.Exec(ctx)
+	return err == nil && open.Val() > 0 && dead.Val() == 0
+}
+
+// waits are the calls of Wait of a Queue that are told of ends.
+type waits struct {
+	mu  sync.Mutex
+	hub *waitHub // nil: nobody waits
+}
+
+// waiter is one call.
+type waiter struct {
+	hub       *waitHub
+	id        string
+	partition *partition
+	wake      chan struct{} // holds one: look
+}
+
+// waitHub has the subscription that waiters share, and asks the partitions to publish.
+type waitHub struct {
+	queue    *Queue
+	listener *listener.Listener
+	stop     context.CancelFunc
+	ask      chan struct{} // holds one: a partition has to be asked
+
+	mu            sync.Mutex
+	waiters       map[string][]*waiter
+	count         map[*partition]int       // of waiters
+	until         map[*partition]time.Time // ends are published, at least
+	subscriptions int                      // that there have been
+}
+
+func (s *waits) join(q *Queue, p *partition, id string) *waiter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hub == nil {
+		ctx, stop := context.WithCancel(context.Background())
+		h := &waitHub{
+			queue: q, stop: stop, ask: make(chan struct{}, 1),
+			waiters: map[string][]*waiter{}, count: map[*partition]int{}, until: map[*partition]time.Time{},
+		}
+		h.listener = listener.New(q.rdb, q.endedChannel(), h.subscribed, func(error) { h.wakeAll(nil) }, h.ended)
+		h.listener.Start()
+		go h.run(ctx)
+		s.hub = h
+	}
+	h := s.hub
+	w := &waiter{hub: h, id: id, partition: p, wake: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.waiters[id] = append(h.waiters[id], w)
+	if h.count[p]++; h.count[p] == 1 {
+		h.askSoon()
+	}
+	return w
+}
+
+func (s *waits) leave(w *waiter) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := w.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.waiters[w.id] = slices.DeleteFunc(h.waiters[w.id], func(other *waiter) bool { return other == w })
+	if len(h.waiters[w.id]) == 0 {
+		delete(h.waiters, w.id)
+	}
+	if h.count[w.partition]--; h.count[w.partition] == 0 {
+		delete(h.count, w.partition)
+	}
+	if len(h.waiters) == 0 {
+		s.hub = nil
+		h.stop()
+		go h.listener.Close() // it may have to wait for Redis
+	}
+}
+
+// told reports whether the waiter is told of what ends from now on.
+func (w *waiter) told() bool {
+	w.hub.mu.Lock()
+	defer w.hub.mu.Unlock()
+	return w.hub.listener.Up() && !trust.Passed(w.hub.until[w.partition], time.Now())
+}
+
+func (w *waiter) look() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// wakeAll has the waiters of a partition look, or with nil all of them.
+func (h *waitHub) wakeAll(p *partition) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, some := range h.waiters {
+		for _, w := range some {
+			if p == nil || w.partition == p {
+				w.look()
+			}
+		}
+	}
+}
+
+// subscribed is called when there is a subscription. Redis may be another one than before.
+func (h *waitHub) subscribed() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.until)
+	h.subscriptions++
+	h.askSoon()
+}
+
+// ended wakes those who wait for the messages of these ids.
+func (h *waitHub) ended(ids string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id := range strings.FieldsSeq(ids) {
+		for _, w := range h.waiters[id] {
+			w.look()
+		}
+	}
+}
+
+func (h *waitHub) askSoon() {
+	select {
+	case h.ask <- struct{}{}:
+	default:
+	}
+}
+
+// run has the partitions of those who wait publish ends, until ctx is over.
+func (h *waitHub) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-h.ask:
+		case <-ctx.Done():
+			return
+		}
+		var asked sync.WaitGroup
+		for _, p := range h.unasked() {
+			asked.Go(func() { h.await(ctx, p) })
+		}
+		asked.Wait()
+		timer.Reset(awaitRetry)
+	}
+}
+
+// unasked are the partitions that are to be asked, for the first time or again.
+func (h *waitHub) unasked() (parts []*partition) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for p := range h.count {
+		if time.Until(h.until[p]) < awaitAgain {
+			parts = append(parts, p)
+		}
+	}
+	return parts
+}
+
+// await asks a partition to publish ends. Its waiters look once more at first: what ended before
+// was not told.
+func (h *waitHub) await(ctx context.Context, p *partition) {
+	h.mu.Lock()
+	since, sent := h.subscriptions, time.Now()
+	h.mu.Unlock()
+	if p.call(ctx, awaitScript, awaitSpan.Milliseconds()).Err() != nil {
+		return
+	}
+	h.mu.Lock()
+	first := trust.Passed(h.until[p], time.Now())
+	if h.subscriptions == since {
+		h.until[p] = trust.Until(sent, awaitSpan)
+	}
+	h.mu.Unlock()
+	if first {
+		h.wakeAll(p)
+	}
+}

@@ -1,0 +1,275 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// ending is what a Wait came to.
+type ending struct {
+	status delayqueue.Status
+	err    error
+	at     time.Time
+}
+
+// wait waits for a message in the background.
+func (b *bench) wait(q *delayqueue.Queue, id string) <-chan ending {
+	ended := make(chan ending, 1)
+	go func() {
+		s, err := q.Wait(b.t.Context(), id)
+		ended <- ending{s, err, time.Now()}
+	}()
+	return ended
+}
+
+// told waits until n waiters are told of ends, and have looked since.
+func (b *bench) told(q *delayqueue.Queue, n int) {
+	b.t.Helper()
+	redistest.Eventually(b.t, func() bool { return q.ToldWaiters() == n }, "waiters that are told")
+	time.Sleep(700 * time.Millisecond) // beyond their last look that was not
+}
+
+const soonTold = 5 * time.Second // the next look of one that is not told is later
+
+func TestWait_EveryEndIsTold(t *testing.T) {
+	eachKind(t, func(t *testing.T, b *bench) {
+		worker := func(_ context.Context, m delayqueue.Message) error {
+			switch m.Name {
+			case "dead":
+				return delayqueue.SkipRetry(errors.New("no"))
+			case "expired":
+				return errors.New("not yet")
+			}
+			return nil
+		}
+		retries := b.newQueue(b.rdb, append(b.opts, delayqueue.WithMaxAttempts(5))...)
+		for _, end := range []struct {
+			state delayqueue.State
+			job   delayqueue.Job
+			do    func(id string)
+		}{
+			{state: delayqueue.StateDone},
+			{state: delayqueue.StateDead},
+			{state: delayqueue.StateExpired, job: delayqueue.Job{MaxAge: 10 * time.Second}},
+			{state: delayqueue.StateCancelled, do: func(id string) { require.NoError(t, b.queue.Cancel(t.Context(), id)) }},
+		} {
+			end.job.Name = string(end.state)
+			for _, key := range []string{"", "k"} {
+				end.job.Key = key
+				id := b.enqueue(end.job)
+				ended := b.wait(b.queue, id)
+				b.told(b.queue, 1)
+				var w *delayqueue.Worker
+				if end.do == nil {
+					w = b.startOn(retries, worker, delayqueue.WithRetryBackoff(time.Minute, time.Minute))
+				} else {
+					end.do(id)
+				}
+				began := time.Now()
+				got := next(t, ended)
+				require.NoError(t, got.err)
+				require.Equal(t, end.state, got.status.State)
+				require.Less(t, got.at.Sub(began), soonTold)
+				if w != nil {
+					require.NoError(t, w.Stop(t.Context()))
+				}
+			}
+		}
+	})
+}
+
+// Nobody works: no script tells that a message has become too old.
+func TestWait_WhatBecomesTooOld(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		began := time.Now()
+		got := next(t, b.wait(b.queue, b.enqueue(delayqueue.Job{MaxAge: 2 * time.Second})))
+		require.NoError(t, got.err)
+		require.Equal(t, delayqueue.StateExpired, got.status.State)
+		require.WithinDuration(t, began.Add(2*time.Second), got.at, time.Second)
+	})
+}
+
+func TestWait_NobodyIsToldWhileNobodyWaits(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		sub := b.rdb.Subscribe(t.Context(), b.key("ended"))
+		defer func() { _ = sub.Close() }()
+		_, err := sub.Receive(t.Context())
+		require.NoError(t, err)
+		b.start((&ran{}).handle)
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+		id := b.enqueue(delayqueue.Job{Delay: 2 * time.Second})
+		ended := b.wait(b.queue, id)
+		require.NoError(t, next(t, ended).err)
+		first, err := sub.ReceiveMessage(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, id, first.Payload, "the one before had nobody who waited")
+		redistest.Eventually(t, func() bool { return b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")] == 1 }, "the waiter has gone")
+	})
+}
+
+// 1,000 waiters of a process share a subscription, cost little while they are idle, and learn of
+// the end in milliseconds.
+func TestWait_ManyWaiters(t *testing.T) {
+	t.Parallel()
+	const waiters, messages, idle = 1000, 100, 13 * time.Second
+	server := redistest.Start(t)
+	env := &redistest.Env{Addr: server.Addr, Prefix: "t"}
+	b := setup(t, env, delayqueue.WithPartitions(4))
+	ids := make([]string, messages)
+	for i := range ids {
+		ids[i] = b.enqueue(delayqueue.Job{Key: fmt.Sprint(i), Delay: time.Minute})
+	}
+	var ended []<-chan ending
+	for i := range waiters {
+		ended = append(ended, b.wait(b.queue, ids[i%messages]))
+	}
+	redistest.Eventually(t, func() bool { return b.queue.ToldWaiters() == waiters }, "all are told")
+	time.Sleep(time.Second)
+	require.EqualValues(t, 1, b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")])
+
+	before := commandsOf(t, b.rdb)
+	time.Sleep(idle)
+	each := float64(commandsOf(t, b.rdb)-before) / waiters / idle.Seconds()
+	t.Logf("an idle waiter: %.2f commands/s", each)
+	require.Less(t, each, 0.3)
+
+	var took []time.Duration
+	for i, id := range ids {
+		began := time.Now()
+		require.NoError(t, b.queue.Cancel(t.Context(), id))
+		for w := i; w < waiters; w += messages {
+			got := next(t, ended[w])
+			require.NoError(t, got.err)
+			require.Equal(t, delayqueue.StateCancelled, got.status.State)
+			took = append(took, got.at.Sub(began))
+		}
+	}
+	slices.Sort(took)
+	t.Logf("told within %s, p99 %s", took[len(took)/2], took[len(took)*99/100])
+	require.Less(t, took[len(took)/2], 50*time.Millisecond)
+	redistest.Eventually(t, func() bool {
+		return b.rdb.PubSubNumSub(t.Context(), b.key("ended")).Val()[b.key("ended")] == 0
+	}, "no subscription is left")
+}
+
+// commandsOf is how many commands a server has run.
+func commandsOf(t *testing.T, rdb *redis.Client) (n int) {
+	t.Helper()
+	_, rest, _ := strings.Cut(rdb.Info(t.Context(), "stats").Val(), "total_commands_processed:")
+	n, err := strconv.Atoi(strings.TrimSpace(rest[:strings.IndexByte(rest, '\n')]))
+	require.NoError(t, err)
+	return n
+}
+
+// What ends while the subscription is lost is seen when there is one again.
+func TestWait_ALostSubscription(t *testing.T) {
+	for name, lose := range map[string]func(proxy *redistest.Proxy, end func()) (healed time.Time){
+		"for a while": func(proxy *redistest.Proxy, end func()) time.Time {
+			proxy.Refuse(true)
+			proxy.Cut()
+			end()
+			time.Sleep(500 * time.Millisecond)
+			proxy.Refuse(false)
+			return time.Now()
+		},
+		"with a message": func(proxy *redistest.Proxy, end func()) time.Time {
+			proxy.DropReply(func(reply []byte) bool { return strings.Contains(string(reply), ":ended") })
+			end()
+			time.Sleep(100 * time.Millisecond)
+			proxy.DropReply(nil)
+			proxy.Cut()
+			return time.Now()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				proxy := redistest.NewProxy(t, env.Addr)
+				through := *env
+				through.Addr = proxy.Addr
+				q := b.newQueue(through.Client(t))
+				id := b.enqueue(delayqueue.Job{Delay: time.Minute})
+				ended := b.wait(q, id)
+				b.told(q, 1)
+				healed := lose(proxy, func() { require.NoError(t, b.queue.Cancel(t.Context(), id)) })
+				got := next(t, ended)
+				require.NoError(t, got.err)
+				require.Equal(t, delayqueue.StateCancelled, got.status.State)
+				require.Less(t, got.at.Sub(healed), soonTold)
+			})
+		})
+	}
+}
+
+func TestWait_RedisRestarts(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	b := setup(t, &redistest.Env{Addr: server.Addr, Prefix: "t"})
+	var ids []string
+	var ended []<-chan ending
+	for range 20 {
+		ids = append(ids, b.enqueue(delayqueue.Job{Delay: time.Minute}))
+		ended = append(ended, b.wait(b.queue, ids[len(ids)-1]))
+	}
+	b.told(b.queue, len(ids))
+	server.Kill()
+	server.Restart(t)
+	b.told(b.queue, len(ids))
+	for i, id := range ids {
+		began := time.Now()
+		redistest.Eventually(t, func() bool { return b.queue.Cancel(t.Context(), id) == nil }, "redis is back")
+		got := next(t, ended[i])
+		require.NoError(t, got.err)
+		require.Equal(t, delayqueue.StateCancelled, got.status.State)
+		require.Less(t, got.at.Sub(began), soonTold)
+	}
+}
+
+// Who may not subscribe looks again and again.
+func TestWait_ChannelsAreDenied(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	b := setup(t, &redistest.Env{Addr: server.Addr, Prefix: "perkey"})
+	rights := slices.DeleteFunc(redistest.Rights(t, "queues"), func(right string) bool {
+		return strings.HasPrefix(right, "&") || right == "+subscribe" || right == "+publish"
+	})
+	redistest.AddUser(t, b.rdb, "deaf", rights)
+	q, err := delayqueue.New(redistest.Client(t, &redis.Options{Addr: server.Addr, Username: "deaf", Password: redistest.Password}), "q")
+	require.NoError(t, err)
+	id := b.enqueue(delayqueue.Job{Delay: time.Minute})
+	ended := b.wait(q, id)
+	time.Sleep(time.Second)
+	require.Zero(t, q.ToldWaiters())
+	began := time.Now()
+	require.NoError(t, b.queue.Cancel(t.Context(), id))
+	got := next(t, ended)
+	require.NoError(t, got.err)
+	require.Less(t, got.at.Sub(began), 2*time.Second)
+}
+
+func TestWait_TheCallerLeaves(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		id := b.enqueue(delayqueue.Job{Delay: time.Minute})
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		s, err := b.queue.Wait(ctx, id)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, delayqueue.StateQueued, s.State)
+		require.Zero(t, b.queue.ToldWaiters())
+	})
+}

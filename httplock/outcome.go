@@ -1,0 +1,106 @@
+package httplock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+)
+
+// RetryStatuses has a parked request tried again whose handler answers with one of these, as it
+// is after 429 and 503 anyway: see [Replay]. Other statuses are results. It is for routes whose
+// handlers may run any number of times, and have done nothing when they answer so. 400 to 599;
+// given again it adds to them.
+func RetryStatuses(statuses ...int) Option {
+	return func(m *Middleware) error {
+		for _, status := range statuses {
+			if status < http.StatusBadRequest || status > 599 {
+				return invalid("RetryStatuses(%d): want 400 to 599", status)
+			}
+		}
+		m.retryStatuses = append(m.retryStatuses, statuses...)
+		return nil
+	}
+}
+
+// retriedStatusError is a response after which a request is tried again.
+type retriedStatusError struct {
+	id     string
+	status int
+}
+
+func (e *retriedStatusError) Error() string {
+	return fmt.Sprintf("httplock: replay of %s: answered with status %d, which is tried again", e.id, e.status)
+}
+
+// tryAgain is the outcome of a response after which a request is tried again.
+func tryAgain(id string, w *recorder) error {
+	return delayqueue.RetryLater(&retriedStatusError{id, w.status}, retryAfter(w.sent, time.Now()))
+}
+
+// outcome classifies a response: nil is a result.
+func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *replay, at place, w *recorder) error {
+	replay.mu.Lock()
+	defer replay.mu.Unlock()
+	silent := w.status == http.StatusOK && len(w.body) == 0 && !w.truncated
+	seen := replay.reached || replay.skipped
+	if seen {
+		silent = replay.silent && w.status == http.StatusOK
+	}
+	interrupted := ctx.Err() != nil && (silent || w.status >= http.StatusBadRequest) // told to give up, the handler did
+	switch {
+	case replay.conflict != nil:
+		if replay.foreign {
+			p.warnForeign.Do(func() {
+				slog.WarnContext(ctx, "httplock: replays find their own keys held: the locker of the worker and those of the guards must "+
+					"share client and prefix; they will expire", "id", m.ID, "error", replay.conflict)
+			})
+		}
+		return replay.conflict
+	case replay.failure != nil:
+		return p.refusedBy(ctx, m, replay.failure, seen)
+	case interrupted:
+		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", m.ID, w.status, context.Cause(ctx))
+	case !seen:
+		return p.unseen(ctx, m, at, w)
+	case w.status == http.StatusTooManyRequests, w.status == http.StatusServiceUnavailable, slices.Contains(replay.statuses, w.status):
+		return tryAgain(m.ID, w)
+	default:
+		return nil
+	}
+}
+
+// refusedBy classifies the failure of a guard that did not run its handler. If a handler in
+// front of it ran, the attempt has failed.
+func (p *replayer) refusedBy(ctx context.Context, m delayqueue.Message, failure error, ran bool) error {
+	switch {
+	case ctx.Err() != nil:
+		return failure
+	case errors.Is(failure, core.ErrUnavailable), errors.Is(failure, core.ErrClosed), errors.Is(failure, errNotAuthorized):
+		return delayqueue.RetryLater(failure, 0)
+	case ran:
+		return failure
+	default:
+		return p.handBack(ctx, m, failure)
+	}
+}
+
+// retryAfter reads Retry-After: seconds, or a date. Zero: it says nothing.
+func retryAfter(h http.Header, now time.Time) time.Duration {
+	value := h.Get("Retry-After")
+	if seconds, err := strconv.ParseInt(value, 10, 64); err == nil {
+		return time.Duration(min(max(0, seconds), math.MaxInt64/int64(time.Second))) * time.Second
+	}
+	if at, err := http.ParseTime(value); err == nil {
+		return max(0, at.Sub(now))
+	}
+	return 0
+}
