@@ -30,7 +30,7 @@ func newPerkeyQueue(t target, name string) (queue, error) { return openPerkeyQue
 func openPerkeyQueue(t target, name string) (*perkeyQueue, error) {
 	q := &perkeyQueue{rdb: t.client(), lease: t.lease}
 	var errs [2]error
-	q.queue, errs[0] = delayqueue.New(q.rdb, name, delayqueue.WithMaxDepth(10_000_000))
+	q.queue, errs[0] = delayqueue.New(q.rdb, name, delayqueue.WithMaxDepth(10_000_000), delayqueue.WithMaxBytes(16<<30))
 	q.locker, errs[1] = core.New(q.rdb, core.WithTTL(leaseTime))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, errors.Join(err, q.rdb.Close())

@@ -198,12 +198,13 @@ func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) 
 	opts = option(opts, age, delayqueue.WithMaxAge)
 	opts = option(opts, q.MaxDepth, delayqueue.WithMaxDepth)
 	opts = option(opts, q.MaxDepthPerKey, delayqueue.WithMaxDepthPerKey)
-	opts = option(opts, int(q.MaxPayload), delayqueue.WithMaxPayload)
+	opts = append(opts, q.bounds()...)
 	opts = option(opts, int(q.MaxResult), delayqueue.WithMaxResult)
 	opts = option(opts, q.MaxAttempts, delayqueue.WithMaxAttempts)
 	opts = option(opts, q.Retention, delayqueue.WithRetention)
 	opts = option(opts, q.DeadRetention, delayqueue.WithDeadRetention)
 	opts = option(opts, q.Partitions, delayqueue.WithPartitions)
+	opts = option(opts, halts[q.HaltOnDeath], delayqueue.WithHaltOnDeath)
 	if q.Precedence != nil {
 		opts = append(opts, delayqueue.WithPrecedence(*q.Precedence))
 	}
@@ -211,6 +212,16 @@ func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) 
 		opts = append(opts, delayqueue.WithEncryption(keys))
 	}
 	return delayqueue.New(rt.rdb, name, opts...)
+}
+
+var halts = map[string]delayqueue.Halt{"parked": delayqueue.HaltParked, "key": delayqueue.HaltKey}
+
+// bounds are those in bytes.
+func (q *queueSection) bounds() (opts []delayqueue.Option) {
+	opts = option(opts, int(q.MaxPayload), delayqueue.WithMaxPayload)
+	opts = option(opts, int64(q.MaxBytes), delayqueue.WithMaxBytes)
+	opts = option(opts, int64(q.MaxBytesPerKey), delayqueue.WithMaxBytesPerKey)
+	return option(opts, int64(q.MaxBytesPerPrincipal), delayqueue.WithMaxBytesPerPrincipal)
 }
 
 // option adds one for a value that was given.

@@ -87,6 +87,9 @@ func (d *decoder) checkQueue(p *probe, name string, q *queueSection) {
 	if _, err := delayqueue.New(p.rdb, name); err != nil {
 		d.at(path, "the name is not allowed; want 1 to 64 letters, digits, dots, underscores and hyphens")
 	}
+	if _, err := delayqueue.New(p.rdb, "probe", q.bounds()...); err != nil {
+		d.at(path, "the bounds do not fit: a payload of max_payload has to fit into max_bytes, max_bytes_per_key and max_bytes_per_principal, with a quarter and 4KiB more")
+	}
 	if w := q.Worker; w.initial() > w.most() {
 		d.at(member(path, "worker"), "retry_initial, %s, is longer than retry_max, %s", w.initial(), w.most())
 	}

@@ -72,18 +72,22 @@ type defaultsSection struct {
 }
 
 type queueSection struct {
-	MaxAge         time.Duration      `yaml:"max_age" want:"1ms..8784h"`
-	MaxDepth       int                `yaml:"max_depth" want:"1..2147483647"`
-	MaxDepthPerKey int                `yaml:"max_depth_per_key" want:"1..2147483647"`
-	MaxPayload     size               `yaml:"max_payload" want:"1..512MiB"`
-	MaxResult      size               `yaml:"max_result" want:"1..64MiB"`
-	MaxAttempts    int                `yaml:"max_attempts" want:"1..2147483647"`
-	Retention      time.Duration      `yaml:"retention" want:"1s..8784h"`
-	DeadRetention  time.Duration      `yaml:"dead_retention" want:"1s..8784h"`
-	Precedence     *time.Duration     `yaml:"precedence" want:"0|100ms..24h"`
-	Partitions     int                `yaml:"partitions" want:"1..1024"`
-	Encryption     *encryptionSection `yaml:"encryption"`
-	Worker         workerSection      `yaml:"worker"`
+	MaxAge               time.Duration      `yaml:"max_age" want:"1ms..8784h"`
+	MaxDepth             int                `yaml:"max_depth" want:"1..2147483647"`
+	MaxDepthPerKey       int                `yaml:"max_depth_per_key" want:"1..2147483647"`
+	MaxBytes             size               `yaml:"max_bytes" want:"2MiB..1024GiB"`
+	MaxBytesPerKey       size               `yaml:"max_bytes_per_key" want:"2MiB..1024GiB"`
+	MaxBytesPerPrincipal size               `yaml:"max_bytes_per_principal" want:"2MiB..1024GiB"`
+	MaxPayload           size               `yaml:"max_payload" want:"1..512MiB"`
+	MaxResult            size               `yaml:"max_result" want:"1..64MiB"`
+	MaxAttempts          int                `yaml:"max_attempts" want:"1..2147483647"`
+	Retention            time.Duration      `yaml:"retention" want:"1s..8784h"`
+	DeadRetention        time.Duration      `yaml:"dead_retention" want:"1s..8784h"`
+	Precedence           *time.Duration     `yaml:"precedence" want:"0|100ms..24h"`
+	Partitions           int                `yaml:"partitions" want:"1..1024"`
+	HaltOnDeath          string             `yaml:"halt_on_death" want:"parked|key"`
+	Encryption           *encryptionSection `yaml:"encryption"`
+	Worker               workerSection      `yaml:"worker"`
 }
 
 type encryptionSection struct {
@@ -167,7 +171,10 @@ type retryPolicy struct {
 }
 
 type delayPolicy struct {
-	Policy string        `yaml:"policy" want:"delay"`
-	Queue  string        `yaml:"queue"`
-	MaxAge time.Duration `yaml:"max_age" want:"1ms..8784h"`
+	Policy   string        `yaml:"policy" want:"delay"`
+	Queue    string        `yaml:"queue"`
+	MaxAge   time.Duration `yaml:"max_age" want:"1ms..8784h"`
+	Coalesce bool          `yaml:"coalesce"`
+	Quiet    time.Duration `yaml:"quiet" want:"1ms..8784h"`
+	MaxDelay time.Duration `yaml:"max_delay" want:"1ms..8784h"`
 }

@@ -118,6 +118,7 @@ func (r *report) checkChain(c chain, queues []string) {
 			} else if !r.failed(at) {
 				r.at(s.path, "has no field queue; want one of those under queues")
 			}
+			r.checkQuiet(s.path, p)
 			before = "delay"
 		case *rejectPolicy:
 			if before == "reject" {
@@ -125,6 +126,18 @@ func (r *report) checkChain(c chain, queues []string) {
 			}
 			before = "reject"
 		}
+	}
+}
+
+func (r *report) checkQuiet(path string, p *delayPolicy) {
+	switch {
+	case p.Quiet == 0 && p.MaxDelay == 0, r.failed(member(path, "quiet")), r.failed(member(path, "max_delay")):
+	case !p.Coalesce:
+		r.at(path, "quiet and max_delay need coalesce: true")
+	case p.Quiet == 0 || p.MaxDelay == 0:
+		r.at(path, "quiet and max_delay are given together")
+	case p.Quiet > p.MaxDelay:
+		r.at(member(path, "quiet"), "%s is longer than max_delay, %s", p.Quiet, p.MaxDelay)
 	}
 }
 
@@ -161,7 +174,14 @@ func (c chain) policy(queue func(*delayPolicy) *delayqueue.Queue) core.ConflictP
 	for _, s := range slices.Backward(c) {
 		switch p := s.policy.(type) {
 		case *delayPolicy:
-			then = delayqueue.Policy(queue(p))
+			switch q := queue(p); {
+			case p.Quiet > 0:
+				then = delayqueue.Debounce(q, p.Quiet, p.MaxDelay)
+			case p.Coalesce:
+				then = delayqueue.Coalesce(q)
+			default:
+				then = delayqueue.Policy(q)
+			}
 		case *retryPolicy:
 			jitter := retry.FullJitter
 			if p.Jitter == "decorrelated" {

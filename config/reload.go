@@ -15,7 +15,7 @@ import (
 // force: it is an *Error that names the lines, or core.ErrClosed.
 //
 // A reload changes what is under defaults, guards and routes, and of queues max_age,
-// max_depth, max_depth_per_key and max_payload. All else needs a restart, and is
+// max_depth, max_bytes, both also per key and per principal, and max_payload. All else needs a restart, and is
 // refused. So is what parked requests would be lost by: the end of a route that has parked
 // some since the start, as their replays would find no guard, another principal than it
 // had, or none, and a key of a header that was not stored with them. After CheckRoutes, so
@@ -54,7 +54,7 @@ func (rt *Runtime) Reload(f *File) error {
 }
 
 // reloadable are the fields of a queue that only who fills it looks at.
-var reloadable = []string{"max_age", "max_depth", "max_depth_per_key", "max_payload"}
+var reloadable = []string{"max_age", "max_depth", "max_depth_per_key", "max_bytes", "max_bytes_per_key", "max_bytes_per_principal", "max_payload"}
 
 // checkFixed reports what needs a restart.
 func (rt *Runtime) checkFixed(r *report) {

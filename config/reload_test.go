@@ -231,7 +231,7 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	rt := build(t, env, fixed, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }))
 	file := fixed
 	for _, c := range [][2]string{
-		{"retention: 1h", "retention: 1h, max_age: 1m, max_depth: 5, max_depth_per_key: 1, max_payload: 1MiB"},
+		{"retention: 1h", "retention: 1h, max_age: 1m, max_depth: 5, max_depth_per_key: 1, max_payload: 1MiB, max_bytes: 9MiB, max_bytes_per_key: 2MiB, max_bytes_per_principal: 2MiB"},
 		{"  POST /d: {key: d, on_conflict: reject}\n", "  POST /e: {key: e, on_conflict: reject}\n"}, // it has parked nothing
 		{"key: b", "key: bb, on_conflict: reject"},
 		{"/a/{id}", "/a/:id"}, // the same route

@@ -7,7 +7,7 @@ import (
 	"github.com/perkey-go/perkey/core/internal/waitqueue"
 )
 
-// admission asks Redis to admit calls beside a holder of their process; see [waitqueue.Admission].
+// admission asks Redis to admit calls beside a grant of their process; see [waitqueue.Admission].
 type admission struct {
 	waiters *waiters
 	queue   *queue

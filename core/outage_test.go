@@ -317,7 +317,10 @@ func TestOutage_AConnectionThatIsResetFailsNobodyWhoWaits(t *testing.T) {
 	l, proxy, env := outageLocker(t) // which has go-redis try nothing twice
 	holder, err := newLocker(t, env).Acquire(t.Context(), "k")
 	require.NoError(t, err)
-	const n = 5000
+	n := 10_000
+	if raced() {
+		n = 2_500
+	}
 	results := informedCalls(t, l, n, func() error { return l.Do(t.Context(), "k", nothing) })
 	for range 3 {
 		proxy.Cut()

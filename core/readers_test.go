@@ -2,6 +2,7 @@ package core_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -313,7 +314,7 @@ func admissions(t *testing.T, rdb *redis.Client, at func(next func() error) erro
 	}})
 }
 
-// Calls that ask for a free key at a time, none of which would wait for it. Those that work for less
+// Calls that ask for a free key at the same time, none of which would wait for it. Those that work for less
 // than a round trip are gone when the others are to be admitted beside them.
 func TestReaders_OfAFreeKeyAreNotRefused(t *testing.T) {
 	for _, work := range []time.Duration{time.Millisecond, 20 * time.Millisecond} {
@@ -375,6 +376,48 @@ func TestReaders_ALeaderThatIsGoneAdmitsNobodyPastAWriter(t *testing.T) {
 			require.NoError(t, granted(t, grants).Release(t.Context()))
 		}
 		requireNothingLeft(t, env.Client(t), env.Prefix, promptly)
+	})
+}
+
+// The script of an admission serves whoever is at the head of the queue, as every other does.
+func TestReaders_AnAdmissionAfterTheirLeadersLeaseServesTheNext(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb, record := env.Client(t), core.RecordName(env.Prefix, "k")
+		a, b := newLocker(t, env), newLocker(t, env)
+		leader, err := a.Acquire(t.Context(), "k", core.Shared(), core.FixedLease(time.Minute))
+		require.NoError(t, err)
+		writer := acquiringMany(t, env, b, 1)[0]
+		over := time.Now().Add(-time.Second).UnixMilli()
+		fields, err := rdb.HGetAll(t.Context(), record).Result()
+		require.NoError(t, err)
+		token := ""
+		for field := range fields {
+			if its, is := strings.CutPrefix(field, "h:"); is {
+				token = its
+			}
+		}
+		require.NoError(t, rdb.HSet(t.Context(), record, "next", over, "h:"+token, fmt.Sprintf("%d %d x", over, leader.Fence())).Err())
+		fences, err := rdb.Eval(t.Context(), core.Scripts["admit"], []string{record}, token, leader.Fence(), "0:a.follower", 1000, "x").Int64Slice()
+		require.NoError(t, err)
+		require.Equal(t, []int64{0}, fences)
+		require.NoError(t, granted(t, writer).Release(t.Context()))
+	})
+}
+
+// What Redis gets long after the grant is a copy that was delayed: those who asked have left.
+func TestReaders_AnAdmissionThatIsDeliveredLateAdmitsNobody(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb, record := env.Client(t), core.RecordName(env.Prefix, "k")
+		admit := func(age time.Duration) int64 {
+			now, err := rdb.Time(t.Context()).Result()
+			require.NoError(t, err)
+			fences, err := rdb.Eval(t.Context(), core.Scripts["admit"], []string{record}, "0:a.leader", now.Add(-age).UnixMicro(), "0:a.follower", 100, "x").Int64Slice()
+			require.NoError(t, err)
+			return fences[0]
+		}
+		require.Zero(t, admit(1100*time.Millisecond))
+		require.Zero(t, rdb.Exists(t.Context(), record).Val())
+		require.NotZero(t, admit(100*time.Millisecond))
 	})
 }
 

@@ -12,8 +12,8 @@ import (
 
 var soakOps = flag.Int("ops", 10_000_000, "how many operations the rounds come to at least")
 
-// forLong makes more of a round: more calls at a time, and as many faults for each. Of a crowded round
-// the checkers try all orders of what happens at a time: it stays as it is, and there are more of them.
+// forLong makes more of a round: more calls at the same time, and as many faults for each. A crowded round
+// is no longer than among the other tests, since the checkers try all orders of calls that overlap.
 func (round soakRound) forLong() soakRound {
 	if !round.Crowded {
 		round.Length, round.Goroutines = 20*time.Second, 96

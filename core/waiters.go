@@ -57,7 +57,8 @@ type queue struct {
 	held   *hold  // whose fence Held returns; stale if that is 0
 }
 
-// waiter is a call that waits. Only its own goroutine uses it, but for the Call and grant.
+// waiter is a call that waits. Only its own goroutine uses it, but for what is guarded by all.mu and
+// the channels.
 type waiter struct {
 	waitqueue.Call // guarded by all.mu
 	all            *waiters
@@ -177,7 +178,7 @@ func (w *waiters) unlock() {
 	w.admissions = nil
 	w.mu.Unlock()
 	for _, a := range all {
-		w.locker.store.Admit(a.record, a.Leader, a.followers, a.answered)
+		w.locker.store.Admit(a.record, a.Leader, a.Fence, a.followers, a.answered)
 	}
 }
 

@@ -148,3 +148,42 @@ func TestSlogObserverWarnsOfADeploymentOnce(t *testing.T) {
 	o.OnWarning(t.Context(), core.Warning{Kind: core.WarnEvictionUnknown})
 	require.Equal(t, 2, bytes.Count(out.Bytes(), []byte("level=INFO")))
 }
+
+func TestOutage_IsWarnedOfOnceAndItsEndToo(t *testing.T) {
+	for name, away := range outages {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				proxy := redistest.NewProxy(t, env.Addr)
+				options := &redis.Options{Addr: proxy.Addr}
+				impatient(options)
+				seen := newWatch()
+				l := lockerOn(t, redistest.Client(t, options), env.Prefix, core.WithObserver(seen), core.WithRenewalClient(env.Client(t)))
+				warm(t, l)
+				said := func() (told []bool) {
+					for len(seen.warnings) > 0 {
+						if w := <-seen.warnings; w.Kind == core.WarnUnreachable {
+							told = append(told, w.Resolved)
+						}
+					}
+					return told
+				}
+				require.Empty(t, said())
+				away(proxy)
+				errs, _ := callsAtOnce(20, func(int) error {
+					_, err := l.TryAcquire(t.Context(), "k")
+					return err
+				})
+				for _, err := range errs {
+					require.ErrorIs(t, err, core.ErrUnavailable)
+				}
+				var told []bool
+				redistest.Eventually(t, func() bool { told = append(told, said()...); return len(told) > 0 }, "a warning")
+				require.Equal(t, []bool{false}, told)
+				heal(proxy)
+				redistest.Eventually(t, func() bool { told = append(told, said()...); return len(told) > 1 }, "its end")
+				require.Equal(t, []bool{false, true}, told)
+				warm(t, l)
+			})
+		})
+	}
+}

@@ -59,7 +59,7 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 
 // spans are the first arguments of all scripts.
 func (q *Queue) spans() []any {
-	return []any{q.retention.Milliseconds(), q.deadRetention.Milliseconds()}
+	return []any{fmt.Sprint(q.retention.Milliseconds(), " ", q.maxBytes), q.deadRetention.Milliseconds()}
 }
 
 // mend moves away what has the name but not the type of one of the partition's keys, if that
@@ -119,15 +119,11 @@ func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
 	args := make([]any, 0, 2+7*len(batch))
-	args = append(args, q.maxDepth, q.maxDepthPerKey)
+	args = append(args, q.maxDepth, q.boundsPerKey())
 	for _, e := range batch {
 		j := e.job
 		// Rounded up: a message is never early, and not too old when it comes.
-		parked := "-"
-		if j.parked {
-			parked = "p"
-		}
-		args = append(args, j.ID, j.Key, about(j.Key, j.Name, j.Principal), j.Payload, ceilMilliseconds(j.Delay), ceilMilliseconds(j.MaxAge), parked)
+		args = append(args, j.ID, j.Key, about(j.Key, j.Name, j.Principal), j.Payload, ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
 	}
 	ctx := context.Background()
 	var reply []int64
@@ -148,7 +144,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		case reply[i] >= 0:
 			e.expires, e.stored = time.UnixMilli(reply[i]), true
 			parked = parked || e.job.parked
-		case reply[i] <= -5:
+		case reply[i] < -5:
 			e.expires = time.UnixMilli(-5 - reply[i])
 		case reply[i] == -1:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
@@ -156,6 +152,8 @@ func (p *partition) enqueue(batch []*enqueueing) {
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
 		case reply[i] == -4:
 			e.err, reply[len(batch)] = errClosed, 0 // what counts from here on is another partition
+		case reply[i] == -5:
+			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrPrincipalFull)
 		default:
 			e.err = fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
 		}
@@ -238,7 +236,7 @@ func readMessage(told any) (m Message, ok bool) {
 	}
 	r, readable := readRecord(texts[1])
 	a, counted := readAttempts(texts[2])
-	m = Message{behind: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2]}
+	m = Message{behind: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + len(texts[3])}
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
 	m.due, _ = f[6].(string)
 	if !readable || !counted || r.key != m.Key {
@@ -253,6 +251,7 @@ func readMessage(told any) (m Message, ok bool) {
 	m.Name, m.Principal, m.Payload, m.body, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.seq
 	m.Attempt, m.Conflicts, m.Losses, m.handed, m.cause = a.attempts, a.conflicts, a.losses, a.handed, a.cause
 	m.EnqueuedAt, m.ExpiresAt = timeOf(r.enqueued), timeOf(r.notAfter)
+	m.coalesces = texts[1][1] == flagCoalesces || texts[1][1] == flagParkedCoalesces
 	return m, true
 }
 
@@ -381,7 +380,11 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.outcome == OutcomeDead && len(v.result) > maxDeadResult {
 		v.result = nil
 	}
-	args = append(args, m.ID, m.Key, m.seq, m.state, how+cmp.Or(v.which[:min(1, len(v.which))], "-")+option(v.awaitsKey, "w"), v.next)
+	options := how + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(v.awaitsKey, "w") + haltLetters[p.queue.halt] + fmt.Sprintf("%010d", m.size) + m.Principal
+	if m.coalesces {
+		options += "\n" + "s" + about(m.Key, m.Name, m.Principal)
+	}
+	args = append(args, m.ID, m.Key, m.seq, m.state, options, v.next)
 	if how != "r" && how != "b" && how != "h" {
 		result := p.queue.sealed(kindResult, m, v.result)
 		return append(args, m.ending(how, s.claim.token, len(result)), result)
@@ -470,12 +473,17 @@ func (q *Queue) hasBehind(ctx context.Context, m Message) bool {
 func (p *partition) hasBehind(ctx context.Context, m Message) bool {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	last, err := p.queue.rdb.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1}).Result()
-	if err != nil || len(last) == 0 {
-		return err != nil
+	pipe := p.queue.rdb.Pipeline()
+	last := pipe.ZRevRangeByLex(ctx, p.keys[keyLines], &redis.ZRangeBy{Max: "(" + m.Key + "\n~", Min: "[" + m.Key + "\n", Count: 1})
+	quiet := pipe.ZLexCount(ctx, p.keys[keyLines], "["+m.Key+"\n\x7f", "("+m.Key+"\v")
+	if _, err := pipe.Exec(ctx); err != nil || quiet.Val() > 0 {
+		return true
 	}
-	id, _ := splitPlace(last[0])
-	return id != m.ID
+	for _, place := range last.Val() {
+		id, _ := splitPlace(place)
+		return id != m.ID
+	}
+	return false
 }
 
 // cancel ends queued messages. It reports for each whether it was one.
@@ -489,10 +497,8 @@ func (p *partition) cancel(ctx context.Context, ids ...string) ([]bool, error) {
 
 // What redrive.lua answers.
 const (
-	wordRedriven  = "redriven"
-	wordKeyFull   = "key full"
-	wordQueueFull = "queue full"
-	wordDamaged   = "damaged"
+	wordRedriven = "redriven"
+	wordDamaged  = "damaged"
 )
 
 // A letter is a dead letter as it was seen: it may have been redriven since, and have
@@ -504,7 +510,7 @@ type letter struct {
 
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
-	args := []any{p.queue.maxDepth, p.queue.maxDepthPerKey, ceilMilliseconds(maxAge)}
+	args := []any{p.queue.maxDepth, p.queue.boundsPerKey(), ceilMilliseconds(maxAge)}
 	for _, l := range letters {
 		args = append(args, l.id, l.died)
 	}

@@ -28,6 +28,8 @@
 //	  │   failed, key held, given back, worker died
 //	  ├─────────────────────────────────────────────────► expired
 //	  │   not_after has passed
+//	  ├─────────────────────────────────────────────────► superseded
+//	  │   a newer job replaced it (Coalesce)
 //	  └─────────────────────────────────────────────────► cancelled
 //	      Cancel
 //
@@ -64,10 +66,25 @@
 // held key. The parked messages of one key belong in one queue: of two, each can end
 // the other's reservation.
 //
+// # Latest wins
+//
+// [Coalesce] and [Debounce] park calls of which only the latest matters: of each key, name and principal one at most
+// is parked. A newer one takes its place in line; [Status.SupersededBy] of the older one names it. What a handler
+// was given is never replaced: the newer one runs after it. With Debounce a parked call waits until no newer one
+// has come for a while, and its key is reserved for it meanwhile. The same is there for jobs: [Job.Coalesce], [Job.Quiet].
+//
+// A dead letter lets the next message of its key run, unless [WithHaltOnDeath] says otherwise.
+//
+// # Memory
+//
+// A queue takes 64 MiB of Redis in each partition at most, what has ended and dead letters included:
+// [WithMaxBytes], [WithMaxBytesPerKey], [WithMaxBytesPerPrincipal]. Beyond that jobs are refused with
+// ErrQueueFull, ErrKeyFull or ErrPrincipalFull.
+//
 // # What holds
 //
 //   - A message whose Enqueue returned nil ends as done, dead (with a cause),
-//     expired or cancelled, as long as Redis keeps what it acknowledged, and a worker
+//     expired, cancelled or superseded, as long as Redis keeps what it acknowledged, and a worker
 //     comes by before the message and its retention are over.
 //   - At least once: a message runs again if its worker died, or could not tell
 //     Redis of the end. Handlers see it by Attempt and Losses, and the ID stays
@@ -91,7 +108,7 @@
 // Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
 // and no message is started.
 //
-// A partition has 17 keys, <prefix>:queue:{<name>}:m and so on, whatever is in it; those of
+// A partition has 19 keys, <prefix>:queue:{<name>}:m and so on, whatever is in it; those of
 // the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares them all.
 // docs/protocol.md says what is in each. The channel <prefix>:queue:{<name>}:wake, of
 // all partitions, tells that something is due earlier than before, or that a key has no

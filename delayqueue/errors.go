@@ -17,12 +17,18 @@ import (
 // core.ErrInvalidOption. A caller's own ctx that ended is none of these: it is
 // reported as the ctx's error.
 var (
-	// ErrFull: the queue does not take the job now. Matches ErrKeyFull and ErrQueueFull.
+	// ErrFull: the queue does not take the job now. Matches ErrKeyFull, ErrPrincipalFull and
+	// ErrQueueFull.
 	ErrFull = errors.New("full")
-	// ErrKeyFull: too many messages of one key are open.
-	ErrKeyFull error = &fullError{"too many messages of this key are open"}
-	// ErrQueueFull: too many messages of the queue are open.
-	ErrQueueFull error = &fullError{"too many messages are open"}
+	// ErrKeyFull: the messages of one key that are queued or running are too many, or too large:
+	// see WithMaxDepthPerKey and WithMaxBytesPerKey.
+	ErrKeyFull error = &fullError{"the messages of this key are too many, or too large"}
+	// ErrPrincipalFull: the messages of one principal that are queued or running are too large:
+	// see WithMaxBytesPerPrincipal.
+	ErrPrincipalFull error = &fullError{"the messages of this principal are too large"}
+	// ErrQueueFull: the messages of the queue are too many, or take too much memory: see
+	// WithMaxDepth and WithMaxBytes.
+	ErrQueueFull error = &fullError{"the messages of the queue are too many, or too large"}
 	// ErrPayloadTooLarge: the payload is over the queue's limit.
 	ErrPayloadTooLarge = errors.New("payload too large")
 	// ErrInvalidJob: a Job has a field that cannot work.
@@ -69,7 +75,7 @@ type fullError struct{ why string }
 
 func (e *fullError) Error() string { return e.why }
 
-// Is makes both kinds match ErrFull.
+// Is makes all kinds match ErrFull.
 func (e *fullError) Is(target error) bool { return target == ErrFull }
 
 // SkipRetry marks a handler's error as one that no further attempt can mend:

@@ -108,7 +108,7 @@ func (m *manifest) line(ctx context.Context, key string, from int, last string, 
 	for i, p := range parts {
 		for j, place := range found[i].Val() {
 			at := linePlace{p, place, older + before[i].Val() + int64(j) + 1}
-			if strings.HasPrefix(place, key+"\n~") {
+			if place >= key+"\n~" { // delayed, or quiet
 				at.position = 0
 			}
 			if len(places) < n {

@@ -95,7 +95,7 @@ func TestScripts_Longest(t *testing.T) {
 	require.NoError(t, rdb.ConfigSet(t.Context(), "slowlog-max-len", "100000").Err())
 	const line = 100_000
 	made := func(opts ...Option) *longQueue {
-		q, err := New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20)}, opts...)...)
+		q, err := New(rdb, "q", append([]Option{WithMaxDepth(1 << 20), WithMaxDepthPerKey(1 << 20), WithMaxBytes(1 << 33)}, opts...)...)
 		require.NoError(t, err)
 		return &longQueue{Queue: q, t: t, p: q.partitions[0]}
 	}
@@ -131,6 +131,17 @@ func TestScripts_Longest(t *testing.T) {
 			q.old(q.fill(batchItems*2, 64, keys(q.name("k"))))
 			for range 4 {
 				claimTest(t, q.Queue, q.name("late"), claimBatch)
+			}
+		}},
+		{"64 saves replace one another, and 64 others", func(q *longQueue) {
+			key := keys(q.name("k"))
+			for _, of := range []func(int) string{key, key, func(int) string { return "line" }} {
+				var batch []*enqueueing
+				for i := range batchItems {
+					j := Job{ID: q.name("id"), Key: of(i), Payload: make([]byte, 8<<10), Coalesce: true, Quiet: time.Minute, MaxDelay: 2 * time.Minute, MaxAge: time.Hour}
+					batch = append(batch, &enqueueing{ctx: t.Context(), job: j, done: make(chan struct{})})
+				}
+				q.p.enqueue(batch)
 			}
 		}},
 		{"64 that are delayed join", func(q *longQueue) {

@@ -38,6 +38,16 @@ type Job struct {
 	// MaxAge is how long after its arrival the work may be started; older, it
 	// expires. Zero: the queue's. At most 366 days.
 	MaxAge time.Duration
+	// Coalesce has the job replace the queued one of the same Key, Name and Principal, if there is one that was
+	// enqueued with Coalesce and that no handler was given yet: in its place in line, and due when that
+	// was. The replaced one ends as StateSuperseded, with the new one's id in its Status. One
+	// that runs, or waits for a retry, is never replaced: the job then comes after it. Needs a Key.
+	Coalesce bool
+	// Quiet has a job with Coalesce wait, as Delay does, until no other has replaced it for this long, at least
+	// 1 ms, and for MaxDelay at most since the first of those came that it replaced. What has waited so long has its place
+	// in line, and is postponed no more. Zero: no quiet period, and MaxDelay is zero too. MaxDelay must be shorter
+	// than MaxAge, and Delay zero.
+	Quiet, MaxDelay time.Duration
 
 	parked bool // its key is held, and reserved for it
 }
@@ -64,6 +74,12 @@ func (j Job) validate(maxPayload int) error {
 		return invalidJob("MaxAge is %s: want %s to %s", j.MaxAge, time.Millisecond, maxDuration)
 	case ceilMilliseconds(j.Delay) >= ceilMilliseconds(j.MaxAge): // it would be too old when it is due
 		return invalidJob("Delay %s is not shorter than MaxAge %s", j.Delay, j.MaxAge)
+	case j.Coalesce && j.Key == "":
+		return invalidJob("Coalesce needs a Key")
+	case (j.Quiet != 0 || j.MaxDelay != 0) && (!j.Coalesce || j.Delay != 0):
+		return invalidJob("Quiet and MaxDelay need Coalesce, and no Delay")
+	case (j.Quiet != 0 || j.MaxDelay != 0) && checkQuiet(j.Quiet, j.MaxDelay, j.MaxAge) != "":
+		return invalidJob("Quiet is %s and MaxDelay %s: %s", j.Quiet, j.MaxDelay, checkQuiet(j.Quiet, j.MaxDelay, j.MaxAge))
 	case len(j.Payload) > maxPayload:
 		return fmt.Errorf("delayqueue: enqueue: %w: %d bytes, at most %d are allowed", ErrPayloadTooLarge, len(j.Payload), maxPayload)
 	}
@@ -103,15 +119,17 @@ type Message struct {
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
 
-	behind bool   // others of its key came later, when it was claimed
-	parked bool   // until now it waited for nothing but its key
-	handed int    // how often it went back by HandBack or RetryLater
-	body   bool   // its payload is too long for its record
-	seq    string // its place in its key's FIFO
-	state  string // what Redis has of its attempts, but for the first letter
-	cause  string // of its last failed attempt, as it is stored
-	due    string // since when it could be started, in ms of Redis; empty: not known
-	damage string // why it cannot be run: it is junk
+	behind    bool   // others of its key came later, when it was claimed
+	parked    bool   // until now it waited for nothing but its key
+	handed    int    // how often it went back by HandBack or RetryLater
+	size      int    // of its record and its payload in Redis
+	coalesces bool   // a newer job might have replaced it
+	body      bool   // its payload is too long for its record
+	seq       string // its place in its key's FIFO
+	state     string // what Redis has of its attempts, but for the first letter
+	cause     string // of its last failed attempt, as it is stored
+	due       string // since when it could be started, in ms of Redis; empty: not known
+	damage    string // why it cannot be run: it is junk
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }
@@ -146,6 +164,8 @@ const (
 	StateExpired State = "expired"
 	// StateCancelled: it was cancelled before it was started, or started again.
 	StateCancelled State = "cancelled"
+	// StateSuperseded: a newer job replaced it before it was started: see Job.Coalesce.
+	StateSuperseded State = "superseded"
 )
 
 // Ended reports whether the message's life is over.
@@ -160,4 +180,6 @@ type Status struct {
 	// Cause is why the last attempt failed, or why the message is dead. It may
 	// hold a handler's error or stack: it is for operators, not for clients.
 	Cause string
+	// SupersededBy is the id of the job that replaced a superseded one. It may be superseded too.
+	SupersededBy string
 }

@@ -12,12 +12,16 @@ import (
 
 func (m *model) enqueue() error {
 	open := 0
+	var before *modelMessage // that this one may replace
 	for _, x := range m.all {
 		if !x.state.Ended() {
 			open++
 		}
+		if m.slots[x.slot()] == x && m.rng.IntN(2) == 0 {
+			before = x
+		}
 	}
-	if open >= 6 { // few of them, so that much happens to each
+	if open >= 7 && before == nil { // few of them, so that much happens to each
 		return nil
 	}
 	job := Job{ID: fmt.Sprint("m", len(m.all)), Key: []string{"", "a", "a", "b"}[m.rng.IntN(4)], MaxAge: modelAge}
@@ -28,19 +32,102 @@ func (m *model) enqueue() error {
 	} else {
 		x.later = m.rng.IntN(6) == 0
 		job.parked = job.Key != "" && m.rng.IntN(5) == 0
-		x.delayed = x.later
-		m.all, m.byID[x.id] = append(m.all, x), x
-		if x.key != "" && !x.delayed {
-			m.lines[x.key] = append(m.lines[x.key], x)
+		job.Coalesce = job.Key != "" && m.rng.IntN(3) == 0
+		job.Principal = []string{"", "", "user"}[m.rng.IntN(3)]
+		if before != nil {
+			job.Key, job.Principal, job.Coalesce, x.later = before.key, before.principal, true, before.quiet
 		}
-		if x.later {
+		x.key = job.Key
+		x.delayed, x.coalesces, x.principal = x.later, job.Coalesce, job.Principal
+		if x.later && x.coalesces && m.rng.IntN(3) > 0 {
+			x.quiet = true
+			job.Quiet, job.MaxDelay = modelLater, 2*modelLater
+		} else if x.later {
 			job.Delay = modelLater
 		}
+		if err := m.joined(); err != nil {
+			return err
+		}
+		m.all, m.byID[x.id] = append(m.all, x), x
+		if old := m.slots[x.slot()]; x.coalesces && old != nil && old.fresh() {
+			m.replace(old, x)
+		} else if x.key != "" && !x.delayed {
+			m.lines[x.key] = append(m.lines[x.key], x)
+		}
+		if x.coalesces {
+			m.slots[x.slot()] = x
+		}
 	}
-	job.Payload = []byte("work of " + job.ID)
+	job.Payload = []byte(workOf(job.ID))
 	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
 	m.q.partitions[0].enqueue([]*enqueueing{e})
 	return e.err
+}
+
+// replace gives a message the place of another one.
+func (m *model) replace(old, x *modelMessage) {
+	m.happened["replaced"]++
+	later := old.later
+	if old.quiet && x.quiet {
+		m.happened["postponed"]++
+		later = true
+	}
+	x.later, x.delayed, x.quiet, x.waits, x.conflicts, x.handed = later, old.delayed, old.quiet, old.waits, old.conflicts, old.handed
+	if i := slices.Index(m.lines[x.key], old); i >= 0 {
+		m.lines[x.key][i] = x
+	}
+	m.end(old, StateSuperseded)
+	old.by = x.id
+}
+
+// weigh holds the bytes that were counted against what is stored.
+func (m *model) weigh() error {
+	p, ctx := m.q.partitions[0], context.Background()
+	hash := func(key int) map[string]string { return m.q.rdb.HGetAll(ctx, p.keys[key]).Val() }
+	records, payloads, letters, uses := hash(keyMessages), hash(keyPayloads), hash(keyLetters), hash(keyUses)
+	want, total := map[string]int{}, 0
+	for id, rec := range records {
+		x := m.byID[id]
+		size := 300 + (len(rec)+len(payloads[id]))*5/4
+		total += size
+		if letters[id] != "" {
+			total += 40 + len(letters[id])*5/4
+			continue
+		}
+		if x.key != "" {
+			want["k"+x.key] += size
+		}
+		if x.principal != "" {
+			want["p"+x.principal] += size
+		}
+	}
+	for field, n := range uses {
+		if field[0] != 's' && n != fmt.Sprint(want[field]) {
+			return violated("%s takes %s bytes for the queue, and %d are there", field, n, want[field])
+		}
+		if id := uses[field]; field[0] == 's' && (m.byID[id] == nil || m.slots[m.byID[id].slot()] != m.byID[id]) {
+			return violated("%q is to be replaced, and should not", id)
+		}
+	}
+	for field, n := range want {
+		if uses[field] != fmt.Sprint(n) {
+			return violated("%s takes %q bytes for the queue, and %d are there", field, uses[field], n)
+		}
+	}
+	counts := hash(keyCounts)
+	if counts["bytes"] != fmt.Sprint(total) && total > 0 {
+		return violated("all takes %s bytes for the queue, and %d are there", counts["bytes"], total)
+	}
+	for i := range buckets {
+		total = 0
+		for id, text := range hash(keyEnded + i) {
+			total += 40 + (len(id)+len(text))*5/4
+		}
+		if n := counts[fmt.Sprint("ended", i)]; total > 0 && n != fmt.Sprint(total) {
+			return violated("what ended takes %s bytes for the queue, and %d are there", n, total)
+		}
+	}
+	return nil
 }
 
 // look has a claim without a hand look at the queue.
@@ -182,6 +269,11 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 		if v.foreign || v.later {
 			x.handed++
 		}
+		if by := m.slots[x.slot()]; v.outcome != OutcomeRetry && by != nil && by != x && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
+			m.happened["replaced when given back"]++
+			m.end(x, StateSuperseded)
+			x.by = by.id
+		}
 	}
 	return m.followed(x, v, s, may)
 }
@@ -303,6 +395,9 @@ func (m *model) wake() error {
 		if line[0].tooOld { // it may have expired already
 			return nil
 		}
+	}
+	if want == wakeNone && slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.key == key && x.quiet && x.state == StateQueued }) {
+		want = wakeBusy
 	}
 	if found[0] != want {
 		return violated("a wake of %s found %d, want %d", key, found[0], want)

@@ -37,6 +37,8 @@ const (
 	EnqueueDuplicate EnqueueKind = "duplicate"
 	// EnqueueKeyFull: the call failed with ErrKeyFull.
 	EnqueueKeyFull EnqueueKind = "key_full"
+	// EnqueuePrincipalFull: the call failed with ErrPrincipalFull.
+	EnqueuePrincipalFull EnqueueKind = "principal_full"
 	// EnqueueQueueFull: the call failed with ErrQueueFull.
 	EnqueueQueueFull EnqueueKind = "queue_full"
 	// EnqueueTooLarge: the call failed with ErrPayloadTooLarge.

@@ -15,18 +15,27 @@ import (
 // call is refused with a *core.DeferredError, and a Worker runs it later. A call
 // without Encode cannot be stored and is rejected. If the queue does not take
 // the call, it is refused with the queue's error.
-func Policy(q *Queue) core.ConflictPolicy { return policy{q} }
+func Policy(q *Queue) core.ConflictPolicy { return policy{queue: q} }
 
-type policy struct{ queue *Queue }
+type policy struct {
+	queue              *Queue
+	coalesce, debounce bool
+	quiet, maxDelay    time.Duration // of Debounce
+}
 
 // reservations reserve the keys of parked messages.
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
-// Validate reports a nil queue. It wraps core.ErrInvalidOption. core.NewGuard
+// Validate reports a nil queue, and a quiet period that cannot work. It wraps core.ErrInvalidOption. core.NewGuard
 // calls it.
 func (p policy) Validate() error {
 	if p.queue == nil {
 		return invalidOption("Policy: the queue is nil")
+	}
+	if p.debounce {
+		if wrong := checkQuiet(p.quiet, p.maxDelay, p.queue.maxAge); wrong != "" {
+			return invalidOption("Debounce(%s, %s): %s", p.quiet, p.maxDelay, wrong)
+		}
 	}
 	return nil
 }
@@ -50,6 +59,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
+	job.Coalesce, job.Quiet, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
 	began := time.Now()
 	receipt, err := p.queue.enqueue(ctx, job, true)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
@@ -62,7 +72,15 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), err
 	}
-	return reservations.Reserving(core.Deferred(receipt.Ticket), p.queue.precedence, func(ctx context.Context) (bool, error) {
+	return reservations.Reserving(core.Deferred(receipt.Ticket), p.reserves(), func(ctx context.Context) (bool, error) {
 		return p.queue.mayRun(ctx, job.Key)
 	}), nil
+}
+
+// reserves is for how long the key stays reserved: a quiet period comes on top.
+func (p policy) reserves() time.Duration {
+	if p.queue.precedence == 0 {
+		return 0
+	}
+	return min(p.queue.precedence+p.quiet, core.MaxTTL)
 }

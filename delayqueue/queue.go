@@ -34,14 +34,17 @@ type Queue struct {
 	maxDepth       int
 	maxDepthPerKey int
 	maxAttempts    int
-	retention      time.Duration
-	deadRetention  time.Duration
-	precedence     time.Duration
-	split          int // into so many partitions
-	splitGiven     bool
-	sealer         *sealer
-	observer       Observer
-	countMost      int
+	// In bytes; 0: the default.
+	maxBytes, maxBytesPerKey, maxBytesPerPrincipal int64
+	halt                                           Halt
+	retention                                      time.Duration
+	deadRetention                                  time.Duration
+	precedence                                     time.Duration
+	split                                          int // into so many partitions
+	splitGiven                                     bool
+	sealer                                         *sealer
+	observer                                       Observer
+	countMost                                      int
 
 	waits   *waits
 	workers *workerWatch
@@ -90,6 +93,9 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 			return nil, err
 		}
 	}
+	if err := q.boundBytes(); err != nil {
+		return nil, err
+	}
 	q.partitions = q.makePartitions(1, q.split)
 	return q, nil
 }
@@ -118,7 +124,7 @@ type Receipt struct {
 // message is run at least once, becomes a dead letter, expires, or is cancelled. A job whose ID is
 // remembered is not stored again, which is no error: Receipt.Stored tells.
 //
-// A full queue is ErrKeyFull or ErrQueueFull. After any error that wraps
+// A full queue is ErrKeyFull, ErrPrincipalFull or ErrQueueFull. After any error that wraps
 // core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
 // enqueue it again under the same ID to make sure that it is, once.
 func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {

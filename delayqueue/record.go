@@ -91,7 +91,7 @@ type ending struct {
 	result     string // of a dead letter, as it is stored
 }
 
-var endStates = map[byte]State{'d': StateDone, 'x': StateDead, 'e': StateExpired, 'c': StateCancelled}
+var endStates = map[byte]State{'d': StateDone, 'x': StateDead, 'e': StateExpired, 'c': StateCancelled, 's': StateSuperseded}
 
 const endingHeader = 18 // bytes before an ending's attempts
 
@@ -111,7 +111,7 @@ func readEnding(id, s string) (e ending, ok bool) {
 		}
 	}
 	base := 36
-	if s[0] == 'e' || s[0] == 'c' { // a script wrote it, or could have
+	if s[0] == 'e' || s[0] == 'c' || s[0] == 's' { // a script wrote it, or could have
 		base = 10
 	}
 	enqueued, ok1 := readMs(f[3], base)
@@ -125,10 +125,14 @@ func readEnding(id, s string) (e ending, ok bool) {
 	if !ok1 || !ok2 || !ok3 || cause > end {
 		return e, false
 	}
-	return ending{Status: Status{
+	e = ending{Status: Status{
 		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:end], State: endStates[s[0]],
 		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
-	}, ended: timeOf(ended), resultSize: int64(n[3]), result: rest[end:]}, true
+	}, ended: timeOf(ended), resultSize: int64(n[3]), result: rest[end:]}
+	if e.State == StateSuperseded {
+		e.SupersededBy, e.Cause = e.Cause, ""
+	}
+	return e, true
 }
 
 // readMs reads a time in an ending, in ms.
@@ -196,8 +200,8 @@ func memberOf(id, key string) string { return id + " " + key }
 // splitPlace reads an entry of f.
 func splitPlace(place string) (id, key string) {
 	key, rest, _ := strings.Cut(place, "\n")
-	if id, delayed := strings.CutPrefix(rest, "~"); delayed {
-		return id, key
+	if rest != "" && (rest[0] == '~' || rest[0] == '\x7f') { // delayed, or quiet
+		return rest[1:], key
 	}
 	return rest[min(16, len(rest)):], key
 }

@@ -15,7 +15,7 @@ import (
 //
 // A message that is no dead letter is ErrNotDead, so that to redrive twice is harmless;
 // one that is not known is ErrNotFound. The bounds of the queue hold: ErrKeyFull,
-// ErrQueueFull. What is left of a quarantined letter may be too little to run:
+// ErrPrincipalFull, ErrQueueFull. What is left of a quarantined letter may be too little to run:
 // ErrDamaged. After an error the letter is where it was; after one that wraps
 // core.ErrUnavailable, or ctx's own, that is not known. It takes two round trips.
 func (q *Queue) Redrive(ctx context.Context, id string, maxAge time.Duration) error {
@@ -42,13 +42,10 @@ func (q *Queue) redriveRefused(id, word string) error {
 	refused := func(why error, what string, args ...any) error {
 		return fmt.Errorf("delayqueue: redrive of message %q in queue %q: %w: %s", id, q.name, why, fmt.Sprintf(what, args...))
 	}
-	switch word {
-	case wordDamaged:
+	if word == wordDamaged {
 		return refused(ErrDamaged, "enqueue the work again, and purge it")
-	case wordKeyFull:
-		return refused(ErrKeyFull, "at most %d may be: try later, or see WithMaxDepthPerKey", q.maxDepthPerKey)
-	case wordQueueFull:
-		return refused(ErrQueueFull, "at most %d may be: try later, or see WithMaxDepth", q.maxDepth)
+	} else if full := fullWords[word]; full != nil {
+		return refused(full, "%s", q.fullBecause(full))
 	}
 	return nil
 }

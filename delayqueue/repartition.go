@@ -227,7 +227,7 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
 	text := fmt.Sprintf("%013d%013d%s", millis(m.EnqueuedAt), millis(m.ExpiresAt), about(m.Key, m.Name, m.Principal))
-	stored, err := p.call(ctx, adoptScript, 0, 0, m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts("")).Int64()
+	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts("")).Int64()
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}

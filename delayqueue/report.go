@@ -48,6 +48,8 @@ func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
 		return EnqueueLeft
 	case errors.Is(err, ErrKeyFull):
 		return EnqueueKeyFull
+	case errors.Is(err, ErrPrincipalFull):
+		return EnqueuePrincipalFull
 	case errors.Is(err, ErrQueueFull):
 		return EnqueueQueueFull
 	case errors.Is(err, ErrPayloadTooLarge):

@@ -27,6 +27,10 @@ type Stats struct {
 	// the last of them goes on.
 	Paused      bool
 	PausedUntil time.Time
+	// Halted is how many keys a dead letter halts: see WithHaltOnDeath.
+	Halted int64
+	// Bytes is how much memory all of it takes, as WithMaxBytes counts it.
+	Bytes int64
 	// Partitions is how many partitions take what is new, and OlderPartitions how many that Repartition has
 	// closed still hold something, if only the status of what has ended.
 	Partitions, OlderPartitions int
@@ -45,6 +49,8 @@ type Totals struct {
 	// Done, Expired, Cancelled and Died count how messages ended. What was redriven
 	// ends once more.
 	Done, Expired, Cancelled, Died int64
+	// Superseded counts messages that a newer one replaced.
+	Superseded int64
 	// Redriven and Purged count dead letters that are none any more.
 	Redriven, Purged int64
 }
@@ -73,7 +79,7 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if err != nil {
 		return err
 	}
-	var n [15]int64
+	var n [18]int64
 	if len(reply) != len(n) {
 		return luascript.ErrReply
 	}
@@ -97,6 +103,7 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 		s.Paused = true
 		s.PausedUntil = later(s.PausedUntil, until)
 	}
+	s.Halted, s.Bytes = s.Halted+n[16], s.Bytes+n[17]
 	for i, sum := range s.Totals.fields() {
 		*sum += n[7+i]
 	}
@@ -104,8 +111,8 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 }
 
 // fields are in the order in which stats.lua answers them.
-func (t *Totals) fields() [8]*int64 {
-	return [...]*int64{&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged}
+func (t *Totals) fields() [9]*int64 {
+	return [...]*int64{&t.Enqueued, &t.Done, &t.Retried, &t.Expired, &t.Cancelled, &t.Died, &t.Redriven, &t.Purged, &t.Superseded}
 }
 
 // text is how the manifest has what was counted in partitions that are gone.

@@ -56,6 +56,8 @@ func TestTotalsCountHowMessagesEnded(t *testing.T) {
 		b.reaches(expires, delayqueue.StateExpired)
 		require.NoError(t, w.Stop(t.Context()))
 		want := delayqueue.Stats{Dead: 1, Partitions: 3, Totals: delayqueue.Totals{Enqueued: 4, Retried: 1, Done: 1, Expired: 1, Cancelled: 1, Died: 1}}
-		require.Equal(t, want, b.stats())
+		is := b.stats()
+		is.Bytes = 0 // bounds_test.go
+		require.Equal(t, want, is)
 	})
 }

@@ -180,7 +180,8 @@ func (q *Queue) unrunnable(m Message) error {
 // goesOn reports whether the next message of the key is to run under the same lease.
 func (t *turn) goesOn(c *claim, v verdict) bool {
 	w := t.worker
-	return t.lease != nil && c.message.behind && (v.outcome == OutcomeDone || v.outcome == OutcomeDead) &&
+	ended := v.outcome == OutcomeDone || v.outcome == OutcomeDead && w.queue.halt == HaltNothing
+	return t.lease != nil && c.message.behind && ended &&
 		!v.last && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
@@ -232,7 +233,12 @@ func (t *turn) release(m Message, v verdict) error {
 	t.lease = nil
 	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
 	switch precedence := t.worker.queue.precedence; {
+	case v.outcome == OutcomeDead && t.worker.queue.halt == HaltKey:
+		t.reserved = true
+		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, core.MaxTTL)
 	case precedence == 0 && !reservations.WasReserved(lease):
+	case v.outcome == OutcomeDead && t.worker.queue.halt == HaltParked:
+		t.reserved = t.unreserve(ctx, lease) != nil
 	case v.foreign: // fresh calls need not wait for what this process cannot run
 		_ = t.unreserve(ctx, lease)
 	case !ended && v.delay > 0: // nor for what waits for its next attempt

@@ -27,6 +27,10 @@ var (
 		"key-queue-full", http.StatusTooManyRequests, "Too many requests are waiting for this resource",
 		"As many requests for the same resource are queued as may be. This one was not queued. Try again later.",
 	}
+	problemPrincipalFull = problemKind{
+		"principal-queue-full", http.StatusTooManyRequests, "Too many of your requests are waiting",
+		"The resource is busy, and as much of yours is queued as may be. The request was not queued. Try again later.",
+	}
 	problemQueueFull = problemKind{
 		"queue-full", http.StatusServiceUnavailable, "The queue is full",
 		"The resource is busy, and there is no room to queue the request. Try again later.",

@@ -75,6 +75,8 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemUnreadableBody.document(0))
 	case errors.Is(err, delayqueue.ErrKeyFull):
 		respond(x, problemKeyFull.document(soon()))
+	case errors.Is(err, delayqueue.ErrPrincipalFull):
+		respond(x, problemPrincipalFull.document(soon()))
 	case errors.Is(err, delayqueue.ErrQueueFull):
 		respond(x, problemQueueFull.document(soon()))
 	case errors.Is(err, core.ErrUnavailable):

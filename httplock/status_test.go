@@ -101,13 +101,14 @@ func TestPolicyErrorsHaveTheirStatus(t *testing.T) {
 		kind   string
 		retry  bool
 	}{
-		"queue full for the key":   {delayqueue.ErrKeyFull, http.StatusTooManyRequests, "key-queue-full", true},
-		"queue full":               {delayqueue.ErrQueueFull, http.StatusServiceUnavailable, "queue-full", true},
-		"payload over the queue's": {delayqueue.ErrPayloadTooLarge, http.StatusRequestEntityTooLarge, "body-too-large", false},
-		"redis down":               {core.ErrUnavailable, http.StatusServiceUnavailable, "unavailable", true},
-		"redis down, by time-out":  {fmt.Errorf("%w: %w", core.ErrUnavailable, context.DeadlineExceeded), http.StatusServiceUnavailable, "unavailable", true},
-		"closed":                   {core.ErrClosed, http.StatusServiceUnavailable, "unavailable", true},
-		"anything else":            {errors.New(testbed.OrderKey), http.StatusInternalServerError, "internal", false},
+		"queue full for the key":    {delayqueue.ErrKeyFull, http.StatusTooManyRequests, "key-queue-full", true},
+		"queue full for the client": {delayqueue.ErrPrincipalFull, http.StatusTooManyRequests, "principal-queue-full", true},
+		"queue full":                {delayqueue.ErrQueueFull, http.StatusServiceUnavailable, "queue-full", true},
+		"payload over the queue's":  {delayqueue.ErrPayloadTooLarge, http.StatusRequestEntityTooLarge, "body-too-large", false},
+		"redis down":                {core.ErrUnavailable, http.StatusServiceUnavailable, "unavailable", true},
+		"redis down, by time-out":   {fmt.Errorf("%w: %w", core.ErrUnavailable, context.DeadlineExceeded), http.StatusServiceUnavailable, "unavailable", true},
+		"closed":                    {core.ErrClosed, http.StatusServiceUnavailable, "unavailable", true},
+		"anything else":             {errors.New(testbed.OrderKey), http.StatusInternalServerError, "internal", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := guarded(core.NewGuard(b.Locker, testbed.Failing{Err: fmt.Errorf("wrapped: %w", test.err)}), mustNotRun(t))

@@ -25,6 +25,8 @@ import (
 //
 //	GET id          200 with id, state, attempts, conflicts, enqueued_at and expires_at;
 //	                303 with the same, and the result's Location, when the state is done;
+//	                superseded_by, the id of the ticket that replaced it, when the state is
+//	                superseded and the request has a principal;
 //	                with "Prefer: wait=N" when it has ended, or after N seconds, 30 at most
 //	GET id/result   the status, headers and body that the replay was answered with
 //	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
@@ -234,15 +236,19 @@ func writeTicket(w http.ResponseWriter, r *http.Request, s delayqueue.Status, la
 		w.Header().Set("Location", s.ID+"/"+resultSegment)
 	default:
 	}
+	if s.Principal == "" { // whoever replaced it may be anybody
+		s.SupersededBy = ""
+	}
 	writeJSON(w, r, status, "application/json", retryAfter, struct {
-		ID         string           `json:"id"`
-		State      delayqueue.State `json:"state"`
-		Attempts   int              `json:"attempts"`
-		Conflicts  int              `json:"conflicts"`
-		EnqueuedAt string           `json:"enqueued_at"`
-		ExpiresAt  string           `json:"expires_at"`
-		LastStatus int              `json:"last_status,omitempty"`
-	}{s.ID, s.State, s.Attempts, s.Conflicts, timestamp(s.EnqueuedAt), timestamp(s.ExpiresAt), last})
+		ID           string           `json:"id"`
+		State        delayqueue.State `json:"state"`
+		Attempts     int              `json:"attempts"`
+		Conflicts    int              `json:"conflicts"`
+		EnqueuedAt   string           `json:"enqueued_at"`
+		ExpiresAt    string           `json:"expires_at"`
+		LastStatus   int              `json:"last_status,omitempty"`
+		SupersededBy string           `json:"superseded_by,omitempty"`
+	}{s.ID, s.State, s.Attempts, s.Conflicts, timestamp(s.EnqueuedAt), timestamp(s.ExpiresAt), last, s.SupersededBy})
 }
 
 // isTicketID reports whether id has the form of a ticket's: 128 bits in lower

@@ -18,7 +18,11 @@ if not known and not shut then
   if body then
     append(admitted.b, id, payload)
   end
-  full(key) -- which counts
+  local _, principal = about(text, 27)
+  local bytes = message_size(19 + #text + #payload)
+  full(key, principal, 0) -- which counts
+  occupy(key, principal, bytes)
+  count('bytes', bytes)
   admit(id, key, '-', text .. (body and '' or payload), body, math.max(0, tonumber(age)))
   file()
   call('HSET', r, id, attempts)

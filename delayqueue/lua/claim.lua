@@ -46,9 +46,8 @@ end
 
 -- Dead letters that were kept for long enough.
 local old = call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)
-batch('ZREM', x, old)
-for _, name in ipairs({y, m, b}) do
-  batch('HDEL', name, old)
+for _, id in ipairs(old) do
+  forget(id)
 end
 
 -- Messages that are due.
@@ -81,6 +80,7 @@ local needed = call('HMGET', c, 'until0', 'until1', 'until2', 'until3', 'until4'
 for i = 1, 5 do
   if needed[i] and (whole(needed[i]) or 0) <= now then
     call('UNLINK', KEYS[11 + i])
+    call('HDEL', c, 'until' .. i - 1, 'ended' .. i - 1)
   elseif needed[i] and call('HLEN', KEYS[11 + i]) > LARGE then
     call('PERSIST', KEYS[11 + i])
   end

@@ -1,17 +1,35 @@
 -- How messages end that nobody runs, after common.lua.
 
+local MINUTE = math.min(60000, retention)
+local GIVEN_UP = {e = 'expired', c = 'cancelled', s = 'superseded'}
+
+-- Whether nothing has ended into a bucket for a minute.
+local function is_aged(i) return (whole(call('HGET', c, 'closed' .. i)) or 0) + MINUTE <= now end
+
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the
--- retention, if what the oldest one has need not be remembered any more.
+-- retention, if what the oldest one has need not be remembered any more. It is another one
+-- sooner when this one has a tenth of the partition's bytes, and the oldest a minute's age.
 local function remember(endings)
   local own = call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4')
   local at, since = (whole(own[1]) or 0) % 5, whole(own[2])
   local oldest = (at + 1) % 5
-  if (not since or since > now or now - since >= retention / 4) and (whole(own[3 + oldest]) or 0) <= now then
-    at = oldest
-    call('UNLINK', KEYS[12 + at])
-    call('HSET', c, 'bucket', at, 'since', NOW)
+  if (not since or since > now or now - since >= retention / 4) and
+    ((whole(own[3 + oldest]) or 0) <= now or since == 0 and is_aged(oldest)) then
+    call('UNLINK', KEYS[12 + oldest])
+    call('HSET', c, 'bucket', oldest, 'since', NOW, 'ended' .. oldest, 0, 'closed' .. at, NOW)
+    at, own[3 + oldest] = oldest, false
   end
   batch('HSET', KEYS[12 + at], endings)
+  local bytes = 0
+  for i = 1, #endings, 2 do
+    bytes = bytes + ending_size(#endings[i] + #endings[i + 1])
+  end
+  local sum = redis.pcall('HINCRBY', c, 'ended' .. at, bytes)
+  if type(sum) ~= 'number' then -- junk: counted anew
+    call('HSET', c, 'ended' .. at, bytes)
+  elseif sum > max_bytes / 10 then
+    call('HSET', c, 'since', 0)
+  end
   if (whole(own[3 + at]) or 0) < now + retention then
     local needed = now + math.ceil(retention * 1.25)
     call('HSET', c, 'until' .. at, needed)
@@ -33,23 +51,55 @@ local function is_running(state)
   return flag == 'r' or flag == 'R'
 end
 
--- Ends a queued message that is not to be run: as 'e', expired, or 'c', cancelled.
-local function give_up(id, key, rec, how)
+-- What a record has of its message, from the lengths on, without a payload; its principal. The
+-- lengths begin at a byte.
+local function about(rec, from)
+  local k, n, p = match(rec, '^(%d%d%d)(%d%d%d)(%d%d%d)', from)
+  if not k then
+    return '', ''
+  end
+  k, n, p = from + 9 + tonumber(k, 10), tonumber(n, 10), tonumber(p, 10)
+  return sub(rec, from, k + n + p - 1), sub(rec, k + n, k + n + p - 1)
+end
+
+local function size_of(id, rec)
+  return message_size(#rec + (sub(rec, 3, 3) == 'b' and call('HSTRLEN', b, id) or 0))
+end
+
+-- Ends the time in which a newer message replaces this one, if it may.
+local function settle_slot(id, slot)
+  if slot ~= '' and call('HGET', u, slot) == id then
+    call('HDEL', u, slot)
+  end
+end
+
+-- Ends a queued message, but leaves its place in f: as 'e', expired, 'c', cancelled, or 's', superseded.
+local function discard(id, key, rec, how, because)
   local mark, counted, cause = match(call('HGET', r, id) or UNTRIED, '^.(......)(%d+ %d+ %d+ )%d+ %S* (.*)$')
   local enqueued, not_after = tonumber(sub(rec, 20, 32), 10) or 0, tonumber(sub(rec, 33, 45), 10) or 0
   local k, n, p = tonumber(sub(rec, 46, 48), 10) or 0, tonumber(sub(rec, 49, 51), 10) or 0, tonumber(sub(rec, 52, 54), 10) or 0
   call('ZREM', z, id .. ' ' .. key)
+  local what, principal = about(rec, 46)
+  local size = size_of(id, rec)
+  occupy(key, principal, -size)
+  count('bytes', -size)
+  settle_slot(id, match(rec, '^1[qc]') and 's' .. what or '')
   for _, name in ipairs({r, m, b}) do
     call('HDEL', name, id)
   end
   remember({id, table.concat({how .. string.format('%011x', now) .. (mark or '------') .. (counted or '0 0 0 ') .. enqueued,
-    math.max(0, not_after - enqueued), 0, k, n, p, sub(rec, 55, 54 + k + n + p) .. (cause or '')}, ' ')})
-  count(how == 'e' and 'expired' or 'cancelled')
+    math.max(0, not_after - enqueued), 0, k, n, p, sub(rec, 55, 54 + k + n + p) .. (because or cause or '')}, ' ')})
+  count(GIVEN_UP[how])
   ended[#ended + 1] = id
+end
+
+-- Ends a queued message that is not to be run.
+local function give_up(id, key, rec, how, because)
+  discard(id, key, rec, how, because)
   if key == '' then
     return
   end
-  call('ZREM', f, key .. '\n' .. sub(rec, 4, 19) .. id, key .. '\n~' .. id)
+  call('ZREM', f, key .. '\n' .. sub(rec, 4, 19) .. id, key .. '\n~' .. id, key .. '\n\127' .. id)
   local head = line(key, '1')[1]
   local member = head and id_at(head, key) .. ' ' .. key
   if not head then -- nobody is left to have the key before others: a claim tells a worker of it if nobody heard

@@ -13,9 +13,7 @@ local function purge(id, died)
   if not ending then
     return call('HGET', m, id) and 0 or 1
   end
-  for _, name in ipairs({y, m, b}) do
-    call('HDEL', name, id)
-  end
+  forget(id)
   count('purged')
   return 1
 end

@@ -20,14 +20,25 @@ local function redrive(id, died)
   end
   local losses, result, k, n, p, texts = match(ending, '^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
   local body, key = sub(rec, 3, 3) == 'b', key_of(rec)
-  if not losses or not match(sub(rec, 1, 54), '^1[p-][b-]%d+$') or body and call('HSTRLEN', b, id) == 0 then
+  if not losses or not match(sub(rec, 1, 54), '^1[pqc-][b-]%d+$') or body and call('HSTRLEN', b, id) == 0 then
     return 'damaged'
   end
-  local why = refusal(key)
+  local _, principal = about(rec, 46)
+  local bytes = size_of(id, rec)
+  local why = refusal(key, principal, 0)
   if why then
     return why
   end
-  admit(id, key, '-', sub(rec, 20, 32) .. string.format('%.0f', now + age) .. sub(rec, 46), body, age)
+  local number
+  if resume(key, id) then -- it goes before those that it halted
+    number, headed[key] = sub(rec, 4, 19), false
+    for _, place in ipairs(line(key, '1')) do
+      call('ZREM', z, id_at(place, key) .. ' ' .. key)
+    end
+  end
+  admit(id, key, '-', sub(rec, 20, 32) .. string.format('%.0f', now + age) .. sub(rec, 46), body, age, nil, number)
+  occupy(key, principal, bytes)
+  count('bytes', -ending_size(#ending))
   file()
   call('HSET', r, id, '-------0 0 ' .. losses .. ' 0  ' .. sub(texts, k + n + p + 1, -1 - result))
   live(0, r)

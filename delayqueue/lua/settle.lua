@@ -15,6 +15,9 @@
 --             h  it goes back: this worker cannot run it, another may
 --           what is claimed next: k the next of its key, which the caller holds; a what is due; else -
 --           of what goes back: w when it waits for its own key, so that wake.lua makes it due; else -
+--           of a dead letter: p when it halts the messages of its key, k when it halts its key, else -;
+--           and of its record and its payload how many bytes they have, in ten digits, its principal, and
+--           after a line feed what field of u has it, if a newer message may replace it
 --   next    token to claim the next message with, or ''
 --   of what ends: its ending, from the mark on; its result or ''
 --   of others: its attempts, without the flag; the delay before it is due again, in ms, and its not_after
@@ -60,21 +63,41 @@ end
 
 local replies, asked, due = {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
 local held, over, gone, places, endings = {}, {}, {}, {}, {}
-local letters, deaths = {}, {}
+local letters, deaths, halts, slots = {}, {}, {}, {}
 local back, times, freed = {}, {}, {} -- freed: those whose key has another head
 
 local at = string.format('%011x', now)
 
-local function finish(id, key, seq, how, text, result)
+-- Whose a message is, and its slot.
+local function owner(options)
+  if #options == 14 then
+    return '', ''
+  end
+  return match(options, '^([^\n]*)\n?(.*)$', 15)
+end
+
+local function finish(id, key, seq, how, text, result, options)
   over[#over + 1] = id
   ended[#ended + 1] = id
+  local bytes, principal, slot = message_size(tonumber(sub(options, 5, 14), 10)), owner(options)
+  occupy(key, principal, -bytes)
+  if slot ~= '' then
+    append(slots, id, slot)
+  end
+  text = how .. at .. text
   if how == 'x' then
-    append(letters, id, how .. at .. text .. result)
+    text = text .. result
+    append(letters, id, text)
     append(deaths, NOW, id)
+    count('bytes', ending_size(#text))
+    if key ~= '' and sub(options, 4, 4) ~= '-' then
+      append(halts, key, sub(options, 4, 4) .. id)
+    end
   else
     gone[#gone + 1] = id
+    count('bytes', -bytes)
     if how ~= 'm' then
-      append(endings, id, how .. at .. text)
+      append(endings, id, text)
     end
     if result ~= '' then
       append(endings, id .. ' ', result)
@@ -83,6 +106,12 @@ local function finish(id, key, seq, how, text, result)
   if key ~= '' then -- of a record that is junk the place is not known, but it is the first
     places[#places + 1] = seq ~= '' and key .. '\n' .. seq .. id or line(key, '1')[1]
   end
+end
+
+-- The message that has come since and is to run in place of one that no handler was given.
+local function newer(id, tries, slot)
+  local by = slot ~= '' and match(tries, '^......0 %d+ 0 0 ') and call('HGET', u, slot)
+  return by and by ~= id and call('HEXISTS', m, by) == 1 and by
 end
 
 local function give_back(member, id, how, waits, state, tries, till)
@@ -99,10 +128,14 @@ local function give_back(member, id, how, waits, state, tries, till)
   soonest = math.min(soonest or next, next)
 end
 
-local ids = {}
+local ids, fields = {}, {}
 for i = 4, #ARGV, 8 do
   ids[#ids + 1] = ARGV[i]
+  local key, principal = ARGV[i + 1], owner(ARGV[i + 4])
+  fields[#fields + 1] = key ~= '' and 'k' .. key or nil
+  fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
 end
+fetch(fields)
 for n, state in ipairs(call('HMGET', r, unpack(ids))) do
   local id, key, seq, tries, options, token, text, extra = unpack(ARGV, 8 * n - 4, 8 * n + 3)
   local how, which = sub(options, 1, 1), token ~= '' and not idle and sub(options, 2, 2)
@@ -115,12 +148,18 @@ for n, state in ipairs(call('HMGET', r, unpack(ids))) do
       count(COUNTS[how])
     end
     if how == 'd' or how == 'e' or how == 'x' or how == 'm' then
-      finish(id, key, seq, how, text, extra)
+      finish(id, key, seq, how, text, extra, options)
       if key ~= '' then
         freed[#freed + 1] = n
       end
     else
-      give_back(held[#held], id, how, sub(options, 3, 3) == 'w', state, text, extra)
+      local by = newer(id, text, (select(2, owner(options))))
+      if by then
+        call('HSET', r, id, '-' .. text)
+        give_up(id, key, call('HGET', m, id) or '', 's', by)
+      else
+        give_back(held[#held], id, how, sub(options, 3, 3) == 'w', state, text, extra)
+      end
     end
     if which == 'a' then
       asked[token] = n
@@ -143,7 +182,11 @@ if #deaths > 0 then
   end
   batch('HSET', y, letters)
   batch('ZADD', x, deaths)
-  live(dead_retention, x, y)
+  batch('HSET', h, halts)
+  live(dead_retention, x, y, h)
+end
+for i = 1, #slots, 2 do
+  settle_slot(slots[i], slots[i + 1])
 end
 batch('HSET', r, back)
 

@@ -14,7 +14,7 @@ local function join(id, key)
   if too_old(rec) then
     return give_up(id, key, rec, 'e')
   end
-  call('ZREM', f, key .. '\n~' .. id, key .. '\n' .. sub(rec, 4, 19) .. id)
+  call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. sub(rec, 4, 19) .. id)
   call('ZADD', f, 0, key .. '\n' .. number .. id)
   if sub(rec, 1, 1) == '1' then
     call('HSET', m, id, sub(rec, 1, 3) .. number .. sub(rec, 20))
@@ -64,6 +64,7 @@ local function start(lease, max_bytes)
     return replies
   end
   local records, states = call('HMGET', m, unpack(wanted)), call('HMGET', r, unpack(wanted))
+  local halted = call('HLEN', h) > 0
   local begun, ends, tried, till = {}, {}, {}, string.format('%.0f', now + lease)
   for i, id in ipairs(wanted) do
     local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
@@ -71,10 +72,12 @@ local function start(lease, max_bytes)
       call('ZREM', z, member)
     elseif too_old(rec) then
       give_up(id, sub(member, #id + 2), rec, 'e')
+    elseif halted and call('HEXISTS', h, sub(member, #id + 2)) == 1 then -- it only expires
+      call('ZADD', z, math.min(tonumber(sub(rec, 33, 45), 10) or now + 60000, now + 60000), member)
     elseif bytes >= max_bytes then
       call('ZADD', z, 'NX', NOW, member)
     else
-      local tries, waited = '------1 0 0 0 ' .. token .. ' ', sub(rec, 2, 2) == 'p'
+      local tries, waited = '------1 0 0 0 ' .. token .. ' ', match(rec, '^1[pq]') and true or false
       if state then
         local more = attempt(state, token)
         tries, rec, waited = more or tries, more and rec or '', sub(state, 1, 1) == 'w'

@@ -10,10 +10,17 @@
 local wake, idle = ARGV[3] == '1', paused_until() > now
 call('HDEL', r, '')
 
+-- 1 when a message of the key waits for newer ones to replace it: a fresh call would be undone by it.
+local function quiet(key)
+  return #call('ZRANGEBYLEX', f, '[' .. key .. '\n\127', '(' .. key .. '\11', 'LIMIT', '0', '1')
+end
+
 local function look(key)
-  local place = line(key, '1')[1]
-  if not place then
-    return 0
+  local place, halt = line(key, '1')[1], call('HGET', h, key)
+  if halt then
+    return sub(halt, 1, 1) == 'k' and 1 or 0
+  elseif not place then
+    return idle and 0 or quiet(key)
   end
   local id = id_at(place, key)
   local member, state = id .. ' ' .. key, call('HGET', r, id) or ''
@@ -27,7 +34,7 @@ local function look(key)
   if flag == 'r' or flag == 'R' then
     return 1
   elseif idle or flag ~= 'w' and (at or now + 1) > now then
-    return 0
+    return idle and 0 or quiet(key)
   end
   return wake and flag == 'w' and 2 or 1
 end

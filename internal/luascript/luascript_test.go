@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,6 +38,26 @@ func TestLoad_AnIncludeStandsForItsFile(t *testing.T) {
 	require.Panics(t, func() { luascript.Load(files, "wrong") })
 }
 
+var (
+	comments = regexp.MustCompile(`--.*`)
+	texts    = regexp.MustCompile(`'[^'\n]*'`)
+	called   = regexp.MustCompile(`(?:^|[^.\w])([A-Za-z_]\w*)\(`)
+	builtin  = strings.Fields("and assert elseif error function if in ipairs next not or pairs return select tonumber tostring type unpack until while")
+)
+
+// requireFunctions has each function that a script calls defined in it, or in what it includes: Redis
+// learns of one that is not only when it is called.
+func requireFunctions(t *testing.T, path, source string) {
+	t.Helper()
+	source = texts.ReplaceAllString(comments.ReplaceAllString(source, ""), "''")
+	for _, call := range called.FindAllStringSubmatch(source, -1) {
+		name := regexp.QuoteMeta(call[1])
+		if !slices.Contains(builtin, name) {
+			require.Regexp(t, `local function `+name+`\(|local [\w, ]*\b`+name+`\b|function\([\w, ]*\b`+name+`\b`, source, "%s calls %s", path, name)
+		}
+	}
+}
+
 // Redis compiles each script of this module.
 func TestLoad_TheSourcesAreLua(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -65,6 +87,7 @@ func TestLoad_TheSourcesAreLua(t *testing.T) {
 				hash, err := rdb.ScriptLoad(t.Context(), s.Source()).Result()
 				require.NoError(t, err, path)
 				require.Equal(t, s.Hash(), hash)
+				requireFunctions(t, path, s.Source())
 			}
 		}
 	})

@@ -117,8 +117,8 @@ func (d *deployment) AcquireAll(ctx context.Context, records []string, req Acqui
 	return reply, nil
 }
 
-func (d *deployment) Admit(record, leader string, followers []Follower, done func(fences []int64, err error)) {
-	cmd := d.command(context.Background(), admitScript, false, record, leader)
+func (d *deployment) Admit(record, leader string, fence int64, followers []Follower, done func(fences []int64, err error)) {
+	cmd := d.command(context.Background(), admitScript, false, record, leader, fence)
 	for i := range followers {
 		m := &followers[i]
 		cmd.args = append(cmd.args, &m.Token, m.Lease.Milliseconds(), &m.What)

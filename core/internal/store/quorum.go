@@ -246,8 +246,8 @@ func (q *quorum) Reserve(context.Context, string, time.Duration) (int64, error) 
 func (q *quorum) Unreserve(context.Context, string, int64) (bool, error) {
 	return false, unsupported("unreserve")
 }
-func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply      { return nil }
-func (q *quorum) Admit(string, string, []Follower, func([]int64, error)) {}
+func (q *quorum) Refresh(context.Context, []Refresh) []RefreshReply             { return nil }
+func (q *quorum) Admit(string, string, int64, []Follower, func([]int64, error)) {}
 
 func (q *quorum) AcquireAll(context.Context, []string, AcquireRequest) (AcquireAllReply, error) {
 	return AcquireAllReply{}, unsupported("acquire all")

@@ -22,10 +22,10 @@ type Store interface {
 	Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error)
 	// AcquireAll asks for several keys by one token, all or none, if one node serves all keys.
 	AcquireAll(ctx context.Context, records []string, req AcquireRequest) (AcquireAllReply, error)
-	// Admit admits followers beside their leader, a holder of the key, and calls done with a
-	// fence for each, zero if it was not admitted: perhaps before it returns. It does not block,
+	// Admit admits followers beside their leader, which was granted the key with fence, and calls done
+	// with a fence for each, zero if it was not admitted: perhaps before it returns. It does not block,
 	// and does nothing when the Locker is closed. It is for stores that queue.
-	Admit(record, leader string, followers []Follower, done func(fences []int64, err error))
+	Admit(record, leader string, fence int64, followers []Follower, done func(fences []int64, err error))
 	// Renew renews leases that one node serves; see NodeOf.
 	Renew(ctx context.Context, batch []Renewal) []RenewalReply
 	// Refresh tells Redis that tokens still wait which one node serves; see NodeOf.

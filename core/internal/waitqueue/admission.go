@@ -16,10 +16,11 @@ const (
 //
 // When the queue is granted the key other than exclusively, the calls that wait with the leader are
 // admitted too, all in one round trip: readers past calls of other processes that wait, permits only
-// if none does. A call that joins the queue later asks again: so at most two batches of readers enter
-// before a writer that waits.
+// if none does. If the leader has released by then, all of them only if nobody waits. A call that joins
+// the queue later asks again: so at most two batches of readers enter before a writer that waits.
 type Admission struct {
 	Leader string // the token that was granted the key
+	Fence  int64  // its own
 	Sent   time.Time
 	Calls  []Follower
 }
@@ -31,7 +32,7 @@ type Follower struct {
 }
 
 // admit begins the admission of the calls that wait, or of as many as fit beside the leader.
-func (q *Queue) admit(now time.Time, leader string) {
+func (q *Queue) admit(now time.Time, leader Grant) {
 	q.admitBy = now.Add(admissionTimeout)
 	q.wake() // to ask by then
 	left := q.n
@@ -39,7 +40,7 @@ func (q *Queue) admit(now time.Time, leader string) {
 		left = min(left, q.Limit-1)
 	}
 	for c := q.first; left > 0; {
-		a := &Admission{Leader: leader, Sent: now, Calls: make([]Follower, 0, min(left, MaxFollowers))}
+		a := &Admission{Leader: leader.Token, Fence: leader.Fence, Sent: now, Calls: make([]Follower, 0, min(left, MaxFollowers))}
 		for ; left > 0 && len(a.Calls) < MaxFollowers; c, left = c.next, left-1 {
 			c.follower = q.NewToken(q.Limit)
 			a.Calls = append(a.Calls, Follower{c, c.follower})

@@ -78,7 +78,7 @@ func (q *Queue) give(now time.Time, c *Call, g Grant) {
 		q.inform(q.last)
 		q.held = g.Fence
 	case q.Ordered && (q.Limit == 0 || g.Room):
-		q.admit(now, g.Token)
+		q.admit(now, g)
 	default:
 		q.inform(q.last)
 		q.wake() // it may hold the key too

@@ -157,7 +157,7 @@ func (w *world) admit(q *waitqueue.Queue, a *waitqueue.Admission) {
 	}
 	w.model.admits(a)
 	fences := make([]int64, len(a.Calls))
-	w.send(tokens, func() { w.redis.admit(a.Leader, tokens, fences) }, func(err error) {
+	w.send(tokens, func() { w.redis.admit(a.Leader, a.Fence, tokens, fences) }, func(err error) {
 		f := waitqueue.Failure{}
 		if err != nil {
 			f.Err = errOutage

@@ -150,12 +150,14 @@ func (r *redis) room(token string) bool {
 	return len(r.fifo) == 0 && limitOf(token) > 1 && r.fits(limitOf(token))
 }
 
-// admit grants the key to tokens beside a holder, past others if they are readers and it is still there.
-func (r *redis) admit(leader string, tokens []string, fences []int64) {
+// admit grants the key to tokens beside a holder, past others if they are readers and it is
+// still there; if it is gone, not for long.
+func (r *redis) admit(leader string, fence int64, tokens []string, fences []int64) {
 	r.sweep()
 	r.serve("")
+	mine := r.holders[leader] != nil
 	for i, token := range tokens {
-		if r.fits(limitOf(token)) && (limitOf(token) == 0 && r.holders[leader] != nil || len(r.fifo) == 0) {
+		if (mine || r.now.UnixMicro()-fence < claim.Microseconds()) && r.fits(limitOf(token)) && (limitOf(token) == 0 && mine || len(r.fifo) == 0) {
 			fences[i] = r.grant(token, firstLease)
 		}
 	}

@@ -77,7 +77,7 @@ const (
 	HandOver
 	// Cancel has Redis forget the token, whatever that has.
 	Cancel
-	// Admit asks Redis whether followers of a holder are admitted; then Admitted follows.
+	// Admit asks Redis whether the followers of a grant are admitted; then Admitted follows.
 	Admit
 )
 

@@ -82,12 +82,18 @@ func silentRedis(t *trial) {
 	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: silence, DialTimeout: silence})
 	b := testbed.On(t, rdb, t.env.Prefix)
 	wait := 50 * time.Millisecond
-	for name, policy := range map[string]core.ConflictPolicy{
-		"retry": retry.Policy{MaxWait: wait}, "retry, then park": retry.Policy{MaxWait: wait, Then: &testbed.Parking{}},
+	for name, c := range map[string]struct {
+		policy core.ConflictPolicy
+		away   func()
+	}{
+		"retry, swallowing":            {retry.Policy{MaxWait: wait}, func() { proxy.Blackhole(redistest.Requests) }},
+		"retry, refusing":              {retry.Policy{MaxWait: wait}, func() { proxy.Refuse(true) }},
+		"retry, then park, swallowing": {retry.Policy{MaxWait: wait, Then: &testbed.Parking{}}, func() { proxy.Blackhole(redistest.Requests) }},
+		"retry, then park, refusing":   {retry.Policy{MaxWait: wait, Then: &testbed.Parking{}}, func() { proxy.Refuse(true) }},
 	} {
 		handler := Handler(t.mustNotRun)
-		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) }, lock(b, policy)))
-		proxy.Blackhole(redistest.Requests)
+		s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) }, lock(b, c.policy)))
+		c.away()
 		answers := make(chan testbed.Answer, atOnce)
 		for range atOnce {
 			go func() {
@@ -100,6 +106,7 @@ func silentRedis(t *trial) {
 		}
 		handler = ok
 		proxy.Blackhole(0)
+		proxy.Refuse(false)
 		proxy.Cut()
 		t.eventually(func() bool { return t.post(s, "body").Status == http.StatusOK }, name+": Redis is back")
 	}

@@ -81,7 +81,7 @@ func (p *Proxy) Blackhole(d Direction) {
 }
 
 // Delay has each piece of what passes, in either direction, arrive as much later as delay says, as a
-// longer way would: those behind it travel meanwhile, and keep their order. Nil stops that.
+// longer path would: later pieces are under way meanwhile, and keep their order. Nil stops that.
 func (p *Proxy) Delay(delay func() time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -25,7 +25,7 @@ local function expiry() return math.max(redis.call('PTTL', key), 0) end
 local writes = {} -- fields and values to be written at the end
 local gone = {}   -- fields to be removed then
 local stays = 0   -- the record must not expire before, in ms
-local left        -- what its expiry was set to, in ms
+local expires     -- what its expiry was set to, in ms
 
 local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
 local function locker(e) return string.match(e, ':(.*)%.') end
@@ -182,8 +182,8 @@ local function serve(me)
       local there = true
       if mark ~= '~' then
         if not written then -- before the first message: Redis may refuse writes
-          left = math.max(redis.call('PTTL', key), CLAIM + ALIVE)
-          redis.call('PEXPIRE', key, left)
+          expires = math.max(redis.call('PTTL', key), CLAIM + ALIVE)
+          redis.call('PEXPIRE', key, expires)
           written = true
         end
         local room = held + 1 < limit(e) -- for one more with this limit
@@ -253,13 +253,13 @@ local function save()
   end
   -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
   -- lets the script go on. A new record has to fit.
-  local needs = math.max(stays - now, LEAST)
+  local needed = math.max(stays - now, LEAST)
   if exists then
     if held > 0 or queue ~= '' then
-      needs = math.max(needs, left or redis.call('PTTL', key))
+      needed = math.max(needed, expires or redis.call('PTTL', key))
     end
-    if needs ~= left then
-      redis.call('PEXPIRE', key, needs)
+    if needed ~= expires then
+      redis.call('PEXPIRE', key, needed)
     end
   end
   redis.call('HSET', key, unpack(writes))
@@ -267,6 +267,6 @@ local function save()
     redis.call('HDEL', key, unpack(gone))
   end
   if not exists then
-    redis.call('PEXPIRE', key, needs)
+    redis.call('PEXPIRE', key, needed)
   end
 end

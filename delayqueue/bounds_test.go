@@ -1,0 +1,270 @@
+package delayqueue_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// flood has many callers at once enqueue what job makes until all were refused, and returns what was stored and
+// why the last was not.
+func (b *bench) flood(job func(i int) delayqueue.Job) (ids []string, refused error) {
+	b.t.Helper()
+	const callers, each = 16, 40
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for c := range callers {
+		all.Go(func() {
+			for i := range each {
+				ticket, err := b.queue.Enqueue(b.t.Context(), job(c*each+i))
+				mu.Lock()
+				if err == nil {
+					ids = append(ids, ticket.ID)
+				} else if refused == nil || assert.ErrorIs(b.t, err, refused) {
+					for _, full := range []error{delayqueue.ErrKeyFull, delayqueue.ErrPrincipalFull, delayqueue.ErrQueueFull} {
+						if errors.Is(err, full) {
+							refused = full
+						}
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	return ids, refused
+}
+
+// memory is what the queue's keys take in Redis, by Redis itself.
+func (b *bench) memory() (n int64) {
+	b.t.Helper()
+	for _, name := range redistest.Keys(b.t, b.rdb, b.key("")) {
+		size, err := b.rdb.MemoryUsage(b.t.Context(), name, 0).Result()
+		require.NoError(b.t, err)
+		n += size
+	}
+	return n
+}
+
+func bounded(opts ...delayqueue.Option) []delayqueue.Option {
+	return append([]delayqueue.Option{
+		delayqueue.WithMaxPayload(32 << 10), delayqueue.WithMaxResult(32 << 10), delayqueue.WithMaxBytes(4 << 20),
+		delayqueue.WithMaxBytesPerKey(1 << 20), delayqueue.WithMaxBytesPerPrincipal(2 << 20), delayqueue.WithMaxDepthPerKey(1_000_000),
+	}, opts...)
+}
+
+func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, c := range map[string]struct {
+			job   func(i int) delayqueue.Job
+			full  error
+			bytes int64
+			room  delayqueue.Job // there is some for it
+		}{
+			"key": {
+				func(int) delayqueue.Job { return delayqueue.Job{Key: "hot"} },
+				delayqueue.ErrKeyFull, 1 << 20,
+				delayqueue.Job{Key: "other"},
+			},
+			"principal": {
+				func(i int) delayqueue.Job { return delayqueue.Job{Key: fmt.Sprint(i), Principal: "mallory"} },
+				delayqueue.ErrPrincipalFull, 2 << 20,
+				delayqueue.Job{Key: "1", Principal: "alice"},
+			},
+			"queue": {
+				func(i int) delayqueue.Job { return delayqueue.Job{Principal: fmt.Sprint(i % 9), Key: fmt.Sprint(i)} },
+				delayqueue.ErrQueueFull, 4 << 20,
+				delayqueue.Job{},
+			},
+		} {
+			for _, payload := range []int{10_000, 32 << 10} {
+				own := *env
+				own.Prefix = fmt.Sprint(env.Prefix, name, payload)
+				b := setup(t, &own, bounded()...)
+				body := bytes.Repeat([]byte("x"), payload)
+				ids, full := b.flood(func(i int) delayqueue.Job {
+					job := c.job(i)
+					job.Payload = body
+					return job
+				})
+				require.ErrorIs(t, full, c.full, name)
+				require.ErrorIs(t, full, delayqueue.ErrFull)
+				stored := b.stats().Bytes
+				require.LessOrEqual(t, stored, c.bytes, name)
+				require.Greater(t, stored, c.bytes-int64(payload*5/4)-2048, "there was room for another one")
+				if !errors.Is(c.full, delayqueue.ErrQueueFull) {
+					_, err := b.queue.Enqueue(t.Context(), c.room)
+					require.NoError(t, err, "others are not refused")
+				}
+				n, err := b.queue.CancelAll(t.Context(), delayqueue.Filter{})
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, n, len(ids))
+				require.Less(t, b.stats().Bytes, stored/10, "what is cancelled has no payload")
+				job := c.job(0)
+				job.Payload = body
+				_, err = b.queue.Enqueue(t.Context(), job)
+				require.NoError(t, err, "there is room again")
+			}
+		}
+	})
+}
+
+// What is counted is no less than what Redis takes.
+func TestQueueBounds_WhatIsCountedIsWhatRedisTakes(t *testing.T) {
+	for _, payload := range []int{0, 500, 5000, 20_000} {
+		t.Run(fmt.Sprint(payload, " bytes"), func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, redistest.Real(t), bounded(delayqueue.WithMaxBytes(64<<20), delayqueue.WithMaxBytesPerKey(64<<20))...)
+			for i := range 1000 {
+				b.enqueue(delayqueue.Job{Key: fmt.Sprint("order:", i%100), Payload: bytes.Repeat([]byte("x"), payload)})
+			}
+			t.Logf("queued: counted %d, of Redis %d", b.stats().Bytes, b.memory())
+			require.GreaterOrEqual(t, b.stats().Bytes, b.memory())
+			require.LessOrEqual(t, b.stats().Bytes, b.memory()*3/2)
+			b.start(func(ctx context.Context, m delayqueue.Message) error { return delayqueue.SetResult(ctx, m.Payload) })
+			redistest.Eventually(t, func() bool { return b.stats().Totals.Done == 1000 }, "all run")
+			t.Logf("done: counted %d, of Redis %d", b.stats().Bytes, b.memory())
+			require.GreaterOrEqual(t, b.stats().Bytes*11/10, b.memory())
+			require.LessOrEqual(t, b.stats().Bytes, b.memory()*3/2)
+			require.Empty(t, b.rdb.HGetAll(t.Context(), b.key("u")).Val(), "nothing is open")
+		})
+	}
+}
+
+// What has ended, results included, is bounded too: the oldest is forgotten before its time, but never what
+// ended within a minute; new jobs are refused then.
+func TestQueueBounds_WhatEndedIsBounded(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, bounded()...)
+		b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			return delayqueue.SetResult(ctx, bytes.Repeat([]byte("x"), 32<<10))
+		})
+		var first string
+		for {
+			ticket, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Payload: make([]byte, 32<<10)})
+			if err != nil {
+				require.ErrorIs(t, err, delayqueue.ErrQueueFull)
+				break
+			}
+			if first == "" {
+				first = ticket.ID
+			}
+			b.reaches(ticket.ID, delayqueue.StateDone)
+		}
+		require.LessOrEqual(t, b.stats().Bytes, int64(4<<20))
+		_, err := b.queue.Result(t.Context(), first)
+		require.NoError(t, err, "it is remembered for a minute at least")
+
+		pass := func() { // 61 s, for what ended
+			for i := range 5 {
+				closed := fmt.Sprint("closed", i)
+				if ms, err := b.rdb.HGet(t.Context(), b.key("c"), closed).Int64(); err == nil {
+					b.rdb.HSet(t.Context(), b.key("c"), closed, ms-61_000)
+				}
+			}
+		}
+		for range 200 { // ten times what has room
+			pass()
+			id := b.enqueue(delayqueue.Job{Payload: make([]byte, 32<<10)})
+			b.reaches(id, delayqueue.StateDone)
+			_, err := b.queue.Result(t.Context(), id)
+			require.NoError(t, err)
+		}
+		require.LessOrEqual(t, b.stats().Bytes, int64(4<<20))
+		_, err = b.queue.Status(t.Context(), first)
+		require.ErrorIs(t, err, delayqueue.ErrNotFound, "the oldest is forgotten")
+	})
+}
+
+func TestQueueBounds_DeadLettersCount(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, bounded(delayqueue.WithMaxAttempts(1))...)
+		w := b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") })
+		var dead []string
+		for {
+			ticket, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "k", Principal: "p", Payload: make([]byte, 32<<10)})
+			if err != nil {
+				require.ErrorIs(t, err, delayqueue.ErrQueueFull, "a dead letter does not fill its key or its principal")
+				break
+			}
+			dead = append(dead, ticket.ID)
+			b.reaches(ticket.ID, delayqueue.StateDead)
+		}
+		require.NoError(t, w.Stop(t.Context()))
+		require.Empty(t, b.rdb.HGetAll(t.Context(), b.key("u")).Val())
+		full := b.stats().Bytes
+		require.LessOrEqual(t, full, int64(4<<20))
+		require.NoError(t, b.queue.Redrive(t.Context(), dead[0], 0), "it is there already")
+		require.InDelta(t, full, b.stats().Bytes, 1000)
+		n, err := b.queue.PurgeAll(t.Context(), delayqueue.Filter{})
+		require.NoError(t, err)
+		require.Equal(t, len(dead)-1, n)
+		require.NoError(t, b.queue.Cancel(t.Context(), dead[0]))
+		require.Less(t, b.stats().Bytes, int64(1000))
+	})
+}
+
+// Counts that were lost, or are junk, are made anew.
+func TestQueueBounds_CountsThatWereLostAreMadeAnew(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, damage := range map[string]func(ctx context.Context, b *bench) error{
+			"lost":     func(ctx context.Context, b *bench) error { return b.rdb.Del(ctx, b.key("c"), b.key("u")).Err() },
+			"junk":     func(ctx context.Context, b *bench) error { return b.rdb.HSet(ctx, b.key("c"), "bytes", "many").Err() },
+			"negative": func(ctx context.Context, b *bench) error { return b.rdb.HSet(ctx, b.key("c"), "bytes", -5).Err() },
+			"no-hash": func(ctx context.Context, b *bench) error {
+				return errors.Join(b.rdb.Set(ctx, b.key("u"), "x", 0).Err(), b.rdb.Set(ctx, b.key("h"), "x", 0).Err())
+			},
+		} {
+			own := *env
+			own.Prefix += name
+			b := setup(t, &own, bounded()...)
+			for i := range 60 {
+				b.enqueue(delayqueue.Job{ID: strconv.Itoa(i), Key: fmt.Sprint(i), Payload: make([]byte, 20_000)})
+			}
+			was := b.stats().Bytes
+			require.NoError(t, damage(t.Context(), b), name)
+			b.enqueue(delayqueue.Job{ID: "one-more", Payload: make([]byte, 20_000)})
+			require.InEpsilon(t, was, b.stats().Bytes, 0.1, name)
+			b.start(func(context.Context, delayqueue.Message) error { return nil })
+			redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "all run")
+			id := b.enqueue(delayqueue.Job{ID: "the-last", Key: "1"})
+			b.reaches(id, delayqueue.StateDone)
+			s := b.stats()
+			require.Less(t, s.Bytes, int64(62*300), "%s: what is done is remembered: %+v", name, s)
+			require.Empty(t, b.rdb.HGetAll(t.Context(), b.key("u")).Val())
+		}
+	})
+}
+
+func TestQueueBounds_ThatTheLargestPayloadExceedsAreAnError(t *testing.T) {
+	rdb := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1"})
+	for _, opts := range [][]delayqueue.Option{
+		{delayqueue.WithMaxBytes(1 << 20)},
+		{delayqueue.WithMaxBytesPerKey(1 << 20)},
+		{delayqueue.WithMaxBytesPerPrincipal(1 << 20)},
+		{delayqueue.WithMaxPayload(100 << 20), delayqueue.WithMaxBytes(100 << 20)},
+		{delayqueue.WithMaxBytes(0)},
+		{delayqueue.WithMaxBytesPerKey(-1)},
+		{delayqueue.WithMaxBytesPerPrincipal(1 << 41)},
+	} {
+		_, err := delayqueue.New(rdb, "q", opts...)
+		require.ErrorContains(t, err, "WithMaxBytes")
+	}
+	for _, opts := range [][]delayqueue.Option{
+		nil, {delayqueue.WithMaxPayload(512 << 20)}, {delayqueue.WithMaxBytes(2 << 20)}, {delayqueue.WithMaxPayload(10), delayqueue.WithMaxBytes(10_000)},
+	} {
+		_, err := delayqueue.New(rdb, "q", opts...)
+		require.NoError(t, err)
+	}
+}

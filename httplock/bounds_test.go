@@ -1,0 +1,92 @@
+package httplock_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
+)
+
+// Clients that park all that they can, with every default, do not fill a Redis of 100 MB: they are refused, and
+// the locks of the service go on.
+func TestQueueBounds_LocksOutliveClientsThatParkWithoutEnd(t *testing.T) {
+	const clients, each = 32, 12 // 384 MiB in all
+	body := strings.Repeat("x", 1<<20)
+	server := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "noeviction")
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	for name, principal := range map[string]func(*http.Request) (string, error){
+		"one client":   func(*http.Request) (string, error) { return "mallory", nil },
+		"many clients": func(r *http.Request) (string, error) { return r.PathValue("id"), nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, rdb.FlushAll(t.Context()).Err())
+			locker, err := core.New(rdb)
+			require.NoError(t, err)
+			defer func() { _ = locker.Close() }()
+			queue, err := delayqueue.New(rdb, "ship")
+			require.NoError(t, err)
+			mux := http.NewServeMux()
+			mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(locker, delayqueue.Policy(queue)), orderKey,
+				httplock.WithPrincipal(principal, func(*http.Request, string) error { return nil }))(http.NotFoundHandler()))
+			url, client := testbed.Serve(t, mux)
+			for i := range clients {
+				lease, err := locker.TryAcquire(t.Context(), fmt.Sprint("order:", i), core.LeaseTTL(time.Minute))
+				require.NoError(t, err)
+				defer func() { _ = lease.Release(t.Context()) }()
+			}
+
+			var parking sync.WaitGroup
+			var mu sync.Mutex
+			answers := map[int]int{}
+			for i := range clients {
+				parking.Go(func() {
+					for range each {
+						resp, err := testbed.Send(client, testbed.ToServer(t.Context(), t, fmt.Sprint(url, "/orders/", i), body))
+						if assert.NoError(t, err) {
+							mu.Lock()
+							answers[resp.Status]++
+							mu.Unlock()
+							if resp.Status != http.StatusAccepted {
+								assert.NotEmpty(t, resp.Header.Get("Retry-After"))
+								assert.Contains(t, resp.Body, "queue-full")
+							}
+						}
+					}
+				})
+			}
+			parked := make(chan struct{})
+			go func() { parking.Wait(); close(parked) }()
+			locks := 0
+			for over := false; !over; locks++ {
+				select {
+				case <-parked:
+					over = true
+				default:
+				}
+				lease, err := locker.TryAcquire(t.Context(), fmt.Sprint("pair:", locks))
+				require.NoError(t, err, "lock %d, after %v", locks, answers)
+				require.NoError(t, lease.Release(t.Context()))
+			}
+			t.Logf("%d locks meanwhile; answers: %v", locks, answers)
+			require.Positive(t, answers[http.StatusAccepted])
+			if name == "one client" {
+				require.Equal(t, clients*each, answers[http.StatusAccepted]+answers[http.StatusTooManyRequests], "429 for the principal: %v", answers)
+				require.Positive(t, answers[http.StatusTooManyRequests])
+			} else {
+				require.Positive(t, answers[http.StatusServiceUnavailable], "503 for the whole queue")
+			}
+		})
+	}
+}

@@ -1,0 +1,162 @@
+package httplock_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
+)
+
+// saves is a service that coalesces saves, and shows tickets to those whose they are.
+type saves struct {
+	*depot
+	mu   sync.Mutex
+	done []string // bodies
+}
+
+func openSaves(t *testing.T, env *redistest.Env, opts ...httplock.Option) *saves {
+	t.Helper()
+	s := &saves{depot: openDepot(t, env)}
+	s.guard = core.NewGuard(s.Locker, delayqueue.Coalesce(s.queue))
+	s.mux = http.NewServeMux()
+	s.mux.Handle("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, st delayqueue.Status) bool {
+		return st.Principal == r.Header.Get("User")
+	}))
+	s.handle(func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.done = append(s.done, string(body))
+	}, opts...)
+	return s
+}
+
+func byUser() httplock.Option {
+	return httplock.WithPrincipal(func(r *http.Request) (string, error) { return r.Header.Get("User"), nil },
+		func(*http.Request, string) error { return nil })
+}
+
+// save sends a save, and returns its answer.
+func (s *saves) save(t *testing.T, user, key, body string) testbed.Answer {
+	t.Helper()
+	r := testbed.Request(t, http.MethodPut, "/orders/7", body)
+	r.Header.Set("User", user)
+	if key != "" {
+		r.Header.Set("Idempotency-Key", `"`+key+`"`)
+	}
+	return testbed.Do(s.mux, r)
+}
+
+// ticket is what a user sees of a ticket.
+func (s *saves) ticket(t *testing.T, user, location string) (status int, state, by string) {
+	t.Helper()
+	r := testbed.Request(t, http.MethodGet, location, "")
+	r.Header.Set("User", user)
+	resp := testbed.Do(s.mux, r)
+	var doc struct {
+		State        string
+		SupersededBy string `json:"superseded_by"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(resp.Body), &doc))
+	return resp.Status, doc.State, doc.SupersededBy
+}
+
+func (s *saves) hold(t *testing.T) *core.Lease {
+	t.Helper()
+	lease, err := s.Locker.TryAcquire(t.Context(), "order:7", core.LeaseTTL(time.Minute))
+	require.NoError(t, err)
+	return lease
+}
+
+func TestCoalesce_ABurstOfSavesRunsTheNewest(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		s := openSaves(t, env, byUser())
+		lease := s.hold(t)
+		s.work(t)
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		at := map[string]bool{}
+		for i := range 100 {
+			all.Go(func() {
+				resp := s.save(t, fmt.Sprint("u", i%2), "", fmt.Sprint(i))
+				if assert.Equal(t, http.StatusAccepted, resp.Status) {
+					mu.Lock()
+					defer mu.Unlock()
+					at[resp.Header.Get("Location")] = true
+				}
+			})
+		}
+		all.Wait()
+		last := [2]string{}
+		for i := range last {
+			last[i] = requireParked(t, s.save(t, fmt.Sprint("u", i), "", fmt.Sprint("last of u", i)))
+		}
+		require.Len(t, at, 100)
+		require.NoError(t, lease.Release(t.Context()))
+		for i, location := range last {
+			redistest.Eventually(t, func() bool {
+				status, _, _ := s.ticket(t, fmt.Sprint("u", i), location)
+				return status == http.StatusSeeOther
+			}, "the last one runs")
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		require.ElementsMatch(t, []string{"last of u0", "last of u1"}, s.done)
+	})
+}
+
+func TestCoalesce_ATicketNamesItsSuccessorToItsOwnerAlone(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		store, err := idempotency.New(redistest.Client(t, env.Client(t).Options()), idempotency.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		s := openSaves(t, env, byUser(), httplock.WithIdempotency(store))
+		lease := s.hold(t)
+		first := requireParked(t, s.save(t, "alice", "k1", "1"))
+		second := requireParked(t, s.save(t, "alice", "k2", "2"))
+		other := requireParked(t, s.save(t, "bob", "", "3"))
+		require.Equal(t, first, requireParked(t, s.save(t, "alice", "k1", "1")), "it is the old ticket")
+		status, state, by := s.ticket(t, "alice", first)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, "superseded", state)
+		require.Equal(t, path.Base(second), by)
+		status, _, by = s.ticket(t, "bob", first)
+		require.Equal(t, http.StatusNotFound, status)
+		require.Empty(t, by)
+		_, state, _ = s.ticket(t, "alice", second)
+		require.Equal(t, "queued", state, "neither bob's nor the one that was sent again replaced it")
+		_, state, _ = s.ticket(t, "bob", other)
+		require.Equal(t, "queued", state)
+
+		r := testbed.Request(t, http.MethodDelete, first, "")
+		r.Header.Set("User", "alice")
+		testbed.RequireProblem(t, testbed.Do(s.mux, r), http.StatusConflict, "ticket-ended", false)
+		require.NoError(t, lease.Release(t.Context()))
+	})
+}
+
+// Whoever replaced a request that has no principal may be anybody.
+func TestCoalesce_AnAnonymousTicketNamesNobody(t *testing.T) {
+	env := redistest.Embedded(t)
+	s := openSaves(t, env)
+	lease := s.hold(t)
+	first := requireParked(t, s.save(t, "", "", "1"))
+	requireParked(t, s.save(t, "", "", "2"))
+	_, state, by := s.ticket(t, "", first)
+	require.Equal(t, "superseded", state)
+	require.Empty(t, by)
+	require.NoError(t, lease.Release(t.Context()))
+}
