@@ -42,7 +42,7 @@ func (l parkedLoad) test(t *testing.T) {
 	require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
 		return node.ConfigSet(ctx, "cluster-node-timeout", "15000").Err() // as it is by default
 	}))
-	b := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(1<<22), delayqueue.WithMaxDepthPerKey(1<<22))
+	b := onCluster(t, c, nameInSlot0, delayqueue.WithMaxDepth(1<<22), delayqueue.WithMaxDepthPerKey(1<<22), delayqueue.WithMaxBytes(1<<30))
 	home, away := c.NodeOf(t, "{"+nameInSlot0+"}"), c.AnotherThan(t, "{"+nameInSlot0+"}")
 	n := l.bytes / l.payload
 	b.park(n, l.payload)

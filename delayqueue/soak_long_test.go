@@ -122,7 +122,7 @@ func rates(t *testing.T, partitions, parked int) (enqueued, ran rate) {
 	defer s.Kill()
 	b := setup(t, redistest.Real(t))
 	b.rdb = redistest.Client(t, &redis.Options{Addr: s.Addr})
-	b.queue = b.newQueue(b.rdb, delayqueue.WithMaxDepth(1<<22), delayqueue.WithMaxDepthPerKey(1<<22), delayqueue.WithPartitions(partitions))
+	b.queue = b.newQueue(b.rdb, delayqueue.WithMaxDepth(1<<22), delayqueue.WithMaxDepthPerKey(1<<22), delayqueue.WithMaxBytes(1<<30), delayqueue.WithPartitions(partitions))
 	b.park(parked, 64)
 	enqueued = measure(t, b.rdb, some, func() { b.park(some, 64) })
 	ran = measure(t, b.rdb, some, func() {
