@@ -59,6 +59,12 @@ func TestSoak(t *testing.T) {
 			})
 		}
 	}
+	t.Run("resharded with the default's bound, few large", func(t *testing.T) {
+		parkedLoad{bytes: 51 << 20, payload: 64 << 10, ttl: 3 * time.Second}.test(t)
+	})
+	t.Run("resharded with the default's bound, many small", func(t *testing.T) {
+		parkedLoad{bytes: 24 << 20, payload: 256, ttl: 3 * time.Second}.test(t)
+	})
 	t.Run("resharded with 256 MiB, few large", func(t *testing.T) {
 		parkedLoad{bytes: 256 << 20, payload: 64 << 10, ttl: 15 * time.Second}.test(t)
 	})
