@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -219,15 +220,22 @@ func TestHandlersOfAStoppedWorkerFindDoneClosed(t *testing.T) {
 	b := setup(t, redistest.Real(t))
 	const lease, each = 500 * time.Millisecond, 20
 	child := spawn(t, workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: lease, Mode: "look", Concurrency: 2 * each})
+	var ids []string
 	for i := range each {
-		b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i)})
-		b.enqueue(delayqueue.Job{}) // under its claim alone
+		ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i)}))
+		ids = append(ids, b.enqueue(delayqueue.Job{})) // under its claim alone
 	}
 	length := func(list string) int { return int(b.rdb.LLen(t.Context(), b.env.Prefix+":"+list).Val()) }
 	redistest.Eventually(t, func() bool { return length("started") == 2*each }, "the handlers did not start")
 	time.Sleep(2 * lease) // extended
 	require.NoError(t, child.Process.Signal(syscall.SIGSTOP))
-	time.Sleep(3 * lease)
+	// Until another worker has the messages, the first one can have its claims again.
+	over := make(chan struct{})
+	defer close(over)
+	b.start(func(context.Context, delayqueue.Message) error { <-over; return nil }, delayqueue.WithConcurrency(2*each))
+	redistest.Eventually(t, func() bool {
+		return !slices.ContainsFunc(ids, func(id string) bool { return b.status(id).Losses == 0 })
+	}, "the messages are claimed again")
 	require.NoError(t, child.Process.Signal(syscall.SIGCONT))
 	redistest.Eventually(t, func() bool { return length("open")+length("closed") >= 2*each }, "the handlers did not look")
 	require.Zero(t, length("open"), "of %d handlers", 2*each)
