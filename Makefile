@@ -37,7 +37,7 @@ soak: soak-locks soak-queue ## both of the next
 soak-locks: ## break clients, network and Redis for OPS operations (ten million: a quarter of an hour), and check every history; SEED replays faults
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=6h -v -run=^TestSoak ./core $(if $(OPS),-ops=$(OPS)) $(if $(SEED),-seed=$(SEED))
 
-soak-queue: ## the same for MESSAGES (100,000: three minutes) in a queue, and account for each
+soak-queue: ## the same for MESSAGES (100,000: a quarter of an hour) in a queue, and account for each
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=2h -v -run=^TestSoak ./delayqueue $(if $(MESSAGES),-messages=$(MESSAGES)) $(if $(SEED),-seed=$(SEED))
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.

@@ -36,6 +36,7 @@ const (
 	faultLoseReply   = "lose reply"   // a command runs, and its reply is lost
 	faultLoseRequest = "lose request" // a command is lost
 	faultRepartition = "repartition"  // another number of partitions
+	faultReshard     = "reshard"      // a partition, or the manifest, moves to another node, slowly or not
 	faultRestart     = "restart"      // kill -9 of Redis, which starts again on its data
 	faultStop        = "stop"         // SIGSTOP of a worker for longer than its leases
 	faultSubscribers = "subscribers"  // CLIENT KILL TYPE pubsub
@@ -88,7 +89,11 @@ func (c chaos) run(t *testing.T, seed uint64) *account {
 		Concurrency: cmp.Or(c.Concurrency, 4), MaxAttempts: cmp.Or(c.Attempts, 50),
 	}
 	if c.Cluster != nil {
-		r.config.Addrs = c.Cluster.Client(t).Options().Addrs
+		rdb := c.Cluster.Client(t)
+		r.config.Addrs = rdb.Options().Addrs
+		require.NoError(t, rdb.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+			return node.FlushAll(ctx).Err() // of the round before
+		}))
 	} else {
 		r.server = redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 		r.proxy = redistest.NewProxy(t, r.server.Addr)
@@ -320,6 +325,17 @@ func (r *chaosRunner) harmOnce(kind string, rng *rand.Rand) {
 		if err != nil && !errors.Is(err, core.ErrUnavailable) && !errors.Is(err, delayqueue.ErrDraining) {
 			panic(err)
 		}
+	case faultReshard:
+		bases, err := r.config.bases(r.direct)
+		must(err)
+		bases = append(bases, r.config.Prefix+":queue:{q}")
+		base := bases[rng.IntN(len(bases))]
+		slot := r.Cluster.Migrate(r.t, base, r.Cluster.AnotherThan(r.t, base))
+		pause := time.Duration(rng.Int64N(int64(r.Lease / 4))) // some last for longer than claims do
+		for moved := 1; moved > 0; moved = slot.MoveSome(r.t, 1) {
+			time.Sleep(pause)
+		}
+		slot.Finish(r.t)
 	case faultSubscribers:
 		_ = r.direct.Do(r.t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err()
 	}

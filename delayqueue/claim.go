@@ -28,6 +28,7 @@ const (
 	minPause     = time.Millisecond
 	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
 	outageMost   = 5 * time.Second
+	movingMost   = 250 * time.Millisecond // while Redis answers that a slot is being moved
 )
 
 // claimer claims what is due in one partition for as long as its Worker is not
@@ -89,7 +90,11 @@ func (w *claimer) run() {
 			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
 			// The token stays: if only the reply was lost, the next claim brings
 			// the same messages.
-			w.pause(backoff.Spread(backoff.Exponential(failures, outageBefore, outageMost)), false)
+			most := outageMost
+			if isMoving(err) {
+				most = movingMost
+			}
+			w.pause(backoff.Spread(backoff.Exponential(failures, outageBefore, most)), false)
 			continue
 		}
 		failures = 0

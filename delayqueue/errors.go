@@ -143,11 +143,14 @@ func redisError(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
 		return callerGone(ctx, op)
 	}
-	if redis.HasErrorPrefix(err, "TRYAGAIN") {
+	if isMoving(err) {
 		return fmt.Errorf("delayqueue: %s: %w: the queue's slot is being moved to another node: %w", op, core.ErrUnavailable, err)
 	}
 	return fmt.Errorf("delayqueue: %s: %w: %w", op, core.ErrUnavailable, err)
 }
+
+// isMoving reports whether part of the keys are on another node, to which their slot is being moved.
+func isMoving(err error) bool { return redis.HasErrorPrefix(err, "TRYAGAIN") }
 
 func callerGone(ctx context.Context, op string) error {
 	return fmt.Errorf("delayqueue: %s: %w", op, ctxerr.Of(ctx))

@@ -64,45 +64,101 @@ func TestAQueueIsUnavailableWhileItsSlotMoves(t *testing.T) {
 	requireOnceInOrder(t, ids, r.all())
 }
 
-// A queue is moved to another node and back while it is filled and worked off: all that
-// was acknowledged runs once, in order.
-func TestAQueueUnderLoadSurvivesAReshard(t *testing.T) {
-	t.Parallel()
-	const producers, keysEach, parked = 4, 5, 750 // each
+// reshardingLoad is a queue that is filled and worked off while it is moved to another node and back.
+type reshardingLoad struct {
+	parked, workers int
+	move            func(t *testing.T, c *redistest.Cluster, from, to *redistest.Server)
+}
+
+// What an operator does, and a tool that takes its time.
+var reshardings = map[string]func(t *testing.T, c *redistest.Cluster, from, to *redistest.Server){
+	"redis-cli": func(t *testing.T, c *redistest.Cluster, from, to *redistest.Server) { c.Reshard(t, from, to) },
+	"redis-cli, replace, key by key": func(t *testing.T, c *redistest.Cluster, from, to *redistest.Server) {
+		c.Reshard(t, from, to, "--cluster-replace", "--cluster-pipeline", "1")
+	},
+	"by hand, slowly": func(t *testing.T, c *redistest.Cluster, _, to *redistest.Server) {
+		slot := c.Migrate(t, "{"+nameInSlot0+"}", to)
+		for moved := 1; moved > 0; moved = slot.MoveSome(t, 1) {
+			time.Sleep(100 * time.Millisecond)
+		}
+		slot.Finish(t)
+	},
+}
+
+// All that was acknowledged ends as it should, once, and in order.
+func TestReshard_UnderLoad(t *testing.T) {
+	for name, move := range reshardings {
+		for _, workers := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s, workers=%d", name, workers), func(t *testing.T) {
+				t.Parallel()
+				reshardingLoad{parked: 2000, workers: workers, move: move}.test(t)
+			})
+		}
+	}
+}
+
+func (l reshardingLoad) test(t *testing.T) {
+	t.Helper()
+	const producers = 10 // each with a key
 	c := redistest.StartCluster(t, 3, 0)
 	b := onCluster(t, c, nameInSlot0)
 	home, away := c.NodeOf(t, "{"+nameInSlot0+"}"), c.AnotherThan(t, "{"+nameInSlot0+"}")
 
 	var (
-		acked   [producers][]string
-		refused atomic.Int64
-		all     sync.WaitGroup
+		acked    [producers][]string
+		refused  atomic.Int64
+		all      sync.WaitGroup
+		enqueues longest
 	)
 	produce := func(p int) {
-		job := delayqueue.Job{ID: fmt.Sprintf("p%d.%d", p, len(acked[p])), Key: fmt.Sprintf("p%d.k%d", p, len(acked[p])%keysEach)}
+		n := len(acked[p])
+		job := delayqueue.Job{ID: fmt.Sprintf("p%d.%d", p, n), Key: fmt.Sprint("k", p)}
+		switch n % 100 {
+		case 50:
+			job.Name = namePoison
+		case 51:
+			job.MaxAge = time.Millisecond
+		}
+		began := time.Now()
 		_, err := b.queue.Enqueue(context.Background(), job)
 		for ; errors.Is(err, core.ErrUnavailable); _, err = b.queue.Enqueue(context.Background(), job) {
 			refused.Add(1)
 			time.Sleep(10 * time.Millisecond)
 		}
+		enqueues.see(time.Since(began))
 		if assert.NoError(t, err) {
 			acked[p] = append(acked[p], job.ID)
 		}
 	}
 	for p := range producers {
 		all.Go(func() {
-			for range parked {
+			for range l.parked / producers {
 				produce(p)
 			}
 		})
 	}
 	all.Wait()
 
-	var r ran
-	b.start(func(ctx context.Context, m delayqueue.Message) error {
+	var (
+		r    ran
+		gaps longest // between one run and the next
+		last atomic.Int64
+	)
+	last.Store(time.Now().UnixNano())
+	work := func(ctx context.Context, m delayqueue.Message) error {
+		now := time.Now().UnixNano()
+		gaps.see(time.Duration(now - last.Swap(now)))
 		time.Sleep(time.Millisecond)
-		return r.handle(ctx, m)
-	})
+		_ = r.handle(ctx, m)
+		if m.Name == namePoison {
+			return delayqueue.SkipRetry(errors.New(namePoison))
+		}
+		return nil
+	}
+	for range l.workers {
+		other := onCluster(t, c, nameInSlot0)
+		other.start(work, delayqueue.WithConcurrency(producers))
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for p := range producers {
@@ -112,39 +168,108 @@ func TestAQueueUnderLoadSurvivesAReshard(t *testing.T) {
 			}
 		})
 	}
-	began := time.Now()
-	c.Reshard(t, home, away)
-	t.Logf("moved in %s", time.Since(began))
-	t.Logf("%d were refused", refused.Load())
-	served := len(r.all())
-	redistest.Eventually(t, func() bool { return len(r.all()) > served }, "it is served at its new place")
-	c.Reshard(t, away, home)
+	move := func(from, to *redistest.Server) {
+		refused.Store(0)
+		enqueues.reset()
+		gaps.reset()
+		open := b.inState()
+		began := time.Now()
+		l.move(t, c, from, to)
+		took, served := time.Since(began), len(r.all())
+		require.Equal(t, to.Addr, c.NodeOf(t, "{"+nameInSlot0+"}").Addr)
+		redistest.Eventually(t, func() bool { return len(r.all()) > served+producers }, "it is served at its new place")
+		t.Logf("moved with %d queued in %s; %d enqueues were refused, the longest took %s with its retries; nothing was started for %s",
+			open[0], took, refused.Load(), enqueues.get(), gaps.get())
+	}
+	move(home, away)
+	move(away, home)
 	cancel()
 	all.Wait()
 
-	ids := slices.Concat(acked[:]...)
-	redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "all have ended")
-	t.Logf("%d messages", len(ids))
+	redistest.Eventually(t, func() bool { s := b.inState(); return s[0]+s[1] == 0 }, "all have ended")
+	var ids []string
+	expired := map[string]bool{}
+	states := map[delayqueue.State]int{}
+	for _, id := range slices.Concat(acked[:]...) {
+		s := b.status(id)
+		states[s.State]++
+		switch s.State {
+		case delayqueue.StateExpired:
+			expired[id] = true
+		case delayqueue.StateDead:
+			require.Contains(t, s.Cause, namePoison, id)
+			ids = append(ids, id)
+		default:
+			require.Equal(t, delayqueue.StateDone, s.State, id)
+			ids = append(ids, id)
+		}
+	}
+	t.Log(states)
+	require.Len(t, states, 3, "each way to end")
 	requireOnceInOrder(t, ids, r.all())
+	for _, m := range r.all() {
+		require.False(t, expired[m.ID], "message %s is expired, and ran", m.ID)
+	}
 }
 
-// requireOnceInOrder requires that each id ran once, and those of a key in this order.
+// longest is the longest of some durations.
+type longest struct{ d atomic.Int64 }
+
+func (l *longest) reset()             { l.d.Store(0) }
+func (l *longest) get() time.Duration { return time.Duration(l.d.Load()).Round(time.Millisecond) }
+
+func (l *longest) see(d time.Duration) {
+	for {
+		was := l.d.Load()
+		if int64(d) <= was || l.d.CompareAndSwap(was, int64(d)) {
+			return
+		}
+	}
+}
+
+// A worker that has met a slot on its way for some seconds starts what is due soon after it came to its new place.
+func TestReshard_AWorkerGoesOnSoonAfterALongOne(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	b := onCluster(t, c, "q")
+	b.enqueue(delayqueue.Job{Key: "k"})
+	base := b.env.Prefix + ":queue:{q}"
+	slot := c.Migrate(t, base, c.AnotherThan(t, base))
+	require.Equal(t, 1, slot.MoveSome(t, 1))
+	ran := make(chan time.Time, 1)
+	b.start(func(context.Context, delayqueue.Message) error {
+		ran <- time.Now()
+		return nil
+	})
+	time.Sleep(3800 * time.Millisecond)
+	slot.MoveKeys(t)
+	moved := time.Now()
+	slot.Finish(t)
+	took := next(t, ran).Sub(moved)
+	t.Logf("it goes on %s after the move", took)
+	require.Less(t, took, time.Second)
+}
+
+// requireOnceInOrder requires that each id ran, again only if its handler could see that a claim was lost, and
+// those of a key in this order.
 func requireOnceInOrder(t *testing.T, ids []string, ran []delayqueue.Message) {
 	t.Helper()
 	place := map[string]int{}
 	for i, id := range ids {
 		place[id] = i
 	}
-	last, seen := map[string]int{}, map[string]bool{}
+	last, losses := map[string]int{}, map[string]int{}
 	for _, m := range ran {
-		require.False(t, seen[m.ID], "message %s ran twice", m.ID)
-		seen[m.ID] = true
+		lost, again := losses[m.ID]
+		require.True(t, !again || m.Losses > lost, "message %s ran twice, with %d and %d losses", m.ID, lost, m.Losses)
+		losses[m.ID] = m.Losses
 		before, ok := last[m.Key]
-		require.True(t, !ok || before < place[m.ID], "message %s ran after a later one of its key", m.ID)
+		require.True(t, !ok || before <= place[m.ID], "message %s ran after a later one of its key", m.ID)
 		last[m.Key] = place[m.ID]
 	}
 	for _, id := range ids {
-		require.True(t, seen[id], "message %s did not run", id)
+		_, did := losses[id]
+		require.True(t, did, "message %s did not run", id)
 	}
 }
 
@@ -153,11 +278,13 @@ func requireOnceInOrder(t *testing.T, ids []string, ran []delayqueue.Message) {
 const nameInSlot0 = "q17914"
 
 // onCluster is a queue on a Cluster, and a locker for its workers.
-func onCluster(t *testing.T, c *redistest.Cluster, name string) *bench {
+func onCluster(t *testing.T, c *redistest.Cluster, name string, opts ...delayqueue.Option) *bench {
 	t.Helper()
 	b := &bench{t: t, env: &redistest.Env{Prefix: "p", Real: true}}
 	var err error
-	b.queue, err = delayqueue.New(c.Client(t), name, delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithMaxDepthPerKey(100_000))
+	b.queue, err = delayqueue.New(c.Client(t), name, append([]delayqueue.Option{
+		delayqueue.WithPrefix(b.env.Prefix), delayqueue.WithMaxDepthPerKey(100_000),
+	}, opts...)...)
 	require.NoError(t, err)
 	b.locker, err = core.New(c.Client(t), core.WithPrefix(b.env.Prefix))
 	require.NoError(t, err)

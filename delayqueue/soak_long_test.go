@@ -3,9 +3,21 @@
 package delayqueue_test
 
 import (
+	"context"
 	"flag"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // The suite of make soak-queue. All of it runs in short among the other tests.
@@ -26,4 +38,110 @@ func TestSoak(t *testing.T) {
 	t.Run("messages that are handed back", idle.known)
 	t.Run("others beside them", func(t *testing.T) { idle.delayNoOthers(t, 40*time.Second, 0.99) })
 	t.Run("cluster", testFaultsInACluster)
+	t.Run("cluster, resharded and repartitioned", func(t *testing.T) {
+		round := soakRound{
+			chaos: chaos{
+				Messages: 3000, Keys: 40, Workers: 3, Enqueuers: 8, Lease: 600 * time.Millisecond, Partitions: 3, Fresh: 2,
+				Cluster: redistest.StartCluster(t, 3, 0),
+				Faults: map[string]time.Duration{
+					faultKill: 400 * time.Millisecond, faultReshard: 300 * time.Millisecond, faultRepartition: time.Second,
+				},
+			},
+			done: 80,
+		}
+		round.enough = func(a *account) bool { return len(a.faults) == len(round.Faults) && a.duplicates > 0 }
+		round.test(t, *soakMessages/10)
+	})
+	for name, move := range reshardings {
+		for _, workers := range []int{1, 3} {
+			t.Run(fmt.Sprintf("resharded by %s, workers=%d", name, workers), func(t *testing.T) {
+				reshardingLoad{parked: *soakMessages / 5, workers: workers, move: move}.test(t)
+			})
+		}
+	}
+	t.Run("resharded with the default's bound, few large", func(t *testing.T) {
+		parkedLoad{bytes: 51 << 20, payload: 64 << 10, ttl: 3 * time.Second}.test(t)
+	})
+	t.Run("resharded with the default's bound, many small", func(t *testing.T) {
+		parkedLoad{bytes: 24 << 20, payload: 256, ttl: 3 * time.Second}.test(t)
+	})
+	t.Run("resharded with 256 MiB, few large", func(t *testing.T) {
+		parkedLoad{bytes: 256 << 20, payload: 64 << 10, ttl: 15 * time.Second}.test(t)
+	})
+	t.Run("resharded with 256 MiB, as many as a partition takes", func(t *testing.T) {
+		parkedLoad{bytes: 256 << 20, payload: 2700, ttl: 15 * time.Second}.test(t)
+	})
+	t.Run("a million", testAMillion)
+}
+
+// testAMillion: a message costs as much beside a million as beside ten thousand, but for what the caches of the processor miss. It compares
+// what Redis computes for a message, and logs the rates: on a machine that others use too, they tell of these.
+func testAMillion(t *testing.T) {
+	for _, partitions := range []int{1, 8} {
+		var enqueue, run []float64
+		for range 3 {
+			var enqueued, ran [2]rate
+			for i, parked := range []int{10_000, 1_000_000} {
+				enqueued[i], ran[i] = rates(t, partitions, parked)
+				t.Logf("%d partitions, %d parked: enqueued %s, run %s", partitions, parked, enqueued[i], ran[i])
+			}
+			t.Logf("rates beside 10,000 parked: enqueued %.2f, run %.2f", enqueued[1].perSecond/enqueued[0].perSecond, ran[1].perSecond/ran[0].perSecond)
+			enqueue, run = append(enqueue, enqueued[0].micros/enqueued[1].micros), append(run, ran[0].micros/ran[1].micros)
+		}
+		slices.Sort(enqueue)
+		slices.Sort(run)
+		t.Logf("%d partitions, a million parked: for each microsecond of Redis %.2f of what is enqueued, and %.2f of what is run, beside 10,000", partitions, enqueue[1], run[1])
+		assert.Greater(t, min(enqueue[1], run[1]), 0.5)
+	}
+}
+
+// rate is how many messages a second, and how many microseconds of Redis each.
+type rate struct{ perSecond, micros float64 }
+
+func (r rate) String() string {
+	return fmt.Sprintf("%.0f/s (%.1f µs of Redis)", r.perSecond, r.micros)
+}
+
+// measure tells at what rate do deals with n messages.
+func measure(t *testing.T, rdb *redis.Client, n float64, do func()) rate {
+	t.Helper()
+	used := func() (seconds float64) {
+		info, err := rdb.InfoMap(t.Context(), "cpu").Result()
+		require.NoError(t, err)
+		for _, name := range []string{"used_cpu_user_main_thread", "used_cpu_sys_main_thread"} {
+			s, err := strconv.ParseFloat(info["CPU"][name], 64)
+			require.NoError(t, err)
+			seconds += s
+		}
+		return seconds
+	}
+	began, before := time.Now(), used()
+	do()
+	return rate{n / time.Since(began).Seconds(), (used() - before) / n * 1e6}
+}
+
+// rates are those of messages that are enqueued, and run, beside so many.
+func rates(t *testing.T, partitions, parked int) (enqueued, ran rate) {
+	t.Helper()
+	const some = 50_000
+	s := redistest.Start(t)
+	defer s.Kill()
+	b := setup(t, redistest.Real(t))
+	b.rdb = redistest.Client(t, &redis.Options{Addr: s.Addr})
+	b.queue = b.newQueue(b.rdb, delayqueue.WithMaxDepth(1<<22), delayqueue.WithMaxDepthPerKey(1<<22), delayqueue.WithMaxBytes(1<<30), delayqueue.WithPartitions(partitions))
+	b.park(parked, 64)
+	enqueued = measure(t, b.rdb, some, func() { b.park(some, 64) })
+	ran = measure(t, b.rdb, some, func() {
+		var runs atomic.Int64
+		done := make(chan struct{})
+		w := b.start(func(context.Context, delayqueue.Message) error {
+			if runs.Add(1) == some {
+				close(done)
+			}
+			return nil
+		}, delayqueue.WithConcurrency(64))
+		<-done
+		require.NoError(t, w.Stop(t.Context()))
+	})
+	return enqueued, ran
 }

@@ -139,7 +139,7 @@ func testFaultsInACluster(t *testing.T) {
 		Messages: 600, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Partitions: 6, Fresh: 1,
 		Length:  2 * time.Second,
 		Cluster: redistest.StartCluster(t, 3, 0),
-		Faults:  map[string]time.Duration{faultKill: 400 * time.Millisecond},
+		Faults:  map[string]time.Duration{faultKill: 400 * time.Millisecond, faultReshard: 400 * time.Millisecond},
 	}
 	rdb := round.Cluster.Client(t)
 	nodes := map[string]int{}
@@ -155,6 +155,7 @@ func testFaultsInACluster(t *testing.T) {
 	a := round.run(t, chaosSeed())
 	settleUp(t, a)
 	require.GreaterOrEqual(t, a.faults[faultKill], 2)
+	require.GreaterOrEqual(t, a.faults[faultReshard], 2)
 	require.Greater(t, a.states["done"]*10, a.messages*8)
 	for _, base := range bases {
 		n, err := rdb.HGet(t.Context(), base+":c", "enqueued").Int()

@@ -46,7 +46,7 @@ func (m *Migration) MoveSome(t testing.TB, n int) int {
 	keys, err := rdb.ClusterGetKeysInSlot(t.Context(), int(m.slot), n).Result()
 	require.NoError(t, err)
 	for _, key := range keys {
-		require.NoError(t, rdb.Migrate(t.Context(), loopback, m.to.port(), key, 0, time.Second).Err())
+		require.NoError(t, rdb.Migrate(t.Context(), loopback, m.to.port(), key, 0, time.Minute).Err())
 	}
 	return len(keys)
 }
@@ -62,12 +62,21 @@ func (m *Migration) Keys(t testing.TB) (n int64) {
 	return n
 }
 
-// Finish gives the slot to the new primary (MOVED).
+// Finish gives the slot to the new primary (MOVED), and returns when all nodes know.
 func (m *Migration) Finish(t testing.TB) {
 	t.Helper()
 	owner := nodeID(t, m.to)
 	for _, node := range []*Server{m.to, m.from} {
 		require.NoError(t, node.client(t).Do(t.Context(), "cluster", "setslot", m.slot, "node", owner).Err())
+	}
+	for _, node := range m.cluster.nodes {
+		rdb := node.client(t)
+		Eventually(t, func() bool {
+			ranges, err := slotRanges(rdb)
+			return err == nil && slices.ContainsFunc(ranges, func(r redis.ClusterSlot) bool {
+				return int64(r.Start) <= m.slot && m.slot <= int64(r.End) && r.Nodes[0].Addr == m.to.Addr
+			})
+		}, "nodes that know who has the slot")
 	}
 }
 
@@ -99,8 +108,9 @@ func (c *Cluster) Empty(t testing.TB, from, to *Server) {
 	}
 }
 
-// Reshard has redis-cli move the first slot of one primary to another, as operators do.
-func (c *Cluster) Reshard(t testing.TB, from, to *Server) {
+// Reshard has redis-cli move the first slot of one primary to another, as operators do, with
+// further options.
+func (c *Cluster) Reshard(t testing.TB, from, to *Server, options ...string) {
 	t.Helper()
 	path, err := exec.LookPath("redis-cli")
 	if err != nil {
@@ -108,8 +118,10 @@ func (c *Cluster) Reshard(t testing.TB, from, to *Server) {
 	}
 	// It refuses to begin until all nodes have heard who owns what.
 	Eventually(t, func() bool { return exec.Command(path, "--cluster", "check", from.Addr).Run() == nil }, "nodes that agree")
-	out, err := exec.Command(path, "--cluster", "reshard", from.Addr, "--cluster-from", nodeID(t, from), "--cluster-to", nodeID(t, to),
-		"--cluster-slots", "1", "--cluster-yes").CombinedOutput()
+	out, err := exec.Command(path, append([]string{
+		"--cluster", "reshard", from.Addr, "--cluster-from", nodeID(t, from), "--cluster-to", nodeID(t, to),
+		"--cluster-slots", "1", "--cluster-yes",
+	}, options...)...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
 
