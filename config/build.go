@@ -205,8 +205,8 @@ func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) 
 	opts = option(opts, q.DeadRetention, delayqueue.WithDeadRetention)
 	opts = option(opts, q.Partitions, delayqueue.WithPartitions)
 	opts = option(opts, halts[q.HaltOnDeath], delayqueue.WithHaltOnDeath)
-	if q.Precedence != nil {
-		opts = append(opts, delayqueue.WithPrecedence(*q.Precedence))
+	if q.ReservationWindow != nil {
+		opts = append(opts, delayqueue.WithReservationWindow(*q.ReservationWindow))
 	}
 	if keys, ok := rt.keyrings[name]; ok {
 		opts = append(opts, delayqueue.WithEncryption(keys))

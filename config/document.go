@@ -83,7 +83,7 @@ type queueSection struct {
 	MaxAttempts          int                `yaml:"max_attempts" want:"1..2147483647"`
 	Retention            time.Duration      `yaml:"retention" want:"1s..8784h"`
 	DeadRetention        time.Duration      `yaml:"dead_retention" want:"1s..8784h"`
-	Precedence           *time.Duration     `yaml:"precedence" want:"0|100ms..24h"`
+	ReservationWindow    *time.Duration     `yaml:"reservation_window" want:"0|100ms..24h"`
 	Partitions           int                `yaml:"partitions" want:"1..1024"`
 	HaltOnDeath          string             `yaml:"halt_on_death" want:"parked|key"`
 	Encryption           *encryptionSection `yaml:"encryption"`

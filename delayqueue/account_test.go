@@ -149,7 +149,7 @@ func (a *account) check(messages []*sent, events []event, fresh []*run, maxAttem
 	for _, key := range slices.Sorted(maps.Keys(byKey)) {
 		a.checkExclusion(byKey[key])
 	}
-	a.checkPrecedence(messages, byID, fresh)
+	a.checkReservation(messages, byID, fresh)
 }
 
 // checkMessage: it ended once, and each of its runs after the first has a reason that
@@ -268,9 +268,9 @@ func (a *account) checkExclusion(runs []*run) {
 	}
 }
 
-// checkPrecedence: a fresh call that asked after a deferral was told got the key after
+// checkReservation: a fresh call that asked after a deferral was told got the key after
 // that message's end.
-func (a *account) checkPrecedence(messages []*sent, byID map[string][]*run, fresh []*run) {
+func (a *account) checkReservation(messages []*sent, byID map[string][]*run, fresh []*run) {
 	parked := map[string][]*sent{}
 	for _, m := range messages {
 		if m.deferred > 0 {

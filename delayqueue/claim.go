@@ -24,7 +24,7 @@ const (
 	pollBusy     = time.Second
 	claimBatch   = 64          // messages
 	claimBytes   = 1 << 20     // of payload
-	claimTimeout = time.Second // for which free hands wait for the answer
+	claimTimeout = time.Second // for which free slots wait for the answer
 	minPause     = time.Millisecond
 	outageBefore = 50 * time.Millisecond // backoff while Redis does not answer
 	outageMost   = 5 * time.Second
@@ -32,7 +32,7 @@ const (
 )
 
 // claimer claims what is due in one partition for as long as its Worker is not
-// stopped, never more than there are free hands: what is claimed too early burns its
+// stopped, never more than there are free slots: what is claimed too early burns its
 // lease and keeps other workers from it.
 type claimer struct {
 	*Worker
@@ -44,7 +44,7 @@ type claimer struct {
 	running   atomic.Bool
 	served    bool // it has a heartbeat and a waker, for good
 	// The last claim's messages were all handed back without a lock, so the next brings more
-	// than there are hands.
+	// than there are slots.
 	foreignOnly bool
 
 	returnsMu sync.Mutex
@@ -62,15 +62,15 @@ func (w *claimer) run() {
 	defer w.running.Store(false)
 	for !w.isStopping() && !w.retired.Load() {
 		n := 0
-		if failures == 0 { // else no hand waits for the answer: there are other partitions
-			n = w.takeHands()
+		if failures == 0 { // else no slot waits for the answer: there are other partitions
+			n = w.takeSlots()
 		}
 		select { // what was announced before the claim is seen by it
 		case <-w.wake:
 		default:
 		}
 		if w.paused.Load() {
-			w.freeHands(n)
+			w.freeSlots(n)
 			w.pause(pollBusy, true)
 			continue
 		}
@@ -85,7 +85,7 @@ func (w *claimer) run() {
 		}
 		b, n, err := w.ask(token, n, want)
 		if err != nil {
-			w.freeHands(n)
+			w.freeSlots(n)
 			failures++
 			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
 			// The token stays: if only the reply was lost, the next claim brings
@@ -122,8 +122,8 @@ func (w *claimer) run() {
 	}
 }
 
-// ask claims up to want messages for the n hands that were taken, and answers how many of the
-// hands are left: after a while they are freed, for the other partitions, and the answer
+// ask claims up to want messages for the n slots that were taken, and answers how many of the
+// slots are left: after a while they are freed, for the other partitions, and the answer
 // is waited for without them.
 func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) {
 	if n == 0 {
@@ -131,18 +131,18 @@ func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) 
 	}
 	var held atomic.Int64
 	held.Store(int64(n))
-	giveUp := time.AfterFunc(claimTimeout, func() { w.freeHands(int(held.Swap(0))) })
+	giveUp := time.AfterFunc(claimTimeout, func() { w.freeSlots(int(held.Swap(0))) })
 	defer giveUp.Stop()
 	// Not cancelled by Stop: messages whose claim nobody heard of would wait for its end.
 	b, err = w.partition.claim(w.ctx, token, w.lease, want)
 	return b, int(held.Swap(0)), err
 }
 
-// beginAll runs what was claimed by a command sent at sent, and frees the hands that are
+// beginAll runs what was claimed by a command sent at sent, and frees the slots that are
 // not needed.
-func (w *claimer) beginAll(b batch, token string, sent time.Time, hands int) {
+func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
 	claims := make([]*claim, len(b.messages))
-	for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a hand
+	for i, m := range b.messages { // first all: the heartbeat keeps those that wait for a slot
 		claims[i] = w.claims.add(w.ctx, w.partition, m, token, trust.Until(sent, w.lease))
 		claims[i].startBy = sent.Add(b.left[i])
 	}
@@ -151,16 +151,16 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, hands int) {
 		if w.handBack(c) {
 			continue
 		}
-		if used++; used <= hands {
+		if used++; used <= slots {
 			w.begin(c)
 		} else if w.foreignOnly { // it was to be handed back too
-			w.handlers.Go(func() { w.settle(c, verdict{outcome: OutcomeReturned, err: errNoSlot, last: true}) })
+			w.handlers.Go(func() { w.settle(c, outcome{kind: OutcomeReturned, err: errNoSlot, last: true}) })
 		} else { // an earlier claim, whose reply was lost, had more; or this one was slow
-			w.hands <- struct{}{}
+			w.slots <- struct{}{}
 			w.begin(c)
 		}
 	}
-	w.freeHands(max(0, hands-used))
+	w.freeSlots(max(0, slots-used))
 	if len(claims) > 0 {
 		w.foreignOnly = used == 0
 	}
@@ -181,13 +181,13 @@ func (w *claimer) giveBack(token string) {
 	}
 }
 
-// takeHands waits for a free hand, and takes what others are free, as many as a claim
+// takeSlots waits for a free slot, and takes what others are free, as many as a claim
 // may bring. While none is free it returns 0 each second: a claim also gives back what
 // dead workers held.
-func (w *claimer) takeHands() (n int) {
+func (w *claimer) takeSlots() (n int) {
 	w.timer.Reset(pollBusy)
 	select {
-	case w.hands <- struct{}{}:
+	case w.slots <- struct{}{}:
 	case <-w.timer.C:
 		return 0
 	case <-w.stopping:
@@ -195,7 +195,7 @@ func (w *claimer) takeHands() (n int) {
 	}
 	for n = 1; n < claimBatch; n++ {
 		select {
-		case w.hands <- struct{}{}:
+		case w.slots <- struct{}{}:
 		default:
 			return n
 		}
@@ -203,9 +203,9 @@ func (w *claimer) takeHands() (n int) {
 	return n
 }
 
-func (w *Worker) freeHands(n int) {
+func (w *Worker) freeSlots(n int) {
 	for range n {
-		<-w.hands
+		<-w.slots
 	}
 }
 
@@ -271,10 +271,10 @@ func (w *claimer) lookSoon() {
 	}
 }
 
-// begin runs a claimed message. The caller has taken the hand that it needs.
+// begin runs a claimed message. The caller has taken the slot that it needs.
 func (w *Worker) begin(c *claim) {
 	w.handlers.Go(func() {
-		defer w.freeHands(1)
+		defer w.freeSlots(1)
 		w.process(c)
 	})
 }

@@ -87,7 +87,7 @@ func TestAHandlerIsToldThatItsClaimWasLost(t *testing.T) {
 	})
 }
 
-func TestAWorkerClaimsNoMoreThanItHasHands(t *testing.T) {
+func TestAWorkerClaimsNoMoreThanItHasSlots(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		started, block := make(chan string, 10), make(chan struct{})

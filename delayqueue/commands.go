@@ -236,7 +236,7 @@ func readMessage(told any) (m Message, ok bool) {
 	}
 	r, readable := readRecord(texts[1])
 	a, counted := readAttempts(texts[2])
-	m = Message{behind: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + len(texts[3])}
+	m = Message{queuedAfter: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + len(texts[3])}
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
 	m.due, _ = f[6].(string)
 	if !readable || !counted || r.key != m.Key {
@@ -285,7 +285,7 @@ func (p *partition) extend(ctx context.Context, rdb redis.UniversalClient, lease
 // settling is a claim on its way to its end.
 type settling struct {
 	claim   *claim
-	verdict verdict
+	outcome outcome
 	lease   time.Duration // of what is claimed next
 	expires bool          // it would be too old for its next attempt
 
@@ -294,9 +294,9 @@ type settling struct {
 	done    chan struct{} // closed when the others are set
 }
 
-func (c *claim) end(v verdict, lease time.Duration) *settling {
-	expires := v.outcome == OutcomeRetry && !v.later && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
-	return &settling{claim: c, verdict: v, lease: lease, expires: expires, done: make(chan struct{})}
+func (c *claim) end(v outcome, lease time.Duration) *settling {
+	expires := v.kind == OutcomeRetry && !v.later && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
+	return &settling{claim: c, outcome: v, lease: lease, expires: expires, done: make(chan struct{})}
 }
 
 // settled is what a settlement came to.
@@ -350,8 +350,8 @@ func (p *partition) settle(batch []*settling) {
 
 // settleArgs appends what settle.lua is told of one claim.
 func (p *partition) settleArgs(args []any, s *settling) []any {
-	m, v := s.claim.message, s.verdict
-	how := settleLetters[v.outcome]
+	m, v := s.claim.message, s.outcome
+	how := settleLetters[v.kind]
 	switch {
 	case v.foreign:
 		how = "h"
@@ -365,19 +365,19 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.lost {
 		m.Losses++
 	}
-	if v.foreign || v.later || v.outcome == OutcomeRetry || v.outcome == OutcomeDead {
+	if v.foreign || v.later || v.kind == OutcomeRetry || v.kind == OutcomeDead {
 		m.cause = string(p.queue.sealed(kindCause, m, []byte(v.cause())))
 	}
-	if v.later || v.outcome == OutcomeConflict || v.outcome == OutcomeReturned {
+	if v.later || v.kind == OutcomeConflict || v.kind == OutcomeReturned {
 		m.Attempt = max(0, m.Attempt-1)
 	}
-	if v.outcome == OutcomeConflict {
+	if v.kind == OutcomeConflict {
 		m.Conflicts++
 	}
 	if v.foreign || v.later {
 		m.handed++
 	}
-	if v.outcome == OutcomeDead && len(v.result) > maxDeadResult {
+	if v.kind == OutcomeDead && len(v.result) > maxDeadResult {
 		v.result = nil
 	}
 	options := how + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(v.awaitsKey, "w") + haltLetters[p.queue.halt] + fmt.Sprintf("%010d", m.size) + m.Principal
@@ -462,15 +462,15 @@ func (p *partition) wake(ctx context.Context, keys []string, wake bool) (found [
 	return found, nil
 }
 
-// hasBehind reports whether a message may have others behind it, in a newer generation too.
-func (q *Queue) hasBehind(ctx context.Context, m Message) bool {
+// hasQueuedAfter reports whether a message may have others behind it, in a newer generation too.
+func (q *Queue) hasQueuedAfter(ctx context.Context, m Message) bool {
 	now := q.manifest.Load()
-	return now == nil || slices.ContainsFunc(now.of(m.Key, m.ID), func(p *partition) bool { return p.hasBehind(ctx, m) })
+	return now == nil || slices.ContainsFunc(now.of(m.Key, m.ID), func(p *partition) bool { return p.hasQueuedAfter(ctx, m) })
 }
 
-// hasBehind reports whether a message may have others behind it. What was parked between
-// its claim and its lease is not in behind, and its reservation is older than the lease.
-func (p *partition) hasBehind(ctx context.Context, m Message) bool {
+// hasQueuedAfter reports whether a message may have others behind it. What was parked between
+// its claim and its lease is not in queuedAfter, and its reservation is older than the lease.
+func (p *partition) hasQueuedAfter(ctx context.Context, m Message) bool {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	pipe := p.queue.rdb.Pipeline()

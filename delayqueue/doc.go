@@ -59,7 +59,7 @@
 // other under that one lease, for 100 ms at most; then other keys have their turn.
 //
 // Fresh calls do not come between: a key with parked messages that could run now is reserved
-// for them, for WithPrecedence after the last of them was parked or tried. While the first of
+// for them, for WithReservationWindow after the last of them was parked or tried. While the first of
 // them waits for its next attempt, or the queue is paused, it is not, and fresh calls get the
 // key; those parked behind it wait. core.KeyInfo.Reserved shows it. Jobs that were not parked
 // by Policy but enqueued have that from the first time that a worker meets their

@@ -99,7 +99,7 @@ type returns struct {
 func (w *claimer) handBack(c *claim) bool {
 	known := w.foreign.why(c.message)
 	why := cmp.Or(known, w.queue.sealer.cannotOpen(c.message))
-	if why == nil || c.message.behind && known == nil || w.isStopping() || c.partition.joinedLate(c.message) {
+	if why == nil || c.message.queuedAfter && known == nil || w.isStopping() || c.partition.joinedLate(c.message) {
 		return false
 	}
 	w.foreign.last.Store(true)
@@ -138,10 +138,10 @@ func (w *claimer) sendReturns(r *returns) {
 	go w.partition.settle(r.batch)
 	answered := w.await(r.batch[0])
 	for _, s := range r.batch {
-		v := s.verdict
+		v := s.outcome
 		switch {
 		case !answered:
-			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
+			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
 		case s.failed():
 			w.handlers.Go(func() { w.settle(s.claim, v) }) // which tries again
 			continue

@@ -21,7 +21,7 @@ type claim struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	taken   time.Time
-	since   time.Time // a hand has been at the partition
+	since   time.Time // a slot has been at the partition
 	granted time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
 	startBy time.Time

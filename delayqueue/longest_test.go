@@ -63,7 +63,7 @@ func (q *longQueue) claim(n int) (claims []*claim) {
 }
 
 // settle settles claims together, with the next one for each.
-func (q *longQueue) settle(claims []*claim, v verdict) {
+func (q *longQueue) settle(claims []*claim, v outcome) {
 	q.t.Helper()
 	var batch []*settling
 	for _, c := range claims {
@@ -116,16 +116,16 @@ func TestScripts_Longest(t *testing.T) {
 	}{
 		{"64 messages of 16 KiB, 64 keys: enqueued, claimed, settled with results, and again", func(q *longQueue) {
 			q.fill(batchItems*2, 16<<10, keys(q.name("k")))
-			q.settle(q.claim(batchItems), verdict{outcome: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
+			q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfKey, result: make([]byte, 16<<10)})
 		}},
 		{"64 of 64 KiB: claimed, settled with what is due, and again", func(q *longQueue) {
 			q.fill(batchItems*2, 64<<10, none)
-			q.settle(q.claim(batchItems), verdict{outcome: OutcomeDone, which: nextOfAny})
+			q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfAny})
 		}},
 		{"64 attempts fail, and become dead letters", func(q *longQueue) {
 			q.fill(batchItems, 64, keys(q.name("k")))
-			q.settle(q.claim(batchItems), verdict{outcome: OutcomeRetry, which: nextOfAny, err: errTooOld})
-			q.settle(q.claim(batchItems), verdict{outcome: OutcomeDead, err: errTooOld})
+			q.settle(q.claim(batchItems), outcome{kind: OutcomeRetry, which: nextOfAny, err: errTooOld})
+			q.settle(q.claim(batchItems), outcome{kind: OutcomeDead, err: errTooOld})
 		}},
 		{"64 that are due are too old, with others behind them", func(q *longQueue) {
 			q.old(q.fill(batchItems*2, 64, keys(q.name("k"))))
@@ -180,7 +180,7 @@ func TestScripts_Longest(t *testing.T) {
 				names[i] = q.name("k")
 			}
 			q.fill(wakeBatch, 64, func(i int) string { return names[i] })
-			q.settle(q.claim(wakeBatch), verdict{outcome: OutcomeConflict, awaitsKey: true, delay: time.Hour})
+			q.settle(q.claim(wakeBatch), outcome{kind: OutcomeConflict, awaitsKey: true, delay: time.Hour})
 			_, err := q.p.wake(t.Context(), names, true)
 			require.NoError(t, err)
 		}},
@@ -216,7 +216,7 @@ func TestScripts_Longest(t *testing.T) {
 			q.fill(scanBatch, 16<<10, none)
 			for _, c := range q.claim(scanBatch) {
 				dead = append(dead, letter{id: c.message.ID})
-				q.settle([]*claim{c}, verdict{outcome: OutcomeDead, err: errTooOld})
+				q.settle([]*claim{c}, outcome{kind: OutcomeDead, err: errTooOld})
 			}
 			_, err = q.p.redrive(t.Context(), time.Hour, dead[:50]...)
 			require.NoError(t, err)

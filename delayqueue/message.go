@@ -119,17 +119,17 @@ type Message struct {
 	// becomes too old to be started; both by the clock of Redis.
 	EnqueuedAt, ExpiresAt time.Time
 
-	behind    bool   // others of its key came later, when it was claimed
-	parked    bool   // until now it waited for nothing but its key
-	handed    int    // how often it went back by HandBack or RetryLater
-	size      int    // of its record and its payload in Redis
-	coalesces bool   // a newer job might have replaced it
-	body      bool   // its payload is too long for its record
-	seq       string // its place in its key's FIFO
-	state     string // what Redis has of its attempts, but for the first letter
-	cause     string // of its last failed attempt, as it is stored
-	due       string // since when it could be started, in ms of Redis; empty: not known
-	damage    string // why it cannot be run: it is junk
+	queuedAfter bool   // others of its key came later, when it was claimed
+	parked      bool   // until now it waited for nothing but its key
+	handed      int    // how often it went back by HandBack or RetryLater
+	size        int    // of its record and its payload in Redis
+	coalesces   bool   // a newer job might have replaced it
+	body        bool   // its payload is too long for its record
+	seq         string // its place in its key's FIFO
+	state       string // what Redis has of its attempts, but for the first letter
+	cause       string // of its last failed attempt, as it is stored
+	due         string // since when it could be started, in ms of Redis; empty: not known
+	damage      string // why it cannot be run: it is junk
 }
 
 func (m Message) sealedOf() sealedOf { return sealedOf{m.ID, m.Key, m.Name, m.Principal} }

@@ -130,7 +130,7 @@ func (m *model) weigh() error {
 	return nil
 }
 
-// look has a claim without a hand look at the queue.
+// look has a claim without a slot look at the queue.
 func (m *model) look() (batch, error) {
 	return m.claimAs("", 0)
 }
@@ -207,21 +207,21 @@ func (m *model) settle() error {
 	if x == nil {
 		return nil
 	}
-	v := verdict{
-		outcome: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(8)],
-		err:     errors.New("why"),
+	v := outcome{
+		kind: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(8)],
+		err:  errors.New("why"),
 	}
 	if x.waked && m.rng.IntN(3) > 0 { // what a wake before the settlement is for
-		v.outcome = OutcomeConflict
+		v.kind = OutcomeConflict
 	}
-	v.awaitsKey = v.outcome == OutcomeConflict && x.key != "" && m.rng.IntN(4) > 0
+	v.awaitsKey = v.kind == OutcomeConflict && x.key != "" && m.rng.IntN(4) > 0
 	if v.awaitsKey || m.rng.IntN(4) == 0 {
 		v.delay = modelLater
 	}
-	v.lost = v.outcome == OutcomeRetry && m.rng.IntN(3) == 0
-	v.later = v.outcome == OutcomeRetry && m.rng.IntN(3) == 0
-	v.foreign = v.outcome == OutcomeReturned && m.rng.IntN(2) == 0
-	ends := v.outcome == OutcomeDone || v.outcome == OutcomeDead
+	v.lost = v.kind == OutcomeRetry && m.rng.IntN(3) == 0
+	v.later = v.kind == OutcomeRetry && m.rng.IntN(3) == 0
+	v.foreign = v.kind == OutcomeReturned && m.rng.IntN(2) == 0
+	ends := v.kind == OutcomeDone || v.kind == OutcomeDead
 	if m.rng.IntN(3) > 0 {
 		v.next, v.which = m.token(), nextOfAny
 		if x.key != "" && ends && m.rng.IntN(4) > 0 {
@@ -234,7 +234,7 @@ func (m *model) settle() error {
 	return m.resend()
 }
 
-func (m *model) settleAs(x *modelMessage, v verdict) error {
+func (m *model) settleAs(x *modelMessage, v outcome) error {
 	c := x.claim
 	may := map[*modelMessage]bool{} // those that were due before
 	for _, y := range m.all {
@@ -248,7 +248,7 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 		return violated("the claim on %s was refused: %+v", x.id, s)
 	}
 	m.past = append(m.past, modelSettle{c, v, s})
-	switch v.outcome {
+	switch v.kind {
 	case OutcomeDone:
 		m.end(x, StateDone)
 		m.done++
@@ -257,10 +257,10 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 	default:
 		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.awaitsKey || !x.waked)
 		x.waked, x.waits = false, v.awaitsKey
-		if v.outcome != OutcomeRetry || v.later {
+		if v.kind != OutcomeRetry || v.later {
 			x.attempts--
 		}
-		if v.outcome == OutcomeConflict {
+		if v.kind == OutcomeConflict {
 			x.conflicts++
 		}
 		if v.lost {
@@ -269,7 +269,7 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 		if v.foreign || v.later {
 			x.handed++
 		}
-		if by := m.slots[x.slot()]; v.outcome != OutcomeRetry && by != nil && by != x && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
+		if by := m.slots[x.slot()]; v.kind != OutcomeRetry && by != nil && by != x && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
 			m.happened["replaced when given back"]++
 			m.end(x, StateSuperseded)
 			x.by = by.id
@@ -279,7 +279,7 @@ func (m *model) settleAs(x *modelMessage, v verdict) error {
 }
 
 // followed checks what a settlement claimed next.
-func (m *model) followed(x *modelMessage, v verdict, s settled, may map[*modelMessage]bool) error {
+func (m *model) followed(x *modelMessage, v outcome, s settled, may map[*modelMessage]bool) error {
 	var head *modelMessage // the next of its key
 	if line := m.lines[x.key]; len(line) > 0 && !line[0].tooOld {
 		head = line[0]
@@ -307,7 +307,7 @@ func (m *model) resend() error {
 	}
 	p := m.past[len(m.past)-1-m.rng.IntN(min(3, len(m.past)))]
 	x := m.byID[p.claim.message.ID]
-	s, err := settleOnce(p.claim, p.verdict)
+	s, err := settleOnce(p.claim, p.outcome)
 	if err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (m *model) resend() error {
 	if last.claim == p.claim && !s.held {
 		return violated("a settlement of %s that was sent again is refused", x.id)
 	}
-	running := p.was.next != nil && m.byID[p.was.next.ID].claim != nil && m.byID[p.was.next.ID].claim.token == p.verdict.next
+	running := p.was.next != nil && m.byID[p.was.next.ID].claim != nil && m.byID[p.was.next.ID].claim.token == p.outcome.next
 	if s.next != nil && (!running || s.next.ID != p.was.next.ID) || s.next == nil && running {
 		return violated("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.next, p.was.next)
 	}
@@ -339,7 +339,7 @@ func (m *model) stray() error {
 	if err != nil {
 		return err
 	}
-	s, err := settleOnce(c, verdict{outcome: []Outcome{OutcomeDone, OutcomeRetry}[m.rng.IntN(2)]})
+	s, err := settleOnce(c, outcome{kind: []Outcome{OutcomeDone, OutcomeRetry}[m.rng.IntN(2)]})
 	if err != nil {
 		return err
 	}

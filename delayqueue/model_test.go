@@ -50,7 +50,7 @@ func workOf(id string) string {
 
 type modelSettle struct {
 	claim   *claim
-	verdict verdict
+	outcome outcome
 	was     settled
 }
 
@@ -221,7 +221,7 @@ func (m *model) drain() error {
 		for _, x := range m.all {
 			switch {
 			case x.state == StateRunning:
-				if err := m.settleAs(x, verdict{outcome: OutcomeDone}); err != nil {
+				if err := m.settleAs(x, outcome{kind: OutcomeDone}); err != nil {
 					return err
 				}
 			case x.tooOld:

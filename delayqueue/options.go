@@ -91,16 +91,16 @@ func WithPartitions(n int) Option {
 	}
 }
 
-// WithPrecedence sets for how long a key stays reserved for its parked messages after
+// WithReservationWindow sets for how long a key stays reserved for its parked messages after
 // the last of them was parked or tried: until then no fresh call gets the key before
 // them, whether it came by a Guard or by a Locker. A longer time holds fresh calls up
 // for longer if all workers are gone. Default 1 min; 100 ms to 24 h, or 0: it reserves
 // nothing, and fresh calls may overtake. All who use a queue should agree on it.
-func WithPrecedence(d time.Duration) Option {
+func WithReservationWindow(d time.Duration) Option {
 	return func(q *Queue) error {
-		q.precedence = d
+		q.reservationWindow = d
 		if d != 0 && (d < core.MinTTL || d > core.MaxTTL) {
-			return invalidOption("WithPrecedence(%s): want 0, or %s to %s", d, core.MinTTL, core.MaxTTL)
+			return invalidOption("WithReservationWindow(%s): want 0, or %s to %s", d, core.MinTTL, core.MaxTTL)
 		}
 		return nil
 	}

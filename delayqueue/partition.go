@@ -40,7 +40,7 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{
 		Run: p.settle, Width: settleWidth, Max: batchMax,
-		Fits: fits(func(s *settling) int { return len(s.verdict.result) }),
+		Fits: fits(func(s *settling) int { return len(s.outcome.result) }),
 	})
 	return p
 }

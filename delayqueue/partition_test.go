@@ -114,7 +114,7 @@ func TestABusyPartitionDoesNotKeepTheOthersFromAWorker(t *testing.T) {
 	})
 }
 
-func TestAPartitionThatIsDownKeepsNoHands(t *testing.T) {
+func TestAPartitionThatIsDownKeepsNoSlots(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		other := inPartition(t, b, 2, 2)

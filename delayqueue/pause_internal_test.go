@@ -29,7 +29,7 @@ func TestASettlementOfAPausedWorkerClaimsNothing(t *testing.T) {
 		require.Len(t, taken.messages, 1)
 		c := w.claims.add(w.ctx, q.partitions[0], taken.messages[0], "token", sent.Add(w.lease))
 		w.Pause()
-		followed := w.settle(c, verdict{outcome: OutcomeDone, which: nextOfKey})
+		followed := w.settle(c, outcome{kind: OutcomeDone, which: nextOfKey})
 		require.Nil(t, followed, "claimed all the same")
 		s, err := q.Status(t.Context(), "behind")
 		require.NoError(t, err)

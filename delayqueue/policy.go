@@ -79,8 +79,8 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 
 // reserves is for how long the key stays reserved: a quiet period comes on top.
 func (p policy) reserves() time.Duration {
-	if p.queue.precedence == 0 {
+	if p.queue.reservationWindow == 0 {
 		return 0
 	}
-	return min(p.queue.precedence+p.quiet, core.MaxTTL)
+	return min(p.queue.reservationWindow+p.quiet, core.MaxTTL)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// All wait far longer than a claim lasts for the only hand: none is claimed before its
+// All wait far longer than a claim lasts for the only slot: none is claimed before its
 // turn, so none is lost to its claim's end.
 func TestMessagesBehindASlowHandlerRunOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

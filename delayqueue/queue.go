@@ -39,7 +39,7 @@ type Queue struct {
 	halt                                           Halt
 	retention                                      time.Duration
 	deadRetention                                  time.Duration
-	precedence                                     time.Duration
+	reservationWindow                              time.Duration
 	split                                          int // into so many partitions
 	splitGiven                                     bool
 	sealer                                         *sealer
@@ -66,24 +66,24 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		return nil, invalidOption("New: name %q: want 1 to %d of A-Z a-z 0-9 . _ -", name, maxNameLen)
 	}
 	q := &Queue{
-		rdb:            rdb,
-		name:           name,
-		prefix:         ident.DefaultPrefix,
-		agreement:      &agreement{reader: make(chan struct{}, 1)},
-		split:          1,
-		maxAge:         15 * time.Minute,
-		maxPayload:     1<<20 + 64<<10,
-		maxResult:      64<<10 + 4<<10,
-		maxDepth:       100_000,
-		maxDepthPerKey: 1000,
-		maxAttempts:    5,
-		retention:      time.Hour,
-		deadRetention:  7 * 24 * time.Hour,
-		precedence:     time.Minute,
-		observer:       logWarnings{},
-		countMost:      countMost,
-		waits:          &waits{},
-		workers:        &workerWatch{},
+		rdb:               rdb,
+		name:              name,
+		prefix:            ident.DefaultPrefix,
+		agreement:         &agreement{reader: make(chan struct{}, 1)},
+		split:             1,
+		maxAge:            15 * time.Minute,
+		maxPayload:        1<<20 + 64<<10,
+		maxResult:         64<<10 + 4<<10,
+		maxDepth:          100_000,
+		maxDepthPerKey:    1000,
+		maxAttempts:       5,
+		retention:         time.Hour,
+		deadRetention:     7 * 24 * time.Hour,
+		reservationWindow: time.Minute,
+		observer:          logWarnings{},
+		countMost:         countMost,
+		waits:             &waits{},
+		workers:           &workerWatch{},
 	}
 	for _, opt := range opts {
 		if opt == nil {

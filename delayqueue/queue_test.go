@@ -152,19 +152,19 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption, "name %q", name)
 	}
 	for name, opt := range map[string]delayqueue.Option{
-		"nil":                 nil,
-		"empty prefix":        delayqueue.WithPrefix(""),
-		"brace in prefix":     delayqueue.WithPrefix("a{b"),
-		"no age":              delayqueue.WithMaxAge(0),
-		"negative payload":    delayqueue.WithMaxPayload(-1),
-		"no depth":            delayqueue.WithMaxDepth(0),
-		"no depth per key":    delayqueue.WithMaxDepthPerKey(0),
-		"no attempts":         delayqueue.WithMaxAttempts(0),
-		"short retention":     delayqueue.WithRetention(time.Millisecond),
-		"negative retention":  delayqueue.WithDeadRetention(-time.Hour),
-		"retention for years": delayqueue.WithDeadRetention(10 * 366 * 24 * time.Hour),
-		"short precedence":    delayqueue.WithPrecedence(50 * time.Millisecond), // no key can be reserved so
-		"long precedence":     delayqueue.WithPrecedence(25 * time.Hour),
+		"nil":                      nil,
+		"empty prefix":             delayqueue.WithPrefix(""),
+		"brace in prefix":          delayqueue.WithPrefix("a{b"),
+		"no age":                   delayqueue.WithMaxAge(0),
+		"negative payload":         delayqueue.WithMaxPayload(-1),
+		"no depth":                 delayqueue.WithMaxDepth(0),
+		"no depth per key":         delayqueue.WithMaxDepthPerKey(0),
+		"no attempts":              delayqueue.WithMaxAttempts(0),
+		"short retention":          delayqueue.WithRetention(time.Millisecond),
+		"negative retention":       delayqueue.WithDeadRetention(-time.Hour),
+		"retention for years":      delayqueue.WithDeadRetention(10 * 366 * 24 * time.Hour),
+		"short reservation window": delayqueue.WithReservationWindow(50 * time.Millisecond), // no key can be reserved so
+		"long reservation window":  delayqueue.WithReservationWindow(25 * time.Hour),
 	} {
 		_, err := delayqueue.New(rdb, "q", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)

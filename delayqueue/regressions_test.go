@@ -102,10 +102,10 @@ func (n *lostClaims) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 	return next
 }
 
-// The claim that is sent again brings what it took for more hands than there are now.
+// The claim that is sent again brings what it took for more slots than there are now.
 func TestAWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const hands = 4
+		const slots = 4
 		b := setup(t, env, delayqueue.WithPartitions(2))
 		rdb := env.Client(t)
 		node := &lostClaims{base: env.Prefix + ":queue:{q/1.2}"}
@@ -113,7 +113,7 @@ func TestAWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing
 		node.sick.Store(true)
 		var ids []string
 		enqueue := func(name string, partition uint32) {
-			for i, n := 0, 0; n < hands; i++ {
+			for i, n := 0, 0; n < slots; i++ {
 				id := fmt.Sprint(name, i)
 				h := fnv.New32a()
 				_, _ = h.Write([]byte(id))
@@ -129,19 +129,19 @@ func TestAWorkerNeverRunsMoreThanItsConcurrencyWhenAClaimsReplyIsLost(t *testing
 		enqueue("sick", 0)
 		require.NoError(t, b.queue.ClaimAndDie(100*time.Millisecond)) // then all are due at once
 		b.startOn(b.newQueue(rdb, delayqueue.WithPartitions(2)), func(context.Context, delayqueue.Message) error {
-			if running.Add(1) > hands {
+			if running.Add(1) > slots {
 				tooMany.Store(true)
 			}
 			defer running.Add(-1)
 			<-release
 			return nil
-		}, delayqueue.WithConcurrency(hands))
+		}, delayqueue.WithConcurrency(slots))
 		redistest.Eventually(t, func() bool { return node.lost.Load() > 0 }, "no reply was lost")
-		require.EqualValues(t, hands, b.inState()[1], "claimed, and nobody knows")
+		require.EqualValues(t, slots, b.inState()[1], "claimed, and nobody knows")
 		enqueue("well", 1)
-		redistest.Eventually(t, func() bool { return running.Load() == hands }, "they have the hands")
+		redistest.Eventually(t, func() bool { return running.Load() == slots }, "they have the slots")
 		node.sick.Store(false)
-		release <- struct{}{} // a hand is free
+		release <- struct{}{} // a slot is free
 		time.Sleep(300 * time.Millisecond)
 		close(release)
 		for _, id := range ids {
@@ -201,13 +201,13 @@ func TestAStopThatCancelsKeepsNoKeyForNobody(t *testing.T) {
 	})
 }
 
-func TestAWorkerWithoutPrecedenceServesParkedMessages(t *testing.T) {
+func TestAWorkerWithoutReservationWindowServesParkedMessages(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		lease := b.hold("k")
 		id := b.parkCall("k")
 		var r ran
-		b.startOn(b.newQueue(b.rdb, delayqueue.WithPrecedence(0)), r.handle)
+		b.startOn(b.newQueue(b.rdb, delayqueue.WithReservationWindow(0)), r.handle)
 		require.NoError(t, lease.Release(t.Context()))
 		b.reaches(id, delayqueue.StateDone)
 	})

@@ -63,7 +63,7 @@ func enqueueKind(ctx context.Context, receipt Receipt, err error) EnqueueKind {
 // starts is what is told of a claim when its handler is about to be called.
 func (c *claim) starts() Started {
 	m := c.message
-	s := Started{Queue: c.partition.queue.name, Message: m, QueuedAfter: m.behind}
+	s := Started{Queue: c.partition.queue.name, Message: m, QueuedAfter: m.queuedAfter}
 	now := m.ExpiresAt.Add(-time.Until(c.startBy)) // by the clock of Redis
 	s.Age = max(0, now.Sub(m.EnqueuedAt))
 	if ms, err := strconv.ParseFloat(m.due, 64); err == nil {

@@ -48,7 +48,7 @@ func TestAFailedMessageIsTriedAgainAndThenDies(t *testing.T) {
 
 func TestAMessageThatWaitsForItsNextAttemptIsNotWoken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPrecedence(0))
+		b := setup(t, env, delayqueue.WithReservationWindow(0))
 		ev := newEvents()
 		b.start(func(context.Context, delayqueue.Message) error { return errors.New("no") },
 			delayqueue.WithObserver(ev), delayqueue.WithRetryBackoff(time.Minute, time.Minute))

@@ -40,7 +40,7 @@ func claimTest(t *testing.T, q *Queue, token string, n int) (claims []*claim) {
 }
 
 // settleOnce settles a claim as a Worker does, once.
-func settleOnce(c *claim, v verdict) (settled, error) {
+func settleOnce(c *claim, v outcome) (settled, error) {
 	s := c.end(v, time.Minute)
 	c.partition.settle([]*settling{s})
 	if s.settled.next != nil {
@@ -49,7 +49,7 @@ func settleOnce(c *claim, v verdict) (settled, error) {
 	return s.settled, s.err
 }
 
-func settleTest(t *testing.T, c *claim, v verdict) (held bool) {
+func settleTest(t *testing.T, c *claim, v outcome) (held bool) {
 	t.Helper()
 	s, err := settleOnce(c, v)
 	require.NoError(t, err)
@@ -67,7 +67,7 @@ func TestAClaimThatIsSentAgainTakesNothingMore(t *testing.T) {
 		end := q.rdb.ZScore(t.Context(), q.partitions[0].keys[keyRunning], "0 ").Val()
 		require.Equal(t, first, claimTest(t, q, "one", 5))
 		require.GreaterOrEqual(t, q.rdb.ZScore(t.Context(), q.partitions[0].keys[keyRunning], "0 ").Val(), end, "the lease starts anew")
-		require.True(t, settleTest(t, first[0], verdict{outcome: OutcomeDone}))
+		require.True(t, settleTest(t, first[0], outcome{kind: OutcomeDone}))
 		require.Equal(t, first[1:], claimTest(t, q, "one", 5), "what is settled is not given out again")
 		require.Len(t, claimTest(t, q, "two", 5), 2)
 	})
@@ -113,18 +113,18 @@ func TestReceiptsAreBounded(t *testing.T) {
 func TestASettlementThatIsSentAgainCountsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
-		for outcome, want := range map[Outcome]Status{
+		for kind, want := range map[Outcome]Status{
 			OutcomeDone:     {State: StateDone, Attempts: 1},
 			OutcomeDead:     {State: StateDead, Attempts: 1, Losses: 1, Cause: "why"},
 			OutcomeRetry:    {State: StateQueued, Attempts: 1, Losses: 1, Cause: "why"},
 			OutcomeConflict: {State: StateQueued, Conflicts: 1},
 			OutcomeReturned: {State: StateQueued},
 		} {
-			id := string(outcome)
+			id := string(kind)
 			enqueueTest(t, q, id, "key of "+id)
 			claims := claimTest(t, q, "token-of-"+id, 1)
 			require.Len(t, claims, 1)
-			v := verdict{outcome: outcome, delay: time.Minute, lost: want.Losses > 0}
+			v := outcome{kind: kind, delay: time.Minute, lost: want.Losses > 0}
 			if want.Cause != "" {
 				v.err = errors.New(want.Cause)
 			}
@@ -155,11 +155,11 @@ func TestAClaimThatWasTakenOverIsRefusedEverything(t *testing.T) {
 		held, err := q.partitions[0].extend(t.Context(), q.rdb, time.Minute, []*claim{late, current, {message: Message{ID: "unknown"}, token: "x"}})
 		require.NoError(t, err)
 		require.Equal(t, []bool{false, true, false}, held)
-		for _, outcome := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
-			require.False(t, settleTest(t, late, verdict{outcome: outcome}), outcome)
+		for _, kind := range []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned} {
+			require.False(t, settleTest(t, late, outcome{kind: kind}), kind)
 		}
 		require.Equal(t, before, stored())
-		require.True(t, settleTest(t, current, verdict{outcome: OutcomeDone}))
+		require.True(t, settleTest(t, current, outcome{kind: OutcomeDone}))
 	})
 }
 
@@ -167,7 +167,7 @@ func TestAWakeReachesAMessageOnItsWayBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
-		conflict := verdict{outcome: OutcomeConflict, delay: time.Hour, awaitsKey: true}
+		conflict := outcome{kind: OutcomeConflict, delay: time.Hour, awaitsKey: true}
 		wake := func(want int64) {
 			t.Helper()
 			found, err := q.partitions[0].wake(t.Context(), []string{"unknown", "k"}, true)
@@ -192,7 +192,7 @@ func TestAWakeReachesAMessageOnItsWayBack(t *testing.T) {
 		wake(wakeWoken)
 		c = claimTest(t, q, "5", 1)[0]
 		wake(wakeBusy)
-		require.True(t, settleTest(t, c, verdict{outcome: OutcomeRetry, delay: time.Minute}))
+		require.True(t, settleTest(t, c, outcome{kind: OutcomeRetry, delay: time.Minute}))
 		wake(wakeNone)
 		require.Empty(t, claimTest(t, q, "6", 1))
 	})
@@ -228,8 +228,8 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 	env := &redistest.Env{Addr: server.Addr, Real: true, Prefix: "p"}
 	q := testQueue(t, env)
 	outcomes := []Outcome{OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeReturned}
-	for _, outcome := range outcomes {
-		enqueueTest(t, q, string(outcome), "key of "+string(outcome))
+	for _, kind := range outcomes {
+		enqueueTest(t, q, string(kind), "key of "+string(kind))
 	}
 	enqueueTest(t, q, "reaped", "key of reaped")
 	claims := claimTest(t, q, "token", 6)
@@ -250,8 +250,8 @@ func TestAFullRedisStopsEnqueueingAndNothingElse(t *testing.T) {
 		held, err := q.partitions[0].extend(t.Context(), q.rdb, time.Minute, []*claim{c})
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, held)
-		outcome := Outcome(c.message.ID)
-		require.True(t, settleTest(t, c, verdict{outcome: outcome, delay: time.Minute, awaitsKey: outcome == OutcomeConflict}))
+		kind := Outcome(c.message.ID)
+		require.True(t, settleTest(t, c, outcome{kind: kind, delay: time.Minute, awaitsKey: kind == OutcomeConflict}))
 	}
 	found, err := q.partitions[0].wake(t.Context(), []string{"key of conflict"}, true)
 	require.NoError(t, err)
@@ -285,7 +285,7 @@ func TestWhatTurnsClaimNextIsBoundedInBytesToo(t *testing.T) {
 			claims := claimTest(t, q, fmt.Sprint(n), keys)
 			require.NotEmpty(t, claims)
 			for _, c := range claims {
-				v := verdict{outcome: OutcomeDone, which: nextOfKey, next: fmt.Sprint("next", len(batch))}
+				v := outcome{kind: OutcomeDone, which: nextOfKey, next: fmt.Sprint("next", len(batch))}
 				batch = append(batch, c.end(v, time.Minute))
 			}
 		}
@@ -318,8 +318,8 @@ func TestWhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 				require.Len(t, claims, 2)
 				time.Sleep(30 * time.Millisecond)
 				batch := []*settling{
-					claims[0].end(verdict{outcome: OutcomeDone, which: nextOfAny, next: "next0"}, time.Minute),
-					claims[1].end(verdict{outcome: OutcomeDone, which: which, next: "next1"}, time.Minute),
+					claims[0].end(outcome{kind: OutcomeDone, which: nextOfAny, next: "next0"}, time.Minute),
+					claims[1].end(outcome{kind: OutcomeDone, which: which, next: "next1"}, time.Minute),
 				}
 				q.partitions[0].settle(batch)
 				seen := map[string]bool{}
@@ -349,7 +349,7 @@ func TestAMessageTooOldForItsNextAttemptExpiresAtOnce(t *testing.T) {
 		enqueueTest(t, q, "behind", "k")
 		c := claimTest(t, q, "1", 1)[0]
 		for range 2 {
-			s, err := settleOnce(c, verdict{outcome: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
+			s, err := settleOnce(c, outcome{kind: OutcomeRetry, delay: time.Hour, err: errors.New("why")})
 			require.NoError(t, err)
 			s.sent = time.Time{}
 			require.Equal(t, settled{held: true, expired: true, anyDue: true}, s)
@@ -378,7 +378,7 @@ func TestALetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q := testQueue(t, env)
 		enqueueTest(t, q, "id", "k")
-		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], verdict{outcome: OutcomeDead}))
+		require.True(t, settleTest(t, claimTest(t, q, "1", 1)[0], outcome{kind: OutcomeDead}))
 		e, err := q.Peek(t.Context(), "id")
 		require.NoError(t, err)
 		now, before := letters([]Entry{e})[0], letter{"id", "1"}
@@ -403,7 +403,7 @@ func TestALetterThatDiedAnewIsNotTheOneThatWasSeen(t *testing.T) {
 // claimNext settles a claim and claims the next message with the token.
 func claimNext(t *testing.T, c *claim, which, token string) (settled, error) {
 	t.Helper()
-	return settleOnce(c, verdict{outcome: OutcomeDone, which: which, next: token})
+	return settleOnce(c, outcome{kind: OutcomeDone, which: which, next: token})
 }
 
 func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
@@ -461,7 +461,7 @@ func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		for _, junk := range []string{"", "r", was[:1] + "x" + was[2:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
 			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
 			for range 3 {
-				s, err := settleOnce(c, verdict{outcome: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
+				s, err := settleOnce(c, outcome{kind: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
 				require.NoError(t, err)
 				require.False(t, s.held)
 				require.Nil(t, s.next)
@@ -469,7 +469,7 @@ func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		}
 		require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", was).Err())
 		require.EqualValues(t, 1, q.rdb.ZCard(t.Context(), q.partitions[0].keys[keyRunning]).Val())
-		s, err := settleOnce(c, verdict{outcome: OutcomeRetry, which: nextOfAny, next: "two"})
+		s, err := settleOnce(c, outcome{kind: OutcomeRetry, which: nextOfAny, next: "two"})
 		require.NoError(t, err)
 		require.NotNil(t, s.next)
 	})
@@ -486,7 +486,7 @@ func TestJunkAmongWhatRunsIsNoMessage(t *testing.T) {
 		c := claimTest(t, q, "one", 1)[0]
 		require.Len(t, claimTest(t, q, "stranger", 1), 1)
 		for range 2 {
-			s, err := settleOnce(c, verdict{outcome: OutcomeDone})
+			s, err := settleOnce(c, outcome{kind: OutcomeDone})
 			require.NoError(t, err)
 			require.True(t, s.held)
 		}
@@ -510,11 +510,11 @@ func TestWhatASettlementClaimedIsFoundAgain(t *testing.T) {
 		enqueueTest(t, q, "id", "k")
 		first := claimTest(t, q, "one", 1)[0]
 		enqueueTest(t, q, "next", "l")
-		v := verdict{outcome: OutcomeRetry, which: nextOfAny, next: "two"}
+		v := outcome{kind: OutcomeRetry, which: nextOfAny, next: "two"}
 		s, err := settleOnce(first, v)
 		require.NoError(t, err)
 		require.Equal(t, "next", s.next.ID)
-		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], verdict{outcome: OutcomeDone}))
+		require.True(t, settleTest(t, claimTest(t, q, "three", 1)[0], outcome{kind: OutcomeDone}))
 		again, err := settleOnce(first, v)
 		require.NoError(t, err)
 		require.False(t, again.held)

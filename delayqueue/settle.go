@@ -21,9 +21,9 @@ const (
 // settle ends a claim, and returns the claim of another message, if it came with the
 // answer. While Redis does not answer it tries again, until the claim is over anyway or
 // Stop's time is.
-func (w *Worker) settle(c *claim, v verdict) (next *claim) {
+func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 	w.claims.settle(c)
-	// Where there are several partitions, each has a hand for a while only.
+	// Where there are several partitions, each has a slot for a while only.
 	leaves := len(*w.claimers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.last && !leaves && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = newToken(), cmp.Or(v.which, nextOfAny)
@@ -34,7 +34,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 		s := c.end(v, w.lease)
 		_ = c.partition.settles.Add(s) // never closed
 		if !w.await(s) {
-			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
+			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, ErrStopped, v.err)
 			break
 		}
 		if s.err == nil {
@@ -43,7 +43,7 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 		}
 		pause := backoff.Full(try, settleBefore, settleMost)
 		if time.Now().Add(pause).After(w.claims.until(c)) || !w.sleep(pause) {
-			v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.err, v.err)
+			v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, s.err, v.err)
 			break
 		}
 	}
@@ -56,13 +56,13 @@ func (w *Worker) settle(c *claim, v verdict) (next *claim) {
 func newToken() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // settled puts the outcome of a settlement into v, and returns the claim that it brought.
-func (w *Worker) settled(s *settling, v *verdict) (next *claim) {
+func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 	c := s.claim
 	switch {
 	case !s.settled.held:
-		v.outcome, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
+		v.kind, v.err = OutcomeLate, errors.Join(ErrClaimLost, v.err)
 	case s.settled.expired:
-		v.outcome = OutcomeExpired
+		v.kind = OutcomeExpired
 	}
 	if s.settled.anyDue {
 		w.look(c.partition.base) // without waiting for our own announcement
@@ -75,16 +75,16 @@ func (w *Worker) settled(s *settling, v *verdict) (next *claim) {
 }
 
 // conclude ends a claim that was settled, and reports it.
-func (w *Worker) conclude(c *claim, v verdict) {
+func (w *Worker) conclude(c *claim, v outcome) {
 	defer c.cancel(nil)
 	defer w.claims.drop(c)
-	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil && (v.moved || !m.behind) {
+	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil && (v.moved || !m.queuedAfter) {
 		w.reconsider(m.Key) // what is newer of the key may wait for it
 	}
 	w.logSettled(c, v)
 	observe(w.log, func() {
 		w.observer.OnSettled(c.ctx, Settled{
-			Queue: w.queue.name, Message: c.message, Outcome: v.outcome, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
+			Queue: w.queue.name, Message: c.message, Outcome: v.kind, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
 		})
 	})
 }
@@ -122,9 +122,9 @@ func (w *Worker) sleep(d time.Duration) bool {
 	}
 }
 
-func (w *Worker) logSettled(c *claim, v verdict) {
+func (w *Worker) logSettled(c *claim, v outcome) {
 	level := slog.LevelDebug
-	switch v.outcome {
+	switch v.kind {
 	case OutcomeDead, OutcomeExpired, OutcomeLate:
 		level = slog.LevelWarn
 	case OutcomeRetry:
@@ -137,7 +137,7 @@ func (w *Worker) logSettled(c *claim, v verdict) {
 	m := c.message
 	attrs := []slog.Attr{
 		slog.String("id", m.ID), slog.String("key", m.Key), slog.String("name", m.Name),
-		slog.String("outcome", string(v.outcome)), slog.Int("attempt", m.Attempt), slog.Duration("took", time.Since(c.taken)),
+		slog.String("outcome", string(v.kind)), slog.Int("attempt", m.Attempt), slog.Duration("took", time.Since(c.taken)),
 	}
 	if v.err != nil {
 		attrs = append(attrs, slog.String("error", v.cause()))

@@ -82,18 +82,18 @@ func TestAClaimSentAgainForWhatIsTooOldDoesNotBlockTheWorker(t *testing.T) {
 	})
 }
 
-// A claim that was sent again brings more than there are hands for. What waits for a
-// hand must stay claimed: else it spends attempts, and dies, without ever having run.
+// A claim that was sent again brings more than there are slots for. What waits for a
+// slot must stay claimed: else it spends attempts, and dies, without ever having run.
 func TestWhatWaitsForAHandStaysClaimed(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const hands, lease = 4, 500 * time.Millisecond
+		const slots, lease = 4, 500 * time.Millisecond
 		b := setup(t, env, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1))
 		rdb := env.Client(t)
 		node := &lostClaims{base: env.Prefix + ":queue:{q/1.2}"}
 		rdb.AddHook(node)
 		node.sick.Store(true)
 		require.NoError(t, b.queue.ClaimAndDie(time.Second)) // loads the script
-		sick := keylessIDs("sick", 0, hands)
+		sick := keylessIDs("sick", 0, slots)
 		for _, id := range sick {
 			b.enqueue(delayqueue.Job{ID: id, Delay: 300 * time.Millisecond})
 		}
@@ -106,15 +106,15 @@ func TestWhatWaitsForAHandStaysClaimed(t *testing.T) {
 			defer running.Add(-1)
 			<-release
 			return r.handle(ctx, m)
-		}, delayqueue.WithConcurrency(hands), delayqueue.WithClaimLease(lease))
+		}, delayqueue.WithConcurrency(slots), delayqueue.WithClaimLease(lease))
 		redistest.Eventually(t, func() bool { return node.lost.Load() > 0 }, "no reply was lost")
-		for _, id := range keylessIDs("well", 1, hands) {
+		for _, id := range keylessIDs("well", 1, slots) {
 			b.enqueue(delayqueue.Job{ID: id})
 		}
-		redistest.Eventually(t, func() bool { return running.Load() == hands }, "they have the hands")
+		redistest.Eventually(t, func() bool { return running.Load() == slots }, "they have the slots")
 		node.sick.Store(false)
-		release <- struct{}{} // a hand is free
-		// Another worker, with hands to spare, looks after what dead workers have left.
+		release <- struct{}{} // a slot is free
+		// Another worker, with slots to spare, looks after what dead workers have left.
 		b.startOn(b.newQueue(b.rdb, delayqueue.WithPartitions(2), delayqueue.WithMaxAttempts(1)), r.handle, delayqueue.WithClaimLease(lease))
 		time.Sleep(3 * lease)
 		close(release)
@@ -157,7 +157,7 @@ func TestNoHandlerBeginsAfterItsMessageBecameTooOld(t *testing.T) {
 	})
 }
 
-// A node that does not answer costs the other partitions nothing: not their hands.
+// A node that does not answer costs the other partitions nothing: not their slots.
 func TestAPartitionThatHangsDoesNotTakeTheHandsOfOthers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(2))

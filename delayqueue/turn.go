@@ -20,7 +20,7 @@ type turn struct {
 	reserved bool        // the key still was when it was given back
 }
 
-// turnLength bounds a turn: messages of other keys wait for hands too.
+// turnLength bounds a turn: messages of other keys wait for slots too.
 const turnLength = 100 * time.Millisecond
 
 // process takes a claimed message through its lock and its handler to the end of its
@@ -36,7 +36,7 @@ func (w *Worker) process(c *claim) {
 // the next turn, if there is one.
 func (w *Worker) take(c *claim) (next *claim) {
 	if w.isStopping() { // claimed while Stop was called
-		return w.settle(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
+		return w.settle(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 	}
 	if w.claimerOf(c.partition).handBack(c) {
 		return nil
@@ -46,15 +46,15 @@ func (w *Worker) take(c *claim) (next *claim) {
 	}
 	switch wait, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
 	case err != nil:
-		return w.settle(c, verdict{outcome: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
+		return w.settle(c, outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
 	case wait:
-		return w.settle(c, verdict{outcome: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
+		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
 	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
 		if t.lease, err = w.acquire(key); err != nil {
-			return w.settle(c, w.judgeLock(c, err))
+			return w.settle(c, w.classifyLock(c, err))
 		}
 		c.granted = time.Now()
 		t.ctx, t.ends = t.lease.Context(), c.granted.Add(turnLength)
@@ -64,10 +64,10 @@ func (w *Worker) take(c *claim) (next *claim) {
 			return c
 		}
 		if w.isStopping() { // meanwhile
-			return t.over(c, verdict{outcome: OutcomeReturned, err: ErrStopped})
+			return t.over(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 		}
 		if c.partition.joinedLate(c.message) {
-			_ = t.release(c.message, verdict{outcome: OutcomeReturned})
+			_ = t.release(c.message, outcome{kind: OutcomeReturned})
 			next = w.carryOver(c)
 			t.reconsider(c)
 			return next
@@ -80,16 +80,16 @@ var errOlder = errors.New("delayqueue: the key has older messages, in a partitio
 // carryOver moves a claimed message to a newer partition.
 func (w *Worker) carryOver(c *claim) (next *claim) {
 	if err := w.queue.carryOver(w.ctx, c); err != nil {
-		return w.settle(c, verdict{outcome: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
+		return w.settle(c, outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
 	}
-	return w.settle(c, verdict{outcome: OutcomeReturned, moved: true})
+	return w.settle(c, outcome{kind: OutcomeReturned, moved: true})
 }
 
 // acquire takes the lock of a key for one of its messages.
 func (w *Worker) acquire(key string) (*core.Lease, error) {
 	lease, err := w.locker.TryAcquire(w.ctx, key, w.lockOptions...)
 	var conflict *core.ConflictError
-	if w.queue.precedence == 0 && errors.As(err, &conflict) && conflict.Remaining == 0 {
+	if w.queue.reservationWindow == 0 && errors.As(err, &conflict) && conflict.Remaining == 0 {
 		// Others that use the queue may have the key reserved.
 		lease, err = w.locker.TryAcquire(w.ctx, key, append(w.lockOptions, reservations.Reserved(core.MinTTL))...)
 	}
@@ -110,19 +110,19 @@ func (t *turn) run(c *claim) (next *claim) {
 		}
 		cancel()
 		if !started {
-			next = t.over(c, verdict{outcome: OutcomeReturned, err: err})
+			next = t.over(c, outcome{kind: OutcomeReturned, err: err})
 			return
 		}
-		err = legible(err)
-		judge := func(lost error) verdict {
-			v := w.judge(c, err, lost)
-			if v.outcome == OutcomeDone || v.outcome == OutcomeDead {
+		err = safeError(err)
+		classify := func(lost error) outcome {
+			v := w.classify(c, err, lost)
+			if v.kind == OutcomeDone || v.kind == OutcomeDead {
 				v.result = result.get()
 			}
 			return v
 		}
-		v := judge(t.lost())
-		if !v.foreign && v.outcome != OutcomeConflict && v.outcome != OutcomeReturned {
+		v := classify(t.lost())
+		if !v.foreign && v.kind != OutcomeConflict && v.kind != OutcomeReturned {
 			w.foreign.ran(c.message)
 		}
 		if v.last = errors.Is(err, errGoexit); t.goesOn(c, v) {
@@ -133,7 +133,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		// the FIFO of its key, in place: a client that learns that its message is done
 		// finds the key free.
 		if lost := t.release(c.message, v); lost != nil {
-			v = judge(lost)
+			v = classify(lost)
 		}
 		next = t.over(c, v)
 	}()
@@ -178,16 +178,16 @@ func (q *Queue) unrunnable(m Message) error {
 }
 
 // goesOn reports whether the next message of the key is to run under the same lease.
-func (t *turn) goesOn(c *claim, v verdict) bool {
+func (t *turn) goesOn(c *claim, v outcome) bool {
 	w := t.worker
-	ended := v.outcome == OutcomeDone || v.outcome == OutcomeDead && w.queue.halt == HaltNothing
-	return t.lease != nil && c.message.behind && ended &&
+	ended := v.kind == OutcomeDone || v.kind == OutcomeDead && w.queue.halt == HaltNothing
+	return t.lease != nil && c.message.queuedAfter && ended &&
 		!v.last && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 
 // follow settles a claim, and claims the next message of its key. If there is none the
 // turn is over.
-func (t *turn) follow(c *claim, v verdict) (next *claim) {
+func (t *turn) follow(c *claim, v outcome) (next *claim) {
 	v.which = nextOfKey
 	if next = t.worker.settle(c, v); next == nil {
 		_ = t.release(c.message, v) // the message has ended all the same
@@ -197,7 +197,7 @@ func (t *turn) follow(c *claim, v verdict) (next *claim) {
 }
 
 // over settles the last claim of a turn, and claims any message.
-func (t *turn) over(c *claim, v verdict) (next *claim) {
+func (t *turn) over(c *claim, v outcome) (next *claim) {
 	_ = t.release(c.message, v) // if it was not given back before
 	next = t.worker.settle(c, v)
 	t.reconsider(c)
@@ -225,27 +225,27 @@ func (t *turn) lost() error {
 
 // release gives the key back: if it has more messages, to them before others. It
 // returns why the lease was lost, if it was.
-func (t *turn) release(m Message, v verdict) error {
+func (t *turn) release(m Message, v outcome) error {
 	lease := t.lease
 	if lease == nil {
 		return nil
 	}
 	t.lease = nil
-	ctx, ended := context.Background(), v.outcome == OutcomeDone || v.outcome == OutcomeDead
-	switch precedence := t.worker.queue.precedence; {
-	case v.outcome == OutcomeDead && t.worker.queue.halt == HaltKey:
+	ctx, ended := context.Background(), v.kind == OutcomeDone || v.kind == OutcomeDead
+	switch window := t.worker.queue.reservationWindow; {
+	case v.kind == OutcomeDead && t.worker.queue.halt == HaltKey:
 		t.reserved = true
 		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, core.MaxTTL)
-	case precedence == 0 && !reservations.WasReserved(lease):
-	case v.outcome == OutcomeDead && t.worker.queue.halt == HaltParked:
+	case window == 0 && !reservations.WasReserved(lease):
+	case v.kind == OutcomeDead && t.worker.queue.halt == HaltParked:
 		t.reserved = t.unreserve(ctx, lease) != nil
 	case v.foreign: // fresh calls need not wait for what this process cannot run
 		_ = t.unreserve(ctx, lease)
 	case !ended && v.delay > 0: // nor for what waits for its next attempt
 		t.reserved = t.unreserve(ctx, lease) != nil
-	case precedence > 0 && (m.behind || !ended || (reservations.WasReserved(lease) || t.outlasts(precedence/2)) && t.worker.queue.hasBehind(ctx, m)):
+	case window > 0 && (m.queuedAfter || !ended || (reservations.WasReserved(lease) || t.outlasts(window/2)) && t.worker.queue.hasQueuedAfter(ctx, m)):
 		t.reserved = true
-		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, precedence)
+		_, _ = reservations.Reserve(ctx, t.worker.locker, m.Key, window)
 	case reservations.WasReserved(lease) || m.parked: // what is parked from here on has a reservation of its own, or this message's came late
 		t.reserved = t.unreserve(ctx, lease) != nil // it was made anew, or Redis did not answer: looked at again afterwards
 	}

@@ -145,9 +145,9 @@ func TestAFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 	})
 }
 
-func TestWithoutPrecedenceAFreshCallMayOvertake(t *testing.T) {
+func TestWithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env, delayqueue.WithPrecedence(0))
+		b := setup(t, env, delayqueue.WithReservationWindow(0))
 		lease := b.hold("k")
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
 		require.ErrorIs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(t.Context(), call, mustNotRun), core.ErrDeferred)

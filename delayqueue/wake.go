@@ -134,7 +134,7 @@ func (w *Worker) unreserve(ctx context.Context, key string) {
 		return
 	}
 	// One that was enqueued meanwhile and met the held key has merely lengthened the reservation.
-	if left, err := w.queue.mayRun(ctx, key); (err != nil || left) && w.queue.precedence > 0 {
-		_, _ = reservations.Reserve(ctx, w.locker, key, w.queue.precedence)
+	if left, err := w.queue.mayRun(ctx, key); (err != nil || left) && w.queue.reservationWindow > 0 {
+		_, _ = reservations.Reserve(ctx, w.locker, key, w.queue.reservationWindow)
 	}
 }

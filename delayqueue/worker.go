@@ -46,7 +46,7 @@ type Worker struct {
 	// is over.
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
-	hands    chan struct{} // holds one for each message that is run, or asked for
+	slots    chan struct{} // holds one for each message that is run, or asked for
 	handlers sync.WaitGroup
 	claims   claims
 	foreign  foreign
@@ -101,8 +101,8 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		emptied:     make(chan string, announcements),
 		changed:     make(chan struct{}, 1),
 	}
-	if q.precedence > 0 { // each try of a held key reserves it anew: before that runs out
-		w.conflict.most = min(w.conflict.most, q.precedence/2)
+	if q.reservationWindow > 0 { // each try of a held key reserves it anew: before that runs out
+		w.conflict.most = min(w.conflict.most, q.reservationWindow/2)
 		w.conflict.initial = min(w.conflict.initial, w.conflict.most)
 	}
 	for _, opt := range opts {
@@ -119,11 +119,11 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		}
 	}
 	w.log = w.log.With(slog.String("queue", q.name))
-	w.hands = make(chan struct{}, w.concurrency)
+	w.slots = make(chan struct{}, w.concurrency)
 	w.claims.held = map[*claim]struct{}{}
 	w.lockOptions = []core.AcquireOption{core.NotifyRelease(w.released)}
-	if q.precedence > 0 {
-		w.lockOptions = append(w.lockOptions, reservations.Reserved(q.precedence))
+	if q.reservationWindow > 0 {
+		w.lockOptions = append(w.lockOptions, reservations.Reserved(q.reservationWindow))
 	}
 	w.lockOptions = slices.Clip(w.lockOptions)
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())

@@ -116,7 +116,7 @@ func prefer(t *testing.T, url string, client *http.Client, preferences ...string
 
 func TestClientsChooseByPrefer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env, delayqueue.WithPrecedence(0))
+		d := openDepot(t, env, delayqueue.WithReservationWindow(0))
 		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer()))
 		justWaits, waiter := testbed.Serve(t, guarded(core.NewGuard(d.Locker, retry.Policy{MaxWait: time.Hour}), ok, httplock.HonorPrefer()))
 		release := d.Hold(t)

@@ -117,7 +117,7 @@ func parkedOnce(t *trial) {
 	})
 	d := t.openDepot(handler, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		return t.remembering(b, delayqueue.Policy(q)), nil
-	}, delayqueue.WithPrecedence(0))
+	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
 	location := testbed.RequireParked(t, t.keyed(d.site, "k", "{}"))
 	require.Equal(t, location, testbed.RequireParked(t, t.keyed(d.site, "k", "{}")), "the ticket that there is")

@@ -65,7 +65,7 @@ func prefersWait(t *trial) {
 func prefersAsync(t *trial) {
 	d := t.openDepot(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.HonorPrefer()), nil
-	}, delayqueue.WithPrecedence(0))
+	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
 	var locations []string
 	for _, test := range []struct{ prefers, applied []string }{

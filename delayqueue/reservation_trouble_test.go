@@ -20,8 +20,8 @@ import (
 // before that message is over.
 func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const precedence = 1500 * time.Millisecond
-		b := setup(t, env, delayqueue.WithPrecedence(precedence))
+		const window = 1500 * time.Millisecond
+		b := setup(t, env, delayqueue.WithReservationWindow(window))
 		started, release := make(chan struct{}), make(chan struct{})
 		order := make(chan string, 3)
 		b.start(func(_ context.Context, m delayqueue.Message) error {
@@ -36,7 +36,7 @@ func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 		b.enqueue(delayqueue.Job{Key: "k", Name: "long"})
 		next(t, started)
 		b.parkCall("k")
-		time.Sleep(precedence * 3 / 2)
+		time.Sleep(window * 3 / 2)
 		go func() {
 			lease, err := b.other.Acquire(context.Background(), "k")
 			order <- "fresh"
@@ -56,10 +56,10 @@ func TestAFreshCallDoesNotOvertakeWhatWasParkedDuringALongRun(t *testing.T) {
 
 // Between two tries of a parked message its reservation must not run out, however long
 // the key is held.
-func TestAShortPrecedenceHoldsWhileAWorkerTries(t *testing.T) {
+func TestAShortReservationWindowHoldsWhileAWorkerTries(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const precedence = time.Second
-		b := setup(t, env, delayqueue.WithPrecedence(precedence))
+		const window = time.Second
+		b := setup(t, env, delayqueue.WithReservationWindow(window))
 		order := make(chan string, 2)
 		lease := b.hold("k")
 		id := b.parkCall("k")
@@ -71,7 +71,7 @@ func TestAShortPrecedenceHoldsWhileAWorkerTries(t *testing.T) {
 		require.NoError(t, w.Start())
 		defer func() { _ = w.Stop(context.Background()) }()
 		redistest.Eventually(t, func() bool { return b.status(id).Conflicts >= 3 }, "it is not tried")
-		time.Sleep(precedence * 3 / 2)
+		time.Sleep(window * 3 / 2)
 		go func() {
 			lease, err := b.newLocker().Acquire(context.Background(), "k")
 			order <- "fresh"

@@ -34,9 +34,9 @@ type unopenedError struct{ error }
 
 func (e *unopenedError) Unwrap() error { return e.error }
 
-// legible is err, or the panic that asking it ends in, as a typed nil may: a
+// safeError returns err, or, if its own methods panic (a typed nil), an error for that panic: a
 // handler's error must not take the worker down.
-func legible(err error) (is error) {
+func safeError(err error) (is error) {
 	defer func() {
 		if p := recover(); p != nil {
 			is = &panicError{p, debug.Stack()}
@@ -49,9 +49,9 @@ func legible(err error) (is error) {
 	return err
 }
 
-// verdict is how a claim is to end.
-type verdict struct {
-	outcome   Outcome
+// outcome is how a claim is to end.
+type outcome struct {
+	kind      Outcome
 	err       error // why the message is not done
 	delay     time.Duration
 	lost      bool // the attempt's outcome is unknown
@@ -74,7 +74,7 @@ const (
 // maxCause bounds what is stored of an error or a stack, in bytes.
 const maxCause = 4 << 10
 
-func (v verdict) cause() string {
+func (v outcome) cause() string {
 	if v.err == nil {
 		return ""
 	}
@@ -82,9 +82,9 @@ func (v verdict) cause() string {
 	return strings.ToValidUTF8(s[:min(len(s), maxCause)], "\uFFFD")
 }
 
-// judgeLock decides about a message whose key was not granted. No handler ran,
+// classifyLock decides about a message whose key was not granted. No handler ran,
 // so no attempt is spent, unless there can be none.
-func (w *Worker) judgeLock(c *claim, err error) verdict {
+func (w *Worker) classifyLock(c *claim, err error) outcome {
 	var conflict *core.ConflictError
 	switch {
 	case errors.As(err, &conflict):
@@ -95,23 +95,23 @@ func (w *Worker) judgeLock(c *claim, err error) verdict {
 		if conflict.Remaining > 0 {
 			delay = min(delay, conflict.Remaining+50*time.Millisecond)
 		}
-		return verdict{outcome: OutcomeConflict, err: err, delay: delay, awaitsKey: true}
+		return outcome{kind: OutcomeConflict, err: err, delay: delay, awaitsKey: true}
 	case errors.Is(err, core.ErrInvalidKey):
-		return verdict{outcome: OutcomeDead, err: err}
+		return outcome{kind: OutcomeDead, err: err}
 	case errors.Is(context.Cause(c.ctx), ErrStopped):
-		return verdict{outcome: OutcomeReturned, err: ErrStopped}
+		return outcome{kind: OutcomeReturned, err: ErrStopped}
 	default:
-		return verdict{outcome: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)}
+		return outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)}
 	}
 }
 
-// judge decides about a message whose handler returned err. lost is set if the
+// classify decides about a message whose handler returned err. lost is set if the
 // key's lease ended before the handler did.
-func (w *Worker) judge(c *claim, err, lost error) verdict {
+func (w *Worker) classify(c *claim, err, lost error) outcome {
 	if err == nil && lost == nil {
 		// Also when the claim seems lost: if nobody has taken the message since,
 		// the queue takes the result.
-		return verdict{outcome: OutcomeDone}
+		return outcome{kind: OutcomeDone}
 	}
 	var (
 		panicked *panicError
@@ -121,36 +121,36 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 		later    *retryLaterError
 		gone     = context.Cause(c.ctx) // nil while the claim and the Worker live
 	)
-	v := verdict{outcome: OutcomeRetry, err: err}
+	v := outcome{kind: OutcomeRetry, err: err}
 	v.lost = lost != nil || errors.Is(err, core.ErrLeaseLost) || errors.Is(gone, ErrClaimLost)
 	switch {
 	case err == nil:
 		v.err = lost
 	case errors.As(err, &panicked):
 	case errors.As(err, &skip):
-		v.outcome = OutcomeDead
+		v.kind = OutcomeDead
 		return v
 	case errors.As(err, &foreign):
 		w.foreign.add(c.message, err)
 		return handedBack(c.message, err)
 	case errors.As(err, &unopened):
-		v.outcome = OutcomeDead
+		v.kind = OutcomeDead
 		return v
 	case errors.As(err, &later) && !v.lost:
 		delay, inTime := laterDelay(c.message.handed+1, w.retry, later.after, c.left())
 		if v.later, v.delay = inTime, delay; !inTime {
-			v.outcome, v.delay = OutcomeDead, 0
+			v.kind, v.delay = OutcomeDead, 0
 		}
 		return v
 	case errors.Is(gone, ErrStopped): // the handler may have done a part
-		v.outcome, v.lost = OutcomeReturned, true
+		v.kind, v.lost = OutcomeReturned, true
 		return v
 	case errors.Is(err, core.ErrConflict):
-		v.outcome, v.delay = OutcomeConflict, w.conflictDelay(c)
+		v.kind, v.delay = OutcomeConflict, w.conflictDelay(c)
 		return v
 	}
 	if c.message.Attempt >= w.queue.maxAttempts {
-		v.outcome = OutcomeDead
+		v.kind = OutcomeDead
 		return v
 	}
 	v.delay = backoff.Spread(backoff.Exponential(c.message.Attempt, w.retry.initial, w.retry.most))
@@ -158,9 +158,9 @@ func (w *Worker) judge(c *claim, err, lost error) verdict {
 }
 
 // handedBack is the end of a claim on a message that another Worker may be able to run.
-func handedBack(m Message, err error) verdict {
+func handedBack(m Message, err error) outcome {
 	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost)
-	return verdict{outcome: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(delay)}
+	return outcome{kind: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(delay)}
 }
 
 // laterMost bounds the delay of what is unavailable, unless that itself says when to come back.
