@@ -95,7 +95,7 @@ func TestHandBack_LeavesMessagesToTheReplicaThatKnowsThem(t *testing.T) {
 		redistest.Eventually(t, func() bool { return b.inState()[1] == 0 }, "all are handed back")
 		knows := &ran{}
 		b.start(knows.handle)
-		require.Eventually(t, func() bool { return len(knows.all()) == messages }, 30*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return len(knows.all()) == messages }, 2*time.Minute, 10*time.Millisecond) // each look is one in ten
 		for _, id := range ids {
 			require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
 		}
