@@ -131,8 +131,8 @@ func (w *claimer) ask(token string, n, want int) (b batch, left int, err error) 
 	}
 	var held atomic.Int64
 	held.Store(int64(n))
-	giveUp := time.AfterFunc(claimTimeout, func() { w.freeSlots(int(held.Swap(0))) })
-	defer giveUp.Stop()
+	timer := time.AfterFunc(claimTimeout, func() { w.freeSlots(int(held.Swap(0))) })
+	defer timer.Stop()
 	// Not cancelled by Stop: messages whose claim nobody heard of would wait for its end.
 	b, err = w.partition.claim(w.ctx, token, w.lease, want)
 	return b, int(held.Swap(0)), err

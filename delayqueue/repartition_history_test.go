@@ -53,7 +53,7 @@ func (d *dying) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// moved is a message in the history of a queue whose number of partitions changes.
+// movedMessage is a message in the history of a queue whose number of partitions changes.
 type movedMessage struct {
 	key, id      string
 	begun, acked time.Time
@@ -66,7 +66,7 @@ type movedMessage struct {
 
 // repartitions plays a history: 8 producers, half of which have read the manifest long ago, and 3 workers of their
 // own, while the number of partitions changes, by processes that die between the steps. It returns what did not hold.
-func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, patience time.Duration, hook redis.Hook) error {
+func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, timeout time.Duration, hook redis.Hook) error {
 	t.Helper()
 	const producers, workers, keys = 8, 3, 10
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -205,7 +205,7 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, p
 	close(ended)
 	changing.Wait()
 
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(timeout)
 	for left.Load() > 0 && time.Now().Before(deadline) {
 		if _, err := fresh.RedriveAll(context.Background(), Filter{}, RedriveOptions{}); err != nil {
 			return fmt.Errorf("redrive: %w", err)

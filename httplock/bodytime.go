@@ -96,7 +96,7 @@ type timedBodyKey struct{}
 
 // bodyTime is how long reads of the body may wait for the client: once before the key, and
 // once more under it.
-func (p *passage) bodyTime() time.Duration {
+func (p *requestState) bodyTime() time.Duration {
 	d, ctx := p.m.bodyTimeout, p.x.Request.Context()
 	if server, ok := ctx.Value(http.ServerContextKey).(*http.Server); ok && server.ReadTimeout > 0 {
 		d = min(d, server.ReadTimeout)
@@ -108,11 +108,13 @@ func (p *passage) bodyTime() time.Duration {
 }
 
 // streams reports whether the request's body is for the handler alone.
-func (p *passage) streams() bool { return p.m.streamBody || p.x.Request.Method == http.MethodConnect }
+func (p *requestState) streams() bool {
+	return p.m.streamBody || p.x.Request.Method == http.MethodConnect
+}
 
 // key calls the key function, which may read the body, and replace it by one that reads the
 // same.
-func (p *passage) key() (string, error) {
+func (p *requestState) key() (string, error) {
 	r, b := p.x.Request, newBody(p.x.Request, p.m.maxBody)
 	p.body = b
 	if b.whole || p.replay != nil || p.streams() || r.Context().Value(timedBodyKey{}) != nil {
@@ -138,7 +140,7 @@ func (p *passage) key() (string, error) {
 // readAhead reads the body before the call joins a queue or takes its key: the whole of it
 // if the call may wait or be parked, and the beginning if it is too long for that, or if
 // the guard only rejects. A replay has its body in memory.
-func (p *passage) readAhead() error {
+func (p *requestState) readAhead() error {
 	if p.replay != nil || p.streams() {
 		return nil
 	}
@@ -151,7 +153,7 @@ func (p *passage) readAhead() error {
 
 // boundRest bounds the time in which the handler reads what readAhead left. It returns the
 // handler's ctx.
-func (p *passage) boundRest(ctx context.Context) context.Context {
+func (p *requestState) boundRest(ctx context.Context) context.Context {
 	b := &p.body.timed
 	if b.ReadCloser == nil {
 		return ctx

@@ -67,7 +67,7 @@ func ParseIdempotencyKey(lines []string) (key string, there bool, err error) {
 // BodyAllocs is how often memory is allocated for what is done about r's body.
 func BodyAllocs(m *Middleware, r *http.Request) float64 {
 	x := Exchange{Request: r, Key: func() (string, error) { return "k", nil }}
-	p := &passage{m: m, x: x}
+	p := &requestState{m: m, x: x}
 	ctx := r.Context()
 	return testing.AllocsPerRun(100, func() {
 		_, _ = p.key()

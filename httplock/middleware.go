@@ -149,7 +149,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 		x.Next(x.Request)
 		return true, true
 	}
-	p := &passage{m: m, x: x, replay: replay}
+	p := &requestState{m: m, x: x, replay: replay}
 	defer func() { p.body.timed.end() }()
 	if p.prepare() {
 		p.run()

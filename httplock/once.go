@@ -53,7 +53,7 @@ func (o *once) discard() {
 
 // newOnce returns the request's once, or nil if it has no key, or if a guard in front of
 // this one looks after it.
-func (m *Middleware) newOnce(p *passage) (*once, error) {
+func (m *Middleware) newOnce(p *requestState) (*once, error) {
 	x := p.x
 	if m.once == nil || isSafe(x.Request) {
 		return nil, nil
@@ -87,7 +87,7 @@ func (m *Middleware) newOnce(p *passage) (*once, error) {
 }
 
 // onceFor is whose a request's Idempotency-Key is.
-func (m *Middleware) onceFor(p *passage) (principal string, err error) {
+func (m *Middleware) onceFor(p *requestState) (principal string, err error) {
 	principal, nobody := p.call.Principal, p.nobody
 	if p.replay != nil {
 		if m.principal != nil || onceFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request) {

@@ -10,9 +10,9 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 )
 
-// passage is a request on its way through its guard. It belongs to the request's
+// requestState is a request on its way through its guard. It belongs to the request's
 // goroutine.
-type passage struct {
+type requestState struct {
 	m      *Middleware
 	x      Exchange
 	replay *replay // nil: the request came from outside
@@ -30,7 +30,7 @@ type passage struct {
 }
 
 // prepare makes the call, or refuses the request.
-func (p *passage) prepare() bool {
+func (p *requestState) prepare() bool {
 	m, x := p.m, p.x
 	prefers := core.Preference{}
 	if p.replay == nil {
@@ -69,7 +69,7 @@ func (p *passage) prepare() bool {
 }
 
 // identify finds out whether the request was made before.
-func (p *passage) identify(by *idempotencyKeyError) (err error) {
+func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 	if p.once, err = p.m.newOnce(p); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (p *passage) identify(by *idempotencyKeyError) (err error) {
 	return err
 }
 
-func (p *passage) run() {
+func (p *requestState) run() {
 	ctx := p.x.Request.Context()
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	switch {
@@ -124,7 +124,7 @@ func (p *passage) run() {
 	p.refuse(err)
 }
 
-func (p *passage) refuse(err error) {
+func (p *requestState) refuse(err error) {
 	if p.met {
 		p.announceWait()
 	}
@@ -136,18 +136,18 @@ func (p *passage) refuse(err error) {
 }
 
 // announceWait says that the client's bound on waiting counted.
-func (p *passage) announceWait() {
+func (p *requestState) announceWait() {
 	announce(p.x.Writer, core.Preference{Bounded: p.call.Prefer.Bounded, Wait: p.call.Prefer.Wait})
 }
 
 // look is called when the request met a conflict. It is an error if there is an answer
 // all the same.
-func (p *passage) look() error {
+func (p *requestState) look() error {
 	p.met = true
 	return p.once.look(p.x.Request.Context())
 }
 
-func (p *passage) beforeWait() error {
+func (p *requestState) beforeWait() error {
 	if p.replay != nil {
 		return errReplayWaits
 	}
@@ -158,7 +158,7 @@ func (p *passage) beforeWait() error {
 }
 
 // encode is the request in the form that a queue stores.
-func (p *passage) encode() (payload []byte, err error) {
+func (p *requestState) encode() (payload []byte, err error) {
 	if err := p.look(); err != nil {
 		return nil, err
 	}
@@ -171,7 +171,7 @@ func (p *passage) encode() (payload []byte, err error) {
 }
 
 // underKey runs the rest of the chain with the lease's ctx, and the whole body.
-func (p *passage) underKey(ctx context.Context) error {
+func (p *requestState) underKey(ctx context.Context) error {
 	if err := p.once.begin(ctx); err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (p *passage) underKey(ctx context.Context) error {
 	return nil
 }
 
-func (p *passage) next(ctx context.Context) {
+func (p *requestState) next(ctx context.Context) {
 	x := p.x
 	r := x.Request.WithContext(p.boundRest(ctx))
 	r.Body = p.body.reader()
