@@ -9,7 +9,9 @@ import (
 
 // Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: of
 // each key, name and principal one call at most is parked. A newer call
-// replaces the one that is parked, in its place in line; see [Job.Coalesce].
+// replaces the one that is parked, in its place in line; see [Job.Coalesce]. While the number of
+// partitions changes ([Queue.Repartition]) each generation of partitions may have one: those that are parked in older
+// ones are not replaced, and run first.
 func Coalesce(q *Queue) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true}
 }
