@@ -96,7 +96,7 @@ func TestADelayedMessageJoinsBehindThoseThatWait(t *testing.T) {
 		})
 		first := b.enqueue(delayqueue.Job{Key: "k", Name: "first"})
 		next(t, started)
-		late := b.enqueue(delayqueue.Job{Key: "k", Delay: 20 * time.Millisecond})
+		late := b.enqueue(delayqueue.Job{Key: "k", Delay: 500 * time.Millisecond})
 		before := b.enqueue(delayqueue.Job{Key: "k"})
 		redistest.Eventually(t, func() bool {
 			return b.rdb.ZCount(t.Context(), b.key("z"), "-inf", "+inf").Val() == 0
