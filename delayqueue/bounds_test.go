@@ -168,9 +168,9 @@ func TestQueueBounds_WhatEndedIsBounded(t *testing.T) {
 
 		pass := func() { // 61 s, for what ended
 			for i := range 5 {
-				closed := fmt.Sprint("closed", i)
-				if ms, err := b.rdb.HGet(t.Context(), b.key("c"), closed).Int64(); err == nil {
-					b.rdb.HSet(t.Context(), b.key("c"), closed, ms-61_000)
+				until := fmt.Sprint("until", i)
+				if ms, err := b.rdb.HGet(t.Context(), b.key("c"), until).Int64(); err == nil {
+					b.rdb.HSet(t.Context(), b.key("c"), until, ms-61_000)
 				}
 			}
 		}

@@ -76,7 +76,7 @@ func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next g
 		if (now > 0) == (paused > 0) {
 			return nil
 		}
-		for _, call := range q.each(ctx, next.partitions, pauseScript, append(q.spans(), now)...) {
+		for _, call := range q.each(ctx, next.partitions, untilScript, append(q.spans(), "paused", now)...) {
 			if err := call.Err(); err != nil {
 				return redisError(ctx, op, err)
 			}
@@ -227,7 +227,7 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
 	text := fmt.Sprintf("%013d%013d%s", millis(m.EnqueuedAt), millis(m.ExpiresAt), about(m.Key, m.Name, m.Principal))
-	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts("")).Int64()
+	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, m.Principal, text, m.Payload, left.Milliseconds(), "-"+m.attempts("")).Int64()
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}

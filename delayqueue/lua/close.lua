@@ -7,13 +7,15 @@
 -- returns  {for how long it is paused, in ms; how many of its keys are left that hold messages, or remember
 --           them; how many messages are queued or run; for each key 1 if it has messages that are not delayed}
 -- #include common.lua
-if not closed() then
-  call('HSET', c, 'closed', next_seq() .. ' ' .. ARGV[3])
+if not closed then
+  add(c, 'closed', next_seq() .. ' ' .. ARGV[3])
 end
-local left = {math.max(0, paused_until() - now), call('EXISTS', m, w, x, y, unpack(KEYS, 12, 16)), call('HLEN', m) - call('ZCARD', x)}
+touched[c] = true
+local left = {
+  math.max(0, paused_until - now), call('EXISTS', m, w, x, y, unpack(KEYS, 12, 16)), call('HLEN', m) - call('ZCARD', x),
+}
 for i = 4, #ARGV do
   left[i] = #line(ARGV[i], '1')
 end
-keep(c, math.max(dead_retention, 3 * retention, SLACK))
 flush()
 return left

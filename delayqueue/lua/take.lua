@@ -16,6 +16,7 @@ local function join(id, key)
   end
   call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. sub(rec, 4, 19) .. id)
   call('ZADD', f, 0, key .. '\n' .. number .. id)
+  touched[f] = true
   if sub(rec, 1, 1) == '1' then
     call('HSET', m, id, sub(rec, 1, 3) .. number .. sub(rec, 20))
   end
@@ -39,7 +40,7 @@ local function want_due(list)
     if not places or id_at(places[1] or '', key) == id then
       want(id, member, places, list[i], due)
     else
-      call('ZREM', z, member)
+      remove(z, member)
     end
   end
 end
@@ -64,18 +65,17 @@ local function start(lease, max_bytes)
     return replies
   end
   local records, states = call('HMGET', m, unpack(wanted)), call('HMGET', r, unpack(wanted))
-  local halted = call('HLEN', h) > 0
-  local begun, ends, tried, till = {}, {}, {}, string.format('%.0f', now + lease)
+  local halted, till = call('HLEN', h) > 0, text(now + lease)
   for i, id in ipairs(wanted) do
     local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
     if is_running(state) then
-      call('ZREM', z, member)
+      remove(z, member)
     elseif too_old(rec) then
       give_up(id, sub(member, #id + 2), rec, 'e')
     elseif halted and call('HEXISTS', h, sub(member, #id + 2)) == 1 then -- it only expires
-      call('ZADD', z, math.min(tonumber(sub(rec, 33, 45), 10) or now + 60000, now + 60000), member)
+      add(z, member, math.min(tonumber(sub(rec, 33, 45), 10) or now + 60000, now + 60000))
     elseif bytes >= max_bytes then
-      call('ZADD', z, 'NX', NOW, member)
+      add(z, member, since[i])
     else
       local tries, waited = '------1 0 0 0 ' .. token .. ' ', match(rec, '^1[pq]') and true or false
       if state then
@@ -84,14 +84,11 @@ local function start(lease, max_bytes)
       end
       replies[i] = told(member, rec, tries, behind[i], waited, since[i])
       bytes = bytes + #rec + #replies[i][6]
-      begun[#begun + 1] = member
-      ends[#ends + 1], ends[#ends + 2] = till, member
-      tried[#tried + 1], tried[#tried + 2] = id, 'r' .. tries
+      remove(z, member)
+      add(w, member, till)
+      add(r, id, 'r' .. tries)
     end
   end
-  batch('ZREM', z, begun)
-  batch('ZADD', w, ends)
-  batch('HSET', r, tried)
   return replies
 end
 
@@ -103,8 +100,7 @@ local function again(id, token, lease)
   local key = key_of(rec)
   local member = id .. ' ' .. key
   if rec ~= '' and owner == token and not too_old(rec) and call('ZSCORE', w, member) then
-    call('ZADD', w, now + lease, member)
-    live(lease + retention, w)
+    add(w, member, text(now + lease))
     return told(member, rec, tries, key ~= '' and line(key, '2')[2] and 1 or 0, false, '')
   end
 end

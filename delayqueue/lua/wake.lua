@@ -7,8 +7,8 @@
 -- returns  for each key 0 when no message of it could run now: it has none, or the head waits for its time, or
 --          the queue is paused; 2 when its head was made due, else 1
 -- #include common.lua
-local wake, idle = ARGV[3] == '1', paused_until() > now
-call('HDEL', r, '')
+local wake, idle = ARGV[3] == '1', paused_until > now
+call('HDEL', c, '')
 
 -- 1 when a message of the key waits for newer ones to replace it: a fresh call would be undone by it.
 local function quiet(key)
@@ -26,12 +26,12 @@ local function look(key)
   local member, state = id .. ' ' .. key, call('HGET', r, id) or ''
   local flag, at = sub(state, 1, 1), tonumber(call('ZSCORE', z, member) or '')
   if wake and flag == 'w' then
-    call('HSET', r, id, '-' .. sub(state, 2))
+    add(r, id, '-' .. sub(state, 2))
     look_at(member, now)
   elseif wake and flag == 'r' then
-    call('HSET', r, id, 'R' .. sub(state, 2))
+    add(r, id, 'R' .. sub(state, 2))
   end
-  if flag == 'r' or flag == 'R' then
+  if is_running(state) then
     return 1
   elseif idle or flag ~= 'w' and (at or now + 1) > now then
     return idle and 0 or quiet(key)
