@@ -59,7 +59,9 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 
 // spans are the first arguments of all scripts.
 func (q *Queue) spans() []any {
-	return []any{fmt.Sprint(q.retention.Milliseconds(), " ", q.maxBytes), q.deadRetention.Milliseconds()}
+	kept := strconv.AppendInt(nil, q.retention.Milliseconds(), 10)
+	kept = strconv.AppendInt(append(kept, ' '), q.maxBytes, 10)
+	return []any{string(kept), q.deadRetention.Milliseconds()}
 }
 
 // mend moves away what has the name but not the type of one of the partition's keys, if that

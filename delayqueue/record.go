@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -22,7 +21,11 @@ type record struct {
 
 // about is the part of a record that does not change: what the message is, but for its payload.
 func about(key, name, principal string) string {
-	return fmt.Sprintf("%03d%03d%03d%s%s%s", len(key), len(name), len(principal), key, name, principal)
+	b := make([]byte, 0, 9+len(key)+len(name)+len(principal))
+	for _, n := range [...]int{len(key), len(name), len(principal)} {
+		b = append(b, byte('0'+n/100), byte('0'+n/10%10), byte('0'+n%10))
+	}
+	return string(append(append(append(b, key...), name...), principal...))
 }
 
 func readRecord(s string) (r record, ok bool) {

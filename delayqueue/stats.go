@@ -99,16 +99,16 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if paused := number(fields[0]); paused > now {
 		s.Paused, s.PausedUntil = true, later(s.PausedUntil, time.UnixMilli(paused))
 	}
-	for _, n := range fields[1 : 2+buckets] {
+	for _, n := range fields[1:3] {
 		s.Bytes += number(n)
 	}
 	for i, sum := range s.Totals.fields() {
-		*sum += number(fields[2+buckets+i])
+		*sum += number(fields[3+i])
 	}
 	return nil
 }
 
-const statsFields = 2 + buckets + 9 // of c, that stats.lua answers
+const statsFields = 3 + 9 // of c, that stats.lua answers
 
 // number reads a number in an answer. Junk counts nothing.
 func number(reply any) int64 {

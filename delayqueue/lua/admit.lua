@@ -6,26 +6,22 @@
 --          those of a principal may take
 -- #include ended.lua
 local max_depth = tonumber(ARGV[3])
-local max_line, max_key, max_principal = match(ARGV[4], '^(%d+) (%d+) (%d+)$')
+local max_line, max_key, max_principal = ARGV[4]:match('^(%d+) (%d+) (%d+)$')
 max_line, max_key, max_principal = tonumber(max_line), tonumber(max_key), tonumber(max_principal)
-local INLINE = 4096 -- the longest payload in a record
 
-local all = call('HLEN', m)
-local depth = all - call('ZCARD', x)
+local all = redis.call('HLEN', m)
+local depth = all - redis.call('ZCARD', x)
 local lengths, headed = {}, {} -- of keys: how many messages they have; whether one is not delayed
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old
-local remembered = read_buckets()
 
--- How many bytes the messages take, with those of dead letters. A count that was lost is begun anew.
-local open = all > 0 and whole(own[6]) or 0
-if text(open) ~= own[6] then
-  add(c, 'bytes', text(open))
+if all == 0 then -- a count that was lost is right again
+  bytes = 0
 end
 
 -- What is full for so many messages more, one or none, of so many bytes.
-local function full(key, principal, n, bytes)
+local function full(key, principal, n, size)
   if key ~= '' and not lengths[key] then
-    lengths[key] = call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
+    lengths[key] = redis.call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
     headed[key] = lengths[key] > 0 and #line(key, '1') > 0
     if lengths[key] == 0 then
       uses['k' .. key] = 0
@@ -34,19 +30,18 @@ local function full(key, principal, n, bytes)
   if all == 0 then
     uses['p' .. principal] = uses['p' .. principal] or 0
   end
-  if key ~= '' and (lengths[key] + n > max_line or use('k', key) + bytes > max_key) then
+  if key ~= '' and (lengths[key] + n > max_line or use('k', key) + size > max_key) then
     return 'key full'
-  elseif use('p', principal) + bytes > max_principal then
+  elseif use('p', principal) + size > max_principal then
     return 'principal full'
   end
-  local taken = open + remembered.sum + (counts.bytes or 0)
-  return (depth + n > max_depth or taken + bytes > max_bytes) and 'queue full' or nil
+  return (depth + n > max_depth or bytes + ended_bytes + size > max_bytes) and 'queue full' or nil
 end
 
 local function expire(id)
-  local rec = steps > 0 and call('HGET', m, id)
+  local rec = steps > 0 and redis.call('HGET', m, id)
   steps = steps - 1
-  if rec and too_old(rec) and not is_running(call('HGET', r, id)) then
+  if rec and too_old(rec) and not is_running(redis.call('HGET', r, id)) then
     give_up(id, key_of(rec), rec, 'e')
   end
 end
@@ -54,8 +49,8 @@ end
 -- Why there is no room for a message of a key; nil if there is. What is full of messages that are too old
 -- is not full, nor of what has ended: of that the oldest is forgotten, until it takes half of all, but
 -- nothing of the last minute.
-local function refusal(key, principal, bytes)
-  local why = full(key, principal, 1, bytes)
+local function refusal(key, principal, size)
+  local why = full(key, principal, 1, size)
   if not why or steps <= 0 then
     return why
   end
@@ -64,23 +59,24 @@ local function refusal(key, principal, bytes)
     expire(id_at(place, key))
   end
   tidy()
-  for _, member in ipairs(call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', STEPS)) do
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'LIMIT', '0', STEPS)) do
     expire((split(member)))
   end
   tidy()
-  depth, lengths, headed = call('HLEN', m) - call('ZCARD', x), {}, {}
+  depth, lengths, headed = redis.call('HLEN', m) - redis.call('ZCARD', x), {}, {}
+  local remembered = read_buckets()
   for step = 1, 4 do
     local i = (remembered.at + step) % 5
-    if remembered.sum > max_bytes / 2 and is_aged(remembered, i) then
+    if ended_bytes > max_bytes / 2 and is_needless(remembered, i, true) then
       drop(remembered, i)
     end
   end
-  return full(key, principal, 1, bytes)
+  return full(key, principal, 1, size)
 end
 
 -- Stores a message. Its place is its number, '~' or '\127'; with a key it has gone through full() before.
 -- If it is due at a time, z has it.
-local function admit(id, key, principal, rec, place, due, bytes)
+local function admit(id, key, principal, rec, place, due, size)
   add(m, id, rec)
   if key ~= '' then
     add(f, key .. '\n' .. place .. id, '0')
@@ -89,7 +85,7 @@ local function admit(id, key, principal, rec, place, due, bytes)
   if due then
     look_at(id .. ' ' .. key, due)
   end
-  use('k', key, bytes)
-  use('p', principal, bytes)
+  use('k', key, size)
+  use('p', principal, size)
   depth = depth + 1
 end

@@ -8,20 +8,20 @@
 -- #include common.lua
 -- #include admit.lua
 local id, key, principal, about, payload, age, attempts = unpack(ARGV, 5, 11)
-local known = call('HGET', m, id)
+local known = redis.call('HGET', m, id)
 for _, name in ipairs({y, unpack(KEYS, 12, 16)}) do
-  known = known or call('HGET', name, id)
+  known = known or redis.call('HGET', name, id)
 end
 if not known and not closed then
   local long = #payload > INLINE
   if long then
     add(b, id, payload)
   end
-  local number, bytes = next_seq(), message_size(19 + #about + #payload)
+  local number, size = next_seq(), message_size(19 + #about + #payload)
   full(key, principal, 0, 0) -- which counts
   admit(id, key, principal, '1-' .. (long and 'b' or '-') .. number .. about .. (long and '' or payload), number,
-    (key == '' or not headed[key]) and now, bytes)
-  count('bytes', bytes)
+    (key == '' or not headed[key]) and now, size)
+  weigh(size)
   add(r, id, attempts)
   span = math.max(0, age) + retention
 end

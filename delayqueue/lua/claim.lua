@@ -17,13 +17,13 @@
 -- #include take.lua
 local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
-call('HDEL', c, '')
+redis.call('HDEL', c, '')
 span = lease + retention
 
 local reply = {0, 0, 0, {}, told_now()}
-local session, turn = match(token, '^(.*)%.(%d+)$')
+local session, turn = token:match('^(.*)%.(%d+)$')
 session, turn = session or token, tonumber(turn) or 1
-local last, taken = match(token ~= '' and call('HGET', k, session) or '', '^%d+ (%d+)(.*)$')
+local last, taken = (token ~= '' and redis.call('HGET', k, session) or ''):match('^%d+ (%d+)(.*)$')
 if last and turn <= tonumber(last) then
   for id in string.gmatch(turn == tonumber(last) and taken or '', '%S+') do
     reply[#reply + 1] = again(id, token, lease)
@@ -34,19 +34,19 @@ if last and turn <= tonumber(last) then
 end
 
 -- Claims that have ended: their workers died, or cannot reach Redis.
-for _, member in ipairs(call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
   local id = split(member)
-  local state = call('HGET', r, id) or UNTRIED
-  local mark, attempts, conflicts, losses, handed = match(state, '^.(......)(%d+) (%d+) (%d+) (%d+) ')
+  local state = redis.call('HGET', r, id) or UNTRIED
+  local mark, attempts, conflicts, losses, handed = state:match('^.(......)(%d+) (%d+) (%d+) (%d+) ')
   remove(w, member)
   add(r, id, '-' .. (mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
-    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or sub(state, 2)))
+    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or state:sub(2)))
   look_at(member, now)
   reply[2] = reply[2] + 1
 end
 
 -- Dead letters that were kept for long enough.
-for _, id in ipairs(call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)) do
   forget(id)
 end
 tidy()
@@ -65,10 +65,10 @@ if paused_until <= now then
       reply[#reply + 1] = given[i]
     end
   end
-  if #ids > 0 and call('HSET', k, session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' ')) == 1 then
-    local some = call('HRANDFIELD', k, STEPS, 'WITHVALUES')
+  if #ids > 0 and redis.call('HSET', k, session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' ')) == 1 then
+    local some = redis.call('HRANDFIELD', k, STEPS, 'WITHVALUES')
     for i = 1, #some, 2 do
-      if (whole(match(some[i + 1], '^%S+')) or 0) < now - math.max(retention, SLACK) then
+      if (whole(some[i + 1]:match('^%S+')) or 0) < now - math.max(retention, SLACK) then
         remove(k, some[i])
       end
     end
@@ -79,7 +79,7 @@ if paused_until <= now then
 end
 
 -- Keys that have no messages any more which nobody ran.
-reply[4] = call('ZRANGE', e, 0, STEPS - 1)
+reply[4] = redis.call('ZRANGE', e, 0, STEPS - 1)
 for _, key in ipairs(reply[4]) do
   remove(e, key)
 end
@@ -87,7 +87,7 @@ end
 -- What need not be remembered any more.
 local remembered = read_buckets()
 for i = 0, 4 do
-  if remembered.needed[i] > 0 and remembered.needed[i] <= now then
+  if remembered.needed[i] > 0 and is_needless(remembered, i) then
     drop(remembered, i)
   end
 end
@@ -100,7 +100,7 @@ elseif want_most > 0 then
 end
 next = math.min(next, first_in(w) or next, #reply[4] == STEPS and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
-if math.abs(now - (whole(own[5]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+if math.abs(now - (whole(own[7]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
   add(c, 'claimed', NOW)
 end
 conclude()

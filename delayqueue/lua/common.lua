@@ -45,8 +45,7 @@
 -- as a whole, never in part.
 local m, b, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 11)
 local u, h = KEYS[18], KEYS[19]
-local call, sub, match = redis.call, string.sub, string.match
-local retention, max_bytes = match(ARGV[1], '^(%d+) (%d+)$')
+local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script tidies up at most, of each kind
@@ -63,59 +62,53 @@ local function whole(s)
   return n and n >= 0 and n < 1e16 and n % 1 == 0 and n or nil
 end
 
-local clock = call('TIME')
+local clock = redis.call('TIME')
 local micros = clock[1] * 1000000 + clock[2]
 local now = math.floor(micros / 1000)
 local NOW = text(now)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local own = call('HMGET', c, 'seq', 'paused', 'awaited', 'closed', 'claimed', 'bytes')
-local last_seq, paused_until, awaited_until, closed = whole(own[1]) or 0, whole(own[2]) or 0, whole(own[3]) or 0, own[4]
-local seq = last_seq
+local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'paused', 'awaited', 'closed', 'claimed')
+local seq, bytes, ended_bytes = whole(own[1]) or 0, whole(own[2]) or 0, whole(own[3]) or 0
+local paused_until, awaited_until, closed = whole(own[4]) or 0, whole(own[5]) or 0, own[6]
 
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
-local counts, uses, used = {}, {}, {} -- uses: fields of u, with their numbers; used: which of them changed
+local counts, uses = {}, {} -- uses: fields of u, with their numbers
 local ended = {} -- ids of messages that this script ended
 local soonest -- of what was made due
 local span = 0 -- ms that what was written has to live for
 
 -- Has a field of a HASH, or a member of a ZSET with its score, be written.
 local function add(key, field, value)
-  local list = added[key]
-  if not list then
-    list = {}
-    added[key] = list
-  end
+  local list = added[key] or {}
   local n = #list
   if ZSETS[key] then
-    list[n + 1], list[n + 2] = value, field
-  else
-    list[n + 1], list[n + 2] = field, value
+    field, value = value, field
   end
+  added[key], list[n + 1], list[n + 2] = list, field, value
 end
 
 local function remove(key, field)
-  local list = removed[key]
-  if list then
-    list[#list + 1] = field
-  else
-    removed[key] = {field}
-  end
+  local list = removed[key] or {}
+  removed[key], list[#list + 1] = list, field
 end
 
 -- Writes what add() and remove() have put off.
 local function apply()
   for key, list in pairs(added) do
-    call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(list))
+    redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(list))
     touched[key] = true
   end
   for key, list in pairs(removed) do
-    call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(list))
+    redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(list))
   end
   added, removed = {}, {}
 end
 
-local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
+local function count(what) counts[what] = (counts[what] or 0) + 1 end
+
+-- Counts bytes of messages, dead letters among them, that come or, if there are fewer than none, go.
+local function weigh(n) bytes = math.max(0, bytes + n) end
 
 -- How many bytes the messages take of a key, kind 'k', or of a principal, 'p', with so many more.
 local function use(kind, name, more)
@@ -123,10 +116,8 @@ local function use(kind, name, more)
     return 0
   end
   local field = kind .. name
-  uses[field] = uses[field] or whole(call('HGET', u, field)) or 0
-  if more then
-    uses[field], used[field] = math.max(0, uses[field] + more), true
-  end
+  uses[field] = uses[field] or whole(redis.call('HGET', u, field)) or 0
+  uses[field] = math.max(0, uses[field] + (more or 0))
   return uses[field]
 end
 
@@ -147,21 +138,21 @@ local function look_at(member, at)
 end
 
 local function split(member)
-  local at = string.find(member, ' ', 1, true) or #member + 1
-  return sub(member, 1, at - 1), sub(member, at + 1)
+  local at = member:find(' ', 1, true) or #member + 1
+  return member:sub(1, at - 1), member:sub(at + 1)
 end
 
 -- The first places of a key, without what is delayed.
 local function line(key, n)
-  return call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
+  return redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
 end
 
-local function id_at(place, key) return sub(place, #key + 18) end
+local function id_at(place, key) return place:sub(#key + 18) end
 
-local function first_in(set) return tonumber(call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
+local function first_in(set) return tonumber(redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
 
 local function is_running(state)
-  local flag = state and sub(state, 1, 1)
+  local flag = state and state:sub(1, 1)
   return flag == 'r' or flag == 'R'
 end
 
@@ -170,14 +161,14 @@ local function told_now() return closed and NOW .. ' ' .. closed or NOW end
 
 -- Publishes to a channel of the queue, which may be forbidden.
 local function publish(channel, message)
-  local queue = string.gsub(sub(m, 1, -3), '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
+  local queue = string.gsub(m:sub(1, -3), '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
   redis.pcall('PUBLISH', queue .. channel, message)
 end
 
 -- Wakes the workers: something is due earlier than before, or a key has no messages
 -- any more that nobody ran.
 local function announce(key)
-  local base = sub(m, 1, -3)
+  local base = m:sub(1, -3)
   publish(':wake', key and base .. ' ' .. key or base)
 end
 
@@ -185,7 +176,7 @@ end
 local function advance(key, at_once)
   local head = line(key, '1')[1]
   local member = head and id_at(head, key) .. ' ' .. key
-  if head and not call('ZSCORE', w, member) and (at_once or not call('ZSCORE', z, member)) then
+  if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
     look_at(member, now)
   end
   return head
@@ -194,15 +185,15 @@ end
 -- Has a key live for ms more. A large one does not expire: Redis would stand still until it is freed.
 local function keep(key, ms, large)
   if large then
-    call('PERSIST', key)
-  elseif call('PTTL', key) < ms then
-    call('PEXPIRE', key, ms + math.floor(math.min(ms / 4, SLACK)))
+    redis.call('PERSIST', key)
+  elseif redis.call('PTTL', key) < ms then
+    redis.call('PEXPIRE', key, ms + math.floor(math.min(ms / 4, SLACK)))
   end
 end
 
 -- Has what was written live for its span, and as long as m. The keys of messages live as long as each other.
 local function keep_all()
-  local left, large = call('PTTL', m), call('HLEN', m) > LARGE
+  local left, large = redis.call('PTTL', m), redis.call('HLEN', m) > LARGE
   if large and left >= 0 or not large and left < span then
     for _, key in ipairs({m, b, z, w, r, f, c, x, y, u, h}) do
       touched[key] = true
@@ -218,21 +209,23 @@ end
 -- they have an earlier one to wake for.
 local function flush()
   for what, n in pairs(counts) do
-    local sum = redis.pcall('HINCRBY', c, what, n)
-    if type(sum) ~= 'number' or sum < 0 then -- junk, or lost: counted anew
-      add(c, what, math.max(0, n))
+    if type(redis.pcall('HINCRBY', c, what, n)) ~= 'number' then -- junk: counted anew
+      add(c, what, n)
     end
     touched[c] = true
   end
-  for field in pairs(used) do
-    if uses[field] > 0 then
-      add(u, field, uses[field])
+  for i, field in ipairs({'seq', 'bytes', 'ended'}) do
+    local n = text(({seq, bytes, ended_bytes})[i])
+    if n ~= own[i] then
+      add(c, field, n)
+    end
+  end
+  for field, n in pairs(uses) do
+    if n > 0 then
+      add(u, field, n)
     else
       remove(u, field)
     end
-  end
-  if seq > last_seq then
-    add(c, 'seq', text(seq))
   end
   apply()
   if next(touched) then

@@ -3,6 +3,7 @@
 local MINUTE = math.min(60000, retention)
 local UNTRIED = '-------0 0 0 0  ' -- attempts
 local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
+local INLINE = 4096 -- the longest payload in a record
 local ENDED_AT = string.format('%011x', now)
 
 local endings = {} -- fields of a bucket, and their values
@@ -10,25 +11,25 @@ local unrun = {} -- keys that may have another head: one ended unrun, 'ended', o
 
 -- The buckets: which is in use, since when; of each until when it is needed, and how many bytes it has.
 local function read_buckets()
-  local found = call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4',
+  local found = redis.call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4',
     'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
-  local all = {at = (whole(found[1]) or 0) % 5, since = whole(found[2]) or 0, needed = {}, bytes = {}, sum = 0}
+  local all = {at = (whole(found[1]) or 0) % 5, since = whole(found[2]) or 0, needed = {}, bytes = {}}
   for i = 0, 4 do
     all.needed[i], all.bytes[i] = whole(found[3 + i]) or 0, whole(found[8 + i]) or 0
-    all.sum = all.sum + all.bytes[i]
   end
   return all
 end
 
--- Whether nothing has ended into a bucket for a minute.
-local function is_aged(all, i) return all.needed[i] - retention + MINUTE <= now end
+-- Whether a bucket need not be remembered; early: since nothing has ended into it for a minute.
+local function is_needless(all, i, early) return all.needed[i] - (early and retention - MINUTE or 0) <= now end
 
 -- Forgets what ended into a bucket.
 local function drop(all, i)
-  call('UNLINK', KEYS[12 + i])
+  redis.call('UNLINK', KEYS[12 + i])
   add(c, 'until' .. i, '0')
   add(c, 'ended' .. i, '0')
-  all.sum, all.needed[i], all.bytes[i] = all.sum - all.bytes[i], 0, 0
+  ended_bytes = math.max(0, ended_bytes - all.bytes[i])
+  all.needed[i], all.bytes[i] = 0, 0
 end
 
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the
@@ -37,22 +38,22 @@ end
 local function remember()
   local all = read_buckets()
   local at, oldest, full = all.at, (all.at + 1) % 5, all.bytes[all.at] > max_bytes / 10
-  if (full or all.since > now or now - all.since >= retention / 4) and
-    (all.needed[oldest] <= now or full and is_aged(all, oldest)) then
+  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest, full) then
     drop(all, oldest)
     add(c, 'bucket', oldest)
     add(c, 'since', NOW)
     at = oldest
   end
-  local bytes = all.bytes[at]
+  local more = 0
   for i = 1, #endings, 2 do
-    bytes = bytes + ending_size(#endings[i] + #endings[i + 1])
+    more = more + ending_size(#endings[i] + #endings[i + 1])
   end
-  add(c, 'ended' .. at, text(bytes))
+  ended_bytes = ended_bytes + more
+  add(c, 'ended' .. at, text(all.bytes[at] + more))
   add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
   local bucket = KEYS[12 + at]
-  call('HSET', bucket, unpack(endings))
-  keep(bucket, 2.25 * retention, call('HLEN', bucket) > LARGE)
+  redis.call('HSET', bucket, unpack(endings))
+  keep(bucket, 2.25 * retention, redis.call('HLEN', bucket) > LARGE)
 end
 
 -- Applies, and has the heads of the keys that have another one be due. A key that has no message any
@@ -62,7 +63,7 @@ local function tidy()
   for key, why in pairs(unrun) do
     if not advance(key, why == 'resumed') then
       announce(key)
-      if call('ZCARD', e) < LARGE then
+      if redis.call('ZCARD', e) < LARGE then
         add(e, key, NOW)
       end
     end
@@ -79,43 +80,45 @@ local function conclude()
   flush()
 end
 
-local function key_of(rec) return sub(rec, 55, 54 + (tonumber(sub(rec, 46, 48), 10) or 0)) end
+local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
 
 local function too_old(rec)
-  local not_after = sub(rec, 1, 1) == '1' and tonumber(sub(rec, 33, 45), 10) -- to the embedded Redis 010 is octal
+  local not_after = rec:sub(1, 1) == '1' and tonumber(rec:sub(33, 45), 10) -- to the embedded Redis 010 is octal
   return not_after and not_after <= now
 end
 
 -- A message as its record has it: its sequence number, principal, slot and bytes, and where its payload begins.
 local function read(id, rec)
-  local n, p = tonumber(sub(rec, 49, 51), 10) or 0, tonumber(sub(rec, 52, 54), 10) or 0
+  local n, p = tonumber(rec:sub(49, 51), 10) or 0, tonumber(rec:sub(52, 54), 10) or 0
   local key = key_of(rec)
-  local long = sub(rec, 3, 3) == 'b' and call('HSTRLEN', b, id) or 0
+  local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id) or 0
   local payload = 55 + #key + n + p
   return {
-    id = id, key = key, number = sub(rec, 4, 19), principal = sub(rec, payload - p, payload - 1), payload = payload,
-    slot = match(rec, '^1[qc]') and 's' .. sub(rec, 46, payload - 1) or '', bytes = message_size(#rec + long),
+    id = id, key = key, number = rec:sub(4, 19), principal = rec:sub(payload - p, payload - 1), payload = payload,
+    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', size = message_size(#rec + long),
   }
 end
 
 -- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
-local function finish(id, key, principal, slot, bytes, how, ending, result)
+local function finish(id, key, principal, slot, size, how, ending, result)
   remove(r, id)
-  use('k', key, -bytes)
-  use('p', principal, -bytes)
-  if slot ~= '' and call('HGET', u, slot) == id then -- no newer message replaces it
+  use('k', key, -size)
+  use('p', principal, -size)
+  if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
     remove(u, slot)
   end
   if how == 'x' then
-    call('HSETNX', m, id, '')
+    redis.call('HSETNX', m, id, '')
     add(y, id, ending)
     add(x, id, NOW)
-    count('bytes', ending_size(#ending))
+    weigh(ending_size(#ending))
     span = math.max(span, dead_retention)
   else
     remove(m, id)
-    remove(b, id)
-    count('bytes', -bytes)
+    if size > INLINE then
+      remove(b, id)
+    end
+    weigh(-size)
     if how ~= 'm' then
       endings[#endings + 1], endings[#endings + 2] = id, ending
     end
@@ -131,10 +134,10 @@ end
 
 -- Ends a queued message that is not to be run: as 'e', expired, 'c', cancelled, or 's', superseded by another one.
 local function give_up(id, key, rec, how, by)
-  local t, state = read(id, rec), call('HGET', r, id)
-  local tried, cause = match(state or UNTRIED, '^.(......%d+ %d+ %d+ %d+ )%S* (.*)$')
+  local t, state = read(id, rec), redis.call('HGET', r, id)
+  local tried, cause = (state or UNTRIED):match('^.(......%d+ %d+ %d+ %d+ )%S* (.*)$')
   if not tried then -- junk
-    tried, cause = sub(UNTRIED, 2, -2), ''
+    tried, cause = UNTRIED:sub(2, -2), ''
   end
   remove(z, id .. ' ' .. key)
   if key ~= '' then
@@ -143,14 +146,14 @@ local function give_up(id, key, rec, how, by)
     end
     unrun[key] = unrun[key] or 'ended'
   end
-  finish(id, key, t.principal, t.slot, t.bytes, how,
-    how .. ENDED_AT .. sub(tried, 1, 6) .. sub(rec, 20, t.payload - 1) .. sub(tried, 7) .. ' ' .. (by or cause))
+  finish(id, key, t.principal, t.slot, t.size, how,
+    how .. ENDED_AT .. tried:sub(1, 6) .. rec:sub(20, t.payload - 1) .. tried:sub(7) .. ' ' .. (by or cause))
 end
 
 -- Ends the halt of a key if a dead letter made it. Reports whether it did.
 local function resume(key, id)
-  local halt = call('HGET', h, key)
-  if halt and sub(halt, 2) == id then
+  local halt = redis.call('HGET', h, key)
+  if halt and halt:sub(2) == id then
     remove(h, key)
     unrun[key] = 'resumed'
     return true
@@ -159,8 +162,8 @@ end
 
 -- Forgets a dead letter.
 local function forget(id)
-  local t = read(id, call('HGET', m, id) or '')
-  count('bytes', -t.bytes - ending_size(call('HSTRLEN', y, id)))
+  local t = read(id, redis.call('HGET', m, id) or '')
+  weigh(-t.size - ending_size(redis.call('HSTRLEN', y, id)))
   remove(x, id)
   for _, name in ipairs({y, m, b}) do
     remove(name, id)

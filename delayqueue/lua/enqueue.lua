@@ -16,11 +16,11 @@ local ids, known = {}, {}
 for i = 5, #ARGV, 8 do
   ids[#ids + 1] = ARGV[i]
 end
-for i, rec in ipairs(call('HMGET', m, unpack(ids))) do
-  known[ids[i]] = rec and sub(rec, 33, 45)
+for i, rec in ipairs(redis.call('HMGET', m, unpack(ids))) do
+  known[ids[i]] = rec and rec:sub(33, 45)
 end
-for i = 0, 4 do
-  for j, ending in ipairs(remembered.bytes[i] > 0 and call('HMGET', KEYS[12 + i], unpack(ids)) or {}) do
+for i = 12, 16 do
+  for j, ending in ipairs(ended_bytes > 0 and redis.call('HMGET', KEYS[i], unpack(ids)) or {}) do
     known[ids[j]] = known[ids[j]] or ending
   end
 end
@@ -28,14 +28,14 @@ end
 -- The message that a newer one replaces, if no handler was given it yet.
 local function replaceable(slot, key)
   apply()
-  local id = call('HGET', u, slot)
-  local rec, state = id and call('HGET', m, id), id and call('HGET', r, id) or UNTRIED
-  if rec and match(rec, '^1[qc]') and match(state, '^[w-]......0 %d+ 0 0 ') and not too_old(rec) and call('HEXISTS', y, id) == 0 then
-    for _, place in ipairs({sub(rec, 4, 19), '~', '\127'}) do
-      if call('ZSCORE', f, key .. '\n' .. place .. id) then
+  local id = redis.call('HGET', u, slot)
+  local rec, state = id and redis.call('HGET', m, id), id and redis.call('HGET', r, id) or UNTRIED
+  if rec and rec:match('^1[qc]') and state:match('^[w-]......0 %d+ 0 0 ') and not too_old(rec) and redis.call('HEXISTS', y, id) == 0 then
+    for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
+      if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
         return {
-          id = id, rec = rec, state = state, place = place, number = sub(rec, 4, 19), bytes = read(id, rec).bytes,
-          due = tonumber(call('ZSCORE', z, id .. ' ' .. key) or ''),
+          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = read(id, rec).size,
+          due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
         }
       end
     end
@@ -46,19 +46,19 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   if closed then
     return 'closed'
   end
-  local bytes, slot = message_size(45 + #about + #payload), flags ~= '-' and flags ~= 'p' and 's' .. about
+  local size, slot = message_size(45 + #about + #payload), flags ~= '-' and flags ~= 'p' and 's' .. about
   local old = slot and replaceable(slot, key)
   local why
   if old then
-    why = full(key, principal, 0, bytes - old.bytes)
+    why = full(key, principal, 0, size - old.size)
   else
-    why = refusal(key, principal, bytes)
+    why = refusal(key, principal, size)
   end
   if why then
     return why
   end
 
-  local delayed, most = tonumber(delay) > 0 and now + delay, slot and tonumber(sub(flags, 2))
+  local delayed, most = tonumber(delay) > 0 and now + delay, slot and tonumber(flags:sub(2))
   if delayed and micros % 1000 > 0 then
     delayed = delayed + 1 -- a message is never early
   end
@@ -78,8 +78,8 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   if long then
     add(b, id, payload)
   end
-  local rec = '1' .. sub(flags, 1, 1) .. (long and 'b' or '-') .. number .. NOW .. text(now + age) .. about .. (long and '' or payload)
-  admit(id, key, principal, rec, place, due, bytes)
+  local rec = '1' .. flags:sub(1, 1) .. (long and 'b' or '-') .. number .. NOW .. text(now + age) .. about .. (long and '' or payload)
+  admit(id, key, principal, rec, place, due, size)
   if slot then
     add(u, slot, id)
   end
@@ -88,10 +88,10 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     give_up(old.id, key, old.rec, 's', id)
     unrun[key] = nil -- its head is where it was
     if old.state ~= UNTRIED then
-      add(r, id, match(old.state, '^.......%d+ %d+ %d+ %d+ ') .. ' ')
+      add(r, id, old.state:match('^.......%d+ %d+ %d+ %d+ ') .. ' ')
     end
   end
-  count('bytes', bytes)
+  weigh(size)
   count('enqueued')
   span = math.max(span, age + retention)
   return now + age
@@ -107,7 +107,7 @@ for i = 5, #ARGV, 8 do
   end
   replies[#replies + 1] = reply
 end
-local claimed = whole(own[5])
+local claimed = whole(own[7])
 if not claimed and counts.enqueued then -- from now on somebody ought to
   add(c, 'claimed', NOW)
 end

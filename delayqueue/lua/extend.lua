@@ -6,11 +6,11 @@
 -- returns  for each claim 1 when the caller still holds it, else 0
 -- #include common.lua
 local lease, replies = tonumber(ARGV[3]), {}
-call('HDEL', c, '')
+redis.call('HDEL', c, '')
 for i = 4, #ARGV, 3 do
   local id, key, tries = unpack(ARGV, i, i + 2)
-  local state = call('HGET', r, id)
-  local held = is_running(state) and sub(state, 2) == tries
+  local state = redis.call('HGET', r, id)
+  local held = is_running(state) and state:sub(2) == tries
   if held then
     add(w, id .. ' ' .. key, text(now + lease))
   end

@@ -5,12 +5,12 @@
 -- returns   for each 1 when nothing is left of it, by this call or before, else 0
 -- #include common.lua
 -- #include ended.lua
-call('HDEL', c, '')
+redis.call('HDEL', c, '')
 local replies = {}
 for i = 3, #ARGV, 2 do
   local id, died = ARGV[i], ARGV[i + 1]
-  local ending = call('HGET', y, id)
-  local meant = ending and (died == '' or died == sub(ending, 2, 12))
+  local ending = redis.call('HGET', y, id)
+  local meant = ending and (died == '' or died == ending:sub(2, 12))
   if meant then
     forget(id)
     count('purged')
@@ -18,7 +18,7 @@ for i = 3, #ARGV, 2 do
     remove(x, id)
   end
   tidy()
-  replies[#replies + 1] = (meant or not ending and not call('HGET', m, id)) and 1 or 0
+  replies[#replies + 1] = (meant or not ending and not redis.call('HGET', m, id)) and 1 or 0
 end
 conclude()
 return replies

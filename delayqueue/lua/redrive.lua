@@ -12,15 +12,15 @@
 local age = tonumber(ARGV[5])
 
 local function redrive(id, died)
-  local ending, rec = call('HGET', y, id), call('HGET', m, id) or ''
+  local ending, rec = redis.call('HGET', y, id), redis.call('HGET', m, id) or ''
   if not ending then
     return 'redriven'
-  elseif died ~= '' and died ~= sub(ending, 2, 12) then
+  elseif died ~= '' and died ~= ending:sub(2, 12) then
     return ''
   end
-  local losses, result, k, n, p, texts = match(ending, '^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
-  local long = sub(rec, 3, 3) == 'b' and call('HSTRLEN', b, id)
-  if not losses or not match(sub(rec, 1, 54), '^1[pqc-][b-]%d+$') or long == 0 then
+  local losses, result, k, n, p, texts = ending:match('^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
+  local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id)
+  if not losses or not rec:sub(1, 54):match('^1[pqc-][b-]%d+$') or long == 0 then
     return 'damaged'
   end
   local t = read(id, rec)
@@ -35,12 +35,12 @@ local function redrive(id, died)
       remove(z, id_at(place, t.key) .. ' ' .. t.key)
     end
   end
-  admit(id, t.key, t.principal, '1-' .. sub(rec, 3, 3) .. number .. sub(rec, 20, 32) .. text(now + age) .. sub(rec, 46), number, due, t.bytes)
+  admit(id, t.key, t.principal, '1-' .. rec:sub(3, 3) .. number .. rec:sub(20, 32) .. text(now + age) .. rec:sub(46), number, due, t.size)
   headed[t.key] = true
-  add(r, id, '-------0 0 ' .. losses .. ' 0  ' .. sub(texts, k + n + p + 1, -1 - result))
+  add(r, id, '-------0 0 ' .. losses .. ' 0  ' .. texts:sub(k + n + p + 1, -1 - result))
   remove(y, id)
   remove(x, id)
-  count('bytes', -ending_size(#ending))
+  weigh(-ending_size(#ending))
   count('redriven')
   tidy()
   return 'redriven'

@@ -13,7 +13,7 @@
 --           b  it goes back, and this is no failure; then w when it waits for its own key, so that wake.lua makes it due
 --           h  it goes back: this worker cannot run it, another may
 --   slot    which field of u has it, if a newer message may replace it
---   bytes   of its record and its payload
+--   size    of its record and its payload, in bytes
 --   of what ends: its ending, from the mark on; its result or ''
 --   of others: its attempts, without the flag; the delay before it is due again, in ms, and its not_after
 --   next    token to claim the next message with, or ''
@@ -28,8 +28,9 @@ local SIZE = 12 -- of a claim in ARGV
 local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
 local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
+local BACK = {r = true, b = true, bw = true, h = true}
 local idle = paused_until > now -- nothing is to be claimed
-call('HDEL', c, '')
+redis.call('HDEL', c, '')
 
 local running -- ids by tokens
 
@@ -38,11 +39,11 @@ local function claimed_before(token)
   if not running then
     running = {}
     local ids = {}
-    for i, member in ipairs(call('ZREVRANGE', w, 0, RECENT - 1)) do
+    for i, member in ipairs(redis.call('ZREVRANGE', w, 0, RECENT - 1)) do
       ids[i] = split(member)
     end
-    for i, state in ipairs(#ids > 0 and call('HMGET', r, unpack(ids)) or {}) do
-      running[state and match(state, '^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = ids[i]
+    for i, state in ipairs(#ids > 0 and redis.call('HMGET', r, unpack(ids)) or {}) do
+      running[state and state:match('^[rR]......%d+ %d+ %d+ %d+ (%S+)') or ''] = ids[i]
     end
   end
   return token ~= '' and running[token] and again(running[token], token, lease)
@@ -50,27 +51,27 @@ end
 
 -- Whether a claim that is not the caller's, or not any more, was settled as it is to be.
 local function settled_before(id, mark)
-  local state = call('HGET', r, id)
-  local found = state and sub(state, 2, 7) == mark
+  local state = redis.call('HGET', r, id)
+  local found = state and state:sub(2, 7) == mark
   for _, name in ipairs({y, unpack(KEYS, 12, 16)}) do
-    local ending = call('HGET', name, id)
-    found = found or ending and sub(ending, 13, 18) == mark
+    local ending = redis.call('HGET', name, id)
+    found = found or ending and ending:sub(13, 18) == mark
   end
   return found and 1 or 0
 end
 
 local replies, asked, due, freed, back = {}, {}, {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
 
-local function ends(id, key, principal, seq, how, slot, bytes, text, result)
-  local letter, halts = sub(how, 1, 1), sub(how, 2, 2)
-  text = letter .. ENDED_AT .. text
+local function ends(id, key, principal, seq, how, slot, size, ending, result)
+  local letter, halts = how:sub(1, 1), how:sub(2, 2)
+  ending = letter .. ENDED_AT .. ending
   if letter == 'x' then
-    text, result = text .. result, ''
+    ending, result = ending .. result, ''
     if key ~= '' and halts ~= '-' then
       add(h, key, halts .. id)
     end
   end
-  finish(id, key, principal, slot, message_size(bytes), letter, text, result)
+  finish(id, key, principal, slot, message_size(size), letter, ending, result)
   if key ~= '' then -- of a record that is junk the place is not known, but it is the first
     remove(f, seq ~= '' and key .. '\n' .. seq .. id or line(key, '1')[1])
   end
@@ -78,16 +79,16 @@ end
 
 -- The message that has come since and is to run in place of one that no handler was given.
 local function newer(id, tries, slot)
-  local by = slot ~= '' and match(tries, '^......0 %d+ 0 0 ') and call('HGET', u, slot)
-  return by and by ~= id and call('HEXISTS', m, by) == 1 and by
+  local by = slot ~= '' and tries:match('^......0 %d+ 0 0 ') and redis.call('HGET', u, slot)
+  return by and by ~= id and redis.call('HEXISTS', m, by) == 1 and by
 end
 
 local function give_back(id, key, how, state, tries, till)
-  local delay, not_after = match(till, '^(%d+) (%d+)$')
+  local delay, not_after = till:match('^(%d+) (%d+)$')
   local next = now + delay
   if how == 'h' then
     next = math.max(now, next - next % SLOT)
-  elseif how == 'bw' and sub(state, 1, 1) == 'R' then
+  elseif how == 'bw' and state:sub(1, 1) == 'R' then
     next = now -- the key was freed since the conflict
   end
   add(r, id, (how == 'bw' and 'w' or '-') .. tries)
@@ -98,24 +99,24 @@ local ids = {}
 for i = 4, #ARGV, SIZE do
   ids[#ids + 1] = ARGV[i]
 end
-for n, state in ipairs(call('HMGET', r, unpack(ids))) do
+for n, state in ipairs(redis.call('HMGET', r, unpack(ids))) do
   local at = 4 + SIZE * (n - 1)
-  local id, key, principal, seq, tries, how, slot, bytes, text, extra, token, which = unpack(ARGV, at, at + SIZE - 1)
-  if not is_running(state) or sub(state, 2) ~= tries then
-    replies[n] = {settled_before(id, sub(text, 1, 6)), claimed_before(token)}
+  local id, key, principal, seq, tries, how, slot, size, text, extra, token, which = unpack(ARGV, at, at + SIZE - 1)
+  if not is_running(state) or state:sub(2) ~= tries then
+    replies[n] = {settled_before(id, text:sub(1, 6)), claimed_before(token)}
   else
     replies[n] = 1
     remove(w, id .. ' ' .. key)
-    local by = match(how, '^[rbh]') and newer(id, text, slot)
-    if match(how, '^[dExm]') then
-      ends(id, key, principal, seq, how, slot, bytes, text, extra)
+    local by = BACK[how] and newer(id, text, slot)
+    if not BACK[how] then
+      ends(id, key, principal, seq, how, slot, size, text, extra)
       if key ~= '' then
         freed[#freed + 1] = {key, which == 'k' and token ~= '' and not idle and token}
         asked[token] = n
       end
     elseif by then
-      call('HSET', r, id, '-' .. text)
-      give_up(id, key, call('HGET', m, id) or '', 's', by)
+      redis.call('HSET', r, id, '-' .. text)
+      give_up(id, key, redis.call('HGET', m, id) or '', 's', by)
     else
       give_back(id, key, how, state, text, extra)
     end

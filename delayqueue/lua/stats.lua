@@ -5,8 +5,8 @@
 --           when the first was due in ms or '', how many keys are halted, some fields of c}
 -- #include common.lua
 return {
-  NOW, call('HLEN', m), call('ZCARD', x), call('ZCARD', w), call('ZCOUNT', x, now - dead_retention, '+inf'),
-  call('ZCOUNT', z, '-inf', NOW), call('ZRANGEBYSCORE', z, '0', NOW, 'WITHSCORES', 'LIMIT', '0', '1')[2] or '', call('HLEN', h),
-  call('HMGET', c, 'paused', 'bytes', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4',
+  NOW, redis.call('HLEN', m), redis.call('ZCARD', x), redis.call('ZCARD', w), redis.call('ZCOUNT', x, now - dead_retention, '+inf'),
+  redis.call('ZCOUNT', z, '-inf', NOW), redis.call('ZRANGEBYSCORE', z, '0', NOW, 'WITHSCORES', 'LIMIT', '0', '1')[2] or '', redis.call('HLEN', h),
+  redis.call('HMGET', c, 'paused', 'bytes', 'ended',
     'enqueued', 'done', 'retried', 'expired', 'cancelled', 'dead', 'redriven', 'purged', 'superseded'),
 }

@@ -6,7 +6,7 @@
 -- ARGV[4]  for how long, in ms; 0 ends it
 -- #include common.lua
 local what, ms = ARGV[3], tonumber(ARGV[4])
-call('HDEL', c, what)
+redis.call('HDEL', c, what)
 if ms > 0 then
   add(c, what, text(now + ms))
   span = ms
