@@ -81,16 +81,15 @@ local span = 0 -- ms that what was written has to live for
 -- Has a field of a HASH, or a member of a ZSET with its score, be written.
 local function add(key, field, value)
   local list = added[key] or {}
-  local n = #list
-  if ZSETS[key] then
-    field, value = value, field
-  end
-  added[key], list[n + 1], list[n + 2] = list, field, value
+  list[#list + 1] = ZSETS[key] and value or field
+  list[#list + 1] = ZSETS[key] and field or value
+  added[key] = list
 end
 
 local function remove(key, field)
   local list = removed[key] or {}
-  removed[key], list[#list + 1] = list, field
+  list[#list + 1] = field
+  removed[key] = list
 end
 
 -- Writes what add() and remove() have put off.
