@@ -181,12 +181,13 @@ local function advance(key, at_once)
   return head
 end
 
--- Has a key live for ms more. A large one does not expire: Redis would stand still until it is freed.
-local function keep(key, ms, large)
+-- Has a key live for ms more, and for as long as another one that is left so much. A large one does not
+-- expire: Redis would stand still until it is freed.
+local function keep(key, ms, left, large)
   if large then
     redis.call('PERSIST', key)
-  elseif redis.call('PTTL', key) < ms then
-    redis.call('PEXPIRE', key, ms + math.floor(math.min(ms / 4, SLACK)))
+  elseif redis.call('PTTL', key) < math.max(ms, left) then
+    redis.call('PEXPIRE', key, math.max(ms + math.floor(math.min(ms / 4, SLACK)), left))
   end
 end
 
@@ -200,7 +201,7 @@ local function keep_all()
   end
   local spans = {[c] = math.max(dead_retention, 3 * retention, SLACK), [k] = math.max(retention, SLACK)}
   for key in pairs(touched) do
-    keep(key, math.max(spans[key] or retention, span, left), large)
+    keep(key, math.max(spans[key] or retention, span), left, large)
   end
 end
 

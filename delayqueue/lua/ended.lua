@@ -53,7 +53,7 @@ local function remember()
   add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
   local bucket = KEYS[12 + at]
   redis.call('HSET', bucket, unpack(endings))
-  keep(bucket, 2.25 * retention, redis.call('HLEN', bucket) > LARGE)
+  keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
 end
 
 -- Applies, and has the heads of the keys that have another one be due. A key that has no message any
