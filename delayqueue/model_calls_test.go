@@ -26,6 +26,9 @@ func (m *model) enqueue() error {
 	}
 	job := Job{ID: fmt.Sprint("m", len(m.all)), Key: []string{"", "a", "a", "b"}[m.rng.IntN(4)], MaxAge: modelAge}
 	x := &modelMessage{id: job.ID, key: job.Key, state: StateQueued}
+	if m.rng.IntN(10) == 0 {
+		job.MaxAge *= 30
+	}
 	if known := len(m.all) > 0 && m.rng.IntN(5) == 0; known {
 		x = m.all[m.rng.IntN(len(m.all))]
 		job.ID, job.Key = x.id, x.key
@@ -59,6 +62,9 @@ func (m *model) enqueue() error {
 		}
 	}
 	job.Payload = []byte(workOf(job.ID))
+	if x.till.IsZero() && x.state == StateQueued {
+		x.till = time.Now().Add(job.MaxAge)
+	}
 	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
 	since := m.q.rdb.Time(e.ctx).Val()
 	m.q.partitions[0].enqueue([]*enqueueing{e})
@@ -443,7 +449,7 @@ func (m *model) age() error {
 	}
 	p := m.q.partitions[0]
 	m.happened["aged"]++
-	x.tooOld = true
+	x.tooOld, x.till = true, time.Time{}
 	if err := ageRecord(m.q, x.id); err != nil || m.rng.IntN(2) == 0 {
 		return err
 	}

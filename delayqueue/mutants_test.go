@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -78,6 +79,8 @@ var mutants = []mutant{
 	{"a dead letter has no bytes", "settle", "    weigh(ending_size(#ending))\n", ""},
 	{"bytes of what is given up stay", "", "  finish(id, key, t.principal, t.slot, t.size, how,", "  finish(id, key, t.principal, t.slot, 0, how,"},
 	{"a long payload has no bytes when it is given up", "", "local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id) or 0", "local long = 0"},
+	{"a large partition forgets until when it is needed", "", "local till = whole(own[4])\n", "local till = 0\n"},
+	{"what is needed for longer is not", "", "till = now + math.floor(span", "till = till + 0 * math.floor(span"},
 	{"what ended has no bytes", "", "add(c, 'ended' .. at, text(all.bytes[at] + more))", ""},
 	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
 }
@@ -131,10 +134,16 @@ func TestMutantsAreCaught(t *testing.T) {
 				t.Parallel()
 				env := redistest.Real(t)
 				hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+				broken := sources()
+				for name, source := range broken {
+					if m.script == "" || m.script == name {
+						broken[name] = strings.Replace(source, m.old, m.new, 1)
+					}
+				}
 				var found *violation
 				for range tries {
 					seed := rand.Uint64N(1e9)
-					_, err := playModel(t, env, seed, 120, hook)
+					_, err := playModel(t, env, seed, 120, hook, smaller(t, broken))
 					if err == nil {
 						continue
 					}

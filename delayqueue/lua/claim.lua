@@ -100,7 +100,7 @@ elseif want_most > 0 then
 end
 next = math.min(next, first_in(w) or next, #reply[4] == STEPS and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
-if math.abs(now - (whole(own[7]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+if math.abs(now - (whole(own[8]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
   add(c, 'claimed', NOW)
 end
 conclude()

@@ -107,7 +107,7 @@ for i = 5, #ARGV, 8 do
   end
   replies[#replies + 1] = reply
 end
-local claimed = whole(own[7])
+local claimed = whole(own[8])
 if not claimed and counts.enqueued then -- from now on somebody ought to
   add(c, 'claimed', NOW)
 end
