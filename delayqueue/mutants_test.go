@@ -85,6 +85,29 @@ var mutants = []mutant{
 	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
 }
 
+// What only time shows that passes for what ended.
+var bucketMutants = []mutant{
+	{"what ended is forgotten while there is room", "", "if ended_bytes > max_bytes / 2 and all.needed[i] > 0", "if ended_bytes > max_bytes / 10 and all.needed[i] > 0"},
+	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, full) then"},
+}
+
+func TestMutantsOfBucketsAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range bucketMutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			for range 20 {
+				if err := remembers(t, redistest.Real(t), hook); err != nil {
+					t.Log(err)
+					return
+				}
+			}
+			t.Error("not caught")
+		})
+	}
+}
+
 // What only a change of the number of partitions shows.
 var repartitionMutants = []mutant{
 	{"a closed partition takes what is new", "enqueue", "  if closed then\n    return 'closed'\n  end\n", ""},

@@ -64,13 +64,7 @@ local function refusal(key, principal, size)
   end
   tidy()
   depth, lengths, headed = redis.call('HLEN', m) - redis.call('ZCARD', x), {}, {}
-  local remembered = read_buckets()
-  for step = 1, 4 do
-    local i = (remembered.at + step) % 5
-    if ended_bytes > max_bytes / 2 and is_needless(remembered, i, true) then
-      drop(remembered, i)
-    end
-  end
+  make_room(read_buckets())
   return full(key, principal, 1, size)
 end
 

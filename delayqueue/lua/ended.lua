@@ -32,13 +32,23 @@ local function drop(all, i)
   all.needed[i], all.bytes[i] = 0, 0
 end
 
--- Remembers how messages ended, in a bucket. That is another one after a quarter of the
--- retention, if what the oldest one has need not be remembered any more. It is another one
--- sooner when this one has a tenth of the partition's bytes, and the oldest a minute's age.
+-- Forgets the oldest of what ended while it takes more than half of the partition's bytes, but nothing of the last minute.
+local function make_room(all)
+  for step = 1, 4 do
+    local i = (all.at + step) % 5
+    if ended_bytes > max_bytes / 2 and all.needed[i] > 0 and is_needless(all, i, true) then
+      drop(all, i)
+    end
+  end
+end
+
+-- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
+-- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
 local function remember()
   local all = read_buckets()
+  make_room(all)
   local at, oldest, full = all.at, (all.at + 1) % 5, all.bytes[all.at] > max_bytes / 10
-  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest, full) then
+  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest) then
     drop(all, oldest)
     add(c, 'bucket', oldest)
     add(c, 'since', NOW)
