@@ -52,6 +52,7 @@ local STEPS = 20 -- how many messages a script tidies up at most, of each kind
 local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
 local LARGE = 10000 -- messages
 local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
+local ORDER = {z, w, f, x, e, b, r, y, k, u, h, c, m} -- the first fails if it is not of its type: then nothing is written, as long as m has nothing
 
 -- Redis makes the text of a number that it is given more slowly.
 local function text(n) return string.format('%d', n) end
@@ -94,12 +95,16 @@ end
 
 -- Writes what add() and remove() have put off.
 local function apply()
-  for key, list in pairs(added) do
-    redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(list))
-    touched[key] = true
+  for _, key in ipairs(next(added) and ORDER or {}) do
+    if added[key] then
+      redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
+      touched[key] = true
+    end
   end
-  for key, list in pairs(removed) do
-    redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(list))
+  for _, key in ipairs(next(removed) and ORDER or {}) do
+    if removed[key] then
+      redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(removed[key]))
+    end
   end
   added, removed = {}, {}
 end

@@ -26,8 +26,7 @@ local function is_needless(all, i, early) return all.needed[i] - (early and rete
 -- Forgets what ended into a bucket.
 local function drop(all, i)
   redis.call('UNLINK', KEYS[12 + i])
-  add(c, 'until' .. i, '0')
-  add(c, 'ended' .. i, '0')
+  redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
   ended_bytes = math.max(0, ended_bytes - all.bytes[i])
   all.needed[i], all.bytes[i] = 0, 0
 end
@@ -53,12 +52,16 @@ local function remember()
   add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
   local bucket = KEYS[12 + at]
   redis.call('HSET', bucket, unpack(endings))
+  endings = {}
   keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
 end
 
--- Applies, and has the heads of the keys that have another one be due. A key that has no message any
+-- Writes how messages ended, applies, and has the heads of the keys that have another one be due. A key that has no message any
 -- more is announced: nobody is left to have it before others. A claim tells a worker if nobody heard.
 local function tidy()
+  if #endings > 0 then
+    remember()
+  end
   apply()
   for key, why in pairs(unrun) do
     if not advance(key, why == 'resumed') then
@@ -74,9 +77,6 @@ end
 
 local function conclude()
   tidy()
-  if #endings > 0 then
-    remember()
-  end
   flush()
 end
 
