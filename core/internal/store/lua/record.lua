@@ -36,6 +36,6 @@ local now = math.floor(micros / 1000)
 
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
 local record
-local function read()
+local function read(key)
   return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. token, 'waiting', 'reserved', 'v')
 end
