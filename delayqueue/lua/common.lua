@@ -51,6 +51,7 @@ local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script tidies up at most, of each kind
 local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
 local LARGE = 10000 -- messages
+local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
 local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
 local ORDER = {z, w, f, x, e, b, r, y, k, u, h, c, m} -- the first fails if it is not of its type: then nothing is written, as long as m has nothing
 
@@ -82,8 +83,9 @@ local span = 0 -- ms that what was written has to live for
 -- Has a field of a HASH, or a member of a ZSET with its score, be written.
 local function add(key, field, value)
   local list = added[key] or {}
-  list[#list + 1] = ZSETS[key] and value or field
-  list[#list + 1] = ZSETS[key] and field or value
+  local zset, n = ZSETS[key], #list
+  list[n + 1] = zset and value or field
+  list[n + 2] = zset and field or value
   added[key] = list
 end
 
@@ -204,7 +206,7 @@ local function keep_all()
       touched[key] = true
     end
   end
-  local spans = {[c] = math.max(dead_retention, 3 * retention, SLACK), [k] = math.max(retention, SLACK)}
+  local spans = {[c] = LASTS, [k] = math.max(retention, SLACK)}
   for key in pairs(touched) do
     keep(key, math.max(spans[key] or retention, span), left, large)
   end

@@ -14,9 +14,12 @@ local function read_buckets()
   local found = redis.call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4',
     'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
   local all = {at = (whole(found[1]) or 0) % 5, since = whole(found[2]) or 0, needed = {}, bytes = {}}
+  local sum = 0
   for i = 0, 4 do
     all.needed[i], all.bytes[i] = whole(found[3 + i]) or 0, whole(found[8 + i]) or 0
+    sum = sum + all.bytes[i]
   end
+  ended_bytes = sum
   return all
 end
 
@@ -27,7 +30,7 @@ local function is_needless(all, i, early) return all.needed[i] - (early and rete
 local function drop(all, i)
   redis.call('UNLINK', KEYS[12 + i])
   redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
-  ended_bytes = math.max(0, ended_bytes - all.bytes[i])
+  ended_bytes = ended_bytes - all.bytes[i]
   all.needed[i], all.bytes[i] = 0, 0
 end
 
