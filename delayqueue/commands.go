@@ -139,16 +139,19 @@ func (p *partition) enqueue(batch []*enqueueing) {
 			err = redisError(ctx, "enqueue", err)
 		}
 	}
-	parked := false
+	parked, closed := false, false
 	for i, e := range batch {
 		if e.err = err; err == nil {
 			e.err = e.answered(q, reply[i])
-			parked = parked || e.stored && e.job.parked
+			parked, closed = parked || e.stored && e.job.parked, closed || errors.Is(e.err, errClosed)
 		}
 		close(e.done)
 	}
-	if err == nil && !errors.Is(batch[0].err, errClosed) { // else what counts from here on is another partition
+	if err == nil {
 		unclaimed, _ := reply[len(batch)].(int64)
+		if closed {
+			unclaimed = 0 // what counts from here on is another partition
+		}
 		q.noteClaim(p, time.Duration(unclaimed)*time.Millisecond, parked)
 	}
 }

@@ -52,7 +52,9 @@ local STEPS = 20 -- how many messages a script tidies up at most, of each kind
 local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
 local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
+local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
 local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
+local ORDER = {z, w, f, x, e, b, r, y, k, u, h, c, m} -- the first fails if it is not of its type: then nothing is written, as long as m has nothing
 
 -- Redis makes the text of a number that it is given more slowly.
 local function text(n) return string.format('%d', n) end
@@ -89,8 +91,9 @@ local span = 0 -- ms that what was written has to live for
 -- Has a field of a HASH, or a member of a ZSET with its score, be written.
 local function add(key, field, value)
   local list = added[key] or {}
-  list[#list + 1] = ZSETS[key] and value or field
-  list[#list + 1] = ZSETS[key] and field or value
+  local zset, n = ZSETS[key], #list
+  list[n + 1] = zset and value or field
+  list[n + 2] = zset and field or value
   added[key] = list
 end
 
@@ -102,12 +105,16 @@ end
 
 -- Writes what add() and remove() have put off.
 local function apply()
-  for key, list in pairs(added) do
-    redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(list))
-    touched[key] = true
+  for _, key in ipairs(next(added) and ORDER or {}) do
+    if added[key] then
+      redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
+      touched[key] = true
+    end
   end
-  for key, list in pairs(removed) do
-    redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(list))
+  for _, key in ipairs(next(removed) and ORDER or {}) do
+    if removed[key] then
+      redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(removed[key]))
+    end
   end
   added, removed = {}, {}
 end
@@ -204,11 +211,11 @@ end
 local function keep_all(later)
   local left, large = redis.call('PTTL', m), redis.call('HLEN', m) > LARGE
   if later or large ~= (left == -1) then
-    for _, key in ipairs({m, b, z, w, r, f, c, x, y, e, k, u, h}) do
+    for _, key in ipairs(ORDER) do
       touched[key] = true
     end
   end
-  local spans = {[c] = math.max(dead_retention, 3 * retention, SLACK), [k] = math.max(retention, SLACK)}
+  local spans = {[c] = LASTS, [k] = math.max(retention, SLACK)}
   for key in pairs(touched) do
     keep(key, spans[key] or retention, till - now, large)
   end

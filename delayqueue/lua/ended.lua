@@ -14,9 +14,12 @@ local function read_buckets()
   local found = redis.call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4',
     'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
   local all = {at = (whole(found[1]) or 0) % 5, since = whole(found[2]) or 0, needed = {}, bytes = {}}
+  local sum = 0
   for i = 0, 4 do
     all.needed[i], all.bytes[i] = whole(found[3 + i]) or 0, whole(found[8 + i]) or 0
+    sum = sum + all.bytes[i]
   end
+  ended_bytes = sum
   return all
 end
 
@@ -26,9 +29,8 @@ local function is_needless(all, i, early) return all.needed[i] - (early and rete
 -- Forgets what ended into a bucket.
 local function drop(all, i)
   redis.call('UNLINK', KEYS[12 + i])
-  add(c, 'until' .. i, '0')
-  add(c, 'ended' .. i, '0')
-  ended_bytes = math.max(0, ended_bytes - all.bytes[i])
+  redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
+  ended_bytes = ended_bytes - all.bytes[i]
   all.needed[i], all.bytes[i] = 0, 0
 end
 
@@ -63,12 +65,16 @@ local function remember()
   add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
   local bucket = KEYS[12 + at]
   redis.call('HSET', bucket, unpack(endings))
+  endings = {}
   keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
 end
 
--- Applies, and has the heads of the keys that have another one be due. A key that has no message any
+-- Writes how messages ended, applies, and has the heads of the keys that have another one be due. A key that has no message any
 -- more is announced: nobody is left to have it before others. A claim tells a worker if nobody heard.
 local function tidy()
+  if #endings > 0 then
+    remember()
+  end
   apply()
   for key, why in pairs(unrun) do
     if not advance(key, why == 'resumed') then
@@ -84,9 +90,6 @@ end
 
 local function conclude()
   tidy()
-  if #endings > 0 then
-    remember()
-  end
   flush()
 end
 

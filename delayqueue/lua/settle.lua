@@ -95,9 +95,15 @@ local function give_back(id, key, how, state, tries, till)
   back[#back + 1] = {id .. ' ' .. key, math.min(next, tonumber(not_after))}
 end
 
-local ids = {}
+local ids, fields = {}, {}
 for i = 4, #ARGV, SIZE do
-  ids[#ids + 1] = ARGV[i]
+  local id, key, principal = unpack(ARGV, i, i + 2)
+  ids[#ids + 1] = id
+  fields[#fields + 1] = key ~= '' and 'k' .. key or nil
+  fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
+end
+for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+  uses[fields[i]] = whole(n) or 0
 end
 for n, state in ipairs(redis.call('HMGET', r, unpack(ids))) do
   local at = 4 + SIZE * (n - 1)

@@ -8,8 +8,7 @@
 local what, ms = ARGV[3], tonumber(ARGV[4])
 redis.call('HDEL', c, what)
 if ms > 0 then
-  add(c, what, text(now + ms))
-  span = ms
+  redis.call('HSET', c, what, text(now + ms))
+  keep(c, math.max(ms, LASTS), 0)
 end
-flush()
 return 0
