@@ -242,7 +242,7 @@ local function flush()
   end
   for field, n in pairs(uses) do
     if n > 0 then
-      add(u, field, n)
+      add(u, field, text(n))
     else
       remove(u, field)
     end

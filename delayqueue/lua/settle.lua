@@ -60,7 +60,9 @@ local function settled_before(id, mark)
   return found and 1 or 0
 end
 
-local replies, asked, due, freed, back = {}, {}, {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
+local replies, asked, due = {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
+local freed, next_of = {}, {} -- keys that have another head, and tokens for it or false
+local back, times = {}, {} -- members that are due again, and when
 
 local function ends(id, key, principal, seq, how, slot, size, ending, result)
   local letter, halts = how:sub(1, 1), how:sub(2, 2)
@@ -92,7 +94,8 @@ local function give_back(id, key, how, state, tries, till)
     next = now -- the key was freed since the conflict
   end
   add(r, id, (how == 'bw' and 'w' or '-') .. tries)
-  back[#back + 1] = {id .. ' ' .. key, math.min(next, tonumber(not_after))}
+  back[#back + 1] = id .. ' ' .. key
+  times[#back] = math.min(next, tonumber(not_after))
 end
 
 local ids, fields = {}, {}
@@ -117,7 +120,8 @@ for n, state in ipairs(redis.call('HMGET', r, unpack(ids))) do
     if not BACK[how] then
       ends(id, key, principal, seq, how, slot, size, text, extra)
       if key ~= '' then
-        freed[#freed + 1] = {key, which == 'k' and token ~= '' and not idle and token}
+        freed[#freed + 1] = key
+        next_of[#freed] = which == 'k' and token ~= '' and not idle and token
         asked[token] = n
       end
     elseif by then
@@ -138,20 +142,20 @@ end
 tidy()
 
 -- What is claimed next: of their key, and what is due.
-for _, key_and_token in ipairs(freed) do
-  local key, token = unpack(key_and_token)
-  local first = line(key, '2')
+for i, key in ipairs(freed) do
+  local first, token = line(key, '2'), next_of[i]
   local id = first[1] and id_at(first[1], key)
   if id and token then
     want(id, id .. ' ' .. key, first, token, NOW)
   elseif id then
-    back[#back + 1] = {id .. ' ' .. key, now}
+    back[#back + 1] = id .. ' ' .. key
+    times[#back] = now
   end
 end
 want_due(due)
 local given = start(lease, BYTES)
-for _, member_and_time in ipairs(back) do -- at last: nobody is given again what he gives back
-  look_at(unpack(member_and_time))
+for i, member in ipairs(back) do -- at last: nobody is given again what he gives back
+  look_at(member, times[i])
 end
 for i, token in ipairs(tokens) do
   if given[i] then
