@@ -10,7 +10,7 @@ const (
 	maxBytes     = 1 << 40
 	// What a message takes beside its payload, at most: its record, with the longest key, name
 	// and principal, its entries in Redis, and what sealing adds.
-	overhead = 4 << 10
+	overhead = 6500
 )
 
 // WithMaxBytes bounds the memory of Redis, in bytes, that each partition takes: what is queued or

@@ -97,16 +97,29 @@ func (m *model) replace(old, x *modelMessage) {
 func (m *model) weigh() error {
 	p, ctx := m.q.partitions[0], context.Background()
 	hash := func(key int) map[string]string { return m.q.rdb.HGetAll(ctx, p.keys[key]).Val() }
-	records, payloads, letters, uses := hash(keyMessages), hash(keyPayloads), hash(keyLetters), hash(keyUses)
+	records, payloads, letters, uses, tries := hash(keyMessages), hash(keyPayloads), hash(keyLetters), hash(keyUses), hash(keyAttempts)
 	want, total := map[string]int{}, 0
 	for id, rec := range records {
 		x := m.byID[id]
-		size := 300 + (len(rec)+len(payloads[id]))*5/4
-		total += size
+		n := len(rec) + len(payloads[id]) + 3*len(id)
 		if letters[id] != "" {
-			total += 40 + len(letters[id])*5/4
+			total += 140 + n*5/4 + 40 + len(letters[id])*5/4
 			continue
 		}
+		if x.key != "" {
+			n += 128 + 3*len(x.key)
+		}
+		if x.principal != "" {
+			n += 48 + len(x.principal)
+		}
+		if x.coalesces {
+			n += 48 + len("s"+about(x.key, "", x.principal)) + len(id)
+		}
+		size := 140 + n*5/4
+		if a, ok := readAttempts(tries[id][min(1, len(tries[id])):]); ok && (a.attempts > 1 || a.conflicts+a.losses+a.handed > 0 || a.cause != "" || tries[id][1:7] != "------") {
+			size += 120 + len(a.cause)*5/4
+		}
+		total += size
 		if x.key != "" {
 			want["k"+x.key] += size
 		}

@@ -21,7 +21,7 @@ end
 -- What is full for so many messages more, one or none, of so many bytes.
 local function full(key, principal, n, size)
   if key ~= '' and not lengths[key] then
-    lengths[key] = math.floor(use('k', key) / message_size(0)) -- at most
+    lengths[key] = math.floor(use('k', key) / message_size(0, '', key, '', '')) -- at most
     if lengths[key] + 64 > max_line then
       lengths[key] = redis.call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
     end

@@ -17,12 +17,12 @@ if not known and not closed then
   if long then
     add(b, id, payload)
   end
-  local number, size = next_seq(), message_size(19 + #about + #payload)
+  local number, size = next_seq(), message_size(19 + #about + #payload, id, key, principal, '')
   full(key, principal, 0, 0) -- which counts
   admit(id, key, principal, '1-' .. (long and 'b' or '-') .. number .. about .. (long and '' or payload), number,
     (key == '' or not headed[key]) and now, size)
   weigh(size)
-  add(r, id, attempts)
+  note_tries(id, key, principal, attempts:sub(1, 1), attempts:sub(2))
   span = math.max(0, age) + retention
 end
 conclude()

@@ -39,8 +39,10 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0'
   local state = redis.call('HGET', r, id) or UNTRIED
   local mark, attempts, conflicts, losses, handed = state:match('^.(......)(%d+) (%d+) (%d+) (%d+) ')
   remove(w, member)
-  add(r, id, '-' .. (mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
-    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or state:sub(2)))
+  local was = state:sub(2)
+  local t = read(id, redis.call('HGET', m, id) or '')
+  note_tries(id, t.key, t.principal, '-', mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
+    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or was, was)
   look_at(member, now)
   reply[2] = reply[2] + 1
 end

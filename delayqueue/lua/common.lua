@@ -135,9 +135,28 @@ local function use(kind, name, more)
   return uses[field]
 end
 
--- What a message takes of Redis, but for its payload, is some 300 bytes in m, z, f and r, and 40
--- where it is remembered. Redis rounds up, by a quarter at most.
-local function message_size(n) return 300 + math.floor(1.25 * n) end
+-- What a message takes of Redis whose record and payload have n bytes: an entry in m and one in z or w; with a key one in f and
+-- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
+local function message_size(n, id, key, principal, slot)
+  n = n + 3 * #id
+  if key ~= '' then
+    n = n + 128 + 3 * #key
+  end
+  if principal ~= '' then
+    n = n + 48 + #principal
+  end
+  if slot ~= '' then
+    n = n + 48 + #slot + #id
+  end
+  return 140 + math.floor(1.25 * n)
+end
+
+-- What r has of a message beside that: nothing that counts until it is tried again, or has a cause.
+local function tried_size(tries)
+  local cause = tries and not tries:match('^%-%-%-%-%-%-[01] 0 0 0 %S* $') and tries:match('^......%d+ %d+ %d+ %d+ %S* (.*)$')
+  return cause and 120 + math.floor(1.25 * #cause) or 0
+end
+
 local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
 -- The number of the next message that comes: it grows, also if c is lost.

@@ -34,7 +34,7 @@ local function replaceable(slot, key)
     for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
       if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
         return {
-          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = read(id, rec).size,
+          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = size_of(read(id, rec)) + tried_size(state:sub(2)),
           due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
         }
       end
@@ -46,8 +46,9 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   if closed then
     return 'closed'
   end
-  local size, slot = message_size(45 + #about + #payload), flags ~= '-' and flags ~= 'p' and 's' .. about
-  local old = slot and replaceable(slot, key)
+  local slot = flags ~= '-' and flags ~= 'p' and 's' .. about or ''
+  local size = message_size(45 + #about + #payload, id, key, principal, slot)
+  local old = slot ~= '' and replaceable(slot, key)
   local why
   if old then
     why = full(key, principal, 0, size - old.size)
@@ -58,7 +59,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     return why
   end
 
-  local delayed, most = tonumber(delay) > 0 and now + delay, slot and tonumber(flags:sub(2))
+  local delayed, most = tonumber(delay) > 0 and now + delay, slot ~= '' and tonumber(flags:sub(2))
   if delayed and micros % 1000 > 0 then
     delayed = delayed + 1 -- a message is never early
   end
@@ -80,7 +81,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   end
   local rec = '1' .. flags:sub(1, 1) .. (long and 'b' or '-') .. number .. NOW .. text(now + age) .. about .. (long and '' or payload)
   admit(id, key, principal, rec, place, due, size)
-  if slot then
+  if slot ~= '' then
     add(u, slot, id)
   end
   if old then
@@ -88,7 +89,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     give_up(old.id, key, old.rec, 's', id)
     unrun[key] = nil -- its head is where it was
     if old.state ~= UNTRIED then
-      add(r, id, old.state:match('^.......%d+ %d+ %d+ %d+ ') .. ' ')
+      note_tries(id, key, principal, old.state:sub(1, 1), old.state:match('^.(......%d+ %d+ %d+ %d+ )') .. ' ')
     end
   end
   weigh(size)
