@@ -62,7 +62,7 @@ func (m *model) enqueue() error {
 		}
 	}
 	job.Payload = []byte(workOf(job.ID))
-	if x.till.IsZero() && x.state == StateQueued {
+	if x.till.IsZero() && x.state == StateQueued && !x.tooOld {
 		x.till = time.Now().Add(job.MaxAge)
 	}
 	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
