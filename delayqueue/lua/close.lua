@@ -12,7 +12,9 @@ if not closed then
 end
 touched[c] = true
 local left = {
-  math.max(0, paused_until - now), redis.call('EXISTS', m, w, x, y, unpack(KEYS, 12, 16)), redis.call('HLEN', m) - redis.call('ZCARD', x),
+  math.max(0, paused_until - now),
+  redis.call('EXISTS', m, w, x, y, unpack(KEYS, 12, 16)),
+  redis.call('HLEN', m) - redis.call('ZCARD', x),
 }
 for i = 4, #ARGV do
   left[i] = #line(ARGV[i], '1')
