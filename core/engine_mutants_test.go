@@ -129,7 +129,7 @@ func testEngineMutants(t *testing.T, mutants []engineMutant) {
 				round := m.round()
 				round.Binary, round.Broken = binary, m.name
 				ops := 0
-				for try := uint64(0); try < tries || ops < getAway && try < 10*tries; try++ {
+				for try := range uint64(tries) {
 					round.Seed = soakSeed() + try
 					result := round.run(t)
 					if result.undone {
@@ -137,7 +137,7 @@ func testEngineMutants(t *testing.T, mutants []engineMutant) {
 					}
 					found, first, _ := tell(result.ops, result.rules)
 					if len(found) > 0 {
-						t.Logf("%s: caught by operation %d: %v (seed %d)", m.name, ops+first, found, round.Seed)
+						t.Logf("%s, play %d: caught by operation %d: %v (seed %d)", m.name, try+1, ops+first, found, round.Seed)
 						caught.Add(1)
 						return
 					}
