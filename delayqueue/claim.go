@@ -100,6 +100,7 @@ func (w *claimer) run() {
 			w.pause(backoff.Spread(pause), false)
 			continue
 		}
+		took := time.Since(sent)
 		failures, unanswered = 0, 0
 		if m := w.queue.manifest.Load(); m != nil && w.partition.closed.Load() != nil && m.current().number == w.partition.generation {
 			w.change()
@@ -119,7 +120,7 @@ func (w *claimer) run() {
 			}
 			w.pause(max(min(b.wait, floor), minPause), true)
 			if w.foreign.last.Load() {
-				w.pause(handBackYield, false)
+				w.pause(min(max(handBackYield, 2*took), handBackYieldMost), false)
 			}
 		}
 	}
