@@ -28,7 +28,7 @@ var engineMutants = []engineMutant{
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},
-		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultCut: 500 * time.Millisecond},
+		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultCut: 500 * time.Millisecond, faultStop: 250 * time.Millisecond},
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",

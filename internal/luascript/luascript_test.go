@@ -55,7 +55,7 @@ func requireFunctions(t *testing.T, path, source string) {
 		name := regexp.QuoteMeta(call[1])
 		if !slices.Contains(known, name) {
 			known = append(known, name)
-			require.Regexp(t, `local function `+name+`\(|local [\w, ]*\b`+name+`\b|function\([\w, ]*\b`+name+`\b`, source, "%s calls %s", path, name)
+			require.Regexp(t, `local function `+name+`\(|local [\w, ]*\b`+name+`\b|function(?: \w+)?\([\w, ]*\b`+name+`\b`, source, "%s calls %s", path, name)
 		}
 	}
 }
