@@ -85,7 +85,7 @@ var mutants = []mutant{
 // What only a change of the number of partitions shows.
 var repartitionMutants = []mutant{
 	{"a closed partition takes what is new", "enqueue", "or CODES[shut]\n", "or nil\n"},
-	{"what is newer does not wait", "close", "left[i] = #line(ARGV[i], '1')", "left[i] = 0"},
+	{"what is newer does not wait", "close", "2 or #line(ARGV[i], '1')", "2 or 0"},
 	{"what joins late is run", "", "return since and NOW .. ' ' .. since or NOW", "return NOW"},
 	{"what is carried over is lost", "adopt", "if not known and not shut then", "if false then"},
 }
@@ -115,6 +115,7 @@ func sources() map[string]string {
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
 		"settle": settleScript.Source(), "wake": wakeScript.Source(), "cancel": cancelScript.Source(),
 		"close": closeScript.Source(), "adopt": adoptScript.Source(),
+		"supersede": supersedeScript.Source(), "redrive": redriveScript.Source(), "purge": purgeScript.Source(),
 	}
 }
 
