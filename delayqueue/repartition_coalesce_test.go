@@ -145,13 +145,13 @@ func (s *saves) newestRuns(q *Queue) error {
 			status, err := q.Status(s.t.Context(), y.id)
 			by := s.all[status.SupersededBy]
 			if err != nil || status.State != StateSuperseded || by == nil || by.slot != y.slot || older(by, y) || hops > len(s.all) {
-				return fmt.Errorf("%+v did not run: %+v: %w", *y, status, errors.Join(err, errHistory))
+				return fmt.Errorf("%s of %s did not run: %+v: %w", y.id, y.slot, status, errors.Join(err, errHistory))
 			}
 			y = by
 		}
 		for _, y := range s.all {
 			if x.slot == y.slot && x.ran > 0 && y.ran > 0 && older(x, y) && x.ran > y.ran {
-				return fmt.Errorf("%w: %+v ran after %+v", errHistory, *x, *y)
+				return fmt.Errorf("%w: %s ran after %s", errHistory, x.id, y.id)
 			}
 		}
 	}
@@ -297,41 +297,54 @@ func TestRepartition_WhatIsGivenBackIsReplaced(t *testing.T) {
 	})
 }
 
-// One that is carried over, and a newer one that came to its partition, or to one between, or comes afterwards.
+// When a newer one comes than one that is carried over.
+const (
+	newerBefore  = iota // to the partition that it is carried to
+	newerBetween        // to one before that
+	newerAfterwards
+	newerNever
+)
+
+// carriesOver has a message carried over, by a worker that dies and another one.
+func carriesOver(t *testing.T, env *redistest.Env, newer int, hook redis.Hook) error {
+	t.Helper()
+	s := newSaves(t, env, fmt.Sprint(env.Prefix, newer), hook)
+	q, ctx := s.queue(), t.Context()
+	require.True(t, s.save(q, Job{Key: "doc", Delay: 20 * time.Millisecond}))
+	require.NoError(t, q.Repartition(ctx, 2))
+	time.Sleep(25 * time.Millisecond)
+	from := q.partitions[0]
+	b, err := from.claim(ctx, "token", time.Minute, 1)
+	require.NoError(t, err)
+	require.Len(t, b.messages, 1)
+	c := &claim{message: b.messages[0], partition: from, token: "token", startBy: time.Now().Add(time.Minute)}
+	require.True(t, from.joinedLate(c.message))
+	if newer == newerBefore || newer == newerBetween {
+		require.True(t, s.save(q, Job{Key: "doc"}))
+	}
+	if newer == newerBetween {
+		require.NoError(t, q.Repartition(ctx, 3))
+	}
+	for range 2 {
+		require.NoError(t, q.carryOver(ctx, c))
+	}
+	_, err = settleOnce(c, outcome{kind: OutcomeReturned, moved: true})
+	require.NoError(t, err)
+	if newer == newerAfterwards {
+		require.True(t, s.save(q, Job{Key: "doc"}))
+	}
+	if n := s.parked(q)["doc "]; n != 1 {
+		return fmt.Errorf("%w: %d are parked", errHistory, n)
+	}
+	s.worker()
+	redistest.Eventually(t, func() bool { return len(s.parked(q)) == 0 }, "all is through")
+	return s.newestRuns(q)
+}
+
 func TestRepartition_WhatIsCarriedOverIsReplaced(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		for name, at := range map[string]int{"before": 0, "between": 1, "afterwards": 2, "never": 3} {
-			s := newSaves(t, env, env.Prefix+name, nil)
-			q, ctx := s.queue(), t.Context()
-			require.True(t, s.save(q, Job{Key: "doc", Delay: 20 * time.Millisecond}))
-			require.NoError(t, q.Repartition(ctx, 2))
-			time.Sleep(25 * time.Millisecond)
-			from := q.partitions[0]
-			b, err := from.claim(ctx, "token", time.Minute, 1)
-			require.NoError(t, err)
-			require.Len(t, b.messages, 1)
-			c := &claim{message: b.messages[0], partition: from, token: "token", startBy: time.Now().Add(time.Minute)}
-			require.True(t, from.joinedLate(c.message))
-			if at == 0 {
-				require.True(t, s.save(q, Job{Key: "doc"}))
-			}
-			if at == 1 {
-				require.True(t, s.save(q, Job{Key: "doc"}))
-				require.NoError(t, q.Repartition(ctx, 3))
-			}
-			for range 2 { // as when its worker dies
-				require.NoError(t, q.carryOver(ctx, c))
-			}
-			_, err = settleOnce(c, outcome{kind: OutcomeReturned, moved: true})
-			require.NoError(t, err)
-			if at == 2 {
-				require.True(t, s.save(q, Job{Key: "doc"}))
-			}
-			require.Equal(t, map[string]int{"doc ": 1}, s.parked(q), name)
-			s.worker()
-			redistest.Eventually(t, func() bool { return len(s.parked(q)) == 0 }, "all is through")
-			require.NoError(t, s.newestRuns(q), name)
-			require.Equal(t, 1, s.runs, name)
+		for newer := range newerNever + 1 {
+			require.NoError(t, carriesOver(t, env, newer, nil), "newer: %d", newer)
 		}
 	})
 }
@@ -341,7 +354,7 @@ var coalesceMutants = []mutant{
 	{"what is older is cancelled", "supersede", "give_up(old, key, rec, 's', by)", "give_up(old, key, rec, 'c')"},
 	{"what is carried over stays beside what is newer", "adopt", "if by and call('HEXISTS', m, by) == 1 then", "if false then"},
 	{"what is carried over is not known", "adopt", "    call('HSET', u, 's' .. what, id)\n", ""},
-	{"what is carried over is not replaced", "adopt", "admit(id, key, parked, text", "admit(id, key, '-', text"},
+	{"what is carried over is not replaced", "adopt", "admit(id, key, parked, text .. (", "admit(id, key, '-', text .. ("},
 }
 
 func TestMutantsOfCoalescingInARepartitionAreCaught(t *testing.T) {
@@ -350,11 +363,16 @@ func TestMutantsOfCoalescingInARepartitionAreCaught(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			env := redistest.Real(t)
 			hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
-			for range 10 {
-				seed := rand.Uint64N(1e9)
-				if err := coalescings(t, env, seed, hook); err != nil {
+			for i := range 10 {
+				var err error
+				if seed := rand.Uint64N(1e9); i <= newerNever {
+					err = carriesOver(t, env, i, hook)
+				} else {
+					err = coalescings(t, env, seed, hook)
+				}
+				if err != nil {
 					require.ErrorIs(t, err, errHistory)
-					t.Logf("%s: %v (seed %d)", m.name, err, seed)
+					t.Logf("%s: %v (round %d)", m.name, err, i)
 					return
 				}
 			}

@@ -93,23 +93,54 @@ func (h *halts) play(t *testing.T, env *redistest.Env, seed uint64, timeout time
 			_ = locker.Close()
 		}()
 	}
+	enqueue := func(q *Queue, job Job) {
+		job.MaxAge = time.Minute
+		if _, err := q.Enqueue(context.Background(), job); err != nil {
+			t.Errorf("enqueue: %v", err)
+		}
+	}
+	reaches := func(ok func(Stats) bool) error {
+		for end := time.Now().Add(timeout); ; time.Sleep(time.Millisecond) {
+			if s, err := queues[0].Stats(t.Context()); err != nil || time.Now().After(end) {
+				return fmt.Errorf("%+v: %w", s, errors.Join(err, errHistory))
+			} else if ok(s) {
+				return nil
+			}
+		}
+	}
+	// A partition with nothing but a dead letter, which every worker has looked into.
+	enqueue(queues[0], Job{Key: "alone", Name: "bad"})
+	if err := reaches(func(s Stats) bool { return s.Dead == 1 }); err != nil {
+		return err
+	}
+	if err := queues[0].Repartition(t.Context(), 2); err != nil {
+		return fmt.Errorf("%w: %w", errHistory, err)
+	}
+	for i := range 20 {
+		enqueue(queues[i%3], Job{Key: fmt.Sprint("other", i)})
+	}
+	if err := reaches(func(s Stats) bool { return s.Totals.Done == 20 }); err != nil {
+		return err
+	}
+	for i := range 5 {
+		enqueue(queues[i%3], Job{Key: "alone"})
+	}
 	const producers, messages = 6, 30
+	want := 1 + 20 + 5 + producers*messages
 	var all sync.WaitGroup
 	for i := range producers {
 		seed := random.Uint64()
 		all.Go(func() {
 			random := rand.New(rand.NewPCG(seed, 2))
 			for n := range messages {
-				job := Job{ID: fmt.Sprintf("%d-%d", i, n), Key: fmt.Sprint("k", random.IntN(5)), MaxAge: time.Minute}
+				job := Job{ID: fmt.Sprintf("%d-%d", i, n), Key: fmt.Sprint("k", random.IntN(5))}
 				if random.IntN(8) == 0 {
 					job.Name = "bad"
 				}
 				if random.IntN(8) == 0 {
 					job.Delay = time.Duration(1+random.IntN(50)) * time.Millisecond
 				}
-				if _, err := queues[i%3].Enqueue(context.Background(), job); err != nil {
-					t.Errorf("enqueue: %v", err)
-				}
+				enqueue(queues[i%3], job)
 				time.Sleep(time.Duration(random.Int64N(int64(6 * time.Millisecond))))
 			}
 		})
@@ -134,12 +165,12 @@ func (h *halts) play(t *testing.T, env *redistest.Env, seed uint64, timeout time
 		if violated != nil {
 			return violated
 		}
-		if done == producers*messages {
+		if done == want {
 			break
 		}
 		if time.Now().After(end) {
 			s, err := queues[0].Stats(t.Context())
-			return fmt.Errorf("%d of %d are through: %+v: %w", done, producers*messages, s, errors.Join(err, errHistory))
+			return fmt.Errorf("%d of %d are through: %+v: %w", done, want, s, errors.Join(err, errHistory))
 		}
 	}
 	for id, n := range h.done {
