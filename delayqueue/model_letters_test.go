@@ -75,6 +75,9 @@ func (m *model) purgeLetter(x *modelMessage) error {
 // endHalt reports whether a dead letter halted its key, which it does no more.
 func (m *model) endHalt(x *modelMessage) bool {
 	if m.halts[x.key].id != x.id {
+		if m.halts[x.key].id != "" {
+			m.happened["other letters"]++
+		}
 		return false
 	}
 	delete(m.halts, x.key)

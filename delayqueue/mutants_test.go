@@ -92,7 +92,6 @@ var mutants = []mutant{
 	{"what a redriven letter halted is due beside it", "redrive", "      call('ZREM', z, id_at(place, key) .. ' ' .. key)\n", ""},
 	{"a redriven letter stays dead", "redrive", "  call('HDEL', y, id)\n", ""},
 	{"a redriven letter has its attempts", "redrive", "'-------0 0 '", "'-------1 0 '"},
-	{"what is no letter is redriven", "redrive", "if not ending then", "if false then"},
 	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
 }
 

@@ -81,7 +81,7 @@ func (w *Worker) conclude(c *claim, v outcome) {
 	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil && (v.moved || !m.queuedAfter) {
 		w.reconsider(m.Key) // what is newer of the key may wait for it
 	}
-	if c.message.coalesces && c.partition.closed.Load() != nil && !v.moved && (v.kind == OutcomeConflict || v.kind == OutcomeReturned) {
+	if c.message.coalesces && c.partition.closed.Load() != nil && !v.moved && !v.foreign && (v.kind == OutcomeConflict || v.kind == OutcomeReturned) {
 		w.supersedeReturned(c)
 	}
 	w.logSettled(c, v)
