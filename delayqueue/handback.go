@@ -130,7 +130,7 @@ func (w *Worker) checked(m Message) (err error) {
 	if w.check == nil || m.damage != "" || !w.foreign.suspects(m.Name) {
 		return nil
 	}
-	if m.Payload, err = w.queue.sealer.open(kindPayload, m.sealedOf(), m.Payload); err != nil {
+	if m.Trace, m.Payload, err = w.queue.open(m.sealedOf(), m.Payload); err != nil {
 		return nil // its turn tells
 	}
 	defer func() {

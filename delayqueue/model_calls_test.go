@@ -214,6 +214,9 @@ func (m *model) settle() error {
 		err:  errors.New("why"),
 	}
 	m.q.halt = Halt(m.rng.IntN(3))
+	if m.otherLetter(x) != nil && m.rng.IntN(2) == 0 { // one halts the key, and another does not
+		v.kind, m.q.halt = OutcomeDead, HaltParked
+	}
 	if x.waked && m.rng.IntN(3) > 0 { // what a wake before the settlement is for
 		v.kind = OutcomeConflict
 	}
@@ -231,8 +234,17 @@ func (m *model) settle() error {
 			v.which = nextOfKey
 		}
 	}
-	if err := m.settleAs(x, v); err != nil || m.rng.IntN(3) > 0 {
+	if err := m.settleAs(x, v); err != nil {
 		return err
+	}
+	if y := m.otherLetter(x); y != nil && v.kind == OutcomeDead && m.rng.IntN(2) == 0 {
+		m.happened["other letters"]++
+		if err := []func(*modelMessage) error{m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](y); err != nil {
+			return err
+		}
+	}
+	if m.rng.IntN(3) > 0 {
+		return nil
 	}
 	return m.resend()
 }

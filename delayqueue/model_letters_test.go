@@ -72,12 +72,18 @@ func (m *model) purgeLetter(x *modelMessage) error {
 	return nil
 }
 
+// otherLetter is another dead letter of a message's key.
+func (m *model) otherLetter(x *modelMessage) *modelMessage {
+	i := slices.IndexFunc(m.all, func(y *modelMessage) bool { return y != x && y.state == StateDead && y.key == x.key })
+	if i < 0 || x.key == "" {
+		return nil
+	}
+	return m.all[i]
+}
+
 // endHalt reports whether a dead letter halted its key, which it does no more.
 func (m *model) endHalt(x *modelMessage) bool {
 	if m.halts[x.key].id != x.id {
-		if m.halts[x.key].id != "" {
-			m.happened["other letters"]++
-		}
 		return false
 	}
 	delete(m.halts, x.key)

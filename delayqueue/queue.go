@@ -149,7 +149,7 @@ func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (Receipt, er
 	if ctx.Err() != nil {
 		return Receipt{}, callerGone(ctx, "enqueue")
 	}
-	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, job.Payload)
+	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, withTrace(job.Trace, job.Payload))
 	if err != nil {
 		return Receipt{}, err
 	}

@@ -160,7 +160,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		return nil
 	}
 	started = true
-	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
+	if c.message.Trace, c.message.Payload, err = w.queue.open(c.message.sealedOf(), c.message.Payload); err != nil {
 		if mayOpenElsewhere(err) {
 			err = HandBack(err)
 		} else {
