@@ -14,7 +14,8 @@ import (
 
 // Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: of
 // each key, name and principal one call at most is parked. A newer call
-// replaces the one that is parked, in its place in line; see [Job.Coalesce].
+// replaces the one that is parked, in its place in line, or at the end of its key's FIFO if the number of
+// partitions was changed since; see [Job.Coalesce].
 func Coalesce(q *Queue) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true}
 }
