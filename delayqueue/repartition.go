@@ -16,7 +16,8 @@ import (
 // What is stored stays where it is, and is run from there. What is new goes to the new
 // partitions, and of each key runs after what is older. Workers serve both until nothing is left in the
 // old ones, dead letters and the status of what has ended included. Until then an Enqueue under an ID of the caller's
-// takes a round trip more for each older number, and until no message is queued or runs there each turn with a key.
+// takes a round trip more for each older number, and until no message is queued or runs there, and no key is halted, each turn with a
+// key and each Enqueue with Coalesce.
 // Stats.OlderPartitions tells.
 //
 // n is 1 to 1024, else the error is ErrInvalidArgument; the number that the queue has changes nothing. While the
