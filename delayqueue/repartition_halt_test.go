@@ -82,16 +82,22 @@ func (h *halts) play(t *testing.T, env *redistest.Env, seed uint64, timeout time
 	}
 	h.halted, h.first, h.mended, h.done = map[string]string{}, map[string]string{}, map[string]bool{}, map[string]int{}
 	queues := []*Queue{queue(), queue(), queue()}
+	var stops []func()
+	defer func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}()
 	for _, q := range queues {
 		locker, err := core.New(env.Client(t), core.WithPrefix(prefix))
 		require.NoError(t, err)
 		w, err := NewWorker(q, locker, h.handle, WithConflictBackoff(5*time.Millisecond, 20*time.Millisecond), WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
 		require.NoError(t, w.Start())
-		defer func() {
+		stops = append(stops, func() {
 			_ = w.Stop(context.Background())
 			_ = locker.Close()
-		}()
+		})
 	}
 	enqueue := func(q *Queue, job Job) {
 		job.MaxAge = time.Minute

@@ -41,6 +41,7 @@ func (o *traces) OnEnqueued(_ context.Context, e Enqueued) { o.note("enqueued", 
 func (o *traces) OnStarted(_ context.Context, e Started) {
 	o.note("started", e.Message.ID, e.Message.Trace)
 }
+
 func (o *traces) OnSettled(_ context.Context, e Settled) {
 	o.note("settled", e.Message.ID, e.Message.Trace)
 }

@@ -228,14 +228,17 @@ func (e *foreignError) Unwrap() error { return e.error }
 // check is why a message would be handed back, nil if that is not known.
 func (p *replayer) check(m delayqueue.Message) error {
 	replay, r, err := p.prepare(context.Background(), m)
-	if foreign, _ := errors.AsType[*foreignError](err); foreign != nil {
-		return fmt.Errorf("httplock: replay of %s: %w", m.ID, foreign)
-	} else if err != nil {
-		return nil // it becomes a dead letter
-	}
-	at := p.locate(r)
-	if err = at.unserved(); err == nil {
-		err = p.unasked(replay, at)
+	foreign, _ := errors.AsType[*foreignError](err)
+	switch {
+	case foreign != nil:
+		err = foreign.error
+	case err != nil:
+		err = nil // it becomes a dead letter
+	default:
+		at := p.locate(r)
+		if err = at.unserved(); err == nil {
+			err = p.unasked(replay, at)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("httplock: replay of %s: %w", m.ID, err)
