@@ -22,7 +22,7 @@ func Coalesce(q *Queue) core.ConflictPolicy {
 
 // Debounce is [Coalesce] with a quiet period: a call that was parked runs when no newer one
 // has come for quiet, and no later than maxDelay after the first of those that it
-// replaced came. See [Job.Quiet]. Both are at least 1 ms and shorter than the queue's max age, quiet no longer than
+// replaced came; a [Queue.Repartition] begins that anew. See [Job.Quiet]. Both are at least 1 ms and shorter than the queue's max age, quiet no longer than
 // maxDelay. Until it runs, its key is reserved for it, so that no fresh call
 // runs before it and is undone by it. Other calls of the key meet a conflict
 // meanwhile, so quiet should be short.
