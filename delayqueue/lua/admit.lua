@@ -11,7 +11,7 @@ max_line, max_key, max_principal = tonumber(max_line), tonumber(max_key), tonumb
 
 local all = redis.call('HLEN', m)
 local depth = all - redis.call('ZCARD', x)
-local lengths, headed = {}, {} -- of keys: how many messages they have, or more if that is far from too many; whether one is not delayed
+local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old
 
 if all == 0 then -- a count that was lost is right again
@@ -21,7 +21,7 @@ end
 -- What is full for so many messages more, one or none, of so many bytes.
 local function full(key, principal, n, size)
   if key ~= '' and not lengths[key] then
-    lengths[key] = math.floor(use('k', key) / message_size(0, '', key, '', '')) -- at most
+    lengths[key] = math.floor(use('k', key) / message_size(0, '', key, '', '')) -- at most: count only near the bound
     if lengths[key] + 64 > max_line then
       lengths[key] = redis.call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
     end

@@ -54,7 +54,8 @@ local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
 local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
 local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
-local ORDER = {z, w, f, x, e, b, r, y, k, u, h, c, m} -- the first fails if it is not of its type: then nothing is written, as long as m has nothing
+-- Keys are written in this order. One that is not of its type fails: then m is as it was.
+local ORDER = {z, w, f, x, e, b, r, y, k, u, h, c, m}
 
 -- Redis makes the text of a number that it is given more slowly.
 local function text(n) return string.format('%d', n) end

@@ -131,6 +131,24 @@ local function size_of(t) return message_size(t.n, t.id, t.key, t.principal, t.s
 -- A dead letter has entries in m, x and y alone.
 local function letter_size(id, n, ending) return message_size(n, id, '', '', '') + ending_size(ending) end
 
+-- The message that a newer one replaces, if no handler was given it yet.
+local function replaceable(slot, key)
+  apply()
+  local id = redis.call('HGET', u, slot)
+  local rec, state = id and redis.call('HGET', m, id), id and redis.call('HGET', r, id) or UNTRIED
+  local fresh = rec and rec:match('^1[qc]') and state:match('^[w-]......0 %d+ 0 0 ')
+  if fresh and not too_old(rec) and redis.call('HEXISTS', y, id) == 0 then
+    for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
+      if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
+        return {
+          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = size_of(read(id, rec)) + tried_size(state:sub(2)),
+          due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
+        }
+      end
+    end
+  end
+end
+
 -- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
 local function finish(id, key, principal, slot, n, tries, how, ending, result)
   local size = message_size(n, id, key, principal, slot) + tried_size(tries)

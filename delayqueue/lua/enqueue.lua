@@ -25,23 +25,6 @@ for i = 12, 16 do
   end
 end
 
--- The message that a newer one replaces, if no handler was given it yet.
-local function replaceable(slot, key)
-  apply()
-  local id = redis.call('HGET', u, slot)
-  local rec, state = id and redis.call('HGET', m, id), id and redis.call('HGET', r, id) or UNTRIED
-  if rec and rec:match('^1[qc]') and state:match('^[w-]......0 %d+ 0 0 ') and not too_old(rec) and redis.call('HEXISTS', y, id) == 0 then
-    for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
-      if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
-        return {
-          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = size_of(read(id, rec)) + tried_size(state:sub(2)),
-          due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
-        }
-      end
-    end
-  end
-end
-
 local function store(id, key, principal, about, payload, delay, age, flags)
   if closed then
     return 'closed'
@@ -79,8 +62,8 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   if long then
     add(b, id, payload)
   end
-  local rec = '1' .. flags:sub(1, 1) .. (long and 'b' or '-') .. number .. NOW .. text(now + age) .. about .. (long and '' or payload)
-  admit(id, key, principal, rec, place, due, size)
+  local header = '1' .. flags:sub(1, 1) .. (long and 'b' or '-') .. number .. NOW .. text(now + age)
+  admit(id, key, principal, header .. about .. (long and '' or payload), place, due, size)
   if slot ~= '' then
     add(u, slot, id)
   end

@@ -37,7 +37,8 @@ local function redrive(id, died)
       remove(z, id_at(place, t.key) .. ' ' .. t.key)
     end
   end
-  admit(id, t.key, t.principal, '1-' .. rec:sub(3, 3) .. number .. rec:sub(20, 32) .. text(now + age) .. rec:sub(46), number, due, size)
+  local header = '1-' .. rec:sub(3, 3) .. number .. rec:sub(20, 32) .. text(now + age)
+  admit(id, t.key, t.principal, header .. rec:sub(46), number, due, size)
   headed[t.key] = true
   note_tries(id, t.key, t.principal, '-', '------0 0 ' .. losses .. ' 0  ' .. texts:sub(k + n + p + 1, -1 - result))
   remove(y, id)
