@@ -148,6 +148,6 @@ func TestCausesAreKeptWhileThereIsRoom(t *testing.T) {
 		fails(3, len(ids))
 		s, err = q.Stats(t.Context())
 		require.NoError(t, err)
-		require.LessOrEqual(t, s.Bytes, int64(most+120*len(ids)))
+		require.LessOrEqual(t, s.Bytes, int64(most))
 	})
 }

@@ -136,7 +136,7 @@ local function use(kind, name, more)
   return uses[field]
 end
 
--- What a message takes of Redis whose record and payload have n bytes: an entry in m and one in z or w; with a key one in f and
+-- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
 -- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
 local function message_size(n, id, key, principal, slot)
   n = n + 3 * #id
@@ -149,13 +149,13 @@ local function message_size(n, id, key, principal, slot)
   if slot ~= '' then
     n = n + 48 + #slot + #id
   end
-  return 140 + math.floor(1.25 * n)
+  return 260 + math.floor(1.25 * n)
 end
 
--- What r has of a message beside that: nothing that counts until it is tried again, or has a cause.
-local function tried_size(tries)
-  local cause = tries and not tries:match('^%-%-%-%-%-%-[01] 0 0 0 %S* $') and tries:match('^......%d+ %d+ %d+ %d+ %S* (.*)$')
-  return cause and 120 + math.floor(1.25 * #cause) or 0
+-- What the cause in r takes beside that.
+local function cause_size(tries)
+  local cause = tries and tries:match('^......%d+ %d+ %d+ %d+ %S* (.*)$')
+  return cause and math.floor(1.25 * #cause) or 0
 end
 
 local function ending_size(n) return 40 + math.floor(1.25 * n) end

@@ -102,11 +102,11 @@ end
 
 -- Writes to r what became of a message that was there as it was, or was not. Without room its cause is not kept.
 local function note_tries(id, key, principal, flag, tries, was)
-  local counted = tried_size(was)
-  local more = tried_size(tries) - counted
+  local counted = cause_size(was)
+  local more = cause_size(tries) - counted
   if more > 0 and bytes + ended_bytes + more > max_bytes then
     tries = tries:match('^......%d+ %d+ %d+ %d+ %S* ') or tries
-    more = tried_size(tries) - counted
+    more = cause_size(tries) - counted
   end
   weigh(more)
   use('k', key, more)
@@ -141,7 +141,7 @@ local function replaceable(slot, key)
     for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
       if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
         return {
-          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = size_of(read(id, rec)) + tried_size(state:sub(2)),
+          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = size_of(read(id, rec)) + cause_size(state:sub(2)),
           due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
         }
       end
@@ -151,7 +151,7 @@ end
 
 -- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
 local function finish(id, key, principal, slot, n, tries, how, ending, result)
-  local size = message_size(n, id, key, principal, slot) + tried_size(tries)
+  local size = message_size(n, id, key, principal, slot) + cause_size(tries)
   remove(r, id)
   use('k', key, -size)
   use('p', principal, -size)
