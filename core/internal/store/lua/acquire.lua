@@ -15,21 +15,21 @@
 --          {0, ms left of a holder's lease, server's time in ms, place in the
 --          queue, length of the queue}; the place is 0 if it is not in it, and
 --          -1 if the record is foreign and has no queue
--- #include record.lua
-local lease = tonumber(ARGV[2])
-
-if redis.call('EXISTS', key) == 0 then -- nobody holds it, nobody waits
-  local its = time[1] .. string.sub('00000' .. time[2], -6) -- micros; to format a number takes longer
-  redis.call('HSET', key, 'fence', its, 'last', token, 'h:' .. token, string.format('%d %s %s', now + lease, its, ARGV[3]))
-  redis.call('PEXPIRE', key, ARGV[2])
+-- #include call.lua
+-- If its memory is full Redis refuses this, and lets those who find the key held go on.
+local its = time[1] .. string.sub('00000' .. time[2], -6) -- micros; to format a number takes longer
+local free = redis.pcall('SET', key, 'pk2 ' .. token .. ' ' .. its .. ' ' .. ARGV[3], 'NX', 'PX', ARGV[2])
+if free and free.ok then -- nobody holds it, nobody waits
   return micros
 end
 
+-- #include record.lua
 -- #include message.lua
 -- #include queue.lua
 if foreign() then
   return {0, expiry(), now, -1, 0}
 end
+local lease = tonumber(ARGV[2])
 
 local function others() return reserved > 0 and 2 or queue == '' and 0 or 1 end
 
