@@ -11,7 +11,7 @@ import (
 )
 
 func (m *model) enqueue() error {
-	open := 0
+	open, postponed := 0, m.happened["postponed"]
 	var before *modelMessage // that this one may replace
 	for _, x := range m.all {
 		if !x.state.Ended() {
@@ -60,7 +60,14 @@ func (m *model) enqueue() error {
 	}
 	job.Payload = []byte(workOf(job.ID))
 	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
+	since := m.q.rdb.Time(e.ctx).Val()
 	m.q.partitions[0].enqueue([]*enqueueing{e})
+	if e.err == nil && m.happened["postponed"] > postponed {
+		due := m.q.rdb.ZScore(e.ctx, m.q.partitions[0].keys[keyWaiting], memberOf(x.id, x.key)).Val()
+		if till := float64(since.Add(modelLater).UnixMilli()); due < till {
+			return violated("message %s is due %.0f ms too soon: it is put off", x.id, till-due)
+		}
+	}
 	return e.err
 }
 
