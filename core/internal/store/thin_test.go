@@ -48,10 +48,24 @@ type thinCall struct {
 	args   []any
 }
 
+// withFence are the arguments of a call on a record with this fence.
+func withFence(args []any, fence string) []any {
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if arg == "F" {
+			args[i] = fence
+		}
+	}
+	return args
+}
+
 // What follows a call, to find what it left behind.
 var thinSequels = []thinCall{
-	{"inspect", []any{10, 10}}, {"acquire", []any{"2:late.00000000000000000000000000000009", 50000, "z", "@", ""}}, {"renew", []any{holderToken, 70000}},
-	{"release", []any{holderToken, "F", 0, "", "", "", ""}}, {"inspect", []any{10, 10}},
+	{"inspect", []any{10, 10}},
+	{"acquire", []any{"2:late.00000000000000000000000000000009", 50000, "z", "@", ""}},
+	{"renew", []any{holderToken, 70000}},
+	{"release", []any{holderToken, "F", 0, "", "", "", ""}},
+	{"inspect", []any{10, 10}},
 }
 
 // heldBy has a token hold a key, and returns its fence. The record is thin, or the HASH that it is once
@@ -106,12 +120,9 @@ func thinDifference(t *testing.T, rdb *redis.Client, sources map[string]string, 
 		require.NoError(t, rdb.Del(t.Context(), key).Err())
 		fence := heldBy(t, rdb, scripts, key, token, i == 1)
 		for _, c := range append([]thinCall{call}, thinSequels...) {
-			args := slices.Clone(c.args)
+			args := withFence(c.args, fence)
 			for j, arg := range args {
-				switch arg {
-				case "F":
-					args[j] = fence
-				case holderToken:
+				if arg == holderToken {
 					args[j] = token
 				}
 			}
@@ -247,4 +258,51 @@ func TestThin_Commands(t *testing.T) {
 	time.Sleep(time.Millisecond)
 	require.Equal(t, 4, cost("release", holderToken, used, 0, "", "", "", ""), "eval, time, mget, del")
 	require.Zero(t, rdb.Exists(ctx, record).Val())
+}
+
+// fullMemory asks for a thin record's key while Redis has no memory left, and says what is wrong: "" if
+// nothing is.
+func fullMemory(t *testing.T, acquire string) (wrong string) {
+	t.Helper()
+	ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	held, free := store.RecordName("p", "held"), store.RecordName("p", "free")
+	fence := heldBy(t, rdb, store.Sources, held, holderToken, false)
+	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "1").Err())
+	if err := rdb.Eval(ctx, acquire, []string{free}, strangerToken, 10000, "x", "", "").Err(); err == nil || rdb.Exists(ctx, free).Val() != 0 {
+		return "a new record was not refused"
+	}
+	if _, err := rdb.Eval(ctx, acquire, []string{held}, strangerToken, 10000, "x", "@", "").Slice(); err != nil {
+		return "who finds the key held is not told: " + err.Error()
+	}
+	require.Equal(t, fence, rdb.HGet(ctx, held, "fence").Val())
+	require.Contains(t, rdb.HGet(ctx, held, "queue").Val(), strangerToken)
+	require.Greater(t, rdb.PTTL(ctx, held).Val(), 60*time.Second)
+	return ""
+}
+
+func TestThin_IsInflatedWithoutMemory(t *testing.T) {
+	t.Parallel()
+	acquire := store.Sources["acquire"]
+	require.Empty(t, fullMemory(t, acquire))
+	const old = "redis.pcall('SET'"
+	require.Equal(t, 1, strings.Count(acquire, old))
+	require.NotEmpty(t, fullMemory(t, strings.Replace(acquire, old, "redis.call('SET'", 1)))
+}
+
+// A Redis that refuses writes leaves a thin record as it is.
+func TestThin_IsNotInflatedInPart(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	key := store.RecordName("p", "k")
+	fence := heldBy(t, rdb, store.Sources, key, holderToken, false)
+	before := contents(t, rdb, key)
+	require.NoError(t, rdb.ConfigSet(ctx, "min-replicas-to-write", "1").Err())
+	for name, call := range thinCalls {
+		if call.script == "inspect" || call.script == "refresh" || name == "renew by a stranger" || name == "renew for less" {
+			continue // these write nothing
+		}
+		err := rdb.Eval(ctx, store.Sources[call.script], []string{key}, withFence(call.args, fence)...).Err()
+		require.ErrorContains(t, err, "NOREPLICAS", name)
+		require.Equal(t, before, contents(t, rdb, key), name)
+	}
 }
