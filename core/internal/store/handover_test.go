@@ -93,7 +93,7 @@ func shortestLife(t *testing.T, release string, step func() time.Duration) (shor
 }
 
 var handOverSteps = map[string]func() time.Duration{
-	"fast":  func() time.Duration { return 3 * time.Millisecond },
+	"fast":  func() time.Duration { return 50 * time.Millisecond },
 	"slow":  func() time.Duration { return 900 * time.Millisecond },
 	"mixed": func() time.Duration { return rand.N(900 * time.Millisecond) },
 }
