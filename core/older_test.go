@@ -28,7 +28,7 @@ func olderScripts() (redis.Hook, error) {
 	}
 	instead := map[string]string{}
 	for name, source := range core.Scripts {
-		instead[source] = luascript.Load(os.DirFS(dir), name).Source()
+		instead[source] = luascript.Load(os.DirFS(dir), strings.TrimSuffix(name, "hash")).Source()
 	}
 	hook, _ := redistest.RunInstead(instead)
 	return hook, nil
