@@ -103,7 +103,7 @@ func (m *model) weigh() error {
 		x := m.byID[id]
 		n := len(rec) + len(payloads[id]) + 3*len(id)
 		if letters[id] != "" {
-			total += 260 + n*5/4 + 40 + len(letters[id])*5/4
+			total += 280 + n*5/4 + 40 + len(letters[id])*5/4
 			continue
 		}
 		if x.key != "" {
@@ -115,7 +115,7 @@ func (m *model) weigh() error {
 		if x.coalesces {
 			n += 48 + len("s"+about(x.key, "", x.principal)) + len(id)
 		}
-		size := 260 + n*5/4
+		size := 280 + n*5/4
 		if a, ok := readAttempts(tries[id][min(1, len(tries[id])):]); ok {
 			size += len(a.cause) * 5 / 4
 		}

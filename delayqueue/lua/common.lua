@@ -149,7 +149,7 @@ local function message_size(n, id, key, principal, slot)
   if slot ~= '' then
     n = n + 48 + #slot + #id
   end
-  return 260 + math.floor(1.25 * n)
+  return 280 + math.floor(1.25 * n)
 end
 
 -- What the cause in r takes beside that.
@@ -221,8 +221,8 @@ end
 local function keep(key, ms, left, large)
   if large then
     redis.call('PERSIST', key)
-  elseif redis.call('PTTL', key) < math.max(ms, left) then
-    redis.call('PEXPIRE', key, math.max(ms + math.floor(math.min(ms / 4, SLACK)), left + 1000))
+  elseif redis.call('PTTL', key) < math.max(ms, left - 1000) then -- what is told is not exact
+    redis.call('PEXPIRE', key, math.max(ms + math.floor(math.min(ms / 4, SLACK)), left))
   end
 end
 
