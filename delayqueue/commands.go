@@ -59,7 +59,9 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 
 // spans are the first arguments of all scripts.
 func (q *Queue) spans() []any {
-	return []any{fmt.Sprint(q.retention.Milliseconds(), " ", q.maxBytes), q.deadRetention.Milliseconds()}
+	kept := strconv.AppendInt(nil, q.retention.Milliseconds(), 10)
+	kept = strconv.AppendInt(append(kept, ' '), q.maxBytes, 10)
+	return []any{string(kept), q.deadRetention.Milliseconds()}
 }
 
 // mend moves away what has the name but not the type of one of the partition's keys, if that
@@ -118,50 +120,66 @@ func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 
 func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
-	args := make([]any, 0, 2+7*len(batch))
+	args := make([]any, 0, 2+8*len(batch))
 	args = append(args, q.maxDepth, q.boundsPerKey())
 	for _, e := range batch {
 		j := e.job
 		// Rounded up: a message is never early, and not too old when it comes.
-		args = append(args, j.ID, j.Key, about(j.Key, j.Name, j.Principal), j.Payload, ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
+		args = append(args, j.ID, j.Key, j.Principal, about(j.Key, j.Name, j.Principal), j.Payload,
+			ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
 	}
 	ctx := context.Background()
-	var reply []int64
+	var reply []any
 	err := p.checkLayout(ctx, "enqueue")
 	if err == nil {
-		if reply, err = p.call(ctx, enqueueScript, args...).Int64Slice(); err == nil && len(reply) != len(batch)+1 {
+		if reply, err = p.call(ctx, enqueueScript, args...).Slice(); err == nil && len(reply) != len(batch)+1 {
 			err = luascript.ErrReply
 		}
 		if err != nil {
 			err = redisError(ctx, "enqueue", err)
 		}
 	}
-	parked := false
+	parked, closed := false, false
 	for i, e := range batch {
-		switch {
-		case err != nil:
-			e.err = err
-		case reply[i] >= 0:
-			e.expires, e.stored = time.UnixMilli(reply[i]), true
-			parked = parked || e.job.parked
-		case reply[i] < -5:
-			e.expires = time.UnixMilli(-5 - reply[i])
-		case reply[i] == -1:
-			e.err = fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, ErrKeyFull)
-		case reply[i] == -2:
-			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrQueueFull)
-		case reply[i] == -4:
-			e.err, reply[len(batch)] = errClosed, 0 // what counts from here on is another partition
-		case reply[i] == -5:
-			e.err = fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, ErrPrincipalFull)
-		default:
-			e.err = fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
+		if e.err = err; err == nil {
+			e.err = e.answered(q, reply[i])
+			parked, closed = parked || e.stored && e.job.parked, closed || errors.Is(e.err, errClosed)
 		}
 		close(e.done)
 	}
 	if err == nil {
-		q.noteClaim(p, time.Duration(reply[len(batch)])*time.Millisecond, parked)
+		unclaimed, _ := reply[len(batch)].(int64)
+		if closed {
+			unclaimed = 0 // what counts from here on is another partition
+		}
+		q.noteClaim(p, time.Duration(unclaimed)*time.Millisecond, parked)
 	}
+}
+
+// answered notes what enqueue.lua answered.
+func (e *enqueueing) answered(q *Queue, reply any) error {
+	if notAfter, stored := reply.(int64); stored {
+		e.expires, e.stored = time.UnixMilli(notAfter), true
+		return nil
+	}
+	word, _ := reply.(string)
+	full := fullWords[word]
+	switch {
+	case errors.Is(full, ErrKeyFull):
+		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, full)
+	case full != nil:
+		return fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, full)
+	case word == "closed":
+		return errClosed
+	}
+	if notAfter, known := readMillis(word); known {
+		e.expires = notAfter
+	} else if ended, known := readEnding(e.job.ID, word); known {
+		e.expires = ended.ExpiresAt
+	} else {
+		return fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
+	}
+	return nil
 }
 
 // batch is what a claim brought.
@@ -314,7 +332,7 @@ var settleLetters = map[Outcome]string{
 }
 
 func (p *partition) settle(batch []*settling) {
-	args := make([]any, 0, 1+8*len(batch))
+	args := make([]any, 0, 1+12*len(batch))
 	lease := time.Duration(0)
 	for _, s := range batch {
 		lease = max(lease, s.lease)
@@ -355,12 +373,16 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	switch {
 	case v.foreign:
 		how = "h"
-	case v.later:
-		how = "b"
 	case v.moved:
 		how = "m"
 	case s.expires:
-		how = "e"
+		how = "E"
+	case how == "x":
+		how += haltLetters[p.queue.halt]
+	case (v.later || how == "b") && v.awaitsKey:
+		how = "bw"
+	case v.later:
+		how = "b"
 	}
 	if v.lost {
 		m.Losses++
@@ -380,27 +402,21 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 	if v.kind == OutcomeDead && len(v.result) > maxDeadResult {
 		v.result = nil
 	}
-	options := how + cmp.Or(v.which[:min(1, len(v.which))], "-") + option(v.awaitsKey, "w") + haltLetters[p.queue.halt] + fmt.Sprintf("%010d", m.size) + m.Principal
+	slot := ""
 	if m.coalesces {
-		options += "\n" + "s" + about(m.Key, m.Name, m.Principal)
+		slot = "s" + about(m.Key, m.Name, m.Principal)
 	}
-	args = append(args, m.ID, m.Key, m.seq, m.state, options, v.next)
-	if how != "r" && how != "b" && how != "h" {
+	args = append(args, m.ID, m.Key, m.Principal, m.seq, m.state, how, slot, m.size)
+	if how != "r" && how[0] != 'b' && how != "h" {
 		result := p.queue.sealed(kindResult, m, v.result)
-		return append(args, m.ending(how, s.claim.token, len(result)), result)
+		args = append(args, m.ending(s.claim.token, len(result)), result)
+	} else {
+		args = append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(millis(m.ExpiresAt), never)))
 	}
-	return append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(millis(m.ExpiresAt), never)))
+	return append(args, v.next, v.which[:min(1, len(v.which))])
 }
 
 const never = 1e13 // ms: when a message that is junk becomes too old
-
-// option is an option of a script.
-func option(set bool, letter string) string {
-	if set {
-		return letter
-	}
-	return "-"
-}
 
 // sealed is what is stored of a message that has an outcome: nothing of nothing.
 func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {

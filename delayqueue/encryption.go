@@ -234,8 +234,11 @@ func (s *sealer) seal(kind string, of sealedOf, plain []byte) ([]byte, error) {
 // open is the inverse of seal. Its errors match ErrSealed, and show nothing of
 // what is stored but the key's id.
 func (s *sealer) open(kind string, of sealedOf, stored []byte) ([]byte, error) {
+	if s.isPlain(stored) {
+		return stored, nil
+	}
 	aead, sealed, err := s.header(stored)
-	if s.takesAsIs(stored, err) {
+	if s.takesAsIs(err) {
 		return stored, nil
 	}
 	if err != nil {
@@ -250,19 +253,22 @@ func (s *sealer) open(kind string, of sealedOf, stored []byte) ([]byte, error) {
 	return plain, nil
 }
 
+// isPlain reports whether something is used as it is stored, since it is not sealed.
+func (s *sealer) isPlain(stored []byte) bool {
+	return (s == nil || s.unsealed) && !bytes.HasPrefix(stored, []byte(sealMagic))
+}
+
 // takesAsIs reports whether something is used as it is stored, whose header was read with err. One who has no keys
 // leaves alone what can only be sealed: the queue was encrypted just now.
-func (s *sealer) takesAsIs(stored []byte, err error) bool {
-	if s == nil {
-		return !errors.Is(err, errUnknownKey)
-	}
-	return s.unsealed && !bytes.HasPrefix(stored, []byte(sealMagic))
-}
+func (s *sealer) takesAsIs(err error) bool { return s == nil && !errors.Is(err, errUnknownKey) }
 
 // cannotOpen is an error if another process may be able to open a message's payload, but
 // this one cannot.
 func (s *sealer) cannotOpen(m Message) error {
-	if _, _, err := s.header(m.Payload); mayOpenElsewhere(err) && !s.takesAsIs(m.Payload, err) {
+	if s.isPlain(m.Payload) {
+		return nil
+	}
+	if _, _, err := s.header(m.Payload); mayOpenElsewhere(err) && !s.takesAsIs(err) {
 		return fmt.Errorf("delayqueue: %s of message %q: %w", kindPayload, m.ID, err)
 	}
 	return nil

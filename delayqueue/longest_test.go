@@ -196,7 +196,9 @@ func TestScripts_Longest(t *testing.T) {
 			require.NoError(t, rdb.Expire(t.Context(), bucket, time.Hour).Err())
 			counts := q.p.keys[keyCounts]
 			require.NoError(t, rdb.HSet(t.Context(), counts, "until2", time.Now().Add(time.Hour).UnixMilli()).Err())
-			claimTest(t, q.Queue, q.name("large"), 0)
+			require.NoError(t, rdb.HSet(t.Context(), counts, "bucket", 2, "since", time.Now().UnixMilli(), "ended", 1).Err())
+			q.fill(1, 64, none)
+			q.settle(q.claim(1), outcome{kind: OutcomeDone})
 			require.EqualValues(t, -1, rdb.PTTL(t.Context(), bucket).Val(), "what is large does not expire")
 			require.NoError(t, rdb.HSet(t.Context(), counts, "until2", 1).Err())
 			claimTest(t, q.Queue, q.name("needless"), 0)

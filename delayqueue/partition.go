@@ -39,7 +39,7 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{
-		Run: p.settle, Width: settleWidth, Max: batchMax,
+		Run: p.settle, Width: batchWidth, Max: batchMax,
 		Fits: fits(func(s *settling) int { return len(s.outcome.result) }),
 	})
 	return p
@@ -68,11 +68,10 @@ const (
 )
 
 const (
-	batchWidth  = 2 // script calls under way, so that Redis does not wait for us
-	settleWidth = 1 // the slots that wait are settled together: half the calls, and a fourth more messages
-	batchMax    = 8
-	batchItems  = 64 // in a script call
-	batchBytes  = 1 << 20
+	batchWidth = 1 // script calls of a kind under way: what comes meanwhile is settled or stored together, by fewer calls
+	batchMax   = 8
+	batchItems = 64 // in a script call
+	batchBytes = 1 << 20
 )
 
 // fits bounds what goes into one script call.

@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -22,7 +21,11 @@ type record struct {
 
 // about is the part of a record that does not change: what the message is, but for its payload.
 func about(key, name, principal string) string {
-	return fmt.Sprintf("%03d%03d%03d%s%s%s", len(key), len(name), len(principal), key, name, principal)
+	b := make([]byte, 0, 9+len(key)+len(name)+len(principal))
+	for _, n := range [...]int{len(key), len(name), len(principal)} {
+		b = append(b, byte('0'+n/100), byte('0'+n/10%10), byte('0'+n%10))
+	}
+	return string(append(append(append(b, key...), name...), principal...))
 }
 
 func readRecord(s string) (r record, ok bool) {
@@ -91,13 +94,18 @@ type ending struct {
 	result     string // of a dead letter, as it is stored
 }
 
-var endStates = map[byte]State{'d': StateDone, 'x': StateDead, 'e': StateExpired, 'c': StateCancelled, 's': StateSuperseded}
+var endStates = map[byte]State{
+	'd': StateDone, 'x': StateDead, 'E': StateExpired, 'e': StateExpired, 'c': StateCancelled, 's': StateSuperseded,
+}
 
-const endingHeader = 18 // bytes before an ending's attempts
+const endingHeader = 18 // bytes up to the mark's end
 
 func readEnding(id, s string) (e ending, ok bool) {
 	if len(s) < endingHeader || endStates[s[0]] == "" {
 		return e, false
+	}
+	if s[0] == 'e' || s[0] == 'c' || s[0] == 's' {
+		return readUnrun(id, s)
 	}
 	f := strings.SplitN(s[endingHeader:], " ", 10)
 	if len(f) != 10 {
@@ -110,12 +118,8 @@ func readEnding(id, s string) (e ending, ok bool) {
 			return e, false
 		}
 	}
-	base := 36
-	if s[0] == 'e' || s[0] == 'c' || s[0] == 's' { // a script wrote it, or could have
-		base = 10
-	}
-	enqueued, ok1 := readMs(f[3], base)
-	age, ok2 := readMs(f[4], base)
+	enqueued, ok1 := readMs(f[3], 36)
+	age, ok2 := readMs(f[4], 36)
 	ended, ok3 := readMs(s[1:12], 16)
 	rest := f[9]
 	name, principal, cause, end := n[4], n[4]+n[5], n[4]+n[5]+n[6], len(rest)
@@ -129,6 +133,22 @@ func readEnding(id, s string) (e ending, ok bool) {
 		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:end], State: endStates[s[0]],
 		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
 	}, ended: timeOf(ended), resultSize: int64(n[3]), result: rest[end:]}
+	return e, true
+}
+
+// readUnrun reads how a message ended that no worker had: a script wrote it, around a part of the record.
+func readUnrun(id, s string) (e ending, ok bool) {
+	const cut = 19 // bytes of a record before that part, of which readRecord needs the first only
+	r, ok1 := readRecord("1" + strings.Repeat("-", cut-1) + s[endingHeader:])
+	ended, ok2 := readMs(s[1:12], 16)
+	a, ok3 := readAttempts(strings.Repeat("-", markLen) + r.payload)
+	if !ok1 || !ok2 || !ok3 {
+		return e, false
+	}
+	e = ending{Status: Status{
+		ID: id, Key: r.key, Name: r.name, Principal: r.principal, Cause: a.cause, State: endStates[s[0]],
+		Attempts: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
+	}, ended: timeOf(ended)}
 	if e.State == StateSuperseded {
 		e.SupersededBy, e.Cause = e.Cause, ""
 	}
@@ -142,18 +162,15 @@ func readMs(s string, base int) (int64, bool) {
 }
 
 // ending is what is stored when a claim ends a message, from the mark on.
-func (m Message) ending(how, token string, result int) string {
+func (m Message) ending(token string, result int) string {
 	b := make([]byte, 0, 64+len(m.Key)+len(m.Name)+len(m.Principal)+len(m.cause))
 	b = appendMark(b, token)
 	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
-	base, enqueued := 36, millis(m.EnqueuedAt)
-	if how == "e" {
-		base = 10
-	}
-	b = append(strconv.AppendInt(b, enqueued, base), ' ')
-	b = append(strconv.AppendInt(b, millis(m.ExpiresAt)-enqueued, base), ' ')
+	enqueued := millis(m.EnqueuedAt)
+	b = append(strconv.AppendInt(b, enqueued, 36), ' ')
+	b = append(strconv.AppendInt(b, millis(m.ExpiresAt)-enqueued, 36), ' ')
 	for _, n := range [...]int{result, len(m.Key), len(m.Name), len(m.Principal)} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}

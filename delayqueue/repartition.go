@@ -77,7 +77,7 @@ func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next g
 		if (now > 0) == (paused > 0) {
 			return nil
 		}
-		for _, call := range q.each(ctx, next.partitions, pauseScript, append(q.spans(), now)...) {
+		for _, call := range q.each(ctx, next.partitions, untilScript, append(q.spans(), "paused", now)...) {
 			if err := call.Err(); err != nil {
 				return redisError(ctx, op, err)
 			}
@@ -239,7 +239,7 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 	if m.coalesces {
 		flag = string(rune(flagCoalesces))
 	}
-	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts(""), flag).Int64()
+	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, m.Principal, text, m.Payload, left.Milliseconds(), "-"+m.attempts(""), flag).Int64()
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}

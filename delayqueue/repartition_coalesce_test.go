@@ -350,11 +350,11 @@ func TestRepartition_WhatIsCarriedOverIsReplaced(t *testing.T) {
 }
 
 var coalesceMutants = []mutant{
-	{"what is older stays", "supersede", "    give_up(old, key, rec, 's', by)\n", ""},
-	{"what is older is cancelled", "supersede", "give_up(old, key, rec, 's', by)", "give_up(old, key, rec, 'c')"},
-	{"what is carried over stays beside what is newer", "adopt", "if by and call('HEXISTS', m, by) == 1 then", "if false then"},
-	{"what is carried over is not known", "adopt", "    call('HSET', u, 's' .. what, id)\n", ""},
-	{"what is carried over is not replaced", "adopt", "admit(id, key, parked, text .. (", "admit(id, key, '-', text .. ("},
+	{"what is older stays", "supersede", "  give_up(old.id, key, old.rec, 's', by)\n", ""},
+	{"what is older is cancelled", "supersede", "give_up(old.id, key, old.rec, 's', by)", "give_up(old.id, key, old.rec, 'c')"},
+	{"what is carried over stays beside what is newer", "adopt", "if by and redis.call('HEXISTS', m, by) == 1 then", "if false then"},
+	{"what is carried over is not known", "adopt", "    add(u, slot, id)\n", ""},
+	{"what is carried over is not replaced", "adopt", "'1' .. flag .. (long", "'1-' .. (long"},
 }
 
 func TestMutantsOfCoalescingInARepartitionAreCaught(t *testing.T) {

@@ -198,9 +198,9 @@ func TestRepartition_WhatIsHaltedStaysHalted(t *testing.T) {
 }
 
 var haltMutants = []mutant{
-	{"a halt in an older partition is not seen", "close", "call('HEXISTS', h, ARGV[i]) == 1 and 2 or ", ""},
-	{"an older partition with a halt is not looked into", "close", " + call('HLEN', h)}", "}"},
-	{"the end of a halt is not announced", "", "  if not head then\n    announce(key)\n  elseif not call('ZSCORE', w, member) then", "  if head and not call('ZSCORE', w, member) then"},
+	{"a halt in an older partition is not seen", "close", "redis.call('HEXISTS', h, ARGV[i]) == 1 and 2 or ", ""},
+	{"an older partition with a halt is not looked into", "close", " + redis.call('HLEN', h),", ","},
+	{"the end of a halt is not announced", "", "      announce(key)\n", "      if why ~= 'resumed' then\n        announce(key)\n      end\n"},
 }
 
 func TestMutantsOfHaltsInARepartitionAreCaught(t *testing.T) {

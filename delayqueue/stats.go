@@ -79,35 +79,47 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if err != nil {
 		return err
 	}
-	var n [18]int64
-	if len(reply) != len(n) {
+	if len(reply) != 9 {
 		return luascript.ErrReply
 	}
-	for i, v := range reply {
-		switch v := v.(type) {
-		case int64:
-			n[i] = v
-		case string:
-			n[i], _ = strconv.ParseInt(v, 10, 64) // junk counts nothing
+	now, first := number(reply[0]), number(reply[6])
+	all, letters, running, dead, due, halted := number(reply[1]), number(reply[2]), number(reply[3]), number(reply[4]), number(reply[5]), number(reply[7])
+	s.Queued += max(0, all-letters-running)
+	s.Running, s.Dead, s.Due, s.Halted = s.Running+running, s.Dead+dead, s.Due+due, s.Halted+halted
+	if at := time.UnixMilli(first); due > 0 && reply[6] != "" {
+		if s.OldestDue.IsZero() || at.Before(s.OldestDue) {
+			s.OldestDue = at
 		}
+		s.Lateness = max(s.Lateness, time.Duration(now-first)*time.Millisecond) // each by the clock of its node
 	}
-	s.Queued, s.Running, s.Dead, s.Due = s.Queued+n[1], s.Running+n[2], s.Dead+n[3], s.Due+n[4]
-	now, due, pause := n[0], n[5], n[6]
-	if first := time.UnixMilli(due); reply[5] != "" && (s.OldestDue.IsZero() || first.Before(s.OldestDue)) {
-		s.OldestDue = first
+	fields, _ := reply[8].([]any)
+	if len(fields) != statsFields {
+		return luascript.ErrReply
 	}
-	if reply[5] != "" {
-		s.Lateness = max(s.Lateness, time.Duration(now-due)*time.Millisecond) // each by the clock of its node
+	if paused := number(fields[0]); paused > now {
+		s.Paused, s.PausedUntil = true, later(s.PausedUntil, time.UnixMilli(paused))
 	}
-	if until := time.UnixMilli(pause); pause > 0 {
-		s.Paused = true
-		s.PausedUntil = later(s.PausedUntil, until)
+	for _, n := range fields[1:3] {
+		s.Bytes += number(n)
 	}
-	s.Halted, s.Bytes = s.Halted+n[16], s.Bytes+n[17]
 	for i, sum := range s.Totals.fields() {
-		*sum += n[7+i]
+		*sum += number(fields[3+i])
 	}
 	return nil
+}
+
+const statsFields = 3 + 9 // of c, that stats.lua answers
+
+// number reads a number in an answer. Junk counts nothing.
+func number(reply any) int64 {
+	switch v := reply.(type) {
+	case int64:
+		return v
+	case string:
+		n, _ := strconv.ParseInt(v, 10, 64)
+		return n
+	}
+	return 0
 }
 
 // fields are in the order in which stats.lua answers them.

@@ -270,7 +270,7 @@ func (h *waitHub) await(ctx context.Context, p *partition) {
 	h.mu.Lock()
 	since, sent := h.subscriptions, time.Now()
 	h.mu.Unlock()
-	if p.call(ctx, awaitScript, awaitSpan.Milliseconds()).Err() != nil {
+	if p.call(ctx, untilScript, "awaited", awaitSpan.Milliseconds()).Err() != nil {
 		return
 	}
 	h.mu.Lock()

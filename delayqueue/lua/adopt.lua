@@ -2,38 +2,36 @@
 -- not count: it was stored long ago.
 --
 -- KEYS, ARGV[1..4]  see common.lua and admit.lua
--- ARGV[5..11] id, key or '', what its record has from the time it was enqueued on to the payload, payload, its
---           greatest age in ms, its attempts, c if a newer one may replace it, else -
+-- ARGV[5..12] id, key or '', principal or '', what its record has from the time it was enqueued on to the payload, payload,
+--           its greatest age in ms, its attempts, c if a newer one may replace it, else -
 -- returns   1 when it is stored here, 0 when this partition is closed too
 -- #include common.lua
 -- #include admit.lua
-local id, key, text, payload, age, attempts, parked = unpack(ARGV, 5, 11)
-local known = call('HGET', m, id)
-for _, i in ipairs({9, 12, 13, 14, 15, 16}) do -- y and the buckets
-  known = known or call('HGET', KEYS[i], id)
+local id, key, principal, about, payload, age, attempts, flag = unpack(ARGV, 5, 12)
+local known = redis.call('HGET', m, id)
+for _, name in ipairs({y, unpack(KEYS, 12, 16)}) do
+  known = known or redis.call('HGET', name, id)
 end
-local shut = not known and closed()
-if not known and not shut then
-  local body = #payload > INLINE
-  if body then
-    append(admitted.b, id, payload)
+if not known and not closed then
+  local long = #payload > INLINE
+  if long then
+    add(b, id, payload)
   end
-  local what, principal = about(text, 27)
-  local bytes = message_size(19 + #text + #payload)
-  full(key, principal, 0) -- which counts
-  occupy(key, principal, bytes)
-  count('bytes', bytes)
-  admit(id, key, parked, text .. (body and '' or payload), body, math.max(0, tonumber(age)))
-  file()
-  call('HSET', r, id, attempts)
-  live(0, r)
-  local by = parked == 'c' and call('HGET', u, 's' .. what)
-  if by and call('HEXISTS', m, by) == 1 then
-    give_up(id, key, call('HGET', m, id), 's', by)
-  elseif parked == 'c' then
-    call('HSET', u, 's' .. what, id)
-    live(0, u)
+  local number, size = next_seq(), message_size(19 + #about + #payload)
+  full(key, principal, 0, 0) -- which counts
+  admit(id, key, principal, '1' .. flag .. (long and 'b' or '-') .. number .. about .. (long and '' or payload), number,
+    (key == '' or not headed[key]) and now, size)
+  weigh(size)
+  add(r, id, attempts)
+  span = math.max(0, age) + retention
+  apply()
+  local slot = 's' .. about:sub(27)
+  local by = flag == 'c' and redis.call('HGET', u, slot)
+  if by and redis.call('HEXISTS', m, by) == 1 then
+    give_up(id, key, redis.call('HGET', m, id), 's', by)
+  elseif flag == 'c' then
+    add(u, slot, id)
   end
 end
-flush()
-return shut and 0 or 1
+conclude()
+return not known and closed and 0 or 1

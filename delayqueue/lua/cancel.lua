@@ -5,15 +5,17 @@
 -- returns   for each 1 when it was queued, else 0
 -- #include common.lua
 -- #include ended.lua
-local found = {}
+redis.call('HDEL', c, '')
+local replies = {}
 for i = 3, #ARGV do
-  local id, answer = ARGV[i], 0
-  local rec = call('HGET', m, id)
-  if rec and sub(rec, 1, 1) == '1' and not is_running(call('HGET', r, id)) and not call('HGET', y, id) then
+  local id = ARGV[i]
+  local rec = redis.call('HGET', m, id)
+  local queued = rec and rec:sub(1, 1) == '1' and not is_running(redis.call('HGET', r, id)) and not redis.call('HGET', y, id)
+  if queued then
     give_up(id, key_of(rec), rec, too_old(rec) and 'e' or 'c')
-    answer = 1
+    tidy()
   end
-  found[#found + 1] = answer
+  replies[#replies + 1] = queued and 1 or 0
 end
-flush()
-return found
+conclude()
+return replies

@@ -15,90 +15,93 @@
 --           no messages any more which nobody ran, now in ms and, after a space, what closed the partition, messages as told() has them}
 -- #include common.lua
 -- #include take.lua
--- #include receipt.lua
-local token, lease, want_most, max_bytes = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
+redis.call('HDEL', c, '')
+span = lease + retention
 
 local reply = {0, 0, 0, {}, told_now()}
-local session, turn = match(token, '^(.*)%.(%d+)$')
+local session, turn = token:match('^(.*)%.(%d+)$')
 session, turn = session or token, tonumber(turn) or 1
-local last, taken = match(token ~= '' and call('HGET', k, session) or '', '^%d+ (%d+)(.*)$')
+local last, taken = (token ~= '' and redis.call('HGET', k, session) or ''):match('^%d+ (%d+)(.*)$')
 if last and turn <= tonumber(last) then
   for id in string.gmatch(turn == tonumber(last) and taken or '', '%S+') do
     reply[#reply + 1] = again(id, token, lease)
   end
   reply[1] = #reply == 5 and -1 or 0
-  flush()
+  conclude()
   return reply
 end
 
 -- Claims that have ended: their workers died, or cannot reach Redis.
-for _, member in ipairs(call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
   local id = split(member)
-  local state = call('HGET', r, id) or UNTRIED
-  local mark, attempts, conflicts, losses, handed = match(state, '^.(......)(%d+) (%d+) (%d+) (%d+) ')
-  call('ZREM', w, member)
-  call('HSET', r, id, '-' .. (mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
-    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or sub(state, 2)))
+  local state = redis.call('HGET', r, id) or UNTRIED
+  local mark, attempts, conflicts, losses, handed = state:match('^.(......)(%d+) (%d+) (%d+) (%d+) ')
+  remove(w, member)
+  add(r, id, '-' .. (mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
+    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or state:sub(2)))
   look_at(member, now)
   reply[2] = reply[2] + 1
 end
 
 -- Dead letters that were kept for long enough.
-local old = call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)
-for _, id in ipairs(old) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', x, '-inf', now - dead_retention, 'LIMIT', '0', STEPS)) do
   forget(id)
 end
+tidy()
 
--- Messages that are due.
-local paused = paused_until()
-if paused <= now then
+-- Messages that are due. The receipt is for a call that is sent again; those of the dead are forgotten.
+if paused_until <= now then
   local due, ids = {}, {}
   for i = 1, want_most do
     due[i] = token
   end
   want_due(due)
-  local given = start(lease, max_bytes)
-  reply[3] = counts.expired or 0
+  local given = start(lease, max_payload)
   for i, id in ipairs(wanted) do
     if given[i] then
       ids[#ids + 1] = id
       reply[#reply + 1] = given[i]
     end
   end
-  if #ids > 0 then
-    note(session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' '))
+  if #ids > 0 and redis.call('HSET', k, session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' ')) == 1 then
+    local some = redis.call('HRANDFIELD', k, STEPS, 'WITHVALUES')
+    for i = 1, #some, 2 do
+      if (whole(some[i + 1]:match('^%S+')) or 0) < now - math.max(retention, SLACK) then
+        remove(k, some[i])
+      end
+    end
   end
+  touched[k] = #ids > 0 or nil
+  tidy()
+  reply[3] = counts.expired or 0
 end
 
 -- Keys that have no messages any more which nobody ran.
-reply[4] = call('ZRANGE', e, 0, STEPS - 1)
-batch('ZREM', e, reply[4])
+reply[4] = redis.call('ZRANGE', e, 0, STEPS - 1)
+for _, key in ipairs(reply[4]) do
+  remove(e, key)
+end
 
--- What is to be forgotten, and when.
-local needed = call('HMGET', c, 'until0', 'until1', 'until2', 'until3', 'until4')
-for i = 1, 5 do
-  if needed[i] and (whole(needed[i]) or 0) <= now then
-    call('UNLINK', KEYS[11 + i])
-    call('HDEL', c, 'until' .. i - 1, 'ended' .. i - 1)
-  elseif needed[i] and call('HLEN', KEYS[11 + i]) > LARGE then
-    call('PERSIST', KEYS[11 + i])
+-- What need not be remembered any more.
+local remembered = read_buckets()
+for i = 0, 4 do
+  if remembered.needed[i] > 0 and is_needless(remembered, i) then
+    drop(remembered, i)
   end
 end
-live(lease + retention, z, w, r)
-keep(c, math.max(dead_retention, 3 * retention, SLACK))
 
 local next = now + HORIZON
-if paused > now then
-  next = math.min(next, paused)
+if paused_until > now then
+  next = math.min(next, paused_until)
 elseif want_most > 0 then
   next = math.min(next, first_in(z) or next)
 end
 next = math.min(next, first_in(w) or next, #reply[4] == STEPS and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
-if math.abs(now - (whole(call('HGET', c, 'claimed')) or 0)) >= 5000 then -- for enqueue.lua: somebody works
-  call('HDEL', c, 'claimed')
-  call('HSET', c, 'claimed', NOW)
+if math.abs(now - (whole(own[7]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+  add(c, 'claimed', NOW)
 end
-flush()
+conclude()
 return reply

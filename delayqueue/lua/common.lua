@@ -29,44 +29,35 @@
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           mark: the end of the token of the claim that was settled last
--- ending    d|x|e|c ended:11 mark:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause,
---           and a dead letter's result;
---           done, dead, expired or cancelled; ended is hexadecimal; enqueued and age in base 36 in d and x;
---           the age is from when it was enqueued until not_after
+-- ending    d|x|E ended:11 mark:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause,
+--           and a dead letter's result: done, dead, expired. Its worker has made it; enqueued and age are in base 36
+--           e|c|s ended:11 mark:6, the record from the time it was enqueued on to its payload, and the other attempts: expired,
+--           cancelled or superseded. The cause of s is the id of what superseded it.
+--           ended is hexadecimal; the age is from when it was enqueued until not_after
 --
 -- Each message of a key that is queued or running has one place; the first that is not delayed
 -- is the key's head, and that alone is in z, or in w. The scripts take a record as it is: its worker
 -- makes a dead letter of what it cannot read. A member names the key, so that it can.
 --
--- Every script makes its first write with a command that Redis runs when its memory is
--- full, or with the one that grows the queue: so it is refused as a whole or runs as a
--- whole, never in part. Every script ends with flush().
+-- What a script writes it puts off, to write it with one command for each key: what it has to read
+-- itself it apply()s. Every script ends with flush(), or with conclude(). The first write is of a command that Redis runs
+-- when its memory is full, or is the one that grows the queue: so a script is refused as a whole or runs
+-- as a whole, never in part.
 local m, b, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 11)
 local u, h = KEYS[18], KEYS[19]
-local retention, max_bytes = string.match(ARGV[1], '^(%d+) (%d+)$')
+local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script tidies up at most, of each kind
 local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
 local LARGE = 10000 -- messages
-local call, sub, match = redis.call, string.sub, string.match
+local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
+local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
+-- Keys are written in this order. One that is not of its type fails: then m is as it was.
+local ORDER = {z, w, f, x, e, b, r, y, k, u, h, c, m}
 
-local clock = call('TIME')
-local micros = clock[1] * 1000000 + clock[2]
-local now = math.floor(micros / 1000)
-local NOW = string.format('%.0f', now) -- Redis takes longer to make the text of a number
-
--- Calls a command with what a list has, if it has anything.
-local function batch(command, name, list)
-  if #list > 0 then
-    call(command, name, unpack(list))
-  end
-end
-
-local function append(list, a, v)
-  list[#list + 1] = a
-  list[#list + 1] = v
-end
+-- Redis makes the text of a number that it is given more slowly.
+local function text(n) return string.format('%d', n) end
 
 -- A non-negative whole number as these scripts write it; nil for anything else.
 local function whole(s)
@@ -74,166 +65,181 @@ local function whole(s)
   return n and n >= 0 and n < 1e16 and n % 1 == 0 and n or nil
 end
 
-local function split(member)
-  local at = string.find(member, ' ', 1, true) or #member + 1
-  return sub(member, 1, at - 1), sub(member, at + 1)
-end
+local clock = redis.call('TIME')
+local micros = clock[1] * 1000000 + clock[2]
+local now = math.floor(micros / 1000)
+local NOW = text(now)
 
--- The first places of a key, without what is delayed.
-local function line(key, n)
-  return call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
-end
+-- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
+local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'paused', 'awaited', 'closed', 'claimed')
+local seq, bytes, ended_bytes = whole(own[1]) or 0, whole(own[2]) or 0, whole(own[3]) or 0
+local paused_until, awaited_until, closed = whole(own[4]) or 0, whole(own[5]) or 0, own[6]
 
-local function id_at(place, key) return sub(place, #key + 18) end
-
-local function paused_until() return whole(call('HGET', c, 'paused')) or 0 end
-
--- '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local function closed() return call('HGET', c, 'closed') end
-
--- What workers are told of the time, and of the partition.
-local function told_now()
-  local since = closed()
-  return since and NOW .. ' ' .. since or NOW
-end
-
-local counts, soonest, seq, last_seq = {}, nil, nil, nil
+local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
+local counts, uses = {}, {} -- uses: fields of u, with their numbers
 local ended = {} -- ids of messages that this script ended
-local function count(what, n) counts[what] = (counts[what] or 0) + (n or 1) end
+local soonest -- of what was made due
+local span = 0 -- ms that what was written has to live for
 
--- The number of the next message that comes: it grows, also if c is lost.
-local function next_seq()
-  seq = math.max(micros, (seq or whole(last_seq or call('HGET', c, 'seq')) or 0) + 1)
-  return string.format('%.0f', seq)
+-- Has a field of a HASH, or a member of a ZSET with its score, be written.
+local function add(key, field, value)
+  local list = added[key] or {}
+  local zset, n = ZSETS[key], #list
+  list[n + 1] = zset and value or field
+  list[n + 2] = zset and field or value
+  added[key] = list
 end
 
-local function look_at(member, at)
-  call('ZADD', z, at, member)
-  soonest = math.min(soonest or at, at)
+local function remove(key, field)
+  local list = removed[key] or {}
+  list[#list + 1] = field
+  removed[key] = list
 end
 
--- Has a key expire when nobody has used it for ms.
-local function keep(name, ms)
-  if call('PTTL', name) < ms then
-    call('PEXPIRE', name, ms + math.floor(math.min(ms / 4, SLACK)))
-  end
-end
-
--- Has the keys of messages, these of them at least, live for ms more, and as long as m. While there
--- are many messages none expires: Redis would stand still until all of them are freed.
-local function live(ms, ...)
-  local left, large = call('PTTL', m), call('HLEN', m) > LARGE
-  for _, name in ipairs((large or left < ms) and {m, b, z, w, r, f, x, y, u, h} or {...}) do
-    if large and left >= 0 then
-      call('PERSIST', name)
-    elseif not large and left < ms then
-      keep(name, ms)
-    elseif not large and call('PTTL', name) == -1 then
-      call('PEXPIRE', name, left)
+-- Writes what add() and remove() have put off.
+local function apply()
+  for _, key in ipairs(next(added) and ORDER or {}) do
+    if added[key] then
+      redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
+      touched[key] = true
     end
   end
+  for _, key in ipairs(next(removed) and ORDER or {}) do
+    if removed[key] then
+      redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(removed[key]))
+    end
+  end
+  added, removed = {}, {}
 end
 
--- Publishes to a channel of the queue, which may be forbidden.
-local function publish(channel, message)
-  local queue = string.gsub(sub(m, 1, -3), '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
-  redis.pcall('PUBLISH', queue .. channel, message)
-end
+local function count(what) counts[what] = (counts[what] or 0) + 1 end
 
--- Wakes the workers: something is due earlier than before, or a key has no messages
--- any more that nobody ran.
-local function announce(key)
-  local base = sub(m, 1, -3)
-  publish(':wake', key and base .. ' ' .. key or base)
-end
+-- Counts bytes of messages, dead letters among them, that come or, if there are fewer than none, go.
+local function weigh(n) bytes = math.max(0, bytes + n) end
 
-local function first_in(set) return tonumber(call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
+-- How many bytes the messages take of a key, kind 'k', or of a principal, 'p', with so many more.
+local function use(kind, name, more)
+  if name == '' then
+    return 0
+  end
+  local field = kind .. name
+  uses[field] = uses[field] or whole(redis.call('HGET', u, field)) or 0
+  uses[field] = math.max(0, uses[field] + (more or 0))
+  return uses[field]
+end
 
 -- What a message takes of Redis, but for its payload, is some 300 bytes in m, z, f and r, and 40
 -- where it is remembered. Redis rounds up, by a quarter at most.
 local function message_size(n) return 300 + math.floor(1.25 * n) end
 local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
-local uses, used = {}, {} -- by fields of u: their numbers, and which changed
-
--- Reads fields of u in one go, for use().
-local function fetch(fields)
-  for i, n in ipairs(#fields > 0 and call('HMGET', u, unpack(fields)) or {}) do
-    uses[fields[i]] = whole(n) or 0
-  end
+-- The number of the next message that comes: it grows, also if c is lost.
+local function next_seq()
+  seq = math.max(micros, seq + 1)
+  return text(seq)
 end
 
--- How many bytes the messages take of a key or a principal, with so many more.
-local function use(field, more)
-  uses[field] = uses[field] or whole(call('HGET', u, field)) or 0
-  if more then
-    uses[field], used[field] = math.max(0, uses[field] + more), true
-  end
-  return uses[field]
+local function look_at(member, at)
+  add(z, member, at == now and NOW or text(at))
+  soonest = math.min(soonest or at, at)
 end
 
--- Counts the bytes of a message that comes, or if they are negative of one that goes.
-local function occupy(key, principal, bytes)
-  if key ~= '' then
-    use('k' .. key, bytes)
-  end
-  if principal ~= '' then
-    use('p' .. principal, bytes)
-  end
+local function split(member)
+  local at = member:find(' ', 1, true) or #member + 1
+  return member:sub(1, at - 1), member:sub(at + 1)
 end
 
--- Ends the halt of a key that a dead letter made. Answers whether it did.
-local function resume(key, id)
-  local halt = key ~= '' and call('HGET', h, key)
-  if not halt or sub(halt, 2) ~= id then
-    return false
-  end
-  call('HDEL', h, key)
+-- The first places of a key, without what is delayed.
+local function line(key, n)
+  return redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
+end
+
+local function id_at(place, key) return place:sub(#key + 18) end
+
+local function first_in(set) return tonumber(redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
+
+local function is_running(state)
+  local flag = state and state:sub(1, 1)
+  return flag == 'r' or flag == 'R'
+end
+
+-- What workers are told of the time, and of the partition.
+local function told_now() return closed and NOW .. ' ' .. closed or NOW end
+
+-- Publishes to a channel of the queue, which may be forbidden.
+local function publish(channel, message)
+  local queue = string.gsub(m:sub(1, -3), '({[^/}]*)/[^}]*}$', '%1}') -- of a partition's name
+  redis.pcall('PUBLISH', queue .. channel, message)
+end
+
+-- Wakes the workers: something is due earlier than before, or a key has no messages
+-- any more that nobody ran.
+local function announce(key)
+  local base = m:sub(1, -3)
+  publish(':wake', key and base .. ' ' .. key or base)
+end
+
+-- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
+local function advance(key, at_once)
   local head = line(key, '1')[1]
   local member = head and id_at(head, key) .. ' ' .. key
-  if not head then
-    announce(key)
-  elseif not call('ZSCORE', w, member) then
+  if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
     look_at(member, now)
   end
-  return true
+  return head
 end
 
--- Forgets a dead letter.
-local function forget(id)
-  local rec = call('HGET', m, id) or ''
-  count('bytes', -message_size(#rec + call('HSTRLEN', b, id)) - ending_size(call('HSTRLEN', y, id)))
-  call('ZREM', x, id)
-  for _, name in ipairs({y, m, b}) do
-    call('HDEL', name, id)
+-- Has a key live for ms more, and for as long as another one that is left so much. A large one does not
+-- expire: Redis would stand still until it is freed.
+local function keep(key, ms, left, large)
+  if large then
+    redis.call('PERSIST', key)
+  elseif redis.call('PTTL', key) < math.max(ms, left) then
+    redis.call('PEXPIRE', key, math.max(ms + math.floor(math.min(ms / 4, SLACK)), left))
   end
-  resume(sub(rec, 55, 54 + (tonumber(sub(rec, 46, 48), 10) or 0)), id)
 end
 
--- Writes what was put off to the end of the script, and wakes the workers if what
--- it made due is now the first: else they have an earlier one to wake for.
-local function flush()
-  for what, n in pairs(counts) do
-    local sum = redis.pcall('HINCRBY', c, what, n)
-    if type(sum) ~= 'number' or sum < 0 then -- junk, or lost: counted anew
-      call('HSET', c, what, math.max(0, n))
+-- Has what was written live for its span, and as long as m. The keys of messages live as long as each other.
+local function keep_all()
+  local left, large = redis.call('PTTL', m), redis.call('HLEN', m) > LARGE
+  if large and left >= 0 or not large and left < span then
+    for _, key in ipairs({m, b, z, w, r, f, c, x, y, u, h}) do
+      touched[key] = true
     end
   end
-  local some, none = {}, {}
-  for field in pairs(used) do
-    local list = uses[field] > 0 and some or none
-    list[#list + 1] = field
-    list[#list + 1] = uses[field] > 0 and uses[field] or nil
+  local spans = {[c] = LASTS, [k] = math.max(retention, SLACK)}
+  for key in pairs(touched) do
+    keep(key, math.max(spans[key] or retention, span), left, large)
   end
-  if #some > 0 and call('HSET', u, unpack(some)) > 0 then
-    live(retention, u)
+end
+
+-- Writes what is left to write, and wakes the workers if what the script made due is now the first: else
+-- they have an earlier one to wake for.
+local function flush()
+  for what, n in pairs(counts) do
+    if type(redis.pcall('HINCRBY', c, what, n)) ~= 'number' then -- junk: counted anew
+      add(c, what, n)
+    end
+    touched[c] = true
   end
-  batch('HDEL', u, none)
-  if seq then
-    call('HSET', c, 'seq', string.format('%.0f', seq))
-    keep(c, math.max(dead_retention, 3 * retention, SLACK))
+  for i, field in ipairs({'seq', 'bytes', 'ended'}) do
+    local n = text(({seq, bytes, ended_bytes})[i])
+    if n ~= own[i] then
+      add(c, field, n)
+    end
   end
-  if #ended > 0 and (whole(call('HGET', c, 'awaited')) or 0) > now then -- somebody waits
+  for field, n in pairs(uses) do
+    if n > 0 then
+      add(u, field, text(n))
+    else
+      remove(u, field)
+    end
+  end
+  apply()
+  if next(touched) then
+    keep_all()
+  end
+  if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))
   end
   if soonest and first_in(z) == soonest then

@@ -1,128 +1,193 @@
--- How messages end that nobody runs, after common.lua.
+-- How messages end, after common.lua.
 
 local MINUTE = math.min(60000, retention)
-local GIVEN_UP = {e = 'expired', c = 'cancelled', s = 'superseded'}
+local UNTRIED = '-------0 0 0 0  ' -- attempts
+local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
+local INLINE = 4096 -- the longest payload in a record
+local ENDED_AT = string.format('%011x', now)
 
--- Whether nothing has ended into a bucket for a minute.
-local function is_aged(i) return (whole(call('HGET', c, 'closed' .. i)) or 0) + MINUTE <= now end
+local endings = {} -- fields of a bucket, and their values
+local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
+
+-- The buckets: which is in use, since when; of each until when it is needed, and how many bytes it has.
+local function read_buckets()
+  local found = redis.call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4',
+    'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
+  local all = {at = (whole(found[1]) or 0) % 5, since = whole(found[2]) or 0, needed = {}, bytes = {}}
+  local sum = 0
+  for i = 0, 4 do
+    all.needed[i], all.bytes[i] = whole(found[3 + i]) or 0, whole(found[8 + i]) or 0
+    sum = sum + all.bytes[i]
+  end
+  ended_bytes = sum
+  return all
+end
+
+-- Whether a bucket need not be remembered; early: since nothing has ended into it for a minute.
+local function is_needless(all, i, early) return all.needed[i] - (early and retention - MINUTE or 0) <= now end
+
+-- Forgets what ended into a bucket.
+local function drop(all, i)
+  redis.call('UNLINK', KEYS[12 + i])
+  redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
+  ended_bytes = ended_bytes - all.bytes[i]
+  all.needed[i], all.bytes[i] = 0, 0
+end
 
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the
 -- retention, if what the oldest one has need not be remembered any more. It is another one
 -- sooner when this one has a tenth of the partition's bytes, and the oldest a minute's age.
-local function remember(endings)
-  local own = call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4')
-  local at, since = (whole(own[1]) or 0) % 5, whole(own[2])
-  local oldest = (at + 1) % 5
-  if (not since or since > now or now - since >= retention / 4) and
-    ((whole(own[3 + oldest]) or 0) <= now or since == 0 and is_aged(oldest)) then
-    call('UNLINK', KEYS[12 + oldest])
-    call('HSET', c, 'bucket', oldest, 'since', NOW, 'ended' .. oldest, 0, 'closed' .. at, NOW)
-    at, own[3 + oldest] = oldest, false
+local function remember()
+  local all = read_buckets()
+  local at, oldest, full = all.at, (all.at + 1) % 5, all.bytes[all.at] > max_bytes / 10
+  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest, full) then
+    drop(all, oldest)
+    add(c, 'bucket', oldest)
+    add(c, 'since', NOW)
+    at = oldest
   end
-  batch('HSET', KEYS[12 + at], endings)
-  local bytes = 0
+  local more = 0
   for i = 1, #endings, 2 do
-    bytes = bytes + ending_size(#endings[i] + #endings[i + 1])
+    more = more + ending_size(#endings[i] + #endings[i + 1])
   end
-  local sum = redis.pcall('HINCRBY', c, 'ended' .. at, bytes)
-  if type(sum) ~= 'number' then -- junk: counted anew
-    call('HSET', c, 'ended' .. at, bytes)
-  elseif sum > max_bytes / 10 then
-    call('HSET', c, 'since', 0)
-  end
-  if (whole(own[3 + at]) or 0) < now + retention then
-    local needed = now + math.ceil(retention * 1.25)
-    call('HSET', c, 'until' .. at, needed)
-    call('PEXPIREAT', KEYS[12 + at], needed + retention)
-  end
+  ended_bytes = ended_bytes + more
+  add(c, 'ended' .. at, text(all.bytes[at] + more))
+  add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
+  local bucket = KEYS[12 + at]
+  redis.call('HSET', bucket, unpack(endings))
+  endings = {}
+  keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
 end
 
-local UNTRIED = '-------0 0 0 0  ' -- attempts
+-- Writes how messages ended, applies, and has the heads of the keys that have another one be due. A key that has no message any
+-- more is announced: nobody is left to have it before others. A claim tells a worker if nobody heard.
+local function tidy()
+  if #endings > 0 then
+    remember()
+  end
+  apply()
+  for key, why in pairs(unrun) do
+    if not advance(key, why == 'resumed') then
+      announce(key)
+      if redis.call('ZCARD', e) < LARGE then
+        add(e, key, NOW)
+      end
+    end
+  end
+  unrun = {}
+  apply()
+end
 
-local function key_of(rec) return sub(rec, 55, 54 + (tonumber(sub(rec, 46, 48), 10) or 0)) end
+local function conclude()
+  tidy()
+  flush()
+end
+
+local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
 
 local function too_old(rec)
-  local not_after = sub(rec, 1, 1) == '1' and tonumber(sub(rec, 33, 45), 10) -- to the embedded Redis 010 is octal
+  local not_after = rec:sub(1, 1) == '1' and tonumber(rec:sub(33, 45), 10) -- to the embedded Redis 010 is octal
   return not_after and not_after <= now
 end
 
-local function is_running(state)
-  local flag = state and sub(state, 1, 1)
-  return flag == 'r' or flag == 'R'
+-- A message as its record has it: its sequence number, principal, slot and bytes, and where its payload begins.
+local function read(id, rec)
+  local n, p = tonumber(rec:sub(49, 51), 10) or 0, tonumber(rec:sub(52, 54), 10) or 0
+  local key = key_of(rec)
+  local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id) or 0
+  local payload = 55 + #key + n + p
+  return {
+    id = id, key = key, number = rec:sub(4, 19), principal = rec:sub(payload - p, payload - 1), payload = payload,
+    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', size = message_size(#rec + long),
+  }
 end
 
--- What a record has of its message, from the lengths on, without a payload; its principal. The
--- lengths begin at a byte.
-local function about(rec, from)
-  local k, n, p = match(rec, '^(%d%d%d)(%d%d%d)(%d%d%d)', from)
-  if not k then
-    return '', ''
-  end
-  k, n, p = from + 9 + tonumber(k, 10), tonumber(n, 10), tonumber(p, 10)
-  return sub(rec, from, k + n + p - 1), sub(rec, k + n, k + n + p - 1)
-end
-
-local function size_of(id, rec)
-  return message_size(#rec + (sub(rec, 3, 3) == 'b' and call('HSTRLEN', b, id) or 0))
-end
-
--- Ends the time in which a newer message replaces this one, if it may.
-local function settle_slot(id, slot)
-  if slot ~= '' and call('HGET', u, slot) == id then
-    call('HDEL', u, slot)
-  end
-end
-
--- The message that a newer one replaces, if no handler was given it yet: its id, its record,
--- what r has of it, and what its place has before its id.
+-- The message that a newer one replaces, if no handler was given it yet.
 local function replaceable(slot, key)
-  local id = call('HGET', u, slot)
-  local rec, state = id and call('HGET', m, id), id and call('HGET', r, id) or UNTRIED
-  if rec and match(rec, '^1[qc]') and match(state, '^[w-]......0 %d+ 0 0 ') and not too_old(rec) and call('HEXISTS', y, id) == 0 then
-    for _, place in ipairs({sub(rec, 4, 19), '~', '\127'}) do
-      if call('ZSCORE', f, key .. '\n' .. place .. id) then
-        return id, rec, state, place
+  apply()
+  local id = redis.call('HGET', u, slot)
+  local rec, state = id and redis.call('HGET', m, id), id and redis.call('HGET', r, id) or UNTRIED
+  local fresh = rec and rec:match('^1[qc]') and state:match('^[w-]......0 %d+ 0 0 ')
+  if fresh and not too_old(rec) and redis.call('HEXISTS', y, id) == 0 then
+    for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
+      if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
+        return {
+          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = read(id, rec).size,
+          due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
+        }
       end
     end
   end
 end
 
--- Ends a queued message, but leaves its place in f: as 'e', expired, 'c', cancelled, or 's', superseded.
-local function discard(id, key, rec, how, because)
-  local mark, counted, cause = match(call('HGET', r, id) or UNTRIED, '^.(......)(%d+ %d+ %d+ )%d+ %S* (.*)$')
-  local enqueued, not_after = tonumber(sub(rec, 20, 32), 10) or 0, tonumber(sub(rec, 33, 45), 10) or 0
-  local k, n, p = tonumber(sub(rec, 46, 48), 10) or 0, tonumber(sub(rec, 49, 51), 10) or 0, tonumber(sub(rec, 52, 54), 10) or 0
-  call('ZREM', z, id .. ' ' .. key)
-  local what, principal = about(rec, 46)
-  local size = size_of(id, rec)
-  occupy(key, principal, -size)
-  count('bytes', -size)
-  settle_slot(id, match(rec, '^1[qc]') and 's' .. what or '')
-  for _, name in ipairs({r, m, b}) do
-    call('HDEL', name, id)
+-- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
+local function finish(id, key, principal, slot, size, how, ending, result)
+  remove(r, id)
+  use('k', key, -size)
+  use('p', principal, -size)
+  if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
+    remove(u, slot)
   end
-  remember({id, table.concat({how .. string.format('%011x', now) .. (mark or '------') .. (counted or '0 0 0 ') .. enqueued,
-    math.max(0, not_after - enqueued), 0, k, n, p, sub(rec, 55, 54 + k + n + p) .. (because or cause or '')}, ' ')})
-  count(GIVEN_UP[how])
+  if how == 'x' then
+    redis.call('HSETNX', m, id, '')
+    add(y, id, ending)
+    add(x, id, NOW)
+    weigh(ending_size(#ending))
+    span = math.max(span, dead_retention)
+  else
+    remove(m, id)
+    if size > INLINE then
+      remove(b, id)
+    end
+    weigh(-size)
+    if how ~= 'm' then
+      endings[#endings + 1], endings[#endings + 2] = id, ending
+    end
+    if result and result ~= '' then
+      endings[#endings + 1], endings[#endings + 2] = id .. ' ', result
+    end
+  end
+  if how ~= 'm' then
+    count(COUNTS[how])
+  end
   ended[#ended + 1] = id
 end
 
--- Ends a queued message that is not to be run.
-local function give_up(id, key, rec, how, because)
-  discard(id, key, rec, how, because)
-  if key == '' then
-    return
+-- Ends a queued message that is not to be run: as 'e', expired, 'c', cancelled, or 's', superseded by another one.
+local function give_up(id, key, rec, how, by)
+  local t, state = read(id, rec), redis.call('HGET', r, id)
+  local tried, cause = (state or UNTRIED):match('^.(......%d+ %d+ %d+ %d+ )%S* (.*)$')
+  if not tried then -- junk
+    tried, cause = UNTRIED:sub(2, -2), ''
   end
-  call('ZREM', f, key .. '\n' .. sub(rec, 4, 19) .. id, key .. '\n~' .. id, key .. '\n\127' .. id)
-  local head = line(key, '1')[1]
-  local member = head and id_at(head, key) .. ' ' .. key
-  if not head then -- nobody is left to have the key before others: a claim tells a worker of it if nobody heard
-    announce(key)
-    if call('ZCARD', e) < LARGE then
-      call('ZADD', e, NOW, key)
-      keep(e, retention)
+  remove(z, id .. ' ' .. key)
+  if key ~= '' then
+    for _, place in ipairs({t.number, '~', '\127'}) do
+      remove(f, key .. '\n' .. place .. id)
     end
-  elseif not call('ZSCORE', w, member) and not call('ZSCORE', z, member) then
-    look_at(member, now)
+    unrun[key] = unrun[key] or 'ended'
   end
+  finish(id, key, t.principal, t.slot, t.size, how,
+    how .. ENDED_AT .. tried:sub(1, 6) .. rec:sub(20, t.payload - 1) .. tried:sub(7) .. ' ' .. (by or cause))
+end
+
+-- Ends the halt of a key if a dead letter made it. Reports whether it did.
+local function resume(key, id)
+  local halt = redis.call('HGET', h, key)
+  if halt and halt:sub(2) == id then
+    remove(h, key)
+    unrun[key] = 'resumed'
+    return true
+  end
+end
+
+-- Forgets a dead letter.
+local function forget(id)
+  local t = read(id, redis.call('HGET', m, id) or '')
+  weigh(-t.size - ending_size(redis.call('HSTRLEN', y, id)))
+  remove(x, id)
+  for _, name in ipairs({y, m, b}) do
+    remove(name, id)
+  end
+  resume(t.key, id)
 end

@@ -7,7 +7,6 @@
 -- ARGV[3]  how many entries to read at most
 -- ARGV[4..5] score and member of the position; without them, from the first on
 -- returns  {now in ms, member, score, member, score, ...}, without the position's own
-local call = redis.call
 local set, up, most, score, member = KEYS[tonumber(ARGV[1])], ARGV[2] == 'up', tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
 -- The order of members with one score is that of their bytes; Lua's < has the locale's.
@@ -21,11 +20,11 @@ end
 
 local from, to = 0, 0 -- between them is the first entry that follows the position, counted upwards
 if member then
-  from, to = call('ZCOUNT', set, '-inf', '(' .. score), call('ZCOUNT', set, '-inf', score)
+  from, to = redis.call('ZCOUNT', set, '-inf', '(' .. score), redis.call('ZCOUNT', set, '-inf', score)
 end
 while from < to do
   local mid = math.floor((from + to) / 2)
-  local entry = call('ZRANGE', set, mid, mid)[1]
+  local entry = redis.call('ZRANGE', set, mid, mid)[1]
   if follows(entry, member) or not up and entry == member then
     to = mid
   else
@@ -33,9 +32,9 @@ while from < to do
   end
 end
 if member and not up then
-  from = call('ZCARD', set) - from -- counted downwards
+  from = redis.call('ZCARD', set) - from -- counted downwards
 end
-local page = call(up and 'ZRANGE' or 'ZREVRANGE', set, from, from + most - 1, 'WITHSCORES')
-local clock = call('TIME')
+local page = redis.call(up and 'ZRANGE' or 'ZREVRANGE', set, from, from + most - 1, 'WITHSCORES')
+local clock = redis.call('TIME')
 table.insert(page, 1, string.format('%.0f', clock[1] * 1000 + math.floor(clock[2] / 1000)))
 return page

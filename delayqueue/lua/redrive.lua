@@ -12,45 +12,45 @@
 local age = tonumber(ARGV[5])
 
 local function redrive(id, died)
-  local ending, rec = call('HGET', y, id), call('HGET', m, id) or ''
+  local ending, rec = redis.call('HGET', y, id), redis.call('HGET', m, id) or ''
   if not ending then
     return 'redriven'
-  elseif died ~= '' and died ~= sub(ending, 2, 12) then
+  elseif died ~= '' and died ~= ending:sub(2, 12) then
     return ''
   end
-  local losses, result, k, n, p, texts = match(ending, '^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
-  local body, key = sub(rec, 3, 3) == 'b', key_of(rec)
-  if not losses or not match(sub(rec, 1, 54), '^1[pqc-][b-]%d+$') or body and call('HSTRLEN', b, id) == 0 then
+  local losses, result, k, n, p, texts = ending:match('^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
+  local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id)
+  if not losses or not rec:sub(1, 54):match('^1[pqc-][b-]%d+$') or long == 0 then
     return 'damaged'
   end
-  local _, principal = about(rec, 46)
-  local bytes = size_of(id, rec)
-  local why = refusal(key, principal, 0)
+  local t = read(id, rec)
+  local why = refusal(t.key, t.principal, 0)
   if why then
     return why
   end
-  local number
-  if resume(key, id) then -- it goes before those that it halted
-    number, headed[key] = sub(rec, 4, 19), false
-    for _, place in ipairs(line(key, '1')) do
-      call('ZREM', z, id_at(place, key) .. ' ' .. key)
+  local number, due = next_seq(), (t.key == '' or not headed[t.key]) and now
+  if t.key ~= '' and resume(t.key, id) then -- it goes before those that it halted
+    number, due = t.number, now
+    for _, place in ipairs(line(t.key, '1')) do
+      remove(z, id_at(place, t.key) .. ' ' .. t.key)
     end
   end
-  admit(id, key, '-', sub(rec, 20, 32) .. string.format('%.0f', now + age) .. sub(rec, 46), body, age, nil, number)
-  occupy(key, principal, bytes)
-  count('bytes', -ending_size(#ending))
-  file()
-  call('HSET', r, id, '-------0 0 ' .. losses .. ' 0  ' .. sub(texts, k + n + p + 1, -1 - result))
-  live(0, r)
-  call('HDEL', y, id)
-  call('ZREM', x, id)
+  local header = '1-' .. rec:sub(3, 3) .. number .. rec:sub(20, 32) .. text(now + age)
+  admit(id, t.key, t.principal, header .. rec:sub(46), number, due, t.size)
+  headed[t.key] = true
+  add(r, id, '-------0 0 ' .. losses .. ' 0  ' .. texts:sub(k + n + p + 1, -1 - result))
+  remove(y, id)
+  remove(x, id)
+  weigh(-ending_size(#ending))
   count('redriven')
+  tidy()
   return 'redriven'
 end
 
+span = age + retention
 local replies = {}
 for i = 6, #ARGV, 2 do
   replies[#replies + 1] = redrive(ARGV[i], ARGV[i + 1])
 end
-flush()
+conclude()
 return replies

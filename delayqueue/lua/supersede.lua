@@ -11,13 +11,13 @@
 -- #include common.lua
 -- #include ended.lua
 local key, slot, by, which = ARGV[3], 's' .. ARGV[4], ARGV[5], ARGV[6]
-local id = call('HGET', u, slot)
-if by ~= '' and id ~= by and (which == '' or which == id) then
-  local old, rec = replaceable(slot, key)
-  if old then
-    give_up(old, key, rec, 's', by)
-  end
+redis.call('HDEL', c, '')
+local id = redis.call('HGET', u, slot)
+local old = by ~= '' and id ~= by and (which == '' or which == id) and replaceable(slot, key)
+if old then
+  give_up(old.id, key, old.rec, 's', by)
 end
-local found = id and call('HEXISTS', m, id) == 1 and id or ''
-flush()
-return {found, closed() and call('HLEN', m) == call('ZCARD', x) and call('HLEN', h) == 0 and 1 or 0}
+conclude()
+local found = id and redis.call('HEXISTS', m, id) == 1 and id or ''
+local open = redis.call('HLEN', m) - redis.call('ZCARD', x) + redis.call('HLEN', h)
+return {found, closed and open == 0 and 1 or 0}

@@ -10,25 +10,26 @@ end
 
 -- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
 local function join(id, key)
-  local number, rec = next_seq(), call('HGET', m, id) or ''
+  local number, rec = next_seq(), redis.call('HGET', m, id) or ''
   if too_old(rec) then
     return give_up(id, key, rec, 'e')
   end
-  call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. sub(rec, 4, 19) .. id)
-  call('ZADD', f, 0, key .. '\n' .. number .. id)
-  if sub(rec, 1, 1) == '1' then
-    call('HSET', m, id, sub(rec, 1, 3) .. number .. sub(rec, 20))
+  redis.call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. rec:sub(4, 19) .. id)
+  redis.call('ZADD', f, 0, key .. '\n' .. number .. id)
+  touched[f] = true
+  if rec:sub(1, 1) == '1' then
+    redis.call('HSET', m, id, rec:sub(1, 3) .. number .. rec:sub(20))
   end
 end
 
 -- Has messages that are due given to workers, as many as there are tokens.
 local function want_due(list)
-  local found = #list > 0 and call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', '0', #list) or {}
+  local found = #list > 0 and redis.call('ZRANGEBYSCORE', z, '-inf', NOW, 'WITHSCORES', 'LIMIT', '0', #list) or {}
   for i = 1, #found / 2 do
     local member, due = found[2 * i - 1], found[2 * i]
     local id, key = split(member)
     if #id == #member then -- junk
-      call('ZREM', z, member)
+      redis.call('ZREM', z, member)
       member = id .. ' '
     end
     local places = key ~= '' and line(key, '2')
@@ -39,72 +40,67 @@ local function want_due(list)
     if not places or id_at(places[1] or '', key) == id then
       want(id, member, places, list[i], due)
     else
-      call('ZREM', z, member)
+      remove(z, member)
     end
   end
 end
 
 -- What r is to have of a message, but for its flag, when it is started anew; nil for junk.
 local function attempt(state, token)
-  local mark, attempts, counted, cause = match(state, '^.(......)(%d+) (%d+ %d+ %d+) %S* (.*)$')
+  local mark, attempts, counted, cause = state:match('^.(......)(%d+) (%d+ %d+ %d+) %S* (.*)$')
   return mark and mark .. attempts + 1 .. ' ' .. counted .. ' ' .. token .. ' ' .. cause
 end
 
 -- What a worker is told of a message.
 local function told(member, rec, tries, behind, waited, due)
-  local payload = sub(rec, 3, 3) == 'b' and call('HGET', b, (split(member))) or ''
+  local payload = rec:sub(3, 3) == 'b' and redis.call('HGET', b, (split(member))) or ''
   return {member, rec, tries, behind, waited and 1 or 0, payload, due}
 end
 
--- Gives what is wanted to its workers, but not much more than max_bytes of payload. Answers what
+-- Gives what is wanted to its workers, but not much more than max_payload bytes of payload. Answers what
 -- each is told, nil if it has none.
-local function start(lease, max_bytes)
-  local replies, bytes = {}, 0
+local function start(lease, max_payload)
+  local replies, payloads = {}, 0
   if #wanted == 0 then
     return replies
   end
-  local records, states = call('HMGET', m, unpack(wanted)), call('HMGET', r, unpack(wanted))
-  local halted = call('HLEN', h) > 0
-  local begun, ends, tried, till = {}, {}, {}, string.format('%.0f', now + lease)
+  local records, states = redis.call('HMGET', m, unpack(wanted)), redis.call('HMGET', r, unpack(wanted))
+  local halted, till = redis.call('HLEN', h) > 0, text(now + lease)
   for i, id in ipairs(wanted) do
     local member, token, rec, state = members[i], tokens[i], records[i] or '', states[i]
     if is_running(state) then
-      call('ZREM', z, member)
+      remove(z, member)
     elseif too_old(rec) then
-      give_up(id, sub(member, #id + 2), rec, 'e')
-    elseif halted and call('HEXISTS', h, sub(member, #id + 2)) == 1 then -- it only expires
-      call('ZADD', z, math.min(tonumber(sub(rec, 33, 45), 10) or now + 60000, now + 60000), member)
-    elseif bytes >= max_bytes then
-      call('ZADD', z, 'NX', NOW, member)
+      give_up(id, member:sub(#id + 2), rec, 'e')
+    elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then -- it only expires
+      add(z, member, math.min(tonumber(rec:sub(33, 45), 10) or now + 60000, now + 60000))
+    elseif payloads >= max_payload then
+      add(z, member, since[i])
     else
-      local tries, waited = '------1 0 0 0 ' .. token .. ' ', match(rec, '^1[pq]') and true or false
+      local tries, waited = '------1 0 0 0 ' .. token .. ' ', rec:match('^1[pq]') and true or false
       if state then
         local more = attempt(state, token)
-        tries, rec, waited = more or tries, more and rec or '', sub(state, 1, 1) == 'w'
+        tries, rec, waited = more or tries, more and rec or '', state:sub(1, 1) == 'w'
       end
       replies[i] = told(member, rec, tries, behind[i], waited, since[i])
-      bytes = bytes + #rec + #replies[i][6]
-      begun[#begun + 1] = member
-      ends[#ends + 1], ends[#ends + 2] = till, member
-      tried[#tried + 1], tried[#tried + 2] = id, 'r' .. tries
+      payloads = payloads + #rec + #replies[i][6]
+      remove(z, member)
+      add(w, member, till)
+      add(r, id, 'r' .. tries)
     end
   end
-  batch('ZREM', z, begun)
-  batch('ZADD', w, ends)
-  batch('HSET', r, tried)
   return replies
 end
 
 -- Tells a worker again what runs by its token, after a lost reply, with a new lease. One
 -- that became too old meanwhile was not started: its claim runs out.
 local function again(id, token, lease)
-  local rec = call('HGET', m, id) or ''
-  local tries, owner = match(call('HGET', r, id) or '', '^[rR](......%d+ %d+ %d+ %d+ (%S*) .*)$')
+  local rec = redis.call('HGET', m, id) or ''
+  local tries, owner = (redis.call('HGET', r, id) or ''):match('^[rR](......%d+ %d+ %d+ %d+ (%S*) .*)$')
   local key = key_of(rec)
   local member = id .. ' ' .. key
-  if rec ~= '' and owner == token and not too_old(rec) and call('ZSCORE', w, member) then
-    call('ZADD', w, now + lease, member)
-    live(lease + retention, w)
+  if rec ~= '' and owner == token and not too_old(rec) and redis.call('ZSCORE', w, member) then
+    add(w, member, text(now + lease))
     return told(member, rec, tries, key ~= '' and line(key, '2')[2] and 1 or 0, false, '')
   end
 end

@@ -7,31 +7,31 @@
 -- returns  for each key 0 when no message of it could run now: it has none, or the head waits for its time, or
 --          the queue is paused; 2 when its head was made due; 3 when a dead letter halts its messages; else 1
 -- #include common.lua
-local wake, idle = ARGV[3] == '1', paused_until() > now
-call('HDEL', r, '')
+local wake, idle = ARGV[3] == '1', paused_until > now
+redis.call('HDEL', c, '')
 
 -- 1 when a message of the key waits for newer ones to replace it: a fresh call would be undone by it.
 local function quiet(key)
-  return #call('ZRANGEBYLEX', f, '[' .. key .. '\n\127', '(' .. key .. '\11', 'LIMIT', '0', '1')
+  return #redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n\127', '(' .. key .. '\11', 'LIMIT', '0', '1')
 end
 
 local function look(key)
-  local place, halt = line(key, '1')[1], call('HGET', h, key)
+  local place, halt = line(key, '1')[1], redis.call('HGET', h, key)
   if halt then
-    return sub(halt, 1, 1) == 'k' and 1 or 3
+    return halt:sub(1, 1) == 'k' and 1 or 3
   elseif not place then
     return idle and 0 or quiet(key)
   end
   local id = id_at(place, key)
-  local member, state = id .. ' ' .. key, call('HGET', r, id) or ''
-  local flag, at = sub(state, 1, 1), tonumber(call('ZSCORE', z, member) or '')
+  local member, state = id .. ' ' .. key, redis.call('HGET', r, id) or ''
+  local flag, at = state:sub(1, 1), tonumber(redis.call('ZSCORE', z, member) or '')
   if wake and flag == 'w' then
-    call('HSET', r, id, '-' .. sub(state, 2))
+    add(r, id, '-' .. state:sub(2))
     look_at(member, now)
   elseif wake and flag == 'r' then
-    call('HSET', r, id, 'R' .. sub(state, 2))
+    add(r, id, 'R' .. state:sub(2))
   end
-  if flag == 'r' or flag == 'R' then
+  if is_running(state) then
     return 1
   elseif idle or flag ~= 'w' and (at or now + 1) > now then
     return idle and 0 or quiet(key)
