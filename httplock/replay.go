@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -27,7 +28,7 @@ import (
 // response, with at most 1 KiB of the body. It is tried again in the same way while a guard, or
 // who says whether the principal may still have it run, is unavailable.
 //
-// A panic passes through to the worker. An answer of 4xx or 5xx, or none at all, of a handler
+// A panic is a failed attempt, whatever middleware in front of the guard makes of it. An answer of 4xx or 5xx, or none at all, of a handler
 // whose ctx had ended is a failed attempt. A payload that does not hold a request is never tried
 // again. When a guard on the way finds its key held, the error matches core.ErrConflict.
 //
@@ -279,6 +280,7 @@ type replay struct {
 	conflict error      // the first one that a guard met
 	foreign  bool       // it was about the message's own key
 	failure  error      // the first other reason why a guard did not run its handler
+	panicked error      // how the guard that returned last ended, which is the outermost one
 }
 
 type replayKey struct{}
@@ -319,6 +321,20 @@ func (r *replay) returned(x Exchange) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.silent = !x.Written()
+}
+
+// leaves records that a guard is left, and whether by a panic, which goes on: middleware in front may turn it into a
+// response. It is deferred.
+func (r *replay) leaves() {
+	value := recover()
+	r.mu.Lock()
+	if r.panicked = nil; value != nil {
+		r.panicked = fmt.Errorf("httplock: replay of %s: panic: %v\n\n%s", r.id, value, debug.Stack())
+	}
+	r.mu.Unlock()
+	if value != nil {
+		panic(value)
+	}
 }
 
 // authorized records that the principal may have the request run.
