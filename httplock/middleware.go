@@ -121,7 +121,12 @@ func FailClosed(err error) *Middleware {
 // back. A panic of x.Key or x.Next passes through.
 func (m *Middleware) Serve(x Exchange) (ran bool) {
 	if replay := replayFrom(x.Request.Context()); replay != nil {
-		defer replay.leaves()
+		defer func() {
+			value := recover()
+			if replay.left(value); value != nil {
+				panic(value)
+			}
+		}()
 	}
 	ran, whole := m.pass(x)
 	if !whole {

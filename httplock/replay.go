@@ -323,17 +323,13 @@ func (r *replay) returned(x Exchange) {
 	r.silent = !x.Written()
 }
 
-// leaves records that a guard is left, and whether by a panic, which goes on: middleware in front may turn it into a
-// response. It is deferred.
-func (r *replay) leaves() {
-	value := recover()
+// left records how a guard was left: by a panic with this value, which middleware in front may turn into a
+// response, or with nil by none.
+func (r *replay) left(panicked any) {
 	r.mu.Lock()
-	if r.panicked = nil; value != nil {
-		r.panicked = fmt.Errorf("httplock: replay of %s: panic: %v\n\n%s", r.id, value, debug.Stack())
-	}
-	r.mu.Unlock()
-	if value != nil {
-		panic(value)
+	defer r.mu.Unlock()
+	if r.panicked = nil; panicked != nil {
+		r.panicked = fmt.Errorf("httplock: replay of %s: panic: %v\n\n%s", r.id, panicked, debug.Stack())
 	}
 }
 

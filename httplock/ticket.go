@@ -117,7 +117,7 @@ func (t *tickets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case result:
 		err = t.result(w, r, id)
 	default:
-		err = t.status(w, r, id, serving)
+		err = t.status(serving, w, r, id)
 	}
 	switch {
 	case err == nil:
@@ -147,7 +147,7 @@ func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
 	return s, err
 }
 
-func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string, serving context.Context) error {
+func (t *tickets) status(serving context.Context, w http.ResponseWriter, r *http.Request, id string) error {
 	s, err := t.seen(r, id)
 	if prefers := parsePrefer(r.Header["Prefer"]); err == nil && prefers.Bounded {
 		wait := min(prefers.Wait, maxTicketWait)
