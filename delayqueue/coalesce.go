@@ -21,7 +21,8 @@ func Coalesce(q *Queue) core.ConflictPolicy {
 // replaced came. See [Job.Quiet]. Both are at least 1 ms and shorter than the queue's max age, quiet no longer than
 // maxDelay. Until it runs, its key is reserved for it, so that no fresh call
 // runs before it and is undone by it. Other calls of the key meet a conflict
-// meanwhile, so quiet should be short.
+// meanwhile, so quiet should be short. A call that finds its key neither held nor reserved runs at once: a policy is not
+// asked about it. To have every call of a stream wait, enqueue jobs with [Job.Quiet].
 func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
 }

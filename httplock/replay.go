@@ -25,7 +25,7 @@ import (
 // the request tried again (delayqueue.RetryLater): until it would be too old, after what
 // Retry-After says, or else with delays that double up to 30 s. No attempt is spent, and the
 // message becomes a dead letter when it would be too old by then: its result is the last
-// response, with at most 1 KiB of the body. It is tried again in the same way while a guard, or
+// response, with at most 1 KiB of the body (docs/guarantees.md, What is tried again, has it all). It is tried again in the same way while a guard, or
 // who says whether the principal may still have it run, is unavailable.
 //
 // A panic is a failed attempt, whatever middleware in front of the guard makes of it. An answer of 4xx or 5xx, or none at all, of a handler

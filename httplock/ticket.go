@@ -44,6 +44,8 @@ import (
 // authorize says whether the client may see and cancel the ticket, before
 // anything else is told or done: it can compare Status.Principal, which
 // WithPrincipal stored and which is empty for anonymous requests, with the client.
+// Tickets are those of parked requests, and of jobs that the queue gave an id: 32 hexadecimal
+// digits. A job with a Job.ID of its own has none here, since that could be guessed.
 // A ticket's id cannot be guessed, but whoever has it can pass it on. authorize may
 // be called from several goroutines. A ticket that the client may not see, one that
 // is gone, one that never was, and a result that is not there have the same 404.
