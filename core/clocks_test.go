@@ -33,9 +33,11 @@ func TestNothingThatAClientSendsTellsItsTime(t *testing.T) {
 		Goroutines: 4, Timeout: 3 * time.Second, Workload: lively,
 		hooks: []redis.Hook{redistest.BeforeEach(sent.look), serverClock(server, 4*24*time.Hour)},
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
-	defer cancel()
-	require.NoError(t, c.run(ctx))
+	for try := 0; try < tries && sent.count <= 100; try++ {
+		ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+		require.NoError(t, c.run(ctx))
+		cancel()
+	}
 	require.Greater(t, sent.count, 100)
 	require.Empty(t, sent.times)
 }
@@ -84,31 +86,41 @@ func TestClocksAnHourApartBreakNoPromise(t *testing.T) {
 			server, err := embedded.Start()
 			require.NoError(t, err)
 			defer server.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-			defer cancel()
-			var running sync.WaitGroup
-			clock := serverClock(server, off)
-			w := lively
-			w.MinLease, w.MaxLease, w.Overrun = 400*time.Millisecond, 500*time.Millisecond, 5
-			files, errs := make([]string, 2), make([]error, 2)
-			for i := range files {
-				files[i] = filepath.Join(t.TempDir(), "history")
-				c := &soakClient{
-					Addr: server.Addr(), Prefix: "p", File: files[i], Client: i + 1,
-					Seed: soakSeed(), Goroutines: 3, Timeout: 3 * time.Second, Workload: w,
-					hooks: []redis.Hook{clock},
-				}
-				running.Go(func() { errs[i] = c.run(ctx) })
+			clock, windows := serverClock(server, off), 0
+			for try := 0; try < tries && windows <= 20; try++ {
+				ops := clockRound(t, server, fmt.Sprint("p", try), clock)
+				_, _, violations := tell(ops, history.Rules{Late: 2 * time.Second})
+				require.Empty(t, violations)
+				windows += history.Count(ops).Windows
 			}
-			running.Wait()
-			for _, err := range errs {
-				require.NoError(t, err)
-			}
-			ops, err := history.Read(files...)
-			require.NoError(t, err)
-			require.Greater(t, history.Count(ops).Windows, 20)
-			_, _, violations := tell(ops, history.Rules{Late: 2 * time.Second})
-			require.Empty(t, violations)
+			require.Greater(t, windows, 20)
 		})
 	}
+}
+
+// clockRound is what two clients do for some seconds.
+func clockRound(t *testing.T, server *embedded.Server, prefix string, clock redis.Hook) []history.Op {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	var running sync.WaitGroup
+	w := lively
+	w.MinLease, w.MaxLease, w.Overrun = 400*time.Millisecond, 500*time.Millisecond, 5
+	files, errs := make([]string, 2), make([]error, 2)
+	for i := range files {
+		files[i] = filepath.Join(t.TempDir(), "history")
+		c := &soakClient{
+			Addr: server.Addr(), Prefix: prefix, File: files[i], Client: i + 1,
+			Seed: soakSeed(), Goroutines: 3, Timeout: 3 * time.Second, Workload: w,
+			hooks: []redis.Hook{clock},
+		}
+		running.Go(func() { errs[i] = c.run(ctx) })
+	}
+	running.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	ops, err := history.Read(files...)
+	require.NoError(t, err)
+	return ops
 }

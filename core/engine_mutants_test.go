@@ -28,7 +28,7 @@ var engineMutants = []engineMutant{
 		change: func(w *workload) {
 			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
 		},
-		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultCut: 500 * time.Millisecond},
+		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultCut: 500 * time.Millisecond, faultStop: 250 * time.Millisecond},
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
@@ -137,7 +137,7 @@ func testEngineMutants(t *testing.T, mutants []engineMutant) {
 					}
 					found, first, _ := tell(result.ops, result.rules)
 					if len(found) > 0 {
-						t.Logf("%s: caught by operation %d: %v (seed %d)", m.name, ops+first, found, round.Seed)
+						t.Logf("%s, play %d: caught by operation %d: %v (seed %d)", m.name, try+1, ops+first, found, round.Seed)
 						caught.Add(1)
 						return
 					}

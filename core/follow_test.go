@@ -51,7 +51,7 @@ func testFailovers(t *testing.T, failovers int) {
 		for _, lease := range lost {
 			select {
 			case <-lease.Context().Done():
-			case <-time.After(time.Until(followed.Add(followTTL / 3))):
+			case <-time.After(time.Until(followed.Add(2 * followTTL / 3))): // a renewal is due after a third
 				require.Fail(t, "a lease is not lost", "round %d: the old primary still renews %q", round, lease.Key())
 			}
 			require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)

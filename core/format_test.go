@@ -18,14 +18,32 @@ import (
 
 // Records that this version did not write. Of one each field has the name of one of ours.
 var (
-	foreignRecords = map[string][]any{
-		"of a newer version": {"v", "2", "grants", "\x00\x01binary"}, "without a fence": {"name", "Ada"}, "of fields that are known": knownFields,
+	foreignRecords = map[string]any{
+		"of a newer version": []any{"v", "2", "grants", "\x00\x01binary"}, "without a fence": []any{"name", "Ada"},
+		"of fields that are known": knownFields, "a text": foreignText,
 	}
-	knownFields = []any{
+	newerRecords = map[string]any{"hash": knownFields, "text": foreignText}
+	knownFields  = []any{
 		"v", "2", "fence", "5", "last", "1:h.1", "h:1:h.1", "9999999999999 5 x", "held", "1", "next", "9999999999999",
 		"queue", "0:w.4~9999999999999,x ", "waiting", "1", "watch", "stranger ", "reserved", "9999999999999 7",
 	}
 )
+
+const foreignText = "pk2 5 1:h.1 x"
+
+// eachNewer runs a test with each kind of newer record.
+func eachNewer(t *testing.T, test func(t *testing.T, env *redistest.Env, newer any)) {
+	t.Helper()
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for kind, newer := range newerRecords {
+			t.Run(kind, func(t *testing.T) {
+				its := *env
+				its.Prefix += kind
+				test(t, &its, newer)
+			})
+		}
+	})
+}
 
 // A key's record that somebody overwrites costs its holder the lease, and nobody else.
 func TestAnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
@@ -55,11 +73,11 @@ func TestAnOverwrittenRecordCostsNoOtherLease(t *testing.T) {
 
 // A foreign record has no expiry, or is one of several keys.
 func TestFormat_ForeignRecordsAmongOthers(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	eachNewer(t, func(t *testing.T, env *redistest.Env, newer any) {
 		ctx, rdb := t.Context(), env.Client(t)
 		l := newLocker(t, env)
-		writeForeign(t, rdb, core.RecordName(env.Prefix, "b"), 0)
-		before := rdb.HGetAll(ctx, core.RecordName(env.Prefix, "b")).Val()
+		writeForeign(t, rdb, core.RecordName(env.Prefix, "b"), newer, 0)
+		before := contents(t, rdb, core.RecordName(env.Prefix, "b"))
 
 		_, err := l.TryAcquire(ctx, "b")
 		var conflict *core.ConflictError
@@ -73,17 +91,31 @@ func TestFormat_ForeignRecordsAmongOthers(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { require.NoError(t, lease.Release(ctx)) }()
 		}
-		require.Equal(t, before, rdb.HGetAll(ctx, core.RecordName(env.Prefix, "b")).Val())
+		require.Equal(t, before, contents(t, rdb, core.RecordName(env.Prefix, "b")))
 		require.Equal(t, time.Duration(-1), rdb.PTTL(ctx, core.RecordName(env.Prefix, "b")).Val())
 	})
 }
 
-func writeForeign(t *testing.T, rdb *redis.Client, record string, ttl time.Duration) {
+// writeForeign stores a record that this version did not write.
+func writeForeign(t *testing.T, rdb *redis.Client, record string, what any, ttl time.Duration) {
 	t.Helper()
-	require.NoError(t, rdb.HSet(t.Context(), record, knownFields...).Err())
+	if fields, ok := what.([]any); ok {
+		require.NoError(t, rdb.HSet(t.Context(), record, fields...).Err())
+	} else {
+		require.NoError(t, rdb.Set(t.Context(), record, what, 0).Err())
+	}
 	if ttl > 0 {
 		require.NoError(t, rdb.PExpire(t.Context(), record, ttl).Err())
 	}
+}
+
+// contents is what is stored under a key.
+func contents(t *testing.T, rdb *redis.Client, record string) any {
+	t.Helper()
+	if rdb.Type(t.Context(), record).Val() == "hash" {
+		return rdb.HGetAll(t.Context(), record).Val()
+	}
+	return rdb.Get(t.Context(), record).Val()
 }
 
 const formatCallers = 20
@@ -91,11 +123,12 @@ const formatCallers = 20
 // All who come for a key that a newer version holds meet a conflict; those who wait have it
 // one after the other when it is free.
 func TestFormat_CallersBehindANewerRecord(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+	eachNewer(t, func(t *testing.T, env *redistest.Env, newer any) {
 		ctx, rdb := t.Context(), env.Client(t)
 		lockers := []*core.Locker{newLocker(t, env), newLocker(t, env)}
 		record := core.RecordName(env.Prefix, "k")
-		writeForeign(t, rdb, record, time.Minute)
+		writeForeign(t, rdb, record, newer, time.Minute)
+		before := contents(t, rdb, record)
 
 		var wg sync.WaitGroup
 		for i := range formatCallers {
@@ -140,7 +173,7 @@ func TestFormat_CallersBehindANewerRecord(t *testing.T) {
 		})
 		time.Sleep(300 * time.Millisecond)
 		require.Empty(t, granted)
-		require.Equal(t, len(knownFields)/2, int(rdb.HLen(ctx, record).Val()))
+		require.Equal(t, before, contents(t, rdb, record))
 		require.NoError(t, rdb.Del(ctx, record).Err())
 		wg.Wait()
 	})
@@ -161,22 +194,27 @@ func TestFormat_AHolderWhoseRecordBecameNewer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, rdb := t.Context(), env.Client(t)
 		l := newLocker(t, env)
+		hash := func(record string) { require.NoError(t, rdb.HSet(ctx, record, "v", 2).Err()) }
+		text := func(record string) { require.NoError(t, rdb.Set(ctx, record, foreignText, time.Minute).Err()) }
 		for name, verb := range map[string]func(*core.Lease) error{
 			"Extend":    func(lease *core.Lease) error { return lease.Extend(ctx, time.Hour) },
 			"Release":   func(lease *core.Lease) error { return lease.Release(ctx) },
 			"Downgrade": func(lease *core.Lease) error { return lease.Downgrade(ctx) },
 			"Detach":    func(lease *core.Lease) error { _, err := lease.Detach(ctx); return err },
 		} {
-			lease, err := l.TryAcquire(ctx, name)
-			require.NoError(t, err)
-			record := core.RecordName(env.Prefix, name)
-			require.NoError(t, rdb.HSet(ctx, record, "v", 2).Err())
-			before := rdb.HGetAll(ctx, record).Val()
-			require.ErrorIs(t, verb(lease), core.ErrLeaseLost, name)
-			require.Equal(t, before, rdb.HGetAll(ctx, record).Val(), name)
-			ok, err := l.ForceRelease(ctx, name, lease.Fence())
-			require.NoError(t, err)
-			require.False(t, ok)
+			for _, becomes := range []func(string){hash, text} {
+				lease, err := l.TryAcquire(ctx, name)
+				require.NoError(t, err)
+				record := core.RecordName(env.Prefix, name)
+				becomes(record)
+				before := contents(t, rdb, record)
+				require.ErrorIs(t, verb(lease), core.ErrLeaseLost, name)
+				require.Equal(t, before, contents(t, rdb, record), name)
+				ok, err := l.ForceRelease(ctx, name, lease.Fence())
+				require.NoError(t, err)
+				require.False(t, ok)
+				require.NoError(t, rdb.Del(ctx, record).Err())
+			}
 		}
 	})
 }
@@ -186,7 +224,7 @@ func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
 		ctx, rdb := t.Context(), env.Client(t)
 		l := newLocker(t, env)
 		for what, fields := range foreignRecords {
-			require.NoError(t, rdb.HSet(ctx, core.RecordName(env.Prefix, what), fields...).Err())
+			writeForeign(t, rdb, core.RecordName(env.Prefix, what), fields, 0)
 			info, err := l.Inspect(ctx, what)
 			require.NoError(t, err)
 			require.True(t, info.Foreign, what)
@@ -217,6 +255,13 @@ func TestFormat_InspectAndListTellOfANewerRecord(t *testing.T) {
 // A node of a quorum with a newer record does not vote for anybody.
 func TestFormat_AQuorumMeetsANewerRecord(t *testing.T) {
 	t.Parallel()
+	for kind, newer := range newerRecords {
+		t.Run(kind, func(t *testing.T) { testQuorumMeetsANewerRecord(t, newer) })
+	}
+}
+
+func testQuorumMeetsANewerRecord(t *testing.T, newer any) {
+	t.Helper()
 	nodes := make([]redis.UniversalClient, 3)
 	envs := make([]*redistest.Env, len(nodes))
 	for i := range nodes {
@@ -227,13 +272,14 @@ func TestFormat_AQuorumMeetsANewerRecord(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	record := core.RecordName("p", "k")
-	writeForeign(t, envs[0].Client(t), record, time.Minute)
+	writeForeign(t, envs[0].Client(t), record, newer, time.Minute)
+	before := contents(t, envs[0].Client(t), record)
 	lease, err := l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err, "two of three")
 	require.NoError(t, lease.Release(t.Context()))
-	require.Equal(t, len(knownFields)/2, int(envs[0].Client(t).HLen(t.Context(), record).Val()))
+	require.Equal(t, before, contents(t, envs[0].Client(t), record))
 
-	writeForeign(t, envs[1].Client(t), record, time.Minute)
+	writeForeign(t, envs[1].Client(t), record, newer, time.Minute)
 	_, err = l.TryAcquire(t.Context(), "k")
 	require.ErrorIs(t, err, core.ErrConflict)
 	require.NotErrorIs(t, err, core.ErrUnavailable)

@@ -52,6 +52,9 @@ func (l *Locker) newHold(record, token string, limit int, fence int64, deadline 
 	}
 	if o.maxHold > 0 {
 		h.until = schedule.InstantOf(now.Add(o.maxHold))
+		if last := now.Add(o.maxHold); deadline.After(last) { // another process's release granted it for a claim's length
+			deadline = last
+		}
 	}
 	var renewAt schedule.Instant
 	if first := deadline.Sub(now); o.maxHold == 0 || o.maxHold > first+first/10 {

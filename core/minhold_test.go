@@ -91,3 +91,31 @@ func TestMinHold_ItsEndWakesWhoeverWaits(t *testing.T) {
 		})
 	}
 }
+
+// A lease with a bound that is shorter than the first lease ends there, whoever granted it, and the key is free.
+func TestMaxHold_ShorterThanAFirstLease(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const bound = 200 * time.Millisecond
+		locker := func() *core.Locker {
+			l, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+			return l
+		}
+		lockers := []*core.Locker{locker(), locker()}
+		var calls sync.WaitGroup
+		for i := range 10 {
+			calls.Go(func() {
+				lease, err := lockers[i%2].Acquire(t.Context(), "k", core.MaxHold(bound))
+				if !assert.NoError(t, err) {
+					return
+				}
+				granted := time.Now()
+				<-lease.Context().Done() // and it is never released
+				assert.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+				assert.Less(t, time.Since(granted), bound+2*time.Second)
+			})
+		}
+		calls.Wait()
+	})
+}

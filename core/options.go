@@ -160,7 +160,12 @@ type acquireOptions struct {
 }
 
 // firstLease is how long a grant lasts until its first renewal.
-func (o *acquireOptions) firstLease() time.Duration { return min(o.ttl, o.first) }
+func (o *acquireOptions) firstLease() time.Duration {
+	if o.maxHold > 0 {
+		return min(o.ttl, o.first, o.maxHold)
+	}
+	return min(o.ttl, o.first)
+}
 
 // replyTimeout is how long a question waits for its reply: a grant that comes after its first
 // lease is of no use.

@@ -53,7 +53,8 @@ type claimer struct {
 
 func (w *claimer) run() {
 	// The claims of a claimer are numbered: one that comes to Redis after a later one takes nothing.
-	session, number, token, failures := ident.Random(8), 0, "", 0
+	session, number, token := ident.Random(8), 0, ""
+	failures, unanswered := 0, 0 // in a row
 	defer func() {
 		if failures > 0 && token != "" {
 			w.giveBack(token)
@@ -90,14 +91,17 @@ func (w *claimer) run() {
 			w.log.Warn("delayqueue: claim failed", slog.Any("error", err), slog.Int("failures", failures))
 			// The token stays: if only the reply was lost, the next claim brings
 			// the same messages.
-			most := outageMost
+			unanswered++
+			pause := backoff.Exponential(unanswered, outageBefore, outageMost)
 			if isMoving(err) {
-				most = movingMost
+				unanswered = 0
+				pause = backoff.Exponential(failures, outageBefore, movingMost)
 			}
-			w.pause(backoff.Spread(backoff.Exponential(failures, outageBefore, most)), false)
+			w.pause(backoff.Spread(pause), false)
 			continue
 		}
-		failures = 0
+		took := time.Since(sent)
+		failures, unanswered = 0, 0
 		if m := w.queue.manifest.Load(); m != nil && w.partition.closed.Load() != nil && m.current().number == w.partition.generation {
 			w.change()
 		}
@@ -116,7 +120,7 @@ func (w *claimer) run() {
 			}
 			w.pause(max(min(b.wait, floor), minPause), true)
 			if w.foreign.last.Load() {
-				w.pause(handBackYield, false)
+				w.pause(min(max(handBackYield, 2*took), handBackYieldMost), false)
 			}
 		}
 	}

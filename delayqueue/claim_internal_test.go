@@ -2,10 +2,13 @@ package delayqueue
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -50,4 +53,78 @@ func TestAClaimThatEndedDuringAFreezeStartsNoHandler(t *testing.T) {
 			require.Equal(t, 2, runs)
 		}
 	})
+}
+
+// replyError is what Redis replies with.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+
+func (replyError) RedisError() {}
+
+// failing is a hook that has claims fail one after another, each with the next error.
+type failing struct {
+	errs []error
+	next atomic.Int64
+	over atomic.Pointer[time.Time] // when the last had failed
+}
+
+func (f *failing) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f *failing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if !redistest.IsScript(cmd) || cmd.Args()[1] != claimScript.Hash() && cmd.Args()[1] != claimScript.Source() {
+			return next(ctx, cmd)
+		}
+		i := int(f.next.Add(1)) - 1
+		if i >= len(f.errs) {
+			return next(ctx, cmd)
+		}
+		if i == len(f.errs)-1 {
+			now := time.Now()
+			f.over.Store(&now)
+		}
+		cmd.SetErr(f.errs[i])
+		return f.errs[i]
+	}
+}
+
+func (f *failing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// Redis answers while a slot moves, for seconds perhaps. What fails once at the end of that, such as a call that
+// the slot outran, is no long outage.
+func TestAClaimThatFailsAfterAMoveIsSoonSentAgain(t *testing.T) {
+	for name, last := range map[string]error{
+		"outrun": replyError("ASK 1 127.0.0.1:1"), "moved": replyError("MOVED 1 127.0.0.1:1"),
+		"down": replyError("CLUSTERDOWN The cluster is down"), "lost": errors.New("connection reset"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				f := &failing{}
+				for range 8 {
+					f.errs = append(f.errs, replyError("TRYAGAIN Multiple keys request during rehashing of slot"))
+				}
+				f.errs = append(f.errs, last)
+				rdb := env.Client(t)
+				rdb.AddHook(f)
+				q, err := New(rdb, "q", WithPrefix(env.Prefix))
+				require.NoError(t, err)
+				locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
+				require.NoError(t, err)
+				defer func() { _ = locker.Close() }()
+				ran := make(chan time.Time, 1)
+				w, err := NewWorker(q, locker, func(context.Context, Message) error {
+					ran <- time.Now()
+					return nil
+				}, WithLogger(slog.New(slog.DiscardHandler)))
+				require.NoError(t, err)
+				enqueueTest(t, q, "id", "k")
+				require.NoError(t, w.Start())
+				defer func() { _ = w.Stop(context.Background()) }()
+				require.Less(t, (<-ran).Sub(*f.over.Load()), 3*time.Second)
+			})
+		})
+	}
 }

@@ -70,8 +70,8 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 		b := setup(t, env)
 		proxy := redistest.NewProxy(t, env.Addr)
 		rdb := redistest.Client(t, &redis.Options{
-			Addr: proxy.Addr, MaxRetries: -1, DialTimeout: 200 * time.Millisecond, ReadTimeout: 200 * time.Millisecond, DialerRetries: 1,
-			PoolTimeout: 200 * time.Millisecond,
+			Addr: proxy.Addr, MaxRetries: -1, DialTimeout: time.Second, ReadTimeout: time.Second, DialerRetries: 1,
+			PoolTimeout: time.Second,
 		})
 		q := b.newQueue(rdb, delayqueue.WithQueueObserver(seen), delayqueue.WithMaxPayload(100), delayqueue.WithMaxDepthPerKey(3))
 		tiny, err := delayqueue.New(rdb, "tiny", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(seen), delayqueue.WithMaxDepth(3))

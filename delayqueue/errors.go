@@ -149,8 +149,11 @@ func redisError(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("delayqueue: %s: %w: %w", op, core.ErrUnavailable, err)
 }
 
-// isMoving reports whether part of the keys are on another node, to which their slot is being moved.
-func isMoving(err error) bool { return redis.HasErrorPrefix(err, "TRYAGAIN") }
+// isMoving reports whether part of the keys are on another node, to which their slot is being moved, or
+// whether they moved while go-redis followed them, which it does three times.
+func isMoving(err error) bool {
+	return redis.HasErrorPrefix(err, "TRYAGAIN ") || redis.HasErrorPrefix(err, "ASK ") || redis.HasErrorPrefix(err, "MOVED ")
+}
 
 func callerGone(ctx context.Context, op string) error {
 	return fmt.Errorf("delayqueue: %s: %w", op, ctxerr.Of(ctx))

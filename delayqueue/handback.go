@@ -15,9 +15,10 @@ const (
 	// What is handed back without a lock goes to Redis together, after this long at the latest.
 	handBackWait = 250 * time.Millisecond
 	// An idle Worker whose last message was handed back leaves the next one to others for so
-	// long: it is perhaps the same. With 2 ms the one process of ten
-	// that knew the messages ran them up to 30 s later.
-	handBackYield = 8 * time.Millisecond
+	// long, and for twice as long as its claim took, which theirs may take too: it is perhaps the
+	// same. With 2 ms the one process of ten that knew the messages ran them up to 30 s later.
+	handBackYield     = 8 * time.Millisecond
+	handBackYieldMost = 250 * time.Millisecond
 	// The handler is asked once in this time about the messages of a name that it has handed back.
 	askAgain = 30 * time.Second
 	// How many messages are remembered at most.

@@ -80,22 +80,22 @@ func TestHandBack_LeavesTheKeyToFreshCalls(t *testing.T) {
 	})
 }
 
-// Nine old replicas hand back what one new replica can run.
+// Five old replicas hand back what one new replica can run.
 func TestHandBack_LeavesMessagesToTheReplicaThatKnowsThem(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
-		const messages = 40
+		const messages = 20
 		var ids []string
 		for i := range messages {
 			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint(i)}))
 		}
-		for range 9 {
+		for range 5 {
 			b.start(foreign)
 		}
 		redistest.Eventually(t, func() bool { return b.inState()[1] == 0 }, "all are handed back")
 		knows := &ran{}
 		b.start(knows.handle)
-		require.Eventually(t, func() bool { return len(knows.all()) == messages }, 2*time.Minute, 10*time.Millisecond) // each look is one in ten
+		require.Eventually(t, func() bool { return len(knows.all()) == messages }, 5*time.Minute, 10*time.Millisecond) // on a busy machine each look is one in six, up to 30 s after the last
 		for _, id := range ids {
 			require.Equal(t, 1, b.reaches(id, delayqueue.StateDone).Attempts)
 		}

@@ -314,7 +314,7 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook re
 	return m.happened, m.weigh()
 }
 
-func TestTheScriptsDoWhatTheModelSays(t *testing.T) { testModel(t, 30) }
+func TestTheScriptsDoWhatTheModelSays(t *testing.T) { testModel(t, 12) }
 
 // testModel plays so many random rounds.
 func testModel(t *testing.T, rounds int) {

@@ -120,9 +120,8 @@ func TestPauseOnAFullRedis(t *testing.T) {
 			require.NoError(t, b.queue.Pause(ctx, time.Hour), "again")
 			require.NoError(t, b.queue.Resume(ctx))
 			require.False(t, b.stats().Paused)
-			for _, id := range ids { // what is there is run
-				b.reaches(id, delayqueue.StateDone)
-			}
+			redistest.Eventually(t, func() bool { return b.stats().Totals.Done == int64(len(ids)) }, "what is there is run")
+			require.ElementsMatch(t, ids, r.ids())
 		})
 	}
 }

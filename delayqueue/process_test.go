@@ -136,6 +136,7 @@ func spawn(t *testing.T, c workerConfig) *exec.Cmd {
 }
 
 func TestAMessageOfAKilledWorkerIsRunAgain(t *testing.T) {
+	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	const lease = 500 * time.Millisecond
 	child := spawn(t, workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: lease, Mode: "hang"})
@@ -156,6 +157,7 @@ func TestAMessageOfAKilledWorkerIsRunAgain(t *testing.T) {
 }
 
 func TestEveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {
+	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	ctx := t.Context()
 	const messages, keys = 500, 20
@@ -217,6 +219,7 @@ func TestEveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {
 }
 
 func TestHandlersOfAStoppedWorkerFindDoneClosed(t *testing.T) {
+	t.Parallel()
 	b := setup(t, redistest.Real(t))
 	const lease, each = 500 * time.Millisecond, 20
 	child := spawn(t, workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: lease, Mode: "look", Concurrency: 2 * each})

@@ -210,7 +210,7 @@ func repartitions(t *testing.T, env *redistest.Env, seed uint64, messages int, t
 		if _, err := fresh.RedriveAll(context.Background(), Filter{}, RedriveOptions{}); err != nil {
 			return fmt.Errorf("redrive: %w", err)
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
 	}
 	time.Sleep(20 * time.Millisecond) // for what would run twice
 	mu.Lock()
@@ -250,7 +250,10 @@ var errHistory = errors.New("the history does not hold")
 func TestRepartition_KeepsAKeysOrder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		defer redistest.Busy()()
-		seed := rand.Uint64N(1e9)
-		require.NoError(t, repartitions(t, env, seed, 80, 30*time.Second, nil), "seed %d", seed)
+		seed, messages := rand.Uint64N(1e9), 20 // of each producer
+		if env.Real {
+			messages = 60
+		}
+		require.NoError(t, repartitions(t, env, seed, messages, 30*time.Second, nil), "seed %d", seed)
 	})
 }

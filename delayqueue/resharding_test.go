@@ -247,7 +247,7 @@ func TestReshard_AWorkerGoesOnSoonAfterALongOne(t *testing.T) {
 	slot.Finish(t)
 	took := next(t, ran).Sub(moved)
 	t.Logf("it goes on %s after the move", took)
-	require.Less(t, took, time.Second)
+	require.Less(t, took, 3*time.Second) // after an outage as long it pauses for 4 s or more
 }
 
 // requireOnceInOrder requires that each id ran, again only if its handler could see that a claim was lost, and

@@ -311,12 +311,12 @@ func TestWhatASettlementClaimedIsNotDueAgain(t *testing.T) {
 				q := testQueue(t, env)
 				for i, key := range []string{"k", "other"} {
 					enqueueTest(t, q, key, key)
-					_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint("delayed", i), Key: key, Delay: 20 * time.Millisecond})
+					_, err := q.Enqueue(t.Context(), Job{ID: fmt.Sprint("delayed", i), Key: key, Delay: 200 * time.Millisecond})
 					require.NoError(t, err)
 				}
 				claims := claimTest(t, q, "first", 2)
 				require.Len(t, claims, 2)
-				time.Sleep(30 * time.Millisecond)
+				time.Sleep(210 * time.Millisecond)
 				batch := []*settling{
 					claims[0].end(outcome{kind: OutcomeDone, which: nextOfAny, next: "next0"}, time.Minute),
 					claims[1].end(outcome{kind: OutcomeDone, which: which, next: "next1"}, time.Minute),

@@ -75,7 +75,7 @@ var everything = map[string]time.Duration{
 // fresh calls want the same keys.
 var faultsRound = soakRound{
 	chaos: chaos{
-		Messages: 1500, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Fresh: 2,
+		Messages: 600, Keys: 12, Workers: 3, Lease: 600 * time.Millisecond, Fresh: 2,
 		Faults: everything,
 	},
 	enough: func(a *account) bool {

@@ -22,7 +22,7 @@ import (
 // Clients that park all that they can, with every default, do not fill a Redis of 100 MB: they are refused, and
 // the locks of the service go on.
 func TestQueueBounds_LocksOutliveClientsThatParkWithoutEnd(t *testing.T) {
-	const clients, each = 32, 12 // 384 MiB in all
+	const clients, each = 32, 5 // 160 MiB in all
 	body := strings.Repeat("x", 1<<20)
 	server := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "noeviction")
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})

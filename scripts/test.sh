@@ -17,7 +17,7 @@ trap 'rm -f "$again"' EXIT
 # Not from the cache: half of what is tested is not Go. Most tests wait most of the
 # time, so more of them run at a time than there are processors.
 # The two packages that take longest begin first.
-go test -race -count=1 -parallel=4 -timeout=12m -json "$@" ./core ./delayqueue ./... | go run ./scripts/testreport -slowest="${SLOWEST:-0}" -again="$again" || status=1
+go test -race -count=1 -p=3 -parallel=4 -timeout=12m -json "$@" ./core ./delayqueue ./... | go run ./scripts/testreport -slowest="${SLOWEST:-0}" -again="$again" || status=1
 # Other tests take a test's time on a busy machine. One that fails alone too has failed.
 if [ -s "$again" ]; then
 	status=0

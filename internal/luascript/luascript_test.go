@@ -50,10 +50,12 @@ var (
 func requireFunctions(t *testing.T, path, source string) {
 	t.Helper()
 	source = texts.ReplaceAllString(comments.ReplaceAllString(source, ""), "''")
+	known := slices.Clone(builtin)
 	for _, call := range called.FindAllStringSubmatch(source, -1) {
 		name := regexp.QuoteMeta(call[1])
-		if !slices.Contains(builtin, name) {
-			require.Regexp(t, `local function `+name+`\(|local [\w, ]*\b`+name+`\b|function\([\w, ]*\b`+name+`\b`, source, "%s calls %s", path, name)
+		if !slices.Contains(known, name) {
+			known = append(known, name)
+			require.Regexp(t, `local function `+name+`\(|local [\w, ]*\b`+name+`\b|function(?: \w+)?\([\w, ]*\b`+name+`\b`, source, "%s calls %s", path, name)
 		}
 	}
 }
@@ -87,7 +89,9 @@ func TestLoad_TheSourcesAreLua(t *testing.T) {
 				hash, err := rdb.ScriptLoad(t.Context(), s.Source()).Result()
 				require.NoError(t, err, path)
 				require.Equal(t, s.Hash(), hash)
-				requireFunctions(t, path, s.Source())
+				if !env.Real { // once is enough
+					requireFunctions(t, path, s.Source())
+				}
 			}
 		}
 	})
@@ -113,7 +117,7 @@ func TestScript_ManyCallersWhileScriptsAreFlushed(t *testing.T) {
 		keys := []string{env.Prefix + "count"}
 		for range 8 {
 			callers.Go(func() {
-				for i := range 50 {
+				for i := range 25 {
 					if err := count.Run(t.Context(), rdb, keys, 1).Err(); err != nil {
 						t.Error(err)
 					}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -12,13 +13,15 @@ import (
 )
 
 // Records that this version did not write, as another could look. The last ones have fields that
-// a script could take for its own.
-var foreignRecords = map[string][]any{
-	"of a newer version":       {"v", "2", "grants", "\x00\x01binary", "line", "1 2 3"},
-	"of a much newer version":  {"v", "17.4-rc", "fence", "x"},
-	"without a fence":          {"name", "Ada", "mail", "ada@example.org"},
-	"of three fields":          {"v", "2", "last", holderToken, "fence", "7"},
+// a script could take for its own. One is a HASH of fields, or a STRING.
+var foreignRecords = map[string]any{
+	"of a newer version":       []any{"v", "2", "grants", "\x00\x01binary", "line", "1 2 3"},
+	"of a much newer version":  []any{"v", "17.4-rc", "fence", "x"},
+	"without a fence":          []any{"name", "Ada", "mail", "ada@example.org"},
+	"of three fields":          []any{"v", "2", "last", holderToken, "fence", "7"},
 	"of fields that are known": knownFields,
+	"a text":                   "pk2 1700000000000000 " + holderToken + " x",
+	"a text of later":          "pk17 ",
 }
 
 var knownFields = []any{
@@ -104,18 +107,60 @@ func TestFormat_NoScriptTouchesAForeignRecord(t *testing.T) {
 			for name, call := range foreignCalls {
 				t.Run(what+"/"+name, func(t *testing.T) {
 					key := store.RecordName(env.Prefix, what+name)
-					require.NoError(t, rdb.HSet(ctx, key, fields...).Err())
+					write(t, rdb, key, fields)
 					require.NoError(t, rdb.PExpire(ctx, key, time.Minute).Err())
-					before := rdb.HGetAll(ctx, key).Val()
+					before := contents(t, rdb, key)
 					got, err := rdb.Eval(ctx, store.Sources[call.script], []string{key}, call.args...).Result()
 					require.NoError(t, err)
 					if call.want != nil {
 						call.want(t, got)
 					}
-					require.Equal(t, before, rdb.HGetAll(ctx, key).Val())
+					require.Equal(t, before, contents(t, rdb, key))
 					require.InDelta(t, time.Minute, rdb.PTTL(ctx, key).Val(), float64(10*time.Second))
 				})
 			}
 		}
 	})
+}
+
+// A STRING of somebody else's is an error, and is not touched. Renewals and refreshes of other keys go on.
+func TestFormat_ATextOfSomebodyElseIsAnError(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		for _, text := range []string{"x", "", "pk", "pk2", "pk 1 x", "pkx 1", " pk2 1", "perkey 2 "} {
+			for name, call := range foreignCalls {
+				key := store.RecordName(env.Prefix, name+text)
+				write(t, rdb, key, text)
+				got, err := rdb.Eval(ctx, store.Sources[call.script], []string{key}, call.args...).Result()
+				if call.script == "renew" || call.script == "refresh" {
+					require.NoError(t, err)
+					call.want(t, got)
+				} else {
+					require.ErrorContains(t, err, "WRONGTYPE", name)
+				}
+				require.Equal(t, text, contents(t, rdb, key))
+			}
+		}
+	})
+}
+
+// write stores what is no record of this version: the fields of a HASH, or a STRING.
+func write(t *testing.T, rdb *redis.Client, key string, what any) {
+	t.Helper()
+	if fields, ok := what.([]any); ok {
+		require.NoError(t, rdb.HSet(t.Context(), key, fields...).Err())
+		return
+	}
+	require.NoError(t, rdb.Set(t.Context(), key, what, 0).Err())
+}
+
+// contents is what is stored under a key.
+func contents(t *testing.T, rdb *redis.Client, key string) any {
+	t.Helper()
+	if rdb.Type(t.Context(), key).Val() == "hash" {
+		return rdb.HGetAll(t.Context(), key).Val()
+	}
+	text, err := rdb.Get(t.Context(), key).Result()
+	require.NoError(t, err)
+	return text
 }

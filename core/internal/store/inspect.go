@@ -150,7 +150,7 @@ func (d *deployment) inspectAll(ctx context.Context, records []string) ([]Info, 
 	for i, record := range records {
 		val, err := calls[i].Result()
 		if redis.HasErrorPrefix(err, "WRONGTYPE") {
-			continue // the scan met it as a HASH
+			continue // nothing of ours
 		}
 		var info Info
 		if err == nil {
@@ -219,7 +219,7 @@ func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error
 
 // next returns the next records, whose names begin with prefix, and moves on.
 func (s *scan) next(ctx context.Context, prefix string, count int) ([]string, error) {
-	names, next, err := s.nodes[0].ScanType(ctx, s.at, inGlob.Replace(prefix)+"*", int64(count), "hash").Result()
+	names, next, err := s.nodes[0].Scan(ctx, s.at, inGlob.Replace(prefix)+"*", int64(count)).Result()
 	if err != nil {
 		return nil, err
 	}

@@ -205,7 +205,7 @@ func TestAcquireAllThatFailsHasPromisedNothing(t *testing.T) {
 func TestMutantsOfAcquireAllThatPromiseTooMuchAreCaught(t *testing.T) {
 	t.Parallel()
 	for name, m := range map[string]struct{ old, new, obstacle string }{
-		"it does not look at the types first": {"sizes[i] = redis.call('HLEN', all[i])", "sizes[i] = 0", "a foreign key"},
+		"it does not look at the types first": {"records[i] = read(key)", "records[i] = nil", "a foreign key"},
 		"it publishes before it writes":       {"local written = not exists\n", "local written = true\n", "no memory"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -410,7 +410,7 @@ func plays() uint64 {
 	if n, err := strconv.ParseUint(os.Getenv(playsVar), 10, 64); err == nil {
 		return n
 	}
-	return 1500
+	return 600
 }
 
 func TestQueue_KeepsItsPromisesWhateverHappens(t *testing.T) {

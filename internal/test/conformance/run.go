@@ -21,7 +21,7 @@ func Run(t *testing.T, a Adapter) {
 		for _, b := range behaviours {
 			t.Run(b.name, func(t *testing.T) {
 				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-					switch r := b.check(t, env, a, 15*time.Second); r.Outcome {
+					switch r := b.check(t, env, a, time.Minute); r.Outcome {
 					case Failed:
 						t.Error(r.Text)
 					case Lacking:

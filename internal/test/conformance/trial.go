@@ -174,11 +174,11 @@ func await[T any](t *trial, ch <-chan T, what string) (v T) {
 	return v
 }
 
-// eventually waits for what comes without an event.
+// eventually waits for what comes without an event, and asks less often the longer it waits.
 func (t *trial) eventually(ok func() bool, what string) {
 	t.Helper()
-	for end := time.Now().Add(t.patience); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
+	for start := time.Now(); !ok(); time.Sleep(min(time.Millisecond+time.Since(start)/20, 50*time.Millisecond)) {
+		if time.Since(start) > t.patience {
 			t.Fatalf("not within %v: %s", t.patience, what)
 		}
 	}

@@ -144,11 +144,12 @@ func Keys(t testing.TB, rdb redis.UniversalClient, prefix string) []string {
 	return keys
 }
 
-// Eventually waits until ok, for so long that a busy machine is no reason to fail.
+// Eventually waits until ok, for so long that a busy machine is no reason to fail. It asks less often the
+// longer it waits: others use this machine too.
 func Eventually(t testing.TB, ok func() bool, what string) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
+	for start := time.Now(); !ok(); time.Sleep(min(time.Millisecond+time.Since(start)/20, 50*time.Millisecond)) {
+		if time.Since(start) > 30*time.Second {
 			require.Fail(t, "not within 30 s: "+what)
 		}
 	}

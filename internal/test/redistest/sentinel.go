@@ -151,7 +151,7 @@ func (s *Sentinel) Isolate(t testing.TB, alone func()) (old *Server, heal func()
 	require.NoError(t, app.ClientKillByFilter(t.Context(), "TYPE", "replica").Err())
 	alone()
 	require.NoError(t, app.ClientKillByFilter(t.Context(), "USER", "default").Err())
-	for end := time.Now().Add(time.Minute); s.Primary(t) == old; time.Sleep(5 * time.Millisecond) { // votes can be split
+	for end := time.Now().Add(time.Minute); s.Primary(t) == old; time.Sleep(20 * time.Millisecond) { // votes can be split
 		require.True(t, time.Now().Before(end), "no other primary is elected")
 	}
 	return old, func() {

@@ -2,7 +2,7 @@
 -- or others wait for it.
 --
 -- A grant that was published must be written too, so nothing may stop the script between
--- the two. HLEN fails before that if a key is of another type. serve writes before it
+-- the two. All records are read before: that fails if a key is of another type. serve writes before it
 -- publishes: from then on Redis refuses nothing, even if its memory is full.
 --
 -- KEYS     the records, as in record.lua
@@ -13,18 +13,17 @@
 --          somebody waits for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
-local all, sizes, saves, grants = KEYS, {}, {}, {}
-for i = 1, #all do
-  sizes[i] = redis.call('HLEN', all[i])
+-- #include record.lua
+local lease, records, saves, grants = tonumber(ARGV[2]), {}, {}, {}
+for i, key in ipairs(KEYS) do
+  records[i] = read(key)
 end
-for i = 1, #all do
-  local KEYS = {all[i]}
-  -- #include record.lua
+for i, key in ipairs(KEYS) do
+  local record = records[i]
   -- #include message.lua
   -- #include queue.lua
-  local lease = tonumber(ARGV[2])
   local left, queued -- if it cannot be had
-  if sizes[i] > 0 and foreign() then
+  if foreign() then
     left, queued = expiry(), 0
   elseif not mine and exists then
     sweep()
@@ -59,7 +58,7 @@ for i = 1, #all do
 end
 
 local replies = {1}
-for i = 1, #all do
+for i = 1, #KEYS do
   replies[2 * i], replies[2 * i + 1] = grants[i]()
 end
 return replies

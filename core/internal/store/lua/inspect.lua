@@ -8,12 +8,15 @@
 --          who wait, the end of its reservation in ms, its stamp, 1 if the record is
 --          of a newer format, 2 if it is none}: a holder is LIMIT:LOCKER, the end of its lease in ms, its fence and
 --          what it is; one who waits is LIMIT:LOCKER and what it is
+-- #include format.lua
 local key = KEYS[1]
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
-local record = redis.call('HMGET', key, 'held', 'queue', 'reserved', 'fence', 'v')
-if record[5] or not record[4] and redis.call('EXISTS', key) == 1 then
+local record = redis.pcall('HMGET', key, 'held', 'queue', 'reserved', 'fence', 'v')
+if record.err then
+  return newer(key) and {micros, 1, 0, {}, {}, 0, 0, 1} or record
+elseif record[5] or not record[4] and redis.call('EXISTS', key) == 1 then
   return {micros, 1, 0, {}, {}, 0, 0, record[5] and 1 or 2}
 end
 

@@ -2,7 +2,7 @@
 -- somebody else holds the key or waits for it.
 local STEPS = 128 -- waiters served by one call at most
 
-record = record or read()
+record = record or read(key)
 local exists = record[1]
 local fence = tonumber(exists or 0) or 0
 local held, last, soonest = tonumber(record[2] or exists and 1 or 0), record[3] or '', tonumber(record[4] or 0)
@@ -249,7 +249,7 @@ local function save()
   write('held', held)
   stays = math.max(stays, math.floor(spent() / 1000) + 1)
   if queue ~= '' then
-    stays = stays + ALIVE -- a dead holder does not take the queue with it
+    stays = math.max(stays, now) + ALIVE -- a dead holder does not take the queue with it
   end
   -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
   -- lets the script go on. A new record has to fit.

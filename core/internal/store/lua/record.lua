@@ -15,8 +15,8 @@
 --   watch    ids of lockers that are told when nobody holds the key
 --   reserved until when the key is kept for parked work, in ms, and a number greater
 --            than every fence that was granted before it was reserved
--- A record of a newer format has its number in v, and may have none of these. Nothing of
--- it is changed.
+-- A record of a newer format has its number in v, and may have none of these, or is a STRING; see
+-- format.lua. Nothing of it is changed.
 -- ARGV[1]  the caller's owner token: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
 --          key together with it: 1 is exclusive, 0 is without limit
 --
@@ -27,6 +27,7 @@
 -- The caller may lose the reply, and ask again: a holder's token is answered with
 -- the same grant.
 -- #include constants.lua
+-- #include format.lua
 local NEVER = 1e15
 
 local key, token = KEYS[1], ARGV[1]
@@ -36,6 +37,10 @@ local now = math.floor(micros / 1000)
 
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
 local record
-local function read()
-  return redis.call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. token, 'waiting', 'reserved', 'v')
+local function fields(call, key)
+  return call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. token, 'waiting', 'reserved', 'v')
+end
+local function read(key)
+  local record = fields(redis.pcall, key)
+  return not record.err and record or newer(key) and {[10] = true} or fields(redis.call, key)
 end

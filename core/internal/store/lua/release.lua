@@ -12,25 +12,17 @@
 --          0, server's time in ms, its place in the queue, length of the queue, ms
 --          left of a holder's lease}
 -- #include record.lua
+-- #include message.lua
 -- The common cases, in a fraction of the time: a process that holds the key alone gives
--- it up, and nobody ever asked for it meanwhile; or somebody did, and nobody waits; or the
--- next also wants it alone.
+-- it up, and nobody waits; or the next also wants it alone.
 local used = tonumber(ARGV[2])
 local plain = string.sub(token, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 and used < micros
-if plain and ARGV[5] == '' and redis.call('HLEN', key) == 3 then -- fence, last, and one holder
-  local mine = redis.call('HGET', key, 'h:' .. token)
-  if mine and ends(mine) > now then
-    redis.call('DEL', key) -- there is nothing to remember
-    return 1
-  end
-end
--- #include message.lua
-record = read()
+record = read(key)
 if plain and record[7] and ends(record[7]) > now and not record[9] and not record[10] then
   local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   local fresh = e and now + AGED < tonumber(alive) -- there is no w:TOKEN
-  if not record[5] and not record[6] and ARGV[5] == '' then
-    redis.call('DEL', key)
+  if (record[5] or '') == '' and (record[6] or '') == '' and ARGV[5] == '' then
+    redis.call('DEL', key) -- there is nothing to remember
     return 1
   elseif fresh and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
     local its, claim = string.format('%.0f', micros), string.format('%d', now + CLAIM)
@@ -39,9 +31,13 @@ if plain and record[7] and ends(record[7]) > now and not record[9] and not recor
       waiting = waiting + 1
       queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
     end
-    redis.call('PEXPIRE', key, CLAIM + ALIVE) -- before the message: Redis may refuse writes
+    redis.call('HDEL', key, 'h:' .. token) -- before the message: Redis may refuse writes
+    -- Whoever joins the queue has the record last for ALIVE, or finds that it does for one that
+    -- joined in the same AGED ms; so it lasts for ALIVE - AGED more if the next has.
+    if math.floor((alive - ALIVE) / AGED) < math.floor(now / AGED) then
+      redis.call('PEXPIRE', key, CLAIM + ALIVE)
+    end
     if sendGrant(id, e, '@', its, claim, waiting > 0 and 1 or 0) then
-      redis.call('HDEL', key, 'h:' .. token)
       redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
       if ARGV[5] == '' then

@@ -1,0 +1,154 @@
+package store_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core/internal/store"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// aged is AGED of lua/constants.lua.
+const aged = 10 * time.Second
+
+// shortestLife has processes hand a key over to one another for two minutes of the server's time, each
+// of which waits for it again at once. It returns the shortest time that the record was to last after a
+// hand-over, zero if it expired.
+func shortestLife(t *testing.T, release string, step func() time.Duration) (shortest time.Duration) {
+	t.Helper()
+	ctx, m := t.Context(), miniredis.RunT(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: m.Addr()})
+	now := time.Now()
+	m.SetTime(now)
+	const processes = 4
+	record, channels := store.RecordName("p", "k"), []string(nil)
+	for i := range processes {
+		channels = append(channels, fmt.Sprintf("p:wake:%d", i))
+	}
+	sub := rdb.Subscribe(ctx, channels...)
+	defer func() { _ = sub.Close() }()
+	for range processes {
+		_, err := sub.Receive(ctx)
+		require.NoError(t, err)
+	}
+	grants, n := sub.Channel(), 0
+	token := func(process int) string {
+		n++
+		return fmt.Sprintf("1:%d.%024d", process, n)
+	}
+	run := func(script string, args ...any) any {
+		t.Helper()
+		reply, err := rdb.Eval(ctx, script, []string{record}, args...).Result()
+		require.NoError(t, err)
+		return reply
+	}
+	waiting := map[string]string{} // tokens by what messages call them
+	wait := func(process int) string {
+		e := token(process)
+		waiting[store.Named(e)] = e
+		return e
+	}
+	holder := token(0)
+	run(store.Sources["acquire"], holder, 10000, "x", "", "")
+	for i := 1; i < processes; i++ {
+		run(store.Sources["acquire"], wait(i), 10000, "x", "@", "")
+	}
+	shortest = time.Hour
+	for end := now.Add(2 * time.Minute); now.Before(end); {
+		d := step()
+		now = now.Add(d)
+		m.SetTime(now)
+		m.FastForward(d)
+		process := strings.TrimPrefix(strings.Split(holder, ".")[0], "1:")
+		next := wait(int(process[0] - '0'))
+		if reply := run(release, holder, now.UnixMicro()-1, 0, next, "@", "x", "1"); reply.([]any)[0] == int64(0) {
+			return 0
+		}
+		for holder = ""; holder == ""; {
+			var words []string
+			select {
+			case m := <-grants:
+				words = strings.Fields(m.Payload)
+			case <-time.After(5 * time.Second):
+				t.Fatal("nobody was granted the key")
+			}
+			if words[0] == "grant" {
+				holder = waiting[words[1]]
+			}
+		}
+		left := m.TTL(record)
+		shortest = min(shortest, left)
+		if left == 0 {
+			return 0
+		}
+	}
+	return shortest
+}
+
+var handOverSteps = map[string]func() time.Duration{
+	"fast":  func() time.Duration { return 50 * time.Millisecond },
+	"slow":  func() time.Duration { return 900 * time.Millisecond },
+	"mixed": func() time.Duration { return rand.N(900 * time.Millisecond) },
+}
+
+// A hand-over sets the record's expiry only now and then. The record has to outlast a process that
+// dies with its claim, and those who wait, who look after it every 5 s.
+func TestHandOver_TheRecordLastsWhileItIsHandedOver(t *testing.T) {
+	t.Parallel()
+	for name, step := range handOverSteps {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.GreaterOrEqual(t, shortestLife(t, store.Sources["release"], step), store.WaiterLife-aged)
+		})
+	}
+}
+
+func TestHandOver_MutantsWhoseRecordExpiresAreCaught(t *testing.T) {
+	t.Parallel()
+	release := store.Sources["release"]
+	for name, m := range map[string]struct{ old, new string }{
+		"never":    {"      redis.call('PEXPIRE', key, CLAIM + ALIVE)\n", ""},
+		"seldom":   {"math.floor((alive - ALIVE) / AGED) < math.floor(now / AGED)", "math.floor((alive - ALIVE) / AGED / 10) < math.floor(now / AGED / 10)"},
+		"too soon": {"      redis.call('PEXPIRE', key, CLAIM + ALIVE)\n", "      redis.call('PEXPIRE', key, CLAIM)\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, 1, strings.Count(release, m.old))
+			require.Less(t, shortestLife(t, strings.Replace(release, m.old, m.new, 1), handOverSteps["slow"]), store.WaiterLife-aged)
+		})
+	}
+}
+
+// A hand-over by message, and the pair of a process that meets nobody, take so many commands.
+func TestHandOver_Commands(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	ctx, rdb := t.Context(), env.Client(t)
+	sub := rdb.Subscribe(ctx, env.Prefix+":wake:stranger")
+	defer func() { _ = sub.Close() }()
+	_, err := sub.Receive(ctx)
+	require.NoError(t, err)
+	record := store.RecordName(env.Prefix, "k")
+	cost := func(script string, args ...any) int {
+		t.Helper()
+		before := env.Commands()
+		require.NoError(t, rdb.Eval(ctx, store.Sources[script], []string{record}, args...).Err())
+		return env.Commands() - before
+	}
+	cost("acquire", holderToken, 10000, "x", "", "")
+	require.LessOrEqual(t, cost("acquire", strangerToken, 10000, "x", "@", ""), 9)
+	used := time.Now().UnixMicro()
+	time.Sleep(time.Millisecond)
+	require.Equal(t, 7, cost("release", holderToken, used, 0, "", "", "", ""), "eval, time, hmget, hdel, pubsub, publish, hset")
+	require.Contains(t, (<-sub.Channel()).Payload, "grant 1:stranger.")
+	used = time.Now().UnixMicro()
+	time.Sleep(time.Millisecond)
+	require.Equal(t, 4, cost("release", strangerToken, used, 0, "", "", "", ""), "eval, time, hmget, del")
+}
