@@ -66,11 +66,13 @@ func TestRepartition_EveryProcessFindsWhatIsNew(t *testing.T) {
 		})
 	}
 	for op, call := range map[string]func(q *delayqueue.Queue) (int, error){ // once only
-		"Purge":      func(q *delayqueue.Queue) (int, error) { return 1, q.Purge(ctx, "dead") },
-		"Redrive":    func(q *delayqueue.Queue) (int, error) { return 1, q.Redrive(ctx, "dead", 0) },
-		"CancelAll":  func(q *delayqueue.Queue) (int, error) { return q.CancelAll(ctx, delayqueue.Filter{Key: "k"}) },
-		"RedriveAll": func(q *delayqueue.Queue) (int, error) { return q.RedriveAll(ctx, delayqueue.Filter{}, delayqueue.RedriveOptions{}) },
-		"PurgeAll":   func(q *delayqueue.Queue) (int, error) { return q.PurgeAll(ctx, delayqueue.Filter{}) },
+		"Purge":     func(q *delayqueue.Queue) (int, error) { return 1, q.Purge(ctx, "dead") },
+		"Redrive":   func(q *delayqueue.Queue) (int, error) { return 1, q.Redrive(ctx, "dead", 0) },
+		"CancelAll": func(q *delayqueue.Queue) (int, error) { return q.CancelAll(ctx, delayqueue.Filter{Key: "k"}) },
+		"RedriveAll": func(q *delayqueue.Queue) (int, error) {
+			return q.RedriveAll(ctx, delayqueue.Filter{}, delayqueue.RedriveOptions{})
+		},
+		"PurgeAll": func(q *delayqueue.Queue) (int, error) { return q.PurgeAll(ctx, delayqueue.Filter{}) },
 	} {
 		t.Run(op, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
