@@ -30,6 +30,9 @@ type Call struct {
 	// runs it later. It is stored with a deferred call, so it is never a credential.
 	// It may be empty.
 	Principal string
+	// Trace is the W3C traceparent of the caller's span, for the process that runs the work later
+	// to link to. One that is not valid is not stored. It may be empty.
+	Trace string
 	// Shared takes the key together with other shared calls, as the option Shared
 	// does, whatever the Guard's options say: for work that only reads.
 	Shared bool

@@ -1,24 +1,29 @@
 package delayqueue
 
 import (
+	"context"
+	"log/slog"
+	"math"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: of
 // each key, name and principal one call at most is parked. A newer call
-// replaces the one that is parked, in its place in line; see [Job.Coalesce]. While the number of
-// partitions changes ([Queue.Repartition]) each generation of partitions may have one: those that are parked in older
-// ones are not replaced, and run first.
+// replaces the one that is parked, in its place in line, or at the end of its key's FIFO if the number of
+// partitions was changed since; see [Job.Coalesce]. One that a handler was given is not replaced: while it waits for its
+// next attempt, fresh calls run, and it runs after them. What must not undo a newer call has to find that out, by a version.
 func Coalesce(q *Queue) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true}
 }
 
 // Debounce is [Coalesce] with a quiet period: a call that was parked runs when no newer one
 // has come for quiet, and no later than maxDelay after the first of those that it
-// replaced came. See [Job.Quiet]. Both are at least 1 ms and shorter than the queue's max age, quiet no longer than
+// replaced came; a [Queue.Repartition] begins that anew. See [Job.Quiet]. Both are at least 1 ms and shorter than the queue's max age, quiet no longer than
 // maxDelay. Until it runs, its key is reserved for it, so that no fresh call
 // runs before it and is undone by it. Other calls of the key meet a conflict
 // meanwhile, so quiet should be short. A call that finds its key neither held nor reserved runs at once: a policy is not
@@ -56,4 +61,63 @@ func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
 		return "the longest delay is not shorter than the max age, " + maxAge.String()
 	}
 	return ""
+}
+
+// One message that a newer one may replace stays for each key, name and principal while the number of partitions changes,
+// since each of two looks at the other, after its own step: who stores the newer one, which goes to the newest partition,
+// ends the older one in a closed partition; and a worker that gives the older one back there, where it ran meanwhile, looks
+// for a newer one. The newer one is stored first, so it is never lost; who dies between the two steps leaves both.
+
+// supersede has a closed partition end the message that a newer one replaces, with the id by, if no handler was given it: the one
+// with this id, or if that is "" whichever may be replaced. It returns the id that it found. With by "" it only looks.
+func (p *partition) supersede(ctx context.Context, key, about, by, id string) (found string, err error) {
+	reply, err := p.call(ctx, supersedeScript, key, about, by, id).Slice()
+	if err == nil && len(reply) != 2 {
+		err = luascript.ErrReply
+	}
+	if err != nil {
+		return "", redisError(ctx, "supersede", err)
+	}
+	if reply[1] == int64(1) {
+		p.drained.Store(true)
+	}
+	found, _ = reply[0].(string)
+	return found, nil
+}
+
+// supersedeOlder ends what a job that was stored replaces in older generations.
+func (q *Queue) supersedeOlder(ctx context.Context, job Job, older []generation) {
+	for _, g := range older {
+		if p := partitionOf(g.partitions, job.Key, ""); !p.drained.Load() {
+			if _, err := p.supersede(ctx, job.Key, about(job.Key, job.Name, job.Principal), job.ID, ""); err != nil {
+				slog.Debug("delayqueue: an older job stays beside the one that replaces it", slog.Any("error", err))
+			}
+		}
+	}
+}
+
+// supersedeBy ends a message in p if a newer one that replaces it is in one of the generations.
+func (q *Queue) supersedeBy(ctx context.Context, p *partition, m Message, others []generation) error {
+	about := about(m.Key, m.Name, m.Principal)
+	for _, g := range slices.Backward(others) {
+		by, err := partitionOf(g.partitions, m.Key, "").supersede(ctx, m.Key, about, "", "")
+		if err == nil && by != "" {
+			_, err = p.supersede(ctx, m.Key, about, by, m.ID)
+		}
+		if err != nil || by != "" {
+			return err
+		}
+	}
+	return nil
+}
+
+// supersedeReturned ends a message that was given back in a closed partition if a newer one came meanwhile that replaces it.
+func (w *Worker) supersedeReturned(c *claim) {
+	m, err := w.queue.stable(w.ctx, "supersede")
+	if err == nil {
+		err = w.queue.supersedeBy(w.ctx, c.partition, c.message, m.between(c.partition.generation, math.MaxInt))
+	}
+	if err != nil {
+		w.log.Debug("delayqueue: a message stays beside the one that replaces it", slog.Any("error", err))
+	}
 }

@@ -443,6 +443,7 @@ const (
 	wakeNone  = iota // it has no message that runs or could run now
 	wakeBusy         // its head runs, or is due, or waits for the key and was only looked at
 	wakeWoken        // its head is due now
+	wakeHalt         // a dead letter halts its messages, here and in newer partitions, and not its fresh calls
 )
 
 // wake makes the heads of keys due that wait for nothing but their key; or it only looks.

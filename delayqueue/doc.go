@@ -50,8 +50,8 @@
 // A message that this process cannot run but another may goes back untouched: its payload is
 // sealed under a key that the Keyring lacks, or the handler returns [HandBack]. Its delay
 // doubles from 1 to 30 s, and it expires if no process runs it. Meanwhile its key is not
-// reserved, and a Worker that has seen it before takes no lock for it: 10,000 such messages cost less
-// than 100 commands per second.
+// reserved, and a Worker that has seen it before, or that is told by [WithCheck], takes no lock for it: 10,000 such
+// messages cost less than 100 commands per second.
 //
 // # Turns
 //

@@ -145,3 +145,48 @@ func TestHaltOnDeath_IsAnOption(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 	}
 }
+
+// While the number of partitions changes: a letter in an older partition halts what comes to the newer ones, and leaves fresh calls alone, or
+// keeps them out.
+func TestHaltOnDeath_HoldsAcrossARepartition(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, h := range map[string]delayqueue.Halt{"parked": delayqueue.HaltParked, "key": delayqueue.HaltKey} {
+			own := *env
+			own.Prefix += name
+			b := halting(t, &own, h)
+			b.work()
+			bad := b.enqueue(delayqueue.Job{ID: "bad", Key: "k", Name: "bad"})
+			b.reaches(bad, delayqueue.StateDead)
+			b.repartition(2)
+			guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+			if h == delayqueue.HaltParked {
+				lease := b.hold("k")
+				require.ErrorIs(t, guard.Do(t.Context(), save("k", "", 1), mustNotRun), core.ErrDeferred)
+				require.NoError(t, lease.Release(t.Context()))
+			} else {
+				redistest.Eventually(t, func() bool { return errors.Is(guard.Do(t.Context(), save("k", "", 1), mustNotRun), core.ErrDeferred) }, "it is parked")
+			}
+			last := b.enqueue(delayqueue.Job{Key: "k"})
+			b.reaches(b.enqueue(delayqueue.Job{ID: "free", Key: "l"}), delayqueue.StateDone)
+			b.requireFresh("k", h == delayqueue.HaltParked)
+			require.Equal(t, []string{"bad", "free"}, b.ids(), "others run")
+			b.mended.Store(true)
+			require.NoError(t, b.queue.Redrive(t.Context(), bad, 0))
+			b.reaches(last, delayqueue.StateDone)
+			require.Equal(t, []string{"bad", "free", "bad"}, b.ids()[:3])
+			require.Len(t, b.ids(), 5)
+			b.requireFresh("k", true)
+
+			b.mended.Store(false)
+			bad = b.enqueue(delayqueue.Job{Key: "k", Name: "bad"})
+			b.reaches(bad, delayqueue.StateDead)
+			b.repartition(3)
+			last = b.enqueue(delayqueue.Job{Key: "k"})
+			b.reaches(b.enqueue(delayqueue.Job{Key: "l"}), delayqueue.StateDone)
+			b.reaches(last, delayqueue.StateQueued) // a worker may look at it
+			require.NoError(t, b.queue.Purge(t.Context(), bad))
+			b.reaches(last, delayqueue.StateDone)
+			b.requireFresh("k", true)
+		}
+	})
+}

@@ -76,6 +76,13 @@ func (f *foreign) why(m Message) error {
 	return n.ids[m.ID]
 }
 
+// suspects reports whether the handler has handed back a message of the name, and ran none of these since.
+func (f *foreign) suspects(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.names[name] != nil
+}
+
 // ran forgets all messages of a name if the handler took one of them after all.
 func (f *foreign) ran(m Message) {
 	f.last.Store(false)
@@ -94,14 +101,13 @@ type returns struct {
 }
 
 // handBack hands a claimed message back if this Worker is known not to run it, soon and
-// without a lock. It reports false if it is not known. The first time that a message with others
-// behind it comes it is not handed back so: they have perhaps reserved its key, which is ended
-// under the key's lock. A call that is parked later ends its own reservation, as it finds nothing
-// that could run.
+// without a lock. It reports false if it is not known.
 func (w *claimer) handBack(c *claim) bool {
-	known := w.foreign.why(c.message)
-	why := cmp.Or(known, w.queue.sealer.cannotOpen(c.message))
-	if why == nil || c.message.queuedAfter && known == nil || w.isStopping() || c.partition.joinedLate(c.message) {
+	why := cmp.Or(w.foreign.why(c.message), w.queue.sealer.cannotOpen(c.message))
+	if why == nil {
+		why = w.checked(c.message)
+	}
+	if why == nil || w.isStopping() || c.partition.joinedLate(c.message) {
 		return false
 	}
 	w.foreign.last.Store(true)
@@ -118,6 +124,25 @@ func (w *claimer) handBack(c *claim) bool {
 		w.returns = nil
 	}
 	return true
+}
+
+// checked is why WithCheck's function would have a message handed back.
+func (w *Worker) checked(m Message) (err error) {
+	if w.check == nil || m.damage != "" || !w.foreign.suspects(m.Name) {
+		return nil
+	}
+	if m.Trace, m.Payload, err = w.queue.open(m.sealedOf(), m.Payload); err != nil {
+		return nil // its turn tells
+	}
+	defer func() {
+		if recover() != nil { // its turn tells
+			err = nil
+		}
+	}()
+	if err = safeError(w.check(m)); err != nil {
+		w.foreign.add(m, err)
+	}
+	return err
 }
 
 // sendReturns hands messages back when the batch is full, or after handBackWait.
@@ -151,6 +176,11 @@ func (w *claimer) sendReturns(r *returns) {
 			w.settled(s, &v)
 		}
 		w.conclude(s.claim, v)
+		// At first its key may be reserved, by itself or by those behind it. A call that is parked later ends its own
+		// reservation, as it finds nothing that could run.
+		if m := s.claim.message; m.Key != "" && m.handed == 0 && (m.parked || m.queuedAfter) {
+			w.reconsider(m.Key)
+		}
 	}
 }
 

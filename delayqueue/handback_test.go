@@ -25,6 +25,14 @@ var errForeign = errors.New("of a newer release")
 
 func foreign(context.Context, delayqueue.Message) error { return delayqueue.HandBack(errForeign) }
 
+// checkForeign knows which messages the handlers of these tests run.
+func checkForeign(m delayqueue.Message) error {
+	if m.Name == "ours" {
+		return nil
+	}
+	return errForeign
+}
+
 func TestHandBack_SpendsNothingAndWaitsTwiceAsLongEachTime(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
@@ -55,28 +63,43 @@ func TestHandBack_EndsAsExpired(t *testing.T) {
 	})
 }
 
-// The last call of the test waits for nothing: the key is kept for no message that nobody runs.
+// The last call of the test waits for nothing: the key is kept for no message that nobody runs, whether the handler says so under its lock or
+// a check before it.
 func TestHandBack_LeavesTheKeyToFreshCalls(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
-		park := func() error {
-			return guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("x"), nil }},
-				func(context.Context) error { return nil })
+		for name, opts := range map[string][]delayqueue.WorkerOption{"handler": nil, "check": {delayqueue.WithCheck(checkForeign)}} {
+			own := *env
+			own.Prefix += name
+			b := setup(t, &own)
+			guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+			park := func() error {
+				return guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("x"), nil }},
+					func(context.Context) error { return nil })
+			}
+			calls := atomic.Int64{}
+			w := b.start(func(ctx context.Context, m delayqueue.Message) error {
+				calls.Add(1)
+				return foreign(ctx, m)
+			}, opts...)
+			b.enqueue(delayqueue.Job{}) // the first of the name, which the check is not asked about
+			redistest.Eventually(t, func() bool { return calls.Load() == 1 && b.inState() == [3]int64{1, 0, 0} }, "it is handed back")
+			w.Pause()
+			time.Sleep(20 * time.Millisecond) // a claim may be under way
+			lease := b.hold("k")
+			require.ErrorIs(t, park(), core.ErrDeferred)
+			require.ErrorIs(t, park(), core.ErrDeferred)
+			require.NoError(t, lease.Release(t.Context()))
+			require.ErrorIs(t, park(), core.ErrDeferred, "it is reserved until a worker comes by")
+			w.Resume()
+			redistest.Eventually(t, func() bool {
+				info, err := b.other.Inspect(t.Context(), "k")
+				require.NoError(t, err)
+				return info.Reserved == 0 && len(info.Holders) == 0
+			}, "the reservation ends")
+			require.NoError(t, park(), "it runs")
+			redistest.Eventually(t, func() bool { return b.inState()[0] == 4 }, "all are back")
+			require.EqualValues(t, 2-len(opts), calls.Load(), "the check knows those of the key")
 		}
-		lease := b.hold("k")
-		require.ErrorIs(t, park(), core.ErrDeferred)
-		require.ErrorIs(t, park(), core.ErrDeferred)
-		require.NoError(t, lease.Release(t.Context()))
-		require.ErrorIs(t, park(), core.ErrDeferred, "it is reserved until a worker comes by")
-		b.start(foreign)
-		redistest.Eventually(t, func() bool {
-			info, err := b.other.Inspect(t.Context(), "k")
-			require.NoError(t, err)
-			return info.Reserved == 0 && len(info.Holders) == 0
-		}, "the reservation ends")
-		require.NoError(t, park(), "it runs")
-		redistest.Eventually(t, func() bool { return b.inState()[0] == 3 }, "all are back")
 	})
 }
 
@@ -117,7 +140,7 @@ func TestHandBack_OtherMessagesOfTheNameRun(t *testing.T) {
 }
 
 // startsCounted starts a worker whose commands, and those of its locker, are counted.
-func (b *bench) startsCounted(h delayqueue.Handler, opts ...delayqueue.Option) *atomic.Int64 {
+func (b *bench) startsCounted(h delayqueue.Handler, check delayqueue.WorkerOption, opts ...delayqueue.Option) *atomic.Int64 {
 	b.t.Helper()
 	count, rdb, locks := &atomic.Int64{}, b.env.Client(b.t), b.env.Client(b.t)
 	hook := redistest.BeforeEach(func(redis.Cmder) { count.Add(1) })
@@ -126,7 +149,7 @@ func (b *bench) startsCounted(h delayqueue.Handler, opts ...delayqueue.Option) *
 	locker, err := core.New(locks, core.WithPrefix(b.env.Prefix))
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() { _ = locker.Close() })
-	w, err := delayqueue.NewWorker(b.newQueue(rdb, opts...), locker, h, quick()...)
+	w, err := delayqueue.NewWorker(b.newQueue(rdb, opts...), locker, h, quick(check)...)
 	require.NoError(b.t, err)
 	require.NoError(b.t, w.Start())
 	b.t.Cleanup(func() { assert.NoError(b.t, w.Stop(context.Background())) })
@@ -153,12 +176,17 @@ func (m idleMessages) fill(b *bench, q *delayqueue.Queue) {
 // before.
 func TestHandBack_MessagesThatNobodyRunsDelayNoOthers(t *testing.T) {
 	t.Parallel()
-	fewIdle.delayNoOthers(t, 0, 0.5)
+	fewIdle.delayNoOthers(t, time.Millisecond, 0.5, noCheck)
+}
+
+func TestHandBack_MessagesThatACheckKnowsDelayNoOthers(t *testing.T) {
+	t.Parallel()
+	fewIdle.delayNoOthers(t, 0, 0.5, delayqueue.WithCheck(checkForeign))
 }
 
 // delayNoOthers checks by how much the messages delay others, at a quantile, when they have been
 // looked at for some time.
-func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile float64) {
+func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile float64, check delayqueue.WorkerOption) {
 	t.Helper()
 	b := setup(t, redistest.Real(t))
 	started, known := make(chan time.Time, 1), atomic.Int64{}
@@ -169,7 +197,7 @@ func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile 
 		}
 		started <- time.Now()
 		return nil
-	})
+	}, check)
 	lateness := func(length time.Duration) (late []time.Duration) {
 		for i, end := 0, time.Now().Add(length); time.Now().Before(end); i++ {
 			b.enqueue(delayqueue.Job{Key: fmt.Sprint("ours:", i), Name: "ours"})
@@ -183,8 +211,10 @@ func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile 
 	at := func(late []time.Duration) time.Duration { return late[int(float64(len(late)-1)*quantile)] }
 	alone := lateness(m.length / 4)
 	m.fill(b, b.queue)
-	require.Eventually(t, func() bool { return known.Load() >= int64(m.n) }, time.Minute, time.Millisecond)
-	time.Sleep(after)
+	if after > 0 {
+		require.Eventually(t, func() bool { return known.Load() >= int64(m.n) }, time.Minute, time.Millisecond)
+		time.Sleep(after)
+	}
 	beside := lateness(m.length)
 	t.Logf("start after enqueue at quantile %.2f: %s alone, %s beside %d messages that nobody runs (%d and %d samples)",
 		quantile, at(alone), at(beside), m.n, len(alone), len(beside))
@@ -217,7 +247,7 @@ func (m idleMessages) underAnUnknownKey(t *testing.T) {
 	}
 	b.queue = b.newQueue(b.rdb, ring("a"))
 	m.fill(b, b.queue)
-	count := b.startsCounted(func(context.Context, delayqueue.Message) error { return errors.New("it ran") }, ring("b"))
+	count := b.startsCounted(func(context.Context, delayqueue.Message) error { return errors.New("it ran") }, noCheck, ring("b"))
 	time.Sleep(m.length)
 	m.requireCheap(b, count.Load())
 }
@@ -244,12 +274,35 @@ func (m idleMessages) known(t *testing.T) {
 	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
 		calls.Add(1)
 		return foreign(ctx, m)
-	})
+	}, noCheck)
 	require.Eventually(t, func() bool { return calls.Load() >= int64(cmp.Or(m.keys, m.n)) }, time.Minute, time.Millisecond)
 	before := count.Load()
 	time.Sleep(m.length)
 	m.requireCheap(b, count.Load()-before)
 }
+
+// Of those that a check knows only the first few cost a lock.
+func TestHandBack_MessagesThatACheckKnowsCostLittle(t *testing.T) {
+	t.Parallel() // it waits, and counts its own commands
+	fewIdle.checked(t)
+}
+
+func (m idleMessages) checked(t *testing.T) {
+	t.Helper()
+	b := setup(t, redistest.Real(t))
+	m.fill(b, b.queue)
+	var calls atomic.Int64
+	count := b.startsCounted(func(ctx context.Context, m delayqueue.Message) error {
+		calls.Add(1)
+		return foreign(ctx, m)
+	}, delayqueue.WithCheck(checkForeign))
+	time.Sleep(m.length)
+	require.LessOrEqual(t, calls.Load(), int64(10))
+	m.requireCheap(b, count.Load())
+}
+
+// noCheck is a WorkerOption that changes nothing.
+func noCheck(*delayqueue.Worker) error { return nil }
 
 // requireCheap checks what the looks cost, and that all messages are still queued.
 func (m idleMessages) requireCheap(b *bench, commands int64) {

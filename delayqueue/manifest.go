@@ -69,6 +69,16 @@ func (m *manifest) of(key, id string) []*partition {
 	return parts
 }
 
+// between are the generations after one and before another one, the oldest first.
+func (m *manifest) between(after, before int) (some []generation) {
+	for _, g := range m.generations {
+		if g.number > after && g.number < before {
+			some = append(some, g)
+		}
+	}
+	return some
+}
+
 func (g generation) String() string { return fmt.Sprintf("%d:%d", g.number, g.size) }
 
 func readGeneration(s string) (number, size int, ok bool) {

@@ -48,6 +48,9 @@ type Job struct {
 	// in line, and is postponed no more. Zero: no quiet period, and MaxDelay is zero too. MaxDelay must be shorter
 	// than MaxAge, and Delay zero.
 	Quiet, MaxDelay time.Duration
+	// Trace is the W3C traceparent of the span that enqueues the job, such as
+	// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01, for the span that runs it to link to. Empty: none.
+	Trace string
 
 	parked bool // its key is held, and reserved for it
 }
@@ -68,6 +71,8 @@ func (j Job) validate(maxPayload int) error {
 		return invalidJob("Principal is %d bytes long, at most %d are allowed", len(j.Principal), maxPrincipalLen)
 	case !utf8.ValidString(j.Principal) || strings.ContainsFunc(j.Principal, func(r rune) bool { return !unicode.IsPrint(r) }):
 		return invalidJob("Principal is not printable UTF-8")
+	case j.Trace != "" && !validTrace(j.Trace):
+		return invalidJob("Trace is not a W3C traceparent")
 	case j.Delay < 0:
 		return invalidJob("Delay is negative: %s", j.Delay)
 	case j.MaxAge < time.Millisecond || j.MaxAge > maxDuration:
@@ -106,6 +111,8 @@ func invalidJob(format string, args ...any) error {
 type Message struct {
 	ID, Key, Name, Principal string
 	Payload                  []byte
+	// Trace is the Job's. It is empty in events of a message that has not come to its handler.
+	Trace string
 	// Attempt counts how often a handler was given the message, this time
 	// included: 1 at first. What ended as RetryLater or HandBack does not count.
 	Attempt int

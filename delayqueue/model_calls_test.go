@@ -24,7 +24,7 @@ func (m *model) enqueue() error {
 	if open >= 7 && before == nil { // few of them, so that much happens to each
 		return nil
 	}
-	job := Job{ID: fmt.Sprint("m", len(m.all)), Key: []string{"", "a", "a", "b"}[m.rng.IntN(4)], MaxAge: modelAge}
+	job := Job{ID: fmt.Sprint("m", len(m.all)+m.purged), Key: []string{"", "a", "a", "b"}[m.rng.IntN(4)], MaxAge: modelAge}
 	x := &modelMessage{id: job.ID, key: job.Key, state: StateQueued}
 	if known := len(m.all) > 0 && m.rng.IntN(5) == 0; known {
 		x = m.all[m.rng.IntN(len(m.all))]
@@ -149,7 +149,9 @@ func (m *model) claimAs(token string, n int) (batch, error) {
 func (m *model) take(n int) (claims []*claim, err error) {
 	token := m.token()
 	var must int
-	old := slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.tooOld || x.delayed && !x.later && !x.state.Ended() })
+	old := slices.ContainsFunc(m.all, func(x *modelMessage) bool {
+		return x.tooOld || (x.delayed || m.halts[x.key].id != "") && !x.later && !x.state.Ended()
+	})
 	for _, x := range m.all {
 		if _, is := m.due(x); is {
 			must++
@@ -215,8 +217,12 @@ func (m *model) settle() error {
 		return nil
 	}
 	v := outcome{
-		kind: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(8)],
+		kind: []Outcome{OutcomeDone, OutcomeDone, OutcomeDone, OutcomeDead, OutcomeDead, OutcomeRetry, OutcomeConflict, OutcomeConflict, OutcomeReturned}[m.rng.IntN(9)],
 		err:  errors.New("why"),
+	}
+	m.q.halt = Halt(m.rng.IntN(3))
+	if m.otherLetter(x) != nil && m.rng.IntN(2) == 0 { // one halts the key, and another does not
+		v.kind, m.q.halt = OutcomeDead, HaltParked
 	}
 	if x.waked && m.rng.IntN(3) > 0 { // what a wake before the settlement is for
 		v.kind = OutcomeConflict
@@ -235,8 +241,17 @@ func (m *model) settle() error {
 			v.which = nextOfKey
 		}
 	}
-	if err := m.settleAs(x, v); err != nil || m.rng.IntN(3) > 0 {
+	if err := m.settleAs(x, v); err != nil {
 		return err
+	}
+	if y := m.otherLetter(x); y != nil && v.kind == OutcomeDead && m.rng.IntN(2) == 0 {
+		m.happened["other letters"]++
+		if err := []func(*modelMessage) error{m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](y); err != nil {
+			return err
+		}
+	}
+	if m.rng.IntN(3) > 0 {
+		return nil
 	}
 	return m.resend()
 }
@@ -261,6 +276,10 @@ func (m *model) settleAs(x *modelMessage, v outcome) error {
 		m.done++
 	case OutcomeDead:
 		m.end(x, StateDead)
+		if x.key != "" && m.q.halt != HaltNothing {
+			m.halts[x.key] = modelHalt{x.id, m.q.halt}
+			m.happened["halted"]++
+		}
 	default:
 		x.state, x.claim, x.later = StateQueued, nil, v.delay > 0 && (!v.awaitsKey || !x.waked)
 		x.waked, x.waits = false, v.awaitsKey
@@ -291,7 +310,7 @@ func (m *model) followed(x *modelMessage, v outcome, s settled, may map[*modelMe
 	if line := m.lines[x.key]; len(line) > 0 && !line[0].tooOld {
 		head = line[0]
 	}
-	follows := v.which == nextOfKey && head != nil && head.state == StateQueued && (!head.later || head.waits)
+	follows := v.which == nextOfKey && head != nil && m.halts[x.key].id == "" && head.state == StateQueued && (!head.later || head.waits)
 	switch {
 	case s.next == nil && follows:
 		return violated("%s did not follow %s", head.id, x.id)
@@ -304,6 +323,9 @@ func (m *model) followed(x *modelMessage, v outcome, s settled, may map[*modelMe
 	}
 	m.happened["next "+v.which]++
 	y := m.byID[s.next.ID]
+	if y != nil && m.halts[y.key].id != "" {
+		return violated("%s followed %s, and its key is halted", y.id, x.id)
+	}
 	return m.started(&claim{message: *s.next, partition: m.q.partitions[0], token: v.next}, v.which == nextOfKey || y != nil && may[y])
 }
 
@@ -329,7 +351,11 @@ func (m *model) resend() error {
 	if last.claim == p.claim && !s.held {
 		return violated("a settlement of %s that was sent again is refused", x.id)
 	}
-	running := p.was.next != nil && m.byID[p.was.next.ID].claim != nil && m.byID[p.was.next.ID].claim.token == p.outcome.next
+	running := false // what it claimed
+	if p.was.next != nil {
+		y := m.byID[p.was.next.ID]
+		running = y != nil && y.claim != nil && y.claim.token == p.outcome.next
+	}
 	if s.next != nil && (!running || s.next.ID != p.was.next.ID) || s.next == nil && running {
 		return violated("a settlement of %s that was sent again brought %+v, and %+v at first", x.id, s.next, p.was.next)
 	}
@@ -387,7 +413,7 @@ func (m *model) wake() error {
 		return err
 	}
 	want := int64(wakeNone)
-	if line := m.lines[key]; len(line) > 0 {
+	if line := m.lines[key]; len(line) > 0 && m.halts[key].id == "" {
 		want = wakeBusy
 		switch head := line[0]; {
 		case head.state == StateRunning:
@@ -403,7 +429,9 @@ func (m *model) wake() error {
 			return nil
 		}
 	}
-	if want == wakeNone && slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.key == key && x.quiet && x.state == StateQueued }) {
+	if m.halts[key].id != "" {
+		want = map[Halt]int64{HaltParked: wakeHalt, HaltKey: wakeBusy}[m.halts[key].what]
+	} else if want == wakeNone && slices.ContainsFunc(m.all, func(x *modelMessage) bool { return x.key == key && x.quiet && x.state == StateQueued }) {
 		want = wakeBusy
 	}
 	if found[0] != want {

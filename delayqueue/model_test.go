@@ -61,11 +61,19 @@ type model struct {
 	byID     map[string]*modelMessage
 	lines    map[string][]*modelMessage
 	slots    map[[2]string]*modelMessage // by key and principal: what a newer one replaces
-	past     []modelSettle               // that ended a claim
-	lost     []*claim                    // that were taken over
+	halts    map[string]modelHalt        // by key
+	purged   int
+	past     []modelSettle // that ended a claim
+	lost     []*claim      // that were taken over
 	tokens   int
 	done     int
 	happened map[string]int
+}
+
+// modelHalt is what a dead letter keeps from running.
+type modelHalt struct {
+	id   string
+	what Halt
 }
 
 // violation is what the model did not expect. Errors of Redis are others.
@@ -83,7 +91,7 @@ func (m *model) token() string {
 // due reports whether a claim may bring a message, and whether it must, if it brings
 // fewer than were asked for. Those before it may expire at any look.
 func (m *model) due(x *modelMessage) (may, must bool) {
-	if x.state != StateQueued || x.later || x.tooOld {
+	if x.state != StateQueued || x.later || x.tooOld || m.halts[x.key].id != "" {
 		return false, false
 	}
 	if x.key == "" {
@@ -228,6 +236,13 @@ func (m *model) drain() error {
 				m.q.rdb.ZAddXX(context.Background(), p.keys[keyWaiting], redis.Z{Score: 1, Member: memberOf(x.id, x.key)})
 			}
 		}
+		for _, key := range []string{"a", "b"} {
+			if x := m.byID[m.halts[key].id]; x != nil {
+				if err := []func(*modelMessage) error{m.redriveLetter, m.purgeLetter}[m.rng.IntN(2)](x); err != nil {
+					return err
+				}
+			}
+		}
 		if err := m.pass(); err != nil {
 			return err
 		}
@@ -265,8 +280,8 @@ func (m *model) drain() error {
 	if err != nil {
 		return err
 	}
-	if counts["enqueued"] != fmt.Sprint(len(m.all)) || m.done > 0 && counts["done"] != fmt.Sprint(m.done) {
-		return violated("%d messages, %d done, and the counts say %v", len(m.all), m.done, counts)
+	if counts["enqueued"] != fmt.Sprint(len(m.all)+m.purged) || m.done > 0 && counts["done"] != fmt.Sprint(m.done) {
+		return violated("%d messages, %d done, and the counts say %v", len(m.all)+m.purged, m.done, counts)
 	}
 	return nil
 }
@@ -282,7 +297,7 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook re
 	require.NoError(t, err)
 	m := &model{
 		q: q, rng: rand.New(rand.NewPCG(seed, 0)), byID: map[string]*modelMessage{}, lines: map[string][]*modelMessage{},
-		slots:    map[[2]string]*modelMessage{},
+		slots: map[[2]string]*modelMessage{}, halts: map[string]modelHalt{},
 		happened: map[string]int{},
 	}
 	var ops []func() error
@@ -290,7 +305,7 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook re
 		weight int
 		call   func() error
 	}{
-		{5, m.enqueue}, {3, m.claim}, {6, m.settle}, {2, m.resend}, {1, m.stray}, {1, m.expire}, {4, m.wake}, {1, m.cancel}, {1, m.age}, {1, m.pass},
+		{5, m.enqueue}, {3, m.claim}, {6, m.settle}, {2, m.resend}, {1, m.stray}, {1, m.expire}, {4, m.wake}, {1, m.cancel}, {1, m.age}, {1, m.pass}, {1, m.redrive}, {1, m.purge},
 	} {
 		ops = append(ops, slices.Repeat([]func() error{op.call}, op.weight)...)
 	}
@@ -330,7 +345,7 @@ func testModel(t *testing.T, rounds int) {
 			}
 		}
 		t.Log(total)
-		for _, what := range []string{"claims sent again", "settlements sent again", "late settlements", "claims expired", "next any", "next key", "wakes", "cancelled", "aged", "replaced", "replaced when given back", "postponed"} {
+		for _, what := range []string{"claims sent again", "settlements sent again", "late settlements", "claims expired", "next any", "next key", "wakes", "cancelled", "aged", "replaced", "replaced when given back", "postponed", "halted", "redriven", "redriven first", "purged", "halts ended"} {
 			require.Positive(t, total[what], what)
 		}
 	})

@@ -79,13 +79,26 @@ var mutants = []mutant{
 	{"bytes of what is given up stay its key's", "", "  occupy(key, principal, -size)\n", ""},
 	{"a long payload has no bytes when it is given up", "", "sub(rec, 3, 3) == 'b' and call('HSTRLEN', b, id) or 0", "0"},
 	{"what ended has no bytes", "", "redis.pcall('HINCRBY', c, 'ended' .. at, bytes)", "0"},
+	{"a dead letter halts nothing", "settle", "append(halts, key, sub(options, 4, 4) .. id)", ""},
+	{"what is halted is run", "", "elseif halted and call('HEXISTS', h, sub(member, #id + 2)) == 1 then", "elseif false then"},
+	{"a halted key is reserved", "wake", "return sub(halt, 1, 1) == 'k' and 1 or 3", "return 1"},
+	{"a halted key is not reserved", "wake", "return sub(halt, 1, 1) == 'k' and 1 or 3", "return 3"},
+	{"a wake does not see a halt", "wake", "  if halt then\n", "  if false then\n"},
+	{"a purge leaves the halt", "", "  call('HDEL', h, key)\n", ""},
+	{"any letter ends the halt", "", "if not halt or sub(halt, 2) ~= id then", "if not halt then"},
+	{"the end of a halt makes nothing due", "", "  elseif not call('ZSCORE', w, member) then\n    look_at(member, now)\n", "  elseif false then\n"},
+	{"a redriven letter has lost its place", "redrive", "number, headed[key] = sub(rec, 4, 19), false", "headed[key] = false"},
+	{"a redriven letter is not due", "redrive", "number, headed[key] = sub(rec, 4, 19), false", "number = sub(rec, 4, 19)"},
+	{"what a redriven letter halted is due beside it", "redrive", "      call('ZREM', z, id_at(place, key) .. ' ' .. key)\n", ""},
+	{"a redriven letter stays dead", "redrive", "  call('HDEL', y, id)\n", ""},
+	{"a redriven letter has its attempts", "redrive", "'-------0 0 '", "'-------1 0 '"},
 	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
 }
 
 // What only a change of the number of partitions shows.
 var repartitionMutants = []mutant{
 	{"a closed partition takes what is new", "enqueue", "or CODES[shut]\n", "or nil\n"},
-	{"what is newer does not wait", "close", "left[i] = #line(ARGV[i], '1')", "left[i] = 0"},
+	{"what is newer does not wait", "close", "2 or #line(ARGV[i], '1')", "2 or 0"},
 	{"what joins late is run", "", "return since and NOW .. ' ' .. since or NOW", "return NOW"},
 	{"what is carried over is lost", "adopt", "if not known and not shut then", "if false then"},
 }
@@ -115,6 +128,7 @@ func sources() map[string]string {
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
 		"settle": settleScript.Source(), "wake": wakeScript.Source(), "cancel": cancelScript.Source(),
 		"close": closeScript.Source(), "adopt": adoptScript.Source(),
+		"supersede": supersedeScript.Source(), "redrive": redriveScript.Source(), "purge": purgeScript.Source(),
 	}
 }
 

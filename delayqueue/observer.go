@@ -58,9 +58,9 @@ type Enqueued struct {
 	// Queue is the queue's name.
 	Queue string
 	Kind  EnqueueKind
-	// ID, Key, Name and Principal are the job's, as the caller gave them; ID is made if it was
+	// ID, Key, Name, Principal and Trace are the job's, as the caller gave them; ID is made if it was
 	// empty. Of a job that is invalid they may be anything.
-	ID, Key, Name, Principal string
+	ID, Key, Name, Principal, Trace string
 	// Size is that of its payload, in bytes, before encryption. Delay is the job's.
 	Size  int
 	Delay time.Duration

@@ -59,6 +59,9 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
 	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
+	if validTrace(c.Call.Trace) {
+		job.Trace = c.Call.Trace
+	}
 	job.Coalesce, job.Quiet, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
 	began := time.Now()
 	receipt, err := p.queue.enqueue(ctx, job, true)

@@ -149,7 +149,7 @@ func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (Receipt, er
 	if ctx.Err() != nil {
 		return Receipt{}, callerGone(ctx, "enqueue")
 	}
-	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, job.Payload)
+	payload, err := q.sealer.seal(kindPayload, sealedOf{job.ID, job.Key, job.Name, job.Principal}, withTrace(job.Trace, job.Payload))
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -178,7 +178,11 @@ func (q *Queue) store(ctx context.Context, job Job, unknown bool) (Receipt, erro
 		var p *partition
 		for _, g := range generations {
 			p = partitionOf(g.partitions, job.Key, job.ID)
-			if receipt, err := p.add(ctx, job); !errors.Is(err, errClosed) {
+			receipt, err := p.add(ctx, job)
+			if err == nil && job.Coalesce {
+				q.supersedeOlder(ctx, job, m.between(0, p.generation))
+			}
+			if !errors.Is(err, errClosed) {
 				return receipt, err
 			}
 		}
@@ -225,7 +229,7 @@ func (q *Queue) mayRun(ctx context.Context, key string) (bool, error) {
 	for _, p := range m.of(key, "") {
 		found, err := p.wake(ctx, []string{key}, false)
 		if err != nil || found[0] != wakeNone {
-			return err == nil, err
+			return err == nil && found[0] != wakeHalt, err
 		}
 	}
 	return false, nil

@@ -240,7 +240,8 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 			return nil, redisError(ctx, "payload", err)
 		}
 	}
-	return q.sealer.open(kindPayload, sealedOf{id, s.Key, s.Name, s.Principal}, payload)
+	_, payload, err = q.open(sealedOf{id, s.Key, s.Name, s.Principal}, payload)
+	return payload, err
 }
 
 // Peek returns what the queue knows of a message, in whatever state, but not its

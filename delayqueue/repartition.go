@@ -16,7 +16,8 @@ import (
 // What is stored stays where it is, and is run from there. What is new goes to the new
 // partitions, and of each key runs after what is older. Workers serve both until nothing is left in the
 // old ones, dead letters and the status of what has ended included. Until then an Enqueue under an ID of the caller's
-// takes a round trip more for each older number, and until no message is queued or runs there each turn with a key.
+// takes a round trip more for each older number, and until no message is queued or runs there, and no key is halted, each turn with a
+// key and each Enqueue with Coalesce.
 // Stats.OlderPartitions tells.
 //
 // n is 1 to 1024, else the error is ErrInvalidArgument; the number that the queue has changes nothing. While the
@@ -89,9 +90,16 @@ func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next g
 type left struct {
 	paused int64 // for so many ms more
 	keys   int64 // of its keys in Redis, for which it is needed
-	open   int64 // messages that are queued or run
-	has    []bool
+	open   int64 // messages that are queued or run, and keys that are halted
+	has    []int64
 }
+
+// What a closed partition has of a key.
+const (
+	olderNone     = iota
+	olderMessages // that are to run before newer ones
+	olderHalt     // a dead letter that halts the key's messages
+)
 
 func readLeft(cmd *redis.Cmd, n int) (l left, err error) {
 	reply, err := cmd.Int64Slice()
@@ -101,11 +109,7 @@ func readLeft(cmd *redis.Cmd, n int) (l left, err error) {
 	if len(reply) != 3+n {
 		return l, luascript.ErrReply
 	}
-	l = left{paused: reply[0], keys: reply[1], open: reply[2]}
-	for _, has := range reply[3:] {
-		l.has = append(l.has, has == 1)
-	}
-	return l, nil
+	return left{paused: reply[0], keys: reply[1], open: reply[2], has: reply[3:]}, nil
 }
 
 // follow finds what comes after a partition that is closed, when the manifest names nothing. It may have
@@ -166,14 +170,14 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 	return err
 }
 
-// olderHas reports whether an older generation has messages of a message's key that are to run before it.
-func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (bool, error) {
+// olderHas is what an older generation has of a message's key that keeps it from being run.
+func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (int64, error) {
 	if key == "" || p.generation == 1 {
-		return false, nil
+		return olderNone, nil
 	}
 	m := q.manifest.Load()
 	if m == nil { // refused meanwhile
-		return true, nil
+		return olderMessages, nil
 	}
 	for i, g := range m.generations {
 		if g.number >= p.generation {
@@ -185,16 +189,16 @@ func (q *Queue) olderHas(ctx context.Context, p *partition, key string) (bool, e
 		}
 		left, err := readLeft(older.call(ctx, closeScript, m.generations[i+1].String(), key), 1)
 		if err != nil {
-			return false, redisError(ctx, "look into older partitions", err)
+			return olderNone, redisError(ctx, "look into older partitions", err)
 		}
 		if left.open == 0 {
 			older.drained.Store(true) // what joins from now on is carried over
 		}
-		if left.has[0] {
-			return true, nil
+		if left.has[0] != olderNone {
+			return left.has[0], nil
 		}
 	}
-	return false, nil
+	return olderNone, nil
 }
 
 // carryOver stores a claimed message of a closed partition in a newer one.
@@ -211,7 +215,11 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 			if last = p; p.generation <= from.generation {
 				continue
 			}
-			if stored, err := p.adopt(ctx, op, m, time.Until(c.startBy)); stored || err != nil {
+			stored, err := p.adopt(ctx, op, m, time.Until(c.startBy))
+			if stored && m.coalesces { // it is older than what came to the generations between
+				err = q.supersedeBy(ctx, p, m, now.between(from.generation, p.generation))
+			}
+			if stored || err != nil {
 				return err
 			}
 		}
@@ -227,7 +235,11 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
 	text := fmt.Sprintf("%013d%013d%s", millis(m.EnqueuedAt), millis(m.ExpiresAt), about(m.Key, m.Name, m.Principal))
-	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts("")).Int64()
+	flag := "-"
+	if m.coalesces {
+		flag = string(rune(flagCoalesces))
+	}
+	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, text, m.Payload, left.Milliseconds(), "-"+m.attempts(""), flag).Int64()
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}

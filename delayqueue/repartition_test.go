@@ -79,6 +79,31 @@ func TestRepartition_WhatIsNewerWaitsForWhatRuns(t *testing.T) {
 	})
 }
 
+// Nor is it asked for again and again while others hold it.
+func TestRepartition_AHeldKeyIsAskedForAsEver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		lease := b.hold("k")
+		var ids []string
+		var r ran
+		b.start(r.handle, delayqueue.WithConflictBackoff(30*time.Second, 30*time.Second))
+		for _, n := range []int{2, 3} {
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
+			b.repartition(n)
+		}
+		ids = append(ids, b.enqueue(delayqueue.Job{Key: "k"}))
+		time.Sleep(200 * time.Millisecond)
+		for _, id := range ids {
+			require.LessOrEqual(t, b.status(id).Conflicts, 3)
+		}
+		require.NoError(t, lease.Release(t.Context()))
+		for _, id := range ids {
+			b.reaches(id, delayqueue.StateDone)
+		}
+		require.Equal(t, ids, r.ids())
+	})
+}
+
 // What is delayed, and what is redriven, comes after what was stored meanwhile.
 func TestRepartition_CarriesOverWhatJoinsLate(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

@@ -28,7 +28,7 @@ func observe(log *slog.Logger, tell func()) {
 // reportEnqueue tells how a call to store a job has ended.
 func (q *Queue) reportEnqueue(ctx context.Context, job Job, receipt Receipt, err error, began time.Time) {
 	e := Enqueued{
-		Queue: q.name, Kind: enqueueKind(ctx, receipt, err), ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal,
+		Queue: q.name, Kind: enqueueKind(ctx, receipt, err), ID: job.ID, Key: job.Key, Name: job.Name, Principal: job.Principal, Trace: job.Trace,
 		Size: len(job.Payload), Delay: job.Delay, Parked: job.parked, ExpiresAt: receipt.ExpiresAt, Took: time.Since(began), Err: err,
 	}
 	observe(slog.Default(), func() { q.observer.OnEnqueued(ctx, e) })

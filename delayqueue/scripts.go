@@ -26,5 +26,6 @@ var (
 	closeScript   = luascript.Load(scripts, "close")
 	adoptScript   = luascript.Load(scripts, "adopt")
 
-	manifestScript = luascript.Load(scripts, "manifest")
+	manifestScript  = luascript.Load(scripts, "manifest")
+	supersedeScript = luascript.Load(scripts, "supersede")
 )

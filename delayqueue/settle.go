@@ -78,8 +78,14 @@ func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 func (w *Worker) conclude(c *claim, v outcome) {
 	defer c.cancel(nil)
 	defer w.claims.drop(c)
-	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil && (v.moved || !m.queuedAfter) {
-		w.reconsider(m.Key) // what is newer of the key may wait for it
+	if m := c.message; m.Key != "" && c.partition.closed.Load() != nil {
+		stays := !v.moved && (v.kind == OutcomeConflict || v.kind == OutcomeReturned || v.kind == OutcomeRetry)
+		switch {
+		case stays && m.coalesces && !v.foreign:
+			w.supersedeReturned(c)
+		case v.moved || !stays && !m.queuedAfter:
+			w.reconsider(m.Key) // what is newer of the key may wait for it
+		}
 	}
 	w.logSettled(c, v)
 	observe(w.log, func() {

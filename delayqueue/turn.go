@@ -44,10 +44,12 @@ func (w *Worker) take(c *claim) (next *claim) {
 	if c.partition.joinedLate(c.message) {
 		return w.carryOver(c)
 	}
-	switch wait, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
+	switch older, err := w.queue.olderHas(w.ctx, c.partition, c.message.Key); {
 	case err != nil:
 		return w.settle(c, outcome{kind: OutcomeReturned, err: err, delay: backoff.Spread(lockPause)})
-	case wait:
+	case older == olderHalt:
+		return w.settle(c, outcome{kind: OutcomeConflict, err: errHalted, delay: haltPause, awaitsKey: true})
+	case older != olderNone:
 		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
 	}
 	t := &turn{worker: w, ctx: w.ctx}
@@ -75,7 +77,14 @@ func (w *Worker) take(c *claim) (next *claim) {
 	}
 }
 
-var errOlder = errors.New("delayqueue: the key has older messages, in a partition that was closed")
+var (
+	errOlder  = errors.New("delayqueue: the key has older messages, in a partition that was closed")
+	errHalted = errors.New("delayqueue: a dead letter in a partition that was closed halts the key")
+)
+
+// haltPause is how long a message waits that is halted by a dead letter in another partition, should the end of the
+// halt not be announced.
+const haltPause = time.Minute
 
 // carryOver moves a claimed message to a newer partition.
 func (w *Worker) carryOver(c *claim) (next *claim) {
@@ -151,7 +160,7 @@ func (t *turn) run(c *claim) (next *claim) {
 		return nil
 	}
 	started = true
-	if c.message.Payload, err = w.queue.sealer.open(kindPayload, c.message.sealedOf(), c.message.Payload); err != nil {
+	if c.message.Trace, c.message.Payload, err = w.queue.open(c.message.sealedOf(), c.message.Payload); err != nil {
 		if mayOpenElsewhere(err) {
 			err = HandBack(err)
 		} else {

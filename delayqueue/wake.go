@@ -99,7 +99,7 @@ func (w *claimer) wakeFreed(ctx context.Context) {
 			switch found[i] {
 			case wakeWoken:
 				w.look(w.partition.base)
-			case wakeNone:
+			case wakeNone, wakeHalt:
 				select {
 				case w.emptied <- key:
 				default: // the reservation ends by itself

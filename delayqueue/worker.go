@@ -28,6 +28,7 @@ type Worker struct {
 	locker      *core.Locker
 	handler     Handler
 	middleware  []Middleware
+	check       func(Message) error // nil: none
 	concurrency int
 	lockOptions []core.AcquireOption
 	ownLeases   bool // each message has a lease of its own

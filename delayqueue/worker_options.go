@@ -94,6 +94,21 @@ func WithRetryBackoff(initial, most time.Duration) WorkerOption {
 	}
 }
 
+// WithCheck has check asked about messages of a name of which the Handler has handed one back, before anything is done for
+// them: an error hands the message back as [HandBack] does, without a lock and without the Handler, so that thousands of messages that
+// this process cannot run cost it little from the first on. Nil lets it take its way to the Handler, which decides. check must not do
+// the work, as the key is not held; it is called by many goroutines. httplock.CheckReplay is one for httplock.Replay. Default:
+// none; then the first look at each such message takes its key's lock.
+func WithCheck(check func(m Message) error) WorkerOption {
+	return func(w *Worker) error {
+		if check == nil {
+			return invalidOption("WithCheck(nil)")
+		}
+		w.check = check
+		return nil
+	}
+}
+
 // Middleware wraps a Handler, such as for tracing or a time limit.
 type Middleware func(Handler) Handler
 

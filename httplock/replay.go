@@ -76,6 +76,16 @@ func Replay(handler http.Handler, opts ...ReplayOption) delayqueue.Handler {
 	return p.replay
 }
 
+// CheckReplay is for delayqueue.WithCheck: it tells, without a call of handler, whether Replay with the same arguments would hand a
+// message back, as far as routes can be read beforehand.
+func CheckReplay(handler http.Handler, opts ...ReplayOption) func(delayqueue.Message) error {
+	p := &replayer{handler: handler}
+	if err := p.configure(opts); err != nil {
+		return func(delayqueue.Message) error { return err }
+	}
+	return p.check
+}
+
 const (
 	// DefaultMaxResponseBody is how much of a replay's response is kept, unless
 	// WithMaxResponseBody says otherwise. It fits in a queue's results, by default.
@@ -188,24 +198,61 @@ func (p *replayer) configure(opts []ReplayOption) error {
 	return nil
 }
 
-func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
+// prepare makes the request that a message holds.
+func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, *http.Request, error) {
 	c, err := decode(m.Payload)
 	switch {
 	case errors.Is(err, errUnknownForm):
-		return p.handBack(ctx, m, err)
+		return nil, nil, &foreignError{err}
 	case err != nil:
-		return delayqueue.SkipRetry(err)
+		return nil, nil, delayqueue.SkipRetry(err)
 	}
 	if p.rewrite != nil {
 		c.Target = p.rewrite(c.Method, c.Target)
 		if _, err := c.url(); err != nil {
-			return p.handBack(ctx, m, fmt.Errorf("RewriteTarget: %w", err))
+			return nil, nil, &foreignError{fmt.Errorf("RewriteTarget: %w", err)}
 		}
 	}
 	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, once: slices.Clone(c.Header["Idempotency-Key"])}
 	r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
 	if err != nil {
-		return delayqueue.SkipRetry(err)
+		return nil, nil, delayqueue.SkipRetry(err)
+	}
+	return replay, r, nil
+}
+
+// foreignError is why this process does not know how to run a message.
+type foreignError struct{ error }
+
+func (e *foreignError) Unwrap() error { return e.error }
+
+// check is why a message would be handed back, nil if that is not known.
+func (p *replayer) check(m delayqueue.Message) error {
+	replay, r, err := p.prepare(context.Background(), m)
+	foreign, _ := errors.AsType[*foreignError](err)
+	switch {
+	case foreign != nil:
+		err = foreign.error
+	case err != nil:
+		err = nil // it becomes a dead letter
+	default:
+		at := p.locate(r)
+		if err = at.unserved(); err == nil {
+			err = p.unasked(replay, at)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("httplock: replay of %s: %w", m.ID, err)
+	}
+	return nil
+}
+
+func (p *replayer) replay(ctx context.Context, m delayqueue.Message) error {
+	replay, r, err := p.prepare(ctx, m)
+	if foreign, _ := errors.AsType[*foreignError](err); foreign != nil {
+		return p.handBack(ctx, m, foreign.error)
+	} else if err != nil {
+		return err
 	}
 	target := *r.URL // handlers on the way may change theirs
 	defer func() {

@@ -44,7 +44,7 @@ func (p *requestState) prepare() bool {
 		return false
 	}
 
-	p.call = core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], Prefer: prefers}
+	p.call = core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
 	if p.replay == nil {
 		p.call.Principal, p.nobody = m.onBehalfOf(x.Request)

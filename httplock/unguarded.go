@@ -51,16 +51,21 @@ func (p *replayer) locate(r *http.Request) place {
 // authorize asks whether the principal may still have the replay run, unless a guard will.
 func (p *replayer) authorize(replay *replay, r *http.Request, at place) error {
 	if p.reauthorize == nil {
-		if replay.principal != "" && at != placeAsks {
-			return errUnasked
-		}
-		return nil
+		return p.unasked(replay, at)
 	}
 	err := p.reauthorize(r, replay.principal)
 	if err == nil {
 		replay.authorized()
 	}
 	return err
+}
+
+// unasked is an error if nobody would be asked whether the principal may have the replay run.
+func (p *replayer) unasked(replay *replay, at place) error {
+	if p.reauthorize == nil && replay.principal != "" && at != placeAsks {
+		return errUnasked
+	}
+	return nil
 }
 
 // unseen classifies a response that no guard has seen: nil is a result.

@@ -145,6 +145,7 @@ func TestReplay_PrincipalThatNobodyAsksAboutIsHandedBack(t *testing.T) {
 	err := httplock.Replay(opaque(mustNotRun(t)))(t.Context(), m)
 	require.ErrorContains(t, err, "give Replay Reauthorize")
 	require.True(t, isHandedBack(err))
+	require.EqualError(t, err, httplock.CheckReplay(opaque(mustNotRun(t)))(m).Error())
 
 	err = httplock.Replay(opaque(mustNotRun(t)), httplock.Reauthorize(func(*http.Request, string) error { return context.DeadlineExceeded }))(t.Context(), m)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -197,16 +198,24 @@ func TestReplay_ReadsRoutesBeforeItCallsThem(t *testing.T) {
 		"listed, another one matches": {handler: opaque(none), opts: []httplock.ReplayOption{listed(routes, "POST "+testbed.OrderPath, "POST /orders/:id")}, why: "no guard"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := httplock.Replay(test.handler, test.opts...)(t.Context(), message(t, post(t, testbed.OrderPath)))
+			m := message(t, post(t, testbed.OrderPath))
+			checked := httplock.CheckReplay(test.handler, test.opts...)(m)
+			err := httplock.Replay(test.handler, test.opts...)(t.Context(), m)
 			if test.why == "" {
+				require.NoError(t, checked)
 				require.NoError(t, err)
 				return
 			}
 			require.ErrorContains(t, err, test.why)
 			require.True(t, isHandedBack(err), err)
+			if name != "mux, router within" && name != "opaque, no route" { // which only a call of the handler shows
+				require.EqualError(t, err, checked.Error())
+			}
 		})
 	}
 	require.ErrorIs(t, httplock.Replay(ran, httplock.WithRoutes(nil, nil))(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
+	require.ErrorIs(t, httplock.CheckReplay(nil)(message(t, post(t, "/"))), core.ErrInvalidOption)
+	require.NoError(t, httplock.CheckReplay(ran)(delayqueue.Message{Payload: []byte("junk")}), "it becomes a dead letter")
 }
 
 // A replay has no credentials, no TLS and no host: what is in front may turn it away.
@@ -296,6 +305,7 @@ func TestReplay_FormOfALaterReleaseIsHandedBack(t *testing.T) {
 			err := httplock.Replay(mustNotRun(t))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)})
 			require.ErrorContains(t, err, "a form that this release does not know", name)
 			require.True(t, isHandedBack(err), name)
+			require.EqualError(t, err, httplock.CheckReplay(mustNotRun(t))(delayqueue.Message{ID: testbed.TicketID, Payload: []byte(payload)}).Error())
 		}
 		d.replica(t, mustNotRun(t))
 		var ids []string

@@ -5,14 +5,15 @@
 -- ARGV[3]  what comes after it: <generation>:<partitions>
 -- ARGV[4..] keys
 -- returns  {for how long it is paused, in ms; how many of its keys are left that hold messages, or remember
---           them; how many messages are queued or run; for each key 1 if it has messages that are not delayed}
+--           them; how many messages are queued or run and how many keys are halted; for each key 2 if it is halted, 1 if it
+--           has messages that are not delayed, else 0}
 -- #include common.lua
 if not closed() then
   call('HSET', c, 'closed', next_seq() .. ' ' .. ARGV[3])
 end
-local left = {math.max(0, paused_until() - now), call('EXISTS', m, w, x, y, unpack(KEYS, 12, 16)), call('HLEN', m) - call('ZCARD', x)}
+local left = {math.max(0, paused_until() - now), call('EXISTS', m, w, x, y, unpack(KEYS, 12, 16)), call('HLEN', m) - call('ZCARD', x) + call('HLEN', h)}
 for i = 4, #ARGV do
-  left[i] = #line(ARGV[i], '1')
+  left[i] = call('HEXISTS', h, ARGV[i]) == 1 and 2 or #line(ARGV[i], '1')
 end
 keep(c, math.max(dead_retention, 3 * retention, SLACK))
 flush()

@@ -73,6 +73,20 @@ local function settle_slot(id, slot)
   end
 end
 
+-- The message that a newer one replaces, if no handler was given it yet: its id, its record,
+-- what r has of it, and what its place has before its id.
+local function replaceable(slot, key)
+  local id = call('HGET', u, slot)
+  local rec, state = id and call('HGET', m, id), id and call('HGET', r, id) or UNTRIED
+  if rec and match(rec, '^1[qc]') and match(state, '^[w-]......0 %d+ 0 0 ') and not too_old(rec) and call('HEXISTS', y, id) == 0 then
+    for _, place in ipairs({sub(rec, 4, 19), '~', '\127'}) do
+      if call('ZSCORE', f, key .. '\n' .. place .. id) then
+        return id, rec, state, place
+      end
+    end
+  end
+end
+
 -- Ends a queued message, but leaves its place in f: as 'e', expired, 'c', cancelled, or 's', superseded.
 local function discard(id, key, rec, how, because)
   local mark, counted, cause = match(call('HGET', r, id) or UNTRIED, '^.(......)(%d+ %d+ %d+ )%d+ %S* (.*)$')

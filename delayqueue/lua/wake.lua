@@ -5,7 +5,7 @@
 -- ARGV[3]  '1' to make them due, '0' to look only
 -- ARGV[4..] keys
 -- returns  for each key 0 when no message of it could run now: it has none, or the head waits for its time, or
---          the queue is paused; 2 when its head was made due, else 1
+--          the queue is paused; 2 when its head was made due; 3 when a dead letter halts its messages; else 1
 -- #include common.lua
 local wake, idle = ARGV[3] == '1', paused_until() > now
 call('HDEL', r, '')
@@ -18,7 +18,7 @@ end
 local function look(key)
   local place, halt = line(key, '1')[1], call('HGET', h, key)
   if halt then
-    return sub(halt, 1, 1) == 'k' and 1 or 0
+    return sub(halt, 1, 1) == 'k' and 1 or 3
   elseif not place then
     return idle and 0 or quiet(key)
   end

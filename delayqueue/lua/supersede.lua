@@ -1,0 +1,23 @@
+-- Ends the message that a newer one replaces which came to another partition, as this one is
+-- closed; if no handler was given it yet.
+--
+-- KEYS, ARGV[1..2]  see common.lua
+-- ARGV[3]  key
+-- ARGV[4]  what its record has from the lengths on, without a payload
+-- ARGV[5]  id of the newer one; '' to look only
+-- ARGV[6]  id of the one that is ended if a newer one may replace it, or '' for whichever may be replaced
+-- returns  {id of the message that a newer one would replace, '' if there is none; 1 when this
+--           is closed, no message is queued or runs here and no key is halted, else 0}
+-- #include common.lua
+-- #include ended.lua
+local key, slot, by, which = ARGV[3], 's' .. ARGV[4], ARGV[5], ARGV[6]
+local id = call('HGET', u, slot)
+if by ~= '' and id ~= by and (which == '' or which == id) then
+  local old, rec = replaceable(slot, key)
+  if old then
+    give_up(old, key, rec, 's', by)
+  end
+end
+local found = id and call('HEXISTS', m, id) == 1 and id or ''
+flush()
+return {found, closed() and call('HLEN', m) == call('ZCARD', x) and call('HLEN', h) == 0 and 1 or 0}

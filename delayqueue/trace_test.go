@@ -1,0 +1,151 @@
+package delayqueue
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+const testTrace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+// traces notes what an observer is told, and what handlers get.
+type traces struct {
+	NopObserver
+	mu  sync.Mutex
+	all map[string][]string
+}
+
+func (o *traces) note(what, id, trace string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.all[id] = append(o.all[id], what+" "+trace)
+}
+
+func (o *traces) of(id string) []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.all[id]
+}
+
+func (o *traces) OnEnqueued(_ context.Context, e Enqueued) { o.note("enqueued", e.ID, e.Trace) }
+func (o *traces) OnStarted(_ context.Context, e Started) {
+	o.note("started", e.Message.ID, e.Message.Trace)
+}
+
+func (o *traces) OnSettled(_ context.Context, e Settled) {
+	o.note("settled", e.Message.ID, e.Message.Trace)
+}
+
+// A trace travels with its message, also with one that is large, or tried again, and with one whose payload looks like a trace.
+func TestTrace_TravelsWithTheMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, opts := range map[string][]Option{
+			"plain": nil, "sealed": {WithEncryption(Keyring{Current: "k", Keys: map[string][]byte{"k": bytes.Repeat([]byte("k"), 32)}})},
+		} {
+			seen := &traces{all: map[string][]string{}}
+			prefix := env.Prefix + name
+			q, err := New(env.Client(t), "q", append(opts, WithPrefix(prefix), WithQueueObserver(seen))...)
+			require.NoError(t, err)
+			payloads := map[string][]byte{
+				"small": []byte("small"), "large": bytes.Repeat([]byte("large"), 2000), "empty": {}, "odd": []byte(traceMagic + "\x05abc"),
+				"without": []byte("without"), "odd without": []byte(traceMagic + "\x03abcdef"),
+			}
+			trace := func(id string) string {
+				if strings.HasSuffix(id, "without") {
+					return ""
+				}
+				return testTrace
+			}
+			for id, payload := range payloads {
+				_, err := q.Enqueue(t.Context(), Job{ID: strings.ReplaceAll(id, " ", "-"), Key: id, Payload: payload, Trace: trace(id)})
+				require.NoError(t, err)
+				stored, err := q.Payload(t.Context(), strings.ReplaceAll(id, " ", "-"))
+				require.NoError(t, err)
+				require.Equal(t, string(payload), string(stored))
+			}
+			locker, err := core.New(env.Client(t), core.WithPrefix(prefix))
+			require.NoError(t, err)
+			defer func() { _ = locker.Close() }()
+			w, err := NewWorker(q, locker, func(_ context.Context, m Message) error {
+				if m.Attempt == 1 {
+					return errors.New("once more")
+				}
+				if string(m.Payload) != string(payloads[m.Key]) {
+					seen.note("payload", m.ID, string(m.Payload))
+				}
+				seen.note("ran", m.ID, m.Trace)
+				return nil
+			}, WithRetryBackoff(time.Millisecond, time.Millisecond), WithLogger(slog.New(slog.DiscardHandler)))
+			require.NoError(t, err)
+			require.NoError(t, w.Start())
+			for id := range payloads {
+				want, its := []string{}, strings.ReplaceAll(id, " ", "-")
+				for _, what := range []string{"enqueued", "started", "settled", "started", "ran", "settled"} {
+					want = append(want, what+" "+trace(id))
+				}
+				redistest.Eventually(t, func() bool { return len(seen.of(its)) >= len(want) }, "it ran")
+				require.Equal(t, want, seen.of(its), id)
+			}
+			require.NoError(t, w.Stop(t.Context()))
+		}
+	})
+}
+
+func TestTrace_OfACallThatIsParked(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		seen := &traces{all: map[string][]string{}}
+		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithQueueObserver(seen))
+		require.NoError(t, err)
+		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() { _ = locker.Close() }()
+		lease, err := locker.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		defer func() { _ = lease.Release(context.Background()) }()
+		for trace, want := range map[string]string{testTrace: testTrace, "": "", "00-a-b-01": ""} {
+			err := core.NewGuard(locker, Policy(q)).Do(t.Context(), core.Call{Key: "k", Trace: trace, Encode: func() ([]byte, error) { return nil, nil }},
+				func(context.Context) error { return nil })
+			deferred, _ := errors.AsType[*core.DeferredError](err)
+			require.NotNil(t, deferred)
+			require.Equal(t, []string{"enqueued " + want}, seen.of(deferred.Ticket.ID), "one that is not valid is left out: it may be a client's")
+		}
+	})
+}
+
+func TestTrace_IsATraceparent(t *testing.T) {
+	t.Parallel()
+	for _, trace := range []string{
+		" " + testTrace[1:], testTrace[:54], testTrace + "0", testTrace + "-00", strings.ToUpper(testTrace), "ff" + testTrace[2:], testTrace[:54] + "g",
+		"00-" + strings.Repeat("0", 32) + "-00f067aa0ba902b7-01", testTrace[:36] + strings.Repeat("0", 16) + "-01", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba90-b7-01",
+	} {
+		require.ErrorIs(t, Job{ID: "id", MaxAge: time.Minute, Trace: trace}.validate(1), ErrInvalidJob, trace)
+	}
+	for _, trace := range []string{"", testTrace, "cc" + testTrace[2:]} {
+		require.NoError(t, Job{ID: "id", MaxAge: time.Minute, Trace: trace}.validate(1), trace)
+	}
+}
+
+func FuzzTrace(f *testing.F) {
+	f.Add("", []byte("payload"))
+	f.Add(testTrace, []byte(traceMagic))
+	f.Add("", []byte(traceMagic+"\xff"))
+	f.Fuzz(func(t *testing.T, trace string, payload []byte) {
+		if len(trace) > traceLength {
+			return
+		}
+		gotTrace, got := splitTrace(withTrace(trace, payload))
+		require.Equal(t, trace, gotTrace)
+		require.True(t, bytes.Equal(payload, got))
+		splitTrace(payload)
+	})
+}
