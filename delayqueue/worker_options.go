@@ -64,7 +64,8 @@ func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 // given here too. The options are for all messages that have a key: routes that need others need a queue of their own.
 //
 // Each message has a lease of its own then, where otherwise messages of one key share one for up to
-// 100 ms. One that outlasts MaxHold has lost its lease: a failed attempt. Shared, and Counted of more
+// 100 ms. One that outlasts MaxHold has lost its lease: a failed attempt. MinHold counts from each grant, also where
+// the message failed or is handed back. Shared, and Counted of more
 // than one, are refused: a message has its key for itself. Given again it adds to them. Default: none.
 func WithAcquireOptions(opts ...core.AcquireOption) WorkerOption {
 	return func(w *Worker) error {
