@@ -26,7 +26,6 @@ const (
 // them run.
 var seldomUsed = map[string]string{
 	"hgetall": "a holder whose lease ran out beside others",
-	"mget":    "a record of a newer format",
 	"ping":    "a subscription that is idle for seconds",
 }
 

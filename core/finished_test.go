@@ -62,6 +62,7 @@ func TestWaiting_BehindPlacesThatAReplicaDidNotSeeEnd(t *testing.T) {
 				held, err = a.Acquire(t.Context(), "k")
 				require.NoError(t, err)
 			}
+			inflate(t, rdb, record)
 			require.NoError(t, rdb.HSet(t.Context(), record, "queue", before[0], "waiting", before[1]).Err())
 			result := acquiring(t, last, "k")
 			queued(t, env, "k", lockers+1)

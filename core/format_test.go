@@ -29,7 +29,7 @@ var (
 	}
 )
 
-const foreignText = "pk2 5 1:h.1 x"
+const foreignText = "pk3 5 1:h.1 x"
 
 // eachNewer runs a test with each kind of newer record.
 func eachNewer(t *testing.T, test func(t *testing.T, env *redistest.Env, newer any)) {
@@ -194,7 +194,10 @@ func TestFormat_AHolderWhoseRecordBecameNewer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		ctx, rdb := t.Context(), env.Client(t)
 		l := newLocker(t, env)
-		hash := func(record string) { require.NoError(t, rdb.HSet(ctx, record, "v", 2).Err()) }
+		hash := func(record string) {
+			inflate(t, rdb, record)
+			require.NoError(t, rdb.HSet(ctx, record, "v", 2).Err())
+		}
 		text := func(record string) { require.NoError(t, rdb.Set(ctx, record, foreignText, time.Minute).Err()) }
 		for name, verb := range map[string]func(*core.Lease) error{
 			"Extend":    func(lease *core.Lease) error { return lease.Extend(ctx, time.Hour) },

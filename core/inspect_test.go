@@ -153,6 +153,7 @@ func TestAKeyWithManyHoldersIsShownInPart(t *testing.T) {
 		for i := range others {
 			fields = append(fields, fmt.Sprintf("h:0:h/1/x.%024d", i), fmt.Sprintf("%d %d ", ends, i+1))
 		}
+		inflate(t, rdb, record)
 		require.NoError(t, rdb.HSet(t.Context(), record, fields...).Err())
 		info, err := l.Inspect(t.Context(), "k")
 		require.NoError(t, err)

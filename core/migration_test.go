@@ -102,3 +102,17 @@ func (m *migratingLock) requireHeld(when string) {
 	_, err := m.waiting.TryAcquire(m.t.Context(), m.lease.Key())
 	require.ErrorIs(m.t, err, core.ErrConflict, when)
 }
+
+// An inflation in a slot that moves would lose the record.
+func TestOnACluster_NoRecordIsThin(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	rdb := c.Client(t)
+	l := lockerOn(t, rdb, "p")
+	for _, opts := range [][]core.AcquireOption{nil, {core.Shared()}, {core.Counted(2)}} {
+		lease, err := l.TryAcquire(t.Context(), "k", opts...)
+		require.NoError(t, err)
+		require.Equal(t, "hash", rdb.Type(t.Context(), core.RecordName("p", "k")).Val())
+		require.NoError(t, lease.Release(t.Context()))
+	}
+}

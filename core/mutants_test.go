@@ -31,13 +31,15 @@ type scriptMutant struct {
 
 // What is broken, by the piece of the script that held it.
 var mutants = []scriptMutant{
-	{"acquire takes a held key", "acquire", "if redis.call('EXISTS', key) == 0 then", "if true then", "crowd"},
+	{"acquire takes a held key", "acquire", "'NX', 'PX', ARGV[2])", "'PX', ARGV[2])", "crowd"},
+	{"a thin lease is half as long", "acquire", "'NX', 'PX', ARGV[2])", "'NX', 'PX', math.floor(ARGV[2] / 2))", "overrun"},
+	{"an inflated key is free", "", "return {its, 1, holder", "return {its, 0, holder", "crowd"},
 	{"everybody fits", "acquire", "return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)", "return true", "crowd"},
 	{"a reader fits beside a writer", "acquire", "held == 0 or limit(last) ~= 1 and (n == 0", "held == 0 or (n == 0", "readers"},
 	{"a writer fits beside a reader", "acquire", "(n == 0 or held < n)", "(n <= 1 or held < n)", "readers"},
 	{"one more fits", "acquire", "(n == 0 or held < n)", "(n == 0 or held <= n)", "three"},
 	{"acquire does not know its own grant", "acquire", "if mine and ends(mine) <= now then", "if mine then", "lost replies"},
-	{"acquire makes half a lease", "acquire", "local lease = tonumber(ARGV[2])", "local lease = math.floor(ARGV[2] / 2)", "overrun"},
+	{"acquire makes half a lease", "acquire", "local lease = tonumber(ARGV[2])", "local lease = math.floor(ARGV[2] / 2)", "three, overrun"},
 	{"a holder's lease never ends", "", "if deadline <= now then", "if false then", "dead seats"},
 	{"the fence is always the same", "acquire", "  return micros\n", "  return 7\n", "crowd"},
 	{"the fence falls", "acquire", "  return micros\n", "  return 3e15 - micros\n", "crowd"},
@@ -63,6 +65,9 @@ type play struct {
 	clients int           // zero: 3
 	many    int           // goroutines of a client; zero: 2
 	late    time.Duration // how long a command may be under way; zero: a second
+	older   int           // of the clients: they run the scripts of before thin records
+
+	unavailable func(error) // takes why calls were; may be nil
 }
 
 var plays = map[string]play{
@@ -73,12 +78,13 @@ var plays = map[string]play{
 		w.Modes, w.Try, w.Fixed, w.Abandon, w.Keys = threeAtATime, 100, 100, 4, 1
 		w.MaxLease, w.MaxWork = 120*time.Millisecond, 20*time.Millisecond
 	}, late: 50 * time.Millisecond},
-	"deaf":            {change: func(w *workload) { w.Overrun, w.Deaf, w.Try = 50, 70, 100 }},
-	"refused readers": {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 100 }},
-	"overrun":         {change: func(w *workload) { w.Overrun, w.Deaf = 50, 50 }},
-	"abandoned":       {change: func(w *workload) { w.Abandon, w.Fixed, w.Try, w.Keys = 30, 100, 100, 4 }, late: 150 * time.Millisecond},
-	"lost replies":    {change: func(w *workload) { w.Retries, w.Try = 3, 100 }, lost: true},
-	"losses":          {change: func(w *workload) { w.Fixed, w.MaxLease, w.MaxWork = 0, 120*time.Millisecond, 500*time.Millisecond }, loss: 150 * time.Millisecond},
+	"deaf":                    {change: func(w *workload) { w.Overrun, w.Deaf, w.Try = 50, 70, 100 }},
+	"refused readers":         {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 100 }},
+	"overrun":                 {change: func(w *workload) { w.Overrun, w.Deaf = 50, 50 }},
+	"abandoned":               {change: func(w *workload) { w.Abandon, w.Fixed, w.Try, w.Keys = 30, 100, 100, 4 }, late: 150 * time.Millisecond},
+	"lost replies":            {change: func(w *workload) { w.Retries, w.Try = 3, 100 }, lost: true},
+	"lost replies to waiters": {change: func(w *workload) { w.Retries, w.Try, w.Keys = 3, 30, 3 }, lost: true},
+	"losses":                  {change: func(w *workload) { w.Fixed, w.MaxLease, w.MaxWork = 0, 120*time.Millisecond, 500*time.Millisecond }, loss: 150 * time.Millisecond},
 	"slow renewals": {change: func(w *workload) {
 		w.Fixed, w.Try, w.Keys, w.MaxLease = 0, 100, 3, 120*time.Millisecond
 		w.MaxWork, w.MaxIdle, w.SlowRenewals = 70*time.Millisecond, 80*time.Millisecond, 80*time.Millisecond
@@ -133,6 +139,7 @@ func (p play) run(t *testing.T, seed uint64, length time.Duration, hook redis.Ho
 		c := &soakClient{
 			Addr: proxy.Addr, Prefix: env.Prefix, File: filepath.Join(t.TempDir(), fmt.Sprint(i)),
 			Client: i + 1, Seed: seed, Goroutines: cmp.Or(p.many, 2), Timeout: 3 * time.Second, Workload: w,
+			Older: i < p.older, unavailable: p.unavailable,
 		}
 		if hook != nil {
 			c.hooks = append(c.hooks, hook)

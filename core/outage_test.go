@@ -300,12 +300,12 @@ func engineGoroutines() (n int64) {
 	return n
 }
 
-// grants is how often Redis wrote a record: a release, and a cancel of nothing, write none.
+// grants is how often Redis was to begin a record: a release, and a cancel, do not.
 func grants(t *testing.T, rdb *redis.Client) int64 {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "commandstats").Result()
 	require.NoError(t, err)
-	calls := regexp.MustCompile(`cmdstat_hset:calls=(\d+)`).FindStringSubmatch(info)
+	calls := regexp.MustCompile(`cmdstat_set:calls=(\d+)`).FindStringSubmatch(info)
 	require.NotNil(t, calls, info)
 	n, err := strconv.ParseInt(calls[1], 10, 64)
 	require.NoError(t, err)

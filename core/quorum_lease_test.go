@@ -294,6 +294,7 @@ func TestTheBlockOfAForgottenHolderCountsAsUsed(t *testing.T) {
 		lease, err := l.TryAcquire(t.Context(), "k", core.FixedLease(time.Second))
 		require.NoError(t, err)
 		ahead := lease.Fence() + time.Hour.Microseconds() // as another node's clock may be
+		inflate(t, rdb, record)
 		require.NoError(t, rdb.HSet(t.Context(), record, "fence", ahead).Err())
 		require.NoError(t, rdb.Expire(t.Context(), record, 2*time.Hour).Err())
 		time.Sleep(2 * time.Second)

@@ -366,7 +366,7 @@ func TestAKeyThatIsNotReservedCostsWhatItDid(t *testing.T) {
 	}
 	calls, commands := cost()
 	require.Equal(t, int64(2), calls)
-	require.Equal(t, 9, commands, "evalsha, exists, time, hset, pexpire; evalsha, time, hmget, del")
+	require.Equal(t, 7, commands, "evalsha, time, set; evalsha, time, mget, del")
 	calls, again := cost(reservations.Reserved(time.Minute))
 	require.Equal(t, int64(2), calls)
 	require.Equal(t, commands, again)

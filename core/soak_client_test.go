@@ -69,11 +69,13 @@ type soakClient struct {
 	Goroutines         int
 	Timeout            time.Duration // go-redis's
 	Workload           workload
+	Older              bool // it runs the scripts of before thin records; see older_test.go
 
-	hooks []redis.Hook
-	rec   *history.Recorder
-	ids   atomic.Int64
-	odd   atomic.Pointer[error]
+	hooks       []redis.Hook
+	unavailable func(error) // takes why calls were
+	rec         *history.Recorder
+	ids         atomic.Int64
+	odd         atomic.Pointer[error]
 }
 
 // runClient works until its standard input ends.
@@ -98,6 +100,13 @@ func runClient() {
 func (c *soakClient) run(ctx context.Context) (err error) {
 	if c.rec, err = history.Create(c.File); err != nil {
 		return err
+	}
+	if c.Older {
+		hook, err := olderScripts()
+		if err != nil {
+			return err
+		}
+		c.hooks = append(c.hooks, hook)
 	}
 	rdb := c.connect()
 	defer func() { err = errors.Join(err, rdb.Close()) }()
@@ -206,6 +215,9 @@ func (c *soakClient) once(ctx context.Context, locker *core.Locker, rng *rand.Ra
 	}
 	c.rec.Write(op)
 	if errors.Is(err, core.ErrUnavailable) {
+		if c.unavailable != nil {
+			c.unavailable(err)
+		}
 		time.Sleep(10*time.Millisecond + upTo(rng, 40*time.Millisecond)) // calls fail at once while Redis is down
 	}
 	if err != nil {

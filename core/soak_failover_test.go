@@ -138,25 +138,50 @@ func grantsOf(t *testing.T, server *redistest.Server) map[string][]history.Store
 	t.Helper()
 	ahead := time.Now().UnixNano() - history.Now() // of the clock that Redis has
 	grants := map[string][]history.Stored{}
+	note := func(key string, g history.Stored) {
+		g.Until = g.Until*int64(time.Millisecond) - ahead
+		i := slices.IndexFunc(grants[key], func(o history.Stored) bool { return o.Fence == g.Fence })
+		if i < 0 {
+			grants[key] = append(grants[key], g)
+		} else {
+			grants[key][i].Until = max(grants[key][i].Until, g.Until)
+		}
+	}
+	thin := map[string]history.Stored{} // by key: the lease lasts as long as the record
 	server.Log(t, func(command []string) {
-		name := strings.ToUpper(command[0])
-		if name != "HSET" && name != "HMSET" {
+		if len(command) < 2 {
 			return
 		}
 		key, ours := strings.CutPrefix(command[1], core.RecordName("p", ""))
-		for field := range slices.Chunk(command[2:], 2) {
-			if !ours || !strings.HasPrefix(field[0], "h:") {
-				continue
+		if !ours {
+			return
+		}
+		var g history.Stored
+		switch strings.ToUpper(command[0]) {
+		case "SET": // KEY VALUE PXAT MS, or KEY VALUE and PEXPIREAT after a rewrite
+			_, err := fmt.Sscanf(command[2], "pk2 %s %d %d;", new(string), &g.Fence, &g.Client)
+			require.NoError(t, err, command)
+			if thin[key] = g; len(command) > 4 {
+				_, err = fmt.Sscan(command[4], &g.Until)
+				require.NoError(t, err, command)
 			}
-			var g history.Stored
-			_, err := fmt.Sscanf(field[1], "%d %d %d;", &g.Until, &g.Fence, &g.Client)
-			require.NoError(t, err, field[1])
-			g.Until = g.Until*int64(time.Millisecond) - ahead
-			i := slices.IndexFunc(grants[key], func(o history.Stored) bool { return o.Fence == g.Fence })
-			if i < 0 {
-				grants[key] = append(grants[key], g)
-			} else {
-				grants[key][i].Until = max(grants[key][i].Until, g.Until)
+			note(key, g)
+		case "PEXPIREAT":
+			var is bool
+			if g, is = thin[key]; is {
+				_, err := fmt.Sscan(command[2], &g.Until)
+				require.NoError(t, err, command)
+				note(key, g)
+			}
+		case "DEL", "UNLINK":
+			delete(thin, key)
+		case "HSET", "HMSET":
+			for field := range slices.Chunk(command[2:], 2) {
+				if strings.HasPrefix(field[0], "h:") {
+					_, err := fmt.Sscanf(field[1], "%d %d %d;", &g.Until, &g.Fence, &g.Client)
+					require.NoError(t, err, field[1])
+					note(key, g)
+				}
 			}
 		}
 	})

@@ -97,6 +97,7 @@ type soakRound struct {
 	Abrupt     bool                        // the clients are killed at the end
 	Failovers  int                         // of a Sentinel trio, in place of Faults and Length
 	Way        faultKind                   // of all of them; if empty the seed chooses
+	Mixed      bool                        // every second client runs the scripts of before thin records
 	Share      int                         // of the operations of make soak-locks, in percent
 }
 
@@ -186,6 +187,7 @@ func (r *soakRunner) start(slot int) {
 	config := soakClient{
 		Prefix: "p", File: filepath.Join(r.dir, fmt.Sprint(client)),
 		Client: client, Seed: r.round.Seed, Goroutines: cmp.Or(r.round.Goroutines, 6), Timeout: 300 * time.Millisecond, Workload: r.round.Workload,
+		Older: r.round.Mixed && slot/2%2 == 0, // with both of them behind the proxy, and not
 	}
 	switch {
 	case r.sentinel != nil:

@@ -200,8 +200,10 @@ func (round soakRound) test(t *testing.T, ops int) {
 
 // soakRounds are the rounds by what is special in each.
 func soakRounds() map[string]soakRound {
-	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true, Share: 35}
-	shared, counted, retries, losses := lossless, lossless, lossless, lossless
+	lossless := soakRound{Length: 2500 * time.Millisecond, Clients: 4, Workload: lively, Faults: everything, Durable: true, Share: 30}
+	shared, counted, retries, losses, mixed := lossless, lossless, lossless, lossless, lossless
+	mixed.Share, mixed.Mixed = 5, true
+	mixed.Workload.Modes = []mode{{}, {}, {Mode: history.Shared}}
 	shared.Share, shared.Workload.Modes = 25, readersAndWriters
 	counted.Share, counted.Workload.Modes = 18, threeAtATime
 	readers, permits := shared.crowded(), counted.crowded()
@@ -215,6 +217,7 @@ func soakRounds() map[string]soakRound {
 	return map[string]soakRound{
 		"exclusive": lossless, "shared": shared, "counted": counted,
 		"shared, several of a process": readers, "counted, several of a process": permits, "retries": retries, "losses of data": losses,
+		"two versions": mixed,
 	}
 }
 

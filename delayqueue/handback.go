@@ -12,6 +12,7 @@ const (
 	// The delay of what is handed back doubles between these.
 	handBackFirst = time.Second
 	handBackMost  = 30 * time.Second
+	handBackEach  = time.Millisecond // and for each message that is known, up to so much is added
 	// What is handed back without a lock goes to Redis together, after this long at the latest.
 	handBackWait = 250 * time.Millisecond
 	// An idle Worker whose last message was handed back leaves the next one to others for so
@@ -83,6 +84,13 @@ func (f *foreign) suspects(name string) bool {
 	return f.names[name] != nil
 }
 
+// known is how many messages are remembered.
+func (f *foreign) known() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count
+}
+
 // ran forgets all messages of a name if the handler took one of them after all.
 func (f *foreign) ran(m Message) {
 	f.last.Store(false)
@@ -118,7 +126,7 @@ func (w *claimer) handBack(c *claim) bool {
 		w.returns = r
 		w.handlers.Go(func() { w.sendReturns(r) })
 	}
-	w.returns.batch = append(w.returns.batch, c.end(handedBack(c.message, why), w.lease))
+	w.returns.batch = append(w.returns.batch, c.end(w.handedBack(c.message, why), w.lease))
 	if len(w.returns.batch) == batchItems {
 		close(w.returns.full)
 		w.returns = nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -132,7 +133,7 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 		return v
 	case errors.As(err, &foreign):
 		w.foreign.add(c.message, err)
-		return handedBack(c.message, err)
+		return w.handedBack(c.message, err)
 	case errors.As(err, &unopened):
 		v.kind = OutcomeDead
 		return v
@@ -157,10 +158,11 @@ func (w *Worker) classify(c *claim, err, lost error) outcome {
 	return v
 }
 
-// handedBack is the end of a claim on a message that another Worker may be able to run.
-func handedBack(m Message, err error) outcome {
-	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost)
-	return outcome{kind: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(delay)}
+// handedBack is the end of a claim on a message that another Worker may be able to run. Thousands of them come back at a
+// rate that leaves room for others.
+func (w *Worker) handedBack(m Message, err error) outcome {
+	delay := backoff.Exponential(m.handed+1, handBackFirst, handBackMost) + rand.N(time.Duration(w.foreign.known()+1)*handBackEach)
+	return outcome{kind: OutcomeReturned, foreign: true, last: true, err: err, delay: backoff.Spread(min(delay, handBackMost))}
 }
 
 // laterMost bounds the delay of what is unavailable, unless that itself says when to come back.

@@ -5,6 +5,9 @@
 local key = KEYS[1]
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
+if redis.call('MGET', key)[1] then -- a thin record lasts as long as its lease
+  return redis.call('DEL', key)
+end
 local ended = 0
 local all = redis.call('HGETALL', key)
 for i = 1, #all, 2 do

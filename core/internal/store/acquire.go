@@ -12,7 +12,7 @@ import (
 )
 
 func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
-	cmd := d.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
+	cmd := d.command(ctx, d.acquire, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
 	if req.Reserve > 0 {
 		cmd.add(req.Reserve.Milliseconds())
 	}

@@ -20,7 +20,7 @@ var foreignRecords = map[string]any{
 	"without a fence":          []any{"name", "Ada", "mail", "ada@example.org"},
 	"of three fields":          []any{"v", "2", "last", holderToken, "fence", "7"},
 	"of fields that are known": knownFields,
-	"a text":                   "pk2 1700000000000000 " + holderToken + " x",
+	"a text":                   "pk3 1700000000000000 " + holderToken + " x",
 	"a text of later":          "pk17 ",
 }
 

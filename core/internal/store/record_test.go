@@ -90,7 +90,10 @@ func lasting(t *testing.T, rdb *redis.Client, ends, script string, args []any) (
 	acquire := func(pipe redis.Pipeliner, i, lease int) {
 		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, holderToken, lease, "x", "", "")
 	}
-	pipeline(func(pipe redis.Pipeliner, i int) { acquire(pipe, i, 60000) })
+	pipeline(func(pipe redis.Pipeliner, i int) {
+		acquire(pipe, i, 60000)
+		pipe.Eval(ctx, store.Sources["acquire"], []string{key(i)}, readerToken, 60000, "x", "", "") // inflates the record
+	})
 	pipeline(func(pipe redis.Pipeliner, i int) {
 		if ends == "record" {
 			pipe.PExpire(ctx, key(i), time.Millisecond)

@@ -43,24 +43,33 @@ func IsScript(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval
 // or all that have the piece old if name is empty. Old stands in each of them once.
 func BreakScript(t testing.TB, scripts map[string]string, name, old, broken string) (redis.Hook, *atomic.Int64) {
 	t.Helper()
-	instead := map[any]string{} // of sources by sources, of hashes by hashes
+	instead := map[string]string{}
 	for its, source := range scripts {
 		if its != name && (name != "" || !strings.Contains(source, old)) {
 			continue
 		}
 		require.Equal(t, 1, strings.Count(source, old), "%s.lua has once: %s", its, old)
-		mutant := strings.Replace(source, old, broken, 1)
-		instead[source], instead[redis.NewScript(source).Hash()] = mutant, redis.NewScript(mutant).Hash()
+		instead[source] = strings.Replace(source, old, broken, 1)
 	}
 	require.NotEmpty(t, instead, "a script has: %s", old)
+	return RunInstead(instead)
+}
+
+// RunInstead returns a hook that has a client run others in place of scripts, both given by their
+// sources, and how often it did.
+func RunInstead(instead map[string]string) (redis.Hook, *atomic.Int64) {
+	by := map[any]string{} // sources by sources, hashes by hashes
+	for source, other := range instead {
+		by[source], by[redis.NewScript(source).Hash()] = other, redis.NewScript(other).Hash()
+	}
 	used := &atomic.Int64{}
 	return BeforeEach(func(cmd redis.Cmder) {
 		if !IsScript(cmd) {
 			return
 		}
 		args := cmd.Args() // the command's own
-		if mutant, ok := instead[args[1]]; ok {
-			args[1] = mutant
+		if other, ok := by[args[1]]; ok {
+			args[1] = other
 			used.Add(1)
 		}
 	}), used

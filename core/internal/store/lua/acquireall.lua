@@ -13,6 +13,7 @@
 --          somebody waits for it
 --          {0, i, ms left of a holder's lease, length of the queue} if KEYS[i] is
 --          the first that cannot be had
+-- #include call.lua
 -- #include record.lua
 local lease, records, saves, grants = tonumber(ARGV[2]), {}, {}, {}
 for i, key in ipairs(KEYS) do

@@ -7,6 +7,7 @@
 -- ARGV[3]  and so on, for each call: its token, the length of its lease in ms, and
 --          what it is, for people; no spaces
 -- returns  for each call its fence, or 0 if it is not admitted
+-- #include call.lua
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua

@@ -5,6 +5,7 @@
 -- ARGV[3]  the greatest fence that was used under its grant
 -- returns  1 when the caller holds the key under the new token, 0 when it holds it
 --          under neither
+-- #include call.lua
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua

@@ -4,6 +4,7 @@
 -- ARGV[2]  a fence of the holder's grant: an exclusive one has BLOCK of them, a downgraded
 --          one those that were used before
 -- returns  the grant's first fence, or 0 when there is no such holder
+-- #include call.lua
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua

@@ -13,9 +13,17 @@ local key = KEYS[1]
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
+local text = text(key)
+local holder, its, what = thin(text)
+if holder then
+  local who, ends = string.match(holder, '^(%d+:.*)%.'), now + redis.call('PTTL', key)
+  return {micros, 1, 0, {string.format('%s %d %s %s', who, ends, its, what)}, {}, 0, 0, 0}
+elseif newer(text) then
+  return {micros, 1, 0, {}, {}, 0, 0, 1}
+end
 local record = redis.pcall('HMGET', key, 'held', 'queue', 'reserved', 'fence', 'v')
 if record.err then
-  return newer(key) and {micros, 1, 0, {}, {}, 0, 0, 1} or record
+  return record
 elseif record[5] or not record[4] and redis.call('EXISTS', key) == 1 then
   return {micros, 1, 0, {}, {}, 0, 0, record[5] and 1 or 2}
 end

@@ -25,7 +25,7 @@ local function expiry() return math.max(redis.call('PTTL', key), 0) end
 local writes = {} -- fields and values to be written at the end
 local gone = {}   -- fields to be removed then
 local stays = 0   -- the record must not expire before, in ms
-local expires     -- what its expiry was set to, in ms
+local expires = record[11] -- what its expiry was set to, in ms
 
 local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
 local function locker(e) return string.match(e, ':(.*)%.') end

@@ -1,23 +1,16 @@
 -- Raises the fence of a holder, which others may have been given in parts: each node
 -- of a quorum has granted its own, and the greatest counts.
 --
--- KEYS[1]  the key's record, as in record.lua
--- ARGV[1]  the holder's token
 -- ARGV[2]  the fence that it is to have
 -- returns  the fence that it has now: greater than was asked for if somebody else
 --          has had that one; 0 when the caller does not hold the key
--- #include constants.lua
--- #include format.lua
-local key, token, want = KEYS[1], ARGV[1], tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now = math.floor(time[1] * 1000 + time[2] / 1000)
-local record = redis.pcall('HMGET', key, 'fence', 'h:' .. token, 'v')
-if record.err then
-  return newer(key) and 0 or record
-end
+-- #include call.lua
+-- #include record.lua
+local want = tonumber(ARGV[2])
+record = read(key)
 local fence = tonumber(record[1] or 0) or 0
-local deadline, its, what = string.match(record[2] or '', '^(%d+) (%d+)(.*)$')
-if record[3] or not deadline or tonumber(deadline) <= now then
+local deadline, its, what = string.match(record[7] or '', '^(%d+) (%d+)(.*)$')
+if record[10] or not deadline or tonumber(deadline) <= now then
   return 0
 end
 its = tonumber(its)

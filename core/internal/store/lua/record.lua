@@ -1,12 +1,13 @@
--- What scripts on one key's record begin with.
+-- What scripts on one key's record go on with, after call.lua.
 --
--- KEYS[1]  the record: a HASH that expires when nobody can need it any more
+-- KEYS[1]  the record: a thin one, as in format.lua, until another token asks for the key; then
+--          a HASH that expires when nobody can need it any more
 --   fence    the fence of the latest grant; if that is exclusive, its
 --            process may use BLOCK of them, from this one on
 --   last     the token of the latest holder
 --   h:TOKEN  a holder: end of its lease in ms, its fence, what it is. After a downgrade
 --            the fence is FIRST-LAST: those that were used under its grant
--- and, once another token has asked for the key:
+-- and, as a rule:
 --   held     how many hold the key
 --   next     no holder's lease ends before this, in ms
 --   queue    tokens that wait, in order: TOKEN MARK ALIVE,WHAT and a space for each
@@ -17,8 +18,6 @@
 --            than every fence that was granted before it was reserved
 -- A record of a newer format has its number in v, and may have none of these, or is a STRING; see
 -- format.lua. Nothing of it is changed.
--- ARGV[1]  the caller's owner token: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
---          key together with it: 1 is exclusive, 0 is without limit
 --
 -- MARK says how a waiting locker learns of its grant: '@' from a message, and it is gone
 -- if this server has no subscription to its channel; '+' from a message, though its
@@ -30,9 +29,6 @@
 -- #include format.lua
 local NEVER = 1e15
 
-local key, token = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local micros = time[1] * 1000000 + time[2]
 local now = math.floor(micros / 1000)
 
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
@@ -40,7 +36,24 @@ local record
 local function fields(call, key)
   return call('HMGET', key, 'fence', 'held', 'last', 'next', 'queue', 'watch', 'h:' .. token, 'waiting', 'reserved', 'v')
 end
+
+-- read reads the record. It inflates a thin one: what follows finds a HASH. DEL comes first, since
+-- Redis runs it even when its memory is full, and then lets the script go on. On a Cluster there
+-- are no thin ones: see acquirehash.lua.
 local function read(key)
   local record = fields(redis.pcall, key)
-  return not record.err and record or newer(key) and {[10] = true} or fields(redis.call, key)
+  if not record.err then
+    return record
+  end
+  local text = text(key)
+  local holder, its, what = thin(text)
+  if not holder then
+    return newer(text) and {[10] = true} or fields(redis.call, key) -- which fails
+  end
+  local left = redis.call('PTTL', key)
+  local grant = string.format('%d %s %s', now + left, its, what)
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'fence', its, 'last', holder, 'h:' .. holder, grant)
+  redis.call('PEXPIRE', key, left + ALIVE) -- the longest that a queue can need
+  return {its, 1, holder, now + left, false, false, holder == token and grant, false, false, false, left + ALIVE}
 end

@@ -3,6 +3,7 @@
 -- ARGV[1]  ''
 -- ARGV[2]  how long, in ms; a reservation is never shortened
 -- returns  the reservation's stamp; 0 if the record is foreign
+-- #include call.lua
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua

@@ -3,6 +3,7 @@
 -- ARGV[1]  ''
 -- ARGV[2]  a fence: a reservation that was made after its grant stays
 -- returns  1 when the key is not reserved now, 0 when it is
+-- #include call.lua
 -- #include record.lua
 -- #include message.lua
 -- #include queue.lua

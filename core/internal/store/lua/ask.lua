@@ -1,0 +1,76 @@
+-- Takes the key if it can be held now, nobody is before the caller, and it is not
+-- reserved; else puts the caller in the queue, if it wants to wait.
+--
+-- ARGV[2]  length of the lease, in ms
+-- ARGV[3]  what the caller is, for people; no spaces
+-- ARGV[4]  its mark, if it is to join the queue; else ''
+-- ARGV[5]  id of its locker if it is to be told when nobody holds the key; else ''
+-- ARGV[6]  for parked work, which goes first: how long the key is to be reserved for it,
+--          in ms, if it is now, or if this is refused; absent for other calls
+-- returns  the fence, if granted, nobody waits, the key is not reserved, and, with a limit
+--          above 1, another one with that limit fits
+--          {1, fence, 0} if granted and no other fits
+--          {1, fence, 1} if granted and somebody waits
+--          {1, fence, 2} if granted and the key is reserved
+--          {0, ms left of a holder's lease, server's time in ms, place in the
+--          queue, length of the queue}; the place is 0 if it is not in it, and
+--          -1 if the record is foreign and has no queue
+-- #include record.lua
+-- #include message.lua
+-- #include queue.lua
+if foreign() then
+  return {0, expiry(), now, -1, 0}
+end
+local lease = tonumber(ARGV[2])
+
+local function others() return reserved > 0 and 2 or queue == '' and 0 or 1 end
+
+if mine then
+  -- The caller counts from its last request; the grant may be of an earlier one
+  -- that was delivered late.
+  local its, what = string.match(mine, '^%d+ (%d+) (.*)$')
+  if ends(mine) < now + lease then
+    write('h:' .. token, string.format('%d %s %s', now + lease, its, what))
+    stays = now + lease
+    save()
+  end
+  return {1, tonumber(its), others()}
+end
+
+sweep()
+local turn
+if ARGV[6] then
+  turn = fits(limit(token))
+else
+  turn = serve(token) or queue == '' and reserved == 0 and fits(limit(token))
+end
+if turn then
+  leave(token)
+  local its = grant(token, lease, ARGV[3])
+  if ARGV[6] and reserved > 0 then
+    reserve(tonumber(ARGV[6]))
+    made = its
+  end
+  save()
+  local more = others()
+  local n = limit(token)
+  return more == 0 and (n <= 1 or held < n) and its or {1, its, more}
+end
+if ARGV[6] then
+  reserve(tonumber(ARGV[6]))
+end
+
+local at = 0
+if ARGV[4] ~= '' then
+  local known = place(token)
+  local before = join(token, ARGV[4], ARGV[3])
+  at = before and before + 1 or 0
+  if before and not known and before <= 1 and held > 0 and limit(last) == 1 and locker(last) ~= locker(token) then
+    send(locker(last), string.format('wanted %.0f', fence))
+  end
+end
+if ARGV[5] ~= '' and not string.find(watch, ARGV[5], 1, true) then
+  watch = watch .. ARGV[5] .. ' '
+end
+save()
+return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, waiting}

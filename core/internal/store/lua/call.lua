@@ -1,0 +1,8 @@
+-- What a script on one key begins with.
+--
+-- KEYS[1]  the key's record; see record.lua
+-- ARGV[1]  the caller's owner token: LIMIT:LOCKER.SECRET. LIMIT is how many may hold the
+--          key together with it: 1 is exclusive, 0 is without limit
+local key, token = KEYS[1], ARGV[1]
+local time = redis.call('TIME')
+local micros = time[1] * 1000000 + time[2]

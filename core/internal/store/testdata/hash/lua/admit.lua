@@ -1,0 +1,40 @@
+-- Admits calls of one process beside its holder, with which they waited when it was granted
+-- the key: shared ones past the queue, others only if nobody waits there. If the holder is gone
+-- all of them are admitted only if nobody waits.
+--
+-- ARGV[1]  the holder's token
+-- ARGV[2]  its fence
+-- ARGV[3]  and so on, for each call: its token, the length of its lease in ms, and
+--          what it is, for people; no spaces
+-- returns  for each call its fence, or 0 if it is not admitted
+-- #include record.lua
+-- #include message.lua
+-- #include queue.lua
+local fields, fences = {}, {}
+for i = 3, #ARGV, 3 do
+  fields[#fields + 1] = 'h:' .. ARGV[i]
+end
+if foreign() then
+  for i = 1, #fields do
+    fences[i] = 0
+  end
+  return fences
+end
+local known = redis.call('HMGET', key, unpack(fields))
+sweep()
+serve('')
+-- A fence is the time of its grant. A copy of the call that comes late must not admit anybody: those
+-- who asked have cancelled their tokens by then, or released them.
+local timely = mine or micros - tonumber(ARGV[2]) < CLAIM * 1000
+for i = 1, #fields do
+  local e = ARGV[3 * i]
+  if known[i] and ends(known[i]) > now then -- the reply to an earlier call was lost
+    fences[i] = tonumber(string.match(known[i], '^%d+ (%d+)'))
+  elseif timely and reserved == 0 and fits(limit(e)) and (queue == '' or mine and limit(e) == 0) then
+    fences[i] = grant(e, tonumber(ARGV[3 * i + 1]), ARGV[3 * i + 2])
+  else
+    fences[i] = 0
+  end
+end
+save()
+return fences

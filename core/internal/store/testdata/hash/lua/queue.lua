@@ -1,0 +1,272 @@
+-- Reads the record, and says what can be done with it. Scripts come here when
+-- somebody else holds the key or waits for it.
+local STEPS = 128 -- waiters served by one call at most
+
+record = record or read(key)
+local exists = record[1]
+local fence = tonumber(exists or 0) or 0
+local held, last, soonest = tonumber(record[2] or exists and 1 or 0), record[3] or '', tonumber(record[4] or 0)
+local queue, watch, mine, waiting = record[5] or '', record[6] or '', record[7], tonumber(record[8] or 0)
+if mine and ends(mine) <= now then
+  mine = false
+end
+local reserved, made = string.match(record[9] or '', '^(%d+) (%d+)$')
+reserved, made = tonumber(reserved or 0), tonumber(made or 0)
+if reserved <= now then
+  reserved, made = 0, 0
+end
+local holders = held -- before this script
+
+-- foreign tells that another version, or something else, wrote the record. Such a key is
+-- held by somebody of whom nothing is known, and only its expiry says until when.
+local function foreign() return record[10] or not exists and redis.call('EXISTS', key) == 1 end
+local function expiry() return math.max(redis.call('PTTL', key), 0) end
+
+local writes = {} -- fields and values to be written at the end
+local gone = {}   -- fields to be removed then
+local stays = 0   -- the record must not expire before, in ms
+local expires     -- what its expiry was set to, in ms
+
+local function limit(e) return tonumber(string.match(e, '^%d+') or 0) end
+local function locker(e) return string.match(e, ':(.*)%.') end
+
+local function write(field, value)
+  writes[#writes + 1] = field
+  writes[#writes + 1] = value
+end
+
+-- sweep forgets the holders whose leases are over. It looks at all of them, but
+-- only once the earliest may be over, which renewals put off.
+local function sweep()
+  if held == 0 or now < soonest then
+    return
+  end
+  held, soonest = 0, NEVER
+  local all = redis.call('HGETALL', key)
+  for i = 1, #all, 2 do
+    local holder = string.match(all[i], '^h:(.*)$')
+    if holder then
+      local deadline = ends(all[i + 1])
+      if deadline <= now then
+        redis.call('HDEL', key, all[i])
+      else
+        held, last, soonest = held + 1, holder, math.min(soonest, deadline)
+      end
+    end
+  end
+end
+
+-- fits tells whether one more with this limit can hold the key now.
+local function fits(n)
+  return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)
+end
+
+-- spent is the greatest fence that may have been used.
+local function spent() return limit(last) == 1 and fence + BLOCK - 1 or fence end
+
+-- following is the fence of the next grant. The server's clock in microseconds
+-- makes it grow even when the data is gone; the stored fence makes it grow even
+-- when the clock was set back.
+local function following() return math.max(spent() + 1, micros) end
+
+-- grant makes e a holder, and returns its fence.
+local function grant(e, lease, what)
+  local its = following()
+  fence = its
+  held, last, soonest = held + 1, e, math.min(soonest, now + lease)
+  stays = math.max(stays, now + lease)
+  write('h:' .. e, string.format('%d %.0f %s', now + lease, its, what))
+  return its
+end
+
+-- reserve keeps the key for parked work, for so many ms at least. A process that holds
+-- it alone gets a message: else it could hand it over to a call of its own.
+local function reserve(ms)
+  if reserved == 0 then
+    made = following()
+    if held > 0 and limit(last) == 1 then
+      send(locker(last), 'reserved')
+    end
+  end
+  reserved = math.max(reserved, now + ms)
+end
+
+-- place finds e in the queue: where it begins, and about how many are before
+-- it. To count them would take longer.
+local function place(e)
+  local from = string.find(queue, e, 1, true)
+  if not from then
+    return nil
+  end
+  return from, math.floor((from - 1) * waiting / #queue + 0.5)
+end
+
+-- lives is until when e is alive, by what the queue says and by what was written since.
+local function lives(e, alive)
+  alive = tonumber(alive)
+  if alive < now + AGED then
+    alive = math.max(alive, tonumber(redis.call('HGET', key, 'w:' .. e) or 0))
+  end
+  return alive
+end
+
+-- forget removes what was written of e since it was put in the queue, alive until alive.
+local function forget(e, alive)
+  if tonumber(alive) < now + AGED then -- else nothing was
+    gone[#gone + 1] = 'w:' .. e
+  end
+end
+
+-- join puts e at the end of the queue, or says that it is still alive; new is for an
+-- token that cannot be in it yet. It returns how many are before it; nil if the queue
+-- is full.
+local function join(e, mark, what, new)
+  local item = e .. mark .. string.format('%d', now + ALIVE) .. ',' .. what .. ' '
+  local from, before
+  if not new then
+    from, before = place(e)
+  end
+  if from then
+    local its, alive, to = string.match(queue, '^([@+~])(%d+),%S* ()', from + #e)
+    if its ~= mark then
+      forget(e, alive)
+      queue = string.sub(queue, 1, from - 1) .. item .. string.sub(queue, to)
+    elseif lives(e, alive) < now + AGED then
+      write('w:' .. e, string.format('%d', now + ALIVE))
+    end
+    return before
+  end
+  if waiting >= QUEUE then
+    return nil
+  end
+  queue = queue .. item
+  waiting = waiting + 1
+  return waiting - 1
+end
+
+local function leave(e)
+  local from = place(e)
+  if from then
+    local alive, to = string.match(queue, '^[@+~](%d+),%S* ()', from + #e)
+    queue = string.sub(queue, 1, from - 1) .. string.sub(queue, to)
+    waiting = waiting - 1
+    forget(e, alive)
+  end
+end
+
+-- serve grants the key to those at the head of the queue, as long as they fit, and
+-- nothing while the key is reserved. It stops, and returns true, when it is the turn of
+-- me: the caller grants that one.
+local function serve(me)
+  if reserved > 0 then
+    return false
+  end
+  local from, turn = 1, false -- where the rest of the queue begins
+  local written = not exists
+  for _ = 1, STEPS do
+    local to = string.find(queue, ' ', from, true)
+    if not to then
+      break
+    end
+    local e, mark, alive, what = string.match(string.sub(queue, from, to - 1), '^([^@+~]*)([@+~])(%d+),(.*)$')
+    local dead = e ~= me and lives(e, alive) <= now
+    if not dead and not fits(limit(e)) then
+      break
+    end
+    if e == me then
+      from, waiting, turn = to + 1, waiting - 1, true
+      forget(e, alive)
+      break
+    end
+    if not dead then
+      local there = true
+      if mark ~= '~' then
+        if not written then -- before the first message: Redis may refuse writes
+          expires = math.max(redis.call('PTTL', key), CLAIM + ALIVE)
+          redis.call('PEXPIRE', key, expires)
+          written = true
+        end
+        local room = held + 1 < limit(e) -- for one more with this limit
+        there = sendGrant(locker(e), e, mark, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
+        if there == nil then -- it cannot be published: the first to ask takes the key
+          break
+        end
+      end
+      if there then
+        grant(e, CLAIM, what)
+      end
+    end
+    forget(e, alive)
+    from, waiting = to + 1, waiting - 1
+  end
+  if from > 1 then
+    queue = string.sub(queue, from)
+  end
+  return turn
+end
+
+-- alert tells the lockers that watch the key to look again.
+local function alert()
+  for id in string.gmatch(watch, '%S+') do
+    send(id, 'free')
+  end
+  watch = ''
+end
+
+-- save writes the record, or removes it when nothing is left to remember. It must
+-- not vanish before the server's clock has passed its fence, or the next fence could
+-- be smaller: that is at once, unless the clock was set back.
+local function save()
+  local free = held == 0 and queue == '' and reserved == 0
+  if free or held == 0 and holders > 0 and reserved > 0 then -- calls that wait do not get it either
+    alert()
+  end
+  if free then
+    if spent() < micros then
+      redis.call('DEL', key)
+      return
+    end
+    fence, last = spent(), '' -- with the last holder goes what tells of its block
+    redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch', 'reserved')
+  else
+    write('last', last)
+    write('next', soonest)
+    if queue ~= (record[5] or '') then
+      write('queue', queue)
+      write('waiting', waiting)
+    end
+    if watch ~= (record[6] or '') then
+      write('watch', watch)
+    end
+    if reserved > 0 then
+      write('reserved', string.format('%d %.0f', reserved, made))
+      stays = math.max(stays, reserved)
+    elseif record[9] then
+      redis.call('HDEL', key, 'reserved')
+    end
+  end
+  write('fence', fence)
+  write('held', held)
+  stays = math.max(stays, math.floor(spent() / 1000) + 1)
+  if queue ~= '' then
+    stays = math.max(stays, now) + ALIVE -- a dead holder does not take the queue with it
+  end
+  -- PEXPIRE comes first, since Redis runs it even when its memory is full, and then
+  -- lets the script go on. A new record has to fit.
+  local needed = math.max(stays - now, LEAST)
+  if exists then
+    if held > 0 or queue ~= '' then
+      needed = math.max(needed, expires or redis.call('PTTL', key))
+    end
+    if needed ~= expires then
+      redis.call('PEXPIRE', key, needed)
+    end
+  end
+  redis.call('HSET', key, unpack(writes))
+  if #gone > 0 then
+    redis.call('HDEL', key, unpack(gone))
+  end
+  if not exists then
+    redis.call('PEXPIRE', key, needed)
+  end
+end

@@ -1,0 +1,114 @@
+-- Gives up what the caller has: the key, or its place in the queue. Then serves
+-- the queue. Also cancels an acquire whose reply was lost.
+--
+-- ARGV[2]  the greatest fence that was used under the caller's grant, or 0 if none was
+-- ARGV[3]  ms that the key is to stay held after the release, or 0
+-- ARGV[4]  another token of the same process, or ''
+-- ARGV[5]  its mark, to have it wait for the key; '' to have it leave the queue
+-- ARGV[6]  what it is
+-- ARGV[7]  '1' if it cannot be in the queue yet
+-- returns  1 when the caller held the key, 0 when it did not
+--          with a token that waits: {the same, its fence if it was granted, else
+--          0, server's time in ms, its place in the queue, length of the queue, ms
+--          left of a holder's lease}
+-- #include record.lua
+-- #include message.lua
+-- The common cases, in a fraction of the time: a process that holds the key alone gives
+-- it up, and nobody waits; or the next also wants it alone.
+local used = tonumber(ARGV[2])
+local plain = string.sub(token, 1, 2) == '1:' and ARGV[3] == '0' and used > 0 and used < micros
+record = read(key)
+if plain and record[7] and ends(record[7]) > now and not record[9] and not record[10] then
+  local e, id, alive, what, to = string.match(record[5] or '', '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
+  local fresh = e and now + AGED < tonumber(alive) -- there is no w:TOKEN
+  if (record[5] or '') == '' and (record[6] or '') == '' and ARGV[5] == '' then
+    redis.call('DEL', key) -- there is nothing to remember
+    return 1
+  elseif fresh and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then
+    local its, claim = string.format('%.0f', micros), string.format('%d', now + CLAIM)
+    local waiting, queue = tonumber(record[8]) - 1, string.sub(record[5], to)
+    if ARGV[4] ~= '' then
+      waiting = waiting + 1
+      queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
+    end
+    redis.call('HDEL', key, 'h:' .. token) -- before the message: Redis may refuse writes
+    -- Whoever joins the queue has the record last for ALIVE, or finds that it does for one that
+    -- joined in the same AGED ms; so it lasts for ALIVE - AGED more if the next has.
+    if math.floor((alive - ALIVE) / AGED) < math.floor(now / AGED) then
+      redis.call('PEXPIRE', key, CLAIM + ALIVE)
+    end
+    if sendGrant(id, e, '@', its, claim, waiting > 0 and 1 or 0) then
+      redis.call('HSET', key, 'fence', its, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
+        'h:' .. e, claim .. ' ' .. its .. ' ' .. what)
+      if ARGV[5] == '' then
+        return 1
+      end
+      return {1, 0, now, waiting, waiting, CLAIM}
+    end
+  end
+end
+
+-- #include queue.lua
+if foreign() then
+  return ARGV[5] == '' and 0 or {0, 0, now, 0, 0, 0}
+end
+local owned, stay, other = mine and 1 or 0, tonumber(ARGV[3]), ARGV[4]
+
+if mine and stay == 0 and limit(token) == 1 then -- the rest of the block goes back
+  fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''
+end
+if mine and stay > 0 then
+  local rest = string.match(mine, ' .*$')
+  local gone = token .. '0' -- a renewal that is under way must not find it
+  redis.call('HDEL', key, 'h:' .. token)
+  if last == token then
+    last = gone
+  end
+  -- At once: sweep counts what it finds, and a record of one holder tells no count.
+  redis.call('HSET', key, 'h:' .. gone, string.format('%d%s', now + stay, rest))
+  stays, soonest = now + stay, math.min(soonest, now + stay)
+elseif mine then
+  redis.call('HDEL', key, 'h:' .. token)
+  held = held - 1
+  if held == 0 then
+    soonest = NEVER
+  end
+else
+  leave(token)
+end
+
+sweep()
+local before
+local its = 0
+local granted = not mine and ARGV[5] ~= '' and redis.call('HMGET', key, 'h:' .. other)[1]
+if granted and ends(granted) > now then -- the reply to an earlier call was lost, and it has the key since
+  its = tonumber(string.match(granted, '^%d+ (%d+)'))
+elseif ARGV[5] ~= '' then
+  before = join(other, ARGV[5], ARGV[6], mine and ARGV[7] == '1')
+elseif other ~= '' then
+  leave(other)
+end
+if serve(other) then
+  its = grant(other, CLAIM, ARGV[6])
+end
+if mine and stay > 0 then
+  -- They know of a later end, and nobody releases the key. Should the first be dead, the
+  -- next looks after it.
+  local sent = 0
+  for e, mark in string.gmatch(queue, '([^@+~ ]*)([@+~])%S* ') do
+    if sent == 3 then
+      break
+    elseif mark ~= '~' and e ~= other then
+      send(locker(e), string.format('ends %s %d', named(e), stay))
+      sent = sent + 1
+    end
+  end
+  alert()
+end
+if exists or ARGV[5] ~= '' then
+  save()
+end
+if ARGV[5] == '' then
+  return owned
+end
+return {owned, its, now, its == 0 and before and before + 1 or 0, waiting, held > 0 and math.max(soonest - now, 0) or 0}

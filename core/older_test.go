@@ -1,0 +1,130 @@
+package core_test
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/test/history"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// olderScripts is a hook that makes a client one of the version before thin records. The scripts are
+// those of that version; what Go writes and reads is the same.
+func olderScripts() (redis.Hook, error) {
+	const dir = "internal/store/testdata/hash"
+	if _, err := os.Stat(dir); err != nil {
+		return nil, err
+	}
+	instead := map[string]string{}
+	for name, source := range core.Scripts {
+		instead[source] = luascript.Load(os.DirFS(dir), strings.TrimSuffix(name, "hash")).Source()
+	}
+	hook, _ := redistest.RunInstead(instead)
+	return hook, nil
+}
+
+// inflate has a script look at a record as a HASH, which it is from then on if there is one.
+func inflate(t *testing.T, rdb *redis.Client, record string) {
+	t.Helper()
+	require.NoError(t, rdb.Eval(t.Context(), core.Scripts["force"], []string{record}, "", 0).Err())
+}
+
+// mixedPlays are for clients of two versions on the same keys.
+var mixedPlays = map[string]play{
+	"refusals":     {change: func(w *workload) { w.Try = 100 }},
+	"waiting":      {change: func(w *workload) { w.Try, w.MaxWait = 20, 400*time.Millisecond }},
+	"readers":      {change: func(w *workload) { w.Modes, w.Try = readersAndWriters, 50 }},
+	"permits":      {change: func(w *workload) { w.Modes, w.Try = sixOrOne, 50 }},
+	"crashes":      {change: func(w *workload) { w.Abandon, w.Fixed, w.Keys = 20, 100, 4 }},
+	"overruns":     {change: func(w *workload) { w.Overrun, w.Deaf, w.Try = 30, 70, 80 }},
+	"lost replies": {change: func(w *workload) { w.Retries, w.Try = 3, 50 }, lost: true},
+}
+
+// While it is deployed, processes of this version and of the one before share their keys. Nobody is
+// refused as unavailable, and no promise is broken.
+func TestOlder_LockersOfTwoVersionsShareKeys(t *testing.T) {
+	t.Parallel()
+	for _, name := range slices.Sorted(maps.Keys(mixedPlays)) {
+		t.Run(name, func(t *testing.T) {
+			p := mixedPlays[name]
+			var mu sync.Mutex
+			var unavailable []error
+			p.clients, p.older, p.many = 4, 2, 3
+			p.unavailable = func(err error) {
+				if refused := redis.Error(nil); errors.As(err, &refused) { // else the machine was slow
+					mu.Lock()
+					defer mu.Unlock()
+					unavailable = append(unavailable, err)
+				}
+			}
+			var counts history.Counts
+			for seed := soakSeed(); counts.Ops < 1000; seed++ {
+				ops, rules := p.run(t, seed, 800*time.Millisecond, nil)
+				_, _, violations := tell(ops, rules)
+				counts.Add(history.Count(ops))
+				for _, v := range violations {
+					t.Errorf("seed %d: %s", seed, v)
+				}
+			}
+			t.Logf("%+v, %d unavailable", counts, len(unavailable))
+			require.Greater(t, counts.Windows, 20)
+			require.Greater(t, counts.Conflicts, 50)
+			require.Empty(t, unavailable)
+		})
+	}
+}
+
+// A locker of the version before meets a conflict while a thin record lasts, and is served when it is
+// gone, or when somebody else has asked.
+func TestOlder_AThinRecordIsAConflict(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		hook, err := olderScripts()
+		require.NoError(t, err)
+		l, third, older := newLocker(t, env), newLocker(t, env), hooked(t, env, hook)
+		lease, err := l.TryAcquire(ctx, "k", core.Named("n", "i"))
+		require.NoError(t, err)
+		require.Equal(t, "string", env.Client(t).Type(ctx, core.RecordName(env.Prefix, "k")).Val())
+
+		_, err = older.TryAcquire(ctx, "k")
+		var conflict *core.ConflictError
+		require.ErrorAs(t, err, &conflict)
+		require.Positive(t, conflict.Remaining)
+		require.NotErrorIs(t, err, core.ErrUnavailable)
+		info, err := older.Inspect(ctx, "k")
+		require.NoError(t, err)
+		require.True(t, info.Foreign)
+		forced, err := older.ForceRelease(ctx, "k", lease.Fence())
+		require.NoError(t, err)
+		require.False(t, forced)
+		token := lease.Token()
+		_, err = older.Resume(ctx, token)
+		require.ErrorIs(t, err, core.ErrLeaseLost)
+		require.True(t, strings.HasPrefix(token, "pk1."))
+
+		waits := acquiring(t, older, "k")
+		time.Sleep(50 * time.Millisecond)
+		require.Empty(t, waits)
+		_, err = third.TryAcquire(ctx, "k") // inflates it
+		require.ErrorIs(t, err, core.ErrConflict)
+		info, err = older.Inspect(ctx, "k")
+		require.NoError(t, err)
+		require.False(t, info.Foreign)
+		require.Equal(t, lease.Fence(), info.Holders[0].Fence)
+		require.NoError(t, lease.Release(ctx))
+		second := granted(t, waits)
+		require.Greater(t, second.Fence(), lease.Fence())
+		require.NoError(t, second.Release(ctx))
+	})
+}
