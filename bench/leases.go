@@ -38,6 +38,12 @@ func (k *keeper) hold(b *bench, n int) error {
 	if _, err := k.crew.all(b.ctx, job{Do: "usage", Count: n}); err != nil {
 		return err
 	}
+	// And connections, whose buffers would count as the leases'.
+	for _, do := range []string{"hold", "drop"} {
+		if _, err := k.crew.all(b.ctx, job{Do: do, Count: n / 10, For: 40 * time.Second}); err != nil {
+			return err
+		}
+	}
 	for _, step := range []struct {
 		count int
 		after *answer
@@ -212,6 +218,7 @@ func (c *child) hold(j job) error {
 func (c *child) drop() error {
 	err := c.each(0, func(i int) error { return c.leases[i].Release(context.Background()) })
 	clear(c.leases)
+	c.leases = c.leases[:0]
 	return err
 }
 

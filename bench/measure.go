@@ -48,7 +48,8 @@ type figures struct {
 type result struct {
 	name   string
 	rounds []figures
-	allocs float64 // per operation, of the whole process
+	allocs float64       // per operation, of the whole process
+	redis  time.Duration // CPU time of the server's main thread, per operation
 	calls  perOp
 	remark string // what a reader of the row must know
 }
@@ -174,6 +175,7 @@ type tally struct {
 	result result
 	calls  calls
 	allocs uint64
+	redis  time.Duration
 	ops    int
 	// Of the round under way.
 	latencies []time.Duration
@@ -200,7 +202,15 @@ func (t *tally) add(b *bench, e entry, size sizes) error {
 	if err != nil {
 		return err
 	}
+	cpuBefore, err := b.server.cpu(b.ctx)
+	if err != nil {
+		return err
+	}
 	turn, err := takeTurn(b.ctx, e, size)
+	if err != nil {
+		return err
+	}
+	cpuAfter, err := b.server.cpu(b.ctx)
 	if err != nil {
 		return err
 	}
@@ -210,6 +220,7 @@ func (t *tally) add(b *bench, e entry, size sizes) error {
 	}
 	t.calls.add(before, after)
 	t.allocs += turn.mallocs
+	t.redis += cpuAfter - cpuBefore
 	t.ops += len(turn.latencies)
 	t.latencies = append(t.latencies, turn.latencies...)
 	t.elapsed += turn.elapsed
@@ -230,6 +241,7 @@ func (t *tally) endRound() {
 
 func (t *tally) end() result {
 	t.result.allocs = float64(t.allocs) / float64(t.ops)
+	t.result.redis = t.redis / time.Duration(max(1, t.ops))
 	t.result.calls = t.calls.per(t.ops)
 	return t.result
 }

@@ -22,10 +22,10 @@ type placement struct {
 func (b *bench) placements() []placement {
 	cpus := allowedCPUs()
 	if b.server.cmd == nil || len(cpus) < 2 {
-		return []placement{{name: "not pinned", limit: 1.3}}
+		return []placement{{name: "not pinned", limit: 1.25}}
 	}
 	pinned := []placement{
-		{name: "client and server on one core", client: cpus[:1], server: cpus[:1], limit: 1.3},
+		{name: "client and server on one core", client: cpus[:1], server: cpus[:1], limit: 1.25},
 		{name: "client and server on a core each", client: cpus[:1], server: cpus[1:2], limit: 1.1},
 	}
 	if b.quick {

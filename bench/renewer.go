@@ -19,9 +19,9 @@ const renewBatch = 1000
 // renews all of them three times a lease, in pipelines. It looks at no reply.
 type renewer struct {
 	*raw
-	sha  string
-	stop chan struct{}
-	done chan struct{}
+	renewal string // the script's hash
+	stop    chan struct{}
+	done    chan struct{}
 
 	mu     sync.Mutex
 	leases map[*rawLock]struct{}
@@ -33,7 +33,7 @@ func newRenewer(t target) (contestant, error) {
 		return nil, err
 	}
 	r := &renewer{raw: c.(*raw), stop: make(chan struct{}), done: make(chan struct{}), leases: map[*rawLock]struct{}{}}
-	if r.sha, err = r.rdb.ScriptLoad(context.Background(), renewSource).Result(); err != nil {
+	if r.renewal, err = r.rdb.ScriptLoad(context.Background(), renewSource).Result(); err != nil {
 		_ = r.rdb.Close()
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (r *renewer) send(all []*rawLock) {
 		n := min(len(all), renewBatch)
 		_, _ = r.rdb.Pipelined(ctx, func(pipe redis.Pipeliner) error {
 			for _, h := range all[:n] {
-				pipe.EvalSha(ctx, r.sha, []string{h.key}, h.token, ms)
+				pipe.EvalSha(ctx, r.renewal, []string{h.key}, h.token, ms)
 			}
 			return nil
 		})

@@ -34,16 +34,16 @@ func (r *report) table(title, floor string, results []result) {
 	base := find(results, floor)
 	_, _ = fmt.Fprintf(r.w, "\n%s\n", title)
 	t := tabwriter.NewWriter(r.w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintf(t, "\tp50\tp99\tops/s\tp50 ×%[1]s\tp99 ×%[1]s\tops/s ×%[1]s\tallocs/op\tscripts/op\tcommands/op\t\n", floor)
+	_, _ = fmt.Fprintf(t, "\tp50\tp99\tops/s\tp50 ×%[1]s\tp99 ×%[1]s\tops/s ×%[1]s\tallocs/op\tRedis CPU/op\tscripts/op\tcommands/op\t\n", floor)
 	for _, res := range results {
 		if len(res.rounds) == 0 {
-			_, _ = fmt.Fprintf(t, "%s\t–\t–\t–\t–\t–\t–\t–\t–\t–\t  %s\n", res.name, res.remark)
+			_, _ = fmt.Fprintf(t, "%s\t–\t–\t–\t–\t–\t–\t–\t–\t–\t–\t  %s\n", res.name, res.remark)
 			continue
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\t%.2f\t  %s\n", res.name,
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.1f\t%s\t%.2f\t%.2f\t  %s\n", res.name,
 			brief(res.median(p50)), brief(res.median(p99)), res.median(perSecond),
 			res.ratio(base, p50), res.ratio(base, p99), res.ratio(base, perSecond),
-			res.allocs, res.calls.scripts(), res.calls.all(), res.remark)
+			res.allocs, brief(float64(res.redis)), res.calls.scripts(), res.calls.all(), res.remark)
 	}
 	_ = t.Flush()
 }

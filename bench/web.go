@@ -54,7 +54,7 @@ func (b *bench) web(f framework, connections int) error {
 	b.out.table(title, floor, results)
 	perkey, raw := find(results, f.name+"+perkey"), find(results, floor)
 	if connections == 1 {
-		b.out.bar(bar{what: title + ", p50 × " + floor, got: perkey.ratio(raw, p50), want: 1.3})
+		b.out.bar(bar{what: title + ", p50 × " + floor, got: perkey.ratio(raw, p50), want: 1.2})
 		return nil
 	}
 	beside, plain := find(results, f.name+" beside"), find(results, f.name+" unguarded")
@@ -62,7 +62,7 @@ func (b *bench) web(f framework, connections int) error {
 		what: title + ", beside guarded routes, requests/s × unguarded", got: beside.ratio(plain, perSecond), want: 0.9, atLeast: true,
 	})
 	b.out.bar(bar{
-		what: title + ", requests/s × " + floor, got: perkey.ratio(raw, perSecond), want: 1.2, atLeast: true,
+		what: title + ", requests/s × " + floor, got: perkey.ratio(raw, perSecond), want: 1.25, atLeast: true,
 		figure: fmt.Sprintf("%.0f/s, %s %.0f/s", perkey.median(perSecond), floor, raw.median(perSecond)),
 	})
 	return nil

@@ -54,7 +54,8 @@ var (
 type ConflictError struct {
 	Key string
 	// Remaining is what was left of the holder's lease at the last try. The
-	// holder may release earlier, or renew. Zero: not known.
+	// holder may release earlier, or renew. Zero: not known, as when the key is reserved for parked work
+	// and nobody holds it.
 	Remaining time.Duration
 	// Waited is how long the call waited before it was refused.
 	Waited time.Duration
@@ -66,6 +67,10 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
+	if e.Remaining <= 0 { // nobody may hold it
+		return fmt.Sprintf("core: acquire %q: key is held, or reserved for parked work (attempts %d, waited %s)",
+			e.Key, e.Attempts, e.Waited.Round(time.Millisecond))
+	}
 	return fmt.Sprintf("core: acquire %q: key is held (attempts %d, waited %s, holder's lease ends in %s)",
 		e.Key, e.Attempts, e.Waited.Round(time.Millisecond), e.Remaining.Round(time.Millisecond))
 }

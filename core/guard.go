@@ -48,7 +48,8 @@ type Call struct {
 }
 
 // NewGuard makes a Guard. A nil policy rejects: a call whose key is held fails
-// with a *ConflictError. Options apply to each lease.
+// with a *ConflictError. Options apply to each lease of the Guard's; a call that its policy
+// defers runs later under a lease of another's, such as a delayqueue.Worker, which has options of its own.
 //
 // What an option, or a policy that is a Validator, finds wrong is reported by Err,
 // and by every Do. So is a nil locker.

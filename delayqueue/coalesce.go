@@ -15,7 +15,8 @@ import (
 // Coalesce is [Policy] for calls of which only the latest matters, such as saves of a document: of
 // each key, name and principal one call at most is parked. A newer call
 // replaces the one that is parked, in its place in line, or at the end of its key's FIFO if the number of
-// partitions was changed since; see [Job.Coalesce].
+// partitions was changed since; see [Job.Coalesce]. One that a handler was given is not replaced: while it waits for its
+// next attempt, fresh calls run, and it runs after them. What must not undo a newer call has to find that out, by a version.
 func Coalesce(q *Queue) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true}
 }
@@ -25,7 +26,8 @@ func Coalesce(q *Queue) core.ConflictPolicy {
 // replaced came; a [Queue.Repartition] begins that anew. See [Job.Quiet]. Both are at least 1 ms and shorter than the queue's max age, quiet no longer than
 // maxDelay. Until it runs, its key is reserved for it, so that no fresh call
 // runs before it and is undone by it. Other calls of the key meet a conflict
-// meanwhile, so quiet should be short.
+// meanwhile, so quiet should be short. A call that finds its key neither held nor reserved runs at once: a policy is not
+// asked about it. To have every call of a stream wait, enqueue jobs with [Job.Quiet].
 func Debounce(q *Queue, quiet, maxDelay time.Duration) core.ConflictPolicy {
 	return policy{queue: q, coalesce: true, debounce: true, quiet: quiet, maxDelay: maxDelay}
 }

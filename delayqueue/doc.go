@@ -43,7 +43,7 @@
 // Conflicts: turns at which the key was held, or had older messages in a partition that Repartition closed; they spend no attempt, and the
 // message stays first in the FIFO of its key. Losses: attempts whose outcome is
 // unknown, because the worker died or lost its claim or the key's lease. A
-// message dies of its attempts, never of conflicts: those are bounded by its age. So is what a
+// message dies of its attempts, never of conflicts: those are bounded by its age (docs/guarantees.md, What is tried again, has it all). So is what a
 // handler returns as [RetryLater], since something that it needs is unavailable: that spends no
 // attempt either. It is tried again until it would be too old, and is a dead letter then.
 //
@@ -60,8 +60,8 @@
 //
 // Fresh calls do not come between: a key with parked messages that could run now is reserved
 // for them, for WithReservationWindow after the last of them was parked or tried. While the first of
-// them waits for its next attempt, or the queue is paused, it is not, and fresh calls get the
-// key; those parked behind it wait. core.KeyInfo.Reserved shows it. Jobs that were not parked
+// them waits for its next attempt, or for a second since the locks could not be reached, or the queue is paused, it is
+// not, and fresh calls get the key; those parked behind it wait. core.KeyInfo.Reserved shows it. Jobs that were not parked
 // by Policy but enqueued have that from the first time that a worker meets their
 // held key. The parked messages of one key belong in one queue: of two, each can end
 // the other's reservation.
@@ -70,7 +70,8 @@
 //
 // [Coalesce] and [Debounce] park calls of which only the latest matters: of each key, name and principal one at most
 // is parked. A newer one takes its place in line; [Status.SupersededBy] of the older one names it. What a handler
-// was given is never replaced: the newer one runs after it. With Debounce a parked call waits until no newer one
+// was given is never replaced: a newer one that is parked runs after it. One that is fresh does not wait for it while it waits for its
+// next attempt, and may be undone by it: an older save that is retried should find out, by a version, that it is older. With Debounce a parked call waits until no newer one
 // has come for a while, and its key is reserved for it meanwhile. The same is there for jobs: [Job.Coalesce], [Job.Quiet].
 //
 // A dead letter lets the next message of its key run, unless [WithHaltOnDeath] says otherwise.

@@ -29,7 +29,7 @@ type LineEntry struct {
 // empty, and not the last. A bad key is core.ErrInvalidKey, a bad cursor or limit
 // ErrInvalidArgument.
 //
-// It takes two round trips, and Redis O(limit + log n), with n messages in the partition.
+// It takes two round trips, three for the first page, and Redis O(limit + log n), with n messages in the partition.
 func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line []LineEntry, next string, err error) {
 	if err := core.ValidateKey(key); err != nil {
 		return nil, "", err
@@ -37,7 +37,7 @@ func (q *Queue) Line(ctx context.Context, key, cursor string, limit int) (line [
 	if limit < 1 || limit > maxPage {
 		return nil, "", invalidArgument("line", "limit %d: want 1 to %d", limit, maxPage)
 	}
-	m, err := q.agreed(ctx, "line")
+	m, err := q.paged(ctx, "line", cursor)
 	if err != nil {
 		return nil, "", err
 	}

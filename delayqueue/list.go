@@ -50,7 +50,7 @@ const maxPage = 1000
 // meanwhile, is on one page. One that is junk is left out, and so is, among the queued, one
 // that runs: a page may be short, or empty, and not the last.
 //
-// It takes two round trips, or a few more while queued messages without a key are listed,
+// It takes two round trips, three for the first page, or a few more while queued messages without a key are listed,
 // and Redis O(limit + (log n)²) in each partition, with n messages in it.
 func (q *Queue) List(ctx context.Context, state State, cursor string, limit int) (entries []Entry, next string, err error) {
 	if listed[state] == nil {
@@ -66,7 +66,7 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 			return nil, "", err
 		}
 	}
-	m, err := q.agreed(ctx, "list")
+	m, err := q.paged(ctx, "list", cursor)
 	if err != nil {
 		return nil, "", err
 	}
@@ -88,6 +88,14 @@ func (q *Queue) List(ctx context.Context, state State, cursor string, limit int)
 		}
 	}
 	return entries, next, nil
+}
+
+// paged is the manifest for a page of a list, read anew for the first one.
+func (q *Queue) paged(ctx context.Context, op, cursor string) (*manifest, error) {
+	if cursor == "" {
+		return q.reread(ctx, op)
+	}
+	return q.agreed(ctx, op)
 }
 
 // listed are the sorted sets that have all messages of a state, one after the other.

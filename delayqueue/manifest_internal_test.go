@@ -14,10 +14,10 @@ func TestManifest_IsReadAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithService("shop"))
 		require.NoError(t, err)
-		_, err = q.Stats(t.Context())
+		_, err = q.agreed(t.Context(), "test")
 		require.NoError(t, err)
 		first := q.manifest.Load()
-		_, err = q.Stats(t.Context())
+		_, err = q.agreed(t.Context(), "test")
 		require.NoError(t, err)
 		require.Same(t, first, q.manifest.Load(), "it is fresh")
 
@@ -27,16 +27,16 @@ func TestManifest_IsReadAgain(t *testing.T) {
 			q.manifest.Store(&m)
 		}
 		aged(manifestFresh)
-		_, err = q.Stats(t.Context())
+		_, err = q.agreed(t.Context(), "test")
 		require.NoError(t, err)
 		redistest.Eventually(t, func() bool { return time.Since(q.manifest.Load().read) < manifestFresh }, "it is read beside the call")
 
 		require.NoError(t, q.rdb.HSet(t.Context(), q.manifestKey(), "service", "billing").Err())
 		aged(manifestTrusted)
-		_, err = q.Stats(t.Context())
+		_, err = q.agreed(t.Context(), "test")
 		require.ErrorIs(t, err, ErrOtherService, "it is read before the call")
 		require.NoError(t, q.rdb.HSet(t.Context(), q.manifestKey(), "service", "shop").Err())
-		_, err = q.Stats(t.Context())
+		_, err = q.agreed(t.Context(), "test")
 		require.NoError(t, err)
 	})
 }

@@ -226,3 +226,43 @@ func TestAQueueLivesInOneSlotOfACluster(t *testing.T) {
 	}
 	require.ElementsMatch(t, ids, r.ids())
 }
+
+// A Redis whose memory is full gets free by the work that is in its queue: that takes locks, though nobody else
+// gets one.
+func TestJobsWithKeysRunOnAFullRedis(t *testing.T) {
+	t.Parallel()
+	full := func(t *testing.T, b *bench, fill func(context.Context, func(context.Context, *redis.Client) error) error) {
+		t.Helper()
+		ids := make([]string, 200)
+		for i := range ids {
+			ids[i] = b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i%50), Payload: []byte("work")})
+		}
+		_, err := b.locker.TryAcquire(t.Context(), "other") // its script is known from now on
+		require.NoError(t, err)
+		require.NoError(t, fill(t.Context(), func(ctx context.Context, node *redis.Client) error {
+			return node.ConfigSet(ctx, "maxmemory", "1mb").Err()
+		}))
+		for i := range 20 {
+			_, err := b.locker.TryAcquire(t.Context(), fmt.Sprint("k", i))
+			require.ErrorIs(t, err, core.ErrUnavailable)
+			require.ErrorContains(t, err, "OOM")
+		}
+		var r ran
+		b.start(r.handle)
+		redistest.Eventually(t, func() bool { return len(r.ids()) == len(ids) }, "what is there is run")
+		require.ElementsMatch(t, ids, r.ids())
+	}
+	t.Run("one server", func(t *testing.T) {
+		t.Parallel()
+		server := redistest.Start(t, "--maxmemory-policy", "noeviction")
+		b := setup(t, &redistest.Env{Addr: server.Addr, Real: true, Prefix: "t"})
+		full(t, b, func(ctx context.Context, do func(context.Context, *redis.Client) error) error {
+			return do(ctx, redistest.Client(t, &redis.Options{Addr: server.Addr}))
+		})
+	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		c := redistest.StartCluster(t, 3, 0)
+		full(t, onCluster(t, c, "q"), c.Client(t).ForEachMaster)
+	})
+}

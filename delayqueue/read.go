@@ -101,24 +101,41 @@ func (l *look) read() (s stored) {
 // find looks for a message, also for a dead letter whose id no job could have. Which partition
 // has it depends on its key, which the caller does not know: all are asked at once.
 func (q *Queue) find(ctx context.Context, op, id string) (stored, *partition, error) {
-	m, err := q.agreed(ctx, op)
-	if err != nil {
-		return stored{}, nil, err
-	}
-	for range len(m.generations) { // it may be carried over between the looks at two
-		if s, p, err := q.findIn(ctx, op, m.partitions, id); p != nil || err != nil {
-			return s, p, err
+	for range manifestTries {
+		m, err := q.agreed(ctx, op)
+		if err != nil {
+			return stored{}, nil, err
+		}
+		var closed *partition
+		for range len(m.generations) { // it may be carried over between the looks at two
+			var s stored
+			var p *partition
+			if s, p, closed, err = q.findIn(ctx, op, m, id); p != nil || err != nil {
+				return s, p, err
+			}
+		}
+		if closed == nil {
+			return stored{}, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+		}
+		if err := q.follow(ctx, op, closed); err != nil { // to newer partitions
+			return stored{}, nil, err
 		}
 	}
-	return stored{}, nil, fmt.Errorf("delayqueue: %s of message %q in queue %q: %w", op, id, q.name, ErrNotFound)
+	return stored{}, nil, redisError(ctx, op, errClosed)
 }
 
-// findIn looks for a message in partitions. Of two copies the one that was carried over counts.
-func (q *Queue) findIn(ctx context.Context, op string, parts []*partition, id string) (stored, *partition, error) {
-	looks := make([]*look, len(parts))
+// findIn looks for a message in the partitions of a manifest. Of two copies the one that was carried over counts.
+// If there is none, closed is one of the current partitions that is not current any more: before a message can be in a
+// newer one, all are closed.
+func (q *Queue) findIn(ctx context.Context, op string, m *manifest, id string) (s stored, p, closed *partition, err error) {
+	parts := m.partitions
+	looks, closings := make([]*look, len(parts)), make([]*redis.StringCmd, len(parts))
 	pipe := q.rdb.Pipeline()
 	for i, p := range parts {
 		looks[i] = p.lookAt(ctx, pipe, id, true)
+		if p.generation == m.current().number { // after the look: it may be carried over from here
+			closings[i] = pipe.HGet(ctx, p.keys[keyCounts], "closed")
+		}
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	var failed error      // a partition that is down does not hide what others have
@@ -126,13 +143,16 @@ func (q *Queue) findIn(ctx context.Context, op string, parts []*partition, id st
 		if s := l.read(); s.State != "" {
 			s.Cause = q.cause(s.Status)
 			q.age(ctx, &s)
-			return s, parts[i], nil
+			return s, parts[i], nil, nil
 		}
 		if err := l.err(); err != nil {
 			failed = redisError(ctx, op, err)
 		}
+		if closings[i] != nil && closings[i].Val() != "" {
+			closed = parts[i]
+		}
 	}
-	return stored{}, nil, failed
+	return stored{}, nil, closed, failed
 }
 
 // age has a message that waits and is too old count as expired: a worker will see that when its
@@ -212,6 +232,9 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	if s.record.body {
 		payload, err = q.rdb.HGet(ctx, p.keys[keyPayloads], id).Bytes()
 		if errors.Is(err, redis.Nil) {
+			if _, now, err := q.find(ctx, "payload", id); err == nil && now != p { // it was carried over
+				return q.Payload(ctx, id)
+			}
 			return nil, notKept
 		} else if err != nil {
 			return nil, redisError(ctx, "payload", err)
@@ -225,25 +248,26 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 // payload and its result: for these there are Payload and Result. Ids that were never
 // stored, or are remembered no more, are ErrNotFound. It takes two round trips.
 func (q *Queue) Peek(ctx context.Context, id string) (Entry, error) {
-	s, p, err := q.find(ctx, "peek", id)
-	if err != nil {
-		return Entry{}, err
+	for {
+		s, p, err := q.find(ctx, "peek", id)
+		if err != nil {
+			return Entry{}, err
+		}
+		pipe := q.rdb.Pipeline()
+		l := p.lookAt(ctx, pipe, id, true)
+		l.entry(ctx, pipe, p, s.Key)
+		_, _ = pipe.Exec(ctx) // each command has its own error
+		if err := l.err(); err != nil {
+			return Entry{}, redisError(ctx, "peek", err)
+		}
+		e := q.entry(l)
+		if e.State == StateQueued && s.State == StateExpired {
+			e.State, e.DueAt = StateExpired, time.Time{}
+		}
+		if e.State != "" { // else it is gone since it was found, or was carried over
+			return e, nil
+		}
 	}
-	pipe := q.rdb.Pipeline()
-	l := p.lookAt(ctx, pipe, id, true)
-	l.entry(ctx, pipe, p, s.Key)
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	if err := l.err(); err != nil {
-		return Entry{}, redisError(ctx, "peek", err)
-	}
-	e := q.entry(l)
-	if e.State == StateQueued && s.State == StateExpired {
-		e.State, e.DueAt = StateExpired, time.Time{}
-	}
-	if e.State == "" { // gone since it was found
-		return Entry{}, fmt.Errorf("delayqueue: peek of message %q in queue %q: %w", id, q.name, ErrNotFound)
-	}
-	return e, nil
 }
 
 // entry reads a message that was looked at, with what an Entry has beside a Status.

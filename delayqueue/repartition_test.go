@@ -281,6 +281,10 @@ func TestRepartition_IsFoundAgainWhenTheManifestIsLost(t *testing.T) {
 				require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), field, value).Err())
 			}
 			q := b.newQueue(env.Client(t))
+			if name == "all of it" { // who looks finds it, as who enqueues
+				_, err := q.Status(t.Context(), "new")
+				require.NoError(t, err, name)
+			}
 			_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
 			require.NoError(t, err, name)
 			require.Equal(t, "1:1 2:3", b.manifest()["generations"], name)

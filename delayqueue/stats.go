@@ -55,11 +55,11 @@ type Totals struct {
 	Redriven, Purged int64
 }
 
-// Stats counts the queue's messages. It takes one round trip, and Redis O(log n) in
+// Stats counts the queue's messages. It takes two round trips, and Redis O(log n) in
 // each partition, with n messages in it. What is junk counts nothing, or as what it
 // takes the place of.
 func (q *Queue) Stats(ctx context.Context) (Stats, error) {
-	m, err := q.agreed(ctx, "stats")
+	m, err := q.reread(ctx, "stats")
 	if err != nil {
 		return Stats{}, err
 	}

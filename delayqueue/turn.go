@@ -190,7 +190,7 @@ func (q *Queue) unrunnable(m Message) error {
 func (t *turn) goesOn(c *claim, v outcome) bool {
 	w := t.worker
 	ended := v.kind == OutcomeDone || v.kind == OutcomeDead && w.queue.halt == HaltNothing
-	return t.lease != nil && c.message.queuedAfter && ended &&
+	return t.lease != nil && c.message.queuedAfter && ended && !w.ownLeases &&
 		!v.last && t.lost() == nil && time.Now().Before(t.ends) && !w.isStopping() && !w.paused.Load()
 }
 

@@ -31,6 +31,7 @@ type Worker struct {
 	check       func(Message) error // nil: none
 	concurrency int
 	lockOptions []core.AcquireOption
+	ownLeases   bool // each message has a lease of its own
 	lease       time.Duration
 	retry       bounds // after failed attempts
 	conflict    bounds // while a key is held
@@ -122,7 +123,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.log = w.log.With(slog.String("queue", q.name))
 	w.slots = make(chan struct{}, w.concurrency)
 	w.claims.held = map[*claim]struct{}{}
-	w.lockOptions = []core.AcquireOption{core.NotifyRelease(w.released)}
+	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.released))
 	if q.reservationWindow > 0 {
 		w.lockOptions = append(w.lockOptions, reservations.Reserved(q.reservationWindow))
 	}

@@ -1,11 +1,13 @@
 package delayqueue
 
 import (
+	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/absent"
 )
 
@@ -51,6 +53,30 @@ func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 			return invalidOption("WithHeartbeatClient(nil)")
 		}
 		w.heartbeats = rdb
+		return nil
+	}
+}
+
+// WithAcquireOptions has the Worker take the keys of its messages with these options, as [core.NewGuard]
+// takes those of its calls: [core.MinHold], [core.MaxHold], [core.FixedLease], [core.LeaseTTL],
+// [core.WaitReplicas] and [core.Named]. The Worker does not know the options of the guards that parked its
+// messages: what a guard's MinHold or WaitReplicas promises holds for these only if it is
+// given here too. The options are for all messages that have a key: routes that need others need a queue of their own.
+//
+// Each message has a lease of its own then, where otherwise messages of one key share one for up to
+// 100 ms. One that outlasts MaxHold has lost its lease: a failed attempt. MinHold counts from each grant, also where
+// the message failed or is handed back. Shared, and Counted of more
+// than one, are refused: a message has its key for itself. Given again it adds to them. Default: none.
+func WithAcquireOptions(opts ...core.AcquireOption) WorkerOption {
+	return func(w *Worker) error {
+		w.lockOptions = append(w.lockOptions, opts...)
+		switch guard := core.NewGuard(w.locker, nil, w.lockOptions...); {
+		case guard.Err() != nil:
+			return fmt.Errorf("delayqueue: WithAcquireOptions: %w", guard.Err())
+		case !guard.Exclusive():
+			return invalidOption("WithAcquireOptions: Shared and Counted: a message has its key for itself")
+		}
+		w.ownLeases = len(w.lockOptions) > 0
 		return nil
 	}
 }

@@ -94,7 +94,9 @@
 //	the payload is another one           422
 //
 // The ticket's status resource says what became of it: it may have been cancelled since, or be
-// a dead letter. Once the key is free a request runs whatever tickets there are.
+// a dead letter. Once the key is free a request runs whatever tickets there are. So does one whose ticket
+// is superseded (delayqueue.Coalesce): sent again under its Idempotency-Key it runs after the one that replaced it,
+// and overwrites that, unless the client says by If-Match which version it changes, or looks at its ticket first.
 //
 // A payload is method, target, Content-Type, Content-Encoding, body and the lock's key;
 // only hashes of it are kept. So the body is read before anything else, and one above the
@@ -142,7 +144,12 @@
 //
 // A parked request is done when its handler has answered, 4xx and 5xx alike. After 429, 503 and
 // what the route's RetryStatuses names it is tried again until it is too old, and then a dead
-// letter. A panic and a lost lease are failed attempts, of which the queue has a number.
+// letter. A panic, whatever middleware in front of the guard makes of it, and a lost lease are failed attempts, of which the queue has a
+// number. docs/guarantees.md, What is tried again, has it all in one table.
+//
+// The worker takes the key of what it runs, with options of its own: what the guard's core.MinHold, core.MaxHold
+// or core.WaitReplicas promise holds for its parked requests if the worker has them too, by
+// delayqueue.WithAcquireOptions. Those of a guard with core.Counted run one at a time.
 //
 // A request whose route this process does not have, whose route has lost its guard, that its
 // guard refuses, or that a later release has stored, is left to other processes, and expires if

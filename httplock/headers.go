@@ -9,11 +9,13 @@ import (
 )
 
 // defaultHeaders are stored with a parked request. A body needs
-// Content-Encoding as much as it needs Content-Type.
+// Content-Encoding as much as it needs Content-Type, and a request that is conditional must not
+// become one that is not. If-Range is none of these: it means nothing without Range.
 func defaultHeaders() map[string]bool {
 	return map[string]bool{
 		"Accept": true, "Accept-Language": true, "Content-Encoding": true, "Content-Type": true,
-		"Idempotency-Key": true, "Traceparent": true,
+		"Idempotency-Key": true, "If-Match": true, "If-Modified-Since": true, "If-None-Match": true, "If-Unmodified-Since": true,
+		"Traceparent": true,
 	}
 }
 

@@ -120,6 +120,14 @@ func FailClosed(err error) *Middleware {
 // the guard's policy waits and x.Next runs; when it returns the key was given
 // back. A panic of x.Key or x.Next passes through.
 func (m *Middleware) Serve(x Exchange) (ran bool) {
+	if replay := replayFrom(x.Request.Context()); replay != nil {
+		defer func() {
+			value := recover()
+			if replay.left(value); value != nil {
+				panic(value)
+			}
+		}()
+	}
 	ran, whole := m.pass(x)
 	if !whole {
 		onceFrom(x.Request.Context()).discard()

@@ -169,7 +169,8 @@ func WithReplayHost(host string) Option {
 
 // AllowHeaders adds request headers to those that are stored with a parked
 // request: Accept, Accept-Language, Content-Encoding, Content-Type,
-// Idempotency-Key and Traceparent. Headers that carry credentials (see
+// Idempotency-Key, Traceparent, and If-Match, If-None-Match, If-Modified-Since and
+// If-Unmodified-Since, whose 412 is then the client's result. Headers that carry credentials (see
 // WithCredentialHeaders), that belong to one connection, or that say where the
 // request went are refused. A route that
 // parks, and takes its key from a header, needs that header here: its replays

@@ -57,6 +57,8 @@ func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *re
 	}
 	interrupted := ctx.Err() != nil && (silent || w.status >= http.StatusBadRequest) // told to give up, the handler did
 	switch {
+	case replay.panicked != nil:
+		return replay.panicked
 	case replay.conflict != nil:
 		if replay.foreign {
 			p.warnForeign.Do(func() {

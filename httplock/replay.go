@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -24,10 +25,10 @@ import (
 // the request tried again (delayqueue.RetryLater): until it would be too old, after what
 // Retry-After says, or else with delays that double up to 30 s. No attempt is spent, and the
 // message becomes a dead letter when it would be too old by then: its result is the last
-// response, with at most 1 KiB of the body. It is tried again in the same way while a guard, or
+// response, with at most 1 KiB of the body (docs/guarantees.md, What is tried again, has it all). It is tried again in the same way while a guard, or
 // who says whether the principal may still have it run, is unavailable.
 //
-// A panic passes through to the worker. An answer of 4xx or 5xx, or none at all, of a handler
+// A panic is a failed attempt, whatever middleware in front of the guard makes of it. An answer of 4xx or 5xx, or none at all, of a handler
 // whose ctx had ended is a failed attempt. A payload that does not hold a request is never tried
 // again. When a guard on the way finds its key held, the error matches core.ErrConflict.
 //
@@ -326,6 +327,7 @@ type replay struct {
 	conflict error      // the first one that a guard met
 	foreign  bool       // it was about the message's own key
 	failure  error      // the first other reason why a guard did not run its handler
+	panicked error      // how the guard that returned last ended, which is the outermost one
 }
 
 type replayKey struct{}
@@ -366,6 +368,16 @@ func (r *replay) returned(x Exchange) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.silent = !x.Written()
+}
+
+// left records how a guard was left: by a panic with this value, which middleware in front may turn into a
+// response, or with nil by none.
+func (r *replay) left(panicked any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.panicked = nil; panicked != nil {
+		r.panicked = fmt.Errorf("httplock: replay of %s: panic: %v\n\n%s", r.id, panicked, debug.Stack())
+	}
 }
 
 // authorized records that the principal may have the request run.

@@ -111,6 +111,40 @@ func TestReplayOutcomes(t *testing.T) {
 		require.PanicsWithValue(t, value, func() { _ = httplock.Replay(lock(handler))(t.Context(), message(t, post(t, "/"))) })
 	}
 
+	// The guard that a panic leaves tells, and the outermost has the last word.
+	recovers := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer func() {
+				if recover() != nil {
+					w.WriteHeader(http.StatusInternalServerError)
+				}
+			}()
+			next.ServeHTTP(w, r)
+		})
+	}
+	panics := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(core.ErrConflict) })
+	skips := anyGuard(t, httplock.Skip(func(*http.Request) bool { return true }))
+	badKey := httplock.PerKey(core.NewGuard(testbed.New(t, redistest.Embedded(t)).Locker, nil), func(*http.Request) (string, error) { panic("boom") })
+	for name, test := range map[string]struct {
+		handler http.Handler
+		fails   bool
+	}{
+		"recovered in front":         {recovers(lock(panics)), true},
+		"recovered behind":           {lock(recovers(panics)), false},
+		"recovered between":          {lock(recovers(lock(panics))), false},
+		"recovered in front of both": {recovers(lock(lock(panics))), true},
+		"of a guard that skips it":   {recovers(skips(panics)), true},
+		"of the key function":        {recovers(badKey(http.HandlerFunc(ok))), true},
+	} {
+		err := httplock.Replay(test.handler)(t.Context(), message(t, post(t, "/")))
+		require.Equal(t, test.fails, err != nil, name)
+		if err != nil {
+			require.ErrorContains(t, err, "panic: ", name)
+			require.ErrorContains(t, err, "replay_test.go", name)
+			require.NotErrorIs(t, err, core.ErrConflict, name)
+		}
+	}
+
 	err := httplock.Replay(http.HandlerFunc(ok))(t.Context(), delayqueue.Message{ID: testbed.TicketID, Payload: []byte("junk")})
 	require.ErrorContains(t, err, "decode a parked request")
 	require.Equal(t, fmt.Sprintf("%T", delayqueue.SkipRetry(err)), fmt.Sprintf("%T", err), "it is not tried again")

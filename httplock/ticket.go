@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -27,7 +28,8 @@ import (
 //	                303 with the same, and the result's Location, when the state is done;
 //	                superseded_by, the id of the ticket that replaced it, when the state is
 //	                superseded and the request has a principal;
-//	                with "Prefer: wait=N" when it has ended, or after N seconds, 30 at most
+//	                with "Prefer: wait=N" when it has ended, or after N seconds, 30 at most, or
+//	                when the http.Server shuts down
 //	GET id/result   the status, headers and body that the replay was answered with
 //	DELETE id       204, and the request runs no more; 409 while it runs or when it has ended
 //
@@ -42,6 +44,8 @@ import (
 // authorize says whether the client may see and cancel the ticket, before
 // anything else is told or done: it can compare Status.Principal, which
 // WithPrincipal stored and which is empty for anonymous requests, with the client.
+// Tickets are those of parked requests, and of jobs that the queue gave an id: 32 hexadecimal
+// digits. A job with a Job.ID of its own has none here, since that could be guessed.
 // A ticket's id cannot be guessed, but whoever has it can pass it on. authorize may
 // be called from several goroutines. A ticket that the client may not see, one that
 // is gone, one that never was, and a result that is not there have the same 404.
@@ -67,9 +71,35 @@ type ticketQueue interface {
 type tickets struct {
 	queue     ticketQueue // nil: there are no tickets
 	authorize func(*http.Request, delayqueue.Status) bool
+
+	mu      sync.Mutex
+	servers map[*http.Server]context.Context // each ends when its server shuts down
+}
+
+// serving returns a ctx that ends when the server of a request shuts down. A server that shuts down waits for its
+// handlers, and does not end the ctx of their requests.
+func (t *tickets) serving(r *http.Request) context.Context {
+	server, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
+	if !ok {
+		return context.Background()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ctx := t.servers[server]
+	if ctx == nil {
+		var end context.CancelFunc
+		ctx, end = context.WithCancel(context.Background())
+		server.RegisterOnShutdown(end)
+		if t.servers == nil {
+			t.servers = map[*http.Server]context.Context{}
+		}
+		t.servers[server] = ctx
+	}
+	return ctx
 }
 
 func (t *tickets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	serving := t.serving(r) // before the first that waits: a server that shuts down already does not tell
 	id, result := ticketOf(r.URL.Path)
 	allow := []string{http.MethodGet, http.MethodHead, http.MethodDelete}
 	if result {
@@ -89,7 +119,7 @@ func (t *tickets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case result:
 		err = t.result(w, r, id)
 	default:
-		err = t.status(w, r, id)
+		err = t.status(serving, w, r, id)
 	}
 	switch {
 	case err == nil:
@@ -119,11 +149,11 @@ func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
 	return s, err
 }
 
-func (t *tickets) status(w http.ResponseWriter, r *http.Request, id string) error {
+func (t *tickets) status(serving context.Context, w http.ResponseWriter, r *http.Request, id string) error {
 	s, err := t.seen(r, id)
 	if prefers := parsePrefer(r.Header["Prefer"]); err == nil && prefers.Bounded {
 		wait := min(prefers.Wait, maxTicketWait)
-		if s, err = t.wait(r.Context(), s, wait); err == nil {
+		if s, err = t.wait(r.Context(), serving, s, wait); err == nil {
 			announce(w, core.Preference{Bounded: true, Wait: wait})
 		}
 	}
@@ -165,14 +195,15 @@ func (t *tickets) stored(r *http.Request, id string) (*result, error) {
 // maxTicketWait bounds how long a client waits for a ticket's end.
 const maxTicketWait = 30 * time.Second
 
-// wait returns the status of a ticket when it has ended, or after d: then it is the last one known
-// if Redis does not answer.
-func (t *tickets) wait(ctx context.Context, s delayqueue.Status, d time.Duration) (delayqueue.Status, error) {
+// wait returns the status of a ticket when it has ended, or after d, or with serving: then it is the
+// last one known if Redis does not answer.
+func (t *tickets) wait(ctx, serving context.Context, s delayqueue.Status, d time.Duration) (delayqueue.Status, error) {
 	if d == 0 || s.State.Ended() {
 		return s, nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
+	defer context.AfterFunc(serving, cancel)()
 	ended, err := t.queue.Wait(bounded, s.ID)
 	if err == nil || ctx.Err() != nil || bounded.Err() == nil && !errors.Is(err, core.ErrUnavailable) {
 		return ended, err

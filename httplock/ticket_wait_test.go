@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -81,6 +82,72 @@ func TestTicket_WhoseClientLeaves(t *testing.T) {
 		began := time.Now()
 		get(ctx, httplock.TicketsOver(&fakeQueue{state: delayqueue.StateQueued}, anyone), ticketPath, "wait=30")
 		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+// A server that shuts down keeps nobody waiting, over HTTP/1.1 and HTTP/2; another one that has the same handler does. The worker has all of the
+// time that is left.
+func TestTicket_WaitsEndWhenTheServerShutsDown(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openDepot(t, env)
+		release := d.Hold(t)
+		defer release()
+		d.handle(mustNotRun(t))
+		location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
+		waiting := make(chan struct{}, 1000)
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			waiting <- struct{}{}
+			d.mux.ServeHTTP(w, r)
+		})
+		type answer struct {
+			testbed.Answer
+			err error
+		}
+		const clients = 30
+		wait := func(srv *httptest.Server) <-chan answer {
+			answers := make(chan answer, clients)
+			first, err := testbed.Send(srv.Client(), testbed.ToServer(t.Context(), t, srv.URL+"/tickets/", ""))
+			require.NoError(t, err)
+			require.Equal(t, http.StatusMethodNotAllowed, first.Status)
+			<-waiting
+			for range clients {
+				r := testbed.ToServer(t.Context(), t, srv.URL+location, "")
+				r.Method = http.MethodGet
+				r.Header.Set("Prefer", "wait=30")
+				go func() {
+					resp, err := testbed.Send(srv.Client(), r)
+					answers <- answer{resp, err}
+				}()
+			}
+			for range clients {
+				<-waiting
+			}
+			return answers
+		}
+		stays := httptest.NewServer(h)
+		defer stays.Close()
+		others := wait(stays)
+		for _, http2 := range []bool{false, true} {
+			srv := httptest.NewUnstartedServer(h)
+			srv.EnableHTTP2 = http2
+			srv.StartTLS()
+			answers := wait(srv)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // net/http gives a new connection 5 s
+			require.NoError(t, srv.Config.Shutdown(ctx))
+			cancel()
+			for range clients {
+				got := <-answers
+				require.NoError(t, got.err)
+				require.Equal(t, http.StatusOK, got.Status)
+				require.Contains(t, got.Body, `"queued"`)
+			}
+			srv.Close()
+		}
+		require.Empty(t, others)
+		require.NoError(t, d.queue.Cancel(t.Context(), strings.TrimPrefix(location, "/tickets/")))
+		for range clients {
+			require.Contains(t, (<-others).Body, `"cancelled"`)
+		}
 	})
 }
 

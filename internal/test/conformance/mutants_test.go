@@ -131,6 +131,7 @@ var mutants = map[string]mutant{
 		}),
 		fails: map[string]string{
 			"panic, recovery outside": "500", "panic, no recovery": "EOF", "failed replays are tried again": "the ticket becomes dead",
+			"a replay that panics has failed, recovery outside": "the ticket becomes dead",
 		},
 	},
 	"panics with something else": {

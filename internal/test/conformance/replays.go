@@ -76,6 +76,31 @@ func lostGuard(t *trial) {
 	require.EqualValues(t, requests-1, ran.Load(), "each once, but for the one that is forbidden")
 }
 
+// panickedReplays: what recovery in front of the guard answers for a handler that panicked is no result.
+func panickedReplays(t *trial) {
+	d := t.openDepot(t.mustNotRun, parks, delayqueue.WithMaxAttempts(2))
+	const requests = 20
+	ids := t.parkMany(d, requests)
+	var tries [requests]atomic.Int64
+	t.replica(d, orders(func(w http.ResponseWriter, r *http.Request) error {
+		var i int
+		_, err := fmt.Sscanf(r.URL.Path, "/orders/%d", &i)
+		assert.NoError(t, err)
+		if n := tries[i].Add(1); n == 1 || i == 0 {
+			panic(panicValues[i%len(panicValues)])
+		}
+		return ok(w, r)
+	}, Recovery{}, lock(d.Bed, nil)))
+	s := t.ended(d, ids[0], delayqueue.StateDead)
+	require.Equal(t, 2, s.Attempts)
+	require.Contains(t, s.Cause, "panic: boom")
+	require.Contains(t, s.Cause, "replays.go", "where the handler was")
+	for _, id := range ids[1:] {
+		require.Equal(t, 2, t.ended(d, id, delayqueue.StateDone).Attempts)
+		require.Equal(t, http.StatusOK, t.send(d.site, http.MethodGet, "/tickets/"+id+"/result", "").Status)
+	}
+}
+
 // lacksRoute: an older release, whose router lacks the route, leaves the requests to a newer one.
 func lacksRoute(t *trial) {
 	var ran atomic.Int64

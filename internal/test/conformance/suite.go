@@ -29,6 +29,7 @@ var behaviours = []behaviour{
 	{name: "parked requests run once and alone", test: parkedRunOnce},
 	{name: "body over the cap is not parked", test: overTheCap},
 	{name: "failed replays are tried again", test: failedReplays},
+	{name: "a replay that panics has failed, recovery outside", test: panickedReplays},
 	{name: "forbidden replay never runs", test: forbiddenReplay},
 	{name: "replay without a guard runs once", test: lostGuard},
 	{name: "replay of a route that is lacking", test: lacksRoute},

@@ -22,6 +22,9 @@ if foreign() then
   return {0, expiry(), now, -1, 0}
 end
 local lease = tonumber(ARGV[2])
+if ARGV[6] and not exists then
+  redis.call('HDEL', key, '') -- parked work frees memory: if that is full Redis lets a script go on that has written
+end
 
 local function others() return reserved > 0 and 2 or queue == '' and 0 or 1 end
 

@@ -1,0 +1,111 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// Calls of a guard with MinHold, fresh and parked, come no closer than that, of each key, whichever of two workers runs them.
+func TestWithAcquireOptions_MinHold(t *testing.T) {
+	const keys, calls, apart = 3, 5, 200 * time.Millisecond
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		var mu sync.Mutex
+		began := map[string][]time.Time{}
+		run := func(key string) {
+			mu.Lock()
+			defer mu.Unlock()
+			began[key] = append(began[key], time.Now())
+		}
+		for range 2 {
+			b.start(func(_ context.Context, m delayqueue.Message) error {
+				run(m.Key)
+				return nil
+			}, delayqueue.WithAcquireOptions(core.MinHold(apart)))
+		}
+		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue), core.MinHold(apart))
+		var all sync.WaitGroup
+		for i := range keys * calls {
+			key := fmt.Sprint("k", i%keys)
+			all.Go(func() {
+				call := core.Call{Key: key, Encode: func() ([]byte, error) { return nil, nil }}
+				err := guard.Do(t.Context(), call, func(context.Context) error {
+					run(key)
+					return nil
+				})
+				if !errors.Is(err, core.ErrDeferred) {
+					assert.NoError(t, err)
+				}
+			})
+		}
+		all.Wait()
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "all have run")
+		mu.Lock()
+		defer mu.Unlock()
+		for key, times := range began {
+			require.Len(t, times, calls, key)
+			slices.SortFunc(times, time.Time.Compare)
+			for i := 1; i < calls; i++ { // a lease begins a little before its work
+				require.Greater(t, times[i].Sub(times[i-1]), apart-20*time.Millisecond, key)
+			}
+		}
+		require.Len(t, began, keys)
+	})
+}
+
+func TestWithAcquireOptions_MaxHold(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+		causes := make(chan error, 10)
+		b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			<-ctx.Done()
+			causes <- context.Cause(ctx)
+			return ctx.Err()
+		}, delayqueue.WithAcquireOptions(core.MaxHold(100*time.Millisecond)))
+		id := b.enqueue(delayqueue.Job{Key: "k"})
+		for range 2 {
+			require.ErrorIs(t, next(t, causes), core.ErrLeaseLost)
+		}
+		require.Equal(t, 2, b.reaches(id, delayqueue.StateDead).Losses)
+	})
+}
+
+// A grant that no replica has does not count: the message is not run.
+func TestWithAcquireOptions_WaitReplicas(t *testing.T) {
+	env := redistest.Real(t)
+	b := setup(t, env)
+	b.start(func(context.Context, delayqueue.Message) error {
+		t.Error("it ran")
+		return nil
+	}, delayqueue.WithAcquireOptions(core.WaitReplicas(1, time.Millisecond)))
+	id := b.enqueue(delayqueue.Job{Key: "k"})
+	redistest.Eventually(t, func() bool { return strings.Contains(b.rdb.Info(t.Context(), "commandstats").Val(), "cmdstat_wait:") }, "it is asked for replicas")
+	b.reaches(id, delayqueue.StateQueued)
+}
+
+func TestWithAcquireOptions_AreChecked(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	handler := func(context.Context, delayqueue.Message) error { return nil }
+	for name, opts := range map[string][]core.AcquireOption{
+		"nil": {nil}, "too short": {core.MinHold(0)}, "shared": {core.Shared()}, "counted": {core.Counted(2)},
+	} {
+		_, err := delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(opts...))
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.ErrorContains(t, err, "WithAcquireOptions", name)
+	}
+	_, err := delayqueue.NewWorker(b.queue, b.locker, handler, delayqueue.WithAcquireOptions(), delayqueue.WithAcquireOptions(core.Counted(1), core.Named("n", "")))
+	require.NoError(t, err)
+}
