@@ -10,14 +10,15 @@ const (
 	maxBytes     = 1 << 40
 	// What a message takes beside its payload, at most: its record, with the longest key, name
 	// and principal, its entries in Redis, and what sealing adds.
-	overhead = 4 << 10
+	overhead = 6500
 )
 
 // WithMaxBytes bounds the memory of Redis, in bytes, that each partition takes: what is queued or
 // running, dead letters, and what is remembered of messages that have ended, their results
 // included. A job for which there is no room is refused with ErrQueueFull. A message counts as a quarter more
-// than its payload, key, name and principal, since Redis rounds up, and 370 bytes; one that
-// has ended as some 150 to 200 bytes and its result. Default 64 MiB, a quarter of a
+// than its payload, since Redis rounds up, and some 500 to 700 bytes; long keys, ids and principals count for each
+// place that has them, and so does the cause of an attempt that failed: without room it is not kept. One that
+// has ended counts as some 150 to 200 bytes and its result. Default 64 MiB, a quarter of a
 // Redis of 256 MB, or four of the largest payloads (WithMaxPayload) if that is more. It must have room for one.
 //
 // What has ended takes half of it at most: beyond that the oldest is forgotten before its

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -108,6 +109,50 @@ func TestHaltOnDeath_CanKeepFreshCallsOut(t *testing.T) {
 			b.requireFresh("k", true)
 		}
 		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "all is through")
+	})
+}
+
+// A letter that goes while no worker is connected keeps fresh calls out until one starts, and not for a day.
+func TestHaltOnDeath_EndsWithoutAWorker(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for name, end := range map[string]func(ctx context.Context, b *haltBench, bad string) error{
+			"purged": func(ctx context.Context, b *haltBench, bad string) error { return b.queue.Purge(ctx, bad) },
+			"all purged": func(ctx context.Context, b *haltBench, _ string) error {
+				_, err := b.queue.PurgeAll(ctx, delayqueue.Filter{})
+				return err
+			},
+			"redriven and cancelled": func(ctx context.Context, b *haltBench, bad string) error {
+				return errors.Join(b.queue.Redrive(ctx, bad, 0), b.queue.Cancel(ctx, bad))
+			},
+			"redriven": func(ctx context.Context, b *haltBench, bad string) error {
+				b.mended.Store(true)
+				return b.queue.Redrive(ctx, bad, 0)
+			},
+			"purged before what is delayed": func(ctx context.Context, b *haltBench, bad string) error {
+				b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
+				return b.queue.Purge(ctx, bad)
+			},
+			"purged before others": func(ctx context.Context, b *haltBench, bad string) error {
+				b.enqueue(delayqueue.Job{Key: "k"})
+				return b.queue.Purge(ctx, bad)
+			},
+		} {
+			own := *env
+			own.Prefix += strings.ReplaceAll(name, " ", "-")
+			b := halting(t, &own, delayqueue.HaltKey)
+			w := b.work()
+			bad := b.enqueue(delayqueue.Job{Key: "k", Name: "bad"})
+			b.reaches(bad, delayqueue.StateDead)
+			b.requireFresh("k", false)
+			require.NoError(t, w.Stop(t.Context()))
+			require.NoError(t, end(t.Context(), b, bad), name)
+			time.Sleep(50 * time.Millisecond)
+			b.requireFresh("k", false)
+			b.work()
+			began := time.Now()
+			b.requireFresh("k", true)
+			require.Less(t, time.Since(began), 5*time.Second, name)
+		}
 	})
 }
 

@@ -26,6 +26,9 @@ func (m *model) enqueue() error {
 	}
 	job := Job{ID: fmt.Sprint("m", len(m.all)+m.purged), Key: []string{"", "a", "a", "b"}[m.rng.IntN(4)], MaxAge: modelAge}
 	x := &modelMessage{id: job.ID, key: job.Key, state: StateQueued}
+	if m.rng.IntN(10) == 0 {
+		job.MaxAge *= 30
+	}
 	if known := len(m.all) > 0 && m.rng.IntN(5) == 0; known {
 		x = m.all[m.rng.IntN(len(m.all))]
 		job.ID, job.Key = x.id, x.key
@@ -59,6 +62,9 @@ func (m *model) enqueue() error {
 		}
 	}
 	job.Payload = []byte(workOf(job.ID))
+	if x.till.IsZero() && x.state == StateQueued && !x.tooOld {
+		x.till = time.Now().Add(job.MaxAge)
+	}
 	e := &enqueueing{ctx: context.Background(), job: job, done: make(chan struct{})}
 	since := m.q.rdb.Time(e.ctx).Val()
 	m.q.partitions[0].enqueue([]*enqueueing{e})
@@ -91,16 +97,29 @@ func (m *model) replace(old, x *modelMessage) {
 func (m *model) weigh() error {
 	p, ctx := m.q.partitions[0], context.Background()
 	hash := func(key int) map[string]string { return m.q.rdb.HGetAll(ctx, p.keys[key]).Val() }
-	records, payloads, letters, uses := hash(keyMessages), hash(keyPayloads), hash(keyLetters), hash(keyUses)
+	records, payloads, letters, uses, tries := hash(keyMessages), hash(keyPayloads), hash(keyLetters), hash(keyUses), hash(keyAttempts)
 	want, total := map[string]int{}, 0
 	for id, rec := range records {
 		x := m.byID[id]
-		size := 300 + (len(rec)+len(payloads[id]))*5/4
-		total += size
+		n := len(rec) + len(payloads[id]) + 3*len(id)
 		if letters[id] != "" {
-			total += 40 + len(letters[id])*5/4
+			total += 280 + n*5/4 + 40 + len(letters[id])*5/4
 			continue
 		}
+		if x.key != "" {
+			n += 128 + 3*len(x.key)
+		}
+		if x.principal != "" {
+			n += 48 + len(x.principal)
+		}
+		if x.coalesces {
+			n += 48 + len("s"+about(x.key, "", x.principal)) + len(id)
+		}
+		size := 280 + n*5/4
+		if a, ok := readAttempts(tries[id][min(1, len(tries[id])):]); ok {
+			size += len(a.cause) * 5 / 4
+		}
+		total += size
 		if x.key != "" {
 			want["k"+x.key] += size
 		}
@@ -471,7 +490,7 @@ func (m *model) age() error {
 	}
 	p := m.q.partitions[0]
 	m.happened["aged"]++
-	x.tooOld = true
+	x.tooOld, x.till = true, time.Time{}
 	if err := ageRecord(m.q, x.id); err != nil || m.rng.IntN(2) == 0 {
 		return err
 	}

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"context"
 	"slices"
+	"time"
 )
 
 // redrive puts a dead letter back, or a message that is none.
@@ -32,7 +33,7 @@ func (m *model) redriveLetter(x *modelMessage) error {
 		return violated("redrive of %s: %s", x.id, words[0])
 	}
 	m.happened["redriven"]++
-	x.state, x.attempts, x.conflicts, x.handed = StateQueued, 0, 0, 0
+	x.state, x.attempts, x.conflicts, x.handed, x.till = StateQueued, 0, 0, 0, time.Now().Add(modelAge)
 	x.coalesces, x.delayed, x.quiet, x.later, x.waits, x.waked = false, false, false, false, false, false
 	m.forgetSettlements(x)
 	switch {

@@ -38,6 +38,7 @@ type modelMessage struct {
 	waked                       bool
 	tooOld                      bool // and queued: it expires when somebody looks
 	claim                       *claim
+	till                        time.Time // it is needed until then
 }
 
 // workOf is the payload of a message: of some it is too long for a record.
@@ -149,7 +150,10 @@ func (x *modelMessage) fresh() bool {
 }
 
 func (m *model) end(x *modelMessage, state State) {
-	x.state, x.claim, x.tooOld = state, nil, false
+	x.state, x.claim, x.tooOld, x.till = state, nil, false, time.Time{}
+	if state == StateDead {
+		x.till = time.Now().Add(m.q.deadRetention)
+	}
 	if m.slots[x.slot()] == x {
 		delete(m.slots, x.slot())
 	}
@@ -203,6 +207,29 @@ func (m *model) compare(all bool) error {
 		}
 		if s.State != x.state || s.Attempts != x.attempts || s.Conflicts != x.conflicts || s.Losses != x.losses {
 			return violated("message %s is %s after %d attempts, %d conflicts, %d losses; want %+v", x.id, s.State, s.Attempts, s.Conflicts, s.Losses, x)
+		}
+	}
+	return nil
+}
+
+// lives holds the lifetimes of keys against those of what they hold.
+func (m *model) lives() error {
+	pipe, now, needed := m.q.rdb.Pipeline(), time.Now(), time.Duration(0)
+	for _, x := range m.all {
+		needed = max(needed, x.till.Sub(now))
+	}
+	p := m.q.partitions[0]
+	keys := slices.Concat(p.keys[:keyEnded], p.keys[keyUses:]) // without those of what ended
+	for _, key := range keys {
+		pipe.PTTL(context.Background(), key)
+	}
+	replies, err := pipe.Exec(context.Background())
+	if err != nil {
+		return err
+	}
+	for i, reply := range replies {
+		if left := reply.(*redis.DurationCmd).Val(); left >= 0 && left < needed {
+			return violated("%s expires in %s, and has what is needed for %s", keys[i], left, needed)
 		}
 	}
 	return nil
@@ -287,10 +314,10 @@ func (m *model) drain() error {
 }
 
 // playModel makes random calls, and returns the first thing that was not as promised.
-func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook redis.Hook) (happened map[string]int, err error) {
+func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hooks ...redis.Hook) (happened map[string]int, err error) {
 	t.Helper()
 	rdb := env.Client(t)
-	if hook != nil {
+	for _, hook := range hooks {
 		rdb.AddHook(hook)
 	}
 	q, err := New(rdb, fmt.Sprint("model", seed), WithPrefix(env.Prefix), WithMaxAttempts(modelAttempts))
@@ -316,6 +343,9 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook re
 		if err := m.compare(false); err != nil {
 			return m.happened, fmt.Errorf("after call %d: %w", i, err)
 		}
+		if err := m.lives(); err != nil {
+			return m.happened, fmt.Errorf("after call %d: %w", i, err)
+		}
 		if i%4 > 0 {
 			continue
 		}
@@ -331,9 +361,17 @@ func playModel(t *testing.T, env *redistest.Env, seed uint64, calls int, hook re
 
 func TestTheScriptsDoWhatTheModelSays(t *testing.T) { testModel(t, 12) }
 
+// smaller has the scripts take a partition of few messages for a large one.
+func smaller(t *testing.T, scripts map[string]string) redis.Hook {
+	t.Helper()
+	hook, _ := redistest.BreakScript(t, scripts, "", "local LARGE = 10000", "local LARGE = 3")
+	return hook
+}
+
 // testModel plays so many random rounds, and more until everything has happened.
 func testModel(t *testing.T, rounds int) {
 	t.Helper()
+	small := smaller(t, sources())
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		total := map[string]int{}
 		rare := func(what string) bool { return total[what] == 0 }
@@ -344,7 +382,7 @@ func testModel(t *testing.T, rounds int) {
 		for i := 0; i < rounds || slices.ContainsFunc(want, rare); i++ {
 			require.Less(t, i, 10*rounds, "not everything happened: %v", total)
 			seed := rand.Uint64N(1e9)
-			happened, err := playModel(t, env, seed, 120, nil)
+			happened, err := playModel(t, env, seed, 120, small)
 			require.NoError(t, err, "seed %d", seed)
 			for what, n := range happened {
 				total[what] += n

@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ var mutants = []mutant{
 	{"a settlement without a look at the owner", "settle", "if not is_running(state) or state:sub(2) ~= tries then", "if not is_running(state) then"},
 	{"a settlement that is sent again counts again", "settle", "if not is_running(state) or state:sub(2) ~= tries then", "if (not is_running(state) or state:sub(2) ~= tries) and not (state and state:sub(2, 7) == text:sub(1, 6)) then"},
 	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = ids[i]", "(%S+)') or ''] = nil"},
-	{"a settlement forgets itself", "settle", "(how == 'bw' and 'w' or '-') .. tries)", "(how == 'bw' and 'w' or '-') .. '------' .. tries:sub(7))"},
+	{"a settlement forgets itself", "settle", "how == 'bw' and 'w' or '-', tries, state:sub(2))", "how == 'bw' and 'w' or '-', '------' .. tries:sub(7), state:sub(2))"},
 	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, 12, 16)}", "{y}"},
 	{"a retry loses its place", "settle", "  times[#back] = math.min", "  if key ~= '' then\n    join(id, key)\n    freed[#freed + 1] = key\n  end\n  times[#back] = math.min"},
 	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and state:sub(1, 1) == 'R' then", "elseif false then"},
@@ -31,7 +32,7 @@ var mutants = []mutant{
 	{"a claim without a receipt", "claim", "turn .. ' ' .. table.concat(ids, ' '))", "turn .. ' ')"},
 	{"ended claims are not redelivered", "claim", "ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS))", "ipairs({})"},
 	{"a loss is not counted", "claim", "losses + 1 .. ' '", "losses .. ' '"},
-	{"a lost claim goes on", "claim", "add(r, id, '-' .. (mark and", "add(r, id, 'r' .. (mark and"},
+	{"a lost claim goes on", "claim", "'-', mark and mark", "'r', mark and mark"},
 	{"attempts are not counted", "", "mark .. attempts + 1 .. ' '", "mark .. attempts .. ' '"},
 	{"the FIFO is not looked at", "enqueue", "due = delayed or (key == '' or not headed[key]) and now", "due = delayed or now"},
 	{"a delayed message is the head", "enqueue", "place = delayed and (most and '\\127' or '~') or number", "place = number"},
@@ -64,7 +65,7 @@ var mutants = []mutant{
 	{"what is quiet is delayed only", "enqueue", "(most and '\\127' or '~')", "'~'"},
 	{"what is quiet reserves nothing", "wake", "  return #redis.call('ZRANGEBYLEX'", "  return 0 * #redis.call('ZRANGEBYLEX'"},
 	{"a replaceable message is not known", "enqueue", "    add(u, slot, id)\n", ""},
-	{"only the first is replaced", "enqueue", "  if slot then\n    add(u, slot, id)", "  if slot and not old then\n    add(u, slot, id)"},
+	{"only the first is replaced", "enqueue", "  if slot ~= '' then\n    add(u, slot, id)", "  if slot ~= '' and not old then\n    add(u, slot, id)"},
 	{"principals replace one another", "enqueue", "flags ~= 'p' and 's' .. about", "flags ~= 'p' and 's' .. key"},
 	{"what is done can be replaced", "settle", "    remove(u, slot)\n", ""},
 	{"what is cancelled can be replaced", "", "slot = rec:match('^1[qc]') and", "slot = false and"},
@@ -75,9 +76,16 @@ var mutants = []mutant{
 	{"bytes of what is done stay", "settle", "    weigh(-size)\n", ""},
 	{"bytes of what is done stay its key's", "settle", "  use('k', key, -size)\n", ""},
 	{"bytes of what is done stay its principal's", "settle", "  use('p', principal, -size)\n", ""},
-	{"a dead letter has no bytes", "settle", "    weigh(ending_size(#ending))\n", ""},
-	{"bytes of what is given up stay", "", "  finish(id, key, t.principal, t.slot, t.size, how,", "  finish(id, key, t.principal, t.slot, 0, how,"},
+	{"a dead letter has no bytes", "settle", "    weigh(letter_size(id, n, #ending) - size)\n", "    weigh(message_size(n, id, '', '', '') - size)\n"},
+	{"a dead letter has its key's bytes", "", "message_size(n, id, '', '', '') + ending", "message_size(n, id, 'k', '', '') + ending"},
+	{"a key has no bytes", "", "    n = n + 128 + 3 * #key\n", ""},
+	{"a cause has no bytes", "", "cause and math.floor(1.25 * #cause)", "cause and 0"},
+	{"bytes of a cause stay", "settle", " + cause_size(tries)\n  remove(r, id)", "\n  remove(r, id)"},
+	{"bytes of a cause stay its principal's", "", "  use('p', principal, more)\n", ""},
+	{"bytes of what is given up stay", "", "  finish(id, key, t.principal, t.slot, t.n, state and", "  finish(id, key, t.principal, t.slot, 0, state and"},
 	{"a long payload has no bytes when it is given up", "", "local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id) or 0", "local long = 0"},
+	{"a large partition forgets until when it is needed", "", "local till = whole(own[4])\n", "local till = 0\n"},
+	{"what is needed for longer is not", "", "till = now + math.floor(span", "till = till + 0 * math.floor(span"},
 	{"what ended has no bytes", "", "add(c, 'ended' .. at, text(all.bytes[at] + more))", ""},
 	{"a dead letter halts nothing", "settle", "      add(h, key, halts .. id)\n", ""},
 	{"what is halted is run", "", "elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then", "elseif false then"},
@@ -91,8 +99,31 @@ var mutants = []mutant{
 	{"a redriven letter is not due", "redrive", "number, due = t.number, now", "number, due, unrun[t.key] = t.number, nil, nil"},
 	{"what a redriven letter halted is due beside it", "redrive", "      remove(z, id_at(place, t.key) .. ' ' .. t.key)\n", ""},
 	{"a redriven letter stays dead", "redrive", "  remove(y, id)\n", ""},
-	{"a redriven letter has its attempts", "redrive", "'-------0 0 '", "'-------1 0 '"},
+	{"a redriven letter has its attempts", "redrive", "'------0 0 '", "'------1 0 '"},
 	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
+}
+
+// What only time shows that passes for what ended.
+var bucketMutants = []mutant{
+	{"what ended is forgotten while there is room", "", "if ended_bytes > max_bytes / 2 and all.needed[i] > 0", "if ended_bytes > max_bytes / 10 and all.needed[i] > 0"},
+	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, full) then"},
+}
+
+func TestMutantsOfBucketsAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range bucketMutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			for range 20 {
+				if err := remembers(t, redistest.Real(t), hook); err != nil {
+					t.Log(err)
+					return
+				}
+			}
+			t.Error("not caught")
+		})
+	}
 }
 
 // What only a change of the number of partitions shows.
@@ -145,10 +176,16 @@ func TestMutantsAreCaught(t *testing.T) {
 				t.Parallel()
 				env := redistest.Real(t)
 				hook, used := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+				broken := sources()
+				for name, source := range broken {
+					if m.script == "" || m.script == name {
+						broken[name] = strings.Replace(source, m.old, m.new, 1)
+					}
+				}
 				var found *violation
 				for play := range tries {
 					seed := rand.Uint64N(1e9)
-					_, err := playModel(t, env, seed, 120, hook)
+					_, err := playModel(t, env, seed, 120, hook, smaller(t, broken))
 					if err == nil {
 						continue
 					}

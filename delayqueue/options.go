@@ -135,7 +135,7 @@ func WithMaxAttempts(n int) Option {
 }
 
 // WithRetention sets how long the status of a done, expired or cancelled message is
-// remembered, and its id is refused a second time; it may be for a quarter longer, or until what
+// remembered, and its id is refused a second time; it may be for as long again, or until what
 // has ended takes half of WithMaxBytes.
 // Default 1 h; at least 1 s. It should outlast the client's retries, some 15 s.
 func WithRetention(d time.Duration) Option {

@@ -12,6 +12,7 @@ max_line, max_key, max_principal = tonumber(max_line), tonumber(max_key), tonumb
 local all = redis.call('HLEN', m)
 local depth = all - redis.call('ZCARD', x)
 local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
+local LEAST = message_size(0, '', 'k', '', '') -- bytes of a message with a key
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old
 
 if all == 0 then -- a count that was lost is right again
@@ -21,7 +22,7 @@ end
 -- What is full for so many messages more, one or none, of so many bytes.
 local function full(key, principal, n, size)
   if key ~= '' and not lengths[key] then
-    lengths[key] = math.floor(use('k', key) / message_size(0)) -- at most: count only near the bound
+    lengths[key] = math.floor(use('k', key) / LEAST) -- at most: count only near the bound
     if lengths[key] + 64 > max_line then
       lengths[key] = redis.call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
     end
@@ -67,13 +68,7 @@ local function refusal(key, principal, size)
   end
   tidy()
   depth, lengths, headed = redis.call('HLEN', m) - redis.call('ZCARD', x), {}, {}
-  local remembered = read_buckets()
-  for step = 1, 4 do
-    local i = (remembered.at + step) % 5
-    if ended_bytes > max_bytes / 2 and is_needless(remembered, i, true) then
-      drop(remembered, i)
-    end
-  end
+  make_room(read_buckets())
   return full(key, principal, 1, size)
 end
 

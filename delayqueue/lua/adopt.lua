@@ -17,19 +17,19 @@ if not known and not closed then
   if long then
     add(b, id, payload)
   end
-  local number, size = next_seq(), message_size(19 + #about + #payload)
+  local slot = flag == 'c' and 's' .. about:sub(27) or ''
+  local number, size = next_seq(), message_size(19 + #about + #payload, id, key, principal, slot)
   full(key, principal, 0, 0) -- which counts
   admit(id, key, principal, '1' .. flag .. (long and 'b' or '-') .. number .. about .. (long and '' or payload), number,
     (key == '' or not headed[key]) and now, size)
   weigh(size)
-  add(r, id, attempts)
+  note_tries(id, key, principal, attempts:sub(1, 1), attempts:sub(2))
   span = math.max(0, age) + retention
   apply()
-  local slot = 's' .. about:sub(27)
-  local by = flag == 'c' and redis.call('HGET', u, slot)
+  local by = slot ~= '' and redis.call('HGET', u, slot)
   if by and redis.call('HEXISTS', m, by) == 1 then
     give_up(id, key, redis.call('HGET', m, id), 's', by)
-  elseif flag == 'c' then
+  elseif slot ~= '' then
     add(u, slot, id)
   end
 end

@@ -39,8 +39,10 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0'
   local state = redis.call('HGET', r, id) or UNTRIED
   local mark, attempts, conflicts, losses, handed = state:match('^.(......)(%d+) (%d+) (%d+) (%d+) ')
   remove(w, member)
-  add(r, id, '-' .. (mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
-    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or state:sub(2)))
+  local was = state:sub(2)
+  local t = read(id, redis.call('HGET', m, id) or '')
+  note_tries(id, t.key, t.principal, '-', mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
+    '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or was, was)
   look_at(member, now)
   reply[2] = reply[2] + 1
 end
@@ -100,7 +102,7 @@ elseif want_most > 0 then
 end
 next = math.min(next, first_in(w) or next, #reply[4] == STEPS and now or next)
 reply[1] = math.ceil(math.max(0, next - now))
-if math.abs(now - (whole(own[7]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
+if math.abs(now - (whole(own[8]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
   add(c, 'claimed', NOW)
 end
 conclude()

@@ -51,6 +51,7 @@ local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script tidies up at most, of each kind
 local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
 local LARGE = 10000 -- messages
+local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
 local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
 local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
 -- Keys are written in this order. One that is not of its type fails: then m is as it was.
@@ -71,9 +72,16 @@ local now = math.floor(micros / 1000)
 local NOW = text(now)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'paused', 'awaited', 'closed', 'claimed')
+local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed')
 local seq, bytes, ended_bytes = whole(own[1]) or 0, whole(own[2]) or 0, whole(own[3]) or 0
-local paused_until, awaited_until, closed = whole(own[4]) or 0, whole(own[5]) or 0, own[6]
+local paused_until, awaited_until, closed = whole(own[5]) or 0, whole(own[6]) or 0, own[7]
+
+-- Until when the keys of messages live. Where that was lost they live as long as m, and a large one has no end.
+local till = whole(own[4])
+if not till then
+  local left = redis.call('PTTL', m)
+  till = now + (left == -1 and LONGEST or left)
+end
 
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
 local counts, uses = {}, {} -- uses: fields of u, with their numbers
@@ -128,9 +136,28 @@ local function use(kind, name, more)
   return uses[field]
 end
 
--- What a message takes of Redis, but for its payload, is some 300 bytes in m, z, f and r, and 40
--- where it is remembered. Redis rounds up, by a quarter at most.
-local function message_size(n) return 300 + math.floor(1.25 * n) end
+-- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
+-- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
+local function message_size(n, id, key, principal, slot)
+  n = n + 3 * #id
+  if key ~= '' then
+    n = n + 128 + 3 * #key
+  end
+  if principal ~= '' then
+    n = n + 48 + #principal
+  end
+  if slot ~= '' then
+    n = n + 48 + #slot + #id
+  end
+  return 280 + math.floor(1.25 * n)
+end
+
+-- What the cause in r takes beside that.
+local function cause_size(tries)
+  local cause = tries and tries:match('^......%d+ %d+ %d+ %d+ %S* (.*)$')
+  return cause and math.floor(1.25 * #cause) or 0
+end
+
 local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
 -- The number of the next message that comes: it grows, also if c is lost.
@@ -189,27 +216,28 @@ local function advance(key, at_once)
   return head
 end
 
--- Has a key live for ms more, and for as long as another one that is left so much. A large one does not
--- expire: Redis would stand still until it is freed.
+-- Has a key live for ms more, and for as long as left. A large one does not expire: Redis would stand
+-- still until it is freed.
 local function keep(key, ms, left, large)
   if large then
     redis.call('PERSIST', key)
-  elseif redis.call('PTTL', key) < math.max(ms, left) then
+  elseif redis.call('PTTL', key) < math.max(ms, left - 1000) then -- what is told is not exact
     redis.call('PEXPIRE', key, math.max(ms + math.floor(math.min(ms / 4, SLACK)), left))
   end
 end
 
--- Has what was written live for its span, and as long as m. The keys of messages live as long as each other.
-local function keep_all()
+-- Has what was written live for its span, and the keys of messages as long as the one that is needed for longest: till. That
+-- is remembered, since large ones have no time of their own.
+local function keep_all(later)
   local left, large = redis.call('PTTL', m), redis.call('HLEN', m) > LARGE
-  if large and left >= 0 or not large and left < span then
-    for _, key in ipairs({m, b, z, w, r, f, c, x, y, u, h}) do
+  if later or large ~= (left == -1) then
+    for _, key in ipairs(ORDER) do
       touched[key] = true
     end
   end
   local spans = {[c] = LASTS, [k] = math.max(retention, SLACK)}
   for key in pairs(touched) do
-    keep(key, math.max(spans[key] or retention, span), left, large)
+    keep(key, spans[key] or retention, till - now, large)
   end
 end
 
@@ -222,8 +250,12 @@ local function flush()
     end
     touched[c] = true
   end
-  for i, field in ipairs({'seq', 'bytes', 'ended'}) do
-    local n = text(({seq, bytes, ended_bytes})[i])
+  local later = till < now + span
+  if later then
+    till = now + math.floor(span + math.min(span / 4, SLACK))
+  end
+  for i, field in ipairs({'seq', 'bytes', 'ended', 'till'}) do
+    local n = text(({seq, bytes, ended_bytes, till})[i])
     if n ~= own[i] then
       add(c, field, n)
     end
@@ -237,7 +269,7 @@ local function flush()
   end
   apply()
   if next(touched) then
-    keep_all()
+    keep_all(later)
   end
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))

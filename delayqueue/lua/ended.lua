@@ -34,13 +34,23 @@ local function drop(all, i)
   all.needed[i], all.bytes[i] = 0, 0
 end
 
--- Remembers how messages ended, in a bucket. That is another one after a quarter of the
--- retention, if what the oldest one has need not be remembered any more. It is another one
--- sooner when this one has a tenth of the partition's bytes, and the oldest a minute's age.
+-- Forgets the oldest of what ended while it takes more than half of the partition's bytes, but nothing of the last minute.
+local function make_room(all)
+  for step = 1, 4 do
+    local i = (all.at + step) % 5
+    if ended_bytes > max_bytes / 2 and all.needed[i] > 0 and is_needless(all, i, true) then
+      drop(all, i)
+    end
+  end
+end
+
+-- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
+-- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
 local function remember()
   local all = read_buckets()
+  make_room(all)
   local at, oldest, full = all.at, (all.at + 1) % 5, all.bytes[all.at] > max_bytes / 10
-  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest, full) then
+  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest) then
     drop(all, oldest)
     add(c, 'bucket', oldest)
     add(c, 'since', NOW)
@@ -90,7 +100,21 @@ local function too_old(rec)
   return not_after and not_after <= now
 end
 
--- A message as its record has it: its sequence number, principal, slot and bytes, and where its payload begins.
+-- Writes to r what became of a message that was there as it was, or was not. Without room its cause is not kept.
+local function note_tries(id, key, principal, flag, tries, was)
+  local counted = cause_size(was)
+  local more = cause_size(tries) - counted
+  if more > 0 and bytes + ended_bytes + more > max_bytes then
+    tries = tries:match('^......%d+ %d+ %d+ %d+ %S* ') or tries
+    more = cause_size(tries) - counted
+  end
+  weigh(more)
+  use('k', key, more)
+  use('p', principal, more)
+  add(r, id, flag .. tries)
+end
+
+-- A message as its record has it: its sequence number, principal and slot, the bytes of its record and payload, and where that begins.
 local function read(id, rec)
   local n, p = tonumber(rec:sub(49, 51), 10) or 0, tonumber(rec:sub(52, 54), 10) or 0
   local key = key_of(rec)
@@ -98,9 +122,14 @@ local function read(id, rec)
   local payload = 55 + #key + n + p
   return {
     id = id, key = key, number = rec:sub(4, 19), principal = rec:sub(payload - p, payload - 1), payload = payload,
-    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', size = message_size(#rec + long),
+    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', n = #rec + long,
   }
 end
+
+local function size_of(t) return message_size(t.n, t.id, t.key, t.principal, t.slot) end
+
+-- A dead letter has entries in m, x and y alone.
+local function letter_size(id, n, ending) return message_size(n, id, '', '', '') + ending_size(ending) end
 
 -- The message that a newer one replaces, if no handler was given it yet.
 local function replaceable(slot, key)
@@ -112,7 +141,7 @@ local function replaceable(slot, key)
     for _, place in ipairs({rec:sub(4, 19), '~', '\127'}) do
       if redis.call('ZSCORE', f, key .. '\n' .. place .. id) then
         return {
-          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = read(id, rec).size,
+          id = id, rec = rec, state = state, place = place, number = rec:sub(4, 19), size = size_of(read(id, rec)) + cause_size(state:sub(2)),
           due = tonumber(redis.call('ZSCORE', z, id .. ' ' .. key) or ''),
         }
       end
@@ -121,7 +150,8 @@ local function replaceable(slot, key)
 end
 
 -- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
-local function finish(id, key, principal, slot, size, how, ending, result)
+local function finish(id, key, principal, slot, n, tries, how, ending, result)
+  local size = message_size(n, id, key, principal, slot) + cause_size(tries)
   remove(r, id)
   use('k', key, -size)
   use('p', principal, -size)
@@ -132,11 +162,11 @@ local function finish(id, key, principal, slot, size, how, ending, result)
     redis.call('HSETNX', m, id, '')
     add(y, id, ending)
     add(x, id, NOW)
-    weigh(ending_size(#ending))
+    weigh(letter_size(id, n, #ending) - size)
     span = math.max(span, dead_retention)
   else
     remove(m, id)
-    if size > INLINE then
+    if n > INLINE then
       remove(b, id)
     end
     weigh(-size)
@@ -167,7 +197,7 @@ local function give_up(id, key, rec, how, by)
     end
     unrun[key] = unrun[key] or 'ended'
   end
-  finish(id, key, t.principal, t.slot, t.size, how,
+  finish(id, key, t.principal, t.slot, t.n, state and state:sub(2), how,
     how .. ENDED_AT .. tried:sub(1, 6) .. rec:sub(20, t.payload - 1) .. tried:sub(7) .. ' ' .. (by or cause))
 end
 
@@ -184,7 +214,7 @@ end
 -- Forgets a dead letter.
 local function forget(id)
   local t = read(id, redis.call('HGET', m, id) or '')
-  weigh(-t.size - ending_size(redis.call('HSTRLEN', y, id)))
+  weigh(-letter_size(id, t.n, redis.call('HSTRLEN', y, id)))
   remove(x, id)
   for _, name in ipairs({y, m, b}) do
     remove(name, id)

@@ -29,8 +29,9 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   if closed then
     return 'closed'
   end
-  local size, slot = message_size(45 + #about + #payload), flags ~= '-' and flags ~= 'p' and 's' .. about
-  local old = slot and replaceable(slot, key)
+  local slot = flags ~= '-' and flags ~= 'p' and 's' .. about or ''
+  local size = message_size(45 + #about + #payload, id, key, principal, slot)
+  local old = slot ~= '' and replaceable(slot, key)
   local why
   if old then
     why = full(key, principal, 0, size - old.size)
@@ -41,7 +42,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     return why
   end
 
-  local delayed, most = tonumber(delay) > 0 and now + delay, slot and tonumber(flags:sub(2))
+  local delayed, most = tonumber(delay) > 0 and now + delay, slot ~= '' and tonumber(flags:sub(2))
   if delayed and micros % 1000 > 0 then
     delayed = delayed + 1 -- a message is never early
   end
@@ -63,7 +64,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   end
   local header = '1' .. flags:sub(1, 1) .. (long and 'b' or '-') .. number .. NOW .. text(now + age)
   admit(id, key, principal, header .. about .. (long and '' or payload), place, due, size)
-  if slot then
+  if slot ~= '' then
     add(u, slot, id)
   end
   if old then
@@ -71,7 +72,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     give_up(old.id, key, old.rec, 's', id)
     unrun[key] = nil -- its head is where it was
     if old.state ~= UNTRIED then
-      add(r, id, old.state:match('^.......%d+ %d+ %d+ %d+ ') .. ' ')
+      note_tries(id, key, principal, old.state:sub(1, 1), old.state:match('^.(......%d+ %d+ %d+ %d+ )') .. ' ')
     end
   end
   weigh(size)
@@ -90,7 +91,7 @@ for i = 5, #ARGV, 8 do
   end
   replies[#replies + 1] = reply
 end
-local claimed = whole(own[7])
+local claimed = whole(own[8])
 if not claimed and counts.enqueued then -- from now on somebody ought to
   add(c, 'claimed', NOW)
 end

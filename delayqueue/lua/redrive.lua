@@ -28,6 +28,8 @@ local function redrive(id, died)
   if why then
     return why
   end
+  local size = message_size(t.n, id, t.key, t.principal, '')
+  weigh(size - letter_size(id, t.n, #ending))
   local number, due = next_seq(), (t.key == '' or not headed[t.key]) and now
   if t.key ~= '' and resume(t.key, id) then -- it goes before those that it halted
     number, due = t.number, now
@@ -36,12 +38,11 @@ local function redrive(id, died)
     end
   end
   local header = '1-' .. rec:sub(3, 3) .. number .. rec:sub(20, 32) .. text(now + age)
-  admit(id, t.key, t.principal, header .. rec:sub(46), number, due, t.size)
+  admit(id, t.key, t.principal, header .. rec:sub(46), number, due, size)
   headed[t.key] = true
-  add(r, id, '-------0 0 ' .. losses .. ' 0  ' .. texts:sub(k + n + p + 1, -1 - result))
+  note_tries(id, t.key, t.principal, '-', '------0 0 ' .. losses .. ' 0  ' .. texts:sub(k + n + p + 1, -1 - result))
   remove(y, id)
   remove(x, id)
-  weigh(-ending_size(#ending))
   count('redriven')
   tidy()
   return 'redriven'

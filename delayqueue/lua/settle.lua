@@ -64,7 +64,7 @@ local replies, asked, due = {}, {}, {} -- asked: whose reply a token is for; due
 local freed, next_of = {}, {} -- keys that have another head, and tokens for it or false
 local back, times = {}, {} -- members that are due again, and when
 
-local function ends(id, key, principal, seq, how, slot, size, ending, result)
+local function ends(id, key, principal, seq, tries, how, slot, size, ending, result)
   local letter, halts = how:sub(1, 1), how:sub(2, 2)
   ending = letter .. ENDED_AT .. ending
   if letter == 'x' then
@@ -73,7 +73,7 @@ local function ends(id, key, principal, seq, how, slot, size, ending, result)
       add(h, key, halts .. id)
     end
   end
-  finish(id, key, principal, slot, message_size(size), letter, ending, result)
+  finish(id, key, principal, slot, tonumber(size), tries, letter, ending, result)
   if key ~= '' then -- of a record that is junk the place is not known, but it is the first
     remove(f, seq ~= '' and key .. '\n' .. seq .. id or line(key, '1')[1])
   end
@@ -85,7 +85,7 @@ local function newer(id, tries, slot)
   return by and by ~= id and redis.call('HEXISTS', m, by) == 1 and by
 end
 
-local function give_back(id, key, how, state, tries, till)
+local function give_back(id, key, principal, how, state, tries, till)
   local delay, not_after = till:match('^(%d+) (%d+)$')
   local next = now + delay
   if how == 'h' then
@@ -93,7 +93,7 @@ local function give_back(id, key, how, state, tries, till)
   elseif how == 'bw' and state:sub(1, 1) == 'R' then
     next = now -- the key was freed since the conflict
   end
-  add(r, id, (how == 'bw' and 'w' or '-') .. tries)
+  note_tries(id, key, principal, how == 'bw' and 'w' or '-', tries, state:sub(2))
   back[#back + 1] = id .. ' ' .. key
   times[#back] = math.min(next, tonumber(not_after))
 end
@@ -118,17 +118,18 @@ for n, state in ipairs(redis.call('HMGET', r, unpack(ids))) do
     remove(w, id .. ' ' .. key)
     local by = BACK[how] and newer(id, text, slot)
     if not BACK[how] then
-      ends(id, key, principal, seq, how, slot, size, text, extra)
+      ends(id, key, principal, seq, tries, how, slot, size, text, extra)
       if key ~= '' then
         freed[#freed + 1] = key
         next_of[#freed] = which == 'k' and token ~= '' and not idle and token
         asked[token] = n
       end
     elseif by then
-      redis.call('HSET', r, id, '-' .. text)
+      note_tries(id, key, principal, '-', text, tries)
+      apply()
       give_up(id, key, redis.call('HGET', m, id) or '', 's', by)
     else
-      give_back(id, key, how, state, text, extra)
+      give_back(id, key, principal, how, state, text, extra)
     end
     if how == 'r' then
       count('retried')

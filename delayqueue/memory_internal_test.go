@@ -1,0 +1,153 @@
+package delayqueue
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// What is counted is what Redis uses, whatever is long: keys, ids, principals, causes.
+func TestBytesCountedAreBytesUsed(t *testing.T) {
+	t.Parallel()
+	const messages = 4000
+	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	used := func() int64 {
+		_, info, _ := strings.Cut(rdb.Info(t.Context(), "memory").Val(), "used_memory:")
+		n, err := strconv.ParseInt(info[:strings.Index(info, "\r")], 10, 64)
+		require.NoError(t, err)
+		return n
+	}
+	for i, c := range []struct {
+		name                string
+		key, id, principal  int
+		coalesces, hot, dly bool
+		cause               int
+	}{
+		{name: "no key", cause: 10},
+		{name: "no key, long ids", id: 128, cause: 4 << 10},
+		{name: "key of 10", key: 10, cause: 4 << 10},
+		{name: "key of 100", key: 100, cause: 4 << 10},
+		{name: "key of 512", key: 512, cause: 100},
+		{name: "key of 10, coalesced", key: 10, coalesces: true, cause: 1000},
+		{name: "key of 512, coalesced", key: 512, coalesces: true},
+		{name: "all is long", key: 512, id: 128, principal: 256, coalesces: true, cause: 4 << 10},
+		{name: "principals", key: 20, principal: 100},
+		{name: "one key", key: 10, hot: true},
+		{name: "one key of 512, delayed", key: 512, hot: true, dly: true},
+	} {
+		q, err := New(rdb, fmt.Sprint("q", i), WithMaxBytes(1<<30), WithMaxBytesPerKey(1<<30), WithMaxDepthPerKey(messages))
+		require.NoError(t, err)
+		p := q.partitions[0]
+		_, err = q.Enqueue(t.Context(), Job{})
+		require.NoError(t, err)
+		counted := func() int64 {
+			s, err := q.Stats(t.Context())
+			require.NoError(t, err)
+			return s.Bytes
+		}
+		before, at := used(), counted()
+		check := func(what string) {
+			took, count := used()-before, counted()-at
+			t.Logf("%s, %s: %d bytes each, counted %d: %.2f", c.name, what, took/messages, count/messages, float64(took)/float64(count))
+			assert.LessOrEqual(t, float64(took), 1.1*float64(count), "%s, %s", c.name, what)
+		}
+		text := func(size, n int) string { return fmt.Sprintf("%0*d", size, n)[:size] }
+		var batch []*enqueueing
+		for n := range messages {
+			j := Job{ID: text(cmp.Or(c.id, 32), n), Key: text(c.key, n), Principal: text(c.principal, n), Coalesce: c.coalesces, Payload: make([]byte, 64), MaxAge: time.Hour}
+			if c.hot {
+				j.Key = text(c.key, 0)
+			}
+			if c.dly {
+				j.Delay = time.Minute
+			}
+			batch = append(batch, &enqueueing{ctx: t.Context(), job: j, done: make(chan struct{})})
+		}
+		for some := range slices.Chunk(batch, batchItems) {
+			p.enqueue(some)
+			for _, e := range some {
+				require.NoError(t, e.err)
+			}
+		}
+		check("queued")
+		if c.hot {
+			continue
+		}
+		turn := 0
+		for _, kind := range []Outcome{OutcomeConflict, OutcomeRetry, OutcomeDead} {
+			all := []redis.Z{{Score: 1, Member: "none"}}
+			for {
+				turn++
+				claims := claimTest(t, q, fmt.Sprint("a-token-like-that-of-a-worker.", turn), claimBatch)
+				if len(claims) == 0 {
+					break
+				}
+				var batch []*settling
+				for _, claim := range claims {
+					batch = append(batch, claim.end(outcome{kind: kind, err: errors.New(strings.Repeat("x", max(1, c.cause))), delay: time.Minute}, time.Minute))
+				}
+				p.settle(batch)
+			}
+			require.Zero(t, rdb.ZCard(t.Context(), p.keys[keyRunning]).Val())
+			check(fmt.Sprint("outcome ", kind))
+			for _, member := range rdb.ZRange(t.Context(), p.keys[keyWaiting], 0, -1).Val() { // their time has come
+				all = append(all, redis.Z{Score: 1, Member: member})
+			}
+			require.NoError(t, rdb.ZAddXX(t.Context(), p.keys[keyWaiting], all...).Err())
+		}
+	}
+}
+
+// A full partition keeps no causes of attempts that failed: they would take ten times as much.
+func TestCausesAreKeptWhileThereIsRoom(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const most = 100_000
+		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithMaxBytes(most), WithMaxPayload(1))
+		require.NoError(t, err)
+		var ids []string
+		for {
+			ticket, err := q.Enqueue(t.Context(), Job{})
+			if err != nil {
+				require.ErrorIs(t, err, ErrQueueFull)
+				break
+			}
+			ids = append(ids, ticket.ID)
+		}
+		fails := func(turn, n int) (kept int) {
+			for _, c := range claimTest(t, q, fmt.Sprint("token.", turn), n) {
+				_, err := settleOnce(c, outcome{kind: OutcomeRetry, err: errors.New(strings.Repeat("why", 1000)), delay: time.Minute})
+				require.NoError(t, err)
+				s, err := q.Status(t.Context(), c.message.ID)
+				require.NoError(t, err)
+				require.Equal(t, 1, s.Attempts)
+				if s.Cause != "" {
+					require.Len(t, s.Cause, 3000)
+					kept++
+				}
+			}
+			return kept
+		}
+		s, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		require.LessOrEqual(t, fails(1, 10), int(most-s.Bytes)/3000)
+		for _, id := range ids[len(ids)/2:] {
+			require.NoError(t, q.Cancel(t.Context(), id))
+		}
+		require.Equal(t, 2, fails(2, 2), "there is room again")
+		fails(3, len(ids))
+		s, err = q.Stats(t.Context())
+		require.NoError(t, err)
+		require.LessOrEqual(t, s.Bytes, int64(most))
+	})
+}
