@@ -282,7 +282,7 @@ func (rt *Runtime) Shutdown(ctx context.Context) error {
 	return errors.Join(errors.Join(stopped...), drained, closed, rt.locker.Close())
 }
 
-// Close is Shutdown without patience: work that is under way is told to end at once.
+// Close is Shutdown that does not wait: work that is under way is told to end at once.
 func (rt *Runtime) Close() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

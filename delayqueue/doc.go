@@ -61,7 +61,7 @@
 // Fresh calls do not come between: a key with parked messages that could run now is reserved
 // for them, for WithReservationWindow after the last of them was parked or tried. While the first of
 // them waits for its next attempt, or for a second since the locks could not be reached, or the queue is paused, it is
-// not, and fresh calls get the key; those parked behind it wait. core.KeyInfo.Reserved shows it. Jobs that were not parked
+// not, and fresh calls get the key; those queued after it wait. core.KeyInfo.Reserved shows it. Jobs that were not parked
 // by Policy but enqueued have that from the first time that a worker meets their
 // held key. The parked messages of one key belong in one queue: of two, each can end
 // the other's reservation.

@@ -184,7 +184,7 @@ func (w *claimer) sendReturns(r *returns) {
 			w.settled(s, &v)
 		}
 		w.conclude(s.claim, v)
-		// At first its key may be reserved, by itself or by those behind it. A call that is parked later ends its own
+		// At first its key may be reserved, by itself or by those queued after it. A call that is parked later ends its own
 		// reservation, as it finds nothing that could run.
 		if m := s.claim.message; m.Key != "" && m.handed == 0 && (m.parked || m.queuedAfter) {
 			w.reconsider(m.Key)

@@ -20,7 +20,7 @@ import (
 // What is counted is what Redis uses, whatever is long: keys, ids, principals, causes.
 func TestBytesCountedAreBytesUsed(t *testing.T) {
 	t.Parallel()
-	const messages = 4000
+	const messages = 2000
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	used := func() int64 {
 		_, info, _ := strings.Cut(rdb.Info(t.Context(), "memory").Val(), "used_memory:")

@@ -314,10 +314,16 @@ func (m *model) settleAs(x *modelMessage, v outcome) error {
 		if v.foreign || v.later {
 			x.handed++
 		}
-		if by := m.slots[x.slot()]; v.kind != OutcomeRetry && by != nil && by != x && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
-			m.happened["replaced when given back"]++
-			m.end(x, StateSuperseded)
-			x.by = by.id
+		if v.kind != OutcomeRetry && x.coalesces && x.attempts == 0 && x.losses == 0 && x.handed == 0 {
+			switch by := m.slots[x.slot()]; by {
+			case x:
+			case nil:
+				m.slots[x.slot()] = x
+			default:
+				m.happened["replaced when given back"]++
+				m.end(x, StateSuperseded)
+				x.by = by.id
+			}
 		}
 	}
 	return m.followed(x, v, s, may)

@@ -34,9 +34,9 @@ const (
 	// MaxTTL is the longest TTL.
 	MaxTTL = 90 * 24 * time.Hour
 
-	// patience bounds each command, for clients whose commands are bounded by their
+	// commandTimeout bounds each command, for clients whose commands are bounded by their
 	// ctx alone.
-	patience = 10 * time.Second
+	commandTimeout = 10 * time.Second
 )
 
 var (
@@ -151,7 +151,7 @@ func (s *Store) Parked(ctx context.Context, w Work, t core.Ticket) error {
 
 // Look tells what is known of the work. It blocks for one round trip.
 func (s *Store) Look(ctx context.Context, w Work) (r Record, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	found, err := s.rdb.HMGet(ctx, s.name(w), "fingerprint", "outcome", "ticket", "queue", "until").Result()
 	if err != nil {
@@ -172,7 +172,7 @@ func (s *Store) Look(ctx context.Context, w Work) (r Record, err error) {
 
 // run calls a script, and returns what it said if that is not a refusal.
 func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w Work, args ...any) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	reply, err := script.Run(ctx, s.rdb, []string{s.name(w)}, append([]any{w.Fingerprint}, args...)...).StringSlice()
 	if err != nil {

@@ -18,7 +18,7 @@ var expireScript = redis.NewScript(expireSource)
 // the test if nobody holds the key.
 func (r *Redis) Expire(t TB, key string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	ended, err := expireScript.Run(ctx, r.rdb, []string{r.prefix + ":lock{}:" + key}).Int()
 	if err == nil && ended == 0 {

@@ -19,8 +19,8 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// patience is how long this package waits for what must come.
-var patience = 10 * time.Second
+// waitTimeout is how long this package waits for what must come.
+var waitTimeout = 10 * time.Second
 
 // Redis is a Redis for a test, together with somebody else who takes keys there. It is
 // safe for concurrent use; each of its methods that takes a TB must be given the one of
@@ -93,10 +93,10 @@ func (r *Redis) Locker(t TB, opts ...core.Option) *core.Locker {
 	return l
 }
 
-// eventually calls ok until it returns true, or for as long as patience lasts. It
+// eventually calls ok until it returns true, or for as long as waitTimeout lasts. It
 // returns ok's last error.
 func eventually(ok func(context.Context) (bool, error)) (bool, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	var last error
 	for {

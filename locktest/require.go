@@ -37,8 +37,8 @@ func RequireLost(t TB, ctx context.Context) { //nolint:revive // as the test's h
 	t.Helper()
 	select {
 	case <-ctx.Done():
-	case <-time.After(patience):
-		t.Fatalf("locktest: the lease was not lost within %s", patience)
+	case <-time.After(waitTimeout):
+		t.Fatalf("locktest: the lease was not lost within %s", waitTimeout)
 	}
 	if cause := context.Cause(ctx); !errors.Is(cause, core.ErrLeaseLost) {
 		t.Fatalf("locktest: the ctx ended, but not because its lease was lost: %v", cause)

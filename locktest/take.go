@@ -15,7 +15,7 @@ var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption
 // in ten seconds. release may be called twice. Options choose the mode: core.Shared is a reader.
 func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func()) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	lease, err := r.other.Acquire(ctx, key, append([]core.AcquireOption{core.Named("locktest", "Hold")}, opts...)...)
 	if err != nil {
@@ -30,7 +30,7 @@ func (r *Redis) Hold(t TB, key string, opts ...core.AcquireOption) (release func
 // test if nobody holds the key. release may be called twice.
 func (r *Redis) Steal(t TB, key string) (release func()) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	lease, err := r.steal(ctx, key)
 	if err != nil {
@@ -58,7 +58,7 @@ func (r *Redis) steal(ctx context.Context, key string) (*core.Lease, error) {
 		return nil, errNotHeld
 	}
 	// Of those who wait, nobody gets a key that is reserved.
-	if _, err := reservations.Reserve(ctx, r.other, key, patience); err != nil {
+	if _, err := reservations.Reserve(ctx, r.other, key, waitTimeout); err != nil {
 		return nil, err
 	}
 	lease, robbed, err := r.rob(ctx, key)
@@ -95,7 +95,7 @@ func (r *Redis) rob(ctx context.Context, key string) (lease *core.Lease, robbed 
 			}
 			robbed = robbed || taken
 		}
-		lease, err := r.other.TryAcquire(ctx, key, reservations.Reserved(patience), core.Named("locktest", "Steal"))
+		lease, err := r.other.TryAcquire(ctx, key, reservations.Reserved(waitTimeout), core.Named("locktest", "Steal"))
 		if !errors.Is(err, core.ErrConflict) {
 			return lease, robbed, err
 		}

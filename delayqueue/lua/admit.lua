@@ -46,7 +46,7 @@ local function expire(id)
   local rec = steps > 0 and redis.call('HGET', m, id)
   steps = steps - 1
   if rec and too_old(rec) and not is_running(redis.call('HGET', r, id)) then
-    give_up(id, key_of(rec), rec, 'e')
+    discard(id, key_of(rec), rec, 'e')
   end
 end
 

@@ -28,7 +28,7 @@ if not known and not closed then
   apply()
   local by = slot ~= '' and redis.call('HGET', u, slot)
   if by and redis.call('HEXISTS', m, by) == 1 then
-    give_up(id, key, redis.call('HGET', m, id), 's', by)
+    discard(id, key, redis.call('HGET', m, id), 's', by)
   elseif slot ~= '' then
     add(u, slot, id)
   end

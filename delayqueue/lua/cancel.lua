@@ -12,7 +12,7 @@ for i = 3, #ARGV do
   local rec = redis.call('HGET', m, id)
   local queued = rec and rec:sub(1, 1) == '1' and not is_running(redis.call('HGET', r, id)) and not redis.call('HGET', y, id)
   if queued then
-    give_up(id, key_of(rec), rec, too_old(rec) and 'e' or 'c')
+    discard(id, key_of(rec), rec, too_old(rec) and 'e' or 'c')
     tidy()
   end
   replies[#replies + 1] = queued and 1 or 0

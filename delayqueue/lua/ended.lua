@@ -184,7 +184,7 @@ local function finish(id, key, principal, slot, n, tries, how, ending, result)
 end
 
 -- Ends a queued message that is not to be run: as 'e', expired, 'c', cancelled, or 's', superseded by another one.
-local function give_up(id, key, rec, how, by)
+local function discard(id, key, rec, how, by)
   local t, state = read(id, rec), redis.call('HGET', r, id)
   local tried, cause = (state or UNTRIED):match('^.(......%d+ %d+ %d+ %d+ )%S* (.*)$')
   if not tried then -- junk

@@ -69,7 +69,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   end
   if old then
     apply()
-    give_up(old.id, key, old.rec, 's', id)
+    discard(old.id, key, old.rec, 's', id)
     unrun[key] = nil -- its head is where it was
     if old.state ~= UNTRIED then
       note_tries(id, key, principal, old.state:sub(1, 1), old.state:match('^.(......%d+ %d+ %d+ %d+ )') .. ' ')

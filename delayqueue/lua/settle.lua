@@ -79,10 +79,17 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
   end
 end
 
--- The message that has come since and is to run in place of one that no handler was given.
+-- The message that has come since and is to run in place of one that no handler was given. If that
+-- ended in another way, the next one replaces this one again.
 local function newer(id, tries, slot)
-  local by = slot ~= '' and tries:match('^......0 %d+ 0 0 ') and redis.call('HGET', u, slot)
-  return by and by ~= id and redis.call('HEXISTS', m, by) == 1 and by
+  if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then
+    local by = redis.call('HGET', u, slot)
+    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then
+      return by
+    elseif by ~= id then
+      add(u, slot, id)
+    end
+  end
 end
 
 local function give_back(id, key, principal, how, state, tries, till)
@@ -127,7 +134,7 @@ for n, state in ipairs(redis.call('HMGET', r, unpack(ids))) do
     elseif by then
       note_tries(id, key, principal, '-', text, tries)
       apply()
-      give_up(id, key, redis.call('HGET', m, id) or '', 's', by)
+      discard(id, key, redis.call('HGET', m, id) or '', 's', by)
     else
       give_back(id, key, principal, how, state, text, extra)
     end

@@ -15,7 +15,7 @@ redis.call('HDEL', c, '')
 local id = redis.call('HGET', u, slot)
 local old = by ~= '' and id ~= by and (which == '' or which == id) and replaceable(slot, key)
 if old then
-  give_up(old.id, key, old.rec, 's', by)
+  discard(old.id, key, old.rec, 's', by)
 end
 conclude()
 local found = id and redis.call('HEXISTS', m, id) == 1 and id or ''

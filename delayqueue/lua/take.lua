@@ -12,7 +12,7 @@ end
 local function join(id, key)
   local number, rec = next_seq(), redis.call('HGET', m, id) or ''
   if too_old(rec) then
-    return give_up(id, key, rec, 'e')
+    return discard(id, key, rec, 'e')
   end
   redis.call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. rec:sub(4, 19) .. id)
   redis.call('ZADD', f, 0, key .. '\n' .. number .. id)
@@ -71,7 +71,7 @@ local function start(lease, max_payload)
     if is_running(state) then
       remove(z, member)
     elseif too_old(rec) then
-      give_up(id, member:sub(#id + 2), rec, 'e')
+      discard(id, member:sub(#id + 2), rec, 'e')
     elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then -- it only expires
       add(z, member, math.min(tonumber(rec:sub(33, 45), 10) or now + 60000, now + 60000))
     elseif payloads >= max_payload then

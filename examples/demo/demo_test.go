@@ -46,7 +46,7 @@ func TestVerdictSeesEveryBrokenPromise(t *testing.T) {
 		b.requested(route)
 	}
 	b.parked(routeShip)
-	err := b.verdict(1)
+	err := b.outcome(1)
 	for _, want := range []string{
 		"2 handlers were inside", "1 parked requests were lost", "1 requests were parked and 0 replayed",
 		"3 requests, but 0 ran", "reject was never", "retry was never", "delay was never",

@@ -99,7 +99,7 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 		err = errors.Join(err, serveErr)
 	}
 	if cfg.once {
-		err = errors.Join(err, board.verdict(lost))
+		err = errors.Join(err, board.outcome(lost))
 		fmt.Fprintln(out, board.summary())
 	}
 	return err

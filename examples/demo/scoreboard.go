@@ -135,12 +135,12 @@ func (b *scoreboard) table() string {
 		fmt.Fprintf(&s, "%-21s %-17s %8d %6d %8d %6d %8s %8s %7d %9d\n", name, r.policy,
 			r.requests, r.ran, r.rejected, len(r.waits), percentile(r.waits, 50), percentile(r.waits, 99), r.parked, r.replayed)
 	}
-	verdict := "one key, one handler at a time"
+	outcome := "one key, one handler at a time"
 	if b.violations > 0 {
-		verdict = "VIOLATED"
+		outcome = "VIOLATED"
 	}
 	fmt.Fprintf(&s, "\nmost handlers ever inside one key: %d   violations: %d   (%s, %.1f s)\n",
-		b.maxInside, b.violations, verdict, time.Since(b.start).Seconds())
+		b.maxInside, b.violations, outcome, time.Since(b.start).Seconds())
 	return s.String()
 }
 
@@ -165,8 +165,8 @@ func (b *scoreboard) total() (t row) {
 	return t
 }
 
-// verdict returns what was promised and not kept.
-func (b *scoreboard) verdict(lost int) error {
+// outcome returns what was promised and not kept.
+func (b *scoreboard) outcome(lost int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	t := b.total()

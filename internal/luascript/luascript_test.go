@@ -41,7 +41,7 @@ func TestLoad_AnIncludeStandsForItsFile(t *testing.T) {
 var (
 	comments = regexp.MustCompile(`--.*`)
 	texts    = regexp.MustCompile(`'[^'\n]*'`)
-	called   = regexp.MustCompile(`(?:^|[^.\w])([A-Za-z_]\w*)\(`)
+	called   = regexp.MustCompile(`(?:^|[^.:\w])([A-Za-z_]\w*)\(`)
 	builtin  = strings.Fields("and assert elseif error function if in ipairs next not or pairs return select tonumber tostring type unpack until while")
 )
 

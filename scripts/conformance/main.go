@@ -24,7 +24,7 @@ func main() {
 	err := t.run(os.Args[1:])
 	t.write(os.Stdout)
 	if err == nil {
-		err = t.verdict()
+		err = t.complete()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -172,8 +172,8 @@ func (t *table) write(out io.Writer) {
 	}
 }
 
-// verdict is an error unless every adapter has every behaviour, or a reason.
-func (t *table) verdict() error {
+// complete returns an error unless every adapter has every behaviour, or a reason.
+func (t *table) complete() error {
 	if t.failed {
 		return errors.New("not every adapter behaves")
 	}

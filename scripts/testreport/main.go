@@ -174,9 +174,9 @@ func drop(events []event, test string) []event {
 // go test's own line.
 func show(out io.Writer, events []event, failed bool) {
 	for _, e := range events {
-		verdict := e.Test == "" && (strings.HasPrefix(e.Output, "ok") || strings.HasPrefix(e.Output, "?"))
+		outcome := e.Test == "" && (strings.HasPrefix(e.Output, "ok") || strings.HasPrefix(e.Output, "?"))
 		chatter := strings.HasPrefix(e.Output, "=== ")
-		if verdict || failed && !chatter {
+		if outcome || failed && !chatter {
 			_, _ = io.WriteString(out, e.Output)
 		}
 	}

@@ -88,13 +88,13 @@ type behaviour struct {
 	test  func(*trial)
 }
 
-func (b behaviour) check(t testing.TB, env *redistest.Env, a Adapter, patience time.Duration) Result {
+func (b behaviour) check(t testing.TB, env *redistest.Env, a Adapter, timeout time.Duration) Result {
 	t.Helper()
 	if why, lacks := a.Lacks[b.needs]; lacks {
 		return Result{b.name, Lacking, why}
 	}
 	p := newProbe(t)
-	p.run(func() { b.test(&trial{TB: p, env: env, adapter: a, patience: patience}) })
+	p.run(func() { b.test(&trial{TB: p, env: env, adapter: a, timeout: timeout}) })
 	if failures := p.close(); len(failures) > 0 {
 		return Result{b.name, Failed, strings.Join(failures, "\n")}
 	}

@@ -24,8 +24,8 @@ type trial struct {
 	testing.TB
 	env     *redistest.Env
 	adapter Adapter
-	// patience is how long something is waited for that should happen at once.
-	patience time.Duration
+	// timeout is how long something is waited for that should happen at once.
+	timeout time.Duration
 }
 
 func (t *trial) bed(opts ...core.Option) *testbed.Bed {
@@ -114,7 +114,7 @@ func (t *trial) startOver(http2 bool, engine http.Handler, judge func(said strin
 		srv.Start()
 	}
 	client := srv.Client()
-	client.Timeout = 2 * t.patience
+	client.Timeout = 2 * t.timeout
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.Cleanup(func() {
 		client.CloseIdleConnections()
@@ -168,8 +168,8 @@ func await[T any](t *trial, ch <-chan T, what string) (v T) {
 	t.Helper()
 	select {
 	case v = <-ch:
-	case <-time.After(t.patience):
-		t.Fatalf("not within %v: %s", t.patience, what)
+	case <-time.After(t.timeout):
+		t.Fatalf("not within %v: %s", t.timeout, what)
 	}
 	return v
 }
@@ -178,8 +178,8 @@ func await[T any](t *trial, ch <-chan T, what string) (v T) {
 func (t *trial) eventually(ok func() bool, what string) {
 	t.Helper()
 	for start := time.Now(); !ok(); time.Sleep(min(time.Millisecond+time.Since(start)/20, 50*time.Millisecond)) {
-		if time.Since(start) > t.patience {
-			t.Fatalf("not within %v: %s", t.patience, what)
+		if time.Since(start) > t.timeout {
+			t.Fatalf("not within %v: %s", t.timeout, what)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // Linear checks that one order of events explains every answer, and that fences
 // grow in that order. It returns how many pieces of the history it could not
-// decide on within the rules' patience.
+// decide on within the rules' timeout.
 //
 // A key's history is cut where nothing was under way and nothing was, or could
 // have been, held: what comes after does not depend on what was before, but for

@@ -26,9 +26,9 @@ const (
 	OrderKey = "order:" + Secret
 )
 
-// patience is how long a key is waited for that should be free: a call that has just
+// timeout is how long a key is waited for that should be free: a call that has just
 // left may still be in Redis's queue for an instant.
-const patience = 5 * time.Second
+const timeout = 5 * time.Second
 
 // Bed is a Redis, the Locker under test and its rival.
 type Bed struct {
@@ -117,7 +117,7 @@ func (b *Bed) Hold(t testing.TB) (release func()) {
 // HoldKey is Hold for any key.
 func (b *Bed) HoldKey(t testing.TB, key string, opts ...core.AcquireOption) (release func()) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	lease, err := b.Rival.Acquire(ctx, key, opts...)
 	require.NoError(t, err)
@@ -130,7 +130,7 @@ func (b *Bed) HoldKey(t testing.TB, key string, opts ...core.AcquireOption) (rel
 // RequireFree checks that the order is held by nobody.
 func (b *Bed) RequireFree(t testing.TB) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	lease, err := b.Rival.Acquire(ctx, OrderKey)
 	require.NoError(t, err, "the key is not free")
