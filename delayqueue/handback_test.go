@@ -176,17 +176,17 @@ func (m idleMessages) fill(b *bench, q *delayqueue.Queue) {
 // before.
 func TestHandBack_MessagesThatNobodyRunsDelayNoOthers(t *testing.T) {
 	t.Parallel()
-	fewIdle.delayNoOthers(t, time.Millisecond, 0.5, noCheck)
+	fewIdle.delayNoOthers(t, time.Millisecond, 0.5, 50*time.Millisecond, noCheck) // among other tests; make soak-queue allows 10 ms
 }
 
 func TestHandBack_MessagesThatACheckKnowsDelayNoOthers(t *testing.T) {
 	t.Parallel()
-	fewIdle.delayNoOthers(t, 0, 0.5, delayqueue.WithCheck(checkForeign))
+	fewIdle.delayNoOthers(t, 0, 0.5, 50*time.Millisecond, delayqueue.WithCheck(checkForeign))
 }
 
-// delayNoOthers checks by how much the messages delay others, at a quantile, when they have been
+// delayNoOthers checks that the messages delay others by so much at most, at a quantile, when they have been
 // looked at for some time.
-func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile float64, check delayqueue.WorkerOption) {
+func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile float64, most time.Duration, check delayqueue.WorkerOption) {
 	t.Helper()
 	b := setup(t, redistest.Real(t))
 	started, known := make(chan time.Time, 1), atomic.Int64{}
@@ -218,7 +218,7 @@ func (m idleMessages) delayNoOthers(t *testing.T, after time.Duration, quantile 
 	beside := lateness(m.length)
 	t.Logf("start after enqueue at quantile %.2f: %s alone, %s beside %d messages that nobody runs (%d and %d samples)",
 		quantile, at(alone), at(beside), m.n, len(alone), len(beside))
-	require.LessOrEqual(t, at(beside), at(alone)+10*time.Millisecond)
+	require.LessOrEqual(t, at(beside), at(alone)+most)
 }
 
 // idleMessages are messages that a worker looks at again and again, for a time. Their

@@ -37,8 +37,10 @@ func TestSoak(t *testing.T) {
 	t.Run("messages under an unknown key", idle.underAnUnknownKey)
 	t.Run("messages that are handed back", idle.known)
 	t.Run("messages that a check knows", idle.checked)
-	t.Run("others beside them", func(t *testing.T) { idle.delayNoOthers(t, 40*time.Second, 0.99, noCheck) })
-	t.Run("others beside those that a check knows", func(t *testing.T) { idle.delayNoOthers(t, 0, 0.99, delayqueue.WithCheck(checkForeign)) })
+	t.Run("others beside them", func(t *testing.T) { idle.delayNoOthers(t, 40*time.Second, 0.99, 10*time.Millisecond, noCheck) })
+	t.Run("others beside those that a check knows", func(t *testing.T) {
+		idle.delayNoOthers(t, 0, 0.99, 10*time.Millisecond, delayqueue.WithCheck(checkForeign))
+	})
 	t.Run("cluster", testFaultsInACluster)
 	t.Run("cluster, resharded and repartitioned", func(t *testing.T) {
 		round := soakRound{
