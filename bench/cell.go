@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// crews of one scenario, one for each contestant.
-type crews []*crew
+// teams of one scenario, one for each contestant.
+type teams []*team
 
-func (b *bench) musterAll(list []entrant, r role, processes int) (crews, error) {
-	var all crews
+func (b *bench) musterAll(list []entrant, r role, processes int) (teams, error) {
+	var all teams
 	for _, e := range list {
 		c, err := b.muster(e, r, processes)
 		all = append(all, c)
@@ -21,7 +21,7 @@ func (b *bench) musterAll(list []entrant, r role, processes int) (crews, error) 
 	return all, nil
 }
 
-func (all crews) dismiss() {
+func (all teams) dismiss() {
 	for _, c := range all {
 		c.dismiss()
 	}
@@ -39,10 +39,10 @@ func inTurns(cells int, do func(round, cell int) error) error {
 	return nil
 }
 
-// cell is what one crew does in one crowd. A crew that fails or hangs is out of
+// cell is what one team does in one crowd. A team that fails or hangs is out of
 // the remaining rounds, and its row says why; that does not end the run.
 type cell struct {
-	crew     *crew
+	team     *team
 	rounds   []figures
 	calls    calls
 	total    int // acquisitions
@@ -51,18 +51,18 @@ type cell struct {
 }
 
 func (c *cell) run(b *bench, j job) error {
-	if !c.crew.works() {
+	if !c.team.works() {
 		return nil
 	}
-	_, _ = c.crew.some(b.ctx, c.crew.members[:1], job{Do: "start", Key: j.Key})
+	_, _ = c.team.some(b.ctx, c.team.members[:1], job{Do: "start", Key: j.Key})
 	before, err := b.server.calls(b.ctx)
 	if err != nil {
 		return err
 	}
 	b.board.reset()
-	j.At = monotonic() + 20*time.Millisecond + time.Duration(len(c.crew.members))*time.Millisecond
-	answers, _ := c.crew.all(b.ctx, j)
-	if !c.crew.works() {
+	j.At = monotonic() + 20*time.Millisecond + time.Duration(len(c.team.members))*time.Millisecond
+	answers, _ := c.team.all(b.ctx, j)
+	if !c.team.works() {
 		return nil
 	}
 	after, err := b.server.calls(b.ctx)
@@ -70,7 +70,7 @@ func (c *cell) run(b *bench, j job) error {
 		return err
 	}
 	c.calls.add(before, after)
-	delete(c.calls, "ping") // keep-alives, also of the crews that rest
+	delete(c.calls, "ping") // keep-alives, also of the teams that rest
 	c.overlaps += b.board.overlaps.Load()
 	c.add(answers)
 	return nil
@@ -104,9 +104,9 @@ func (c *cell) add(answers []answer) {
 }
 
 func (c *cell) result() result {
-	r := result{name: c.crew.name, rounds: c.rounds, remark: c.remark}
-	if c.crew.down != nil {
-		r.remark = c.crew.down.Error()
+	r := result{name: c.team.name, rounds: c.rounds, remark: c.remark}
+	if c.team.down != nil {
+		r.remark = c.team.down.Error()
 	}
 	if c.overlaps > 0 {
 		r.remark = fmt.Sprintf("BROKEN: %d overlaps", c.overlaps)

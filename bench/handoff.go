@@ -13,20 +13,20 @@ import (
 // that waits for the key, in another process.
 func handOff(b *bench) error {
 	field := enter("token", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
-	crews, err := b.musterAll(field, role{Workers: 1}, 2)
-	defer crews.dismiss()
+	teams, err := b.musterAll(field, role{Workers: 1}, 2)
+	defer teams.dismiss()
 	if err != nil {
 		return err
 	}
-	results := make([]result, len(crews))
-	counted := make([]calls, len(crews))
-	handoffs := make([]int, len(crews))
-	for i, c := range crews {
+	results := make([]result, len(teams))
+	counted := make([]calls, len(teams))
+	handoffs := make([]int, len(teams))
+	for i, c := range teams {
 		results[i].name = c.name
 		counted[i] = calls{}
 	}
-	err = inTurns(len(crews), func(round, i int) error {
-		c := crews[i]
+	err = inTurns(len(teams), func(round, i int) error {
+		c := teams[i]
 		if !c.works() {
 			return nil
 		}
@@ -58,7 +58,7 @@ func handOff(b *bench) error {
 	if err != nil {
 		return err
 	}
-	for i, c := range crews {
+	for i, c := range teams {
 		results[i].calls = counted[i].per(max(1, handoffs[i]))
 		if c.down != nil {
 			results[i].remark = c.down.Error()
@@ -82,8 +82,8 @@ func handOff(b *bench) error {
 	return nil
 }
 
-// handOffs lets the first of the crew's two processes give and the other take.
-func (b *bench) handOffs(c *crew, j job) ([]time.Duration, error) {
+// handOffs lets the first of the team's two processes give and the other take.
+func (b *bench) handOffs(c *team, j job) ([]time.Duration, error) {
 	b.board.reset()
 	giver, taker := c.members[:1], c.members[1:2]
 	j.Do = "start"

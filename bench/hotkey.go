@@ -96,14 +96,14 @@ func (b *bench) contend(c crowd) error {
 		defer d.close()
 		r.Addr = d.addr
 	}
-	crews, err := b.musterAll(enter(c.field...), r, c.processes)
-	defer crews.dismiss()
+	teams, err := b.musterAll(enter(c.field...), r, c.processes)
+	defer teams.dismiss()
 	if err != nil {
 		return err
 	}
-	cells := make([]cell, len(crews))
-	for i, crew := range crews {
-		cells[i] = cell{crew: crew, calls: calls{}}
+	cells := make([]cell, len(teams))
+	for i, team := range teams {
+		cells[i] = cell{team: team, calls: calls{}}
 	}
 	err = inTurns(len(cells), func(round, i int) error {
 		return cells[i].run(b, job{
@@ -127,7 +127,7 @@ func (b *bench) contend(c crowd) error {
 func overlapped(cells []cell) error {
 	for _, c := range cells {
 		if c.overlaps > 0 {
-			return fmt.Errorf("%s let %d in while another was inside", c.crew.name, c.overlaps)
+			return fmt.Errorf("%s let %d in while another was inside", c.team.name, c.overlaps)
 		}
 	}
 	return nil

@@ -66,25 +66,25 @@ func idleHolder(b *bench) error {
 type idler struct {
 	entrant
 	server *server
-	crew   *crew
+	team   *team
 	seen   []traffic
 	err    error
 }
 
-// start lets the first process of the crew take the key.
+// start lets the first process of the team take the key.
 func (i *idler) start(b *bench) (err error) {
 	if i.server, err = openServer(b.ctx, "", b.nursery.start); err != nil {
 		return err
 	}
 	// Not all contestants renew: the lease outlasts the scenario.
-	i.crew, err = b.muster(i.entrant, role{Workers: 10, Addr: i.server.addr, Lease: 2 * time.Minute}, 11)
+	i.team, err = b.muster(i.entrant, role{Workers: 10, Addr: i.server.addr, Lease: 2 * time.Minute}, 11)
 	return err
 }
 
 func (i *idler) wait(b *bench, end time.Duration) error {
 	b.board.reset()
 	j := job{Do: "hold", Key: "idle", For: end - monotonic() + time.Second}
-	if err := i.crew.tell(i.crew.members[:1], j); err != nil {
+	if err := i.team.tell(i.team.members[:1], j); err != nil {
 		return err
 	}
 	if err := until(func() bool { return b.board.held.Load() != 0 }); err != nil {
@@ -92,7 +92,7 @@ func (i *idler) wait(b *bench, end time.Duration) error {
 	}
 	j.Do, j.At = "contend", monotonic()
 	j.For = end - j.At // the waiters leave before the holder
-	return i.crew.tell(i.crew.members[1:], j)
+	return i.team.tell(i.team.members[1:], j)
 }
 
 func (i *idler) watch(d time.Duration) error {
@@ -102,7 +102,7 @@ func (i *idler) watch(d time.Duration) error {
 }
 
 func (i *idler) finish(b *bench) error {
-	answers, err := i.crew.collect(b.ctx, i.crew.members, 20*time.Second)
+	answers, err := i.team.collect(b.ctx, i.team.members, 20*time.Second)
 	if err != nil {
 		return err
 	}
@@ -125,8 +125,8 @@ func (i *idler) median(f func(traffic) float64) float64 {
 }
 
 func (i *idler) close() {
-	if i.crew != nil {
-		i.crew.dismiss()
+	if i.team != nil {
+		i.team.dismiss()
 	}
 	if i.server != nil {
 		i.server.close()

@@ -22,9 +22,9 @@ func leases(b *bench) error {
 	return b.hundredThousand()
 }
 
-// keeper is a crew of one process that holds leases.
+// keeper is a team of one process that holds leases.
 type keeper struct {
-	*crew
+	*team
 	few, all   answer        // after a tenth of the leases, and after all
 	heap       float64       // bytes per lease
 	cpu        []float64     // of the client, in seconds per minute
@@ -35,12 +35,12 @@ type keeper struct {
 // hold acquires n leases.
 func (k *keeper) hold(b *bench, n int) error {
 	// So that there is room: see usage.
-	if _, err := k.crew.all(b.ctx, job{Do: "usage", Count: n}); err != nil {
+	if _, err := k.team.all(b.ctx, job{Do: "usage", Count: n}); err != nil {
 		return err
 	}
 	// And connections, whose buffers would count as the leases'.
 	for _, do := range []string{"hold", "drop"} {
-		if _, err := k.crew.all(b.ctx, job{Do: do, Count: n / 10, For: 40 * time.Second}); err != nil {
+		if _, err := k.team.all(b.ctx, job{Do: do, Count: n / 10, For: 40 * time.Second}); err != nil {
 			return err
 		}
 	}
@@ -48,11 +48,11 @@ func (k *keeper) hold(b *bench, n int) error {
 		count int
 		after *answer
 	}{{n / 10, &k.few}, {n, &k.all}} {
-		if _, err := k.crew.all(b.ctx, job{Do: "hold", Count: step.count, For: 40 * time.Second}); err != nil {
+		if _, err := k.team.all(b.ctx, job{Do: "hold", Count: step.count, For: 40 * time.Second}); err != nil {
 			return err
 		}
 		time.Sleep(100 * time.Millisecond) // what ends after an acquire has ended
-		answers, err := k.crew.all(b.ctx, job{Do: "usage", Count: n})
+		answers, err := k.team.all(b.ctx, job{Do: "usage", Count: n})
 		if err != nil {
 			return err
 		}
@@ -64,7 +64,7 @@ func (k *keeper) hold(b *bench, n int) error {
 
 // look takes the CPU time since the last look, if there was one.
 func (k *keeper) look(b *bench) error {
-	answers, err := k.crew.all(b.ctx, job{Do: "usage"})
+	answers, err := k.team.all(b.ctx, job{Do: "usage"})
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (b *bench) tenThousand() error {
 	if b.quick {
 		title += ", here 1,000 of 3 s"
 	}
-	var all crews
+	var all teams
 	defer func() { all.dismiss() }()
 	all, err := b.musterAll(enter("raw+renewal", "rueidislock-1key", "perkey"), role{Workers: 1, Lease: lease}, 1)
 	if err != nil {
@@ -93,7 +93,7 @@ func (b *bench) tenThousand() error {
 	}
 	keepers := make([]*keeper, len(all))
 	for i, c := range all {
-		keepers[i] = &keeper{crew: c}
+		keepers[i] = &keeper{team: c}
 		_ = keepers[i].hold(b, n) // its row tells
 	}
 	time.Sleep(lease) // the first renewals are over, and spread as they will be
@@ -163,7 +163,7 @@ func (b *bench) keepAlone(e entrant, n int, lease time.Duration) (*keeper, float
 	if err != nil {
 		return nil, 0, err
 	}
-	k := &keeper{crew: c}
+	k := &keeper{team: c}
 	if err := k.hold(b, n); err != nil {
 		return nil, 0, err
 	}

@@ -11,7 +11,7 @@
 // A scenario is a file, and a line in scenarios; so is a contestant, in entrants
 // or queueEntrants.
 // Where a scenario speaks of processes, the program starts itself again as often
-// as needed: see crew and child. Bars say what perkey must reach. A missed bar is
+// as needed: see team and child. Bars say what perkey must reach. A missed bar is
 // printed and does not fail the run: a benchmark is not a test. Two holders of a key at
 // once do.
 package main

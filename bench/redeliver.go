@@ -74,7 +74,7 @@ func redeliver(b *bench) error {
 type estate struct {
 	name    string
 	queue   queue
-	owner   *crew
+	owner   *team
 	killed  time.Time
 	started chan time.Time // again
 	stop    func() error

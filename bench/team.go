@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// crew is child processes that work for one contestant.
-type crew struct {
+// team is child processes that work for one contestant.
+type team struct {
 	name    string
 	members []*member
 	down    error // why it does not work any more
@@ -29,9 +29,9 @@ type member struct {
 }
 
 // muster starts processes of e, each with that many workers, and waits until
-// they are ready. The crew is to be dismissed, also after an error.
-func (b *bench) muster(e entrant, r role, processes int) (*crew, error) {
-	c := &crew{name: e.name}
+// they are ready. The team is to be dismissed, also after an error.
+func (b *bench) muster(e entrant, r role, processes int) (*team, error) {
+	c := &team{name: e.name}
 	r.Entrant = e.name
 	r.Board = b.boardPath
 	if r.Addr == "" {
@@ -94,20 +94,20 @@ func (m *member) listen(out io.Reader) {
 }
 
 // all gives every member the job, and collects the answers.
-func (c *crew) all(ctx context.Context, j job) ([]answer, error) {
+func (c *team) all(ctx context.Context, j job) ([]answer, error) {
 	return c.some(ctx, c.members, j)
 }
 
 // some does so with some of them. Who does not answer in time is killed with the
-// whole crew: a contestant that hangs must not hang the run.
-func (c *crew) some(ctx context.Context, members []*member, j job) ([]answer, error) {
+// whole team: a contestant that hangs must not hang the run.
+func (c *team) some(ctx context.Context, members []*member, j job) ([]answer, error) {
 	if err := c.tell(members, j); err != nil {
 		return nil, err
 	}
 	return c.collect(ctx, members, j.For+2*grace)
 }
 
-func (c *crew) tell(members []*member, j job) error {
+func (c *team) tell(members []*member, j job) error {
 	if c.down != nil {
 		return c.down
 	}
@@ -123,7 +123,7 @@ func (c *crew) tell(members []*member, j job) error {
 	return nil
 }
 
-func (c *crew) collect(ctx context.Context, members []*member, within time.Duration) ([]answer, error) {
+func (c *team) collect(ctx context.Context, members []*member, within time.Duration) ([]answer, error) {
 	timeout := time.NewTimer(within)
 	defer timeout.Stop()
 	answers := make([]answer, 0, len(members))
@@ -146,17 +146,17 @@ func (c *crew) collect(ctx context.Context, members []*member, within time.Durat
 	return answers, nil
 }
 
-func (c *crew) works() bool { return c.down == nil }
+func (c *team) works() bool { return c.down == nil }
 
-// fail ends the crew.
-func (c *crew) fail(err error) error {
+// fail ends the team.
+func (c *team) fail(err error) error {
 	c.down = err
 	c.dismiss()
 	return err
 }
 
 // dismiss ends the processes, and waits for them.
-func (c *crew) dismiss() {
+func (c *team) dismiss() {
 	for _, m := range c.members {
 		_ = m.stdin.Close()
 	}
