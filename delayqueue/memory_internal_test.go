@@ -23,7 +23,7 @@ func TestBytesCountedAreBytesUsed(t *testing.T) {
 	const messages = 2000
 	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	used := func() int64 {
-		_, info, _ := strings.Cut(rdb.Info(t.Context(), "memory").Val(), "used_memory:")
+		_, info, _ := strings.Cut(rdb.Info(t.Context(), "memory").Val(), "used_memory_dataset:")
 		n, err := strconv.ParseInt(info[:strings.Index(info, "\r")], 10, 64)
 		require.NoError(t, err)
 		return n

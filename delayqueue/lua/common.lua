@@ -72,7 +72,8 @@ local now = math.floor(micros / 1000)
 local NOW = text(now)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed')
+local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed'}
+local own = redis.call('HMGET', c, unpack(OWN))
 local seq, bytes, ended_bytes = whole(own[1]) or 0, whole(own[2]) or 0, whole(own[3]) or 0
 local paused_until, awaited_until, closed = whole(own[5]) or 0, whole(own[6]) or 0, own[7]
 
@@ -134,6 +135,22 @@ local function use(kind, name, more)
   uses[field] = uses[field] or whole(redis.call('HGET', u, field)) or 0
   uses[field] = math.max(0, uses[field] + (more or 0))
   return uses[field]
+end
+
+-- The ids of the messages in ARGV from one on, each with so many arguments: id, key, principal and others. What use() is asked
+-- of them is read at once.
+local function listed(first, size)
+  local ids, fields = {}, {}
+  for i = first, #ARGV, size do
+    local id, key, principal = unpack(ARGV, i, i + 2)
+    ids[#ids + 1] = id
+    fields[#fields + 1] = key ~= '' and 'k' .. key or nil
+    fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
+  end
+  for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+    uses[fields[i]] = whole(n) or 0
+  end
+  return ids
 end
 
 -- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
@@ -227,10 +244,12 @@ local function keep(key, ms, left, large)
 end
 
 -- Has what was written live for its span, and the keys of messages as long as the one that is needed for longest: till. That
--- is remembered, since large ones have no time of their own.
+-- is remembered, since none has a time of its own while m is large.
 local function keep_all(later)
-  local left, large = redis.call('PTTL', m), redis.call('HLEN', m) > LARGE
-  if later or large ~= (left == -1) then
+  local endless, large = redis.call('PTTL', m) == -1, redis.call('HLEN', m) > LARGE
+  if endless and large then
+    return
+  elseif later or endless or large then
     for _, key in ipairs(ORDER) do
       touched[key] = true
     end
@@ -254,10 +273,9 @@ local function flush()
   if later then
     till = now + math.floor(span + math.min(span / 4, SLACK))
   end
-  for i, field in ipairs({'seq', 'bytes', 'ended', 'till'}) do
-    local n = text(({seq, bytes, ended_bytes, till})[i])
-    if n ~= own[i] then
-      add(c, field, n)
+  for i, n in ipairs({seq, bytes, ended_bytes, till}) do
+    if text(n) ~= own[i] then
+      add(c, OWN[i], text(n))
     end
   end
   for field, n in pairs(uses) do

@@ -12,9 +12,9 @@
 -- #include common.lua
 -- #include admit.lua
 
-local ids, known = {}, {}
-for i = 5, #ARGV, 8 do
-  ids[#ids + 1] = ARGV[i]
+local ids, known = listed(5, 8), {}
+for field in pairs(all == 0 and uses or {}) do
+  uses[field] = 0 -- a count that was lost is right again
 end
 for i, rec in ipairs(redis.call('HMGET', m, unpack(ids))) do
   known[ids[i]] = rec and rec:sub(33, 45)
@@ -53,7 +53,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
       due = math.min(delayed, math.floor(tonumber(number, 10) / 1000) + most)
     end
   else
-    number = next_seq()
+    number, all = next_seq(), all + 1
     place = delayed and (most and '\127' or '~') or number
     due = delayed or (key == '' or not headed[key]) and now
     headed[key] = headed[key] or not delayed
