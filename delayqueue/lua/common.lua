@@ -17,7 +17,6 @@
 -- e  ZSET  key -> ms when the last of its messages ended unrun
 -- k  HASH  what a call answered that must not be done twice
 -- d0 to d4 HASH  id -> ending, '<id> ' -> result: what ended, in buckets that rotate
--- j  what was found under the name of another of these, and is not of its type
 -- u  HASH  what is queued or running: k and a key, p and a principal -> bytes; s and an about
 --          without its times -> id of the message that a newer one replaces
 -- h  HASH  key -> p|k and the id of the dead letter that halts its messages, or all calls of it
@@ -44,7 +43,7 @@
 -- when its memory is full, or is the one that grows the queue: so a script is refused as a whole or runs
 -- as a whole, never in part.
 local m, b, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 11)
-local u, h = KEYS[18], KEYS[19]
+local u, h = KEYS[17], KEYS[18]
 local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
