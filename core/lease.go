@@ -15,7 +15,7 @@ import (
 //
 // A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it
 // where there is no lease. Its Release does nothing and returns nil, since there is nothing
-// to release. Its Fence is 0, its Key and Token are empty. What would promise
+// to release. Its Fence is 0, its Key, Mode and Token are empty. What would promise
 // a held key fails: Extend, Downgrade and Detach return an error that wraps ErrLeaseLost,
 // and its Context is over with that cause.
 //
@@ -128,6 +128,15 @@ func (l *Lease) Fence() int64 {
 		return 0
 	}
 	return l.fence
+}
+
+// Mode is how the lease holds its key: exclusively, unless it was taken with [Shared] or
+// [Counted], or is downgraded. A nil Lease's is empty.
+func (l *Lease) Mode() Mode {
+	if l == nil {
+		return ""
+	}
+	return modeOf(l.hold.mode())
 }
 
 // Extend makes at least d remain of the lease. It blocks for one round trip, and no

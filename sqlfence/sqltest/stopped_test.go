@@ -1,0 +1,124 @@
+package sqltest
+
+import (
+	"database/sql"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+var stops = flag.Int("stops", 8, "how often each process is stopped for longer than its leases")
+
+const ttl = 300 * time.Millisecond
+
+// A process reads, is stopped until another one has its key and has read too, and goes on
+// before that writes.
+func TestStopped_BetweenReadAndWrite(t *testing.T) {
+	for recipe, twice := range map[string]int{"apart": 0, "column": 0, "old": 1} {
+		t.Run(recipe, func(t *testing.T) {
+			eachDatabase(t, func(t *testing.T, src source, db *sql.DB) {
+				createShop(t, src, db, "42")
+				redis := redistest.Real(t)
+				config := payerConfig{
+					Redis: redis.Addr, Prefix: redis.Prefix, Driver: src.driver, Source: src.dsn,
+					Recipe: recipe, TTL: ttl, Orders: []string{"42"}, Stepwise: true,
+				}
+				pauses := 2
+				if recipe == "old" {
+					pauses = 1 // it does not claim
+				}
+				untilRead := func() *payer {
+					p := startPayer(t, config)
+					for i := range pauses {
+						if i > 0 {
+							p.step(t)
+						}
+						require.Equal(t, "next", p.line(t))
+					}
+					return p
+				}
+				first := untilRead()
+				require.NoError(t, first.cmd.Process.Signal(syscall.SIGSTOP))
+				second := untilRead() // when the lease of the first is over
+				require.NoError(t, first.cmd.Process.Signal(syscall.SIGCONT))
+				first.step(t)
+				require.Equal(t, tally{Paid: twice, Stale: 1 - twice, Lost: 1}, first.tally(t))
+				second.step(t)
+				require.Equal(t, tally{Paid: 1}, second.tally(t))
+				require.Equal(t, audit{payments: 1 + twice, stale: twice, twice: twice}, auditDatabase(t, db))
+			})
+		})
+	}
+}
+
+// Processes that ignore their contexts are stopped at any moment, for about as long as their
+// leases last, or longer.
+func TestStopped_AtAnyMoment(t *testing.T) {
+	for recipe := range recipes {
+		t.Run(recipe, func(t *testing.T) {
+			eachDatabase(t, func(t *testing.T, src source, db *sql.DB) {
+				const processes, workers = 3, 6
+				var orders []string
+				for i := range 8 {
+					orders = append(orders, fmt.Sprint("order:", i))
+				}
+				createShop(t, src, db, orders...)
+				redis := redistest.Real(t)
+				config := payerConfig{
+					Redis: redis.Addr, Prefix: redis.Prefix, Driver: src.driver, Source: src.dsn,
+					Recipe: recipe, TTL: ttl, Orders: orders, Workers: workers, Pause: ttl / 2,
+				}
+				if recipe == "transaction" {
+					config.Pause = ttl / 50 // it keeps a lock meanwhile, on SQLite that of the database
+				}
+				payers := make([]*payer, processes)
+				for i := range payers {
+					payers[i] = startPayer(t, config)
+				}
+				var stopping sync.WaitGroup
+				for _, p := range payers {
+					stopping.Go(func() {
+						for range *stops {
+							time.Sleep(ttl/2 + rand.N(ttl))
+							_ = p.cmd.Process.Signal(syscall.SIGSTOP)
+							time.Sleep(ttl*3/4 + rand.N(ttl))
+							_ = p.cmd.Process.Signal(syscall.SIGCONT)
+						}
+					})
+				}
+				stopping.Wait()
+				var tallies []tally
+				for _, p := range payers {
+					require.NoError(t, p.end())
+				}
+				for _, p := range payers {
+					tallies = append(tallies, p.tally(t))
+				}
+				all, found := sum(tallies), auditDatabase(t, db)
+				t.Logf("%d stops: %d payments, %d stale, %d twice; %d writes refused, %d leases lost",
+					*stops*processes, found.payments, found.stale, found.twice, all.Stale, all.Lost)
+				require.Empty(t, all.Errors)
+				require.Equal(t, all.Paid, found.payments)
+				require.Positive(t, all.Lost, "leases were lost")
+				if recipe != "transaction" { // who comes later waits for it
+					require.Positive(t, all.Stale, "stale holders came to the database")
+				}
+				if recipe == "old" {
+					require.Positive(t, found.stale, "what this recipe lets in")
+					require.Positive(t, found.twice, "what this recipe lets in")
+					return
+				}
+				require.Zero(t, found.stale)
+				require.Zero(t, found.twice)
+			})
+		})
+	}
+}
