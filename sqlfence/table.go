@@ -29,8 +29,7 @@ type Table struct {
 	Name string
 }
 
-// Create is the statement that creates the table, for your migrations. To add a prefix
-// of your own, name the columns the same:
+// Create is the statement that creates the table, for your migrations:
 //
 //	CREATE TABLE IF NOT EXISTS perkey_fences (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)
 func (t Table) Create() string {

@@ -3,6 +3,7 @@ package sqltest
 import (
 	"bufio"
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,12 +12,12 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
-	"database/sql"
-
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -40,6 +41,7 @@ type payerConfig struct {
 // tally is what a process says at its end.
 type tally struct {
 	Paid, Stale, Lost int
+	Unavailable       int // asked for a key, and was stopped
 	Errors            []string
 }
 
@@ -102,6 +104,10 @@ func (c payerConfig) run() error {
 func (t *tally) pay(locker *core.Locker, db *sql.DB, recipe recipe, order string, pause func()) {
 	deaf := context.Background()
 	lease, err := locker.Acquire(deaf, order)
+	if errors.Is(err, core.ErrUnavailable) {
+		t.Unavailable++
+		return
+	}
 	if err != nil {
 		t.Errors = append(t.Errors, err.Error())
 		return
@@ -114,9 +120,10 @@ func (t *tally) pay(locker *core.Locker, db *sql.DB, recipe recipe, order string
 	default:
 		t.Errors = append(t.Errors, err.Error())
 	}
-	if err := lease.Release(deaf); errors.Is(err, core.ErrLeaseLost) {
+	switch err := lease.Release(deaf); {
+	case errors.Is(err, core.ErrLeaseLost):
 		t.Lost++
-	} else if err != nil {
+	case err != nil && !errors.Is(err, core.ErrUnavailable):
 		t.Errors = append(t.Errors, err.Error())
 	}
 }
@@ -126,6 +133,7 @@ func sum(tallies []tally) (all tally) {
 		all.Paid += t.Paid
 		all.Stale += t.Stale
 		all.Lost += t.Lost
+		all.Unavailable += t.Unavailable
 		all.Errors = append(all.Errors, t.Errors...)
 	}
 	return all
@@ -187,4 +195,9 @@ func (p *payer) tally(t *testing.T) (its tally) {
 	text := p.line(t)
 	require.NoError(t, json.NewDecoder(strings.NewReader(text)).Decode(&its), text)
 	return its
+}
+
+func (p *payer) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	assert.NoError(t, p.cmd.Process.Signal(s))
 }
