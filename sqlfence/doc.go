@@ -36,10 +36,11 @@
 //
 // # Why it holds
 //
-// Claim, Check and what follows them lock the key's row, so the transactions of one key's holders
-// have an order. When a holder's write is let in, its claim is the newest. Each earlier holder's write
-// came before that claim, and so before the read; each later one's claim has not come yet. So
-// what the holder has read is what no other holder has changed since.
+// Claim and Check change the key's row, so that the transactions of one key's holders have an order. A
+// write is let in only if the row still has the fence of its own lease: since the claim, and so
+// since before the read, no other lease has claimed, and none writes without a claim. So nobody
+// has changed what the holder has read. That needs no more of fences than that two leases have
+// different ones; that they grow lets the newest holder in, and keeps the others out.
 //
 // The claim must come before the read. A write that only compares fences, with no claim, lets a
 // stale holder in that has read, was stopped, and goes on when the next one has read, and not
@@ -84,7 +85,7 @@
 // A lease of [core.Locker.AcquireAll] claims for each key of its set: Acquire the key under the set's
 // context, which passes straight through, and claim with that lease.
 //
-// Each key that ever claimed has a row. [Table.Prune] removes old ones, safely.
+// Each key that was ever claimed has a row. [Table.Prune] removes old ones.
 //
 // # A column of yours
 //

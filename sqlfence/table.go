@@ -108,8 +108,8 @@ func (t Table) Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func
 }
 
 // Prune removes the rows of keys whose last claim came under a lease that was granted before
-// then, and returns how many there were. It never lets a stale write in: a holder whose
-// row is gone is refused with ErrNotClaimed. Leave the claims of all who may still work.
+// then, and returns how many there were. A holder whose row is gone is refused with
+// ErrNotClaimed, whoever claims next: leave the claims of all who may still work.
 func (t Table) Prune(ctx context.Context, q Querier, then time.Time) (removed int64, err error) {
 	if err = t.checkName(); err == nil {
 		removed, err = exec(ctx, q, "DELETE FROM "+t.name()+" WHERE fence < $1", then.UnixMicro())
