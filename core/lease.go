@@ -113,7 +113,7 @@ func (l *Lease) Key() string {
 // Fence is the fencing token: each grant of a key carries a greater one than
 // every grant of that key before. It protects a store from the writes of a holder that
 // lost its lease and does not know yet, if it is claimed before the read. Package sqlfence
-// does so in PostgreSQL and SQLite. In a row of yours it is
+// does so in PostgreSQL, SQLite and MySQL. In a row of yours it is
 //
 //	UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1          -- no row: stop
 //	SELECT … FROM orders WHERE id = $2

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs all tests with the race detector, and says first and last which Redis and which
-# PostgreSQL they used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
+# databases they used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 redis=$(scripts/redis.sh)
-postgres=$(scripts/postgres.sh)
-servers="$redis; $postgres"
+databases=$(scripts/databases.sh)
+servers="$redis; $databases"
 echo "test: on $servers"
 
 # The race detector has each process sleep for a second before it ends, and tests start

@@ -1,5 +1,5 @@
-// Package sqlfence keeps the writes of holders that have lost their key out of a database: of
-// PostgreSQL and SQLite, through database/sql.
+// Package sqlfence keeps the writes of holders that have lost their key out of a database:
+// PostgreSQL, SQLite, MySQL or MariaDB, through database/sql.
 //
 //	func pay(ctx context.Context, db *sql.DB, id string) error {
 //		lease, _ := core.LeaseFrom(ctx)
@@ -31,6 +31,10 @@
 // Create the table with your migrations; [Table.Create] is the statement:
 //
 //	CREATE TABLE IF NOT EXISTS perkey_fences (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)
+//
+// For MySQL and MariaDB the methods of [Table] take the place of the functions:
+//
+//	var fences = sqlfence.Table{Dialect: sqlfence.MySQL}
 //
 // What you read and write may be any rows of that database, also rows that do not exist yet.
 //
@@ -65,7 +69,8 @@
 // Nothing may be read before the claim, in its transaction either. Any isolation level will do.
 // Under REPEATABLE READ and SERIALIZABLE the database can refuse a Claim or a Check with a serialization
 // failure: then begin again, with the claim. In SQLite set a busy_timeout, or who finds
-// the database locked fails at once.
+// the database locked fails at once. MySQL's START TRANSACTION WITH CONSISTENT SNAPSHOT reads before
+// the claim: do not use it.
 //
 // # What it does not do
 //
@@ -82,8 +87,12 @@
 //     gives smaller fences than are here. Claims are refused then until that clock has
 //     caught up, or the rows are removed while nobody works.
 //
-// A lease of [core.Locker.AcquireAll] claims for each key of its set: Acquire the key under the set's
-// context, which passes straight through, and claim with that lease.
+// With [core.Locker.AcquireAll] each key has a fence of its own. Acquire each of the set's Keys, in
+// their order, under the set's context, which passes straight through, and claim with that lease.
+// A Write with one of the leases checks the others in its transaction.
+//
+// A holder that is refused has written nothing. Over HTTP that is a 503, and the client may try again;
+// in a job the error is returned, and the next attempt has a lease of its own.
 //
 // Each key that was ever claimed has a row. [Table.Prune] removes old ones.
 //

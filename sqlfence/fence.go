@@ -56,8 +56,11 @@ func Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func(*sql.Tx) 
 //
 // The claim has <=, and comes before the read. A write has =, since a lease that has not claimed
 // must not write. A transaction that writes other rows too begins with such a statement. The row
-// must exist: a missing one looks like a newer holder's. SQLite numbers $1 and $2 as
-// they come in the statement, so keep them in order.
+// must exist: a missing one looks like a newer holder's.
+//
+// SQLite numbers $1 and $2 as they come in the statement, so keep them in order. For MySQL the claim is
+// UPDATE orders SET fence = ? WHERE fence <= ? AND id = ?, and args have the fence once more. Its
+// driver must have clientFoundRows=true: else a row that has the fence already does not count.
 func Exec(ctx context.Context, q Querier, lease *core.Lease, query string, args ...any) error {
 	err := mayClaim(lease)
 	if err != nil {
@@ -67,7 +70,7 @@ func Exec(ctx context.Context, q Querier, lease *core.Lease, query string, args 
 	if err != nil {
 		return fmt.Errorf("sqlfence: exec %q: %w", lease.Key(), err)
 	}
-	if changed == 0 {
+	if changed < 1 {
 		return &StaleError{Key: lease.Key(), Fence: lease.Fence()}
 	}
 	return nil

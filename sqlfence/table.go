@@ -1,11 +1,13 @@
 package sqlfence
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -27,29 +29,24 @@ type Table struct {
 	// Name is the table's name, perhaps with its schema's: letters, digits and
 	// underscores, "shop.fences". Default: perkey_fences.
 	Name string
+	// Dialect is the database's SQL. Default: PostgreSQL, which is for SQLite too.
+	Dialect Dialect
 }
 
 // Create is the statement that creates the table, for your migrations:
 //
 //	CREATE TABLE IF NOT EXISTS perkey_fences (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)
-func (t Table) Create() string {
-	return "CREATE TABLE IF NOT EXISTS " + t.name() + " (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)"
-}
+//
+// PostgreSQL takes keys there that are valid UTF-8.
+func (t Table) Create() string { return t.statement(dialects[t.Dialect].create) }
 
 // Claim is [Claim] in this table.
 func (t Table) Claim(ctx context.Context, q Querier, lease *core.Lease) error {
-	if err := t.check("claim", lease); err != nil {
-		return err
-	}
-	// A statement that waits for the row of another transaction compares with what that has
-	// left there; under REPEATABLE READ it fails instead.
-	changed, err := exec(ctx, q, "INSERT INTO "+t.name()+" AS f (lease_key, fence) VALUES ($1, $2)"+
-		" ON CONFLICT (lease_key) DO UPDATE SET fence = excluded.fence WHERE f.fence <= excluded.fence", lease.Key(), lease.Fence())
-	if err != nil {
+	newest, ok, err := t.ask(ctx, q, lease, dialects[t.Dialect].claim)
+	switch {
+	case err != nil:
 		return fmt.Errorf("sqlfence: claim %q: %w", lease.Key(), err)
-	}
-	if changed == 0 {
-		newest, _ := t.newest(ctx, q, lease)
+	case !ok:
 		return &StaleError{Key: lease.Key(), Fence: lease.Fence(), Newest: newest}
 	}
 	return nil
@@ -57,35 +54,19 @@ func (t Table) Claim(ctx context.Context, q Querier, lease *core.Lease) error {
 
 // Check is [Check] in this table.
 func (t Table) Check(ctx context.Context, tx Querier, lease *core.Lease) error {
-	if err := t.check("check", lease); err != nil {
-		return err
-	}
 	if _, ok := tx.(*sql.DB); ok {
 		return fmt.Errorf("sqlfence: check %q: %w: a *sql.DB: want the transaction that writes", lease.Key(), core.ErrInvalidOption)
 	}
-	// Not a SELECT FOR UPDATE: a transaction under REPEATABLE READ whose claim waits for this
-	// one has read already what it reads later, and must fail. It does if the row was changed,
-	// and not if it was only locked.
-	changed, err := exec(ctx, tx, "UPDATE "+t.name()+" SET fence = fence WHERE lease_key = $1 AND fence = $2", lease.Key(), lease.Fence())
-	if err == nil && changed == 0 {
-		err = t.refusal(ctx, tx, lease)
-	}
-	var stale *StaleError
-	if err != nil && !errors.As(err, &stale) {
-		return fmt.Errorf("sqlfence: check %q: %w", lease.Key(), err)
-	}
-	return err
-}
-
-// refusal says why a lease has no claim.
-func (t Table) refusal(ctx context.Context, q Querier, lease *core.Lease) error {
-	switch newest, err := t.newest(ctx, q, lease); {
+	newest, ok, err := t.ask(ctx, tx, lease, dialects[t.Dialect].check)
+	switch {
 	case err != nil:
-		return err
-	case newest > lease.Fence():
+		return fmt.Errorf("sqlfence: check %q: %w", lease.Key(), err)
+	case !ok && newest > lease.Fence():
 		return &StaleError{Key: lease.Key(), Fence: lease.Fence(), Newest: newest}
+	case !ok:
+		return fmt.Errorf("sqlfence: check %q: %w under this lease: claim before you read, and write under the lease that claimed", lease.Key(), ErrNotClaimed)
 	}
-	return fmt.Errorf("%w under this lease: claim before you read, and write under the lease that claimed", ErrNotClaimed)
+	return nil
 }
 
 // Write is [Write] in this table.
@@ -111,8 +92,8 @@ func (t Table) Write(ctx context.Context, db *sql.DB, lease *core.Lease, fn func
 // then, and returns how many there were. A holder whose row is gone is refused with
 // ErrNotClaimed, whoever claims next: leave the claims of all who may still work.
 func (t Table) Prune(ctx context.Context, q Querier, then time.Time) (removed int64, err error) {
-	if err = t.checkName(); err == nil {
-		removed, err = exec(ctx, q, "DELETE FROM "+t.name()+" WHERE fence < $1", then.UnixMicro())
+	if err = t.valid(); err == nil {
+		removed, err = exec(ctx, q, t.statement(dialects[t.Dialect].prune), then.UnixMicro())
 	}
 	if err != nil {
 		return 0, fmt.Errorf("sqlfence: prune: %w", err)
@@ -120,51 +101,48 @@ func (t Table) Prune(ctx context.Context, q Querier, then time.Time) (removed in
 	return removed, nil
 }
 
-// newest is the fence that has claimed the lease's key; 0 if none has.
-func (t Table) newest(ctx context.Context, q Querier, lease *core.Lease) (fence int64, err error) {
-	err = q.QueryRowContext(ctx, "SELECT fence FROM "+t.name()+" WHERE lease_key = $1", lease.Key()).Scan(&fence)
-	if errors.Is(err, sql.ErrNoRows) {
-		return 0, nil
+// ask runs a claim or a check. If that refuses the lease, it returns the fence that is there, or 0.
+func (t Table) ask(ctx context.Context, q Querier, lease *core.Lease, statement string) (newest int64, ok bool, err error) {
+	if err := errors.Join(t.valid(), mayClaim(lease)); err != nil {
+		return 0, false, err
 	}
-	return fence, err
+	if statement != "" {
+		changed, err := exec(ctx, q, t.statement(statement), lease.Key(), lease.Fence())
+		if err != nil || changed > 0 && dialects[t.Dialect].counts {
+			return 0, err == nil, err
+		}
+	}
+	err = q.QueryRowContext(ctx, t.statement(dialects[t.Dialect].newest), lease.Key()).Scan(&newest)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return newest, newest == lease.Fence() && !dialects[t.Dialect].counts, err
 }
 
 const defaultName = "perkey_fences"
 
 var validName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$`)
 
-func (t Table) name() string {
-	if t.Name == "" {
-		return defaultName
-	}
-	return t.Name
+func (t Table) statement(text string) string {
+	return strings.Replace(text, "%s", cmp.Or(t.Name, defaultName), 1)
 }
 
-func (t Table) checkName() error {
-	if !validName.MatchString(t.name()) {
+func (t Table) valid() error {
+	if !validName.MatchString(cmp.Or(t.Name, defaultName)) {
 		return fmt.Errorf("%w: Table.Name %q: want letters, digits and underscores, with a schema and a dot before it or not", core.ErrInvalidOption, t.Name)
 	}
-	return nil
-}
-
-// check says whether a lease may ask the table.
-func (t Table) check(what string, lease *core.Lease) error {
-	err := t.checkName()
-	if err == nil {
-		err = mayClaim(lease)
-	}
-	if err != nil {
-		return fmt.Errorf("sqlfence: %s %q: %w", what, lease.Key(), err)
+	if _, ok := dialects[t.Dialect]; !ok {
+		return fmt.Errorf("%w: Table.Dialect %d: want PostgreSQL or MySQL", core.ErrInvalidOption, t.Dialect)
 	}
 	return nil
 }
 
+// mayClaim says whether a lease can be the only one that has its key.
 func mayClaim(lease *core.Lease) error {
 	switch {
 	case lease == nil:
 		return fmt.Errorf("there is no lease here: %w", core.ErrLeaseLost)
 	case lease.Mode() != core.ModeExclusive:
-		// Holders of such a lease have the key at the same time, and would refuse each other.
 		return fmt.Errorf("%w: it is %s", core.ErrNotExclusive, lease.Mode())
 	}
 	return nil

@@ -3,7 +3,6 @@ package sqltest
 import (
 	"bufio"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,7 +32,7 @@ type payerConfig struct {
 	Recipe                        string
 	TTL                           time.Duration
 	Orders                        []string
-	Workers                       int           // each pays again and again, until standard input ends
+	Workers                       int           // each pays again and again, until standard input ends; "begun" is said
 	Pause                         time.Duration // how long a worker stands between two steps, at most
 	Stepwise                      bool          // one payment, with a line said and one awaited before each step
 }
@@ -63,7 +62,7 @@ func (c payerConfig) run() error {
 	if err != nil {
 		return err
 	}
-	db, err := sql.Open(c.Driver, c.Source)
+	db, err := openDatabase(c.Driver, c.Source)
 	if err != nil {
 		return err
 	}
@@ -76,6 +75,7 @@ func (c payerConfig) run() error {
 		})
 		return json.NewEncoder(os.Stdout).Encode(t)
 	}
+	var begun sync.Once
 	stop := make(chan struct{})
 	go func() {
 		_, _ = input.ReadString('\n')
@@ -92,7 +92,10 @@ func (c payerConfig) run() error {
 				case <-stop:
 					return
 				default:
-					tallies[i].pay(locker, db, recipes[c.Recipe], c.Orders[rand.N(len(c.Orders))], func() { time.Sleep(rand.N(c.Pause)) })
+					tallies[i].pay(locker, db, recipes[c.Recipe], c.Orders[rand.N(len(c.Orders))], func() {
+						begun.Do(func() { fmt.Println("begun") })
+						time.Sleep(rand.N(c.Pause))
+					})
 				}
 			}
 		})
@@ -101,7 +104,7 @@ func (c payerConfig) run() error {
 	return json.NewEncoder(os.Stdout).Encode(sum(tallies))
 }
 
-func (t *tally) pay(locker *core.Locker, db *sql.DB, recipe recipe, order string, pause func()) {
+func (t *tally) pay(locker *core.Locker, db *database, recipe recipe, order string, pause func()) {
 	deaf := context.Background()
 	lease, err := locker.Acquire(deaf, order)
 	if errors.Is(err, core.ErrUnavailable) {

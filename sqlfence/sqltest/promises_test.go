@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
@@ -19,21 +20,20 @@ import (
 // A stage is where a promise is tried: a database, two holders of a key of which the first has
 // lost it, and what sends sqlfence's statements.
 type stage struct {
-	src      source
-	db       *sql.DB
+	db       *database
 	old, now *core.Lease
 	through  func(sqlfence.Querier) sqlfence.Querier
 }
 
 func (s stage) claim(ctx context.Context, q sqlfence.Querier, lease *core.Lease) error {
-	return sqlfence.Claim(ctx, s.through(q), lease)
+	return s.db.fences.Claim(ctx, s.through(q), lease)
 }
 
 // check checks in a transaction of its own.
 func (s stage) check(t *testing.T, lease *core.Lease) error {
 	t.Helper()
 	return inTransaction(t.Context(), s.db, func(tx *sql.Tx) error {
-		return sqlfence.Check(t.Context(), s.through(tx), lease)
+		return s.db.fences.Check(t.Context(), s.through(tx), lease)
 	})
 }
 
@@ -64,13 +64,13 @@ var promises = map[string]func(t *testing.T, s stage) bool{
 		return s.readsWhatWasUnderWay(t, sql.LevelDefault)
 	},
 	"a claim sees it, or fails, under REPEATABLE READ": func(t *testing.T, s stage) bool {
-		return s.src.driver == "sqlite" || s.readsWhatWasUnderWay(t, sql.LevelRepeatableRead)
+		return s.db.driver == "sqlite" || s.readsWhatWasUnderWay(t, sql.LevelRepeatableRead)
 	},
 	"a claim sees it, or fails, under SERIALIZABLE": func(t *testing.T, s stage) bool {
-		return s.src.driver == "sqlite" || s.readsWhatWasUnderWay(t, sql.LevelSerializable)
+		return s.db.driver == "sqlite" || s.readsWhatWasUnderWay(t, sql.LevelSerializable)
 	},
 	"a first claim sees it, or fails, under REPEATABLE READ": func(t *testing.T, s stage) bool {
-		if s.src.driver == "sqlite" {
+		if s.db.driver == "sqlite" {
 			return true
 		}
 		tx, err := s.db.BeginTx(t.Context(), nil)
@@ -86,7 +86,7 @@ func (s stage) readsWhatWasUnderWay(t *testing.T, level sql.IsolationLevel) bool
 	require.NoError(t, s.claim(t.Context(), s.db, s.old))
 	tx, err := s.db.BeginTx(t.Context(), nil)
 	require.NoError(t, err)
-	require.NoError(t, sqlfence.Check(t.Context(), s.through(tx), s.old))
+	require.NoError(t, s.db.fences.Check(t.Context(), s.through(tx), s.old))
 	return s.sees(t, tx, level)
 }
 
@@ -95,7 +95,7 @@ func (s stage) readsWhatWasUnderWay(t *testing.T, level sql.IsolationLevel) bool
 func (s stage) sees(t *testing.T, under *sql.Tx, level sql.IsolationLevel) bool {
 	t.Helper()
 	key := s.now.Key()
-	require.NoError(t, pay(t.Context(), under, s.old, key, 0))
+	require.NoError(t, pay(t.Context(), s.db.q(under), s.old, key, 0))
 	type answer struct {
 		paid int
 		err  error
@@ -105,23 +105,23 @@ func (s stage) sees(t *testing.T, under *sql.Tx, level sql.IsolationLevel) bool 
 		var a answer
 		if level == sql.LevelDefault {
 			if a.err = s.claim(t.Context(), s.db, s.now); a.err == nil {
-				a.paid, a.err = installments(t.Context(), s.db, key)
+				a.paid, a.err = installments(t.Context(), s.db.q(s.db), key)
 			}
 		} else {
 			tx, err := s.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
 			if a.err = err; err == nil {
 				if a.err = s.claim(t.Context(), tx, s.now); a.err == nil {
-					a.paid, a.err = installments(t.Context(), tx, key)
+					a.paid, a.err = installments(t.Context(), s.db.q(tx), key)
 				}
 				if a.err == nil { // or it could not commit
-					a.err = pay(t.Context(), tx, s.now, key, a.paid)
+					a.err = pay(t.Context(), s.db.q(tx), s.now, key, a.paid)
 				}
 				a.err = errors.Join(a.err, tx.Commit())
 			}
 		}
 		answers <- a
 	}()
-	if s.src.driver == "sqlite" {
+	if s.db.driver == "sqlite" {
 		select {
 		case a := <-answers:
 			require.NoError(t, a.err)
@@ -134,20 +134,31 @@ func (s stage) sees(t *testing.T, under *sql.Tx, level sql.IsolationLevel) bool 
 	}
 	require.NoError(t, under.Commit())
 	a := <-answers
-	var failure *pgconn.PgError
-	if level != sql.LevelDefault && errors.As(a.err, &failure) {
-		return failure.Code == "40001" // a serialization failure
+	if level != sql.LevelDefault && isSerializationFailure(a.err) {
+		return true
 	}
 	require.NoError(t, a.err)
 	return a.paid == 1
 }
 
-// waits reports whether a statement for this test's table waits for a lock.
+func isSerializationFailure(err error) bool {
+	var (
+		inPostgres *pgconn.PgError
+		inMySQL    *mysql.MySQLError
+	)
+	return errors.As(err, &inPostgres) && inPostgres.Code == "40001" || errors.As(err, &inMySQL) && inMySQL.Number == 1213
+}
+
+// waits reports whether a statement of this test waits for a lock.
 func (s stage) waits(t *testing.T) (does bool) {
 	t.Helper()
-	err := s.db.QueryRowContext(t.Context(), `SELECT EXISTS (SELECT 1 FROM pg_locks waiting
-		JOIN pg_locks has ON has.pid = waiting.pid AND has.relation = 'perkey_fences'::regclass WHERE NOT waiting.granted)`).Scan(&does)
-	require.NoError(t, err)
+	query := `SELECT EXISTS (SELECT 1 FROM pg_locks waiting
+		JOIN pg_locks has ON has.pid = waiting.pid AND has.relation = 'perkey_fences'::regclass WHERE NOT waiting.granted)`
+	if s.db.driver == "mysql" {
+		query = `SELECT EXISTS (SELECT 1 FROM information_schema.innodb_trx trx
+			JOIN information_schema.processlist p ON p.id = trx.trx_mysql_thread_id AND p.db = database() WHERE trx.trx_state = 'LOCK WAIT')`
+	}
+	require.NoError(t, s.db.QueryRowContext(t.Context(), query).Scan(&does))
 	return does
 }
 
@@ -158,20 +169,25 @@ type broken struct {
 	used           *bool
 }
 
+func (b broken) statement(query string) string {
+	*b.used = *b.used || strings.Contains(query, b.piece)
+	return strings.ReplaceAll(query, b.piece, b.instead)
+}
+
 func (b broken) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if strings.Contains(query, b.piece) {
-		*b.used = true
-		query = strings.ReplaceAll(query, b.piece, b.instead)
-	}
-	return b.Querier.ExecContext(ctx, query, args...)
+	return b.Querier.ExecContext(ctx, b.statement(query), args...)
+}
+
+func (b broken) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	return b.Querier.QueryRowContext(ctx, b.statement(query), args...)
 }
 
 func TestPromises_AreKept(t *testing.T) {
-	eachDatabase(t, func(t *testing.T, src source, db *sql.DB) {
-		createShop(t, src, db)
+	eachDatabase(t, func(t *testing.T, db *database) {
+		createShop(t, db)
 		for name, kept := range promises {
 			h := holders(t, name, 2)
-			s := stage{src: src, db: db, old: h[0], now: h[1], through: func(q sqlfence.Querier) sqlfence.Querier { return q }}
+			s := stage{db: db, old: h[0], now: h[1], through: func(q sqlfence.Querier) sqlfence.Querier { return q }}
 			require.True(t, kept(t, s), name)
 		}
 	})
@@ -181,25 +197,28 @@ func TestPromises_MutantsAreCaught(t *testing.T) {
 	const check = "UPDATE perkey_fences SET fence = fence WHERE lease_key = $1 AND fence = $2"
 	for name, mutant := range map[string]struct {
 		piece, instead, promise string
-		postgresOnly            bool
+		drivers                 string
 	}{
-		"any claim":            {" WHERE f.fence <= excluded.fence", "", "an earlier holder cannot claim", false},
-		"a claim once":         {"f.fence <= excluded.fence", "f.fence < excluded.fence", "a lease claims again", false},
-		"the first claim":      {"DO UPDATE SET fence = excluded.fence WHERE f.fence <= excluded.fence", "DO NOTHING", "a newer holder claims", false},
-		"a check at the write": {check, "UPDATE perkey_fences SET fence = fence WHERE lease_key = $1 AND fence <= $2", "a holder that has not claimed is refused", false},
-		"any check":            {check, "UPDATE perkey_fences SET fence = fence WHERE lease_key = $1 AND $2 > 0", "an earlier holder is refused", false},
-		"a check without lock": {check, "SELECT 1 FROM perkey_fences WHERE lease_key = $1 AND fence = $2", "a claim sees what was under way", true},
-		"a check that locks":   {check, "SELECT 1 FROM perkey_fences WHERE lease_key = $1 AND fence = $2 FOR UPDATE", "a claim sees it, or fails, under REPEATABLE READ", true},
+		"any claim":            {" WHERE f.fence <= excluded.fence", "", "an earlier holder cannot claim", "sqlite pgx"},
+		"a claim once":         {"f.fence <= excluded.fence", "f.fence < excluded.fence", "a lease claims again", "sqlite pgx"},
+		"the first claim":      {"DO UPDATE SET fence = excluded.fence WHERE f.fence <= excluded.fence", "DO NOTHING", "a newer holder claims", "sqlite pgx"},
+		"a check at the write": {check, "UPDATE perkey_fences SET fence = fence WHERE lease_key = $1 AND fence <= $2", "a holder that has not claimed is refused", "sqlite pgx"},
+		"any check":            {check, "UPDATE perkey_fences SET fence = fence WHERE lease_key = $1 AND $2 > 0", "an earlier holder is refused", "sqlite pgx"},
+		"a check without lock": {check, "SELECT 1 FROM perkey_fences WHERE lease_key = $1 AND fence = $2", "a claim sees what was under way", "pgx"},
+		"a check that locks":   {check, "SELECT 1 FROM perkey_fences WHERE lease_key = $1 AND fence = $2 FOR UPDATE", "a claim sees it, or fails, under REPEATABLE READ", "pgx"},
+		"any claim, MySQL":     {"GREATEST(fence, VALUES(fence))", "VALUES(fence)", "an earlier holder cannot claim", "mysql"},
+		"the first, MySQL":     {"GREATEST(fence, VALUES(fence))", "fence", "a newer holder claims", "mysql"},
+		"no lock, MySQL":       {" FOR UPDATE", "", "a claim sees what was under way", "mysql"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachDatabase(t, func(t *testing.T, src source, db *sql.DB) {
-				if mutant.postgresOnly && src.driver == "sqlite" {
+			eachDatabase(t, func(t *testing.T, db *database) {
+				if !strings.Contains(mutant.drivers, db.driver) {
 					return
 				}
-				createShop(t, src, db)
+				createShop(t, db)
 				used := false
 				h := holders(t, "order:42", 2)
-				s := stage{src: src, db: db, old: h[0], now: h[1], through: func(q sqlfence.Querier) sqlfence.Querier {
+				s := stage{db: db, old: h[0], now: h[1], through: func(q sqlfence.Querier) sqlfence.Querier {
 					return broken{q, mutant.piece, mutant.instead, &used}
 				}}
 				require.Contains(t, promises, mutant.promise)

@@ -14,7 +14,7 @@ import (
 // A recipe pays the next installment of an order: it reads how many are paid, and writes one
 // more payment. It calls pause between its steps. The error of a holder that may not write
 // matches sqlfence.ErrStale.
-type recipe func(ctx context.Context, db *sql.DB, lease *core.Lease, order string, pause func()) error
+type recipe func(ctx context.Context, db *database, lease *core.Lease, order string, pause func()) error
 
 // recipes are those of the documentation, and the one that it warns of.
 var recipes = map[string]recipe{
@@ -25,70 +25,70 @@ var recipes = map[string]recipe{
 }
 
 // claimApart needs no row of the order's own: what it protects are rows that are not there yet.
-func claimApart(ctx context.Context, db *sql.DB, lease *core.Lease, order string, pause func()) error {
-	if err := sqlfence.Claim(ctx, db, lease); err != nil {
+func claimApart(ctx context.Context, db *database, lease *core.Lease, order string, pause func()) error {
+	if err := db.fences.Claim(ctx, db, lease); err != nil {
 		return err
 	}
 	pause()
-	paid, err := installments(ctx, db, order)
+	paid, err := installments(ctx, db.q(db), order)
 	if err != nil {
 		return err
 	}
 	pause()
-	return sqlfence.Write(ctx, db, lease, func(tx *sql.Tx) error { return pay(ctx, tx, lease, order, paid) })
+	return db.fences.Write(ctx, db.DB, lease, func(tx *sql.Tx) error { return pay(ctx, db.q(tx), lease, order, paid) })
 }
 
 // claimInTheTransaction has a transaction for all of it.
-func claimInTheTransaction(ctx context.Context, db *sql.DB, lease *core.Lease, order string, pause func()) error {
+func claimInTheTransaction(ctx context.Context, db *database, lease *core.Lease, order string, pause func()) error {
 	return inTransaction(ctx, db, func(tx *sql.Tx) error {
-		if err := sqlfence.Claim(ctx, tx, lease); err != nil {
+		if err := db.fences.Claim(ctx, tx, lease); err != nil {
 			return err
 		}
 		pause()
-		paid, err := installments(ctx, tx, order)
+		paid, err := installments(ctx, db.q(tx), order)
 		if err != nil {
 			return err
 		}
 		pause()
-		return pay(ctx, tx, lease, order, paid)
+		return pay(ctx, db.q(tx), lease, order, paid)
 	})
 }
 
 // claimInAColumn has the fence in the order's own row.
-func claimInAColumn(ctx context.Context, db *sql.DB, lease *core.Lease, order string, pause func()) error {
-	if err := sqlfence.Exec(ctx, db, lease, "UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1", order); err != nil {
+func claimInAColumn(ctx context.Context, db *database, lease *core.Lease, order string, pause func()) error {
+	if err := sqlfence.Exec(ctx, db.q(db), lease, "UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1", order); err != nil {
 		return err
 	}
 	pause()
-	paid, err := installments(ctx, db, order)
+	paid, err := installments(ctx, db.q(db), order)
 	if err != nil {
 		return err
 	}
 	pause()
 	return inTransaction(ctx, db, func(tx *sql.Tx) error {
-		if err := sqlfence.Exec(ctx, tx, lease, "UPDATE orders SET paid = paid + 1 WHERE fence = $1 AND id = $2", order); err != nil {
+		if err := sqlfence.Exec(ctx, db.q(tx), lease, "UPDATE orders SET paid = paid + 1 WHERE fence = $1 AND id = $2", order); err != nil {
 			return err
 		}
-		return pay(ctx, tx, lease, order, paid)
+		return pay(ctx, db.q(tx), lease, order, paid)
 	})
 }
 
 // compareAtTheWrite claims when it has read already.
-func compareAtTheWrite(ctx context.Context, db *sql.DB, lease *core.Lease, order string, pause func()) error {
-	paid, err := installments(ctx, db, order)
+func compareAtTheWrite(ctx context.Context, db *database, lease *core.Lease, order string, pause func()) error {
+	paid, err := installments(ctx, db.q(db), order)
 	if err != nil {
 		return err
 	}
 	pause()
 	return inTransaction(ctx, db, func(tx *sql.Tx) error {
-		if err := sqlfence.Exec(ctx, tx, lease, "UPDATE orders SET paid = paid + 1, fence = $1 WHERE id = $2 AND fence <= $1", order); err != nil {
+		if err := sqlfence.Exec(ctx, db.q(tx), lease, "UPDATE orders SET paid = paid + 1, fence = $1 WHERE id = $2 AND fence <= $1", order); err != nil {
 			return err
 		}
-		return pay(ctx, tx, lease, order, paid)
+		return pay(ctx, db.q(tx), lease, order, paid)
 	})
 }
 
-func inTransaction(ctx context.Context, db *sql.DB, fn func(*sql.Tx) error) error {
+func inTransaction(ctx context.Context, db *database, fn func(*sql.Tx) error) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -105,23 +105,24 @@ func installments(ctx context.Context, q sqlfence.Querier, order string) (paid i
 	return paid, err
 }
 
-func pay(ctx context.Context, tx *sql.Tx, lease *core.Lease, order string, installment int) error {
+func pay(ctx context.Context, tx sqlfence.Querier, lease *core.Lease, order string, installment int) error {
 	_, err := tx.ExecContext(ctx, "INSERT INTO payments (order_id, installment, fence) VALUES ($1, $2, $3)", order, installment, lease.Fence())
 	return err
 }
 
 // createShop makes the tables of the recipes, and orders. Payments are only ever added: they
 // are the log of what was written.
-func createShop(t *testing.T, src source, db *sql.DB, orders ...string) {
+func createShop(t *testing.T, db *database, orders ...string) {
 	t.Helper()
-	id := "INTEGER PRIMARY KEY AUTOINCREMENT"
-	if src.driver != "sqlite" {
-		id = "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
-	}
-	create(t, db, "CREATE TABLE orders (id text PRIMARY KEY, paid int NOT NULL, fence bigint NOT NULL)",
-		"CREATE TABLE payments (id "+id+", order_id text NOT NULL, installment int NOT NULL, fence bigint NOT NULL)")
+	id := map[string]string{
+		"sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
+		"pgx":    "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+		"mysql":  "bigint AUTO_INCREMENT PRIMARY KEY",
+	}[db.driver]
+	create(t, db, "CREATE TABLE orders (id varchar(100) PRIMARY KEY, paid int NOT NULL, fence bigint NOT NULL)",
+		"CREATE TABLE payments (id "+id+", order_id varchar(100) NOT NULL, installment int NOT NULL, fence bigint NOT NULL)")
 	for _, order := range orders {
-		_, err := db.ExecContext(t.Context(), "INSERT INTO orders VALUES ($1, 0, 0)", order)
+		_, err := db.q(db).ExecContext(t.Context(), "INSERT INTO orders VALUES ($1, 0, 0)", order)
 		require.NoError(t, err)
 	}
 }
@@ -160,7 +161,7 @@ func auditOf(log []payment) (a audit) {
 
 // auditDatabase reads the log in the order in which it was written: a writer has its order's
 // row, or its key's, to itself.
-func auditDatabase(t *testing.T, db *sql.DB) audit {
+func auditDatabase(t *testing.T, db *database) audit {
 	t.Helper()
 	rows, err := db.QueryContext(context.Background(), "SELECT order_id, installment, fence FROM payments ORDER BY id")
 	require.NoError(t, err)
