@@ -109,7 +109,7 @@ func TestStopped_AtAnyMoment(t *testing.T) {
 				}
 				all, found := sum(tallies), auditDatabase(t, db)
 				t.Logf("%d payments: %d stale, %d twice; %d writes refused, %d leases lost", found.payments, found.stale, found.twice, all.Stale, all.Lost)
-				require.Empty(t, all.Errors)
+				require.Empty(t, all.Errors[:min(len(all.Errors), 3)])
 				require.Equal(t, all.Paid, found.payments)
 				if !blocks {
 					require.Positive(t, all.Lost)
