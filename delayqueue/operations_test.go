@@ -28,13 +28,13 @@ var kinds = map[string][]delayqueue.Option{
 	"sixteen partitions, small": {delayqueue.WithPartitions(16), delayqueue.WithMaxDepth(1000)},
 }
 
-// eachKind runs a test on each kind of queue, and two of them on the embedded Redis too, which is slow.
+// eachKind runs a test on each kind of queue, and one of them on the embedded Redis too, which is slow.
 func eachKind(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	t.Parallel()
 	for name, opts := range kinds {
 		t.Run(name, func(t *testing.T) {
-			if name == "plain" || name == "three sealed partitions" {
+			if name == "three sealed partitions" {
 				redistest.Each(t, func(t *testing.T, env *redistest.Env) { test(t, setup(t, env, opts...)) })
 				return
 			}
