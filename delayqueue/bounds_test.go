@@ -90,7 +90,10 @@ func TestQueueBounds_EachHasItsErrorAndEndsWithItsMessages(t *testing.T) {
 				delayqueue.Job{},
 			},
 		} {
-			for _, payload := range []int{2500, 8 << 10} {
+			for _, payload := range []int{8 << 10, 2500} {
+				if !env.Real && payload < 8<<10 { // it is slow
+					continue
+				}
 				own := *env
 				own.Prefix = fmt.Sprint(env.Prefix, name, payload)
 				b := setup(t, &own, bounded()...)
