@@ -410,7 +410,7 @@ func plays() uint64 {
 	if n, err := strconv.ParseUint(os.Getenv(playsVar), 10, 64); err == nil {
 		return n
 	}
-	return 600
+	return 250
 }
 
 func TestQueue_KeepsItsPromisesWhateverHappens(t *testing.T) {
