@@ -10,8 +10,6 @@ echo "test: on $redis"
 # The race detector has each process sleep for a second before it ends, and tests start
 # hundreds. What may still race then is little: most check that no goroutine is left.
 export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
-# The embedded Redis itself need not be watched for races: its Lua takes half as long without.
-unwatched=(-gcflags=github.com/yuin/gopher-lua/...=-race=false -gcflags=github.com/alicebob/miniredis/v2/...=-race=false)
 
 status=0
 again=$(mktemp)
@@ -19,13 +17,13 @@ trap 'rm -f "$again"' EXIT
 # Not from the cache: half of what is tested is not Go. Most tests wait most of the
 # time, so more of them run at a time than there are processors.
 # The two packages that take longest begin first.
-go test -race "${unwatched[@]}" -count=1 -p=3 -parallel=4 -timeout=12m -json "$@" ./core ./delayqueue ./... | go run ./scripts/testreport -slowest="${SLOWEST:-0}" -again="$again" || status=1
+go test -race -count=1 -p=3 -parallel=4 -timeout=12m -json "$@" ./core ./delayqueue ./... | go run ./scripts/testreport -slowest="${SLOWEST:-0}" -again="$again" || status=1
 # Other tests take a test's time on a busy machine. One that fails alone too has failed.
 if [ -s "$again" ]; then
 	status=0
 	while read -r package test; do
 		echo "test: $test of $package failed among the others; alone:"
-		go test -race "${unwatched[@]}" -count=1 -timeout=5m -run "^$test\$" "$package" </dev/null || status=1
+		go test -race -count=1 -timeout=5m -run "^$test\$" "$package" </dev/null || status=1
 	done <"$again"
 fi
 # The benchmarks are a module of their own, and must not rot.
