@@ -261,7 +261,7 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 	for range 3 {
 		env := redistest.Embedded(t)
 		proxy := redistest.NewProxy(t, env.Addr)
-		opt := &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1}
+		opt := &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: time.Minute}
 		clients, proxies, direct = append(clients, redistest.Client(t, opt)), append(proxies, proxy), append(direct, env.Client(t))
 	}
 	seen := newLedger()
