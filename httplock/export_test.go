@@ -43,7 +43,11 @@ func (d *DecodedResult) WriteResult(w http.ResponseWriter, r *http.Request) {
 
 // Encode stores a request with the default headers.
 func Encode(r *http.Request, maxBody int64) ([]byte, error) {
-	return encode(r, newBody(r, maxBody), defaultHeaders(), "")
+	content, err := bodyOf(r).all(maxBody)
+	if err != nil {
+		return nil, err
+	}
+	return encode(r, content, defaultHeaders(), "")
 }
 
 // Decode makes a request of its stored form, and returns the body too.
@@ -74,6 +78,6 @@ func BodyAllocs(m *Middleware, r *http.Request) float64 {
 		_ = p.readAhead()
 		_ = p.boundRest(ctx)
 		_ = p.body.reader()
-		p.body.timed.end()
+		p.end()
 	})
 }
