@@ -81,3 +81,9 @@ func BodyAllocs(m *Middleware, r *http.Request) float64 {
 		p.end()
 	})
 }
+
+// WaitingBytes is what the bodies of this process take up whose requests wait.
+func WaitingBytes() int64 { return processBodies.Load() }
+
+// Buffer is what a guard has in memory of a request's body.
+func Buffer(r *http.Request) []byte { return r.Body.(*bodyReader).rest }
