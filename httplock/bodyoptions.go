@@ -19,6 +19,8 @@ const (
 	// DefaultMaxWaitingBytes is what bodies of waiting requests may take up, unless
 	// WithMaxWaitingBytes says otherwise.
 	DefaultMaxWaitingBytes = 256 << 20
+	// MinMaxWaitingBytes and MaxMaxWaitingBytes bound WithMaxWaitingBytes.
+	MinMaxWaitingBytes, MaxMaxWaitingBytes = 2 << 20, 1 << 40
 )
 
 // bodyRules is what a route's options say about bodies.
@@ -112,9 +114,13 @@ func StreamBody() Option {
 // their first byte until they have their key, are parked or are refused. A request whose body finds no room is answered
 // with 503 and Retry-After. The bodies of all routes are counted together, and each route compares that with its own bound: one with
 // a lower bound is refused earlier. Buffers are counted, which can be somewhat larger than what is in them; what the handler
-// reads, and what a parked request takes up on its way to Redis, is not. Default 256 MiB; more than WithMaxBody and WithReadAhead.
+// reads, and what a parked request takes up on its way to Redis, is not. Default 256 MiB; 2 MiB to 1 TiB, and more than
+// [WithMaxBody] and [WithReadAhead] say.
 func WithMaxWaitingBytes(n int64) Option {
 	return func(m *Middleware) error {
+		if n < MinMaxWaitingBytes || n > MaxMaxWaitingBytes {
+			return invalid("WithMaxWaitingBytes(%d): want %d to %d", n, MinMaxWaitingBytes, int64(MaxMaxWaitingBytes))
+		}
 		m.body.maxWaiting = n
 		return nil
 	}

@@ -132,7 +132,7 @@ func (s stalled) Read([]byte) (int, error) {
 // Many clients at once never take up more than may be.
 func TestWaitingBytes_NeverExceedTheBound(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	const clients, size, bound = 200, 100_000, 2_000_000
+	const clients, size, bound = 200, 100_000, 3_000_000
 	var served, refused, most atomic.Int64
 	h := guarded(core.NewGuard(b.Locker, testbed.Patient{}), func(_ http.ResponseWriter, r *http.Request) {
 		got, err := io.ReadAll(r.Body)
@@ -202,7 +202,7 @@ func TestWaitingOptions_AreChecked(t *testing.T) {
 	everybody := func(*http.Request) (string, error) { return "", nil }
 	for _, opts := range [][]httplock.Option{
 		{httplock.WithMaxWaitingBytes(0)},
-		{httplock.WithMaxWaitingBytes(1 << 20)},
+		{httplock.WithMaxWaitingBytes(1<<40 + 1)},
 		{httplock.WithMaxWaitingBytes(50 << 20), httplock.WithMaxBody(50 << 20)},
 		{httplock.WithReadAhead(50 << 20), httplock.WithMaxWaitingBytes(50 << 20)},
 		{httplock.WithMaxWaitersPerPrincipal(0, everybody)},
@@ -211,7 +211,7 @@ func TestWaitingOptions_AreChecked(t *testing.T) {
 		_, err := httplock.New(guard, opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 	}
-	_, err := httplock.New(guard, httplock.WithMaxWaitingBytes(1<<20+1))
+	_, err := httplock.New(guard, httplock.WithMaxBody(2<<20), httplock.WithMaxWaitingBytes(2<<20+1))
 	require.NoError(t, err)
 }
 
