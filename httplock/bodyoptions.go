@@ -19,8 +19,10 @@ const (
 	// DefaultMaxWaitingBytes is what bodies of waiting requests may take up, unless
 	// WithMaxWaitingBytes says otherwise.
 	DefaultMaxWaitingBytes = 256 << 20
-	// MinMaxWaitingBytes and MaxMaxWaitingBytes bound WithMaxWaitingBytes.
-	MinMaxWaitingBytes, MaxMaxWaitingBytes = 2 << 20, 1 << 40
+	// MinMaxWaitingBytes bounds WithMaxWaitingBytes from below.
+	MinMaxWaitingBytes = 2 << 20
+	// MaxMaxWaitingBytes bounds it from above.
+	MaxMaxWaitingBytes int64 = 1 << 40
 )
 
 // bodyRules is what a route's options say about bodies.
@@ -119,7 +121,7 @@ func StreamBody() Option {
 func WithMaxWaitingBytes(n int64) Option {
 	return func(m *Middleware) error {
 		if n < MinMaxWaitingBytes || n > MaxMaxWaitingBytes {
-			return invalid("WithMaxWaitingBytes(%d): want %d to %d", n, MinMaxWaitingBytes, int64(MaxMaxWaitingBytes))
+			return invalid("WithMaxWaitingBytes(%d): want %d to %d", n, MinMaxWaitingBytes, MaxMaxWaitingBytes)
 		}
 		m.body.maxWaiting = n
 		return nil
