@@ -277,7 +277,27 @@ func TestBody_NoneCostsNothing(t *testing.T) {
 	require.NoError(t, err)
 	r := testbed.Request(t, http.MethodPost, "/", "")
 	r.Body = http.NoBody
-	require.LessOrEqual(t, httplock.BodyAllocs(m, r), 1.0, "the state of a body, which is no more than one")
+	require.LessOrEqual(t, httplock.BodyAllocs(m, r), 1.0, "the request's state, of which the body's is a part")
+}
+
+func BenchmarkBody(b *testing.B) {
+	bed := testbed.New(b, redistest.Embedded(b))
+	m, err := httplock.New(core.NewGuard(bed.Locker, testbed.Patient{}))
+	require.NoError(b, err)
+	for _, size := range []int{0, 500, 5_000, 50_000, 500_000} {
+		for name, length := range map[string]int{"length": size, "chunked": -1} {
+			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
+				content := bytes.NewReader(make([]byte, size))
+				r := testbed.Request(b, http.MethodPost, "/", "")
+				b.ReportAllocs()
+				for b.Loop() {
+					_, _ = content.Seek(0, io.SeekStart)
+					r.Body, r.ContentLength = io.NopCloser(content), int64(length)
+					httplock.ReadAhead(m, r)
+				}
+			})
+		}
+	}
 }
 
 // Before it writes a response net/http reads on, under the key, if the handler did not.

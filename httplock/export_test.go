@@ -2,6 +2,7 @@ package httplock
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"testing"
 
@@ -70,16 +71,18 @@ func ParseIdempotencyKey(lines []string) (key string, there bool, err error) {
 
 // BodyAllocs is how often memory is allocated for what is done about r's body.
 func BodyAllocs(m *Middleware, r *http.Request) float64 {
-	x := Exchange{Request: r, Key: func() (string, error) { return "k", nil }}
-	p := &requestState{m: m, x: x}
-	ctx := r.Context()
-	return testing.AllocsPerRun(100, func() {
-		_, _ = p.key()
-		_ = p.readAhead()
-		_ = p.boundRest(ctx)
-		_ = p.body.reader()
-		p.end()
-	})
+	return testing.AllocsPerRun(100, func() { ReadAhead(m, r) })
+}
+
+// ReadAhead reads r's body as a request's is before its key, and returns it to read.
+func ReadAhead(m *Middleware, r *http.Request) io.ReadCloser {
+	p := requestState{m: m, x: Exchange{Request: r, Key: func() (string, error) { return "k", nil }}}
+	p.body.memory.bound = m.body.maxWaiting
+	_, _ = p.key()
+	_ = p.readAhead()
+	_ = p.boundRest(r.Context())
+	defer p.end()
+	return p.body.reader()
 }
 
 // WaitingBytes is what the bodies of this process take up whose requests wait.

@@ -131,7 +131,8 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	return ran
 }
 
-// pass is Serve. It also reports whether the response is that of x.Next, now or when the
+// pass is Serve: what needs no key passes; prepare finds the key and reads the body; run asks for the key, and
+// runs x.Next or refuses. It also reports whether the response is that of x.Next, now or when the
 // request was made first.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
