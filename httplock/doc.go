@@ -67,13 +67,14 @@
 // answered with 408. The rest of a longer body is read by the handler, under the key: its
 // reads may wait for as long again in all, and fail then. Routes that stream have StreamBody.
 //
-// A client with Expect: 100-continue hears of a held key before it sends its body, if the guard
-// only rejects: that costs another question to Redis, and a quorum of several has no answer to it. Over HTTP/2
-// net/http does not show the header, and bodies are treated so that are longer than WithReadAhead says.
+// A client with Expect: 100-continue learns of a held key before it sends its body, if the guard
+// only rejects. This costs one more round trip to Redis. Over HTTP/2 net/http does not show the header:
+// there, bodies longer than WithReadAhead are treated as if they had it. With a Locker of core.NewQuorum,
+// which cannot look at keys, the body is read first.
 //
-// What these bodies take up is bounded: by WithMaxWaitingBytes for the process, and for one principal by
-// WithMaxWaitersPerPrincipal, times WithMaxBody. Only what a client has sent counts, not what it
-// has announced. From when its request has its key, a body counts as the handler's.
+// WithMaxWaitingBytes bounds the memory of these bodies for the process, and
+// WithMaxWaitersPerPrincipal, times WithMaxBody, for one principal. What a client has sent counts, not what it
+// has announced. Once a request has its key, its body is not counted any more.
 //
 // A read that waits is ended by the read deadline of the connection, or of the HTTP/2
 // stream. Where the writer has none, as in tests, the time is checked between two reads.
