@@ -71,6 +71,29 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 	return g
 }
 
+// OnFree returns a copy of the Guard that calls f when a key that one of its calls was refused may be
+// free: once for each key, however many calls were refused, on a goroutine of its own, which Close of
+// the Locker waits for. f's ctx ends when the Locker refuses calls. The notification can be lost, and
+// none comes if the holder's process dies: use a time-out as well. It takes the place of a
+// [NotifyRelease] among the Guard's options, whose last sentence holds here too.
+func (g *Guard) OnFree(f func(ctx context.Context, key string)) *Guard {
+	if g == nil {
+		return nil
+	}
+	c := *g
+	switch {
+	case g.Err() != nil:
+	case f == nil:
+		c.err = fmt.Errorf("core: %w: OnFree(nil)", ErrInvalidOption)
+	default:
+		life := g.locker.life
+		c.opts.notify = &listener{id: &c, tell: func(key string) {
+			life.Background(func() { f(life.Context(), key) })
+		}}
+	}
+	return &c
+}
+
 // Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
 func (g *Guard) Err() error {
 	if g == nil {
@@ -85,6 +108,14 @@ func (g *Guard) Err() error {
 // Exclusive reports whether a call has its key for itself: not if the Guard's options are
 // Shared or Counted for more than one.
 func (g *Guard) Exclusive() bool { return g.Err() == nil && g.opts.limit == exclusive }
+
+// Locker returns the Guard's Locker; nil if it has none.
+func (g *Guard) Locker() *Locker {
+	if g == nil {
+		return nil
+	}
+	return g.locker
+}
 
 // Policy returns the Guard's policy. Nil: it rejects.
 func (g *Guard) Policy() ConflictPolicy {
