@@ -25,6 +25,7 @@ var (
 
 // refusal is why a task was not run.
 type refusal struct {
+	key       string // "": not known
 	why       string // for people; never has the key in it
 	cause     error
 	remaining time.Duration // of the holder's lease; zero: not known
@@ -34,7 +35,7 @@ type refusal struct {
 // hooks of Configure know.
 type deferredError struct {
 	refusal
-	wait  wait // zero: not known
+	since time.Time // when it was first refused; zero: not known
 	delay time.Duration
 	clone string // the id that the task goes on under, if not its own
 
@@ -42,7 +43,7 @@ type deferredError struct {
 	stays   bool  // then: its worker keeps it, since asynq would archive it
 }
 
-// Error has in it what waitIn reads.
+// Error is the task's last error, as asynq's tools show it.
 func (e *deferredError) Error() string {
 	text := "asynqlock: not run: " + e.why
 	if e.trouble != nil {
@@ -51,8 +52,8 @@ func (e *deferredError) Error() string {
 	if e.clone != "" {
 		text += ": goes on as task " + e.clone
 	}
-	if e.wait != (wait{}) {
-		text += " " + e.wait.String()
+	if !e.since.IsZero() {
+		text += " (waits since " + e.since.UTC().Format(waitTime) + ")"
 	}
 	return text
 }
@@ -63,6 +64,8 @@ func (e *deferredError) Unwrap() []error {
 	}
 	return []error{ErrDeferred, e.cause}
 }
+
+const waitTime = "2006-01-02T15:04:05.000Z"
 
 func isDeferred(err error) (*deferredError, bool) {
 	var d *deferredError
@@ -98,11 +101,10 @@ func lost(err, result error, key string) error {
 	return worded(text, errors.Join(result, err))
 }
 
-// tooOld ends the wait of a task. Its text is none that waitIn reads: a task that somebody runs
-// again from the archive begins to wait anew.
+// tooOld ends the wait of a task.
 func tooOld(d *deferredError, maxAge time.Duration) error {
-	return worded(fmt.Sprintf("asynqlock: %v: refused %d times since %s, which is %s ago or longer: %s",
-		ErrTooOld, d.wait.refusals, d.wait.since.UTC().Format(waitTime), maxAge, d.why), ErrTooOld, d.cause, asynq.SkipRetry)
+	return worded(fmt.Sprintf("asynqlock: %v: it waits since %s, which is %s ago or longer: %s",
+		ErrTooOld, d.since.UTC().Format(waitTime), maxAge, d.why), ErrTooOld, d.cause, asynq.SkipRetry)
 }
 
 // outOfTime ends a task that stayed in its worker for as long as its ctx lasts.

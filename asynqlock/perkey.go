@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -42,6 +43,8 @@ type middleware struct {
 	key   KeyFunc
 	settings
 	broken error // why no task can be run
+
+	guards sync.Map // *server: a guard whose releases wake that one's tasks
 
 	unconfigured, badKeyFunc sync.Once // what is logged once
 }
@@ -86,7 +89,7 @@ func (m *middleware) wrap(next asynq.Handler) asynq.Handler {
 				return outOfTime(ctx, d)
 			}
 			if w.unsure { // the clone and this one might both run
-				err = m.postpone(ctx, &d.refusal)
+				err = m.postpone(ctx, d.key, &d.refusal)
 			} else {
 				err = m.process(ctx, task, next)
 			}
@@ -99,7 +102,7 @@ func (m *middleware) wrap(next asynq.Handler) asynq.Handler {
 // moment, and the held key is what keeps the copies apart.
 func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
 	if m.broken != nil {
-		return m.postpone(ctx, &refusal{why: "the guard is misconfigured", cause: m.broken})
+		return m.postpone(ctx, "", &refusal{why: "the guard is misconfigured", cause: m.broken})
 	}
 	if m.skip != nil && m.skip(ctx, task) {
 		return next.ProcessTask(ctx, task)
@@ -112,11 +115,25 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 		return m.keyless(ctx, task, err)
 	}
 
+	s, _ := ctx.Value(serverKey{}).(*server)
+	list := listOf(m.guard.Locker(), key)
 	id, _ := asynq.GetTaskID(ctx)
-	ran := false
+	ran, waiting := false, 0
 	var result error
-	err = m.guard.Do(ctx, core.Call{Key: key, Name: task.Type(), ID: id}, func(ctx context.Context) error {
+	defer func() { // when the key is released, also by a panic
+		// Those that are refused meanwhile are told by OnFree, but only when nobody holds the key.
+		if waiting > 0 || ran && s != nil && !m.guard.Exclusive() {
+			s.wake(context.WithoutCancel(ctx), list, m.expected(), time.Now().Add(inWorker))
+		}
+	}()
+	answered := s.asks(list)
+	defer answered() // as late as when a task that was refused is in the list
+	err = m.guardOf(s).Do(ctx, core.Call{Key: key, Name: task.Type(), ID: id}, func(ctx context.Context) error {
+		answered()
 		ran = true
+		if s != nil {
+			waiting, _ = list.start(ctx, s.rdb, taskOf(ctx))
+		}
 		result = next.ProcessTask(ctx, task)
 		return nil // so that err is the lease's
 	})
@@ -130,6 +147,29 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 	}
 }
 
+// guardOf is the guard for the tasks of a server: when a key may be free that one of them was refused,
+// the next that waits for it is woken.
+func (m *middleware) guardOf(s *server) *core.Guard {
+	if s == nil {
+		return m.guard
+	}
+	if g, ok := m.guards.Load(s); ok {
+		return g.(*core.Guard)
+	}
+	g, _ := m.guards.LoadOrStore(s, m.guard.OnFree(func(ctx context.Context, key string) {
+		s.freed(ctx, listOf(m.guard.Locker(), key), m.expected())
+	}))
+	return g.(*core.Guard)
+}
+
+// expected is how many tasks of one key may be woken and not back yet.
+func (m *middleware) expected() int {
+	if m.guard.Exclusive() {
+		return 1
+	}
+	return math.MaxInt32
+}
+
 // keyless deals with a task whose key could not be found.
 func (m *middleware) keyless(ctx context.Context, task *asynq.Task, err error) error {
 	if errors.Is(err, core.ErrInvalidKey) && !errors.Is(err, asynq.SkipRetry) {
@@ -141,7 +181,7 @@ func (m *middleware) keyless(ctx context.Context, task *asynq.Task, err error) e
 	m.badKeyFunc.Do(func() {
 		m.log().ErrorContext(ctx, "asynqlock: misconfigured: tasks are not run", "type", task.Type(), "error", err)
 	})
-	return m.postpone(ctx, &refusal{why: "the key function is misconfigured", cause: err})
+	return m.postpone(ctx, "", &refusal{why: "the key function is misconfigured", cause: err})
 }
 
 // refused deals with a task that the guard did not run.
@@ -149,20 +189,21 @@ func (m *middleware) refused(ctx context.Context, key string, err error) error {
 	var conflict *core.ConflictError
 	switch {
 	case errors.As(err, &conflict):
-		return m.postpone(ctx, &refusal{why: "the key is held", cause: err, remaining: conflict.Remaining})
+		return m.postpone(ctx, key, &refusal{why: "the key is held", cause: err, remaining: conflict.Remaining})
 	case errors.Is(err, core.ErrDeferred):
-		return m.postpone(ctx, &refusal{why: "the key is held, and asynq's tasks cannot be parked", cause: err})
+		return m.postpone(ctx, key, &refusal{why: "the key is held, and asynq's tasks cannot be parked", cause: err})
 	case errors.Is(err, core.ErrUnavailable), errors.Is(err, core.ErrClosed):
 		why := redact(err, key)
 		m.log().WarnContext(ctx, "asynqlock: task not run", "error", why)
-		return m.postpone(ctx, &refusal{why: why, cause: err})
+		return m.postpone(ctx, key, &refusal{why: why, cause: err})
 	default:
 		return worded("asynqlock: not run: "+redact(err, key), err)
 	}
 }
 
 // postpone has a task that was not run come back later.
-func (m *middleware) postpone(ctx context.Context, r *refusal) error {
+func (m *middleware) postpone(ctx context.Context, key string, r *refusal) error {
+	r.key = key
 	s, _ := ctx.Value(serverKey{}).(*server)
 	if s == nil {
 		m.unconfigured.Do(func() {
@@ -172,7 +213,7 @@ func (m *middleware) postpone(ctx context.Context, r *refusal) error {
 		r.why += " (asynqlock.Configure was not applied)"
 		return &deferredError{refusal: *r}
 	}
-	return s.postpone(ctx, m, r)
+	return s.postpone(ctx, m, listOf(m.guard.Locker(), key), r)
 }
 
 // delay is when to ask again for a key whose holder's lease has so much left.
