@@ -89,6 +89,20 @@ func (b *bench) hold(t *testing.T, key string) (release func()) {
 	return release
 }
 
+// subscribed waits for the subscription of the locker under test: when that begins, everybody who was
+// refused a key is told to look, since releases may have been missed.
+func (b *bench) subscribed(t *testing.T) {
+	t.Helper()
+	lease, err := b.locker.TryAcquire(t.Context(), "warm-up")
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(t.Context()))
+	redistest.Eventually(t, func() bool {
+		channels, err := b.rdb.PubSubChannels(t.Context(), b.queue+":wake:*").Result()
+		return err == nil && len(channels) > 0
+	}, "a subscription")
+	time.Sleep(20 * time.Millisecond)
+}
+
 func (b *bench) requireFree(t *testing.T, key string) {
 	t.Helper()
 	lease, err := b.rival.TryAcquire(context.Background(), key)
