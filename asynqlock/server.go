@@ -44,6 +44,7 @@ var errUnsure = errors.New("it is not known whether the task was cloned")
 
 // postpone has a task that was not run come back later, or ends its wait. A task on its last
 // attempt that cannot be cloned stays in its worker: asynq archives it as soon as it is returned.
+// One that is the next for its key, and may wait for it, is not put aside: see deferredError.next.
 func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *refusal) error {
 	d := &deferredError{refusal: *r, delay: m.delay(r.remaining)}
 	w, last, task := workerOf(ctx), lastAttempt(ctx), taskOf(ctx)
@@ -58,8 +59,11 @@ func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *
 			place.since = since
 		}
 		var p wait
-		if p, listed = list.wait(ctx, s.rdb, task, "", place.since, m.maxAge); listed == nil {
+		if p, listed = list.wait(ctx, s.rdb, task, "", place.since, m.maxAge, r.mayWait); listed == nil {
 			place = p
+		}
+		if d.next = place.next; d.next {
+			return d
 		}
 	}
 	if err != nil && !w.since.IsZero() {
@@ -87,7 +91,7 @@ func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *
 			s.log(ctx, m, listed)
 		} else if d.clone != "" {
 			queue, _ := asynq.GetQueueName(ctx)
-			_, _ = list.wait(ctx, s.rdb, taskName(queue, d.clone), task, d.since, m.maxAge) // else it comes back by itself
+			_, _ = list.wait(ctx, s.rdb, taskName(queue, d.clone), task, d.since, m.maxAge, 0) // else it comes back by itself
 		}
 		return d
 	}

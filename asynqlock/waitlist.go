@@ -56,23 +56,25 @@ type wait struct {
 	since  time.Time
 	so     time.Duration // how long it has waited, by the clock of Redis
 	before int           // how many wait before it
+	next   bool          // it was woken to be the next, and is expected yet
 }
 
 // wait puts a task in the list, in place of the one that it goes on for, if that is not "". If the
-// list knows nothing of it, it has waited since then.
-func (l waitlist) wait(ctx context.Context, rdb redis.UniversalClient, task, before string, since time.Time, keep time.Duration) (wait, error) {
+// list knows nothing of it, it has waited since then. The list lives for keep. If the task is expected, and that is to
+// be so for a time yet, nothing else changes.
+func (l waitlist) wait(ctx context.Context, rdb redis.UniversalClient, task, before string, since time.Time, keep, expected time.Duration) (wait, error) {
 	known := int64(0)
 	if !since.IsZero() {
 		known = since.UnixMilli()
 	}
-	reply, err := waitScript.Run(ctx, rdb, []string{string(l)}, task, before, known, keep.Milliseconds()).Int64Slice()
+	reply, err := waitScript.Run(ctx, rdb, []string{string(l)}, task, before, known, keep.Milliseconds(), expected.Milliseconds()).Int64Slice()
 	if err != nil {
 		return wait{}, err
 	}
-	if len(reply) != 3 {
+	if len(reply) != 4 {
 		return wait{}, luascript.ErrReply
 	}
-	return wait{since: time.UnixMilli(reply[0]), so: time.Duration(reply[1]-reply[0]) * time.Millisecond, before: int(reply[2])}, nil
+	return wait{since: time.UnixMilli(reply[0]), so: time.Duration(reply[1]-reply[0]) * time.Millisecond, before: int(reply[2]), next: reply[3] == 1}, nil
 }
 
 // start takes a task out of the list, and returns how many wait.

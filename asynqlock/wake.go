@@ -62,15 +62,13 @@ func (s *server) freed(ctx context.Context, list waitlist, expected int) {
 	}
 }
 
-// asks counts a task that asks for the key of a list, until answered is called first: it has the key, or
-// is in the list.
-func (s *server) asks(list waitlist) (answered func()) {
-	if s == nil {
-		return func() {}
-	}
-	n := s.asking(list)
+// asks counts a task that asks for the key of a list, until answered or p.asked is called first: it has the key,
+// or is in the list.
+func (s *server) asks(p *processing) (answered func()) {
+	n := s.asking(p.list)
 	n.Add(1)
-	return sync.OnceFunc(func() { n.Add(-1) })
+	p.asked = sync.OnceFunc(func() { n.Add(-1) })
+	return p.asked
 }
 
 // asking is how many ask for the key of a list, or for another of the same hash.

@@ -107,6 +107,10 @@ func (w *schemaWalk) value(path string, v reflect.Type, want string, n node) {
 			either := additional["anyOf"].([]any)
 			assert.Equal(w.t, "string", either[0].(map[string]any)["type"])
 			elem, additional = reflect.TypeFor[guardSection](), either[1].(map[string]any)
+		} else if elem == reflect.TypeFor[taskSection]() {
+			either := additional["anyOf"].([]any)
+			assert.Equal(w.t, "string", either[0].(map[string]any)["type"])
+			elem, additional = reflect.TypeFor[leaseSection](), either[1].(map[string]any)
 		}
 		w.section(path, elem, additional)
 	case v.Kind() == reflect.Slice:

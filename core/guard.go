@@ -61,14 +61,18 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
 		return g
 	}
+	g.err = validate(policy)
+	return g
+}
+
+func validate(policy ConflictPolicy) error {
 	if policy != nil && absent.Is(policy) {
-		g.err = fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
-		return g
+		return fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
 	}
 	if v, ok := policy.(Validator); ok {
-		g.err = v.Validate()
+		return v.Validate()
 	}
-	return g
+	return nil
 }
 
 // OnFree returns a copy of the Guard that calls f when a key that one of its calls was refused may be
@@ -91,6 +95,16 @@ func (g *Guard) OnFree(f func(ctx context.Context, key string)) *Guard {
 			life.Background(func() { f(life.Context(), key) })
 		}}
 	}
+	return &c
+}
+
+// WithPolicy returns a copy of the Guard with another policy. What is wrong with that is reported by Err.
+func (g *Guard) WithPolicy(policy ConflictPolicy) *Guard {
+	if g.Err() != nil {
+		return g
+	}
+	c := *g
+	c.policy, c.err = policy, validate(policy)
 	return &c
 }
 
