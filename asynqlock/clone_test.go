@@ -113,7 +113,7 @@ func TestLockOfAnotherTaskIsNotInherited(t *testing.T) {
 func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.subscribed(t)
+		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		// A handler handed its headers on to another task, too.
 		foreign := asynq.NewTaskWithHeaders("else", nil, map[string]string{originHeader: `{"id":"y","clone":1}`})
@@ -144,7 +144,7 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 func TestClonedTwiceGoesOnOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.subscribed(t)
+		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ids := make(chan string, 10)
 		guarded := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
@@ -185,7 +185,7 @@ func TestClonedTwiceGoesOnOnce(t *testing.T) {
 func TestIDGivenAgainLosesNoTask(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.subscribed(t)
+		b.subscribed(t, b.locker)
 		b.hold(t, key)
 		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
 		one, two := `{"user_id":"`+secret+`","n":1}`, `{"user_id":"`+secret+`","n":2}`
@@ -206,7 +206,7 @@ func TestIDGivenAgainLosesNoTask(t *testing.T) {
 func TestManyEndedClonesLoseNoTask(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.subscribed(t)
+		b.subscribed(t, b.locker)
 		b.hold(t, key)
 		const ended = 110
 		for n := range ended {

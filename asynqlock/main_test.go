@@ -89,18 +89,22 @@ func (b *bench) hold(t *testing.T, key string) (release func()) {
 	return release
 }
 
-// subscribed waits for the subscription of the locker under test: when that begins, everybody who was
-// refused a key is told to look, since releases may have been missed.
-func (b *bench) subscribed(t *testing.T) {
+// subscribed waits for the subscription of a locker: when that begins, everybody who was refused a key is told to
+// look, since releases may have been missed.
+func (b *bench) subscribed(t *testing.T, l *core.Locker) *core.Locker {
 	t.Helper()
-	lease, err := b.locker.TryAcquire(t.Context(), "warm-up")
+	channels := func() int {
+		channels, err := b.rdb.PubSubChannels(t.Context(), b.queue+":wake:*").Result()
+		require.NoError(t, err)
+		return len(channels)
+	}
+	before := channels()
+	lease, err := l.TryAcquire(t.Context(), "warm-up")
 	require.NoError(t, err)
 	require.NoError(t, lease.Release(t.Context()))
-	redistest.Eventually(t, func() bool {
-		channels, err := b.rdb.PubSubChannels(t.Context(), b.queue+":wake:*").Result()
-		return err == nil && len(channels) > 0
-	}, "a subscription")
+	redistest.Eventually(t, func() bool { return channels() > before }, "a subscription")
 	time.Sleep(20 * time.Millisecond)
+	return l
 }
 
 func (b *bench) requireFree(t *testing.T, key string) {

@@ -27,7 +27,7 @@ func (o outcomes) OnOutcome(_ context.Context, e asynqlock.Outcome) { o.told <- 
 func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.subscribed(t)
+		b.subscribed(t, b.locker)
 		o := outcomes{told: make(chan asynqlock.Outcome, 100)}
 		handler := asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 			switch task.Type() {

@@ -59,7 +59,7 @@ func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *
 			place.since = since
 		}
 		var p wait
-		if p, listed = list.wait(ctx, s.rdb, task, "", place.since, m.maxAge, r.mayWait); listed == nil {
+		if p, listed = list.wait(ctx, s.rdb, task, "", place.since, m.listLife(), r.mayWait); listed == nil {
 			place = p
 		}
 		if d.next = place.next; d.next {
@@ -91,7 +91,7 @@ func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *
 			s.log(ctx, m, listed)
 		} else if d.clone != "" {
 			queue, _ := asynq.GetQueueName(ctx)
-			_, _ = list.wait(ctx, s.rdb, taskName(queue, d.clone), task, d.since, m.maxAge, 0) // else it comes back by itself
+			_, _ = list.wait(ctx, s.rdb, taskName(queue, d.clone), task, d.since, m.listLife(), 0) // else it comes back by itself
 		}
 		return d
 	}
@@ -106,6 +106,10 @@ func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *
 
 // soonest is how many of those that have waited for longest come back soon by themselves.
 const soonest = 3
+
+// listLife is for how long a list is kept: longer than a task may wait, since it is too old only when it comes back
+// after that.
+func (m *middleware) listLife() time.Duration { return 2*m.maxAge + time.Hour }
 
 // clonedSince is since when a clone waits, if it has not run.
 func clonedSince(info *asynq.TaskInfo) time.Time {

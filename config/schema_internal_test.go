@@ -273,7 +273,7 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 			if want := f.tag.Get("want"); strings.Contains(want, "..") && v.Kind() != reflect.Pointer {
 				_, most, _ := bounds(v, want)
 				file := &File{name: "f.yaml", places: map[string]place{}}
-				file.says.Queues, file.says.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {Key: "k"}}
+				file.says.Queues, file.says.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
 				file.says.Redis.Addresses = []string{"127.0.0.1:1"}
 				in := map[reflect.Type]reflect.Value{
 					reflect.TypeFor[defaultsSection](): reflect.ValueOf(&file.says.Defaults).Elem(),

@@ -95,7 +95,7 @@ func (d *decoder) checkTasks(queues []string) {
 // requests, too.
 func (d *decoder) checkTaskKey(path, at, guard string, where place, g *leaseSection) {
 	if g.Key == "" {
-		if !d.failed(at) {
+		if !d.failed(at) && !d.failed(path) {
 			d.in(where, path, guard+" has no key; want a field key in it, such as wallet:{json.user_id}")
 		}
 		return

@@ -48,8 +48,7 @@ func TestTasks_AreGuardedAsTheFileSays(t *testing.T) {
 			assert.Equal(t, errRan, run("wallet:pay", user, tenant))
 		})
 		const hash = "73475cb40a568e8da8a045ced110137e159f890ac4da883b6b17dc651b3a8049"
-		held("wallet%3Apay|7|"+hash, func() {})
-		held("wallet:pay|7|"+hash, func() {
+		held("wallet:pay|7|"+hash, func() { // two may hold it, but not beside one that holds it alone
 			assert.ErrorIs(t, run("wallet:pay", user, tenant), core.ErrConflict)
 		})
 		held("other:mail", func() { assert.ErrorIs(t, run("mail", "", nil), core.ErrConflict) })
@@ -57,9 +56,7 @@ func TestTasks_AreGuardedAsTheFileSays(t *testing.T) {
 			assert.ErrorIs(t, err, asynq.SkipRetry, "no usable key")
 		}
 
-		f, err := config.Parse("f.yaml", []byte(`{asynq: {mail: {key: "mail:{json.to}"}}}`))
-		require.NoError(t, err)
-		require.NoError(t, rt.Reload(f))
+		require.NoError(t, rt.Reload(load(t, env, "asynq:\n  mail: {key: \"mail:{json.to}\"}\n")))
 		held("mail:a", func() {
 			assert.ErrorIs(t, run("mail", `{"to":"a"}`, nil), core.ErrConflict)
 			assert.Equal(t, errRan, run("mail", `{"to":"b"}`, nil))
