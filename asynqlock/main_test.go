@@ -17,8 +17,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
-
 // secret is a part of every key, and of no error.
 const secret = "s3cret-42"
 

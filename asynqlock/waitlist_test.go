@@ -290,3 +290,24 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 		require.Zero(t, all)
 	})
 }
+
+// A task that waits for its key for a moment, and leaves, is no release: nothing is woken by it, again and again.
+func TestWake_NobodyIsWokenWhileTheKeyIsHeld(t *testing.T) {
+	for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 5 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				b.hold(t, key)
+				b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, policy), walletKey, late)(mustNotRun(t)))
+				for n := range 3 {
+					b.enqueue(t, numbered(n), asynq.MaxRetry(0))
+				}
+				b.listed(t, 3)
+				time.Sleep(500 * time.Millisecond) // the subscription has everybody look once
+				before := b.conflicts.n.Load()
+				time.Sleep(time.Second)
+				require.Equal(t, before, b.conflicts.n.Load())
+			})
+		})
+	}
+}

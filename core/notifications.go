@@ -74,6 +74,14 @@ func (n *notifications) freed(key string) {
 	}
 }
 
+// released tells that a token was released in Redis. If it did not hold the key, as one that waited, nothing is
+// free by that.
+func (n *notifications) released(key string, owned bool) {
+	if owned {
+		n.freed(key)
+	}
+}
+
 // count is the count of releases that key shares. Called with mu held.
 func (n *notifications) count(key string) *uint64 {
 	return &n.counts[maphash.String(n.seed, key)%uint64(len(n.counts))]

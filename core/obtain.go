@@ -386,7 +386,7 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 // Locker has no background: then cancel blocks.
 func (l *Locker) cancel(h *hold) {
 	req := h.releaseRequest()
-	if !l.store.Cancel(req, h.ttl, func() { l.notifications.freed(h.key()) }) {
+	if !l.store.Cancel(req, h.ttl, func(owned bool) { l.notifications.released(h.key(), owned) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
 }
