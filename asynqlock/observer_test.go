@@ -2,7 +2,6 @@ package asynqlock_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -114,7 +113,7 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 		assert.Contains(t, log.String(), "the observer panicked")
 	})
 	_, err := asynqlock.New(nil, walletKey, asynqlock.WithObserver(nil))
-	require.True(t, errors.Is(err, core.ErrInvalidOption))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
 type panics struct{ asynqlock.NopObserver }

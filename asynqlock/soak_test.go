@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// go test -tags=soak -run=TestSoak_Hot -v ./asynqlock
+// See docs/asynq.md: go test -tags=soak -run=TestSoak_Hot -v ./asynqlock.
 func TestSoak_HotKeys(t *testing.T) {
 	f := fleet{servers: 4, workers: 10, keys: 10, tasks: 10_000, work: 10 * time.Millisecond, cfg: documented}
 	woken := f.drain(t)
@@ -21,7 +21,7 @@ func TestSoak_HotKeys(t *testing.T) {
 	require.LessOrEqual(t, woken.waits[len(woken.waits)*99/100], 2*length, "twice what the tasks of a key take one after the other")
 }
 
-// go test -tags=soak -run=TestSoak_Many -v ./asynqlock
+// The same with -run=TestSoak_Many: keys that nobody fights for cost hardly anything.
 func TestSoak_ManyKeys(t *testing.T) {
 	f := fleet{servers: 4, workers: 10, keys: 10_000, tasks: 10_000, work: 10 * time.Millisecond, cfg: documented}
 	var with, without time.Duration
