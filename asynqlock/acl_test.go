@@ -23,6 +23,8 @@ func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
 	b := setup(t, env)
 	redistest.AddUser(t, b.rdb, "locks", redistest.Rights(t, "locks", "locks that are waited for", "an Observer"))
 	limited := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "locks", Password: redistest.Password})
+	redistest.AddUser(t, b.rdb, "tasks", append(redistest.Rights(t, "tasks of asynq that wait"), "~asynq:*", "+@all"))
+	tasks := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "tasks", Password: redistest.Password})
 	locker, err := core.New(limited, core.WithObserver(b.conflicts))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, locker.Close()) }()
@@ -31,13 +33,18 @@ func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
 		release := b.hold(t, key)
 		b.conflicts.n.Store(0)
 		ran := make(chan struct{}, 1)
-		stop := b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(locker, policy), walletKey, soon)(asynq.HandlerFunc(
+		cfg := b.config()
+		require.NoError(t, asynqlock.Configure(&cfg, tasks))
+		stop := b.start(t, cfg, asynqlock.PerKey(core.NewGuard(locker, policy), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil
 			})))
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		b.untilConflicts(t, 1)
+		if policy == nil {
+			b.listed(t, 1)
+		}
 		release()
 		<-ran
 		stop()

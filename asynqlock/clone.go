@@ -25,10 +25,8 @@ type Origin struct {
 	// has no retry left either: its own counters are zero.
 	Retried  int `json:"retried"`
 	MaxRetry int `json:"max_retry"`
-	// Refusals is how often the task was refused its key without a run in between, and Since
-	// when that was first.
-	Refusals int       `json:"refusals"`
-	Since    time.Time `json:"since"`
+	// Since is when the task was first refused its key, without a run in between.
+	Since time.Time `json:"since"`
 }
 
 // OriginOf tells what a handler's task was before it was cloned, and false if it is no clone.
@@ -74,7 +72,7 @@ func (s *server) clone(ctx context.Context, info *asynq.TaskInfo, d *deferredErr
 	if !ok {
 		origin = Origin{ID: info.ID, Retried: info.Retried, MaxRetry: info.MaxRetry}
 	}
-	origin.Refusals, origin.Since = d.wait.refusals, d.wait.since
+	origin.Since = d.since
 	for try := range nextIDs + randomIDs {
 		origin.Clone++
 		if try >= nextIDs {

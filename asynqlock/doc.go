@@ -5,7 +5,7 @@
 //
 //	mux.Use(asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "user_id")))
 //
-//	cfg := asynq.Config{Concurrency: 10}
+//	cfg := asynq.Config{Concurrency: 10, TaskCheckInterval: 20 * time.Millisecond}
 //	err := asynqlock.Configure(&cfg, rdb) // rdb: the Redis of the queues
 //	srv := asynq.NewServer(redisOpt, cfg)
 //
@@ -17,10 +17,16 @@
 // not before.
 //
 // A task whose key is held is deferred: its worker is free at once, and asynq hands the task out
-// again after a delay that follows from what is left of the holder's lease (WithDelay). That
+// again when the key is released, or, if nothing tells of that, after a delay that follows from what is left of
+// the holder's lease (WithDelay). That
 // is no failure: the task's Retried does not count it, and Config.ErrorHandler is not called. What
 // bounds it is its age (WithMaxAge); past that the task is archived with an error that
-// wraps ErrTooOld. Deferred tasks have no order.
+// wraps ErrTooOld.
+//
+// A release wakes one task: the one that was refused first, on whichever server. How soon a server that has
+// nothing to do finds it is Config.TaskCheckInterval, 1 s unless it is set. A new task can come before it. Where
+// tasks run for less than 50 ms, the next one is woken at the start of each, and waits for its key in its worker,
+// for 100 ms at most. Waiting lists the tasks that wait for a key.
 //
 // So is a task while the lock's Redis is out of reach, or the guard is misconfigured. No
 // handler ever runs without its key. A task that has no usable key (a bad payload) is
@@ -87,7 +93,7 @@
 //
 // # Policies
 //
-// A nil policy is right for most: a policy that waits (package retry) does so in a worker slot,
+// A nil policy is right for nearly all: a policy that waits (package retry) does so in a worker slot,
 // and a hot key soon fills them all. A short wait, of less than a handler takes, saves
 // deferrals; it counts towards the task's Timeout. Tasks cannot be parked, since asynq is a queue
 // itself: a policy that parks is a conflict.

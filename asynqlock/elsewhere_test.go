@@ -154,7 +154,7 @@ func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
 		require.EqualValues(t, 1, b.conflicts.n.Load())
 		requireWarnedOnce(t, log)
 		require.Contains(t, info.LastErr, elsewhereWarning)
-		require.Contains(t, info.LastErr, "(refusal 1 since")
+		require.Contains(t, info.LastErr, "(waits since")
 		require.Zero(t, info.Retried)
 		requireNoSecret(t, info.LastErr)
 	})

@@ -25,24 +25,27 @@ var (
 
 // refusal is why a task was not run.
 type refusal struct {
+	key       string // "": not known
 	why       string // for people; never has the key in it
 	cause     error
 	remaining time.Duration // of the holder's lease; zero: not known
+	mayWait   time.Duration // in its worker, if it is the next for its key; zero: it may not
 }
 
 // deferredError is a task that was not run, and comes back. It is the one error that the
 // hooks of Configure know.
 type deferredError struct {
 	refusal
-	wait  wait // zero: not known
+	since time.Time // when it was first refused; zero: not known
 	delay time.Duration
 	clone string // the id that the task goes on under, if not its own
+	next  bool   // it is not put aside yet, since it may wait
 
 	trouble error // why the Redis that Configure was given was of no use, or nil
 	stays   bool  // then: its worker keeps it, since asynq would archive it
 }
 
-// Error has in it what waitIn reads.
+// Error is the task's last error, as asynq's tools show it.
 func (e *deferredError) Error() string {
 	text := "asynqlock: not run: " + e.why
 	if e.trouble != nil {
@@ -51,8 +54,8 @@ func (e *deferredError) Error() string {
 	if e.clone != "" {
 		text += ": goes on as task " + e.clone
 	}
-	if e.wait != (wait{}) {
-		text += " " + e.wait.String()
+	if !e.since.IsZero() {
+		text += " (waits since " + e.since.UTC().Format(waitTime) + ")"
 	}
 	return text
 }
@@ -64,6 +67,8 @@ func (e *deferredError) Unwrap() []error {
 	return []error{ErrDeferred, e.cause}
 }
 
+const waitTime = "2006-01-02T15:04:05.000Z"
+
 func isDeferred(err error) (*deferredError, bool) {
 	var d *deferredError
 	return d, errors.As(err, &d)
@@ -71,8 +76,9 @@ func isDeferred(err error) (*deferredError, bool) {
 
 // wordedError has a text of its own: those of what it wraps would show a key, or say less.
 type wordedError struct {
-	text string
-	errs []error
+	text  string
+	errs  []error
+	since time.Time // of a wait that ended
 }
 
 func (e *wordedError) Error() string   { return e.text }
@@ -85,12 +91,8 @@ func redact(err error, key string) string {
 	return strings.ReplaceAll(err.Error(), strconv.Quote(key), "the key")
 }
 
-// lost is the failure of a task that lost its lease while it ran. What was not run further
-// in, under another key, has lost nothing by it.
+// lost is the failure of a task that lost its lease while it ran.
 func lost(err, result error, key string) error {
-	if _, deferred := isDeferred(result); deferred {
-		return result
-	}
 	text := "asynqlock: the lease was lost while the task ran: its outcome is unknown"
 	if result != nil {
 		text += ": " + redact(result, key)
@@ -98,11 +100,10 @@ func lost(err, result error, key string) error {
 	return worded(text, errors.Join(result, err))
 }
 
-// tooOld ends the wait of a task. Its text is none that waitIn reads: a task that somebody runs
-// again from the archive begins to wait anew.
+// tooOld ends the wait of a task.
 func tooOld(d *deferredError, maxAge time.Duration) error {
-	return worded(fmt.Sprintf("asynqlock: %v: refused %d times since %s, which is %s ago or longer: %s",
-		ErrTooOld, d.wait.refusals, d.wait.since.UTC().Format(waitTime), maxAge, d.why), ErrTooOld, d.cause, asynq.SkipRetry)
+	text := fmt.Sprintf("asynqlock: %v: it waits since %s, which is %s ago or longer: %s", ErrTooOld, d.since.UTC().Format(waitTime), maxAge, d.why)
+	return &wordedError{text: text, errs: []error{ErrTooOld, d.cause, asynq.SkipRetry}, since: d.since}
 }
 
 // outOfTime ends a task that stayed in its worker for as long as its ctx lasts.

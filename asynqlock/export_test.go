@@ -2,12 +2,6 @@ package asynqlock
 
 import "time"
 
-// WaitIn reads a task's wait from its last error.
-func WaitIn(lastErr string) (refusals int, since time.Time, ok bool) {
-	w, ok := waitIn(lastErr)
-	return w.refusals, w.since, ok
-}
-
 // Delay is that of a task whose key's holder has so much left of its lease.
 func Delay(remaining time.Duration, opts ...Option) time.Duration {
 	m := &middleware{settings: defaults()}

@@ -177,7 +177,7 @@ func TestRefusalFurtherInIsNoFailureOfALostLease(t *testing.T) {
 		id := b.enqueue(t, task(), asynq.MaxRetry(1))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.Zero(t, info.Retried)
-		require.Contains(t, info.LastErr, "(refusal 1 since ")
+		require.Contains(t, info.LastErr, "(waits since ")
 		require.NotContains(t, info.LastErr, "outcome", "nothing ran")
 	})
 }

@@ -2,11 +2,12 @@ package asynqlock
 
 import (
 	"context"
-	_ "embed"
 	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // uniqueClient is the client through which a clone is enqueued as a unique task although its
@@ -21,8 +22,7 @@ type uniqueClient struct {
 // uniquePlaceholder is overwritten with what is left of the lock.
 const uniquePlaceholder = time.Minute
 
-//go:embed lua/inherit.lua
-var inheritScript string
+var inheritScript = luascript.Load(scripts, "inherit").Source()
 
 const (
 	// scriptMark is where asynq's script is put.

@@ -17,8 +17,6 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
-
 // secret is a part of every key, and of no error.
 const secret = "s3cret-42"
 
@@ -87,6 +85,24 @@ func (b *bench) hold(t *testing.T, key string) (release func()) {
 	release = func() { _ = lease.Release(context.Background()) } // may be called twice
 	t.Cleanup(release)
 	return release
+}
+
+// subscribed waits for the subscription of a locker: when that begins, everybody who was refused a key is told to
+// look, since releases may have been missed.
+func (b *bench) subscribed(t *testing.T, l *core.Locker) *core.Locker {
+	t.Helper()
+	channels := func() int {
+		channels, err := b.rdb.PubSubChannels(t.Context(), b.queue+":wake:*").Result()
+		require.NoError(t, err)
+		return len(channels)
+	}
+	before := channels()
+	lease, err := l.TryAcquire(t.Context(), "warm-up")
+	require.NoError(t, err)
+	require.NoError(t, lease.Release(t.Context()))
+	redistest.Eventually(t, func() bool { return channels() > before }, "a subscription")
+	time.Sleep(20 * time.Millisecond)
+	return l
 }
 
 func (b *bench) requireFree(t *testing.T, key string) {

@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 const (
@@ -36,15 +37,17 @@ type settings struct {
 	maxAge             time.Duration
 	skip               func(context.Context, *asynq.Task) bool
 	logger             *slog.Logger
+	observer           Observer
 }
 
 func defaults() settings {
 	return settings{minDelay: DefaultMinDelay, maxDelay: DefaultMaxDelay, maxAge: DefaultMaxAge}
 }
 
-// WithDelay bounds how long a task that was refused its key stays away. Between the
-// bounds it is what is left of the holder's lease, shortened by up to a half so that
-// tasks refused together do not come back together; 5 s if nothing is known of the lease.
+// WithDelay bounds how long a task that was refused its key stays away if no release brings it back, such
+// as when the holder's process died. Between the bounds it is what is left of the holder's lease, 5 s if nothing is known
+// of that, and for tasks with three or more before them the longest; shortened by up to a half so that tasks
+// refused together do not come back together.
 // Default 1 s to 30 s; least is 1 ms or more, and most no less than least.
 //
 // asynq keeps times in whole seconds, rounded down, and looks for tasks that are due
@@ -61,7 +64,7 @@ func WithDelay(least, most time.Duration) Option {
 }
 
 // WithMaxAge sets how long a task may go on being refused its key, from the first refusal
-// since it was enqueued, or since it last failed. At the first refusal after that it is
+// since it was enqueued, or since it last ran, whatever ended that run. At the first refusal after that it is
 // archived, with an error that says so and wraps ErrTooOld. Default 24 h; at least 1 s.
 func WithMaxAge(d time.Duration) Option {
 	return func(s *settings) error {
@@ -94,6 +97,17 @@ func WithLogger(log *slog.Logger) Option {
 			return invalid("WithLogger(nil)")
 		}
 		s.logger = log
+		return nil
+	}
+}
+
+// WithObserver sets who is told what becomes of tasks. Default: nobody.
+func WithObserver(o Observer) Option {
+	return func(s *settings) error {
+		if absent.Is(o) {
+			return invalid("WithObserver(nil)")
+		}
+		s.observer = o
 		return nil
 	}
 }

@@ -43,11 +43,13 @@ type middleware struct {
 	settings
 	broken error // why no task can be run
 
+	guards  sync.Map // *server: a guard whose releases wake that one's tasks
+	typical sync.Map // a type of tasks: *atomic.Int64, how long one runs
+
 	unconfigured, badKeyFunc sync.Once // what is logged once
 }
 
 func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
-	m := &middleware{guard: guard, key: key, settings: defaults()}
 	switch {
 	case guard == nil:
 		return nil, invalid("the guard is nil")
@@ -56,52 +58,81 @@ func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
 	case key == nil:
 		return nil, invalid("the key function is nil")
 	}
-	for _, opt := range opts {
-		if opt == nil {
-			return nil, invalid("an option is nil")
-		}
-		if err := opt(&m.settings); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
+	s, err := settingsOf(opts)
+	return &middleware{guard: guard, key: key, settings: s}, err
 }
 
-// wrap guards next. A task that stays in its worker is processed again by the outermost
-// guard, so that it holds no key meanwhile.
+func settingsOf(opts []Option) (settings, error) {
+	s := defaults()
+	for _, opt := range opts {
+		if opt == nil {
+			return s, invalid("an option is nil")
+		}
+		if err := opt(&s); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// wrap guards next.
 func (m *middleware) wrap(next asynq.Handler) asynq.Handler {
-	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		if workerOf(ctx) != nil {
-			return m.process(ctx, task, next)
-		}
-		w := &worker{}
-		ctx = context.WithValue(ctx, workerKey{}, w)
-		err := m.process(ctx, task, next)
-		for {
-			d, deferred := isDeferred(err)
-			if !deferred || !d.stays {
-				return err
+	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) (err error) {
+		began, returned := time.Now(), false
+		var e Outcome
+		defer func() {
+			switch d, deferred := isDeferred(err); {
+			case !returned: // a panic
+				e.Kind = OutcomeFailed
+			case deferred && d.stays:
+				return
+			default:
+				e.end(err)
 			}
-			if !sleep(ctx, max(m.minDelay, minStay)) {
-				return outOfTime(ctx, d)
-			}
-			if w.unsure { // the clone and this one might both run
-				err = m.postpone(ctx, &d.refusal)
-			} else {
-				err = m.process(ctx, task, next)
-			}
-		}
+			m.observe(ctx, task, began, &e)
+		}()
+		err = m.handle(ctx, task, next, &e)
+		returned = true
+		return err
 	})
+}
+
+// handle processes a task. One that stays in its worker is processed again by the outermost guard, so that it
+// holds no key meanwhile.
+func (m *middleware) handle(ctx context.Context, task *asynq.Task, next asynq.Handler, e *Outcome) error {
+	if workerOf(ctx) != nil {
+		return m.process(ctx, task, next, e)
+	}
+	w := &worker{}
+	ctx = context.WithValue(ctx, workerKey{}, w)
+	err := m.process(ctx, task, next, e)
+	for {
+		d, deferred := isDeferred(err)
+		if !deferred || !d.stays {
+			return err
+		}
+		if !sleep(ctx, max(m.minDelay, minStay)) {
+			e.Kind = OutcomeExpired
+			return outOfTime(ctx, d)
+		}
+		if w.unsure { // the clone and this one might both run
+			err = m.postpone(ctx, d.key, &d.refusal)
+		} else {
+			err = m.process(ctx, task, next, e)
+		}
+	}
 }
 
 // process runs a task while holding its key, or says why not. The key is released
 // when next returns, and not when ctx ends: asynq hands the task out again at that
 // moment, and the held key is what keeps the copies apart.
-func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.Handler) error {
+func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.Handler, e *Outcome) error {
+	*e = Outcome{}
 	if m.broken != nil {
-		return m.postpone(ctx, &refusal{why: "the guard is misconfigured", cause: m.broken})
+		return m.postpone(ctx, "", &refusal{why: "the guard is misconfigured", cause: m.broken})
 	}
 	if m.skip != nil && m.skip(ctx, task) {
+		e.Kind = OutcomeSkipped
 		return next.ProcessTask(ctx, task)
 	}
 	key, err := m.key(ctx, task)
@@ -109,25 +140,42 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 		err = core.ValidateKey(key)
 	}
 	if err != nil {
-		return m.keyless(ctx, task, err)
+		err = m.keyless(ctx, task, err)
+		if errors.Is(err, asynq.SkipRetry) && !errors.Is(err, ErrTooOld) {
+			e.Kind = OutcomeNoKey
+		}
+		return err
 	}
 
-	id, _ := asynq.GetTaskID(ctx)
-	ran := false
-	var result error
-	err = m.guard.Do(ctx, core.Call{Key: key, Name: task.Type(), ID: id}, func(ctx context.Context) error {
-		ran = true
-		result = next.ProcessTask(ctx, task)
-		return nil // so that err is the lease's
-	})
-	switch {
-	case err == nil:
-		return result
-	case !ran:
-		return m.refused(ctx, key, err)
-	default:
-		return lost(err, result, key)
+	e.Key = key
+	s, _ := ctx.Value(serverKey{}).(*server)
+	p := &processing{middleware: m, server: s, key: key, list: listOf(m.guard.Locker(), key), task: task, next: next}
+	if s != nil {
+		defer s.asks(p)()
 	}
+	err = p.do(ctx, m.guardOf(s), p.mayWait())
+	if d, deferred := isDeferred(err); deferred && d.next {
+		err = p.do(ctx, m.guardOf(s).WithPolicy(nextWaits{}), 0)
+	}
+	if p.lost {
+		e.Kind = OutcomeLost
+	}
+	return err
+}
+
+// guardOf is the guard for the tasks of a server: when a key may be free that one of them was refused,
+// the next that waits for it is woken.
+func (m *middleware) guardOf(s *server) *core.Guard {
+	if s == nil {
+		return m.guard
+	}
+	if g, ok := m.guards.Load(s); ok {
+		return g.(*core.Guard)
+	}
+	g, _ := m.guards.LoadOrStore(s, m.guard.OnFree(func(ctx context.Context, key string) {
+		s.freed(ctx, listOf(m.guard.Locker(), key), m.expected())
+	}))
+	return g.(*core.Guard)
 }
 
 // keyless deals with a task whose key could not be found.
@@ -141,28 +189,29 @@ func (m *middleware) keyless(ctx context.Context, task *asynq.Task, err error) e
 	m.badKeyFunc.Do(func() {
 		m.log().ErrorContext(ctx, "asynqlock: misconfigured: tasks are not run", "type", task.Type(), "error", err)
 	})
-	return m.postpone(ctx, &refusal{why: "the key function is misconfigured", cause: err})
+	return m.postpone(ctx, "", &refusal{why: "the key function is misconfigured", cause: err})
 }
 
 // refused deals with a task that the guard did not run.
-func (m *middleware) refused(ctx context.Context, key string, err error) error {
+func (m *middleware) refused(ctx context.Context, key string, err error, mayWait time.Duration) error {
 	var conflict *core.ConflictError
 	switch {
 	case errors.As(err, &conflict):
-		return m.postpone(ctx, &refusal{why: "the key is held", cause: err, remaining: conflict.Remaining})
+		return m.postpone(ctx, key, &refusal{why: "the key is held", cause: err, remaining: conflict.Remaining, mayWait: mayWait})
 	case errors.Is(err, core.ErrDeferred):
-		return m.postpone(ctx, &refusal{why: "the key is held, and asynq's tasks cannot be parked", cause: err})
+		return m.postpone(ctx, key, &refusal{why: "the key is held, and asynq's tasks cannot be parked", cause: err})
 	case errors.Is(err, core.ErrUnavailable), errors.Is(err, core.ErrClosed):
 		why := redact(err, key)
 		m.log().WarnContext(ctx, "asynqlock: task not run", "error", why)
-		return m.postpone(ctx, &refusal{why: why, cause: err})
+		return m.postpone(ctx, key, &refusal{why: why, cause: err})
 	default:
 		return worded("asynqlock: not run: "+redact(err, key), err)
 	}
 }
 
 // postpone has a task that was not run come back later.
-func (m *middleware) postpone(ctx context.Context, r *refusal) error {
+func (m *middleware) postpone(ctx context.Context, key string, r *refusal) error {
+	r.key = key
 	s, _ := ctx.Value(serverKey{}).(*server)
 	if s == nil {
 		m.unconfigured.Do(func() {
@@ -172,7 +221,7 @@ func (m *middleware) postpone(ctx context.Context, r *refusal) error {
 		r.why += " (asynqlock.Configure was not applied)"
 		return &deferredError{refusal: *r}
 	}
-	return s.postpone(ctx, m, r)
+	return s.postpone(ctx, m, listOf(m.guard.Locker(), key), r)
 }
 
 // delay is when to ask again for a key whose holder's lease has so much left.

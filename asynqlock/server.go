@@ -3,6 +3,7 @@ package asynqlock
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,10 @@ type server struct {
 
 	known   atomic.Bool // rdb has shown a task of this server as active
 	unknown sync.Once   // logs that it has not
+
+	runScripts sync.Map // see runClient
+	seed       maphash.Seed
+	askingBy   [256]atomic.Int64 // see asking
 }
 
 func newServer(rdb redis.UniversalClient) *server {
@@ -26,6 +31,7 @@ func newServer(rdb redis.UniversalClient) *server {
 		rdb:       rdb,
 		client:    asynq.NewClientFromRedisClient(rdb),
 		inspector: asynq.NewInspectorFromRedisClient(rdb),
+		seed:      maphash.MakeSeed(),
 	}
 }
 
@@ -38,39 +44,87 @@ var errUnsure = errors.New("it is not known whether the task was cloned")
 
 // postpone has a task that was not run come back later, or ends its wait. A task on its last
 // attempt that cannot be cloned stays in its worker: asynq archives it as soon as it is returned.
-func (s *server) postpone(ctx context.Context, m *middleware, r *refusal) error {
+// One that is the next for its key, and may wait for it, is not put aside: see deferredError.next.
+func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *refusal) error {
 	d := &deferredError{refusal: *r, delay: m.delay(r.remaining)}
-	now, w := time.Now(), workerOf(ctx)
-	info, err := s.activeTask(ctx)
-	switch {
-	case w.wait != (wait{}):
-		d.wait = w.wait
-	case err == nil:
-		d.wait = waitOf(info, now)
-	default:
-		d.wait = wait{since: now} // for all that is known
+	w, last, task := workerOf(ctx), lastAttempt(ctx), taskOf(ctx)
+	var info *asynq.TaskInfo
+	var err error
+	if last || !s.known.Load() {
+		info, err = s.activeTask(ctx)
 	}
-	d.wait.refusals++
-	left := m.maxAge - now.Sub(d.wait.since)
+	place, listed := wait{since: time.Now()}, error(nil)
+	if err == nil {
+		if since := clonedSince(info); !since.IsZero() {
+			place.since = since
+		}
+		var p wait
+		if p, listed = list.wait(ctx, s.rdb, task, "", place.since, m.listLife(), r.mayWait); listed == nil {
+			place = p
+		}
+		if d.next = place.next; d.next {
+			return d
+		}
+	}
+	if err != nil && !w.since.IsZero() {
+		place.since = w.since
+	}
+	if err != nil || listed != nil { // what is known without the list
+		place.so = time.Since(place.since)
+	}
+	d.since = place.since
+	left := m.maxAge - place.so
 	if left <= 0 {
+		_, _ = list.start(ctx, s.rdb, task)
 		return tooOld(d, m.maxAge)
 	}
+	if place.before >= soonest { // others come before, and each wakes the next
+		d.delay = m.delay(m.maxDelay)
+	}
 	d.delay = min(d.delay, max(left, m.minDelay)) // asked once more when its time is over
-	last := lastAttempt(ctx)
 	if err == nil && last {
 		err = s.clone(ctx, info, d)
 		w.unsure = errors.Is(err, errUnsure)
 	}
 	if err == nil {
+		if d.trouble = listed; listed != nil {
+			s.log(ctx, m, listed)
+		} else if d.clone != "" {
+			queue, _ := asynq.GetQueueName(ctx)
+			_, _ = list.wait(ctx, s.rdb, taskName(queue, d.clone), task, d.since, m.listLife(), 0) // else it comes back by itself
+		}
 		return d
 	}
-	if w.wait == (wait{}) { // else it was logged
+	if w.since.IsZero() { // else it was logged
 		s.log(ctx, m, err)
 	}
 	if d.trouble = err; last {
-		d.stays, w.wait = true, d.wait
+		d.stays, w.since = true, d.since
 	}
 	return d
+}
+
+// soonest is how many of those that have waited for longest come back soon by themselves.
+const soonest = 3
+
+// listLife is for how long a list is kept: longer than a task may wait, since it is too old only when it comes back
+// after that.
+func (m *middleware) listLife() time.Duration { return 2*m.maxAge + time.Hour }
+
+// clonedSince is since when a clone waits, if it has not run.
+func clonedSince(info *asynq.TaskInfo) time.Time {
+	if info == nil || info.LastErr != "" {
+		return time.Time{}
+	}
+	origin, _ := originIn(info.ID, info.Headers)
+	return origin.Since
+}
+
+// taskOf names the task of a handler's ctx, as lists do.
+func taskOf(ctx context.Context) string {
+	id, _ := asynq.GetTaskID(ctx)
+	queue, _ := asynq.GetQueueName(ctx)
+	return taskName(queue, id)
 }
 
 // activeTask looks up the task of a handler's ctx. What does not fit it is another task of
@@ -119,8 +173,8 @@ type workerKey struct{}
 
 // worker is what is known of a task for as long as it is in a handler of asynq's.
 type worker struct {
-	wait   wait // of a task that stays; else zero
-	unsure bool // it goes on as a clone, perhaps
+	since  time.Time // when a task that stays was first refused; else zero
+	unsure bool      // it goes on as a clone, perhaps
 }
 
 // workerOf is nil outside of any guard.

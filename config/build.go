@@ -137,6 +137,7 @@ type state struct {
 	queues map[string]*delayqueue.Queue
 	guards map[string]*core.Guard
 	routes map[routeID]route
+	tasks  map[string]task // by what the file has for their types
 }
 
 // route is what a request under a route meets.
@@ -153,7 +154,7 @@ type route struct {
 // compile makes all that a reload may change.
 func (rt *Runtime) compile(f *File) (*state, error) {
 	r := &report{file: f}
-	s := &state{file: f, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}}
+	s := &state{file: f, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}, tasks: map[string]task{}}
 	for name, q := range f.says.Queues {
 		queue, err := rt.queue(f, name, q, nil)
 		if err != nil {
@@ -168,7 +169,7 @@ func (rt *Runtime) compile(f *File) (*state, error) {
 	made := map[*guardSection]route{}
 	for _, name := range slices.Sorted(maps.Keys(f.says.Guards)) {
 		g, path := f.says.Guards[name], member("guards", name)
-		s.guards[name] = c.guard(path, g)
+		s.guards[name] = c.guard(path, &g.leaseSection)
 		made[g] = c.route(path, g, s.guards[name])
 	}
 	for _, text := range slices.Sorted(maps.Keys(f.says.Routes)) {
@@ -180,11 +181,12 @@ func (rt *Runtime) compile(f *File) (*state, error) {
 		}
 		m := made[f.says.Guards[entry.guard]]
 		if entry.own != nil {
-			m = c.route(path, entry.own, c.guard(path, entry.own))
+			m = c.route(path, entry.own, c.guard(path, &entry.own.leaseSection))
 		}
 		m.text = text
 		s.routes[id] = m
 	}
+	c.tasks()
 	return s, r.err()
 }
 
@@ -271,7 +273,7 @@ type compiler struct {
 	state   *state
 }
 
-func (c *compiler) guard(path string, g *guardSection) *core.Guard {
+func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 	policy := c.file.conflicts(g).policy(func(p *delayPolicy) *delayqueue.Queue {
 		q, err := c.runtime.queue(c.file, p.Queue, c.file.says.Queues[p.Queue], p)
 		if err != nil {
@@ -305,7 +307,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	var r route
 	o, defaults := c.runtime.options, c.file.says.Defaults.HTTP
-	r.parks = c.file.conflicts(g).parks()
+	r.parks = c.file.conflicts(&g.leaseSection).parks()
 	var opts []httplock.Option
 	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
 	case "lock":

@@ -48,6 +48,7 @@ func (d *decoder) check() {
 		d.checkGuard(p, member("guards", name), says.Guards[name], queues)
 	}
 	d.checkRoutes(p, queues)
+	d.checkTasks(queues)
 }
 
 // probe is what the packages need to say whether they take an option. It does not
@@ -138,19 +139,10 @@ func (d *decoder) checkEncryption(p *probe, path string, e *encryptionSection) {
 }
 
 func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []string) {
-	if g.FixedLease > 0 && g.TTL > 0 {
-		d.at(member(path, "fixed_lease"), "excludes ttl: a fixed lease is not renewed; want one of the two")
-	}
-	if g.FixedLease > 0 && g.MaxHold > 0 {
-		d.at(member(path, "fixed_lease"), "excludes max_hold: a fixed lease ends by itself; want one of the two")
-	}
-	if w, at := g.WaitReplicas, member(path, "wait_replicas"); w != nil && !d.failed(at) && (w.Count == 0 || w.Timeout == 0) {
-		d.at(at, "want count and timeout, both")
-	}
+	d.checkLease(path, &g.leaseSection, queues)
 	if g.HTTP.Principal != "" && g.ParkAnonymously {
 		d.at(member(path, "park_anonymously"), "excludes principal; want one of the two")
 	}
-	d.checkChain(g.OnConflict, queues)
 	d.checkHTTP(p, path, &g.HTTP)
 	if at, defaults := member(path, "max_waiters_per_principal"), &d.file.says.Defaults.HTTP; cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters) > 0 &&
 		g.sender(defaults) == "" && !d.failed(at) && !d.failed(member(path, "principal")) && !d.failed("defaults.principal") {
@@ -161,6 +153,19 @@ func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []st
 	}
 	d.checkIdempotency(p, path, g)
 	d.checkKey(p, path, g)
+}
+
+func (d *decoder) checkLease(path string, g *leaseSection, queues []string) {
+	if g.FixedLease > 0 && g.TTL > 0 {
+		d.at(member(path, "fixed_lease"), "excludes ttl: a fixed lease is not renewed; want one of the two")
+	}
+	if g.FixedLease > 0 && g.MaxHold > 0 {
+		d.at(member(path, "fixed_lease"), "excludes max_hold: a fixed lease ends by itself; want one of the two")
+	}
+	if w, at := g.WaitReplicas, member(path, "wait_replicas"); w != nil && !d.failed(at) && (w.Count == 0 || w.Timeout == 0) {
+		d.at(at, "want count and timeout, both")
+	}
+	d.checkChain(g.OnConflict, queues)
 }
 
 func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {

@@ -16,6 +16,7 @@
 //	f, err := config.Load("perkey.yaml")
 //	rt, err := config.Build(f)
 //	r.Use(ginlock.FromConfig(rt)) // or that of httplock or echolock
+//	mux.Use(asynqlock.FromConfig(rt)) // for asynq's tasks, by the section asynq
 //
 // docs/config.md has every field. Schema is the same for editors.
 //

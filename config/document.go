@@ -15,6 +15,7 @@ type document struct {
 	Queues   map[string]*queueSection `yaml:"queues"`
 	Guards   map[string]*guardSection `yaml:"guards"`
 	Routes   map[string]*routeSection `yaml:"routes"`
+	Asynq    map[string]*taskSection  `yaml:"asynq"`
 }
 
 type redisSection struct {
@@ -112,15 +113,21 @@ type workerSection struct {
 	RetryMax     time.Duration `yaml:"retry_max" want:"1ms..8784h"`
 }
 
+// leaseSection is what a guard says of its key, whatever it guards.
+type leaseSection struct {
+	Key          string           `yaml:"key"`
+	TTL          time.Duration    `yaml:"ttl" want:"100ms..24h"`
+	FixedLease   time.Duration    `yaml:"fixed_lease" want:"100ms..24h"`
+	MaxHold      time.Duration    `yaml:"max_hold" want:"100ms..24h"`
+	MinHold      time.Duration    `yaml:"min_hold" want:"100ms..24h"`
+	AtOnce       int              `yaml:"at_once" want:"1..1000000"`
+	WaitReplicas *replicasSection `yaml:"wait_replicas"`
+	OnConflict   chain            `yaml:"on_conflict"`
+}
+
 type guardSection struct {
-	Key             string              `yaml:"key"`
-	TTL             time.Duration       `yaml:"ttl" want:"100ms..24h"`
-	FixedLease      time.Duration       `yaml:"fixed_lease" want:"100ms..24h"`
-	MaxHold         time.Duration       `yaml:"max_hold" want:"100ms..24h"`
-	MinHold         time.Duration       `yaml:"min_hold" want:"100ms..24h"`
-	AtOnce          int                 `yaml:"at_once" want:"1..1000000"`
-	WaitReplicas    *replicasSection    `yaml:"wait_replicas"`
-	OnConflict      chain               `yaml:"on_conflict"`
+	leaseSection `yaml:",inline"`
+
 	HTTP            httpSection         `yaml:",inline"`
 	StreamBody      bool                `yaml:"stream_body"`
 	ParkAnonymously bool                `yaml:"park_anonymously"`
@@ -148,6 +155,13 @@ type routeSection struct {
 	guard string
 	own   *guardSection
 	where place // of the value; that of its path is the route's
+}
+
+// taskSection is the name of a guard, or a guard of its own, for tasks.
+type taskSection struct {
+	guard string
+	own   *leaseSection
+	where place // of the value; that of its path is the type's
 }
 
 // chain is what happens to a call whose key is held: one policy after the other.

@@ -204,10 +204,25 @@ func (s *routeSection) decode(d *decoder, node ast.Node, path string, _ place) {
 		d.section(node, path, reflect.ValueOf(s.own).Elem())
 		return
 	}
-	name, _ := d.scalar(node, path)
-	if name.kind != isString || name.text == "" {
-		d.in(s.where, path, "is no guard's name; want one of those under guards, or a guard")
+	s.guard = d.guardName(node, path, s.where)
+}
+
+// decode reads the name of a guard, or a guard for tasks.
+func (s *taskSection) decode(d *decoder, node ast.Node, path string, _ place) {
+	s.where = startOf(node)
+	if !isScalar(node) {
+		s.own = &leaseSection{}
+		d.section(node, path, reflect.ValueOf(s.own).Elem())
 		return
 	}
-	s.guard = name.text
+	s.guard = d.guardName(node, path, s.where)
+}
+
+func (d *decoder) guardName(node ast.Node, path string, where place) string {
+	name, _ := d.scalar(node, path)
+	if name.kind != isString || name.text == "" {
+		d.in(where, path, "is no guard's name; want one of those under guards, or a guard")
+		return ""
+	}
+	return name.text
 }

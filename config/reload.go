@@ -14,7 +14,7 @@ import (
 // end under the guard that they began with. After an error the old file stays in
 // force: it is an *Error that names the lines, or core.ErrClosed.
 //
-// A reload changes what is under defaults, guards and routes, and of queues max_age,
+// A reload changes what is under defaults, guards, routes and asynq, and of queues max_age,
 // max_depth, max_bytes, both also per key and per principal, and max_payload. All else needs a restart, and is
 // refused. So is what parked requests would be lost by: the end of a route that has parked
 // some since the start, as their replays would find no guard, another principal than it

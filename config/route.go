@@ -142,17 +142,24 @@ func (c *compiler) key(path string, g *guardSection) httplock.KeyFunc {
 
 // badTemplate reports all that is wrong with a template.
 func (r *report) badTemplate(path string, err error) {
+	for _, problem := range templateProblems(err) {
+		r.at(path, "%s", problem)
+	}
+}
+
+func templateProblems(err error) (problems []string) {
 	errs := []error{err}
 	if many, ok := err.(interface{ Unwrap() []error }); ok {
 		errs = many.Unwrap()
 	}
 	for _, err := range errs {
 		if t, ok := errors.AsType[*httplock.TemplateError](err); ok {
-			r.at(path, "character %d: %s", t.Column, t.Problem)
+			problems = append(problems, fmt.Sprintf("character %d: %s", t.Column, t.Problem))
 		} else {
-			r.at(path, "%s", reason(err))
+			problems = append(problems, reason(err))
 		}
 	}
+	return problems
 }
 
 // checkKey looks for what a guard's key lacks, whatever the route.
@@ -166,7 +173,7 @@ func (d *decoder) checkKey(p *probe, path string, g *guardSection) {
 		d.badTemplate(at, err)
 		return
 	}
-	if !d.file.conflicts(g).parks() {
+	if !d.file.conflicts(&g.leaseSection).parks() {
 		return
 	}
 	for _, name := range t.Headers() {
@@ -190,7 +197,7 @@ func (f *File) storedHeaders(g *guardSection) []string {
 }
 
 // conflicts is what a guard does about a held key.
-func (f *File) conflicts(g *guardSection) chain {
+func (f *File) conflicts(g *leaseSection) chain {
 	if g.OnConflict == nil {
 		return f.says.Defaults.OnConflict
 	}
@@ -212,16 +219,22 @@ func (d *decoder) checkRoutes(p *probe, queues []string) {
 		g := route.own
 		if g != nil {
 			d.checkGuard(p, path, g, queues)
-		} else if g = says.Guards[route.guard]; g == nil {
-			if route.guard != "" && !d.failed(member("guards", route.guard)) {
-				d.in(route.where, path, fmt.Sprintf("there is no guard %q%s", clip(route.guard),
-					suggest(route.guard, slices.Sorted(maps.Keys(says.Guards)))))
-			}
+		} else if g = d.guardNamed(route.guard, path, route.where); g == nil {
 			continue
 		}
 		d.checkRouteKey(path, route, g, id)
 		d.checkRouteMethod(path, route, g, id)
 	}
+}
+
+// guardNamed is a guard of the file. Nil: there is none of the name, which is reported.
+func (d *decoder) guardNamed(name, path string, where place) *guardSection {
+	guards := d.file.says.Guards
+	g := guards[name]
+	if g == nil && name != "" && !d.failed(member("guards", name)) {
+		d.in(where, path, fmt.Sprintf("there is no guard %q%s", clip(name), suggest(name, slices.Sorted(maps.Keys(guards)))))
+	}
+	return g
 }
 
 // checkRouteMethod looks for routes whose requests need no key.

@@ -108,6 +108,10 @@ func (w *schemaWalk) value(path string, v reflect.Type, want string, n node) {
 			either := additional["anyOf"].([]any)
 			assert.Equal(w.t, "string", either[0].(map[string]any)["type"])
 			elem, additional = reflect.TypeFor[guardSection](), either[1].(map[string]any)
+		} else if elem == reflect.TypeFor[taskSection]() {
+			either := additional["anyOf"].([]any)
+			assert.Equal(w.t, "string", either[0].(map[string]any)["type"])
+			elem, additional = reflect.TypeFor[leaseSection](), either[1].(map[string]any)
 		}
 		w.section(path, elem, additional)
 	case v.Kind() == reflect.Slice:
@@ -274,7 +278,7 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 			if want := f.tag.Get("want"); strings.Contains(want, "..") && v.Kind() != reflect.Pointer {
 				_, most, _ := bounds(v, want)
 				file := &File{name: "f.yaml", places: map[string]place{}}
-				file.says.Queues, file.says.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {Key: "k"}}
+				file.says.Queues, file.says.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
 				file.says.Redis.Addresses = []string{"127.0.0.1:1"}
 				in := map[reflect.Type]reflect.Value{
 					reflect.TypeFor[defaultsSection](): reflect.ValueOf(&file.says.Defaults).Elem(),

@@ -61,14 +61,51 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
 		return g
 	}
+	g.err = validate(policy)
+	return g
+}
+
+func validate(policy ConflictPolicy) error {
 	if policy != nil && absent.Is(policy) {
-		g.err = fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
-		return g
+		return fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
 	}
 	if v, ok := policy.(Validator); ok {
-		g.err = v.Validate()
+		return v.Validate()
 	}
-	return g
+	return nil
+}
+
+// OnFree returns a copy of the Guard that calls f when a key that one of its calls was refused may be
+// free: once for each key, however many calls were refused, on a goroutine of its own, which Close of
+// the Locker waits for. f's ctx ends when the Locker refuses calls. The notification can be lost, and
+// none comes if the holder's process dies: use a time-out as well. It takes the place of a
+// [NotifyRelease] among the Guard's options, whose last sentence holds here too.
+func (g *Guard) OnFree(f func(ctx context.Context, key string)) *Guard {
+	if g == nil {
+		return nil
+	}
+	c := *g
+	switch {
+	case g.Err() != nil:
+	case f == nil:
+		c.err = fmt.Errorf("core: %w: OnFree(nil)", ErrInvalidOption)
+	default:
+		life := g.locker.life
+		c.opts.notify = &listener{id: &c, tell: func(key string) {
+			life.Background(func() { f(life.Context(), key) })
+		}}
+	}
+	return &c
+}
+
+// WithPolicy returns a copy of the Guard with another policy. What is wrong with that is reported by Err.
+func (g *Guard) WithPolicy(policy ConflictPolicy) *Guard {
+	if g.Err() != nil {
+		return g
+	}
+	c := *g
+	c.policy, c.err = policy, validate(policy)
+	return &c
 }
 
 // Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
@@ -85,6 +122,14 @@ func (g *Guard) Err() error {
 // Exclusive reports whether a call has its key for itself: not if the Guard's options are
 // Shared or Counted for more than one.
 func (g *Guard) Exclusive() bool { return g.Err() == nil && g.opts.limit == exclusive }
+
+// Locker returns the Guard's Locker; nil if it has none.
+func (g *Guard) Locker() *Locker {
+	if g == nil {
+		return nil
+	}
+	return g.locker
+}
 
 // Policy returns the Guard's policy. Nil: it rejects.
 func (g *Guard) Policy() ConflictPolicy {

@@ -125,6 +125,9 @@ func (e *storeEvents) Warn(w store.Warning) {
 	e.observer.OnWarning(context.Background(), warningOf(w))
 }
 
+// Prefix returns what [WithPrefix] set: what the Locker's names in Redis begin with.
+func (l *Locker) Prefix() string { return l.prefix }
+
 // TryAcquire takes key if it is free, and returns a *ConflictError if it is held, waited
 // for or reserved. It blocks for one round trip to Redis, and no longer than ctx allows.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {

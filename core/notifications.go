@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// notifications tells the channels of [NotifyRelease] that their keys are free.
+// notifications tells the channels of [NotifyRelease], and the functions of [Guard.OnFree], that their
+// keys are free.
 type notifications struct {
 	mu    sync.Mutex
 	byKey map[string][]notification
@@ -22,23 +23,36 @@ func newNotifications() *notifications {
 	return &notifications{byKey: map[string][]notification{}, seed: maphash.MakeSeed()}
 }
 
+// listener is who is told that keys are free: once for a key, however many of its calls were refused.
+type listener struct {
+	id   any // comparable; two of one id are the same
+	tell func(key string)
+}
+
 type notification struct {
-	ch    chan<- string
+	to    *listener
 	until time.Time
 }
 
-// register has ch told when key is freed, until the holder's lease is over. If key may have been
-// freed since releases returned known, ch is told at once.
-func (n *notifications) register(key string, ch chan<- string, known uint64, remaining time.Duration) {
+// register has to told when key is freed, until the holder's lease is over. If key may have been
+// freed since releases returned known, to is told at once.
+func (n *notifications) register(key string, to *listener, known uint64, remaining time.Duration) {
+	if n.registered(key, to, known, remaining) {
+		return
+	}
+	to.tell(key)
+}
+
+func (n *notifications) registered(key string, to *listener, known uint64, remaining time.Duration) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.sweep()
-	n.forget(key, func(one notification) bool { return one.ch == ch })
+	n.forget(key, func(one notification) bool { return one.to.id == to.id })
 	if *n.count(key) != known {
-		send(ch, key)
-		return
+		return false
 	}
-	n.byKey[key] = append(n.byKey[key], notification{ch: ch, until: time.Now().Add(remaining + time.Second)})
+	n.byKey[key] = append(n.byKey[key], notification{to: to, until: time.Now().Add(remaining + time.Second)})
+	return true
 }
 
 // releases is how often key, or one that shares its count, was freed so far.
@@ -51,12 +65,21 @@ func (n *notifications) releases(key string) uint64 {
 // freed tells that key is free, or may be.
 func (n *notifications) freed(key string) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	*n.count(key)++
-	for _, one := range n.byKey[key] {
-		send(one.ch, key)
-	}
+	told := n.byKey[key]
 	delete(n.byKey, key)
+	n.mu.Unlock()
+	for _, one := range told {
+		one.to.tell(key)
+	}
+}
+
+// released tells that a token was released in Redis. If it did not hold the key, as one that waited, nothing is
+// free by that.
+func (n *notifications) released(key string, owned bool) {
+	if owned {
+		n.freed(key)
+	}
 }
 
 // count is the count of releases that key shares. Called with mu held.

@@ -74,7 +74,12 @@ func (a *attempt) run() error {
 	if a.policy == nil {
 		return a.once()
 	}
-	return a.await()
+	err := a.await()
+	if _, held := errors.AsType[*ConflictError](err); held && a.opts.notify != nil && a.kind == "" {
+		a.policy = nil
+		return a.once() // Redis tells those who were refused, not those who waited and left
+	}
+	return err
 }
 
 // once asks Redis for the key, and does not wait for it.
@@ -101,7 +106,7 @@ func (a *attempt) once() error {
 		}
 		return store.Unavailable("acquire", key, errors.New("the grant ended as it came"))
 	}
-	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = 1, reply.Remaining, reply.Queued
+	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = a.conflict.Attempt+1, reply.Remaining, reply.Queued
 	decision, err := a.decide(time.Now())
 	if err == nil {
 		err = a.refusal(decision)
@@ -389,7 +394,7 @@ func (l *Locker) leaseOf(ctx context.Context, key string) *Lease {
 // Locker has no background: then cancel blocks.
 func (l *Locker) cancel(h *hold) {
 	req := h.releaseRequest()
-	if !l.store.Cancel(req, h.ttl, func() { l.notifications.freed(h.key()) }) {
+	if !l.store.Cancel(req, h.ttl, func(owned bool) { l.notifications.released(h.key(), owned) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
 }

@@ -149,7 +149,7 @@ type acquireOptions struct {
 	limit   int           // how many may hold the key together; 0: any number
 	maxHold time.Duration // renewals end so long after the grant; 0: never
 	minHold time.Duration // the key stays taken so long after the grant
-	notify  chan<- string // gets the key when it is released
+	notify  *listener     // is told when the key is released
 	reserve time.Duration // parked work: how long its key is reserved
 
 	replicas    int           // that must have the grant
@@ -256,13 +256,14 @@ func FixedLease(d time.Duration) AcquireOption {
 
 // NotifyRelease sends the key on ch once, without blocking, when the key that
 // was found held may be free. As with [signal.Notify], ch must have
-// room. The notification can be lost: wait with a time-out as well.
+// room. The notification can be lost: wait with a time-out as well. A call whose policy waits, and
+// gives up, asks for the key once more, so that Redis knows whom to tell.
 func NotifyRelease(ch chan<- string) AcquireOption {
 	return func(o *acquireOptions) error {
 		if ch == nil {
 			return fmt.Errorf("core: %w: NotifyRelease(nil)", ErrInvalidOption)
 		}
-		o.notify = ch
+		o.notify = &listener{id: ch, tell: func(key string) { send(ch, key) }}
 		return nil
 	}
 }

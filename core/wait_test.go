@@ -192,6 +192,43 @@ func TestNotifyReleaseTellsOfTheKeyOnce(t *testing.T) {
 	})
 }
 
+// Also after a wait that was of no use, and for keys that another process holds.
+func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		holder, other := newLocker(t, env), newLocker(t, env)
+		free := make(chan string, 10)
+		for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 5 * time.Millisecond}} {
+			for _, l := range []*core.Locker{holder, other} {
+				guard := core.NewGuard(l, policy).OnFree(func(_ context.Context, key string) { free <- key })
+				require.NoError(t, guard.Err())
+				run := func(context.Context) error { return errors.New("ran") }
+				lease, err := holder.TryAcquire(t.Context(), "k")
+				require.NoError(t, err)
+				var calls sync.WaitGroup
+				for range 5 {
+					calls.Go(func() {
+						assert.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, run), core.ErrConflict)
+					})
+				}
+				calls.Wait()
+				listening(t, l)
+				require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, run), core.ErrConflict)
+				time.Sleep(20 * time.Millisecond)
+				for len(free) > 0 { // a new subscription makes everybody look
+					<-free
+				}
+				require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, run), core.ErrConflict)
+				require.NoError(t, lease.Release(t.Context()))
+				require.Equal(t, "k", <-free, name)
+				require.EqualError(t, guard.Do(t.Context(), core.Call{Key: "k"}, run), "ran")
+				require.Empty(t, free)
+			}
+		}
+		require.ErrorIs(t, core.NewGuard(holder, nil).OnFree(nil).Err(), core.ErrInvalidOption)
+		require.ErrorIs(t, (*core.Guard)(nil).OnFree(nil).Err(), core.ErrInvalidOption)
+	})
+}
+
 func TestWaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {

@@ -201,7 +201,7 @@ func (w *waiters) give(q *queue, c *waitqueue.Call, h *hold) {
 func (w *waiters) cancel(q *queue, token string) bool {
 	key, life := q.key, max(w.locker.firstLease, store.WaiterLife)
 	w.finished.add(token)
-	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, life, func() { w.locker.notifications.freed(key) })
+	return w.locker.store.Cancel(store.ReleaseRequest{Record: w.record(q), Token: token}, life, func(owned bool) { w.locker.notifications.released(key, owned) })
 }
 
 func (w *waiters) record(q *queue) string {

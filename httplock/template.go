@@ -26,6 +26,7 @@ type KeyTemplate struct {
 type templatePiece struct {
 	text  string
 	value KeyFunc // nil: it is text
+	name  string  // between its braces, without the modifier
 	hash  bool
 }
 
@@ -43,6 +44,15 @@ func TemplateValue(name string, f func(context.Context) (string, bool)) Template
 			return invalid("TemplateValue(%q): it is there twice", name)
 		}
 		p.values[name] = f
+		return nil
+	}
+}
+
+// ForTasks makes it a template of tasks, not of requests, for [KeyTemplate.KeyOf]: its values are {header.NAME},
+// {json.PATH} and {type}.
+func ForTasks() TemplateOption {
+	return func(p *templateParser) error {
+		p.tasks = true
 		return nil
 	}
 }
@@ -103,6 +113,16 @@ func ParseTemplate(text string, opts ...TemplateOption) (*KeyTemplate, error) {
 
 // Key returns the key of a request. It is a KeyFunc.
 func (t *KeyTemplate) Key(r *http.Request) (string, error) {
+	return t.key(func(piece templatePiece) (string, error) { return piece.value(r) })
+}
+
+// KeyOf returns the key of what is no request: value returns the value of a name, such as json.user.id. Its errors
+// are KeyOf's.
+func (t *KeyTemplate) KeyOf(value func(name string) (string, error)) (string, error) {
+	return t.key(func(piece templatePiece) (string, error) { return value(piece.name) })
+}
+
+func (t *KeyTemplate) key(value func(templatePiece) (string, error)) (string, error) {
 	if t == nil || len(t.pieces) == 0 {
 		return "", invalid("a KeyTemplate that ParseTemplate did not make")
 	}
@@ -112,7 +132,7 @@ func (t *KeyTemplate) Key(r *http.Request) (string, error) {
 			b.WriteString(piece.text)
 			continue
 		}
-		v, err := piece.value(r)
+		v, err := value(piece)
 		if err != nil {
 			return "", err
 		}

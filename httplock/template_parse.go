@@ -20,6 +20,7 @@ type templateParser struct {
 	t      *KeyTemplate
 	values map[string]func(context.Context) (string, bool) // {ctx.NAME}
 	errs   []error
+	tasks  bool // it is for tasks
 
 	literal      strings.Builder // text that is no piece yet
 	literalBegin int
@@ -100,7 +101,7 @@ func (p *templateParser) value(at int, inside string) {
 	}
 	p.endLiteral()
 	name, modifier, modified := strings.Cut(inside, "|")
-	piece := templatePiece{hash: modified}
+	piece := templatePiece{name: name, hash: modified}
 	if modified && modifier != "sha256" {
 		p.fail(at+1+len(name), "unknown modifier %q: want |sha256 or none", "|"+modifier)
 	}
@@ -115,6 +116,14 @@ func (p *templateParser) value(at int, inside string) {
 // source returns what a value is taken by.
 func (p *templateParser) source(value string) (KeyFunc, error) {
 	kind, name, named := strings.Cut(value, ".")
+	if p.tasks {
+		if value == "type" {
+			return failing(invalid("{type} is a task's")), nil
+		}
+		if kind != "header" && kind != "json" {
+			return nil, fmt.Errorf("a task has no {%s}: want json.PATH, header.NAME or type", value)
+		}
+	}
 	switch value {
 	case "method":
 		return func(r *http.Request) (string, error) { return r.Method, nil }, nil

@@ -12,7 +12,6 @@ import (
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/retry"
 )
 
 // server is what is a process in production: an asynq server, and the locker that its
@@ -33,15 +32,13 @@ func startServer(rdb *redis.Client) (*server, error) {
 	mux := asynq.NewServeMux()
 	mux.Use(s.count)
 	// docs/asynq.md
-	guard := core.NewGuard(locker, retry.Policy{MaxWait: 100 * time.Millisecond}) // most keys are free again by then
-	mux.Use(asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "wallet"), asynqlock.WithDelay(time.Second, 2*time.Second)))
+	mux.Use(asynqlock.PerKey(core.NewGuard(locker, nil), asynqlock.JSONField("wallet:", "wallet")))
 	mux.HandleFunc("book", s.book)
 
 	cfg := asynq.Config{
-		Concurrency:              10,
-		TaskCheckInterval:        200 * time.Millisecond, // how soon an idle server finds a task
-		DelayedTaskCheckInterval: time.Second,            // how soon after its delay a deferred task can be found
-		LogLevel:                 asynq.FatalLevel,       // for the example's output alone
+		Concurrency:       10,
+		TaskCheckInterval: 20 * time.Millisecond, // how soon an idle server finds a task, one that a release woke too
+		LogLevel:          asynq.FatalLevel,      // for the example's output alone
 	}
 	err = asynqlock.Configure(&cfg, rdb) // last; rdb is the Redis of the queues
 	s.asynq = asynq.NewServerFromRedisClient(rdb, cfg)

@@ -86,7 +86,7 @@ func (q *quorum) Listening() bool {
 // reserved all that follow that; see agree.
 func (q *quorum) Fences() int { return int(FenceBlock / 2) }
 
-func (q *quorum) Cancel(req ReleaseRequest, ttl time.Duration, done func()) (ok bool) {
+func (q *quorum) Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) (ok bool) {
 	if c := q.forget(req.Token); c != nil {
 		c.leave()
 	}

@@ -75,8 +75,8 @@ type cancellations struct {
 
 type cancellation struct {
 	req   ReleaseRequest
-	until time.Time // what it would release has ended by then
-	done  func()    // called when Redis has answered
+	until time.Time        // what it would release has ended by then
+	done  func(owned bool) // called when Redis has answered
 }
 
 const (
@@ -97,7 +97,7 @@ func (c *cancellations) send(one cancellation) bool {
 		case !reply.Owned && one.req.rekeyed():
 			_ = c.send(one)
 		case one.done != nil:
-			one.done()
+			one.done(reply.Owned)
 		}
 	}
 	return d.batcher(one.req.Record).submit(cmd)
@@ -133,6 +133,6 @@ func (c *cancellations) retry() {
 	}
 }
 
-func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func()) bool {
+func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool {
 	return d.cancellations.send(cancellation{req, time.Now().Add(ttl), done})
 }

@@ -41,7 +41,7 @@ type Store interface {
 	// Cancel is a release that nobody waits for. It goes on trying for ttl, and calls done when
 	// Redis has answered; a nil done is not called. It does not block, and reports false when
 	// the Locker is closed.
-	Cancel(req ReleaseRequest, ttl time.Duration, done func()) bool
+	Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool
 	// TellReleased tells another Locker that a grant is released that it had. It is not an error if
 	// nobody is told.
 	TellReleased(ctx context.Context, locker, key string, fence int64)

@@ -37,6 +37,9 @@ func StartProcess(t testing.TB, binary string, env ...string) *Process {
 	return p
 }
 
+// Pid is the process's id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
 // Kill ends the process with SIGKILL and waits for it.
 func (p *Process) Kill() {
 	_ = p.cmd.Process.Kill()

@@ -1,0 +1,121 @@
+package asynqlock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
+)
+
+type outcomes struct {
+	asynqlock.NopObserver
+	told chan asynqlock.Outcome
+}
+
+func (o outcomes) OnOutcome(_ context.Context, e asynqlock.Outcome) { o.told <- e }
+
+// Each time that a task is handed out is told of once, whatever becomes of it.
+func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.subscribed(t, b.locker)
+		o := outcomes{told: make(chan asynqlock.Outcome, 100)}
+		handler := asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+			switch task.Type() {
+			case "fails":
+				return errOops
+			case "panics":
+				panic("oops")
+			case "loses":
+				info, err := b.rival.Inspect(t.Context(), key)
+				if err == nil && len(info.Holders) == 1 {
+					_, err = b.rival.ForceRelease(t.Context(), key, info.Holders[0].Fence)
+				}
+				if err != nil {
+					return err
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			return nil
+		})
+		skip := asynqlock.Skip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "skipped" })
+		cfg := b.config()
+		cfg.Concurrency = 1
+		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithMaxAge(time.Second))(handler))
+		next := func(taskType string, kind asynqlock.OutcomeKind) asynqlock.Outcome {
+			t.Helper()
+			e := <-o.told
+			require.Equal(t, kind, e.Kind, taskType)
+			require.Equal(t, taskType, e.Type)
+			require.Equal(t, b.queue, e.Queue)
+			return e
+		}
+		for taskType, kind := range map[string]asynqlock.OutcomeKind{
+			"done": asynqlock.OutcomeDone, "fails": asynqlock.OutcomeFailed, "panics": asynqlock.OutcomeFailed, "loses": asynqlock.OutcomeLost, "skipped": asynqlock.OutcomeSkipped,
+		} {
+			id := b.enqueue(t, asynq.NewTask(taskType, []byte(payload)), asynq.MaxRetry(0))
+			e := next(taskType, kind)
+			require.Equal(t, id, e.ID)
+			if taskType != "skipped" {
+				require.Equal(t, key, e.Key)
+			}
+			require.Equal(t, kind != asynqlock.OutcomeDone && taskType != "panics" && taskType != "skipped", e.Err != nil, taskType)
+		}
+		b.enqueue(t, asynq.NewTask("bad", nil))
+		require.Empty(t, next("bad", asynqlock.OutcomeNoKey).Key)
+
+		release := b.hold(t, key)
+		first := b.enqueue(t, asynq.NewTask("done", []byte(payload)), asynq.MaxRetry(1))
+		e := next("done", asynqlock.OutcomeDeferred)
+		require.Equal(t, first, e.ID)
+		require.Positive(t, e.Delay)
+		require.WithinDuration(t, time.Now(), e.Since, 5*time.Second)
+		require.ErrorIs(t, e.Err, core.ErrConflict)
+		second := b.enqueue(t, asynq.NewTask("done", []byte(payload)), asynq.MaxRetry(0))
+		require.Equal(t, second+"~1", next("done", asynqlock.OutcomeDeferred).Clone)
+		time.Sleep(1100 * time.Millisecond)
+		b.untilState(t, first, asynq.TaskStateRetry)
+		require.NoError(t, b.inspector.RunTask(b.queue, first))
+		require.Equal(t, first, next("done", asynqlock.OutcomeTooOld).ID)
+		release()
+		require.Equal(t, second+"~1", next("done", asynqlock.OutcomeDone).ID)
+		require.Empty(t, o.told)
+	})
+}
+
+// Each guard tells its own, and an observer's panic is no task's failure.
+func TestObserver_OfNestedGuards(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		inner, outer := outcomes{told: make(chan asynqlock.Outcome, 10)}, outcomes{told: make(chan asynqlock.Outcome, 10)}
+		log := &testbed.Log{}
+		guarded := asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("type:"), asynqlock.WithObserver(outer))(
+			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithObserver(inner))(
+				asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("innermost:"), asynqlock.WithObserver(panics{}), asynqlock.WithLogger(log.Logger()))(
+					asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))))
+		b.hold(t, key)
+		require.ErrorIs(t, guarded.ProcessTask(t.Context(), task()), core.ErrConflict)
+		assert.Equal(t, "type:"+kind, (<-outer.told).Key)
+		e := <-inner.told
+		assert.Equal(t, key, e.Key)
+		assert.Equal(t, asynqlock.OutcomeDeferred, e.Kind)
+		require.NoError(t, guarded.ProcessTask(t.Context(), asynq.NewTask(kind, []byte(`{"user_id":1}`))))
+		assert.Equal(t, asynqlock.OutcomeDone, (<-outer.told).Kind)
+		assert.Equal(t, asynqlock.OutcomeDone, (<-inner.told).Kind)
+		assert.Contains(t, log.String(), "the observer panicked")
+	})
+	_, err := asynqlock.New(nil, walletKey, asynqlock.WithObserver(nil))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+type panics struct{ asynqlock.NopObserver }
+
+func (panics) OnOutcome(context.Context, asynqlock.Outcome) { panic("oops") }

@@ -1,0 +1,313 @@
+package asynqlock_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// late brings refused tasks back by themselves only after the test.
+var late = asynqlock.WithDelay(time.Hour, time.Hour)
+
+// numbered is a task of the key that the tests fight for, with a number.
+func numbered(n int) *asynq.Task {
+	return asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":"`+secret+`","n":%d}`, n))
+}
+
+// listed waits until so many tasks wait for the key.
+func (b *bench) listed(t *testing.T, n int) (tasks []asynqlock.WaitingTask) {
+	t.Helper()
+	redistest.Eventually(t, func() bool {
+		var all int
+		var err error
+		tasks, all, err = asynqlock.Waiting(t.Context(), b.rdb, b.locker, key, 1000)
+		require.NoError(t, err)
+		require.Len(t, tasks, all)
+		return all == n
+	}, fmt.Sprintf("%d tasks wait", n))
+	return tasks
+}
+
+// Whoever holds the key, and whatever the policy: its release wakes the task that has waited for longest, and
+// each run's end the next, over several servers.
+func TestWake_DeferredTasksRunInOrderWhenTheKeyIsReleased(t *testing.T) {
+	for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 20 * time.Millisecond}} {
+		for _, maxRetry := range []int{0, 5} {
+			t.Run(fmt.Sprint(name, ", MaxRetry ", maxRetry), func(t *testing.T) {
+				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+					b := setup(t, env)
+					release := b.hold(t, key)
+					const tasks = 10
+					ran := make(chan string, tasks)
+					var inside alone
+					for range 3 {
+						b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.subscribed(t, b.newLocker(t)), policy), walletKey, late)(asynq.HandlerFunc(
+							func(_ context.Context, task *asynq.Task) error {
+								defer inside.enter(t)()
+								ran <- string(task.Payload())
+								return nil
+							})))
+					}
+					var want []string
+					for n := range tasks {
+						task := numbered(n)
+						want = append(want, string(task.Payload()))
+						b.enqueue(t, task, asynq.MaxRetry(maxRetry))
+						b.listed(t, n+1)
+					}
+					require.Empty(t, ran)
+					release()
+					for _, payload := range want {
+						require.Equal(t, payload, <-ran)
+					}
+					require.Empty(t, b.listed(t, 0))
+					b.requireArchived(t, 0)
+				})
+			})
+		}
+	}
+}
+
+// A handler's panic, failure or lost lease ends a run as any other end does.
+func TestWake_AFailureWakesTheNextToo(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.subscribed(t, b.locker)
+		release := b.hold(t, key)
+		ran := make(chan struct{}, 10)
+		cfg := b.config()
+		cfg.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				if len(ran)%2 == 0 {
+					return errOops
+				}
+				panic("oops")
+			})))
+		for n := range 5 {
+			b.enqueue(t, numbered(n), asynq.MaxRetry(3))
+			b.listed(t, n+1)
+		}
+		release()
+		for range 5 {
+			<-ran
+		}
+	})
+}
+
+// What is done, was archived or deleted is not run again by a release.
+func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.subscribed(t, b.locker)
+		release := b.hold(t, key)
+		ran := make(chan string, 10)
+		stop := b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(asynq.HandlerFunc(
+			func(ctx context.Context, _ *asynq.Task) error {
+				id, _ := asynq.GetTaskID(ctx)
+				ran <- id
+				return nil
+			})))
+		var ids []string
+		for n := range 4 {
+			ids = append(ids, b.enqueue(t, numbered(n), asynq.MaxRetry(3), asynq.Retention(time.Hour)))
+			b.listed(t, n+1)
+			b.untilState(t, ids[n], asynq.TaskStateRetry)
+		}
+		stop()
+		require.NoError(t, b.inspector.ArchiveTask(b.queue, ids[0]))
+		require.NoError(t, b.inspector.DeleteTask(b.queue, ids[1]))
+		// The third runs without the guard, and is done.
+		require.NoError(t, b.inspector.RunTask(b.queue, ids[2]))
+		done := b.start(t, b.config(), asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+		b.untilState(t, ids[2], asynq.TaskStateCompleted)
+		done()
+		b.listed(t, 4)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(asynq.HandlerFunc(
+			func(ctx context.Context, _ *asynq.Task) error {
+				id, _ := asynq.GetTaskID(ctx)
+				ran <- id
+				return nil
+			})))
+		last := b.enqueue(t, numbered(9), asynq.MaxRetry(3))
+		b.listed(t, 5)
+		release()
+		require.Equal(t, ids[3], <-ran)
+		require.Equal(t, last, <-ran)
+		require.Equal(t, asynq.TaskStateArchived, b.info(t, ids[0]).State)
+		require.Equal(t, asynq.TaskStateCompleted, b.info(t, ids[2]).State)
+		require.Empty(t, b.listed(t, 0))
+	})
+}
+
+// One release wakes one task, however many servers have deferred some.
+func TestWake_AReleaseWakesOneTask(t *testing.T) {
+	t.Parallel()
+	b := setup(t, redistest.Real(t))
+	release := b.hold(t, key)
+	const servers, tasks = 4, 40
+	inside := make(chan struct{})
+	var ran atomic.Int64
+	for range servers {
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.subscribed(t, b.newLocker(t)), nil), walletKey, late)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran.Add(1)
+				inside <- struct{}{}
+				return nil
+			})))
+	}
+	for n := range tasks {
+		b.enqueue(t, numbered(n))
+	}
+	b.listed(t, tasks)
+	refused := b.conflicts.n.Load()
+	release()
+	for range tasks {
+		<-inside
+	}
+	require.LessOrEqual(t, b.conflicts.n.Load()-refused, int64(servers), "hardly any comes in vain")
+	b.listed(t, 0)
+	require.EqualValues(t, tasks, ran.Load())
+}
+
+// A guard for n at a time keeps n at work.
+func TestWake_NAtOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		const tasks, most = 20, 3
+		var inside, highest atomic.Int64
+		started, end := make(chan struct{}, tasks), make(chan struct{})
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil, core.Counted(most)), walletKey, late)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				now := inside.Add(1)
+				highest.Store(max(highest.Load(), now))
+				started <- struct{}{}
+				<-end
+				inside.Add(-1)
+				return nil
+			})))
+		for n := range tasks {
+			b.enqueue(t, numbered(n))
+		}
+		b.listed(t, tasks-most)
+		for n := range tasks {
+			<-started
+			if n%most == most-1 || n == tasks-1 {
+				for range n%most + 1 {
+					end <- struct{}{}
+				}
+			}
+		}
+		require.EqualValues(t, most, highest.Load())
+		redistest.Eventually(t, func() bool { return inside.Load() == 0 }, "all ended")
+	})
+}
+
+// The wait begins anew with each run, whatever ends that, and no text of a handler's is taken for it.
+func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.subscribed(t, b.locker)
+		release := b.hold(t, key)
+		ran := make(chan struct{}, 10)
+		end := make(chan struct{})
+		handler := func(b *bench) asynq.Handler {
+			return asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(3*time.Second))(asynq.HandlerFunc(
+				func(context.Context, *asynq.Task) error {
+					ran <- struct{}{}
+					<-end
+					return fmt.Errorf("asynqlock: not run: the key is held (refusal 17 since 2020-11-21T12:00:00.005Z) (waits since 2020-11-21T12:00:00.005Z)")
+				}))
+		}
+		cfg := b.config()
+		cfg.ShutdownTimeout = time.Millisecond
+		stop := b.serve(t, cfg, handler(b))
+		id := b.enqueue(t, task(), asynq.MaxRetry(3))
+		first := b.listed(t, 1)[0].Since
+		time.Sleep(time.Second)
+		require.Equal(t, first, b.listed(t, 1)[0].Since, "refused again and again")
+		release()
+		<-ran
+		b.listed(t, 0)
+		stop() // the task goes back to its queue, and its last error is that of the wait before
+		require.Contains(t, b.info(t, id).LastErr, "waits since")
+		close(end)
+		var again func()
+		redistest.Eventually(t, func() bool {
+			lease, err := b.rival.TryAcquire(t.Context(), key)
+			if err == nil {
+				again = func() { _ = lease.Release(context.Background()) }
+			}
+			return err == nil
+		}, "the key is free")
+		time.Sleep(time.Until(first.Add(3100 * time.Millisecond)))
+		b.serve(t, b.config(), handler(b))
+		require.Greater(t, b.listed(t, 1)[0].Since, first)
+		b.requireArchived(t, 0)
+		again()
+		<-ran
+	})
+}
+
+func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.subscribed(t, b.locker)
+		b.hold(t, key)
+		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(mustNotRun(t)))
+		var ids []string
+		before := time.Now()
+		for n := range 5 {
+			ids = append(ids, b.enqueue(t, numbered(n), asynq.MaxRetry(3)))
+			b.listed(t, n+1)
+		}
+		tasks, all, err := asynqlock.Waiting(t.Context(), b.rdb, b.locker, key, 2)
+		require.NoError(t, err)
+		require.Equal(t, 5, all)
+		require.Len(t, tasks, 2)
+		for n, task := range tasks {
+			assert.Equal(t, ids[n], task.ID)
+			assert.Equal(t, b.queue, task.Queue)
+			assert.False(t, task.Woken)
+			assert.WithinRange(t, task.Since, before.Add(-time.Second), time.Now().Add(time.Second))
+		}
+		ttl := b.rdb.PTTL(t.Context(), b.queue+":asynq{}:"+key).Val()
+		require.Greater(t, ttl, 23*time.Hour)
+		_, all, err = asynqlock.Waiting(t.Context(), b.rdb, b.locker, "none", 2)
+		require.NoError(t, err)
+		require.Zero(t, all)
+	})
+}
+
+// A task that waits for its key for a moment, and leaves, is no release: nothing is woken by it, again and again.
+func TestWake_NobodyIsWokenWhileTheKeyIsHeld(t *testing.T) {
+	for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 5 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				b.hold(t, key)
+				b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, policy), walletKey, late)(mustNotRun(t)))
+				for n := range 3 {
+					b.enqueue(t, numbered(n), asynq.MaxRetry(0))
+				}
+				b.listed(t, 3)
+				time.Sleep(500 * time.Millisecond) // the subscription has everybody look once
+				before := b.conflicts.n.Load()
+				time.Sleep(time.Second)
+				require.Equal(t, before, b.conflicts.n.Load())
+			})
+		})
+	}
+}

@@ -1,0 +1,155 @@
+package asynqlock
+
+import (
+	"context"
+	"hash/maphash"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+const (
+	// pickUp is for how long a task that was woken is expected: no other is woken in its place.
+	pickUp = time.Second
+	// A task that was just refused is on its way back to asynq's retries, and cannot be woken for some
+	// milliseconds. The first wait is this, and each doubles.
+	firstPause = time.Millisecond
+	// inWorker bounds the time that this takes of a worker, after its task has released the key.
+	inWorker = 50 * time.Millisecond
+	// inBackground bounds it elsewhere.
+	inBackground = time.Second
+)
+
+// wake has the task run that has waited for longest for a key that is free: asynq fetches it as soon
+// as a server looks. If nothing comes of it, the task comes back by itself. It reports whether any is
+// on its way.
+func (s *server) wake(ctx context.Context, list waitlist, expected int, until time.Time) (woken bool) {
+	gone, passed, skip := "", "", 0
+	for ctx.Err() == nil {
+		c, err := list.wake(ctx, s.rdb, expected, gone, passed, skip)
+		if err != nil || c.task == "" {
+			return false
+		}
+		gone, passed = "", ""
+		switch s.run(ctx, c.task, until) {
+		case isPending:
+			return true
+		case isActive:
+			passed = c.task
+			skip++
+		default:
+			gone = c.task
+		}
+	}
+	return false
+}
+
+// freed wakes a task for a key of which a call of this process was told that it may be free. A call that
+// was refused, and is not in the list yet, may be the one: it is waited for.
+func (s *server) freed(ctx context.Context, list waitlist, expected int) {
+	until := time.Now().Add(inBackground)
+	for pause := firstPause; ; pause *= 2 {
+		asking := s.asking(list).Load() > 0
+		if s.wake(ctx, list, expected, until) || !asking || time.Now().Add(pause).After(until) || !sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// asks counts a task that asks for the key of a list, until answered or p.asked is called first: it has the key,
+// or is in the list.
+func (s *server) asks(p *processing) (answered func()) {
+	n := s.asking(p.list)
+	n.Add(1)
+	p.asked = sync.OnceFunc(func() { n.Add(-1) })
+	return p.asked
+}
+
+// asking is how many ask for the key of a list, or for another of the same hash.
+func (s *server) asking(list waitlist) *atomic.Int64 {
+	return &s.askingBy[maphash.String(s.seed, string(list))%uint64(len(s.askingBy))]
+}
+
+// run makes a task pending, as soon as it is not active any more.
+func (s *server) run(ctx context.Context, task string, until time.Time) (state int64) {
+	queue, id, ok := parseTaskName(task)
+	if !ok {
+		return isGone
+	}
+	for pause := firstPause; ; pause *= 2 {
+		if state = s.runTask(queue, id); state != isActive || time.Now().Add(pause).After(until) || !sleep(ctx, pause) {
+			return state
+		}
+	}
+}
+
+// What lua/run.lua answers.
+const (
+	isPending     = int64(1)
+	isGone        = int64(0)
+	isActive      = int64(-1)
+	isPendingLong = int64(-2)
+)
+
+// runTask makes a task pending, if it was put aside, and returns what it is then.
+func (s *server) runTask(queue, id string) (state int64) {
+	var c runClient
+	c.UniversalClient, c.scripts = s.rdb, &s.runScripts
+	err := asynq.NewInspectorFromRedisClient(&c).RunTask(queue, id)
+	switch {
+	case c.reply == nil:
+		return isPending // Redis failed: others will
+	case err == nil || c.state() == isPendingLong:
+		return isPending
+	}
+	return c.state()
+}
+
+// runClient is the client through which asynq's Inspector runs a task: it wraps asynq's script so that only
+// what was put aside is run, and keeps the reply, which asynq makes a text of.
+type runClient struct {
+	redis.UniversalClient
+	scripts *sync.Map // asynq's script by its SHA1: *luascript.Script
+	reply   *redis.Cmd
+}
+
+func (c *runClient) state() int64 {
+	state, err := c.reply.Int64()
+	if err != nil {
+		return isPending
+	}
+	return state
+}
+
+// SIsMember spares the question whether the queue exists, which asynq asks first: its task came from it.
+func (c *runClient) SIsMember(ctx context.Context, _ string, _ any) *redis.BoolCmd {
+	cmd := redis.NewBoolCmd(ctx)
+	cmd.SetVal(true)
+	return cmd
+}
+
+// EvalSha runs asynq's script as it was wrapped, or has asynq send its text.
+func (c *runClient) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+	if script, ok := c.scripts.Load(sha); ok {
+		c.reply = script.(*luascript.Script).Run(ctx, c.UniversalClient, keys, args...)
+		return c.reply
+	}
+	cmd := redis.NewCmd(ctx)
+	cmd.SetErr(redis.ErrNoScript)
+	return cmd
+}
+
+// Eval wraps asynq's script.
+func (c *runClient) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
+	sha := luascript.New(script).Hash()
+	c.scripts.Store(sha, luascript.New(strings.Replace(runWrapper.Source(), scriptMark, script, 1)))
+	return c.EvalSha(ctx, sha, keys, args...)
+}
+
+var runWrapper = luascript.Load(scripts, "run")
