@@ -357,30 +357,37 @@ func (a *attempt) reserve(d Decision) {
 // reenter returns a handle on the lease that ctx works under, if it holds the
 // call's key and has not ended.
 func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Lease, error) {
-	inner, _ := LeaseFrom(ctx)
-	for held := inner; held != nil; held = held.outer {
-		if held.Key() != call.Key || !held.hold.locker.sameAs(l) {
-			continue
-		}
-		if held.reentered != nil {
-			held = held.reentered
-		}
-		owner := held.hold.locker
-		if !owner.leases.valid(held) {
-			return nil, nil
-		}
-		if o.limit == exclusive && held.hold.mode() != exclusive {
-			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
-		}
-		return held.again(ctx, call), nil
+	held := l.holding(ctx, call.Key)
+	switch {
+	case held == nil:
+		return nil, nil
+	case o.limit == exclusive && held.hold.mode() != exclusive:
+		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 	}
-	return nil, nil
+	return held.again(ctx, call), nil
 }
 
-// cancel releases, in the background, what Redis may still hold for a hold that is over. A closed
-// Locker has no background: then cancel blocks.
-func (l *Locker) cancel(h *hold) {
+// holding returns the lease on key that ctx works under, if it has not ended.
+func (l *Locker) holding(ctx context.Context, key string) *Lease {
+	inner, _ := LeaseFrom(ctx)
+	for held := inner; held != nil; held = held.outer {
+		if held.Key() != key || !held.hold.locker.sameAs(l) {
+			continue
+		}
+		held = held.outermost()
+		if !held.hold.locker.leases.valid(held) {
+			return nil
+		}
+		return held
+	}
+	return nil
+}
+
+// cancel releases, in the background, what Redis may still hold for a hold that is over, with a stay
+// as in releaseHold. A closed Locker has no background: then cancel blocks.
+func (l *Locker) cancel(h *hold, stay time.Duration) {
 	req := h.releaseRequest()
+	req.Stay = max(stay, 0)
 	if !l.store.Cancel(req, h.ttl, func() { l.notifications.freed(h.key()) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
@@ -424,7 +431,7 @@ func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	release := func() {
 		each(holds, func(h *hold) error {
 			if _, err := l.releaseHold(context.Background(), h, 0, time.Now()); err != nil {
-				l.cancel(h)
+				l.cancel(h, 0)
 			}
 			return nil
 		})

@@ -20,7 +20,7 @@ import (
 )
 
 // holderVar makes this test binary a holder: "addr prefix key ttl", and "shared" if
-// it is to be a reader, or "all" if key is several with commas between.
+// it is to be a reader, "all" if key is several with commas between, or "once" or "lead".
 const holderVar = "PERKEY_TEST_HOLDER"
 
 // runHolder takes a key, says "held FENCE", holds until a line comes in, and
@@ -48,6 +48,10 @@ func runHolder() {
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 		return
 	}
+	if run := map[string]func(*core.Locker, string){"once": runOnce, "lead": runLead}[mode]; run != nil {
+		run(l, key)
+		return
+	}
 	lease, err := l.Acquire(context.Background(), key, opts...)
 	if err != nil {
 		fmt.Println(err)
@@ -59,6 +63,43 @@ func runHolder() {
 	fmt.Println("lost", ended && errors.Is(context.Cause(lease.Context()), core.ErrLeaseLost))
 	err = lease.Release(context.Background())
 	fmt.Println("release", errors.Is(err, core.ErrLeaseLost))
+}
+
+// runOnce says "ready", reads when its first tick comes, how far apart they are, in microseconds, and
+// how many there are, and says what became of each. If there are -1 it says "running" under the first,
+// which does not end.
+func runOnce(l *core.Locker, key string) {
+	fmt.Println("ready")
+	var first, every int64
+	var ticks int
+	_, _ = fmt.Scan(&first, &every, &ticks)
+	for tick := range max(ticks, 1) {
+		time.Sleep(time.Until(time.UnixMicro(first + int64(tick)*every)))
+		fmt.Println(l.Once(context.Background(), key, time.Duration(every)*time.Microsecond, func(context.Context) error {
+			if ticks < 0 {
+				fmt.Println("running")
+				select {}
+			}
+			return nil
+		}))
+	}
+}
+
+// runLead says "leads FENCE" each time that it leads, and "ended" when its ctx is over, until a line comes in.
+func runLead(l *core.Locker, key string) {
+	go func() {
+		_ = l.Lead(context.Background(), key, func(ctx context.Context) error {
+			lease, _ := core.LeaseFrom(ctx)
+			fmt.Println("leads", lease.Fence())
+			for ctx.Err() == nil {
+				time.Sleep(5 * time.Millisecond)
+			}
+			fmt.Println("ended")
+			return ctx.Err()
+		})
+	}()
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	_ = l.Shutdown(context.Background())
 }
 
 type holder struct {
