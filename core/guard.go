@@ -7,7 +7,7 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 )
 
-// Guard is a Locker together with what to do about conflicts. It is safe for
+// Guard is a Locker together with what to do about conflicts; see [Locker.Guard]. It is safe for
 // concurrent use and needs no closing.
 type Guard struct {
 	locker *Locker
@@ -47,18 +47,21 @@ type Call struct {
 	BeforeWait func() error
 }
 
-// NewGuard makes a Guard. A nil policy rejects: a call whose key is held fails
-// with a *ConflictError. Options apply to each lease of the Guard's; a call that its policy
-// defers runs later under a lease of another's, such as a delayqueue.Worker, which has options of its own.
+// Guard makes a Guard: the Locker together with a policy, such as [RejectConflicts]; nil is that too.
+// Options apply to each lease of the Guard's; a call that its policy defers runs later under a lease of another's,
+// such as a delayqueue.Worker, which has options of its own.
 //
 // What an option, or a policy that is a Validator, finds wrong is reported by Err,
-// and by every Do. So is a nil locker.
-func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
-	g := &Guard{locker: locker, policy: policy}
-	if locker == nil {
+// and by every Do. So is a nil Locker.
+func (l *Locker) Guard(policy ConflictPolicy, opts ...AcquireOption) *Guard {
+	if _, rejects := policy.(rejectConflicts); rejects {
+		policy = nil // saves the call a place in the wait queue
+	}
+	g := &Guard{locker: l, policy: policy}
+	if l == nil {
 		return g
 	}
-	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
+	if g.opts, g.err = l.acquireOptions(opts); g.err != nil {
 		return g
 	}
 	if policy != nil && absent.Is(policy) {
@@ -69,6 +72,11 @@ func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Gua
 		g.err = v.Validate()
 	}
 	return g
+}
+
+// NewGuard is locker.Guard(policy, opts...).
+func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
+	return locker.Guard(policy, opts...)
 }
 
 // Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
@@ -86,7 +94,7 @@ func (g *Guard) Err() error {
 // Shared or Counted for more than one.
 func (g *Guard) Exclusive() bool { return g.Err() == nil && g.opts.limit == exclusive }
 
-// Policy returns the Guard's policy. Nil: it rejects.
+// Policy returns the Guard's policy; nil if that is RejectConflicts.
 func (g *Guard) Policy() ConflictPolicy {
 	if g == nil {
 		return nil

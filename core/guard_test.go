@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/retry"
 )
 
 type policyFunc func(context.Context, core.Conflict) (core.Decision, error)
@@ -76,6 +77,30 @@ func TestGuardDoesAsThePolicyDecides(t *testing.T) {
 		err = ask(untilWoken, core.Call{Key: "k", BeforeWait: func() error { called++; return broken }})
 		require.ErrorIs(t, err, broken)
 		require.Equal(t, 1, called)
+	})
+}
+
+// By name or as nil, alone or after another policy, it refuses at once; alone it does so in one question.
+func TestGuard_RejectConflicts(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		defer func() { _ = lease.Release(t.Context()) }()
+		for name, policy := range map[string]core.ConflictPolicy{
+			"named": core.RejectConflicts, "nil": nil, "then": retry.Policy{MaxWait: 10 * time.Millisecond, Then: core.RejectConflicts},
+		} {
+			guard := l.Guard(policy)
+			require.NoError(t, guard.Err())
+			require.Equal(t, name == "then", guard.Policy() != nil)
+			before := env.Commands()
+			err := guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun)
+			var conflict *core.ConflictError
+			require.ErrorAs(t, err, &conflict, name)
+			if name != "then" && !env.Real {
+				require.LessOrEqual(t, env.Commands()-before, 10, "an EVALSHA and what it runs")
+			}
+		}
 	})
 }
 
