@@ -80,7 +80,7 @@ func TestGuardDoesAsThePolicyDecides(t *testing.T) {
 	})
 }
 
-// By name or as nil, alone or after another policy, it refuses at once; alone it does so in one question.
+// By name or as nil, alone or after another policy, it refuses.
 func TestGuard_RejectConflicts(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l := newLocker(t, env)
@@ -93,13 +93,9 @@ func TestGuard_RejectConflicts(t *testing.T) {
 			guard := l.Guard(policy)
 			require.NoError(t, guard.Err())
 			require.Equal(t, name == "then", guard.Policy() != nil)
-			before := env.Commands()
 			err := guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun)
 			var conflict *core.ConflictError
 			require.ErrorAs(t, err, &conflict, name)
-			if name != "then" && !env.Real {
-				require.LessOrEqual(t, env.Commands()-before, 10, "an EVALSHA and what it runs")
-			}
 		}
 	})
 }

@@ -88,7 +88,7 @@ func TestLead_HandsOverWhenItIsToldToStop(t *testing.T) {
 		require.ErrorIs(t, <-all[0].done, context.Canceled)
 		_, second := leader(t, all[1])
 		require.Greater(t, second, first)
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		require.NoError(t, lockers[1].Shutdown(ctx))
 		require.ErrorIs(t, <-all[1].done, core.ErrClosed)

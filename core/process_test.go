@@ -69,6 +69,7 @@ func runHolder() {
 // how many there are, and says what became of each. If there are -1 it says "running" under the first,
 // which does not end.
 func runOnce(l *core.Locker, key string) {
+	_, _ = l.Inspect(context.Background(), key) // connects
 	fmt.Println("ready")
 	var first, every int64
 	var ticks int
