@@ -87,7 +87,7 @@
 //
 // # Policies
 //
-// A nil policy is right for most: a policy that waits (package retry) does so in a worker slot,
+// [core.RejectConflicts] is right for most: a policy that waits (package retry) does so in a worker slot,
 // and a hot key soon fills them all. A short wait, of less than a handler takes, saves
 // deferrals; it counts towards the task's Timeout. Tasks cannot be parked, since asynq is a queue
 // itself: a policy that parks is a conflict.

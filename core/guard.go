@@ -138,4 +138,4 @@ func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) erro
 	return lease.run(ctx, fn)
 }
 
-var errNoFunction = fmt.Errorf("core: %w: Do: the function is nil", ErrInvalidOption)
+var errNoFunction = fmt.Errorf("core: %w: the function is nil", ErrInvalidOption)

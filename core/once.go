@@ -17,17 +17,17 @@ import (
 // takes longer than its period holds the key until its end, and the ticks meanwhile are left out.
 // every is 100 ms to 366 days.
 //
-// The period counts if fn returns nil. If fn fails or panics, or loses its lease, the key is free at
-// once; if its process dies, the key is free when the lease ends (WithTTL, WithFirstLease). Then the next
-// call runs fn, in any process and in the same period too: that of a late replica, or of the next tick, since
-// those that were told false do not come back. So a run that succeeded is not repeated
+// The period counts if fn returns nil. If fn fails or panics, the key is free at once; if its lease was lost,
+// or its process died, the key is free when the lease ends (WithTTL, WithFirstLease). Then the next
+// call runs fn, in any process and in the same period too: that of a late replica, or of the next
+// tick, since those that were told false do not come back. So a run that succeeded is not repeated
 // in its period, and one that did not may be: what must not be done twice claims [Lease.Fence] in its
 // store first.
 //
 // ran reports whether fn was called. Then err is fn's, joined with an error that wraps ErrLeaseLost if
-// the lease was lost. Otherwise err is nil, or says why the call could not ask, as that of TryAcquire does: perhaps nobody
-// ran fn. On a quorum, where calls at the same time can all be refused, a call that is
-// refused asks again for a tenth of every, at most a second.
+// the lease was lost. Otherwise err is nil, or says why the call could not ask, as that of TryAcquire
+// does: perhaps nobody ran fn. On a quorum, where calls at the same time can all be refused, a call
+// that is refused asks again for a tenth of every, at most a second.
 //
 // The key is for Once alone: a call that finds it held for other work, waited for or reserved returns
 // false and nil too. It is an ErrInvalidOption if ctx holds the key already, and so are Shared, Counted and
