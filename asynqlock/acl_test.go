@@ -31,7 +31,7 @@ func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
 		release := b.hold(t, key)
 		b.conflicts.n.Store(0)
 		ran := make(chan struct{}, 1)
-		stop := b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(locker, policy), walletKey, soon)(asynq.HandlerFunc(
+		stop := b.serve(t, b.config(), asynqlock.PerKey(locker.Guard(policy), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil

@@ -30,7 +30,7 @@ func TestPerKey_AShortWaitIsFasterThanDeferrals(t *testing.T) {
 		}
 		cfg.Concurrency, cfg.Queues, cfg.Logger = 10, map[string]int{b.queue: 1}, quiet{}
 		start := time.Now()
-		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, policy), walletKey, opts...)(asynq.HandlerFunc(
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(policy), walletKey, opts...)(asynq.HandlerFunc(
 			func(_ context.Context, task *asynq.Task) error {
 				var wallet, n int
 				if _, err := fmt.Sscanf(string(task.Payload()), `{"user_id":%d,"n":%d}`, &wallet, &n); err != nil {

@@ -74,11 +74,6 @@ func (l *Locker) Guard(policy ConflictPolicy, opts ...AcquireOption) *Guard {
 	return g
 }
 
-// NewGuard is locker.Guard(policy, opts...).
-func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
-	return locker.Guard(policy, opts...)
-}
-
 // Err reports why the Guard cannot work, or nil. It wraps ErrInvalidOption.
 func (g *Guard) Err() error {
 	if g == nil {

@@ -31,7 +31,7 @@ func TestGuardDoesAsThePolicyDecides(t *testing.T) {
 		defer func() { _ = lease.Release(t.Context()) }()
 		never := func(context.Context) error { return errors.New("ran") }
 		ask := func(policy core.ConflictPolicy, call core.Call) error {
-			return core.NewGuard(l, policy).Do(t.Context(), call, never)
+			return l.Guard(policy).Do(t.Context(), call, never)
 		}
 
 		var conflict *core.ConflictError
@@ -103,7 +103,7 @@ func TestGuard_RejectConflicts(t *testing.T) {
 func TestGuardReleasesOnEveryWayOut(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rdb := newLocker(t, env), env.Client(t)
-		guard := core.NewGuard(l, nil)
+		guard := l.Guard(core.RejectConflicts)
 		call := core.Call{Key: "k"}
 		failed := errors.New("failed")
 		require.ErrorIs(t, guard.Do(t.Context(), call, func(context.Context) error { return failed }), failed)
@@ -128,7 +128,7 @@ func TestGuardReleasesOnEveryWayOut(t *testing.T) {
 
 func TestAGuardThatCannotWorkSaysSo(t *testing.T) {
 	t.Parallel()
-	for _, guard := range []*core.Guard{core.NewGuard(nil, nil), {}, nil} {
+	for _, guard := range []*core.Guard{(*core.Locker)(nil).Guard(core.RejectConflicts), {}, nil} {
 		require.ErrorIs(t, guard.Err(), core.ErrInvalidOption)
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
 	}
@@ -184,7 +184,7 @@ func TestTheObserverIsTold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var seen recorder
 		l := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(time.Second))
-		guard := core.NewGuard(l, nil)
+		guard := l.Guard(core.RejectConflicts)
 		call := core.Call{Key: "k", Name: "n"}
 		err := guard.Do(t.Context(), call, func(ctx context.Context) error {
 			acquired := seen.lastOutcome()

@@ -33,7 +33,7 @@ func startServer(rdb *redis.Client) (*server, error) {
 	mux := asynq.NewServeMux()
 	mux.Use(s.count)
 	// docs/asynq.md
-	guard := core.NewGuard(locker, retry.Policy{MaxWait: 100 * time.Millisecond}) // most keys are free again by then
+	guard := locker.Guard(retry.Policy{MaxWait: 100 * time.Millisecond}) // most keys are free again by then
 	mux.Use(asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "wallet"), asynqlock.WithDelay(time.Second, 2*time.Second)))
 	mux.HandleFunc("book", s.book)
 
