@@ -245,10 +245,8 @@ func TestLead_AStoppedAndAKilledLeader(t *testing.T) {
 	wg.Go(func() {
 		assert.NoError(t, newLocker(t, env).Lead(t.Context(), "k", func(context.Context) error { started <- time.Now(); return nil }))
 	})
-	_, err := one.in.WriteString("stop\n")
-	require.NoError(t, err)
 	stopped := time.Now()
-	require.NoError(t, one.in.Flush())
+	one.tell("stop")
 	require.Equal(t, "ended", one.line())
 	wg.Wait()
 	require.Less(t, (<-started).Sub(stopped), 700*time.Millisecond, "a Shutdown hands over")

@@ -65,19 +65,15 @@ func runHolder() {
 	fmt.Println("release", errors.Is(err, core.ErrLeaseLost))
 }
 
-// runOnce says "ready", reads when its first tick comes, how far apart they are, in microseconds, and
-// how many there are, and says what became of each. If there are -1 it says "running" under the first,
-// which does not end.
+// runOnce says "ready", and calls Once for each line that comes in, which is a period: it says what became
+// of the call, or, if the period is an hour, "running" under one that does not end.
 func runOnce(l *core.Locker, key string) {
 	_, _ = l.Inspect(context.Background(), key) // connects
 	fmt.Println("ready")
-	var first, every int64
-	var ticks int
-	_, _ = fmt.Scan(&first, &every, &ticks)
-	for tick := range max(ticks, 1) {
-		time.Sleep(time.Until(time.UnixMicro(first + int64(tick)*every)))
-		fmt.Println(l.Once(context.Background(), key, time.Duration(every)*time.Microsecond, func(context.Context) error {
-			if ticks < 0 {
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		every, _ := time.ParseDuration(in.Text())
+		fmt.Println(l.Once(context.Background(), key, every, func(context.Context) error {
+			if every == time.Hour {
 				fmt.Println("running")
 				select {}
 			}
@@ -142,6 +138,12 @@ func (h *holder) line() string {
 	return h.out.Text()
 }
 
+func (h *holder) tell(line string) {
+	_, err := h.in.WriteString(line + "\n")
+	require.NoError(h.t, err)
+	require.NoError(h.t, h.in.Flush())
+}
+
 func (h *holder) signal(s syscall.Signal) { require.NoError(h.t, h.cmd.Process.Signal(s)) }
 
 func TestKeyOfAKilledHolderIsFreeWithinItsTTL(t *testing.T) {
@@ -172,9 +174,7 @@ func TestAStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	require.Greater(t, next.Fence(), h.fence)
 
 	h.signal(syscall.SIGCONT)
-	_, err = h.in.WriteString("go\n")
-	require.NoError(t, err)
-	require.NoError(t, h.in.Flush())
+	h.tell("go")
 	require.Equal(t, "lost true", h.line())
 	require.Equal(t, "release true", h.line())
 
