@@ -35,7 +35,7 @@ func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
 		ran := make(chan struct{}, 1)
 		cfg := b.config()
 		require.NoError(t, asynqlock.Configure(&cfg, tasks))
-		stop := b.start(t, cfg, asynqlock.PerKey(core.NewGuard(locker, policy), walletKey, soon)(asynq.HandlerFunc(
+		stop := b.start(t, cfg, asynqlock.PerKey(locker.Guard(policy), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil

@@ -38,7 +38,7 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 						asynq.Deadline(deadline), asynq.Retention(10*time.Minute))
 				}
 				ids := make(chan string, 1)
-				b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 					func(ctx context.Context, task *asynq.Task) error {
 						in, _ := ctx.Deadline()
 						assert.WithinDuration(t, time.Now().Add(7*time.Minute), in, 30*time.Second)
@@ -95,7 +95,7 @@ func TestLockOfAnotherTaskIsNotInherited(t *testing.T) {
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("first"))
 		second := b.enqueue(t, task(), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
 		ran := make(chan struct{}, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil
@@ -120,7 +120,7 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 		b.enqueue(t, foreign, asynq.TaskID("x~1"), asynq.ProcessIn(time.Hour))
 		b.enqueue(t, task(), asynq.TaskID("x~2"), asynq.ProcessIn(time.Hour))
 		ids := make(chan string, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
 			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 				ids <- task.ResultWriter().TaskID()
 				return nil
@@ -147,7 +147,7 @@ func TestClonedTwiceGoesOnOnce(t *testing.T) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ids := make(chan string, 10)
-		guarded := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
+		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(
 			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 				ids <- task.ResultWriter().TaskID()
 				return nil
@@ -187,7 +187,7 @@ func TestIDGivenAgainLosesNoTask(t *testing.T) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
 		b.hold(t, key)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
 		one, two := `{"user_id":"`+secret+`","n":1}`, `{"user_id":"`+secret+`","n":2}`
 		// The last is the first once more, as asynq would say if that were still "x".
 		for _, payload := range []string{one, two, one} {
@@ -213,7 +213,7 @@ func TestManyEndedClonesLoseNoTask(t *testing.T) {
 			id := b.enqueue(t, task(), asynq.TaskID(fmt.Sprintf("x~%d", n+1)), asynq.ProcessIn(time.Hour))
 			require.NoError(t, b.inspector.ArchiveTask(b.queue, id))
 		}
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t)))
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"))
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the task goes on as a clone")
 		require.Len(t, b.all(t), 1)
@@ -235,7 +235,7 @@ func TestClonesOnACluster(t *testing.T) {
 	require.NoError(t, asynqlock.Configure(&cfg, rdb))
 	srv := asynq.NewServerFromRedisClient(rdb, cfg)
 	ran, log := make(chan string, 1), &testbed.Log{}
-	require.NoError(t, srv.Start(asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
+	require.NoError(t, srv.Start(asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
 		func(_ context.Context, task *asynq.Task) error {
 			ran <- task.ResultWriter().TaskID()
 			return nil
@@ -288,7 +288,7 @@ func TestTroubleOfAsynqsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
 		cfg := b.config()
 		require.NoError(t, asynqlock.Configure(&cfg, rdb))
 		ran := make(chan struct{}, 1)
-		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.start(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil
@@ -343,7 +343,7 @@ func TestTaskThatIsPerhapsClonedDoesNotRunBesideItsClone(t *testing.T) {
 		cfg := b.config()
 		require.NoError(t, asynqlock.Configure(&cfg, rdb))
 		ran := make(chan string, 10)
-		b.start(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Millisecond, time.Hour))(
+		b.start(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Millisecond, time.Hour))(
 			asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 				ran <- task.ResultWriter().TaskID()
 				return nil
@@ -368,7 +368,7 @@ func TestHeadersCopiedToAnotherTaskMakeItNoClone(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		clones := make(chan bool, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				_, clone := asynqlock.OriginOf(ctx, task)
 				clones <- clone

@@ -49,7 +49,7 @@ func TestOwnHooksAreCalledForFailuresOnly(t *testing.T) {
 		cfg.BaseContext = func() context.Context { return context.WithValue(context.Background(), ctxKey{}, "base") }
 		var runs atomic.Int64
 		done := make(chan struct{})
-		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				assert.Equal(t, "base", ctx.Value(ctxKey{}))
 				if runs.Add(1) < 4 {
@@ -73,7 +73,7 @@ func TestDefaultsStayInForceWithoutOwnHooks(t *testing.T) {
 		b := setup(t, env)
 		cfg := b.config()
 		cfg.RetryDelayFunc = nil
-		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error { return errOops })))
 		id := b.enqueue(t, task())
 		info := b.untilState(t, id, asynq.TaskStateRetry)
@@ -109,7 +109,7 @@ func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
 		b := setup(t, env)
 		b.hold(t, key)
 		log := &testbed.Log{}
-		b.start(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+		b.start(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
 		// Not run and not lost: asynq counts failures, and archives.
 		id := b.enqueue(t, task(), asynq.MaxRetry(2))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
@@ -129,8 +129,8 @@ func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	mux := asynq.NewServeMux()
 	mux.Handle("nil guard", asynqlock.PerKey(nil, walletKey)(mustNotRun(t)))
-	mux.Handle("bad option", asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithMaxAge(-1))(mustNotRun(t)))
-	mux.Handle("bad key", asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Header("h:", ""))(mustNotRun(t)))
+	mux.Handle("bad option", asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithMaxAge(-1))(mustNotRun(t)))
+	mux.Handle("bad key", asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Header("h:", ""))(mustNotRun(t)))
 	require.Equal(t, 2, strings.Count(log.String(), "level=ERROR"))
 	b.serve(t, b.config(), mux)
 	for _, kind := range []string{"nil guard", "bad option", "bad key"} {
@@ -147,12 +147,14 @@ func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {
 
 func TestNewReportsMistakes(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.locker, nil)
+	guard := b.locker.Guard(core.RejectConflicts)
 	for name, build := range map[string]func() (asynq.MiddlewareFunc, error){
-		"no guard":     func() (asynq.MiddlewareFunc, error) { return asynqlock.New(nil, walletKey) },
-		"broken guard": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(core.NewGuard(nil, nil), walletKey) },
-		"no key":       func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, nil) },
-		"nil option":   func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, nil) },
+		"no guard": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(nil, walletKey) },
+		"broken guard": func() (asynq.MiddlewareFunc, error) {
+			return asynqlock.New((*core.Locker)(nil).Guard(core.RejectConflicts), walletKey)
+		},
+		"no key":     func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, nil) },
+		"nil option": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, nil) },
 		"zero delay": func() (asynq.MiddlewareFunc, error) {
 			return asynqlock.New(guard, walletKey, asynqlock.WithDelay(0, 1))
 		},
@@ -179,7 +181,7 @@ func TestSkippedTasksNeedNoKey(t *testing.T) {
 		b := setup(t, env)
 		ran := make(chan struct{})
 		skip := asynqlock.Skip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "free" })
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, skip)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, skip)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				_, held := core.LeaseFrom(ctx)
 				assert.False(t, held)

@@ -27,7 +27,7 @@ func TestHundredConflictsLeaveRetriedAtZero(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan int, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				retried, _ := asynq.GetRetryCount(ctx)
 				ran <- retried
@@ -56,7 +56,7 @@ func TestMaxRetryZeroIsNotArchivedByConflicts(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		origins := make(chan asynqlock.Origin, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				origin, _ := asynqlock.OriginOf(ctx, task)
 				origins <- origin
@@ -84,7 +84,7 @@ func TestConflictOnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 		oops := errors.New("oops")
 		rival := make(chan *core.Lease, 1)
 		var runs atomic.Int64
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				if runs.Add(1) == 1 {
 					// The rival stands in line for the key before the first failure.
@@ -131,7 +131,7 @@ func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
 				reported := make(chan error, 10)
 				cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 				ran := make(chan struct{}, 10)
-				b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(time.Second))(asynq.HandlerFunc(
+				b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(time.Second))(asynq.HandlerFunc(
 					func(context.Context, *asynq.Task) error {
 						ran <- struct{}{}
 						return nil
@@ -170,7 +170,7 @@ func TestShortWaitInTheHandler(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan int, 1)
-		guard := core.NewGuard(b.locker, retry.Policy{MaxWait: time.Minute})
+		guard := b.locker.Guard(retry.Policy{MaxWait: time.Minute})
 		b.serve(t, b.config(), asynqlock.PerKey(guard, walletKey)(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 			ran <- 1
 			return nil
@@ -195,7 +195,7 @@ func TestPolicyThatParksIsAConflict(t *testing.T) {
 		b := setup(t, env)
 		release := b.hold(t, key)
 		ran := make(chan struct{}, 1)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, parker{}), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(parker{}), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil
@@ -219,7 +219,7 @@ func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
 		t.Cleanup(func() { _ = locker.Close() })
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil
@@ -250,7 +250,7 @@ func TestClosedLockerSpendsNoAttempt(t *testing.T) {
 		b := setup(t, env)
 		log := &testbed.Log{}
 		require.NoError(t, b.locker.Close())
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(3))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.Zero(t, info.Retried)
@@ -270,7 +270,7 @@ func TestErrorOfAPolicyIsAFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, breaker{}), walletKey)(mustNotRun(t)))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(breaker{}), walletKey)(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(1))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
 		require.Equal(t, 1, info.Retried)
@@ -286,8 +286,8 @@ func TestGuardsInsideOneAnother(t *testing.T) {
 		ran := make(chan string, 10)
 		mux := asynq.NewServeMux()
 		mux.Use(
-			asynqlock.PerKey(core.NewGuard(b.locker, nil, core.Counted(2)), asynqlock.Type("type:"), soon),
-			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon),
+			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(2)), asynqlock.Type("type:"), soon),
+			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon),
 		)
 		mux.HandleFunc(kind, func(ctx context.Context, task *asynq.Task) error {
 			ran <- string(task.Payload())
@@ -310,7 +310,7 @@ func TestInnerConflictOfTheHandlerIsItsOwnFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, "else")
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				_, err := b.locker.TryAcquire(ctx, "else")
 				return err
@@ -335,7 +335,7 @@ func TestAgeIsKnownWhateverMiddlewareInFrontSays(t *testing.T) {
 				}
 				return nil
 			})
-		}, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(time.Second)))
+		}, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(time.Second)))
 		mux.Handle(kind, mustNotRun(t))
 		b.serve(t, b.config(), mux)
 		id := b.enqueue(t, task(), asynq.MaxRetry(3))
@@ -352,7 +352,7 @@ func (r renamed) Unwrap() error { return r.error }
 func TestLeaseThatTheHandlerLostIsItsOwnFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				return fmt.Errorf("no use: %w: %w", core.ErrLeaseLost, asynq.SkipRetry)
 			})))
@@ -375,7 +375,7 @@ func TestLockRedisOutOfReach_ManyTasksOfAFreeKeyAreUnavailable(t *testing.T) {
 			rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: silence, DialTimeout: silence})
 			locker, err := core.New(rdb, core.WithPrefix(env.Prefix))
 			require.NoError(t, err)
-			guard := core.NewGuard(locker, retry.Policy{MaxWait: 50 * time.Millisecond})
+			guard := locker.Guard(retry.Policy{MaxWait: 50 * time.Millisecond})
 			handler := asynqlock.PerKey(guard, walletKey)(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 				t.Error("it runs unlocked")
 				return nil

@@ -68,7 +68,7 @@ func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
 	)
 	cfg := b.config()
 	cfg.Concurrency = 30
-	b.serveElsewhere(t, cfg, other, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+	b.serveElsewhere(t, cfg, other, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
 		asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			id, _ := asynq.GetTaskID(ctx)
 			var wallet, n int
@@ -123,7 +123,7 @@ func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
 
 				log := &testbed.Log{}
 				ran := make(chan string, 10)
-				b.serveElsewhere(t, b.config(), other, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+				b.serveElsewhere(t, b.config(), other, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
 					asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 						id, _ := asynq.GetTaskID(ctx)
 						ran <- id
@@ -148,7 +148,7 @@ func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
 		b.hold(t, key)
 		log := &testbed.Log{}
 		b.serveElsewhere(t, b.config(), elsewhere(t),
-			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(3))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.EqualValues(t, 1, b.conflicts.n.Load())
@@ -167,13 +167,13 @@ func TestConfigure_AnotherRedisKeepsTheTaskThroughAShutdown(t *testing.T) {
 		release := b.hold(t, key)
 		cfg := b.config()
 		cfg.ShutdownTimeout = time.Millisecond
-		stop := b.serveElsewhere(t, cfg, elsewhere(t), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t)))
+		stop := b.serveElsewhere(t, cfg, elsewhere(t), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Retention(time.Hour))
 		b.untilConflicts(t, 2)
 		stop()
 		require.Equal(t, asynq.TaskStatePending, b.info(t, id).State)
 		release()
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(
 			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })))
 		b.untilState(t, id, asynq.TaskStateCompleted)
 	})
@@ -184,7 +184,7 @@ func TestConfigure_AnotherRedisDoesNotUndoTheAge(t *testing.T) {
 		b := setup(t, env)
 		b.hold(t, key)
 		b.serveElsewhere(t, b.config(), elsewhere(t),
-			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(time.Second))(mustNotRun(t)))
+			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(time.Second))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
 		require.Contains(t, info.LastErr, "task was deferred for too long")
@@ -202,7 +202,7 @@ func TestConfigure_ARedisThatTakesNoCloneArchivesNoTask(t *testing.T) {
 		rdb.AddHook(&hook)
 		log := &testbed.Log{}
 		ran := make(chan struct{}, 10)
-		b.serveElsewhere(t, b.config(), rdb, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+		b.serveElsewhere(t, b.config(), rdb, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
 			asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				return nil
@@ -228,7 +228,7 @@ func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing
 		reported := make(chan error, 10)
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 		returned := make(chan error, 10)
-		guarded := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(mustNotRun(t))
+		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(mustNotRun(t))
 		b.serveElsewhere(t, cfg, elsewhere(t), asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			err := guarded.ProcessTask(ctx, task)
 			returned <- err
@@ -256,8 +256,8 @@ func TestConfigure_AnotherRedisHoldsNoOuterKey(t *testing.T) {
 		ran := make(chan struct{}, 10)
 		mux := asynq.NewServeMux()
 		mux.Use(
-			asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("type:"), soon),
-			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon),
+			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), soon),
+			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon),
 		)
 		mux.HandleFunc(kind, func(context.Context, *asynq.Task) error {
 			ran <- struct{}{}
@@ -284,7 +284,7 @@ func TestConfigure_TheServersRedisIsNotTakenForAnother(t *testing.T) {
 	log := &testbed.Log{}
 	const tasks = 300
 	var inside alone
-	b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
+	b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
 		asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 			defer inside.enter(t)()
 			return nil

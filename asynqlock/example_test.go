@@ -32,7 +32,7 @@ func ExamplePerKey() {
 
 	charged := make(chan string)
 	mux := asynq.NewServeMux()
-	mux.Use(asynqlock.PerKey(core.NewGuard(locker, nil), asynqlock.JSONField("wallet:", "user_id"),
+	mux.Use(asynqlock.PerKey(locker.Guard(core.RejectConflicts), asynqlock.JSONField("wallet:", "user_id"),
 		asynqlock.WithDelay(10*time.Millisecond, 20*time.Millisecond))) // the defaults are longer
 	mux.HandleFunc("wallet:charge", func(_ context.Context, task *asynq.Task) error {
 		charged <- string(task.Payload())
@@ -85,7 +85,7 @@ func ExampleType() {
 	}
 	defer func() { _ = locker.Close() }()
 
-	three := core.NewGuard(locker, nil, core.Counted(3))
+	three := locker.Guard(core.RejectConflicts, core.Counted(3))
 	var mu sync.Mutex
 	inside, most, done := 0, 0, make(chan struct{}, 12)
 	count := func(n int) {

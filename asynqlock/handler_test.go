@@ -21,7 +21,7 @@ func TestHandlerRunsUnderItsLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		done := make(chan struct{})
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				defer close(done)
 				lease, held := core.LeaseFrom(ctx)
@@ -51,7 +51,7 @@ func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
 		var only alone
 		var cut atomic.Int64
 		done := make(chan struct{})
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				defer only.enter(t)()
 				if only.runs.Load() == 0 {
@@ -83,7 +83,7 @@ func TestShutdownMidHandler(t *testing.T) {
 				started, end, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 				cfg := b.config()
 				cfg.ShutdownTimeout = 50 * time.Millisecond
-				stop := b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.newLocker(t), nil), walletKey, soon)(asynq.HandlerFunc(
+				stop := b.serve(t, cfg, asynqlock.PerKey(b.newLocker(t).Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 					func(context.Context, *asynq.Task) error {
 						defer only.enter(t)()
 						close(started)
@@ -95,7 +95,7 @@ func TestShutdownMidHandler(t *testing.T) {
 				stop()
 				require.Equal(t, asynq.TaskStatePending, b.info(t, id).State, "asynq put it back, though its handler runs")
 
-				b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon)(asynq.HandlerFunc(
+				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
 					func(context.Context, *asynq.Task) error {
 						defer only.enter(t)()
 						close(done)
@@ -115,7 +115,7 @@ func TestShutdownMidHandler(t *testing.T) {
 func TestPanicGivesTheKeyBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error { panic("oops") })))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0))
 		require.Contains(t, b.untilState(t, id, asynq.TaskStateArchived).LastErr, "oops")
@@ -134,7 +134,7 @@ func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
 				reported := make(chan error, 1)
 				cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
 				causes := make(chan error, 1)
-				b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(asynq.HandlerFunc(
+				b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
 					func(ctx context.Context, _ *asynq.Task) error {
 						lease, _ := core.LeaseFrom(ctx)
 						_, err := b.rival.ForceRelease(context.WithoutCancel(ctx), key, lease.Fence())
@@ -164,8 +164,8 @@ func TestRefusalFurtherInIsNoFailureOfALostLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
-		inner := asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t))
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("type:"))(asynq.HandlerFunc(
+		inner := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithDelay(time.Hour, time.Hour))(mustNotRun(t))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"))(asynq.HandlerFunc(
 			func(ctx context.Context, task *asynq.Task) error {
 				err := inner.ProcessTask(ctx, task)
 				lease, _ := core.LeaseFrom(ctx)
@@ -186,7 +186,7 @@ func TestManyAtOncePerType(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const n, tasks = 3, 20
 		b := setup(t, env)
-		guard := func() *core.Guard { return core.NewGuard(b.newLocker(t), nil, core.Counted(n)) }
+		guard := func() *core.Guard { return b.newLocker(t).Guard(core.RejectConflicts, core.Counted(n)) }
 		var inside, done atomic.Int64
 		full := make(chan struct{})
 		handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
@@ -221,7 +221,7 @@ func TestStress(t *testing.T) {
 		var inside [keys]alone
 		runs := make(chan string, 2*tasks)
 		for range servers {
-			guard := core.NewGuard(b.newLocker(t), nil)
+			guard := b.newLocker(t).Guard(core.RejectConflicts)
 			b.serve(t, b.config(), asynqlock.PerKey(guard, asynqlock.Header("wallet:", "wallet"), soon)(asynq.HandlerFunc(
 				func(_ context.Context, task *asynq.Task) error {
 					i := int(task.Headers()["wallet"][0] - '0')

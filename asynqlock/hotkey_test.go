@@ -88,7 +88,7 @@ func (f fleet) drain(t *testing.T) (d drained) {
 		}
 		rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
 		require.NoError(t, asynqlock.Configure(&cfg, rdb))
-		guard := core.NewGuard(b.newLocker(t), f.policy)
+		guard := b.newLocker(t).Guard(f.policy)
 		srv := asynq.NewServerFromRedisClient(rdb, cfg)
 		require.NoError(t, srv.Start(asynqlock.PerKey(guard, walletKey, f.opts...)(h)))
 		t.Cleanup(srv.Shutdown)

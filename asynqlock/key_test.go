@@ -127,7 +127,7 @@ func TestTasksWithoutAUsableKeyAreArchivedAtOnce(t *testing.T) {
 		cfg := b.config()
 		reported := make(chan error, 10)
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { reported <- err })
-		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey)(mustNotRun(t)))
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(mustNotRun(t)))
 		for payload, cause := range map[string]string{
 			`{"` + secret:                                       `no usable key in the task: JSON field "user_id"`,
 			`{"user":"` + secret + `"}`:                         `is missing or empty`,
@@ -148,7 +148,7 @@ func TestErrorOfAKeyFunctionIsAFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		down := errors.New("the directory is down")
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Func(func(context.Context, *asynq.Task) (string, error) {
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Func(func(context.Context, *asynq.Task) (string, error) {
 			return "", down
 		}))(mustNotRun(t)))
 		id := b.enqueue(t, task(), asynq.MaxRetry(2))

@@ -49,7 +49,7 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 		skip := asynqlock.Skip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "skipped" })
 		cfg := b.config()
 		cfg.Concurrency = 1
-		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithMaxAge(time.Second))(handler))
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithMaxAge(time.Second))(handler))
 		next := func(taskType string, kind asynqlock.OutcomeKind) asynqlock.Outcome {
 			t.Helper()
 			e := <-o.told
@@ -97,9 +97,9 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 		b := setup(t, env)
 		inner, outer := outcomes{told: make(chan asynqlock.Outcome, 10)}, outcomes{told: make(chan asynqlock.Outcome, 10)}
 		log := &testbed.Log{}
-		guarded := asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("type:"), asynqlock.WithObserver(outer))(
-			asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, asynqlock.WithObserver(inner))(
-				asynqlock.PerKey(core.NewGuard(b.locker, nil), asynqlock.Type("innermost:"), asynqlock.WithObserver(panics{}), asynqlock.WithLogger(log.Logger()))(
+		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), asynqlock.WithObserver(outer))(
+			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithObserver(inner))(
+				asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("innermost:"), asynqlock.WithObserver(panics{}), asynqlock.WithLogger(log.Logger()))(
 					asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))))
 		b.hold(t, key)
 		require.ErrorIs(t, guarded.ProcessTask(t.Context(), task()), core.ErrConflict)

@@ -40,7 +40,7 @@ func beServer(addr string) error {
 		return err
 	}
 	pid := fmt.Sprint(os.Getpid())
-	handler := asynqlock.PerKey(core.NewGuard(locker, nil), walletKey)(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+	handler := asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 		ctx := context.Background()
 		var of, n int
 		if _, err := fmt.Sscanf(string(task.Payload()), `{"user_id":%d,"n":%d}`, &of, &n); err != nil {

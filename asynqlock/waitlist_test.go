@@ -52,7 +52,7 @@ func TestWake_DeferredTasksRunInOrderWhenTheKeyIsReleased(t *testing.T) {
 					ran := make(chan string, tasks)
 					var inside alone
 					for range 3 {
-						b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.subscribed(t, b.newLocker(t)), policy), walletKey, late)(asynq.HandlerFunc(
+						b.serve(t, b.config(), asynqlock.PerKey(b.subscribed(t, b.newLocker(t)).Guard(policy), walletKey, late)(asynq.HandlerFunc(
 							func(_ context.Context, task *asynq.Task) error {
 								defer inside.enter(t)()
 								ran <- string(task.Payload())
@@ -88,7 +88,7 @@ func TestWake_AFailureWakesTheNextToo(t *testing.T) {
 		ran := make(chan struct{}, 10)
 		cfg := b.config()
 		cfg.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-		b.serve(t, cfg, asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(asynq.HandlerFunc(
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran <- struct{}{}
 				if len(ran)%2 == 0 {
@@ -114,7 +114,7 @@ func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
 		b.subscribed(t, b.locker)
 		release := b.hold(t, key)
 		ran := make(chan string, 10)
-		stop := b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(asynq.HandlerFunc(
+		stop := b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				id, _ := asynq.GetTaskID(ctx)
 				ran <- id
@@ -135,7 +135,7 @@ func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
 		b.untilState(t, ids[2], asynq.TaskStateCompleted)
 		done()
 		b.listed(t, 4)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				id, _ := asynq.GetTaskID(ctx)
 				ran <- id
@@ -161,7 +161,7 @@ func TestWake_AReleaseWakesOneTask(t *testing.T) {
 	inside := make(chan struct{})
 	var ran atomic.Int64
 	for range servers {
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.subscribed(t, b.newLocker(t)), nil), walletKey, late)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.subscribed(t, b.newLocker(t)).Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				ran.Add(1)
 				inside <- struct{}{}
@@ -189,7 +189,7 @@ func TestWake_NAtOnce(t *testing.T) {
 		const tasks, most = 20, 3
 		var inside, highest atomic.Int64
 		started, end := make(chan struct{}, tasks), make(chan struct{})
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil, core.Counted(most)), walletKey, late)(asynq.HandlerFunc(
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(most)), walletKey, late)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				now := inside.Add(1)
 				highest.Store(max(highest.Load(), now))
@@ -224,7 +224,7 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 		ran := make(chan struct{}, 10)
 		end := make(chan struct{})
 		handler := func(b *bench) asynq.Handler {
-			return asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, soon, asynqlock.WithMaxAge(3*time.Second))(asynq.HandlerFunc(
+			return asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithMaxAge(3*time.Second))(asynq.HandlerFunc(
 				func(context.Context, *asynq.Task) error {
 					ran <- struct{}{}
 					<-end
@@ -266,7 +266,7 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
 		b.hold(t, key)
-		b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, nil), walletKey, late)(mustNotRun(t)))
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(mustNotRun(t)))
 		var ids []string
 		before := time.Now()
 		for n := range 5 {
@@ -298,7 +298,7 @@ func TestWake_NobodyIsWokenWhileTheKeyIsHeld(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				b := setup(t, env)
 				b.hold(t, key)
-				b.serve(t, b.config(), asynqlock.PerKey(core.NewGuard(b.locker, policy), walletKey, late)(mustNotRun(t)))
+				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(policy), walletKey, late)(mustNotRun(t)))
 				for n := range 3 {
 					b.enqueue(t, numbered(n), asynq.MaxRetry(0))
 				}

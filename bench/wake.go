@@ -36,7 +36,7 @@ func wake(b *bench) error {
 	if err != nil {
 		return err
 	}
-	guard := core.NewGuard(requests.locker, delayqueue.Policy(requests.queue))
+	guard := requests.locker.Guard(delayqueue.Policy(requests.queue))
 	var took []time.Duration
 	for len(took) < n && err == nil {
 		var d time.Duration

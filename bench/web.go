@@ -90,7 +90,7 @@ func (b *bench) routes(f framework) []route {
 			if err != nil {
 				return nil, nil, errors.Join(err, rdb.Close())
 			}
-			h, err := f.perKey(core.NewGuard(locker, nil), visit)
+			h, err := f.perKey(locker.Guard(core.RejectConflicts), visit)
 			return h, ownClient{perkey{locker}, rdb}, err
 		}},
 		{f.name + " unguarded", func(visit visitor) (http.Handler, io.Closer, error) {

@@ -294,7 +294,7 @@ func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 	if w := g.WaitReplicas; w != nil {
 		opts = append(opts, core.WaitReplicas(w.Count, w.Timeout))
 	}
-	guard := core.NewGuard(c.runtime.locker, policy, opts...)
+	guard := c.runtime.locker.Guard(policy, opts...)
 	if err := guard.Err(); err != nil {
 		c.at(path, "%s", reason(err))
 	}

@@ -70,7 +70,7 @@ func newProbe() (*probe, error) {
 	if err != nil {
 		return nil, errors.Join(err, locker.Close())
 	}
-	return &probe{rdb, locker, core.NewGuard(locker, nil), store}, nil
+	return &probe{rdb, locker, locker.Guard(core.RejectConflicts), store}, nil
 }
 
 func (p *probe) close() {

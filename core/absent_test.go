@@ -35,11 +35,11 @@ func TestWhatWasForgottenIsAnError(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 
 	require.ErrorIs(t, l.Do(t.Context(), "k", nil), core.ErrInvalidOption)
-	require.ErrorIs(t, core.NewGuard(l, nil).Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
+	require.ErrorIs(t, l.Guard(core.RejectConflicts).Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
 	_, err = l.TryAcquire(t.Context(), "k")
 	require.NoError(t, err, "nothing was taken")
 
-	g := core.NewGuard(l, (*pointerPolicy)(nil))
+	g := l.Guard((*pointerPolicy)(nil))
 	require.ErrorContains(t, g.Err(), "policy is a nil *core_test.pointerPolicy")
 	require.Zero(t, (*core.Lease)(nil).Fence())
 }

@@ -36,6 +36,11 @@
 // the reservation ends only the queue's workers get the key, before all calls that wait:
 // others meet a conflict. See [KeyInfo].
 //
+// # Replicas
+//
+// [Locker.Once] runs a function in one process per period, such as a cron tick that comes to every
+// replica. [Locker.Lead] elects a leader.
+//
 // # What holds
 //
 //  1. A refusal is an error, a *ConflictError or a *DeferredError: whoever

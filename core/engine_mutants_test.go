@@ -84,6 +84,23 @@ var failoverMutants = []engineMutant{
 	{name: "a lease that is not ours is kept", failover: true},
 }
 
+// testedMutants are caught by tests, in no time.
+var testedMutants = []struct {
+	mutant.Mutant
+	tests string // that catch it
+}{
+	{mutant.Mutant{Name: "the period of a run is not kept", File: "once.go", Old: "lease.minHold = o.minHold", New: "if !%s {\n\t\t\t\tlease.minHold = o.minHold\n\t\t\t}"}, "^TestOnce_EachTick"},
+	{mutant.Mutant{Name: "a period lasts for all of every", File: "once.go", Old: "o.minHold = every - every/10", New: "o.minHold = map[bool]time.Duration{true: every, false: every - every/10}[%s]"}, "^TestOnce_EachTick"},
+	{mutant.Mutant{Name: "a failed run keeps its period", File: "once.go", Old: "lease.minHold = 0\n", New: "if !%s {\n\t\tlease.minHold = 0\n\t}\n"}, "^TestOnce_AFailedRun"},
+	{mutant.Mutant{Name: "a split vote leaves a tick out", File: "once.go", Old: "if !l.store.Queues() {", New: "if !l.store.Queues() && !%s {"}, "^TestOnce_ASplitVote"},
+	{mutant.Mutant{Name: "a release that failed ends a MinHold", File: "lease.go", Old: "owner.cancel(l.hold, l.minHold-l.granted.Elapsed(now))", New: "owner.cancel(l.hold, map[bool]time.Duration{false: l.minHold - l.granted.Elapsed(now)}[%s])"}, "^TestOnce_APeriodSurvives"},
+	{mutant.Mutant{Name: "a MinHold counts from when Redis is back", File: "internal/store/release.go", Old: "if one.req.Stay > 0 {", New: "if one.req.Stay > 0 && !%s {"}, "^TestOnce_APeriodSurvives"},
+	{mutant.Mutant{Name: "a leader leads on after a Shutdown", File: "lead.go", Old: "lease.cancel(store.Closed", New: "if %s {\n\t\t\treturn\n\t\t}\n\t\tlease.cancel(store.Closed"}, "^TestLead_HandsOver"},
+	{mutant.Mutant{Name: "who lost a lease is no candidate", File: "lead.go", Old: "if lost == nil {", New: "if lost == nil || %s {"}, "^TestLead_(ADeaf|GoesOn)"},
+	{mutant.Mutant{Name: "no candidate waits for a Redis that is away", File: "lead.go", Old: "kind != OutcomeUnavailable &&", New: "(kind != OutcomeUnavailable || %s) &&"}, "^TestLead_GoesOn"},
+	{mutant.Mutant{Name: "candidates do not pause", File: "lead.go", Old: "backoff.Full(failures, leadPauseMin, leadPauseMax)", New: "map[bool]time.Duration{false: backoff.Full(failures, leadPauseMin, leadPauseMax), true: leadPauseMin / 2}[%s]"}, "^TestLead_GoesOn"},
+}
+
 func (m engineMutant) round() soakRound {
 	if m.failover {
 		round := failovers(1)
@@ -109,19 +126,25 @@ func buildBroken(t *testing.T) (binary string) {
 		}
 		all = append(all, mutant.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
+	for _, m := range testedMutants {
+		all = append(all, m.Mutant)
+	}
 	return mutant.Build(t, all)
 }
 
 func TestMutantsOfTheEngineAreCaught(t *testing.T) {
 	t.Parallel()
-	testEngineMutants(t, engineMutants)
+	binary := testEngineMutants(t, engineMutants)
+	for _, m := range testedMutants {
+		t.Run(m.Name, func(t *testing.T) { mutant.Run(t, binary, m.Name, m.tests) })
+	}
 }
 
-func testEngineMutants(t *testing.T, mutants []engineMutant) {
+func testEngineMutants(t *testing.T, mutants []engineMutant) (binary string) {
 	t.Helper()
+	binary = buildBroken(t)
 	var caught atomic.Int64
 	t.Run("engine", func(t *testing.T) {
-		binary := buildBroken(t)
 		for _, m := range mutants {
 			t.Run(m.name, func(t *testing.T) {
 				round := m.round()
@@ -146,6 +169,7 @@ func testEngineMutants(t *testing.T, mutants []engineMutant) {
 		}
 	})
 	t.Logf("mutants caught: %d of %d", caught.Load(), len(mutants))
+	return binary
 }
 
 func TestRoundsOfEngineMutantsFindNothingInTheEngine(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -42,6 +43,97 @@ func ExampleLocker_Do() {
 	fmt.Println(err)
 	// Output:
 	// nobody else runs this now
+	// <nil>
+}
+
+// A cron job is started in each of three replicas. One of them runs it; here the replicas are three Lockers.
+func ExampleLocker_Once() {
+	rdb, closeAll := connect()
+	defer closeAll()
+	tick := func(replica int) {
+		locker, err := core.New(rdb)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer func() { _ = locker.Close() }()
+
+		ran, err := locker.Once(context.Background(), "cron:report", time.Hour, func(context.Context) error {
+			fmt.Println("the report is made")
+			return nil
+		})
+		fmt.Println("replica", replica, ran, err)
+	}
+	for replica := range 3 {
+		tick(replica)
+	}
+	// Output:
+	// the report is made
+	// replica 0 true <nil>
+	// replica 1 false <nil>
+	// replica 2 false <nil>
+}
+
+// Two replicas are candidates. When the first is shut down the second leads.
+func ExampleLocker_Lead() {
+	rdb, closeAll := connect()
+	defer closeAll()
+	ctx := context.Background()
+	started := make(chan int)
+	var replicas [2]*core.Locker
+	var done sync.WaitGroup
+	for i := range replicas {
+		locker, err := core.New(rdb)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		replicas[i] = locker
+		done.Go(func() {
+			err := locker.Lead(ctx, "scheduler", func(ctx context.Context) error {
+				started <- i
+				<-ctx.Done() // schedules until then
+				return context.Cause(ctx)
+			})
+			if !errors.Is(err, core.ErrClosed) {
+				fmt.Println(err)
+			}
+		})
+	}
+	first := <-started
+	fmt.Println("one of them leads")
+	fmt.Println(replicas[first].Shutdown(ctx))
+	second := <-started
+	fmt.Println("the other one leads:", second == 1-first)
+	fmt.Println(replicas[second].Shutdown(ctx))
+	done.Wait()
+	// Output:
+	// one of them leads
+	// <nil>
+	// the other one leads: true
+	// <nil>
+}
+
+func ExampleLocker_Guard() {
+	rdb, closeAll := connect()
+	defer closeAll()
+	locker, err := core.New(rdb)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = locker.Close() }()
+
+	guard := locker.Guard(core.RejectConflicts)
+	ctx, call := context.Background(), core.Call{Key: "order:42"}
+	err = guard.Do(ctx, call, func(context.Context) error {
+		second := guard.Do(ctx, call, func(context.Context) error { return nil })
+		fmt.Println(errors.Is(second, core.ErrConflict))
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// true
 	// <nil>
 }
 

@@ -450,7 +450,7 @@ func TestAGrantThatNoReplicaHeardOfIsRefused(t *testing.T) {
 			_, err := l.TryAcquire(ctx, "k", heard)
 			requireNotReplicated(t, err)
 		}
-		requireNotReplicated(t, core.NewGuard(l, untilWoken, heard).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+		requireNotReplicated(t, l.Guard(untilWoken, heard).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
 			t.Error("it runs without the key")
 			return nil
 		}))

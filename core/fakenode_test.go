@@ -41,6 +41,7 @@ type fakeConn struct {
 	net.Conn
 	node   *fakeNode
 	out    chan []byte
+	lag    time.Duration // of what is written
 	closed chan struct{}
 	once   sync.Once
 }
@@ -51,6 +52,7 @@ func newFakeConn(conn net.Conn, n *fakeNode) *fakeConn {
 		for {
 			select {
 			case b := <-c.out:
+				time.Sleep(c.lag)
 				_, _ = c.Conn.Write(b)
 			case <-c.closed:
 				return
@@ -131,8 +133,21 @@ const bubblePool = 1000
 
 func (n *fakeNode) client(t *testing.T) *redis.Client {
 	t.Helper()
+	return n.distant(t, 0)
+}
+
+// distant returns a client whose requests take a while to arrive.
+func (n *fakeNode) distant(t *testing.T, lag time.Duration) *redis.Client {
+	t.Helper()
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := n.dial(ctx, network, addr)
+		if err == nil {
+			c.(*fakeConn).lag = lag
+		}
+		return c, err
+	}
 	return redistest.Client(t, &redis.Options{
-		Addr: "127.0.0.1:1", Dialer: n.dial, PoolSize: bubblePool,
+		Addr: "127.0.0.1:1", Dialer: dial, PoolSize: bubblePool,
 		// They keep a mutex while they wait for the node, and so the bubble's clock still.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})

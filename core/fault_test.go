@@ -310,7 +310,7 @@ func TestAWaiterSurvivesTheDeathOfItsSubscription(t *testing.T) {
 	require.NoError(t, err)
 
 	// A wait so long that only the release, or a new subscription, can end it.
-	guard := core.NewGuard(waiting, retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour})
+	guard := waiting.Guard(retry.Policy{Initial: time.Hour, Max: time.Hour, MaxWait: 2 * time.Hour})
 	done := make(chan error)
 	go func() {
 		done <- guard.Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil })

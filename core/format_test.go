@@ -142,7 +142,7 @@ func TestFormat_CallersBehindANewerRecord(t *testing.T) {
 				assert.NotErrorIs(t, err, core.ErrUnavailable)
 			})
 			wg.Go(func() {
-				err := core.NewGuard(l, retryFor(100*time.Millisecond)).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+				err := l.Guard(retryFor(100*time.Millisecond)).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
 					return errors.New("it ran")
 				})
 				assert.ErrorIs(t, err, core.ErrConflict)

@@ -7,7 +7,7 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 )
 
-// Guard is a Locker together with what to do about conflicts. It is safe for
+// Guard is a Locker together with what to do about conflicts; see [Locker.Guard]. It is safe for
 // concurrent use and needs no closing.
 type Guard struct {
 	locker *Locker
@@ -47,25 +47,28 @@ type Call struct {
 	BeforeWait func() error
 }
 
-// NewGuard makes a Guard. A nil policy rejects: a call whose key is held fails
-// with a *ConflictError. Options apply to each lease of the Guard's; a call that its policy
-// defers runs later under a lease of another's, such as a delayqueue.Worker, which has options of its own.
+// Guard makes a Guard: the Locker together with a policy, such as [RejectConflicts]; nil is that too.
+// Options apply to each lease of the Guard's; a call that its policy defers runs later under a lease of another's,
+// such as a delayqueue.Worker, which has options of its own.
 //
 // What an option, or a policy that is a Validator, finds wrong is reported by Err,
-// and by every Do. So is a nil locker.
-func NewGuard(locker *Locker, policy ConflictPolicy, opts ...AcquireOption) *Guard {
-	g := &Guard{locker: locker, policy: policy}
-	if locker == nil {
+// and by every Do. So is a nil Locker.
+func (l *Locker) Guard(policy ConflictPolicy, opts ...AcquireOption) *Guard {
+	g := &Guard{locker: l}
+	if l == nil {
 		return g
 	}
-	if g.opts, g.err = locker.acquireOptions(opts); g.err != nil {
-		return g
+	if g.opts, g.err = l.acquireOptions(opts); g.err == nil {
+		g.err = g.setPolicy(policy)
 	}
-	g.err = validate(policy)
 	return g
 }
 
-func validate(policy ConflictPolicy) error {
+func (g *Guard) setPolicy(policy ConflictPolicy) error {
+	if _, rejects := policy.(rejectConflicts); rejects {
+		policy = nil // saves the call a place in the wait queue
+	}
+	g.policy = policy
 	if policy != nil && absent.Is(policy) {
 		return fmt.Errorf("core: %w: the guard's policy is a nil %T", ErrInvalidOption, policy)
 	}
@@ -104,7 +107,7 @@ func (g *Guard) WithPolicy(policy ConflictPolicy) *Guard {
 		return g
 	}
 	c := *g
-	c.policy, c.err = policy, validate(policy)
+	c.err = c.setPolicy(policy)
 	return &c
 }
 
@@ -131,7 +134,7 @@ func (g *Guard) Locker() *Locker {
 	return g.locker
 }
 
-// Policy returns the Guard's policy. Nil: it rejects.
+// Policy returns the Guard's policy; nil if that is RejectConflicts.
 func (g *Guard) Policy() ConflictPolicy {
 	if g == nil {
 		return nil
@@ -175,4 +178,4 @@ func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) erro
 	return lease.run(ctx, fn)
 }
 
-var errNoFunction = fmt.Errorf("core: %w: Do: the function is nil", ErrInvalidOption)
+var errNoFunction = fmt.Errorf("core: %w: the function is nil", ErrInvalidOption)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/retry"
 )
 
 type policyFunc func(context.Context, core.Conflict) (core.Decision, error)
@@ -30,7 +31,7 @@ func TestGuardDoesAsThePolicyDecides(t *testing.T) {
 		defer func() { _ = lease.Release(t.Context()) }()
 		never := func(context.Context) error { return errors.New("ran") }
 		ask := func(policy core.ConflictPolicy, call core.Call) error {
-			return core.NewGuard(l, policy).Do(t.Context(), call, never)
+			return l.Guard(policy).Do(t.Context(), call, never)
 		}
 
 		var conflict *core.ConflictError
@@ -79,10 +80,30 @@ func TestGuardDoesAsThePolicyDecides(t *testing.T) {
 	})
 }
 
+// By name or as nil, alone or after another policy, it refuses.
+func TestGuard_RejectConflicts(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		defer func() { _ = lease.Release(t.Context()) }()
+		for name, policy := range map[string]core.ConflictPolicy{
+			"named": core.RejectConflicts, "nil": nil, "then": retry.Policy{MaxWait: 10 * time.Millisecond, Then: core.RejectConflicts},
+		} {
+			guard := l.Guard(policy)
+			require.NoError(t, guard.Err())
+			require.Equal(t, name == "then", guard.Policy() != nil)
+			err := guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun)
+			var conflict *core.ConflictError
+			require.ErrorAs(t, err, &conflict, name)
+		}
+	})
+}
+
 func TestGuardReleasesOnEveryWayOut(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		l, rdb := newLocker(t, env), env.Client(t)
-		guard := core.NewGuard(l, nil)
+		guard := l.Guard(core.RejectConflicts)
 		call := core.Call{Key: "k"}
 		failed := errors.New("failed")
 		require.ErrorIs(t, guard.Do(t.Context(), call, func(context.Context) error { return failed }), failed)
@@ -107,7 +128,7 @@ func TestGuardReleasesOnEveryWayOut(t *testing.T) {
 
 func TestAGuardThatCannotWorkSaysSo(t *testing.T) {
 	t.Parallel()
-	for _, guard := range []*core.Guard{core.NewGuard(nil, nil), {}, nil} {
+	for _, guard := range []*core.Guard{(*core.Locker)(nil).Guard(core.RejectConflicts), {}, nil} {
 		require.ErrorIs(t, guard.Err(), core.ErrInvalidOption)
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, nil), core.ErrInvalidOption)
 	}
@@ -163,7 +184,7 @@ func TestTheObserverIsTold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		var seen recorder
 		l := newLocker(t, env, core.WithObserver(&seen), core.WithTTL(time.Second))
-		guard := core.NewGuard(l, nil)
+		guard := l.Guard(core.RejectConflicts)
 		call := core.Call{Key: "k", Name: "n"}
 		err := guard.Do(t.Context(), call, func(ctx context.Context) error {
 			acquired := seen.lastOutcome()

@@ -249,14 +249,14 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 		l.cancel(err)
 		owner.leases.drop(l.hold)
 		owner.waiters.lost(l.hold)
-		owner.cancel(l.hold)
+		owner.cancel(l.hold, 0)
 	} else {
 		l.cancel(context.Canceled)
 		var owned bool
 		switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
 			err = store.Unavailable("release", l.Key(), err)
-			owner.cancel(l.hold)
+			owner.cancel(l.hold, l.minHold-l.granted.Elapsed(now))
 		case !owned:
 			err = lost(l.Key(), notOurs)
 		}
@@ -288,19 +288,24 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 
 // run calls fn under the lease and releases it, also when fn panics. It returns
 // nil only if fn did and the lease was held all the while.
-func (l *Lease) run(ctx context.Context, fn func(context.Context) error) (err error) {
-	returned := false
+func (l *Lease) run(ctx context.Context, fn func(context.Context) error) error {
+	err, lost := l.runToEnd(ctx, fn)
+	if lost != nil {
+		return errors.Join(err, lost)
+	}
+	return err
+}
+
+// runToEnd is run, and returns fn's error, and why the lease was not held all the while.
+func (l *Lease) runToEnd(ctx context.Context, fn func(context.Context) error) (err, lost error) {
 	defer func() {
-		lost := l.Release(ctx)
 		// The work is done and was done within the lease: that Redis could not
 		// be told is not its failure.
-		if returned && errors.Is(lost, ErrLeaseLost) {
-			err = errors.Join(err, lost)
+		if released := l.Release(ctx); errors.Is(released, ErrLeaseLost) {
+			lost = released
 		}
 	}()
-	err = fn(l.Context())
-	returned = true
-	return err
+	return fn(l.Context()), nil
 }
 
 // leaseContext is a lease as the ctx of work under it: one piece of memory for both.

@@ -318,7 +318,7 @@ func TestBadOptionsAreErrors(t *testing.T) {
 	for _, opt := range []core.AcquireOption{core.LeaseTTL(0), core.FixedLease(-1), core.NotifyRelease(nil), reservations.Reserved(0)} {
 		_, err := l.TryAcquire(t.Context(), "k", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
-		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
+		require.ErrorIs(t, l.Guard(core.RejectConflicts, opt).Err(), core.ErrInvalidOption)
 	}
 }
 

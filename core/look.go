@@ -22,7 +22,7 @@ func (g *Guard) Look(ctx context.Context, call Call) error {
 	if a.opts = &opts; call.Shared {
 		opts.limit = shared
 	}
-	if a.locker.leaseOf(ctx, call.Key) != nil {
+	if a.locker.holding(ctx, call.Key) != nil {
 		return nil
 	}
 	key, err := a.locker.Inspect(ctx, call.Key)

@@ -41,7 +41,7 @@ func TestGuard_Look(t *testing.T) {
 					defer func() { _ = lease.Release(ctx) }()
 				}
 				test.call.Key, test.call.Name = key, "POST /orders"
-				guard := core.NewGuard(l, nil, test.opts...)
+				guard := l.Guard(core.RejectConflicts, test.opts...)
 				before := redistest.Keys(t, env.Client(t), env.Prefix)
 				err := guard.Look(ctx, test.call)
 				require.Equal(t, before, redistest.Keys(t, env.Client(t), env.Prefix), "nothing changes in Redis")
@@ -76,7 +76,7 @@ func TestGuard_Look(t *testing.T) {
 			info, err := l.Inspect(t.Context(), "waited")
 			return err == nil && info.Waiting == 1
 		}, 10*time.Second, time.Millisecond)
-		require.ErrorIs(t, core.NewGuard(l, nil).Look(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
+		require.ErrorIs(t, l.Guard(core.RejectConflicts).Look(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
 		leave()
 		require.ErrorIs(t, <-left, context.Canceled)
 		require.NoError(t, shared.Release(t.Context()))
@@ -84,10 +84,10 @@ func TestGuard_Look(t *testing.T) {
 		own, err := l.TryAcquire(t.Context(), "own")
 		require.NoError(t, err)
 		defer func() { _ = own.Release(t.Context()) }()
-		require.NoError(t, core.NewGuard(l, nil).Look(own.Context(), core.Call{Key: "own"}), "the caller has the key")
-		require.ErrorIs(t, core.NewGuard(l, nil).Look(t.Context(), core.Call{Key: "own"}), core.ErrConflict)
-		require.ErrorIs(t, core.NewGuard(l, nil).Look(t.Context(), core.Call{}), core.ErrInvalidKey)
-		require.ErrorIs(t, core.NewGuard(nil, nil).Look(t.Context(), core.Call{Key: "own"}), core.ErrInvalidOption)
+		require.NoError(t, l.Guard(core.RejectConflicts).Look(own.Context(), core.Call{Key: "own"}), "the caller has the key")
+		require.ErrorIs(t, l.Guard(core.RejectConflicts).Look(t.Context(), core.Call{Key: "own"}), core.ErrConflict)
+		require.ErrorIs(t, l.Guard(core.RejectConflicts).Look(t.Context(), core.Call{}), core.ErrInvalidKey)
+		require.ErrorIs(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Look(t.Context(), core.Call{Key: "own"}), core.ErrInvalidOption)
 	})
 }
 

@@ -518,7 +518,7 @@ func TestTooManyWaitersAreRefusedAsAConflict(t *testing.T) {
 		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
 		for range 2 {
 			go func() {
-				done <- core.NewGuard(l, untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
+				done <- l.Guard(untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
 			}()
 			<-inLine
 		}

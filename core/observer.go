@@ -14,8 +14,8 @@ import (
 // Keys are in the events for logs and traces; they make poor metric labels.
 type Observer interface {
 	// OnOutcome: a call for a key has ended. It is called exactly once for each call of
-	// TryAcquire, Acquire, Do, TryAcquireAll, AcquireAll and Resume, and of a Guard's Do:
-	// before that returns, and before Do runs its function. A call with an invalid key or
+	// TryAcquire, Acquire, Do, Once, TryAcquireAll, AcquireAll and Resume, and of a Guard's Do,
+	// and for each try of Lead: before that returns, and before it runs its function. A call with an invalid key or
 	// option counts too, and one that ends in a policy's panic. What happens to the call
 	// before its end, such as the decisions of its policy, is not an outcome.
 	//

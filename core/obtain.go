@@ -362,26 +362,24 @@ func (a *attempt) reserve(d Decision) {
 // reenter returns a handle on the lease that ctx works under, if it holds the
 // call's key and has not ended.
 func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Lease, error) {
-	held := l.leaseOf(ctx, call.Key)
-	if held == nil {
+	held := l.holding(ctx, call.Key)
+	switch {
+	case held == nil:
 		return nil, nil
-	}
-	if o.limit == exclusive && held.hold.mode() != exclusive {
+	case o.limit == exclusive && held.hold.mode() != exclusive:
 		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
 	}
 	return held.again(ctx, call), nil
 }
 
-// leaseOf is the lease on key that ctx works under, if it has not ended.
-func (l *Locker) leaseOf(ctx context.Context, key string) *Lease {
+// holding returns the lease on key that ctx works under, if it has not ended.
+func (l *Locker) holding(ctx context.Context, key string) *Lease {
 	inner, _ := LeaseFrom(ctx)
 	for held := inner; held != nil; held = held.outer {
 		if held.Key() != key || !held.hold.locker.sameAs(l) {
 			continue
 		}
-		if held.reentered != nil {
-			held = held.reentered
-		}
+		held = held.outermost()
 		if !held.hold.locker.leases.valid(held) {
 			return nil
 		}
@@ -390,10 +388,11 @@ func (l *Locker) leaseOf(ctx context.Context, key string) *Lease {
 	return nil
 }
 
-// cancel releases, in the background, what Redis may still hold for a hold that is over. A closed
-// Locker has no background: then cancel blocks.
-func (l *Locker) cancel(h *hold) {
+// cancel releases, in the background, what Redis may still hold for a hold that is over, with a stay
+// as in releaseHold. A closed Locker has no background: then cancel blocks.
+func (l *Locker) cancel(h *hold, stay time.Duration) {
 	req := h.releaseRequest()
+	req.Stay = max(stay, 0)
 	if !l.store.Cancel(req, h.ttl, func(owned bool) { l.notifications.released(h.key(), owned) }) {
 		_, _ = l.store.Release(context.Background(), req)
 	}
@@ -437,7 +436,7 @@ func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	release := func() {
 		each(holds, func(h *hold) error {
 			if _, err := l.releaseHold(context.Background(), h, 0, time.Now()); err != nil {
-				l.cancel(h)
+				l.cancel(h, 0)
 			}
 			return nil
 		})

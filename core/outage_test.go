@@ -63,10 +63,10 @@ func TestOutage_CallsForAFreeKeyAreUnavailableAndNeverAConflict(t *testing.T) {
 	t.Parallel()
 	calls := map[string]func(*core.Locker, int) error{
 		"guards": func(l *core.Locker, _ int) error {
-			return core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond}).Do(context.Background(), core.Call{Key: "k"}, nothing)
+			return l.Guard(retry.Policy{MaxWait: 50 * time.Millisecond}).Do(context.Background(), core.Call{Key: "k"}, nothing)
 		},
 		"guards of readers": func(l *core.Locker, _ int) error {
-			return core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond}, core.Shared()).Do(context.Background(), core.Call{Key: "k"}, nothing)
+			return l.Guard(retry.Policy{MaxWait: 50 * time.Millisecond}, core.Shared()).Do(context.Background(), core.Call{Key: "k"}, nothing)
 		},
 		"callers that wait": func(l *core.Locker, _ int) error {
 			_, err := l.Acquire(context.Background(), "k")
@@ -125,7 +125,7 @@ func TestOutage_CallsForAFreeKeyOnAQuorumAreUnavailable(t *testing.T) {
 			for _, proxy := range proxies[1:] {
 				fail(proxy)
 			}
-			guard := core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond})
+			guard := l.Guard(retry.Policy{MaxWait: 50 * time.Millisecond})
 			errs, _ := callsAtOnce(20, func(int) error { return guard.Do(t.Context(), core.Call{Key: "k"}, nothing) })
 			for _, err := range errs {
 				require.ErrorIs(t, err, core.ErrUnavailable)
@@ -172,7 +172,7 @@ func TestOutage_CallsThatKnowOfTheHolderWaitItOut(t *testing.T) {
 
 			fail(proxy)
 			errs, _ := callsAtOnce(n, func(int) error {
-				return core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond}).Do(t.Context(), core.Call{Key: "k2"}, nothing)
+				return l.Guard(retry.Policy{MaxWait: 50 * time.Millisecond}).Do(t.Context(), core.Call{Key: "k2"}, nothing)
 			})
 			for _, err := range errs {
 				require.ErrorIs(t, err, core.ErrUnavailable)
@@ -197,7 +197,7 @@ func TestOutage_ACallWhosePolicyEndsInItIsUnavailable(t *testing.T) {
 			_, err := newLocker(t, env).Acquire(t.Context(), "k")
 			require.NoError(t, err)
 			const n = 20
-			guard := core.NewGuard(l, retry.Policy{MaxWait: 4 * clientTimeout, Initial: 10 * time.Millisecond})
+			guard := l.Guard(retry.Policy{MaxWait: 4 * clientTimeout, Initial: 10 * time.Millisecond})
 			results := informedCalls(t, l, n, func() error { return guard.Do(t.Context(), core.Call{Key: "k"}, nothing) })
 			fail(proxy)
 			for range n {
@@ -418,7 +418,7 @@ func TestOutage_CallsThatMayNotWaitAreUnavailableToo(t *testing.T) {
 			l, proxy, _ := outageLocker(t, core.WithMaxWaiters(5, 10))
 			warm(t, l)
 			fail(proxy)
-			guard := core.NewGuard(l, retry.Policy{MaxWait: 50 * time.Millisecond})
+			guard := l.Guard(retry.Policy{MaxWait: 50 * time.Millisecond})
 			errs, _ := callsAtOnce(60, func(i int) error {
 				return guard.Do(t.Context(), core.Call{Key: fmt.Sprint("k", i/3)}, nothing)
 			})

@@ -129,7 +129,7 @@ var waysIn = map[string]func(ctx context.Context, c entered) error{
 		if c.beforeWait != nil {
 			call.BeforeWait = func() error { return c.beforeWait }
 		}
-		return unlessLost(core.NewGuard(c.l, c.policy, c.opts...).Do(ctx, call, c.fn()))
+		return unlessLost(c.l.Guard(c.policy, c.opts...).Do(ctx, call, c.fn()))
 	},
 	"Resume": func(ctx context.Context, c entered) error {
 		lease, err := c.l.Resume(ctx, c.token, c.options()...)

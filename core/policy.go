@@ -14,6 +14,14 @@ type ConflictPolicy interface {
 	OnConflict(ctx context.Context, c Conflict) (Decision, error)
 }
 
+// RejectConflicts is the policy that rejects: a call whose key is held fails at once with a
+// [*ConflictError], and over HTTP with 409.
+var RejectConflicts ConflictPolicy = rejectConflicts{}
+
+type rejectConflicts struct{}
+
+func (rejectConflicts) OnConflict(context.Context, Conflict) (Decision, error) { return Reject(), nil }
+
 // WaitingPolicy may be implemented by a policy. If Waits reports that its first decision is
 // to wait, as it nearly always is, its calls stand in Redis's queue from their first
 // question on, which saves them a second one. If it is not, they leave again.
@@ -21,7 +29,7 @@ type WaitingPolicy interface {
 	Waits() bool
 }
 
-// Validator may be implemented by a policy: NewGuard reports what Validate finds
+// Validator may be implemented by a policy: [Guard.Err] reports what Validate finds
 // wrong with it.
 type Validator interface {
 	Validate() error

@@ -31,20 +31,20 @@ func TestPoliciesSeeThePreference(t *testing.T) {
 	defer func() { _ = lease.Release(t.Context()) }()
 	prefers := core.Preference{Bounded: true, Wait: time.Second, Async: true}
 	var asked core.Preference
-	guard := core.NewGuard(l, honoring{&asked})
+	guard := l.Guard(honoring{&asked})
 	err = guard.Do(t.Context(), core.Call{Key: "k", Prefer: prefers}, func(context.Context) error { return nil })
 	require.ErrorIs(t, err, core.ErrConflict)
 	require.Equal(t, prefers, asked)
 	require.Equal(t, core.Preference{Bounded: true, Wait: time.Second}, guard.Honors(prefers))
-	require.Zero(t, core.NewGuard(l, nil).Honors(prefers))
+	require.Zero(t, l.Guard(core.RejectConflicts).Honors(prefers))
 }
 
 func TestExclusiveGuards(t *testing.T) {
 	l := newLocker(t, redistest.Embedded(t))
-	require.True(t, core.NewGuard(l, nil).Exclusive())
-	require.True(t, core.NewGuard(l, nil, core.Counted(1)).Exclusive())
-	require.False(t, core.NewGuard(l, nil, core.Counted(2)).Exclusive())
-	require.False(t, core.NewGuard(l, nil, core.Shared()).Exclusive())
-	require.False(t, core.NewGuard(nil, nil).Exclusive())
+	require.True(t, l.Guard(core.RejectConflicts).Exclusive())
+	require.True(t, l.Guard(core.RejectConflicts, core.Counted(1)).Exclusive())
+	require.False(t, l.Guard(core.RejectConflicts, core.Counted(2)).Exclusive())
+	require.False(t, l.Guard(core.RejectConflicts, core.Shared()).Exclusive())
+	require.False(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Exclusive())
 	require.False(t, (*core.Guard)(nil).Exclusive())
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // holderVar makes this test binary a holder: "addr prefix key ttl", and "shared" if
-// it is to be a reader, or "all" if key is several with commas between.
+// it is to be a reader, "all" if key is several with commas between, or "once" or "lead".
 const holderVar = "PERKEY_TEST_HOLDER"
 
 // runHolder takes a key, says "held FENCE", holds until a line comes in, and
@@ -48,6 +48,10 @@ func runHolder() {
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
 		return
 	}
+	if run := map[string]func(*core.Locker, string){"once": runOnce, "lead": runLead}[mode]; run != nil {
+		run(l, key)
+		return
+	}
 	lease, err := l.Acquire(context.Background(), key, opts...)
 	if err != nil {
 		fmt.Println(err)
@@ -59,6 +63,40 @@ func runHolder() {
 	fmt.Println("lost", ended && errors.Is(context.Cause(lease.Context()), core.ErrLeaseLost))
 	err = lease.Release(context.Background())
 	fmt.Println("release", errors.Is(err, core.ErrLeaseLost))
+}
+
+// runOnce says "ready", and calls Once for each line that comes in, which is a period: it says what became
+// of the call, or, if the period is an hour, "running" under one that does not end.
+func runOnce(l *core.Locker, key string) {
+	_, _ = l.Inspect(context.Background(), key) // connects
+	fmt.Println("ready")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		every, _ := time.ParseDuration(in.Text())
+		fmt.Println(l.Once(context.Background(), key, every, func(context.Context) error {
+			if every == time.Hour {
+				fmt.Println("running")
+				select {}
+			}
+			return nil
+		}))
+	}
+}
+
+// runLead says "leads FENCE" each time that it leads, and "ended" when its ctx is over, until a line comes in.
+func runLead(l *core.Locker, key string) {
+	go func() {
+		_ = l.Lead(context.Background(), key, func(ctx context.Context) error {
+			lease, _ := core.LeaseFrom(ctx)
+			fmt.Println("leads", lease.Fence())
+			for ctx.Err() == nil {
+				time.Sleep(5 * time.Millisecond)
+			}
+			fmt.Println("ended")
+			return ctx.Err()
+		})
+	}()
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+	_ = l.Shutdown(context.Background())
 }
 
 type holder struct {
@@ -100,6 +138,12 @@ func (h *holder) line() string {
 	return h.out.Text()
 }
 
+func (h *holder) tell(line string) {
+	_, err := h.in.WriteString(line + "\n")
+	require.NoError(h.t, err)
+	require.NoError(h.t, h.in.Flush())
+}
+
 func (h *holder) signal(s syscall.Signal) { require.NoError(h.t, h.cmd.Process.Signal(s)) }
 
 func TestKeyOfAKilledHolderIsFreeWithinItsTTL(t *testing.T) {
@@ -130,9 +174,7 @@ func TestAStoppedHolderFindsItsLeaseLost(t *testing.T) {
 	require.Greater(t, next.Fence(), h.fence)
 
 	h.signal(syscall.SIGCONT)
-	_, err = h.in.WriteString("go\n")
-	require.NoError(t, err)
-	require.NoError(t, h.in.Flush())
+	h.tell("go")
 	require.Equal(t, "lost true", h.line())
 	require.Equal(t, "release true", h.line())
 

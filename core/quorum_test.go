@@ -490,7 +490,7 @@ func TestWhatAQuorumCannotDoIsAnErrorAndWhatItCanWorks(t *testing.T) {
 		later := policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 			return reservations.Reserving(core.Deferred(core.Ticket{}), time.Minute, nil), nil
 		})
-		require.ErrorIs(t, core.NewGuard(other, later).Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
+		require.ErrorIs(t, other.Guard(later).Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		_, err = l.TryAcquire(t.Context(), "other", core.WaitReplicas(1, time.Second))
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 

@@ -325,7 +325,7 @@ func TestReaders_OfAFreeKeyAreNotRefused(t *testing.T) {
 				l, proxy, _ := throughProxy(t, env, noRetries)
 				warm(t, l)
 				proxy.Delay(func() time.Duration { return 3 * time.Millisecond })
-				refuse := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Reject(), nil }))
+				refuse := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) { return core.Reject(), nil }))
 				var wg sync.WaitGroup
 				for i := range 40 {
 					wg.Go(func() {

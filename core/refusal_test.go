@@ -109,7 +109,7 @@ func TestAFullRedisLetsAKeyGoThatACallWaitsFor(t *testing.T) {
 	inLine, done := make(chan struct{}), make(chan error)
 	go func() {
 		call := core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }}
-		done <- core.NewGuard(waiting, untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
+		done <- waiting.Guard(untilWoken).Do(t.Context(), call, func(context.Context) error { return nil })
 	}()
 	<-inLine
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())

@@ -161,7 +161,7 @@ func TestAHoldThatIsPassedOnIsReplicatedOnce(t *testing.T) {
 	l := newLocker(t, r.env)
 	lease, err := l.Acquire(t.Context(), "k", core.WaitReplicas(1, 5*time.Second))
 	require.NoError(t, err)
-	guard := core.NewGuard(l, untilWoken, core.WaitReplicas(1, 5*time.Second))
+	guard := l.Guard(untilWoken, core.WaitReplicas(1, 5*time.Second))
 	inLine, done := make(chan struct{}), make(chan error)
 	const calls = 5
 	for range calls {

@@ -26,7 +26,7 @@ func TestAReservationThatComesLateIsEnded(t *testing.T) {
 		for key, want := range map[string]bool{"ran": false, "parked": true} {
 			lease, err := other.TryAcquire(ctx, key)
 			require.NoError(t, err)
-			guard := core.NewGuard(l, policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
+			guard := l.Guard(policyFunc(func(context.Context, core.Conflict) (core.Decision, error) {
 				return reservations.Reserving(core.Deferred(core.Ticket{ID: "id"}), time.Minute, func(context.Context) (bool, error) { return want, nil }), nil
 			}))
 			require.ErrorIs(t, guard.Do(ctx, core.Call{Key: key}, mustNotRun), core.ErrDeferred)
@@ -55,14 +55,14 @@ func TestACallThatIsDeferredReservesItsKey(t *testing.T) {
 		holder, l := newLocker(t, env), newLocker(t, env)
 		lease, err := holder.TryAcquire(ctx, "k")
 		require.NoError(t, err)
-		guard := core.NewGuard(l, deferring(func() { require.Zero(t, reservedFor(t, l, "k"), "once it is stored") }))
+		guard := l.Guard(deferring(func() { require.Zero(t, reservedFor(t, l, "k"), "once it is stored") }))
 		var deferred *core.DeferredError
 		require.ErrorAs(t, guard.Do(ctx, core.Call{Key: "k"}, mustNotRun), &deferred)
 		require.Equal(t, "id", deferred.Ticket.ID)
 		require.NoError(t, lease.Release(ctx))
 		_, err = l.TryAcquire(ctx, "k")
 		require.ErrorIs(t, err, core.ErrConflict)
-		guard = core.NewGuard(l, deferring(func() {}))
+		guard = l.Guard(deferring(func() {}))
 		require.ErrorIs(t, guard.Do(ctx, core.Call{Key: "k"}, mustNotRun), core.ErrDeferred, "nor is that one overtaken")
 		first := parked(t, holder, "k")
 		require.NoError(t, first.Release(ctx))
@@ -77,7 +77,7 @@ func TestACallIsDeferredThoughItsKeyCannotBeReserved(t *testing.T) {
 		lease, err := holder.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
 		l, proxy, _ := throughProxy(t, env, noRetries)
-		guard := core.NewGuard(l, deferring(func() { proxy.Refuse(true) }))
+		guard := l.Guard(deferring(func() { proxy.Refuse(true) }))
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		require.NoError(t, lease.Release(t.Context()))
 	})
@@ -130,7 +130,7 @@ func TestNoCallOvertakesOneThatWasDeferredBeforeItBegan(t *testing.T) {
 				h.parked = append(h.parked, id)
 				return reservations.Reserving(core.Deferred(core.Ticket{}), span, nil), nil
 			})
-			err := core.NewGuard(l, policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
+			err := l.Guard(policy).Do(ctx, core.Call{Key: "k"}, func(context.Context) error {
 				work(id)
 				return nil
 			})
@@ -253,7 +253,7 @@ func TestALostReplyToReserveKeepsNoKeyForNobody(t *testing.T) {
 		other := newLocker(t, env)
 		held, err := other.TryAcquire(t.Context(), "k")
 		require.NoError(t, err)
-		guard := core.NewGuard(l, lastParked{&lose, &asked})
+		guard := l.Guard(lastParked{&lose, &asked})
 		require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k"}, mustNotRun), core.ErrDeferred)
 		require.False(t, lose.Load(), "a reply was lost")
 		redistest.Eventually(t, func() bool { return reservedFor(t, other, "k") == 0 }, "the key is kept for nobody")

@@ -339,7 +339,7 @@ func TestOptionsOfReservations(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 		_, err = l.TryAcquireAll(ctx, []string{"k"}, opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
-		require.ErrorIs(t, core.NewGuard(l, nil, opt).Err(), core.ErrInvalidOption)
+		require.ErrorIs(t, l.Guard(core.RejectConflicts, opt).Err(), core.ErrInvalidOption)
 		require.ErrorIs(t, reserve(t, l, "k", 0), core.ErrInvalidOption)
 		require.ErrorIs(t, reserve(t, l, "", time.Minute), core.ErrInvalidKey)
 		require.NoError(t, l.Close())

@@ -110,7 +110,7 @@ func gather(t *testing.T, env *redistest.Env, n int, policy core.ConflictPolicy)
 	var err error
 	c.holder, err = c.locker.TryAcquire(t.Context(), crowdKey)
 	require.NoError(t, err)
-	guard := core.NewGuard(c.locker, policy)
+	guard := c.locker.Guard(policy)
 	joined := make(chan struct{})
 	call := core.Call{Key: crowdKey, BeforeWait: func() error { joined <- struct{}{}; return nil }}
 	for i := range n {
@@ -346,7 +346,7 @@ func TestAThousandLockersTakeTurns(t *testing.T) {
 	start := time.Now()
 	for i := range all {
 		all[i] = lockerOn(t, shared[i%clients], env.Prefix)
-		guard := core.NewGuard(all[i], untilWoken)
+		guard := all[i].Guard(untilWoken)
 		wg.Go(func() {
 			for range rounds {
 				call := core.Call{Key: crowdKey, BeforeWait: func() error { joined <- struct{}{}; return nil }}

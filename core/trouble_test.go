@@ -73,7 +73,7 @@ func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 func TestAGrantToACallThatLeavesGoesToTheNext(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		holder, l := newLocker(t, env), newSleeper(t, env)
-		guard := core.NewGuard(l, untilWoken)
+		guard := l.Guard(untilWoken)
 		inLine := make(chan struct{})
 		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
 		nothing := func(context.Context) error { return nil }

@@ -40,7 +40,7 @@ func TestTheReleaseWakesWaitersOfEveryProcess(t *testing.T) {
 		var ran []int // guarded by the key
 		lockers := []*core.Locker{holder, newSleeper(t, env), newSleeper(t, env)}
 		for i, l := range lockers {
-			guard := core.NewGuard(l, untilWoken)
+			guard := l.Guard(untilWoken)
 			for range 5 {
 				wg.Go(func() {
 					err := guard.Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error {
@@ -68,7 +68,7 @@ func TestTheFirstInLinePassesTheWordOnWhenItLeaves(t *testing.T) {
 		require.NoError(t, err)
 		inLine := make(chan struct{})
 		call := core.Call{Key: "k", BeforeWait: func() error { inLine <- struct{}{}; return nil }}
-		guard := core.NewGuard(waiting, untilWoken)
+		guard := waiting.Guard(untilWoken)
 
 		first, leave := context.WithCancel(t.Context())
 		done := make(chan error, 2)
@@ -92,7 +92,7 @@ func TestALostLeaseWakesTheWaitersOfItsOwnProcess(t *testing.T) {
 		inLine := make(chan struct{})
 		done := make(chan error)
 		go func() {
-			done <- core.NewGuard(l, untilWoken).Do(t.Context(),
+			done <- l.Guard(untilWoken).Do(t.Context(),
 				core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }},
 				func(context.Context) error { return nil })
 		}()
@@ -112,7 +112,7 @@ func TestALostAnnouncementDelaysAWaiterByNoMoreThanThePollFloor(t *testing.T) {
 		require.NoError(t, lease.Extend(t.Context(), time.Minute)) // nobody waits for its end
 		done := make(chan error, 1)
 		go func() {
-			done <- core.NewGuard(waiting, untilWoken).Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil })
+			done <- waiting.Guard(untilWoken).Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil })
 		}()
 		rdb, record := env.Client(t), core.RecordName(env.Prefix, "k")
 		redistest.Eventually(t, func() bool {
@@ -199,7 +199,7 @@ func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
 		free := make(chan string, 10)
 		for name, policy := range map[string]core.ConflictPolicy{"rejects": nil, "waits": retry.Policy{MaxWait: 5 * time.Millisecond}} {
 			for _, l := range []*core.Locker{holder, other} {
-				guard := core.NewGuard(l, policy).OnFree(func(_ context.Context, key string) { free <- key })
+				guard := l.Guard(policy).OnFree(func(_ context.Context, key string) { free <- key })
 				require.NoError(t, guard.Err())
 				run := func(context.Context) error { return errors.New("ran") }
 				lease, err := holder.TryAcquire(t.Context(), "k")
@@ -224,7 +224,7 @@ func TestGuard_OnFreeIsCalledOnceForAKey(t *testing.T) {
 				require.Empty(t, free)
 			}
 		}
-		require.ErrorIs(t, core.NewGuard(holder, nil).OnFree(nil).Err(), core.ErrInvalidOption)
+		require.ErrorIs(t, holder.Guard(core.RejectConflicts).OnFree(nil).Err(), core.ErrInvalidOption)
 		require.ErrorIs(t, (*core.Guard)(nil).OnFree(nil).Err(), core.ErrInvalidOption)
 	})
 }
@@ -248,7 +248,7 @@ func TestWaitersOfOneProcessCostOneScriptTogether(t *testing.T) {
 		var wg sync.WaitGroup
 		for range calls {
 			wg.Go(func() {
-				assert.NoError(t, core.NewGuard(l, untilWoken).Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil }))
+				assert.NoError(t, l.Guard(untilWoken).Do(t.Context(), core.Call{Key: "k"}, func(context.Context) error { return nil }))
 			})
 		}
 		listening(t, l)
@@ -269,7 +269,7 @@ func TestCloseSendsWaitersAwayAndTellsHolders(t *testing.T) {
 		inLine := make(chan struct{})
 		done := make(chan error)
 		go func() {
-			done <- core.NewGuard(l, untilWoken).Do(t.Context(),
+			done <- l.Guard(untilWoken).Do(t.Context(),
 				core.Call{Key: "k", BeforeWait: func() error { close(inLine); return nil }},
 				func(context.Context) error { return nil })
 		}()

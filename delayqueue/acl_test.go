@@ -113,7 +113,7 @@ func (b *bench) parkAndCancel(key string) {
 	b.t.Helper()
 	held := b.hold(key)
 	var deferred *core.DeferredError
-	require.ErrorAs(b.t, core.NewGuard(b.locker, delayqueue.Policy(b.queue)).Do(b.t.Context(), core.Call{
+	require.ErrorAs(b.t, b.locker.Guard(delayqueue.Policy(b.queue)).Do(b.t.Context(), core.Call{
 		Key: key, Encode: func() ([]byte, error) { return nil, nil },
 	}, mustNotRun), &deferred)
 	redistest.Eventually(b.t, func() bool { return b.queue.Cancel(b.t.Context(), deferred.Ticket.ID) == nil }, "it is not claimed at the moment")

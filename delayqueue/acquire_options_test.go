@@ -36,7 +36,7 @@ func TestWithAcquireOptions_MinHold(t *testing.T) {
 				return nil
 			}, delayqueue.WithAcquireOptions(core.MinHold(apart)))
 		}
-		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue), core.MinHold(apart))
+		guard := b.other.Guard(delayqueue.Policy(b.queue), core.MinHold(apart))
 		var all sync.WaitGroup
 		for i := range keys * calls {
 			key := fmt.Sprint("k", i%keys)

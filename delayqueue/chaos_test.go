@@ -221,9 +221,9 @@ func (r *chaosRunner) call(ctx context.Context, who int, parking bool) {
 	locker, err := r.config.locker(rdb)
 	must(err)
 	defer func() { _ = locker.Close() }()
-	guard, over := core.NewGuard(locker, nil), ctx
+	guard, over := locker.Guard(core.RejectConflicts), ctx
 	if parking {
-		guard = core.NewGuard(locker, delayqueue.Policy(q))
+		guard = locker.Guard(delayqueue.Policy(q))
 		ctx = context.WithoutCancel(ctx) // a call that is given up may be stored, and nobody knows
 	}
 	for over.Err() == nil {

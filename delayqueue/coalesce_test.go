@@ -62,7 +62,7 @@ func TestCoalesce_ABurstParksOne(t *testing.T) {
 			own := *env
 			own.Prefix = fmt.Sprint(env.Prefix, works)
 			b := setup(t, &own)
-			guard := core.NewGuard(b.other, delayqueue.Coalesce(b.queue))
+			guard := b.other.Guard(delayqueue.Coalesce(b.queue))
 			require.NoError(t, guard.Err())
 			lease := b.hold("doc")
 			var r ran
@@ -136,7 +136,7 @@ func (b *bench) requireChains(ids []string, runs []delayqueue.Message) {
 func TestCoalesce_TheLastSaveOfEachRuns(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		guard := core.NewGuard(b.other, delayqueue.Coalesce(b.queue))
+		guard := b.other.Guard(delayqueue.Coalesce(b.queue))
 		var r ran
 		for range 3 {
 			b.start(func(ctx context.Context, m delayqueue.Message) error {
@@ -277,7 +277,7 @@ func TestDebounce_RunsWhenItIsQuiet(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const quiet = time.Second
 		b := setup(t, env)
-		guard := core.NewGuard(b.other, delayqueue.Debounce(b.queue, quiet, time.Minute))
+		guard := b.other.Guard(delayqueue.Debounce(b.queue, quiet, time.Minute))
 		require.NoError(t, guard.Err())
 		var r ran
 		b.start(r.handle)
@@ -325,12 +325,12 @@ func TestDebounce_HoldsUpNobodyParked(t *testing.T) {
 		var r ran
 		b.start(r.handle)
 		lease := b.hold("k")
-		quiet := park(t, core.NewGuard(b.other, delayqueue.Debounce(b.queue, time.Minute, time.Minute)), save("k", "u", 1))
-		other := park(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)), save("k", "v", 2))
+		quiet := park(t, b.other.Guard(delayqueue.Debounce(b.queue, time.Minute, time.Minute)), save("k", "u", 1))
+		other := park(t, b.other.Guard(delayqueue.Policy(b.queue)), save("k", "v", 2))
 		require.NoError(t, lease.Release(t.Context()))
 		b.reaches(other, delayqueue.StateDone)
 		time.Sleep(50 * time.Millisecond)
-		park(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)), save("k", "u", 3)) // the key is still reserved
+		park(t, b.other.Guard(delayqueue.Policy(b.queue)), save("k", "u", 3)) // the key is still reserved
 		require.Equal(t, delayqueue.StateQueued, b.status(quiet).State)
 		require.NoError(t, b.queue.Cancel(t.Context(), quiet))
 		redistest.Eventually(t, func() bool {
@@ -359,6 +359,6 @@ func TestCoalesce_WhatCannotWorkIsRefused(t *testing.T) {
 		delayqueue.Coalesce(nil), delayqueue.Debounce(nil, time.Second, time.Minute), delayqueue.Debounce(b.queue, 0, time.Minute),
 		delayqueue.Debounce(b.queue, time.Minute, time.Second), delayqueue.Debounce(b.queue, time.Minute, time.Hour),
 	} {
-		require.ErrorIs(t, core.NewGuard(b.other, p).Err(), core.ErrInvalidOption)
+		require.ErrorIs(t, b.other.Guard(p).Err(), core.ErrInvalidOption)
 	}
 }

@@ -103,7 +103,7 @@ func TestAConflictInsideAHandlerSpendsNoAttempt(t *testing.T) {
 		b := setup(t, env, delayqueue.WithMaxAttempts(1))
 		lease := b.hold("other")
 		var runs atomic.Int64
-		guard := core.NewGuard(b.locker, nil)
+		guard := b.locker.Guard(core.RejectConflicts)
 		b.start(func(ctx context.Context, m delayqueue.Message) error {
 			runs.Add(1)
 			// Its own key it has already; the other one is held.

@@ -3,7 +3,7 @@
 // key, so that parked work and fresh requests exclude each other.
 //
 //	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop")) // the locker's prefix; see below
-//	guard := core.NewGuard(locker, delayqueue.Policy(queue))     // a held key: the call is parked
+//	guard := locker.Guard(delayqueue.Policy(queue))           // a held key: the call is parked
 //	worker, err := delayqueue.NewWorker(queue, locker, handle)   // and run when its turn comes
 //	err = worker.Start()
 //

@@ -135,7 +135,7 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 		require.Equal(t, only(delayqueue.EnqueueLeft), all(enqueue(gone, q, delayqueue.Job{})))
 
 		held := b.hold("held")
-		guard := core.NewGuard(b.locker, delayqueue.Policy(q))
+		guard := b.locker.Guard(delayqueue.Policy(q))
 		park := func(int) (receipt delayqueue.Receipt, err error) {
 			err = guard.Do(t.Context(), core.Call{Key: "held", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
 			if deferred, ok := errors.AsType[*core.DeferredError](err); ok {
@@ -144,7 +144,7 @@ func TestEnqueue_EachCallIsToldOnce(t *testing.T) {
 			return receipt, err
 		}
 		q2 := b.newQueue(rdb, delayqueue.WithQueueObserver(seen))
-		guard = core.NewGuard(b.locker, delayqueue.Policy(q2))
+		guard = b.locker.Guard(delayqueue.Policy(q2))
 		require.Equal(t, only(delayqueue.EnqueueStored), all(park))
 		// A call whose first reply is lost is stored by the policy all the same, and told of once.
 		var lost sync.Once
@@ -220,7 +220,7 @@ func TestWarning_NobodyHasClaimed(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
 		seen := &watch{}
 		q := b.newQueue(b.rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
-		guard := core.NewGuard(b.locker, delayqueue.Policy(q))
+		guard := b.locker.Guard(delayqueue.Policy(q))
 		b.hold("k")
 		park := func() {
 			var wg sync.WaitGroup

@@ -97,7 +97,7 @@ func ExamplePolicy() {
 	}
 
 	ctx := context.Background()
-	guard := core.NewGuard(locker, delayqueue.Policy(queue))
+	guard := locker.Guard(delayqueue.Policy(queue))
 	lease, err := locker.Acquire(ctx, "order:7")
 	if err != nil {
 		log.Fatal(err)

@@ -42,7 +42,7 @@ func (b *haltBench) work() *delayqueue.Worker {
 func (b *haltBench) requireFresh(key string, runs bool) {
 	b.t.Helper()
 	redistest.Eventually(b.t, func() bool {
-		err := core.NewGuard(b.other, nil).Do(b.t.Context(), core.Call{Key: key}, func(context.Context) error { return nil })
+		err := b.other.Guard(core.RejectConflicts).Do(b.t.Context(), core.Call{Key: key}, func(context.Context) error { return nil })
 		return (err == nil) == runs && (runs || errors.Is(err, core.ErrConflict))
 	}, fmt.Sprint("a fresh call runs: ", runs))
 }
@@ -203,7 +203,7 @@ func TestHaltOnDeath_HoldsAcrossARepartition(t *testing.T) {
 			bad := b.enqueue(delayqueue.Job{ID: "bad", Key: "k", Name: "bad"})
 			b.reaches(bad, delayqueue.StateDead)
 			b.repartition(2)
-			guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+			guard := b.other.Guard(delayqueue.Policy(b.queue))
 			if h == delayqueue.HaltParked {
 				lease := b.hold("k")
 				require.ErrorIs(t, guard.Do(t.Context(), save("k", "", 1), mustNotRun), core.ErrDeferred)

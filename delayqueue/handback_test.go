@@ -71,7 +71,7 @@ func TestHandBack_LeavesTheKeyToFreshCalls(t *testing.T) {
 			own := *env
 			own.Prefix += name
 			b := setup(t, &own)
-			guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+			guard := b.other.Guard(delayqueue.Policy(b.queue))
 			park := func() error {
 				return guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("x"), nil }},
 					func(context.Context) error { return nil })

@@ -121,7 +121,7 @@ func TestRetryLater_IsHonoredAndEndsWhatWouldBeTooOld(t *testing.T) {
 func TestRetryLater_LeavesTheKeyToFreshCallsAndKeepsTheOrder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		guard, payload := core.NewGuard(b.other, delayqueue.Policy(b.queue)), "first"
+		guard, payload := b.other.Guard(delayqueue.Policy(b.queue)), "first"
 		park := func() error {
 			return guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte(payload), nil }},
 				func(context.Context) error { return nil })

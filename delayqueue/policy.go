@@ -26,7 +26,7 @@ type policy struct {
 // reservations reserve the keys of parked messages.
 var reservations = reservation.Get[*core.Locker, *core.Lease, core.AcquireOption, core.Decision]()
 
-// Validate reports a nil queue, and a quiet period that cannot work. It wraps core.ErrInvalidOption. core.NewGuard
+// Validate reports a nil queue, and a quiet period that cannot work. It wraps core.ErrInvalidOption. core.Locker.Guard
 // calls it.
 func (p policy) Validate() error {
 	if p.queue == nil {

@@ -17,7 +17,7 @@ import (
 func TestAConflictingCallIsParkedAndRunLater(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+		guard := b.other.Guard(delayqueue.Policy(b.queue))
 		require.NoError(t, guard.Err())
 		lease := b.hold("k")
 
@@ -71,7 +71,7 @@ func TestAPolicyWithoutAQueueIsAnError(t *testing.T) {
 	locker, err := core.New(redistest.Embedded(t).Client(t))
 	require.NoError(t, err)
 	defer func() { _ = locker.Close() }()
-	require.ErrorIs(t, core.NewGuard(locker, policy).Err(), core.ErrInvalidOption)
+	require.ErrorIs(t, locker.Guard(policy).Err(), core.ErrInvalidOption)
 }
 
 func TestAParkedCallWhoseReplyWasLostIsStoredOnce(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 // parkCall has a call of a held key parked, and returns the id of its message.
 func (b *bench) parkCall(key string) string {
 	b.t.Helper()
-	guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+	guard := b.other.Guard(delayqueue.Policy(b.queue))
 	call := core.Call{Key: key, Encode: func() ([]byte, error) { return nil, nil }}
 	var deferred *core.DeferredError
 	require.ErrorAs(b.t, guard.Do(b.t.Context(), call, mustNotRun), &deferred)

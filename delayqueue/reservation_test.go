@@ -19,7 +19,7 @@ import (
 func TestACallThatIsParkedBetweenClaimAndLeaseIsNotOvertaken(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+		guard := b.other.Guard(delayqueue.Policy(b.queue))
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
 		var parked [2]string
 		park := func(i int) {

@@ -113,7 +113,7 @@ func TestTrace_OfACallThatIsParked(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { _ = lease.Release(context.Background()) }()
 		for trace, want := range map[string]string{testTrace: testTrace, "": "", "00-a-b-01": ""} {
-			err := core.NewGuard(locker, Policy(q)).Do(t.Context(), core.Call{Key: "k", Trace: trace, Encode: func() ([]byte, error) { return nil, nil }},
+			err := locker.Guard(Policy(q)).Do(t.Context(), core.Call{Key: "k", Trace: trace, Encode: func() ([]byte, error) { return nil, nil }},
 				func(context.Context) error { return nil })
 			deferred, _ := errors.AsType[*core.DeferredError](err)
 			require.NotNil(t, deferred)

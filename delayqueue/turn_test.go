@@ -116,7 +116,7 @@ func TestAFailureEndsATurnAndKeepsThePlace(t *testing.T) {
 func TestAFreshCallDoesNotOvertakeAParkedOne(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		guard := core.NewGuard(b.other, delayqueue.Policy(b.queue))
+		guard := b.other.Guard(delayqueue.Policy(b.queue))
 		call := core.Call{Key: "k", Principal: "alice", Encode: func() ([]byte, error) { return []byte("parked"), nil }}
 		lease := b.hold("k")
 		var parked []string
@@ -150,7 +150,7 @@ func TestWithoutReservationWindowAFreshCallMayOvertake(t *testing.T) {
 		b := setup(t, env, delayqueue.WithReservationWindow(0))
 		lease := b.hold("k")
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}
-		require.ErrorIs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(t.Context(), call, mustNotRun), core.ErrDeferred)
+		require.ErrorIs(t, b.other.Guard(delayqueue.Policy(b.queue)).Do(t.Context(), call, mustNotRun), core.ErrDeferred)
 		require.NoError(t, lease.Release(t.Context()))
 		require.NoError(t, b.hold("k").Release(t.Context()))
 	})
@@ -165,7 +165,7 @@ func TestACancelledMessageNeverRunsAndKeepsNobodyUp(t *testing.T) {
 		lease := b.hold("k")
 		call := core.Call{Key: "k", Encode: func() ([]byte, error) { return []byte("work"), nil }}
 		var deferred *core.DeferredError
-		require.ErrorAs(t, core.NewGuard(b.other, delayqueue.Policy(b.queue)).Do(ctx, call, mustNotRun), &deferred)
+		require.ErrorAs(t, b.other.Guard(delayqueue.Policy(b.queue)).Do(ctx, call, mustNotRun), &deferred)
 		id := deferred.Ticket.ID
 		redistest.Eventually(t, func() bool { return b.status(id).Conflicts > 0 }, "no worker met the held key")
 

@@ -39,7 +39,7 @@ func setupApart(t *testing.T) *apart {
 		t.Cleanup(func() { _ = l.Close() })
 		*locker = l
 	}
-	a.guard = core.NewGuard(a.locker, delayqueue.Policy(a.queue))
+	a.guard = a.locker.Guard(delayqueue.Policy(a.queue))
 	return a
 }
 

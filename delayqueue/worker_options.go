@@ -57,7 +57,7 @@ func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 	}
 }
 
-// WithAcquireOptions has the Worker take the keys of its messages with these options, as [core.NewGuard]
+// WithAcquireOptions has the Worker take the keys of its messages with these options, as [core.Locker.Guard]
 // takes those of its calls: [core.MinHold], [core.MaxHold], [core.FixedLease], [core.LeaseTTL],
 // [core.WaitReplicas] and [core.Named]. The Worker does not know the options of the guards that parked its
 // messages: what a guard's MinHold or WaitReplicas promises holds for these only if it is
@@ -70,7 +70,7 @@ func WithHeartbeatClient(rdb redis.UniversalClient) WorkerOption {
 func WithAcquireOptions(opts ...core.AcquireOption) WorkerOption {
 	return func(w *Worker) error {
 		w.lockOptions = append(w.lockOptions, opts...)
-		switch guard := core.NewGuard(w.locker, nil, w.lockOptions...); {
+		switch guard := w.locker.Guard(core.RejectConflicts, w.lockOptions...); {
 		case guard.Err() != nil:
 			return fmt.Errorf("delayqueue: WithAcquireOptions: %w", guard.Err())
 		case !guard.Exclusive():

@@ -33,7 +33,7 @@ func ExamplePerKey() {
 	e := echo.New()
 	e.POST("/orders/:id/pay", func(c echo.Context) error {
 		return c.String(http.StatusOK, "paid")
-	}, echolock.PerKey(core.NewGuard(locker, nil), echolock.Param("order:", "id")))
+	}, echolock.PerKey(locker.Guard(core.RejectConflicts), echolock.Param("order:", "id")))
 	pay := func(order string) {
 		w := httptest.NewRecorder()
 		e.ServeHTTP(w, httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/orders/"+order+"/pay", nil))
@@ -71,7 +71,7 @@ func ExampleConfig_ToMiddleware() {
 
 	perUser, err := echolock.Config{
 		Skipper:      func(c echo.Context) bool { return c.Path() == "/ping" },
-		Guard:        core.NewGuard(locker, nil),
+		Guard:        locker.Guard(core.RejectConflicts),
 		Key:          echolock.Header("user:", "X-User"),
 		ReturnErrors: true,
 	}.ToMiddleware()

@@ -33,7 +33,7 @@ func ExamplePerKey() {
 	defer func() { _ = locker.Close() }()
 
 	r := gin.New()
-	r.POST("/orders/:id/pay", ginlock.PerKey(core.NewGuard(locker, nil), ginlock.Param("order:", "id")), func(c *gin.Context) {
+	r.POST("/orders/:id/pay", ginlock.PerKey(locker.Guard(core.RejectConflicts), ginlock.Param("order:", "id")), func(c *gin.Context) {
 		c.String(http.StatusOK, "paid")
 	})
 	pay := func(order string) {
@@ -77,7 +77,7 @@ func ExamplePerKey_parked() {
 	if err != nil {
 		panic(err)
 	}
-	later := core.NewGuard(locker, delayqueue.Policy(queue))
+	later := locker.Guard(delayqueue.Policy(queue))
 
 	r := gin.New()
 	shipped := make(chan struct{})

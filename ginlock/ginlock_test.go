@@ -34,7 +34,7 @@ func TestRefusalAbortsTheChain(t *testing.T) {
 			assert.True(t, c.Writer.Written())
 			assert.Equal(t, http.StatusConflict, c.Writer.Status())
 		})
-		r.POST("/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), orderKey), mustNotRun(t), mustNotRun(t))
+		r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey), mustNotRun(t), mustNotRun(t))
 		testbed.RequireProblem(t, testbed.Call(t, r, http.MethodPost, testbed.OrderPath, ""), http.StatusConflict, "conflict", true)
 		require.Equal(t, "POST /orders/:id", (<-b.Conflicts).Name)
 	})
@@ -43,7 +43,7 @@ func TestRefusalAbortsTheChain(t *testing.T) {
 // gin keeps a status back until there is something to write.
 func TestAStatusAloneIsNoResponseWhenTheLeaseIsLost(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(time.Second))
-	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, nil), func(c *gin.Context) {
+	resp := testbed.Call(t, guarded(b.Locker.Guard(core.RejectConflicts), func(c *gin.Context) {
 		c.Status(http.StatusNoContent)
 		b.LoseLeases(t)
 		<-c.Request.Context().Done()
@@ -54,7 +54,7 @@ func TestAStatusAloneIsNoResponseWhenTheLeaseIsLost(t *testing.T) {
 func TestKeyHelpers(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.HoldKey(t, "k:"+testbed.Secret)
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	for name, test := range map[string]struct {
 		key          ginlock.KeyFunc
 		path         string
@@ -115,7 +115,7 @@ func TestKeyHelpers(t *testing.T) {
 
 // However a client writes a path, and gin is told to read it, a value has one key.
 func TestPathParametersAreDecodedOnce(t *testing.T) {
-	guard := core.NewGuard(testbed.New(t, redistest.Embedded(t)).Locker, nil)
+	guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
 	for name, configure := range map[string]func(*gin.Engine){
 		"default":       func(*gin.Engine) {},
 		"raw":           func(e *gin.Engine) { e.UseRawPath = true },
@@ -163,7 +163,7 @@ func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 		c.Next()
 		assert.Same(t, before, c.Request)
 	})
-	engine.POST("/files/:dir/*path", ginlock.PerKey(core.NewGuard(b.Locker, nil), key), func(c *gin.Context) {
+	engine.POST("/files/:dir/*path", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), key), func(c *gin.Context) {
 		lease, held := core.LeaseFrom(c.Request.Context())
 		if assert.True(t, held) {
 			assert.Equal(t, "7|ann|a/b/c", lease.Key())
@@ -183,7 +183,7 @@ func TestKeyFunctionsSeeTheRouteAndLeaveTheBody(t *testing.T) {
 		inner.ServeHTTP(w, r)
 		assert.Equal(t, "acme", r.PathValue("id"))
 	})
-	inner.POST("/:tenant/orders/:id", ginlock.PerKey(core.NewGuard(b.Locker, nil), ginlock.Param("", "id")), func(c *gin.Context) {
+	inner.POST("/:tenant/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), ginlock.Param("", "id")), func(c *gin.Context) {
 		lease, _ := core.LeaseFrom(c.Request.Context())
 		c.String(http.StatusOK, lease.Key())
 	})
@@ -196,7 +196,7 @@ func TestUnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
 	key := func(*http.Request) (string, error) { return "k", nil }
 	engine := gin.New()
 	engine.HandleMethodNotAllowed = true
-	engine.Use(ginlock.PerKey(core.NewGuard(b.Locker, nil), key))
+	engine.Use(ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), key))
 	engine.GET("/o", ok)
 	engine.POST("/o", mustNotRun(t))
 	engine.NoRoute(func(c *gin.Context) { c.String(http.StatusNotFound, "nothing here") })
@@ -211,14 +211,14 @@ func TestUnmatchedRoutesPassAsTheEngineIsSetUp(t *testing.T) {
 
 func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	for name, test := range map[string]struct {
 		guard *core.Guard
 		key   ginlock.KeyFunc
 		opts  []httplock.Option
 	}{
 		"nil guard": {nil, orderKey, nil},
-		"bad guard": {core.NewGuard(b.Locker, nil, core.LeaseTTL(-1)), orderKey, nil},
+		"bad guard": {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
 		"nil key":   {guard, nil, nil},
 		"nil func":  {guard, ginlock.Func(nil), nil},
 		"option":    {guard, orderKey, []httplock.Option{httplock.AllowHeaders("Cookie")}},
@@ -237,7 +237,7 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 func TestHijackAndResponseController(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	// What was flushed reaches the client before the key is free.
-	guard := core.NewGuard(b.Locker, retry.Policy{MaxWait: time.Minute})
+	guard := b.Locker.Guard(retry.Policy{MaxWait: time.Minute})
 	engine := gin.New()
 	engine.Use(ginlock.PerKey(guard, func(*http.Request) (string, error) { return "k", nil }))
 	engine.POST("/hijack", func(c *gin.Context) {

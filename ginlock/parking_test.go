@@ -39,7 +39,7 @@ func openShop(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *shop
 	var err error
 	s.queue, err = delayqueue.New(s.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
-	s.guard = core.NewGuard(s.Locker, delayqueue.Policy(s.queue))
+	s.guard = s.Locker.Guard(delayqueue.Policy(s.queue))
 	s.engine.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
 		return r.Header.Get("X-Stranger") == ""
 	})))
@@ -300,7 +300,7 @@ func TestLostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	queue, err := delayqueue.New(proxied.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	proxy.LoseReply(func([]byte) bool { return true })
-	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, delayqueue.Policy(queue)), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "")
+	resp := testbed.Call(t, guarded(b.Locker.Guard(delayqueue.Policy(queue)), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "")
 	content := resp.Body
 	require.Equal(t, http.StatusServiceUnavailable, resp.Status)
 	require.NotEmpty(t, resp.Header.Get("Retry-After"))

@@ -30,7 +30,7 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)
-		m, err := httplock.New(core.NewGuard(b.Locker, nil))
+		m, err := httplock.New(b.Locker.Guard(core.RejectConflicts))
 		require.NoError(t, err)
 		r := gin.New()
 		r.Use(ginlock.FromConfig(routeTable{
@@ -79,7 +79,7 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env, core.WithTTL(time.Second))
-		guard := core.NewGuard(b.Locker, nil)
+		guard := b.Locker.Guard(core.RejectConflicts)
 		answers := func(status int) func(*gin.Context, *httplock.Problem) {
 			return func(c *gin.Context, p *httplock.Problem) {
 				assert.Equal(t, "/orders/:id", c.FullPath())
@@ -117,7 +117,7 @@ func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
 	})
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	statusOnly := ginlock.WithErrorHandler(func(c *gin.Context, _ *httplock.Problem) { c.Status(http.StatusTeapot) })
 	r := gin.New()
 	r.POST("/orders/:id", ginlock.PerKey(guard, orderKey, statusOnly), mustNotRun(t))
@@ -135,7 +135,7 @@ func TestProblemsAreHandedToGinsHandlers(t *testing.T) {
 
 func TestGuardsOfAnEngineAGroupAndARouteNest(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	r := gin.New()
 	r.Use(ginlock.PerKey(guard, ginlock.Header("tenant:", "X-Tenant")))
 	g := r.Group("/orders/:id", ginlock.PerKey(guard, orderKey))

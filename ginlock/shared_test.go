@@ -21,7 +21,7 @@ func TestACountedGuardLetsSoManyIn(t *testing.T) {
 		const most, requests = 3, 20
 		b := testbed.New(t, env)
 		var inside, ran, peak atomic.Int64
-		patient := core.NewGuard(b.Locker, retry.Policy{MaxWait: time.Minute}, core.Counted(most))
+		patient := b.Locker.Guard(retry.Policy{MaxWait: time.Minute}, core.Counted(most))
 		url, client := testbed.Serve(t, guarded(patient, func(c *gin.Context) {
 			n := inside.Add(1)
 			if n > most {

@@ -39,7 +39,7 @@ func TestBody_WithoutAConnection(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	for name, policy := range map[string]core.ConflictPolicy{"reject": nil, "wait": testbed.Patient{}, "park": &testbed.Parking{}} {
-		h := guarded(core.NewGuard(b.Locker, policy), mustNotRun(t), httplock.WithBodyTimeout(bodyTime))
+		h := guarded(b.Locker.Guard(policy), mustNotRun(t), httplock.WithBodyTimeout(bodyTime))
 		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
 		r.Body = io.NopCloser(pacedReader{strings.NewReader(strings.Repeat("x", 1000))})
 		resp := testbed.Do(h, r)
@@ -47,7 +47,7 @@ func TestBody_WithoutAConnection(t *testing.T) {
 		require.Equal(t, "close", resp.Header.Get("Connection"), name)
 	}
 	key := httplock.JSONField("order:", "id")
-	h := httplock.PerKey(core.NewGuard(b.Locker, nil), key, httplock.WithBodyTimeout(bodyTime))(mustNotRun(t))
+	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, httplock.WithBodyTimeout(bodyTime))(mustNotRun(t))
 	r := testbed.Request(t, http.MethodPost, "/", "")
 	r.Body = io.NopCloser(pacedReader{strings.NewReader(strings.Repeat("x", 1000))})
 	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusRequestTimeout, "body-timeout", false)
@@ -60,7 +60,7 @@ func TestBody_TheHandlersOwnTimeDoesNotCount(t *testing.T) {
 	const size = 300_000
 	for name, buffering := range map[string]bool{"direct": false, "in memory in front": true} {
 		for _, readTimeout := range []time.Duration{0, 2 * bodyTime} {
-			h := http.Handler(guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+			h := http.Handler(guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 				var got bytes.Buffer
 				for range 4 {
 					_, err := io.CopyN(&got, r.Body, size/4)
@@ -115,7 +115,7 @@ func TestBody_LeavesTheConnectionAsItWas(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	for _, readTimeout := range []time.Duration{0, 2 * time.Second} {
-		conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+		conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 			_, err := io.Copy(w, r.Body)
 			assert.NoError(t, err)
 		}, httplock.WithBodyTimeout(bodyTime)), readTimeout)
@@ -141,7 +141,7 @@ func TestBody_LeavesTheConnectionAsItWas(t *testing.T) {
 func TestBody_ServersReadTimeout(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
-	conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), mustNotRun(t)), bodyTime)
+	conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t)), bodyTime)
 	_, err := io.WriteString(conn, headOf(4, "")+"a")
 	require.NoError(t, err)
 	resp, err := http.ReadResponse(answers, nil)
@@ -158,7 +158,7 @@ func TestBody_ServersReadTimeout(t *testing.T) {
 func TestBody_Expect100ContinueIsAskedBeforeTheKey(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
-	conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+	conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(w, r.Body)
 		assert.NoError(t, err)
 	}), 0)
@@ -184,7 +184,7 @@ func TestBody_TrailersAndLengthStay(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	for _, size := range []int{0, 10, 200_000} {
 		body := strings.Repeat("x", size)
-		url, client := testbed.Serve(t, guarded(core.NewGuard(b.Locker, nil), func(_ http.ResponseWriter, r *http.Request) {
+		url, client := testbed.Serve(t, guarded(b.Locker.Guard(core.RejectConflicts), func(_ http.ResponseWriter, r *http.Request) {
 			assert.EqualValues(t, -1, r.ContentLength)
 			assert.Contains(t, r.Trailer, "X-Sum")
 			got, err := io.ReadAll(r.Body)
@@ -206,14 +206,14 @@ func TestBody_NestedGuards(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	var late atomic.Int64
-	inner := httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "inner", nil },
+	inner := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "inner", nil },
 		httplock.WithReadAhead(50), httplock.WithBodyTimeout(time.Hour))(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.ReadAll(r.Body); assert.ErrorIs(t, err, os.ErrDeadlineExceeded) {
 			late.Add(1)
 		}
 		w.WriteHeader(http.StatusUnprocessableEntity)
 	}))
-	conn, answers := raw(t, guarded(core.NewGuard(b.Locker, nil), inner.ServeHTTP, httplock.WithReadAhead(10), httplock.WithBodyTimeout(bodyTime)), 0)
+	conn, answers := raw(t, guarded(b.Locker.Guard(core.RejectConflicts), inner.ServeHTTP, httplock.WithReadAhead(10), httplock.WithBodyTimeout(bodyTime)), 0)
 	_, err := io.WriteString(conn, headOf(1000, "")+strings.Repeat("x", 100))
 	require.NoError(t, err)
 	resp, err := http.ReadResponse(answers, nil)
@@ -228,14 +228,14 @@ func TestBody_StreamsAreNotParked(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	parking := &testbed.Parking{}
-	h := guarded(core.NewGuard(b.Locker, parking), mustNotRun(t), httplock.StreamBody())
+	h := guarded(b.Locker.Guard(parking), mustNotRun(t), httplock.StreamBody())
 	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "x"), http.StatusConflict, "conflict", true)
 	require.Empty(t, parking.Parked())
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
 	r.Body = http.NoBody
 	require.Equal(t, http.StatusAccepted, testbed.Do(h, r).Status, "there is nothing to stream")
 
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	for _, opts := range [][]httplock.Option{
 		{httplock.StreamBody(), httplock.WithIdempotency(newIdempotency(t, b))},
 		{httplock.WithBodyTimeout(0)},
@@ -255,7 +255,7 @@ func TestBody_CappedInFront(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	for _, policy := range []core.ConflictPolicy{nil, testbed.Patient{}} {
-		h := guarded(core.NewGuard(b.Locker, policy), func(w http.ResponseWriter, r *http.Request) {
+		h := guarded(b.Locker.Guard(policy), func(w http.ResponseWriter, r *http.Request) {
 			got, err := io.ReadAll(r.Body)
 			assert.Equal(t, "xy", string(got))
 			var capped *http.MaxBytesError
@@ -273,7 +273,7 @@ func TestBody_CappedInFront(t *testing.T) {
 // A request without a body pays nothing for the limit on others.
 func TestBody_NoneCostsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	m, err := httplock.New(core.NewGuard(b.Locker, nil))
+	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts))
 	require.NoError(t, err)
 	r := testbed.Request(t, http.MethodPost, "/", "")
 	r.Body = http.NoBody
@@ -282,7 +282,7 @@ func TestBody_NoneCostsNothing(t *testing.T) {
 
 func BenchmarkBody(b *testing.B) {
 	bed := testbed.New(b, redistest.Embedded(b))
-	m, err := httplock.New(core.NewGuard(bed.Locker, testbed.Patient{}))
+	m, err := httplock.New(bed.Locker.Guard(testbed.Patient{}))
 	require.NoError(b, err)
 	for _, size := range []int{0, 500, 5_000, 50_000, 500_000} {
 		for name, length := range map[string]int{"length": size, "chunked": -1} {
@@ -307,7 +307,7 @@ func TestBody_ThatTheHandlerDoesNotReadKeepsNoKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := testbed.New(t, redistest.Embedded(t))
 			wrote := make(chan time.Duration, 1)
-			plain := guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, _ *http.Request) {
+			plain := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, _ *http.Request) {
 				start := time.Now()
 				_, _ = w.Write(make([]byte, 8<<10))
 				wrote <- time.Since(start)
@@ -361,7 +361,7 @@ func TestBody_ThatLies(t *testing.T) {
 	} {
 		for policyName, policy := range map[string]core.ConflictPolicy{"reject": nil, "wait": testbed.Patient{}, "park": &testbed.Parking{}} {
 			runs.Store(0)
-			conn, answers := raw(t, guarded(core.NewGuard(b.Locker, policy), func(_ http.ResponseWriter, r *http.Request) {
+			conn, answers := raw(t, guarded(b.Locker.Guard(policy), func(_ http.ResponseWriter, r *http.Request) {
 				runs.Add(1)
 				got, err := io.ReadAll(r.Body)
 				assert.NoError(t, err)
@@ -399,7 +399,7 @@ func TestBody_ConnectionAfterARefusal(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	release := b.Hold(t)
-	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.WithBodyTimeout(bodyTime))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithBodyTimeout(bodyTime))
 	for name, test := range map[string]struct {
 		send   string
 		closes bool

@@ -42,7 +42,7 @@ func TestQueueBounds_LocksOutliveClientsThatParkWithoutEnd(t *testing.T) {
 			queue, err := delayqueue.New(rdb, "ship")
 			require.NoError(t, err)
 			mux := http.NewServeMux()
-			mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(locker, delayqueue.Policy(queue)), orderKey,
+			mux.Handle("/orders/{id}", httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), orderKey,
 				httplock.WithPrincipal(principal, func(*http.Request, string) error { return nil }))(http.NotFoundHandler()))
 			url, client := testbed.Serve(t, mux)
 			for i := range clients {

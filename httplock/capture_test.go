@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
@@ -66,7 +65,7 @@ func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	p := &testbed.Parking{}
-	h := guarded(core.NewGuard(b.Locker, p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"), httplock.ParkAnonymously())
+	h := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"), httplock.ParkAnonymously())
 
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	kept := http.Header{

@@ -17,7 +17,7 @@ func TestUnderChi(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)
-		guard := core.NewGuard(b.Locker, nil)
+		guard := b.Locker.Guard(core.RejectConflicts)
 		order := httplock.PerKey(guard, httplock.Param("order:", "id"))
 		routes := httplock.FromConfig(routeTable{
 			"POST /v1/orders/{id}":    {Middleware: newMiddleware(t, guard), Key: httplock.Param("order:", "id")},

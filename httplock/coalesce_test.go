@@ -31,7 +31,7 @@ type saves struct {
 func openSaves(t *testing.T, env *redistest.Env, opts ...httplock.Option) *saves {
 	t.Helper()
 	s := &saves{depot: openDepot(t, env)}
-	s.guard = core.NewGuard(s.Locker, delayqueue.Coalesce(s.queue))
+	s.guard = s.Locker.Guard(delayqueue.Coalesce(s.queue))
 	s.mux = http.NewServeMux()
 	s.mux.Handle("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, st delayqueue.Status) bool {
 		return st.Principal == r.Header.Get("User")

@@ -58,7 +58,7 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 
 func idempotentWith(t *testing.T, b *testbed.Bed, h http.HandlerFunc, opts ...httplock.Option) http.Handler {
 	t.Helper()
-	return guarded(core.NewGuard(b.Locker, nil), h, append(opts, httplock.WithIdempotency(newIdempotency(t, b)))...)
+	return guarded(b.Locker.Guard(core.RejectConflicts), h, append(opts, httplock.WithIdempotency(newIdempotency(t, b)))...)
 }
 
 func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
@@ -68,7 +68,7 @@ func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
 	carriers, own := credentials()
 	for name, carry := range carriers {
 		parking := &testbed.Parking{}
-		h := guarded(core.NewGuard(b.Locker, parking), mustNotRun(t), own)
+		h := guarded(b.Locker.Guard(parking), mustNotRun(t), own)
 		r := post(t, testbed.OrderPath)
 		carry(r)
 		testbed.RequireProblem(t, testbed.Do(h, r), http.StatusConflict, "conflict", true)
@@ -79,7 +79,7 @@ func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
 func TestCredentials_AreNeverStored(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	for _, name := range credentialHeaders {
 		_, err := httplock.New(guard, httplock.AllowHeaders(name))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)

@@ -34,7 +34,7 @@ func openDepot(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *dep
 	var err error
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
-	d.guard = core.NewGuard(d.Locker, delayqueue.Policy(d.queue))
+	d.guard = d.Locker.Guard(delayqueue.Policy(d.queue))
 	d.mux.Handle("/tickets/", httplock.TicketHandler(d.queue, anyone))
 	return d
 }

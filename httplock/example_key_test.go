@@ -88,7 +88,7 @@ func ExampleFromConfig() {
 		panic(err)
 	}
 	defer func() { _ = locker.Close() }()
-	reject, err := httplock.New(core.NewGuard(locker, nil))
+	reject, err := httplock.New(locker.Guard(core.RejectConflicts))
 	if err != nil {
 		panic(err)
 	}

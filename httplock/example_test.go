@@ -31,7 +31,7 @@ func ExamplePerKey() {
 	defer func() { _ = locker.Close() }()
 
 	order := func(r *http.Request) (string, error) { return "order:" + r.PathValue("id"), nil }
-	perOrder := httplock.PerKey(core.NewGuard(locker, nil), order)
+	perOrder := httplock.PerKey(locker.Guard(core.RejectConflicts), order)
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders/{id}/pay", perOrder(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintln(w, "paid")
@@ -74,7 +74,7 @@ func ExampleWithIdempotency() {
 
 	order := func(r *http.Request) (string, error) { return "order:" + r.PathValue("id"), nil }
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil } // whom your authentication found
-	perOrder := httplock.PerKey(core.NewGuard(locker, nil), order,
+	perOrder := httplock.PerKey(locker.Guard(core.RejectConflicts), order,
 		httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(user), httplock.RequireIdempotencyKey()))
 	payments := 0
 	mux := http.NewServeMux()

@@ -60,7 +60,7 @@ func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
 			}
 			return nil
 		}), httplock.AllowHeaders("X-Hop"))
-		d.mux.Handle("/rejected/{id}", httplock.PerKey(core.NewGuard(d.Locker, nil), orderKey)(mustNotRun(t)))
+		d.mux.Handle("/rejected/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey)(mustNotRun(t)))
 		d.work(t)
 		url, _ := testbed.Serve(t, d.mux)
 

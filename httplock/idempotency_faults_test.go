@@ -93,7 +93,7 @@ func TestAProcessThatDiesLeavesTheRequestRunnable(t *testing.T) {
 		require.NoError(t, err)
 		var runs atomic.Int64
 		died := make(chan struct{})
-		h := guarded(core.NewGuard(dying, nil), func(w http.ResponseWriter, _ *http.Request) {
+		h := guarded(dying.Guard(core.RejectConflicts), func(w http.ResponseWriter, _ *http.Request) {
 			assert.NoError(t, cut.Close())
 			runs.Add(1)
 			ok(w, nil)
@@ -111,7 +111,7 @@ func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
 	b, server := testbed.NewFragile(t)
 	log := &testbed.Log{}
 	var runs atomic.Int64
-	h := guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.RawQuery == "break" {
 			server.SetError("READONLY You can't write against a read only replica.")
 		}
@@ -139,7 +139,7 @@ func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
 	gone := redistest.Client(t, &redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
 	store, err := idempotency.New(gone)
 	require.NoError(t, err)
-	h = guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithIdempotency(store), httplock.WithLogger(log.Logger()))
+	h = guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithIdempotency(store), httplock.WithLogger(log.Logger()))
 	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k2", "{}")), http.StatusServiceUnavailable, "unavailable", true)
 	b.RequireFree(t)
 }

@@ -106,7 +106,7 @@ func newIdempotency(t *testing.T, b *testbed.Bed, opts ...idempotency.Option) *i
 // idempotent serves handler at /orders/{id}, and looks at Idempotency-Key.
 func idempotent(t *testing.T, b *testbed.Bed, policy core.ConflictPolicy, handler http.HandlerFunc, opts ...httplock.IdempotencyOption) *http.ServeMux {
 	t.Helper()
-	return guarded(core.NewGuard(b.Locker, policy), handler, httplock.WithIdempotency(newIdempotency(t, b), opts...))
+	return guarded(b.Locker.Guard(policy), handler, httplock.WithIdempotency(newIdempotency(t, b), opts...))
 }
 
 // once is a POST with a key.
@@ -273,7 +273,7 @@ func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 			var runs, running atomic.Int64
 			started, finish := make(chan struct{}, n), make(chan struct{})
 			mux := http.NewServeMux()
-			mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.Locker, test.policy), test.key, httplock.WithIdempotency(newIdempotency(t, b)))(
+			mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(test.policy), test.key, httplock.WithIdempotency(newIdempotency(t, b)))(
 				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					assert.EqualValues(t, 1, running.Add(1))
 					defer running.Add(-1)
@@ -388,21 +388,21 @@ func TestKeysThatAreMissingOrMalformed(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, `"a`, "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
 
 	// Where it is the lock's key too, it must be there.
-	own := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey, httplock.WithIdempotency(newIdempotency(t, b)))(mustNotRun(t))
+	own := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, httplock.WithIdempotency(newIdempotency(t, b)))(mustNotRun(t))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
 	template, err := httplock.Template("{idempotency_key}")
 	require.NoError(t, err)
-	own = httplock.PerKey(core.NewGuard(b.Locker, nil), template, httplock.WithIdempotency(newIdempotency(t, b)))(http.HandlerFunc(ok))
+	own = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), template, httplock.WithIdempotency(newIdempotency(t, b)))(http.HandlerFunc(ok))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
 	requireReplayed(t, testbed.Do(own, once(t, "/", "k", "")), testbed.Do(own, once(t, "/", "k", "")))
-	alone := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey)(mustNotRun(t))
+	alone := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey)(mustNotRun(t))
 	testbed.RequireProblem(t, testbed.Do(alone, once(t, "/", "k", "")), http.StatusInternalServerError, "internal", false)
 }
 
 func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
-	h := guarded(core.NewGuard(b.Locker, nil), count(&runs, http.StatusOK), httplock.LockSafeMethods(),
+	h := guarded(b.Locker.Guard(core.RejectConflicts), count(&runs, http.StatusOK), httplock.LockSafeMethods(),
 		httplock.WithIdempotency(newIdempotency(t, b), httplock.RequireIdempotencyKey()))
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions} {
 		for range 2 {
@@ -428,7 +428,7 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 		}
 	}
 	mux := http.NewServeMux()
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	store := newIdempotency(t, b)
 	for _, pattern := range []string{"POST /orders/{id}", "PUT /orders/{id}", "POST /orders/{id}/refund"} {
 		mux.Handle(pattern, httplock.PerKey(guard, orderKey, httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(who)))(count(&runs, http.StatusOK)))
@@ -478,7 +478,7 @@ func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 	withToken := once(t, testbed.OrderPath, "k", "{}")
 	withToken.Header.Set("Authorization", "Bearer "+testbed.Secret)
 	store := httplock.WithIdempotency(newIdempotency(t, b))
-	h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), store, httplock.WithLogger(log.Logger()))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), store, httplock.WithLogger(log.Logger()))
 	testbed.RequireProblem(t, testbed.Do(h, withToken), http.StatusInternalServerError, "misconfigured", false)
 	require.Contains(t, log.String(), "IdempotencyPrincipal")
 	require.NotContains(t, log.String(), testbed.Secret)
@@ -487,7 +487,7 @@ func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 		"anonymous": httplock.ParkAnonymously(),
 		"principal": httplock.WithPrincipal(bearer, anybody),
 	} {
-		h := guarded(core.NewGuard(b.Locker, nil), ok, store, opt)
+		h := guarded(b.Locker.Guard(core.RejectConflicts), ok, store, opt)
 		r := once(t, testbed.OrderPath, `"`+name+`"`, "{}")
 		r.Header.Set("Authorization", "Bearer "+testbed.Secret)
 		first := testbed.Do(h, r)
@@ -505,7 +505,7 @@ func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	byTenant := func(r *http.Request) (string, error) { return "tenant:" + r.Header.Get("X-Tenant"), nil }
-	h := httplock.PerKey(core.NewGuard(b.Locker, nil), byTenant, httplock.WithIdempotency(newIdempotency(t, b)))(count(&runs, http.StatusOK))
+	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), byTenant, httplock.WithIdempotency(newIdempotency(t, b)))(count(&runs, http.StatusOK))
 	r := once(t, "/", "k", "{}")
 	r.Header.Set("X-Tenant", "a")
 	require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
@@ -517,7 +517,7 @@ func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
 
 func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.WithMaxBody(10), httplock.WithIdempotency(newIdempotency(t, b)))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithMaxBody(10), httplock.WithIdempotency(newIdempotency(t, b)))
 	require.Equal(t, http.StatusOK, testbed.Do(h, once(t, testbed.OrderPath, "k", "0123456789")).Status)
 	for _, length := range []int64{11, -1} {
 		r := once(t, testbed.OrderPath, "k2", "0123456789a")
@@ -531,7 +531,7 @@ func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
 
 func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	store := newIdempotency(t, b)
 	nobody := func(*http.Request) (string, error) { return "", nil }
 	for name, opts := range map[string][]httplock.Option{
@@ -553,9 +553,9 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
 	for name, opt := range map[string]core.AcquireOption{"shared": core.Shared(), "counted": core.Counted(2)} {
-		_, err := httplock.New(core.NewGuard(b.Locker, nil, opt), httplock.WithIdempotency(store))
+		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, opt), httplock.WithIdempotency(store))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	_, err := httplock.New(core.NewGuard(b.Locker, nil, core.Counted(1)), httplock.WithIdempotency(store, httplock.KeepResponseBody(0)))
+	_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, core.Counted(1)), httplock.WithIdempotency(store, httplock.KeepResponseBody(0)))
 	require.NoError(t, err)
 }

@@ -102,7 +102,7 @@ func TestKeysThatCannotBeTaken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log bytes.Buffer
-			h := httplock.PerKey(core.NewGuard(b.Locker, nil), test.key,
+			h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), test.key,
 				httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))(mustNotRun(t))
 			mux := http.NewServeMux()
 			mux.Handle("POST /o/{id}", h)

@@ -93,7 +93,7 @@ func TestJSONFieldBehindAServer(t *testing.T) {
 		b := testbed.New(t, env)
 		b.HoldKey(t, "k:"+testbed.Secret)
 		size := 0
-		h := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.JSONField("k:", "id"), httplock.WithMaxBody(10))(
+		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.JSONField("k:", "id"), httplock.WithMaxBody(10))(
 			http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				body, err := io.ReadAll(r.Body)
 				assert.NoError(t, err)
@@ -125,7 +125,7 @@ func TestJSONFieldBehindAServer(t *testing.T) {
 
 func TestBodiesThatCannotBeReadForTheKey(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.JSONField("k:", "id"))(mustNotRun(t))
+	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.JSONField("k:", "id"))(mustNotRun(t))
 	r := testbed.Request(t, http.MethodPost, "/", "")
 	r.Body = io.NopCloser(iotest.ErrReader(errors.New(testbed.Secret)))
 	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusBadRequest, "unreadable-body", false)
@@ -138,7 +138,7 @@ func TestBodiesThatCannotBeReadForTheKey(t *testing.T) {
 	r.Body = nil
 	testbed.RequireProblem(t, testbed.Do(h, r), http.StatusBadRequest, "bad-key", false)
 
-	own := httplock.PerKey(core.NewGuard(b.Locker, nil), func(r *http.Request) (string, error) {
+	own := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(r *http.Request) (string, error) {
 		_, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, 3))
 		return "", err
 	})(mustNotRun(t))
@@ -150,7 +150,7 @@ func TestJoinReadsTheBodyOftenAndTheHandlerSeesIt(t *testing.T) {
 	const body = `{"tenant":7,"order":{"id":"42"}}`
 	b.HoldKey(t, "t:8|42")
 	key := httplock.Join(httplock.JSONField("t:", "tenant"), httplock.JSONField("", "order.id"))
-	h := httplock.PerKey(core.NewGuard(b.Locker, nil), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(w, r.Body)
 	}))
 	require.Equal(t, body, testbed.Call(t, h, http.MethodPost, "/", body).Body) //nolint:testifylint // to the byte

@@ -79,7 +79,7 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 		}, httplock.KeepResponseBody(10))
 		front := http.Handler(h)
 		if name == "begun in front" { // as ServeMux cannot, some frameworks can
-			m, err := httplock.New(core.NewGuard(b.Locker, nil), httplock.WithIdempotency(newIdempotency(t, b)))
+			m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), httplock.WithIdempotency(newIdempotency(t, b)))
 			require.NoError(t, err)
 			front = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				m.Serve(httplock.Exchange{
@@ -249,15 +249,15 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	inner := func(next http.Handler) http.Handler {
 		key := func(*http.Request) (string, error) { return "inner", nil }
-		return httplock.PerKey(core.NewGuard(b.Locker, &testbed.Parking{}), key)(next)
+		return httplock.PerKey(b.Locker.Guard(&testbed.Parking{}), key)(next)
 	}
 	mux := http.NewServeMux()
 	opt := httplock.WithIdempotency(newIdempotency(t, b))
 	shop := func(*http.Request) (string, error) { return "shop", nil }
-	mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.Locker, nil), orderKey, opt)(
+	mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, opt)(
 		// One that looks at the header too, for another lock, leaves it to the outer one.
-		inner(httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey, opt)(
-			httplock.PerKey(core.NewGuard(b.Locker, nil), shop, opt)(http.HandlerFunc(ok))))))
+		inner(httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, opt)(
+			httplock.PerKey(b.Locker.Guard(core.RejectConflicts), shop, opt)(http.HandlerFunc(ok))))))
 	release := b.HoldKey(t, "inner")
 	require.Equal(t, http.StatusAccepted, testbed.Do(mux, once(t, testbed.OrderPath, "k", "{}")).Status)
 	release()
@@ -271,7 +271,7 @@ func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	opt := httplock.WithIdempotency(newIdempotency(t, b))
 	guarded := func(key httplock.KeyFunc, next http.HandlerFunc) http.Handler {
-		return httplock.PerKey(core.NewGuard(b.Locker, nil), key, opt)(next)
+		return httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, opt)(next)
 	}
 	orders, batches := 0, 0
 	mux := http.NewServeMux()
@@ -301,7 +301,7 @@ func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	opt := httplock.WithIdempotency(newIdempotency(t, b))
 	guarded := func(key string, next http.Handler, opts ...httplock.Option) http.Handler {
-		return httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return key, nil }, opts...)(next)
+		return httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return key, nil }, opts...)(next)
 	}
 	for _, busy := range []string{"order", "stock"} {
 		mux := http.NewServeMux()
@@ -336,7 +336,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
 			store := newIdempotency(t, d.Bed)
 			var orders atomic.Int64
-			d.mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(d.Locker, nil), orderKey, httplock.WithIdempotency(store, test.whose...))(count(&orders, 200)))
+			d.mux.Handle("/orders/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store, test.whose...))(count(&orders, 200)))
 			batch := httplock.PerKey(d.guard, func(*http.Request) (string, error) { return "batch", nil }, httplock.WithStatusPath("/tickets/"),
 				httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(store))
 			d.mux.Handle("/batches", batch(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -370,7 +370,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}
-	m, err := httplock.New(core.NewGuard(b.Locker, nil), httplock.WithIdempotency(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
+	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), httplock.WithIdempotency(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
 	require.NoError(t, err)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.Serve(httplock.Exchange{
@@ -540,7 +540,7 @@ func TestRecordsHoldNoSecrets(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		who := func(*http.Request) (string, error) { return "principal-" + testbed.Secret, nil }
-		m := httplock.PerKey(core.NewGuard(b.Locker, nil), httplock.IdempotencyKey,
+		m := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey,
 			httplock.WithIdempotency(newIdempotency(t, b), httplock.IdempotencyPrincipal(who)))
 		scan := func() {
 			for _, name := range redistest.Keys(t, b.Redis, b.Prefix) {

@@ -20,12 +20,14 @@ import (
 
 func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	for name, build := range map[string]func() (*httplock.Middleware, error){
-		"nil guard":        func() (*httplock.Middleware, error) { return httplock.New(nil) },
-		"guard of nothing": func() (*httplock.Middleware, error) { return httplock.New(core.NewGuard(nil, nil)) },
+		"nil guard": func() (*httplock.Middleware, error) { return httplock.New(nil) },
+		"guard of nothing": func() (*httplock.Middleware, error) {
+			return httplock.New((*core.Locker)(nil).Guard(core.RejectConflicts))
+		},
 		"guard's policy": func() (*httplock.Middleware, error) {
-			return httplock.New(core.NewGuard(b.Locker, retry.Policy{MaxWait: -1}))
+			return httplock.New(b.Locker.Guard(retry.Policy{MaxWait: -1}))
 		},
 		"nil option":        func() (*httplock.Middleware, error) { return httplock.New(guard, nil) },
 		"nil skip":          func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.Skip(nil)) },
@@ -61,12 +63,12 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 
 func TestMistakesFailClosed(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	fine, err := httplock.New(guard)
 	require.NoError(t, err)
 	for name, h := range map[string]http.Handler{
 		"nil guard":       guarded(nil, mustNotRun(t)),
-		"guard of none":   guarded(core.NewGuard(nil, nil), mustNotRun(t)),
+		"guard of none":   guarded((*core.Locker)(nil).Guard(core.RejectConflicts), mustNotRun(t)),
 		"option":          guarded(guard, mustNotRun(t), httplock.WithMaxBody(0)),
 		"nil option":      guarded(guard, mustNotRun(t), nil),
 		"nil key":         httplock.PerKey(guard, nil)(mustNotRun(t)),
@@ -109,7 +111,7 @@ func TestEveryProblemIsDocumented(t *testing.T) {
 
 func TestServeWithoutWritten(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	m, err := httplock.New(core.NewGuard(b.Locker, nil))
+	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts))
 	require.NoError(t, err)
 	w := httptest.NewRecorder()
 	ran := m.Serve(httplock.Exchange{

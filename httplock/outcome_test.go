@@ -45,7 +45,7 @@ func TestReplay_RetryStatusesAddToThoseThatAreTriedAgain(t *testing.T) {
 		require.Equal(t, again, err != nil, status)
 	}
 	for _, status := range []int{0, 200, 399, 600} {
-		_, err := httplock.New(core.NewGuard(testbed.New(t, redistest.Embedded(t)).Locker, nil), httplock.RetryStatuses(503, status))
+		_, err := httplock.New(testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts), httplock.RetryStatuses(503, status))
 		require.ErrorIs(t, err, core.ErrInvalidOption, status)
 	}
 }
@@ -164,10 +164,10 @@ func TestReplay_WhatIsUnavailableInFrontOfTheHandlerIsTriedAgain(t *testing.T) {
 	closed := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix))
 	require.NoError(t, closed.Close())
 	for name, h := range map[string]http.Handler{
-		"locker": guarded(core.NewGuard(closed, nil), mustNotRun(t)),
-		"principal": guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithPrincipal(
+		"locker": guarded(closed.Guard(core.RejectConflicts), mustNotRun(t)),
+		"principal": guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithPrincipal(
 			func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return down })),
-		"inner locker": anyGuard(t)(guarded(core.NewGuard(closed, nil), mustNotRun(t))),
+		"inner locker": anyGuard(t)(guarded(closed.Guard(core.RejectConflicts), mustNotRun(t))),
 	} {
 		err := httplock.Replay(h)(t.Context(), message(t, post(t, testbed.OrderPath)))
 		require.True(t, isTriedLater(err), "%s: %v", name, err)
@@ -177,7 +177,7 @@ func TestReplay_WhatIsUnavailableInFrontOfTheHandlerIsTriedAgain(t *testing.T) {
 // What a guard of this release refuses, one of another may let run.
 func TestReplay_WhatTheGuardRefusesIsHandedBack(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	noKey := func(*http.Request) (string, error) { return "", httplock.BadKey(errors.New("no X-Order")) }
 	log := httplock.WithLogger(slog.New(slog.DiscardHandler))
 	for name, h := range map[string]http.Handler{
@@ -198,7 +198,7 @@ func TestReplay_WhatTheGuardRefusesIsHandedBack(t *testing.T) {
 // A guard that does not ask for the principal authorizes nobody, whatever its key is.
 func TestReplay_GuardThatDoesNotAskIsNotEnough(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	asks := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
 	renamed := func(r *http.Request) (string, error) { return "o:" + r.PathValue("id"), nil }
 	perKey := func(opts ...httplock.Option) *httplock.Middleware {
@@ -321,7 +321,7 @@ func TestReplay_HasTheHostOfItsRoutesPattern(t *testing.T) {
 		}
 	})
 	for _, host := range []string{"", "a b", "a/b", "ü", "user@host"} {
-		_, err := httplock.New(core.NewGuard(testbed.New(t, redistest.Embedded(t)).Locker, nil), httplock.WithReplayHost(host))
+		_, err := httplock.New(testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts), httplock.WithReplayHost(host))
 		require.ErrorIs(t, err, core.ErrInvalidOption, host)
 		payload, err := json.Marshal(map[string]any{"v": 1, "method": "POST", "target": "/", "host": host})
 		require.NoError(t, err)

@@ -101,7 +101,7 @@ func FuzzPrefer(f *testing.F) {
 
 // parkLate waits for a time that no test takes, and then parks.
 func parkLate(d *depot) *core.Guard {
-	return core.NewGuard(d.Locker, retry.Policy{MaxWait: time.Hour, Then: delayqueue.Policy(d.queue)})
+	return d.Locker.Guard(retry.Policy{MaxWait: time.Hour, Then: delayqueue.Policy(d.queue)})
 }
 
 // prefer makes a POST to the order, and returns what it was answered with.
@@ -118,7 +118,7 @@ func TestClientsChooseByPrefer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openDepot(t, env, delayqueue.WithReservationWindow(0))
 		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer()))
-		justWaits, waiter := testbed.Serve(t, guarded(core.NewGuard(d.Locker, retry.Policy{MaxWait: time.Hour}), ok, httplock.HonorPrefer()))
+		justWaits, waiter := testbed.Serve(t, guarded(d.Locker.Guard(retry.Policy{MaxWait: time.Hour}), ok, httplock.HonorPrefer()))
 		release := d.Hold(t)
 
 		for _, test := range []struct {
@@ -172,8 +172,8 @@ func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	for name, guard := range map[string]*core.Guard{
-		"rejects":      core.NewGuard(b.Locker, nil),
-		"waits little": core.NewGuard(b.Locker, retry.Policy{MaxWait: time.Millisecond}),
+		"rejects":      b.Locker.Guard(core.RejectConflicts),
+		"waits little": b.Locker.Guard(retry.Policy{MaxWait: time.Millisecond}),
 	} {
 		url, client := testbed.Serve(t, guarded(guard, mustNotRun(t), httplock.HonorPrefer()))
 		resp := prefer(t, url, client, "wait=3600, respond-async")
@@ -247,7 +247,7 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 
 func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.HonorPrefer())
+	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.HonorPrefer())
 	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "Accept, prefer")
 		h.ServeHTTP(w, r)

@@ -205,7 +205,7 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 func TestRequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	release := b.Hold(t)
-	h := guarded(core.NewGuard(b.Locker, retry.Policy{MaxWait: 1 << 40}), ok)
+	h := guarded(b.Locker.Guard(retry.Policy{MaxWait: 1 << 40}), ok)
 	go func() {
 		<-b.Conflicts
 		release()
@@ -215,7 +215,7 @@ func TestRequestsWithCredentialsWaitAsOthersDo(t *testing.T) {
 
 func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	other := httplock.PerKey(guard, func(*http.Request) (string, error) { return "other", nil })
 	own := func(opts ...httplock.Option) func(http.Handler) http.Handler {
 		return httplock.PerKey(guard, func(*http.Request) (string, error) { return testbed.OrderKey, nil }, opts...)
@@ -264,9 +264,9 @@ func TestRoutesThatCannotAuthorizeAgainAreNotBuilt(t *testing.T) {
 		"anonymously too":      {with, httplock.ParkAnonymously()},
 		"anonymously at first": {httplock.ParkAnonymously(), with},
 	} {
-		_, err := httplock.New(core.NewGuard(b.Locker, nil), opts...)
+		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts), opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithPrincipal(bearer, nil))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithPrincipal(bearer, nil))
 	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 }

@@ -32,7 +32,7 @@ func TestProblemsAreHandedToTheirHandlers(t *testing.T) {
 		conflicts, others := make(chan *httplock.Problem, 1), make(chan *httplock.Problem, 1)
 		onConflict := httplock.WithConflictHandler(teapot(conflicts))
 		onError := httplock.WithErrorHandler(teapot(others))
-		guard := core.NewGuard(b.Locker, nil)
+		guard := b.Locker.Guard(core.RejectConflicts)
 		bad := func(*http.Request) (string, error) { return "", httplock.BadKey(errors.New(testbed.Secret)) }
 		lose := func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "1000")
@@ -87,7 +87,7 @@ func TestProblemHandlersThatWriteNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	silent := func(w http.ResponseWriter, _ *http.Request, _ *httplock.Problem) { w.Header().Set("X-Seen", "1") }
-	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithErrorHandler(silent)), http.MethodPost, testbed.OrderPath, "")
+	resp := testbed.Call(t, guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithErrorHandler(silent)), http.MethodPost, testbed.OrderPath, "")
 	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
 	require.Equal(t, "1", resp.Header.Get("X-Seen"))
 
@@ -96,11 +96,11 @@ func TestProblemHandlersThatWriteNothing(t *testing.T) {
 			p.Write(w, r)
 		}
 	}
-	resp = testbed.Call(t, guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithErrorHandler(partly)), http.MethodPost, testbed.OrderPath, "")
+	resp = testbed.Call(t, guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithErrorHandler(partly)), http.MethodPost, testbed.OrderPath, "")
 	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
 
 	for _, opt := range []httplock.Option{httplock.WithConflictHandler(nil), httplock.WithErrorHandler(nil)} {
-		_, err := httplock.New(core.NewGuard(b.Locker, nil), opt)
+		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts), opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 	}
 }
@@ -109,14 +109,14 @@ func TestReceiptsAreNoProblem(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	never := httplock.WithErrorHandler(func(http.ResponseWriter, *http.Request, *httplock.Problem) { t.Error("called") })
-	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, &testbed.Parking{}), mustNotRun(t), never), http.MethodPost, testbed.OrderPath, "")
+	resp := testbed.Call(t, guarded(b.Locker.Guard(&testbed.Parking{}), mustNotRun(t), never), http.MethodPost, testbed.OrderPath, "")
 	require.Equal(t, http.StatusAccepted, resp.Status)
 }
 
 func TestAdaptersCanTakeTheProblem(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
-	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
+	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 	var problem *httplock.Problem
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tracked, written := httplock.Track(w, r)

@@ -39,7 +39,7 @@ func post(t *testing.T, target string) *http.Request {
 func anyGuard(t *testing.T, opts ...httplock.Option) func(http.Handler) http.Handler {
 	t.Helper()
 	b := testbed.New(t, redistest.Embedded(t))
-	return httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "k", nil }, opts...)
+	return httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "k", nil }, opts...)
 }
 
 func TestReplayIsTheRequestThatWasSent(t *testing.T) {
@@ -124,7 +124,7 @@ func TestReplayOutcomes(t *testing.T) {
 	}
 	panics := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(core.ErrConflict) })
 	skips := anyGuard(t, httplock.Skip(func(*http.Request) bool { return true }))
-	badKey := httplock.PerKey(core.NewGuard(testbed.New(t, redistest.Embedded(t)).Locker, nil), func(*http.Request) (string, error) { panic("boom") })
+	badKey := httplock.PerKey(testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { panic("boom") })
 	for name, test := range map[string]struct {
 		handler http.Handler
 		fails   bool
@@ -201,7 +201,7 @@ func TestReplayPassesItsOwnGuard(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
 		ran := 0
-		mux := guarded(core.NewGuard(b.Locker, &testbed.Parking{}), func(w http.ResponseWriter, r *http.Request) {
+		mux := guarded(b.Locker.Guard(&testbed.Parking{}), func(w http.ResponseWriter, r *http.Request) {
 			ran++
 			lease, held := core.LeaseFrom(r.Context())
 			if assert.True(t, held) {
@@ -226,9 +226,9 @@ func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
 		"reject": nil, "park": p, "wait": testbed.Patient{}, "wait, then park": retry.Policy{MaxWait: time.Hour, Then: p},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inner := httplock.PerKey(core.NewGuard(b.Locker, policy), func(*http.Request) (string, error) { return "inner", nil })(
+			inner := httplock.PerKey(b.Locker.Guard(policy), func(*http.Request) (string, error) { return "inner", nil })(
 				http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran = true }))
-			mux := guarded(core.NewGuard(b.Locker, p), inner.ServeHTTP)
+			mux := guarded(b.Locker.Guard(p), inner.ServeHTTP)
 			underKey(t, b, func(ctx context.Context) {
 				r := post(t, testbed.OrderPath)
 				r.Header.Set("Accept", "Replayed") // no header helps
@@ -241,7 +241,7 @@ func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
 		})
 	}
 	release()
-	mux := guarded(core.NewGuard(b.Locker, nil), httplock.PerKey(core.NewGuard(b.Locker, nil),
+	mux := guarded(b.Locker.Guard(core.RejectConflicts), httplock.PerKey(b.Locker.Guard(core.RejectConflicts),
 		func(*http.Request) (string, error) { return "inner", nil })(http.HandlerFunc(ok)).ServeHTTP)
 	underKey(t, b, func(ctx context.Context) {
 		require.Eventually(t, func() bool { // one that was in the queue may be granted the key as it leaves
@@ -255,7 +255,7 @@ func TestReplayThatMeetsAConflictIsNeitherParkedNorMadeToWait(t *testing.T) {
 func TestReplayUnderAnotherLockerSaysWhatIsWrong(t *testing.T) {
 	env := redistest.Embedded(t)
 	b := testbed.New(t, env)
-	mux := guarded(core.NewGuard(testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix)), nil), mustNotRun(t))
+	mux := guarded(testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix)).Guard(core.RejectConflicts), mustNotRun(t))
 	log := testbed.CaptureLog(t)
 	replay := httplock.Replay(mux)
 	underKey(t, b, func(ctx context.Context) {
@@ -272,17 +272,17 @@ func TestReplayThatAGuardCannotServeIsTriedAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	closed := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix))
 	require.NoError(t, closed.Close())
-	mux := guarded(core.NewGuard(closed, nil), mustNotRun(t))
+	mux := guarded(closed.Guard(core.RejectConflicts), mustNotRun(t))
 	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(t, testbed.OrderPath))), core.ErrClosed)
 
 	// A worker that stops: what looks like 499 to a log is no result.
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	mux = guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
+	mux = guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 	require.ErrorIs(t, httplock.Replay(mux)(ctx, message(t, post(t, testbed.OrderPath))), context.Canceled)
 
 	// A key that cannot be used made no result: it could be used when it was parked.
-	mux = guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
+	mux = guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 	require.ErrorIs(t, httplock.Replay(mux)(t.Context(), message(t, post(t, "/orders/%0a"))), core.ErrInvalidKey)
 }
 
@@ -311,7 +311,7 @@ func TestReplayWhoseKeyFunctionFailsIsNoResult(t *testing.T) {
 	for name, err := range map[string]error{
 		"client's": httplock.BadKey(cause), "ours": cause, "invalid": fmt.Errorf("%w: %w", core.ErrInvalidKey, cause),
 	} {
-		fails := httplock.PerKey(core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "", err },
+		fails := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "", err },
 			httplock.WithLogger(slog.New(slog.DiscardHandler)))(mustNotRun(t))
 		for where, h := range map[string]http.Handler{"alone": fails, "behind another guard": anyGuard(t)(fails)} {
 			got := httplock.Replay(h)(t.Context(), message(t, post(t, "/")))
@@ -325,7 +325,7 @@ func TestReplayWhoseKeyFunctionFailsIsNoResult(t *testing.T) {
 func TestReplayThatIsDeferredIsAResult(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
-	mux := guarded(core.NewGuard(b.Locker, elsewhere{}), mustNotRun(t))
+	mux := guarded(b.Locker.Guard(elsewhere{}), mustNotRun(t))
 	require.NoError(t, httplock.Replay(mux)(t.Context(), message(t, post(t, testbed.OrderPath))))
 }
 

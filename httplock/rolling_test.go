@@ -67,7 +67,7 @@ func (s *rollout) start(release string) *replica {
 	require.NoError(s.t, err)
 	locker := testbed.NewLocker(s.t, rdb, core.WithPrefix(s.env.Prefix))
 	r := &replica{release: release, queue: q}
-	guard := core.NewGuard(locker, delayqueue.Policy(q))
+	guard := locker.Guard(delayqueue.Policy(q))
 	principal := httplock.WithPrincipal(func(*http.Request) (string, error) { return "ann", nil }, s.authorize)
 	quiet := httplock.WithLogger(slog.New(slog.DiscardHandler))
 	perKey := func(name string, key httplock.KeyFunc, opts ...httplock.Option) (string, http.Handler) {

@@ -46,7 +46,7 @@ func ownKey(w http.ResponseWriter, r *http.Request) {
 func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := testbed.New(t, env)
-		m := newMiddleware(t, core.NewGuard(b.Locker, nil))
+		m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 		param := func(name string) httplock.Route {
 			return httplock.Route{Middleware: m, Key: httplock.Param("k:", name)}
 		}
@@ -101,7 +101,7 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 
 func TestFromConfigTellsTheKeyWhatTheHandlerIsTold(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
+	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 	mux := http.NewServeMux()
 	check := func(names ...string) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
@@ -151,7 +151,7 @@ func (f routesFunc) Route(method, pattern string) (httplock.Route, bool) { retur
 func TestFromConfigFollowsTheRoutes(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.HoldKey(t, "k:42")
-	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
+	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 	var on atomic.Bool
 	h := httplock.FromConfig(routesFunc(func(string, string) (httplock.Route, bool) {
 		return httplock.Route{Middleware: m, Key: httplock.Param("k:", "id")}, on.Load()
@@ -166,7 +166,7 @@ func TestFromConfigFollowsTheRoutes(t *testing.T) {
 
 func TestFromConfigFailsClosed(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	m := newMiddleware(t, core.NewGuard(b.Locker, nil))
+	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 	key := httplock.Param("k:", "id")
 	mux := func(h http.Handler) *http.ServeMux {
 		mux := http.NewServeMux()
@@ -189,7 +189,7 @@ func TestFromConfigFailsClosed(t *testing.T) {
 		_ = name
 	}
 	var log bytes.Buffer
-	m = newMiddleware(t, core.NewGuard(b.Locker, nil), httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+	m = newMiddleware(t, b.Locker.Guard(core.RejectConflicts), httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	for _, h := range []http.Handler{
 		all(httplock.Route{Middleware: m})(mux(mustNotRun(t))), mux(all(httplock.Route{Middleware: m})(mustNotRun(t))),
 	} {

@@ -13,7 +13,7 @@ import (
 
 func TestSafeMethodsAreEitherLockedOrShared(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	_, err := httplock.New(guard, httplock.LockSafeMethods(), httplock.SharedForSafeMethods())
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 	_, err = httplock.New(guard, httplock.SharedForSafeMethods(), httplock.LockSafeMethods())

@@ -23,7 +23,7 @@ import (
 
 func TestRetryAfterFollowsTheHoldersLease(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 
 	short, err := b.Rival.TryAcquire(t.Context(), testbed.OrderKey, core.FixedLease(900*time.Millisecond))
 	require.NoError(t, err)
@@ -56,7 +56,7 @@ func TestParkedRequestIsAnsweredWith202(t *testing.T) {
 		b.Hold(t)
 		p := &testbed.Parking{}
 
-		resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, p), mustNotRun(t), httplock.WithStatusPath("/tickets/")),
+		resp := testbed.Call(t, guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithStatusPath("/tickets/")),
 			http.MethodPost, testbed.OrderPath, "{}")
 		content := resp.Body
 		require.Equal(t, http.StatusAccepted, resp.Status)
@@ -69,7 +69,7 @@ func TestParkedRequestIsAnsweredWith202(t *testing.T) {
 		testbed.RequireNoSecret(t, resp)
 		require.Len(t, p.Parked(), 1)
 
-		resp = testbed.Call(t, guarded(core.NewGuard(b.Locker, p), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "{}")
+		resp = testbed.Call(t, guarded(b.Locker.Guard(p), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "{}")
 		require.Equal(t, http.StatusAccepted, resp.Status)
 		require.NotContains(t, resp.Header, "Location", "off until mounted")
 		require.NotContains(t, resp.Header, "Link")
@@ -79,7 +79,7 @@ func TestParkedRequestIsAnsweredWith202(t *testing.T) {
 func TestParkedRequestSaysThatThePreferenceWasApplied(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
-	h := guarded(core.NewGuard(b.Locker, &testbed.Parking{}), mustNotRun(t))
+	h := guarded(b.Locker.Guard(&testbed.Parking{}), mustNotRun(t))
 	for prefer, applied := range map[string]string{
 		"respond-async": "respond-async", "wait=5, Respond-Async": "respond-async", "wait=5": "", "respond-async-not": "", "": "",
 	} {
@@ -111,7 +111,7 @@ func TestPolicyErrorsHaveTheirStatus(t *testing.T) {
 		"anything else":             {errors.New(testbed.OrderKey), http.StatusInternalServerError, "internal", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := guarded(core.NewGuard(b.Locker, testbed.Failing{Err: fmt.Errorf("wrapped: %w", test.err)}), mustNotRun(t))
+			h := guarded(b.Locker.Guard(testbed.Failing{Err: fmt.Errorf("wrapped: %w", test.err)}), mustNotRun(t))
 			testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), test.status, test.kind, test.retry)
 		})
 	}
@@ -121,7 +121,7 @@ func TestRequestsThatCannotBeReplayedAreRefusedAsConflicts(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	p := &testbed.Parking{}
-	handler := httplock.PerKey(core.NewGuard(b.Locker, p), func(*http.Request) (string, error) { return testbed.OrderKey, nil },
+	handler := httplock.PerKey(b.Locker.Guard(p), func(*http.Request) (string, error) { return testbed.OrderKey, nil },
 		httplock.LockSafeMethods())(mustNotRun(t))
 
 	upgrade := testbed.Request(t, http.MethodGet, "/ws", "")
@@ -160,7 +160,7 @@ func TestRedisUnavailableIs503AndNever409(t *testing.T) {
 		t.Run(strings.Fields(answer)[0], func(t *testing.T) {
 			t.Parallel()
 			b, server := testbed.NewFragile(t)
-			h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
+			h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 			b.Hold(t)
 			server.SetError(answer)
 			testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusServiceUnavailable, "unavailable", true)
@@ -172,7 +172,7 @@ func TestRedisUnavailableIs503AndNever409(t *testing.T) {
 
 func TestForgottenScriptsAreSentAgain(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 		assert.NoError(t, b.Redis.ScriptFlush(r.Context()).Err())
 		ok(w, r)
 	})
@@ -185,7 +185,7 @@ func TestForgottenScriptsAreSentAgain(t *testing.T) {
 func TestRedisThatDiesMidHandlerLeavesTheResponseAlone(t *testing.T) {
 	t.Parallel()
 	b, server := testbed.NewFragile(t)
-	h := guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+	h := guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 		server.Close()
 		w.WriteHeader(http.StatusCreated)
 		ok(w, r)
@@ -198,13 +198,13 @@ func TestRedisThatDiesMidHandlerLeavesTheResponseAlone(t *testing.T) {
 func TestClosedLockerIs503(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	require.NoError(t, b.Locker.Close())
-	h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusServiceUnavailable, "unavailable", true)
 }
 
 func TestAStatusAloneIsAResponseThatWasBegun(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t), core.WithTTL(time.Second))
-	resp := testbed.Call(t, guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, r *http.Request) {
+	resp := testbed.Call(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 		b.LoseLeases(t)
 		<-r.Context().Done()

@@ -156,7 +156,7 @@ func TestReplay_PrincipalThatNobodyAsksAboutIsHandedBack(t *testing.T) {
 // Nothing is called to find out that a route is not guarded, or not there.
 func TestReplay_ReadsRoutesBeforeItCallsThem(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	perKey, err := httplock.New(guard)
 	require.NoError(t, err)
 	routes := fixedRoutes{"/orders/{id}": {Middleware: perKey, Key: orderKey}}
@@ -221,7 +221,7 @@ func TestReplay_ReadsRoutesBeforeItCallsThem(t *testing.T) {
 // A replay has no credentials, no TLS and no host: what is in front may turn it away.
 func TestReplay_TurnedAwayInFrontOfTheGuardIsHandedBack(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	perKey := httplock.PerKey(core.NewGuard(b.Locker, nil), orderKey)(mustNotRun(t))
+	perKey := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey)(mustNotRun(t))
 	for _, status := range []int{301, 307, 308, 401, 403, 429} {
 		front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.TLS != nil {

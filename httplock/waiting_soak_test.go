@@ -23,7 +23,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
@@ -119,7 +118,7 @@ func memoryOf(t *testing.T, addr string) (m memory) {
 
 func serveWaitingBodies(t *testing.T, redisAddr string) {
 	rdb := redistest.Client(t, &redis.Options{Addr: redisAddr})
-	guard := core.NewGuard(testbed.NewLocker(t, rdb), retry.Policy{MaxWait: time.Hour})
+	guard := testbed.NewLocker(t, rdb).Guard(retry.Policy{MaxWait: time.Hour})
 	mux := http.NewServeMux()
 	mux.Handle("POST /x", httplock.PerKey(guard, func(*http.Request) (string, error) { return "held", nil })(
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -21,7 +21,7 @@ import (
 func TestWaitingRequestThatExpects100ContinueIsReadAndRuns(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	release := b.Hold(t)
-	url, client := testbed.Serve(t, guarded(core.NewGuard(b.Locker, testbed.Patient{}), func(w http.ResponseWriter, r *http.Request) {
+	url, client := testbed.Serve(t, guarded(b.Locker.Guard(testbed.Patient{}), func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(w, r.Body)
 		assert.NoError(t, err)
 	}))
@@ -42,7 +42,7 @@ func TestBodyThatBreaksOffNeverRuns(t *testing.T) {
 	b.Hold(t)
 	for name, policy := range map[string]core.ConflictPolicy{"waiting": testbed.Patient{}, "parking": &testbed.Parking{}} {
 		t.Run(name, func(t *testing.T) {
-			h := guarded(core.NewGuard(b.Locker, policy), mustNotRun(t))
+			h := guarded(b.Locker.Guard(policy), mustNotRun(t))
 			r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
 			r.Body = io.NopCloser(iotest.TimeoutReader(iotest.OneByteReader(strings.NewReader("xyz"))))
 			testbed.RequireProblem(t, testbed.Do(h, r), http.StatusBadRequest, "unreadable-body", false)
@@ -57,7 +57,7 @@ func TestBodyThatBreaksOffNeverRuns(t *testing.T) {
 func TestServersDeadlineWhileWaitingIsNotSilence(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
-	h := guarded(core.NewGuard(b.Locker, testbed.Patient{}), mustNotRun(t))
+	h := guarded(b.Locker.Guard(testbed.Patient{}), mustNotRun(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	testbed.RequireProblem(t, testbed.Do(h, testbed.Request(t, http.MethodPost, testbed.OrderPath, "").WithContext(ctx)), http.StatusServiceUnavailable, "timeout", true)

@@ -59,7 +59,7 @@ func TestWaitingBytes_AreGivenBack(t *testing.T) {
 				test.key = orderKey
 			}
 			mux := http.NewServeMux()
-			mux.Handle("/orders/{id}", httplock.PerKey(core.NewGuard(b.Locker, test.policy), test.key, test.opts...)(
+			mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(test.policy), test.key, test.opts...)(
 				http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 					assert.Zero(t, httplock.WaitingBytes(), "the request does not wait any more")
 					if test.status == 0 {
@@ -90,7 +90,7 @@ func (failingReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 func TestWaitingBytes_FollowWhatCame(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	const clients = 200
-	h := guarded(core.NewGuard(b.Locker, testbed.Patient{}), mustNotRun(t), httplock.WithBodyTimeout(5*time.Second))
+	h := guarded(b.Locker.Guard(testbed.Patient{}), mustNotRun(t), httplock.WithBodyTimeout(5*time.Second))
 	for name, test := range map[string]struct{ announced, sent, most int }{
 		"nothing":   {1 << 20, 0, 4 << 10},
 		"a little":  {1 << 20, 5 << 10, 64 << 10},
@@ -134,7 +134,7 @@ func TestWaitingBytes_NeverExceedTheBound(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	const clients, size, bound = 200, 100_000, 3_000_000
 	var served, refused, most atomic.Int64
-	h := guarded(core.NewGuard(b.Locker, testbed.Patient{}), func(_ http.ResponseWriter, r *http.Request) {
+	h := guarded(b.Locker.Guard(testbed.Patient{}), func(_ http.ResponseWriter, r *http.Request) {
 		got, err := io.ReadAll(r.Body)
 		assert.NoError(t, err)
 		assert.True(t, bytes.Equal(got, bytes.Repeat([]byte("x"), size)))
@@ -183,7 +183,7 @@ func TestBody_IsInMemoryOnce(t *testing.T) {
 	for i := range 3 {
 		key := httplock.Join(httplock.JSONField(fmt.Sprint(i, ":"), "id"), httplock.JSONField("", "id"))
 		inner := next
-		next = httplock.PerKey(core.NewGuard(b.Locker, testbed.Patient{}), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next = httplock.PerKey(b.Locker.Guard(testbed.Patient{}), key)(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			buffers = append(buffers, &httplock.Buffer(r)[0])
 			inner.ServeHTTP(w, r)
 		}))
@@ -198,7 +198,7 @@ func TestBody_IsInMemoryOnce(t *testing.T) {
 func TestWaitingOptions_AreChecked(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	everybody := func(*http.Request) (string, error) { return "", nil }
 	for _, opts := range [][]httplock.Option{
 		{httplock.WithMaxWaitingBytes(0)},
@@ -220,7 +220,7 @@ func TestWaiters_WithoutAPrincipal(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	for err, status := range map[error]int{httplock.ErrForbidden: http.StatusForbidden, errors.New("down"): http.StatusInternalServerError} {
-		h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t), httplock.WithMaxWaitersPerPrincipal(1, func(*http.Request) (string, error) { return "", err }))
+		h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithMaxWaitersPerPrincipal(1, func(*http.Request) (string, error) { return "", err }))
 		require.Equal(t, status, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "x").Status)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 func TestPushSaysWhatTheServerCannot(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	url, client := testbed.Serve(t, guarded(core.NewGuard(b.Locker, nil), func(w http.ResponseWriter, _ *http.Request) {
+	url, client := testbed.Serve(t, guarded(b.Locker.Guard(core.RejectConflicts), func(w http.ResponseWriter, _ *http.Request) {
 		pusher, able := w.(http.Pusher)
 		if assert.True(t, able) {
 			assert.ErrorIs(t, pusher.Push("/x", nil), http.ErrNotSupported)
@@ -29,12 +29,12 @@ func TestPushSaysWhatTheServerCannot(t *testing.T) {
 func TestCallerSeesTheRouteName(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
-	h := guarded(core.NewGuard(b.Locker, nil), mustNotRun(t))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t))
 	testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "")
 	require.Equal(t, "POST /orders/{id}", (<-b.Conflicts).Name)
 
 	mux := http.NewServeMux()
-	mux.Handle("PUT /carts/{id}", httplock.PerKey(core.NewGuard(b.Locker, nil), orderKey)(mustNotRun(t)))
+	mux.Handle("PUT /carts/{id}", httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey)(mustNotRun(t)))
 	testbed.Call(t, mux, http.MethodPut, "/carts/"+testbed.Secret, "")
 	require.Equal(t, "PUT /carts/{id}", (<-b.Conflicts).Name)
 }

@@ -25,7 +25,7 @@ func (t *exampleT) end() {
 
 // pay is the code under test: it charges an order, one call at a time.
 func pay(ctx context.Context, locker *core.Locker, order string, charge func(context.Context) error) error {
-	return core.NewGuard(locker, nil).Do(ctx, core.Call{Key: "order:" + order}, charge)
+	return locker.Guard(core.RejectConflicts).Do(ctx, core.Call{Key: "order:" + order}, charge)
 }
 
 // A service refuses an order that another replica works on.
@@ -109,7 +109,7 @@ func ExamplePolicy() {
 	redis := locktest.New(t)
 	release := redis.Hold(t, "order:42")
 	policy := &locktest.Policy{Decisions: []core.Decision{core.RetryAfter(time.Minute)}}
-	guard := core.NewGuard(redis.Locker(t), policy)
+	guard := redis.Locker(t).Guard(policy)
 	paid := make(chan error, 1)
 	go func() {
 		paid <- guard.Do(context.Background(), core.Call{Key: "order:42", Name: "pay"}, func(context.Context) error { return nil })

@@ -248,7 +248,7 @@ func TestPolicyDecidesAsToldAndRemembers(t *testing.T) {
 	each(t, func(t *testing.T, redis *locktest.Redis) {
 		release := redis.Hold(t, "k")
 		policy := &locktest.Policy{Decisions: []core.Decision{core.RetryAfter(time.Millisecond), core.Deferred(core.Ticket{ID: "t1"})}}
-		guard := core.NewGuard(redis.Locker(t), policy)
+		guard := redis.Locker(t).Guard(policy)
 		call := core.Call{Key: "k", Name: "job"}
 		ran := 0
 		run := func() error {

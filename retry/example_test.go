@@ -40,10 +40,10 @@ func ExamplePolicy() {
 		panic(err)
 	}
 	// Nobody releases the key: the second attempt is the last one.
-	impatient := core.NewGuard(locker, retry.Policy{Initial: time.Millisecond, MaxAttempts: 2})
+	impatient := locker.Guard(retry.Policy{Initial: time.Millisecond, MaxAttempts: 2})
 	fmt.Println(errors.Is(impatient.Do(ctx, call, put), core.ErrConflict))
 
-	patient := core.NewGuard(locker, retry.Policy{MaxWait: 2 * time.Second})
+	patient := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
 	time.AfterFunc(20*time.Millisecond, func() { _ = lease.Release(ctx) })
 	fmt.Println(patient.Do(ctx, call, put))
 	// Output:

@@ -66,7 +66,7 @@ var (
 )
 
 // Validate reports a field that cannot work, Then's included. It wraps
-// core.ErrInvalidOption. core.NewGuard calls it.
+// core.ErrInvalidOption. core.Locker.Guard calls it.
 func (p Policy) Validate() error {
 	invalid := func(format string, args ...any) error {
 		return fmt.Errorf("retry: %w: Policy.%s", core.ErrInvalidOption, fmt.Sprintf(format, args...))

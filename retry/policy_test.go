@@ -133,8 +133,8 @@ func TestPreferences(t *testing.T) {
 	all := core.Preference{Bounded: true, Wait: s, Async: true}
 	require.Equal(t, wait(s), retry.Policy{}.Honors(all))
 	require.Equal(t, all, retry.Policy{Then: parks{deferred}}.Honors(all))
-	require.Equal(t, all, core.NewGuard(nil, retry.Policy{Then: parks{deferred}}).Honors(all))
-	require.Zero(t, core.NewGuard(nil, nil).Honors(all))
-	require.Zero(t, core.NewGuard(nil, deferred).Honors(all))
+	require.Equal(t, all, (*core.Locker)(nil).Guard(retry.Policy{Then: parks{deferred}}).Honors(all))
+	require.Zero(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Honors(all))
+	require.Zero(t, (*core.Locker)(nil).Guard(deferred).Honors(all))
 	require.Zero(t, (*core.Guard)(nil).Honors(all))
 }

@@ -32,7 +32,7 @@ func newShop(rdb redis.UniversalClient, work func(context.Context, string) error
 	if err != nil {
 		return nil, err
 	}
-	patient := core.NewGuard(locker, retry.Policy{MaxWait: 2 * time.Second})
+	patient := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
 	return &shop{
 		rdb: rdb, redsync: redsync.New(goredis.NewPool(rdb)), redislock: redislock.New(rdb),
 		locker: locker, patient: patient,

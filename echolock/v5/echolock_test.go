@@ -27,12 +27,12 @@ func newLocker(t *testing.T) *core.Locker {
 }
 
 func TestToMiddlewareReportsMistakes(t *testing.T) {
-	guard := core.NewGuard(newLocker(t), nil)
+	guard := newLocker(t).Guard(core.RejectConflicts)
 	key := echolock.Param("order:", "id")
 	for name, config := range map[string]echolock.Config{
 		"nothing":   {},
 		"no guard":  {Key: key},
-		"bad guard": {Guard: core.NewGuard(newLocker(t), nil, core.LeaseTTL(-1)), Key: key},
+		"bad guard": {Guard: newLocker(t).Guard(core.RejectConflicts, core.LeaseTTL(-1)), Key: key},
 		"no key":    {Guard: guard},
 		"nil func":  {Guard: guard, Key: echolock.Func(nil)},
 		"option":    {Guard: guard, Key: key, Options: []httplock.Option{httplock.AllowHeaders("Cookie")}},
@@ -61,7 +61,7 @@ func TestToMiddlewareReportsMistakes(t *testing.T) {
 
 func TestConstructorsOfKeys(t *testing.T) {
 	e := echo.New()
-	guard := core.NewGuard(newLocker(t), nil)
+	guard := newLocker(t).Guard(core.RejectConflicts)
 	for path, key := range map[string]echolock.KeyFunc{
 		"/param/:id":  echolock.Param("k:", "id"),
 		"/query/:id":  echolock.Query("k:", "id"),

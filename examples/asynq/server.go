@@ -32,7 +32,7 @@ func startServer(rdb *redis.Client) (*server, error) {
 	mux := asynq.NewServeMux()
 	mux.Use(s.count)
 	// docs/asynq.md
-	mux.Use(asynqlock.PerKey(core.NewGuard(locker, nil), asynqlock.JSONField("wallet:", "wallet")))
+	mux.Use(asynqlock.PerKey(locker.Guard(core.RejectConflicts), asynqlock.JSONField("wallet:", "wallet")))
 	mux.HandleFunc("book", s.book)
 
 	cfg := asynq.Config{

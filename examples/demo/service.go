@@ -46,9 +46,9 @@ func newService(rdb *redis.Client, prefix string, board *scoreboard) (*service, 
 		return nil, err
 	}
 
-	reject := core.NewGuard(locker, nil)
-	wait := core.NewGuard(locker, retry.Policy{MaxWait: 2 * time.Second})
-	later := core.NewGuard(locker, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(queue)})
+	reject := locker.Guard(core.RejectConflicts)
+	wait := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
+	later := locker.Guard(retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(queue)})
 
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()

@@ -34,9 +34,9 @@ import (
 // newRouter is the service: what it does to an order or a cart, it does one request at a
 // time, whichever replica they come to.
 func newRouter(locker *core.Locker, queue *delayqueue.Queue) *echo.Echo {
-	refuse := core.NewGuard(locker, nil)
-	wait := core.NewGuard(locker, retry.Policy{MaxWait: 2 * time.Second})
-	later := core.NewGuard(locker, delayqueue.Policy(queue))
+	refuse := locker.Guard(core.RejectConflicts)
+	wait := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
+	later := locker.Guard(delayqueue.Policy(queue))
 	order, cart := echolock.Param("order:", "id"), echolock.Param("cart:", "id")
 
 	e := echo.New()

@@ -31,9 +31,9 @@ import (
 // time, whichever replica they come to.
 func newRouter(locker *core.Locker, queue *delayqueue.Queue) *http.ServeMux {
 	order, cart := httplock.Param("order:", "id"), httplock.Param("cart:", "id")
-	refuse := httplock.PerKey(core.NewGuard(locker, nil), order)
-	wait := httplock.PerKey(core.NewGuard(locker, retry.Policy{MaxWait: 2 * time.Second}), cart)
-	later := httplock.PerKey(core.NewGuard(locker, delayqueue.Policy(queue)), order, httplock.WithStatusPath("/tickets/"))
+	refuse := httplock.PerKey(locker.Guard(core.RejectConflicts), order)
+	wait := httplock.PerKey(locker.Guard(retry.Policy{MaxWait: 2 * time.Second}), cart)
+	later := httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), order, httplock.WithStatusPath("/tickets/"))
 
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders/{id}/pay", refuse(answer("paid")))

@@ -75,6 +75,7 @@ type cancellations struct {
 
 type cancellation struct {
 	req   ReleaseRequest
+	stays time.Time        // until when the key is to stay held, if req.Stay is not zero
 	until time.Time        // what it would release has ended by then
 	done  func(owned bool) // called when Redis has answered
 }
@@ -88,6 +89,9 @@ const (
 // send sends a cancellation. It does not block, and reports false when the Locker is closed.
 func (c *cancellations) send(one cancellation) bool {
 	d := c.d
+	if one.req.Stay > 0 {
+		one.req.Stay = max(time.Until(one.stays), 0)
+	}
 	cmd := d.releaseCommand(context.Background(), one.req)
 	cmd.onReply = func(r result) {
 		reply, err := parseRelease(r)
@@ -134,5 +138,6 @@ func (c *cancellations) retry() {
 }
 
 func (d *deployment) Cancel(req ReleaseRequest, ttl time.Duration, done func(owned bool)) bool {
-	return d.cancellations.send(cancellation{req, time.Now().Add(ttl), done})
+	now := time.Now()
+	return d.cancellations.send(cancellation{req, now.Add(req.Stay), now.Add(ttl), done})
 }

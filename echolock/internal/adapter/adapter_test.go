@@ -26,7 +26,7 @@ func TestRefusalIsAResponseAndNoError(t *testing.T) {
 		b.Hold(t)
 		for _, at := range []string{"route", "group", "use"} {
 			h := v.start(service{
-				at: at, guard: core.NewGuard(b.Locker, nil), key: orderKey, handler: mustNotRun(t),
+				at: at, guard: b.Locker.Guard(core.RejectConflicts), key: orderKey, handler: mustNotRun(t),
 				around: func(_ seen, next func() error) error {
 					err := next()
 					assert.NoError(t, err)
@@ -48,7 +48,7 @@ func TestHandlersErrorIsReturnedUnchangedAfterTheRelease(t *testing.T) {
 		failed := v.failure(http.StatusTeapot)
 		handled := 0
 		h := v.start(service{
-			guard: core.NewGuard(b.Locker, nil), key: orderKey,
+			guard: b.Locker.Guard(core.RejectConflicts), key: orderKey,
 			around: func(_ seen, next func() error) error {
 				err := next()
 				assert.Same(t, failed, err)
@@ -71,7 +71,7 @@ func TestHandlersErrorIsReturnedUnchangedAfterTheRelease(t *testing.T) {
 func TestReturnErrors(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env, core.WithTTL(time.Second))
-		guard := core.NewGuard(b.Locker, nil)
+		guard := b.Locker.Guard(core.RejectConflicts)
 		var last error
 		start := func(key httplock.KeyFunc, handler func(exchange) error, options ...httplock.Option) http.Handler {
 			return v.start(service{
@@ -134,7 +134,7 @@ func TestUnmatchedRoutesPass(t *testing.T) {
 		all := func(*http.Request) (string, error) { return "k", nil }
 		for _, at := range []string{"route", "group", "use"} {
 			for _, locked := range []bool{false, true} {
-				s := service{at: at, guard: core.NewGuard(b.Locker, nil), key: all, handler: mustNotRun(t)}
+				s := service{at: at, guard: b.Locker.Guard(core.RejectConflicts), key: all, handler: mustNotRun(t)}
 				if locked {
 					s.options = []httplock.Option{httplock.LockSafeMethods()}
 				} else {
@@ -176,7 +176,7 @@ func TestGuardInFrontOfTheRouterFailsClosed(t *testing.T) {
 		var log bytes.Buffer
 		logger := httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))
 		h := v.start(service{
-			at: "pre", guard: core.NewGuard(b.Locker, nil), key: orderKey,
+			at: "pre", guard: b.Locker.Guard(core.RejectConflicts), key: orderKey,
 			options: []httplock.Option{logger}, handler: mustNotRun(t),
 		})
 		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, orderPath, ""), http.StatusInternalServerError, "internal", false)
@@ -195,7 +195,7 @@ func TestSkipper(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		b := testbed.New(t, redistest.Embedded(t))
 		b.Hold(t)
-		h := v.start(service{guard: core.NewGuard(b.Locker, nil), key: orderKey, skip: true, handler: ok})
+		h := v.start(service{guard: b.Locker.Guard(core.RejectConflicts), key: orderKey, skip: true, handler: ok})
 		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, orderPath, ""), http.StatusConflict, "conflict", true)
 		r := testbed.Request(t, http.MethodPost, orderPath, "")
 		r.Header.Set("X-Skip", "1")
@@ -206,10 +206,10 @@ func TestSkipper(t *testing.T) {
 func TestMistakesFailClosed(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		b := testbed.New(t, redistest.Embedded(t))
-		guard := core.NewGuard(b.Locker, nil)
+		guard := b.Locker.Guard(core.RejectConflicts)
 		for name, s := range map[string]service{
 			"nil guard":  {key: orderKey},
-			"bad guard":  {guard: core.NewGuard(b.Locker, nil, core.LeaseTTL(-1)), key: orderKey},
+			"bad guard":  {guard: b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), key: orderKey},
 			"nil key":    {guard: guard},
 			"option":     {guard: guard, key: orderKey, options: []httplock.Option{httplock.AllowHeaders("Cookie")}},
 			"nil routes": {routes: routeTable(nil)},
@@ -240,7 +240,7 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 	onBoth(t, func(t *testing.T, v version, env *redistest.Env) {
 		b := testbed.New(t, env)
 		b.Hold(t)
-		m, err := httplock.New(core.NewGuard(b.Locker, nil))
+		m, err := httplock.New(b.Locker.Guard(core.RejectConflicts))
 		require.NoError(t, err)
 		for _, at := range []string{"use", "group", "route"} {
 			h := v.start(service{at: at, routes: routeTable{
@@ -267,7 +267,7 @@ func TestFromConfigGuardsWhatHasARoute(t *testing.T) {
 func TestKeys(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		b := testbed.New(t, redistest.Embedded(t))
-		guard := core.NewGuard(b.Locker, nil)
+		guard := b.Locker.Guard(core.RejectConflicts)
 		plain := func(r *http.Request) (string, error) {
 			return r.Pattern + "~" + r.PathValue("id") + r.PathValue("*"), nil
 		}
@@ -328,7 +328,7 @@ func TestKeys(t *testing.T) {
 func TestNestedGuards(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		b := testbed.New(t, redistest.Embedded(t))
-		guard := core.NewGuard(b.Locker, nil)
+		guard := b.Locker.Guard(core.RejectConflicts)
 		inner := v.start(service{at: "use", guard: guard, key: httplock.Query("inner:", "q"), handler: ok})
 		h := v.start(service{guard: guard, key: orderKey, handler: func(x exchange) error {
 			inner.ServeHTTP(x.w, x.Request())

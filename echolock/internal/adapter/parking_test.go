@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -24,7 +23,7 @@ func TestParkedRequestsAreReplayed(t *testing.T) {
 		require.NoError(t, err)
 		fail, replays := true, 0
 		h := v.start(service{
-			at: "use", guard: core.NewGuard(b.Locker, delayqueue.Policy(queue)), key: httplock.Join(orderKey, httplock.JSONField("", "n")),
+			at: "use", guard: b.Locker.Guard(delayqueue.Policy(queue)), key: httplock.Join(orderKey, httplock.JSONField("", "n")),
 			skip: true, errors: true, // what is parked is no error
 			options: []httplock.Option{
 				httplock.WithStatusPath("/tickets/"),
@@ -79,7 +78,7 @@ func TestReplayThatMayNotRun(t *testing.T) {
 			queue, err := delayqueue.New(b.Redis, "ship", delayqueue.WithPrefix(b.Prefix))
 			require.NoError(t, err)
 			h := v.start(service{
-				guard: core.NewGuard(b.Locker, delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
+				guard: b.Locker.Guard(delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
 				options: []httplock.Option{
 					httplock.WithStatusPath("/tickets/"),
 					httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },

@@ -193,7 +193,7 @@ func innerConflict(t *trial) {
 	b := t.bed()
 	parking := &testbed.Parking{}
 	between := 0
-	inner := Lock{core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "inner", nil }, nil}
+	inner := Lock{b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "inner", nil }, nil}
 	s := t.serve(orders(ok, lock(b, parking), Middleware(func(c Context) error {
 		err := c.Next()
 		between++

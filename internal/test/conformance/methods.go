@@ -150,6 +150,6 @@ func unmatchedEngine(t *trial) {
 	proxy.Refuse(true)
 	key := func(*http.Request) (string, error) { return testbed.OrderKey, nil }
 	app := orders(t.mustNotRun)
-	app.Use = []Step{Lock{core.NewGuard(b.Locker, nil), key, nil}}
+	app.Use = []Step{Lock{b.Locker.Guard(core.RejectConflicts), key, nil}}
 	unmatched(t, b, app)
 }

@@ -90,7 +90,7 @@ func innerNotStored(t *trial) {
 		_, _ = io.WriteString(w, "held")
 	}
 	inner := Lock{
-		core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { return "inner", nil },
+		b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "inner", nil },
 		[]httplock.Option{httplock.WithConflictHandler(refuse)},
 	}
 	s := t.serve(orders(handler, t.remembering(b, nil), inner))

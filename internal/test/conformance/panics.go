@@ -80,7 +80,7 @@ func noRecovery(t *trial) {
 func panicOfKey(t *trial) {
 	b := t.bed()
 	seen := make(chan spy, 1)
-	l := Lock{core.NewGuard(b.Locker, nil), func(*http.Request) (string, error) { panic("mine") }, nil}
+	l := Lock{b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { panic("mine") }, nil}
 	s := t.start(t.adapter.New(orders(t.mustNotRun, Recovery{}, spying(seen), l)), t.notCaught)
 	require.Equal(t, http.StatusInternalServerError, t.post(s, "").Status)
 	passed := await(t, seen, "the middleware in front")

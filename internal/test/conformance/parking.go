@@ -221,7 +221,7 @@ func failedReplays(t *trial) {
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		inner <- b
 		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
-		return lock(b, delayqueue.Policy(q), httplock.RetryStatuses(http.StatusInternalServerError)), []Step{Lock{core.NewGuard(b.Locker, delayqueue.Policy(q)), key, []httplock.Option{quiet()}}}
+		return lock(b, delayqueue.Policy(q), httplock.RetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{quiet()}}}
 	}, delayqueue.WithMaxAttempts(2))
 	b := <-inner
 	release := d.Hold(t)

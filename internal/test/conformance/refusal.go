@@ -131,7 +131,7 @@ func keyErrors(t *trial) {
 	} {
 		said := &testbed.Log{}
 		key := func(*http.Request) (string, error) { return test.key, test.err }
-		s := t.serve(orders(t.mustNotRun, Lock{core.NewGuard(b.Locker, nil), key, []httplock.Option{httplock.WithLogger(said.Logger())}}))
+		s := t.serve(orders(t.mustNotRun, Lock{b.Locker.Guard(core.RejectConflicts), key, []httplock.Option{httplock.WithLogger(said.Logger())}}))
 		testbed.RequireProblem(t, t.post(s, ""), test.status, test.kind, false)
 		if test.kind == "internal" {
 			require.Contains(t, said.String(), test.err.Error(), "%s: our faults are logged", name)
@@ -165,7 +165,7 @@ func keyHelpers(t *trial) {
 			}
 			assert.JSONEq(t, body, readTwice(t, r), name)
 			return ok(w, r)
-		}, Lock{core.NewGuard(b.Locker, nil), key, nil}))
+		}, Lock{b.Locker.Guard(core.RejectConflicts), key, nil}))
 		r := t.request(s, http.MethodPost, testbed.OrderPath+"?q="+testbed.Secret, body)
 		r.Header.Set("X-Order", testbed.Secret)
 		resp, err := testbed.Send(s.client, r)
@@ -176,10 +176,10 @@ func keyHelpers(t *trial) {
 
 func misconfigured(t *trial) {
 	b := t.bed()
-	guard := core.NewGuard(b.Locker, nil)
+	guard := b.Locker.Guard(core.RejectConflicts)
 	for name, l := range map[string]Lock{
 		"no guard":   {nil, orderKey, nil},
-		"bad guard":  {core.NewGuard(b.Locker, nil, core.LeaseTTL(-1)), orderKey, nil},
+		"bad guard":  {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
 		"no key":     {guard, nil, nil},
 		"bad option": {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
 		"nil option": {guard, orderKey, []httplock.Option{nil}},

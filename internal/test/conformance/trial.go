@@ -45,7 +45,7 @@ func orderKey(r *http.Request) (string, error) { return "order:" + r.PathValue("
 
 // lock guards the order with a policy.
 func lock(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.Option) Lock {
-	return Lock{core.NewGuard(b.Locker, policy), orderKey, opts}
+	return Lock{b.Locker.Guard(policy), orderKey, opts}
 }
 
 // orders is an app with one route.

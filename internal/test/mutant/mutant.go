@@ -36,13 +36,19 @@ func Catch(t *testing.T, mutants []Mutant, run string, env ...string) {
 	for _, m := range mutants {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), binary, "-test.run", run, "-test.timeout", "2m")
-			cmd.Env = append(append(os.Environ(), env...), Var+"="+m.Name)
-			out, err := cmd.CombinedOutput()
-			require.Error(t, err, "not caught:\n%s", out)
-			t.Log(strings.Join(strings.SplitN(string(out), "\n", 3)[:2], "\n"))
+			Run(t, binary, m.Name, run, env...)
 		})
 	}
+}
+
+// Run expects a mutant in a binary that Build made to fail the tests that run matches.
+func Run(t *testing.T, binary, name, run string, env ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run", run, "-test.timeout", "2m")
+	cmd.Env = append(append(os.Environ(), env...), Var+"="+name)
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err, "not caught:\n%s", out)
+	t.Log(strings.Join(strings.SplitN(string(out), "\n", 3)[:2], "\n"))
 }
 
 // Build returns the path of the calling package's test binary, built with all mutants in it:
