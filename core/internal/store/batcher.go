@@ -159,7 +159,7 @@ const repeatPauseMin, repeatPauseMax = 8 * time.Millisecond, 512 * time.Millisec
 func (b *batcher) exec(c *command) result {
 	b.sends()
 	call := c.sent(c.once)
-	if c.publishes && b.d.single { // else a Cluster could send the PING to another node
+	if c.publishes {
 		// Redis writes last to the client for which it had something to write first: thanks to the PING to
 		// this one, so that the message goes out before the reply, and its receiver wakes up before this process.
 		call.SendAfter(&c.ctx, b.d.rdb, redis.NewStatusCmd(&c.ctx, "ping"))

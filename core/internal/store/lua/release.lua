@@ -17,15 +17,17 @@
 -- memory. So they are before what the others need.
 local used = tonumber(ARGV[2])
 local plain = ARGV[3] == '0' and used > 0 and used < micros
+local text
 if plain and ARGV[5] == '' and ARGV[8] ~= '1' then -- nobody asked for the key meanwhile
-  local text, its = redis.call('MGET', key)[1], 'pk2 ' .. token .. ' '
+  local its = 'pk2 ' .. token .. ' '
+  text = redis.call('MGET', key)[1]
   if text and string.sub(text, 1, #its) == its then
     redis.call('DEL', key) -- there is nothing to remember
     return 1
   end
 end
 -- #include message.lua
-if plain and string.sub(token, 1, 2) == '1:' then -- it holds the key alone, if it does
+if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the key alone, if it does
   local its = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'waiting', 'watch', 'reserved', 'v')
   local mine, queue = its[1] and tonumber(string.sub(its[1], 1, 13)) > now and not its[5] and not its[6], its[2] or ''
   if mine and queue == '' and (its[4] or '') == '' and ARGV[5] == '' then -- nobody waits
