@@ -3,6 +3,9 @@ SHELL := /bin/bash
 LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
+# Those beside the one here.
+MODULES := bench sqlfence/sqltest
+
 .DEFAULT_GOAL := help
 .PHONY: help test conformance lint fmt demo bench soak soak-locks soak-queue
 
@@ -17,14 +20,13 @@ conformance: ## check every adapter against the same promises, on both Redises, 
 
 lint: $(LINT) ## run the linters and check which package links what
 	$(LINT) run ./...
-	cd bench && ../$(LINT) run ./...
+	for module in $(MODULES); do (cd $$module && $(CURDIR)/$(LINT) run ./...) || exit; done
 	scripts/deps.sh
-	go mod tidy -diff
-	cd bench && go mod tidy -diff
+	for module in . $(MODULES); do (cd $$module && go mod tidy -diff) || exit; done
 
 fmt: $(LINT) ## format the code
 	$(LINT) fmt ./...
-	cd bench && ../$(LINT) fmt ./...
+	for module in $(MODULES); do (cd $$module && $(CURDIR)/$(LINT) fmt ./...) || exit; done
 
 demo: ## run the demo: an order service on gin, with a scoreboard
 	go run ./examples/demo $(ARGS)

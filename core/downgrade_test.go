@@ -166,3 +166,37 @@ func TestOnlyAnExclusiveLeaseIsDowngraded(t *testing.T) {
 // bothTokens matches the first request of a downgrade, which has an exclusive token
 // and a shared one.
 func bothTokens() func([]byte) bool { return once("\r\n1:", "\r\n0:") }
+
+func TestLease_Mode(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		for key, test := range map[string]struct {
+			opts []core.AcquireOption
+			want core.Mode
+		}{
+			"exclusive":  {nil, core.ModeExclusive},
+			"one":        {[]core.AcquireOption{core.Counted(1)}, core.ModeExclusive},
+			"shared":     {[]core.AcquireOption{core.Shared()}, core.ModeShared},
+			"counted":    {[]core.AcquireOption{core.Counted(3)}, core.ModeCounted},
+			"downgraded": {nil, core.ModeShared},
+		} {
+			lease, err := l.TryAcquire(t.Context(), key, test.opts...)
+			require.NoError(t, err)
+			if key == "downgraded" {
+				require.Equal(t, core.ModeExclusive, lease.Mode())
+				require.NoError(t, lease.Downgrade(t.Context()))
+			}
+			require.Equal(t, test.want, lease.Mode(), key)
+			again, err := l.TryAcquire(lease.Context(), key, core.Shared())
+			require.NoError(t, err)
+			require.Equal(t, test.want, again.Mode(), "what holds the key of %s", key)
+			token, err := lease.Detach(t.Context())
+			require.NoError(t, err)
+			resumed, err := l.Resume(t.Context(), token)
+			require.NoError(t, err)
+			require.Equal(t, test.want, resumed.Mode(), key)
+			require.NoError(t, resumed.Release(t.Context()))
+		}
+		require.Empty(t, (*core.Lease)(nil).Mode())
+	})
+}

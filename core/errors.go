@@ -25,7 +25,7 @@ var (
 	// released, and no work ran. Comes with ErrUnavailable.
 	ErrNotReplicated = errors.New("grant not replicated")
 	// ErrLeaseLost: the lease ended before it was released. What the holder did
-	// since may have overlapped with the next holder: a store can tell by the fence.
+	// since may have overlapped with the next holder: a store that claims fences keeps it out.
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrDetached: the lease was detached: its key is held by its token now.
 	ErrDetached = errors.New("lease detached")

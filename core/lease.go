@@ -15,7 +15,7 @@ import (
 //
 // A nil Lease is that of work which needed no key, such as a GET's: [LeaseFrom] returns it
 // where there is no lease. Its Release does nothing and returns nil, since there is nothing
-// to release. Its Fence is 0, its Key and Token are empty. What would promise
+// to release. Its Fence is 0, its Key, Mode and Token are empty. What would promise
 // a held key fails: Extend, Downgrade and Detach return an error that wraps ErrLeaseLost,
 // and its Context is over with that cause.
 //
@@ -112,7 +112,8 @@ func (l *Lease) Key() string {
 
 // Fence is the fencing token: each grant of a key carries a greater one than
 // every grant of that key before. It protects a store from the writes of a holder that
-// lost its lease and does not know yet, if it is claimed before the read:
+// lost its lease and does not know yet, if it is claimed before the read. Package sqlfence
+// does so in PostgreSQL, SQLite and MySQL. In a row of yours it is
 //
 //	UPDATE orders SET fence = $1 WHERE id = $2 AND fence <= $1          -- no row: stop
 //	SELECT … FROM orders WHERE id = $2
@@ -128,6 +129,15 @@ func (l *Lease) Fence() int64 {
 		return 0
 	}
 	return l.fence
+}
+
+// Mode is how the lease holds its key: exclusively, unless it was taken with [Shared] or
+// [Counted], or is downgraded. A nil Lease's is empty.
+func (l *Lease) Mode() Mode {
+	if l == nil {
+		return ""
+	}
+	return modeOf(l.hold.mode())
 }
 
 // Extend makes at least d remain of the lease. It blocks for one round trip, and no

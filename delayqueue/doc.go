@@ -90,7 +90,7 @@
 //   - At least once: a message runs again if its worker died, or could not tell
 //     Redis of the end. Handlers see it by Attempt and Losses, and the ID stays
 //     the same: what must not be done twice needs that ID, or a fence that is claimed
-//     before the read (core.Lease.Fence).
+//     before the read (package sqlfence).
 //   - Messages of a key run in order, one at a time, under the key's lock. A
 //     failed one keeps its place while it waits for its next attempt. A delayed one
 //     joins when it is due. What holds for the lock holds here; see package core.

@@ -125,7 +125,7 @@
 //	a store that could not be reached       the client of the first one has its response
 //
 // so a handler runs at least once, and what must not be done twice whatever happens needs
-// a fence that is claimed before the read (core.Lease.Fence) or a key in the database. A
+// a fence that is claimed before the read (package sqlfence) or a key in the database. A
 // response whose body is longer than KeepResponseBody says, that was flushed, that was cut
 // short of its Content-Length, or that has trailers is not kept, but that the request was
 // carried out is: sent again it is refused with 409, and not run.

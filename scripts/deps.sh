@@ -48,6 +48,7 @@ links core "internal" $redis
 links retry "core internal" $redis
 links delayqueue "core internal" $redis
 links idempotency "core internal" $redis
+links sqlfence "core internal" $redis
 links httplock "core delayqueue idempotency internal" $redis
 links ginlock "core delayqueue httplock idempotency internal" $redis $gin
 links asynqlock "core internal" $redis github.com/hibiken/asynq

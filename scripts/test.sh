@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Runs all tests with the race detector, and says first and last which Redis they
-# used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
+# Runs all tests with the race detector, and says first and last which Redis and which
+# databases they used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 redis=$(scripts/redis.sh)
-echo "test: on $redis"
+databases=$(scripts/databases.sh)
+servers="$redis; $databases"
+echo "test: on $servers"
 
 # The race detector has each process sleep for a second before it ends, and tests start
 # hundreds. What may still race then is little: most check that no goroutine is left.
@@ -28,6 +30,8 @@ if [ -s "$again" ]; then
 fi
 # The benchmarks are a module of their own, and must not rot.
 (cd bench && go vet ./... && go test -count=1 -timeout=1m ./...) || { echo "FAIL bench" && status=1; }
+# So are the tests of sqlfence, for their drivers. They wait most of the time.
+(cd sqlfence/sqltest && go vet ./... && go test -count=1 -parallel=6 -timeout=5m ./...) || { echo "FAIL sqlfence/sqltest" && status=1; }
 
-echo "test: on $redis: $([ $status = 0 ] && echo ok || echo FAILED)"
+echo "test: on $servers: $([ $status = 0 ] && echo ok || echo FAILED)"
 exit $status

@@ -52,7 +52,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *echo.Echo {
 
 func answer(what string) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		// Work on a database begins by claiming the fence there, before it reads: see core.Lease.Fence.
+		// Work on a database claims there before it reads, sqlfence.Claim(ctx, db, lease), and writes in sqlfence.Write.
 		lease, _ := echolock.Lease(c) // there is one: no GET comes here
 		return c.String(http.StatusOK, fmt.Sprintf("%s %s, fence %d", c.Param("id"), what, lease.Fence()))
 	}

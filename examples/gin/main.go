@@ -52,7 +52,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *gin.Engine {
 
 func answer(what string) gin.HandlerFunc {
 	return func(c *gin.Context) {
-		// Work on a database begins by claiming the fence there, before it reads: see core.Lease.Fence.
+		// Work on a database claims there before it reads, sqlfence.Claim(ctx, db, lease), and writes in sqlfence.Write.
 		lease, _ := ginlock.Lease(c) // there is one: no GET comes here
 		c.String(http.StatusOK, "%s %s, fence %d", c.Param("id"), what, lease.Fence())
 	}

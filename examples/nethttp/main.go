@@ -47,7 +47,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *http.ServeMux {
 
 func answer(what string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Work on a database begins by claiming the fence there, before it reads: see core.Lease.Fence.
+		// Work on a database claims there before it reads, sqlfence.Claim(ctx, db, lease), and writes in sqlfence.Write.
 		lease, _ := core.LeaseFrom(r.Context()) // there is one: no GET comes here
 		fmt.Fprintf(w, "%s %s, fence %d", r.PathValue("id"), what, lease.Fence())
 	})

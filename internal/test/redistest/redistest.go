@@ -24,8 +24,9 @@ import (
 const RequireVar = "PERKEY_REQUIRE_REDIS"
 
 // Main is the body of TestMain: it runs the tests, says which Redis they used,
-// and fails if a goroutine is left.
-func Main(m *testing.M) {
+// and fails if a goroutine is left. Each of after is called when the tests have ended, and
+// an error of it makes them fail.
+func Main(m *testing.M, after ...func() error) {
 	path, version := find()
 	if path == "" {
 		fmt.Println("redistest: no redis-server on PATH: embedded Redis only")
@@ -34,6 +35,12 @@ func Main(m *testing.M) {
 	}
 	code := m.Run()
 	stopShared()
+	for _, end := range after {
+		if err := end(); err != nil {
+			fmt.Println("FAIL:", err)
+			code = 1
+		}
+	}
 	if code == 0 {
 		// After dials that failed, go-redis looks once a second whether its pool was
 		// closed: its goroutine ends by itself, but later than goleak waits.

@@ -1,0 +1,49 @@
+package sqlfence
+
+// Dialect is the SQL of a database.
+type Dialect int
+
+const (
+	// PostgreSQL is the default. It is for SQLite too.
+	PostgreSQL Dialect = iota
+	// MySQL is for MySQL 8 and MariaDB, in tables of InnoDB.
+	MySQL
+)
+
+// statements are what a Table asks. %s is its name.
+type statements struct {
+	create string
+	claim  string // puts the fence there, unless a newer one is there
+	check  string // changes the row if the fence is there
+	newest string // reads the fence that is there
+	prune  string
+	// counts: claim and check change no row if a lease is refused, and one otherwise.
+	counts bool
+}
+
+var dialects = map[Dialect]statements{
+	PostgreSQL: {
+		create: "CREATE TABLE IF NOT EXISTS %s (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)",
+		// If it waits for another transaction's row it compares with what that has left there; under
+		// REPEATABLE READ it fails instead.
+		claim: "INSERT INTO %s AS f (lease_key, fence) VALUES ($1, $2)" +
+			" ON CONFLICT (lease_key) DO UPDATE SET fence = excluded.fence WHERE f.fence <= excluded.fence",
+		// Not a SELECT FOR UPDATE: a transaction under REPEATABLE READ whose claim waits for this
+		// one has chosen already what it will read, and must fail. It does if the row was changed, and
+		// not if it was only locked.
+		check:  "UPDATE %s SET fence = fence WHERE lease_key = $1 AND fence = $2",
+		newest: "SELECT fence FROM %s WHERE lease_key = $1",
+		prune:  "DELETE FROM %s WHERE fence < $1",
+		counts: true,
+	},
+	// How many rows have changed says little there: none if the fence is the same, and another
+	// number with clientFoundRows. So the fence is read, and its row locked: a transaction that
+	// waits for the lock has not chosen yet what it will read.
+	MySQL: {
+		create: "CREATE TABLE IF NOT EXISTS %s (lease_key varbinary(512) NOT NULL PRIMARY KEY, fence bigint NOT NULL) ENGINE = InnoDB",
+		claim: "INSERT INTO %s (lease_key, fence) VALUES (?, ?)" +
+			" ON DUPLICATE KEY UPDATE fence = GREATEST(fence, VALUES(fence))",
+		newest: "SELECT fence FROM %s WHERE lease_key = ? FOR UPDATE",
+		prune:  "DELETE FROM %s WHERE fence < ?",
+	},
+}
