@@ -216,7 +216,7 @@ func TestManyAtOncePerType(t *testing.T) {
 
 func TestStress(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const tasks, keys, servers = 200, 5, 3
+		const tasks, keys, servers = 100, 5, 3
 		b := setup(t, env)
 		var inside [keys]alone
 		runs := make(chan string, 2*tasks)

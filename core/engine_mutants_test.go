@@ -26,9 +26,10 @@ var engineMutants = []engineMutant{
 		old: "t.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
 		new: "if %s {\n\t\t\t\treply.TTL *= 4\n\t\t\t}\n\t\t\tt.schedule.Set(h, schedule.MomentOf(trust.Until(sent, reply.TTL)), renewAt)",
 		change: func(w *workload) {
-			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 400*time.Millisecond
+			// One that was stopped goes on within four times its lease.
+			w.Fixed, w.Try, w.MinLease, w.MaxLease, w.MaxWork = 0, 100, 180*time.Millisecond, 200*time.Millisecond, 600*time.Millisecond
 		},
-		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultCut: 500 * time.Millisecond, faultStop: 250 * time.Millisecond},
+		faults: map[faultKind]time.Duration{faultBlackhole: 350 * time.Millisecond, faultStop: 250 * time.Millisecond},
 	},
 	{
 		name: "a lease counts from the reply", file: "obtain.go",
@@ -51,7 +52,7 @@ var engineMutants = []engineMutant{
 		name: "a context does not look at the clock", file: "lease.go",
 		old:    "_ = held.hold.locker.leases.check(held) // ends the ctx if it is over",
 		new:    "if !%s {\n\t\t_ = held.hold.locker.leases.check(held)\n\t}",
-		change: func(w *workload) { w.MaxLease, w.MaxWork, w.Try = 150*time.Millisecond, 300*time.Millisecond, 100 },
+		change: func(w *workload) { w.MaxLease, w.MaxWork, w.Try = 150*time.Millisecond, 500*time.Millisecond, 100 },
 		faults: map[faultKind]time.Duration{faultStop: 250 * time.Millisecond},
 	},
 	{
@@ -59,7 +60,8 @@ var engineMutants = []engineMutant{
 		old: "case !reply.Owned:",
 		new: "case !reply.Owned && !%s:",
 		change: func(w *workload) {
-			w.Fixed, w.Try, w.MaxLease, w.MaxWork = 0, 100, 120*time.Millisecond, 500*time.Millisecond
+			// The lease outlasts the restart, and the work the lease.
+			w.Fixed, w.Try, w.MinLease, w.MaxLease, w.MaxWork = 0, 100, 250*time.Millisecond, 350*time.Millisecond, 1500*time.Millisecond
 		},
 		faults: map[faultKind]time.Duration{faultRestart: 400 * time.Millisecond}, volatile: true,
 	},
@@ -92,7 +94,7 @@ func (m engineMutant) round() soakRound {
 		Length: 1200 * time.Millisecond, Clients: 4, Workload: lively,
 		Faults: m.faults, Durable: !m.volatile, Abrupt: true,
 	}
-	round.Workload.Epoch = time.Hour
+	round.Workload.Epoch, round.Workload.MaxIdle = time.Hour, 10*time.Millisecond
 	m.change(&round.Workload)
 	return round
 }
@@ -107,11 +109,7 @@ func buildBroken(t *testing.T) (binary string) {
 		}
 		all = append(all, mutant.Mutant{Name: m.name, File: m.file, Old: m.old, New: m.new})
 	}
-	var flags []string
-	if raced() {
-		flags = append(flags, "-race") // as this test was, so that all but core is built already
-	}
-	return mutant.Build(t, all, flags...)
+	return mutant.Build(t, all)
 }
 
 func TestMutantsOfTheEngineAreCaught(t *testing.T) {

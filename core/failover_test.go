@@ -68,7 +68,7 @@ type end struct {
 const (
 	loadPrefix  = "load"
 	loadLockers = 3
-	loadWorkers = 4 // of each locker
+	loadWorkers = 2 // of each locker
 	loadKeys    = 6 // on the primary that is killed, and as many elsewhere
 	loadQuiet   = 20
 	// Calls that are under way when the primary is killed. Their work takes longer
@@ -242,7 +242,7 @@ func (l *load) run(t *testing.T, how end) {
 }
 
 func briefWork() (careless bool) {
-	time.Sleep(rand.N(4 * time.Millisecond))
+	time.Sleep(rand.N(8 * time.Millisecond))
 	return false
 }
 

@@ -214,7 +214,7 @@ func TestAcquireAllEndsWithItsCtx(t *testing.T) {
 // No philosopher starves, and no fork is in two hands.
 func TestDiningPhilosophers(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
-		const seats, meals = 5, 15
+		const seats, meals = 5, 8
 		var forks [seats]atomic.Int32
 		var wg sync.WaitGroup
 		for range 2 { // two at each seat
@@ -251,7 +251,7 @@ func TestDiningPhilosophers(t *testing.T) {
 // Sets of all sizes, single calls, readers and writers on few keys.
 func TestSetsNeverOverlapWrongly(t *testing.T) {
 	eachWay(t, func(t *testing.T, env *redistest.Env, newLocker func(...core.Option) *core.Locker) {
-		const keys, lockers, goroutines, rounds = 4, 3, 5, 12
+		const keys, lockers, goroutines, rounds = 4, 3, 5, 8
 		var writers, readers [keys]atomic.Int32
 		var wg sync.WaitGroup
 		for range lockers {

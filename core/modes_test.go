@@ -310,7 +310,7 @@ func TestCountedLetsInAsManyAsEachCallSays(t *testing.T) {
 // Every call checks, on its way in, that nobody is inside with whom it may not be.
 func TestModesNeverOverlapWrongly(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const lockers, goroutines, rounds = 3, 10, 30
+		const lockers, goroutines, rounds = 3, 10, 15
 		var mu sync.Mutex
 		inside := map[int64]int{} // limits by fence
 		var greatest int64

@@ -69,8 +69,8 @@ func TestOlder_LockersOfTwoVersionsShareKeys(t *testing.T) {
 				}
 			}
 			var counts history.Counts
-			for seed := soakSeed(); counts.Ops < 1000; seed++ {
-				ops, rules := p.run(t, seed, 800*time.Millisecond, nil)
+			for seed := soakSeed(); counts.Ops < 400; seed++ {
+				ops, rules := p.run(t, seed, 400*time.Millisecond, nil)
 				_, _, violations := tell(ops, rules)
 				counts.Add(history.Count(ops))
 				for _, v := range violations {
@@ -78,8 +78,8 @@ func TestOlder_LockersOfTwoVersionsShareKeys(t *testing.T) {
 				}
 			}
 			t.Logf("%+v, %d unavailable", counts, len(unavailable))
-			require.Greater(t, counts.Windows, 20)
-			require.Greater(t, counts.Conflicts, 50)
+			require.Greater(t, counts.Windows, 10)
+			require.Greater(t, counts.Conflicts, 20)
 			require.Empty(t, unavailable)
 		})
 	}

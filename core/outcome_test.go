@@ -261,13 +261,13 @@ func TestOutcome_OnAQuorum(t *testing.T) {
 	for range 3 {
 		env := redistest.Embedded(t)
 		proxy := redistest.NewProxy(t, env.Addr)
-		opt := &redis.Options{Addr: proxy.Addr}
-		impatient(opt)
+		opt := &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: time.Minute}
 		clients, proxies, direct = append(clients, redistest.Client(t, opt)), append(proxies, proxy), append(direct, env.Client(t))
 	}
 	seen := newLedger()
 	l, err := core.NewQuorum(clients, core.WithObserver(seen))
 	require.NoError(t, err)
+	l.WaitForNodes(time.Minute, clients) // a busy machine is no outage
 	t.Cleanup(func() { _ = l.Close() })
 	rival, err := core.NewQuorum(direct)
 	require.NoError(t, err)

@@ -109,10 +109,10 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 	for name, mode := range modes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			clocks, rounds := []time.Duration{40 * time.Millisecond, time.Hour}, 15 // every two nodes are down in every kind of round
+			clocks, rounds := []time.Duration{40 * time.Millisecond}, 15 // every two nodes are down in every kind of round
 			if mode == nil {
 				rounds = 30 // and lost in two ways
-				clocks = append(clocks, 5*time.Millisecond, 70*time.Millisecond)
+				clocks = append(clocks, 5*time.Millisecond, time.Hour)
 			}
 			for _, apart := range clocks {
 				onFakeNodes(t, 5, func(t *testing.T, nodes []*fakeNode) {

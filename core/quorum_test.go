@@ -71,10 +71,10 @@ func expected(nodes string) (atOnce bool, err error) {
 
 const nodeTimeout = 500 * time.Millisecond
 
-// make soak-locks has every order of four and of five nodes too.
+// make soak-locks has every order of them too.
 func TestAMajorityGrantsAndEverySubsetIsTold(t *testing.T) {
 	t.Parallel()
-	for many, cases := range map[int][]string{3: casesOf(3), 4: mixturesOf(4), 5: mixturesOf(5)} {
+	for many, cases := range map[int][]string{3: mixturesOf(3), 4: mixturesOf(4), 5: mixturesOf(5)} {
 		testSubsets(t, many, cases)
 	}
 }
@@ -220,8 +220,8 @@ func TestEverySubsetOfRealServersIsTold(t *testing.T) {
 
 func TestCallsOfAQuorumNeverOverlap(t *testing.T) {
 	t.Parallel()
-	t.Run("handed over", func(t *testing.T) { testNoOverlap(t, 3, 4, 30, 0) })
-	t.Run("each granted", func(t *testing.T) { testNoOverlap(t, 3, 2, 40, time.Millisecond) })
+	t.Run("handed over", func(t *testing.T) { testNoOverlap(t, 3, 4, 15, 0) })
+	t.Run("each granted", func(t *testing.T) { testNoOverlap(t, 3, 2, 15, time.Millisecond) })
 }
 
 // testNoOverlap has calls of several lockers contend for a key. A hold is not handed over
@@ -242,6 +242,7 @@ func testNoOverlap(t *testing.T, lockers, calls, rounds int, differ time.Duratio
 		}
 		l, err := core.NewQuorum(clients)
 		require.NoError(t, err)
+		l.WaitForNodes(time.Minute, clients) // a busy machine is no outage
 		t.Cleanup(func() { _ = l.Close() })
 		for call := range calls {
 			wg.Go(func() {
@@ -430,7 +431,7 @@ func TestANodeThatHangsForLongIsNotAskedMoreAndMore(t *testing.T) {
 		l := overNodes(t, nodes, core.WithFirstLease(3*time.Second))
 		warm(t, l)
 		nodes[0].stop()
-		for i := range 1000 {
+		for i := range 300 {
 			lease, err := l.TryAcquire(t.Context(), fmt.Sprint(i))
 			require.NoError(t, err)
 			require.NoError(t, lease.Release(t.Context()))

@@ -165,7 +165,7 @@ func TestReaders_EnterAtMostTwiceBeforeAWriterThatWaits(t *testing.T) {
 		defer wg.Wait()
 		defer close(stop)
 		writer, rdb := newLocker(t, env), env.Client(t)
-		for range 20 {
+		for range 10 {
 			before := begun.Load()
 			redistest.Eventually(t, func() bool { return begun.Load() > before+4*readers }, "readers read")
 			done := acquiring(t, writer, "k")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -157,6 +158,7 @@ func (round soakRound) run(t *testing.T) soaked {
 	for i := range r.slots {
 		r.start(i)
 	}
+	r.awaitClients() // a busy machine starts them slowly
 	start := time.Now()
 	for _, f := range schedule(round.Seed, round.Length, round.Clients, round.Faults) {
 		time.Sleep(time.Until(start.Add(f.at)))
@@ -203,6 +205,16 @@ func (r *soakRunner) start(slot int) {
 		redistest.StartProcess(r.t, r.round.Binary, clientVar+"="+string(text), mutant.Var+"="+r.round.Broken), client,
 	}
 	r.files = append(r.files, config.File)
+}
+
+// awaitClients waits until every client works.
+func (r *soakRunner) awaitClients() {
+	for _, file := range r.files {
+		redistest.Eventually(r.t, func() bool {
+			info, err := os.Stat(file)
+			return err == nil && info.Size() > 0
+		}, "a client's first call")
+	}
 }
 
 // begin makes something go wrong. It reports whether it did.

@@ -266,32 +266,32 @@ func TestWarning_NobodyHasClaimed(t *testing.T) {
 
 // A worker with nothing to do, and one that is busy with one message, claim often enough.
 func TestWarning_AWorkerThatLives(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		b := setup(t, env)
-		busy, err := delayqueue.New(b.rdb, "busy", delayqueue.WithPrefix(env.Prefix))
-		require.NoError(t, err)
-		block := make(chan struct{})
-		defer close(block)
-		b.start((&ran{}).handle)
-		b.startOn(busy, func(context.Context, delayqueue.Message) error { <-block; return nil }, delayqueue.WithConcurrency(1))
-		_, err = busy.Enqueue(t.Context(), delayqueue.Job{})
-		require.NoError(t, err)
-		claimed := func(queue string) time.Time {
-			ms, _ := b.rdb.HGet(t.Context(), env.Prefix+":queue:{"+queue+"}:c", "claimed").Int64()
-			return time.UnixMilli(ms)
-		}
+	t.Parallel()
+	env := redistest.Real(t)
+	b := setup(t, env)
+	busy, err := delayqueue.New(b.rdb, "busy", delayqueue.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	block := make(chan struct{})
+	defer close(block)
+	b.start((&ran{}).handle)
+	b.startOn(busy, func(context.Context, delayqueue.Message) error { <-block; return nil }, delayqueue.WithConcurrency(1))
+	_, err = busy.Enqueue(t.Context(), delayqueue.Job{})
+	require.NoError(t, err)
+	claimed := func(queue string) time.Time {
+		ms, _ := b.rdb.HGet(t.Context(), env.Prefix+":queue:{"+queue+"}:c", "claimed").Int64()
+		return time.UnixMilli(ms)
+	}
+	for _, queue := range []string{"q", "busy"} {
+		redistest.Eventually(t, func() bool { return claimed(queue).UnixMilli() > 0 }, "a first claim")
+	}
+	for end := time.Now().Add(16 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 		for _, queue := range []string{"q", "busy"} {
-			redistest.Eventually(t, func() bool { return claimed(queue).UnixMilli() > 0 }, "a first claim")
+			require.Less(t, b.now().Sub(claimed(queue)), 20*time.Second, queue) // a warning comes at 30
 		}
-		for end := time.Now().Add(16 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
-			for _, queue := range []string{"q", "busy"} {
-				require.Less(t, b.now().Sub(claimed(queue)), 20*time.Second, queue) // a warning comes at 30
-			}
-		}
-		for _, queue := range []string{"q", "busy"} {
-			require.Less(t, b.now().Sub(claimed(queue)), 15*time.Second, queue)
-		}
-	})
+	}
+	for _, queue := range []string{"q", "busy"} {
+		require.Less(t, b.now().Sub(claimed(queue)), 15*time.Second, queue)
+	}
 }
 
 // Lag counts from when a message could have run: the next of a key from its predecessor's end.

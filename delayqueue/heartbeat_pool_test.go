@@ -21,7 +21,7 @@ func TestHeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {
 	for name, given := range map[string]bool{"of their own": false, "given": true} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-				const pool, messages, lease = 4, 200, time.Second
+				const pool, messages, lease = 4, 50, time.Second
 				b := setup(t, env, delayqueue.WithMaxAttempts(10))
 				full := redistest.Client(t, &redis.Options{
 					Addr: env.Addr, PoolSize: pool, MaxActiveConns: pool, PipelinePoolSize: -1, PoolTimeout: 100 * time.Millisecond,

@@ -30,7 +30,7 @@ func (b *bench) line(key string, limit int) (all []delayqueue.LineEntry) {
 
 func TestLine_IsInOrderWithPositions(t *testing.T) {
 	eachKind(t, func(t *testing.T, b *bench) {
-		const n = 25
+		const n = 12
 		var want []string
 		delayed := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Hour, MaxAge: 2 * time.Hour})
 		for i := range n {
@@ -40,7 +40,7 @@ func TestLine_IsInOrderWithPositions(t *testing.T) {
 			}
 		}
 		want = append(want, delayed)
-		for _, limit := range []int{1, 7, 26, 1000} {
+		for _, limit := range []int{1, 7, 13, 1000} {
 			line := b.line("k", limit)
 			require.Len(t, line, n+1)
 			for i, e := range line {

@@ -78,7 +78,7 @@ func TestPagesOfOneScore(t *testing.T) {
 				require.NoError(t, b.rdb.ZAddXX(t.Context(), set, redisZ(9e15, id+" ")).Err())
 			}
 		}
-		for limit := 1; limit < 25; limit++ {
+		for _, limit := range []int{1, 2, 3, 7, 21, 22, 23} {
 			require.ElementsMatch(t, want, ids(b.pages(delayqueue.StateQueued, limit)))
 		}
 	})

@@ -301,6 +301,9 @@ func (q *Queue) checkUnsealed(ctx context.Context, op string, m *manifest) error
 	}
 	for _, cmd := range cmds {
 		if n, ok := cmd.(interface{ Val() int64 }); ok && n.Val() > 0 {
+			if now, err := q.callManifest(ctx, op); err != nil || now.encrypted {
+				return err // encrypted since m was read: the messages are sealed, and the caller's change fails
+			}
 			return fmt.Errorf("delayqueue: %s in %q: %w: it has messages that are not sealed: let a process without WithEncryption run it empty, "+
 				"and purge its dead letters, or set Keyring.AcceptUnsealed", op, q.name, ErrOtherEncryption)
 		}

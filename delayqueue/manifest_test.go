@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -198,6 +200,38 @@ func TestManifest_EncryptionUnderClearMessages(t *testing.T) {
 		b.start(r.handle)
 		b.reaches(sealed, delayqueue.StateDone)
 		require.Equal(t, []string{"clear", "sealed"}, []string{string(r.all()[0].Payload), string(r.all()[1].Payload)})
+	})
+}
+
+// Processes that use an encrypted queue for the first time at once are not taken for ones that come late: one that has read the
+// manifest before another has written it finds the other's messages, and those are sealed.
+func TestManifest_EncryptionBegunByManyAtOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithEncryption(keyring))
+		b.unencrypted()
+		rdb, once := env.Client(t), sync.Once{}
+		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if cmd.Name() == "hlen" { // it has read that nobody encrypts
+				once.Do(func() { b.enqueue(delayqueue.Job{Key: "k"}) })
+			}
+		}))
+		_, err := b.newQueue(rdb, delayqueue.WithEncryption(keyring)).Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.NoError(t, err)
+
+		for i := range 10 {
+			prefix := delayqueue.WithPrefix(fmt.Sprint(env.Prefix, i))
+			_, err := b.newQueue(b.rdb, prefix).Stats(t.Context())
+			require.NoError(t, err)
+			var all sync.WaitGroup
+			for range 10 {
+				q := b.newQueue(env.Client(t), delayqueue.WithEncryption(keyring), prefix)
+				all.Go(func() {
+					_, err := q.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+					assert.NoError(t, err)
+				})
+			}
+			all.Wait()
+		}
 	})
 }
 

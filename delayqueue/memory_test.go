@@ -15,7 +15,7 @@ import (
 
 // What docs/operations.md says of the memory that messages take.
 func TestQueue_MemoryOfAMessage(t *testing.T) {
-	const messages, queued, done = 2000, 400, 150 // bytes of each, the payload's aside
+	const messages, queued, done = 1000, 400, 150 // bytes of each, the payload's aside
 	for _, payload := range []int{64, 1024, 16384} {
 		t.Run(fmt.Sprint(payload, " bytes"), func(t *testing.T) {
 			t.Parallel()

@@ -85,7 +85,7 @@ func (m *model) replace(old, x *modelMessage) {
 		m.happened["postponed"]++
 		later = true
 	}
-	x.later, x.delayed, x.quiet, x.waits, x.conflicts, x.handed = later, old.delayed, old.quiet, old.waits, old.conflicts, old.handed
+	x.later, x.due, x.delayed, x.quiet, x.waits, x.conflicts, x.handed = later, old.due, old.delayed, old.quiet, old.waits, old.conflicts, old.handed
 	if i := slices.Index(m.lines[x.key], old); i >= 0 {
 		m.lines[x.key][i] = x
 	}
@@ -93,10 +93,27 @@ func (m *model) replace(old, x *modelMessage) {
 	old.by = x.id
 }
 
-// weigh holds the bytes that were counted against what is stored.
+// weigh holds the bytes that were counted against what is stored, and what halts keys or is due against the model.
 func (m *model) weigh() error {
-	p, ctx := m.q.partitions[0], context.Background()
-	hash := func(key int) map[string]string { return m.q.rdb.HGetAll(ctx, p.keys[key]).Val() }
+	pipe, hashes := m.q.rdb.Pipeline(), map[int]*redis.MapStringStringCmd{}
+	for _, key := range []int{keyMessages, keyPayloads, keyLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
+		hashes[key] = pipe.HGetAll(context.Background(), m.q.partitions[0].keys[key])
+	}
+	waiting := pipe.ZRange(context.Background(), m.q.partitions[0].keys[keyWaiting], 0, -1)
+	if _, err := pipe.Exec(context.Background()); err != nil {
+		return err
+	}
+	for _, key := range []string{"a", "b"} {
+		if halt, id := hashes[keyHalts].Val()[key], m.halts[key].id; halt != "" && halt[1:] != id || halt == "" && id != "" {
+			return violated("key %s is halted by %q, want %q", key, halt, id)
+		}
+		for i, x := range m.lines[key] {
+			if i > 0 && !m.lines[key][0].tooOld && !x.tooOld && slices.Contains(waiting.Val(), memberOf(x.id, key)) {
+				return violated("%s is due beside the head of its key, %s", x.id, m.lines[key][0].id)
+			}
+		}
+	}
+	hash := func(key int) map[string]string { return hashes[key].Val() }
 	records, payloads, letters, uses, tries := hash(keyMessages), hash(keyPayloads), hash(keyLetters), hash(keyUses), hash(keyAttempts)
 	want, total := map[string]int{}, 0
 	for id, rec := range records {

@@ -158,7 +158,7 @@ func TestRedriveAllKeepsTheOrderOfEachKey(t *testing.T) {
 func TestRedriveAllTakesEachLetterOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env, delayqueue.WithPartitions(3))
-		const letters = 300
+		const letters = 150
 		var runs atomic.Int64
 		b.start(func(context.Context, delayqueue.Message) error {
 			runs.Add(1)

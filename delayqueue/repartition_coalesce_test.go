@@ -116,7 +116,7 @@ func (s *saves) parked(q *Queue) map[string]int {
 func (s *saves) onePerSlot(q *Queue) error {
 	s.t.Helper()
 	many := ""
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) { // less than what is given back waits for
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) { // less than what is given back waits for
 		many = ""
 		for slot, n := range s.parked(q) {
 			if n > 1 {
@@ -137,12 +137,18 @@ func (s *saves) newestRuns(q *Queue) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	older := func(x, y *saved) bool { return !x.acked.IsZero() && x.acked.Before(y.begun) }
+	statuses := map[string]Status{}
 	for _, x := range s.all {
 		if x.acked.IsZero() {
 			continue
 		}
 		for y, hops := x, 0; y.ran == 0; hops++ {
-			status, err := q.Status(s.t.Context(), y.id)
+			status, known := statuses[y.id]
+			var err error
+			if !known {
+				status, err = q.Status(s.t.Context(), y.id)
+				statuses[y.id] = status
+			}
 			by := s.all[status.SupersededBy]
 			if err != nil || status.State != StateSuperseded || by == nil || by.slot != y.slot || older(by, y) || hops > len(s.all) {
 				return fmt.Errorf("%s of %s did not run: %+v: %w", y.id, y.slot, status, errors.Join(err, errHistory))
@@ -181,11 +187,15 @@ func coalescings(t *testing.T, env *redistest.Env, seed uint64, hook redis.Hook)
 	}
 	queues := []*Queue{first, s.queue(), s.queue(), s.queue()}
 	var callers sync.WaitGroup
+	each := 20
+	if !env.Real { // it is slow
+		each = 5
+	}
 	for i := range 12 {
 		seed := random.Uint64()
 		callers.Go(func() {
 			random := rand.New(rand.NewPCG(seed, 2))
-			for range 20 {
+			for range each {
 				job := Job{Key: fmt.Sprint("doc", random.IntN(5)), Principal: fmt.Sprint("u", random.IntN(2))}
 				q := queues[i%4]
 				switch random.IntN(10) {
@@ -219,7 +229,7 @@ func coalescings(t *testing.T, env *redistest.Env, seed uint64, hook redis.Hook)
 	for _, lease := range held {
 		require.NoError(t, lease.Release(t.Context()))
 	}
-	for end := time.Now().Add(20 * time.Second); len(s.parked(first)) > 0; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); len(s.parked(first)) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			return fmt.Errorf("%w: left: %v", errHistory, s.parked(first))
 		}

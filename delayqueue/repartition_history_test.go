@@ -250,9 +250,9 @@ var errHistory = errors.New("the history does not hold")
 func TestRepartition_KeepsAKeysOrder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		defer redistest.Busy()()
-		seed, messages := rand.Uint64N(1e9), 20 // of each producer
+		seed, messages := rand.Uint64N(1e9), 10 // of each producer
 		if env.Real {
-			messages = 60
+			messages = 40
 		}
 		require.NoError(t, repartitions(t, env, seed, messages, 30*time.Second, nil), "seed %d", seed)
 	})

@@ -1,6 +1,7 @@
 package delayqueue_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -22,14 +23,15 @@ import (
 type parkedLoad struct {
 	bytes, payload int
 	ttl            time.Duration // of locks that outlast all of it
+	pause          time.Duration // between two pairs on a node; zero: 2 ms
 }
 
 // A partition that moves to another node and back, and ends, stops its nodes for a while, but not for so long
 // that a lock is lost. make soak-queue does it with more.
 func TestReshard_LosesNoLock(t *testing.T) {
 	for name, load := range map[string]parkedLoad{
-		"few large":  {bytes: 8 << 20, payload: 64 << 10, ttl: time.Second},
-		"many small": {bytes: 4 << 20, payload: 256, ttl: time.Second},
+		"few large":  {bytes: 4 << 20, payload: 64 << 10, ttl: time.Second, pause: 10 * time.Millisecond},
+		"many small": {bytes: 512 << 10, payload: 256, ttl: time.Second, pause: 10 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) { load.test(t) })
 	}
@@ -71,7 +73,7 @@ func (l parkedLoad) test(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for _, node := range []*redistest.Server{home, away} {
-		callers.Go(func() { pairs.make(ctx, b.locker, keysOn(t, c, node, "pair", 10)) })
+		callers.Go(func() { pairs.make(ctx, b.locker, keysOn(t, c, node, "pair", 10), cmp.Or(l.pause, 2*time.Millisecond)) })
 	}
 	defer callers.Wait()
 	defer cancel()
@@ -183,19 +185,19 @@ func longestCommands(t *testing.T, node *redis.Client) (told []string) {
 	return told
 }
 
-// pairs is how long acquiring and releasing took, from when it was to begin: one each 2 ms.
+// pairs is how long acquiring and releasing took, from when it was to begin.
 type pairs struct {
 	mu        sync.Mutex
 	took, all []time.Duration
 	failed    int
 }
 
-func (p *pairs) make(ctx context.Context, locker *core.Locker, keys []string) {
+func (p *pairs) make(ctx context.Context, locker *core.Locker, keys []string, pause time.Duration) {
 	var under sync.WaitGroup
 	defer under.Wait()
 	due := time.Now()
 	for i := 0; ctx.Err() == nil; i++ {
-		due = due.Add(2 * time.Millisecond)
+		due = due.Add(pause)
 		time.Sleep(time.Until(due))
 		at := due
 		under.Go(func() {

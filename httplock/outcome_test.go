@@ -81,7 +81,7 @@ func TestReplay_RetryAfterIsHonored(t *testing.T) {
 func TestReplay_ServiceThatAnswers503ForAWhileMakesNoDeadLetters(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openDepot(t, env, delayqueue.WithMaxAge(time.Minute))
-		const requests = 60
+		const requests = 20
 		mux, back, refused, began := http.NewServeMux(), atomic.Bool{}, atomic.Int64{}, time.Now()
 		runs := newRuns()
 		mux.Handle("/orders/{id}", d.perKey()(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

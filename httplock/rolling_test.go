@@ -255,13 +255,13 @@ func TestReplay_RollingDeployment(t *testing.T) {
 	for range 9 {
 		s.start("old")
 	}
-	s.clients(24, 500*time.Millisecond)
+	s.clients(24, 300*time.Millisecond)
 	s.start("new")
-	s.clients(24, 1500*time.Millisecond)
+	s.clients(24, 700*time.Millisecond)
 	s.settles(2 * time.Minute)
 	// The queue stands still while the older replicas go.
 	require.NoError(t, s.replicas[0].queue.Pause(t.Context(), time.Hour))
-	s.clients(24, 500*time.Millisecond)
+	s.clients(24, 300*time.Millisecond)
 	dropped := 0
 	for id, what := range s.tickets { // nobody will have X-Tenant for these: they would expire
 		if what == "old invoices" && s.replicas[0].queue.Cancel(t.Context(), id) == nil {
@@ -272,7 +272,7 @@ func TestReplay_RollingDeployment(t *testing.T) {
 	s.stop("old", 9)
 	s.start("new")
 	require.NoError(t, s.replicas[0].queue.Resume(t.Context()))
-	s.clients(24, 500*time.Millisecond)
+	s.clients(24, 300*time.Millisecond)
 	s.settles(2 * time.Minute)
 
 	ran, newByOld := map[string]int{}, 0

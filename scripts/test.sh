@@ -11,7 +11,7 @@ echo "test: on $servers"
 
 # The race detector has each process sleep for a second before it ends, and tests start
 # hundreds. What may still race then is little: most check that no goroutine is left.
-export GORACE="atexit_sleep_ms=100 ${GORACE:-}"
+export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
 
 status=0
 again=$(mktemp)

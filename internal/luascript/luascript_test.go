@@ -117,7 +117,7 @@ func TestScript_ManyCallersWhileScriptsAreFlushed(t *testing.T) {
 		keys := []string{env.Prefix + "count"}
 		for range 8 {
 			callers.Go(func() {
-				for i := range 25 {
+				for i := range 10 {
 					if err := count.Run(t.Context(), rdb, keys, 1).Err(); err != nil {
 						t.Error(err)
 					}

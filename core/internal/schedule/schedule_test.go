@@ -277,7 +277,7 @@ func (w *world) play() {
 // is renewed in time, whatever is added, moved and removed, and however the clocks run.
 func TestSchedule_KeepsItsPromisesWhateverHappens(t *testing.T) {
 	t.Parallel()
-	plays := 3000
+	plays := 1000
 	if text := os.Getenv(playsVar); text != "" {
 		var err error
 		plays, err = strconv.Atoi(text)

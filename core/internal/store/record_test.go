@@ -49,9 +49,8 @@ func TestARecordThatIsWrittenInItsLastMillisecondExpires(t *testing.T) {
 	for name, call := range lastMoment {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 			for _, ends := range []string{"record", "lease"} {
-				require.Zero(t, lasting(t, rdb, ends, store.Sources[call.script], call.args), "records without expiry, of %d, when the %s ends", lastRecords, ends)
+				require.Zero(t, lasting(t, ends, 100, store.Sources[call.script], call.args), "records without expiry, of 100, when the %s ends", ends)
 			}
 		})
 	}
@@ -59,26 +58,24 @@ func TestARecordThatIsWrittenInItsLastMillisecondExpires(t *testing.T) {
 
 func TestTheMutantThatExpiresAtOnceIsCaught(t *testing.T) {
 	t.Parallel()
-	rdb := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	const floor = "local LEAST = 10\n"
 	script := store.Sources["acquire"]
 	require.Equal(t, 1, strings.Count(script, floor))
 	script = strings.Replace(script, floor, "local LEAST = 0\n", 1)
-	require.Positive(t, lasting(t, rdb, "record", script, lastMoment["acquire, and do not wait"].args))
+	require.Positive(t, lasting(t, "record", 400, script, lastMoment["acquire, and do not wait"].args))
 }
 
-const lastRecords = 400
-
-// lasting calls a script on many records that end, or whose holder's lease does, at about
+// lasting calls a script on so many records that end, or whose holder's lease does, at about
 // that moment, and returns how many have no expiry afterwards.
-func lasting(t *testing.T, rdb *redis.Client, ends, script string, args []any) (n int) {
+func lasting(t *testing.T, ends string, records int, script string, args []any) (n int) {
 	t.Helper()
-	ctx := t.Context()
-	key := func(i int) string { return store.RecordName("p", fmt.Sprint(ends, i)) }
+	env := redistest.Real(t)
+	ctx, rdb := t.Context(), env.Client(t)
+	key := func(i int) string { return store.RecordName(env.Prefix, fmt.Sprint(ends, i)) }
 	pipeline := func(add func(pipe redis.Pipeliner, i int)) {
 		t.Helper()
 		const batch = 50
-		for from := 0; from < lastRecords; from += batch {
+		for from := 0; from < records; from += batch {
 			pipe := rdb.Pipeline()
 			for i := range batch {
 				add(pipe, from+i)
@@ -104,7 +101,7 @@ func lasting(t *testing.T, rdb *redis.Client, ends, script string, args []any) (
 		pipe.Eval(ctx, "for i = 1, ARGV[1] do end return 0", nil, rand.N(100000))
 		pipe.Eval(ctx, script, []string{key(i)}, args...)
 	})
-	for i := range lastRecords {
+	for i := range records {
 		if rdb.PTTL(ctx, key(i)).Val() == -1 {
 			n++
 		}

@@ -174,7 +174,11 @@ func TestThin_EveryScriptDoesWhatItDoesToAHash(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		for name, call := range thinCalls {
-			for mode, token := range map[string]string{"exclusive": holderToken, "shared": "0" + holderToken[1:], "counted": "3" + holderToken[1:]} {
+			modes := map[string]string{"exclusive": holderToken}
+			if env.Real { // where Lua is quick
+				modes["shared"], modes["counted"] = "0"+holderToken[1:], "3"+holderToken[1:]
+			}
+			for mode, token := range modes {
 				t.Run(name+"/"+mode, func(t *testing.T) {
 					require.Empty(t, thinDifference(t, rdb, store.Sources, env.Prefix, token, call))
 				})

@@ -410,13 +410,20 @@ func plays() uint64 {
 	if n, err := strconv.ParseUint(os.Getenv(playsVar), 10, 64); err == nil {
 		return n
 	}
-	return 600
+	return 200
 }
+
+// rare are the seeds of plays that catch mutants which few others do. They come first.
+var rare = []uint64{2526, 1538, 843, 508, 266}
 
 func TestQueue_KeepsItsPromisesWhateverHappens(t *testing.T) {
 	t.Parallel()
 	var all counts
-	for seed := range plays() {
+	for i := range plays() {
+		seed := i
+		if i < uint64(len(rare)) {
+			seed = rare[i]
+		}
 		broken, n := play(seed)
 		if broken != "" {
 			t.Fatal(broken)

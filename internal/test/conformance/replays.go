@@ -109,7 +109,7 @@ func lacksRoute(t *trial) {
 		w.WriteHeader(http.StatusNotFound) // the order is, not the route
 		return nil
 	}, parks)
-	const requests = 20
+	const requests = 6
 	ids := t.parkMany(d, requests)
 	older := App{Routes: []Route{{Method: http.MethodPost, Pattern: "/payments/{id}", Handler: t.mustNotRun}}}
 	for range 3 {

@@ -168,7 +168,7 @@ func TestALockThatKeepsItsPromisesIsNeverBlamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var seen Counts
-			for seed := range uint64(150) {
+			for seed := range uint64(60) {
 				ops := simulate(seed, modes, "")
 				seen.Add(Count(ops))
 				require.Empty(t, Windows(ops, simulatedRules), "seed %d", seed)
@@ -177,7 +177,7 @@ func TestALockThatKeepsItsPromisesIsNeverBlamed(t *testing.T) {
 				require.Empty(t, violations, "seed %d", seed)
 				require.Zero(t, undecided, "seed %d", seed)
 			}
-			require.Greater(t, min(seen.Windows, seen.Conflicts, seen.Lost, seen.Unknown), 1000, "%+v", seen)
+			require.Greater(t, min(seen.Windows, seen.Conflicts, seen.Lost, seen.Unknown), 400, "%+v", seen)
 		})
 	}
 }

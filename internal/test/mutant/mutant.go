@@ -45,16 +45,15 @@ func Catch(t *testing.T, mutants []Mutant, run string, env ...string) {
 	}
 }
 
-// Build returns the path of the calling package's test binary, built with flags and all mutants in it:
+// Build returns the path of the calling package's test binary, built with all mutants in it:
 // Var chooses one. The sources stay as they are.
-func Build(t *testing.T, mutants []Mutant, flags ...string) (binary string) {
+func Build(t *testing.T, mutants []Mutant) (binary string) {
 	t.Helper()
 	dir := t.TempDir()
 	overlay := filepath.Join(dir, "overlay.json")
 	binary = filepath.Join(dir, "mutants")
 	require.NoError(t, os.WriteFile(overlay, overlayOf(t, dir, mutants), 0o600))
-	args := append([]string{"test", "-c", "-overlay", overlay, "-o", binary}, flags...)
-	out, err := exec.CommandContext(t.Context(), "go", append(args, ".")...).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return binary
 }

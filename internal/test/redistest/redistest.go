@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -89,6 +90,20 @@ func EachAlone(t *testing.T, test func(t *testing.T, env *Env)) {
 	})
 }
 
+// Either is Each with one of the two: a real one if there is one.
+func Either(t *testing.T, test func(t *testing.T, env *Env)) {
+	t.Helper()
+	t.Parallel()
+	name, start := "real", Real
+	if path, _ := find(); path == "" && os.Getenv(RequireVar) != "1" {
+		name, start = "embedded", Embedded
+	}
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		test(t, start(t))
+	})
+}
+
 var busy = make(chan struct{}, runtime.GOMAXPROCS(0))
 
 // Busy is for what keeps a processor busy for a while: it waits until fewer tests of this
@@ -164,7 +179,7 @@ func Eventually(t testing.TB, ok func() bool, what string) {
 
 func prefix() string { return "t" + rand.Text()[:12] }
 
-func find() (path, version string) {
+var find = sync.OnceValues(func() (path, version string) {
 	path, err := exec.LookPath("redis-server")
 	if err != nil {
 		return "", ""
@@ -180,7 +195,7 @@ func find() (path, version string) {
 		}
 	}
 	return path, "redis-server"
-}
+})
 
 // isVersion reports whether the version of redis-server begins so.
 func isVersion(prefix string) bool {
