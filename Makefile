@@ -7,7 +7,7 @@ LINT := bin/golangci-lint-$(LINT_VERSION)
 MODULES := bench sqlfence/sqltest
 
 .DEFAULT_GOAL := help
-.PHONY: help test conformance lint fmt demo bench soak soak-locks soak-queue
+.PHONY: help test conformance lint fmt demo bench soak soak-locks soak-queue soak-bodies
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,13 +34,16 @@ demo: ## run the demo: an order service on gin, with a scoreboard
 bench: ## measure beside other locks and the floors, on a redis-server of its own; ARGS=-quick for some minutes
 	cd bench && go run . $(ARGS)
 
-soak: soak-locks soak-queue ## both of the next
+soak: soak-locks soak-queue soak-bodies ## all of the next
 
 soak-locks: ## break clients, network and Redis for OPS operations (ten million: a quarter of an hour), and check every history; SEED replays faults
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=6h -v -run=^TestSoak ./core $(if $(OPS),-ops=$(OPS)) $(if $(SEED),-seed=$(SEED))
 
 soak-queue: ## the same for MESSAGES (100,000: a quarter of an hour) in a queue, and account for each
 	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=2h -v -run=^TestSoak ./delayqueue $(if $(MESSAGES),-messages=$(MESSAGES)) $(if $(SEED),-seed=$(SEED))
+
+soak-bodies: ## 10,000 clients with 1 MiB each in front of one held key: what the process takes up
+	PERKEY_REQUIRE_REDIS=1 go test -tags=soak -count=1 -timeout=10m -v -run=^TestSoak ./httplock
 
 # The linter is built by the toolchain that builds the code, and is in no go.mod.
 $(LINT):

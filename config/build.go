@@ -29,6 +29,7 @@ type options struct {
 	log        *slog.Logger
 	principals map[string]httplock.Option
 	owners     map[string]httplock.IdempotencyOption // of Idempotency-Keys: the principals again
+	senders    map[string]func(*http.Request) (string, error)
 	skips      map[string]httplock.Option
 	values     map[string]httplock.TemplateOption
 }
@@ -77,7 +78,7 @@ func WithLogger(log *slog.Logger) Option {
 
 // WithPrincipal gives what the file calls "principal: name": the two functions of
 // httplock.WithPrincipal. Under idempotency only the first one counts, for
-// httplock.IdempotencyPrincipal.
+// httplock.IdempotencyPrincipal, and so it does for max_waiters_per_principal.
 func WithPrincipal(name string, principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
 	return func(o *options) error {
 		if principal == nil || reauthorize == nil {
@@ -86,7 +87,7 @@ func WithPrincipal(name string, principal func(*http.Request) (string, error), r
 		if err := register("WithPrincipal", o.principals, name, httplock.WithPrincipal(principal, reauthorize)); err != nil {
 			return err
 		}
-		o.owners[name] = httplock.IdempotencyPrincipal(principal)
+		o.owners[name], o.senders[name] = httplock.IdempotencyPrincipal(principal), principal
 		return nil
 	}
 }
@@ -315,6 +316,15 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	opts = option(opts, int64(cmp.Or(g.HTTP.MaxBody, defaults.MaxBody)), httplock.WithMaxBody)
 	opts = option(opts, int64(cmp.Or(g.HTTP.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
 	opts = option(opts, cmp.Or(g.HTTP.BodyTimeout, defaults.BodyTimeout), httplock.WithBodyTimeout)
+	opts = option(opts, int64(cmp.Or(g.HTTP.WaitingBytes, defaults.WaitingBytes)), httplock.WithMaxWaitingBytes)
+	if n := cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters); n > 0 {
+		name := g.sender(&defaults)
+		if sender, ok := o.senders[name]; ok {
+			opts = append(opts, httplock.WithMaxWaitersPerPrincipal(n, sender))
+		} else {
+			c.unregistered(member(path, "max_waiters_per_principal"), "WithPrincipal", name, slices.Sorted(maps.Keys(o.senders)))
+		}
+	}
 	if g.StreamBody {
 		opts = append(opts, httplock.StreamBody())
 	}
@@ -357,6 +367,15 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	r.stored = c.file.storedHeaders(g)
 	return r
+}
+
+// sender is the name of who says whose a request is; empty: nobody.
+func (g *guardSection) sender(defaults *httpSection) string {
+	name := g.HTTP.Principal
+	if g.Idempotency != nil {
+		name = cmp.Or(name, g.Idempotency.Principal)
+	}
+	return cmp.Or(name, defaults.Principal)
 }
 
 // registered adds what was given to Build under a name.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -151,11 +152,19 @@ func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []st
 	}
 	d.checkChain(g.OnConflict, queues)
 	d.checkHTTP(p, path, &g.HTTP)
+	if at, defaults := member(path, "max_waiters_per_principal"), &d.file.says.Defaults.HTTP; cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters) > 0 &&
+		g.sender(defaults) == "" && !d.failed(at) && !d.failed(member(path, "principal")) && !d.failed("defaults.principal") {
+		if g.HTTP.MaxWaiters == 0 {
+			at = path
+		}
+		d.at(at, "max_waiters_per_principal needs to know who sends a request; want principal: NAME too, here or in the defaults")
+	}
 	d.checkIdempotency(p, path, g)
 	d.checkKey(p, path, g)
 }
 
 func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
+	d.checkWaitingBytes(p, path, h)
 	if h.StatusPath != "" {
 		if err := p.takes(httplock.WithStatusPath(h.StatusPath)); err != nil {
 			d.at(member(path, "status_path"), "%s, such as /tickets/", reason(err))
@@ -178,5 +187,19 @@ func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
 		} else if slices.ContainsFunc(stored, func(other string) bool { return strings.EqualFold(other, name) }) {
 			d.at(at, "the header is in allow_headers too, and one that carries credentials is never stored; want it in one of the two")
 		}
+	}
+}
+
+// checkWaitingBytes looks for a bound on bodies that the longest one does not fit into.
+func (d *decoder) checkWaitingBytes(p *probe, path string, h *httpSection) {
+	if h.WaitingBytes == 0 && h.MaxBody == 0 && h.ReadAhead == 0 {
+		return // as in the defaults
+	}
+	defaults := &d.file.says.Defaults.HTTP
+	opts := option(nil, int64(cmp.Or(h.MaxBody, defaults.MaxBody)), httplock.WithMaxBody)
+	opts = option(opts, int64(cmp.Or(h.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
+	opts = option(opts, int64(cmp.Or(h.WaitingBytes, defaults.WaitingBytes)), httplock.WithMaxWaitingBytes)
+	if err := p.takes(opts...); err != nil {
+		d.at(path, "max_waiting_bytes is too small: want more than max_body and read_ahead")
 	}
 }

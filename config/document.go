@@ -58,6 +58,8 @@ type httpSection struct {
 	MaxBody       size          `yaml:"max_body" want:"1..64MiB"`
 	ReadAhead     size          `yaml:"read_ahead" want:"1..64MiB"`
 	BodyTimeout   time.Duration `yaml:"body_timeout" want:"1ms..24h"`
+	WaitingBytes  size          `yaml:"max_waiting_bytes" want:"2MiB..1024GiB"`
+	MaxWaiters    int           `yaml:"max_waiters_per_principal" want:"1..2147483647"`
 	StatusPath    string        `yaml:"status_path"`
 	AllowHeaders  []string      `yaml:"allow_headers"`
 	Credentials   []string      `yaml:"credential_headers"`

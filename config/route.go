@@ -233,11 +233,13 @@ func (d *decoder) checkRouteMethod(path string, route *routeSection, g *guardSec
 	said := cmp.Or(g.HTTP.SafeMethods, d.file.says.Defaults.HTTP.SafeMethods) != "" ||
 		d.failed(member(from, "safe_methods")) || d.failed("defaults.safe_methods")
 	switch id.method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions:
+	case http.MethodGet, http.MethodHead:
 		if !said {
-			d.in(route.where, path, "guards nothing: GET, HEAD and OPTIONS need no key unless safe_methods says so; "+
+			d.in(route.where, path, "guards nothing: GET and HEAD need no key unless safe_methods says so; "+
 				"want safe_methods: lock or share in the guard or the defaults, or pass if nothing is meant")
 		}
+	case http.MethodOptions:
+		d.in(route.where, path, "guards nothing: OPTIONS never needs a key; leave it out")
 	}
 }
 

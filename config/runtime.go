@@ -53,7 +53,8 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 	}
 	o := &options{
 		principals: map[string]httplock.Option{}, owners: map[string]httplock.IdempotencyOption{},
-		skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		senders: map[string]func(*http.Request) (string, error){},
+		skips:   map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
 	}
 	for _, opt := range opts {
 		if opt == nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -217,7 +218,8 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 		t.Helper()
 		f, err := parse("f.yaml", []byte(file), testEnvironment)
 		if assert.NoError(t, err, file) {
-			rt, err := Build(f)
+			rt, err := Build(f, WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
+				func(*http.Request, string) error { return nil }))
 			if assert.NoError(t, err, file) {
 				assert.NoError(t, rt.Close())
 			}
@@ -233,6 +235,9 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 				least, most, _ := strings.Cut(want, "..")
 				if section.FieldByIndex(f.index).Type.Kind() == reflect.Slice {
 					least, most = "["+least+"]", "["+most+"]"
+				}
+				if f.name == "max_waiters_per_principal" {
+					least, most = least+", principal: users", most+", principal: users"
 				}
 				build(line(at+"."+f.name, least) + server)
 				build(line(at+"."+f.name, most) + server)

@@ -357,24 +357,32 @@ func (a *attempt) reserve(d Decision) {
 // reenter returns a handle on the lease that ctx works under, if it holds the
 // call's key and has not ended.
 func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Lease, error) {
+	held := l.leaseOf(ctx, call.Key)
+	if held == nil {
+		return nil, nil
+	}
+	if o.limit == exclusive && held.hold.mode() != exclusive {
+		return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
+	}
+	return held.again(ctx, call), nil
+}
+
+// leaseOf is the lease on key that ctx works under, if it has not ended.
+func (l *Locker) leaseOf(ctx context.Context, key string) *Lease {
 	inner, _ := LeaseFrom(ctx)
 	for held := inner; held != nil; held = held.outer {
-		if held.Key() != call.Key || !held.hold.locker.sameAs(l) {
+		if held.Key() != key || !held.hold.locker.sameAs(l) {
 			continue
 		}
 		if held.reentered != nil {
 			held = held.reentered
 		}
-		owner := held.hold.locker
-		if !owner.leases.valid(held) {
-			return nil, nil
+		if !held.hold.locker.leases.valid(held) {
+			return nil
 		}
-		if o.limit == exclusive && held.hold.mode() != exclusive {
-			return nil, fmt.Errorf("core: acquire %q: %w", call.Key, ErrUpgrade)
-		}
-		return held.again(ctx, call), nil
+		return held
 	}
-	return nil, nil
+	return nil
 }
 
 // cancel releases, in the background, what Redis may still hold for a hold that is over. A closed

@@ -128,8 +128,6 @@ func (b *bench) parkAndCancel(key string) {
 // run.
 var seldomUsed = map[string]string{
 	"ping":     "a subscription that is idle for seconds",
-	"rename":   "something else under the name of a key",
-	"type":     "something else under the name of a key",
 	"persist":  "many messages",
 	"zrank":    "a second page",
 	"zrevrank": "a second page",

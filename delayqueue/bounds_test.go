@@ -233,9 +233,6 @@ func TestQueueBounds_CountsThatWereLostAreMadeAnew(t *testing.T) {
 			"lost":     func(ctx context.Context, b *bench) error { return b.rdb.Del(ctx, b.key("c"), b.key("u")).Err() },
 			"junk":     func(ctx context.Context, b *bench) error { return b.rdb.HSet(ctx, b.key("c"), "bytes", "many").Err() },
 			"negative": func(ctx context.Context, b *bench) error { return b.rdb.HSet(ctx, b.key("c"), "bytes", -5).Err() },
-			"no-hash": func(ctx context.Context, b *bench) error {
-				return errors.Join(b.rdb.Set(ctx, b.key("u"), "x", 0).Err(), b.rdb.Set(ctx, b.key("h"), "x", 0).Err())
-			},
 		} {
 			own := *env
 			own.Prefix += name

@@ -30,12 +30,7 @@ func (p *partition) call(ctx context.Context, script *luascript.Script, args ...
 func (p *partition) callOn(ctx context.Context, rdb redis.UniversalClient, script *luascript.Script, args ...any) *redis.Cmd {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	args = append(p.queue.spans(), args...)
-	reply := script.Run(ctx, rdb, p.keys, args...)
-	if p.mend(ctx, reply.Err()) {
-		reply = script.Run(ctx, rdb, p.keys, args...)
-	}
-	return reply
+	return script.Run(ctx, rdb, p.keys, append(p.queue.spans(), args...)...)
 }
 
 // checkLayout fails if the partition has messages of the layout before this one. It asks once.
@@ -64,15 +59,6 @@ func (q *Queue) spans() []any {
 	return []any{string(kept), q.deadRetention.Milliseconds()}
 }
 
-// mend moves away what has the name but not the type of one of the partition's keys, if that
-// is why a script failed. It reports whether the script is to be called again.
-func (p *partition) mend(ctx context.Context, err error) bool {
-	if err == nil || !strings.Contains(err.Error(), "WRONGTYPE") { // after "ERR " and more on Redis 6
-		return false
-	}
-	return mendScript.Run(ctx, p.queue.rdb, p.keys, p.queue.spans()...).Err() == nil
-}
-
 // each calls a script on partitions, all at once.
 func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.Script, args ...any) []*luascript.Call {
 	calls := make([]*luascript.Call, len(parts))
@@ -81,11 +67,6 @@ func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.
 		calls[i] = &call
 	}
 	_ = luascript.Pipeline(ctx, q.rdb, calls) // each call has its own error
-	for i, p := range parts {
-		if p.mend(ctx, calls[i].Err()) {
-			calls[i].Cmd = script.Run(ctx, q.rdb, p.keys, args...)
-		}
-	}
 	return calls
 }
 
@@ -98,6 +79,9 @@ type enqueueing struct {
 	err     error
 	done    chan struct{} // closed when the others are set
 }
+
+// wordClosed is what enqueue.lua says of a job when its partition is closed.
+const wordClosed = "closed"
 
 // errClosed is for what is not stored because its partition is closed.
 var errClosed = errors.New("the partition is closed")
@@ -169,7 +153,7 @@ func (e *enqueueing) answered(q *Queue, reply any) error {
 		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, full)
 	case full != nil:
 		return fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, full)
-	case word == "closed":
+	case word == wordClosed:
 		return errClosed
 	}
 	if notAfter, known := readMillis(word); known {

@@ -109,15 +109,16 @@
 // Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
 // and no message is started.
 //
-// A partition has 19 keys, <prefix>:queue:{<name>}:m and so on, whatever is in it; those of
+// A partition has 18 keys, <prefix>:queue:{<name>}:m and so on, whatever is in it; those of
 // the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares them all.
 // docs/protocol.md says what is in each. The channel <prefix>:queue:{<name>}:wake, of
 // all partitions, tells that something is due earlier than before, or that a key has no
 // messages any more; <prefix>:queue:{<name>}:ended, while somebody waits, which messages have ended.
 //
 // If somebody else damages these keys, what cannot be read becomes a dead letter with its
-// cause, and a key of another type is moved away. The workers go on. What was lost with it is
-// not made anew: a message without its place in z or f is not run.
+// cause, and the workers go on. What was lost is not made anew: a message without its place in z or f is not run.
+// While something of another type is stored under the name of one of these keys, calls fail with
+// core.ErrUnavailable and WRONGTYPE as its cause, and nothing is run: delete it.
 //
 // What all processes must agree on is in <prefix>:queue:{<name>}:manifest, which stays for good. Every other
 // key has a TTL that outlives the use of what is in it. A payload goes with the end of

@@ -2,7 +2,6 @@ package delayqueue_test
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
@@ -51,31 +51,14 @@ func TestJunkIsQuarantinedAndTheWorkerGoesOn(t *testing.T) {
 			b.rdb.HDel(b.t.Context(), b.key("m"), id)
 			return b.rdb.ZAdd(b.t.Context(), b.key("w"), redisZ(1, member)).Err()
 		}, "the record cannot be read", false},
-		"a string for the dead": {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("x"), "junk", 0).Err() }, "", false},
-		"a set for what runs":   {func(b *bench) error { return b.rdb.SAdd(b.t.Context(), b.key("w"), "junk").Err() }, "", false},
-		"a string for attempts": {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("r"), "junk", 0).Err() }, "", false},
-		"a string for what ended": {func(b *bench) error {
-			for i := range 5 {
-				b.rdb.Set(b.t.Context(), b.key(fmt.Sprint("d", i)), "junk", 0)
-			}
-			return b.rdb.Set(b.t.Context(), b.key("e"), "junk", 0).Err()
-		}, "", false},
 		"junk for attempts and tokens": {set("r", "w\x00\xff\n   0 0 0 0 \x00 \xff \n"), "", false},
 		"an early score":               {func(b *bench) error { return b.rdb.ZAdd(b.t.Context(), b.key("z"), redisZ(math.Inf(-1), member)).Err() }, "", false},
 		"words for counts": {func(b *bench) error {
 			return b.rdb.HSet(b.t.Context(), b.key("c"), "enqueued", "many", "done", "9223372036854775807", "cancelled", "-",
 				"seq", "-1", "bucket", "x", "since", "inf", "until", "", "paused", "1e3").Err()
 		}, "", false},
-		"a list for counts": {func(b *bench) error {
-			b.rdb.Del(b.t.Context(), b.key("c"))
-			return b.rdb.RPush(b.t.Context(), b.key("c"), "junk").Err()
-		}, "", false},
-		"a string for the receipts": {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("k"), "junk", 0).Err() }, "", false},
-		"a string for the FIFOs":    {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("f"), "junk", 0).Err() }, "", true},
-		"a string for what waits":   {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("z"), "junk", 0).Err() }, "", true},
-		"a string for the records":  {func(b *bench) error { return b.rdb.Set(b.t.Context(), b.key("m"), "junk", 0).Err() }, "", true},
-		"a score of never":          {func(b *bench) error { return b.rdb.ZAdd(b.t.Context(), b.key("z"), redisZ(math.Inf(1), member)).Err() }, "", true},
-		"no score":                  {func(b *bench) error { return b.rdb.ZRem(b.t.Context(), b.key("z"), member).Err() }, "", true},
+		"a score of never": {func(b *bench) error { return b.rdb.ZAdd(b.t.Context(), b.key("z"), redisZ(math.Inf(1), member)).Err() }, "", true},
+		"no score":         {func(b *bench) error { return b.rdb.ZRem(b.t.Context(), b.key("z"), member).Err() }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -155,39 +138,53 @@ func TestAnIDTakenByJunkIsAClearError(t *testing.T) {
 func TestMessagesOutliveTheLossOfOneKey(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"r", "c", "e", "k", "x", "w"} {
-		for _, replaced := range []bool{false, true} {
-			t.Run(fmt.Sprint(key, " is replaced: ", replaced), func(t *testing.T) {
-				redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-					b := setup(t, env)
-					for _, id := range []string{"a", "b", "c", "d"} {
-						b.enqueue(delayqueue.Job{ID: id, Key: "k"})
-					}
-					running, goOn := make(chan struct{}), make(chan struct{})
-					b.start(func(_ context.Context, m delayqueue.Message) error {
-						if m.ID == "a" && m.Attempt == 1 {
-							select {
-							case <-running: // again: how often it was tried is lost
-								return nil
-							default:
-							}
-							close(running)
-							<-goOn
+		t.Run(key, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				for _, id := range []string{"a", "b", "c", "d"} {
+					b.enqueue(delayqueue.Job{ID: id, Key: "k"})
+				}
+				running, goOn := make(chan struct{}), make(chan struct{})
+				b.start(func(_ context.Context, m delayqueue.Message) error {
+					if m.ID == "a" && m.Attempt == 1 {
+						select {
+						case <-running: // again: how often it was tried is lost
+							return nil
+						default:
 						}
-						return nil
-					}, delayqueue.WithClaimLease(time.Second)) // an idle worker looks three times in it
-					<-running
-					require.NoError(t, b.rdb.Del(t.Context(), b.key(key)).Err())
-					if replaced {
-						require.NoError(t, b.rdb.Set(t.Context(), b.key(key), "junk", 0).Err())
+						close(running)
+						<-goOn
 					}
-					close(goOn)
-					for _, id := range []string{"a", "b", "c", "d"} {
-						b.reaches(id, delayqueue.StateDone)
-					}
-				})
+					return nil
+				}, delayqueue.WithClaimLease(time.Second)) // an idle worker looks three times in it
+				<-running
+				require.NoError(t, b.rdb.Del(t.Context(), b.key(key)).Err())
+				close(goOn)
+				for _, id := range []string{"a", "b", "c", "d"} {
+					b.reaches(id, delayqueue.StateDone)
+				}
 			})
-		}
+		})
 	}
+}
+
+func TestAKeyOfAnotherTypeIsAnErrorUntilItIsDeleted(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.enqueue(delayqueue.Job{ID: "a", Key: "k"})
+		junk := b.key("w")
+		require.NoError(t, b.rdb.Set(t.Context(), junk, "somebody else's", 0).Err())
+		var r ran
+		b.start(r.handle)
+		_, err := b.queue.Stats(t.Context())
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		require.ErrorContains(t, err, "WRONGTYPE")
+		time.Sleep(50 * time.Millisecond)
+		require.Empty(t, r.ids())
+		require.Equal(t, "somebody else's", b.rdb.Get(t.Context(), junk).Val())
+		require.NoError(t, b.rdb.Del(t.Context(), junk).Err())
+		b.reaches("a", delayqueue.StateDone)
+	})
 }
 
 func TestMessagesOfAnotherLayoutAreNeitherReadNorOvertaken(t *testing.T) {

@@ -65,8 +65,8 @@ var mutants = []mutant{
 	{"what is quiet is delayed only", "enqueue", "(most and '\\127' or '~')", "'~'"},
 	{"what is quiet reserves nothing", "wake", "  return #redis.call('ZRANGEBYLEX'", "  return 0 * #redis.call('ZRANGEBYLEX'"},
 	{"a replaceable message is not known", "enqueue", "    add(u, slot, id)\n", ""},
-	{"only the first is replaced", "enqueue", "  if slot ~= '' then\n    add(u, slot, id)", "  if slot ~= '' and not old then\n    add(u, slot, id)"},
-	{"principals replace one another", "enqueue", "flags ~= 'p' and 's' .. about", "flags ~= 'p' and 's' .. key"},
+	{"only the first is replaced", "enqueue", "  if slot ~= '' and not newer then\n", "  if slot ~= '' and not newer and not old then\n"},
+	{"principals replace one another", "enqueue", "flag == 'c') and 's' .. about", "flag == 'c') and 's' .. key"},
 	{"what is done can be replaced", "settle", "    remove(u, slot)\n", ""},
 	{"what is cancelled can be replaced", "", "slot = rec:match('^1[qc]') and", "slot = false and"},
 	{"what is given back stays beside what is newer", "settle", "    elseif by then\n", "    elseif false then\n"},
@@ -131,7 +131,7 @@ var repartitionMutants = []mutant{
 	{"a closed partition takes what is new", "enqueue", "  if closed then\n    return 'closed'\n  end\n", ""},
 	{"what is newer does not wait", "close", "2 or #line(ARGV[i], '1')", "2 or 0"},
 	{"what joins late is run", "", "return closed and NOW .. ' ' .. closed or NOW", "return NOW"},
-	{"what is carried over is lost", "adopt", "if not known and not closed then", "if false then"},
+	{"what is carried over is lost", "enqueue", "  if tries then\n    full(key, principal, 0, 0)", "  if tries then\n    return 0\n  elseif tries then\n    full(key, principal, 0, 0)"},
 }
 
 func TestMutantsOfARepartitionAreCaught(t *testing.T) {
@@ -158,7 +158,7 @@ func sources() map[string]string {
 	return map[string]string{
 		"enqueue": enqueueScript.Source(), "claim": claimScript.Source(), "extend": extendScript.Source(),
 		"settle": settleScript.Source(), "wake": wakeScript.Source(), "cancel": cancelScript.Source(),
-		"close": closeScript.Source(), "adopt": adoptScript.Source(),
+		"close":     closeScript.Source(),
 		"supersede": supersedeScript.Source(), "redrive": redriveScript.Source(), "purge": purgeScript.Source(),
 	}
 }

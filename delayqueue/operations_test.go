@@ -64,6 +64,7 @@ func (b *bench) bury(jobs ...delayqueue.Job) (ids []string) {
 		id := b.enqueue(job)
 		b.reaches(id, delayqueue.StateDead)
 		ids = append(ids, id)
+		time.Sleep(2 * time.Millisecond) // each dies at a time of its own
 	}
 	require.NoError(b.t, w.Stop(b.t.Context()))
 	return ids
@@ -228,17 +229,6 @@ func TestOperationsOnJunk(t *testing.T) {
 		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
 		require.NoError(t, err)
 		require.Equal(t, 2, n)
-
-		for _, set := range []string{"m", "b", "f", "w", "x", "y", "z", "c", "k", "r", "d0"} {
-			require.NoError(t, b.rdb.Set(ctx, b.key(set), "junk", 0).Err())
-		}
-		require.Equal(t, delayqueue.Stats{Partitions: 1}, b.stats())
-		for _, state := range []delayqueue.State{delayqueue.StateQueued, delayqueue.StateRunning, delayqueue.StateDead} {
-			require.Empty(t, b.list(state))
-		}
-		n, err = b.queue.PurgeAll(ctx, delayqueue.Filter{})
-		require.NoError(t, err)
-		require.Zero(t, n)
 	})
 }
 

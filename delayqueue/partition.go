@@ -46,7 +46,7 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 }
 
 // keyNames are the names of a partition's keys, as common.lua has them and in its order.
-var keyNames = [...]string{"m", "b", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "j", "u", "h"}
+var keyNames = [...]string{"m", "b", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "u", "h"}
 
 // Where keys stand in keyNames.
 const (
@@ -63,7 +63,7 @@ const (
 	keyReceipts
 	keyEnded // and the next buckets-1
 	buckets  = 5
-	keyUses  = keyEnded + buckets + 1
+	keyUses  = keyEnded + buckets
 	keyHalts = keyUses + 1
 )
 

@@ -44,10 +44,10 @@ func (l *look) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, ke
 	l.claimEnds = pipe.ZScore(ctx, p.keys[keyRunning], memberOf(l.id, key))
 }
 
-// err is why Redis did not answer. What is of another type than ours is not there.
+// err is why Redis did not answer.
 func (l *look) err() error {
 	for _, cmd := range append([]*redis.StringCmd{l.attempts, l.record, l.letter}, l.ended[:]...) {
-		if cmd == nil || cmd.Err() == nil || errors.Is(cmd.Err(), redis.Nil) || redis.HasErrorPrefix(cmd.Err(), "WRONGTYPE") {
+		if cmd == nil || cmd.Err() == nil || errors.Is(cmd.Err(), redis.Nil) {
 			continue
 		}
 		return cmd.Err()

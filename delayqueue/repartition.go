@@ -235,15 +235,19 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
 	text := fmt.Sprintf("%013d%013d%s", millis(m.EnqueuedAt), millis(m.ExpiresAt), about(m.Key, m.Name, m.Principal))
-	flag := "-"
+	flags := "m-"
 	if m.coalesces {
-		flag = string(rune(flagCoalesces))
+		flags = "m" + string(rune(flagCoalesces))
 	}
-	stored, err := p.call(ctx, adoptScript, 0, p.queue.boundsPerKey(), m.ID, m.Key, m.Principal, text, m.Payload, left.Milliseconds(), "-"+m.attempts(""), flag).Int64()
+	reply, err := p.call(ctx, enqueueScript, 0, p.queue.boundsPerKey(),
+		m.ID, m.Key, m.Principal, text, m.Payload, 0, max(0, left.Milliseconds()), flags+m.attempts("")).Slice()
+	if err == nil && len(reply) != 2 {
+		err = luascript.ErrReply
+	}
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}
-	return stored == 1, nil
+	return reply[0] != wordClosed, nil
 }
 
 // joinedLate reports whether a message joined its key's FIFO when the partition was closed: it is not run here.

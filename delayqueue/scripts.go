@@ -20,10 +20,8 @@ var (
 	purgeScript   = luascript.Load(scripts, "purge")
 	pageScript    = luascript.Load(scripts, "page")
 	untilScript   = luascript.Load(scripts, "until")
-	mendScript    = luascript.Load(scripts, "mend")
 	statsScript   = luascript.Load(scripts, "stats")
 	closeScript   = luascript.Load(scripts, "close")
-	adoptScript   = luascript.Load(scripts, "adopt")
 
 	manifestScript  = luascript.Load(scripts, "manifest")
 	supersedeScript = luascript.Load(scripts, "supersede")

@@ -25,7 +25,7 @@
 // even if a guard is among the handlers of r.NoRoute or r.NoMethod: what is to be guarded
 // there needs a route, such as r.Any("/*path", guard, handler).
 //
-// GET, HEAD and OPTIONS pass as well, unless httplock.LockSafeMethods or
+// OPTIONS passes as well, and so do GET and HEAD, unless httplock.LockSafeMethods or
 // SharedForSafeMethods is given.
 //
 // FromConfig guards a whole engine as a configuration says, route by route. A guard of

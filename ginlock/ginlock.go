@@ -62,7 +62,7 @@ func Lease(c *gin.Context) (*core.Lease, bool) {
 	return core.LeaseFrom(c.Request.Context())
 }
 
-// SharedForSafeMethods is httplock's option of that name: GET, HEAD and OPTIONS take
+// SharedForSafeMethods is httplock's option of that name: GET and HEAD take
 // the key together with one another.
 func SharedForSafeMethods() httplock.Option { return httplock.SharedForSafeMethods() }
 

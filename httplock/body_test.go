@@ -277,7 +277,27 @@ func TestBody_NoneCostsNothing(t *testing.T) {
 	require.NoError(t, err)
 	r := testbed.Request(t, http.MethodPost, "/", "")
 	r.Body = http.NoBody
-	require.LessOrEqual(t, httplock.BodyAllocs(m, r), 1.0, "the state of a body, which is no more than one")
+	require.LessOrEqual(t, httplock.BodyAllocs(m, r), 1.0, "the request's state, of which the body's is a part")
+}
+
+func BenchmarkBody(b *testing.B) {
+	bed := testbed.New(b, redistest.Embedded(b))
+	m, err := httplock.New(core.NewGuard(bed.Locker, testbed.Patient{}))
+	require.NoError(b, err)
+	for _, size := range []int{0, 500, 5_000, 50_000, 500_000} {
+		for name, length := range map[string]int{"length": size, "chunked": -1} {
+			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
+				content := bytes.NewReader(make([]byte, size))
+				r := testbed.Request(b, http.MethodPost, "/", "")
+				b.ReportAllocs()
+				for b.Loop() {
+					_, _ = content.Seek(0, io.SeekStart)
+					r.Body, r.ContentLength = io.NopCloser(content), int64(length)
+					httplock.ReadAhead(m, r)
+				}
+			})
+		}
+	}
 }
 
 // Before it writes a response net/http reads on, under the key, if the handler did not.
@@ -317,4 +337,99 @@ func TestBody_ThatTheHandlerDoesNotReadKeepsNoKey(t *testing.T) {
 			<-ended
 		})
 	}
+}
+
+// A client's mistakes about its body never get its key: what it announces, how it frames it, and a method that has none.
+func TestBody_ThatLies(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	var runs atomic.Int64
+	for name, test := range map[string]struct {
+		send   string
+		leaves bool // the client says no more
+		status int  // of the first response
+	}{
+		"less than announced":           {headOf(1000, "") + "abc", true, http.StatusBadRequest},
+		"more than announced":           {headOf(2, "") + "abGET / HTTP/1.1\r\n\r\n", false, http.StatusOK}, // the rest is another request, a bad one
+		"a chunk that is none":          {"POST " + testbed.OrderPath + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", false, http.StatusBadRequest},
+		"a chunk that ends early":       {"POST " + testbed.OrderPath + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc", true, http.StatusBadRequest},
+		"chunks":                        {"POST " + testbed.OrderPath + " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n", false, http.StatusOK},
+		"GET with a body":               {"GET " + testbed.OrderPath + " HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab", false, http.StatusOK},
+		"GET with a body that is late":  {"GET " + testbed.OrderPath + " HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nab", false, http.StatusRequestTimeout},
+		"Expect that nobody knows":      {headOf(2, "Expect: 200-maybe\r\n") + "ab", false, http.StatusExpectationFailed},
+		"Expect and a body all at once": {headOf(2, "Expect: 100-Continue\r\n") + "ab", false, http.StatusOK},
+	} {
+		for policyName, policy := range map[string]core.ConflictPolicy{"reject": nil, "wait": testbed.Patient{}, "park": &testbed.Parking{}} {
+			runs.Store(0)
+			conn, answers := raw(t, guarded(core.NewGuard(b.Locker, policy), func(_ http.ResponseWriter, r *http.Request) {
+				runs.Add(1)
+				got, err := io.ReadAll(r.Body)
+				assert.NoError(t, err)
+				assert.Equal(t, "ab", string(got))
+			}, httplock.LockSafeMethods(), httplock.WithBodyTimeout(bodyTime)), 0)
+			_, err := io.WriteString(conn, test.send)
+			require.NoError(t, err)
+			if test.leaves {
+				require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+			}
+			resp, err := http.ReadResponse(answers, nil)
+			require.NoError(t, err, name)
+			for resp.StatusCode == http.StatusContinue {
+				resp, err = http.ReadResponse(answers, nil)
+				require.NoError(t, err, name)
+			}
+			require.NoError(t, resp.Body.Close())
+			if resp.StatusCode == 499 && test.leaves { // net/http may have noticed
+				resp.StatusCode = test.status
+			}
+			require.Equal(t, test.status, resp.StatusCode, "%s, %s", name, policyName)
+			want := int64(0)
+			if test.status == http.StatusOK {
+				want = 1
+			}
+			require.Equal(t, want, runs.Load(), "%s, %s", name, policyName)
+			b.RequireFree(t)
+			_ = conn.Close()
+		}
+	}
+}
+
+// After Expect: 100-continue a refusal closes the connection, since nobody knows whether the body follows; any other keeps it.
+func TestBody_ConnectionAfterARefusal(t *testing.T) {
+	t.Parallel()
+	b := testbed.New(t, redistest.Embedded(t))
+	release := b.Hold(t)
+	h := guarded(core.NewGuard(b.Locker, nil), ok, httplock.WithBodyTimeout(bodyTime))
+	for name, test := range map[string]struct {
+		send   string
+		closes bool
+	}{
+		"Expect":             {headOf(2, "Expect: 100-continue\r\n"), true},
+		"Expect, and a body": {headOf(2, "Expect: 100-continue\r\n") + "ab", true},
+		"body":               {headOf(2, "") + "ab", false},
+		"no body":            {headOf(0, ""), false},
+	} {
+		conn, answers := raw(t, h, 0)
+		_, err := io.WriteString(conn, test.send)
+		require.NoError(t, err)
+		resp, err := http.ReadResponse(answers, nil)
+		require.NoError(t, err, name)
+		require.Equal(t, http.StatusConflict, resp.StatusCode, name)
+		require.Equal(t, test.closes, resp.Close, name)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		if test.closes {
+			_, err = answers.ReadByte()
+			require.Error(t, err, name)
+			continue
+		}
+		_, err = io.WriteString(conn, test.send)
+		require.NoError(t, err)
+		resp, err = http.ReadResponse(answers, nil)
+		require.NoError(t, err, name)
+		require.NoError(t, resp.Body.Close())
+		require.Equal(t, http.StatusConflict, resp.StatusCode, name)
+	}
+	release()
 }

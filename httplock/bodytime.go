@@ -21,6 +21,7 @@ import (
 // memory: then the deadline is set for the time of a read only.
 type timedBody struct {
 	io.ReadCloser
+	of     *body
 	writer http.ResponseWriter
 	direct bool         // it is net/http's own, capped perhaps, over HTTP/1
 	server bool         // the server has a ReadTimeout
@@ -97,7 +98,7 @@ type timedBodyKey struct{}
 // bodyTime is how long reads of the body may wait for the client: once before the key, and
 // once more under it.
 func (p *requestState) bodyTime() time.Duration {
-	d, ctx := p.m.bodyTimeout, p.x.Request.Context()
+	d, ctx := p.m.body.timeout, p.x.Request.Context()
 	if server, ok := ctx.Value(http.ServerContextKey).(*http.Server); ok && server.ReadTimeout > 0 {
 		d = min(d, server.ReadTimeout)
 	}
@@ -109,29 +110,29 @@ func (p *requestState) bodyTime() time.Duration {
 
 // streams reports whether the request's body is for the handler alone.
 func (p *requestState) streams() bool {
-	return p.m.streamBody || p.x.Request.Method == http.MethodConnect
+	return p.m.body.stream || p.x.Request.Method == http.MethodConnect
 }
 
 // key calls the key function, which may read the body, and replace it by one that reads the
 // same.
 func (p *requestState) key() (string, error) {
-	r, b := p.x.Request, newBody(p.x.Request, p.m.maxBody)
-	p.body = b
+	r, b := p.x.Request, &p.body
+	b.use(r)
 	if b.whole || p.replay != nil || p.streams() || r.Context().Value(timedBodyKey{}) != nil {
-		defer func() { b.source, b.whole = r.Body, isEmpty(r) }()
+		defer func() { b.use(r) }()
 		return p.x.Key()
 	}
 	sent := r.Body
 	server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
-	b.timed.ReadCloser, b.timed.writer, b.timed.server = sent, p.x.Writer, server != nil && server.ReadTimeout > 0
-	b.timed.direct = isDirect(r)
+	b.timed.ReadCloser, b.timed.of, b.timed.writer = sent, b, p.x.Writer
+	b.timed.direct, b.timed.server = isDirect(r), server != nil && server.ReadTimeout > 0
 	b.timed.limit(p.bodyTime())
 	b.source, r.Body = &b.timed, &b.timed
 	defer func() {
-		if r.Body == b.source {
+		if r.Body == b.source || bodyOf(r) == b {
 			r.Body = sent // which the server knows
 		} else {
-			b.source, b.whole = r.Body, isEmpty(r)
+			b.use(r)
 		}
 	}()
 	return p.x.Key()
@@ -144,11 +145,22 @@ func (p *requestState) readAhead() error {
 	if p.replay != nil || p.streams() {
 		return nil
 	}
-	n := p.m.readAhead
-	if p.m.guard.Policy() != nil && p.x.Request.ContentLength <= p.m.maxBody {
-		n = p.m.maxBody
+	n := p.m.body.readAhead
+	if p.m.guard.Policy() != nil && p.x.Request.ContentLength <= p.m.body.max {
+		n = p.m.body.max
 	}
 	return p.body.buffer(n)
+}
+
+// asksFirst reports whether the client would rather hear of a held key before it sends its body: by Expect:
+// 100-continue. Over HTTP/2 net/http does not show that header, and bodies that are not read ahead as a whole are
+// taken to have it. Where a request may wait, or its Idempotency-Key may have an answer, its body is needed anyway.
+func (p *requestState) asksFirst() bool {
+	if p.replay != nil || p.once != nil || p.m.guard.Policy() != nil || p.body.source != &p.body.timed || len(p.body.head) > 0 {
+		return false
+	}
+	r := p.x.Request
+	return namedBy(r.Header["Expect"], "100-continue") || r.ProtoMajor > 1 && r.ContentLength > p.m.body.readAhead
 }
 
 // boundRest bounds the time in which the handler reads what readAhead left. It returns the

@@ -62,11 +62,7 @@ func target(r *http.Request) (string, bool) {
 }
 
 // encode returns a request in its stored form.
-func encode(r *http.Request, body *body, kept map[string]bool, host string) ([]byte, error) {
-	content, err := body.all()
-	if err != nil {
-		return nil, err
-	}
+func encode(r *http.Request, content []byte, kept map[string]bool, host string) ([]byte, error) {
 	if len(r.Trailer) > 0 { // undeclared ones are known only now
 		return nil, fmt.Errorf("%w: it has trailers", errNotReplayable)
 	}

@@ -17,6 +17,7 @@
 //	key held, or waiting did not help    409, Retry-After
 //	parked on a delay queue              202, Location and Link to its status
 //	queue full, for one key or as a whole 429 or 503, Retry-After
+//	too many bytes or requests wait      503, 429 for one principal, Retry-After
 //	body too large to be parked          413
 //	body that does not come in time      408
 //	not to be run for its principal      403
@@ -33,8 +34,8 @@
 // goes wrong, the handler runs under its key or not at all. A Middleware that
 // could not be built refuses everything, safe methods included.
 //
-// GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given, or
-// SharedForSafeMethods: then they share the key, and exclude only other methods.
+// GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given for GET and HEAD, or
+// SharedForSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.
 //
 // # Keys
 //
@@ -65,6 +66,15 @@
 // WithReadAhead where it only rejects. One that does not come within WithBodyTimeout is
 // answered with 408. The rest of a longer body is read by the handler, under the key: its
 // reads may wait for as long again in all, and fail then. Routes that stream have StreamBody.
+//
+// A client with Expect: 100-continue learns of a held key before it sends its body, if the guard
+// only rejects. This costs one more round trip to Redis. Over HTTP/2 net/http does not show the header:
+// there, bodies longer than WithReadAhead are treated as if they had it. With a Locker of core.NewQuorum,
+// which cannot look at keys, the body is read first.
+//
+// WithMaxWaitingBytes bounds the memory of these bodies for the process, and
+// WithMaxWaitersPerPrincipal, times WithMaxBody, for one principal. What a client has sent counts, not what it
+// has announced. Once a request has its key, its body is not counted any more.
 //
 // A read that waits is ended by the read deadline of the connection, or of the HTTP/2
 // stream. Where the writer has none, as in tests, the time is checked between two reads.

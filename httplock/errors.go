@@ -14,6 +14,10 @@ var (
 	errBodyUnreadable = errors.New("httplock: the body could not be read")
 	// errBodySlow: it did not come within WithBodyTimeout.
 	errBodySlow = fmt.Errorf("httplock: the body did not come in time: %w", os.ErrDeadlineExceeded)
+	// errBodiesFull: bodies of waiting requests take up as much as WithMaxWaitingBytes says.
+	errBodiesFull = errors.New("httplock: the bodies of waiting requests take up as much as they may")
+	// errPrincipalWaits: as many of the principal's requests wait as WithMaxWaitersPerPrincipal says.
+	errPrincipalWaits = errors.New("httplock: as many of the principal's requests wait as may")
 	// errNotReplayable: what was read shows that the request cannot be parked.
 	errNotReplayable = errors.New("httplock: the request cannot be replayed")
 	// errCredentials: the request must not be parked without a principal.

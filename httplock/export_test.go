@@ -2,6 +2,7 @@ package httplock
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"testing"
 
@@ -43,7 +44,11 @@ func (d *DecodedResult) WriteResult(w http.ResponseWriter, r *http.Request) {
 
 // Encode stores a request with the default headers.
 func Encode(r *http.Request, maxBody int64) ([]byte, error) {
-	return encode(r, newBody(r, maxBody), defaultHeaders(), "")
+	content, err := bodyOf(r).all(maxBody)
+	if err != nil {
+		return nil, err
+	}
+	return encode(r, content, defaultHeaders(), "")
 }
 
 // Decode makes a request of its stored form, and returns the body too.
@@ -66,14 +71,22 @@ func ParseIdempotencyKey(lines []string) (key string, there bool, err error) {
 
 // BodyAllocs is how often memory is allocated for what is done about r's body.
 func BodyAllocs(m *Middleware, r *http.Request) float64 {
-	x := Exchange{Request: r, Key: func() (string, error) { return "k", nil }}
-	p := &requestState{m: m, x: x}
-	ctx := r.Context()
-	return testing.AllocsPerRun(100, func() {
-		_, _ = p.key()
-		_ = p.readAhead()
-		_ = p.boundRest(ctx)
-		_ = p.body.reader()
-		p.body.timed.end()
-	})
+	return testing.AllocsPerRun(100, func() { ReadAhead(m, r) })
 }
+
+// ReadAhead reads r's body as a request's is before its key, and returns it to read.
+func ReadAhead(m *Middleware, r *http.Request) io.ReadCloser {
+	p := requestState{m: m, x: Exchange{Request: r, Key: func() (string, error) { return "k", nil }}}
+	p.body.memory.bound = m.body.maxWaiting
+	_, _ = p.key()
+	_ = p.readAhead()
+	_ = p.boundRest(r.Context())
+	defer p.end()
+	return p.body.reader()
+}
+
+// WaitingBytes is what the bodies of this process take up whose requests wait.
+func WaitingBytes() int64 { return processBodies.Load() }
+
+// Buffer is what a guard has in memory of a request's body.
+func Buffer(r *http.Request) []byte { return r.Body.(*bodyReader).rest }

@@ -128,7 +128,7 @@ func (o *onceRules) check(m *Middleware) error {
 		return nil
 	case !m.guard.Exclusive():
 		return invalid("WithIdempotency: the guard is shared or counted, so that the same request could run twice at a time")
-	case m.streamBody:
+	case m.body.stream:
 		return invalid("WithIdempotency and StreamBody exclude one another: the body is a part of what is compared")
 	case o.principal != nil && m.principal != nil:
 		return invalid("IdempotencyPrincipal and WithPrincipal exclude one another")

@@ -30,8 +30,8 @@ func JSONField(prefix, path string) KeyFunc {
 		return failing(err)
 	}
 	return from(prefix, "JSON field", path, func(r *http.Request) (string, error) {
-		body := newBody(r, MaxJSONBody)
-		content, err := body.all()
+		body := bodyOf(r)
+		content, err := body.all(MaxJSONBody)
 		if r.Body != nil {
 			r.Body = body.reader()
 		}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/perkey-go/perkey/core"
 )
@@ -23,10 +22,8 @@ type Middleware struct {
 	log           *slog.Logger // nil: slog's default at the time of use
 	skip          func(*http.Request) bool
 	safe          safeMode
-	maxBody       int64
-	readAhead     int64
-	bodyTimeout   time.Duration
-	streamBody    bool
+	body          bodyRules
+	waiters       *waiters // nil: no bound
 	statusPath    string
 	keptHeaders   map[string]bool
 	replayHost    string
@@ -90,8 +87,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 		return nil, err
 	}
 	m := &Middleware{
-		guard: guard, maxBody: DefaultMaxBody, readAhead: DefaultReadAhead, bodyTimeout: DefaultBodyTimeout,
-		keptHeaders: defaultHeaders(), credentials: maps.Clone(credentialHeaders),
+		guard: guard, body: defaultBodyRules(), keptHeaders: defaultHeaders(), credentials: maps.Clone(credentialHeaders),
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -101,7 +97,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 			return nil, err
 		}
 	}
-	if err := cmp.Or(m.once.check(m), m.checkCredentials()); err != nil {
+	if err := cmp.Or(m.once.check(m), m.body.check(), m.checkCredentials()); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -135,7 +131,8 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	return ran
 }
 
-// pass is Serve. It also reports whether the response is that of x.Next, now or when the
+// pass is Serve: what needs no key passes; prepare finds the key and reads the body; run asks for the key, and
+// runs x.Next or refuses. It also reports whether the response is that of x.Next, now or when the
 // request was made first.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
@@ -158,7 +155,8 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 		return true, true
 	}
 	p := &requestState{m: m, x: x, replay: replay}
-	defer func() { p.body.timed.end() }()
+	p.body.memory.bound = m.body.maxWaiting
+	defer p.end()
 	if p.prepare() {
 		p.run()
 	}
@@ -167,7 +165,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 
 // passes reports whether a request needs no key.
 func (m *Middleware) passes(r *http.Request) bool {
-	return m.safe == safePass && isSafe(r) || m.skip != nil && m.skip(r)
+	return m.safe == safePass && isSafe(r) || r.Method == http.MethodOptions || m.skip != nil && m.skip(r)
 }
 
 func isSafe(r *http.Request) bool {

@@ -117,7 +117,7 @@ func (o *once) lockKey() string { return "idempotency:" + o.work.Name }
 // identify makes the request's fingerprint. The lock's key is part of it: requests of
 // one fingerprint exclude one another, which all the rest relies on.
 func (o *once) identify(key string, body *body) error {
-	content, err := body.all()
+	content, err := body.all(o.m.body.max)
 	if err != nil {
 		return err
 	}

@@ -35,6 +35,14 @@ var (
 		"queue-full", http.StatusServiceUnavailable, "The queue is full",
 		"The resource is busy, and there is no room to queue the request. Try again later.",
 	}
+	problemWaitingFull = problemKind{
+		"waiting-full", http.StatusServiceUnavailable, "Too much is waiting",
+		"The bodies of waiting requests take up as much memory as they may. This request was not started. Try again later.",
+	}
+	problemPrincipalWaitingFull = problemKind{
+		"principal-waiting-full", http.StatusTooManyRequests, "Too many of your requests are waiting",
+		"As many of your requests wait as may. This one was not started. Try again later.",
+	}
 	problemBodyTooLarge = problemKind{
 		"body-too-large", http.StatusRequestEntityTooLarge, "The body is too large to be queued",
 		"The resource is busy, and the request's body is larger than what can be queued. The request was not queued.",

@@ -57,8 +57,8 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits), errors.Is(err, errNotReplayable),
 		errors.Is(err, idempotency.ErrOvertaken):
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
-	case errors.Is(err, errBodySlow):
-		slow(x)
+	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull), errors.Is(err, errPrincipalWaits):
+		unwanted(x, err)
 	case left(ctx):
 		gone(x)
 	case ctx.Err() != nil:
@@ -107,8 +107,8 @@ func (m *Middleware) refuseKey(x Exchange, err error) {
 		capped *http.MaxBytesError
 	)
 	switch ctx := x.Request.Context(); {
-	case errors.Is(err, errBodySlow):
-		slow(x)
+	case errors.Is(err, errBodySlow), errors.Is(err, errBodiesFull):
+		unwanted(x, err)
 	case errors.As(err, &bad), errors.Is(err, core.ErrInvalidKey):
 		respond(x, problemBadKey.document(0))
 	case errors.Is(err, errBodyTooLarge), errors.As(err, &capped):
@@ -165,13 +165,20 @@ func gone(x Exchange) {
 	}
 }
 
-// slow answers a request whose body did not come in time. What is left of it would have
-// to be read before the connection could be used again.
-func slow(x Exchange) {
-	if x.Request.ProtoMajor == 1 && !written(x) {
+// unwanted answers a request whose body is not wanted, or comes too slowly. What is left of it would have to be read
+// before the connection could be used again.
+func unwanted(x Exchange, err error) {
+	if x.Request.ProtoMajor == 1 && !isEmpty(x.Request) && !written(x) {
 		x.Writer.Header().Set("Connection", "close")
 	}
-	respond(x, problemSlowBody.document(0))
+	switch {
+	case errors.Is(err, errBodySlow):
+		respond(x, problemSlowBody.document(0))
+	case errors.Is(err, errPrincipalWaits):
+		respond(x, problemPrincipalWaitingFull.document(soon()))
+	default:
+		respond(x, problemWaitingFull.document(soon()))
+	}
 }
 
 func respond(x Exchange, p problem) {

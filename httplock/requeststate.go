@@ -16,8 +16,11 @@ type requestState struct {
 	m      *Middleware
 	x      Exchange
 	replay *replay // nil: the request came from outside
-	body   *body
+	body   body
 	once   *once // nil: the request has no Idempotency-Key that counts
+
+	waits    bool   // it is one of its principal's waiters
+	waitsFor string // that principal
 
 	call    core.Call
 	nobody  error // why the request is not to be parked
@@ -29,12 +32,17 @@ type requestState struct {
 	recalled bool
 }
 
-// prepare makes the call, or refuses the request.
+// prepare makes the call, or refuses the request. The order is that of what it costs: the principal's waiters,
+// the key, an answer that is stored, a key that is held though the client asks first, and then the body.
 func (p *requestState) prepare() bool {
 	m, x := p.m, p.x
 	prefers := core.Preference{}
 	if p.replay == nil {
 		prefers = m.preferred(x)
+	}
+	if err := p.enter(); err != nil {
+		p.refuse(err)
+		return false
 	}
 	key, err := p.key()
 	byIdempotencyKey, _ := errors.AsType[*idempotencyKeyError](err)
@@ -52,6 +60,9 @@ func (p *requestState) prepare() bool {
 	if err = p.identify(byIdempotencyKey); err == nil {
 		err = requireAuthorized(p.replay, p.call.Key)
 	}
+	if err == nil && p.asksFirst() {
+		err = p.conflict()
+	}
 	if err == nil {
 		err = p.readAhead()
 	}
@@ -66,6 +77,39 @@ func (p *requestState) prepare() bool {
 	}
 	p.call.Prefer.Async = p.call.Prefer.Async && p.call.Encode != nil && p.nobody == nil
 	return true
+}
+
+// enter makes the request one of its principal's waiters.
+func (p *requestState) enter() (err error) {
+	if w := p.m.waiters; w != nil && p.replay == nil {
+		p.waitsFor, err = w.enter(p.x.Request)
+		p.waits = err == nil
+	}
+	return err
+}
+
+// conflict is an error if the key is held now.
+func (p *requestState) conflict() error {
+	err := p.m.guard.Look(p.x.Request.Context(), p.call)
+	if p.met = errors.Is(err, core.ErrConflict); p.met {
+		return err
+	}
+	return nil // what is wrong with Redis, Do will see
+}
+
+// waited is called when the request has its key, or will not get it.
+func (p *requestState) waited() {
+	p.body.memory.free()
+	if p.waits {
+		p.waits = false
+		p.m.waiters.leave(p.waitsFor)
+	}
+}
+
+// end is called when the guard is done with the request.
+func (p *requestState) end() {
+	p.waited()
+	p.body.timed.end()
 }
 
 // identify finds out whether the request was made before.
@@ -90,7 +134,7 @@ func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 	if p.once == nil {
 		return nil
 	}
-	err = p.once.identify(p.call.Key, p.body)
+	err = p.once.identify(p.call.Key, &p.body)
 	if errors.Is(err, errBodyTooLarge) {
 		return errors.Join(errTooLargeToCompare, err)
 	}
@@ -165,7 +209,11 @@ func (p *requestState) encode() (payload []byte, err error) {
 	if p.nobody != nil {
 		return nil, p.nobody
 	}
-	payload, err = encode(p.x.Request, p.body, p.m.keptHeaders, cmp.Or(p.m.replayHost, p.x.host))
+	content, err := p.body.all(p.m.body.max)
+	if err != nil {
+		return nil, err
+	}
+	payload, err = encode(p.x.Request, content, p.m.keptHeaders, cmp.Or(p.m.replayHost, p.x.host))
 	p.encoded = err == nil
 	return payload, err
 }
@@ -176,6 +224,7 @@ func (p *requestState) underKey(ctx context.Context) error {
 		return err
 	}
 	p.ran = true
+	p.waited()
 	p.replay.passed(p.m, true)
 	if p.met {
 		p.announceWait()

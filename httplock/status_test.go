@@ -130,7 +130,7 @@ func TestRequestsThatCannotBeReplayedAreRefusedAsConflicts(t *testing.T) {
 	trailers := testbed.Request(t, http.MethodPost, "/", "x")
 	trailers.Trailer = http.Header{"X-Checksum": nil}
 	connect := testbed.Request(t, http.MethodConnect, "example.com:443", "")
-	asterisk := testbed.Request(t, http.MethodOptions, "/", "")
+	asterisk := testbed.Request(t, http.MethodPost, "/", "")
 	asterisk.RequestURI, asterisk.URL.Path = "*", "*"
 	for name, r := range map[string]*http.Request{"upgrade": upgrade, "trailers": trailers, "connect": connect, "asterisk": asterisk} {
 		t.Run(name, func(t *testing.T) {

@@ -9,8 +9,7 @@ local max_depth = tonumber(ARGV[3])
 local max_line, max_key, max_principal = ARGV[4]:match('^(%d+) (%d+) (%d+)$')
 max_line, max_key, max_principal = tonumber(max_line), tonumber(max_key), tonumber(max_principal)
 
-local all = redis.call('HLEN', m)
-local depth = all - redis.call('ZCARD', x)
+local all = redis.call('HLEN', m) -- dead letters too
 local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
 local LEAST = message_size(0, '', 'k', '', '') -- bytes of a message with a key
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old
@@ -31,15 +30,13 @@ local function full(key, principal, n, size)
       uses['k' .. key] = 0
     end
   end
-  if all == 0 then
-    uses['p' .. principal] = uses['p' .. principal] or 0
-  end
   if key ~= '' and (lengths[key] + n > max_line or use('k', key) + size > max_key) then
     return 'key full'
   elseif use('p', principal) + size > max_principal then
     return 'principal full'
   end
-  return (depth + n > max_depth or bytes + ended_bytes + size > max_bytes) and 'queue full' or nil
+  local deep = all + n > max_depth and all + n - redis.call('ZCARD', x) > max_depth
+  return (deep or bytes + ended_bytes + size > max_bytes) and 'queue full' or nil
 end
 
 local function expire(id)
@@ -67,7 +64,7 @@ local function refusal(key, principal, size)
     expire((split(member)))
   end
   tidy()
-  depth, lengths, headed = redis.call('HLEN', m) - redis.call('ZCARD', x), {}, {}
+  all, lengths, headed = redis.call('HLEN', m), {}, {}
   make_room(read_buckets())
   return full(key, principal, 1, size)
 end
@@ -85,5 +82,4 @@ local function admit(id, key, principal, rec, place, due, size)
   end
   use('k', key, size)
   use('p', principal, size)
-  depth = depth + 1
 end

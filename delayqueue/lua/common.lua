@@ -17,7 +17,6 @@
 -- e  ZSET  key -> ms when the last of its messages ended unrun
 -- k  HASH  what a call answered that must not be done twice
 -- d0 to d4 HASH  id -> ending, '<id> ' -> result: what ended, in buckets that rotate
--- j  what was found under the name of another of these, and is not of its type
 -- u  HASH  what is queued or running: k and a key, p and a principal -> bytes; s and an about
 --          without its times -> id of the message that a newer one replaces
 -- h  HASH  key -> p|k and the id of the dead letter that halts its messages, or all calls of it
@@ -44,7 +43,7 @@
 -- when its memory is full, or is the one that grows the queue: so a script is refused as a whole or runs
 -- as a whole, never in part.
 local m, b, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 11)
-local u, h = KEYS[18], KEYS[19]
+local u, h = KEYS[17], KEYS[18]
 local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
@@ -72,7 +71,8 @@ local now = math.floor(micros / 1000)
 local NOW = text(now)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed')
+local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed'}
+local own = redis.call('HMGET', c, unpack(OWN))
 local seq, bytes, ended_bytes = whole(own[1]) or 0, whole(own[2]) or 0, whole(own[3]) or 0
 local paused_until, awaited_until, closed = whole(own[5]) or 0, whole(own[6]) or 0, own[7]
 
@@ -134,6 +134,22 @@ local function use(kind, name, more)
   uses[field] = uses[field] or whole(redis.call('HGET', u, field)) or 0
   uses[field] = math.max(0, uses[field] + (more or 0))
   return uses[field]
+end
+
+-- The ids of the messages in ARGV from one on, each with so many arguments: id, key, principal and others. What use() is asked
+-- of them is read at once.
+local function listed(first, size)
+  local ids, fields = {}, {}
+  for i = first, #ARGV, size do
+    local id, key, principal = unpack(ARGV, i, i + 2)
+    ids[#ids + 1] = id
+    fields[#fields + 1] = key ~= '' and 'k' .. key or nil
+    fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
+  end
+  for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+    uses[fields[i]] = whole(n) or 0
+  end
+  return ids
 end
 
 -- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
@@ -227,10 +243,12 @@ local function keep(key, ms, left, large)
 end
 
 -- Has what was written live for its span, and the keys of messages as long as the one that is needed for longest: till. That
--- is remembered, since large ones have no time of their own.
+-- is remembered, since none has a time of its own while m is large.
 local function keep_all(later)
-  local left, large = redis.call('PTTL', m), redis.call('HLEN', m) > LARGE
-  if later or large ~= (left == -1) then
+  local endless, large = redis.call('PTTL', m) == -1, redis.call('HLEN', m) > LARGE
+  if endless and large then
+    return
+  elseif later or endless or large then
     for _, key in ipairs(ORDER) do
       touched[key] = true
     end
@@ -254,10 +272,9 @@ local function flush()
   if later then
     till = now + math.floor(span + math.min(span / 4, SLACK))
   end
-  for i, field in ipairs({'seq', 'bytes', 'ended', 'till'}) do
-    local n = text(({seq, bytes, ended_bytes, till})[i])
-    if n ~= own[i] then
-      add(c, field, n)
+  for i, n in ipairs({seq, bytes, ended_bytes, till}) do
+    if text(n) ~= own[i] then
+      add(c, OWN[i], text(n))
     end
   end
   for field, n in pairs(uses) do

@@ -5,16 +5,17 @@
 -- ARGV[5..] of each message: id, key or '', principal or '', what its record has from the lengths on to the payload,
 --           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
 --           parked because its key is held, q if it also may replace the last such one of its key, name and principal, c
---           if it only may that, else -; of q and c perhaps the ms for which others of these can put it off: then the delay is its quiet period
+--           if it only may that, else -; of q and c perhaps the ms for which others of these can put it off: then the delay is its quiet period;
+--           m, c or -, and attempts if it comes from a closed partition: then its record's part begins with the times
 -- returns   for each message its not_after in ms when it was stored now, as a string when it is stored already; the ending
 --           of one that has ended; else 'key full', 'principal full', 'queue full', or 'closed' as the partition is;
 --           and at last for how long no worker has claimed, in ms
 -- #include common.lua
 -- #include admit.lua
 
-local ids, known = {}, {}
-for i = 5, #ARGV, 8 do
-  ids[#ids + 1] = ARGV[i]
+local ids, known = listed(5, 8), {}
+for field in pairs(all == 0 and uses or {}) do
+  uses[field] = 0 -- a count that was lost is right again
 end
 for i, rec in ipairs(redis.call('HMGET', m, unpack(ids))) do
   known[ids[i]] = rec and rec:sub(33, 45)
@@ -29,11 +30,19 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   if closed then
     return 'closed'
   end
-  local slot = flags ~= '-' and flags ~= 'p' and 's' .. about or ''
+  local flag, times, tries = flags:sub(1, 1), NOW .. text(now + age), nil
+  if flag == 'm' then
+    flag, times, about, tries = flags:sub(2, 2), about:sub(1, 26), about:sub(27), flags:sub(3)
+  end
+  local slot = (flag == 'q' or flag == 'c') and 's' .. about or ''
   local size = message_size(45 + #about + #payload, id, key, principal, slot)
-  local old = slot ~= '' and replaceable(slot, key)
+  local old = slot ~= '' and not tries and replaceable(slot, key)
+  local newer = tries and slot ~= '' and redis.call('HGET', u, slot)
+  newer = newer and redis.call('HEXISTS', m, newer) == 1 and newer
   local why
-  if old then
+  if tries then
+    full(key, principal, 0, 0) -- which counts: there is room for what was stored long ago
+  elseif old then
     why = full(key, principal, 0, size - old.size)
   else
     why = refusal(key, principal, size)
@@ -53,7 +62,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
       due = math.min(delayed, math.floor(tonumber(number, 10) / 1000) + most)
     end
   else
-    number = next_seq()
+    number, all = next_seq(), all + 1
     place = delayed and (most and '\127' or '~') or number
     due = delayed or (key == '' or not headed[key]) and now
     headed[key] = headed[key] or not delayed
@@ -62,12 +71,22 @@ local function store(id, key, principal, about, payload, delay, age, flags)
   if long then
     add(b, id, payload)
   end
-  local header = '1' .. flags:sub(1, 1) .. (long and 'b' or '-') .. number .. NOW .. text(now + age)
+  local header = '1' .. flag .. (long and 'b' or '-') .. number .. times
   admit(id, key, principal, header .. about .. (long and '' or payload), place, due, size)
-  if slot ~= '' then
+  weigh(size)
+  span = math.max(span, age + retention)
+  if slot ~= '' and not newer then
     add(u, slot, id)
   end
-  if old then
+  if tries then
+    note_tries(id, key, principal, '-', tries)
+  else
+    count('enqueued')
+  end
+  if newer then
+    apply()
+    discard(id, key, redis.call('HGET', m, id), 's', newer)
+  elseif old then
     apply()
     discard(old.id, key, old.rec, 's', id)
     unrun[key] = nil -- its head is where it was
@@ -75,9 +94,6 @@ local function store(id, key, principal, about, payload, delay, age, flags)
       note_tries(id, key, principal, old.state:sub(1, 1), old.state:match('^.(......%d+ %d+ %d+ %d+ )') .. ' ')
     end
   end
-  weigh(size)
-  count('enqueued')
-  span = math.max(span, age + retention)
   return now + age
 end
 

@@ -105,17 +105,7 @@ local function give_back(id, key, principal, how, state, tries, till)
   times[#back] = math.min(next, tonumber(not_after))
 end
 
-local ids, fields = {}, {}
-for i = 4, #ARGV, SIZE do
-  local id, key, principal = unpack(ARGV, i, i + 2)
-  ids[#ids + 1] = id
-  fields[#fields + 1] = key ~= '' and 'k' .. key or nil
-  fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
-end
-for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
-  uses[fields[i]] = whole(n) or 0
-end
-for n, state in ipairs(redis.call('HMGET', r, unpack(ids))) do
+for n, state in ipairs(redis.call('HMGET', r, unpack(listed(4, SIZE)))) do
   local at = 4 + SIZE * (n - 1)
   local id, key, principal, seq, tries, how, slot, size, text, extra, token, which = unpack(ARGV, at, at + SIZE - 1)
   if not is_running(state) or state:sub(2) ~= tries then

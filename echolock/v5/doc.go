@@ -37,7 +37,7 @@
 // handler of e.RouteNotFound, or echo's Proxy in a group without routes: to guard it,
 // give it one, such as g.Any("/*", handler).
 //
-// GET, HEAD and OPTIONS pass as well, unless httplock.LockSafeMethods or
+// OPTIONS passes as well, and so do GET and HEAD, unless httplock.LockSafeMethods or
 // SharedForSafeMethods is given. Middleware of e.Pre runs before the route is known, and
 // is no place for a guard: requests are refused there with 500, and the log says why.
 //

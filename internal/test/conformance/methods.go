@@ -12,6 +12,7 @@ import (
 )
 
 var (
+	readMethods  = []string{http.MethodGet, http.MethodHead}
 	safeMethods  = []string{http.MethodGet, http.MethodHead, http.MethodOptions}
 	otherMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodTrace, "FROB"}
 )
@@ -47,16 +48,17 @@ func safeMethodsLocked(t *trial) {
 	s := t.serve(everyMethod(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) },
 		lock(b, nil, httplock.LockSafeMethods())))
 	release := b.Hold(t)
-	for _, method := range safeMethods {
+	for _, method := range readMethods {
 		resp := t.send(s, method, testbed.OrderPath, "")
 		require.Equal(t, http.StatusConflict, resp.Status, method)
 		require.Equal(t, "application/problem+json", resp.Header.Get("Content-Type"))
 		require.NotEmpty(t, resp.Header.Get("Retry-After"))
 		require.Equal(t, method == http.MethodHead, resp.Body == "", "HEAD has no body")
 	}
-	release()
 	handler = ok
-	for _, method := range safeMethods {
+	require.Equal(t, http.StatusOK, t.send(s, http.MethodOptions, testbed.OrderPath, "").Status, "OPTIONS is never locked")
+	release()
+	for _, method := range readMethods {
 		require.Equal(t, http.StatusOK, t.send(s, method, testbed.OrderPath, "").Status, method)
 	}
 	b.RequireFree(t)
@@ -64,11 +66,11 @@ func safeMethodsLocked(t *trial) {
 
 func safeMethodsShared(t *trial) {
 	b := t.bed()
-	inside := make(chan string, len(safeMethods))
+	inside := make(chan string, len(readMethods))
 	release := make(chan struct{})
 	held := true
 	app := everyMethod(t.mustNotRun, lock(b, nil, httplock.SharedForSafeMethods()))
-	for i := range safeMethods {
+	for i := range readMethods {
 		app.Routes[i].Handler = func(w http.ResponseWriter, r *http.Request) error {
 			if held {
 				return t.mustNotRun(w, r)
@@ -78,17 +80,19 @@ func safeMethodsShared(t *trial) {
 			return ok(w, r)
 		}
 	}
+	app.Routes[len(readMethods)].Handler = ok // OPTIONS
 	s := t.serve(app)
 
 	free := b.Hold(t)
-	for _, method := range safeMethods {
+	for _, method := range readMethods {
 		require.Equal(t, http.StatusConflict, t.send(s, method, testbed.OrderPath, "").Status, method)
 	}
+	require.Equal(t, http.StatusOK, t.send(s, http.MethodOptions, testbed.OrderPath, "").Status, "OPTIONS is never locked")
 	free()
 	held = false
 
-	statuses := make(chan int, len(safeMethods))
-	for _, method := range safeMethods {
+	statuses := make(chan int, len(readMethods))
+	for _, method := range readMethods {
 		r := t.request(s, method, testbed.OrderPath, "")
 		go func() {
 			resp, err := testbed.Send(s.client, r)
@@ -96,12 +100,12 @@ func safeMethodsShared(t *trial) {
 			statuses <- resp.Status
 		}()
 	}
-	for range safeMethods {
+	for range readMethods {
 		await(t, inside, "safe methods run at the same time")
 	}
 	testbed.RequireProblem(t, t.post(s, ""), http.StatusConflict, "conflict", true)
 	close(release)
-	for range safeMethods {
+	for range readMethods {
 		require.Equal(t, http.StatusOK, await(t, statuses, "the response"))
 	}
 	b.RequireFree(t)

@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -283,7 +284,15 @@ var mutants = map[string]mutant{
 	},
 	"gives the key before the body": {
 		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.StreamBody()) }),
-		fails:  map[string]string{"a slow body keeps no key": "before its body"},
+		fails:  map[string]string{"a slow body keeps no key": "before its body", "a body that breaks off": ""},
+	},
+	"reads the body in front": {
+		perKey: serve(func(c *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			content, _ := io.ReadAll(c.r.Body)
+			c.r.Body = io.NopCloser(bytes.NewReader(content))
+			m.Serve(x)
+		}),
+		fails: map[string]string{"Expect: 100-continue": "the body was asked for"},
 	},
 	"hides the connection": {
 		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
@@ -304,6 +313,7 @@ var mutants = map[string]mutant{
 		fails: map[string]string{
 			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "misconfigured refuses all": "the handler ran",
 			"body over the cap is not parked": "413", "Idempotency-Key: missing": "the handler ran",
+			"bodies of waiting requests are bounded": "refused while the key is held", "waiters of a principal are bounded": "refused",
 		},
 	},
 }

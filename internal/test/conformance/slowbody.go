@@ -102,11 +102,11 @@ func (t *trial) requireServed(s *site) {
 	t.requireOK(resp)
 }
 
-// policies are those that routes have: to reject, to wait and to park.
+// policies are those that routes have.
 func policies() map[string]core.ConflictPolicy {
 	return map[string]core.ConflictPolicy{
-		"reject": nil, "retry": retry.Policy{MaxWait: time.Minute},
-		"park": retry.Policy{MaxWait: 30 * time.Second, Then: &testbed.Parking{}},
+		"reject": nil, "retry": retry.Policy{MaxWait: time.Minute}, "park": &testbed.Parking{},
+		"retry, then park": retry.Policy{MaxWait: 30 * time.Second, Then: &testbed.Parking{}},
 	}
 }
 
@@ -156,18 +156,18 @@ func slowBody(t *trial) {
 				}
 				answers := make(chan testbed.Answer, others)
 				inFront := 0
-				if !held || policy != nil {
+				waits := name != "reject" && name != "park" // the others refuse or park one another
+				if !held || waits {
 					inFront = others / 2
 				}
-				atOnce := policy != nil // else they would refuse one another
-				t.postMany(s, inFront, atOnce, answers)
+				t.postMany(s, inFront, waits, answers)
 				slow := t.slowly(s, body, 10, false)
 				await(t, arrived, "the slow request")
 				time.Sleep(20 * time.Millisecond) // so that it can ask for the key, if it does
-				if policy == nil {
+				if !waits {
 					release()
 				}
-				t.postMany(s, others-inFront, atOnce, answers)
+				t.postMany(s, others-inFront, waits, answers)
 				release()
 				for range others {
 					t.requireOK(await(t, answers, name+": the others do not wait for the slow request"))

@@ -21,7 +21,11 @@ var behaviours = []behaviour{
 	{name: "a body that is late", test: lateBody},
 	{name: "the rest of a body that is late", test: lateRest},
 	{name: "a body in time", test: bodyInTime},
+	{name: "a body that breaks off", test: brokenBody},
 	{name: "StreamBody", test: streamedBody},
+	{name: "Expect: 100-continue", test: asksFirst},
+	{name: "bodies of waiting requests are bounded", test: boundedBodies},
+	{name: "waiters of a principal are bounded", test: boundedWaiters},
 	{name: "client gone while waiting", test: goneWhileWaiting},
 	{name: "client gone mid-handler", test: goneMidHandler},
 

@@ -115,6 +115,7 @@ func (t *trial) startOver(http2 bool, engine http.Handler, judge func(said strin
 	}
 	client := srv.Client()
 	client.Timeout = 2 * t.timeout
+	client.Transport.(*http.Transport).ExpectContinueTimeout = t.timeout
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	t.Cleanup(func() {
 		client.CloseIdleConnections()

@@ -1,0 +1,48 @@
+package core
+
+import (
+	"context"
+	"time"
+)
+
+// Look reports whether the call would meet a conflict now, without asking for the key: it is for
+// callers who pay for asking, such as an HTTP client that sends its body only if it has a chance.
+// The key is looked at in one round trip, and nothing changes in Redis.
+//
+// A [*ConflictError] says that the key is held, waited for or reserved; that is the call's
+// outcome, and the policy is not asked. Nil promises nothing: Do may meet a conflict. It is nil
+// too if ctx works under the key already. Any other error says that the key could not be looked
+// at, as by a Locker of NewQuorum, and is no outcome: Do may succeed.
+func (g *Guard) Look(ctx context.Context, call Call) error {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	a := attempt{locker: g.locker, ctx: ctx, call: call, start: time.Now()}
+	opts := g.opts
+	if a.opts = &opts; call.Shared {
+		opts.limit = shared
+	}
+	if a.locker.leaseOf(ctx, call.Key) != nil {
+		return nil
+	}
+	key, err := a.locker.Inspect(ctx, call.Key)
+	if err != nil || key.fits(opts.limit) {
+		return err
+	}
+	a.conflict.Attempt, a.conflict.Waited, a.conflict.Waiting = 1, time.Since(a.start), key.Waiting
+	if len(key.Holders) > 0 {
+		a.conflict.Remaining = key.Holders[0].Remaining
+	}
+	err = a.refusal(Reject())
+	a.report(err)
+	return err
+}
+
+// fits reports whether a call with the limit that does not wait would be granted the key, as
+// queue.lua and ask.lua say.
+func (k *KeyInfo) fits(limit int) bool {
+	if k.Foreign || k.Waiting > 0 || k.Reserved > 0 {
+		return false
+	}
+	return k.Held == 0 || k.Mode != ModeExclusive && (limit == shared || k.Held < limit)
+}

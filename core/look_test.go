@@ -1,0 +1,101 @@
+package core_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// Look sees what a call that does not wait would meet, changes nothing and is reported only as a conflict.
+func TestGuard_Look(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rival := newLocker(t, env)
+		var outcomes []core.Outcome
+		l := newLocker(t, env, core.WithObserver(outcomesTo(&outcomes)))
+		for _, test := range []struct {
+			name  string
+			held  []core.AcquireOption // nil: the key is free
+			call  core.Call
+			opts  []core.AcquireOption
+			meets bool
+		}{
+			{name: "free"},
+			{name: "held", held: []core.AcquireOption{core.Named("", "")}, meets: true},
+			{name: "held, shared call", held: []core.AcquireOption{core.Named("", "")}, call: core.Call{Shared: true}, meets: true},
+			{name: "shared, shared call", held: []core.AcquireOption{core.Shared()}, call: core.Call{Shared: true}},
+			{name: "shared", held: []core.AcquireOption{core.Shared()}, meets: true},
+			{name: "counted, room", held: []core.AcquireOption{core.Counted(2)}, opts: []core.AcquireOption{core.Counted(2)}},
+			{name: "counted, no room", held: []core.AcquireOption{core.Counted(2)}, opts: []core.AcquireOption{core.Counted(1)}, meets: true},
+		} {
+			t.Run(test.name, func(t *testing.T) {
+				outcomes = nil
+				ctx, key := t.Context(), "look:"+test.name
+				if test.held != nil {
+					lease, err := rival.TryAcquire(ctx, key, test.held...)
+					require.NoError(t, err)
+					defer func() { _ = lease.Release(ctx) }()
+				}
+				test.call.Key, test.call.Name = key, "POST /orders"
+				guard := core.NewGuard(l, nil, test.opts...)
+				before := redistest.Keys(t, env.Client(t), env.Prefix)
+				err := guard.Look(ctx, test.call)
+				require.Equal(t, before, redistest.Keys(t, env.Client(t), env.Prefix), "nothing changes in Redis")
+				var conflict *core.ConflictError
+				if !test.meets {
+					require.NoError(t, err)
+					require.Empty(t, outcomes)
+				} else {
+					require.ErrorAs(t, err, &conflict)
+					require.Equal(t, key, conflict.Key)
+					require.Greater(t, conflict.Remaining, time.Second)
+					require.Len(t, outcomes, 1)
+					require.Equal(t, core.OutcomeConflict, outcomes[0].Kind)
+					require.Equal(t, "POST /orders", outcomes[0].Name)
+				}
+				ran := false
+				err = guard.Do(ctx, test.call, func(context.Context) error { ran = true; return nil })
+				require.Equal(t, test.meets, err != nil, "Do is of the same mind")
+				require.Equal(t, !test.meets, ran)
+			})
+		}
+
+		shared, err := rival.TryAcquire(t.Context(), "waited", core.Shared())
+		require.NoError(t, err)
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		go func() {
+			_, err := rival.Acquire(ctx, "waited")
+			left <- err
+		}()
+		require.Eventually(t, func() bool {
+			info, err := l.Inspect(t.Context(), "waited")
+			return err == nil && info.Waiting == 1
+		}, 10*time.Second, time.Millisecond)
+		require.ErrorIs(t, core.NewGuard(l, nil).Look(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
+		leave()
+		require.ErrorIs(t, <-left, context.Canceled)
+		require.NoError(t, shared.Release(t.Context()))
+
+		own, err := l.TryAcquire(t.Context(), "own")
+		require.NoError(t, err)
+		defer func() { _ = own.Release(t.Context()) }()
+		require.NoError(t, core.NewGuard(l, nil).Look(own.Context(), core.Call{Key: "own"}), "the caller has the key")
+		require.ErrorIs(t, core.NewGuard(l, nil).Look(t.Context(), core.Call{Key: "own"}), core.ErrConflict)
+		require.ErrorIs(t, core.NewGuard(l, nil).Look(t.Context(), core.Call{}), core.ErrInvalidKey)
+		require.ErrorIs(t, core.NewGuard(nil, nil).Look(t.Context(), core.Call{Key: "own"}), core.ErrInvalidOption)
+	})
+}
+
+type outcomeList struct {
+	core.NopObserver
+	to *[]core.Outcome
+}
+
+func (o outcomeList) OnOutcome(_ context.Context, e core.Outcome) { *o.to = append(*o.to, e) }
+
+func outcomesTo(to *[]core.Outcome) core.Observer { return outcomeList{to: to} }

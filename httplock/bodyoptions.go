@@ -1,0 +1,129 @@
+package httplock
+
+import "time"
+
+const (
+	// DefaultMaxBody is how much of a body is kept while a request waits or is
+	// parked, unless WithMaxBody says otherwise.
+	DefaultMaxBody = 1 << 20
+	// MaxMaxBody bounds WithMaxBody: each waiting request holds that much memory.
+	MaxMaxBody = 64 << 20
+	// DefaultReadAhead is how much of a body is read before the key where the guard only
+	// rejects, unless WithReadAhead says otherwise.
+	DefaultReadAhead = 64 << 10
+	// DefaultBodyTimeout is how long a body may take, unless WithBodyTimeout says
+	// otherwise.
+	DefaultBodyTimeout = 30 * time.Second
+	// MaxBodyTimeout bounds WithBodyTimeout.
+	MaxBodyTimeout = 24 * time.Hour
+	// DefaultMaxWaitingBytes is what bodies of waiting requests may take up, unless
+	// WithMaxWaitingBytes says otherwise.
+	DefaultMaxWaitingBytes = 256 << 20
+	// MinMaxWaitingBytes bounds WithMaxWaitingBytes from below.
+	MinMaxWaitingBytes = 2 << 20
+	// MaxMaxWaitingBytes bounds it from above.
+	MaxMaxWaitingBytes int64 = 1 << 40
+)
+
+// bodyRules is what a route's options say about bodies.
+type bodyRules struct {
+	max, readAhead int64
+	timeout        time.Duration
+	maxWaiting     int64
+	stream         bool
+}
+
+func defaultBodyRules() bodyRules {
+	return bodyRules{max: DefaultMaxBody, readAhead: DefaultReadAhead, timeout: DefaultBodyTimeout, maxWaiting: DefaultMaxWaitingBytes}
+}
+
+// check is called once all options are known.
+func (b *bodyRules) check() error {
+	if longest := max(b.max, b.readAhead); b.maxWaiting <= longest {
+		return invalid("WithMaxWaitingBytes(%d): want more than the longest body that is read before the key, which is %d bytes by WithMaxBody and WithReadAhead",
+			b.maxWaiting, longest)
+	}
+	return nil
+}
+
+// WithMaxBody sets the cap, in bytes, on the body of a request that may wait or be
+// parked: so much of it is read into memory before the request asks for its key. A
+// longer body is not parked: the answer is 413. It does wait, but a client that leaves
+// meanwhile is not noticed. It is no cap on the bodies of requests that run. Default
+// 1 MiB; 1 byte to 64 MiB.
+//
+// A queue has a cap of its own on what it stores, which is the body and a line
+// of some hundred bytes.
+func WithMaxBody(n int64) Option {
+	return func(m *Middleware) error {
+		if n < 1 || n > MaxMaxBody {
+			return invalid("WithMaxBody(%d): want 1 to %d bytes", n, MaxMaxBody)
+		}
+		m.body.max = n
+		return nil
+	}
+}
+
+// WithReadAhead sets how many bytes of a body are read into memory before the request asks
+// for its key where the guard has no policy, and only rejects: a client that sends slowly
+// does not have the key meanwhile. The handler reads the rest under its lease. The same holds
+// for bodies that are longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64 MiB.
+func WithReadAhead(n int64) Option {
+	return func(m *Middleware) error {
+		if n < 1 || n > MaxMaxBody {
+			return invalid("WithReadAhead(%d): want 1 to %d bytes", n, MaxMaxBody)
+		}
+		m.body.readAhead = n
+		return nil
+	}
+}
+
+// WithBodyTimeout bounds how long the service waits for a client to send a body. What is
+// read before the request asks for its key (WithMaxBody, WithReadAhead) has to come in this
+// time, or the answer is 408 and the handler does not run. For the rest of a longer body,
+// the handler's reads wait as long again in all; then they fail with an error that matches
+// os.ErrDeadlineExceeded, so that the client does not keep the key. What the handler does
+// between its reads does not count. Raise it for large uploads. Default 30 s, or the
+// server's ReadTimeout if that is shorter; 1 ms to 24 h.
+//
+// It uses the read deadline of the connection, or of the HTTP/2 stream, as
+// http.ResponseController does, and no other deadline of the service's own. Where
+// middleware in front hides the connection, as http.TimeoutHandler does, a read fails only
+// once the client sends something after that time.
+func WithBodyTimeout(d time.Duration) Option {
+	return func(m *Middleware) error {
+		if d < time.Millisecond || d > MaxBodyTimeout {
+			return invalid("WithBodyTimeout(%s): want %s to %s", d, time.Millisecond, MaxBodyTimeout)
+		}
+		m.body.timeout = d
+		return nil
+	}
+}
+
+// StreamBody leaves bodies to the handler, which reads all of them under its lease, and
+// for as long as it likes: for routes whose handlers answer while the client still sends.
+// Such a client keeps the key for as long as it wants. A request with a body is not
+// parked then, and a client that leaves while its request waits is not noticed. It
+// excludes WithIdempotency.
+func StreamBody() Option {
+	return func(m *Middleware) error {
+		m.body.stream = true
+		return nil
+	}
+}
+
+// WithMaxWaitingBytes bounds the memory that bodies take up in this process while their requests wait: from
+// their first byte until they have their key, are parked or are refused. A request whose body finds no room is answered
+// with 503 and Retry-After. The bodies of all routes are counted together, and each route compares that with its own bound: one with
+// a lower bound is refused earlier. Buffers are counted, which can be somewhat larger than what is in them; what the handler
+// reads, and what a parked request takes up on its way to Redis, is not. Default 256 MiB; 2 MiB to 1 TiB, and more than
+// [WithMaxBody] and [WithReadAhead] say.
+func WithMaxWaitingBytes(n int64) Option {
+	return func(m *Middleware) error {
+		if n < MinMaxWaitingBytes || n > MaxMaxWaitingBytes {
+			return invalid("WithMaxWaitingBytes(%d): want %d to %d", n, MinMaxWaitingBytes, MaxMaxWaitingBytes)
+		}
+		m.body.maxWaiting = n
+		return nil
+	}
+}
