@@ -64,6 +64,7 @@ var entrants = []entrant{
 	{name: "group", open: newGroup},
 	{name: "token", open: newToken},
 	{name: "cohort", open: newCohort},
+	{name: "message", open: newTold},
 	{name: "redislock", open: newRedislock, kind: peer},
 	{name: "redsync", open: newRedsync, kind: peer},
 	{name: "rueidislock", open: newRueidislock(2), kind: peer},

@@ -98,7 +98,7 @@ func run(ctx context.Context, quick bool, only, addr string) (err error) {
 	defer b.server.close()
 	fmt.Printf("%s, %s, %d CPUs, redis %s at %s\n", runtime.Version(), runtime.GOARCH, runtime.NumCPU(), b.server.version, b.server.addr)
 	start := time.Now()
-	var errs []error
+	errs := []error{b.roundTrips()}
 	for _, s := range scenarios {
 		if !strings.HasPrefix(s.name, only) || ctx.Err() != nil {
 			continue

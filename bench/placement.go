@@ -1,7 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"runtime"
+	"slices"
+	"time"
 )
 
 // placement says which CPUs the program and its redis-server run on.
@@ -32,6 +35,29 @@ func (b *bench) placements() []placement {
 		return pinned
 	}
 	return append(pinned, placement{name: "not pinned"})
+}
+
+// roundTrips prints how long a round trip takes under each placement, which the figures hold for.
+func (b *bench) roundTrips() error {
+	for _, place := range b.placements() {
+		took := make([]time.Duration, 2000)
+		err := b.placed(place, func() error {
+			for i := range took {
+				began := time.Now()
+				if err := b.server.admin.Ping(b.ctx).Err(); err != nil {
+					return err
+				}
+				took[i] = time.Since(began)
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("measure round trips: %w", err)
+		}
+		slices.Sort(took)
+		_, _ = fmt.Fprintf(b.out.w, "a round trip of PING, %s: %s\n", place.name, brief(float64(took[len(took)/2])))
+	}
+	return nil
 }
 
 // placed runs f under a placement.

@@ -19,6 +19,23 @@ func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 // that was told.
 func (l *Locker) Listening() bool { return l.store.Listening() }
 
+// KnowsRivals reports whether only calls of other processes are known to wait for key.
+func (l *Locker) KnowsRivals(key string) bool {
+	l.waiters.mu.Lock()
+	defer l.waiters.mu.Unlock()
+	return l.waiters.wanted[key] != 0
+}
+
+// Rivals is for how many keys that is known.
+func (l *Locker) Rivals() int {
+	l.waiters.mu.Lock()
+	defer l.waiters.mu.Unlock()
+	return len(l.waiters.wanted)
+}
+
+// HearWanted has the Locker hear that calls of other processes wait behind a grant of key.
+func (l *Locker) HearWanted(key string, fence int64) { l.waiters.wantedBy(key, fence) }
+
 // LookAgain has every wait queue ask again, as a new subscription does.
 func (l *Locker) LookAgain() { (*storeEvents)(l).LookAgain() }
 

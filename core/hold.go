@@ -67,7 +67,7 @@ func (l *Locker) newHold(record, token string, limit int, fence int64, deadline 
 func (h *hold) key() string { return store.KeyOf(h.locker.prefix, h.record) }
 
 func (h *hold) releaseRequest() store.ReleaseRequest {
-	return store.ReleaseRequest{Record: h.record, Token: h.token(), Used: h.lastFence(), Holder: h}
+	return store.ReleaseRequest{Record: h.record, Token: h.token(), Used: h.lastFence(), Asked: h.waited || h.waiting.Load(), Holder: h}
 }
 
 // extend renews the lease in Redis for a caller who waits for it.

@@ -408,7 +408,7 @@ func (l *Locker) releaseLate(key string, tokens []string) {
 // releaseHold ends a hold: it is handed over to the next call that waits, or released in Redis. With a
 // stay, the rest of a MinHold, the key stays held for so long.
 func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
-	also, handedOver := l.waiters.released(h, stay, now)
+	also, wanted, handedOver := l.waiters.released(h, stay, now)
 	if handedOver {
 		return true, nil
 	}
@@ -422,7 +422,7 @@ func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, n
 		l.released(h)
 	}
 	req := h.releaseRequest()
-	req.Stay, req.Requeue = max(stay, 0), also
+	req.Stay, req.Requeue, req.Wanted = max(stay, 0), also, wanted
 	reply, err := l.store.Release(ctx, req)
 	l.waiters.releaseAnswered(h, also, now, reply, err)
 	return reply.Owned, err

@@ -16,7 +16,7 @@ import (
 var reservationMutants = []scriptMutant{
 	{name: "a fresh call takes a reserved key", script: "acquire", old: "queue == '' and reserved == 0 and fits", new: "queue == '' and fits"},
 	{name: "those who wait are served with a reserved key", old: "  if reserved > 0 then\n    return false\n  end\n"},
-	{name: "the next in the queue gets a reserved key at once", script: "release", old: " and not record[9]", new: ""},
+	{name: "the next in the queue gets a reserved key at once", script: "release", old: " and not its[5]", new: ""},
 	{name: "parked work waits its turn", script: "acquire", old: "  turn = fits(limit(token))\n", new: "  turn = serve(token) or queue == '' and fits(limit(token))\n"},
 	{name: "nobody is told while others wait", script: "release", old: " or held == 0 and holders > 0 and reserved > 0 then", new: " then"},
 	{name: "unreserve ends what it likes", script: "unreserve", old: "if made > tonumber(ARGV[2]) then", new: "if false then"},

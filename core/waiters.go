@@ -40,6 +40,7 @@ type waiters struct {
 	waiting  int          // calls in all queues
 	reserved reservations // keys whose holds are not handed over
 	finished finishedTokens
+	wanted   rivals // of keys for which no call of this process waits
 
 	admissions []admission             // to be sent when mu is free
 	refreshes  map[any][]store.Refresh // to be sent, by node; nil while others are out
@@ -75,7 +76,7 @@ func newWaiters(l *Locker) *waiters {
 	ordered := l.store.Queues()
 	return &waiters{
 		locker: l, pool: sync.Pool{New: newWaiter}, queues: map[queueKey]*queue{}, refreshes: map[any][]store.Refresh{},
-		reserved: reservations{said: map[string]time.Time{}}, finished: finishedTokens{tokens: map[string]string{}},
+		reserved: reservations{said: map[string]time.Time{}}, finished: finishedTokens{tokens: map[string]string{}}, wanted: rivals{},
 		config: waitqueue.Config{
 			Ordered:   ordered,
 			Listening: l.store.Listening,
@@ -152,6 +153,7 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
 			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, a.Until, a.Call.Of.(*waiter).opts)
+			h.waiting.Store(a.Wanted)
 			if w.locker.leases.add(h) {
 				w.give(q, a.Call, h)
 			} else {
@@ -388,16 +390,17 @@ func (w *waiters) withdraw(h *hold) {
 }
 
 // released hands a hold whose lease was released over to the next call, if it may. Otherwise
-// it returns what goes to Redis along with the release.
-func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also store.Requeue, handedOver bool) {
+// it returns what goes to Redis along with the release, and whether calls of other processes are
+// known to wait.
+func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also store.Requeue, wanted, handedOver bool) {
 	if h.mode() != exclusive {
-		return also, false
+		return also, false, false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q := w.queues[queueKey{h.key(), exclusive}]
 	if q == nil {
-		return also, false
+		return also, w.wanted.of(h), false
 	}
 	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
 	if stay <= 0 && !h.bounded() && !h.transferred.Load() && !w.reserved.of(q.key, now) {
@@ -409,7 +412,7 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also sto
 	if r.Waits != nil {
 		also.Mark, also.What = w.locker.store.Mark(), r.Waits.Of.(*waiter).opts.what
 	}
-	return also, len(actions) > 0
+	return also, r.Wanted, len(actions) > 0
 }
 
 // releaseAnswered takes the reply to the release of a hold, which was sent at sent or later.
@@ -460,7 +463,33 @@ func (w *waiters) wantedBy(key string, fence int64) {
 	defer w.mu.Unlock()
 	if q := w.queues[queueKey{key, exclusive}]; q != nil {
 		q.Wanted(fence)
+		return
 	}
+	w.wanted.note(key, fence)
+}
+
+// rivals are keys for which calls of other processes wait, with the first fence of the grant that they
+// wait behind.
+type rivals map[string]int64
+
+// maxRivals bounds what is kept of grants that ended without a release.
+const maxRivals = 1024
+
+func (r rivals) note(key string, fence int64) {
+	if len(r) >= maxRivals {
+		clear(r)
+	}
+	r[key] = fence
+}
+
+// of reports whether calls of other processes are known to wait for a hold that is being released.
+func (r rivals) of(h *hold) (wanted bool) {
+	if len(r) > 0 {
+		key := h.key()
+		wanted = r[key] == h.fence
+		delete(r, key)
+	}
+	return wanted || h.waiting.Load()
 }
 
 // wait returns nil after d, or when the call is woken; ErrClosed when the Locker

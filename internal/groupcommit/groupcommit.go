@@ -47,7 +47,8 @@ type Group[T any] struct {
 	mu      sync.Mutex
 	queue   []T
 	left    int       // callers that have left since the queue was last cleared up
-	out     int       // batches under way, or about to be
+	out     int       // goroutines that run batches, or look for one
+	running int       // batches under way
 	latest  int       // number of the batch that began last
 	since   time.Time // when it did
 	watched bool      // a timer looks whether that is slow
@@ -143,6 +144,7 @@ func (g *Group[T]) run() {
 			gone := g.clearUp(0)
 			batch = g.take(batch[:0])
 			number = g.latest
+			g.running++
 			g.mu.Unlock()
 			g.drop(gone)
 			if len(batch) > 0 {
@@ -150,6 +152,7 @@ func (g *Group[T]) run() {
 			}
 			clear(batch)
 			g.mu.Lock()
+			g.running--
 		}
 		g.out--
 		if g.o.Go == nil || g.idle >= g.o.Width || g.closed {
@@ -176,15 +179,17 @@ func (g *Group[T]) take(batch []T) []T {
 }
 
 // Enter lets a caller that would wait for its item do the work itself, if no batch is under way
-// or about to be: that saves two switches of goroutines. After true the caller must call
+// or about to be: that saves two switches of goroutines. The goroutine that ran the last batch may
+// still look for another: it finds none. After true the caller must call
 // [Group.Leave]. In a group with a width of one, what is added meanwhile waits for it.
 func (g *Group[T]) Enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.out > 0 || g.err != nil {
+	if g.running > 0 || len(g.queue) > 0 || g.out >= g.o.Width || g.err != nil {
 		return false
 	}
 	g.out++
+	g.running++
 	return true
 }
 
@@ -192,6 +197,7 @@ func (g *Group[T]) Enter() bool {
 func (g *Group[T]) Leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.running--
 	if len(g.queue) == 0 || !g.start() { // else somebody takes its place
 		g.out--
 	}

@@ -216,6 +216,37 @@ func TestEnter_OneCallerGoesAlone(t *testing.T) {
 	})
 }
 
+// A caller that has just had its reply comes back before the goroutine that ran its batch has ended.
+func TestEnter_WhileAGoroutineLooksForMore(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // the caller runs while the goroutine lets others go first
+	for width, least := range map[int]int{1: 0, 2: 50} {
+		done, entered := make(chan struct{}, 1), 0
+		g := groupcommit.New(groupcommit.Options[int]{Width: width, Max: width, Run: func([]int) { done <- struct{}{} }})
+		for range 100 {
+			require.NoError(t, g.Add(1))
+			<-done
+			if g.Enter() {
+				entered++
+				require.False(t, g.Enter())
+				require.NoError(t, g.Add(2)) // runs beside it, if the width allows
+				if width == 1 {
+					require.Empty(t, done)
+				} else {
+					<-done
+				}
+				g.Leave()
+				if width == 1 {
+					<-done
+				}
+			}
+			for g.Goroutines() > 0 {
+				runtime.Gosched()
+			}
+		}
+		require.GreaterOrEqual(t, entered, least, "of 100, width %d", width)
+	}
+}
+
 func TestClose_WhatIsAddedIsRunAndNoGoroutineIsKept(t *testing.T) {
 	play(t, groupcommit.Options[int]{Width: 1, Max: 1}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
 		require.NoError(t, g.Add(-1))

@@ -95,6 +95,17 @@ func (c *Call) Send(ctx context.Context, rdb redis.UniversalClient) {
 	}
 }
 
+// SendAfter sends another command and the call in one pipeline. The call's reply is the command's.
+func (c *Call) SendAfter(ctx context.Context, rdb redis.UniversalClient, other redis.Cmder) {
+	pipe := rdb.Pipeline()
+	_ = pipe.BatchProcess(ctx, other, c.cmder())
+	_, _ = pipe.Exec(ctx)
+	if c.missed() {
+		c.reset(true)
+		_ = rdb.Process(ctx, c.cmder())
+	}
+}
+
 // Pipeline sends calls, each of which has its own error, and then other commands in one
 // pipeline. If a server did not know scripts, their calls and the others go once more. It
 // returns the first error of those that were sent last.

@@ -158,7 +158,14 @@ const repeatPauseMin, repeatPauseMax = 8 * time.Millisecond, 512 * time.Millisec
 // exec sends one command by itself.
 func (b *batcher) exec(c *command) result {
 	b.sends()
-	c.sent(c.once).Send(&c.ctx, b.d.rdb)
+	call := c.sent(c.once)
+	if c.publishes {
+		// Redis writes last to the client for which it had something to write first: thanks to the PING to
+		// this one, so that the message goes out before the reply, and its receiver wakes up before this process.
+		call.SendAfter(&c.ctx, b.d.rdb, redis.NewStatusCmd(&c.ctx, "ping"))
+	} else {
+		call.Send(&c.ctx, b.d.rdb)
+	}
 	r := c.result()
 	b.returns(r.err)
 	if isUnreachable(r.err) {

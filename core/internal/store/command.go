@@ -13,12 +13,13 @@ import (
 // that its caller can leave nevertheless, either the caller takes the reply, or
 // what it did is taken back. The swap of state decides which.
 type command struct {
-	script *luascript.Script
-	record string
-	once   bool // never to be sent again after a lost reply: a second one would mean something else
-	ctx    callContext
-	args   []any
-	call   luascript.Call // as it was sent last
+	script    *luascript.Script
+	record    string
+	once      bool // never to be sent again after a lost reply: a second one would mean something else
+	publishes bool // a message that another process waits for
+	ctx       callContext
+	args      []any
+	call      luascript.Call // as it was sent last
 
 	token   string   // whose grant is to be taken back if nobody takes the reply; "": nothing
 	records []string // of all keys, if there are several; record is the first
@@ -72,7 +73,7 @@ func (d *deployment) recycle(c *command) {
 		c.onReply, c.ctx.gone = nil, nil // others may have the channel
 	}
 	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
-	c.records, c.fresh, c.tries, c.flight = nil, false, 0, nil
+	c.records, c.publishes, c.fresh, c.tries, c.flight = nil, false, false, 0, nil
 	clear(c.args)
 	d.commands.Put(c)
 }

@@ -146,9 +146,62 @@ func TestHandOver_Commands(t *testing.T) {
 	require.Equal(t, 11, cost("acquire", strangerToken, 10000, "x", "@", ""), "eval, time, set, hmget, mget, pttl, del, hset, pexpire; publish, hset")
 	used := time.Now().UnixMicro()
 	time.Sleep(time.Millisecond)
-	require.Equal(t, 8, cost("release", holderToken, used, 0, "", "", "", ""), "eval, time, mget, hmget, hdel, pubsub, publish, hset")
+	require.Equal(t, 7, cost("release", holderToken, used, 0, "", "", "", "", 1), "eval, time, hmget, hdel, pubsub, publish, hset")
 	require.Contains(t, (<-sub.Channel()).Payload, "grant 1:stranger.")
 	used = time.Now().UnixMicro()
 	time.Sleep(time.Millisecond)
-	require.Equal(t, 5, cost("release", strangerToken, used, 0, "", "", "", ""), "eval, time, mget, hmget, del")
+	require.Equal(t, 4, cost("release", strangerToken, used, 0, "", "", "", "", 1), "eval, time, hmget, del")
+}
+
+// handOverToNobody has a holder release a key for which a locker waits that cannot be told, and says what is
+// wrong with it: "" if nothing is.
+func handOverToNobody(t *testing.T, release string, forbidden bool) (wrong string) {
+	t.Helper()
+	ctx, rdb := t.Context(), redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	record := store.RecordName("p", "k")
+	acquire := func(token, mark string) {
+		require.NoError(t, rdb.Eval(ctx, store.Sources["acquire"], []string{record}, token, 10000, "x", mark, "").Err())
+	}
+	acquire(holderToken, "")
+	acquire(strangerToken, "@")
+	if forbidden {
+		sub := rdb.Subscribe(ctx, "p:wake:stranger")
+		t.Cleanup(func() { _ = sub.Close() })
+		_, err := sub.Receive(ctx)
+		require.NoError(t, err)
+		redistest.AddUser(t, rdb, "mute", []string{"~*", "+@all", "-publish"})
+		rdb = redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: "mute", Password: redistest.Password})
+	}
+	used := time.Now().UnixMicro()
+	time.Sleep(time.Millisecond)
+	reply, err := rdb.Eval(ctx, release, []string{record}, holderToken, used, 0, "", "", "", "", 1).Result()
+	if err != nil || reply != int64(1) {
+		return fmt.Sprintf("the holder is told %v, %v", reply, err)
+	}
+	waits := rdb.HGet(ctx, record, "queue").Val() != ""
+	if held := rdb.HGet(ctx, record, "held").Val() == "1"; held || waits != forbidden {
+		return fmt.Sprintf("held: %v, somebody waits: %v", held, waits)
+	}
+	return ""
+}
+
+// A waiter that is gone is passed over; one that cannot be told is granted the key when it asks.
+func TestHandOver_ToNobody(t *testing.T) {
+	t.Parallel()
+	release := store.Sources["release"]
+	mutants := map[string]string{
+		"who releases is forgotten": "    redis.call('HSET', key, 'h:' .. token, its[1]) -- nobody was told\n",
+		"who is not told holds it":  "if sendGrant(id, e, '@', fence, claim, waiting > 0 and 1 or 0) then",
+	}
+	for _, forbidden := range []bool{false, true} {
+		require.Empty(t, handOverToNobody(t, release, forbidden))
+		for name, old := range mutants {
+			require.Equal(t, 1, strings.Count(release, old), name)
+			replacement := ""
+			if strings.HasPrefix(old, "if") {
+				replacement = strings.Replace(old, " then", " or true then", 1)
+			}
+			require.NotEmpty(t, handOverToNobody(t, strings.Replace(release, old, replacement, 1), forbidden), name)
+		}
+	}
 }

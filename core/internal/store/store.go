@@ -216,6 +216,8 @@ type ReleaseRequest struct {
 	Record, Token string
 	Used          int64         // greatest fence used; zero: none
 	Stay          time.Duration // how long the key is to stay held after the release
+	Asked         bool          // another token has asked for the key: its record is not thin
+	Wanted        bool          // calls of other processes wait for the message that the release publishes
 	Holder        Rekeyed       // whose token it is; nil: it is the only one
 	Requeue
 }

@@ -68,7 +68,7 @@ func (q *Queue) accept(now time.Time, g Grant) {
 func (q *Queue) give(now time.Time, c *Call, g Grant) {
 	q.token = ""
 	q.dequeue(c)
-	q.act(Action{Kind: Give, Call: c, Token: g.Token, Fence: g.Fence, Until: g.Until})
+	q.act(Action{Kind: Give, Call: c, Token: g.Token, Fence: g.Fence, Until: g.Until, Wanted: g.Wanted})
 	q.failure, q.silent = nil, time.Time{}
 	q.asks, q.askAt = 0, time.Time{}
 	q.wanted = g.Wanted

@@ -31,13 +31,16 @@ type Release struct {
 	Token string // "": none
 	Fresh bool   // it cannot be in the FIFO yet
 	Waits *Call  // the call that it waits for; nil: it leaves
+
+	Wanted bool // calls of other processes wait too, as far as is known
 }
 
 // Released takes an exclusive grant of this process, whose call is done. It is handed over to the
 // first call if that may be. Otherwise the caller releases it in Redis, as the Release says.
 func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action) {
 	q.begin()
-	if c := q.first; q.mayHandOver(&h) {
+	r.Wanted = q.wanted || h.Wanted || q.behind >= h.Fence
+	if c := q.first; q.mayHandOver(&h, r.Wanted) {
 		q.dequeue(c)
 		q.held = h.Fence
 		q.informAll()
@@ -57,9 +60,9 @@ func (q *Queue) Released(now time.Time, h Held) (r Release, handedOver []Action)
 	return r, nil
 }
 
-func (q *Queue) mayHandOver(h *Held) bool {
+func (q *Queue) mayHandOver(h *Held, wanted bool) bool {
 	longest, most := handOverUnrivalled, q.Fences-1
-	if q.wanted || h.Wanted || q.behind >= h.Fence {
+	if wanted {
 		longest, most = handOverWanted, min(handOversWanted, most)
 	}
 	return q.first != nil && h.TTL != 0 && q.first.HandOver == h.TTL && h.Used < most && h.Age <= longest

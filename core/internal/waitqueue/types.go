@@ -61,6 +61,8 @@ type Action struct {
 	Token string    // to Cancel, or of the grant to Give
 	Fence int64     // of that
 	Until time.Time // until when that is relied on
+	// Calls of other processes wait behind the grant.
+	Wanted bool
 
 	Admission *Admission // to Admit
 }

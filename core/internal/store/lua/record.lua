@@ -25,11 +25,8 @@
 --
 -- The caller may lose the reply, and ask again: a holder's token is answered with
 -- the same grant.
--- #include constants.lua
 -- #include format.lua
 local NEVER = 1e15
-
-local now = math.floor(micros / 1000)
 
 local function ends(holder) return tonumber(string.sub(holder, 1, 13)) end
 local record

@@ -1,0 +1,67 @@
+package core_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// The release of a key for which other processes wait follows a PING, and no other release does: Redis writes
+// the grant before the release's reply then.
+func TestRelease_OfAKeyThatAnotherProcessWaitsForFollowsAPing(t *testing.T) {
+	t.Parallel()
+	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "p"}
+	rdb := env.Client(t)
+	pings := func() (n int) {
+		info, err := rdb.Info(t.Context(), "commandstats").Result()
+		require.NoError(t, err)
+		if _, rest, found := strings.Cut(info, "cmdstat_ping:calls="); found {
+			_, err = fmt.Sscan(strings.ReplaceAll(rest, ",", " "), &n)
+			require.NoError(t, err)
+		}
+		return n
+	}
+	var lockers []*core.Locker
+	for range 3 {
+		l := newLocker(t, env)
+		l.NeverPoll()
+		warm(t, l)
+		listening(t, l)
+		lockers = append(lockers, l)
+	}
+	for _, key := range []string{"k", "other"} {
+		lease, err := lockers[0].Acquire(t.Context(), key)
+		require.NoError(t, err)
+		before := pings()
+		second := acquiring(t, lockers[1], key)
+		queued(t, env, key, 1)
+		third := acquiring(t, lockers[2], key)
+		queued(t, env, key, 2)
+		redistest.Eventually(t, func() bool { return lockers[0].KnowsRivals(key) }, "the message that another process waits")
+		require.NoError(t, lease.Release(t.Context()))
+		require.Equal(t, before+1, pings(), "the message told")
+		next := granted(t, second)
+		require.NoError(t, next.Release(t.Context()))
+		require.Equal(t, before+2, pings(), "the grant told")
+		last := granted(t, third)
+		require.NoError(t, last.Release(t.Context()))
+		require.Equal(t, before+2, pings(), "nobody waits")
+		require.False(t, lockers[0].KnowsRivals(key))
+	}
+}
+
+// What is known of rivals is bounded, whatever becomes of the grants that they wait behind.
+func TestRivals_AreBounded(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Embedded(t))
+	for i := range 5000 {
+		l.HearWanted(fmt.Sprint("k", i), time.Now().UnixMicro())
+	}
+	require.LessOrEqual(t, l.Rivals(), 1024)
+}
