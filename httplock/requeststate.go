@@ -90,7 +90,7 @@ func (p *requestState) enter() (err error) {
 
 // conflict is an error if the key is held now.
 func (p *requestState) conflict() error {
-	err := p.m.guard.Look(p.x.Request.Context(), p.call)
+	err := p.m.guard.Peek(p.x.Request.Context(), p.call)
 	if p.met = errors.Is(err, core.ErrConflict); p.met {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // Look sees what a call that does not wait would meet, changes nothing and is reported only as a conflict.
-func TestGuard_Look(t *testing.T) {
+func TestGuard_Peek(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rival := newLocker(t, env)
 		var outcomes []core.Outcome
@@ -43,7 +43,7 @@ func TestGuard_Look(t *testing.T) {
 				test.call.Key, test.call.Name = key, "POST /orders"
 				guard := l.Guard(core.RejectConflicts, test.opts...)
 				before := redistest.Keys(t, env.Client(t), env.Prefix)
-				err := guard.Look(ctx, test.call)
+				err := guard.Peek(ctx, test.call)
 				require.Equal(t, before, redistest.Keys(t, env.Client(t), env.Prefix), "nothing changes in Redis")
 				var conflict *core.ConflictError
 				if !test.meets {
@@ -76,7 +76,7 @@ func TestGuard_Look(t *testing.T) {
 			info, err := l.Inspect(t.Context(), "waited")
 			return err == nil && info.Waiting == 1
 		}, 10*time.Second, time.Millisecond)
-		require.ErrorIs(t, l.Guard(core.RejectConflicts).Look(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
+		require.ErrorIs(t, l.Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "waited", Shared: true}), core.ErrConflict, "another call waits")
 		leave()
 		require.ErrorIs(t, <-left, context.Canceled)
 		require.NoError(t, shared.Release(t.Context()))
@@ -84,10 +84,10 @@ func TestGuard_Look(t *testing.T) {
 		own, err := l.TryAcquire(t.Context(), "own")
 		require.NoError(t, err)
 		defer func() { _ = own.Release(t.Context()) }()
-		require.NoError(t, l.Guard(core.RejectConflicts).Look(own.Context(), core.Call{Key: "own"}), "the caller has the key")
-		require.ErrorIs(t, l.Guard(core.RejectConflicts).Look(t.Context(), core.Call{Key: "own"}), core.ErrConflict)
-		require.ErrorIs(t, l.Guard(core.RejectConflicts).Look(t.Context(), core.Call{}), core.ErrInvalidKey)
-		require.ErrorIs(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Look(t.Context(), core.Call{Key: "own"}), core.ErrInvalidOption)
+		require.NoError(t, l.Guard(core.RejectConflicts).Peek(own.Context(), core.Call{Key: "own"}), "the caller has the key")
+		require.ErrorIs(t, l.Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "own"}), core.ErrConflict)
+		require.ErrorIs(t, l.Guard(core.RejectConflicts).Peek(t.Context(), core.Call{}), core.ErrInvalidKey)
+		require.ErrorIs(t, (*core.Locker)(nil).Guard(core.RejectConflicts).Peek(t.Context(), core.Call{Key: "own"}), core.ErrInvalidOption)
 	})
 }
 
