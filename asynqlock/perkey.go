@@ -116,6 +116,7 @@ func (m *middleware) handle(ctx context.Context, task *asynq.Task, next asynq.Ha
 			return outOfTime(ctx, d)
 		}
 		if w.unsure { // the clone and this one might both run
+			d.mayWait = 0 // nor may it wait to be the next for its key
 			err = m.postpone(ctx, d.key, &d.refusal)
 		} else {
 			err = m.process(ctx, task, next, e)

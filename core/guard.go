@@ -55,11 +55,12 @@ type Call struct {
 // and by every Do. So is a nil Locker.
 func (l *Locker) Guard(policy ConflictPolicy, opts ...AcquireOption) *Guard {
 	g := &Guard{locker: l}
+	invalid := g.setPolicy(policy)
 	if l == nil {
 		return g
 	}
 	if g.opts, g.err = l.acquireOptions(opts); g.err == nil {
-		g.err = g.setPolicy(policy)
+		g.err = invalid
 	}
 	return g
 }
