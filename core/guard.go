@@ -168,15 +168,19 @@ func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) erro
 	if err == nil && fn == nil {
 		err = errNoFunction
 	}
-	opts := g.opts
-	if call.Shared {
-		opts.limit = shared
-	}
-	lease, err := g.locker.obtain(ctx, call, g.policy, opts, err)
+	lease, err := g.locker.obtain(ctx, call, g.policy, g.options(call), err)
 	if err != nil {
 		return err
 	}
 	return lease.run(ctx, fn)
+}
+
+func (g *Guard) options(call Call) acquireOptions {
+	opts := g.opts
+	if call.Shared {
+		opts.limit = shared
+	}
+	return opts
 }
 
 var errNoFunction = fmt.Errorf("core: %w: the function is nil", ErrInvalidOption)

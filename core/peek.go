@@ -17,11 +17,8 @@ func (g *Guard) Peek(ctx context.Context, call Call) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
-	a := attempt{locker: g.locker, ctx: ctx, call: call, start: time.Now()}
-	opts := g.opts
-	if a.opts = &opts; call.Shared {
-		opts.limit = shared
-	}
+	opts := g.options(call)
+	a := attempt{locker: g.locker, ctx: ctx, call: call, opts: &opts, start: time.Now()}
 	if a.locker.holding(ctx, call.Key) != nil {
 		return nil
 	}
