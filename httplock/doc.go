@@ -83,8 +83,8 @@
 // replaced the body.
 //
 // net/http notices that a client left only once the request's body was read. A body above
-// the cap waits unread: it works, but a client that leaves is noticed only when its
-// handler reads.
+// the cap of WithMaxBody waits, all but its first 64 KiB (WithReadAhead) unread: it works, but
+// a client that leaves is noticed only when its handler reads.
 //
 // # The client's choice
 //
