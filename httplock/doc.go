@@ -73,7 +73,7 @@
 // which cannot look at keys, the body is read first.
 //
 // WithMaxWaitingBytes bounds the memory of these bodies for the process, and
-// WithMaxWaitersPerPrincipal, times WithMaxBody, for one principal. What a client has sent counts, not what it
+// WithMaxWaitersPerPrincipal, times the longest body that is read before the key, for one principal. What a client has sent counts, not what it
 // has announced. Once a request has its key, its body is not counted any more.
 //
 // A read that waits is ended by the read deadline of the connection, or of the HTTP/2
