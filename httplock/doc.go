@@ -62,8 +62,8 @@
 //
 // A request's body is read into memory before it joins a queue or takes its key, so that
 // a client that sends slowly keeps no other waiting: up to the cap of WithMaxBody where
-// the guard has a policy, so that the request may wait or be parked, and up to that of
-// WithReadAhead where it only rejects. One that does not come within WithBodyTimeout is
+// the guard's policy may have the request wait or be parked, and up to that of
+// WithReadAhead where it is core.RejectConflicts. One that does not come within WithBodyTimeout is
 // answered with 408. The rest of a longer body is read by the handler, under the key: its
 // reads may wait for as long again in all, and fail then. Routes that stream have StreamBody.
 //
