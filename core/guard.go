@@ -84,9 +84,9 @@ func (g *Guard) setPolicy(policy ConflictPolicy) error {
 // refuses calls. A release calls f once for its key, however many calls were refused before. A call that is
 // refused while this process learns of a release, of its key or by chance of another, calls f at once.
 //
-// Use a timeout as well: the notification can be lost, and none comes when a lease ends because its holder's process
-// died, or when a [MinHold] or the period of [Locker.Once] ends: there the release calls f, while
-// the key is still held.
+// Use a timeout as well: the notification can be lost, and none comes when a lease ends without a release, such as that
+// of a process that died, or when a [MinHold] or the period of [Locker.Once] ends: there the release calls f,
+// while the key is still held.
 //
 // OnFree takes the place of a [NotifyRelease] among the Guard's options. A call whose policy waits, and
 // gives up, asks for the key once more, so that Redis knows whom to tell.
