@@ -19,8 +19,8 @@ import (
 //
 // The period counts if fn returns nil and Redis is told so before the lease ends. If fn fails or panics, the
 // key is free at once; if its lease was lost, or its process died, the key is free when the lease ends (WithTTL,
-// WithFirstLease). So it is if fn succeeded, and Redis cannot be reached for the rest of the lease, or not before
-// the Locker is closed: that is in OnReleased, and not in err. Then the next
+// WithFirstLease). The same is true if fn succeeded, and Redis is out of reach from then until the lease ends, or
+// until the Locker is closed: [Observer.OnReleased] says so, and err is nil. Then the next
 // call runs fn, in any process and in the same period too: that of a late replica, or of the next
 // tick, since those that were told false do not come back. What must not be done twice claims [Lease.Fence]
 // in its store first.
