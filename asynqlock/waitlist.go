@@ -54,7 +54,7 @@ func parseTaskName(name string) (queue, id string, ok bool) {
 // wait is a task's place in a list.
 type wait struct {
 	since  time.Time
-	so     time.Duration // how long it has waited, by the clock of Redis
+	waited time.Duration // by the clock of Redis
 	before int           // how many wait before it
 	next   bool          // it was woken to be the next, and is expected yet
 }
@@ -74,7 +74,7 @@ func (l waitlist) wait(ctx context.Context, rdb redis.UniversalClient, task, bef
 	if len(reply) != 4 {
 		return wait{}, luascript.ErrReply
 	}
-	return wait{since: time.UnixMilli(reply[0]), so: time.Duration(reply[1]-reply[0]) * time.Millisecond, before: int(reply[2]), next: reply[3] == 1}, nil
+	return wait{since: time.UnixMilli(reply[0]), waited: time.Duration(reply[1]-reply[0]) * time.Millisecond, before: int(reply[2]), next: reply[3] == 1}, nil
 }
 
 // start takes a task out of the list, and returns how many wait.

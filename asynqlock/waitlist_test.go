@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/retry"
 )
@@ -259,6 +260,22 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 		again()
 		<-ran
 	})
+}
+
+// The clocks of servers differ: they neither order the tasks that wait nor make them old.
+func TestWithMaxAge_CountsByTheClockOfRedis(t *testing.T) {
+	t.Parallel()
+	redis, err := embedded.Start()
+	require.NoError(t, err)
+	t.Cleanup(redis.Close)
+	now := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	redis.SetTime(now)
+	b := setup(t, &redistest.Env{Addr: redis.Addr(), Prefix: "behind"})
+	b.hold(t, key)
+	b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, asynqlock.WithMaxAge(time.Minute))(mustNotRun(t)))
+	id := b.enqueue(t, task(), asynq.MaxRetry(3))
+	b.untilState(t, id, asynq.TaskStateRetry)
+	require.WithinDuration(t, now, b.listed(t, 1)[0].Since, time.Minute)
 }
 
 func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
