@@ -106,7 +106,7 @@ func TestWaitlist_MutantsAreCaught(t *testing.T) {
 		{&waitScript, "'0', string.format('(%.0f', its)", "'0', string.format('%.0f', its)"},
 		{&startScript, "ARGV[1], 'g:' .. ARGV[1]", "ARGV[1]"},
 		{&startScript, "ARGV[1], 'g:' .. ARGV[1]", "'g:' .. ARGV[1]"},
-		{&startScript, "'(1000000000000000'", "'+inf'"},
+		{&startScript, "string.format('(%.0f', AWAY)", "'+inf'"},
 		{&wakeScript, "redis.call('ZREM', list, ARGV[3], 'g:' .. ARGV[3])", ""},
 		{&wakeScript, "redis.call('ZREM', list, 'g:' .. ARGV[4])", ""},
 		{&wakeScript, "    put(its, ARGV[4])\n", ""},

@@ -302,6 +302,12 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 		}
 		ttl := b.rdb.PTTL(t.Context(), b.queue+":asynq{}:"+key).Val()
 		require.Greater(t, ttl, 23*time.Hour)
+		for _, most := range []int{0, -1} {
+			tasks, all, err = asynqlock.Waiting(t.Context(), b.rdb, b.locker, key, most)
+			require.NoError(t, err)
+			require.Equal(t, 5, all)
+			require.Empty(t, tasks)
+		}
 		_, all, err = asynqlock.Waiting(t.Context(), b.rdb, b.locker, "none", 2)
 		require.NoError(t, err)
 		require.Zero(t, all)
