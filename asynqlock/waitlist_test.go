@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -183,6 +184,42 @@ func TestWake_AReleaseWakesOneTask(t *testing.T) {
 	require.EqualValues(t, tasks, ran.Load())
 }
 
+// A Redis of the queues that hangs holds up the list, and not the workers.
+func TestWake_AWorkerDoesNotWaitForARedisThatHangs(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		rdb := env.Client(t)
+		rdb.AddHook(hangs{})
+		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(
+			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+		took := make(chan time.Duration, 1)
+		b.serveElsewhere(t, b.config(), rdb, asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			began := time.Now()
+			err := guarded.ProcessTask(ctx, task)
+			took <- time.Since(began)
+			return err
+		}))
+		b.enqueue(t, task())
+		require.Less(t, <-took, time.Second)
+	})
+}
+
+// hangs is a Redis that answers after 3 s, whatever the ctx: go-redis's own timeout.
+type hangs struct{}
+
+func (hangs) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (hangs) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (hangs) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		time.Sleep(3 * time.Second)
+		return next(ctx, cmd)
+	}
+}
+
 // A guard for n at a time keeps n at work.
 func TestWake_NAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -265,12 +302,12 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 // The clocks of servers differ: they neither order the tasks that wait nor make them old.
 func TestWithMaxAge_CountsByTheClockOfRedis(t *testing.T) {
 	t.Parallel()
-	redis, err := embedded.Start()
+	server, err := embedded.Start()
 	require.NoError(t, err)
-	t.Cleanup(redis.Close)
+	t.Cleanup(server.Close)
 	now := time.Now().Add(time.Hour).Truncate(time.Millisecond)
-	redis.SetTime(now)
-	b := setup(t, &redistest.Env{Addr: redis.Addr(), Prefix: "behind"})
+	server.SetTime(now)
+	b := setup(t, &redistest.Env{Addr: server.Addr(), Prefix: "behind"})
 	b.hold(t, key)
 	b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, asynqlock.WithMaxAge(time.Minute))(mustNotRun(t)))
 	id := b.enqueue(t, task(), asynq.MaxRetry(3))
