@@ -371,7 +371,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	return r
 }
 
-// sender is the name of who says whose a request is; empty: nobody.
+// sender is the name of the principal that max_waiters_per_principal counts the requests of; empty: there is none.
 func (g *guardSection) sender(defaults *httpSection) string {
 	name := g.HTTP.Principal
 	if g.Idempotency != nil {
