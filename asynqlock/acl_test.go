@@ -23,7 +23,8 @@ func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
 	b := setup(t, env)
 	redistest.AddUser(t, b.rdb, "locks", redistest.Rights(t, "locks", "locks that are waited for", "an Observer"))
 	limited := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "locks", Password: redistest.Password})
-	redistest.AddUser(t, b.rdb, "tasks", append(redistest.Rights(t, "tasks of asynq that wait"), "~asynq:*", "+@all"))
+	redistest.AddUser(t, b.rdb, "tasks", append(redistest.Rights(t, "tasks of asynq that wait", "asynqlock.Waiting"),
+		"~asynq:*", "+sadd", "+sismember", "+exists", "+hget", "+hset", "+hmget", "+lpush", "+get", "+set", "+del"))
 	tasks := redistest.Client(t, &redis.Options{Addr: env.Addr, Username: "tasks", Password: redistest.Password})
 	locker, err := core.New(limited, core.WithObserver(b.conflicts))
 	require.NoError(t, err)
@@ -44,6 +45,9 @@ func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
 		b.untilConflicts(t, 1)
 		if policy == nil {
 			b.listed(t, 1)
+			waiting, _, err := asynqlock.Waiting(t.Context(), tasks, locker, key, 10)
+			require.NoError(t, err)
+			require.Len(t, waiting, 1)
 		}
 		release()
 		<-ran

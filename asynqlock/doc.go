@@ -28,7 +28,7 @@
 // tasks run for less than 50 ms, the next one is woken at the start of each, and waits for its key in its worker,
 // for 100 ms at most. Waiting lists the tasks that wait for a key.
 //
-// So is a task while the lock's Redis is out of reach, or the guard is misconfigured. No
+// A task is deferred, too, while the lock's Redis is out of reach, or the guard is misconfigured. No
 // handler ever runs without its key. A task that has no usable key (a bad payload) is
 // archived at once.
 //
@@ -93,7 +93,7 @@
 //
 // # Policies
 //
-// A nil policy is right for nearly all: a policy that waits (package retry) does so in a worker slot,
+// core.RejectConflicts is right for nearly all guards: a policy that waits (package retry) does so in a worker slot,
 // and a hot key soon fills them all. A short wait, of less than a handler takes, saves
 // deferrals; it counts towards the task's Timeout. Tasks cannot be parked, since asynq is a queue
 // itself: a policy that parks is a conflict.

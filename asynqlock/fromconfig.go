@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hibiken/asynq"
 
@@ -31,27 +32,49 @@ func FromConfig(tasks Tasks, opts ...Option) asynq.MiddlewareFunc {
 		return (&middleware{broken: err, settings: defaults()}).wrap
 	}
 	return func(next asynq.Handler) asynq.Handler {
-		var made sync.Map // type: *guarded
+		var (
+			made  sync.Map // *core.Guard: asynq.Handler
+			count atomic.Int64
+		)
+		handlerOf := func(ctx context.Context, guard *core.Guard) asynq.Handler {
+			if handler, ok := made.Load(guard); ok {
+				return handler.(asynq.Handler)
+			}
+			if count.Add(1)%mostMade == 0 {
+				made.Clear()
+			}
+			m := &middleware{guard: guard, settings: s, broken: guard.Err(), key: configKey}
+			handler, known := made.LoadOrStore(guard, m.wrap(next))
+			if m.broken != nil && !known {
+				s.log().ErrorContext(ctx, "asynqlock: misconfigured: no task behind this guard is run", "error", m.broken)
+			}
+			return handler.(asynq.Handler)
+		}
 		return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			guard, key, ok := tasks.Task(task.Type())
 			if !ok {
 				return next.ProcessTask(ctx, task)
 			}
-			if known, ok := made.Load(task.Type()); ok && known.(*guarded).guard == guard {
-				return known.(*guarded).handler.ProcessTask(ctx, task)
-			}
-			m := &middleware{guard: guard, settings: s, broken: guard.Err(), key: func(_ context.Context, task *asynq.Task) (string, error) {
-				return key(task.Payload(), task.Headers())
-			}}
-			g := &guarded{guard, m.wrap(next)}
-			made.Store(task.Type(), g)
-			return g.handler.ProcessTask(ctx, task)
+			return handlerOf(ctx, guard).ProcessTask(context.WithValue(ctx, keyOf{}, taskKey(key)), task)
 		})
 	}
 }
 
-// guarded is a handler behind a guard.
-type guarded struct {
-	guard   *core.Guard
-	handler asynq.Handler
+// mostMade bounds the handlers that are kept: a reload makes new guards.
+const mostMade = 1000
+
+// taskKey is what makes a task's key, as Tasks return it; keyOf is where a task's ctx has it.
+type (
+	taskKey func(payload []byte, headers map[string]string) (string, error)
+	keyOf   struct{}
+)
+
+// configKey is the KeyFunc of tasks whose key Tasks make. It is called before the handler, which may be another
+// FromConfig's.
+func configKey(ctx context.Context, task *asynq.Task) (string, error) {
+	key, _ := ctx.Value(keyOf{}).(taskKey)
+	if key == nil {
+		return "", invalid("the key function of the type %q is nil", task.Type())
+	}
+	return key(task.Payload(), task.Headers())
 }

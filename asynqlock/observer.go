@@ -16,8 +16,8 @@ import (
 type Observer interface {
 	// OnOutcome: a task that asynq handed to PerKey has come to its end there. It is called exactly once each
 	// time, also if the handler panics, before asynq learns of it. A task on its last attempt that stays in its
-	// worker has come to no end. Of nested guards each tells its own: the outer one's is that of the inner one, if
-	// that did not run the task.
+	// worker has come to no end, until its ctx ends. Of nested guards each tells its own: the outer one's is deferred or
+	// too old if the inner one's is, and failed where the inner one found no key.
 	OnOutcome(ctx context.Context, e Outcome)
 }
 

@@ -91,6 +91,31 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 	})
 }
 
+// A task that stays in its worker goes back to its queue at a shutdown, and is archived when its time is over.
+func TestObserver_OfATaskThatStays(t *testing.T) {
+	for _, kind := range []asynqlock.OutcomeKind{asynqlock.OutcomeDeferred, asynqlock.OutcomeExpired} {
+		t.Run(string(kind), func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				b.hold(t, key)
+				o := outcomes{told: make(chan asynqlock.Outcome, 10)}
+				cfg := b.config()
+				cfg.ShutdownTimeout = time.Millisecond
+				stop := b.serveElsewhere(t, cfg, elsewhere(t), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, asynqlock.WithObserver(o))(mustNotRun(t)))
+				b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
+				b.untilConflicts(t, 1)
+				if kind == asynqlock.OutcomeDeferred {
+					stop()
+				}
+				e := <-o.told
+				require.Equal(t, kind, e.Kind)
+				require.Error(t, e.Err)
+				require.Equal(t, kind == asynqlock.OutcomeDeferred, !e.Since.IsZero())
+			})
+		})
+	}
+}
+
 // Each guard tells its own, and an observer's panic is no task's failure.
 func TestObserver_OfNestedGuards(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {

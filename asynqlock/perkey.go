@@ -113,6 +113,9 @@ func (m *middleware) handle(ctx context.Context, task *asynq.Task, next asynq.Ha
 		}
 		if !sleep(ctx, max(m.minDelay, minStay)) {
 			e.Kind = OutcomeExpired
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // a shutdown: asynq puts the task back
+				e.Kind, e.Since = OutcomeDeferred, d.since
+			}
 			return outOfTime(ctx, d)
 		}
 		if w.unsure { // the clone and this one might both run

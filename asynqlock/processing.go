@@ -101,15 +101,25 @@ func (p *processing) begin(ctx context.Context) {
 	}()
 }
 
-// ended wakes the next, unless that was done.
+// ended wakes the next, unless that was done. Where Redis is slow it goes on without the worker: clients of go-redis
+// may ignore a ctx that ends.
 func (p *processing) ended(ctx context.Context) {
 	if p.started == nil || p.server == nil {
 		return
 	}
-	waiting := <-p.started
-	// Those that are refused meanwhile are told by OnFree, but only when nobody holds the key.
-	if waiting > 0 && !p.ahead || !p.guard.Exclusive() {
-		p.server.wake(context.WithoutCancel(ctx), p.list, p.expected(), time.Now().Add(inWorker))
+	ctx = context.WithoutCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		waiting := <-p.started
+		// Those that are refused meanwhile are told by OnFree, but only when nobody holds the key.
+		if waiting > 0 && !p.ahead || !p.guard.Exclusive() {
+			p.server.wake(ctx, p.list, p.expected(), time.Now().Add(inWorker))
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(inWorker):
 	}
 }
 

@@ -1,6 +1,7 @@
 package asynqlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"hash/maphash"
@@ -53,27 +54,20 @@ func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *
 	if last || !s.known.Load() {
 		info, err = s.activeTask(ctx)
 	}
-	place, listed := wait{since: time.Now()}, error(nil)
+	var place wait
+	var listed error
 	if err == nil {
-		if since := clonedSince(info); !since.IsZero() {
-			place.since = since
-		}
-		var p wait
-		if p, listed = list.wait(ctx, s.rdb, task, "", place.since, m.listLife(), r.mayWait); listed == nil {
-			place = p
-		}
+		place, listed = list.wait(ctx, s.rdb, task, "", clonedSince(info), m.listLife(), r.mayWait)
 		if d.next = place.next; d.next {
 			return d
 		}
 	}
-	if err != nil && !w.since.IsZero() {
-		place.since = w.since
-	}
 	if err != nil || listed != nil { // what is known without the list
-		place.so = time.Since(place.since)
+		place.since = cmp.Or(w.since, clonedSince(info), time.Now())
+		place.waited = time.Since(place.since)
 	}
 	d.since = place.since
-	left := m.maxAge - place.so
+	left := m.maxAge - place.waited
 	if left <= 0 {
 		_, _ = list.start(ctx, s.rdb, task)
 		return tooOld(d, m.maxAge)

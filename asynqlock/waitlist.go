@@ -54,7 +54,7 @@ func parseTaskName(name string) (queue, id string, ok bool) {
 // wait is a task's place in a list.
 type wait struct {
 	since  time.Time
-	so     time.Duration // how long it has waited, by the clock of Redis
+	waited time.Duration // by the clock of Redis
 	before int           // how many wait before it
 	next   bool          // it was woken to be the next, and is expected yet
 }
@@ -74,7 +74,7 @@ func (l waitlist) wait(ctx context.Context, rdb redis.UniversalClient, task, bef
 	if len(reply) != 4 {
 		return wait{}, luascript.ErrReply
 	}
-	return wait{since: time.UnixMilli(reply[0]), so: time.Duration(reply[1]-reply[0]) * time.Millisecond, before: int(reply[2]), next: reply[3] == 1}, nil
+	return wait{since: time.UnixMilli(reply[0]), waited: time.Duration(reply[1]-reply[0]) * time.Millisecond, before: int(reply[2]), next: reply[3] == 1}, nil
 }
 
 // start takes a task out of the list, and returns how many wait.
@@ -104,6 +104,9 @@ func (l waitlist) wake(ctx context.Context, rdb redis.UniversalClient, expected 
 	return choice{}, err
 }
 
+// away is AWAY of lua/list.lua.
+const away = 1e15
+
 // WaitingTask is a task that waits for a key.
 type WaitingTask struct {
 	// Queue and ID are asynq's; see Inspector.GetTaskInfo.
@@ -114,19 +117,19 @@ type WaitingTask struct {
 	Woken bool
 }
 
-// Waiting lists the tasks that were refused a key and wait for it, oldest first, at most so many, and says how many
-// there are. rdb is the client that Configure was given, and locker that of the guards. A task that was deleted by
-// hand is listed until its turn comes.
+// Waiting lists the tasks that were refused a key and wait for it: those that were woken first, then the others, each
+// oldest first. tasks has at most so many, and none if most is not positive; all is how many there are. rdb is the
+// client that Configure was given, and locker that of the guards. A task that was deleted by hand stays listed until a
+// release would wake it.
 func Waiting(ctx context.Context, rdb redis.UniversalClient, locker *core.Locker, key string, most int) (tasks []WaitingTask, all int, err error) {
 	list := string(listOf(locker, key))
-	const away = 1e15 // lua/list.lua's
 	var waiting, woken *redis.ZSliceCmd
 	var count *redis.IntCmd
 	_, err = rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		by := func(from, to string) *redis.ZSliceCmd {
+		by := func(from, to any) *redis.ZSliceCmd {
 			return p.ZRangeArgsWithScores(ctx, redis.ZRangeArgs{Key: list, ByScore: true, Start: from, Stop: to, Count: int64(max(most, 1))})
 		}
-		woken, waiting = by("1e15", "+inf"), by("0", "(1e15")
+		woken, waiting = by(away, "+inf"), by(0, fmt.Sprintf("(%.0f", away))
 		count = p.ZCount(ctx, list, "0", "+inf")
 		return nil
 	})
@@ -137,7 +140,7 @@ func Waiting(ctx context.Context, rdb redis.UniversalClient, locker *core.Locker
 		for _, z := range set.Val() {
 			name, _ := z.Member.(string)
 			queue, id, ok := parseTaskName(name)
-			if !ok || len(tasks) == most {
+			if !ok || len(tasks) >= most {
 				continue
 			}
 			t := WaitingTask{Queue: queue, ID: id, Woken: z.Score >= away}

@@ -77,6 +77,8 @@ func listLaws(ctx context.Context, rdb redis.UniversalClient, l waitlist) error 
 	must(wake(1, "", "", 0).task == "1:qe", "it is woken")
 	must(rdb.ZAdd(ctx, string(l), redis.Z{Score: float64(-now + 5000), Member: "g:1:qe"}).Err() == nil, "")
 	must(wake(1, "", "", 0).task == "1:qf", "who did not come in time holds up nobody")
+	w = put("1:qg", "", 0, 0)
+	must(w.since.UnixMilli() >= now-60_000 && w.waited == 0, "who is not known waits since now")
 	return errors.Join(broken...)
 }
 
@@ -96,6 +98,7 @@ func TestWaitlist_MutantsAreCaught(t *testing.T) {
 	}{
 		{&waitScript, "score >= AWAY and score - AWAY or score", "score"},
 		{&waitScript, "its = its or known", "its = known"},
+		{&waitScript, "known > 0 and known or now", "known"},
 		{&waitScript, "its = since(before) or its", ""},
 		{&waitScript, "redis.call('ZREM', list, before, 'g:' .. before)", ""},
 		{&waitScript, "redis.call('ZREM', list, 'g:' .. task)", ""},
@@ -106,7 +109,7 @@ func TestWaitlist_MutantsAreCaught(t *testing.T) {
 		{&waitScript, "'0', string.format('(%.0f', its)", "'0', string.format('%.0f', its)"},
 		{&startScript, "ARGV[1], 'g:' .. ARGV[1]", "ARGV[1]"},
 		{&startScript, "ARGV[1], 'g:' .. ARGV[1]", "'g:' .. ARGV[1]"},
-		{&startScript, "'(1000000000000000'", "'+inf'"},
+		{&startScript, "string.format('(%.0f', AWAY)", "'+inf'"},
 		{&wakeScript, "redis.call('ZREM', list, ARGV[3], 'g:' .. ARGV[3])", ""},
 		{&wakeScript, "redis.call('ZREM', list, 'g:' .. ARGV[4])", ""},
 		{&wakeScript, "    put(its, ARGV[4])\n", ""},

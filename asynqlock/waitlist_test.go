@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/retry"
 )
@@ -182,6 +184,42 @@ func TestWake_AReleaseWakesOneTask(t *testing.T) {
 	require.EqualValues(t, tasks, ran.Load())
 }
 
+// A Redis of the queues that hangs holds up the list, and not the workers.
+func TestWake_AWorkerDoesNotWaitForARedisThatHangs(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		rdb := env.Client(t)
+		rdb.AddHook(hangs{})
+		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(
+			asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+		took := make(chan time.Duration, 1)
+		b.serveElsewhere(t, b.config(), rdb, asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+			began := time.Now()
+			err := guarded.ProcessTask(ctx, task)
+			took <- time.Since(began)
+			return err
+		}))
+		b.enqueue(t, task())
+		require.Less(t, <-took, time.Second)
+	})
+}
+
+// hangs is a Redis that answers after 3 s, whatever the ctx: go-redis's own timeout.
+type hangs struct{}
+
+func (hangs) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (hangs) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (hangs) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		time.Sleep(3 * time.Second)
+		return next(ctx, cmd)
+	}
+}
+
 // A guard for n at a time keeps n at work.
 func TestWake_NAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -261,6 +299,22 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 	})
 }
 
+// The clocks of servers differ: they neither order the tasks that wait nor make them old.
+func TestWithMaxAge_CountsByTheClockOfRedis(t *testing.T) {
+	t.Parallel()
+	server, err := embedded.Start()
+	require.NoError(t, err)
+	t.Cleanup(server.Close)
+	now := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	server.SetTime(now)
+	b := setup(t, &redistest.Env{Addr: server.Addr(), Prefix: "behind"})
+	b.hold(t, key)
+	b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, asynqlock.WithMaxAge(time.Minute))(mustNotRun(t)))
+	id := b.enqueue(t, task(), asynq.MaxRetry(3))
+	b.untilState(t, id, asynq.TaskStateRetry)
+	require.WithinDuration(t, now, b.listed(t, 1)[0].Since, time.Minute)
+}
+
 func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
@@ -285,6 +339,12 @@ func TestWaiting_ListsTheTasksOfAKey(t *testing.T) {
 		}
 		ttl := b.rdb.PTTL(t.Context(), b.queue+":asynq{}:"+key).Val()
 		require.Greater(t, ttl, 23*time.Hour)
+		for _, most := range []int{0, -1} {
+			tasks, all, err = asynqlock.Waiting(t.Context(), b.rdb, b.locker, key, most)
+			require.NoError(t, err)
+			require.Equal(t, 5, all)
+			require.Empty(t, tasks)
+		}
 		_, all, err = asynqlock.Waiting(t.Context(), b.rdb, b.locker, "none", 2)
 		require.NoError(t, err)
 		require.Zero(t, all)

@@ -319,8 +319,8 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	opts = option(opts, int64(cmp.Or(g.HTTP.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
 	opts = option(opts, cmp.Or(g.HTTP.BodyTimeout, defaults.BodyTimeout), httplock.WithBodyTimeout)
 	opts = option(opts, int64(cmp.Or(g.HTTP.WaitingBytes, defaults.WaitingBytes)), httplock.WithMaxWaitingBytes)
-	if n := cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters); n > 0 {
-		name := g.sender(&defaults)
+	name := g.sender(&defaults) // empty: no route has the guard, or nothing is to be counted
+	if n := cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters); n > 0 && name != "" {
 		if sender, ok := o.senders[name]; ok {
 			opts = append(opts, httplock.WithMaxWaitersPerPrincipal(n, sender))
 		} else {
@@ -371,7 +371,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	return r
 }
 
-// sender is the name of who says whose a request is; empty: nobody.
+// sender is the name of the principal that max_waiters_per_principal counts the requests of; empty: there is none.
 func (g *guardSection) sender(defaults *httpSection) string {
 	name := g.HTTP.Principal
 	if g.Idempotency != nil {

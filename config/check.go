@@ -145,7 +145,8 @@ func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []st
 	}
 	d.checkHTTP(p, path, &g.HTTP)
 	if at, defaults := member(path, "max_waiters_per_principal"), &d.file.says.Defaults.HTTP; cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters) > 0 &&
-		g.sender(defaults) == "" && !d.failed(at) && !d.failed(member(path, "principal")) && !d.failed("defaults.principal") {
+		(g.HTTP.MaxWaiters > 0 || d.meetsRequests(g)) && g.sender(defaults) == "" &&
+		!d.failed(at) && !d.failed(member(path, "principal")) && !d.failed("defaults.principal") {
 		if g.HTTP.MaxWaiters == 0 {
 			at = path
 		}
@@ -153,6 +154,16 @@ func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []st
 	}
 	d.checkIdempotency(p, path, g)
 	d.checkKey(p, path, g)
+}
+
+// meetsRequests reports whether a route has the guard.
+func (d *decoder) meetsRequests(g *guardSection) bool {
+	for _, route := range d.file.says.Routes {
+		if route.own == g || d.file.says.Guards[route.guard] == g {
+			return true
+		}
+	}
+	return false
 }
 
 func (d *decoder) checkLease(path string, g *leaseSection, queues []string) {

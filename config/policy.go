@@ -221,7 +221,7 @@ func (s *taskSection) decode(d *decoder, node ast.Node, path string, _ place) {
 func (d *decoder) guardName(node ast.Node, path string, where place) string {
 	name, _ := d.scalar(node, path)
 	if name.kind != isString || name.text == "" {
-		d.in(where, path, "is no guard's name; want one of those under guards, or a guard")
+		d.in(where, path, "is not the name of a guard; want one of those under guards, or a guard")
 		return ""
 	}
 	return name.text

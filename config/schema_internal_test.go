@@ -274,6 +274,9 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[guardSection](),
 	} {
 		for _, f := range fieldsOf(section) {
+			if f.name == "max_waiters_per_principal" {
+				continue // httplock takes every int, which has 32 bits somewhere
+			}
 			v := section.FieldByIndex(f.index).Type
 			if want := f.tag.Get("want"); strings.Contains(want, "..") && v.Kind() != reflect.Pointer {
 				_, most, _ := bounds(v, want)

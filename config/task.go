@@ -72,7 +72,7 @@ func (d *decoder) checkTasks(queues []string) {
 	for _, taskType := range d.inOrder("asynq", slices.Collect(maps.Keys(says.Asynq))) {
 		entry, path := says.Asynq[taskType], member("asynq", taskType)
 		if strings.TrimSpace(taskType) == "" || strings.Contains(strings.TrimSuffix(taskType, "*"), "*") {
-			d.at(path, "is no type of tasks; want one, or the beginning of some with * behind, such as report:*")
+			d.at(path, "is not a type of tasks; want one, or the beginning of some with * behind, such as report:*")
 		}
 		where, at, guard, g := entry.where, member(path, "key"), "the guard", entry.own
 		if g != nil {

@@ -79,6 +79,7 @@ routes: {POST /x: {key: all, max_body: 1536KiB, max_waiting_bytes: 2MiB}, POST /
 
 func TestWaitersNeedAPrincipal(t *testing.T) {
 	t.Parallel()
+	_ = build(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards: {tasks: {key: k}}\nasynq: {t: tasks}\n")
 	f := load(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards:\n  a: {key: k, principal: user, max_waiters_per_principal: 2}\n")
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 		func(*http.Request, string) error { return nil }))
