@@ -80,10 +80,16 @@ func (g *Guard) setPolicy(policy ConflictPolicy) error {
 }
 
 // OnFree returns a copy of the Guard that calls f when a key that one of its calls was refused may be
-// free: once for each key, however many calls were refused, on a goroutine of its own, which Close of
-// the Locker waits for. f's ctx ends when the Locker refuses calls. The notification can be lost, and
-// none comes if the holder's process dies: use a time-out as well. It takes the place of a
-// [NotifyRelease] among the Guard's options, whose last sentence holds here too.
+// free, on a goroutine of its own, which Close of the Locker waits for. f's ctx ends when the Locker
+// refuses calls. A release calls f once for its key, however many calls were refused before. A call that is
+// refused while this process learns of a release, of its key or by chance of another, calls f at once.
+//
+// Use a timeout as well: the notification can be lost, and none comes when a lease ends without a release, such as that
+// of a process that died, or when a [MinHold] or the period of [Locker.Once] ends: there the release calls f,
+// while the key is still held.
+//
+// OnFree takes the place of a [NotifyRelease] among the Guard's options. A call whose policy waits, and
+// gives up, asks for the key once more, so that Redis knows whom to tell.
 func (g *Guard) OnFree(f func(ctx context.Context, key string)) *Guard {
 	if g == nil {
 		return nil
@@ -168,15 +174,19 @@ func (g *Guard) Do(ctx context.Context, call Call, fn func(context.Context) erro
 	if err == nil && fn == nil {
 		err = errNoFunction
 	}
-	opts := g.opts
-	if call.Shared {
-		opts.limit = shared
-	}
-	lease, err := g.locker.obtain(ctx, call, g.policy, opts, err)
+	lease, err := g.locker.obtain(ctx, call, g.policy, g.options(call), err)
 	if err != nil {
 		return err
 	}
 	return lease.run(ctx, fn)
+}
+
+func (g *Guard) options(call Call) acquireOptions {
+	opts := g.opts
+	if call.Shared {
+		opts.limit = shared
+	}
+	return opts
 }
 
 var errNoFunction = fmt.Errorf("core: %w: the function is nil", ErrInvalidOption)

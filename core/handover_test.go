@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -54,6 +55,35 @@ func TestRelease_OfAKeyThatAnotherProcessWaitsForFollowsAPing(t *testing.T) {
 		require.Equal(t, before+2, pings(), "nobody waits")
 		require.False(t, lockers[0].KnowsRivals(key))
 	}
+}
+
+// A call of this process that begins to wait after the message that another process waits does not make it forgotten.
+func TestRelease_ARivalThatCameBeforeACallOfThisProcess(t *testing.T) {
+	t.Parallel()
+	onFakeNodes(t, 1, func(t *testing.T, nodes []*fakeNode) {
+		own, other := lockerOn(t, nodes[0].distant(t, 10*time.Millisecond), "p"), lockerOn(t, nodes[0].client(t), "p")
+		for _, l := range []*core.Locker{own, other} {
+			warm(t, l)
+			<-acquiring(t, l, "k", core.FixedLease(core.MinTTL)) // subscribes
+			listening(t, l)
+		}
+		time.Sleep(time.Second)
+		lease, err := own.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		rival := acquiring(t, other, "k")
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		require.True(t, own.KnowsRivals("k"))
+		call := acquiring(t, own, "k")
+		time.Sleep(5 * time.Millisecond) // Redis has not got its question yet
+		synctest.Wait()
+		require.NoError(t, lease.Release(t.Context()))
+		require.False(t, own.KnowsRivals("k"), "nothing is left of it")
+		next := granted(t, rival)
+		waiting(t, call, "the other process was first")
+		require.NoError(t, next.Release(t.Context()))
+		require.NoError(t, granted(t, call).Release(t.Context()))
+	})
 }
 
 // What is known of rivals is bounded, whatever becomes of the grants that they wait behind.

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// notifications tells the channels of [NotifyRelease], and the functions of [Guard.OnFree], that their
+// notifications notifies the channels of [NotifyRelease], and the functions of [Guard.OnFree], when their
 // keys are free.
 type notifications struct {
 	mu    sync.Mutex
@@ -23,7 +23,8 @@ func newNotifications() *notifications {
 	return &notifications{byKey: map[string][]notification{}, seed: maphash.MakeSeed()}
 }
 
-// listener is who is told that keys are free: once for a key, however many of its calls were refused.
+// listener is a channel of [NotifyRelease] or a function of [Guard.OnFree]. A release notifies it once, however
+// many of its calls were refused.
 type listener struct {
 	id   any // comparable; two of one id are the same
 	tell func(key string)
@@ -34,8 +35,8 @@ type notification struct {
 	until time.Time
 }
 
-// register has to told when key is freed, until the holder's lease is over. If key may have been
-// freed since releases returned known, to is told at once.
+// register notifies to when key is released, until the holder's lease is over. If key may have been
+// released since releases returned known, it notifies to at once.
 func (n *notifications) register(key string, to *listener, known uint64, remaining time.Duration) {
 	if n.registered(key, to, known, remaining) {
 		return
@@ -62,20 +63,20 @@ func (n *notifications) releases(key string) uint64 {
 	return *n.count(key)
 }
 
-// freed tells that key is free, or may be.
+// freed notifies the listeners of key, which is free, or may be.
 func (n *notifications) freed(key string) {
 	n.mu.Lock()
 	*n.count(key)++
-	told := n.byKey[key]
+	listeners := n.byKey[key]
 	delete(n.byKey, key)
 	n.mu.Unlock()
-	for _, one := range told {
+	for _, one := range listeners {
 		one.to.tell(key)
 	}
 }
 
-// released tells that a token was released in Redis. If it did not hold the key, as one that waited, nothing is
-// free by that.
+// released is called when a token was released in Redis. One that did not hold the key, such as that of a call that
+// waited, has freed nothing.
 func (n *notifications) released(key string, owned bool) {
 	if owned {
 		n.freed(key)
@@ -87,7 +88,7 @@ func (n *notifications) count(key string) *uint64 {
 	return &n.counts[maphash.String(n.seed, key)%uint64(len(n.counts))]
 }
 
-// sweep forgets notifications whose release was never told, at most once a
+// sweep forgets notifications whose release was not heard of, at most once a
 // second. Called with mu held.
 func (n *notifications) sweep() {
 	now := time.Now()
@@ -115,7 +116,7 @@ func (n *notifications) forget(key string, match func(notification) bool) {
 	n.byKey[key] = rest
 }
 
-// freedAll makes everyone look again: releases may have been missed.
+// freedAll notifies all listeners: releases may have been missed.
 func (n *notifications) freedAll() {
 	n.mu.Lock()
 	keys := make([]string, 0, len(n.byKey))

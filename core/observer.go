@@ -15,7 +15,8 @@ import (
 type Observer interface {
 	// OnOutcome: a call for a key has ended. It is called exactly once for each call of
 	// TryAcquire, Acquire, Do, Once, TryAcquireAll, AcquireAll and Resume, and of a Guard's Do,
-	// and for each try of Lead: before that returns, and before it runs its function. A call with an invalid key or
+	// for each call of a Guard's Peek that meets a conflict, and for each try of Lead: before that returns, and before
+	// it runs its function. A call with an invalid key or
 	// option counts too, and one that ends in a policy's panic. What happens to the call
 	// before its end, such as the decisions of its policy, is not an outcome.
 	//

@@ -17,12 +17,13 @@ import (
 // takes longer than its period holds the key until its end, and the ticks meanwhile are left out.
 // every is 100 ms to 366 days.
 //
-// The period counts if fn returns nil. If fn fails or panics, the key is free at once; if its lease was lost,
-// or its process died, the key is free when the lease ends (WithTTL, WithFirstLease). Then the next
+// The period counts if fn returns nil and Redis is told so before the lease ends. If fn fails or panics, the
+// key is free at once; if its lease was lost, or its process died, the key is free when the lease ends (WithTTL,
+// WithFirstLease). The same is true if fn succeeded, and Redis is out of reach from then until the lease ends, or
+// until the Locker is closed: [Observer.OnReleased] says so, and err is nil. Then the next
 // call runs fn, in any process and in the same period too: that of a late replica, or of the next
-// tick, since those that were told false do not come back. So a run that succeeded is not repeated
-// in its period, and one that did not may be: what must not be done twice claims [Lease.Fence] in its
-// store first.
+// tick, since those that were told false do not come back. What must not be done twice claims [Lease.Fence]
+// in its store first.
 //
 // ran reports whether fn was called. Then err is fn's, joined with an error that wraps ErrLeaseLost if
 // the lease was lost. Otherwise err is nil, or says why the call could not ask, as that of TryAcquire

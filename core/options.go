@@ -218,7 +218,8 @@ func MaxHold(d time.Duration) AcquireOption {
 }
 
 // MinHold keeps the key taken until d after its grant, even when it is released
-// earlier: for work that should not run again so soon. The release returns at once.
+// earlier: for work that should not run again so soon. The release returns at once. If Redis cannot be told
+// before the lease ends, or before the Locker is closed, the key is free when the lease ends.
 // Default: not at all; 100 ms to 24 h.
 func MinHold(d time.Duration) AcquireOption {
 	return func(o *acquireOptions) error {

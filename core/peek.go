@@ -7,21 +7,19 @@ import (
 
 // Peek reports whether the call would meet a conflict now, without asking for the key: it is for
 // callers who pay for asking, such as an HTTP client that sends its body only if it has a chance.
-// The key is looked at in one round trip, and nothing changes in Redis.
+// It inspects the key in one round trip, and nothing changes in Redis: a call that met its conflict here alone is
+// not told by [Guard.OnFree] or [NotifyRelease].
 //
 // A [*ConflictError] says that the key is held, waited for or reserved; that is the call's
 // outcome, and the policy is not asked. Nil promises nothing: Do may meet a conflict. It is nil
-// too if ctx works under the key already. Any other error says that the key could not be looked
-// at, as by a Locker of NewQuorum, and is no outcome: Do may succeed.
+// too if ctx works under the key already. Any other error says that the key could not be
+// inspected, as by a Locker of NewQuorum, and is no outcome: Do may succeed.
 func (g *Guard) Peek(ctx context.Context, call Call) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
-	a := attempt{locker: g.locker, ctx: ctx, call: call, start: time.Now()}
-	opts := g.opts
-	if a.opts = &opts; call.Shared {
-		opts.limit = shared
-	}
+	opts := g.options(call)
+	a := attempt{locker: g.locker, ctx: ctx, call: call, opts: &opts, start: time.Now()}
 	if a.locker.holding(ctx, call.Key) != nil {
 		return nil
 	}

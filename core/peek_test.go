@@ -11,7 +11,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-// Look sees what a call that does not wait would meet, changes nothing and is reported only as a conflict.
+// Peek sees what a call that does not wait would meet, changes nothing and is reported only as a conflict.
 func TestGuard_Peek(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rival := newLocker(t, env)
@@ -34,7 +34,7 @@ func TestGuard_Peek(t *testing.T) {
 		} {
 			t.Run(test.name, func(t *testing.T) {
 				outcomes = nil
-				ctx, key := t.Context(), "look:"+test.name
+				ctx, key := t.Context(), "peek:"+test.name
 				if test.held != nil {
 					lease, err := rival.TryAcquire(ctx, key, test.held...)
 					require.NoError(t, err)

@@ -398,9 +398,12 @@ func (w *waiters) released(h *hold, stay time.Duration, now time.Time) (also sto
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.wanted.of(h) {
+		h.waiting.Store(true) // the message came when no call of this process waited
+	}
 	q := w.queues[queueKey{h.key(), exclusive}]
 	if q == nil {
-		return also, w.wanted.of(h), false
+		return also, h.waiting.Load(), false
 	}
 	held := waitqueue.Held{Fence: h.fence, Used: int(h.used), Age: h.since.Elapsed(now), Wanted: h.waiting.Load()}
 	if stay <= 0 && !h.bounded() && !h.transferred.Load() && !w.reserved.of(q.key, now) {

@@ -5,8 +5,8 @@ import "sync/atomic"
 // processBodies is what the bodies of this process take up whose requests have not got their key yet.
 var processBodies atomic.Int64
 
-// memoryShare is a request's part of processBodies. The zero memoryShare is of a body that no guard has, and
-// has no bound.
+// memoryShare is a request's part of processBodies. The zero memoryShare is of a replay's body, or of one
+// that no guard has, and has no bound.
 type memoryShare struct {
 	used  int64
 	bound int64 // of processBodies

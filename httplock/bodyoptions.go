@@ -65,7 +65,7 @@ func WithMaxBody(n int64) Option {
 }
 
 // WithReadAhead sets how many bytes of a body are read into memory before the request asks
-// for its key where the guard has no policy, and only rejects: a client that sends slowly
+// for its key where the guard's policy is core.RejectConflicts: a client that sends slowly
 // does not have the key meanwhile. The handler reads the rest under its lease. The same holds
 // for bodies that are longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64 MiB.
 func WithReadAhead(n int64) Option {

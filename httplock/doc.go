@@ -62,8 +62,8 @@
 //
 // A request's body is read into memory before it joins a queue or takes its key, so that
 // a client that sends slowly keeps no other waiting: up to the cap of WithMaxBody where
-// the guard has a policy, so that the request may wait or be parked, and up to that of
-// WithReadAhead where it only rejects. One that does not come within WithBodyTimeout is
+// the guard's policy may have the request wait or be parked, and up to that of
+// WithReadAhead where it is core.RejectConflicts. One that does not come within WithBodyTimeout is
 // answered with 408. The rest of a longer body is read by the handler, under the key: its
 // reads may wait for as long again in all, and fail then. Routes that stream have StreamBody.
 //
@@ -73,7 +73,7 @@
 // which cannot look at keys, the body is read first.
 //
 // WithMaxWaitingBytes bounds the memory of these bodies for the process, and
-// WithMaxWaitersPerPrincipal, times WithMaxBody, for one principal. What a client has sent counts, not what it
+// WithMaxWaitersPerPrincipal, times the longest body that is read before the key, for one principal. What a client has sent counts, not what it
 // has announced. Once a request has its key, its body is not counted any more.
 //
 // A read that waits is ended by the read deadline of the connection, or of the HTTP/2
@@ -83,8 +83,8 @@
 // replaced the body.
 //
 // net/http notices that a client left only once the request's body was read. A body above
-// the cap waits unread: it works, but a client that leaves is noticed only when its
-// handler reads.
+// the cap of WithMaxBody waits, all but its first 64 KiB (WithReadAhead) unread: it works, but
+// a client that leaves is noticed only when its handler reads.
 //
 // # The client's choice
 //

@@ -88,5 +88,11 @@ func ReadAhead(m *Middleware, r *http.Request) io.ReadCloser {
 // WaitingBytes is what the bodies of this process take up whose requests wait.
 func WaitingBytes() int64 { return processBodies.Load() }
 
+// TakeWaitingBytes has size bytes more taken up, until free is called.
+func TakeWaitingBytes(size int64) (free func()) {
+	processBodies.Add(size)
+	return func() { processBodies.Add(-size) }
+}
+
 // Buffer is what a guard has in memory of a request's body.
 func Buffer(r *http.Request) []byte { return r.Body.(*bodyReader).rest }

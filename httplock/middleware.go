@@ -155,7 +155,9 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 		return true, true
 	}
 	p := &requestState{m: m, x: x, replay: replay}
-	p.body.memory.bound = m.body.maxWaiting
+	if replay == nil { // a replay has its key
+		p.body.memory.bound = m.body.maxWaiting
+	}
 	defer p.end()
 	if p.prepare() {
 		p.run()

@@ -144,9 +144,9 @@ func hashOf(parts ...[]byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// look is called when the key is held. It is errAnswered if there is an answer all the
-// same. If Redis does not say, begin will ask again.
-func (o *once) look(ctx context.Context) error {
+// lookup is called when the key is held. It is errAnswered if there is an answer
+// nevertheless. If Redis does not say, begin will ask again.
+func (o *once) lookup(ctx context.Context) error {
 	if o == nil {
 		return nil
 	}

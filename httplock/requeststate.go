@@ -153,7 +153,7 @@ func (p *requestState) run() {
 		return
 	}
 	if p.replay == nil && errors.Is(err, core.ErrConflict) {
-		if answered := p.look(); answered != nil {
+		if answered := p.lookup(); answered != nil {
 			err = answered
 		}
 	}
@@ -184,18 +184,18 @@ func (p *requestState) announceWait() {
 	announce(p.x.Writer, core.Preference{Bounded: p.call.Prefer.Bounded, Wait: p.call.Prefer.Wait})
 }
 
-// look is called when the request met a conflict. It is an error if there is an answer
-// all the same.
-func (p *requestState) look() error {
+// lookup is called when the request met a conflict. It is an error if there is an answer
+// nevertheless.
+func (p *requestState) lookup() error {
 	p.met = true
-	return p.once.look(p.x.Request.Context())
+	return p.once.lookup(p.x.Request.Context())
 }
 
 func (p *requestState) beforeWait() error {
 	if p.replay != nil {
 		return errReplayWaits
 	}
-	if err := p.look(); err != nil {
+	if err := p.lookup(); err != nil {
 		return err
 	}
 	return p.body.err // a body that is capped does not wait
@@ -203,7 +203,7 @@ func (p *requestState) beforeWait() error {
 
 // encode is the request in the form that a queue stores.
 func (p *requestState) encode() (payload []byte, err error) {
-	if err := p.look(); err != nil {
+	if err := p.lookup(); err != nil {
 		return nil, err
 	}
 	if p.nobody != nil {

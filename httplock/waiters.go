@@ -16,8 +16,9 @@ type waiters struct {
 }
 
 // WithMaxWaitersPerPrincipal bounds how many requests of one principal may be in front of their keys at a
-// time on this route and in this process: their body is being read, or they wait. One more is answered
-// with 429, before its body is read. principal says who sends a request, such as a user's id or an address;
+// time behind one guard and in this process: their body is being read, or they wait. One more is answered
+// with 429, before its body is read. Each Middleware counts for itself: in a configuration file the routes of a named
+// guard are counted together, and a reload begins to count anew. principal says who sends a request, such as a user's id or an address;
 // those for whom it returns the same string, the empty one included, are counted together. Its error refuses the
 // request: with 403 if it wraps [ErrForbidden], and else with 500. It must be safe for concurrent use.
 //

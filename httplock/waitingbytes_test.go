@@ -170,6 +170,21 @@ func TestWaitingBytes_NeverExceedTheBound(t *testing.T) {
 	require.Zero(t, httplock.WaitingBytes())
 }
 
+// A replay does not wait: its body is read although those that wait take up all there is.
+func TestWaitingBytes_DoNotBoundReplays(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	bodies := []string{}
+	h := idempotent(t, b, core.RejectConflicts, func(_ http.ResponseWriter, r *http.Request) {
+		got, err := io.ReadAll(r.Body)
+		assert.NoError(t, err)
+		bodies = append(bodies, string(got))
+	})
+	defer httplock.TakeWaitingBytes(httplock.DefaultMaxWaitingBytes)()
+	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, "k1", `{"from": "outside"}`)), http.StatusServiceUnavailable, "waiting-full", true)
+	require.NoError(t, httplock.Replay(h)(t.Context(), message(t, once(t, testbed.OrderPath, "k1", `{"from": "the queue"}`))))
+	require.Equal(t, []string{`{"from": "the queue"}`}, bodies)
+}
+
 // Nested guards, and key functions that read the body, share one buffer.
 func TestBody_IsInMemoryOnce(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all tests with the race detector, and says first and last which Redis and which
+# Runs all tests, with the race detector but for those of bench and sqlfence/sqltest, and says first and last which Redis and which
 # databases they used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."

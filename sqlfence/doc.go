@@ -68,7 +68,7 @@
 //
 // Nothing may be read before the claim, in its transaction either. Any isolation level will do.
 // Under REPEATABLE READ and SERIALIZABLE the database can refuse a Claim or a Check with a serialization
-// failure: then begin again, with the claim. In SQLite set a busy_timeout, or who finds
+// failure: then begin again, with the claim. In SQLite set a busy_timeout, or a call that finds
 // the database locked fails at once. MySQL's START TRANSACTION WITH CONSISTENT SNAPSHOT reads before
 // the claim: do not use it.
 //

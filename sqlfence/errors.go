@@ -7,7 +7,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// What stops a holder, told apart by [errors.Is]. Whoever meets one of them writes nothing,
+// What stops a holder, told apart by [errors.Is]. A holder that gets one of them must write nothing,
 // since what it has read may be out of date. Other errors are the database's: after those,
 // too, begin again with [Claim].
 var (

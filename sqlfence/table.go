@@ -37,7 +37,8 @@ type Table struct {
 //
 //	CREATE TABLE IF NOT EXISTS perkey_fences (lease_key text NOT NULL PRIMARY KEY, fence bigint NOT NULL)
 //
-// PostgreSQL takes keys there that are valid UTF-8.
+// PostgreSQL takes keys there that are valid UTF-8. Create does not check Name and Dialect; the other methods do, and
+// return an error that wraps core.ErrInvalidOption.
 func (t Table) Create() string { return t.statement(dialects[t.Dialect].create) }
 
 // Claim is [Claim] in this table.
