@@ -48,7 +48,7 @@ func TestAMessageThatPanicsEachTimeDelaysNoOther(t *testing.T) {
 				panic("boom")
 			}
 			return nil
-		}, delayqueue.WithConcurrency(1), delayqueue.WithRetryBackoff(300*time.Millisecond, 300*time.Millisecond))
+		}, delayqueue.WithConcurrency(1), delayqueue.WithRetryBackoff(time.Second, time.Second))
 		bad := b.enqueue(delayqueue.Job{Key: "bad", Name: "panics"})
 		behind := b.enqueue(delayqueue.Job{Key: "bad"})
 		var others []string
