@@ -9,10 +9,10 @@ import (
 // teams of one scenario, one for each contestant.
 type teams []*team
 
-func (b *bench) musterAll(list []entrant, r role, processes int) (teams, error) {
+func (b *bench) startTeams(list []entrant, r role, processes int) (teams, error) {
 	var all teams
 	for _, e := range list {
-		c, err := b.muster(e, r, processes)
+		c, err := b.startTeam(e, r, processes)
 		all = append(all, c)
 		if err != nil && c.down == nil {
 			return all, fmt.Errorf("start %s: %w", e.name, err)

@@ -13,7 +13,7 @@ import (
 // that waits for the key, in another process.
 func handOff(b *bench) error {
 	field := enter("token", "message", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
-	teams, err := b.musterAll(field, role{Workers: 1}, 2)
+	teams, err := b.startTeams(field, role{Workers: 1}, 2)
 	defer teams.dismiss()
 	if err != nil {
 		return err

@@ -96,7 +96,7 @@ func (b *bench) contend(c crowd) error {
 		defer d.close()
 		r.Addr = d.addr
 	}
-	teams, err := b.musterAll(enter(c.field...), r, c.processes)
+	teams, err := b.startTeams(enter(c.field...), r, c.processes)
 	defer teams.dismiss()
 	if err != nil {
 		return err

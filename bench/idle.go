@@ -77,7 +77,7 @@ func (i *idler) start(b *bench) (err error) {
 		return err
 	}
 	// Not all contestants renew: the lease outlasts the scenario.
-	i.team, err = b.muster(i.entrant, role{Workers: 10, Addr: i.server.addr, Lease: 2 * time.Minute}, 11)
+	i.team, err = b.startTeam(i.entrant, role{Workers: 10, Addr: i.server.addr, Lease: 2 * time.Minute}, 11)
 	return err
 }
 

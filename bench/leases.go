@@ -87,7 +87,7 @@ func (b *bench) tenThousand() error {
 	}
 	var all teams
 	defer func() { all.dismiss() }()
-	all, err := b.musterAll(enter("raw+renewal", "rueidislock-1key", "perkey"), role{Workers: 1, Lease: lease}, 1)
+	all, err := b.startTeams(enter("raw+renewal", "rueidislock-1key", "perkey"), role{Workers: 1, Lease: lease}, 1)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (b *bench) hundredThousand() error {
 }
 
 func (b *bench) keepAlone(e entrant, n int, lease time.Duration) (*keeper, float64, error) {
-	c, err := b.muster(e, role{Workers: 1, Lease: lease}, 1)
+	c, err := b.startTeam(e, role{Workers: 1, Lease: lease}, 1)
 	defer c.dismiss()
 	if err != nil {
 		return nil, 0, err

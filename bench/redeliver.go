@@ -89,7 +89,7 @@ func (e *estate) open(b *bench, name string, lease time.Duration) (err error) {
 		return err
 	}
 	held := b.board.held.Load()
-	if e.owner, err = b.muster(entrant{name: e.name}, role{Queue: name, Lease: lease}, 1); err != nil {
+	if e.owner, err = b.startTeam(entrant{name: e.name}, role{Queue: name, Lease: lease}, 1); err != nil {
 		return err
 	}
 	if err := until(func() bool { return b.board.held.Load() > held }); err != nil {

@@ -28,9 +28,9 @@ type member struct {
 	answers chan answer // closed when the process ended
 }
 
-// muster starts processes of e, each with that many workers, and waits until
+// startTeam starts processes of e, each with that many workers, and waits until
 // they are ready. The team is to be dismissed, also after an error.
-func (b *bench) muster(e entrant, r role, processes int) (*team, error) {
+func (b *bench) startTeam(e entrant, r role, processes int) (*team, error) {
 	c := &team{name: e.name}
 	r.Entrant = e.name
 	r.Board = b.boardPath
