@@ -31,8 +31,7 @@
 //
 // Errors are problem documents (RFC 9457), each described in docs/problems.md.
 // No response repeats the key. A request that was refused never ran: whatever
-// goes wrong, the handler runs under its key or not at all. A Middleware that
-// could not be built refuses everything, safe methods included.
+// goes wrong, the handler runs under its key or not at all.
 //
 // GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given for GET and HEAD, or
 // SharedForSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.

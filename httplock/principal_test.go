@@ -267,6 +267,4 @@ func TestRoutesThatCannotAuthorizeAgainAreNotBuilt(t *testing.T) {
 		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts), opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithPrincipal(bearer, nil))
-	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 }

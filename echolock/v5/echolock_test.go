@@ -46,17 +46,8 @@ func TestToMiddlewareReportsMistakes(t *testing.T) {
 	require.NotNil(t, mw)
 	_, err = echolock.New(guard, nil)
 	require.ErrorIs(t, err, core.ErrInvalidOption)
-
-	e := echo.New()
-	e.Use(echolock.FromConfig(nil))
-	e.POST("/", func(*echo.Context) error {
-		t.Error("the handler ran")
-		return nil
-	})
-	w := httptest.NewRecorder()
-	e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", nil))
-	require.Equal(t, http.StatusInternalServerError, w.Code)
-	require.Contains(t, w.Body.String(), "misconfigured")
+	require.Panics(t, func() { echolock.FromConfig(nil) })
+	require.Panics(t, func() { echolock.PerKeyWithConfig(echolock.Config{Guard: guard}) })
 }
 
 func TestConstructorsOfKeys(t *testing.T) {

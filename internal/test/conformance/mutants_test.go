@@ -22,7 +22,7 @@ var mutants = map[string]mutant{
 			"runs under its lease": "no lease in the request's ctx", "one at a time": "two handlers inside",
 			"refuses with 409": "the handler ran", "503 without Redis": "the handler ran",
 			"503 for all requests at once when Redis is silent": "the handler ran", "key errors": "the handler ran",
-			"misconfigured refuses all": "the handler ran", "LockSafeMethods": "the handler ran", "Skip": "the handler ran",
+			"mistakes panic": "registration panics", "LockSafeMethods": "the handler ran", "Skip": "the handler ran",
 			"replay without a guard runs once": "the handler ran", "replay of a route that is lacking": "202",
 		},
 	},
@@ -311,7 +311,7 @@ var mutants = map[string]mutant{
 	"drops the options": {
 		perKey: options(func([]httplock.Option) []httplock.Option { return nil }),
 		fails: map[string]string{
-			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "misconfigured refuses all": "the handler ran",
+			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "mistakes panic": "registration panics",
 			"body over the cap is not parked": "413", "Idempotency-Key: missing": "the handler ran",
 			"bodies of waiting requests are bounded": "refused while the key is held", "waiters of a principal are bounded": "refused",
 		},

@@ -174,23 +174,31 @@ func keyHelpers(t *trial) {
 	}
 }
 
-func misconfigured(t *trial) {
+func mistakesPanic(t *trial) {
 	b := t.bed()
 	guard := b.Locker.Guard(core.RejectConflicts)
-	for name, l := range map[string]Lock{
-		"no guard":   {nil, orderKey, nil},
-		"bad guard":  {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
-		"no key":     {guard, nil, nil},
-		"bad option": {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
-		"nil option": {guard, orderKey, []httplock.Option{nil}},
+	for name, x := range map[string]struct {
+		lock Lock
+		says string
+	}{
+		"no guard":   {Lock{nil, orderKey, nil}, "the guard is nil"},
+		"bad guard":  {Lock{b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil}, "LeaseTTL"},
+		"no key":     {Lock{guard, nil, nil}, "the key function is nil"},
+		"bad option": {Lock{guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}}, "WithMaxBody(-1)"},
+		"nil option": {Lock{guard, orderKey, []httplock.Option{nil}}, "an option is nil"},
 	} {
-		s := t.serve(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l), order(http.MethodGet, t.mustNotRun, l)}})
-		for _, method := range []string{http.MethodPost, http.MethodGet} {
-			resp := t.send(s, method, testbed.OrderPath, "")
-			assert.Equal(t, http.StatusInternalServerError, resp.Status, name)
-			testbed.RequireProblem(t, resp, http.StatusInternalServerError, "misconfigured", false)
-		}
+		err, is := panicOf(func() { t.adapter.New(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, x.lock)}}) }).(error)
+		require.True(t, is, "%s: registration panics with an error", name)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.ErrorContains(t, err, x.says, name)
 	}
+}
+
+// panicOf is what f panics with. Nil: it does not.
+func panicOf(f func()) (value any) {
+	defer func() { value = recover() }()
+	f()
+	return nil
 }
 
 // refusal is a request that does not get its handler's response. The key is held
@@ -200,7 +208,6 @@ type refusal struct {
 	policy  core.ConflictPolicy
 	opts    []httplock.Option
 	key     httplock.KeyFunc // nil: the order's
-	broken  bool             // the guard is nil
 	method  string           // empty: POST
 	header  http.Header
 	body    string
@@ -260,7 +267,6 @@ func refusals(store *idempotency.Store) []refusal {
 			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store)),
 			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500,
 		},
-		{name: "misconfigured", broken: true, status: 500},
 		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409},
 		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409},
 		{name: "outcome unknown", lost: true, status: 500},
@@ -291,9 +297,6 @@ func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log)
 	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
 	if x.key != nil {
 		l.Key = x.key
-	}
-	if x.broken {
-		l.Guard = nil
 	}
 	handler := Handler(t.mustNotRun)
 	if x.lost {

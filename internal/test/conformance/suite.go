@@ -12,7 +12,7 @@ var behaviours = []behaviour{
 	{name: "503 for all requests at once when Redis is silent", test: silentRedis},
 	{name: "key functions see the route", test: keyHelpers},
 	{name: "key errors", test: keyErrors},
-	{name: "misconfigured refuses all", test: misconfigured},
+	{name: "mistakes panic", test: mistakesPanic},
 
 	{name: "waits", test: waits},
 	{name: "body is whole after waiting", test: bodyAfterWaiting},
