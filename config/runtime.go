@@ -101,9 +101,13 @@ func (rt *Runtime) open(f *File) error {
 	if err := r.err(); err != nil {
 		return err
 	}
+	var logged []core.Option
+	if rt.options.log != nil {
+		logged = append(logged, core.WithLogger(rt.options.log))
+	}
 	locker := []core.Option{core.WithTTL(cmp.Or(f.says.Defaults.TTL, core.DefaultTTL)), core.WithPrefix(f.prefix())}
 	var err error
-	if rt.locker, err = core.New(rt.rdb, append(slices.Clip(rt.options.locker), locker...)...); err != nil {
+	if rt.locker, err = core.New(rt.rdb, slices.Concat(logged, rt.options.locker, locker)...); err != nil {
 		return fmt.Errorf("config: %w", err)
 	}
 	made, err := rt.compile(f)

@@ -27,7 +27,7 @@ type WarningKind string
 const (
 	// WarnEviction reports that the server's maxmemory-policy lets it evict the records of held
 	// keys. Records have a TTL, so the volatile policies do as well. It is reported once
-	// for each primary, after the Locker's first lease. Set noeviction.
+	// for each primary, after the first lease of a Locker with [WithObserver]. Set noeviction.
 	WarnEviction WarningKind = store.WarnEviction
 	// WarnEvictionUnknown reports that the server's maxmemory-policy could not be read.
 	WarnEvictionUnknown WarningKind = store.WarnEvictionUnknown
@@ -46,9 +46,10 @@ func warningOf(w store.Warning) Warning {
 	return Warning{Kind: WarningKind(w.Kind), Node: w.Node, Detail: w.Detail, Err: w.Err, Resolved: w.Resolved}
 }
 
-// checkEviction warns of every primary that may evict records.
+// checkEviction warns an Observer that was given of every primary that may evict records.
 func (l *Locker) checkEviction() {
-	if _, nobody := l.observer.(NopObserver); nobody {
+	switch l.observer.(type) {
+	case NopObserver, *defaultObserver:
 		return
 	}
 	ctx := l.life.Context()

@@ -134,7 +134,6 @@ func (m *Middleware) lost(x Exchange, err error) {
 	if x.Written == nil || x.Written() {
 		return
 	}
-	m.logger().WarnContext(x.Request.Context(), "httplock: outcome unknown", "name", x.Name, "error", err)
 	respond(x.because(m, err), problemOutcomeUnknown.document(0))
 }
 
