@@ -40,10 +40,22 @@ const (
 	// fail at once with ErrUnavailable until it answers. It is reported once, and again, as
 	// resolved, when it does.
 	WarnUnreachable WarningKind = store.WarnUnreachable
+	// WarnContext reports that a call was given a framework's own context, such as a
+	// *gin.Context, in a handler that runs under a lease. The call finds the lease, but its ctx
+	// does not end when the client leaves or the lease is lost. It is reported once. Give
+	// calls c.Request.Context(), or set gin's Engine.ContextWithFallback.
+	WarnContext WarningKind = "context"
 )
 
 func warningOf(w store.Warning) Warning {
 	return Warning{Kind: WarningKind(w.Kind), Node: w.Node, Detail: w.Detail, Err: w.Err, Resolved: w.Resolved}
+}
+
+func (l *Locker) warnContext() {
+	l.warnedContext.Do(func() {
+		l.observer.OnWarning(context.Background(), Warning{Kind: WarnContext, Detail: "a call's ctx is a framework's context, such as a *gin.Context, " +
+			"which does not end when the client leaves or the lease is lost: give it c.Request.Context(), or set gin's Engine.ContextWithFallback"})
+	})
 }
 
 // checkEviction warns an Observer that was given of every primary that may evict records.

@@ -9,6 +9,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/leasekey"
 )
 
 // PerKey returns middleware that runs one request at a time per key. It panics on a mistake in its
@@ -129,6 +130,7 @@ func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 				tap.end(c, returned)
 			}()
 			c.Request = r
+			defer putLease(c, outer, r)()
 			c.Next()
 			returned = true
 		},
@@ -141,5 +143,19 @@ func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 	})
 	if !ran {
 		c.Abort()
+	}
+}
+
+// putLease has c show the lease of r until the function that it returns is called, and then again that
+// of outer: c.Request.Context() is not asked for values of c unless Engine.ContextWithFallback is set.
+func putLease(c *gin.Context, outer, r *http.Request) (restore func()) {
+	lease, held := core.LeaseFrom(r.Context())
+	if !held {
+		return func() {}
+	}
+	c.Set(leasekey.Lease, lease)
+	return func() {
+		before, _ := core.LeaseFrom(outer.Context())
+		c.Set(leasekey.Lease, before)
 	}
 }
