@@ -36,7 +36,7 @@ func (config Config) ToMiddleware() (echo.MiddlewareFunc, error) {
 	if err != nil {
 		return nil, err
 	}
-	return middleware(handler), nil
+	return guarded{handler}.wrap, nil
 }
 
 // PerKeyWithConfig returns middleware that runs one request at a time per key. It panics on a
@@ -44,7 +44,7 @@ func (config Config) ToMiddleware() (echo.MiddlewareFunc, error) {
 // error.
 //
 // echo copies the middleware of a group into a route when the route is registered: g.Use goes in
-// front of the routes that it is for, while e.Use may come after them. [Routes] finds those without
+// front of the routes that it is for, while e.Use may come after them. [WatchRoutes] finds those without
 // a guard.
 //
 // The key is released when the handler returns. A time-out middleware behind this one that runs the
@@ -74,18 +74,26 @@ func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) echo.Middle
 // and c.Path(). Routes that it does not know need no key. It panics without routes, with an error
 // that wraps core.ErrInvalidOption.
 func FromConfig(routes httplock.Routes) echo.MiddlewareFunc {
-	return middleware(version.FromConfig(routes))
+	return configured{guarded{version.FromConfig(routes)}}.wrap
 }
 
 // Lease returns the lease that the request runs under, the innermost if there are
 // several. Nil and false: it runs under none, as a GET that needs no key.
 func Lease(c *echo.Context) (*core.Lease, bool) { return core.LeaseFrom(c.Request().Context()) }
 
-func middleware(handler adapter.Handler[*echo.Context]) echo.MiddlewareFunc {
-	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c *echo.Context) error { return handler(c, next) }
+// guarded is the middleware of PerKey, and configured that of FromConfig.
+type (
+	guarded struct {
+		handler adapter.Handler[*echo.Context]
 	}
+	configured struct{ guarded }
+)
+
+func (g guarded) wrap(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c *echo.Context) error { return g.handler(c, next) }
 }
+
+func (f configured) wrap(next echo.HandlerFunc) echo.HandlerFunc { return f.guarded.wrap(next) }
 
 // version is what is peculiar to echo v5.
 var version = &adapter.Echo[*echo.Context]{
