@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,9 +32,9 @@ type Runtime struct {
 
 	current atomic.Pointer[state]
 
-	mu      sync.Mutex        // of what follows, and one reload at a time
-	parking map[routeID]route // those that parked requests since the start
-	router  []string          // the routes that are registered; nil: not known
+	mu      sync.Mutex                 // of what follows, and one reload at a time
+	parking map[routeID]route          // those that parked requests since the start
+	router  []httplock.RegisteredRoute // nil: not known
 	workers []*delayqueue.Worker
 	closing chan struct{}
 	closed  bool
@@ -136,63 +135,78 @@ func (rt *Runtime) adopt(s *state) {
 // as the file has it now. The pattern may be of any framework's form; a host in it does
 // not matter, as the file has none. A HEAD has GET's route, if it has none of its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
-	routes := rt.current.Load().routes
+	r, ok := rt.current.Load().find(method, pattern)
+	return r.Route, ok
+}
+
+// find returns the route of a method and a router's pattern.
+func (s *state) find(method, pattern string) (route, bool) {
 	find := func(pattern string) (route, bool) {
-		r, ok := routes[routeID{method, pattern}]
+		r, ok := s.routes[routeID{method, pattern}]
 		if !ok && method == http.MethodHead {
-			r, ok = routes[routeID{http.MethodGet, pattern}]
+			r, ok = s.routes[routeID{http.MethodGet, pattern}]
 		}
 		return r, ok
 	}
 	if r, ok := find(pattern); ok { // it is in normal form already
-		return r.Route, true
+		return r, true
 	}
 	for _, pattern := range patternsOf(pattern) {
 		if r, ok := find(pattern); ok {
-			return r.Route, true
+			return r, true
 		}
 	}
-	return httplock.Route{}, false
+	return route{}, false
 }
 
-// CheckRoutes reports the routes of the file that a router does not have, such as
-// misspelt ones, whose requests would run without a key. Give it all that are
-// registered, as "POST /orders/:id": gin and echo list theirs. One without a method, or
-// with that of echo v5's Any, takes them all. Its error is an *Error. After nil, reloads
-// are refused that have a route which the router does not have.
-func (rt *Runtime) CheckRoutes(registered ...string) error {
+// CheckRoutes reports what runs without the guard that is meant for it, as an *Error: the routes of the file
+// that a router does not have, such as misspelt ones, and what httplock.CheckRoutes finds, such as registered
+// writes without a guard that unguarded does not have. ginlock.Routes, echolock.WatchRoutes and
+// httplock.MuxRoutes read what is registered. After nil, reloads are refused that have a route which the
+// router does not have, or has without a FromConfig in front of it.
+func (rt *Runtime) CheckRoutes(registered []httplock.RegisteredRoute, unguarded ...string) error {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	s := rt.current.Load()
 	r := &report{file: s.file}
 	checkRouter(r, s, registered)
+	if e, ok := errors.AsType[*httplock.RoutesError](httplock.CheckRoutes(registered, rt, unguarded...)); ok {
+		for _, p := range e.Problems {
+			if _, configured := s.find(p.Route.Method, p.Route.Pattern); !configured { // checkRouter has those
+				r.at("routes", "%s: %s", p.Route, p.Text)
+			}
+		}
+	}
 	if err := r.err(); err != nil {
 		return err
 	}
-	rt.router = append([]string{}, registered...)
+	rt.router = append([]httplock.RegisteredRoute{}, registered...)
 	return nil
 }
 
-// checkRouter reports the routes of a state that are not registered.
-func checkRouter(r *report, s *state, registered []string) {
-	const anyMethod = ""
-	has := map[routeID]bool{}
-	for _, text := range registered {
-		method, pattern, found := strings.Cut(text, " ")
-		switch {
-		case !found:
-			method, pattern = anyMethod, text
-		case method == "echo_route_any": // echo.RouteAny
-			method = anyMethod
-		}
-		for _, pattern := range patternsOf(strings.TrimLeft(pattern, " ")) {
-			has[routeID{method, pattern}] = true
+// checkRouter reports the routes of a state that are not registered, or have no FromConfig in front of them.
+func checkRouter(r *report, s *state, registered []httplock.RegisteredRoute) {
+	has, names := map[routeID]bool{}, make([]string, len(registered)) // whether with FromConfig
+	for i, route := range registered {
+		names[i] = route.String()
+		for _, pattern := range patternsOf(route.Pattern) {
+			id := routeID{route.Method, pattern}
+			before, twice := has[id] // under another host
+			has[id] = route.FromConfig && (before || !twice)
 		}
 	}
 	for id, route := range s.routes {
-		gets := routeID{http.MethodGet, id.pattern} // net/http serves HEAD with it
-		if !has[id] && !has[routeID{anyMethod, id.pattern}] && (id.method != http.MethodHead || !has[gets]) {
-			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
+		ids := []routeID{id, {"", id.pattern}}
+		if id.method == http.MethodHead {
+			ids = append(ids, routeID{http.MethodGet, id.pattern}) // net/http serves HEAD with it
+		}
+		at := member("routes", route.text)
+		i := slices.IndexFunc(ids, func(id routeID) bool { _, registered := has[id]; return registered })
+		switch {
+		case i < 0:
+			r.at(at, "the router has no such route%s", meant(nearest(route.text, names)))
+		case !has[ids[i]]:
+			r.at(at, "the router has this route without a FromConfig in front of it; with gin and a group of echo's, Use comes before the routes")
 		}
 	}
 }
