@@ -37,6 +37,7 @@ type Middleware struct {
 	reauthorize     func(r *http.Request, principal string) error
 	parkAnonymously bool
 	warnCredentials sync.Once
+	warnSelfCall    sync.Once
 }
 
 // Exchange is one request on its way through a framework's chain.

@@ -62,6 +62,14 @@ var mutants = map[string]mutant{
 		}),
 		fails: map[string]string{"client gone mid-handler": "the key is not held"},
 	},
+	"releases the key when its ctx ends": {
+		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
+			lease, _ := core.LeaseFrom(r.Context())
+			defer context.AfterFunc(r.Context(), func() { _ = lease.Release(context.Background()) })()
+			next(r)
+		}),
+		fails: map[string]string{"Timeout in front": "the key is not held"},
+	},
 	"does not give the key back": {
 		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
 			defer func() {
@@ -78,7 +86,9 @@ var mutants = map[string]mutant{
 	},
 	"hands on the request that came": {
 		perKey: next(func(c *toyContext, _ *http.Request, next func(*http.Request)) { next(c.r) }),
-		fails:  map[string]string{"runs under its lease": "no lease in the request's ctx", "body is whole after waiting": ""},
+		fails: map[string]string{
+			"runs under its lease": "no lease in the request's ctx", "body is whole after waiting": "", "a handler that calls itself": "508",
+		},
 	},
 	"forgets the body": {
 		perKey: next(func(c *toyContext, r *http.Request, next func(*http.Request)) { next(c.r.WithContext(r.Context())) }),

@@ -65,6 +65,9 @@ var behaviours = []behaviour{
 	{name: "same key passes without Redis", test: reentry},
 	{name: "handler's error is the framework's", needs: HandlerErrors, test: handlerError},
 
+	{name: "a handler that calls itself", test: selfCalls},
+	{name: "Timeout in front", test: timeoutInFront},
+
 	{name: "Flush", test: flushes},
 	{name: "Hijack", test: hijacks},
 	{name: "ResponseController", test: responseController},
