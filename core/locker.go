@@ -31,7 +31,7 @@ type Locker struct {
 	waiters       *waiters
 	notifications *notifications
 
-	warnedContext sync.Once
+	warnedContext, warnedLocker sync.Once
 }
 
 // New makes a Locker on rdb, which stays the caller's to close, after the

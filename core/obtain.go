@@ -379,7 +379,11 @@ func (l *Locker) holding(ctx context.Context, key string) *Lease {
 		l.warnContext()
 	}
 	for held := inner; held != nil; held = held.outer {
-		if held.Key() != key || !held.hold.locker.sameAs(l) {
+		if held.Key() != key {
+			continue
+		}
+		if !held.hold.locker.sameAs(l) {
+			l.warnOtherLocker()
 			continue
 		}
 		held = held.outermost()

@@ -45,6 +45,11 @@ const (
 	// does not end when the client leaves or the lease is lost. It is reported once. Give
 	// calls c.Request.Context(), or set gin's Engine.ContextWithFallback.
 	WarnContext WarningKind = "context"
+	// WarnOtherLocker reports that a call for a key was made under a lease on the same key of a Locker with
+	// another client or prefix, such as by a delayqueue.Worker whose Locker is not that of the guards. On
+	// one Redis, with one prefix, the call waits for its own caller; otherwise the two leases do not
+	// exclude one another. It is reported once. Give both Lockers one client and one prefix.
+	WarnOtherLocker WarningKind = "other_locker"
 )
 
 func warningOf(w store.Warning) Warning {
@@ -55,6 +60,13 @@ func (l *Locker) warnContext() {
 	l.warnedContext.Do(func() {
 		l.observer.OnWarning(context.Background(), Warning{Kind: WarnContext, Detail: "a call's ctx is a framework's context, such as a *gin.Context, " +
 			"which does not end when the client leaves or the lease is lost: give it c.Request.Context(), or set gin's Engine.ContextWithFallback"})
+	})
+}
+
+func (l *Locker) warnOtherLocker() {
+	l.warnedLocker.Do(func() {
+		l.observer.OnWarning(context.Background(), Warning{Kind: WarnOtherLocker, Detail: "a call is made under a lease on the same key of a Locker with another " +
+			"client or prefix, such as a worker's: it waits for itself, or the two do not exclude one another: give both Lockers one client and one prefix"})
 	})
 }
 

@@ -53,7 +53,7 @@ import (
 //
 // The Worker holds the message's key, whether or not the route has a guard. Its Locker should
 // be the one of the guards, or have the same client and prefix. Otherwise a replay meets the
-// worker's own lease as a conflict.
+// worker's own lease as a conflict, and the guards' Locker says so (core.WarnOtherLocker).
 //
 // The request has no RemoteAddr and no TLS state. Its Host is that of the pattern of
 // http.ServeMux under which it was parked, or [WithReplayHost]'s, and otherwise empty: it is
