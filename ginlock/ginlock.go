@@ -18,6 +18,9 @@ import (
 // gin copies the handlers of a route when the route is registered: r.Use(PerKey(…)) goes in front
 // of the routes that it is for. [Routes] finds those without a guard.
 //
+// Handlers hand c.Request.Context() to what they call, and not c, which does not end with the lease: see the
+// package's documentation.
+//
 // The key is released when the handlers return. A time-out middleware behind PerKey that runs them on
 // another goroutine returns before they do, and they run on after their key was released: put
 // httplock.Timeout around the engine instead. A handler that asks its own service for the same key

@@ -28,6 +28,8 @@
 //	Idempotency-Key of another request   422
 //	body too large to hold the key       413
 //	a key function that failed           500
+//	it would wait for its own sender     508, with Transport
+//	over its time, with Timeout          503
 //
 // Errors are problem documents (RFC 9457), each described in docs/problems.md.
 // No response repeats the key. A request that was refused never ran: whatever
@@ -51,6 +53,8 @@
 // parameters. FromConfig goes around a whole ServeMux, and asks a Routes for each
 // request which guard and which key its route has. NormalizePattern makes the patterns
 // of all frameworks alike, so that one configuration is good for all.
+//
+// CheckRoutes reports at start the registered POST, PUT, PATCH and DELETE that have no guard.
 //
 // # Answers of your own
 //

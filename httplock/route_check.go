@@ -38,7 +38,7 @@ type RoutesError struct{ Problems []RouteProblem }
 // Error tells all problems, one in a line.
 func (e *RoutesError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "httplock: %d problems with registered routes", len(e.Problems))
+	b.WriteString("httplock: the registered routes are not guarded as they should be:")
 	for _, p := range e.Problems {
 		fmt.Fprintf(&b, "\n\t%s: %s", p.Route, p.Text)
 	}
