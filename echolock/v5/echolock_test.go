@@ -1,6 +1,7 @@
 package echolock_test
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -78,7 +79,7 @@ func TestConstructorsOfKeys(t *testing.T) {
 
 // A group with middleware has echo answer what it does not match at the same path.
 func TestCatchAllRouteOfAGroupIsGuarded(t *testing.T) {
-	closed := echolock.PerKeyWithConfig(echolock.Config{})
+	closed := echolock.PerKey(newLocker(t).Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "", errors.New("no key") })
 	e := echo.New()
 	g := e.Group("/api", closed)
 	g.POST("/*", func(*echo.Context) error {
