@@ -82,7 +82,7 @@ func timeoutInFront(t *trial) {
 		return ok(w, r)
 	}, lock(b, nil))
 	engine := t.adapter.New(app)
-	s := t.start(httplock.Timeout(200*time.Millisecond)(engine), t.silent)
+	s := t.start(httplock.Timeout(500*time.Millisecond)(engine), t.silent)
 
 	resp := t.post(s, "")
 	t.requireOK(resp)
