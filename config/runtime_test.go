@@ -420,7 +420,8 @@ routes:
 `)
 	err := rt.CheckRoutes([]httplock.RegisteredRoute{
 		{Method: "POST", Pattern: "/orders/:id", FromConfig: true, PerKey: true},
-		{Method: "GET", Pattern: "/files/*path", FromConfig: true}, {Method: "GET", Pattern: "/unguarded"},
+		{Method: "GET", Pattern: "/files/*path", FromConfig: true},
+		{Method: "GET", Pattern: "/unguarded"},
 	})
 	var e *config.Error
 	require.ErrorAs(t, err, &e)

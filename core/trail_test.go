@@ -42,7 +42,7 @@ func TestTrail_NamesTheLeasesThatACallWouldWaitFor(t *testing.T) {
 
 		require.NoError(t, func() error {
 			ctx := t.Context()
-			for _, key := range strings.Split("abcdefghijkl", "") {
+			for key := range strings.SplitSeq("abcdefghijkl", "") {
 				lease, err := a.Acquire(ctx, key)
 				if err != nil {
 					return err

@@ -46,8 +46,8 @@ func (p *requestState) selfCall() error {
 	if trail == "" || p.replay != nil || p.call.Shared {
 		return nil
 	}
-	if is, err := p.m.guard.Locker().OnTrail(p.x.Request.Context(), p.call.Key, trail); err != nil || !is {
-		return nil // what is wrong with Redis, Do will see
+	if is, _ := p.m.guard.Locker().OnTrail(p.x.Request.Context(), p.call.Key, trail); is { // what is wrong with Redis, Do will see
+		return errSelfCall
 	}
-	return errSelfCall
+	return nil
 }

@@ -120,7 +120,10 @@ func (w *timedWriter) expire(r *http.Request) bool {
 	prepareHeader(h, 0)
 	h.Set("Content-Type", "application/problem+json")
 	h.Set("X-Content-Type-Options", "nosniff")
-	content, _ := json.Marshal(doc) // no document of ours can fail
+	content, err := json.Marshal(doc)
+	if err != nil { // no document of ours can fail
+		content = nil
+	}
 	h.Set("Content-Length", strconv.Itoa(len(content)))
 	w.inner.WriteHeader(doc.Status)
 	if r.Method != http.MethodHead {

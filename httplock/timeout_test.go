@@ -93,7 +93,7 @@ func TestTimeout_Panics(t *testing.T) {
 	require.ErrorIs(t, err, core.ErrInvalidOption)
 
 	now := httplock.Timeout(time.Minute)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("now") }))
-	require.PanicsWithValue(t, "now", func() { now.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) })
+	require.PanicsWithValue(t, "now", func() { now.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil)) })
 
 	log, release, ended := testbed.CaptureLog(t), make(chan struct{}), make(chan struct{})
 	late := httplock.Timeout(time.Millisecond)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -102,7 +102,7 @@ func TestTimeout_Panics(t *testing.T) {
 		panic("too late")
 	}))
 	w := httptest.NewRecorder()
-	late.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	late.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	close(release)
 	<-ended
@@ -123,7 +123,7 @@ func TestTimeout_AClientThatLeaves(t *testing.T) {
 	}()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.URL, http.NoBody)
 	require.NoError(t, err)
-	_, err = srv.Client().Do(r) //nolint:bodyclose // there is none
+	_, err = srv.Client().Do(r)
 	require.Error(t, err)
 	require.ErrorIs(t, <-cause, context.Canceled)
 }
