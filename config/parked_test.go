@@ -126,6 +126,7 @@ func TestReload_ReplicasAgree(t *testing.T) {
 		for name, rt := range replicas {
 			require.NoError(t, rt.Reload(load(t, env, "routes: {'POST /b': {key: 'b:{header.X-Shop}', principal: merchants}}")), name)
 			assert.Nil(t, rt.Queue("later"), name)
+			require.NoError(t, rt.Reload(load(t, env, rejecting)), "%s: it was there at the start", name)
 		}
 	})
 }

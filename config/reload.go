@@ -56,6 +56,11 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 			rt.log().Warn("config: a route was removed: its requests need no key any more", "file", f.name, "route", before.text)
 		}
 	}
+	for name := range before.queues {
+		if made.queues[name] == nil {
+			rt.log().Warn("config: a queue was removed: its workers go on until Shutdown", "file", f.name, "queue", name)
+		}
+	}
 	rt.current.Store(made)
 	rt.log().Info("config: reloaded", "file", f.name)
 	return nil
