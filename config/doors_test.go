@@ -190,7 +190,7 @@ func TestReload_ReachesRequestsAndTasksUnderTraffic(t *testing.T) {
 func TestReload_IsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	waits, rejects := fmt.Sprintf(chargesFile, 1, "{policy: retry, max_wait: 30s}"), fmt.Sprintf(chargesFile, 1, "reject")
+	waits, rejects := fmt.Sprintf(chargesFile, 1, "{policy: retry, max_wait: 10s}"), fmt.Sprintf(chargesFile, 1, "reject")
 	s := newWallets(t, env, rejects)
 	require.NoError(t, s.rt.CheckRoutes("POST /charges"))
 	release := hold(t, s.rt, "wallet:1")
