@@ -61,7 +61,7 @@ func TestOwnHooksAreCalledForFailuresOnly(t *testing.T) {
 		b.enqueue(t, task(), asynq.MaxRetry(1))
 		b.untilConflicts(t, 5)
 		release()
-		<-done
+		get(t, done)
 		for _, n := range []*atomic.Int64{&judged, &delayed, &handled} {
 			require.EqualValues(t, 3, n.Load())
 		}
@@ -189,6 +189,6 @@ func TestSkippedTasksNeedNoKey(t *testing.T) {
 				return nil
 			})))
 		b.enqueue(t, asynq.NewTask("free", nil))
-		<-ran
+		get(t, ran)
 	})
 }

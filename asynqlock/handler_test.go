@@ -39,7 +39,7 @@ func TestHandlerRunsUnderItsLease(t *testing.T) {
 				return nil
 			})))
 		id := b.enqueue(t, task())
-		<-done
+		get(t, done)
 		redistest.Eventually(t, func() bool { return b.info(t, id) == nil }, "the task has ended")
 		b.requireFree(t, key)
 	})
@@ -66,7 +66,7 @@ func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
 				return nil
 			})))
 		b.enqueue(t, task(), asynq.Timeout(time.Second), asynq.MaxRetry(1))
-		<-done
+		get(t, done)
 		require.EqualValues(t, 1, cut.Load(), "the first was cut off")
 		redistest.Eventually(t, func() bool { return only.runs.Load() == 2 }, "both have ended")
 		b.requireArchived(t, 0)
@@ -91,7 +91,7 @@ func TestShutdownMidHandler(t *testing.T) {
 						return nil
 					})))
 				id := b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
-				<-started
+				get(t, started)
 				stop()
 				require.Equal(t, asynq.TaskStatePending, b.info(t, id).State, "asynq put it back, though its handler runs")
 
@@ -104,7 +104,7 @@ func TestShutdownMidHandler(t *testing.T) {
 				b.untilConflicts(t, 5)
 				require.EqualValues(t, 1, only.inside.Load())
 				close(end)
-				<-done
+				get(t, done)
 				redistest.Eventually(t, func() bool { return only.runs.Load() == 2 }, "both have ended")
 				b.requireArchived(t, 0)
 			})
@@ -144,8 +144,8 @@ func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
 						return result
 					})))
 				id := b.enqueue(t, task(), asynq.MaxRetry(1))
-				require.ErrorIs(t, <-causes, core.ErrLeaseLost)
-				err := <-reported
+				require.ErrorIs(t, get(t, causes), core.ErrLeaseLost)
+				err := get(t, reported)
 				require.ErrorIs(t, err, core.ErrLeaseLost)
 				require.NotErrorIs(t, err, asynqlock.ErrDeferred)
 				if result != nil {
@@ -220,6 +220,10 @@ func TestStress(t *testing.T) {
 		b := setup(t, env)
 		var inside [keys]alone
 		runs := make(chan string, 2*tasks)
+		for i := range tasks {
+			wallet := map[string]string{"wallet": fmt.Sprint(i % keys)}
+			b.enqueue(t, asynq.NewTaskWithHeaders(kind, fmt.Append(nil, i), wallet), asynq.MaxRetry(i%3))
+		}
 		for range servers {
 			guard := b.newLocker(t).Guard(core.RejectConflicts)
 			b.serve(t, b.config(), asynqlock.PerKey(guard, asynqlock.Header("wallet:", "wallet"), soon)(asynq.HandlerFunc(
@@ -230,10 +234,6 @@ func TestStress(t *testing.T) {
 					runs <- string(task.Payload())
 					return nil
 				})))
-		}
-		for i := range tasks {
-			wallet := map[string]string{"wallet": fmt.Sprint(i % keys)}
-			b.enqueue(t, asynq.NewTaskWithHeaders(kind, fmt.Append(nil, i), wallet), asynq.MaxRetry(i%3))
 		}
 		seen := make(map[string]int)
 		timeout := time.After(time.Minute)

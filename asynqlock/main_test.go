@@ -233,3 +233,14 @@ func requireNoSecret(t *testing.T, text string) {
 }
 
 func redisAt(addr string) *redis.Options { return &redis.Options{Addr: addr, MaxRetries: -1} }
+
+// get receives from a channel, and fails the test if nothing comes.
+func get[T any](t *testing.T, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(30 * time.Second):
+		require.FailNow(t, "nothing came for 30 s")
+	}
+	return value
+}

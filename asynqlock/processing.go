@@ -96,13 +96,15 @@ func (p *processing) begin(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	go func() {
 		waiting, _ := p.list.start(ctx, p.server.rdb, taskOf(ctx))
-		p.ahead = waiting > 0 && short && p.server.wake(ctx, p.list, p.expected(), time.Now().Add(inWorker))
+		if waiting > 0 && short {
+			p.ahead, _ = p.server.wake(ctx, p.list, p.expected(), time.Now().Add(inWorker))
+		}
 		p.started <- waiting
 	}()
 }
 
-// ended wakes the next, unless that was done. Where Redis is slow it goes on without the worker: clients of go-redis
-// may ignore a ctx that ends.
+// ended wakes the next, unless that was done. What takes long goes on without the worker: a Redis that is slow, since
+// clients of go-redis may ignore a ctx that ends, and a next that is slow to be put aside.
 func (p *processing) ended(ctx context.Context) {
 	if p.started == nil || p.server == nil {
 		return
@@ -114,7 +116,7 @@ func (p *processing) ended(ctx context.Context) {
 		waiting := <-p.started
 		// Those that are refused meanwhile are told by OnFree, but only when nobody holds the key.
 		if waiting > 0 && !p.ahead || !p.guard.Exclusive() {
-			p.server.wake(ctx, p.list, p.expected(), time.Now().Add(inWorker))
+			p.server.freed(ctx, p.list, p.expected())
 		}
 	}()
 	select {
