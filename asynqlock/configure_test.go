@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -102,6 +103,20 @@ func TestConfigureReportsMistakes(t *testing.T) {
 	var cfg asynq.Config
 	require.ErrorIs(t, asynqlock.Configure(&cfg, nil), core.ErrInvalidOption)
 	require.Equal(t, asynq.Config{}, cfg)
+	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		srv, err := asynqlock.NewServer(none, cfg)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.Nil(t, srv)
+	}
+}
+
+func TestNewServer_LeavesTheConfigAsItWas(t *testing.T) {
+	t.Parallel()
+	var cfg asynq.Config
+	_, err := asynqlock.NewServer(redistest.Client(t, redisAt("127.0.0.1:1")), cfg)
+	require.NoError(t, err)
+	require.Nil(t, cfg.IsFailure)
+	require.Nil(t, cfg.BaseContext)
 }
 
 func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {

@@ -142,6 +142,26 @@ func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
 	}
 }
 
+// The first task tells, also where no key is ever fought for.
+func TestConfigure_AnotherRedisIsLoggedAtTheFirstTask(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		log := &testbed.Log{}
+		ran := make(chan struct{}, 10)
+		b.serveElsewhere(t, b.config(), elsewhere(t), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(
+			asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		for n := range 5 {
+			b.enqueue(t, asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":%d}`, n)))
+			get(t, ran)
+		}
+		require.Zero(t, b.conflicts.n.Load())
+		requireWarnedOnce(t, log)
+	})
+}
+
 func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

@@ -155,6 +155,7 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 	s, _ := ctx.Value(serverKey{}).(*server)
 	p := &processing{middleware: m, server: s, key: key, list: listOf(m.guard.Locker(), key), task: task, next: next}
 	if s != nil {
+		s.check(ctx, m)
 		defer s.asks(p)()
 	}
 	err = p.do(ctx, m.guardOf(s), p.mayWait())

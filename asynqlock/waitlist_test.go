@@ -413,6 +413,50 @@ func TestWake_ATaskThatIsSlowToBePutAside(t *testing.T) {
 	})
 }
 
+// No release tells of a key that is free again since a MinHold is over, or the lease of a holder that died.
+func TestWake_WhenALeaseIsOver(t *testing.T) {
+	const hold = 700 * time.Millisecond
+	for name, c := range map[string]struct {
+		died bool
+		opts []core.AcquireOption
+	}{
+		"MinHold": {opts: []core.AcquireOption{core.MinHold(hold)}},
+		"died":    {died: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				b.subscribed(t, b.locker)
+				began := time.Now()
+				if c.died {
+					_, err := b.rival.TryAcquire(t.Context(), key, core.FixedLease(hold))
+					require.NoError(t, err)
+				}
+				const tasks = 4
+				runs := make(chan time.Time, tasks)
+				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, c.opts...), walletKey, late)(asynq.HandlerFunc(
+					func(context.Context, *asynq.Task) error {
+						runs <- time.Now()
+						return nil
+					})))
+				for n := range tasks {
+					b.enqueue(t, numbered(n), asynq.MaxRetry(n%2))
+				}
+				last := began
+				for n := range tasks {
+					run := get(t, runs)
+					if !c.died && n > 0 || c.died && n == 0 {
+						require.GreaterOrEqual(t, run.Sub(last), hold-20*time.Millisecond)
+					}
+					last = run
+				}
+				b.listed(t, 0)
+				b.requireArchived(t, 0)
+			})
+		})
+	}
+}
+
 // slowRetry delays asynq's putting aside of a task.
 type slowRetry struct{ hangs }
 

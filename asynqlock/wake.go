@@ -64,6 +64,23 @@ func (s *server) freed(ctx context.Context, list waitlist, expected int) {
 	}
 }
 
+// wakeAfter wakes a task when the lease is over of which one was told. No release tells of that if the holder died, or
+// gave the key back while a MinHold keeps it. If the lease was renewed, the task is refused, and told anew.
+func (s *server) wakeAfter(remaining time.Duration, list waitlist, expected int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if timer, ok := s.ends[list]; ok {
+		timer.Reset(remaining)
+		return
+	}
+	s.ends[list] = time.AfterFunc(remaining, func() {
+		s.mu.Lock()
+		delete(s.ends, list)
+		s.mu.Unlock()
+		s.freed(context.Background(), list, expected)
+	})
+}
+
 // asks counts a task that asks for the key of a list, until answered or p.asked is called first: it has the key,
 // or is in the list.
 func (s *server) asks(p *processing) (answered func()) {
