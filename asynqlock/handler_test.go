@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 func TestHandlerRunsUnderItsLease(t *testing.T) {
@@ -70,6 +72,39 @@ func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
 		require.EqualValues(t, 1, cut.Load(), "the first was cut off")
 		redistest.Eventually(t, func() bool { return only.runs.Load() == 2 }, "both have ended")
 		b.requireArchived(t, 0)
+	})
+}
+
+func TestHandlerThatRunsOnIsLoggedOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		log := &testbed.Log{}
+		end, ran := make(chan struct{}), make(chan struct{}, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				ran <- struct{}{}
+				if task.Type() == "obeys" {
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				<-end
+				return nil
+			})))
+		b.enqueue(t, asynq.NewTask("obeys", []byte(payload)), asynq.Timeout(time.Second), asynq.MaxRetry(0))
+		get(t, ran)
+		time.Sleep(2500 * time.Millisecond)
+		require.Empty(t, log.String())
+		for n := range 3 {
+			b.enqueue(t, asynq.NewTask("deaf", fmt.Appendf(nil, `{"user_id":%d}`, n)), asynq.Timeout(time.Second), asynq.MaxRetry(1))
+			get(t, ran)
+		}
+		redistest.Eventually(t, func() bool { return log.String() != "" }, "it is logged while it runs")
+		time.Sleep(500 * time.Millisecond)
+		close(end)
+		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
+		require.Contains(t, log.String(), "a handler runs on although its ctx has ended")
+		require.Contains(t, log.String(), "type=deaf")
+		requireNoSecret(t, log.String())
 	})
 }
 

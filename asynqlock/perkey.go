@@ -46,7 +46,7 @@ type middleware struct {
 	guards  sync.Map // *server: a guard whose releases wake that one's tasks
 	typical sync.Map // a type of tasks: *atomic.Int64, how long one runs
 
-	unconfigured, badKeyFunc sync.Once // what is logged once
+	unconfigured, badKeyFunc, ranOn sync.Once // what is logged once
 }
 
 func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
