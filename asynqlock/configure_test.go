@@ -124,7 +124,16 @@ func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
 		b := setup(t, env)
 		b.hold(t, key)
 		log := &testbed.Log{}
-		b.start(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+		ran := make(chan struct{}, 1)
+		b.start(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
+			func(_ context.Context, task *asynq.Task) error {
+				assert.Equal(t, "free", task.Type())
+				ran <- struct{}{}
+				return nil
+			})))
+		b.enqueue(t, asynq.NewTask("free", []byte(`{"user_id":1}`)))
+		get(t, ran)
+		require.Contains(t, log.String(), "Configure was not applied", "the first task tells")
 		// Not run and not lost: asynq counts failures, and archives.
 		id := b.enqueue(t, task(), asynq.MaxRetry(2))
 		info := b.untilState(t, id, asynq.TaskStateArchived)

@@ -165,6 +165,37 @@ func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
 	}
 }
 
+// A Timeout bounds a run, and no deferral; a Deadline both.
+func TestTimeoutDoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan string, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				ran <- string(task.Payload())
+				return nil
+			})))
+		for retries := range 2 {
+			b.enqueue(t, numbered(retries), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
+			b.enqueue(t, numbered(10), asynq.MaxRetry(retries), asynq.Deadline(time.Now().Add(2*time.Second)))
+		}
+		redistest.Eventually(t, func() bool {
+			archived, err := b.inspector.ListArchivedTasks(b.queue)
+			require.NoError(t, err)
+			for _, task := range archived {
+				require.Equal(t, context.DeadlineExceeded.Error(), task.LastErr)
+			}
+			return len(archived) == 2
+		}, "those with a Deadline are archived")
+		require.Empty(t, ran)
+		release()
+		for range 2 {
+			require.NotContains(t, get(t, ran), "10")
+		}
+	})
+}
+
 func TestShortWaitInTheHandler(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
