@@ -176,8 +176,10 @@ func TestTimeoutDoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
 				ran <- string(task.Payload())
 				return nil
 			})))
+		const timeout = 3 * time.Second
+		began := time.Now()
 		for retries := range 2 {
-			b.enqueue(t, numbered(retries), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
+			b.enqueue(t, numbered(retries), asynq.MaxRetry(retries), asynq.Timeout(timeout))
 			b.enqueue(t, numbered(10), asynq.MaxRetry(retries), asynq.Deadline(time.Now().Add(2*time.Second)))
 		}
 		redistest.Eventually(t, func() bool {
@@ -188,6 +190,7 @@ func TestTimeoutDoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
 			}
 			return len(archived) == 2
 		}, "those with a Deadline are archived")
+		time.Sleep(time.Until(began.Add(timeout + time.Second)))
 		require.Empty(t, ran)
 		release()
 		for range 2 {
