@@ -61,8 +61,8 @@
 //     task "x": to enqueue something once use asynq.Unique, or leave tasks a retry, with which
 //     they are not cloned until their last attempt.
 //   - asynq counts the original as processed, and logs that it was revoked.
-//   - A crash between clone and revocation leaves both: the original, whose last attempt this
-//     was, is archived by asynq as one whose lease expired, and the clone goes on. An original
+//   - A crash, or the end of a Timeout or Deadline, between clone and revocation leaves both: the original, whose
+//     last attempt this was, is archived by asynq, and the clone goes on. An original
 //     that asynq hands out again, which a shutdown at that moment does, finds its clone, unless
 //     the key is free by then: then both run.
 //
