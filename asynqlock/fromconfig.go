@@ -18,7 +18,7 @@ type Tasks interface {
 }
 
 // FromConfig returns middleware that guards each task as a configuration says at that moment, by its type. An error of
-// a key is as one of a KeyFunc. The servers that run it need Configure.
+// a key is as one of a KeyFunc. The servers that run it are made by NewServer, or need Configure.
 //
 // FromConfig panics on a mistake in its arguments, as PerKey does. A guard of Tasks that cannot work is logged once, and
 // its tasks are deferred: none is run.

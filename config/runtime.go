@@ -32,12 +32,13 @@ type Runtime struct {
 
 	current atomic.Pointer[state]
 
-	mu      sync.Mutex                 // of what follows, and one reload at a time
-	parking map[routeID]route          // those that parked requests since the start
+	reloads sync.Mutex                 // one at a time, and router
 	router  []httplock.RegisteredRoute // nil: not known
+
+	closing context.Context // ends with the first Shutdown
+	close   context.CancelFunc
+	mu      sync.Mutex // workers, and none after close
 	workers []*delayqueue.Worker
-	closing chan struct{}
-	closed  bool
 }
 
 var _ httplock.Routes = (*Runtime)(nil)
@@ -63,11 +64,10 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 			return nil, err
 		}
 	}
-	rt := &Runtime{
-		options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{},
-		parking: map[routeID]route{}, closing: make(chan struct{}),
-	}
+	rt := &Runtime{options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{}}
+	rt.closing, rt.close = context.WithCancel(context.Background())
 	if err := rt.open(f); err != nil {
+		rt.close()
 		if rt.locker != nil {
 			_ = rt.locker.Close()
 		}
@@ -93,7 +93,7 @@ func (rt *Runtime) open(f *File) error {
 	if rt.options.client == nil {
 		if !s.given() {
 			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
-		} else if client := r.connect(s); client != nil {
+		} else if client := r.connect(s, rt.log); client != nil {
 			rt.rdb = client
 		}
 	}
@@ -113,50 +113,38 @@ func (rt *Runtime) open(f *File) error {
 	if err != nil {
 		return err
 	}
-	rt.adopt(made)
+	rt.current.Store(made)
 	return nil
-}
-
-// adopt puts a state into force.
-func (rt *Runtime) adopt(s *state) {
-	for id, r := range s.routes {
-		if !r.parks {
-			continue
-		}
-		if before, ok := rt.parking[id]; ok { // what is parked already has no more than that
-			r.stored = slices.DeleteFunc(slices.Clone(r.stored), func(name string) bool { return !slices.Contains(before.stored, name) })
-		}
-		rt.parking[id] = r
-	}
-	rt.current.Store(s)
 }
 
 // Route implements httplock.Routes: it returns the middleware and the key of the route
 // as the file has it now. The pattern may be of any framework's form; a host in it does
 // not matter, as the file has none. A HEAD has GET's route, if it has none of its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
-	r, ok := rt.current.Load().find(method, pattern)
-	return r.Route, ok
+	s := rt.current.Load()
+	id, ok := s.find(method, pattern)
+	return s.routes[id].Route, ok
 }
 
-// find returns the route of a method and a router's pattern.
-func (s *state) find(method, pattern string) (route, bool) {
-	find := func(pattern string) (route, bool) {
-		r, ok := s.routes[routeID{method, pattern}]
-		if !ok && method == http.MethodHead {
-			r, ok = s.routes[routeID{http.MethodGet, pattern}]
+// find looks a route up.
+func (s *state) find(method, pattern string) (id routeID, ok bool) {
+	known := func(pattern string) bool {
+		id = routeID{method, pattern}
+		if _, ok = s.routes[id]; !ok && method == http.MethodHead {
+			id.method = http.MethodGet
+			_, ok = s.routes[id]
 		}
-		return r, ok
+		return ok
 	}
-	if r, ok := find(pattern); ok { // it is in normal form already
-		return r, true
+	if known(pattern) { // it is in normal form already
+		return id, true
 	}
 	for _, pattern := range patternsOf(pattern) {
-		if r, ok := find(pattern); ok {
-			return r, true
+		if known(pattern) {
+			return id, true
 		}
 	}
-	return route{}, false
+	return routeID{}, false
 }
 
 // CheckRoutes reports what runs without the guard that is meant for it, as an *Error: the routes of the file
@@ -165,8 +153,8 @@ func (s *state) find(method, pattern string) (route, bool) {
 // httplock.MuxRoutes read what is registered. After nil, reloads are refused that have a route which the
 // router does not have, or has without a FromConfig in front of it.
 func (rt *Runtime) CheckRoutes(registered []httplock.RegisteredRoute, unguarded ...string) error {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	rt.reloads.Lock()
+	defer rt.reloads.Unlock()
 	s := rt.current.Load()
 	r := &report{file: s.file}
 	checkRouter(r, s, registered)
@@ -235,7 +223,7 @@ func (rt *Runtime) File() *File { return rt.current.Load().file }
 func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue.WorkerOption) (*delayqueue.Worker, error) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if rt.closed {
+	if rt.closing.Err() != nil {
 		return nil, fmt.Errorf("config: worker: %w", core.ErrClosed)
 	}
 	f := rt.File()
@@ -277,10 +265,7 @@ func (w *workerSection) most() time.Duration {
 // and returns ctx's error. It waits for all goroutines, and may be called twice.
 func (rt *Runtime) Shutdown(ctx context.Context) error {
 	rt.mu.Lock()
-	if !rt.closed {
-		rt.closed = true
-		close(rt.closing)
-	}
+	rt.close()
 	workers := rt.workers
 	rt.mu.Unlock()
 
