@@ -1,6 +1,7 @@
 package delayqueue_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -111,6 +112,7 @@ func (l reshardingLoad) test(t *testing.T) {
 	produce := func(p int) {
 		n := len(acked[p])
 		job := delayqueue.Job{ID: fmt.Sprintf("p%d.%d", p, n), Key: fmt.Sprint("k", p)}
+		job.Payload = payloadOf(job.ID)
 		switch n % 100 {
 		case 50:
 			job.Name = namePoison
@@ -148,6 +150,9 @@ func (l reshardingLoad) test(t *testing.T) {
 		gaps.see(time.Duration(now - last.Swap(now)))
 		time.Sleep(time.Millisecond)
 		_ = r.handle(ctx, m)
+		if !bytes.Equal(m.Payload, payloadOf(m.ID)) {
+			return delayqueue.SkipRetry(errors.New("another payload"))
+		}
 		if m.Name == namePoison {
 			return delayqueue.SkipRetry(errors.New(namePoison))
 		}

@@ -1,0 +1,150 @@
+package delayqueue
+
+import (
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// longTest is a queue with messages whose payload is too long for a record.
+type longTest struct {
+	*Queue
+	t *testing.T
+	p *partition
+}
+
+func newLongTest(t *testing.T, env *redistest.Env, opts ...Option) *longTest {
+	t.Helper()
+	q, err := New(env.Client(t), "q", append(opts, WithPrefix(env.Prefix))...)
+	require.NoError(t, err)
+	return &longTest{q, t, q.partitions[0]}
+}
+
+func (q *longTest) add(job Job) {
+	q.t.Helper()
+	job.Payload = make([]byte, maxInline+1)
+	r, err := q.Enqueue(q.t.Context(), job)
+	require.NoError(q.t, err)
+	require.True(q.t, r.Stored)
+}
+
+// left is for how long the payload of a message lives: less than zero without one.
+func (q *longTest) left(id string) time.Duration {
+	q.t.Helper()
+	left, err := q.rdb.PTTL(q.t.Context(), q.p.payloadKey(id)).Result()
+	require.NoError(q.t, err)
+	return left
+}
+
+// A payload in a key of its own lives for as long as its message may need it, and expires if nobody frees it.
+func TestLongPayload_LivesAsLongAsItsMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const day = 24 * time.Hour
+		q := newLongTest(t, env, WithRetention(time.Minute), WithDeadRetention(9*day))
+		q.add(Job{ID: "id", MaxAge: day})
+		require.Greater(t, q.left("id"), day)
+		require.Less(t, q.left("id"), 2*day)
+
+		c := claimTest(t, q.Queue, "token.1", 1)[0]
+		_, err := q.p.extend(t.Context(), q.rdb, 3*day, []*claim{c}) // its handler takes longer than it may wait
+		require.NoError(t, err)
+		require.Greater(t, q.left("id"), 3*day)
+
+		require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
+		require.Greater(t, q.left("id"), 9*day-time.Minute)
+		payload, err := q.Payload(t.Context(), "id")
+		require.NoError(t, err)
+		require.Len(t, payload, maxInline+1)
+
+		require.NoError(t, q.Redrive(t.Context(), "id", 20*day))
+		require.Greater(t, q.left("id"), 20*day)
+		c = claimTest(t, q.Queue, "token.2", 1)[0]
+		require.Len(t, c.message.Payload, maxInline+1)
+		require.True(t, settleTest(t, c, outcome{kind: OutcomeDone}))
+		require.Negative(t, q.left("id"))
+	})
+}
+
+// What a script ends that was not told of it leaves no payload behind.
+func TestLongPayload_IsFreedByWhoeverEndsItsMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := newLongTest(t, env, WithMaxBytes(30_000), WithMaxBytesPerKey(30_000), WithMaxPayload(2*maxInline))
+		for name, end := range map[string]func(id string){
+			"cancelled": func(id string) { require.NoError(t, q.Cancel(t.Context(), id)) },
+			"too old when it is claimed": func(id string) {
+				require.NoError(t, ageRecord(q.Queue, id))
+				require.Empty(t, claimTest(t, q.Queue, id+".1", 1))
+			},
+			"too old where there is no room": func(id string) {
+				require.NoError(t, ageRecord(q.Queue, id))
+				for i := range 4 {
+					q.add(Job{ID: id + string(rune('a'+i)), Key: id, MaxAge: time.Hour})
+				}
+				_, err := q.CancelAll(t.Context(), Filter{Key: id})
+				require.NoError(t, err)
+			},
+			"superseded": func(id string) {
+				q.add(Job{ID: id + "newer", Key: id, Coalesce: true, MaxAge: time.Hour})
+				require.NoError(t, q.Cancel(t.Context(), id+"newer"))
+			},
+			"purged": func(id string) {
+				c := claimTest(t, q.Queue, id+".1", 1)[0]
+				require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
+				require.NoError(t, q.Purge(t.Context(), id))
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				id := strings.ReplaceAll(name, " ", "-")
+				q.add(Job{ID: id, Key: id, Coalesce: true, MaxAge: time.Hour})
+				require.Positive(t, q.left(id))
+				end(id)
+				require.Negative(t, q.left(id))
+			})
+		}
+	})
+}
+
+// An id that was purged and enqueued anew keeps its new payload, however late the old one is freed.
+func TestLongPayload_OfAnIdThatIsUsedAgainStays(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := newLongTest(t, env)
+		q.add(Job{ID: "id", MaxAge: time.Hour})
+		q.p.free(t.Context(), []any{"id", "other"})
+		require.Positive(t, q.left("id"))
+	})
+}
+
+// Payloads that cannot be read after their claim cost it no attempt: the same messages come again.
+func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := newLongTest(t, env)
+		var fails atomic.Int64
+		q.rdb.(*redis.Client).AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == any(payloadsScript.Hash()) && fails.Add(-1) >= 0 {
+				args[0] = "no-such-command"
+			}
+		}))
+		q.add(Job{ID: "first", Key: "k", MaxAge: time.Hour})
+		q.add(Job{ID: "second", Key: "k", MaxAge: time.Hour})
+		fails.Store(1)
+		_, err := q.p.claim(t.Context(), "token.1", time.Minute, 1)
+		require.Error(t, err)
+		c := claimTest(t, q.Queue, "token.1", 1)[0]
+		require.Equal(t, []any{"first", 1, maxInline + 1}, []any{c.message.ID, c.message.Attempt, len(c.message.Payload)})
+
+		fails.Store(1)
+		next := outcome{kind: OutcomeDone, next: "token.2", which: nextOfKey}
+		_, err = settleOnce(c, next)
+		require.Error(t, err)
+		s, err := settleOnce(c, next)
+		require.NoError(t, err)
+		require.True(t, s.held)
+		require.Equal(t, []any{"second", 1, maxInline + 1}, []any{s.next.ID, s.next.Attempt, len(s.next.Payload)})
+	})
+}
