@@ -221,7 +221,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	for i := range b.messages {
 		claimed[i] = &b.messages[i]
 	}
-	if err := p.fetch(ctx, claimed); err != nil { // to claim again with the token brings them again
+	if err := p.fetch(ctx, lease, claimed); err != nil { // to claim again with the token brings them again
 		return batch{}, redisError(ctx, "claim", err)
 	}
 	return b, nil
@@ -355,7 +355,7 @@ func (p *partition) settle(batch []*settling) {
 			next = append(next, s.settled.next)
 		}
 	}
-	err = p.fetch(ctx, next) // to settle again with the tokens brings them again
+	err = p.fetch(ctx, lease, next) // to settle again with the tokens brings them again
 	for _, s := range batch {
 		if s.err = cmp.Or(s.err, err); s.err != nil {
 			s.err = redisError(ctx, "settle", s.err)

@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -61,8 +62,8 @@ func (p *partition) free(ctx context.Context, ids []any) {
 	_ = freeScript.Run(ctx, p.queue.rdb, keys, ids...) // else they expire
 }
 
-// fetch gets the long payloads of messages that were claimed.
-func (p *partition) fetch(ctx context.Context, messages []*Message) error {
+// fetch gets the long payloads of messages that were claimed. A replica might not have them yet: a script asks no replica.
+func (p *partition) fetch(ctx context.Context, lease time.Duration, messages []*Message) error {
 	var long []*Message
 	var keys []string
 	for _, m := range messages {
@@ -75,7 +76,7 @@ func (p *partition) fetch(ctx context.Context, messages []*Message) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	payloads, err := payloadsScript.Run(ctx, p.queue.rdb, keys).Slice()
+	payloads, err := payloadsScript.Run(ctx, p.queue.rdb, keys, lease.Milliseconds()).Slice()
 	if err == nil && len(payloads) != len(long) {
 		err = luascript.ErrReply
 	}

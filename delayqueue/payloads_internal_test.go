@@ -1,6 +1,8 @@
 package delayqueue
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -42,33 +44,77 @@ func (q *longTest) left(id string) time.Duration {
 	return left
 }
 
+// livesLong reports it if a payload is gone before its message, or lives on for long.
+func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	const day = 24 * time.Hour
+	q := newLongTest(t, env, WithDeadRetention(9*day))
+	for _, hook := range hooks {
+		q.rdb.(*redis.Client).AddHook(hook)
+	}
+	q.add(Job{ID: "id", MaxAge: day})
+	if left := q.left("id"); left < day+59*time.Minute || left > 2*day {
+		return fmt.Errorf("%s are left of what may wait for a day", left)
+	}
+	b, err := q.p.claim(t.Context(), "token.1", 2*day, 1)
+	require.NoError(t, err)
+	if left := q.left("id"); left < 2*day {
+		return fmt.Errorf("%s are left of what is claimed for 2 days", left)
+	}
+	c := &claim{message: b.messages[0], partition: q.p, token: "token.1", startBy: b.messages[0].ExpiresAt}
+	_, err = q.p.extend(t.Context(), q.rdb, 3*day, []*claim{c}) // its handler takes longer than it may wait
+	require.NoError(t, err)
+	if left := q.left("id"); left < 3*day {
+		return fmt.Errorf("%s are left of what is claimed for 3 days", left)
+	}
+	require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
+	if left := q.left("id"); left < 9*day-time.Minute {
+		return fmt.Errorf("%s are left of what is dead for 9 days", left)
+	}
+	payload, err := q.Payload(t.Context(), "id")
+	require.NoError(t, err)
+	require.Len(t, payload, maxInline+1)
+	require.NoError(t, q.Redrive(t.Context(), "id", 20*day))
+	if left := q.left("id"); left < 20*day {
+		return fmt.Errorf("%s are left of what may wait for 20 days", left)
+	}
+	q.p.free(t.Context(), []any{"id", "other"}) // as if that came late, of an older message with the id
+	if q.left("id") < 0 {
+		return errors.New("the payload of a message that is there is freed")
+	}
+	c = claimTest(t, q.Queue, "token.2", 1)[0]
+	require.Len(t, c.message.Payload, maxInline+1)
+	require.True(t, settleTest(t, c, outcome{kind: OutcomeDone}))
+	require.Negative(t, q.left("id"))
+	return nil
+}
+
 // A payload in a key of its own lives for as long as its message may need it, and expires if nobody frees it.
 func TestLongPayload_LivesAsLongAsItsMessage(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		const day = 24 * time.Hour
-		q := newLongTest(t, env, WithRetention(time.Minute), WithDeadRetention(9*day))
-		q.add(Job{ID: "id", MaxAge: day})
-		require.Greater(t, q.left("id"), day)
-		require.Less(t, q.left("id"), 2*day)
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, livesLong(t, env)) })
+}
 
-		c := claimTest(t, q.Queue, "token.1", 1)[0]
-		_, err := q.p.extend(t.Context(), q.rdb, 3*day, []*claim{c}) // its handler takes longer than it may wait
-		require.NoError(t, err)
-		require.Greater(t, q.left("id"), 3*day)
-
-		require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
-		require.Greater(t, q.left("id"), 9*day-time.Minute)
-		payload, err := q.Payload(t.Context(), "id")
-		require.NoError(t, err)
-		require.Len(t, payload, maxInline+1)
-
-		require.NoError(t, q.Redrive(t.Context(), "id", 20*day))
-		require.Greater(t, q.left("id"), 20*day)
-		c = claimTest(t, q.Queue, "token.2", 1)[0]
-		require.Len(t, c.message.Payload, maxInline+1)
-		require.True(t, settleTest(t, c, outcome{kind: OutcomeDone}))
-		require.Negative(t, q.left("id"))
-	})
+func TestMutantsOfLongPayloadsAreCaught(t *testing.T) {
+	t.Parallel()
+	sources := sources()
+	sources["free"], sources["payloads"] = freeScript.Source(), payloadsScript.Source()
+	for _, m := range []mutant{
+		{"a long payload expires with the age alone", "enqueue", "'PX', text(age + SLACK)", "'PX', text(age)"},
+		{"a long payload never expires", "enqueue", ", 'PX', text(age + SLACK))", ")"},
+		{"a claim that is longer than its age has lost its payload", "payloads", "    redis.call('PEXPIRE', key, needed)\n", ""},
+		{"a claim that goes on has lost its payload", "extend", "      keep(bodies[id], lease + SLACK, 0)\n", ""},
+		{"a dead letter's payload expires", "settle", "    keep(bodies[id], dead_retention, 0)\n", ""},
+		{"a redriven payload expires", "redrive", "    keep(bodies[id], age + SLACK, 0)\n", ""},
+		{"a payload is freed that is needed", "free", "if not rec then", "if true then"},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources, m.script, m.old, m.new)
+			err := livesLong(t, redistest.Real(t), hook)
+			require.Error(t, err)
+			t.Log(err)
+		})
+	}
 }
 
 // What a script ends that was not told of it leaves no payload behind.
@@ -107,16 +153,6 @@ func TestLongPayload_IsFreedByWhoeverEndsItsMessage(t *testing.T) {
 				require.Negative(t, q.left(id))
 			})
 		}
-	})
-}
-
-// An id that was purged and enqueued anew keeps its new payload, however late the old one is freed.
-func TestLongPayload_OfAnIdThatIsUsedAgainStays(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		q := newLongTest(t, env)
-		q.add(Job{ID: "id", MaxAge: time.Hour})
-		q.p.free(t.Context(), []any{"id", "other"})
-		require.Positive(t, q.left("id"))
 	})
 }
 

@@ -69,7 +69,7 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     headed[key] = headed[key] or not delayed
   end
   if bodies[id] then
-    redis.call('SET', bodies[id], payload, 'PX', text(age + retention + SLACK))
+    redis.call('SET', bodies[id], payload, 'PX', text(age + SLACK))
   end
   local header = '1' .. flag .. (bodies[id] and 'b' or '-') .. number .. times
   admit(id, key, principal, header .. about .. inline, place, due, size)

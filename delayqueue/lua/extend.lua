@@ -14,7 +14,7 @@ for i = 4, #ARGV, 3 do
   if held then
     add(w, id .. ' ' .. key, text(now + lease))
     if bodies[id] then
-      keep(bodies[id], lease + retention, 0)
+      keep(bodies[id], lease + SLACK, 0)
     end
   end
   replies[#replies + 1] = held and 1 or 0

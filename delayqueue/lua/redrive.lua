@@ -42,7 +42,7 @@ local function redrive(id, died)
   headed[t.key] = true
   note_tries(id, t.key, t.principal, '-', '------0 0 ' .. losses .. ' 0  ' .. texts:sub(k + n + p + 1, -1 - result))
   if long then
-    keep(bodies[id], age + retention + SLACK, 0)
+    keep(bodies[id], age + SLACK, 0)
   end
   remove(y, id)
   remove(x, id)
