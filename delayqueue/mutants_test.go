@@ -24,7 +24,7 @@ var mutants = []mutant{
 	{"a settlement that is sent again counts again", "settle", "if not is_running(state) or state:sub(2) ~= tries then", "if (not is_running(state) or state:sub(2) ~= tries) and not (state and state:sub(2, 7) == text:sub(1, 6)) then"},
 	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = ids[i]", "(%S+)') or ''] = nil"},
 	{"a settlement forgets itself", "settle", "how == 'bw' and 'w' or '-', tries, state:sub(2))", "how == 'bw' and 'w' or '-', '------' .. tries:sub(7), state:sub(2))"},
-	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, 12, 16)}", "{y}"},
+	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, 11, 15)}", "{y}"},
 	{"a retry loses its place", "settle", "  times[#back] = math.min", "  if key ~= '' then\n    join(id, key)\n    freed[#freed + 1] = key\n  end\n  times[#back] = math.min"},
 	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and state:sub(1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
@@ -102,7 +102,7 @@ var mutants = []mutant{
 	{"a redriven letter has lost its place", "redrive", "number, due = t.number, now", "due = now"},
 	{"a redriven letter is not due", "redrive", "number, due = t.number, now", "number, due, unrun[t.key] = t.number, nil, nil"},
 	{"what a redriven letter halted is due beside it", "redrive", "      remove(z, id_at(place, t.key) .. ' ' .. t.key)\n", ""},
-	{"a redriven letter stays dead", "redrive", "  remove(y, id)\n", ""},
+	{"a redriven letter stays dead", "redrive", "  remove(y, id)\n  remove(x, id)\n  count('redriven')", "  remove(x, id)\n  count('redriven')"},
 	{"a redriven letter has its attempts", "redrive", "'------0 0 '", "'------1 0 '"},
 	{"a result has no bytes", "", "ending_size(#endings[i] + #endings[i + 1])", "ending_size(#endings[i])"},
 }
