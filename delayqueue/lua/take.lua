@@ -80,7 +80,7 @@ local function start(lease, max_payload)
         tries, rec, waited = more or tries, more and rec or '', state:sub(1, 1) == 'w'
       end
       replies[i] = told(member, rec, tries, behind[i], waited, since[i])
-      payloads = payloads + read(id, rec).n
+      payloads = payloads + (rec:sub(3, 3) == 'b' and read(id, rec).n or #rec)
       remove(z, member)
       add(w, member, till)
       add(r, id, 'r' .. tries)
