@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -9,13 +10,15 @@ import (
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
-// A payload that is too long for a record is in a key of its own: to move the partition to another node takes it
-// for itself, and what expires does so one by one. The scripts that are told of its message declare it: that
-// which stores it, that which ends its claim. Others tell whose payloads they need no more. Should nobody free one, its time
-// to live does.
+// A payload that is too long for a record has a key of its own, which moves to another node, and expires, by itself. The
+// scripts that are told of its message declare that key: to store it, to extend or end its claim, to redrive it. The others
+// answer whose payloads are needed no more, and their caller frees these. What nobody frees expires.
 
 // maxInline is the longest payload in a record, in bytes.
 const maxInline = 4 << 10
+
+// freeBatch is how many payloads are freed at once: each may be large.
+const freeBatch = 32
 
 func (p *partition) payloadKey(id string) string { return p.base + ":b:" + id }
 
@@ -33,8 +36,8 @@ func (p *partition) change(ctx context.Context, script *luascript.Script, ids []
 	if freed == nil {
 		return nil, luascript.ErrReply
 	}
-	if len(freed) > 0 {
-		p.free(ctx, freed)
+	for some := range slices.Chunk(freed, freeBatch) {
+		p.free(ctx, some)
 	}
 	return reply[:len(reply)-1], nil
 }
