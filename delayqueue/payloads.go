@@ -44,7 +44,7 @@ func (p *partition) change(ctx context.Context, script *luascript.Script, ids []
 
 // callWith calls a script on the keys of the partition and the long payloads of these ids.
 func (p *partition) callWith(ctx context.Context, rdb redis.UniversalClient, script *luascript.Script, ids []string, args ...any) *redis.Cmd {
-	keys := p.keys[:len(p.keys):len(p.keys)]
+	keys := slices.Clip(p.keys)
 	for _, id := range ids {
 		keys = append(keys, p.payloadKey(id))
 	}
