@@ -79,7 +79,7 @@ var reshardings = map[string]func(t *testing.T, c *redistest.Cluster, from, to *
 	},
 	"by hand, slowly": func(t *testing.T, c *redistest.Cluster, _, to *redistest.Server) {
 		slot := c.Migrate(t, "{"+nameInSlot0+"}", to)
-		for moved := 1; moved > 0; moved = slot.MoveSome(t, 1) {
+		for n := 1; slot.MoveSome(t, n) > 0; n *= 2 { // more and more: each long payload is a key
 			time.Sleep(100 * time.Millisecond)
 		}
 		slot.Finish(t)
