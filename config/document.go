@@ -65,6 +65,7 @@ type httpSection struct {
 	AllowHeaders  []string      `yaml:"allow_headers"`
 	Credentials   []string      `yaml:"credential_headers"`
 	Principal     string        `yaml:"principal"`
+	Anonymous     bool          `yaml:"anonymous"`
 	RetryStatuses []int         `yaml:"retry_statuses" want:"400..599"`
 }
 
@@ -129,18 +130,16 @@ type leaseSection struct {
 type guardSection struct {
 	leaseSection `yaml:",inline"`
 
-	HTTP            httpSection         `yaml:",inline"`
-	StreamBody      bool                `yaml:"stream_body"`
-	ParkAnonymously bool                `yaml:"park_anonymously"`
-	HonorPrefer     bool                `yaml:"honor_prefer"`
-	Idempotency     *idempotencySection `yaml:"idempotency"`
-	Skip            string              `yaml:"skip"`
+	HTTP        httpSection         `yaml:",inline"`
+	StreamBody  bool                `yaml:"stream_body"`
+	HonorPrefer bool                `yaml:"honor_prefer"`
+	Idempotency *idempotencySection `yaml:"idempotency"`
+	Skip        string              `yaml:"skip"`
 }
 
 // idempotencySection says that the guard looks at Idempotency-Key.
 type idempotencySection struct {
 	Required    bool          `yaml:"required"`
-	Principal   string        `yaml:"principal"`
 	TTL         time.Duration `yaml:"ttl" want:"1s..2160h"`
 	KeepBody    *size         `yaml:"keep_body" want:"0..64MiB"`
 	KeepHeaders []string      `yaml:"keep_headers"`

@@ -51,14 +51,14 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 		h := idempotentWith(t, b, count(&runs, http.StatusOK), own)
 		testbed.RequireProblem(t, testbed.Do(h, request()), http.StatusInternalServerError, "misconfigured", false)
 		require.Zero(t, runs.Load(), name)
-		h = idempotentWith(t, b, count(&runs, http.StatusOK), own, httplock.ParkAnonymously())
+		h = idempotentWith(t, b, count(&runs, http.StatusOK), own, httplock.Anonymous())
 		require.Equal(t, http.StatusOK, testbed.Do(h, request()).Status, name)
 	}
 }
 
 func idempotentWith(t *testing.T, b *testbed.Bed, h http.HandlerFunc, opts ...httplock.Option) http.Handler {
 	t.Helper()
-	return guarded(b.Locker.Guard(core.RejectConflicts), h, append(opts, httplock.WithIdempotency(newIdempotency(t, b)))...)
+	return guarded(b.Locker.Guard(core.RejectConflicts), h, append(opts, remembering(newIdempotency(t, b)))...)
 }
 
 func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
