@@ -28,7 +28,7 @@ func versions() (files []string) {
 defaults: {ttl: %s}
 queues: {later: {max_age: 1h, max_depth: %d}}
 guards:
-  g: {key: "k:{param.id}", park_anonymously: true, on_conflict: %s}
+  g: {key: "k:{param.id}", anonymous: true, on_conflict: %s}
 routes:
   POST /orders/:id: g
 `
@@ -151,10 +151,10 @@ queues:
   later: {retention: 1h, encryption: {current: k, keys: {k: {env: SHIP_KEY}}}}
   empty: {}
 defaults: {on_conflict: {policy: delay, queue: later}}
-guards: {g: {key: "k:{param.id}"}}
+guards: {g: {key: "k:{param.id}", anonymous: true}}
 routes:
   POST /a/{id}: g
-  POST /b: {key: b, fixed_key: true, park_anonymously: true}
+  POST /b: {key: b, fixed_key: true, anonymous: true}
   POST /c: {key: c, fixed_key: true, principal: users}
   POST /d: {key: d, fixed_key: true, on_conflict: reject}
 `
@@ -190,7 +190,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"new queue", "  empty: {}\n", "  empty: {}\n  more: {}\n", []string{
 			"6:3: queues.more: the queue is new, and nobody may run what it holds; restart with a worker for it",
 		}},
-		{"removed route", "  POST /b: {key: b, fixed_key: true, park_anonymously: true}\n", "", []string{
+		{"removed route", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n", "", []string{
 			`8:1: routes."POST /b": the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart`,
 		}},
 		{"removed principal", "principal: users", "on_conflict: reject", []string{
@@ -199,7 +199,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"another principal", "principal: users", "principal: merchants", []string{
 			`11:3: routes."POST /c": the route's principal was "users", and it may have parked requests on behalf of one; put it back, and change it at a restart when none is parked`,
 		}},
-		{"key of a header", "{key: b, fixed_key: true, park", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], park", []string{
+		{"key of a header", "{key: b, fixed_key: true, anon", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], anon", []string{
 			`10:3: routes."POST /b": the key reads the header X-Shop now, which requests that are parked may not have; put the old key back, ` +
 				`and change it at a restart when none is parked`,
 		}},
@@ -252,7 +252,7 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	assert.ErrorIs(t, err, delayqueue.ErrKeyFull)
 
 	// What once parked is remembered: b parks no more, and still cannot go.
-	assert.ErrorContains(t, rt.Reload(load(t, env, strings.Replace(fixed, "  POST /b: {key: b, fixed_key: true, park_anonymously: true}\n", "", 1))), `"POST /b"`)
+	assert.ErrorContains(t, rt.Reload(load(t, env, strings.Replace(fixed, "  POST /b: {key: b, fixed_key: true, anonymous: true}\n", "", 1))), `"POST /b"`)
 }
 
 // A request that was parked without a header never gets it, whatever later files store.
@@ -261,7 +261,7 @@ func TestAKeyMayReadWhatWasStoredFromTheStart(t *testing.T) {
 	env := redistest.Embedded(t)
 	file := func(key, stored string) *config.File {
 		return load(t, env, "queues: {later: {}}\nroutes: {POST /a: {key: '"+key+"', allow_headers: ["+stored+
-			"], park_anonymously: true, on_conflict: {policy: delay, queue: later}}}\n")
+			"], anonymous: true, on_conflict: {policy: delay, queue: later}}}\n")
 	}
 	rt, err := config.Build(file("k:{query.q}", "X-Shop"), config.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)

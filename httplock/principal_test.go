@@ -257,19 +257,42 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 	})
 }
 
-func TestRoutesThatCannotAuthorizeAgainAreNotBuilt(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	with := sentBy(bearer, anybody)
-	for name, opts := range map[string][]httplock.Option{
-		"no hook":              {sentBy(bearer, nil)},
-		"no principal":         {sentBy(nil, anybody)},
-		"nothing":              {sentBy(nil, nil)},
-		"anonymously too":      {with, httplock.Anonymous()},
-		"anonymously at first": {httplock.Anonymous(), with},
+// New says what is missing of who sends a request.
+func TestWhoseRequestsAreIsSaidAtConstruction(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	rejects := d.Locker.Guard(core.RejectConflicts)
+	parks := d.Locker.Guard(retry.Policy{Then: delayqueue.Policy(d.queue)})
+	store := httplock.WithIdempotency(newIdempotency(t, d.Bed))
+	principal, mayStill, most := httplock.WithPrincipal(bearer), httplock.WithReauthorize(anybody), httplock.WithMaxWaitersPerPrincipal(1)
+	for name, test := range map[string]struct {
+		guard *core.Guard
+		opts  []httplock.Option
+		want  string // empty: nothing is missing
+	}{
+		"rejects":                     {rejects, nil, ""},
+		"rejects, with a principal":   {rejects, []httplock.Option{principal}, ""},
+		"rejects, anonymous":          {rejects, []httplock.Option{httplock.Anonymous()}, ""},
+		"parks":                       {parks, nil, "nothing says on whose behalf: want WithPrincipal and WithReauthorize, or Anonymous"},
+		"parks, with a principal":     {parks, []httplock.Option{principal}, "want WithReauthorize"},
+		"parks, and asks again":       {parks, []httplock.Option{mayStill, principal, store, most}, ""},
+		"parks, anonymous":            {parks, []httplock.Option{httplock.Anonymous(), store}, ""},
+		"keeps responses":             {rejects, []httplock.Option{store}, "nothing says whose they are: want WithPrincipal, or Anonymous"},
+		"keeps a principal's":         {rejects, []httplock.Option{store, principal}, ""},
+		"counts":                      {rejects, []httplock.Option{most}, "WithMaxWaitersPerPrincipal needs WithPrincipal"},
+		"counts, anonymous":           {rejects, []httplock.Option{most, httplock.Anonymous()}, "WithMaxWaitersPerPrincipal needs WithPrincipal"},
+		"asks about nobody":           {rejects, []httplock.Option{mayStill}, "WithReauthorize needs WithPrincipal"},
+		"asks, anonymous":             {parks, []httplock.Option{mayStill, httplock.Anonymous()}, "WithReauthorize needs WithPrincipal"},
+		"both":                        {rejects, []httplock.Option{principal, httplock.Anonymous()}, "exclude one another"},
+		"both, the other way":         {parks, []httplock.Option{httplock.Anonymous(), principal, mayStill}, "exclude one another"},
+		"no principal function":       {rejects, []httplock.Option{httplock.WithPrincipal(nil)}, "WithPrincipal(nil)"},
+		"no reauthorization function": {rejects, []httplock.Option{principal, httplock.WithReauthorize(nil)}, "WithReauthorize(nil)"},
 	} {
-		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts), opts...)
+		_, err := httplock.New(test.guard, test.opts...)
+		if test.want == "" {
+			require.NoError(t, err, name)
+			continue
+		}
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.ErrorContains(t, err, test.want, name)
 	}
-	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), sentBy(bearer, nil))
-	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 }

@@ -289,7 +289,7 @@ func TestReplay_HasTheHostOfItsRoutesPattern(t *testing.T) {
 				return mux
 			},
 			"config": func(d *depot, h http.Handler) http.Handler {
-				m, err := httplock.New(d.guard, httplock.WithStatusPath("/tickets/"))
+				m, err := httplock.New(d.guard, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())
 				require.NoError(t, err)
 				mux := http.NewServeMux()
 				mux.Handle("shop.example/orders/{id}", h)

@@ -346,7 +346,7 @@ func TestReplay_ServicesThatShareAQueueRunTheirOwn(t *testing.T) {
 			mux, ran = http.NewServeMux(), new(atomic.Int64)
 			mux.Handle("/"+name+"/{id}", httplock.PerKey(d.guard, func(r *http.Request) (string, error) {
 				return name + ":" + r.PathValue("id"), nil
-			}, httplock.WithStatusPath("/tickets/"))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
+			}, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
 			return mux, ran
 		}
 		const requests = 15
