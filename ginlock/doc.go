@@ -21,6 +21,17 @@
 // gin.Recovery in front of PerKey the key is free before the 500 is written; with
 // gin.Recovery behind it, after that.
 //
+// A guard of a whole engine, r.Use(ginlock.PerKey(guard, key)), is in front of routes that have nothing to be kept apart,
+// too: for these the key function returns NoKey as its error.
+//
+//	order := ginlock.ParamInt("order:", "order")
+//	key := func(r *http.Request) (string, error) {
+//		if r.PathValue("order") == "" { // gin's, under any framework
+//			return "", ginlock.NoKey
+//		}
+//		return order(r)
+//	}
+//
 // Requests that match no route pass without a key: gin answers them with 404. That is so
 // even if a guard is among the handlers of r.NoRoute or r.NoMethod: what is to be guarded
 // there needs a route, such as r.Any("/*path", guard, handler).

@@ -37,11 +37,12 @@ var ErrForbidden = errors.New("httplock: forbidden")
 // NoKey is a [KeyFunc]'s error for a request that needs no key: it runs without one, as if [Skip] let it pass, and its
 // Idempotency-Key is not looked at. So one guard can stand in front of a whole engine:
 //
-//	func key(r *http.Request) (string, error) {
-//		if id := r.PathValue("order"); id != "" {
-//			return "order:" + id, nil
+//	order := httplock.ParamInt("order:", "order")
+//	key := func(r *http.Request) (string, error) {
+//		if r.PathValue("order") == "" {
+//			return "", httplock.NoKey
 //		}
-//		return "", httplock.NoKey
+//		return order(r)
 //	}
 var NoKey = errors.New("httplock: the request needs no key") //nolint:errname,revive,staticcheck // as fs.SkipDir, it is not a failure
 

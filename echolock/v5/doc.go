@@ -32,6 +32,9 @@
 // Recover in front of PerKey the key is free before the 500 is written; with Recover
 // behind it, after that.
 //
+// A guard of a whole service, e.Use(echolock.PerKey(guard, key)), is in front of routes that have nothing to be kept apart,
+// too: for these the key function returns NoKey as its error.
+//
 // Requests that match no route pass without a key, also in a group: echo answers them
 // with 404 or 405. That is so even if something of yours answers them, such as a
 // handler of e.RouteNotFound, or echo's Proxy in a group without routes: to guard it,
