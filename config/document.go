@@ -66,6 +66,7 @@ type httpSection struct {
 	AllowHeaders  []string      `yaml:"allow_headers"`
 	Credentials   []string      `yaml:"credential_headers"`
 	Principal     string        `yaml:"principal"`
+	Anonymous     bool          `yaml:"anonymous"`
 	RetryStatuses []int         `yaml:"retry_statuses" want:"400..599"`
 }
 
@@ -117,6 +118,7 @@ type workerSection struct {
 // leaseSection is what a guard says of its key, whatever it guards.
 type leaseSection struct {
 	Key          string           `yaml:"key"`
+	FixedKey     bool             `yaml:"fixed_key"`
 	TTL          time.Duration    `yaml:"ttl" want:"100ms..24h"`
 	FixedLease   time.Duration    `yaml:"fixed_lease" want:"100ms..24h"`
 	MaxHold      time.Duration    `yaml:"max_hold" want:"100ms..24h"`
@@ -129,18 +131,16 @@ type leaseSection struct {
 type guardSection struct {
 	leaseSection `yaml:",inline"`
 
-	HTTP            httpSection         `yaml:",inline"`
-	StreamBody      bool                `yaml:"stream_body"`
-	ParkAnonymously bool                `yaml:"park_anonymously"`
-	HonorPrefer     bool                `yaml:"honor_prefer"`
-	Idempotency     *idempotencySection `yaml:"idempotency"`
-	Skip            string              `yaml:"skip"`
+	HTTP        httpSection         `yaml:",inline"`
+	StreamBody  bool                `yaml:"stream_body"`
+	HonorPrefer bool                `yaml:"honor_prefer"`
+	Idempotency *idempotencySection `yaml:"idempotency"`
+	Skip        string              `yaml:"skip"`
 }
 
 // idempotencySection says that the guard looks at Idempotency-Key.
 type idempotencySection struct {
 	Required    bool          `yaml:"required"`
-	Principal   string        `yaml:"principal"`
 	TTL         time.Duration `yaml:"ttl" want:"1s..2160h"`
 	KeepBody    *size         `yaml:"keep_body" want:"0..64MiB"`
 	KeepHeaders []string      `yaml:"keep_headers"`

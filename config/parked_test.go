@@ -28,14 +28,14 @@ const (
 queues: {later: {}, other: {}}
 defaults: {on_conflict: {policy: delay, queue: later}}
 routes:
-  POST /a/:id: {key: "a:{param.id}", park_anonymously: true}
-  POST /b: {key: b, principal: users}
+  POST /a/:id: {key: "a:{param.id}", anonymous: true}
+  POST /b: {key: b, fixed_key: true, principal: users}
 `
 	rejecting = `
 queues: {later: {}, other: {}}
 routes:
   POST /a/:id: {key: "a:{param.id}"}
-  POST /b: {key: b, principal: users}
+  POST /b: {key: b, fixed_key: true, principal: users}
 `
 )
 
@@ -228,7 +228,7 @@ func TestReload_WhileRedisIsAway(t *testing.T) {
 	server.Kill()
 
 	in := rt.File()
-	without := strings.Replace(rejecting, "  POST /b: {key: b, principal: users}\n", "", 1)
+	without := strings.Replace(rejecting, "  POST /b: {key: b, fixed_key: true, principal: users}\n", "", 1)
 	err = rt.Reload(put(without))
 	require.ErrorIs(t, err, core.ErrUnavailable)
 	assert.NotErrorIs(t, err, core.ErrInvalidOption)
@@ -294,7 +294,7 @@ func TestReload_EndsWithTheRuntime(t *testing.T) {
 
 func TestWatch_TakesAFileWhenWhatWasParkedHasRun(t *testing.T) {
 	t.Parallel()
-	const queue, route = "queues: {later: {}}\n", "routes: {'POST /a': {key: a, park_anonymously: true, on_conflict: {policy: delay, queue: later}}}\n"
+	const queue, route = "queues: {later: {}}\n", "routes: {'POST /a': {key: a, fixed_key: true, anonymous: true, on_conflict: {policy: delay, queue: later}}}\n"
 	w := newWatched(t, queue+route)
 	look := w.Watcher(w.path)
 	release := hold(t, w.Runtime, "a")

@@ -27,7 +27,7 @@ func versions() (files []string) {
 defaults: {ttl: %s}
 queues: {later: {max_age: 1h, max_depth: %d}}
 guards:
-  g: {key: "k:{param.id}", park_anonymously: true, on_conflict: %s}
+  g: {key: "k:{param.id}", anonymous: true, on_conflict: %s}
 routes:
   POST /orders/:id: g
 `
@@ -127,14 +127,14 @@ func TestReloadUnderTrafficDropsNothing(t *testing.T) {
 func TestARequestEndsUnderTheGuardThatItBeganWith(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	rt := build(t, env, "routes:\n  POST /x: {key: old, on_conflict: {policy: retry, max_wait: 1m}}\n")
+	rt := build(t, env, "routes:\n  POST /x: {key: old, fixed_key: true, on_conflict: {policy: retry, max_wait: 1m}}\n")
 	s := serve(rt, "/x")
 	end := s.begin(t, request("POST", "/x"))
 	answer := make(chan *httptest.ResponseRecorder, 1)
 	go func() { answer <- s.do(request("POST", "/x")) }()
 	redistest.Eventually(t, func() bool { return waiting(t, rt, "old") }, "one that waits")
 
-	require.NoError(t, rt.Reload(load(t, env, "routes:\n  POST /x: {key: new, on_conflict: reject}\n")))
+	require.NoError(t, rt.Reload(load(t, env, "routes:\n  POST /x: {key: new, fixed_key: true, on_conflict: reject}\n")))
 	requireHeld(t, rt, "old")
 	endNew := s.begin(t, request("POST", "/x"))
 	requireHeld(t, rt, "new")
@@ -152,12 +152,12 @@ queues:
   later: {retention: 1h, encryption: {current: k, keys: {k: {env: SHIP_KEY}}}}
   empty: {}
 defaults: {on_conflict: {policy: delay, queue: later}}
-guards: {g: {key: "k:{param.id}"}}
+guards: {g: {key: "k:{param.id}", anonymous: true}}
 routes:
   POST /a/{id}: g
-  POST /b: {key: b, park_anonymously: true}
-  POST /c: {key: c, principal: users}
-  POST /d: {key: d, on_conflict: reject}
+  POST /b: {key: b, fixed_key: true, anonymous: true}
+  POST /c: {key: c, fixed_key: true, principal: users}
+  POST /d: {key: d, fixed_key: true, on_conflict: reject}
 `
 
 func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
@@ -197,7 +197,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"new queue", "  empty: {}\n", "  empty: {}\n  more: {}\n", []string{
 			"6:3: queues.more: the queue is new, and nobody may run what it holds; restart with a worker for it",
 		}},
-		{"removed route", "  POST /b: {key: b, park_anonymously: true}\n", "", []string{
+		{"removed route", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n", "", []string{
 			`8:1: routes."POST /b": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
 		{"removed principal", "principal: users", "on_conflict: reject", []string{
@@ -206,16 +206,16 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"another principal", "principal: users", "principal: merchants", []string{
 			`11:3: routes."POST /c": the route's principal was "users", and requests are parked on behalf of one in the queue "later"; ` + untilRun,
 		}},
-		{"key of a header", "{key: b, park", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], park", []string{
+		{"key of a header", "{key: b, fixed_key: true, anon", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], anon", []string{
 			`10:3: routes."POST /b": the key reads the header X-Shop now, which requests that are parked in the queue "later" may not have; ` +
 				strings.Replace(untilRun, "it", "the old key", 1),
 		}},
-		{"two routes", "  POST /b: {key: b, park_anonymously: true}\n  POST /c: {key: c, principal: users}\n", "", []string{
+		{"two routes", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n  POST /c: {key: c, fixed_key: true, principal: users}\n", "", []string{
 			`8:1: routes."POST /b": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 			`8:1: routes."POST /c": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
 		{"unknown name", "principal: users", "principal: user", []string{
-			`11:32: routes."POST /c".principal: nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`,
+			`11:49: routes."POST /c".principal: nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`,
 		}},
 	} {
 		file := strings.Replace(start+fixed[1:], c.old, c.new, 1)
@@ -243,7 +243,7 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	file := fixed
 	for _, c := range [][2]string{
 		{"retention: 1h", "retention: 1h, max_age: 1m, max_depth: 5, max_depth_per_key: 1, max_payload: 1MiB, max_bytes: 9MiB, max_bytes_per_key: 2MiB, max_bytes_per_principal: 2MiB"},
-		{"  POST /d: {key: d, on_conflict: reject}\n", "  POST /e: {key: e, on_conflict: reject}\n"}, // it has parked nothing
+		{"  POST /d: {key: d, fixed_key: true, on_conflict: reject}\n", "  POST /e: {key: e, fixed_key: true, on_conflict: reject}\n"}, // it has parked nothing
 		{"key: b", "key: bb, on_conflict: reject"},
 		{"/a/{id}", "/a/:id"}, // the same route
 		{"g: {", "h: {ttl: 7s}\n  g: {"},

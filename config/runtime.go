@@ -52,9 +52,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]httplock.Option{}, owners: map[string]httplock.IdempotencyOption{},
-		senders: map[string]func(*http.Request) (string, error){},
-		skips:   map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
 	}
 	for _, opt := range opts {
 		if opt == nil {

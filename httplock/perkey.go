@@ -42,7 +42,7 @@ func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 		panic(errNoKeyFunc)
 	}
 	checkNext("PerKey", next)
-	return &guarded{m, key, next}
+	return &guarded{m, routed(key), next}
 }
 
 var errNoKeyFunc = invalid("PerKey: the key function is nil: give it one, such as Param(\"order:\", \"id\")")

@@ -177,20 +177,33 @@ func keyHelpers(t *trial) {
 func mistakesPanic(t *trial) {
 	b := t.bed()
 	guard := b.Locker.Guard(core.RejectConflicts)
-	for name, x := range map[string]struct {
-		lock Lock
-		says string
-	}{
-		"no guard":   {Lock{nil, orderKey, nil}, "the guard is nil"},
-		"bad guard":  {Lock{b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil}, "LeaseTTL"},
-		"no key":     {Lock{guard, nil, nil}, "the key function is nil"},
-		"bad option": {Lock{guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}}, "WithMaxBody(-1)"},
-		"nil option": {Lock{guard, orderKey, []httplock.Option{nil}}, "an option is nil"},
+	queue, err := delayqueue.New(b.Redis, "later", delayqueue.WithPrefix(b.Prefix))
+	require.NoError(t, err)
+	parking := b.Locker.Guard(delayqueue.Policy(queue))
+	mayStill := httplock.WithReauthorize(func(*http.Request, string) error { return nil })
+	for name, l := range map[string]Lock{
+		"no guard":                    {nil, orderKey, nil},
+		"bad guard":                   {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
+		"no key":                      {guard, nil, nil},
+		"bad option":                  {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
+		"nil option":                  {guard, orderKey, []httplock.Option{nil}},
+		"parks for nobody":            {parking, orderKey, nil},
+		"waits, and parks for nobody": {b.Locker.Guard(retry.Policy{Then: parking.Policy()}), orderKey, nil},
+		"parks, and never asks again": {parking, orderKey, []httplock.Option{sentBy("bob")}},
+		"parks for both":              {parking, orderKey, []httplock.Option{sentBy("bob"), mayStill, httplock.Anonymous()}},
+		"asks about nobody":           {guard, orderKey, []httplock.Option{mayStill}},
+		"keeps responses for nobody":  {guard, orderKey, []httplock.Option{httplock.WithIdempotency(t.store(b))}},
+		"counts nobody's requests":    {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1)}},
+		"counts anybody's requests":   {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1), httplock.Anonymous()}},
 	} {
-		err, is := panicOf(func() { t.adapter.New(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, x.lock)}}) }).(error)
+		err, is := panicOf(func() { t.adapter.New(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l)}}) }).(error)
 		require.True(t, is, "%s: registration panics with an error", name)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
-		require.ErrorContains(t, err, x.says, name)
+		if _, made := httplock.New(l.Guard, l.Options...); made != nil {
+			require.Equal(t, made.Error(), err.Error(), name)
+		} else {
+			require.ErrorContains(t, err, "the key function is nil", name)
+		}
 	}
 }
 
@@ -225,8 +238,8 @@ func refusals(store *idempotency.Store) []refusal {
 	opts := func(o ...httplock.Option) []httplock.Option { return o }
 	tickets := httplock.WithStatusPath("/tickets/")
 	park := &testbed.Parking{}
-	nobody := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", httplock.ErrForbidden },
-		func(*http.Request, string) error { return nil })
+	nobody := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", httplock.ErrForbidden })
+	visitor := sentBy("")
 	return []refusal{
 		{name: "conflict", status: 409},
 		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HonorPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409},
@@ -245,6 +258,7 @@ func refusals(store *idempotency.Store) []refusal {
 			name: "a header of the service's own without a principal", policy: park, opts: opts(httplock.WithCredentialHeaders("X-Pass")),
 			header: http.Header{"X-Pass": {"x"}}, status: 409,
 		},
+		{name: "an API key, and the principal function knows nobody", policy: park, opts: opts(visitor), header: http.Header{"X-Api-Key": {"x"}}, status: 409},
 		{name: "not to be parked", policy: park, opts: opts(nobody), status: 403},
 		{name: "upgrade", policy: park, header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {"x"}}, status: 409},
 		{name: "redis away", policy: failing(core.ErrUnavailable), status: 503},
@@ -257,14 +271,14 @@ func refusals(store *idempotency.Store) []refusal {
 		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400},
 		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413},
 		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500},
-		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey())), status: 400},
-		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store)), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400},
+		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.Anonymous()), status: 400},
+		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store), httplock.Anonymous()), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400},
 		{
-			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store)),
+			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
 			header: http.Header{"Idempotency-Key": {"a"}, "Authorization": {"Bearer x"}}, status: 500,
 		},
 		{
-			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store)),
+			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
 			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500,
 		},
 		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409},
