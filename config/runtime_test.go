@@ -435,8 +435,8 @@ func TestRegisteredRoutesWithoutTheirGuardAreProblems(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
-  POST /orders/:id: {key: k}
-  PUT /late/:id: {key: k}
+  POST /orders/:id: {key: "k:{param.id}"}
+  PUT /late/:id: {key: "k:{param.id}"}
 `)
 	registered := []httplock.RegisteredRoute{
 		{Pattern: "/orders/{id}", FromConfig: true},
