@@ -143,9 +143,6 @@ func (m *Middleware) accepted(x Exchange, t core.Ticket) {
 	if written(x) {
 		return
 	}
-	if parsePrefer(x.Request.Header["Prefer"]).Async {
-		announce(x.Writer, core.Preference{Async: true}) // even if nobody honored it
-	}
 	if m.statusPath != "" {
 		at := m.statusPath + t.ID
 		x.Writer.Header().Set("Location", at)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
@@ -23,11 +24,12 @@ type requestState struct {
 	waitsFor string // that principal
 
 	call    core.Call
-	nobody  error // why the request is not to be parked
-	met     bool  // it met a conflict
-	encoded bool  // the queue may have it
-	ran     bool  // the rest of the chain was called
-	lost    bool  // and lost its lease
+	nobody  error     // why the request is not to be parked
+	asked   time.Time // when it asked for its key
+	met     bool      // it met a conflict
+	encoded bool      // the queue may have it
+	ran     bool      // the rest of the chain was called
+	lost    bool      // and lost its lease
 	// The answer is what the rest of the chain answered when the request was made first.
 	recalled bool
 }
@@ -143,6 +145,7 @@ func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 
 func (p *requestState) run() {
 	ctx := p.x.Request.Context()
+	p.asked = time.Now()
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	switch {
 	case err == nil:
@@ -169,19 +172,12 @@ func (p *requestState) run() {
 }
 
 func (p *requestState) refuse(err error) {
-	if p.met {
-		p.announceWait()
-	}
+	announce(p.x.Writer, p.applied(err))
 	if errors.Is(err, errAnswered) {
 		p.recalled = p.once.answer()
 		return
 	}
 	p.m.refuse(p.x, err, p.encoded)
-}
-
-// announceWait says that the client's bound on waiting counted.
-func (p *requestState) announceWait() {
-	announce(p.x.Writer, core.Preference{Bounded: p.call.Prefer.Bounded, Wait: p.call.Prefer.Wait})
 }
 
 // lookup is called when the request met a conflict. It is an error if there is an answer
@@ -226,9 +222,6 @@ func (p *requestState) underKey(ctx context.Context) error {
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, true)
-	if p.met {
-		p.announceWait()
-	}
 	p.next(p.once.watch(ctx))
 	p.replay.returned(p.x)
 	p.once.finish(ctx)
