@@ -109,7 +109,13 @@
 // and overwrites that, unless the client says by If-Match which version it changes, or looks at its ticket first.
 //
 // A payload is method, target, Content-Type, Content-Encoding, body and the lock's key;
-// only hashes of it are kept. So the body is read before anything else, and one above the
+// only hashes of it are kept. It may be written in other ways: a media type means the same
+// whatever its case and the order of its parameters, and with "charset=utf-8" or without if it
+// is JSON's or a form's; a multipart body is its parts in their order, with their headers,
+// whatever the boundary. One that is encoded or cut short, and a part that is multipart too,
+// is its bytes. IdempotencyPayload compares something else in place of Content-Type,
+// Content-Encoding and body, such as a body without its timestamp. The body is read
+// before anything else, and one above the
 // cap of WithMaxBody is 413. A key belongs to its route (Exchange.Name, or method and path if
 // that is empty) and to its principal.
 //

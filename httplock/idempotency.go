@@ -117,6 +117,7 @@ type onceRules struct {
 	store       *idempotency.Store
 	required    bool
 	principal   func(*http.Request) (string, error)
+	payload     func(r *http.Request, body []byte) ([]byte, error)
 	maxResponse int
 	kept        map[string]bool
 }

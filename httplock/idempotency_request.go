@@ -125,14 +125,10 @@ func (o *once) identify(key string, body *body) error {
 	if !ok {
 		at = o.x.Request.RequestURI
 	}
-	h := storedHeaders(o.x.Request, described) // as a replay has them
-	o.work.Fingerprint = hashOf([]byte(o.x.Request.Method), []byte(at), []byte(h.Get("Content-Type")),
-		[]byte(h.Get("Content-Encoding")), []byte(key), content)
-	return nil
+	compared, err := o.compared(content)
+	o.work.Fingerprint = hashOf([]byte(o.x.Request.Method), []byte(at), []byte(key), compared)
+	return err
 }
-
-// described are the headers that say what a body means.
-var described = map[string]bool{"Content-Encoding": true, "Content-Type": true}
 
 // hashOf is a hash of parts that tells ("ab", "c") from ("a", "bc").
 func hashOf(parts ...[]byte) string {

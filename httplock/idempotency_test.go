@@ -539,6 +539,7 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 		"nil option":    {httplock.WithIdempotency(store, nil)},
 		"twice":         {httplock.WithIdempotency(store), httplock.WithIdempotency(store)},
 		"nil principal": {httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(nil))},
+		"nil payload":   {httplock.WithIdempotency(store, httplock.IdempotencyPayload(nil))},
 		"negative body": {httplock.WithIdempotency(store, httplock.KeepResponseBody(-1))},
 		"immense body":  {httplock.WithIdempotency(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
 		"cookies":       {httplock.WithIdempotency(store, httplock.KeepResponseHeaders("set-cookie"))},

@@ -31,6 +31,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	var (
 		deferred *core.DeferredError
 		conflict *core.ConflictError
+		bad      *badKeyError
 	)
 	switch ctx := x.Request.Context(); {
 	case errors.As(err, &deferred):
@@ -65,7 +66,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		// A deadline of the server's: the client is still there, and silence
 		// would read as 200.
 		respond(x, orQueued(problemTimeout, encoded).document(soon()))
-	case errors.Is(err, core.ErrInvalidKey):
+	case errors.Is(err, core.ErrInvalidKey), errors.As(err, &bad):
 		respond(x, problemBadKey.document(0))
 	case errors.Is(err, errTooLargeToCompare):
 		respond(x, problemTooLargeToCompare.document(0))

@@ -46,6 +46,7 @@ var behaviours = []behaviour{
 	{name: "Idempotency-Key: handler's error", needs: HandlerErrors, test: errorsStored},
 	{name: "Idempotency-Key: failures run again", test: failuresRunAgain},
 	{name: "Idempotency-Key: another payload", test: otherPayload},
+	{name: "Idempotency-Key: one payload in other words", test: samePayload},
 	{name: "Idempotency-Key: in progress", test: inProgress},
 	{name: "Idempotency-Key: missing", test: keyMissing},
 	{name: "Idempotency-Key: a stream is not kept", test: streamsNotStored},
