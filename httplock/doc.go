@@ -206,6 +206,12 @@
 // as they are, a token in the query included, and so are the headers given to
 // AllowHeaders and AllowResponseHeaders, and a response's body.
 //
+// # Observers
+//
+// WithObserver tells an Observer what became of each request that reached the guard, once, whatever the framework:
+// it ran, passed without a key, was refused for one of a few reasons, was parked, or was answered as before. With
+// the route, the status, and whether it was a replay. Its panic breaks no request.
+//
 // # Adapters
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
@@ -213,7 +219,7 @@
 // when Serve reports false. It runs the rest of the chain in Exchange.Next, on the same
 // goroutine, with the request that Next is given, and puts back in a defer the one
 // that was there before. Panics, and the errors of handlers, pass through it as they
-// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too. One
+// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too, and Exchange.Status its status. One
 // without Exchange.Tap cannot show what a handler answers, and refuses requests that have
 // an Idempotency-Key with 500 on routes of WithIdempotency.
 //

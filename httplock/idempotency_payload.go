@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // IdempotencyPayload has f say what of a request's body, and of what describes it, is compared with
@@ -46,15 +48,15 @@ func (o *once) compared(body []byte) ([]byte, error) {
 	kind, encoding := h.Get("Content-Type"), h.Get("Content-Encoding")
 	mediaType, params, ok := parseMediaType(kind)
 	if !ok {
-		return []byte(hashOf([]byte("raw"), []byte(kind), []byte(encoding), body)), nil
+		return []byte(ident.Hash([]byte("raw"), []byte(kind), []byte(encoding), body)), nil
 	}
 	if strings.HasPrefix(mediaType, "multipart/") && encoding == "" {
 		if parts, ok := hashOfParts(body, params["boundary"]); ok {
 			delete(params, "boundary")
-			return []byte(hashOf([]byte("parts"), []byte(mime.FormatMediaType(mediaType, params)), parts)), nil
+			return []byte(ident.Hash([]byte("parts"), []byte(mime.FormatMediaType(mediaType, params)), parts)), nil
 		}
 	}
-	return []byte(hashOf([]byte("body"), []byte(mime.FormatMediaType(mediaType, params)), []byte(encoding), body)), nil
+	return []byte(ident.Hash([]byte("body"), []byte(mime.FormatMediaType(mediaType, params)), []byte(encoding), body)), nil
 }
 
 // described are the headers that say what a body means.
@@ -103,6 +105,6 @@ func hashOfParts(body []byte, boundary string) (sum []byte, ok bool) {
 		if _, err := io.CopyBuffer(one, part, buffer); err != nil {
 			return nil, false
 		}
-		_, _ = io.WriteString(all, hashOf(append(header, one.Sum(nil))...)) // never fails
+		_, _ = io.WriteString(all, ident.Hash(append(header, one.Sum(nil))...)) // never fails
 	}
 }

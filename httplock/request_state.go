@@ -54,7 +54,7 @@ func (p *requestState) prepare() bool {
 		return false
 	}
 
-	p.call = core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
+	p.call = core.Call{Key: key, Name: clipName(x.Name), Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
 	if p.replay == nil {
 		p.call.Principal, p.nobody = m.onBehalfOf(x.Request)
@@ -67,6 +67,9 @@ func (p *requestState) prepare() bool {
 	}
 	if err == nil {
 		err = p.readAhead()
+	}
+	if x.outcome != nil {
+		x.outcome.Key = p.call.Key
 	}
 	if err != nil {
 		p.replay.refused(p.call.Key, err)
@@ -149,6 +152,7 @@ func (p *requestState) run() {
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	switch {
 	case err == nil:
+		p.x.ends(OutcomeRan, 0)
 		return
 	case p.ran:
 		p.lost = true

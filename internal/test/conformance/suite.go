@@ -55,6 +55,9 @@ var behaviours = []behaviour{
 	{name: "Idempotency-Key: parked once", test: parkedOnce},
 	{name: "Idempotency-Key: writer restored", test: writerRestored},
 
+	{name: "one outcome for each request", test: oneOutcome},
+	{name: "an observer that panics", test: observerPanics},
+
 	{name: "lost lease", test: lostLease},
 	{name: "lost lease after the response was begun", test: lostLeaseBegun},
 	{name: "panic, recovery outside", test: recoveryOutside},
