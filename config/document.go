@@ -116,6 +116,7 @@ type workerSection struct {
 // leaseSection is what a guard says of its key, whatever it guards.
 type leaseSection struct {
 	Key          string           `yaml:"key"`
+	FixedKey     bool             `yaml:"fixed_key"`
 	TTL          time.Duration    `yaml:"ttl" want:"100ms..24h"`
 	FixedLease   time.Duration    `yaml:"fixed_lease" want:"100ms..24h"`
 	MaxHold      time.Duration    `yaml:"max_hold" want:"100ms..24h"`

@@ -128,14 +128,14 @@ func TestReloadUnderTrafficDropsNothing(t *testing.T) {
 func TestARequestEndsUnderTheGuardThatItBeganWith(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	rt := build(t, env, "routes:\n  POST /x: {key: old, on_conflict: {policy: retry, max_wait: 1m}}\n")
+	rt := build(t, env, "routes:\n  POST /x: {key: old, fixed_key: true, on_conflict: {policy: retry, max_wait: 1m}}\n")
 	s := serve(rt, "/x")
 	end := s.begin(t, request("POST", "/x"))
 	answer := make(chan *httptest.ResponseRecorder, 1)
 	go func() { answer <- s.do(request("POST", "/x")) }()
 	redistest.Eventually(t, func() bool { return waiting(t, rt, "old") }, "one that waits")
 
-	require.NoError(t, rt.Reload(load(t, env, "routes:\n  POST /x: {key: new, on_conflict: reject}\n")))
+	require.NoError(t, rt.Reload(load(t, env, "routes:\n  POST /x: {key: new, fixed_key: true, on_conflict: reject}\n")))
 	requireHeld(t, rt, "old")
 	endNew := s.begin(t, request("POST", "/x"))
 	requireHeld(t, rt, "new")
@@ -154,9 +154,9 @@ defaults: {on_conflict: {policy: delay, queue: later}}
 guards: {g: {key: "k:{param.id}"}}
 routes:
   POST /a/{id}: g
-  POST /b: {key: b, park_anonymously: true}
-  POST /c: {key: c, principal: users}
-  POST /d: {key: d, on_conflict: reject}
+  POST /b: {key: b, fixed_key: true, park_anonymously: true}
+  POST /c: {key: c, fixed_key: true, principal: users}
+  POST /d: {key: d, fixed_key: true, on_conflict: reject}
 `
 
 func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
@@ -190,7 +190,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"new queue", "  empty: {}\n", "  empty: {}\n  more: {}\n", []string{
 			"6:3: queues.more: the queue is new, and nobody may run what it holds; restart with a worker for it",
 		}},
-		{"removed route", "  POST /b: {key: b, park_anonymously: true}\n", "", []string{
+		{"removed route", "  POST /b: {key: b, fixed_key: true, park_anonymously: true}\n", "", []string{
 			`8:1: routes."POST /b": the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart`,
 		}},
 		{"removed principal", "principal: users", "on_conflict: reject", []string{
@@ -199,12 +199,12 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"another principal", "principal: users", "principal: merchants", []string{
 			`11:3: routes."POST /c": the route's principal was "users", and it may have parked requests on behalf of one; put it back, and change it at a restart when none is parked`,
 		}},
-		{"key of a header", "{key: b, park", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], park", []string{
+		{"key of a header", "{key: b, fixed_key: true, park", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], park", []string{
 			`10:3: routes."POST /b": the key reads the header X-Shop now, which requests that are parked may not have; put the old key back, ` +
 				`and change it at a restart when none is parked`,
 		}},
 		{"unknown name", "principal: users", "principal: user", []string{
-			`11:32: routes."POST /c".principal: nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`,
+			`11:49: routes."POST /c".principal: nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`,
 		}},
 	} {
 		file := strings.Replace(start+fixed[1:], c.old, c.new, 1)
@@ -232,7 +232,7 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	file := fixed
 	for _, c := range [][2]string{
 		{"retention: 1h", "retention: 1h, max_age: 1m, max_depth: 5, max_depth_per_key: 1, max_payload: 1MiB, max_bytes: 9MiB, max_bytes_per_key: 2MiB, max_bytes_per_principal: 2MiB"},
-		{"  POST /d: {key: d, on_conflict: reject}\n", "  POST /e: {key: e, on_conflict: reject}\n"}, // it has parked nothing
+		{"  POST /d: {key: d, fixed_key: true, on_conflict: reject}\n", "  POST /e: {key: e, fixed_key: true, on_conflict: reject}\n"}, // it has parked nothing
 		{"key: b", "key: bb, on_conflict: reject"},
 		{"/a/{id}", "/a/:id"}, // the same route
 		{"g: {", "h: {ttl: 7s}\n  g: {"},
@@ -252,7 +252,7 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	assert.ErrorIs(t, err, delayqueue.ErrKeyFull)
 
 	// What once parked is remembered: b parks no more, and still cannot go.
-	assert.ErrorContains(t, rt.Reload(load(t, env, strings.Replace(fixed, "  POST /b: {key: b, park_anonymously: true}\n", "", 1))), `"POST /b"`)
+	assert.ErrorContains(t, rt.Reload(load(t, env, strings.Replace(fixed, "  POST /b: {key: b, fixed_key: true, park_anonymously: true}\n", "", 1))), `"POST /b"`)
 }
 
 // A request that was parked without a header never gets it, whatever later files store.
@@ -263,12 +263,12 @@ func TestAKeyMayReadWhatWasStoredFromTheStart(t *testing.T) {
 		return load(t, env, "queues: {later: {}}\nroutes: {POST /a: {key: '"+key+"', allow_headers: ["+stored+
 			"], park_anonymously: true, on_conflict: {policy: delay, queue: later}}}\n")
 	}
-	rt, err := config.Build(file("k", "X-Shop"), config.WithLogger(slog.New(slog.DiscardHandler)))
+	rt, err := config.Build(file("k:{query.q}", "X-Shop"), config.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rt.Close() })
 	require.NoError(t, rt.Reload(file("k:{header.X-Shop}", "x-shop, X-Till")))
 	assert.ErrorContains(t, rt.Reload(file("k:{header.X-Till}", "X-Shop, X-Till")), "the key reads the header X-Till now")
-	require.NoError(t, rt.Reload(file("k", "X-Till")))
+	require.NoError(t, rt.Reload(file("k:{query.q}", "X-Till")))
 	assert.ErrorContains(t, rt.Reload(file("k:{header.X-Shop}", "X-Shop")), "the key reads the header X-Shop now")
 }
 
