@@ -33,7 +33,8 @@
 //
 // Within the section redis, ${NAME} stands for an environment variable, so that no
 // password need be in the file; one that is must be allowed by allow_plain_password.
-// Files that the file names are looked for in its own directory. No error and no log
+// Files that the file names are looked for in its own directory. Those with passwords and certificates for Redis are
+// read again for each new connection. No error and no log
 // shows a password, a key, or any other text of that section.
 //
 // # The environment

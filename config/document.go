@@ -31,6 +31,7 @@ type redisSection struct {
 	TLS                *tlsSection      `yaml:"tls"`
 	PoolSize           int              `yaml:"pool_size" want:"1..100000"`
 	MinIdleConns       int              `yaml:"min_idle_conns" want:"0..100000"`
+	ConnMaxLifetime    time.Duration    `yaml:"conn_max_lifetime" want:"1s..8784h"`
 	PoolTimeout        time.Duration    `yaml:"pool_timeout" want:"1ms..10m"`
 	DialTimeout        time.Duration    `yaml:"dial_timeout" want:"1ms..10m"`
 	ReadTimeout        time.Duration    `yaml:"read_timeout" want:"1ms..10m"`

@@ -94,7 +94,7 @@ func (rt *Runtime) open(f *File) error {
 	if rt.options.client == nil {
 		if !s.given() {
 			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
-		} else if client := r.connect(s); client != nil {
+		} else if client := r.connect(s, rt.log); client != nil {
 			rt.rdb = client
 		}
 	}
