@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Reload puts a new file into force, for all routes at once. Requests that are under way
@@ -29,17 +30,16 @@ func (rt *Runtime) Reload(f *File) error {
 	if rt.closed {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
-	r := &report{file: f}
+	r := f.report()
 	rt.checkFixed(r)
-	made, err := rt.compile(f)
-	if err == nil {
+	made, found := rt.compile(f)
+	if made != nil {
 		rt.checkParking(r, made)
 		if rt.router != nil {
 			checkRouter(r, made, rt.router)
 		}
-	} else if e, ok := err.(*Error); ok { //nolint:errorlint // compile's own, as it is
-		r.problems = append(r.problems, e.Problems...)
 	}
+	r.Add(found.Report)
 	if err := r.err(); err != nil {
 		return err
 	}
@@ -61,31 +61,31 @@ func (rt *Runtime) checkFixed(r *report) {
 	was, is := rt.started.says, r.file.says
 	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
 	if rt.started.prefix() != r.file.prefix() {
-		r.at("prefix", restart)
+		r.At("prefix", restart)
 	}
 	if was.Service != is.Service {
-		r.at("service", restart)
+		r.At("service", restart)
 	}
 	if rt.options.client == nil {
 		for _, path := range differences("redis", reflect.ValueOf(was.Redis), reflect.ValueOf(is.Redis)) {
-			r.at(path, restart)
+			r.At(path, restart)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(was.Queues)) {
 		path, now := member("queues", name), is.Queues[name]
 		if now == nil {
-			r.at(path, "the queue was removed, and may hold parked requests; put it back, and take it out at a restart when it is empty")
+			r.At(path, "the queue was removed, and may hold parked requests; put it back, and take it out at a restart when it is empty")
 			continue
 		}
 		for _, at := range differences(path, reflect.ValueOf(*was.Queues[name]), reflect.ValueOf(*now)) {
 			if !slices.Contains(reloadable, strings.TrimPrefix(at, path+".")) {
-				r.at(at, restart)
+				r.At(at, restart)
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(is.Queues)) {
 		if was.Queues[name] == nil {
-			r.at(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
+			r.At(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
 		}
 	}
 }
@@ -97,18 +97,18 @@ func (rt *Runtime) checkParking(r *report, made *state) {
 		now, ok := made.routes[id]
 		switch {
 		case !ok:
-			r.at(path, "the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart")
+			r.At(path, "the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart")
 			continue
 		case before.principal == "" || now.principal == before.principal:
 		case now.principal == "":
-			r.at(member("routes", now.text), "the route has no principal any more, and may have parked requests on one's behalf; put it back")
+			r.At(member("routes", now.text), "the route has no principal any more, and may have parked requests on one's behalf; put it back")
 		default: // one's id may be another's to the other
-			r.at(member("routes", now.text), "the route's principal was %q, and it may have parked requests on behalf of one; put it back, "+
-				"and change it at a restart when none is parked", clip(before.principal))
+			r.At(member("routes", now.text), "the route's principal was %q, and it may have parked requests on behalf of one; put it back, "+
+				"and change it at a restart when none is parked", strictyaml.Clip(before.principal))
 		}
 		for _, name := range now.reads {
 			if !slices.Contains(before.stored, name) {
-				r.at(member("routes", now.text), "the key reads the header %s now, which requests that are parked may not have; put the old key back, "+
+				r.At(member("routes", now.text), "the key reads the header %s now, which requests that are parked may not have; put the old key back, "+
 					"and change it at a restart when none is parked", name)
 			}
 		}
@@ -117,14 +117,14 @@ func (rt *Runtime) checkParking(r *report, made *state) {
 
 // differences lists the paths of what is not the same in two sections.
 func differences(path string, a, b reflect.Value) (paths []string) {
-	for _, f := range fieldsOf(a.Type()) {
-		at, x, y := member(path, f.name), a.FieldByIndex(f.index), b.FieldByIndex(f.index)
+	for _, f := range strictyaml.Fields(a.Type()) {
+		at, x, y := member(path, f.Name), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index)
 		if x.Kind() == reflect.Pointer && x.Type().Elem().Kind() == reflect.Struct && !x.IsNil() && !y.IsNil() {
 			x, y = x.Elem(), y.Elem()
 		}
 		switch {
-		case x.Type() == secretType:
-			if x.Interface().(secret).reveal() != y.Interface().(secret).reveal() {
+		case x.Type() == reflect.TypeFor[strictyaml.Secret]():
+			if x.Interface().(strictyaml.Secret).Reveal() != y.Interface().(strictyaml.Secret).Reveal() {
 				paths = append(paths, at)
 			}
 		case x.Kind() == reflect.Struct:

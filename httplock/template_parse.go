@@ -27,8 +27,13 @@ type templateParser struct {
 }
 
 func (p *templateParser) parse() {
-	if p.text == "" {
+	const longest = 4096 // many times what a key has
+	switch {
+	case p.text == "":
 		p.fail(0, "it is empty: want text like order:{param.id}")
+		return
+	case len(p.text) > longest:
+		p.fail(0, "it has %d bytes: want at most %d", len(p.text), longest)
 		return
 	}
 	for at := 0; at < len(p.text); {

@@ -53,8 +53,10 @@ func (n Node) Text() (string, bool) {
 	if kindOf(n.ast) != scalarKind {
 		return "", false
 	}
-	s, _ := n.scalar()
-	return s.text, s.kind == isText
+	if s, ok := n.scalar(); ok && s.kind == isText {
+		return s.text, true
+	}
+	return "", false
 }
 
 // Field returns what a mapping has under a name. If there is nothing it reports that.

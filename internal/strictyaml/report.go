@@ -55,8 +55,8 @@ func (r *Report) In(where Place, path, format string, args ...any) {
 	}
 }
 
-// Add reports problems that another report found.
-func (r *Report) Add(problems ...Problem) { r.problems = append(r.problems, problems...) }
+// Add reports what another report found.
+func (r *Report) Add(other *Report) { r.problems = append(r.problems, other.problems...) }
 
 // Full reports whether there are so many problems that no more are collected.
 func (r *Report) Full() bool { return len(r.problems) >= maxProblems }

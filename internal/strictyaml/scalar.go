@@ -90,6 +90,7 @@ func (s scalar) subject() string {
 // Clip shortens a text for problems.
 func Clip(text string) string {
 	const most = 80
+	text = withoutSecrets(text) // before one is cut
 	if r := []rune(text); len(r) > most {
 		return string(r[:most]) + "…"
 	}

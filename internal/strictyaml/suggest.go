@@ -54,7 +54,7 @@ func Either(names []string) string {
 // distance is how many letters must be added, taken away, replaced, or swapped with their neighbor to make b of a
 // (optimal string alignment), or most if it is that or more.
 func distance(a, b string, most int) int {
-	const longest = 64
+	const longest = 48
 	if len(a) > longest || len(b) > longest || len(a)-len(b) >= most || len(b)-len(a) >= most {
 		return most
 	}
