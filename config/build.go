@@ -149,7 +149,6 @@ type route struct {
 	parks     bool
 	principal string   // the name of who requests are parked for, if of anybody
 	reads     []string // the headers that make its key
-	stored    []string // the headers that are stored with a parked request
 }
 
 // compile makes all that a reload may change. Nil: it cannot be made, and the report says why.
@@ -371,7 +370,6 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 			r.reads = t.Headers()
 		}
 	}
-	r.stored = c.file.storedHeaders(g)
 	return r
 }
 

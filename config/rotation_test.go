@@ -293,7 +293,7 @@ func TestRotation_LeavesAFileThatStillChanges(t *testing.T) {
 	r.reconnect()
 	close(stop)
 	writing.Wait()
-	r.write("password", []byte(hunter))
+	r.write("password", []byte(hunter+"\n"))
 	r.reconnect()
 	assert.NotContains(t, r.logs.String(), "a file has changed")
 }
