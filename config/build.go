@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Option gives Build what a file cannot hold.
@@ -110,7 +111,7 @@ func WithValue(name string, value func(context.Context) (string, bool)) Option {
 			return invalid("WithValue(%q): the function is nil", name)
 		}
 		if _, err := httplock.ParseTemplate("key", httplock.TemplateValue(name, value)); err != nil {
-			return invalid("WithValue(%q): want a name without braces and bars", name)
+			return invalid("WithValue(%q): expected a name without braces and bars", name)
 		}
 		return register("WithValue", o.values, name, httplock.TemplateValue(name, value))
 	}
@@ -148,22 +149,21 @@ type route struct {
 	parks     bool
 	principal string   // the name of who requests are parked for, if of anybody
 	reads     []string // the headers that make its key
-	stored    []string // the headers that are stored with a parked request
 }
 
-// compile makes all that a reload may change.
-func (rt *Runtime) compile(f *File) (*state, error) {
-	r := &report{file: f}
+// compile makes all that a reload may change. Nil: it cannot be made, and the report says why.
+func (rt *Runtime) compile(f *File) (*state, *report) {
+	r := f.report()
 	s := &state{file: f, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}, tasks: map[string]task{}}
 	for name, q := range f.says.Queues {
 		queue, err := rt.queue(f, name, q, nil)
 		if err != nil {
-			r.at(member("queues", name), "%s", reason(err))
+			r.At(member("queues", name), "%s", reason(err))
 		}
 		s.queues[name] = queue
 	}
-	if len(r.problems) > 0 {
-		return nil, r.err()
+	if r.Failed("") {
+		return nil, r
 	}
 	c := compiler{report: r, runtime: rt, state: s}
 	made := map[*guardSection]route{}
@@ -176,7 +176,7 @@ func (rt *Runtime) compile(f *File) (*state, error) {
 		entry, path := f.says.Routes[text], member("routes", text)
 		id, err := parseRoute(text)
 		if err != nil {
-			r.at(path, "%v", err)
+			r.At(path, "%v", err)
 			continue
 		}
 		m := made[f.says.Guards[entry.guard]]
@@ -187,7 +187,10 @@ func (rt *Runtime) compile(f *File) (*state, error) {
 		s.routes[id] = m
 	}
 	c.tasks()
-	return s, r.err()
+	if r.Failed("") {
+		return nil, r
+	}
+	return s, r
 }
 
 // queue makes a handle on a queue, for a policy or, if that is nil, for others.
@@ -242,15 +245,15 @@ func (f *File) prefix() string { return cmp.Or(f.says.Prefix, "perkey") }
 func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
 	keys := delayqueue.Keyring{Current: e.Current, Keys: map[string][]byte{}, AcceptUnsealed: e.AcceptUnsealed}
 	for id, k := range e.Keys {
-		at, text := member(member(member(path, "keys"), id), "file"), k.value.reveal()
+		at, text := member(member(member(path, "keys"), id), "file"), k.value.Reveal()
 		if k.File != "" {
-			if text = r.readSecret(at, k.File); r.failed(at) {
+			if text = r.readSecret(at, k.File); r.Failed(at) {
 				continue
 			}
 		}
 		key, err := encryptionKey(text)
 		if err != nil {
-			r.at(at, "%v", err)
+			r.At(at, "%v", err)
 		}
 		keys.Keys[id] = key
 	}
@@ -261,7 +264,7 @@ func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
 func encryptionKey(text string) ([]byte, error) {
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
 	if err != nil || len(key) != 32 {
-		return nil, errors.New("it holds no key; want 32 random bytes in base64, as of: openssl rand -base64 32")
+		return nil, errors.New("expected a key of 32 random bytes in base64, as openssl rand -base64 32 makes one")
 	}
 	return key, nil
 }
@@ -277,7 +280,7 @@ func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 	policy := c.file.conflicts(g).policy(func(p *delayPolicy) *delayqueue.Queue {
 		q, err := c.runtime.queue(c.file, p.Queue, c.file.says.Queues[p.Queue], p)
 		if err != nil {
-			c.at(path, "%s", reason(err))
+			c.At(path, "%s", reason(err))
 		}
 		return q
 	})
@@ -296,7 +299,7 @@ func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 	}
 	guard := c.runtime.locker.Guard(policy, opts...)
 	if err := guard.Err(); err != nil {
-		c.at(path, "%s", reason(err))
+		c.At(path, "%s", reason(err))
 	}
 	return guard
 }
@@ -358,7 +361,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	m, err := httplock.New(guard, opts...)
 	if err != nil {
-		c.at(path, "%s", reason(err))
+		c.At(path, "%s", reason(err))
 	}
 	r.Middleware = m
 	if g.Key != "" {
@@ -367,7 +370,6 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 			r.reads = t.Headers()
 		}
 	}
-	r.stored = c.file.storedHeaders(g)
 	return r
 }
 
@@ -391,5 +393,5 @@ func registered[T any](r *report, opts []T, path, option, name string, names map
 }
 
 func (r *report) unregistered(path, option, name string, known []string) {
-	r.at(path, "nothing was given to Build under the name %q; want config.%s(%q, …)%s", clip(name), option, clip(name), meant(nearest(name, known)))
+	r.At(path, "Build was given nothing under the name %q; expected config.%s(%q, …)%s", strictyaml.Clip(name), option, strictyaml.Clip(name), strictyaml.Meant(strictyaml.Nearest(name, known)))
 }

@@ -1,6 +1,12 @@
 package config
 
-import "context"
+import (
+	"context"
+	"flag"
+)
+
+// Update writes testdata/bad.txt with the problems that are found, and schema.json.
+var Update = flag.Bool("update", false, "write testdata/bad.txt and schema.json")
 
 // ParseIn is Parse with an environment of its own.
 func ParseIn(name string, data []byte, env map[string]string) (*File, error) {
@@ -9,6 +15,6 @@ func ParseIn(name string, data []byte, env map[string]string) (*File, error) {
 
 // Watcher looks at a file as Watch does, when it is told to.
 func (rt *Runtime) Watcher(path string) func(context.Context) {
-	w := watch{runtime: rt, path: path, taken: rt.File().sum}
+	w := watch{runtime: rt, path: path, read: rt.File().sum}
 	return w.look
 }

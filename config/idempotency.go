@@ -12,27 +12,27 @@ import (
 const ownKey = "{idempotency_key}"
 
 // checkIdempotency looks for what a guard cannot have together with idempotency.
-func (d *decoder) checkIdempotency(p *probe, path string, g *guardSection) {
+func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
 	s, at := g.Idempotency, member(path, "idempotency")
 	if s == nil {
-		if at := member(path, "key"); g.Key == ownKey && !d.failed(member(path, "idempotency")) {
-			d.at(at, "the key is the request's Idempotency-Key, which the guard does not look at; want idempotency: {required: true} beside it")
+		if at := member(path, "key"); g.Key == ownKey && !c.Failed(member(path, "idempotency")) {
+			c.At(at, "the key is the request's Idempotency-Key, which the guard does not look at; add idempotency: {required: true}")
 		}
 		return
 	}
 	if g.AtOnce > 1 {
-		d.at(at, "excludes at_once, with which the same request could run twice at a time; want one of the two")
+		c.At(at, "excludes at_once, with which the same request could run twice at a time; give one of the two")
 	}
 	if g.StreamBody {
-		d.at(at, "excludes stream_body: the body is a part of what is compared; want one of the two")
+		c.At(at, "excludes stream_body: the body is a part of what is compared; give one of the two")
 	}
-	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, d.file.says.Defaults.HTTP.Principal) != "" {
-		d.at(member(at, "principal"), "excludes the principal of the guard or the defaults, whose the keys are anyway; leave it out")
+	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, c.file.says.Defaults.HTTP.Principal) != "" {
+		c.At(member(at, "principal"), "the guard or the defaults have a principal, which counts; remove this one")
 	}
 	for i, name := range s.KeepHeaders {
 		at := item(member(at, "keep_headers"), i)
-		if err := p.takes(httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !d.failed(at) {
-			d.at(at, "%s", reason(err))
+		if err := p.takes(httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !c.Failed(at) {
+			c.At(at, "%s", reason(err))
 		}
 	}
 }
@@ -41,7 +41,7 @@ func (d *decoder) checkIdempotency(p *probe, path string, g *guardSection) {
 func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Option {
 	store, err := idempotency.New(c.runtime.rdb, option([]idempotency.Option{idempotency.WithPrefix(c.file.prefix())}, s.TTL, idempotency.WithTTL)...)
 	if err != nil {
-		c.at(path, "%s", reason(err))
+		c.At(path, "%s", reason(err))
 	}
 	opts := []httplock.IdempotencyOption{httplock.KeepResponseHeaders(s.KeepHeaders...)}
 	if s.Required {

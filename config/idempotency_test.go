@@ -116,9 +116,9 @@ routes:
 
 func TestAPrincipalThatNobodyGaveIsAProblemUnderIdempotencyToo(t *testing.T) {
 	t.Parallel()
-	f := load(t, redistest.Embedded(t), "routes:\n  POST /x: {key: k, idempotency: {principal: user}}\n")
+	f := load(t, redistest.Embedded(t), "routes:\n  POST /x: {key: k, fixed_key: true, idempotency: {principal: user}}\n")
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 		func(*http.Request, string) error { return nil }))
-	assert.EqualError(t, err, `config: perkey.yaml:4:46: routes."POST /x".idempotency.principal: `+
-		`nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`)
+	assert.EqualError(t, err, `config: perkey.yaml:4:63: routes."POST /x".idempotency.principal: `+
+		`Build was given nothing under the name "user"; expected config.WithPrincipal("user", …); did you mean "users"?`)
 }

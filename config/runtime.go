@@ -18,6 +18,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Runtime is what a File says, made: a Redis client, a Locker, queues, guards and the
@@ -33,12 +34,13 @@ type Runtime struct {
 
 	current atomic.Pointer[state]
 
-	mu      sync.Mutex        // of what follows, and one reload at a time
-	parking map[routeID]route // those that parked requests since the start
-	router  []string          // the routes that are registered; nil: not known
+	reloads sync.Mutex // one at a time, and router
+	router  []string   // the routes that are registered; nil: not known
+
+	closing context.Context // ends with the first Shutdown
+	close   context.CancelFunc
+	mu      sync.Mutex // workers, and none after close
 	workers []*delayqueue.Worker
-	closing chan struct{}
-	closed  bool
 }
 
 var _ httplock.Routes = (*Runtime)(nil)
@@ -64,11 +66,10 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 			return nil, err
 		}
 	}
-	rt := &Runtime{
-		options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{},
-		parking: map[routeID]route{}, closing: make(chan struct{}),
-	}
+	rt := &Runtime{options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{}}
+	rt.closing, rt.close = context.WithCancel(context.Background())
 	if err := rt.open(f); err != nil {
+		rt.close()
 		if rt.locker != nil {
 			_ = rt.locker.Close()
 		}
@@ -84,7 +85,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 }
 
 func (rt *Runtime) open(f *File) error {
-	r := &report{file: f}
+	r := f.report()
 	for name, q := range f.says.Queues {
 		if q.Encryption != nil {
 			rt.keyrings[name] = r.keyring(member(member("queues", name), "encryption"), q.Encryption)
@@ -93,8 +94,8 @@ func (rt *Runtime) open(f *File) error {
 	s := &f.says.Redis
 	if rt.options.client == nil {
 		if !s.given() {
-			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
-		} else if client := r.connect(s); client != nil {
+			r.At("redis", "no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
+		} else if client := r.connect(s, rt.log); client != nil {
 			rt.rdb = client
 		}
 	}
@@ -106,49 +107,42 @@ func (rt *Runtime) open(f *File) error {
 	if rt.locker, err = core.New(rt.rdb, append(slices.Clip(rt.options.locker), locker...)...); err != nil {
 		return fmt.Errorf("config: %w", err)
 	}
-	made, err := rt.compile(f)
-	if err != nil {
-		return err
+	made, found := rt.compile(f)
+	if made == nil {
+		return found.err()
 	}
-	rt.adopt(made)
+	rt.current.Store(made)
 	return nil
-}
-
-// adopt puts a state into force.
-func (rt *Runtime) adopt(s *state) {
-	for id, r := range s.routes {
-		if !r.parks {
-			continue
-		}
-		if before, ok := rt.parking[id]; ok { // what is parked already has no more than that
-			r.stored = slices.DeleteFunc(slices.Clone(r.stored), func(name string) bool { return !slices.Contains(before.stored, name) })
-		}
-		rt.parking[id] = r
-	}
-	rt.current.Store(s)
 }
 
 // Route implements httplock.Routes: it returns the middleware and the key of the route
 // as the file has it now. The pattern may be of any framework's form; a host in it does
 // not matter, as the file has none. A HEAD has GET's route, if it has none of its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
-	routes := rt.current.Load().routes
-	find := func(pattern string) (route, bool) {
-		r, ok := routes[routeID{method, pattern}]
-		if !ok && method == http.MethodHead {
-			r, ok = routes[routeID{http.MethodGet, pattern}]
+	s := rt.current.Load()
+	id, ok := s.find(method, pattern)
+	return s.routes[id].Route, ok
+}
+
+// find looks a route up.
+func (s *state) find(method, pattern string) (id routeID, ok bool) {
+	known := func(pattern string) bool {
+		id = routeID{method, pattern}
+		if _, ok = s.routes[id]; !ok && method == http.MethodHead {
+			id.method = http.MethodGet
+			_, ok = s.routes[id]
 		}
-		return r, ok
+		return ok
 	}
-	if r, ok := find(pattern); ok { // it is in normal form already
-		return r.Route, true
+	if known(pattern) { // it is in normal form already
+		return id, true
 	}
 	for _, pattern := range patternsOf(pattern) {
-		if r, ok := find(pattern); ok {
-			return r.Route, true
+		if known(pattern) {
+			return id, true
 		}
 	}
-	return httplock.Route{}, false
+	return routeID{}, false
 }
 
 // CheckRoutes reports the routes of the file that a router does not have, such as
@@ -157,10 +151,10 @@ func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 // with that of echo v5's Any, takes them all. Its error is an *Error. After nil, reloads
 // are refused that have a route which the router does not have.
 func (rt *Runtime) CheckRoutes(registered ...string) error {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	rt.reloads.Lock()
+	defer rt.reloads.Unlock()
 	s := rt.current.Load()
-	r := &report{file: s.file}
+	r := s.file.report()
 	checkRouter(r, s, registered)
 	if err := r.err(); err != nil {
 		return err
@@ -188,7 +182,7 @@ func checkRouter(r *report, s *state, registered []string) {
 	for id, route := range s.routes {
 		gets := routeID{http.MethodGet, id.pattern} // net/http serves HEAD with it
 		if !has[id] && !has[routeID{anyMethod, id.pattern}] && (id.method != http.MethodHead || !has[gets]) {
-			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
+			r.At(member("routes", route.text), "the router has no such route%s", strictyaml.Meant(strictyaml.Nearest(route.text, registered)))
 		}
 	}
 }
@@ -217,7 +211,7 @@ func (rt *Runtime) File() *File { return rt.current.Load().file }
 func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue.WorkerOption) (*delayqueue.Worker, error) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if rt.closed {
+	if rt.closing.Err() != nil {
 		return nil, fmt.Errorf("config: worker: %w", core.ErrClosed)
 	}
 	f := rt.File()
@@ -259,10 +253,7 @@ func (w *workerSection) most() time.Duration {
 // and returns ctx's error. It waits for all goroutines, and may be called twice.
 func (rt *Runtime) Shutdown(ctx context.Context) error {
 	rt.mu.Lock()
-	if !rt.closed {
-		rt.closed = true
-		close(rt.closing)
-	}
+	rt.close()
 	workers := rt.workers
 	rt.mu.Unlock()
 

@@ -106,15 +106,15 @@ guards:
   rare: {min_hold: 1m}
   three: {at_once: 3}
   ours: {key: "{header.X-Shop}:{ctx.user}"}
-  shared: {key: all, safe_methods: share}
-  open: {key: all, safe_methods: pass}
+  shared: {key: all, fixed_key: true, safe_methods: share}
+  open: {key: all, fixed_key: true, safe_methods: pass}
   parked: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}, max_body: 4B}
   large: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}}
   credentials: {key: "park:{header.X-Shop}", on_conflict: {policy: delay, queue: q}, credential_headers: [X-Own]}
-  skipped: {key: all, skip: insiders}
-  late: {key: late, body_timeout: 900ms}
-  early: {key: late, body_timeout: 900ms, read_ahead: 1B}
-  streamed: {key: late, body_timeout: 900ms, stream_body: true}
+  skipped: {key: all, fixed_key: true, skip: insiders}
+  late: {key: late, fixed_key: true, body_timeout: 900ms}
+  early: {key: late, fixed_key: true, body_timeout: 900ms, read_ahead: 1B}
+  streamed: {key: late, fixed_key: true, body_timeout: 900ms, stream_body: true}
 routes:
   GET /ours: ours
   GET /shared: shared
@@ -229,9 +229,9 @@ func TestPrincipalsAreThoseOfTheirNames(t *testing.T) {
 defaults: {principal: users, on_conflict: {policy: delay, queue: q}}
 queues: {q: {}}
 routes:
-  POST /a: {key: a}
-  POST /b: {key: b, principal: merchants}
-  POST /c: {key: c, park_anonymously: true}
+  POST /a: {key: a, fixed_key: true}
+  POST /b: {key: b, fixed_key: true, principal: merchants}
+  POST /c: {key: c, fixed_key: true, park_anonymously: true}
 `, as("users"), as("merchants"))
 	for path, principal := range map[string]string{"/a": "users-1", "/b": "merchants-1", "/c": ""} {
 		release := hold(t, rt, path[1:])
@@ -263,11 +263,11 @@ routes:
 		got = append(got, p.String())
 	}
 	assert.Equal(t, []string{
-		`perkey.yaml:4:23: defaults.principal: nothing was given to Build under the name "users"; want config.WithPrincipal("users", …)`,
-		`perkey.yaml:6:12: guards.a.key: nothing was given to Build under the name "user"; want config.WithValue("user", …)`,
-		`perkey.yaml:6:58: guards.a.skip: nothing was given to Build under the name "insider"; want config.WithSkip("insider", …); did you mean "insiders"?`,
-		`perkey.yaml:8:18: routes."POST /x".key: nothing was given to Build under the name "usr"; want config.WithValue("usr", …)`,
-		`perkey.yaml:8:44: routes."POST /x".principal: nothing was given to Build under the name "merchants"; want config.WithPrincipal("merchants", …)`,
+		`perkey.yaml:4:23: defaults.principal: Build was given nothing under the name "users"; expected config.WithPrincipal("users", …)`,
+		`perkey.yaml:6:12: guards.a.key: Build was given nothing under the name "user"; expected config.WithValue("user", …)`,
+		`perkey.yaml:6:58: guards.a.skip: Build was given nothing under the name "insider"; expected config.WithSkip("insider", …); did you mean "insiders"?`,
+		`perkey.yaml:8:18: routes."POST /x".key: Build was given nothing under the name "usr"; expected config.WithValue("usr", …)`,
+		`perkey.yaml:8:44: routes."POST /x".principal: Build was given nothing under the name "merchants"; expected config.WithPrincipal("merchants", …)`,
 	}, got)
 }
 
@@ -302,7 +302,7 @@ func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
 	f, err := config.ParseIn("f.yaml", []byte("redis: {pool_size: 3}\n"), nil)
 	require.NoError(t, err)
 	_, err = config.Build(f)
-	assert.EqualError(t, err, "config: f.yaml:1:1: redis: no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+	assert.EqualError(t, err, "config: f.yaml:1:1: redis: no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
 
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
@@ -386,8 +386,8 @@ func TestARouteIsFoundInEveryFrameworksForm(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
-  POST /orders/:id: {key: k}
-  PUT /files/{path...}: {key: k}
+  POST /orders/:id: {key: k, fixed_key: true}
+  PUT /files/{path...}: {key: k, fixed_key: true}
 `)
 	for _, route := range [][2]string{
 		{"POST", "/orders/:id"},
@@ -413,10 +413,10 @@ func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
-  POST /order/:id: {key: k}
-  GET /files/{path...}: {key: k, safe_methods: lock}
-  HEAD /files/{path...}: {key: k, safe_methods: lock}
-  PUT /somewhere/else: {key: k}
+  POST /order/:id: {key: k, fixed_key: true}
+  GET /files/{path...}: {key: k, fixed_key: true, safe_methods: lock}
+  HEAD /files/{path...}: {key: k, fixed_key: true, safe_methods: lock}
+  PUT /somewhere/else: {key: k, fixed_key: true}
 `)
 	err := rt.CheckRoutes("POST /orders/:id", "GET /files/*path", "GET /unguarded")
 	var e *config.Error
@@ -430,7 +430,7 @@ routes:
 func TestAReloadRefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	const right, wrong = "routes:\n  POST /orders/:id: {key: k}\n", "routes:\n  POST /order/:id: {key: k}\n"
+	const right, wrong = "routes:\n  POST /orders/:id: {key: k, fixed_key: true}\n", "routes:\n  POST /order/:id: {key: k, fixed_key: true}\n"
 	rt := build(t, env, right)
 	require.NoError(t, rt.Reload(load(t, env, wrong)), "nobody can know")
 	require.Error(t, rt.CheckRoutes("POST /orders/{id}"))

@@ -66,7 +66,7 @@ func TestTheSchemaTakesWhatTheLoaderTakes(t *testing.T) {
 	}
 	for _, file := range []string{
 		"redis: {pool_size: '${POOL}', max_retries: 0}", "queues: {q: {reservation_window: 0s, max_payload: 1_000B}}", "queues: {q: {reservation_window: +1.5h}}",
-		"defaults: {max_body: 64MiB}", "routes: {'POST  /x': {key: k}}", "guards: {}",
+		"defaults: {max_body: 64MiB}", "routes: {'POST  /x': {key: k, fixed_key: true}}", "guards: {}",
 		"guards: {a: {idempotency: {keep_body: 0}}, b: {idempotency: {keep_body: 0B}}}", "queues: {q: {reservation_window: -0}}",
 	} {
 		_, err = config.ParseIn("f.yaml", []byte(file), environment)
@@ -82,7 +82,7 @@ func TestTheSchemaRefusesWhatItCan(t *testing.T) {
 	for _, c := range badFiles(t) {
 		var value any
 		if err := yaml.Unmarshal([]byte(c.file), &value); err != nil {
-			assert.False(t, c.schema, "%s: is no YAML", c.name)
+			assert.False(t, c.schema, "%s: is not valid YAML", c.name)
 			continue
 		}
 		err := s.Validate(plain(value))

@@ -26,14 +26,14 @@ type watched struct {
 	logs testbed.Log
 }
 
-func newWatched(t *testing.T) *watched {
+func newWatched(t *testing.T, file string) *watched {
 	t.Helper()
 	env := redistest.Embedded(t)
 	w := &watched{
 		t: t, path: filepath.Join(t.TempDir(), "perkey.yaml"),
 		head: "redis: {addresses: ['" + env.Addr + "']}\nprefix: " + env.Prefix + "\n",
 	}
-	w.write("guards: {first: {}}\n")
+	w.write(file)
 	f, err := config.Load(w.path)
 	require.NoError(t, err)
 	w.Runtime, err = config.Build(f, config.WithLogger(w.logs.Logger()))
@@ -51,7 +51,7 @@ func (w *watched) has(guard string) bool { return w.Guard(guard) != nil }
 
 func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 	t.Parallel()
-	w := newWatched(t)
+	w := newWatched(t, "guards: {first: {}}\n")
 	look := w.Watcher(w.path)
 	ctx := t.Context()
 	look(ctx)
@@ -76,7 +76,7 @@ func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 		assert.True(t, w.has("whole"), "the old one stays in force")
 	}
 	assert.Equal(t, 3, strings.Count(w.logs.String(), "level=ERROR"), "each is told once")
-	assert.Contains(t, w.logs.String(), `perkey.yaml:3:17: guards.half.tll: there is no such field; did you mean \"ttl\"?`)
+	assert.Contains(t, w.logs.String(), `perkey.yaml:3:17: guards.half.tll: unknown field; did you mean \"ttl\"?`)
 
 	require.NoError(t, os.Remove(w.path))
 	for range 4 {
@@ -93,7 +93,7 @@ func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 
 func TestWatchSeesAFileInThePlaceOfAnother(t *testing.T) {
 	t.Parallel()
-	w := newWatched(t)
+	w := newWatched(t, "guards: {first: {}}\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -113,7 +113,7 @@ func TestWatchSeesAFileInThePlaceOfAnother(t *testing.T) {
 
 func TestWatchEndsWithTheRuntime(t *testing.T) {
 	t.Parallel()
-	w := newWatched(t)
+	w := newWatched(t, "guards: {first: {}}\n")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -34,6 +34,17 @@ var (
 // 403.
 var ErrForbidden = errors.New("httplock: forbidden")
 
+// NoKey is a [KeyFunc]'s error for a request that needs no key: it runs without one, as if [Skip] let it pass, and its
+// Idempotency-Key is not looked at. So one guard can stand in front of a whole engine:
+//
+//	func key(r *http.Request) (string, error) {
+//		if id := r.PathValue("order"); id != "" {
+//			return "order:" + id, nil
+//		}
+//		return "", httplock.NoKey
+//	}
+var NoKey = errors.New("httplock: the request needs no key") //nolint:errname,revive,staticcheck // as fs.SkipDir, it is not a failure
+
 // BadKey marks the error of a key function as the client's fault: the answer is
 // 400, and not 500. The text of err is not sent to the client.
 func BadKey(err error) error { return &badKeyError{err} }

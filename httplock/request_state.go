@@ -34,7 +34,7 @@ type requestState struct {
 	recalled bool
 }
 
-// prepare makes the call, or refuses the request. The order is that of what it costs: the principal's waiters,
+// prepare makes the call, or refuses the request, or runs it if it needs no key. The order is that of what it costs: the principal's waiters,
 // the key, an answer that is stored, a key that is held though the client asks first, and then the body.
 func (p *requestState) prepare() bool {
 	m, x := p.m, p.x
@@ -47,6 +47,10 @@ func (p *requestState) prepare() bool {
 		return false
 	}
 	key, err := p.key()
+	if errors.Is(err, NoKey) {
+		p.withoutKey()
+		return false
+	}
 	byIdempotencyKey, _ := errors.AsType[*idempotencyKeyError](err)
 	if err != nil && byIdempotencyKey == nil {
 		p.replay.refused("", fmt.Errorf("the key function failed: %w", err))
@@ -230,6 +234,22 @@ func (p *requestState) underKey(ctx context.Context) error {
 	p.replay.returned(p.x)
 	p.once.finish(ctx)
 	return nil
+}
+
+// withoutKey runs the rest of the chain without a key. What the key function did not read of the body is the handler's,
+// for as long as it likes.
+func (p *requestState) withoutKey() {
+	p.ran = true
+	p.waited()
+	p.replay.passed(p.m, false)
+	if len(p.body.head) > 0 {
+		p.next(p.x.Request.Context())
+		return
+	}
+	if p.body.source == &p.body.timed {
+		p.body.timed.ReadCloser = nil
+	}
+	p.x.Next(p.x.Request)
 }
 
 func (p *requestState) next(ctx context.Context) {

@@ -27,8 +27,13 @@ type templateParser struct {
 }
 
 func (p *templateParser) parse() {
-	if p.text == "" {
+	const longest = 4096 // many times what a key has
+	switch {
+	case p.text == "":
 		p.fail(0, "it is empty: want text like order:{param.id}")
+		return
+	case len(p.text) > longest:
+		p.fail(0, "it has %d bytes: want at most %d", len(p.text), longest)
 		return
 	}
 	for at := 0; at < len(p.text); {
@@ -101,9 +106,9 @@ func (p *templateParser) value(at int, inside string) {
 	}
 	p.endLiteral()
 	name, modifier, modified := strings.Cut(inside, "|")
-	piece := templatePiece{name: name, hash: modified}
-	if modified && modifier != "sha256" {
-		p.fail(at+1+len(name), "unknown modifier %q: want |sha256 or none", "|"+modifier)
+	piece := templatePiece{name: name, write: modifiers[modifier]}
+	if modified && piece.write == nil {
+		p.fail(at+1+len(name), "unknown modifier %q: want |int, |uuid, |sha256 or none", "|"+modifier)
 	}
 	var err error
 	if piece.value, err = p.source(name); err != nil {
