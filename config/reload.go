@@ -17,7 +17,7 @@ import (
 // end under the guard that they began with. After an error the old file stays in
 // force: it is an *Error that names the lines, core.ErrClosed, or wraps core.ErrUnavailable.
 //
-// A reload changes what is under defaults, guards, routes and asynq, and of queues max_age,
+// A reload changes what is under defaults, guards, routes, asynq and idempotency, and of queues max_age,
 // max_depth, max_bytes, both also per key and per principal, and max_payload; partitions is for queues that are new. All else needs
 // a restart, and is refused. After CheckRoutes, so is a route that the router does not have.
 //
@@ -26,18 +26,32 @@ import (
 // principal than it had, or none, and a key of a header that it did not read. What is parked is asked of Redis, and only if a file
 // has such a change, for 10 s at most: all processes with one file in force take the next one, or none does. If Redis does not answer
 // the error wraps core.ErrUnavailable.
-func (rt *Runtime) Reload(f *File) error { return rt.reload(context.Background(), f) }
-
-func (rt *Runtime) reload(ctx context.Context, f *File) error {
+//
+// The file that is in force, byte for byte and with the same environment, changes nothing: files that it names are not read again for its sake.
+func (rt *Runtime) Reload(f *File) error {
 	if f == nil {
 		return invalid("Reload: the file is nil")
 	}
+	ctx := context.Background()
+	err := rt.reload(ctx, f)
+	if err != nil {
+		rt.reloaded(ctx, ReloadRefused, f.name, err)
+	}
+	return err
+}
+
+// reload tells the observer, unless the file is refused.
+func (rt *Runtime) reload(ctx context.Context, f *File) error {
 	rt.reloads.Lock()
 	defer rt.reloads.Unlock()
 	if rt.closing.Err() != nil {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
 	r, before := f.report(), rt.current.Load()
+	if f.sum == before.file.sum && reflect.DeepEqual(f.says, before.file.says) {
+		rt.reloaded(ctx, ReloadUnchanged, f.name, nil)
+		return nil
+	}
 	rt.checkFixed(r)
 	made, found := rt.compile(f)
 	var unasked error
@@ -61,8 +75,10 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 			rt.log().Warn("config: a queue was removed: its workers go on until Shutdown", "file", f.name, "queue", name)
 		}
 	}
+	made.version = before.version + 1
 	rt.current.Store(made)
 	rt.log().Info("config: reloaded", "file", f.name)
+	rt.reloaded(ctx, ReloadDone, f.name, nil)
 	return nil
 }
 

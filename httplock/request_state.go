@@ -239,6 +239,7 @@ func (p *requestState) underKey(ctx context.Context) error {
 // withoutKey runs the rest of the chain without a key. What the key function did not read of the body is the handler's,
 // for as long as it likes.
 func (p *requestState) withoutKey() {
+	defer func() { p.x.ends(OutcomePassed, 0) }()
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, false)

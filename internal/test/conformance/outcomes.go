@@ -124,6 +124,8 @@ func (t *trial) outcomesOfHandlers(l *ledger) {
 		status  int // what is told, and answered if there is one
 	}
 	all := lock(b, nil, l.option())
+	noKey := all
+	noKey.Key = func(*http.Request) (string, error) { return "", httplock.NoKey }
 	panics := all
 	panics.Key = func(*http.Request) (string, error) { panic("mine") }
 	requests := []request{
@@ -141,6 +143,7 @@ func (t *trial) outcomesOfHandlers(l *ledger) {
 			name: "Skip", handler: ok, chain: []Step{lock(b, nil, l.option(), httplock.Skip(func(*http.Request) bool { return true }))},
 			kind: httplock.OutcomePassed, status: 200,
 		},
+		{name: "NoKey", handler: answering(203, "ok"), chain: []Step{noKey}, kind: httplock.OutcomePassed, status: 203},
 		{name: "lost, and answered", handler: func(w http.ResponseWriter, r *http.Request) error {
 			w.WriteHeader(http.StatusCreated)
 			_, err := io.WriteString(w, "made")
