@@ -136,7 +136,7 @@ func TestOptions_OfRequestsAreChecked(t *testing.T) {
 	f, err := config.Parse("f.yaml", []byte("redis: {url: 'redis://h'}\nguards: {g: {key: k, fixed_key: true, idempotency: {}}}"))
 	require.NoError(t, err)
 	for what, opt := range map[string]config.Option{
-		"WithMaxBody(-1)": config.WithHTTP(httplock.WithMaxBody(-1)), "guards.g.idempotency: want 1s": config.WithIdempotency(idempotency.WithTTL(-1)),
+		"guards.g: want 1 to": config.WithHTTP(httplock.WithMaxBody(-1)), "guards.g.idempotency: want 1s": config.WithIdempotency(idempotency.WithTTL(-1)),
 		"WithObserver": config.WithObserver(nil),
 	} {
 		_, err := config.Build(f, opt)
