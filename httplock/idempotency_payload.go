@@ -89,7 +89,7 @@ func hashOfParts(body []byte, boundary string) (sum []byte, ok bool) {
 	all, one, buffer := sha256.New(), sha256.New(), make([]byte, 4096)
 	for r := multipart.NewReader(bytes.NewReader(body), boundary); ; {
 		part, err := r.NextRawPart()
-		if err == io.EOF { //nolint:errorlint // wrapped: the end is missing
+		if err == io.EOF { // wrapped: the end is missing
 			return all.Sum(nil), true
 		}
 		if err != nil {

@@ -98,19 +98,19 @@ func TestLookup_FindsARequestByWhatIsKnownOfIt(t *testing.T) {
 		for _, other := range []string{idempotency.NameOf("POST /pay", "bob", "k"), idempotency.NameOf("POST /paya", "lice", "k"), idempotency.NameOf("POST /pay", "alice", "")} {
 			require.NotEqual(t, name, other)
 		}
-		any := idempotency.Work{Name: name}
-		found, err := s.Lookup(ctx, any)
+		whatever := idempotency.Work{Name: name}
+		found, err := s.Lookup(ctx, whatever)
 		require.NoError(t, err)
 		require.Equal(t, idempotency.Record{}, found)
 
 		w := idempotency.Work{Name: name, Fingerprint: "a"}
 		_, err = s.Begin(ctx, w, 1)
 		require.NoError(t, err)
-		found, err = s.Lookup(ctx, any)
+		found, err = s.Lookup(ctx, whatever)
 		require.NoError(t, err)
 		require.Equal(t, idempotency.Record{Found: true, Begun: true}, found)
 		require.NoError(t, s.Finish(ctx, w, 1, []byte("x")))
-		found, err = s.Lookup(ctx, any)
+		found, err = s.Lookup(ctx, whatever)
 		require.NoError(t, err)
 		require.Equal(t, idempotency.Record{Found: true, Begun: true, Outcome: []byte("x")}, found)
 

@@ -112,7 +112,7 @@ func Check(k Keyring) error {
 		owner[string(key)] = id
 	}
 	if err := checkKeyID(k.Current); err != nil {
-		return fmt.Errorf("Current: %w", err)
+		return fmt.Errorf("the id of Current: %w", err)
 	}
 	if _, ok := k.Keys[k.Current]; !ok {
 		return fmt.Errorf("there is no key of the Current id %q", k.Current)
