@@ -32,7 +32,7 @@ type options struct {
 	owners     map[string]httplock.IdempotencyOption // of Idempotency-Keys: the principals again
 	senders    map[string]func(*http.Request) (string, error)
 	skips      map[string]httplock.Option
-	values     map[string]httplock.TemplateOption
+	values     contextValues
 }
 
 // WithClient gives a Redis client, which stays the caller's to close, after the Runtime.
@@ -110,10 +110,10 @@ func WithValue(name string, value func(context.Context) (string, bool)) Option {
 		if value == nil {
 			return invalid("WithValue(%q): the function is nil", name)
 		}
-		if _, err := httplock.ParseTemplate("key", httplock.TemplateValue(name, value)); err != nil {
+		if strings.ContainsAny(name, "{}|") {
 			return invalid("WithValue(%q): expected a name without braces and bars", name)
 		}
-		return register("WithValue", o.values, name, httplock.TemplateValue(name, value))
+		return register("WithValue", o.values, name, value)
 	}
 }
 
@@ -364,11 +364,8 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		c.At(path, "%s", reason(err))
 	}
 	r.Middleware = m
-	if g.Key != "" {
-		r.Key = c.key(member(path, "key"), g)
-		if t, err := g.template(); err == nil {
-			r.reads = t.Headers()
-		}
+	if t, _ := g.template(); t != nil {
+		r.Key, r.reads = c.key(member(path, "key"), t, g), t.headers
 	}
 	return r
 }

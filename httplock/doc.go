@@ -40,8 +40,8 @@
 // # Keys
 //
 // A KeyFunc makes the key of a request, under every framework the same one: Param,
-// Query, Header, JSONField and Value take it from one place, Join and Hash combine,
-// and Template reads it from a line of a file. Credentials make no keys. What the
+// Query, Header, JSONField and Value take it from one place, Join and Hash combine;
+// package config reads it from a line of a file. Credentials make no keys. What the
 // client left out is its fault, 400; what the route does not have is ours, 500, and
 // the log says what to do.
 //
