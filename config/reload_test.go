@@ -262,7 +262,6 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	require.NoError(t, err)
 	_, err = rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "n", Payload: []byte("x")})
 	assert.ErrorIs(t, err, delayqueue.ErrKeyFull)
-
 }
 
 func TestReloadsAndLookupsMayRunTogether(t *testing.T) {

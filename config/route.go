@@ -79,7 +79,7 @@ func checkPattern(normal string) error {
 			bare = s[1 : len(s)-1]
 		}
 		if strings.ContainsAny(bare, "{}") {
-			return errors.New("the pattern has an unexpected brace; write a parameter as {name} or :name between two slashes, and a colon as \\:")
+			return errors.New("the pattern has an unexpected brace; a parameter is {name} or :name between two slashes, and \\: is a colon")
 		}
 		if (s == "*" || s == "{$}" || strings.HasSuffix(s, "...}")) && i < len(segments)-1 {
 			return errors.New("the pattern goes on after a parameter that takes the rest of the path")
