@@ -28,7 +28,7 @@ const (
 queues: {later: {}, other: {}}
 defaults: {on_conflict: {policy: delay, queue: later}}
 routes:
-  POST /a/:id: {key: "a:{param.id}", park_anonymously: true}
+  POST /a/:id: {key: "a:{param.id}", anonymous: true}
   POST /b: {key: b, fixed_key: true, principal: users}
 `
 	rejecting = `
@@ -294,7 +294,7 @@ func TestReload_EndsWithTheRuntime(t *testing.T) {
 
 func TestWatch_TakesAFileWhenWhatWasParkedHasRun(t *testing.T) {
 	t.Parallel()
-	const queue, route = "queues: {later: {}}\n", "routes: {'POST /a': {key: a, fixed_key: true, park_anonymously: true, on_conflict: {policy: delay, queue: later}}}\n"
+	const queue, route = "queues: {later: {}}\n", "routes: {'POST /a': {key: a, fixed_key: true, anonymous: true, on_conflict: {policy: delay, queue: later}}}\n"
 	w := newWatched(t, queue+route)
 	look := w.Watcher(w.path)
 	release := hold(t, w.Runtime, "a")
