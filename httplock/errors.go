@@ -44,7 +44,7 @@ var ErrForbidden = errors.New("httplock: forbidden")
 //		}
 //		return order(r)
 //	}
-var NoKey = errors.New("httplock: the request needs no key") //nolint:errname,revive,staticcheck // as fs.SkipDir, it is not a failure
+var NoKey = errors.New("httplock: the request needs no key") //nolint:errname,staticcheck // as fs.SkipDir, it is not a failure
 
 // BadKey marks the error of a key function as the client's fault: the answer is
 // 400, and not 500. The text of err is not sent to the client.

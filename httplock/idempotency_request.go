@@ -90,13 +90,12 @@ func (m *Middleware) newOnce(p *requestState) (*once, error) {
 func (m *Middleware) onceFor(p *requestState) (principal string, err error) {
 	principal, err = p.principal, p.whose
 	if p.replay != nil {
-		// A request that the handler makes is whose it was when the handler was not replayed, and had the client's credentials.
-		made := onceFrom(p.x.Request.Context()) != nil || !p.replay.isFor(p.x.Request)
-		if made {
-			principal, err = m.onBehalfOf(p.x)
-		}
-		if !made || m.principal != nil && (principal == "" || err != nil) {
+		if onceFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request) {
 			return p.replay.principal, nil
+		}
+		// A request that the handler makes is whose it was when the handler was not replayed, and had the client's credentials.
+		if principal, err = m.onBehalfOf(p.x); m.principal != nil && (principal == "" || err != nil) {
+			return p.replay.principal, nil //nolint:nilerr // without them the function cannot know
 		}
 	}
 	if errors.Is(err, errCredentials) {

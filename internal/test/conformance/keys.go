@@ -19,8 +19,8 @@ import (
 )
 
 // keyed guards the order by a key function.
-func keyed(b *testbed.Bed, key httplock.KeyFunc, opts ...httplock.Option) Lock {
-	return Lock{b.Locker.Guard(core.RejectConflicts), key, opts}
+func keyed(b *testbed.Bed, key httplock.KeyFunc) Lock {
+	return Lock{b.Locker.Guard(core.RejectConflicts), key, nil}
 }
 
 // keyTo is a handler that tells its key.
