@@ -143,16 +143,43 @@ func (c *checker) checkEncryption(p *probe, path string, e *encryptionSection) {
 func (c *checker) checkGuard(p *probe, path string, g *guardSection, queues []string) {
 	c.checkChain(g.OnConflict, queues)
 	c.checkHTTP(p, path, &g.HTTP)
-	if at, defaults := member(path, "max_waiters_per_principal"), &c.file.says.Defaults.HTTP; cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters) > 0 &&
-		(g.HTTP.MaxWaiters > 0 || c.meetsRequests(g)) && g.sender(defaults) == "" &&
-		!c.Failed(at) && !c.Failed(member(path, "principal")) && !c.Failed("defaults.principal") {
-		if g.HTTP.MaxWaiters == 0 {
-			at = path
-		}
-		c.At(at, "max_waiters_per_principal needs a principal, here or in the defaults")
-	}
+	c.checkSender(path, g)
 	c.checkIdempotency(p, path, g)
 	c.checkKey(p, path, g)
+}
+
+// checkSender looks for guards that need to know who sends a request.
+func (c *checker) checkSender(path string, g *guardSection) {
+	defaults := &c.file.says.Defaults.HTTP
+	principal, anonymous := g.sender(defaults)
+	meets := c.meetsRequests(g)
+	if meets && c.file.conflicts(&g.leaseSection).parks() && !c.knowsSender(path, g) {
+		at := path
+		if g.OnConflict != nil {
+			at = member(path, "on_conflict")
+		}
+		c.At(at, "requests are parked, but nothing says on whose behalf; add principal: NAME, or anonymous: true if the route does not look at "+
+			"who sends them, here or in the defaults")
+	}
+	switch at := member(path, "max_waiters_per_principal"); {
+	case principal != "" || c.Failed(at) || c.Failed(member(path, "principal")) || c.Failed("defaults.principal"):
+	case g.HTTP.MaxWaiters > 0:
+		c.At(at, "needs principal: NAME, here or in the defaults")
+	case defaults.MaxWaiters > 0 && meets && !anonymous:
+		c.At(path, "max_waiters_per_principal needs principal: NAME, here or in the defaults, or anonymous: true")
+	}
+}
+
+// knowsSender reports whether it is said who sends a guard's requests, or that it does not matter, or would have been if
+// that were right.
+func (c *checker) knowsSender(path string, g *guardSection) bool {
+	principal, anonymous := g.sender(&c.file.says.Defaults.HTTP)
+	for _, section := range []string{path, "defaults"} {
+		if c.Failed(member(section, "principal")) || c.Failed(member(section, "anonymous")) {
+			return true
+		}
+	}
+	return principal != "" || anonymous
 }
 
 // meetsRequests reports whether a route has the guard.

@@ -210,7 +210,7 @@ func TestSealedQueuesHaveTheKeysOfTheFile(t *testing.T) {
 	rt := build(t, env, `
 queues: {q: {encryption: {current: k, keys: {k: {env: SHIP_KEY}}}}}
 routes:
-  POST /x: {key: x, fixed_key: true, on_conflict: {policy: delay, queue: q}}
+  POST /x: {key: x, fixed_key: true, anonymous: true, on_conflict: {policy: delay, queue: q}}
 `)
 	defer hold(t, rt, "x")()
 	require.Equal(t, 202, serve(rt, "/x").do(request("POST", "/x?secret=in-the-query")).Code)

@@ -127,8 +127,13 @@ type httpSection struct {
 	// never stored, and requests that have them are parked, or remembered under their Idempotency-Key, only with a principal.
 	// A guard's are added to the defaults'.
 	Credentials []string `yaml:"credential_headers"`
-	// The name under which config.WithPrincipal gave Build the functions that say on whose behalf a request is parked.
+	// The name under which config.WithPrincipal gave Build the functions that say who sends a request: on whose behalf it is
+	// parked, whose its Idempotency-Key is, and whose requests max_waiters_per_principal counts. A guard that parks, or has
+	// idempotency, needs it, or anonymous.
 	Principal string `yaml:"principal"`
+	// It does not matter who sends a request: it is parked without its credentials, and runs on nobody's behalf, and all
+	// clients share their Idempotency-Keys. Excludes principal.
+	Anonymous bool `yaml:"anonymous" excludes:"principal"`
 	// Statuses after which a parked request is tried again until it is too old, besides 429 and 503. Others are results. A
 	// guard's are added to the defaults'.
 	RetryStatuses []int `yaml:"retry_statuses" range:"400..599"`
@@ -245,8 +250,6 @@ type guardSection struct {
 	// Bodies are left to the handler, which reads them under its key for as long as it likes. Such requests are not parked.
 	// Default: false.
 	StreamBody bool `yaml:"stream_body"`
-	// Requests are parked without their credentials, and run on nobody's behalf. Excludes principal.
-	ParkAnonymously bool `yaml:"park_anonymously" excludes:"principal"`
 	// Clients may choose with the header Prefer among what on_conflict would do anyway. Default: false.
 	HonorPrefer bool `yaml:"honor_prefer"`
 	// A request that is made again under the same Idempotency-Key has the first one's response, and is not run again.
@@ -259,8 +262,6 @@ type guardSection struct {
 type idempotencySection struct {
 	// Requests without Idempotency-Key are refused with 400. Default: false.
 	Required bool `yaml:"required"`
-	// The name under which config.WithPrincipal gave Build the functions that say whose a key is. Default: the guard's principal.
-	Principal string `yaml:"principal"`
 	// How long a response is remembered. Default: 24h.
 	TTL time.Duration `yaml:"ttl" range:"1s..2160h"`
 	// The longest body, in bytes, of a response that is kept. Default: 64KiB.

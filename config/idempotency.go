@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/perkey-go/perkey/httplock"
@@ -30,12 +29,13 @@ func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
 	if g.StreamBody {
 		c.At(at, "excludes stream_body: the body is a part of what is compared; give one of the two")
 	}
-	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, c.file.says.Defaults.HTTP.Principal) != "" {
-		c.At(member(at, "principal"), "the guard or the defaults have a principal, which counts; remove this one")
+	if !c.knowsSender(path, g) {
+		c.At(at, "responses are kept, but nothing says whose they are; add principal: NAME, or anonymous: true if all clients may see them, "+
+			"here or in the defaults")
 	}
 	for i, name := range s.KeepHeaders {
 		at := item(member(at, "keep_headers"), i)
-		if err := p.takes(httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !c.Failed(at) {
+		if err := p.takes(httplock.Anonymous(), httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !c.Failed(at) {
 			c.At(at, "%s", reason(err))
 		}
 	}
@@ -59,9 +59,6 @@ func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Opti
 	}
 	if s.KeepBody != nil {
 		opts = append(opts, httplock.KeepResponseBody(int(*s.KeepBody)))
-	}
-	if s.Principal != "" {
-		opts = registered(c.report, opts, member(path, "principal"), "WithPrincipal", s.Principal, c.runtime.options.owners)
 	}
 	return httplock.WithIdempotency(store, opts...)
 }

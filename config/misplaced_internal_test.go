@@ -126,7 +126,8 @@ func TestProblems_ShowNoMisplacedSecret(t *testing.T) {
 			_, _ = fmt.Fprintf(&shown, "%v %+v %#v %s %q", err, err, err, err, err)
 			if e, ok := err.(*Error); ok { //nolint:errorlint // as it is
 				_, _ = fmt.Fprintf(&shown, "%v %+v %#v", e.Problems, e.Problems, e.Problems)
-				marshaled, _ := json.Marshal(e)
+				marshaled, err := json.Marshal(e)
+				assert.NoError(t, err)
 				shown.Write(marshaled)
 			}
 			if !assert.NotContains(t, shown.String(), hidden, text) {

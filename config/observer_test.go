@@ -120,7 +120,7 @@ func (o *events) OnEvent(_ context.Context, e idempotency.Event) { o.told = appe
 func TestObservers_OfRequestsAndResponses(t *testing.T) {
 	requests, responses := &outcomes{}, &events{}
 	rt := build(t, redistest.Embedded(t), `
-guards: {pay: {key: "order:{param.id}", idempotency: {}}}
+guards: {pay: {key: "order:{param.id}", anonymous: true, idempotency: {}}}
 routes: {"POST /orders/:id": pay}
 `, config.WithHTTP(httplock.WithObserver(requests)), config.WithIdempotency(idempotency.WithObserver(responses)))
 	mux := http.NewServeMux()
@@ -133,7 +133,7 @@ routes: {"POST /orders/:id": pay}
 }
 
 func TestOptions_OfRequestsAreChecked(t *testing.T) {
-	f, err := config.Parse("f.yaml", []byte("redis: {url: 'redis://h'}\nguards: {g: {key: k, fixed_key: true, idempotency: {}}}"))
+	f, err := config.Parse("f.yaml", []byte("redis: {url: 'redis://h'}\nguards: {g: {key: k, fixed_key: true, anonymous: true, idempotency: {}}}"))
 	require.NoError(t, err)
 	for what, opt := range map[string]config.Option{
 		"guards.g: want 1 to": config.WithHTTP(httplock.WithMaxBody(-1)), "guards.g.idempotency: want 1s": config.WithIdempotency(idempotency.WithTTL(-1)),
@@ -150,7 +150,7 @@ func TestResponsesAreSealedAsTheFileSays(t *testing.T) {
 	env := redistest.Embedded(t)
 	const file = `
 idempotency: {encryption: {current: %, keys: {%}}}
-guards: {pay: {key: "order:{param.id}", idempotency: {}}}
+guards: {pay: {key: "order:{param.id}", anonymous: true, idempotency: {}}}
 routes: {"POST /orders/:id": pay}
 `
 	variables := map[string]string{"K1": sealingKey, "K2": strings.Replace(sealingKey, sealingKey[:4], "AAAA", 1)}

@@ -15,7 +15,7 @@ import (
 )
 
 // askTimeout bounds how long a reload looks for what is parked.
-const askTimeout = 10 * time.Second
+const askTimeout = 30 * time.Second
 
 // change is what a new file does to a route that its parked requests would be lost by.
 type change struct {

@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -26,7 +28,7 @@ const (
 queues: {later: {}, other: {}}
 defaults: {on_conflict: {policy: delay, queue: later}}
 routes:
-  POST /a/:id: {key: "a:{param.id}", park_anonymously: true}
+  POST /a/:id: {key: "a:{param.id}", anonymous: true}
   POST /b: {key: b, fixed_key: true, principal: users}
 `
 	rejecting = `
@@ -163,6 +165,26 @@ func TestReload_LooksAtAllThatIsParked(t *testing.T) {
 		require.NoError(t, rt.Reload(load(t, env, rejecting)))
 	}
 
+	// What a request was not parked with does not matter, nor what its key read before.
+	id := add("POST /b")
+	require.NoError(t, rt.Reload(load(t, env, strings.Replace(rejecting, "principal: users", "principal: merchants", 1))), "it is on nobody's behalf")
+	require.NoError(t, rt.Reload(load(t, env, rejecting)))
+	require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
+	reads := strings.Replace(rejecting, "a:{param.id}", "a:{header.X-Shop}", 1)
+	require.NoError(t, rt.Reload(load(t, env, reads)))
+	id = add("POST /a/:id")
+	require.NoError(t, rt.Reload(load(t, env, strings.Replace(reads, "key: b", "key: bb", 1))))
+	require.NoError(t, rt.Reload(load(t, env, rejecting)))
+	require.NoError(t, rt.Queue("later").Cancel(t.Context(), id))
+
+	for range 600 {
+		add("POST /other")
+	}
+	id = add("POST /a/:id")
+	assert.False(t, taken(), "it is behind others")
+	_, err := rt.Queue("later").CancelAll(t.Context(), delayqueue.Filter{})
+	require.NoError(t, err)
+
 	running, goOn := make(chan struct{}), make(chan struct{})
 	worker, err := rt.Worker("later", func(context.Context, delayqueue.Message) error {
 		running <- struct{}{}
@@ -170,7 +192,7 @@ func TestReload_LooksAtAllThatIsParked(t *testing.T) {
 		return delayqueue.SkipRetry(errors.New("it fails"))
 	})
 	require.NoError(t, err)
-	id := add("POST /a/:id")
+	id = add("POST /a/:id")
 	require.NoError(t, worker.Start())
 	<-running
 	assert.False(t, taken(), "it runs")
@@ -233,9 +255,46 @@ func TestReload_WhileRedisIsAway(t *testing.T) {
 	}, "the file is taken when Redis is back")
 }
 
+// slow is a client's hook: Redis answers a script when its ctx ends.
+type slow struct {
+	redis.Hook
+	asked chan struct{}
+}
+
+func (s slow) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if redistest.IsScript(cmd) {
+			s.asked <- struct{}{}
+			<-ctx.Done()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestReload_EndsWithTheRuntime(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Embedded(t).Client(t)
+	file := func(text string) *config.File {
+		t.Helper()
+		f, err := config.ParseIn("perkey.yaml", []byte(text), nil)
+		require.NoError(t, err)
+		return f
+	}
+	rt, err := config.Build(file("queues: {later: {}}"), config.WithClient(rdb))
+	require.NoError(t, err)
+	asked := make(chan struct{}, 100)
+	rdb.AddHook(slow{redistest.BeforeEach(func(redis.Cmder) {}), asked})
+	began, reloaded := time.Now(), make(chan error, 1)
+	go func() { reloaded <- rt.Reload(file("guards: {}")) }()
+	<-asked
+	assert.NoError(t, rt.Close())
+	require.ErrorIs(t, <-reloaded, core.ErrClosed)
+	assert.Less(t, time.Since(began), 8*time.Second, "no time-out of a command")
+}
+
 func TestWatch_TakesAFileWhenWhatWasParkedHasRun(t *testing.T) {
 	t.Parallel()
-	const queue, route = "queues: {later: {}}\n", "routes: {'POST /a': {key: a, fixed_key: true, park_anonymously: true, on_conflict: {policy: delay, queue: later}}}\n"
+	const queue, route = "queues: {later: {}}\n", "routes: {'POST /a': {key: a, fixed_key: true, anonymous: true, on_conflict: {policy: delay, queue: later}}}\n"
 	w := newWatched(t, queue+route)
 	look := w.Watcher(w.path)
 	release := hold(t, w.Runtime, "a")

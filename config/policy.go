@@ -26,11 +26,13 @@ func (c *chain) DecodeYAML(n strictyaml.Node) {
 }
 
 func (c *chain) add(n strictyaml.Node) {
-	at, ok := n, true
+	at := n
 	if n.IsMapping() {
-		if at, ok = n.Field("policy"); !ok {
+		field, ok := n.Field("policy")
+		if !ok {
 			return
 		}
+		at = field
 	}
 	name, ok := at.Text()
 	if !ok {

@@ -24,7 +24,7 @@ import (
 // Refused is also what parked requests would be lost by, dead letters among them: the end of a queue that holds
 // any, and for a route that has some the end of the route, as their replays would find no guard, another
 // principal than it had, or none, and a key of a header that it did not read. What is parked is asked of Redis, and only if a file
-// has such a change, for 10 s at most: all processes with one file in force take the next one, or none does. If Redis does not answer
+// has such a change, for 30 s at most: all processes with one file in force take the next one, or none does. If Redis does not answer
 // the error wraps core.ErrUnavailable.
 //
 // The file that is in force, byte for byte and with the same environment, changes nothing: files that it names are not read again for its sake.

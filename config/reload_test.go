@@ -27,7 +27,7 @@ func versions() (files []string) {
 defaults: {ttl: %s}
 queues: {later: {max_age: 1h, max_depth: %d}}
 guards:
-  g: {key: "k:{param.id}", park_anonymously: true, on_conflict: %s}
+  g: {key: "k:{param.id}", anonymous: true, on_conflict: %s}
 routes:
   POST /orders/:id: g
 `
@@ -152,10 +152,10 @@ queues:
   later: {retention: 1h, encryption: {current: k, keys: {k: {env: SHIP_KEY}}}}
   empty: {}
 defaults: {on_conflict: {policy: delay, queue: later}}
-guards: {g: {key: "k:{param.id}"}}
+guards: {g: {key: "k:{param.id}", anonymous: true}}
 routes:
   POST /a/{id}: g
-  POST /b: {key: b, fixed_key: true, park_anonymously: true}
+  POST /b: {key: b, fixed_key: true, anonymous: true}
   POST /c: {key: c, fixed_key: true, principal: users}
   POST /d: {key: d, fixed_key: true, on_conflict: reject}
 `
@@ -197,7 +197,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"new queue", "  empty: {}\n", "  empty: {}\n  more: {}\n", []string{
 			"6:3: queues.more: the queue is new, and nobody may run what it holds; restart with a worker for it",
 		}},
-		{"removed route", "  POST /b: {key: b, fixed_key: true, park_anonymously: true}\n", "", []string{
+		{"removed route", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n", "", []string{
 			`8:1: routes."POST /b": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
 		{"removed principal", "principal: users", "on_conflict: reject", []string{
@@ -206,11 +206,11 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 		{"another principal", "principal: users", "principal: merchants", []string{
 			`11:3: routes."POST /c": the route's principal was "users", and requests are parked on behalf of one in the queue "later"; ` + untilRun,
 		}},
-		{"key of a header", "{key: b, fixed_key: true, park", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], park", []string{
+		{"key of a header", "{key: b, fixed_key: true, anon", "{key: 'b:{header.x-shop}:{header.Content-Type}', allow_headers: [X-Shop], anon", []string{
 			`10:3: routes."POST /b": the key reads the header X-Shop now, which requests that are parked in the queue "later" may not have; ` +
 				strings.Replace(untilRun, "it", "the old key", 1),
 		}},
-		{"two routes", "  POST /b: {key: b, fixed_key: true, park_anonymously: true}\n  POST /c: {key: c, fixed_key: true, principal: users}\n", "", []string{
+		{"two routes", "  POST /b: {key: b, fixed_key: true, anonymous: true}\n  POST /c: {key: c, fixed_key: true, principal: users}\n", "", []string{
 			`8:1: routes."POST /b": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 			`8:1: routes."POST /c": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
@@ -262,7 +262,6 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	require.NoError(t, err)
 	_, err = rt.Queue("later").Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: "n", Payload: []byte("x")})
 	assert.ErrorIs(t, err, delayqueue.ErrKeyFull)
-
 }
 
 func TestReloadsAndLookupsMayRunTogether(t *testing.T) {

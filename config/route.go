@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -80,7 +79,7 @@ func checkPattern(normal string) error {
 			bare = s[1 : len(s)-1]
 		}
 		if strings.ContainsAny(bare, "{}") {
-			return errors.New("the pattern has an unexpected brace; write a parameter as {name} or :name between two slashes, and a colon as \\:")
+			return errors.New("the pattern has an unexpected brace; a parameter is {name} or :name between two slashes, and \\: is a colon")
 		}
 		if (s == "*" || s == "{$}" || strings.HasSuffix(s, "...}")) && i < len(segments)-1 {
 			return errors.New("the pattern goes on after a parameter that takes the rest of the path")
@@ -89,79 +88,27 @@ func checkPattern(normal string) error {
 	return nil
 }
 
-// template is the key of a guard, and what it reads, whichever values of a context
-// there are: that is known at Build.
-func (g *guardSection) template() (*httplock.KeyTemplate, error) {
-	return httplock.ParseTemplate(g.Key, anyValues(contextNames(g.Key))...)
-}
-
-var contextValue = regexp.MustCompile(`\{ctx\.([^{}|]+)[|}]`)
-
-// contextNames are the names of the {ctx.NAME} in a template, and perhaps some of what
-// only looks like one.
-func contextNames(text string) (names []string) {
-	for _, m := range contextValue.FindAllStringSubmatch(text, -1) {
-		if !slices.Contains(names, m[1]) {
-			names = append(names, m[1])
-		}
-	}
-	return names
-}
-
-// anyValues lets a template name values of a context that nothing has.
-func anyValues(names []string) (values []httplock.TemplateOption) {
-	for _, name := range names {
-		values = append(values, httplock.TemplateValue(name, func(context.Context) (string, bool) { return "", false }))
-	}
-	return values
-}
+// template is the key of a guard, and what it reads.
+func (g *guardSection) template() (*keyTemplate, []string) { return parseTemplate(g.Key, nil) }
 
 // key makes the key function of a guard. A value of a context that Build was not
 // given is a problem.
-func (c *compiler) key(path string, g *guardSection) httplock.KeyFunc {
-	known, names := c.runtime.options.values, contextNames(g.Key)
-	missing := 0
-	for i, name := range names {
-		if _, ok := known[name]; ok {
-			continue
-		}
-		others := slices.Delete(slices.Clone(names), i, i+1)
-		if _, err := httplock.ParseTemplate(g.Key, anyValues(others)...); err != nil { // it is used
-			missing++
+func (c *compiler) key(path string, t *keyTemplate, g *guardSection) httplock.KeyFunc {
+	known := c.runtime.options.values
+	for _, name := range t.values {
+		if known[name] == nil {
 			c.unregistered(path, "WithValue", name, slices.Sorted(maps.Keys(known)))
 		}
 	}
-	if missing > 0 {
-		return nil
-	}
-	t, err := httplock.ParseTemplate(g.Key, slices.Collect(maps.Values(known))...)
-	if err != nil {
-		c.badTemplate(path, err)
-		return nil
-	}
-	return t.Key
+	t, _ = parseTemplate(g.Key, known)
+	return t.key
 }
 
 // badTemplate reports all that is wrong with a template.
-func (r *report) badTemplate(path string, err error) {
-	for _, problem := range templateProblems(err) {
+func (r *report) badTemplate(path string, problems []string) {
+	for _, problem := range problems {
 		r.At(path, "%s", problem)
 	}
-}
-
-func templateProblems(err error) (problems []string) {
-	errs := []error{err}
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		errs = many.Unwrap()
-	}
-	for _, err := range errs {
-		if t, ok := errors.AsType[*httplock.TemplateError](err); ok {
-			problems = append(problems, fmt.Sprintf("character %d: %s", t.Column, t.Problem))
-		} else {
-			problems = append(problems, reason(err))
-		}
-	}
-	return problems
 }
 
 // checkKey looks for what a guard's key lacks, whatever the route.
@@ -170,16 +117,16 @@ func (c *checker) checkKey(p *probe, path string, g *guardSection) {
 	if g.Key == "" {
 		return
 	}
-	t, err := g.template()
-	if err != nil {
-		c.badTemplate(at, err)
+	t, problems := g.template()
+	if t == nil {
+		c.badTemplate(at, problems)
 		return
 	}
 	c.checkFixedKey(path, &g.leaseSection, t)
 	if !c.file.conflicts(&g.leaseSection).parks() {
 		return
 	}
-	for _, name := range t.Headers() {
+	for _, name := range t.headers {
 		if err := p.takes(httplock.AllowHeaders(name)); err != nil {
 			c.At(at, "the key reads the header %s, which is never stored, so that a parked request could not be run; use another key, or remove the policy delay", name)
 			continue
@@ -191,9 +138,9 @@ func (c *checker) checkKey(p *probe, path string, g *guardSection) {
 }
 
 // checkFixedKey looks for a key that is the same for all, where that is not meant.
-func (c *checker) checkFixedKey(path string, g *leaseSection, t *httplock.KeyTemplate) {
+func (c *checker) checkFixedKey(path string, g *leaseSection, t *keyTemplate) {
 	switch fixed := member(path, "fixed_key"); {
-	case t.Fixed() == g.FixedKey || c.Failed(fixed):
+	case t.fixed() == g.FixedKey || c.Failed(fixed):
 	case g.FixedKey:
 		c.At(fixed, "the key has a value in it, so it is not fixed; remove the braces from the key, or fixed_key")
 	default:
@@ -284,12 +231,12 @@ func (c *checker) checkRouteKey(path string, route *routeSection, g *guardSectio
 		}
 		return
 	}
-	t, err := g.template()
-	if err != nil || id.pattern == "" {
+	t, _ := g.template()
+	if t == nil || id.pattern == "" {
 		return // reported already
 	}
 	has := httplock.PatternParams(id.pattern)
-	for _, name := range t.Params() {
+	for _, name := range t.params {
 		if !slices.Contains(has, name) {
 			c.In(where, path, "the key of %s reads {param.%s}, which the pattern does not have%s", guard, strictyaml.Clip(name), strictyaml.Suggest(name, has))
 		}

@@ -54,9 +54,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]httplock.Option{}, owners: map[string]httplock.IdempotencyOption{},
-		senders: map[string]func(*http.Request) (string, error){},
-		skips:   map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		principals: map[string]principal{}, skips: map[string]httplock.Option{}, values: contextValues{},
 	}
 	for _, opt := range opts {
 		if opt == nil {

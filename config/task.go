@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/keytext"
 	"github.com/perkey-go/perkey/internal/strictyaml"
 )
@@ -16,7 +15,7 @@ import (
 // task is what a task of asynq's meets.
 type task struct {
 	guard *core.Guard
-	key   *httplock.KeyTemplate
+	key   *keyTemplate
 }
 
 // Task implements asynqlock.Tasks: it returns the guard of a type of tasks, and what makes their keys, as the file
@@ -28,7 +27,7 @@ func (rt *Runtime) Task(taskType string) (guard *core.Guard, key func(payload []
 		return nil, nil, false
 	}
 	return t.guard, func(payload []byte, headers map[string]string) (string, error) {
-		return t.key.KeyOf(func(name string) (string, error) { return taskValue(taskType, payload, headers, name) })
+		return t.key.taskKey(func(name string) (string, error) { return taskValue(taskType, payload, headers, name) })
 	}, true
 }
 
@@ -101,15 +100,15 @@ func (c *checker) checkTaskKey(path, at, guard string, where strictyaml.Place, g
 		}
 		return
 	}
-	t, err := httplock.ParseTemplate(g.Key, httplock.ForTasks())
+	t, problems := parseTaskTemplate(g.Key)
 	switch {
-	case err == nil && at == member(path, "key"):
+	case t != nil && at == member(path, "key"):
 		c.checkFixedKey(path, g, t)
-	case err == nil:
+	case t != nil:
 	case at == member(path, "key"):
-		c.badTemplate(at, err)
+		c.badTemplate(at, problems)
 	case !c.Failed(at):
-		for _, problem := range templateProblems(err) {
+		for _, problem := range problems {
 			c.In(where, path, "the key of %s is for requests: %s", guard, problem)
 		}
 	}
@@ -126,10 +125,7 @@ func (c *compiler) tasks() {
 		} else {
 			g, t.guard = &c.file.says.Guards[entry.guard].leaseSection, c.state.guards[entry.guard]
 		}
-		var err error
-		if t.key, err = httplock.ParseTemplate(g.Key, httplock.ForTasks()); err != nil {
-			c.badTemplate(member(path, "key"), err)
-		}
+		t.key, _ = parseTaskTemplate(g.Key) // checked already
 		c.state.tasks[taskType] = t
 	}
 }

@@ -20,7 +20,7 @@ func TestWhatWaitsIsBoundedAsTheFileSays(t *testing.T) {
 defaults: {max_waiters_per_principal: 1, on_conflict: {policy: retry, max_wait: 1m}}
 guards:
   own: {key: all, fixed_key: true, principal: users}
-  keys: {key: all, fixed_key: true, idempotency: {principal: users}}
+  keys: {key: all, fixed_key: true, principal: users, idempotency: {}}
 routes: {POST /own: own, POST /keys: keys}
 `, config.WithPrincipal("users", func(r *http.Request) (string, error) {
 			user := r.Header.Get("Authorization")
@@ -84,5 +84,5 @@ func TestWaitersNeedAPrincipal(t *testing.T) {
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 		func(*http.Request, string) error { return nil }))
 	require.Error(t, err)
-	assert.Contains(t, err.Error(), `guards.a.max_waiters_per_principal: Build was given nothing under the name "user"`)
+	assert.Contains(t, err.Error(), `guards.a.principal: Build was given nothing under the name "user"`)
 }

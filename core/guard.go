@@ -149,13 +149,9 @@ func (g *Guard) Policy() ConflictPolicy {
 	return g.policy
 }
 
-// Honors returns the part of a preference that the Guard's policy honors: nothing, if that is a
-// [WaitingPolicy] that does not wait, as it then does what it does at once anyway.
+// Honors returns the part of a preference that the Guard's policy honors.
 func (g *Guard) Honors(p Preference) Preference {
 	if g == nil {
-		return Preference{}
-	}
-	if w, ok := g.policy.(WaitingPolicy); ok && !w.Waits() {
 		return Preference{}
 	}
 	return Honored(g.policy, p)

@@ -13,7 +13,7 @@ import (
 type KeyFunc = httplock.KeyFunc
 
 // NoKey is httplock.NoKey: a key function's error for a request that needs no key.
-var NoKey = httplock.NoKey //nolint:errname,revive,staticcheck // as httplock's
+var NoKey = httplock.NoKey //nolint:errname // as httplock's
 
 // Param is httplock.Param: the key is prefix and the value of a path parameter. That of
 // the rest of a path, /files/*rest, is echo's "*", and also "rest". Where

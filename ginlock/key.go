@@ -17,7 +17,7 @@ import (
 type KeyFunc = httplock.KeyFunc
 
 // NoKey is httplock.NoKey: a key function's error for a request that needs no key.
-var NoKey = httplock.NoKey //nolint:errname,revive,staticcheck // as httplock's
+var NoKey = httplock.NoKey //nolint:errname // as httplock's
 
 // Param is httplock.Param: the key is prefix and the value of c.Param(name).
 func Param(prefix, name string) KeyFunc { return httplock.Param(prefix, name) }

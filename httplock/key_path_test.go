@@ -48,20 +48,20 @@ func TestPathParametersAreDecodedOnce(t *testing.T) {
 	router.With(httplock.PerKey(guard, httplock.Param("", "*"))).Post("/rest/*", take)
 
 	both := map[string]string{
-		"/o/42":                         "42",
-		"/o/%34%32":                     "42",
-		"/o/a%20b":                      "a b",
-		"/o/42%25":                      "42%",
-		"/o/%34%32%25":                  "42%",
-		"/o/42%2525":                    "42%25", // decoded once
-		"/o/%34%32%2525":                "42%25",
-		"/o/%2534%2532":                 "%34%32",
-		"/o/a%2Fb%252F":                 "a/b%2F",
-		"/t/x/o/%34%32%2525":            "42%25",
-		"/t/%2534/o/%34%32%2F%25":       "42/%",
-		"/t/%34%32/o/%2534%2532":        "%34%32", // the path has %34%32 in both forms
-		"/t/%2534%2532/o/%34%32":        "42",
-		"/rest/a/%34%2525/":             "a/4%25/",
+		"/o/42":                        "42",
+		"/o/%34%32":                    "42",
+		"/o/a%20b":                     "a b",
+		"/o/42%25":                     "42%",
+		"/o/%34%32%25":                 "42%",
+		"/o/42%2525":                   "42%25", // decoded once
+		"/o/%34%32%2525":               "42%25",
+		"/o/%2534%2532":                "%34%32",
+		"/o/a%2Fb%252F":                "a/b%2F",
+		"/t/x/o/%34%32%2525":           "42%25",
+		"/t/%2534/o/%34%32%2F%25":      "42/%",
+		"/t/%34%32/o/%2534%2532":       "%34%32", // the path has %34%32 in both forms
+		"/t/%2534%2532/o/%34%32":       "42",
+		"/rest/a/%34%2525/":            "a/4%25/",
 		"/rest/%2F%25/%2534%2532/%34/": "/%/%34%32/4/",
 	}
 	own := map[*http.Handler]map[string]string{}
@@ -71,7 +71,7 @@ func TestPathParametersAreDecodedOnce(t *testing.T) {
 	}
 	own[&inChi] = map[string]string{
 		"/o/%34%2525.json": "4%25", "/n/%34%2525": "4%25", "/o/%34%2525/": "4%25", "/sub/%2534/o/%34": "4",
-		"/rest/a/%34%2525/":             "a/4%25", // without the slash that StripSlashes takes
+		"/rest/a/%34%2525/":            "a/4%25", // without the slash that StripSlashes takes
 		"/rest/%2F%25/%2534%2532/%34/": "/%/%34%32/4",
 	}
 	for handler, targets := range own {

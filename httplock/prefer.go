@@ -42,6 +42,9 @@ func (m *Middleware) preferred(x Exchange) core.Preference {
 	if h := x.Writer.Header(); !namedBy(h["Vary"], "Prefer") {
 		h.Add("Vary", "Prefer")
 	}
+	if w, ok := m.guard.Policy().(core.WaitingPolicy); ok && !w.Waits() {
+		return core.Preference{} // it decides at once anyway
+	}
 	return m.guard.Honors(parsePrefer(x.Request.Header["Prefer"]))
 }
 

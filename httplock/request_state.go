@@ -20,8 +20,9 @@ type requestState struct {
 	body   body
 	once   *once // nil: the request has no Idempotency-Key that counts
 
-	waits    bool   // it is one of its principal's waiters
-	waitsFor string // that principal
+	principal string
+	whose     error // why nothing may be stored on its behalf
+	waits     bool  // it is one of its principal's waiters
 
 	call    core.Call
 	nobody  error     // why the request is not to be parked
@@ -42,9 +43,11 @@ func (p *requestState) prepare() bool {
 	if p.replay == nil {
 		prefers = m.preferred(x)
 	}
-	if err := p.enter(); err != nil {
-		p.refuse(err)
-		return false
+	if m.waiters != nil && p.replay == nil {
+		if err := p.enter(); err != nil {
+			p.refuse(err)
+			return false
+		}
 	}
 	key, err := p.key()
 	if errors.Is(err, NoKey) {
@@ -60,9 +63,10 @@ func (p *requestState) prepare() bool {
 
 	p.call = core.Call{Key: key, Name: clipName(x.Name), Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
-	if p.replay == nil {
-		p.call.Principal, p.nobody = m.onBehalfOf(x.Request)
+	if p.replay == nil && !p.waits {
+		p.principal, p.whose = m.onBehalfOf(x)
 	}
+	p.call.Principal, p.nobody = p.principal, p.whose
 	if err = p.identify(byIdempotencyKey); err == nil {
 		err = requireAuthorized(p.replay, p.call.Key)
 	}
@@ -89,11 +93,13 @@ func (p *requestState) prepare() bool {
 }
 
 // enter makes the request one of its principal's waiters.
-func (p *requestState) enter() (err error) {
-	if w := p.m.waiters; w != nil && p.replay == nil {
-		p.waitsFor, err = w.enter(p.x.Request)
-		p.waits = err == nil
+func (p *requestState) enter() error {
+	p.principal, p.whose = p.m.onBehalfOf(p.x)
+	if p.whose != nil && !errors.Is(p.whose, errCredentials) {
+		return p.whose
 	}
+	err := p.m.waiters.enter(p.principal)
+	p.waits = err == nil
 	return err
 }
 
@@ -111,7 +117,7 @@ func (p *requestState) waited() {
 	p.body.memory.free()
 	if p.waits {
 		p.waits = false
-		p.m.waiters.leave(p.waitsFor)
+		p.m.waiters.leave(p.principal)
 	}
 }
 

@@ -81,8 +81,10 @@ func TestConstructorsOfKeys(t *testing.T) {
 			return c.String(http.StatusOK, "no key")
 		}, echolock.PerKey(guard, key))
 	}
-	for path, want := range map[string]string{"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12", "/int/+042": "k:42",
-		"/uuid/F81D4FAE7DEC11D0A76500A0C91E6BF6": "k:f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/no/1": "no key"} {
+	for path, want := range map[string]string{
+		"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12", "/int/+042": "k:42",
+		"/uuid/F81D4FAE7DEC11D0A76500A0C91E6BF6": "k:f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/no/1": "no key",
+	} {
 		r := httptest.NewRequest(http.MethodPost, path+"?id=2", strings.NewReader(`{"id":4}`))
 		r.Header.Set("X-Id", "3")
 		w := httptest.NewRecorder()

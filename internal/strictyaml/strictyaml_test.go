@@ -30,7 +30,7 @@ type document struct {
 	Keys     map[string]*section `yaml:"keys,private"`
 	Shape    shape               `yaml:"shape"`
 
-	ignored string
+	Other int // no field of the document
 }
 
 type section struct {
@@ -154,7 +154,7 @@ func TestDecode_Problems(t *testing.T) {
 		"size: 9999999999GiB":                      {`1:7 size: "9999999999GiB" is out of range; expected 1 to 1MiB`},
 		"numbers: [1, 10, x]":                      {"1:14 numbers[1]: 10 is out of range; expected 1 to 9", `1:18 numbers[2]: expected a whole number, got "x"`},
 		"section: {}\nmap: {a: {}}":                {`1:1 section: missing field "name"`, `2:7 map.a: missing field "name"`},
-		"section: {nmae: x}":                       {`1:11 section.nmae: unknown field; did you mean "name"?`},
+		"section: {naem: x}":                       {`1:11 section.naem: unknown field; did you mean "name"?`},
 		"section: {name: 5}":                       {"1:17 section.name: expected text, got 5; put quotes around it"},
 		"map:\n  a: {name: x, count: 1, total: 2}": {"2:23 map.a.count: excludes total; give one of the two"},
 		"shape: {form: 5}":                         {"1:15 shape.form: expected a form, got 5"},
@@ -197,11 +197,11 @@ func TestDecode_Problems(t *testing.T) {
 // However lines end, problems name the line that an editor shows.
 func TestDecode_LineEndings(t *testing.T) {
 	t.Parallel()
-	const text = "# c\n\ntext: 'a\n\n  b'\nlist:\n  - x\n  - [y]\nsection:\n  nmae: |\n    x\n    y\n\nnumber: x\n"
+	const text = "# c\n\ntext: 'a\n\n  b'\nlist:\n  - x\n  - [y]\nsection:\n  naem: |\n    x\n    y\n\nnumber: x\n"
 	good, want := decode(text)
 	require.Len(t, want, 3)
 	assert.Equal(t, []string{
-		"8:5 list[1]: expected a single value, got a list", `10:3 section.nmae: unknown field; did you mean "name"?`,
+		"8:5 list[1]: expected a single value, got a list", `10:3 section.naem: unknown field; did you mean "name"?`,
 		`14:9 number: expected a whole number, got "x"`,
 	}, want)
 	for _, end := range []string{"\r\n", "\r"} {

@@ -74,7 +74,7 @@ func prefersWait(t *trial) {
 // prefersAsync: a client may be parked at once, where it would be parked after waiting.
 func prefersAsync(t *trial) {
 	d := t.openDepot(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.HonorPrefer()), nil
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.Anonymous(), httplock.HonorPrefer()), nil
 	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
 	var locations []string
@@ -92,8 +92,8 @@ func prefersAsync(t *trial) {
 	t.requireOK(resp)
 	requirePreferred(t, resp)
 	for name, l := range map[string]Lock{
-		"parks anyway":                  lock(d.Bed, delayqueue.Policy(d.queue), httplock.HonorPrefer()),
-		"waits for no longer than that": lock(d.Bed, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(d.queue)}, httplock.HonorPrefer()),
+		"parks anyway":                  lock(d.Bed, delayqueue.Policy(d.queue), httplock.Anonymous(), httplock.HonorPrefer()),
+		"waits for no longer than that": lock(d.Bed, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(d.queue)}, httplock.Anonymous(), httplock.HonorPrefer()),
 	} {
 		s := t.serve(orders(t.mustNotRun, l))
 		release := d.Hold(t)
@@ -114,7 +114,7 @@ func preferIsTheHandlers(t *trial) {
 		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])
 		return ok(w, r)
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, waitsLong(delayqueue.Policy(q))), nil
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.Anonymous()), nil
 	})
 	t.onConflict(d.Bed, d.Hold(t))
 	resp := t.preferring(d.site, "respond-async, wait=0")

@@ -51,6 +51,7 @@ var behaviours = []behaviour{
 	{name: "Idempotency-Key: failures run again", test: failuresRunAgain},
 	{name: "Idempotency-Key: another payload", test: otherPayload},
 	{name: "Idempotency-Key: one payload in other words", test: samePayload},
+	{name: "Idempotency-Key: another principal", test: otherPrincipal},
 	{name: "Idempotency-Key: in progress", test: inProgress},
 	{name: "Idempotency-Key: missing", test: keyMissing},
 	{name: "Idempotency-Key: a stream is not kept", test: streamsNotStored},
