@@ -32,7 +32,7 @@ type options struct {
 	records    []idempotency.Option
 	observer   Observer // nil: nobody is told
 	log        *slog.Logger
-	principals map[string]principal
+	principals map[string]sender
 	skips      map[string]httplock.Option
 	values     contextValues
 }
@@ -98,18 +98,18 @@ func WithLogger(log *slog.Logger) Option {
 
 // WithPrincipal gives what the file calls "principal: name": the functions of httplock.WithPrincipal and
 // httplock.WithReauthorize. The second one may be nil where no guard with the principal parks requests.
-func WithPrincipal(name string, of func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
+func WithPrincipal(name string, principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
 	return func(o *options) error {
-		if of == nil {
+		if principal == nil {
 			return invalid("WithPrincipal(%q): the function is nil", name)
 		}
-		return register("WithPrincipal", o.principals, name, principal{of, reauthorize})
+		return register("WithPrincipal", o.principals, name, sender{principal, reauthorize})
 	}
 }
 
-// principal is what was given to Build under a name.
-type principal struct {
-	of          func(*http.Request) (string, error)
+// sender is what WithPrincipal gave.
+type sender struct {
+	principal   func(*http.Request) (string, error)
 	reauthorize func(r *http.Request, principal string) error // nil: none
 }
 
@@ -408,7 +408,7 @@ func (c *compiler) principal(path string, g *guardSection, r *route) (opts []htt
 		c.At(at, "nothing says whether a principal may still have a parked request run; add a third argument to config.WithPrincipal(%q, …)", strictyaml.Clip(r.principal))
 		return []httplock.Option{httplock.Anonymous()}
 	}
-	opts = append(opts, httplock.WithPrincipal(given.of))
+	opts = append(opts, httplock.WithPrincipal(given.principal))
 	return option(opts, cmp.Or(g.HTTP.MaxWaiters, c.file.says.Defaults.HTTP.MaxWaiters), httplock.WithMaxWaitersPerPrincipal)
 }
 

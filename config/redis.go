@@ -234,9 +234,9 @@ func (r *report) connect(s *redisSection, log func() *slog.Logger) redis.Univers
 		file := rotate(r, log, []string{"redis.password_file"}, []string{s.PasswordFile}, password)
 		o.CredentialsProviderContext = func(context.Context) (string, string, error) { return o.Username, file.now(), nil }
 	}
+	var config func() *tls.Config
 	if secure != nil {
-		config := r.secure(secure, log)
-		o.TLSConfig, o.Dialer = config(), dialer(cmp.Or(s.DialTimeout, defaultDialTimeout), config)
+		config = r.secure(secure, log)
 	}
 	if s.mode() == sentinel && s.Sentinel != nil {
 		q := s.Sentinel
@@ -247,6 +247,9 @@ func (r *report) connect(s *redisSection, log func() *slog.Logger) redis.Univers
 	}
 	if r.Failed("") {
 		return nil // the client would have to be closed
+	}
+	if config != nil {
+		o.TLSConfig, o.Dialer = config(), dialer(cmp.Or(s.DialTimeout, defaultDialTimeout), config)
 	}
 	switch s.mode() {
 	case cluster:

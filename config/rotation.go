@@ -24,10 +24,9 @@ const settle = time.Second
 // rotating is what files hold, read again whenever it is asked for: for each new connection. A file that cannot be
 // used leaves the last value that could. It is safe for concurrent use.
 type rotating[T any] struct {
-	setting string // of the first file
-	files   []string
-	parse   func(held [][]byte) (T, error) // its errors show nothing of the files
-	log     func() *slog.Logger
+	settings, files []string                       // where the configuration names each file, and where it is
+	parse           func(held [][]byte) (T, error) // its errors show nothing of the files
+	log             func() *slog.Logger
 
 	mu      sync.Mutex
 	held    [][]byte // what value was made of
@@ -35,22 +34,21 @@ type rotating[T any] struct {
 	trouble string // what was logged last, until the files are right
 }
 
-// rotate reads files for the first time. The settings are the paths of those that name them.
+// rotate reads files for the first time.
 func rotate[T any](r *report, log func() *slog.Logger, settings, names []string, parse func(held [][]byte) (T, error)) *rotating[T] {
-	v := &rotating[T]{setting: settings[0], parse: parse, log: log}
+	v := &rotating[T]{settings: settings, parse: parse, log: log}
 	for i, name := range names {
-		held, ok := r.read(settings[i], name)
-		if !ok {
-			continue
+		v.files = append(v.files, r.file.near(name))
+		if held, ok := r.read(settings[i], name); ok {
+			v.held = append(v.held, held)
 		}
-		v.held, v.files = append(v.held, held), append(v.files, r.file.near(name))
 	}
 	if len(v.held) < len(names) {
 		return v
 	}
 	var err error
 	if v.value, err = parse(v.held); err != nil {
-		r.At(v.setting, "%v", err)
+		r.At(settings[0], "%v", err)
 	}
 	return v
 }
@@ -59,7 +57,7 @@ func rotate[T any](r *report, log func() *slog.Logger, settings, names []string,
 func (v *rotating[T]) now() T {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	held, changed, err := v.read()
+	held, changed, setting, err := v.read()
 	if err == nil && slices.EqualFunc(held, v.held, bytes.Equal) {
 		v.trouble = ""
 		return v.value
@@ -71,31 +69,31 @@ func (v *rotating[T]) now() T {
 	switch {
 	case err != nil && err.Error() != v.trouble:
 		v.trouble = err.Error()
-		v.log().Warn("config: a file cannot be used: what it held before stays in force", "setting", v.setting, "error", v.trouble)
+		v.log().Warn("config: a file cannot be used: what it held before stays in force", "setting", setting, "error", v.trouble)
 	case err == nil && time.Since(changed).Abs() >= settle:
 		v.held, v.value, v.trouble = held, value, ""
-		v.log().Info("config: a file has changed: new connections use what it holds now", "setting", v.setting)
+		v.log().Info("config: a file has changed: new connections use what it holds now", "setting", setting)
 	}
 	return v.value
 }
 
-// read reads the files, and when the last of them changed.
-func (v *rotating[T]) read() (held [][]byte, changed time.Time, err error) {
-	for _, file := range v.files {
+// read reads the files, and when the last of them changed. The setting is that of the file that cannot be read, or of the first.
+func (v *rotating[T]) read() (held [][]byte, changed time.Time, setting string, err error) {
+	for i, file := range v.files {
 		data, err := readFile(file, maxSecret)
-		if err != nil {
-			return nil, changed, nameless(err)
+		var info fs.FileInfo
+		if err == nil {
+			info, err = os.Stat(file) // after what was read
 		}
-		info, err := os.Stat(file) // after what was read
 		if err != nil {
-			return nil, changed, nameless(err)
+			return nil, changed, v.settings[i], nameless(err)
 		}
 		held = append(held, data)
 		if at := info.ModTime(); at.After(changed) {
 			changed = at
 		}
 	}
-	return held, changed, nil
+	return held, changed, v.settings[0], nil
 }
 
 // nameless is an error without the name of its file.

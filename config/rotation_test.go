@@ -226,7 +226,7 @@ func TestRotation_KeepsWhatCanBeUsed(t *testing.T) {
 		held   []byte // nil: there is no file
 	}
 	for _, c := range []struct {
-		file, setting string
+		file, setting string // of a file that cannot be read
 		bad           []bad
 		good          []byte
 	}{
@@ -238,9 +238,8 @@ func TestRotation_KeepsWhatCanBeUsed(t *testing.T) {
 			{"the file has no certificate in PEM form", half(before.pem)},
 			{"the file ends within a certificate", slices.Concat(after.pem, half(before.pem))},
 		}, slices.Concat(after.pem, before.pem)},
-		{"client.key", "redis.tls.cert_file", []bad{
-			{"no such file or directory", nil}, {"are not a pair in PEM form", another},
-		}, nil},
+		{"client.key", "redis.tls.key_file", []bad{{"no such file or directory", nil}}, nil},
+		{"client.key", "redis.tls.cert_file", []bad{{"are not a pair in PEM form", another}}, nil},
 		{"client.pem", "redis.tls.cert_file", []bad{
 			{"the file ends within a certificate", slices.Concat(cert, half(cert))},
 		}, nil},

@@ -54,7 +54,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]principal{}, skips: map[string]httplock.Option{}, values: contextValues{},
+		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: contextValues{},
 	}
 	for _, opt := range opts {
 		if opt == nil {

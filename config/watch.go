@@ -17,7 +17,8 @@ const defaultPoll = 5 * time.Second
 // in the place of another, as Kubernetes does. A file that still changes between two
 // looks is left until it does not, so that one half written is not taken. What happens is
 // logged: a file that is in force at Info, one that is wrong at Error, once, and the old
-// one stays in force. One that Reload refuses is tried again at each look, since what was parked may have run.
+// one stays in force. One that Reload refuses is tried again, since what was parked may have run,
+// with pauses of one look, two, four and so on up to 60.
 func (rt *Runtime) Watch(ctx context.Context, path string, every time.Duration) {
 	if every <= 0 {
 		every = defaultPoll
@@ -45,7 +46,12 @@ type watch struct {
 	seen    [sha256.Size]byte // at the last look
 	file    *File             // right, and not in force yet
 	told    string            // why, as it was logged
+	pause   int               // so many looks pass without a try
+	left    int               // so many of them are still to come
 }
+
+// longestPause is 5 min, by default.
+const longestPause = 60
 
 func (w *watch) look(ctx context.Context) {
 	data, err := readFile(w.path, strictyaml.MaxSize)
@@ -59,15 +65,21 @@ func (w *watch) look(ctx context.Context) {
 	case !settled || now == w.read && w.file == nil:
 		return
 	case now != w.read:
-		w.read, w.file, w.told = now, nil, ""
+		w.read, w.file, w.told, w.pause, w.left = now, nil, "", 0, 0
 		if err == nil {
 			w.file, err = Parse(w.path, data)
 		}
+	}
+	if w.left > 0 {
+		w.left--
+		return
 	}
 	if w.file != nil {
 		if err = w.runtime.reload(ctx, w.file); err == nil {
 			w.file = nil
 		}
+		w.pause = min(max(1, 2*w.pause), longestPause)
+		w.left = w.pause
 	}
 	if err != nil && err.Error() != w.told {
 		w.told = err.Error()

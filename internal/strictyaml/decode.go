@@ -59,10 +59,6 @@ const isEmpty = "is empty; give it a value or leave it out"
 
 // section decodes a struct.
 func (n Node) section(v reflect.Value) {
-	if !n.IsMapping() {
-		n.each(nil) // says so
-		return
-	}
 	fields := Fields(v.Type())
 	var known []string
 	for _, f := range fields {
@@ -70,7 +66,7 @@ func (n Node) section(v reflect.Value) {
 	}
 	slices.Sort(known)
 	var meant []string // by names that are not known
-	n.each(func(name string, child Node) {
+	isMapping := n.each(func(name string, child Node) {
 		i := slices.IndexFunc(fields, func(f Field) bool { return f.Name == name })
 		if i < 0 {
 			meant = append(meant, Nearest(name, known))
@@ -79,6 +75,9 @@ func (n Node) section(v reflect.Value) {
 		}
 		child.ofField().decode(v.FieldByIndex(fields[i].Index), fields[i])
 	})
+	if !isMapping {
+		return
+	}
 	given := func(f Field) bool {
 		value := v.FieldByIndex(f.Index)
 		return !value.IsZero() && (value.Kind() != reflect.Map || value.Len() > 0)
@@ -94,15 +93,6 @@ func (n Node) section(v reflect.Value) {
 			}
 		}
 	}
-}
-
-func cutOptions(tag string) (name string, options map[string]bool) {
-	parts := strings.Split(tag, ",")
-	options = map[string]bool{}
-	for _, o := range parts[1:] {
-		options[o] = true
-	}
-	return parts[0], options
 }
 
 // scalar reads a single value. What is wrong with it is reported, and then ok is false.

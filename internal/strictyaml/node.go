@@ -63,7 +63,7 @@ func (n Node) Text() (string, bool) {
 func (n Node) Field(name string) (found Node, ok bool) {
 	similar := false
 	known := []string{name}
-	n.each(func(other string, child Node) {
+	isMapping := n.each(func(other string, child Node) {
 		if other == name {
 			found, ok = child.ofField(), true
 		} else if Nearest(other, known) != "" {
@@ -71,7 +71,7 @@ func (n Node) Field(name string) (found Node, ok bool) {
 			n.unknown(other, child, known)
 		}
 	})
-	if !ok && !similar && n.IsMapping() {
+	if !ok && !similar && isMapping {
 		n.Problem("missing field %q", name)
 	}
 	return found, ok
@@ -93,8 +93,8 @@ func (n Node) ofField() Node {
 	return n
 }
 
-// each calls f for what a mapping has, and never twice for one name.
-func (n Node) each(f func(name string, child Node)) {
+// each calls f for what a mapping has, and never twice for one name. False: the node is not a mapping, which is reported.
+func (n Node) each(f func(name string, child Node)) bool {
 	var entries []*ast.MappingValueNode
 	switch m := n.ast.(type) {
 	case *ast.MappingNode:
@@ -103,12 +103,12 @@ func (n Node) each(f func(name string, child Node)) {
 		entries = []*ast.MappingValueNode{m}
 	default:
 		n.Problem("expected a mapping, got %s", n.what())
-		return
+		return false
 	}
 	first := map[string]int{}
 	for _, e := range entries {
 		if n.d.Full() {
-			return
+			break
 		}
 		at := placeOf(e.Key)
 		key, ok := e.Key.(ast.ScalarNode)
@@ -125,6 +125,7 @@ func (n Node) each(f func(name string, child Node)) {
 		first[name] = at.Line
 		f(name, child)
 	}
+	return true
 }
 
 // unknown reports a name that a section does not have. In a private one it may be a secret without its name.

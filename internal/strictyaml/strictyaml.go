@@ -21,7 +21,11 @@
 // A document can come from anywhere: time and memory are bounded before it is parsed. See [MaxSize].
 package strictyaml
 
-import "reflect"
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
 
 // Decoder is implemented by pointers to types that decode themselves.
 type Decoder interface {
@@ -66,8 +70,9 @@ func Fields(t reflect.Type) (fields []Field) {
 		if !ok {
 			continue
 		}
-		name, options := cutOptions(tag)
-		if options["inline"] {
+		name, rest, _ := strings.Cut(tag, ",")
+		options := strings.Split(rest, ",")
+		if slices.Contains(options, "inline") {
 			for _, in := range Fields(f.Type) {
 				in.Index = append(append([]int{}, f.Index...), in.Index...)
 				fields = append(fields, in)
@@ -76,7 +81,8 @@ func Fields(t reflect.Type) (fields []Field) {
 		}
 		fields = append(fields, Field{
 			Name: name, Index: f.Index, Type: f.Type, Tag: f.Tag, Owner: t, GoName: f.Name,
-			Required: options["required"], Private: options["private"] || options["env"], Variable: options["env"],
+			Required: slices.Contains(options, "required"), Variable: slices.Contains(options, "env"),
+			Private: slices.Contains(options, "private") || slices.Contains(options, "env"),
 		})
 	}
 	return fields
