@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Reload puts a new file into force, for all routes and tasks at once. Requests that are under way
@@ -36,18 +37,17 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 	if rt.closing.Err() != nil {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
-	r, before := &report{file: f}, rt.current.Load()
+	r, before := f.report(), rt.current.Load()
 	rt.checkFixed(r)
-	made, err := rt.compile(f)
+	made, found := rt.compile(f)
 	var unasked error
-	if err == nil {
+	if made != nil {
 		unasked = rt.checkParked(ctx, r, before, made)
 		if rt.router != nil {
 			checkRouter(r, made, rt.router)
 		}
-	} else if e, ok := err.(*Error); ok { //nolint:errorlint // compile's own, as it is
-		r.problems = append(r.problems, e.Problems...)
 	}
+	r.Add(found.Report)
 	if err := cmp.Or(r.err(), unasked); err != nil {
 		return err
 	}
@@ -77,14 +77,14 @@ func (rt *Runtime) checkFixed(r *report) {
 	was, is := rt.started.says, r.file.says
 	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
 	if rt.started.prefix() != r.file.prefix() {
-		r.at("prefix", restart)
+		r.At("prefix", restart)
 	}
 	if was.Service != is.Service {
-		r.at("service", restart)
+		r.At("service", restart)
 	}
 	if rt.options.client == nil {
 		for _, path := range differences("redis", reflect.ValueOf(was.Redis), reflect.ValueOf(is.Redis)) {
-			r.at(path, restart)
+			r.At(path, restart)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(was.Queues)) {
@@ -94,27 +94,27 @@ func (rt *Runtime) checkFixed(r *report) {
 		}
 		for _, at := range differences(path, reflect.ValueOf(*was.Queues[name]), reflect.ValueOf(*now)) {
 			if !slices.Contains(reloadable, strings.TrimPrefix(at, path+".")) {
-				r.at(at, restart)
+				r.At(at, restart)
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(is.Queues)) {
 		if was.Queues[name] == nil {
-			r.at(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
+			r.At(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
 		}
 	}
 }
 
 // differences lists the paths of what is not the same in two sections.
 func differences(path string, a, b reflect.Value) (paths []string) {
-	for _, f := range fieldsOf(a.Type()) {
-		at, x, y := member(path, f.name), a.FieldByIndex(f.index), b.FieldByIndex(f.index)
+	for _, f := range strictyaml.Fields(a.Type()) {
+		at, x, y := member(path, f.Name), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index)
 		if x.Kind() == reflect.Pointer && x.Type().Elem().Kind() == reflect.Struct && !x.IsNil() && !y.IsNil() {
 			x, y = x.Elem(), y.Elem()
 		}
 		switch {
-		case x.Type() == secretType:
-			if x.Interface().(secret).reveal() != y.Interface().(secret).reveal() {
+		case x.Type() == reflect.TypeFor[strictyaml.Secret]():
+			if x.Interface().(strictyaml.Secret).Reveal() != y.Interface().(strictyaml.Secret).Reveal() {
 				paths = append(paths, at)
 			}
 		case x.Kind() == reflect.Struct:

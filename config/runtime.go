@@ -18,6 +18,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Runtime is what a File says, made: a Redis client, a Locker, queues, guards and the
@@ -53,7 +54,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: contextValues{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -82,7 +83,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 }
 
 func (rt *Runtime) open(f *File) error {
-	r := &report{file: f}
+	r := f.report()
 	for name, q := range f.says.Queues {
 		if q.Encryption != nil {
 			rt.keyrings[name] = r.keyring(member(member("queues", name), "encryption"), q.Encryption)
@@ -91,7 +92,7 @@ func (rt *Runtime) open(f *File) error {
 	s := &f.says.Redis
 	if rt.options.client == nil {
 		if !s.given() {
-			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+			r.At("redis", "no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
 		} else if client := r.connect(s, rt.log); client != nil {
 			rt.rdb = client
 		}
@@ -104,9 +105,9 @@ func (rt *Runtime) open(f *File) error {
 	if rt.locker, err = core.New(rt.rdb, append(slices.Clip(rt.options.locker), locker...)...); err != nil {
 		return fmt.Errorf("config: %w", err)
 	}
-	made, err := rt.compile(f)
-	if err != nil {
-		return err
+	made, found := rt.compile(f)
+	if made == nil {
+		return found.err()
 	}
 	rt.current.Store(made)
 	return nil
@@ -151,7 +152,7 @@ func (rt *Runtime) CheckRoutes(registered ...string) error {
 	rt.reloads.Lock()
 	defer rt.reloads.Unlock()
 	s := rt.current.Load()
-	r := &report{file: s.file}
+	r := s.file.report()
 	checkRouter(r, s, registered)
 	if err := r.err(); err != nil {
 		return err
@@ -179,7 +180,7 @@ func checkRouter(r *report, s *state, registered []string) {
 	for id, route := range s.routes {
 		gets := routeID{http.MethodGet, id.pattern} // net/http serves HEAD with it
 		if !has[id] && !has[routeID{anyMethod, id.pattern}] && (id.method != http.MethodHead || !has[gets]) {
-			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
+			r.At(member("routes", route.text), "the router has no such route%s", strictyaml.Meant(strictyaml.Nearest(route.text, registered)))
 		}
 	}
 }

@@ -76,7 +76,7 @@ func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 		assert.True(t, w.has("whole"), "the old one stays in force")
 	}
 	assert.Equal(t, 3, strings.Count(w.logs.String(), "level=ERROR"), "each is told once")
-	assert.Contains(t, w.logs.String(), `perkey.yaml:3:17: guards.half.tll: there is no such field; did you mean \"ttl\"?`)
+	assert.Contains(t, w.logs.String(), `perkey.yaml:3:17: guards.half.tll: unknown field; did you mean \"ttl\"?`)
 
 	require.NoError(t, os.Remove(w.path))
 	for range 4 {

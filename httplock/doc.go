@@ -40,7 +40,7 @@
 // # Keys
 //
 // A KeyFunc makes the key of a request, under every framework the same one: Param, Query, Header, JSONField, Form and
-// Value take it from one place, Join and Hash combine, and Template reads it from a line of a file. Credentials make no
+// Value take it from one place, Join and Hash combine, and package config reads it from a line of a file. Credentials make no
 // keys. What the client left out is its fault, 400; what the route does not have is ours, 500, and the log says what to
 // do. NoKey says that a request needs no key.
 //
