@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
@@ -27,6 +28,9 @@ type options struct {
 	client     redis.UniversalClient
 	locker     []core.Option
 	queue      []delayqueue.Option
+	http       []httplock.Option
+	records    []idempotency.Option
+	observer   Observer // nil: nobody is told
 	log        *slog.Logger
 	principals map[string]sender
 	skips      map[string]httplock.Option
@@ -59,6 +63,23 @@ func WithLocker(opts ...core.Option) Option {
 func WithQueue(opts ...delayqueue.Option) Option {
 	return func(o *options) error {
 		o.queue = append(o.queue, opts...)
+		return nil
+	}
+}
+
+// WithHTTP adds options to the middleware of every route, such as httplock.WithObserver. The file counts where both say something.
+func WithHTTP(opts ...httplock.Option) Option {
+	return func(o *options) error {
+		o.http = append(o.http, opts...)
+		return nil
+	}
+}
+
+// WithIdempotency adds options to what remembers requests by their Idempotency-Key, such as idempotency.WithObserver. The file
+// counts where both say something.
+func WithIdempotency(opts ...idempotency.Option) Option {
+	return func(o *options) error {
+		o.records = append(o.records, opts...)
 		return nil
 	}
 }
@@ -133,11 +154,12 @@ func invalid(format string, args ...any) error {
 
 // state is what a file says, made.
 type state struct {
-	file   *File
-	queues map[string]*delayqueue.Queue
-	guards map[string]*core.Guard
-	routes map[routeID]route
-	tasks  map[string]task // by what the file has for their types
+	file    *File
+	version int // 1 is Build's
+	queues  map[string]*delayqueue.Queue
+	guards  map[string]*core.Guard
+	routes  map[routeID]route
+	tasks   map[string]task // by what the file has for their types
 }
 
 // route is what a request under a route meets.
@@ -153,7 +175,7 @@ type route struct {
 // compile makes all that a reload may change. Nil: it cannot be made, and the report says why.
 func (rt *Runtime) compile(f *File) (*state, *report) {
 	r := f.report()
-	s := &state{file: f, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}, tasks: map[string]task{}}
+	s := &state{file: f, version: 1, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}, tasks: map[string]task{}}
 	for name, q := range f.says.Queues {
 		queue, err := rt.queue(f, name, q, nil)
 		if err != nil {
@@ -161,10 +183,14 @@ func (rt *Runtime) compile(f *File) (*state, *report) {
 		}
 		s.queues[name] = queue
 	}
+	var keys idempotency.Keyring
+	if e := f.says.Idempotency.Encryption; e != nil {
+		keys = r.keyring(recordsEncryption, e)
+	}
 	if r.Failed("") {
 		return nil, r
 	}
-	c := compiler{report: r, runtime: rt, state: s}
+	c := compiler{report: r, runtime: rt, state: s, keys: keys}
 	made := map[*guardSection]route{}
 	for _, name := range slices.Sorted(maps.Keys(f.says.Guards)) {
 		g, path := f.says.Guards[name], member("guards", name)
@@ -240,7 +266,7 @@ func option[T comparable, O any](opts []O, value T, with func(T) O) []O {
 
 func (f *File) prefix() string { return cmp.Or(f.says.Prefix, "perkey") }
 
-// keyring reads the keys of a queue.
+// keyring reads keys.
 func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
 	keys := delayqueue.Keyring{Current: e.Current, Keys: map[string][]byte{}, AcceptUnsealed: e.AcceptUnsealed}
 	for id, k := range e.Keys {
@@ -273,6 +299,7 @@ type compiler struct {
 	*report
 	runtime *Runtime
 	state   *state
+	keys    idempotency.Keyring // of responses that are kept
 }
 
 func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
@@ -310,7 +337,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	var r route
 	o, defaults := c.runtime.options, c.file.says.Defaults.HTTP
 	r.parks = c.file.conflicts(&g.leaseSection).parks()
-	var opts []httplock.Option
+	opts := slices.Clone(o.http)
 	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
 	case "lock":
 		opts = append(opts, httplock.LockSafeMethods())

@@ -44,6 +44,9 @@ func (c *checker) check() {
 	for name := range inOrder(c, "queues", says.Queues) {
 		c.checkQueue(p, name, says.Queues[name])
 	}
+	if e := says.Idempotency.Encryption; e != nil {
+		c.checkEncryption(p, recordsEncryption, e)
+	}
 	queues := slices.Sorted(maps.Keys(says.Queues))
 	c.checkChain(says.Defaults.OnConflict, queues)
 	c.checkHTTP(p, "defaults", &says.Defaults.HTTP)

@@ -23,6 +23,8 @@ type document struct {
 	Redis redisSection `yaml:"redis,env"`
 	// What holds for all guards that do not say otherwise.
 	Defaults defaultsSection `yaml:"defaults"`
+	// What holds for all guards that look at Idempotency-Key.
+	Idempotency recordsSection `yaml:"idempotency"`
 	// Delay queues, by name.
 	Queues map[string]*queueSection `yaml:"queues" names:"^[A-Za-z0-9._-]{1,64}$"`
 	// Guards, by name.
@@ -181,12 +183,17 @@ type queueSection struct {
 	Worker workerSection `yaml:"worker"`
 }
 
+type recordsSection struct {
+	// Responses that are kept are sealed with AES-256-GCM.
+	Encryption *encryptionSection `yaml:"encryption,private"`
+}
+
 type encryptionSection struct {
 	// The id of the key that seals.
 	Current string `yaml:"current,required"`
 	// Where keys are, by their ids: each is 32 random bytes in base64.
 	Keys map[string]*encryptionKeyFrom `yaml:"keys,required" names:"^[A-Za-z0-9._-]{1,32}$"`
-	// Requests that were parked without encryption are run too. Default: false.
+	// What was stored without encryption is used too. Default: false.
 	AcceptUnsealed bool `yaml:"accept_unsealed"`
 }
 

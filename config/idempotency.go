@@ -1,6 +1,8 @@
 package config
 
 import (
+	"slices"
+
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 )
@@ -8,6 +10,9 @@ import (
 // ownKey is the key of guards whose requests exclude only those with the same
 // Idempotency-Key.
 const ownKey = "{idempotency_key}"
+
+// recordsEncryption is where the keys of responses are.
+const recordsEncryption = "idempotency.encryption"
 
 // checkIdempotency looks for what a guard cannot have together with idempotency.
 func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
@@ -38,9 +43,15 @@ func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
 
 // idempotency makes the option of a guard that looks at Idempotency-Key.
 func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Option {
-	store, err := idempotency.New(c.runtime.rdb, option([]idempotency.Option{idempotency.WithPrefix(c.file.prefix())}, s.TTL, idempotency.WithTTL)...)
+	stores := append(slices.Clone(c.runtime.options.records), idempotency.WithPrefix(c.file.prefix()))
+	stores = option(stores, s.TTL, idempotency.WithTTL)
+	if c.file.says.Idempotency.Encryption != nil {
+		stores = append(stores, idempotency.WithEncryption(c.keys))
+	}
+	store, err := idempotency.New(c.runtime.rdb, stores...)
 	if err != nil {
 		c.At(path, "%s", reason(err))
+		return func(*httplock.Middleware) error { return nil }
 	}
 	opts := []httplock.IdempotencyOption{httplock.KeepResponseHeaders(s.KeepHeaders...)}
 	if s.Required {

@@ -18,7 +18,7 @@ import (
 // force: it is an *Error that names the lines, or wraps core.ErrClosed or, if Redis had to be asked and did not answer,
 // core.ErrUnavailable.
 //
-// A reload changes what is under defaults, guards, routes and asynq, and of queues max_age,
+// A reload changes what is under defaults, guards, routes, asynq and idempotency, and of queues max_age,
 // max_depth, max_bytes, both also per key and per principal, and max_payload; partitions is for queues that are new. All else needs
 // a restart, and is refused. After CheckRoutes, so is a route that the router does not have.
 //
@@ -26,18 +26,32 @@ import (
 // that has some its end, as their replays would find no guard, another principal, or none, and a key that reads another
 // header. What is parked is asked of Redis, only for a file with such a change, and for 30 s at most: processes with one
 // file in force all take the next one, or none does.
-func (rt *Runtime) Reload(f *File) error { return rt.reload(context.Background(), f) }
-
-func (rt *Runtime) reload(ctx context.Context, f *File) error {
+//
+// The file that is in force, byte for byte and with the same environment, changes nothing: files that it names are not read again for its sake.
+func (rt *Runtime) Reload(f *File) error {
 	if f == nil {
 		return invalid("Reload: the file is nil")
 	}
+	ctx := context.Background()
+	err := rt.reload(ctx, f)
+	if err != nil {
+		rt.reloaded(ctx, ReloadRefused, f.name, err)
+	}
+	return err
+}
+
+// reload tells the observer, unless the file is refused.
+func (rt *Runtime) reload(ctx context.Context, f *File) error {
 	rt.reloads.Lock()
 	defer rt.reloads.Unlock()
 	if rt.closing.Err() != nil {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
 	r, before := f.report(), rt.current.Load()
+	if f.sum == before.file.sum && reflect.DeepEqual(f.says, before.file.says) {
+		rt.reloaded(ctx, ReloadUnchanged, f.name, nil)
+		return nil
+	}
 	rt.checkFixed(r)
 	made, found := rt.compile(f)
 	var unasked error
@@ -61,8 +75,10 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 			rt.log().Warn("config: a queue was removed: its workers go on until Shutdown", "file", f.name, "queue", name)
 		}
 	}
+	made.version = before.version + 1
 	rt.current.Store(made)
 	rt.log().Info("config: reloaded", "file", f.name)
+	rt.reloaded(ctx, ReloadDone, f.name, nil)
 	return nil
 }
 

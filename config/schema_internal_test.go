@@ -242,7 +242,7 @@ func TestEveryFieldIsInAGoodFile(t *testing.T) {
 		reflect.TypeFor[document](), reflect.TypeFor[redisSection](), reflect.TypeFor[sentinelSection](), reflect.TypeFor[tlsSection](),
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[encryptionSection](),
 		reflect.TypeFor[encryptionKeyFrom](), reflect.TypeFor[workerSection](), reflect.TypeFor[guardSection](),
-		reflect.TypeFor[replicasSection](), reflect.TypeFor[idempotencySection](), reflect.TypeFor[rejectPolicy](), reflect.TypeFor[retryPolicy](), reflect.TypeFor[delayPolicy](),
+		reflect.TypeFor[replicasSection](), reflect.TypeFor[idempotencySection](), reflect.TypeFor[recordsSection](), reflect.TypeFor[rejectPolicy](), reflect.TypeFor[retryPolicy](), reflect.TypeFor[delayPolicy](),
 	} {
 		for _, f := range strictyaml.Fields(section) {
 			assert.True(t, used[section.Name()+"."+f.Name], "%s.%s is in no file of testdata", section.Name(), f.Name)

@@ -26,7 +26,7 @@ type watched struct {
 	logs testbed.Log
 }
 
-func newWatched(t *testing.T, file string) *watched {
+func newWatched(t *testing.T, file string, opts ...config.Option) *watched {
 	t.Helper()
 	env := redistest.Embedded(t)
 	w := &watched{
@@ -36,7 +36,7 @@ func newWatched(t *testing.T, file string) *watched {
 	w.write(file)
 	f, err := config.Load(w.path)
 	require.NoError(t, err)
-	w.Runtime, err = config.Build(f, config.WithLogger(w.logs.Logger()))
+	w.Runtime, err = config.Build(f, append(opts, config.WithLogger(w.logs.Logger()))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = w.Close() })
 	return w

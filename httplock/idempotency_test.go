@@ -536,6 +536,7 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 		"nil store":     {httplock.WithIdempotency(nil), httplock.Anonymous()},
 		"nil option":    {remembering(store, nil)},
 		"twice":         {remembering(store), remembering(store)},
+		"nil payload":   {remembering(store, httplock.IdempotencyPayload(nil))},
 		"negative body": {remembering(store, httplock.KeepResponseBody(-1))},
 		"immense body":  {remembering(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
 		"cookies":       {remembering(store, httplock.KeepResponseHeaders("set-cookie"))},
