@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Runtime is what a File says, made: a Redis client, a Locker, queues, guards and the
@@ -52,7 +53,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: contextValues{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -81,7 +82,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 }
 
 func (rt *Runtime) open(f *File) error {
-	r := &report{file: f}
+	r := f.report()
 	for name, q := range f.says.Queues {
 		if q.Encryption != nil {
 			rt.keyrings[name] = r.keyring(member(member("queues", name), "encryption"), q.Encryption)
@@ -90,7 +91,7 @@ func (rt *Runtime) open(f *File) error {
 	s := &f.says.Redis
 	if rt.options.client == nil {
 		if !s.given() {
-			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+			r.At("redis", "no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
 		} else if client := r.connect(s, rt.log); client != nil {
 			rt.rdb = client
 		}
@@ -107,9 +108,9 @@ func (rt *Runtime) open(f *File) error {
 	if rt.locker, err = core.New(rt.rdb, slices.Concat(logged, rt.options.locker, locker)...); err != nil {
 		return fmt.Errorf("config: %w", err)
 	}
-	made, err := rt.compile(f)
-	if err != nil {
-		return err
+	made, found := rt.compile(f)
+	if made == nil {
+		return found.err()
 	}
 	rt.current.Store(made)
 	return nil
@@ -154,12 +155,12 @@ func (rt *Runtime) CheckRoutes(registered []httplock.RegisteredRoute, unguarded 
 	rt.reloads.Lock()
 	defer rt.reloads.Unlock()
 	s := rt.current.Load()
-	r := &report{file: s.file}
+	r := s.file.report()
 	checkRouter(r, s, registered)
 	if e, ok := errors.AsType[*httplock.RoutesError](httplock.CheckRoutes(registered, rt, unguarded...)); ok {
 		for _, p := range e.Problems {
 			if _, configured := s.find(p.Route.Method, p.Route.Pattern); !configured { // checkRouter has those
-				r.at("routes", "%s: %s", p.Route, p.Text)
+				r.At("routes", "%s: %s", p.Route, p.Text)
 			}
 		}
 	}
@@ -190,9 +191,9 @@ func checkRouter(r *report, s *state, registered []httplock.RegisteredRoute) {
 		i := slices.IndexFunc(ids, func(id routeID) bool { _, registered := has[id]; return registered })
 		switch {
 		case i < 0:
-			r.at(at, "the router has no such route%s", meant(nearest(route.text, names)))
+			r.At(at, "the router has no such route%s", strictyaml.Meant(strictyaml.Nearest(route.text, names)))
 		case !has[ids[i]]:
-			r.at(at, "the router has this route without a FromConfig in front of it; with gin and a group of echo's, Use comes before the routes")
+			r.At(at, "the router has this route without a FromConfig in front of it; with gin and a group of echo's, Use comes before the routes")
 		}
 	}
 }

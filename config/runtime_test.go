@@ -264,11 +264,11 @@ routes:
 		got = append(got, p.String())
 	}
 	assert.Equal(t, []string{
-		`perkey.yaml:4:23: defaults.principal: nothing was given to Build under the name "users"; want config.WithPrincipal("users", …)`,
-		`perkey.yaml:6:12: guards.a.key: nothing was given to Build under the name "user"; want config.WithValue("user", …)`,
-		`perkey.yaml:6:58: guards.a.skip: nothing was given to Build under the name "insider"; want config.WithSkip("insider", …); did you mean "insiders"?`,
-		`perkey.yaml:8:18: routes."POST /x".key: nothing was given to Build under the name "usr"; want config.WithValue("usr", …)`,
-		`perkey.yaml:8:44: routes."POST /x".principal: nothing was given to Build under the name "merchants"; want config.WithPrincipal("merchants", …)`,
+		`perkey.yaml:4:23: defaults.principal: Build was given nothing under the name "users"; expected config.WithPrincipal("users", …)`,
+		`perkey.yaml:6:12: guards.a.key: Build was given nothing under the name "user"; expected config.WithValue("user", …)`,
+		`perkey.yaml:6:58: guards.a.skip: Build was given nothing under the name "insider"; expected config.WithSkip("insider", …); did you mean "insiders"?`,
+		`perkey.yaml:8:18: routes."POST /x".key: Build was given nothing under the name "usr"; expected config.WithValue("usr", …)`,
+		`perkey.yaml:8:44: routes."POST /x".principal: Build was given nothing under the name "merchants"; expected config.WithPrincipal("merchants", …)`,
 	}, got)
 }
 
@@ -303,7 +303,7 @@ func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
 	f, err := config.ParseIn("f.yaml", []byte("redis: {pool_size: 3}\n"), nil)
 	require.NoError(t, err)
 	_, err = config.Build(f)
-	assert.EqualError(t, err, "config: f.yaml:1:1: redis: no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+	assert.EqualError(t, err, "config: f.yaml:1:1: redis: no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
 
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)

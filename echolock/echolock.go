@@ -117,12 +117,17 @@ var version = &adapter.Echo[echo.Context]{
 		}
 	},
 	Writer: func(c echo.Context) http.ResponseWriter { return c.Response() },
-	Track: func(c echo.Context) (written func() bool, restore func()) {
+	Track: func(c echo.Context) (status func() int, restore func()) {
 		response := c.Response()
 		w := response.Writer
 		tracked, begun := httplock.Track(w, c.Request())
 		response.Writer = tracked
-		return func() bool { return response.Committed || begun() }, func() { response.Writer = w }
+		return func() int {
+			if status := begun(); status != 0 || !response.Committed {
+				return status
+			}
+			return response.Status
+		}, func() { response.Writer = w }
 	},
 	Tap: func(c echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		c.Response().Writer = wrap(c.Response().Writer)

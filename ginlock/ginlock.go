@@ -158,6 +158,7 @@ func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 			c.Writer = tap
 		},
 		Written:   c.Writer.Written,
+		Status:    c.Writer.Status,
 		Framework: c,
 	})
 	if !ran {

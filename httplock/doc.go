@@ -41,7 +41,7 @@
 // # Keys
 //
 // A KeyFunc makes the key of a request, under every framework the same one: Param, Query, Header, JSONField, Form and
-// Value take it from one place, Join and Hash combine, and Template reads it from a line of a file. Credentials make no
+// Value take it from one place, Join and Hash combine, and package config reads it from a line of a file. Credentials make no
 // keys. What the client left out is its fault, 400; what the route does not have is ours, 500, and the log says what to
 // do. NoKey says that a request needs no key.
 //
@@ -114,7 +114,13 @@
 // and overwrites that, unless the client says by If-Match which version it changes, or looks at its ticket first.
 //
 // A payload is method, target, Content-Type, Content-Encoding, body and the lock's key;
-// only hashes of it are kept. So the body is read before anything else, and one above the
+// only hashes of it are kept. It may be written in other ways: a media type means the same
+// whatever its case and the order of its parameters, and with "charset=utf-8" or without if it
+// is JSON's or a form's; a multipart body is its parts in their order, with their headers,
+// whatever the boundary. One that is encoded or cut short, and a part that is multipart too,
+// is its bytes. IdempotencyPayload compares something else in place of Content-Type,
+// Content-Encoding and body, such as a body without its timestamp. The body is read
+// before anything else, and one above the
 // cap of WithMaxBody is 413. A key belongs to its route (Exchange.Name, or method and path if
 // that is empty) and to its principal.
 //
@@ -211,6 +217,12 @@
 // as they are, a token in the query included, and so are the headers given to
 // AllowHeaders and AllowResponseHeaders, and a response's body.
 //
+// # Observers
+//
+// WithObserver tells an Observer what became of each request that reached the guard, once, whatever the framework:
+// it ran, passed without a key, was refused for one of a few reasons, was parked, or was answered as before. With
+// the route, the status, and whether it was a replay. Its panic breaks no request.
+//
 // # Adapters
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
@@ -218,7 +230,7 @@
 // when Serve reports false. It runs the rest of the chain in Exchange.Next, on the same
 // goroutine, with the request that Next is given, and puts back in a defer the one
 // that was there before. Panics, and the errors of handlers, pass through it as they
-// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too. One
+// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too, and Exchange.Status its status. One
 // without Exchange.Tap cannot show what a handler answers, and refuses requests that have
 // an Idempotency-Key with 500 on routes of WithIdempotency.
 //

@@ -32,6 +32,7 @@ type Middleware struct {
 	once          *onceRules // nil: Idempotency-Key is the handler's
 	onConflict    ProblemHandler
 	onError       ProblemHandler
+	observer      Observer // nil: nobody is told
 
 	principal       func(*http.Request) (string, error)
 	reauthorize     func(r *http.Request, principal string) error
@@ -57,6 +58,9 @@ type Exchange struct {
 	// Written reports whether a response was begun. Nil: not known, and taken as
 	// begun once Next was called.
 	Written func() bool
+	// Status returns the status of the response: that of the one that was begun, or else the one that will be if
+	// nobody says anything more; 0 if that is not known. It is for Observers. Nil: not known.
+	Status func() int
 	// Tap has the rest of the chain write to what wrap returns, which passes all of it on
 	// to wrap's argument: the writer that it wrote to so far. It is called once at most,
 	// before Next. An adapter whose framework keeps a response back begins it before Next
@@ -75,6 +79,8 @@ type Exchange struct {
 	host  string      // of the route's pattern
 	guard *Middleware // in whose name respond answers
 	err   error       // why
+
+	outcome *Outcome // nil: nobody is told
 }
 
 // New makes a Middleware over guard. Its error wraps core.ErrInvalidOption.
@@ -107,6 +113,13 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 // the guard's policy waits and x.Next runs; when it returns the key was given
 // back. A panic of x.Key or x.Next passes through.
 func (m *Middleware) Serve(x Exchange) (ran bool) {
+	if m == nil || m.observer == nil {
+		return m.serve(x)
+	}
+	return m.observed(x)
+}
+
+func (m *Middleware) serve(x Exchange) (ran bool) {
 	if replay := replayFrom(x.Request.Context()); replay != nil {
 		defer func() {
 			value := recover()
@@ -122,7 +135,7 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	return ran
 }
 
-// pass is Serve: what needs no key passes; prepare finds the key and reads the body; run asks for the key, and
+// pass is serve: what needs no key passes; prepare finds the key and reads the body; run asks for the key, and
 // runs x.Next or refuses. It also reports whether the response is that of x.Next, now or when the
 // request was made first.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
@@ -138,6 +151,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if x.Skip || m.passes(x.Request) {
 		replay.passed(m, false)
 		x.Next(x.Request)
+		x.ends(OutcomePassed, 0)
 		return true, true
 	}
 	p := &requestState{m: m, x: x, replay: replay}
@@ -155,6 +169,9 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 func (m *Middleware) passes(r *http.Request) bool {
 	return m.safe == safePass && isSafe(r) || r.Method == http.MethodOptions || m.skip != nil && m.skip(r)
 }
+
+// clipName is a name of at most maxNameLen bytes.
+func clipName(name string) string { return name[:min(len(name), maxNameLen)] }
 
 func isSafe(r *http.Request) bool {
 	switch r.Method {

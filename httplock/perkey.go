@@ -87,6 +87,7 @@ func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http
 		Key:     func() (string, error) { return key(r) },
 		Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
 		Written: tracked.Written,
+		Status:  tracked.Status,
 		Tap:     tracked.tap,
 		host:    patternHost(pattern),
 	})
@@ -100,10 +101,11 @@ func routeName(method, pattern string) string {
 	return method + " " + pattern
 }
 
-// Track returns a writer over w that is as able as w, and a function that reports
-// whether a response was begun through it, or the connection taken over. It is for
-// adapters whose framework does not know this of its own writer: Exchange.Written.
-func Track(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func() bool) {
+// Track returns a writer over w that is as able as w, and a function that returns the
+// status of the response that was begun through it: 0 if none was, and 101 if the connection was
+// taken over. It is for adapters whose framework does not know this of its own
+// writer: Exchange.Written and Exchange.Status.
+func Track(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func() int) {
 	tracked := &writer{ResponseWriter: w, ctx: r.Context()}
-	return tracked, tracked.Written
+	return tracked, func() int { return tracked.status }
 }

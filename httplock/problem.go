@@ -144,6 +144,8 @@ type problem struct {
 	Detail string `json:"detail"`
 	// RetryAfter is the Retry-After header with the precision that it lacks.
 	RetryAfter int64 `json:"retry_after_ms,omitempty"`
+
+	outcome OutcomeKind
 }
 
 // document makes a problem document. A retryAfter of zero: trying again is not
@@ -151,7 +153,7 @@ type problem struct {
 func (k problemKind) document(retryAfter time.Duration) problem {
 	return problem{
 		Type: problemsURL + k.name, Title: k.title, Status: k.status, Detail: k.detail,
-		RetryAfter: retryAfter.Milliseconds(),
+		RetryAfter: retryAfter.Milliseconds(), outcome: k.outcome(),
 	}
 }
 

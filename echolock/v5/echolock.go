@@ -115,7 +115,7 @@ var version = &adapter.Echo[*echo.Context]{
 		}
 	},
 	Writer: func(c *echo.Context) http.ResponseWriter { return c.Response() },
-	Track: func(c *echo.Context) (written func() bool, restore func()) {
+	Track: func(c *echo.Context) (status func() int, restore func()) {
 		response, err := echo.UnwrapResponse(c.Response())
 		if err != nil { // a writer of somebody's that hides echo's
 			w := c.Response()
@@ -126,7 +126,12 @@ var version = &adapter.Echo[*echo.Context]{
 		w := response.ResponseWriter
 		tracked, begun := httplock.Track(w, c.Request())
 		response.ResponseWriter = tracked
-		return func() bool { return response.Committed || begun() }, func() { response.ResponseWriter = w }
+		return func() int {
+			if status := begun(); status != 0 || !response.Committed {
+				return status
+			}
+			return response.Status
+		}, func() { response.ResponseWriter = w }
 	},
 	Tap: func(c *echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		if response, err := echo.UnwrapResponse(c.Response()); err == nil {

@@ -44,9 +44,9 @@ type Echo[C Context] struct {
 	Params func(C) iter.Seq2[string, string]
 	// Writer is where responses go.
 	Writer func(C) http.ResponseWriter
-	// Track has responses go through a writer that knows whether one was begun, until
-	// restore is called.
-	Track func(C) (written func() bool, restore func())
+	// Track has responses go through a writer that knows the status of the one that was begun, 0 if none
+	// was, until restore is called.
+	Track func(C) (status func() int, restore func())
 	// Tap has responses go through what wrap returns too, until Track's restore.
 	Tap func(c C, wrap func(http.ResponseWriter) http.ResponseWriter)
 	// Answer has the error handler answer for a handler.
@@ -107,8 +107,9 @@ func (e *Echo[C]) FromConfig(routes httplock.Routes) Handler[C] {
 
 // serve runs next under its key, or answers in its place.
 func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config Config[C], routing Routing) error {
-	written, restore := e.Track(c)
+	status, restore := e.Track(c)
 	defer restore()
+	written := func() bool { return status() != 0 }
 	var (
 		problem *httplock.Problem
 		result  error // the handler's
@@ -138,8 +139,14 @@ func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config 
 			tapped = true
 			e.Tap(c, wrap)
 		},
-		Skip:      config.Skipper != nil && config.Skipper(c),
-		Written:   written,
+		Skip:    config.Skipper != nil && config.Skipper(c),
+		Written: written,
+		Status: func() int {
+			if status := status(); status != 0 || result != nil {
+				return status // echo answers the error later
+			}
+			return http.StatusOK
+		},
 		Framework: c,
 	}
 	if config.ReturnErrors {

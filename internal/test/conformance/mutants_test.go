@@ -286,6 +286,21 @@ var mutants = map[string]mutant{
 		}),
 		fails: map[string]string{"lost lease after the response was begun": "the response is the handler's"},
 	},
+	"serves what was refused again": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			if !m.Serve(x) {
+				m.Serve(x)
+			}
+		}),
+		fails: map[string]string{"one outcome for each request": "an outcome more"},
+	},
+	"knows no status": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Status = nil
+			m.Serve(x)
+		}),
+		fails: map[string]string{"one outcome for each request": "the status of"},
+	},
 	"drops errors": {
 		perKey: serveErr(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange, _ *error) error {
 			m.Serve(x)
@@ -358,6 +373,7 @@ var mutants = map[string]mutant{
 			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "mistakes panic": "registration panics",
 			"body over the cap is not parked": "413", "Idempotency-Key: missing": "the handler ran",
 			"bodies of waiting requests are bounded": "refused while the key is held", "waiters of a principal are bounded": "refused",
+			"one outcome for each request": "an outcome", "an observer that panics": "an outcome",
 		},
 	},
 }
