@@ -84,7 +84,7 @@ func WithIdempotency(opts ...idempotency.Option) Option {
 	}
 }
 
-// WithLogger sets where the Runtime, and the middleware of its routes, report what
+// WithLogger sets where the Runtime, its Locker (core.WithLogger) and the middleware of its routes report what
 // goes wrong. Default: slog.Default.
 func WithLogger(log *slog.Logger) Option {
 	return func(o *options) error {

@@ -28,11 +28,12 @@
 //	Idempotency-Key of another request   422
 //	body too large to hold the key       413
 //	a key function that failed           500
+//	it would wait for its own sender     508, with Transport
+//	over its time, with Timeout          503
 //
 // Errors are problem documents (RFC 9457), each described in docs/problems.md.
 // No response repeats the key. A request that was refused never ran: whatever
-// goes wrong, the handler runs under its key or not at all. A Middleware that
-// could not be built refuses everything, safe methods included.
+// goes wrong, the handler runs under its key or not at all.
 //
 // GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given for GET and HEAD, or
 // SharedForSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.
@@ -54,6 +55,8 @@
 // parameters. FromConfig goes around a whole ServeMux, and asks a Routes for each
 // request which guard and which key its route has. NormalizePattern makes the patterns
 // of all frameworks alike, so that one configuration is good for all.
+//
+// CheckRoutes reports at start the registered POST, PUT, PATCH and DELETE that have no guard.
 //
 // # Answers of your own
 //

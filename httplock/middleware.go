@@ -2,7 +2,6 @@ package httplock
 
 import (
 	"cmp"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -39,7 +38,7 @@ type Middleware struct {
 	reauthorize     func(r *http.Request, principal string) error
 	anonymous       bool
 	warnCredentials sync.Once
-	warnClosed      sync.Once
+	warnSelfCall    sync.Once
 }
 
 // Exchange is one request on its way through a framework's chain.
@@ -87,7 +86,7 @@ type Exchange struct {
 // New makes a Middleware over guard. Its error wraps core.ErrInvalidOption.
 func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	if guard == nil {
-		return nil, fmt.Errorf("httplock: %w: the guard is nil", core.ErrInvalidOption)
+		return nil, invalid("the guard is nil: make one with Locker.Guard")
 	}
 	if err := guard.Err(); err != nil {
 		return nil, err
@@ -97,7 +96,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("httplock: %w: an option is nil", core.ErrInvalidOption)
+			return nil, invalid("an option is nil")
 		}
 		if err := opt(m); err != nil {
 			return nil, err
@@ -107,14 +106,6 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 		return nil, err
 	}
 	return m, nil
-}
-
-// FailClosed logs why a Middleware could not be built, and returns one that
-// refuses every request with 500. It is for constructors that return no error:
-// a mistake in them must not let requests run without their key.
-func FailClosed(err error) *Middleware {
-	slog.Error("httplock: misconfigured: every request behind this guard is refused", "error", err)
-	return &Middleware{}
 }
 
 // Serve runs x.Next while holding the request's key, or writes a response that
@@ -149,11 +140,6 @@ func (m *Middleware) serve(x Exchange) (ran bool) {
 // request was made first.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
-		if m != nil {
-			m.warnClosed.Do(func() { // it was made where its route was not known
-				slog.Error("httplock: refused by a guard that is misconfigured", "name", x.Name)
-			})
-		}
 		replayFrom(x.Request.Context()).refused("", errMisconfigured)
 		respond(x, problemMisconfigured.document(0))
 		return false, false

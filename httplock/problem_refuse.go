@@ -47,6 +47,11 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemMisconfigured.document(0))
 	case errors.Is(err, ErrForbidden):
 		respond(x, problemForbidden.document(0))
+	case errors.Is(err, errSelfCall):
+		m.warnSelfCall.Do(func() {
+			m.logger().ErrorContext(ctx, "httplock: request refused", "name", x.Name, "error", err)
+		})
+		respond(x, problemSelfCall.document(0))
 	case errors.Is(err, errCredentials):
 		m.warnCredentials.Do(func() {
 			m.logger().WarnContext(ctx, "httplock: requests with credentials are not parked here, and are answered with 409: "+
@@ -137,7 +142,6 @@ func (m *Middleware) lost(x Exchange, err error) {
 		x.ends(OutcomeLost, 0)
 		return
 	}
-	m.logger().WarnContext(x.Request.Context(), "httplock: outcome unknown", "name", x.Name, "error", err)
 	respond(x, problemOutcomeUnknown.document(0))
 }
 

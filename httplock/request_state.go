@@ -70,6 +70,9 @@ func (p *requestState) prepare() bool {
 	if err = p.identify(byIdempotencyKey); err == nil {
 		err = requireAuthorized(p.replay, p.call.Key)
 	}
+	if err == nil {
+		err = p.selfCall()
+	}
 	if err == nil && p.asksFirst() {
 		err = p.conflict()
 	}

@@ -174,7 +174,7 @@ func keyHelpers(t *trial) {
 	}
 }
 
-func misconfigured(t *trial) {
+func mistakesPanic(t *trial) {
 	b := t.bed()
 	guard := b.Locker.Guard(core.RejectConflicts)
 	queue, err := delayqueue.New(b.Redis, "later", delayqueue.WithPrefix(b.Prefix))
@@ -196,15 +196,22 @@ func misconfigured(t *trial) {
 		"counts nobody's requests":    {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1)}},
 		"counts anybody's requests":   {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1), httplock.Anonymous()}},
 	} {
-		_, err := httplock.New(l.Guard, l.Options...)
-		require.Equal(t, l.Key == nil, err == nil, name)
-		s := t.serve(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l), order(http.MethodGet, t.mustNotRun, l)}})
-		for _, method := range []string{http.MethodPost, http.MethodGet} {
-			resp := t.send(s, method, testbed.OrderPath, "")
-			assert.Equal(t, http.StatusInternalServerError, resp.Status, name)
-			testbed.RequireProblem(t, resp, http.StatusInternalServerError, "misconfigured", false)
+		err, is := panicOf(func() { t.adapter.New(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l)}}) }).(error)
+		require.True(t, is, "%s: registration panics with an error", name)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		if _, made := httplock.New(l.Guard, l.Options...); made != nil {
+			require.Equal(t, made.Error(), err.Error(), name)
+		} else {
+			require.ErrorContains(t, err, "the key function is nil", name)
 		}
 	}
+}
+
+// panicOf is what f panics with. Nil: it does not.
+func panicOf(f func()) (value any) {
+	defer func() { value = recover() }()
+	f()
+	return nil
 }
 
 // refusal is a request that does not get its handler's response. The key is held
@@ -214,7 +221,6 @@ type refusal struct {
 	policy  core.ConflictPolicy
 	opts    []httplock.Option
 	key     httplock.KeyFunc // nil: the order's
-	broken  bool             // the guard is nil
 	method  string           // empty: POST
 	header  http.Header
 	body    string
@@ -276,7 +282,6 @@ func refusals(store *idempotency.Store) []refusal {
 			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
 			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500, kind: httplock.OutcomeError,
 		},
-		{name: "misconfigured", broken: true, status: 500},
 		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
 		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
 		{name: "outcome unknown", lost: true, status: 500, kind: httplock.OutcomeLost},
@@ -307,9 +312,6 @@ func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log)
 	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
 	if x.key != nil {
 		l.Key = x.key
-	}
-	if x.broken {
-		l.Guard = nil
 	}
 	handler := Handler(t.mustNotRun)
 	if x.lost {

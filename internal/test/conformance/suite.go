@@ -16,7 +16,7 @@ var behaviours = []behaviour{
 	{name: "aliases have one key", test: aliases},
 	{name: "forms make keys", test: forms},
 	{name: "NoKey", test: noKey},
-	{name: "misconfigured refuses all", test: misconfigured},
+	{name: "mistakes panic", test: mistakesPanic},
 
 	{name: "waits", test: waits},
 	{name: "body is whole after waiting", test: bodyAfterWaiting},
@@ -73,6 +73,9 @@ var behaviours = []behaviour{
 	{name: "inner conflict is the inner guard's", test: innerConflict},
 	{name: "same key passes without Redis", test: reentry},
 	{name: "handler's error is the framework's", needs: HandlerErrors, test: handlerError},
+
+	{name: "a handler that calls itself", test: selfCalls},
+	{name: "Timeout in front", test: timeoutInFront},
 
 	{name: "Flush", test: flushes},
 	{name: "Hijack", test: hijacks},

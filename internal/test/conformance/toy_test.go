@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"cmp"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
 	"testing"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/conformance"
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -110,10 +112,10 @@ func perKey(l conformance.Lock) toyHandler {
 func middleware(l conformance.Lock) *httplock.Middleware {
 	m, err := httplock.New(l.Guard, l.Options...)
 	if err == nil && l.Key == nil {
-		err = errors.New("toy: the key function is nil")
+		err = fmt.Errorf("toy: %w: the key function is nil", core.ErrInvalidOption)
 	}
 	if err != nil {
-		return httplock.FailClosed(err)
+		panic(err)
 	}
 	return m
 }
