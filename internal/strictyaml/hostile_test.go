@@ -65,6 +65,9 @@ func TestDecode_HostileDocuments(t *testing.T) {
 		"quotes":                  full("", `"" `),
 		"an open quote":           full(`"`, `\n`),
 		"tabs":                    full("a:", "\t"),
+		"tabs between quotes":     full(`a: "`, "\t"),
+		"tabs between words":      full(`a: "`, "\tx"),
+		"lines of 100 tabs":       full(`a: "`, strings.Repeat("x\t", 100)+strings.Repeat("x", 20_000)+"\n  "),
 		"complex keys":            full("", "? "),
 		"complex keys by line":    full("", "? a\n"),
 	}
