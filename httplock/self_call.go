@@ -16,7 +16,8 @@ var errSelfCall = errors.New("httplock: the request was sent by one that holds i
 
 // Transport is an [http.RoundTripper] for requests of guarded handlers to services of yours that have guards too. A
 // request whose ctx works under a lease says so, in the header Perkey-Trail (core.Trail), and one that would then wait for its own sender
-// is answered at once with 508 and logged, once for each Middleware.
+// is answered at once with 508 and logged, once for each Middleware. Where both may have the key, as readers, or as two of n
+// (core.Counted), it runs; while all n have it, its sender among them, it is 508 too.
 //
 // Without it such a request waits for as long as the policy of the guard says, and is then answered as any other whose
 // key is held: with 409, or with 202, to run when its sender has ended.
@@ -43,10 +44,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 // selfCall is an error if the request would wait for its own sender.
 func (p *requestState) selfCall() error {
 	trail := p.x.Request.Header.Get(trailHeader)
-	if trail == "" || p.replay != nil || p.call.Shared {
+	if trail == "" || p.replay != nil {
 		return nil
 	}
-	if is, _ := p.m.guard.Locker().OnTrail(p.x.Request.Context(), p.call.Key, trail); is { // what is wrong with Redis, Do will see
+	is, _ := p.m.guard.Locker().OnTrail(p.x.Request.Context(), p.call.Key, trail) // what is wrong with Redis, Do will see
+	if is && p.conflict() != nil {                                                // else both may have the key
 		return errSelfCall
 	}
 	return nil
