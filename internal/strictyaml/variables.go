@@ -17,12 +17,11 @@ func IsVariable(name string) bool { return variableName.MatchString(name) }
 // and then returns false.
 func (n Node) expand(s *scalar) bool {
 	ok := true
-	s.literal = ""
 	last := 0
-	var text strings.Builder
-	add := func(literal string) {
-		s.literal += literal
-		text.WriteString(literal)
+	var text, literal strings.Builder
+	add := func(part string) {
+		literal.WriteString(part)
+		text.WriteString(part)
 	}
 	for _, at := range reference.FindAllStringIndex(s.text, -1) {
 		add(s.text[last:at[0]])
@@ -42,10 +41,14 @@ func (n Node) expand(s *scalar) bool {
 			n.Problem("the environment variable %s is not set", name)
 			ok = false
 		}
+		if text.Len()+len(value) > MaxSize {
+			n.Problem("is larger than %d bytes with its environment variables", MaxSize)
+			return false
+		}
 		text.WriteString(value)
 		s.kind = isVariable
 	}
 	add(s.text[last:])
-	s.text = text.String()
+	s.text, s.literal = text.String(), literal.String()
 	return ok
 }
