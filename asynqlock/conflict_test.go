@@ -168,7 +168,7 @@ func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
 }
 
 // A Timeout bounds a run, and no deferral; a Deadline both.
-func TestTimeoutDoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
+func TestTimeout_DoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)

@@ -109,8 +109,8 @@
 // # Without NewServer or Configure
 //
 // Nothing runs without its key, but asynq takes each refusal for a failure: it spends retries, waits
-// exponentially longer, and archives the task when none is left. The first such refusal is
-// logged as a warning. Middleware between asynq and PerKey must return PerKey's errors, or ones that
+// exponentially longer, and archives the task when none is left. A warning is logged at the first
+// task, once per guard. Middleware between asynq and PerKey must return PerKey's errors, or ones that
 // wrap them.
 //
 // # Shutdown

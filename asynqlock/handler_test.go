@@ -75,7 +75,7 @@ func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
 	})
 }
 
-func TestHandlerThatRunsOnIsLoggedOnce(t *testing.T) {
+func TestHandler_ThatRunsOnIsLoggedOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		log := &testbed.Log{}

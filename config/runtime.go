@@ -225,10 +225,10 @@ func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue
 	if rt.closing.Err() != nil {
 		return nil, fmt.Errorf("config: worker: %w", core.ErrClosed)
 	}
-	f := rt.File()
-	q, ok := f.says.Queues[queue]
+	s := rt.current.Load()
+	q, ok := s.file.says.Queues[queue]
 	if !ok {
-		return nil, invalid("Worker(%q): there is no such queue in %s", queue, f.name)
+		return nil, invalid("Worker(%q): there is no such queue in %s", queue, s.file.name)
 	}
 	var from []delayqueue.WorkerOption
 	if rt.options.log != nil {
@@ -237,7 +237,7 @@ func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue
 	from = option(from, q.Worker.Concurrency, delayqueue.WithConcurrency)
 	from = option(from, q.Worker.ClaimLease, delayqueue.WithClaimLease)
 	from = append(from, delayqueue.WithRetryBackoff(q.Worker.initial(), q.Worker.most()))
-	w, err := delayqueue.NewWorker(rt.Queue(queue), rt.locker, h, append(from, opts...)...)
+	w, err := delayqueue.NewWorker(s.queues[queue], rt.locker, h, append(from, opts...)...)
 	if err == nil {
 		rt.workers = append(rt.workers, w)
 	}

@@ -314,7 +314,7 @@ func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
 	assert.NoError(t, rdb.Ping(t.Context()).Err(), "a client that was given stays open")
 }
 
-func TestShutdownWaitsClosesAndMayBeCalledTwice(t *testing.T) {
+func TestShutdown_WaitsClosesAndMayBeCalledTwice(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, orders)
@@ -341,7 +341,32 @@ func TestShutdownWaitsClosesAndMayBeCalledTwice(t *testing.T) {
 	assert.ErrorIs(t, rt.Reload(load(t, env, orders)), core.ErrClosed)
 }
 
-func TestShutdownLetsWorkersEnd(t *testing.T) {
+func TestWorker_WhileReloadsTakeItsQueueAway(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	with, without := load(t, env, "queues: {later: {}}"), load(t, env, "guards: {}")
+	rt := build(t, env, "queues: {later: {}}")
+	reloaded := make(chan struct{})
+	go func() {
+		defer close(reloaded)
+		for range 300 {
+			assert.NoError(t, rt.Reload(without))
+			assert.NoError(t, rt.Reload(with))
+		}
+	}()
+	for ended := false; !ended; {
+		select {
+		case <-reloaded:
+			ended = true
+		default:
+		}
+		_, err := rt.Worker("later", nil)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.NotContains(t, err.Error(), "the queue is nil")
+	}
+}
+
+func TestShutdown_LetsWorkersEnd(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), orders)
 	running, goOn := make(chan struct{}), make(chan struct{})
@@ -410,7 +435,7 @@ routes:
 	assert.False(t, ok)
 }
 
-func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
+func TestCheckRoutes_ReportsRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
@@ -431,7 +456,7 @@ routes:
 	assert.Equal(t, `perkey.yaml:8:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
 }
 
-func TestRegisteredRoutesWithoutTheirGuardAreProblems(t *testing.T) {
+func TestCheckRoutes_ReportsRoutesWithoutTheirGuard(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
@@ -463,7 +488,7 @@ routes:
 }
 
 // From then on it is known what the router has.
-func TestAReloadRefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
+func TestReload_RefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	const right, wrong = "routes:\n  POST /orders/:id: {key: k, fixed_key: true}\n", "routes:\n  POST /order/:id: {key: k, fixed_key: true}\n"

@@ -230,7 +230,7 @@ func goodFiles(t testing.TB) map[string][]byte {
 }
 
 // The examples show every field, so that none is without one that is known to work.
-func TestEveryFieldIsInAGoodFile(t *testing.T) {
+func TestSchema_EveryFieldIsInAGoodFile(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for name, data := range goodFiles(t) {

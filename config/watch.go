@@ -75,8 +75,12 @@ func (w *watch) look(ctx context.Context) {
 		return
 	}
 	if w.file != nil {
-		if err = w.runtime.reload(ctx, w.file); err == nil {
+		err = w.runtime.reload(ctx, w.file)
+		switch {
+		case err == nil:
 			w.file = nil
+		case ctx.Err() != nil, w.runtime.closing.Err() != nil:
+			return // Watch ends: the file is not refused
 		}
 		w.pause = min(max(1, 2*w.pause), longestPause)
 		w.left = w.pause
