@@ -236,7 +236,7 @@ func TestSchema_EveryFieldIsInAGoodFile(t *testing.T) {
 	for name, data := range goodFiles(t) {
 		f, err := parse(name, data, testEnvironment)
 		require.NoError(t, err, name)
-		useOf(reflect.ValueOf(f.says), used)
+		useOf(reflect.ValueOf(f.spec), used)
 	}
 	for _, section := range []reflect.Type{
 		reflect.TypeFor[document](), reflect.TypeFor[redisSection](), reflect.TypeFor[sentinelSection](), reflect.TypeFor[tlsSection](),
@@ -355,12 +355,12 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 			if want := f.Tag.Get("range"); strings.Contains(want, "..") && v.Kind() != reflect.Pointer {
 				_, most, _ := strictyaml.Bounds(v, want)
 				file := &File{name: "f.yaml", places: map[string]strictyaml.Place{}}
-				file.says.Queues, file.says.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
-				file.says.Redis.Addresses = []string{"127.0.0.1:1"}
+				file.spec.Queues, file.spec.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
+				file.spec.Redis.Addresses = []string{"127.0.0.1:1"}
 				in := map[reflect.Type]reflect.Value{
-					reflect.TypeFor[defaultsSection](): reflect.ValueOf(&file.says.Defaults).Elem(),
-					reflect.TypeFor[queueSection]():    reflect.ValueOf(file.says.Queues["q"]).Elem(),
-					reflect.TypeFor[guardSection]():    reflect.ValueOf(file.says.Guards["g"]).Elem(),
+					reflect.TypeFor[defaultsSection](): reflect.ValueOf(&file.spec.Defaults).Elem(),
+					reflect.TypeFor[queueSection]():    reflect.ValueOf(file.spec.Queues["q"]).Elem(),
+					reflect.TypeFor[guardSection]():    reflect.ValueOf(file.spec.Guards["g"]).Elem(),
 				}[section]
 				if field := in.FieldByIndex(f.Index); v.Kind() == reflect.Slice {
 					field.Set(reflect.MakeSlice(v, 1, 1))
