@@ -146,7 +146,7 @@ func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (boo
 }
 
 // taken ends the holds of this Locker on a grant that is over in Redis.
-func (l *Locker) taken(key string, fence int64, why string) {
+func (l *Locker) taken(key string, fence int64, why loss) {
 	for _, h := range l.leases.of(key, fence) {
 		_ = l.leases.lose(h, why)
 	}

@@ -107,7 +107,10 @@ func (s *Schedule[T]) All() iter.Seq[T] {
 // Part are up to n items from the i-th on, in no order. They change places as others come and go.
 func (s *Schedule[T]) Part(i, n int) iter.Seq[T] {
 	return func(yield func(T) bool) {
-		for ; n > 0 && i < len(s.items) && yield(s.items[i].item); i, n = i+1, n-1 {
+		for ; n > 0 && i < len(s.items); i, n = i+1, n-1 {
+			if !yield(s.items[i].item) {
+				return
+			}
 		}
 	}
 }

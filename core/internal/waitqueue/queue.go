@@ -60,7 +60,10 @@ func (q *Queue) Len() int { return q.n }
 // Calls are the calls that wait, in order.
 func (q *Queue) Calls() iter.Seq[*Call] {
 	return func(yield func(*Call) bool) {
-		for c := q.first; c != nil && yield(c); c = c.next {
+		for c := q.first; c != nil; c = c.next {
+			if !yield(c) {
+				return
+			}
 		}
 	}
 }
