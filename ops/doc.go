@@ -7,6 +7,6 @@
 //
 // A [Recorder] costs about as much as an atomic addition for each of the few things that it counts of a call: no
 // allocation, no mutex and no clock for a key that nobody else wants. What it knows is
-// bounded, whatever keys and names a service uses: 100 names of work, 20 queues and 64 keys of each [HotKey] list. All
+// bounded, whatever keys and names a service uses: 100 names of work, 16 queues and 64 keys of each [HotKey] list. All
 // who read it read the same [Snapshot].
 package ops

@@ -16,4 +16,4 @@ const SketchSize = sketchSize
 type Sketch struct{ s sketch }
 
 func (s *Sketch) Add(now time.Time, key string, weight float64) { s.s.add(now, key, weight) }
-func (s *Sketch) Top(now time.Time) []HotKey                     { return s.s.top(now) }
+func (s *Sketch) Top(now time.Time) []HotKey                    { return s.s.top(now) }

@@ -11,7 +11,7 @@ import (
 
 const (
 	maxNames  = 100
-	maxQueues = 20
+	maxQueues = 16
 )
 
 // Recorder counts what its observers are told. It has one for each source: [Recorder.Locks] and

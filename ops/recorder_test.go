@@ -101,7 +101,7 @@ func TestRecorder_CountsWhatHappens(t *testing.T) {
 		calls += 2
 		_, err := locker.AcquireAll(t.Context(), []string{"a", "b", "c"}, core.Named("all", ""))
 		require.NoError(t, err)
-		lease, err := locker.TryAcquire(t.Context(), "lost", core.FixedLease(100*time.Millisecond), core.Named("all", ""))
+		lease, err := locker.TryAcquire(t.Context(), "lost", core.FixedLease(time.Second), core.Named("all", ""))
 		require.NoError(t, err)
 		<-lease.Context().Done()
 		redistest.Eventually(t, func() bool {

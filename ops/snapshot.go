@@ -16,7 +16,7 @@ type Snapshot struct {
 	// Since is when the Recorder was made, and At when the Snapshot was taken.
 	Since, At time.Time
 	// Locks has one for each name of work, Queues one for each queue, both in order. What comes after the first 100 names and
-	// 20 queues is counted under [Other]. A name is cut off after 100 bytes.
+	// 16 queues is counted under [Other]. A name is cut off after 100 bytes.
 	Locks    []LockStats
 	Renewals RenewalStats
 	Queues   []QueueStats
