@@ -15,10 +15,10 @@ const (
 	listShare = 20
 	// What one step asks of Redis, which answers nobody else meanwhile: names to look at, and
 	// keys to report on.
-	scanAtOnce    = 100
-	inspectAtOnce = 20
+	scanAtOnce    = 50
+	inspectAtOnce = 10
 	// Steps that owe less go on at once: timers are no finer.
-	shortestPause = time.Millisecond
+	shortestPause = time.Millisecond / 2
 	// inspectTakes is what a report on one key takes, where that is not measured.
 	inspectTakes = 20 * time.Microsecond
 )
