@@ -102,21 +102,21 @@ func TestCollector_ExportsTheTable(t *testing.T) {
 		families, err := registry.Gather()
 		require.NoError(t, err)
 		var exported []lockprom.Metric
-		values := map[string]float64{}
+		values := map[string]int{}
 		for _, family := range families {
 			m := lockprom.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
 			for _, label := range family.GetMetric()[0].GetLabel() {
 				m.Labels = append(m.Labels, label.GetName())
 			}
 			exported = append(exported, m)
-			values[family.GetName()] = total(family)
+			values[family.GetName()] = int(total(family))
 		}
 		want := lockprom.Metrics()
 		for i := range want {
 			slices.Sort(want[i].Labels)
 		}
 		assert.ElementsMatch(t, want, exported)
-		for name, value := range map[string]float64{
+		for name, value := range map[string]int{
 			"perkey_lock_calls_total": 10, "perkey_lock_hold_seconds": 11, "perkey_lock_wait_seconds": 10, "perkey_lock_lost_total": 1,
 			"perkey_lock_waiting": 0, "perkey_lock_held": -1, "perkey_warning": 2, "perkey_enqueue_total": 2,
 			"perkey_queue_up": 1, "perkey_queue_messages": 1, "perkey_queue_due": 1, "perkey_build_info": 1,
@@ -124,6 +124,49 @@ func TestCollector_ExportsTheTable(t *testing.T) {
 			assert.Equal(t, value, values[name], name)
 		}
 	})
+}
+
+// No outcome and no cause is dropped, or counted as another.
+func TestCollector_ExportsEachKind(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	ctx, locks, queues := t.Context(), recorder.Locks(nil), recorder.Queues(nil)
+	var want []string
+	n := 0
+	expect := func(series, kind string, tell func()) {
+		n++ // each kind as often as no other one
+		for range n {
+			tell()
+		}
+		want = append(want, fmt.Sprintf(series+" %d\n", kind, n))
+	}
+	for _, kind := range []core.OutcomeKind{
+		core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeLeft,
+		core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
+	} {
+		expect(`perkey_lock_calls_total{name="pay",outcome=%q}`, string(kind), func() { locks.OnOutcome(ctx, core.Outcome{Kind: kind, Name: "pay", Key: "k"}) })
+	}
+	for _, kind := range []core.LossKind{core.LossExpired, core.LossGone, core.LossForced, core.LossReleased, core.LossClosed} {
+		expect(`perkey_lock_lost_total{cause=%q,name="pay"}`, string(kind), func() { locks.OnLost(ctx, core.Lost{Kind: kind, Name: "pay", Key: "k"}) })
+	}
+	for _, kind := range []delayqueue.EnqueueKind{
+		delayqueue.EnqueueStored, delayqueue.EnqueueDuplicate, delayqueue.EnqueueKeyFull, delayqueue.EnqueuePrincipalFull, delayqueue.EnqueueQueueFull,
+		delayqueue.EnqueueTooLarge, delayqueue.EnqueueLeft, delayqueue.EnqueueDeadline, delayqueue.EnqueueUnavailable, delayqueue.EnqueueError,
+	} {
+		expect(`perkey_enqueue_total{queue="ship",result=%q}`, string(kind), func() { queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: kind}) })
+	}
+	for _, outcome := range []delayqueue.Outcome{
+		delayqueue.OutcomeDone, delayqueue.OutcomeRetry, delayqueue.OutcomeConflict, delayqueue.OutcomeReturned,
+		delayqueue.OutcomeDead, delayqueue.OutcomeExpired, delayqueue.OutcomeLate,
+	} {
+		expect(`perkey_queue_events_total{event=%q,queue="ship"}`, string(outcome), func() { queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: outcome}) })
+	}
+	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "redelivered", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 1}) })
+	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "overdue", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Expired: 1}) })
+	text := scrape(t, lockprom.New(recorder))
+	for _, line := range want {
+		assert.Contains(t, text, line)
+	}
 }
 
 // total is the sum of a family's values; of a histogram's, how many there are.

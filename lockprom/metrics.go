@@ -46,7 +46,7 @@ var (
 	lockHold       = newMetric("perkey_lock_hold_seconds", histogram, "Time for which leases were held.", "name")
 	lockHeld       = newMetric("perkey_lock_held", gauge, "Leases held now.", "name")
 	lockWaiting    = newMetric("perkey_lock_waiting", gauge, "Calls that wait for their key now.", "name")
-	lockLost       = newMetric("perkey_lock_lost_total", counter, "Leases that ended before their release, by why.", "name", "cause")
+	lockLost       = newMetric("perkey_lock_lost_total", counter, "Leases that ended before their release, by why: expired, gone, forced, released or closed.", "name", "cause")
 	lockUnreleased = newMetric("perkey_lock_unreleased_total", counter, "Releases that Redis was not told of: the keys stayed held until the leases ended.", "name")
 
 	renewals      = newMetric("perkey_renewals_total", counter, "Renewals of leases that were sent.")
