@@ -35,4 +35,7 @@
 // New's is miniredis, in this process. It has scripts, pub/sub and a clock of its own, and
 // needs nothing installed. On takes a client of a Redis of yours, for tests that want the real
 // one: all but Down and FastForward work there.
+//
+// The clock of New's moves every 10 ms, and what is set between two of these moves may expire up to 20 ms
+// early: leases end before that, but a fence that is ahead of the clock after a ForceRelease may be forgotten.
 package locktest
