@@ -117,7 +117,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.keyInfo(info), nil
+	return keyInfo(info, l.waiters), nil
 }
 
 // ForceRelease takes the key from the holder that has the fence, whoever that is,
@@ -175,25 +175,25 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 	}
 	page := &KeyPage{Next: next}
 	for _, info := range infos {
-		page.Keys = append(page.Keys, l.keyInfo(info))
+		page.Keys = append(page.Keys, keyInfo(info, l.waiters))
 	}
 	return page, nil
 }
 
-func (l *Locker) keyInfo(i store.Info) *KeyInfo {
+func keyInfo(i store.Info, w *waiters) *KeyInfo {
 	limits := []int{exclusive, shared} // the first need not wait in Redis
 	k := &KeyInfo{Key: i.Key, At: i.At, Foreign: i.Foreign, Held: i.Held, Waiting: i.Waiting, Reserved: i.Reserved}
 	for _, h := range i.Holders {
 		k.Holders = append(k.Holders, Holder{Participant: participant(h), Fence: h.Fence, Since: h.Since, Remaining: h.Remaining})
 		k.Mode = modeOf(h.Limit)
 	}
-	for _, w := range i.Waiters {
-		k.Waiters = append(k.Waiters, Waiter{participant(w)})
-		if w.Locker == l.id {
-			limits = append(limits, w.Limit)
+	for _, p := range i.Waiters {
+		k.Waiters = append(k.Waiters, Waiter{participant(p)})
+		if p.Locker == w.locker.id {
+			limits = append(limits, p.Limit)
 		}
 	}
-	k.LocalWaiting = l.waiters.calls(i.Key, limits)
+	k.LocalWaiting = w.calls(i.Key, limits)
 	return k
 }
 
