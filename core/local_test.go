@@ -81,6 +81,25 @@ func TestLocal_TellsOldestLeasesAndLongestWaits(t *testing.T) {
 	})
 }
 
+// A key that is handed over to another call of the process is as old as that call's lease.
+func TestLocal_CountsFromTheHandOver(t *testing.T) {
+	env := redistest.Embedded(t)
+	l := newLocker(t, env)
+	first, err := l.TryAcquire(t.Context(), "handed over")
+	require.NoError(t, err)
+	second := waitFor(t, l, "handed over")
+	redistest.Eventually(t, func() bool { return l.Local(0).Waiting == 1 }, "the call waits")
+	between, err := l.TryAcquire(t.Context(), "between")
+	require.NoError(t, err)
+	require.NoError(t, first.Release(t.Context()))
+	lease := <-second
+	local := l.Local(2)
+	require.Len(t, local.Leases, 2)
+	assert.Equal(t, between.Fence(), local.Leases[0].Fence)
+	assert.Equal(t, lease.Fence(), local.Leases[1].Fence)
+	require.NoError(t, lease.Release(t.Context()))
+}
+
 // It misses no lease that stays while others come and go, and stops nobody for long.
 func TestLocal_FindsTheOldestBesideCallers(t *testing.T) {
 	env := redistest.Embedded(t)
@@ -90,6 +109,7 @@ func TestLocal_FindsTheOldestBesideCallers(t *testing.T) {
 		_, err := l.TryAcquire(t.Context(), fmt.Sprintf("kept %d", i))
 		require.NoError(t, err)
 	}
+	require.Len(t, l.Local(2*kept).Leases, kept)
 	ctx, cancel := context.WithCancel(t.Context())
 	var callers sync.WaitGroup
 	for i := range 4 {

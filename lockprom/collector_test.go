@@ -169,6 +169,19 @@ func TestCollector_ExportsEachKind(t *testing.T) {
 	}
 }
 
+func TestCollector_BucketsCountAllThatIsShorter(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	locks := recorder.Locks(nil)
+	for _, held := range []time.Duration{time.Second, 2 * time.Second, time.Hour} {
+		locks.OnReleased(t.Context(), core.Released{Name: "pay", Key: "k", Held: held})
+	}
+	text := scrape(t, lockprom.New(recorder))
+	for _, line := range []string{`_bucket{name="pay",le="0.5"} 0`, `_bucket{name="pay",le="1"} 1`, `_bucket{name="pay",le="5"} 2`, `_bucket{name="pay",le="300"} 2`, `_bucket{name="pay",le="+Inf"} 3`, `_count{name="pay"} 3`, `_sum{name="pay"} 3603`} {
+		assert.Contains(t, text, "perkey_lock_hold_seconds"+line+"\n")
+	}
+}
+
 // total is the sum of a family's values; of a histogram's, how many there are.
 func total(family *dto.MetricFamily) (sum float64) {
 	for _, m := range family.GetMetric() {

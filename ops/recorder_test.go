@@ -98,8 +98,14 @@ func TestRecorder_CountsWhatHappens(t *testing.T) {
 			}
 		}
 		callers.Wait()
-		calls += 2
-		_, err := locker.AcquireAll(t.Context(), []string{"a", "b", "c"}, core.Named("all", ""))
+		calls += 5 // that do not depend on time
+		holder, err := locker.Acquire(t.Context(), "k0", core.Named("holder", ""))
+		require.NoError(t, err)
+		for _, guard := range guards {
+			require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k0", Name: "late"}, func(context.Context) error { return nil }), core.ErrConflict)
+		}
+		require.NoError(t, holder.Release(t.Context()))
+		_, err = locker.AcquireAll(t.Context(), []string{"a", "b", "c"}, core.Named("all", ""))
 		require.NoError(t, err)
 		lease, err := locker.TryAcquire(t.Context(), "lost", core.FixedLease(time.Second), core.Named("all", ""))
 		require.NoError(t, err)
@@ -134,11 +140,13 @@ func TestRecorder_CountsWhatHappens(t *testing.T) {
 			assert.GreaterOrEqual(t, stats.Hold.Sum, time.Duration(stats.Hold.Count)*time.Millisecond)
 		}
 		assert.Zero(t, lockStats(t, s, "reject").Wait.Count)
-		assert.Positive(t, lockStats(t, s, "wait").Wait.Count)
-		assert.Positive(t, sum[core.OutcomeConflict])
+		late := lockStats(t, s, "late")
+		assert.Equal(t, int64(2), late.Calls[core.OutcomeConflict])
+		assert.Equal(t, int64(1), late.Wait.Count)
+		assert.Zero(t, late.Hold.Count)
 
-		require.NotEmpty(t, s.Conflicts)
 		for _, all := range [][]ops.HotKey{s.Conflicts, s.Waits, s.Holds} {
+			assert.NotEmpty(t, all)
 			for _, hot := range all {
 				assert.Contains(t, []string{"k0", "k1"}, hot.Key, "no key that nobody else wanted")
 				assert.Positive(t, hot.Weight)
@@ -199,7 +207,7 @@ func TestRecorder_KnowsWhatIsStillWarnedOf(t *testing.T) {
 		{Source: "queues", Kind: string(delayqueue.WarnNoWorker), Open: 0},
 	}, recorder.Snapshot().Warnings)
 
-	locks.OnRenewed(t.Context(), core.Renewed{Leases: 7, Latency: 3 * time.Millisecond})
+	locks.OnRenewed(t.Context(), core.Renewed{Leases: 7, Latency: 5 * time.Millisecond})
 	locks.OnRenewed(t.Context(), core.Renewed{Leases: 2, Latency: 10 * time.Minute, Err: errors.New("away")})
 	renewals := recorder.Snapshot().Renewals
 	assert.Equal(t, int64(9), renewals.Leases)

@@ -41,9 +41,6 @@ func (t *table[T]) add(name string) *T {
 	defer t.mu.Unlock()
 	named := map[string]*T{}
 	if old := t.named.Load(); old != nil {
-		if one, ok := (*old)[name]; ok {
-			return one
-		}
 		if len(*old) == t.most {
 			return &t.other
 		}
