@@ -27,9 +27,9 @@ type LocalLease struct {
 	Mode      Mode
 	Fence     int64
 	Held      time.Duration
-	// TTL is what the lease is renewed to, each time a third of it is over, and Remaining for how long the
-	// process still relies on it. A lease of which less than half remains is renewed late: but for its
-	// first third, which can be shorter (WithFirstLease), and for one with a MaxHold.
+	// TTL is for how long the lease is renewed, each time that a third of it is over, and Remaining for how long
+	// the process still relies on it. If less than half remains, the renewal is late: unless the lease was not
+	// renewed yet (WithFirstLease), or has a MaxHold.
 	TTL, Remaining time.Duration
 	// Wanted: Redis said that calls of other processes wait for the key.
 	Wanted bool
@@ -72,7 +72,15 @@ func (t *leaseTable) oldest(n int, now time.Time) []LocalLease {
 			if h.lease != nil {
 				granted = h.lease.granted
 			}
-			all = keepLongest(all, n, granted.Elapsed(now), LocalLease.held, func() LocalLease { return localLease(h, now) })
+			at, among := place(all, n, granted.Elapsed(now), LocalLease.held)
+			if !among {
+				continue
+			}
+			one := localLease(h, now)
+			again := func(other LocalLease) bool { return other.Key == one.Key && other.Fence == one.Fence }
+			if !slices.ContainsFunc(all, again) { // it was seen, and has moved since
+				all = put(all, n, at, one)
+			}
 		}
 		more = i+leasesAtOnce < t.schedule.Len()
 		t.mu.Unlock()
@@ -115,9 +123,9 @@ func (w *waiters) longest(n int, now time.Time) (waiting int, all []LocalWait) {
 		left := n
 		for c := range q.Calls() {
 			to := c.Of.(*waiter)
-			all = keepLongest(all, n, now.Sub(to.since), LocalWait.waited, func() LocalWait {
-				return LocalWait{Key: q.key, Name: to.opts.name, ID: to.opts.id, Mode: modeOf(q.Limit), Waited: now.Sub(to.since)}
-			})
+			if at, among := place(all, n, now.Sub(to.since), LocalWait.waited); among {
+				all = put(all, n, at, LocalWait{Key: q.key, Name: to.opts.name, ID: to.opts.id, Mode: modeOf(q.Limit), Waited: now.Sub(to.since)})
+			}
 			if left--; left == 0 {
 				break
 			}
@@ -126,16 +134,18 @@ func (w *waiters) longest(n int, now time.Time) (waiting int, all []LocalWait) {
 	return waiting, all
 }
 
-// keepLongest puts what add returns among the n longest of all, if it is one of them.
-func keepLongest[T any](all []T, n int, d time.Duration, of func(T) time.Duration, add func() T) []T {
+// place is where a time belongs among all, of which the n longest are wanted, and whether it is among those.
+func place[T any](all []T, n int, d time.Duration, of func(T) time.Duration) (at int, among bool) {
 	if len(all) == n && of(all[n-1]) >= d {
-		return all
+		return n, false
 	}
-	at, _ := slices.BinarySearchFunc(all, d, func(one T, d time.Duration) int { return cmp.Compare(d, of(one)) })
-	if len(all) == n {
-		all = all[:n-1]
-	}
-	return slices.Insert(all, at, add())
+	at, _ = slices.BinarySearchFunc(all, d, func(one T, d time.Duration) int { return cmp.Compare(d, of(one)) })
+	return at, true
+}
+
+// put puts one at a place, and keeps n.
+func put[T any](all []T, n, at int, one T) []T {
+	return slices.Insert(all[:min(len(all), n-1)], at, one)
 }
 
 // calls is how many calls of this process wait for key with one of the limits.

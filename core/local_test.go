@@ -131,6 +131,24 @@ func TestLocal_FindsTheOldestBesideCallers(t *testing.T) {
 	callers.Wait()
 }
 
+// Renewals move leases about while Local looks.
+func TestLocal_ListsNoLeaseTwice(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Real(t), core.WithTTL(500*time.Millisecond))
+	for i := range 3000 {
+		if _, err := l.TryAcquire(t.Context(), fmt.Sprint(i)); err != nil {
+			require.ErrorIs(t, err, core.ErrUnavailable, "the machine is busy")
+		}
+	}
+	for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		seen := map[string]bool{}
+		for _, lease := range l.Local(3000).Leases {
+			require.False(t, seen[lease.Key], "key %s twice", lease.Key)
+			seen[lease.Key] = true
+		}
+	}
+}
+
 func BenchmarkLocal(b *testing.B) {
 	env := redistest.Real(b)
 	l := newLocker(b, env)

@@ -101,21 +101,24 @@ func TestRecorder_CountsWhatHappens(t *testing.T) {
 		calls += 5 // that do not depend on time
 		holder, err := locker.Acquire(t.Context(), "k0", core.Named("holder", ""))
 		require.NoError(t, err)
-		for _, guard := range guards {
+		patient := locker.Guard(retry.Policy{MaxWait: time.Second})
+		for _, guard := range []*core.Guard{guards["reject"], patient} {
 			require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k0", Name: "late"}, func(context.Context) error { return nil }), core.ErrConflict)
 		}
 		require.NoError(t, holder.Release(t.Context()))
 		_, err = locker.AcquireAll(t.Context(), []string{"a", "b", "c"}, core.Named("all", ""))
 		require.NoError(t, err)
-		lease, err := locker.TryAcquire(t.Context(), "lost", core.FixedLease(time.Second), core.Named("all", ""))
+		lease, err := locker.TryAcquire(t.Context(), "lost", core.Named("all", ""))
 		require.NoError(t, err)
-		<-lease.Context().Done()
+		forced, err := locker.ForceRelease(t.Context(), "lost", lease.Fence())
+		require.NoError(t, err)
+		require.True(t, forced)
 		redistest.Eventually(t, func() bool {
 			s, ends := recorder.Snapshot(), int64(0)
 			for _, stats := range s.Locks {
 				ends += stats.Hold.Count
 			}
-			return lockStats(t, s, "all").Lost[core.LossExpired] == 1 && next.ended() == ends
+			return lockStats(t, s, "all").Lost[core.LossForced] == 1 && next.ended() == ends
 		}, "the loss is counted, and the next observer is told the same")
 
 		s := recorder.Snapshot()
