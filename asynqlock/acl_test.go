@@ -50,7 +50,7 @@ func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
 			require.Len(t, waiting, 1)
 		}
 		release()
-		<-ran
+		get(t, ran)
 		stop()
 	}
 	require.Empty(t, redistest.Denied(t, b.rdb), "nothing more was asked for")

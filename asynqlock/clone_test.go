@@ -62,7 +62,7 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 				require.LessOrEqual(t, left, time.Hour)
 				release()
 
-				id := <-ids
+				id := get(t, ids)
 				require.Equal(t, maxRetry == 0, id != first.ID)
 				info := b.untilState(t, id, asynq.TaskStateCompleted)
 				require.Equal(t, b.queue, info.Queue)
@@ -81,7 +81,7 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 				// It ended, and its lock with it.
 				_, err = enqueue()
 				require.NoError(t, err)
-				<-ids
+				get(t, ids)
 			})
 		})
 	}
@@ -102,7 +102,7 @@ func TestLockOfAnotherTaskIsNotInherited(t *testing.T) {
 			})))
 		b.untilConflicts(t, 5)
 		release()
-		<-ran
+		get(t, ran)
 		redistest.Eventually(t, func() bool { return len(b.all(t)) == 1 }, "the first has ended")
 		locks := redistest.Keys(t, b.rdb, "asynq:{"+b.queue+"}:unique:")
 		require.Len(t, locks, 1)
@@ -131,7 +131,7 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 		require.ErrorIs(t, err, asynq.ErrDuplicateTask)
 		release()
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "the first has ended")
-		require.Equal(t, "x~3", <-ids)
+		require.Equal(t, "x~3", get(t, ids))
 		redistest.Eventually(t, func() bool {
 			_, err := b.client.Enqueue(task(), asynq.Queue(b.queue), asynq.Unique(time.Minute), asynq.ProcessIn(time.Hour))
 			return err == nil
@@ -163,7 +163,7 @@ func TestClonedTwiceGoesOnOnce(t *testing.T) {
 			return nil
 		}))
 		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.TaskID("x"), asynq.Unique(time.Minute))
-		err := <-silent
+		err := get(t, silent)
 		require.ErrorIs(t, err, asynq.RevokeTask)
 		require.ErrorIs(t, err, asynqlock.ErrDeferred)
 		require.ErrorIs(t, err, core.ErrConflict)
@@ -178,7 +178,7 @@ func TestClonedTwiceGoesOnOnce(t *testing.T) {
 		require.Len(t, left, 1)
 		require.Equal(t, "x~1", left[0].ID)
 		release()
-		require.Equal(t, "x~1", <-ids)
+		require.Equal(t, "x~1", get(t, ids))
 	})
 }
 
@@ -252,9 +252,9 @@ func TestClonesOnACluster(t *testing.T) {
 	}, "the task goes on as a clone")
 	require.ErrorIs(t, enqueue("y"), asynq.ErrDuplicateTask)
 	require.NoError(t, lease.Release(t.Context()))
-	require.Contains(t, <-ran, "x~")
+	require.Contains(t, get(t, ran), "x~")
 	redistest.Eventually(t, func() bool { return enqueue("y") == nil }, "the lock has ended with its task")
-	require.Equal(t, "y", <-ran)
+	require.Equal(t, "y", get(t, ran))
 	require.Empty(t, log.String())
 }
 
@@ -298,7 +298,7 @@ func TestTroubleOfAsynqsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
 		b.requireArchived(t, 0)
 		require.Negative(t, hook.left.Load())
 		release()
-		<-ran
+		get(t, ran)
 	})
 }
 
@@ -357,7 +357,7 @@ func TestTaskThatIsPerhapsClonedDoesNotRunBesideItsClone(t *testing.T) {
 		hook.up.Store(true)
 		redistest.Eventually(t, func() bool { return b.info(t, "x") == nil }, "it is revoked for its clone")
 		require.NoError(t, b.inspector.RunTask(b.queue, "x~1"))
-		require.Equal(t, "x~1", <-ran)
+		require.Equal(t, "x~1", get(t, ran))
 		redistest.Eventually(t, func() bool { return len(b.all(t)) == 0 }, "nothing else goes on")
 		require.Empty(t, ran)
 	})
@@ -382,8 +382,8 @@ func TestHeadersCopiedToAnotherTaskMakeItNoClone(t *testing.T) {
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		b.untilConflicts(t, 2)
 		release()
-		require.True(t, <-clones)
-		require.False(t, <-clones)
+		require.True(t, get(t, clones))
+		require.False(t, get(t, clones))
 	})
 }
 

@@ -10,9 +10,21 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 )
 
-// Configure prepares the Config of an asynq server for tasks behind PerKey, so that being
+// NewServer makes an asynq server, prepared for tasks behind PerKey as by Configure: of its own client, so that it
+// cannot be given another Redis. The server is asynq's, cfg stays as it was, and rdb the caller's to close, after
+// the server. The error wraps [core.ErrInvalidOption].
+//
+// Set Config.TaskCheckInterval: it is how soon an idle server finds a task that a release woke, by default 1 s.
+func NewServer(rdb redis.UniversalClient, cfg asynq.Config) (*asynq.Server, error) {
+	if err := Configure(&cfg, rdb); err != nil {
+		return nil, err
+	}
+	return asynq.NewServerFromRedisClient(rdb, cfg), nil
+}
+
+// Configure prepares the Config of an asynq server that others make, for tasks behind PerKey, so that being
 // refused a key is no failure. Call it last, just before asynq.NewServer: it wraps the hooks that
-// it finds in cfg, and where there is none asynq's own default stays in force.
+// it finds in cfg, and where there is none asynq's own default stays in force. [NewServer] does both.
 //
 //   - IsFailure: a deferred task's Retried stays as it is.
 //   - RetryDelayFunc: a deferred task comes back after the delay of WithDelay.
@@ -21,7 +33,7 @@ import (
 //
 // rdb is a client of the Redis, database included, that holds the server's queues, which
 // need not be that of the Locker; MakeRedisClient of an asynq.RedisConnOpt makes one. It stays the
-// caller's to close, after the server. A client of another Redis is found out at the first conflict, and
+// caller's to close, after the server. A client of another Redis is found out at the first task, and
 // logged as an error: see "Another Redis" in the package's documentation. The error wraps
 // [core.ErrInvalidOption], and cfg is then as it was.
 func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
@@ -29,7 +41,7 @@ func Configure(cfg *asynq.Config, rdb redis.UniversalClient) error {
 		return invalid("Configure: cfg is nil")
 	}
 	if absent.Is(rdb) {
-		return invalid("Configure: rdb is nil: give it a client of the Redis that holds the server's queues")
+		return invalid("rdb is nil: want a client of the Redis that holds the server's queues")
 	}
 	cfg.IsFailure = isFailure(cfg.IsFailure)
 	cfg.RetryDelayFunc = retryDelay(cfg.RetryDelayFunc)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -61,7 +62,7 @@ func TestOwnHooksAreCalledForFailuresOnly(t *testing.T) {
 		b.enqueue(t, task(), asynq.MaxRetry(1))
 		b.untilConflicts(t, 5)
 		release()
-		<-done
+		get(t, done)
 		for _, n := range []*atomic.Int64{&judged, &delayed, &handled} {
 			require.EqualValues(t, 3, n.Load())
 		}
@@ -102,6 +103,20 @@ func TestConfigureReportsMistakes(t *testing.T) {
 	var cfg asynq.Config
 	require.ErrorIs(t, asynqlock.Configure(&cfg, nil), core.ErrInvalidOption)
 	require.Equal(t, asynq.Config{}, cfg)
+	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		srv, err := asynqlock.NewServer(none, cfg)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.Nil(t, srv)
+	}
+}
+
+func TestNewServer_LeavesTheConfigAsItWas(t *testing.T) {
+	t.Parallel()
+	var cfg asynq.Config
+	_, err := asynqlock.NewServer(redistest.Client(t, redisAt("127.0.0.1:1")), cfg)
+	require.NoError(t, err)
+	require.Nil(t, cfg.IsFailure)
+	require.Nil(t, cfg.BaseContext)
 }
 
 func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
@@ -109,7 +124,16 @@ func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
 		b := setup(t, env)
 		b.hold(t, key)
 		log := &testbed.Log{}
-		b.start(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(mustNotRun(t)))
+		ran := make(chan struct{}, 1)
+		b.start(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(asynq.HandlerFunc(
+			func(_ context.Context, task *asynq.Task) error {
+				assert.Equal(t, "free", task.Type())
+				ran <- struct{}{}
+				return nil
+			})))
+		b.enqueue(t, asynq.NewTask("free", []byte(`{"user_id":1}`)))
+		get(t, ran)
+		require.Contains(t, log.String(), "Configure was not applied", "the first task tells")
 		// Not run and not lost: asynq counts failures, and archives.
 		id := b.enqueue(t, task(), asynq.MaxRetry(2))
 		info := b.untilState(t, id, asynq.TaskStateArchived)
@@ -189,6 +213,6 @@ func TestSkippedTasksNeedNoKey(t *testing.T) {
 				return nil
 			})))
 		b.enqueue(t, asynq.NewTask("free", nil))
-		<-ran
+		get(t, ran)
 	})
 }

@@ -1,9 +1,11 @@
 package asynqlock_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -45,7 +47,7 @@ func TestHundredConflictsLeaveRetriedAtZero(t *testing.T) {
 		require.Contains(t, last, "asynqlock: not run: the key is held")
 		requireNoSecret(t, last)
 		release()
-		require.Zero(t, <-ran)
+		require.Zero(t, get(t, ran))
 		b.untilState(t, id, asynq.TaskStateCompleted)
 		b.requireArchived(t, 0)
 	})
@@ -67,7 +69,7 @@ func TestMaxRetryZeroIsNotArchivedByConflicts(t *testing.T) {
 		b.untilConflicts(t, 10)
 		b.requireArchived(t, 0)
 		release()
-		origin := <-origins
+		origin := get(t, origins)
 		require.Equal(t, id, origin.ID)
 		require.GreaterOrEqual(t, origin.Clone, 5)
 		require.WithinRange(t, origin.Since, before.Add(-time.Second), time.Now())
@@ -101,7 +103,7 @@ func TestConflictOnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 				return oops
 			})))
 		id := b.enqueue(t, task(), asynq.MaxRetry(1))
-		lease := <-rival
+		lease := get(t, rival)
 		b.untilConflicts(t, 5)
 		b.requireArchived(t, 0)
 		require.NoError(t, lease.Release(context.Background()))
@@ -138,7 +140,7 @@ func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
 					})))
 				start := time.Now()
 				b.enqueue(t, task(), asynq.MaxRetry(maxRetry))
-				err := <-reported
+				err := get(t, reported)
 				require.GreaterOrEqual(t, time.Since(start), time.Second)
 				require.ErrorIs(t, err, asynqlock.ErrTooOld)
 				require.ErrorIs(t, err, core.ErrConflict)
@@ -158,11 +160,47 @@ func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
 				require.NoError(t, b.inspector.RunTask(b.queue, archived[0].ID))
 				b.untilConflicts(t, seen+3)
 				release()
-				<-ran
+				get(t, ran)
 				require.Empty(t, reported)
 			})
 		})
 	}
+}
+
+// A Timeout bounds a run, and no deferral; a Deadline both.
+func TestTimeoutDoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		release := b.hold(t, key)
+		ran := make(chan string, 10)
+		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(
+			func(ctx context.Context, task *asynq.Task) error {
+				ran <- string(task.Payload())
+				return nil
+			})))
+		const timeout = 3 * time.Second
+		began := time.Now()
+		for retries := range 2 {
+			b.enqueue(t, numbered(retries), asynq.MaxRetry(retries), asynq.Timeout(timeout))
+			b.enqueue(t, numbered(10), asynq.MaxRetry(retries), asynq.Deadline(time.Now().Add(2*time.Second)))
+		}
+		overdue := func(info *asynq.TaskInfo) bool { return bytes.Equal(info.Payload, numbered(10).Payload()) }
+		redistest.Eventually(t, func() bool {
+			archived, err := b.inspector.ListArchivedTasks(b.queue)
+			require.NoError(t, err)
+			for _, info := range archived {
+				require.True(t, overdue(info))
+				require.Equal(t, context.DeadlineExceeded.Error(), info.LastErr)
+			}
+			return len(archived) >= 2 && !slices.ContainsFunc(b.all(t), overdue) // more if a Deadline came while a task was cloned
+		}, "those with a Deadline are archived")
+		time.Sleep(time.Until(began.Add(timeout + time.Second)))
+		require.Empty(t, ran)
+		release()
+		for range 2 {
+			require.NotContains(t, get(t, ran), "10")
+		}
+	})
 }
 
 func TestShortWaitInTheHandler(t *testing.T) {
@@ -179,7 +217,7 @@ func TestShortWaitInTheHandler(t *testing.T) {
 		b.untilConflicts(t, 1)
 		require.Equal(t, asynq.TaskStateActive, b.info(t, id).State)
 		release()
-		<-ran
+		get(t, ran)
 	})
 }
 
@@ -203,7 +241,7 @@ func TestPolicyThatParksIsAConflict(t *testing.T) {
 		b.enqueue(t, task(), asynq.MaxRetry(0))
 		b.untilConflicts(t, 3)
 		release()
-		<-ran
+		get(t, ran)
 	})
 }
 
@@ -238,8 +276,8 @@ func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
 		b.requireArchived(t, 0)
 		require.Empty(t, ran)
 		locks.SetError("")
-		<-ran
-		<-ran
+		get(t, ran)
+		get(t, ran)
 		require.Contains(t, log.String(), "task not run")
 		requireNoSecret(t, log.String())
 	})
@@ -299,9 +337,9 @@ func TestGuardsInsideOneAnother(t *testing.T) {
 		// A task that is refused further in gives its place back.
 		other := `{"user_id":"other"}`
 		b.enqueue(t, asynq.NewTask(kind, []byte(other)), asynq.MaxRetry(0))
-		require.Equal(t, other, <-ran)
+		require.Equal(t, other, get(t, ran))
 		release()
-		require.JSONEq(t, payload, <-ran)
+		require.JSONEq(t, payload, get(t, ran))
 		b.requireArchived(t, 0)
 	})
 }
@@ -386,7 +424,7 @@ func TestLockRedisOutOfReach_ManyTasksOfAFreeKeyAreUnavailable(t *testing.T) {
 				go func() { errs <- handler.ProcessTask(t.Context(), task()) }()
 			}
 			for range tasks {
-				err := <-errs
+				err := get(t, errs)
 				require.ErrorIs(t, err, core.ErrUnavailable, name)
 				require.NotErrorIs(t, err, core.ErrConflict, name)
 			}

@@ -1,13 +1,14 @@
 // Package asynqlock runs one asynq task at a time per key, over any number of servers.
 //
 // PerKey is asynq middleware over a core.Guard, for a mux or around a single handler, and
-// Configure prepares the servers that run it:
+// NewServer makes the servers that run it:
 //
 //	mux.Use(asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "user_id")))
 //
-//	cfg := asynq.Config{Concurrency: 10, TaskCheckInterval: 20 * time.Millisecond}
-//	err := asynqlock.Configure(&cfg, rdb) // rdb: the Redis of the queues
-//	srv := asynq.NewServer(redisOpt, cfg)
+//	srv, err := asynqlock.NewServer(rdb, asynq.Config{ // rdb: the Redis of the queues
+//		TaskCheckInterval:        20 * time.Millisecond, // how soon a task is found that a release woke
+//		DelayedTaskCheckInterval: time.Second,           // how soon one that nobody woke
+//	})
 //
 // # Model
 //
@@ -26,7 +27,8 @@
 // A release wakes one task: the one that was refused first, on whichever server. How soon a server that has
 // nothing to do finds it is Config.TaskCheckInterval, 1 s unless it is set. A new task can come before it. Where
 // tasks run for less than 50 ms, the next one is woken at the start of each, and waits for its key in its worker,
-// for 100 ms at most. Waiting lists the tasks that wait for a key.
+// for 100 ms at most. Where no release comes, after a holder that died or behind a core.MinHold, the first in line is
+// woken at the end of the lease that it was refused for. Waiting lists the tasks that wait for a key.
 //
 // A task is deferred, too, while the lock's Redis is out of reach, or the guard is misconfigured. No
 // handler ever runs without its key. A task that has no usable key (a bad payload) is
@@ -39,7 +41,10 @@
 // not its handler has stopped. So it does after Config.ShutdownTimeout, after
 // Inspector.CancelProcessing, and when a server cannot reach Redis for 30 s. The key, which
 // is held until the first handler returns, is what keeps the copies apart: the second one is
-// deferred meanwhile.
+// deferred meanwhile. A handler that runs on for a second after its ctx has ended is logged, once per guard.
+//
+// A Timeout bounds one run, with what it waits for its key in its worker, and not the time for which a task is deferred.
+// A task that is still deferred at its Deadline does not run: asynq fails it then.
 //
 // asynq looks whether a retry is left before it asks Config.IsFailure. A task that is refused its
 // key on its last attempt, as one with MaxRetry(0) always is, would be archived. It goes on as
@@ -56,8 +61,8 @@
 //     task "x": to enqueue something once use asynq.Unique, or leave tasks a retry, with which
 //     they are not cloned until their last attempt.
 //   - asynq counts the original as processed, and logs that it was revoked.
-//   - A crash between clone and revocation leaves both: the original, whose last attempt this
-//     was, is archived by asynq as one whose lease expired, and the clone goes on. An original
+//   - A crash, or the end of a Timeout or Deadline, between clone and revocation leaves both: the original, whose
+//     last attempt this was, is archived by asynq, and the clone goes on. An original
 //     that asynq hands out again, which a shutdown at that moment does, finds its clone, unless
 //     the key is free by then: then both run.
 //
@@ -65,8 +70,8 @@
 //
 // # Another Redis
 //
-// A task that is in a handler is active in the Redis of its server. If Configure was given a client of
-// another Redis, or of another database, the first conflict shows it: the task is not active
+// A task that is in a handler is active in the Redis of its server. NewServer has but one. If Configure was given a
+// client of another Redis, or of another database, the first task that comes to a guard shows it: the task is not active
 // there. An error is logged once, and says what to do; the last error of each deferred task says
 // it too. Nothing is written to that Redis, and no task is archived for it:
 //
@@ -101,7 +106,7 @@
 // A guard made with core.Counted(n) lets n tasks per key run at the same time. With Type as its
 // key it bounds a type over all servers.
 //
-// # Without Configure
+// # Without NewServer or Configure
 //
 // Nothing runs without its key, but asynq takes each refusal for a failure: it spends retries, waits
 // exponentially longer, and archives the task when none is left. The first such refusal is

@@ -66,6 +66,11 @@ func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
 		inside [wallets]alone
 		done   = make(chan struct{}, tasks)
 	)
+	ids := make([]string, tasks)
+	for n := range ids {
+		payload := fmt.Appendf(nil, `{"user_id":%d,"n":%d}`, n%wallets, n)
+		ids[n] = b.enqueue(t, asynq.NewTask(kind, payload), asynq.MaxRetry(0), asynq.Retention(time.Hour))
+	}
 	cfg := b.config()
 	cfg.Concurrency = 30
 	b.serveElsewhere(t, cfg, other, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon, asynqlock.WithLogger(log.Logger()))(
@@ -82,11 +87,6 @@ func TestConfigure_AnotherRedisArchivesNoTask(t *testing.T) {
 			done <- struct{}{}
 			return nil
 		})))
-	ids := make([]string, tasks)
-	for n := range ids {
-		payload := fmt.Appendf(nil, `{"user_id":%d,"n":%d}`, n%wallets, n)
-		ids[n] = b.enqueue(t, asynq.NewTask(kind, payload), asynq.MaxRetry(0), asynq.Retention(time.Hour))
-	}
 	for n := range tasks {
 		select {
 		case <-done:
@@ -133,13 +133,33 @@ func TestConfigure_AnotherRedisWithATaskOfTheSameIDLosesNoTask(t *testing.T) {
 				b.untilConflicts(t, 3)
 				requireWarnedOnce(t, log)
 				release()
-				require.Equal(t, "x", <-ran)
+				require.Equal(t, "x", get(t, ran))
 				b.untilState(t, "x", asynq.TaskStateCompleted)
 				require.Equal(t, before, redistest.Keys(t, other, "asynq:"), "nothing was written there")
 				b.requireArchived(t, 0)
 			})
 		})
 	}
+}
+
+// The first task tells, also where no key is ever fought for.
+func TestConfigure_AnotherRedisIsLoggedAtTheFirstTask(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		log := &testbed.Log{}
+		ran := make(chan struct{}, 10)
+		b.serveElsewhere(t, b.config(), elsewhere(t), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithLogger(log.Logger()))(
+			asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				return nil
+			})))
+		for n := range 5 {
+			b.enqueue(t, asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":%d}`, n)))
+			get(t, ran)
+		}
+		require.Zero(t, b.conflicts.n.Load())
+		requireWarnedOnce(t, log)
+	})
 }
 
 func TestConfigure_AnotherRedisIsLoggedAtTheFirstConflict(t *testing.T) {
@@ -211,7 +231,7 @@ func TestConfigure_ARedisThatTakesNoCloneArchivesNoTask(t *testing.T) {
 		b.untilConflicts(t, 3)
 		require.Equal(t, asynq.TaskStateActive, b.info(t, id).State)
 		release()
-		<-ran
+		get(t, ran)
 		b.untilState(t, id, asynq.TaskStateCompleted)
 		require.Equal(t, 1, strings.Count(log.String(), "level="), log.String())
 		require.Contains(t, log.String(), "level=WARN")
@@ -235,8 +255,8 @@ func TestConfigure_ATaskThatCannotBeClonedIsReportedWhenItsTimeIsOver(t *testing
 			return err
 		}))
 		id := b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(time.Second))
-		require.ErrorIs(t, <-reported, context.DeadlineExceeded)
-		err := <-returned
+		require.ErrorIs(t, get(t, reported), context.DeadlineExceeded)
+		err := get(t, returned)
 		if !errors.Is(err, context.DeadlineExceeded) { // it was over during a try
 			require.ErrorIs(t, err, core.ErrConflict)
 			require.ErrorContains(t, err, "its time is over")
@@ -271,7 +291,7 @@ func TestConfigure_AnotherRedisHoldsNoOuterKey(t *testing.T) {
 			return err == nil && lease.Release(t.Context()) == nil
 		}, "the outer key is free")
 		release()
-		<-ran
+		get(t, ran)
 		b.untilState(t, id, asynq.TaskStateCompleted)
 		require.Empty(t, ran)
 	})

@@ -39,11 +39,10 @@ func ExamplePerKey() {
 		return nil
 	})
 
-	cfg := exampleConfig()
-	if err := asynqlock.Configure(&cfg, rdb); err != nil {
+	srv, err := asynqlock.NewServer(rdb, exampleConfig())
+	if err != nil {
 		panic(err)
 	}
-	srv := asynq.NewServerFromRedisClient(rdb, cfg)
 	if err := srv.Start(mux); err != nil {
 		panic(err)
 	}
@@ -104,11 +103,10 @@ func ExampleType() {
 		return nil
 	})
 
-	cfg := exampleConfig()
-	if err := asynqlock.Configure(&cfg, rdb); err != nil {
+	srv, err := asynqlock.NewServer(rdb, exampleConfig())
+	if err != nil {
 		panic(err)
 	}
-	srv := asynq.NewServerFromRedisClient(rdb, cfg)
 	if err := srv.Start(mux); err != nil {
 		panic(err)
 	}

@@ -19,7 +19,7 @@ type Tasks interface {
 }
 
 // FromConfig returns middleware that guards each task as a configuration says at that moment, by its type. An error of
-// a key is as one of a KeyFunc. The servers that run it need Configure.
+// a key is as one of a KeyFunc. The servers that run it are made by NewServer, or need Configure.
 //
 // A mistake in its arguments is logged once, and no task is then run, as with PerKey.
 func FromConfig(tasks Tasks, opts ...Option) asynq.MiddlewareFunc {

@@ -30,7 +30,7 @@ type fleet struct {
 }
 
 // documented are the settings of docs/asynq.md.
-var documented = asynq.Config{TaskCheckInterval: 20 * time.Millisecond}
+var documented = asynq.Config{TaskCheckInterval: 20 * time.Millisecond, DelayedTaskCheckInterval: time.Second}
 
 // drained is how a fleet ran its tasks.
 type drained struct {

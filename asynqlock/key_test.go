@@ -135,7 +135,7 @@ func TestTasksWithoutAUsableKeyAreArchivedAtOnce(t *testing.T) {
 			`{"user_id":"` + strings.Repeat(secret, 100) + `"}`: `bytes long`,
 		} {
 			id := b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(5))
-			require.ErrorIs(t, <-reported, asynq.SkipRetry)
+			require.ErrorIs(t, get(t, reported), asynq.SkipRetry)
 			info := b.untilState(t, id, asynq.TaskStateArchived)
 			require.Contains(t, info.LastErr, cause)
 			require.Zero(t, info.Retried)

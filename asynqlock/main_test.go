@@ -124,17 +124,22 @@ func (b *bench) config() asynq.Config {
 // start starts a server without Configure, which is shut down with the test or by stop.
 func (b *bench) start(t *testing.T, cfg asynq.Config, h asynq.Handler) (stop func()) {
 	t.Helper()
-	srv := asynq.NewServerFromRedisClient(b.rdb, cfg)
+	return startServer(t, asynq.NewServerFromRedisClient(b.rdb, cfg), h)
+}
+
+// serve starts a server that is made by NewServer.
+func (b *bench) serve(t *testing.T, cfg asynq.Config, h asynq.Handler) (stop func()) {
+	t.Helper()
+	srv, err := asynqlock.NewServer(b.rdb, cfg)
+	require.NoError(t, err)
+	return startServer(t, srv, h)
+}
+
+func startServer(t *testing.T, srv *asynq.Server, h asynq.Handler) (stop func()) {
+	t.Helper()
 	require.NoError(t, srv.Start(h))
 	t.Cleanup(srv.Shutdown)
 	return srv.Shutdown
-}
-
-// serve starts a server with Configure.
-func (b *bench) serve(t *testing.T, cfg asynq.Config, h asynq.Handler) (stop func()) {
-	t.Helper()
-	require.NoError(t, asynqlock.Configure(&cfg, b.rdb))
-	return b.start(t, cfg, h)
 }
 
 // enqueue enqueues a task on the test's queue.
@@ -233,3 +238,14 @@ func requireNoSecret(t *testing.T, text string) {
 }
 
 func redisAt(addr string) *redis.Options { return &redis.Options{Addr: addr, MaxRetries: -1} }
+
+// get receives from a channel, and fails the test if nothing comes.
+func get[T any](t *testing.T, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(30 * time.Second):
+		require.FailNow(t, "nothing came for 30 s")
+	}
+	return value
+}

@@ -52,7 +52,7 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithMaxAge(time.Second))(handler))
 		next := func(taskType string, kind asynqlock.OutcomeKind) asynqlock.Outcome {
 			t.Helper()
-			e := <-o.told
+			e := get(t, o.told)
 			require.Equal(t, kind, e.Kind, taskType)
 			require.Equal(t, taskType, e.Type)
 			require.Equal(t, b.queue, e.Queue)
@@ -107,7 +107,7 @@ func TestObserver_OfATaskThatStays(t *testing.T) {
 				if kind == asynqlock.OutcomeDeferred {
 					stop()
 				}
-				e := <-o.told
+				e := get(t, o.told)
 				require.Equal(t, kind, e.Kind)
 				require.Error(t, e.Err)
 				require.Equal(t, kind == asynqlock.OutcomeDeferred, !e.Since.IsZero())
@@ -128,13 +128,13 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 					asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))))
 		b.hold(t, key)
 		require.ErrorIs(t, guarded.ProcessTask(t.Context(), task()), core.ErrConflict)
-		assert.Equal(t, "type:"+kind, (<-outer.told).Key)
-		e := <-inner.told
+		assert.Equal(t, "type:"+kind, get(t, outer.told).Key)
+		e := get(t, inner.told)
 		assert.Equal(t, key, e.Key)
 		assert.Equal(t, asynqlock.OutcomeDeferred, e.Kind)
 		require.NoError(t, guarded.ProcessTask(t.Context(), asynq.NewTask(kind, []byte(`{"user_id":1}`))))
-		assert.Equal(t, asynqlock.OutcomeDone, (<-outer.told).Kind)
-		assert.Equal(t, asynqlock.OutcomeDone, (<-inner.told).Kind)
+		assert.Equal(t, asynqlock.OutcomeDone, get(t, outer.told).Kind)
+		assert.Equal(t, asynqlock.OutcomeDone, get(t, inner.told).Kind)
 		assert.Contains(t, log.String(), "the observer panicked")
 	})
 	_, err := asynqlock.New(nil, walletKey, asynqlock.WithObserver(nil))

@@ -13,7 +13,7 @@ import (
 )
 
 // PerKey returns asynq middleware that runs one task at a time per key, for a mux
-// (mux.Use) or around a single handler. The servers that run it need Configure.
+// (mux.Use) or around a single handler. The servers that run it are made by NewServer, or need Configure.
 //
 // A mistake in its arguments is logged once, and no task is then run: each is
 // deferred, as one whose key is held, until the program is mended or its age bound
@@ -46,7 +46,7 @@ type middleware struct {
 	guards  sync.Map // *server: a guard whose releases wake that one's tasks
 	typical sync.Map // a type of tasks: *atomic.Int64, how long one runs
 
-	unconfigured, badKeyFunc sync.Once // what is logged once
+	unconfigured, badKeyFunc, ranOn sync.Once // what is logged once
 }
 
 func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
@@ -155,7 +155,13 @@ func (m *middleware) process(ctx context.Context, task *asynq.Task, next asynq.H
 	s, _ := ctx.Value(serverKey{}).(*server)
 	p := &processing{middleware: m, server: s, key: key, list: listOf(m.guard.Locker(), key), task: task, next: next}
 	if s != nil {
+		s.check(ctx, m)
 		defer s.asks(p)()
+	} else if id, ofServer := asynq.GetTaskID(ctx); ofServer {
+		m.unconfigured.Do(func() {
+			m.log().WarnContext(ctx, "asynqlock: the server of a task was not made by asynqlock.NewServer, and Configure was not applied to its asynq.Config: "+
+				"tasks that are refused their key count as failed, wait exponentially longer, and are archived when no retry is left", "task", id)
+		})
 	}
 	err = p.do(ctx, m.guardOf(s), p.mayWait())
 	if d, deferred := isDeferred(err); deferred && d.next {
@@ -218,10 +224,6 @@ func (m *middleware) postpone(ctx context.Context, key string, r *refusal) error
 	r.key = key
 	s, _ := ctx.Value(serverKey{}).(*server)
 	if s == nil {
-		m.unconfigured.Do(func() {
-			m.log().WarnContext(ctx, "asynqlock: a task was refused its key, and Configure was not applied to the asynq.Config of its server: "+
-				"such tasks count as failed, wait exponentially longer, and are archived when no retry is left")
-		})
 		r.why += " (asynqlock.Configure was not applied)"
 		return &deferredError{refusal: *r}
 	}

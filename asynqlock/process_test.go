@@ -55,10 +55,10 @@ func beServer(addr string) error {
 		return rdb.SAdd(ctx, "ran", n).Err()
 	}))
 	cfg := asynq.Config{Concurrency: processWorkers, TaskCheckInterval: 20 * time.Millisecond, DelayedTaskCheckInterval: time.Second, Logger: quiet{}}
-	if err := asynqlock.Configure(&cfg, rdb); err != nil {
+	srv, err := asynqlock.NewServer(rdb, cfg)
+	if err != nil {
 		return err
 	}
-	srv := asynq.NewServerFromRedisClient(rdb, cfg)
 	if err := srv.Start(handler); err != nil {
 		return err
 	}

@@ -32,6 +32,8 @@ const (
 	shortRun = 50 * time.Millisecond
 	// nextWait is how long that one waits for its key in its worker. One task of a key does at a time.
 	nextWait = 100 * time.Millisecond
+	// runsOnAfter is after which time a handler is said to run on whose ctx has ended.
+	runsOnAfter = time.Second
 )
 
 // nextWaits is the policy of a task that is the next for its key.
@@ -63,10 +65,11 @@ func (p *processing) do(ctx context.Context, guard *core.Guard, mayWait time.Dur
 	defer p.ended(ctx)
 	id, _ := asynq.GetTaskID(ctx)
 	var result error
-	err := guard.Do(ctx, core.Call{Key: p.key, Name: p.task.Type(), ID: id}, func(ctx context.Context) error {
+	err := guard.Do(ctx, core.Call{Key: p.key, Name: p.task.Type(), ID: id}, func(leased context.Context) error {
 		defer p.typically(time.Now())
-		p.begin(ctx)
-		result = p.next.ProcessTask(ctx, p.task)
+		defer p.tellIfItRunsOn(ctx)()
+		p.begin(leased)
+		result = p.next.ProcessTask(leased, p.task)
 		return nil // so that err is the lease's
 	})
 	switch {
@@ -96,13 +99,15 @@ func (p *processing) begin(ctx context.Context) {
 	ctx = context.WithoutCancel(ctx)
 	go func() {
 		waiting, _ := p.list.start(ctx, p.server.rdb, taskOf(ctx))
-		p.ahead = waiting > 0 && short && p.server.wake(ctx, p.list, p.expected(), time.Now().Add(inWorker))
+		if waiting > 0 && short {
+			p.ahead, _ = p.server.wake(ctx, p.list, p.expected(), time.Now().Add(inWorker))
+		}
 		p.started <- waiting
 	}()
 }
 
-// ended wakes the next, unless that was done. Where Redis is slow it goes on without the worker: clients of go-redis
-// may ignore a ctx that ends.
+// ended wakes the next, unless that was done. What takes long goes on without the worker: a Redis that is slow, since
+// clients of go-redis may ignore a ctx that ends, and a next that is slow to be put aside.
 func (p *processing) ended(ctx context.Context) {
 	if p.started == nil || p.server == nil {
 		return
@@ -114,12 +119,33 @@ func (p *processing) ended(ctx context.Context) {
 		waiting := <-p.started
 		// Those that are refused meanwhile are told by OnFree, but only when nobody holds the key.
 		if waiting > 0 && !p.ahead || !p.guard.Exclusive() {
-			p.server.wake(ctx, p.list, p.expected(), time.Now().Add(inWorker))
+			p.server.freed(ctx, p.list, p.expected())
 		}
 	}()
 	select {
 	case <-done:
 	case <-time.After(inWorker):
+	}
+}
+
+// tellIfItRunsOn logs once that a handler has not returned some time after its ctx ended: asynq has then given the
+// task up, and runs it once more.
+func (p *processing) tellIfItRunsOn(ctx context.Context) (returned func()) {
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-done:
+		case <-time.After(runsOnAfter):
+			p.ranOn.Do(func() {
+				p.log().WarnContext(ctx, "asynqlock: a handler runs on although its ctx has ended, by the task's Timeout or Deadline, a cancelation or a shutdown: "+
+					"asynq has given this run up, and the task's next run waits until the handler returns. Handlers must obey their ctx",
+					"type", p.task.Type(), "cause", context.Cause(ctx))
+			})
+		}
+	})
+	return func() {
+		stop()
+		close(done)
 	}
 }
 

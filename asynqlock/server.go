@@ -20,11 +20,15 @@ type server struct {
 	inspector *asynq.Inspector
 
 	known   atomic.Bool // rdb has shown a task of this server as active
+	looked  atomic.Bool // see check
 	unknown sync.Once   // logs that it has not
 
 	runScripts sync.Map // see runClient
 	seed       maphash.Seed
 	askingBy   [256]atomic.Int64 // see asking
+
+	mu   sync.Mutex
+	ends map[waitlist]*time.Timer // see wakeAfter
 }
 
 func newServer(rdb redis.UniversalClient) *server {
@@ -33,6 +37,7 @@ func newServer(rdb redis.UniversalClient) *server {
 		client:    asynq.NewClientFromRedisClient(rdb),
 		inspector: asynq.NewInspectorFromRedisClient(rdb),
 		seed:      maphash.MakeSeed(),
+		ends:      map[waitlist]*time.Timer{},
 	}
 }
 
@@ -65,6 +70,9 @@ func (s *server) postpone(ctx context.Context, m *middleware, list waitlist, r *
 	if err != nil || listed != nil { // what is known without the list
 		place.since = cmp.Or(w.since, clonedSince(info), time.Now())
 		place.waited = time.Since(place.since)
+	}
+	if r.remaining > 0 && place.before == 0 && listed == nil && err == nil {
+		s.wakeAfter(r.remaining, list, m.expected())
 	}
 	d.since = place.since
 	left := m.maxAge - place.waited
@@ -140,6 +148,30 @@ func (s *server) activeTask(ctx context.Context) (*asynq.TaskInfo, error) {
 	}
 	s.known.Store(true)
 	return info, nil
+}
+
+// check looks once, at the first task of the server that comes to a guard, whether rdb has it as active. A Redis that
+// does not answer soon is asked again at the next.
+func (s *server) check(ctx context.Context, m *middleware) {
+	if s.known.Load() || !s.looked.CompareAndSwap(false, true) {
+		return
+	}
+	told := make(chan error, 1)
+	go func() {
+		_, err := s.activeTask(ctx)
+		told <- err
+	}()
+	var err error
+	select {
+	case err = <-told:
+	case <-time.After(inWorker):
+		err = context.DeadlineExceeded
+	}
+	if errors.Is(err, errNotActive) {
+		s.log(ctx, m, err)
+		return
+	}
+	s.looked.Store(err == nil)
 }
 
 // log logs why a task could not be looked up or cloned. If rdb has shown other tasks of this

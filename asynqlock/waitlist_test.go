@@ -3,6 +3,7 @@ package asynqlock_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,7 +72,7 @@ func TestWake_DeferredTasksRunInOrderWhenTheKeyIsReleased(t *testing.T) {
 					require.Empty(t, ran)
 					release()
 					for _, payload := range want {
-						require.Equal(t, payload, <-ran)
+						require.Equal(t, payload, get(t, ran))
 					}
 					require.Empty(t, b.listed(t, 0))
 					b.requireArchived(t, 0)
@@ -104,7 +105,7 @@ func TestWake_AFailureWakesTheNextToo(t *testing.T) {
 		}
 		release()
 		for range 5 {
-			<-ran
+			get(t, ran)
 		}
 	})
 }
@@ -146,8 +147,8 @@ func TestWake_WhatIsNotPutAsideIsNotRun(t *testing.T) {
 		last := b.enqueue(t, numbered(9), asynq.MaxRetry(3))
 		b.listed(t, 5)
 		release()
-		require.Equal(t, ids[3], <-ran)
-		require.Equal(t, last, <-ran)
+		require.Equal(t, ids[3], get(t, ran))
+		require.Equal(t, last, get(t, ran))
 		require.Equal(t, asynq.TaskStateArchived, b.info(t, ids[0]).State)
 		require.Equal(t, asynq.TaskStateCompleted, b.info(t, ids[2]).State)
 		require.Empty(t, b.listed(t, 0))
@@ -177,7 +178,7 @@ func TestWake_AReleaseWakesOneTask(t *testing.T) {
 	refused := b.conflicts.n.Load()
 	release()
 	for range tasks {
-		<-inside
+		get(t, inside)
 	}
 	require.LessOrEqual(t, b.conflicts.n.Load()-refused, int64(servers), "hardly any comes in vain")
 	b.listed(t, 0)
@@ -200,7 +201,7 @@ func TestWake_AWorkerDoesNotWaitForARedisThatHangs(t *testing.T) {
 			return err
 		}))
 		b.enqueue(t, task())
-		require.Less(t, <-took, time.Second)
+		require.Less(t, get(t, took), time.Second)
 	})
 }
 
@@ -226,7 +227,7 @@ func TestWake_NAtOnce(t *testing.T) {
 		b := setup(t, env)
 		const tasks, most = 20, 3
 		var inside, highest atomic.Int64
-		started, end := make(chan struct{}, tasks), make(chan struct{})
+		started, end := make(chan struct{}, tasks), make(chan struct{}, tasks)
 		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, core.Counted(most)), walletKey, late)(asynq.HandlerFunc(
 			func(context.Context, *asynq.Task) error {
 				now := inside.Add(1)
@@ -241,7 +242,7 @@ func TestWake_NAtOnce(t *testing.T) {
 		}
 		b.listed(t, tasks-most)
 		for n := range tasks {
-			<-started
+			get(t, started)
 			if n%most == most-1 || n == tasks-1 {
 				for range n%most + 1 {
 					end <- struct{}{}
@@ -277,7 +278,7 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 		time.Sleep(time.Second)
 		require.Equal(t, first, b.listed(t, 1)[0].Since, "refused again and again")
 		release()
-		<-ran
+		get(t, ran)
 		b.listed(t, 0)
 		stop() // the task goes back to its queue, and its last error is that of the wait before
 		require.Contains(t, b.info(t, id).LastErr, "waits since")
@@ -295,7 +296,7 @@ func TestWithMaxAge_DoesNotCountFromBeforeARun(t *testing.T) {
 		require.Greater(t, b.listed(t, 1)[0].Since, first)
 		b.requireArchived(t, 0)
 		again()
-		<-ran
+		get(t, ran)
 	})
 }
 
@@ -369,5 +370,107 @@ func TestWake_NobodyIsWokenWhileTheKeyIsHeld(t *testing.T) {
 				require.Equal(t, before, b.conflicts.n.Load())
 			})
 		})
+	}
+}
+
+// A task that asynq is slow to put aside after its refusal is woken nevertheless, whoever saw the release.
+func TestWake_ATaskThatIsSlowToBePutAside(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.rdb.AddHook(slowRetry{})
+		const keys = 20
+		ran, end := make(chan struct{}, 2*keys), make(chan struct{})
+		cfg := b.config()
+		cfg.Concurrency = 2 * keys
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late)(asynq.HandlerFunc(
+			func(context.Context, *asynq.Task) error {
+				ran <- struct{}{}
+				<-end
+				return nil
+			})))
+		of := func(n int) string { return fmt.Sprint("wallet:", n) }
+		for range 2 {
+			for n := range keys {
+				b.enqueue(t, asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":%d}`, n)))
+			}
+		}
+		for range keys {
+			get(t, ran)
+		}
+		redistest.Eventually(t, func() bool {
+			waiting := 0
+			for n := range keys {
+				_, all, err := asynqlock.Waiting(t.Context(), b.rdb, b.locker, of(n), 1)
+				require.NoError(t, err)
+				waiting += all
+			}
+			return waiting == keys
+		}, "the others were refused")
+		close(end)
+		for range keys {
+			get(t, ran)
+		}
+	})
+}
+
+// No release tells of a key that is free again since a MinHold is over, or the lease of a holder that died.
+func TestWake_WhenALeaseIsOver(t *testing.T) {
+	const hold = 700 * time.Millisecond
+	for name, c := range map[string]struct {
+		died bool
+		opts []core.AcquireOption
+	}{
+		"MinHold": {opts: []core.AcquireOption{core.MinHold(hold)}},
+		"died":    {died: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+				b := setup(t, env)
+				b.subscribed(t, b.locker)
+				began := time.Now()
+				if c.died {
+					_, err := b.rival.TryAcquire(t.Context(), key, core.FixedLease(hold))
+					require.NoError(t, err)
+				}
+				const tasks = 4
+				runs := make(chan time.Time, tasks)
+				b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts, c.opts...), walletKey, late)(asynq.HandlerFunc(
+					func(context.Context, *asynq.Task) error {
+						runs <- time.Now()
+						return nil
+					})))
+				for n := range tasks {
+					b.enqueue(t, numbered(n), asynq.MaxRetry(n%2))
+				}
+				last := began
+				for n := range tasks {
+					run := get(t, runs)
+					if !c.died && n > 0 || c.died && n == 0 {
+						require.GreaterOrEqual(t, run.Sub(last), hold-20*time.Millisecond)
+					}
+					last = run
+				}
+				b.listed(t, 0)
+				b.requireArchived(t, 0)
+			})
+		})
+	}
+}
+
+// slowRetry delays asynq's putting aside of a task.
+type slowRetry struct{ hangs }
+
+func (slowRetry) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		var fromActive, toRetry bool
+		for _, arg := range cmd.Args() {
+			name, _ := arg.(string)
+			fromActive = fromActive || strings.HasSuffix(name, ":active")
+			toRetry = toRetry || strings.HasSuffix(name, ":retry")
+		}
+		if fromActive && toRetry {
+			time.Sleep(300 * time.Millisecond)
+		}
+		return next(ctx, cmd)
 	}
 }

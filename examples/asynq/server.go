@@ -35,13 +35,12 @@ func startServer(rdb *redis.Client) (*server, error) {
 	mux.Use(asynqlock.PerKey(locker.Guard(core.RejectConflicts), asynqlock.JSONField("wallet:", "wallet")))
 	mux.HandleFunc("book", s.book)
 
-	cfg := asynq.Config{
-		Concurrency:       10,
-		TaskCheckInterval: 20 * time.Millisecond, // how soon an idle server finds a task, one that a release woke too
-		LogLevel:          asynq.FatalLevel,      // for the example's output alone
-	}
-	err = asynqlock.Configure(&cfg, rdb) // last; rdb is the Redis of the queues
-	s.asynq = asynq.NewServerFromRedisClient(rdb, cfg)
+	s.asynq, err = asynqlock.NewServer(rdb, asynq.Config{ // rdb: the Redis of the queues
+		Concurrency:              10,
+		TaskCheckInterval:        20 * time.Millisecond, // how soon an idle server finds a task, one that a release woke too
+		DelayedTaskCheckInterval: time.Second,           // how soon it finds one that was due, and that nobody woke
+		LogLevel:                 asynq.FatalLevel,      // for the example's output alone
+	})
 	// docs/asynq.md
 	if err == nil {
 		err = s.asynq.Start(mux)

@@ -1,5 +1,5 @@
 // Command config is an order service whose guards are chosen in a file, service.yaml, by
-// route. It sends itself some requests, and changes the file while it runs.
+// route, and by type for its asynq tasks. It sends itself some requests, and changes the file while it runs.
 //
 //	go run ./examples/config                                    a Redis inside it
 //	go run ./examples/config -redis redis://localhost:6379
@@ -17,6 +17,9 @@ import (
 	"os"
 	"time"
 
+	"github.com/hibiken/asynq"
+
+	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
@@ -56,6 +59,18 @@ func answer(what string) http.Handler {
 	})
 }
 
+// newTasks is what runs the service's tasks. Nor do these say how they are guarded.
+func newTasks(rt *config.Runtime, invoiced chan<- string) asynq.Handler {
+	mux := asynq.NewServeMux()
+	mux.Use(asynqlock.FromConfig(rt))
+	mux.HandleFunc("order:invoice", func(ctx context.Context, task *asynq.Task) error {
+		lease, _ := core.LeaseFrom(ctx)
+		invoiced <- fmt.Sprintf("task %s %s, fence %d", task.Type(), task.Payload(), lease.Fence())
+		return nil
+	})
+	return mux
+}
+
 func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 	rdb, closeRedis, err := show.Connect(redisURL)
 	if err != nil {
@@ -80,5 +95,18 @@ func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(worker.Start(), demonstrate(ctx, rt, handler, out))
+	server, err := asynqlock.NewServer(rdb, asynq.Config{
+		TaskCheckInterval:        20 * time.Millisecond, // how soon an idle server finds a task, one that a release woke too
+		DelayedTaskCheckInterval: time.Second,           // how soon it finds one that was due, and that nobody woke
+		LogLevel:                 asynq.FatalLevel,      // for the example's output alone
+	})
+	if err != nil {
+		return err
+	}
+	invoiced := make(chan string, 1)
+	if err := errors.Join(worker.Start(), server.Start(newTasks(rt, invoiced))); err != nil {
+		return err
+	}
+	defer server.Shutdown() // before rt
+	return demonstrate(ctx, rt, handler, invoiced, out)
 }

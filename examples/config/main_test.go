@@ -17,6 +17,7 @@ const said = `\Aanother replica works on order 42 and cart 42:
   POST /orders/42/ship 202  /tickets/[0-9a-f]{32}
   PUT  /carts/42       200  42 put, fence [1-9]\d+
   GET  /tickets/[0-9a-f]{32}/result 200  42 shipped, fence [1-9]\d+
+  task order:invoice {"order": 42}, fence [1-9]\d+
 pay waits too, from now on:
   POST /orders/42/pay  200  42 paid, fence [1-9]\d+
 a file with mistakes is refused, and the last one stays in force:

@@ -10,13 +10,16 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hibiken/asynq"
+
+	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
 )
 
-// demonstrate sends requests while another replica works on the same things, under the file as
+// demonstrate sends requests and enqueues a task while another replica works on the same things, under the file as
 // it is, under one that was changed, and under one that is wrong.
-func demonstrate(ctx context.Context, rt *config.Runtime, handler http.Handler, out io.Writer) error {
+func demonstrate(ctx context.Context, rt *config.Runtime, handler http.Handler, invoiced <-chan string, out io.Writer) error {
 	replica, err := core.New(rt.Redis(), core.WithPrefix("shop"))
 	if err != nil {
 		return err
@@ -31,12 +34,21 @@ func demonstrate(ctx context.Context, rt *config.Runtime, handler http.Handler, 
 	fmt.Fprintln(out, "another replica works on order 42 and cart 42:")
 	c.send(ctx, http.MethodPost, "/orders/42/pay")
 	ticket := c.send(ctx, http.MethodPost, "/orders/42/ship")
+	if err := enqueueInvoice(ctx, rt, replica); err != nil {
+		return err
+	}
 	go releaseWhenAwaited(ctx, replica, "cart:42", busy.Release)
 	c.send(ctx, http.MethodPut, "/carts/42") // waits
 	if _, err := rt.Queue("ship").Wait(ctx, strings.TrimPrefix(ticket, "/tickets/")); err != nil {
 		return err
 	}
 	c.send(ctx, http.MethodGet, ticket+"/result")
+	select {
+	case invoice := <-invoiced: // it waited for order 42 too
+		fmt.Fprintln(out, " ", invoice)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 
 	// In production config.Runtime.Watch does this whenever the file changes.
 	fmt.Fprintln(out, "pay waits too, from now on:")
@@ -54,6 +66,21 @@ func demonstrate(ctx context.Context, rt *config.Runtime, handler http.Handler, 
 	fmt.Fprintln(out, reload(rt, "max_wait: 2s", "max_wait: two seconds", "queue: ship", "queue: shop"))
 	c.send(ctx, http.MethodPost, "/orders/42/pay")
 	return nil
+}
+
+// enqueueInvoice enqueues a task for order 42, and waits until it was refused the key.
+func enqueueInvoice(ctx context.Context, rt *config.Runtime, locker *core.Locker) error {
+	client := asynq.NewClientFromRedisClient(rt.Redis())
+	if _, err := client.EnqueueContext(ctx, asynq.NewTask("order:invoice", []byte(`{"order": 42}`))); err != nil {
+		return err
+	}
+	for {
+		_, waiting, err := asynqlock.Waiting(ctx, rt.Redis(), locker, "order:42", 1)
+		if err != nil || waiting > 0 {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // reload puts the file into force with some words replaced.

@@ -1,7 +1,8 @@
 // Command testreport reads the output of go test -json, prints what go test
 // prints without -v, and last how many tests there were, and how many of them
 // ran on which Redis. It fails if PERKEY_REQUIRE_REDIS=1 and none ran on a real
-// one. With -slowest=N it lists the N tests that took longest, and with -again=FILE it writes
+// one. Of a package that failed it names the tests that had begun and not ended, and when go test
+// ends one by a panic or a timeout, the goroutines that run code of this module. With -slowest=N it lists the N tests that took longest, and with -again=FILE it writes
 // the tests that failed there, to be run alone.
 package main
 
@@ -67,7 +68,9 @@ func (r report) String() string {
 
 // read copies what is worth reading from in to out.
 func (r *report) read(in io.Reader, out io.Writer) error {
-	kept := map[string][]event{} // the output of packages that have not ended
+	kept := map[string][]event{}     // the output of packages that have not ended
+	running := map[string][]string{} // their tests that have not ended, and wait for no other
+	crashed := map[string]bool{}
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -78,6 +81,11 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 				continue
 			}
 			r.count(e)
+			running[e.Package] = nowRunning(running[e.Package], e)
+			// What follows is not the test's that had the last word, which may have passed.
+			if crashed[e.Package] = crashed[e.Package] || isCrash(e.Output); crashed[e.Package] && e.Action == "output" {
+				e.Test = ""
+			}
 			switch {
 			case e.Action == "build-output":
 				_, _ = io.WriteString(out, e.Output)
@@ -87,7 +95,11 @@ func (r *report) read(in io.Reader, out io.Writer) error {
 				kept[e.Package] = drop(kept[e.Package], e.Test)
 			case e.Test == "" && (e.Action == "pass" || e.Action == "skip" || e.Action == "fail"):
 				show(out, kept[e.Package], e.Action == "fail")
+				for _, test := range running[e.Package] {
+					_, _ = fmt.Fprintf(out, "did not end: %s %s\n", e.Package, test)
+				}
 				delete(kept, e.Package)
+				delete(running, e.Package)
 			}
 		}
 		if err == io.EOF {
@@ -170,14 +182,58 @@ func drop(events []event, test string) []event {
 	return rest
 }
 
-// show prints the output of a package: all that is left of it if it failed, else
+// nowRunning is which tests of a package run after an event. Subtests are reported as ended with their test.
+func nowRunning(tests []string, e event) []string {
+	switch {
+	case strings.Contains(e.Test, "/"):
+	case e.Action == "run", e.Action == "cont":
+		return append(tests, e.Test)
+	case e.Action == "pause", e.Action == "pass", e.Action == "fail", e.Action == "skip":
+		return slices.DeleteFunc(tests, func(test string) bool { return test == e.Test })
+	}
+	return tests
+}
+
+func isCrash(output string) bool {
+	return strings.HasPrefix(output, "panic: ") || strings.HasPrefix(output, "fatal error: ")
+}
+
+// show prints the output of a package: all that is left of it if it failed, but for the goroutines of others, else
 // go test's own line.
 func show(out io.Writer, events []event, failed bool) {
-	for _, e := range events {
-		outcome := e.Test == "" && (strings.HasPrefix(e.Output, "ok") || strings.HasPrefix(e.Output, "?"))
-		chatter := strings.HasPrefix(e.Output, "=== ")
-		if outcome || failed && !chatter {
-			_, _ = io.WriteString(out, e.Output)
+	var block strings.Builder // a goroutine
+	others := 0
+	flush := func() {
+		if text := block.String(); isOurs(text) {
+			_, _ = io.WriteString(out, text)
+		} else if text != "" {
+			others++
 		}
+		block.Reset()
 	}
+	for _, e := range events {
+		outcome := e.Test == "" && (strings.HasPrefix(e.Output, "ok") || strings.HasPrefix(e.Output, "?") || strings.HasPrefix(e.Output, "FAIL"))
+		chatter := strings.HasPrefix(e.Output, "=== ")
+		switch {
+		case !failed && !outcome || chatter:
+			continue
+		case strings.HasPrefix(e.Output, "goroutine ") && e.Test == "":
+			flush()
+		case block.Len() == 0 || outcome:
+			flush()
+			_, _ = io.WriteString(out, e.Output)
+			continue
+		}
+		block.WriteString(e.Output)
+	}
+	flush()
+	if others > 0 {
+		_, _ = fmt.Fprintf(out, "and %d goroutines of others\n", others)
+	}
+}
+
+// isOurs reports whether a goroutine runs code of this module, and more than TestMain.
+func isOurs(goroutine string) bool {
+	return !strings.Contains(goroutine, ".TestMain(") &&
+		(strings.Contains(goroutine, "_test.go:") || strings.Contains(goroutine, "perkey-go/perkey/"))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"io"
 	"strings"
 	"testing"
@@ -33,6 +34,47 @@ func TestReportShowsFailuresAndVerdictsAndCountsTests(t *testing.T) {
 	require.Equal(t, "c.go:1: broken\nok  \ta\t1.0s\n    z_test.go:3: why\nFAIL\tb\t1.0s\nnot json\n", out.String())
 	r.ended = nil
 	require.Equal(t, report{passed: 2, failed: 1, skipped: 1, embedded: 1, real: 1, failedPackages: 1}, r)
+}
+
+// go test tells of a timeout in the name of the test that said something last, which may have passed.
+func TestReportNamesTheTestsThatDidNotEnd(t *testing.T) {
+	var in strings.Builder
+	for _, e := range []event{
+		{Action: "run", Test: "TestHangs"},
+		{Action: "pause", Test: "TestHangs"},
+		{Action: "run", Test: "TestLater"},
+		{Action: "pause", Test: "TestLater"},
+		{Action: "run", Test: "TestLast"},
+		{Action: "cont", Test: "TestHangs"},
+		{Action: "run", Test: "TestHangs/real"},
+		{Action: "output", Test: "TestLast", Output: "--- PASS: TestLast (0.10s)\n"},
+		{Action: "output", Test: "TestLast", Output: "panic: test timed out after 1s\n"},
+		{Action: "output", Test: "TestLast", Output: "\trunning tests:\n"},
+		{Action: "output", Test: "TestLast", Output: "\n"},
+		{Action: "output", Test: "TestLast", Output: "goroutine 1 [chan receive]:\n"},
+		{Action: "output", Test: "TestLast", Output: "testing.tRunner.func1()\n"},
+		{Action: "output", Test: "TestLast", Output: "\n"},
+		{Action: "output", Test: "TestLast", Output: "goroutine 2 [chan receive]:\n"},
+		{Action: "output", Test: "TestLast", Output: "\t/somewhere/x_test.go:4\n"},
+		{Action: "output", Test: "TestLast", Output: "\n"},
+		{Action: "output", Test: "TestLast", Output: "goroutine 3 [select]:\n"},
+		{Action: "output", Test: "TestLast", Output: "github.com/hibiken/asynq.(*Server).Shutdown()\n"},
+		{Action: "pass", Test: "TestLast"},
+		{Action: "output", Output: "FAIL\tp\t1.0s\n"},
+		{Action: "fail"},
+	} {
+		e.Package = "p"
+		line, err := json.Marshal(e)
+		require.NoError(t, err)
+		in.Write(append(line, '\n'))
+	}
+	var r report
+	var out strings.Builder
+	require.NoError(t, r.read(strings.NewReader(in.String()), &out))
+	require.Equal(t, "panic: test timed out after 1s\n\trunning tests:\n\n"+
+		"goroutine 2 [chan receive]:\n\t/somewhere/x_test.go:4\n\n"+
+		"FAIL\tp\t1.0s\nand 2 goroutines of others\ndid not end: p TestHangs\n", out.String())
+	require.Equal(t, 1, r.failedPackages)
 }
 
 func TestReportListsTheSlowest(t *testing.T) {

@@ -1,0 +1,104 @@
+package asynqlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/asynqlock"
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// A Redis with a log is killed and started again while servers run tasks of few keys, and while others enqueue more:
+// no two of a key run at once, none is archived, and all run but those that asynq has leased to a server that never
+// got them, which asynq hands out again when that lease is over, later than this test. Afterwards releases wake tasks
+// as before.
+func TestWake_ARedisThatRestarts(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, redistest.Logged...)
+	const servers, keys, callers, each, restarts = 3, 5, 4, 100, 2
+	const tasks, leased = callers * each, servers * restarts // one a server and restart: asynq fetches one at a time
+	connect := func() *redis.Client { return redistest.Client(t, &redis.Options{Addr: server.Addr}) }
+	b := setup(t, &redistest.Env{Addr: server.Addr, Prefix: "restarts"})
+	var (
+		inside [keys]alone
+		ran    sync.Map
+		done   atomic.Int64
+	)
+	handler := asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
+		var of, n int
+		if _, err := fmt.Sscanf(string(task.Payload()), `{"user_id":%d,"n":%d}`, &of, &n); err != nil {
+			return err
+		}
+		defer inside[of].enter(t)()
+		time.Sleep(5 * time.Millisecond)
+		if _, again := ran.LoadOrStore(n, true); !again {
+			done.Add(1)
+		}
+		return nil
+	})
+	opts := []asynqlock.Option{asynqlock.WithDelay(time.Second, 2*time.Second)}
+	for range servers {
+		rdb := connect()
+		locker, err := core.New(rdb, core.WithPrefix(b.queue), core.WithObserver(b.conflicts))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = locker.Close() })
+		srv, err := asynqlock.NewServer(rdb, b.config())
+		require.NoError(t, err)
+		startServer(t, srv, asynqlock.PerKey(locker.Guard(core.RejectConflicts), walletKey, opts...)(handler))
+	}
+	enqueue := func(n int) {
+		task := asynq.NewTask(kind, fmt.Appendf(nil, `{"user_id":%d,"n":%d}`, n%keys, n))
+		for start := time.Now(); time.Since(start) < 30*time.Second; time.Sleep(10 * time.Millisecond) {
+			_, err := b.client.Enqueue(task, asynq.Queue(b.queue), asynq.TaskID(fmt.Sprint("task", n)), asynq.MaxRetry(n%2))
+			if err == nil || errors.Is(err, asynq.ErrTaskIDConflict) {
+				return
+			}
+		}
+		assert.Fail(t, "a task cannot be enqueued")
+	}
+	var enqueued sync.WaitGroup
+	for caller := range callers {
+		enqueued.Go(func() {
+			for n := range each {
+				enqueue(caller*each + n)
+			}
+		})
+	}
+	for n := range restarts {
+		redistest.Eventually(t, func() bool { return done.Load() >= int64((n+1)*tasks/(restarts+2)) }, "tasks run")
+		server.Kill()
+		time.Sleep(300 * time.Millisecond)
+		server.Restart(t)
+	}
+	enqueued.Wait()
+	redistest.Eventually(t, func() bool { return done.Load() >= tasks-leased }, "all run but those that asynq has leased to nobody")
+	redistest.Eventually(t, func() bool {
+		left := b.all(t)
+		waits := func(info *asynq.TaskInfo) bool { return info.State != asynq.TaskStateActive }
+		return len(left) <= leased && !slices.ContainsFunc(left, waits)
+	}, "nothing else is left")
+	require.Positive(t, b.conflicts.n.Load())
+	b.requireArchived(t, 0)
+
+	// Each of these waits for the one before: by themselves they come back after a second and more.
+	began := time.Now()
+	const more = 50
+	for n := range more {
+		enqueue(tasks + n*keys)
+	}
+	redistest.Eventually(t, func() bool { return done.Load() >= tasks+more-leased }, "more run")
+	require.Less(t, time.Since(began), 10*time.Second)
+	b.requireArchived(t, 0)
+}
