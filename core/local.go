@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/perkey-go/perkey/core/internal/schedule"
 )
 
 // Local is what a Locker knows of its own leases and calls, without Redis.
@@ -68,15 +70,12 @@ func (t *leaseTable) oldest(n int, now time.Time) []LocalLease {
 	for i, more := 0, n > 0; more; i += leasesAtOnce {
 		t.mu.Lock()
 		for h := range t.schedule.Part(i, leasesAtOnce) {
-			granted := h.since
-			if h.lease != nil {
-				granted = h.lease.granted
-			}
-			at, among := place(all, n, granted.Elapsed(now), LocalLease.held)
+			held := h.granted().Elapsed(now)
+			at, among := place(all, n, held, LocalLease.held)
 			if !among {
 				continue
 			}
-			one := localLease(h, now)
+			one := localLease(h, held, now)
 			again := func(other LocalLease) bool { return other.Key == one.Key && other.Fence == one.Fence }
 			if !slices.ContainsFunc(all, again) { // it was seen, and has moved since
 				all = put(all, n, at, one)
@@ -93,14 +92,22 @@ func (l LocalLease) held() time.Duration { return l.Held }
 
 func (w LocalWait) waited() time.Duration { return w.Waited }
 
+// granted is when the call was granted the key that has it now. Called with leaseTable.mu held.
+func (h *hold) granted() schedule.Instant {
+	if h.lease != nil {
+		return h.lease.granted
+	}
+	return h.since
+}
+
 // localLease is called with leaseTable.mu held.
-func localLease(h *hold, now time.Time) LocalLease {
+func localLease(h *hold, held time.Duration, now time.Time) LocalLease {
 	l := LocalLease{
-		Key: h.key(), Mode: modeOf(h.mode()), Fence: h.fence, Held: h.since.Elapsed(now), TTL: h.ttl,
+		Key: h.key(), Mode: modeOf(h.mode()), Fence: h.fence, Held: held, TTL: h.ttl,
 		Remaining: max(h.Deadline().Mono.Sub(now), 0), Wanted: h.waiting.Load(),
 	}
 	if h.lease != nil {
-		l.Name, l.Fence, l.Held = h.lease.name, h.lease.fence, h.lease.granted.Elapsed(now)
+		l.Name, l.Fence = h.lease.name, h.lease.fence
 	}
 	return l
 }
