@@ -27,9 +27,7 @@ type options struct {
 	locker     []core.Option
 	queue      []delayqueue.Option
 	log        *slog.Logger
-	principals map[string]httplock.Option
-	owners     map[string]httplock.IdempotencyOption // of Idempotency-Keys: the principals again
-	senders    map[string]func(*http.Request) (string, error)
+	principals map[string]sender
 	skips      map[string]httplock.Option
 	values     map[string]httplock.TemplateOption
 }
@@ -76,20 +74,21 @@ func WithLogger(log *slog.Logger) Option {
 	}
 }
 
-// WithPrincipal gives what the file calls "principal: name": the two functions of
-// httplock.WithPrincipal. Under idempotency only the first one counts, for
-// httplock.IdempotencyPrincipal, and so it does for max_waiters_per_principal.
+// WithPrincipal gives what the file calls "principal: name": the functions of httplock.WithPrincipal and
+// httplock.WithReauthorize. The second one may be nil where no guard with the principal parks requests.
 func WithPrincipal(name string, principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
 	return func(o *options) error {
-		if principal == nil || reauthorize == nil {
-			return invalid("WithPrincipal(%q): a function is nil", name)
+		if principal == nil {
+			return invalid("WithPrincipal(%q): the function is nil", name)
 		}
-		if err := register("WithPrincipal", o.principals, name, httplock.WithPrincipal(principal, reauthorize)); err != nil {
-			return err
-		}
-		o.owners[name], o.senders[name] = httplock.IdempotencyPrincipal(principal), principal
-		return nil
+		return register("WithPrincipal", o.principals, name, sender{principal, reauthorize})
 	}
+}
+
+// sender is what WithPrincipal gave.
+type sender struct {
+	principal   func(*http.Request) (string, error)
+	reauthorize func(r *http.Request, principal string) error // nil: none
 }
 
 // WithSkip gives what the file calls "skip: name": the function of httplock.Skip.
@@ -148,7 +147,6 @@ type route struct {
 	parks     bool
 	principal string   // the name of who requests are parked for, if of anybody
 	reads     []string // the headers that make its key
-	stored    []string // the headers that are stored with a parked request
 }
 
 // compile makes all that a reload may change.
@@ -319,14 +317,6 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	opts = option(opts, int64(cmp.Or(g.HTTP.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
 	opts = option(opts, cmp.Or(g.HTTP.BodyTimeout, defaults.BodyTimeout), httplock.WithBodyTimeout)
 	opts = option(opts, int64(cmp.Or(g.HTTP.WaitingBytes, defaults.WaitingBytes)), httplock.WithMaxWaitingBytes)
-	name := g.sender(&defaults) // empty: no route has the guard, or nothing is to be counted
-	if n := cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters); n > 0 && name != "" {
-		if sender, ok := o.senders[name]; ok {
-			opts = append(opts, httplock.WithMaxWaitersPerPrincipal(n, sender))
-		} else {
-			c.unregistered(member(path, "max_waiters_per_principal"), "WithPrincipal", name, slices.Sorted(maps.Keys(o.senders)))
-		}
-	}
 	if g.StreamBody {
 		opts = append(opts, httplock.StreamBody())
 	}
@@ -337,15 +327,10 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	if o.log != nil {
 		opts = append(opts, httplock.WithLogger(o.log))
 	}
-	switch principal, at := cmp.Or(g.HTTP.Principal, defaults.Principal), member(path, "principal"); {
-	case g.ParkAnonymously:
-		opts = append(opts, httplock.ParkAnonymously())
-	case principal != "":
-		if g.HTTP.Principal == "" {
-			at = "defaults.principal"
-		}
-		r.principal = principal
-		opts = registered(c.report, opts, at, "WithPrincipal", principal, o.principals)
+	if r.principal, _ = g.sender(&defaults); r.principal != "" {
+		opts = append(opts, c.principal(path, g, &r)...)
+	} else { // it is meant, or nothing is stored
+		opts = append(opts, httplock.Anonymous())
 	}
 	if g.HonorPrefer {
 		opts = append(opts, httplock.HonorPrefer())
@@ -367,17 +352,36 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 			r.reads = t.Headers()
 		}
 	}
-	r.stored = c.file.storedHeaders(g)
 	return r
 }
 
-// sender is the name of the principal that max_waiters_per_principal counts the requests of; empty: there is none.
-func (g *guardSection) sender(defaults *httpSection) string {
-	name := g.HTTP.Principal
-	if g.Idempotency != nil {
-		name = cmp.Or(name, g.Idempotency.Principal)
+// sender is the name of who sends the requests of a guard. Anonymous: it does not matter. Neither: nothing is said.
+func (g *guardSection) sender(defaults *httpSection) (principal string, anonymous bool) {
+	if g.HTTP.Principal != "" || g.HTTP.Anonymous {
+		return g.HTTP.Principal, g.HTTP.Anonymous
 	}
-	return cmp.Or(name, defaults.Principal)
+	return defaults.Principal, defaults.Anonymous
+}
+
+// principal makes the options of a guard whose requests have a principal.
+func (c *compiler) principal(path string, g *guardSection, r *route) (opts []httplock.Option) {
+	at := member(path, "principal")
+	if g.HTTP.Principal == "" {
+		at = "defaults.principal"
+	}
+	given, ok := c.runtime.options.principals[r.principal]
+	switch {
+	case !ok:
+		c.unregistered(at, "WithPrincipal", r.principal, slices.Sorted(maps.Keys(c.runtime.options.principals)))
+		return []httplock.Option{httplock.Anonymous()} // nothing more is wrong with the guard
+	case given.reauthorize != nil:
+		opts = append(opts, httplock.WithReauthorize(given.reauthorize))
+	case r.parks:
+		c.at(at, "nothing says whether a principal may still have a parked request run; want a third argument in config.WithPrincipal(%q, …)", clip(r.principal))
+		return []httplock.Option{httplock.Anonymous()}
+	}
+	opts = append(opts, httplock.WithPrincipal(given.principal))
+	return option(opts, cmp.Or(g.HTTP.MaxWaiters, c.file.says.Defaults.HTTP.MaxWaiters), httplock.WithMaxWaitersPerPrincipal)
 }
 
 // registered adds what was given to Build under a name.

@@ -140,20 +140,44 @@ func (d *decoder) checkEncryption(p *probe, path string, e *encryptionSection) {
 
 func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []string) {
 	d.checkLease(path, &g.leaseSection, queues)
-	if g.HTTP.Principal != "" && g.ParkAnonymously {
-		d.at(member(path, "park_anonymously"), "excludes principal; want one of the two")
-	}
 	d.checkHTTP(p, path, &g.HTTP)
-	if at, defaults := member(path, "max_waiters_per_principal"), &d.file.says.Defaults.HTTP; cmp.Or(g.HTTP.MaxWaiters, defaults.MaxWaiters) > 0 &&
-		(g.HTTP.MaxWaiters > 0 || d.meetsRequests(g)) && g.sender(defaults) == "" &&
-		!d.failed(at) && !d.failed(member(path, "principal")) && !d.failed("defaults.principal") {
-		if g.HTTP.MaxWaiters == 0 {
-			at = path
-		}
-		d.at(at, "max_waiters_per_principal needs to know who sends a request; want principal: NAME too, here or in the defaults")
-	}
+	d.checkSender(path, g)
 	d.checkIdempotency(p, path, g)
 	d.checkKey(p, path, g)
+}
+
+// checkSender looks for guards that need to know who sends a request.
+func (d *decoder) checkSender(path string, g *guardSection) {
+	defaults := &d.file.says.Defaults.HTTP
+	principal, anonymous := g.sender(defaults)
+	meets := d.meetsRequests(g)
+	if meets && d.file.conflicts(&g.leaseSection).parks() && !d.knowsSender(path, g) {
+		at := path
+		if g.OnConflict != nil {
+			at = member(path, "on_conflict")
+		}
+		d.at(at, "requests are parked, and nothing says on whose behalf; want principal: NAME, or anonymous: true if the route does not look at "+
+			"who sends them, here or in the defaults")
+	}
+	switch at := member(path, "max_waiters_per_principal"); {
+	case principal != "" || d.failed(at) || d.failed(member(path, "principal")) || d.failed("defaults.principal"):
+	case g.HTTP.MaxWaiters > 0:
+		d.at(at, "needs to know who sends a request; want principal: NAME too, here or in the defaults")
+	case defaults.MaxWaiters > 0 && meets && !anonymous:
+		d.at(path, "max_waiters_per_principal needs to know who sends a request; want principal: NAME too, here or in the defaults, or anonymous: true")
+	}
+}
+
+// knowsSender reports whether it is said who sends a guard's requests, or that it does not matter, or would have been if
+// that were right.
+func (d *decoder) knowsSender(path string, g *guardSection) bool {
+	principal, anonymous := g.sender(&d.file.says.Defaults.HTTP)
+	for _, section := range []string{path, "defaults"} {
+		if d.failed(member(section, "principal")) || d.failed(member(section, "anonymous")) {
+			return true
+		}
+	}
+	return principal != "" || anonymous
 }
 
 // meetsRequests reports whether a route has the guard.
@@ -181,6 +205,9 @@ func (d *decoder) checkLease(path string, g *leaseSection, queues []string) {
 
 func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
 	d.checkWaitingBytes(p, path, h)
+	if h.Principal != "" && h.Anonymous {
+		d.at(member(path, "anonymous"), "excludes principal; want one of the two")
+	}
 	if h.StatusPath != "" {
 		if err := p.takes(httplock.WithStatusPath(h.StatusPath)); err != nil {
 			d.at(member(path, "status_path"), "%s, such as /tickets/", reason(err))

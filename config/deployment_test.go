@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -29,6 +30,7 @@ import (
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // lockOnce builds a file that is in dir, and takes a key.
@@ -80,12 +82,12 @@ func TestSentinelAndCluster(t *testing.T) {
 	assert.NoError(t, lockOnce(t, "", "redis: {mode: cluster, url: 'redis://"+nodes[1]+"'}", nil))
 }
 
-// A sentinel that hears what a client says to it, and leaves.
+// A sentinel that hears what a client says to it, and lets nobody in.
 func TestSentinelsHaveAPasswordOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	heard := make(chan string, 1)
+	var heard testbed.Log
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -93,34 +95,36 @@ func TestSentinelsHaveAPasswordOfTheirOwn(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second)) // some say nothing
-			said := make([]byte, 512)
-			if n, _ := conn.Read(said); n > 0 {
-				select {
-				case heard <- string(said[:n]):
-				default: // one is enough
+			serving.Go(func() {
+				defer conn.Close()
+				_ = conn.SetDeadline(time.Now().Add(5 * time.Second)) // some say nothing
+				said := make([]byte, 512)
+				for {
+					n, err := conn.Read(said)
+					if err != nil {
+						return
+					}
+					_, _ = heard.Write(said[:n])
+					for range bytes.Count(said[:n], []byte("*")) { // a reply for each command
+						_, _ = io.WriteString(conn, "-NOAUTH Authentication required.\r\n")
+					}
 				}
-			}
-			_ = conn.Close()
+			})
 		}
 	})
 	dir := t.TempDir()
 	write(t, dir, "sentinel", []byte(sentinelPs+"\n"))
-	said := ""
-	redistest.Eventually(t, func() bool { // a client may leave before it has said anything
-		err := lockOnce(t, dir, "redis: {mode: sentinel, addresses: ['"+l.Addr().String()+"'], password: '${REDIS_PASSWORD}', max_retries: 0, "+
-			"sentinel: {master: m, username: watcher, password_file: sentinel}}", environment)
-		assert.ErrorIs(t, err, core.ErrUnavailable)
-		select {
-		case said = <-heard:
-			return true
-		case <-time.After(time.Second):
-			return false
-		}
-	}, "a client that says who it is")
-	assert.Contains(t, said, "watcher")
-	assert.Contains(t, said, sentinelPs)
-	assert.NotContains(t, said, redisPass)
+	for _, password := range []string{"password_file: sentinel", "password: '${SENTINEL_PASSWORD}'"} {
+		before := strings.Count(heard.String(), sentinelPs)
+		redistest.Eventually(t, func() bool { // a client may leave before it has said anything
+			err := lockOnce(t, dir, "redis: {mode: sentinel, addresses: ['"+l.Addr().String()+"'], password: '${REDIS_PASSWORD}', max_retries: 0, "+
+				"sentinel: {master: m, username: watcher, "+password+"}}", environment)
+			assert.ErrorIs(t, err, core.ErrUnavailable)
+			return strings.Count(heard.String(), sentinelPs) > before
+		}, "a client that says who it is")
+	}
+	assert.Contains(t, heard.String(), "watcher")
+	assert.NotContains(t, heard.String(), redisPass)
 	_ = l.Close()
 	serving.Wait()
 }
@@ -206,7 +210,7 @@ func TestSealedQueuesHaveTheKeysOfTheFile(t *testing.T) {
 	rt := build(t, env, `
 queues: {q: {encryption: {current: k, keys: {k: {env: SHIP_KEY}}}}}
 routes:
-  POST /x: {key: x, on_conflict: {policy: delay, queue: q}}
+  POST /x: {key: x, fixed_key: true, anonymous: true, on_conflict: {policy: delay, queue: q}}
 `)
 	defer hold(t, rt, "x")()
 	require.Equal(t, 202, serve(rt, "/x").do(request("POST", "/x?secret=in-the-query")).Code)

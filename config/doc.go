@@ -5,16 +5,16 @@
 //	queues:
 //	  ship: {max_age: 15m}
 //	guards:
-//	  pay:  {key: "order:{param.id}"}
+//	  pay:  {key: "order:{param.id|int}"}
 //	  cart: {key: "cart:{param.id}", on_conflict: {policy: retry, max_wait: 2s}}
-//	  ship: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 300ms}, {policy: delay, queue: ship}]}
+//	  ship: {key: "order:{param.id|int}", principal: users, on_conflict: [{policy: retry, max_wait: 300ms}, {policy: delay, queue: ship}]}
 //	routes:
 //	  POST /orders/:id/pay: pay
 //	  PUT /carts/:id: cart
 //	  POST /orders/:id/ship: ship
 //
 //	f, err := config.Load("perkey.yaml")
-//	rt, err := config.Build(f)
+//	rt, err := config.Build(f, config.WithPrincipal("users", user, mayStill)) // who sends a request, for what is parked
 //	r.Use(ginlock.FromConfig(rt)) // or that of httplock or echolock
 //	mux.Use(asynqlock.FromConfig(rt)) // for asynq's tasks, by the section asynq
 //
@@ -24,8 +24,8 @@
 //
 // Load finds all that is wrong with a file at once, each with its line, column and path,
 // and says what would be right: unknown fields and names, what is there twice, values
-// out of range, a key that reads a parameter which its route does not have, a policy
-// after reject. Nothing is guessed: durations have units, numbers no quotes, and there
+// out of range, a key that reads a parameter which its route does not have, or that is the same for all, requests
+// that are parked or remembered for nobody knows whom, a policy after reject. Nothing is guessed: durations have units, numbers no quotes, and there
 // are no anchors, aliases or tags.
 //
 // What a file cannot hold is given to Build by name: WithPrincipal, WithSkip and
@@ -33,7 +33,8 @@
 //
 // Within the section redis, ${NAME} stands for an environment variable, so that no
 // password need be in the file; one that is must be allowed by allow_plain_password.
-// Files that the file names are looked for in its own directory. No error and no log
+// Files that the file names are looked for in its own directory. Those with passwords and certificates for Redis are
+// read again for each new connection. No error and no log
 // shows a password, a key, or any other text of that section.
 //
 // # The environment

@@ -31,6 +31,7 @@ type redisSection struct {
 	TLS                *tlsSection      `yaml:"tls"`
 	PoolSize           int              `yaml:"pool_size" want:"1..100000"`
 	MinIdleConns       int              `yaml:"min_idle_conns" want:"0..100000"`
+	ConnMaxLifetime    time.Duration    `yaml:"conn_max_lifetime" want:"1s..8784h"`
 	PoolTimeout        time.Duration    `yaml:"pool_timeout" want:"1ms..10m"`
 	DialTimeout        time.Duration    `yaml:"dial_timeout" want:"1ms..10m"`
 	ReadTimeout        time.Duration    `yaml:"read_timeout" want:"1ms..10m"`
@@ -65,6 +66,7 @@ type httpSection struct {
 	AllowHeaders  []string      `yaml:"allow_headers"`
 	Credentials   []string      `yaml:"credential_headers"`
 	Principal     string        `yaml:"principal"`
+	Anonymous     bool          `yaml:"anonymous"`
 	RetryStatuses []int         `yaml:"retry_statuses" want:"400..599"`
 }
 
@@ -116,6 +118,7 @@ type workerSection struct {
 // leaseSection is what a guard says of its key, whatever it guards.
 type leaseSection struct {
 	Key          string           `yaml:"key"`
+	FixedKey     bool             `yaml:"fixed_key"`
 	TTL          time.Duration    `yaml:"ttl" want:"100ms..24h"`
 	FixedLease   time.Duration    `yaml:"fixed_lease" want:"100ms..24h"`
 	MaxHold      time.Duration    `yaml:"max_hold" want:"100ms..24h"`
@@ -128,18 +131,16 @@ type leaseSection struct {
 type guardSection struct {
 	leaseSection `yaml:",inline"`
 
-	HTTP            httpSection         `yaml:",inline"`
-	StreamBody      bool                `yaml:"stream_body"`
-	ParkAnonymously bool                `yaml:"park_anonymously"`
-	HonorPrefer     bool                `yaml:"honor_prefer"`
-	Idempotency     *idempotencySection `yaml:"idempotency"`
-	Skip            string              `yaml:"skip"`
+	HTTP        httpSection         `yaml:",inline"`
+	StreamBody  bool                `yaml:"stream_body"`
+	HonorPrefer bool                `yaml:"honor_prefer"`
+	Idempotency *idempotencySection `yaml:"idempotency"`
+	Skip        string              `yaml:"skip"`
 }
 
 // idempotencySection says that the guard looks at Idempotency-Key.
 type idempotencySection struct {
 	Required    bool          `yaml:"required"`
-	Principal   string        `yaml:"principal"`
 	TTL         time.Duration `yaml:"ttl" want:"1s..2160h"`
 	KeepBody    *size         `yaml:"keep_body" want:"0..64MiB"`
 	KeepHeaders []string      `yaml:"keep_headers"`

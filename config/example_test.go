@@ -24,8 +24,8 @@ redis: {url: "redis://`+server.Addr()+`"}
 queues:
   ship: {max_age: 15m}
 guards:
-  pay: {key: "order:{param.id}", on_conflict: reject}
-  ship: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: ship}]}
+  pay: {key: "order:{param.id|int}", on_conflict: reject}
+  ship: {key: "order:{param.id|int}", anonymous: true, on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: ship}]}
 routes:
   POST /orders/:id/pay: pay
   POST /orders/:id/ship: ship

@@ -9,6 +9,6 @@ func ParseIn(name string, data []byte, env map[string]string) (*File, error) {
 
 // Watcher looks at a file as Watch does, when it is told to.
 func (rt *Runtime) Watcher(path string) func(context.Context) {
-	w := watch{runtime: rt, path: path, taken: rt.File().sum}
+	w := watch{runtime: rt, path: path, read: rt.File().sum}
 	return w.look
 }

@@ -1,8 +1,6 @@
 package config
 
 import (
-	"cmp"
-
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 )
@@ -26,12 +24,13 @@ func (d *decoder) checkIdempotency(p *probe, path string, g *guardSection) {
 	if g.StreamBody {
 		d.at(at, "excludes stream_body: the body is a part of what is compared; want one of the two")
 	}
-	if s.Principal != "" && !g.ParkAnonymously && cmp.Or(g.HTTP.Principal, d.file.says.Defaults.HTTP.Principal) != "" {
-		d.at(member(at, "principal"), "excludes the principal of the guard or the defaults, whose the keys are anyway; leave it out")
+	if !d.knowsSender(path, g) {
+		d.at(at, "responses are kept, and nothing says whose they are; want principal: NAME, or anonymous: true if all clients may see them, "+
+			"here or in the defaults")
 	}
 	for i, name := range s.KeepHeaders {
 		at := item(member(at, "keep_headers"), i)
-		if err := p.takes(httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !d.failed(at) {
+		if err := p.takes(httplock.Anonymous(), httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !d.failed(at) {
 			d.at(at, "%s", reason(err))
 		}
 	}
@@ -49,9 +48,6 @@ func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Opti
 	}
 	if s.KeepBody != nil {
 		opts = append(opts, httplock.KeepResponseBody(int(*s.KeepBody)))
-	}
-	if s.Principal != "" {
-		opts = registered(c.report, opts, member(path, "principal"), "WithPrincipal", s.Principal, c.runtime.options.owners)
 	}
 	return httplock.WithIdempotency(store, opts...)
 }

@@ -36,9 +36,9 @@ func TestARequestMadeTwiceIsAnsweredAsItsRouteSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 guards:
-  pay: {key: "order:{param.id}", idempotency: {required: true, ttl: 1h, keep_body: 4B, keep_headers: [X-Mine]}}
-  plain: {key: "order:{param.id}", idempotency: {}}
-  refund: {key: "{idempotency_key}", idempotency: {principal: users}}
+  pay: {key: "order:{param.id}", anonymous: true, idempotency: {required: true, ttl: 1h, keep_body: 4B, keep_headers: [X-Mine]}}
+  plain: {key: "order:{param.id}", anonymous: true, idempotency: {}}
+  refund: {key: "{idempotency_key}", principal: users, idempotency: {}}
   ship: {key: "order:{param.id}", principal: users, idempotency: {keep_body: 0}}
   off: {key: "order:{param.id}"}
 routes:
@@ -116,9 +116,9 @@ routes:
 
 func TestAPrincipalThatNobodyGaveIsAProblemUnderIdempotencyToo(t *testing.T) {
 	t.Parallel()
-	f := load(t, redistest.Embedded(t), "routes:\n  POST /x: {key: k, idempotency: {principal: user}}\n")
+	f := load(t, redistest.Embedded(t), "routes:\n  POST /x: {key: k, fixed_key: true, principal: user, idempotency: {}}\n")
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 		func(*http.Request, string) error { return nil }))
-	assert.EqualError(t, err, `config: perkey.yaml:4:46: routes."POST /x".idempotency.principal: `+
+	assert.EqualError(t, err, `config: perkey.yaml:4:49: routes."POST /x".principal: `+
 		`nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`)
 }

@@ -2,10 +2,11 @@ package config
 
 import (
 	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"io/fs"
+	"log/slog"
 	"net"
 	"net/url"
 	"path/filepath"
@@ -185,35 +186,29 @@ func (f *File) near(path string) string {
 func (r *report) read(path, name string) ([]byte, bool) {
 	data, err := readFile(r.file.near(name), maxSecret)
 	if err != nil {
-		if named, ok := errors.AsType[*fs.PathError](err); ok {
-			err = named.Err
-		}
-		r.at(path, "the file of this name cannot be read: %v", err)
+		r.at(path, "the file of this name cannot be read: %v", nameless(err))
 	}
 	return data, err == nil
 }
 
-// readSecret reads a file with one line.
+// readSecret reads a file with one line, once.
 func (r *report) readSecret(path, name string) string {
-	if name == "" {
+	data, ok := r.read(path, name)
+	if !ok {
 		return ""
 	}
-	data, ok := r.read(path, name)
-	text := strings.TrimRight(string(data), "\r\n")
-	switch {
-	case ok && text == "":
-		r.at(path, "the file is empty")
-	case strings.ContainsAny(text, "\r\n"):
-		r.at(path, "the file has more than one line; want the secret alone in it")
+	text, err := secretLine(data)
+	if err != nil {
+		r.at(path, "%v", err)
 	}
 	return text
 }
 
 // connect makes the client. It does not talk to Redis.
-func (r *report) connect(s *redisSection) redis.UniversalClient {
+func (r *report) connect(s *redisSection, log func() *slog.Logger) redis.UniversalClient {
 	o := &redis.UniversalOptions{
 		Addrs: s.Addresses, DB: s.DB, Username: s.Username, Password: s.Password.reveal(),
-		PoolSize: s.PoolSize, MinIdleConns: s.MinIdleConns, PoolTimeout: s.PoolTimeout,
+		PoolSize: s.PoolSize, MinIdleConns: s.MinIdleConns, ConnMaxLifetime: s.ConnMaxLifetime, PoolTimeout: s.PoolTimeout,
 		DialTimeout: s.DialTimeout, ReadTimeout: s.ReadTimeout, WriteTimeout: s.WriteTimeout,
 	}
 	if s.MaxRetries != nil {
@@ -233,17 +228,26 @@ func (r *report) connect(s *redisSection) redis.UniversalClient {
 			secure = &tlsSection{}
 		}
 	}
-	o.Password = cmp.Or(o.Password, r.readSecret("redis.password_file", s.PasswordFile))
+	if s.PasswordFile != "" {
+		file := rotate(r, log, []string{"redis.password_file"}, []string{s.PasswordFile}, password)
+		o.CredentialsProviderContext = func(context.Context) (string, string, error) { return o.Username, file.now(), nil }
+	}
+	var config func() *tls.Config
 	if secure != nil {
-		o.TLSConfig = r.secure(secure)
+		config = r.secure(secure, log)
 	}
 	if s.mode() == sentinel && s.Sentinel != nil {
 		q := s.Sentinel
-		o.MasterName, o.SentinelUsername = q.Master, q.Username
-		o.SentinelPassword = cmp.Or(q.Password.reveal(), r.readSecret("redis.sentinel.password_file", q.PasswordFile))
+		o.MasterName, o.SentinelUsername, o.SentinelPassword = q.Master, q.Username, q.Password.reveal()
+		if q.PasswordFile != "" {
+			o.OnConnect = sentinelLogin(q.Username, rotate(r, log, []string{"redis.sentinel.password_file"}, []string{q.PasswordFile}, password))
+		}
 	}
 	if len(r.problems) > 0 {
 		return nil // the client would have to be closed
+	}
+	if config != nil {
+		o.TLSConfig, o.Dialer = config(), dialer(cmp.Or(s.DialTimeout, defaultDialTimeout), config)
 	}
 	switch s.mode() {
 	case cluster:
@@ -258,27 +262,35 @@ func (r *report) connect(s *redisSection) redis.UniversalClient {
 	}
 }
 
-// secure makes the TLS settings.
-func (r *report) secure(s *tlsSection) *tls.Config {
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName, InsecureSkipVerify: s.InsecureSkipVerify}
+// defaultDialTimeout is go-redis's.
+const defaultDialTimeout = 5 * time.Second
+
+// dialer opens each connection with the TLS settings of that moment.
+func dialer(timeout time.Duration, config func() *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		return redis.NewDialer(&redis.Options{DialTimeout: timeout, TLSConfig: config()})(ctx, network, addr)
+	}
+}
+
+// secure makes the TLS settings, with what the files hold when it is asked.
+func (r *report) secure(s *tlsSection, log func() *slog.Logger) func() *tls.Config {
+	fixed := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: s.ServerName, InsecureSkipVerify: s.InsecureSkipVerify}
+	var ca *rotating[*x509.CertPool]
 	if s.CAFile != "" {
-		if pem, ok := r.read("redis.tls.ca_file", s.CAFile); ok {
-			c.RootCAs = x509.NewCertPool()
-			if !c.RootCAs.AppendCertsFromPEM(pem) {
-				r.at("redis.tls.ca_file", "the file has no certificate in PEM form")
-			}
-		}
+		ca = rotate(r, log, []string{"redis.tls.ca_file"}, []string{s.CAFile}, authorities)
 	}
+	var pair *rotating[tls.Certificate]
 	if s.CertFile != "" && s.KeyFile != "" {
-		cert, ok := r.read("redis.tls.cert_file", s.CertFile)
-		key, found := r.read("redis.tls.key_file", s.KeyFile)
-		if ok && found {
-			pair, err := tls.X509KeyPair(cert, key)
-			if err != nil {
-				r.at("redis.tls.cert_file", "the certificate and the key are no pair in PEM form")
-			}
-			c.Certificates = []tls.Certificate{pair}
-		}
+		pair = rotate(r, log, []string{"redis.tls.cert_file", "redis.tls.key_file"}, []string{s.CertFile, s.KeyFile}, keyPair)
 	}
-	return c
+	return func() *tls.Config {
+		c := fixed.Clone()
+		if ca != nil {
+			c.RootCAs = ca.now()
+		}
+		if pair != nil {
+			c.Certificates = []tls.Certificate{pair.now()}
+		}
+		return c
+	}
 }

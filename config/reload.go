@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"reflect"
@@ -10,51 +12,65 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// Reload puts a new file into force, for all routes at once. Requests that are under way
+// Reload puts a new file into force, for all routes and tasks at once. Requests that are under way
 // end under the guard that they began with. After an error the old file stays in
-// force: it is an *Error that names the lines, or core.ErrClosed.
+// force: it is an *Error that names the lines, or wraps core.ErrClosed or, if Redis had to be asked and did not answer,
+// core.ErrUnavailable.
 //
 // A reload changes what is under defaults, guards, routes and asynq, and of queues max_age,
-// max_depth, max_bytes, both also per key and per principal, and max_payload. All else needs a restart, and is
-// refused. So is what parked requests would be lost by: the end of a route that has parked
-// some since the start, as their replays would find no guard, another principal than it
-// had, or none, and a key of a header that was not stored with them. After CheckRoutes, so
-// is a route that the router does not have.
-func (rt *Runtime) Reload(f *File) error {
+// max_depth, max_bytes, both also per key and per principal, and max_payload; partitions is for queues that are new. All else needs
+// a restart, and is refused. After CheckRoutes, so is a route that the router does not have.
+//
+// So is what parked requests, dead letters among them, would be lost by: the end of a queue that holds any, and for a route
+// that has some its end, as their replays would find no guard, another principal, or none, and a key that reads another
+// header. What is parked is asked of Redis, only for a file with such a change, and for 30 s at most: processes with one
+// file in force all take the next one, or none does.
+func (rt *Runtime) Reload(f *File) error { return rt.reload(context.Background(), f) }
+
+func (rt *Runtime) reload(ctx context.Context, f *File) error {
 	if f == nil {
 		return invalid("Reload: the file is nil")
 	}
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	if rt.closed {
+	rt.reloads.Lock()
+	defer rt.reloads.Unlock()
+	if rt.closing.Err() != nil {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
-	r := &report{file: f}
+	r, before := &report{file: f}, rt.current.Load()
 	rt.checkFixed(r)
 	made, err := rt.compile(f)
+	var unasked error
 	if err == nil {
-		rt.checkParking(r, made)
+		unasked = rt.checkParked(ctx, r, before, made)
 		if rt.router != nil {
 			checkRouter(r, made, rt.router)
 		}
 	} else if e, ok := err.(*Error); ok { //nolint:errorlint // compile's own, as it is
 		r.problems = append(r.problems, e.Problems...)
 	}
-	if err := r.err(); err != nil {
+	if err := cmp.Or(r.err(), unasked); err != nil {
 		return err
 	}
-	for id, before := range rt.current.Load().routes {
+	for id, before := range before.routes {
 		if _, ok := made.routes[id]; !ok {
 			rt.log().Warn("config: a route was removed: its requests need no key any more", "file", f.name, "route", before.text)
 		}
 	}
-	rt.adopt(made)
+	for name := range before.queues {
+		if made.queues[name] == nil {
+			rt.log().Warn("config: a queue was removed: its workers go on until Shutdown", "file", f.name, "queue", name)
+		}
+	}
+	rt.current.Store(made)
 	rt.log().Info("config: reloaded", "file", f.name)
 	return nil
 }
 
-// reloadable are the fields of a queue that only who fills it looks at.
-var reloadable = []string{"max_age", "max_depth", "max_depth_per_key", "max_bytes", "max_bytes_per_key", "max_bytes_per_principal", "max_payload"}
+// reloadable are the fields of a queue that only who fills it looks at, and partitions: how many a queue has
+// is in its manifest, whatever a file says.
+var reloadable = []string{
+	"max_age", "max_depth", "max_depth_per_key", "max_bytes", "max_bytes_per_key", "max_bytes_per_principal", "max_payload", "partitions",
+}
 
 // checkFixed reports what needs a restart.
 func (rt *Runtime) checkFixed(r *report) {
@@ -74,8 +90,7 @@ func (rt *Runtime) checkFixed(r *report) {
 	for _, name := range slices.Sorted(maps.Keys(was.Queues)) {
 		path, now := member("queues", name), is.Queues[name]
 		if now == nil {
-			r.at(path, "the queue was removed, and may hold parked requests; put it back, and take it out at a restart when it is empty")
-			continue
+			continue // see checkParked
 		}
 		for _, at := range differences(path, reflect.ValueOf(*was.Queues[name]), reflect.ValueOf(*now)) {
 			if !slices.Contains(reloadable, strings.TrimPrefix(at, path+".")) {
@@ -86,31 +101,6 @@ func (rt *Runtime) checkFixed(r *report) {
 	for _, name := range slices.Sorted(maps.Keys(is.Queues)) {
 		if was.Queues[name] == nil {
 			r.at(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
-		}
-	}
-}
-
-// checkParking reports what requests that may be parked still need.
-func (rt *Runtime) checkParking(r *report, made *state) {
-	for id, before := range rt.parking {
-		path := member("routes", before.text)
-		now, ok := made.routes[id]
-		switch {
-		case !ok:
-			r.at(path, "the route was removed, and may have parked requests, which would find no guard; put it back with another policy, and take it out at a restart")
-			continue
-		case before.principal == "" || now.principal == before.principal:
-		case now.principal == "":
-			r.at(member("routes", now.text), "the route has no principal any more, and may have parked requests on one's behalf; put it back")
-		default: // one's id may be another's to the other
-			r.at(member("routes", now.text), "the route's principal was %q, and it may have parked requests on behalf of one; put it back, "+
-				"and change it at a restart when none is parked", clip(before.principal))
-		}
-		for _, name := range now.reads {
-			if !slices.Contains(before.stored, name) {
-				r.at(member("routes", now.text), "the key reads the header %s now, which requests that are parked may not have; put the old key back, "+
-					"and change it at a restart when none is parked", name)
-			}
 		}
 	}
 }

@@ -173,6 +173,7 @@ func (d *decoder) checkKey(p *probe, path string, g *guardSection) {
 		d.badTemplate(at, err)
 		return
 	}
+	d.checkFixedKey(path, &g.leaseSection, t)
 	if !d.file.conflicts(&g.leaseSection).parks() {
 		return
 	}
@@ -184,6 +185,18 @@ func (d *decoder) checkKey(p *probe, path string, g *guardSection) {
 		if !slices.Contains(d.file.storedHeaders(g), name) {
 			d.at(at, "the key reads the header %s, which is not stored with a parked request; want it in allow_headers", name)
 		}
+	}
+}
+
+// checkFixedKey looks for a key that is the same for all, where that is not meant.
+func (d *decoder) checkFixedKey(path string, g *leaseSection, t *httplock.KeyTemplate) {
+	switch fixed := member(path, "fixed_key"); {
+	case t.Fixed() == g.FixedKey || d.failed(fixed):
+	case g.FixedKey:
+		d.at(fixed, "the key has a value in it, so it is not the same for all; want a key without braces, or no fixed_key")
+	default:
+		d.at(member(path, "key"), "the key has no value in it, so that all exclude one another; "+
+			"want one in braces, such as order:{param.id}, or fixed_key: true if it is meant")
 	}
 }
 

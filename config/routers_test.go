@@ -79,7 +79,7 @@ func TestRoutersHaveTheFilesRoutes(t *testing.T) {
 	env := redistest.Embedded(t)
 	rt := build(t, env, `
 routes:
-  POST /items\:batch: {key: taken}
+  POST /items\:batch: {key: taken, fixed_key: true}
 `)
 	hold(t, rt, "taken")
 	for name, router := range routers {

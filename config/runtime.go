@@ -33,12 +33,13 @@ type Runtime struct {
 
 	current atomic.Pointer[state]
 
-	mu      sync.Mutex        // of what follows, and one reload at a time
-	parking map[routeID]route // those that parked requests since the start
-	router  []string          // the routes that are registered; nil: not known
+	reloads sync.Mutex // one at a time, and router
+	router  []string   // the routes that are registered; nil: not known
+
+	closing context.Context // ends with the first Shutdown
+	close   context.CancelFunc
+	mu      sync.Mutex // workers, and none after close
 	workers []*delayqueue.Worker
-	closing chan struct{}
-	closed  bool
 }
 
 var _ httplock.Routes = (*Runtime)(nil)
@@ -52,9 +53,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]httplock.Option{}, owners: map[string]httplock.IdempotencyOption{},
-		senders: map[string]func(*http.Request) (string, error){},
-		skips:   map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -64,11 +63,10 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 			return nil, err
 		}
 	}
-	rt := &Runtime{
-		options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{},
-		parking: map[routeID]route{}, closing: make(chan struct{}),
-	}
+	rt := &Runtime{options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{}}
+	rt.closing, rt.close = context.WithCancel(context.Background())
 	if err := rt.open(f); err != nil {
+		rt.close()
 		if rt.locker != nil {
 			_ = rt.locker.Close()
 		}
@@ -94,7 +92,7 @@ func (rt *Runtime) open(f *File) error {
 	if rt.options.client == nil {
 		if !s.given() {
 			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
-		} else if client := r.connect(s); client != nil {
+		} else if client := r.connect(s, rt.log); client != nil {
 			rt.rdb = client
 		}
 	}
@@ -110,45 +108,38 @@ func (rt *Runtime) open(f *File) error {
 	if err != nil {
 		return err
 	}
-	rt.adopt(made)
+	rt.current.Store(made)
 	return nil
-}
-
-// adopt puts a state into force.
-func (rt *Runtime) adopt(s *state) {
-	for id, r := range s.routes {
-		if !r.parks {
-			continue
-		}
-		if before, ok := rt.parking[id]; ok { // what is parked already has no more than that
-			r.stored = slices.DeleteFunc(slices.Clone(r.stored), func(name string) bool { return !slices.Contains(before.stored, name) })
-		}
-		rt.parking[id] = r
-	}
-	rt.current.Store(s)
 }
 
 // Route implements httplock.Routes: it returns the middleware and the key of the route
 // as the file has it now. The pattern may be of any framework's form; a host in it does
 // not matter, as the file has none. A HEAD has GET's route, if it has none of its own.
 func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
-	routes := rt.current.Load().routes
-	find := func(pattern string) (route, bool) {
-		r, ok := routes[routeID{method, pattern}]
-		if !ok && method == http.MethodHead {
-			r, ok = routes[routeID{http.MethodGet, pattern}]
+	s := rt.current.Load()
+	id, ok := s.find(method, pattern)
+	return s.routes[id].Route, ok
+}
+
+// find looks a route up.
+func (s *state) find(method, pattern string) (id routeID, ok bool) {
+	known := func(pattern string) bool {
+		id = routeID{method, pattern}
+		if _, ok = s.routes[id]; !ok && method == http.MethodHead {
+			id.method = http.MethodGet
+			_, ok = s.routes[id]
 		}
-		return r, ok
+		return ok
 	}
-	if r, ok := find(pattern); ok { // it is in normal form already
-		return r.Route, true
+	if known(pattern) { // it is in normal form already
+		return id, true
 	}
 	for _, pattern := range patternsOf(pattern) {
-		if r, ok := find(pattern); ok {
-			return r.Route, true
+		if known(pattern) {
+			return id, true
 		}
 	}
-	return httplock.Route{}, false
+	return routeID{}, false
 }
 
 // CheckRoutes reports the routes of the file that a router does not have, such as
@@ -157,8 +148,8 @@ func (rt *Runtime) Route(method, pattern string) (httplock.Route, bool) {
 // with that of echo v5's Any, takes them all. Its error is an *Error. After nil, reloads
 // are refused that have a route which the router does not have.
 func (rt *Runtime) CheckRoutes(registered ...string) error {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	rt.reloads.Lock()
+	defer rt.reloads.Unlock()
 	s := rt.current.Load()
 	r := &report{file: s.file}
 	checkRouter(r, s, registered)
@@ -217,7 +208,7 @@ func (rt *Runtime) File() *File { return rt.current.Load().file }
 func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue.WorkerOption) (*delayqueue.Worker, error) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if rt.closed {
+	if rt.closing.Err() != nil {
 		return nil, fmt.Errorf("config: worker: %w", core.ErrClosed)
 	}
 	f := rt.File()
@@ -259,10 +250,7 @@ func (w *workerSection) most() time.Duration {
 // and returns ctx's error. It waits for all goroutines, and may be called twice.
 func (rt *Runtime) Shutdown(ctx context.Context) error {
 	rt.mu.Lock()
-	if !rt.closed {
-		rt.closed = true
-		close(rt.closing)
-	}
+	rt.close()
 	workers := rt.workers
 	rt.mu.Unlock()
 

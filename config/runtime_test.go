@@ -24,7 +24,7 @@ const orders = `
 guards:
   reject: {key: "order:{param.id}", on_conflict: reject}
   wait: {key: "order:{param.id}", honor_prefer: true, on_conflict: {policy: retry, max_wait: 1m}}
-  park: {key: "order:{param.id}", on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: later, max_age: 10m}, reject]}
+  park: {key: "order:{param.id}", anonymous: true, on_conflict: [{policy: retry, max_wait: 10ms}, {policy: delay, queue: later, max_age: 10m}, reject]}
 queues:
   later: {max_age: 1h}
 routes:
@@ -106,15 +106,15 @@ guards:
   rare: {min_hold: 1m}
   three: {at_once: 3}
   ours: {key: "{header.X-Shop}:{ctx.user}"}
-  shared: {key: all, safe_methods: share}
-  open: {key: all, safe_methods: pass}
-  parked: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}, max_body: 4B}
-  large: {key: "park:{header.X-Shop}", park_anonymously: true, on_conflict: {policy: delay, queue: q}}
-  credentials: {key: "park:{header.X-Shop}", on_conflict: {policy: delay, queue: q}, credential_headers: [X-Own]}
-  skipped: {key: all, skip: insiders}
-  late: {key: late, body_timeout: 900ms}
-  early: {key: late, body_timeout: 900ms, read_ahead: 1B}
-  streamed: {key: late, body_timeout: 900ms, stream_body: true}
+  shared: {key: all, fixed_key: true, safe_methods: share}
+  open: {key: all, fixed_key: true, safe_methods: pass}
+  parked: {key: "park:{header.X-Shop}", anonymous: true, on_conflict: {policy: delay, queue: q}, max_body: 4B}
+  large: {key: "park:{header.X-Shop}", anonymous: true, on_conflict: {policy: delay, queue: q}}
+  credentials: {key: "park:{header.X-Shop}", principal: nobody, on_conflict: {policy: delay, queue: q}, credential_headers: [X-Own]}
+  skipped: {key: all, fixed_key: true, skip: insiders}
+  late: {key: late, fixed_key: true, body_timeout: 900ms}
+  early: {key: late, fixed_key: true, body_timeout: 900ms, read_ahead: 1B}
+  streamed: {key: late, fixed_key: true, body_timeout: 900ms, stream_body: true}
 routes:
   GET /ours: ours
   GET /shared: shared
@@ -127,6 +127,7 @@ routes:
   POST /early: early
   POST /streamed: streamed
 `, config.WithValue("user", func(ctx context.Context) (string, bool) { return "u1", true }),
+			config.WithPrincipal("nobody", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }),
 			config.WithSkip("insiders", func(r *http.Request) bool { return r.Header.Get("X-Insider") != "" }),
 			config.WithLocker(core.WithFirstLease(1500*time.Millisecond)))
 		for name, ttl := range map[string]time.Duration{"long": time.Hour, "short": 20 * time.Minute, "fixed": 10 * time.Minute} {
@@ -229,9 +230,9 @@ func TestPrincipalsAreThoseOfTheirNames(t *testing.T) {
 defaults: {principal: users, on_conflict: {policy: delay, queue: q}}
 queues: {q: {}}
 routes:
-  POST /a: {key: a}
-  POST /b: {key: b, principal: merchants}
-  POST /c: {key: c, park_anonymously: true}
+  POST /a: {key: a, fixed_key: true}
+  POST /b: {key: b, fixed_key: true, principal: merchants}
+  POST /c: {key: c, fixed_key: true, anonymous: true}
 `, as("users"), as("merchants"))
 	for path, principal := range map[string]string{"/a": "users-1", "/b": "merchants-1", "/c": ""} {
 		release := hold(t, rt, path[1:])
@@ -276,7 +277,7 @@ func TestWrongOptionsAreInvalidOptions(t *testing.T) {
 	f := load(t, redistest.Embedded(t), "")
 	value := func(context.Context) (string, bool) { return "", false }
 	skip := func(*http.Request) bool { return false }
-	who := func(*http.Request) (string, error) { return "", nil }
+	mayStill := func(*http.Request, string) error { return nil }
 	for _, opts := range [][]config.Option{
 		{nil},
 		{config.WithClient(nil)},
@@ -286,7 +287,7 @@ func TestWrongOptionsAreInvalidOptions(t *testing.T) {
 		{config.WithSkip("", skip)},
 		{config.WithSkip("a", skip), config.WithSkip("a", skip)},
 		{config.WithValue("{", value)},
-		{config.WithPrincipal("a", who, nil)},
+		{config.WithPrincipal("a", nil, mayStill)},
 		{config.WithLocker(nil)},
 		{config.WithLocker(core.WithMaxWaiters(0, 0))},
 	} {
@@ -386,8 +387,8 @@ func TestARouteIsFoundInEveryFrameworksForm(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
-  POST /orders/:id: {key: k}
-  PUT /files/{path...}: {key: k}
+  POST /orders/:id: {key: k, fixed_key: true}
+  PUT /files/{path...}: {key: k, fixed_key: true}
 `)
 	for _, route := range [][2]string{
 		{"POST", "/orders/:id"},
@@ -413,10 +414,10 @@ func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
-  POST /order/:id: {key: k}
-  GET /files/{path...}: {key: k, safe_methods: lock}
-  HEAD /files/{path...}: {key: k, safe_methods: lock}
-  PUT /somewhere/else: {key: k}
+  POST /order/:id: {key: k, fixed_key: true}
+  GET /files/{path...}: {key: k, fixed_key: true, safe_methods: lock}
+  HEAD /files/{path...}: {key: k, fixed_key: true, safe_methods: lock}
+  PUT /somewhere/else: {key: k, fixed_key: true}
 `)
 	err := rt.CheckRoutes("POST /orders/:id", "GET /files/*path", "GET /unguarded")
 	var e *config.Error
@@ -430,7 +431,7 @@ routes:
 func TestAReloadRefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	const right, wrong = "routes:\n  POST /orders/:id: {key: k}\n", "routes:\n  POST /order/:id: {key: k}\n"
+	const right, wrong = "routes:\n  POST /orders/:id: {key: k, fixed_key: true}\n", "routes:\n  POST /order/:id: {key: k, fixed_key: true}\n"
 	rt := build(t, env, right)
 	require.NoError(t, rt.Reload(load(t, env, wrong)), "nobody can know")
 	require.Error(t, rt.CheckRoutes("POST /orders/{id}"))

@@ -262,7 +262,7 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 		build("guards: {g: {wait_replicas: " + replicas + "}}" + server)
 	}
 	for _, idempotency := range []string{"{ttl: 1s, keep_body: 0}", "{ttl: 2160h, keep_body: 64MiB}"} {
-		build("guards: {g: {idempotency: " + idempotency + "}}" + server)
+		build("guards: {g: {anonymous: true, idempotency: " + idempotency + "}}" + server)
 	}
 }
 

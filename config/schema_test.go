@@ -66,8 +66,8 @@ func TestTheSchemaTakesWhatTheLoaderTakes(t *testing.T) {
 	}
 	for _, file := range []string{
 		"redis: {pool_size: '${POOL}', max_retries: 0}", "queues: {q: {reservation_window: 0s, max_payload: 1_000B}}", "queues: {q: {reservation_window: +1.5h}}",
-		"defaults: {max_body: 64MiB}", "routes: {'POST  /x': {key: k}}", "guards: {}",
-		"guards: {a: {idempotency: {keep_body: 0}}, b: {idempotency: {keep_body: 0B}}}", "queues: {q: {reservation_window: -0}}",
+		"defaults: {max_body: 64MiB}", "routes: {'POST  /x': {key: k, fixed_key: true}}", "guards: {}",
+		"defaults: {anonymous: true}\nguards: {a: {idempotency: {keep_body: 0}}, b: {idempotency: {keep_body: 0B}}}", "queues: {q: {reservation_window: -0}}",
 	} {
 		_, err = config.ParseIn("f.yaml", []byte(file), environment)
 		assert.NoError(t, err)

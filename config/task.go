@@ -100,8 +100,10 @@ func (d *decoder) checkTaskKey(path, at, guard string, where place, g *leaseSect
 		}
 		return
 	}
-	_, err := httplock.ParseTemplate(g.Key, httplock.ForTasks())
+	t, err := httplock.ParseTemplate(g.Key, httplock.ForTasks())
 	switch {
+	case err == nil && at == member(path, "key"):
+		d.checkFixedKey(path, g, t)
 	case err == nil:
 	case at == member(path, "key"):
 		d.badTemplate(at, err)

@@ -19,8 +19,8 @@ func TestWhatWaitsIsBoundedAsTheFileSays(t *testing.T) {
 		rt := build(t, env, `
 defaults: {max_waiters_per_principal: 1, on_conflict: {policy: retry, max_wait: 1m}}
 guards:
-  own: {key: all, principal: users}
-  keys: {key: all, idempotency: {principal: users}}
+  own: {key: all, fixed_key: true, principal: users}
+  keys: {key: all, fixed_key: true, principal: users, idempotency: {}}
 routes: {POST /own: own, POST /keys: keys}
 `, config.WithPrincipal("users", func(r *http.Request) (string, error) {
 			user := r.Header.Get("Authorization")
@@ -54,7 +54,7 @@ routes: {POST /own: own, POST /keys: keys}
 func TestBytesThatWaitAreBoundedAsTheFileSays(t *testing.T) {
 	rt := build(t, redistest.Embedded(t), `
 defaults: {max_waiting_bytes: 64MiB, on_conflict: {policy: retry, max_wait: 1m}}
-routes: {POST /x: {key: all, max_body: 1536KiB, max_waiting_bytes: 2MiB}, POST /y: {key: other}}
+routes: {POST /x: {key: all, fixed_key: true, max_body: 1536KiB, max_waiting_bytes: 2MiB}, POST /y: {key: other, fixed_key: true}}
 `)
 	release := hold(t, rt, "all")
 	post := func(s *service, path string) int {
@@ -79,10 +79,10 @@ routes: {POST /x: {key: all, max_body: 1536KiB, max_waiting_bytes: 2MiB}, POST /
 
 func TestWaitersNeedAPrincipal(t *testing.T) {
 	t.Parallel()
-	_ = build(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards: {tasks: {key: k}}\nasynq: {t: tasks}\n")
-	f := load(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards:\n  a: {key: k, principal: user, max_waiters_per_principal: 2}\n")
+	_ = build(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards: {tasks: {key: k, fixed_key: true}}\nasynq: {t: tasks}\n")
+	f := load(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards:\n  a: {key: k, fixed_key: true, principal: user, max_waiters_per_principal: 2}\n")
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },
 		func(*http.Request, string) error { return nil }))
 	require.Error(t, err)
-	assert.Contains(t, err.Error(), `guards.a.max_waiters_per_principal: nothing was given to Build under the name "user"`)
+	assert.Contains(t, err.Error(), `guards.a.principal: nothing was given to Build under the name "user"`)
 }

@@ -15,19 +15,20 @@ const defaultPoll = 5 * time.Second
 // in the place of another, as Kubernetes does. A file that still changes between two
 // looks is left until it does not, so that one half written is not taken. What happens is
 // logged: a file that is in force at Info, one that is wrong at Error, once, and the old
-// one stays in force.
+// one stays in force. One that Reload refuses is tried again, since what was parked may have run,
+// with pauses of one look, two, four and so on up to 60.
 func (rt *Runtime) Watch(ctx context.Context, path string, every time.Duration) {
 	if every <= 0 {
 		every = defaultPoll
 	}
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
-	w := watch{runtime: rt, path: path, taken: rt.File().sum}
+	w := watch{runtime: rt, path: path, read: rt.File().sum}
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-rt.closing:
+		case <-rt.closing.Done():
 			return
 		case <-ticker.C:
 			w.look(ctx)
@@ -39,9 +40,16 @@ func (rt *Runtime) Watch(ctx context.Context, path string, every time.Duration) 
 type watch struct {
 	runtime *Runtime
 	path    string
-	taken   [sha256.Size]byte // what was tried last, in force or wrong
+	read    [sha256.Size]byte // what was loaded last, right or wrong
 	seen    [sha256.Size]byte // at the last look
+	file    *File             // right, and not in force yet
+	told    string            // why, as it was logged
+	pause   int               // so many looks pass without a try
+	left    int               // so many of them are still to come
 }
+
+// longestPause is 5 min, by default.
+const longestPause = 60
 
 func (w *watch) look(ctx context.Context) {
 	data, err := readFile(w.path, maxFile)
@@ -50,18 +58,29 @@ func (w *watch) look(ctx context.Context) {
 		now = sha256.Sum256([]byte(err.Error()))
 	}
 	settled := now == w.seen
-	if w.seen = now; !settled || now == w.taken {
+	w.seen = now
+	switch {
+	case !settled || now == w.read && w.file == nil:
+		return
+	case now != w.read:
+		w.read, w.file, w.told, w.pause, w.left = now, nil, "", 0, 0
+		if err == nil {
+			w.file, err = Parse(w.path, data)
+		}
+	}
+	if w.left > 0 {
+		w.left--
 		return
 	}
-	w.taken = now
-	var f *File
-	if err == nil {
-		f, err = Parse(w.path, data)
+	if w.file != nil {
+		if err = w.runtime.reload(ctx, w.file); err == nil {
+			w.file = nil
+		}
+		w.pause = min(max(1, 2*w.pause), longestPause)
+		w.left = w.pause
 	}
-	if err == nil {
-		err = w.runtime.Reload(f)
-	}
-	if err != nil {
+	if err != nil && err.Error() != w.told {
+		w.told = err.Error()
 		w.runtime.log().ErrorContext(ctx, "config: not reloaded: the old file stays in force", "file", w.path, "error", err)
 	}
 }

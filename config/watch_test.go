@@ -26,14 +26,14 @@ type watched struct {
 	logs testbed.Log
 }
 
-func newWatched(t *testing.T) *watched {
+func newWatched(t *testing.T, file string) *watched {
 	t.Helper()
 	env := redistest.Embedded(t)
 	w := &watched{
 		t: t, path: filepath.Join(t.TempDir(), "perkey.yaml"),
 		head: "redis: {addresses: ['" + env.Addr + "']}\nprefix: " + env.Prefix + "\n",
 	}
-	w.write("guards: {first: {}}\n")
+	w.write(file)
 	f, err := config.Load(w.path)
 	require.NoError(t, err)
 	w.Runtime, err = config.Build(f, config.WithLogger(w.logs.Logger()))
@@ -51,7 +51,7 @@ func (w *watched) has(guard string) bool { return w.Guard(guard) != nil }
 
 func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 	t.Parallel()
-	w := newWatched(t)
+	w := newWatched(t, "guards: {first: {}}\n")
 	look := w.Watcher(w.path)
 	ctx := t.Context()
 	look(ctx)
@@ -93,7 +93,7 @@ func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 
 func TestWatchSeesAFileInThePlaceOfAnother(t *testing.T) {
 	t.Parallel()
-	w := newWatched(t)
+	w := newWatched(t, "guards: {first: {}}\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -113,7 +113,7 @@ func TestWatchSeesAFileInThePlaceOfAnother(t *testing.T) {
 
 func TestWatchEndsWithTheRuntime(t *testing.T) {
 	t.Parallel()
-	w := newWatched(t)
+	w := newWatched(t, "guards: {first: {}}\n")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

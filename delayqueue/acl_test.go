@@ -77,7 +77,7 @@ func liveUnder(t *testing.T, admin redis.UniversalClient, client func(user strin
 	cancelled := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
 	require.NoError(t, queue.Cancel(ctx, cancelled))
 	ids = append(ids, cancelled, b.enqueue(delayqueue.Job{MaxAge: 20 * time.Millisecond, Delay: 10 * time.Millisecond, Key: "other"}))
-	dead := b.enqueue(delayqueue.Job{Name: "fails"})
+	dead := b.enqueue(delayqueue.Job{Name: "fails", Payload: make([]byte, 10_000)})
 	b.reaches(dead, delayqueue.StateDead)
 	require.NoError(t, queue.Redrive(ctx, dead, 0))
 	b.parkAndCancel("parked")

@@ -166,7 +166,7 @@ func (r *chaosRunner) enqueue(who, of int) {
 	must(err)
 	for i := who; i < r.Messages; i += of {
 		m := &sent{id: fmt.Sprint("m", i), key: fmt.Sprint("key", who+of*rng.IntN(max(1, r.Keys/of))), name: nameWork, place: i}
-		job := delayqueue.Job{ID: m.id, Payload: []byte(m.id)}
+		job := delayqueue.Job{ID: m.id, Payload: payloadOf(m.id)}
 		if !r.Plain {
 			switch dice := rng.IntN(1000); {
 			case dice < 100:

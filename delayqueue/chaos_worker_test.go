@@ -1,6 +1,7 @@
 package delayqueue_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -121,6 +122,14 @@ const (
 	nameSlow   = "slow"   // takes longer than its claim
 )
 
+// payloadOf is what the message of an id carries: for some it is too long for a record.
+func payloadOf(id string) []byte {
+	if strings.HasSuffix(id, "7") {
+		return bytes.Repeat([]byte(id+" "), 2000)
+	}
+	return []byte(id)
+}
+
 // handler does a message's work, and writes down when.
 func (c chaosConfig) handler(j *journal) delayqueue.Handler {
 	return func(ctx context.Context, m delayqueue.Message) error {
@@ -147,6 +156,9 @@ func (c chaosConfig) handler(j *journal) delayqueue.Handler {
 			}
 		}
 		switch {
+		case len(m.Payload) > 0 && !bytes.Equal(m.Payload, payloadOf(m.ID)):
+			end("another payload")
+			return delayqueue.SkipRetry(errors.New("another payload"))
 		case m.Name == nameFails && m.Attempt == 1:
 			end(nameFails)
 			return errors.New("once more")

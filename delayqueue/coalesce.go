@@ -71,7 +71,7 @@ func checkQuiet(quiet, maxDelay, maxAge time.Duration) string {
 // supersede has a closed partition end the message that a newer one replaces, with the id by, if no handler was given it: the one
 // with this id, or if that is "" whichever may be replaced. It returns the id that it found. With by "" it only looks.
 func (p *partition) supersede(ctx context.Context, key, about, by, id string) (found string, err error) {
-	reply, err := p.call(ctx, supersedeScript, key, about, by, id).Slice()
+	reply, err := p.change(ctx, supersedeScript, nil, key, about, by, id)
 	if err == nil && len(reply) != 2 {
 		err = luascript.ErrReply
 	}

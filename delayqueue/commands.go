@@ -24,13 +24,7 @@ import (
 const commandTimeout = 10 * time.Second
 
 func (p *partition) call(ctx context.Context, script *luascript.Script, args ...any) *redis.Cmd {
-	return p.callOn(ctx, p.queue.rdb, script, args...)
-}
-
-func (p *partition) callOn(ctx context.Context, rdb redis.UniversalClient, script *luascript.Script, args ...any) *redis.Cmd {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-	defer cancel()
-	return script.Run(ctx, rdb, p.keys, append(p.queue.spans(), args...)...)
+	return p.callWith(ctx, p.queue.rdb, script, nil, args...)
 }
 
 // checkLayout fails if the partition has messages of the layout before this one. It asks once.
@@ -106,8 +100,12 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	q := p.queue
 	args := make([]any, 0, 2+8*len(batch))
 	args = append(args, q.maxDepth, q.boundsPerKey())
+	var long []string
 	for _, e := range batch {
 		j := e.job
+		if len(j.Payload) > maxInline {
+			long = append(long, j.ID)
+		}
 		// Rounded up: a message is never early, and not too old when it comes.
 		args = append(args, j.ID, j.Key, j.Principal, about(j.Key, j.Name, j.Principal), j.Payload,
 			ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
@@ -116,7 +114,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	var reply []any
 	err := p.checkLayout(ctx, "enqueue")
 	if err == nil {
-		if reply, err = p.call(ctx, enqueueScript, args...).Slice(); err == nil && len(reply) != len(batch)+1 {
+		if reply, err = p.change(ctx, enqueueScript, long, args...); err == nil && len(reply) != len(batch)+1 {
 			err = luascript.ErrReply
 		}
 		if err != nil {
@@ -188,7 +186,7 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	if err := p.checkLayout(ctx, "claim"); err != nil {
 		return batch{}, err
 	}
-	reply, err := p.call(ctx, claimScript, token, lease.Milliseconds(), n, claimBytes).Slice()
+	reply, err := p.change(ctx, claimScript, nil, token, lease.Milliseconds(), n, claimBytes)
 	if err != nil {
 		return batch{}, redisError(ctx, "claim", err)
 	}
@@ -219,36 +217,37 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	if !ok {
 		return batch{}, redisError(ctx, "claim", luascript.ErrReply)
 	}
+	claimed := make([]*Message, len(b.messages))
+	for i := range b.messages {
+		claimed[i] = &b.messages[i]
+	}
+	if err := p.fetch(ctx, lease, claimed); err != nil { // to claim again with the token brings them again
+		return batch{}, redisError(ctx, "claim", err)
+	}
 	return b, nil
 }
 
 // readMessage reads what a script told of a message: its member, record, attempts, 1 if others
-// are behind it, 1 if it waited for its key, its payload if that is not in the record, since when it was due if that
-// is known.
+// are behind it, 1 if it waited for its key, since when it was due if that is known.
 func readMessage(told any) (m Message, ok bool) {
 	f, ok := told.([]any)
-	if !ok || len(f) != 7 {
+	if !ok || len(f) != 6 {
 		return m, false
 	}
-	var texts [4]string
-	for i, at := range [...]int{0, 1, 2, 5} {
-		if texts[i], ok = f[at].(string); !ok {
+	var texts [3]string
+	for i := range texts {
+		if texts[i], ok = f[i].(string); !ok {
 			return m, false
 		}
 	}
 	r, readable := readRecord(texts[1])
 	a, counted := readAttempts(texts[2])
-	m = Message{queuedAfter: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + len(texts[3])}
+	m = Message{queuedAfter: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + r.bodySize}
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
-	m.due, _ = f[6].(string)
+	m.due, _ = f[5].(string)
 	if !readable || !counted || r.key != m.Key {
 		m.damage = "the record cannot be read"
 		return m, true
-	}
-	if r.body {
-		if r.payload = texts[3]; r.payload == "" {
-			m.damage = "the record has no payload"
-		}
 	}
 	m.Name, m.Principal, m.Payload, m.body, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.seq
 	m.Attempt, m.Conflicts, m.Losses, m.handed, m.cause = a.attempts, a.conflicts, a.losses, a.handed, a.cause
@@ -278,10 +277,15 @@ func (p *partition) readClock(reply any) (time.Time, bool) {
 func (p *partition) extend(ctx context.Context, rdb redis.UniversalClient, lease time.Duration, claims []*claim) ([]bool, error) {
 	args := make([]any, 0, 1+3*len(claims))
 	args = append(args, lease.Milliseconds())
+	var long []string
 	for _, c := range claims {
+		if c.message.body {
+			long = append(long, c.message.ID)
+		}
 		args = append(args, c.message.ID, c.message.Key, c.message.state)
 	}
-	return yes(ctx, "extend", len(claims), p.callOn(ctx, rdb, extendScript, args...))
+	reply, err := p.callWith(ctx, rdb, extendScript, long, args...).Slice()
+	return yes(ctx, "extend", len(claims), reply, err)
 }
 
 // settling is a claim on its way to its end.
@@ -322,11 +326,15 @@ func (p *partition) settle(batch []*settling) {
 		lease = max(lease, s.lease)
 	}
 	args = append(args, lease.Milliseconds())
+	var long []string
 	for _, s := range batch {
 		args = p.settleArgs(args, s)
+		if s.claim.message.body {
+			long = append(long, s.claim.message.ID)
+		}
 	}
 	ctx, sent := context.Background(), time.Now()
-	reply, err := p.call(ctx, settleScript, args...).Slice()
+	reply, err := p.change(ctx, settleScript, long, args...)
 	anyDue, now := false, time.Time{}
 	if err == nil && len(reply) != len(batch)+2 {
 		err = luascript.ErrReply
@@ -338,10 +346,18 @@ func (p *partition) settle(batch []*settling) {
 		}
 		anyDue = reply[len(batch)+1] == int64(1)
 	}
+	var next []*Message
 	for i, s := range batch {
-		if err != nil {
-			s.err = redisError(ctx, "settle", err)
-		} else if s.settled, s.err = readSettled(reply[i], now); s.err != nil {
+		if s.err = err; err == nil {
+			s.settled, s.err = readSettled(reply[i], now)
+		}
+		if s.settled.next != nil {
+			next = append(next, s.settled.next)
+		}
+	}
+	err = p.fetch(ctx, lease, next) // to settle again with the tokens brings them again
+	for _, s := range batch {
+		if s.err = cmp.Or(s.err, err); s.err != nil {
 			s.err = redisError(ctx, "settle", s.err)
 		}
 		s.settled.anyDue, s.settled.sent = anyDue, sent
@@ -493,7 +509,8 @@ func (p *partition) cancel(ctx context.Context, ids ...string) ([]bool, error) {
 	for i, id := range ids {
 		args[i] = id
 	}
-	return yes(ctx, "cancel", len(ids), p.call(ctx, cancelScript, args...))
+	reply, err := p.change(ctx, cancelScript, nil, args...)
+	return yes(ctx, "cancel", len(ids), reply, err)
 }
 
 // What redrive.lua answers.
@@ -512,15 +529,19 @@ type letter struct {
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
 	args := []any{p.queue.maxDepth, p.queue.boundsPerKey(), ceilMilliseconds(maxAge)}
-	for _, l := range letters {
-		args = append(args, l.id, l.died)
+	words, ids := make([]string, len(letters)), make([]string, len(letters))
+	for i, l := range letters {
+		args, ids[i] = append(args, l.id, l.died), l.id
 	}
-	words, err := p.call(ctx, redriveScript, args...).StringSlice()
-	if err == nil && len(words) != len(letters) {
+	reply, err := p.change(ctx, redriveScript, ids, args...)
+	if err == nil && len(reply) != len(letters) {
 		err = luascript.ErrReply
 	}
 	if err != nil {
 		return nil, redisError(ctx, "redrive", err)
+	}
+	for i := range reply {
+		words[i], _ = reply[i].(string)
 	}
 	return words, nil
 }
@@ -531,21 +552,21 @@ func (p *partition) purge(ctx context.Context, letters ...letter) ([]bool, error
 	for _, l := range letters {
 		args = append(args, l.id, l.died)
 	}
-	return yes(ctx, "purge", len(letters), p.call(ctx, purgeScript, args...))
+	reply, err := p.change(ctx, purgeScript, nil, args...)
+	return yes(ctx, "purge", len(letters), reply, err)
 }
 
 // yes is whether a script answered 1, for each of n.
-func yes(ctx context.Context, op string, n int, reply *redis.Cmd) ([]bool, error) {
-	answers, err := reply.Int64Slice()
-	if err == nil && len(answers) != n {
+func yes(ctx context.Context, op string, n int, reply []any, err error) ([]bool, error) {
+	if err == nil && len(reply) != n {
 		err = luascript.ErrReply
 	}
 	if err != nil {
 		return nil, redisError(ctx, op, err)
 	}
 	all := make([]bool, n)
-	for i := range answers {
-		all[i] = answers[i] == 1
+	for i := range reply {
+		all[i] = reply[i] == int64(1)
 	}
 	return all, nil
 }

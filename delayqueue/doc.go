@@ -109,8 +109,8 @@
 // Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
 // and no message is started.
 //
-// A partition has 18 keys, <prefix>:queue:{<name>}:m and so on, whatever is in it; those of
-// the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares them all.
+// A partition has 17 keys, <prefix>:queue:{<name>}:m and so on, and one for each payload of more than 4 KiB,
+// <prefix>:queue:{<name>}:b:<id>; those of the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares what it uses.
 // docs/protocol.md says what is in each. The channel <prefix>:queue:{<name>}:wake, of
 // all partitions, tells that something is due earlier than before, or that a key has no
 // messages any more; <prefix>:queue:{<name>}:ended, while somebody waits, which messages have ended.

@@ -20,6 +20,7 @@ var ScriptHashes = map[string]string{
 	"enqueue": enqueueScript.Hash(), "claim": claimScript.Hash(), "extend": extendScript.Hash(),
 	"settle": settleScript.Hash(), "wake": wakeScript.Hash(), "cancel": cancelScript.Hash(),
 	"redrive": redriveScript.Hash(), "purge": purgeScript.Hash(), "page": pageScript.Hash(),
+	"payloads": payloadsScript.Hash(), "free": freeScript.Hash(),
 }
 
 // Plain is a message with its exported fields alone.

@@ -124,6 +124,12 @@ func TestScripts_Longest(t *testing.T) {
 			q.fill(batchItems*2, 64<<10, none)
 			q.settle(q.claim(batchItems), outcome{kind: OutcomeDone, which: nextOfAny})
 		}},
+		{"64 of 1 MiB: claimed, settled, and as many are cancelled", func(q *longQueue) {
+			q.fill(batchItems, 1<<20, none)
+			q.settle(q.claim(batchItems), outcome{kind: OutcomeDone})
+			_, err := q.p.cancel(t.Context(), q.fill(batchItems, 1<<20, none)...)
+			require.NoError(t, err)
+		}},
 		{"64 attempts fail, and become dead letters", func(q *longQueue) {
 			q.fill(batchItems, 64, keys(q.name("k")))
 			q.settle(q.claim(batchItems), outcome{kind: OutcomeRetry, which: nextOfAny, err: errTooOld})

@@ -36,7 +36,7 @@ func TestBytesCountedAreBytesUsed(t *testing.T) {
 		name                string
 		key, id, principal  int
 		coalesces, hot, dly bool
-		cause               int
+		cause, payload      int
 	}{
 		{name: "no key", cause: 10},
 		{name: "no key, long ids", id: 128, cause: 4 << 10},
@@ -47,6 +47,8 @@ func TestBytesCountedAreBytesUsed(t *testing.T) {
 		{name: "key of 512, coalesced", key: 512, coalesces: true},
 		{name: "all is long", key: 512, id: 128, principal: 256, coalesces: true, cause: 4 << 10},
 		{name: "principals", key: 20, principal: 100},
+		{name: "long payloads", payload: maxInline + 1, id: 128},
+		{name: "longer payloads", payload: 20 << 10, key: 10, cause: 100},
 		{name: "one key", key: 10, hot: true},
 		{name: "one key of 512, delayed", key: 512, hot: true, dly: true},
 	} {
@@ -71,7 +73,7 @@ func TestBytesCountedAreBytesUsed(t *testing.T) {
 		text := func(size, n int) string { return fmt.Sprintf("%0*d", size, n)[:size] }
 		var batch []*enqueueing
 		for n := range messages {
-			j := Job{ID: text(cmp.Or(c.id, 32), n), Key: text(c.key, n), Principal: text(c.principal, n), Coalesce: c.coalesces, Payload: make([]byte, 64), MaxAge: time.Hour}
+			j := Job{ID: text(cmp.Or(c.id, 32), n), Key: text(c.key, n), Principal: text(c.principal, n), Coalesce: c.coalesces, Payload: make([]byte, cmp.Or(c.payload, 64)), MaxAge: time.Hour}
 			if c.hot {
 				j.Key = text(c.key, 0)
 			}

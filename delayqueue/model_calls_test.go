@@ -96,8 +96,14 @@ func (m *model) replace(old, x *modelMessage) {
 // weigh holds the bytes that were counted against what is stored, and what halts keys or is due against the model.
 func (m *model) weigh() error {
 	pipe, hashes := m.q.rdb.Pipeline(), map[int]*redis.MapStringStringCmd{}
-	for _, key := range []int{keyMessages, keyPayloads, keyLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
+	for _, key := range []int{keyMessages, keyLetters, keyUses, keyAttempts, keyCounts, keyHalts, keyEnded, keyEnded + 1, keyEnded + 2, keyEnded + 3, keyEnded + 4} {
 		hashes[key] = pipe.HGetAll(context.Background(), m.q.partitions[0].keys[key])
+	}
+	payloads := map[string]*redis.IntCmd{}
+	for i := range len(m.all) + m.purged {
+		if id := fmt.Sprint("m", i); len(workOf(id)) > maxInline {
+			payloads[id] = pipe.StrLen(context.Background(), m.q.partitions[0].payloadKey(id))
+		}
 	}
 	waiting := pipe.ZRange(context.Background(), m.q.partitions[0].keys[keyWaiting], 0, -1)
 	if _, err := pipe.Exec(context.Background()); err != nil {
@@ -114,11 +120,19 @@ func (m *model) weigh() error {
 		}
 	}
 	hash := func(key int) map[string]string { return hashes[key].Val() }
-	records, payloads, letters, uses, tries := hash(keyMessages), hash(keyPayloads), hash(keyLetters), hash(keyUses), hash(keyAttempts)
+	records, letters, uses, tries := hash(keyMessages), hash(keyLetters), hash(keyUses), hash(keyAttempts)
+	for id, size := range payloads {
+		if rec := records[id]; (size.Val() > 0) != (rec != "") {
+			return violated("%s has %d bytes of payload beside its record, %q", id, size.Val(), rec)
+		}
+	}
 	want, total := map[string]int{}, 0
 	for id, rec := range records {
 		x := m.byID[id]
-		n := len(rec) + len(payloads[id]) + 3*len(id)
+		n := len(rec) + 3*len(id)
+		if size := payloads[id]; size != nil {
+			n += int(size.Val())
+		}
 		if letters[id] != "" {
 			total += 280 + n*5/4 + 40 + len(letters[id])*5/4
 			continue

@@ -13,7 +13,7 @@ import (
 type partition struct {
 	queue *Queue
 	base  string // what the names of its keys begin with
-	// keys are all that it has; its scripts declare them. Some do not exist, so a Redis
+	// keys are all that it has, but for long payloads; its scripts declare them. Some do not exist, so a Redis
 	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
 	keys  []string
 	known atomic.Bool // that nothing of another layout is there
@@ -46,12 +46,11 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 }
 
 // keyNames are the names of a partition's keys, as common.lua has them and in its order.
-var keyNames = [...]string{"m", "b", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "u", "h"}
+var keyNames = [...]string{"m", "z", "w", "r", "f", "c", "x", "y", "e", "k", "d0", "d1", "d2", "d3", "d4", "u", "h"}
 
 // Where keys stand in keyNames.
 const (
 	keyMessages = iota
-	keyPayloads
 	keyWaiting
 	keyRunning
 	keyAttempts

@@ -16,7 +16,6 @@ type look struct {
 	id                       string
 	attempts, record, letter *redis.StringCmd
 	ended                    [buckets]*redis.StringCmd // nil: not asked
-	payloadSize              *redis.IntCmd             // of one that is not in its record
 	due, claimEnds           *redis.FloatCmd           // nil: not asked
 }
 
@@ -39,7 +38,6 @@ func (p *partition) lookAt(ctx context.Context, pipe redis.Pipeliner, id string,
 
 // entry asks for what an Entry has beside a Status.
 func (l *look) entry(ctx context.Context, pipe redis.Pipeliner, p *partition, key string) {
-	l.payloadSize = pipe.HStrLen(ctx, p.keys[keyPayloads], l.id)
 	l.due = pipe.ZScore(ctx, p.keys[keyWaiting], memberOf(l.id, key))
 	l.claimEnds = pipe.ZScore(ctx, p.keys[keyRunning], memberOf(l.id, key))
 }
@@ -230,7 +228,7 @@ func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	}
 	payload := []byte(s.record.payload)
 	if s.record.body {
-		payload, err = q.rdb.HGet(ctx, p.keys[keyPayloads], id).Bytes()
+		payload, err = q.rdb.Get(ctx, p.payloadKey(id)).Bytes()
 		if errors.Is(err, redis.Nil) {
 			if _, now, err := q.find(ctx, "payload", id); err == nil && now != p { // it was carried over
 				return q.Payload(ctx, id)
@@ -276,7 +274,7 @@ func (q *Queue) entry(l *look) Entry {
 	e := Entry{Status: s.Status, EndedAt: s.ended, ResultSize: s.resultSize}
 	e.Cause = q.cause(e.Status)
 	if !e.State.Ended() || e.State == StateDead {
-		e.PayloadSize = int64(len(s.record.payload)) + l.payloadSize.Val()
+		e.PayloadSize = int64(len(s.record.payload) + s.record.bodySize)
 	}
 	switch e.State {
 	case StateQueued:

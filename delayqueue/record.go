@@ -16,6 +16,7 @@ type record struct {
 	key, name, principal, payload string
 	enqueued, notAfter            int64 // ms
 	body                          bool  // the payload is elsewhere
+	bodySize                      int   // of that
 	seq                           string
 }
 
@@ -42,10 +43,15 @@ func readRecord(s string) (r record, ok bool) {
 	if payload > len(s) {
 		return r, false
 	}
-	return record{
+	r = record{
 		key: s[recordHeader:name], name: s[name:principal], principal: s[principal:payload], payload: s[payload:],
 		enqueued: int64(n[0]), notAfter: int64(n[1]), body: s[2] == 'b', seq: s[3:19],
-	}, true
+	}
+	if r.body {
+		r.bodySize, _ = digits(r.payload)
+		r.payload = ""
+	}
+	return r, true
 }
 
 // digits reads a number of at most 16 digits.

@@ -239,8 +239,12 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 	if m.coalesces {
 		flags = "m" + string(rune(flagCoalesces))
 	}
-	reply, err := p.call(ctx, enqueueScript, 0, p.queue.boundsPerKey(),
-		m.ID, m.Key, m.Principal, text, m.Payload, 0, max(0, left.Milliseconds()), flags+m.attempts("")).Slice()
+	var long []string
+	if len(m.Payload) > maxInline {
+		long = append(long, m.ID)
+	}
+	reply, err := p.change(ctx, enqueueScript, long, 0, p.queue.boundsPerKey(),
+		m.ID, m.Key, m.Principal, text, m.Payload, 0, max(0, left.Milliseconds()), flags+m.attempts(""))
 	if err == nil && len(reply) != 2 {
 		err = luascript.ErrReply
 	}

@@ -386,7 +386,7 @@ var coalesceMutants = []mutant{
 	{"what is older is cancelled", "supersede", "discard(old.id, key, old.rec, 's', by)", "discard(old.id, key, old.rec, 'c')"},
 	{"what is carried over stays beside what is newer", "enqueue", "  if newer then\n", "  if false then\n"},
 	{"what is carried over is not known", "enqueue", "  if slot ~= '' and not newer then\n", "  if slot ~= '' and not tries then\n"},
-	{"what is carried over is not replaced", "enqueue", "'1' .. flag .. (long", "'1' .. (tries and '-' or flag) .. (long"},
+	{"what is carried over is not replaced", "enqueue", "'1' .. flag .. (bodies", "'1' .. (tries and '-' or flag) .. (bodies"},
 }
 
 func TestMutantsOfCoalescingInARepartitionAreCaught(t *testing.T) {

@@ -152,7 +152,7 @@ func TestAReservationThatATryRefreshedIsNotEnded(t *testing.T) {
 		var found, ended atomic.Bool
 		rdb.AddHook(hookFunc(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			err := next(ctx, cmd)
-			if !isScript(cmd, "wake", env.Prefix+":queue:{q}") || cmd.Args()[23] != 0 { // it only looks
+			if !isScript(cmd, "wake", env.Prefix+":queue:{q}") || cmd.Args()[5+cmd.Args()[2].(int)] != 0 { // it only looks
 				return err
 			}
 			if n, _ := cmd.(*redis.Cmd).Int64Slice(); len(n) == 1 && n[0] == 0 && found.CompareAndSwap(false, true) {

@@ -1,6 +1,7 @@
 package delayqueue_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -78,7 +79,7 @@ var reshardings = map[string]func(t *testing.T, c *redistest.Cluster, from, to *
 	},
 	"by hand, slowly": func(t *testing.T, c *redistest.Cluster, _, to *redistest.Server) {
 		slot := c.Migrate(t, "{"+nameInSlot0+"}", to)
-		for moved := 1; moved > 0; moved = slot.MoveSome(t, 1) {
+		for n := 1; slot.MoveSome(t, n) > 0; n *= 2 { // more and more: each long payload is a key
 			time.Sleep(100 * time.Millisecond)
 		}
 		slot.Finish(t)
@@ -111,6 +112,7 @@ func (l reshardingLoad) test(t *testing.T) {
 	produce := func(p int) {
 		n := len(acked[p])
 		job := delayqueue.Job{ID: fmt.Sprintf("p%d.%d", p, n), Key: fmt.Sprint("k", p)}
+		job.Payload = payloadOf(job.ID)
 		switch n % 100 {
 		case 50:
 			job.Name = namePoison
@@ -148,6 +150,9 @@ func (l reshardingLoad) test(t *testing.T) {
 		gaps.see(time.Duration(now - last.Swap(now)))
 		time.Sleep(time.Millisecond)
 		_ = r.handle(ctx, m)
+		if !bytes.Equal(m.Payload, payloadOf(m.ID)) {
+			return delayqueue.SkipRetry(errors.New("another payload"))
+		}
 		if m.Name == namePoison {
 			return delayqueue.SkipRetry(errors.New(namePoison))
 		}

@@ -25,4 +25,6 @@ var (
 
 	manifestScript  = luascript.Load(scripts, "manifest")
 	supersedeScript = luascript.Load(scripts, "supersede")
+	payloadsScript  = luascript.Load(scripts, "payloads")
+	freeScript      = luascript.Load(scripts, "free")
 )

@@ -71,9 +71,11 @@ func TestSoak(t *testing.T) {
 	t.Run("resharded with the default's bound, many small", func(t *testing.T) {
 		parkedLoad{bytes: 24 << 20, payload: 256, ttl: 3 * time.Second}.test(t)
 	})
-	t.Run("resharded with 256 MiB, few large", func(t *testing.T) {
-		parkedLoad{bytes: 256 << 20, payload: 64 << 10, ttl: 15 * time.Second}.test(t)
-	})
+	for payload, p99 := range map[int]time.Duration{32 << 10: 50 * time.Millisecond, 64 << 10: 50 * time.Millisecond, 1 << 20: 100 * time.Millisecond} {
+		t.Run(fmt.Sprintf("resharded with 256 MiB in payloads of %d KiB", payload>>10), func(t *testing.T) {
+			parkedLoad{bytes: 256 << 20, payload: payload, ttl: time.Second, p99: p99}.test(t)
+		})
+	}
 	t.Run("resharded with 256 MiB, as many as a partition takes", func(t *testing.T) {
 		parkedLoad{bytes: 256 << 20, payload: 2700, ttl: 15 * time.Second}.test(t)
 	})

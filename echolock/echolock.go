@@ -74,6 +74,12 @@ func FromConfig(routes httplock.Routes) echo.MiddlewareFunc {
 // several. Nil and false: it runs under none, as a GET that needs no key.
 func Lease(c echo.Context) (*core.Lease, bool) { return core.LeaseFrom(c.Request().Context()) }
 
+// WithPrincipal is httplock.WithPrincipal in echo's terms: f says who sends a request, by what earlier middleware left in
+// c. It is for this package's middleware only.
+func WithPrincipal(f func(c echo.Context) (string, error)) httplock.Option {
+	return version.WithPrincipal(f)
+}
+
 func middleware(handler adapter.Handler[echo.Context]) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c echo.Context) error { return handler(c, next) }

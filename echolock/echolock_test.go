@@ -67,16 +67,24 @@ func TestConstructorsOfKeys(t *testing.T) {
 		"/query/:id":  echolock.Query("k:", "id"),
 		"/header/:id": echolock.Header("k:", "X-Id"),
 		"/json/:id":   echolock.JSONField("k:", "id"),
+		"/int/:id":    echolock.ParamInt("k:", "id"),
+		"/uuid/:id":   echolock.ParamUUID("k:", "id"),
+		"/no/:id":     func(*http.Request) (string, error) { return "", echolock.NoKey },
 		"/func/:id": echolock.Func(func(c echo.Context) (string, error) {
 			return "k:" + c.Param("id") + c.QueryParam("id"), nil
 		}),
 	} {
 		e.POST(path, func(c echo.Context) error {
-			lease, _ := echolock.Lease(c)
-			return c.String(http.StatusOK, lease.Key())
+			if lease, held := echolock.Lease(c); held {
+				return c.String(http.StatusOK, lease.Key())
+			}
+			return c.String(http.StatusOK, "no key")
 		}, echolock.PerKey(guard, key))
 	}
-	for path, want := range map[string]string{"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12"} {
+	for path, want := range map[string]string{
+		"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12", "/int/+042": "k:42",
+		"/uuid/F81D4FAE7DEC11D0A76500A0C91E6BF6": "k:f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/no/1": "no key",
+	} {
 		r := httptest.NewRequest(http.MethodPost, path+"?id=2", strings.NewReader(`{"id":4}`))
 		r.Header.Set("X-Id", "3")
 		w := httptest.NewRecorder()

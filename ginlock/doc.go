@@ -21,6 +21,17 @@
 // gin.Recovery in front of PerKey the key is free before the 500 is written; with
 // gin.Recovery behind it, after that.
 //
+// A guard of a whole engine, r.Use(ginlock.PerKey(guard, key)), is in front of routes that have nothing to be kept apart,
+// too: for these the key function returns NoKey as its error.
+//
+//	order := ginlock.ParamInt("order:", "order")
+//	key := func(r *http.Request) (string, error) {
+//		if r.PathValue("order") == "" { // gin's, under any framework
+//			return "", ginlock.NoKey
+//		}
+//		return order(r)
+//	}
+//
 // Requests that match no route pass without a key: gin answers them with 404. That is so
 // even if a guard is among the handlers of r.NoRoute or r.NoMethod: what is to be guarded
 // there needs a route, such as r.Any("/*path", guard, handler).
@@ -46,10 +57,10 @@
 //	}
 //	replay := httplock.Replay(r, httplock.WithRoutes(registered, nil), httplock.Reauthorize(mayStill))
 //
-// A route whose requests carry credentials says who sends them, with
-// httplock.WithPrincipal(principal, mayStill). Without httplock.Reauthorize such requests
-// expire. Middleware in front that asks for credentials lets replays pass
-// (httplock.Replayed), and a header that makes the key is stored with the request
+// A route that parks, or that has httplock.WithIdempotency, says who sends its requests, with WithPrincipal, or with
+// httplock.Anonymous that it does not matter. httplock.WithReauthorize says whether a principal may still have a parked
+// request run; without httplock.Reauthorize, too, requests of principals expire. Middleware in front that asks for
+// credentials lets replays pass (httplock.Replayed), and a header that makes the key is stored with the request
 // (httplock.AllowHeaders).
 // What became of them is at r.Any("/tickets/*path", gin.WrapH(handler)), where handler is
 // httplock.TicketHandler's.

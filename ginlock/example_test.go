@@ -82,7 +82,7 @@ func ExamplePerKey_parked() {
 	r := gin.New()
 	shipped := make(chan struct{})
 	r.POST("/orders/:id/ship",
-		ginlock.PerKey(later, ginlock.Param("order:", "id"), httplock.WithStatusPath("/tickets/")),
+		ginlock.PerKey(later, ginlock.Param("order:", "id"), httplock.WithStatusPath("/tickets/"), httplock.Anonymous()),
 		func(c *gin.Context) {
 			_, replayed := httplock.Replayed(c.Request.Context())
 			fmt.Println("order", c.Param("id"), "shipped, replayed:", replayed)
@@ -118,4 +118,46 @@ func ExamplePerKey_parked() {
 	// answered with 202
 	// its ticket is answered with 200
 	// order 42 shipped, replayed: true
+}
+
+// One guard stands in front of a whole engine. What is not about an order needs no key.
+func ExampleNoKey() {
+	server, err := embedded.Start() // a Redis inside this process
+	if err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer func() { _ = rdb.Close() }()
+	locker, err := core.New(rdb)
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = locker.Close() }()
+
+	order := ginlock.ParamInt("order:", "order")
+	key := func(r *http.Request) (string, error) {
+		if r.PathValue("order") == "" {
+			return "", ginlock.NoKey
+		}
+		return order(r)
+	}
+	r := gin.New()
+	r.Use(ginlock.PerKey(locker.Guard(core.RejectConflicts), key))
+	tell := func(c *gin.Context) {
+		if lease, held := ginlock.Lease(c); held {
+			fmt.Println(c.Request.URL.Path, "runs under", lease.Key())
+			return
+		}
+		fmt.Println(c.Request.URL.Path, "needs no key")
+	}
+	r.POST("/login", tell)
+	r.POST("/orders/:order/pay", tell)
+	for _, path := range []string{"/login", "/orders/42/pay", "/orders/+042/pay"} {
+		r.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(context.Background(), http.MethodPost, path, nil))
+	}
+	// Output:
+	// /login needs no key
+	// /orders/42/pay runs under order:42
+	// /orders/+042/pay runs under order:42
 }

@@ -1,6 +1,7 @@
 package ginlock
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -65,6 +66,21 @@ func Lease(c *gin.Context) (*core.Lease, bool) {
 // SharedForSafeMethods is httplock's option of that name: GET and HEAD take
 // the key together with one another.
 func SharedForSafeMethods() httplock.Option { return httplock.SharedForSafeMethods() }
+
+// WithPrincipal is httplock.WithPrincipal in gin's terms: f says who sends a request, by what earlier middleware left in
+// c. It is for ginlock's middleware only.
+func WithPrincipal(f func(*gin.Context) (string, error)) httplock.Option {
+	if f == nil {
+		return httplock.WithPrincipal(nil)
+	}
+	return httplock.WithPrincipal(func(r *http.Request) (string, error) {
+		c, is := httplock.FrameworkFrom(r.Context()).(*gin.Context)
+		if !is {
+			return "", errors.New("ginlock: WithPrincipal is for ginlock's middleware only")
+		}
+		return f(c)
+	})
+}
 
 // WithConflictHandler is httplock.WithConflictHandler in gin's terms: f answers the
 // requests whose key is held. The chain is aborted in any case. If f writes nothing,

@@ -126,12 +126,16 @@ func TestPathParametersAreDecodedOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			engine := gin.New()
 			configure(engine)
-			engine.POST("/o/:id", ginlock.PerKey(guard, ginlock.Param("", "id")), func(c *gin.Context) {
-				lease, _ := ginlock.Lease(c)
-				c.String(http.StatusOK, lease.Key())
-			})
+			engine.RemoveExtraSlash = true
+			for _, pattern := range []string{"/o/:id", "/t/:tenant/o/:id", "/rest/*id"} {
+				engine.POST(pattern, ginlock.PerKey(guard, ginlock.Param("", "id")), func(c *gin.Context) {
+					lease, _ := ginlock.Lease(c)
+					c.String(http.StatusOK, lease.Key())
+				})
+			}
 			for path, want := range map[string]string{
 				"/o/%34%32": "42", "/o/a%20b": "a b", "/o/42%2525": "42%25", "/o/%34%32%2525": "42%25", "/o/%34%32%25": "42%",
+				"/t/%34%32/o/%2534%2532": "%34%32", "/t/%2534%2532/o/%34%32": "42", "//o///%34%2525": "4%25", "/rest/a/%34%2525": "/a/4%25",
 			} {
 				require.Equal(t, want, testbed.Call(t, engine, http.MethodPost, path, "").Body, path)
 			}

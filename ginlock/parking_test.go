@@ -1,6 +1,7 @@
 package ginlock_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -40,6 +41,7 @@ func openShop(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *shop
 	s.queue, err = delayqueue.New(s.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
 	s.guard = s.Locker.Guard(delayqueue.Policy(s.queue))
+	s.engine.Use(func(c *gin.Context) { c.Set("user", "ann") })
 	s.engine.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(s.queue, func(r *http.Request, _ delayqueue.Status) bool {
 		return r.Header.Get("X-Stranger") == ""
 	})))
@@ -60,9 +62,11 @@ func (s *shop) work(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, w.Stop(context.Background())) })
 }
 
-// ann is who sends all requests.
+// ann has the principal be what middleware in front left in gin's context.
 func ann() httplock.Option {
-	return httplock.WithPrincipal(func(*http.Request) (string, error) { return "ann", nil }, stillAnn)
+	return func(m *httplock.Middleware) error {
+		return cmp.Or(ginlock.WithPrincipal(func(c *gin.Context) (string, error) { return c.GetString("user"), nil })(m), httplock.WithReauthorize(stillAnn)(m))
+	}
 }
 
 // stillAnn allows anonymous requests too: the worker asks about those of all routes.
@@ -201,6 +205,7 @@ func TestReplaysThatNeverRunExpire(t *testing.T) {
 	s.engine.POST("/forgotten", byHeader(), mustNotRun(t))
 	s.engine.POST("/stored", byHeader(httplock.AllowHeaders("X-Order")), func(c *gin.Context) { ran <- c.GetHeader("X-Order") })
 	removed := gin.New() // as the engine was when the request was parked
+	removed.Use(func(c *gin.Context) { c.Set("user", "ann") })
 	removed.POST("/removed/:id", s.lock(ann()), mustNotRun(t))
 
 	var releases []func()
@@ -235,7 +240,7 @@ func TestReplaysThatNeverRunExpire(t *testing.T) {
 func TestResultsAndCancellingUnderGin(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := openShop(t, env)
-		s.engine.POST("/orders/:id", s.lock(), func(c *gin.Context) {
+		s.engine.POST("/orders/:id", s.lock(httplock.Anonymous()), func(c *gin.Context) {
 			c.Header("Set-Cookie", "session="+testbed.Secret)
 			c.JSON(http.StatusUnprocessableEntity, gin.H{"n": c.Query("n"), "id": len(c.Param("id"))})
 		})
@@ -281,7 +286,7 @@ func TestFullQueues(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openShop(t, redistest.Embedded(t), test.opt)
-			s.engine.POST("/orders/:id", s.lock(), mustNotRun(t))
+			s.engine.POST("/orders/:id", s.lock(httplock.Anonymous()), mustNotRun(t))
 			s.Hold(t)
 			s.park(t, testbed.Request(t, http.MethodPost, testbed.OrderPath, ""))
 			resp := testbed.Call(t, s.engine, http.MethodPost, testbed.OrderPath, "")
@@ -300,7 +305,9 @@ func TestLostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	queue, err := delayqueue.New(proxied.Client(t), "ship", delayqueue.WithPrefix(env.Prefix))
 	require.NoError(t, err)
 	proxy.LoseReply(func([]byte) bool { return true })
-	resp := testbed.Call(t, guarded(b.Locker.Guard(delayqueue.Policy(queue)), mustNotRun(t)), http.MethodPost, testbed.OrderPath, "")
+	engine := gin.New()
+	engine.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), orderKey, httplock.Anonymous()), mustNotRun(t))
+	resp := testbed.Call(t, engine, http.MethodPost, testbed.OrderPath, "")
 	content := resp.Body
 	require.Equal(t, http.StatusServiceUnavailable, resp.Status)
 	require.NotEmpty(t, resp.Header.Get("Retry-After"))
@@ -314,4 +321,14 @@ func TestTicketWithoutRedisIs503(t *testing.T) {
 	s := openShop(t, &redistest.Env{Addr: server.Addr(), Prefix: "t"})
 	server.SetError("LOADING Redis is loading the dataset in memory")
 	testbed.RequireProblem(t, testbed.Call(t, s.engine, http.MethodGet, "/tickets/"+strings.Repeat("0", 32), ""), http.StatusServiceUnavailable, "unavailable", true)
+}
+
+func TestWithPrincipal_IsForGin(t *testing.T) {
+	s := openShop(t, redistest.Embedded(t))
+	s.Hold(t)
+	mux := http.NewServeMux()
+	mux.Handle("/orders/{id}", httplock.PerKey(s.guard, func(*http.Request) (string, error) { return testbed.OrderKey, nil }, ann())(http.NotFoundHandler()))
+	testbed.RequireProblem(t, testbed.Call(t, mux, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "internal", false)
+	_, err := ginlock.New(s.guard, orderKey, ginlock.WithPrincipal(nil))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 }

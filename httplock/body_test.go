@@ -237,7 +237,7 @@ func TestBody_StreamsAreNotParked(t *testing.T) {
 
 	guard := b.Locker.Guard(core.RejectConflicts)
 	for _, opts := range [][]httplock.Option{
-		{httplock.StreamBody(), httplock.WithIdempotency(newIdempotency(t, b))},
+		{httplock.StreamBody(), remembering(newIdempotency(t, b))},
 		{httplock.WithBodyTimeout(0)},
 		{httplock.WithBodyTimeout(-1)},
 		{httplock.WithBodyTimeout(48 * time.Hour)},

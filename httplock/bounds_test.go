@@ -43,7 +43,7 @@ func TestQueueBounds_LocksOutliveClientsThatParkWithoutEnd(t *testing.T) {
 			require.NoError(t, err)
 			mux := http.NewServeMux()
 			mux.Handle("/orders/{id}", httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), orderKey,
-				httplock.WithPrincipal(principal, func(*http.Request, string) error { return nil }))(http.NotFoundHandler()))
+				sentBy(principal, func(*http.Request, string) error { return nil }))(http.NotFoundHandler()))
 			url, client := testbed.Serve(t, mux)
 			for i := range clients {
 				lease, err := locker.TryAcquire(t.Context(), fmt.Sprint("order:", i), core.LeaseTTL(time.Minute))

@@ -46,7 +46,7 @@ func openSaves(t *testing.T, env *redistest.Env, opts ...httplock.Option) *saves
 }
 
 func byUser() httplock.Option {
-	return httplock.WithPrincipal(func(r *http.Request) (string, error) { return r.Header.Get("User"), nil },
+	return sentBy(func(r *http.Request) (string, error) { return r.Header.Get("User"), nil },
 		func(*http.Request, string) error { return nil })
 }
 

@@ -36,29 +36,34 @@ func credentials() (carriers map[string]func(*http.Request), own httplock.Option
 	return carriers, httplock.WithCredentialHeaders("x-shop-pass")
 }
 
-// Whoever guesses another's Idempotency-Key and payload must not see the response.
+// Whoever guesses another's Idempotency-Key must not see the response: neither if the service can tell the two apart, nor if it
+// cannot and has not said that it does not matter.
 func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
+	guard := b.Locker.Guard(core.RejectConflicts)
 	carriers, own := credentials()
+	store := httplock.WithIdempotency(newIdempotency(t, b))
+	_, err := httplock.New(guard, store, own)
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	require.ErrorContains(t, err, "nothing says whose they are: want WithPrincipal, or Anonymous")
+	sender := func(r *http.Request) (string, error) { return r.Header.Get("X-Sender"), nil }
 	for name, carry := range carriers {
 		var runs atomic.Int64
-		request := func() *http.Request {
+		send := func(from string, whose httplock.Option) testbed.Answer {
 			r := once(t, testbed.OrderPath, `"`+name+`"`, "{}")
+			r.Header.Set("X-Sender", from)
 			carry(r)
-			return r
+			return testbed.Do(guarded(guard, count(&runs, http.StatusOK), store, own, whose), r)
 		}
-		h := idempotentWith(t, b, count(&runs, http.StatusOK), own)
-		testbed.RequireProblem(t, testbed.Do(h, request()), http.StatusInternalServerError, "misconfigured", false)
+		testbed.RequireProblem(t, send("", httplock.WithPrincipal(sender)), http.StatusInternalServerError, "misconfigured", false)
 		require.Zero(t, runs.Load(), name)
-		h = idempotentWith(t, b, count(&runs, http.StatusOK), own, httplock.ParkAnonymously())
-		require.Equal(t, http.StatusOK, testbed.Do(h, request()).Status, name)
+		alice := send("alice", httplock.WithPrincipal(sender))
+		require.Equal(t, "run 1", alice.Body, name)
+		require.Equal(t, "run 2", send("bob", httplock.WithPrincipal(sender)).Body, name)
+		requireReplayed(t, alice, send("alice", httplock.WithPrincipal(sender)))
+		require.Equal(t, "run 3", send("", httplock.Anonymous()).Body, name)
 	}
-}
-
-func idempotentWith(t *testing.T, b *testbed.Bed, h http.HandlerFunc, opts ...httplock.Option) http.Handler {
-	t.Helper()
-	return guarded(b.Locker.Guard(core.RejectConflicts), h, append(opts, httplock.WithIdempotency(newIdempotency(t, b)))...)
 }
 
 func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
@@ -67,12 +72,18 @@ func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
 	b.Hold(t)
 	carriers, own := credentials()
 	for name, carry := range carriers {
+		for _, opts := range [][]httplock.Option{{own}, {own, httplock.WithPrincipal(nobody)}} {
+			parking := &testbed.Parking{} // which New cannot know to park
+			r := post(t, testbed.OrderPath)
+			carry(r)
+			testbed.RequireProblem(t, testbed.Do(guarded(b.Locker.Guard(parking), mustNotRun(t), opts...), r), http.StatusConflict, "conflict", true)
+			require.Empty(t, parking.Parked(), name)
+		}
 		parking := &testbed.Parking{}
-		h := guarded(b.Locker.Guard(parking), mustNotRun(t), own)
 		r := post(t, testbed.OrderPath)
 		carry(r)
-		testbed.RequireProblem(t, testbed.Do(h, r), http.StatusConflict, "conflict", true)
-		require.Empty(t, parking.Parked(), name)
+		h := guarded(b.Locker.Guard(parking), mustNotRun(t), own, httplock.Anonymous())
+		require.Equal(t, http.StatusAccepted, testbed.Do(h, r).Status, name)
 	}
 }
 
@@ -83,7 +94,7 @@ func TestCredentials_AreNeverStored(t *testing.T) {
 	for _, name := range credentialHeaders {
 		_, err := httplock.New(guard, httplock.AllowHeaders(name))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
-		_, err = httplock.New(guard, httplock.WithIdempotency(newIdempotency(t, b), httplock.KeepResponseHeaders(name)))
+		_, err = httplock.New(guard, remembering(newIdempotency(t, b), httplock.KeepResponseHeaders(name)))
 		require.ErrorIs(t, err, core.ErrInvalidOption, "a response's %s", name)
 		h := httplock.PerKey(guard, httplock.Header("k:", name))(mustNotRun(t))
 		r := post(t, "/")

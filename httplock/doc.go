@@ -39,11 +39,13 @@
 //
 // # Keys
 //
-// A KeyFunc makes the key of a request, under every framework the same one: Param,
-// Query, Header, JSONField and Value take it from one place, Join and Hash combine,
-// and Template reads it from a line of a file. Credentials make no keys. What the
-// client left out is its fault, 400; what the route does not have is ours, 500, and
-// the log says what to do.
+// A KeyFunc makes the key of a request, under every framework the same one: Param, Query, Header, JSONField, Form and
+// Value take it from one place, Join and Hash combine, and Template reads it from a line of a file. Credentials make no
+// keys. What the client left out is its fault, 400; what the route does not have is ours, 500, and the log says what to
+// do. NoKey says that a request needs no key.
+//
+// What a service takes for one thing must have one key: 42, 042 and +42 are one order behind strconv.Atoi. ParamInt,
+// ParamUUID and Canonical write a value in one way; a test with locktest.RequireOneAtATime shows that nothing is left.
 //
 // # Which routes
 //
@@ -185,16 +187,22 @@
 //
 // # Principals
 //
-// Credentials are not stored, neither a request's nor a response's. A route whose
-// requests carry them has to choose, or such requests are not parked: with
-// WithPrincipal the id of who sent a request is stored with it, and a hook of yours
-// says at its replay whether that one may still have it run; with ParkAnonymously
-// it is replayed on nobody's behalf. Where Replay cannot read that a route has a guard, as
-// under gin and echo, give it the hook too, with Reauthorize: otherwise such requests are
-// handed back, and expire. A request carries credentials if it has Authorization, Cookie, X-Api-Key or another
-// header of the list to which WithCredentialHeaders adds, or a TLS client's certificate.
-// Middleware that asks for these must let a replay pass, and can load the user that
-// Replayed names.
+// Credentials are not stored, neither a request's nor a response's. So a guard whose policy may park requests, or that has
+// WithIdempotency, says who sends them, or New returns an error:
+//
+//	WithPrincipal(user), WithReauthorize(mayStill)   a user's id is stored with a request; mayStill says at its
+//	                                                 replay whether that one may still have it run
+//	WithPrincipal(user)                              enough for WithIdempotency alone: keys are each user's own
+//	Anonymous()                                      it does not matter: a request runs on nobody's behalf, and all
+//	                                                 clients share their Idempotency-Keys
+//
+// Where Replay cannot read that a route has a guard, as under gin and echo, give it mayStill too, with Reauthorize: otherwise
+// requests of principals are handed back, and expire. Middleware that asks for credentials must let a replay pass, and can
+// load the user that Replayed names.
+//
+// A request carries credentials if it has Authorization, Cookie, X-Api-Key or another header of the list to which
+// WithCredentialHeaders adds, or a TLS client's certificate. If WithPrincipal's function takes such a request for nobody's, which
+// may be a mistake, it is not parked, and refused if it has an Idempotency-Key. The same list decides what AllowHeaders refuses.
 //
 // What else lets somebody in is not recognised. The target and the body are stored
 // as they are, a token in the query included, and so are the headers given to

@@ -21,7 +21,7 @@ var (
 	// errNotReplayable: what was read shows that the request cannot be parked.
 	errNotReplayable = errors.New("httplock: the request cannot be replayed")
 	// errCredentials: the request must not be parked without a principal.
-	errCredentials = errors.New("httplock: the request carries credentials, and the route has no WithPrincipal")
+	errCredentials = errors.New("httplock: the request carries credentials, and nothing says whose they are")
 	// errUnknownForm: a later release stored it.
 	errUnknownForm   = errors.New("a form that this release does not know")
 	errMisconfigured = errors.New("httplock: the guard is misconfigured")
@@ -29,10 +29,22 @@ var (
 	errReplayWaits = errors.New("httplock: a replay does not wait for a key")
 )
 
-// ErrForbidden is for the functions of WithPrincipal: the request may not be parked, or
+// ErrForbidden is for the functions of WithPrincipal and WithReauthorize: the request may not be parked, or
 // the principal may not have it run any more. An error that wraps it is answered with
 // 403.
 var ErrForbidden = errors.New("httplock: forbidden")
+
+// NoKey is a [KeyFunc]'s error for a request that needs no key: it runs without one, as if [Skip] let it pass, and its
+// Idempotency-Key is not looked at. So one guard can stand in front of a whole engine:
+//
+//	order := httplock.ParamInt("order:", "order")
+//	key := func(r *http.Request) (string, error) {
+//		if r.PathValue("order") == "" {
+//			return "", httplock.NoKey
+//		}
+//		return order(r)
+//	}
+var NoKey = errors.New("httplock: the request needs no key") //nolint:errname,staticcheck // as fs.SkipDir, it is not a failure
 
 // BadKey marks the error of a key function as the client's fault: the answer is
 // 400, and not 500. The text of err is not sent to the client.

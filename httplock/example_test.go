@@ -75,7 +75,7 @@ func ExampleWithIdempotency() {
 	order := func(r *http.Request) (string, error) { return "order:" + r.PathValue("id"), nil }
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil } // whom your authentication found
 	perOrder := httplock.PerKey(locker.Guard(core.RejectConflicts), order,
-		httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(user), httplock.RequireIdempotencyKey()))
+		httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.WithPrincipal(user))
 	payments := 0
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders/{id}/pay", perOrder(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

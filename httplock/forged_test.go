@@ -54,7 +54,7 @@ func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
 			if _, replayed := httplock.Replayed(r.Context()); replayed {
 				replays <- r
 			}
-		}, httplock.WithPrincipal(bearer, func(_ *http.Request, principal string) error {
+		}, sentBy(bearer, func(_ *http.Request, principal string) error {
 			if principal != "user:ann" {
 				return httplock.ErrForbidden
 			}
@@ -174,7 +174,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 		}
 
 		d := openDepot(t, env, delayqueue.WithMaxAttempts(2))
-		ann := httplock.WithPrincipal(func(*http.Request) (string, error) { return "user:ann", nil }, func(r *http.Request, _ string) error {
+		ann := sentBy(func(*http.Request) (string, error) { return "user:ann", nil }, func(r *http.Request, _ string) error {
 			if strings.HasPrefix(r.URL.Path, "/forbidden/") {
 				return httplock.ErrForbidden
 			}
@@ -210,8 +210,8 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 		} {
 			d.mux.Handle(path, d.perKey(ann)(handler))
 		}
-		d.mux.Handle("/anonymous/{id}", d.perKey(httplock.ParkAnonymously())(respond(http.StatusOK)))
-		d.mux.Handle("/refused/{id}", d.perKey()(respond(http.StatusOK)))
+		d.mux.Handle("/anonymous/{id}", d.perKey(httplock.Anonymous())(respond(http.StatusOK)))
+		d.mux.Handle("/refused/{id}", d.perKey(sentBy(nobody, anybody))(respond(http.StatusOK)))
 
 		testbed.Do(d.mux, request(t, "/done/1"))
 		requireClean("run at once")

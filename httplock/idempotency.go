@@ -19,13 +19,10 @@ import (
 // one looks after the key. A request that a handler makes of its own service, with its ctx,
 // is a request by itself if it has another key, and a part of the handler's work if not.
 //
-// The guard must be exclusive: one that is shared or counted is an error. A route whose
-// requests carry credentials must say who sends them, with WithPrincipal or
-// IdempotencyPrincipal: without, such a request with a key is refused with 500, since
-// whoever guessed another's key would see the other's response. A header of your own that
-// carries credentials is not recognised as such unless WithCredentialHeaders names it, and
-// neither is a token in the target or the body: those requests are anonymous here. The host
-// is not looked at: where it says whose data a request is about, it belongs in the principal.
+// The guard must be exclusive: one that is shared or counted is an error. It says whose a key is, with [WithPrincipal], so
+// that nobody who guesses another's key sees the other's response; or with [Anonymous] that all clients share their keys.
+// Without one of the two New returns an error. The host is not looked at: where it says whose data a request is about, it
+// belongs in the principal.
 func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
 	return func(m *Middleware) error {
 		switch {
@@ -55,24 +52,6 @@ type IdempotencyOption func(*onceRules) error
 func RequireIdempotencyKey() IdempotencyOption {
 	return func(o *onceRules) error {
 		o.required = true
-		return nil
-	}
-}
-
-// IdempotencyPrincipal sets who keys belong to, where WithPrincipal is not given: the
-// same key of two principals is two keys. principal returns an id of the one who sends
-// the request; empty means anonymous, and all anonymous requests share their keys. Its
-// error refuses a request that has a key: with 403 if it wraps ErrForbidden, and else
-// with 500. It must be safe for concurrent use.
-//
-// What it returns is not stored with parked requests, so a request with a key and a
-// principal is not parked: a route that parks takes WithPrincipal, which holds here too.
-func IdempotencyPrincipal(principal func(*http.Request) (string, error)) IdempotencyOption {
-	return func(o *onceRules) error {
-		if principal == nil {
-			return invalid("IdempotencyPrincipal(nil)")
-		}
-		o.principal = principal
 		return nil
 	}
 }
@@ -116,7 +95,6 @@ func (*idempotencyKeyError) Error() string {
 type onceRules struct {
 	store       *idempotency.Store
 	required    bool
-	principal   func(*http.Request) (string, error)
 	maxResponse int
 	kept        map[string]bool
 }
@@ -130,8 +108,6 @@ func (o *onceRules) check(m *Middleware) error {
 		return invalid("WithIdempotency: the guard is shared or counted, so that the same request could run twice at a time")
 	case m.body.stream:
 		return invalid("WithIdempotency and StreamBody exclude one another: the body is a part of what is compared")
-	case o.principal != nil && m.principal != nil:
-		return invalid("IdempotencyPrincipal and WithPrincipal exclude one another")
 	}
 	return nil
 }
@@ -146,8 +122,7 @@ var (
 	// errTooLargeToCompare: its body is longer than the cap. Comes with errBodyTooLarge.
 	errTooLargeToCompare = errors.New("httplock: the body is too large for an Idempotency-Key")
 	// errWhose: nobody can say whose the key is.
-	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, " +
-		"and the route has neither WithPrincipal nor IdempotencyPrincipal")
+	errWhose = errors.New("httplock: a request with credentials has an Idempotency-Key, and the function of WithPrincipal says that it is nobody's")
 	// errDeafAdapter: the adapter cannot show what the handler answers.
 	errDeafAdapter = errors.New("httplock: the adapter does not support WithIdempotency: its Exchange has no Tap")
 	// errAnswered: the request was done before, or is parked: there is an answer.

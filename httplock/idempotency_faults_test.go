@@ -116,7 +116,7 @@ func TestRedisDownMeansNotStartedOrNotKept(t *testing.T) {
 			server.SetError("READONLY You can't write against a read only replica.")
 		}
 		count(&runs, http.StatusOK)(w, r)
-	}, httplock.WithIdempotency(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
+	}, remembering(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
 	first := testbed.Do(h, once(t, testbed.OrderPath+"?break", "k", "{}"))
 	require.Equal(t, http.StatusOK, first.Status, "the client has its response")
 	require.Equal(t, "run 1", first.Body)

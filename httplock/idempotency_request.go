@@ -88,27 +88,20 @@ func (m *Middleware) newOnce(p *requestState) (*once, error) {
 
 // onceFor is whose a request's Idempotency-Key is.
 func (m *Middleware) onceFor(p *requestState) (principal string, err error) {
-	principal, nobody := p.call.Principal, p.nobody
+	principal, err = p.principal, p.whose
 	if p.replay != nil {
-		if m.principal != nil || onceFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request) {
+		if onceFrom(p.x.Request.Context()) == nil && p.replay.isFor(p.x.Request) {
 			return p.replay.principal, nil
 		}
-		// A request that the handler makes is whose it was when the handler was not replayed.
-		principal, nobody = m.onBehalfOf(p.x.Request)
+		// A request that the handler makes is whose it was when the handler was not replayed, and had the client's credentials.
+		if principal, err = m.onBehalfOf(p.x); m.principal != nil && (principal == "" || err != nil) {
+			return p.replay.principal, nil //nolint:nilerr // without them the function cannot know
+		}
 	}
-	switch {
-	case m.once.principal == nil && errors.Is(nobody, errCredentials):
+	if errors.Is(err, errCredentials) {
 		return "", errWhose
-	case m.once.principal == nil:
-		return principal, nobody
 	}
-	if principal, err = m.once.principal(p.x.Request); err != nil {
-		return "", fmt.Errorf("httplock: the principal function failed: %w", err)
-	}
-	if principal != "" { // its replay would not know whose it is
-		p.nobody = cmp.Or(p.nobody, errNotReplayable)
-	}
-	return principal, nil
+	return principal, err
 }
 
 // lockKey is the key of requests that exclude only their like.

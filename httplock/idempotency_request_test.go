@@ -79,7 +79,7 @@ func TestResponsesThatAreNotKept(t *testing.T) {
 		}, httplock.KeepResponseBody(10))
 		front := http.Handler(h)
 		if name == "begun in front" { // as ServeMux cannot, some frameworks can
-			m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), httplock.WithIdempotency(newIdempotency(t, b)))
+			m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), remembering(newIdempotency(t, b)))
 			require.NoError(t, err)
 			front = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				m.Serve(httplock.Exchange{
@@ -252,7 +252,7 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 		return httplock.PerKey(b.Locker.Guard(&testbed.Parking{}), key)(next)
 	}
 	mux := http.NewServeMux()
-	opt := httplock.WithIdempotency(newIdempotency(t, b))
+	opt := remembering(newIdempotency(t, b))
 	shop := func(*http.Request) (string, error) { return "shop", nil }
 	mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, opt)(
 		// One that looks at the header too, for another lock, leaves it to the outer one.
@@ -269,7 +269,7 @@ func TestRefusalsOfAnInnerGuardAreNotKept(t *testing.T) {
 // What a handler asks of its own service, under another key, is a request by itself.
 func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	opt := httplock.WithIdempotency(newIdempotency(t, b))
+	opt := remembering(newIdempotency(t, b))
 	guarded := func(key httplock.KeyFunc, next http.HandlerFunc) http.Handler {
 		return httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, opt)(next)
 	}
@@ -299,7 +299,7 @@ func TestARequestThatAHandlerMakesHasAKeyOfItsOwn(t *testing.T) {
 // guard that the request met first does: what the handler made of it is not kept.
 func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	opt := httplock.WithIdempotency(newIdempotency(t, b))
+	opt := remembering(newIdempotency(t, b))
 	guarded := func(key string, next http.Handler, opts ...httplock.Option) http.Handler {
 		return httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return key, nil }, opts...)(next)
 	}
@@ -324,25 +324,31 @@ func TestRefusalsBehindARequestThatAHandlerMakesAreNotKept(t *testing.T) {
 func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 	tenant := func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }
 	for name, test := range map[string]struct {
-		whose   []httplock.IdempotencyOption
-		without bool // the handler's own request has no Idempotency-Key
+		whose   httplock.Option
+		client  bool // the handler hands the client's credentials on
+		without bool // only the handler's own request has an Idempotency-Key
 	}{
-		"its own principal's":                          {whose: []httplock.IdempotencyOption{httplock.IdempotencyPrincipal(tenant)}},
-		"its own principal's, the only one with a key": {whose: []httplock.IdempotencyOption{httplock.IdempotencyPrincipal(tenant)}, without: true},
-		"nobody's":                          {},
-		"nobody's, the only one with a key": {without: true},
+		"its own principal's":                          {whose: httplock.WithPrincipal(tenant)},
+		"its own principal's, the only one with a key": {whose: httplock.WithPrincipal(tenant), without: true},
+		"the client's":                                 {whose: httplock.WithPrincipal(bearer), client: true},
+		"the client's, the only one with a key":        {whose: httplock.WithPrincipal(bearer), client: true, without: true},
+		"nobody's":                                     {whose: httplock.Anonymous()},
+		"nobody's, the only one with a key":            {whose: httplock.Anonymous(), without: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
 			store := newIdempotency(t, d.Bed)
 			var orders atomic.Int64
-			d.mux.Handle("/orders/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store, test.whose...))(count(&orders, 200)))
+			d.mux.Handle("/orders/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), test.whose)(count(&orders, 200)))
 			batch := httplock.PerKey(d.guard, func(*http.Request) (string, error) { return "batch", nil }, httplock.WithStatusPath("/tickets/"),
-				httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(store))
+				sentBy(bearer, anybody), httplock.WithIdempotency(store))
 			d.mux.Handle("/batches", batch(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				for _, tenant := range []string{"a", "b"} {
 					item := once(t, testbed.OrderPath, "item", "{}").WithContext(r.Context())
-					if item.Header.Set("X-Tenant", tenant); test.whose == nil {
+					if test.client {
+						item.Header["Authorization"] = r.Header["Authorization"]
+					}
+					if item.Header.Set("X-Tenant", tenant); !strings.HasPrefix(name, "its own") {
 						item.Header.Set("Idempotency-Key", "item-"+tenant)
 					}
 					_, _ = fmt.Fprint(w, testbed.Do(d.mux, item).Body, "; ")
@@ -370,7 +376,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	log := &testbed.Log{}
-	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), httplock.WithIdempotency(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
+	m, err := httplock.New(b.Locker.Guard(core.RejectConflicts), remembering(newIdempotency(t, b)), httplock.WithLogger(log.Logger()))
 	require.NoError(t, err)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		m.Serve(httplock.Exchange{
@@ -394,7 +400,7 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 			w.Header().Set("Etag", `"v1"`)
 			w.WriteHeader(http.StatusCreated)
 			_, _ = fmt.Fprintf(w, "run %d", runs.Add(1))
-		}, httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+		}, sentBy(bearer, anybody), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 		post := func(body string) testbed.Answer {
 			r := once(t, testbed.OrderPath, `"k"`, body)
 			r.Header.Set("Authorization", "Bearer "+testbed.Secret)
@@ -499,20 +505,6 @@ func TestATicketIsGoodUntilItExpires(t *testing.T) {
 	}, "it is parked anew")
 }
 
-// With a principal that is not stored, a request is not parked: its replay could not be
-// told from anybody else's.
-func TestAPrincipalOfKeysAloneIsNotParkedWith(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
-	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
-	d.handle(mustNotRun(t), httplock.WithIdempotency(newIdempotency(t, d.Bed), httplock.IdempotencyPrincipal(user)))
-	d.Hold(t)
-	r := once(t, testbed.OrderPath, "k", "{}")
-	r.Header.Set("X-User", "ann")
-	testbed.RequireProblem(t, testbed.Do(d.mux, r), http.StatusConflict, "conflict", true)
-	d.requireNothingParked(t)
-	requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))
-}
-
 func TestAKeyCostsOneScriptBeforeAndOneAfter(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	h := idempotent(t, b, nil, ok)
@@ -541,7 +533,7 @@ func TestRecordsHoldNoSecrets(t *testing.T) {
 		b := testbed.New(t, env)
 		who := func(*http.Request) (string, error) { return "principal-" + testbed.Secret, nil }
 		m := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey,
-			httplock.WithIdempotency(newIdempotency(t, b), httplock.IdempotencyPrincipal(who)))
+			httplock.WithIdempotency(newIdempotency(t, b)), httplock.WithPrincipal(who))
 		scan := func() {
 			for _, name := range redistest.Keys(t, b.Redis, b.Prefix) {
 				left, err := b.Redis.PTTL(context.Background(), name).Result()

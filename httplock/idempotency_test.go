@@ -273,7 +273,7 @@ func TestRequestsMadeAtOnceRunOnce(t *testing.T) {
 			var runs, running atomic.Int64
 			started, finish := make(chan struct{}, n), make(chan struct{})
 			mux := http.NewServeMux()
-			mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(test.policy), test.key, httplock.WithIdempotency(newIdempotency(t, b)))(
+			mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(test.policy), test.key, remembering(newIdempotency(t, b)))(
 				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					assert.EqualValues(t, 1, running.Add(1))
 					defer running.Add(-1)
@@ -388,11 +388,11 @@ func TestKeysThatAreMissingOrMalformed(t *testing.T) {
 	testbed.RequireProblem(t, testbed.Do(h, once(t, testbed.OrderPath, `"a`, "{}")), http.StatusBadRequest, "idempotency-key-malformed", false)
 
 	// Where it is the lock's key too, it must be there.
-	own := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, httplock.WithIdempotency(newIdempotency(t, b)))(mustNotRun(t))
+	own := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, remembering(newIdempotency(t, b)))(mustNotRun(t))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
 	template, err := httplock.Template("{idempotency_key}")
 	require.NoError(t, err)
-	own = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), template, httplock.WithIdempotency(newIdempotency(t, b)))(http.HandlerFunc(ok))
+	own = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), template, remembering(newIdempotency(t, b)))(http.HandlerFunc(ok))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
 	requireReplayed(t, testbed.Do(own, once(t, "/", "k", "")), testbed.Do(own, once(t, "/", "k", "")))
 	alone := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey)(mustNotRun(t))
@@ -431,7 +431,7 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 	guard := b.Locker.Guard(core.RejectConflicts)
 	store := newIdempotency(t, b)
 	for _, pattern := range []string{"POST /orders/{id}", "PUT /orders/{id}", "POST /orders/{id}/refund"} {
-		mux.Handle(pattern, httplock.PerKey(guard, orderKey, httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(who)))(count(&runs, http.StatusOK)))
+		mux.Handle(pattern, httplock.PerKey(guard, orderKey, httplock.WithIdempotency(store), httplock.WithPrincipal(who))(count(&runs, http.StatusOK)))
 	}
 	ask := func(method, target, from string) testbed.Answer {
 		r := testbed.Request(t, method, target, "{}")
@@ -458,7 +458,7 @@ func TestKeysBelongToARouteAndAPrincipal(t *testing.T) {
 
 	// With its own key as the lock's, nobody's keys are in the way of another's.
 	started, finish := make(chan struct{}, 2), make(chan struct{})
-	own := httplock.PerKey(guard, httplock.IdempotencyKey, httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(who)))(
+	own := httplock.PerKey(guard, httplock.IdempotencyKey, httplock.WithIdempotency(store), httplock.WithPrincipal(who))(
 		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { started <- struct{}{}; <-finish }))
 	var both sync.WaitGroup
 	for _, from := range []string{"ann", "bob"} {
@@ -478,14 +478,14 @@ func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 	withToken := once(t, testbed.OrderPath, "k", "{}")
 	withToken.Header.Set("Authorization", "Bearer "+testbed.Secret)
 	store := httplock.WithIdempotency(newIdempotency(t, b))
-	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), store, httplock.WithLogger(log.Logger()))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), store, httplock.WithPrincipal(nobody), httplock.WithLogger(log.Logger()))
 	testbed.RequireProblem(t, testbed.Do(h, withToken), http.StatusInternalServerError, "misconfigured", false)
-	require.Contains(t, log.String(), "IdempotencyPrincipal")
+	require.Contains(t, log.String(), "the function of WithPrincipal says that it is nobody's")
 	require.NotContains(t, log.String(), testbed.Secret)
 
 	for name, opt := range map[string]httplock.Option{
-		"anonymous": httplock.ParkAnonymously(),
-		"principal": httplock.WithPrincipal(bearer, anybody),
+		"anonymous": httplock.Anonymous(),
+		"principal": sentBy(bearer, anybody),
 	} {
 		h := guarded(b.Locker.Guard(core.RejectConflicts), ok, store, opt)
 		r := once(t, testbed.OrderPath, `"`+name+`"`, "{}")
@@ -505,7 +505,7 @@ func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	byTenant := func(r *http.Request) (string, error) { return "tenant:" + r.Header.Get("X-Tenant"), nil }
-	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), byTenant, httplock.WithIdempotency(newIdempotency(t, b)))(count(&runs, http.StatusOK))
+	h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), byTenant, remembering(newIdempotency(t, b)))(count(&runs, http.StatusOK))
 	r := once(t, "/", "k", "{}")
 	r.Header.Set("X-Tenant", "a")
 	require.Equal(t, http.StatusOK, testbed.Do(h, r).Status)
@@ -517,7 +517,7 @@ func TestTheLocksKeyIsPartOfThePayload(t *testing.T) {
 
 func TestBodiesTooLargeToCompareAreRefused(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithMaxBody(10), httplock.WithIdempotency(newIdempotency(t, b)))
+	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithMaxBody(10), remembering(newIdempotency(t, b)))
 	require.Equal(t, http.StatusOK, testbed.Do(h, once(t, testbed.OrderPath, "k", "0123456789")).Status)
 	for _, length := range []int64{11, -1} {
 		r := once(t, testbed.OrderPath, "k2", "0123456789a")
@@ -533,29 +533,22 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	store := newIdempotency(t, b)
-	nobody := func(*http.Request) (string, error) { return "", nil }
 	for name, opts := range map[string][]httplock.Option{
-		"nil store":     {httplock.WithIdempotency(nil)},
-		"nil option":    {httplock.WithIdempotency(store, nil)},
-		"twice":         {httplock.WithIdempotency(store), httplock.WithIdempotency(store)},
-		"nil principal": {httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(nil))},
-		"negative body": {httplock.WithIdempotency(store, httplock.KeepResponseBody(-1))},
-		"immense body":  {httplock.WithIdempotency(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
-		"cookies":       {httplock.WithIdempotency(store, httplock.KeepResponseHeaders("set-cookie"))},
-		"two principals": {
-			httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(nobody)), httplock.WithPrincipal(bearer, anybody),
-		},
-		"two principals, the other way": {
-			httplock.WithPrincipal(bearer, anybody), httplock.WithIdempotency(store, httplock.IdempotencyPrincipal(nobody)),
-		},
+		"nobody's":      {httplock.WithIdempotency(store)},
+		"nil store":     {httplock.WithIdempotency(nil), httplock.Anonymous()},
+		"nil option":    {remembering(store, nil)},
+		"twice":         {remembering(store), remembering(store)},
+		"negative body": {remembering(store, httplock.KeepResponseBody(-1))},
+		"immense body":  {remembering(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
+		"cookies":       {remembering(store, httplock.KeepResponseHeaders("set-cookie"))},
 	} {
 		_, err := httplock.New(guard, opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
 	for name, opt := range map[string]core.AcquireOption{"shared": core.Shared(), "counted": core.Counted(2)} {
-		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, opt), httplock.WithIdempotency(store))
+		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, opt), remembering(store))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
-	_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, core.Counted(1)), httplock.WithIdempotency(store, httplock.KeepResponseBody(0)))
+	_, err := httplock.New(b.Locker.Guard(core.RejectConflicts, core.Counted(1)), remembering(store, httplock.KeepResponseBody(0)))
 	require.NoError(t, err)
 }

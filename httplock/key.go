@@ -7,19 +7,23 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+
+	"github.com/perkey-go/perkey/internal/keytext"
 )
 
 // KeyFunc returns the key of a request. An error that wraps BadKey's or
 // core.ErrInvalidKey is the client's fault: the answer is 400. Any other error is
-// ours: 500, and it is logged. The request does not run either way.
+// ours: 500, and it is logged. The request does not run either way. Only the error [NoKey] lets
+// it run, without a key.
 //
 // Under every framework the request has the path parameters of the matched route
 // as its PathValue, and the route as its Pattern. A KeyFunc may read the body if it
 // leaves another in the request that reads the same: the handler gets that one. It
 // must be safe for concurrent use.
 //
-// Param, Query, Header, JSONField and Value make the usual ones, Join and Hash
-// combine them, Template reads them from a line of text.
+// Param, ParamInt, ParamUUID, Query, Header, JSONField, Form and Value make the usual ones, Join, Hash and
+// Canonical combine them, Template reads them from a line of text. What a service takes for the same thing must make
+// the same key, or two requests for it run at once: locktest.RequireOneAtATime tests it.
 //
 // For a replay it must find what it found when the request was parked. On a route
 // that parks, a header that it reads must be given to AllowHeaders, unless it is
@@ -35,19 +39,40 @@ type KeyFunc func(*http.Request) (string, error)
 // The value is the one that the framework tells its handlers, so that of a wildcard
 // for the rest of the path begins with a slash under gin, and not elsewhere. Where a
 // router leaves percent-encoding in it, as chi and echo may, it is undone: /orders/42
-// and /orders/%34%32 are one order. A path that is written so that one cannot tell
-// whether it was left is refused with 400.
+// and /orders/%34%32 are one order. So it is for every key function. What a handler takes for the
+// same thing must make the same key: where it takes 42 and 042 for one order, use [ParamInt].
 func Param(prefix, name string) KeyFunc {
 	return from(prefix, "path parameter", name, func(r *http.Request) (string, error) {
-		v, err := plainValue(r.URL, r.PathValue(name))
-		if err != nil {
-			return "", BadKey(fmt.Errorf("path parameter %q: %w", name, err))
-		}
+		v := r.PathValue(name)
 		if v == "" {
 			return "", unlessRouteHas(r, name)
 		}
 		return v, nil
 	})
+}
+
+// ParamInt is Param for a path parameter that is a whole number, in decimal digits with a sign or without. However a
+// client writes it, it makes one key: 42, 042 and +42 are "order:42", as for a handler that uses strconv.Atoi. Anything
+// else is refused with 400.
+func ParamInt(prefix, name string) KeyFunc { return canonicalParam(prefix, name, keytext.Int) }
+
+// ParamUUID is Param for a path parameter that is a UUID. It makes one key, in lower case and with hyphens, of the forms
+// that the usual parsers take: in any case, without hyphens, in braces, behind urn:uuid:. Anything else is refused
+// with 400.
+func ParamUUID(prefix, name string) KeyFunc { return canonicalParam(prefix, name, keytext.UUID) }
+
+func canonicalParam(prefix, name string, write func(string) (string, error)) KeyFunc {
+	param := Param("", name)
+	return func(r *http.Request) (string, error) {
+		v, err := param(r)
+		if err != nil {
+			return "", err
+		}
+		if v, err = write(v); err != nil {
+			return "", BadKey(fmt.Errorf("path parameter %q: %w", name, err))
+		}
+		return prefix + v, nil
+	}
 }
 
 // Query takes the key from the first value of a query parameter, as Param does from

@@ -12,7 +12,7 @@ import (
 // Join makes one key of several, with "|" between them: Join(Header("tenant:",
 // "X-Tenant"), Param("order:", "id")) makes "tenant:7|order:42". A "|" or "%" in a
 // part becomes %7C or %25, so that different parts never make the same key. The first
-// part that fails decides. Without parts, and with a nil one, every request is
+// part that fails, or that says [NoKey], decides. Without parts, and with a nil one, every request is
 // refused with 500.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 {
@@ -59,7 +59,34 @@ func Hash(key KeyFunc) KeyFunc {
 	if key == nil {
 		return failing(invalid("Hash: the key function is nil"))
 	}
-	hash := func(k string) (string, error) { return keytext.Hash(k, core.MaxKeyLen, core.ValidateKey) }
+	return then(key, func(k string) (string, error) { return keytext.Hash(k, core.MaxKeyLen, core.ValidateKey) })
+}
+
+// Canonical has f write the keys that key makes, so that all ways to say one thing make one key:
+//
+//	httplock.Canonical(httplock.Param("user:", "email"), func(k string) (string, error) { return strings.ToLower(k), nil })
+//
+// f gets the whole key. One that takes the value apart is given it without a prefix, and puts that in front of what it
+// returns. Its error, or an empty string, is the client's fault: 400. f must be safe for concurrent use. If key or f is
+// nil every request is refused with 500. For numbers and UUIDs there are [ParamInt] and [ParamUUID].
+func Canonical(key KeyFunc, f func(key string) (string, error)) KeyFunc {
+	if key == nil || f == nil {
+		return failing(invalid("Canonical: the key function, or the one that writes its keys, is nil"))
+	}
+	return then(key, func(k string) (string, error) {
+		written, err := f(k)
+		switch {
+		case err != nil:
+			return "", BadKey(err)
+		case written == "":
+			return "", BadKey(errors.New("its canonical form is empty"))
+		}
+		return written, nil
+	})
+}
+
+// then makes another key of each that key makes, be it known only later.
+func then(key KeyFunc, f func(string) (string, error)) KeyFunc {
 	return func(r *http.Request) (string, error) {
 		k, err := key(r)
 		if by, ok := errors.AsType[*idempotencyKeyError](err); ok {
@@ -68,12 +95,12 @@ func Hash(key KeyFunc) KeyFunc {
 				if err != nil {
 					return "", err
 				}
-				return hash(k)
+				return f(k)
 			}}
 		}
 		if err != nil {
 			return "", err
 		}
-		return hash(k)
+		return f(k)
 	}
 }

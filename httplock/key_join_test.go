@@ -20,7 +20,7 @@ func TestJoin_KeepsPartsBesideIdempotencyKey(t *testing.T) {
 	keyOf := func(key httplock.KeyFunc, shop, once string) string {
 		b := testbed.New(t, redistest.Embedded(t)) // the same Idempotency-Key, for another key, would be refused
 		var got string
-		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, httplock.WithIdempotency(newIdempotency(t, b)))(
+		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, remembering(newIdempotency(t, b)))(
 			http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				if lease, held := core.LeaseFrom(r.Context()); held {
 					got = lease.Key()
@@ -57,7 +57,7 @@ func TestJoin_PartBesideIdempotencyKeyFails(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	shop := httplock.Header("shop:", "X-Shop")
 	for _, key := range []httplock.KeyFunc{httplock.Join(shop, httplock.IdempotencyKey), httplock.Join(httplock.IdempotencyKey, shop)} {
-		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, httplock.WithIdempotency(newIdempotency(t, b)))(mustNotRun(t))
+		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, remembering(newIdempotency(t, b)))(mustNotRun(t))
 		testbed.RequireProblem(t, testbed.Do(h, once(t, "/", "k", "")), http.StatusBadRequest, "bad-key", false)
 		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, "/", ""), http.StatusBadRequest, "bad-key", false)
 	}

@@ -11,8 +11,8 @@ import (
 type Match struct {
 	// Pattern is the route, as the framework writes it: "/orders/:id". Empty: none.
 	Pattern string
-	// Params are the path parameters, by name. Percent-encoding that the router left in
-	// them is undone. Nil: none.
+	// Params are the path parameters as the router has them, by name. Percent-encoding that it left
+	// in them is undone, which is known from the pattern and the request's path. Nil: none.
 	Params iter.Seq2[string, string]
 	// Context is the context that the key function sees, which should be derived
 	// from the request's. Nil: the request's own.
@@ -50,11 +50,13 @@ func (m Match) request(r *http.Request) *http.Request {
 	seen.Form, seen.PostForm, seen.MultipartForm = r.Form, r.PostForm, r.MultipartForm
 	seen.Pattern = m.Pattern
 	if m.Params != nil {
+		var params []pathParam
 		for name, value := range m.Params {
-			if plain, err := plainValue(r.URL, value); err == nil { // if not, Param refuses it
-				value = plain
-			}
-			seen.SetPathValue(name, value)
+			params = append(params, pathParam{name, value})
+		}
+		decodeParams(m.Pattern, params, r)
+		for _, p := range params {
+			seen.SetPathValue(p.name, p.value)
 		}
 	}
 	return seen

@@ -1,41 +1,75 @@
 package httplock
 
 import (
-	"cmp"
-	"errors"
+	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
-var errAmbiguousPath = errors.New("its percent-encoding can be read in two ways")
-
-// plainValue undoes the percent-encoding of a path parameter, if the router left it in. Routers
-// do not say whether they did, and to undo it twice would make another value of it; so it
-// is looked for in the path as it was sent, and as it reads. A path that has the value in
-// both forms, as a client may write one, is refused: there is no telling which is meant.
-//
-// What it returns stays the same if it is given to it again.
-func plainValue(u *url.URL, value string) (string, error) {
-	if u == nil || !strings.Contains(value, "%") {
-		return value, nil
+// routed has a key function see the path parameters as they read. http.ServeMux decodes them; another router of net/http,
+// such as chi, may not.
+func routed(key KeyFunc) KeyFunc {
+	if key == nil {
+		return incomplete
 	}
-	sent := cmp.Or(u.RawPath, u.EscapedPath())
-	encoded, plain := hasSegments(sent, value), hasSegments(u.Path, value)
-	switch {
-	case encoded && plain:
-		return "", errAmbiguousPath
-	case !encoded && !plain: // a part of a segment, or of another path
-		encoded = strings.Contains(sent, value) && !strings.Contains(u.Path, value)
-	}
-	if encoded {
-		if decoded, err := url.PathUnescape(value); err == nil {
-			return decoded, nil
+	return func(r *http.Request) (string, error) {
+		if !strings.Contains(r.URL.EscapedPath(), "%") {
+			return key(r)
 		}
+		return Match{Pattern: r.Pattern, Params: func(yield func(name, value string) bool) {
+			for _, name := range PatternParams(r.Pattern) {
+				if !yield(name, r.PathValue(name)) {
+					return
+				}
+			}
+		}}.Key(key, r)
 	}
-	return value, nil
 }
 
-// hasSegments reports whether a path has a segment, or some in a row, that read so.
-func hasSegments(path, segments string) bool {
-	return strings.Contains(path+"/", "/"+strings.Trim(segments, "/")+"/")
+// pathParam is a path parameter as a router has it.
+type pathParam struct{ name, value string }
+
+// decodeParams undoes the percent-encoding of path parameters, if the router left it in. It did if the pattern with the
+// values in the parameters' places is the path as it was sent. Where it is neither that nor the path as it reads, since
+// somebody has changed the path or the pattern, a value that may be encoded is lost: it becomes empty.
+func decodeParams(pattern string, params []pathParam, r *http.Request) {
+	if !slices.ContainsFunc(params, func(p pathParam) bool { return strings.Contains(p.value, "%") }) {
+		return
+	}
+	matched := fill(pattern, params)
+	is := func(of func(*url.URL) string) bool {
+		sent, err := url.ParseRequestURI(r.RequestURI) // before a prefix was stripped
+		return matched == segments(of(r.URL)) || err == nil && matched == segments(of(sent))
+	}
+	encoded := is((*url.URL).EscapedPath)
+	if !encoded && is(func(u *url.URL) string { return u.Path }) {
+		return
+	}
+	for i, p := range params {
+		if value, err := url.PathUnescape(p.value); encoded && err == nil {
+			params[i].value = value
+		} else if strings.Contains(p.value, "%") {
+			params[i].value = ""
+		}
+	}
+}
+
+// fill returns the segments of the path that makes a router find the parameters.
+func fill(pattern string, params []pathParam) string {
+	var path strings.Builder
+	for part := range patternParts(pattern) {
+		if part.name == "" {
+			path.WriteString(strings.ReplaceAll(part.text, `\:`, ":"))
+		} else if i := slices.IndexFunc(params, func(p pathParam) bool { return p.name == part.name }); i >= 0 {
+			path.WriteString(params[i].value)
+		}
+	}
+	s := strings.TrimSuffix(path.String(), "{$}")
+	return segments(s[max(strings.IndexByte(s, '/'), 0):]) // without a host
+}
+
+// segments is a path without the slashes that routers add and leave out: at its ends, and where there are several in a row.
+func segments(path string) string {
+	return strings.Join(strings.FieldsFunc(path, func(c rune) bool { return c == '/' }), "/")
 }

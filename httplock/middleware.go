@@ -36,7 +36,7 @@ type Middleware struct {
 
 	principal       func(*http.Request) (string, error)
 	reauthorize     func(r *http.Request, principal string) error
-	parkAnonymously bool
+	anonymous       bool
 	warnCredentials sync.Once
 	warnClosed      sync.Once
 }
@@ -67,7 +67,7 @@ type Exchange struct {
 	// Skip lets the request pass without the key, as the option of that name does.
 	Skip bool
 	// Framework is the framework's context, or whatever the adapter's own options look
-	// for in a Problem. It may be nil.
+	// for in a Problem, and by FrameworkFrom. It may be nil.
 	Framework any
 	// Problem takes what would be written in place of Next's response, if no option has
 	// it handled: the adapter answers it after Serve. Nil: a problem document is written.
@@ -97,7 +97,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 			return nil, err
 		}
 	}
-	if err := cmp.Or(m.once.check(m), m.body.check(), m.checkCredentials()); err != nil {
+	if err := cmp.Or(m.once.check(m), m.body.check(), m.checkCredentials(), m.checkPrincipal()); err != nil {
 		return nil, err
 	}
 	return m, nil

@@ -96,55 +96,6 @@ func AllowHeaders(names ...string) Option {
 	return func(m *Middleware) error { return addHeaders(m.keptHeaders, neverStored, "AllowHeaders", names) }
 }
 
-// WithPrincipal lets the route park requests that say who sent them. It is no
-// authentication: what principal returns decides on parking only. Credentials
-// are not stored, but principal returns an id of the one on whose behalf the
-// request is, such as a user's, which is stored with it: at most 256 printable
-// bytes, and nothing that would let anybody in. Empty means anonymous. It is called
-// for each request that needs the key, but for no replay, and must be safe for
-// concurrent use. Its error lets the request run if the key is free, but not be
-// parked: the answer is then 403 if it wraps ErrForbidden, and else 500. With
-// WithIdempotency, which asks it whose an Idempotency-Key is, a request that has one
-// is answered so whether or not the key is free.
-//
-// Before the handler of a replay runs, whether or not Skip lets it pass,
-// reauthorize says whether that principal may still have it run, which may be long
-// after the request was parked. It is called for anonymous requests too, with an
-// empty principal. An error that wraps ErrForbidden is the replay's result: its
-// status is 403, and the handler never runs. Any other error is tried again by the
-// queue. [Replay] may need it too: see [Reauthorize]. r has the replay's ctx, and no credentials.
-//
-// Without this option, requests with credentials (see WithCredentialHeaders) are not
-// parked but answered as if the guard rejected them, unless ParkAnonymously is given.
-func WithPrincipal(principal func(*http.Request) (string, error), reauthorize func(r *http.Request, principal string) error) Option {
-	return func(m *Middleware) error {
-		if principal == nil || reauthorize == nil {
-			return invalid("WithPrincipal: a function is nil: the first says who sends a request, the second whether that one may still have it run when it is replayed")
-		}
-		if m.parkAnonymously {
-			return errBothPark
-		}
-		m.principal, m.reauthorize = principal, reauthorize
-		return nil
-	}
-}
-
-// ParkAnonymously lets requests be parked without their credentials (see
-// [WithCredentialHeaders]), and replayed on nobody's behalf: for routes that do not look at
-// them. With WithIdempotency all requests share their Idempotency-Keys, whatever
-// their credentials. See WithPrincipal for the others.
-func ParkAnonymously() Option {
-	return func(m *Middleware) error {
-		if m.principal != nil {
-			return errBothPark
-		}
-		m.parkAnonymously = true
-		return nil
-	}
-}
-
-var errBothPark = invalid("WithPrincipal and ParkAnonymously exclude one another")
-
 // WithLogger sets where refusals that are our fault are logged. Default:
 // slog.Default.
 func WithLogger(log *slog.Logger) Option {

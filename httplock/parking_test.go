@@ -46,7 +46,7 @@ func (d *depot) handle(handler http.HandlerFunc, opts ...httplock.Option) {
 
 func (d *depot) perKey(opts ...httplock.Option) func(http.Handler) http.Handler {
 	opts = append([]httplock.Option{httplock.WithStatusPath("/tickets/"), httplock.WithLogger(d.log.Logger())}, opts...)
-	return httplock.PerKey(d.guard, orderKey, opts...)
+	return httplock.PerKey(d.guard, orderKey, said(d.guard, opts)...)
 }
 
 // work starts a worker that is stopped with the test.

@@ -30,7 +30,7 @@ func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 	if m != nil && (key == nil || next == nil) {
 		m = FailClosed(invalid("Handler: the key function or the handler is nil"))
 	}
-	return &guarded{m, key, next}
+	return &guarded{m, routed(key), next}
 }
 
 // guarded is a handler with its guard.

@@ -234,7 +234,7 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 			<-d.Conflicts
 			release()
 		}()
-		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer(), httplock.WithLogger(d.log.Logger())))
+		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer(), sentBy(nobody, anybody), httplock.WithLogger(d.log.Logger())))
 		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 		r.Header.Set("Prefer", "respond-async")
 		change(r)

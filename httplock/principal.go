@@ -1,25 +1,110 @@
 package httplock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+
+	"github.com/perkey-go/perkey/core"
 )
 
-// onBehalfOf returns the principal that a request is parked with, or why it is
-// not to be parked.
-func (m *Middleware) onBehalfOf(r *http.Request) (string, error) {
+// WithPrincipal says who sends a request. It is no authentication: the principal decides on whose behalf a request is
+// parked, whose an Idempotency-Key is, and whose requests [WithMaxWaitersPerPrincipal] counts together. principal returns
+// an id, such as a user's, or an address where nobody signs in: at most 256 printable bytes, and nothing that would let
+// anybody in, since it is stored with a parked request, whose credentials are not. It is called once for a request that needs
+// the key, but for no replay, and must be safe for concurrent use.
+//
+// Empty means anonymous, which a request with credentials (see [WithCredentialHeaders]) is not: it is not parked then, but answered
+// as if the guard rejected it, and refused with 500 if it has an Idempotency-Key. Where such a request is nobody's, as
+// a visitor's with cookies, return a name for all of these, such as "visitor".
+//
+// An error of principal refuses a request that has an Idempotency-Key, or would be parked, or behind
+// WithMaxWaitersPerPrincipal any: the answer is 403 if it wraps [ErrForbidden], and else 500. Others run if the key is free.
+//
+// A guard whose policy may park requests, or that has [WithIdempotency], needs WithPrincipal or [Anonymous]: without, New
+// returns an error. One that may park needs [WithReauthorize] too. A policy is known to park if it is a
+// core.PreferencePolicy that honors Async, as delayqueue.Policy is. Behind one that parks and is none, all requests are
+// anonymous if nothing else is said.
+func WithPrincipal(principal func(*http.Request) (string, error)) Option {
+	return func(m *Middleware) error {
+		if principal == nil {
+			return invalid("WithPrincipal(nil)")
+		}
+		m.principal = principal
+		return nil
+	}
+}
+
+// WithReauthorize says whether the principal of a parked request may still have it run, which may be long after it was
+// parked. It is asked before the handler of a replay runs, whether or not Skip lets it pass, and for anonymous requests
+// too, with an empty principal. An error that wraps [ErrForbidden] is the replay's result: its status is 403, and the
+// handler never runs. Any other error is tried again by the queue. [Replay] may need it too: see [Reauthorize]. r has the
+// replay's ctx, and no credentials. reauthorize must be safe for concurrent use.
+func WithReauthorize(reauthorize func(r *http.Request, principal string) error) Option {
+	return func(m *Middleware) error {
+		if reauthorize == nil {
+			return invalid("WithReauthorize(nil)")
+		}
+		m.reauthorize = reauthorize
+		return nil
+	}
+}
+
+// Anonymous says that it does not matter who sends a request, whatever its credentials: for routes that do not look at
+// them. Requests are parked without them, and run on nobody's behalf; all clients share their Idempotency-Keys. See
+// [WithPrincipal] for the others.
+func Anonymous() Option {
+	return func(m *Middleware) error {
+		m.anonymous = true
+		return nil
+	}
+}
+
+// checkPrincipal is called once all options are known.
+func (m *Middleware) checkPrincipal() error {
+	parks, known := m.guard.Honors(core.Preference{Async: true}).Async, m.principal != nil
 	switch {
-	case m.principal != nil:
-		principal, err := m.principal(r)
-		if err != nil {
+	case known && m.anonymous:
+		return invalid("WithPrincipal and Anonymous exclude one another")
+	case m.reauthorize != nil && !known:
+		return invalid("WithReauthorize needs WithPrincipal, which says who sends a request")
+	case m.waiters != nil && !known:
+		return invalid("WithMaxWaitersPerPrincipal needs WithPrincipal, which says who sends a request")
+	case parks && !known && !m.anonymous:
+		return invalid("the guard's policy may park requests, and nothing says on whose behalf: want WithPrincipal and WithReauthorize, " +
+			"or Anonymous if the route does not look at who sends a request")
+	case parks && known && m.reauthorize == nil:
+		return invalid("the guard's policy may park requests, and nothing says whether their principals may still have them run " +
+			"later: want WithReauthorize")
+	case m.once != nil && !known && !m.anonymous:
+		return invalid("WithIdempotency keeps responses, and nothing says whose they are: want WithPrincipal, " +
+			"or Anonymous if all clients may see them")
+	}
+	return nil
+}
+
+type frameworkKey struct{}
+
+// FrameworkFrom returns the [Exchange]'s Framework from the ctx of the request that [WithPrincipal]'s function is given. It
+// is for adapters. Nil: there is none.
+func FrameworkFrom(ctx context.Context) any { return ctx.Value(frameworkKey{}) }
+
+// onBehalfOf returns a request's principal, or why nothing may be stored on anybody's behalf.
+func (m *Middleware) onBehalfOf(x Exchange) (principal string, err error) {
+	r := x.Request
+	if m.principal != nil {
+		if x.Framework != nil {
+			r = r.WithContext(context.WithValue(r.Context(), frameworkKey{}, x.Framework))
+		}
+		if principal, err = m.principal(r); err != nil {
 			return "", fmt.Errorf("httplock: the principal function failed: %w", err)
 		}
-		return principal, nil
-	case !m.parkAnonymously && m.carriesCredentials(r):
+	}
+	if principal == "" && !m.anonymous && m.carriesCredentials(r) {
 		return "", errCredentials
 	}
-	return "", nil
+	return principal, nil
 }
 
 // authorized asks whether a replay may still be run on its principal's behalf,
@@ -50,5 +135,5 @@ func requireAuthorized(replay *replay, key string) error {
 	if replay == nil || replay.principal == "" || key != replay.key || replay.isAuthorized() {
 		return nil
 	}
-	return errors.New("httplock: the request was parked on a principal's behalf, and the route has no WithPrincipal now")
+	return errors.New("httplock: the request was parked on a principal's behalf, and the route has no WithReauthorize now")
 }

@@ -33,6 +33,9 @@ func bearer(r *http.Request) (string, error) {
 	}
 }
 
+// nobody knows no credentials.
+func nobody(*http.Request) (string, error) { return "", nil }
+
 func anybody(*http.Request, string) error { return nil }
 
 // fromAnn is a request that carries her token.
@@ -60,7 +63,7 @@ func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
 		d.handle(func(_ http.ResponseWriter, r *http.Request) {
 			parked, _ := httplock.Replayed(r.Context())
 			ran <- parked.Principal
-		}, httplock.WithPrincipal(bearer, reauthorize))
+		}, sentBy(bearer, reauthorize))
 
 		require.Equal(t, http.StatusOK, testbed.Do(d.mux, fromAnn(t, testbed.OrderPath)).Status)
 		require.Empty(t, <-ran)
@@ -91,7 +94,7 @@ func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
-			d.handle(mustNotRun(t), append(opts, httplock.WithPrincipal(bearer, func(*http.Request, string) error {
+			d.handle(mustNotRun(t), append(opts, sentBy(bearer, func(*http.Request, string) error {
 				return fmt.Errorf("%s was dismissed: %w", testbed.Secret, httplock.ErrForbidden)
 			}))...)
 			release := d.Hold(t)
@@ -109,7 +112,7 @@ func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 func TestReauthorizationThatFailsIsTriedAgain(t *testing.T) {
 	d := openDepot(t, redistest.Embedded(t))
 	asked, ran := 0, 0
-	d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, httplock.WithPrincipal(bearer, func(*http.Request, string) error {
+	d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, sentBy(bearer, func(*http.Request, string) error {
 		if asked++; asked < 3 {
 			return errors.New("no database")
 		}
@@ -138,7 +141,7 @@ func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
 			ran := 0
-			d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, httplock.WithPrincipal(test.principal, anybody))
+			d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, sentBy(test.principal, anybody))
 			r := post(t, testbed.OrderPath)
 			r.Header.Set("Authorization", "Bearer nobody's")
 			require.Equal(t, http.StatusOK, testbed.Do(d.mux, r).Status, "who may is for the handler to say")
@@ -164,9 +167,9 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 			d := openDepot(t, redistest.Embedded(t))
 			ran := 0
 			count := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran++ })
-			d.handle(count.ServeHTTP)
-			d.mux.Handle("/anonymous/{id}", d.perKey(httplock.ParkAnonymously())(count))
-			d.mux.Handle("/principal/{id}", d.perKey(httplock.WithPrincipal(bearer, anybody))(count))
+			d.handle(count.ServeHTTP, sentBy(nobody, anybody))
+			d.mux.Handle("/anonymous/{id}", d.perKey(httplock.Anonymous())(count))
+			d.mux.Handle("/principal/{id}", d.perKey(sentBy(bearer, anybody))(count))
 			with := func(target string) *http.Request {
 				r := post(t, target)
 				carry(r)
@@ -183,7 +186,7 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 			log := d.log.String()
 			require.Equal(t, 1, strings.Count(log, "level=WARN"), log)
 			require.Contains(t, log, "WithPrincipal")
-			require.Contains(t, log, "ParkAnonymously")
+			require.Contains(t, log, "Anonymous")
 			require.NotContains(t, log, testbed.Secret)
 			require.Equal(t, 1, ran)
 
@@ -220,7 +223,7 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 	own := func(opts ...httplock.Option) func(http.Handler) http.Handler {
 		return httplock.PerKey(guard, func(*http.Request) (string, error) { return testbed.OrderKey, nil }, opts...)
 	}
-	with := own(httplock.WithPrincipal(bearer, anybody))
+	with := own(sentBy(bearer, anybody))
 	m := message(t, post(t, testbed.OrderPath))
 	m.Principal = "user:ann"
 	for name, test := range map[string]struct {
@@ -228,11 +231,11 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 		why string // it is handed back
 	}{
 		"none":                   {own()(mustNotRun(t)), "give Replay Reauthorize"},
-		"anonymous now":          {own(httplock.ParkAnonymously())(mustNotRun(t)), "give Replay Reauthorize"},
+		"anonymous now":          {own(httplock.Anonymous())(mustNotRun(t)), "give Replay Reauthorize"},
 		"its own":                {with(http.HandlerFunc(ok)), ""},
 		"behind another's guard": {other(with(http.HandlerFunc(ok))), ""},
 		"in front of another":    {with(own()(http.HandlerFunc(ok))), ""},
-		"too late":               {own()(with(mustNotRun(t))), "the route has no WithPrincipal now"},
+		"too late":               {own()(with(mustNotRun(t))), "the route has no WithReauthorize now"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			underKey(t, b, func(ctx context.Context) {
@@ -254,19 +257,42 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 	})
 }
 
-func TestRoutesThatCannotAuthorizeAgainAreNotBuilt(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	with := httplock.WithPrincipal(bearer, anybody)
-	for name, opts := range map[string][]httplock.Option{
-		"no hook":              {httplock.WithPrincipal(bearer, nil)},
-		"no principal":         {httplock.WithPrincipal(nil, anybody)},
-		"nothing":              {httplock.WithPrincipal(nil, nil)},
-		"anonymously too":      {with, httplock.ParkAnonymously()},
-		"anonymously at first": {httplock.ParkAnonymously(), with},
+// New says what is missing of who sends a request.
+func TestWhoseRequestsAreIsSaidAtConstruction(t *testing.T) {
+	d := openDepot(t, redistest.Embedded(t))
+	rejects := d.Locker.Guard(core.RejectConflicts)
+	parks := d.Locker.Guard(retry.Policy{Then: delayqueue.Policy(d.queue)})
+	store := httplock.WithIdempotency(newIdempotency(t, d.Bed))
+	principal, mayStill, most := httplock.WithPrincipal(bearer), httplock.WithReauthorize(anybody), httplock.WithMaxWaitersPerPrincipal(1)
+	for name, test := range map[string]struct {
+		guard *core.Guard
+		opts  []httplock.Option
+		want  string // empty: nothing is missing
+	}{
+		"rejects":                     {rejects, nil, ""},
+		"rejects, with a principal":   {rejects, []httplock.Option{principal}, ""},
+		"rejects, anonymous":          {rejects, []httplock.Option{httplock.Anonymous()}, ""},
+		"parks":                       {parks, nil, "nothing says on whose behalf: want WithPrincipal and WithReauthorize, or Anonymous"},
+		"parks, with a principal":     {parks, []httplock.Option{principal}, "want WithReauthorize"},
+		"parks, and asks again":       {parks, []httplock.Option{mayStill, principal, store, most}, ""},
+		"parks, anonymous":            {parks, []httplock.Option{httplock.Anonymous(), store}, ""},
+		"keeps responses":             {rejects, []httplock.Option{store}, "nothing says whose they are: want WithPrincipal, or Anonymous"},
+		"keeps a principal's":         {rejects, []httplock.Option{store, principal}, ""},
+		"counts":                      {rejects, []httplock.Option{most}, "WithMaxWaitersPerPrincipal needs WithPrincipal"},
+		"counts, anonymous":           {rejects, []httplock.Option{most, httplock.Anonymous()}, "WithMaxWaitersPerPrincipal needs WithPrincipal"},
+		"asks about nobody":           {rejects, []httplock.Option{mayStill}, "WithReauthorize needs WithPrincipal"},
+		"asks, anonymous":             {parks, []httplock.Option{mayStill, httplock.Anonymous()}, "WithReauthorize needs WithPrincipal"},
+		"both":                        {rejects, []httplock.Option{principal, httplock.Anonymous()}, "exclude one another"},
+		"both, the other way":         {parks, []httplock.Option{httplock.Anonymous(), principal, mayStill}, "exclude one another"},
+		"no principal function":       {rejects, []httplock.Option{httplock.WithPrincipal(nil)}, "WithPrincipal(nil)"},
+		"no reauthorization function": {rejects, []httplock.Option{principal, httplock.WithReauthorize(nil)}, "WithReauthorize(nil)"},
 	} {
-		_, err := httplock.New(b.Locker.Guard(core.RejectConflicts), opts...)
+		_, err := httplock.New(test.guard, test.opts...)
+		if test.want == "" {
+			require.NoError(t, err, name)
+			continue
+		}
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		require.ErrorContains(t, err, test.want, name)
 	}
-	h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithPrincipal(bearer, nil))
-	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 }

@@ -118,7 +118,7 @@ func AllowResponseHeaders(names ...string) ReplayOption {
 }
 
 // Reauthorize has f asked before any replay whether principal may still have it run. It may be
-// [WithPrincipal]'s second function, which a guard that the replay reaches asks as well. An error
+// [WithReauthorize]'s function, which a guard that the replay reaches asks as well. An error
 // that wraps [ErrForbidden] is the replay's result, 403; any other is tried again by the queue.
 // r has the replay's ctx, and no credentials; an empty principal is anonymous. f must be
 // safe for concurrent use.
@@ -302,7 +302,7 @@ type Parked struct {
 // parked with. Credentials are not stored, so middleware that asks for them lets a
 // replay pass, and loads the user from Principal instead: what it refuses never runs, and
 // expires. Whether the principal may still have the request
-// run is for WithPrincipal to say. A handler can tell by the ID that it runs a
+// run is for WithReauthorize to say. A handler can tell by the ID that it runs a
 // second time.
 //
 // No header has a part in this: only Replay can mark a ctx.

@@ -165,7 +165,7 @@ func TestReplay_WhatIsUnavailableInFrontOfTheHandlerIsTriedAgain(t *testing.T) {
 	require.NoError(t, closed.Close())
 	for name, h := range map[string]http.Handler{
 		"locker": guarded(closed.Guard(core.RejectConflicts), mustNotRun(t)),
-		"principal": guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithPrincipal(
+		"principal": guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), sentBy(
 			func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return down })),
 		"inner locker": anyGuard(t)(guarded(closed.Guard(core.RejectConflicts), mustNotRun(t))),
 	} {
@@ -199,7 +199,7 @@ func TestReplay_WhatTheGuardRefusesIsHandedBack(t *testing.T) {
 func TestReplay_GuardThatDoesNotAskIsNotEnough(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
-	asks := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
+	asks := sentBy(func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
 	renamed := func(r *http.Request) (string, error) { return "o:" + r.PathValue("id"), nil }
 	perKey := func(opts ...httplock.Option) *httplock.Middleware {
 		m, err := httplock.New(guard, opts...)
@@ -289,7 +289,7 @@ func TestReplay_HasTheHostOfItsRoutesPattern(t *testing.T) {
 				return mux
 			},
 			"config": func(d *depot, h http.Handler) http.Handler {
-				m, err := httplock.New(d.guard, httplock.WithStatusPath("/tickets/"))
+				m, err := httplock.New(d.guard, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())
 				require.NoError(t, err)
 				mux := http.NewServeMux()
 				mux.Handle("shop.example/orders/{id}", h)

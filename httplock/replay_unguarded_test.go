@@ -115,7 +115,7 @@ func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
 func TestReplay_ReauthorizeIsAskedBeforeAHandlerWithoutGuard(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openDepot(t, env)
-		bob := httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },
+		bob := sentBy(func(*http.Request) (string, error) { return "bob", nil },
 			func(*http.Request, string) error { return errors.New("this guard is gone") })
 		asked, ran := make(chan string, 10), atomic.Int64{}
 		h := opaque(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) }))
@@ -346,7 +346,7 @@ func TestReplay_ServicesThatShareAQueueRunTheirOwn(t *testing.T) {
 			mux, ran = http.NewServeMux(), new(atomic.Int64)
 			mux.Handle("/"+name+"/{id}", httplock.PerKey(d.guard, func(r *http.Request) (string, error) {
 				return name + ":" + r.PathValue("id"), nil
-			}, httplock.WithStatusPath("/tickets/"))(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
+			}, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
 			return mux, ran
 		}
 		const requests = 15

@@ -19,8 +19,9 @@ type requestState struct {
 	body   body
 	once   *once // nil: the request has no Idempotency-Key that counts
 
-	waits    bool   // it is one of its principal's waiters
-	waitsFor string // that principal
+	principal string
+	whose     error // why nothing may be stored on its behalf
+	waits     bool  // it is one of its principal's waiters
 
 	call    core.Call
 	nobody  error // why the request is not to be parked
@@ -32,7 +33,7 @@ type requestState struct {
 	recalled bool
 }
 
-// prepare makes the call, or refuses the request. The order is that of what it costs: the principal's waiters,
+// prepare makes the call, or refuses the request, or runs it if it needs no key. The order is that of what it costs: the principal's waiters,
 // the key, an answer that is stored, a key that is held though the client asks first, and then the body.
 func (p *requestState) prepare() bool {
 	m, x := p.m, p.x
@@ -40,11 +41,17 @@ func (p *requestState) prepare() bool {
 	if p.replay == nil {
 		prefers = m.preferred(x)
 	}
-	if err := p.enter(); err != nil {
-		p.refuse(err)
-		return false
+	if m.waiters != nil && p.replay == nil {
+		if err := p.enter(); err != nil {
+			p.refuse(err)
+			return false
+		}
 	}
 	key, err := p.key()
+	if errors.Is(err, NoKey) {
+		p.withoutKey()
+		return false
+	}
 	byIdempotencyKey, _ := errors.AsType[*idempotencyKeyError](err)
 	if err != nil && byIdempotencyKey == nil {
 		p.replay.refused("", fmt.Errorf("the key function failed: %w", err))
@@ -54,9 +61,10 @@ func (p *requestState) prepare() bool {
 
 	p.call = core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
-	if p.replay == nil {
-		p.call.Principal, p.nobody = m.onBehalfOf(x.Request)
+	if p.replay == nil && !p.waits {
+		p.principal, p.whose = m.onBehalfOf(x)
 	}
+	p.call.Principal, p.nobody = p.principal, p.whose
 	if err = p.identify(byIdempotencyKey); err == nil {
 		err = requireAuthorized(p.replay, p.call.Key)
 	}
@@ -80,11 +88,13 @@ func (p *requestState) prepare() bool {
 }
 
 // enter makes the request one of its principal's waiters.
-func (p *requestState) enter() (err error) {
-	if w := p.m.waiters; w != nil && p.replay == nil {
-		p.waitsFor, err = w.enter(p.x.Request)
-		p.waits = err == nil
+func (p *requestState) enter() error {
+	p.principal, p.whose = p.m.onBehalfOf(p.x)
+	if p.whose != nil && !errors.Is(p.whose, errCredentials) {
+		return p.whose
 	}
+	err := p.m.waiters.enter(p.principal)
+	p.waits = err == nil
 	return err
 }
 
@@ -102,7 +112,7 @@ func (p *requestState) waited() {
 	p.body.memory.free()
 	if p.waits {
 		p.waits = false
-		p.m.waiters.leave(p.waitsFor)
+		p.m.waiters.leave(p.principal)
 	}
 }
 
@@ -233,6 +243,22 @@ func (p *requestState) underKey(ctx context.Context) error {
 	p.replay.returned(p.x)
 	p.once.finish(ctx)
 	return nil
+}
+
+// withoutKey runs the rest of the chain without a key. What the key function did not read of the body is the handler's,
+// for as long as it likes.
+func (p *requestState) withoutKey() {
+	p.ran = true
+	p.waited()
+	p.replay.passed(p.m, false)
+	if len(p.body.head) > 0 {
+		p.next(p.x.Request.Context())
+		return
+	}
+	if p.body.source == &p.body.timed {
+		p.body.timed.ReadCloser = nil
+	}
+	p.x.Next(p.x.Request)
 }
 
 func (p *requestState) next(ctx context.Context) {

@@ -68,7 +68,7 @@ func (s *rollout) start(release string) *replica {
 	locker := testbed.NewLocker(s.t, rdb, core.WithPrefix(s.env.Prefix))
 	r := &replica{release: release, queue: q}
 	guard := locker.Guard(delayqueue.Policy(q))
-	principal := httplock.WithPrincipal(func(*http.Request) (string, error) { return "ann", nil }, s.authorize)
+	principal := sentBy(func(*http.Request) (string, error) { return "ann", nil }, s.authorize)
 	quiet := httplock.WithLogger(slog.New(slog.DiscardHandler))
 	perKey := func(name string, key httplock.KeyFunc, opts ...httplock.Option) (string, http.Handler) {
 		h := s.serve(release, name)

@@ -90,7 +90,7 @@ func (c *configured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.next.ServeHTTP(w, r)
 		return
 	}
-	key := route.Key
+	key := routed(route.Key)
 	if c.mux != nil {
 		key = func(r *http.Request) (string, error) { return match.Key(route.Key, r) }
 	}

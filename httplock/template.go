@@ -25,9 +25,16 @@ type KeyTemplate struct {
 // templatePiece is a value, or the text between two of them.
 type templatePiece struct {
 	text  string
-	value KeyFunc // nil: it is text
-	name  string  // between its braces, without the modifier
-	hash  bool
+	value KeyFunc                      // nil: it is text
+	name  string                       // between its braces, without the modifier
+	write func(string) (string, error) // the modifier; nil: none
+}
+
+// modifiers are what may stand behind a name, after a bar.
+var modifiers = map[string]func(string) (string, error){
+	"sha256": func(s string) (string, error) { return keytext.Digest(s), nil },
+	"int":    keytext.Int,
+	"uuid":   keytext.UUID,
 }
 
 // TemplateOption adds to what a template may name.
@@ -82,10 +89,14 @@ func Template(text string, opts ...TemplateOption) (KeyFunc, error) {
 //	{method}         the request's method
 //	{route}          the route's pattern, as NormalizePattern writes it
 //
-// and {idempotency_key}, all by itself, is IdempotencyKey,
-// and "|sha256" behind a name takes the hex digits of the value's SHA-256 instead, for
-// values that are long, or not to be read in Redis. "{{" and "}}" are braces. A request
-// without one of the values is refused, as the constructors of these names say.
+// and {idempotency_key}, all by itself, is IdempotencyKey. Behind a name there may be one of
+//
+//	{param.id|int}      a whole number, written in one way: 42, 042 and +42 are 42, as ParamInt takes it
+//	{param.id|uuid}     a UUID, written in one way, as ParamUUID takes it
+//	{param.id|sha256}   the hex digits of the value's SHA-256, for values that are long, or not to be read in Redis
+//
+// "{{" and "}}" are braces. A request without one of the values, or with one that is no number or no
+// UUID where that is wanted, is refused, as the constructors of these names say.
 //
 // A template with one value takes it as it is: it makes the same keys as Param and the
 // others do. With several, different values never make the same key: there is text
@@ -136,8 +147,10 @@ func (t *KeyTemplate) key(value func(templatePiece) (string, error)) (string, er
 		if err != nil {
 			return "", err
 		}
-		if piece.hash {
-			v = keytext.Digest(v)
+		if piece.write != nil {
+			if v, err = piece.write(v); err != nil {
+				return "", fmt.Errorf("httplock: %w: {%s}: %w", core.ErrInvalidKey, piece.name, err)
+			}
 		}
 		if t.separators == "" {
 			b.WriteString(v)
@@ -146,6 +159,11 @@ func (t *KeyTemplate) key(value func(templatePiece) (string, error)) (string, er
 		}
 	}
 	return b.String(), nil
+}
+
+// Fixed reports whether the template has no value, so that its key is always the same.
+func (t *KeyTemplate) Fixed() bool {
+	return !slices.ContainsFunc(t.pieces, func(piece templatePiece) bool { return piece.value != nil })
 }
 
 // Params returns the names of the path parameters that the template takes, each once:

@@ -101,9 +101,9 @@ func (p *templateParser) value(at int, inside string) {
 	}
 	p.endLiteral()
 	name, modifier, modified := strings.Cut(inside, "|")
-	piece := templatePiece{name: name, hash: modified}
-	if modified && modifier != "sha256" {
-		p.fail(at+1+len(name), "unknown modifier %q: want |sha256 or none", "|"+modifier)
+	piece := templatePiece{name: name, write: modifiers[modifier]}
+	if modified && piece.write == nil {
+		p.fail(at+1+len(name), "unknown modifier %q: want |int, |uuid, |sha256 or none", "|"+modifier)
 	}
 	var err error
 	if piece.value, err = p.source(name); err != nil {

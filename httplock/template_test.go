@@ -30,6 +30,8 @@ func TestTemplatesMakeKeys(t *testing.T) {
 		"{{param.id}}":                               "{param.id}",
 		"report":                                     "report",
 		"mail:{json.name|sha256}":                    "mail:85081710ae7272f6805c6a9d4f2d123baff7f43e641c11af353fc26ccec84962",
+		"{json.user.id|int}":                         "42",
+		"u:{header.X-User|uuid}|{header.X-No|int}":   "u:f81d4fae-7dec-11d0-a765-00a0c91e6bf6|42",
 		"{json.name|sha256}:{header.X-Tenant}":       "85081710ae7272f6805c6a9d4f2d123baff7f43e641c11af353fc26ccec84962:7",
 	} {
 		t.Run(text, func(t *testing.T) {
@@ -37,6 +39,8 @@ func TestTemplatesMakeKeys(t *testing.T) {
 			require.NoError(t, err)
 			r := testbed.Request(t, http.MethodPost, "/o/a:b%7Cc%25?q=s:%7C", `{"user":{"id":4.2e1},"name":"Zoë/"}`)
 			r.Header.Set("X-Tenant", "7")
+			r.Header.Set("X-User", "F81D4FAE7DEC11D0A76500A0C91E6BF6")
+			r.Header.Set("X-No", "+0042")
 			got, err := keyUnder(t, key, r.WithContext(context.WithValue(r.Context(), userKey{}, "ann")))
 			require.NoError(t, err)
 			require.Equal(t, want, got)
@@ -67,6 +71,7 @@ func TestTemplatesSayWhatTheyRead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"id", "a"}, template.Params())
 	require.Equal(t, []string{"X-B", "X-A"}, template.Headers())
+	require.False(t, template.Fixed())
 	slices.Sort(template.Params())
 	require.Equal(t, []string{"id", "a"}, template.Params(), "what is returned is the caller's")
 	require.Equal(t, "{param.id}:{header.x-b}:{param.a}:{header.X-B}:{param.id}:{header.X-A}:{query.z}", template.String())
@@ -146,6 +151,7 @@ func TestTemplatesThatAreWrong(t *testing.T) {
 func TestTemplatesWithoutTheirValues(t *testing.T) {
 	for text, ours := range map[string]bool{
 		"{query.q}": false, "{header.X}": false, "{json.a}": false, "{ctx.user}": false, "{param.uid}": true, "x{query.q|sha256}": false,
+		"{param.uid|int}": true, "{query.q|int}": false,
 	} {
 		key, err := httplock.Template(text, httplock.TemplateValue("user", userID))
 		require.NoError(t, err)
@@ -156,6 +162,13 @@ func TestTemplatesWithoutTheirValues(t *testing.T) {
 		} else {
 			require.ErrorContains(t, err, "no usable key in the request", text)
 		}
+	}
+	for _, text := range []string{"{query.q|int}", "{query.q|uuid}", "{method|int}"} {
+		key, err := httplock.Template(text)
+		require.NoError(t, err)
+		_, err = key(testbed.Request(t, http.MethodPost, "/?q="+testbed.Secret, ""))
+		require.ErrorIs(t, err, core.ErrInvalidKey, text)
+		require.NotContains(t, err.Error(), testbed.Secret)
 	}
 	key, err := httplock.Template("{route}")
 	require.NoError(t, err)

@@ -45,7 +45,7 @@ func TestWaitingBytes_AreGivenBack(t *testing.T) {
 		"late":          {policy: testbed.Patient{}, body: pacedReader{strings.NewReader(big)}, opts: []httplock.Option{httplock.WithBodyTimeout(30 * time.Millisecond)}, status: 408},
 		"key of a body": {key: httplock.JSONField("order:", "id"), body: strings.NewReader(`{"id": 42, "x": "` + big + `"}`), status: 200},
 		"no key":        {key: httplock.JSONField("order:", "id"), body: strings.NewReader(big), status: 400},
-		"idempotent":    {opts: []httplock.Option{httplock.WithIdempotency(store, httplock.RequireIdempotencyKey())}, status: 200},
+		"idempotent":    {opts: []httplock.Option{remembering(store, httplock.RequireIdempotencyKey())}, status: 200},
 		"panics":        {opts: []httplock.Option{}, status: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -214,14 +214,14 @@ func TestWaitingOptions_AreChecked(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
-	everybody := func(*http.Request) (string, error) { return "", nil }
+	everybody := httplock.WithPrincipal(nobody)
 	for _, opts := range [][]httplock.Option{
 		{httplock.WithMaxWaitingBytes(0)},
 		{httplock.WithMaxWaitingBytes(1<<40 + 1)},
 		{httplock.WithMaxWaitingBytes(50 << 20), httplock.WithMaxBody(50 << 20)},
 		{httplock.WithReadAhead(50 << 20), httplock.WithMaxWaitingBytes(50 << 20)},
-		{httplock.WithMaxWaitersPerPrincipal(0, everybody)},
-		{httplock.WithMaxWaitersPerPrincipal(1, nil)},
+		{httplock.WithMaxWaitersPerPrincipal(0), everybody},
+		{httplock.WithMaxWaitersPerPrincipal(1)},
 	} {
 		_, err := httplock.New(guard, opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
@@ -235,7 +235,8 @@ func TestWaiters_WithoutAPrincipal(t *testing.T) {
 	t.Parallel()
 	b := testbed.New(t, redistest.Embedded(t))
 	for err, status := range map[error]int{httplock.ErrForbidden: http.StatusForbidden, errors.New("down"): http.StatusInternalServerError} {
-		h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithMaxWaitersPerPrincipal(1, func(*http.Request) (string, error) { return "", err }))
+		h := guarded(b.Locker.Guard(core.RejectConflicts), mustNotRun(t), httplock.WithMaxWaitersPerPrincipal(1),
+			httplock.WithPrincipal(func(*http.Request) (string, error) { return "", err }))
 		require.Equal(t, status, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "x").Status)
 	}
 }

@@ -27,6 +27,9 @@
 // ten seconds at most, since releases, grants and losses arrive as messages. They also let a test wait
 // for the service to come to some point, without a sleep.
 //
+// RequireOneAtATime sends requests for one thing whose id is written in several ways, as 42 and 042, and fails the test
+// if two of them run at once: a service that takes both for one order must make one key of them.
+//
 // Policy is a core.ConflictPolicy that decides as it was told, and remembers what it was
 // asked.
 //

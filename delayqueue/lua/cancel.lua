@@ -17,5 +17,4 @@ for i = 3, #ARGV do
   end
   replies[#replies + 1] = queued and 1 or 0
 end
-conclude()
-return replies
+return conclude(replies)

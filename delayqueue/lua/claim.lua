@@ -29,8 +29,7 @@ if last and turn <= tonumber(last) then
     reply[#reply + 1] = again(id, token, lease)
   end
   reply[1] = #reply == 5 and -1 or 0
-  conclude()
-  return reply
+  return conclude(reply)
 end
 
 -- Claims that have ended: their workers died, or cannot reach Redis.
@@ -105,5 +104,4 @@ reply[1] = math.ceil(math.max(0, next - now))
 if math.abs(now - (whole(own[8]) or 0)) >= 5000 then -- for enqueue.lua: somebody works
   add(c, 'claimed', NOW)
 end
-conclude()
-return reply
+return conclude(reply)

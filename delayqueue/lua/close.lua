@@ -14,7 +14,7 @@ end
 touched[c] = true
 local left = {
   math.max(0, paused_until - now),
-  redis.call('EXISTS', m, w, x, y, unpack(KEYS, 12, 16)),
+  redis.call('EXISTS', m, w, x, y, unpack(KEYS, 11, 15)),
   redis.call('HLEN', m) - redis.call('ZCARD', x) + redis.call('HLEN', h),
 }
 for i = 4, #ARGV do

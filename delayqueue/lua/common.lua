@@ -1,12 +1,12 @@
 -- What the scripts of a queue share: each begins with it. docs/protocol.md has the layout.
 --
--- KEYS     all keys of a partition, in the order below: they share a hash tag, so one slot
+-- KEYS     all keys of a partition, in the order below: they share a hash tag, so one slot; then
+--          the keys of long payloads, of messages that the caller names and that have one
 -- ARGV[1]  how long what ended is remembered, in ms, at least; after a space, how many bytes the
 --          partition may take
 -- ARGV[2]  how long dead letters are kept, in ms
 --
 -- m  HASH  id -> record: a message that is queued or running, or a dead letter
--- b  HASH  id -> payload, of those that are too long for a record
 -- z  ZSET  member -> when to look next, in ms: keyless messages, heads of keys, delayed ones
 -- w  ZSET  member -> end of the claim, in ms: what runs
 -- r  HASH  id -> attempts: of those that run, or were tried
@@ -20,11 +20,13 @@
 -- u  HASH  what is queued or running: k and a key, p and a principal -> bytes; s and an about
 --          without its times -> id of the message that a newer one replaces
 -- h  HASH  key -> p|k and the id of the dead letter that halts its messages, or all calls of it
+-- b:<id>  STRING, a payload that is too long for a record, for as long as m has the message
 --
 -- member    <id> <key>
 -- place     <key>\n<seq><id>, or <key>\n~<id> while it is delayed, <key>\n\127<id> while it is quiet
 -- record    1 p|-|q|c b|- seq:16 enqueued:13 not_after:13 #key:3 #name:3 #principal:3 key name principal payload
---           p: it is parked because its key is held, q: and a newer one may replace it, c: only that; b: its payload is in b
+--           p: it is parked because its key is held, q: and a newer one may replace it, c: only that; b: instead of
+--           the payload it has its length, in bytes
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           mark: the end of the token of the claim that was settled last
@@ -42,19 +44,23 @@
 -- itself it apply()s. Every script ends with flush(), or with conclude(). The first write is of a command that Redis runs
 -- when its memory is full, or is the one that grows the queue: so a script is refused as a whole or runs
 -- as a whole, never in part.
-local m, b, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 11)
-local u, h = KEYS[17], KEYS[18]
+local m, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 10)
+local u, h = KEYS[16], KEYS[17]
+local bodies = {} -- ids -> keys of long payloads
+for i = 18, #KEYS do
+  bodies[KEYS[i]:sub(#m + 2)] = KEYS[i]
+end
 local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script tidies up at most, of each kind
-local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to
+local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to; a long payload at least
 local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
 local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
 local ZSETS = {[z] = true, [w] = true, [f] = true, [x] = true, [e] = true}
 -- Keys are written in this order. One that is not of its type fails: then m is as it was.
-local ORDER = {z, w, f, x, e, b, r, y, k, u, h, c, m}
+local ORDER = {z, w, f, x, e, r, y, k, u, h, c, m}
 
 -- Redis makes the text of a number that it is given more slowly.
 local function text(n) return string.format('%d', n) end

@@ -3,10 +3,10 @@
 local MINUTE = math.min(60000, retention)
 local UNTRIED = '-------0 0 0 0  ' -- attempts
 local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
-local INLINE = 4096 -- the longest payload in a record
 local ENDED_AT = string.format('%011x', now)
 
 local endings = {} -- fields of a bucket, and their values
+local freed = {} -- ids of messages that need their long payload no more
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
 
 -- The buckets: which is in use, since when; of each until when it is needed, and how many bytes it has.
@@ -28,7 +28,7 @@ local function is_needless(all, i, early) return all.needed[i] - (early and rete
 
 -- Forgets what ended into a bucket.
 local function drop(all, i)
-  redis.call('UNLINK', KEYS[12 + i])
+  redis.call('UNLINK', KEYS[11 + i])
   redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
   ended_bytes = ended_bytes - all.bytes[i]
   all.needed[i], all.bytes[i] = 0, 0
@@ -63,7 +63,7 @@ local function remember()
   ended_bytes = ended_bytes + more
   add(c, 'ended' .. at, text(all.bytes[at] + more))
   add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
-  local bucket = KEYS[12 + at]
+  local bucket = KEYS[11 + at]
   redis.call('HSET', bucket, unpack(endings))
   endings = {}
   keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
@@ -88,9 +88,21 @@ local function tidy()
   apply()
 end
 
-local function conclude()
+-- Ends a script: answers what it replies, and at last the ids of those whose long payload the caller is to free,
+-- with free.lua, since this script does not declare it.
+local function conclude(replies)
   tidy()
   flush()
+  local here, left = {}, {}
+  for _, id in ipairs(freed) do
+    local list = bodies[id] and here or left
+    list[#list + 1] = bodies[id] or id
+  end
+  if #here > 0 then
+    redis.call('UNLINK', unpack(here))
+  end
+  replies[#replies + 1] = left
+  return replies
 end
 
 local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
@@ -118,11 +130,11 @@ end
 local function read(id, rec)
   local n, p = tonumber(rec:sub(49, 51), 10) or 0, tonumber(rec:sub(52, 54), 10) or 0
   local key = key_of(rec)
-  local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id) or 0
-  local payload = 55 + #key + n + p
+  local payload, long = 55 + #key + n + p, rec:sub(3, 3) == 'b'
   return {
     id = id, key = key, number = rec:sub(4, 19), principal = rec:sub(payload - p, payload - 1), payload = payload,
-    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', n = #rec + long,
+    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', long = long,
+    n = #rec + (long and whole(rec:sub(payload)) or 0),
   }
 end
 
@@ -166,9 +178,6 @@ local function finish(id, key, principal, slot, n, tries, how, ending, result)
     span = math.max(span, dead_retention)
   else
     remove(m, id)
-    if n > INLINE then
-      remove(b, id)
-    end
     weigh(-size)
     if how ~= 'm' then
       endings[#endings + 1], endings[#endings + 2] = id, ending
@@ -191,6 +200,9 @@ local function discard(id, key, rec, how, by)
     tried, cause = UNTRIED:sub(2, -2), ''
   end
   remove(z, id .. ' ' .. key)
+  if t.long then
+    freed[#freed + 1] = id
+  end
   if key ~= '' then
     for _, place in ipairs({t.number, '~', '\127'}) do
       remove(f, key .. '\n' .. place .. id)
@@ -216,8 +228,10 @@ local function forget(id)
   local t = read(id, redis.call('HGET', m, id) or '')
   weigh(-letter_size(id, t.n, redis.call('HSTRLEN', y, id)))
   remove(x, id)
-  for _, name in ipairs({y, m, b}) do
-    remove(name, id)
+  remove(y, id)
+  remove(m, id)
+  if t.long then
+    freed[#freed + 1] = id
   end
   resume(t.key, id)
 end

@@ -20,7 +20,7 @@ end
 for i, rec in ipairs(redis.call('HMGET', m, unpack(ids))) do
   known[ids[i]] = rec and rec:sub(33, 45)
 end
-for i = 12, 16 do
+for i = 11, 15 do
   for j, ending in ipairs(ended_bytes > 0 and redis.call('HMGET', KEYS[i], unpack(ids)) or {}) do
     known[ids[j]] = known[ids[j]] or ending
   end
@@ -35,7 +35,8 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     flag, times, about, tries = flags:sub(2, 2), about:sub(1, 26), about:sub(27), flags:sub(3)
   end
   local slot = (flag == 'q' or flag == 'c') and 's' .. about or ''
-  local size = message_size(45 + #about + #payload, id, key, principal, slot)
+  local inline, n = bodies[id] and text(#payload) or payload, bodies[id] and #payload or 0
+  local size = message_size(45 + #about + #inline + n, id, key, principal, slot)
   local old = slot ~= '' and not tries and replaceable(slot, key)
   local newer = tries and slot ~= '' and redis.call('HGET', u, slot)
   newer = newer and redis.call('HEXISTS', m, newer) == 1 and newer
@@ -67,12 +68,11 @@ local function store(id, key, principal, about, payload, delay, age, flags)
     due = delayed or (key == '' or not headed[key]) and now
     headed[key] = headed[key] or not delayed
   end
-  local long = #payload > INLINE
-  if long then
-    add(b, id, payload)
+  if bodies[id] then
+    redis.call('SET', bodies[id], payload, 'PX', text(age + SLACK))
   end
-  local header = '1' .. flag .. (long and 'b' or '-') .. number .. times
-  admit(id, key, principal, header .. about .. (long and '' or payload), place, due, size)
+  local header = '1' .. flag .. (bodies[id] and 'b' or '-') .. number .. times
+  admit(id, key, principal, header .. about .. inline, place, due, size)
   weigh(size)
   span = math.max(span, age + retention)
   if slot ~= '' and not newer then
@@ -112,5 +112,4 @@ if not claimed and counts.enqueued then -- from now on somebody ought to
   add(c, 'claimed', NOW)
 end
 replies[#replies + 1] = now - (claimed or now)
-conclude()
-return replies
+return conclude(replies)

@@ -13,6 +13,9 @@ for i = 4, #ARGV, 3 do
   local held = is_running(state) and state:sub(2) == tries
   if held then
     add(w, id .. ' ' .. key, text(now + lease))
+    if bodies[id] then
+      keep(bodies[id], lease + SLACK, 0)
+    end
   end
   replies[#replies + 1] = held and 1 or 0
 end

@@ -20,5 +20,4 @@ for i = 3, #ARGV, 2 do
   tidy()
   replies[#replies + 1] = (meant or not ending and not redis.call('HGET', m, id)) and 1 or 0
 end
-conclude()
-return replies
+return conclude(replies)

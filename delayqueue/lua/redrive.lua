@@ -19,8 +19,8 @@ local function redrive(id, died)
     return ''
   end
   local losses, result, k, n, p, texts = ending:match('^%d+ %d+ (%d+) %w+ %w+ (%d+) (%d+) (%d+) (%d+) (.*)$', 19)
-  local long = rec:sub(3, 3) == 'b' and redis.call('HSTRLEN', b, id)
-  if not losses or not rec:sub(1, 54):match('^1[pqc-][b-]%d+$') or long == 0 then
+  local long = rec:sub(3, 3) == 'b'
+  if not losses or not rec:sub(1, 54):match('^1[pqc-][b-]%d+$') or long and redis.call('EXISTS', bodies[id]) == 0 then
     return 'damaged'
   end
   local t = read(id, rec)
@@ -41,6 +41,9 @@ local function redrive(id, died)
   admit(id, t.key, t.principal, header .. rec:sub(46), number, due, size)
   headed[t.key] = true
   note_tries(id, t.key, t.principal, '-', '------0 0 ' .. losses .. ' 0  ' .. texts:sub(k + n + p + 1, -1 - result))
+  if long then
+    keep(bodies[id], age + SLACK, 0)
+  end
   remove(y, id)
   remove(x, id)
   count('redriven')
@@ -53,5 +56,4 @@ local replies = {}
 for i = 6, #ARGV, 2 do
   replies[#replies + 1] = redrive(ARGV[i], ARGV[i + 1])
 end
-conclude()
-return replies
+return conclude(replies)

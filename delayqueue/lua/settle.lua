@@ -53,7 +53,7 @@ end
 local function settled_before(id, mark)
   local state = redis.call('HGET', r, id)
   local found = state and state:sub(2, 7) == mark
-  for _, name in ipairs({y, unpack(KEYS, 12, 16)}) do
+  for _, name in ipairs({y, unpack(KEYS, 11, 15)}) do
     local ending = redis.call('HGET', name, id)
     found = found or ending and ending:sub(13, 18) == mark
   end
@@ -61,7 +61,7 @@ local function settled_before(id, mark)
 end
 
 local replies, asked, due = {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
-local freed, next_of = {}, {} -- keys that have another head, and tokens for it or false
+local heads, next_of = {}, {} -- keys that have another head, and tokens for it or false
 local back, times = {}, {} -- members that are due again, and when
 
 local function ends(id, key, principal, seq, tries, how, slot, size, ending, result)
@@ -72,6 +72,11 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
     if key ~= '' and halts ~= '-' then
       add(h, key, halts .. id)
     end
+  end
+  if bodies[id] and letter == 'x' then
+    keep(bodies[id], dead_retention, 0)
+  elseif bodies[id] then
+    freed[#freed + 1] = id
   end
   finish(id, key, principal, slot, tonumber(size), tries, letter, ending, result)
   if key ~= '' then -- of a record that is junk the place is not known, but it is the first
@@ -117,8 +122,8 @@ for n, state in ipairs(redis.call('HMGET', r, unpack(listed(4, SIZE)))) do
     if not BACK[how] then
       ends(id, key, principal, seq, tries, how, slot, size, text, extra)
       if key ~= '' then
-        freed[#freed + 1] = key
-        next_of[#freed] = which == 'k' and token ~= '' and not idle and token
+        heads[#heads + 1] = key
+        next_of[#heads] = which == 'k' and token ~= '' and not idle and token
         asked[token] = n
       end
     elseif by then
@@ -140,7 +145,7 @@ end
 tidy()
 
 -- What is claimed next: of their key, and what is due.
-for i, key in ipairs(freed) do
+for i, key in ipairs(heads) do
   local first, token = line(key, '2'), next_of[i]
   local id = first[1] and id_at(first[1], key)
   if id and token then
@@ -162,7 +167,7 @@ for i, token in ipairs(tokens) do
 end
 
 span = math.max(span, lease + retention)
-conclude()
+tidy()
 replies[#replies + 1] = told_now()
 replies[#replies + 1] = (first_in(z) or now + 1) <= now and 1 or 0
-return replies
+return conclude(replies)

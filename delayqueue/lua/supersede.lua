@@ -17,7 +17,7 @@ local old = by ~= '' and id ~= by and (which == '' or which == id) and replaceab
 if old then
   discard(old.id, key, old.rec, 's', by)
 end
-conclude()
+tidy()
 local found = id and redis.call('HEXISTS', m, id) == 1 and id or ''
 local open = redis.call('HLEN', m) - redis.call('ZCARD', x) + redis.call('HLEN', h)
-return {found, closed and open == 0 and 1 or 0}
+return conclude({found, closed and open == 0 and 1 or 0})

@@ -52,10 +52,7 @@ local function attempt(state, token)
 end
 
 -- What a worker is told of a message.
-local function told(member, rec, tries, behind, waited, due)
-  local payload = rec:sub(3, 3) == 'b' and redis.call('HGET', b, (split(member))) or ''
-  return {member, rec, tries, behind, waited and 1 or 0, payload, due}
-end
+local function told(member, rec, tries, behind, waited, due) return {member, rec, tries, behind, waited and 1 or 0, due} end
 
 -- Gives what is wanted to its workers, but not much more than max_payload bytes of payload. Answers what
 -- each is told, nil if it has none.
@@ -83,7 +80,7 @@ local function start(lease, max_payload)
         tries, rec, waited = more or tries, more and rec or '', state:sub(1, 1) == 'w'
       end
       replies[i] = told(member, rec, tries, behind[i], waited, since[i])
-      payloads = payloads + #rec + #replies[i][6]
+      payloads = payloads + (rec:sub(3, 3) == 'b' and read(id, rec).n or #rec)
       remove(z, member)
       add(w, member, till)
       add(r, id, 'r' .. tries)

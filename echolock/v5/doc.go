@@ -32,6 +32,9 @@
 // Recover in front of PerKey the key is free before the 500 is written; with Recover
 // behind it, after that.
 //
+// A guard of a whole service, e.Use(echolock.PerKey(guard, key)), is in front of routes that have nothing to be kept apart,
+// too: for these the key function returns NoKey as its error.
+//
 // Requests that match no route pass without a key, also in a group: echo answers them
 // with 404 or 405. That is so even if something of yours answers them, such as a
 // handler of e.RouteNotFound, or echo's Proxy in a group without routes: to guard it,
@@ -51,10 +54,10 @@
 //	}
 //	replay := httplock.Replay(e, httplock.WithRoutes(registered, nil), httplock.Reauthorize(mayStill))
 //
-// A route whose requests carry credentials says who sends them, with
-// httplock.WithPrincipal(principal, mayStill). Without httplock.Reauthorize such requests
-// expire. Middleware in front that asks for credentials lets replays pass
-// (httplock.Replayed), and a header that makes the key is stored with the request
+// A route that parks, or that has httplock.WithIdempotency, says who sends its requests, with WithPrincipal, or with
+// httplock.Anonymous that it does not matter. httplock.WithReauthorize says whether a principal may still have a parked
+// request run; without httplock.Reauthorize, too, requests of principals expire. Middleware in front that asks for
+// credentials lets replays pass (httplock.Replayed), and a header that makes the key is stored with the request
 // (httplock.AllowHeaders).
 // What became of them is at e.Any("/tickets/*", echo.WrapHandler(handler)), where handler
 // is httplock.TicketHandler's.

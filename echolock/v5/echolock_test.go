@@ -67,21 +67,55 @@ func TestConstructorsOfKeys(t *testing.T) {
 		"/query/:id":  echolock.Query("k:", "id"),
 		"/header/:id": echolock.Header("k:", "X-Id"),
 		"/json/:id":   echolock.JSONField("k:", "id"),
+		"/int/:id":    echolock.ParamInt("k:", "id"),
+		"/uuid/:id":   echolock.ParamUUID("k:", "id"),
+		"/no/:id":     func(*http.Request) (string, error) { return "", echolock.NoKey },
 		"/func/:id": echolock.Func(func(c *echo.Context) (string, error) {
 			return "k:" + c.Param("id") + c.QueryParam("id"), nil
 		}),
 	} {
 		e.POST(path, func(c *echo.Context) error {
-			lease, _ := echolock.Lease(c)
-			return c.String(http.StatusOK, lease.Key())
+			if lease, held := echolock.Lease(c); held {
+				return c.String(http.StatusOK, lease.Key())
+			}
+			return c.String(http.StatusOK, "no key")
 		}, echolock.PerKey(guard, key))
 	}
-	for path, want := range map[string]string{"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12"} {
+	for path, want := range map[string]string{
+		"/param/1": "k:1", "/query/1": "k:2", "/header/1": "k:3", "/json/1": "k:4", "/func/1": "k:12", "/int/+042": "k:42",
+		"/uuid/F81D4FAE7DEC11D0A76500A0C91E6BF6": "k:f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "/no/1": "no key",
+	} {
 		r := httptest.NewRequest(http.MethodPost, path+"?id=2", strings.NewReader(`{"id":4}`))
 		r.Header.Set("X-Id", "3")
 		w := httptest.NewRecorder()
 		e.ServeHTTP(w, r)
 		require.Equal(t, want, w.Body.String())
+	}
+}
+
+// However a client writes a path, and echo is told to read it, a value has one key.
+func TestPathParametersAreDecodedOnce(t *testing.T) {
+	guard := newLocker(t).Guard(core.RejectConflicts)
+	for name, router := range map[string]echo.RouterConfig{
+		"default":             {},
+		"unescaped":           {UnescapePathParamValues: true},
+		"matched as it reads": {UseEscapedPathForMatching: true},
+	} {
+		e := echo.NewWithConfig(echo.Config{Router: echo.NewRouter(router)})
+		for _, pattern := range []string{"/o/:id", "/t/:tenant/o/:id", "/rest/*id"} {
+			e.POST(pattern, func(c *echo.Context) error {
+				lease, _ := echolock.Lease(c)
+				return c.String(http.StatusOK, lease.Key())
+			}, echolock.PerKey(guard, echolock.Param("", "id")))
+		}
+		for path, want := range map[string]string{
+			"/o/%34%32": "42", "/o/a%20b": "a b", "/o/%34%32%2525": "42%25", "/o/%34%32%25": "42%",
+			"/t/%34%32/o/%2534%2532": "%34%32", "/t/%2534%2532/o/%34%32": "42", "/rest/a/%34%2525": "a/4%25",
+		} {
+			w := httptest.NewRecorder()
+			e.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil))
+			require.Equal(t, want, w.Body.String(), "%s: %s", name, path)
+		}
 	}
 }
 

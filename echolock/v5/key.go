@@ -8,15 +8,24 @@ import (
 
 // KeyFunc is httplock's: what makes keys for net/http makes them for echo, since
 // the request that it gets has echo's path parameters as its PathValue and c.Path() as
-// its Pattern. Func makes one of a function of echo's context; Value, Join, Hash and
-// Template are httplock's alone.
+// its Pattern. Func makes one of a function of echo's context; Value, Join, Hash,
+// Canonical and Template are httplock's alone.
 type KeyFunc = httplock.KeyFunc
+
+// NoKey is httplock.NoKey: a key function's error for a request that needs no key.
+var NoKey = httplock.NoKey //nolint:errname // as httplock's
 
 // Param is httplock.Param: the key is prefix and the value of a path parameter. That of
 // the rest of a path, /files/*rest, is echo's "*", and also "rest". Where
 // c.Param is percent-encoded, since the client sent the path in an unusual form, the
 // key is not.
 func Param(prefix, name string) KeyFunc { return httplock.Param(prefix, name) }
+
+// ParamInt is httplock.ParamInt: 42, 042 and +42 make one key.
+func ParamInt(prefix, name string) KeyFunc { return httplock.ParamInt(prefix, name) }
+
+// ParamUUID is httplock.ParamUUID: however a UUID is written, it makes one key.
+func ParamUUID(prefix, name string) KeyFunc { return httplock.ParamUUID(prefix, name) }
 
 // Query is httplock.Query: the key is prefix and the first value of a query parameter.
 func Query(prefix, name string) KeyFunc { return httplock.Query(prefix, name) }
@@ -27,6 +36,9 @@ func Header(prefix, name string) KeyFunc { return httplock.Header(prefix, name) 
 
 // JSONField is httplock.JSONField: the key is prefix and a field of the JSON body.
 func JSONField(prefix, path string) KeyFunc { return httplock.JSONField(prefix, path) }
+
+// Form is httplock.Form: the key is prefix and a field of the form in the body.
+func Form(prefix, name string) KeyFunc { return httplock.Form(prefix, name) }
 
 // Func takes the key from f, which may use whatever earlier middleware left in c, and
 // must be safe for concurrent use. While it runs, c.Request() is a copy: what f reads of

@@ -53,10 +53,10 @@ func newService(rdb *redis.Client, prefix string, board *scoreboard) (*service, 
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
 	r.Use(gin.Recovery())
-	order, cart := ginlock.Param("order:", "id"), ginlock.Param("cart:", "id")
+	order, cart := ginlock.ParamInt("order:", "id"), ginlock.Param("cart:", "id")
 	r.POST("/orders/:id/pay", ginlock.PerKey(reject, order), work(board, routePay, "order:", 6*time.Millisecond))
 	r.PUT("/carts/:id", ginlock.PerKey(wait, cart), work(board, routeCart, "cart:", 3*time.Millisecond))
-	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.ParkAnonymously()),
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous()),
 		work(board, routeShip, "order:", 6*time.Millisecond))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // a demo has no logins

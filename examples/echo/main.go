@@ -37,13 +37,13 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *echo.Echo {
 	refuse := locker.Guard(core.RejectConflicts)
 	wait := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
 	later := locker.Guard(delayqueue.Policy(queue))
-	order, cart := echolock.Param("order:", "id"), echolock.Param("cart:", "id")
+	order, cart := echolock.ParamInt("order:", "id"), echolock.Param("cart:", "id")
 
 	e := echo.New()
 	e.Use(middleware.Recover())
 	e.POST("/orders/:id/pay", answer("paid"), echolock.PerKey(refuse, order))
 	e.PUT("/carts/:id", answer("put"), echolock.PerKey(wait, cart))
-	e.POST("/orders/:id/ship", answer("shipped"), echolock.PerKey(later, order, httplock.WithStatusPath("/tickets/")))
+	e.POST("/orders/:id/ship", answer("shipped"), echolock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous()))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
 	e.Any("/tickets/*", echo.WrapHandler(httplock.TicketHandler(queue, anyone)))

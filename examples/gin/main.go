@@ -36,14 +36,14 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *gin.Engine {
 	refuse := locker.Guard(core.RejectConflicts)
 	wait := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
 	later := locker.Guard(delayqueue.Policy(queue))
-	order, cart := ginlock.Param("order:", "id"), ginlock.Param("cart:", "id")
+	order, cart := ginlock.ParamInt("order:", "id"), ginlock.Param("cart:", "id")
 
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
 	r.Use(gin.Recovery())
 	r.POST("/orders/:id/pay", ginlock.PerKey(refuse, order), answer("paid"))
 	r.PUT("/carts/:id", ginlock.PerKey(wait, cart), answer("put"))
-	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/")), answer("shipped"))
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous()), answer("shipped"))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
 	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, anyone)))

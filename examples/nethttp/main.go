@@ -30,10 +30,10 @@ import (
 // newRouter is the service: what it does to an order or a cart, it does one request at a
 // time, whichever replica they come to.
 func newRouter(locker *core.Locker, queue *delayqueue.Queue) *http.ServeMux {
-	order, cart := httplock.Param("order:", "id"), httplock.Param("cart:", "id")
+	order, cart := httplock.ParamInt("order:", "id"), httplock.Param("cart:", "id")
 	refuse := httplock.PerKey(locker.Guard(core.RejectConflicts), order)
 	wait := httplock.PerKey(locker.Guard(retry.Policy{MaxWait: 2 * time.Second}), cart)
-	later := httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), order, httplock.WithStatusPath("/tickets/"))
+	later := httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())
 
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders/{id}/pay", refuse(answer("paid")))

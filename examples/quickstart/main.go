@@ -54,9 +54,10 @@ func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.
 
 	r := gin.Default()
 	wait, later := retry.Policy{MaxWait: 2 * time.Second}, delayqueue.Policy(queue)
-	r.POST("/orders/:id/pay", ginlock.PerKey(locker.Guard(core.RejectConflicts), ginlock.Param("order:", "id")), pay) // 409
-	r.PUT("/carts/:id", ginlock.PerKey(locker.Guard(wait), ginlock.Param("cart:", "id")), put)                        // waits
-	r.POST("/orders/:id/ship", ginlock.PerKey(locker.Guard(later), ginlock.Param("order:", "id")), ship)              // 202
+	order := ginlock.ParamInt("order:", "id")                                                          // 42 and 042 are one order
+	r.POST("/orders/:id/pay", ginlock.PerKey(locker.Guard(core.RejectConflicts), order), pay)          // 409
+	r.PUT("/carts/:id", ginlock.PerKey(locker.Guard(wait), ginlock.Param("cart:", "id")), put)         // waits
+	r.POST("/orders/:id/ship", ginlock.PerKey(locker.Guard(later), order, httplock.Anonymous()), ship) // 202, whoever sends it
 
 	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r))
 	check(err)

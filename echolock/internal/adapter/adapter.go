@@ -198,6 +198,20 @@ func (e *Echo[C]) params(c C) iter.Seq2[string, string] {
 	}
 }
 
+// WithPrincipal is httplock.WithPrincipal of a function of echo's context.
+func (e *Echo[C]) WithPrincipal(f func(C) (string, error)) httplock.Option {
+	if f == nil {
+		return httplock.WithPrincipal(nil)
+	}
+	return httplock.WithPrincipal(func(r *http.Request) (string, error) {
+		c, is := httplock.FrameworkFrom(r.Context()).(C)
+		if !is {
+			return "", fmt.Errorf("%s: WithPrincipal is for this package's middleware only", e.Package)
+		}
+		return f(c)
+	})
+}
+
 // contextKey is where Func finds echo's context.
 type contextKey struct{}
 

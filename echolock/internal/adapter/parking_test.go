@@ -10,7 +10,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/echolock"
+	echolock5 "github.com/perkey-go/perkey/echolock/v5"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
@@ -27,8 +30,9 @@ func TestParkedRequestsAreReplayed(t *testing.T) {
 			skip: true, errors: true, // what is parked is no error
 			options: []httplock.Option{
 				httplock.WithStatusPath("/tickets/"),
-				httplock.WithPrincipal(func(*http.Request) (string, error) { return "ann", nil }, func(_ *http.Request, p string) error {
-					assert.Equal(t, "ann", p)
+				v.principal(func(c seen) (string, error) { return "the sender of " + c.Param("id"), nil }),
+				httplock.WithReauthorize(func(_ *http.Request, p string) error {
+					assert.Equal(t, "the sender of "+testbed.Secret, p)
 					return nil
 				}),
 			},
@@ -81,8 +85,8 @@ func TestReplayThatMayNotRun(t *testing.T) {
 				guard: b.Locker.Guard(delayqueue.Policy(queue)), key: orderKey, errors: returned, handler: mustNotRun(t),
 				options: []httplock.Option{
 					httplock.WithStatusPath("/tickets/"),
-					httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },
-						func(*http.Request, string) error { return httplock.ErrForbidden }),
+					httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil }),
+					httplock.WithReauthorize(func(*http.Request, string) error { return httplock.ErrForbidden }),
 				},
 			})
 			release := b.Hold(t)
@@ -99,6 +103,20 @@ func TestReplayThatMayNotRun(t *testing.T) {
 			require.Equal(t, http.StatusForbidden, testbed.Call(t, tickets, http.MethodGet, "/tickets/"+id+"/result", "").Status)
 		}
 	})
+}
+
+func TestWithPrincipal_IsForEcho(t *testing.T) {
+	each(t, func(t *testing.T, v version) {
+		b := testbed.New(t, redistest.Embedded(t))
+		h := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { return "k", nil },
+			httplock.WithMaxWaitersPerPrincipal(1), v.principal(func(seen) (string, error) { return "ann", nil }))(http.NotFoundHandler())
+		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, "/", ""), http.StatusInternalServerError, "internal", false)
+	})
+	guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
+	_, err := echolock.New(guard, orderKey, echolock.WithPrincipal(nil))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = echolock5.New(guard, orderKey, echolock5.WithPrincipal(nil))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
 // anybody leaves it to the guards who may have a request run.

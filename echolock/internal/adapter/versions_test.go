@@ -58,6 +58,8 @@ type version struct {
 	start func(s service) http.Handler
 	// of is Func.
 	of func(f func(seen) (string, error)) httplock.KeyFunc
+	// principal is WithPrincipal.
+	principal func(f func(seen) (string, error)) httplock.Option
 	// failure is an error of the handler with a status.
 	failure func(status int) error
 	// status is the status of such an error, or 0.
@@ -67,6 +69,8 @@ type version struct {
 var versions = []version{
 	{"v4", start4, func(f func(seen) (string, error)) httplock.KeyFunc {
 		return echolock.Func(func(c echo.Context) (string, error) { return f(c) })
+	}, func(f func(seen) (string, error)) httplock.Option {
+		return echolock.WithPrincipal(func(c echo.Context) (string, error) { return f(c) })
 	}, func(status int) error { return echo.NewHTTPError(status, "failed") }, func(err error) int {
 		if coded, is := errors.AsType[*echo.HTTPError](err); is {
 			return coded.Code
@@ -75,6 +79,8 @@ var versions = []version{
 	}},
 	{"v5", start5, func(f func(seen) (string, error)) httplock.KeyFunc {
 		return echolock5.Func(func(c *echo5.Context) (string, error) { return f(c) })
+	}, func(f func(seen) (string, error)) httplock.Option {
+		return echolock5.WithPrincipal(func(c *echo5.Context) (string, error) { return f(c) })
 	}, func(status int) error { return echo5.NewHTTPError(status, "failed") }, echo5.StatusCode},
 }
 

@@ -28,7 +28,12 @@ func (t *trial) store(b *testbed.Bed) *idempotency.Store {
 // remembering is a lock that looks at Idempotency-Key.
 func (t *trial) remembering(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
 	t.Helper()
-	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), quiet())
+	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), httplock.Anonymous(), quiet())
+}
+
+// sentBy has all requests come from one principal.
+func sentBy(principal string) httplock.Option {
+	return httplock.WithPrincipal(func(*http.Request) (string, error) { return principal, nil })
 }
 
 // counted is h, and how often it was called.
@@ -220,6 +225,33 @@ func failuresRunAgain(t *trial) {
 			require.Equal(t, "true", third.Header.Get("Idempotent-Replayed"), key)
 			require.EqualValues(t, 2, runs.Load(), "%s: the handler's runs", key)
 		}
+	}
+}
+
+// otherPrincipal: whoever guesses another's key does not see the other's response, however the two say who they are.
+func otherPrincipal(t *trial) {
+	b := t.bed()
+	for _, carrier := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "X-Shop-Pass"} {
+		handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
+			_, err := io.WriteString(w, "for "+r.Header.Get(carrier))
+			return err
+		})
+		user := httplock.WithPrincipal(func(r *http.Request) (string, error) {
+			return strings.TrimSuffix(r.Header.Get(carrier), "'s key"), nil
+		})
+		s := t.serve(orders(handler, lock(b, nil, httplock.WithIdempotency(t.store(b)), user, quiet())))
+		send := func(credentials string) testbed.Answer {
+			r := t.withKey(s, carrier, "{}")
+			r.Header.Set(carrier, credentials)
+			resp, err := testbed.Send(s.client, r)
+			require.NoError(t, err)
+			return resp
+		}
+		alice := send("alice's key")
+		require.Equal(t, "for alice's key", alice.Body)
+		require.Equal(t, "for bob's key", send("bob's key").Body, carrier)
+		requireStored(t, alice, send("alice's key"))
+		require.EqualValues(t, 2, runs.Load(), carrier)
 	}
 }
 

@@ -111,6 +111,12 @@ var onceMutants = map[string]mutant{
 		}),
 		fails: map[string]string{"Prefer: wait": "depends on Prefer", "Prefer: respond-async": "depends on Prefer"},
 	},
+	"takes all for one principal": {
+		perKey: options(func(opts []httplock.Option) []httplock.Option {
+			return append(opts, httplock.WithPrincipal(func(*http.Request) (string, error) { return "all", nil }))
+		}),
+		fails: map[string]string{"Idempotency-Key: another principal": "for bob's key"},
+	},
 	"always honors Prefer": {
 		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.HonorPrefer()) }),
 		fails:  map[string]string{"Prefer is the handler's": "202"},

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"path"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -91,6 +93,38 @@ var mutants = map[string]mutant{
 			return perKey(l)
 		},
 		fails: map[string]string{"body replaced by the key function": "hello!"},
+	},
+	"loses the body": {
+		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
+			r.Body = http.NoBody
+			next(r)
+		}),
+		fails: map[string]string{"forms make keys": "the handler takes the same value"},
+	},
+	"decodes path parameters twice": {
+		perKey: param(func(id string, _ *http.Request) string {
+			decoded, _ := url.PathUnescape(id)
+			return decoded
+		}),
+		fails: map[string]string{"path parameters are decoded once": "Not equal"},
+	},
+	"leaves path parameters encoded": {
+		perKey: param(func(_ string, r *http.Request) string { return path.Base(r.URL.EscapedPath()) }),
+		fails:  map[string]string{"path parameters are decoded once": "Not equal", "aliases have one key": "400"},
+	},
+	"takes NoKey for a failure": {
+		perKey: func(l conformance.Lock) toyHandler {
+			key := l.Key
+			l.Key = func(r *http.Request) (string, error) {
+				k, err := key(r)
+				if errors.Is(err, httplock.NoKey) {
+					err = errors.New("no key")
+				}
+				return k, err
+			}
+			return perKey(l)
+		},
+		fails: map[string]string{"NoKey": "500"},
 	},
 	"hides the route from the key function": {
 		perKey: func(l conformance.Lock) toyHandler {

@@ -50,6 +50,19 @@ func next(f func(c *toyContext, r *http.Request, next func(*http.Request))) func
 	})
 }
 
+// param changes the path parameter that the key function sees.
+func param(f func(id string, r *http.Request) string) func(conformance.Lock) toyHandler {
+	return func(l conformance.Lock) toyHandler {
+		key := l.Key
+		l.Key = func(r *http.Request) (string, error) {
+			changed := r.Clone(r.Context())
+			changed.SetPathValue("id", f(r.PathValue("id"), r))
+			return key(changed)
+		}
+		return perKey(l)
+	}
+}
+
 // options changes the guard's options.
 func options(f func([]httplock.Option) []httplock.Option) func(conformance.Lock) toyHandler {
 	return func(l conformance.Lock) toyHandler {

@@ -55,7 +55,7 @@ func (t *trial) openDepot(h Handler, configure func(b *testbed.Bed, q *delayqueu
 
 // parks is how most depots are configured.
 func parks(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-	return lock(b, delayqueue.Policy(q)), nil
+	return lock(b, delayqueue.Policy(q), httplock.Anonymous()), nil
 }
 
 // work starts a worker that replays through the engine.
@@ -146,7 +146,7 @@ func parkedRunOnce(t *trial) {
 		ran[body]++
 		return ok(w, r)
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(q)}), nil
+		return lock(b, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(q)}, httplock.Anonymous()), nil
 	})
 	release := d.Hold(t)
 	t.park(d, "", "first")
@@ -221,7 +221,7 @@ func failedReplays(t *trial) {
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		inner <- b
 		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
-		return lock(b, delayqueue.Policy(q), httplock.RetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{quiet()}}}
+		return lock(b, delayqueue.Policy(q), httplock.Anonymous(), httplock.RetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{httplock.Anonymous(), quiet()}}}
 	}, delayqueue.WithMaxAttempts(2))
 	b := <-inner
 	release := d.Hold(t)
@@ -252,13 +252,10 @@ func failedReplays(t *trial) {
 func forbiddenReplay(t *trial) {
 	reached := make(chan string, 10)
 	d := t.openDepot(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, delayqueue.Policy(q), httplock.WithPrincipal(
-				func(*http.Request) (string, error) { return "bob", nil },
-				func(_ *http.Request, principal string) error {
-					reached <- principal
-					return httplock.ErrForbidden
-				})),
-			nil
+		return lock(b, delayqueue.Policy(q), sentBy("bob"), httplock.WithReauthorize(func(_ *http.Request, principal string) error {
+			reached <- principal
+			return httplock.ErrForbidden
+		})), nil
 	})
 	release := d.Hold(t)
 	location := t.park(d, "", "")

@@ -64,7 +64,7 @@ func prefersWait(t *trial) {
 // prefersAsync: a client may be parked at once, where it would be parked after waiting.
 func prefersAsync(t *trial) {
 	d := t.openDepot(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.HonorPrefer()), nil
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.Anonymous(), httplock.HonorPrefer()), nil
 	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
 	var locations []string
@@ -93,7 +93,7 @@ func preferIsTheHandlers(t *trial) {
 		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])
 		return ok(w, r)
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, waitsLong(delayqueue.Policy(q))), nil
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.Anonymous()), nil
 	})
 	t.onConflict(d.Bed, d.Hold(t))
 	resp := t.preferring(d.site, "respond-async, wait=0")

@@ -177,13 +177,27 @@ func keyHelpers(t *trial) {
 func misconfigured(t *trial) {
 	b := t.bed()
 	guard := b.Locker.Guard(core.RejectConflicts)
+	queue, err := delayqueue.New(b.Redis, "later", delayqueue.WithPrefix(b.Prefix))
+	require.NoError(t, err)
+	parking := b.Locker.Guard(delayqueue.Policy(queue))
+	mayStill := httplock.WithReauthorize(func(*http.Request, string) error { return nil })
 	for name, l := range map[string]Lock{
-		"no guard":   {nil, orderKey, nil},
-		"bad guard":  {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
-		"no key":     {guard, nil, nil},
-		"bad option": {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
-		"nil option": {guard, orderKey, []httplock.Option{nil}},
+		"no guard":                    {nil, orderKey, nil},
+		"bad guard":                   {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
+		"no key":                      {guard, nil, nil},
+		"bad option":                  {guard, orderKey, []httplock.Option{httplock.WithMaxBody(-1)}},
+		"nil option":                  {guard, orderKey, []httplock.Option{nil}},
+		"parks for nobody":            {parking, orderKey, nil},
+		"waits, and parks for nobody": {b.Locker.Guard(retry.Policy{Then: parking.Policy()}), orderKey, nil},
+		"parks, and never asks again": {parking, orderKey, []httplock.Option{sentBy("bob")}},
+		"parks for both":              {parking, orderKey, []httplock.Option{sentBy("bob"), mayStill, httplock.Anonymous()}},
+		"asks about nobody":           {guard, orderKey, []httplock.Option{mayStill}},
+		"keeps responses for nobody":  {guard, orderKey, []httplock.Option{httplock.WithIdempotency(t.store(b))}},
+		"counts nobody's requests":    {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1)}},
+		"counts anybody's requests":   {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1), httplock.Anonymous()}},
 	} {
+		_, err := httplock.New(l.Guard, l.Options...)
+		require.Equal(t, l.Key == nil, err == nil, name)
 		s := t.serve(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l), order(http.MethodGet, t.mustNotRun, l)}})
 		for _, method := range []string{http.MethodPost, http.MethodGet} {
 			resp := t.send(s, method, testbed.OrderPath, "")
@@ -218,8 +232,8 @@ func refusals(store *idempotency.Store) []refusal {
 	opts := func(o ...httplock.Option) []httplock.Option { return o }
 	tickets := httplock.WithStatusPath("/tickets/")
 	park := &testbed.Parking{}
-	nobody := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", httplock.ErrForbidden },
-		func(*http.Request, string) error { return nil })
+	nobody := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", httplock.ErrForbidden })
+	visitor := sentBy("")
 	return []refusal{
 		{name: "conflict", status: 409},
 		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HonorPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409},
@@ -238,6 +252,7 @@ func refusals(store *idempotency.Store) []refusal {
 			name: "a header of the service's own without a principal", policy: park, opts: opts(httplock.WithCredentialHeaders("X-Pass")),
 			header: http.Header{"X-Pass": {"x"}}, status: 409,
 		},
+		{name: "an API key, and the principal function knows nobody", policy: park, opts: opts(visitor), header: http.Header{"X-Api-Key": {"x"}}, status: 409},
 		{name: "not to be parked", policy: park, opts: opts(nobody), status: 403},
 		{name: "upgrade", policy: park, header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {"x"}}, status: 409},
 		{name: "redis away", policy: failing(core.ErrUnavailable), status: 503},
@@ -250,14 +265,14 @@ func refusals(store *idempotency.Store) []refusal {
 		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400},
 		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413},
 		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500},
-		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey())), status: 400},
-		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store)), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400},
+		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.Anonymous()), status: 400},
+		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store), httplock.Anonymous()), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400},
 		{
-			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store)),
+			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
 			header: http.Header{"Idempotency-Key": {"a"}, "Authorization": {"Bearer x"}}, status: 500,
 		},
 		{
-			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store)),
+			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
 			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500,
 		},
 		{name: "misconfigured", broken: true, status: 500},

@@ -43,10 +43,9 @@ func (t *trial) parkMany(d *depot, n int) (ids []string) {
 
 // lostGuard: the release that runs the requests has no guard at their route.
 func lostGuard(t *trial) {
-	bob := httplock.WithPrincipal(func(*http.Request) (string, error) { return "bob", nil },
-		func(*http.Request, string) error { return nil })
+	mayStill := httplock.WithReauthorize(func(*http.Request, string) error { return nil })
 	d := t.openDepot(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, delayqueue.Policy(q), bob), nil
+		return lock(b, delayqueue.Policy(q), sentBy("bob"), mayStill), nil
 	})
 	const requests = 20
 	ids := t.parkMany(d, requests)

@@ -12,6 +12,10 @@ var behaviours = []behaviour{
 	{name: "503 for all requests at once when Redis is silent", test: silentRedis},
 	{name: "key functions see the route", test: keyHelpers},
 	{name: "key errors", test: keyErrors},
+	{name: "path parameters are decoded once", test: decodedOnce},
+	{name: "aliases have one key", test: aliases},
+	{name: "forms make keys", test: forms},
+	{name: "NoKey", test: noKey},
 	{name: "misconfigured refuses all", test: misconfigured},
 
 	{name: "waits", test: waits},
@@ -46,6 +50,7 @@ var behaviours = []behaviour{
 	{name: "Idempotency-Key: handler's error", needs: HandlerErrors, test: errorsStored},
 	{name: "Idempotency-Key: failures run again", test: failuresRunAgain},
 	{name: "Idempotency-Key: another payload", test: otherPayload},
+	{name: "Idempotency-Key: another principal", test: otherPrincipal},
 	{name: "Idempotency-Key: in progress", test: inProgress},
 	{name: "Idempotency-Key: missing", test: keyMissing},
 	{name: "Idempotency-Key: a stream is not kept", test: streamsNotStored},

@@ -100,7 +100,7 @@ func boundedWaiters(t *trial) {
 	const most = 2
 	b := t.bed()
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
-	s := t.serve(orders(ok, lock(b, retry.Policy{MaxWait: time.Minute}, httplock.WithMaxWaitersPerPrincipal(most, user))))
+	s := t.serve(orders(ok, lock(b, retry.Policy{MaxWait: time.Minute}, httplock.WithMaxWaitersPerPrincipal(most), httplock.WithPrincipal(user))))
 	for range 2 { // what has waited does not count any more
 		release := b.Hold(t)
 		answers := map[string]chan testbed.Answer{"alice": make(chan testbed.Answer, 5), "bob": make(chan testbed.Answer, 1)}
@@ -138,7 +138,7 @@ func brokenBody(t *trial) {
 			return orders(func(w http.ResponseWriter, r *http.Request) error {
 				assert.Empty(t, r.Header.Get(slowHeader), "the handler ran without its body")
 				return ok(w, r)
-			}, front, lock(b, policy, httplock.WithMaxWaitersPerPrincipal(1, func(*http.Request) (string, error) { return "all", nil })))
+			}, front, lock(b, policy, httplock.WithMaxWaitersPerPrincipal(1), sentBy("all")))
 		}, func(s *site) {
 			for _, lies := range []bool{false, true} {
 				ctx, leave := context.WithCancel(t.Context())

@@ -42,6 +42,14 @@ func Start(t testing.TB, args ...string) *Server {
 	return s
 }
 
+// StartTLS is Start for a server that serves TLS too, at the address that is returned.
+func StartTLS(t testing.TB, args ...string) (s *Server, addr string) {
+	t.Helper()
+	port, err := freePort()
+	require.NoError(t, err)
+	return Start(t, append([]string{"--tls-port", strconv.Itoa(port)}, args...)...), net.JoinHostPort(loopback, strconv.Itoa(port))
+}
+
 // Debug are the arguments of a server that runs DEBUG. Redis 6.2 does so anyway, and does
 // not know them.
 func Debug() []string {

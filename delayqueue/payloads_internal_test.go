@@ -1,0 +1,186 @@
+package delayqueue
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// longTest is a queue with messages whose payload is too long for a record.
+type longTest struct {
+	*Queue
+	t *testing.T
+	p *partition
+}
+
+func newLongTest(t *testing.T, env *redistest.Env, opts ...Option) *longTest {
+	t.Helper()
+	q, err := New(env.Client(t), "q", append(opts, WithPrefix(env.Prefix))...)
+	require.NoError(t, err)
+	return &longTest{q, t, q.partitions[0]}
+}
+
+func (q *longTest) add(job Job) {
+	q.t.Helper()
+	job.Payload = make([]byte, maxInline+1)
+	r, err := q.Enqueue(q.t.Context(), job)
+	require.NoError(q.t, err)
+	require.True(q.t, r.Stored)
+}
+
+// left is for how long the payload of a message lives: less than zero without one.
+func (q *longTest) left(id string) time.Duration {
+	q.t.Helper()
+	left, err := q.rdb.PTTL(q.t.Context(), q.p.payloadKey(id)).Result()
+	require.NoError(q.t, err)
+	return left
+}
+
+// livesLong reports it if a payload is gone before its message, or lives on for long.
+func livesLong(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	const day = 24 * time.Hour
+	q := newLongTest(t, env, WithDeadRetention(9*day))
+	for _, hook := range hooks {
+		q.rdb.(*redis.Client).AddHook(hook)
+	}
+	q.add(Job{ID: "id", MaxAge: day})
+	if left := q.left("id"); left < day+59*time.Minute || left > 2*day {
+		return fmt.Errorf("%s are left of what may wait for a day", left)
+	}
+	b, err := q.p.claim(t.Context(), "token.1", 2*day, 1)
+	require.NoError(t, err)
+	if left := q.left("id"); left < 2*day {
+		return fmt.Errorf("%s are left of what is claimed for 2 days", left)
+	}
+	c := &claim{message: b.messages[0], partition: q.p, token: "token.1", startBy: b.messages[0].ExpiresAt}
+	_, err = q.p.extend(t.Context(), q.rdb, 3*day, []*claim{c}) // its handler takes longer than it may wait
+	require.NoError(t, err)
+	if left := q.left("id"); left < 3*day {
+		return fmt.Errorf("%s are left of what is claimed for 3 days", left)
+	}
+	require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
+	if left := q.left("id"); left < 9*day-time.Minute {
+		return fmt.Errorf("%s are left of what is dead for 9 days", left)
+	}
+	payload, err := q.Payload(t.Context(), "id")
+	require.NoError(t, err)
+	require.Len(t, payload, maxInline+1)
+	require.NoError(t, q.Redrive(t.Context(), "id", 20*day))
+	if left := q.left("id"); left < 20*day {
+		return fmt.Errorf("%s are left of what may wait for 20 days", left)
+	}
+	q.p.free(t.Context(), []any{"id", "other"}) // as if that came late, of an older message with the id
+	if q.left("id") < 0 {
+		return errors.New("the payload of a message that is there is freed")
+	}
+	c = claimTest(t, q.Queue, "token.2", 1)[0]
+	require.Len(t, c.message.Payload, maxInline+1)
+	require.True(t, settleTest(t, c, outcome{kind: OutcomeDone}))
+	require.Negative(t, q.left("id"))
+	return nil
+}
+
+// A payload in a key of its own lives for as long as its message may need it, and expires if nobody frees it.
+func TestLongPayload_LivesAsLongAsItsMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, livesLong(t, env)) })
+}
+
+func TestMutantsOfLongPayloadsAreCaught(t *testing.T) {
+	t.Parallel()
+	sources := sources()
+	sources["free"], sources["payloads"] = freeScript.Source(), payloadsScript.Source()
+	for _, m := range []mutant{
+		{"a long payload expires with the age alone", "enqueue", "'PX', text(age + SLACK)", "'PX', text(age)"},
+		{"a long payload never expires", "enqueue", ", 'PX', text(age + SLACK))", ")"},
+		{"a claim that is longer than its age has lost its payload", "payloads", "    redis.call('PEXPIRE', key, needed)\n", ""},
+		{"a claim that goes on has lost its payload", "extend", "      keep(bodies[id], lease + SLACK, 0)\n", ""},
+		{"a dead letter's payload expires", "settle", "    keep(bodies[id], dead_retention, 0)\n", ""},
+		{"a redriven payload expires", "redrive", "    keep(bodies[id], age + SLACK, 0)\n", ""},
+		{"a payload is freed that is needed", "free", "if not rec then", "if true then"},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources, m.script, m.old, m.new)
+			err := livesLong(t, redistest.Real(t), hook)
+			require.Error(t, err)
+			t.Log(err)
+		})
+	}
+}
+
+// What a script ends that was not told of it leaves no payload behind.
+func TestLongPayload_IsFreedByWhoeverEndsItsMessage(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := newLongTest(t, env, WithMaxBytes(30_000), WithMaxBytesPerKey(30_000), WithMaxPayload(2*maxInline))
+		for name, end := range map[string]func(id string){
+			"cancelled": func(id string) { require.NoError(t, q.Cancel(t.Context(), id)) },
+			"too old when it is claimed": func(id string) {
+				require.NoError(t, ageRecord(q.Queue, id))
+				require.Empty(t, claimTest(t, q.Queue, id+".1", 1))
+			},
+			"too old where there is no room": func(id string) {
+				require.NoError(t, ageRecord(q.Queue, id))
+				for i := range 4 {
+					q.add(Job{ID: id + string(rune('a'+i)), Key: id, MaxAge: time.Hour})
+				}
+				_, err := q.CancelAll(t.Context(), Filter{Key: id})
+				require.NoError(t, err)
+			},
+			"superseded": func(id string) {
+				q.add(Job{ID: id + "newer", Key: id, Coalesce: true, MaxAge: time.Hour})
+				require.NoError(t, q.Cancel(t.Context(), id+"newer"))
+			},
+			"purged": func(id string) {
+				c := claimTest(t, q.Queue, id+".1", 1)[0]
+				require.True(t, settleTest(t, c, outcome{kind: OutcomeDead, err: errTooOld}))
+				require.NoError(t, q.Purge(t.Context(), id))
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				id := strings.ReplaceAll(name, " ", "-")
+				q.add(Job{ID: id, Key: id, Coalesce: true, MaxAge: time.Hour})
+				require.Positive(t, q.left(id))
+				end(id)
+				require.Negative(t, q.left(id))
+			})
+		}
+	})
+}
+
+// Payloads that cannot be read after their claim cost it no attempt: the same messages come again.
+func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := newLongTest(t, env)
+		var fails atomic.Int64
+		q.rdb.(*redis.Client).AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if args := cmd.Args(); redistest.IsScript(cmd) && args[1] == any(payloadsScript.Hash()) && fails.Add(-1) >= 0 {
+				args[0] = "no-such-command"
+			}
+		}))
+		q.add(Job{ID: "first", Key: "k", MaxAge: time.Hour})
+		q.add(Job{ID: "second", Key: "k", MaxAge: time.Hour})
+		fails.Store(1)
+		_, err := q.p.claim(t.Context(), "token.1", time.Minute, 1)
+		require.Error(t, err)
+		c := claimTest(t, q.Queue, "token.1", 1)[0]
+		require.Equal(t, []any{"first", 1, maxInline + 1}, []any{c.message.ID, c.message.Attempt, len(c.message.Payload)})
+
+		fails.Store(1)
+		next := outcome{kind: OutcomeDone, next: "token.2", which: nextOfKey}
+		_, err = settleOnce(c, next)
+		require.Error(t, err)
+		s, err := settleOnce(c, next)
+		require.NoError(t, err)
+		require.True(t, s.held)
+		require.Equal(t, []any{"second", 1, maxInline + 1}, []any{s.next.ID, s.next.Attempt, len(s.next.Payload)})
+	})
+}

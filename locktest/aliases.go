@@ -1,0 +1,159 @@
+package locktest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// IntAliases returns ways to write one whole number in a path: 42, 042, +42, 0042, %34%32, and with spaces around it.
+// The first is the usual one.
+func IntAliases(id int) []string {
+	sign, digits := "", strconv.Itoa(id)
+	if id < 0 {
+		sign, digits = "-", digits[1:]
+	}
+	aliases := []string{sign + digits, sign + "0" + digits, sign + "00" + digits, escaped(sign + digits), sign + digits + "%20", "%20" + sign + digits}
+	if id >= 0 {
+		aliases = append(aliases, "+"+digits, "%2B"+digits)
+	}
+	return aliases
+}
+
+// UUIDAliases returns ways to write one UUID in a path: in lower and upper case, without hyphens, in braces, behind
+// urn:uuid:, percent-encoded, and with a space behind it. id has hyphens; the first alias is in lower case.
+func UUIDAliases(id string) []string {
+	lower, upper := strings.ToLower(id), strings.ToUpper(id)
+	return []string{
+		lower, upper, strings.ReplaceAll(lower, "-", ""), strings.ReplaceAll(upper, "-", ""), "%7B" + lower + "%7D", "urn:uuid:" + lower, "URN:UUID:" + upper,
+		escaped(lower), lower + "%20",
+	}
+}
+
+// escaped is s with each byte percent-encoded.
+func escaped(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		fmt.Fprintf(&b, "%%%02X", s[i])
+	}
+	return b.String()
+}
+
+// settling is how long requests that are not answered have to reach the handler that they must not reach.
+var settling = 250 * time.Millisecond
+
+// RequireOneAtATime fails the test if two requests for one thing run at once because their ids are written in two ways.
+// route builds the service's route around work, which stands for what must not run twice at a time: a handler of its own, or
+// what the real one calls once it knows the id. request makes the request for an alias of the id; [IntAliases] and
+// [UUIDAliases] return some.
+//
+// The first alias must reach work, and keeps its key. Then all others are sent at once: those that are refused, for
+// their key or as no id, and those that wait are as they should be; one that reaches work fails the test. Those that wait have
+// their turn then, one at a time. The policy may be any; a guard that is made for several at once fails.
+func RequireOneAtATime(t TB, route func(work http.Handler) http.Handler, request func(alias string) *http.Request, aliases ...string) {
+	t.Helper()
+	if len(aliases) < 2 {
+		t.Fatalf("locktest: RequireOneAtATime: want two aliases at least, got %q", aliases)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w := &work{first: make(chan struct{}), leave: make(chan struct{})}
+	service := route(w)
+	var sent sync.WaitGroup
+	send := func(alias string) <-chan int {
+		r := request(alias)
+		answered := make(chan int, 1)
+		sent.Go(func() {
+			recorder := httptest.NewRecorder()
+			service.ServeHTTP(recorder, r.WithContext(context.WithValue(ctx, aliasKey{}, alias)))
+			answered <- recorder.Code
+		})
+		return answered
+	}
+
+	first := send(aliases[0])
+	select {
+	case <-w.first:
+	case status := <-first:
+		t.Fatalf("locktest: the request for %s did not run: it was answered with %d", aliases[0], status)
+	case <-time.After(waitTimeout):
+		t.Fatalf("locktest: the request for %s did not run within %s", aliases[0], waitTimeout)
+	}
+	var others []<-chan int
+	for _, alias := range aliases[1:] {
+		others = append(others, send(alias))
+	}
+	settled := time.After(settling)
+	for _, answered := range others {
+		select {
+		case <-answered:
+		case <-settled:
+			settled = closed // for all that are left
+		}
+	}
+	close(w.leave)
+	done := make(chan struct{})
+	go func() { sent.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(waitTimeout):
+		cancel()
+		<-done
+	}
+	if together := w.overlaps(); len(together) > 0 {
+		t.Fatalf("locktest: requests for one thing ran at once: %s; its key must be the same however it is written: httplock.ParamInt, ParamUUID, Canonical",
+			strings.Join(together, ", "))
+	}
+}
+
+// closed is a time that has come.
+var closed = func() <-chan time.Time {
+	c := make(chan time.Time)
+	close(c)
+	return c
+}()
+
+// aliasKey is where a request's ctx has its alias.
+type aliasKey struct{}
+
+// work is the handler that must not run twice at a time.
+type work struct {
+	first, leave chan struct{}
+
+	mu       sync.Mutex
+	begun    bool
+	inside   []string
+	together []string // which reached it beside another
+}
+
+func (w *work) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
+	alias, _ := r.Context().Value(aliasKey{}).(string)
+	w.mu.Lock()
+	if len(w.inside) > 0 {
+		w.together = append(w.together, alias+" beside "+w.inside[0])
+	}
+	w.inside = append(w.inside, alias)
+	first := !w.begun
+	w.begun = true
+	w.mu.Unlock()
+	if first {
+		close(w.first)
+		<-w.leave
+	}
+	time.Sleep(time.Millisecond) // for another to come
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.inside = slices.DeleteFunc(w.inside, func(other string) bool { return other == alias })
+}
+
+func (w *work) overlaps() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.together)
+}
