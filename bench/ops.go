@@ -20,6 +20,8 @@ func observed(b *bench) error {
 // recorded is 64 goroutines with a key each, counted by a Recorder and not.
 func recorded(b *bench) error {
 	const workers = 64
+	var all field
+	defer func() { all.close() }()
 	var entries []entry
 	for _, watched := range []struct {
 		name string
@@ -34,7 +36,7 @@ func recorded(b *bench) error {
 			return errors.Join(err, rdb.Close())
 		}
 		c := ownClient{perkey{l}, rdb}
-		defer func() { _ = c.Close() }()
+		all = append(all, named{c, watched.name})
 		slots := newSlots(workers, "recorded")
 		entries = append(entries, entry{watched.name, func(ctx context.Context, worker int) error { return pair(ctx, c, &slots[worker]) }})
 	}
