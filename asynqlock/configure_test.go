@@ -152,12 +152,10 @@ func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {
 	log := testbed.CaptureLog(t)
 	b := setup(t, redistest.Embedded(t))
 	mux := asynq.NewServeMux()
-	mux.Handle("nil guard", asynqlock.PerKey(nil, walletKey)(mustNotRun(t)))
-	mux.Handle("bad option", asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithMaxAge(-1))(mustNotRun(t)))
+	mux.Handle("no guard", asynqlock.FromConfig(noGuard{})(mustNotRun(t)))
 	mux.Handle("bad key", asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Header("h:", ""))(mustNotRun(t)))
-	require.Equal(t, 2, strings.Count(log.String(), "level=ERROR"))
 	b.serve(t, b.config(), mux)
-	for _, kind := range []string{"nil guard", "bad option", "bad key"} {
+	for _, kind := range []string{"no guard", "bad key"} {
 		id := b.enqueue(t, asynq.NewTask(kind, []byte(payload)), asynq.MaxRetry(3))
 		info := b.untilState(t, id, asynq.TaskStateRetry)
 		require.Zero(t, info.Retried, kind)
@@ -166,7 +164,34 @@ func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {
 		b.untilState(t, kind+"~1", asynq.TaskStateScheduled)
 	}
 	b.requireArchived(t, 0)
-	require.Equal(t, 3, strings.Count(log.String(), "level=ERROR"), log.String())
+	require.Equal(t, 2, strings.Count(log.String(), "level=ERROR"), log.String())
+}
+
+// noGuard are Tasks whose guard is missing.
+type noGuard struct{}
+
+func (noGuard) Task(string) (*core.Guard, func([]byte, map[string]string) (string, error), bool) {
+	return nil, nil, true
+}
+
+func TestPerKey_AMistakePanics(t *testing.T) {
+	b := setup(t, redistest.Embedded(t))
+	guard := b.locker.Guard(core.RejectConflicts)
+	for says, register := range map[string]func(){
+		"the guard is nil: make one": func() { asynqlock.PerKey(nil, walletKey) },
+		"the key function is nil":    func() { asynqlock.PerKey(guard, nil) },
+		"WithMaxAge(-1ns)":           func() { asynqlock.PerKey(guard, walletKey, asynqlock.WithMaxAge(-1)) },
+	} {
+		func() {
+			defer func() {
+				err, is := recover().(error)
+				require.True(t, is, says)
+				require.ErrorIs(t, err, core.ErrInvalidOption)
+				require.ErrorContains(t, err, says)
+			}()
+			register()
+		}()
+	}
 }
 
 func TestNewReportsMistakes(t *testing.T) {

@@ -2,7 +2,6 @@ package asynqlock
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 
@@ -21,15 +20,15 @@ type Tasks interface {
 // FromConfig returns middleware that guards each task as a configuration says at that moment, by its type. An error of
 // a key is as one of a KeyFunc. The servers that run it are made by NewServer, or need Configure.
 //
-// A mistake in its arguments is logged once, and no task is then run, as with PerKey.
+// FromConfig panics on a mistake in its arguments, as PerKey does. A guard of Tasks that cannot work is logged once, and
+// its tasks are deferred: none is run.
 func FromConfig(tasks Tasks, opts ...Option) asynq.MiddlewareFunc {
 	s, err := settingsOf(opts)
 	if err == nil && absent.Is(tasks) {
 		err = invalid("FromConfig(nil)")
 	}
 	if err != nil {
-		slog.Error("asynqlock: misconfigured: no task behind FromConfig is run", "error", err)
-		return (&middleware{broken: err, settings: defaults()}).wrap
+		panic(err)
 	}
 	return func(next asynq.Handler) asynq.Handler {
 		var (

@@ -3,7 +3,6 @@ package asynqlock
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -15,16 +14,14 @@ import (
 // PerKey returns asynq middleware that runs one task at a time per key, for a mux
 // (mux.Use) or around a single handler. The servers that run it are made by NewServer, or need Configure.
 //
-// A mistake in its arguments is logged once, and no task is then run: each is
-// deferred, as one whose key is held, until the program is mended or its age bound
-// is over. New reports the mistake instead.
+// PerKey panics on a mistake in its arguments, with an error that wraps core.ErrInvalidOption. New
+// returns the error.
 func PerKey(guard *core.Guard, key KeyFunc, opts ...Option) asynq.MiddlewareFunc {
-	m, err := build(guard, key, opts)
+	mw, err := New(guard, key, opts...)
 	if err != nil {
-		slog.Error("asynqlock: misconfigured: no task behind this guard is run", "error", err)
-		m = &middleware{broken: err, settings: defaults()}
+		panic(err)
 	}
-	return m.wrap
+	return mw
 }
 
 // New is PerKey for those who check: its error wraps core.ErrInvalidOption.
@@ -52,11 +49,11 @@ type middleware struct {
 func build(guard *core.Guard, key KeyFunc, opts []Option) (*middleware, error) {
 	switch {
 	case guard == nil:
-		return nil, invalid("the guard is nil")
+		return nil, invalid("the guard is nil: make one with Locker.Guard")
 	case guard.Err() != nil:
 		return nil, guard.Err()
 	case key == nil:
-		return nil, invalid("the key function is nil")
+		return nil, invalid(`the key function is nil: give it one, such as asynqlock.JSONField("wallet:", "user_id")`)
 	}
 	s, err := settingsOf(opts)
 	return &middleware{guard: guard, key: key, settings: s}, err

@@ -17,6 +17,8 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Option gives Build what a file cannot hold.
@@ -26,10 +28,13 @@ type options struct {
 	client     redis.UniversalClient
 	locker     []core.Option
 	queue      []delayqueue.Option
+	http       []httplock.Option
+	records    []idempotency.Option
+	observer   Observer // nil: nobody is told
 	log        *slog.Logger
 	principals map[string]sender
 	skips      map[string]httplock.Option
-	values     map[string]httplock.TemplateOption
+	values     contextValues
 }
 
 // WithClient gives a Redis client, which stays the caller's to close, after the Runtime.
@@ -62,7 +67,24 @@ func WithQueue(opts ...delayqueue.Option) Option {
 	}
 }
 
-// WithLogger sets where the Runtime, and the middleware of its routes, report what
+// WithHTTP adds options to the middleware of every route, such as httplock.WithObserver. The file counts where both say something.
+func WithHTTP(opts ...httplock.Option) Option {
+	return func(o *options) error {
+		o.http = append(o.http, opts...)
+		return nil
+	}
+}
+
+// WithIdempotency adds options to what remembers requests by their Idempotency-Key, such as idempotency.WithObserver. The file
+// counts where both say something.
+func WithIdempotency(opts ...idempotency.Option) Option {
+	return func(o *options) error {
+		o.records = append(o.records, opts...)
+		return nil
+	}
+}
+
+// WithLogger sets where the Runtime, its Locker (core.WithLogger) and the middleware of its routes report what
 // goes wrong. Default: slog.Default.
 func WithLogger(log *slog.Logger) Option {
 	return func(o *options) error {
@@ -108,10 +130,10 @@ func WithValue(name string, value func(context.Context) (string, bool)) Option {
 		if value == nil {
 			return invalid("WithValue(%q): the function is nil", name)
 		}
-		if _, err := httplock.ParseTemplate("key", httplock.TemplateValue(name, value)); err != nil {
-			return invalid("WithValue(%q): want a name without braces and bars", name)
+		if strings.ContainsAny(name, "{}|") {
+			return invalid("WithValue(%q): expected a name without braces and bars", name)
 		}
-		return register("WithValue", o.values, name, httplock.TemplateValue(name, value))
+		return register("WithValue", o.values, name, value)
 	}
 }
 
@@ -132,11 +154,12 @@ func invalid(format string, args ...any) error {
 
 // state is what a file says, made.
 type state struct {
-	file   *File
-	queues map[string]*delayqueue.Queue
-	guards map[string]*core.Guard
-	routes map[routeID]route
-	tasks  map[string]task // by what the file has for their types
+	file    *File
+	version int // 1 is Build's
+	queues  map[string]*delayqueue.Queue
+	guards  map[string]*core.Guard
+	routes  map[routeID]route
+	tasks   map[string]task // by what the file has for their types
 }
 
 // route is what a request under a route meets.
@@ -149,21 +172,25 @@ type route struct {
 	reads     []string // the headers that make its key
 }
 
-// compile makes all that a reload may change.
-func (rt *Runtime) compile(f *File) (*state, error) {
-	r := &report{file: f}
-	s := &state{file: f, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}, tasks: map[string]task{}}
+// compile makes all that a reload may change. Nil: it cannot be made, and the report says why.
+func (rt *Runtime) compile(f *File) (*state, *report) {
+	r := f.report()
+	s := &state{file: f, version: 1, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}, tasks: map[string]task{}}
 	for name, q := range f.says.Queues {
 		queue, err := rt.queue(f, name, q, nil)
 		if err != nil {
-			r.at(member("queues", name), "%s", reason(err))
+			r.At(member("queues", name), "%s", reason(err))
 		}
 		s.queues[name] = queue
 	}
-	if len(r.problems) > 0 {
-		return nil, r.err()
+	var keys idempotency.Keyring
+	if e := f.says.Idempotency.Encryption; e != nil {
+		keys = r.keyring(recordsEncryption, e)
 	}
-	c := compiler{report: r, runtime: rt, state: s}
+	if r.Failed("") {
+		return nil, r
+	}
+	c := compiler{report: r, runtime: rt, state: s, keys: keys}
 	made := map[*guardSection]route{}
 	for _, name := range slices.Sorted(maps.Keys(f.says.Guards)) {
 		g, path := f.says.Guards[name], member("guards", name)
@@ -174,7 +201,7 @@ func (rt *Runtime) compile(f *File) (*state, error) {
 		entry, path := f.says.Routes[text], member("routes", text)
 		id, err := parseRoute(text)
 		if err != nil {
-			r.at(path, "%v", err)
+			r.At(path, "%v", err)
 			continue
 		}
 		m := made[f.says.Guards[entry.guard]]
@@ -185,7 +212,10 @@ func (rt *Runtime) compile(f *File) (*state, error) {
 		s.routes[id] = m
 	}
 	c.tasks()
-	return s, r.err()
+	if r.Failed("") {
+		return nil, r
+	}
+	return s, r
 }
 
 // queue makes a handle on a queue, for a policy or, if that is nil, for others.
@@ -236,19 +266,19 @@ func option[T comparable, O any](opts []O, value T, with func(T) O) []O {
 
 func (f *File) prefix() string { return cmp.Or(f.says.Prefix, "perkey") }
 
-// keyring reads the keys of a queue.
+// keyring reads keys.
 func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
 	keys := delayqueue.Keyring{Current: e.Current, Keys: map[string][]byte{}, AcceptUnsealed: e.AcceptUnsealed}
 	for id, k := range e.Keys {
-		at, text := member(member(member(path, "keys"), id), "file"), k.value.reveal()
+		at, text := member(member(member(path, "keys"), id), "file"), k.value.Reveal()
 		if k.File != "" {
-			if text = r.readSecret(at, k.File); r.failed(at) {
+			if text = r.readSecret(at, k.File); r.Failed(at) {
 				continue
 			}
 		}
 		key, err := encryptionKey(text)
 		if err != nil {
-			r.at(at, "%v", err)
+			r.At(at, "%v", err)
 		}
 		keys.Keys[id] = key
 	}
@@ -259,7 +289,7 @@ func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
 func encryptionKey(text string) ([]byte, error) {
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
 	if err != nil || len(key) != 32 {
-		return nil, errors.New("it holds no key; want 32 random bytes in base64, as of: openssl rand -base64 32")
+		return nil, errors.New("expected a key of 32 random bytes in base64, as openssl rand -base64 32 makes one")
 	}
 	return key, nil
 }
@@ -269,13 +299,14 @@ type compiler struct {
 	*report
 	runtime *Runtime
 	state   *state
+	keys    idempotency.Keyring // of responses that are kept
 }
 
 func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 	policy := c.file.conflicts(g).policy(func(p *delayPolicy) *delayqueue.Queue {
 		q, err := c.runtime.queue(c.file, p.Queue, c.file.says.Queues[p.Queue], p)
 		if err != nil {
-			c.at(path, "%s", reason(err))
+			c.At(path, "%s", reason(err))
 		}
 		return q
 	})
@@ -294,7 +325,7 @@ func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 	}
 	guard := c.runtime.locker.Guard(policy, opts...)
 	if err := guard.Err(); err != nil {
-		c.at(path, "%s", reason(err))
+		c.At(path, "%s", reason(err))
 	}
 	return guard
 }
@@ -306,7 +337,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	var r route
 	o, defaults := c.runtime.options, c.file.says.Defaults.HTTP
 	r.parks = c.file.conflicts(&g.leaseSection).parks()
-	var opts []httplock.Option
+	opts := slices.Clone(o.http)
 	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
 	case "lock":
 		opts = append(opts, httplock.LockSafeMethods())
@@ -343,14 +374,11 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	}
 	m, err := httplock.New(guard, opts...)
 	if err != nil {
-		c.at(path, "%s", reason(err))
+		c.At(path, "%s", reason(err))
 	}
 	r.Middleware = m
-	if g.Key != "" {
-		r.Key = c.key(member(path, "key"), g)
-		if t, err := g.template(); err == nil {
-			r.reads = t.Headers()
-		}
+	if t, _ := g.template(); t != nil {
+		r.Key, r.reads = c.key(member(path, "key"), t, g), t.headers
 	}
 	return r
 }
@@ -377,7 +405,7 @@ func (c *compiler) principal(path string, g *guardSection, r *route) (opts []htt
 	case given.reauthorize != nil:
 		opts = append(opts, httplock.WithReauthorize(given.reauthorize))
 	case r.parks:
-		c.at(at, "nothing says whether a principal may still have a parked request run; want a third argument in config.WithPrincipal(%q, …)", clip(r.principal))
+		c.At(at, "nothing says whether a principal may still have a parked request run; add a third argument to config.WithPrincipal(%q, …)", strictyaml.Clip(r.principal))
 		return []httplock.Option{httplock.Anonymous()}
 	}
 	opts = append(opts, httplock.WithPrincipal(given.principal))
@@ -395,5 +423,5 @@ func registered[T any](r *report, opts []T, path, option, name string, names map
 }
 
 func (r *report) unregistered(path, option, name string, known []string) {
-	r.at(path, "nothing was given to Build under the name %q; want config.%s(%q, …)%s", clip(name), option, clip(name), meant(nearest(name, known)))
+	r.At(path, "Build was given nothing under the name %q; expected config.%s(%q, …)%s", strictyaml.Clip(name), option, strictyaml.Clip(name), strictyaml.Meant(strictyaml.Nearest(name, known)))
 }

@@ -13,42 +13,51 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
-// check looks for what single values do not show.
-func (d *decoder) check() {
+// checker looks for what single values of a file do not show.
+type checker struct {
+	*report
+	env map[string]string
+}
+
+func (c *checker) check() {
 	p, err := newProbe()
 	if err != nil {
-		d.at("", "%v", err) // only if the packages disagree
+		c.At("", "%v", err) // only if the packages disagree
 		return
 	}
 	defer p.close()
-	says := &d.file.says
+	says := &c.file.says
 	if says.Prefix != "" {
 		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithPrefix(says.Prefix)); err != nil {
-			d.at("prefix", "%s", reason(err))
+			c.At("prefix", "%s", reason(err))
 		}
 	}
 	if says.Service != "" {
 		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithService(says.Service)); err != nil {
-			d.at("service", "%s", reason(err))
+			c.At("service", "%s", reason(err))
 		}
 	}
-	d.checkRedis(&says.Redis)
-	for _, name := range slices.Sorted(maps.Keys(says.Queues)) {
-		d.checkQueue(p, name, says.Queues[name])
+	c.checkRedis(&says.Redis)
+	for name := range inOrder(c, "queues", says.Queues) {
+		c.checkQueue(p, name, says.Queues[name])
+	}
+	if e := says.Idempotency.Encryption; e != nil {
+		c.checkEncryption(p, recordsEncryption, e)
 	}
 	queues := slices.Sorted(maps.Keys(says.Queues))
-	d.checkChain(says.Defaults.OnConflict, queues)
-	d.checkHTTP(p, "defaults", &says.Defaults.HTTP)
-	for _, name := range slices.Sorted(maps.Keys(says.Guards)) {
+	c.checkChain(says.Defaults.OnConflict, queues)
+	c.checkHTTP(p, "defaults", &says.Defaults.HTTP)
+	for name := range inOrder(c, "guards", says.Guards) {
 		if name == "" {
-			d.at(member("guards", name), "the name is empty")
+			c.At(member("guards", name), "the name is empty")
 		}
-		d.checkGuard(p, member("guards", name), says.Guards[name], queues)
+		c.checkGuard(p, member("guards", name), says.Guards[name], queues)
 	}
-	d.checkRoutes(p, queues)
-	d.checkTasks(queues)
+	c.checkRoutes(p, queues)
+	c.checkTasks(queues)
 }
 
 // probe is what the packages need to say whether they take an option. It does not
@@ -84,96 +93,89 @@ func (p *probe) takes(opts ...httplock.Option) error {
 	return err
 }
 
-func (d *decoder) checkQueue(p *probe, name string, q *queueSection) {
+func (c *checker) checkQueue(p *probe, name string, q *queueSection) {
 	path := member("queues", name)
 	if _, err := delayqueue.New(p.rdb, name); err != nil {
-		d.at(path, "the name is not allowed; want 1 to 64 letters, digits, dots, underscores and hyphens")
+		c.At(path, "the name is not allowed; expected 1 to 64 letters, digits, dots, underscores and hyphens")
 	}
 	if _, err := delayqueue.New(p.rdb, "probe", q.bounds()...); err != nil {
-		d.at(path, "the bounds do not fit: a payload of max_payload has to fit into max_bytes, max_bytes_per_key and max_bytes_per_principal, with a quarter and 4KiB more")
+		c.At(path, "the bounds do not fit: max_bytes, max_bytes_per_key and max_bytes_per_principal must be larger than max_payload by a quarter and 4KiB")
 	}
 	if w := q.Worker; w.initial() > w.most() {
-		d.at(member(path, "worker"), "retry_initial, %s, is longer than retry_max, %s", w.initial(), w.most())
+		c.At(member(path, "worker"), "retry_initial, %s, is longer than retry_max, %s", w.initial(), w.most())
 	}
 	if q.Encryption != nil {
-		d.checkEncryption(p, member(path, "encryption"), q.Encryption)
+		c.checkEncryption(p, member(path, "encryption"), q.Encryption)
 	}
 }
 
-func (d *decoder) checkEncryption(p *probe, path string, e *encryptionSection) {
+func (c *checker) checkEncryption(p *probe, path string, e *encryptionSection) {
 	keys := member(path, "keys")
-	if len(e.Keys) == 0 && !d.failed(keys) {
-		d.at(path, "has no keys; want one at least, such as keys: {k1: {env: NAME}}")
-	}
-	if current := member(path, "current"); e.Current == "" {
-		if !d.failed(current) {
-			d.at(path, "has no field current; want the id of the key that seals")
-		}
-	} else if len(e.Keys) > 0 {
-		d.known(current, "key", e.Current, slices.Collect(maps.Keys(e.Keys)))
+	if _, ok := e.Keys[e.Current]; !ok && e.Current != "" && len(e.Keys) > 0 {
+		c.At(member(path, "current"), "unknown key id; expected %s", strictyaml.Either(slices.Sorted(maps.Keys(e.Keys))))
 	}
 	for _, id := range slices.Sorted(maps.Keys(e.Keys)) {
 		k, at := e.Keys[id], member(keys, id)
 		ring := delayqueue.Keyring{Current: id, Keys: map[string][]byte{id: []byte("thirty-two bytes that do not lie")}}
 		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithEncryption(ring)); err != nil {
-			d.at(at, "the id is not allowed; want 1 to 32 letters, digits, dots, underscores and hyphens")
+			c.At(at, "the id is not allowed; expected 1 to 32 letters, digits, dots, underscores and hyphens")
 		}
 		switch {
-		case d.failed(at):
-		case (k.Env == "") == (k.File == ""):
-			d.at(at, "want either env or file")
-		case k.Env != "" && !variableName.MatchString(k.Env): // perhaps the key itself
-			d.at(member(at, "env"), "the value is no name of an environment variable; want one such as ORDERS_KEY, and the key in it")
+		case c.Failed(at):
+		case k.Env == "" && k.File == "":
+			c.At(at, "missing field \"env\" or \"file\"")
+		case k.Env != "" && !strictyaml.IsVariable(k.Env): // perhaps the key itself
+			c.At(member(at, "env"), "expected the name of an environment variable that holds the key, such as ORDERS_KEY")
 		case k.Env != "":
-			text, ok := d.env[k.Env]
-			if !ok {
-				d.at(member(at, "env"), "the environment variable %s is not set", clip(k.Env))
+			text := c.env[k.Env]
+			if text == "" {
+				c.At(member(at, "env"), "the environment variable %s is not set", strictyaml.Clip(k.Env))
 				continue
 			}
-			k.value = secret{text: &text}
+			k.value = strictyaml.NewSecret(text)
 			if _, err := encryptionKey(text); err != nil {
-				d.at(member(at, "env"), "%v", err)
+				c.At(member(at, "env"), "%v", err)
 			}
 		}
 	}
 }
 
-func (d *decoder) checkGuard(p *probe, path string, g *guardSection, queues []string) {
-	d.checkLease(path, &g.leaseSection, queues)
-	d.checkHTTP(p, path, &g.HTTP)
-	d.checkSender(path, g)
-	d.checkIdempotency(p, path, g)
-	d.checkKey(p, path, g)
+func (c *checker) checkGuard(p *probe, path string, g *guardSection, queues []string) {
+	c.checkChain(g.OnConflict, queues)
+	c.checkHTTP(p, path, &g.HTTP)
+	c.checkSender(path, g)
+	c.checkIdempotency(p, path, g)
+	c.checkKey(p, path, g)
 }
 
 // checkSender looks for guards that need to know who sends a request.
-func (d *decoder) checkSender(path string, g *guardSection) {
-	defaults := &d.file.says.Defaults.HTTP
+func (c *checker) checkSender(path string, g *guardSection) {
+	defaults := &c.file.says.Defaults.HTTP
 	principal, anonymous := g.sender(defaults)
-	meets := d.meetsRequests(g)
-	if meets && d.file.conflicts(&g.leaseSection).parks() && !d.knowsSender(path, g) {
+	meets := c.meetsRequests(g)
+	if meets && c.file.conflicts(&g.leaseSection).parks() && !c.knowsSender(path, g) {
 		at := path
 		if g.OnConflict != nil {
 			at = member(path, "on_conflict")
 		}
-		d.at(at, "requests are parked, and nothing says on whose behalf; want principal: NAME, or anonymous: true if the route does not look at "+
+		c.At(at, "requests are parked, but nothing says on whose behalf; add principal: NAME, or anonymous: true if the route does not look at "+
 			"who sends them, here or in the defaults")
 	}
 	switch at := member(path, "max_waiters_per_principal"); {
-	case principal != "" || d.failed(at) || d.failed(member(path, "principal")) || d.failed("defaults.principal"):
+	case principal != "" || c.Failed(at) || c.Failed(member(path, "principal")) || c.Failed("defaults.principal"):
 	case g.HTTP.MaxWaiters > 0:
-		d.at(at, "needs to know who sends a request; want principal: NAME too, here or in the defaults")
+		c.At(at, "needs principal: NAME, here or in the defaults")
 	case defaults.MaxWaiters > 0 && meets && !anonymous:
-		d.at(path, "max_waiters_per_principal needs to know who sends a request; want principal: NAME too, here or in the defaults, or anonymous: true")
+		c.At(path, "max_waiters_per_principal needs principal: NAME, here or in the defaults, or anonymous: true")
 	}
 }
 
 // knowsSender reports whether it is said who sends a guard's requests, or that it does not matter, or would have been if
 // that were right.
-func (d *decoder) knowsSender(path string, g *guardSection) bool {
-	principal, anonymous := g.sender(&d.file.says.Defaults.HTTP)
+func (c *checker) knowsSender(path string, g *guardSection) bool {
+	principal, anonymous := g.sender(&c.file.says.Defaults.HTTP)
 	for _, section := range []string{path, "defaults"} {
-		if d.failed(member(section, "principal")) || d.failed(member(section, "anonymous")) {
+		if c.Failed(member(section, "principal")) || c.Failed(member(section, "anonymous")) {
 			return true
 		}
 	}
@@ -181,68 +183,52 @@ func (d *decoder) knowsSender(path string, g *guardSection) bool {
 }
 
 // meetsRequests reports whether a route has the guard.
-func (d *decoder) meetsRequests(g *guardSection) bool {
-	for _, route := range d.file.says.Routes {
-		if route.own == g || d.file.says.Guards[route.guard] == g {
+func (c *checker) meetsRequests(g *guardSection) bool {
+	for _, route := range c.file.says.Routes {
+		if route.own == g || c.file.says.Guards[route.guard] == g {
 			return true
 		}
 	}
 	return false
 }
 
-func (d *decoder) checkLease(path string, g *leaseSection, queues []string) {
-	if g.FixedLease > 0 && g.TTL > 0 {
-		d.at(member(path, "fixed_lease"), "excludes ttl: a fixed lease is not renewed; want one of the two")
-	}
-	if g.FixedLease > 0 && g.MaxHold > 0 {
-		d.at(member(path, "fixed_lease"), "excludes max_hold: a fixed lease ends by itself; want one of the two")
-	}
-	if w, at := g.WaitReplicas, member(path, "wait_replicas"); w != nil && !d.failed(at) && (w.Count == 0 || w.Timeout == 0) {
-		d.at(at, "want count and timeout, both")
-	}
-	d.checkChain(g.OnConflict, queues)
-}
-
-func (d *decoder) checkHTTP(p *probe, path string, h *httpSection) {
-	d.checkWaitingBytes(p, path, h)
-	if h.Principal != "" && h.Anonymous {
-		d.at(member(path, "anonymous"), "excludes principal; want one of the two")
-	}
+func (c *checker) checkHTTP(p *probe, path string, h *httpSection) {
+	c.checkWaitingBytes(p, path, h)
 	if h.StatusPath != "" {
 		if err := p.takes(httplock.WithStatusPath(h.StatusPath)); err != nil {
-			d.at(member(path, "status_path"), "%s, such as /tickets/", reason(err))
+			c.At(member(path, "status_path"), "%s, such as /tickets/", reason(err))
 		}
 	}
 	for i, name := range h.AllowHeaders {
 		at := item(member(path, "allow_headers"), i)
-		if err := p.takes(httplock.AllowHeaders(name)); err != nil && !d.failed(at) {
-			d.at(at, "%s", reason(err))
+		if err := p.takes(httplock.AllowHeaders(name)); err != nil && !c.Failed(at) {
+			c.At(at, "%s", reason(err))
 		}
 	}
-	stored := slices.Concat(d.file.says.Defaults.HTTP.AllowHeaders, h.AllowHeaders)
+	stored := slices.Concat(c.file.says.Defaults.HTTP.AllowHeaders, h.AllowHeaders)
 	for i, name := range h.Credentials {
 		at := item(member(path, "credential_headers"), i)
-		if d.failed(at) {
+		if c.Failed(at) {
 			continue
 		}
 		if err := p.takes(httplock.WithCredentialHeaders(name)); err != nil {
-			d.at(at, "%s", reason(err))
+			c.At(at, "%s", reason(err))
 		} else if slices.ContainsFunc(stored, func(other string) bool { return strings.EqualFold(other, name) }) {
-			d.at(at, "the header is in allow_headers too, and one that carries credentials is never stored; want it in one of the two")
+			c.At(at, "the header is in allow_headers too, but one that carries credentials is never stored; remove it from one of the two")
 		}
 	}
 }
 
 // checkWaitingBytes looks for a bound on bodies that the longest one does not fit into.
-func (d *decoder) checkWaitingBytes(p *probe, path string, h *httpSection) {
+func (c *checker) checkWaitingBytes(p *probe, path string, h *httpSection) {
 	if h.WaitingBytes == 0 && h.MaxBody == 0 && h.ReadAhead == 0 {
 		return // as in the defaults
 	}
-	defaults := &d.file.says.Defaults.HTTP
+	defaults := &c.file.says.Defaults.HTTP
 	opts := option(nil, int64(cmp.Or(h.MaxBody, defaults.MaxBody)), httplock.WithMaxBody)
 	opts = option(opts, int64(cmp.Or(h.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
 	opts = option(opts, int64(cmp.Or(h.WaitingBytes, defaults.WaitingBytes)), httplock.WithMaxWaitingBytes)
 	if err := p.takes(opts...); err != nil {
-		d.at(path, "max_waiting_bytes is too small: want more than max_body and read_ahead")
+		c.At(path, "max_waiting_bytes is too small; expected more than max_body and read_ahead")
 	}
 }

@@ -190,9 +190,9 @@ queues:
 	assert.Equal(t, []string{
 		"D/f.yaml:4:18: redis.password_file: the file is empty",
 		"D/f.yaml:5:18: redis.tls.ca_file: the file has no certificate in PEM form",
-		"D/f.yaml:5:35: redis.tls.cert_file: the certificate and the key are no pair in PEM form",
-		"D/f.yaml:7:49: queues.a.encryption.keys.k.file: the file of this name cannot be read: no such file or directory",
-		"D/f.yaml:7:66: queues.a.encryption.keys.l.file: it holds no key; want 32 random bytes in base64, as of: openssl rand -base64 32",
+		"D/f.yaml:5:35: redis.tls.cert_file: the certificate and the key are not a pair in PEM form",
+		"D/f.yaml:7:49: queues.a.encryption.keys.k.file: cannot read the file: no such file or directory",
+		"D/f.yaml:7:66: queues.a.encryption.keys.l.file: expected a key of 32 random bytes in base64, as openssl rand -base64 32 makes one",
 	}, got)
 	assert.NotContains(t, err.Error(), hunter)
 

@@ -1,4 +1,4 @@
-// Package config makes locks, queues, guards and the routes behind them from a YAML
+// Package config builds locks, queues, guards and the guards of routes from a YAML
 // file, so that what happens to a conflict is chosen per route without a new build.
 //
 //	redis: {url: rediss://shop@redis.internal, password_file: secrets/redis}
@@ -31,20 +31,15 @@
 // What a file cannot hold is given to Build by name: WithPrincipal, WithSkip and
 // WithValue. A name that is only in the file is a problem of Build's.
 //
-// Within the section redis, ${NAME} stands for an environment variable, so that no
+// In prefix and in the section redis, ${NAME} stands for an environment variable, so that no
 // password need be in the file; one that is must be allowed by allow_plain_password.
 // Files that the file names are looked for in its own directory. Those with passwords and certificates for Redis are
-// read again for each new connection. No error and no log
-// shows a password, a key, or any other text of that section.
+// read again for each new connection.
 //
-// # The environment
+// No error and no log shows a value of the sections redis and encryption, or, wherever it is, what looks like an
+// encryption key or a URL with a password.
 //
-// A variable overrides the value of its path: PERKEY_ and the path in upper case, with
-// _ for each dot. PERKEY_REDIS_URL is redis.url, PERKEY_DEFAULTS_TTL is defaults.ttl. It
-// is so for prefix, and for what is under redis and defaults, but on_conflict; a list is
-// separated by commas. An empty variable counts as none. A variable PERKEY_REDIS_… or
-// PERKEY_DEFAULTS_… that nothing has the name of is a mistake, but for those that
-// Kubernetes sets for a Service named perkey-redis or perkey-redis-master.
+// A file can come from anywhere: one that would take long to read, or much memory, is refused before.
 //
 // # Reloading
 //

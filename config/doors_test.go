@@ -23,6 +23,7 @@ import (
 	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/ginlock"
+	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -195,7 +196,7 @@ func TestReload_IsAllOrNothing(t *testing.T) {
 	env := redistest.Embedded(t)
 	waits, rejects := fmt.Sprintf(chargesFile, 1, "{policy: retry, max_wait: 10s}"), fmt.Sprintf(chargesFile, 1, "reject")
 	s := newWallets(t, env, rejects)
-	require.NoError(t, s.rt.CheckRoutes("POST /charges"))
+	require.NoError(t, s.rt.CheckRoutes([]httplock.RegisteredRoute{{Method: "POST", Pattern: "/charges", FromConfig: true}}))
 	release := hold(t, s.rt, "wallet:1")
 	handler := asynqlock.FromConfig(s.rt, asynqlock.WithLogger(slog.New(slog.DiscardHandler)))(
 		asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))

@@ -72,9 +72,9 @@ routes:
 		}
 	}
 	// Output:
-	// perkey.yaml:2:39: guards.pay.ttl: 15 has no unit; want a duration such as 500ms, 15s or 1h30m
-	// perkey.yaml:2:65: guards.pay.on_conflict.policy: "rety" is unknown; did you mean "retry"?
-	// perkey.yaml:4:28: routes."POST /orders/:order/pay": the key of the guard "pay" reads {param.id}, which the pattern does not have; want order
+	// perkey.yaml:2:39: guards.pay.ttl: 15 has no unit; expected a duration such as 500ms, 15s or 1h30m
+	// perkey.yaml:2:65: guards.pay.on_conflict.policy: unknown value "rety"; did you mean "retry"?
+	// perkey.yaml:4:28: routes."POST /orders/:order/pay": the key of the guard "pay" reads {param.id}, which the pattern does not have; expected order
 }
 
 // Another file changes the policies while requests are served.

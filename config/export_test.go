@@ -1,6 +1,12 @@
 package config
 
-import "context"
+import (
+	"context"
+	"flag"
+)
+
+// Update writes testdata/bad.txt with the problems that are found, and schema.json.
+var Update = flag.Bool("update", false, "write testdata/bad.txt and schema.json")
 
 // ParseIn is Parse with an environment of its own.
 func ParseIn(name string, data []byte, env map[string]string) (*File, error) {

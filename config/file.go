@@ -8,26 +8,25 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-)
+	"strings"
 
-// maxFile is the size of the largest file. Parsing takes time that grows with its
-// square.
-const maxFile = 256 << 10
+	"github.com/perkey-go/perkey/internal/strictyaml"
+)
 
 // File is a file that was read and found right. It is safe for concurrent use,
 // and printed, logged and marshaled without what it says.
 type File struct {
 	name   string
 	says   document
-	places map[string]place  // of values, by their paths
-	sum    [sha256.Size]byte // of what was read
+	places map[string]strictyaml.Place // of values, by their paths
+	sum    [sha256.Size]byte           // of what was read
 }
 
-// Load reads a file, and the environment variables that override it. See the package
+// Load reads a file, and the environment variables that it refers to. See the package
 // comment for both. A mistake in it is an *Error, which wraps core.ErrInvalidOption;
 // a file that cannot be read is the error of package os.
 func Load(path string) (*File, error) {
-	data, err := readFile(path, maxFile)
+	data, err := readFile(path, strictyaml.MaxSize)
 	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
@@ -37,21 +36,31 @@ func Load(path string) (*File, error) {
 // Parse is Load for a file that was read already. Problems call it name, and files
 // that it names are looked for in name's directory.
 func Parse(name string, data []byte) (*File, error) {
-	return parse(name, data, readEnviron())
+	return parse(name, data, environ())
 }
 
-func parse(name string, data []byte, env environ) (*File, error) {
-	f := &File{name: name, places: map[string]place{}, sum: sha256.Sum256(data)}
-	r := &report{file: f}
-	d := &decoder{report: r, env: env}
-	if d.document(data) {
-		d.override()
-		d.check()
+func parse(name string, data []byte, env map[string]string) (*File, error) {
+	f := &File{name: name, sum: sha256.Sum256(data)}
+	found, readable := strictyaml.Decode(data, &f.says, env)
+	f.places = found.Places()
+	r := &report{found, f}
+	if readable {
+		c := checker{r, env}
+		c.check()
 	}
 	if err := r.err(); err != nil {
 		return nil, err
 	}
 	return f, nil
+}
+
+func environ() map[string]string {
+	env := map[string]string{}
+	for _, pair := range os.Environ() {
+		name, value, _ := strings.Cut(pair, "=")
+		env[name] = value
+	}
+	return env
 }
 
 // Name is what problems call the file.

@@ -11,6 +11,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // askTimeout bounds how long a reload looks for what is parked.
@@ -34,7 +35,7 @@ func changesOf(was, is route, removed bool) (changes []change) {
 	path := member("routes", is.text)
 	if was.principal != "" && is.principal != was.principal { // one's id may be another's to the other
 		changes = append(changes, change{path, true, func(queue string) string {
-			return fmt.Sprintf("the route's principal was %q, and requests are parked on behalf of one in the queue %q; %s", clip(was.principal), queue, putBack)
+			return fmt.Sprintf("the route's principal was %q, and requests are parked on behalf of one in the queue %q; %s", strictyaml.Clip(was.principal), queue, putBack)
 		}})
 	}
 	for _, name := range is.reads {
@@ -70,7 +71,7 @@ func (rt *Runtime) checkParked(ctx context.Context, r *report, before, made *sta
 		holds, err := queue.Stats(ctx)
 		some := holds.Queued+holds.Running+holds.Dead > 0
 		if some && removed {
-			r.at(member("queues", name), "the queue was removed, and holds messages or dead letters; put it back until it is empty")
+			r.At(member("queues", name), "the queue was removed, and holds messages or dead letters; put it back until it is empty")
 		}
 		if err == nil && some && len(changes) > 0 {
 			err = eachMessage(ctx, queue, func(m delayqueue.Entry) bool {
@@ -79,7 +80,7 @@ func (rt *Runtime) checkParked(ctx context.Context, r *report, before, made *sta
 				changes[id] = slices.DeleteFunc(changes[id], func(c change) bool {
 					lost := !c.principals || m.Principal != ""
 					if lost {
-						r.at(c.path, "%s", c.problem(name))
+						r.At(c.path, "%s", c.problem(name))
 					}
 					return lost
 				})

@@ -1,61 +1,54 @@
 package config
 
 import (
-	"reflect"
 	"slices"
-
-	"github.com/goccy/go-yaml/ast"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 	"github.com/perkey-go/perkey/retry"
 )
 
 var policies = []string{"reject", "retry", "delay"}
 
-// decode reads one policy or a list of them. A policy is a mapping, or only its name.
-func (c *chain) decode(d *decoder, node ast.Node, path string, _ place) {
-	list, ok := node.(*ast.SequenceNode)
-	if !ok {
-		c.add(d, node, path)
-		return
+// DecodeYAML reads one policy or a list of them. A policy is a mapping, or only its name.
+func (c *chain) DecodeYAML(n strictyaml.Node) {
+	items, isList := n.Items()
+	switch {
+	case !isList:
+		c.add(n)
+	case len(items) == 0:
+		n.Problem("is empty; give at least one policy: %s", strictyaml.Either(policies))
 	}
-	if len(list.Values) == 0 {
-		d.at(path, "is empty; want one policy at least: %s", either(policies))
-	}
-	for i, n := range list.Values {
-		at := item(path, i)
-		d.file.places[at] = startOf(n)
-		if d.usable(n, at) {
-			c.add(d, n, at)
-		}
+	for _, item := range items {
+		c.add(item)
 	}
 }
 
-func (c *chain) add(d *decoder, node ast.Node, path string) {
-	if isScalar(node) {
-		s, _ := d.scalar(node, path)
-		if policy := newPolicy(s.text); s.kind != isString {
-			d.at(path, "%s is no policy; want %s", s.show(), either(policies))
-		} else if policy == nil {
-			d.at(path, "%s is unknown%s", s.show(), suggest(s.text, policies))
-		} else {
-			*c = append(*c, step{path, policy})
+func (c *chain) add(n strictyaml.Node) {
+	at := n
+	if n.IsMapping() {
+		field, ok := n.Field("policy")
+		if !ok {
+			return
 		}
-		return
+		at = field
 	}
-	name, ok := d.policyName(node, path)
+	name, ok := at.Text()
 	if !ok {
+		at.Problem("expected a policy (%s), got %s", strictyaml.Either(policies), at.Got())
 		return
 	}
 	policy := newPolicy(name)
 	if policy != nil {
-		*c = append(*c, step{path, policy})
-	} else if policy = newPolicy(nearest(name, policies)); policy == nil {
-		d.at(member(path, "policy"), "%s is unknown%s", scalar{text: name}.show(), suggest(name, policies))
-		return
+		*c = append(*c, step{n.Path(), policy})
+	} else {
+		at.Problem("unknown value %q%s", strictyaml.Clip(name), strictyaml.Suggest(name, policies))
+		policy = newPolicy(strictyaml.Nearest(name, policies)) // its other fields may be wrong too
 	}
-	d.section(node, path, reflect.ValueOf(policy).Elem()) // says so, if the name is wrong
+	if policy != nil && n.IsMapping() {
+		n.Decode(policy)
+	}
 }
 
 // newPolicy makes the policy of this name, or nil.
@@ -71,31 +64,6 @@ func newPolicy(name string) any {
 	return nil
 }
 
-// policyName finds which policy a mapping is: its other fields depend on that.
-func (d *decoder) policyName(node ast.Node, path string) (name string, ok bool) {
-	found := false
-	d.mapping(node, path, func(key string, entry *ast.MappingValueNode) {
-		at := member(path, key)
-		switch {
-		case key == "policy":
-			if d.file.places[at] = startOf(entry.Value); d.usable(entry.Value, at) {
-				var s scalar
-				s, ok = d.scalar(entry.Value, at)
-				name = s.text
-			}
-		case nearest(key, []string{"policy"}) != "":
-			d.in(placeOf(entry.Key), at, "there is no such field"+meant("policy"))
-		default:
-			return
-		}
-		found = true
-	})
-	if !found && !d.failed(path) {
-		d.at(path, "has no field policy; want %s", either(policies))
-	}
-	return name, ok
-}
-
 // checkChain says which policies cannot follow one another, or lack something.
 func (r *report) checkChain(c chain, queues []string) {
 	var before string
@@ -106,7 +74,7 @@ func (r *report) checkChain(c chain, queues []string) {
 				r.follows(s.path, "retry", before)
 			}
 			if p.Initial > 0 && p.Max > 0 && p.Initial > p.Max {
-				r.at(member(s.path, "initial"), "%s is longer than max, %s", p.Initial, p.Max)
+				r.At(member(s.path, "initial"), "%s is longer than max, %s", p.Initial, p.Max)
 			}
 			before = "retry"
 		case *delayPolicy:
@@ -115,8 +83,6 @@ func (r *report) checkChain(c chain, queues []string) {
 			}
 			if at := member(s.path, "queue"); p.Queue != "" {
 				r.known(at, "queue", p.Queue, queues)
-			} else if !r.failed(at) {
-				r.at(s.path, "has no field queue; want one of those under queues")
 			}
 			r.checkQuiet(s.path, p)
 			before = "delay"
@@ -131,25 +97,25 @@ func (r *report) checkChain(c chain, queues []string) {
 
 func (r *report) checkQuiet(path string, p *delayPolicy) {
 	switch {
-	case p.Quiet == 0 && p.MaxDelay == 0, r.failed(member(path, "quiet")), r.failed(member(path, "max_delay")):
+	case p.Quiet == 0 && p.MaxDelay == 0, r.Failed(member(path, "quiet")), r.Failed(member(path, "max_delay")):
 	case !p.Coalesce:
-		r.at(path, "quiet and max_delay need coalesce: true")
+		r.At(path, "quiet and max_delay need coalesce: true")
 	case p.Quiet == 0 || p.MaxDelay == 0:
-		r.at(path, "quiet and max_delay are given together")
+		r.At(path, "quiet and max_delay need each other")
 	case p.Quiet > p.MaxDelay:
-		r.at(member(path, "quiet"), "%s is longer than max_delay, %s", p.Quiet, p.MaxDelay)
+		r.At(member(path, "quiet"), "%s is longer than max_delay, %s", p.Quiet, p.MaxDelay)
 	}
 }
 
 func (r *report) follows(path, policy, before string) {
-	why := "nothing comes after reject"
+	why := "nothing follows reject"
 	switch {
 	case policy == before:
-		why = "each policy is there once"
+		why = "each policy is given once"
 	case before == "delay":
-		why = "only reject comes after delay"
+		why = "only reject follows delay"
 	}
-	r.at(path, "%s cannot come after %s: %s; want retry, delay, reject in this order, of which each may be missing", policy, before, why)
+	r.At(path, "%s cannot come after %s: %s; the order is retry, delay, reject, and each may be left out", policy, before, why)
 }
 
 // known reports a name that is not among those that the file, or Build, has.
@@ -157,7 +123,7 @@ func (r *report) known(path, what, name string, names []string) {
 	if slices.Contains(names, name) {
 		return
 	}
-	r.at(path, "there is no %s %q%s", what, clip(name), suggest(name, slices.Sorted(slices.Values(names))))
+	r.At(path, "unknown %s %q%s", what, strictyaml.Clip(name), strictyaml.Suggest(name, slices.Sorted(slices.Values(names))))
 }
 
 // parks reports whether a chain stores calls.
@@ -196,33 +162,16 @@ func (c chain) policy(queue func(*delayPolicy) *delayqueue.Queue) core.ConflictP
 	return then
 }
 
-// decode reads the name of a guard, or a guard.
-func (s *routeSection) decode(d *decoder, node ast.Node, path string, _ place) {
-	s.where = startOf(node)
-	if !isScalar(node) {
-		s.own = &guardSection{}
-		d.section(node, path, reflect.ValueOf(s.own).Elem())
+// DecodeYAML reads the name of a guard, or a guard.
+func (g *named[T]) DecodeYAML(n strictyaml.Node) {
+	g.where = n.Start()
+	if n.IsMapping() {
+		g.own = new(T)
+		n.Decode(g.own)
 		return
 	}
-	s.guard = d.guardName(node, path, s.where)
-}
-
-// decode reads the name of a guard, or a guard for tasks.
-func (s *taskSection) decode(d *decoder, node ast.Node, path string, _ place) {
-	s.where = startOf(node)
-	if !isScalar(node) {
-		s.own = &leaseSection{}
-		d.section(node, path, reflect.ValueOf(s.own).Elem())
-		return
+	var ok bool
+	if g.guard, ok = n.Text(); !ok || g.guard == "" {
+		n.Problem("expected the name of a guard, or a guard, got %s", n.Got())
 	}
-	s.guard = d.guardName(node, path, s.where)
-}
-
-func (d *decoder) guardName(node ast.Node, path string, where place) string {
-	name, _ := d.scalar(node, path)
-	if name.kind != isString || name.text == "" {
-		d.in(where, path, "is not the name of a guard; want one of those under guards, or a guard")
-		return ""
-	}
-	return name.text
 }

@@ -1,20 +1,18 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Problem is one thing that is wrong with a file.
 type Problem struct {
-	// Source is the file's name, or the environment variable that holds the value,
-	// such as "$PERKEY_REDIS_URL".
+	// Source is the file's name.
 	Source string
 	// Line and Column are where in the file, from 1. Both are 0 if it is nowhere
 	// in it.
@@ -41,7 +39,8 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Error is all that is wrong with a file. It wraps core.ErrInvalidOption.
+// Error is all that is wrong with a file; of more than 50 problems, the first 50 that were found and one that says so.
+// It wraps core.ErrInvalidOption.
 type Error struct {
 	// Problems are in the order of the file, and at least one.
 	Problems []Problem
@@ -63,65 +62,28 @@ func (e *Error) Error() string {
 // Unwrap returns core.ErrInvalidOption.
 func (e *Error) Unwrap() error { return core.ErrInvalidOption }
 
-// place is where a value comes from.
-type place struct {
-	line, column int
-	variable     string // the environment's, if it is not the file's
-}
-
 // report collects what is wrong with a file.
 type report struct {
-	file     *File
-	problems []Problem
+	*strictyaml.Report
+	file *File
 }
 
-// at records a problem with the value at path. One that the file does not have is
-// shown where the nearest thing around it is.
-func (r *report) at(path, format string, args ...any) {
-	var where place
-	for p := path; ; p = parentOf(p) {
-		found, ok := r.file.places[p]
-		if where = found; ok || p == "" {
-			break
-		}
-	}
-	r.in(where, path, fmt.Sprintf(format, args...))
-}
-
-func (r *report) in(where place, path, message string) {
-	p := Problem{Source: r.file.name, Line: where.line, Column: where.column, Path: path, Message: message}
-	if where.variable != "" {
-		p.Source = "$" + where.variable
-	}
-	r.problems = append(r.problems, p)
-}
-
-// failed reports whether something is wrong already with the value at path, or
-// within it.
-func (r *report) failed(path string) bool {
-	return slices.ContainsFunc(r.problems, func(p Problem) bool {
-		rest, ok := strings.CutPrefix(p.Path, path)
-		return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
-	})
-}
+func (f *File) report() *report { return &report{strictyaml.NewReport(f.places), f} }
 
 // err returns what was collected, or nil.
 func (r *report) err() error {
-	if len(r.problems) == 0 {
+	var e Error
+	for _, p := range r.Problems() {
+		e.Problems = append(e.Problems, Problem{r.file.name, p.Line, p.Column, p.Path, p.Message})
+	}
+	if e.Problems == nil {
 		return nil
 	}
-	seen := map[Problem]bool{}
-	problems := slices.DeleteFunc(r.problems, func(p Problem) bool {
-		twice := seen[p]
-		seen[p] = true
-		return twice
-	})
-	slices.SortStableFunc(problems, func(a, b Problem) int {
-		// What is not in the file comes last.
-		return cmp.Or(cmp.Compare(max(0, 1-a.Line), max(0, 1-b.Line)), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
-	return &Error{Problems: problems}
+	return &e
 }
+
+// The paths of what a mapping and a list have.
+var member, item = strictyaml.Member, strictyaml.Item
 
 // goName is the name in Go of what was given to a constructor.
 var goName = regexp.MustCompile(`^[A-Z]\w*(\(.*?\))?: `)

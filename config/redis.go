@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 const (
@@ -24,7 +26,7 @@ const (
 )
 
 // given reports whether the file says which Redis to use.
-func (s *redisSection) given() bool { return s.URL.given() || len(s.Addresses) > 0 }
+func (s *redisSection) given() bool { return s.URL.Given() || len(s.Addresses) > 0 }
 
 func (s *redisSection) mode() string { return cmp.Or(s.Mode, standalone) }
 
@@ -36,29 +38,32 @@ type redisURL struct {
 }
 
 func parseURL(text string) (redisURL, error) {
-	const want = "; want redis://[user[:password]@]host[:port][/db], or rediss:// for TLS"
+	const expected = "; expected one such as redis://localhost:6379/0, or rediss:// for TLS"
 	u, err := url.Parse(text)
 	if err != nil || u.Hostname() == "" || u.Opaque != "" {
-		return redisURL{}, errors.New("the value is no URL of a Redis" + want)
+		return redisURL{}, errors.New("not the URL of a Redis" + expected)
 	}
 	if u.Scheme != "redis" && u.Scheme != "rediss" {
-		return redisURL{}, errors.New("the URL has an unknown scheme" + want)
+		return redisURL{}, errors.New("the URL has an unknown scheme" + expected)
 	}
 	if u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
-		return redisURL{}, errors.New("the URL has a query or a fragment; want the fields beside url for what they say")
+		return redisURL{}, errors.New("the URL has a query or a fragment; use the other fields of redis for what it says")
 	}
 	r := redisURL{address: net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "6379")), username: u.User.Username(), tls: u.Scheme == "rediss"}
 	r.password, _ = u.User.Password()
 	if !isAddress(r.address) {
-		return redisURL{}, errors.New("the URL has a port that is none" + want)
+		return redisURL{}, errors.New("the URL has an invalid port" + expected)
 	}
 	if db := strings.Trim(u.Path, "/"); db != "" {
 		if r.db, err = strconv.Atoi(db); err != nil || r.db < 0 {
-			return redisURL{}, errors.New("the URL has a path that is no database's number" + want)
+			return redisURL{}, errors.New("the path of the URL is not the number of a database" + expected)
 		}
 	}
 	return r, nil
 }
+
+// isPlain reports whether a password stands in the file.
+func isPlain(s strictyaml.Secret) bool { return s.Given() && s.Literal() == s.Reveal() }
 
 // plainPassword reports whether a URL has a password that stands in the file.
 func plainPassword(text string) bool {
@@ -81,91 +86,88 @@ func isAddress(text string) bool {
 	return err == nil && host != "" && bad == nil && n > 0
 }
 
-const plainPasswordHere = "is in plain text; want ${NAME}, an environment variable, or password_file; " +
-	"redis.allow_plain_password: true lets it be here"
+const plainPasswordHere = "is in plain text; use ${NAME}, an environment variable, or password_file, " +
+	"or allow it by redis.allow_plain_password: true"
 
-func (d *decoder) checkRedis(s *redisSection) {
+func (c *checker) checkRedis(s *redisSection) {
 	at := func(name string) string { return member("redis", name) }
 	var u redisURL
-	if s.URL.given() {
+	if s.URL.Given() {
 		var err error
-		if u, err = parseURL(s.URL.reveal()); err != nil {
-			d.at(at("url"), "%v", err)
-		}
-		if len(s.Addresses) > 0 {
-			d.at(at("addresses"), "excludes url; want one of the two")
+		if u, err = parseURL(s.URL.Reveal()); err != nil {
+			c.At(at("url"), "%v", err)
 		}
 	}
-	if s.URL.plain && plainPassword(s.URL.reveal()) && !s.AllowPlainPassword {
-		d.at(at("url"), "the password %s", plainPasswordHere)
+	if plainPassword(s.URL.Literal()) && !s.AllowPlainPassword {
+		c.At(at("url"), "the password %s", plainPasswordHere)
 	}
-	if s.Password.plain && !s.AllowPlainPassword {
-		d.at(at("password"), plainPasswordHere)
+	if isPlain(s.Password) && !s.AllowPlainPassword {
+		c.At(at("password"), plainPasswordHere)
 	}
-	const twice = "is given twice; want one of url, password and password_file"
-	if s.PasswordFile != "" && (s.Password.given() || u.password != "") {
-		d.at(at("password_file"), "the password "+twice)
-	} else if s.Password.given() && u.password != "" {
-		d.at(at("password"), twice)
+	const twice = "is given twice; give one of url, password and password_file"
+	if s.PasswordFile != "" && (s.Password.Given() || u.password != "") {
+		c.At(at("password_file"), "the password %s", twice)
+	} else if s.Password.Given() && u.password != "" {
+		c.At(at("password"), twice)
 	}
 	if u.username != "" && s.Username != "" {
-		d.at(at("username"), "is given twice; want it in url or here")
+		c.At(at("username"), "is given twice; give it in url or here")
 	}
 	if u.db != 0 && s.DB != 0 {
-		d.at(at("db"), "is given twice; want it in url or here")
+		c.At(at("db"), "is given twice; give it in url or here")
 	}
 	if s.TLS != nil {
-		if s.URL.given() && !u.tls && !d.failed(at("url")) {
-			d.at(at("tls"), "the URL says redis://, without TLS; want rediss://, or no section tls")
+		if s.URL.Given() && !u.tls && !c.Failed(at("url")) {
+			c.At(at("tls"), "the URL says redis://, which is without TLS; use rediss://, or remove tls")
 		}
 		if (s.TLS.CertFile == "") != (s.TLS.KeyFile == "") {
-			d.at(at("tls"), "want cert_file and key_file together")
+			c.At(at("tls"), "cert_file and key_file need each other")
 		}
 	}
 	if s.PoolSize > 0 && s.MinIdleConns > s.PoolSize {
-		d.at(at("min_idle_conns"), "%d is more than pool_size, %d", s.MinIdleConns, s.PoolSize)
+		c.At(at("min_idle_conns"), "%d is more than pool_size, %d", s.MinIdleConns, s.PoolSize)
 	}
-	d.checkMode(s, u)
+	c.checkMode(s, u)
 }
 
-func (d *decoder) checkMode(s *redisSection, u redisURL) {
+func (c *checker) checkMode(s *redisSection, u redisURL) {
 	at := func(name string) string { return member("redis", name) }
 	for i, address := range s.Addresses {
 		socket := s.mode() == standalone && strings.HasPrefix(address, "/")
-		if path := item(at("addresses"), i); !isAddress(address) && !socket && !d.failed(path) {
-			d.at(path, "the value is no address; want host:port")
+		if path := item(at("addresses"), i); !isAddress(address) && !socket && !c.Failed(path) {
+			c.At(path, "expected an address, as host:port")
 		}
 	}
-	unknown := d.failed(at("mode"))
+	unknown := c.Failed(at("mode"))
 	switch {
 	case unknown:
 	case s.mode() == sentinel:
-		if s.URL.given() {
-			d.at(at("url"), "mode sentinel has no url; want the sentinels' addresses")
+		if s.URL.Given() {
+			c.At(at("url"), "mode sentinel takes no url; give the sentinels' addresses")
 		}
-		if len(s.Addresses) == 0 && !s.URL.given() && !d.failed(at("addresses")) {
-			d.at(at("mode"), "sentinel needs redis.addresses: those of the sentinels")
+		if len(s.Addresses) == 0 && !s.URL.Given() && !c.Failed(at("addresses")) {
+			c.At(at("mode"), "mode sentinel needs redis.addresses: those of the sentinels")
 		}
-		if (s.Sentinel == nil || s.Sentinel.Master == "") && !d.failed(at("sentinel")) {
-			d.at(at("mode"), "sentinel needs redis.sentinel.master: the name of the master")
+		if (s.Sentinel == nil || s.Sentinel.Master == "") && !c.Failed(at("sentinel")) {
+			c.At(at("mode"), "mode sentinel needs redis.sentinel.master: the name of the master")
 		}
 	case s.mode() == cluster:
 		if s.DB != 0 || u.db != 0 {
-			d.at(at("mode"), "a cluster has only database 0")
+			c.At(at("mode"), "a cluster has only database 0")
 		}
 	case len(s.Addresses) > 1:
-		d.at(at("addresses"), "mode standalone has one address; want one, or mode cluster or sentinel")
+		c.At(at("addresses"), "mode standalone takes one address; use mode cluster or sentinel for several")
 	}
 	if q := s.Sentinel; q != nil {
 		path := at("sentinel")
 		if s.mode() != sentinel && !unknown {
-			d.at(path, "is for mode sentinel; want that mode, or no such section")
+			c.At(path, "is for mode sentinel alone; use that mode, or remove it")
 		}
-		if q.Password.plain && !s.AllowPlainPassword {
-			d.at(member(path, "password"), plainPasswordHere)
+		if isPlain(q.Password) && !s.AllowPlainPassword {
+			c.At(member(path, "password"), plainPasswordHere)
 		}
-		if q.Password.given() && q.PasswordFile != "" {
-			d.at(member(path, "password_file"), "the password is given twice; want one of password and password_file")
+		if q.Password.Given() && q.PasswordFile != "" {
+			c.At(member(path, "password_file"), "the password is given twice; give one of password and password_file")
 		}
 	}
 }
@@ -186,7 +188,7 @@ func (f *File) near(path string) string {
 func (r *report) read(path, name string) ([]byte, bool) {
 	data, err := readFile(r.file.near(name), maxSecret)
 	if err != nil {
-		r.at(path, "the file of this name cannot be read: %v", nameless(err))
+		r.At(path, "cannot read the file: %v", nameless(err))
 	}
 	return data, err == nil
 }
@@ -199,7 +201,7 @@ func (r *report) readSecret(path, name string) string {
 	}
 	text, err := secretLine(data)
 	if err != nil {
-		r.at(path, "%v", err)
+		r.At(path, "%v", err)
 	}
 	return text
 }
@@ -207,7 +209,7 @@ func (r *report) readSecret(path, name string) string {
 // connect makes the client. It does not talk to Redis.
 func (r *report) connect(s *redisSection, log func() *slog.Logger) redis.UniversalClient {
 	o := &redis.UniversalOptions{
-		Addrs: s.Addresses, DB: s.DB, Username: s.Username, Password: s.Password.reveal(),
+		Addrs: s.Addresses, DB: s.DB, Username: s.Username, Password: s.Password.Reveal(),
 		PoolSize: s.PoolSize, MinIdleConns: s.MinIdleConns, ConnMaxLifetime: s.ConnMaxLifetime, PoolTimeout: s.PoolTimeout,
 		DialTimeout: s.DialTimeout, ReadTimeout: s.ReadTimeout, WriteTimeout: s.WriteTimeout,
 	}
@@ -217,10 +219,10 @@ func (r *report) connect(s *redisSection, log func() *slog.Logger) redis.Univers
 		}
 	}
 	secure := s.TLS
-	if s.URL.given() {
-		u, err := parseURL(s.URL.reveal())
+	if s.URL.Given() {
+		u, err := parseURL(s.URL.Reveal())
 		if err != nil {
-			r.at("redis.url", "%v", err)
+			r.At("redis.url", "%v", err)
 		}
 		o.Addrs, o.DB = []string{u.address}, cmp.Or(o.DB, u.db)
 		o.Username, o.Password = cmp.Or(o.Username, u.username), cmp.Or(o.Password, u.password)
@@ -238,12 +240,12 @@ func (r *report) connect(s *redisSection, log func() *slog.Logger) redis.Univers
 	}
 	if s.mode() == sentinel && s.Sentinel != nil {
 		q := s.Sentinel
-		o.MasterName, o.SentinelUsername, o.SentinelPassword = q.Master, q.Username, q.Password.reveal()
+		o.MasterName, o.SentinelUsername, o.SentinelPassword = q.Master, q.Username, q.Password.Reveal()
 		if q.PasswordFile != "" {
 			o.OnConnect = sentinelLogin(q.Username, rotate(r, log, []string{"redis.sentinel.password_file"}, []string{q.PasswordFile}, password))
 		}
 	}
-	if len(r.problems) > 0 {
+	if r.Failed("") {
 		return nil // the client would have to be closed
 	}
 	if config != nil {

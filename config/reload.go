@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Reload puts a new file into force, for all routes and tasks at once. Requests that are under way
@@ -17,7 +18,7 @@ import (
 // force: it is an *Error that names the lines, or wraps core.ErrClosed or, if Redis had to be asked and did not answer,
 // core.ErrUnavailable.
 //
-// A reload changes what is under defaults, guards, routes and asynq, and of queues max_age,
+// A reload changes what is under defaults, guards, routes, asynq and idempotency, and of queues max_age,
 // max_depth, max_bytes, both also per key and per principal, and max_payload; partitions is for queues that are new. All else needs
 // a restart, and is refused. After CheckRoutes, so is a route that the router does not have.
 //
@@ -25,29 +26,42 @@ import (
 // that has some its end, as their replays would find no guard, another principal, or none, and a key that reads another
 // header. What is parked is asked of Redis, only for a file with such a change, and for 30 s at most: processes with one
 // file in force all take the next one, or none does.
-func (rt *Runtime) Reload(f *File) error { return rt.reload(context.Background(), f) }
-
-func (rt *Runtime) reload(ctx context.Context, f *File) error {
+//
+// The file that is in force, byte for byte and with the same environment, changes nothing: files that it names are not read again for its sake.
+func (rt *Runtime) Reload(f *File) error {
 	if f == nil {
 		return invalid("Reload: the file is nil")
 	}
+	ctx := context.Background()
+	err := rt.reload(ctx, f)
+	if err != nil {
+		rt.reloaded(ctx, ReloadRefused, f.name, err)
+	}
+	return err
+}
+
+// reload tells the observer, unless the file is refused.
+func (rt *Runtime) reload(ctx context.Context, f *File) error {
 	rt.reloads.Lock()
 	defer rt.reloads.Unlock()
 	if rt.closing.Err() != nil {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
-	r, before := &report{file: f}, rt.current.Load()
+	r, before := f.report(), rt.current.Load()
+	if f.sum == before.file.sum && reflect.DeepEqual(f.says, before.file.says) {
+		rt.reloaded(ctx, ReloadUnchanged, f.name, nil)
+		return nil
+	}
 	rt.checkFixed(r)
-	made, err := rt.compile(f)
+	made, found := rt.compile(f)
 	var unasked error
-	if err == nil {
+	if made != nil {
 		unasked = rt.checkParked(ctx, r, before, made)
 		if rt.router != nil {
 			checkRouter(r, made, rt.router)
 		}
-	} else if e, ok := err.(*Error); ok { //nolint:errorlint // compile's own, as it is
-		r.problems = append(r.problems, e.Problems...)
 	}
+	r.Add(found.Report)
 	if err := cmp.Or(r.err(), unasked); err != nil {
 		return err
 	}
@@ -61,8 +75,10 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 			rt.log().Warn("config: a queue was removed: its workers go on until Shutdown", "file", f.name, "queue", name)
 		}
 	}
+	made.version = before.version + 1
 	rt.current.Store(made)
 	rt.log().Info("config: reloaded", "file", f.name)
+	rt.reloaded(ctx, ReloadDone, f.name, nil)
 	return nil
 }
 
@@ -77,14 +93,14 @@ func (rt *Runtime) checkFixed(r *report) {
 	was, is := rt.started.says, r.file.says
 	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
 	if rt.started.prefix() != r.file.prefix() {
-		r.at("prefix", restart)
+		r.At("prefix", restart)
 	}
 	if was.Service != is.Service {
-		r.at("service", restart)
+		r.At("service", restart)
 	}
 	if rt.options.client == nil {
 		for _, path := range differences("redis", reflect.ValueOf(was.Redis), reflect.ValueOf(is.Redis)) {
-			r.at(path, restart)
+			r.At(path, restart)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(was.Queues)) {
@@ -94,27 +110,27 @@ func (rt *Runtime) checkFixed(r *report) {
 		}
 		for _, at := range differences(path, reflect.ValueOf(*was.Queues[name]), reflect.ValueOf(*now)) {
 			if !slices.Contains(reloadable, strings.TrimPrefix(at, path+".")) {
-				r.at(at, restart)
+				r.At(at, restart)
 			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(is.Queues)) {
 		if was.Queues[name] == nil {
-			r.at(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
+			r.At(member("queues", name), "the queue is new, and nobody may run what it holds; restart with a worker for it")
 		}
 	}
 }
 
 // differences lists the paths of what is not the same in two sections.
 func differences(path string, a, b reflect.Value) (paths []string) {
-	for _, f := range fieldsOf(a.Type()) {
-		at, x, y := member(path, f.name), a.FieldByIndex(f.index), b.FieldByIndex(f.index)
+	for _, f := range strictyaml.Fields(a.Type()) {
+		at, x, y := member(path, f.Name), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index)
 		if x.Kind() == reflect.Pointer && x.Type().Elem().Kind() == reflect.Struct && !x.IsNil() && !y.IsNil() {
 			x, y = x.Elem(), y.Elem()
 		}
 		switch {
-		case x.Type() == secretType:
-			if x.Interface().(secret).reveal() != y.Interface().(secret).reveal() {
+		case x.Type() == reflect.TypeFor[strictyaml.Secret]():
+			if x.Interface().(strictyaml.Secret).Reveal() != y.Interface().(strictyaml.Secret).Reveal() {
 				paths = append(paths, at)
 			}
 		case x.Kind() == reflect.Struct:

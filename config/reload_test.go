@@ -215,7 +215,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 			`8:1: routes."POST /c": the route was removed, and requests of it are parked in the queue "later", which would find no guard; with another policy for the route, ` + untilRun,
 		}},
 		{"unknown name", "principal: users", "principal: user", []string{
-			`11:49: routes."POST /c".principal: nothing was given to Build under the name "user"; want config.WithPrincipal("user", …); did you mean "users"?`,
+			`11:49: routes."POST /c".principal: Build was given nothing under the name "user"; expected config.WithPrincipal("user", …); did you mean "users"?`,
 		}},
 	} {
 		file := strings.Replace(start+fixed[1:], c.old, c.new, 1)

@@ -48,7 +48,7 @@ func rotate[T any](r *report, log func() *slog.Logger, settings, names []string,
 	}
 	var err error
 	if v.value, err = parse(v.held); err != nil {
-		r.at(settings[0], "%v", err)
+		r.At(settings[0], "%v", err)
 	}
 	return v
 }
@@ -111,7 +111,7 @@ func secretLine(held []byte) (string, error) {
 	case text == "":
 		return "", errors.New("the file is empty")
 	case strings.ContainsAny(text, "\r\n"):
-		return "", errors.New("the file has more than one line; want the secret alone in it")
+		return "", errors.New("the file has more than one line; expected the secret alone")
 	}
 	return text, nil
 }
@@ -131,7 +131,7 @@ func authorities(held [][]byte) (*x509.CertPool, error) {
 
 func keyPair(held [][]byte) (pair tls.Certificate, err error) {
 	if pair, err = tls.X509KeyPair(held[0], held[1]); err != nil {
-		return pair, errors.New("the certificate and the key are no pair in PEM form")
+		return pair, errors.New("the certificate and the key are not a pair in PEM form")
 	}
 	if isCut(held[0]) {
 		return pair, errors.New("the file ends within a certificate")

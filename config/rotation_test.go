@@ -239,7 +239,7 @@ func TestRotation_KeepsWhatCanBeUsed(t *testing.T) {
 			{"the file ends within a certificate", slices.Concat(after.pem, half(before.pem))},
 		}, slices.Concat(after.pem, before.pem)},
 		{"client.key", "redis.tls.key_file", []bad{{"no such file or directory", nil}}, nil},
-		{"client.key", "redis.tls.cert_file", []bad{{"are no pair in PEM form", another}}, nil},
+		{"client.key", "redis.tls.cert_file", []bad{{"are not a pair in PEM form", another}}, nil},
 		{"client.pem", "redis.tls.cert_file", []bad{
 			{"the file ends within a certificate", slices.Concat(cert, half(cert))},
 		}, nil},

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // Runtime is what a File says, made: a Redis client, a Locker, queues, guards and the
@@ -33,8 +33,8 @@ type Runtime struct {
 
 	current atomic.Pointer[state]
 
-	reloads sync.Mutex // one at a time, and router
-	router  []string   // the routes that are registered; nil: not known
+	reloads sync.Mutex                 // one at a time, and router
+	router  []httplock.RegisteredRoute // nil: not known
 
 	closing context.Context // ends with the first Shutdown
 	close   context.CancelFunc
@@ -53,7 +53,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		return nil, invalid("Build: the file is nil")
 	}
 	o := &options{
-		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: map[string]httplock.TemplateOption{},
+		principals: map[string]sender{}, skips: map[string]httplock.Option{}, values: contextValues{},
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -82,7 +82,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 }
 
 func (rt *Runtime) open(f *File) error {
-	r := &report{file: f}
+	r := f.report()
 	for name, q := range f.says.Queues {
 		if q.Encryption != nil {
 			rt.keyrings[name] = r.keyring(member(member("queues", name), "encryption"), q.Encryption)
@@ -91,7 +91,7 @@ func (rt *Runtime) open(f *File) error {
 	s := &f.says.Redis
 	if rt.options.client == nil {
 		if !s.given() {
-			r.at("redis", "no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+			r.At("redis", "no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
 		} else if client := r.connect(s, rt.log); client != nil {
 			rt.rdb = client
 		}
@@ -99,14 +99,18 @@ func (rt *Runtime) open(f *File) error {
 	if err := r.err(); err != nil {
 		return err
 	}
+	var logged []core.Option
+	if rt.options.log != nil {
+		logged = append(logged, core.WithLogger(rt.options.log))
+	}
 	locker := []core.Option{core.WithTTL(cmp.Or(f.says.Defaults.TTL, core.DefaultTTL)), core.WithPrefix(f.prefix())}
 	var err error
-	if rt.locker, err = core.New(rt.rdb, append(slices.Clip(rt.options.locker), locker...)...); err != nil {
+	if rt.locker, err = core.New(rt.rdb, slices.Concat(logged, rt.options.locker, locker)...); err != nil {
 		return fmt.Errorf("config: %w", err)
 	}
-	made, err := rt.compile(f)
-	if err != nil {
-		return err
+	made, found := rt.compile(f)
+	if made == nil {
+		return found.err()
 	}
 	rt.current.Store(made)
 	return nil
@@ -142,44 +146,54 @@ func (s *state) find(method, pattern string) (id routeID, ok bool) {
 	return routeID{}, false
 }
 
-// CheckRoutes reports the routes of the file that a router does not have, such as
-// misspelt ones, whose requests would run without a key. Give it all that are
-// registered, as "POST /orders/:id": gin and echo list theirs. One without a method, or
-// with that of echo v5's Any, takes them all. Its error is an *Error. After nil, reloads
-// are refused that have a route which the router does not have.
-func (rt *Runtime) CheckRoutes(registered ...string) error {
+// CheckRoutes reports what runs without the guard that is meant for it, as an *Error: the routes of the file
+// that a router does not have, such as misspelt ones, and what httplock.CheckRoutes finds, such as registered
+// writes without a guard that unguarded does not have. ginlock.Routes, echolock.WatchRoutes and
+// httplock.MuxRoutes read what is registered. After nil, reloads are refused that have a route which the
+// router does not have, or has without a FromConfig in front of it.
+func (rt *Runtime) CheckRoutes(registered []httplock.RegisteredRoute, unguarded ...string) error {
 	rt.reloads.Lock()
 	defer rt.reloads.Unlock()
 	s := rt.current.Load()
-	r := &report{file: s.file}
+	r := s.file.report()
 	checkRouter(r, s, registered)
+	if e, ok := errors.AsType[*httplock.RoutesError](httplock.CheckRoutes(registered, rt, unguarded...)); ok {
+		for _, p := range e.Problems {
+			if _, configured := s.find(p.Route.Method, p.Route.Pattern); !configured { // checkRouter has those
+				r.At("routes", "%s: %s", p.Route, p.Text)
+			}
+		}
+	}
 	if err := r.err(); err != nil {
 		return err
 	}
-	rt.router = append([]string{}, registered...)
+	rt.router = append([]httplock.RegisteredRoute{}, registered...)
 	return nil
 }
 
-// checkRouter reports the routes of a state that are not registered.
-func checkRouter(r *report, s *state, registered []string) {
-	const anyMethod = ""
-	has := map[routeID]bool{}
-	for _, text := range registered {
-		method, pattern, found := strings.Cut(text, " ")
-		switch {
-		case !found:
-			method, pattern = anyMethod, text
-		case method == "echo_route_any": // echo.RouteAny
-			method = anyMethod
-		}
-		for _, pattern := range patternsOf(strings.TrimLeft(pattern, " ")) {
-			has[routeID{method, pattern}] = true
+// checkRouter reports the routes of a state that are not registered, or have no FromConfig in front of them.
+func checkRouter(r *report, s *state, registered []httplock.RegisteredRoute) {
+	has, names := map[routeID]bool{}, make([]string, len(registered)) // whether with FromConfig
+	for i, route := range registered {
+		names[i] = route.String()
+		for _, pattern := range patternsOf(route.Pattern) {
+			id := routeID{route.Method, pattern}
+			before, twice := has[id] // under another host
+			has[id] = route.FromConfig && (before || !twice)
 		}
 	}
 	for id, route := range s.routes {
-		gets := routeID{http.MethodGet, id.pattern} // net/http serves HEAD with it
-		if !has[id] && !has[routeID{anyMethod, id.pattern}] && (id.method != http.MethodHead || !has[gets]) {
-			r.at(member("routes", route.text), "the router has no such route%s", meant(nearest(route.text, registered)))
+		ids := []routeID{id, {"", id.pattern}}
+		if id.method == http.MethodHead {
+			ids = append(ids, routeID{http.MethodGet, id.pattern}) // net/http serves HEAD with it
+		}
+		at := member("routes", route.text)
+		i := slices.IndexFunc(ids, func(id routeID) bool { _, registered := has[id]; return registered })
+		switch {
+		case i < 0:
+			r.At(at, "the router has no such route%s", strictyaml.Meant(strictyaml.Nearest(route.text, names)))
+		case !has[ids[i]]:
+			r.At(at, "the router has this route without a FromConfig in front of it; with gin and a group of echo's, Use comes before the routes")
 		}
 	}
 }

@@ -264,11 +264,11 @@ routes:
 		got = append(got, p.String())
 	}
 	assert.Equal(t, []string{
-		`perkey.yaml:4:23: defaults.principal: nothing was given to Build under the name "users"; want config.WithPrincipal("users", …)`,
-		`perkey.yaml:6:12: guards.a.key: nothing was given to Build under the name "user"; want config.WithValue("user", …)`,
-		`perkey.yaml:6:58: guards.a.skip: nothing was given to Build under the name "insider"; want config.WithSkip("insider", …); did you mean "insiders"?`,
-		`perkey.yaml:8:18: routes."POST /x".key: nothing was given to Build under the name "usr"; want config.WithValue("usr", …)`,
-		`perkey.yaml:8:44: routes."POST /x".principal: nothing was given to Build under the name "merchants"; want config.WithPrincipal("merchants", …)`,
+		`perkey.yaml:4:23: defaults.principal: Build was given nothing under the name "users"; expected config.WithPrincipal("users", …)`,
+		`perkey.yaml:6:12: guards.a.key: Build was given nothing under the name "user"; expected config.WithValue("user", …)`,
+		`perkey.yaml:6:58: guards.a.skip: Build was given nothing under the name "insider"; expected config.WithSkip("insider", …); did you mean "insiders"?`,
+		`perkey.yaml:8:18: routes."POST /x".key: Build was given nothing under the name "usr"; expected config.WithValue("usr", …)`,
+		`perkey.yaml:8:44: routes."POST /x".principal: Build was given nothing under the name "merchants"; expected config.WithPrincipal("merchants", …)`,
 	}, got)
 }
 
@@ -303,7 +303,7 @@ func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
 	f, err := config.ParseIn("f.yaml", []byte("redis: {pool_size: 3}\n"), nil)
 	require.NoError(t, err)
 	_, err = config.Build(f)
-	assert.EqualError(t, err, "config: f.yaml:1:1: redis: no Redis is given; want redis.url or redis.addresses, the variable PERKEY_REDIS_URL, or config.WithClient")
+	assert.EqualError(t, err, "config: f.yaml:1:1: redis: no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
 
 	env := redistest.Embedded(t)
 	rdb := env.Client(t)
@@ -419,12 +419,47 @@ routes:
   HEAD /files/{path...}: {key: k, fixed_key: true, safe_methods: lock}
   PUT /somewhere/else: {key: k, fixed_key: true}
 `)
-	err := rt.CheckRoutes("POST /orders/:id", "GET /files/*path", "GET /unguarded")
+	err := rt.CheckRoutes([]httplock.RegisteredRoute{
+		{Method: "POST", Pattern: "/orders/:id", FromConfig: true, PerKey: true},
+		{Method: "GET", Pattern: "/files/*path", FromConfig: true},
+		{Method: "GET", Pattern: "/unguarded"},
+	})
 	var e *config.Error
 	require.ErrorAs(t, err, &e)
 	require.Len(t, e.Problems, 2)
 	assert.Equal(t, `perkey.yaml:5:3: routes."POST /order/:id": the router has no such route; did you mean "POST /orders/:id"?`, e.Problems[0].String())
 	assert.Equal(t, `perkey.yaml:8:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
+}
+
+func TestRegisteredRoutesWithoutTheirGuardAreProblems(t *testing.T) {
+	t.Parallel()
+	rt := build(t, redistest.Embedded(t), `
+routes:
+  POST /orders/:id: {key: "k:{param.id}"}
+  PUT /late/:id: {key: "k:{param.id}"}
+`)
+	registered := []httplock.RegisteredRoute{
+		{Pattern: "/orders/{id}", FromConfig: true},
+		{Method: "PUT", Pattern: "/late/:id"},
+		{Method: "POST", Pattern: "/login", FromConfig: true},
+		{Method: "POST", Pattern: "/own", PerKey: true},
+	}
+	err := rt.CheckRoutes(registered, "PUT /orders/:id", "PATCH /orders/:id", "POST /lost")
+	var e *config.Error
+	require.ErrorAs(t, err, &e)
+	var problems []string
+	for _, p := range e.Problems {
+		problems = append(problems, p.String())
+	}
+	const late = "with gin and a group of echo's, Use comes before the routes"
+	assert.ElementsMatch(t, []string{
+		`perkey.yaml:6:3: routes."PUT /late/:id": the router has this route without a FromConfig in front of it; ` + late,
+		"perkey.yaml:4:1: routes: DELETE /orders/{id}: no guard is in front of this route; " + late + ". If it needs none, say so in the list of unguarded routes",
+		"perkey.yaml:4:1: routes: POST /login: no guard is in front of this route; " + late + ". If it needs none, say so in the list of unguarded routes",
+		"perkey.yaml:4:1: routes: POST /lost: it is in the list of unguarded routes, but the router has no such route",
+	}, problems)
+	registered[1].FromConfig = true
+	require.NoError(t, rt.CheckRoutes(registered, "PUT /orders/:id", "PATCH /orders/:id", "DELETE /orders/:id", "/login"))
 }
 
 // From then on it is known what the router has.
@@ -434,9 +469,10 @@ func TestAReloadRefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	const right, wrong = "routes:\n  POST /orders/:id: {key: k, fixed_key: true}\n", "routes:\n  POST /order/:id: {key: k, fixed_key: true}\n"
 	rt := build(t, env, right)
 	require.NoError(t, rt.Reload(load(t, env, wrong)), "nobody can know")
-	require.Error(t, rt.CheckRoutes("POST /orders/{id}"))
+	registered := []httplock.RegisteredRoute{{Method: "POST", Pattern: "/orders/{id}", FromConfig: true}}
+	require.Error(t, rt.CheckRoutes(registered))
 	require.NoError(t, rt.Reload(load(t, env, right)), "a check that failed holds nothing up")
-	require.NoError(t, rt.CheckRoutes("POST /orders/{id}"))
+	require.NoError(t, rt.CheckRoutes(registered))
 
 	err := rt.Reload(load(t, env, wrong))
 	var e *config.Error

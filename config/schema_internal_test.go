@@ -1,9 +1,11 @@
 package config
 
 import (
+	"bytes"
 	"encoding/json"
-	"fmt"
-	"maps"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -12,132 +14,204 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
-// node is a part of the schema.
-type node map[string]any
-
-// schemaWalk compares the schema with the types that the loader reads.
-type schemaWalk struct {
-	t    *testing.T
-	defs node
-	seen map[string]bool // fields, by type and name
-}
-
-func TestTheSchemaAndTheLoaderKnowTheSameFields(t *testing.T) {
+// go generate ./config makes it.
+func TestSchema_IsMadeOfTheStructs(t *testing.T) {
 	t.Parallel()
-	var root node
-	require.NoError(t, json.Unmarshal(Schema(), &root))
-	w := schemaWalk{t, root["$defs"].(map[string]any), map[string]bool{}}
-	w.section("", reflect.TypeFor[document](), root)
-	for policy, section := range map[string]reflect.Type{
-		"reject": reflect.TypeFor[rejectPolicy](), "retry": reflect.TypeFor[retryPolicy](), "delay": reflect.TypeFor[delayPolicy](),
-	} {
-		w.section("policy "+policy, section, node{"$ref": "#/$defs/" + policy})
+	made, err := json.MarshalIndent(schemaOf(t), "", "  ")
+	require.NoError(t, err)
+	made = append(made, '\n')
+	if *Update {
+		require.NoError(t, os.WriteFile("schema.json", made, 0o600))
+		return
 	}
-	chain := fmt.Sprint(w.defs["policy"])
-	for _, policy := range policies {
-		assert.Contains(t, chain, "#/$defs/"+policy)
-	}
-	assert.Greater(t, len(w.seen), 80)
+	assert.True(t, bytes.Equal(made, Schema()), "schema.json is stale: go generate ./config")
 }
 
-// resolved follows a reference. What stands beside it stays.
-func (w *schemaWalk) resolved(n node) node {
-	if ref, ok := n["$ref"].(string); ok {
-		n = maps.Clone(n)
-		delete(n, "$ref")
-		target := w.defs[strings.TrimPrefix(ref, "#/$defs/")]
-		require.NotNil(w.t, target, ref)
-		for k, v := range w.resolved(target.(map[string]any)) {
-			if _, ok := n[k]; !ok {
-				n[k] = v
+// object is a part of a JSON document.
+type object map[string]any
+
+// schemaMaker makes the JSON Schema of the structs: what the loader takes, but for what only several values tell.
+type schemaMaker struct {
+	t    *testing.T
+	docs map[string]string // the comments of types and of their fields, as type.field
+	defs object
+}
+
+func schemaOf(t *testing.T) object {
+	t.Helper()
+	m := &schemaMaker{t, docComments(t), object{}}
+	root := m.section(reflect.TypeFor[document]())
+	policy := []any{object{"enum": []string{"reject", "retry"}}}
+	for _, name := range policies {
+		policy = append(policy, m.ref(reflect.TypeOf(newPolicy(name)).Elem()))
+	}
+	m.defs["policy"] = object{"anyOf": policy}
+	m.defs["chain"] = object{"anyOf": []any{
+		object{"$ref": "#/$defs/policy"},
+		object{"type": "array", "minItems": 1, "maxItems": len(policies), "items": object{"$ref": "#/$defs/policy"}},
+	}}
+	m.defs["reference"] = object{"description": "An environment variable.", "type": "string", "pattern": `\$\{[A-Za-z_][A-Za-z0-9_]*\}`}
+	m.defs["duration"] = object{
+		"type": []string{"string", "integer"}, "minimum": 0, "maximum": 0, "examples": []string{"500ms", "15s", "1h30m"},
+		"pattern": `^(0|\+?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$`,
+	}
+	root["$schema"], root["$defs"] = "https://json-schema.org/draft/2020-12/schema", m.defs
+	root["$id"], root["title"] = "https://raw.githubusercontent.com/perkey-go/perkey/main/config/schema.json", "perkey"
+	return root
+}
+
+// docComments are the comments in document.go.
+func docComments(t *testing.T) map[string]string {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "document.go", nil, parser.ParseComments)
+	require.NoError(t, err)
+	docs := map[string]string{}
+	text := func(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }
+	ast.Inspect(file, func(n ast.Node) bool {
+		decl, ok := n.(*ast.GenDecl)
+		if !ok {
+			return true
+		}
+		for _, spec := range decl.Specs {
+			if s, ok := spec.(*ast.TypeSpec); ok {
+				if docs[s.Name.Name] = text(decl.Doc); strings.HasPrefix(docs[s.Name.Name], s.Name.Name) {
+					delete(docs, s.Name.Name) // it is about the type
+				}
+				if st, ok := s.Type.(*ast.StructType); ok {
+					for _, f := range st.Fields.List {
+						for _, name := range f.Names {
+							docs[s.Name.Name+"."+name.Name] = text(f.Doc)
+						}
+					}
+				}
 			}
 		}
-	}
-	return n
+		return false
+	})
+	return docs
 }
 
-func (w *schemaWalk) section(path string, section reflect.Type, n node) {
-	n = w.resolved(n)
-	assert.Equal(w.t, false, n["additionalProperties"], "%s: unknown fields are refused", path)
-	properties, _ := n["properties"].(map[string]any)
-	var names []string
-	for _, f := range fieldsOf(section) {
-		names = append(names, f.name)
-		if p, ok := properties[f.name].(map[string]any); ok {
-			w.seen[section.Name()+"."+f.name] = true
-			w.value(member(path, f.name), section.FieldByIndex(f.index).Type, f.tag.Get("want"), p)
+// ref makes the definition of a struct, and refers to it.
+func (m *schemaMaker) ref(section reflect.Type) object {
+	name := strings.TrimSuffix(strings.TrimSuffix(section.Name(), "Section"), "Policy")
+	if m.defs[name] == nil {
+		m.defs[name] = m.section(section)
+	}
+	return object{"$ref": "#/$defs/" + name}
+}
+
+func (m *schemaMaker) section(section reflect.Type) object {
+	properties, required, excluded := object{}, []string{}, []any{}
+	fields := strictyaml.Fields(section)
+	for _, f := range fields {
+		properties[f.Name] = m.field(f, section == reflect.TypeFor[redisSection]() || f.Variable)
+		if f.Required {
+			required = append(required, f.Name)
+		}
+		for _, other := range fields {
+			if !slices.Contains(strings.Split(f.Tag.Get("excludes"), ","), other.Name) {
+				continue
+			}
+			both := object{"required": []string{f.Name, other.Name}}
+			if f.Type.Kind() == reflect.Bool { // false is as if it were not given
+				both["properties"] = object{f.Name: object{"const": true}}
+			}
+			excluded = append(excluded, both)
 		}
 	}
-	assert.ElementsMatch(w.t, names, slices.Collect(maps.Keys(properties)), path)
+	s := object{"type": "object", "additionalProperties": false, "properties": properties}
+	if doc := m.docs[section.Name()]; doc != "" {
+		s["description"] = doc
+	}
+	if len(required) > 0 {
+		s["required"] = required
+	}
+	if len(excluded) > 0 {
+		s["not"] = object{"anyOf": excluded}
+	}
+	return s
 }
 
-func (w *schemaWalk) value(path string, v reflect.Type, want string, n node) {
-	described, _ := n["description"].(string)
-	n = w.resolved(n)
-	if strings.HasPrefix(path, "redis.") && v.Kind() != reflect.Slice && v.Kind() != reflect.String && v.Kind() != reflect.Struct && v.Kind() != reflect.Pointer ||
-		path == "redis.max_retries" || path == "redis.mode" {
-		either := n["anyOf"].([]any)
-		assert.Equal(w.t, map[string]any{"$ref": "#/$defs/reference"}, either[1], "%s: may refer to variables", path)
-		n = w.resolved(either[0].(map[string]any))
+// field is the schema of a field. What is not a text by itself may be a variable's.
+func (m *schemaMaker) field(f strictyaml.Field, variable bool) object {
+	v := m.value(f.Type, f.Tag)
+	if variable && (v["type"] != "string" || v["pattern"] != nil) && v["type"] != "array" && v["properties"] == nil && !isSection(f.Type) {
+		v = object{"anyOf": []any{v, object{"$ref": "#/$defs/reference"}}}
 	}
-	if v.Kind() == reflect.Pointer {
-		v = v.Elem()
+	doc := m.docs[f.Owner.Name()+"."+f.GoName]
+	require.NotEmpty(m.t, doc, "%s.%s has no comment", f.Owner.Name(), f.GoName)
+	if r := f.Tag.Get("range"); r != "" {
+		doc += " Range: " + strictyaml.RangeWords(r) + "."
 	}
-	if !strings.HasSuffix(path, ".policy") && v.Kind() != reflect.Struct {
-		assert.NotEmpty(w.t, described, path)
+	v["description"] = doc
+	if f.Required && f.Type.Kind() == reflect.Map {
+		v["minProperties"] = 1
 	}
+	return v
+}
+
+func isSection(t reflect.Type) bool {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t.Kind() == reflect.Struct && t != reflect.TypeFor[strictyaml.Secret]()
+}
+
+func (m *schemaMaker) value(t reflect.Type, tag reflect.StructTag) object {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	name := object{"type": "string", "minLength": 1}
 	switch {
-	case v == chainType:
-		assert.Equal(w.t, w.resolved(node{"$ref": "#/$defs/chain"})["anyOf"], n["anyOf"], path)
-	case v == durationType, v == sizeType:
-		assert.Contains(w.t, n["type"], "string", path)
-		assert.Contains(w.t, described, inWords(want), path)
-	case v == secretType:
-		assert.Equal(w.t, "string", n["type"], path)
-	case v.Kind() == reflect.Struct:
-		w.section(path, v, n)
-	case v.Kind() == reflect.Map:
-		elem := v.Elem().Elem()
-		additional := n["additionalProperties"].(map[string]any)
-		if elem == reflect.TypeFor[routeSection]() {
-			either := additional["anyOf"].([]any)
-			assert.Equal(w.t, "string", either[0].(map[string]any)["type"])
-			elem, additional = reflect.TypeFor[guardSection](), either[1].(map[string]any)
-		} else if elem == reflect.TypeFor[taskSection]() {
-			either := additional["anyOf"].([]any)
-			assert.Equal(w.t, "string", either[0].(map[string]any)["type"])
-			elem, additional = reflect.TypeFor[leaseSection](), either[1].(map[string]any)
+	case t == reflect.TypeFor[chain]():
+		return object{"$ref": "#/$defs/chain"}
+	case t == reflect.TypeFor[routeSection]():
+		return object{"anyOf": []any{name, m.ref(reflect.TypeFor[guardSection]())}}
+	case t == reflect.TypeFor[taskSection]():
+		return object{"anyOf": []any{name, m.ref(reflect.TypeFor[leaseSection]())}}
+	case t == reflect.TypeFor[strictyaml.Secret]():
+		return name
+	case t == reflect.TypeFor[time.Duration]():
+		return object{"$ref": "#/$defs/duration"}
+	case t == reflect.TypeFor[strictyaml.Size]():
+		least, most, _ := strictyaml.Bounds(t, tag.Get("range"))
+		zero := map[bool]string{true: "0|"}[least == 0]
+		return object{
+			"type": []string{"integer", "string"}, "minimum": least, "maximum": most, "examples": []string{"64KiB", "1MiB"},
+			"pattern": "^(" + zero + "[1-9][0-9_]*)(B|KiB|MiB|GiB)$",
 		}
-		w.section(path, elem, additional)
-	case v.Kind() == reflect.Slice:
-		assert.Equal(w.t, "array", n["type"], path)
-		items := n["items"].(map[string]any)
-		if v.Elem().Kind() == reflect.Int {
-			w.value(path, v.Elem(), want, node{"description": described, "type": items["type"], "minimum": items["minimum"], "maximum": items["maximum"]})
-			return
-		}
-		assert.Equal(w.t, "string", items["type"], path)
-	case v.Kind() == reflect.Int:
-		assert.Equal(w.t, "integer", n["type"], path)
-		least, most, _ := bounds(v, want)
-		assert.InDelta(w.t, least, n["minimum"], 0, path)
-		assert.InDelta(w.t, most, n["maximum"], 0, path)
-	case v.Kind() == reflect.Bool:
-		assert.Equal(w.t, "boolean", n["type"], path)
-	case want != "":
-		var choices []any
-		for c := range strings.SplitSeq(want, "|") {
-			choices = append(choices, c)
-		}
-		assert.Equal(w.t, choices, n["enum"], path)
-	default:
-		assert.Equal(w.t, "string", n["type"], path)
 	}
+	switch t.Kind() {
+	case reflect.Int:
+		least, most, _ := strictyaml.Bounds(t, tag.Get("range"))
+		return object{"type": "integer", "minimum": least, "maximum": most}
+	case reflect.Bool:
+		return object{"type": "boolean"}
+	case reflect.Struct:
+		return m.ref(t)
+	case reflect.Map:
+		return object{"type": "object", "propertyNames": object{"pattern": tag.Get("names")}, "additionalProperties": m.value(t.Elem(), "")}
+	case reflect.Slice:
+		return object{"type": "array", "items": m.value(t.Elem(), tag)}
+	case reflect.String:
+		if choices := strictyaml.Choices(tag); len(choices) > 0 {
+			return object{"enum": choices}
+		}
+		if pattern := tag.Get("pattern"); pattern != "" {
+			return object{"type": "string", "pattern": pattern}
+		}
+		return name
+	}
+	require.Fail(m.t, "no schema", t)
+	return nil
 }
 
 // goodFiles are the files in testdata that are right, by their names.
@@ -168,15 +242,15 @@ func TestEveryFieldIsInAGoodFile(t *testing.T) {
 		reflect.TypeFor[document](), reflect.TypeFor[redisSection](), reflect.TypeFor[sentinelSection](), reflect.TypeFor[tlsSection](),
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[encryptionSection](),
 		reflect.TypeFor[encryptionKeyFrom](), reflect.TypeFor[workerSection](), reflect.TypeFor[guardSection](),
-		reflect.TypeFor[replicasSection](), reflect.TypeFor[idempotencySection](), reflect.TypeFor[rejectPolicy](), reflect.TypeFor[retryPolicy](), reflect.TypeFor[delayPolicy](),
+		reflect.TypeFor[replicasSection](), reflect.TypeFor[idempotencySection](), reflect.TypeFor[recordsSection](), reflect.TypeFor[rejectPolicy](), reflect.TypeFor[retryPolicy](), reflect.TypeFor[delayPolicy](),
 	} {
-		for _, f := range fieldsOf(section) {
-			assert.True(t, used[section.Name()+"."+f.name], "%s.%s is in no file of testdata", section.Name(), f.name)
+		for _, f := range strictyaml.Fields(section) {
+			assert.True(t, used[section.Name()+"."+f.Name], "%s.%s is in no file of testdata", section.Name(), f.Name)
 		}
 	}
 }
 
-var testEnvironment = environ{
+var testEnvironment = map[string]string{
 	"REDIS_PASSWORD": "a", "SENTINEL_PASSWORD": "b", "POOL": "10", "SHIP_KEY": "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=",
 }
 
@@ -196,9 +270,9 @@ func useOf(v reflect.Value, used map[string]bool) {
 			useOf(v.Index(i), used)
 		}
 	case reflect.Struct:
-		for _, f := range fieldsOf(v.Type()) {
-			if field := v.FieldByIndex(f.index); !field.IsZero() {
-				used[v.Type().Name()+"."+f.name] = true
+		for _, f := range strictyaml.Fields(v.Type()) {
+			if field := v.FieldByIndex(f.Index); !field.IsZero() {
+				used[v.Type().Name()+"."+f.Name] = true
 				useOf(field, used)
 			}
 		}
@@ -233,26 +307,26 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 	for at, section := range map[string]reflect.Type{
 		"defaults": reflect.TypeFor[defaultsSection](), "queues.q": reflect.TypeFor[queueSection](), "guards.g": reflect.TypeFor[guardSection](),
 	} {
-		for _, f := range fieldsOf(section) {
-			if want := f.tag.Get("want"); strings.Contains(want, "..") {
-				want, _ := cutZero(want)
+		for _, f := range strictyaml.Fields(section) {
+			if want := f.Tag.Get("range"); strings.Contains(want, "..") {
+				want = strings.TrimPrefix(want, "0|")
 				least, most, _ := strings.Cut(want, "..")
-				if section.FieldByIndex(f.index).Type.Kind() == reflect.Slice {
+				if section.FieldByIndex(f.Index).Type.Kind() == reflect.Slice {
 					least, most = "["+least+"]", "["+most+"]"
 				}
-				if f.name == "max_waiters_per_principal" {
+				if f.Name == "max_waiters_per_principal" {
 					least, most = least+", principal: users", most+", principal: users"
 				}
-				build(line(at+"."+f.name, least) + server)
-				build(line(at+"."+f.name, most) + server)
+				build(line(at+"."+f.Name, least) + server)
+				build(line(at+"."+f.Name, most) + server)
 			}
 		}
 	}
-	for _, f := range fieldsOf(reflect.TypeFor[retryPolicy]()) {
-		if least, most, ok := strings.Cut(f.tag.Get("want"), ".."); ok {
-			other := map[string]string{"initial": ", max: 24h", "max": ", initial: 1ms"}[f.name]
-			build("guards: {g: {on_conflict: {policy: retry, " + f.name + ": " + least + other + "}}}" + server)
-			build("guards: {g: {on_conflict: {policy: retry, " + f.name + ": " + most + other + "}}}" + server)
+	for _, f := range strictyaml.Fields(reflect.TypeFor[retryPolicy]()) {
+		if least, most, ok := strings.Cut(f.Tag.Get("range"), ".."); ok {
+			other := map[string]string{"initial": ", max: 24h", "max": ", initial: 1ms"}[f.Name]
+			build("guards: {g: {on_conflict: {policy: retry, " + f.Name + ": " + least + other + "}}}" + server)
+			build("guards: {g: {on_conflict: {policy: retry, " + f.Name + ": " + most + other + "}}}" + server)
 		}
 	}
 	for _, age := range []string{"1ms", "8784h"} {
@@ -273,14 +347,14 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 	for _, section := range []reflect.Type{
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[guardSection](),
 	} {
-		for _, f := range fieldsOf(section) {
-			if f.name == "max_waiters_per_principal" {
+		for _, f := range strictyaml.Fields(section) {
+			if f.Name == "max_waiters_per_principal" {
 				continue // httplock takes every int, which has 32 bits somewhere
 			}
-			v := section.FieldByIndex(f.index).Type
-			if want := f.tag.Get("want"); strings.Contains(want, "..") && v.Kind() != reflect.Pointer {
-				_, most, _ := bounds(v, want)
-				file := &File{name: "f.yaml", places: map[string]place{}}
+			v := section.FieldByIndex(f.Index).Type
+			if want := f.Tag.Get("range"); strings.Contains(want, "..") && v.Kind() != reflect.Pointer {
+				_, most, _ := strictyaml.Bounds(v, want)
+				file := &File{name: "f.yaml", places: map[string]strictyaml.Place{}}
 				file.says.Queues, file.says.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
 				file.says.Redis.Addresses = []string{"127.0.0.1:1"}
 				in := map[reflect.Type]reflect.Value{
@@ -288,14 +362,14 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 					reflect.TypeFor[queueSection]():    reflect.ValueOf(file.says.Queues["q"]).Elem(),
 					reflect.TypeFor[guardSection]():    reflect.ValueOf(file.says.Guards["g"]).Elem(),
 				}[section]
-				if field := in.FieldByIndex(f.index); v.Kind() == reflect.Slice {
+				if field := in.FieldByIndex(f.Index); v.Kind() == reflect.Slice {
 					field.Set(reflect.MakeSlice(v, 1, 1))
 					field.Index(0).SetInt(most + 1)
 				} else {
 					field.SetInt(most + 1)
 				}
 				rt, err := Build(file)
-				if !assert.Error(t, err, "%s.%s: %s", section.Name(), f.name, strconv.FormatInt(most+1, 10)) {
+				if !assert.Error(t, err, "%s.%s: %s", section.Name(), f.Name, strconv.FormatInt(most+1, 10)) {
 					_ = rt.Close()
 				}
 			}

@@ -82,7 +82,7 @@ func TestTheSchemaRefusesWhatItCan(t *testing.T) {
 	for _, c := range badFiles(t) {
 		var value any
 		if err := yaml.Unmarshal([]byte(c.file), &value); err != nil {
-			assert.False(t, c.schema, "%s: is no YAML", c.name)
+			assert.False(t, c.schema, "%s: is not valid YAML", c.name)
 			continue
 		}
 		err := s.Validate(plain(value))

@@ -16,7 +16,7 @@ import (
 // What a file says is in memory, and can be printed by accident.
 func TestNothingShowsSecrets(t *testing.T) {
 	t.Parallel()
-	env := map[string]string{"P": redisPass, "S": sentinelPs, "K": sealingKey, "PERKEY_REDIS_USERNAME": "us3r"}
+	env := map[string]string{"P": redisPass, "S": sentinelPs, "K": sealingKey}
 	f, err := config.ParseIn("f.yaml", []byte(`
 redis:
   mode: sentinel
@@ -60,7 +60,7 @@ func TestProblemsOfARedisSectionShowNoValue(t *testing.T) {
 	t.Parallel()
 	for _, field := range []string{
 		"url", "mode", "addresses", "db", "username", "password", "password_file", "allow_plain_password", "pool_size", "min_idle_conns",
-		"pool_timeout", "dial_timeout", "read_timeout", "write_timeout", "max_retries", "sentinel", "tls",
+		"conn_max_lifetime", "pool_timeout", "dial_timeout", "read_timeout", "write_timeout", "max_retries", "sentinel", "tls",
 	} {
 		for _, value := range []string{
 			hunter, "'" + hunter + "'", "[" + hunter + "]", "{x: " + hunter + "}", "'${S}'", "['${S}']", "'redis://u:" + hunter + "@h:x'", "'redis://h/" + hunter + "'",
@@ -78,13 +78,15 @@ func TestProblemsOfARedisSectionShowNoValue(t *testing.T) {
 func TestProblemsShowNoSecretThatIsTakenForAName(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"redis: {password " + hunter + "}":                                                                          "f.yaml:1:9: redis: has a field of an unknown name; want addresses, ",
-		"redis: {sentinel: {password " + hunter + "}}":                                                              "redis.sentinel: has a field of an unknown name; want master, ",
-		"redis: {url: 'redis://h', password_file: " + hunter + "}":                                                  "f.yaml:1:42: redis.password_file: the file of this name cannot be read: no such file",
-		"redis: {url: 'redis://h'}\nqueues: {q: {encryption: {current: k, keys: {k: {env: " + sealingKey + "}}}}}":  "keys.k.env: the value is no name of an environment variable",
-		"redis: {url: 'redis://h'}\nqueues: {q: {encryption: {current: k, keys: {k: {file: " + sealingKey + "}}}}}": "keys.k.file: the file of this name cannot be read",
+		"redis: {password " + hunter + "}":                                                                          "f.yaml:1:9: redis: unknown field; expected addresses, ",
+		"redis: {sentinel: {password " + hunter + "}}":                                                              "redis.sentinel: unknown field; expected master, ",
+		"redis: {url: 'redis://h', password_file: " + hunter + "}":                                                  "f.yaml:1:42: redis.password_file: cannot read the file: no such file",
+		"queues: {q: {encryption: {current: " + hunter + ", keys: {k: {env: E}}}}}":                                 "encryption.current: unknown key id; expected k",
+		"queues: {q: {encryption: {" + hunter + ": k}}}":                                                            "q.encryption: unknown field; expected accept_unsealed, current or keys",
+		"redis: {url: 'redis://h'}\nqueues: {q: {encryption: {current: k, keys: {k: {env: " + sealingKey + "}}}}}":  "keys.k.env: expected the name of an environment variable",
+		"redis: {url: 'redis://h'}\nqueues: {q: {encryption: {current: k, keys: {k: {file: " + sealingKey + "}}}}}": "keys.k.file: cannot read the file",
 	} {
-		f, err := config.ParseIn("f.yaml", []byte(text), nil)
+		f, err := config.ParseIn("f.yaml", []byte(text), map[string]string{"E": sealingKey})
 		if err == nil {
 			_, err = config.Build(f)
 		}
@@ -103,7 +105,7 @@ func TestProblemsOfYAMLShowNothingOfTheFile(t *testing.T) {
 		assert.NotContains(t, err.Error(), hunter, value)
 	}
 	_, err := config.ParseIn("f.yaml", []byte("redis: |"+hunter+"\n"), nil)
-	assert.EqualError(t, err, "config: f.yaml:1:8: is no YAML: invalid header option: …")
+	assert.EqualError(t, err, "config: f.yaml:1:8: is not valid YAML: invalid header option: …")
 	_, err = config.ParseIn("f.yaml", []byte("%YAML "+hunter+"\n---\nredis: {}\n"), nil)
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), hunter)

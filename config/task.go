@@ -8,14 +8,14 @@ import (
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
-	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/keytext"
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // task is what a task of asynq's meets.
 type task struct {
 	guard *core.Guard
-	key   *httplock.KeyTemplate
+	key   *keyTemplate
 }
 
 // Task implements asynqlock.Tasks: it returns the guard of a type of tasks, and what makes their keys, as the file
@@ -27,7 +27,7 @@ func (rt *Runtime) Task(taskType string) (guard *core.Guard, key func(payload []
 		return nil, nil, false
 	}
 	return t.guard, func(payload []byte, headers map[string]string) (string, error) {
-		return t.key.KeyOf(func(name string) (string, error) { return taskValue(taskType, payload, headers, name) })
+		return t.key.taskKey(func(name string) (string, error) { return taskValue(taskType, payload, headers, name) })
 	}, true
 }
 
@@ -67,49 +67,49 @@ func taskValue(taskType string, payload []byte, headers map[string]string, name 
 	return value, nil
 }
 
-func (d *decoder) checkTasks(queues []string) {
-	says := &d.file.says
-	for _, taskType := range d.inOrder("asynq", slices.Collect(maps.Keys(says.Asynq))) {
+func (c *checker) checkTasks(queues []string) {
+	says := &c.file.says
+	for taskType := range inOrder(c, "asynq", says.Asynq) {
 		entry, path := says.Asynq[taskType], member("asynq", taskType)
 		if strings.TrimSpace(taskType) == "" || strings.Contains(strings.TrimSuffix(taskType, "*"), "*") {
-			d.at(path, "is not a type of tasks; want one, or the beginning of some with * behind, such as report:*")
+			c.At(path, "expected a type of tasks, or the beginning of some followed by *, such as report:*")
 		}
 		where, at, guard, g := entry.where, member(path, "key"), "the guard", entry.own
 		if g != nil {
-			d.checkLease(path, g, queues)
+			c.checkChain(g.OnConflict, queues)
 		} else {
-			named := d.guardNamed(entry.guard, path, entry.where)
+			named := c.guardNamed(entry.guard, path, entry.where)
 			if named == nil {
 				continue
 			}
 			g, at, guard = &named.leaseSection, member(member("guards", entry.guard), "key"), fmt.Sprintf("the guard %q", entry.guard)
 		}
-		d.checkTaskKey(path, at, guard, where, g)
-		if d.file.conflicts(g).parks() {
-			d.in(where, path, guard+" parks what meets a held key, and tasks are not parked: asynq is a queue itself; want reject, or retry with a short max_wait")
+		c.checkTaskKey(path, at, guard, where, g)
+		if c.file.conflicts(g).parks() {
+			c.In(where, path, "%s parks what meets a held key, but asynq is a queue itself; use reject, or retry with a short max_wait", guard)
 		}
 	}
 }
 
 // checkTaskKey looks for what a guard's key lacks for tasks. One of a named guard is looked at as one for
 // requests, too.
-func (d *decoder) checkTaskKey(path, at, guard string, where place, g *leaseSection) {
+func (c *checker) checkTaskKey(path, at, guard string, where strictyaml.Place, g *leaseSection) {
 	if g.Key == "" {
-		if !d.failed(at) && !d.failed(path) {
-			d.in(where, path, guard+" has no key; want a field key in it, such as wallet:{json.user_id}")
+		if !c.Failed(at) && !c.Failed(path) {
+			c.In(where, path, "%s has no key; add one, such as key: wallet:{json.user_id}", guard)
 		}
 		return
 	}
-	t, err := httplock.ParseTemplate(g.Key, httplock.ForTasks())
+	t, problems := parseTaskTemplate(g.Key)
 	switch {
-	case err == nil && at == member(path, "key"):
-		d.checkFixedKey(path, g, t)
-	case err == nil:
+	case t != nil && at == member(path, "key"):
+		c.checkFixedKey(path, g, t)
+	case t != nil:
 	case at == member(path, "key"):
-		d.badTemplate(at, err)
-	case !d.failed(at):
-		for _, problem := range templateProblems(err) {
-			d.in(where, path, fmt.Sprintf("the key of %s is for requests: %s", guard, problem))
+		c.badTemplate(at, problems)
+	case !c.Failed(at):
+		for _, problem := range problems {
+			c.In(where, path, "the key of %s is for requests: %s", guard, problem)
 		}
 	}
 }
@@ -125,10 +125,7 @@ func (c *compiler) tasks() {
 		} else {
 			g, t.guard = &c.file.says.Guards[entry.guard].leaseSection, c.state.guards[entry.guard]
 		}
-		var err error
-		if t.key, err = httplock.ParseTemplate(g.Key, httplock.ForTasks()); err != nil {
-			c.badTemplate(member(path, "key"), err)
-		}
+		t.key, _ = parseTaskTemplate(g.Key) // checked already
 		c.state.tasks[taskType] = t
 	}
 }

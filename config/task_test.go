@@ -65,9 +65,12 @@ func TestTasks_AreGuardedAsTheFileSays(t *testing.T) {
 	})
 }
 
-func TestFromConfig_AMistakeRunsNoTask(t *testing.T) {
-	for _, mw := range []asynq.MiddlewareFunc{asynqlock.FromConfig(nil), asynqlock.FromConfig((*config.Runtime)(nil)), asynqlock.FromConfig(&config.Runtime{}, nil)} {
-		err := mw(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errRan })).ProcessTask(t.Context(), asynq.NewTask("x", nil))
-		require.ErrorIs(t, err, core.ErrInvalidOption)
+func TestFromConfig_AMistakePanics(t *testing.T) {
+	for _, from := range []func(){
+		func() { asynqlock.FromConfig(nil) },
+		func() { asynqlock.FromConfig((*config.Runtime)(nil)) },
+		func() { asynqlock.FromConfig(&config.Runtime{}, nil) },
+	} {
+		require.Panics(t, from)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/strictyaml"
 )
 
 // defaultPoll is how often Watch looks at a file, unless it is told.
@@ -52,7 +54,7 @@ type watch struct {
 const longestPause = 60
 
 func (w *watch) look(ctx context.Context) {
-	data, err := readFile(w.path, maxFile)
+	data, err := readFile(w.path, strictyaml.MaxSize)
 	now := sha256.Sum256(data)
 	if err != nil {
 		now = sha256.Sum256([]byte(err.Error()))
@@ -82,5 +84,6 @@ func (w *watch) look(ctx context.Context) {
 	if err != nil && err.Error() != w.told {
 		w.told = err.Error()
 		w.runtime.log().ErrorContext(ctx, "config: not reloaded: the old file stays in force", "file", w.path, "error", err)
+		w.runtime.reloaded(ctx, ReloadRefused, w.path, err)
 	}
 }

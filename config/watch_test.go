@@ -26,7 +26,7 @@ type watched struct {
 	logs testbed.Log
 }
 
-func newWatched(t *testing.T, file string) *watched {
+func newWatched(t *testing.T, file string, opts ...config.Option) *watched {
 	t.Helper()
 	env := redistest.Embedded(t)
 	w := &watched{
@@ -36,7 +36,7 @@ func newWatched(t *testing.T, file string) *watched {
 	w.write(file)
 	f, err := config.Load(w.path)
 	require.NoError(t, err)
-	w.Runtime, err = config.Build(f, config.WithLogger(w.logs.Logger()))
+	w.Runtime, err = config.Build(f, append(opts, config.WithLogger(w.logs.Logger()))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = w.Close() })
 	return w
@@ -76,7 +76,7 @@ func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 		assert.True(t, w.has("whole"), "the old one stays in force")
 	}
 	assert.Equal(t, 3, strings.Count(w.logs.String(), "level=ERROR"), "each is told once")
-	assert.Contains(t, w.logs.String(), `perkey.yaml:3:17: guards.half.tll: there is no such field; did you mean \"ttl\"?`)
+	assert.Contains(t, w.logs.String(), `perkey.yaml:3:17: guards.half.tll: unknown field; did you mean \"ttl\"?`)
 
 	require.NoError(t, os.Remove(w.path))
 	for range 4 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/perkey-go/perkey/core/internal/schedule"
 	"github.com/perkey-go/perkey/core/internal/store"
+	"github.com/perkey-go/perkey/internal/leasekey"
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
@@ -365,8 +366,18 @@ type leaseKey struct{}
 // guarded handler hands to its store. Nil and false: there is none, as in the
 // handler of a GET that needs no key.
 func LeaseFrom(ctx context.Context) (*Lease, bool) {
-	l, ok := ctx.Value(leaseKey{}).(*Lease)
-	return l, ok
+	l, _ := leaseFrom(ctx)
+	return l, l != nil
+}
+
+// leaseFrom is LeaseFrom. It also reports whether ctx is a framework's own, which does not end when the
+// lease does.
+func leaseFrom(ctx context.Context) (l *Lease, frameworks bool) {
+	if l, ok := ctx.Value(leaseKey{}).(*Lease); ok {
+		return l, false
+	}
+	l, _ = ctx.Value(leasekey.Lease).(*Lease)
+	return l, l != nil
 }
 
 // again makes the handle of a caller whose ctx holds the lease. The handle's ctx comes

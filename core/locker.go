@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -29,6 +30,8 @@ type Locker struct {
 	renewals      *renewals
 	waiters       *waiters
 	notifications *notifications
+
+	warnedContext, warnedLocker sync.Once
 }
 
 // New makes a Locker on rdb, which stays the caller's to close, after the

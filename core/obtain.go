@@ -375,9 +375,16 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 
 // holding returns the lease on key that ctx works under, if it has not ended.
 func (l *Locker) holding(ctx context.Context, key string) *Lease {
-	inner, _ := LeaseFrom(ctx)
+	inner, frameworks := leaseFrom(ctx)
+	if frameworks {
+		l.warnContext()
+	}
 	for held := inner; held != nil; held = held.outer {
-		if held.Key() != key || !held.hold.locker.sameAs(l) {
+		if held.Key() != key {
+			continue
+		}
+		if !held.hold.locker.sameAs(l) {
+			l.warnOtherLocker()
 			continue
 		}
 		held = held.outermost()

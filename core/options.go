@@ -4,6 +4,7 @@ package core
 
 import (
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -31,6 +32,7 @@ type settings struct {
 	ttl        time.Duration
 	firstLease time.Duration // see WithFirstLease
 	observer   Observer
+	log        *slog.Logger          // see WithLogger
 	renewer    redis.UniversalClient // nil: one like the Locker's
 	// Bounds on waiting calls.
 	maxPerKey, maxWaiters int
@@ -38,7 +40,7 @@ type settings struct {
 
 func newSettings(opts []Option) (settings, error) {
 	s := settings{
-		prefix: ident.DefaultPrefix, ttl: DefaultTTL, firstLease: DefaultFirstLease, observer: NopObserver{},
+		prefix: ident.DefaultPrefix, ttl: DefaultTTL, firstLease: DefaultFirstLease,
 		maxPerKey: DefaultMaxWaiters, maxWaiters: 10 * DefaultMaxWaiters,
 	}
 	for _, opt := range opts {
@@ -48,6 +50,9 @@ func newSettings(opts []Option) (settings, error) {
 		if err := opt(&s); err != nil {
 			return s, err
 		}
+	}
+	if s.observer == nil {
+		s.observer = &defaultObserver{log: s.log}
 	}
 	return s, nil
 }
@@ -94,13 +99,26 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithObserver sets the [Observer]. Default: [NopObserver]. A nil one is an ErrInvalidOption.
+// WithObserver sets the [Observer]. Nothing is logged then but by it. Default: one that logs lost leases and
+// warnings; see [WithLogger]. [NopObserver] is silence. A nil one is an ErrInvalidOption.
 func WithObserver(o Observer) Option {
 	return func(s *settings) error {
 		if o == nil {
 			return fmt.Errorf("core: %w: WithObserver(nil)", ErrInvalidOption)
 		}
 		s.observer = o
+		return nil
+	}
+}
+
+// WithLogger sets where a Locker without [WithObserver] logs lost leases, of which it logs ten in a second one by
+// one, and warnings. Default: slog's default logger at the time of use. A nil one is an ErrInvalidOption.
+func WithLogger(log *slog.Logger) Option {
+	return func(s *settings) error {
+		if log == nil {
+			return fmt.Errorf("core: %w: WithLogger(nil)", ErrInvalidOption)
+		}
+		s.log = log
 		return nil
 	}
 }

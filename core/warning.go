@@ -27,7 +27,7 @@ type WarningKind string
 const (
 	// WarnEviction reports that the server's maxmemory-policy lets it evict the records of held
 	// keys. Records have a TTL, so the volatile policies do as well. It is reported once
-	// for each primary, after the Locker's first lease. Set noeviction.
+	// for each primary, after the first lease of a Locker with [WithObserver]. Set noeviction.
 	WarnEviction WarningKind = store.WarnEviction
 	// WarnEvictionUnknown reports that the server's maxmemory-policy could not be read.
 	WarnEvictionUnknown WarningKind = store.WarnEvictionUnknown
@@ -40,15 +40,40 @@ const (
 	// fail at once with ErrUnavailable until it answers. It is reported once, and again, as
 	// resolved, when it does.
 	WarnUnreachable WarningKind = store.WarnUnreachable
+	// WarnContext reports that a call was given a framework's own context, such as a
+	// *gin.Context, in a handler that runs under a lease. The call finds the lease, but its ctx
+	// does not end when the client leaves or the lease is lost. It is reported once. Give
+	// calls c.Request.Context(), or set gin's Engine.ContextWithFallback.
+	WarnContext WarningKind = "context"
+	// WarnOtherLocker reports that a call for a key was made under a lease on the same key of a Locker with
+	// another client or prefix, such as by a delayqueue.Worker whose Locker is not that of the guards. On
+	// one Redis, with one prefix, the call waits for its own caller; otherwise the two leases do not
+	// exclude one another. It is reported once. Give both Lockers one client and one prefix.
+	WarnOtherLocker WarningKind = "other_locker"
 )
 
 func warningOf(w store.Warning) Warning {
 	return Warning{Kind: WarningKind(w.Kind), Node: w.Node, Detail: w.Detail, Err: w.Err, Resolved: w.Resolved}
 }
 
-// checkEviction warns of every primary that may evict records.
+func (l *Locker) warnContext() {
+	l.warnedContext.Do(func() {
+		l.observer.OnWarning(context.Background(), Warning{Kind: WarnContext, Detail: "a call's ctx is a framework's context, such as a *gin.Context, " +
+			"which does not end when the client leaves or the lease is lost: give it c.Request.Context(), or set gin's Engine.ContextWithFallback"})
+	})
+}
+
+func (l *Locker) warnOtherLocker() {
+	l.warnedLocker.Do(func() {
+		l.observer.OnWarning(context.Background(), Warning{Kind: WarnOtherLocker, Detail: "a call is made under a lease on the same key of a Locker with another " +
+			"client or prefix, such as a worker's: it waits for itself, or the two do not exclude one another: give both Lockers one client and one prefix"})
+	})
+}
+
+// checkEviction warns an Observer that was given of every primary that may evict records.
 func (l *Locker) checkEviction() {
-	if _, nobody := l.observer.(NopObserver); nobody {
+	switch l.observer.(type) {
+	case NopObserver, *defaultObserver:
 		return
 	}
 	ctx := l.life.Context()

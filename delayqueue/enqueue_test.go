@@ -15,6 +15,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
 // watch is an observer that keeps what it is told.
@@ -262,6 +263,26 @@ func TestWarning_NobodyHasClaimed(t *testing.T) {
 		}
 		require.Len(t, seen.warnings(), 2)
 	})
+}
+
+func TestWarning_NobodyHasClaimedIsLoggedByDefault(t *testing.T) {
+	log := testbed.CaptureLog(t)
+	b := setup(t, redistest.Embedded(t))
+	guard := b.locker.Guard(delayqueue.Policy(b.newQueue(b.rdb, b.opts...)))
+	b.hold("k")
+	park := func() {
+		_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
+	}
+	park()
+	for _, name := range redistest.Keys(t, b.rdb, b.env.Prefix) {
+		if strings.HasSuffix(name, ":c") { // as if the last claim had been so long ago
+			require.NoError(t, b.rdb.HSet(t.Context(), name, "claimed", b.now().Add(-31*time.Second).UnixMilli()).Err())
+		}
+	}
+	park()
+	park()
+	require.Equal(t, 1, strings.Count(log.String(), "kind=no_worker"), log.String())
+	require.Contains(t, log.String(), "no worker has claimed for 3")
 }
 
 // A worker with nothing to do, and one that is busy with one message, claim often enough.

@@ -288,7 +288,7 @@ func isRefusal(err error) bool {
 // checkUnsealed fails if the queue has messages that were stored before it was encrypted, and that
 // this process would not open.
 func (q *Queue) checkUnsealed(ctx context.Context, op string, m *manifest) error {
-	if q.sealer.unsealed {
+	if q.sealer.ring.AcceptsUnsealed() {
 		return nil
 	}
 	pipe := q.rdb.Pipeline()

@@ -46,6 +46,9 @@ func (p policy) Honors(prefers core.Preference) core.Preference {
 	return core.Preference{Async: prefers.Async}
 }
 
+// Waits implements core.WaitingPolicy: it never waits.
+func (policy) Waits() bool { return false }
+
 // OnConflict implements core.ConflictPolicy.
 func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision, error) {
 	if err := p.Validate(); err != nil {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/internal/keyring"
 )
 
 // look is what Redis holds of one message in one partition, on its way.
@@ -166,7 +168,7 @@ func (q *Queue) age(ctx context.Context, s *stored) {
 
 // cause opens the cause in a status. One that a script wrote is not sealed.
 func (q *Queue) cause(s Status) string {
-	if q.sealer == nil || !strings.HasPrefix(s.Cause, sealMagic) {
+	if q.sealer == nil || !strings.HasPrefix(s.Cause, keyring.Magic) {
 		return s.Cause
 	}
 	cause, err := q.sealer.open(kindCause, sealedOf{s.ID, s.Key, s.Name, s.Principal}, []byte(s.Cause))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/backoff"
+	"github.com/perkey-go/perkey/internal/keyring"
 )
 
 // turn is a worker's time with a key: under one lease it runs messages of the key, one
@@ -161,7 +162,7 @@ func (t *turn) run(c *claim) (next *claim) {
 	}
 	started = true
 	if c.message.Trace, c.message.Payload, err = w.queue.open(c.message.sealedOf(), c.message.Payload); err != nil {
-		if mayOpenElsewhere(err) {
+		if keyring.MayOpenElsewhere(err) {
 			err = HandBack(err)
 		} else {
 			err = &unopenedError{err}

@@ -75,7 +75,8 @@ const announcements = 4096
 // NewWorker makes a Worker that runs the messages of q with h, under locks of
 // locker, which stays the caller's to close, after the Worker was stopped. For
 // fresh requests and parked ones to exclude each other it must lock on the same
-// Redis, under the same prefix, as the requests' guard; the queue may be on
+// Redis, under the same prefix, as the requests' guard, and where the handler comes to a guard, as
+// httplock.Replay does, through the same client (core.WarnOtherLocker tells); the queue may be on
 // another. NewWorker does not talk to Redis. Its error wraps
 // core.ErrInvalidOption.
 func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (*Worker, error) {

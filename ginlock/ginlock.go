@@ -9,16 +9,27 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/leasekey"
 )
 
-// PerKey returns middleware that runs one request at a time per key.
+// PerKey returns middleware that runs one request at a time per key. It panics on a mistake in its
+// arguments, with an error that wraps core.ErrInvalidOption; New returns the error.
 //
-// A mistake in its arguments is logged once, and every request is then refused
-// with 500. New reports it instead.
+// gin copies the handlers of a route when the route is registered: r.Use(PerKey(…)) goes in front
+// of the routes that it is for. [Routes] finds those without a guard.
+//
+// Handlers hand c.Request.Context() to what they call, and not c, which does not end with the lease: see the
+// package's documentation.
+//
+// The key is released when the handlers return. A time-out middleware behind PerKey that runs them on
+// another goroutine returns before they do, and they run on after their key was released: put
+// httplock.Timeout around the engine instead. A handler that asks its own service for the same key
+// over HTTP waits for itself: see httplock.Transport.
 func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) gin.HandlerFunc {
 	h, err := New(guard, key, opts...)
 	if err != nil {
-		return handler(httplock.FailClosed(err), key)
+		panic(err)
 	}
 	return h
 }
@@ -26,31 +37,48 @@ func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) gin.Handler
 // New is PerKey for those who check: its error wraps core.ErrInvalidOption.
 func New(guard *core.Guard, key KeyFunc, opts ...httplock.Option) (gin.HandlerFunc, error) {
 	m, err := httplock.New(guard, opts...)
-	if err == nil && key == nil {
-		err = fmt.Errorf("ginlock: %w: the key function is nil", core.ErrInvalidOption)
-	}
 	if err != nil {
 		return nil, err
 	}
-	return handler(m, key), nil
+	if key == nil {
+		return nil, fmt.Errorf(`ginlock: %w: PerKey: the key function is nil: give it one, such as ginlock.Param("order:", "id")`, core.ErrInvalidOption)
+	}
+	return (&guarded{m, key}).handle, nil
+}
+
+// guarded is the middleware of PerKey.
+type guarded struct {
+	m   *httplock.Middleware
+	key KeyFunc
+}
+
+func (g *guarded) handle(c *gin.Context) {
+	if c.FullPath() != "" {
+		serve(c, g.m, g.key)
+	}
 }
 
 // FromConfig returns middleware for a whole engine, r.Use(ginlock.FromConfig(routes)),
 // that guards each request as its route says: routes is asked with the request's method
 // and c.FullPath(). Put it in front of the routes that it is for, as all of gin's
-// middleware; those that it does not know need no key. Without routes every request is
-// refused with 500.
+// middleware; those that it does not know need no key. [Routes] finds what it does not guard.
+// It panics without routes, with an error that wraps core.ErrInvalidOption.
 func FromConfig(routes httplock.Routes) gin.HandlerFunc {
-	if routes == nil {
-		return handler(httplock.FailClosed(fmt.Errorf("ginlock: %w: FromConfig: the routes are nil", core.ErrInvalidOption)), nil)
+	if absent.Is(routes) {
+		panic(fmt.Errorf("ginlock: %w: FromConfig: the routes are nil: give it a config.Runtime, or httplock.Routes of yours", core.ErrInvalidOption))
 	}
-	return func(c *gin.Context) {
-		if c.FullPath() == "" {
-			return
-		}
-		if route, guarded := routes.Route(c.Request.Method, c.FullPath()); guarded {
-			serve(c, route.Middleware, route.Key)
-		}
+	return (&configured{routes}).handle
+}
+
+// configured is the middleware of FromConfig.
+type configured struct{ routes httplock.Routes }
+
+func (f *configured) handle(c *gin.Context) {
+	if c.FullPath() == "" {
+		return
+	}
+	if route, found := f.routes.Route(c.Request.Method, c.FullPath()); found {
+		serve(c, route.Middleware, route.Key)
 	}
 }
 
@@ -107,14 +135,6 @@ func problemHandler(f func(*gin.Context, *httplock.Problem)) httplock.ProblemHan
 	}
 }
 
-func handler(m *httplock.Middleware, key KeyFunc) gin.HandlerFunc {
-	return func(c *gin.Context) {
-		if c.FullPath() != "" {
-			serve(c, m, key)
-		}
-	}
-}
-
 func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 	var tap *tapped // for those who want to see the response
 	ran := m.Serve(httplock.Exchange{
@@ -129,6 +149,7 @@ func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 				tap.end(c, returned)
 			}()
 			c.Request = r
+			defer putLease(c, outer, r)()
 			c.Next()
 			returned = true
 		},
@@ -137,9 +158,24 @@ func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
 			c.Writer = tap
 		},
 		Written:   c.Writer.Written,
+		Status:    c.Writer.Status,
 		Framework: c,
 	})
 	if !ran {
 		c.Abort()
+	}
+}
+
+// putLease has c show the lease of r until the function that it returns is called, and then again that
+// of outer: c.Request.Context() is not asked for values of c unless Engine.ContextWithFallback is set.
+func putLease(c *gin.Context, outer, r *http.Request) (restore func()) {
+	lease, held := core.LeaseFrom(r.Context())
+	if !held {
+		return func() {}
+	}
+	c.Set(leasekey.Lease, lease)
+	return func() {
+		before, _ := core.LeaseFrom(outer.Context())
+		c.Set(leasekey.Lease, before)
 	}
 }

@@ -28,11 +28,12 @@
 //	Idempotency-Key of another request   422
 //	body too large to hold the key       413
 //	a key function that failed           500
+//	it would wait for its own sender     508, with Transport
+//	over its time, with Timeout          503
 //
 // Errors are problem documents (RFC 9457), each described in docs/problems.md.
 // No response repeats the key. A request that was refused never ran: whatever
-// goes wrong, the handler runs under its key or not at all. A Middleware that
-// could not be built refuses everything, safe methods included.
+// goes wrong, the handler runs under its key or not at all.
 //
 // GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given for GET and HEAD, or
 // SharedForSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.
@@ -40,7 +41,7 @@
 // # Keys
 //
 // A KeyFunc makes the key of a request, under every framework the same one: Param, Query, Header, JSONField, Form and
-// Value take it from one place, Join and Hash combine, and Template reads it from a line of a file. Credentials make no
+// Value take it from one place, Join and Hash combine, and package config reads it from a line of a file. Credentials make no
 // keys. What the client left out is its fault, 400; what the route does not have is ours, 500, and the log says what to
 // do. NoKey says that a request needs no key.
 //
@@ -54,6 +55,8 @@
 // parameters. FromConfig goes around a whole ServeMux, and asks a Routes for each
 // request which guard and which key its route has. NormalizePattern makes the patterns
 // of all frameworks alike, so that one configuration is good for all.
+//
+// CheckRoutes reports at start the registered POST, PUT, PATCH and DELETE that have no guard.
 //
 // # Answers of your own
 //
@@ -111,7 +114,13 @@
 // and overwrites that, unless the client says by If-Match which version it changes, or looks at its ticket first.
 //
 // A payload is method, target, Content-Type, Content-Encoding, body and the lock's key;
-// only hashes of it are kept. So the body is read before anything else, and one above the
+// only hashes of it are kept. It may be written in other ways: a media type means the same
+// whatever its case and the order of its parameters, and with "charset=utf-8" or without if it
+// is JSON's or a form's; a multipart body is its parts in their order, with their headers,
+// whatever the boundary. One that is encoded or cut short, and a part that is multipart too,
+// is its bytes. IdempotencyPayload compares something else in place of Content-Type,
+// Content-Encoding and body, such as a body without its timestamp. The body is read
+// before anything else, and one above the
 // cap of WithMaxBody is 413. A key belongs to its route (Exchange.Name, or method and path if
 // that is empty) and to its principal.
 //
@@ -208,6 +217,12 @@
 // as they are, a token in the query included, and so are the headers given to
 // AllowHeaders and AllowResponseHeaders, and a response's body.
 //
+// # Observers
+//
+// WithObserver tells an Observer what became of each request that reached the guard, once, whatever the framework:
+// it ran, passed without a key, was refused for one of a few reasons, was parked, or was answered as before. With
+// the route, the status, and whether it was a replay. Its panic breaks no request.
+//
 // # Adapters
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
@@ -215,7 +230,7 @@
 // when Serve reports false. It runs the rest of the chain in Exchange.Next, on the same
 // goroutine, with the request that Next is given, and puts back in a defer the one
 // that was there before. Panics, and the errors of handlers, pass through it as they
-// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too. One
+// are. Exchange.Written tells whether a response was begun, by Flush and Hijack too, and Exchange.Status its status. One
 // without Exchange.Tap cannot show what a handler answers, and refuses requests that have
 // an Idempotency-Key with 500 on routes of WithIdempotency.
 //

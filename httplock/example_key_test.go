@@ -51,21 +51,6 @@ func ExampleJSONField() {
 	// httplock: no usable key in the request: JSON field "user.id": it is there twice
 }
 
-// A key from a line of a configuration file.
-func ExampleTemplate() {
-	key, err := httplock.Template("{header.X-Tenant}:{json.item}")
-	if err != nil {
-		panic(err)
-	}
-	printKey(key, "/orders/42", `{"item": "shoes:red"}`)
-
-	_, err = httplock.Template("order:{cookie.session}")
-	fmt.Println(err)
-	// Output:
-	// 7:shoes%3Ared
-	// httplock: invalid option: key template, column 8: unknown value {cookie.session}: want param.NAME, query.NAME, header.NAME, json.PATH, ctx.NAME, method, route or idempotency_key
-}
-
 // table is what a configuration may come to.
 type table map[string]httplock.Route
 

@@ -95,6 +95,7 @@ func (*idempotencyKeyError) Error() string {
 type onceRules struct {
 	store       *idempotency.Store
 	required    bool
+	payload     func(r *http.Request, body []byte) ([]byte, error)
 	maxResponse int
 	kept        map[string]bool
 }

@@ -3,9 +3,6 @@ package httplock
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/ident"
 )
 
 // once is a request with an Idempotency-Key, on its way through its guard. A nil one is
@@ -83,7 +81,7 @@ func (m *Middleware) newOnce(p *requestState) (*once, error) {
 	if route == "" {
 		route = x.Request.Method + " " + x.Request.URL.Path
 	}
-	return &once{m: m, x: x, key: key, work: idempotency.Work{Name: hashOf([]byte(route), []byte(principal), []byte(key))}}, nil
+	return &once{m: m, x: x, key: key, work: idempotency.Work{Name: idempotency.NameOf(route, principal, key)}}, nil
 }
 
 // onceFor is whose a request's Idempotency-Key is.
@@ -118,23 +116,9 @@ func (o *once) identify(key string, body *body) error {
 	if !ok {
 		at = o.x.Request.RequestURI
 	}
-	h := storedHeaders(o.x.Request, described) // as a replay has them
-	o.work.Fingerprint = hashOf([]byte(o.x.Request.Method), []byte(at), []byte(h.Get("Content-Type")),
-		[]byte(h.Get("Content-Encoding")), []byte(key), content)
-	return nil
-}
-
-// described are the headers that say what a body means.
-var described = map[string]bool{"Content-Encoding": true, "Content-Type": true}
-
-// hashOf is a hash of parts that tells ("ab", "c") from ("a", "bc").
-func hashOf(parts ...[]byte) string {
-	h := sha256.New()
-	for _, part := range parts {
-		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part)))) // never fails, by its documentation
-		h.Write(part)
-	}
-	return hex.EncodeToString(h.Sum(nil))
+	compared, err := o.compared(content)
+	o.work.Fingerprint = ident.Hash([]byte(o.x.Request.Method), []byte(at), []byte(key), compared)
+	return err
 }
 
 // lookup is called when the key is held. It is errAnswered if there is an answer
@@ -143,9 +127,9 @@ func (o *once) lookup(ctx context.Context) error {
 	if o == nil {
 		return nil
 	}
-	record, err := o.m.once.store.Look(ctx, o.work)
+	record, err := o.m.once.store.Lookup(ctx, o.work)
 	switch {
-	case errors.Is(err, idempotency.ErrDiffers):
+	case errors.Is(err, idempotency.ErrDiffers), errors.Is(err, idempotency.ErrSealed):
 		return err
 	case record.Outcome != nil:
 		return o.recall(record.Outcome)
@@ -247,10 +231,12 @@ func (o *once) deferred(ctx context.Context, t core.Ticket) {
 // answer writes the answer that errAnswered announced. It reports whether that is what the
 // handler answered.
 func (o *once) answer() (recalled bool) {
+	o.x.ends(OutcomeDuplicate, 0)
 	switch {
 	case written(o.x):
 	case o.stored == nil:
 		o.m.accepted(o.x, o.parked)
+		o.x.ends(OutcomeDuplicate, http.StatusAccepted)
 	case o.stored.Truncated:
 		respond(o.x.because(o.m, errAnswered), problemNotKept.document(0))
 	default:

@@ -390,9 +390,7 @@ func TestKeysThatAreMissingOrMalformed(t *testing.T) {
 	// Where it is the lock's key too, it must be there.
 	own := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, remembering(newIdempotency(t, b)))(mustNotRun(t))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
-	template, err := httplock.Template("{idempotency_key}")
-	require.NoError(t, err)
-	own = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), template, remembering(newIdempotency(t, b)))(http.HandlerFunc(ok))
+	own = httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey, remembering(newIdempotency(t, b)))(http.HandlerFunc(ok))
 	testbed.RequireProblem(t, testbed.Call(t, own, http.MethodPost, "/", ""), http.StatusBadRequest, "idempotency-key-missing", false)
 	requireReplayed(t, testbed.Do(own, once(t, "/", "k", "")), testbed.Do(own, once(t, "/", "k", "")))
 	alone := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), httplock.IdempotencyKey)(mustNotRun(t))
@@ -538,6 +536,7 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 		"nil store":     {httplock.WithIdempotency(nil), httplock.Anonymous()},
 		"nil option":    {remembering(store, nil)},
 		"twice":         {remembering(store), remembering(store)},
+		"nil payload":   {remembering(store, httplock.IdempotencyPayload(nil))},
 		"negative body": {remembering(store, httplock.KeepResponseBody(-1))},
 		"immense body":  {remembering(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
 		"cookies":       {remembering(store, httplock.KeepResponseHeaders("set-cookie"))},

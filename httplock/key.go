@@ -22,7 +22,7 @@ import (
 // must be safe for concurrent use.
 //
 // Param, ParamInt, ParamUUID, Query, Header, JSONField, Form and Value make the usual ones, Join, Hash and
-// Canonical combine them, Template reads them from a line of text. What a service takes for the same thing must make
+// Canonical combine them. What a service takes for the same thing must make
 // the same key, or two requests for it run at once: locktest.RequireOneAtATime tests it.
 //
 // For a replay it must find what it found when the request was parked. On a route

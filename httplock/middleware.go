@@ -2,7 +2,6 @@ package httplock
 
 import (
 	"cmp"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -33,12 +32,13 @@ type Middleware struct {
 	once          *onceRules // nil: Idempotency-Key is the handler's
 	onConflict    ProblemHandler
 	onError       ProblemHandler
+	observer      Observer // nil: nobody is told
 
 	principal       func(*http.Request) (string, error)
 	reauthorize     func(r *http.Request, principal string) error
 	anonymous       bool
 	warnCredentials sync.Once
-	warnClosed      sync.Once
+	warnSelfCall    sync.Once
 }
 
 // Exchange is one request on its way through a framework's chain.
@@ -58,6 +58,9 @@ type Exchange struct {
 	// Written reports whether a response was begun. Nil: not known, and taken as
 	// begun once Next was called.
 	Written func() bool
+	// Status returns the status of the response: that of the one that was begun, or else the one that will be if
+	// nobody says anything more; 0 if that is not known. It is for Observers. Nil: not known.
+	Status func() int
 	// Tap has the rest of the chain write to what wrap returns, which passes all of it on
 	// to wrap's argument: the writer that it wrote to so far. It is called once at most,
 	// before Next. An adapter whose framework keeps a response back begins it before Next
@@ -76,12 +79,14 @@ type Exchange struct {
 	host  string      // of the route's pattern
 	guard *Middleware // in whose name respond answers
 	err   error       // why
+
+	outcome *Outcome // nil: nobody is told
 }
 
 // New makes a Middleware over guard. Its error wraps core.ErrInvalidOption.
 func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	if guard == nil {
-		return nil, fmt.Errorf("httplock: %w: the guard is nil", core.ErrInvalidOption)
+		return nil, invalid("the guard is nil: make one with Locker.Guard")
 	}
 	if err := guard.Err(); err != nil {
 		return nil, err
@@ -91,7 +96,7 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("httplock: %w: an option is nil", core.ErrInvalidOption)
+			return nil, invalid("an option is nil")
 		}
 		if err := opt(m); err != nil {
 			return nil, err
@@ -103,19 +108,18 @@ func New(guard *core.Guard, opts ...Option) (*Middleware, error) {
 	return m, nil
 }
 
-// FailClosed logs why a Middleware could not be built, and returns one that
-// refuses every request with 500. It is for constructors that return no error:
-// a mistake in them must not let requests run without their key.
-func FailClosed(err error) *Middleware {
-	slog.Error("httplock: misconfigured: every request behind this guard is refused", "error", err)
-	return &Middleware{}
-}
-
 // Serve runs x.Next while holding the request's key, or writes a response that
 // says why not. It reports whether x.Next was called. It blocks for as long as
 // the guard's policy waits and x.Next runs; when it returns the key was given
 // back. A panic of x.Key or x.Next passes through.
 func (m *Middleware) Serve(x Exchange) (ran bool) {
+	if m == nil || m.observer == nil {
+		return m.serve(x)
+	}
+	return m.observed(x)
+}
+
+func (m *Middleware) serve(x Exchange) (ran bool) {
 	if replay := replayFrom(x.Request.Context()); replay != nil {
 		defer func() {
 			value := recover()
@@ -131,16 +135,11 @@ func (m *Middleware) Serve(x Exchange) (ran bool) {
 	return ran
 }
 
-// pass is Serve: what needs no key passes; prepare finds the key and reads the body; run asks for the key, and
+// pass is serve: what needs no key passes; prepare finds the key and reads the body; run asks for the key, and
 // runs x.Next or refuses. It also reports whether the response is that of x.Next, now or when the
 // request was made first.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
-		if m != nil {
-			m.warnClosed.Do(func() { // it was made where its route was not known
-				slog.Error("httplock: refused by a guard that is misconfigured", "name", x.Name)
-			})
-		}
 		replayFrom(x.Request.Context()).refused("", errMisconfigured)
 		respond(x, problemMisconfigured.document(0))
 		return false, false
@@ -152,6 +151,7 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if x.Skip || m.passes(x.Request) {
 		replay.passed(m, false)
 		x.Next(x.Request)
+		x.ends(OutcomePassed, 0)
 		return true, true
 	}
 	p := &requestState{m: m, x: x, replay: replay}
@@ -169,6 +169,9 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 func (m *Middleware) passes(r *http.Request) bool {
 	return m.safe == safePass && isSafe(r) || r.Method == http.MethodOptions || m.skip != nil && m.skip(r)
 }
+
+// clipName is a name of at most maxNameLen bytes.
+func clipName(name string) string { return name[:min(len(name), maxNameLen)] }
 
 func isSafe(r *http.Request) bool {
 	switch r.Method {

@@ -1,13 +1,12 @@
 package httplock_test
 
 import (
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
-	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -61,40 +60,45 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	}
 }
 
-func TestMistakesFailClosed(t *testing.T) {
+func TestMistakesPanicAtRegistration(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	fine, err := httplock.New(guard)
 	require.NoError(t, err)
-	for name, h := range map[string]http.Handler{
-		"nil guard":       guarded(nil, mustNotRun(t)),
-		"guard of none":   guarded((*core.Locker)(nil).Guard(core.RejectConflicts), mustNotRun(t)),
-		"option":          guarded(guard, mustNotRun(t), httplock.WithMaxBody(0)),
-		"nil option":      guarded(guard, mustNotRun(t), nil),
-		"nil key":         httplock.PerKey(guard, nil)(mustNotRun(t)),
-		"nil handler":     httplock.PerKey(guard, orderKey)(nil),
-		"nil key, method": fine.Handler(nil, mustNotRun(t)),
-		"zero Middleware": new(httplock.Middleware).Handler(orderKey, mustNotRun(t)),
-		"nil Middleware":  (*httplock.Middleware)(nil).Handler(orderKey, mustNotRun(t)),
+	late := http.TimeoutHandler(mustNotRun(t), time.Second, "")
+	routes := routesFunc(func(string, string) (httplock.Route, bool) { return httplock.Route{}, false })
+	for says, register := range map[string]func(){
+		"the guard is nil: make one with Locker.Guard":              func() { httplock.PerKey(nil, orderKey) },
+		"the guard has no locker":                                   func() { httplock.PerKey((*core.Locker)(nil).Guard(core.RejectConflicts), orderKey) },
+		"WithMaxBody(0)":                                            func() { httplock.PerKey(guard, orderKey, httplock.WithMaxBody(0)) },
+		"an option is nil":                                          func() { httplock.PerKey(guard, orderKey, nil) },
+		"the key function is nil: give it one":                      func() { httplock.PerKey(guard, nil) },
+		"PerKey: the handler is nil":                                func() { httplock.PerKey(guard, orderKey)(nil) },
+		"PerKey is around an http.TimeoutHandler":                   func() { httplock.PerKey(guard, orderKey)(late) },
+		"the key function is nil":                                   func() { fine.Handler(nil, mustNotRun(t)) },
+		"the handler is nil":                                        func() { fine.Handler(orderKey, nil) },
+		"Handler: the Middleware is empty: make one with New":       func() { new(httplock.Middleware).Handler(orderKey, mustNotRun(t)) },
+		"Handler: the Middleware is empty":                          func() { (*httplock.Middleware)(nil).Handler(orderKey, mustNotRun(t)) },
+		"FromConfig: the routes are nil":                            func() { httplock.FromConfig(nil) },
+		"FromConfig: the routes are nil: give it a config.Runtime,": func() { httplock.FromConfig((*pointerRoutes)(nil)) },
+		"FromConfig: the handler is nil":                            func() { httplock.FromConfig(routes)(nil) },
+		"FromConfig is around an http.TimeoutHandler":               func() { httplock.FromConfig(routes)(late) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			for _, method := range []string{http.MethodPost, http.MethodGet} {
-				testbed.RequireProblem(t, testbed.Call(t, h, method, testbed.OrderPath, ""), http.StatusInternalServerError, "misconfigured", false)
-			}
-		})
+		err, is := panicOf(register).(error)
+		require.True(t, is, says)
+		require.ErrorIs(t, err, core.ErrInvalidOption, says)
+		require.ErrorContains(t, err, says)
 	}
 }
 
-func TestMistakesAreLoggedAsTheGuards(t *testing.T) {
-	out := testbed.CaptureLog(t)
-	closed := httplock.FailClosed(errors.New("no guard"))
-	h := closed.Handler(orderKey, mustNotRun(t))
-	for range 2 {
-		testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "")
-	}
-	require.Equal(t, 1, strings.Count(out.String(), "refused by a guard that is misconfigured"), "which route it is")
-	require.Contains(t, out.String(), "every request behind this guard is refused")
-	require.Contains(t, out.String(), "no guard")
+// pointerRoutes is a type whose nil is not the interface's.
+type pointerRoutes struct{ httplock.Routes }
+
+// panicOf is what f panics with. Nil: it does not.
+func panicOf(f func()) (value any) {
+	defer func() { value = recover() }()
+	f()
+	return nil
 }
 
 func TestEveryProblemIsDocumented(t *testing.T) {

@@ -2,6 +2,7 @@ package httplock
 
 import (
 	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
@@ -11,27 +12,54 @@ import (
 // Around a handler that is registered with a pattern the key function has
 // Request.PathValue; with chi these are those behind r.With and r.Group.
 //
-// A mistake in its arguments is logged once, and every request is then refused
-// with 500. New and Middleware.Handler report it instead.
+// The key is released when the handler returns. A time-out middleware behind PerKey, such as
+// [http.TimeoutHandler], returns before its handler does, which then runs on after its key was
+// released: put [Timeout] in front of PerKey instead.
+//
+// A handler that asks its own service for the same key over HTTP waits for itself, for as long
+// as the policy of the guard lets it wait: see [Transport].
+//
+// PerKey panics on a mistake in its arguments, with an error that wraps core.ErrInvalidOption, and
+// so does what it returns. New returns the error.
 func PerKey(guard *core.Guard, key KeyFunc, opts ...Option) func(http.Handler) http.Handler {
 	m, err := New(guard, opts...)
-	if err == nil && key == nil {
-		err = invalid("PerKey: the key function is nil")
-	}
 	if err != nil {
-		m = FailClosed(err)
+		panic(err)
+	}
+	if key == nil {
+		panic(errNoKeyFunc)
 	}
 	return func(next http.Handler) http.Handler { return m.Handler(key, next) }
 }
 
-// Handler returns next, guarded. Without a key function or without next it
-// refuses every request.
+// Handler returns next, guarded. It panics, as PerKey does, if the Middleware is not one of New's,
+// without a key function and without next, and if next is an [http.TimeoutHandler].
 func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
-	if m != nil && (key == nil || next == nil) {
-		m = FailClosed(invalid("Handler: the key function or the handler is nil"))
+	switch {
+	case m == nil || m.guard == nil:
+		panic(invalid("Handler: the Middleware is empty: make one with New"))
+	case key == nil:
+		panic(errNoKeyFunc)
 	}
+	checkNext("PerKey", next)
 	return &guarded{m, routed(key), next}
 }
+
+var errNoKeyFunc = invalid("PerKey: the key function is nil: give it one, such as Param(\"order:\", \"id\")")
+
+// checkNext panics if a handler cannot be guarded.
+func checkNext(by string, next http.Handler) {
+	switch {
+	case next == nil:
+		panic(invalid("%s: the handler is nil", by))
+	case reflect.TypeOf(next) == timeouts:
+		panic(invalid("%s is around an http.TimeoutHandler, which returns before its handler does, so that the handler would run on "+
+			"after its key was released: take the TimeoutHandler away, and put httplock.Timeout in front of %s", by, by))
+	}
+}
+
+// timeouts is the type of [http.TimeoutHandler].
+var timeouts = reflect.TypeOf(http.TimeoutHandler(nil, 0, ""))
 
 // guarded is a handler with its guard.
 type guarded struct {
@@ -59,6 +87,7 @@ func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http
 		Key:     func() (string, error) { return key(r) },
 		Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
 		Written: tracked.Written,
+		Status:  tracked.Status,
 		Tap:     tracked.tap,
 		host:    patternHost(pattern),
 	})
@@ -72,10 +101,11 @@ func routeName(method, pattern string) string {
 	return method + " " + pattern
 }
 
-// Track returns a writer over w that is as able as w, and a function that reports
-// whether a response was begun through it, or the connection taken over. It is for
-// adapters whose framework does not know this of its own writer: Exchange.Written.
-func Track(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func() bool) {
+// Track returns a writer over w that is as able as w, and a function that returns the
+// status of the response that was begun through it: 0 if none was, and 101 if the connection was
+// taken over. It is for adapters whose framework does not know this of its own
+// writer: Exchange.Written and Exchange.Status.
+func Track(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, func() int) {
 	tracked := &writer{ResponseWriter: w, ctx: r.Context()}
-	return tracked, tracked.Written
+	return tracked, func() int { return tracked.status }
 }

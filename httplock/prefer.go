@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -17,8 +18,10 @@ import (
 // policy would park it after waiting, and if it can be parked; with both it waits first.
 // Everything else in Prefer is left to the handler.
 //
-// Preference-Applied says what was gone by, in the responses of requests that met a
-// conflict, and Vary: Prefer is in every response to a request that needs the key.
+// Preference-Applied says what decided: wait=N if the request was refused or parked because
+// that time was over, and respond-async if it was parked for its sake. It is not in the
+// response of a request that the preference changed nothing for, such as one that got its key, or
+// whose route parks at once anyway. Vary: Prefer is in every response to a request that needs the key.
 // Replays have no preference.
 //
 // It is an option because Prefer may be the handler's own: an API that answers
@@ -39,10 +42,26 @@ func (m *Middleware) preferred(x Exchange) core.Preference {
 	if h := x.Writer.Header(); !namedBy(h["Vary"], "Prefer") {
 		h.Add("Vary", "Prefer")
 	}
+	if w, ok := m.guard.Policy().(core.WaitingPolicy); ok && !w.Waits() {
+		return core.Preference{} // it decides at once anyway
+	}
 	return m.guard.Honors(parsePrefer(x.Request.Header["Prefer"]))
 }
 
-// announce says which preferences were gone by.
+// applied is the part of the client's preference that decided what became of a request that did not run.
+func (p *requestState) applied(err error) core.Preference {
+	prefers := p.call.Prefer
+	if !p.met || errors.Is(err, errAnswered) { // an answer comes before any waiting
+		return core.Preference{}
+	}
+	return core.Preference{
+		Async:   prefers.Async && errors.Is(err, core.ErrDeferred),
+		Bounded: prefers.Bounded && !p.asked.IsZero() && time.Since(p.asked) >= prefers.Wait,
+		Wait:    prefers.Wait,
+	}
+}
+
+// announce says which preferences were applied.
 func announce(w http.ResponseWriter, p core.Preference) {
 	if p.Async {
 		w.Header().Add("Preference-Applied", "respond-async")

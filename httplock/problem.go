@@ -96,6 +96,15 @@ var (
 		"timeout", http.StatusServiceUnavailable, "The request waited too long",
 		"The time for the request was over before the resource was free. The request was not started. Try again later.",
 	}
+	problemHandlerTimeout = problemKind{
+		"handler-timeout", http.StatusServiceUnavailable, "The request took too long",
+		"The time for the request was over before it was answered. It may still be running, and may take effect, wholly or in part. " +
+			"Find out before sending it again.",
+	}
+	problemSelfCall = problemKind{
+		"self-call", http.StatusLoopDetected, "The request would wait for itself",
+		"It was sent by a request that holds the same resource, and would wait until that one has ended. The request was not started.",
+	}
 	problemOutcomeUnknown = problemKind{
 		"outcome-unknown", http.StatusInternalServerError, "Outcome unknown",
 		"The request was started, and lost its hold on the resource before it ended. It may have taken effect, wholly or in part. " +
@@ -135,6 +144,8 @@ type problem struct {
 	Detail string `json:"detail"`
 	// RetryAfter is the Retry-After header with the precision that it lacks.
 	RetryAfter int64 `json:"retry_after_ms,omitempty"`
+
+	outcome OutcomeKind
 }
 
 // document makes a problem document. A retryAfter of zero: trying again is not
@@ -142,7 +153,7 @@ type problem struct {
 func (k problemKind) document(retryAfter time.Duration) problem {
 	return problem{
 		Type: problemsURL + k.name, Title: k.title, Status: k.status, Detail: k.detail,
-		RetryAfter: retryAfter.Milliseconds(),
+		RetryAfter: retryAfter.Milliseconds(), outcome: k.outcome(),
 	}
 }
 

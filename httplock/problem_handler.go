@@ -23,8 +23,8 @@ type Problem struct { //nolint:errname // RFC 9457 calls it so
 	// RetryAfter is when trying again may help. Zero: that is not advised.
 	RetryAfter time.Duration
 	// Err is what happened, for errors.Is: core.ErrConflict, core.ErrUnavailable,
-	// core.ErrLeaseLost and others. It may name the key. Nil: the guard was built by
-	// mistake.
+	// core.ErrLeaseLost and others. It may name the key. Nil: there is no
+	// guard where there should be one.
 	Err error
 	// Framework is the Exchange's.
 	Framework any
@@ -49,8 +49,7 @@ func WithConflictHandler(f ProblemHandler) Option {
 }
 
 // WithErrorHandler has f answer all other problems, and conflicts too if there is no
-// WithConflictHandler. Receipts (202), and what a mistake in the constructor's
-// arguments is answered with, are not its business.
+// WithConflictHandler. Receipts (202) are not its business.
 func WithErrorHandler(f ProblemHandler) Option {
 	return func(m *Middleware) error {
 		if f == nil {

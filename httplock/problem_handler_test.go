@@ -119,7 +119,8 @@ func TestAdaptersCanTakeTheProblem(t *testing.T) {
 	m := newMiddleware(t, b.Locker.Guard(core.RejectConflicts))
 	var problem *httplock.Problem
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		tracked, written := httplock.Track(w, r)
+		tracked, status := httplock.Track(w, r)
+		written := func() bool { return status() != 0 }
 		ran := m.Serve(httplock.Exchange{
 			Writer: tracked, Request: r, Written: written, Framework: "mine",
 			Key:     func() (string, error) { return testbed.OrderKey, nil },

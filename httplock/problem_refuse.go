@@ -31,6 +31,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	var (
 		deferred *core.DeferredError
 		conflict *core.ConflictError
+		bad      *badKeyError
 	)
 	switch ctx := x.Request.Context(); {
 	case errors.As(err, &deferred):
@@ -41,11 +42,16 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		respond(x, problemBadIdempotencyKey.document(0))
 	case errors.Is(err, idempotency.ErrDiffers):
 		respond(x, problemKeyReused.document(0))
-	case errors.Is(err, errWhose), errors.Is(err, errDeafAdapter):
+	case errors.Is(err, errWhose), errors.Is(err, errDeafAdapter), errors.Is(err, idempotency.ErrSealed):
 		m.logger().ErrorContext(ctx, "httplock: misconfigured: request refused", "name", x.Name, "error", err)
 		respond(x, problemMisconfigured.document(0))
 	case errors.Is(err, ErrForbidden):
 		respond(x, problemForbidden.document(0))
+	case errors.Is(err, errSelfCall):
+		m.warnSelfCall.Do(func() {
+			m.logger().ErrorContext(ctx, "httplock: request refused", "name", x.Name, "error", err)
+		})
+		respond(x, problemSelfCall.document(0))
 	case errors.Is(err, errCredentials):
 		m.warnCredentials.Do(func() {
 			m.logger().WarnContext(ctx, "httplock: requests with credentials are not parked here, and are answered with 409: "+
@@ -65,7 +71,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 		// A deadline of the server's: the client is still there, and silence
 		// would read as 200.
 		respond(x, orQueued(problemTimeout, encoded).document(soon()))
-	case errors.Is(err, core.ErrInvalidKey):
+	case errors.Is(err, core.ErrInvalidKey), errors.As(err, &bad):
 		respond(x, problemBadKey.document(0))
 	case errors.Is(err, errTooLargeToCompare):
 		respond(x, problemTooLargeToCompare.document(0))
@@ -131,20 +137,22 @@ func left(ctx context.Context) bool {
 // lost writes the response of a request that ran and lost its lease, if its
 // handler has not begun one.
 func (m *Middleware) lost(x Exchange, err error) {
+	x = x.because(m, err)
 	if x.Written == nil || x.Written() {
+		x.ends(OutcomeLost, 0)
 		return
 	}
-	m.logger().WarnContext(x.Request.Context(), "httplock: outcome unknown", "name", x.Name, "error", err)
-	respond(x.because(m, err), problemOutcomeUnknown.document(0))
+	respond(x, problemOutcomeUnknown.document(0))
 }
 
 // accepted writes the receipt of a parked request.
 func (m *Middleware) accepted(x Exchange, t core.Ticket) {
+	x.ends(OutcomeParked, http.StatusAccepted)
+	if x.outcome != nil {
+		x.outcome.Ticket = t.ID
+	}
 	if written(x) {
 		return
-	}
-	if parsePrefer(x.Request.Header["Prefer"]).Async {
-		announce(x.Writer, core.Preference{Async: true}) // even if nobody honored it
 	}
 	if m.statusPath != "" {
 		at := m.statusPath + t.ID
@@ -160,6 +168,7 @@ func (m *Middleware) accepted(x Exchange, t core.Ticket) {
 
 // gone ends the exchange with a client that has left.
 func gone(x Exchange) {
+	x.ends(OutcomeLeft, statusClientClosedRequest)
 	if !written(x) {
 		x.Writer.WriteHeader(statusClientClosedRequest)
 	}
@@ -182,6 +191,7 @@ func unwanted(x Exchange, err error) {
 }
 
 func respond(x Exchange, p problem) {
+	x.ends(p.outcome, p.Status)
 	if !written(x) && !handled(x, p) {
 		p.write(x.Writer, x.Request)
 	}

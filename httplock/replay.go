@@ -53,7 +53,7 @@ import (
 //
 // The Worker holds the message's key, whether or not the route has a guard. Its Locker should
 // be the one of the guards, or have the same client and prefix. Otherwise a replay meets the
-// worker's own lease as a conflict.
+// worker's own lease as a conflict, and the guards' Locker says so (core.WarnOtherLocker).
 //
 // The request has no RemoteAddr and no TLS state. Its Host is that of the pattern of
 // http.ServeMux under which it was parked, or [WithReplayHost]'s, and otherwise empty: it is
@@ -179,8 +179,7 @@ type replayer struct {
 	registered  func() []string
 	guards      Routes
 
-	warnForeign sync.Once
-	warned      warned
+	warned warned
 }
 
 func (p *replayer) configure(opts []ReplayOption) error {
@@ -325,7 +324,6 @@ type replay struct {
 	silent   bool       // the outermost of these handlers returned without a word
 	allowed  bool       // a guard made sure that the principal may have the request run
 	conflict error      // the first one that a guard met
-	foreign  bool       // it was about the message's own key
 	failure  error      // the first other reason why a guard did not run its handler
 	panicked error      // how the guard that returned last ended, which is the outermost one
 }
@@ -414,7 +412,6 @@ func (r *replay) refused(key string, err error) {
 	case errors.Is(err, core.ErrConflict), errors.Is(err, errReplayWaits):
 		hint := ""
 		if key == r.key {
-			r.foreign = true
 			hint = " (the message's own key: the worker's locker and the guard's must share client and prefix)"
 		}
 		r.conflict = cmp.Or(r.conflict, fmt.Errorf("httplock: replay of %s: %w%s: %w", r.id, core.ErrConflict, hint, err))

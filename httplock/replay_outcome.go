@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"net/http"
 	"slices"
@@ -60,12 +59,6 @@ func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *re
 	case replay.panicked != nil:
 		return replay.panicked
 	case replay.conflict != nil:
-		if replay.foreign {
-			p.warnForeign.Do(func() {
-				slog.WarnContext(ctx, "httplock: replays find their own keys held: the locker of the worker and those of the guards must "+
-					"share client and prefix; they will expire", "id", m.ID, "error", replay.conflict)
-			})
-		}
 		return replay.conflict
 	case replay.failure != nil:
 		return p.refusedBy(ctx, m, replay.failure, seen)

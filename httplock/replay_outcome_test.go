@@ -180,10 +180,12 @@ func TestReplay_WhatTheGuardRefusesIsHandedBack(t *testing.T) {
 	guard := b.Locker.Guard(core.RejectConflicts)
 	noKey := func(*http.Request) (string, error) { return "", httplock.BadKey(errors.New("no X-Order")) }
 	log := httplock.WithLogger(slog.New(slog.DiscardHandler))
+	mux := http.NewServeMux()
+	mux.Handle("/orders/{id}", mustNotRun(t))
 	for name, h := range map[string]http.Handler{
 		"key function":    httplock.PerKey(guard, noKey, log)(mustNotRun(t)),
 		"invalid key":     httplock.PerKey(guard, func(*http.Request) (string, error) { return "a\nb", nil }, log)(mustNotRun(t)),
-		"misconfigured":   httplock.PerKey(nil, noKey)(mustNotRun(t)),
+		"misconfigured":   httplock.FromConfig(routesFunc(func(string, string) (httplock.Route, bool) { return httplock.Route{}, true }))(mux),
 		"idempotency key": httplock.PerKey(guard, httplock.IdempotencyKey, log)(mustNotRun(t)),
 		"nil replay":      nil,
 	} {

@@ -361,3 +361,26 @@ func TestRecorderServesHandlersThatExpectAServer(t *testing.T) {
 	})
 	require.NoError(t, httplock.Replay(anyGuard(t)(handler))(t.Context(), message(t, post(t, "/"))))
 }
+
+// A worker whose Locker is on another client than the guards': its replays wait for themselves, and it is told.
+func TestReplay_AWorkerOnAnotherClientIsTold(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b, said := testbed.New(t, env), &testbed.Log{}
+		guards := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix), core.WithLogger(said.Logger()))
+		replay := httplock.Replay(guarded(guards.Guard(core.RejectConflicts), http.HandlerFunc(ok)))
+		for i, worker := range []*core.Locker{
+			testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix)), // as it should be
+			testbed.NewLocker(t, env.Client(t), core.WithPrefix(b.Prefix)),
+			testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix+"-others")),
+		} {
+			for range 3 {
+				_ = worker.Do(t.Context(), testbed.OrderKey, func(ctx context.Context) error {
+					return replay(ctx, message(t, post(t, testbed.OrderPath)))
+				})
+			}
+			require.Equal(t, i > 0, said.String() != "", said.String())
+		}
+		require.Equal(t, 1, strings.Count(said.String(), "kind=other_locker"), said.String())
+		require.NotContains(t, said.String(), testbed.Secret)
+	})
+}

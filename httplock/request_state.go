@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/idempotency"
@@ -24,11 +25,12 @@ type requestState struct {
 	waits     bool  // it is one of its principal's waiters
 
 	call    core.Call
-	nobody  error // why the request is not to be parked
-	met     bool  // it met a conflict
-	encoded bool  // the queue may have it
-	ran     bool  // the rest of the chain was called
-	lost    bool  // and lost its lease
+	nobody  error     // why the request is not to be parked
+	asked   time.Time // when it asked for its key
+	met     bool      // it met a conflict
+	encoded bool      // the queue may have it
+	ran     bool      // the rest of the chain was called
+	lost    bool      // and lost its lease
 	// The answer is what the rest of the chain answered when the request was made first.
 	recalled bool
 }
@@ -59,7 +61,7 @@ func (p *requestState) prepare() bool {
 		return false
 	}
 
-	p.call = core.Call{Key: key, Name: x.Name[:min(len(x.Name), maxNameLen)], Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
+	p.call = core.Call{Key: key, Name: clipName(x.Name), Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
 	if p.replay == nil && !p.waits {
 		p.principal, p.whose = m.onBehalfOf(x)
@@ -68,11 +70,17 @@ func (p *requestState) prepare() bool {
 	if err = p.identify(byIdempotencyKey); err == nil {
 		err = requireAuthorized(p.replay, p.call.Key)
 	}
+	if err == nil {
+		err = p.selfCall()
+	}
 	if err == nil && p.asksFirst() {
 		err = p.conflict()
 	}
 	if err == nil {
 		err = p.readAhead()
+	}
+	if x.outcome != nil {
+		x.outcome.Key = p.call.Key
 	}
 	if err != nil {
 		p.replay.refused(p.call.Key, err)
@@ -153,9 +161,11 @@ func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 
 func (p *requestState) run() {
 	ctx := p.x.Request.Context()
+	p.asked = time.Now()
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	switch {
 	case err == nil:
+		p.x.ends(OutcomeRan, 0)
 		return
 	case p.ran:
 		p.lost = true
@@ -179,19 +189,12 @@ func (p *requestState) run() {
 }
 
 func (p *requestState) refuse(err error) {
-	if p.met {
-		p.announceWait()
-	}
+	announce(p.x.Writer, p.applied(err))
 	if errors.Is(err, errAnswered) {
 		p.recalled = p.once.answer()
 		return
 	}
 	p.m.refuse(p.x, err, p.encoded)
-}
-
-// announceWait says that the client's bound on waiting counted.
-func (p *requestState) announceWait() {
-	announce(p.x.Writer, core.Preference{Bounded: p.call.Prefer.Bounded, Wait: p.call.Prefer.Wait})
 }
 
 // lookup is called when the request met a conflict. It is an error if there is an answer
@@ -236,9 +239,6 @@ func (p *requestState) underKey(ctx context.Context) error {
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, true)
-	if p.met {
-		p.announceWait()
-	}
 	p.next(p.once.watch(ctx))
 	p.replay.returned(p.x)
 	p.once.finish(ctx)
@@ -248,6 +248,7 @@ func (p *requestState) underKey(ctx context.Context) error {
 // withoutKey runs the rest of the chain without a key. What the key function did not read of the body is the handler's,
 // for as long as it likes.
 func (p *requestState) withoutKey() {
+	defer func() { p.x.ends(OutcomePassed, 0) }()
 	p.ran = true
 	p.waited()
 	p.replay.passed(p.m, false)

@@ -1,11 +1,14 @@
 package httplock
 
 import (
+	"log/slog"
 	"net/http"
 	"net/url"
 	"reflect"
 	"strings"
 	"sync"
+
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 // Routes tells what guards a route: it is how a configuration chooses the guards of
@@ -46,21 +49,16 @@ type Route struct {
 // registered for it is PerKey's own, and not middleware around that. What was parked for
 // another is handed back until it expires.
 //
-// Without routes every request is refused with 500.
+// FromConfig panics without routes, and what it returns without a handler, with an error that wraps
+// core.ErrInvalidOption.
 func FromConfig(routes Routes) func(http.Handler) http.Handler {
-	if routes == nil {
-		closed := FailClosed(invalid("FromConfig: the routes are nil"))
-		return func(next http.Handler) http.Handler { return closed.Handler(incomplete, next) }
+	if absent.Is(routes) {
+		panic(invalid("FromConfig: the routes are nil: give it a config.Runtime, or Routes of yours"))
 	}
 	return func(next http.Handler) http.Handler {
-		if next == nil {
-			return FailClosed(invalid("FromConfig: the handler is nil")).Handler(incomplete, http.NotFoundHandler())
-		}
+		checkNext("FromConfig", next)
 		mux, _ := next.(patterns)
-		return &configured{routes: routes, next: next, mux: mux, unrouted: sync.OnceValue(func() *Middleware {
-			return FailClosed(invalid("FromConfig: it cannot know the route where it stands: put it right around an http.ServeMux, " +
-				"or around handlers that are registered with a pattern (chi: r.With, not r.Use)"))
-		})}
+		return &configured{routes: routes, next: next, mux: mux}
 	}
 }
 
@@ -69,7 +67,7 @@ type configured struct {
 	routes   Routes
 	next     http.Handler
 	mux      patterns // next, if it is one
-	unrouted func() *Middleware
+	unrouted sync.Once
 }
 
 func (c *configured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -82,7 +80,11 @@ func (c *configured) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		match.Params = pathValues(match.Pattern, r.URL)
 	}
 	if match.Pattern == "" {
-		c.unrouted().serveHTTP(w, r, c.next, "", nil)
+		c.unrouted.Do(func() {
+			slog.Error("httplock: every request is refused: FromConfig cannot know the route where it stands: put it right around " +
+				"an http.ServeMux, or around handlers that are registered with a pattern (chi: r.With, not r.Use)")
+		})
+		(*Middleware)(nil).serveHTTP(w, r, c.next, "", nil)
 		return
 	}
 	route, guarded := c.routes.Route(r.Method, match.Pattern)

@@ -176,9 +176,8 @@ func TestFromConfigFailsClosed(t *testing.T) {
 	all := func(route httplock.Route) func(http.Handler) http.Handler {
 		return httplock.FromConfig(routesFunc(func(string, string) (httplock.Route, bool) { return route, true }))
 	}
+	out := testbed.CaptureLog(t)
 	for name, h := range map[string]http.Handler{
-		"nil routes":             httplock.FromConfig(nil)(mux(mustNotRun(t))),
-		"nil handler":            all(httplock.Route{Middleware: m, Key: key})(nil),
 		"no middleware":          all(httplock.Route{Key: key})(mux(mustNotRun(t))),
 		"no middleware, inside":  mux(all(httplock.Route{Key: key})(mustNotRun(t))),
 		"an unknown route":       all(httplock.Route{Middleware: m, Key: key})(mustNotRun(t)),
@@ -188,6 +187,7 @@ func TestFromConfigFailsClosed(t *testing.T) {
 		testbed.RequireProblem(t, testbed.Call(t, h, http.MethodGet, "/orders/1", ""), http.StatusInternalServerError, "misconfigured", false)
 		_ = name
 	}
+	require.Equal(t, 2, strings.Count(out.String(), "FromConfig cannot know the route where it stands"), "each that cannot says so once")
 	var log bytes.Buffer
 	m = newMiddleware(t, b.Locker.Guard(core.RejectConflicts), httplock.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 	for _, h := range []http.Handler{

@@ -151,7 +151,7 @@ func (t *tickets) seen(r *http.Request, id string) (delayqueue.Status, error) {
 
 func (t *tickets) status(serving context.Context, w http.ResponseWriter, r *http.Request, id string) error {
 	s, err := t.seen(r, id)
-	if prefers := parsePrefer(r.Header["Prefer"]); err == nil && prefers.Bounded {
+	if prefers := parsePrefer(r.Header["Prefer"]); err == nil && prefers.Wait > 0 && !s.State.Ended() {
 		wait := min(prefers.Wait, maxTicketWait)
 		if s, err = t.wait(r.Context(), serving, s, wait); err == nil {
 			announce(w, core.Preference{Bounded: true, Wait: wait})
@@ -198,9 +198,6 @@ const maxTicketWait = 30 * time.Second
 // wait returns the status of a ticket when it has ended, or after d, or with serving: then it is the
 // last one known if Redis does not answer.
 func (t *tickets) wait(ctx, serving context.Context, s delayqueue.Status, d time.Duration) (delayqueue.Status, error) {
-	if d == 0 || s.State.Ended() {
-		return s, nil
-	}
 	bounded, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	defer context.AfterFunc(serving, cancel)()

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -74,22 +73,6 @@ func TestParkedRequestIsAnsweredWith202(t *testing.T) {
 		require.NotContains(t, resp.Header, "Location", "off until mounted")
 		require.NotContains(t, resp.Header, "Link")
 	})
-}
-
-func TestParkedRequestSaysThatThePreferenceWasApplied(t *testing.T) {
-	b := testbed.New(t, redistest.Embedded(t))
-	b.Hold(t)
-	h := guarded(b.Locker.Guard(&testbed.Parking{}), mustNotRun(t))
-	for prefer, applied := range map[string]string{
-		"respond-async": "respond-async", "wait=5, Respond-Async": "respond-async", "wait=5": "", "respond-async-not": "", "": "",
-	} {
-		r := httptest.NewRequest(http.MethodPost, testbed.OrderPath, strings.NewReader("{}"))
-		r.Header.Set("Prefer", prefer)
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		require.Equal(t, http.StatusAccepted, w.Code)
-		require.Equal(t, applied, w.Header().Get("Preference-Applied"), prefer)
-	}
 }
 
 func TestPolicyErrorsHaveTheirStatus(t *testing.T) {

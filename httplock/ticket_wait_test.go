@@ -33,6 +33,7 @@ func TestTicket_WaitsAsItsClientPrefers(t *testing.T) {
 	for _, test := range []struct {
 		prefer  string
 		applied string
+		ended   bool          // before it was asked for
 		ends    time.Duration // 0: never
 		took    time.Duration
 		status  int
@@ -40,14 +41,18 @@ func TestTicket_WaitsAsItsClientPrefers(t *testing.T) {
 		{prefer: "", took: 0, status: http.StatusOK},
 		{prefer: "respond-async", took: 0, status: http.StatusOK},
 		{prefer: "wait=junk", took: 0, status: http.StatusOK},
-		{prefer: "wait=0", applied: "wait=0", took: 0, status: http.StatusOK},
+		{prefer: "wait=0", took: 0, status: http.StatusOK},
+		{prefer: "wait=5", ended: true, took: 0, status: http.StatusSeeOther},
 		{prefer: "wait=5", applied: "wait=5", took: 5 * time.Second, status: http.StatusOK},
 		{prefer: "wait=5", applied: "wait=5", ends: 2 * time.Second, took: 2 * time.Second, status: http.StatusSeeOther},
 		{prefer: "wait=86400", applied: "wait=30", took: 30 * time.Second, status: http.StatusOK},
 	} {
-		t.Run(fmt.Sprint(test.prefer, " ", test.ends), func(t *testing.T) {
+		t.Run(fmt.Sprint(test.prefer, " ", test.ends, test.ended), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				q := &fakeQueue{state: delayqueue.StateRunning, then: make(chan delayqueue.State, 1)}
+				if test.ended {
+					q.state = delayqueue.StateDone
+				}
 				if test.ends > 0 {
 					time.AfterFunc(test.ends, func() { q.then <- delayqueue.StateDone })
 				}

@@ -10,7 +10,8 @@
 //	Begin   the work is to run now: from here on its key is bound to its fingerprint
 //	Finish  what came of it
 //	Parked  it was deferred, and will run later
-//	Look    what is known, without changing it
+//	Lookup  what is known, without changing it
+//	Forget  the record is removed, and its work runs again
 //
 // The record is no lock. Begin and Finish are called by the exclusive holder of a
 // core.Lease whose key is the same for all work of one fingerprint, and carry its fence.
@@ -26,5 +27,15 @@
 // of work whose record has expired.
 //
 // A record is one Redis key, <prefix>:idem{}:<name>, with a TTL. It holds hashes, a
-// fence, a ticket and the outcome as it was given.
+// fence, a ticket and the outcome: as it was given, or sealed (WithEncryption).
+//
+// # Looking after records
+//
+// NameOf finds the record of a request, for who is asked whether a payment ran, or is to let it run again:
+//
+//	w := idempotency.Work{Name: idempotency.NameOf("POST /payments", "user-7", key)}
+//	record, err := store.Lookup(ctx, w)
+//	forgotten, err := store.Forget(ctx, w.Name)
+//
+// WithObserver tells what each call ended with.
 package idempotency

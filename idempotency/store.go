@@ -14,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/keyring"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -54,6 +55,9 @@ type Store struct {
 	rdb    redis.UniversalClient
 	prefix string
 	ttl    time.Duration
+
+	sealer   *keyring.Sealer // nil: outcomes are stored as they are
+	observer Observer        // nil: nobody is told
 }
 
 // Option configures a Store.
@@ -108,12 +112,23 @@ type Work struct {
 	// it apart from the same key of others. It becomes part of a name in Redis, so it
 	// should be a hash: a key is the client's secret.
 	Name string
-	// Fingerprint is a hash of what was asked for. It is never empty.
+	// Fingerprint is a hash of what was asked for. It is never empty, but in a Lookup whatever was asked for.
 	Fingerprint string
+}
+
+// NameOf is the Name of a request's Work, as package httplock makes it: of its route (httplock.Exchange.Name, as
+// observers have it, such as "POST /orders/{id}", or method and path if that is empty), of who sent it, as the principal
+// function returns it, empty if there is none, and of its Idempotency-Key without quotes.
+func NameOf(route, principal, key string) string {
+	return ident.Hash([]byte(route), []byte(principal), []byte(key))
 }
 
 // Record is what is known of a Work.
 type Record struct {
+	// Found: there is one.
+	Found bool
+	// Begun: somebody began to run it, who may have died since.
+	Begun bool
 	// Outcome is what came of it. Nil: it was not finished.
 	Outcome []byte
 	// Ticket is what it was parked under last. Its ID is empty if it never was.
@@ -125,20 +140,24 @@ type Record struct {
 // of it already. It may be called again under the same fence. The caller holds the lease
 // until after Finish. It blocks for one round trip.
 func (s *Store) Begin(ctx context.Context, w Work, fence int64) (outcome []byte, err error) {
+	done := EventBegun
+	defer func() { s.observe(ctx, w.Name, done, err) }()
 	reply, err := s.run(ctx, "begin", beginScript, w, fence, s.ttl.Milliseconds())
-	if err != nil {
+	if err != nil || len(reply) < 2 {
 		return nil, err
 	}
-	if len(reply) == 2 {
-		return []byte(reply[1]), nil
+	done = EventReplayed
+	if outcome, err = s.open(w, reply[1]); err != nil {
+		return nil, fmt.Errorf("idempotency: begin: the outcome %w", err)
 	}
-	return nil, nil
+	return outcome, nil
 }
 
 // Finish records what came of the work, which was begun under the same fence. An outcome
 // is not empty. It may be called again. It blocks for one round trip.
 func (s *Store) Finish(ctx context.Context, w Work, fence int64, outcome []byte) error {
-	_, err := s.run(ctx, "finish", finishScript, w, fence, s.ttl.Milliseconds(), outcome)
+	_, err := s.run(ctx, "finish", finishScript, w, fence, s.ttl.Milliseconds(), s.seal(w, outcome))
+	s.observe(ctx, w.Name, EventStored, err)
 	return err
 }
 
@@ -146,35 +165,61 @@ func (s *Store) Finish(ctx context.Context, w Work, fence int64, outcome []byte)
 // the ticket expires. Finished work is left as it is. It blocks for one round trip.
 func (s *Store) Parked(ctx context.Context, w Work, t core.Ticket) error {
 	_, err := s.run(ctx, "park", parkedScript, w, s.ttl.Milliseconds(), t.ID, t.Queue, t.ExpiresAt.UnixMilli())
+	s.observe(ctx, w.Name, EventParked, err)
 	return err
 }
 
-// Look tells what is known of the work. It blocks for one round trip.
-func (s *Store) Look(ctx context.Context, w Work) (r Record, err error) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+// Lookup tells what is known of the work, whatever it was if it has no fingerprint. If its outcome cannot be opened, the error matches
+// ErrSealed, and the rest of the Record is there. It blocks for one round trip.
+func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
+	if w.Fingerprint != "" {
+		defer func() { s.observe(ctx, w.Name, r.event(), err) }()
+	}
+	bounded, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	found, err := s.rdb.HMGet(ctx, s.name(w), "fingerprint", "outcome", "ticket", "queue", "until").Result()
+	found, err := s.rdb.HMGet(bounded, s.name(w.Name), "fingerprint", "outcome", "ticket", "queue", "until", "fence").Result()
 	if err != nil {
-		return r, s.failed(ctx, "look", err)
+		return r, s.failed(bounded, "lookup", err)
 	}
 	text := func(i int) string { v, _ := found[i].(string); return v }
-	if was := text(0); was != "" && was != w.Fingerprint {
-		return r, fmt.Errorf("idempotency: look: %w", ErrDiffers)
+	was := text(0)
+	if was != "" && w.Fingerprint != "" && was != w.Fingerprint {
+		return r, fmt.Errorf("idempotency: lookup: %w", ErrDiffers)
 	}
-	if outcome := text(1); outcome != "" {
-		r.Outcome = []byte(outcome)
-	}
+	r.Found, r.Begun, w.Fingerprint = was != "", text(5) != "", was
 	if until, err := strconv.ParseInt(text(4), 10, 64); err == nil {
 		r.Ticket = core.Ticket{ID: text(2), Queue: text(3), ExpiresAt: time.UnixMilli(until)}
 	}
+	if outcome := text(1); outcome != "" {
+		if r.Outcome, err = s.open(w, outcome); err != nil {
+			return r, fmt.Errorf("idempotency: lookup: the outcome %w", err)
+		}
+	}
 	return r, nil
+}
+
+// Forget removes a record, and reports whether there was one: its work runs again if it is asked for again. Work that is under way
+// is not stopped: its Finish makes a record anew. It blocks for one round trip.
+func (s *Store) Forget(ctx context.Context, name string) (forgotten bool, err error) {
+	var done EventKind
+	defer func() { s.observe(ctx, name, done, err) }()
+	bounded, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	n, err := s.rdb.Del(bounded, s.name(name)).Result()
+	if err != nil {
+		return false, s.failed(bounded, "forget", err)
+	}
+	if n > 0 {
+		done = EventForgotten
+	}
+	return n > 0, nil
 }
 
 // run calls a script, and returns what it said if that is not a refusal.
 func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w Work, args ...any) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	reply, err := script.Run(ctx, s.rdb, []string{s.name(w)}, append([]any{w.Fingerprint}, args...)...).StringSlice()
+	reply, err := script.Run(ctx, s.rdb, []string{s.name(w.Name)}, append([]any{w.Fingerprint}, args...)...).StringSlice()
 	if err != nil {
 		return nil, s.failed(ctx, op, err)
 	}
@@ -195,7 +240,7 @@ func (s *Store) run(ctx context.Context, op string, script *luascript.Script, w 
 }
 
 // name is the record's. The empty braces keep braces in the name from choosing a slot.
-func (s *Store) name(w Work) string { return s.prefix + ":idem{}:" + w.Name }
+func (s *Store) name(work string) string { return s.prefix + ":idem{}:" + work }
 
 func (s *Store) failed(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {

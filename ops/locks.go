@@ -32,7 +32,7 @@ type renewalCounters struct {
 }
 
 // Locks returns an observer for Lockers, [core.WithObserver], that counts in r what it is told and then tells next,
-// which may be nil.
+// which may be nil. A Locker with an observer logs nothing by itself: next can be [core.SlogObserver].
 func (r *Recorder) Locks(next core.Observer) core.Observer {
 	if absent.Is(next) {
 		next = nil

@@ -132,9 +132,13 @@ func (p Policy) maxWait(call core.Call) time.Duration {
 func (p Policy) Waits() bool { return p.MaxAttempts != 1 }
 
 // Honors implements core.PreferencePolicy: waiting can be bounded, and work can be
-// deferred if Then defers it.
+// deferred if Then defers it. A bound that is no shorter than MaxWait changes nothing.
 func (p Policy) Honors(prefers core.Preference) core.Preference {
-	prefers.Async = core.Honored(p.Then, prefers).Async
+	then := core.Honored(p.Then, prefers)
+	if prefers.Bounded && prefers.Wait >= orDefault(p.MaxWait, DefaultMaxWait) && !then.Bounded {
+		return core.Preference{}
+	}
+	prefers.Async = then.Async
 	return prefers
 }
 

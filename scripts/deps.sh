@@ -43,6 +43,7 @@ yaml=github.com/goccy/go-yaml
 
 links internal/groupcommit "" $redis
 links internal/luascript "" $redis
+links internal/strictyaml "" $yaml $yaml/ast $yaml/parser $yaml/token
 links core/internal/store "core/internal/lifecycle internal" $redis
 links core "internal" $redis
 links retry "core internal" $redis

@@ -36,17 +36,25 @@ func (config Config) ToMiddleware() (echo.MiddlewareFunc, error) {
 	if err != nil {
 		return nil, err
 	}
-	return middleware(handler), nil
+	return guarded{handler}.wrap, nil
 }
 
-// PerKeyWithConfig returns middleware that runs one request at a time per key.
+// PerKeyWithConfig returns middleware that runs one request at a time per key. It panics on a
+// mistake in the Config, with an error that wraps core.ErrInvalidOption; ToMiddleware returns the
+// error.
 //
-// A mistake in the Config is logged once, and every request is then refused with 500.
-// ToMiddleware reports it instead.
+// echo copies the middleware of a group into a route when the route is registered: g.Use goes in
+// front of the routes that it is for, while e.Use may come after them. [WatchRoutes] finds those without
+// a guard.
+//
+// The key is released when the handler returns. A time-out middleware behind this one that runs the
+// handler on another goroutine returns before it does, and it runs on after its key was released:
+// put httplock.Timeout around the Echo instead. A handler that asks its own service for the same key
+// over HTTP waits for itself: see httplock.Transport.
 func PerKeyWithConfig(config Config) echo.MiddlewareFunc {
 	mw, err := config.ToMiddleware()
 	if err != nil {
-		return middleware(version.FailClosed(err, config.ReturnErrors))
+		panic(err)
 	}
 	return mw
 }
@@ -63,10 +71,10 @@ func PerKey(guard *core.Guard, key KeyFunc, opts ...httplock.Option) echo.Middle
 
 // FromConfig returns middleware for all routes, e.Use(echolock.FromConfig(routes)),
 // that guards each request as its route says: routes is asked with the request's method
-// and c.Path(). Routes that it does not know need no key. Without routes every request
-// is refused with 500.
+// and c.Path(). Routes that it does not know need no key. It panics without routes, with an error
+// that wraps core.ErrInvalidOption.
 func FromConfig(routes httplock.Routes) echo.MiddlewareFunc {
-	return middleware(version.FromConfig(routes))
+	return configured{guarded{version.FromConfig(routes)}}.wrap
 }
 
 // Lease returns the lease that the request runs under, the innermost if there are
@@ -79,11 +87,19 @@ func WithPrincipal(f func(c *echo.Context) (string, error)) httplock.Option {
 	return version.WithPrincipal(f)
 }
 
-func middleware(handler adapter.Handler[*echo.Context]) echo.MiddlewareFunc {
-	return func(next echo.HandlerFunc) echo.HandlerFunc {
-		return func(c *echo.Context) error { return handler(c, next) }
+// guarded is the middleware of PerKey, and configured that of FromConfig.
+type (
+	guarded struct {
+		handler adapter.Handler[*echo.Context]
 	}
+	configured struct{ guarded }
+)
+
+func (g guarded) wrap(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c *echo.Context) error { return g.handler(c, next) }
 }
+
+func (f configured) wrap(next echo.HandlerFunc) echo.HandlerFunc { return f.guarded.wrap(next) }
 
 // version is what is peculiar to echo v5.
 var version = &adapter.Echo[*echo.Context]{
@@ -99,7 +115,7 @@ var version = &adapter.Echo[*echo.Context]{
 		}
 	},
 	Writer: func(c *echo.Context) http.ResponseWriter { return c.Response() },
-	Track: func(c *echo.Context) (written func() bool, restore func()) {
+	Track: func(c *echo.Context) (status func() int, restore func()) {
 		response, err := echo.UnwrapResponse(c.Response())
 		if err != nil { // a writer of somebody's that hides echo's
 			w := c.Response()
@@ -110,7 +126,12 @@ var version = &adapter.Echo[*echo.Context]{
 		w := response.ResponseWriter
 		tracked, begun := httplock.Track(w, c.Request())
 		response.ResponseWriter = tracked
-		return func() bool { return response.Committed || begun() }, func() { response.ResponseWriter = w }
+		return func() int {
+			if status := begun(); status != 0 || !response.Committed {
+				return status
+			}
+			return response.Status
+		}, func() { response.ResponseWriter = w }
 	},
 	Tap: func(c *echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		if response, err := echo.UnwrapResponse(c.Response()); err == nil {

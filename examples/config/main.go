@@ -40,15 +40,26 @@ func main() {
 
 // newHandler is the service. None of its routes says how it is guarded: that is the file's
 // business. gin and echo have a FromConfig too.
-func newHandler(rt *config.Runtime) http.Handler {
+func newHandler(rt *config.Runtime) (http.Handler, error) {
 	mux := http.NewServeMux()
-	mux.Handle("POST /orders/{id}/pay", answer("paid"))
-	mux.Handle("PUT /carts/{id}", answer("put"))
-	mux.Handle("POST /orders/{id}/ship", answer("shipped"))
+	var patterns []string
+	handle := func(pattern string, h http.Handler) {
+		mux.Handle(pattern, h)
+		patterns = append(patterns, pattern)
+	}
+	handle("POST /orders/{id}/pay", answer("paid"))
+	handle("PUT /carts/{id}", answer("put"))
+	handle("POST /orders/{id}/ship", answer("shipped"))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
-	mux.Handle("/tickets/", httplock.TicketHandler(rt.Queue("ship"), anyone))
-	return httplock.FromConfig(rt)(mux)
+	handle("/tickets/", httplock.TicketHandler(rt.Queue("ship"), anyone))
+
+	h := httplock.FromConfig(rt)(mux)
+	routes, err := httplock.MuxRoutes(h, patterns...)
+	if err == nil {
+		err = rt.CheckRoutes(routes, "/tickets/") // which are to have no guard
+	}
+	return h, err
 }
 
 func answer(what string) http.Handler {
@@ -90,7 +101,10 @@ func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 		defer cancel()
 		err = errors.Join(err, rt.Shutdown(stopCtx))
 	}()
-	handler := newHandler(rt)
+	handler, err := newHandler(rt)
+	if err != nil {
+		return err
+	}
 	worker, err := rt.Worker("ship", httplock.Replay(handler)) // runs what was parked
 	if err != nil {
 		return err

@@ -3,6 +3,8 @@ package ident
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"strings"
 )
@@ -27,4 +29,14 @@ func Random(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // never fails, by its documentation
 	return hex.EncodeToString(b)
+}
+
+// Hash is a hash of parts that tells ("ab", "c") from ("a", "bc").
+func Hash(parts ...[]byte) string {
+	h := sha256.New()
+	for _, part := range parts {
+		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part)))) // never fails, by its documentation
+		h.Write(part)
+	}
+	return hex.EncodeToString(h.Sum(nil))
 }

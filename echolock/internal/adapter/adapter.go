@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"net/http"
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 // Context is what the context of either version has.
@@ -42,9 +44,9 @@ type Echo[C Context] struct {
 	Params func(C) iter.Seq2[string, string]
 	// Writer is where responses go.
 	Writer func(C) http.ResponseWriter
-	// Track has responses go through a writer that knows whether one was begun, until
-	// restore is called.
-	Track func(C) (written func() bool, restore func())
+	// Track has responses go through a writer that knows the status of the one that was begun, 0 if none
+	// was, until restore is called.
+	Track func(C) (status func() int, restore func())
 	// Tap has responses go through what wrap returns too, until Track's restore.
 	Tap func(c C, wrap func(http.ResponseWriter) http.ResponseWriter)
 	// Answer has the error handler answer for a handler.
@@ -68,40 +70,32 @@ type Handler[C Context] func(c C, next func(C) error) error
 // PerKey returns the handler of a Config.
 func (e *Echo[C]) PerKey(config Config[C]) (Handler[C], error) {
 	m, err := httplock.New(config.Guard, config.Options...)
-	if err == nil && config.Key == nil {
-		err = e.invalid("the key function is nil")
-	}
 	if err != nil {
 		return nil, err
 	}
-	return e.guarded(m, config), nil
-}
-
-// FailClosed returns a handler that refuses every request.
-func (e *Echo[C]) FailClosed(err error, returnErrors bool) Handler[C] {
-	return e.guarded(httplock.FailClosed(err), Config[C]{ReturnErrors: returnErrors})
-}
-
-func (e *Echo[C]) guarded(m *httplock.Middleware, config Config[C]) Handler[C] {
+	if config.Key == nil {
+		return nil, e.invalid(`PerKey: the key function is nil: give it one, such as echolock.Param("order:", "id")`)
+	}
 	return func(c C, next func(C) error) error {
 		routing := e.Routing(c)
 		if routing == Unmatched {
 			return next(c)
 		}
 		return e.serve(c, next, m, config, routing)
-	}
+	}, nil
 }
 
-// FromConfig returns a handler that guards each request as its route says.
+// FromConfig returns a handler that guards each request as its route says. It panics without routes.
 func (e *Echo[C]) FromConfig(routes httplock.Routes) Handler[C] {
-	if routes == nil {
-		return e.FailClosed(e.invalid("FromConfig: the routes are nil"), false)
+	if absent.Is(routes) {
+		panic(e.invalid("FromConfig: the routes are nil: give it a config.Runtime, or httplock.Routes of yours"))
 	}
-	misplaced := sync.OnceValue(func() *httplock.Middleware { return httplock.FailClosed(e.errPre()) })
+	misplaced := sync.OnceFunc(func() { slog.Error("echolock: every request is refused", "error", e.errPre()) })
 	return func(c C, next func(C) error) error {
 		switch routing := e.Routing(c); routing {
 		case Unrouted:
-			return e.serve(c, next, misplaced(), Config[C]{}, routing)
+			misplaced()
+			return e.serve(c, next, nil, Config[C]{}, routing)
 		case Matched:
 			if route, guarded := routes.Route(c.Request().Method, c.Path()); guarded {
 				return e.serve(c, next, route.Middleware, Config[C]{Key: route.Key}, routing)
@@ -113,8 +107,9 @@ func (e *Echo[C]) FromConfig(routes httplock.Routes) Handler[C] {
 
 // serve runs next under its key, or answers in its place.
 func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config Config[C], routing Routing) error {
-	written, restore := e.Track(c)
+	status, restore := e.Track(c)
 	defer restore()
+	written := func() bool { return status() != 0 }
 	var (
 		problem *httplock.Problem
 		result  error // the handler's
@@ -144,8 +139,14 @@ func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config 
 			tapped = true
 			e.Tap(c, wrap)
 		},
-		Skip:      config.Skipper != nil && config.Skipper(c),
-		Written:   written,
+		Skip:    config.Skipper != nil && config.Skipper(c),
+		Written: written,
+		Status: func() int {
+			if status := status(); status != 0 || result != nil {
+				return status // echo answers the error later
+			}
+			return http.StatusOK
+		},
 		Framework: c,
 	}
 	if config.ReturnErrors {

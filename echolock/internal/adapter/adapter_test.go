@@ -203,28 +203,13 @@ func TestSkipper(t *testing.T) {
 	})
 }
 
-func TestMistakesFailClosed(t *testing.T) {
+func TestRoutesWithoutAGuardAreRefused(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
-		b := testbed.New(t, redistest.Embedded(t))
-		guard := b.Locker.Guard(core.RejectConflicts)
-		for name, s := range map[string]service{
-			"nil guard":  {key: orderKey},
-			"bad guard":  {guard: b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), key: orderKey},
-			"nil key":    {guard: guard},
-			"option":     {guard: guard, key: orderKey, options: []httplock.Option{httplock.AllowHeaders("Cookie")}},
-			"nil routes": {routes: routeTable(nil)},
-		} {
-			for _, at := range []string{"route", "use"} {
-				s.at, s.handler = at, mustNotRun(t)
-				if name == "nil routes" {
-					s.routes = routeTable{"POST /api/orders/{id}": {}, "GET /api/orders/{id}": {}}
-				}
-				h := v.start(s)
-				testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, orderPath, ""), http.StatusInternalServerError, "misconfigured", false)
-				testbed.RequireProblem(t, testbed.Call(t, h, http.MethodGet, orderPath, ""), http.StatusInternalServerError, "misconfigured", false)
-				require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodPost, "/nowhere", "").Status)
-			}
+		h := v.start(service{at: "use", handler: mustNotRun(t), routes: routeTable{"POST /api/orders/{id}": {}, "GET /api/orders/{id}": {}}})
+		for _, method := range []string{http.MethodPost, http.MethodGet} {
+			testbed.RequireProblem(t, testbed.Call(t, h, method, orderPath, ""), http.StatusInternalServerError, "misconfigured", false)
 		}
+		require.Equal(t, http.StatusNotFound, testbed.Call(t, h, http.MethodPost, "/nowhere", "").Status)
 	})
 }
 

@@ -27,7 +27,8 @@
 //   - Stop the chain when Serve reports false.
 //   - Tell by Exchange.Written whether a response was begun, by Flush and Hijack too.
 //     A writer that is wrapped for this stays as able as the framework's.
-//   - Refuse every request, by httplock.FailClosed, when a constructor without an
+//   - Tell by Exchange.Status the response's status, as far as it is known when the guard ends.
+//   - Panic with an error that wraps core.ErrInvalidOption when a constructor without an
 //     error is given a mistake.
 //   - Serve the recorder of a replay as it serves a connection: the engine is handed
 //     to httplock.Replay.

@@ -1,8 +1,10 @@
 package conformance
 
 import (
+	"bytes"
 	"errors"
 	"io"
+	"mime/multipart"
 	"net/http"
 	"strconv"
 	"strings"
@@ -270,6 +272,44 @@ func otherPayload(t *trial) {
 	testbed.RequireProblem(t, resp, http.StatusUnprocessableEntity, "idempotency-key-reused", false)
 	requireStored(t, first, t.keyed(s, "k", "{}"))
 	require.EqualValues(t, 1, runs.Load())
+}
+
+// samePayload: a client's library may write one payload in several ways.
+func samePayload(t *trial) {
+	b := t.bed()
+	handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
+		if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
+			assert.NoError(t, r.ParseMultipartForm(1<<20))
+			assert.Equal(t, "1", r.FormValue("a"))
+		}
+		return ok(w, r)
+	})
+	s := t.serve(orders(handler, t.remembering(b, nil)))
+	send := func(key, contentType, body string) testbed.Answer {
+		r := t.withKey(s, key, body)
+		r.Header.Set("Content-Type", contentType)
+		resp, err := testbed.Send(s.client, r)
+		require.NoError(t, err)
+		return resp
+	}
+	first := send("json", "application/json; charset=utf-8", "{}")
+	requireStored(t, first, send("json", `Application/JSON;Charset="UTF-8"`, "{}"))
+	require.Equal(t, http.StatusUnprocessableEntity, send("json", "text/plain", "{}").Status)
+	form := func(value string) (contentType, body string) {
+		var buffer bytes.Buffer
+		w := multipart.NewWriter(&buffer)
+		assert.NoError(t, w.WriteField("a", value))
+		assert.NoError(t, w.Close())
+		return w.FormDataContentType(), buffer.String()
+	}
+	contentType, body := form("1")
+	first = send("form", contentType, body)
+	t.requireOK(first)
+	contentType, body = form("1")
+	requireStored(t, first, send("form", contentType, body))
+	contentType, body = form("2")
+	require.Equal(t, http.StatusUnprocessableEntity, send("form", contentType, body).Status)
+	require.EqualValues(t, 2, runs.Load())
 }
 
 // inProgress: the same request again meets the guard's policy, and has the response if

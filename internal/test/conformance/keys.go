@@ -80,7 +80,6 @@ func aliases(t *trial) {
 		"Canonical": {httplock.Canonical(httplock.Param("user:", "id"), func(k string) (string, error) {
 			return strings.ToLower(strings.TrimSpace(k)), nil
 		}), retry.Policy{MaxWait: time.Minute}, []string{"ann", "Ann", "ANN", "ann%20", "%41nn"}, "user:ann", nil},
-		"template": {template(t, "order:{param.id|int}"), nil, locktest.IntAliases(42), "order:42", []string{"42%20", "x"}},
 	} {
 		keys := make(chan string, 1)
 		s := t.serve(orders(keyTo(keys), keyed(b, c.key)))
@@ -104,13 +103,6 @@ func aliases(t *trial) {
 			return testbed.Request(t, http.MethodPost, "/orders/"+alias, "")
 		}, c.aliases...)
 	}
-}
-
-func template(t *trial, text string) httplock.KeyFunc {
-	t.Helper()
-	key, err := httplock.Template(text)
-	require.NoError(t, err)
-	return key
 }
 
 // forms: a field of a form makes the key, and the handler has the whole form.

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
@@ -131,17 +133,28 @@ func (t *trial) loseLease(b *testbed.Bed, r *http.Request) {
 // shortLease makes a lost lease be noticed soon.
 func shortLease() core.Option { return core.WithTTL(time.Second) }
 
+// lostLease: the client learns that nobody knows, and the log that the lease was lost, once.
 func lostLease(t *trial) {
-	b := t.bed(shortLease())
+	b, said := t.bed(), &testbed.Log{}
+	locker := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix), shortLease(), core.WithLogger(said.Logger()))
+	guard := Lock{locker.Guard(core.RejectConflicts), orderKey, []httplock.Option{httplock.WithLogger(said.Logger())}}
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Content-Type", "text/plain")
 		w.Header().Set("Content-Length", "12345")
 		w.Header().Set("Etag", `"1"`)
 		t.loseLease(b, r)
 		return nil
-	}, lock(b, nil)))
+	}, guard))
 	resp := t.post(s, "")
 	testbed.RequireProblem(t, resp, http.StatusInternalServerError, "outcome-unknown", false)
+	var lost []string
+	for line := range strings.Lines(said.String()) {
+		if strings.Contains(line, "lost") {
+			lost = append(lost, line)
+		}
+	}
+	require.Len(t, lost, 1)
+	require.Contains(t, lost[0], `msg="perkey: lease lost"`)
 	require.NotContains(t, resp.Header, "Etag", "the handler's headers are of a response that is not sent")
 }
 

@@ -102,6 +102,7 @@ var onceMutants = map[string]mutant{
 		fails: map[string]string{
 			"Idempotency-Key: runs once": "not the stored response", "Idempotency-Key: another payload": "422",
 			"Idempotency-Key: in progress": "422", "Idempotency-Key: parked once": "the ticket that there is",
+			"Idempotency-Key: one payload in other words": "not the stored response",
 		},
 	},
 	"says not what responses depend on": {

@@ -24,7 +24,7 @@ var mutants = map[string]mutant{
 			"runs under its lease": "no lease in the request's ctx", "one at a time": "two handlers inside",
 			"refuses with 409": "the handler ran", "503 without Redis": "the handler ran",
 			"503 for all requests at once when Redis is silent": "the handler ran", "key errors": "the handler ran",
-			"misconfigured refuses all": "the handler ran", "LockSafeMethods": "the handler ran", "Skip": "the handler ran",
+			"mistakes panic": "registration panics", "LockSafeMethods": "the handler ran", "Skip": "the handler ran",
 			"replay without a guard runs once": "the handler ran", "replay of a route that is lacking": "202",
 		},
 	},
@@ -64,6 +64,14 @@ var mutants = map[string]mutant{
 		}),
 		fails: map[string]string{"client gone mid-handler": "the key is not held"},
 	},
+	"releases the key when its ctx ends": {
+		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
+			lease, _ := core.LeaseFrom(r.Context())
+			defer context.AfterFunc(r.Context(), func() { _ = lease.Release(context.Background()) })()
+			next(r)
+		}),
+		fails: map[string]string{"Timeout in front": "the key is not held"},
+	},
 	"does not give the key back": {
 		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
 			defer func() {
@@ -80,7 +88,9 @@ var mutants = map[string]mutant{
 	},
 	"hands on the request that came": {
 		perKey: next(func(c *toyContext, _ *http.Request, next func(*http.Request)) { next(c.r) }),
-		fails:  map[string]string{"runs under its lease": "no lease in the request's ctx", "body is whole after waiting": ""},
+		fails: map[string]string{
+			"runs under its lease": "no lease in the request's ctx", "body is whole after waiting": "", "a handler that calls itself": "508",
+		},
 	},
 	"forgets the body": {
 		perKey: next(func(c *toyContext, r *http.Request, next func(*http.Request)) { next(c.r.WithContext(r.Context())) }),
@@ -276,6 +286,21 @@ var mutants = map[string]mutant{
 		}),
 		fails: map[string]string{"lost lease after the response was begun": "the response is the handler's"},
 	},
+	"serves what was refused again": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			if !m.Serve(x) {
+				m.Serve(x)
+			}
+		}),
+		fails: map[string]string{"one outcome for each request": "an outcome more"},
+	},
+	"knows no status": {
+		perKey: serve(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange) {
+			x.Status = nil
+			m.Serve(x)
+		}),
+		fails: map[string]string{"one outcome for each request": "the status of"},
+	},
 	"drops errors": {
 		perKey: serveErr(func(_ *toyContext, m *httplock.Middleware, x httplock.Exchange, _ *error) error {
 			m.Serve(x)
@@ -345,9 +370,10 @@ var mutants = map[string]mutant{
 	"drops the options": {
 		perKey: options(func([]httplock.Option) []httplock.Option { return nil }),
 		fails: map[string]string{
-			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "misconfigured refuses all": "the handler ran",
+			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "mistakes panic": "registration panics",
 			"body over the cap is not parked": "413", "Idempotency-Key: missing": "the handler ran",
 			"bodies of waiting requests are bounded": "refused while the key is held", "waiters of a principal are bounded": "refused",
+			"one outcome for each request": "an outcome", "an observer that panics": "an outcome",
 		},
 	},
 }

@@ -52,13 +52,23 @@ func prefersWait(t *trial) {
 	t.onConflict(b, release)
 	resp = t.preferring(s, "wait=3000", "respond-async") // of which nothing here can park
 	t.requireOK(resp)
-	requirePreferred(t, resp, "wait=3000")
+	requirePreferred(t, resp) // it ran before that time was over
 	resp = t.preferring(s, "wait=3000")
 	t.requireOK(resp)
 	requirePreferred(t, resp)
 	resp = t.post(s, "x")
 	t.requireOK(resp)
 	requirePreferred(t, resp)
+
+	// What the policy does anyway is no preference's doing.
+	b.Hold(t)
+	for name, policy := range map[string]core.ConflictPolicy{
+		"waits for less": retry.Policy{MaxWait: 10 * time.Millisecond}, "asks twice": retry.Policy{MaxAttempts: 2, Initial: time.Millisecond}, "rejects": nil,
+	} {
+		resp := t.preferring(t.serve(orders(t.mustNotRun, lock(b, policy, httplock.HonorPrefer()))), "wait=1, respond-async")
+		require.Equal(t, http.StatusConflict, resp.Status, name)
+		requirePreferred(t, resp)
+	}
 }
 
 // prefersAsync: a client may be parked at once, where it would be parked after waiting.
@@ -81,6 +91,17 @@ func prefersAsync(t *trial) {
 	resp := t.post(d.site, "x")
 	t.requireOK(resp)
 	requirePreferred(t, resp)
+	for name, l := range map[string]Lock{
+		"parks anyway":                  lock(d.Bed, delayqueue.Policy(d.queue), httplock.Anonymous(), httplock.HonorPrefer()),
+		"waits for no longer than that": lock(d.Bed, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(d.queue)}, httplock.Anonymous(), httplock.HonorPrefer()),
+	} {
+		s := t.serve(orders(t.mustNotRun, l))
+		release := d.Hold(t)
+		resp := t.preferring(s, "respond-async, wait=1")
+		require.Equal(t, http.StatusAccepted, resp.Status, name)
+		requirePreferred(t, resp)
+		release()
+	}
 	t.work(d)
 	for _, location := range locations {
 		t.ended(d, location, delayqueue.StateDone)
@@ -100,4 +121,10 @@ func preferIsTheHandlers(t *trial) {
 	t.requireOK(resp)
 	require.NotContains(t, resp.Header, "Vary")
 	require.NotContains(t, resp.Header, "Preference-Applied")
+
+	b := t.bed()
+	b.Hold(t)
+	resp = t.preferring(t.serve(orders(t.mustNotRun, lock(b, &testbed.Parking{}))), "respond-async")
+	require.Equal(t, http.StatusAccepted, resp.Status)
+	require.NotContains(t, resp.Header, "Preference-Applied", "it is parked, but not because it was asked for")
 }

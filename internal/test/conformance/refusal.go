@@ -174,7 +174,7 @@ func keyHelpers(t *trial) {
 	}
 }
 
-func misconfigured(t *trial) {
+func mistakesPanic(t *trial) {
 	b := t.bed()
 	guard := b.Locker.Guard(core.RejectConflicts)
 	queue, err := delayqueue.New(b.Redis, "later", delayqueue.WithPrefix(b.Prefix))
@@ -196,15 +196,22 @@ func misconfigured(t *trial) {
 		"counts nobody's requests":    {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1)}},
 		"counts anybody's requests":   {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1), httplock.Anonymous()}},
 	} {
-		_, err := httplock.New(l.Guard, l.Options...)
-		require.Equal(t, l.Key == nil, err == nil, name)
-		s := t.serve(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l), order(http.MethodGet, t.mustNotRun, l)}})
-		for _, method := range []string{http.MethodPost, http.MethodGet} {
-			resp := t.send(s, method, testbed.OrderPath, "")
-			assert.Equal(t, http.StatusInternalServerError, resp.Status, name)
-			testbed.RequireProblem(t, resp, http.StatusInternalServerError, "misconfigured", false)
+		err, is := panicOf(func() { t.adapter.New(App{Routes: []Route{order(http.MethodPost, t.mustNotRun, l)}}) }).(error)
+		require.True(t, is, "%s: registration panics with an error", name)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+		if _, made := httplock.New(l.Guard, l.Options...); made != nil {
+			require.Equal(t, made.Error(), err.Error(), name)
+		} else {
+			require.ErrorContains(t, err, "the key function is nil", name)
 		}
 	}
+}
+
+// panicOf is what f panics with. Nil: it does not.
+func panicOf(f func()) (value any) {
+	defer func() { value = recover() }()
+	f()
+	return nil
 }
 
 // refusal is a request that does not get its handler's response. The key is held
@@ -214,7 +221,6 @@ type refusal struct {
 	policy  core.ConflictPolicy
 	opts    []httplock.Option
 	key     httplock.KeyFunc // nil: the order's
-	broken  bool             // the guard is nil
 	method  string           // empty: POST
 	header  http.Header
 	body    string
@@ -222,6 +228,7 @@ type refusal struct {
 	timeout time.Duration // the server's; zero: none
 	lost    bool          // the handler runs, and loses its lease
 	status  int
+	kind    httplock.OutcomeKind // what an observer is told; empty: there is none
 }
 
 func refusals(store *idempotency.Store) []refusal {
@@ -235,50 +242,49 @@ func refusals(store *idempotency.Store) []refusal {
 	nobody := httplock.WithPrincipal(func(*http.Request) (string, error) { return "", httplock.ErrForbidden })
 	visitor := sentBy("")
 	return []refusal{
-		{name: "conflict", status: 409},
-		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HonorPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409},
-		{name: "waited in vain", policy: retry.Policy{MaxWait: 10 * time.Millisecond}, body: "x", status: 409},
-		{name: "parked", policy: park, opts: opts(tickets), body: "x", status: 202},
-		{name: "parked, as asked", policy: park, opts: opts(tickets), header: http.Header{"Prefer": {"respond-async"}}, status: 202},
-		{name: "parked, without a status path", policy: park, status: 202},
-		{name: "queue full for the key", policy: failing(delayqueue.ErrKeyFull), status: 429},
-		{name: "queue full", policy: failing(delayqueue.ErrQueueFull), status: 503},
-		{name: "body over the cap", policy: park, opts: opts(httplock.WithMaxBody(10)), body: text(11), status: 413},
-		{name: "body over the cap, chunked", policy: park, opts: opts(httplock.WithMaxBody(10)), body: text(11), chunked: true, status: 413},
-		{name: "body over the queue's cap", policy: failing(delayqueue.ErrPayloadTooLarge), status: 413},
-		{name: "credentials without a principal", policy: park, header: http.Header{"Authorization": {"Bearer x"}}, status: 409},
-		{name: "an API key without a principal", policy: park, header: http.Header{"X-Api-Key": {"x"}}, status: 409},
+		{name: "conflict", status: 409, kind: httplock.OutcomeConflict},
+		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HonorPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409, kind: httplock.OutcomeConflict},
+		{name: "waited in vain", policy: retry.Policy{MaxWait: 10 * time.Millisecond}, body: "x", status: 409, kind: httplock.OutcomeConflict},
+		{name: "parked", policy: park, opts: opts(tickets), body: "x", status: 202, kind: httplock.OutcomeParked},
+		{name: "parked, as asked", policy: park, opts: opts(tickets), header: http.Header{"Prefer": {"respond-async"}}, status: 202, kind: httplock.OutcomeParked},
+		{name: "parked, without a status path", policy: park, status: 202, kind: httplock.OutcomeParked},
+		{name: "queue full for the key", policy: failing(delayqueue.ErrKeyFull), status: 429, kind: httplock.OutcomeShed},
+		{name: "queue full", policy: failing(delayqueue.ErrQueueFull), status: 503, kind: httplock.OutcomeShed},
+		{name: "body over the cap", policy: park, opts: opts(httplock.WithMaxBody(10)), body: text(11), status: 413, kind: httplock.OutcomeRefused},
+		{name: "body over the cap, chunked", policy: park, opts: opts(httplock.WithMaxBody(10)), body: text(11), chunked: true, status: 413, kind: httplock.OutcomeRefused},
+		{name: "body over the queue's cap", policy: failing(delayqueue.ErrPayloadTooLarge), status: 413, kind: httplock.OutcomeRefused},
+		{name: "credentials without a principal", policy: park, header: http.Header{"Authorization": {"Bearer x"}}, status: 409, kind: httplock.OutcomeConflict},
+		{name: "an API key without a principal", policy: park, header: http.Header{"X-Api-Key": {"x"}}, status: 409, kind: httplock.OutcomeConflict},
 		{
 			name: "a header of the service's own without a principal", policy: park, opts: opts(httplock.WithCredentialHeaders("X-Pass")),
-			header: http.Header{"X-Pass": {"x"}}, status: 409,
+			header: http.Header{"X-Pass": {"x"}}, status: 409, kind: httplock.OutcomeConflict,
 		},
-		{name: "an API key, and the principal function knows nobody", policy: park, opts: opts(visitor), header: http.Header{"X-Api-Key": {"x"}}, status: 409},
-		{name: "not to be parked", policy: park, opts: opts(nobody), status: 403},
-		{name: "upgrade", policy: park, header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {"x"}}, status: 409},
-		{name: "redis away", policy: failing(core.ErrUnavailable), status: 503},
-		{name: "locker closed", policy: failing(core.ErrClosed), status: 503},
-		{name: "policy failed", policy: failing(errors.New(testbed.Secret)), status: 500},
-		{name: "server's deadline", policy: testbed.Patient{}, timeout: 10 * time.Millisecond, status: 503},
-		{name: "bad key", key: key("", httplock.BadKey(nil)), status: 400},
-		{name: "long key", key: key(strings.Repeat(testbed.Secret, 100), nil), status: 400},
-		{name: "key function failed", key: key("", errors.New(testbed.Secret)), status: 500},
-		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400},
-		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413},
-		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500},
-		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.Anonymous()), status: 400},
-		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store), httplock.Anonymous()), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400},
+		{name: "an API key, and the principal function knows nobody", policy: park, opts: opts(visitor), header: http.Header{"X-Api-Key": {"x"}}, status: 409, kind: httplock.OutcomeConflict},
+		{name: "not to be parked", policy: park, opts: opts(nobody), status: 403, kind: httplock.OutcomeRefused},
+		{name: "upgrade", policy: park, header: http.Header{"Connection": {"Upgrade"}, "Upgrade": {"x"}}, status: 409, kind: httplock.OutcomeConflict},
+		{name: "redis away", policy: failing(core.ErrUnavailable), status: 503, kind: httplock.OutcomeUnavailable},
+		{name: "locker closed", policy: failing(core.ErrClosed), status: 503, kind: httplock.OutcomeUnavailable},
+		{name: "policy failed", policy: failing(errors.New(testbed.Secret)), status: 500, kind: httplock.OutcomeError},
+		{name: "server's deadline", policy: testbed.Patient{}, timeout: 10 * time.Millisecond, status: 503, kind: httplock.OutcomeDeadline},
+		{name: "bad key", key: key("", httplock.BadKey(nil)), status: 400, kind: httplock.OutcomeRefused},
+		{name: "long key", key: key(strings.Repeat(testbed.Secret, 100), nil), status: 400, kind: httplock.OutcomeRefused},
+		{name: "key function failed", key: key("", errors.New(testbed.Secret)), status: 500, kind: httplock.OutcomeError},
+		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400, kind: httplock.OutcomeRefused},
+		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413, kind: httplock.OutcomeRefused},
+		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500, kind: httplock.OutcomeError},
+		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.Anonymous()), status: 400, kind: httplock.OutcomeRefused},
+		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store), httplock.Anonymous()), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400, kind: httplock.OutcomeRefused},
 		{
 			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
-			header: http.Header{"Idempotency-Key": {"a"}, "Authorization": {"Bearer x"}}, status: 500,
+			header: http.Header{"Idempotency-Key": {"a"}, "Authorization": {"Bearer x"}}, status: 500, kind: httplock.OutcomeError,
 		},
 		{
 			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
-			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500,
+			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500, kind: httplock.OutcomeError,
 		},
-		{name: "misconfigured", broken: true, status: 500},
-		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409},
-		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409},
-		{name: "outcome unknown", lost: true, status: 500},
+		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
+		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
+		{name: "outcome unknown", lost: true, status: 500, kind: httplock.OutcomeLost},
 	}
 }
 
@@ -306,9 +312,6 @@ func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log)
 	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
 	if x.key != nil {
 		l.Key = x.key
-	}
-	if x.broken {
-		l.Guard = nil
 	}
 	handler := Handler(t.mustNotRun)
 	if x.lost {

@@ -16,7 +16,7 @@ var behaviours = []behaviour{
 	{name: "aliases have one key", test: aliases},
 	{name: "forms make keys", test: forms},
 	{name: "NoKey", test: noKey},
-	{name: "misconfigured refuses all", test: misconfigured},
+	{name: "mistakes panic", test: mistakesPanic},
 
 	{name: "waits", test: waits},
 	{name: "body is whole after waiting", test: bodyAfterWaiting},
@@ -50,6 +50,7 @@ var behaviours = []behaviour{
 	{name: "Idempotency-Key: handler's error", needs: HandlerErrors, test: errorsStored},
 	{name: "Idempotency-Key: failures run again", test: failuresRunAgain},
 	{name: "Idempotency-Key: another payload", test: otherPayload},
+	{name: "Idempotency-Key: one payload in other words", test: samePayload},
 	{name: "Idempotency-Key: another principal", test: otherPrincipal},
 	{name: "Idempotency-Key: in progress", test: inProgress},
 	{name: "Idempotency-Key: missing", test: keyMissing},
@@ -58,6 +59,9 @@ var behaviours = []behaviour{
 	{name: "Idempotency-Key: an inner conflict is not kept", test: innerNotStored},
 	{name: "Idempotency-Key: parked once", test: parkedOnce},
 	{name: "Idempotency-Key: writer restored", test: writerRestored},
+
+	{name: "one outcome for each request", test: oneOutcome},
+	{name: "an observer that panics", test: observerPanics},
 
 	{name: "lost lease", test: lostLease},
 	{name: "lost lease after the response was begun", test: lostLeaseBegun},
@@ -69,6 +73,9 @@ var behaviours = []behaviour{
 	{name: "inner conflict is the inner guard's", test: innerConflict},
 	{name: "same key passes without Redis", test: reentry},
 	{name: "handler's error is the framework's", needs: HandlerErrors, test: handlerError},
+
+	{name: "a handler that calls itself", test: selfCalls},
+	{name: "Timeout in front", test: timeoutInFront},
 
 	{name: "Flush", test: flushes},
 	{name: "Hijack", test: hijacks},

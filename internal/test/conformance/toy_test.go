@@ -2,12 +2,15 @@ package conformance_test
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
 	"testing"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/conformance"
 	"github.com/perkey-go/perkey/internal/test/redistest"
@@ -54,7 +57,7 @@ func (c *toyContext) answer(err error) {
 	if !is {
 		status = http.StatusInternalServerError
 	}
-	if err != nil && !c.began.yes {
+	if err != nil && c.began.status == 0 {
 		http.Error(c.w, status.Error(), int(status))
 	}
 }
@@ -72,23 +75,23 @@ func (t *toy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t.mux.ServeHTTP(w, r)
 }
 
-// toyWriter knows whether a response was begun.
+// toyWriter knows the status of the response that was begun.
 type toyWriter struct {
 	http.ResponseWriter
-	yes bool
+	status int
 }
 
 func (w *toyWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-func (w *toyWriter) WriteHeader(status int)      { w.begin().WriteHeader(status) }
-func (w *toyWriter) Write(p []byte) (int, error) { return w.begin().Write(p) }
-func (w *toyWriter) Flush()                      { _ = http.NewResponseController(w.begin()).Flush() }
+func (w *toyWriter) WriteHeader(status int)      { w.begin(status).WriteHeader(status) }
+func (w *toyWriter) Write(p []byte) (int, error) { return w.begin(http.StatusOK).Write(p) }
+func (w *toyWriter) Flush()                      { _ = http.NewResponseController(w.begin(http.StatusOK)).Flush() }
 
 func (w *toyWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	return http.NewResponseController(w.begin()).Hijack()
+	return http.NewResponseController(w.begin(http.StatusSwitchingProtocols)).Hijack()
 }
 
-func (w *toyWriter) begin() http.ResponseWriter {
-	w.yes = true
+func (w *toyWriter) begin(status int) http.ResponseWriter {
+	w.status = cmp.Or(w.status, status)
 	return w.ResponseWriter
 }
 
@@ -109,10 +112,10 @@ func perKey(l conformance.Lock) toyHandler {
 func middleware(l conformance.Lock) *httplock.Middleware {
 	m, err := httplock.New(l.Guard, l.Options...)
 	if err == nil && l.Key == nil {
-		err = errors.New("toy: the key function is nil")
+		err = fmt.Errorf("toy: %w: the key function is nil", core.ErrInvalidOption)
 	}
 	if err != nil {
-		return httplock.FailClosed(err)
+		panic(err)
 	}
 	return m
 }
@@ -125,13 +128,19 @@ func exchange(c *toyContext, key httplock.KeyFunc, err *error) httplock.Exchange
 		Next: func(r *http.Request) {
 			defer func() { c.w, c.r = outer.w, outer.r }()
 			c.r = r
-			if *err = c.next(); tapped && !c.began.yes {
+			if *err = c.next(); tapped && c.began.status == 0 {
 				c.answer(*err)
 				*err = nil
 			}
 		},
 		Tap:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { c.w, tapped = wrap(c.w), true },
-		Written: func() bool { return c.began.yes },
+		Written: func() bool { return c.began.status != 0 },
+		Status: func() int {
+			if *err != nil {
+				return c.began.status
+			}
+			return cmp.Or(c.began.status, http.StatusOK)
+		},
 	}
 }
 

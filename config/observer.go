@@ -1,0 +1,83 @@
+package config
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/perkey-go/perkey/internal/absent"
+)
+
+// Observer is told what becomes of new files, on the goroutine of Reload or Watch. Its methods must be
+// safe for concurrent use and quick, and must not call Reload; what they panic with is logged. Embed [NopObserver], so that
+// new methods do not break yours.
+type Observer interface {
+	// OnReload: a call of Reload has ended, or Watch has taken or refused a changed file. It is called once for each, and once for
+	// a file that Watch tries again and again as long as the reason is the same.
+	OnReload(ctx context.Context, e Reloaded)
+}
+
+// NopObserver does nothing.
+type NopObserver struct{}
+
+var _ Observer = NopObserver{}
+
+// OnReload does nothing.
+func (NopObserver) OnReload(context.Context, Reloaded) {}
+
+// ReloadKind is what became of a file. The kinds are few and fixed: they make good metric labels.
+type ReloadKind string
+
+// What can become of a file.
+const (
+	// ReloadDone: it is in force.
+	ReloadDone ReloadKind = "done"
+	// ReloadUnchanged: it is the one in force, byte for byte, with the same environment. Nothing was done.
+	ReloadUnchanged ReloadKind = "unchanged"
+	// ReloadRefused: the file before it stays in force.
+	ReloadRefused ReloadKind = "refused"
+)
+
+// Reloaded says what became of a file.
+type Reloaded struct {
+	Kind ReloadKind
+	// Name is the file's.
+	Name string
+	// Version and Hash are those of the file that is in force now.
+	Version int
+	Hash    string
+	// Err is why the file was refused.
+	Err error
+}
+
+// WithObserver has o told what becomes of new files.
+func WithObserver(o Observer) Option {
+	return func(opts *options) error {
+		if absent.Is(o) {
+			return invalid("WithObserver: the observer is nil")
+		}
+		opts.observer = o
+		return nil
+	}
+}
+
+// Hash is that of what the file holds: SHA-256 in hexadecimal digits. Files that it names, and the environment, have no part in it.
+func (f *File) Hash() string { return hex.EncodeToString(f.sum[:]) }
+
+// Version counts the files that were in force: 1 is Build's.
+func (rt *Runtime) Version() int { return rt.current.Load().version }
+
+// reloaded tells the observer what became of a file.
+func (rt *Runtime) reloaded(ctx context.Context, kind ReloadKind, name string, err error) {
+	if rt.options.observer == nil {
+		return
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			rt.log().ErrorContext(ctx, "config: the observer panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		}
+	}()
+	s := rt.current.Load()
+	rt.options.observer.OnReload(ctx, Reloaded{kind, name, s.version, s.file.Hash(), err})
+}

@@ -1,0 +1,94 @@
+package core_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
+)
+
+// lossObserver is an observer of a user's.
+type lossObserver struct {
+	core.NopObserver
+	lost atomic.Int64
+}
+
+func (c *lossObserver) OnLost(context.Context, core.Lost) { c.lost.Add(1) }
+
+func TestLostLease_IsToldOnceWhoeverIsTold(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		byDefault := testbed.CaptureLog(t)
+		given, mine := &testbed.Log{}, &lossObserver{}
+		for name, test := range map[string]struct {
+			opts                      []core.Option
+			defaults, given, observed int
+		}{
+			"nothing given":     {nil, 1, 0, 0},
+			"a logger":          {[]core.Option{core.WithLogger(given.Logger())}, 0, 1, 0},
+			"silence":           {[]core.Option{core.WithLogger(slog.New(slog.DiscardHandler))}, 0, 0, 0},
+			"silence, observer": {[]core.Option{core.WithObserver(core.NopObserver{})}, 0, 0, 0},
+			"an observer":       {[]core.Option{core.WithObserver(mine)}, 0, 0, 1},
+			"both":              {[]core.Option{core.WithObserver(mine), core.WithLogger(given.Logger())}, 0, 0, 1},
+		} {
+			rdb := env.Client(t)
+			locker, err := core.New(rdb, append(test.opts, core.WithPrefix(env.Prefix))...)
+			require.NoError(t, err)
+			counts := func() []int {
+				lost := "perkey: lease lost"
+				return []int{strings.Count(byDefault.String(), lost), strings.Count(given.String(), lost), int(mine.lost.Load())}
+			}
+			before := counts()
+			lease, err := locker.Acquire(t.Context(), "order:42", core.Named("pay", ""))
+			require.NoError(t, err)
+			_, err = locker.ForceRelease(t.Context(), "order:42", lease.Fence())
+			require.NoError(t, err)
+			<-lease.Context().Done()
+			require.ErrorIs(t, lease.Release(t.Context()), core.ErrLeaseLost)
+			require.NoError(t, locker.Close())
+			after := counts()
+			for i := range after {
+				after[i] -= before[i]
+			}
+			require.Equal(t, []int{test.defaults, test.given, test.observed}, after, name)
+			if name == "nothing given" {
+				require.Contains(t, byDefault.String(), "order:42")
+				require.Contains(t, byDefault.String(), "name=pay")
+			}
+		}
+	})
+	_, err := core.New(redistest.Embedded(t).Client(t), core.WithLogger(nil))
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+}
+
+// An outage in which thousands of leases are lost does not write thousands of lines.
+func TestLostLeases_AreLoggedOneByOneUpToABound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &testbed.Log{}
+		o := core.DefaultObserver(log.Logger())
+		lose := func(n int) {
+			var losing sync.WaitGroup
+			for i := range n {
+				losing.Go(func() { o.OnLost(t.Context(), core.Lost{Key: fmt.Sprint("k", i), Cause: core.ErrLeaseLost}) })
+			}
+			losing.Wait()
+		}
+		lose(1000)
+		require.Equal(t, 10, strings.Count(log.String(), "perkey: lease lost"))
+		require.Equal(t, 1, strings.Count(log.String(), "more leases are lost"))
+		time.Sleep(time.Second)
+		lose(1)
+		require.Equal(t, 11, strings.Count(log.String(), "perkey: lease lost"))
+		require.Equal(t, 1, strings.Count(log.String(), "more leases are lost"))
+	})
+}

@@ -1,0 +1,61 @@
+package core
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+)
+
+// maxTrail is how many leases a trail names.
+const maxTrail = 8
+
+// Trail names the leases that ctx works under, the innermost first and eight at most, in 303 printable bytes at most: for a
+// call to a service that takes keys too, which gives it to [Locker.OnTrail]. Empty: there is none.
+//
+// It holds hashes: whoever can guess a key can tell that it is held. It lets nobody use or release a lease.
+func Trail(ctx context.Context) string {
+	var marks []string
+	inner, _ := LeaseFrom(ctx)
+	for l := inner; l != nil && len(marks) < maxTrail; l = l.outer {
+		if l.reentered == nil {
+			marks = append(marks, trailMark(trailHash(l.hold.locker.id), l.Key()))
+		}
+	}
+	return strings.Join(marks, ",")
+}
+
+// OnTrail reports whether a lease that the trail names holds the key, so that work which was sent along with the trail
+// would wait for its own sender. A trail comes from outside, so it may be any text. Redis is asked, once, only if the
+// trail names a lease on a key that reads the same.
+func (l *Locker) OnTrail(ctx context.Context, key, trail string) (bool, error) {
+	if len(trail) > 2*markLen*maxTrail {
+		return false, nil
+	}
+	for mark := range strings.SplitSeq(trail, ",") {
+		locker, _, _ := strings.Cut(mark, ".")
+		if mark != trailMark(locker, key) {
+			continue
+		}
+		info, err := l.Inspect(ctx, key)
+		if err != nil {
+			return false, err
+		}
+		return slices.ContainsFunc(info.Holders, func(h Holder) bool { return trailHash(h.Locker) == locker }), nil
+	}
+	return false, nil
+}
+
+// markLen is the length of a mark.
+const markLen = 2*trailHashLen + 1
+
+// trailMark names the lease on a key of a Locker. Its id is random, so the same key has another hash under another Locker.
+func trailMark(locker, key string) string { return locker + "." + trailHash(locker+"\x00"+key) }
+
+const trailHashLen = 18
+
+func trailHash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:trailHashLen/2])
+}

@@ -1,0 +1,68 @@
+package echolock_test
+
+import (
+	"testing"
+
+	"github.com/labstack/echo/v4"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/echolock"
+	"github.com/perkey-go/perkey/httplock"
+)
+
+// noRoutes is a configuration without routes.
+type noRoutes struct{}
+
+func (noRoutes) Route(string, string) (httplock.Route, bool) { return httplock.Route{}, false }
+
+// A guard of e.Use counts for all routes, and one of a group's Use for those after it, as for echo.
+func TestWatchRoutes_ReadsWhichRoutesHaveAGuard(t *testing.T) {
+	guard := echolock.PerKey(newLocker(t).Guard(core.RejectConflicts), echolock.Param("order:", "id"))
+	handler := func(echo.Context) error {
+		t.Error("a handler ran")
+		return nil
+	}
+	own := func(next echo.HandlerFunc) echo.HandlerFunc { return next }
+
+	e := echo.New()
+	registered := echolock.WatchRoutes(e)
+	e.Use(own)
+	e.POST("/orders/:id", handler)
+	e.POST("/orders/:id/pay", handler, own, guard)
+	g := e.Group("/g")
+	g.POST("/a", handler)
+	g.Use(guard)
+	g.PUT("/a", handler)
+	g.Group("/deep").DELETE("/b/*", handler, own)
+	e.Host("shop.example").POST("/hosted", handler)
+	want := []httplock.RegisteredRoute{
+		{Method: "POST", Pattern: "/orders/:id"},
+		{Method: "POST", Pattern: "/orders/:id/pay", PerKey: true},
+		{Method: "POST", Pattern: "/g/a"},
+		{Method: "PUT", Pattern: "/g/a", PerKey: true},
+		{Method: "DELETE", Pattern: "/g/deep/b/*", PerKey: true},
+		{Method: "POST", Pattern: "shop.example/hosted"},
+	}
+	routes, err := registered()
+	require.NoError(t, err)
+	require.ElementsMatch(t, want, routes)
+	var problems *httplock.RoutesError
+	require.ErrorAs(t, httplock.CheckRoutes(routes, nil), &problems)
+	require.Len(t, problems.Problems, 3)
+
+	e.Use(echolock.FromConfig(noRoutes{}))
+	for i := range want {
+		want[i].FromConfig = true
+	}
+	routes, err = registered()
+	require.NoError(t, err)
+	require.ElementsMatch(t, want, routes)
+}
+
+func TestWatchRoutes_ComesFirst(t *testing.T) {
+	e := echo.New()
+	e.POST("/early", func(echo.Context) error { return nil })
+	_, err := echolock.WatchRoutes(e)()
+	require.ErrorContains(t, err, "POST /early was registered before WatchRoutes was called")
+}

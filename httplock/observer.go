@@ -1,0 +1,162 @@
+package httplock
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/absent"
+)
+
+// Observer is told what becomes of the requests that reach a Middleware, on their goroutines and on several at
+// once. Its methods must be safe for concurrent use and quick; what they panic with is logged. Embed
+// [NopObserver], so that new methods do not break yours.
+//
+// Keys and tickets are in the events for logs and traces; they make poor metric labels.
+type Observer interface {
+	// OnOutcome: a request has come to its end at the guard. It is called exactly once for each, replays
+	// and those that need no key included, when the key is free again, before [Middleware.Serve] returns or
+	// a panic passes through it. Of nested guards each tells its own: if the inner one
+	// refuses a request, the outer one's outcome is that it ran. ctx is the request's, as the guard was given it.
+	OnOutcome(ctx context.Context, e Outcome)
+}
+
+// NopObserver does nothing.
+type NopObserver struct{}
+
+var _ Observer = NopObserver{}
+
+// OnOutcome does nothing.
+func (NopObserver) OnOutcome(context.Context, Outcome) {}
+
+// OutcomeKind is what became of a request. The kinds are few and fixed: they make good metric labels.
+type OutcomeKind string
+
+// What can become of a request.
+const (
+	// OutcomeRan: the handler ran within its lease, and returned, whatever it answered.
+	OutcomeRan OutcomeKind = "ran"
+	// OutcomePassed: the request needed no key, as a GET, an OPTIONS, by Skip or [NoKey], and the handler returned.
+	OutcomePassed OutcomeKind = "passed"
+	// OutcomePanicked: the handler, or another function of the service such as the key function, panicked or
+	// ended its goroutine.
+	OutcomePanicked OutcomeKind = "panicked"
+	// OutcomeLost: the lease was lost while the handler ran.
+	OutcomeLost OutcomeKind = "lost"
+	// OutcomeConflict: the key is held, and the request neither waits any longer nor is parked. 409.
+	OutcomeConflict OutcomeKind = "conflict"
+	// OutcomeParked: the request was parked. 202.
+	OutcomeParked OutcomeKind = "parked"
+	// OutcomeDuplicate: the request was made before under its Idempotency-Key, and was answered with the first
+	// one's response or ticket, or with 409 if the response was not kept.
+	OutcomeDuplicate OutcomeKind = "duplicate"
+	// OutcomeShed: too much is queued or waits already. 429 or 503.
+	OutcomeShed OutcomeKind = "shed"
+	// OutcomeLeft: the client left before the handler ran.
+	OutcomeLeft OutcomeKind = "left"
+	// OutcomeDeadline: a deadline of the server's passed before the handler ran. 503.
+	OutcomeDeadline OutcomeKind = "deadline"
+	// OutcomeUnavailable: Redis could not be asked, or the Locker is closed. 503.
+	OutcomeUnavailable OutcomeKind = "unavailable"
+	// OutcomeRefused: the request cannot be run by its own fault: it has no usable key, its Idempotency-Key is
+	// missing, malformed or another request's, its body is too large, late or unreadable, or its principal may not. 4xx.
+	OutcomeRefused OutcomeKind = "refused"
+	// OutcomeError: it cannot be run by a fault of the service: the key function or the policy failed, or the guard is
+	// misconfigured. 500.
+	OutcomeError OutcomeKind = "error"
+)
+
+// Outcome says what became of a request.
+type Outcome struct {
+	Kind OutcomeKind
+	// Name is the route's, as Exchange.Name has it. The method in it is the client's, and may be any word.
+	Name string
+	// Key is what the request asked for; empty if it needed none or that was not found.
+	Key string
+	// Status is that of the response: 0 if it is not known, as where the handler panicked, or returned an error
+	// that the framework answers later.
+	Status int
+	// Took is the time in the guard, the handler's included.
+	Took time.Duration
+	// Replay: it is a parked request that is run.
+	Replay bool
+	// Ticket is that of a replay, or under which the request is parked; empty if there is none.
+	Ticket string
+	// Err is why the handler did not run, or that its lease was lost. It may name the key.
+	Err error
+}
+
+// WithObserver has o told what becomes of each request. A guard that could not be built tells nobody but the log.
+func WithObserver(o Observer) Option {
+	return func(m *Middleware) error {
+		if absent.Is(o) {
+			return invalid("WithObserver: the observer is nil")
+		}
+		m.observer = o
+		return nil
+	}
+}
+
+// observed is serve with an observer.
+func (m *Middleware) observed(x Exchange) (ran bool) {
+	x.outcome = &Outcome{Kind: OutcomePanicked, Name: clipName(x.Name)}
+	if replay := replayFrom(x.Request.Context()); replay != nil {
+		x.outcome.Replay, x.outcome.Ticket = true, replay.id
+	}
+	began, returned := time.Now(), false
+	defer func() {
+		if !returned {
+			x.outcome.Kind, x.outcome.Status = OutcomePanicked, 0
+		}
+		x.outcome.Took = time.Since(began)
+		m.observe(x)
+	}()
+	ran = m.serve(x)
+	returned = true
+	if kind := x.outcome.Kind; x.Status != nil && (written(x) || kind == OutcomeRan || kind == OutcomePassed) {
+		x.outcome.Status = x.Status()
+	}
+	return ran
+}
+
+// observe tells the observer, whose panic must not break a request.
+func (m *Middleware) observe(x Exchange) {
+	ctx := x.Request.Context()
+	defer func() {
+		if p := recover(); p != nil {
+			m.logger().ErrorContext(ctx, "httplock: the observer panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		}
+	}()
+	m.observer.OnOutcome(ctx, *x.outcome)
+}
+
+// ends notes what became of a request, if somebody wants to know. What is noted last counts.
+func (x Exchange) ends(kind OutcomeKind, status int) {
+	if x.outcome != nil {
+		x.outcome.Kind, x.outcome.Status, x.outcome.Err = kind, status, x.err
+	}
+}
+
+// outcome is what becomes of a request that is answered with a problem.
+func (k problemKind) outcome() OutcomeKind {
+	switch k.name {
+	case problemConflict.name:
+		return OutcomeConflict
+	case problemKeyFull.name, problemPrincipalFull.name, problemQueueFull.name, problemWaitingFull.name, problemPrincipalWaitingFull.name:
+		return OutcomeShed
+	case problemUnavailable.name:
+		return OutcomeUnavailable
+	case problemTimeout.name:
+		return OutcomeDeadline
+	case problemNotKept.name:
+		return OutcomeDuplicate
+	case problemOutcomeUnknown.name:
+		return OutcomeLost
+	}
+	if k.status < http.StatusInternalServerError {
+		return OutcomeRefused
+	}
+	return OutcomeError
+}

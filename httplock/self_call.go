@@ -1,0 +1,53 @@
+package httplock
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// trailHeader is where a request says which leases its sender works under.
+const trailHeader = "Perkey-Trail"
+
+// errSelfCall: the request would wait for its own sender.
+var errSelfCall = errors.New("httplock: the request was sent by one that holds its key, and would wait for itself: " +
+	"call the function that does the work, with the ctx of the request, rather than the route")
+
+// Transport is an [http.RoundTripper] for requests of guarded handlers to services of yours that have guards too. A
+// request whose ctx works under a lease says so, in the header Perkey-Trail (core.Trail), and one that would then wait for its own sender
+// is answered at once with 508 and logged, once for each Middleware.
+//
+// Without it such a request waits for as long as the policy of the guard says, and is then answered as any other whose
+// key is held: with 409, or with 202, to run when its sender has ended.
+//
+// It is safe for concurrent use.
+type Transport struct {
+	// Base sends the requests. Nil: [http.DefaultTransport].
+	Base http.RoundTripper
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	base := http.DefaultTransport
+	if t != nil && t.Base != nil {
+		base = t.Base
+	}
+	if trail := core.Trail(r.Context()); trail != "" {
+		r = r.Clone(r.Context())
+		r.Header.Set(trailHeader, trail)
+	}
+	return base.RoundTrip(r)
+}
+
+// selfCall is an error if the request would wait for its own sender.
+func (p *requestState) selfCall() error {
+	trail := p.x.Request.Header.Get(trailHeader)
+	if trail == "" || p.replay != nil || p.call.Shared {
+		return nil
+	}
+	if is, _ := p.m.guard.Locker().OnTrail(p.x.Request.Context(), p.call.Key, trail); is { // what is wrong with Redis, Do will see
+		return errSelfCall
+	}
+	return nil
+}

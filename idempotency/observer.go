@@ -1,0 +1,106 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"github.com/perkey-go/perkey/internal/absent"
+)
+
+// Observer is told what a Store does, on the goroutine that does it and on several at once. Its methods must
+// be safe for concurrent use and quick, and must not call the Store; what they panic with is logged. Embed
+// [NopObserver], so that new methods do not break yours.
+type Observer interface {
+	// OnEvent: a call of the Store has ended. One request may make several calls: one that waits for its key looks
+	// before that, and begins after it.
+	OnEvent(ctx context.Context, e Event)
+}
+
+// NopObserver does nothing.
+type NopObserver struct{}
+
+var _ Observer = NopObserver{}
+
+// OnEvent does nothing.
+func (NopObserver) OnEvent(context.Context, Event) {}
+
+// EventKind is what an Event is about. The kinds are few and fixed: they make good metric labels.
+type EventKind string
+
+// What a call of the Store can end with.
+const (
+	// EventBegun: Begin let the caller run the work.
+	EventBegun EventKind = "begun"
+	// EventStored: Finish stored the outcome.
+	EventStored EventKind = "stored"
+	// EventParked: Parked stored the ticket.
+	EventParked EventKind = "parked"
+	// EventReplayed: Begin or Lookup returned the outcome, or Lookup a ticket that has not expired.
+	EventReplayed EventKind = "replayed"
+	// EventInProgress: Lookup found that the work was begun, and not finished: its holder may have died since.
+	EventInProgress EventKind = "in_progress"
+	// EventMismatch: the call failed with ErrDiffers.
+	EventMismatch EventKind = "mismatch"
+	// EventOvertaken: the call failed with ErrOvertaken.
+	EventOvertaken EventKind = "overtaken"
+	// EventForgotten: Forget removed a record.
+	EventForgotten EventKind = "forgotten"
+	// EventError: the call failed in another way, such as with core.ErrUnavailable or ErrSealed.
+	EventError EventKind = "error"
+)
+
+// Event tells of a call of the Store. A Lookup that finds nothing makes none, and neither does one without a fingerprint.
+type Event struct {
+	Kind EventKind
+	// Name is the Work's. It is for logs, and makes a poor metric label.
+	Name string
+	// Err is the call's error.
+	Err error
+}
+
+// WithObserver has o told what the Store does.
+func WithObserver(o Observer) Option {
+	return func(s *Store) error {
+		if absent.Is(o) {
+			return invalid("WithObserver: the observer is nil")
+		}
+		s.observer = o
+		return nil
+	}
+}
+
+// observe tells of a call that ended with err, or else as done says.
+func (s *Store) observe(ctx context.Context, name string, done EventKind, err error) {
+	if s.observer == nil || done == "" && err == nil {
+		return
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			slog.ErrorContext(ctx, "idempotency: the observer panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		}
+	}()
+	switch {
+	case errors.Is(err, ErrDiffers):
+		done = EventMismatch
+	case errors.Is(err, ErrOvertaken):
+		done = EventOvertaken
+	case err != nil:
+		done = EventError
+	}
+	s.observer.OnEvent(ctx, Event{done, name, err})
+}
+
+// event is what a Lookup found.
+func (r Record) event() EventKind {
+	switch {
+	case r.Outcome != nil, r.Ticket.ID != "" && time.Now().Before(r.Ticket.ExpiresAt):
+		return EventReplayed
+	case r.Begun:
+		return EventInProgress
+	}
+	return ""
+}

@@ -1,0 +1,273 @@
+// Package keyring seals what other packages store in Redis, and opens it.
+package keyring
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// ErrSealed means that what Redis holds cannot be opened with the Keyring: it is not sealed, sealed under a key that the
+// Keyring lacks, of another record, or damaged.
+var ErrSealed = errors.New("cannot be opened")
+
+// These match ErrSealed too. Unlike the others they say nothing of what is stored: another
+// process may have the key, or be of a newer release.
+var (
+	ErrUnknownKey     = fmt.Errorf("%w: its key is unknown", ErrSealed)
+	errUnknownVersion = fmt.Errorf("%w: its version is unknown", ErrSealed)
+)
+
+// MayOpenElsewhere reports whether another process may be able to open what this one cannot.
+func MayOpenElsewhere(err error) bool {
+	return errors.Is(err, ErrUnknownKey) || errors.Is(err, errUnknownVersion)
+}
+
+const (
+	// KeyLen is the length of a key, in bytes.
+	KeyLen = 32
+	// MaxKeyIDLen is the length of the longest id, in bytes.
+	MaxKeyIDLen = 32
+)
+
+// Keyring holds keys, by their ids. A key is 32 random
+// bytes; a password is not one. An id is 1 to 32 letters, digits, dots,
+// underscores and hyphens; it is no secret, and is stored beside what the key
+// has sealed.
+//
+// To rotate, add the new key to the Keyring of every process, then make it
+// Current everywhere, and remove the old one when nothing it sealed is left:
+// after the longest age plus the longest retention. An id is never used for a
+// second key.
+//
+// A Keyring is printed, logged and marshaled without its keys. The exception is
+// package fmt, given a struct with a Keyring in an unexported field.
+type Keyring struct {
+	// Current is the id of the key that seals.
+	Current string
+	// Keys open what they have sealed, whichever is Current.
+	Keys map[string][]byte
+	// AcceptUnsealed has messages run that are not sealed, so that encryption can be switched on while such are
+	// stored. Who writes to Redis can make up messages meanwhile: switch it off when the last of them is gone, after
+	// the longest age.
+	AcceptUnsealed bool
+}
+
+// String names the Current key and counts all.
+func (k Keyring) String() string {
+	current := "invalid"
+	if checkKeyID(k.Current) == nil { // else it may be a key that got into the wrong field
+		current = k.Current
+	}
+	return fmt.Sprintf("Keyring(current %s, of %d)", current, len(k.Keys))
+}
+
+// GoString is String.
+func (k Keyring) GoString() string { return k.String() }
+
+// Format prints String, whatever the verb: %d would show the keys.
+func (k Keyring) Format(f fmt.State, _ rune) { fmt.Fprint(f, k.String()) }
+
+// LogValue is String.
+func (k Keyring) LogValue() slog.Value { return slog.StringValue(k.String()) }
+
+// MarshalText is String: a Keyring can be read from JSON, but not written to it.
+func (k Keyring) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// Clone copies a Keyring, so that its owner may change or wipe it.
+func Clone(k Keyring) Keyring {
+	k.Keys = maps.Clone(k.Keys)
+	for id, key := range k.Keys {
+		k.Keys[id] = bytes.Clone(key)
+	}
+	return k
+}
+
+// Check reports what is wrong with a Keyring. It never shows an id that is invalid: it may be a key in the wrong place.
+func Check(k Keyring) error {
+	if len(k.Keys) == 0 {
+		return errors.New("the Keyring is empty")
+	}
+	owner := map[string]string{} // the id of each key
+	for _, id := range slices.Sorted(maps.Keys(k.Keys)) {
+		if err := checkKeyID(id); err != nil {
+			return err
+		}
+		key := k.Keys[id]
+		switch other, twice := owner[string(key)]; {
+		case len(key) != KeyLen:
+			return fmt.Errorf("key %q is %d bytes long: want %d", id, len(key), KeyLen)
+		case bytes.Equal(key, make([]byte, KeyLen)):
+			return fmt.Errorf("key %q is all zero", id)
+		case twice:
+			return fmt.Errorf("keys %q and %q are the same", other, id)
+		}
+		owner[string(key)] = id
+	}
+	if err := checkKeyID(k.Current); err != nil {
+		return fmt.Errorf("the id of Current: %w", err)
+	}
+	if _, ok := k.Keys[k.Current]; !ok {
+		return fmt.Errorf("there is no key of the Current id %q", k.Current)
+	}
+	return nil
+}
+
+func checkKeyID(id string) error {
+	if id == "" || len(id) > MaxKeyIDLen {
+		return fmt.Errorf("a key's id is %d bytes long: want 1 to %d", len(id), MaxKeyIDLen)
+	}
+	if i := strings.IndexFunc(id, func(r rune) bool {
+		return (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '_' && r != '-'
+	}); i >= 0 {
+		return fmt.Errorf("a key's id has something else than A-Z a-z 0-9 . _ - at offset %d", i)
+	}
+	return nil
+}
+
+// The sealed form:
+//
+//	magic, version, length of the key's id, the id, nonce, ciphertext, tag
+//	3      1        1                       1..32   12     as plain    16
+//
+// All before the nonce is the header.
+const (
+	// Magic begins it. 0xff is never in UTF-8: no text looks sealed.
+	Magic       = "\xffpk"
+	sealVersion = 1
+	// Overhead is what sealing adds at most. It is the same for all keys, so
+	// that a rotation does not change what fits.
+	Overhead = len(Magic) + 2 + MaxKeyIDLen + 12 + 16
+)
+
+// Sealer turns what is stored into its sealed form and back, by AES-256-GCM. What something sealed belongs to is bound to it: it does not
+// open as anything else's. A nil Sealer has no keys. It is safe for concurrent use.
+type Sealer struct {
+	current  string
+	keys     map[string]cipher.AEAD
+	unsealed bool // is opened as it is
+}
+
+// New makes a Sealer. It keeps nothing of the Keyring.
+func New(keys Keyring) (*Sealer, error) {
+	if err := Check(keys); err != nil {
+		return nil, err
+	}
+	s := &Sealer{current: keys.Current, keys: make(map[string]cipher.AEAD, len(keys.Keys)), unsealed: keys.AcceptUnsealed}
+	for id, key := range keys.Keys {
+		block, err := aes.NewCipher(key)
+		if err != nil {
+			return nil, fmt.Errorf("key %q: %w", id, err)
+		}
+		if s.keys[id], err = cipher.NewGCMWithRandomNonce(block); err != nil {
+			return nil, fmt.Errorf("key %q: %w", id, err)
+		}
+	}
+	return s, nil
+}
+
+// AcceptsUnsealed is the Keyring's AcceptUnsealed.
+func (s *Sealer) AcceptsUnsealed() bool { return s != nil && s.unsealed }
+
+// Seal makes the sealed form of plain, which belongs to of. A nil Sealer leaves it as it is.
+func (s *Sealer) Seal(plain []byte, of ...string) []byte {
+	if s == nil {
+		return plain
+	}
+	header := make([]byte, 0, Overhead+len(plain))
+	header = append(header, Magic...)
+	header = append(header, sealVersion, byte(len(s.current)))
+	header = append(header, s.current...)
+	return s.keys[s.current].Seal(header, nil, plain, associated(header, of))
+}
+
+// Open is the inverse of Seal. Its errors match ErrSealed, and show nothing of
+// what is stored but the key's id.
+func (s *Sealer) Open(stored []byte, of ...string) ([]byte, error) {
+	if s.isPlain(stored) {
+		return stored, nil
+	}
+	aead, sealed, err := s.header(stored)
+	if s.takesAsIs(err) {
+		return stored, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	header := stored[:len(stored)-len(sealed)]
+	plain, err := aead.Open([]byte{}, nil, sealed, associated(header, of)) // empty, not nil, as read without encryption
+	if err != nil {
+		return nil, fmt.Errorf("%w: it is damaged, of another record, or sealed under another key %q: "+
+			"compare the Keyrings of all processes, and find out who else writes to this Redis", ErrSealed, header[len(Magic)+2:])
+	}
+	return plain, nil
+}
+
+// Foreign is an error if another process may be able to open what is stored, but this one cannot.
+func (s *Sealer) Foreign(stored []byte) error {
+	if s.isPlain(stored) {
+		return nil
+	}
+	if _, _, err := s.header(stored); MayOpenElsewhere(err) && !s.takesAsIs(err) {
+		return err
+	}
+	return nil
+}
+
+// isPlain reports whether something is used as it is stored, since it is not sealed.
+func (s *Sealer) isPlain(stored []byte) bool {
+	return (s == nil || s.unsealed) && !bytes.HasPrefix(stored, []byte(Magic))
+}
+
+// takesAsIs reports whether something is used as it is stored, whose header was read with err. One who has no keys
+// leaves alone what can only be sealed: encryption was switched on just now.
+func (s *Sealer) takesAsIs(err error) bool { return s == nil && !errors.Is(err, ErrUnknownKey) }
+
+// header reads which key opens a sealed form. What it returns begins with the nonce.
+func (s *Sealer) header(stored []byte) (aead cipher.AEAD, rest []byte, err error) {
+	refuse := func(why error, format string, args ...any) (cipher.AEAD, []byte, error) {
+		return nil, nil, fmt.Errorf("%w: %s", why, fmt.Sprintf(format, args...))
+	}
+	if !bytes.HasPrefix(stored, []byte(Magic)) {
+		return refuse(ErrSealed, "it is not sealed: give WithEncryption to every process, and set Keyring.AcceptUnsealed for as long as there is such")
+	}
+	sealed := stored[len(Magic):]
+	if len(sealed) < 2 {
+		return refuse(ErrSealed, "it is cut short")
+	}
+	if sealed[0] != sealVersion {
+		return refuse(errUnknownVersion, "its version is %d, not %d: update this process, unless no other is newer", sealed[0], sealVersion)
+	}
+	idLen := int(sealed[1])
+	if len(sealed) < 2+idLen {
+		return refuse(ErrSealed, "it is cut short")
+	}
+	keyID, sealed := string(sealed[2:2+idLen]), sealed[2+idLen:]
+	if checkKeyID(keyID) != nil {
+		return refuse(ErrSealed, "its key's id is damaged")
+	}
+	if s != nil {
+		aead = s.keys[keyID]
+	}
+	if aead == nil {
+		return refuse(ErrUnknownKey, "add key %q to the Keyring of this process", keyID)
+	}
+	return aead, sealed, nil
+}
+
+// associated is what a sealed form belongs to. The lengths make it unambiguous.
+func associated(header []byte, of []string) []byte {
+	var b []byte
+	for _, part := range append([]string{string(header)}, of...) {
+		b = binary.BigEndian.AppendUint32(b, uint32(len(part)))
+		b = append(b, part...)
+	}
+	return b
+}
