@@ -33,7 +33,7 @@ routes:
   POST /park/{id}: park
 `
 
-func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
+func TestRoute_AnswersAHeldKeyAsItSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, orders)
 
@@ -93,7 +93,7 @@ func waiting(t testing.TB, rt *config.Runtime, key string) bool {
 	return state.Waiting > 0
 }
 
-func TestAGuardHasTheOptionsOfTheFile(t *testing.T) {
+func TestGuard_HasTheOptionsOfTheFile(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], credential_headers: [X-Pass], safe_methods: lock}
@@ -219,7 +219,7 @@ func (r *slowReader) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-func TestPrincipalsAreThoseOfTheirNames(t *testing.T) {
+func TestPrincipals_AreThoseOfTheirNames(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	as := func(name string) config.Option {
@@ -246,7 +246,7 @@ routes:
 	}
 }
 
-func TestNamesThatNobodyGaveAreProblems(t *testing.T) {
+func TestBuild_NamesThatNobodyGaveAreProblems(t *testing.T) {
 	t.Parallel()
 	f := load(t, redistest.Embedded(t), `
 defaults: {principal: users}
@@ -272,7 +272,7 @@ routes:
 	}, got)
 }
 
-func TestWrongOptionsAreInvalidOptions(t *testing.T) {
+func TestBuild_WrongOptionsAreInvalidOptions(t *testing.T) {
 	t.Parallel()
 	f := load(t, redistest.Embedded(t), "")
 	value := func(context.Context) (string, bool) { return "", false }
@@ -298,7 +298,7 @@ func TestWrongOptionsAreInvalidOptions(t *testing.T) {
 	assert.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
-func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
+func TestBuild_WithoutARedisFails(t *testing.T) {
 	t.Parallel()
 	f, err := config.ParseIn("f.yaml", []byte("redis: {pool_size: 3}\n"), nil)
 	require.NoError(t, err)
@@ -395,7 +395,7 @@ func TestShutdown_LetsWorkersEnd(t *testing.T) {
 	assert.NoError(t, <-done)
 }
 
-func TestUnknownNames(t *testing.T) {
+func TestRuntime_UnknownNames(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), orders)
 	assert.ErrorIs(t, rt.Guard("none").Err(), core.ErrInvalidOption)
@@ -408,7 +408,7 @@ func TestUnknownNames(t *testing.T) {
 	assert.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
-func TestARouteIsFoundInEveryFrameworksForm(t *testing.T) {
+func TestRoute_IsFoundInEveryFrameworksForm(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:

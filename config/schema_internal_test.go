@@ -286,7 +286,7 @@ func useOf(v reflect.Value, used map[string]bool) {
 }
 
 // What a tag wants is what the packages take: Build takes both ends of every range.
-func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
+func TestRanges_BothEndsCanBeBuilt(t *testing.T) {
 	t.Parallel()
 	line := func(path, value string) string {
 		names := strings.Split(path, ".")
@@ -342,7 +342,7 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 
 // And what is past a range is refused by the packages too: the ranges are not narrower
 // than they need to be.
-func TestRangesAreThoseOfThePackages(t *testing.T) {
+func TestRanges_AreThoseOfThePackages(t *testing.T) {
 	t.Parallel()
 	for _, section := range []reflect.Type{
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[guardSection](),
