@@ -160,7 +160,7 @@ func TestTimeout_OneResponseWhoeverIsFirst(t *testing.T) {
 func TestTimeout_ObserversAreToldOfItsAnswer(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	told, release := make(chan httplock.Outcome, 1), make(chan struct{})
-	url, client := testbed.Serve(t, httplock.Timeout(20*time.Millisecond)(guarded(b.Locker.Guard(nil), func(w http.ResponseWriter, _ *http.Request) {
+	url, client := testbed.Serve(t, httplock.Timeout(500*time.Millisecond)(guarded(b.Locker.Guard(nil), func(w http.ResponseWriter, _ *http.Request) {
 		<-release
 		w.WriteHeader(http.StatusCreated)
 	}, httplock.WithObserver(outcomes{told: told}))))
