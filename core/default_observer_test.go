@@ -26,7 +26,7 @@ type lossObserver struct {
 
 func (c *lossObserver) OnLost(context.Context, core.Lost) { c.lost.Add(1) }
 
-func TestLostLease_IsToldOnceWhoeverIsTold(t *testing.T) {
+func TestLostLease_IsReportedOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		byDefault := testbed.CaptureLog(t)
 		given, mine := &testbed.Log{}, &lossObserver{}
