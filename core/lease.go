@@ -280,7 +280,7 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		return fmt.Errorf("core: release: %w", err)
 	}
 	if held := l.granted.Elapsed(now); errors.Is(err, ErrLeaseLost) {
-		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Cause: err})
+		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Kind: lossOf(err), Cause: err})
 	} else {
 		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
 	}
