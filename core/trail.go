@@ -27,7 +27,7 @@ func Trail(ctx context.Context) string {
 }
 
 // OnTrail reports whether the key is held by a Locker of whose leases on it the trail names one: work that was sent along
-// with the trail, and needs the key, would wait for its own sender. A trail comes from outside, so it may be any text.
+// with the trail, and cannot share the key, would wait for its own sender. A trail comes from outside, so it may be any text.
 // Redis is asked once, and only if the trail names a lease on a key that reads the same.
 func (l *Locker) OnTrail(ctx context.Context, key, trail string) (bool, error) {
 	if len(trail) > 2*markLen*maxTrail {

@@ -43,10 +43,12 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 // selfCall is an error if the request would wait for its own sender.
 func (p *requestState) selfCall() error {
 	trail := p.x.Request.Header.Get(trailHeader)
-	if trail == "" || p.replay != nil || p.call.Shared {
+	if trail == "" || p.replay != nil {
 		return nil
 	}
-	if is, _ := p.m.guard.Locker().OnTrail(p.x.Request.Context(), p.call.Key, trail); is { // what is wrong with Redis, Do will see
+	ctx, guard := p.x.Request.Context(), p.m.guard
+	is, _ := guard.Locker().OnTrail(ctx, p.call.Key, trail) // what is wrong with Redis, Do will see
+	if is && errors.Is(guard.Peek(ctx, p.call), core.ErrConflict) { // else they share the key
 		return errSelfCall
 	}
 	return nil
