@@ -47,7 +47,7 @@ func (p *requestState) selfCall() error {
 		return nil
 	}
 	ctx, guard := p.x.Request.Context(), p.m.guard
-	is, _ := guard.Locker().OnTrail(ctx, p.call.Key, trail) // what is wrong with Redis, Do will see
+	is, _ := guard.Locker().OnTrail(ctx, p.call.Key, trail)         // what is wrong with Redis, Do will see
 	if is && errors.Is(guard.Peek(ctx, p.call), core.ErrConflict) { // else they share the key
 		return errSelfCall
 	}
