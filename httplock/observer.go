@@ -64,7 +64,7 @@ const (
 	// missing, malformed or another request's, its body is too large, late or unreadable, or its principal may not. 4xx.
 	OutcomeRefused OutcomeKind = "refused"
 	// OutcomeError: it cannot be run by a fault of the service: the key function or the policy failed, or the guard is
-	// misconfigured. 500.
+	// misconfigured, 500; or it would wait for its own sender, 508.
 	OutcomeError OutcomeKind = "error"
 )
 
