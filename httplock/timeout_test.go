@@ -162,7 +162,7 @@ func TestTimeout_OneResponseWhoeverIsFirst(t *testing.T) {
 // Its worker has the key until a replay returns, so a replay does not return before its handler.
 func TestTimeout_AReplayKeepsItsKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		var runs atomic.Int64
 		entered, release := make(chan context.Context, 10), make(chan struct{})
 		ann := func(*http.Request) (string, error) { return "ann", nil }

@@ -17,7 +17,7 @@ import (
 
 // selfCalls: a handler that asks its own service for its own key is told so, and one that asks for another key is not
 // held up.
-func selfCalls(t *trial) {
+func selfCalls(t *fixture) {
 	b, said := t.bed(), &testbed.Log{}
 	var s *site
 	answers := make(chan testbed.Answer, 1)
@@ -76,7 +76,7 @@ func selfCalls(t *trial) {
 }
 
 // timeoutInFront: a handler that ignores its ctx keeps its key after its client was answered.
-func timeoutInFront(t *trial) {
+func timeoutInFront(t *fixture) {
 	b := t.bed()
 	release, returned := make(chan struct{}), make(chan error, 1)
 	app := orders(func(w http.ResponseWriter, r *http.Request) error {
