@@ -25,7 +25,7 @@ import (
 // As with [http.TimeoutHandler] the handler runs on a goroutine of its own. Unlike there, a response is not kept back:
 // Flush and Hijack work, and a response that was begun in time is waited for. Once the request was answered,
 // writes fail with [http.ErrHandlerTimeout], and a panic of the handler is logged. http.Server's Shutdown does not wait for a
-// handler whose request was answered: the Shutdown of the Locker does.
+// handler whose request was answered: the Shutdown of the Locker does, if it has a key.
 //
 // A replay ([Replay]) is not answered, since its worker has the key until the handler returns. Its ctx ends after d, and
 // if its handler then says nothing, or answers with 4xx or 5xx, the attempt has failed.
