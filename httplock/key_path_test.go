@@ -17,7 +17,7 @@ import (
 
 // However a client writes a path, a value has one key, and two values never have the same, whether the router decodes
 // path parameters or not.
-func TestPathParametersAreDecodedOnce(t *testing.T) {
+func TestPathParams_AreDecodedOnce(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	var key string

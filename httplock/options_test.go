@@ -60,7 +60,7 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	}
 }
 
-func TestMistakesPanicAtRegistration(t *testing.T) {
+func TestMistakes_PanicAtRegistration(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	fine, err := httplock.New(guard)

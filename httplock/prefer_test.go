@@ -200,7 +200,7 @@ func TestPreferIsTheHandlersWithoutHonorPrefer(t *testing.T) {
 }
 
 // An answer to the same request is no preference's doing: it comes before any waiting.
-func TestPreferenceIsNotAppliedToRequestsMadeTwice(t *testing.T) {
+func TestPrefer_IsNotAppliedToRequestsMadeTwice(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	h := guarded(parkLate(d), ok, httplock.HonorPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 	post := func(key string) testbed.Answer {

@@ -258,7 +258,7 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 }
 
 // New says what is missing of who sends a request.
-func TestWhoseRequestsAreIsSaidAtConstruction(t *testing.T) {
+func TestPrincipal_IsSaidAtConstruction(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	rejects := d.Locker.Guard(core.RejectConflicts)
 	parks := d.Locker.Guard(retry.Policy{Then: delayqueue.Policy(d.queue)})

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestCheckRoutes(t *testing.T) {
+func TestCheckRoutes_TellsWhatRunsWithoutItsGuard(t *testing.T) {
 	of := func(route string, by ...string) httplock.RegisteredRoute {
 		method, pattern, found := strings.Cut(route, " ")
 		if !found {
@@ -66,7 +66,7 @@ func TestCheckRoutes(t *testing.T) {
 	require.ErrorContains(t, httplock.CheckRoutes(nil, nil, "/x"), "/x: it is in the list of unguarded routes, but "+unknown)
 }
 
-func TestMuxRoutes(t *testing.T) {
+func TestMuxRoutes_ReadsWhichRoutesHaveAGuard(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey)
 	none := httplock.FromConfig(routesFunc(func(string, string) (httplock.Route, bool) { return httplock.Route{}, false }))
