@@ -44,8 +44,11 @@ type KeyFunc func(*http.Request) (string, error)
 func Param(prefix, name string) KeyFunc {
 	return from(prefix, "path parameter", name, func(r *http.Request) (string, error) {
 		v := r.PathValue(name)
-		if v == "" {
+		switch {
+		case v == "":
 			return "", unlessRouteHas(r, name)
+		case r.Pattern == "" && strings.Contains(v, "%"): // of a router that does not tell its pattern
+			return "", BadKey(errAmbiguousPath)
 		}
 		return v, nil
 	})
