@@ -88,7 +88,8 @@ type Outcome struct {
 	Err error
 }
 
-// WithObserver has o told what becomes of each request. A guard that could not be built tells nobody but the log.
+// WithObserver has o told what becomes of each request. Those that [FromConfig] refuses since it cannot know their route are only logged,
+// once.
 func WithObserver(o Observer) Option {
 	return func(m *Middleware) error {
 		if absent.Is(o) {
