@@ -8,8 +8,8 @@ import (
 
 // KeyFunc is httplock's: what makes keys for net/http makes them for echo, since
 // the request that it gets has echo's path parameters as its PathValue and c.Path() as
-// its Pattern. Func makes one of a function of echo's context; Value, Join, Hash,
-// Canonical and Template are httplock's alone.
+// its Pattern. Func makes one of a function of echo's context; Value, Join, Hash
+// and Canonical are httplock's alone.
 type KeyFunc = httplock.KeyFunc
 
 // NoKey is httplock.NoKey: a key function's error for a request that needs no key.

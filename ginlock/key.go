@@ -13,7 +13,7 @@ import (
 // KeyFunc is httplock's: what makes keys for net/http makes them for gin, since
 // the request that it gets has gin's path parameters as its PathValue and
 // c.FullPath() as its Pattern. Func makes one of a function of gin's context; Value,
-// Join, Hash, Canonical and Template are httplock's alone.
+// Join, Hash and Canonical are httplock's alone.
 type KeyFunc = httplock.KeyFunc
 
 // NoKey is httplock.NoKey: a key function's error for a request that needs no key.
