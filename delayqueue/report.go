@@ -123,7 +123,7 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	}
 	warning := Warning{Queue: q.name, Kind: WarnNoWorker, Resolved: after == 0, Detail: "a worker has claimed"}
 	if after > 0 {
-		warning.Detail = fmt.Sprintf("parked, but no worker has claimed for %s", since.Round(time.Second))
+		warning.Detail = fmt.Sprintf("parked, but no worker has claimed for %s: start one with this queue's name and prefix", since.Round(time.Second))
 	}
 	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), warning) })
 }

@@ -174,6 +174,7 @@ func TestDecode_Problems(t *testing.T) {
 		"# c":                                   {"0:0 : is empty"},
 		"---\ntext: a\n---\ntext: b":            {"4:1 : expected one YAML document, got another"},
 		"text: [1":                              {"1:7 : is not valid YAML: sequence end token ']' not found"},
+		"shape: {form: order:{a}}":              {"1:21 : is not valid YAML: ',' or '}' must be specified; text with a colon or braces needs quotes"},
 		"text: |hunter2":                        {"1:7 : is not valid YAML: invalid header option: …"},
 		"map:\n\ta: 1":                          {"2:1 : the line is indented with a tab; YAML takes spaces"},
 		"map:\n  a:\n  \tname: 1":               {"3:3 : the line is indented with a tab; YAML takes spaces"},
