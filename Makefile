@@ -4,7 +4,7 @@ LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
 # Those beside the one here.
-MODULES := bench sqlfence/sqltest
+MODULES := bench lockprom sqlfence/sqltest
 
 .DEFAULT_GOAL := help
 .PHONY: help test conformance lint fmt demo bench soak soak-locks soak-queue soak-bodies
@@ -12,7 +12,7 @@ MODULES := bench sqlfence/sqltest
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: ## run all tests, with the race detector (bench and sqlfence/sqltest without); TESTFLAGS='-run Fence' narrows, SLOWEST=20 lists the slowest, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
+test: ## run all tests, with the race detector (the modules beside the main one without); TESTFLAGS='-run Fence' narrows, SLOWEST=20 lists the slowest, PERKEY_REQUIRE_REDIS=1 insists on a real Redis
 	@scripts/test.sh $(TESTFLAGS)
 
 conformance: ## check every adapter against the same promises, on both Redises, and print the table; PERKEY_REQUIRE_REDIS=1 as for test

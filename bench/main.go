@@ -38,6 +38,7 @@ var scenarios = []scenario{
 	{"idle", idleHolder},
 	{"leases", leases},
 	{"web", web},
+	{"ops", observed},
 	{"queue-enqueue", enqueue},
 	{"queue-drain", drain},
 	{"queue-keys", drainKeys},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"reflect"
 	"strings"
 	"testing"
@@ -95,7 +96,9 @@ func TestProblems_ShowNoMisplacedSecret(t *testing.T) {
 	all = append(all, "unknown", "redis.unknown", "queues.m.unknown", "queues.m.encryption.unknown", "queues.m.encryption.keys.m.unknown", "guards.m.unknown",
 		"guards.m.on_conflict.unknown", "defaults.unknown", "asynq.m.unknown")
 	assert.Greater(t, len(all), 150)
-	wrong := 0
+	// All of them take a minute; each run has others.
+	const oneOf = 8
+	wrong, turn := 0, rand.N(oneOf)
 	for secret, hidden := range misplaced {
 		files := []string{secret, secret + ":", "? " + secret, "- " + secret, "redis: " + secret, "a: |" + secret, "'" + secret, "&" + secret + " x", "!" + secret + " x", "redis: [" + secret}
 		for _, path := range all {
@@ -110,6 +113,9 @@ func TestProblems_ShowNoMisplacedSecret(t *testing.T) {
 			}
 		}
 		for _, text := range files {
+			if turn++; turn%oneOf != 0 {
+				continue
+			}
 			f, err := parse("f.yaml", []byte(text), nil)
 			if err == nil {
 				var rt *Runtime
@@ -135,5 +141,5 @@ func TestProblems_ShowNoMisplacedSecret(t *testing.T) {
 			}
 		}
 	}
-	assert.Greater(t, wrong, 10_000)
+	assert.Greater(t, wrong, 10_000/oneOf)
 }

@@ -31,6 +31,10 @@ type KeyInfo struct {
 	// Waiters are the lockers that wait, in the order in which they will be served:
 	// all of them, or the first 10 from List.
 	Waiters []Waiter
+	// LocalWaiting is how many calls of the Locker that was asked wait for the key, also those that
+	// Redis does not know of because the Locker holds the key itself. Redis does not know how
+	// many calls another Locker has; see [Locker.Local].
+	LocalWaiting int
 	// Reserved is how long the key is still reserved for parked work, which goes before fresh
 	// calls; zero if it is not.
 	Reserved time.Duration
@@ -113,7 +117,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (*KeyInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	return keyInfo(info), nil
+	return keyInfo(info, l.waiters), nil
 }
 
 // ForceRelease takes the key from the holder that has the fence, whoever that is,
@@ -142,7 +146,7 @@ func (l *Locker) ForceRelease(ctx context.Context, key string, fence int64) (boo
 }
 
 // taken ends the holds of this Locker on a grant that is over in Redis.
-func (l *Locker) taken(key string, fence int64, why string) {
+func (l *Locker) taken(key string, fence int64, why loss) {
 	for _, h := range l.leases.of(key, fence) {
 		_ = l.leases.lose(h, why)
 	}
@@ -154,8 +158,10 @@ func (l *Locker) taken(key string, fence int64, why string) {
 // key can be on two. A page can be short, or empty, and not be the last. What else is
 // stored under the prefix is passed over.
 //
-// Its work is bounded: it uses SCAN, and reports on up to 10 holders and 10 waiters
-// of each key. It blocks for as long as that takes, or until go-redis gives up.
+// It uses SCAN, looks at up to 10 names of Redis for each key that is wanted, and reports on up to 10 holders
+// and 10 waiters of each. It sends little at a time and pauses in between, so that all calls of List of a Locker take a
+// twentieth of a Redis at most: going through a million names takes some 20 s. It blocks for as long as that
+// takes, no longer than ctx allows between two commands, or until go-redis gives up.
 func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, error) {
 	if count < 1 || count > MaxListCount {
 		return nil, fmt.Errorf("core: %w: List: count %d: want 1 to %d", ErrInvalidOption, count, MaxListCount)
@@ -169,20 +175,25 @@ func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, 
 	}
 	page := &KeyPage{Next: next}
 	for _, info := range infos {
-		page.Keys = append(page.Keys, keyInfo(info))
+		page.Keys = append(page.Keys, keyInfo(info, l.waiters))
 	}
 	return page, nil
 }
 
-func keyInfo(i store.Info) *KeyInfo {
+func keyInfo(i store.Info, w *waiters) *KeyInfo {
+	limits := []int{exclusive, shared} // the first need not wait in Redis
 	k := &KeyInfo{Key: i.Key, At: i.At, Foreign: i.Foreign, Held: i.Held, Waiting: i.Waiting, Reserved: i.Reserved}
 	for _, h := range i.Holders {
 		k.Holders = append(k.Holders, Holder{Participant: participant(h), Fence: h.Fence, Since: h.Since, Remaining: h.Remaining})
 		k.Mode = modeOf(h.Limit)
 	}
-	for _, w := range i.Waiters {
-		k.Waiters = append(k.Waiters, Waiter{participant(w)})
+	for _, p := range i.Waiters {
+		k.Waiters = append(k.Waiters, Waiter{participant(p)})
+		if p.Locker == w.locker.id {
+			limits = append(limits, p.Limit)
+		}
 	}
+	k.LocalWaiting = w.calls(i.Key, limits)
 	return k
 }
 

@@ -280,7 +280,7 @@ func (l *Lease) released(was leaseState, err error, now time.Time) error {
 		return fmt.Errorf("core: release: %w", err)
 	}
 	if held := l.granted.Elapsed(now); errors.Is(err, ErrLeaseLost) {
-		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Cause: err})
+		owner.observer.OnLost(l.Context(), Lost{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Kind: lossOf(err), Cause: err})
 	} else {
 		owner.observer.OnReleased(l.Context(), Released{Key: l.Key(), Name: l.name, Fence: l.fence, Held: held, Err: err})
 	}
@@ -385,13 +385,16 @@ func leaseFrom(ctx context.Context) (l *Lease, frameworks bool) {
 // cut loose from it with WithoutCancel.
 func (l *Lease) again(ctx context.Context, call Call) *Lease {
 	inner, cancel := context.WithCancelCause(l.Context())
-	unhook := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	// Another goroutine asks for the cause: not of ctx itself, which may be a framework's own that changes meanwhile.
+	caller, leave := context.WithCancel(ctx)
+	unhook := context.AfterFunc(caller, func() { cancel(context.Cause(caller)) })
 	outer, _ := LeaseFrom(ctx)
 	return &Lease{
 		hold: l.hold, name: call.Name, fence: l.fence, granted: l.granted,
 		inner: inner,
 		cancel: func(cause error) {
 			unhook()
+			leave()
 			cancel(cause)
 		},
 		leaseExtra: &leaseExtra{outer: outer, reentered: l, caller: ctx},

@@ -75,7 +75,7 @@ func (t *leaseTable) check(l *Lease) error {
 		l.cancel(err)
 		return err
 	case state == leaseReleased:
-		return lost(l.Key(), "it was released")
+		return lost(l.Key(), loss{text: "it was released"})
 	case state == leaseDetached:
 		return fmt.Errorf("core: %q: %w", l.Key(), ErrDetached)
 	case over:
@@ -86,19 +86,6 @@ func (t *leaseTable) check(l *Lease) error {
 
 // valid reports whether a lease is held.
 func (t *leaseTable) valid(l *Lease) bool { return t.check(l) == nil }
-
-// Why a lease was lost.
-const (
-	ranOut  = "it was not renewed in time"
-	notOurs = "redis says that the key is not ours"
-	forced  = "it was taken away with ForceRelease"
-	// Of leases that were transferred.
-	elsewhere = "it was released by another that had its token"
-)
-
-func lost(key, why string) error {
-	return fmt.Errorf("core: %q: %w: %s", key, ErrLeaseLost, why)
-}
 
 // release ends a lease, and reports what it was until now and whether it could
 // still be relied on. Its hold stays under renewal, to be handed over or dropped.
@@ -151,7 +138,7 @@ func (t *leaseTable) lengthen(h *hold, deadline time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h.state != leaseHeld {
-		return lost(h.key(), "it ended while it was being renewed")
+		return lost(h.key(), loss{text: "it ended while it was being renewed"})
 	}
 	t.schedule.Set(h, schedule.MomentOf(deadline), h.RenewAt())
 	return nil
@@ -159,7 +146,7 @@ func (t *leaseTable) lengthen(h *hold, deadline time.Time) error {
 
 // lose ends a hold that is over, and returns what the cause of its lease's context
 // became.
-func (t *leaseTable) lose(h *hold, why string) error {
+func (t *leaseTable) lose(h *hold, why loss) error {
 	t.mu.Lock()
 	var e ended
 	held := h.state == leaseHeld

@@ -242,7 +242,7 @@ func (l *Locker) end(h *hold, lease *Lease, cause error) {
 	l.notifications.freed(h.key())
 	if lease != nil {
 		l.observer.OnLost(lease.Context(), Lost{
-			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Cause: cause,
+			Key: h.key(), Name: lease.name, Fence: lease.fence, Held: lease.granted.Elapsed(time.Now()), Kind: lossOf(cause), Cause: cause,
 		})
 	}
 }

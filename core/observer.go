@@ -55,6 +55,8 @@ type Lost struct {
 	// Fence is the lease's, as in its Outcome.
 	Fence int64
 	Held  time.Duration
+	Kind  LossKind
+	// Cause is that of the lease's context; it wraps ErrLeaseLost.
 	Cause error
 }
 
@@ -143,7 +145,7 @@ func (o slogObserver) OnReleased(ctx context.Context, e Released) {
 
 func (o slogObserver) OnLost(ctx context.Context, e Lost) {
 	o.log.LogAttrs(ctx, slog.LevelWarn, "perkey: lease lost", slog.String("key", e.Key), slog.String("name", e.Name),
-		slog.Int64("fence", e.Fence), slog.Duration("held", e.Held), slog.Any("cause", e.Cause))
+		slog.Int64("fence", e.Fence), slog.Duration("held", e.Held), slog.String("kind", string(e.Kind)), slog.Any("cause", e.Cause))
 }
 
 func (o slogObserver) OnRenewed(ctx context.Context, e Renewed) {

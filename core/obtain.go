@@ -19,6 +19,7 @@ import (
 // obtain takes the call's key, or returns why it cannot, and reports the outcome. A nil policy
 // rejects. The call fails with invalid, unless that is nil.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions, invalid error) (*Lease, error) {
+	o.name, o.id = call.Name, call.ID
 	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now()}
 	err := errUnwound
 	defer func() { a.report(err) }()
@@ -121,7 +122,7 @@ func (a *attempt) once() error {
 // await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
-	w, waiting, held := a.locker.waiters.join(a.call.Key, a.opts)
+	w, waiting, held := a.locker.waiters.join(a.call.Key, a.opts, a.start)
 	if w == nil {
 		a.conflict.Waiting = waiting
 		return a.shed(held)

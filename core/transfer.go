@@ -82,7 +82,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 	}
 	token := l.Token()
 	if !owner.leases.detach(l) {
-		return "", lost(l.Key(), "it ended while it was being detached")
+		return "", lost(l.Key(), loss{text: "it ended while it was being detached"})
 	}
 	l.cancel(fmt.Errorf("core: %q: %w", l.Key(), ErrDetached))
 	owner.waiters.lost(h)

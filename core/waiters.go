@@ -65,6 +65,7 @@ type waiter struct {
 	all            *waiters
 	queue          *queue
 	opts           *acquireOptions
+	since          time.Time     // guarded by all.mu: when its call began
 	wake           chan struct{} // holds one
 	timer          *time.Timer
 	grant          *hold         // guarded by all.mu: given to this call
@@ -107,9 +108,9 @@ func newWaiter() any {
 	return c
 }
 
-// join puts a call at the end of the queue for key. If there are too many it returns nil,
+// join puts a call that began at since at the end of the queue for key. If there are too many it returns nil,
 // how many wait for the key, and whether that is known to be held.
-func (w *waiters) join(key string, o *acquireOptions) (c *waiter, waiting int, held bool) {
+func (w *waiters) join(key string, o *acquireOptions, since time.Time) (c *waiter, waiting int, held bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q := w.queueOf(key, o.limit)
@@ -122,7 +123,7 @@ func (w *waiters) join(key string, o *acquireOptions) (c *waiter, waiting int, h
 	}
 	w.waiting++
 	c = w.pool.Get().(*waiter)
-	c.all, c.queue, c.opts = w, q, o
+	c.all, c.queue, c.opts, c.since = w, q, o, since
 	c.Lease, c.Timeout, c.HandOver = o.firstLease(), o.replyTimeout(), 0
 	if !o.bounded() {
 		c.HandOver = o.ttl

@@ -2,6 +2,7 @@ package strictyaml_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"strings"
 	"testing"
@@ -68,12 +69,18 @@ func TestDecode_HostileDocuments(t *testing.T) {
 		"complex keys":            full("", "? "),
 		"complex keys by line":    full("", "? a\n"),
 	}
+	// All of them take half a minute under the race detector; each run has others.
+	turn := rand.N(3)
 	for _, s := range []string{"[", "{", "- ", "{a: ", "[]]", "[- ", "-\n", "a: ", "a: -", ": ", "! ", "&a ", "*a ", "|\n", ">\n", "%a\n", "~ ", "'", "\\", ",", "]", "}"} {
-		hostile["repeated "+s] = full("", s)
-		hostile["deeper "+s] = full("a: 1\nb:\n ", s)
+		if turn++; turn%3 == 0 {
+			hostile["repeated "+s] = full("", s)
+			hostile["deeper "+s] = full("a: 1\nb:\n ", s)
+		}
 	}
 	for _, s := range []string{"-", "- a:", "a:", "a: b", "?", "{", "[", "!t", "&a", "x", "- !t", "a: |", "-  # c"} {
-		hostile["stairs of "+s] = stairs(s)
+		if turn++; turn%3 == 0 {
+			hostile["stairs of "+s] = stairs(s)
+		}
 	}
 	for name, text := range hostile {
 		t.Run(name, func(t *testing.T) {

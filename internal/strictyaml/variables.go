@@ -5,10 +5,7 @@ import (
 	"strings"
 )
 
-var (
-	reference    = regexp.MustCompile(`\$\$\{|\$\{([^}]*)\}?`)
-	variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-)
+var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // IsVariable reports whether a text can be the name of an environment variable.
 func IsVariable(name string) bool { return variableName.MatchString(name) }
@@ -17,22 +14,25 @@ func IsVariable(name string) bool { return variableName.MatchString(name) }
 // and then returns false.
 func (n Node) expand(s *scalar) bool {
 	ok := true
-	s.literal = ""
-	last := 0
-	var text strings.Builder
-	add := func(literal string) {
-		s.literal += literal
-		text.WriteString(literal)
+	var text, literal strings.Builder
+	add := func(part string) {
+		literal.WriteString(part)
+		text.WriteString(part)
 	}
-	for _, at := range reference.FindAllStringIndex(s.text, -1) {
-		add(s.text[last:at[0]])
-		ref := s.text[at[0]:at[1]]
-		last = at[1]
-		if ref == "$${" {
-			add("${")
+	rest := s.text
+	for {
+		before, after, found := strings.Cut(rest, "${")
+		if !found {
+			break
+		}
+		if unescaped, escaped := strings.CutSuffix(before, "$"); escaped {
+			add(unescaped + "${")
+			rest = after
 			continue
 		}
-		name, closed := strings.CutSuffix(ref[2:], "}")
+		add(before)
+		name, behind, closed := strings.Cut(after, "}")
+		rest = behind
 		value := n.d.env[name]
 		switch {
 		case !closed || !IsVariable(name):
@@ -45,7 +45,8 @@ func (n Node) expand(s *scalar) bool {
 		text.WriteString(value)
 		s.kind = isVariable
 	}
-	add(s.text[last:])
+	add(rest)
+	s.literal = literal.String()
 	s.text = text.String()
 	return ok
 }

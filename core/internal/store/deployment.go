@@ -36,6 +36,7 @@ type deployment struct {
 	mapped     atomic.Bool  // the Cluster's slots are known
 	mapping    atomic.Bool  // they are being asked for
 
+	listing       *pacer
 	cancellations cancellations
 	subscription  *listener.Listener
 	warned        bool // of there being no subscription; the listener's
@@ -47,6 +48,7 @@ func NewDeployment(rdb redis.UniversalClient, c Config) Store { return newDeploy
 func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
 	d := &deployment{
 		life: c.Life, events: c.Events, prefix: c.Prefix, rdb: rdb, batchers: map[*redis.Client]*batcher{}, acquire: acquireScript,
+		listing: newPacer(),
 		renewer: dedicated.New(rdb, c.Renewer, RenewalFlights+1), // one for refreshes
 	}
 	d.looked.Store(time.Now().UnixNano())

@@ -16,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/core/internal/lifecycle"
 	"github.com/perkey-go/perkey/internal/ctxerr"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
@@ -46,7 +47,7 @@ type Participant struct {
 const (
 	inspectHolders   = 1000
 	listParticipants = 10
-	// How often one List looks for keys at most, where most names in Redis are not of keys.
+	// One List looks at this many times as many names as keys are wanted, where most names are not of keys.
 	listScans = 10
 	// adminTimeout is how long a call waits for Redis whose ctx sets no bound.
 	adminTimeout = 15 * time.Second
@@ -116,15 +117,26 @@ func (d *deployment) List(ctx context.Context, cursor string, count int) (infos 
 	if err != nil {
 		return nil, "", err
 	}
-	for range listScans {
+	for looked := 0; looked < listScans*count && (looked < count || len(infos) == 0); {
 		var records []string
-		if records, err = at.next(ctx, RecordName(d.prefix, ""), count); err == nil {
-			infos, err = d.inspectAll(ctx, records)
+		n := min(count, scanAtOnce)
+		err := d.step(ctx, func() (busy time.Duration, err error) {
+			records, busy, err = at.next(ctx, RecordName(d.prefix, ""), n)
+			return busy, err
+		})
+		for part := range slices.Chunk(records, inspectAtOnce) {
+			if err == nil {
+				err = d.step(ctx, func() (busy time.Duration, err error) {
+					infos, busy, err = d.inspectAll(ctx, part, infos)
+					return busy, err
+				})
+			}
 		}
 		if err != nil {
 			return nil, "", listFailed(ctx, err)
 		}
-		if next = at.cursor(); next == "" || len(infos) > 0 {
+		looked += n
+		if next = at.cursor(); next == "" {
 			break
 		}
 	}
@@ -132,15 +144,19 @@ func (d *deployment) List(ctx context.Context, cursor string, count int) (infos 
 }
 
 func listFailed(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return fmt.Errorf("core: list: %w", ctxerr.Of(ctx))
+	case errors.Is(err, lifecycle.ErrClosed):
+		return fmt.Errorf("core: list: %w", err)
 	}
 	return fmt.Errorf("core: list: %w: %w", ErrUnavailable, err)
 }
 
-// inspectAll reports on keys, but for those that are free.
-func (d *deployment) inspectAll(ctx context.Context, records []string) ([]Info, error) {
-	var infos []Info
+// inspectAll appends reports on keys to infos, but for those that are free, and returns for how long
+// Redis worked.
+func (d *deployment) inspectAll(ctx context.Context, records []string, infos []Info) (all []Info, busy time.Duration, err error) {
+	var first, last time.Time // by the clock of the server, which has all of them
 	calls := make([]*luascript.Call, len(records))
 	for i, record := range records {
 		call := inspectScript.Call(ctx, append(inspectScript.Args(nil, 1), record, listParticipants, listParticipants), false)
@@ -156,16 +172,17 @@ func (d *deployment) inspectAll(ctx context.Context, records []string) ([]Info, 
 		if err == nil {
 			info, err = parseInspect(KeyOf(d.prefix, record), val)
 		}
-		switch {
-		case err != nil:
-			return nil, err
-		case val.([]any)[7] == noRecord:
-			continue
-		case info.Held > 0 || info.Waiting > 0 || info.Reserved > 0:
+		if err != nil {
+			return nil, 0, err
+		}
+		if last = info.At; first.IsZero() {
+			first = last
+		}
+		if val.([]any)[7] != noRecord && (info.Held > 0 || info.Waiting > 0 || info.Reserved > 0) {
 			infos = append(infos, info)
 		}
 	}
-	return infos, nil
+	return infos, last.Sub(first) + inspectTakes, nil
 }
 
 // scan is a place in a scan over all primaries, in the order of their addresses.
@@ -218,10 +235,15 @@ func (d *deployment) nodesFrom(ctx context.Context, cursor string) (*scan, error
 }
 
 // next returns the next records, whose names begin with prefix, and moves on.
-func (s *scan) next(ctx context.Context, prefix string, count int) ([]string, error) {
-	names, next, err := s.nodes[0].Scan(ctx, s.at, inGlob.Replace(prefix)+"*", int64(count)).Result()
+// It returns also for how long Redis worked.
+func (s *scan) next(ctx context.Context, prefix string, count int) (records []string, busy time.Duration, err error) {
+	var found *redis.ScanCmd
+	busy = timed(ctx, s.nodes[0], func(pipe redis.Pipeliner) {
+		found = pipe.Scan(ctx, s.at, inGlob.Replace(prefix)+"*", int64(count))
+	})
+	names, next, err := found.Result()
 	if err != nil {
-		return nil, err
+		return nil, busy, err
 	}
 	if s.at = next; next == 0 {
 		s.nodes = s.nodes[1:]
@@ -229,14 +251,14 @@ func (s *scan) next(ctx context.Context, prefix string, count int) ([]string, er
 			s.addrs = s.addrs[1:]
 		}
 	}
-	records := names[:0]
+	records = names[:0]
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		if ValidateKey(name[len(prefix):]) == nil {
 			records = append(records, name)
 		}
 	}
-	return records, nil
+	return records, busy, nil
 }
 
 func (s *scan) cursor() string {

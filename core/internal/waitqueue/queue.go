@@ -1,6 +1,9 @@
 package waitqueue
 
-import "time"
+import (
+	"iter"
+	"time"
+)
 
 // A Queue is the calls of one process that wait for one key with one limit, in order of
 // arrival. Its zero value but for Config and Limit is an empty queue.
@@ -53,6 +56,17 @@ type Queue struct {
 
 // Len is how many calls wait.
 func (q *Queue) Len() int { return q.n }
+
+// Calls are the calls that wait, in order.
+func (q *Queue) Calls() iter.Seq[*Call] {
+	return func(yield func(*Call) bool) {
+		for c := q.first; c != nil; c = c.next {
+			if !yield(c) {
+				return
+			}
+		}
+	}
+}
 
 // Empty reports whether the queue can be forgotten.
 func (q *Queue) Empty() bool {

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -148,11 +149,11 @@ func lostLease(t *trial) {
 	resp := t.post(s, "")
 	testbed.RequireProblem(t, resp, http.StatusInternalServerError, "outcome-unknown", false)
 	var lost []string
-	for line := range strings.Lines(said.String()) {
-		if strings.Contains(line, "lost") {
-			lost = append(lost, line)
-		}
+	logged := func() bool { // by the goroutine that renews leases
+		lost = slices.DeleteFunc(slices.Collect(strings.Lines(said.String())), func(line string) bool { return !strings.Contains(line, "lost") })
+		return len(lost) > 0
 	}
+	require.Eventually(t, logged, 10*time.Second, time.Millisecond)
 	require.Len(t, lost, 1)
 	require.Contains(t, lost[0], `msg="perkey: lease lost"`)
 	require.NotContains(t, resp.Header, "Etag", "the handler's headers are of a response that is not sent")

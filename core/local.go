@@ -1,0 +1,169 @@
+package core
+
+import (
+	"cmp"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/perkey-go/perkey/core/internal/schedule"
+)
+
+// Local is what a Locker knows of its own leases and calls, without Redis.
+type Local struct {
+	// Held is how many keys the Locker holds: each once for each lease.
+	Held int
+	// Waiting is how many of its calls wait for their keys. It includes those that wait for
+	// Redis's first answer: they are many while Redis is slow or away.
+	Waiting int
+	// Leases are the oldest of its leases, and Waits those of its calls that have waited longest,
+	// in this order.
+	Leases []LocalLease
+	Waits  []LocalWait
+}
+
+// LocalLease is a lease of this process.
+type LocalLease struct {
+	// Key, Name and Mode are as in Outcome. Name is empty for a key that an AcquireAll has while it waits for the others.
+	Key, Name string
+	Mode      Mode
+	Fence     int64
+	Held      time.Duration
+	// TTL is for how long the lease is renewed, each time that a third of it is over, and Remaining for how long
+	// the process still relies on it. If less than half remains, the renewal is late: unless the lease was not
+	// renewed yet (WithFirstLease), or has a MaxHold.
+	TTL, Remaining time.Duration
+	// Wanted: Redis said that calls of other processes wait for the key.
+	Wanted bool
+}
+
+// LocalWait is a call of this process that waits.
+type LocalWait struct {
+	// Key, Name, ID and Mode are as in Outcome.
+	Key, Name, ID string
+	Mode          Mode
+	Waited        time.Duration
+}
+
+const (
+	// How many leases, and how many keys that are waited for, are looked at before others
+	// may go on.
+	leasesAtOnce = 128
+	queuesAtOnce = 128
+)
+
+// Local reports on the leases and waiting calls of this Locker: how many there are, and of each the n
+// that are oldest. It does not ask Redis, and needs memory for n. Its time grows with how many there are: some 10 ms
+// for 100,000. Calls go on meanwhile, since it looks at some at a time; so it can miss one that is granted, renewed or
+// released just then, and rarely another. A negative n is zero.
+func (l *Locker) Local(n int) Local {
+	n = max(n, 0)
+	now := time.Now()
+	local := Local{Held: l.leases.count(), Leases: l.leases.oldest(n, now)}
+	local.Waiting, local.Waits = l.waiters.longest(n, now)
+	return local
+}
+
+// oldest returns the n oldest leases, by when their calls were granted them.
+func (t *leaseTable) oldest(n int, now time.Time) []LocalLease {
+	var all []LocalLease
+	for i, more := 0, n > 0; more; i += leasesAtOnce {
+		t.mu.Lock()
+		for h := range t.schedule.Part(i, leasesAtOnce) {
+			held := h.granted().Elapsed(now)
+			at, among := place(all, n, held, LocalLease.held)
+			if !among {
+				continue
+			}
+			one := localLease(h, held, now)
+			again := func(other LocalLease) bool { return other.Key == one.Key && other.Fence == one.Fence }
+			if !slices.ContainsFunc(all, again) { // it was seen, and has moved since
+				all = put(all, n, at, one)
+			}
+		}
+		more = i+leasesAtOnce < t.schedule.Len()
+		t.mu.Unlock()
+		runtime.Gosched()
+	}
+	return all
+}
+
+func (l LocalLease) held() time.Duration { return l.Held }
+
+func (w LocalWait) waited() time.Duration { return w.Waited }
+
+// granted is when the call was granted the key that has it now. Called with leaseTable.mu held.
+func (h *hold) granted() schedule.Instant {
+	if h.lease != nil {
+		return h.lease.granted
+	}
+	return h.since
+}
+
+// localLease is called with leaseTable.mu held.
+func localLease(h *hold, held time.Duration, now time.Time) LocalLease {
+	l := LocalLease{
+		Key: h.key(), Mode: modeOf(h.mode()), Fence: h.fence, Held: held, TTL: h.ttl,
+		Remaining: max(h.Deadline().Mono.Sub(now), 0), Wanted: h.waiting.Load(),
+	}
+	if h.lease != nil {
+		l.Name, l.Fence = h.lease.name, h.lease.fence
+	}
+	return l
+}
+
+// longest returns how many calls wait, and the n that have waited longest.
+func (w *waiters) longest(n int, now time.Time) (waiting int, all []LocalWait) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	waiting = w.waiting
+	if n == 0 {
+		return waiting, nil
+	}
+	looked := 0
+	for _, q := range w.queues {
+		if looked++; looked%queuesAtOnce == 0 { // others may change the map meanwhile: what stays in it is seen once
+			w.mu.Unlock()
+			runtime.Gosched()
+			w.mu.Lock()
+		}
+		left := n
+		for c := range q.Calls() {
+			to := c.Of.(*waiter)
+			if at, among := place(all, n, now.Sub(to.since), LocalWait.waited); among {
+				all = put(all, n, at, LocalWait{Key: q.key, Name: to.opts.name, ID: to.opts.id, Mode: modeOf(q.Limit), Waited: now.Sub(to.since)})
+			}
+			if left--; left == 0 {
+				break
+			}
+		}
+	}
+	return waiting, all
+}
+
+// place is where a time belongs among all, of which the n longest are wanted, and whether it is among those.
+func place[T any](all []T, n int, d time.Duration, of func(T) time.Duration) (at int, among bool) {
+	if len(all) == n && of(all[n-1]) >= d {
+		return n, false
+	}
+	at, _ = slices.BinarySearchFunc(all, d, func(one T, d time.Duration) int { return cmp.Compare(d, of(one)) })
+	return at, true
+}
+
+// put puts one at a place, and keeps n.
+func put[T any](all []T, n, at int, one T) []T {
+	return slices.Insert(all[:min(len(all), n-1)], at, one)
+}
+
+// calls is how many calls of this process wait for key with one of the limits.
+func (w *waiters) calls(key string, limits []int) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	slices.Sort(limits)
+	for _, limit := range slices.Compact(limits) {
+		if q := w.queues[queueKey{key, limit}]; q != nil {
+			n += q.Len()
+		}
+	}
+	return n
+}

@@ -1,0 +1,59 @@
+package core_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// losses passes on what OnLost is told.
+type losses struct {
+	core.NopObserver
+	told chan core.Lost
+}
+
+func (l losses) OnLost(_ context.Context, e core.Lost) { l.told <- e }
+
+func TestObserver_IsToldWhyALeaseWasLost(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		for kind, lose := range map[core.LossKind]func(l, other *core.Locker, lease *core.Lease){
+			core.LossExpired: func(*core.Locker, *core.Locker, *core.Lease) {},
+			core.LossGone: func(_, _ *core.Locker, lease *core.Lease) {
+				require.NoError(t, rdb.Del(ctx, core.RecordName(env.Prefix, lease.Key())).Err())
+				require.ErrorIs(t, lease.Extend(ctx, time.Second), core.ErrLeaseLost)
+			},
+			core.LossForced: func(_, other *core.Locker, lease *core.Lease) {
+				require.True(t, force(t, other, lease.Key(), lease.Fence()))
+			},
+			core.LossReleased: func(_, other *core.Locker, lease *core.Lease) {
+				resumed, err := other.Resume(ctx, lease.Token())
+				require.NoError(t, err)
+				require.NoError(t, resumed.Release(ctx))
+			},
+			core.LossClosed: func(l, _ *core.Locker, _ *core.Lease) { require.NoError(t, l.Close()) },
+		} {
+			seen := losses{told: make(chan core.Lost, 1)}
+			l, other := newLocker(t, env, core.WithObserver(seen)), newLocker(t, env)
+			opts := []core.AcquireOption{core.Named("pay", "1")}
+			if kind == core.LossExpired {
+				opts = append(opts, core.FixedLease(100*time.Millisecond))
+			}
+			lease, err := l.TryAcquire(ctx, string(kind), opts...)
+			require.NoError(t, err)
+			listening(t, l)
+			lose(l, other, lease)
+			e := <-seen.told
+			assert.Equal(t, kind, e.Kind, e.Cause)
+			assert.Equal(t, lease.Fence(), e.Fence)
+			assert.ErrorIs(t, e.Cause, core.ErrLeaseLost)
+			assert.Equal(t, e.Cause, context.Cause(lease.Context()))
+		}
+	})
+}

@@ -1,0 +1,182 @@
+package lockprom
+
+import (
+	"context"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/ops"
+)
+
+// statsTimeout is how long a scrape waits for a queue's Redis.
+const statsTimeout = time.Second
+
+// Collector collects the metrics of a Recorder, and of queues. It is safe for concurrent use.
+type Collector struct {
+	recorder *ops.Recorder
+	queues   []*delayqueue.Queue
+	version  string
+	golang   string
+}
+
+var _ prometheus.Collector = (*Collector)(nil)
+
+// New makes a Collector of what recorder counts and of what Redis says of queues, of which there may be none. Each
+// scrape asks for [delayqueue.Queue.Stats] of each of them once, and waits for a second at most. Of queues of one
+// name only the first is collected. A nil recorder has counted nothing.
+func New(recorder *ops.Recorder, queues ...*delayqueue.Queue) *Collector {
+	if recorder == nil {
+		recorder = ops.NewRecorder()
+	}
+	c := &Collector{recorder: recorder}
+	for _, q := range queues {
+		if q != nil && !slices.ContainsFunc(c.queues, func(other *delayqueue.Queue) bool { return other.Name() == q.Name() }) {
+			c.queues = append(c.queues, q)
+		}
+	}
+	c.version, c.golang = versions()
+	return c
+}
+
+const path = "github.com/perkey-go/perkey"
+
+// versions are those of perkey and of Go that the program was built with.
+func versions() (version, golang string) {
+	version = "unknown"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return version, version
+	}
+	for _, module := range append(info.Deps, &info.Main) {
+		if module.Path == path && module.Version != "" {
+			version = module.Version
+		}
+	}
+	return version, info.GoVersion
+}
+
+// Describe implements [prometheus.Collector].
+func (c *Collector) Describe(to chan<- *prometheus.Desc) {
+	for _, m := range table {
+		to <- m.desc
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (c *Collector) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
+	defer cancel()
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	for _, q := range c.queues {
+		asking.Go(func() { collectQueue(ctx, to, q) })
+	}
+	to <- buildInfo.of(1, c.version, c.golang)
+	s := c.recorder.Snapshot()
+	for i := range s.Locks {
+		collectLocks(to, &s.Locks[i])
+	}
+	to <- renewals.of(float64(s.Renewals.Leases))
+	to <- renewalErrors.of(float64(s.Renewals.Failed))
+	to <- renewalTook.histogram(&s.Renewals.Took)
+	for _, w := range s.Warnings {
+		to <- warning.of(float64(w.Open), w.Source, w.Kind)
+	}
+	for i := range s.Queues {
+		collectWork(to, &s.Queues[i])
+	}
+}
+
+func collectLocks(to chan<- prometheus.Metric, l *ops.LockStats) {
+	for outcome, n := range l.Calls {
+		to <- lockCalls.of(float64(n), l.Name, string(outcome))
+	}
+	for cause, n := range l.Lost {
+		to <- lockLost.of(float64(n), l.Name, string(cause))
+	}
+	to <- lockWait.histogram(&l.Wait, l.Name)
+	to <- lockHold.histogram(&l.Hold, l.Name)
+	to <- lockHeld.of(float64(l.Held), l.Name)
+	to <- lockWaiting.of(float64(l.Waiting), l.Name)
+	to <- lockUnreleased.of(float64(l.Unreleased), l.Name)
+}
+
+func collectWork(to chan<- prometheus.Metric, q *ops.QueueStats) {
+	for kind, n := range q.Enqueued {
+		to <- enqueued.of(float64(n), q.Queue, string(kind))
+	}
+	for outcome, n := range q.Settled {
+		to <- queueEvents.of(float64(n), q.Queue, string(outcome))
+	}
+	to <- queueEvents.of(float64(q.Redelivered), q.Queue, "redelivered")
+	to <- queueEvents.of(float64(q.Expired), q.Queue, "overdue")
+	to <- queueLag.histogram(&q.Lag, q.Queue)
+	to <- keyWait.histogram(&q.KeyWait, q.Queue)
+	to <- claim.histogram(&q.Claim, q.Queue)
+}
+
+func collectQueue(ctx context.Context, to chan<- prometheus.Metric, q *delayqueue.Queue) {
+	type answer struct {
+		stats delayqueue.Stats
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() { // go-redis may not heed ctx: it ends when that has given up
+		stats, err := q.Stats(ctx)
+		answers <- answer{stats, err}
+	}()
+	a := answer{err: context.DeadlineExceeded}
+	select {
+	case a = <-answers:
+	case <-ctx.Done():
+	}
+	name := q.Name()
+	if a.err != nil {
+		to <- queueUp.of(0, name)
+		return
+	}
+	s := &a.stats
+	to <- queueUp.of(1, name)
+	for state, n := range map[string]int64{"queued": s.Queued, "running": s.Running, "dead": s.Dead} {
+		to <- queueMessages.of(float64(n), name, state)
+	}
+	to <- queueDue.of(float64(s.Due), name)
+	to <- queueLateness.of(s.Lateness.Seconds(), name)
+	to <- queuePaused.of(oneIf(s.Paused), name)
+	to <- queueHalted.of(float64(s.Halted), name)
+	to <- queueBytes.of(float64(s.Bytes), name)
+	for how, n := range map[string]int64{
+		"done": s.Totals.Done, "expired": s.Totals.Expired, "cancelled": s.Totals.Cancelled, "died": s.Totals.Died, "superseded": s.Totals.Superseded,
+	} {
+		to <- queueEnded.of(float64(n), name, how)
+	}
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (m *metric) of(value float64, labels ...string) prometheus.Metric {
+	kind := prometheus.GaugeValue
+	if m.kind == counter {
+		kind = prometheus.CounterValue
+	}
+	return prometheus.MustNewConstMetric(m.desc, kind, value, labels...)
+}
+
+func (m *metric) histogram(h *ops.Histogram, labels ...string) prometheus.Metric {
+	buckets, below := make(map[float64]uint64, len(h.Buckets)), uint64(0)
+	for _, b := range h.Buckets {
+		below += uint64(b.Count)
+		buckets[b.AtMost.Seconds()] = below
+	}
+	return prometheus.MustNewConstHistogram(m.desc, uint64(h.Count), h.Sum.Seconds(), buckets, labels...)
+}

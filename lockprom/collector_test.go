@@ -1,0 +1,223 @@
+package lockprom_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/lockprom"
+	"github.com/perkey-go/perkey/ops"
+)
+
+// busy tells recorder of calls of many keys and names, and of many queues.
+func busy(recorder *ops.Recorder, keys, names, queues int) {
+	ctx := context.Background()
+	locks, work := recorder.Locks(nil), recorder.Queues(nil)
+	var callers sync.WaitGroup
+	for caller := range 4 {
+		callers.Go(func() {
+			for i := caller; i < keys; i += 4 {
+				key, name := fmt.Sprintf("secret-key-%d", i), fmt.Sprint("name ", i%names)
+				locks.OnWaiting(ctx, core.Waiting{Key: key, Name: name})
+				locks.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeAcquired, Key: key, Name: name, ID: "secret-id", Leases: 1, DidWait: true, Waited: time.Millisecond})
+				locks.OnReleased(ctx, core.Released{Key: key, Name: name, Held: time.Second})
+			}
+		})
+	}
+	callers.Wait()
+	for i := range queues {
+		name := fmt.Sprint("queue ", i)
+		work.OnEnqueued(ctx, delayqueue.Enqueued{Queue: name, Kind: delayqueue.EnqueueStored, ID: "secret-ticket", Principal: "secret-user"})
+		work.OnSettled(ctx, delayqueue.Settled{Queue: name, Outcome: delayqueue.OutcomeDone})
+	}
+	locks.OnLost(ctx, core.Lost{Key: "secret-key-lost", Name: "lost", Kind: core.LossExpired, Cause: errors.New("secret-cause")})
+	locks.OnWarning(ctx, core.Warning{Kind: core.WarnUnreachable, Node: "secret-host:6379", Detail: "secret-detail"})
+	work.OnWarning(ctx, delayqueue.Warning{Kind: delayqueue.WarnNoWorker, Queue: "queue 0"})
+}
+
+func scrape(t testing.TB, c prometheus.Collector) string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	require.NoError(t, registry.Register(c))
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	require.Equal(t, http.StatusOK, w.Code, w.Body.String())
+	return w.Body.String()
+}
+
+func TestCollector_HasBoundedSeriesAndNoSecrets(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	busy(recorder, 1_000_000, 10_000, 10_000)
+	text := scrape(t, lockprom.New(recorder))
+	series := 0
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "#") {
+			series++
+		}
+	}
+	t.Log(series, "series")
+	assert.LessOrEqual(t, series, 6000)
+	assert.NotContains(t, text, "secret")
+	assert.Contains(t, text, `name="other"`)
+	assert.Contains(t, text, `queue="other"`)
+
+	problems, err := testutil.CollectAndLint(lockprom.New(recorder))
+	require.NoError(t, err)
+	assert.Empty(t, problems)
+}
+
+// What is exported is what Metrics says: names, types and labels.
+func TestCollector_ExportsTheTable(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		recorder := ops.NewRecorder()
+		busy(recorder, 10, 2, 2)
+		rdb := env.Client(t)
+		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		_, err = queue.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+		require.NoError(t, err)
+
+		registry := prometheus.NewPedanticRegistry()
+		require.NoError(t, registry.Register(lockprom.New(recorder, queue, nil, queue)))
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		var exported []lockprom.Metric
+		values := map[string]int{}
+		for _, family := range families {
+			m := lockprom.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
+			for _, label := range family.GetMetric()[0].GetLabel() {
+				m.Labels = append(m.Labels, label.GetName())
+			}
+			exported = append(exported, m)
+			values[family.GetName()] = int(total(family))
+		}
+		want := lockprom.Metrics()
+		for i := range want {
+			slices.Sort(want[i].Labels)
+		}
+		assert.ElementsMatch(t, want, exported)
+		for name, value := range map[string]int{
+			"perkey_lock_calls_total": 10, "perkey_lock_hold_seconds": 11, "perkey_lock_wait_seconds": 10, "perkey_lock_lost_total": 1,
+			"perkey_lock_waiting": 0, "perkey_lock_held": -1, "perkey_warning": 2, "perkey_enqueue_total": 2,
+			"perkey_queue_up": 1, "perkey_queue_messages": 1, "perkey_queue_due": 1, "perkey_build_info": 1,
+		} {
+			assert.Equal(t, value, values[name], name)
+		}
+	})
+}
+
+// No outcome and no cause is dropped, or counted as another.
+func TestCollector_ExportsEachKind(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	ctx, locks, queues := t.Context(), recorder.Locks(nil), recorder.Queues(nil)
+	var want []string
+	n := 0
+	expect := func(series, kind string, tell func()) {
+		n++ // each kind as often as no other one
+		for range n {
+			tell()
+		}
+		want = append(want, fmt.Sprintf(series+" %d\n", kind, n))
+	}
+	for _, kind := range []core.OutcomeKind{
+		core.OutcomeAcquired, core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeLeft,
+		core.OutcomeDeadline, core.OutcomeUnavailable, core.OutcomeClosed, core.OutcomeError,
+	} {
+		expect(`perkey_lock_calls_total{name="pay",outcome=%q}`, string(kind), func() { locks.OnOutcome(ctx, core.Outcome{Kind: kind, Name: "pay", Key: "k"}) })
+	}
+	for _, kind := range []core.LossKind{core.LossExpired, core.LossGone, core.LossForced, core.LossReleased, core.LossClosed} {
+		expect(`perkey_lock_lost_total{cause=%q,name="pay"}`, string(kind), func() { locks.OnLost(ctx, core.Lost{Kind: kind, Name: "pay", Key: "k"}) })
+	}
+	for _, kind := range []delayqueue.EnqueueKind{
+		delayqueue.EnqueueStored, delayqueue.EnqueueDuplicate, delayqueue.EnqueueKeyFull, delayqueue.EnqueuePrincipalFull, delayqueue.EnqueueQueueFull,
+		delayqueue.EnqueueTooLarge, delayqueue.EnqueueLeft, delayqueue.EnqueueDeadline, delayqueue.EnqueueUnavailable, delayqueue.EnqueueError,
+	} {
+		expect(`perkey_enqueue_total{queue="ship",result=%q}`, string(kind), func() { queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: kind}) })
+	}
+	for _, outcome := range []delayqueue.Outcome{
+		delayqueue.OutcomeDone, delayqueue.OutcomeRetry, delayqueue.OutcomeConflict, delayqueue.OutcomeReturned,
+		delayqueue.OutcomeDead, delayqueue.OutcomeExpired, delayqueue.OutcomeLate,
+	} {
+		expect(`perkey_queue_events_total{event=%q,queue="ship"}`, string(outcome), func() { queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: outcome}) })
+	}
+	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "redelivered", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 1}) })
+	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "overdue", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Expired: 1}) })
+	text := scrape(t, lockprom.New(recorder))
+	for _, line := range want {
+		assert.Contains(t, text, line)
+	}
+}
+
+func TestCollector_BucketsCountAllThatIsShorter(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	locks := recorder.Locks(nil)
+	for _, held := range []time.Duration{time.Second, 2 * time.Second, time.Hour} {
+		locks.OnReleased(t.Context(), core.Released{Name: "pay", Key: "k", Held: held})
+	}
+	text := scrape(t, lockprom.New(recorder))
+	for _, line := range []string{`_bucket{name="pay",le="0.5"} 0`, `_bucket{name="pay",le="1"} 1`, `_bucket{name="pay",le="5"} 2`, `_bucket{name="pay",le="300"} 2`, `_bucket{name="pay",le="+Inf"} 3`, `_count{name="pay"} 3`, `_sum{name="pay"} 3603`} {
+		assert.Contains(t, text, "perkey_lock_hold_seconds"+line+"\n")
+	}
+}
+
+// total is the sum of a family's values; of a histogram's, how many there are.
+func total(family *dto.MetricFamily) (sum float64) {
+	for _, m := range family.GetMetric() {
+		sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+	}
+	return sum
+}
+
+func TestCollector_AnswersWithoutRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	queue, err := delayqueue.New(redistest.Client(t, &redis.Options{Addr: server.Addr}), "ship")
+	require.NoError(t, err)
+	collector := lockprom.New(ops.NewRecorder(), queue)
+	assert.Contains(t, scrape(t, collector), `perkey_queue_up{queue="ship"} 1`)
+	server.Pause()
+	defer server.Resume()
+	began := time.Now()
+	text := scrape(t, collector)
+	assert.Less(t, time.Since(began), 2*time.Second)
+	assert.Contains(t, text, `perkey_queue_up{queue="ship"} 0`)
+	assert.NotContains(t, text, "perkey_queue_messages{")
+	assert.Contains(t, text, "perkey_renewals_total 0")
+}
+
+// BenchmarkCollector_Scrape is a scrape of 20 names of work and two queues.
+func BenchmarkCollector_Scrape(b *testing.B) {
+	recorder := ops.NewRecorder()
+	busy(recorder, 10_000, 20, 2)
+	registry := prometheus.NewRegistry()
+	require.NoError(b, registry.Register(lockprom.New(recorder)))
+	handler := promhttp.HandlerFor(registry, promhttp.HandlerOpts{DisableCompression: true})
+	b.ReportAllocs()
+	for b.Loop() {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		_, _ = io.Copy(io.Discard, w.Body)
+	}
+}

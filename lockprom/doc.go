@@ -1,0 +1,9 @@
+// Package lockprom exports what an [ops.Recorder] counts to Prometheus.
+//
+//	recorder := ops.NewRecorder()
+//	prometheus.MustRegister(lockprom.New(recorder, queue))
+//
+// It is a module of its own, so that nobody else inherits client_golang. The names of its metrics are in [Metrics]. No key,
+// ticket, principal or host is ever a label, and the number of series is bounded: 6,000 at most for a Recorder, whatever
+// names a service uses, and 14 for each queue.
+package lockprom

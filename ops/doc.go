@@ -1,0 +1,12 @@
+// Package ops counts what the lockers and queues of a process do, for whoever shows it: an exporter, a
+// command, a page.
+//
+//	recorder := ops.NewRecorder()
+//	locker, err := core.New(rdb, core.WithObserver(recorder.Locks(core.SlogObserver(nil))))
+//	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithQueueObserver(recorder.Queues(nil)))
+//
+// A [Recorder] costs about as much as an atomic addition for each of the few things that it counts of a call: no
+// allocation, no mutex and no clock for a key that nobody else wants. What it knows is
+// bounded, whatever keys and names a service uses: 100 names of work, 16 queues and 64 keys of each [HotKey] list. All
+// who read it read the same [Snapshot].
+package ops

@@ -1,0 +1,19 @@
+package ops
+
+import "time"
+
+// What a Recorder knows of kinds.
+var (
+	Outcomes     = outcomes[:]
+	LossKinds    = lossKinds[:]
+	EnqueueKinds = enqueueKinds[:]
+	SettleKinds  = settleKinds[:]
+)
+
+const SketchSize = sketchSize
+
+// Sketch is a sketch of its own.
+type Sketch struct{ s sketch }
+
+func (s *Sketch) Add(now time.Time, key string, weight float64) { s.s.add(now, key, weight) }
+func (s *Sketch) Top(now time.Time) []HotKey                    { return s.s.top(now) }

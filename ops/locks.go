@@ -1,0 +1,128 @@
+package ops
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
+)
+
+type lockCounters struct {
+	calls         [len(outcomes)]atomic.Int64
+	held, waiting atomic.Int64
+	hold, wait    histogram
+	lost          [len(lossKinds)]atomic.Int64
+	unreleased    atomic.Int64
+}
+
+func (c *lockCounters) used() bool {
+	for i := range c.calls {
+		if c.calls[i].Load() != 0 {
+			return true
+		}
+	}
+	return c.waiting.Load() != 0
+}
+
+type renewalCounters struct {
+	leases, failed atomic.Int64
+	took           histogram
+}
+
+// Locks returns an observer for Lockers, [core.WithObserver], that counts in r what it is told and then tells next,
+// which may be nil. A Locker with an observer logs nothing by itself: next can be [core.SlogObserver].
+func (r *Recorder) Locks(next core.Observer) core.Observer {
+	if absent.Is(next) {
+		next = nil
+	}
+	return &lockObserver{r, next}
+}
+
+type lockObserver struct {
+	*Recorder
+	next core.Observer // nil: none
+}
+
+func (o *lockObserver) OnOutcome(ctx context.Context, e core.Outcome) {
+	c := o.locks.of(e.Name)
+	c.calls[indexOf(outcomes[:], e.Kind)].Add(1)
+	if e.Leases != 0 {
+		c.held.Add(int64(e.Leases))
+	}
+	if e.DidWait {
+		c.waiting.Add(-1)
+		c.wait.add(e.Waited)
+	}
+	// Of a call that has several keys it is not known for which it waited.
+	if conflicted(&e) && e.Key != "" && (e.Keys == nil || e.Kind != core.OutcomeAcquired) {
+		now := time.Now()
+		o.contended.add(e.Key)
+		o.conflicts.add(now, e.Key, 1)
+		if e.DidWait {
+			o.waits.add(now, e.Key, e.Waited.Seconds())
+		}
+	}
+	if o.next != nil {
+		o.next.OnOutcome(ctx, e)
+	}
+}
+
+func conflicted(e *core.Outcome) bool {
+	return e.DidWait || e.Kind == core.OutcomeConflict || e.Kind == core.OutcomeDeferred || e.Kind == core.OutcomeShed
+}
+
+func (o *lockObserver) OnWaiting(ctx context.Context, e core.Waiting) {
+	o.locks.of(e.Name).waiting.Add(1)
+	if o.next != nil {
+		o.next.OnWaiting(ctx, e)
+	}
+}
+
+func (o *lockObserver) OnReleased(ctx context.Context, e core.Released) {
+	c := o.locks.of(e.Name)
+	if e.Err != nil {
+		c.unreleased.Add(1)
+	}
+	o.ended(c, e.Key, e.Held)
+	if o.next != nil {
+		o.next.OnReleased(ctx, e)
+	}
+}
+
+func (o *lockObserver) OnLost(ctx context.Context, e core.Lost) {
+	c := o.locks.of(e.Name)
+	c.lost[indexOf(lossKinds[:], e.Kind)].Add(1)
+	o.ended(c, e.Key, e.Held)
+	if o.next != nil {
+		o.next.OnLost(ctx, e)
+	}
+}
+
+// ended records the end of a lease.
+func (r *Recorder) ended(c *lockCounters, key string, held time.Duration) {
+	c.held.Add(-1)
+	c.hold.add(held)
+	if r.contended.has(key) {
+		r.holds.add(time.Now(), key, held.Seconds())
+	}
+}
+
+func (o *lockObserver) OnRenewed(ctx context.Context, e core.Renewed) {
+	if e.Err != nil {
+		o.renewals.failed.Add(1)
+	}
+	o.renewals.leases.Add(int64(e.Leases))
+	o.renewals.took.add(e.Latency)
+	if o.next != nil {
+		o.next.OnRenewed(ctx, e)
+	}
+}
+
+func (o *lockObserver) OnWarning(ctx context.Context, w core.Warning) {
+	o.warnings.add(warning{"locks", string(w.Kind)}, w.Node, w.Resolved)
+	if o.next != nil {
+		o.next.OnWarning(ctx, w)
+	}
+}

@@ -1,0 +1,100 @@
+package ops
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/absent"
+)
+
+// enqueueKinds and settleKinds in the order of queueCounters.
+var (
+	enqueueKinds = [...]delayqueue.EnqueueKind{
+		delayqueue.EnqueueStored, delayqueue.EnqueueDuplicate, delayqueue.EnqueueKeyFull, delayqueue.EnqueuePrincipalFull,
+		delayqueue.EnqueueQueueFull, delayqueue.EnqueueTooLarge, delayqueue.EnqueueLeft, delayqueue.EnqueueDeadline,
+		delayqueue.EnqueueUnavailable, delayqueue.EnqueueError,
+	}
+	settleKinds = [...]delayqueue.Outcome{
+		delayqueue.OutcomeDone, delayqueue.OutcomeRetry, delayqueue.OutcomeConflict, delayqueue.OutcomeReturned,
+		delayqueue.OutcomeDead, delayqueue.OutcomeExpired, delayqueue.OutcomeLate,
+	}
+)
+
+type queueCounters struct {
+	enqueued             [len(enqueueKinds)]atomic.Int64
+	settled              [len(settleKinds)]atomic.Int64
+	redelivered, expired atomic.Int64
+	lag, keyWait, claim  histogram
+}
+
+func (c *queueCounters) used() bool {
+	for i := range c.enqueued {
+		if c.enqueued[i].Load() != 0 {
+			return true
+		}
+	}
+	for i := range c.settled {
+		if c.settled[i].Load() != 0 {
+			return true
+		}
+	}
+	return c.redelivered.Load()+c.expired.Load() != 0
+}
+
+// Queues returns an observer for queues and their workers, [delayqueue.WithQueueObserver], that counts in r what it is
+// told and then tells next, which may be nil.
+func (r *Recorder) Queues(next delayqueue.Observer) delayqueue.Observer {
+	if absent.Is(next) {
+		next = nil
+	}
+	return &queueObserver{r, next}
+}
+
+type queueObserver struct {
+	*Recorder
+	next delayqueue.Observer // nil: none
+}
+
+func (o *queueObserver) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
+	o.queues.of(e.Queue).enqueued[indexOf(enqueueKinds[:], e.Kind)].Add(1)
+	if o.next != nil {
+		o.next.OnEnqueued(ctx, e)
+	}
+}
+
+func (o *queueObserver) OnStarted(ctx context.Context, e delayqueue.Started) {
+	c := o.queues.of(e.Queue)
+	c.lag.add(e.Lag)
+	if e.Message.Key != "" {
+		c.keyWait.add(e.KeyWait)
+	}
+	if o.next != nil {
+		o.next.OnStarted(ctx, e)
+	}
+}
+
+func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
+	c := o.queues.of(e.Queue)
+	c.settled[indexOf(settleKinds[:], e.Outcome)].Add(1)
+	c.claim.add(e.Took)
+	if o.next != nil {
+		o.next.OnSettled(ctx, e)
+	}
+}
+
+func (o *queueObserver) OnSwept(ctx context.Context, e delayqueue.Swept) {
+	c := o.queues.of(e.Queue)
+	c.redelivered.Add(e.Redelivered)
+	c.expired.Add(e.Expired)
+	if o.next != nil {
+		o.next.OnSwept(ctx, e)
+	}
+}
+
+func (o *queueObserver) OnWarning(ctx context.Context, w delayqueue.Warning) {
+	o.warnings.add(warning{"queues", string(w.Kind)}, w.Queue, w.Resolved)
+	if o.next != nil {
+		o.next.OnWarning(ctx, w)
+	}
+}

@@ -1,0 +1,339 @@
+package ops_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/ops"
+	"github.com/perkey-go/perkey/retry"
+)
+
+func newLocker(t testing.TB, env *redistest.Env, opts ...core.Option) *core.Locker {
+	t.Helper()
+	l, err := core.New(env.Client(t), append([]core.Option{core.WithPrefix(env.Prefix)}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func lockStats(t testing.TB, s ops.Snapshot, name string) ops.LockStats {
+	t.Helper()
+	for _, stats := range s.Locks {
+		if stats.Name == name {
+			return stats
+		}
+	}
+	t.Fatalf("nothing is counted of %q", name)
+	return ops.LockStats{}
+}
+
+// told counts what it is told.
+type told struct {
+	core.NopObserver
+	mu       sync.Mutex
+	outcomes map[core.OutcomeKind]int64
+	ends     int64
+}
+
+func (o *told) OnOutcome(_ context.Context, e core.Outcome) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.outcomes[e.Kind]++
+}
+
+func (o *told) OnReleased(context.Context, core.Released) { o.end() }
+func (o *told) OnLost(context.Context, core.Lost)         { o.end() }
+
+func (o *told) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ends++
+}
+
+func (o *told) ended() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.ends
+}
+
+func TestRecorder_CountsWhatHappens(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		next := &told{outcomes: map[core.OutcomeKind]int64{}}
+		recorder := ops.NewRecorder()
+		locker := newLocker(t, env, core.WithObserver(recorder.Locks(next)), core.WithMaxWaiters(3, 1000))
+		guards := map[string]*core.Guard{
+			"reject": locker.Guard(core.RejectConflicts),
+			"wait":   locker.Guard(retry.Policy{MaxWait: 20 * time.Millisecond}),
+		}
+		var callers sync.WaitGroup
+		calls := int64(0)
+		for name, guard := range guards {
+			for i := range 10 {
+				calls += 20
+				callers.Go(func() {
+					for j := range 20 {
+						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+i)*3*time.Millisecond)
+						_ = guard.Do(ctx, core.Call{Key: fmt.Sprint("k", j%2), Name: name}, func(context.Context) error {
+							time.Sleep(time.Millisecond)
+							return nil
+						})
+						cancel()
+					}
+				})
+			}
+		}
+		callers.Wait()
+		calls += 5 // that do not depend on time
+		holder, err := locker.Acquire(t.Context(), "k0", core.Named("holder", ""))
+		require.NoError(t, err)
+		patient := locker.Guard(retry.Policy{MaxWait: time.Second})
+		for _, guard := range []*core.Guard{guards["reject"], patient} {
+			require.ErrorIs(t, guard.Do(t.Context(), core.Call{Key: "k0", Name: "late"}, func(context.Context) error { return nil }), core.ErrConflict)
+		}
+		require.NoError(t, holder.Release(t.Context()))
+		_, err = locker.AcquireAll(t.Context(), []string{"a", "b", "c"}, core.Named("all", ""))
+		require.NoError(t, err)
+		lease, err := locker.TryAcquire(t.Context(), "lost", core.Named("all", ""))
+		require.NoError(t, err)
+		forced, err := locker.ForceRelease(t.Context(), "lost", lease.Fence())
+		require.NoError(t, err)
+		require.True(t, forced)
+		redistest.Eventually(t, func() bool {
+			s, ends := recorder.Snapshot(), int64(0)
+			for _, stats := range s.Locks {
+				ends += stats.Hold.Count
+			}
+			return lockStats(t, s, "all").Lost[core.LossForced] == 1 && next.ended() == ends
+		}, "the loss is counted, and the next observer is told the same")
+
+		s := recorder.Snapshot()
+		sum := map[core.OutcomeKind]int64{}
+		counted := int64(0)
+		for _, stats := range s.Locks {
+			for kind, n := range stats.Calls {
+				if n > 0 {
+					sum[kind] += n
+				}
+				counted += n
+			}
+			assert.Zero(t, stats.Waiting)
+		}
+		assert.Equal(t, calls, counted)
+		assert.Equal(t, next.outcomes, sum, "the next observer is told the same")
+		assert.Equal(t, int64(3), lockStats(t, s, "all").Held)
+		for name := range guards {
+			stats := lockStats(t, s, name)
+			assert.Zero(t, stats.Held)
+			assert.Equal(t, stats.Calls[core.OutcomeAcquired], stats.Hold.Count)
+			assert.GreaterOrEqual(t, stats.Hold.Sum, time.Duration(stats.Hold.Count)*time.Millisecond)
+		}
+		assert.Zero(t, lockStats(t, s, "reject").Wait.Count)
+		late := lockStats(t, s, "late")
+		assert.Equal(t, int64(2), late.Calls[core.OutcomeConflict])
+		assert.Equal(t, int64(1), late.Wait.Count)
+		assert.Zero(t, late.Hold.Count)
+
+		for _, all := range [][]ops.HotKey{s.Conflicts, s.Waits, s.Holds} {
+			assert.NotEmpty(t, all)
+			for _, hot := range all {
+				assert.Contains(t, []string{"k0", "k1"}, hot.Key, "no key that nobody else wanted")
+				assert.Positive(t, hot.Weight)
+			}
+		}
+	})
+}
+
+func TestRecorder_CountsTheQueue(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, recorder := t.Context(), ops.NewRecorder()
+		locker := newLocker(t, env)
+		queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil)))
+		require.NoError(t, err)
+		handle := func(_ context.Context, m delayqueue.Message) error {
+			if m.ID == "bad" {
+				return delayqueue.SkipRetry(errors.New("never"))
+			}
+			return nil
+		}
+		worker, err := delayqueue.NewWorker(queue, locker, handle)
+		require.NoError(t, err)
+		for _, id := range []string{"good", "good", "bad"} {
+			_, err := queue.Enqueue(ctx, delayqueue.Job{ID: id, Key: "k"})
+			require.NoError(t, err)
+		}
+		require.NoError(t, worker.Start())
+		settled := func() int64 {
+			s := recorder.Snapshot().Queues
+			require.Len(t, s, 1)
+			return s[0].Settled[delayqueue.OutcomeDone] + s[0].Settled[delayqueue.OutcomeDead]
+		}
+		redistest.Eventually(t, func() bool { return settled() == 2 }, "both have ended")
+		require.NoError(t, worker.Stop(ctx))
+		s := recorder.Snapshot().Queues[0]
+		assert.Equal(t, "ship", s.Queue)
+		assert.Equal(t, int64(2), s.Enqueued[delayqueue.EnqueueStored])
+		assert.Equal(t, int64(1), s.Enqueued[delayqueue.EnqueueDuplicate])
+		assert.Equal(t, int64(1), s.Settled[delayqueue.OutcomeDead])
+		assert.Equal(t, int64(2), s.Lag.Count)
+		assert.Equal(t, int64(2), s.KeyWait.Count)
+		assert.GreaterOrEqual(t, s.Claim.Count, int64(2))
+	})
+}
+
+func TestRecorder_KnowsWhatIsStillWarnedOf(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	locks, queues := recorder.Locks(nil), recorder.Queues(nil)
+	for _, node := range []string{"a", "b", "a"} {
+		locks.OnWarning(t.Context(), core.Warning{Kind: core.WarnUnreachable, Node: node})
+	}
+	locks.OnWarning(t.Context(), core.Warning{Kind: core.WarnUnreachable, Node: "b", Resolved: true})
+	queues.OnWarning(t.Context(), delayqueue.Warning{Queue: "ship", Kind: delayqueue.WarnNoWorker})
+	queues.OnWarning(t.Context(), delayqueue.Warning{Queue: "ship", Kind: delayqueue.WarnNoWorker, Resolved: true})
+	assert.Equal(t, []ops.WarningStats{
+		{Source: "locks", Kind: string(core.WarnUnreachable), Open: 1},
+		{Source: "queues", Kind: string(delayqueue.WarnNoWorker), Open: 0},
+	}, recorder.Snapshot().Warnings)
+
+	locks.OnRenewed(t.Context(), core.Renewed{Leases: 7, Latency: 5 * time.Millisecond})
+	locks.OnRenewed(t.Context(), core.Renewed{Leases: 2, Latency: 10 * time.Minute, Err: errors.New("away")})
+	renewals := recorder.Snapshot().Renewals
+	assert.Equal(t, int64(9), renewals.Leases)
+	assert.Equal(t, int64(1), renewals.Failed)
+	assert.Equal(t, int64(2), renewals.Took.Count)
+	assert.Equal(t, int64(1), renewals.Took.Over)
+	assert.Equal(t, ops.Bucket{AtMost: 5 * time.Millisecond, Count: 1}, renewals.Took.Buckets[1])
+}
+
+// Whatever names come, from many callers at once, a bounded number is kept, nothing is lost and each is fit to be shown.
+func TestRecorder_BoundsNames(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	locks := recorder.Locks(nil)
+	const callers, each = 8, 10_000
+	var calls sync.WaitGroup
+	for range callers {
+		calls.Go(func() {
+			for i := range each {
+				locks.OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeConflict, Key: fmt.Sprint(i), Name: fmt.Sprint(i)})
+			}
+		})
+	}
+	calls.Wait()
+	s := recorder.Snapshot()
+	require.Len(t, s.Locks, 101)
+	total := int64(0)
+	for _, stats := range s.Locks {
+		total += stats.Calls[core.OutcomeConflict]
+	}
+	assert.EqualValues(t, callers*each, total)
+	assert.Greater(t, lockStats(t, s, ops.Other).Calls[core.OutcomeConflict], total/2)
+	assert.Len(t, s.Conflicts, ops.SketchSize)
+
+	recorder = ops.NewRecorder()
+	locks = recorder.Locks(nil)
+	long := strings.Repeat("x", 100)
+	for _, name := range []string{long + "a", long + "b", "a\xff", "a\xfe", "", ops.Other} {
+		locks.OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeAcquired, Leases: 1, Key: "k", Name: name})
+	}
+	s = recorder.Snapshot()
+	var names []string
+	for _, stats := range s.Locks {
+		names = append(names, stats.Name)
+	}
+	assert.Equal(t, []string{"", "a\uFFFD", ops.Other, long}, names)
+	assert.Equal(t, int64(2), lockStats(t, s, long).Held)
+}
+
+// A kind that is added to core or delayqueue must be counted here too.
+func TestRecorder_KnowsEveryKind(t *testing.T) {
+	t.Parallel()
+	assert.ElementsMatch(t, constants(t, "../core", "OutcomeKind"), texts(ops.Outcomes))
+	assert.ElementsMatch(t, constants(t, "../core", "LossKind"), texts(ops.LossKinds))
+	assert.ElementsMatch(t, constants(t, "../delayqueue", "EnqueueKind"), texts(ops.EnqueueKinds))
+	assert.ElementsMatch(t, constants(t, "../delayqueue", "Outcome"), texts(ops.SettleKinds))
+}
+
+func texts[K ~string](kinds []K) (all []string) {
+	for _, kind := range kinds {
+		all = append(all, string(kind))
+	}
+	return all
+}
+
+// constants are the values of the constants of a type.
+func constants(t *testing.T, dir, typ string) (values []string) {
+	t.Helper()
+	packages, err := parser.ParseDir(token.NewFileSet(), dir, nil, 0) //nolint:staticcheck // no types are needed
+	require.NoError(t, err)
+	for _, pkg := range packages {
+		ast.Inspect(pkg, func(n ast.Node) bool {
+			spec, ok := n.(*ast.ValueSpec)
+			if !ok {
+				return true
+			}
+			if name, ok := spec.Type.(*ast.Ident); ok && name.Name == typ {
+				for _, value := range spec.Values {
+					if literal, ok := value.(*ast.BasicLit); ok {
+						text, err := strconv.Unquote(literal.Value)
+						require.NoError(t, err)
+						values = append(values, text)
+					}
+				}
+			}
+			return true
+		})
+	}
+	require.NotEmpty(t, values)
+	return values
+}
+
+// BenchmarkRecorder_Pair is what the events of a pair cost: a call that is granted a free key, and its release.
+func BenchmarkRecorder_Pair(b *testing.B) {
+	for _, names := range []int{1, 100, 1000} {
+		b.Run(fmt.Sprint(names, " names"), func(b *testing.B) {
+			locks, ctx := ops.NewRecorder().Locks(nil), b.Context()
+			outcomes, releases := make([]core.Outcome, names), make([]core.Released, names)
+			for i := range names {
+				name, key := "POST /orders/:id/pay "+strconv.Itoa(i), "order:"+strconv.Itoa(i)
+				outcomes[i] = core.Outcome{Kind: core.OutcomeAcquired, Key: key, Name: name, ID: "req", Mode: core.ModeExclusive, Fence: 1, Leases: 1, Attempts: 1}
+				releases[i] = core.Released{Key: key, Name: name, Fence: 1, Held: 3 * time.Millisecond}
+				locks.OnOutcome(ctx, outcomes[i])
+				locks.OnReleased(ctx, releases[i])
+			}
+			b.ReportAllocs()
+			i := 0
+			for b.Loop() {
+				locks.OnOutcome(ctx, outcomes[i])
+				locks.OnReleased(ctx, releases[i])
+				if i++; i == names {
+					i = 0
+				}
+			}
+		})
+	}
+}
+
+func TestRecorder_PairAllocatesNothing(t *testing.T) {
+	locks, ctx := ops.NewRecorder().Locks(nil), t.Context()
+	outcome := core.Outcome{Kind: core.OutcomeAcquired, Key: "k", Name: "pay", Leases: 1}
+	assert.Zero(t, testing.AllocsPerRun(1000, func() {
+		locks.OnOutcome(ctx, outcome)
+		locks.OnReleased(ctx, core.Released{Key: "k", Name: "pay", Held: time.Millisecond})
+	}))
+}
