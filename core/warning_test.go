@@ -216,6 +216,9 @@ func TestACallThatMayNotSignInLeavesNothingToCancel(t *testing.T) {
 					err := l.Do(t.Context(), "k", func(context.Context) error { return nil })
 					assert.ErrorIs(t, err, core.ErrUnavailable)
 					assert.ErrorContains(t, err, cause)
+					_, err = l.AcquireAll(t.Context(), []string{"k", "m"})
+					assert.ErrorIs(t, err, core.ErrUnavailable)
+					assert.ErrorContains(t, err, cause)
 				})
 			}
 			calls.Wait()
