@@ -17,7 +17,7 @@ import (
 
 // The middleware's locks have a user of their own, and tasks that are refused come back,
 // or wait for their key.
-func TestTheSmallestRightsOfTheMiddleware(t *testing.T) {
+func TestACL_TheSmallestRightsOfTheMiddleware(t *testing.T) {
 	t.Parallel()
 	env := &redistest.Env{Addr: redistest.Start(t).Addr, Prefix: "perkey"}
 	b := setup(t, env)

@@ -23,7 +23,7 @@ import (
 
 const originHeader = "Perkey-Origin"
 
-func TestOptionsSurviveDeferral(t *testing.T) {
+func TestClone_KeepsTheOptions(t *testing.T) {
 	t.Parallel()
 	for name, maxRetry := range map[string]int{"cloned": 0, "retried": 4} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestOptionsSurviveDeferral(t *testing.T) {
 	}
 }
 
-func TestLockOfAnotherTaskIsNotInherited(t *testing.T) {
+func TestClone_DoesNotInheritTheLockOfAnotherTask(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -110,7 +110,7 @@ func TestLockOfAnotherTaskIsNotInherited(t *testing.T) {
 	})
 }
 
-func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
+func TestClone_LeavesAForeignTaskWithItsIDAlone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
@@ -141,7 +141,7 @@ func TestForeignTaskWithTheIDOfACloneIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestClonedTwiceGoesOnOnce(t *testing.T) {
+func TestClone_MadeTwiceGoesOnOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
@@ -182,7 +182,7 @@ func TestClonedTwiceGoesOnOnce(t *testing.T) {
 	})
 }
 
-func TestIDGivenAgainLosesNoTask(t *testing.T) {
+func TestClone_AnIDGivenAgainLosesNoTask(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
@@ -203,7 +203,7 @@ func TestIDGivenAgainLosesNoTask(t *testing.T) {
 }
 
 // asynq keeps archived tasks for 90 days: an id that is given again and again meets many.
-func TestManyEndedClonesLoseNoTask(t *testing.T) {
+func TestClone_ManyThatEndedLoseNoTask(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
@@ -221,7 +221,7 @@ func TestManyEndedClonesLoseNoTask(t *testing.T) {
 	})
 }
 
-func TestClonesOnACluster(t *testing.T) {
+func TestClone_OnACluster(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.StartCluster(t, 3, 0).Client(t)
 	queue := "q"
@@ -277,7 +277,7 @@ func (h *trouble) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func TestTroubleOfAsynqsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
+func TestConfigure_TroubleOfItsRedisIsWaitedOutOnTheLastAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -331,7 +331,7 @@ func (h *loser) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // A task whose clone was enqueued, while its own worker does not know, leaves the key to the clone.
-func TestTaskThatIsPerhapsClonedDoesNotRunBesideItsClone(t *testing.T) {
+func TestClone_ATaskThatIsPerhapsClonedDoesNotRunBesideIt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		lease, err := b.rival.TryAcquire(t.Context(), key)
@@ -363,7 +363,7 @@ func TestTaskThatIsPerhapsClonedDoesNotRunBesideItsClone(t *testing.T) {
 	})
 }
 
-func TestHeadersCopiedToAnotherTaskMakeItNoClone(t *testing.T) {
+func TestClone_HeadersCopiedToAnotherTaskMakeNone(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)

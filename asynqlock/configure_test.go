@@ -21,7 +21,7 @@ import (
 
 type ctxKey struct{}
 
-func TestOwnHooksAreCalledForFailuresOnly(t *testing.T) {
+func TestConfigure_OwnHooksAreCalledForFailuresOnly(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -69,7 +69,7 @@ func TestOwnHooksAreCalledForFailuresOnly(t *testing.T) {
 	})
 }
 
-func TestDefaultsStayInForceWithoutOwnHooks(t *testing.T) {
+func TestConfigure_DefaultsStayInForceWithoutOwnHooks(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		cfg := b.config()
@@ -84,7 +84,7 @@ func TestDefaultsStayInForceWithoutOwnHooks(t *testing.T) {
 	})
 }
 
-func TestHooksOutsideAServer(t *testing.T) {
+func TestConfigure_HooksOutsideAServer(t *testing.T) {
 	t.Parallel()
 	var cfg asynq.Config
 	require.NoError(t, asynqlock.Configure(&cfg, redistest.Client(t, redisAt("127.0.0.1:1"))))
@@ -96,7 +96,7 @@ func TestHooksOutsideAServer(t *testing.T) {
 	require.Equal(t, context.Background().Err(), cfg.BaseContext().Err())
 }
 
-func TestConfigureReportsMistakes(t *testing.T) {
+func TestConfigure_ReportsMistakes(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.Client(t, redisAt("127.0.0.1:1"))
 	require.ErrorIs(t, asynqlock.Configure(nil, rdb), core.ErrInvalidOption)
@@ -119,7 +119,7 @@ func TestNewServer_LeavesTheConfigAsItWas(t *testing.T) {
 	require.Nil(t, cfg.BaseContext)
 }
 
-func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
+func TestConfigure_WithoutItAWarningIsLoggedOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
@@ -148,7 +148,7 @@ func TestWithoutConfigureAWarningIsLoggedOnce(t *testing.T) {
 	})
 }
 
-func TestMisconfiguredGuardRunsNothingAndLosesNothing(t *testing.T) {
+func TestGuard_ThatIsMisconfiguredRunsAndLosesNothing(t *testing.T) {
 	log := testbed.CaptureLog(t)
 	b := setup(t, redistest.Embedded(t))
 	mux := asynq.NewServeMux()
@@ -194,7 +194,7 @@ func TestPerKey_AMistakePanics(t *testing.T) {
 	}
 }
 
-func TestNewReportsMistakes(t *testing.T) {
+func TestNew_ReportsMistakes(t *testing.T) {
 	b := setup(t, redistest.Embedded(t))
 	guard := b.locker.Guard(core.RejectConflicts)
 	for name, build := range map[string]func() (asynq.MiddlewareFunc, error){
@@ -225,7 +225,7 @@ func TestNewReportsMistakes(t *testing.T) {
 	require.NotNil(t, m)
 }
 
-func TestSkippedTasksNeedNoKey(t *testing.T) {
+func TestSkip_NeedsNoKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ran := make(chan struct{})

@@ -24,7 +24,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func TestHundredConflictsLeaveRetriedAtZero(t *testing.T) {
+func TestConflict_AHundredLeaveRetriedAtZero(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -53,7 +53,7 @@ func TestHundredConflictsLeaveRetriedAtZero(t *testing.T) {
 	})
 }
 
-func TestMaxRetryZeroIsNotArchivedByConflicts(t *testing.T) {
+func TestConflict_ArchivesNoTaskWithMaxRetryZero(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -80,7 +80,7 @@ func TestMaxRetryZeroIsNotArchivedByConflicts(t *testing.T) {
 	})
 }
 
-func TestConflictOnTheLastAttemptKeepsThatAttempt(t *testing.T) {
+func TestConflict_OnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		oops := errors.New("oops")
@@ -122,7 +122,7 @@ func TestConflictOnTheLastAttemptKeepsThatAttempt(t *testing.T) {
 	})
 }
 
-func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
+func TestConflict_PastItsAgeIsArchivedWithItsCause(t *testing.T) {
 	t.Parallel()
 	for _, maxRetry := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", maxRetry), func(t *testing.T) {
@@ -168,7 +168,7 @@ func TestConflictPastItsAgeIsArchivedWithItsCause(t *testing.T) {
 }
 
 // A Timeout bounds a run, and no deferral; a Deadline both.
-func TestTimeoutDoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
+func TestTimeout_DoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -203,7 +203,7 @@ func TestTimeoutDoesNotBoundTheWaitAndDeadlineDoes(t *testing.T) {
 	})
 }
 
-func TestShortWaitInTheHandler(t *testing.T) {
+func TestPolicy_AShortWaitInTheWorker(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -228,7 +228,7 @@ func (parker) OnConflict(context.Context, core.Conflict) (core.Decision, error) 
 	return core.Deferred(core.Ticket{ID: "1", Queue: "q"}), nil
 }
 
-func TestPolicyThatParksIsAConflict(t *testing.T) {
+func TestPolicy_ThatParksIsAConflict(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -245,7 +245,7 @@ func TestPolicyThatParksIsAConflict(t *testing.T) {
 	})
 }
 
-func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
+func TestLockRedisOutOfReach_SpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		locks, err := embedded.Start() // not the Redis of the queues
@@ -283,7 +283,7 @@ func TestLockRedisOutOfReachSpendsNoAttempt(t *testing.T) {
 	})
 }
 
-func TestClosedLockerSpendsNoAttempt(t *testing.T) {
+func TestLocker_ThatIsClosedSpendsNoAttempt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		log := &testbed.Log{}
@@ -304,7 +304,7 @@ func (breaker) OnConflict(context.Context, core.Conflict) (core.Decision, error)
 	return core.Reject(), errors.New("the policy is broken")
 }
 
-func TestErrorOfAPolicyIsAFailure(t *testing.T) {
+func TestPolicy_AnErrorIsAFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
@@ -317,7 +317,7 @@ func TestErrorOfAPolicyIsAFailure(t *testing.T) {
 	})
 }
 
-func TestGuardsInsideOneAnother(t *testing.T) {
+func TestGuards_InsideOneAnother(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		release := b.hold(t, key)
@@ -344,7 +344,7 @@ func TestGuardsInsideOneAnother(t *testing.T) {
 	})
 }
 
-func TestInnerConflictOfTheHandlerIsItsOwnFailure(t *testing.T) {
+func TestHandler_AnInnerConflictIsItsOwnFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, "else")
@@ -359,7 +359,7 @@ func TestInnerConflictOfTheHandlerIsItsOwnFailure(t *testing.T) {
 }
 
 // Middleware in front may say what it likes of a deferral, and its age is known still.
-func TestAgeIsKnownWhateverMiddlewareInFrontSays(t *testing.T) {
+func TestAge_IsKnownWhateverMiddlewareInFrontSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
@@ -387,7 +387,7 @@ func (renamed) Error() string   { return "later" }
 func (r renamed) Unwrap() error { return r.error }
 
 // What a handler says of a lease of its own is no loss of the task's.
-func TestLeaseThatTheHandlerLostIsItsOwnFailure(t *testing.T) {
+func TestHandler_ALeaseThatItLostIsItsOwnFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, soon)(asynq.HandlerFunc(

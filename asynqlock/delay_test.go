@@ -9,7 +9,7 @@ import (
 	"github.com/perkey-go/perkey/asynqlock"
 )
 
-func TestDelayFollowsTheHoldersLease(t *testing.T) {
+func TestDelay_FollowsTheHoldersLease(t *testing.T) {
 	t.Parallel()
 	bounds := asynqlock.WithDelay(2*time.Second, 20*time.Second)
 	for _, c := range []struct{ remaining, least, most time.Duration }{

@@ -36,9 +36,9 @@
 //
 // # What asynq does
 //
-// One task can be in two handlers at the same time, on one server or on two. asynq gives a task
-// that runs longer than its Timeout or Deadline up, and hands it out again, whether or
-// not its handler has stopped. So it does after Config.ShutdownTimeout, after
+// One task can be in two handlers at the same time, on one server or on two. asynq gives up a task
+// that runs longer than its Timeout or Deadline, and hands it out again, whether or
+// not its handler has stopped. It does the same after Config.ShutdownTimeout, after
 // Inspector.CancelProcessing, and when a server cannot reach Redis for 30 s. The key, which
 // is held until the first handler returns, is what keeps the copies apart: the second one is
 // deferred meanwhile. A handler that runs on for a second after its ctx has ended is logged, once per guard.
@@ -109,8 +109,8 @@
 // # Without NewServer or Configure
 //
 // Nothing runs without its key, but asynq takes each refusal for a failure: it spends retries, waits
-// exponentially longer, and archives the task when none is left. The first such refusal is
-// logged as a warning. Middleware between asynq and PerKey must return PerKey's errors, or ones that
+// exponentially longer, and archives the task when none is left. A warning is logged at the first
+// task, once per guard. Middleware between asynq and PerKey must return PerKey's errors, or ones that
 // wrap them.
 //
 // # Shutdown

@@ -19,7 +19,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestHandlerRunsUnderItsLease(t *testing.T) {
+func TestHandler_RunsUnderItsLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		done := make(chan struct{})
@@ -47,7 +47,7 @@ func TestHandlerRunsUnderItsLease(t *testing.T) {
 	})
 }
 
-func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
+func TestHandler_CopiesOfADeafOneNeverOverlap(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		var only alone
@@ -75,7 +75,7 @@ func TestCopiesOfADeafHandlerNeverOverlap(t *testing.T) {
 	})
 }
 
-func TestHandlerThatRunsOnIsLoggedOnce(t *testing.T) {
+func TestHandler_ThatRunsOnIsLoggedOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		log := &testbed.Log{}
@@ -107,7 +107,7 @@ func TestHandlerThatRunsOnIsLoggedOnce(t *testing.T) {
 	})
 }
 
-func TestShutdownMidHandler(t *testing.T) {
+func TestShutdown_MidHandler(t *testing.T) {
 	t.Parallel()
 	for name, maxRetry := range map[string]int{"first attempt": 3, "last attempt": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestShutdownMidHandler(t *testing.T) {
 	}
 }
 
-func TestPanicGivesTheKeyBack(t *testing.T) {
+func TestHandler_APanicGivesTheKeyBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey)(asynq.HandlerFunc(
@@ -157,7 +157,7 @@ func TestPanicGivesTheKeyBack(t *testing.T) {
 	})
 }
 
-func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
+func TestHandler_ALostLeaseEndsItsContext(t *testing.T) {
 	t.Parallel()
 	for name, result := range map[string]error{"success": nil, "error": errOops} {
 		t.Run(name, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestLostLeaseEndsTheHandlersContext(t *testing.T) {
 	}
 }
 
-func TestRefusalFurtherInIsNoFailureOfALostLease(t *testing.T) {
+func TestRefusal_FurtherInIsNoFailureOfALostLease(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.hold(t, key)
@@ -216,7 +216,7 @@ func TestRefusalFurtherInIsNoFailureOfALostLease(t *testing.T) {
 	})
 }
 
-func TestManyAtOncePerType(t *testing.T) {
+func TestCounted_ManyAtOncePerType(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const n, tasks = 3, 20
 		b := setup(t, env)

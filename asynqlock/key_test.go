@@ -17,7 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestKeysOfJSONFields(t *testing.T) {
+func TestKeys_OfJSONFields(t *testing.T) {
 	t.Parallel()
 	const bad = "\x00"
 	for _, c := range []struct{ path, payload, want string }{
@@ -62,7 +62,7 @@ func TestKeysOfJSONFields(t *testing.T) {
 	}
 }
 
-func TestKeysOfOtherParts(t *testing.T) {
+func TestKeys_OfOtherParts(t *testing.T) {
 	t.Parallel()
 	task := asynq.NewTaskWithHeaders("mail", nil, map[string]string{"tenant": "acme", "empty": ""})
 	got, err := asynqlock.Header("t:", "tenant")(t.Context(), task)
@@ -85,7 +85,7 @@ func TestKeysOfOtherParts(t *testing.T) {
 	}
 }
 
-func TestJoinedKeysOfDifferentPartsDiffer(t *testing.T) {
+func TestKeys_JoinedOfDifferentPartsDiffer(t *testing.T) {
 	t.Parallel()
 	values := []string{"a", "b", "|", "%", "a|", "|a", "a%", "%7C", "a|b", "b|c", "a%7Cb"}
 	part := func(v string) asynqlock.KeyFunc {
@@ -106,7 +106,7 @@ func TestJoinedKeysOfDifferentPartsDiffer(t *testing.T) {
 }
 
 // A request and a task exclude one another only if they make the same key.
-func TestKeysAreThoseOfRequests(t *testing.T) {
+func TestKeys_AreThoseOfRequests(t *testing.T) {
 	t.Parallel()
 	for _, id := range []string{`42`, `4.20e1`, `"a|b"`, `"` + strings.Repeat("é", 400) + `"`, `"\n"`, `""`, `1.5`} {
 		content := `{"order":{"id":` + id + `}}`
@@ -121,7 +121,7 @@ func TestKeysAreThoseOfRequests(t *testing.T) {
 	}
 }
 
-func TestTasksWithoutAUsableKeyAreArchivedAtOnce(t *testing.T) {
+func TestKeys_TasksWithoutAUsableOneAreArchivedAtOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		cfg := b.config()
@@ -144,7 +144,7 @@ func TestTasksWithoutAUsableKeyAreArchivedAtOnce(t *testing.T) {
 	})
 }
 
-func TestErrorOfAKeyFunctionIsAFailure(t *testing.T) {
+func TestKeyFunc_AnErrorIsAFailure(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		down := errors.New("the directory is down")

@@ -88,9 +88,9 @@ func Skip(f func(context.Context, *asynq.Task) bool) Option {
 	}
 }
 
-// WithLogger sets where it is logged that tasks are not run for a reason that is ours: a
-// server without Configure, a Redis out of reach, a mistake in the key function. Default:
-// slog.Default.
+// WithLogger sets where it is logged that tasks are not run, such as when a Redis is out of reach or the key function has
+// a mistake, that a server was made without NewServer or Configure, and that a handler runs on after its ctx has
+// ended. Default: slog.Default.
 func WithLogger(log *slog.Logger) Option {
 	return func(s *settings) error {
 		if log == nil {

@@ -41,7 +41,7 @@ func (q *tasks) state(id string) string {
 }
 
 func (q *tasks) set(id, state string) {
-	q.must(q.rdb.HSet(q.ctx, "asynq:{"+q.queue+"}:t:"+id, "state", state).Err() == nil, "")
+	q.must(q.rdb.HSet(q.ctx, "asynq:{"+q.queue+"}:t:"+id, "state", state).Err() == nil, "a state is set")
 }
 
 // runLaws is what running a task promises.
@@ -61,7 +61,7 @@ func runLaws(ctx context.Context, rdb redis.UniversalClient, queue string) error
 	q.set("active", "active")
 	q.must(q.runTask(queue, "active") == isActive && q.state("active") == "active", "one that is active is told from others")
 	q.enqueued("archived")
-	q.must(q.inspector.ArchiveTask(queue, "archived") == nil, "")
+	q.must(q.inspector.ArchiveTask(queue, "archived") == nil, "a task is archived")
 	q.enqueued("completed", later)
 	q.set("completed", "completed")
 	rdb.ZAdd(ctx, "asynq:{"+queue+"}:completed", redis.Z{Score: 1, Member: "completed"})

@@ -118,7 +118,7 @@ type WaitingTask struct {
 }
 
 // Waiting lists the tasks that were refused a key and wait for it: those that were woken first, then the others, each
-// oldest first. tasks has at most so many, and none if most is not positive; all is how many there are. rdb is the
+// oldest first. tasks are the first of them, most at most, and none if that is not positive; all is how many there are. rdb is the
 // client that NewServer or Configure was given, and locker that of the guards. A task that was deleted by hand stays listed until a
 // release would wake it.
 func Waiting(ctx context.Context, rdb redis.UniversalClient, locker *core.Locker, key string, most int) (tasks []WaitingTask, all int, err error) {

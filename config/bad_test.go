@@ -53,7 +53,7 @@ func badFiles(t testing.TB) (cases []bad) {
 	return cases
 }
 
-func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
+func TestProblems_EachHasItsPlace(t *testing.T) {
 	t.Parallel()
 	cases := badFiles(t)
 	require.GreaterOrEqual(t, len(cases), 40)
@@ -86,7 +86,7 @@ func TestEachMistakeIsNamedWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestAnErrorListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
+func TestError_ListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
 	t.Parallel()
 	_, err := config.ParseIn("f.yaml", []byte("redis: {url: x, db: y}\n"), nil)
 	assert.ErrorIs(t, err, core.ErrInvalidOption)

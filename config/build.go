@@ -176,7 +176,7 @@ type route struct {
 func (rt *Runtime) compile(f *File) (*state, *report) {
 	r := f.report()
 	s := &state{file: f, version: 1, queues: map[string]*delayqueue.Queue{}, guards: map[string]*core.Guard{}, routes: map[routeID]route{}, tasks: map[string]task{}}
-	for name, q := range f.says.Queues {
+	for name, q := range f.spec.Queues {
 		queue, err := rt.queue(f, name, q, nil)
 		if err != nil {
 			r.At(member("queues", name), "%s", reason(err))
@@ -184,7 +184,7 @@ func (rt *Runtime) compile(f *File) (*state, *report) {
 		s.queues[name] = queue
 	}
 	var keys idempotency.Keyring
-	if e := f.says.Idempotency.Encryption; e != nil {
+	if e := f.spec.Idempotency.Encryption; e != nil {
 		keys = r.keyring(recordsEncryption, e)
 	}
 	if r.Failed("") {
@@ -192,19 +192,19 @@ func (rt *Runtime) compile(f *File) (*state, *report) {
 	}
 	c := compiler{report: r, runtime: rt, state: s, keys: keys}
 	made := map[*guardSection]route{}
-	for _, name := range slices.Sorted(maps.Keys(f.says.Guards)) {
-		g, path := f.says.Guards[name], member("guards", name)
+	for _, name := range slices.Sorted(maps.Keys(f.spec.Guards)) {
+		g, path := f.spec.Guards[name], member("guards", name)
 		s.guards[name] = c.guard(path, &g.leaseSection)
 		made[g] = c.route(path, g, s.guards[name])
 	}
-	for _, text := range slices.Sorted(maps.Keys(f.says.Routes)) {
-		entry, path := f.says.Routes[text], member("routes", text)
+	for _, text := range slices.Sorted(maps.Keys(f.spec.Routes)) {
+		entry, path := f.spec.Routes[text], member("routes", text)
 		id, err := parseRoute(text)
 		if err != nil {
 			r.At(path, "%v", err)
 			continue
 		}
-		m := made[f.says.Guards[entry.guard]]
+		m := made[f.spec.Guards[entry.guard]]
 		if entry.own != nil {
 			m = c.route(path, entry.own, c.guard(path, &entry.own.leaseSection))
 		}
@@ -225,7 +225,7 @@ func (rt *Runtime) queue(f *File, name string, q *queueSection, p *delayPolicy) 
 	if p != nil {
 		age = cmp.Or(p.MaxAge, age)
 	}
-	opts = option(opts, f.says.Service, delayqueue.WithService)
+	opts = option(opts, f.spec.Service, delayqueue.WithService)
 	opts = option(opts, age, delayqueue.WithMaxAge)
 	opts = option(opts, q.MaxDepth, delayqueue.WithMaxDepth)
 	opts = option(opts, q.MaxDepthPerKey, delayqueue.WithMaxDepthPerKey)
@@ -264,7 +264,7 @@ func option[T comparable, O any](opts []O, value T, with func(T) O) []O {
 	return append(opts, with(value))
 }
 
-func (f *File) prefix() string { return cmp.Or(f.says.Prefix, "perkey") }
+func (f *File) prefix() string { return cmp.Or(f.spec.Prefix, "perkey") }
 
 // keyring reads keys.
 func (r *report) keyring(path string, e *encryptionSection) delayqueue.Keyring {
@@ -304,7 +304,7 @@ type compiler struct {
 
 func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 	policy := c.file.conflicts(g).policy(func(p *delayPolicy) *delayqueue.Queue {
-		q, err := c.runtime.queue(c.file, p.Queue, c.file.says.Queues[p.Queue], p)
+		q, err := c.runtime.queue(c.file, p.Queue, c.file.spec.Queues[p.Queue], p)
 		if err != nil {
 			c.At(path, "%s", reason(err))
 		}
@@ -315,7 +315,7 @@ func (c *compiler) guard(path string, g *leaseSection) *core.Guard {
 		opts = append(opts, core.FixedLease(g.FixedLease))
 	} else {
 		// Not the Locker's, which a reload leaves as it is.
-		opts = append(opts, core.LeaseTTL(cmp.Or(g.TTL, c.file.says.Defaults.TTL, core.DefaultTTL)))
+		opts = append(opts, core.LeaseTTL(cmp.Or(g.TTL, c.file.spec.Defaults.TTL, core.DefaultTTL)))
 	}
 	opts = option(opts, g.MaxHold, core.MaxHold)
 	opts = option(opts, g.MinHold, core.MinHold)
@@ -335,7 +335,7 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 		return route{} // reported already
 	}
 	var r route
-	o, defaults := c.runtime.options, c.file.says.Defaults.HTTP
+	o, defaults := c.runtime.options, c.file.spec.Defaults.HTTP
 	r.parks = c.file.conflicts(&g.leaseSection).parks()
 	opts := slices.Clone(o.http)
 	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
@@ -409,7 +409,7 @@ func (c *compiler) principal(path string, g *guardSection, r *route) (opts []htt
 		return []httplock.Option{httplock.Anonymous()}
 	}
 	opts = append(opts, httplock.WithPrincipal(given.principal))
-	return option(opts, cmp.Or(g.HTTP.MaxWaiters, c.file.says.Defaults.HTTP.MaxWaiters), httplock.WithMaxWaitersPerPrincipal)
+	return option(opts, cmp.Or(g.HTTP.MaxWaiters, c.file.spec.Defaults.HTTP.MaxWaiters), httplock.WithMaxWaitersPerPrincipal)
 }
 
 // registered adds what was given to Build under a name.

@@ -29,32 +29,32 @@ func (c *checker) check() {
 		return
 	}
 	defer p.close()
-	says := &c.file.says
-	if says.Prefix != "" {
-		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithPrefix(says.Prefix)); err != nil {
+	spec := &c.file.spec
+	if spec.Prefix != "" {
+		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithPrefix(spec.Prefix)); err != nil {
 			c.At("prefix", "%s", reason(err))
 		}
 	}
-	if says.Service != "" {
-		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithService(says.Service)); err != nil {
+	if spec.Service != "" {
+		if _, err := delayqueue.New(p.rdb, "probe", delayqueue.WithService(spec.Service)); err != nil {
 			c.At("service", "%s", reason(err))
 		}
 	}
-	c.checkRedis(&says.Redis)
-	for name := range inOrder(c, "queues", says.Queues) {
-		c.checkQueue(p, name, says.Queues[name])
+	c.checkRedis(&spec.Redis)
+	for name := range inOrder(c, "queues", spec.Queues) {
+		c.checkQueue(p, name, spec.Queues[name])
 	}
-	if e := says.Idempotency.Encryption; e != nil {
+	if e := spec.Idempotency.Encryption; e != nil {
 		c.checkEncryption(p, recordsEncryption, e)
 	}
-	queues := slices.Sorted(maps.Keys(says.Queues))
-	c.checkChain(says.Defaults.OnConflict, queues)
-	c.checkHTTP(p, "defaults", &says.Defaults.HTTP)
-	for name := range inOrder(c, "guards", says.Guards) {
+	queues := slices.Sorted(maps.Keys(spec.Queues))
+	c.checkChain(spec.Defaults.OnConflict, queues)
+	c.checkHTTP(p, "defaults", &spec.Defaults.HTTP)
+	for name := range inOrder(c, "guards", spec.Guards) {
 		if name == "" {
 			c.At(member("guards", name), "the name is empty")
 		}
-		c.checkGuard(p, member("guards", name), says.Guards[name], queues)
+		c.checkGuard(p, member("guards", name), spec.Guards[name], queues)
 	}
 	c.checkRoutes(p, queues)
 	c.checkTasks(queues)
@@ -150,7 +150,7 @@ func (c *checker) checkGuard(p *probe, path string, g *guardSection, queues []st
 
 // checkSender looks for guards that need to know who sends a request.
 func (c *checker) checkSender(path string, g *guardSection) {
-	defaults := &c.file.says.Defaults.HTTP
+	defaults := &c.file.spec.Defaults.HTTP
 	principal, anonymous := g.sender(defaults)
 	meets := c.meetsRequests(g)
 	if meets && c.file.conflicts(&g.leaseSection).parks() && !c.knowsSender(path, g) {
@@ -173,7 +173,7 @@ func (c *checker) checkSender(path string, g *guardSection) {
 // knowsSender reports whether it is said who sends a guard's requests, or that it does not matter, or would have been if
 // that were right.
 func (c *checker) knowsSender(path string, g *guardSection) bool {
-	principal, anonymous := g.sender(&c.file.says.Defaults.HTTP)
+	principal, anonymous := g.sender(&c.file.spec.Defaults.HTTP)
 	for _, section := range []string{path, "defaults"} {
 		if c.Failed(member(section, "principal")) || c.Failed(member(section, "anonymous")) {
 			return true
@@ -184,8 +184,8 @@ func (c *checker) knowsSender(path string, g *guardSection) bool {
 
 // meetsRequests reports whether a route has the guard.
 func (c *checker) meetsRequests(g *guardSection) bool {
-	for _, route := range c.file.says.Routes {
-		if route.own == g || c.file.says.Guards[route.guard] == g {
+	for _, route := range c.file.spec.Routes {
+		if route.own == g || c.file.spec.Guards[route.guard] == g {
 			return true
 		}
 	}
@@ -205,7 +205,7 @@ func (c *checker) checkHTTP(p *probe, path string, h *httpSection) {
 			c.At(at, "%s", reason(err))
 		}
 	}
-	stored := slices.Concat(c.file.says.Defaults.HTTP.AllowHeaders, h.AllowHeaders)
+	stored := slices.Concat(c.file.spec.Defaults.HTTP.AllowHeaders, h.AllowHeaders)
 	for i, name := range h.Credentials {
 		at := item(member(path, "credential_headers"), i)
 		if c.Failed(at) {
@@ -224,7 +224,7 @@ func (c *checker) checkWaitingBytes(p *probe, path string, h *httpSection) {
 	if h.WaitingBytes == 0 && h.MaxBody == 0 && h.ReadAhead == 0 {
 		return // as in the defaults
 	}
-	defaults := &c.file.says.Defaults.HTTP
+	defaults := &c.file.spec.Defaults.HTTP
 	opts := option(nil, int64(cmp.Or(h.MaxBody, defaults.MaxBody)), httplock.WithMaxBody)
 	opts = option(opts, int64(cmp.Or(h.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
 	opts = option(opts, int64(cmp.Or(h.WaitingBytes, defaults.WaitingBytes)), httplock.WithMaxWaitingBytes)

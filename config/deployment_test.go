@@ -49,7 +49,7 @@ func write(t *testing.T, dir, name string, data []byte) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 }
 
-func TestAnACLUserWithAPassword(t *testing.T) {
+func TestRedis_AnACLUserWithAPassword(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
@@ -68,7 +68,7 @@ func TestAnACLUserWithAPassword(t *testing.T) {
 	assert.NotContains(t, err.Error(), hunter)
 }
 
-func TestSentinelAndCluster(t *testing.T) {
+func TestRedis_SentinelAndCluster(t *testing.T) {
 	t.Parallel()
 	var master string
 	var sentinels []string
@@ -83,7 +83,7 @@ func TestSentinelAndCluster(t *testing.T) {
 }
 
 // A sentinel that hears what a client says to it, and lets nobody in.
-func TestSentinelsHaveAPasswordOfTheirOwn(t *testing.T) {
+func TestRedis_SentinelsHaveAPasswordOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -129,7 +129,7 @@ func TestSentinelsHaveAPasswordOfTheirOwn(t *testing.T) {
 	serving.Wait()
 }
 
-func TestTLSWithAClientsCertificate(t *testing.T) {
+func TestRedis_TLSWithAClientsCertificate(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	dir, ca, other := t.TempDir(), newAuthority(t), newAuthority(t)
@@ -153,7 +153,7 @@ func TestTLSWithAClientsCertificate(t *testing.T) {
 }
 
 // A password with a line break would only be found to be wrong by Redis.
-func TestAFileWithAPasswordHasOneLine(t *testing.T) {
+func TestPasswordFile_HasOneLine(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "both", []byte("shop\n"+hunter+"\r\n"))
@@ -164,7 +164,7 @@ func TestAFileWithAPasswordHasOneLine(t *testing.T) {
 	assert.NotContains(t, err.Error(), hunter)
 }
 
-func TestFilesThatCannotBeReadAreProblems(t *testing.T) {
+func TestFiles_ThatCannotBeReadAreProblems(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "empty", nil)
@@ -204,7 +204,7 @@ queues:
 	assert.NotContains(t, err.Error(), sealingKey)
 }
 
-func TestSealedQueuesHaveTheKeysOfTheFile(t *testing.T) {
+func TestEncryption_QueuesHaveTheKeysOfTheFile(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, `

@@ -36,8 +36,8 @@
 // Files that the file names are looked for in its own directory. Those with passwords and certificates for Redis are
 // read again for each new connection.
 //
-// No error and no log shows a value of the sections redis and encryption, or, wherever it is, what looks like an
-// encryption key or a URL with a password.
+// No Problem shows a value of the sections redis and encryption, or, wherever it is, what looks like an encryption
+// key or a URL with a password. Errors of the network have addresses in them, but never a password.
 //
 // A file can come from anywhere: one that would take long to read, or much memory, is refused before.
 //

@@ -11,7 +11,7 @@ import (
 	"github.com/perkey-go/perkey/config"
 )
 
-func TestTheDocumentedFilesAreRight(t *testing.T) {
+func TestDocs_FilesAreRight(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../docs/config.md")
 	require.NoError(t, err)

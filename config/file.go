@@ -17,7 +17,7 @@ import (
 // and printed, logged and marshaled without what it says.
 type File struct {
 	name   string
-	says   document
+	spec   document
 	places map[string]strictyaml.Place // of values, by their paths
 	sum    [sha256.Size]byte           // of what was read
 }
@@ -41,7 +41,7 @@ func Parse(name string, data []byte) (*File, error) {
 
 func parse(name string, data []byte, env map[string]string) (*File, error) {
 	f := &File{name: name, sum: sha256.Sum256(data)}
-	found, readable := strictyaml.Decode(data, &f.says, env)
+	found, readable := strictyaml.Decode(data, &f.spec, env)
 	f.places = found.Places()
 	r := &report{found, f}
 	if readable {
@@ -68,7 +68,7 @@ func (f *File) Name() string { return f.name }
 
 // String tells the name, and counts what is in the file.
 func (f File) String() string {
-	return fmt.Sprintf("config.File(%s: %d queues, %d guards, %d routes)", f.name, len(f.says.Queues), len(f.says.Guards), len(f.says.Routes))
+	return fmt.Sprintf("config.File(%s: %d queues, %d guards, %d routes)", f.name, len(f.spec.Queues), len(f.spec.Guards), len(f.spec.Routes))
 }
 
 // GoString is String.

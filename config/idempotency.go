@@ -45,7 +45,7 @@ func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
 func (c *compiler) idempotency(path string, s *idempotencySection) httplock.Option {
 	stores := append(slices.Clone(c.runtime.options.records), idempotency.WithPrefix(c.file.prefix()))
 	stores = option(stores, s.TTL, idempotency.WithTTL)
-	if c.file.says.Idempotency.Encryption != nil {
+	if c.file.spec.Idempotency.Encryption != nil {
 		stores = append(stores, idempotency.WithEncryption(c.keys))
 	}
 	store, err := idempotency.New(c.runtime.rdb, stores...)

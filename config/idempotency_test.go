@@ -32,7 +32,7 @@ func records(t *testing.T, env *redistest.Env, rt *config.Runtime) map[string]ti
 	return ttls
 }
 
-func TestARequestMadeTwiceIsAnsweredAsItsRouteSays(t *testing.T) {
+func TestIdempotency_AnswersASecondRequestAsItsRouteSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 guards:
@@ -114,7 +114,7 @@ routes:
 	})
 }
 
-func TestAPrincipalThatNobodyGaveIsAProblemUnderIdempotencyToo(t *testing.T) {
+func TestIdempotency_APrincipalThatNobodyGaveIsAProblem(t *testing.T) {
 	t.Parallel()
 	f := load(t, redistest.Embedded(t), "routes:\n  POST /x: {key: k, fixed_key: true, principal: user, idempotency: {}}\n")
 	_, err := config.Build(f, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil },

@@ -10,8 +10,8 @@ import (
 )
 
 // Observer is told what becomes of new files, on the goroutine of Reload or Watch. Its methods must be
-// safe for concurrent use and quick, and must not call Reload; what they panic with is logged. Embed [NopObserver], so that
-// new methods do not break yours.
+// safe for concurrent use and quick, and must not call Reload or CheckRoutes, which wait for them. What they panic
+// with is logged. Embed [NopObserver], so that new methods do not break yours.
 type Observer interface {
 	// OnReload: a call of Reload has ended, or Watch has taken or refused a changed file. It is called once for each, and once for
 	// a file that Watch tries again and again as long as the reason is the same.

@@ -146,7 +146,7 @@ func TestOptions_OfRequestsAreChecked(t *testing.T) {
 }
 
 // Keys of responses are read from the file, and again at a reload.
-func TestResponsesAreSealedAsTheFileSays(t *testing.T) {
+func TestResponses_AreSealedAsTheFileSays(t *testing.T) {
 	env := redistest.Embedded(t)
 	const file = `
 idempotency: {encryption: {current: %, keys: {%}}}

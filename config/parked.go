@@ -26,16 +26,16 @@ type change struct {
 
 // changesOf finds the changes of a route; removed: the new file does not have it.
 func changesOf(was, is route, removed bool) (changes []change) {
-	const putBack = "put it back until they have run, or were cancelled or purged"
+	const untilRun = "back until they have run, or were cancelled or purged"
 	if removed {
 		return []change{{member("routes", was.text), false, func(queue string) string {
-			return fmt.Sprintf("the route was removed, and requests of it are parked in the queue %q, which would find no guard; with another policy for the route, %s", queue, putBack)
+			return fmt.Sprintf("the route was removed, and requests of it are parked in the queue %q, which would find no guard; with another policy for the route, put it %s", queue, untilRun)
 		}}}
 	}
 	path := member("routes", is.text)
 	if was.principal != "" && is.principal != was.principal { // one's id may be another's to the other
 		changes = append(changes, change{path, true, func(queue string) string {
-			return fmt.Sprintf("the route's principal was %q, and requests are parked on behalf of one in the queue %q; %s", strictyaml.Clip(was.principal), queue, putBack)
+			return fmt.Sprintf("the route's principal was %q, and requests are parked on behalf of one in the queue %q; put it %s", strictyaml.Clip(was.principal), queue, untilRun)
 		}})
 	}
 	for _, name := range is.reads {
@@ -43,8 +43,7 @@ func changesOf(was, is route, removed bool) (changes []change) {
 			continue
 		}
 		changes = append(changes, change{path, false, func(queue string) string {
-			return fmt.Sprintf("the key reads the header %s now, which requests that are parked in the queue %q may not have; %s", name, queue,
-				strings.Replace(putBack, "it", "the old key", 1))
+			return fmt.Sprintf("the key reads the header %s now, which requests that are parked in the queue %q may not have; put the old key %s", name, queue, untilRun)
 		}})
 	}
 	return changes

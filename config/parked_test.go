@@ -292,6 +292,35 @@ func TestReload_EndsWithTheRuntime(t *testing.T) {
 	assert.Less(t, time.Since(began), 8*time.Second, "no time-out of a command")
 }
 
+// A Watch that ends while it asks Redis has refused nothing.
+func TestWatch_EndsWithoutAnAlarm(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(rt *config.Runtime, cancel func()){
+		"its ctx": func(_ *config.Runtime, cancel func()) { cancel() },
+		"Close":   func(rt *config.Runtime, _ func()) { assert.NoError(t, rt.Close()) },
+	} {
+		o, rdb := &reloads{}, redistest.Embedded(t).Client(t)
+		w := newWatched(t, "queues: {later: {}}\n", config.WithObserver(o), config.WithClient(rdb))
+		asked := make(chan struct{}, 100)
+		rdb.AddHook(slow{redistest.BeforeEach(func(redis.Cmder) {}), asked})
+		w.write("guards: {}\n")
+		ctx, cancel := context.WithCancel(t.Context())
+		look := w.Watcher(w.path)
+		look(ctx)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			look(ctx)
+		}()
+		<-asked
+		end(w.Runtime, cancel)
+		<-ended
+		cancel()
+		assert.Empty(t, o.told, name)
+		assert.NotContains(t, w.logs.String(), "not reloaded", name)
+	}
+}
+
 func TestWatch_TakesAFileWhenWhatWasParkedHasRun(t *testing.T) {
 	t.Parallel()
 	const queue, route = "queues: {later: {}}\n", "routes: {'POST /a': {key: a, fixed_key: true, anonymous: true, on_conflict: {policy: delay, queue: later}}}\n"

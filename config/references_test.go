@@ -25,7 +25,7 @@ func options(t *testing.T, file string, env map[string]string) *redis.Options {
 	return rt.Redis().(*redis.Client).Options()
 }
 
-func TestReferencesStandForVariables(t *testing.T) {
+func TestReferences_StandForVariables(t *testing.T) {
 	t.Parallel()
 	o := options(t, "redis: {url: 'redis://u:${P}@${H}:1', pool_size: '${N}', read_timeout: '${N}s', max_retries: 3}",
 		map[string]string{"P": hunter, "H": "host", "N": "9"})
@@ -40,7 +40,7 @@ func TestReferencesStandForVariables(t *testing.T) {
 	require.NotNil(t, o.TLSConfig)
 }
 
-func TestThePrefixMayBeAVariable(t *testing.T) {
+func TestReferences_ThePrefixMayBeOne(t *testing.T) {
 	t.Parallel()
 	const file = "prefix: 'shop-${STAGE}'\nredis: {url: 'redis://h'}"
 	f, err := config.ParseIn("f.yaml", []byte(file), map[string]string{"STAGE": "test"})
@@ -54,7 +54,7 @@ func TestThePrefixMayBeAVariable(t *testing.T) {
 }
 
 // Nothing else of the environment counts.
-func TestNoVariableOverridesAFile(t *testing.T) {
+func TestReferences_NothingElseOverridesAFile(t *testing.T) {
 	t.Parallel()
 	o := options(t, "redis: {url: 'redis://h:1'}", map[string]string{"PERKEY_REDIS_URL": "redis://other:2", "PERKEY_REDIS_PORT": "tcp://10.0.0.1:6379"})
 	assert.Equal(t, "h:1", o.Addr)
@@ -62,7 +62,7 @@ func TestNoVariableOverridesAFile(t *testing.T) {
 
 // The environment of the process is what Load and Parse read. An empty variable counts
 // as none.
-func TestLoadReadsTheEnvironment(t *testing.T) {
+func TestLoad_ReadsTheEnvironment(t *testing.T) {
 	t.Setenv("PERKEY_TEST_HOST", "from-the-environment")
 	t.Setenv("PERKEY_TEST_EMPTY", "")
 	path := filepath.Join(t.TempDir(), "perkey.yaml")
@@ -88,7 +88,7 @@ func TestLoadReadsTheEnvironment(t *testing.T) {
 	assert.ErrorContains(t, err, "larger than")
 }
 
-func TestTheEnvironmentIsNotChanged(t *testing.T) {
+func TestLoad_LeavesTheEnvironmentAsItIs(t *testing.T) {
 	t.Parallel()
 	env := maps.Clone(environment)
 	_, _ = config.ParseIn("f.yaml", []byte("redis: {password: '${REDIS_PASSWORD}'}"), env)

@@ -48,7 +48,7 @@ func (rt *Runtime) reload(ctx context.Context, f *File) error {
 		return fmt.Errorf("config: reload: %w", core.ErrClosed)
 	}
 	r, before := f.report(), rt.current.Load()
-	if f.sum == before.file.sum && reflect.DeepEqual(f.says, before.file.says) {
+	if f.sum == before.file.sum && reflect.DeepEqual(f.spec, before.file.spec) {
 		rt.reloaded(ctx, ReloadUnchanged, f.name, nil)
 		return nil
 	}
@@ -90,7 +90,7 @@ var reloadable = []string{
 
 // checkFixed reports what needs a restart.
 func (rt *Runtime) checkFixed(r *report) {
-	was, is := rt.started.says, r.file.says
+	was, is := rt.started.spec, r.file.spec
 	const restart = "changed since the start; a reload cannot change it: put it back, or restart"
 	if rt.started.prefix() != r.file.prefix() {
 		r.At("prefix", restart)

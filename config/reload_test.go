@@ -40,7 +40,7 @@ routes:
 	return files
 }
 
-func TestReloadUnderTrafficDropsNothing(t *testing.T) {
+func TestReload_UnderTrafficDropsNothing(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const reloads, clients, keys = 100, 8, 2
 		files := versions()
@@ -124,7 +124,7 @@ func TestReloadUnderTrafficDropsNothing(t *testing.T) {
 	})
 }
 
-func TestARequestEndsUnderTheGuardThatItBeganWith(t *testing.T) {
+func TestReload_ARequestEndsUnderTheGuardThatItBeganWith(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, "routes:\n  POST /x: {key: old, fixed_key: true, on_conflict: {policy: retry, max_wait: 1m}}\n")
@@ -160,7 +160,7 @@ routes:
   POST /d: {key: d, fixed_key: true, on_conflict: reject}
 `
 
-func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
+func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	users := config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil })
@@ -236,7 +236,7 @@ func TestAReloadRefusesWhatNeedsARestart(t *testing.T) {
 	assert.ErrorIs(t, rt.Reload(nil), core.ErrInvalidOption)
 }
 
-func TestAReloadTakesWhatItCan(t *testing.T) {
+func TestReload_TakesWhatItCan(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, fixed, config.WithPrincipal("users", func(*http.Request) (string, error) { return "", nil }, func(*http.Request, string) error { return nil }))
@@ -264,7 +264,7 @@ func TestAReloadTakesWhatItCan(t *testing.T) {
 	assert.ErrorIs(t, err, delayqueue.ErrKeyFull)
 }
 
-func TestReloadsAndLookupsMayRunTogether(t *testing.T) {
+func TestReload_BesideLookups(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	files := versions()

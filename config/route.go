@@ -151,7 +151,7 @@ func (c *checker) checkFixedKey(path string, g *leaseSection, t *keyTemplate) {
 
 // storedHeaders are those that are stored with the parked requests of a guard.
 func (f *File) storedHeaders(g *guardSection) []string {
-	names := slices.Concat(httplock.StoredHeaders(), f.says.Defaults.HTTP.AllowHeaders, g.HTTP.AllowHeaders)
+	names := slices.Concat(httplock.StoredHeaders(), f.spec.Defaults.HTTP.AllowHeaders, g.HTTP.AllowHeaders)
 	for i, name := range names {
 		names[i] = http.CanonicalHeaderKey(name)
 	}
@@ -161,15 +161,15 @@ func (f *File) storedHeaders(g *guardSection) []string {
 // conflicts is what a guard does about a held key.
 func (f *File) conflicts(g *leaseSection) chain {
 	if g.OnConflict == nil {
-		return f.says.Defaults.OnConflict
+		return f.spec.Defaults.OnConflict
 	}
 	return g.OnConflict
 }
 
 func (c *checker) checkRoutes(p *probe, queues []string) {
-	says, first := &c.file.says, map[routeID]string{}
-	for text := range inOrder(c, "routes", says.Routes) {
-		route, path := says.Routes[text], member("routes", text)
+	spec, first := &c.file.spec, map[routeID]string{}
+	for text := range inOrder(c, "routes", spec.Routes) {
+		route, path := spec.Routes[text], member("routes", text)
 		id, err := parseRoute(text)
 		if err != nil {
 			c.At(path, "%v", err)
@@ -191,7 +191,7 @@ func (c *checker) checkRoutes(p *probe, queues []string) {
 
 // guardNamed is a guard of the file. Nil: there is none of the name, which is reported.
 func (c *checker) guardNamed(name, path string, where strictyaml.Place) *guardSection {
-	guards := c.file.says.Guards
+	guards := c.file.spec.Guards
 	g := guards[name]
 	if g == nil && name != "" && !c.Failed(member("guards", name)) {
 		c.In(where, path, "unknown guard %q%s", strictyaml.Clip(name), strictyaml.Suggest(name, slices.Sorted(maps.Keys(guards))))
@@ -205,7 +205,7 @@ func (c *checker) checkRouteMethod(path string, route *routeSection, g *guardSec
 	if route.own == nil {
 		from = member("guards", route.guard)
 	}
-	said := cmp.Or(g.HTTP.SafeMethods, c.file.says.Defaults.HTTP.SafeMethods) != "" ||
+	said := cmp.Or(g.HTTP.SafeMethods, c.file.spec.Defaults.HTTP.SafeMethods) != "" ||
 		c.Failed(member(from, "safe_methods")) || c.Failed("defaults.safe_methods")
 	switch id.method {
 	case http.MethodGet, http.MethodHead:

@@ -69,7 +69,7 @@ var routers = map[string]func(rt *config.Runtime, pattern string, anyMethod bool
 }
 
 // What CheckRoutes lets pass is guarded.
-func TestRoutersHaveTheFilesRoutes(t *testing.T) {
+func TestRouters_HaveTheFilesRoutes(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, `

@@ -75,7 +75,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		}
 		return nil, err
 	}
-	if s := f.says.Redis.TLS; o.client == nil && s != nil && s.InsecureSkipVerify {
+	if s := f.spec.Redis.TLS; o.client == nil && s != nil && s.InsecureSkipVerify {
 		rt.log().Warn("config: redis.tls.insecure_skip_verify: whoever is on the way to Redis can read and change everything", "file", f.name)
 	}
 	return rt, nil
@@ -83,12 +83,12 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 
 func (rt *Runtime) open(f *File) error {
 	r := f.report()
-	for name, q := range f.says.Queues {
+	for name, q := range f.spec.Queues {
 		if q.Encryption != nil {
 			rt.keyrings[name] = r.keyring(member(member("queues", name), "encryption"), q.Encryption)
 		}
 	}
-	s := &f.says.Redis
+	s := &f.spec.Redis
 	if rt.options.client == nil {
 		if !s.given() {
 			r.At("redis", "no Redis is given; set redis.url or redis.addresses, or use config.WithClient")
@@ -103,7 +103,7 @@ func (rt *Runtime) open(f *File) error {
 	if rt.options.log != nil {
 		logged = append(logged, core.WithLogger(rt.options.log))
 	}
-	locker := []core.Option{core.WithTTL(cmp.Or(f.says.Defaults.TTL, core.DefaultTTL)), core.WithPrefix(f.prefix())}
+	locker := []core.Option{core.WithTTL(cmp.Or(f.spec.Defaults.TTL, core.DefaultTTL)), core.WithPrefix(f.prefix())}
 	var err error
 	if rt.locker, err = core.New(rt.rdb, slices.Concat(logged, rt.options.locker, locker)...); err != nil {
 		return fmt.Errorf("config: %w", err)
@@ -225,10 +225,10 @@ func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue
 	if rt.closing.Err() != nil {
 		return nil, fmt.Errorf("config: worker: %w", core.ErrClosed)
 	}
-	f := rt.File()
-	q, ok := f.says.Queues[queue]
+	s := rt.current.Load()
+	q, ok := s.file.spec.Queues[queue]
 	if !ok {
-		return nil, invalid("Worker(%q): there is no such queue in %s", queue, f.name)
+		return nil, invalid("Worker(%q): there is no such queue in %s", queue, s.file.name)
 	}
 	var from []delayqueue.WorkerOption
 	if rt.options.log != nil {
@@ -237,7 +237,7 @@ func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue
 	from = option(from, q.Worker.Concurrency, delayqueue.WithConcurrency)
 	from = option(from, q.Worker.ClaimLease, delayqueue.WithClaimLease)
 	from = append(from, delayqueue.WithRetryBackoff(q.Worker.initial(), q.Worker.most()))
-	w, err := delayqueue.NewWorker(rt.Queue(queue), rt.locker, h, append(from, opts...)...)
+	w, err := delayqueue.NewWorker(s.queues[queue], rt.locker, h, append(from, opts...)...)
 	if err == nil {
 		rt.workers = append(rt.workers, w)
 	}

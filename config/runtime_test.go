@@ -33,7 +33,7 @@ routes:
   POST /park/{id}: park
 `
 
-func TestAHeldKeyIsAnsweredAsItsRouteSays(t *testing.T) {
+func TestRoute_AnswersAHeldKeyAsItSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, orders)
 
@@ -93,7 +93,7 @@ func waiting(t testing.TB, rt *config.Runtime, key string) bool {
 	return state.Waiting > 0
 }
 
-func TestAGuardHasTheOptionsOfTheFile(t *testing.T) {
+func TestGuard_HasTheOptionsOfTheFile(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 defaults: {ttl: 1h, max_body: 3B, status_path: /tickets/, allow_headers: [X-Shop], credential_headers: [X-Pass], safe_methods: lock}
@@ -219,7 +219,7 @@ func (r *slowReader) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-func TestPrincipalsAreThoseOfTheirNames(t *testing.T) {
+func TestPrincipals_AreThoseOfTheirNames(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	as := func(name string) config.Option {
@@ -246,7 +246,7 @@ routes:
 	}
 }
 
-func TestNamesThatNobodyGaveAreProblems(t *testing.T) {
+func TestBuild_NamesThatNobodyGaveAreProblems(t *testing.T) {
 	t.Parallel()
 	f := load(t, redistest.Embedded(t), `
 defaults: {principal: users}
@@ -272,7 +272,7 @@ routes:
 	}, got)
 }
 
-func TestWrongOptionsAreInvalidOptions(t *testing.T) {
+func TestBuild_WrongOptionsAreInvalidOptions(t *testing.T) {
 	t.Parallel()
 	f := load(t, redistest.Embedded(t), "")
 	value := func(context.Context) (string, bool) { return "", false }
@@ -298,7 +298,7 @@ func TestWrongOptionsAreInvalidOptions(t *testing.T) {
 	assert.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
-func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
+func TestBuild_WithoutARedisFails(t *testing.T) {
 	t.Parallel()
 	f, err := config.ParseIn("f.yaml", []byte("redis: {pool_size: 3}\n"), nil)
 	require.NoError(t, err)
@@ -314,7 +314,7 @@ func TestWithoutARedisThereIsNoRuntime(t *testing.T) {
 	assert.NoError(t, rdb.Ping(t.Context()).Err(), "a client that was given stays open")
 }
 
-func TestShutdownWaitsClosesAndMayBeCalledTwice(t *testing.T) {
+func TestShutdown_WaitsClosesAndMayBeCalledTwice(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	rt := build(t, env, orders)
@@ -341,7 +341,32 @@ func TestShutdownWaitsClosesAndMayBeCalledTwice(t *testing.T) {
 	assert.ErrorIs(t, rt.Reload(load(t, env, orders)), core.ErrClosed)
 }
 
-func TestShutdownLetsWorkersEnd(t *testing.T) {
+func TestWorker_WhileReloadsTakeItsQueueAway(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	with, without := load(t, env, "queues: {later: {}}"), load(t, env, "guards: {}")
+	rt := build(t, env, "queues: {later: {}}")
+	reloaded := make(chan struct{})
+	go func() {
+		defer close(reloaded)
+		for range 300 {
+			assert.NoError(t, rt.Reload(without))
+			assert.NoError(t, rt.Reload(with))
+		}
+	}()
+	for ended := false; !ended; {
+		select {
+		case <-reloaded:
+			ended = true
+		default:
+		}
+		_, err := rt.Worker("later", nil)
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.NotContains(t, err.Error(), "the queue is nil")
+	}
+}
+
+func TestShutdown_LetsWorkersEnd(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), orders)
 	running, goOn := make(chan struct{}), make(chan struct{})
@@ -370,7 +395,7 @@ func TestShutdownLetsWorkersEnd(t *testing.T) {
 	assert.NoError(t, <-done)
 }
 
-func TestUnknownNames(t *testing.T) {
+func TestRuntime_UnknownNames(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), orders)
 	assert.ErrorIs(t, rt.Guard("none").Err(), core.ErrInvalidOption)
@@ -383,7 +408,7 @@ func TestUnknownNames(t *testing.T) {
 	assert.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
-func TestARouteIsFoundInEveryFrameworksForm(t *testing.T) {
+func TestRoute_IsFoundInEveryFrameworksForm(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
@@ -410,7 +435,7 @@ routes:
 	assert.False(t, ok)
 }
 
-func TestRoutesThatTheRouterDoesNotHaveAreProblems(t *testing.T) {
+func TestCheckRoutes_ReportsRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
@@ -431,7 +456,7 @@ routes:
 	assert.Equal(t, `perkey.yaml:8:3: routes."PUT /somewhere/else": the router has no such route`, e.Problems[1].String())
 }
 
-func TestRegisteredRoutesWithoutTheirGuardAreProblems(t *testing.T) {
+func TestCheckRoutes_ReportsRoutesWithoutTheirGuard(t *testing.T) {
 	t.Parallel()
 	rt := build(t, redistest.Embedded(t), `
 routes:
@@ -463,7 +488,7 @@ routes:
 }
 
 // From then on it is known what the router has.
-func TestAReloadRefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
+func TestReload_RefusesRoutesThatTheRouterDoesNotHave(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
 	const right, wrong = "routes:\n  POST /orders/:id: {key: k, fixed_key: true}\n", "routes:\n  POST /order/:id: {key: k, fixed_key: true}\n"

@@ -230,13 +230,13 @@ func goodFiles(t testing.TB) map[string][]byte {
 }
 
 // The examples show every field, so that none is without one that is known to work.
-func TestEveryFieldIsInAGoodFile(t *testing.T) {
+func TestSchema_EveryFieldIsInAGoodFile(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}
 	for name, data := range goodFiles(t) {
 		f, err := parse(name, data, testEnvironment)
 		require.NoError(t, err, name)
-		useOf(reflect.ValueOf(f.says), used)
+		useOf(reflect.ValueOf(f.spec), used)
 	}
 	for _, section := range []reflect.Type{
 		reflect.TypeFor[document](), reflect.TypeFor[redisSection](), reflect.TypeFor[sentinelSection](), reflect.TypeFor[tlsSection](),
@@ -286,7 +286,7 @@ func useOf(v reflect.Value, used map[string]bool) {
 }
 
 // What a tag wants is what the packages take: Build takes both ends of every range.
-func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
+func TestRanges_BothEndsCanBeBuilt(t *testing.T) {
 	t.Parallel()
 	line := func(path, value string) string {
 		names := strings.Split(path, ".")
@@ -342,7 +342,7 @@ func TestBothEndsOfEveryRangeCanBeBuilt(t *testing.T) {
 
 // And what is past a range is refused by the packages too: the ranges are not narrower
 // than they need to be.
-func TestRangesAreThoseOfThePackages(t *testing.T) {
+func TestRanges_AreThoseOfThePackages(t *testing.T) {
 	t.Parallel()
 	for _, section := range []reflect.Type{
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[guardSection](),
@@ -355,12 +355,12 @@ func TestRangesAreThoseOfThePackages(t *testing.T) {
 			if want := f.Tag.Get("range"); strings.Contains(want, "..") && v.Kind() != reflect.Pointer {
 				_, most, _ := strictyaml.Bounds(v, want)
 				file := &File{name: "f.yaml", places: map[string]strictyaml.Place{}}
-				file.says.Queues, file.says.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
-				file.says.Redis.Addresses = []string{"127.0.0.1:1"}
+				file.spec.Queues, file.spec.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
+				file.spec.Redis.Addresses = []string{"127.0.0.1:1"}
 				in := map[reflect.Type]reflect.Value{
-					reflect.TypeFor[defaultsSection](): reflect.ValueOf(&file.says.Defaults).Elem(),
-					reflect.TypeFor[queueSection]():    reflect.ValueOf(file.says.Queues["q"]).Elem(),
-					reflect.TypeFor[guardSection]():    reflect.ValueOf(file.says.Guards["g"]).Elem(),
+					reflect.TypeFor[defaultsSection](): reflect.ValueOf(&file.spec.Defaults).Elem(),
+					reflect.TypeFor[queueSection]():    reflect.ValueOf(file.spec.Queues["q"]).Elem(),
+					reflect.TypeFor[guardSection]():    reflect.ValueOf(file.spec.Guards["g"]).Elem(),
 				}[section]
 				if field := in.FieldByIndex(f.Index); v.Kind() == reflect.Slice {
 					field.Set(reflect.MakeSlice(v, 1, 1))

@@ -52,7 +52,7 @@ func plain(v any) any {
 	return v
 }
 
-func TestTheSchemaTakesWhatTheLoaderTakes(t *testing.T) {
+func TestSchema_TakesWhatTheLoaderTakes(t *testing.T) {
 	t.Parallel()
 	s := compiled(t)
 	paths, err := filepath.Glob("testdata/*.yaml")
@@ -75,7 +75,7 @@ func TestTheSchemaTakesWhatTheLoaderTakes(t *testing.T) {
 	}
 }
 
-func TestTheSchemaRefusesWhatItCan(t *testing.T) {
+func TestSchema_RefusesWhatItCan(t *testing.T) {
 	t.Parallel()
 	s := compiled(t)
 	refused := 0

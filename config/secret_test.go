@@ -14,7 +14,7 @@ import (
 )
 
 // What a file says is in memory, and can be printed by accident.
-func TestNothingShowsSecrets(t *testing.T) {
+func TestSecrets_AreNotShown(t *testing.T) {
 	t.Parallel()
 	env := map[string]string{"P": redisPass, "S": sentinelPs, "K": sealingKey}
 	f, err := config.ParseIn("f.yaml", []byte(`
@@ -56,7 +56,7 @@ guards: {g: {on_conflict: {policy: delay, queue: q}}}
 }
 
 // Mistakes of every kind, with a secret in the place of each value of the section.
-func TestProblemsOfARedisSectionShowNoValue(t *testing.T) {
+func TestProblems_OfARedisSectionShowNoValue(t *testing.T) {
 	t.Parallel()
 	for _, field := range []string{
 		"url", "mode", "addresses", "db", "username", "password", "password_file", "allow_plain_password", "pool_size", "min_idle_conns",
@@ -75,7 +75,7 @@ func TestProblemsOfARedisSectionShowNoValue(t *testing.T) {
 }
 
 // A secret in the place of a name: that of a field, a variable or a file.
-func TestProblemsShowNoSecretThatIsTakenForAName(t *testing.T) {
+func TestProblems_ShowNoSecretThatIsTakenForAName(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"redis: {password " + hunter + "}":                                                                          "f.yaml:1:9: redis: unknown field; expected addresses, ",
@@ -97,7 +97,7 @@ func TestProblemsShowNoSecretThatIsTakenForAName(t *testing.T) {
 }
 
 // The parser's messages repeat some of what they are about.
-func TestProblemsOfYAMLShowNothingOfTheFile(t *testing.T) {
+func TestProblems_OfYAMLShowNothingOfTheFile(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{"|" + hunter, ">" + hunter + " x", "|" + hunter + `"\"` + hunter, "!" + hunter + " &"} {
 		_, err := config.ParseIn("f.yaml", []byte("redis:\n  password: "+value+"\n"), nil)

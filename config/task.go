@@ -68,9 +68,9 @@ func taskValue(taskType string, payload []byte, headers map[string]string, name 
 }
 
 func (c *checker) checkTasks(queues []string) {
-	says := &c.file.says
-	for taskType := range inOrder(c, "asynq", says.Asynq) {
-		entry, path := says.Asynq[taskType], member("asynq", taskType)
+	spec := &c.file.spec
+	for taskType := range inOrder(c, "asynq", spec.Asynq) {
+		entry, path := spec.Asynq[taskType], member("asynq", taskType)
 		if strings.TrimSpace(taskType) == "" || strings.Contains(strings.TrimSuffix(taskType, "*"), "*") {
 			c.At(path, "expected a type of tasks, or the beginning of some followed by *, such as report:*")
 		}
@@ -116,14 +116,14 @@ func (c *checker) checkTaskKey(path, at, guard string, where strictyaml.Place, g
 
 // tasks makes what the file says of tasks.
 func (c *compiler) tasks() {
-	for _, taskType := range slices.Sorted(maps.Keys(c.file.says.Asynq)) {
-		entry, path := c.file.says.Asynq[taskType], member("asynq", taskType)
+	for _, taskType := range slices.Sorted(maps.Keys(c.file.spec.Asynq)) {
+		entry, path := c.file.spec.Asynq[taskType], member("asynq", taskType)
 		var t task
 		var g *leaseSection
 		if g = entry.own; g != nil {
 			t.guard = c.guard(path, g)
 		} else {
-			g, t.guard = &c.file.says.Guards[entry.guard].leaseSection, c.state.guards[entry.guard]
+			g, t.guard = &c.file.spec.Guards[entry.guard].leaseSection, c.state.guards[entry.guard]
 		}
 		t.key, _ = parseTaskTemplate(g.Key) // checked already
 		c.state.tasks[taskType] = t

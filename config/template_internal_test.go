@@ -37,7 +37,7 @@ func keyUnder(t *testing.T, key httplock.KeyFunc, r *http.Request) (k string, er
 	return k, err
 }
 
-func TestTemplatesMakeKeys(t *testing.T) {
+func TestTemplates_MakeKeys(t *testing.T) {
 	for text, want := range map[string]string{
 		"order:{param.id}":                           "order:a:b|c%",
 		"{param.id}":                                 "a:b|c%",
@@ -69,7 +69,7 @@ func TestTemplatesMakeKeys(t *testing.T) {
 	}
 }
 
-func TestTemplatesAgreeWithTheConstructors(t *testing.T) {
+func TestTemplates_AgreeWithTheConstructors(t *testing.T) {
 	for text, key := range map[string]httplock.KeyFunc{
 		"order:{param.id}":            httplock.Param("order:", "id"),
 		"q:{query.q}":                 httplock.Query("q:", "q"),
@@ -85,7 +85,7 @@ func TestTemplatesAgreeWithTheConstructors(t *testing.T) {
 	}
 }
 
-func TestTemplatesSayWhatTheyRead(t *testing.T) {
+func TestTemplates_SayWhatTheyRead(t *testing.T) {
 	made, problems := parseTemplate("{param.id}:{header.x-b}:{param.a}:{header.X-B}:{param.id}:{header.X-A}:{query.z}:{ctx.v}:{ctx.u}:{ctx.v|sha256}", nil)
 	require.Empty(t, problems)
 	require.Equal(t, []string{"id", "a"}, made.params)
@@ -94,7 +94,7 @@ func TestTemplatesSayWhatTheyRead(t *testing.T) {
 	require.False(t, made.fixed())
 }
 
-func TestTemplatesThatAreWrong(t *testing.T) {
+func TestTemplates_ThatAreWrong(t *testing.T) {
 	for text, want := range map[string][]string{
 		"order:{param.id":           {"character 7: { without }"},
 		"order:{param.{id}":         {"character 7: { without }", "character 15: unknown value {id}"},
@@ -134,7 +134,7 @@ func TestTemplatesThatAreWrong(t *testing.T) {
 	}
 }
 
-func TestTemplatesWithoutTheirValues(t *testing.T) {
+func TestTemplates_WithoutTheirValues(t *testing.T) {
 	for text, ours := range map[string]bool{
 		"{query.q}": false, "{header.X}": false, "{json.a}": false, "{ctx.user}": false, "{param.uid}": true, "x{query.q|sha256}": false,
 		"{param.uid|int}": true, "{query.q|int}": false, "{ctx.other}": true,
@@ -156,7 +156,7 @@ func TestTemplatesWithoutTheirValues(t *testing.T) {
 	require.ErrorContains(t, err, "was not matched by a route")
 }
 
-func FuzzTemplateValuesNeverRunTogether(f *testing.F) {
+func FuzzTemplates_ValuesNeverRunTogether(f *testing.F) {
 	f.Add(":", "a:b", "c", "a", "b:c")
 	f.Add("7C", "%", "7C7C", "%7C", "7C")
 	f.Add("2", "2", "x", "", "x")

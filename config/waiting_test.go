@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestWhatWaitsIsBoundedAsTheFileSays(t *testing.T) {
+func TestWaiting_IsBoundedAsTheFileSays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rt := build(t, env, `
 defaults: {max_waiters_per_principal: 1, on_conflict: {policy: retry, max_wait: 1m}}
@@ -51,7 +51,7 @@ routes: {POST /own: own, POST /keys: keys}
 }
 
 // It is not parallel: the bound is the process's.
-func TestBytesThatWaitAreBoundedAsTheFileSays(t *testing.T) {
+func TestWaiting_BytesAreBoundedAsTheFileSays(t *testing.T) {
 	rt := build(t, redistest.Embedded(t), `
 defaults: {max_waiting_bytes: 64MiB, on_conflict: {policy: retry, max_wait: 1m}}
 routes: {POST /x: {key: all, fixed_key: true, max_body: 1536KiB, max_waiting_bytes: 2MiB}, POST /y: {key: other, fixed_key: true}}
@@ -77,7 +77,7 @@ routes: {POST /x: {key: all, fixed_key: true, max_body: 1536KiB, max_waiting_byt
 	assert.Equal(t, http.StatusOK, <-waited)
 }
 
-func TestWaitersNeedAPrincipal(t *testing.T) {
+func TestWaiting_WaitersNeedAPrincipal(t *testing.T) {
 	t.Parallel()
 	_ = build(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards: {tasks: {key: k, fixed_key: true}}\nasynq: {t: tasks}\n")
 	f := load(t, redistest.Embedded(t), "defaults: {max_waiters_per_principal: 3}\nguards:\n  a: {key: k, fixed_key: true, principal: user, max_waiters_per_principal: 2}\n")

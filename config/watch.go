@@ -18,7 +18,7 @@ const defaultPoll = 5 * time.Second
 // looks is left until it does not, so that one half written is not taken. What happens is
 // logged: a file that is in force at Info, one that is wrong at Error, once, and the old
 // one stays in force. One that Reload refuses is tried again, since what was parked may have run,
-// with pauses of one look, two, four and so on up to 60.
+// with pauses of one look, two, four and so on up to 60. A Watch that ends while it reloads logs nothing.
 func (rt *Runtime) Watch(ctx context.Context, path string, every time.Duration) {
 	if every <= 0 {
 		every = defaultPoll
@@ -75,8 +75,12 @@ func (w *watch) look(ctx context.Context) {
 		return
 	}
 	if w.file != nil {
-		if err = w.runtime.reload(ctx, w.file); err == nil {
+		err = w.runtime.reload(ctx, w.file)
+		switch {
+		case err == nil:
 			w.file = nil
+		case ctx.Err() != nil, w.runtime.closing.Err() != nil:
+			return // Watch ends: the file is not refused
 		}
 		w.pause = min(max(1, 2*w.pause), longestPause)
 		w.left = w.pause

@@ -49,7 +49,7 @@ func (w *watched) write(rest string) {
 
 func (w *watched) has(guard string) bool { return w.Guard(guard) != nil }
 
-func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
+func TestWatch_TakesAFileThatIsTheSameTwice(t *testing.T) {
 	t.Parallel()
 	w := newWatched(t, "guards: {first: {}}\n")
 	look := w.Watcher(w.path)
@@ -91,7 +91,7 @@ func TestAFileIsTakenWhenItIsTheSameTwice(t *testing.T) {
 	assert.True(t, w.has("again"))
 }
 
-func TestWatchSeesAFileInThePlaceOfAnother(t *testing.T) {
+func TestWatch_SeesAFileInThePlaceOfAnother(t *testing.T) {
 	t.Parallel()
 	w := newWatched(t, "guards: {first: {}}\n")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -111,7 +111,7 @@ func TestWatchSeesAFileInThePlaceOfAnother(t *testing.T) {
 	<-done
 }
 
-func TestWatchEndsWithTheRuntime(t *testing.T) {
+func TestWatch_EndsWithTheRuntime(t *testing.T) {
 	t.Parallel()
 	w := newWatched(t, "guards: {first: {}}\n")
 	done := make(chan struct{})

@@ -68,6 +68,11 @@ func TestDecode_HostileDocuments(t *testing.T) {
 		"tabs":                    full("a:", "\t"),
 		"complex keys":            full("", "? "),
 		"complex keys by line":    full("", "? a\n"),
+		"a list under a name":     "lists: {" + strings.Repeat("n", 200_000) + ": [" + strings.Repeat("1,", 3900) + "]}",
+		"a list under names":      strings.Repeat("{"+strings.Repeat("n", 510)+": ", 30) + "[" + strings.Repeat("1,", 3900) + "]" + strings.Repeat("}", 30),
+		"escaped references":      "login: {usr: u, user: '" + strings.Repeat("$${", 80_000) + "'}",
+		"text and references":     "login: {usr: u, user: '" + strings.Repeat("a${SHORT}", 25_000) + "'}",
+		"references to long text": "login: {user: '" + strings.Repeat("${LONG}", 30_000) + "'}",
 	}
 	// All of them take half a minute under the race detector; each run has others.
 	turn := rand.N(3)
@@ -82,13 +87,14 @@ func TestDecode_HostileDocuments(t *testing.T) {
 			hostile["stairs of "+s] = stairs(s)
 		}
 	}
+	env := map[string]string{"SHORT": "s", "LONG": strings.Repeat("l", 10_000)}
 	for name, text := range hostile {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			start := time.Now()
 			var d document
-			report, _ := strictyaml.Decode([]byte(text), &d, nil)
+			report, _ := strictyaml.Decode([]byte(text), &d, env)
 			problems := report.Problems()
 			took := time.Since(start)
 			runtime.ReadMemStats(&after)

@@ -21,9 +21,11 @@ const (
 	// maxTokens bounds the parser's memory, which grows with the square of the entries of a mapping: 64 MB here.
 	maxTokens = 8000
 	// maxDepth bounds the parser's time, which grows with its cube.
-	maxDepth = 100
+	maxDepth = 32
 	// maxEmptyLines bounds the lexer's memory: it copies the whole rest of a run of empty lines for each of them.
 	maxEmptyLines = 50
+	// maxName bounds the paths of values, of which the parser has one for each: the names of all mappings around it.
+	maxName = 512
 )
 
 // parse returns the one document in data.
@@ -125,6 +127,7 @@ func check(r *Report, tokens token.Tokens) {
 	flow := 0        // brackets and braces that are open
 	var blocks []int // the columns of the blocks that are open
 	line, count := 0, 0
+	var name *token.Token // before a colon
 	for _, t := range tokens {
 		at := Place{t.Position.Line, t.Position.Column}
 		switch t.Type {
@@ -134,7 +137,12 @@ func check(r *Report, tokens token.Tokens) {
 			flow++
 		case token.SequenceEndType, token.MappingEndType:
 			flow--
+		case token.MappingValueType:
+			if name != nil && len(name.Value) > maxName {
+				r.In(Place{name.Position.Line, name.Position.Column}, "", "the name has %d bytes; expected at most %d", len(name.Value), maxName)
+			}
 		}
+		name = t
 		if problem, ok := unsupported[t.Type]; ok {
 			r.In(at, "", "%s", problem)
 		}

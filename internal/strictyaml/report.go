@@ -55,8 +55,10 @@ func (r *Report) In(where Place, path, format string, args ...any) {
 	}
 }
 
-// Add reports what another report found.
-func (r *Report) Add(other *Report) { r.problems = append(r.problems, other.problems...) }
+// Add reports what another report found, until the report is full.
+func (r *Report) Add(other *Report) {
+	r.problems = append(r.problems, other.problems[:min(len(other.problems), maxProblems-len(r.problems))]...)
+}
 
 // Full reports whether there are so many problems that no more are collected.
 func (r *Report) Full() bool { return len(r.problems) >= maxProblems }

@@ -23,6 +23,7 @@ type document struct {
 	Size     strictyaml.Size     `yaml:"size" range:"1..1MiB"`
 	List     []string            `yaml:"list"`
 	Numbers  []int               `yaml:"numbers" range:"1..9"`
+	Lists    map[string][]int    `yaml:"lists" range:"1..9"`
 	Map      map[string]*section `yaml:"map"`
 	Section  section             `yaml:"section"`
 	Inlined  inlined             `yaml:",inline"`
@@ -137,7 +138,7 @@ shape: [round, {form: flat}]
 // What is wrong is told with its place, and all of it.
 func TestDecode_Problems(t *testing.T) {
 	t.Parallel()
-	const names = "; expected duration, flag, in, keys, list, login, map, number, numbers, section, shape, size, text, word or zero"
+	const names = "; expected duration, flag, in, keys, list, lists, login, map, number, numbers, section, shape, size, text, word or zero"
 	for text, want := range map[string][]string{
 		"txet: a\ncolor: b":                        {`1:1 txet: unknown field; did you mean "text"?`, "2:1 color: unknown field" + names},
 		"text: a\ntext: b":                         {"2:1 text: duplicate; first given in line 1"},
@@ -175,6 +176,8 @@ func TestDecode_Problems(t *testing.T) {
 		"---\ntext: a\n---\ntext: b":            {"4:1 : expected one YAML document, got another"},
 		"text: [1":                              {"1:7 : is not valid YAML: sequence end token ']' not found"},
 		"shape: {form: order:{a}}":              {"1:21 : is not valid YAML: ',' or '}' must be specified; text with a colon or braces needs quotes"},
+		strings.Repeat("n", 513) + ": 1":        {"1:1 : the name has 513 bytes; expected at most 512"},
+		strings.Repeat("n", 512) + ": 1":        {`1:1 "` + strings.Repeat("n", 80) + `…": unknown field` + names},
 		"text: |hunter2":                        {"1:7 : is not valid YAML: invalid header option: …"},
 		"map:\n\ta: 1":                          {"2:1 : the line is indented with a tab; YAML takes spaces"},
 		"map:\n  a:\n  \tname: 1":               {"3:3 : the line is indented with a tab; YAML takes spaces"},
@@ -240,6 +243,20 @@ func TestReport_Order(t *testing.T) {
 		{Place: place(1, 8), Path: "list[0]", Message: "first 1"},
 		{Place: place(2, 7), Path: `map.x."a b"`, Message: "nothing"},
 	}, r.Problems())
+}
+
+func TestReport_AddIsBounded(t *testing.T) {
+	t.Parallel()
+	one, other := strictyaml.NewReport(nil), strictyaml.NewReport(nil)
+	for n := range 40 {
+		one.At("", "one %d", n)
+		other.At("", "other %d", n)
+	}
+	one.Add(other)
+	problems := one.Problems()
+	require.Len(t, problems, 51)
+	assert.Equal(t, "other 9", problems[49].Message)
+	assert.Equal(t, "there may be more problems: these are the first 50", problems[50].Message)
 }
 
 func TestReport_LeavesSecretsOut(t *testing.T) {

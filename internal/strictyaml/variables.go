@@ -42,11 +42,14 @@ func (n Node) expand(s *scalar) bool {
 			n.Problem("the environment variable %s is not set", name)
 			ok = false
 		}
+		if text.Len()+len(value) > MaxSize {
+			n.Problem("is larger than %d bytes with its environment variables", MaxSize)
+			return false
+		}
 		text.WriteString(value)
 		s.kind = isVariable
 	}
 	add(rest)
-	s.literal = literal.String()
-	s.text = text.String()
+	s.text, s.literal = text.String(), literal.String()
 	return ok
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestReportShowsFailuresAndVerdictsAndCountsTests(t *testing.T) {
+func TestReport_ShowsFailuresAndCountsTests(t *testing.T) {
 	in := strings.Join([]string{
 		`{"Action":"build-output","ImportPath":"c","Output":"c.go:1: broken\n"}`,
 		`{"Action":"output","Package":"a","Test":"TestX/embedded","Output":"=== RUN   TestX/embedded\n"}`,
@@ -37,7 +37,7 @@ func TestReportShowsFailuresAndVerdictsAndCountsTests(t *testing.T) {
 }
 
 // go test tells of a timeout in the name of the test that said something last, which may have passed.
-func TestReportNamesTheTestsThatDidNotEnd(t *testing.T) {
+func TestReport_NamesTheTestsThatDidNotEnd(t *testing.T) {
 	var in strings.Builder
 	for _, e := range []event{
 		{Action: "run", Test: "TestHangs"},
@@ -77,7 +77,7 @@ func TestReportNamesTheTestsThatDidNotEnd(t *testing.T) {
 	require.Equal(t, 1, r.failedPackages)
 }
 
-func TestReportListsTheSlowest(t *testing.T) {
+func TestReport_ListsTheSlowest(t *testing.T) {
 	in := strings.Join([]string{
 		`{"Action":"pass","Package":"a","Test":"TestX/embedded","Elapsed":1.5}`,
 		`{"Action":"fail","Package":"b","Test":"TestX","Elapsed":0.5}`,
@@ -93,7 +93,7 @@ func TestReportListsTheSlowest(t *testing.T) {
 	r.showSlowest(io.Discard, 100)
 }
 
-func TestOnlyTestsThatFailedByThemselvesRunAgain(t *testing.T) {
+func TestReport_OnlyTestsThatFailedByThemselvesRunAgain(t *testing.T) {
 	failed := `{"Action":"fail","Package":"p","Test":"TestA/real"}
 {"Action":"fail","Package":"p","Test":"TestA"}
 {"Action":"fail","Package":"p"}
