@@ -370,9 +370,9 @@ func LeaseFrom(ctx context.Context) (*Lease, bool) {
 	return l, l != nil
 }
 
-// leaseFrom is LeaseFrom. It also reports whether ctx is a framework's own, which does not end when the
+// leaseFrom is LeaseFrom. It also reports whether the lease was found in a framework's own context, which does not end when the
 // lease does.
-func leaseFrom(ctx context.Context) (l *Lease, frameworks bool) {
+func leaseFrom(ctx context.Context) (l *Lease, fromFramework bool) {
 	if l, ok := ctx.Value(leaseKey{}).(*Lease); ok {
 		return l, false
 	}

@@ -14,7 +14,8 @@ const (
 	// LossExpired: the lease was not renewed in time, or its MaxHold is over. Redis was away, or the process
 	// was stopped.
 	LossExpired LossKind = "expired"
-	// LossGone: Redis does not know the lease any more. It lost data, or somebody deleted the key.
+	// LossGone: Redis does not know the lease any more. It lost data, or somebody deleted the key, or took it with
+	// ForceRelease or released it, and the message of that was lost.
 	LossGone LossKind = "gone"
 	// LossForced: ForceRelease took the key away.
 	LossForced LossKind = "forced"

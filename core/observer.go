@@ -56,7 +56,8 @@ type Lost struct {
 	Fence int64
 	Held  time.Duration
 	Kind  LossKind
-	// Cause is that of the lease's context; it wraps ErrLeaseLost.
+	// Cause wraps ErrLeaseLost. It is also the cause of the lease's context, if that had not ended before,
+	// as by Release.
 	Cause error
 }
 

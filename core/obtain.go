@@ -375,8 +375,8 @@ func (l *Locker) reenter(ctx context.Context, call Call, o *acquireOptions) (*Le
 
 // holding returns the lease on key that ctx works under, if it has not ended.
 func (l *Locker) holding(ctx context.Context, key string) *Lease {
-	inner, frameworks := leaseFrom(ctx)
-	if frameworks {
+	inner, fromFramework := leaseFrom(ctx)
+	if fromFramework {
 		l.warnContext()
 	}
 	for held := inner; held != nil; held = held.outer {

@@ -99,11 +99,11 @@ func WithPrefix(prefix string) Option {
 	}
 }
 
-// WithObserver sets the [Observer]. Nothing is logged then but by it. Default: one that logs lost leases and
-// warnings; see [WithLogger]. [NopObserver] is silence. A nil one is an ErrInvalidOption.
+// WithObserver sets the [Observer]. The Locker then logs nothing by itself. Default: one that logs lost leases and
+// warnings; see [WithLogger]. [NopObserver] is silence. A nil one, or a nil pointer, is an ErrInvalidOption.
 func WithObserver(o Observer) Option {
 	return func(s *settings) error {
-		if o == nil {
+		if absent.Is(o) {
 			return fmt.Errorf("core: %w: WithObserver(nil)", ErrInvalidOption)
 		}
 		s.observer = o
@@ -111,8 +111,8 @@ func WithObserver(o Observer) Option {
 	}
 }
 
-// WithLogger sets where a Locker without [WithObserver] logs lost leases, of which it logs ten in a second one by
-// one, and warnings. Default: slog's default logger at the time of use. A nil one is an ErrInvalidOption.
+// WithLogger sets where a Locker without [WithObserver] logs lost leases, at most ten of them in a second, and warnings;
+// with an Observer it has no effect. Default: slog's default logger at the time of use. A nil one is an ErrInvalidOption.
 func WithLogger(log *slog.Logger) Option {
 	return func(s *settings) error {
 		if log == nil {

@@ -26,9 +26,9 @@ func Trail(ctx context.Context) string {
 	return strings.Join(marks, ",")
 }
 
-// OnTrail reports whether a lease that the trail names holds the key, so that work which was sent along with the trail
-// would wait for its own sender. A trail comes from outside, so it may be any text. Redis is asked, once, only if the
-// trail names a lease on a key that reads the same.
+// OnTrail reports whether the key is held by a Locker of whose leases on it the trail names one: work that was sent along
+// with the trail, and cannot share the key, would wait for its own sender. A trail comes from outside, so it may be any text.
+// Redis is asked once, and only if the trail names a lease on a key that reads the same.
 func (l *Locker) OnTrail(ctx context.Context, key, trail string) (bool, error) {
 	if len(trail) > 2*markLen*maxTrail {
 		return false, nil

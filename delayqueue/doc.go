@@ -117,7 +117,7 @@
 //
 // If somebody else damages these keys, what cannot be read becomes a dead letter with its
 // cause, and the workers go on. What was lost is not made anew: a message without its place in z or f is not run.
-// While something of another type is stored under the name of one of these keys, calls fail with
+// While something of another type is stored under the name of one of the 17 keys, calls fail with
 // core.ErrUnavailable and WRONGTYPE as its cause, and nothing is run: delete it.
 //
 // What all processes must agree on is in <prefix>:queue:{<name>}:manifest, which stays for good. Every other

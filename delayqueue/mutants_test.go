@@ -25,7 +25,7 @@ var mutants = []mutant{
 	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = ids[i]", "(%S+)') or ''] = nil"},
 	{"a settlement forgets itself", "settle", "how == 'bw' and 'w' or '-', tries, state:sub(2))", "how == 'bw' and 'w' or '-', '------' .. tries:sub(7), state:sub(2))"},
 	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, 11, 15)}", "{y}"},
-	{"a retry loses its place", "settle", "  times[#back] = math.min", "  if key ~= '' then\n    join(id, key)\n    freed[#freed + 1] = key\n  end\n  times[#back] = math.min"},
+	{"a retry loses its place", "settle", "  times[#back] = math.min", "  if key ~= '' then\n    join(id, key)\n    heads[#heads + 1] = key\n  end\n  times[#back] = math.min"},
 	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and state:sub(1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
 	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token, NOW)\n", ""},

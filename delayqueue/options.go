@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
@@ -145,7 +146,8 @@ func WithRetention(d time.Duration) Option {
 	}
 }
 
-// WithDeadRetention sets how long a dead letter is kept, with its payload.
+// WithDeadRetention sets how long a dead letter is kept, with its payload. When it is raised, dead letters of before keep
+// a payload of more than 4 KiB for as long as was set when they died.
 // Default 7 days; at least 1 s.
 func WithDeadRetention(d time.Duration) Option {
 	return func(q *Queue) error {
@@ -158,7 +160,7 @@ func WithDeadRetention(d time.Duration) Option {
 // observer of their own (WithObserver). Default: nobody, but warnings are logged with slog.Default.
 func WithQueueObserver(o Observer) Option {
 	return func(q *Queue) error {
-		if o == nil {
+		if absent.Is(o) {
 			return invalidOption("WithQueueObserver(nil)")
 		}
 		q.observer = o

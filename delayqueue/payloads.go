@@ -11,8 +11,9 @@ import (
 )
 
 // A payload that is too long for a record has a key of its own, which moves to another node, and expires, by itself. The
-// scripts that are told of its message declare that key: to store it, to extend or end its claim, to redrive it. The others
-// answer whose payloads are needed no more, and their caller frees these. What nobody frees expires.
+// scripts that store a message, extend or end its claim, or redrive it, declare that key. The others answer the ids of the
+// messages that they ended, and the caller frees the payloads. One that nobody frees, since the caller died or the answer
+// was lost, expires.
 
 // maxInline is the longest payload in a record, in bytes.
 const maxInline = 4 << 10

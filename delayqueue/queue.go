@@ -196,7 +196,7 @@ func (q *Queue) store(ctx context.Context, job Job, unknown bool) (Receipt, erro
 // Cancel keeps a message from being run that is queued: it ends as cancelled. To
 // cancel it twice is no error. A message that runs is ErrRunning, one that has ended
 // in another way ErrEnded, and one that is not known ErrNotFound. It blocks for two
-// round trips.
+// round trips, three with a payload of more than 4 KiB.
 func (q *Queue) Cancel(ctx context.Context, id string) error {
 	if checkID(id) != nil {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)

@@ -165,6 +165,8 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"retention for years":      delayqueue.WithDeadRetention(10 * 366 * 24 * time.Hour),
 		"short reservation window": delayqueue.WithReservationWindow(50 * time.Millisecond), // no key can be reserved so
 		"long reservation window":  delayqueue.WithReservationWindow(25 * time.Hour),
+		"nil observer":             delayqueue.WithQueueObserver(nil),
+		"nil pointer as observer":  delayqueue.WithQueueObserver((*watch)(nil)),
 	} {
 		_, err := delayqueue.New(rdb, "q", opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
@@ -177,6 +179,7 @@ func TestBadOptionsAreRefusedAtConstruction(t *testing.T) {
 		"shrinking":        delayqueue.WithRetryBackoff(time.Minute, time.Second),
 		"nil logger":       delayqueue.WithLogger(nil),
 		"nil observer":     delayqueue.WithObserver(nil),
+		"nil pointer":      delayqueue.WithObserver((*watch)(nil)),
 		"nil client":       delayqueue.WithHeartbeatClient((*redis.Client)(nil)),
 		"negative backoff": delayqueue.WithRetryBackoff(-1, time.Second),
 	} {

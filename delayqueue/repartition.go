@@ -254,10 +254,11 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 	return reply[0] != wordClosed, nil
 }
 
-// joinedLate reports whether a message joined its key's FIFO when the partition was closed: it is not run here.
+// joinedLate reports whether a message joined its key's FIFO when the partition was closed: it is not run here. What is
+// damaged stays, to become a dead letter: it would be stored anew as a whole message.
 func (p *partition) joinedLate(m Message) bool {
 	closed := p.closed.Load()
-	return closed != nil && m.Key != "" && len(m.seq) == len(*closed) && m.seq > *closed
+	return closed != nil && m.damage == "" && m.Key != "" && len(m.seq) == len(*closed) && m.seq > *closed
 }
 
 // noteClosed notes what a script says behind a time: that the partition is closed, and since which number.

@@ -145,6 +145,20 @@ func TestRepartition_CarriesOverWhatJoinsLate(t *testing.T) {
 	})
 }
 
+// What has lost its payload is not stored anew with an empty one.
+func TestRepartition_CarriesNothingOverThatHasLostItsPayload(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.enqueue(delayqueue.Job{ID: "id", Key: "k", Delay: 20 * time.Millisecond, Payload: make([]byte, 10_000)})
+		b.repartition(2)
+		require.EqualValues(t, 1, b.rdb.Del(t.Context(), b.key("b:id")).Val())
+		var r ran
+		b.start(r.handle)
+		require.Contains(t, b.reaches("id", delayqueue.StateDead).Cause, "has no payload")
+		require.Empty(t, r.ids())
+	})
+}
+
 func TestRepartition_EverythingFindsWhatIsOlder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)

@@ -142,7 +142,7 @@ func WithLogger(log *slog.Logger) WorkerOption {
 // WithObserver sets who is told what the Worker does. Default: the Queue's observer.
 func WithObserver(o Observer) WorkerOption {
 	return func(w *Worker) error {
-		if o == nil {
+		if absent.Is(o) {
 			return invalidOption("WithObserver(nil)")
 		}
 		w.observer = o

@@ -21,7 +21,7 @@ import (
 
 // A handler that hands c to what takes a ctx does not wait for itself, and is told once
 // to give c.Request.Context().
-func TestGinContextAsCtx(t *testing.T) {
+func TestContext_AsACtxDoesNotWaitForItself(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		for _, fallback := range []bool{false, true} {
 			said := &testbed.Log{}

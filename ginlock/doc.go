@@ -17,7 +17,7 @@
 // finds the fencing token in it, as Lease(c) does. When they return c.Request is what it was
 // before, and the key is released. After a refusal the chain is aborted.
 //
-// c itself is no ctx to work with. It has the lease, so that a call for the same key with c passes
+// Do not hand on c itself as a ctx. It has the lease, so that a call for the same key with c passes
 // straight through, and core warns of it (core.WarnContext); but it does not end when the client leaves
 // or the lease is lost, unless the engine's ContextWithFallback is set.
 //

@@ -114,7 +114,7 @@ func TestKeyHelpers(t *testing.T) {
 }
 
 // However a client writes a path, and gin is told to read it, a value has one key.
-func TestPathParametersAreDecodedOnce(t *testing.T) {
+func TestPathParams_AreDecodedOnce(t *testing.T) {
 	guard := testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts)
 	for name, configure := range map[string]func(*gin.Engine){
 		"default":       func(*gin.Engine) {},

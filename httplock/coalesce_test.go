@@ -23,14 +23,14 @@ import (
 
 // saves is a service that coalesces saves, and shows tickets to those whose they are.
 type saves struct {
-	*depot
+	*parkingSite
 	mu   sync.Mutex
 	done []string // bodies
 }
 
 func openSaves(t *testing.T, env *redistest.Env, opts ...httplock.Option) *saves {
 	t.Helper()
-	s := &saves{depot: openDepot(t, env)}
+	s := &saves{parkingSite: openParking(t, env)}
 	s.guard = s.Locker.Guard(delayqueue.Coalesce(s.queue))
 	s.mux = http.NewServeMux()
 	s.mux.Handle("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, st delayqueue.Status) bool {

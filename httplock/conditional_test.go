@@ -18,7 +18,7 @@ import (
 func TestParkedRequestsKeepTheirConditions(t *testing.T) {
 	const date = "Sun, 22 Nov 2026 13:00:00 GMT"
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		var version atomic.Int64
 		etag := func() string { return fmt.Sprintf(`"v%d"`, version.Load()) }
 		d.handle(func(w http.ResponseWriter, r *http.Request) {

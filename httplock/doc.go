@@ -9,7 +9,7 @@
 // when the client goes away and when the lease is lost, and core.LeaseFrom finds
 // the fencing token in it. The key is released when the chain returns, also by
 // a panic, and not before: a response that streams keeps its key while it
-// streams, and so does a handler that is deaf to its context.
+// streams, and so does a handler that ignores its context.
 //
 // What happens to a request whose key is held is the guard's policy's business.
 // This package turns the outcome into a response:

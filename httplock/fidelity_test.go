@@ -84,7 +84,7 @@ func TestParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 		"another method":                {method: "PURGE", target: "/orders/1", body: "x"},
 	}
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		requests := make(chan seen, 1)
 		d.handle(func(w http.ResponseWriter, r *http.Request) {
 			s := see(r)

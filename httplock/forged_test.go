@@ -48,7 +48,7 @@ func sendRaw(t *testing.T, url, message string) testbed.Answer {
 
 func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		replays := make(chan *http.Request, 1)
 		d.handle(func(_ http.ResponseWriter, r *http.Request) {
 			if _, replayed := httplock.Replayed(r.Context()); replayed {
@@ -173,7 +173,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 			}
 		}
 
-		d := openDepot(t, env, delayqueue.WithMaxAttempts(2))
+		d := openParking(t, env, delayqueue.WithMaxAttempts(2))
 		ann := sentBy(func(*http.Request) (string, error) { return "user:ann", nil }, func(r *http.Request, _ string) error {
 			if strings.HasPrefix(r.URL.Path, "/forbidden/") {
 				return httplock.ErrForbidden

@@ -336,7 +336,7 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 		"nobody's, the only one with a key":            {whose: httplock.Anonymous(), without: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := openDepot(t, redistest.Embedded(t))
+			d := openParking(t, redistest.Embedded(t))
 			store := newIdempotency(t, d.Bed)
 			var orders atomic.Int64
 			d.mux.Handle("/orders/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), test.whose)(count(&orders, 200)))
@@ -391,7 +391,7 @@ func TestAnAdapterThatCannotRecordRunsNothing(t *testing.T) {
 
 func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		var runs atomic.Int64
 		d.handle(func(w http.ResponseWriter, r *http.Request) {
 			parked, replayed := httplock.Replayed(r.Context())
@@ -437,7 +437,7 @@ func TestAParkedRequestIsParkedOnceAndAnsweredForEver(t *testing.T) {
 // Requests that are parked at the same time may get two tickets. They run once.
 func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		var runs atomic.Int64
 		d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 		release := d.Hold(t)
@@ -464,7 +464,7 @@ func TestARequestParkedTwiceRunsOnce(t *testing.T) {
 
 // A header that belongs to the connection is not parked, and so is no part of the payload.
 func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+	d := openParking(t, redistest.Embedded(t))
 	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 	release := d.Hold(t)
 	r := once(t, testbed.OrderPath, "k", "{}")
@@ -479,7 +479,7 @@ func TestAParkedRequestIsRecognisedByWhatIsStored(t *testing.T) {
 
 // A replay without the key would run although the request is made, and answered, again.
 func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+	d := openParking(t, redistest.Embedded(t))
 	var runs atomic.Int64
 	d.handle(count(&runs, http.StatusOK), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 	post := func() testbed.Answer {
@@ -496,7 +496,7 @@ func TestAKeyThatBelongsToTheConnectionIsNotParked(t *testing.T) {
 }
 
 func TestATicketIsGoodUntilItExpires(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
+	d := openParking(t, redistest.Embedded(t), delayqueue.WithMaxAge(time.Second))
 	d.handle(ok, httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 	d.Hold(t)
 	location := requireParked(t, testbed.Do(d.mux, once(t, testbed.OrderPath, "k", "{}")))

@@ -20,7 +20,7 @@ import (
 // A process with the wrong key runs nothing twice, parks nothing twice, and says why in its log.
 func TestSealed_ResponsesNeedTheirKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		var runs atomic.Int64
 		server := func(policy core.ConflictPolicy, id string, key byte) (http.Handler, *testbed.Log) {
 			said := &testbed.Log{}

@@ -39,13 +39,17 @@ type KeyFunc func(*http.Request) (string, error)
 // The value is the one that the framework tells its handlers, so that of a wildcard
 // for the rest of the path begins with a slash under gin, and not elsewhere. Where a
 // router leaves percent-encoding in it, as chi and echo may, it is undone: /orders/42
-// and /orders/%34%32 are one order. So it is for every key function. What a handler takes for the
+// and /orders/%34%32 are one order. So it is for every key function. Where nothing tells whether it was left in, since the path was
+// changed or the router does not tell its pattern, a value with a % is refused with 400. What a handler takes for the
 // same thing must make the same key: where it takes 42 and 042 for one order, use [ParamInt].
 func Param(prefix, name string) KeyFunc {
 	return from(prefix, "path parameter", name, func(r *http.Request) (string, error) {
 		v := r.PathValue(name)
-		if v == "" {
+		switch {
+		case v == "":
 			return "", unlessRouteHas(r, name)
+		case r.Pattern == "" && strings.Contains(v, "%"): // of a router that does not tell its pattern
+			return "", BadKey(errAmbiguousPath)
 		}
 		return v, nil
 	})

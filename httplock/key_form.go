@@ -14,8 +14,8 @@ import (
 // "order:42" of order=42. The form is one of a POST, PUT or PATCH, of application/x-www-form-urlencoded or
 // multipart/form-data. The handler still sees the whole body.
 //
-// A request is refused with 400 that has no such field, an empty one, or several, since the handler might take another
-// one of them; so is one whose query has the field too, which Request.FormValue may prefer, and a form that is malformed.
+// A request without the field, or with an empty one, is refused with 400. So is one with several, or whose query has the
+// field too, since the handler might take another one of them, and one whose form is malformed.
 //
 // The body is read into memory before the key is asked for, as by [JSONField], and one of more than MaxJSONBody is refused
 // with 413. A form that middleware in front has parsed is taken as it is.
@@ -44,7 +44,7 @@ func postForm(r *http.Request) (url.Values, error) {
 	multipart := kind == "multipart/form-data"
 	switch {
 	case err != nil:
-		return nil, BadKey(fmt.Errorf("the body is no form: %w", err))
+		return nil, BadKey(fmt.Errorf("the body is not a form: %w", err))
 	case multipart && r.MultipartForm != nil, !multipart && r.PostForm != nil:
 		return r.PostForm, nil
 	}

@@ -85,7 +85,7 @@ func Canonical(key KeyFunc, f func(key string) (string, error)) KeyFunc {
 	})
 }
 
-// then makes another key of each that key makes, be it known only later.
+// then applies f to the keys that key makes, also to that of IdempotencyKey, which is known later.
 func then(key KeyFunc, f func(string) (string, error)) KeyFunc {
 	return func(r *http.Request) (string, error) {
 		k, err := key(r)

@@ -12,7 +12,8 @@ type Match struct {
 	// Pattern is the route, as the framework writes it: "/orders/:id". Empty: none.
 	Pattern string
 	// Params are the path parameters as the router has them, by name. Percent-encoding that it left
-	// in them is undone, which is known from the pattern and the request's path. Nil: none.
+	// in them is undone, which is known from the pattern and the request's path; where it is not, the
+	// request is refused with 400. Nil: none.
 	Params iter.Seq2[string, string]
 	// Context is the context that the key function sees, which should be derived
 	// from the request's. Nil: the request's own.
@@ -27,7 +28,10 @@ func (m Match) Key(key KeyFunc, r *http.Request) (string, error) {
 	if key == nil {
 		key = incomplete
 	}
-	seen := m.request(r)
+	seen, err := m.request(r)
+	if err != nil {
+		return "", err
+	}
 	defer func() {
 		r.Body, r.ContentLength = seen.Body, seen.ContentLength
 		r.Form, r.PostForm, r.MultipartForm = seen.Form, seen.PostForm, seen.MultipartForm
@@ -37,7 +41,7 @@ func (m Match) Key(key KeyFunc, r *http.Request) (string, error) {
 
 // request is r as the key function sees it. Clone keeps apart the path values that a
 // router in front may have left in r, and what it would copy deeply is shared.
-func (m Match) request(r *http.Request) *http.Request {
+func (m Match) request(r *http.Request) (*http.Request, error) {
 	ctx := m.Context
 	if ctx == nil {
 		ctx = r.Context()
@@ -54,10 +58,12 @@ func (m Match) request(r *http.Request) *http.Request {
 		for name, value := range m.Params {
 			params = append(params, pathParam{name, value})
 		}
-		decodeParams(m.Pattern, params, r)
+		if err := decodeParams(m.Pattern, params, r); err != nil {
+			return nil, err
+		}
 		for _, p := range params {
 			seen.SetPathValue(p.name, p.value)
 		}
 	}
-	return seen
+	return seen, nil
 }

@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"errors"
 	"net/http"
 	"net/url"
 	"slices"
@@ -30,12 +31,15 @@ func routed(key KeyFunc) KeyFunc {
 // pathParam is a path parameter as a router has it.
 type pathParam struct{ name, value string }
 
+// errAmbiguousPath: a path parameter may be encoded, or not.
+var errAmbiguousPath = errors.New("a path parameter has a %, and nothing tells whether the router has decoded it: the path or the pattern was changed, or is unknown")
+
 // decodeParams undoes the percent-encoding of path parameters, if the router left it in. It did if the pattern with the
 // values in the parameters' places is the path as it was sent. Where it is neither that nor the path as it reads, since
-// somebody has changed the path or the pattern, a value that may be encoded is lost: it becomes empty.
-func decodeParams(pattern string, params []pathParam, r *http.Request) {
+// somebody has changed the path or the pattern, a value that may be encoded is an error.
+func decodeParams(pattern string, params []pathParam, r *http.Request) error {
 	if !slices.ContainsFunc(params, func(p pathParam) bool { return strings.Contains(p.value, "%") }) {
-		return
+		return nil
 	}
 	matched := fill(pattern, params)
 	is := func(of func(*url.URL) string) bool {
@@ -43,16 +47,20 @@ func decodeParams(pattern string, params []pathParam, r *http.Request) {
 		return matched == segments(of(r.URL)) || err == nil && matched == segments(of(sent))
 	}
 	encoded := is((*url.URL).EscapedPath)
-	if !encoded && is(func(u *url.URL) string { return u.Path }) {
-		return
+	if !encoded {
+		if is(func(u *url.URL) string { return u.Path }) {
+			return nil
+		}
+		return BadKey(errAmbiguousPath)
 	}
 	for i, p := range params {
-		if value, err := url.PathUnescape(p.value); encoded && err == nil {
-			params[i].value = value
-		} else if strings.Contains(p.value, "%") {
-			params[i].value = ""
+		value, err := url.PathUnescape(p.value)
+		if err != nil {
+			return BadKey(errAmbiguousPath)
 		}
+		params[i].value = value
 	}
+	return nil
 }
 
 // fill returns the segments of the path that makes a router find the parameters.

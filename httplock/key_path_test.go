@@ -3,6 +3,7 @@ package httplock_test
 import (
 	"maps"
 	"net/http"
+	"path"
 	"testing"
 
 	"github.com/go-chi/chi/v5"
@@ -17,7 +18,7 @@ import (
 
 // However a client writes a path, a value has one key, and two values never have the same, whether the router decodes
 // path parameters or not.
-func TestPathParametersAreDecodedOnce(t *testing.T) {
+func TestPathParams_AreDecodedOnce(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	var key string
@@ -87,4 +88,24 @@ func TestPathParametersAreDecodedOnce(t *testing.T) {
 	// Somebody has changed the path: nothing tells what the router saw.
 	require.Equal(t, http.StatusOK, testbed.Call(t, mux, http.MethodPost, "/changed/42", "").Status)
 	testbed.RequireProblem(t, testbed.Call(t, mux, http.MethodPost, "/changed/4%2532", ""), http.StatusBadRequest, "bad-key", false)
+	// Nor does a router that does not tell its pattern.
+	silent := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.SetPathValue("id", path.Base(r.URL.EscapedPath()))
+		id.ServeHTTP(w, r)
+	})
+	require.Equal(t, http.StatusOK, testbed.Call(t, silent, http.MethodPost, "/o/42", "").Status)
+	testbed.RequireProblem(t, testbed.Call(t, silent, http.MethodPost, "/o/%34%32", ""), http.StatusBadRequest, "bad-key", false)
+
+	// It is refused also where a request without the parameter needs no key.
+	optional := httplock.PerKey(guard, func(r *http.Request) (string, error) {
+		if r.PathValue("id") == "" {
+			return "", httplock.NoKey
+		}
+		return r.PathValue("id"), nil
+	})(mustNotRun(t))
+	mux.Handle("POST /optional/{id}", http.StripPrefix("/optional/4", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RequestURI = ""
+		optional.ServeHTTP(w, r)
+	})))
+	testbed.RequireProblem(t, testbed.Call(t, mux, http.MethodPost, "/optional/4%2532", ""), http.StatusBadRequest, "bad-key", false)
 }

@@ -64,7 +64,7 @@ const (
 	// missing, malformed or another request's, its body is too large, late or unreadable, or its principal may not. 4xx.
 	OutcomeRefused OutcomeKind = "refused"
 	// OutcomeError: it cannot be run by a fault of the service: the key function or the policy failed, or the guard is
-	// misconfigured. 500.
+	// misconfigured, 500; or it would wait for its own sender, 508.
 	OutcomeError OutcomeKind = "error"
 )
 
@@ -88,7 +88,8 @@ type Outcome struct {
 	Err error
 }
 
-// WithObserver has o told what becomes of each request. A guard that could not be built tells nobody but the log.
+// WithObserver has o told what becomes of each request. Those that [FromConfig] refuses since it cannot know their route are only logged,
+// once.
 func WithObserver(o Observer) Option {
 	return func(m *Middleware) error {
 		if absent.Is(o) {

@@ -60,12 +60,12 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 	}
 }
 
-func TestMistakesPanicAtRegistration(t *testing.T) {
+func TestMistakes_PanicAtRegistration(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	fine, err := httplock.New(guard)
 	require.NoError(t, err)
-	late := http.TimeoutHandler(mustNotRun(t), time.Second, "")
+	late, ours := http.TimeoutHandler(mustNotRun(t), time.Second, ""), httplock.Timeout(time.Second)(mustNotRun(t))
 	routes := routesFunc(func(string, string) (httplock.Route, bool) { return httplock.Route{}, false })
 	for says, register := range map[string]func(){
 		"the guard is nil: make one with Locker.Guard":              func() { httplock.PerKey(nil, orderKey) },
@@ -73,8 +73,10 @@ func TestMistakesPanicAtRegistration(t *testing.T) {
 		"WithMaxBody(0)":                                            func() { httplock.PerKey(guard, orderKey, httplock.WithMaxBody(0)) },
 		"an option is nil":                                          func() { httplock.PerKey(guard, orderKey, nil) },
 		"the key function is nil: give it one":                      func() { httplock.PerKey(guard, nil) },
-		"PerKey: the handler is nil":                                func() { httplock.PerKey(guard, orderKey)(nil) },
+		"PerKey: the handler is nil":                                func() { httplock.PerKey(guard, orderKey)((*http.ServeMux)(nil)) },
 		"PerKey is around an http.TimeoutHandler":                   func() { httplock.PerKey(guard, orderKey)(late) },
+		"PerKey is around an httplock.Timeout":                      func() { httplock.PerKey(guard, orderKey)(ours) },
+		"Timeout: the handler is nil":                               func() { httplock.Timeout(time.Second)(nil) },
 		"the key function is nil":                                   func() { fine.Handler(nil, mustNotRun(t)) },
 		"the handler is nil":                                        func() { fine.Handler(orderKey, nil) },
 		"Handler: the Middleware is empty: make one with New":       func() { new(httplock.Middleware).Handler(orderKey, mustNotRun(t)) },

@@ -18,9 +18,9 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// depot is a bench with a queue, a guard that parks on it, and a mux that
+// parkingSite has a queue, a guard that parks on it, and a mux that
 // replays go through.
-type depot struct {
+type parkingSite struct {
 	*testbed.Bed
 	queue *delayqueue.Queue
 	guard *core.Guard
@@ -28,9 +28,9 @@ type depot struct {
 	log   *testbed.Log // of guards and workers
 }
 
-func openDepot(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *depot {
+func openParking(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
-	d := &depot{Bed: testbed.New(t, env), mux: http.NewServeMux(), log: &testbed.Log{}}
+	d := &parkingSite{Bed: testbed.New(t, env), mux: http.NewServeMux(), log: &testbed.Log{}}
 	var err error
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(env.Prefix)}, opts...)...)
 	require.NoError(t, err)
@@ -40,17 +40,17 @@ func openDepot(t *testing.T, env *redistest.Env, opts ...delayqueue.Option) *dep
 }
 
 // handle serves handler at /orders/{id}, and parks its requests.
-func (d *depot) handle(handler http.HandlerFunc, opts ...httplock.Option) {
+func (d *parkingSite) handle(handler http.HandlerFunc, opts ...httplock.Option) {
 	d.mux.Handle("/orders/{id}", d.perKey(opts...)(handler))
 }
 
-func (d *depot) perKey(opts ...httplock.Option) func(http.Handler) http.Handler {
+func (d *parkingSite) perKey(opts ...httplock.Option) func(http.Handler) http.Handler {
 	opts = append([]httplock.Option{httplock.WithStatusPath("/tickets/"), httplock.WithLogger(d.log.Logger())}, opts...)
 	return httplock.PerKey(d.guard, orderKey, said(d.guard, opts)...)
 }
 
 // work starts a worker that is stopped with the test.
-func (d *depot) work(t *testing.T, opts ...httplock.ReplayOption) {
+func (d *parkingSite) work(t *testing.T, opts ...httplock.ReplayOption) {
 	t.Helper()
 	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.mux, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(d.log.Logger()))
@@ -66,21 +66,21 @@ func requireParked(t *testing.T, resp testbed.Answer) (location string) {
 	return resp.Header.Get("Location")
 }
 
-func (d *depot) status(t *testing.T, location string) delayqueue.Status {
+func (d *parkingSite) status(t *testing.T, location string) delayqueue.Status {
 	t.Helper()
 	s, err := d.queue.Status(t.Context(), strings.TrimPrefix(location, "/tickets/"))
 	require.NoError(t, err)
 	return s
 }
 
-func (d *depot) await(t *testing.T, location string, state delayqueue.State) delayqueue.Status {
+func (d *parkingSite) await(t *testing.T, location string, state delayqueue.State) delayqueue.Status {
 	t.Helper()
 	redistest.Eventually(t, func() bool { return d.status(t, location).State == state }, "the ticket becomes "+string(state))
 	return d.status(t, location)
 }
 
 // result waits for the result of a parked request.
-func (d *depot) result(t *testing.T, location string) testbed.Answer {
+func (d *parkingSite) result(t *testing.T, location string) testbed.Answer {
 	t.Helper()
 	d.await(t, location, delayqueue.StateDone)
 	resp := testbed.Call(t, d.mux, http.MethodGet, location, "")
@@ -91,7 +91,7 @@ func (d *depot) result(t *testing.T, location string) testbed.Answer {
 	return testbed.Call(t, d.mux, http.MethodGet, location+"/result", "")
 }
 
-func (d *depot) requireNothingParked(t *testing.T) {
+func (d *parkingSite) requireNothingParked(t *testing.T) {
 	t.Helper()
 	stats, err := d.queue.Stats(t.Context())
 	require.NoError(t, err)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 // PerKey returns net/http middleware that runs one request at a time per key.
@@ -33,7 +34,7 @@ func PerKey(guard *core.Guard, key KeyFunc, opts ...Option) func(http.Handler) h
 }
 
 // Handler returns next, guarded. It panics, as PerKey does, if the Middleware is not one of New's,
-// without a key function and without next, and if next is an [http.TimeoutHandler].
+// without a key function and without next, and if next is an [http.TimeoutHandler] or [Timeout]'s.
 func (m *Middleware) Handler(key KeyFunc, next http.Handler) http.Handler {
 	switch {
 	case m == nil || m.guard == nil:
@@ -49,17 +50,25 @@ var errNoKeyFunc = invalid("PerKey: the key function is nil: give it one, such a
 
 // checkNext panics if a handler cannot be guarded.
 func checkNext(by string, next http.Handler) {
-	switch {
-	case next == nil:
+	if absent.Is(next) {
 		panic(invalid("%s: the handler is nil", by))
-	case reflect.TypeOf(next) == timeouts:
-		panic(invalid("%s is around an http.TimeoutHandler, which returns before its handler does, so that the handler would run on "+
-			"after its key was released: take the TimeoutHandler away, and put httplock.Timeout in front of %s", by, by))
+	}
+	if name := timeoutName(next); name != "" {
+		panic(invalid("%s is around an %s, which returns before its handler does, so that the handler would run on "+
+			"after its key was released: take it away, and put httplock.Timeout in front of %s", by, name, by))
 	}
 }
 
-// timeouts is the type of [http.TimeoutHandler].
-var timeouts = reflect.TypeOf(http.TimeoutHandler(nil, 0, ""))
+// timeoutName is the name of middleware that returns before its handler does; empty if it is not known to.
+func timeoutName(h http.Handler) string {
+	if _, ours := h.(*timeLimited); ours {
+		return "httplock.Timeout"
+	}
+	if reflect.TypeOf(h) == reflect.TypeOf(http.TimeoutHandler(nil, 0, "")) {
+		return "http.TimeoutHandler"
+	}
+	return ""
+}
 
 // guarded is a handler with its guard.
 type guarded struct {

@@ -100,7 +100,7 @@ func FuzzPrefer(f *testing.F) {
 }
 
 // parkLate waits for a time that no test takes, and then parks.
-func parkLate(d *depot) *core.Guard {
+func parkLate(d *parkingSite) *core.Guard {
 	return d.Locker.Guard(retry.Policy{MaxWait: time.Hour, Then: delayqueue.Policy(d.queue)})
 }
 
@@ -116,7 +116,7 @@ func prefer(t *testing.T, url string, client *http.Client, preferences ...string
 
 func TestClientsChooseByPrefer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env, delayqueue.WithReservationWindow(0))
+		d := openParking(t, env, delayqueue.WithReservationWindow(0))
 		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer()))
 		justWaits, waiter := testbed.Serve(t, guarded(d.Locker.Guard(retry.Policy{MaxWait: time.Hour}), ok, httplock.HonorPrefer()))
 		release := d.Hold(t)
@@ -183,7 +183,7 @@ func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
 }
 
 func TestPreferIsTheHandlersWithoutHonorPrefer(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+	d := openParking(t, redistest.Embedded(t))
 	release := d.Hold(t)
 	go func() {
 		<-d.Conflicts
@@ -200,8 +200,8 @@ func TestPreferIsTheHandlersWithoutHonorPrefer(t *testing.T) {
 }
 
 // An answer to the same request is no preference's doing: it comes before any waiting.
-func TestPreferenceIsNotAppliedToRequestsMadeTwice(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+func TestPrefer_IsNotAppliedToRequestsMadeTwice(t *testing.T) {
+	d := openParking(t, redistest.Embedded(t))
 	h := guarded(parkLate(d), ok, httplock.HonorPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 	post := func(key string) testbed.Answer {
 		r := once(t, testbed.OrderPath, key, "{}")
@@ -224,7 +224,7 @@ func TestPreferenceIsNotAppliedToRequestsMadeTwice(t *testing.T) {
 
 // A request that cannot be parked waits, rather than being refused for a preference.
 func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+	d := openParking(t, redistest.Embedded(t))
 	for name, change := range map[string]func(*http.Request){
 		"credentials": func(r *http.Request) { r.Header.Set("Authorization", "Bearer x") },
 		"upgrade":     func(r *http.Request) { r.Header.Set("Upgrade", "websocket") },
@@ -259,7 +259,7 @@ func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
 }
 
 func TestReplaysHaveNoPreference(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+	d := openParking(t, redistest.Embedded(t))
 	d.guard = parkLate(d)
 	d.handle(ok, httplock.HonorPrefer(), httplock.AllowHeaders("Prefer"))
 	release := d.Hold(t)

@@ -24,8 +24,8 @@ import (
 //
 // A guard whose policy may park requests, or that has [WithIdempotency], needs WithPrincipal or [Anonymous]: without, New
 // returns an error. One that may park needs [WithReauthorize] too. A policy is known to park if it is a
-// core.PreferencePolicy that honors Async, as delayqueue.Policy is. Behind one that parks and is none, all requests are
-// anonymous if nothing else is said.
+// core.PreferencePolicy that honors Async, as delayqueue.Policy is. With another one that parks New returns no error: it is
+// up to you to say who sends requests, or those with credentials are not parked.
 func WithPrincipal(principal func(*http.Request) (string, error)) Option {
 	return func(m *Middleware) error {
 		if principal == nil {

@@ -48,7 +48,7 @@ func fromAnn(t *testing.T, target string) *http.Request {
 
 func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		asked := make(chan string, 2)
 		reauthorize := func(r *http.Request, principal string) error {
 			parked, replayed := httplock.Replayed(r.Context())
@@ -93,7 +93,7 @@ func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 		})},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := openDepot(t, redistest.Embedded(t))
+			d := openParking(t, redistest.Embedded(t))
 			d.handle(mustNotRun(t), append(opts, sentBy(bearer, func(*http.Request, string) error {
 				return fmt.Errorf("%s was dismissed: %w", testbed.Secret, httplock.ErrForbidden)
 			}))...)
@@ -110,7 +110,7 @@ func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 }
 
 func TestReauthorizationThatFailsIsTriedAgain(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+	d := openParking(t, redistest.Embedded(t))
 	asked, ran := 0, 0
 	d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, sentBy(bearer, func(*http.Request, string) error {
 		if asked++; asked < 3 {
@@ -139,7 +139,7 @@ func TestPrincipalThatCannotBeToldIsNotParked(t *testing.T) {
 		"unprintable": {func(*http.Request) (string, error) { return "a\nb", nil }, http.StatusInternalServerError, "internal"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := openDepot(t, redistest.Embedded(t))
+			d := openParking(t, redistest.Embedded(t))
 			ran := 0
 			d.handle(func(http.ResponseWriter, *http.Request) { ran++ }, sentBy(test.principal, anybody))
 			r := post(t, testbed.OrderPath)
@@ -164,7 +164,7 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := openDepot(t, redistest.Embedded(t))
+			d := openParking(t, redistest.Embedded(t))
 			ran := 0
 			count := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran++ })
 			d.handle(count.ServeHTTP, sentBy(nobody, anybody))
@@ -258,8 +258,8 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 }
 
 // New says what is missing of who sends a request.
-func TestWhoseRequestsAreIsSaidAtConstruction(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+func TestPrincipal_IsSaidAtConstruction(t *testing.T) {
+	d := openParking(t, redistest.Embedded(t))
 	rejects := d.Locker.Guard(core.RejectConflicts)
 	parks := d.Locker.Guard(retry.Policy{Then: delayqueue.Policy(d.queue)})
 	store := httplock.WithIdempotency(newIdempotency(t, d.Bed))

@@ -49,7 +49,7 @@ func WithConflictHandler(f ProblemHandler) Option {
 }
 
 // WithErrorHandler has f answer all other problems, and conflicts too if there is no
-// WithConflictHandler. Receipts (202) are not its business.
+// WithConflictHandler. It does not get receipts (202).
 func WithErrorHandler(f ProblemHandler) Option {
 	return func(m *Middleware) error {
 		if f == nil {

@@ -51,7 +51,8 @@ import (
 // router without the route. Any other is that of a handler without a guard, which ran once: it
 // is the result, which is logged, and only after 503 is the request tried again.
 //
-// The Worker holds the message's key, whether or not the route has a guard. Its Locker should
+// The Worker holds the message's key, whether or not the route has a guard, until handler returns: a time-out in front of
+// the guards is [Timeout], and not [http.TimeoutHandler], whose handler would run on after that. The Worker's Locker should
 // be the one of the guards, or have the same client and prefix. Otherwise a replay meets the
 // worker's own lease as a conflict, and the guards' Locker says so (core.WarnOtherLocker).
 //
@@ -326,6 +327,7 @@ type replay struct {
 	conflict error      // the first one that a guard met
 	failure  error      // the first other reason why a guard did not run its handler
 	panicked error      // how the guard that returned last ended, which is the outermost one
+	late     bool       // the time that Timeout gives was over
 }
 
 type replayKey struct{}
@@ -376,6 +378,13 @@ func (r *replay) left(panicked any) {
 	if r.panicked = nil; panicked != nil {
 		r.panicked = fmt.Errorf("httplock: replay of %s: panic: %v\n\n%s", r.id, panicked, debug.Stack())
 	}
+}
+
+// timedOut records that the handler returned after the time that Timeout gives.
+func (r *replay) timedOut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.late = true
 }
 
 // authorized records that the principal may have the request run.

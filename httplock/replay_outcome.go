@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,6 +46,9 @@ func tryAgain(id string, w *recorder) error {
 	return delayqueue.RetryLater(&retriedStatusError{id, w.status}, retryAfter(w.sent, time.Now()))
 }
 
+// errTimedOut: the handler of a replay was interrupted by Timeout.
+var errTimedOut = errors.New("the time that httplock.Timeout gives was over")
+
 // outcome classifies a response: nil is a result.
 func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *replay, at place, w *recorder) error {
 	replay.mu.Lock()
@@ -54,7 +58,7 @@ func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *re
 	if seen {
 		silent = replay.silent && w.status == http.StatusOK
 	}
-	interrupted := ctx.Err() != nil && (silent || w.status >= http.StatusBadRequest) // told to give up, the handler did
+	interrupted := (ctx.Err() != nil || replay.late) && (silent || w.status >= http.StatusBadRequest) // told to give up, the handler did
 	switch {
 	case replay.panicked != nil:
 		return replay.panicked
@@ -63,7 +67,8 @@ func (p *replayer) outcome(ctx context.Context, m delayqueue.Message, replay *re
 	case replay.failure != nil:
 		return p.refusedBy(ctx, m, replay.failure, seen)
 	case interrupted:
-		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", m.ID, w.status, context.Cause(ctx))
+		cause := cmp.Or(context.Cause(ctx), errTimedOut)
+		return fmt.Errorf("httplock: replay of %s: interrupted, and answered with status %d: %w", m.ID, w.status, cause)
 	case !seen:
 		return p.unseen(ctx, m, at, w)
 	case w.status == http.StatusTooManyRequests, w.status == http.StatusServiceUnavailable, slices.Contains(replay.statuses, w.status):

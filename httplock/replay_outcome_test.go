@@ -26,7 +26,7 @@ import (
 
 func TestReplay_AnswerIsTheResultWhateverItsStatus(t *testing.T) {
 	for _, status := range []int{200, 302, 401, 404, 409, 499, 500, 502, 599, 999} {
-		d := openDepot(t, redistest.Embedded(t))
+		d := openParking(t, redistest.Embedded(t))
 		got := d.replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(status)
 			_, _ = io.WriteString(w, "why")
@@ -52,7 +52,7 @@ func TestReplay_RetryStatusesAddToThoseThatAreTriedAgain(t *testing.T) {
 
 func TestReplay_RetryAfterIsHonored(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env, delayqueue.WithMaxAttempts(1))
+		d := openParking(t, env, delayqueue.WithMaxAttempts(1))
 		var mu sync.Mutex
 		var ran []time.Time
 		d.handle(func(w http.ResponseWriter, _ *http.Request) {
@@ -80,7 +80,7 @@ func TestReplay_RetryAfterIsHonored(t *testing.T) {
 // The same curve as with the defaults, twenty times as fast: 3 s here are 60 s there.
 func TestReplay_ServiceThatAnswers503ForAWhileMakesNoDeadLetters(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env, delayqueue.WithMaxAge(time.Minute))
+		d := openParking(t, env, delayqueue.WithMaxAge(time.Minute))
 		const requests = 20
 		mux, back, refused, began := http.NewServeMux(), atomic.Bool{}, atomic.Int64{}, time.Now()
 		runs := newRuns()
@@ -112,7 +112,7 @@ func TestReplay_ServiceThatAnswers503ForAWhileMakesNoDeadLetters(t *testing.T) {
 
 func TestReplay_DeadTicketShowsTheLastStatusAndBody(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		var ran atomic.Int64
 		d.handle(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/x")
@@ -250,7 +250,7 @@ func TestReplay_GuardThatDoesNotAskIsNotEnough(t *testing.T) {
 
 func TestReplay_RenamedRouteIsFoundByRewriteTarget(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		dead := d.fill(t, 1)[0]
 		fails := http.NewServeMux()
 		fails.Handle("/orders/{id}", d.perKey()(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -284,20 +284,20 @@ func TestReplay_RenamedRouteIsFoundByRewriteTarget(t *testing.T) {
 // A pattern may ask for a host, which a replay has then: that one, and not the client's.
 func TestReplay_HasTheHostOfItsRoutesPattern(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		for name, service := range map[string]func(d *depot, h http.Handler) http.Handler{
-			"pattern": func(d *depot, h http.Handler) http.Handler {
+		for name, service := range map[string]func(d *parkingSite, h http.Handler) http.Handler{
+			"pattern": func(d *parkingSite, h http.Handler) http.Handler {
 				mux := http.NewServeMux()
 				mux.Handle("POST shop.example/orders/{id}", d.perKey()(h))
 				return mux
 			},
-			"config": func(d *depot, h http.Handler) http.Handler {
+			"config": func(d *parkingSite, h http.Handler) http.Handler {
 				m, err := httplock.New(d.guard, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())
 				require.NoError(t, err)
 				mux := http.NewServeMux()
 				mux.Handle("shop.example/orders/{id}", h)
 				return httplock.FromConfig(fixedRoutes{"shop.example/orders/{id}": {Middleware: m, Key: orderKey}})(mux)
 			},
-			"option": func(d *depot, h http.Handler) http.Handler {
+			"option": func(d *parkingSite, h http.Handler) http.Handler {
 				inner, outer := http.NewServeMux(), http.NewServeMux()
 				inner.Handle("/orders/{id}", d.perKey(httplock.WithReplayHost("shop.example"))(h))
 				outer.Handle("shop.example/", inner)
@@ -305,7 +305,7 @@ func TestReplay_HasTheHostOfItsRoutesPattern(t *testing.T) {
 			},
 		} {
 			t.Run(name, func(t *testing.T) {
-				d, hosts := openDepot(t, env, delayqueue.WithPrefix(env.Prefix+name)), make(chan string, 1)
+				d, hosts := openParking(t, env, delayqueue.WithPrefix(env.Prefix+name)), make(chan string, 1)
 				h := service(d, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host }))
 				release := d.Hold(t)
 				r := post(t, testbed.OrderPath)

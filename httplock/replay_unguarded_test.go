@@ -36,7 +36,7 @@ func opaque(h http.Handler) http.Handler {
 }
 
 // fill parks requests of an order each, as a service did whose routes were guarded.
-func (d *depot) fill(t *testing.T, n int, opts ...httplock.Option) (locations []string) {
+func (d *parkingSite) fill(t *testing.T, n int, opts ...httplock.Option) (locations []string) {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.Handle("/orders/{id}", d.perKey(opts...)(mustNotRun(t)))
@@ -48,9 +48,9 @@ func (d *depot) fill(t *testing.T, n int, opts ...httplock.Option) (locations []
 	return locations
 }
 
-// replica starts a worker over another handler than the depot's, until stop or the end of the
+// replica starts a worker over another handler than the parkingSite's, until stop or the end of the
 // test.
-func (d *depot) replica(t *testing.T, h http.Handler, opts ...httplock.ReplayOption) (stop func()) {
+func (d *parkingSite) replica(t *testing.T, h http.Handler, opts ...httplock.ReplayOption) (stop func()) {
 	t.Helper()
 	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
 	w, err := delayqueue.NewWorker(d.queue, locker, httplock.Replay(h, opts...),
@@ -64,7 +64,7 @@ func (d *depot) replica(t *testing.T, h http.Handler, opts ...httplock.ReplayOpt
 
 func TestReplay_HandlerThatLostItsGuardRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		const requests = 25
 		locations := d.fill(t, requests)
 		var mu sync.Mutex
@@ -96,7 +96,7 @@ func TestReplay_HandlerThatLostItsGuardRunsOnce(t *testing.T) {
 
 func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		const requests = 10
 		locations := d.fill(t, requests)
 		var ran atomic.Int64
@@ -114,7 +114,7 @@ func TestReplay_HandlerThatLostItsGuardAndFailsRunsOnce(t *testing.T) {
 
 func TestReplay_ReauthorizeIsAskedBeforeAHandlerWithoutGuard(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		bob := sentBy(func(*http.Request) (string, error) { return "bob", nil },
 			func(*http.Request, string) error { return errors.New("this guard is gone") })
 		asked, ran := make(chan string, 10), atomic.Int64{}
@@ -270,7 +270,7 @@ func TestReplay_FindsTheRouteThatARouterWould(t *testing.T) {
 // Nine replicas of an older release, whose router lacks the route, and one newer.
 func TestReplay_RouteThatOlderReplicasLackIsLeftToNewerOnes(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		const requests = 30
 		locations := d.fill(t, requests)
 		for i := range 9 {
@@ -296,7 +296,7 @@ func TestReplay_RouteThatOlderReplicasLackIsLeftToNewerOnes(t *testing.T) {
 
 func TestReplay_FormOfALaterReleaseIsHandedBack(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env, delayqueue.WithMaxAge(2*time.Second))
+		d := openParking(t, env, delayqueue.WithMaxAge(2*time.Second))
 		for name, payload := range map[string]string{
 			"field":                   `{"v":1,"method":"POST","target":"/","priority":1}` + "\n",
 			"version":                 `{"v":2,"method":"POST","target":"/"}` + "\n",
@@ -341,7 +341,7 @@ func TestReplay_LogsWhatItLeavesToOthersOncePerRoute(t *testing.T) {
 // Two services that share prefix and queue name leave each other's requests alone.
 func TestReplay_ServicesThatShareAQueueRunTheirOwn(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		service := func(name string) (mux *http.ServeMux, ran *atomic.Int64) {
 			mux, ran = http.NewServeMux(), new(atomic.Int64)
 			mux.Handle("/"+name+"/{id}", httplock.PerKey(d.guard, func(r *http.Request) (string, error) {

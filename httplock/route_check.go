@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 // RegisteredRoute is a route that a router has. MuxRoutes, ginlock.Routes and echolock.WatchRoutes read
@@ -67,7 +68,7 @@ func CheckRoutes(registered []RegisteredRoute, routes Routes, unguarded ...strin
 			r := RegisteredRoute{method, r.Pattern, r.PerKey, r.FromConfig}
 			meant := r.among(unguarded, used)
 			configured := false
-			if routes != nil {
+			if !absent.Is(routes) {
 				_, configured = routes.Route(method, r.Pattern)
 			}
 			switch {
@@ -115,11 +116,14 @@ func cutMethod(route string) (method, pattern string) {
 	return method, pattern
 }
 
-// MuxRoutes reads from an http.ServeMux, or from a FromConfig around one, the routes of these patterns. A ServeMux does not
-// list its patterns: those that are not given are not seen. Its error says which patterns are not registered, and which have an
-// [http.TimeoutHandler] behind their guard; see [PerKey].
+// MuxRoutes reads from an http.ServeMux, or from a FromConfig around one, the routes of these patterns, also through a
+// [Timeout] in front. A ServeMux does not list its patterns: those that are not given are not seen. Its error says which pattern is
+// not registered, or has an [http.TimeoutHandler] or a Timeout behind its guard; see [PerKey].
 func MuxRoutes(mux http.Handler, patternsOf ...string) ([]RegisteredRoute, error) {
 	around := RegisteredRoute{}
+	if limited, is := mux.(*timeLimited); is {
+		mux = limited.next
+	}
 	if c, is := mux.(*configured); is && c.mux != nil {
 		around.FromConfig, mux = true, c.next
 	}
@@ -136,11 +140,13 @@ func MuxRoutes(mux http.Handler, patternsOf ...string) ([]RegisteredRoute, error
 		r := around
 		r.Method, r.Pattern = cutMethod(pattern)
 		for next := h; next != nil; {
-			if reflect.TypeOf(next) == timeouts && (r.PerKey || r.FromConfig) {
-				return nil, invalid("MuxRoutes: %q has an http.TimeoutHandler behind its guard, which returns before its handler does, so that "+
-					"the handler would run on after its key was released: put httplock.Timeout in front of the guard instead", pattern)
+			if name := timeoutName(next); name != "" && (r.PerKey || r.FromConfig) {
+				return nil, invalid("MuxRoutes: %q has an %s behind its guard, which returns before its handler does, so that "+
+					"the handler would run on after its key was released: put httplock.Timeout in front of the guard instead", pattern, name)
 			}
 			switch g := next.(type) {
+			case *timeLimited:
+				next = g.next
 			case *guarded:
 				r.PerKey, next = true, g.next
 			case *configured:

@@ -14,7 +14,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func TestCheckRoutes(t *testing.T) {
+func TestCheckRoutes_TellsWhatRunsWithoutItsGuard(t *testing.T) {
 	of := func(route string, by ...string) httplock.RegisteredRoute {
 		method, pattern, found := strings.Cut(route, " ")
 		if !found {
@@ -62,21 +62,26 @@ func TestCheckRoutes(t *testing.T) {
 			require.ErrorContains(t, err, want)
 		}
 	}
+	require.NoError(t, httplock.CheckRoutes([]httplock.RegisteredRoute{of("POST /a", "PerKey")}, (*pointerRoutes)(nil)))
 	require.ErrorContains(t, httplock.CheckRoutes(nil, nil, "/x"), "/x: it is in the list of unguarded routes, but "+unknown)
 }
 
-func TestMuxRoutes(t *testing.T) {
+func TestMuxRoutes_ReadsWhichRoutesHaveAGuard(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := httplock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey)
 	none := httplock.FromConfig(routesFunc(func(string, string) (httplock.Route, bool) { return httplock.Route{}, false }))
 	mux := http.NewServeMux()
-	all := []string{"POST /orders/{id}", "/orders/{id}", "PUT shop.example/files/{path...}", "POST /{$}", "/tree/", "POST /items:batch"}
+	all := []string{
+		"POST /orders/{id}", "/orders/{id}", "PUT shop.example/files/{path...}", "POST /{$}", "/tree/", "POST /items:batch", "POST /timed",
+	}
+	limit := httplock.Timeout(time.Second)
 	mux.Handle(all[0], guard(mustNotRun(t)))
 	mux.Handle(all[1], mustNotRun(t))
 	mux.Handle(all[2], none(guard(mustNotRun(t))))
 	mux.Handle(all[3], mustNotRun(t))
 	mux.Handle(all[4], none(mustNotRun(t)))
 	mux.Handle(all[5], http.TimeoutHandler(guard(mustNotRun(t)), time.Second, "")) // is as it should be, but not to be seen through
+	mux.Handle(all[6], limit(guard(mustNotRun(t))))
 	want := []httplock.RegisteredRoute{
 		{Method: "POST", Pattern: "/orders/{id}", PerKey: true},
 		{Pattern: "/orders/{id}"},
@@ -84,6 +89,7 @@ func TestMuxRoutes(t *testing.T) {
 		{Method: "POST", Pattern: "/{$}"},
 		{Pattern: "/tree/", FromConfig: true},
 		{Method: "POST", Pattern: "/items:batch"},
+		{Method: "POST", Pattern: "/timed", PerKey: true},
 	}
 	routes, err := httplock.MuxRoutes(mux, all...)
 	require.NoError(t, err)
@@ -95,11 +101,13 @@ func TestMuxRoutes(t *testing.T) {
 	_, err = httplock.MuxRoutes(mustNotRun(t), "/")
 	require.ErrorContains(t, err, "is not an http.ServeMux")
 
-	routes, err = httplock.MuxRoutes(none(mux), "/orders/{id}")
+	routes, err = httplock.MuxRoutes(limit(none(mux)), "/orders/{id}")
 	require.NoError(t, err)
 	require.Equal(t, []httplock.RegisteredRoute{{Pattern: "/orders/{id}", FromConfig: true}}, routes)
 	_, err = httplock.MuxRoutes(none(mux), "POST /items:batch")
 	require.ErrorContains(t, err, `"POST /items:batch" has an http.TimeoutHandler behind its guard`)
+	_, err = httplock.MuxRoutes(none(mux), "POST /timed")
+	require.ErrorContains(t, err, `"POST /timed" has an httplock.Timeout behind its guard`)
 	_, err = httplock.MuxRoutes(none(http.HandlerFunc(mux.ServeHTTP)), "/orders/{id}")
 	require.ErrorContains(t, err, "is not an http.ServeMux")
 }

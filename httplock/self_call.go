@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 
@@ -15,8 +16,9 @@ var errSelfCall = errors.New("httplock: the request was sent by one that holds i
 	"call the function that does the work, with the ctx of the request, rather than the route")
 
 // Transport is an [http.RoundTripper] for requests of guarded handlers to services of yours that have guards too. A
-// request whose ctx works under a lease says so, in the header Perkey-Trail (core.Trail), and one that would then wait for its own sender
-// is answered at once with 508 and logged, once for each Middleware.
+// request whose ctx works under a lease says so, in the header Perkey-Trail (core.Trail). If its sender holds the key that it
+// needs, it is answered at once with 508, and logged once for each Middleware. One that shares the key with its sender
+// ([SharedForSafeMethods]) is served. Guards with core.Shared or core.Counted do not look.
 //
 // Without it such a request waits for as long as the policy of the guard says, and is then answered as any other whose
 // key is held: with 409, or with 202, to run when its sender has ended.
@@ -40,14 +42,15 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return base.RoundTrip(r)
 }
 
-// selfCall is an error if the request would wait for its own sender.
+// selfCall is an error if the request would wait for its own sender. If its Idempotency-Key has an answer, it would not.
 func (p *requestState) selfCall() error {
-	trail := p.x.Request.Header.Get(trailHeader)
-	if trail == "" || p.replay != nil || p.call.Shared {
+	trail, ctx, guard := p.x.Request.Header.Get(trailHeader), p.x.Request.Context(), p.m.guard
+	if trail == "" || p.replay != nil || !p.call.Shared && !guard.Exclusive() {
 		return nil
 	}
-	if is, _ := p.m.guard.Locker().OnTrail(p.x.Request.Context(), p.call.Key, trail); is { // what is wrong with Redis, Do will see
-		return errSelfCall
+	is, _ := guard.Locker().OnTrail(ctx, p.call.Key, trail) // what is wrong with Redis, Do will see
+	if !is || p.call.Shared && !errors.Is(guard.Peek(ctx, p.call), core.ErrConflict) {
+		return nil
 	}
-	return nil
+	return cmp.Or(p.once.lookup(ctx), errSelfCall)
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // replayed parks a request for handler, and returns the result of its replay.
-func (d *depot) replayed(t *testing.T, handler http.HandlerFunc, opts ...httplock.ReplayOption) testbed.Answer {
+func (d *parkingSite) replayed(t *testing.T, handler http.HandlerFunc, opts ...httplock.ReplayOption) testbed.Answer {
 	t.Helper()
 	d.handle(handler)
 	release := d.Hold(t)
@@ -34,7 +34,7 @@ func (d *depot) replayed(t *testing.T, handler http.HandlerFunc, opts ...httploc
 }
 
 func TestResultKeepsAllowedHeadersOnly(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t))
+	d := openParking(t, redistest.Embedded(t))
 	kept := http.Header{
 		"Content-Type": {"application/json"}, "Content-Language": {"de"}, "Content-Encoding": {"x"}, "Content-Disposition": {"inline"},
 		"Location": {"https://h/a"}, "Etag": {`"1"`}, "Last-Modified": {"now"}, "Link": {"<a>", "<b>"}, "Retry-After": {"3"},
@@ -79,7 +79,7 @@ func TestResultOfAnUnsaidResponse(t *testing.T) {
 		}, http.StatusOK, "text/plain; charset=utf-8", "ok"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := openDepot(t, redistest.Embedded(t))
+			d := openParking(t, redistest.Embedded(t))
 			got := d.replayed(t, test.handler)
 			require.Equal(t, test.status, got.Status)
 			require.Equal(t, test.contentType, got.Header.Get("Content-Type"))
@@ -123,7 +123,7 @@ func TestResultsLocationMeansWhatItMeant(t *testing.T) {
 		"a%2Fb":         "/orders/a%2Fb",
 		"/a/../b?c=d#e": "/a/../b?c=d#e",
 	} {
-		d := openDepot(t, redistest.Embedded(t))
+		d := openParking(t, redistest.Embedded(t))
 		got := d.replayed(t, func(w http.ResponseWriter, r *http.Request) {
 			r.URL.Path = "/changed/by/the/handler"
 			w.Header().Set("Location", location)
@@ -154,7 +154,7 @@ func TestLongResultsAreCutAndSaySo(t *testing.T) {
 		"a queue that keeps nearly nothing": {size: 10, want: 0, queue: []delayqueue.Option{delayqueue.WithMaxResult(45)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := openDepot(t, redistest.Embedded(t), test.queue...)
+			d := openParking(t, redistest.Embedded(t), test.queue...)
 			body := strings.Repeat("0123456789", test.size/10+1)[:test.size]
 			got := d.replayed(t, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Link", strings.Repeat("x", test.header))
@@ -178,7 +178,7 @@ func TestLongResultsAreCutAndSaySo(t *testing.T) {
 }
 
 func TestAResultThatCannotBeKeptDoesNotRunTheRequestAgain(t *testing.T) {
-	d := openDepot(t, redistest.Embedded(t), delayqueue.WithMaxResult(1))
+	d := openParking(t, redistest.Embedded(t), delayqueue.WithMaxResult(1))
 	d.handle(ok)
 	release := d.Hold(t)
 	location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
@@ -207,7 +207,7 @@ func TestMistakenReplaysFail(t *testing.T) {
 
 func TestCancelledRequestNeverRuns(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		ran := make(chan string, 2)
 		d.handle(func(_ http.ResponseWriter, r *http.Request) { ran <- r.URL.RawQuery })
 		release := d.Hold(t)
@@ -231,7 +231,7 @@ func TestCancelledRequestNeverRuns(t *testing.T) {
 
 func TestRunningRequestIsNotCancelled(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		running, goOn := make(chan struct{}), make(chan struct{})
 		d.handle(func(http.ResponseWriter, *http.Request) {
 			close(running)

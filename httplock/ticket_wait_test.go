@@ -94,7 +94,7 @@ func TestTicket_WhoseClientLeaves(t *testing.T) {
 // time that is left.
 func TestTicket_WaitsEndWhenTheServerShutsDown(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		release := d.Hold(t)
 		defer release()
 		d.handle(mustNotRun(t))
@@ -159,7 +159,7 @@ func TestTicket_WaitsEndWhenTheServerShutsDown(t *testing.T) {
 // The answer comes with the end, over HTTP and Redis.
 func TestTicket_IsAnsweredWhenTheReplayEnds(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		d := openDepot(t, env)
+		d := openParking(t, env)
 		release := d.Hold(t)
 		ended := make(chan time.Time, 1)
 		d.handle(func(w http.ResponseWriter, _ *http.Request) {

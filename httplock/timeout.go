@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"maps"
 	"net"
@@ -12,30 +13,62 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/absent"
 )
 
 // Timeout returns middleware that ends the ctx of a request after d, and answers it with 503 then, unless its
 // handler has begun a response. It goes in front of [PerKey], around a ServeMux, a gin engine or an Echo: a handler that
-// does not heed its ctx then runs on with its key held, until it returns. Behind PerKey a time-out middleware returns before
-// its handler does, and the next request for the key runs beside it.
+// ignores its ctx then runs on with its key held, until it returns. Behind PerKey a time-out middleware returns before
+// its handler does, and the next request for the key runs beside it: PerKey panics if it is right around one.
 //
 // As with [http.TimeoutHandler] the handler runs on a goroutine of its own. Unlike there, a response is not kept back:
 // Flush and Hijack work, and a response that was begun in time is waited for. Once the request was answered,
 // writes fail with [http.ErrHandlerTimeout], and a panic of the handler is logged. http.Server's Shutdown does not wait for a
-// handler whose request was answered: the Shutdown of the Locker does.
+// handler whose request was answered: the Shutdown of the Locker does, if it has a key.
 //
-// Timeout panics if d is not positive, with an error that wraps core.ErrInvalidOption.
+// A replay ([Replay]) is not answered, since its worker has the key until the handler returns. Its ctx ends after d, and
+// if its handler then says nothing, or answers with 4xx or 5xx, the attempt has failed.
+//
+// Timeout panics if d is not positive, and what it returns without a handler, with an error that wraps core.ErrInvalidOption.
 func Timeout(d time.Duration) func(http.Handler) http.Handler {
 	if d <= 0 {
 		panic(invalid("Timeout(%s): want more than 0", d))
 	}
 	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			ctx, cancel := context.WithTimeout(r.Context(), d)
-			defer cancel()
-			serveTimed(w, r, r.WithContext(ctx), next)
-		})
+		if absent.Is(next) {
+			panic(invalid("Timeout: the handler is nil"))
+		}
+		return &timeLimited{d, next}
 	}
+}
+
+// timeLimited is the handler of Timeout.
+type timeLimited struct {
+	d    time.Duration
+	next http.Handler
+}
+
+func (h *timeLimited) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), h.d)
+	defer cancel()
+	timed := r.WithContext(ctx)
+	replay := replayFrom(ctx)
+	if replay == nil {
+		serveTimed(w, r, timed, h.next)
+		return
+	}
+	defer func() {
+		r.MultipartForm = timed.MultipartForm
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			replay.timedOut()
+		}
+	}()
+	h.next.ServeHTTP(w, timed)
+}
+
+func (h *timeLimited) locate(r *http.Request, pattern string) place {
+	return locate(h.next, r, pattern)
 }
 
 // serveTimed serves timed, a copy of r with a ctx that ends in time.
@@ -168,7 +201,9 @@ func (w *timedWriter) Header() http.Header { return w.header }
 func (w *timedWriter) WriteHeader(status int) {
 	final := status >= http.StatusOK || status == http.StatusSwitchingProtocols
 	_ = w.do(final, func() error {
-		if !final {
+		if h := w.inner.Header(); !final { // the headers are this response's, and not that of expire
+			before := maps.Clone(h)
+			defer func() { clear(h); maps.Copy(h, before) }()
 			w.copyHeader()
 		}
 		w.inner.WriteHeader(status)

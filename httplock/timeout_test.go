@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
@@ -47,6 +50,7 @@ func TestTimeout_AnswersWhileTheHandlerRuns(t *testing.T) {
 		release := make(chan struct{})
 		srv := timed(t, http2, 50*time.Millisecond, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X-Handlers", "1")
+			w.WriteHeader(http.StatusEarlyHints)
 			<-release
 		})
 		resp, body := fetch(t, srv) // the whole of it
@@ -153,4 +157,36 @@ func TestTimeout_OneResponseWhoeverIsFirst(t *testing.T) {
 		})
 	}
 	calls.Wait()
+}
+
+// Its worker has the key until a replay returns, so a replay does not return before its handler.
+func TestTimeout_AReplayKeepsItsKey(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d := openParking(t, env)
+		var runs atomic.Int64
+		entered, release := make(chan context.Context, 10), make(chan struct{})
+		ann := func(*http.Request) (string, error) { return "ann", nil }
+		mayStill := func(*http.Request, string) error { return nil }
+		d.handle(func(w http.ResponseWriter, r *http.Request) {
+			if runs.Add(1) == 1 {
+				<-r.Context().Done() // and is silent
+				return
+			}
+			entered <- r.Context()
+			<-release // deaf to its ctx
+			w.WriteHeader(http.StatusCreated)
+		}, sentBy(ann, mayStill))
+		free := d.Hold(t)
+		location := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
+		free()
+		d.replica(t, httplock.Timeout(20*time.Millisecond)(d.mux))
+		redistest.Eventually(t, func() bool { return len(entered) > 0 }, "the silent attempt is made again")
+		<-(<-entered).Done()
+		time.Sleep(50 * time.Millisecond) // for a replay that would return
+		d.AssertHeld(t)
+		close(release)
+		require.Equal(t, 2, d.await(t, location, delayqueue.StateDone).Attempts, "the silent attempt has failed")
+		require.Equal(t, http.StatusCreated, d.result(t, location).Status)
+		require.EqualValues(t, 2, runs.Load())
+	})
 }

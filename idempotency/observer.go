@@ -53,7 +53,8 @@ const (
 	EventError EventKind = "error"
 )
 
-// Event tells of a call of the Store. A Lookup that finds nothing makes none, and neither does one without a fingerprint.
+// Event tells of a call of the Store. There is none of a Lookup or Forget that finds nothing, of a Lookup that finds only a
+// ticket that has expired, or of one without a fingerprint.
 type Event struct {
 	Kind EventKind
 	// Name is the Work's. It is for logs, and makes a poor metric label.

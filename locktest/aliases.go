@@ -64,14 +64,19 @@ func RequireOneAtATime(t TB, route func(work http.Handler) http.Handler, request
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w := &work{first: make(chan struct{}), leave: make(chan struct{})}
+	leave := sync.OnceFunc(func() { close(w.leave) })
+	defer leave()
 	service := route(w)
 	var sent sync.WaitGroup
 	send := func(alias string) <-chan int {
 		r := request(alias)
 		answered := make(chan int, 1)
 		sent.Go(func() {
+			requestCtx, end := context.WithCancel(context.WithValue(r.Context(), aliasKey{}, alias))
+			defer end()
+			defer context.AfterFunc(ctx, end)()
 			recorder := httptest.NewRecorder()
-			service.ServeHTTP(recorder, r.WithContext(context.WithValue(ctx, aliasKey{}, alias)))
+			service.ServeHTTP(recorder, r.WithContext(requestCtx))
 			answered <- recorder.Code
 		})
 		return answered
@@ -97,7 +102,7 @@ func RequireOneAtATime(t TB, route func(work http.Handler) http.Handler, request
 			settled = closed // for all that are left
 		}
 	}
-	close(w.leave)
+	leave()
 	done := make(chan struct{})
 	go func() { sent.Wait(); close(done) }()
 	select {

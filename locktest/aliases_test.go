@@ -1,6 +1,7 @@
 package locktest_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -58,6 +59,18 @@ func TestAliases_ThatRunAtOnceFail(t *testing.T) {
 			})
 		})
 	}
+	each(t, func(t *testing.T, redis *locktest.Redis) {
+		type userKey struct{}
+		byUser := httplock.Value("user:", "user", func(ctx context.Context) (string, bool) {
+			user, is := ctx.Value(userKey{}).(string)
+			return user, is
+		})
+		locktest.RequireOneAtATime(t, func(work http.Handler) http.Handler { return payments(redis.Locker(t), waits, byUser, work) },
+			func(alias string) *http.Request {
+				r := payment(alias)
+				return r.WithContext(context.WithValue(r.Context(), userKey{}, "ann"))
+			}, locktest.IntAliases(42)...)
+	})
 	require.Contains(t, failure(func(t locktest.TB) {
 		locktest.RequireOneAtATime(t, func(work http.Handler) http.Handler { return work }, payment, "42")
 	}), "want two aliases at least")

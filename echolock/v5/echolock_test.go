@@ -86,7 +86,7 @@ func TestConstructorsOfKeys(t *testing.T) {
 }
 
 // However a client writes a path, and echo is told to read it, a value has one key.
-func TestPathParametersAreDecodedOnce(t *testing.T) {
+func TestPathParams_AreDecodedOnce(t *testing.T) {
 	guard := newLocker(t).Guard(core.RejectConflicts)
 	for name, router := range map[string]echo.RouterConfig{
 		"default":             {},

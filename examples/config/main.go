@@ -117,10 +117,10 @@ func run(ctx context.Context, redisURL string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	defer server.Shutdown() // before rt
 	invoiced := make(chan string, 1)
 	if err := errors.Join(worker.Start(), server.Start(newTasks(rt, invoiced))); err != nil {
 		return err
 	}
-	defer server.Shutdown() // before rt
 	return demonstrate(ctx, rt, handler, invoiced, out)
 }

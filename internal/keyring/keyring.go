@@ -37,26 +37,14 @@ const (
 	MaxKeyIDLen = 32
 )
 
-// Keyring holds keys, by their ids. A key is 32 random
-// bytes; a password is not one. An id is 1 to 32 letters, digits, dots,
-// underscores and hyphens; it is no secret, and is stored beside what the key
-// has sealed.
-//
-// To rotate, add the new key to the Keyring of every process, then make it
-// Current everywhere, and remove the old one when nothing it sealed is left:
-// after the longest age plus the longest retention. An id is never used for a
-// second key.
-//
-// A Keyring is printed, logged and marshaled without its keys. The exception is
-// package fmt, given a struct with a Keyring in an unexported field.
+// Keyring is delayqueue.Keyring, where its contract is.
 type Keyring struct {
 	// Current is the id of the key that seals.
 	Current string
 	// Keys open what they have sealed, whichever is Current.
 	Keys map[string][]byte
-	// AcceptUnsealed has messages run that are not sealed, so that encryption can be switched on while such are
-	// stored. Who writes to Redis can make up messages meanwhile: switch it off when the last of them is gone, after
-	// the longest age.
+	// AcceptUnsealed has what is not sealed used as it is, so that encryption can be switched on while such is
+	// stored. Who writes to Redis can make it up meanwhile: switch it off when the last of it is gone.
 	AcceptUnsealed bool
 }
 
@@ -232,26 +220,27 @@ func (s *Sealer) takesAsIs(err error) bool { return s == nil && !errors.Is(err, 
 
 // header reads which key opens a sealed form. What it returns begins with the nonce.
 func (s *Sealer) header(stored []byte) (aead cipher.AEAD, rest []byte, err error) {
+	const whoElse = ": find out who else writes to this Redis"
 	refuse := func(why error, format string, args ...any) (cipher.AEAD, []byte, error) {
 		return nil, nil, fmt.Errorf("%w: %s", why, fmt.Sprintf(format, args...))
 	}
 	if !bytes.HasPrefix(stored, []byte(Magic)) {
-		return refuse(ErrSealed, "it is not sealed: give WithEncryption to every process, and set Keyring.AcceptUnsealed for as long as there is such")
+		return refuse(ErrSealed, "it is not sealed: give WithEncryption to every process, and set Keyring.AcceptUnsealed while data from before is left")
 	}
 	sealed := stored[len(Magic):]
 	if len(sealed) < 2 {
-		return refuse(ErrSealed, "it is cut short")
+		return refuse(ErrSealed, "it is cut short"+whoElse)
 	}
 	if sealed[0] != sealVersion {
 		return refuse(errUnknownVersion, "its version is %d, not %d: update this process, unless no other is newer", sealed[0], sealVersion)
 	}
 	idLen := int(sealed[1])
 	if len(sealed) < 2+idLen {
-		return refuse(ErrSealed, "it is cut short")
+		return refuse(ErrSealed, "it is cut short"+whoElse)
 	}
 	keyID, sealed := string(sealed[2:2+idLen]), sealed[2+idLen:]
 	if checkKeyID(keyID) != nil {
-		return refuse(ErrSealed, "its key's id is damaged")
+		return refuse(ErrSealed, "its key's id is damaged"+whoElse)
 	}
 	if s != nil {
 		aead = s.keys[keyID]

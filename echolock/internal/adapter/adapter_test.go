@@ -203,7 +203,7 @@ func TestSkipper(t *testing.T) {
 	})
 }
 
-func TestRoutesWithoutAGuardAreRefused(t *testing.T) {
+func TestFromConfig_RefusesRoutesWithoutAGuard(t *testing.T) {
 	each(t, func(t *testing.T, v version) {
 		h := v.start(service{at: "use", handler: mustNotRun(t), routes: routeTable{"POST /api/orders/{id}": {}, "GET /api/orders/{id}": {}}})
 		for _, method := range []string{http.MethodPost, http.MethodGet} {

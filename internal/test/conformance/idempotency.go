@@ -20,7 +20,7 @@ import (
 )
 
 // store is where b's guards keep responses.
-func (t *trial) store(b *testbed.Bed) *idempotency.Store {
+func (t *fixture) store(b *testbed.Bed) *idempotency.Store {
 	t.Helper()
 	store, err := idempotency.New(b.Redis, idempotency.WithPrefix(b.Prefix))
 	require.NoError(t, err)
@@ -28,7 +28,7 @@ func (t *trial) store(b *testbed.Bed) *idempotency.Store {
 }
 
 // remembering is a lock that looks at Idempotency-Key.
-func (t *trial) remembering(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
+func (t *fixture) remembering(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
 	t.Helper()
 	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), httplock.Anonymous(), quiet())
 }
@@ -48,14 +48,14 @@ func counted(h Handler) (Handler, *atomic.Int64) {
 }
 
 // keyed posts a body to the order under an Idempotency-Key.
-func (t *trial) keyed(s *site, key, body string) testbed.Answer {
+func (t *fixture) keyed(s *site, key, body string) testbed.Answer {
 	t.Helper()
 	resp, err := testbed.Send(s.client, t.withKey(s, key, body))
 	require.NoError(t, err)
 	return resp
 }
 
-func (t *trial) withKey(s *site, key, body string) *http.Request {
+func (t *fixture) withKey(s *site, key, body string) *http.Request {
 	t.Helper()
 	r := t.request(s, http.MethodPost, testbed.OrderPath, body)
 	r.Header.Set("Idempotency-Key", key)
@@ -63,7 +63,7 @@ func (t *trial) withKey(s *site, key, body string) *http.Request {
 }
 
 // requireStored checks that second is first, but for what only one of the two has.
-func requireStored(t *trial, first, second testbed.Answer) {
+func requireStored(t *fixture, first, second testbed.Answer) {
 	t.Helper()
 	require.Equal(t, "true", second.Header.Get("Idempotent-Replayed"), "it is not the stored response: %d", second.Status)
 	require.NotContains(t, first.Header, "Idempotent-Replayed")
@@ -79,14 +79,14 @@ func requireStored(t *trial, first, second testbed.Answer) {
 	require.Equal(t, first, second)
 }
 
-func (t *trial) requireRanAgain(resp testbed.Answer) {
+func (t *fixture) requireRanAgain(resp testbed.Answer) {
 	t.Helper()
 	require.NotContains(t, resp.Header, "Idempotent-Replayed")
 }
 
 // madeTwice: the second has the first one's response, whoever has the key, and nothing
 // behind the guard runs for it.
-func madeTwice(t *trial) {
+func madeTwice(t *fixture) {
 	b := t.bed()
 	binary := "\x00\xff\r\n\xc3\x28" + strings.Repeat("\x80", 5000)
 	for name, test := range map[string]struct {
@@ -157,7 +157,7 @@ func madeTwice(t *trial) {
 
 // errorsStored: what the framework makes of a handler's error is its response, and is
 // made once.
-func errorsStored(t *trial) {
+func errorsStored(t *fixture) {
 	b := t.bed()
 	for name, test := range map[string]struct {
 		err  error
@@ -188,7 +188,7 @@ func errorsStored(t *trial) {
 }
 
 // failuresRunAgain: what failed may be tried again, and so may what only asks for that.
-func failuresRunAgain(t *trial) {
+func failuresRunAgain(t *fixture) {
 	b := t.bed()
 	for name, first := range map[string]Handler{
 		"a status alone": func(w http.ResponseWriter, _ *http.Request) error {
@@ -231,7 +231,7 @@ func failuresRunAgain(t *trial) {
 }
 
 // otherPrincipal: whoever guesses another's key does not see the other's response, however the two say who they are.
-func otherPrincipal(t *trial) {
+func otherPrincipal(t *fixture) {
 	b := t.bed()
 	for _, carrier := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "X-Shop-Pass"} {
 		handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
@@ -257,7 +257,7 @@ func otherPrincipal(t *trial) {
 	}
 }
 
-func otherPayload(t *trial) {
+func otherPayload(t *fixture) {
 	b := t.bed()
 	handler, runs := counted(ok)
 	s := t.serve(orders(handler, t.remembering(b, nil)))
@@ -275,7 +275,7 @@ func otherPayload(t *trial) {
 }
 
 // samePayload: a client's library may write one payload in several ways.
-func samePayload(t *trial) {
+func samePayload(t *fixture) {
 	b := t.bed()
 	handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
 		if strings.HasPrefix(r.Header.Get("Content-Type"), "multipart/") {
@@ -314,7 +314,7 @@ func samePayload(t *trial) {
 
 // inProgress: the same request again meets the guard's policy, and has the response if
 // it waits for it.
-func inProgress(t *trial) {
+func inProgress(t *fixture) {
 	b := t.bed()
 	entered, gate := make(chan struct{}, 10), make(chan struct{})
 	handler, runs := counted(func(w http.ResponseWriter, r *http.Request) error {
@@ -344,7 +344,7 @@ func inProgress(t *trial) {
 	b.RequireFree(t)
 }
 
-func keyMissing(t *trial) {
+func keyMissing(t *fixture) {
 	b := t.bed()
 	s := t.serve(orders(t.mustNotRun, t.remembering(b, nil, httplock.RequireIdempotencyKey())))
 	testbed.RequireProblem(t, t.post(s, "{}"), http.StatusBadRequest, "idempotency-key-missing", false)

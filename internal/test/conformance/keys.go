@@ -36,7 +36,7 @@ func keyTo(keys chan<- string) Handler {
 }
 
 // decodedOnce: however a client writes a path, a value has one key, and two values never have the same.
-func decodedOnce(t *trial) {
+func decodedOnce(t *fixture) {
 	b := t.bed()
 	keys := make(chan string, 1)
 	s := t.serve(App{Routes: []Route{
@@ -61,7 +61,7 @@ func decodedOnce(t *trial) {
 }
 
 // aliases: what a service takes for one thing has one key, however it is written.
-func aliases(t *trial) {
+func aliases(t *fixture) {
 	b := t.bed()
 	const id = "F81D4FAE-7dec-11d0-a765-00a0c91e6bf6"
 	for name, c := range map[string]struct {
@@ -106,7 +106,7 @@ func aliases(t *trial) {
 }
 
 // forms: a field of a form makes the key, and the handler has the whole form.
-func forms(t *trial) {
+func forms(t *fixture) {
 	b := t.bed()
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		lease, held := core.LeaseFrom(r.Context())
@@ -152,7 +152,7 @@ func forms(t *trial) {
 	}
 }
 
-func multipartForm(t *trial, fields [][2]string) (body, contentType string) {
+func multipartForm(t *fixture, fields [][2]string) (body, contentType string) {
 	t.Helper()
 	var b bytes.Buffer
 	w := multipart.NewWriter(&b)
@@ -165,7 +165,7 @@ func multipartForm(t *trial, fields [][2]string) (body, contentType string) {
 
 // noKey: a request that needs no key runs without one, whatever holds the others up, and has its body for as long as
 // it takes to send it.
-func noKey(t *trial) {
+func noKey(t *fixture) {
 	b, proxy := t.breakable()
 	form := httplock.Form("", "order")
 	key := func(r *http.Request) (string, error) {

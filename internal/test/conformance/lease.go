@@ -17,7 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-func runsUnderItsLease(t *trial) {
+func runsUnderItsLease(t *fixture) {
 	b := t.bed()
 	var during context.Context
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -35,7 +35,7 @@ func runsUnderItsLease(t *trial) {
 	require.ErrorIs(t, during.Err(), context.Canceled, "the lease is over")
 }
 
-func oneAtATime(t *trial) {
+func oneAtATime(t *fixture) {
 	const others = 20
 	b := t.bed()
 	var inside atomic.Int64
@@ -96,13 +96,13 @@ func spying(ch chan<- spy) Middleware {
 	}
 }
 
-func (s spy) requireRestored(t *trial) {
+func (s spy) requireRestored(t *fixture) {
 	t.Helper()
 	require.Same(t, s.before, s.after, "the request that was there before is not there after")
 	require.NoError(t, s.ctxErr)
 }
 
-func requestRestored(t *trial) {
+func requestRestored(t *fixture) {
 	b := t.bed()
 	seen := make(chan spy, 1)
 	panics := false
@@ -125,7 +125,7 @@ func requestRestored(t *trial) {
 }
 
 // loseLease loses the lease of the handler that calls it.
-func (t *trial) loseLease(b *testbed.Bed, r *http.Request) {
+func (t *fixture) loseLease(b *testbed.Bed, r *http.Request) {
 	b.LoseLeases(t)
 	t.pause(r.Context().Done())
 	assert.ErrorIs(t, context.Cause(r.Context()), core.ErrLeaseLost)
@@ -135,7 +135,7 @@ func (t *trial) loseLease(b *testbed.Bed, r *http.Request) {
 func shortLease() core.Option { return core.WithTTL(time.Second) }
 
 // lostLease: the client learns that nobody knows, and the log that the lease was lost, once.
-func lostLease(t *trial) {
+func lostLease(t *fixture) {
 	b, said := t.bed(), &testbed.Log{}
 	locker := testbed.NewLocker(t, b.Redis, core.WithPrefix(b.Prefix), shortLease(), core.WithLogger(said.Logger()))
 	guard := Lock{locker.Guard(core.RejectConflicts), orderKey, []httplock.Option{httplock.WithLogger(said.Logger())}}
@@ -159,7 +159,7 @@ func lostLease(t *trial) {
 	require.NotContains(t, resp.Header, "Etag", "the handler's headers are of a response that is not sent")
 }
 
-func lostLeaseBegun(t *trial) {
+func lostLeaseBegun(t *fixture) {
 	b := t.bed(shortLease())
 	for name, test := range map[string]struct {
 		before, after bool // the handler writes
@@ -203,7 +203,7 @@ func lostLeaseBegun(t *trial) {
 	require.Equal(t, "hijacked", t.post(s, "").Body)
 }
 
-func innerConflict(t *trial) {
+func innerConflict(t *fixture) {
 	b := t.bed()
 	parking := &testbed.Parking{}
 	between := 0
@@ -232,7 +232,7 @@ func innerConflict(t *trial) {
 	release()
 }
 
-func reentry(t *trial) {
+func reentry(t *fixture) {
 	b, proxy := t.breakable()
 	away := Middleware(func(c Context) error {
 		proxy.Refuse(true)
@@ -253,7 +253,7 @@ func reentry(t *trial) {
 }
 
 // fence is that of the lease that a request works under.
-func (t *trial) fence(r *http.Request) int64 {
+func (t *fixture) fence(r *http.Request) int64 {
 	lease, held := core.LeaseFrom(r.Context())
 	if !assert.True(t, held, "no lease in the request's ctx") {
 		return 0

@@ -26,7 +26,7 @@ func everyMethod(h Handler, chain ...Step) App {
 	return app
 }
 
-func safeMethodsPass(t *trial) {
+func safeMethodsPass(t *fixture) {
 	b, proxy := t.breakable()
 	handler := Handler(t.mustNotRun)
 	s := t.serve(everyMethod(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) }, lock(b, nil)))
@@ -42,7 +42,7 @@ func safeMethodsPass(t *trial) {
 	proxy.Refuse(false)
 }
 
-func safeMethodsLocked(t *trial) {
+func safeMethodsLocked(t *fixture) {
 	b := t.bed()
 	handler := Handler(t.mustNotRun)
 	s := t.serve(everyMethod(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) },
@@ -64,7 +64,7 @@ func safeMethodsLocked(t *trial) {
 	b.RequireFree(t)
 }
 
-func safeMethodsShared(t *trial) {
+func safeMethodsShared(t *fixture) {
 	b := t.bed()
 	inside := make(chan string, len(readMethods))
 	release := make(chan struct{})
@@ -111,7 +111,7 @@ func safeMethodsShared(t *trial) {
 	b.RequireFree(t)
 }
 
-func skips(t *trial) {
+func skips(t *fixture) {
 	b := t.bed()
 	b.Hold(t)
 	dry := httplock.Skip(func(r *http.Request) bool { return r.Header.Get("X-Dry-Run") != "" })
@@ -129,7 +129,7 @@ func skips(t *trial) {
 
 // unmatched checks an app whose guard is for POST of the order, and needs Redis,
 // which is away.
-func unmatched(t *trial, b *testbed.Bed, app App) {
+func unmatched(t *fixture, b *testbed.Bed, app App) {
 	t.Helper()
 	s := t.serve(app)
 	require.Equal(t, http.StatusNotFound, t.send(s, http.MethodPost, "/nowhere", "").Status)
@@ -139,13 +139,13 @@ func unmatched(t *trial, b *testbed.Bed, app App) {
 	require.Empty(t, b.Conflicts)
 }
 
-func unmatchedBesideGuarded(t *trial) {
+func unmatchedBesideGuarded(t *fixture) {
 	b, proxy := t.breakable()
 	proxy.Refuse(true)
 	unmatched(t, b, orders(t.mustNotRun, lock(b, nil)))
 }
 
-func unmatchedEngine(t *trial) {
+func unmatchedEngine(t *fixture) {
 	b, proxy := t.breakable()
 	proxy.Refuse(true)
 	key := func(*http.Request) (string, error) { return testbed.OrderKey, nil }

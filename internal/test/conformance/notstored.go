@@ -17,7 +17,7 @@ import (
 
 // streamsNotStored: nobody knows how much of a stream the client has seen. It is not
 // kept, but neither does it run again.
-func streamsNotStored(t *trial) {
+func streamsNotStored(t *fixture) {
 	b := t.bed()
 	for name, flush := range map[string]func(http.ResponseWriter) error{
 		"ResponseController": func(w http.ResponseWriter) error { return http.NewResponseController(w).Flush() },
@@ -45,7 +45,7 @@ func streamsNotStored(t *trial) {
 }
 
 // hijackedNotStored: nobody knows what was said. It runs again.
-func hijackedNotStored(t *trial) {
+func hijackedNotStored(t *fixture) {
 	b := t.bed()
 	for name, hijack := range map[string]func(http.ResponseWriter) (net.Conn, error){
 		"ResponseController": func(w http.ResponseWriter) (net.Conn, error) {
@@ -80,7 +80,7 @@ func hijackedNotStored(t *trial) {
 }
 
 // innerNotStored: that a guard further in refused says nothing of the work.
-func innerNotStored(t *trial) {
+func innerNotStored(t *fixture) {
 	b := t.bed()
 	handler, runs := counted(ok)
 	// It does not ask for the same request again, which would not be kept whoever said so.
@@ -108,14 +108,14 @@ func innerNotStored(t *trial) {
 
 // parkedOnce: a request that is parked is not parked again, and has its replay's
 // response when that was made.
-func parkedOnce(t *trial) {
+func parkedOnce(t *fixture) {
 	handler, runs := counted(func(w http.ResponseWriter, _ *http.Request) error {
 		w.Header().Set("Content-Type", "text/plain")
 		w.WriteHeader(http.StatusCreated)
 		_, err := io.WriteString(w, "made\n")
 		return err
 	})
-	d := t.openDepot(handler, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	d := t.openParking(handler, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		return t.remembering(b, delayqueue.Policy(q)), nil
 	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
@@ -139,7 +139,7 @@ func parkedOnce(t *trial) {
 }
 
 // writerRestored: what has the response kept is gone when the guard is.
-func writerRestored(t *trial) {
+func writerRestored(t *fixture) {
 	b := t.bed()
 	panics := false
 	type writers struct{ before, after []http.ResponseWriter }

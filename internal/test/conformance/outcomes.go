@@ -32,7 +32,7 @@ type ledger struct {
 }
 
 // keepLedger begins a ledger. When the servers that were started after it are closed, it must have nothing left.
-func (t *trial) keepLedger() *ledger {
+func (t *fixture) keepLedger() *ledger {
 	l := &ledger{told: make(chan httplock.Outcome, 1000), seen: map[httplock.OutcomeKind]bool{}}
 	t.Cleanup(func() {
 		for len(l.told) > 0 {
@@ -51,7 +51,7 @@ func (l *ledger) option() httplock.Option { return httplock.WithObserver(l) }
 const anyStatus = -1
 
 // requireOne wants one outcome, of this kind, and that there is no other yet.
-func (l *ledger) requireOne(t *trial, what string, kind httplock.OutcomeKind, status int) httplock.Outcome {
+func (l *ledger) requireOne(t *fixture, what string, kind httplock.OutcomeKind, status int) httplock.Outcome {
 	t.Helper()
 	e := await(t, l.told, what+": an outcome")
 	l.seen[kind] = true
@@ -67,7 +67,7 @@ func (l *ledger) requireOne(t *trial, what string, kind httplock.OutcomeKind, st
 }
 
 // oneOutcome: whatever becomes of a request, the observer is told once.
-func oneOutcome(t *trial) {
+func oneOutcome(t *fixture) {
 	l := t.keepLedger()
 	t.outcomesOfRefusals(l)
 	t.outcomesOfHandlers(l)
@@ -79,7 +79,7 @@ func oneOutcome(t *trial) {
 	}
 }
 
-func (t *trial) outcomesOfRefusals(l *ledger) {
+func (t *fixture) outcomesOfRefusals(l *ledger) {
 	b := t.bed(shortLease())
 	said := &testbed.Log{}
 	for _, x := range refusals(t.store(b)) {
@@ -104,7 +104,7 @@ func (t *trial) outcomesOfRefusals(l *ledger) {
 	}
 }
 
-func (t *trial) outcomesOfHandlers(l *ledger) {
+func (t *fixture) outcomesOfHandlers(l *ledger) {
 	b := t.bed(shortLease())
 	answering := func(status int, body string) Handler {
 		return func(w http.ResponseWriter, _ *http.Request) error {
@@ -174,7 +174,7 @@ func (t *trial) outcomesOfHandlers(l *ledger) {
 	}
 }
 
-func (t *trial) outcomesOfWaiting(l *ledger) {
+func (t *fixture) outcomesOfWaiting(l *ledger) {
 	b := t.bed()
 	s := t.serve(orders(ok, lock(b, retry.Policy{MaxWait: time.Minute}, l.option())))
 	t.onConflict(b, b.Hold(t))
@@ -205,7 +205,7 @@ func (t *trial) outcomesOfWaiting(l *ledger) {
 	require.Equal(t, [2]string{"inner", testbed.OrderKey}, [2]string{first.Key, second.Key})
 }
 
-func (t *trial) outcomesOfDuplicates(l *ledger) {
+func (t *fixture) outcomesOfDuplicates(l *ledger) {
 	b := t.bed()
 	large := func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusCreated)
@@ -233,8 +233,8 @@ func (t *trial) outcomesOfDuplicates(l *ledger) {
 	}
 }
 
-func (t *trial) outcomesOfReplays(l *ledger) {
-	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+func (t *fixture) outcomesOfReplays(l *ledger) {
+	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusTeapot)
 		return nil
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
@@ -266,7 +266,7 @@ func (o panickingObserver) OnOutcome(_ context.Context, e httplock.Outcome) {
 }
 
 // observerPanics: no request suffers for it.
-func observerPanics(t *trial) {
+func observerPanics(t *fixture) {
 	b := t.bed()
 	said := &testbed.Log{}
 	o := panickingObserver{make(chan httplock.Outcome, 10)}

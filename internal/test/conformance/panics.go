@@ -21,9 +21,9 @@ func panicking(value any) Handler {
 }
 
 // notCaught is a server's log without panics.
-func (t *trial) notCaught(said string) { assert.NotContains(t, said, "panic serving") }
+func (t *fixture) notCaught(said string) { assert.NotContains(t, said, "panic serving") }
 
-func recoveryOutside(t *trial) {
+func recoveryOutside(t *fixture) {
 	b := t.bed()
 	for _, value := range panicValues {
 		seen := make(chan spy, 1)
@@ -45,7 +45,7 @@ func recoveryOutside(t *trial) {
 	}
 }
 
-func recoveryInside(t *trial) {
+func recoveryInside(t *fixture) {
 	b := t.bed()
 	for _, value := range panicValues {
 		seen := make(chan spy, 1)
@@ -61,7 +61,7 @@ func recoveryInside(t *trial) {
 	}
 }
 
-func noRecovery(t *trial) {
+func noRecovery(t *fixture) {
 	b := t.bed()
 	for _, value := range panicValues {
 		s := t.start(t.adapter.New(orders(panicking(value), lock(b, nil))), func(said string) {
@@ -77,7 +77,7 @@ func noRecovery(t *trial) {
 	}
 }
 
-func panicOfKey(t *trial) {
+func panicOfKey(t *fixture) {
 	b := t.bed()
 	seen := make(chan spy, 1)
 	l := Lock{b.Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { panic("mine") }, nil}
@@ -90,7 +90,7 @@ func panicOfKey(t *trial) {
 
 // handlerError: what a handler returns is not for the guard, even if it looks like
 // an outcome of one.
-func handlerError(t *trial) {
+func handlerError(t *fixture) {
 	b := t.bed(shortLease())
 	parking := &testbed.Parking{}
 	for _, theirs := range []error{errors.New("theirs"), &core.ConflictError{Key: "theirs"}, core.ErrUnavailable} {

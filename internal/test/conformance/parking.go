@@ -24,18 +24,18 @@ import (
 // quiet keeps what is meant to go wrong out of the tests' output.
 func quiet() httplock.Option { return httplock.WithLogger(slog.New(slog.DiscardHandler)) }
 
-// depot is a site that parks, and whose tickets can be seen.
-type depot struct {
+// parkingSite is a site that parks, and whose tickets can be seen.
+type parkingSite struct {
 	*testbed.Bed
 	*site
 	queue *delayqueue.Queue
 }
 
-// openDepot serves h at the order, behind a guard that parks, and whatever is
+// openParking serves h at the order, behind a guard that parks, and whatever is
 // between the two.
-func (t *trial) openDepot(h Handler, configure func(b *testbed.Bed, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *depot {
+func (t *fixture) openParking(h Handler, configure func(b *testbed.Bed, q *delayqueue.Queue) (l Lock, behind []Step), opts ...delayqueue.Option) *parkingSite {
 	t.Helper()
-	d := &depot{Bed: t.bed()}
+	d := &parkingSite{Bed: t.bed()}
 	var err error
 	d.queue, err = delayqueue.New(d.Redis, "ship", append([]delayqueue.Option{delayqueue.WithPrefix(d.Prefix)}, opts...)...)
 	require.NoError(t, err)
@@ -53,13 +53,13 @@ func (t *trial) openDepot(h Handler, configure func(b *testbed.Bed, q *delayqueu
 	return d
 }
 
-// parks is how most depots are configured.
+// parks is how most of them are configured.
 func parks(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 	return lock(b, delayqueue.Policy(q), httplock.Anonymous()), nil
 }
 
 // work starts a worker that replays through the engine.
-func (t *trial) work(d *depot, opts ...httplock.ReplayOption) {
+func (t *fixture) work(d *parkingSite, opts ...httplock.ReplayOption) {
 	t.Helper()
 	w, err := delayqueue.NewWorker(d.queue, d.Locker, httplock.Replay(d.engine, opts...),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
@@ -69,14 +69,14 @@ func (t *trial) work(d *depot, opts ...httplock.ReplayOption) {
 }
 
 // park posts what must be parked, and returns where its ticket is.
-func (t *trial) park(d *depot, query, body string) (location string) {
+func (t *fixture) park(d *parkingSite, query, body string) (location string) {
 	t.Helper()
 	resp := t.send(d.site, http.MethodPost, testbed.OrderPath+query, body)
 	return testbed.RequireParked(t, resp)
 }
 
 // ended waits for a state of the ticket.
-func (t *trial) ended(d *depot, location string, state delayqueue.State) delayqueue.Status {
+func (t *fixture) ended(d *parkingSite, location string, state delayqueue.State) delayqueue.Status {
 	t.Helper()
 	var s delayqueue.Status
 	t.eventually(func() bool {
@@ -88,9 +88,9 @@ func (t *trial) ended(d *depot, location string, state delayqueue.State) delayqu
 	return s
 }
 
-func parksAndReplays(t *trial) {
+func parksAndReplays(t *fixture) {
 	var ran atomic.Int64
-	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		ran.Add(1)
 		parked, replayed := httplock.Replayed(r.Context())
 		assert.True(t, replayed)
@@ -131,12 +131,12 @@ func parksAndReplays(t *trial) {
 	d.RequireFree(t)
 }
 
-func parkedRunOnce(t *trial) {
+func parkedRunOnce(t *fixture) {
 	const requests = 30
 	var inside atomic.Int64
 	var mu sync.Mutex
 	ran := map[string]int{}
-	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		assert.EqualValues(t, 1, inside.Add(1), "handlers inside")
 		body := readTwice(t, r)
 		time.Sleep(2 * time.Millisecond) // room for others to come in
@@ -177,7 +177,7 @@ func parkedRunOnce(t *trial) {
 	}
 }
 
-func overTheCap(t *trial) {
+func overTheCap(t *fixture) {
 	b := t.bed()
 	b.Hold(t)
 	parking := &testbed.Parking{}
@@ -202,9 +202,9 @@ func overTheCap(t *trial) {
 	}
 }
 
-func failedReplays(t *trial) {
+func failedReplays(t *fixture) {
 	inner, tries := make(chan *testbed.Bed, 1), atomic.Int64{}
-	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		switch r.URL.RawQuery {
 		case "panic":
 			panic("boom")
@@ -249,9 +249,9 @@ func failedReplays(t *trial) {
 	require.Equal(t, 1, t.ended(d, conflicting, delayqueue.StateDone).Attempts, "a conflict is no attempt")
 }
 
-func forbiddenReplay(t *trial) {
+func forbiddenReplay(t *fixture) {
 	reached := make(chan string, 10)
-	d := t.openDepot(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	d := t.openParking(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, delayqueue.Policy(q), sentBy("bob"), httplock.WithReauthorize(func(_ *http.Request, principal string) error {
 			reached <- principal
 			return httplock.ErrForbidden

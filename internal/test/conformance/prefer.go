@@ -14,13 +14,13 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-// waitsLong waits for a time that no trial takes.
+// waitsLong waits for a time that no check takes.
 func waitsLong(then core.ConflictPolicy) core.ConflictPolicy {
 	return retry.Policy{MaxWait: time.Hour, Then: then}
 }
 
 // preferring posts to the order, and says what the client prefers.
-func (t *trial) preferring(s *site, preferences ...string) testbed.Answer {
+func (t *fixture) preferring(s *site, preferences ...string) testbed.Answer {
 	t.Helper()
 	r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
 	r.Header["Prefer"] = preferences
@@ -29,14 +29,14 @@ func (t *trial) preferring(s *site, preferences ...string) testbed.Answer {
 	return resp
 }
 
-func requirePreferred(t *trial, resp testbed.Answer, applied ...string) {
+func requirePreferred(t *fixture, resp testbed.Answer, applied ...string) {
 	t.Helper()
 	require.Equal(t, []string{"Prefer"}, resp.Header["Vary"], "the response depends on Prefer")
 	require.ElementsMatch(t, applied, resp.Header["Preference-Applied"])
 }
 
 // prefersWait: a client may wait for less than the policy lets it.
-func prefersWait(t *trial) {
+func prefersWait(t *fixture) {
 	b := t.bed()
 	s := t.serve(orders(ok, lock(b, waitsLong(nil), httplock.HonorPrefer())))
 	release := b.Hold(t)
@@ -72,8 +72,8 @@ func prefersWait(t *trial) {
 }
 
 // prefersAsync: a client may be parked at once, where it would be parked after waiting.
-func prefersAsync(t *trial) {
-	d := t.openDepot(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+func prefersAsync(t *fixture) {
+	d := t.openParking(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.Anonymous(), httplock.HonorPrefer()), nil
 	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
@@ -109,8 +109,8 @@ func prefersAsync(t *trial) {
 }
 
 // preferIsTheHandlers, where nobody said that the guard honors it.
-func preferIsTheHandlers(t *trial) {
-	d := t.openDepot(func(w http.ResponseWriter, r *http.Request) error {
+func preferIsTheHandlers(t *fixture) {
+	d := t.openParking(func(w http.ResponseWriter, r *http.Request) error {
 		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])
 		return ok(w, r)
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {

@@ -25,7 +25,7 @@ import (
 	"github.com/perkey-go/perkey/retry"
 )
 
-func refuses(t *trial) {
+func refuses(t *fixture) {
 	b := t.bed()
 	for name, policy := range map[string]core.ConflictPolicy{
 		"reject":                nil,
@@ -49,7 +49,7 @@ func refuses(t *trial) {
 	}
 }
 
-func namesTheRoute(t *trial) {
+func namesTheRoute(t *fixture) {
 	b := t.bed()
 	b.Hold(t)
 	s := t.serve(orders(t.mustNotRun, lock(b, nil)))
@@ -61,7 +61,7 @@ func namesTheRoute(t *trial) {
 	require.NotContains(t, name, testbed.Secret, "the name is of the route, not of the request")
 }
 
-func unavailable(t *trial) {
+func unavailable(t *fixture) {
 	b, proxy := t.breakable()
 	for name, policy := range map[string]core.ConflictPolicy{"reject": nil, "wait": testbed.Patient{}, "park": &testbed.Parking{}} {
 		handler := Handler(t.mustNotRun)
@@ -76,7 +76,7 @@ func unavailable(t *trial) {
 
 // silentRedis: requests for a free key that wait for Redis's answer behind one another are
 // told that there is none, and not that the key is held.
-func silentRedis(t *trial) {
+func silentRedis(t *fixture) {
 	const atOnce, silence = 20, 300 * time.Millisecond
 	proxy := redistest.NewProxy(t, t.env.Addr)
 	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1, DialerRetries: 1, ReadTimeout: silence, DialTimeout: silence})
@@ -112,7 +112,7 @@ func silentRedis(t *trial) {
 	}
 }
 
-func keyErrors(t *trial) {
+func keyErrors(t *fixture) {
 	b, proxy := t.breakable()
 	proxy.Refuse(true) // Redis has no part in this
 	for name, test := range map[string]struct {
@@ -143,7 +143,7 @@ func keyErrors(t *trial) {
 
 // keyHelpers: package httplock's key functions find what the framework's router
 // found, and leave the body to the handler.
-func keyHelpers(t *trial) {
+func keyHelpers(t *fixture) {
 	b := t.bed()
 	const body = `{"order": {"id": "` + testbed.Secret + `"}}`
 	for name, key := range map[string]httplock.KeyFunc{
@@ -174,7 +174,7 @@ func keyHelpers(t *trial) {
 	}
 }
 
-func mistakesPanic(t *trial) {
+func mistakesPanic(t *fixture) {
 	b := t.bed()
 	guard := b.Locker.Guard(core.RejectConflicts)
 	queue, err := delayqueue.New(b.Redis, "later", delayqueue.WithPrefix(b.Prefix))
@@ -290,7 +290,7 @@ func refusals(store *idempotency.Store) []refusal {
 
 // sameBytes compares status, headers and body with those of package httplock. What
 // middleware in front has said of a response of its own is taken back in both.
-func sameBytes(t *trial) {
+func sameBytes(t *fixture) {
 	b := t.bed(shortLease())
 	said := &testbed.Log{}
 	for _, x := range refusals(t.store(b)) {
@@ -307,7 +307,7 @@ func sameBytes(t *trial) {
 }
 
 // refused is the answer to x, without what differs from one time to the next.
-func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log) testbed.Answer {
+func (t *fixture) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log) testbed.Answer {
 	t.Helper()
 	l := lock(b, x.policy, append([]httplock.Option{httplock.WithLogger(said.Logger())}, x.opts...)...)
 	if x.key != nil {
@@ -351,7 +351,7 @@ func (t *trial) refused(b *testbed.Bed, a Adapter, x refusal, said *testbed.Log)
 var retryAfterMS = regexp.MustCompile(`"retry_after_ms":\d+`)
 
 // stable is an answer without what is random or the time in it.
-func stable(t *trial, resp testbed.Answer) testbed.Answer {
+func stable(t *fixture, resp testbed.Answer) testbed.Answer {
 	t.Helper()
 	if length := resp.Header.Get("Content-Length"); length != "" && resp.Body != "" {
 		require.Equal(t, strconv.Itoa(len(resp.Body)), length)

@@ -19,7 +19,7 @@ import (
 )
 
 // replica starts a worker of another release of the service, with a locker of its own.
-func (t *trial) replica(d *depot, app App, opts ...httplock.ReplayOption) {
+func (t *fixture) replica(d *parkingSite, app App, opts ...httplock.ReplayOption) {
 	t.Helper()
 	locker := testbed.NewLocker(t, d.Redis, core.WithPrefix(d.Prefix))
 	w, err := delayqueue.NewWorker(d.queue, locker, httplock.Replay(t.adapter.New(app), opts...),
@@ -30,7 +30,7 @@ func (t *trial) replica(d *depot, app App, opts ...httplock.ReplayOption) {
 }
 
 // parkMany parks requests of an order each, and returns their tickets' ids.
-func (t *trial) parkMany(d *depot, n int) (ids []string) {
+func (t *fixture) parkMany(d *parkingSite, n int) (ids []string) {
 	t.Helper()
 	for i := range n {
 		release := d.HoldKey(t, fmt.Sprint("order:", i))
@@ -42,9 +42,9 @@ func (t *trial) parkMany(d *depot, n int) (ids []string) {
 }
 
 // lostGuard: the release that runs the requests has no guard at their route.
-func lostGuard(t *trial) {
+func lostGuard(t *fixture) {
 	mayStill := httplock.WithReauthorize(func(*http.Request, string) error { return nil })
-	d := t.openDepot(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
+	d := t.openParking(t.mustNotRun, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		return lock(b, delayqueue.Policy(q), sentBy("bob"), mayStill), nil
 	})
 	const requests = 20
@@ -76,8 +76,8 @@ func lostGuard(t *trial) {
 }
 
 // panickedReplays: what recovery in front of the guard answers for a handler that panicked is no result.
-func panickedReplays(t *trial) {
-	d := t.openDepot(t.mustNotRun, parks, delayqueue.WithMaxAttempts(2))
+func panickedReplays(t *fixture) {
+	d := t.openParking(t.mustNotRun, parks, delayqueue.WithMaxAttempts(2))
 	const requests = 20
 	ids := t.parkMany(d, requests)
 	var tries [requests]atomic.Int64
@@ -101,9 +101,9 @@ func panickedReplays(t *trial) {
 }
 
 // lacksRoute: an older release, whose router lacks the route, leaves the requests to a newer one.
-func lacksRoute(t *trial) {
+func lacksRoute(t *fixture) {
 	var ran atomic.Int64
-	d := t.openDepot(func(w http.ResponseWriter, _ *http.Request) error {
+	d := t.openParking(func(w http.ResponseWriter, _ *http.Request) error {
 		ran.Add(1)
 		w.WriteHeader(http.StatusNotFound) // the order is, not the route
 		return nil

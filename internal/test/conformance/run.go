@@ -94,7 +94,7 @@ const (
 type behaviour struct {
 	name  string
 	needs Capability // empty: any framework can
-	test  func(*trial)
+	test  func(*fixture)
 }
 
 func (b behaviour) check(t testing.TB, env *redistest.Env, a Adapter, timeout time.Duration) Result {
@@ -103,7 +103,7 @@ func (b behaviour) check(t testing.TB, env *redistest.Env, a Adapter, timeout ti
 		return Result{b.name, Lacking, why}
 	}
 	p := newProbe(t)
-	p.run(func() { b.test(&trial{TB: p, env: env, adapter: a, timeout: timeout}) })
+	p.run(func() { b.test(&fixture{TB: p, env: env, adapter: a, timeout: timeout}) })
 	if failures := p.close(); len(failures) > 0 {
 		return Result{b.name, Failed, strings.Join(failures, "\n")}
 	}

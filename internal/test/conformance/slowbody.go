@@ -25,7 +25,7 @@ const slowHeader = "X-Slow"
 const shortBodyTime = 200 * time.Millisecond
 
 // overBoth runs f over HTTP/1.1 and over HTTP/2. An app is made for each.
-func (t *trial) overBoth(app func() App, f func(s *site)) {
+func (t *fixture) overBoth(app func() App, f func(s *site)) {
 	t.Helper()
 	for _, http2 := range []bool{false, true} {
 		s := t.serveOver(http2, app())
@@ -41,7 +41,7 @@ type slowClient struct {
 
 // slowly posts body to the order: the first bytes at once, and then one each 20 ms, or none
 // if it stalls.
-func (t *trial) slowly(s *site, body string, first int, stalls bool) slowClient {
+func (t *fixture) slowly(s *site, body string, first int, stalls bool) slowClient {
 	t.Helper()
 	reader, writer := io.Pipe()
 	finish, answer := make(chan struct{}), make(chan testbed.Answer, 1)
@@ -92,7 +92,7 @@ func arrivals() (arrived chan struct{}, front Middleware) {
 
 // requireServed requires that a body that is sent at once is taken. On a machine that is busy
 // for as long as the limit it can be late all the same: then another one is sent.
-func (t *trial) requireServed(s *site) {
+func (t *fixture) requireServed(s *site) {
 	t.Helper()
 	var resp testbed.Answer
 	t.eventually(func() bool {
@@ -111,7 +111,7 @@ func policies() map[string]core.ConflictPolicy {
 }
 
 // postMany posts n requests to the order.
-func (t *trial) postMany(s *site, n int, atOnce bool, answers chan<- testbed.Answer) {
+func (t *fixture) postMany(s *site, n int, atOnce bool, answers chan<- testbed.Answer) {
 	for range n {
 		r := t.request(s, http.MethodPost, testbed.OrderPath, "x")
 		send := func() {
@@ -128,7 +128,7 @@ func (t *trial) postMany(s *site, n int, atOnce bool, answers chan<- testbed.Ans
 }
 
 // slowBody: nobody waits for a client that has not sent its body, in front of it or behind.
-func slowBody(t *trial) {
+func slowBody(t *fixture) {
 	const others = 20
 	b := t.bed()
 	body := text(10_000)
@@ -184,7 +184,7 @@ func slowBody(t *trial) {
 }
 
 // lateBody: what does not come in time is refused before it has the key.
-func lateBody(t *trial) {
+func lateBody(t *fixture) {
 	b := t.bed()
 	for _, policy := range policies() {
 		for _, stalls := range []bool{false, true} {
@@ -205,7 +205,7 @@ func lateBody(t *trial) {
 
 // lateRest: a handler that reads more than was read before its key does not have it for as
 // long as the client likes.
-func lateRest(t *trial) {
+func lateRest(t *fixture) {
 	b := t.bed()
 	for _, stalls := range []bool{false, true} {
 		for _, reads := range []bool{false, true} {
@@ -243,7 +243,7 @@ func lateRest(t *trial) {
 
 // bodyInTime: a limit that was kept leaves no trace, neither in the handler's ctx nor on the
 // connection.
-func bodyInTime(t *trial) {
+func bodyInTime(t *fixture) {
 	b := t.bed()
 	for _, size := range []int{100, 100_000} {
 		t.overBoth(func() App {
@@ -271,7 +271,7 @@ func bodyInTime(t *trial) {
 }
 
 // streamedBody: the handler of a route that streams reads while the client sends.
-func streamedBody(t *trial) {
+func streamedBody(t *fixture) {
 	b := t.bed()
 	begun := make(chan struct{}, 1)
 	t.overBoth(func() App {

@@ -21,7 +21,7 @@ import (
 
 // streaming posts to a handler that writes a line, flushes it and waits for more
 // before it writes the next one. It returns when the first line is there.
-func (t *trial) streaming(b *testbed.Bed, flush func(http.ResponseWriter) error) (more func(), rest func() string) {
+func (t *fixture) streaming(b *testbed.Bed, flush func(http.ResponseWriter) error) (more func(), rest func() string) {
 	t.Helper()
 	on := make(chan struct{})
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
@@ -61,7 +61,7 @@ func (t *trial) streaming(b *testbed.Bed, flush func(http.ResponseWriter) error)
 	}
 }
 
-func flushes(t *trial) {
+func flushes(t *fixture) {
 	b := t.bed()
 	for _, flush := range []func(http.ResponseWriter) error{
 		func(w http.ResponseWriter) error { return http.NewResponseController(w).Flush() },
@@ -82,7 +82,7 @@ func flushes(t *trial) {
 	}
 }
 
-func streamsEvents(t *trial) {
+func streamsEvents(t *fixture) {
 	b := t.bed(core.WithTTL(900 * time.Millisecond))
 	more, rest := t.streaming(b, func(w http.ResponseWriter) error { return http.NewResponseController(w).Flush() })
 	for range 5 { // well over one lease
@@ -100,7 +100,7 @@ func sayHijacked(conn net.Conn) error {
 	return err
 }
 
-func hijacks(t *trial) {
+func hijacks(t *fixture) {
 	b := t.bed()
 	for _, hijack := range []func(http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error){
 		func(w http.ResponseWriter) (net.Conn, *bufio.ReadWriter, error) {
@@ -127,7 +127,7 @@ func hijacks(t *trial) {
 	}
 }
 
-func responseController(t *trial) {
+func responseController(t *fixture) {
 	b := t.bed()
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		c := http.NewResponseController(w)
@@ -146,7 +146,7 @@ func responseController(t *trial) {
 
 // uploads: net/http removes the files of a form that it finds in its own request,
 // which is not the one that the handler has.
-func uploads(t *trial) {
+func uploads(t *fixture) {
 	b := t.bed()
 	var name string
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {

@@ -17,7 +17,7 @@ import (
 )
 
 // readTwice reads the body, and checks that it can be read once.
-func readTwice(t *trial, r *http.Request) string {
+func readTwice(t *fixture, r *http.Request) string {
 	got, err := io.ReadAll(r.Body)
 	assert.NoError(t, err)
 	again, err := io.ReadAll(r.Body)
@@ -27,7 +27,7 @@ func readTwice(t *trial, r *http.Request) string {
 	return string(got)
 }
 
-func waits(t *trial) {
+func waits(t *fixture) {
 	const more = 10
 	b := t.bed()
 	inside, entered, waiting := make(chan struct{}, 1), make(chan struct{}, more+2), make(chan struct{})
@@ -66,7 +66,7 @@ func waits(t *trial) {
 	b.RequireFree(t)
 }
 
-func bodyAfterWaiting(t *trial) {
+func bodyAfterWaiting(t *fixture) {
 	b := t.bed()
 	for name, test := range map[string]struct{ size, most int }{
 		"no body":      {0, 1 << 20},
@@ -93,7 +93,7 @@ func bodyAfterWaiting(t *trial) {
 	}
 }
 
-func bodyReplaced(t *trial) {
+func bodyReplaced(t *fixture) {
 	b := t.bed()
 	key := func(r *http.Request) (string, error) {
 		content, err := io.ReadAll(r.Body)
@@ -128,7 +128,7 @@ func bodyReplaced(t *trial) {
 
 // goneWhileWaiting: net/http notices that a client left only once the body was
 // read, which here nobody but the guard can have done.
-func goneWhileWaiting(t *trial) {
+func goneWhileWaiting(t *fixture) {
 	b := t.bed()
 	for name, body := range map[string]string{"no body": "", "unread body": text(500_000)} {
 		release := b.Hold(t)
@@ -144,7 +144,7 @@ func goneWhileWaiting(t *trial) {
 	}
 }
 
-func goneMidHandler(t *trial) {
+func goneMidHandler(t *fixture) {
 	b := t.bed()
 	seen, ran := make(chan spy, 1), make(chan struct{})
 	ctx, leave := context.WithCancel(t.Context())

@@ -28,7 +28,7 @@ func (s *sends) Read(p []byte) (int, error) {
 }
 
 // asksFirst: a client with Expect: 100-continue hears of a held key before it sends its body.
-func asksFirst(t *trial) {
+func asksFirst(t *fixture) {
 	b := t.bed()
 	for name, size := range map[string]int{"HTTP/1.1": 1000, "HTTP/2": 100_000} { // over HTTP/2 short ones are read
 		body := text(size)
@@ -61,7 +61,7 @@ func asksFirst(t *trial) {
 }
 
 // boundedBodies: what bodies take up that wait is bounded, and free again when they have waited.
-func boundedBodies(t *trial) {
+func boundedBodies(t *fixture) {
 	const size, room = 1_000_000, 4
 	b := t.bed()
 	t.overBoth(func() App {
@@ -96,7 +96,7 @@ func boundedBodies(t *trial) {
 }
 
 // boundedWaiters: a principal has no more requests waiting than it may.
-func boundedWaiters(t *trial) {
+func boundedWaiters(t *fixture) {
 	const most = 2
 	b := t.bed()
 	user := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
@@ -130,7 +130,7 @@ func boundedWaiters(t *trial) {
 }
 
 // brokenBody: a client that leaves while it sends its body, or sends less than it said, leaves nothing behind.
-func brokenBody(t *trial) {
+func brokenBody(t *fixture) {
 	b := t.bed()
 	for name, policy := range policies() {
 		arrived, front := arrivals()

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/testbed"
 	"github.com/perkey-go/perkey/retry"
@@ -16,7 +17,7 @@ import (
 
 // selfCalls: a handler that asks its own service for its own key is told so, and one that asks for another key is not
 // held up.
-func selfCalls(t *trial) {
+func selfCalls(t *fixture) {
 	b, said := t.bed(), &testbed.Log{}
 	var s *site
 	answers := make(chan testbed.Answer, 1)
@@ -30,6 +31,9 @@ func selfCalls(t *trial) {
 			client.Transport = &httplock.Transport{Base: client.Transport}
 		}
 		inner := t.request(s, http.MethodPost, path, "").WithContext(r.Context())
+		if key := r.URL.Query().Get("key"); key != "" {
+			inner.Header.Set("Idempotency-Key", key)
+		}
 		answer, err := testbed.Send(&client, inner)
 		assert.NoError(t, err)
 		assert.Empty(t, inner.Header.Get("Perkey-Trail"), "the sender's request is not changed")
@@ -50,6 +54,17 @@ func selfCalls(t *trial) {
 	require.Equal(t, 1, strings.Count(said.String(), "would wait for itself"))
 	t.requireOK(ask("/orders/other", "&marked=1"))
 
+	// What shares the key does not wait for its sender, nor does what has an answer already.
+	waiting := s
+	s = t.serve(orders(outer, Lock{b.Locker.Guard(core.RejectConflicts, core.Counted(2)), orderKey, nil}))
+	t.requireOK(ask(testbed.OrderPath, "&marked=1"))
+	s = t.serve(orders(outer, t.remembering(b, nil)))
+	t.requireOK(t.keyed(s, "k", ""))
+	answer := ask(testbed.OrderPath, "&marked=1&key=k")
+	t.requireOK(answer)
+	require.Equal(t, "true", answer.Header.Get("Idempotent-Replayed"))
+	s = waiting
+
 	b.HoldKey(t, "order:held") // by nobody on the trail
 	testbed.RequireProblem(t, ask("/orders/held", "&marked=1"), http.StatusConflict, "conflict", true)
 	r := t.request(s, http.MethodPost, "/orders/held", "")
@@ -60,8 +75,8 @@ func selfCalls(t *trial) {
 	b.RequireFree(t)
 }
 
-// timeoutInFront: a handler that does not heed its ctx keeps its key after its client was answered.
-func timeoutInFront(t *trial) {
+// timeoutInFront: a handler that ignores its ctx keeps its key after its client was answered.
+func timeoutInFront(t *fixture) {
 	b := t.bed()
 	release, returned := make(chan struct{}), make(chan error, 1)
 	app := orders(func(w http.ResponseWriter, r *http.Request) error {

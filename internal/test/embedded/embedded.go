@@ -51,8 +51,8 @@ func (s *Server) tick() {
 		case <-s.stop:
 			return
 		case now := <-ticker.C:
-			// A tick that comes late moves the clock by no more than two: what a busy machine loses,
-			// a key that was set just before would lose of its life.
+			// A late tick moves the clock by two ticks at most: otherwise a key that was set just before
+			// it would expire too early by as much as the tick is late.
 			s.FastForward(min(now.Sub(last), 2*tick))
 			last = now
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/perkey-go/perkey/internal/test/testbed"
 )
 
-// trial is one check of one behaviour of one adapter on one Redis.
-type trial struct {
+// fixture is one check of one behaviour of one adapter on one Redis.
+type fixture struct {
 	testing.TB
 	env     *redistest.Env
 	adapter Adapter
@@ -28,13 +28,13 @@ type trial struct {
 	timeout time.Duration
 }
 
-func (t *trial) bed(opts ...core.Option) *testbed.Bed {
+func (t *fixture) bed(opts ...core.Option) *testbed.Bed {
 	t.Helper()
 	return testbed.New(t, t.env, opts...)
 }
 
 // breakable is a bed whose Redis the check can take away.
-func (t *trial) breakable() (*testbed.Bed, *redistest.Proxy) {
+func (t *fixture) breakable() (*testbed.Bed, *redistest.Proxy) {
 	t.Helper()
 	proxy := redistest.NewProxy(t, t.env.Addr)
 	return testbed.On(t, testbed.FragileClient(t, proxy.Addr), t.env.Prefix), proxy
@@ -63,7 +63,7 @@ func ok(w http.ResponseWriter, _ *http.Request) error {
 }
 
 // mustNotRun is a handler behind a guard that refuses.
-func (t *trial) mustNotRun(http.ResponseWriter, *http.Request) error {
+func (t *fixture) mustNotRun(http.ResponseWriter, *http.Request) error {
 	t.Error("the handler ran")
 	return nil
 }
@@ -77,19 +77,19 @@ type site struct {
 
 // serve serves the app by the adapter. The server must find nothing to log, such
 // as a panic, or a response that was begun twice.
-func (t *trial) serve(app App) *site {
+func (t *fixture) serve(app App) *site {
 	t.Helper()
 	return t.start(t.adapter.New(app), t.silent)
 }
 
 // serveOver is serve over HTTP/1.1 or HTTP/2.
-func (t *trial) serveOver(http2 bool, app App) *site {
+func (t *fixture) serveOver(http2 bool, app App) *site {
 	t.Helper()
 	return t.startOver(http2, t.adapter.New(app), t.silent)
 }
 
 // silent wants nothing in a server's log, but for a client that dialed once more than it needed.
-func (t *trial) silent(said string) {
+func (t *fixture) silent(said string) {
 	for line := range strings.Lines(said) {
 		if !strings.Contains(line, "TLS handshake error") {
 			assert.Empty(t, line, "the server's log")
@@ -98,12 +98,12 @@ func (t *trial) silent(said string) {
 }
 
 // start serves an engine. The server's log is given to judge when it is whole.
-func (t *trial) start(engine http.Handler, judge func(said string)) *site {
+func (t *fixture) start(engine http.Handler, judge func(said string)) *site {
 	t.Helper()
 	return t.startOver(false, engine, judge)
 }
 
-func (t *trial) startOver(http2 bool, engine http.Handler, judge func(said string)) *site {
+func (t *fixture) startOver(http2 bool, engine http.Handler, judge func(said string)) *site {
 	t.Helper()
 	said := &testbed.Log{}
 	srv := httptest.NewUnstartedServer(engine)
@@ -126,7 +126,7 @@ func (t *trial) startOver(http2 bool, engine http.Handler, judge func(said strin
 }
 
 // send sends a request, and returns the whole response.
-func (t *trial) send(s *site, method, path, body string) testbed.Answer {
+func (t *fixture) send(s *site, method, path, body string) testbed.Answer {
 	t.Helper()
 	resp, err := testbed.Send(s.client, t.request(s, method, path, body))
 	require.NoError(t, err)
@@ -134,13 +134,13 @@ func (t *trial) send(s *site, method, path, body string) testbed.Answer {
 }
 
 // post posts a body to the order.
-func (t *trial) post(s *site, body string) testbed.Answer {
+func (t *fixture) post(s *site, body string) testbed.Answer {
 	t.Helper()
 	return t.send(s, http.MethodPost, testbed.OrderPath, body)
 }
 
 // sending is post on another goroutine.
-func (t *trial) sending(ctx context.Context, s *site, body string) <-chan error {
+func (t *fixture) sending(ctx context.Context, s *site, body string) <-chan error {
 	t.Helper()
 	r := t.request(s, http.MethodPost, testbed.OrderPath, body).WithContext(ctx)
 	over := make(chan error, 1)
@@ -151,21 +151,21 @@ func (t *trial) sending(ctx context.Context, s *site, body string) <-chan error 
 	return over
 }
 
-func (t *trial) request(s *site, method, path, body string) *http.Request {
+func (t *fixture) request(s *site, method, path, body string) *http.Request {
 	t.Helper()
 	r := testbed.ToServer(t.Context(), t, s.url+path, body)
 	r.Method = method
 	return r
 }
 
-func (t *trial) requireOK(resp testbed.Answer) {
+func (t *fixture) requireOK(resp testbed.Answer) {
 	t.Helper()
 	require.Equal(t, http.StatusOK, resp.Status, resp.Body)
 	require.Equal(t, "ok", resp.Body)
 }
 
 // await waits for an event.
-func await[T any](t *trial, ch <-chan T, what string) (v T) {
+func await[T any](t *fixture, ch <-chan T, what string) (v T) {
 	t.Helper()
 	select {
 	case v = <-ch:
@@ -176,7 +176,7 @@ func await[T any](t *trial, ch <-chan T, what string) (v T) {
 }
 
 // eventually waits for what comes without an event, and asks less often the longer it waits.
-func (t *trial) eventually(ok func() bool, what string) {
+func (t *fixture) eventually(ok func() bool, what string) {
 	t.Helper()
 	for start := time.Now(); !ok(); time.Sleep(min(time.Millisecond+time.Since(start)/20, 50*time.Millisecond)) {
 		if time.Since(start) > t.timeout {
@@ -185,8 +185,8 @@ func (t *trial) eventually(ok func() bool, what string) {
 	}
 }
 
-// pause lets a handler wait for an event, or for the end of the trial.
-func (t *trial) pause(ch <-chan struct{}) {
+// pause lets a handler wait for an event, or for the end of the check.
+func (t *fixture) pause(ch <-chan struct{}) {
 	select {
 	case <-ch:
 	case <-t.Context().Done():
@@ -194,7 +194,7 @@ func (t *trial) pause(ch <-chan struct{}) {
 }
 
 // onConflict calls f when the next call meets a held key.
-func (t *trial) onConflict(b *testbed.Bed, f func()) {
+func (t *fixture) onConflict(b *testbed.Bed, f func()) {
 	t.Helper()
 	for len(b.Conflicts) > 0 {
 		<-b.Conflicts
