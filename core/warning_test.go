@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -184,6 +188,43 @@ func TestOutage_IsWarnedOfOnceAndItsEndToo(t *testing.T) {
 				require.Equal(t, []bool{false, true}, told)
 				warm(t, l)
 			})
+		})
+	}
+}
+
+// Redis refuses what a client that has not signed in sends, and closes its connection for a command of more than ten words, as that of a
+// release: with a cancellation every 100 ms the server seemed to go away and come back.
+func TestACallThatMayNotSignInLeavesNothingToCancel(t *testing.T) {
+	t.Parallel()
+	addr := redistest.Start(t).Addr
+	require.NoError(t, redistest.Client(t, &redis.Options{Addr: addr}).ConfigSet(t.Context(), "requirepass", "right").Err())
+	for cause, password := range map[string]string{"NOAUTH": "", "WRONGPASS": "wrong"} {
+		t.Run(cause, func(t *testing.T) {
+			t.Parallel()
+			var scripts atomic.Int64
+			rdb := redistest.Client(t, &redis.Options{Addr: addr, Password: password})
+			rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+				if redistest.IsScript(cmd) {
+					scripts.Add(1)
+				}
+			}))
+			seen := newWatch()
+			l := lockerOn(t, rdb, "p", core.WithObserver(seen))
+			var calls sync.WaitGroup
+			for range 20 {
+				calls.Go(func() {
+					err := l.Do(t.Context(), "k", func(context.Context) error { return nil })
+					assert.ErrorIs(t, err, core.ErrUnavailable)
+					assert.ErrorContains(t, err, cause)
+					_, err = l.AcquireAll(t.Context(), []string{"k", "m"})
+					assert.ErrorIs(t, err, core.ErrUnavailable)
+					assert.ErrorContains(t, err, cause)
+				})
+			}
+			calls.Wait()
+			sent := scripts.Load()
+			require.Never(t, func() bool { return scripts.Load() > sent }, 400*time.Millisecond, 20*time.Millisecond, "cancelled, though nothing was granted")
+			require.Empty(t, seen.warnings)
 		})
 	}
 }

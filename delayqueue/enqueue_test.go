@@ -282,7 +282,7 @@ func TestWarning_NobodyHasClaimedIsLoggedByDefault(t *testing.T) {
 	park()
 	park()
 	require.Equal(t, 1, strings.Count(log.String(), "kind=no_worker"), log.String())
-	require.Contains(t, log.String(), "no worker has claimed for 3")
+	require.Regexp(t, "no worker has claimed for 3.s: start one with this queue's name and prefix", log.String())
 }
 
 // A worker with nothing to do, and one that is busy with one message, claim often enough.

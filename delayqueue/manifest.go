@@ -47,7 +47,7 @@ type generation struct {
 }
 
 const (
-	layoutVersion = "1"
+	layoutVersion = "2"
 	// A manifest that was read so long ago is read again, beside the command that needs it; so long
 	// ago, before it. A closed partition says so for longer: see close.lua.
 	manifestFresh   = time.Minute

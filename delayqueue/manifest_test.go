@@ -139,14 +139,16 @@ func TestManifest_GetsANameFromTheFirstThatHasOne(t *testing.T) {
 	})
 }
 
-func TestManifest_OfALaterLayoutIsRefused(t *testing.T) {
+func TestManifest_OfAnotherLayoutIsRefused(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "2", "revision", "7", "shape", "round").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "3", "revision", "7", "shape", "round").Err())
 		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
-		require.Equal(t, map[string]string{"layout": "2", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
+		require.Equal(t, map[string]string{"layout": "3", "revision": "7", "shape": "round"}, b.manifest(), "untouched")
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "1", "generations", "1:1").Err())
+		requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		for _, generations := range []string{"", "many", "2:1 1:1", "1:0", "1:1025", "1:1 2"} {
-			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "1", "generations", generations).Err())
+			require.NoError(t, b.rdb.HSet(t.Context(), b.key("manifest"), "layout", "2", "generations", generations).Err())
 			requireRefused(t, b.queue, delayqueue.ErrOtherLayout)
 		}
 		require.NoError(t, b.rdb.Set(t.Context(), b.key("manifest"), "junk", 0).Err())

@@ -90,8 +90,8 @@ type Warning struct {
 type WarningKind string
 
 // WarnNoWorker reports that a policy parks calls, and that no Worker has claimed for 30 s: none
-// runs, or none on this queue, or it is paused by Worker.Pause. It is reported once, and again, as
-// resolved, when something is enqueued and a Worker has claimed since.
+// runs, or none on this queue, or it is paused by [Worker.Pause]. The first call that is parked then
+// reports it, once; it is reported again, as resolved, when something is enqueued and a Worker has claimed since.
 const WarnNoWorker WarningKind = "no_worker"
 
 // noWorkerAfter is longer than an idle Worker does without a claim.
@@ -123,7 +123,7 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	}
 	warning := Warning{Queue: q.name, Kind: WarnNoWorker, Resolved: after == 0, Detail: "a worker has claimed"}
 	if after > 0 {
-		warning.Detail = fmt.Sprintf("parked, but no worker has claimed for %s", since.Round(time.Second))
+		warning.Detail = fmt.Sprintf("parked, but no worker has claimed for %s: start one with this queue's name and prefix", since.Round(time.Second))
 	}
 	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), warning) })
 }

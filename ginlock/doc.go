@@ -63,7 +63,8 @@
 //
 // A route that parks, or that has httplock.WithIdempotency, says who sends its requests, with WithPrincipal, or with
 // httplock.Anonymous that it does not matter. httplock.WithReauthorize says whether a principal may still have a parked
-// request run; without httplock.Reauthorize, too, requests of principals expire. Middleware in front that asks for
+// request run; without httplock.Reauthorize, or a configuration as the second argument of WithRoutes, requests of
+// principals expire. Middleware in front that asks for
 // credentials lets replays pass (httplock.Replayed), and a header that makes the key is stored with the request
 // (httplock.AllowHeaders).
 // What became of them is at r.Any("/tickets/*path", gin.WrapH(handler)), where handler is

@@ -13,9 +13,9 @@ import (
 // httplock.CheckRoutes and the CheckRoutes of a config.Runtime:
 //
 //	e := echo.New()
-//	registered := echolock.WatchRoutes(e)
+//	watched := echolock.WatchRoutes(e)
 //	… // e.Use, e.POST, …
-//	routes, err := registered()
+//	routes, err := watched()
 //
 // It takes e.OnAddRoute, and calls what was there before; echo does not list the middleware of routes.
 // Call the function when all routes are registered, and before the Echo serves: its error says that a route was registered

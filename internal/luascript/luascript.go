@@ -99,7 +99,8 @@ func (c *Call) Send(ctx context.Context, rdb redis.UniversalClient) {
 func (c *Call) SendAfter(ctx context.Context, rdb redis.UniversalClient, other redis.Cmder) {
 	pipe := rdb.Pipeline()
 	_ = pipe.BatchProcess(ctx, other, c.cmder())
-	_, _ = pipe.Exec(ctx)
+	_, err := pipe.Exec(ctx)
+	refused(err, []*Call{c}, other)
 	if c.missed() {
 		c.reset(true)
 		_ = rdb.Process(ctx, c.cmder())
@@ -118,9 +119,26 @@ func Pipeline(ctx context.Context, rdb redis.Cmdable, calls []*Call, others ...r
 		pipe := rdb.Pipeline()
 		_ = pipe.BatchProcess(ctx, append(cmds, others...)...)
 		_, err = pipe.Exec(ctx)
+		refused(err, calls, others...)
 		calls = missed(calls, all)
 	}
 	return err
+}
+
+// refused gives the commands of a pipeline for which Redis refused the connection, as for a wrong password, the error:
+// go-redis returns it, and leaves the commands without a reply and without an error.
+func refused(err error, calls []*Call, others ...redis.Cmder) {
+	for _, c := range calls {
+		if err == nil || c.Err() != nil || c.Val() != nil {
+			continue
+		}
+		c.SetErr(err)
+		for _, other := range others {
+			if other.Err() == nil {
+				other.SetErr(err)
+			}
+		}
+	}
 }
 
 // missed prepares the calls whose script a server did not know to be sent again. The first of

@@ -145,6 +145,19 @@ func TestScript_ManyCallersWhileScriptsAreFlushed(t *testing.T) {
 	})
 }
 
+func TestPipeline_ARefusedConnectionIsAnErrorOfEachCall(t *testing.T) {
+	addr := redistest.Start(t).Addr
+	require.NoError(t, redistest.Client(t, &redis.Options{Addr: addr}).ConfigSet(t.Context(), "requirepass", "right").Err())
+	rdb := redistest.Client(t, &redis.Options{Addr: addr, Password: "wrong"})
+	first, second, after := count.Prepare(t.Context(), []string{"k"}, 1), count.Prepare(t.Context(), []string{"k"}, 1), count.Prepare(t.Context(), []string{"k"}, 1)
+	ping, other := redis.NewStatusCmd(t.Context(), "ping"), redis.NewStatusCmd(t.Context(), "ping")
+	_ = luascript.Pipeline(t.Context(), rdb, []*luascript.Call{&first, &second}, ping)
+	after.SendAfter(t.Context(), rdb, other)
+	for _, cmd := range []redis.Cmder{&first, &second, ping, &after, other} {
+		require.ErrorContains(t, cmd.Err(), "WRONGPASS")
+	}
+}
+
 func must(n int64, err error) int64 {
 	if err != nil {
 		panic(err)

@@ -182,7 +182,11 @@ func syntaxProblem(text string, where Place, message string) string {
 			return "the line is indented with a tab; YAML takes spaces"
 		}
 	}
-	return "is not valid YAML: " + quotation.ReplaceAllString(printable(message), "…")
+	problem := "is not valid YAML: " + quotation.ReplaceAllString(printable(message), "…")
+	if strings.Contains(message, "'}' must be specified") {
+		problem += "; text with a colon or braces needs quotes"
+	}
+	return problem
 }
 
 // printable writes control characters as Go does.

@@ -175,6 +175,7 @@ func TestDecode_Problems(t *testing.T) {
 		"# c":                                   {"0:0 : is empty"},
 		"---\ntext: a\n---\ntext: b":            {"4:1 : expected one YAML document, got another"},
 		"text: [1":                              {"1:7 : is not valid YAML: sequence end token ']' not found"},
+		"shape: {form: order:{a}}":              {"1:21 : is not valid YAML: ',' or '}' must be specified; text with a colon or braces needs quotes"},
 		strings.Repeat("n", 513) + ": 1":        {"1:1 : the name has 513 bytes; expected at most 512"},
 		strings.Repeat("n", 512) + ": 1":        {`1:1 "` + strings.Repeat("n", 80) + `…": unknown field` + names},
 		"text: |hunter2":                        {"1:7 : is not valid YAML: invalid header option: …"},

@@ -110,7 +110,7 @@ func (c *command) unwanted() bool {
 // takeBack undoes a command whose reply nobody uses.
 func (d *deployment) takeBack(c *command, r result) {
 	switch {
-	case c.token == "" || c.fresh && Unsent(r.err):
+	case c.token == "" || c.fresh && Unsent(r.err) || (c.fresh || c.records != nil) && notSignedIn(r.err):
 	case c.records == nil:
 		reply, _ := parseAcquire(r)
 		d.events.Orphaned(d.key(c), c.token, reply.Fence, reply.Server)

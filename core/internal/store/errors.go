@@ -83,6 +83,9 @@ func Outage(err error) bool {
 // answer.
 func isUnreachable(err error) bool { return err != nil && !replied(err) && !SaysNothing(err) }
 
+// notSignedIn reports whether Redis refused a command unread, since its connection has not signed in.
+func notSignedIn(err error) bool { return replied(err) && redis.IsAuthError(err) }
+
 func replied(err error) bool {
 	_, ok := errors.AsType[redis.Error](err)
 	return ok
