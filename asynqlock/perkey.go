@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -40,8 +41,9 @@ type middleware struct {
 	settings
 	broken error // why no task can be run
 
-	guards  sync.Map // *server: a guard whose releases wake that one's tasks
-	typical sync.Map // a type of tasks: *atomic.Int64, how long one runs
+	guards  sync.Map     // *server: a guard whose releases wake that one's tasks
+	typical sync.Map     // a type of tasks: *atomic.Int64, how long one runs
+	types   atomic.Int64 // how often a type was met that is not in typical
 
 	unconfigured, badKeyFunc, ranOn sync.Once // what is logged once
 }

@@ -157,9 +157,18 @@ func (m *middleware) expected() int {
 	return math.MaxInt32
 }
 
+// maxTypes bounds for how many types it is known how long their tasks run: callers choose them.
+const maxTypes = 1000
+
 // typically counts a run in how long tasks of the type run: an average that forgets.
 func (p *processing) typically(began time.Time) {
-	known, _ := p.typical.LoadOrStore(p.task.Type(), &atomic.Int64{})
+	known, is := p.typical.Load(p.task.Type())
+	if !is {
+		if p.types.Add(1) > maxTypes {
+			return
+		}
+		known, _ = p.typical.LoadOrStore(p.task.Type(), &atomic.Int64{})
+	}
 	average, took := known.(*atomic.Int64), int64(time.Since(began))
 	if before := average.Load(); before > 0 {
 		took = before + (took-before)/8

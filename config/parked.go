@@ -17,6 +17,9 @@ import (
 // askTimeout bounds how long a reload looks for what is parked.
 const askTimeout = 30 * time.Second
 
+// longestName is how much of a route is stored with a parked request, in bytes.
+const longestName = 256
+
 // change is what a new file does to a route that its parked requests would be lost by.
 type change struct {
 	path       string
@@ -75,16 +78,22 @@ func (rt *Runtime) checkParked(ctx context.Context, r *report, before, made *sta
 		if err == nil && some && len(changes) > 0 {
 			err = eachMessage(ctx, queue, func(m delayqueue.Entry) bool {
 				method, pattern, _ := strings.Cut(m.Name, " ")
-				id, _ := before.find(method, pattern)
-				changes[id] = slices.DeleteFunc(changes[id], func(c change) bool {
-					lost := !c.principals || m.Principal != ""
-					if lost {
-						r.At(c.path, "%s", c.problem(name))
+				id, known := before.find(method, pattern)
+				ids := []routeID{id}
+				if !known && len(m.Name) >= longestName {
+					ids = slices.Collect(maps.Keys(changes)) // it may be of any
+				}
+				for _, id := range ids {
+					changes[id] = slices.DeleteFunc(changes[id], func(c change) bool {
+						lost := !c.principals || m.Principal != ""
+						if lost {
+							r.At(c.path, "%s", c.problem(name))
+						}
+						return lost
+					})
+					if len(changes[id]) == 0 {
+						delete(changes, id)
 					}
-					return lost
-				})
-				if len(changes[id]) == 0 {
-					delete(changes, id)
 				}
 				return len(changes) > 0
 			})

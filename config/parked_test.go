@@ -347,3 +347,16 @@ func TestWatch_TakesAFileWhenWhatWasParkedHasRun(t *testing.T) {
 	assert.False(t, has)
 	assert.Contains(t, w.logs.String(), "config: reloaded")
 }
+
+// A message keeps so much of its route as its name has room for.
+func TestReload_LooksForRoutesWithLongPatterns(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	path := "/" + strings.Repeat("segment/", 40)
+	without := "queues: {later: {}}\nroutes:\n  POST /x: {key: x, fixed_key: true}\n"
+	rt := build(t, env, without+"  POST "+path+"{id}: {key: \"a:{param.id}\", anonymous: true, on_conflict: {policy: delay, queue: later}}\n")
+	server := serve(rt, path+"{id}")
+	hold(t, rt, "a:7")
+	require.Equal(t, http.StatusAccepted, server.do(request("POST", path+"7")).Code)
+	require.ErrorContains(t, rt.Reload(load(t, env, without)), "the route was removed, and requests of it are parked")
+}

@@ -27,6 +27,7 @@ func TestRoutes_ReadsWhichRoutesHaveAGuard(t *testing.T) {
 	r.POST("/early/:id", mustNot)
 	r.POST("/orders/:id/pay", own, ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey), own, mustNot)
 	r.POST("/orders/:id", mustNot)
+	r.POST("/behind", mustNot, guard)
 	r.Use(ginlock.FromConfig(noRoutes{}))
 	r.POST("/late/:id", mustNot)
 	g := r.Group("/g")
@@ -42,6 +43,7 @@ func TestRoutes_ReadsWhichRoutesHaveAGuard(t *testing.T) {
 		{Method: "POST", Pattern: "/early/:id"},
 		{Method: "POST", Pattern: "/orders/:id/pay", PerKey: true},
 		{Method: "POST", Pattern: "/orders/:id"},
+		{Method: "POST", Pattern: "/behind"},
 		{Method: "POST", Pattern: "/late/:id", FromConfig: true},
 		{Method: "POST", Pattern: "/g/a", FromConfig: true},
 		{Method: "PUT", Pattern: "/g/a", FromConfig: true, PerKey: true},
@@ -54,7 +56,7 @@ func TestRoutes_ReadsWhichRoutesHaveAGuard(t *testing.T) {
 
 	var e *httplock.RoutesError
 	require.ErrorAs(t, httplock.CheckRoutes(routes, nil, "/any", "/late/:id", "/g/a"), &e)
-	require.Len(t, e.Problems, 2)
+	require.Len(t, e.Problems, 3)
 
 	empty, err := ginlock.Routes(gin.New())
 	require.NoError(t, err)

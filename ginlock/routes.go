@@ -29,7 +29,7 @@ func Routes(r *gin.Engine) ([]httplock.RegisteredRoute, error) {
 			return nil, fmt.Errorf("ginlock: Routes: the handlers of %s %s cannot be read from gin %s", listed.Method, listed.Path, gin.Version)
 		}
 		route := httplock.RegisteredRoute{Method: listed.Method, Pattern: listed.Path}
-		for i := range chain.Len() {
+		for i := range chain.Len() - 1 { // the last one has nothing behind it to guard
 			switch nameOf(chain.Index(i)) {
 			case perKeyName:
 				route.PerKey = true

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -118,7 +119,7 @@ func (p *requestState) streams() bool {
 func (p *requestState) key() (string, error) {
 	r, b := p.x.Request, &p.body
 	b.use(r)
-	if b.whole || p.replay != nil || p.streams() || r.Context().Value(timedBodyKey{}) != nil {
+	if b.whole || p.replay != nil || r.Context().Value(timedBodyKey{}) != nil {
 		defer func() { b.use(r) }()
 		return p.x.Key()
 	}
@@ -133,6 +134,14 @@ func (p *requestState) key() (string, error) {
 			r.Body = sent // which the server knows
 		} else {
 			b.use(r)
+		}
+		switch { // what is left of a body that streams is the handler's, for as long as it likes
+		case !p.streams() || b.whole:
+		case len(b.head) == 0 && b.source == &b.timed:
+			b.timed.ReadCloser, b.source = nil, sent
+		case !b.timed.server:
+			b.timed.limit(math.MaxInt64)
+			b.timed.pause()
 		}
 	}()
 	return p.x.Key()
@@ -170,7 +179,7 @@ func (p *requestState) boundRest(ctx context.Context) context.Context {
 	if b.ReadCloser == nil {
 		return ctx
 	}
-	if !p.body.whole {
+	if !p.body.whole && !p.streams() {
 		b.limit(p.bodyTime())
 		b.pause()
 	}

@@ -92,7 +92,7 @@ func Query(prefix, name string) KeyFunc {
 // the path. A request without a value is refused with 400.
 //
 // A route that parks must give the same header to AllowHeaders, unless it is stored
-// anyway. A replay does not have it otherwise, and ends as a dead letter.
+// anyway. A replay does not have it otherwise, is handed back, and expires.
 //
 // A header that carries credentials, such as Authorization, Cookie or X-Api-Key,
 // makes no key, since keys can be read in Redis: every request is refused with 500,

@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -75,8 +76,8 @@ type Outcome struct {
 	Name string
 	// Key is what the request asked for; empty if it needed none or that was not found.
 	Key string
-	// Status is that of the response: 0 if it is not known, as where the handler panicked, or returned an error
-	// that the framework answers later.
+	// Status is that of the response, be it of a [Timeout] in front: 0 if it is not known, as where the handler panicked, or
+	// returned an error that the framework answers later.
 	Status int
 	// Took is the time in the guard, the handler's included.
 	Took time.Duration
@@ -119,6 +120,7 @@ func (m *Middleware) observed(x Exchange) (ran bool) {
 	if kind := x.outcome.Kind; x.Status != nil && (written(x) || kind == OutcomeRan || kind == OutcomePassed) {
 		x.outcome.Status = x.Status()
 	}
+	x.outcome.Status = cmp.Or(answeredFor(x.Writer), x.outcome.Status)
 	return ran
 }
 

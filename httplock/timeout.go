@@ -130,10 +130,24 @@ type timedWriter struct {
 	ctx    context.Context
 	header http.Header
 
-	mu    sync.Mutex
-	begun bool // a response, by the handler
-	left  bool // the handler has returned
-	over  bool // the request was answered, or given up
+	mu       sync.Mutex
+	begun    bool // a response, by the handler
+	left     bool // the handler has returned
+	answered int  // with which status, in the handler's place; 0: it was not
+}
+
+// answeredFor returns the status with which a Timeout in front has answered a request in its handler's place, or 0.
+func answeredFor(w http.ResponseWriter) int {
+	for {
+		switch of := w.(type) {
+		case *timedWriter:
+			return of.answer()
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = of.Unwrap()
+		default:
+			return 0
+		}
+	}
 }
 
 // expire takes the writer away, and answers r, unless the handler has begun a response or returned.
@@ -143,12 +157,13 @@ func (w *timedWriter) expire(r *http.Request) bool {
 	if w.begun || w.left {
 		return false
 	}
-	w.over = true
 	if r.Context().Err() != nil {
-		w.inner.WriteHeader(statusClientClosedRequest)
+		w.answered = statusClientClosedRequest
+		w.inner.WriteHeader(w.answered)
 		return true
 	}
 	doc := problemHandlerTimeout.document(0)
+	w.answered = doc.Status
 	h := w.inner.Header()
 	prepareHeader(h, 0)
 	h.Set("Content-Type", "application/problem+json")
@@ -170,14 +185,14 @@ func (w *timedWriter) leave() (late bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.left = true
-	return w.over
+	return w.answered != 0
 }
 
 // do calls f unless the request was answered.
 func (w *timedWriter) do(begins bool, f func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over {
+	if w.answered != 0 {
 		return http.ErrHandlerTimeout
 	}
 	if begins && !w.begun {
@@ -185,6 +200,13 @@ func (w *timedWriter) do(begins bool, f func() error) error {
 		w.copyHeader()
 	}
 	return f()
+}
+
+// answer is the status with which the request was answered in the handler's place, or 0.
+func (w *timedWriter) answer() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.answered
 }
 
 func (w *timedWriter) copyHeader() {

@@ -240,3 +240,60 @@ func TestWaiters_WithoutAPrincipal(t *testing.T) {
 		require.Equal(t, status, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "x").Status)
 	}
 }
+
+// What a key function reads of a body that streams is bounded as any other's: in time and in all. The rest is the handler's.
+func TestWaitingBytes_OfAKeyFunctionUnderStreamBody(t *testing.T) {
+	b := testbed.New(t, redistest.Embedded(t))
+	const bound, sent = 30 * time.Millisecond, `{"id": 42}`
+	serve := func(key httplock.KeyFunc, timeout time.Duration, h http.HandlerFunc) http.Handler {
+		mux := http.NewServeMux()
+		mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(nil), key, httplock.StreamBody(),
+			httplock.WithBodyTimeout(timeout), httplock.WithMaxWaitingBytes(httplock.MinMaxWaitingBytes))(h))
+		return mux
+	}
+	post := func(h http.Handler, body io.Reader) int {
+		r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
+		r.Body, r.ContentLength = io.NopCloser(body), -1
+		return testbed.Do(h, r).Status
+	}
+	read := func(_ http.ResponseWriter, r *http.Request) {
+		got, err := io.ReadAll(r.Body)
+		assert.NoError(t, err)
+		assert.Equal(t, sent, string(got))
+	}
+	slow := func() io.Reader { return pacedReader{strings.NewReader(sent)} }
+
+	require.Equal(t, http.StatusRequestTimeout, post(serve(httplock.JSONField("order:", "id"), bound, mustNotRun(t)), slow()))
+	require.Equal(t, http.StatusOK, post(serve(httplock.JSONField("order:", "id"), time.Minute, read), strings.NewReader(sent)))
+	require.Equal(t, http.StatusOK, post(serve(orderKey, bound, read), slow()))
+	peek := func(r *http.Request) (string, error) {
+		first := make([]byte, 1)
+		_, err := io.ReadFull(r.Body, first)
+		r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(first), r.Body))
+		return "order:" + string(first), err
+	}
+	require.Equal(t, http.StatusOK, post(serve(peek, bound, read), slow()))
+	require.Zero(t, httplock.WaitingBytes())
+
+	stop, statuses := make(chan struct{}), make(chan int, 20)
+	h := serve(httplock.JSONField("order:", "id"), time.Minute, mustNotRun(t))
+	for range cap(statuses) {
+		go func() {
+			statuses <- post(h, io.MultiReader(strings.NewReader(`{"x": "`+strings.Repeat("x", 300_000)), stalled(stop)))
+		}()
+	}
+	for refused := range 10 { // the bound has room for ten at most
+		select {
+		case status := <-statuses:
+			require.Equal(t, http.StatusServiceUnavailable, status)
+		case <-time.After(5 * time.Second):
+			require.Fail(t, "too few are refused", "%d", refused)
+		}
+	}
+	require.LessOrEqual(t, httplock.WaitingBytes(), int64(httplock.MinMaxWaitingBytes))
+	close(stop)
+	for range cap(statuses) - 10 {
+		<-statuses
+	}
+	require.Zero(t, httplock.WaitingBytes())
+}

@@ -24,6 +24,8 @@ const (
 	maxDepth = 32
 	// maxEmptyLines bounds the lexer's memory: it copies the whole rest of a run of empty lines for each of them.
 	maxEmptyLines = 50
+	// maxTabs bounds the lexer's time: between double quotes it looks through the rest of the line for each tab.
+	maxTabs = 100
 	// maxName bounds the paths of values, of which the parser has one for each: the names of all mappings around it.
 	maxName = 512
 )
@@ -77,7 +79,7 @@ func clean(data []byte) (text string, where Place, problem string) {
 	}
 	text = strings.TrimPrefix(string(data), "\ufeff")
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(text)
-	line, column, empty := 1, 1, 0
+	line, column, empty, tabs := 1, 1, 0, 0
 	for i, c := range text {
 		switch {
 		case c == utf8.RuneError && !strings.HasPrefix(text[i:], "\ufffd"):
@@ -88,9 +90,13 @@ func clean(data []byte) (text string, where Place, problem string) {
 			if empty++; empty > maxEmptyLines {
 				return "", Place{line, 1}, "more than " + strconv.Itoa(maxEmptyLines) + " empty lines in a row"
 			}
-			line, column = line+1, 1
+			line, column, tabs = line+1, 1, 0
 			continue
-		case c != ' ' && c != '\t':
+		case c == '\t':
+			if tabs++; tabs > maxTabs {
+				return "", Place{line, column}, "more than " + strconv.Itoa(maxTabs) + " tabs in a line"
+			}
+		case c != ' ':
 			empty = 0
 		}
 		column++

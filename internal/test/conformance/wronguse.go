@@ -77,7 +77,7 @@ func selfCalls(t *fixture) {
 
 // timeoutInFront: a handler that ignores its ctx keeps its key after its client was answered.
 func timeoutInFront(t *fixture) {
-	b := t.bed()
+	b, l := t.bed(), t.keepLedger()
 	release, returned := make(chan struct{}), make(chan error, 1)
 	app := orders(func(w http.ResponseWriter, r *http.Request) error {
 		switch r.URL.Query().Get("be") {
@@ -95,19 +95,24 @@ func timeoutInFront(t *fixture) {
 		}
 		w.Header().Set("X-Handlers", "1")
 		return ok(w, r)
-	}, lock(b, nil))
+	}, lock(b, nil, l.option()))
 	engine := t.adapter.New(app)
 	s := t.start(httplock.Timeout(500*time.Millisecond)(engine), t.silent)
 
 	resp := t.post(s, "")
 	t.requireOK(resp)
 	require.Equal(t, "1", resp.Header.Get("X-Handlers"))
+	l.requireOne(t, "in time", httplock.OutcomeRan, http.StatusOK)
 	t.requireOK(t.send(s, http.MethodPost, testbed.OrderPath+"?be=begun", ""))
+	l.requireOne(t, "begun in time", httplock.OutcomeRan, http.StatusOK)
 	testbed.RequireProblem(t, t.send(s, http.MethodPost, testbed.OrderPath+"?be=slow", ""), http.StatusServiceUnavailable, "handler-timeout", false)
 	b.AssertHeld(t)
 	testbed.RequireProblem(t, t.post(s, ""), http.StatusConflict, "conflict", true)
+	l.requireOne(t, "held", httplock.OutcomeConflict, http.StatusConflict)
 	close(release)
 	require.ErrorIs(t, await(t, returned, "the handler returns"), http.ErrHandlerTimeout)
+	l.requireOne(t, "late", httplock.OutcomeRan, http.StatusServiceUnavailable)
 	b.RequireFree(t)
 	t.requireOK(t.post(s, ""))
+	l.requireOne(t, "the next", httplock.OutcomeRan, http.StatusOK)
 }
