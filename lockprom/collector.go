@@ -126,7 +126,7 @@ func collectQueue(ctx context.Context, to chan<- prometheus.Metric, q *delayqueu
 		err   error
 	}
 	answers := make(chan answer, 1)
-	go func() { // go-redis may not heed ctx: it ends when that has given up
+	go func() { // go-redis may ignore ctx: it ends when that has given up
 		stats, err := q.Stats(ctx)
 		answers <- answer{stats, err}
 	}()
