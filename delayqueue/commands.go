@@ -138,6 +138,16 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	}
 }
 
+// unclaimed is for how long no Worker has claimed: what enqueue.lua tells last, here of no job at all.
+func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
+	reply, err := p.change(ctx, enqueueScript, nil, p.queue.maxDepth, p.queue.boundsPerKey())
+	if err != nil || len(reply) != 1 {
+		return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
+	}
+	ms, _ := reply[0].(int64)
+	return time.Duration(ms) * time.Millisecond, nil
+}
+
 // answered notes what enqueue.lua answered.
 func (e *enqueueing) answered(q *Queue, reply any) error {
 	if notAfter, stored := reply.(int64); stored {

@@ -285,6 +285,34 @@ func TestWarning_NobodyHasClaimedIsLoggedByDefault(t *testing.T) {
 	require.Regexp(t, "no worker has claimed for 3.s: start one with this queue's name and prefix", log.String())
 }
 
+// Nobody need park anything later to be told.
+func TestWarning_NobodyHasClaimedAfterOneBurst(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		seen := &watch{}
+		q := b.newQueue(b.rdb, append(b.opts, delayqueue.WithQueueObserver(seen))...)
+		q.LookForWorkersAfter(200 * time.Millisecond)
+		guard := b.locker.Guard(delayqueue.Policy(q))
+		b.hold("k")
+		var calls sync.WaitGroup
+		for range callsEach {
+			calls.Go(func() {
+				_ = guard.Do(t.Context(), core.Call{Key: "k", Encode: func() ([]byte, error) { return nil, nil }}, mustNotRun)
+			})
+		}
+		calls.Wait()
+		for _, name := range redistest.Keys(t, b.rdb, b.env.Prefix) {
+			if strings.HasSuffix(name, ":c") { // as if the last claim had been so long ago
+				require.NoError(t, b.rdb.HSet(t.Context(), name, "claimed", b.now().Add(-31*time.Second).UnixMilli()).Err())
+			}
+		}
+		require.Empty(t, seen.warnings())
+		redistest.Eventually(t, func() bool { return len(seen.warnings()) > 0 }, "the queue looks again")
+		require.Never(t, func() bool { return len(seen.warnings()) > 1 }, 500*time.Millisecond, 10*time.Millisecond)
+		require.Equal(t, delayqueue.WarnNoWorker, seen.warnings()[0].Kind)
+	})
+}
+
 // A worker with nothing to do, and one that is busy with one message, claim often enough.
 func TestWarning_AWorkerThatLives(t *testing.T) {
 	t.Parallel()

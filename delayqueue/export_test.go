@@ -82,3 +82,6 @@ func (q *Queue) ToldWaiters() (n int) {
 
 // SetCountMost sets how many messages Count looks at.
 func (q *Queue) SetCountMost(n int) { q.countMost = n }
+
+// LookForWorkersAfter sets how soon a Queue looks for Workers after a call was parked.
+func (q *Queue) LookForWorkersAfter(d time.Duration) { q.workers.again = d }

@@ -83,7 +83,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		observer:          logWarnings{},
 		countMost:         countMost,
 		waits:             &waits{},
-		workers:           &workerWatch{},
+		workers:           newWorkerWatch(),
 	}
 	for _, opt := range opts {
 		if opt == nil {

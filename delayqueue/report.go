@@ -90,8 +90,9 @@ type Warning struct {
 type WarningKind string
 
 // WarnNoWorker reports that a policy parks calls, and that no Worker has claimed for 30 s: none
-// runs, or none on this queue, or it is paused by [Worker.Pause]. The first call that is parked then
-// reports it, once; it is reported again, as resolved, when something is enqueued and a Worker has claimed since.
+// runs, or none on this queue, or it is paused by [Worker.Pause]. A process that has parked a call reports it, once:
+// when it parks another one, or some 30 s after the last time that it looked. It is reported again, as resolved, when
+// the process enqueues something and a Worker has claimed since.
 const WarnNoWorker WarningKind = "no_worker"
 
 // noWorkerAfter is longer than an idle Worker does without a claim.
@@ -99,8 +100,30 @@ const noWorkerAfter = 30 * time.Second
 
 // workerWatch are the partitions that nobody works on.
 type workerWatch struct {
-	mu   sync.Mutex
-	gone map[*partition]bool
+	mu      sync.Mutex
+	gone    map[*partition]bool
+	looking map[*partition]bool // a timer looks again, for when nothing more is parked
+	again   time.Duration       // after which time
+}
+
+func newWorkerWatch() *workerWatch {
+	return &workerWatch{looking: map[*partition]bool{}, again: noWorkerAfter + time.Second}
+}
+
+// lookAgain looks later whether somebody works on what was parked in a partition.
+func (w *workerWatch) lookAgain(p *partition) {
+	if w.looking[p] {
+		return
+	}
+	w.looking[p] = true
+	time.AfterFunc(w.again, func() {
+		w.mu.Lock()
+		delete(w.looking, p)
+		w.mu.Unlock()
+		if since, err := p.unclaimed(context.Background()); err == nil && since >= noWorkerAfter {
+			p.queue.noteClaim(p, since, true)
+		}
+	})
 }
 
 // noteClaim notes for how long no Worker has claimed in a partition. Parked: a call was parked there.
@@ -111,6 +134,9 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	switch {
 	case since < noWorkerAfter:
 		delete(w.gone, p)
+		if parked {
+			w.lookAgain(p)
+		}
 	case parked && before == 0:
 		w.gone = map[*partition]bool{p: true}
 	case parked:
