@@ -125,7 +125,7 @@ func (s *wallets) enqueue(user int) error {
 	return err
 }
 
-// One file has the guards of requests and tasks, and one reload reaches both: nobody notices but by the policy.
+// One file has the guards of requests and tasks, and one reload reaches both: only the policy of new requests differs.
 func TestReload_ReachesRequestsAndTasksUnderTraffic(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		const reloads = 20
