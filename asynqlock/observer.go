@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Observer is told what PerKey does with tasks, on the goroutine of their handlers and on several at once. Its
@@ -96,13 +98,8 @@ func (m *middleware) observe(ctx context.Context, task *asynq.Task, began time.T
 	if m.observer == nil {
 		return
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			m.log().ErrorContext(ctx, "asynqlock: the observer panicked", "panic", p)
-		}
-	}()
 	e.Type, e.Took = task.Type(), time.Since(began)
 	e.ID, _ = asynq.GetTaskID(ctx)
 	e.Queue, _ = asynq.GetQueueName(ctx)
-	m.observer.OnOutcome(ctx, *e)
+	observing.Tell(ctx, m.logger, "asynqlock", func() { m.observer.OnOutcome(ctx, *e) })
 }

@@ -3,10 +3,9 @@ package config
 import (
 	"context"
 	"encoding/hex"
-	"fmt"
-	"runtime/debug"
 
 	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Observer is told what becomes of new files, on the goroutine of Reload or Watch. Its methods must be
@@ -73,11 +72,7 @@ func (rt *Runtime) reloaded(ctx context.Context, kind ReloadKind, name string, e
 	if rt.options.observer == nil {
 		return
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			rt.log().ErrorContext(ctx, "config: the observer panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		}
-	}()
 	s := rt.current.Load()
-	rt.options.observer.OnReload(ctx, Reloaded{kind, name, s.version, s.file.Hash(), err})
+	e := Reloaded{kind, name, s.version, s.file.Hash(), err}
+	observing.Tell(ctx, rt.options.log, "config", func() { rt.options.observer.OnReload(ctx, e) })
 }

@@ -7,22 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
-// observe tells an Observer. Its panic must not take the process down.
+// observe tells an Observer.
 func observe(log *slog.Logger, tell func()) {
-	defer func() {
-		if p := recover(); p != nil {
-			log.Error("delayqueue: the observer panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-		}
-	}()
-	tell()
+	observing.Tell(context.Background(), log, "delayqueue", tell)
 }
 
 // reportEnqueue tells how a call to store a job has ended.
