@@ -73,6 +73,12 @@ type Outcome struct {
 	Err error
 }
 
+// Recorder counts tasks by their type and outcome, an OutcomeKind. It must be safe for concurrent use. An ops.Recorder is
+// one.
+type Recorder interface {
+	CountTask(taskType, outcome string)
+}
+
 // end is the outcome of a task that ends with err, unless its kind is known.
 func (e *Outcome) end(err error) {
 	e.Err = err
@@ -93,8 +99,11 @@ func (e *Outcome) end(err error) {
 	}
 }
 
-// observe tells the observer of an outcome.
+// observe tells the recorder and the observer of an outcome.
 func (m *middleware) observe(ctx context.Context, task *asynq.Task, began time.Time, e *Outcome) {
+	if m.recorder != nil {
+		m.recorder.CountTask(task.Type(), string(e.Kind))
+	}
 	if m.observer == nil {
 		return
 	}

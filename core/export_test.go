@@ -13,9 +13,6 @@ import (
 	"github.com/perkey-go/perkey/internal/dedicated"
 )
 
-// DefaultObserver is that of a Locker with WithLogger.
-func DefaultObserver(log *slog.Logger) Observer { return &defaultObserver{log: log} }
-
 // NeverPoll makes waiting calls rely on being woken.
 func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }
 

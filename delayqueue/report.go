@@ -149,7 +149,10 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), warning) })
 }
 
-// logWarnings is the Observer of a Queue that was given none.
+// DefaultObserver is what a Queue without [WithQueueObserver] has. It logs warnings with slog.Default, for an Observer
+// that hands on to it what it is told.
+func DefaultObserver() Observer { return logWarnings{} }
+
 type logWarnings struct{ NopObserver }
 
 // OnWarning logs the warning.
