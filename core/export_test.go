@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"hash/crc32"
-	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"

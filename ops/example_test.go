@@ -57,15 +57,15 @@ func Example() {
 	fmt.Println(s.Tasks[0].Type, "done:", s.Tasks[0].Outcomes["done"])
 	fmt.Println(s.Queues[0].Queue, "stored:", s.Queues[0].Enqueued[delayqueue.EnqueueStored])
 	for _, name := range s.Locks {
-		fmt.Printf("%q acquired: %d\n", name.Name, name.Calls[core.OutcomeAcquired])
+		fmt.Println(name.Name, "held now:", name.Held)
 	}
 	// Output:
 	// POST /orders/{id}/pay ran: 1 duplicate: 1
 	// responses replayed: 1
 	// mail done: 1
 	// ship stored: 1
-	// "POST /orders/{id}/pay" acquired: 1
-	// "mail" acquired: 1
+	// POST /orders/{id}/pay held now: 0
+	// mail held now: 0
 }
 
 func must(err error) {
