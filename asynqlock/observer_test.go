@@ -2,6 +2,7 @@ package asynqlock_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -126,6 +127,33 @@ func TestObserver_OfATaskThatStays(t *testing.T) {
 			})
 		})
 	}
+}
+
+// refusingOnce refuses the first time, and then waits.
+type refusingOnce struct{ asked atomic.Int64 }
+
+func (*refusingOnce) Waits() bool { return true }
+
+func (p *refusingOnce) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
+	if p.asked.Add(1) == 1 {
+		return core.Reject(), nil
+	}
+	return core.RetryAfter(time.Hour), nil
+}
+
+// Its time can be over just when it asks for its key again.
+func TestObserver_OfATaskThatAsksToTheEnd(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		o, policy := outcomes{told: make(chan asynqlock.Outcome, 10)}, &refusingOnce{}
+		b.serveElsewhere(t, b.config(), elsewhere(t), asynqlock.PerKey(b.locker.Guard(policy), walletKey, soon, asynqlock.WithObserver(o))(mustNotRun(t)))
+		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(time.Second))
+		e := get(t, o.told)
+		require.Equal(t, asynqlock.OutcomeExpired, e.Kind, e.Err)
+		require.ErrorIs(t, e.Err, core.ErrConflict)
+		require.EqualValues(t, 2, policy.asked.Load())
+	})
 }
 
 // Each guard tells its own, and an observer's panic is no task's failure.

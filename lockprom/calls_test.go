@@ -366,7 +366,9 @@ func (c *calls) ofIdempotencyKeys() {
 		want error
 	}{
 		{lookup(w), "", nil},
-		{func() error { return s.Parked(ctx, w, core.Ticket{ID: "t", Queue: "q", ExpiresAt: time.Now().Add(time.Minute)}) }, idempotency.EventParked, nil},
+		{func() error {
+			return s.Parked(ctx, w, core.Ticket{ID: "t", Queue: "q", ExpiresAt: time.Now().Add(time.Minute)})
+		}, idempotency.EventParked, nil},
 		{lookup(w), idempotency.EventReplayed, nil},
 		{begin(7), idempotency.EventBegun, nil},
 		{func() error { return s.Finish(ctx, w, 6, []byte("x")) }, idempotency.EventOvertaken, idempotency.ErrOvertaken},
@@ -394,21 +396,24 @@ const tasks = "perkey_tasks_total"
 func (c *calls) ofTasks() {
 	l, rival := c.locker(), c.locker()
 	skip := asynqlock.Skip(func(_ context.Context, t *asynq.Task) bool { return string(t.Payload()) == `"skipped"` })
-	guarded := asynqlock.PerKey(l.Guard(core.RejectConflicts), asynqlock.JSONField("task:", "is"), skip, asynqlock.WithRecorder(c.recorder),
-		asynqlock.WithMaxAge(time.Second), asynqlock.WithDelay(time.Millisecond, time.Millisecond), asynqlock.WithLogger(quiet()))(
-		asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-			switch {
-			case strings.Contains(string(task.Payload()), "failed"):
-				return errors.New("oops")
-			case strings.Contains(string(task.Payload()), "lost"):
-				info, err := rival.Inspect(c.Context(), "task:lost")
-				require.NoError(c, err)
-				_, err = rival.ForceRelease(c.Context(), "task:lost", info.Holders[0].Fence)
-				require.NoError(c, err)
-				<-ctx.Done()
-			}
-			return nil
-		}))
+	handler := asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		switch {
+		case strings.Contains(string(task.Payload()), "failed"):
+			return errors.New("oops")
+		case strings.Contains(string(task.Payload()), "lost"):
+			info, err := rival.Inspect(c.Context(), "task:lost")
+			require.NoError(c, err)
+			_, err = rival.ForceRelease(c.Context(), "task:lost", info.Holders[0].Fence)
+			require.NoError(c, err)
+			<-ctx.Done()
+		}
+		return nil
+	})
+	perKey := func(opts ...asynqlock.Option) asynq.Handler {
+		opts = append(opts, skip, asynqlock.WithRecorder(c.recorder), asynqlock.WithDelay(time.Millisecond, time.Millisecond), asynqlock.WithLogger(quiet()))
+		return asynqlock.PerKey(l.Guard(core.RejectConflicts), asynqlock.JSONField("task:", "is"), opts...)(handler)
+	}
+	guarded, brief := perKey(), perKey(asynqlock.WithMaxAge(time.Second))
 	defer c.hold(rival, "task:deferred")()
 	defer c.hold(rival, "task:expired")()
 	for _, kind := range []asynqlock.OutcomeKind{asynqlock.OutcomeDone, asynqlock.OutcomeFailed, asynqlock.OutcomeLost, asynqlock.OutcomeDeferred, asynqlock.OutcomeSkipped, asynqlock.OutcomeNoKey} {
@@ -427,7 +432,7 @@ func (c *calls) ofTasks() {
 	// What asynq hands out again and again, until it is too old.
 	old := make(chan struct{})
 	c.serve(func(cfg *asynq.Config) { require.NoError(c, asynqlock.Configure(cfg, c.rdb)) }, func(ctx context.Context, task *asynq.Task) error {
-		err := guarded.ProcessTask(ctx, task)
+		err := brief.ProcessTask(ctx, task)
 		switch {
 		case errors.Is(err, asynqlock.ErrTooOld):
 			c.add(tasks, "law", string(asynqlock.OutcomeTooOld))
