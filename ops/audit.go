@@ -16,10 +16,10 @@ import (
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
-// ErrNotAudited: a change could not be recorded, so it was not made. It wraps the cause.
+// ErrNotAudited means that a change could not be recorded, so it was not made. The error wraps the cause.
 var ErrNotAudited = errors.New("ops: the audit cannot be written, so nothing was changed")
 
-// ErrInvalidArgument: a call was given something that cannot work. Nothing was changed.
+// ErrInvalidArgument means that a call was given something that cannot work. Nothing was changed.
 var ErrInvalidArgument = errors.New("ops: invalid argument")
 
 const (

@@ -12,7 +12,7 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 )
 
-// ErrChanged: what an operator has seen is not so any more, so nothing was changed. Its error is a *ChangedError.
+// ErrChanged means that what an operator has seen is not so any more. Nothing was changed. The error is a *ChangedError.
 var ErrChanged = errors.New("ops: it changed since it was looked at")
 
 // ChangedError says what is true now. It matches ErrChanged.
@@ -60,8 +60,7 @@ func (o *Operator) make(ctx context.Context, by By, c Change, change func() (out
 		return err
 	}
 	outcome, err := change()
-	var changed *ChangedError
-	if errors.As(err, &changed) {
+	if changed, ok := errors.AsType[*ChangedError](err); ok {
 		outcome = "refused: " + changed.Now
 	} else if err != nil {
 		outcome = "failed: " + err.Error()
