@@ -31,8 +31,9 @@ var (
 )
 
 const (
-	maxEntry     = 16 << 10 // bytes
-	localMost    = 32       // leases, and calls that wait
+	maxCall      = 16 << 10      // bytes
+	maxEntry     = maxCall - 512 // of it: the rest is names, and what Redis needs for a string
+	localMost    = 32            // leases, and calls that wait
 	defaultEvery = 10 * time.Second
 	minEvery     = 100 * time.Millisecond
 	maxEvery     = time.Minute
