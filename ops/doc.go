@@ -9,4 +9,10 @@
 // allocation, no mutex and no clock for a key that nobody else wants. What it knows is
 // bounded, whatever keys and names a service uses: 100 names of work, 16 queues and 64 keys of each [HotKey] list. All
 // who read it read the same [Snapshot].
+//
+// A [Beacon] tells Redis every 10 s what its process does, as far as 16 KiB hold it, and [ReadFleet] reads what all processes of
+// a prefix have told. [Watch] has them tell what happens to a key, as it happens.
+//
+//	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker))
+//	defer beacon.Close()
 package ops
