@@ -33,6 +33,8 @@ type Recorder struct {
 	tasks    table[taskCounters]
 	config   configState
 	warnings warnings
+	notable  notable
+	watched  atomic.Pointer[watched] // nil: nothing is
 
 	conflicts, waits, holds sketch
 	contended               contended
