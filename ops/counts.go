@@ -1,6 +1,9 @@
 package ops
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // What packages count in a Recorder that would link too much here: asynqlock links asynq, and config links yaml.
 
@@ -30,6 +33,9 @@ func (r *Recorder) CountReload(result string, version int, hash string) {
 	r.config.inForce.Store(&ConfigStats{Version: version, Hash: hash, Refused: result == "refused"})
 	if result != "" {
 		r.config.reloads[indexOf(reloadKinds[:], result)].Add(1)
+	}
+	if result == "done" || result == "refused" {
+		r.notable.add(Event{At: time.Now(), Source: sourceConfig, Kind: result, ID: hash}, nil)
 	}
 }
 
