@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -102,7 +101,7 @@ var errWaited = errors.New("waited long enough")
 // run runs the command until it has ended, and returns its status.
 func (t *tool) run(lease *core.Lease, path string, argv []string, grace time.Duration) (status int, err error) {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
+	signal.Notify(signals, passedOn...)
 	defer signal.Stop(signals)
 	cmd := &exec.Cmd{
 		Path: path, Args: argv, Stdin: os.Stdin, Stdout: t.out, Stderr: t.errOut,
@@ -117,25 +116,20 @@ func (t *tool) run(lease *core.Lease, path string, argv []string, grace time.Dur
 	for {
 		select {
 		case s := <-signals:
-			_ = cmd.Process.Signal(s)
+			if !fromTerminal(s) {
+				_ = cmd.Process.Signal(s)
+			}
 		case <-lost:
 			lost = nil
-			_ = cmd.Process.Signal(syscall.SIGTERM)
+			terminate(cmd.Process)
 			kill = time.After(grace)
 		case <-kill:
 			_ = cmd.Process.Kill()
 		case err := <-ended:
-			exit, ok := errors.AsType[*exec.ExitError](err)
-			if err != nil && !ok {
+			if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
 				return 0, err
 			}
-			if exit == nil {
-				return 0, nil
-			}
-			if w, ok := exit.Sys().(syscall.WaitStatus); ok && w.Signaled() {
-				return 128 + int(w.Signal()), nil
-			}
-			return exit.ExitCode(), nil
+			return statusOf(cmd.ProcessState), nil
 		}
 	}
 }
