@@ -48,5 +48,5 @@ func TestTable_AlignsItsColumns(t *testing.T) {
 func TestJSON_EscapesWhatIsNotPrintable(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, (&tool{out: &out}).json(keyOf("<a>\u202e\u009b\U000e0001\xff")))
-	require.Equal(t, `{"key":"<a>\u202e\u009b\udb40\udc01\ufffd","key_base64":"PGE+4oCuwpvzoICB/w=="}`+"\n", out.String())
+	require.Equal(t, `{"key":"<a>\u202e\u009b\udb40\udc01\ufffd","key_base64":"PGE+4oCuwpvzoICB/w=="}`+"\n", out.String()) //nolint:testifylint // how it is written matters
 }
