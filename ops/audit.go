@@ -104,7 +104,7 @@ func (a *Audit) Record(ctx context.Context, c *Change) error {
 		return fmt.Errorf("%w: %w", ErrNotAudited, err)
 	}
 	c.ID, c.At = id, timeOfEntry(id)
-	a.log.LogAttrs(ctx, slog.LevelInfo, "perkey: an operator makes a change", append(c.attrs(), slog.String("why", c.Why), slog.String("seen", c.Seen))...)
+	a.log.LogAttrs(ctx, slog.LevelInfo, "perkey: an operator makes a change", append(c.attrs(), slog.String("seen", c.Seen), slog.String("why", c.Why))...)
 	return nil
 }
 

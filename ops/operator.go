@@ -131,7 +131,7 @@ func (o *Operator) change(ctx context.Context, by By, m Messages, c Change, stat
 ) (n int, err error) {
 	c.Queue, c.Message = m.Queue, m.ID
 	if m.ID == "" {
-		c.Detail = strings.TrimSpace(filterText(m.Filter) + " " + c.Detail)
+		c.Detail = strings.Trim(filterText(m.Filter)+", "+c.Detail, ", ")
 		c.Seen = fmt.Sprintf("%d %s", m.Count, state)
 	}
 	err = o.make(ctx, by, c, func() (string, error) {
@@ -183,7 +183,9 @@ func (o *Operator) queue(ctx context.Context, name string) (*delayqueue.Queue, e
 // now says in which state a message is.
 func now(ctx context.Context, q *delayqueue.Queue, id string) string {
 	s, err := q.Peek(ctx, id)
-	if err != nil {
+	if errors.Is(err, delayqueue.ErrNotFound) {
+		return "it is not known, or not any more"
+	} else if err != nil {
 		return err.Error()
 	}
 	return "it is " + string(s.State)

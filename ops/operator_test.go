@@ -166,7 +166,7 @@ func TestOperator_LooksAfterMessages(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 2, n)
 		c := d.latest(t)
-		require.Equal(t, []string{"2 done", "ship", `cause="no mail" 1000 a second`, "2 dead"}, []string{c.Outcome, c.Queue, c.Detail, c.Seen})
+		require.Equal(t, []string{"2 done", "ship", `cause="no mail", 1000 a second`, "2 dead"}, []string{c.Outcome, c.Queue, c.Detail, c.Seen})
 
 		queued := ops.Messages{Queue: "ship", Filter: delayqueue.Filter{Key: "k"}, Count: 1}
 		n, err = d.Cancel(ctx, by, queued)
@@ -189,6 +189,9 @@ func TestOperator_LooksAfterMessages(t *testing.T) {
 		_, err = d.Cancel(ctx, by, one)
 		require.NoError(t, err)
 		require.Equal(t, "one", d.latest(t).Message)
+		_, err = d.Purge(ctx, by, ops.Messages{Queue: "ship", ID: "none"})
+		require.ErrorAs(t, err, &changed)
+		require.Contains(t, changed.Now, "not known")
 		n, err = d.Purge(ctx, by, ops.Messages{Queue: "ship", Count: 1})
 		require.NoError(t, err)
 		require.Equal(t, 1, n)

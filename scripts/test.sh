@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all tests, with the race detector but for those of bench, sqlfence/sqltest and lockprom, and says first and last which Redis and which
+# Runs all tests, with the race detector but for those of bench, sqlfence/sqltest, lockprom and cmd/perkey, and says first and last which Redis and which
 # databases they used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -35,6 +35,8 @@ fi
 (cd sqlfence/sqltest && go vet ./... && go test -count=1 -parallel=6 -timeout=5m ./...) || { echo "FAIL sqlfence/sqltest" && status=1; }
 # And lockprom, for client_golang, with what deploy/ makes of its metrics.
 (cd lockprom && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockprom" && status=1; }
+# And cmd/perkey, for its command line.
+(cd cmd/perkey && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL cmd/perkey" && status=1; }
 
 echo "test: on $servers: $([ $status = 0 ] && echo ok || echo FAILED)"
 exit $status
