@@ -12,8 +12,7 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
-// process KEY [QUEUE]: another process, with a beacon, holds a key, takes and releases the key KEY.again over and over, and works a
-// queue.
+// process KEY [QUEUE]: another process, with a beacon, holds a key, and works a queue.
 func tellingProcess(ts *testscript.TestScript, _ bool, args []string) {
 	b := of(ts)
 	recorder := ops.NewRecorder()
@@ -44,13 +43,7 @@ func tellingProcess(ts *testscript.TestScript, _ bool, args []string) {
 	beacon, err := ops.StartBeacon(b.rdb, recorder, locker, opts...)
 	ts.Check(err)
 	b.calls.Go(func() {
-		for ctx.Err() == nil {
-			_ = locker.Do(ctx, key+".again", func(context.Context) error { return nil }, core.Named("pay", "req-19"))
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-ctx.Done():
-			}
-		}
+		<-ctx.Done()
 		_ = beacon.Close()
 	})
 	for { // until it has told
@@ -63,4 +56,21 @@ func tellingProcess(ts *testscript.TestScript, _ bool, args []string) {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// busy KEY: the latest process takes and releases a key, over and over.
+func busy(ts *testscript.TestScript, _ bool, args []string) {
+	b := of(ts)
+	locker := b.lockers[len(b.lockers)-1]
+	ctx, cancel := context.WithCancel(context.Background())
+	b.cancels = append(b.cancels, cancel)
+	b.calls.Go(func() {
+		for ctx.Err() == nil {
+			_ = locker.Do(ctx, args[0], func(context.Context) error { return nil }, core.Named("pay", "req-19"))
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	})
 }

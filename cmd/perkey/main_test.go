@@ -54,7 +54,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "norm": norm, "within": within, "status": status, "width": width, "plain": plain,
-			"process": tellingProcess,
+			"process": tellingProcess, "busy": busy,
 		},
 	})
 }
@@ -197,7 +197,6 @@ var (
 	fences  = regexp.MustCompile(`\b\d{16}\b`)
 	pids    = regexp.MustCompile(`\bpid \d+|"pid":\d+`)
 	entries = regexp.MustCompile(`\d{13}-\d+`)
-	lockers = regexp.MustCompile(`\b[A-Za-z][\w-]*/\d+(/[0-9a-f]{8})?\b`)
 	gaps    = regexp.MustCompile(`  +`)
 )
 
@@ -211,7 +210,6 @@ func norm(ts *testscript.TestScript, _ bool, args []string) {
 		line = moments.ReplaceAllString(line, "T")
 		line = fences.ReplaceAllString(entries.ReplaceAllString(line, "ENTRY"), "FENCE")
 		line = pids.ReplaceAllString(strings.ReplaceAll(line, host, "HOST"), "PID")
-		line = lockers.ReplaceAllString(line, "PROCESS")
 		if line != was {
 			text := strings.TrimLeft(line, " ")
 			line = line[:len(line)-len(text)] + strings.TrimRight(gaps.ReplaceAllString(text, "  "), " ")

@@ -145,13 +145,13 @@ func (v *topView) rateText() string {
 	for _, n := range v.rates.second {
 		sum += n
 	}
-	text := fmt.Sprintf("calls/s %s", rateOf(sum))
+	parts := []string{"calls/s " + rateOf(sum)}
 	for _, kind := range []core.OutcomeKind{core.OutcomeConflict, core.OutcomeDeferred, core.OutcomeShed, core.OutcomeUnavailable, core.OutcomeError} {
 		if n := v.rates.second[kind]; n > 0 {
-			text += fmt.Sprintf(", %s %s", kind, rateOf(n))
+			parts = append(parts, string(kind)+" "+rateOf(n))
 		}
 	}
-	return text
+	return strings.Join(parts, ", ")
 }
 
 func rateOf(n float64) string {
