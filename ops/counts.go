@@ -1,6 +1,9 @@
 package ops
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // What packages count in a Recorder that would link too much here: asynqlock links asynq, and config links yaml.
 
@@ -28,8 +31,12 @@ func (r *Recorder) CountTask(taskType, outcome string) {
 // with. The version and hash are those of the file that is in force now. The option config.WithRecorder has it called.
 func (r *Recorder) CountReload(result string, version int, hash string) {
 	r.config.inForce.Store(&ConfigStats{Version: version, Hash: hash, Refused: result == "refused"})
-	if result != "" {
-		r.config.reloads[indexOf(reloadKinds[:], result)].Add(1)
+	if result == "" {
+		return
+	}
+	r.config.reloads[indexOf(reloadKinds[:], result)].Add(1)
+	if result != "unchanged" {
+		r.notable.add(Event{At: time.Now(), Source: sourceConfig, Kind: "reload " + result, ID: hash}, nil)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
@@ -157,6 +159,18 @@ func (e *entry) process(age time.Duration) Process {
 			Redelivered: q.Redelivered, Expired: q.Expired, Lag: e.histogram(q.Lag), KeyWait: e.histogram(q.KeyWait), Claim: e.histogram(q.Claim),
 		})
 	}
+	for _, r := range e.Requests {
+		s.Requests = append(s.Requests, RequestStats{string(r.Name), kinds[httplock.OutcomeKind](r.Kinds)})
+	}
+	for _, t := range e.Tasks {
+		s.Tasks = append(s.Tasks, TaskStats{string(t.Name), kinds[string](t.Kinds)})
+	}
+	s.Idempotency = kinds[idempotency.EventKind](e.Records)
+	if c := e.Config; c != nil {
+		s.Config = &ConfigStats{Version: c.Version, Hash: c.Hash, Reloads: kinds[string](c.Reloads), Refused: c.Refused}
+	}
+	slices.SortFunc(s.Requests, func(a, b RequestStats) int { return cmp.Compare(a.Route, b.Route) })
+	slices.SortFunc(s.Tasks, func(a, b TaskStats) int { return cmp.Compare(a.Type, b.Type) })
 	slices.SortFunc(s.Locks, func(a, b LockStats) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Queues, func(a, b QueueStats) int { return cmp.Compare(a.Queue, b.Queue) })
 	for _, w := range e.Warnings {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/ops"
 )
@@ -46,6 +48,7 @@ func TestReadFleet_OfSeveralVersions(t *testing.T) {
 		}
 		older, newer := byID["a-old"], byID["c-new"]
 		assert.Empty(t, older.Version)
+		assert.Nil(t, older.Snapshot.Config)
 		assert.Nil(t, older.Workers, "it is not known which")
 		assert.True(t, older.Started.IsZero())
 		assert.Equal(t, 3, newer.Local.Held)
@@ -230,6 +233,12 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 	queues.OnStarted(ctx, delayqueue.Started{Queue: "ship", Message: delayqueue.Message{Key: "k"}, Lag: time.Second, KeyWait: time.Minute})
 	queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeDead, Took: time.Second})
 	queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 2, Expired: 3})
+	recorder.Requests(nil).OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeParked, Name: "POST /\xff"})
+	recorder.Idempotency(nil).OnEvent(ctx, idempotency.Event{Kind: idempotency.EventMismatch})
+	recorder.CountTask("mail", "too_old")
+	recorder.CountReload("", 1, "first")
+	recorder.CountReload("unchanged", 1, "first")
+	recorder.CountReload("refused", 1, "first")
 	startBeacon(t, env.Client(t), recorder, newLocker(t, env))
 	p := tells(t, env, func(ops.Process) bool { return true }, "it is told")
 	want := recorder.Snapshot()
@@ -238,7 +247,17 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 		assert.Equal(t, p.ID, is.Events[i].Process)
 		is.Events[i].Process = ""
 	}
+	assert.Equal(t, "reload refused", is.Events[0].Kind)
 	assert.JSONEq(t, text(t, want), text(t, is))
+	all := readFleet(t, env.Client(t), env.Prefix)
+	assert.Equal(t, map[string]int{"first": 1}, all.Configs())
+	merged := all.Snapshot()
+	assert.Nil(t, merged.Config, "each process has its own")
+	merged.Config = is.Config
+	for i := range merged.Events {
+		merged.Events[i].Process = ""
+	}
+	assert.JSONEq(t, text(t, want), text(t, merged), "all of one are that one")
 }
 
 // text is a snapshot without what may differ: times, and kinds that there was none of.
@@ -256,6 +275,16 @@ func text(t testing.TB, s ops.Snapshot) string {
 	for _, l := range s.Locks {
 		dropZeros(l.Calls)
 		dropZeros(l.Lost)
+	}
+	for _, r := range s.Requests {
+		dropZeros(r.Outcomes)
+	}
+	for _, task := range s.Tasks {
+		dropZeros(task.Outcomes)
+	}
+	dropZeros(s.Idempotency)
+	if s.Config != nil {
+		dropZeros(s.Config.Reloads)
 	}
 	for _, q := range s.Queues {
 		dropZeros(q.Enqueued)

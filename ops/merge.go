@@ -8,13 +8,18 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 )
 
 // Snapshot is that of all processes together: sums by name and queue; of each list of hot keys the 64 hottest, by the sum
-// of their weights; and the latest 64 events, each of its process. Since is the earliest, At the latest.
+// of their weights; and the latest 64 events, each of its process. Since is the earliest, At the latest. Config is nil: see
+// Configs.
 func (f Fleet) Snapshot() Snapshot {
 	var s Snapshot
+	s.Idempotency = map[idempotency.EventKind]int64{}
 	locks, queues, warnings := map[string]*LockStats{}, map[string]*QueueStats{}, map[warning]int{}
+	requests, tasks := map[string]*RequestStats{}, map[string]*TaskStats{}
 	hot := [3]map[string]HotKey{{}, {}, {}}
 	for _, p := range f.Processes {
 		one := p.Snapshot
@@ -34,6 +39,13 @@ func (f Fleet) Snapshot() Snapshot {
 				Queue: q.Queue, Enqueued: map[delayqueue.EnqueueKind]int64{}, Settled: map[delayqueue.Outcome]int64{},
 			}).add(q)
 		}
+		for _, r := range one.Requests {
+			addCounts(in(requests, r.Route, &RequestStats{r.Route, map[httplock.OutcomeKind]int64{}}).Outcomes, r.Outcomes)
+		}
+		for _, t := range one.Tasks {
+			addCounts(in(tasks, t.Type, &TaskStats{t.Type, map[string]int64{}}).Outcomes, t.Outcomes)
+		}
+		addCounts(s.Idempotency, one.Idempotency)
 		for _, w := range one.Warnings {
 			warnings[warning{w.Source, w.Kind}] += w.Open
 		}
@@ -45,12 +57,7 @@ func (f Fleet) Snapshot() Snapshot {
 		}
 		s.Events = append(s.Events, one.Events...)
 	}
-	for _, name := range slices.Sorted(maps.Keys(locks)) {
-		s.Locks = append(s.Locks, *locks[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(queues)) {
-		s.Queues = append(s.Queues, *queues[name])
-	}
+	s.Locks, s.Queues, s.Requests, s.Tasks = inOrder(locks), inOrder(queues), inOrder(requests), inOrder(tasks)
 	for which, open := range warnings {
 		s.Warnings = append(s.Warnings, WarningStats{which.source, which.kind, open})
 	}
@@ -66,6 +73,13 @@ func in[T any](all map[string]*T, name string, fresh *T) *T {
 		all[name] = fresh
 	}
 	return all[name]
+}
+
+func inOrder[T any](all map[string]*T) (list []T) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		list = append(list, *all[name])
+	}
+	return list
 }
 
 func (l *LockStats) add(o LockStats) {
@@ -155,6 +169,19 @@ func (f Fleet) Versions() map[string]int {
 	return versions
 }
 
+// Configs is how many processes have each configuration in force, by its hash; "" is for those of which none is known.
+func (f Fleet) Configs() map[string]int {
+	configs := map[string]int{}
+	for _, p := range f.Processes {
+		hash := ""
+		if c := p.Snapshot.Config; c != nil {
+			hash = c.Hash
+		}
+		configs[hash]++
+	}
+	return configs
+}
+
 // QueueWorkers are the workers on one queue.
 type QueueWorkers struct {
 	Queue string
@@ -192,11 +219,7 @@ func (f Fleet) Queues() []QueueWorkers {
 			}
 		}
 	}
-	all := make([]QueueWorkers, 0, len(queues))
-	for _, name := range slices.Sorted(maps.Keys(queues)) {
-		all = append(all, *queues[name])
-	}
-	return all
+	return inOrder(queues)
 }
 
 // noWorkerAfter is longer than an idle worker does without a claim.

@@ -18,22 +18,24 @@ import (
 // entry is what a process tells of itself, as JSON. A reader ignores fields that it does not know, and has the zero value
 // of those that are missing. Times are in Unix milliseconds, durations in microseconds. In docs/protocol.md.
 type entry struct {
-	ID       string       `json:"id"`
-	Lockers  []string     `json:"lockers"`
-	Host     string       `json:"host,omitempty"`
-	PID      int          `json:"pid,omitempty"`
-	Version  string       `json:"version,omitempty"`
-	Go       string       `json:"go,omitempty"`
-	Service  string       `json:"service,omitempty"`
-	Started  int64        `json:"started,omitempty"`
-	At       int64        `json:"at,omitempty"`
-	TTL      int64        `json:"ttl"`
-	Since    int64        `json:"since,omitempty"`
-	Held     int          `json:"held"`
-	Waiting  int          `json:"waiting"`
-	Bounds   []int64      `json:"bounds,omitempty"`
-	Renewals wireRenewals `json:"renewals"`
-	Cut      int          `json:"cut,omitempty"`
+	ID       string           `json:"id"`
+	Lockers  []string         `json:"lockers"`
+	Host     string           `json:"host,omitempty"`
+	PID      int              `json:"pid,omitempty"`
+	Version  string           `json:"version,omitempty"`
+	Go       string           `json:"go,omitempty"`
+	Service  string           `json:"service,omitempty"`
+	Started  int64            `json:"started,omitempty"`
+	At       int64            `json:"at,omitempty"`
+	TTL      int64            `json:"ttl"`
+	Since    int64            `json:"since,omitempty"`
+	Held     int              `json:"held"`
+	Waiting  int              `json:"waiting"`
+	Bounds   []int64          `json:"bounds,omitempty"`
+	Renewals wireRenewals     `json:"renewals"`
+	Records  map[string]int64 `json:"idempotency,omitempty"`
+	Config   *wireConfig      `json:"config,omitempty"`
+	Cut      int              `json:"cut,omitempty"`
 	lists
 }
 
@@ -41,6 +43,8 @@ type entry struct {
 type lists struct {
 	Locks     []wireLocks   `json:"locks"`
 	Queues    []wireQueue   `json:"queues"`
+	Requests  []wireKinds   `json:"requests"`
+	Tasks     []wireKinds   `json:"tasks"`
 	Workers   []wireWorker  `json:"workers"`
 	Warnings  []wireWarning `json:"warnings"`
 	Leases    []wireLease   `json:"leases"`
@@ -76,6 +80,16 @@ type (
 		Lag         wireHistogram    `json:"lag,omitzero"`
 		KeyWait     wireHistogram    `json:"key_wait,omitzero"`
 		Claim       wireHistogram    `json:"claim,omitzero"`
+	}
+	wireKinds struct { // of a route, or of a type of tasks
+		Name  text             `json:"name"`
+		Kinds map[string]int64 `json:"kinds,omitempty"`
+	}
+	wireConfig struct {
+		Version int              `json:"version"`
+		Hash    string           `json:"hash"`
+		Reloads map[string]int64 `json:"reloads,omitempty"`
+		Refused bool             `json:"refused,omitempty"`
 	}
 	wireWorker struct {
 		Queue   text  `json:"queue"`
@@ -181,7 +195,8 @@ func (e *entry) marshal(most int) ([]byte, error) {
 	}
 	used := len(head) + len(`,"cut":10000`)
 	open := []list{
-		listOf(all.Locks, &e.Locks), listOf(all.Queues, &e.Queues), listOf(all.Workers, &e.Workers), listOf(all.Warnings, &e.Warnings),
+		listOf(all.Locks, &e.Locks), listOf(all.Queues, &e.Queues), listOf(all.Requests, &e.Requests), listOf(all.Tasks, &e.Tasks),
+		listOf(all.Workers, &e.Workers), listOf(all.Warnings, &e.Warnings),
 		listOf(all.Leases, &e.Leases), listOf(all.Waits, &e.Waits), listOf(all.Conflicts, &e.Conflicts),
 		listOf(all.HotWaits, &e.HotWaits), listOf(all.HotHolds, &e.HotHolds), listOf(all.Events, &e.Events),
 	}
@@ -219,7 +234,7 @@ func listOf[T any](from []T, to *[]T) list {
 }
 
 func (l *lists) len() int {
-	return len(l.Locks) + len(l.Queues) + len(l.Workers) + len(l.Warnings) + len(l.Leases) + len(l.Waits) +
+	return len(l.Locks) + len(l.Queues) + len(l.Requests) + len(l.Tasks) + len(l.Workers) + len(l.Warnings) + len(l.Leases) + len(l.Waits) +
 		len(l.Conflicts) + len(l.HotWaits) + len(l.HotHolds) + len(l.Events)
 }
 
@@ -257,6 +272,18 @@ func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 			Lag: wireOf(q.Lag), KeyWait: wireOf(q.KeyWait), Claim: wireOf(q.Claim),
 		})
 	}
+	for _, r := range s.Requests {
+		e.Requests = append(e.Requests, wireKinds{text(r.Route), nonzero(r.Outcomes)})
+	}
+	for _, t := range s.Tasks {
+		e.Tasks = append(e.Tasks, wireKinds{text(t.Type), nonzero(t.Outcomes)})
+	}
+	e.Records = nonzero(s.Idempotency)
+	if c := s.Config; c != nil {
+		e.Config = &wireConfig{c.Version, shown(c.Hash), nonzero(c.Reloads), c.Refused}
+	}
+	busiest(e.Requests, func(r wireKinds) int64 { return sum(r.Kinds) })
+	busiest(e.Tasks, func(t wireKinds) int64 { return sum(t.Kinds) })
 	busiest(e.Locks, func(l wireLocks) int64 { return sum(l.Calls) })
 	busiest(e.Queues, func(q wireQueue) int64 { return sum(q.Enqueued) + sum(q.Settled) })
 	for _, w := range workers {
