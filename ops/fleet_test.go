@@ -69,7 +69,7 @@ func TestReadFleet_PassesOverDamagedEntries(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		for i, damaged := range []string{
-			"junk", "{", "[]", "null", `"x"`, `{"id":7}`, `{"id":"d4","ttl":0}`, `{"id":"another","ttl":1000}`, `{"id":"d8","ttl":1000,"locks":{}}`,
+			"junk", "{", "[]", "null", `"x"`, `{"id":7}`, `{"id":"d6","ttl":0}`, `{"id":"another","ttl":1000}`, `{"id":"d8","ttl":1000,"locks":{}}`,
 			`{"id":"d9","ttl":1000,"x":"` + strings.Repeat("x", 70<<10) + `"}`, `{"id":"d10","ttl":1000,"leases":[{"key":["%"]}]}`, "\xff\x00",
 		} {
 			putEntry(t, rdb, env.Prefix, fmt.Sprintf("d%d", i), damaged)

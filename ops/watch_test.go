@@ -143,6 +143,9 @@ func TestWatch_HasABoundedRate(t *testing.T) {
 		const most, calls = 200, 5000
 		start := time.Now()
 		for i := range calls {
+			if i == calls/2 { // what came so far is published
+				time.Sleep(400 * time.Millisecond)
+			}
 			observer.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeConflict, Key: fmt.Sprint(i), Cause: errors.New("held")})
 		}
 		took := time.Since(start)

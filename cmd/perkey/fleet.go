@@ -46,11 +46,18 @@ type processJSON struct {
 	Version string       `json:"version,omitempty"`
 	Go      string       `json:"go,omitempty"`
 	Started *time.Time   `json:"started,omitempty"`
+	Config  *configJSON  `json:"config,omitempty"`
 	Age     float64      `json:"age_s"`
 	Held    int          `json:"held"`
 	Waiting int          `json:"waiting"`
 	Workers []workerJSON `json:"workers"` // null: not known
 	Cut     int          `json:"cut,omitempty"`
+}
+
+type configJSON struct {
+	Version int    `json:"version"`
+	Hash    string `json:"hash"`
+	Refused bool   `json:"latest_refused,omitempty"`
 }
 
 type workerJSON struct {
@@ -104,7 +111,15 @@ func (t *tool) fleet(ctx context.Context, c *cli.Command) error {
 		t.table(row{"PROCESS", "SERVICE", "VERSION", "HELD", "WAITING", "SLOTS", "TOLD"}, processRows(f), 3, 4, 5)
 	}
 	if versions := f.Versions(); len(versions) > 1 {
-		t.printf("\nversions differ: %s\n", versionsText(versions))
+		t.printf("\nversions differ: %s\n", countsText(versions, versionLen))
+	}
+	configs := f.Configs()
+	delete(configs, "") // it has none, or does not tell
+	if len(configs) > 1 {
+		t.printf("\nconfigurations differ: %s\n", countsText(configs, configLen))
+	}
+	if n := refused(f); n > 0 {
+		t.printf("\n%s refused the latest configuration\n", plural(n, "process has", "processes have"))
 	}
 	if f.More > 0 {
 		t.printf("\n%s not shown\n", plural(int64(f.More), "more process is", "more processes are"))
@@ -180,6 +195,9 @@ func fleetOf(f *fleetState) fleetJSON {
 		one := processJSON{
 			ID: p.ID, Host: p.Host, PID: p.PID, Service: p.Service, Version: p.Version, Go: p.Go, Started: timeJSON(p.Started), Age: p.Age.Seconds(),
 			Held: p.Local.Held, Waiting: p.Local.Waiting, Cut: p.Cut,
+		}
+		if c := p.Snapshot.Config; c != nil {
+			one.Config = &configJSON{c.Version, c.Hash, c.Refused}
 		}
 		if p.Workers != nil {
 			one.Workers = []workerJSON{}
@@ -264,10 +282,24 @@ func queueRows(f *fleetState) (rows []row) {
 	return rows
 }
 
-func versionsText(versions map[string]int) string {
+const versionLen, configLen = 40, 12 // of what is shown of them
+
+// countsText is how many processes have each version, or configuration.
+func countsText(counts map[string]int, most int) string {
 	var all []string
-	for _, version := range slices.Sorted(maps.Keys(versions)) {
-		all = append(all, fmt.Sprintf("%d × %s", versions[version], quote(known(version))))
+	for _, one := range slices.Sorted(maps.Keys(counts)) {
+		name := known(one)
+		all = append(all, fmt.Sprintf("%d × %s", counts[one], quote(name[:min(len(name), most)])))
 	}
 	return strings.Join(all, ", ")
+}
+
+// refused is how many processes have refused the latest configuration, and go on with the one before it.
+func refused(f *fleetState) (n int64) {
+	for _, p := range f.Processes {
+		if c := p.Snapshot.Config; c != nil && c.Refused {
+			n++
+		}
+	}
+	return n
 }

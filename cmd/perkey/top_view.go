@@ -131,7 +131,7 @@ func (v *topView) title(now time.Time) []line {
 	}
 	sums := fmt.Sprintf("%s   held %d   waiting %d   %s", plural(int64(len(v.fleet.Processes)+v.fleet.More), "process", "processes"), held, waiting, v.rateText())
 	if versions := v.fleet.Versions(); len(versions) > 1 {
-		sums += "   versions " + versionsText(versions)
+		sums += "   versions " + countsText(versions, versionLen)
 	}
 	lines = append(lines, line{strings.TrimRight(sums, " "), stylePlain})
 	return append(lines, v.alarms()...)
@@ -175,6 +175,9 @@ func (v *topView) alarms() (lines []line) {
 		if w.Open > 0 {
 			add("%s: warning %s (%d)", quote(w.Source), quote(w.Kind), w.Open)
 		}
+	}
+	if n := refused(v.fleet); n > 0 {
+		add("%s refused the latest configuration", plural(n, "process has", "processes have"))
 	}
 	if v.fleet.Damaged > 0 {
 		add("%s of processes cannot be read", plural(int64(v.fleet.Damaged), "entry", "entries"))
