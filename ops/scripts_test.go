@@ -72,7 +72,7 @@ func (c caller) holds() error {
 		must(near(score("processes", id), time.Duration(i+1)*10*time.Second), "%s in the index", id)
 	}
 	must(c.rdb.PTTL(ctx, c.key("processes")).Val() > time.Minute*7/2, "the index outlives every entry, and expires")
-	must(c.rdb.ZScore(ctx, c.key("processes"), "gone").Err() == redis.Nil, "what is gone is removed")
+	must(errors.Is(c.rdb.ZScore(ctx, c.key("processes"), "gone").Err(), redis.Nil), "what is gone is removed")
 
 	must(c.rdb.ZAdd(ctx, c.key("processes"), redis.Z{Score: past, Member: "gone"}).Err() == nil, "zadd")
 	reply, err := c.call("fleet", []string{"processes"}, 2)
@@ -88,7 +88,7 @@ func (c caller) holds() error {
 	reply, err = c.call("fleet", []string{"processes"}, 10)
 	must(err == nil && len(reply) == 8, "without those that are gone: %v, %v", reply, err)
 	_, err = c.call("withdraw", []string{"process:b", "processes"}, "b")
-	must(err == nil && c.rdb.Exists(ctx, c.key("process:b")).Val() == 0 && c.rdb.ZScore(ctx, c.key("processes"), "b").Err() == redis.Nil, "b is gone")
+	must(err == nil && c.rdb.Exists(ctx, c.key("process:b")).Val() == 0 && errors.Is(c.rdb.ZScore(ctx, c.key("processes"), "b").Err(), redis.Nil), "b is gone")
 
 	for i, want := range []int64{1, 1, 1, 0} {
 		reply, err := c.watch(fmt.Sprint("w", i), 60_000*(3-i))
