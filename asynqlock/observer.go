@@ -38,7 +38,7 @@ type OutcomeKind string
 const (
 	// OutcomeDone: the handler ran within its lease, and returned nil.
 	OutcomeDone OutcomeKind = "done"
-	// OutcomeFailed: the handler returned an error or panicked, or the key function failed.
+	// OutcomeFailed: the handler returned an error or panicked, or the key function or the policy failed.
 	OutcomeFailed OutcomeKind = "failed"
 	// OutcomeLost: the lease was lost while the handler ran.
 	OutcomeLost OutcomeKind = "lost"

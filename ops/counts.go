@@ -35,8 +35,8 @@ func (r *Recorder) CountReload(result string, version int, hash string) {
 		return
 	}
 	r.config.reloads[indexOf(reloadKinds[:], result)].Add(1)
-	if result != "unchanged" {
-		r.notable.add(Event{At: time.Now(), Source: sourceConfig, Kind: "reload " + result, ID: hash}, nil)
+	if result == "done" || result == "refused" {
+		r.notable.add(Event{At: time.Now(), Source: sourceConfig, Kind: result, ID: hash}, nil)
 	}
 }
 

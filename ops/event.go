@@ -18,8 +18,8 @@ type Event struct {
 	At time.Time
 	// Source is "locks", "queues", "requests" or "config". Kind is, of locks, a [core.OutcomeKind], "waiting", "released",
 	// "detached", "lost", or "forced" for a lease that ForceRelease took; of queues a [delayqueue.EnqueueKind], "started" or a
-	// [delayqueue.Outcome]; of both "warning" or "resolved"; of requests an [httplock.OutcomeKind]; and of config "reload done"
-	// or "reload refused", with the hash of the file in force as ID.
+	// [delayqueue.Outcome]; of both "warning" or "resolved"; of requests an [httplock.OutcomeKind]; and of config "done" or
+	// "refused" for a file, with the hash of that in force in ID.
 	Source, Kind string
 	// Queue is the queue's name, Key the key, Name that of the work, and ID that of the call or message: each as far as
 	// it is known. A name or an ID is cut off after 100 bytes.

@@ -142,8 +142,9 @@ func (e *entry) process(age time.Duration) Process {
 		Local: core.Local{Held: e.Held, Waiting: e.Waiting},
 		Snapshot: Snapshot{
 			Since: timeOf(e.Since), At: timeOf(e.At),
-			Renewals:  RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
-			Conflicts: hotKeys(e.Conflicts), Waits: hotKeys(e.HotWaits), Holds: hotKeys(e.HotHolds),
+			Renewals:    RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
+			Idempotency: kinds[idempotency.EventKind](e.Idempotency),
+			Conflicts:   hotKeys(e.Conflicts), Waits: hotKeys(e.HotWaits), Holds: hotKeys(e.HotHolds),
 		},
 	}
 	s := &p.Snapshot
@@ -160,14 +161,13 @@ func (e *entry) process(age time.Duration) Process {
 		})
 	}
 	for _, r := range e.Requests {
-		s.Requests = append(s.Requests, RequestStats{string(r.Name), kinds[httplock.OutcomeKind](r.Kinds)})
+		s.Requests = append(s.Requests, RequestStats{string(r.Name), kinds[httplock.OutcomeKind](r.Outcomes)})
 	}
 	for _, t := range e.Tasks {
-		s.Tasks = append(s.Tasks, TaskStats{string(t.Name), kinds[string](t.Kinds)})
+		s.Tasks = append(s.Tasks, TaskStats{string(t.Name), kinds[string](t.Outcomes)})
 	}
-	s.Idempotency = kinds[idempotency.EventKind](e.Records)
 	if c := e.Config; c != nil {
-		s.Config = &ConfigStats{Version: c.Version, Hash: c.Hash, Reloads: kinds[string](c.Reloads), Refused: c.Refused}
+		s.Config = &ConfigStats{Version: c.Version, Hash: c.Hash, Refused: c.Refused, Reloads: kinds[string](c.Reloads)}
 	}
 	slices.SortFunc(s.Requests, func(a, b RequestStats) int { return cmp.Compare(a.Route, b.Route) })
 	slices.SortFunc(s.Tasks, func(a, b TaskStats) int { return cmp.Compare(a.Type, b.Type) })

@@ -135,6 +135,11 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 			Warnings:  []ops.WarningStats{{Source: "locks", Kind: "unreachable", Open: 1}},
 			Conflicts: []ops.HotKey{{Key: "x", Weight: 5, Error: 1}, {Key: "y", Weight: 4}},
 			Events:    []ops.Event{{Process: "a", At: at, Kind: "lost"}},
+
+			Requests:    []ops.RequestStats{{Route: "POST /pay", Outcomes: map[httplock.OutcomeKind]int64{httplock.OutcomeRan: 1}}},
+			Tasks:       []ops.TaskStats{{Type: "mail", Outcomes: map[string]int64{"done": 1}}},
+			Idempotency: map[idempotency.EventKind]int64{idempotency.EventBegun: 1},
+			Config:      &ops.ConfigStats{Version: 3, Hash: "abc"},
 		},
 		Local: core.Local{Leases: []core.LocalLease{{Key: "x", Held: 3 * time.Second, Remaining: time.Second}}},
 		Workers: []delayqueue.Local{
@@ -151,6 +156,10 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 			Warnings:  []ops.WarningStats{{Source: "locks", Kind: "unreachable", Open: 1}},
 			Conflicts: []ops.HotKey{{Key: "y", Weight: 4, Error: 2}},
 			Events:    []ops.Event{{Process: "b", At: at.Add(time.Second), Kind: "shed"}},
+
+			Requests:    []ops.RequestStats{{Route: "POST /pay", Outcomes: map[httplock.OutcomeKind]int64{httplock.OutcomeRan: 2, httplock.OutcomeShed: 4}}},
+			Tasks:       []ops.TaskStats{{Type: "archive"}, {Type: "mail", Outcomes: map[string]int64{"done": 2}}},
+			Idempotency: map[idempotency.EventKind]int64{idempotency.EventBegun: 2},
 		},
 		Local: core.Local{
 			Leases: []core.LocalLease{{Key: "y", Held: 4500 * time.Millisecond}}, Waits: []core.LocalWait{{Key: "x", Waited: time.Second}},
@@ -171,6 +180,12 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 	assert.Equal(t, []ops.WarningStats{{Source: "locks", Kind: "unreachable", Open: 2}}, s.Warnings)
 	assert.Equal(t, []ops.HotKey{{Key: "y", Weight: 8, Error: 2}, {Key: "x", Weight: 5, Error: 1}}, s.Conflicts)
 	assert.Equal(t, "shed", s.Events[0].Kind)
+	assert.Equal(t, []ops.RequestStats{{Route: "POST /pay", Outcomes: map[httplock.OutcomeKind]int64{httplock.OutcomeRan: 3, httplock.OutcomeShed: 4}}}, s.Requests)
+	assert.Equal(t, []ops.TaskStats{{Type: "archive", Outcomes: map[string]int64{}}, {Type: "mail", Outcomes: map[string]int64{"done": 3}}}, s.Tasks)
+	assert.Equal(t, map[idempotency.EventKind]int64{idempotency.EventBegun: 3}, s.Idempotency)
+	assert.Nil(t, s.Config)
+	assert.Equal(t, map[string]int{"abc": 1, "": 1}, f.Configs())
+	assert.Equal(t, int64(1), a.Snapshot.Requests[0].Outcomes[httplock.OutcomeRan], "what was merged stays as it is")
 	assert.Equal(t, int64(1), a.Snapshot.Locks[0].Calls[core.OutcomeAcquired], "what was merged stays as it is")
 
 	leases := f.OldestLeases(10)
@@ -233,12 +248,13 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 	queues.OnStarted(ctx, delayqueue.Started{Queue: "ship", Message: delayqueue.Message{Key: "k"}, Lag: time.Second, KeyWait: time.Minute})
 	queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeDead, Took: time.Second})
 	queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 2, Expired: 3})
-	recorder.Requests(nil).OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeParked, Name: "POST /\xff"})
-	recorder.Idempotency(nil).OnEvent(ctx, idempotency.Event{Kind: idempotency.EventMismatch})
-	recorder.CountTask("mail", "too_old")
-	recorder.CountReload("", 1, "first")
-	recorder.CountReload("unchanged", 1, "first")
-	recorder.CountReload("refused", 1, "first")
+	for i, route := range []string{"POST /pay", "PUT /pay", "PUT /pay"} {
+		recorder.Requests(nil).OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeParked, Name: route})
+		recorder.CountTask([]string{"mail", "print", "print"}[i], "too_old")
+	}
+	recorder.Idempotency(nil).OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun})
+	recorder.CountReload("done", 2, "abc")
+	recorder.CountReload("refused", 2, "abc")
 	startBeacon(t, env.Client(t), recorder, newLocker(t, env))
 	p := tells(t, env, func(ops.Process) bool { return true }, "it is told")
 	want := recorder.Snapshot()
@@ -247,10 +263,10 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 		assert.Equal(t, p.ID, is.Events[i].Process)
 		is.Events[i].Process = ""
 	}
-	assert.Equal(t, "reload refused", is.Events[0].Kind)
+	assert.Equal(t, "refused", is.Events[0].Kind)
 	assert.JSONEq(t, text(t, want), text(t, is))
 	all := readFleet(t, env.Client(t), env.Prefix)
-	assert.Equal(t, map[string]int{"first": 1}, all.Configs())
+	assert.Equal(t, map[string]int{"abc": 1}, all.Configs())
 	merged := all.Snapshot()
 	assert.Nil(t, merged.Config, "each process has its own")
 	merged.Config = is.Config

@@ -12,12 +12,11 @@ import (
 	"github.com/perkey-go/perkey/idempotency"
 )
 
-// Snapshot is that of all processes together: sums by name and queue; of each list of hot keys the 64 hottest, by the sum
-// of their weights; and the latest 64 events, each of its process. Since is the earliest, At the latest. Config is nil: see
-// Configs.
+// Snapshot is that of all processes together: sums by name, queue, route and type; of each list of hot keys the 64 hottest, by the sum
+// of their weights; and the latest 64 events, each of its process. Since is the earliest, At the latest.
+// Config is nil: see [Fleet.Configs].
 func (f Fleet) Snapshot() Snapshot {
-	var s Snapshot
-	s.Idempotency = map[idempotency.EventKind]int64{}
+	s := Snapshot{Idempotency: map[idempotency.EventKind]int64{}}
 	locks, queues, warnings := map[string]*LockStats{}, map[string]*QueueStats{}, map[warning]int{}
 	requests, tasks := map[string]*RequestStats{}, map[string]*TaskStats{}
 	hot := [3]map[string]HotKey{{}, {}, {}}
@@ -169,7 +168,7 @@ func (f Fleet) Versions() map[string]int {
 	return versions
 }
 
-// Configs is how many processes have each configuration in force, by its hash; "" is for those of which none is known.
+// Configs is how many processes have each configuration file in force, by its hash; "" is for those that have none.
 func (f Fleet) Configs() map[string]int {
 	configs := map[string]int{}
 	for _, p := range f.Processes {

@@ -34,7 +34,9 @@ func (n *next) add(kind string) {
 }
 
 func (n *next) OnOutcome(_ context.Context, e httplock.Outcome) { n.add("request " + string(e.Kind)) }
-func (n *next) OnEvent(_ context.Context, e idempotency.Event)  { n.add("record " + string(e.Kind)) }
+
+func (n *next) OnEvent(_ context.Context, e idempotency.Event) { n.add("record " + string(e.Kind)) }
+
 func (n *next) requireTold(t *testing.T, kind string, want int64) {
 	require.Equal(t, want, n.told[kind])
 }

@@ -18,24 +18,25 @@ import (
 // entry is what a process tells of itself, as JSON. A reader ignores fields that it does not know, and has the zero value
 // of those that are missing. Times are in Unix milliseconds, durations in microseconds. In docs/protocol.md.
 type entry struct {
-	ID       string           `json:"id"`
-	Lockers  []string         `json:"lockers"`
-	Host     string           `json:"host,omitempty"`
-	PID      int              `json:"pid,omitempty"`
-	Version  string           `json:"version,omitempty"`
-	Go       string           `json:"go,omitempty"`
-	Service  string           `json:"service,omitempty"`
-	Started  int64            `json:"started,omitempty"`
-	At       int64            `json:"at,omitempty"`
-	TTL      int64            `json:"ttl"`
-	Since    int64            `json:"since,omitempty"`
-	Held     int              `json:"held"`
-	Waiting  int              `json:"waiting"`
-	Bounds   []int64          `json:"bounds,omitempty"`
-	Renewals wireRenewals     `json:"renewals"`
-	Records  map[string]int64 `json:"idempotency,omitempty"`
-	Config   *wireConfig      `json:"config,omitempty"`
-	Cut      int              `json:"cut,omitempty"`
+	ID       string       `json:"id"`
+	Lockers  []string     `json:"lockers"`
+	Host     string       `json:"host,omitempty"`
+	PID      int          `json:"pid,omitempty"`
+	Version  string       `json:"version,omitempty"`
+	Go       string       `json:"go,omitempty"`
+	Service  string       `json:"service,omitempty"`
+	Started  int64        `json:"started,omitempty"`
+	At       int64        `json:"at,omitempty"`
+	TTL      int64        `json:"ttl"`
+	Since    int64        `json:"since,omitempty"`
+	Held     int          `json:"held"`
+	Waiting  int          `json:"waiting"`
+	Bounds   []int64      `json:"bounds,omitempty"`
+	Renewals wireRenewals `json:"renewals"`
+	Cut      int          `json:"cut,omitempty"`
+
+	Idempotency map[string]int64 `json:"idempotency,omitempty"`
+	Config      *wireConfig      `json:"config,omitempty"`
 	lists
 }
 
@@ -43,8 +44,8 @@ type entry struct {
 type lists struct {
 	Locks     []wireLocks   `json:"locks"`
 	Queues    []wireQueue   `json:"queues"`
-	Requests  []wireKinds   `json:"requests"`
-	Tasks     []wireKinds   `json:"tasks"`
+	Requests  []wireCounts  `json:"requests"`
+	Tasks     []wireCounts  `json:"tasks"`
 	Workers   []wireWorker  `json:"workers"`
 	Warnings  []wireWarning `json:"warnings"`
 	Leases    []wireLease   `json:"leases"`
@@ -81,15 +82,16 @@ type (
 		KeyWait     wireHistogram    `json:"key_wait,omitzero"`
 		Claim       wireHistogram    `json:"claim,omitzero"`
 	}
-	wireKinds struct { // of a route, or of a type of tasks
-		Name  text             `json:"name"`
-		Kinds map[string]int64 `json:"kinds,omitempty"`
+	// wireCounts are those of a route, or of a type of tasks.
+	wireCounts struct {
+		Name     text             `json:"name"`
+		Outcomes map[string]int64 `json:"outcomes,omitempty"`
 	}
 	wireConfig struct {
 		Version int              `json:"version"`
 		Hash    string           `json:"hash"`
-		Reloads map[string]int64 `json:"reloads,omitempty"`
 		Refused bool             `json:"refused,omitempty"`
+		Reloads map[string]int64 `json:"reloads,omitempty"`
 	}
 	wireWorker struct {
 		Queue   text  `json:"queue"`
@@ -195,8 +197,7 @@ func (e *entry) marshal(most int) ([]byte, error) {
 	}
 	used := len(head) + len(`,"cut":10000`)
 	open := []list{
-		listOf(all.Locks, &e.Locks), listOf(all.Queues, &e.Queues), listOf(all.Requests, &e.Requests), listOf(all.Tasks, &e.Tasks),
-		listOf(all.Workers, &e.Workers), listOf(all.Warnings, &e.Warnings),
+		listOf(all.Locks, &e.Locks), listOf(all.Queues, &e.Queues), listOf(all.Requests, &e.Requests), listOf(all.Tasks, &e.Tasks), listOf(all.Workers, &e.Workers), listOf(all.Warnings, &e.Warnings),
 		listOf(all.Leases, &e.Leases), listOf(all.Waits, &e.Waits), listOf(all.Conflicts, &e.Conflicts),
 		listOf(all.HotWaits, &e.HotWaits), listOf(all.HotHolds, &e.HotHolds), listOf(all.Events, &e.Events),
 	}
@@ -273,17 +274,18 @@ func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 		})
 	}
 	for _, r := range s.Requests {
-		e.Requests = append(e.Requests, wireKinds{text(r.Route), nonzero(r.Outcomes)})
+		e.Requests = append(e.Requests, wireCounts{text(r.Route), nonzero(r.Outcomes)})
 	}
 	for _, t := range s.Tasks {
-		e.Tasks = append(e.Tasks, wireKinds{text(t.Type), nonzero(t.Outcomes)})
+		e.Tasks = append(e.Tasks, wireCounts{text(t.Type), nonzero(t.Outcomes)})
 	}
-	e.Records = nonzero(s.Idempotency)
+	e.Idempotency = nonzero(s.Idempotency)
 	if c := s.Config; c != nil {
-		e.Config = &wireConfig{c.Version, shown(c.Hash), nonzero(c.Reloads), c.Refused}
+		e.Config = &wireConfig{c.Version, c.Hash, c.Refused, nonzero(c.Reloads)}
 	}
-	busiest(e.Requests, func(r wireKinds) int64 { return sum(r.Kinds) })
-	busiest(e.Tasks, func(t wireKinds) int64 { return sum(t.Kinds) })
+	for _, all := range [][]wireCounts{e.Requests, e.Tasks} {
+		busiest(all, func(c wireCounts) int64 { return sum(c.Outcomes) })
+	}
 	busiest(e.Locks, func(l wireLocks) int64 { return sum(l.Calls) })
 	busiest(e.Queues, func(q wireQueue) int64 { return sum(q.Enqueued) + sum(q.Settled) })
 	for _, w := range workers {
