@@ -32,3 +32,10 @@ func (r *Recorder) Watches() int {
 
 // ID is that of the watch in Redis.
 func (w *Watcher) ID() string { return w.watch.id }
+
+// Scripts are the sources, by name.
+func Scripts() map[string]string {
+	return map[string]string{
+		"beacon": beaconScript.Source(), "withdraw": withdrawScript.Source(), "fleet": fleetScript.Source(), "watch": watchScript.Source(),
+	}
+}
