@@ -73,24 +73,24 @@ func (a *attempt) obtain(invalid error) error {
 
 func (a *attempt) run() error {
 	if a.policy == nil {
-		return a.once()
+		return a.once(a.start)
 	}
 	err := a.await()
 	if _, held := errors.AsType[*ConflictError](err); held && a.opts.notify != nil && a.kind == "" {
 		a.policy = nil
-		return a.once() // Redis tells those who were refused, not those who waited and left
+		return a.once(time.Now()) // Redis tells those who were refused, not those who waited and left
 	}
 	return err
 }
 
 // once asks Redis for the key, and does not wait for it.
-func (a *attempt) once() error {
+func (a *attempt) once(now time.Time) error {
 	l, key := a.locker, a.call.Key
 	watch, known := "", uint64(0)
 	if a.opts.notify != nil {
 		watch, known = l.id, l.notifications.releases(key)
 	}
-	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: time.Now(), Timeout: a.opts.replyTimeout()}
+	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(&u, store.NotQueued, watch, nil)
 	if err != nil {
 		return err
@@ -295,7 +295,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		return l.leases.adopt(h, nil, now), nil
 	}
 	if a.opts.replicas > int(h.acks) {
-		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
+		if err := l.replicate(a.ctx, []*hold{h}, a.opts.replicas, a.opts.replicaWait); err != nil {
 			if a.resumed { // the token stays good
 				l.leases.drop(h)
 			} else {
@@ -308,7 +308,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	lease := newLease(a.ctx, a.call, h, a.opts, now)
 	lease.reserved = a.reserved
 	if !l.leases.adopt(h, lease, now) {
-		lease.cancel(context.Canceled)
+		lease.finish()
 		return false, nil
 	}
 	a.lease = lease

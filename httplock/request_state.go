@@ -161,7 +161,9 @@ func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 
 func (p *requestState) run() {
 	ctx := p.x.Request.Context()
-	p.asked = time.Now()
+	if p.call.Prefer.Bounded {
+		p.asked = time.Now()
+	}
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	switch {
 	case err == nil:
