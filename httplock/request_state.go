@@ -87,6 +87,10 @@ func (p *requestState) prepare() bool {
 		p.refuse(err)
 		return false
 	}
+	if m.guard.Policy() == nil { // the call neither waits nor is deferred
+		p.call.Prefer.Async = false
+		return true
+	}
 	p.call.BeforeWait = p.beforeWait
 	if p.replay == nil && replayable(x.Request) && (p.body.whole || !p.streams()) {
 		p.call.Encode = p.encode
