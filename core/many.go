@@ -212,7 +212,7 @@ func (m *multiAttempt) inOrder() error {
 func (m *multiAttempt) take(key string, policy ConflictPolicy) error {
 	l := m.locker
 	a := attempt{
-		locker: l, ctx: m.ctx, call: Call{Key: key, Name: m.opts.name, ID: m.opts.id}, policy: policy, opts: m.opts,
+		locker: l, ctx: m.ctx, call: Call{Key: key, Name: m.opts.name, ID: m.opts.id}, policy: policy, opts: *m.opts,
 		start: time.Now(), record: store.RecordName(l.prefix, key), multi: m,
 	}
 	m.key = key

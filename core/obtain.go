@@ -20,7 +20,7 @@ import (
 // rejects. The call fails with invalid, unless that is nil.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions, invalid error) (*Lease, error) {
 	o.name, o.id = call.Name, call.ID
-	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now()}
+	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: o, start: time.Now()}
 	err := errUnwound
 	defer func() { a.report(err) }()
 	err = a.obtain(invalid)
@@ -33,7 +33,7 @@ type attempt struct {
 	ctx      context.Context
 	call     Call
 	policy   ConflictPolicy
-	opts     *acquireOptions
+	opts     acquireOptions
 	start    time.Time
 	record   string        // the key's name in Redis; "" until it is asked for
 	resumed  bool          // it is held already, by a token
@@ -59,7 +59,7 @@ func (a *attempt) obtain(invalid error) error {
 	if ctx.Err() != nil {
 		return store.CallerGone(ctx, "acquire", key)
 	}
-	lease, err := l.reenter(ctx, a.call, a.opts)
+	lease, err := l.reenter(ctx, a.call, &a.opts)
 	if lease != nil || err != nil {
 		a.lease = lease
 		return err
@@ -96,7 +96,7 @@ func (a *attempt) once(now time.Time) error {
 		return err
 	}
 	if reply.Granted {
-		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, a.validity(&u), a.opts)
+		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, a.validity(&u), &a.opts)
 		if !l.leases.add(h) {
 			l.releaseLate(key, []string{u.Token})
 			return a.closed()
@@ -122,7 +122,7 @@ func (a *attempt) once(now time.Time) error {
 // await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
-	w, waiting, held := a.locker.waiters.join(a.call.Key, a.opts, a.start)
+	w, waiting, held := a.locker.waiters.join(a.call.Key, &a.opts, a.start)
 	if w == nil {
 		a.conflict.Waiting = waiting
 		return a.shed(held)
@@ -305,7 +305,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		}
 		now = time.Now()
 	}
-	lease := newLease(a.ctx, a.call, h, a.opts, now)
+	lease := newLease(a.ctx, a.call, h, &a.opts, now)
 	lease.reserved = a.reserved
 	if !l.leases.adopt(h, lease, now) {
 		lease.finish()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -33,6 +34,27 @@ type requestState struct {
 	lost    bool      // and lost its lease
 	// The answer is what the rest of the chain answered when the request was made first.
 	recalled bool
+}
+
+var requestStates = sync.Pool{New: func() any { return &requestState{} }}
+
+// recycle lets other requests use the state, if nobody else can have kept it: a body that is read, or a policy.
+func (p *requestState) recycle() {
+	if p.m.guard.Policy() == nil && p.body.whole && p.body.head == nil && p.body.timed.ReadCloser == nil {
+		*p = requestState{}
+		requestStates.Put(p)
+	}
+}
+
+// guarded finds the key and reads the body, and then asks for the key, and runs the rest of the chain or refuses.
+func (p *requestState) guarded() {
+	if p.replay == nil { // a replay has its key
+		p.body.memory.bound = p.m.body.maxWaiting
+	}
+	defer p.end()
+	if p.prepare() {
+		p.run()
+	}
 }
 
 // prepare makes the call, or refuses the request, or runs it if it needs no key. The order is that of what it costs: the principal's waiters,
