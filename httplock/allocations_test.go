@@ -18,6 +18,7 @@ import (
 
 // guardedRoutes serve POST /orders/{id} behind a guard, under each framework.
 func guardedRoutes(tb testing.TB) map[string]http.Handler {
+	tb.Helper()
 	locker := testbed.NewLocker(tb, redistest.Real(tb).Client(tb))
 	guard := locker.Guard(core.RejectConflicts)
 	mux := http.NewServeMux()
@@ -42,6 +43,7 @@ func (w *discard) WriteHeader(status int)      { w.status = status }
 
 // request returns a function that sends one request without a body.
 func request(tb testing.TB, h http.Handler) func() {
+	tb.Helper()
 	r := testbed.Request(tb, http.MethodPost, "/orders/42", "")
 	r.Body = http.NoBody
 	w := &discard{header: http.Header{}}

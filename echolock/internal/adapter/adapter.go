@@ -60,7 +60,6 @@ type Echo[C Context] struct {
 	servings sync.Pool // of *serving
 }
 
-// Config is a Config of either version.
 // Tracked is a response between Track and Untrack.
 type Tracked struct {
 	Response any // the version's own; nil: not known
@@ -68,6 +67,7 @@ type Tracked struct {
 	Begun    func() int // of httplock.Track
 }
 
+// Config is a Config of either version.
 type Config[C Context] struct {
 	Skipper      func(C) bool
 	Guard        *core.Guard
