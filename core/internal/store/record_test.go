@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -216,4 +218,17 @@ func TestMutantsOfAcquireAllThatPromiseTooMuchAreCaught(t *testing.T) {
 			require.Positive(t, brokenPromises(t, script, readerToken, m.obstacle))
 		})
 	}
+}
+
+func TestDescribe_EscapesAsURLsDo(t *testing.T) {
+	var all [256]byte
+	for i := range all {
+		all[i] = byte(i)
+	}
+	for text := range slices.Chunk(all[:], 100) {
+		name, id := string(text), "POST /orders/:id?"+string(text[:min(80, len(text))])
+		require.Equal(t, url.PathEscape(name)+";"+url.PathEscape(id), store.Describe(name, id))
+	}
+	require.Equal(t, strings.Repeat("%2F", 100)+";", store.Describe(strings.Repeat("/", 101), ""), "a long name is cut off")
+	require.Empty(t, store.Describe("", ""))
 }

@@ -11,9 +11,6 @@ import (
 // Release tries again for about releaseWait: one try lasts as long as
 // go-redis's time-outs let it.
 func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
 	start, ran := time.Now(), false // whether an earlier try may have run
 	for try := range releaseTries {
 		if try > 0 {
