@@ -1,0 +1,55 @@
+package browsertest
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+const settle = 20 * time.Second // for charts
+
+// TestShots takes pictures of all screens into the folder PERKEY_SHOTS, for a person to look at.
+func TestShots(t *testing.T) {
+	dir := os.Getenv("PERKEY_SHOTS")
+	if dir == "" {
+		return
+	}
+	env := redistest.Real(t)
+	s := newService(t, env.Client(t), env.Prefix, nil)
+	s.settled(t)
+	letters, _, err := s.ship.List(t.Context(), "dead", "", 1)
+	require.NoError(t, err)
+	screens := map[string]string{
+		"overview": "", "keys": "keys", "key": "key?key=order:4711", "hostile": "key?key=" + url.QueryEscape(hostile[2]), "long": "key?key=" + url.QueryEscape(hostile[3]),
+		"search": "keys?prefix=order", "queues": "queues", "queue": "queue?queue=ship", "dead": "dead",
+		"message": "message?queue=ship&id=" + letters[0].ID, "processes": "processes", "process": "process?id=p1",
+		"idempotency": "idempotency?route=POST+/payments&principal=user-7&idempotency-key=pay-1", "missing": "nothing",
+	}
+	only := os.Getenv("PERKEY_SHOT")
+	warm := tab(t, sizes[1], false, true)
+	require.NoError(t, chromedp.Do(warm, chromedp.Navigate(s.url)))
+	time.Sleep(settle)
+	for name, path := range screens {
+		if only != "" && name != only {
+			continue
+		}
+		for _, at := range sizes {
+			for _, dark := range []bool{false, true} {
+				ctx := tab(t, at, dark, true)
+				require.NoError(t, chromedp.Do(ctx, chromedp.Navigate(s.url+path), chromedp.Sleep(300*time.Millisecond)))
+				png, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
+				require.NoError(t, err)
+				scheme := map[bool]string{false: "light", true: "dark"}[dark]
+				require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%s-%s.png", name, at.name, scheme)), png, 0o644))
+			}
+		}
+	}
+}
