@@ -49,7 +49,8 @@ type size struct {
 
 var sizes = []size{{"phone", 390, 844}, {"laptop", 1280, 800}, {"wide", 1920, 1080}}
 
-// tab opens a tab of the browser.
+// tab opens a tab of the browser, which closes with the test. A browser has few connections to a server, and each live page
+// keeps one.
 func tab(t testing.TB, at size, dark, script bool) context.Context {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(browser)

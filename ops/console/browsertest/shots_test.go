@@ -34,21 +34,22 @@ func TestShots(t *testing.T) {
 		"idempotency": "idempotency?route=POST+/payments&principal=user-7&idempotency-key=pay-1", "missing": "nothing",
 	}
 	only := os.Getenv("PERKEY_SHOT")
-	warm := tab(t, sizes[1], false, true)
-	require.NoError(t, chromedp.Do(warm, chromedp.Navigate(s.url)))
-	time.Sleep(settle)
+	t.Run("warm", func(t *testing.T) {
+		require.NoError(t, chromedp.Do(tab(t, sizes[1], false, true), chromedp.Navigate(s.url), chromedp.Sleep(settle)))
+	})
 	for name, path := range screens {
 		if only != "" && name != only {
 			continue
 		}
 		for _, at := range sizes {
-			for _, dark := range []bool{false, true} {
-				ctx := tab(t, at, dark, true)
-				require.NoError(t, chromedp.Do(ctx, chromedp.Navigate(s.url+path), chromedp.Sleep(300*time.Millisecond)))
-				png, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
-				require.NoError(t, err)
-				scheme := map[bool]string{false: "light", true: "dark"}[dark]
-				require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%s-%s.png", name, at.name, scheme)), png, 0o644))
+			for scheme, dark := range map[string]bool{"light": false, "dark": true} {
+				t.Run(name, func(t *testing.T) {
+					ctx := tab(t, at, dark, true)
+					require.NoError(t, chromedp.Do(ctx, chromedp.Navigate(s.url+path), chromedp.Sleep(300*time.Millisecond)))
+					png, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
+					require.NoError(t, err)
+					require.NoError(t, os.WriteFile(filepath.Join(dir, fmt.Sprintf("%s-%s-%s.png", name, at.name, scheme)), png, 0o644))
+				})
 			}
 		}
 	}
