@@ -53,8 +53,9 @@ type Worker struct {
 	claims   claims
 	foreign  foreign
 	paused   atomic.Bool
-	released chan string // keys that were announced to be free
-	emptied  chan string // of these, those that have no messages which could run now
+	claimed  atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
+	released chan string  // keys that were announced to be free
+	emptied  chan string  // of these, those that have no messages which could run now
 	wakeups  *listener.Listener
 	// The client of heartbeats that the user gave, or nil; and the one that they have.
 	heartbeats redis.UniversalClient

@@ -55,6 +55,9 @@ func (o *lockObserver) OnOutcome(ctx context.Context, e core.Outcome) {
 		c.waiting.Add(-1)
 		c.wait.add(e.Waited)
 	}
+	if e.Kind == core.OutcomeShed || e.Kind == core.OutcomeUnavailable {
+		o.notable.add(callEvent(&e), e.Cause)
+	}
 	// Of a call that has several keys it is not known for which it waited.
 	if conflicted(&e) && e.Key != "" && (e.Keys == nil || e.Kind != core.OutcomeAcquired) {
 		now := time.Now()
@@ -95,6 +98,7 @@ func (o *lockObserver) OnLost(ctx context.Context, e core.Lost) {
 	c := o.locks.of(e.Name)
 	c.lost[indexOf(lossKinds[:], e.Kind)].Add(1)
 	o.ended(c, e.Key, e.Held)
+	o.notable.add(lossEvent(&e), e.Cause)
 	if o.next != nil {
 		o.next.OnLost(ctx, e)
 	}
@@ -121,7 +125,8 @@ func (o *lockObserver) OnRenewed(ctx context.Context, e core.Renewed) {
 }
 
 func (o *lockObserver) OnWarning(ctx context.Context, w core.Warning) {
-	o.warnings.add(warning{"locks", string(w.Kind)}, w.Node, w.Resolved)
+	o.warnings.add(warning{sourceLocks, string(w.Kind)}, w.Node, w.Resolved)
+	o.notable.add(warningEvent(sourceLocks, string(w.Kind), w.Node, w.Detail, w.Resolved), w.Err)
 	if o.next != nil {
 		o.next.OnWarning(ctx, w)
 	}

@@ -58,6 +58,9 @@ type queueObserver struct {
 
 func (o *queueObserver) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
 	o.queues.of(e.Queue).enqueued[indexOf(enqueueKinds[:], e.Kind)].Add(1)
+	if e.Kind == delayqueue.EnqueueUnavailable {
+		o.notable.add(enqueueEvent(&e), e.Err)
+	}
 	if o.next != nil {
 		o.next.OnEnqueued(ctx, e)
 	}
@@ -93,7 +96,8 @@ func (o *queueObserver) OnSwept(ctx context.Context, e delayqueue.Swept) {
 }
 
 func (o *queueObserver) OnWarning(ctx context.Context, w delayqueue.Warning) {
-	o.warnings.add(warning{"queues", string(w.Kind)}, w.Queue, w.Resolved)
+	o.warnings.add(warning{sourceQueues, string(w.Kind)}, w.Queue, w.Resolved)
+	o.notable.add(warningEvent(sourceQueues, string(w.Kind), w.Queue, w.Detail, w.Resolved), nil)
 	if o.next != nil {
 		o.next.OnWarning(ctx, w)
 	}

@@ -26,6 +26,7 @@ type Recorder struct {
 	renewals renewalCounters
 	queues   table[queueCounters]
 	warnings warnings
+	notable  notable
 
 	conflicts, waits, holds sketch
 	contended               contended
