@@ -84,6 +84,8 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	switch {
 	case q == nil:
 		return nil, invalidOption("NewWorker: the queue is nil")
+	case q.operator:
+		return nil, invalidOption("NewWorker: the queue was opened for its operator (Open); use New")
 	case locker == nil:
 		return nil, invalidOption("NewWorker: the locker is nil")
 	case h == nil:
