@@ -47,8 +47,8 @@ func (a *area) find(l level, section, link, format string, args ...any) {
 const lately = 10 * time.Minute
 
 // areas says of each area whether it needs a person. What is not up to date is not known.
-func areas(queues []queueView, fleet panel[fleetView], servers panel[redisView], hasFleet, hasRedis bool) []area {
-	all := []area{flow(queues), exclusion(fleet, hasFleet), health(servers, hasRedis), processes(fleet, hasFleet)}
+func areas(queues []queueView, fleet panel[fleetView], servers panel[redisView]) []area {
+	all := []area{flow(queues), exclusion(fleet), health(servers), processes(fleet)}
 	for i := range all {
 		slices.SortStableFunc(all[i].Findings, func(a, b finding) int { return int(b.Level - a.Level) })
 	}
@@ -66,32 +66,32 @@ func flow(queues []queueView) area {
 			a.find(levelUnknown, "PerkeyQueueUnreachable", link, "Queue %s cannot be read.", q.Name)
 			continue
 		case q.Unworked():
-			a.find(levelAct, "PerkeyNobodyWorks", link, "Queue %s: %s messages are due, and no process tells of a worker.", q.Name, num(s.Due))
+			a.find(levelAct, "PerkeyNobodyWorks", link, "Queue %s: %s, and no process tells of a worker.", q.Name, count(s.Due, "message is due", "messages are due"))
 		case q.Behind():
-			a.find(levelAct, "PerkeyQueueLate", link, "Queue %s is %s behind: %s messages are due.", q.Name, dur(s.Lateness), num(s.Due))
+			a.find(levelAct, "PerkeyQueueLate", link, "Queue %s is %s behind: %s.", q.Name, dur(s.Lateness), count(s.Due, "message is due", "messages are due"))
 		}
 		if s.Paused {
 			a.find(levelLook, "PerkeyQueuePaused", link, "Queue %s is paused until %s UTC.", q.Name, clock(s.PausedUntil))
 		}
 		if s.Dead > 0 {
-			a.find(levelLook, "PerkeyDeadLetters", "dead", "Queue %s has %s dead letters.", q.Name, num(s.Dead))
+			a.find(levelLook, "PerkeyDeadLetters", "dead", "Queue %s has %s.", q.Name, count(s.Dead, "dead letter", "dead letters"))
 		}
 		if s.Halted > 0 {
-			a.find(levelLook, "PerkeyDeadLetters", "dead", "Queue %s: dead letters halt %s keys.", q.Name, num(s.Halted))
+			a.find(levelLook, "PerkeyDeadLetters", "dead", "Queue %s: dead letters halt %s.", q.Name, count(s.Halted, "key", "keys"))
 		}
 	}
 	switch {
 	case len(queues) == 0:
 		a.Fine = "There is no queue."
 	default:
-		a.Fine = fmt.Sprintf("%s messages are parked, and none is late.", num(parked))
+		a.Fine = fmt.Sprintf("%s, and none is late.", count(parked, "message is parked", "messages are parked"))
 	}
 	return a
 }
 
-func exclusion(fleet panel[fleetView], has bool) area {
+func exclusion(fleet panel[fleetView]) area {
 	a := area{Name: "Exclusion", Ask: "has one holder been one holder?"}
-	if unknown(&a, fleet, has) {
+	if unknown(&a, fleet) {
 		return a
 	}
 	v := fleet.Data
@@ -102,12 +102,12 @@ func exclusion(fleet panel[fleetView], has bool) area {
 		}
 	}
 	if n := lost["lost"]; n > 0 {
-		a.find(levelAct, "PerkeyLeaseLost", "keys", "%s leases were lost in the last 10 minutes, while work ran under them.", num(n))
+		a.find(levelAct, "PerkeyLeaseLost", "keys", "%s lost in the last 10 minutes, while work ran.", count(n, "lease was", "leases were"))
 	}
 	if n := lost["forced"]; n > 0 {
-		a.find(levelLook, "PerkeyLeaseLost", "keys", "%s leases were taken by an operator in the last 10 minutes.", num(n))
+		a.find(levelLook, "PerkeyLeaseLost", "keys", "%s by an operator in the last 10 minutes.", count(n, "lease was taken", "leases were taken"))
 	}
-	late, long := 0, 0
+	late, long := int64(0), int64(0)
 	for _, l := range v.Leases {
 		if l.Late() && time.Since(l.Process.At) < 20*time.Second {
 			late++
@@ -117,25 +117,21 @@ func exclusion(fleet panel[fleetView], has bool) area {
 		}
 	}
 	if late > 0 {
-		a.find(levelLook, "PerkeyRenewalsFail", "keys", "%d leases are close to their end: their renewal is late.", late)
+		a.find(levelLook, "PerkeyRenewalsFail", "keys", "%s close to the end: the renewal is late.", count(late, "lease is", "leases are"))
 	}
 	if long > 0 {
-		a.find(levelLook, "PerkeyLongHolds", "keys", "%d keys that others wait for have been held for more than a minute.", long)
+		a.find(levelLook, "PerkeyLongHolds", "keys", "%s for more than a minute while others wait.", count(long, "key is held", "keys are held"))
 	}
 	if n := lost[string(core.OutcomeShed)]; n > 0 {
-		a.find(levelLook, "PerkeyShedding", "keys", "%s calls were refused in the last 10 minutes because too many waited.", num(n))
+		a.find(levelLook, "PerkeyShedding", "keys", "%s in the last 10 minutes because too many waited.", count(n, "call was refused", "calls were refused"))
 	}
-	a.Fine = fmt.Sprintf("%s leases are held, and none was lost.", num(v.Held))
+	a.Fine = fmt.Sprintf("%s held, and none was lost lately.", count(int64(v.Held), "lease is", "leases are"))
 	return a
 }
 
-func health(servers panel[redisView], has bool) area {
+func health(servers panel[redisView]) area {
 	a := area{Name: "Redis", Ask: "can it be relied on?"}
-	switch {
-	case !has:
-		a.Level, a.Fine = levelUnknown, "The console was not given a Redis client."
-		return a
-	case !servers.OK():
+	if !servers.OK() {
 		a.find(levelAct, "PerkeyUnavailable", "", "Redis does not answer.")
 		return a
 	}
@@ -156,18 +152,14 @@ func health(servers panel[redisView], has bool) area {
 	return a
 }
 
-func processes(fleet panel[fleetView], has bool) area {
+func processes(fleet panel[fleetView]) area {
 	a := area{Name: "Processes", Ask: "is all there, and alike?"}
-	if unknown(&a, fleet, has) {
+	if unknown(&a, fleet) {
 		return a
 	}
 	v := fleet.Data
-	if len(v.Processes) == 0 {
-		a.find(levelLook, "PerkeyNobodyWorks", "processes", "No process tells of itself.")
-		return a
-	}
 	if versions := mixedOf(v.Processes).Versions; len(versions) > 1 {
-		a.find(levelLook, "PerkeyVersionsMixed", "processes", "%d versions of perkey run beside one another.", len(versions))
+		a.find(levelLook, "PerkeyVersionsMixed", "processes", "%d versions of perkey run side by side.", len(versions))
 	}
 	open := map[string]int{}
 	for _, p := range v.Processes {
@@ -185,7 +177,7 @@ func processes(fleet panel[fleetView], has bool) area {
 		a.find(l, section, "processes", "%d of %d processes warn: %s.", n, len(v.Processes), kind)
 	}
 	slices.SortFunc(a.Findings, func(a, b finding) int { return slices.Compare([]byte(a.Text), []byte(b.Text)) })
-	a.Fine = fmt.Sprintf("%d processes tell of themselves, of one version.", len(v.Processes))
+	a.Fine = fmt.Sprintf("%s of one version.", count(int64(len(v.Processes)), "process", "processes"))
 	return a
 }
 
@@ -194,12 +186,12 @@ var warningSections = map[string]string{
 }
 
 // unknown reports whether nothing can be said of what processes tell.
-func unknown(a *area, fleet panel[fleetView], has bool) bool {
+func unknown(a *area, fleet panel[fleetView]) bool {
 	switch {
-	case !has:
-		a.Level, a.Fine = levelUnknown, "No process tells of itself to this console."
 	case !fleet.OK():
 		a.find(levelUnknown, "PerkeyUnavailable", "processes", "What processes tell cannot be read.")
+	case len(fleet.Data.Processes) == 0:
+		a.Level, a.Fine = levelUnknown, "No process tells of itself."
 	default:
 		return false
 	}
@@ -209,7 +201,7 @@ func unknown(a *area, fleet panel[fleetView], has bool) bool {
 // mixed is what processes differ in.
 type mixed struct{ Versions, Services []string }
 
-func mixedOf(all []Process) (m mixed) {
+func mixedOf(all []processView) (m mixed) {
 	for _, p := range all {
 		m.Versions, m.Services = append(m.Versions, p.Version), append(m.Services, p.Service)
 	}

@@ -15,7 +15,8 @@ type chart struct {
 
 const (
 	chartWidth, chartHeight = 240, 40
-	chartTime               = 10 * time.Minute
+	chartTime               = 10 * time.Minute // at most
+	chartLeast              = 2 * time.Minute
 )
 
 // at is a value at a time.
@@ -27,14 +28,17 @@ type at struct {
 // newChart draws values of the last minutes up to now.
 func newChart(title, unit string, now time.Time, values []at) chart {
 	c := chart{Title: title, Unit: unit, Now: "–"}
-	top := 0.0
+	top, span := 0.0, chartLeast
+	if len(values) > 0 {
+		span = min(max(span, now.Sub(values[0].time)), chartTime)
+	}
 	for _, v := range values {
 		top = max(top, v.value)
 	}
 	if len(values) > 0 {
 		c.Now = rate(values[len(values)-1].value)
 	}
-	c.Label = fmt.Sprintf("%s: now %s%s, highest %s in the last 10 minutes", title, c.Now, unit, rate(top))
+	c.Label = fmt.Sprintf("%s: now %s%s, highest %s in the last %s", title, c.Now, unit, rate(top), count(int64(span.Minutes()+0.5), "minute", "minutes"))
 	if len(values) < 2 {
 		c.Flat = true
 		return c
@@ -43,10 +47,10 @@ func newChart(title, unit string, now time.Time, values []at) chart {
 	var first, last float64
 	for _, v := range values {
 		age := now.Sub(v.time)
-		if age > chartTime {
+		if age > span {
 			continue
 		}
-		x := chartWidth * (1 - age.Seconds()/chartTime.Seconds())
+		x := chartWidth * (1 - age.Seconds()/span.Seconds())
 		y := float64(chartHeight - 2)
 		if top > 0 {
 			y -= v.value / top * (chartHeight - 4)

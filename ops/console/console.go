@@ -11,8 +11,10 @@ import (
 	"fmt"
 	"html/template"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,66 +25,72 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/ops"
 )
 
-// Action is what somebody wants to do.
-type Action string
-
-// What Options.Authorize is asked about.
+// What [Options].Authorize is asked about, beside the changes that package ops names.
 const (
-	// ActionView is to see pages: keys, names, ids, principals, causes.
-	ActionView Action = "view"
-	// ActionPayload is to see payloads of messages.
-	ActionPayload Action = "payload"
+	// View is to see pages: keys, names, ids, principals, causes.
+	View ops.Action = "view"
+	// Payloads is to see the payloads of messages.
+	Payloads ops.Action = "payloads"
 )
 
 // Options are what a console shows, and to whom.
 type Options struct {
-	// Locker has the keys that are shown. Required.
+	// Locker has the keys that are shown, and Redis is its client, where also queues, processes, records of Idempotency-Keys and
+	// the audit are read, under the Locker's prefix. Both are required.
 	Locker *core.Locker
-	// Redis is the Locker's. Nil: the pages do not tell of its servers.
-	Redis redis.UniversalClient
-	// Queues are shown.
+	Redis  redis.UniversalClient
+	// Queues are shown in place of those of the same names: queues on another Redis, or with the Keyring of their payloads. Nobody can change
+	// what is in a queue on another Redis.
 	Queues []*delayqueue.Queue
-	// Fleet reads what processes tell of themselves. Nil: what only they know is not shown.
-	Fleet func(context.Context) (Fleet, error)
-	// Idempotency has the records of Idempotency-Keys. Nil: they are not shown.
-	Idempotency *idempotency.Store
-	// Authorize says who sends a request, for the audit, or refuses what it wants with an error, whose text is shown to nobody. It is
-	// called for each request, with ActionView for pages, and must be safe for concurrent use. Nil: whoever reaches the handler sees all but payloads.
-	Authorize func(r *http.Request, do Action) (who string, err error)
+	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error. It is called for each
+	// page with View, and must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
+	Authorize func(r *http.Request, do ops.Action) (who string, err error)
+	// Changes has those whom Authorize allows make changes; without Authorize it is an error. Default: the console changes nothing.
+	Changes bool
+	// Log is told of changes, beside the audit in Redis. Nil: slog.Default.
+	Log *slog.Logger
 }
 
-// New makes the console's handler. It does not talk to Redis, has goroutines only while requests are under way, and
-// needs no closing. Its error wraps [core.ErrInvalidOption].
+// New makes the console's handler. It does not talk to Redis, needs no closing, and has goroutines only while requests, or changes that
+// they began, are under way. Its error wraps [core.ErrInvalidOption].
 func New(o Options) (http.Handler, error) {
-	if o.Locker == nil {
-		return nil, fmt.Errorf("console: %w: Locker is nil", core.ErrInvalidOption)
+	invalid := func(what string) error { return fmt.Errorf("console: %w: %s", core.ErrInvalidOption, what) }
+	switch {
+	case o.Locker == nil || absent.Is(o.Redis):
+		return nil, invalid("Locker and Redis are required")
+	case slices.Contains(o.Queues, nil):
+		return nil, invalid("a queue is nil")
+	case o.Changes && o.Authorize == nil:
+		return nil, invalid("Changes needs Authorize")
 	}
-	if absent.Is(o.Redis) {
-		o.Redis = nil
+	c := &console{Options: o, searches: make(chan struct{}, maxSearches)}
+	var err, auditErr, operatorErr error
+	c.records, err = idempotency.New(o.Redis, idempotency.WithPrefix(o.Locker.Prefix()))
+	c.audit, auditErr = ops.NewAudit(o.Redis, o.Locker.Prefix(), o.Log)
+	c.operator, operatorErr = ops.NewOperator(o.Locker, c.audit)
+	if err := errors.Join(err, auditErr, operatorErr); err != nil {
+		return nil, err
 	}
-	for _, q := range o.Queues {
-		if q == nil {
-			return nil, fmt.Errorf("console: %w: a queue is nil", core.ErrInvalidOption)
-		}
-	}
-	c := &console{Options: o, protection: http.NewCrossOriginProtection(), searches: make(chan struct{}, maxSearches)}
 	c.pages = map[string]func(*http.Request) (*page, error){
 		"": c.overview, "keys": c.keys, "key": c.key, "queues": c.queues, "queue": c.queue, "message": c.message,
-		"dead": c.dead, "processes": c.processes, "process": c.process, "idempotency": c.idempotency,
+		"dead": c.dead, "processes": c.processes, "process": c.process, "idempotency": c.idempotency, "audit": c.changes, "change": c.confirm,
 	}
-	return c.protection.Handler(c), nil
+	return http.NewCrossOriginProtection().Handler(c), nil
 }
 
 type console struct {
 	Options
-	protection *http.CrossOriginProtection
-	pages      map[string]func(*http.Request) (*page, error)
-	cache      cache
-	history    history
-	searches   chan struct{} // one for each that is under way
-	streams    streams
+	records  *idempotency.Store
+	audit    *ops.Audit
+	operator *ops.Operator
+	pages    map[string]func(*http.Request) (*page, error)
+	cache    cache
+	history  history
+	searches chan struct{} // one for each that is under way
+	streams  streams
 }
 
 //go:embed templates
@@ -165,17 +173,19 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, &httpError{http.StatusNotFound, "There is no such page."})
 		return
 	}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+	if post := r.Method == http.MethodPost && name == "change" && c.Changes; !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
-		c.refuse(w, &httpError{http.StatusMethodNotAllowed, "This console changes nothing."})
+		c.refuse(w, &httpError{http.StatusMethodNotAllowed, "This console does not change that."})
 		return
 	}
-	who, err := c.authorize(r, ActionView)
+	who, err := c.authorize(r, View)
 	if err != nil {
 		c.refuse(w, err)
 		return
 	}
 	switch {
+	case r.Method == http.MethodPost:
+		c.change(w, r)
 	case r.Header.Get("Accept") == "text/event-stream":
 		c.stream(w, r, show)
 	case name == "keys" && r.URL.Query().Has("prefix"):
@@ -186,11 +196,13 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // authorize asks the user's hook.
-func (c *console) authorize(r *http.Request, do Action) (who string, err error) {
-	if c.Authorize == nil {
-		if do == ActionView {
-			return "", nil
-		}
+func (c *console) authorize(r *http.Request, do ops.Action) (who string, err error) {
+	switch {
+	case do != View && do != Payloads && !c.Changes:
+		return "", &httpError{http.StatusForbidden, "This console changes nothing."}
+	case c.Authorize == nil && do == View:
+		return "", nil
+	case c.Authorize == nil:
 		return "", &httpError{http.StatusForbidden, "This console does not show that."}
 	}
 	if who, err = c.Authorize(r, do); err != nil {
@@ -199,9 +211,19 @@ func (c *console) authorize(r *http.Request, do Action) (who string, err error) 
 	return who, nil
 }
 
-func (c *console) allowed(r *http.Request, do Action) bool {
+func (c *console) allowed(r *http.Request, do ops.Action) bool {
 	_, err := c.authorize(r, do)
 	return err == nil
+}
+
+// may is which of some changes somebody may make.
+func (c *console) may(r *http.Request, changes ...ops.Action) (all []ops.Action) {
+	for _, do := range changes {
+		if c.allowed(r, do) {
+			all = append(all, do)
+		}
+	}
+	return all
 }
 
 // read makes a page within the time that a page has.

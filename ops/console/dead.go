@@ -10,8 +10,10 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/ops"
 )
 
 // shownDead is how many dead letters of a queue are looked at, the newest first.
@@ -75,26 +77,25 @@ func groups(queue string, letters []delayqueue.Entry) (all []causeView) {
 // dead answers "what broke, and how much?".
 func (c *console) dead(r *http.Request) (*page, error) {
 	p := &page{Name: "dead", Title: "Dead letters"}
-	all := make([]deadView, len(c.Queues))
+	queues := c.handles(r.Context())
+	troubled(p, "queues", queues)
+	all := make([]deadView, len(queues.Data))
 	var reads []func()
-	for i, q := range c.Queues {
-		all[i].Queue = q.Name()
-		reads = append(reads, func() { all[i].Stats = c.readStats(r.Context(), q) }, func() {
-			all[i].Letters = get(r.Context(), &c.cache, "list dead "+q.Name(), deadEvery, func(ctx context.Context) ([]delayqueue.Entry, error) {
-				letters, _, err := q.List(ctx, delayqueue.StateDead, "", shownDead)
-				return letters, err
-			})
-		})
+	for i, h := range queues.Data {
+		all[i].Queue = h.name
+		reads = append(reads, func() { all[i].Stats = c.readStats(r.Context(), h) },
+			func() { all[i].Letters = c.list(r.Context(), h, delayqueue.StateDead, deadEvery, shownDead) })
 	}
 	together(reads...)
 	body := struct {
-		Queues       []deadView
-		Causes       []causeView
-		Letters      []delayqueue.Entry // of one queue, name and cause
-		Chosen       *causeView
-		Total        int64
-		Looked, Most int
-	}{Queues: all, Most: shownDead}
+		Queues  []deadView
+		Causes  []causeView
+		Letters []delayqueue.Entry // of one queue, name and cause
+		Chosen  *causeView
+		Total   int64
+		Looked  int
+		May     []ops.Action
+	}{Queues: all, May: c.may(r, ops.ActionRedrive, ops.ActionPurge)}
 	ask := r.URL.Query()
 	for i := range all {
 		d := &all[i]
@@ -122,11 +123,14 @@ func (c *console) dead(r *http.Request) (*page, error) {
 
 // message shows what is known of one message.
 func (c *console) message(r *http.Request) (*page, error) {
-	q, err := c.named(r)
+	h, err := c.named(r)
+	if err == nil {
+		err = h.err
+	}
 	if err != nil {
 		return nil, err
 	}
-	id := r.URL.Query().Get("id")
+	q, id := h.queue, r.URL.Query().Get("id")
 	p := &page{Name: "message", Nav: "queues", Title: "Message " + id}
 	body := struct {
 		Queue, ID       string
@@ -135,14 +139,20 @@ func (c *console) message(r *http.Request) (*page, error) {
 		MayPayload      bool
 		Payload         []byte
 		PayloadErr      error
-		PayloadHidden   bool
 		PayloadRequired bool
-	}{Queue: q.Name(), ID: id, MayPayload: c.allowed(r, ActionPayload)}
+		May             []ops.Action
+	}{Queue: q.Name(), ID: id, MayPayload: c.allowed(r, Payloads)}
 	body.Entry = get(r.Context(), &c.cache, "message "+q.Name()+" "+id, refresh, func(ctx context.Context) (delayqueue.Entry, error) { return q.Peek(ctx, id) })
 	if errors.Is(body.Entry.Err, delayqueue.ErrNotFound) {
 		body.Missing, p.Status = true, http.StatusNotFound
 	} else {
 		troubled(p, "message", body.Entry)
+	}
+	switch body.Entry.Data.State {
+	case delayqueue.StateQueued:
+		body.May = c.may(r, ops.ActionCancel)
+	case delayqueue.StateDead:
+		body.May = c.may(r, ops.ActionRedrive, ops.ActionPurge)
 	}
 	if r.URL.Query().Has("payload") && !body.Missing {
 		if !body.MayPayload {
@@ -161,27 +171,29 @@ func (c *console) idempotency(r *http.Request) (*page, error) {
 	ask := r.URL.Query()
 	p := &page{Name: "idempotency", Title: "Idempotency", Quiet: true}
 	body := struct {
-		Has                   bool
-		Route, Principal, Key string
-		Asked                 bool
-		Name                  string
-		Record                idempotency.Record
-		OutcomeSize           int
-		Err                   error
-		Sealed                bool
-		Now                   time.Time
-	}{
-		Has: c.Idempotency != nil, Route: ask.Get("route"), Principal: ask.Get("principal"), Key: strings.Trim(ask.Get("idempotency-key"), `"`), Now: time.Now(),
-	}
-	if body.Asked = body.Has && body.Route != "" && body.Key != ""; body.Asked {
+		ops.Request
+		Asked, Found, Ran, Begun, Sealed bool
+		Name, State                      string
+		Ticket                           core.Ticket
+		Size                             int
+		Err                              error
+		MayForget                        bool
+	}{Request: requestOf(ask.Get)}
+	if body.Asked = body.Route != "" && body.Key != ""; body.Asked {
 		body.Name = idempotency.NameOf(body.Route, body.Principal, body.Key)
-		body.Record, body.Err = c.Idempotency.Lookup(r.Context(), idempotency.Work{Name: body.Name})
-		body.OutcomeSize = len(body.Record.Outcome)
-		if body.Sealed = errors.Is(body.Err, idempotency.ErrSealed); body.Sealed {
-			body.Err = nil
+		record, err := c.records.Lookup(r.Context(), idempotency.Work{Name: body.Name})
+		if body.Sealed = errors.Is(err, idempotency.ErrSealed); body.Sealed {
+			record.Outcome, err = []byte{}, nil
 		}
-		body.Record.Outcome = nil // a response is not for the page
+		body.Err, body.Found, body.Ran, body.Begun = err, record.Found, record.Outcome != nil, record.Begun
+		body.Ticket, body.Size, body.State = record.Ticket, len(record.Outcome), ops.RecordState(record) // a response is not for the page
+		body.MayForget = record.Found && c.allowed(r, ops.ActionForget)
 	}
 	p.Body = body
 	return p, nil
+}
+
+// requestOf reads a request with an Idempotency-Key.
+func requestOf(value func(string) string) ops.Request {
+	return ops.Request{Route: value("route"), Principal: value("principal"), Key: strings.Trim(value("idempotency-key"), `"`)}
 }

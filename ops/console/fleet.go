@@ -11,9 +11,16 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
+// processView is what a process told, and when by the clock of this one.
+type processView struct {
+	ops.Process
+	At time.Time
+}
+
 // fleetView is what all processes together tell.
 type fleetView struct {
-	Processes     []Process
+	Processes     []processView
+	Damaged, More int
 	Held, Waiting int
 	Leases        []leaseView // the oldest first
 	Waits         []waitView  // the longest first
@@ -23,16 +30,17 @@ type fleetView struct {
 
 type leaseView struct {
 	core.LocalLease
-	Process *Process
+	Process *processView
 	Since   time.Time
 }
 
-// Late reports whether the lease should have been renewed by now.
-func (l leaseView) Late() bool { return l.TTL > 0 && l.Remaining < l.TTL/3 }
+// Late reports whether the lease should have been renewed when its process told: at a third of its length, but for one that
+// was not renewed yet.
+func (l leaseView) Late() bool { return l.Held > l.TTL && l.Remaining < l.TTL/3 }
 
 type waitView struct {
 	core.LocalWait
-	Process *Process
+	Process *processView
 	Since   time.Time
 }
 
@@ -46,13 +54,16 @@ type hotView struct {
 }
 
 type eventView struct {
-	Event
-	Process *Process
+	ops.Event
+	Process *processView
 }
 
-func newFleetView(f Fleet) fleetView {
-	v := fleetView{Processes: f.Processes}
-	slices.SortFunc(v.Processes, func(a, b Process) int {
+func newFleetView(f ops.Fleet) fleetView {
+	v := fleetView{Damaged: f.Damaged, More: f.More}
+	for _, p := range f.Processes {
+		v.Processes = append(v.Processes, processView{p, time.Now().Add(-p.Age)})
+	}
+	slices.SortFunc(v.Processes, func(a, b processView) int {
 		return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.PID, b.PID), cmp.Compare(a.ID, b.ID))
 	})
 	hot := map[string]*hotView{}
@@ -73,7 +84,7 @@ func newFleetView(f Fleet) fleetView {
 		for _, w := range p.Local.Waits {
 			v.Waits = append(v.Waits, waitView{w, p, p.At.Add(-w.Waited)})
 		}
-		for _, e := range p.Events {
+		for _, e := range p.Snapshot.Events {
 			v.Events = append(v.Events, eventView{e, p})
 		}
 		add(p.Snapshot.Conflicts, func(h *hotView) *float64 { return &h.Conflicts })
@@ -107,7 +118,7 @@ func newFleetView(f Fleet) fleetView {
 }
 
 // Of returns the process with an id, or that of the Locker with it.
-func (v fleetView) Of(id string) *Process {
+func (v fleetView) Of(id string) *processView {
 	for i := range v.Processes {
 		if p := &v.Processes[i]; p.ID == id || slices.Contains(p.Lockers, id) {
 			return p

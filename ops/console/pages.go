@@ -3,18 +3,21 @@ package console
 import (
 	"context"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/ops"
 )
 
 const (
-	fleetEvery = 4 * time.Second // processes tell every 10 s
-	redisEvery = 4 * time.Second
-	listEvery  = 4 * time.Second
-	deadEvery  = 10 * time.Second
+	fleetEvery  = 4 * time.Second // processes tell every 10 s
+	redisEvery  = 4 * time.Second
+	listEvery   = 4 * time.Second
+	deadEvery   = 10 * time.Second
+	queuesEvery = 10 * time.Second
 )
 
 // together runs reads at once.
@@ -27,11 +30,8 @@ func together(reads ...func()) {
 }
 
 func (c *console) readFleet(ctx context.Context) panel[fleetView] {
-	if c.Fleet == nil {
-		return panel[fleetView]{}
-	}
 	return get(ctx, &c.cache, "fleet", fleetEvery, func(ctx context.Context) (fleetView, error) {
-		f, err := c.Fleet(ctx)
+		f, err := ops.ReadFleet(ctx, c.Redis, c.Locker.Prefix())
 		if err != nil {
 			return fleetView{}, err
 		}
@@ -42,10 +42,40 @@ func (c *console) readFleet(ctx context.Context) panel[fleetView] {
 }
 
 func (c *console) readServers(ctx context.Context) panel[redisView] {
-	if c.Redis == nil {
-		return panel[redisView]{}
-	}
 	return get(ctx, &c.cache, "redis", redisEvery, func(ctx context.Context) (redisView, error) { return readRedis(ctx, c.Redis) })
+}
+
+// handle is a queue that there is, or why it cannot be used.
+type handle struct {
+	name  string
+	queue *delayqueue.Queue
+	err   error
+}
+
+// handles are the queues of the prefix, and those of Options, which come first.
+func (c *console) handles(ctx context.Context) panel[[]handle] {
+	found := get(ctx, &c.cache, "queues", queuesEvery, func(ctx context.Context) (all []handle, err error) {
+		known, err := delayqueue.Queues(ctx, c.Redis, c.Locker.Prefix())
+		for _, info := range known {
+			h := handle{name: info.Name, err: info.Err}
+			if h.err == nil {
+				h.queue, h.err = delayqueue.Open(ctx, c.Redis, info.Name, delayqueue.WithPrefix(c.Locker.Prefix()))
+			}
+			all = append(all, h)
+		}
+		return all, err
+	})
+	all := make([]handle, 0, len(c.Queues)+len(found.Data))
+	for _, q := range c.Queues {
+		all = append(all, handle{name: q.Name(), queue: q})
+	}
+	for _, h := range found.Data {
+		if !slices.ContainsFunc(c.Queues, func(q *delayqueue.Queue) bool { return q.Name() == h.name }) {
+			all = append(all, h)
+		}
+	}
+	found.Data = all
+	return found
 }
 
 // queueView is a queue and who works for it.
@@ -58,18 +88,8 @@ type queueView struct {
 }
 
 type workerView struct {
-	Worker
-	Process *Process
-}
-
-// LastClaim is when a worker claimed something last, as far as they tell.
-func (q queueView) LastClaim() (last time.Time) {
-	for _, w := range q.Workers {
-		if w.LastClaim.After(last) {
-			last = w.LastClaim
-		}
-	}
-	return last
+	delayqueue.Local
+	Process *processView
 }
 
 // Unworked reports that work is due and no process tells of a worker.
@@ -82,15 +102,18 @@ func (q queueView) Behind() bool {
 	return q.Stats.OK() && q.Stats.Data.Lateness > time.Minute && !q.Stats.Data.Paused
 }
 
-func (c *console) readStats(ctx context.Context, q *delayqueue.Queue) panel[delayqueue.Stats] {
-	return get(ctx, &c.cache, "stats "+q.Name(), refresh, func(ctx context.Context) (delayqueue.Stats, error) {
-		s, err := q.Stats(ctx)
+func (c *console) readStats(ctx context.Context, h handle) panel[delayqueue.Stats] {
+	return get(ctx, &c.cache, "stats "+h.name, refresh, func(ctx context.Context) (delayqueue.Stats, error) {
+		if h.err != nil {
+			return delayqueue.Stats{}, h.err
+		}
+		s, err := h.queue.Stats(ctx)
 		if err == nil {
 			now := time.Now()
-			c.history.gauge("queued "+q.Name(), now, float64(s.Queued))
-			c.history.gauge("dead "+q.Name(), now, float64(s.Dead))
-			c.history.rates("queue "+q.Name(), now, map[string]counted{"": {at: now, values: map[string]int64{
-				"enqueued " + q.Name(): s.Totals.Enqueued, "done " + q.Name(): s.Totals.Done,
+			c.history.gauge("queued "+h.name, now, float64(s.Queued))
+			c.history.gauge("dead "+h.name, now, float64(s.Dead))
+			c.history.rates("queue "+h.name, now, map[string]counted{"": {at: now, values: map[string]int64{
+				"enqueued " + h.name: s.Totals.Enqueued, "done " + h.name: s.Totals.Done,
 			}}})
 		}
 		return s, err
@@ -98,36 +121,36 @@ func (c *console) readStats(ctx context.Context, q *delayqueue.Queue) panel[dela
 }
 
 // readQueues reads all queues, and the fleet.
-func (c *console) readQueues(ctx context.Context) (queues []queueView, fleet panel[fleetView]) {
-	queues = make([]queueView, len(c.Queues))
-	reads := []func(){func() { fleet = c.readFleet(ctx) }}
-	for i, q := range c.Queues {
-		queues[i].Name = q.Name()
-		reads = append(reads, func() { queues[i].Stats = c.readStats(ctx, q) })
-	}
-	together(reads...)
+func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, fleet panel[fleetView]) {
+	together(func() { fleet = c.readFleet(ctx) }, func() {
+		all := c.handles(ctx)
+		troubled(p, "queues", all)
+		queues = make([]queueView, len(all.Data))
+		var reads []func()
+		for i, h := range all.Data {
+			queues[i].Name = h.name
+			reads = append(reads, func() { queues[i].Stats = c.readStats(ctx, h) })
+		}
+		together(reads...)
+	})
+	troubled(p, "processes", fleet)
 	for i := range queues {
 		queues[i].workers(fleet)
+		troubled(p, "queue "+queues[i].Name, queues[i].Stats)
 	}
 	return queues, fleet
 }
 
 func (q *queueView) workers(fleet panel[fleetView]) {
-	q.Told = fleet.Known && fleet.OK()
 	for i := range fleet.Data.Processes {
 		p := &fleet.Data.Processes[i]
+		q.Told = q.Told || p.Workers != nil && fleet.OK()
 		for _, w := range p.Workers {
 			if w.Queue == q.Name && !w.Stopped {
 				q.Workers = append(q.Workers, workerView{w, p})
 				q.Slots, q.Busy = q.Slots+w.Slots, q.Busy+w.Running
 			}
 		}
-	}
-}
-
-func (c *console) troubledQueues(p *page, queues []queueView) {
-	for _, q := range queues {
-		troubled(p, "queue "+q.Name, q.Stats)
 	}
 }
 
@@ -138,29 +161,23 @@ func (c *console) overview(r *http.Request) (*page, error) {
 		fleet   panel[fleetView]
 		servers panel[redisView]
 	)
-	together(func() { queues, fleet = c.readQueues(r.Context()) }, func() { servers = c.readServers(r.Context()) })
 	p := &page{Name: "overview", Title: "Overview"}
-	troubled(p, "processes", fleet)
+	together(func() { queues, fleet = c.readQueues(r.Context(), p) }, func() { servers = c.readServers(r.Context()) })
 	troubled(p, "Redis", servers)
-	c.troubledQueues(p, queues)
 	v := fleet.Data
-	body := struct {
-		Areas    []area
-		Charts   []chart
-		HasFleet bool
-		Fleet    fleetView
-		Queues   []queueView
-		Servers  panel[redisView]
-	}{
-		Areas: areas(queues, fleet, servers, c.Fleet != nil, c.Redis != nil), HasFleet: c.Fleet != nil, Queues: queues, Servers: servers,
-	}
-	if c.Fleet != nil {
-		body.Charts = append(body.Charts, c.history.chart("Calls", "/s", "calls"), c.history.chart("Not granted at once, or at all", "/s", "refused"),
-			c.history.chart("Waiting", "", "waiting"), c.history.chart("Held", "", "held"))
-	}
 	v.Leases, v.Waits, v.Hot, v.Events = first(v.Leases, 6), first(v.Waits, 6), first(v.Hot, 6), first(v.Events, 8)
-	body.Fleet = v
-	p.Body = body
+	p.Body = struct {
+		Areas   []area
+		Charts  []chart
+		Fleet   fleetView
+		Queues  []queueView
+		Servers panel[redisView]
+	}{
+		areas(queues, fleet, servers), []chart{
+			c.history.chart("Calls", "/s", "calls"), c.history.chart("Refused or parked", "/s", "refused"),
+			c.history.chart("Waiting", "", "waiting"), c.history.chart("Held", "", "held"),
+		}, v, queues, servers,
+	}
 	return p, nil
 }
 
@@ -172,15 +189,14 @@ func (c *console) keys(r *http.Request) (*page, error) {
 	p := &page{Name: "keys", Title: "Keys"}
 	troubled(p, "processes", fleet)
 	v := fleet.Data
-	v.Leases, v.Waits, v.Hot = first(v.Leases, 32), first(v.Waits, 32), first(v.Hot, 32)
-	p.Body = keysBody{HasFleet: c.Fleet != nil, Fleet: v}
+	v.Leases, v.Waits, v.Hot = first(v.Leases, 25), first(v.Waits, 15), first(v.Hot, 40)
+	p.Body = keysBody{Fleet: v}
 	return p, nil
 }
 
 type keysBody struct {
-	HasFleet bool
-	Fleet    fleetView
-	Search   *searchBody
+	Fleet  fleetView
+	Search *searchBody
 }
 
 // lineView is what a queue has of a key.
@@ -197,16 +213,16 @@ func (c *console) key(r *http.Request) (*page, error) {
 	key := r.URL.Query().Get("key")
 	p := &page{Name: "key", Nav: "keys", Title: "Key", Key: key}
 	body := struct {
-		Key     string
-		Invalid string
-		Info    panel[*core.KeyInfo]
-		Lines   []lineView
-		Leases  []leaseView
-		Waits   []waitView
-		Events  []eventView
-		Hot     *hotView
-		Fleet   fleetView
-	}{Key: key}
+		Key       string
+		Invalid   string
+		Info      panel[*core.KeyInfo]
+		Lines     []lineView
+		Leases    []leaseView
+		Waits     []waitView
+		Events    []eventView
+		Fleet     fleetView
+		MayUnlock bool
+	}{Key: key, MayUnlock: c.allowed(r, ops.ActionUnlock)}
 	if err := core.ValidateKey(key); err != nil {
 		p.Quiet = true
 		if body.Invalid = "A key has 1 to 512 bytes, and none of them is an ASCII control byte."; key == "" {
@@ -215,7 +231,8 @@ func (c *console) key(r *http.Request) (*page, error) {
 		p.Body = body
 		return p, nil
 	}
-	body.Lines = make([]lineView, len(c.Queues))
+	queues := c.handles(r.Context())
+	body.Lines = make([]lineView, len(queues.Data))
 	var fleet panel[fleetView]
 	reads := []func(){
 		func() { fleet = c.readFleet(r.Context()) },
@@ -223,16 +240,19 @@ func (c *console) key(r *http.Request) (*page, error) {
 			body.Info = get(r.Context(), &c.cache, "key "+key, refresh, func(ctx context.Context) (*core.KeyInfo, error) { return c.Locker.Inspect(ctx, key) })
 		},
 	}
-	for i, q := range c.Queues {
-		body.Lines[i].Queue = q.Name()
+	for i, h := range queues.Data {
+		body.Lines[i].Queue = h.name
 		reads = append(reads, func() {
-			body.Lines[i].Line = get(r.Context(), &c.cache, "line "+q.Name()+" "+key, refresh, func(ctx context.Context) ([]delayqueue.LineEntry, error) {
-				line, _, err := q.Line(ctx, key, "", shownLine+1)
+			body.Lines[i].Line = get(r.Context(), &c.cache, "line "+h.name+" "+key, refresh, func(ctx context.Context) (line []delayqueue.LineEntry, err error) {
+				if err = h.err; err == nil {
+					line, _, err = h.queue.Line(ctx, key, "", shownLine+1)
+				}
 				return line, err
 			})
 		})
 	}
 	together(reads...)
+	troubled(p, "queues", queues)
 	troubled(p, "key", body.Info)
 	troubled(p, "processes", fleet)
 	for i := range body.Lines {
@@ -259,20 +279,13 @@ func (c *console) key(r *http.Request) (*page, error) {
 			body.Events = append(body.Events, e)
 		}
 	}
-	for i := range v.Hot {
-		if v.Hot[i].Key == key {
-			body.Hot = &v.Hot[i]
-		}
-	}
 	p.Body = body
 	return p, nil
 }
 
 func (c *console) queues(r *http.Request) (*page, error) {
-	queues, fleet := c.readQueues(r.Context())
 	p := &page{Name: "queues", Title: "Queues"}
-	troubled(p, "processes", fleet)
-	c.troubledQueues(p, queues)
+	queues, _ := c.readQueues(r.Context(), p)
 	type row struct {
 		queueView
 		Depth, Done chart
@@ -286,39 +299,55 @@ func (c *console) queues(r *http.Request) (*page, error) {
 }
 
 // named is the queue of a request.
-func (c *console) named(r *http.Request) (*delayqueue.Queue, error) {
-	name := r.URL.Query().Get("queue")
-	for _, q := range c.Queues {
-		if q.Name() == name {
-			return q, nil
+func (c *console) named(r *http.Request) (handle, error) {
+	name := r.FormValue("queue")
+	all := c.handles(r.Context())
+	for _, h := range all.Data {
+		if h.name == name {
+			return h, nil
 		}
 	}
-	return nil, &httpError{http.StatusNotFound, "This console does not know of a queue of that name."}
+	if all.Err != nil {
+		return handle{}, &httpError{http.StatusServiceUnavailable, "Redis does not tell which queues there are."}
+	}
+	return handle{}, &httpError{http.StatusNotFound, "There is no queue of that name under this prefix."}
 }
 
 const shownMessages = 50
 
+// list reads the first messages of a state.
+func (c *console) list(ctx context.Context, h handle, state delayqueue.State, every time.Duration, n int) panel[[]delayqueue.Entry] {
+	return get(ctx, &c.cache, "list "+string(state)+" "+h.name, every, func(ctx context.Context) (all []delayqueue.Entry, err error) {
+		if err = h.err; err == nil {
+			all, _, err = h.queue.List(ctx, state, "", n)
+		}
+		return all, err
+	})
+}
+
 func (c *console) queue(r *http.Request) (*page, error) {
-	q, err := c.named(r)
+	h, err := c.named(r)
 	if err != nil {
 		return nil, err
 	}
-	p := &page{Name: "queue", Nav: "queues", Title: "Queue " + q.Name()}
+	p := &page{Name: "queue", Nav: "queues", Title: "Queue " + h.name}
 	body := struct {
 		queueView
 		Charts          []chart
 		Running, Queued panel[[]delayqueue.Entry]
-	}{queueView: queueView{Name: q.Name()}}
+		May             []ops.Action
+	}{queueView: queueView{Name: h.name}}
 	list := func(state delayqueue.State) panel[[]delayqueue.Entry] {
-		return get(r.Context(), &c.cache, "list "+string(state)+" "+q.Name(), listEvery, func(ctx context.Context) ([]delayqueue.Entry, error) {
-			all, _, err := q.List(ctx, state, "", shownMessages)
-			return all, err
-		})
+		return c.list(r.Context(), h, state, listEvery, shownMessages)
 	}
 	var fleet panel[fleetView]
-	together(func() { fleet = c.readFleet(r.Context()) }, func() { body.Stats = c.readStats(r.Context(), q) },
+	together(func() { fleet = c.readFleet(r.Context()) }, func() { body.Stats = c.readStats(r.Context(), h) },
 		func() { body.Running = list(delayqueue.StateRunning) }, func() { body.Queued = list(delayqueue.StateQueued) })
 	body.workers(fleet)
+	body.May = c.may(r, ops.ActionPause)
+	if body.Stats.Data.Paused {
+		body.May = c.may(r, ops.ActionResume)
+	}
 	troubled(p, "processes", fleet)
 	troubled(p, "figures", body.Stats)
 	troubled(p, "running messages", body.Running)
@@ -326,7 +355,7 @@ func (c *console) queue(r *http.Request) (*page, error) {
 	for _, s := range []struct{ title, unit, series string }{
 		{"Queued", "", "queued "}, {"Enqueued", "/s", "enqueued "}, {"Done", "/s", "done "}, {"Dead letters", "", "dead "},
 	} {
-		body.Charts = append(body.Charts, c.history.chart(s.title, s.unit, s.series+q.Name()))
+		body.Charts = append(body.Charts, c.history.chart(s.title, s.unit, s.series+h.name))
 	}
 	p.Body = body
 	return p, nil
@@ -337,10 +366,9 @@ func (c *console) processes(r *http.Request) (*page, error) {
 	p := &page{Name: "processes", Title: "Processes"}
 	troubled(p, "processes", fleet)
 	p.Body = struct {
-		HasFleet bool
-		Fleet    fleetView
-		Mixed    mixed
-	}{c.Fleet != nil, fleet.Data, mixedOf(fleet.Data.Processes)}
+		Fleet fleetView
+		Mixed mixed
+	}{fleet.Data, mixedOf(fleet.Data.Processes)}
 	return p, nil
 }
 
@@ -351,7 +379,7 @@ func (c *console) process(r *http.Request) (*page, error) {
 	troubled(p, "processes", fleet)
 	p.Body = struct {
 		ID      string
-		Process *Process
+		Process *processView
 		Fleet   fleetView
 	}{id, fleet.Data.Of(id), fleet.Data}
 	return p, nil

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/perkey-go/perkey/ops"
 )
 
 // functions are what templates call.
@@ -16,9 +18,10 @@ var functions = template.FuncMap{
 	"parts": parts, "keyurl": keyURL, "link": link, "num": num, "size": size, "dur": dur, "exact": exact, "rate": rate,
 	"clock": clock, "stamp": stamp, "iso": iso, "since": time.Since, "until": time.Until, "short": short, "runbook": runbook,
 	"safe": safe, "valid": utf8.ValidString, "seconds": seconds, "inc": func(i int) int { return i + 1 },
+	"count": func(n int, one, many string) string { return count(int64(n), one, many) },
 	"int64": func(n int) int64 { return int64(n) }, "string": func(b []byte) string { return string(b) },
-	"tab": newTab, "pair": newPair, "entries": newEntries, "holder": newHolder, "ref": func(p Process) *Process { return &p },
-	"bad": bad, "silent": silent, "calls": calls, "losses": losses, "leases": leasesOf, "waits": waitsOf, "events": eventsOf,
+	"tab": newTab, "pair": newPair, "entries": newEntries, "holder": newHolder, "ref": func(p processView) *processView { return &p },
+	"unlock": unlockURL, "label": label, "bad": bad, "silent": silent, "calls": calls, "losses": losses, "leases": leasesOf, "waits": waitsOf, "events": eventsOf,
 }
 
 // part is a piece of a text that somebody else wrote. One that is not Plain is shown as its escape.
@@ -57,6 +60,14 @@ func parts(text string) (all []part) {
 // keyURL is where the page of a key is, relative to any page.
 func keyURL(key string) string { return link("key", "key", key) }
 
+// unlockURL is where a key is taken from its holder.
+func unlockURL(key string, fence int64) string {
+	return link("change", "do", string(ops.ActionUnlock), "key", key, "fence", strconv.FormatInt(fence, 10))
+}
+
+// label is what a button says.
+func label(do ops.Action) string { return strings.ToUpper(string(do[:1])) + string(do[1:]) }
+
 // link is a page, relative to any page, with names and values of its query.
 func link(page string, query ...string) string {
 	for i := 0; i+1 < len(query); i += 2 {
@@ -88,14 +99,22 @@ func num(n any) string {
 // rate writes a number of which three digits matter.
 func rate(f float64) string {
 	switch {
-	case f == 0:
-		return "0"
+	case f == math.Trunc(f):
+		return num(int64(f))
 	case f < 0.1:
 		return "<0.1"
 	case f < 10:
 		return strconv.FormatFloat(f, 'f', 1, 64)
 	}
 	return num(int64(math.Round(f)))
+}
+
+// count writes a number of things.
+func count(n int64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return num(n) + " " + many
 }
 
 func size(n int64) string {
@@ -115,6 +134,8 @@ func size(n int64) string {
 // dur writes a time as a person says it; exact has the rest.
 func dur(d time.Duration) string {
 	switch d = max(d, 0); {
+	case d > 0 && d < time.Millisecond:
+		return "<1 ms"
 	case d < time.Second:
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	case d < 10*time.Second:

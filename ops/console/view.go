@@ -22,7 +22,7 @@ type (
 	holderView struct {
 		Host    string
 		PID     int
-		Process *Process
+		Process *processView
 	}
 )
 
@@ -56,14 +56,14 @@ func bad(kind string) bool {
 }
 
 // silent reports whether a process should have told of itself by now.
-func silent(p Process) bool { return time.Since(p.At) > 15*time.Second }
+func silent(p processView) bool { return time.Since(p.At) > 15*time.Second }
 
 func calls(s ops.LockStats, kind string) int64 { return s.Calls[core.OutcomeKind(kind)] }
 
 // losses are the leases that were lost while work ran under them.
 func losses(s ops.LockStats) int64 { return s.Lost[core.LossExpired] + s.Lost[core.LossGone] }
 
-func leasesOf(v fleetView, p *Process) (all []leaseView) {
+func leasesOf(v fleetView, p *processView) (all []leaseView) {
 	for _, l := range v.Leases {
 		if l.Process == p {
 			all = append(all, l)
@@ -72,7 +72,7 @@ func leasesOf(v fleetView, p *Process) (all []leaseView) {
 	return all
 }
 
-func waitsOf(v fleetView, p *Process) (all []waitView) {
+func waitsOf(v fleetView, p *processView) (all []waitView) {
 	for _, w := range v.Waits {
 		if w.Process == p {
 			all = append(all, w)
@@ -81,7 +81,7 @@ func waitsOf(v fleetView, p *Process) (all []waitView) {
 	return all
 }
 
-func eventsOf(v fleetView, p *Process) (all []eventView) {
+func eventsOf(v fleetView, p *processView) (all []eventView) {
 	for _, e := range v.Events {
 		if e.Process == p {
 			all = append(all, e)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http/httptest"
 	"strings"
@@ -44,11 +45,8 @@ type service struct {
 	held    *core.Lease // of order:4711
 	server  *httptest.Server
 
-	mu        sync.Mutex
-	recorders []*ops.Recorder
-	workers   []*delayqueue.Worker
-	events    []console.Event
-	fleetErr  error
+	workers []*delayqueue.Worker
+	beacons []*ops.Beacon
 }
 
 // newService starts three replicas with held keys, calls that wait, parked work, dead letters of two causes, and a queue that
@@ -62,6 +60,9 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 		load.Wait()
 		end, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
+		for _, b := range s.beacons {
+			_ = b.Close()
+		}
 		for _, w := range s.workers {
 			_ = w.Stop(end)
 		}
@@ -83,13 +84,18 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 
 	for i := range 3 {
 		recorder := ops.NewRecorder()
-		locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithObserver(recorder.Locks(nil)))
+		locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithTTL(6*time.Second), core.WithObserver(recorder.Locks(nil)))
 		must(err)
-		s.lockers, s.recorders = append(s.lockers, locker), append(s.recorders, recorder)
-		worker, err := delayqueue.NewWorker(s.ship, locker, work, delayqueue.WithConcurrency(4))
+		s.lockers = append(s.lockers, locker)
+		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix), delayqueue.WithService("shop"), delayqueue.WithQueueObserver(recorder.Queues(nil)))
+		must(err)
+		worker, err := delayqueue.NewWorker(queue, locker, work, delayqueue.WithConcurrency(4), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
 		must(err)
 		must(worker.Start())
 		s.workers = append(s.workers, worker)
+		beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker), ops.WithService("shop"), ops.WithInterval(time.Second))
+		must(err)
+		s.beacons = append(s.beacons, beacon)
 		guard := locker.Guard(retry.Policy{MaxWait: 3 * time.Second})
 		for range 4 {
 			load.Go(func() {
@@ -124,6 +130,9 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 		_, err := s.lockers[0].Acquire(ctx, "report:daily", core.Shared(), core.Named("GET /report", ""))
 		must(err)
 	}
+	_, err = s.lockers[1].Acquire(ctx, "cart:lost", core.Named("PUT /carts/:id", "req-1"))
+	must(err)
+	must(rdb.Del(ctx, prefix+":lock{}:cart:lost").Err())
 	for i := range 40 {
 		job := delayqueue.Job{Key: fmt.Sprintf("order:%d", 4800+i%9), Name: "POST /orders/:id/ship", Principal: fmt.Sprintf("user-%d", i%5), Payload: []byte(`{"card":"secret-payload"}`)}
 		if i%4 == 0 {
@@ -150,13 +159,7 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 	_, err = s.store.Begin(ctx, begun, 1)
 	must(err)
 
-	s.events = []console.Event{
-		{At: time.Now().Add(-3 * time.Minute), Source: "locks", Kind: "lost", Key: "order:4702", Name: "POST /orders/:id/pay", Detail: "core: \"order:4702\": lease lost: it ran out", Count: 2},
-		{At: time.Now().Add(-40 * time.Second), Source: "queues", Kind: "dead", Queue: "ship", Key: "order:4801", Detail: "card declined", Count: 3},
-	}
-	o := console.Options{
-		Locker: s.lockers[0], Redis: rdb, Queues: []*delayqueue.Queue{s.ship, s.mail}, Idempotency: s.store, Fleet: s.fleet,
-	}
+	o := console.Options{Locker: s.lockers[0], Redis: rdb}
 	if change != nil {
 		change(&o)
 	}
@@ -184,26 +187,6 @@ func pause(ctx context.Context, d time.Duration) {
 	case <-time.After(d):
 	case <-ctx.Done():
 	}
-}
-
-func (s *service) fleet(context.Context) (f console.Fleet, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.fleetErr != nil {
-		return f, s.fleetErr
-	}
-	for i, l := range s.lockers {
-		p := console.Process{
-			ID: fmt.Sprint("p", i), Host: fmt.Sprintf("shop-7d9f-%c", 'a'+i), PID: 7 + i, Version: "v0.9.0", Go: "go1.26.8", Service: "shop",
-			Started: time.Now().Add(-time.Duration(i+1) * 73 * time.Minute), At: time.Now(), Snapshot: s.recorders[i].Snapshot(), Local: l.Local(32),
-			Workers: []console.Worker{{Queue: "ship", Slots: 4, LastClaim: time.Now()}},
-		}
-		if i == 1 {
-			p.Events = s.events
-		}
-		f.Processes = append(f.Processes, p)
-	}
-	return f, nil
 }
 
 // settled waits until the parked work is done or dead, but for what nobody can do.

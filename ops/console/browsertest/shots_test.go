@@ -2,6 +2,7 @@ package browsertest
 
 import (
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -11,7 +12,10 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/ops"
+	"github.com/perkey-go/perkey/ops/console"
 )
 
 const settle = 20 * time.Second // for charts
@@ -23,14 +27,19 @@ func TestShots(t *testing.T) {
 		return
 	}
 	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, nil)
+	s := newService(t, env.Client(t), env.Prefix, func(o *console.Options) {
+		o.Changes, o.Authorize = true, func(*http.Request, ops.Action) (string, error) { return "ada@example.com", nil }
+	})
 	s.settled(t)
+	operator(t, s)
 	letters, _, err := s.ship.List(t.Context(), "dead", "", 1)
 	require.NoError(t, err)
 	screens := map[string]string{
 		"overview": "", "keys": "keys", "key": "key?key=order:4711", "hostile": "key?key=" + url.QueryEscape(hostile[2]), "long": "key?key=" + url.QueryEscape(hostile[3]),
 		"search": "keys?prefix=order", "queues": "queues", "queue": "queue?queue=ship", "dead": "dead",
 		"message": "message?queue=ship&id=" + letters[0].ID, "processes": "processes", "process": "process?id=p1",
+		"audit": "audit", "unlock": fmt.Sprintf("change?do=unlock&key=order:4711&fence=%d", s.held.Fence()), "redrive": "change?do=redrive&queue=ship&name=fail+card&cause=card",
+		"letters":     "dead?queue=ship&name=fail+card&cause=" + url.QueryEscape("card declined by the bank: 05 do not honour"),
 		"idempotency": "idempotency?route=POST+/payments&principal=user-7&idempotency-key=pay-1", "missing": "nothing",
 	}
 	only := os.Getenv("PERKEY_SHOT")
@@ -53,4 +62,19 @@ func TestShots(t *testing.T) {
 			}
 		}
 	}
+}
+
+// operator makes some changes, for the audit.
+func operator(t testing.TB, s *service) {
+	audit, err := ops.NewAudit(s.rdb, s.prefix, nil)
+	require.NoError(t, err)
+	o, err := ops.NewOperator(s.lockers[0], audit)
+	require.NoError(t, err)
+	by := ops.By{Who: "ada@example.com", Why: "INC-42: the deploy hangs"}
+	lease, err := s.lockers[2].Acquire(t.Context(), "order:99", core.Named("POST /orders/:id/pay", ""))
+	require.NoError(t, err)
+	require.NoError(t, o.Unlock(t.Context(), by, "order:99", lease.Fence()))
+	require.Error(t, o.Unlock(t.Context(), by, "order:4711", 7))
+	require.NoError(t, o.Pause(t.Context(), ops.By{Who: "grace@example.com", Why: "mail provider is down"}, "mail", time.Hour))
+	require.NoError(t, o.Resume(t.Context(), ops.By{Who: "grace@example.com", Why: "back again"}, "mail"))
 }
