@@ -187,7 +187,7 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost:
 		c.change(w, r)
 	case r.Header.Get("Accept") == "text/event-stream":
-		c.stream(w, r, show)
+		c.stream(w, r, who, show)
 	case name == "keys" && r.URL.Query().Has("prefix"):
 		c.search(w, r, who)
 	default:
@@ -227,13 +227,14 @@ func (c *console) may(r *http.Request, changes ...ops.Action) (all []ops.Action)
 }
 
 // read makes a page within the time that a page has.
-func (c *console) read(r *http.Request, show func(*http.Request) (*page, error)) (*page, error) {
+func (c *console) read(r *http.Request, who string, show func(*http.Request) (*page, error)) (*page, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
 	defer cancel()
 	p, err := show(r.WithContext(ctx))
 	if err != nil {
 		return nil, err
 	}
+	p.Who = who
 	c.frame(p)
 	return p, nil
 }
@@ -244,12 +245,11 @@ func (c *console) frame(p *page) {
 }
 
 func (c *console) render(w http.ResponseWriter, r *http.Request, who string, show func(*http.Request) (*page, error)) {
-	p, err := c.read(r, show)
+	p, err := c.read(r, who, show)
 	if err != nil {
 		c.refuse(w, err)
 		return
 	}
-	p.Who = who
 	c.write(w, p)
 }
 

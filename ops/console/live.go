@@ -51,7 +51,7 @@ func (s *streams) over(r *http.Request) <-chan struct{} {
 }
 
 // stream keeps a page up to date: it sends its main part whenever that has changed, as server-sent events.
-func (c *console) stream(w http.ResponseWriter, r *http.Request, show func(*http.Request) (*page, error)) {
+func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, show func(*http.Request) (*page, error)) {
 	if c.streams.open.Add(1) > maxStreams {
 		c.streams.open.Add(-1)
 		http.Error(w, "too many pages are open", http.StatusServiceUnavailable)
@@ -67,7 +67,7 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request, show func(*http
 	defer end.Stop()
 	var last []byte
 	for {
-		p, err := c.read(r, show)
+		p, err := c.read(r, who, show)
 		if err != nil || p.Quiet {
 			return
 		}

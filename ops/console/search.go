@@ -9,37 +9,36 @@ import (
 )
 
 const (
-	maxSearches  = 2 // at a time
-	searchTime   = 40 * time.Second
-	shownFound   = 200
-	searchCount  = 100 // keys of a page of List: some 1,000 names
-	searchPauses = "A search looks at all names of its Redis, a few at a time, so that it takes a twentieth of Redis at most: a million names take some 20 s."
+	maxSearches = 2 // at a time
+	searchTime  = 40 * time.Second
+	shownFound  = 200
+	searchCount = 100 // keys of a page of List: some 1,000 names
 )
 
 // searchBody is a search for keys by their beginning.
 type searchBody struct {
-	Prefix, Note string
-	Found        []*core.KeyInfo
-	Count        int
-	Took         time.Duration
-	Next         string // where it goes on
-	More, Ended  bool
-	Err          error
+	Prefix      string
+	Found       []*core.KeyInfo
+	Count       int
+	Took        time.Duration
+	Next        string // where it goes on
+	More, Ended bool
+	Err         error
 }
 
 // search sends what it finds while it looks. It ends when the browser leaves, which is what its stop link does, when a
 // page is full, or after some time: then it can be taken up again.
 func (c *console) search(w http.ResponseWriter, r *http.Request, who string) {
 	ask := r.URL.Query()
-	p, err := c.read(r, c.keys)
+	p, err := c.read(r, who, c.keys)
 	if err != nil {
 		c.refuse(w, err)
 		return
 	}
-	s := &searchBody{Prefix: ask.Get("prefix"), Note: searchPauses, Next: ask.Get("cursor")}
+	s := &searchBody{Prefix: ask.Get("prefix"), Next: ask.Get("cursor")}
 	body := p.Body.(keysBody)
 	body.Search = s
-	p.Body, p.Who, p.Quiet, p.Name, p.Title = body, who, true, "search", "Search"
+	p.Body, p.Quiet, p.Name, p.Title = body, true, "search", "Search"
 	select {
 	case c.searches <- struct{}{}:
 		defer func() { <-c.searches }()
