@@ -131,13 +131,19 @@ func (q *Queue) operatorOnly(op string) error {
 // namesKey has the names of a prefix's queues. No queue has a key of that name: theirs have braces.
 func namesKey(prefix string) string { return prefix + ":queue:names" }
 
-// enlist adds the queue to the names of its prefix, once, and before its manifest is written. A failure
-// keeps nobody from the queue: it is tried again when the manifest is read next.
-func (q *Queue) enlist(ctx context.Context, m *manifest) {
-	if m.revision != "" && q.listed.Load() {
-		return
+// enlist adds the queue to the names of its prefix, once, and before its manifest is written. If that fails, but for want
+// of rights, it is tried again when the manifest is read next. Nobody waits for it but the first to use the queue.
+func (q *Queue) enlist(m *manifest) {
+	if m.revision == "" {
+		q.enlistNow()
+	} else if !q.listed.Load() {
+		go q.enlistNow()
 	}
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+}
+
+func (q *Queue) enlistNow() {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
-	q.listed.Store(q.rdb.ZAdd(ctx, namesKey(q.prefix), redis.Z{Member: q.name}).Err() == nil)
+	err := q.rdb.ZAdd(ctx, namesKey(q.prefix), redis.Z{Member: q.name}).Err()
+	q.listed.Store(err == nil || redis.HasErrorPrefix(err, "NOPERM "))
 }
