@@ -68,10 +68,10 @@ func get[T any](ctx context.Context, c *cache, name string, every time.Duration,
 	if r.loading == nil && now.Sub(r.tried) >= every {
 		done := make(chan struct{})
 		r.loading, r.tried = done, now
+		background, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
 		go func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
 			defer cancel()
-			value, err := load(ctx)
+			value, err := load(background)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if r.err = err; err == nil {

@@ -230,11 +230,19 @@ func (c *console) may(r *http.Request, changes ...ops.Action) (all []ops.Action)
 func (c *console) read(r *http.Request, who string, show func(*http.Request) (*page, error)) (*page, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
 	defer cancel()
-	p, err := show(r.WithContext(ctx))
+	r = r.WithContext(ctx)
+	var p *page
+	var err error
+	var answers panel[bool]
+	together(func() { p, err = show(r) }, func() {
+		answers = get(ctx, &c.cache, "ping", pingEvery, func(ctx context.Context) (bool, error) { return true, c.Redis.Ping(ctx).Err() })
+	})
 	if err != nil {
 		return nil, err
 	}
-	p.Who = who
+	if p.Who = who; answers.Err != nil { // what the page shows may be too new to have been read again
+		p.Trouble = slices.Insert(p.Trouble, 0, trouble{"Redis does not answer", answers.Err, answers.Known, answers.At})
+	}
 	c.frame(p)
 	return p, nil
 }

@@ -17,6 +17,7 @@ const (
 	redisEvery  = 4 * time.Second
 	listEvery   = 4 * time.Second
 	deadEvery   = 10 * time.Second
+	pingEvery   = time.Second
 	queuesEvery = 10 * time.Second
 )
 
@@ -163,7 +164,7 @@ func (c *console) overview(r *http.Request) (*page, error) {
 	)
 	p := &page{Name: "overview", Title: "Overview"}
 	together(func() { queues, fleet = c.readQueues(r.Context(), p) }, func() { servers = c.readServers(r.Context()) })
-	troubled(p, "Redis", servers)
+	troubled(p, "Redis servers", servers)
 	v := fleet.Data
 	v.Leases, v.Waits, v.Hot, v.Events = first(v.Leases, 6), first(v.Waits, 6), first(v.Hot, 6), first(v.Events, 8)
 	p.Body = struct {

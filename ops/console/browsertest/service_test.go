@@ -159,7 +159,7 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 	_, err = s.store.Begin(ctx, begun, 1)
 	must(err)
 
-	o := console.Options{Locker: s.lockers[0], Redis: rdb}
+	o := console.Options{Locker: s.lockers[0], Redis: rdb, Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
 		change(&o)
 	}
