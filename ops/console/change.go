@@ -265,7 +265,7 @@ func (b *changeBody) ended(err error) int {
 // changes answers "who did that?".
 func (c *console) changes(r *http.Request) (*page, error) {
 	p := &page{Name: "audit", Title: "Audit"}
-	all := get(r.Context(), &c.cache, "audit", listEvery, func(ctx context.Context) ([]ops.Change, error) { return c.audit.List(ctx, shownChanges) })
+	all := get(r.Context(), &c.cache, "audit", slowEvery, func(ctx context.Context) ([]ops.Change, error) { return c.audit.List(ctx, shownChanges) })
 	troubled(p, "audit", all)
 	p.Body = all
 	return p, nil

@@ -84,7 +84,7 @@ func (c *console) dead(r *http.Request) (*page, error) {
 	for i, h := range queues.Data {
 		all[i].Queue = h.name
 		reads = append(reads, func() { all[i].Stats = c.readStats(r.Context(), h) },
-			func() { all[i].Letters = c.list(r.Context(), h, delayqueue.StateDead, deadEvery, shownDead) })
+			func() { all[i].Letters = c.list(r.Context(), h, delayqueue.StateDead, seldomEvery, shownDead) })
 	}
 	together(reads...)
 	body := struct {
@@ -142,7 +142,7 @@ func (c *console) message(r *http.Request) (*page, error) {
 		PayloadRequired bool
 		May             []ops.Action
 	}{Queue: q.Name(), ID: id, MayPayload: c.allowed(r, Payloads)}
-	body.Entry = get(r.Context(), &c.cache, "message "+q.Name()+" "+id, refresh, func(ctx context.Context) (delayqueue.Entry, error) { return q.Peek(ctx, id) })
+	body.Entry = get(r.Context(), &c.cache, "message "+q.Name()+" "+id, freshEvery, func(ctx context.Context) (delayqueue.Entry, error) { return q.Peek(ctx, id) })
 	if errors.Is(body.Entry.Err, delayqueue.ErrNotFound) {
 		body.Missing, p.Status = true, http.StatusNotFound
 	} else {

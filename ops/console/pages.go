@@ -12,13 +12,12 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
+// How old what is shown may be. A page that is open asks every 2 s, so what is a little younger is read each time, or each second time.
 const (
-	fleetEvery  = 4 * time.Second // processes tell every 10 s
-	redisEvery  = 4 * time.Second
-	listEvery   = 4 * time.Second
-	deadEvery   = 10 * time.Second
-	pingEvery   = time.Second
-	queuesEvery = 10 * time.Second
+	freshEvery  = 1800 * time.Millisecond
+	pingEvery   = 900 * time.Millisecond
+	slowEvery   = 3800 * time.Millisecond // what costs more; processes tell every 10 s
+	seldomEvery = 9800 * time.Millisecond
 )
 
 // together runs reads at once.
@@ -31,7 +30,7 @@ func together(reads ...func()) {
 }
 
 func (c *console) readFleet(ctx context.Context) panel[fleetView] {
-	return get(ctx, &c.cache, "fleet", fleetEvery, func(ctx context.Context) (fleetView, error) {
+	return get(ctx, &c.cache, "fleet", slowEvery, func(ctx context.Context) (fleetView, error) {
 		f, err := ops.ReadFleet(ctx, c.Redis, c.Locker.Prefix())
 		if err != nil {
 			return fleetView{}, err
@@ -43,7 +42,7 @@ func (c *console) readFleet(ctx context.Context) panel[fleetView] {
 }
 
 func (c *console) readServers(ctx context.Context) panel[redisView] {
-	return get(ctx, &c.cache, "redis", redisEvery, func(ctx context.Context) (redisView, error) { return readRedis(ctx, c.Redis) })
+	return get(ctx, &c.cache, "redis", slowEvery, func(ctx context.Context) (redisView, error) { return readRedis(ctx, c.Redis) })
 }
 
 // handle is a queue that there is, or why it cannot be used.
@@ -55,7 +54,7 @@ type handle struct {
 
 // handles are the queues of the prefix, and those of Options, which come first.
 func (c *console) handles(ctx context.Context) panel[[]handle] {
-	found := get(ctx, &c.cache, "queues", queuesEvery, func(ctx context.Context) (all []handle, err error) {
+	found := get(ctx, &c.cache, "queues", seldomEvery, func(ctx context.Context) (all []handle, err error) {
 		known, err := delayqueue.Queues(ctx, c.Redis, c.Locker.Prefix())
 		for _, info := range known {
 			h := handle{name: info.Name, err: info.Err}
@@ -104,7 +103,7 @@ func (q queueView) Behind() bool {
 }
 
 func (c *console) readStats(ctx context.Context, h handle) panel[delayqueue.Stats] {
-	return get(ctx, &c.cache, "stats "+h.name, refresh, func(ctx context.Context) (delayqueue.Stats, error) {
+	return get(ctx, &c.cache, "stats "+h.name, freshEvery, func(ctx context.Context) (delayqueue.Stats, error) {
 		if h.err != nil {
 			return delayqueue.Stats{}, h.err
 		}
@@ -238,13 +237,13 @@ func (c *console) key(r *http.Request) (*page, error) {
 	reads := []func(){
 		func() { fleet = c.readFleet(r.Context()) },
 		func() {
-			body.Info = get(r.Context(), &c.cache, "key "+key, refresh, func(ctx context.Context) (*core.KeyInfo, error) { return c.Locker.Inspect(ctx, key) })
+			body.Info = get(r.Context(), &c.cache, "key "+key, freshEvery, func(ctx context.Context) (*core.KeyInfo, error) { return c.Locker.Inspect(ctx, key) })
 		},
 	}
 	for i, h := range queues.Data {
 		body.Lines[i].Queue = h.name
 		reads = append(reads, func() {
-			body.Lines[i].Line = get(r.Context(), &c.cache, "line "+h.name+" "+key, refresh, func(ctx context.Context) (line []delayqueue.LineEntry, err error) {
+			body.Lines[i].Line = get(r.Context(), &c.cache, "line "+h.name+" "+key, freshEvery, func(ctx context.Context) (line []delayqueue.LineEntry, err error) {
 				if err = h.err; err == nil {
 					line, _, err = h.queue.Line(ctx, key, "", shownLine+1)
 				}
@@ -339,7 +338,7 @@ func (c *console) queue(r *http.Request) (*page, error) {
 		May             []ops.Action
 	}{queueView: queueView{Name: h.name}}
 	list := func(state delayqueue.State) panel[[]delayqueue.Entry] {
-		return c.list(r.Context(), h, state, listEvery, shownMessages)
+		return c.list(r.Context(), h, state, slowEvery, shownMessages)
 	}
 	var fleet panel[fleetView]
 	together(func() { fleet = c.readFleet(r.Context()) }, func() { body.Stats = c.readStats(r.Context(), h) },
