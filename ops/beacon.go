@@ -67,7 +67,9 @@ type Beacon struct {
 	done   chan struct{}
 	once   sync.Once
 	failed bool // the last call has, and was logged
+	mute   bool // the last events could not be published, which was logged
 	told   bool // Redis may have an entry
+	outbox *outbox
 }
 
 // BeaconOption configures a Beacon.
@@ -164,7 +166,7 @@ func StartBeacon(rdb redis.UniversalClient, recorder *Recorder, locker *core.Loc
 			return nil, err
 		}
 	}
-	b.entry = b.describe()
+	b.entry, b.outbox = b.describe(), newOutbox()
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	go b.run()
 	return b, nil
@@ -211,9 +213,9 @@ func versionIn(info *debug.BuildInfo) string {
 	return ""
 }
 
-// Close ends the Beacon, and has Redis forget the process. A command that go-redis has under way is
-// waited for for 2 s: then it returns an error that wraps [context.DeadlineExceeded], and the Beacon's goroutine ends
-// when go-redis gives up. It may be called twice.
+// Close ends the Beacon, and has Redis forget the process. It waits 2 s for a command that go-redis has under way: then it
+// returns an error that wraps [context.DeadlineExceeded], and the Beacon's goroutine ends when go-redis gives up. It may be
+// called twice.
 func (b *Beacon) Close() error {
 	b.once.Do(b.cancel)
 	timer := time.NewTimer(beaconTimeout)
@@ -228,25 +230,32 @@ func (b *Beacon) Close() error {
 
 func (b *Beacon) run() {
 	defer close(b.done)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	tell, publish := time.NewTimer(0), time.NewTimer(publishEvery)
+	defer tell.Stop()
+	defer publish.Stop()
 	for {
 		select {
-		case <-timer.C:
+		case <-tell.C:
+			b.tell()
+			tell.Reset(b.every*9/10 + rand.N(b.every/5))
+		case <-b.outbox.first:
+			publish.Reset(publishEvery)
+		case <-publish.C:
+			b.publish()
 		case <-b.ctx.Done():
+			b.publish()
 			b.withdraw()
 			return
 		}
-		b.tell()
-		timer.Reset(b.every*9/10 + rand.N(b.every/5))
 	}
 }
 
-// tell tells of the process, once.
+// tell tells of the process, once, and learns what is watched.
 func (b *Beacon) tell() {
+	var reply any
 	payload, err := b.payload()
 	if err == nil {
-		_, err = b.call(b.ctx, beaconScript, []string{entryKey(b.prefix, b.entry.ID), indexKey(b.prefix), watchesKey(b.prefix)},
+		reply, err = b.call(b.ctx, beaconScript, []string{entryKey(b.prefix, b.entry.ID), indexKey(b.prefix), watchesKey(b.prefix)},
 			b.entry.ID, b.entry.TTL, payload)
 	}
 	if b.ctx.Err() != nil {
@@ -254,6 +263,9 @@ func (b *Beacon) tell() {
 		return
 	}
 	b.told = b.told || err == nil
+	if err == nil {
+		b.recorder.watched.Store(newWatched(b.outbox, reply))
+	}
 	if failed := err != nil; failed != b.failed {
 		b.failed = failed
 		if failed {
@@ -291,8 +303,35 @@ func joinLocal(a, b core.Local) core.Local {
 	return a
 }
 
+// publish publishes what has happened to what is watched.
+func (b *Beacon) publish() {
+	letters := b.outbox.take()
+	if len(letters) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), beaconTimeout)
+	defer cancel()
+	pipe := b.rdb.Pipeline()
+	for watch, letter := range letters {
+		letter.Process = b.entry.ID
+		if payload, err := encode(letter); err == nil {
+			pipe.Publish(ctx, watchChannel(b.prefix, watch), payload)
+		}
+	}
+	_, err := pipe.Exec(ctx)
+	if err != nil {
+		b.outbox.lost(letters)
+	}
+	if failed := err != nil; failed != b.mute {
+		if b.mute = failed; failed {
+			b.log.Warn("ops: events that are watched cannot be published", slog.Any("error", err))
+		}
+	}
+}
+
 // withdraw has Redis forget the process. If Redis is away, it does so by itself.
 func (b *Beacon) withdraw() {
+	b.recorder.watched.Store(nil)
 	if b.told && !b.failed {
 		_, _ = b.call(context.WithoutCancel(b.ctx), withdrawScript, []string{entryKey(b.prefix, b.entry.ID), indexKey(b.prefix)}, b.entry.ID)
 	}

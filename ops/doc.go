@@ -20,4 +20,10 @@
 //	err = operator.Unlock(ctx, ops.By{Who: "ann@bastion", Why: "hangs since the deployment"}, "order:17", fence)
 //
 // The audit is <prefix>:ops:audit in Redis; docs/protocol.md has its fields.
+//
+// A [Beacon] tells Redis every 10 s what its process does, as far as 16 KiB hold it, and [ReadFleet] reads what all processes of
+// a prefix have told. [Watch] has them tell what happens to a key, as it happens.
+//
+//	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker))
+//	defer beacon.Close()
 package ops

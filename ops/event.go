@@ -25,7 +25,8 @@ type Event struct {
 	Queue, Key, Name, ID string
 	// Fence is the lease's; 0 if there is none.
 	Fence int64
-	// Took is how long a call waited, a lease was held, or a claim or a call to store a job took.
+	// Took is how long a call waited, a lease was held, a message that is started was due, or a claim or a call to store
+	// a job took.
 	Took time.Duration
 	// Detail is an error or what is warned of, 200 bytes at most.
 	Detail string
@@ -133,6 +134,14 @@ func lossEvent(e *core.Lost) Event {
 	return Event{At: time.Now(), Source: sourceLocks, Kind: kind, Key: e.Key, Name: e.Name, Fence: e.Fence, Took: e.Held}
 }
 
+func releaseEvent(e *core.Released) Event {
+	kind := "released"
+	if e.Detached {
+		kind = "detached"
+	}
+	return Event{At: time.Now(), Source: sourceLocks, Kind: kind, Key: e.Key, Name: e.Name, Fence: e.Fence, Took: e.Held}
+}
+
 // warningEvent has the kind of the warning for its Name, and in Detail what it is about.
 func warningEvent(source, kind, about, what string, resolved bool) Event {
 	e := Event{At: time.Now(), Source: source, Kind: "warning", Name: kind, Detail: what}
@@ -151,4 +160,8 @@ func enqueueEvent(e *delayqueue.Enqueued) Event {
 	return Event{
 		At: time.Now(), Source: sourceQueues, Kind: string(e.Kind), Queue: e.Queue, Key: e.Key, Name: e.Name, ID: e.ID, Took: e.Took,
 	}
+}
+
+func messageEvent(queue, kind string, m *delayqueue.Message, took time.Duration) Event {
+	return Event{At: time.Now(), Source: sourceQueues, Kind: kind, Queue: queue, Key: m.Key, Name: m.Name, ID: m.ID, Took: took}
 }

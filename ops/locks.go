@@ -58,6 +58,9 @@ func (o *lockObserver) OnOutcome(ctx context.Context, e core.Outcome) {
 	if e.Kind == core.OutcomeShed || e.Kind == core.OutcomeUnavailable {
 		o.notable.add(callEvent(&e), e.Cause)
 	}
+	if w := o.watched.Load(); w != nil {
+		w.add(callEvent(&e), e.Cause, e.Keys...)
+	}
 	// Of a call that has several keys it is not known for which it waited.
 	if conflicted(&e) && e.Key != "" && (e.Keys == nil || e.Kind != core.OutcomeAcquired) {
 		now := time.Now()
@@ -78,6 +81,9 @@ func conflicted(e *core.Outcome) bool {
 
 func (o *lockObserver) OnWaiting(ctx context.Context, e core.Waiting) {
 	o.locks.of(e.Name).waiting.Add(1)
+	if w := o.watched.Load(); w != nil {
+		w.add(Event{At: time.Now(), Source: sourceLocks, Kind: "waiting", Key: e.Key, Name: e.Name, ID: e.ID}, nil)
+	}
 	if o.next != nil {
 		o.next.OnWaiting(ctx, e)
 	}
@@ -89,6 +95,9 @@ func (o *lockObserver) OnReleased(ctx context.Context, e core.Released) {
 		c.unreleased.Add(1)
 	}
 	o.ended(c, e.Key, e.Held)
+	if w := o.watched.Load(); w != nil {
+		w.add(releaseEvent(&e), e.Err)
+	}
 	if o.next != nil {
 		o.next.OnReleased(ctx, e)
 	}
@@ -99,6 +108,9 @@ func (o *lockObserver) OnLost(ctx context.Context, e core.Lost) {
 	c.lost[indexOf(lossKinds[:], e.Kind)].Add(1)
 	o.ended(c, e.Key, e.Held)
 	o.notable.add(lossEvent(&e), e.Cause)
+	if w := o.watched.Load(); w != nil {
+		w.add(lossEvent(&e), e.Cause)
+	}
 	if o.next != nil {
 		o.next.OnLost(ctx, e)
 	}

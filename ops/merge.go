@@ -108,17 +108,17 @@ func hottest(keys map[string]HotKey) []HotKey {
 	return all[:min(len(all), sketchSize)]
 }
 
-// FleetLease is a lease of a process, and FleetWait a call that waits in one.
-type (
-	FleetLease struct {
-		Process string // its id
-		core.LocalLease
-	}
-	FleetWait struct {
-		Process string // its id
-		core.LocalWait
-	}
-)
+// FleetLease is a lease of a process.
+type FleetLease struct {
+	Process string // its id
+	core.LocalLease
+}
+
+// FleetWait is a call that waits in a process.
+type FleetWait struct {
+	Process string // its id
+	core.LocalWait
+}
 
 // OldestLeases are the n oldest leases of all processes, of those that each has told of. Held and Remaining are as
 // of At, if the lease is still held and was not renewed.

@@ -61,6 +61,9 @@ func (o *queueObserver) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
 	if e.Kind == delayqueue.EnqueueUnavailable {
 		o.notable.add(enqueueEvent(&e), e.Err)
 	}
+	if w := o.watched.Load(); w != nil {
+		w.add(enqueueEvent(&e), e.Err)
+	}
 	if o.next != nil {
 		o.next.OnEnqueued(ctx, e)
 	}
@@ -72,6 +75,9 @@ func (o *queueObserver) OnStarted(ctx context.Context, e delayqueue.Started) {
 	if e.Message.Key != "" {
 		c.keyWait.add(e.KeyWait)
 	}
+	if w := o.watched.Load(); w != nil {
+		w.add(messageEvent(e.Queue, "started", &e.Message, e.Lag), nil)
+	}
 	if o.next != nil {
 		o.next.OnStarted(ctx, e)
 	}
@@ -81,6 +87,9 @@ func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
 	c := o.queues.of(e.Queue)
 	c.settled[indexOf(settleKinds[:], e.Outcome)].Add(1)
 	c.claim.add(e.Took)
+	if w := o.watched.Load(); w != nil {
+		w.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), e.Err)
+	}
 	if o.next != nil {
 		o.next.OnSettled(ctx, e)
 	}

@@ -27,6 +27,7 @@ type Recorder struct {
 	queues   table[queueCounters]
 	warnings warnings
 	notable  notable
+	watched  atomic.Pointer[watched] // nil: nothing is
 
 	conflicts, waits, holds sketch
 	contended               contended

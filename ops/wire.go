@@ -263,7 +263,7 @@ func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 		e.Workers = append(e.Workers, wireWorker{text(w.Queue), w.Slots, w.Running, milliseconds(w.LastClaim), w.Paused, w.Stopped})
 	}
 	for _, w := range s.Warnings {
-		e.Warnings = append(e.Warnings, wireWarning{w.Source, w.Kind, w.Open})
+		e.Warnings = append(e.Warnings, wireWarning(w))
 	}
 	for _, l := range local.Leases {
 		e.Leases = append(e.Leases, wireLease{
