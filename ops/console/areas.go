@@ -145,7 +145,7 @@ func health(servers panel[redisView]) area {
 			a.find(levelAct, "PerkeyUnavailable", "", "%s uses %d %% of its memory.", s.Addr, s.Full())
 		}
 	}
-	if servers.Data.Took > 50*time.Millisecond {
+	if servers.Data.Took > 250*time.Millisecond {
 		a.find(levelLook, "PerkeyRenewalsFail", "", "An answer took %s.", dur(servers.Data.Took))
 	}
 	a.Fine = fmt.Sprintf("%s operations a second, %s clients. An answer took %s.", num(perSecond), num(clients), dur(servers.Data.Took))
@@ -164,7 +164,7 @@ func processes(fleet panel[fleetView]) area {
 	open := map[string]int{}
 	for _, p := range v.Processes {
 		for _, w := range p.Snapshot.Warnings {
-			if w.Open > 0 {
+			if w.Open > 0 && w.Kind != string(core.WarnEvictionUnknown) {
 				open[w.Kind]++
 			}
 		}

@@ -93,7 +93,7 @@ func visit(t testing.TB, ctx context.Context, url string) {
 
 func TestConsole_EachScreenAtEachSize(t *testing.T) {
 	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators)
+	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
 	s.settled(t)
 	all := screens(t, s)
 	for _, at := range sizes {
@@ -144,7 +144,7 @@ func named(t testing.TB, ctx context.Context, path string) {
 
 func TestConsole_WorksWithoutScripts(t *testing.T) {
 	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators)
+	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
 	s.settled(t)
 	ctx := tab(t, sizes[1], false, false)
 	for path, want := range screens(t, s) {
@@ -166,7 +166,7 @@ func TestConsole_WorksWithoutScripts(t *testing.T) {
 
 func TestConsole_HostileTextsAreText(t *testing.T) {
 	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators)
+	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
 	s.settled(t)
 	ctx := tab(t, sizes[1], false, true)
 	said := complaints(ctx)
@@ -246,7 +246,7 @@ func slash(t testing.TB, ctx context.Context) {
 
 func TestConsole_Keyboard(t *testing.T) {
 	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators)
+	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
 	ctx := tab(t, sizes[1], false, true)
 	visit(t, ctx, s.url)
 	// The first stop leads past the header, and each stop can be seen.
@@ -283,7 +283,7 @@ func TestConsole_Keyboard(t *testing.T) {
 
 func TestConsole_TwoOperatorsRace(t *testing.T) {
 	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators)
+	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
 	s.settled(t)
 	change := fmt.Sprintf("change?do=unlock&key=order:4711&fence=%d", s.held.Fence())
 	one, two := tab(t, sizes[1], false, true), tab(t, sizes[0], true, true)
@@ -317,7 +317,7 @@ func TestConsole_TwoOperatorsRace(t *testing.T) {
 
 func TestConsole_OtherSitesChangeNothing(t *testing.T) {
 	env := redistest.Real(t)
-	s := newService(t, env.Client(t), env.Prefix, operators)
+	s := newService(t, env.Client(t), env.Prefix, operators, hostile...)
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprintf(w, `<form id=f method=post action="%schange"><input name=do value=unlock><input name=key value="order:4711"><input name=fence value="%d"><input name=why value=evil></form><script>f.submit()</script>`, s.url, s.held.Fence())

@@ -50,8 +50,8 @@ type service struct {
 }
 
 // newService starts three replicas with held keys, calls that wait, parked work, dead letters of two causes, and a queue that
-// nobody works. change may set more options of its console.
-func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*console.Options)) *service {
+// nobody works. change may set more options of its console, and keys are held besides.
+func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*console.Options), keys ...string) *service {
 	s := &service{prefix: prefix, rdb: rdb}
 	ctx, cancel := context.WithCancel(context.Background())
 	var load sync.WaitGroup
@@ -122,7 +122,7 @@ func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*con
 	}
 	s.held, err = s.lockers[0].Acquire(ctx, "order:4711", core.Named("POST /orders/:id/ship", "req-0c0ffee"))
 	must(err)
-	for i, key := range hostile {
+	for i, key := range keys {
 		_, err := s.lockers[i%3].Acquire(ctx, key, core.Named("<i>work</i>", "id\u202e"))
 		must(err)
 	}

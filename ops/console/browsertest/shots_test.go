@@ -29,15 +29,17 @@ func TestShots(t *testing.T) {
 	env := redistest.Real(t)
 	s := newService(t, env.Client(t), env.Prefix, func(o *console.Options) {
 		o.Changes, o.Authorize = true, func(*http.Request, ops.Action) (string, error) { return "ada@example.com", nil }
-	})
+	}, hostile...)
 	s.settled(t)
 	operator(t, s)
+	fleet, err := ops.ReadFleet(t.Context(), s.rdb, s.prefix)
+	require.NoError(t, err)
 	letters, _, err := s.ship.List(t.Context(), "dead", "", 1)
 	require.NoError(t, err)
 	screens := map[string]string{
 		"overview": "", "keys": "keys", "key": "key?key=order:4711", "hostile": "key?key=" + url.QueryEscape(hostile[2]), "long": "key?key=" + url.QueryEscape(hostile[3]),
 		"search": "keys?prefix=order", "queues": "queues", "queue": "queue?queue=ship", "dead": "dead",
-		"message": "message?queue=ship&id=" + letters[0].ID, "processes": "processes", "process": "process?id=p1",
+		"message": "message?queue=ship&id=" + letters[0].ID, "processes": "processes", "process": "process?id=" + fleet.Processes[0].ID,
 		"audit": "audit", "unlock": fmt.Sprintf("change?do=unlock&key=order:4711&fence=%d", s.held.Fence()), "redrive": "change?do=redrive&queue=ship&name=fail+card&cause=card",
 		"letters":     "dead?queue=ship&name=fail+card&cause=" + url.QueryEscape("card declined by the bank: 05 do not honour"),
 		"idempotency": "idempotency?route=POST+/payments&principal=user-7&idempotency-key=pay-1", "missing": "nothing",
@@ -62,6 +64,22 @@ func TestShots(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestShotForReadme takes docs/console.png.
+func TestShotForReadme(t *testing.T) {
+	dir := os.Getenv("PERKEY_SHOTS")
+	if dir == "" {
+		return
+	}
+	env := redistest.Real(t)
+	s := newService(t, env.Client(t), "shop", nil, "stock:sku-1042", "wallet:88")
+	s.settled(t)
+	ctx := tab(t, size{"readme", 1280, 860}, false, true)
+	require.NoError(t, chromedp.Do(ctx, chromedp.Navigate(s.url), chromedp.Sleep(100*time.Second)))
+	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "console.png"), png, 0o644))
 }
 
 // operator makes some changes, for the audit.
