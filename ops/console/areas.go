@@ -65,8 +65,8 @@ func flow(queues []queueView) area {
 		case !q.Stats.OK():
 			a.find(levelUnknown, "PerkeyQueueUnreachable", link, "Queue %s cannot be read.", q.Name)
 			continue
-		case q.Unworked():
-			a.find(levelAct, "PerkeyNobodyWorks", link, "Queue %s: %s, and no process tells of a worker.", q.Name, count(s.Due, "message is due", "messages are due"))
+		case q.Unworked:
+			a.find(levelAct, "PerkeyNobodyWorks", link, "Queue %s: %s, and nobody is seen who works.", q.Name, count(s.Due, "message is due", "messages are due"))
 		case q.Behind():
 			a.find(levelAct, "PerkeyQueueLate", link, "Queue %s is %s behind: %s.", q.Name, dur(s.Lateness), count(s.Due, "message is due", "messages are due"))
 		}
@@ -158,7 +158,7 @@ func processes(fleet panel[fleetView]) area {
 		return a
 	}
 	v := fleet.Data
-	if versions := mixedOf(v.Processes).Versions; len(versions) > 1 {
+	if versions := v.Fleet.Versions(); len(versions) > 1 {
 		a.find(levelLook, "PerkeyVersionsMixed", "processes", "%d versions of perkey run side by side.", len(versions))
 	}
 	open := map[string]int{}
@@ -196,18 +196,4 @@ func unknown(a *area, fleet panel[fleetView]) bool {
 		return false
 	}
 	return true
-}
-
-// mixed is what processes differ in.
-type mixed struct{ Versions, Services []string }
-
-func mixedOf(all []processView) (m mixed) {
-	for _, p := range all {
-		m.Versions, m.Services = append(m.Versions, p.Version), append(m.Services, p.Service)
-	}
-	for _, list := range []*[]string{&m.Versions, &m.Services} {
-		slices.Sort(*list)
-		*list = slices.Compact(*list)
-	}
-	return m
 }

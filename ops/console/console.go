@@ -278,8 +278,7 @@ func (c *console) write(w http.ResponseWriter, p *page) {
 // refuse answers with an error's page.
 func (c *console) refuse(w http.ResponseWriter, err error) {
 	p := &page{Name: "error", Title: "Error", Quiet: true, Status: http.StatusInternalServerError}
-	var refusal *httpError
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*httpError](err); ok {
 		p.Status = refusal.status
 	}
 	p.Title = http.StatusText(p.Status)

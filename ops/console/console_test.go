@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -73,9 +74,7 @@ func post(t testing.TB, to string, header http.Header, values ...string) (int, s
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, to, strings.NewReader(form.Encode()))
 	require.NoError(t, err)
 	req.Header = http.Header{"Content-Type": {"application/x-www-form-urlencoded"}}
-	for name, value := range header {
-		req.Header[name] = value
-	}
+	maps.Copy(req.Header, header)
 	resp, err := http.DefaultClient.Do(req)
 	require.NoError(t, err)
 	defer resp.Body.Close()

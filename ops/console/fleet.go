@@ -19,8 +19,8 @@ type processView struct {
 
 // fleetView is what all processes together tell.
 type fleetView struct {
+	Fleet         ops.Fleet
 	Processes     []processView
-	Damaged, More int
 	Held, Waiting int
 	Leases        []leaseView // the oldest first
 	Waits         []waitView  // the longest first
@@ -59,7 +59,7 @@ type eventView struct {
 }
 
 func newFleetView(f ops.Fleet) fleetView {
-	v := fleetView{Damaged: f.Damaged, More: f.More}
+	v := fleetView{Fleet: f}
 	for _, p := range f.Processes {
 		v.Processes = append(v.Processes, processView{p, time.Now().Add(-p.Age)})
 	}

@@ -119,6 +119,11 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 	many := commands(100)
 	t.Logf("commands in 9 s: 1 reader %d, 100 readers %d", one, many)
 	assert.LessOrEqual(t, float64(many), 1.5*float64(one)+10)
+
+	redistest.Eventually(t, func() bool {
+		_, overview, _ := get(t, server.URL+"/")
+		return strings.Contains(overview, "nobody is seen who works") && strings.Contains(overview, "Act now")
+	}, "that nobody works is told when nobody has for half a minute")
 }
 
 // quick is how long a page may take: the bar is 50 ms, and a busy machine that runs other tests is no reason to fail.

@@ -85,16 +85,12 @@ type queueView struct {
 	Workers     []workerView
 	Slots, Busy int
 	Told        bool // it is known who works
+	Unworked    bool // work is due, and nobody is seen who does it
 }
 
 type workerView struct {
 	delayqueue.Local
 	Process *processView
-}
-
-// Unworked reports that work is due and no process tells of a worker.
-func (q queueView) Unworked() bool {
-	return q.Told && len(q.Workers) == 0 && q.Stats.OK() && q.Stats.Data.Due > 0 && !q.Stats.Data.Paused
 }
 
 // Behind reports that work waits for workers too long.
@@ -142,6 +138,7 @@ func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, 
 }
 
 func (q *queueView) workers(fleet panel[fleetView]) {
+	q.Unworked = fleet.OK() && q.Stats.OK() && fleet.Data.Fleet.NoWorker(q.Name, q.Stats.Data)
 	for i := range fleet.Data.Processes {
 		p := &fleet.Data.Processes[i]
 		q.Told = q.Told || p.Workers != nil && fleet.OK()
@@ -365,10 +362,7 @@ func (c *console) processes(r *http.Request) (*page, error) {
 	fleet := c.readFleet(r.Context())
 	p := &page{Name: "processes", Title: "Processes"}
 	troubled(p, "processes", fleet)
-	p.Body = struct {
-		Fleet fleetView
-		Mixed mixed
-	}{fleet.Data, mixedOf(fleet.Data.Processes)}
+	p.Body = struct{ Fleet fleetView }{fleet.Data}
 	return p, nil
 }
 

@@ -46,13 +46,13 @@ func newHolder(v fleetView, of any) holderView {
 	return holderView{p.Host, p.PID, v.Of(p.Locker)}
 }
 
-// bad reports whether an event of this kind needs a person.
+// bad reports whether a notable event, or warning, of this kind needs a person.
 func bad(kind string) bool {
 	switch kind {
-	case "lost", "dead", "warning", string(core.OutcomeUnavailable), string(core.OutcomeShed), string(core.OutcomeError):
-		return true
+	case "released", "forced", "resolved", "detached", string(core.WarnEvictionUnknown), string(core.WarnContext):
+		return false
 	}
-	return false
+	return true
 }
 
 // silent reports whether a process should have told of itself by now.

@@ -2,7 +2,6 @@ package browsertest
 
 import (
 	"context"
-
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -34,6 +33,7 @@ func operators(o *console.Options) {
 
 // screens are all pages, with what each must show.
 func screens(t testing.TB, s *service) map[string]string {
+	t.Helper()
 	letters, _, err := s.ship.List(t.Context(), "dead", "", 1)
 	require.NoError(t, err)
 	require.NotEmpty(t, letters)
@@ -41,7 +41,7 @@ func screens(t testing.TB, s *service) map[string]string {
 	require.NoError(t, err)
 	require.NotEmpty(t, fleet.Processes)
 	return map[string]string{
-		"": "Exclusion", "keys": "Longest waits", "key?key=order:4711": "POST /orders/:id/ship", "keys?prefix=order": "found in", "queues": "no worker",
+		"": "Exclusion", "keys": "Longest waits", "key?key=order:4711": "POST /orders/:id/ship", "keys?prefix=order": "found in", "queues": "Slots busy",
 		"queue?queue=ship": "Slots busy", "dead": "card declined", "message?queue=ship&id=" + letters[0].ID: "dead", "processes": "Told",
 		"process?id=" + url.QueryEscape(fleet.Processes[0].ID): "Calls, by name of work", "audit": "operator",
 		"idempotency?route=POST+/payments&principal=user-7&idempotency-key=pay-1": "Ran",
@@ -376,5 +376,4 @@ func TestConsole_RedisAway(t *testing.T) {
 			assert.Less(t, took, 2*time.Second, "%s: %s", name, path)
 		}
 	}
-
 }

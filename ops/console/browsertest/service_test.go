@@ -52,6 +52,7 @@ type service struct {
 // newService starts three replicas with held keys, calls that wait, parked work, dead letters of two causes, and a queue that
 // nobody works. change may set more options of its console, and keys are held besides.
 func newService(t testing.TB, rdb *redis.Client, prefix string, change func(*console.Options), keys ...string) *service {
+	t.Helper()
 	s := &service{prefix: prefix, rdb: rdb}
 	ctx, cancel := context.WithCancel(context.Background())
 	var load sync.WaitGroup
@@ -191,6 +192,7 @@ func pause(ctx context.Context, d time.Duration) {
 
 // settled waits until the parked work is done or dead, but for what nobody can do.
 func (s *service) settled(t testing.TB) {
+	t.Helper()
 	redistest.Eventually(t, func() bool {
 		stats, err := s.ship.Stats(t.Context())
 		return err == nil && stats.Dead >= 14 && stats.Queued+stats.Running <= 6

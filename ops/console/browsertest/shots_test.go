@@ -84,6 +84,7 @@ func TestShotForReadme(t *testing.T) {
 
 // operator makes some changes, for the audit.
 func operator(t testing.TB, s *service) {
+	t.Helper()
 	audit, err := ops.NewAudit(s.rdb, s.prefix, nil)
 	require.NoError(t, err)
 	o, err := ops.NewOperator(s.lockers[0], audit)
