@@ -173,7 +173,7 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, &httpError{http.StatusNotFound, "There is no such page."})
 		return
 	}
-	if post := r.Method == http.MethodPost && name == "change" && c.Changes; !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
+	if post := r.Method == http.MethodPost && name == "change"; !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
 		c.refuse(w, &httpError{http.StatusMethodNotAllowed, "This console does not change that."})
 		return

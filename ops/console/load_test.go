@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net/http"
@@ -119,6 +120,30 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 	many := commands(100)
 	t.Logf("commands in 9 s: 1 reader %d, 100 readers %d", one, many)
 	assert.LessOrEqual(t, float64(many), 1.5*float64(one)+10)
+
+	// A search finds what is there while it looks, and ends when its page is left.
+	scans := func() int { return commandStats(t, rdb)["scan"] }
+	searching, stop := context.WithCancel(ctx)
+	defer stop()
+	req, err := http.NewRequestWithContext(searching, http.MethodGet, server.URL+"/keys?prefix=order:99", nil)
+	require.NoError(t, err)
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	found, lines := false, bufio.NewScanner(resp.Body)
+	for !found && lines.Scan() {
+		found = strings.Contains(lines.Text(), "key?key=order%3A99")
+	}
+	assert.True(t, found)
+	assert.Positive(t, scans())
+	stop()
+	last := -1
+	redistest.Eventually(t, func() bool {
+		was := last
+		last = scans()
+		time.Sleep(500 * time.Millisecond)
+		return was == last && scans() == last
+	}, "it has stopped")
 
 	redistest.Eventually(t, func() bool {
 		_, overview, _ := get(t, server.URL+"/")

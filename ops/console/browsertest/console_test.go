@@ -103,7 +103,9 @@ func TestConsole_EachScreenAtEachSize(t *testing.T) {
 				said := complaints(ctx)
 				for path, want := range all {
 					visit(t, ctx, s.url+path)
-					assert.Contains(t, text(t, ctx), want, path)
+					shown := text(t, ctx)
+					assert.Contains(t, shown, want, path)
+					assert.NotContains(t, shown, "secret-", "a payload or a stored response")
 					over := eval[int](t, ctx, `document.documentElement.scrollWidth - innerWidth`)
 					assert.LessOrEqual(t, over, 0, "%s is wider than the screen", path)
 					background := eval[string](t, ctx, `getComputedStyle(document.body).backgroundColor`)

@@ -75,7 +75,7 @@ func TestShotForReadme(t *testing.T) {
 	env := redistest.Real(t)
 	s := newService(t, env.Client(t), "shop", nil, "stock:sku-1042", "wallet:88")
 	s.settled(t)
-	ctx := tab(t, size{"readme", 1280, 860}, false, true)
+	ctx := tab(t, size{"readme", 1280, 682}, false, true)
 	require.NoError(t, chromedp.Do(ctx, chromedp.Navigate(s.url), chromedp.Sleep(100*time.Second)))
 	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
 	require.NoError(t, err)
