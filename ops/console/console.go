@@ -281,7 +281,11 @@ func (c *console) refuse(w http.ResponseWriter, err error) {
 	if refusal, ok := errors.AsType[*httpError](err); ok {
 		p.Status = refusal.status
 	}
-	p.Title = http.StatusText(p.Status)
+	p.Title = map[int]string{
+		http.StatusNotFound: "Not found", http.StatusForbidden: "Not allowed", http.StatusBadRequest: "Not understood", http.StatusTooManyRequests: "Too many",
+		http.StatusMethodNotAllowed: "Not changed", http.StatusServiceUnavailable: "Redis does not answer",
+	}[p.Status]
+	p.Title = cmp.Or(p.Title, "Error")
 	p.Body = err.Error()
 	c.frame(p)
 	c.write(w, p)
