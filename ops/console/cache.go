@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -47,9 +48,6 @@ type panel[T any] struct {
 // OK reports whether the panel shows what is true now.
 func (p panel[T]) OK() bool { return p.Err == nil }
 
-// Age is how old what is known is.
-func (p panel[T]) Age() time.Duration { return time.Since(p.At) }
-
 // get returns what load returned last, if that is not older than every, and otherwise has it called and waits for
 // it, but no longer than ctx allows: then it returns what is known, with an error.
 func get[T any](ctx context.Context, c *cache, name string, every time.Duration, load func(context.Context) (T, error)) panel[T] {
@@ -71,7 +69,7 @@ func get[T any](ctx context.Context, c *cache, name string, every time.Duration,
 		background, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
 		go func() {
 			defer cancel()
-			value, err := load(background)
+			value, err := safely(background, load)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if r.err = err; err == nil {
@@ -105,6 +103,16 @@ func get[T any](ctx context.Context, c *cache, name string, every time.Duration,
 		p.Err = cmp.Or(r.err, errNoAnswer)
 	}
 	return p
+}
+
+// safely calls load, on a goroutine that nobody else looks after.
+func safely[T any](ctx context.Context, load func(context.Context) (T, error)) (value T, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("console: it panicked: %v", p)
+		}
+	}()
+	return load(ctx)
 }
 
 // forget has the things read anew.

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -20,13 +21,24 @@ const (
 	seldomEvery = 9800 * time.Millisecond
 )
 
-// together runs reads at once.
+// together runs reads at once. If one panics, so does the caller, whose server outlives that.
 func together(reads ...func()) {
 	var all sync.WaitGroup
+	var first atomic.Pointer[any]
 	for _, read := range reads {
-		all.Go(read)
+		all.Go(func() {
+			defer func() {
+				if p := recover(); p != nil {
+					first.CompareAndSwap(nil, &p)
+				}
+			}()
+			read()
+		})
 	}
 	all.Wait()
+	if p := first.Load(); p != nil {
+		panic(*p)
+	}
 }
 
 func (c *console) readFleet(ctx context.Context) panel[fleetView] {
