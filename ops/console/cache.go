@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	pageTimeout  = 1500 * time.Millisecond // what a page waits for all its reads
+	pageTimeout  = 1200 * time.Millisecond // what a page waits for all its reads
 	readTimeout  = 3 * time.Second         // of one read
 	retryTimeout = 150 * time.Millisecond  // what a page waits for a read that failed before
 	maxReads     = 512                     // that are remembered

@@ -13,6 +13,6 @@
 // more, the answer is 409 and nothing is changed.
 //
 // All readers share what is read of Redis: a hundred of them cost it what one does, and none costs nothing. No page but a search by
-// prefix uses SCAN. What Redis does not tell within 1.5 s is shown as it was known last, marked with its age; other parts of the page
+// prefix uses SCAN. What Redis does not tell within 1.2 s is shown as it was known last, marked with its age; other parts of the page
 // are not affected.
 package console
