@@ -49,7 +49,7 @@ func newHolder(v fleetView, of any) holderView {
 // bad reports whether a notable event, or warning, of this kind needs a person.
 func bad(kind string) bool {
 	switch kind {
-	case "released", "forced", "resolved", "detached", string(core.WarnEvictionUnknown), string(core.WarnContext):
+	case "released", "forced", "resolved", "detached", "done", string(core.WarnEvictionUnknown), string(core.WarnContext):
 		return false
 	}
 	return true
