@@ -19,6 +19,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/gin-gonic/gin"
+	"github.com/labstack/echo/v4"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -135,6 +137,18 @@ func TestConsole_CanBeMountedAnywhere(t *testing.T) {
 		for _, asset := range []string{"console.css", "console.js", "icon.svg"} {
 			code, _, _ = get(t, server.URL+strings.TrimSuffix(at, "/")+"/"+asset)
 			assert.Equal(t, 200, code, at)
+		}
+	}
+	gin.SetMode(gin.ReleaseMode)
+	r, e := gin.New(), echo.New()
+	r.Any("/ops/*path", gin.WrapH(handler))
+	e.Any("/ops/*", echo.WrapHandler(handler))
+	for name, router := range map[string]http.Handler{"gin": r, "echo": e} {
+		for path, want := range map[string]string{"/ops/": "<h1>Overview</h1>", "/ops/keys": "<h1>Keys</h1>"} {
+			w := httptest.NewRecorder()
+			router.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			assert.Equal(t, 200, w.Code, name)
+			assert.Contains(t, w.Body.String(), want, name)
 		}
 	}
 	w := httptest.NewRecorder()

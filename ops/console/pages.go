@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"sync"
@@ -316,10 +317,15 @@ func (c *console) named(r *http.Request) (handle, error) {
 			return h, nil
 		}
 	}
-	if all.Err != nil {
-		return handle{}, &httpError{http.StatusServiceUnavailable, "Redis does not tell which queues there are."}
+	// It may be newer than what was read, or of a release that kept no list of queues.
+	q, err := delayqueue.Open(r.Context(), c.Redis, name, delayqueue.WithPrefix(c.Locker.Prefix()))
+	switch {
+	case errors.Is(err, delayqueue.ErrNoQueue), errors.Is(err, core.ErrInvalidOption):
+		return handle{}, &httpError{http.StatusNotFound, "There is no queue of that name under this prefix."}
+	case errors.Is(err, core.ErrUnavailable), r.Context().Err() != nil:
+		return handle{}, &httpError{http.StatusServiceUnavailable, "Redis does not tell whether there is such a queue."}
 	}
-	return handle{}, &httpError{http.StatusNotFound, "There is no queue of that name under this prefix."}
+	return handle{name, q, err}, nil
 }
 
 const shownMessages = 50
