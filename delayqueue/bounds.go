@@ -96,9 +96,9 @@ func (q *Queue) fullBecause(full error) string {
 	}
 }
 
-// boundsPerKey are an argument of the scripts that store messages.
-func (q *Queue) boundsPerKey() string {
-	return fmt.Sprint(q.maxDepthPerKey, " ", q.maxBytesPerKey, " ", q.maxBytesPerPrincipal)
+// admission are the bounds of what is stored, for the scripts that store messages.
+func (q *Queue) admission() string {
+	return fmt.Sprint(q.maxDepth, " ", q.maxDepthPerKey, " ", q.maxBytesPerKey, " ", q.maxBytesPerPrincipal)
 }
 
 // fullWords are what the scripts say of a full queue.

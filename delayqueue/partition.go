@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"sync/atomic"
 
 	"github.com/perkey-go/perkey/internal/groupcommit"
@@ -36,7 +37,9 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 	}
 	p.enqueues = groupcommit.New(groupcommit.Options[*enqueueing]{
 		Run: p.enqueue, Gone: func(e *enqueueing) bool { return e.ctx.Err() != nil }, Width: batchWidth, Max: batchMax,
-		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
+		Fits: func(queue []*enqueueing) int {
+			return distinct(queue[:fits(func(e *enqueueing) int { return len(e.job.Payload) })(queue)])
+		},
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{
 		Run: p.settle, Width: batchWidth, Max: batchMax,
@@ -83,6 +86,16 @@ func fits[T any](size func(T) int) func(queue []T) int {
 		}
 		return n
 	}
+}
+
+// distinct is how many of the first items of a queue have an id each of their own.
+func distinct(queue []*enqueueing) int {
+	for i, e := range queue {
+		if slices.ContainsFunc(queue[:i], func(before *enqueueing) bool { return before.job.ID == e.job.ID }) {
+			return i
+		}
+	}
+	return len(queue)
 }
 
 // makePartitions makes the partitions of a generation. Their names have both numbers: what was stored in

@@ -154,7 +154,7 @@ func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (Receipt, er
 		return Receipt{}, err
 	}
 	job.Payload = payload
-	if q.sealer == nil {
+	if q.sealer == nil && len(payload) > maxInline { // a shorter one is copied with its key
 		job.Payload = bytes.Clone(payload) // the caller may use it again before it was sent, if ctx ends
 	}
 	return q.store(ctx, job, unknown)
