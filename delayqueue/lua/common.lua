@@ -121,13 +121,15 @@ end
 
 -- Writes what add() and remove() have put off.
 local function apply()
-  for _, key in ipairs(next(added) and ORDER or {}) do
+  for i = 1, #ORDER do
+    local key = ORDER[i]
     if added[key] then
       redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
       touched[key] = true
     end
   end
-  for _, key in ipairs(next(removed) and ORDER or {}) do
+  for i = 1, next(removed) and #ORDER or 0 do
+    local key = ORDER[i]
     if removed[key] then
       redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(removed[key]))
     end
@@ -191,7 +193,9 @@ end
 
 local function look_at(member, at)
   add(z, member, at == now and NOW or text(at))
-  soonest = math.min(soonest or at, at)
+  if not soonest or at < soonest then
+    soonest = at
+  end
 end
 
 local function split(member)

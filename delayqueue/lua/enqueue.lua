@@ -31,7 +31,7 @@ end
 -- How messages are stored.
 local function read_how(s, before)
   local many, k, name, p, delay, age, flag, more = s:match('^(%d+) (%d%d%d)(%d%d%d)(%d%d%d) (%d+) (%d+) (.)(.*)$')
-  k, name, p = tonumber(k, 10), tonumber(name, 10), tonumber(p, 10) -- to the embedded Redis 010 is octal
+  k, name, p, age = tonumber(k, 10), tonumber(name, 10), tonumber(p, 10), tonumber(age) -- to the embedded Redis 010 is octal
   local due = delay ~= '0' and now + delay
   if due and micros % 1000 > 0 then
     due = due + 1 -- a message is never early
@@ -91,8 +91,8 @@ local function store(how, id, body, key, principal, size, old)
   else
     number, all = key == '' and MICROS or next_seq(), all + 1
     place = how.due and (how.most and '\127' or '~') or number
-    due = how.due or (key == '' or not headed[key]) and now
-    headed[key] = headed[key] or not how.due
+    due = how.due or not headed[key] and now
+    headed[key] = key ~= '' and (headed[key] or not how.due)
   end
   local header = how.header
   if bodies[id] then
