@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -46,11 +47,6 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 	return nil
 }
 
-// spans are the first arguments of all scripts.
-func (q *Queue) spans() []any {
-	return []any{fmt.Sprint(q.retention.Milliseconds(), " ", q.maxBytes), q.deadRetention.Milliseconds()}
-}
-
 // each calls a script on partitions, all at once.
 func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.Script, args ...any) []*luascript.Call {
 	calls := make([]*luascript.Call, len(parts))
@@ -71,12 +67,23 @@ type enqueueing struct {
 	expires  time.Time
 	stored   bool // and not before
 	err      error
-	done     chan struct{} // closed when the others are set
+	done     chan struct{} // has one when the others are set
 }
+
+// enqueueings are kept for the next jobs.
+var enqueueings = sync.Pool{New: func() any { return &enqueueing{done: make(chan struct{}, 1)} }}
 
 func newEnqueueing(ctx context.Context, job Job) *enqueueing {
 	text, long := textOf(job.Key, job.Name, job.Principal, job.Payload)
-	return &enqueueing{ctx: ctx, job: job, id: job.ID, text: text, long: long, done: make(chan struct{})}
+	e := enqueueings.Get().(*enqueueing)
+	*e = enqueueing{ctx: ctx, job: job, id: job.ID, text: text, long: long, done: e.done}
+	return e
+}
+
+// free ends the use of a job that nobody else has any more.
+func (e *enqueueing) free() {
+	*e = enqueueing{done: e.done}
+	enqueueings.Put(e)
 }
 
 // wordClosed is what enqueue.lua says of a job when its partition is closed.
@@ -91,6 +98,7 @@ func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 	_ = p.enqueues.Add(e) // never closed
 	select {
 	case <-e.done:
+		defer e.free()
 		if e.err != nil {
 			return Receipt{}, e.err
 		}
@@ -108,7 +116,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	if err == nil {
 		var long []string
 		args := make([]any, 0, 4+2*len(batch))
-		args = append(args, p.queue.admission(), len(batch))
+		args = append(args, p.queue.admission, len(batch))
 		for _, e := range batch {
 			args = append(args, e.id)
 			if e.long != nil {
@@ -141,7 +149,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 			e.expires, e.stored = now.Add(time.Duration(ceilMilliseconds(e.job.MaxAge))*time.Millisecond), true
 			parked = parked || e.job.parked
 		}
-		close(e.done)
+		e.done <- struct{}{} // from here on it is the caller's
 	}
 	if err == nil {
 		if closed {
@@ -206,7 +214,7 @@ func readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.
 
 // unclaimed is for how long no Worker has claimed: what enqueue.lua tells, here of no job at all.
 func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
-	reply, err := p.change(ctx, enqueueScript, nil, p.queue.admission(), 0)
+	reply, err := p.change(ctx, enqueueScript, nil, p.queue.admission, 0)
 	if _, unclaimed, _, err := readEnqueued(0, reply, err); err == nil {
 		return unclaimed, nil
 	}
@@ -598,7 +606,7 @@ type letter struct {
 
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
-	args := []any{p.queue.admission(), ceilMilliseconds(maxAge)}
+	args := []any{p.queue.admission, ceilMilliseconds(maxAge)}
 	words, ids := make([]string, len(letters)), make([]string, len(letters))
 	for i, l := range letters {
 		args, ids[i] = append(args, l.id, l.died), l.id

@@ -16,8 +16,9 @@ type partition struct {
 	base  string // what the names of its keys begin with
 	// keys are all that it has, but for long payloads; its scripts declare them. Some do not exist, so a Redis
 	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
-	keys  []string
-	known atomic.Bool // that nothing of another layout is there
+	keys     []string
+	declared []any       // the same, as arguments
+	known    atomic.Bool // that nothing of another layout is there
 
 	generation int
 	// closed is, once this is known, the number that what joins a FIFO here exceeds since the partition was closed.
@@ -34,6 +35,7 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 	p := &partition{queue: q, base: base, generation: generation}
 	for _, name := range keyNames {
 		p.keys = append(p.keys, base+":"+name)
+		p.declared = append(p.declared, base+":"+name)
 	}
 	p.enqueues = groupcommit.New(groupcommit.Options[*enqueueing]{
 		Run: p.enqueue, Gone: func(e *enqueueing) bool { return e.ctx.Err() != nil }, Width: batchWidth, Max: batchMax,
@@ -91,7 +93,7 @@ func fits[T any](size func(T) int) func(queue []T) int {
 // distinct is how many of the first items of a queue have an id each of their own.
 func distinct(queue []*enqueueing) int {
 	for i, e := range queue {
-		if slices.ContainsFunc(queue[:i], func(before *enqueueing) bool { return before.job.ID == e.job.ID }) {
+		if !e.job.fresh && slices.ContainsFunc(queue[:i], func(before *enqueueing) bool { return before.job.ID == e.job.ID }) {
 			return i
 		}
 	}

@@ -67,7 +67,7 @@ func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next g
 	defer cancel()
 	for paused := int64(0); ; { // until both are, or neither is: somebody may resume the queue meanwhile
 		now := int64(0)
-		for _, call := range q.each(ctx, m.current().partitions, closeScript, append(q.spans(), next.String())...) {
+		for _, call := range q.each(ctx, m.current().partitions, closeScript, append(q.spans, next.String())...) {
 			left, err := readLeft(call.Cmd, 0)
 			if err != nil {
 				return redisError(ctx, op, err)
@@ -77,7 +77,7 @@ func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next g
 		if (now > 0) == (paused > 0) {
 			return nil
 		}
-		for _, call := range q.each(ctx, next.partitions, untilScript, append(q.spans(), "paused", now)...) {
+		for _, call := range q.each(ctx, next.partitions, untilScript, append(q.spans, "paused", now)...) {
 			if err := call.Err(); err != nil {
 				return redisError(ctx, op, err)
 			}
@@ -146,7 +146,7 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 	sum := Stats{Totals: m.totals}
 	for i, g := range m.generations[:last] {
 		keys := int64(0)
-		for _, call := range q.each(ctx, g.partitions, closeScript, append(q.spans(), m.generations[i+1].String())...) {
+		for _, call := range q.each(ctx, g.partitions, closeScript, append(q.spans, m.generations[i+1].String())...) {
 			left, err := readLeft(call.Cmd, 0)
 			if err != nil {
 				return redisError(ctx, op, err)
@@ -157,7 +157,7 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 			kept = append(kept, g)
 			continue
 		}
-		for _, call := range q.each(ctx, g.partitions, statsScript, q.spans()...) {
+		for _, call := range q.each(ctx, g.partitions, statsScript, q.spans...) {
 			if err := sum.add(call.Cmd); err != nil {
 				return redisError(ctx, op, err)
 			}
@@ -239,7 +239,7 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 		flag = string(rune(flagCoalesces))
 	}
 	text, payload := textOf(m.Key, m.Name, m.Principal, m.Payload)
-	args := []any{p.queue.admission(), 1, m.ID, text, fmt.Sprintf("1 %s 0 %d %sm%013d%013d%s", appendLengths(nil, m.Key, m.Name, m.Principal),
+	args := []any{p.queue.admission, 1, m.ID, text, fmt.Sprintf("1 %s 0 %d %sm%013d%013d%s", appendLengths(nil, m.Key, m.Name, m.Principal),
 		max(0, left.Milliseconds()), flag, millis(m.EnqueuedAt), millis(m.ExpiresAt), m.attempts(""))}
 	var long []string
 	if payload != nil {

@@ -63,7 +63,7 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	calls := q.each(ctx, m.partitions, statsScript, q.spans()...)
+	calls := q.each(ctx, m.partitions, statsScript, q.spans...)
 	s := Stats{Partitions: m.current().size, OlderPartitions: len(m.partitions) - m.current().size, Totals: m.totals}
 	for _, call := range calls {
 		if err := s.add(call.Cmd); err != nil {

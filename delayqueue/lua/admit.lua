@@ -7,7 +7,6 @@ max_depth, max_line, max_key, max_principal = tonumber(max_depth), tonumber(max_
 
 local all = redis.call('HLEN', m) -- dead letters too
 local lengths, headed = {}, {} -- of keys: how many messages they have at most; whether one is not delayed
-local LEAST = message_size(0, '', 'k', '', '') -- bytes of a message with a key
 
 if all == 0 then -- a count that was lost is right again
   bytes = 0
@@ -18,7 +17,7 @@ local function full(key, principal, n, size)
   if key ~= '' then
     local used = use('k', key)
     if not lengths[key] then
-      lengths[key] = math.floor(used / LEAST) -- at most: count only near the bound
+      lengths[key] = math.floor(used / message_size(0, '', 'k', '', '')) -- at most: count only near the bound
       if lengths[key] + 64 > max_line then
         lengths[key] = redis.call('ZLEXCOUNT', f, '[' .. key .. '\n', '(' .. key .. '\11')
       end

@@ -182,7 +182,8 @@ local function message_size(n, id, key, principal, slot)
   if slot ~= '' then
     n = n + 48 + #slot + #id
   end
-  return 280 + math.floor(1.25 * n)
+  n = 1.25 * n
+  return 280 + n - n % 1
 end
 
 -- The number of the next message that comes: it grows, also if c is lost.

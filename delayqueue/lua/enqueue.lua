@@ -44,20 +44,21 @@ local function read_how(s, before)
     times, tries = more:sub(2, 27), more:sub(28)
   end
   return {
-    first = before + 1, last = before + many, key = k, principal = k + name + 1, about = k + name + p, due = due, age = age,
+    first = before + 1, last = before + many, named = k + p > 0, key = k, principal = k + name + 1, about = k + name + p,
+    due = due, age = age, lasts = age + retention,
     header = '1' .. flag .. '-', tail = times .. lengths, slot = slot, most = most, tries = tries,
   }
 end
 
-local function key_in(how, body) return how.key > 0 and body:sub(1, how.key) or '' end
-local function principal_in(how, body) return how.principal <= how.about and body:sub(how.principal, how.about) or '' end
+-- A message's key and principal.
+local function names_in(how, body) return body:sub(1, how.key), body:sub(how.principal, how.about) end
 
 local hows, fields, last = {}, {}, 0
 for i = HOWS + 1, PAYLOADS do
   local how = read_how(ARGV[i], last)
   hows[#hows + 1], last = how, how.last
-  for j = how.first, how.about > 0 and last or 0 do
-    local key, principal = key_in(how, ARGV[TEXTS + j]), principal_in(how, ARGV[TEXTS + j])
+  for j = how.first, how.named and last or 0 do
+    local key, principal = names_in(how, ARGV[TEXTS + j])
     fields[#fields + 1] = key ~= '' and 'k' .. key or nil
     fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
   end
@@ -75,10 +76,8 @@ for bucket = 11, ended_bytes > 0 and 15 or 0 do
   end
 end
 
--- The bytes that a message takes; its slot is '' if no newer one may replace it.
-local function size_of_new(how, id, body, key, principal, slot)
-  return message_size(HEADER + #body + (bodies[id] and tonumber(body:sub(how.about + 1)) or 0), id, key, principal, slot)
-end
+-- The bytes of a long payload.
+local function long_in(how, body) return tonumber(body:sub(how.about + 1)) end
 
 -- Stores a message, in the place of an old one if there is one.
 local function store(how, id, body, key, principal, size, old)
@@ -101,7 +100,9 @@ local function store(how, id, body, key, principal, size, old)
   end
   admit(id, key, principal, header .. number .. how.tail .. body, place, due, size)
   bytes = bytes + size
-  span = math.max(span, how.age + retention)
+  if how.lasts > span then
+    span = how.lasts
+  end
   if not how.tries then
     counts.enqueued = (counts.enqueued or 0) + 1
   end
@@ -116,8 +117,14 @@ for _, how in ipairs(hows) do
     elseif how.slot or how.tries then
       others[#others + 1], others[#others + 2] = how, i
     else
-      local key, principal = key_in(how, body), principal_in(how, body)
-      local size = size_of_new(how, id, body, key, principal, '')
+      local key, principal, size = '', '', HEADER + #body
+      if how.named then
+        key, principal = names_in(how, body)
+      end
+      if bodies[id] then
+        size = size + long_in(how, body)
+      end
+      size = message_size(size, id, key, principal, '')
       if full(key, principal, 1, size) then
         others[#others + 1], others[#others + 2] = how, i
       else
@@ -134,9 +141,9 @@ end
 for j = 1, #others, 2 do
   local how, i = others[j], others[j + 1]
   local id, body = ARGV[4 + i], ARGV[TEXTS + i]
-  local key, principal = key_in(how, body), principal_in(how, body)
+  local key, principal = names_in(how, body)
   local slot = how.slot and how.slot .. body:sub(1, how.about) or ''
-  local size = size_of_new(how, id, body, key, principal, slot)
+  local size = message_size(HEADER + #body + (bodies[id] and long_in(how, body) or 0), id, key, principal, slot)
   local old, newer, why
   if how.tries then
     newer = how.slot and redis.call('HGET', u, slot)
