@@ -140,12 +140,14 @@ func (p *partition) enqueue(batch []*enqueueing) {
 	}
 	parked, closed := false, false
 	for i, e := range batch {
-		if e.err = err; err != nil {
-			// it is not known whether it was stored
-		} else if word, is := exceptions[i]; is {
+		word, exception := exceptions[i]
+		switch {
+		case err != nil:
+			e.err = err
+		case exception:
 			e.err = e.answered(p.queue, word)
 			closed = closed || errors.Is(e.err, errClosed)
-		} else {
+		default:
 			e.expires, e.stored = now.Add(time.Duration(ceilMilliseconds(e.job.MaxAge))*time.Millisecond), true
 			parked = parked || e.job.parked
 		}
