@@ -3,7 +3,6 @@ package delayqueue
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -46,13 +44,6 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 	return nil
 }
 
-// spans are the first arguments of all scripts.
-func (q *Queue) spans() []any {
-	kept := strconv.AppendInt(nil, q.retention.Milliseconds(), 10)
-	kept = strconv.AppendInt(append(kept, ' '), q.maxBytes, 10)
-	return []any{string(kept), q.deadRetention.Milliseconds()}
-}
-
 // each calls a script on partitions, all at once.
 func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.Script, args ...any) []*luascript.Call {
 	calls := make([]*luascript.Call, len(parts))
@@ -62,116 +53,6 @@ func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.
 	}
 	_ = luascript.Pipeline(ctx, q.rdb, calls) // each call has its own error
 	return calls
-}
-
-// enqueueing is a job on its way into the queue.
-type enqueueing struct {
-	ctx     context.Context // the caller's
-	job     Job
-	expires time.Time
-	stored  bool // and not before
-	err     error
-	done    chan struct{} // closed when the others are set
-}
-
-// wordClosed is what enqueue.lua says of a job when its partition is closed.
-const wordClosed = "closed"
-
-// errClosed is for what is not stored because its partition is closed.
-var errClosed = errors.New("the partition is closed")
-
-// add stores a job here, or fails with errClosed.
-func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
-	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
-	_ = p.enqueues.Add(e) // never closed
-	select {
-	case <-e.done:
-		if e.err != nil {
-			return Receipt{}, e.err
-		}
-		return Receipt{core.Ticket{ID: job.ID, Queue: p.queue.name, ExpiresAt: e.expires}, e.stored}, nil
-	case <-ctx.Done():
-		p.enqueues.Forget()
-		return Receipt{}, callerGone(ctx, "enqueue")
-	}
-}
-
-func (p *partition) enqueue(batch []*enqueueing) {
-	q := p.queue
-	args := make([]any, 0, 2+8*len(batch))
-	args = append(args, q.maxDepth, q.boundsPerKey())
-	var long []string
-	for _, e := range batch {
-		j := e.job
-		if len(j.Payload) > maxInline {
-			long = append(long, j.ID)
-		}
-		// Rounded up: a message is never early, and not too old when it comes.
-		args = append(args, j.ID, j.Key, j.Principal, about(j.Key, j.Name, j.Principal), j.Payload,
-			ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
-	}
-	ctx := context.Background()
-	var reply []any
-	err := p.checkLayout(ctx, "enqueue")
-	if err == nil {
-		if reply, err = p.change(ctx, enqueueScript, long, args...); err == nil && len(reply) != len(batch)+1 {
-			err = luascript.ErrReply
-		}
-		if err != nil {
-			err = redisError(ctx, "enqueue", err)
-		}
-	}
-	parked, closed := false, false
-	for i, e := range batch {
-		if e.err = err; err == nil {
-			e.err = e.answered(q, reply[i])
-			parked, closed = parked || e.stored && e.job.parked, closed || errors.Is(e.err, errClosed)
-		}
-		close(e.done)
-	}
-	if err == nil {
-		unclaimed, _ := reply[len(batch)].(int64)
-		if closed {
-			unclaimed = 0 // what counts from here on is another partition
-		}
-		q.noteClaim(p, time.Duration(unclaimed)*time.Millisecond, parked)
-	}
-}
-
-// unclaimed is for how long no Worker has claimed: what enqueue.lua tells last, here of no job at all.
-func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
-	reply, err := p.change(ctx, enqueueScript, nil, p.queue.maxDepth, p.queue.boundsPerKey())
-	if err != nil || len(reply) != 1 {
-		return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
-	}
-	ms, _ := reply[0].(int64)
-	return time.Duration(ms) * time.Millisecond, nil
-}
-
-// answered notes what enqueue.lua answered.
-func (e *enqueueing) answered(q *Queue, reply any) error {
-	if notAfter, stored := reply.(int64); stored {
-		e.expires, e.stored = time.UnixMilli(notAfter), true
-		return nil
-	}
-	word, _ := reply.(string)
-	full := fullWords[word]
-	switch {
-	case errors.Is(full, ErrKeyFull):
-		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, full)
-	case full != nil:
-		return fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, full)
-	case word == wordClosed:
-		return errClosed
-	}
-	if notAfter, known := readMillis(word); known {
-		e.expires = notAfter
-	} else if ended, known := readEnding(e.job.ID, word); known {
-		e.expires = ended.ExpiresAt
-	} else {
-		return fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
-	}
-	return nil
 }
 
 // batch is what a claim brought.
@@ -538,7 +419,7 @@ type letter struct {
 
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
-	args := []any{p.queue.maxDepth, p.queue.boundsPerKey(), ceilMilliseconds(maxAge)}
+	args := []any{p.queue.admission, ceilMilliseconds(maxAge)}
 	words, ids := make([]string, len(letters)), make([]string, len(letters))
 	for i, l := range letters {
 		args, ids[i] = append(args, l.id, l.died), l.id

@@ -6,8 +6,15 @@ local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cance
 local ENDED_AT = string.format('%011x', now)
 
 local endings = {} -- fields of a bucket, and their values
-local freed = {} -- ids of messages that need their long payload no more
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
+
+-- What the cause in r takes beside its message.
+local function cause_size(tries)
+  local cause = tries and tries:match('^......%d+ %d+ %d+ %d+ %S* (.*)$')
+  return cause and math.floor(1.25 * #cause) or 0
+end
+
+local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
 -- The buckets: which is in use, since when; of each until when it is needed, and how many bytes it has.
 local function read_buckets()
@@ -69,6 +76,16 @@ local function remember()
   keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
 end
 
+-- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
+local function advance(key, at_once)
+  local head = line(key, '1')[1]
+  local member = head and id_at(head, key) .. ' ' .. key
+  if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
+    look_at(member, now)
+  end
+  return head
+end
+
 -- Writes how messages ended, applies, and has the heads of the keys that have another one be due. A key that has no message any
 -- more is announced: nobody is left to have it before others. A claim tells a worker if nobody heard.
 local function tidy()
@@ -86,23 +103,6 @@ local function tidy()
   end
   unrun = {}
   apply()
-end
-
--- Ends a script: answers what it replies, and at last the ids of those whose long payload the caller is to free,
--- with free.lua, since this script does not declare it.
-local function conclude(replies)
-  tidy()
-  flush()
-  local here, left = {}, {}
-  for _, id in ipairs(freed) do
-    local list = bodies[id] and here or left
-    list[#list + 1] = bodies[id] or id
-  end
-  if #here > 0 then
-    redis.call('UNLINK', unpack(here))
-  end
-  replies[#replies + 1] = left
-  return replies
 end
 
 local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
