@@ -237,11 +237,14 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
+// messageFields is how much a script tells of a message.
+const messageFields = 6
+
 // readMessage reads what a script told of a message: its member, record, attempts, 1 if others
 // are behind it, 1 if it waited for its key, since when it was due if that is known.
 func readMessage(told any) (m Message, ok bool) {
 	f, ok := told.([]any)
-	if !ok || len(f) != 6 {
+	if !ok || len(f) != messageFields {
 		return m, false
 	}
 	var texts [3]string
@@ -251,7 +254,7 @@ func readMessage(told any) (m Message, ok bool) {
 		}
 	}
 	r, readable := readRecord(texts[1])
-	a, counted := readAttempts(texts[2])
+	a, counted := readAttempts(texts[2][min(1, len(texts[2])):])
 	m = Message{queuedAfter: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + r.bodySize}
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
 	m.due, _ = f[5].(string)
@@ -442,9 +445,14 @@ func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 
 func readSettled(reply any, now time.Time) (s settled, err error) {
 	f, ok := reply.([]any)
-	if !ok {
+	var next any
+	switch {
+	case !ok:
 		f = []any{reply}
-	} else if len(f) == 0 {
+	case len(f) == messageFields:
+		f = []any{int64(1), reply}
+	}
+	if len(f) == 0 {
 		return s, luascript.ErrReply
 	}
 	switch f[0] {
@@ -454,8 +462,11 @@ func readSettled(reply any, now time.Time) (s settled, err error) {
 	default:
 		return s, luascript.ErrReply
 	}
-	if len(f) > 1 && f[1] != nil {
-		m, ok := readMessage(f[1])
+	if len(f) > 1 {
+		next = f[1]
+	}
+	if next != nil {
+		m, ok := readMessage(next)
 		if !ok {
 			return s, luascript.ErrReply
 		}

@@ -4,6 +4,7 @@
 -- ARGV[3]  how many open and running messages the partition may have
 -- ARGV[4]  how many of them may be of one key; after spaces, how many bytes those of a key and
 --          those of a principal may take
+-- #include finish.lua
 -- #include ended.lua
 local max_depth = tonumber(ARGV[3])
 local max_line, max_key, max_principal = ARGV[4]:match('^(%d+) (%d+) (%d+)$')

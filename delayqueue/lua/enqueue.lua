@@ -116,4 +116,5 @@ if not claimed and counts.enqueued then -- from now on somebody ought to
   add(c, 'claimed', NOW)
 end
 replies[#replies + 1] = now - (claimed or now)
+tidy()
 return conclude(replies)
