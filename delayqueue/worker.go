@@ -49,6 +49,9 @@ type Worker struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	slots    chan struct{} // holds one for each message that is run, or asked for
+	ahead    chan struct{} // as many slots again, while handlers are quick
+	running  chan struct{} // holds one for each message that is run
+	pace     pace
 	handlers sync.WaitGroup
 	claims   claims
 	foreign  foreign
@@ -122,7 +125,10 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		}
 	}
 	w.log = w.log.With(slog.String("queue", q.name))
-	w.slots = make(chan struct{}, w.concurrency)
+	for _, slots := range []*chan struct{}{&w.slots, &w.ahead, &w.running} {
+		*slots = make(chan struct{}, w.concurrency)
+	}
+	w.pace.mean.Store(int64(aheadWait)) // not quick
 	w.claims.held = map[*claim]struct{}{}
 	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.released))
 	if q.reservationWindow > 0 {
