@@ -79,7 +79,7 @@ local now = math.floor(micros / 1000)
 local NOW = text(now)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed'}
+local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since'}
 local own = redis.call('HMGET', c, unpack(OWN))
 local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4])}
 local seq, bytes, ended_bytes, till = had[1] or 0, had[2] or 0, had[3] or 0, had[4]

@@ -5,11 +5,12 @@ local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cance
 local ENDED_AT = string.format('%011x', now)
 
 local endings = {} -- fields of a bucket, and their values
+local current, current_since = (whole(own[9]) or 0) % 5, whole(own[10]) or 0 -- the bucket that is in use, and since when
 
 local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
 
 local function too_old(rec)
-  local not_after = rec:sub(1, 1) == '1' and tonumber(rec:sub(33, 45), 10) -- to the embedded Redis 010 is octal
+  local not_after = rec:byte() == 49 and tonumber(rec:sub(33, 45), 10) -- to the embedded Redis 010 is octal
   return not_after and not_after <= now
 end
 
@@ -27,20 +28,18 @@ end
 
 -- What the cause in r takes beside its message.
 local function cause_size(tries)
-  local cause = tries and tries:match('^......%d+ %d+ %d+ %d+ %S* (.*)$')
-  return cause and math.floor(1.25 * #cause) or 0
+  local _, before = (tries or ''):find('^......%d+ %d+ %d+ %d+ %S* ')
+  return before and math.floor(1.25 * (#tries - before)) or 0
 end
 
 local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
--- The buckets: which is in use, since when; of each until when it is needed, and how many bytes it has.
+-- The buckets: until when each is needed, and how many bytes it has.
 local function read_buckets()
-  local found = redis.call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4',
-    'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
-  local all = {at = (whole(found[1]) or 0) % 5, since = whole(found[2]) or 0, needed = {}, bytes = {}}
-  local sum = 0
+  local found = redis.call('HMGET', c, 'until0', 'until1', 'until2', 'until3', 'until4', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
+  local all, sum = {needed = {}, bytes = {}}, 0
   for i = 0, 4 do
-    all.needed[i], all.bytes[i] = whole(found[3 + i]) or 0, whole(found[8 + i]) or 0
+    all.needed[i], all.bytes[i] = whole(found[1 + i]) or 0, whole(found[6 + i]) or 0
     sum = sum + all.bytes[i]
   end
   ended_bytes = sum
@@ -61,7 +60,7 @@ end
 -- Forgets the oldest of what ended while it takes more than half of the partition's bytes, but nothing of the last minute.
 local function make_room(all)
   for step = 1, 4 do
-    local i = (all.at + step) % 5
+    local i = (current + step) % 5
     if ended_bytes > max_bytes / 2 and all.needed[i] > 0 and is_needless(all, i, true) then
       drop(all, i)
     end
@@ -71,26 +70,35 @@ end
 -- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
 -- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
 local function remember()
-  local all = read_buckets()
-  make_room(all)
-  local at, oldest, full = all.at, (all.at + 1) % 5, all.bytes[all.at] > max_bytes / 10
-  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest) then
-    drop(all, oldest)
-    add(c, 'bucket', oldest)
-    add(c, 'since', NOW)
-    at = oldest
+  local turns = current_since > now or now - current_since >= retention / 4
+  if turns or ended_bytes > max_bytes / 10 then
+    local all = read_buckets()
+    make_room(all)
+    local oldest = (current + 1) % 5
+    if (turns or all.bytes[current] > max_bytes / 10) and is_needless(all, oldest) then
+      drop(all, oldest)
+      add(c, 'bucket', oldest)
+      add(c, 'since', NOW)
+      current, current_since = oldest, now
+    end
   end
   local more = 0
   for i = 1, #endings, 2 do
     more = more + ending_size(#endings[i] + #endings[i + 1])
   end
   ended_bytes = ended_bytes + more
-  add(c, 'ended' .. at, text(all.bytes[at] + more))
-  add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
-  local bucket = KEYS[11 + at]
+  local bucket, had = KEYS[11 + current], redis.call('HMGET', c, 'until' .. current, 'ended' .. current)
   redis.call('HSET', bucket, unpack(endings))
+  add(c, 'ended' .. current, text((whole(had[2]) or 0) + more))
+  local n, needed = redis.call('HLEN', bucket), now + retention
+  local later = (whole(had[1]) or 0) < needed
+  if later then -- in steps, so that it is seldom told
+    add(c, 'until' .. current, text(needed + math.min(math.floor(retention / 64), 1000)))
+  end
+  if later or n > LARGE and n - #endings / 2 <= LARGE then
+    keep(bucket, math.ceil(2.25 * retention), 0, n > LARGE)
+  end
   endings = {}
-  keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
 end
 
 -- A dead letter has entries in m, x and y alone.
@@ -100,8 +108,12 @@ local function letter_size(id, n, ending) return message_size(n, id, '', '', '')
 local function finish(id, key, principal, slot, n, tries, how, ending, result)
   local size = message_size(n, id, key, principal, slot) + cause_size(tries)
   remove(r, id)
-  use('k', key, -size)
-  use('p', principal, -size)
+  if key ~= '' then
+    use('k', key, -size)
+  end
+  if principal ~= '' then
+    use('p', principal, -size)
+  end
   if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
     remove(u, slot)
   end

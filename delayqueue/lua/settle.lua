@@ -56,7 +56,21 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
   end
 end
 
-local states = redis.call('HMGET', r, unpack(listed(4, SIZE)))
+local ids, fields = {}, {}
+for at = 4, #ARGV, SIZE do
+  local key, principal = ARGV[at + 1], ARGV[at + 2]
+  ids[#ids + 1] = ARGV[at]
+  if key ~= '' then
+    fields[#fields + 1] = 'k' .. key
+  end
+  if principal ~= '' then
+    fields[#fields + 1] = 'p' .. principal
+  end
+end
+for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+  uses[fields[i]] = whole(n) or 0
+end
+local states = redis.call('HMGET', r, unpack(ids))
 for n, state in ipairs(states) do
   local at = 4 + SIZE * (n - 1)
   local id, key, principal, seq, tries, how, slot, size, ending, result, token, which = unpack(ARGV, at, at + SIZE - 1)
