@@ -144,7 +144,7 @@ func (g *Group[T]) run() {
 			if len(g.queue) == 0 {
 				break
 			}
-			if g.running > 0 && !g.enough(len(g.queue)) { // they wait for that batch
+			if number > 0 && g.running > 0 && !g.enough(len(g.queue)) { // they wait for that batch
 				g.watch()
 				break
 			}
