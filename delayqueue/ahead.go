@@ -7,7 +7,8 @@ import (
 
 const (
 	// While handlers take less than this, a Worker claims ahead.
-	quickHandler = time.Millisecond
+	quickHandler = time.Millisecond / 2
+	aheadMost    = 3 // times its concurrency, at most
 	// A message that was claimed ahead goes back when it has waited for so long: another Worker may run it.
 	aheadWait = 10 * time.Millisecond
 )

@@ -49,7 +49,7 @@ func TestClaimsAhead_NoMoreHandlersRunThanTheConcurrency(t *testing.T) {
 	require.EqualValues(t, messages, done.Load())
 	require.LessOrEqual(t, most.Load(), int64(concurrency))
 	require.Greater(t, claimed.Load(), int64(concurrency), "nothing was claimed ahead")
-	require.LessOrEqual(t, claimed.Load(), int64(2*concurrency))
+	require.LessOrEqual(t, claimed.Load(), int64(4*concurrency))
 }
 
 // Handlers were quick, and are not any more: what was claimed ahead is run by another Worker, as if nobody had had it.
@@ -78,7 +78,9 @@ func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
 			return nil
 		}, delayqueue.WithConcurrency(concurrency))
 		defer close(block)
-		redistest.Eventually(t, func() bool { return blocked.Load() == concurrency && b.inState() == [3]int64{slow - concurrency, concurrency, 0} },
+		redistest.Eventually(t, func() bool {
+			return blocked.Load() == concurrency && b.inState() == [3]int64{slow - concurrency, concurrency, 0}
+		},
 			"what was claimed ahead did not go back")
 
 		var others ran

@@ -33,7 +33,8 @@ const (
 
 // claimer claims what is due in one partition for as long as its Worker is not
 // stopped, never more than there are free slots: what is claimed too early burns its
-// lease and keeps other workers from it.
+// lease and keeps other workers from it. While handlers are quick there are more slots
+// than messages that run.
 type claimer struct {
 	*Worker
 	partition *partition

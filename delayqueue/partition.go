@@ -69,7 +69,7 @@ const (
 
 const (
 	batchWidth  = 1 // script calls of a kind under way: what comes meanwhile is settled or stored together, by fewer calls
-	settleWidth = 2
+	settleWidth = 2 // Redis settles one batch while the worker has the replies of another
 	batchMax    = 8
 	batchItems  = 64 // in a script call
 	batchBytes  = 1 << 20
@@ -77,7 +77,7 @@ const (
 
 // settleMost is how many claims are settled together: half of those that a Worker may have which claims ahead, so
 // that it runs one half while Redis settles the other.
-func (p *partition) settleMost() int { return max(8, int(p.workers.Load())) }
+func (p *partition) settleMost() int { return max(8, (1+aheadMost)*int(p.workers.Load())/2) }
 
 var fitSettles = fits(func(s *settling) int { return len(s.outcome.result) })
 

@@ -49,7 +49,7 @@ type Worker struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	slots    chan struct{} // holds one for each message that is run, or asked for
-	ahead    chan struct{} // as many slots again, while handlers are quick
+	ahead    chan struct{} // more slots, while handlers are quick
 	running  chan struct{} // holds one for each message that is run
 	pace     pace
 	handlers sync.WaitGroup
@@ -125,9 +125,8 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		}
 	}
 	w.log = w.log.With(slog.String("queue", q.name))
-	for _, slots := range []*chan struct{}{&w.slots, &w.ahead, &w.running} {
-		*slots = make(chan struct{}, w.concurrency)
-	}
+	w.slots, w.running = make(chan struct{}, w.concurrency), make(chan struct{}, w.concurrency)
+	w.ahead = make(chan struct{}, aheadMost*w.concurrency)
 	w.pace.mean.Store(int64(aheadWait)) // not quick
 	w.claims.held = map[*claim]struct{}{}
 	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.released))
