@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -46,13 +47,6 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 	return nil
 }
 
-// spans are the first arguments of all scripts.
-func (q *Queue) spans() []any {
-	kept := strconv.AppendInt(nil, q.retention.Milliseconds(), 10)
-	kept = strconv.AppendInt(append(kept, ' '), q.maxBytes, 10)
-	return []any{string(kept), q.deadRetention.Milliseconds()}
-}
-
 // each calls a script on partitions, all at once.
 func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.Script, args ...any) []*luascript.Call {
 	calls := make([]*luascript.Call, len(parts))
@@ -66,12 +60,30 @@ func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.
 
 // enqueueing is a job on its way into the queue.
 type enqueueing struct {
-	ctx     context.Context // the caller's
-	job     Job
-	expires time.Time
-	stored  bool // and not before
-	err     error
-	done    chan struct{} // closed when the others are set
+	ctx      context.Context // the caller's
+	job      Job
+	id, text any    // arguments, made by the caller and not by who sends the batch
+	long     []byte // its payload, if that is too long for a record
+	expires  time.Time
+	stored   bool // and not before
+	err      error
+	done     chan struct{} // has one when the others are set
+}
+
+// enqueueings are kept for the next jobs.
+var enqueueings = sync.Pool{New: func() any { return &enqueueing{done: make(chan struct{}, 1)} }}
+
+func newEnqueueing(ctx context.Context, job Job) *enqueueing {
+	text, long := textOf(job.Key, job.Name, job.Principal, job.Payload)
+	e := enqueueings.Get().(*enqueueing)
+	*e = enqueueing{ctx: ctx, job: job, id: job.ID, text: text, long: long, done: e.done}
+	return e
+}
+
+// free ends the use of a job that nobody else has any more.
+func (e *enqueueing) free() {
+	*e = enqueueing{done: e.done}
+	enqueueings.Put(e)
 }
 
 // wordClosed is what enqueue.lua says of a job when its partition is closed.
@@ -82,10 +94,11 @@ var errClosed = errors.New("the partition is closed")
 
 // add stores a job here, or fails with errClosed.
 func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
-	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
+	e := newEnqueueing(ctx, job)
 	_ = p.enqueues.Add(e) // never closed
 	select {
 	case <-e.done:
+		defer e.free()
 		if e.err != nil {
 			return Receipt{}, e.err
 		}
@@ -97,64 +110,119 @@ func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
 }
 
 func (p *partition) enqueue(batch []*enqueueing) {
-	q := p.queue
-	args := make([]any, 0, 2+8*len(batch))
-	args = append(args, q.maxDepth, q.boundsPerKey())
-	var long []string
-	for _, e := range batch {
-		j := e.job
-		if len(j.Payload) > maxInline {
-			long = append(long, j.ID)
-		}
-		// Rounded up: a message is never early, and not too old when it comes.
-		args = append(args, j.ID, j.Key, j.Principal, about(j.Key, j.Name, j.Principal), j.Payload,
-			ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
-	}
 	ctx := context.Background()
 	var reply []any
 	err := p.checkLayout(ctx, "enqueue")
 	if err == nil {
-		if reply, err = p.change(ctx, enqueueScript, long, args...); err == nil && len(reply) != len(batch)+1 {
-			err = luascript.ErrReply
+		var long []string
+		args := make([]any, 0, 4+2*len(batch))
+		args = append(args, p.queue.admission, len(batch))
+		for _, e := range batch {
+			args = append(args, e.id)
+			if e.long != nil {
+				long = append(long, e.job.ID)
+			}
 		}
-		if err != nil {
-			err = redisError(ctx, "enqueue", err)
+		for _, e := range batch {
+			args = append(args, e.text)
 		}
+		args = appendHows(args, batch)
+		for _, e := range batch {
+			if e.long != nil {
+				args = append(args, e.long)
+			}
+		}
+		reply, err = p.change(ctx, enqueueScript, long, args...)
+	}
+	now, unclaimed, exceptions, err := readEnqueued(len(batch), reply, err)
+	if err != nil {
+		err = redisError(ctx, "enqueue", err)
 	}
 	parked, closed := false, false
 	for i, e := range batch {
-		if e.err = err; err == nil {
-			e.err = e.answered(q, reply[i])
-			parked, closed = parked || e.stored && e.job.parked, closed || errors.Is(e.err, errClosed)
+		if e.err = err; err != nil {
+			// it is not known whether it was stored
+		} else if word, is := exceptions[i]; is {
+			e.err = e.answered(p.queue, word)
+			closed = closed || errors.Is(e.err, errClosed)
+		} else {
+			e.expires, e.stored = now.Add(time.Duration(ceilMilliseconds(e.job.MaxAge))*time.Millisecond), true
+			parked = parked || e.job.parked
 		}
-		close(e.done)
+		e.done <- struct{}{} // from here on it is the caller's
 	}
 	if err == nil {
-		unclaimed, _ := reply[len(batch)].(int64)
 		if closed {
 			unclaimed = 0 // what counts from here on is another partition
 		}
-		q.noteClaim(p, time.Duration(unclaimed)*time.Millisecond, parked)
+		p.queue.noteClaim(p, unclaimed, parked)
 	}
 }
 
-// unclaimed is for how long no Worker has claimed: what enqueue.lua tells last, here of no job at all.
+// appendHows appends how the jobs of a batch are stored: alike, mostly.
+func appendHows(args []any, batch []*enqueueing) []any {
+	var how []byte
+	last, many := "", 0
+	for i, e := range batch {
+		if how = e.job.appendHow(how[:0]); i == 0 || string(how) != last {
+			if many > 0 {
+				args = append(args, strconv.Itoa(many)+last)
+			}
+			last, many = string(how), 0
+		}
+		many++
+	}
+	return append(args, strconv.Itoa(many)+last)
+}
+
+// appendHow appends what enqueue.lua is told of how a job is stored. Times are rounded up: a message is never early, and not too
+// old when it comes.
+func (j Job) appendHow(b []byte) []byte {
+	b = appendLengths(append(b, ' '), j.Key, j.Name, j.Principal)
+	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.Delay+j.Quiet), 10)
+	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.MaxAge), 10)
+	return append(append(b, ' '), j.flags()...)
+}
+
+// readEnqueued reads what enqueue.lua answered about n messages: exceptions are those that it did not store now.
+func readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.Duration, exceptions map[int]string, _ error) {
+	if err == nil && len(reply) < 2 || len(reply)%2 != 0 {
+		err = luascript.ErrReply
+	}
+	if err != nil {
+		return now, 0, nil, err
+	}
+	ms, ok := reply[0].(int64)
+	idle, ok2 := reply[1].(int64)
+	ok = ok && ok2
+	for i := 2; i < len(reply); i += 2 {
+		at, is := reply[i].(int64)
+		word, is2 := reply[i+1].(string)
+		if ok = ok && is && is2 && at >= 1 && at <= int64(n); !ok {
+			break
+		}
+		if exceptions == nil {
+			exceptions = map[int]string{}
+		}
+		exceptions[int(at)-1] = word
+	}
+	if !ok {
+		err = luascript.ErrReply
+	}
+	return time.UnixMilli(ms), time.Duration(idle) * time.Millisecond, exceptions, err
+}
+
+// unclaimed is for how long no Worker has claimed: what enqueue.lua tells, here of no job at all.
 func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
-	reply, err := p.change(ctx, enqueueScript, nil, p.queue.maxDepth, p.queue.boundsPerKey())
-	if err != nil || len(reply) != 1 {
-		return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
+	reply, err := p.change(ctx, enqueueScript, nil, p.queue.admission, 0)
+	if _, unclaimed, _, err := readEnqueued(0, reply, err); err == nil {
+		return unclaimed, nil
 	}
-	ms, _ := reply[0].(int64)
-	return time.Duration(ms) * time.Millisecond, nil
+	return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
 }
 
-// answered notes what enqueue.lua answered.
-func (e *enqueueing) answered(q *Queue, reply any) error {
-	if notAfter, stored := reply.(int64); stored {
-		e.expires, e.stored = time.UnixMilli(notAfter), true
-		return nil
-	}
-	word, _ := reply.(string)
+// answered notes what enqueue.lua answered about a job that it did not store now.
+func (e *enqueueing) answered(q *Queue, word string) error {
 	full := fullWords[word]
 	switch {
 	case errors.Is(full, ErrKeyFull):
@@ -549,7 +617,7 @@ type letter struct {
 
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
-	args := []any{p.queue.maxDepth, p.queue.boundsPerKey(), ceilMilliseconds(maxAge)}
+	args := []any{p.queue.admission, ceilMilliseconds(maxAge)}
 	words, ids := make([]string, len(letters)), make([]string, len(letters))
 	for i, l := range letters {
 		args, ids[i] = append(args, l.id, l.died), l.id

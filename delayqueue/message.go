@@ -53,6 +53,7 @@ type Job struct {
 	Trace string
 
 	parked bool // its key is held, and reserved for it
+	fresh  bool // no other job has its id
 }
 
 func (j Job) validate(maxPayload int) error {

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"sync/atomic"
 
 	"github.com/perkey-go/perkey/internal/groupcommit"
@@ -15,8 +16,9 @@ type partition struct {
 	base  string // what the names of its keys begin with
 	// keys are all that it has, but for long payloads; its scripts declare them. Some do not exist, so a Redis
 	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
-	keys  []string
-	known atomic.Bool // that nothing of another layout is there
+	keys     []string
+	declared []any       // the same, as arguments
+	known    atomic.Bool // that nothing of another layout is there
 
 	generation int
 	// closed is, once this is known, the number that what joins a FIFO here exceeds since the partition was closed.
@@ -34,10 +36,13 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 	p := &partition{queue: q, base: base, generation: generation}
 	for _, name := range keyNames {
 		p.keys = append(p.keys, base+":"+name)
+		p.declared = append(p.declared, base+":"+name)
 	}
 	p.enqueues = groupcommit.New(groupcommit.Options[*enqueueing]{
 		Run: p.enqueue, Gone: func(e *enqueueing) bool { return e.ctx.Err() != nil }, Width: batchWidth, Max: batchMax,
-		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
+		Fits: func(queue []*enqueueing) int {
+			return distinct(queue[:fits(func(e *enqueueing) int { return len(e.job.Payload) })(queue)])
+		},
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{
 		Run: p.settle, Width: settleWidth, Max: batchMax, Enough: func(n int) bool { return 2*n >= p.settleMost() },
@@ -91,6 +96,16 @@ func fits[T any](size func(T) int) func(queue []T) int {
 		}
 		return n
 	}
+}
+
+// distinct is how many of the first items of a queue have an id each of their own.
+func distinct(queue []*enqueueing) int {
+	for i, e := range queue {
+		if !e.job.fresh && slices.ContainsFunc(queue[:i], func(before *enqueueing) bool { return before.job.ID == e.job.ID }) {
+			return i
+		}
+	}
+	return len(queue)
 }
 
 // makePartitions makes the partitions of a generation. Their names have both numbers: what was stored in

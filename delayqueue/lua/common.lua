@@ -76,7 +76,7 @@ end
 local clock = redis.call('TIME')
 local micros = clock[1] * 1000000 + clock[2]
 local now = math.floor(micros / 1000)
-local NOW = text(now)
+local NOW, MICROS = text(now), text(micros)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
 local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since'}
@@ -100,11 +100,17 @@ local span = 0 -- ms that what was written has to live for
 
 -- Has a field of a HASH, or a member of a ZSET with its score, be written.
 local function add(key, field, value)
-  local list = added[key] or {}
-  local zset, n = ZSETS[key], #list
-  list[n + 1] = zset and value or field
-  list[n + 2] = zset and field or value
-  added[key] = list
+  local list = added[key]
+  if not list then
+    list = {}
+    added[key] = list
+  end
+  local n = #list
+  if ZSETS[key] then
+    list[n + 1], list[n + 2] = value, field
+  else
+    list[n + 1], list[n + 2] = field, value
+  end
 end
 
 local function remove(key, field)
@@ -115,13 +121,15 @@ end
 
 -- Writes what add() and remove() have put off.
 local function apply()
-  for _, key in ipairs(next(added) and ORDER or {}) do
+  for i = 1, #ORDER do
+    local key = ORDER[i]
     if added[key] then
       redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
       touched[key] = true
     end
   end
-  for _, key in ipairs(next(removed) and ORDER or {}) do
+  for i = 1, next(removed) and #ORDER or 0 do
+    local key = ORDER[i]
     if removed[key] then
       redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(removed[key]))
     end
@@ -145,22 +153,6 @@ local function use(kind, name, more)
   return uses[field]
 end
 
--- The ids of the messages in ARGV from one on, each with so many arguments: id, key, principal and others. What use() is asked
--- of them is read at once.
-local function listed(first, size)
-  local ids, fields = {}, {}
-  for i = first, #ARGV, size do
-    local id, key, principal = unpack(ARGV, i, i + 2)
-    ids[#ids + 1] = id
-    fields[#fields + 1] = key ~= '' and 'k' .. key or nil
-    fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
-  end
-  for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
-    uses[fields[i]] = whole(n) or 0
-  end
-  return ids
-end
-
 -- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
 -- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
 local function message_size(n, id, key, principal, slot)
@@ -174,7 +166,8 @@ local function message_size(n, id, key, principal, slot)
   if slot ~= '' then
     n = n + 48 + #slot + #id
   end
-  return 280 + math.floor(1.25 * n)
+  n = 1.25 * n
+  return 280 + n - n % 1
 end
 
 -- The number of the next message that comes: it grows, also if c is lost.
@@ -185,7 +178,9 @@ end
 
 local function look_at(member, at)
   add(z, member, at == now and NOW or text(at))
-  soonest = math.min(soonest or at, at)
+  if not soonest or at < soonest then
+    soonest = at
+  end
 end
 
 local function split(member)
