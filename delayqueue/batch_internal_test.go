@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -96,15 +98,33 @@ func TestMutantsOfBatchesAreCaught(t *testing.T) {
 	}
 }
 
-// The script looks up all ids before it stores the first: two of one id are stored by a call each.
-func TestEnqueue_OneIDIsNotTwiceInACall(t *testing.T) {
-	jobs := func(ids ...string) (batch []*enqueueing) {
-		for _, id := range ids {
-			batch = append(batch, newEnqueueing(t.Context(), Job{ID: id}))
+// The script looks up all ids before it stores the first, so two of one id are stored by a call each.
+func TestEnqueue_OneIDOfManyCallers(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		queues := []*Queue{testQueue(t, env), testQueue(t, env)}
+		const ids, callers = 10, 32
+		var stored atomic.Int64
+		var calls sync.WaitGroup
+		for i := range ids * callers {
+			calls.Go(func() {
+				r, err := queues[i%2].Enqueue(t.Context(), Job{ID: fmt.Sprint(i % ids), Key: "k"})
+				if err == nil && r.Stored {
+					stored.Add(1)
+				}
+			})
 		}
-		return batch
+		calls.Wait()
+		require.EqualValues(t, ids, stored.Load())
+		p := queues[0].partitions[0]
+		require.EqualValues(t, ids, p.queue.rdb.ZCard(t.Context(), p.keys[keyLines]).Val())
+	})
+	batch := func(ids string) (all []*enqueueing) {
+		for id := range strings.SplitSeq(ids, "") {
+			all = append(all, newEnqueueing(t.Context(), Job{ID: id}))
+		}
+		return all
 	}
-	require.Equal(t, 3, distinct(jobs("a", "b", "c")))
-	require.Equal(t, 2, distinct(jobs("a", "b", "a", "c")))
-	require.Equal(t, 1, distinct(jobs("a", "a")))
+	require.Equal(t, 3, distinct(batch("abc")))
+	require.Equal(t, 2, distinct(batch("abac")))
+	require.Equal(t, 1, distinct(batch("aa")))
 }

@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,9 +67,9 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	spans := q.spans
+	spans := slices.Clone(q.spans)
 	if q.operator { // how long dead letters are kept it does not know
-		spans = []any{spans[0], maxDuration.Milliseconds()}
+		spans[1] = maxDuration.Milliseconds()
 	}
 	calls := q.each(ctx, m.partitions, statsScript, spans...)
 	s := Stats{Partitions: m.current().size, OlderPartitions: len(m.partitions) - m.current().size, Totals: m.totals}

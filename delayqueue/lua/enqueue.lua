@@ -19,13 +19,12 @@
 local HEADER = 54 -- bytes of a record before the key
 local n = tonumber(ARGV[4])
 local TEXTS, HOWS, PAYLOADS = 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
-local claimed, replies = whole(own[8]), {now, 0}
-if claimed then
-  replies[2] = now - claimed
-elseif n > 0 then -- from now on somebody ought to
-  add(c, 'claimed', NOW)
-else
+local claimed = whole(own[8])
+local replies = {now, now - (claimed or now)}
+if n == 0 then -- that is all that is asked for
   return conclude(replies)
+elseif not claimed and not closed then -- from now on somebody ought to
+  add(c, 'claimed', NOW)
 end
 
 -- How messages are stored.
