@@ -95,7 +95,7 @@ local function remember()
   if later then -- in steps, so that it is seldom told
     add(c, 'until' .. current, text(needed + math.min(math.floor(retention / 64), 1000)))
   end
-  if later or n > LARGE and n - #endings / 2 <= LARGE then
+  if later or n > LARGE then
     keep(bucket, math.ceil(2.25 * retention), 0, n > LARGE)
   end
   endings = {}
