@@ -27,6 +27,7 @@
 -- record    1 p|-|q|c b|- seq:16 enqueued:13 not_after:13 #key:3 #name:3 #principal:3 key name principal payload
 --           p: it is parked because its key is held, q: and a newer one may replace it, c: only that; b: instead of
 --           the payload it has its length, in bytes
+--           seq: its number in its key's FIFO; without a key just the time, in µs
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           mark: the end of the token of the claim that was settled last
