@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
