@@ -20,12 +20,12 @@ type mutant struct {
 }
 
 var mutants = []mutant{
-	{"a settlement without a look at the owner", "settle", "if not is_running(state) or state:sub(2) ~= tries then", "if not is_running(state) then"},
-	{"a settlement that is sent again counts again", "settle", "if not is_running(state) or state:sub(2) ~= tries then", "if (not is_running(state) or state:sub(2) ~= tries) and not (state and state:sub(2, 7) == text:sub(1, 6)) then"},
+	{"a settlement without a look at the owner", "settle", "if not is_held(state, tries) then", "if not is_running(state) then"},
+	{"a settlement that is sent again counts again", "settle", "if not is_held(state, tries) then", "if not is_held(state, tries) and not (state and state:sub(2, 7) == ending:sub(1, 6)) then"},
 	{"a settlement forgets what it claimed", "settle", "(%S+)') or ''] = ids[i]", "(%S+)') or ''] = nil"},
 	{"a settlement forgets itself", "settle", "how == 'bw' and 'w' or '-', tries, state:sub(2))", "how == 'bw' and 'w' or '-', '------' .. tries:sub(7), state:sub(2))"},
 	{"a settlement of what is done forgets itself", "settle", "{y, unpack(KEYS, 11, 15)}", "{y}"},
-	{"a retry loses its place", "settle", "  times[#back] = math.min", "  if key ~= '' then\n    join(id, key)\n    heads[#heads + 1] = key\n  end\n  times[#back] = math.min"},
+	{"a retry loses its place", "settle", "  look_at(id .. ' ' .. key, math.min", "  if key ~= '' then\n    join(id, key)\n    unrun[key] = 'ended'\n  end\n  look_at(id .. ' ' .. key, math.min"},
 	{"a wake during the settlement is lost", "settle", "elseif how == 'bw' and state:sub(1, 1) == 'R' then", "elseif false then"},
 	{"what was tried counts as fresh", "", "      if state then\n", "      if false then\n"},
 	{"the next of a key is not claimed", "settle", "    want(id, id .. ' ' .. key, first, token, NOW)\n", ""},
@@ -41,15 +41,15 @@ var mutants = []mutant{
 	{"an id that ended twice", "enqueue", "known[i] = known[i] or ending", ""},
 	{"a delay is not waited for", "enqueue", "delay ~= '0' and now + delay", "nil"},
 	{"what is too old is run", "", "elseif too_old(rec) then", "elseif false then"},
-	{"what is too old never expires", "", "      discard(id, member:sub(#id + 2), rec, 'e')\n", ""},
+	{"what is too old never expires", "", "    discard(id, key, rec, 'e')\n  end\n  tidy()\n", "  end\n  tidy()\n"},
 	{"the next of a key does not become due", "", "not redis.call('ZSCORE', z, member)) then\n    look_at(member, now)\n", "not redis.call('ZSCORE', z, member)) then\n"},
-	{"the next of what is done does not become due", "settle", "    back[#back + 1] = id .. ' ' .. key\n    times[#back] = now\n", ""},
+	{"the next of what is done does not become due", "settle", "    look_at(id .. ' ' .. key, now)\n", ""},
 	{"a message stays when it is done", "settle", "    remove(m, id)\n", ""},
 	{"a message stays in its FIFO when it is done", "settle", "    remove(f, seq ~= '' and key .. '\\n' .. seq .. id or line(key, '1')[1])\n", ""},
 	{"a wake leaves no mark", "wake", "add(r, id, 'R' .. state:sub(2))", ""},
 	{"a wake wakes nobody", "wake", "state:sub(2))\n    look_at(member, now)", "state:sub(2))"},
 	{"a wake wakes what waits for its time", "wake", "if wake and flag == 'w' then", "if wake and (flag == 'w' or flag == '-') then"},
-	{"an extension without a look at the owner", "extend", "is_running(state) and state:sub(2) == tries", "is_running(state)"},
+	{"an extension without a look at the owner", "extend", "is_held(state, tries)", "is_running(state)"},
 	{"what runs is cancelled", "cancel", "not is_running(redis.call('HGET', r, id))", "true"},
 	{"what is cancelled stays", "cancel", "    remove(m, id)\n", ""},
 	{"what a handler was given is replaced", "enqueue", "and state:match('^[w-]......0 %d+ 0 0 ')", "and not is_running(state)"},
@@ -69,7 +69,7 @@ var mutants = []mutant{
 	{"principals replace one another", "enqueue", "how.slot .. body:sub(1, how.about)", "how.slot .. key"},
 	{"what is done can be replaced", "settle", "    remove(u, slot)\n", ""},
 	{"what is cancelled can be replaced", "", "slot = rec:match('^1[qc]') and", "slot = false and"},
-	{"what is given back stays beside what is newer", "settle", "    elseif by then\n", "    elseif false then\n"},
+	{"what is given back stays beside what is newer", "settle", "  if by then\n", "  if false then\n"},
 	{"what is given back, newer or not, is replaced", "settle", "by and by ~= id and redis.call", "by and redis.call"},
 	{"bytes of what comes are not counted", "enqueue", "  bytes = bytes + size\n", ""},
 	{"bytes of what comes are not counted for its key", "enqueue", "  use('k', key, size)\n", ""},
@@ -79,7 +79,7 @@ var mutants = []mutant{
 	{"a dead letter has no bytes", "settle", "    weigh(letter_size(id, n, #ending) - size)\n", "    weigh(message_size(n, id, '', '', '') - size)\n"},
 	{"a dead letter has its key's bytes", "", "message_size(n, id, '', '', '') + ending", "message_size(n, id, 'k', '', '') + ending"},
 	{"a key has no bytes", "", "    n = n + 128 + 3 * #key\n", ""},
-	{"a cause has no bytes", "", "cause and math.floor(1.25 * #cause)", "cause and 0"},
+	{"a cause has no bytes", "", "before and math.floor(1.25 * (#tries - before))", "before and 0"},
 	{"bytes of a cause stay", "settle", " + cause_size(tries)\n  remove(r, id)", "\n  remove(r, id)"},
 	{"bytes of a cause stay its principal's", "", "  use('p', principal, more)\n", ""},
 	{"bytes of what is given up stay", "", "  finish(id, key, t.principal, t.slot, t.n, state and", "  finish(id, key, t.principal, t.slot, 0, state and"},
@@ -90,7 +90,7 @@ var mutants = []mutant{
 	{"a dead letter has lost its long payload", "settle", "if bodies[id] and letter == 'x' then", "if false then"},
 	{"a large partition forgets until when it is needed", "", "or 0, had[4]\n", "or 0, 0\n"},
 	{"what is needed for longer is not", "", "till = now + math.floor(span", "till = till + 0 * math.floor(span"},
-	{"what ended has no bytes", "", "add(c, 'ended' .. at, text(all.bytes[at] + more))", ""},
+	{"what ended has no bytes", "", "  ended_bytes = ended_bytes + more\n", ""},
 	{"a dead letter halts nothing", "settle", "      add(h, key, halts .. id)\n", ""},
 	{"what is halted is run", "", "elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then", "elseif false then"},
 	{"a halted key is reserved", "wake", "return halt:sub(1, 1) == 'k' and 1 or 3", "return 1"},
@@ -110,7 +110,8 @@ var mutants = []mutant{
 // What only time shows that passes for what ended.
 var bucketMutants = []mutant{
 	{"what ended is forgotten while there is room", "", "if ended_bytes > max_bytes / 2 and all.needed[i] > 0", "if ended_bytes > max_bytes / 10 and all.needed[i] > 0"},
-	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, full) then"},
+	{"what ended is forgotten for a full bucket", "", "and is_needless(all, oldest) then", "and is_needless(all, oldest, not turns) then"},
+	{"what ended is forgotten before its time", "", "text(needed + math.min(math.floor(retention / 64), 1000))", "text(needed - math.floor(retention / 2))"},
 }
 
 func TestMutantsOfBucketsAreCaught(t *testing.T) {

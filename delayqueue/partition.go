@@ -26,6 +26,7 @@ type partition struct {
 	drained  atomic.Bool // it was closed, and empty
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
+	workers  atomic.Int64 // the greatest concurrency of a Worker that is served
 }
 
 func (q *Queue) newPartition(generation int, tag string) *partition {
@@ -44,8 +45,8 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 		},
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{
-		Run: p.settle, Width: batchWidth, Max: batchMax,
-		Fits: fits(func(s *settling) int { return len(s.outcome.result) }),
+		Run: p.settle, Width: settleWidth, Max: batchMax, Enough: func(n int) bool { return 2*n >= p.settleMost() },
+		Fits: func(queue []*settling) int { return fitSettles(queue[:min(len(queue), p.settleMost())]) },
 	})
 	return p
 }
@@ -72,11 +73,18 @@ const (
 )
 
 const (
-	batchWidth = 1 // script calls of a kind under way: what comes meanwhile is settled or stored together, by fewer calls
-	batchMax   = 8
-	batchItems = 64 // in a script call
-	batchBytes = 1 << 20
+	batchWidth  = 1 // script calls of a kind under way: what comes meanwhile is settled or stored together, by fewer calls
+	settleWidth = 2 // Redis settles one batch while the worker has the replies of another
+	batchMax    = 8
+	batchItems  = 64 // in a script call
+	batchBytes  = 1 << 20
 )
+
+// settleMost is how many claims are settled together: half of those that a Worker may have which claims ahead, so
+// that it runs one half while Redis settles the other.
+func (p *partition) settleMost() int { return max(8, (1+aheadMost)*int(p.workers.Load())/2) }
+
+var fitSettles = fits(func(s *settling) int { return len(s.outcome.result) })
 
 // fits bounds what goes into one script call.
 func fits[T any](size func(T) int) func(queue []T) int {

@@ -80,7 +80,7 @@ local now = math.floor(micros / 1000)
 local NOW, MICROS = text(now), text(micros)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed'}
+local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since'}
 local own = redis.call('HMGET', c, unpack(OWN))
 local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4])}
 local seq, bytes, ended_bytes, till = had[1] or 0, had[2] or 0, had[3] or 0, had[4]
@@ -154,22 +154,6 @@ local function use(kind, name, more)
   return uses[field]
 end
 
--- The ids of the messages in ARGV from one on, each with so many arguments: id, key, principal and others. What use() is asked
--- of them is read at once.
-local function listed(first, size)
-  local ids, fields = {}, {}
-  for i = first, #ARGV, size do
-    local id, key, principal = unpack(ARGV, i, i + 2)
-    ids[#ids + 1] = id
-    fields[#fields + 1] = key ~= '' and 'k' .. key or nil
-    fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
-  end
-  for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
-    uses[fields[i]] = whole(n) or 0
-  end
-  return ids
-end
-
 -- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
 -- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
 local function message_size(n, id, key, principal, slot)
@@ -218,6 +202,9 @@ local function is_running(state)
   local flag = state and state:sub(1, 1)
   return flag == 'r' or flag == 'R'
 end
+
+-- Whether a claim is as its worker was told; since then the head may have been marked.
+local function is_held(state, told) return state == told or is_running(state) and state:sub(2) == told:sub(2) end
 
 -- What workers are told of the time, and of the partition.
 local function told_now() return closed and NOW .. ' ' .. closed or NOW end

@@ -1,4 +1,5 @@
 -- How room is made for a message, after admit.lua.
+-- #include finish.lua
 -- #include ended.lua
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old
 
