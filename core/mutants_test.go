@@ -39,7 +39,7 @@ var mutants = []scriptMutant{
 	{"a writer fits beside a reader", "acquire", "(n == 0 or held < n)", "(n <= 1 or held < n)", "readers"},
 	{"one more fits", "acquire", "(n == 0 or held < n)", "(n == 0 or held <= n)", "three"},
 	{"acquire does not know its own grant", "acquire", "if mine and ends(mine) <= now then", "if mine then", "lost replies"},
-	{"acquire makes half a lease", "acquire", "local lease = tonumber(ARGV[2])", "local lease = math.floor(ARGV[2] / 2)", "three, overrun"},
+	{"acquire makes half a lease", "acquire", "parked = tonumber(ARGV[2]),", "parked = math.floor(ARGV[2] / 2),", "three, overrun"},
 	{"a holder's lease never ends", "", "if deadline <= now then", "if false then", "dead seats"},
 	{"the fence is always the same", "acquire", "  return micros\n", "  return 7\n", "crowd"},
 	{"the fence falls", "acquire", "  return micros\n", "  return 3e15 - micros\n", "crowd"},
