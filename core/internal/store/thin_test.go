@@ -312,3 +312,45 @@ func TestThin_IsNotInflatedInPart(t *testing.T) {
 		require.Equal(t, before, contents(t, rdb, key), name)
 	}
 }
+
+// clusterDifference takes a key as on a Cluster, and returns what is wrong with that: the record is that of a thin
+// one which was inflated, and another token is refused.
+func clusterDifference(t *testing.T, rdb *redis.Client, acquire, prefix string) (wrong string) {
+	t.Helper()
+	ctx, key, inflated := t.Context(), store.RecordName(prefix, "k"), store.RecordName(prefix, "inflated")
+	require.NoError(t, rdb.Del(ctx, key, inflated).Err())
+	want := heldBy(t, rdb, store.Sources, inflated, holderToken, true)
+	ask := func(token string) any {
+		reply, err := rdb.Eval(ctx, acquire, []string{key}, token, 60000, "what;id", "", "", 0, 1).Result()
+		require.NoError(t, err)
+		return reply
+	}
+	fence := fmt.Sprint(ask(holderToken))
+	if kind := rdb.Type(ctx, key).Val(); kind != "hash" {
+		return kind
+	}
+	if its, should := normal(recorded(t, rdb, key), fence), normal(recorded(t, rdb, inflated), want); its != should {
+		return its + ", not " + should
+	}
+	if _, granted := ask(strangerToken).(int64); granted {
+		return "two holders"
+	}
+	return ""
+}
+
+func TestAcquire_OnAClusterARecordBeginsAsAHash(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb, acquire := env.Client(t), store.Sources["acquire"]
+		require.Empty(t, clusterDifference(t, rdb, acquire, env.Prefix))
+		for name, m := range map[string]struct{ old, new string }{
+			"it is thin":                  {"if ARGV[7] ~= '1' then", "if true then"},
+			"a held key is taken":         {"elseif redis.call('EXISTS', key) == 0 then", "elseif true then"},
+			"it stays for ever":           {"  redis.call('PEXPIRE', key, ARGV[2])\n", ""},
+			"the lease is over":           {"now + ARGV[2], its", "now, its"},
+			"the fence is not remembered": {"redis.call('HSET', key, 'fence', its, 'last', token", "redis.call('HSET', key, 'fence', 1, 'last', token"},
+		} {
+			require.Equal(t, 1, strings.Count(acquire, m.old), name)
+			require.NotEmpty(t, clusterDifference(t, rdb, strings.Replace(acquire, m.old, m.new, 1), env.Prefix), name)
+		}
+	})
+}
