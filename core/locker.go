@@ -130,6 +130,9 @@ func (e *storeEvents) Warn(w store.Warning) {
 	e.observer.OnWarning(context.Background(), warningOf(w))
 }
 
+// ID names the Locker among those of all processes, as [Participant] shows it.
+func (l *Locker) ID() string { return l.id }
+
 // Prefix returns what [WithPrefix] set: what the Locker's names in Redis begin with.
 func (l *Locker) Prefix() string { return l.prefix }
 

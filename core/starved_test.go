@@ -31,7 +31,7 @@ func (r renewed) OnRenewed(_ context.Context, e core.Renewed) {
 // Renewals have connections of their own: a service that uses up the pool keeps its keys.
 func TestRenewalsDoNotWaitForTheUsersPool(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		rdb := redistest.Client(t, &redis.Options{Addr: env.Addr, PoolSize: 1, MaxActiveConns: 1, PipelinePoolSize: -1, PoolTimeout: 5 * time.Second})
+		rdb := redistest.Client(t, redistest.OnePool(&redis.Options{Addr: env.Addr, PoolSize: 1, MaxActiveConns: 1, PoolTimeout: 5 * time.Second}))
 		seen := renewed{batches: make(chan core.Renewed, 1)}
 		l, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithTTL(time.Second), core.WithObserver(seen))
 		require.NoError(t, err)

@@ -102,6 +102,7 @@ func (w *claimer) run() {
 		}
 		took := time.Since(sent)
 		failures, unanswered = 0, 0
+		w.claimed.Store(time.Now().UnixNano())
 		if m := w.queue.manifest.Load(); m != nil && w.partition.closed.Load() != nil && m.current().number == w.partition.generation {
 			w.change()
 		}

@@ -120,7 +120,8 @@
 // While something of another type is stored under the name of one of the 17 keys, calls fail with
 // core.ErrUnavailable and WRONGTYPE as its cause, and nothing is run: delete it.
 //
-// What all processes must agree on is in <prefix>:queue:{<name>}:manifest, which stays for good. Every other
+// What all processes must agree on is in <prefix>:queue:{<name>}:manifest, which stays for good, as does
+// <prefix>:queue:names, the names of all queues (see [Queues] and [Open], for operators). Every other
 // key has a TTL that outlives the use of what is in it. A payload goes with the end of
 // its message, except a dead one's. WithEncryption seals payloads, results and causes.
 //

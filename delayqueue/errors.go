@@ -62,6 +62,10 @@ var (
 	// ErrOtherEncryption: the queue is encrypted, and a process that has no Keyring would store or run messages; or it
 	// is not encrypted yet, and has messages that a process with a Keyring would not open. See WithEncryption.
 	ErrOtherEncryption = errors.New("the queue is encrypted otherwise")
+	// ErrNoQueue: no process has used a queue of this name under the prefix. See Open.
+	ErrNoQueue = errors.New("no such queue")
+	// ErrOperator: a Queue that Open returned was to store something, or to be changed.
+	ErrOperator = errors.New("the queue was opened for its operator")
 	// ErrDraining: too many older numbers of partitions still hold something. See Queue.Repartition.
 	ErrDraining = errors.New("older partitions are not empty")
 	// ErrStarted: the Worker was started before.

@@ -23,9 +23,9 @@ func TestHeartbeatsDoNotWaitForTheUsersPool(t *testing.T) {
 			redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 				const pool, messages, lease = 4, 50, time.Second
 				b := setup(t, env, delayqueue.WithMaxAttempts(10))
-				full := redistest.Client(t, &redis.Options{
-					Addr: env.Addr, PoolSize: pool, MaxActiveConns: pool, PipelinePoolSize: -1, PoolTimeout: 100 * time.Millisecond,
-				})
+				full := redistest.Client(t, redistest.OnePool(&redis.Options{
+					Addr: env.Addr, PoolSize: pool, MaxActiveConns: pool, PoolTimeout: 100 * time.Millisecond,
+				}))
 				opts := []delayqueue.WorkerOption{delayqueue.WithClaimLease(lease), delayqueue.WithConcurrency(messages)}
 				if given {
 					opts = append(opts, delayqueue.WithHeartbeatClient(env.Client(t)))

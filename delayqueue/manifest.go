@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -38,6 +40,7 @@ type agreement struct {
 	madeMu    sync.Mutex
 	made      map[string][]*partition // by their generation
 	splitTold sync.Once
+	listed    atomic.Bool // its name is among those of the prefix
 }
 
 // generation is the partitions that were made together.
@@ -154,7 +157,10 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 		if err == nil && m.revision != "" {
 			err = q.refuses(op, m)
 		}
-		if err == nil {
+		if err == nil && q.operator {
+			err = q.settled(op, m)
+		} else if err == nil {
+			q.enlist(m)
 			change, err = q.due(ctx, op, m)
 		}
 		if err != nil {
@@ -222,7 +228,12 @@ func text(generations []generation) string {
 func (q *Queue) callManifest(ctx context.Context, op string, change ...any) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	reply, err := manifestScript.Run(ctx, q.rdb, []string{q.manifestKey()}, change...).StringSlice()
+	return q.readManifest(ctx, op, manifestScript.Run(ctx, q.rdb, []string{q.manifestKey()}, change...))
+}
+
+// readManifest reads what manifest.lua answered.
+func (q *Queue) readManifest(ctx context.Context, op string, cmd *redis.Cmd) (*manifest, error) {
+	reply, err := cmd.StringSlice()
 	if err == nil && len(reply) != 7 {
 		err = luascript.ErrReply
 	}
@@ -274,6 +285,9 @@ func (q *Queue) refuses(op string, m *manifest) error {
 
 // lacksKeys is why this process must neither store nor run messages, though it may look after them.
 func (q *Queue) lacksKeys(op string, m *manifest) error {
+	if q.operator {
+		return q.operatorOnly(op)
+	}
 	if !m.encrypted || q.sealer != nil {
 		return nil
 	}
@@ -282,7 +296,7 @@ func (q *Queue) lacksKeys(op string, m *manifest) error {
 }
 
 func isRefusal(err error) bool {
-	return errors.Is(err, ErrOtherLayout) || errors.Is(err, ErrOtherService) || errors.Is(err, ErrOtherEncryption)
+	return errors.Is(err, ErrOtherLayout) || errors.Is(err, ErrOtherService) || errors.Is(err, ErrOtherEncryption) || errors.Is(err, ErrNoQueue)
 }
 
 // checkUnsealed fails if the queue has messages that were stored before it was encrypted, and that

@@ -41,7 +41,7 @@ func WithPrefix(prefix string) Option {
 // WithService says which service uses the queue: the first that does gives it its name, and one of another
 // name is refused from then on (ErrOtherService), so that two services which share a Redis, a prefix and a queue name do not
 // run each other's messages. All processes of a service have the same name. Default "": not refused, and not
-// protected; an operator's tool may do without. 1 to 64 letters, digits, dots, underscores and hyphens.
+// protected. An operator's tool uses [Open]. 1 to 64 letters, digits, dots, underscores and hyphens.
 func WithService(name string) Option {
 	return func(q *Queue) error {
 		if !validName(name) {

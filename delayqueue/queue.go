@@ -26,6 +26,7 @@ type Queue struct {
 	prefix     string
 	service    string
 	partitions []*partition // which it would make, if it were new
+	operator   bool         // made by Open
 	*agreement
 
 	maxAge         time.Duration

@@ -23,6 +23,9 @@ type Stats struct {
 	// long: how far the workers are behind. Both are zero if nothing is due.
 	OldestDue time.Time
 	Lateness  time.Duration
+	// Unclaimed is for how long no worker has asked for messages in a partition where some are due: the longest such time.
+	// It is zero if nothing is due, and some seconds too long at most.
+	Unclaimed time.Duration
 	// Paused: no message is started, in one partition at least. PausedUntil is when
 	// the last of them goes on.
 	Paused      bool
@@ -63,7 +66,11 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	calls := q.each(ctx, m.partitions, statsScript, q.spans()...)
+	spans := q.spans()
+	if q.operator { // how long dead letters are kept it does not know
+		spans[1] = maxDuration.Milliseconds()
+	}
+	calls := q.each(ctx, m.partitions, statsScript, spans...)
 	s := Stats{Partitions: m.current().size, OlderPartitions: len(m.partitions) - m.current().size, Totals: m.totals}
 	for _, call := range calls {
 		if err := s.add(call.Cmd); err != nil {
@@ -96,19 +103,22 @@ func (s *Stats) add(cmd *redis.Cmd) error {
 	if len(fields) != statsFields {
 		return luascript.ErrReply
 	}
-	if paused := number(fields[0]); paused > now {
+	if claimed := number(fields[0]); due > 0 && claimed > 0 {
+		s.Unclaimed = max(s.Unclaimed, time.Duration(now-claimed)*time.Millisecond)
+	}
+	if paused := number(fields[1]); paused > now {
 		s.Paused, s.PausedUntil = true, later(s.PausedUntil, time.UnixMilli(paused))
 	}
-	for _, n := range fields[1:3] {
+	for _, n := range fields[2:4] {
 		s.Bytes += number(n)
 	}
 	for i, sum := range s.Totals.fields() {
-		*sum += number(fields[3+i])
+		*sum += number(fields[4+i])
 	}
 	return nil
 }
 
-const statsFields = 3 + 9 // of c, that stats.lua answers
+const statsFields = 4 + 9 // of c, that stats.lua answers
 
 // number reads a number in an answer. Junk counts nothing.
 func number(reply any) int64 {

@@ -53,8 +53,9 @@ type Worker struct {
 	claims   claims
 	foreign  foreign
 	paused   atomic.Bool
-	released chan string // keys that were announced to be free
-	emptied  chan string // of these, those that have no messages which could run now
+	claimed  atomic.Int64 // when Redis answered a claim last, in ns of Unix time; 0: never
+	released chan string  // keys that were announced to be free
+	emptied  chan string  // of these, those that have no messages which could run now
 	wakeups  *listener.Listener
 	// The client of heartbeats that the user gave, or nil; and the one that they have.
 	heartbeats redis.UniversalClient
@@ -83,6 +84,8 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	switch {
 	case q == nil:
 		return nil, invalidOption("NewWorker: the queue is nil")
+	case q.operator:
+		return nil, invalidOption("NewWorker: the queue was opened for its operator (Open); use New")
 	case locker == nil:
 		return nil, invalidOption("NewWorker: the locker is nil")
 	case h == nil:

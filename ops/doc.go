@@ -1,5 +1,5 @@
 // Package ops counts what the lockers and queues of a process do, for whoever shows it: an exporter, a
-// command, a page.
+// command, a page. And it makes the changes of operators.
 //
 //	recorder := ops.NewRecorder()
 //	locker, err := core.New(rdb, core.WithObserver(recorder.Locks(core.SlogObserver(nil))))
@@ -9,4 +9,21 @@
 // allocation, no mutex and no clock for a key that nobody else wants. What it knows is
 // bounded, whatever keys and names a service uses: 100 names of work, 16 queues and 64 keys of each [HotKey] list. All
 // who read it read the same [Snapshot].
+//
+// # Changes
+//
+// An [Operator] takes a key from its holder, redrives and purges dead letters, and so on. It wants to know who does so, why, and what
+// was seen; it records that in an [Audit] before it changes anything, and refuses if what was seen is not so any more.
+//
+//	audit, err := ops.NewAudit(rdb, locker.Prefix(), nil)
+//	operator, err := ops.NewOperator(locker, audit)
+//	err = operator.Unlock(ctx, ops.By{Who: "ann@bastion", Why: "hangs since the deployment"}, "order:17", fence)
+//
+// The audit is <prefix>:ops:audit in Redis; docs/protocol.md has its fields.
+//
+// A [Beacon] tells Redis every 10 s what its process does, as far as 16 KiB hold it, and [ReadFleet] reads what all processes of
+// a prefix have told. [Watch] has them tell what happens to a key, as it happens.
+//
+//	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker))
+//	defer beacon.Close()
 package ops

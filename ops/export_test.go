@@ -17,3 +17,14 @@ type Sketch struct{ s sketch }
 
 func (s *Sketch) Add(now time.Time, key string, weight float64) { s.s.add(now, key, weight) }
 func (s *Sketch) Top(now time.Time) []HotKey                    { return s.s.top(now) }
+
+// Watches is how many watches a process knows of.
+func (r *Recorder) Watches() int {
+	if w := r.watched.Load(); w != nil {
+		return len(w.watches)
+	}
+	return 0
+}
+
+// ID is that of the watch in Redis.
+func (w *Watcher) ID() string { return w.watch.id }

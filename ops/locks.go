@@ -55,6 +55,12 @@ func (o *lockObserver) OnOutcome(ctx context.Context, e core.Outcome) {
 		c.waiting.Add(-1)
 		c.wait.add(e.Waited)
 	}
+	if e.Kind == core.OutcomeShed || e.Kind == core.OutcomeUnavailable {
+		o.notable.add(callEvent(&e), e.Cause)
+	}
+	if w := o.watched.Load(); w != nil {
+		w.add(callEvent(&e), e.Cause, e.Keys...)
+	}
 	// Of a call that has several keys it is not known for which it waited.
 	if conflicted(&e) && e.Key != "" && (e.Keys == nil || e.Kind != core.OutcomeAcquired) {
 		now := time.Now()
@@ -75,6 +81,9 @@ func conflicted(e *core.Outcome) bool {
 
 func (o *lockObserver) OnWaiting(ctx context.Context, e core.Waiting) {
 	o.locks.of(e.Name).waiting.Add(1)
+	if w := o.watched.Load(); w != nil {
+		w.add(Event{At: time.Now(), Source: sourceLocks, Kind: "waiting", Key: e.Key, Name: e.Name, ID: e.ID}, nil)
+	}
 	if o.next != nil {
 		o.next.OnWaiting(ctx, e)
 	}
@@ -86,6 +95,9 @@ func (o *lockObserver) OnReleased(ctx context.Context, e core.Released) {
 		c.unreleased.Add(1)
 	}
 	o.ended(c, e.Key, e.Held)
+	if w := o.watched.Load(); w != nil {
+		w.add(releaseEvent(&e), e.Err)
+	}
 	if o.next != nil {
 		o.next.OnReleased(ctx, e)
 	}
@@ -95,6 +107,10 @@ func (o *lockObserver) OnLost(ctx context.Context, e core.Lost) {
 	c := o.locks.of(e.Name)
 	c.lost[indexOf(lossKinds[:], e.Kind)].Add(1)
 	o.ended(c, e.Key, e.Held)
+	o.notable.add(lossEvent(&e), e.Cause)
+	if w := o.watched.Load(); w != nil {
+		w.add(lossEvent(&e), e.Cause)
+	}
 	if o.next != nil {
 		o.next.OnLost(ctx, e)
 	}
@@ -121,7 +137,8 @@ func (o *lockObserver) OnRenewed(ctx context.Context, e core.Renewed) {
 }
 
 func (o *lockObserver) OnWarning(ctx context.Context, w core.Warning) {
-	o.warnings.add(warning{"locks", string(w.Kind)}, w.Node, w.Resolved)
+	o.warnings.add(warning{sourceLocks, string(w.Kind)}, w.Node, w.Resolved)
+	o.notable.add(warningEvent(sourceLocks, string(w.Kind), w.Node, w.Detail, w.Resolved), w.Err)
 	if o.next != nil {
 		o.next.OnWarning(ctx, w)
 	}

@@ -58,6 +58,12 @@ type queueObserver struct {
 
 func (o *queueObserver) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
 	o.queues.of(e.Queue).enqueued[indexOf(enqueueKinds[:], e.Kind)].Add(1)
+	if e.Kind == delayqueue.EnqueueUnavailable {
+		o.notable.add(enqueueEvent(&e), e.Err)
+	}
+	if w := o.watched.Load(); w != nil {
+		w.add(enqueueEvent(&e), e.Err)
+	}
 	if o.next != nil {
 		o.next.OnEnqueued(ctx, e)
 	}
@@ -69,6 +75,9 @@ func (o *queueObserver) OnStarted(ctx context.Context, e delayqueue.Started) {
 	if e.Message.Key != "" {
 		c.keyWait.add(e.KeyWait)
 	}
+	if w := o.watched.Load(); w != nil {
+		w.add(messageEvent(e.Queue, "started", &e.Message, e.Lag), nil)
+	}
 	if o.next != nil {
 		o.next.OnStarted(ctx, e)
 	}
@@ -78,6 +87,9 @@ func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
 	c := o.queues.of(e.Queue)
 	c.settled[indexOf(settleKinds[:], e.Outcome)].Add(1)
 	c.claim.add(e.Took)
+	if w := o.watched.Load(); w != nil {
+		w.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), e.Err)
+	}
 	if o.next != nil {
 		o.next.OnSettled(ctx, e)
 	}
@@ -93,7 +105,8 @@ func (o *queueObserver) OnSwept(ctx context.Context, e delayqueue.Swept) {
 }
 
 func (o *queueObserver) OnWarning(ctx context.Context, w delayqueue.Warning) {
-	o.warnings.add(warning{"queues", string(w.Kind)}, w.Queue, w.Resolved)
+	o.warnings.add(warning{sourceQueues, string(w.Kind)}, w.Queue, w.Resolved)
+	o.notable.add(warningEvent(sourceQueues, string(w.Kind), w.Queue, w.Detail, w.Resolved), nil)
 	if o.next != nil {
 		o.next.OnWarning(ctx, w)
 	}

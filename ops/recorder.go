@@ -26,6 +26,8 @@ type Recorder struct {
 	renewals renewalCounters
 	queues   table[queueCounters]
 	warnings warnings
+	notable  notable
+	watched  atomic.Pointer[watched] // nil: nothing is
 
 	conflicts, waits, holds sketch
 	contended               contended

@@ -337,3 +337,47 @@ func TestRecorder_PairAllocatesNothing(t *testing.T) {
 		locks.OnReleased(ctx, core.Released{Key: "k", Name: "pay", Held: time.Millisecond})
 	}))
 }
+
+func TestRecorder_KeepsWhatSomebodyMayWantToKnowOf(t *testing.T) {
+	t.Parallel()
+	ctx, recorder := t.Context(), ops.NewRecorder()
+	locks, queues := recorder.Locks(nil), recorder.Queues(nil)
+	for i := range 10 {
+		locks.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeAcquired, Key: "k", Leases: 1})
+		locks.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeShed, Key: fmt.Sprint("k", i), Name: "n", ID: "7", Waited: time.Second, Cause: core.ErrConflict})
+		locks.OnLost(ctx, core.Lost{Key: "k", Name: fmt.Sprint("n", i), Kind: core.LossForced, Cause: (*badError)(nil)})
+	}
+	locks.OnLost(ctx, core.Lost{Key: "k", Fence: 9, Kind: core.LossGone, Cause: errors.New(strings.Repeat("x", 1000))})
+	locks.OnWarning(ctx, core.Warning{Kind: core.WarnUnreachable, Node: "h:1", Detail: "away", Err: errors.New("refused")})
+	locks.OnWarning(ctx, core.Warning{Kind: core.WarnUnreachable, Node: "h:1", Resolved: true})
+	queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: delayqueue.EnqueueStored})
+	queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: delayqueue.EnqueueUnavailable, ID: "8"})
+	queues.OnWarning(ctx, delayqueue.Warning{Queue: "ship", Kind: delayqueue.WarnNoWorker})
+	events := recorder.Snapshot().Events
+	var seen []string
+	for _, e := range events {
+		assert.WithinDuration(t, time.Now(), e.At, time.Minute)
+		seen = append(seen, fmt.Sprint(e.Source, " ", e.Kind, " ", e.Name, e.Queue, " ", e.Count))
+	}
+	assert.Equal(t, []string{
+		"queues warning no_workership 1", "queues unavailable ship 1", "locks resolved unreachable 1", "locks warning unreachable 1", "locks lost  1",
+		"locks forced n9 1", "locks forced n8 1", "locks forced n7 1", "locks forced n6 1", "locks forced n5 1",
+		"locks forced n4 1", "locks forced n3 1", "locks forced n2 1", "locks forced n1 1", "locks forced n0 1", "locks shed n 10",
+	}, seen)
+	shed := events[len(events)-1]
+	assert.Equal(t, [3]string{"k0", "7", core.ErrConflict.Error()}, [3]string{shed.Key, shed.ID, shed.Detail})
+	assert.Equal(t, time.Second, shed.Took)
+	assert.Equal(t, "h:1: away: refused", events[3].Detail)
+	assert.Len(t, events[4].Detail, 200)
+	assert.Equal(t, int64(9), events[4].Fence)
+	assert.Equal(t, "an error that cannot be shown", events[5].Detail)
+	for i := range 100 {
+		locks.OnLost(ctx, core.Lost{Key: "k", Name: fmt.Sprint("late", i)})
+	}
+	assert.Len(t, recorder.Snapshot().Events, 64)
+	assert.Equal(t, "late99", recorder.Snapshot().Events[0].Name)
+}
+
+type badError struct{ text string }
+
+func (e *badError) Error() string { return e.text }

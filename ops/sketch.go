@@ -89,8 +89,12 @@ func (s *sketch) top(now time.Time) []HotKey {
 	for i, c := range s.heap {
 		all[i] = HotKey{c.key, c.weight, c.error}
 	}
-	slices.SortFunc(all, func(a, b HotKey) int { return cmp.Or(cmp.Compare(b.Weight, a.Weight), cmp.Compare(a.Key, b.Key)) })
+	slices.SortFunc(all, compareHot)
 	return all
+}
+
+func compareHot(a, b HotKey) int {
+	return cmp.Or(cmp.Compare(b.Weight, a.Weight), cmp.Compare(a.Key, b.Key))
 }
 
 // counters is a container/heap: the least weight first.

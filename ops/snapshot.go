@@ -26,6 +26,10 @@ type Snapshot struct {
 	// longest in all while calls met them held: 64 of each at most, the first being the hottest.
 	// Waits and Holds have seconds for weights.
 	Conflicts, Waits, Holds []HotKey
+	// Events are the last 64 that somebody may want to know of, the latest first: leases that were lost or forced, calls that
+	// were shed or found Redis unavailable, and warnings. Those of one kind, queue and name that come within a second of one another
+	// are one event, which is the first of them; its Count says how many.
+	Events []Event
 }
 
 // LockStats are about calls of one name: that of the [core.Call], or of [core.Named].
@@ -101,7 +105,7 @@ func (r *Recorder) Snapshot() Snapshot {
 			Lag: c.lag.snapshot(), KeyWait: c.keyWait.snapshot(), Claim: c.claim.snapshot(),
 		})
 	})
-	s.Warnings = r.warnings.snapshot()
+	s.Warnings, s.Events = r.warnings.snapshot(), r.notable.latest()
 	return s
 }
 
@@ -119,8 +123,10 @@ func (w *warnings) snapshot() (all []WarningStats) {
 	for which, subjects := range w.open {
 		all = append(all, WarningStats{which.source, which.kind, len(subjects)})
 	}
-	slices.SortFunc(all, func(a, b WarningStats) int {
-		return cmp.Or(cmp.Compare(a.Source, b.Source), cmp.Compare(a.Kind, b.Kind))
-	})
+	slices.SortFunc(all, compareWarnings)
 	return all
+}
+
+func compareWarnings(a, b WarningStats) int {
+	return cmp.Or(cmp.Compare(a.Source, b.Source), cmp.Compare(a.Kind, b.Kind))
 }

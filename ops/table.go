@@ -48,7 +48,7 @@ func (t *table[T]) add(name string) *T {
 	} else {
 		t.labels = map[string]*T{Other: &t.other}
 	}
-	label := strings.ToValidUTF8(name[:min(len(name), maxLabel)], "\uFFFD")
+	label := strings.Clone(shown(name))
 	one, ok := t.labels[label]
 	if !ok {
 		one = new(T)

@@ -50,7 +50,7 @@ links retry "core internal" $redis
 links delayqueue "core internal" $redis
 links idempotency "core internal" $redis
 links sqlfence "core internal" $redis
-links ops "core delayqueue internal" $redis
+links ops "core delayqueue idempotency internal" $redis
 links httplock "core delayqueue idempotency internal" $redis
 links ginlock "core delayqueue httplock idempotency internal" $redis $gin
 links asynqlock "core internal" $redis github.com/hibiken/asynq

@@ -8,6 +8,6 @@ return {
   NOW, redis.call('HLEN', m), redis.call('ZCARD', x), redis.call('ZCARD', w), redis.call('ZCOUNT', x, now - dead_retention, '+inf'),
   redis.call('ZCOUNT', z, '-inf', NOW),
   redis.call('ZRANGEBYSCORE', z, '0', NOW, 'WITHSCORES', 'LIMIT', '0', '1')[2] or '', redis.call('HLEN', h),
-  redis.call('HMGET', c, 'paused', 'bytes', 'ended',
+  redis.call('HMGET', c, 'claimed', 'paused', 'bytes', 'ended',
     'enqueued', 'done', 'retried', 'expired', 'cancelled', 'dead', 'redriven', 'purged', 'superseded'),
 }

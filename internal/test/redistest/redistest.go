@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"reflect"
 	"runtime"
 	"strings"
 	"sync"
@@ -152,6 +153,14 @@ func Client(t testing.TB, opt *redis.Options) *redis.Client {
 	rdb := redis.NewClient(opt)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
+}
+
+// OnePool has pipelines use the pool of the other commands too, which a go-redis that is new enough would give one of their own.
+func OnePool(opt *redis.Options) *redis.Options {
+	if field := reflect.ValueOf(opt).Elem().FieldByName("PipelinePoolSize"); field.IsValid() {
+		field.SetInt(-1)
+	}
+	return opt
 }
 
 // Keys lists the names in Redis that begin with prefix.

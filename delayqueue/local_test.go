@@ -1,0 +1,59 @@
+package delayqueue_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+func TestWorker_LocalTellsOfTheWorker(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		goOn := make(chan struct{})
+		w, err := delayqueue.NewWorker(b.queue, b.locker, func(context.Context, delayqueue.Message) error {
+			<-goOn
+			return nil
+		}, delayqueue.WithConcurrency(2))
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.Local{Queue: b.queue.Name(), Slots: 2, Stopped: true}, w.Local(), "it was not started")
+		for range 3 {
+			b.enqueue(delayqueue.Job{})
+		}
+		start := time.Now()
+		require.NoError(t, w.Start())
+		redistest.Eventually(t, func() bool { return w.Local().Running == 2 }, "both slots run")
+		l := w.Local()
+		require.False(t, l.Stopped)
+		require.False(t, l.LastClaim.Before(start.Truncate(0)))
+		redistest.Eventually(t, func() bool { return w.Local().LastClaim.After(l.LastClaim) }, "a busy worker asks too")
+		w.Pause()
+		require.True(t, w.Local().Paused)
+		close(goOn)
+		require.NoError(t, w.Stop(t.Context()))
+		require.True(t, w.Local().Stopped)
+		require.Zero(t, w.Local().Running)
+	})
+}
+
+func TestStats_TellForHowLongNobodyHasClaimed(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.enqueue(delayqueue.Job{Delay: time.Minute})
+		require.Zero(t, b.stats().Unclaimed, "nothing is due")
+		b.enqueue(delayqueue.Job{})
+		redistest.Eventually(t, func() bool { return b.stats().Unclaimed >= 100*time.Millisecond }, "since the queue was new")
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("c"), "claimed", time.Now().Add(-time.Hour).UnixMilli()).Err())
+		require.InDelta(t, time.Hour, b.stats().Unclaimed, float64(time.Minute))
+		goOn := make(chan struct{})
+		w := b.start(func(context.Context, delayqueue.Message) error { <-goOn; return nil }, delayqueue.WithConcurrency(1))
+		b.enqueue(delayqueue.Job{})
+		redistest.Eventually(t, func() bool { s := b.stats(); return s.Due > 0 && s.Unclaimed < time.Minute }, "somebody has")
+		close(goOn)
+		require.NoError(t, w.Stop(t.Context()))
+	})
+}

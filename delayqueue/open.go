@@ -1,0 +1,149 @@
+package delayqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+// Info is what the manifest of a queue says.
+type Info struct {
+	Name string
+	// Service is whose queue it is, see WithService; empty if nobody said.
+	Service string
+	// Partitions and OlderPartitions are as in Stats.
+	Partitions, OlderPartitions int
+	// Encrypted: its payloads, results and causes are sealed, see WithEncryption.
+	Encrypted bool
+	// Err is why the manifest cannot be read, ErrOtherLayout; the rest is then not known, but for the name.
+	Err error
+}
+
+// Queues tells which queues there are under a prefix (WithPrefix; empty: the default), in the order of their names.
+// A queue is known once a process has used it. It takes two round trips, and no SCAN.
+//
+// A queue whose processes have all run under a release that kept no list of names is missing: Open opens it by its name.
+func Queues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]Info, error) {
+	if absent.Is(rdb) {
+		return nil, invalidOption("Queues: the redis client is nil")
+	}
+	if prefix == "" {
+		prefix = ident.DefaultPrefix
+	}
+	if !ident.ValidPrefix(prefix) {
+		return nil, invalidOption("Queues: prefix %q: want 1 to %d bytes, without braces, white space and control bytes", prefix, ident.MaxPrefixLen)
+	}
+	bounded, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	names, err := rdb.ZRange(bounded, namesKey(prefix), 0, -1).Result()
+	if err != nil {
+		return nil, redisError(ctx, "queues", err)
+	}
+	queues, calls := make([]*Queue, 0, len(names)), make([]*luascript.Call, 0, len(names))
+	for _, name := range names {
+		q, err := New(rdb, name, WithPrefix(prefix), forOperator)
+		if err != nil {
+			continue // somebody else's entry
+		}
+		call := manifestScript.Prepare(bounded, []string{q.manifestKey()})
+		queues, calls = append(queues, q), append(calls, &call)
+	}
+	_ = luascript.Pipeline(bounded, rdb, calls) // each call has its own error
+	var all []Info
+	for i, q := range queues {
+		m, err := q.readManifest(ctx, "queues", calls[i].Cmd)
+		switch {
+		case errors.Is(err, ErrOtherLayout):
+			all = append(all, Info{Name: q.name, Err: err})
+		case err != nil:
+			return nil, err
+		case len(m.generations) > 0: // else its first process died before it wrote the manifest, or somebody removed it
+			all = append(all, q.info(m))
+		}
+	}
+	return all, nil
+}
+
+// Open returns a queue for its operator, who knows its name and prefix and no more: the number of partitions, and
+// whether it is encrypted, are those of its manifest. If there is none the error is ErrNoQueue. rdb stays the caller's to close.
+//
+// It can be looked at (Stats, List, Line, Count, Status, Peek, Result, Payload, Wait) and looked after (Pause, Resume, Cancel, Redrive, Purge and those
+// of many). It never writes the manifest: Enqueue and Repartition are ErrOperator, NewWorker refuses it, and while
+// partitions are being changed Pause and Resume are core.ErrUnavailable. What is sealed stays so without WithEncryption: ErrSealed.
+//
+// It does not know the options of the queue's own processes. So nothing bounds what is redriven, Stats counts dead letters until they
+// are removed, which a worker does when they are too old, and what is cancelled is remembered for the WithRetention that is given here.
+func Open(ctx context.Context, rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error) {
+	q, err := New(rdb, name, append([]Option{forOperator}, opts...)...)
+	if err != nil {
+		return nil, err
+	}
+	_, err = q.reread(ctx, "open")
+	return q, err
+}
+
+// Info tells what the queue's manifest says. It takes a round trip.
+func (q *Queue) Info(ctx context.Context) (Info, error) {
+	m, err := q.reread(ctx, "info")
+	if err != nil {
+		return Info{Name: q.name}, err
+	}
+	return q.info(m), nil
+}
+
+func (q *Queue) info(m *manifest) Info {
+	size := m.current().size
+	return Info{Name: q.name, Service: m.service, Partitions: size, OlderPartitions: len(m.partitions) - size, Encrypted: m.encrypted}
+}
+
+// forOperator makes a queue an operator's: what the others bound is not bound, so that nothing is refused, or
+// forgotten early, that their bounds allow.
+func forOperator(q *Queue) error {
+	q.operator = true
+	q.maxDepth, q.maxDepthPerKey = math.MaxInt32, math.MaxInt32
+	q.maxBytes, q.maxBytesPerKey, q.maxBytesPerPrincipal = maxBytes, maxBytes, maxBytes
+	return nil
+}
+
+// settled is why an operator cannot use the queue. A change of partitions that is under way is not its to finish.
+func (q *Queue) settled(op string, m *manifest) error {
+	if len(m.generations) == 0 {
+		return fmt.Errorf("delayqueue: %s in %q: %w under the prefix %q", op, q.name, ErrNoQueue, q.prefix)
+	}
+	if m.next != "" {
+		m.trouble = fmt.Errorf("delayqueue: %s in %q: %w: its partitions are being changed; its next worker, or enqueue, finishes that", op, q.name, core.ErrUnavailable)
+	}
+	return nil
+}
+
+func (q *Queue) operatorOnly(op string) error {
+	return fmt.Errorf("delayqueue: %s in %q: %w: use New", op, q.name, ErrOperator)
+}
+
+// namesKey has the names of a prefix's queues. No queue has a key of that name: theirs have braces.
+func namesKey(prefix string) string { return prefix + ":queue:names" }
+
+// enlist adds the queue to the names of its prefix, once, and before its manifest is written. If that fails, but for want
+// of rights, it is tried again when the manifest is read next. Nobody waits for it but the first to use the queue.
+func (q *Queue) enlist(m *manifest) {
+	if m.revision == "" {
+		q.enlistNow()
+	} else if !q.listed.Load() {
+		go q.enlistNow()
+	}
+}
+
+func (q *Queue) enlistNow() {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	err := q.rdb.ZAdd(ctx, namesKey(q.prefix), redis.Z{Member: q.name}).Err()
+	q.listed.Store(err == nil || redis.HasErrorPrefix(err, "NOPERM "))
+}

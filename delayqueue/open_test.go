@@ -1,0 +1,270 @@
+package delayqueue_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+func TestQueues_TellsOfEachManifest(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, rdb := t.Context(), env.Client(t)
+		all, err := delayqueue.Queues(ctx, rdb, env.Prefix)
+		require.NoError(t, err)
+		require.Empty(t, all)
+		var users sync.WaitGroup
+		for name, opts := range map[string][]delayqueue.Option{
+			"ship": {delayqueue.WithPartitions(3), delayqueue.WithService("shop")}, "mail": {delayqueue.WithEncryption(keyring)}, "A.b-c_1": nil,
+		} {
+			for range 5 { // many at once
+				users.Go(func() {
+					q, err := delayqueue.New(env.Client(t), name, append(opts, delayqueue.WithPrefix(env.Prefix))...)
+					if assert.NoError(t, err) {
+						_, err = q.Enqueue(ctx, delayqueue.Job{Key: "k"})
+						assert.NoError(t, err)
+					}
+				})
+			}
+		}
+		users.Wait()
+		other, err := delayqueue.New(rdb, "other", delayqueue.WithPrefix(env.Prefix+"2"))
+		require.NoError(t, err)
+		_, err = other.Stats(ctx)
+		require.NoError(t, err)
+
+		names := env.Prefix + ":queue:names"
+		require.NoError(t, rdb.ZAdd(ctx, names, redis.Z{Member: "not a queue"}, redis.Z{Member: "gone"}, redis.Z{Member: "newer"}, redis.Z{Member: "junk"}).Err())
+		require.NoError(t, rdb.HSet(ctx, env.Prefix+":queue:{newer}:manifest", "layout", "3", "revision", "1").Err())
+		require.NoError(t, rdb.Set(ctx, env.Prefix+":queue:{junk}:manifest", "junk", 0).Err())
+		all, err = delayqueue.Queues(ctx, rdb, env.Prefix)
+		require.NoError(t, err)
+		require.Len(t, all, 5)
+		require.Equal(t, delayqueue.Info{Name: "A.b-c_1", Partitions: 1}, all[0])
+		require.Equal(t, delayqueue.Info{Name: "mail", Partitions: 1, Encrypted: true}, all[2])
+		require.Equal(t, delayqueue.Info{Name: "ship", Partitions: 3, Service: "shop"}, all[4])
+		for _, i := range []int{1, 3} {
+			require.Equal(t, []string{"", "junk", "", "newer"}[i], all[i].Name)
+			require.ErrorIs(t, all[i].Err, delayqueue.ErrOtherLayout)
+		}
+		_, err = delayqueue.Queues(ctx, rdb, "{}")
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+	})
+}
+
+// A process that dies between the two writes, or a queue whose manifest was removed, leaves no queue that is not listed.
+func TestQueues_ANameIsListedBeforeItsManifest(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		var mu sync.Mutex
+		var commands []string
+		rdb := env.Client(t)
+		rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if cmd.Name() == "zadd" || redistest.IsScript(cmd) {
+				mu.Lock()
+				defer mu.Unlock()
+				commands = append(commands, fmt.Sprint(cmd.Name(), len(cmd.Args())))
+			}
+		}))
+		q := b.newQueue(rdb)
+		_, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		listed := strings.Index(strings.Join(commands, " "), "zadd4")
+		written := strings.Index(strings.Join(commands, " "), "evalsha9") // a revision, and two fields with their values
+		require.Positive(t, listed)
+		require.Greater(t, written, listed, commands)
+		commands = nil
+		_, err = q.Stats(t.Context())
+		require.NoError(t, err)
+		require.NotContains(t, strings.Join(commands, " "), "zadd", "once")
+
+		names := env.Prefix + ":queue:names"
+		require.NoError(t, b.rdb.Del(t.Context(), names, b.key("manifest")).Err())
+		_, err = q.Stats(t.Context())
+		require.NoError(t, err)
+		all, err := delayqueue.Queues(t.Context(), rdb, env.Prefix)
+		require.NoError(t, err)
+		require.Len(t, all, 1, "as if it were new")
+		require.NoError(t, b.rdb.Del(t.Context(), names).Err())
+		b.enqueue(delayqueue.Job{})
+		redistest.Eventually(t, func() bool {
+			all, err = delayqueue.Queues(t.Context(), rdb, env.Prefix)
+			return err == nil && len(all) == 1
+		}, "the next process that uses it lists it")
+	})
+}
+
+// What keeps the names from being written keeps nobody from the queue.
+func TestQueues_ForeignListOfNames(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		require.NoError(t, b.rdb.Set(t.Context(), env.Prefix+":queue:names", "junk", 0).Err())
+		b.enqueue(delayqueue.Job{Key: "k"})
+		_, err := delayqueue.Queues(t.Context(), b.rdb, env.Prefix)
+		require.ErrorIs(t, err, core.ErrUnavailable)
+		require.NoError(t, b.rdb.Del(t.Context(), env.Prefix+":queue:names").Err())
+		_, err = b.queue.Stats(t.Context())
+		require.NoError(t, err)
+		redistest.Eventually(t, func() bool {
+			all, err := delayqueue.Queues(t.Context(), b.rdb, env.Prefix)
+			return err == nil && len(all) == 1
+		}, "it is tried again")
+	})
+}
+
+func TestOpen_WritesNoManifest(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		b := setup(t, env, delayqueue.WithService("shop"), delayqueue.WithPartitions(4))
+		open := func(opts ...delayqueue.Option) (*delayqueue.Queue, error) {
+			return delayqueue.Open(ctx, env.Client(t), "q", append(opts, delayqueue.WithPrefix(env.Prefix))...)
+		}
+		_, err := open()
+		require.ErrorIs(t, err, delayqueue.ErrNoQueue)
+		require.Zero(t, b.rdb.Exists(ctx, b.key("manifest"), env.Prefix+":queue:names").Val())
+
+		id := b.enqueue(delayqueue.Job{Key: "k", Payload: []byte("clear")})
+		was := b.manifest()
+		q, err := open(delayqueue.WithEncryption(keyring))
+		require.NoError(t, err)
+		_, err = q.Enqueue(ctx, delayqueue.Job{Key: "k"})
+		require.ErrorIs(t, err, delayqueue.ErrOperator)
+		require.ErrorIs(t, q.Repartition(ctx, 2), delayqueue.ErrOperator)
+		_, err = delayqueue.NewWorker(q, b.locker, func(context.Context, delayqueue.Message) error { return nil })
+		require.ErrorIs(t, err, core.ErrInvalidOption)
+		require.NoError(t, q.Pause(ctx, time.Minute))
+		require.NoError(t, q.Resume(ctx))
+		info, err := q.Info(ctx)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.Info{Name: "q", Service: "shop", Partitions: 4}, info)
+		_, err = open(delayqueue.WithService("billing"))
+		require.ErrorIs(t, err, delayqueue.ErrOtherService)
+		require.Equal(t, was, b.manifest())
+
+		// A change that somebody began is not the operator's to finish.
+		require.NoError(t, b.rdb.HSet(ctx, b.key("manifest"), "next", "2:2").Err())
+		q, err = open()
+		require.NoError(t, err)
+		s, err := q.Status(ctx, id)
+		require.NoError(t, err)
+		require.Equal(t, delayqueue.StateQueued, s.State)
+		require.ErrorIs(t, q.Pause(ctx, time.Minute), core.ErrUnavailable)
+		require.Equal(t, "2:2", b.manifest()["next"])
+		_, err = b.newQueue(b.rdb, delayqueue.WithService("shop")).Enqueue(ctx, delayqueue.Job{Key: "k"})
+		require.NoError(t, err)
+		require.NoError(t, q.Pause(ctx, time.Minute))
+
+		require.NoError(t, b.rdb.Del(ctx, b.key("manifest")).Err())
+		_, err = q.Stats(ctx)
+		require.ErrorIs(t, err, delayqueue.ErrNoQueue, "it is gone")
+		require.Empty(t, b.manifest())
+	})
+}
+
+// The operator does not know the queue's bounds and times, so that nothing of it is refused or forgotten that they allow.
+func TestOpen_LooksAfterAQueue(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		const long = 30 * 24 * time.Hour
+		b := setup(t, env, delayqueue.WithEncryption(keyring), delayqueue.WithPartitions(3), delayqueue.WithDeadRetention(long))
+		q := b.newQueue(env.Client(t), delayqueue.WithEncryption(keyring), delayqueue.WithPartitions(3), delayqueue.WithMaxAttempts(1))
+		w := b.startOn(q, func(context.Context, delayqueue.Message) error { return fmt.Errorf("no") })
+		var ids []string
+		for i := range 5 {
+			ids = append(ids, b.enqueue(delayqueue.Job{Key: fmt.Sprint("k", i%2), Payload: []byte("secret")}))
+		}
+		for _, id := range ids {
+			b.reaches(id, delayqueue.StateDead)
+		}
+		require.NoError(t, w.Stop(ctx))
+		for _, key := range b.rdb.Keys(ctx, env.Prefix+":queue:{q/*:x").Val() { // died long ago
+			for _, z := range b.rdb.ZRangeWithScores(ctx, key, 0, -1).Val() {
+				z.Score -= float64((20 * 24 * time.Hour).Milliseconds())
+				require.NoError(t, b.rdb.ZAdd(ctx, key, z).Err())
+			}
+		}
+
+		o, err := delayqueue.Open(ctx, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		s, err := o.Stats(ctx)
+		require.NoError(t, err)
+		require.EqualValues(t, 5, s.Dead)
+		require.Equal(t, 3, s.Partitions)
+		entries, _, err := o.List(ctx, delayqueue.StateDead, "", 10)
+		require.NoError(t, err)
+		require.Len(t, entries, 5)
+		require.NotContains(t, entries[0].Cause, "no", "it is sealed")
+		_, err = o.Payload(ctx, ids[0])
+		require.ErrorIs(t, err, delayqueue.ErrSealed)
+		require.NoError(t, o.Purge(ctx, ids[4]))
+		n, err := o.RedriveAll(ctx, delayqueue.Filter{Key: "k0"}, delayqueue.RedriveOptions{})
+		require.NoError(t, err)
+		require.Equal(t, 2, n)
+		require.NoError(t, o.Cancel(ctx, ids[0]))
+		line, _, err := o.Line(ctx, "k0", "", 10)
+		require.NoError(t, err)
+		require.Len(t, line, 1)
+		require.Equal(t, delayqueue.StateCancelled, b.status(ids[0]).State)
+		require.Equal(t, delayqueue.StateQueued, b.status(ids[2]).State)
+	})
+}
+
+// What has ended is forgotten early by the bounds of the queue's own processes, and not by an operator's.
+func TestOpen_ForgetsNothingEarly(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx := t.Context()
+		const large = 1 << 30
+		b := setup(t, env, delayqueue.WithMaxBytes(large))
+		b.start(func(ctx context.Context, _ delayqueue.Message) error {
+			return delayqueue.SetResult(ctx, make([]byte, 10))
+		})
+		first := b.enqueue(delayqueue.Job{Key: "k"})
+		b.reaches(first, delayqueue.StateDone)
+		past := time.Now().Add(-30 * time.Second).UnixMilli()
+		// As if more than the default of WithMaxBytes had ended, and all of it some time ago.
+		require.NoError(t, b.rdb.HSet(ctx, b.key("c"), "bucket", "2", "ended1", fmt.Sprint(60<<20), "until1", fmt.Sprint(past+1_000_000),
+			"since", fmt.Sprint(past), "ended", fmt.Sprint(60<<20)).Err())
+		queued := b.enqueue(delayqueue.Job{Key: "k", Delay: time.Minute})
+		o, err := delayqueue.Open(ctx, env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		require.NoError(t, o.Cancel(ctx, queued))
+		require.Equal(t, delayqueue.StateDone, b.status(first).State)
+	})
+}
+
+// What is dead is in the queue's memory already: no bound that the operator does not know keeps it from being redriven.
+func TestOpen_RedrivesWhateverTheBounds(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const more = 1001 // than the default of WithMaxDepthPerKey
+		b := setup(t, env, delayqueue.WithMaxDepthPerKey(2*more))
+		var enqueues sync.WaitGroup
+		for range 50 {
+			enqueues.Go(func() {
+				for range more/50 + 1 {
+					_, err := b.queue.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+					assert.NoError(t, err)
+				}
+			})
+		}
+		enqueues.Wait()
+		w := b.start(func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("no")) })
+		redistest.Eventually(t, func() bool { return b.inState()[2] >= more }, "all are dead")
+		require.NoError(t, w.Stop(t.Context()))
+		o, err := delayqueue.Open(t.Context(), env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		n, err := o.RedriveAll(t.Context(), delayqueue.Filter{}, delayqueue.RedriveOptions{})
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, n, more)
+	})
+}

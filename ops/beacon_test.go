@@ -1,0 +1,339 @@
+package ops_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/ops"
+)
+
+const soon = 100 * time.Millisecond
+
+func startBeacon(t testing.TB, rdb redis.UniversalClient, r *ops.Recorder, l *core.Locker, opts ...ops.BeaconOption) *ops.Beacon {
+	t.Helper()
+	b, err := ops.StartBeacon(rdb, r, l, append([]ops.BeaconOption{ops.WithInterval(soon)}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+func readFleet(t testing.TB, rdb redis.UniversalClient, prefix string) ops.Fleet {
+	t.Helper()
+	f, err := ops.ReadFleet(t.Context(), rdb, prefix)
+	require.NoError(t, err)
+	return f
+}
+
+// tells waits until the only process of a fleet has told something.
+func tells(t testing.TB, env *redistest.Env, ok func(ops.Process) bool, what string) (p ops.Process) {
+	t.Helper()
+	rdb := env.Client(t)
+	redistest.Eventually(t, func() bool {
+		f := readFleet(t, rdb, env.Prefix)
+		if len(f.Processes) != 1 {
+			return false
+		}
+		p = f.Processes[0]
+		return ok(p)
+	}, what)
+	return p
+}
+
+func TestBeacon_TellsOfItsProcess(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, recorder := t.Context(), ops.NewRecorder()
+		locker, another := newLocker(t, env, core.WithObserver(recorder.Locks(nil))), newLocker(t, env)
+		queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(recorder.Queues(nil)))
+		require.NoError(t, err)
+		worker, err := delayqueue.NewWorker(queue, locker, func(ctx context.Context, _ delayqueue.Message) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}, delayqueue.WithConcurrency(3))
+		require.NoError(t, err)
+		require.NoError(t, worker.Start())
+		stop, cancel := context.WithCancel(ctx)
+		cancel()
+		defer func() { _ = worker.Stop(stop) }()
+		_, err = queue.Enqueue(ctx, delayqueue.Job{Key: "parked"})
+		require.NoError(t, err)
+
+		odd := "<b>\xff\xfe \u2028 ключ"
+		first, err := locker.TryAcquire(ctx, odd, core.Named("name", "id"))
+		require.NoError(t, err)
+		waits := make(chan error, 1)
+		go func() {
+			waits <- another.Do(ctx, odd, func(context.Context) error { return nil }, core.Named("waits", "7"))
+		}()
+		_, err = locker.TryAcquire(ctx, odd, core.Named("name", "second"))
+		require.ErrorIs(t, err, core.ErrConflict)
+
+		beacon := startBeacon(t, env.Client(t), recorder, locker, ops.WithLockers(another), ops.WithWorkers(worker), ops.WithService("orders"))
+		p := tells(t, env, func(p ops.Process) bool {
+			return p.Local.Held == 2 && len(p.Local.Waits) == 1 && len(p.Workers) == 1 && p.Workers[0].Running == 1 && len(p.Snapshot.Queues) == 1
+		}, "all of it is told")
+		host, _ := os.Hostname()
+		assert.Equal(t, locker.ID(), p.ID)
+		assert.Equal(t, []string{locker.ID(), another.ID()}, p.Lockers)
+		assert.Equal(t, host, p.Host)
+		assert.Equal(t, os.Getpid(), p.PID)
+		assert.Equal(t, "orders", p.Service)
+		assert.NotEmpty(t, p.Go)
+		assert.NotEmpty(t, p.Version)
+		assert.Less(t, p.Age, p.TTL)
+		assert.Equal(t, 350*time.Millisecond, p.TTL)
+		assert.Zero(t, p.Cut)
+		info, err := locker.Inspect(ctx, odd)
+		require.NoError(t, err)
+		assert.Equal(t, info.Holders[0].Locker, p.ID, "a holder joins its process")
+
+		lease := p.Local.Leases[1]
+		if lease.Key != odd {
+			lease = p.Local.Leases[0]
+		}
+		assert.Equal(t, odd, lease.Key)
+		assert.Equal(t, "name", lease.Name)
+		assert.Equal(t, first.Fence(), lease.Fence)
+		assert.Equal(t, core.ModeExclusive, lease.Mode)
+		assert.Equal(t, 15*time.Second, lease.TTL)
+		assert.Positive(t, lease.Held)
+		assert.Positive(t, lease.Remaining)
+		wait := p.Local.Waits[0]
+		assert.Equal(t, [3]string{odd, "waits", "7"}, [3]string{wait.Key, wait.Name, wait.ID})
+		assert.Positive(t, wait.Waited)
+		stats := lockStats(t, p.Snapshot, "name")
+		assert.Equal(t, int64(1), stats.Calls[core.OutcomeAcquired])
+		assert.Equal(t, int64(1), stats.Calls[core.OutcomeConflict])
+		assert.Equal(t, odd, p.Snapshot.Conflicts[0].Key)
+		assert.Equal(t, int64(1), p.Snapshot.Queues[0].Enqueued[delayqueue.EnqueueStored])
+		assert.Equal(t, "ship", p.Workers[0].Queue)
+		assert.Equal(t, 3, p.Workers[0].Slots)
+		assert.WithinDuration(t, time.Now(), p.Workers[0].LastClaim, time.Minute)
+
+		require.NoError(t, first.Release(ctx))
+		require.NoError(t, <-waits)
+		require.NoError(t, beacon.Close())
+		require.NoError(t, beacon.Close())
+		assert.Empty(t, readFleet(t, env.Client(t), env.Prefix).Processes, "it has told that it ends")
+	})
+}
+
+// What is too much for an entry is left out from the ends of its lists.
+func TestBeacon_LeavesOutWhatIsNotHot(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		ctx, recorder := t.Context(), ops.NewRecorder()
+		observer := recorder.Locks(nil)
+		locker := newLocker(t, env, core.WithObserver(observer))
+		long := func(i int) string { return fmt.Sprintf("%03d\xff", i) + strings.Repeat("<", core.MaxKeyLen-4) }
+		for i := range 64 {
+			for range 100 - i {
+				observer.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeShed, Key: long(i), Name: fmt.Sprintf("%02d-%s", i, strings.Repeat("n", 97)), ID: long(i)})
+			}
+		}
+		for i := range 40 {
+			_, err := locker.TryAcquire(ctx, long(i))
+			require.NoError(t, err)
+		}
+		startBeacon(t, env.Client(t), recorder, locker)
+		p := tells(t, env, func(p ops.Process) bool { return p.Local.Held == 40 }, "it is told")
+		keys := redistest.Keys(t, env.Client(t), env.Prefix+":ops:{fleet}:process:")
+		require.Len(t, keys, 1)
+		size := env.Client(t).StrLen(ctx, keys[0]).Val()
+		assert.Less(t, size, int64(16<<10))
+		assert.Greater(t, size, int64(14<<10), "there is no more room")
+		assert.Equal(t, 65-len(p.Snapshot.Locks)+32-len(p.Local.Leases)+64-len(p.Snapshot.Conflicts)+64-len(p.Snapshot.Events), p.Cut)
+		require.NotEmpty(t, p.Snapshot.Conflicts)
+		for i, hot := range p.Snapshot.Conflicts {
+			assert.Equal(t, long(i), hot.Key)
+		}
+		for i, lease := range p.Local.Leases {
+			assert.Equal(t, long(i), lease.Key)
+		}
+		names := map[string]bool{}
+		for _, stats := range p.Snapshot.Locks {
+			names[stats.Name] = true
+		}
+		assert.True(t, names["00-"+strings.Repeat("n", 97)], "the name with most calls")
+		assert.False(t, names["63-"+strings.Repeat("n", 97)])
+	})
+}
+
+func TestBeacon_RefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer func() { _ = rdb.Close() }()
+	locker, err := core.New(rdb)
+	require.NoError(t, err)
+	defer func() { _ = locker.Close() }()
+	recorder := ops.NewRecorder()
+	many := make([]*core.Locker, 16)
+	for i := range many {
+		many[i] = locker
+	}
+	var none *redis.Client
+	for name, start := range map[string]func() (*ops.Beacon, error){
+		"no client":        func() (*ops.Beacon, error) { return ops.StartBeacon(none, recorder, locker) },
+		"no recorder":      func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, nil, locker) },
+		"no locker":        func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, nil) },
+		"a nil option":     func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, nil) },
+		"a nil worker":     func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(nil)) },
+		"a nil locker":     func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithLockers(nil)) },
+		"too many lockers": func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithLockers(many...)) },
+		"too often": func() (*ops.Beacon, error) {
+			return ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(time.Millisecond))
+		},
+		"too seldom": func() (*ops.Beacon, error) {
+			return ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(time.Hour))
+		},
+		"no logger":         func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithLogger(nil)) },
+		"no service":        func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithService("")) },
+		"a service of junk": func() (*ops.Beacon, error) { return ops.StartBeacon(rdb, recorder, locker, ops.WithService("\xff")) },
+	} {
+		b, err := start()
+		assert.ErrorIs(t, err, core.ErrInvalidOption, name)
+		assert.Nil(t, b, name)
+	}
+	_, err = ops.ReadFleet(t.Context(), none, "")
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = ops.ReadFleet(t.Context(), rdb, "a b")
+	require.ErrorIs(t, err, core.ErrInvalidOption)
+	_, err = ops.ReadFleet(t.Context(), rdb, "")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+}
+
+// journal is a log in memory.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+func (j *journal) lines() []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Split(strings.TrimSpace(j.text.String()), "\n")
+}
+
+var _ io.Writer = (*journal)(nil)
+
+func TestBeacon_ARedisThatIsAwayCostsACallPerTick(t *testing.T) {
+	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+		proxy := redistest.NewProxy(t, env.Addr)
+		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
+		var log journal
+		locker := newLocker(t, env)
+		startBeacon(t, rdb, ops.NewRecorder(), locker, ops.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		tells(t, env, func(ops.Process) bool { return true }, "it is told")
+		proxy.Refuse(true)
+		before, start := proxy.Accepted(), time.Now()
+		redistest.Eventually(t, func() bool { return proxy.Accepted() >= before+5 }, "it tries again")
+		assert.LessOrEqual(t, proxy.Accepted()-before, int64(time.Since(start)/(soon*9/10))+2, "one call per tick, with a connection of its own")
+		assert.Empty(t, readFleet(t, env.Client(t), env.Prefix).Processes)
+		proxy.Refuse(false)
+		tells(t, env, func(ops.Process) bool { return true }, "it is told again")
+		redistest.Eventually(t, func() bool { return len(log.lines()) == 2 }, "both changes are logged, once")
+		assert.Contains(t, log.lines()[0], "does not take")
+		assert.Contains(t, log.lines()[1], "takes again")
+	})
+}
+
+func TestBeacon_ABlackHoleHasOneCall(t *testing.T) {
+	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+		proxy := redistest.NewProxy(t, env.Addr)
+		rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
+		beacon := startBeacon(t, rdb, ops.NewRecorder(), newLocker(t, env))
+		tells(t, env, func(ops.Process) bool { return true }, "it is told")
+		proxy.Blackhole(redistest.Requests | redistest.Replies)
+		before := proxy.Accepted()
+		time.Sleep(10 * soon)
+		assert.LessOrEqual(t, proxy.Accepted()-before, int64(1), "calls under way beside the first, each on a connection")
+		start := time.Now()
+		err := beacon.Close()
+		assert.True(t, err == nil || errors.Is(err, context.DeadlineExceeded), "%v", err)
+		assert.Less(t, time.Since(start), 4*time.Second)
+	})
+}
+
+// processVar makes this test binary a process with a Beacon: "addr prefix".
+const processVar = "PERKEY_TEST_PROCESS"
+
+// runProcess holds a key that is named for its pid, until its standard input ends.
+func runProcess() {
+	var addr, prefix string
+	_, _ = fmt.Sscan(os.Getenv(processVar), &addr, &prefix)
+	rdb := redis.NewClient(&redis.Options{Addr: addr})
+	recorder := ops.NewRecorder()
+	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithObserver(recorder.Locks(nil)))
+	if err != nil {
+		panic(err)
+	}
+	if _, err := locker.Acquire(context.Background(), fmt.Sprint(os.Getpid())); err != nil {
+		panic(err)
+	}
+	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(2*soon))
+	if err != nil {
+		panic(err)
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	_, _ = beacon.Close(), locker.Close()
+}
+
+// A process that is killed is gone when its time is over, and one that ends well at once.
+func TestBeacon_OfProcessesThatEnd(t *testing.T) {
+	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
+		rdb := env.Client(t)
+		var processes []*redistest.Process
+		for range 3 {
+			processes = append(processes, redistest.StartProcess(t, "", processVar+"="+env.Addr+" "+env.Prefix))
+		}
+		pids := func(f ops.Fleet) (pids []int) {
+			for _, p := range f.Processes {
+				pids = append(pids, p.PID)
+			}
+			return pids
+		}
+		var fleet ops.Fleet
+		redistest.Eventually(t, func() bool { fleet = readFleet(t, rdb, env.Prefix); return len(fleet.Processes) == 3 }, "three are seen")
+		assert.ElementsMatch(t, []int{processes[0].Pid(), processes[1].Pid(), processes[2].Pid()}, pids(fleet))
+		oldest := fleet.OldestLeases(10)
+		require.Len(t, oldest, 3)
+		for _, lease := range oldest {
+			for _, p := range fleet.Processes {
+				if p.ID == lease.Process {
+					assert.Equal(t, fmt.Sprint(p.PID), lease.Key)
+				}
+			}
+		}
+
+		processes[0].Kill()
+		killed := time.Now()
+		processes[1].Finish()
+		processes[1].Wait(t)
+		redistest.Eventually(t, func() bool { fleet = readFleet(t, rdb, env.Prefix); return len(fleet.Processes) == 1 }, "one is left")
+		assert.Equal(t, []int{processes[2].Pid()}, pids(fleet))
+		assert.Less(t, time.Since(killed), 20*time.Second)
+		redistest.Eventually(t, func() bool {
+			return rdb.ZCard(t.Context(), env.Prefix+":ops:{fleet}:processes").Val() == 1
+		}, "the index forgets those that are gone")
+	})
+}

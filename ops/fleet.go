@@ -1,0 +1,216 @@
+package ops
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+var fleetScript = luascript.Load(scripts, "fleet")
+
+// MaxProcesses is how many processes ReadFleet reads, at most.
+const MaxProcesses = 2000
+
+const (
+	entriesAtOnce = 32
+	maxReadEntry  = 64 << 10 // bytes: what a later version may write
+)
+
+// Fleet is the processes of one prefix that have told of themselves, by Redis's clock at At.
+type Fleet struct {
+	At time.Time
+	// Processes are in the order of their ids.
+	Processes []Process
+	// Damaged is how many entries could not be read, and More how many there are beyond the MaxProcesses that told last.
+	Damaged, More int
+}
+
+// Process is what a process told of itself. What an older version does not tell is empty, which means that it is not known.
+type Process struct {
+	// ID is that of its first Locker, and Lockers are the ids of all: those in [core.Participant].
+	ID      string
+	Lockers []string
+	// Host and PID are the process's. Service is what WithService said, or the path of the main package.
+	Host    string
+	PID     int
+	Service string
+	// Version is that of perkey, as the program was built with it, and Go that of Go.
+	Version, Go string
+	// Started is when its Beacon was started, by its own clock.
+	Started time.Time
+	// Age is how long ago it told this, by the clock of Redis. TTL is the age at which it is forgotten.
+	Age, TTL time.Duration
+	// Snapshot is its Recorder's, and Local that of its Lockers together: the 32 oldest of each list. Names, hot keys and
+	// all else in a list can be missing: Cut is how many are, for want of room.
+	Snapshot Snapshot
+	Local    core.Local
+	// Workers are those that the Beacon was given: nil if it does not tell of any kind of worker.
+	Workers []delayqueue.Local
+	Cut     int
+}
+
+// ReadFleet reads what the processes with a Beacon under prefix have told, the empty prefix being the default one. It scans nothing: it
+// reads an index, and then 32 entries at a time of at most 64 KiB, which blocks for as many round trips, and no longer than ctx allows between
+// two of them. Its error wraps [core.ErrUnavailable], or [core.ErrInvalidOption].
+func ReadFleet(ctx context.Context, rdb redis.UniversalClient, prefix string) (Fleet, error) {
+	prefix = cmp.Or(prefix, ident.DefaultPrefix)
+	switch {
+	case absent.Is(rdb):
+		return Fleet{}, invalid("ReadFleet: the redis client is nil")
+	case !ident.ValidPrefix(prefix):
+		return Fleet{}, invalid("ReadFleet: the prefix %q", prefix)
+	}
+	call := fleetScript.Prepare(ctx, []string{indexKey(prefix)}, MaxProcesses)
+	call.Send(ctx, rdb)
+	reply, err := call.Slice()
+	if err == nil && (len(reply) < 2 || len(reply)%2 != 0) {
+		err = luascript.ErrReply
+	}
+	if err != nil {
+		return Fleet{}, unavailable(ctx, "read the fleet", err)
+	}
+	now, _ := reply[0].(int64)
+	all, _ := reply[1].(int64)
+	f := Fleet{At: time.UnixMilli(now), More: max(0, int(all)-(len(reply)-2)/2)}
+	for chunk := range slices.Chunk(reply[2:], 2*entriesAtOnce) {
+		if err := f.read(ctx, rdb, prefix, now, chunk); err != nil {
+			return Fleet{}, unavailable(ctx, "read the fleet", err)
+		}
+	}
+	slices.SortFunc(f.Processes, func(a, b Process) int { return cmp.Compare(a.ID, b.ID) })
+	return f, nil
+}
+
+// read reads some entries. One that is gone since is passed over.
+func (f *Fleet) read(ctx context.Context, rdb redis.UniversalClient, prefix string, now int64, index []any) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	pipe := rdb.Pipeline()
+	cmds := make([]*redis.StringCmd, 0, len(index)/2)
+	for i := 0; i < len(index); i += 2 {
+		id, _ := index[i].(string)
+		cmds = append(cmds, pipe.GetRange(ctx, entryKey(prefix, id), 0, maxReadEntry))
+	}
+	_, err := pipe.Exec(ctx)
+	var refused redis.Error
+	if err != nil && !errors.As(err, &refused) {
+		return err
+	}
+	for i, cmd := range cmds {
+		if cmd.Err() == nil && cmd.Val() == "" {
+			continue
+		}
+		e, err := readEntry([]byte(cmd.Val()))
+		id, _ := index[2*i].(string)
+		gone, _ := strconv.ParseFloat(fmt.Sprint(index[2*i+1]), 64)
+		if cmd.Err() != nil || err != nil || e.ID != id {
+			f.Damaged++
+			continue
+		}
+		f.Processes = append(f.Processes, e.process(time.Duration(now-int64(gone)+e.TTL)*time.Millisecond))
+	}
+	return nil
+}
+
+func unavailable(ctx context.Context, op string, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("ops: %s: %w", op, context.Cause(ctx))
+	}
+	return fmt.Errorf("ops: %s: %w: %w", op, core.ErrUnavailable, err)
+}
+
+// process is the entry, as its reader gets it.
+func (e *entry) process(age time.Duration) Process {
+	p := Process{
+		ID: e.ID, Lockers: e.Lockers, Host: e.Host, PID: e.PID, Service: e.Service, Version: e.Version, Go: e.Go, Started: timeOf(e.Started),
+		Age: max(age, 0), TTL: time.Duration(e.TTL) * time.Millisecond, Cut: e.Cut,
+		Local: core.Local{Held: e.Held, Waiting: e.Waiting},
+		Snapshot: Snapshot{
+			Since: timeOf(e.Since), At: timeOf(e.At),
+			Renewals:  RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
+			Conflicts: hotKeys(e.Conflicts), Waits: hotKeys(e.HotWaits), Holds: hotKeys(e.HotHolds),
+		},
+	}
+	s := &p.Snapshot
+	for _, l := range e.Locks {
+		s.Locks = append(s.Locks, LockStats{
+			Name: string(l.Name), Calls: kinds[core.OutcomeKind](l.Calls), Held: l.Held, Waiting: l.Waiting, Wait: e.histogram(l.Wait),
+			Hold: e.histogram(l.Hold), Lost: kinds[core.LossKind](l.Lost), Unreleased: l.Unreleased,
+		})
+	}
+	for _, q := range e.Queues {
+		s.Queues = append(s.Queues, QueueStats{
+			Queue: string(q.Queue), Enqueued: kinds[delayqueue.EnqueueKind](q.Enqueued), Settled: kinds[delayqueue.Outcome](q.Settled),
+			Redelivered: q.Redelivered, Expired: q.Expired, Lag: e.histogram(q.Lag), KeyWait: e.histogram(q.KeyWait), Claim: e.histogram(q.Claim),
+		})
+	}
+	slices.SortFunc(s.Locks, func(a, b LockStats) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Queues, func(a, b QueueStats) int { return cmp.Compare(a.Queue, b.Queue) })
+	for _, w := range e.Warnings {
+		s.Warnings = append(s.Warnings, WarningStats(w))
+	}
+	for _, event := range e.Events {
+		s.Events = append(s.Events, event.event(e.ID))
+	}
+	for _, l := range e.Leases {
+		p.Local.Leases = append(p.Local.Leases, core.LocalLease{
+			Key: string(l.Key), Name: string(l.Name), Mode: core.Mode(l.Mode), Fence: l.Fence, Held: microseconds(l.Held), TTL: microseconds(l.TTL),
+			Remaining: microseconds(l.Remaining), Wanted: l.Wanted,
+		})
+	}
+	for _, w := range e.Waits {
+		p.Local.Waits = append(p.Local.Waits, core.LocalWait{
+			Key: string(w.Key), Name: string(w.Name), ID: string(w.ID), Mode: core.Mode(w.Mode), Waited: microseconds(w.Waited),
+		})
+	}
+	if e.Workers != nil {
+		p.Workers = []delayqueue.Local{}
+	}
+	for _, w := range e.Workers {
+		p.Workers = append(p.Workers, delayqueue.Local{
+			Queue: string(w.Queue), Slots: w.Slots, Running: w.Running, LastClaim: timeOf(w.Claimed), Paused: w.Paused, Stopped: w.Stopped,
+		})
+	}
+	return p
+}
+
+func hotKeys(keys []wireHot) (all []HotKey) {
+	for _, k := range keys {
+		all = append(all, HotKey{string(k.Key), k.Weight, k.Error})
+	}
+	return all
+}
+
+func kinds[K ~string](counts map[string]int64) map[K]int64 {
+	m := make(map[K]int64, len(counts))
+	for kind, n := range counts {
+		m[K(kind)] = n
+	}
+	return m
+}
+
+// histogram is a histogram with the bounds of the entry.
+func (e *entry) histogram(w wireHistogram) Histogram {
+	h := Histogram{Over: w.Over, Count: w.Over, Sum: microseconds(w.Sum)}
+	for i, bound := range e.Bounds {
+		b := Bucket{AtMost: microseconds(bound)}
+		if i < len(w.Counts) {
+			b.Count = w.Counts[i]
+		}
+		h.Buckets, h.Count = append(h.Buckets, b), h.Count+b.Count
+	}
+	return h
+}

@@ -1,0 +1,218 @@
+package ops
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+)
+
+// Snapshot is that of all processes together: sums by name and queue; of each list of hot keys the 64 hottest, by the sum
+// of their weights; and the latest 64 events, each of its process. Since is the earliest, At the latest.
+func (f Fleet) Snapshot() Snapshot {
+	var s Snapshot
+	locks, queues, warnings := map[string]*LockStats{}, map[string]*QueueStats{}, map[warning]int{}
+	hot := [3]map[string]HotKey{{}, {}, {}}
+	for _, p := range f.Processes {
+		one := p.Snapshot
+		if !one.Since.IsZero() && (s.Since.IsZero() || one.Since.Before(s.Since)) {
+			s.Since = one.Since
+		}
+		if one.At.After(s.At) {
+			s.At = one.At
+		}
+		s.Renewals.Leases, s.Renewals.Failed = s.Renewals.Leases+one.Renewals.Leases, s.Renewals.Failed+one.Renewals.Failed
+		s.Renewals.Took.add(one.Renewals.Took)
+		for _, l := range one.Locks {
+			in(locks, l.Name, &LockStats{Name: l.Name, Calls: map[core.OutcomeKind]int64{}, Lost: map[core.LossKind]int64{}}).add(l)
+		}
+		for _, q := range one.Queues {
+			in(queues, q.Queue, &QueueStats{
+				Queue: q.Queue, Enqueued: map[delayqueue.EnqueueKind]int64{}, Settled: map[delayqueue.Outcome]int64{},
+			}).add(q)
+		}
+		for _, w := range one.Warnings {
+			warnings[warning{w.Source, w.Kind}] += w.Open
+		}
+		for i, keys := range [...][]HotKey{one.Conflicts, one.Waits, one.Holds} {
+			for _, k := range keys {
+				sum := hot[i][k.Key]
+				hot[i][k.Key] = HotKey{k.Key, sum.Weight + k.Weight, sum.Error + k.Error}
+			}
+		}
+		s.Events = append(s.Events, one.Events...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(locks)) {
+		s.Locks = append(s.Locks, *locks[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(queues)) {
+		s.Queues = append(s.Queues, *queues[name])
+	}
+	for which, open := range warnings {
+		s.Warnings = append(s.Warnings, WarningStats{which.source, which.kind, open})
+	}
+	slices.SortFunc(s.Warnings, compareWarnings)
+	s.Conflicts, s.Waits, s.Holds = hottest(hot[0]), hottest(hot[1]), hottest(hot[2])
+	slices.SortStableFunc(s.Events, func(a, b Event) int { return b.At.Compare(a.At) })
+	s.Events = s.Events[:min(len(s.Events), maxEvents)]
+	return s
+}
+
+func in[T any](all map[string]*T, name string, fresh *T) *T {
+	if all[name] == nil {
+		all[name] = fresh
+	}
+	return all[name]
+}
+
+func (l *LockStats) add(o LockStats) {
+	addCounts(l.Calls, o.Calls)
+	addCounts(l.Lost, o.Lost)
+	l.Held, l.Waiting, l.Unreleased = l.Held+o.Held, l.Waiting+o.Waiting, l.Unreleased+o.Unreleased
+	l.Wait.add(o.Wait)
+	l.Hold.add(o.Hold)
+}
+
+func (q *QueueStats) add(o QueueStats) {
+	addCounts(q.Enqueued, o.Enqueued)
+	addCounts(q.Settled, o.Settled)
+	q.Redelivered, q.Expired = q.Redelivered+o.Redelivered, q.Expired+o.Expired
+	q.Lag.add(o.Lag)
+	q.KeyWait.add(o.KeyWait)
+	q.Claim.add(o.Claim)
+}
+
+func addCounts[K comparable](to, from map[K]int64) {
+	for kind, n := range from {
+		to[kind] += n
+	}
+}
+
+// add adds what another histogram has counted, whose bounds may be those of another version.
+func (h *Histogram) add(o Histogram) {
+	for _, b := range o.Buckets {
+		i, there := slices.BinarySearchFunc(h.Buckets, b.AtMost, func(b Bucket, most time.Duration) int { return cmp.Compare(b.AtMost, most) })
+		if !there {
+			h.Buckets = slices.Insert(h.Buckets, i, Bucket{AtMost: b.AtMost})
+		}
+		h.Buckets[i].Count += b.Count
+	}
+	h.Over, h.Count, h.Sum = h.Over+o.Over, h.Count+o.Count, h.Sum+o.Sum
+}
+
+func hottest(keys map[string]HotKey) []HotKey {
+	all := slices.SortedFunc(maps.Values(keys), compareHot)
+	return all[:min(len(all), sketchSize)]
+}
+
+// FleetLease is a lease of a process.
+type FleetLease struct {
+	Process string // its id
+	core.LocalLease
+}
+
+// FleetWait is a call that waits in a process.
+type FleetWait struct {
+	Process string // its id
+	core.LocalWait
+}
+
+// OldestLeases are the n oldest leases of all processes, of those that each has told of. Held and Remaining are as
+// of At, if the lease is still held and was not renewed.
+func (f Fleet) OldestLeases(n int) (all []FleetLease) {
+	for _, p := range f.Processes {
+		for _, l := range p.Local.Leases {
+			l.Held, l.Remaining = l.Held+p.Age, max(0, l.Remaining-p.Age)
+			all = append(all, FleetLease{p.ID, l})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b FleetLease) int { return cmp.Compare(b.Held, a.Held) })
+	return all[:min(len(all), max(n, 0))]
+}
+
+// LongestWaits are the n calls of all processes that have waited longest, of those that each has told of. Waited is as of At, if
+// the call still waits.
+func (f Fleet) LongestWaits(n int) (all []FleetWait) {
+	for _, p := range f.Processes {
+		for _, w := range p.Local.Waits {
+			w.Waited += p.Age
+			all = append(all, FleetWait{p.ID, w})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b FleetWait) int { return cmp.Compare(b.Waited, a.Waited) })
+	return all[:min(len(all), max(n, 0))]
+}
+
+// Versions is how many processes were built with each version of perkey; "" is for those of which it is not known.
+func (f Fleet) Versions() map[string]int {
+	versions := map[string]int{}
+	for _, p := range f.Processes {
+		versions[p.Version]++
+	}
+	return versions
+}
+
+// QueueWorkers are the workers on one queue.
+type QueueWorkers struct {
+	Queue string
+	// Workers is how many there are: neither stopped nor paused. Slots and Running are their sums.
+	Workers, Slots, Running int
+	// Paused is how many are paused by [delayqueue.Worker.Pause].
+	Paused int
+	// Claimed is how long ago one of them last had an answer for its claim; negative if none ever had.
+	Claimed time.Duration
+}
+
+// Queues are the workers of each queue that a process has counted something of, or has a worker on, in the order of their names.
+func (f Fleet) Queues() []QueueWorkers {
+	queues := map[string]*QueueWorkers{}
+	of := func(queue string) *QueueWorkers { return in(queues, queue, &QueueWorkers{Queue: queue, Claimed: -1}) }
+	for _, p := range f.Processes {
+		for _, q := range p.Snapshot.Queues {
+			if q.Queue != Other {
+				of(q.Queue)
+			}
+		}
+		for _, w := range p.Workers {
+			q := of(w.Queue)
+			if !w.LastClaim.IsZero() { // by the clock of its process, as Snapshot.At
+				if ago := max(0, p.Snapshot.At.Sub(w.LastClaim)) + p.Age; q.Claimed < 0 || ago < q.Claimed {
+					q.Claimed = ago
+				}
+			}
+			switch {
+			case w.Stopped:
+			case w.Paused:
+				q.Paused++
+			default:
+				q.Workers, q.Slots, q.Running = q.Workers+1, q.Slots+w.Slots, q.Running+w.Running
+			}
+		}
+	}
+	all := make([]QueueWorkers, 0, len(queues))
+	for _, name := range slices.Sorted(maps.Keys(queues)) {
+		all = append(all, *queues[name])
+	}
+	return all
+}
+
+// noWorkerAfter is longer than an idle worker does without a claim.
+const noWorkerAfter = 30 * time.Second
+
+// NoWorker reports whether messages of a queue are due and nobody is seen who would run them: no process has a worker on it that claimed
+// within 30 s, and nor has, by the queue's own account, a worker of a process that has no Beacon. A queue that is paused has
+// nothing that should run.
+func (f Fleet) NoWorker(queue string, s delayqueue.Stats) bool {
+	if s.Due == 0 || s.Paused || s.Unclaimed < noWorkerAfter {
+		return false
+	}
+	for _, q := range f.Queues() {
+		if q.Queue == queue && q.Workers > 0 && q.Claimed >= 0 && q.Claimed < noWorkerAfter {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,154 @@
+package ops
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/ident"
+	"github.com/perkey-go/perkey/internal/listener"
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+var watchScript = luascript.Load(scripts, "watch")
+
+// ErrTooManyWatches is the error of Watch when 16 others are watching under the prefix.
+var ErrTooManyWatches = errors.New("too many watches")
+
+// watchBuffer is how many events may wait for their reader.
+const watchBuffer = 1024
+
+// Watched says which keys are watched.
+type Watched struct {
+	// Key is the key; with Prefix every key that begins with it: all of them if it is empty.
+	Key    string
+	Prefix bool
+	// For is for how long, 10 min at most and by default.
+	For time.Duration
+}
+
+// Watcher gets the events of the keys that it watches, until its ctx ends, its time is over, or Close.
+type Watcher struct {
+	rdb     redis.UniversalClient
+	prefix  string
+	watch   watch
+	events  chan Event
+	dropped atomic.Int64
+
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// Watch has every process with a Beacon under prefix, the empty prefix being the default one, tell what happens to some keys: how each call
+// for them ends, waits, leases and their ends, and messages of queues. A process learns of it when it next tells of
+// itself, so within 10 s, and tells of 200 events a second at most, for all that is watched together. Events can be lost: see
+// Watcher.Dropped.
+//
+// Watch blocks until it is subscribed and registered in Redis, no longer than ctx allows. Its error wraps [ErrTooManyWatches],
+// [core.ErrUnavailable] or [core.ErrInvalidOption]. End it with Close, or by ctx.
+func Watch(ctx context.Context, rdb redis.UniversalClient, prefix string, keys Watched) (*Watcher, error) {
+	prefix, keys.For = cmp.Or(prefix, ident.DefaultPrefix), cmp.Or(keys.For, maxWatch)
+	switch {
+	case absent.Is(rdb):
+		return nil, invalid("Watch: the redis client is nil")
+	case !ident.ValidPrefix(prefix):
+		return nil, invalid("Watch: the prefix %q", prefix)
+	case keys.Key == "" && !keys.Prefix, len(keys.Key) > core.MaxKeyLen:
+		return nil, invalid("Watch: a key of %d bytes: want 1 to %d, or a prefix of none", len(keys.Key), core.MaxKeyLen)
+	case keys.For < time.Second || keys.For > maxWatch:
+		return nil, invalid("Watch: for %s: want 1 s to %s", keys.For, maxWatch)
+	}
+	w := &Watcher{
+		rdb: rdb, prefix: prefix, watch: watch{id: ident.Random(8), key: keys.Key, isPrefix: keys.Prefix},
+		events: make(chan Event, watchBuffer), done: make(chan struct{}),
+	}
+	up, down := make(chan struct{}, 1), make(chan error, 1)
+	sub := listener.New(rdb, watchChannel(prefix, w.watch.id), func() { offer(up, struct{}{}) }, func(err error) { offer(down, err) }, w.take)
+	sub.Start()
+	if err := w.begin(ctx, up, down, keys.For); err != nil {
+		sub.Close()
+		return nil, err
+	}
+	ctx, w.cancel = context.WithTimeout(ctx, keys.For)
+	go w.run(ctx, sub)
+	return w, nil
+}
+
+func offer[T any](c chan T, v T) {
+	select {
+	case c <- v:
+	default:
+	}
+}
+
+// begin waits for the subscription, and then registers: what is published from then on is heard.
+func (w *Watcher) begin(ctx context.Context, up chan struct{}, down chan error, d time.Duration) error {
+	const op = "watch"
+	select {
+	case <-up:
+	case err := <-down:
+		return unavailable(ctx, op, err)
+	case <-ctx.Done():
+		return unavailable(ctx, op, nil)
+	}
+	call := watchScript.Prepare(ctx, []string{watchesKey(w.prefix)}, w.watch.text(), d.Milliseconds(), maxWatches)
+	call.Send(ctx, w.rdb)
+	done, err := call.Int()
+	if err != nil {
+		return unavailable(ctx, op, err)
+	}
+	if done == 0 {
+		return fmt.Errorf("ops: %s: %w: %d under the prefix %q; each ends after %s at most", op, ErrTooManyWatches, maxWatches, w.prefix, maxWatch)
+	}
+	return nil
+}
+
+func (w *Watcher) run(ctx context.Context, sub *listener.Listener) {
+	defer close(w.done)
+	defer close(w.events)
+	<-ctx.Done()
+	w.cancel()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), beaconTimeout)
+	defer cancel()
+	_ = bounded(w.rdb).ZRem(ctx, watchesKey(w.prefix), w.watch.text()).Err() // else its time is over some day
+	sub.Close()
+}
+
+// take takes what a process has published.
+func (w *Watcher) take(payload string) {
+	var l letter
+	if json.Unmarshal([]byte(payload), &l) != nil {
+		return
+	}
+	w.dropped.Add(max(0, l.Dropped))
+	for _, e := range l.Events {
+		select {
+		case w.events <- e.event(l.Process):
+		default:
+			w.dropped.Add(1)
+		}
+	}
+}
+
+// Events are closed when the Watcher ends. Those of one process come in order, some 250 ms late. Whoever reads too slowly
+// loses some.
+func (w *Watcher) Events() <-chan Event { return w.events }
+
+// Dropped is how many events are known to be missing: beyond the 200 a second of a process, or not read in time. What is
+// published while the subscription is broken is missing too, and not counted.
+func (w *Watcher) Dropped() int64 { return w.dropped.Load() }
+
+// Close ends the watch, and has processes forget it. It blocks for a round trip, for 4 s at most if Redis does not answer. It may be called
+// twice.
+func (w *Watcher) Close() {
+	w.cancel()
+	<-w.done
+}
