@@ -79,12 +79,19 @@ type wordedError struct {
 	text  string
 	errs  []error
 	since time.Time // of a wait that ended
+
+	endedAsking bool // the task was not run, and its ctx ended while it asked for its key
 }
 
 func (e *wordedError) Error() string   { return e.text }
 func (e *wordedError) Unwrap() []error { return e.errs }
 
 func worded(text string, errs ...error) error { return &wordedError{text: text, errs: errs} }
+
+func endedAsking(err error) bool {
+	e, ok := errors.AsType[*wordedError](err)
+	return ok && e.endedAsking
+}
 
 // redact is the text of one of core's errors without the key.
 func redact(err error, key string) string {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Observer is told what PerKey does with tasks, on the goroutine of their handlers and on several at once. Its
@@ -36,7 +38,7 @@ type OutcomeKind string
 const (
 	// OutcomeDone: the handler ran within its lease, and returned nil.
 	OutcomeDone OutcomeKind = "done"
-	// OutcomeFailed: the handler returned an error or panicked, or the key function failed.
+	// OutcomeFailed: the handler returned an error or panicked, or the key function or the policy failed.
 	OutcomeFailed OutcomeKind = "failed"
 	// OutcomeLost: the lease was lost while the handler ran.
 	OutcomeLost OutcomeKind = "lost"
@@ -71,6 +73,12 @@ type Outcome struct {
 	Err error
 }
 
+// Recorder counts tasks by their type and outcome, an OutcomeKind. It must be safe for concurrent use. An ops.Recorder is
+// one.
+type Recorder interface {
+	CountTask(taskType, outcome string)
+}
+
 // end is the outcome of a task that ends with err, unless its kind is known.
 func (e *Outcome) end(err error) {
 	e.Err = err
@@ -91,18 +99,16 @@ func (e *Outcome) end(err error) {
 	}
 }
 
-// observe tells the observer of an outcome.
+// observe tells the recorder and the observer of an outcome.
 func (m *middleware) observe(ctx context.Context, task *asynq.Task, began time.Time, e *Outcome) {
+	if m.recorder != nil {
+		m.recorder.CountTask(task.Type(), string(e.Kind))
+	}
 	if m.observer == nil {
 		return
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			m.log().ErrorContext(ctx, "asynqlock: the observer panicked", "panic", p)
-		}
-	}()
 	e.Type, e.Took = task.Type(), time.Since(began)
 	e.ID, _ = asynq.GetTaskID(ctx)
 	e.Queue, _ = asynq.GetQueueName(ctx)
-	m.observer.OnOutcome(ctx, *e)
+	observing.Tell(ctx, m.logger, "asynqlock", func() { m.observer.OnOutcome(ctx, *e) })
 }

@@ -2,6 +2,7 @@ package asynqlock_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
+	"github.com/perkey-go/perkey/ops"
 )
 
 type outcomes struct {
@@ -27,7 +29,7 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		b.subscribed(t, b.locker)
-		o := outcomes{told: make(chan asynqlock.Outcome, 100)}
+		o, recorder := outcomes{told: make(chan asynqlock.Outcome, 100)}, ops.NewRecorder()
 		handler := asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 			switch task.Type() {
 			case "fails":
@@ -49,13 +51,15 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 		skip := asynqlock.Skip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "skipped" })
 		cfg := b.config()
 		cfg.Concurrency = 1
-		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithMaxAge(time.Second))(handler))
+		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithRecorder(recorder), asynqlock.WithMaxAge(time.Second))(handler))
+		told := map[[2]string]int64{}
 		next := func(taskType string, kind asynqlock.OutcomeKind) asynqlock.Outcome {
 			t.Helper()
 			e := get(t, o.told)
 			require.Equal(t, kind, e.Kind, taskType)
 			require.Equal(t, taskType, e.Type)
 			require.Equal(t, b.queue, e.Queue)
+			told[[2]string{taskType, string(kind)}]++
 			return e
 		}
 		for taskType, kind := range map[string]asynqlock.OutcomeKind{
@@ -88,6 +92,15 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 		release()
 		require.Equal(t, second+"~1", next("done", asynqlock.OutcomeDone).ID)
 		require.Empty(t, o.told)
+		counted := map[[2]string]int64{}
+		for _, stats := range recorder.Snapshot().Tasks {
+			for kind, n := range stats.Outcomes {
+				if n > 0 {
+					counted[[2]string{stats.Type, kind}] = n
+				}
+			}
+		}
+		require.Equal(t, told, counted, "a Recorder counts the same")
 	})
 }
 
@@ -116,6 +129,33 @@ func TestObserver_OfATaskThatStays(t *testing.T) {
 	}
 }
 
+// refusingOnce refuses the first time, and then waits.
+type refusingOnce struct{ asked atomic.Int64 }
+
+func (*refusingOnce) Waits() bool { return true }
+
+func (p *refusingOnce) OnConflict(context.Context, core.Conflict) (core.Decision, error) {
+	if p.asked.Add(1) == 1 {
+		return core.Reject(), nil
+	}
+	return core.RetryAfter(time.Hour), nil
+}
+
+// Its time can be over just when it asks for its key again.
+func TestObserver_OfATaskThatAsksToTheEnd(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env)
+		b.hold(t, key)
+		o, policy := outcomes{told: make(chan asynqlock.Outcome, 10)}, &refusingOnce{}
+		b.serveElsewhere(t, b.config(), elsewhere(t), asynqlock.PerKey(b.locker.Guard(policy), walletKey, soon, asynqlock.WithObserver(o))(mustNotRun(t)))
+		b.enqueue(t, task(), asynq.MaxRetry(0), asynq.Timeout(time.Second))
+		e := get(t, o.told)
+		require.Equal(t, asynqlock.OutcomeExpired, e.Kind, e.Err)
+		require.ErrorIs(t, e.Err, core.ErrConflict)
+		require.EqualValues(t, 2, policy.asked.Load())
+	})
+}
+
 // Each guard tells its own, and an observer's panic is no task's failure.
 func TestObserver_OfNestedGuards(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -136,9 +176,13 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 		assert.Equal(t, asynqlock.OutcomeDone, get(t, outer.told).Kind)
 		assert.Equal(t, asynqlock.OutcomeDone, get(t, inner.told).Kind)
 		assert.Contains(t, log.String(), "the observer panicked")
+		var none *ops.Recorder
+		for what, opt := range map[string]asynqlock.Option{"WithObserver": asynqlock.WithObserver(nil), "WithRecorder": asynqlock.WithRecorder(none)} {
+			_, err := asynqlock.New(b.locker.Guard(core.RejectConflicts), walletKey, opt)
+			require.ErrorIs(t, err, core.ErrInvalidOption)
+			require.ErrorContains(t, err, what)
+		}
 	})
-	_, err := asynqlock.New(nil, walletKey, asynqlock.WithObserver(nil))
-	require.ErrorIs(t, err, core.ErrInvalidOption)
 }
 
 type panics struct{ asynqlock.NopObserver }

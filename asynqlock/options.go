@@ -38,6 +38,7 @@ type settings struct {
 	skip               func(context.Context, *asynq.Task) bool
 	logger             *slog.Logger
 	observer           Observer
+	recorder           Recorder
 }
 
 func defaults() settings {
@@ -108,6 +109,17 @@ func WithObserver(o Observer) Option {
 			return invalid("WithObserver(nil)")
 		}
 		s.observer = o
+		return nil
+	}
+}
+
+// WithRecorder has r count what becomes of tasks, beside an observer. Default: nobody counts.
+func WithRecorder(r Recorder) Option {
+	return func(s *settings) error {
+		if absent.Is(r) {
+			return invalid("WithRecorder(nil)")
+		}
+		s.recorder = r
 		return nil
 	}
 }

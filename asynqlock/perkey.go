@@ -110,18 +110,22 @@ func (m *middleware) handle(ctx context.Context, task *asynq.Task, next asynq.Ha
 		if !deferred || !d.stays {
 			return err
 		}
-		if !sleep(ctx, max(m.minDelay, minStay)) {
+		inTime := sleep(ctx, max(m.minDelay, minStay))
+		switch {
+		case !inTime:
+		case w.unsure: // the clone and this one might both run
+			d.mayWait = 0 // nor may it wait to be the next for its key
+			err = m.postpone(ctx, d.key, &d.refusal)
+		default:
+			err = m.process(ctx, task, next, e)
+			inTime = !endedAsking(err)
+		}
+		if !inTime {
 			e.Kind = OutcomeExpired
 			if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // a shutdown: asynq puts the task back
 				e.Kind, e.Since = OutcomeDeferred, d.since
 			}
 			return outOfTime(ctx, d)
-		}
-		if w.unsure { // the clone and this one might both run
-			d.mayWait = 0 // nor may it wait to be the next for its key
-			err = m.postpone(ctx, d.key, &d.refusal)
-		} else {
-			err = m.process(ctx, task, next, e)
 		}
 	}
 }
@@ -214,7 +218,7 @@ func (m *middleware) refused(ctx context.Context, key string, err error, mayWait
 		m.log().WarnContext(ctx, "asynqlock: task not run", "error", why)
 		return m.postpone(ctx, key, &refusal{why: why, cause: err})
 	default:
-		return worded("asynqlock: not run: "+redact(err, key), err)
+		return &wordedError{text: "asynqlock: not run: " + redact(err, key), errs: []error{err}, endedAsking: ctx.Err() != nil}
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/strictyaml"
+	"github.com/perkey-go/perkey/ops"
 )
 
 // Option gives Build what a file cannot hold.
@@ -31,6 +32,7 @@ type options struct {
 	http       []httplock.Option
 	records    []idempotency.Option
 	observer   Observer // nil: nobody is told
+	recorder   *ops.Recorder
 	log        *slog.Logger
 	principals map[string]sender
 	skips      map[string]httplock.Option

@@ -3,10 +3,15 @@ package config
 import (
 	"context"
 	"encoding/hex"
-	"fmt"
-	"runtime/debug"
+	"slices"
 
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/observing"
+	"github.com/perkey-go/perkey/ops"
 )
 
 // Observer is told what becomes of new files, on the goroutine of Reload or Watch. Its methods must be
@@ -62,22 +67,51 @@ func WithObserver(o Observer) Option {
 	}
 }
 
+// WithRecorder has r count what the Locker, the queues, the routes and what remembers requests by their Idempotency-Key tell,
+// and what becomes of new files. Lost leases and warnings are logged still. An observer that WithLocker, WithQueue, WithHTTP
+// or WithIdempotency gives takes the place of r's: make it with Recorder.Locks, Queues, Requests or Idempotency, for r to count too.
+func WithRecorder(r *ops.Recorder) Option {
+	return func(opts *options) error {
+		if r == nil {
+			return invalid("WithRecorder(nil)")
+		}
+		opts.recorder = r
+		return nil
+	}
+}
+
+// record puts the recorder's observers before what the other options give.
+func (o *options) record() {
+	if r := o.recorder; r != nil {
+		o.locker = slices.Concat([]core.Option{core.WithObserver(r.Locks(core.DefaultObserver(o.log)))}, o.locker)
+		o.queue = slices.Concat([]delayqueue.Option{delayqueue.WithQueueObserver(r.Queues(nil))}, o.queue)
+		o.http = slices.Concat([]httplock.Option{httplock.WithObserver(r.Requests(nil))}, o.http)
+		o.records = slices.Concat([]idempotency.Option{idempotency.WithObserver(r.Idempotency(nil))}, o.records)
+	}
+}
+
 // Hash is that of what the file holds: SHA-256 in hexadecimal digits. Files that it names, and the environment, have no part in it.
 func (f *File) Hash() string { return hex.EncodeToString(f.sum[:]) }
 
 // Version counts the files that were in force: 1 is Build's.
 func (rt *Runtime) Version() int { return rt.current.Load().version }
 
-// reloaded tells the observer what became of a file.
+// refused is reloaded for a file that was not taken.
+func (rt *Runtime) refused(ctx context.Context, name string, err error) {
+	rt.reloads.Lock()
+	defer rt.reloads.Unlock()
+	rt.reloaded(ctx, ReloadRefused, name, err)
+}
+
+// reloaded tells the recorder and the observer what became of a file, with reloads held: what is told last is in force.
 func (rt *Runtime) reloaded(ctx context.Context, kind ReloadKind, name string, err error) {
+	s := rt.current.Load()
+	if rt.options.recorder != nil {
+		rt.options.recorder.CountReload(string(kind), s.version, s.file.Hash())
+	}
 	if rt.options.observer == nil {
 		return
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			rt.log().ErrorContext(ctx, "config: the observer panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		}
-	}()
-	s := rt.current.Load()
-	rt.options.observer.OnReload(ctx, Reloaded{kind, name, s.version, s.file.Hash(), err})
+	e := Reloaded{kind, name, s.version, s.file.Hash(), err}
+	observing.Tell(ctx, rt.options.log, "config", func() { rt.options.observer.OnReload(ctx, e) })
 }

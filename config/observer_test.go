@@ -11,10 +11,12 @@ import (
 
 	"github.com/perkey-go/perkey/config"
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/internal/test/testbed"
+	"github.com/perkey-go/perkey/ops"
 )
 
 // reloads is an Observer that keeps what it is told, and panics if it is to.
@@ -132,12 +134,57 @@ routes: {"POST /orders/:id": pay}
 	assert.Equal(t, []idempotency.EventKind{idempotency.EventBegun, idempotency.EventStored, idempotency.EventReplayed}, responses.told)
 }
 
+// One option has all of a service counted, and what a user's observers are made with counts too.
+func TestRecorder_CountsAllOfAService(t *testing.T) { // not parallel: it looks at what is logged
+	env, recorder, said, requests := redistest.Embedded(t), ops.NewRecorder(), &testbed.Log{}, &outcomes{}
+	rt := build(t, env, `
+guards: {pay: {key: "order:{param.id}", anonymous: true, idempotency: {}, on_conflict: {policy: delay, queue: ship}}}
+routes: {"POST /orders/:id": pay}
+queues: {ship: {}}
+`, config.WithRecorder(recorder), config.WithLogger(said.Logger()), config.WithHTTP(httplock.WithObserver(recorder.Requests(requests))))
+	first := rt.File()
+	require.Equal(t, &ops.ConfigStats{Version: 1, Hash: first.Hash(), Reloads: map[string]int64{"done": 0, "unchanged": 0, "refused": 0}}, recorder.Snapshot().Config)
+	mux, held := http.NewServeMux(), make(chan struct{})
+	mux.HandleFunc("POST /orders/{id}", func(_ http.ResponseWriter, r *http.Request) {
+		held <- struct{}{}
+		<-held
+	})
+	h := httplock.FromConfig(rt)(mux)
+	running := make(chan int)
+	go func() { running <- testbed.Do(h, request("POST", "/orders/7", "Idempotency-Key: a")).Status }()
+	<-held
+	require.Equal(t, http.StatusAccepted, testbed.Do(h, request("POST", "/orders/7", "Idempotency-Key: b")).Status)
+	held <- struct{}{}
+	require.Equal(t, http.StatusOK, <-running)
+	require.ErrorIs(t, rt.Reload(load(t, env, "service: other\nguards: {second: {}}")), core.ErrInvalidOption)
+
+	s := recorder.Snapshot()
+	require.Len(t, s.Requests, 1)
+	require.EqualValues(t, 1, s.Requests[0].Outcomes[httplock.OutcomeRan])
+	require.EqualValues(t, 1, s.Requests[0].Outcomes[httplock.OutcomeParked])
+	require.Equal(t, []httplock.OutcomeKind{httplock.OutcomeParked, httplock.OutcomeRan}, requests.told)
+	require.Equal(t, "POST /orders/{id}", s.Requests[0].Route)
+	require.EqualValues(t, 1, s.Locks[0].Calls[core.OutcomeAcquired])
+	require.EqualValues(t, 1, s.Locks[0].Calls[core.OutcomeDeferred])
+	require.EqualValues(t, 1, s.Queues[0].Enqueued[delayqueue.EnqueueStored])
+	require.EqualValues(t, 1, s.Idempotency[idempotency.EventParked])
+	require.EqualValues(t, 1, s.Idempotency[idempotency.EventStored])
+	require.True(t, s.Config.Refused)
+	require.EqualValues(t, 1, s.Config.Reloads["refused"])
+
+	lease, err := rt.Locker().TryAcquire(t.Context(), "order:8")
+	require.NoError(t, err)
+	_, err = rt.Locker().ForceRelease(t.Context(), "order:8", lease.Fence())
+	require.NoError(t, err)
+	redistest.Eventually(t, func() bool { return strings.Contains(said.String(), "perkey: lease lost") }, "it is logged as without a recorder")
+}
+
 func TestOptions_OfRequestsAreChecked(t *testing.T) {
 	f, err := config.Parse("f.yaml", []byte("redis: {url: 'redis://h'}\nguards: {g: {key: k, fixed_key: true, anonymous: true, idempotency: {}}}"))
 	require.NoError(t, err)
 	for what, opt := range map[string]config.Option{
 		"guards.g: want 1 to": config.WithHTTP(httplock.WithMaxBody(-1)), "guards.g.idempotency: want 1s": config.WithIdempotency(idempotency.WithTTL(-1)),
-		"WithObserver": config.WithObserver(nil),
+		"WithObserver": config.WithObserver(nil), "WithRecorder": config.WithRecorder(nil),
 	} {
 		_, err := config.Build(f, opt)
 		require.ErrorIs(t, err, core.ErrInvalidOption, what)

@@ -35,7 +35,7 @@ func (rt *Runtime) Reload(f *File) error {
 	ctx := context.Background()
 	err := rt.reload(ctx, f)
 	if err != nil {
-		rt.reloaded(ctx, ReloadRefused, f.name, err)
+		rt.refused(ctx, f.name, err)
 	}
 	return err
 }

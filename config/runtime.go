@@ -63,6 +63,7 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 			return nil, err
 		}
 	}
+	o.record()
 	rt := &Runtime{options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{}}
 	rt.closing, rt.close = context.WithCancel(context.Background())
 	if err := rt.open(f); err != nil {
@@ -113,6 +114,9 @@ func (rt *Runtime) open(f *File) error {
 		return found.err()
 	}
 	rt.current.Store(made)
+	if rt.options.recorder != nil {
+		rt.options.recorder.CountReload("", made.version, f.Hash())
+	}
 	return nil
 }
 

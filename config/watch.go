@@ -88,6 +88,6 @@ func (w *watch) look(ctx context.Context) {
 	if err != nil && err.Error() != w.told {
 		w.told = err.Error()
 		w.runtime.log().ErrorContext(ctx, "config: not reloaded: the old file stays in force", "file", w.path, "error", err)
-		w.runtime.reloaded(ctx, ReloadRefused, w.path, err)
+		w.runtime.refused(ctx, w.path, err)
 	}
 }

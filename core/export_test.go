@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"hash/crc32"
-	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -12,9 +11,6 @@ import (
 	"github.com/perkey-go/perkey/core/internal/store"
 	"github.com/perkey-go/perkey/internal/dedicated"
 )
-
-// DefaultObserver is that of a Locker with WithLogger.
-func DefaultObserver(log *slog.Logger) Observer { return &defaultObserver{log: log} }
 
 // NeverPoll makes waiting calls rely on being woken.
 func (l *Locker) NeverPoll() { l.waiters.config.Poll = time.Hour }

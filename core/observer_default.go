@@ -12,7 +12,11 @@ import (
 // maxLossesLogged is how many lost leases are logged one by one within a second.
 const maxLossesLogged = 10
 
-// defaultObserver logs lost leases and warnings.
+// DefaultObserver is what a Locker without [WithObserver] has. It writes lost leases, at most ten of them in a second,
+// and warnings to log, for an Observer that hands on to it what it is told. A nil log is slog's default at the time of
+// use.
+func DefaultObserver(log *slog.Logger) Observer { return &defaultObserver{log: log} }
+
 type defaultObserver struct {
 	NopObserver
 	log *slog.Logger // nil: slog's default at the time of use

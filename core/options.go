@@ -52,7 +52,7 @@ func newSettings(opts []Option) (settings, error) {
 		}
 	}
 	if s.observer == nil {
-		s.observer = &defaultObserver{log: s.log}
+		s.observer = DefaultObserver(s.log)
 	}
 	return s, nil
 }

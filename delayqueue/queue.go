@@ -81,7 +81,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 		retention:         time.Hour,
 		deadRetention:     7 * 24 * time.Hour,
 		reservationWindow: time.Minute,
-		observer:          logWarnings{},
+		observer:          DefaultObserver(),
 		countMost:         countMost,
 		waits:             &waits{},
 		workers:           newWorkerWatch(),

@@ -7,22 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
-// observe tells an Observer. Its panic must not take the process down.
+// observe tells an Observer.
 func observe(log *slog.Logger, tell func()) {
-	defer func() {
-		if p := recover(); p != nil {
-			log.Error("delayqueue: the observer panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-		}
-	}()
-	tell()
+	observing.Tell(context.Background(), log, "delayqueue", tell)
 }
 
 // reportEnqueue tells how a call to store a job has ended.
@@ -154,7 +149,10 @@ func (q *Queue) noteClaim(p *partition, since time.Duration, parked bool) {
 	observe(slog.Default(), func() { q.observer.OnWarning(context.Background(), warning) })
 }
 
-// logWarnings is the Observer of a Queue that was given none.
+// DefaultObserver is what a Queue without [WithQueueObserver] has. It logs warnings with slog.Default, for an Observer
+// that hands on to it what it is told.
+func DefaultObserver() Observer { return logWarnings{} }
+
 type logWarnings struct{ NopObserver }
 
 // OnWarning logs the warning.

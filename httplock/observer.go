@@ -3,12 +3,11 @@ package httplock
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Observer is told what becomes of the requests that reach a Middleware, on their goroutines and on several at
@@ -127,12 +126,7 @@ func (m *Middleware) observed(x Exchange) (ran bool) {
 // observe tells the observer, whose panic must not break a request.
 func (m *Middleware) observe(x Exchange) {
 	ctx := x.Request.Context()
-	defer func() {
-		if p := recover(); p != nil {
-			m.logger().ErrorContext(ctx, "httplock: the observer panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		}
-	}()
-	m.observer.OnOutcome(ctx, *x.outcome)
+	observing.Tell(ctx, m.log, "httplock", func() { m.observer.OnOutcome(ctx, *x.outcome) })
 }
 
 // ends notes what became of a request, if somebody wants to know. What is noted last counts.

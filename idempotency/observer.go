@@ -3,12 +3,10 @@ package idempotency
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
-	"runtime/debug"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/observing"
 )
 
 // Observer is told what a Store does, on the goroutine that does it and on several at once. Its methods must
@@ -79,11 +77,6 @@ func (s *Store) observe(ctx context.Context, name string, done EventKind, err er
 	if s.observer == nil || done == "" && err == nil {
 		return
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			slog.ErrorContext(ctx, "idempotency: the observer panicked", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		}
-	}()
 	switch {
 	case errors.Is(err, ErrDiffers):
 		done = EventMismatch
@@ -92,7 +85,7 @@ func (s *Store) observe(ctx context.Context, name string, done EventKind, err er
 	case err != nil:
 		done = EventError
 	}
-	s.observer.OnEvent(ctx, Event{done, name, err})
+	observing.Tell(ctx, nil, "idempotency", func() { s.observer.OnEvent(ctx, Event{done, name, err}) })
 }
 
 // event is what a Lookup found.

@@ -46,6 +46,12 @@ var board = []struct {
 		{"Batches of renewals that failed", "ops", "They are sent again. Leases end if it goes on.", []query{{`sum by (instance) (rate(perkey_renewal_errors_total[$__rate_interval]))`, "{{instance}}"}}},
 		{"Round trip of renewals, p99", "s", "How fast Redis answers.", []query{{`histogram_quantile(0.99, sum by (instance, le) (rate(perkey_renewal_seconds_bucket[$__rate_interval])))`, "{{instance}}"}}},
 	}},
+	{"Requests and tasks", []panel{
+		{"Requests by outcome", "ops", "What becomes of requests to guarded routes.", []query{{`sum by (outcome) (rate(perkey_http_requests_total{route=~"$route"}[$__rate_interval]))`, "{{outcome}}"}}},
+		{"Requests that did not run", "percentunit", "Requests that were refused their key, shed, too late or not possible, of all of their route. Parked ones run later.", []query{{`sum by (route) (rate(perkey_http_requests_total{route=~"$route", outcome=~"conflict|shed|deadline|unavailable|error"}[$__rate_interval])) / sum by (route) (rate(perkey_http_requests_total{route=~"$route"}[$__rate_interval]))`, "{{route}}"}}},
+		{"Idempotency-Key", "ops", "How calls of what remembers requests end.", []query{{`sum by (event) (rate(perkey_idempotency_total[$__rate_interval]))`, "{{event}}"}}},
+		{"Tasks by outcome", "ops", "What becomes of asynq's tasks each time that they are handed out.", []query{{`sum by (type, outcome) (rate(perkey_tasks_total[$__rate_interval]))`, "{{type}} {{outcome}}"}}},
+	}},
 	{"Queues", []panel{
 		{"Messages", "short", "Messages that wait, run or are dead letters.", []query{{`max by (queue, state) (perkey_queue_messages{queue=~"$queue"})`, "{{queue}} {{state}}"}}},
 		{"Lateness", "s", "How long the first message has been due.", []query{{`max by (queue) (perkey_queue_lateness_seconds{queue=~"$queue"})`, "{{queue}}"}}},
@@ -62,7 +68,14 @@ var board = []struct {
 			{`max by (queue) (perkey_queue_halted_keys{queue=~"$queue"})`, "{{queue}} halted keys"},
 			{`1 - max by (queue) (perkey_queue_up{queue=~"$queue"})`, "{{queue}} unreachable"},
 		}},
+	}},
+	{"Processes", []panel{
 		{"Processes by version", "short", "Versions of perkey that run.", []query{{`count by (version) (perkey_build_info)`, "{{version}}"}}},
+		{"Processes by configuration file", "short", "Configuration files in force.", []query{{`count by (job, hash) (perkey_config_info)`, "{{job}} {{hash}}"}}},
+		{"Reloads", "short", "Configuration files that were taken, unchanged or refused, and processes that refused the latest one.", []query{
+			{`sum by (job, result) (increase(perkey_config_reloads_total[$__rate_interval]))`, "{{job}} {{result}}"},
+			{`sum by (job) (perkey_config_refused)`, "{{job}}: processes with an older file"},
+		}},
 	}},
 }
 
@@ -103,7 +116,7 @@ func boardJSON(t *testing.T) []byte {
 	}
 	line(`{"templating": `, object{"list": []object{
 		{"name": "source", "type": "datasource", "query": "prometheus"},
-		variable("name", "perkey_lock_calls_total"), variable("queue", "perkey_queue_up"),
+		variable("name", "perkey_lock_calls_total"), variable("route", "perkey_http_requests_total"), variable("queue", "perkey_queue_up"),
 	}}, ",")
 	line(`"time": `, object{"from": "now-1h", "to": "now"}, `, "title": "perkey", "uid": "perkey", "schemaVersion": 39, "tags": ["perkey"], "refresh": "30s", "panels": [`)
 	for i, p := range panels {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -90,6 +91,33 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	for i := range s.Queues {
 		collectWork(to, &s.Queues[i])
 	}
+	for _, r := range s.Requests {
+		for outcome, n := range r.Outcomes {
+			to <- requests.of(float64(n), r.Route, string(outcome))
+		}
+	}
+	for event, n := range s.Idempotency {
+		to <- records.of(float64(n), string(event))
+	}
+	for _, t := range s.Tasks {
+		for outcome, n := range t.Outcomes {
+			to <- tasks.of(float64(n), t.Type, outcome)
+		}
+	}
+	if s.Config != nil {
+		collectConfig(to, s.Config)
+	}
+}
+
+// hashDigits tell files apart as well as all of a hash.
+const hashDigits = 12
+
+func collectConfig(to chan<- prometheus.Metric, c *ops.ConfigStats) {
+	for result, n := range c.Reloads {
+		to <- reloads.of(float64(n), result)
+	}
+	to <- reloadRefused.of(oneIf(c.Refused))
+	to <- configInfo.of(1, strconv.Itoa(c.Version), c.Hash[:min(len(c.Hash), hashDigits)])
 }
 
 func collectLocks(to chan<- prometheus.Metric, l *ops.LockStats) {

@@ -23,6 +23,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/lockprom"
 	"github.com/perkey-go/perkey/ops"
@@ -31,7 +33,8 @@ import (
 // busy tells recorder of calls of many keys and names, and of many queues.
 func busy(recorder *ops.Recorder, keys, names, queues int) {
 	ctx := context.Background()
-	locks, work := recorder.Locks(nil), recorder.Queues(nil)
+	locks, work := recorder.Locks(core.NopObserver{}), recorder.Queues(delayqueue.NopObserver{})
+	requests, records := recorder.Requests(nil), recorder.Idempotency(nil)
 	var callers sync.WaitGroup
 	for caller := range 4 {
 		callers.Go(func() {
@@ -40,6 +43,9 @@ func busy(recorder *ops.Recorder, keys, names, queues int) {
 				locks.OnWaiting(ctx, core.Waiting{Key: key, Name: name})
 				locks.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeAcquired, Key: key, Name: name, ID: "secret-id", Leases: 1, DidWait: true, Waited: time.Millisecond})
 				locks.OnReleased(ctx, core.Released{Key: key, Name: name, Held: time.Second})
+				requests.OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeParked, Key: key, Name: name, Ticket: "secret-ticket"})
+				records.OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun, Name: key})
+				recorder.CountTask(name, "done")
 			}
 		})
 	}
@@ -49,6 +55,7 @@ func busy(recorder *ops.Recorder, keys, names, queues int) {
 		work.OnEnqueued(ctx, delayqueue.Enqueued{Queue: name, Kind: delayqueue.EnqueueStored, ID: "secret-ticket", Principal: "secret-user"})
 		work.OnSettled(ctx, delayqueue.Settled{Queue: name, Outcome: delayqueue.OutcomeDone})
 	}
+	recorder.CountReload("", 1, "0123456789abcdef")
 	locks.OnLost(ctx, core.Lost{Key: "secret-key-lost", Name: "lost", Kind: core.LossExpired, Cause: errors.New("secret-cause")})
 	locks.OnWarning(ctx, core.Warning{Kind: core.WarnUnreachable, Node: "secret-host:6379", Detail: "secret-detail"})
 	work.OnWarning(ctx, delayqueue.Warning{Kind: delayqueue.WarnNoWorker, Queue: "queue 0"})
@@ -80,6 +87,8 @@ func TestCollector_HasBoundedSeriesAndNoSecrets(t *testing.T) {
 	assert.NotContains(t, text, "secret")
 	assert.Contains(t, text, `name="other"`)
 	assert.Contains(t, text, `queue="other"`)
+	assert.Contains(t, text, `route="other"`)
+	assert.Contains(t, text, `type="other"`)
 
 	problems, err := testutil.CollectAndLint(lockprom.New(recorder))
 	require.NoError(t, err)
@@ -120,6 +129,8 @@ func TestCollector_ExportsTheTable(t *testing.T) {
 			"perkey_lock_calls_total": 10, "perkey_lock_hold_seconds": 11, "perkey_lock_wait_seconds": 10, "perkey_lock_lost_total": 1,
 			"perkey_lock_waiting": 0, "perkey_lock_held": -1, "perkey_warning": 2, "perkey_enqueue_total": 2,
 			"perkey_queue_up": 1, "perkey_queue_messages": 1, "perkey_queue_due": 1, "perkey_build_info": 1,
+			"perkey_http_requests_total": 10, "perkey_idempotency_total": 10, "perkey_tasks_total": 10,
+			"perkey_config_reloads_total": 0, "perkey_config_refused": 0, "perkey_config_info": 1,
 		} {
 			assert.Equal(t, value, values[name], name)
 		}
@@ -130,7 +141,7 @@ func TestCollector_ExportsTheTable(t *testing.T) {
 func TestCollector_ExportsEachKind(t *testing.T) {
 	t.Parallel()
 	recorder := ops.NewRecorder()
-	ctx, locks, queues := t.Context(), recorder.Locks(nil), recorder.Queues(nil)
+	ctx, locks, queues := t.Context(), recorder.Locks(core.NopObserver{}), recorder.Queues(delayqueue.NopObserver{})
 	var want []string
 	n := 0
 	expect := func(series, kind string, tell func()) {
@@ -161,6 +172,28 @@ func TestCollector_ExportsEachKind(t *testing.T) {
 	} {
 		expect(`perkey_queue_events_total{event=%q,queue="ship"}`, string(outcome), func() { queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: outcome}) })
 	}
+	requests, records := recorder.Requests(nil), recorder.Idempotency(nil)
+	for _, kind := range []httplock.OutcomeKind{
+		httplock.OutcomeRan, httplock.OutcomePassed, httplock.OutcomePanicked, httplock.OutcomeLost, httplock.OutcomeConflict,
+		httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeLeft, httplock.OutcomeDeadline,
+		httplock.OutcomeUnavailable, httplock.OutcomeRefused, httplock.OutcomeError,
+	} {
+		expect(`perkey_http_requests_total{outcome=%q,route="POST /pay"}`, string(kind), func() { requests.OnOutcome(ctx, httplock.Outcome{Name: "POST /pay", Kind: kind}) })
+	}
+	for _, kind := range []idempotency.EventKind{
+		idempotency.EventBegun, idempotency.EventStored, idempotency.EventParked, idempotency.EventReplayed, idempotency.EventInProgress,
+		idempotency.EventMismatch, idempotency.EventOvertaken, idempotency.EventForgotten, idempotency.EventError,
+	} {
+		expect(`perkey_idempotency_total{event=%q}`, string(kind), func() { records.OnEvent(ctx, idempotency.Event{Kind: kind}) })
+	}
+	for _, kind := range []string{"done", "failed", "lost", "deferred", "too_old", "no_key", "expired", "skipped"} {
+		expect(`perkey_tasks_total{outcome=%q,type="mail"}`, kind, func() { recorder.CountTask("mail", kind) })
+	}
+	hash := strings.Repeat("0123456789abcdef", 4)
+	for _, result := range []string{"done", "unchanged", "refused"} {
+		expect(`perkey_config_reloads_total{result=%q}`, result, func() { recorder.CountReload(result, 3, hash) })
+	}
+	want = append(want, "perkey_config_refused 1\n", `perkey_config_info{hash="0123456789ab",version="3"} 1`+"\n")
 	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "redelivered", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 1}) })
 	expect(`perkey_queue_events_total{event=%q,queue="ship"}`, "overdue", func() { queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Expired: 1}) })
 	text := scrape(t, lockprom.New(recorder))
@@ -172,7 +205,7 @@ func TestCollector_ExportsEachKind(t *testing.T) {
 func TestCollector_BucketsCountAllThatIsShorter(t *testing.T) {
 	t.Parallel()
 	recorder := ops.NewRecorder()
-	locks := recorder.Locks(nil)
+	locks := recorder.Locks(core.NopObserver{})
 	for _, held := range []time.Duration{time.Second, 2 * time.Second, time.Hour} {
 		locks.OnReleased(t.Context(), core.Released{Name: "pay", Key: "k", Held: held})
 	}

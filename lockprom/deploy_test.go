@@ -63,7 +63,7 @@ func TestDeploy_NamesOnlyExportedMetrics(t *testing.T) {
 			}
 			shown[metric.Name] = true
 			for _, l := range label.FindAllStringSubmatch(m[2], -1) {
-				known := slices.Concat(metric.Labels, []string{"instance", "le"})
+				known := slices.Concat(metric.Labels, []string{"instance", "job", "le"})
 				assert.Contains(t, known, l[1]+l[2], "%s: a label of %s", file, name)
 			}
 		}

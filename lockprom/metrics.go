@@ -1,6 +1,10 @@
 package lockprom
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Metric describes a metric.
 type Metric struct {
@@ -14,7 +18,7 @@ type Metric struct {
 func Metrics() []Metric {
 	all := make([]Metric, len(table))
 	for i, m := range table {
-		all[i] = Metric{m.name, m.kind, m.labels, m.help}
+		all[i] = Metric{m.name, m.kind, slices.Clone(m.labels), m.help}
 	}
 	return all
 }
@@ -60,6 +64,14 @@ var (
 	queueLag    = newMetric("perkey_queue_lag_seconds", histogram, "Time for which messages were due when they were started.", "queue")
 	keyWait     = newMetric("perkey_worker_key_wait_seconds", histogram, "Time for which messages with a key waited for it after their claim.", "queue")
 	claim       = newMetric("perkey_worker_claim_seconds", histogram, "Time from claims to their ends.", "queue")
+
+	requests = newMetric("perkey_http_requests_total", counter, "Requests to guarded routes, by what became of them.", "route", "outcome")
+	records  = newMetric("perkey_idempotency_total", counter, "Calls of what remembers requests by their Idempotency-Key, by how they ended.", "event")
+	tasks    = newMetric("perkey_tasks_total", counter, "Tasks of asynq, each time that one was handed out, by what became of it.", "type", "outcome")
+
+	reloads       = newMetric("perkey_config_reloads_total", counter, "Configuration files that were to replace the one in force, by what became of them: done, unchanged or refused.", "result")
+	reloadRefused = newMetric("perkey_config_refused", gauge, "Whether the latest configuration file was refused, and an older one is in force: 1 or 0.")
+	configInfo    = newMetric("perkey_config_info", gauge, "1, for the configuration file in force: the first 12 digits of its SHA-256, and its number in this process, the first being 1.", "version", "hash")
 
 	buildInfo = newMetric("perkey_build_info", gauge, "1, for the version of perkey and of Go.", "version", "goversion")
 )

@@ -290,6 +290,7 @@ func (b *Beacon) payload() ([]byte, error) {
 	fixed := b.entry
 	fixed.At, fixed.Since, fixed.Held, fixed.Waiting = e.At, e.Since, e.Held, e.Waiting
 	fixed.Bounds, fixed.Renewals, fixed.lists = e.Bounds, e.Renewals, e.lists
+	fixed.Idempotency, fixed.Config = e.Idempotency, e.Config
 	return fixed.marshal(maxEntry)
 }
 

@@ -16,9 +16,9 @@ type Event struct {
 	Process string
 	// At is when, by the clock of that process.
 	At time.Time
-	// Source is "locks" or "queues". Kind is, of locks, a [core.OutcomeKind], "waiting", "released", "detached", "lost", or
+	// Source is "locks", "queues" or "config". Kind is, of locks, a [core.OutcomeKind], "waiting", "released", "detached", "lost", or
 	// "forced" for a lease that ForceRelease took; of queues a [delayqueue.EnqueueKind], "started" or a
-	// [delayqueue.Outcome]; and of both "warning" or "resolved".
+	// [delayqueue.Outcome]; and of both "warning" or "resolved"; of config "done" or "refused" for a file, with the hash of that in force in ID.
 	Source, Kind string
 	// Queue is the queue's name, Key the key, Name that of the work, and ID that of the call or message: each as far as
 	// it is known. A name or an ID is cut off after 100 bytes.
@@ -118,6 +118,7 @@ func safeError(err error) (text string) {
 const (
 	sourceLocks  = "locks"
 	sourceQueues = "queues"
+	sourceConfig = "config"
 )
 
 func callEvent(e *core.Outcome) Event {

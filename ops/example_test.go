@@ -3,14 +3,71 @@ package ops_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/perkey-go/perkey/asynqlock"
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/ops"
 )
+
+func Example() {
+	rdb, closeAll := connect() // a client of your Redis
+	defer closeAll()
+
+	recorder := ops.NewRecorder()
+	locker, err := core.New(rdb, core.WithObserver(recorder.Locks(core.SlogObserver(nil))))
+	must(err)
+	defer func() { _ = locker.Close() }()
+	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithQueueObserver(recorder.Queues(nil)))
+	must(err)
+	store, err := idempotency.New(rdb, idempotency.WithObserver(recorder.Idempotency(nil)))
+	must(err)
+
+	guard, key := locker.Guard(core.RejectConflicts), httplock.Param("order:", "id")
+	guarded := httplock.PerKey(guard, key, httplock.WithIdempotency(store), httplock.Anonymous(), httplock.WithObserver(recorder.Requests(nil)))
+	tasks := asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "user_id"), asynqlock.WithRecorder(recorder))
+
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders/{id}/pay", guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := queue.Enqueue(r.Context(), delayqueue.Job{Key: "order:" + r.PathValue("id")}); err != nil {
+			http.Error(w, "try again", http.StatusServiceUnavailable)
+		}
+	})))
+	for range 2 {
+		r := httptest.NewRequest(http.MethodPost, "/orders/42/pay", nil)
+		r.Header.Set("Idempotency-Key", "a")
+		mux.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	mail := tasks(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	must(mail.ProcessTask(context.Background(), asynq.NewTask("mail", []byte(`{"user_id": 7}`))))
+
+	s := recorder.Snapshot()
+	for _, route := range s.Requests {
+		fmt.Println(route.Route, "ran:", route.Outcomes[httplock.OutcomeRan], "duplicate:", route.Outcomes[httplock.OutcomeDuplicate])
+	}
+	fmt.Println("responses replayed:", s.Idempotency[idempotency.EventReplayed])
+	fmt.Println(s.Tasks[0].Type, "done:", s.Tasks[0].Outcomes["done"])
+	fmt.Println(s.Queues[0].Queue, "stored:", s.Queues[0].Enqueued[delayqueue.EnqueueStored])
+	for _, name := range s.Locks {
+		fmt.Println(name.Name, "held now:", name.Held)
+	}
+	// Output:
+	// POST /orders/{id}/pay ran: 1 duplicate: 1
+	// responses replayed: 1
+	// mail done: 1
+	// ship stored: 1
+	// POST /orders/{id}/pay held now: 0
+	// mail held now: 0
+}
 
 // A process tells of itself, and an operator's program shows which keys all processes hold.
 func ExampleStartBeacon() {
@@ -69,11 +126,16 @@ func ExampleWatch() {
 	// Output: 0
 }
 
-func connect() (rdb *redis.Client, closeAll func()) {
-	server, err := embedded.Start()
+func must(err error) {
 	if err != nil {
 		panic(err)
 	}
+}
+
+// connect returns a client of an embedded Redis, which stands in for yours.
+func connect() (rdb *redis.Client, closeAll func()) {
+	server, err := embedded.Start()
+	must(err)
 	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
 	return rdb, func() {
 		_ = rdb.Close()

@@ -8,6 +8,10 @@ var (
 	LossKinds    = lossKinds[:]
 	EnqueueKinds = enqueueKinds[:]
 	SettleKinds  = settleKinds[:]
+	RequestKinds = requestKinds[:]
+	RecordKinds  = recordKinds[:]
+	TaskKinds    = taskKinds[:]
+	ReloadKinds  = reloadKinds[:]
 )
 
 const SketchSize = sketchSize

@@ -13,6 +13,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
@@ -140,8 +142,9 @@ func (e *entry) process(age time.Duration) Process {
 		Local: core.Local{Held: e.Held, Waiting: e.Waiting},
 		Snapshot: Snapshot{
 			Since: timeOf(e.Since), At: timeOf(e.At),
-			Renewals:  RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
-			Conflicts: hotKeys(e.Conflicts), Waits: hotKeys(e.HotWaits), Holds: hotKeys(e.HotHolds),
+			Renewals:    RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
+			Idempotency: kinds[idempotency.EventKind](e.Idempotency),
+			Conflicts:   hotKeys(e.Conflicts), Waits: hotKeys(e.HotWaits), Holds: hotKeys(e.HotHolds),
 		},
 	}
 	s := &p.Snapshot
@@ -157,6 +160,17 @@ func (e *entry) process(age time.Duration) Process {
 			Redelivered: q.Redelivered, Expired: q.Expired, Lag: e.histogram(q.Lag), KeyWait: e.histogram(q.KeyWait), Claim: e.histogram(q.Claim),
 		})
 	}
+	for _, r := range e.Requests {
+		s.Requests = append(s.Requests, RequestStats{string(r.Name), kinds[httplock.OutcomeKind](r.Outcomes)})
+	}
+	for _, t := range e.Tasks {
+		s.Tasks = append(s.Tasks, TaskStats{string(t.Name), kinds[string](t.Outcomes)})
+	}
+	if c := e.Config; c != nil {
+		s.Config = &ConfigStats{Version: c.Version, Hash: c.Hash, Refused: c.Refused, Reloads: kinds[string](c.Reloads)}
+	}
+	slices.SortFunc(s.Requests, func(a, b RequestStats) int { return cmp.Compare(a.Route, b.Route) })
+	slices.SortFunc(s.Tasks, func(a, b TaskStats) int { return cmp.Compare(a.Type, b.Type) })
 	slices.SortFunc(s.Locks, func(a, b LockStats) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Queues, func(a, b QueueStats) int { return cmp.Compare(a.Queue, b.Queue) })
 	for _, w := range e.Warnings {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/ops"
 )
@@ -132,6 +134,11 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 			Warnings:  []ops.WarningStats{{Source: "locks", Kind: "unreachable", Open: 1}},
 			Conflicts: []ops.HotKey{{Key: "x", Weight: 5, Error: 1}, {Key: "y", Weight: 4}},
 			Events:    []ops.Event{{Process: "a", At: at, Kind: "lost"}},
+
+			Requests:    []ops.RequestStats{{Route: "POST /pay", Outcomes: map[httplock.OutcomeKind]int64{httplock.OutcomeRan: 1}}},
+			Tasks:       []ops.TaskStats{{Type: "mail", Outcomes: map[string]int64{"done": 1}}},
+			Idempotency: map[idempotency.EventKind]int64{idempotency.EventBegun: 1},
+			Config:      &ops.ConfigStats{Version: 3, Hash: "abc"},
 		},
 		Local: core.Local{Leases: []core.LocalLease{{Key: "x", Held: 3 * time.Second, Remaining: time.Second}}},
 		Workers: []delayqueue.Local{
@@ -148,6 +155,10 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 			Warnings:  []ops.WarningStats{{Source: "locks", Kind: "unreachable", Open: 1}},
 			Conflicts: []ops.HotKey{{Key: "y", Weight: 4, Error: 2}},
 			Events:    []ops.Event{{Process: "b", At: at.Add(time.Second), Kind: "shed"}},
+
+			Requests:    []ops.RequestStats{{Route: "POST /pay", Outcomes: map[httplock.OutcomeKind]int64{httplock.OutcomeRan: 2, httplock.OutcomeShed: 4}}},
+			Tasks:       []ops.TaskStats{{Type: "archive"}, {Type: "mail", Outcomes: map[string]int64{"done": 2}}},
+			Idempotency: map[idempotency.EventKind]int64{idempotency.EventBegun: 2},
 		},
 		Local: core.Local{
 			Leases: []core.LocalLease{{Key: "y", Held: 4500 * time.Millisecond}}, Waits: []core.LocalWait{{Key: "x", Waited: time.Second}},
@@ -168,6 +179,12 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 	assert.Equal(t, []ops.WarningStats{{Source: "locks", Kind: "unreachable", Open: 2}}, s.Warnings)
 	assert.Equal(t, []ops.HotKey{{Key: "y", Weight: 8, Error: 2}, {Key: "x", Weight: 5, Error: 1}}, s.Conflicts)
 	assert.Equal(t, "shed", s.Events[0].Kind)
+	assert.Equal(t, []ops.RequestStats{{Route: "POST /pay", Outcomes: map[httplock.OutcomeKind]int64{httplock.OutcomeRan: 3, httplock.OutcomeShed: 4}}}, s.Requests)
+	assert.Equal(t, []ops.TaskStats{{Type: "archive", Outcomes: map[string]int64{}}, {Type: "mail", Outcomes: map[string]int64{"done": 3}}}, s.Tasks)
+	assert.Equal(t, map[idempotency.EventKind]int64{idempotency.EventBegun: 3}, s.Idempotency)
+	assert.Nil(t, s.Config)
+	assert.Equal(t, map[string]int{"abc": 1, "": 1}, f.Configs())
+	assert.Equal(t, int64(1), a.Snapshot.Requests[0].Outcomes[httplock.OutcomeRan], "what was merged stays as it is")
 	assert.Equal(t, int64(1), a.Snapshot.Locks[0].Calls[core.OutcomeAcquired], "what was merged stays as it is")
 
 	leases := f.OldestLeases(10)
@@ -230,6 +247,13 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 	queues.OnStarted(ctx, delayqueue.Started{Queue: "ship", Message: delayqueue.Message{Key: "k"}, Lag: time.Second, KeyWait: time.Minute})
 	queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeDead, Took: time.Second})
 	queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 2, Expired: 3})
+	for i, route := range []string{"POST /pay", "PUT /pay", "PUT /pay"} {
+		recorder.Requests(nil).OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeParked, Name: route})
+		recorder.CountTask([]string{"mail", "print", "print"}[i], "too_old")
+	}
+	recorder.Idempotency(nil).OnEvent(ctx, idempotency.Event{Kind: idempotency.EventBegun})
+	recorder.CountReload("done", 2, "abc")
+	recorder.CountReload("refused", 2, "abc")
 	startBeacon(t, env.Client(t), recorder, newLocker(t, env))
 	p := tells(t, env, func(ops.Process) bool { return true }, "it is told")
 	want := recorder.Snapshot()
@@ -261,6 +285,14 @@ func text(t testing.TB, s ops.Snapshot) string {
 		dropZeros(q.Enqueued)
 		dropZeros(q.Settled)
 	}
+	for _, r := range s.Requests {
+		dropZeros(r.Outcomes)
+	}
+	for _, t := range s.Tasks {
+		dropZeros(t.Outcomes)
+	}
+	dropZeros(s.Idempotency)
+	dropZeros(s.Config.Reloads)
 	b, err := json.Marshal(s)
 	require.NoError(t, err)
 	return string(b)

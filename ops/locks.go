@@ -18,12 +18,7 @@ type lockCounters struct {
 }
 
 func (c *lockCounters) used() bool {
-	for i := range c.calls {
-		if c.calls[i].Load() != 0 {
-			return true
-		}
-	}
-	return c.waiting.Load() != 0
+	return anyCounted(c.calls[:]) || c.waiting.Load() != 0
 }
 
 type renewalCounters struct {
@@ -31,18 +26,18 @@ type renewalCounters struct {
 	took           histogram
 }
 
-// Locks returns an observer for Lockers, [core.WithObserver], that counts in r what it is told and then tells next,
-// which may be nil. A Locker with an observer logs nothing by itself: next can be [core.SlogObserver].
+// Locks returns an observer for Lockers, [core.WithObserver], that counts in r what it is told and then tells next. A nil
+// next is [core.DefaultObserver]: lost leases and warnings are logged as without an observer.
 func (r *Recorder) Locks(next core.Observer) core.Observer {
 	if absent.Is(next) {
-		next = nil
+		next = core.DefaultObserver(nil)
 	}
 	return &lockObserver{r, next}
 }
 
 type lockObserver struct {
 	*Recorder
-	next core.Observer // nil: none
+	next core.Observer
 }
 
 func (o *lockObserver) OnOutcome(ctx context.Context, e core.Outcome) {
@@ -70,9 +65,7 @@ func (o *lockObserver) OnOutcome(ctx context.Context, e core.Outcome) {
 			o.waits.add(now, e.Key, e.Waited.Seconds())
 		}
 	}
-	if o.next != nil {
-		o.next.OnOutcome(ctx, e)
-	}
+	o.next.OnOutcome(ctx, e)
 }
 
 func conflicted(e *core.Outcome) bool {
@@ -84,9 +77,7 @@ func (o *lockObserver) OnWaiting(ctx context.Context, e core.Waiting) {
 	if w := o.watched.Load(); w != nil {
 		w.add(Event{At: time.Now(), Source: sourceLocks, Kind: "waiting", Key: e.Key, Name: e.Name, ID: e.ID}, nil)
 	}
-	if o.next != nil {
-		o.next.OnWaiting(ctx, e)
-	}
+	o.next.OnWaiting(ctx, e)
 }
 
 func (o *lockObserver) OnReleased(ctx context.Context, e core.Released) {
@@ -98,9 +89,7 @@ func (o *lockObserver) OnReleased(ctx context.Context, e core.Released) {
 	if w := o.watched.Load(); w != nil {
 		w.add(releaseEvent(&e), e.Err)
 	}
-	if o.next != nil {
-		o.next.OnReleased(ctx, e)
-	}
+	o.next.OnReleased(ctx, e)
 }
 
 func (o *lockObserver) OnLost(ctx context.Context, e core.Lost) {
@@ -111,9 +100,7 @@ func (o *lockObserver) OnLost(ctx context.Context, e core.Lost) {
 	if w := o.watched.Load(); w != nil {
 		w.add(lossEvent(&e), e.Cause)
 	}
-	if o.next != nil {
-		o.next.OnLost(ctx, e)
-	}
+	o.next.OnLost(ctx, e)
 }
 
 // ended records the end of a lease.
@@ -131,15 +118,11 @@ func (o *lockObserver) OnRenewed(ctx context.Context, e core.Renewed) {
 	}
 	o.renewals.leases.Add(int64(e.Leases))
 	o.renewals.took.add(e.Latency)
-	if o.next != nil {
-		o.next.OnRenewed(ctx, e)
-	}
+	o.next.OnRenewed(ctx, e)
 }
 
 func (o *lockObserver) OnWarning(ctx context.Context, w core.Warning) {
 	o.warnings.add(warning{sourceLocks, string(w.Kind)}, w.Node, w.Resolved)
 	o.notable.add(warningEvent(sourceLocks, string(w.Kind), w.Node, w.Detail, w.Resolved), w.Err)
-	if o.next != nil {
-		o.next.OnWarning(ctx, w)
-	}
+	o.next.OnWarning(ctx, w)
 }

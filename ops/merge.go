@@ -8,13 +8,17 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 )
 
-// Snapshot is that of all processes together: sums by name and queue; of each list of hot keys the 64 hottest, by the sum
+// Snapshot is that of all processes together: sums by name, queue, route and type; of each list of hot keys the 64 hottest, by the sum
 // of their weights; and the latest 64 events, each of its process. Since is the earliest, At the latest.
+// Config is nil: see [Fleet.Configs].
 func (f Fleet) Snapshot() Snapshot {
-	var s Snapshot
+	s := Snapshot{Idempotency: map[idempotency.EventKind]int64{}}
 	locks, queues, warnings := map[string]*LockStats{}, map[string]*QueueStats{}, map[warning]int{}
+	requests, tasks := map[string]*RequestStats{}, map[string]*TaskStats{}
 	hot := [3]map[string]HotKey{{}, {}, {}}
 	for _, p := range f.Processes {
 		one := p.Snapshot
@@ -34,6 +38,13 @@ func (f Fleet) Snapshot() Snapshot {
 				Queue: q.Queue, Enqueued: map[delayqueue.EnqueueKind]int64{}, Settled: map[delayqueue.Outcome]int64{},
 			}).add(q)
 		}
+		for _, r := range one.Requests {
+			addCounts(in(requests, r.Route, &RequestStats{r.Route, map[httplock.OutcomeKind]int64{}}).Outcomes, r.Outcomes)
+		}
+		for _, t := range one.Tasks {
+			addCounts(in(tasks, t.Type, &TaskStats{t.Type, map[string]int64{}}).Outcomes, t.Outcomes)
+		}
+		addCounts(s.Idempotency, one.Idempotency)
 		for _, w := range one.Warnings {
 			warnings[warning{w.Source, w.Kind}] += w.Open
 		}
@@ -50,6 +61,12 @@ func (f Fleet) Snapshot() Snapshot {
 	}
 	for _, name := range slices.Sorted(maps.Keys(queues)) {
 		s.Queues = append(s.Queues, *queues[name])
+	}
+	for _, route := range slices.Sorted(maps.Keys(requests)) {
+		s.Requests = append(s.Requests, *requests[route])
+	}
+	for _, typ := range slices.Sorted(maps.Keys(tasks)) {
+		s.Tasks = append(s.Tasks, *tasks[typ])
 	}
 	for which, open := range warnings {
 		s.Warnings = append(s.Warnings, WarningStats{which.source, which.kind, open})
@@ -153,6 +170,19 @@ func (f Fleet) Versions() map[string]int {
 		versions[p.Version]++
 	}
 	return versions
+}
+
+// Configs is how many processes have each configuration file in force, by its hash; "" is for those that have none.
+func (f Fleet) Configs() map[string]int {
+	configs := map[string]int{}
+	for _, p := range f.Processes {
+		hash := ""
+		if c := p.Snapshot.Config; c != nil {
+			hash = c.Hash
+		}
+		configs[hash]++
+	}
+	return configs
 }
 
 // QueueWorkers are the workers on one queue.

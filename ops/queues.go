@@ -29,31 +29,21 @@ type queueCounters struct {
 }
 
 func (c *queueCounters) used() bool {
-	for i := range c.enqueued {
-		if c.enqueued[i].Load() != 0 {
-			return true
-		}
-	}
-	for i := range c.settled {
-		if c.settled[i].Load() != 0 {
-			return true
-		}
-	}
-	return c.redelivered.Load()+c.expired.Load() != 0
+	return anyCounted(c.enqueued[:]) || anyCounted(c.settled[:]) || c.redelivered.Load()+c.expired.Load() != 0
 }
 
 // Queues returns an observer for queues and their workers, [delayqueue.WithQueueObserver], that counts in r what it is
-// told and then tells next, which may be nil.
+// told and then tells next. A nil next is [delayqueue.DefaultObserver]: warnings are logged as without an observer.
 func (r *Recorder) Queues(next delayqueue.Observer) delayqueue.Observer {
 	if absent.Is(next) {
-		next = nil
+		next = delayqueue.DefaultObserver()
 	}
 	return &queueObserver{r, next}
 }
 
 type queueObserver struct {
 	*Recorder
-	next delayqueue.Observer // nil: none
+	next delayqueue.Observer
 }
 
 func (o *queueObserver) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
@@ -64,9 +54,7 @@ func (o *queueObserver) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
 	if w := o.watched.Load(); w != nil {
 		w.add(enqueueEvent(&e), e.Err)
 	}
-	if o.next != nil {
-		o.next.OnEnqueued(ctx, e)
-	}
+	o.next.OnEnqueued(ctx, e)
 }
 
 func (o *queueObserver) OnStarted(ctx context.Context, e delayqueue.Started) {
@@ -78,9 +66,7 @@ func (o *queueObserver) OnStarted(ctx context.Context, e delayqueue.Started) {
 	if w := o.watched.Load(); w != nil {
 		w.add(messageEvent(e.Queue, "started", &e.Message, e.Lag), nil)
 	}
-	if o.next != nil {
-		o.next.OnStarted(ctx, e)
-	}
+	o.next.OnStarted(ctx, e)
 }
 
 func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
@@ -90,24 +76,18 @@ func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
 	if w := o.watched.Load(); w != nil {
 		w.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), e.Err)
 	}
-	if o.next != nil {
-		o.next.OnSettled(ctx, e)
-	}
+	o.next.OnSettled(ctx, e)
 }
 
 func (o *queueObserver) OnSwept(ctx context.Context, e delayqueue.Swept) {
 	c := o.queues.of(e.Queue)
 	c.redelivered.Add(e.Redelivered)
 	c.expired.Add(e.Expired)
-	if o.next != nil {
-		o.next.OnSwept(ctx, e)
-	}
+	o.next.OnSwept(ctx, e)
 }
 
 func (o *queueObserver) OnWarning(ctx context.Context, w delayqueue.Warning) {
 	o.warnings.add(warning{sourceQueues, string(w.Kind)}, w.Queue, w.Resolved)
 	o.notable.add(warningEvent(sourceQueues, string(w.Kind), w.Queue, w.Detail, w.Resolved), nil)
-	if o.next != nil {
-		o.next.OnWarning(ctx, w)
-	}
+	o.next.OnWarning(ctx, w)
 }

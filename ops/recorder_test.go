@@ -236,7 +236,7 @@ func TestRecorder_BoundsNames(t *testing.T) {
 	}
 	calls.Wait()
 	s := recorder.Snapshot()
-	require.Len(t, s.Locks, 101)
+	require.Len(t, s.Locks, 65)
 	total := int64(0)
 	for _, stats := range s.Locks {
 		total += stats.Calls[core.OutcomeConflict]
@@ -260,13 +260,17 @@ func TestRecorder_BoundsNames(t *testing.T) {
 	assert.Equal(t, int64(2), lockStats(t, s, long).Held)
 }
 
-// A kind that is added to core or delayqueue must be counted here too.
+// A kind that is added to a package must be counted here too.
 func TestRecorder_KnowsEveryKind(t *testing.T) {
 	t.Parallel()
 	assert.ElementsMatch(t, constants(t, "../core", "OutcomeKind"), texts(ops.Outcomes))
 	assert.ElementsMatch(t, constants(t, "../core", "LossKind"), texts(ops.LossKinds))
 	assert.ElementsMatch(t, constants(t, "../delayqueue", "EnqueueKind"), texts(ops.EnqueueKinds))
 	assert.ElementsMatch(t, constants(t, "../delayqueue", "Outcome"), texts(ops.SettleKinds))
+	assert.ElementsMatch(t, constants(t, "../httplock", "OutcomeKind"), texts(ops.RequestKinds))
+	assert.ElementsMatch(t, constants(t, "../idempotency", "EventKind"), texts(ops.RecordKinds))
+	assert.ElementsMatch(t, constants(t, "../asynqlock", "OutcomeKind"), ops.TaskKinds)
+	assert.ElementsMatch(t, constants(t, "../config", "ReloadKind"), ops.ReloadKinds)
 }
 
 func texts[K ~string](kinds []K) (all []string) {

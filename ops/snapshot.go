@@ -8,6 +8,8 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
 )
 
 // Snapshot is what a Recorder has counted since it was made. Calls go on while it is taken: figures can be apart
@@ -15,11 +17,18 @@ import (
 type Snapshot struct {
 	// Since is when the Recorder was made, and At when the Snapshot was taken.
 	Since, At time.Time
-	// Locks has one for each name of work, Queues one for each queue, both in order. What comes after the first 100 names and
-	// 16 queues is counted under [Other]. A name is cut off after 100 bytes.
+	// Locks has one for each name of work, Queues one for each queue, Requests one for each route and Tasks one for each
+	// type of asynq's tasks, in order. What comes after the first 64 of each, or 16 queues, is counted under [Other]. A
+	// name is cut off after 100 bytes.
 	Locks    []LockStats
 	Renewals RenewalStats
 	Queues   []QueueStats
+	Requests []RequestStats
+	Tasks    []TaskStats
+	// Idempotency has how many calls of what remembers requests by their Idempotency-Key ended in each way.
+	Idempotency map[idempotency.EventKind]int64
+	// Config is about the configuration file; nil if there is none.
+	Config *ConfigStats
 	// Warnings has each kind of warning that there was.
 	Warnings []WarningStats
 	// The keys that most calls met held, that calls waited for longest in all, and that were held
@@ -27,7 +36,7 @@ type Snapshot struct {
 	// Waits and Holds have seconds for weights.
 	Conflicts, Waits, Holds []HotKey
 	// Events are the last 64 that somebody may want to know of, the latest first: leases that were lost or forced, calls that
-	// were shed or found Redis unavailable, and warnings. Those of one kind, queue and name that come within a second of one another
+	// were shed or found Redis unavailable, warnings, and configuration files that were taken or refused. Those of one kind, queue and name that come within a second of one another
 	// are one event, which is the first of them; its Count says how many.
 	Events []Event
 }
@@ -68,6 +77,32 @@ type QueueStats struct {
 	Lag, KeyWait, Claim Histogram
 }
 
+// RequestStats are about requests of one route.
+type RequestStats struct {
+	// Route is [httplock.Outcome.Name].
+	Route string
+	// Outcomes has how many ended in each way.
+	Outcomes map[httplock.OutcomeKind]int64
+}
+
+// TaskStats are about asynq's tasks of one type.
+type TaskStats struct {
+	Type string
+	// Outcomes has how many ended in each way, an asynqlock.OutcomeKind.
+	Outcomes map[string]int64
+}
+
+// ConfigStats are about the configuration of a process.
+type ConfigStats struct {
+	// Version counts the files that were in force, the first one included, and Hash is that of the one that is, as
+	// config.File.Hash.
+	Version int
+	Hash    string
+	// Reloads has how many files ended in each way, a config.ReloadKind. Refused: the latest one was refused.
+	Reloads map[string]int64
+	Refused bool
+}
+
 // WarningStats are about one kind of warning.
 type WarningStats struct {
 	// Source is "locks" or "queues". Kind is a [core.WarningKind] or a [delayqueue.WarningKind].
@@ -105,6 +140,14 @@ func (r *Recorder) Snapshot() Snapshot {
 			Lag: c.lag.snapshot(), KeyWait: c.keyWait.snapshot(), Claim: c.claim.snapshot(),
 		})
 	})
+	r.requests.each((*requestCounters).used, func(name string, c *requestCounters) {
+		s.Requests = append(s.Requests, RequestStats{name, counts(requestKinds[:], c[:])})
+	})
+	r.tasks.each((*taskCounters).used, func(name string, c *taskCounters) {
+		s.Tasks = append(s.Tasks, TaskStats{name, counts(taskKinds[:], c[:])})
+	})
+	s.Idempotency = counts(recordKinds[:], r.records[:])
+	s.Config = r.config.snapshot()
 	s.Warnings, s.Events = r.warnings.snapshot(), r.notable.latest()
 	return s
 }

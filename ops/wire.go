@@ -34,6 +34,9 @@ type entry struct {
 	Bounds   []int64      `json:"bounds,omitempty"`
 	Renewals wireRenewals `json:"renewals"`
 	Cut      int          `json:"cut,omitempty"`
+
+	Idempotency map[string]int64 `json:"idempotency,omitempty"`
+	Config      *wireConfig      `json:"config,omitempty"`
 	lists
 }
 
@@ -41,6 +44,8 @@ type entry struct {
 type lists struct {
 	Locks     []wireLocks   `json:"locks"`
 	Queues    []wireQueue   `json:"queues"`
+	Requests  []wireCounts  `json:"requests"`
+	Tasks     []wireCounts  `json:"tasks"`
 	Workers   []wireWorker  `json:"workers"`
 	Warnings  []wireWarning `json:"warnings"`
 	Leases    []wireLease   `json:"leases"`
@@ -76,6 +81,17 @@ type (
 		Lag         wireHistogram    `json:"lag,omitzero"`
 		KeyWait     wireHistogram    `json:"key_wait,omitzero"`
 		Claim       wireHistogram    `json:"claim,omitzero"`
+	}
+	// wireCounts are those of a route, or of a type of tasks.
+	wireCounts struct {
+		Name     text             `json:"name"`
+		Outcomes map[string]int64 `json:"outcomes,omitempty"`
+	}
+	wireConfig struct {
+		Version int              `json:"version"`
+		Hash    string           `json:"hash"`
+		Refused bool             `json:"refused,omitempty"`
+		Reloads map[string]int64 `json:"reloads,omitempty"`
 	}
 	wireWorker struct {
 		Queue   text  `json:"queue"`
@@ -181,7 +197,7 @@ func (e *entry) marshal(most int) ([]byte, error) {
 	}
 	used := len(head) + len(`,"cut":10000`)
 	open := []list{
-		listOf(all.Locks, &e.Locks), listOf(all.Queues, &e.Queues), listOf(all.Workers, &e.Workers), listOf(all.Warnings, &e.Warnings),
+		listOf(all.Locks, &e.Locks), listOf(all.Queues, &e.Queues), listOf(all.Requests, &e.Requests), listOf(all.Tasks, &e.Tasks), listOf(all.Workers, &e.Workers), listOf(all.Warnings, &e.Warnings),
 		listOf(all.Leases, &e.Leases), listOf(all.Waits, &e.Waits), listOf(all.Conflicts, &e.Conflicts),
 		listOf(all.HotWaits, &e.HotWaits), listOf(all.HotHolds, &e.HotHolds), listOf(all.Events, &e.Events),
 	}
@@ -219,7 +235,7 @@ func listOf[T any](from []T, to *[]T) list {
 }
 
 func (l *lists) len() int {
-	return len(l.Locks) + len(l.Queues) + len(l.Workers) + len(l.Warnings) + len(l.Leases) + len(l.Waits) +
+	return len(l.Locks) + len(l.Queues) + len(l.Requests) + len(l.Tasks) + len(l.Workers) + len(l.Warnings) + len(l.Leases) + len(l.Waits) +
 		len(l.Conflicts) + len(l.HotWaits) + len(l.HotHolds) + len(l.Events)
 }
 
@@ -256,6 +272,19 @@ func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 			Queue: text(q.Queue), Enqueued: nonzero(q.Enqueued), Settled: nonzero(q.Settled), Redelivered: q.Redelivered, Expired: q.Expired,
 			Lag: wireOf(q.Lag), KeyWait: wireOf(q.KeyWait), Claim: wireOf(q.Claim),
 		})
+	}
+	for _, r := range s.Requests {
+		e.Requests = append(e.Requests, wireCounts{text(r.Route), nonzero(r.Outcomes)})
+	}
+	for _, t := range s.Tasks {
+		e.Tasks = append(e.Tasks, wireCounts{text(t.Type), nonzero(t.Outcomes)})
+	}
+	e.Idempotency = nonzero(s.Idempotency)
+	if c := s.Config; c != nil {
+		e.Config = &wireConfig{c.Version, c.Hash, c.Refused, nonzero(c.Reloads)}
+	}
+	for _, all := range [][]wireCounts{e.Requests, e.Tasks} {
+		busiest(all, func(c wireCounts) int64 { return sum(c.Outcomes) })
 	}
 	busiest(e.Locks, func(l wireLocks) int64 { return sum(l.Calls) })
 	busiest(e.Queues, func(q wireQueue) int64 { return sum(q.Enqueued) + sum(q.Settled) })

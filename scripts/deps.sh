@@ -50,13 +50,13 @@ links retry "core internal" $redis
 links delayqueue "core internal" $redis
 links idempotency "core internal" $redis
 links sqlfence "core internal" $redis
-links ops "core delayqueue idempotency internal" $redis
+links ops "core delayqueue httplock idempotency internal" $redis
 links httplock "core delayqueue idempotency internal" $redis
 links ginlock "core delayqueue httplock idempotency internal" $redis $gin
 links asynqlock "core internal" $redis github.com/hibiken/asynq
 links echolock "core delayqueue echolock/internal httplock idempotency internal" $redis $echo4
 links echolock/v5 "core delayqueue echolock/internal httplock idempotency internal" $redis $echo5
-links config "core delayqueue httplock idempotency retry internal" $redis $yaml $yaml/ast $yaml/parser $yaml/token
+links config "core delayqueue httplock idempotency ops retry internal" $redis $yaml $yaml/ast $yaml/parser $yaml/token
 
 [ $status = 0 ] && echo "deps: ok"
 exit $status

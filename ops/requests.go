@@ -1,0 +1,63 @@
+package ops
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/absent"
+)
+
+// requestKinds in the order of requestCounters, recordKinds in that of Recorder.records.
+var (
+	requestKinds = [...]httplock.OutcomeKind{
+		httplock.OutcomeRan, httplock.OutcomePassed, httplock.OutcomePanicked, httplock.OutcomeLost, httplock.OutcomeConflict,
+		httplock.OutcomeParked, httplock.OutcomeDuplicate, httplock.OutcomeShed, httplock.OutcomeLeft, httplock.OutcomeDeadline,
+		httplock.OutcomeUnavailable, httplock.OutcomeRefused, httplock.OutcomeError,
+	}
+	recordKinds = [...]idempotency.EventKind{
+		idempotency.EventBegun, idempotency.EventStored, idempotency.EventParked, idempotency.EventReplayed, idempotency.EventInProgress,
+		idempotency.EventMismatch, idempotency.EventOvertaken, idempotency.EventForgotten, idempotency.EventError,
+	}
+)
+
+type requestCounters [len(requestKinds)]atomic.Int64
+
+// Requests returns an observer for the middleware of routes, [httplock.WithObserver], that counts in r what it is told
+// and then tells next, which may be nil.
+func (r *Recorder) Requests(next httplock.Observer) httplock.Observer {
+	if absent.Is(next) {
+		next = httplock.NopObserver{}
+	}
+	return &requestObserver{r, next}
+}
+
+type requestObserver struct {
+	*Recorder
+	next httplock.Observer
+}
+
+func (o *requestObserver) OnOutcome(ctx context.Context, e httplock.Outcome) {
+	o.requests.of(e.Name)[indexOf(requestKinds[:], e.Kind)].Add(1)
+	o.next.OnOutcome(ctx, e)
+}
+
+// Idempotency returns an observer for what remembers requests by their Idempotency-Key, [idempotency.WithObserver], that
+// counts in r what it is told and then tells next, which may be nil.
+func (r *Recorder) Idempotency(next idempotency.Observer) idempotency.Observer {
+	if absent.Is(next) {
+		next = idempotency.NopObserver{}
+	}
+	return &recordObserver{r, next}
+}
+
+type recordObserver struct {
+	*Recorder
+	next idempotency.Observer
+}
+
+func (o *recordObserver) OnEvent(ctx context.Context, e idempotency.Event) {
+	o.records[indexOf(recordKinds[:], e.Kind)].Add(1)
+	o.next.OnEvent(ctx, e)
+}
