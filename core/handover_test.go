@@ -101,12 +101,12 @@ func TestRivals_AreBounded(t *testing.T) {
 func TestScripts_ArgumentsOfAPairAndAHandOver(t *testing.T) {
 	t.Parallel()
 	env := redistest.Embedded(t)
-	rdb, sent := env.Client(t), map[string][]int{}
+	rdb, sent := env.Client(t), map[string]int{}
 	rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
 		if name := cmd.Name(); strings.HasPrefix(name, "eval") {
 			for _, script := range []string{"acquire", "release"} {
 				if isScript(cmd, script) {
-					sent[script] = append(sent[script], len(cmd.Args()))
+					sent[script] = max(sent[script], len(cmd.Args()))
 				}
 			}
 		}
@@ -123,5 +123,5 @@ func TestScripts_ArgumentsOfAPairAndAHandOver(t *testing.T) {
 		require.NoError(t, granted(t, next).Release(t.Context()))
 	}
 	require.NoError(t, l.Close())
-	require.Equal(t, map[string][]int{"acquire": {7, 7}, "release": {7, 7}}, sent, "evalsha, its hash, 1, the record, the token and two more")
+	require.Equal(t, map[string]int{"acquire": 7, "release": 7}, sent, "evalsha, its hash, 1, the record, the token and two more")
 }
