@@ -1,6 +1,10 @@
 package ops
 
-import "time"
+import (
+	"time"
+
+	"github.com/perkey-go/perkey/delayqueue"
+)
 
 // What a Recorder knows of kinds.
 var (
@@ -32,6 +36,11 @@ func (r *Recorder) Watches() int {
 
 // ID is that of the watch in Redis.
 func (w *Watcher) ID() string { return w.watch.id }
+
+// Check is what a change of messages is refused for, by their number.
+func (m *Messages) Check(state delayqueue.State, counted int64, exact bool) error {
+	return m.check(state, counted, exact)
+}
 
 // Scripts are the sources, by name.
 func Scripts() map[string]string {

@@ -38,6 +38,7 @@ type eventJSON struct {
 	Fence  int64   `json:"fence,omitempty"`
 	Took   float64 `json:"took_s,omitempty"`
 	Detail string  `json:"detail,omitempty"`
+	Count  int64   `json:"count,omitempty"` // more than 1: it is the first of so many
 }
 
 func (t *tool) watch(ctx context.Context, c *cli.Command) error {
@@ -84,7 +85,11 @@ func (t *tool) watch(ctx context.Context, c *cli.Command) error {
 }
 
 func eventOf(e ops.Event) eventJSON {
-	return eventJSON{e.At.UTC(), e.Process, e.Source, e.Kind, keyOf(e.Key), e.Queue, e.Name, e.ID, e.Fence, e.Took.Seconds(), e.Detail}
+	j := eventJSON{e.At.UTC(), e.Process, e.Source, e.Kind, keyOf(e.Key), e.Queue, e.Name, e.ID, e.Fence, e.Took.Seconds(), e.Detail, 0}
+	if e.Count > 1 {
+		j.Count = e.Count
+	}
+	return j
 }
 
 // eventText is an event in one line: when, where, what, and the rest as far as there is any.
