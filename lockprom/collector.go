@@ -1,6 +1,7 @@
 package lockprom
 
 import (
+	"cmp"
 	"context"
 	"runtime/debug"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/buildinfo"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -44,21 +46,12 @@ func New(recorder *ops.Recorder, queues ...*delayqueue.Queue) *Collector {
 	return c
 }
 
-const path = "github.com/perkey-go/perkey"
-
 // versions are those of perkey and of Go that the program was built with.
 func versions() (version, golang string) {
-	version = "unknown"
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return version, version
+	if info, ok := debug.ReadBuildInfo(); ok {
+		version, golang = buildinfo.Version(info), info.GoVersion
 	}
-	for _, module := range append(info.Deps, &info.Main) {
-		if module.Path == path && module.Version != "" {
-			version = module.Version
-		}
-	}
-	return version, info.GoVersion
+	return cmp.Or(version, "unknown"), cmp.Or(golang, "unknown")
 }
 
 // Describe implements [prometheus.Collector].

@@ -26,7 +26,7 @@ const MaxProcesses = 2000
 
 const (
 	entriesAtOnce = 32
-	maxReadEntry  = 64 << 10 // bytes: what a later version may write
+	maxReadEntry  = 64 << 10     // bytes: what a later version may write
 	wrongType     = "WRONGTYPE " // somebody else's
 )
 

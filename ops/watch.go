@@ -49,7 +49,7 @@ type Watcher struct {
 
 // Watch has every process with a Beacon under prefix, the empty prefix being the default one, tell what happens to some keys: how each call
 // for them ends, waits, leases and their ends, and messages of queues. A process learns of it when it next tells of
-// itself, so within 10 s, and tells of 200 events a second at most, for all that is watched together. Events can be lost: see
+// itself, so within some 10 s, and tells of 200 events a second at most, for all that is watched together. Events can be lost: see
 // Watcher.Dropped.
 //
 // Watch blocks until it is subscribed and registered in Redis: no longer than ctx allows, but for a command that go-redis has under

@@ -45,6 +45,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(ctx, ends...)
 	defer stop()
+	defer context.AfterFunc(ctx, stop)() // a second one ends it even if Redis does not answer
 	redis.SetLogger(silent{})
 	slog.SetDefault(slog.New(slog.NewTextHandler(errOut, nil)))
 	t := &tool{out: out, errOut: errOut}
