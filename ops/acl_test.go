@@ -75,7 +75,7 @@ func TestReadFleet_WithoutTheRightToReadEntries(t *testing.T) {
 	require.ErrorContains(t, err, "NOPERM")
 }
 
-// Without the right to publish a process tells of itself all the same.
+// A process that may not publish still tells of itself.
 func TestABeaconThatMayNotPublishTells(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})

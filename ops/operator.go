@@ -290,7 +290,7 @@ func RecordState(r idempotency.Record) string {
 	}
 }
 
-// Lookup tells what is known of a request. One whose response cannot be opened is done all the same: its Outcome is empty, and not nil.
+// Lookup tells what is known of a request. One whose response cannot be opened is done too: its Outcome is empty, and not nil.
 func (o *Operator) Lookup(ctx context.Context, r Request) (idempotency.Record, error) {
 	store, err := o.records()
 	if err != nil {
