@@ -68,7 +68,7 @@ func Watch(ctx context.Context, rdb redis.UniversalClient, prefix string, keys W
 		return nil, invalid("Watch: for %s: want 1 s to %s", keys.For, maxWatch)
 	}
 	w := &Watcher{
-		rdb: rdb, prefix: prefix, watch: watch{id: ident.Random(8), key: keys.Key, isPrefix: keys.Prefix},
+		rdb: bounded(rdb), prefix: prefix, watch: watch{id: ident.Random(8), key: keys.Key, isPrefix: keys.Prefix},
 		events: make(chan Event, watchBuffer), done: make(chan struct{}),
 	}
 	up, down := make(chan struct{}, 1), make(chan error, 1)
@@ -119,7 +119,7 @@ func (w *Watcher) run(ctx context.Context, sub *listener.Listener) {
 	w.cancel()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), beaconTimeout)
 	defer cancel()
-	_ = bounded(w.rdb).ZRem(ctx, watchesKey(w.prefix), w.watch.text()).Err() // else its time is over some day
+	_ = w.rdb.ZRem(ctx, watchesKey(w.prefix), w.watch.text()).Err() // else its time is over some day
 	sub.Close()
 }
 
