@@ -1,7 +1,6 @@
 package lockprom
 
 import (
-	"cmp"
 	"context"
 	"runtime/debug"
 	"slices"
@@ -12,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/perkey-go/perkey/delayqueue"
-	"github.com/perkey-go/perkey/internal/buildinfo"
 	"github.com/perkey-go/perkey/ops"
 )
 
@@ -46,12 +44,21 @@ func New(recorder *ops.Recorder, queues ...*delayqueue.Queue) *Collector {
 	return c
 }
 
+const path = "github.com/perkey-go/perkey"
+
 // versions are those of perkey and of Go that the program was built with.
 func versions() (version, golang string) {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		version, golang = buildinfo.Version(info), info.GoVersion
+	version = "unknown"
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return version, version
 	}
-	return cmp.Or(version, "unknown"), cmp.Or(golang, "unknown")
+	for _, module := range append(info.Deps, &info.Main) {
+		if module.Path == path && module.Version != "" {
+			version = module.Version
+		}
+	}
+	return version, info.GoVersion
 }
 
 // Describe implements [prometheus.Collector].

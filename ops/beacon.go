@@ -18,7 +18,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/absent"
-	"github.com/perkey-go/perkey/internal/buildinfo"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -187,10 +186,29 @@ func (b *Beacon) describe() entry {
 		e.Lockers = append(e.Lockers, l.ID())
 	}
 	if info, ok := debug.ReadBuildInfo(); ok {
-		e.Version, e.Go = shown(buildinfo.Version(info)), shown(info.GoVersion)
+		e.Version, e.Go = shown(versionIn(info)), shown(info.GoVersion)
 		e.Service = cmp.Or(e.Service, shown(info.Path))
 	}
 	return e
+}
+
+const module = "github.com/perkey-go/perkey"
+
+// versionIn is the version of perkey that a program was built with.
+func versionIn(info *debug.BuildInfo) string {
+	if info.Main.Path == module {
+		return info.Main.Version
+	}
+	for _, m := range info.Deps {
+		if m.Path != module {
+			continue
+		}
+		if m.Replace != nil {
+			m = m.Replace
+		}
+		return cmp.Or(m.Version, "(devel)")
+	}
+	return ""
 }
 
 // Close ends the Beacon, and has Redis forget the process. It waits 2 s for a command that go-redis has under way: then it
