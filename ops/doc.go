@@ -33,4 +33,9 @@
 //
 //	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker))
 //	defer beacon.Close()
+//
+// [Examine] finds what needs a person: a Redis that may evict held keys, a queue without a worker, leases that were lost. Each
+// [Finding] has the figures that it is drawn from, and the section of the runbook that says what to do.
+//
+//	findings, err := ops.Examine(ctx, rdb, ops.ExamineOptions{})
 package ops

@@ -235,7 +235,7 @@ func (f *findings) leases(fleet Fleet) {
 	}
 	if n := len(late); n > 0 {
 		f.add("renewals", SeverityLook, "", count(n, "lease is", "leases are")+" near the end: a renewal is late, or failed.",
-			Evidence{"least that remained", brief(least), "a third of the TTL"}, examples("keys", late))
+			Evidence{"least that remained", brief(least), "at least a third of the TTL"}, examples("keys", late))
 	}
 	if n := len(long); n > 0 {
 		f.add("long_holds", SeverityLook, "", count(n, "key has", "keys have")+" been held for long while others wait.",

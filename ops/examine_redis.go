@@ -23,10 +23,12 @@ func (f *findings) servers(fleet Fleet) {
 			f.away(s.Addr, s.Err)
 			continue
 		}
-		f.memory(s)
+		if s.Info != nil {
+			f.memory(s)
+			f.replicas(s)
+			f.persistence(s)
+		}
 		f.latency(fleet, s)
-		f.replicas(s)
-		f.persistence(s)
 		f.rights(s)
 	}
 }
@@ -131,7 +133,7 @@ func (f *findings) rights(s Server) {
 	var evidence []Evidence
 	for _, n := range needed {
 		if rights := missing[n.use]; len(rights) > 0 && n.when(f.facts) {
-			evidence = append(evidence, Evidence{n.use + " lack", strings.Join(rights, " "), "none"})
+			evidence = append(evidence, Evidence{"missing for " + n.use, strings.Join(rights, " "), "none"})
 		}
 	}
 	if len(evidence) > 0 {

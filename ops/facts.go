@@ -3,6 +3,7 @@ package ops
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -79,10 +80,10 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (
 	return f.Findings(time.Now()), nil
 }
 
-// ReadFacts asks each primary some ten cheap questions, reads the fleet as [ReadFleet] does, and the queues as [delayqueue.Queues] and
+// ReadFacts asks each primary about ten cheap questions, reads the fleet as [ReadFleet] does, and the queues as [delayqueue.Queues] and
 // [delayqueue.Queue.Stats] do. It scans nothing, and reads no slow log. What cannot be asked has an Err: a Redis that is away
-// after 1.5 s, and the rest, which is not asked then, with it. It returns after 12 s at the latest, while what go-redis has under
-// way ends when that gives up. Its error wraps [core.ErrInvalidOption].
+// after 1.5 s, and with it the rest, which is not asked then. All of it takes less than half a minute; what go-redis has under
+// way then ends when that gives up. The error of ReadFacts wraps [core.ErrInvalidOption], or ctx's error.
 func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (Facts, error) {
 	o.Prefix = cmp.Or(o.Prefix, ident.DefaultPrefix)
 	_, server := rdb.(*redis.Client)
@@ -95,13 +96,17 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 	case !ident.ValidPrefix(o.Prefix):
 		return Facts{}, invalid("ReadFacts: the prefix %q", o.Prefix)
 	}
-	f := Facts{Servers: ask(ctx, serversTimeout, func(ctx context.Context) ([]Server, error) { return readServers(ctx, rdb, o) })}
-	err := f.Servers.Err
-	if answers := func(s Server) bool { return s.Err == nil }; err == nil && !slices.ContainsFunc(f.Servers.Value, answers) {
-		err = f.Servers.Value[0].Err
+	var f Facts
+	nodes := ask(ctx, serversTimeout, func(ctx context.Context) ([]*redis.Client, error) { return primaries(ctx, rdb) })
+	if f.Servers.Err = nodes.Err; nodes.Err == nil {
+		f.Servers = readServers(ctx, nodes.Value, o)
 	}
-	if err != nil {
-		f.Fleet.Err, f.Queues.Err = err, err
+	away := cmp.Or(f.Servers.Err, allAway(f.Servers.Value))
+	if ctx.Err() != nil {
+		return Facts{}, fmt.Errorf("ops: examine: %w", ctx.Err())
+	}
+	if away != nil {
+		f.Fleet.Err, f.Queues.Err = away, away
 		return f, nil
 	}
 	var both sync.WaitGroup
@@ -112,7 +117,21 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 		f.Queues = ask(ctx, factsTimeout, func(ctx context.Context) ([]QueueFacts, error) { return readQueues(ctx, rdb, o.Prefix) })
 	})
 	both.Wait()
+	if ctx.Err() != nil {
+		return Facts{}, fmt.Errorf("ops: examine: %w", ctx.Err())
+	}
 	return f, nil
+}
+
+// allAway is why no server answered, or nil.
+func allAway(servers []Server) (err error) {
+	for _, s := range servers {
+		if s.Err == nil {
+			return nil
+		}
+		err = s.Err
+	}
+	return err
 }
 
 // ask asks a question, and waits for its answer no longer than most.
@@ -137,64 +156,75 @@ func ask[T any](ctx context.Context, most time.Duration, question func(context.C
 	}
 }
 
-func readServers(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (all []Server, err error) {
-	switch c := rdb.(type) {
-	case *redis.Client:
-		return []Server{readServer(ctx, c, o)}, nil
-	case *redis.ClusterClient:
-		var mu sync.Mutex
-		err = c.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
-			s := ask(ctx, serversTimeout*9/10, func(ctx context.Context) (Server, error) { return readServer(ctx, node, o), nil })
-			if s.Err != nil {
-				s.Value = Server{Addr: node.Options().Addr, Err: s.Err}
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, s.Value)
-			return nil
-		})
-		slices.SortFunc(all, func(a, b Server) int { return cmp.Compare(a.Addr, b.Addr) })
-		if err == nil && len(all) == 0 {
-			err = core.ErrUnavailable
-		}
-		return all, err
+func primaries(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Client, err error) {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return []*redis.Client{rdb.(*redis.Client)}, nil
 	}
-	return nil, nil // ReadFacts refuses it
+	var mu sync.Mutex
+	err = cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, node)
+		return nil
+	})
+	if err == nil && len(all) == 0 {
+		err = core.ErrUnavailable
+	}
+	slices.SortFunc(all, func(a, b *redis.Client) int { return cmp.Compare(a.Options().Addr, b.Options().Addr) })
+	return all, err
 }
 
-// readServer asks one primary.
+func readServers(ctx context.Context, nodes []*redis.Client, o ExamineOptions) Asked[[]Server] {
+	all := make([]Server, len(nodes))
+	var reads sync.WaitGroup
+	for i, node := range nodes {
+		reads.Go(func() { all[i] = readServer(ctx, node, o) })
+	}
+	reads.Wait()
+	return Asked[[]Server]{At: time.Now(), Value: all}
+}
+
 func readServer(ctx context.Context, rdb *redis.Client, o ExamineOptions) Server {
 	s := Server{Addr: rdb.Options().Addr}
 	if s.Addr == "FailoverClient" { // go-redis's name for what Sentinel names
 		s.Addr = "the primary"
 	}
-	text, err := rdb.Info(ctx, "all").Result()
-	if err != nil && !refused(err) {
-		s.Err = err
+	info := ask(ctx, serversTimeout, func(ctx context.Context) (string, error) { return rdb.Info(ctx, "all").Result() })
+	if info.Err != nil && !denied(info.Err) {
+		s.Err = info.Err
 		return s
 	}
-	s.Info = ParseInfo(text)
+	s.Info = ParseInfo(info.Value)
+	rest := ask(ctx, factsTimeout, func(ctx context.Context) (Server, error) { return s.rest(ctx, rdb, o), nil })
+	if rest.Err != nil {
+		s.Save.Err, s.Rights.Err = rest.Err, rest.Err
+		return s
+	}
+	return rest.Value
+}
+
+// rest asks what is asked of a server that answers.
+func (s Server) rest(ctx context.Context, rdb *redis.Client, o ExamineOptions) Server {
 	for range roundTrips {
 		sent := time.Now()
-		if err := rdb.Time(ctx).Err(); err == nil || refused(err) {
+		if err := rdb.Time(ctx).Err(); err == nil || denied(err) {
 			s.RoundTrips = append(s.RoundTrips, time.Since(sent))
 		}
 	}
 	settings, err := rdb.ConfigGet(ctx, "save").Result()
-	if save, there := settings["save"]; err == nil && !there {
-		err = fmt.Errorf("CONFIG GET does not tell it")
-	} else {
-		s.Save.Value = save
+	save, told := settings["save"]
+	if err == nil && !told {
+		err = errors.New("CONFIG GET does not tell it")
 	}
-	s.Save.At, s.Save.Err = time.Now(), err
+	s.Save = Asked[string]{time.Now(), save, err}
 	s.Rights = readRights(ctx, rdb, o)
 	return s
 }
 
-// refused reports whether Redis answered, if only to refuse.
-func refused(err error) bool {
-	_, ok := err.(redis.Error) //nolint:errorlint // go-redis returns it as it is
-	return ok
+// denied reports whether Redis answered that it does not do this for this user, or at all.
+func denied(err error) bool {
+	return redis.HasErrorPrefix(err, "NOPERM ") || redis.HasErrorPrefix(err, "ERR ")
 }
 
 // ParseInfo reads what INFO says.

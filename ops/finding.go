@@ -55,12 +55,12 @@ type Evidence struct{ Figure, Is, Want string }
 // String is the evidence in a few words.
 func (e Evidence) String() string {
 	if e.Want == "" {
-		return e.Figure + " " + e.Is
+		return e.Figure + ": " + e.Is
 	}
-	return fmt.Sprintf("%s %s (want %s)", e.Figure, e.Is, e.Want)
+	return fmt.Sprintf("%s: %s (want %s)", e.Figure, e.Is, e.Want)
 }
 
-// kinds are what can be found: the area, and the section of the runbook.
+// findingKinds are what can be found: the area, and the section of the runbook.
 var findingKinds = map[string]struct {
 	area    Area
 	section string

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -37,10 +38,15 @@ func TestScripts(t *testing.T) {
 	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = silent.Close() })
+	alone := redistest.Start(t, "--appendonly", "yes") // the doctor's: there is nothing to say of it
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata", UpdateScripts: os.Getenv("UPDATE") != "", RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
 			prefix := strings.TrimSuffix(filepath.Base(e.WorkDir), "-") // the script's name
+			server := server
+			if strings.HasSuffix(prefix, "doctor") {
+				server = alone
+			}
 			e.Setenv("PERKEY_REDIS", "redis://"+server.Addr)
 			e.Setenv("PERKEY_PREFIX", prefix)
 			e.Setenv("PERKEY_WHO", "ann@bastion")
@@ -53,7 +59,7 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "norm": norm, "within": within, "status": status, "width": width, "plain": plain,
+			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "process": process, "norm": norm, "within": within, "status": status, "width": width, "plain": plain,
 		},
 	})
 }
@@ -189,6 +195,22 @@ func raw(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(err)
 	}
 	ts.Logf("%v", reply)
+}
+
+// process ID VERSION AHEAD: a process tells of itself, by a clock that is ahead. It stays for a minute.
+func process(ts *testscript.TestScript, _ bool, args []string) {
+	b, ctx := of(ts), context.Background()
+	ahead, err := time.ParseDuration(args[2])
+	ts.Check(err)
+	now, err := b.rdb.Time(ctx).Result()
+	ts.Check(err)
+	id, fleet := unquote(ts, args[0]), b.prefix+":ops:{fleet}:process"
+	entry, err := json.Marshal(map[string]any{
+		"id": id, "ttl": time.Minute.Milliseconds(), "at": now.Add(ahead).UnixMilli(), "host": id, "pid": 7, "version": unquote(ts, args[1]),
+	})
+	ts.Check(err)
+	ts.Check(b.rdb.Set(ctx, fleet+":"+id, entry, time.Minute).Err())
+	ts.Check(b.rdb.ZAdd(ctx, fleet+"es", redis.Z{Score: float64(now.Add(time.Minute).UnixMilli()), Member: id}).Err())
 }
 
 var (
