@@ -65,6 +65,7 @@ var entrants = []entrant{
 	{name: "token", open: newToken},
 	{name: "cohort", open: newCohort},
 	{name: "message", open: newTold},
+	{name: "message+fence", open: newFenced},
 	{name: "redislock", open: newRedislock, kind: peer},
 	{name: "redsync", open: newRedsync, kind: peer},
 	{name: "rueidislock", open: newRueidislock(2), kind: peer},

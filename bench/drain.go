@@ -29,7 +29,7 @@ func drainKeys(b *bench) error {
 	if err != nil {
 		return err
 	}
-	b.out.bar(rateBar(title+", messages/s × asynq", find(results, "perkey"), find(results, "asynq"), 1.5))
+	b.out.bar(rateBar(title+", messages/s × asynq", find(results, "perkey"), find(results, "asynq"), 2))
 	return nil
 }
 

@@ -21,6 +21,6 @@ func enqueue(b *bench) error {
 		return err
 	}
 	b.out.table("queue, 16 producers enqueue", "raw", results)
-	b.out.bar(rateBar("queue, enqueued/s × asynq", find(results, "perkey"), find(results, "asynq"), 1))
+	b.out.bar(rateBar("queue, enqueued/s × asynq", find(results, "perkey"), find(results, "asynq"), 1.3))
 	return nil
 }

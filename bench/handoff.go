@@ -12,7 +12,7 @@ import (
 // handOff is the time from the start of a release to the return of the one call
 // that waits for the key, in another process.
 func handOff(b *bench) error {
-	field := enter("token", "message", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
+	field := enter("token", "message", "message+fence", "redislock", "redsync", "rueidislock", "rueidislock-1key", "perkey")
 	teams, err := b.startTeams(field, role{Workers: 1}, 2)
 	defer teams.dismiss()
 	if err != nil {

@@ -14,10 +14,16 @@ var takeTurnSource string
 //go:embed lua/tellnext.lua
 var tellNextSource string
 
+//go:embed lua/takefenced.lua
+var takeFencedSource string
+
+//go:embed lua/tellfenced.lua
+var tellFencedSource string
+
 // told is the least that a lock does which hands over by a message: a script passes it on to the one call that
 // waits, and publishes that to its process, which has one subscription. The PING before it has Redis send the
 // message before the script's reply. No fence, no renewal, nobody looks who holds it, and a lost message is
-// waited for without end.
+// waited for without end. Other scripts add a fence, and look who holds it.
 type told struct {
 	rdb      *redis.Client
 	sub      *redis.PubSub
@@ -28,16 +34,20 @@ type told struct {
 	lease      int64  // ms
 }
 
-func newTold(t target) (contestant, error) {
+func newTold(t target) (contestant, error) { return openTold(t, takeTurnSource, tellNextSource) }
+
+func newFenced(t target) (contestant, error) { return openTold(t, takeFencedSource, tellFencedSource) }
+
+func openTold(t target, take, tell string) (contestant, error) {
 	ctx := context.Background()
 	m := &told{rdb: t.client(), id: rand.Text(), messages: make(chan struct{}, 1), lease: t.lease.Milliseconds()}
 	m.sub = m.rdb.Subscribe(ctx, m.id)
 	_, err := m.sub.Receive(ctx)
 	if err == nil {
-		m.take, err = m.rdb.ScriptLoad(ctx, takeTurnSource).Result()
+		m.take, err = m.rdb.ScriptLoad(ctx, take).Result()
 	}
 	if err == nil {
-		m.tell, err = m.rdb.ScriptLoad(ctx, tellNextSource).Result()
+		m.tell, err = m.rdb.ScriptLoad(ctx, tell).Result()
 	}
 	if err != nil {
 		_ = m.Close()
@@ -86,7 +96,7 @@ type toldLock struct {
 func (h *toldLock) Release(context.Context) error {
 	ctx, pipe := context.Background(), h.rdb.Pipeline()
 	pipe.Ping(ctx)
-	pipe.EvalSha(ctx, h.tell, h.keys)
+	pipe.EvalSha(ctx, h.tell, h.keys, h.id)
 	_, err := pipe.Exec(ctx)
 	return err
 }

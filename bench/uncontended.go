@@ -62,7 +62,7 @@ func (b *bench) pairs(ctx context.Context, place placement, variant string) erro
 			figure: fmt.Sprintf("%s, raw %s", brief(perkey.median(p50)), brief(raw.median(p50))),
 		})
 		// What is left over is the turn's own.
-		b.out.bar(bar{what: what + ", allocations", got: math.Round(perkey.allocs), want: 29})
+		b.out.bar(bar{what: what + ", allocations", got: math.Round(perkey.allocs), want: 22})
 	}
 	return nil
 }

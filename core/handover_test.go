@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/core"
@@ -94,4 +95,33 @@ func TestRivals_AreBounded(t *testing.T) {
 		l.HearWanted(fmt.Sprint("k", i), time.Now().UnixMicro())
 	}
 	require.LessOrEqual(t, l.Rivals(), 1024)
+}
+
+// Redis takes time for each argument: a call sends those that say something.
+func TestScripts_ArgumentsOfAPairAndAHandOver(t *testing.T) {
+	t.Parallel()
+	env := redistest.Embedded(t)
+	rdb, sent := env.Client(t), map[string]int{}
+	rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+		if name := cmd.Name(); strings.HasPrefix(name, "eval") {
+			for _, script := range []string{"acquire", "release"} {
+				if isScript(cmd, script) {
+					sent[script] = max(sent[script], len(cmd.Args()))
+				}
+			}
+		}
+	}))
+	l, err := core.New(rdb, core.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	other := newLocker(t, env)
+	for range 2 {
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		next := acquiring(t, other, "k")
+		queued(t, env, "k", 1)
+		require.NoError(t, lease.Release(t.Context()))
+		require.NoError(t, granted(t, next).Release(t.Context()))
+	}
+	require.NoError(t, l.Close())
+	require.Equal(t, map[string]int{"acquire": 7, "release": 7}, sent, "evalsha, its hash, 1, the record, the token and two more")
 }

@@ -25,8 +25,7 @@ type Lease struct {
 	hold    *hold
 	name    string // the Call's
 	fence   int64
-	inner   context.Context // of leaseContext
-	cancel  context.CancelCauseFunc
+	ending  // of leaseContext
 	granted schedule.Instant
 	*leaseExtra
 	reserved bool       // the key was reserved when it was granted
@@ -73,7 +72,7 @@ func newLease(ctx context.Context, call Call, h *hold, o *acquireOptions, now ti
 	if outer, _ := LeaseFrom(ctx); outer != nil || o.minHold > 0 {
 		lease.leaseExtra = &leaseExtra{minHold: o.minHold, outer: outer}
 	}
-	lease.inner, lease.cancel = context.WithCancelCause(ctx)
+	lease.parent = ctx
 	return lease
 }
 
@@ -235,7 +234,7 @@ func (l *Lease) Release(ctx context.Context) error {
 func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err error) {
 	owner := l.hold.locker
 	if l.reentered != nil {
-		l.cancel(context.Canceled)
+		l.finish()
 		if err := owner.leases.check(l.reentered); !errors.Is(err, ErrDetached) {
 			return leaseHeld, err
 		}
@@ -252,7 +251,7 @@ func (l *Lease) release(ctx context.Context, now time.Time) (was leaseState, err
 		owner.waiters.lost(l.hold)
 		owner.cancel(l.hold, 0)
 	} else {
-		l.cancel(context.Canceled)
+		l.finish()
 		var owned bool
 		switch owned, err = owner.releaseHold(ctx, l.hold, l.minHold-l.granted.Elapsed(now), now); {
 		case err != nil:
@@ -317,7 +316,7 @@ func (c *leaseContext) Deadline() (time.Time, bool) {
 	if c.caller != nil {
 		return c.caller.Deadline()
 	}
-	return c.inner.Deadline()
+	return c.parent.Deadline()
 }
 
 // Done looks at the clock, as Err does.
@@ -325,13 +324,13 @@ func (c *leaseContext) Done() <-chan struct{} {
 	if c.hold.Expired(schedule.MomentOf(time.Now())) {
 		_ = c.Err()
 	}
-	return c.inner.Done()
+	return c.cancellation().ctx.Done()
 }
 
 // Err looks at the clock too: a process that was stopped past its lease's end
 // must not go on because its timers have not run yet.
 func (c *leaseContext) Err() error {
-	if err := c.inner.Err(); err != nil {
+	if err := c.err(); err != nil {
 		return err
 	}
 	held := (*Lease)(c)
@@ -342,7 +341,7 @@ func (c *leaseContext) Err() error {
 		held = held.reentered
 	}
 	_ = held.hold.locker.leases.check(held) // ends the ctx if it is over
-	return c.inner.Err()
+	return c.err()
 }
 
 func (c *leaseContext) Value(key any) any {
@@ -355,7 +354,7 @@ func (c *leaseContext) Value(key any) any {
 			return v
 		}
 	}
-	return c.inner.Value(key)
+	return c.value(key)
 }
 
 func (c *leaseContext) String() string { return (*Lease)(c).String() }
@@ -389,16 +388,16 @@ func (l *Lease) again(ctx context.Context, call Call) *Lease {
 	caller, leave := context.WithCancel(ctx)
 	unhook := context.AfterFunc(caller, func() { cancel(context.Cause(caller)) })
 	outer, _ := LeaseFrom(ctx)
-	return &Lease{
+	lease := &Lease{
 		hold: l.hold, name: call.Name, fence: l.fence, granted: l.granted,
-		inner: inner,
-		cancel: func(cause error) {
-			unhook()
-			leave()
-			cancel(cause)
-		},
 		leaseExtra: &leaseExtra{outer: outer, reentered: l, caller: ctx},
 	}
+	lease.use(&cancellation{inner, func(cause error) {
+		unhook()
+		leave()
+		cancel(cause)
+	}})
+	return lease
 }
 
 // String does not show the owner's token.

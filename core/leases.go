@@ -31,14 +31,14 @@ func newLeaseTable(begin func(), wake func(at schedule.Instant), end func(*hold,
 	return &leaseTable{begin: begin, end: end, schedule: schedule.New[*hold](wake)}
 }
 
-// add takes a hold. It reports false when the Locker was closed meanwhile.
+// add takes a hold that was just made. It reports false when the Locker was closed meanwhile.
 func (t *leaseTable) add(h *hold) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.stopped {
 		return false
 	}
-	t.schedule.Add(h, schedule.MomentOf(time.Now()))
+	t.schedule.Add(h, h.since)
 	if !t.begun {
 		t.begun = true
 		t.begin()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"runtime"
 	"sync"
 	"time"
 
@@ -98,6 +99,7 @@ func (e *storeEvents) Message(m store.Message) {
 	switch m.Kind {
 	case store.Granted:
 		l.waiters.grantMessage(m, time.Now())
+		runtime.Gosched() // the call that has the key now goes first, before the next message is read
 	case store.Ends:
 		l.waiters.ends(m, time.Now())
 	case store.Wanted:

@@ -68,7 +68,7 @@ func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
 	defer func() {
 		if err != nil {
 			for _, handle := range set.leases {
-				handle.cancel(context.Canceled)
+				handle.finish()
 			}
 		}
 	}()
@@ -212,7 +212,7 @@ func (m *multiAttempt) inOrder() error {
 func (m *multiAttempt) take(key string, policy ConflictPolicy) error {
 	l := m.locker
 	a := attempt{
-		locker: l, ctx: m.ctx, call: Call{Key: key, Name: m.opts.name, ID: m.opts.id}, policy: policy, opts: m.opts,
+		locker: l, ctx: m.ctx, call: Call{Key: key, Name: m.opts.name, ID: m.opts.id}, policy: policy, opts: *m.opts,
 		start: time.Now(), record: store.RecordName(l.prefix, key), multi: m,
 	}
 	m.key = key
@@ -289,25 +289,24 @@ func (m *multiAttempt) replicate() error {
 		return nil
 	}
 	if m.locker.store.Single() {
-		return m.locker.replicate(m.ctx, lacking, m.opts)
+		return m.locker.replicate(m.ctx, lacking, m.opts.replicas, m.opts.replicaWait)
 	}
-	return errors.Join(each(lacking, func(h *hold) error { return m.locker.replicate(m.ctx, []*hold{h}, m.opts) })...)
+	return errors.Join(each(lacking, func(h *hold) error { return m.locker.replicate(m.ctx, []*hold{h}, m.opts.replicas, m.opts.replicaWait) })...)
 }
 
 // adopt makes the holds leases of the set, under one ctx. It reports false when one
 // of them has ended.
 func (m *multiAttempt) adopt(set *LeaseSet) bool {
-	inner, cancel := context.WithCancelCause(set.ctx)
+	all := newCancellation(set.ctx)
 	now := time.Now()
-	alike := Lease{name: m.opts.name, inner: inner, cancel: cancel, granted: schedule.InstantOf(now)}
 	outer, _ := LeaseFrom(set.ctx)
 	leases := slices.Clone(set.leases)
 	for _, key := range m.keys {
-		lease := alike
-		lease.hold = m.holds[key]
-		lease.fence = lease.hold.lastFence()
+		h := m.holds[key]
+		lease := &Lease{hold: h, name: m.opts.name, fence: h.lastFence(), granted: schedule.InstantOf(now)}
+		lease.use(all)
 		lease.leaseExtra = &leaseExtra{minHold: m.opts.minHold, outer: outer}
-		outer = &lease
+		outer = lease
 		leases = append(leases, outer)
 	}
 	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.Key(), b.Key()) })
@@ -321,7 +320,7 @@ func (m *multiAttempt) adopt(set *LeaseSet) bool {
 			for _, h := range m.holds {
 				m.locker.leases.adopt(h, nil, now)
 			}
-			cancel(context.Canceled)
+			all.cancel(context.Canceled)
 			return false
 		}
 	}

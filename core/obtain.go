@@ -20,7 +20,7 @@ import (
 // rejects. The call fails with invalid, unless that is nil.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions, invalid error) (*Lease, error) {
 	o.name, o.id = call.Name, call.ID
-	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: &o, start: time.Now()}
+	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: o, start: time.Now()}
 	err := errUnwound
 	defer func() { a.report(err) }()
 	err = a.obtain(invalid)
@@ -33,7 +33,7 @@ type attempt struct {
 	ctx      context.Context
 	call     Call
 	policy   ConflictPolicy
-	opts     *acquireOptions
+	opts     acquireOptions
 	start    time.Time
 	record   string        // the key's name in Redis; "" until it is asked for
 	resumed  bool          // it is held already, by a token
@@ -59,7 +59,7 @@ func (a *attempt) obtain(invalid error) error {
 	if ctx.Err() != nil {
 		return store.CallerGone(ctx, "acquire", key)
 	}
-	lease, err := l.reenter(ctx, a.call, a.opts)
+	lease, err := l.reenter(ctx, a.call, &a.opts)
 	if lease != nil || err != nil {
 		a.lease = lease
 		return err
@@ -73,30 +73,30 @@ func (a *attempt) obtain(invalid error) error {
 
 func (a *attempt) run() error {
 	if a.policy == nil {
-		return a.once()
+		return a.once(a.start)
 	}
 	err := a.await()
 	if _, held := errors.AsType[*ConflictError](err); held && a.opts.notify != nil && a.kind == "" {
 		a.policy = nil
-		return a.once() // Redis tells those who were refused, not those who waited and left
+		return a.once(time.Now()) // Redis tells those who were refused, not those who waited and left
 	}
 	return err
 }
 
 // once asks Redis for the key, and does not wait for it.
-func (a *attempt) once() error {
+func (a *attempt) once(now time.Time) error {
 	l, key := a.locker, a.call.Key
 	watch, known := "", uint64(0)
 	if a.opts.notify != nil {
 		watch, known = l.id, l.notifications.releases(key)
 	}
-	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: time.Now(), Timeout: a.opts.replyTimeout()}
+	u := waitqueue.Question{Token: store.NewToken(a.opts.limit, l.id), Fresh: true, Sent: now, Timeout: a.opts.replyTimeout()}
 	reply, _, err := a.ask(&u, store.NotQueued, watch, nil)
 	if err != nil {
 		return err
 	}
 	if reply.Granted {
-		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, a.validity(&u), a.opts)
+		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, a.validity(&u), &a.opts)
 		if !l.leases.add(h) {
 			l.releaseLate(key, []string{u.Token})
 			return a.closed()
@@ -122,7 +122,7 @@ func (a *attempt) once() error {
 // await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
-	w, waiting, held := a.locker.waiters.join(a.call.Key, a.opts, a.start)
+	w, waiting, held := a.locker.waiters.join(a.call.Key, &a.opts, a.start)
 	if w == nil {
 		a.conflict.Waiting = waiting
 		return a.shed(held)
@@ -295,7 +295,7 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		return l.leases.adopt(h, nil, now), nil
 	}
 	if a.opts.replicas > int(h.acks) {
-		if err := l.replicate(a.ctx, []*hold{h}, a.opts); err != nil {
+		if err := l.replicate(a.ctx, []*hold{h}, a.opts.replicas, a.opts.replicaWait); err != nil {
 			if a.resumed { // the token stays good
 				l.leases.drop(h)
 			} else {
@@ -305,10 +305,10 @@ func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 		}
 		now = time.Now()
 	}
-	lease := newLease(a.ctx, a.call, h, a.opts, now)
+	lease := newLease(a.ctx, a.call, h, &a.opts, now)
 	lease.reserved = a.reserved
 	if !l.leases.adopt(h, lease, now) {
-		lease.cancel(context.Canceled)
+		lease.finish()
 		return false, nil
 	}
 	a.lease = lease

@@ -19,8 +19,14 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
+// olderArguments give scripts of that version their arguments as they were.
+var olderArguments = map[string]string{
+	"acquire": "local ARGV = {ARGV[1], ARGV[2], ARGV[3], ARGV[4] or '', ARGV[5] or '', ARGV[6] ~= '0' and ARGV[6] or nil}\n",
+	"release": "local ARGV = {ARGV[1], ARGV[2], ARGV[4] or '0', ARGV[5] or '', ARGV[6] or '', ARGV[7] or '', ARGV[8] or ''}\n",
+}
+
 // olderScripts is a hook that makes a client one of the version before thin records. The scripts are
-// those of that version; what Go writes and reads is the same.
+// those of that version; what Go writes and reads is the same, but for olderArguments.
 func olderScripts() (redis.Hook, error) {
 	const dir = "internal/store/testdata/hash"
 	if _, err := os.Stat(dir); err != nil {
@@ -28,7 +34,7 @@ func olderScripts() (redis.Hook, error) {
 	}
 	instead := map[string]string{}
 	for name, source := range core.Scripts {
-		instead[source] = luascript.Load(os.DirFS(dir), strings.TrimSuffix(name, "hash")).Source()
+		instead[source] = olderArguments[name] + luascript.Load(os.DirFS(dir), name).Source()
 	}
 	hook, _ := redistest.RunInstead(instead)
 	return hook, nil

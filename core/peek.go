@@ -19,7 +19,7 @@ func (g *Guard) Peek(ctx context.Context, call Call) error {
 		return err
 	}
 	opts := g.options(call)
-	a := attempt{locker: g.locker, ctx: ctx, call: call, opts: &opts, start: time.Now()}
+	a := attempt{locker: g.locker, ctx: ctx, call: call, opts: opts, start: time.Now()}
 	if a.locker.holding(ctx, call.Key) != nil {
 		return nil
 	}

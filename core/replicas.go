@@ -37,9 +37,9 @@ func WaitReplicas(n int, timeout time.Duration) AcquireOption {
 	}
 }
 
-// replicate waits until as many replicas as o wants have the grants of holds, all on
-// one node. A hold that Redis does not know is lost when it returns nil.
-func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions) error {
+// replicate waits until so many replicas have the grants of holds, all on one node. A hold that
+// Redis does not know is lost when it returns nil.
+func (l *Locker) replicate(ctx context.Context, holds []*hold, replicas int, wait time.Duration) error {
 	key := holds[0].key()
 	type answer struct {
 		known []bool
@@ -63,10 +63,10 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 	defer cancel()
 	ok := l.life.Background(func() {
 		var a answer
-		a.known, a.acks, a.err = l.store.Confirm(confirming, renewals, o.replicas, o.replicaWait)
+		a.known, a.acks, a.err = l.store.Confirm(confirming, renewals, replicas, wait)
 		answers <- a
 	})
-	timer := time.NewTimer(o.replicaWait + store.ReplyTimeout)
+	timer := time.NewTimer(wait + store.ReplyTimeout)
 	defer timer.Stop()
 	if !ok {
 		return store.Closed("acquire", key)
@@ -76,8 +76,8 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 		switch {
 		case a.err != nil:
 			return store.Unavailable("acquire", key, a.err)
-		case a.acks < o.replicas && slices.Contains(a.known, true):
-			return store.Unavailable("acquire", key, fmt.Errorf("%w: %d of %d replicas have it after %s", ErrNotReplicated, a.acks, o.replicas, o.replicaWait))
+		case a.acks < replicas && slices.Contains(a.known, true):
+			return store.Unavailable("acquire", key, fmt.Errorf("%w: %d of %d replicas have it after %s", ErrNotReplicated, a.acks, replicas, wait))
 		}
 		for i, h := range holds {
 			h.acks = int16(a.acks)
@@ -91,7 +91,7 @@ func (l *Locker) replicate(ctx context.Context, holds []*hold, o *acquireOptions
 	case <-ctx.Done():
 		return store.CallerGone(ctx, "acquire", key)
 	case <-timer.C:
-		return store.Unavailable("acquire", key, fmt.Errorf("no reply within %s", o.replicaWait+store.ReplyTimeout))
+		return store.Unavailable("acquire", key, fmt.Errorf("no reply within %s", wait+store.ReplyTimeout))
 	case <-l.life.Closing():
 		return store.Closed("acquire", key)
 	}

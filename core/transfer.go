@@ -103,7 +103,7 @@ func (l *Lease) Detach(ctx context.Context) (string, error) {
 // if the token does not hold its key any more. After any other error the token is
 // good for another try, within its TTL.
 func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption) (*Lease, error) {
-	a := attempt{locker: l, ctx: ctx, opts: &acquireOptions{}, start: time.Now(), resumed: true}
+	a := attempt{locker: l, ctx: ctx, start: time.Now(), resumed: true}
 	err := errUnwound
 	defer func() { a.report(err) }()
 	err = a.resume(token, opts)
@@ -111,7 +111,7 @@ func (l *Locker) Resume(ctx context.Context, token string, opts ...AcquireOption
 }
 
 func (a *attempt) resume(text string, opts []AcquireOption) error {
-	l, ctx, o := a.locker, a.ctx, a.opts
+	l, ctx, o := a.locker, a.ctx, &a.opts
 	t, err := parseToken(text)
 	o.ttl, o.first, o.limit = t.ttl, l.firstLease, store.LimitOf(t.owner)
 	invalid := o.apply(opts)

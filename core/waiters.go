@@ -64,7 +64,7 @@ type waiter struct {
 	waitqueue.Call // guarded by all.mu
 	all            *waiters
 	queue          *queue
-	opts           *acquireOptions
+	opts           acquireOptions
 	since          time.Time     // guarded by all.mu: when its call began
 	wake           chan struct{} // holds one
 	timer          *time.Timer
@@ -123,7 +123,7 @@ func (w *waiters) join(key string, o *acquireOptions, since time.Time) (c *waite
 	}
 	w.waiting++
 	c = w.pool.Get().(*waiter)
-	c.all, c.queue, c.opts, c.since = w, q, o, since
+	c.all, c.queue, c.opts, c.since = w, q, *o, since
 	c.Lease, c.Timeout, c.HandOver = o.firstLease(), o.replyTimeout(), 0
 	if !o.bounded() {
 		c.HandOver = o.ttl
@@ -153,7 +153,7 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			released.used++
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
-			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, a.Until, a.Call.Of.(*waiter).opts)
+			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, a.Until, &a.Call.Of.(*waiter).opts)
 			h.waiting.Store(a.Wanted)
 			if w.locker.leases.add(h) {
 				w.give(q, a.Call, h)
@@ -290,7 +290,7 @@ func (c *waiter) leave() {
 	w.mu.Unlock()
 	drain(c.wake) // nobody wakes it any more
 	drain(c.granted)
-	c.all, c.queue, c.opts, c.grant, c.asking = nil, nil, nil, nil, false
+	c.all, c.queue, c.opts, c.grant, c.asking = nil, nil, acquireOptions{}, nil, false
 	w.pool.Put(c)
 	if unused != nil {
 		w.locker.life.Later(func() { _, _ = w.locker.releaseHold(context.Background(), unused, 0, time.Now()) })

@@ -96,9 +96,10 @@ func (q *Queue) fullBecause(full error) string {
 	}
 }
 
-// boundsPerKey are an argument of the scripts that store messages.
-func (q *Queue) boundsPerKey() string {
-	return fmt.Sprint(q.maxDepthPerKey, " ", q.maxBytesPerKey, " ", q.maxBytesPerPrincipal)
+// setArguments sets the arguments that many calls of scripts share.
+func (q *Queue) setArguments() {
+	q.spans = []any{fmt.Sprint(q.retention.Milliseconds(), " ", q.maxBytes), q.deadRetention.Milliseconds()}
+	q.admission = fmt.Sprint(q.maxDepth, " ", q.maxDepthPerKey, " ", q.maxBytesPerKey, " ", q.maxBytesPerPrincipal)
 }
 
 // fullWords are what the scripts say of a full queue.

@@ -33,12 +33,14 @@ const (
 
 // claimer claims what is due in one partition for as long as its Worker is not
 // stopped, never more than there are free slots: what is claimed too early burns its
-// lease and keeps other workers from it.
+// lease and keeps other workers from it. While handlers are quick there are more slots
+// than messages that run.
 type claimer struct {
 	*Worker
 	partition *partition
 	wake      chan struct{} // holds one: look at the partition
 	freed     chan string   // its keys that were announced to be free
+	quickened chan struct{} // holds one: from now on messages are claimed ahead
 	timer     *time.Timer
 	retired   atomic.Bool // the partition is not served any more
 	running   atomic.Bool
@@ -191,16 +193,27 @@ func (w *claimer) giveBack(token string) {
 // dead workers held.
 func (w *claimer) takeSlots() (n int) {
 	w.timer.Reset(pollBusy)
-	select {
-	case w.slots <- struct{}{}:
-	case <-w.timer.C:
-		return 0
-	case <-w.stopping:
-		return 0
-	}
-	for n = 1; n < claimBatch; n++ {
+	for n == 0 {
 		select {
 		case w.slots <- struct{}{}:
+			n = 1
+		case w.slotsAhead() <- struct{}{}:
+			n = 1
+		case <-w.quickened:
+		case <-w.timer.C:
+			return 0
+		case <-w.stopping:
+			return 0
+		}
+	}
+	for ahead := w.slotsAhead(); n < claimBatch; n++ {
+		select {
+		case w.slots <- struct{}{}:
+			continue
+		default:
+		}
+		select {
+		case ahead <- struct{}{}:
 		default:
 			return n
 		}
@@ -208,9 +221,21 @@ func (w *claimer) takeSlots() (n int) {
 	return n
 }
 
+// slotsAhead are those beside w.slots, nil if nothing is to be claimed ahead.
+func (w *Worker) slotsAhead() chan struct{} {
+	if w.pace.quick() {
+		return w.ahead
+	}
+	return nil
+}
+
 func (w *Worker) freeSlots(n int) {
 	for range n {
-		<-w.slots
+		select {
+		case <-w.ahead:
+		default:
+			<-w.slots
+		}
 	}
 }
 
@@ -260,8 +285,9 @@ func (w *Worker) claimerOf(p *partition) *claimer {
 	if c == nil {
 		c = &claimer{
 			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
-			wake: make(chan struct{}, 1), freed: make(chan string, announcements),
+			wake: make(chan struct{}, 1), freed: make(chan string, announcements), quickened: make(chan struct{}, 1),
 		}
+		p.workers.Store(max(p.workers.Load(), int64(w.concurrency)))
 		all := append(slices.Clip(*w.claimers.Load()), c)
 		w.claimers.Store(&all)
 	}

@@ -1,9 +1,7 @@
 package delayqueue
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,7 +10,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -46,13 +43,6 @@ func (p *partition) checkLayout(ctx context.Context, op string) error {
 	return nil
 }
 
-// spans are the first arguments of all scripts.
-func (q *Queue) spans() []any {
-	kept := strconv.AppendInt(nil, q.retention.Milliseconds(), 10)
-	kept = strconv.AppendInt(append(kept, ' '), q.maxBytes, 10)
-	return []any{string(kept), q.deadRetention.Milliseconds()}
-}
-
 // each calls a script on partitions, all at once.
 func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.Script, args ...any) []*luascript.Call {
 	calls := make([]*luascript.Call, len(parts))
@@ -62,116 +52,6 @@ func (q *Queue) each(ctx context.Context, parts []*partition, script *luascript.
 	}
 	_ = luascript.Pipeline(ctx, q.rdb, calls) // each call has its own error
 	return calls
-}
-
-// enqueueing is a job on its way into the queue.
-type enqueueing struct {
-	ctx     context.Context // the caller's
-	job     Job
-	expires time.Time
-	stored  bool // and not before
-	err     error
-	done    chan struct{} // closed when the others are set
-}
-
-// wordClosed is what enqueue.lua says of a job when its partition is closed.
-const wordClosed = "closed"
-
-// errClosed is for what is not stored because its partition is closed.
-var errClosed = errors.New("the partition is closed")
-
-// add stores a job here, or fails with errClosed.
-func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
-	e := &enqueueing{ctx: ctx, job: job, done: make(chan struct{})}
-	_ = p.enqueues.Add(e) // never closed
-	select {
-	case <-e.done:
-		if e.err != nil {
-			return Receipt{}, e.err
-		}
-		return Receipt{core.Ticket{ID: job.ID, Queue: p.queue.name, ExpiresAt: e.expires}, e.stored}, nil
-	case <-ctx.Done():
-		p.enqueues.Forget()
-		return Receipt{}, callerGone(ctx, "enqueue")
-	}
-}
-
-func (p *partition) enqueue(batch []*enqueueing) {
-	q := p.queue
-	args := make([]any, 0, 2+8*len(batch))
-	args = append(args, q.maxDepth, q.boundsPerKey())
-	var long []string
-	for _, e := range batch {
-		j := e.job
-		if len(j.Payload) > maxInline {
-			long = append(long, j.ID)
-		}
-		// Rounded up: a message is never early, and not too old when it comes.
-		args = append(args, j.ID, j.Key, j.Principal, about(j.Key, j.Name, j.Principal), j.Payload,
-			ceilMilliseconds(j.Delay+j.Quiet), ceilMilliseconds(j.MaxAge), j.flags())
-	}
-	ctx := context.Background()
-	var reply []any
-	err := p.checkLayout(ctx, "enqueue")
-	if err == nil {
-		if reply, err = p.change(ctx, enqueueScript, long, args...); err == nil && len(reply) != len(batch)+1 {
-			err = luascript.ErrReply
-		}
-		if err != nil {
-			err = redisError(ctx, "enqueue", err)
-		}
-	}
-	parked, closed := false, false
-	for i, e := range batch {
-		if e.err = err; err == nil {
-			e.err = e.answered(q, reply[i])
-			parked, closed = parked || e.stored && e.job.parked, closed || errors.Is(e.err, errClosed)
-		}
-		close(e.done)
-	}
-	if err == nil {
-		unclaimed, _ := reply[len(batch)].(int64)
-		if closed {
-			unclaimed = 0 // what counts from here on is another partition
-		}
-		q.noteClaim(p, time.Duration(unclaimed)*time.Millisecond, parked)
-	}
-}
-
-// unclaimed is for how long no Worker has claimed: what enqueue.lua tells last, here of no job at all.
-func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
-	reply, err := p.change(ctx, enqueueScript, nil, p.queue.maxDepth, p.queue.boundsPerKey())
-	if err != nil || len(reply) != 1 {
-		return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
-	}
-	ms, _ := reply[0].(int64)
-	return time.Duration(ms) * time.Millisecond, nil
-}
-
-// answered notes what enqueue.lua answered.
-func (e *enqueueing) answered(q *Queue, reply any) error {
-	if notAfter, stored := reply.(int64); stored {
-		e.expires, e.stored = time.UnixMilli(notAfter), true
-		return nil
-	}
-	word, _ := reply.(string)
-	full := fullWords[word]
-	switch {
-	case errors.Is(full, ErrKeyFull):
-		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, full)
-	case full != nil:
-		return fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, full)
-	case word == wordClosed:
-		return errClosed
-	}
-	if notAfter, known := readMillis(word); known {
-		e.expires = notAfter
-	} else if ended, known := readEnding(e.job.ID, word); known {
-		e.expires = ended.ExpiresAt
-	} else {
-		return fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
-	}
-	return nil
 }
 
 // batch is what a claim brought.
@@ -237,11 +117,14 @@ func (p *partition) claim(ctx context.Context, token string, lease time.Duration
 	return b, nil
 }
 
+// messageFields is how much a script tells of a message.
+const messageFields = 6
+
 // readMessage reads what a script told of a message: its member, record, attempts, 1 if others
 // are behind it, 1 if it waited for its key, since when it was due if that is known.
 func readMessage(told any) (m Message, ok bool) {
 	f, ok := told.([]any)
-	if !ok || len(f) != 6 {
+	if !ok || len(f) != messageFields {
 		return m, false
 	}
 	var texts [3]string
@@ -251,7 +134,7 @@ func readMessage(told any) (m Message, ok bool) {
 		}
 	}
 	r, readable := readRecord(texts[1])
-	a, counted := readAttempts(texts[2])
+	a, counted := readAttempts(texts[2][min(1, len(texts[2])):])
 	m = Message{queuedAfter: f[3] == int64(1), parked: f[4] == int64(1), state: texts[2], size: len(texts[1]) + r.bodySize}
 	m.ID, m.Key, _ = strings.Cut(texts[0], " ")
 	m.due, _ = f[5].(string)
@@ -296,172 +179,6 @@ func (p *partition) extend(ctx context.Context, rdb redis.UniversalClient, lease
 	}
 	reply, err := p.callWith(ctx, rdb, extendScript, long, args...).Slice()
 	return yes(ctx, "extend", len(claims), reply, err)
-}
-
-// settling is a claim on its way to its end.
-type settling struct {
-	claim   *claim
-	outcome outcome
-	lease   time.Duration // of what is claimed next
-	expires bool          // it would be too old for its next attempt
-
-	settled settled
-	err     error
-	done    chan struct{} // closed when the others are set
-}
-
-func (c *claim) end(v outcome, lease time.Duration) *settling {
-	expires := v.kind == OutcomeRetry && !v.later && !c.startBy.IsZero() && time.Until(c.startBy) <= v.delay
-	return &settling{claim: c, outcome: v, lease: lease, expires: expires, done: make(chan struct{})}
-}
-
-// settled is what a settlement came to.
-type settled struct {
-	held    bool          // the claim was the caller's
-	expired bool          // the message became too old for its next attempt
-	next    *Message      // claimed
-	left    time.Duration // for which it may be started
-	anyDue  bool          // a message is due now
-	sent    time.Time
-}
-
-var settleLetters = map[Outcome]string{
-	OutcomeDone: "d", OutcomeDead: "x", OutcomeRetry: "r", OutcomeConflict: "b", OutcomeReturned: "b",
-}
-
-func (p *partition) settle(batch []*settling) {
-	args := make([]any, 0, 1+12*len(batch))
-	lease := time.Duration(0)
-	for _, s := range batch {
-		lease = max(lease, s.lease)
-	}
-	args = append(args, lease.Milliseconds())
-	var long []string
-	for _, s := range batch {
-		args = p.settleArgs(args, s)
-		if s.claim.message.body {
-			long = append(long, s.claim.message.ID)
-		}
-	}
-	ctx, sent := context.Background(), time.Now()
-	reply, err := p.change(ctx, settleScript, long, args...)
-	anyDue, now := false, time.Time{}
-	if err == nil && len(reply) != len(batch)+2 {
-		err = luascript.ErrReply
-	}
-	if err == nil {
-		var ok bool
-		if now, ok = p.readClock(reply[len(batch)]); !ok {
-			err = luascript.ErrReply
-		}
-		anyDue = reply[len(batch)+1] == int64(1)
-	}
-	var next []*Message
-	for i, s := range batch {
-		if s.err = err; err == nil {
-			s.settled, s.err = readSettled(reply[i], now)
-		}
-		if s.settled.next != nil {
-			next = append(next, s.settled.next)
-		}
-	}
-	err = p.fetch(ctx, lease, next) // to settle again with the tokens brings them again
-	for _, s := range batch {
-		if s.err = cmp.Or(s.err, err); s.err != nil {
-			s.err = redisError(ctx, "settle", s.err)
-		}
-		s.settled.anyDue, s.settled.sent = anyDue, sent
-		s.settled.expired = s.expires && s.settled.held
-		close(s.done)
-	}
-}
-
-// settleArgs appends what settle.lua is told of one claim.
-func (p *partition) settleArgs(args []any, s *settling) []any {
-	m, v := s.claim.message, s.outcome
-	how := settleLetters[v.kind]
-	switch {
-	case v.foreign:
-		how = "h"
-	case v.moved:
-		how = "m"
-	case s.expires:
-		how = "E"
-	case how == "x":
-		how += haltLetters[p.queue.halt]
-	case (v.later || how == "b") && v.awaitsKey:
-		how = "bw"
-	case v.later:
-		how = "b"
-	}
-	if v.lost {
-		m.Losses++
-	}
-	if v.foreign || v.later || v.kind == OutcomeRetry || v.kind == OutcomeDead {
-		m.cause = string(p.queue.sealed(kindCause, m, []byte(v.cause())))
-	}
-	if v.later || v.kind == OutcomeConflict || v.kind == OutcomeReturned {
-		m.Attempt = max(0, m.Attempt-1)
-	}
-	if v.kind == OutcomeConflict {
-		m.Conflicts++
-	}
-	if v.foreign || v.later {
-		m.handed++
-	}
-	if v.kind == OutcomeDead && len(v.result) > maxDeadResult {
-		v.result = nil
-	}
-	slot := ""
-	if m.coalesces {
-		slot = "s" + about(m.Key, m.Name, m.Principal)
-	}
-	args = append(args, m.ID, m.Key, m.Principal, m.seq, m.state, how, slot, m.size)
-	if how != "r" && how[0] != 'b' && how != "h" {
-		result := p.queue.sealed(kindResult, m, v.result)
-		args = append(args, m.ending(s.claim.token, len(result)), result)
-	} else {
-		args = append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(millis(m.ExpiresAt), never)))
-	}
-	return append(args, v.next, v.which[:min(1, len(v.which))])
-}
-
-const never = 1e13 // ms: when a message that is junk becomes too old
-
-// sealed is what is stored of a message that has an outcome: nothing of nothing.
-func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
-	if len(plain) == 0 {
-		return nil
-	}
-	stored, err := q.sealer.seal(kind, m.sealedOf(), plain)
-	if err != nil {
-		return nil // too large for Redis: both are bounded far below
-	}
-	return stored
-}
-
-func readSettled(reply any, now time.Time) (s settled, err error) {
-	f, ok := reply.([]any)
-	if !ok {
-		f = []any{reply}
-	} else if len(f) == 0 {
-		return s, luascript.ErrReply
-	}
-	switch f[0] {
-	case int64(0):
-	case int64(1):
-		s.held = true
-	default:
-		return s, luascript.ErrReply
-	}
-	if len(f) > 1 && f[1] != nil {
-		m, ok := readMessage(f[1])
-		if !ok {
-			return s, luascript.ErrReply
-		}
-		s.next, s.left = &m, m.ExpiresAt.Sub(now)
-	}
-	return s, nil
 }
 
 // What wake.lua found of a key.
@@ -538,7 +255,7 @@ type letter struct {
 
 // redrive puts dead letters back into the queue. It returns a word for each.
 func (p *partition) redrive(ctx context.Context, maxAge time.Duration, letters ...letter) ([]string, error) {
-	args := []any{p.queue.maxDepth, p.queue.boundsPerKey(), ceilMilliseconds(maxAge)}
+	args := []any{p.queue.admission, ceilMilliseconds(maxAge)}
 	words, ids := make([]string, len(letters)), make([]string, len(letters))
 	for i, l := range letters {
 		args, ids[i] = append(args, l.id, l.died), l.id

@@ -22,6 +22,7 @@ type claim struct {
 	cancel  context.CancelCauseFunc
 	taken   time.Time
 	since   time.Time // a slot has been at the partition
+	runs    bool      // it has a place in Worker.running
 	granted time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
 	startBy time.Time

@@ -80,7 +80,7 @@ func TestBytesCountedAreBytesUsed(t *testing.T) {
 			if c.dly {
 				j.Delay = time.Minute
 			}
-			batch = append(batch, &enqueueing{ctx: t.Context(), job: j, done: make(chan struct{})})
+			batch = append(batch, newEnqueueing(t.Context(), j))
 		}
 		for some := range slices.Chunk(batch, batchItems) {
 			p.enqueue(some)

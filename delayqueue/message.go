@@ -53,6 +53,7 @@ type Job struct {
 	Trace string
 
 	parked bool // its key is held, and reserved for it
+	fresh  bool // no other job has its id
 }
 
 func (j Job) validate(maxPayload int) error {
@@ -133,7 +134,7 @@ type Message struct {
 	coalesces   bool   // a newer job might have replaced it
 	body        bool   // its payload is too long for its record
 	seq         string // its place in its key's FIFO
-	state       string // what Redis has of its attempts, but for the first letter
+	state       string // what Redis has of its attempts
 	cause       string // of its last failed attempt, as it is stored
 	due         string // since when it could be started, in ms of Redis; empty: not known
 	damage      string // why it cannot be run: it is junk

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"sync/atomic"
 
 	"github.com/perkey-go/perkey/internal/groupcommit"
@@ -15,8 +16,9 @@ type partition struct {
 	base  string // what the names of its keys begin with
 	// keys are all that it has, but for long payloads; its scripts declare them. Some do not exist, so a Redis
 	// Cluster refuses its scripts for as long as the slot moves to another node (TRYAGAIN).
-	keys  []string
-	known atomic.Bool // that nothing of another layout is there
+	keys     []string
+	declared []any       // the same, as arguments
+	known    atomic.Bool // that nothing of another layout is there
 
 	generation int
 	// closed is, once this is known, the number that what joins a FIFO here exceeds since the partition was closed.
@@ -24,6 +26,7 @@ type partition struct {
 	drained  atomic.Bool // it was closed, and empty
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
+	workers  atomic.Int64 // the greatest concurrency of a Worker that is served
 }
 
 func (q *Queue) newPartition(generation int, tag string) *partition {
@@ -33,14 +36,17 @@ func (q *Queue) newPartition(generation int, tag string) *partition {
 	p := &partition{queue: q, base: base, generation: generation}
 	for _, name := range keyNames {
 		p.keys = append(p.keys, base+":"+name)
+		p.declared = append(p.declared, base+":"+name)
 	}
 	p.enqueues = groupcommit.New(groupcommit.Options[*enqueueing]{
 		Run: p.enqueue, Gone: func(e *enqueueing) bool { return e.ctx.Err() != nil }, Width: batchWidth, Max: batchMax,
-		Fits: fits(func(e *enqueueing) int { return len(e.job.Payload) }),
+		Fits: func(queue []*enqueueing) int {
+			return distinct(queue[:fits(func(e *enqueueing) int { return len(e.job.Payload) })(queue)])
+		},
 	})
 	p.settles = groupcommit.New(groupcommit.Options[*settling]{
-		Run: p.settle, Width: batchWidth, Max: batchMax,
-		Fits: fits(func(s *settling) int { return len(s.outcome.result) }),
+		Run: p.settle, Width: settleWidth, Max: batchMax, Enough: func(n int) bool { return 2*n >= p.settleMost() },
+		Fits: func(queue []*settling) int { return fitSettles(queue[:min(len(queue), p.settleMost())]) },
 	})
 	return p
 }
@@ -67,11 +73,18 @@ const (
 )
 
 const (
-	batchWidth = 1 // script calls of a kind under way: what comes meanwhile is settled or stored together, by fewer calls
-	batchMax   = 8
-	batchItems = 64 // in a script call
-	batchBytes = 1 << 20
+	batchWidth  = 1 // script calls of a kind under way: what comes meanwhile is settled or stored together, by fewer calls
+	settleWidth = 2 // Redis settles one batch while the worker has the replies of another
+	batchMax    = 8
+	batchItems  = 64 // in a script call
+	batchBytes  = 1 << 20
 )
+
+// settleMost is how many claims are settled together: half of those that a Worker may have which claims ahead, so
+// that it runs one half while Redis settles the other.
+func (p *partition) settleMost() int { return max(8, (1+aheadMost)*int(p.workers.Load())/2) }
+
+var fitSettles = fits(func(s *settling) int { return len(s.outcome.result) })
 
 // fits bounds what goes into one script call.
 func fits[T any](size func(T) int) func(queue []T) int {
@@ -83,6 +96,16 @@ func fits[T any](size func(T) int) func(queue []T) int {
 		}
 		return n
 	}
+}
+
+// distinct is how many of the first items of a queue have an id each of their own.
+func distinct(queue []*enqueueing) int {
+	for i, e := range queue {
+		if !e.job.fresh && slices.ContainsFunc(queue[:i], func(before *enqueueing) bool { return before.job.ID == e.job.ID }) {
+			return i
+		}
+	}
+	return len(queue)
 }
 
 // makePartitions makes the partitions of a generation. Their names have both numbers: what was stored in

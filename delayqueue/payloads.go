@@ -45,13 +45,17 @@ func (p *partition) change(ctx context.Context, script *luascript.Script, ids []
 
 // callWith calls a script on the keys of the partition and the long payloads of these ids.
 func (p *partition) callWith(ctx context.Context, rdb redis.UniversalClient, script *luascript.Script, ids []string, args ...any) *redis.Cmd {
-	keys := slices.Clip(p.keys)
+	keys := len(p.declared) + len(ids)
+	all := script.Args(make([]any, 0, 5+keys+len(args)), keys)
+	all = append(all, p.declared...)
 	for _, id := range ids {
-		keys = append(keys, p.payloadKey(id))
+		all = append(all, p.payloadKey(id))
 	}
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	return script.Run(ctx, rdb, keys, append(p.queue.spans(), args...)...)
+	call := script.Call(ctx, append(append(all, p.queue.spans...), args...), false)
+	call.Send(ctx, rdb)
+	return call.Cmd
 }
 
 // free frees long payloads of messages that have ended.

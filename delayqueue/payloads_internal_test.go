@@ -99,8 +99,8 @@ func TestMutantsOfLongPayloadsAreCaught(t *testing.T) {
 	sources := sources()
 	sources["free"], sources["payloads"] = freeScript.Source(), payloadsScript.Source()
 	for _, m := range []mutant{
-		{"a long payload expires with the age alone", "enqueue", "'PX', text(age + SLACK)", "'PX', text(age)"},
-		{"a long payload never expires", "enqueue", ", 'PX', text(age + SLACK))", ")"},
+		{"a long payload expires with the age alone", "enqueue", "'PX', text(how.age + SLACK)", "'PX', text(how.age)"},
+		{"a long payload never expires", "enqueue", ", 'PX', text(how.age + SLACK))", ")"},
 		{"a claim that is longer than its age has lost its payload", "payloads", "    redis.call('PEXPIRE', key, needed)\n", ""},
 		{"a claim that goes on has lost its payload", "extend", "      keep(bodies[id], lease + SLACK, 0)\n", ""},
 		{"a dead letter's payload expires", "settle", "    keep(bodies[id], dead_retention, 0)\n", ""},

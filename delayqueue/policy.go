@@ -61,17 +61,18 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	if err != nil {
 		return core.Reject(), fmt.Errorf("delayqueue: encode the call: %w", err)
 	}
-	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true}
+	job := Job{ID: ident.Random(16), Key: c.Call.Key, Name: c.Call.Name, Principal: c.Call.Principal, Payload: payload, parked: true, fresh: true}
 	if validTrace(c.Call.Trace) {
 		job.Trace = c.Call.Trace
 	}
 	job.Coalesce, job.Quiet, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
 	began := time.Now()
-	receipt, err := p.queue.enqueue(ctx, job, true)
+	receipt, err := p.queue.enqueue(ctx, job)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets
 		// the same ticket.
-		receipt, err = p.queue.enqueue(ctx, job, false)
+		job.fresh = false
+		receipt, err = p.queue.enqueue(ctx, job)
 	}
 	receipt.Stored = err == nil // nobody else has the id
 	p.queue.reportEnqueue(ctx, job, receipt, err, began)

@@ -47,6 +47,9 @@ type Queue struct {
 	observer                                       Observer
 	countMost                                      int
 
+	spans     []any // the first arguments of all scripts
+	admission any   // the bounds of what is stored
+
 	waits   *waits
 	workers *workerWatch
 }
@@ -97,6 +100,7 @@ func New(rdb redis.UniversalClient, name string, opts ...Option) (*Queue, error)
 	if err := q.boundBytes(); err != nil {
 		return nil, err
 	}
+	q.setArguments()
 	q.partitions = q.makePartitions(1, q.split)
 	return q, nil
 }
@@ -129,18 +133,17 @@ type Receipt struct {
 // core.ErrUnavailable, or ctx's own, it is not known whether the job was stored:
 // enqueue it again under the same ID to make sure that it is, once.
 func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
-	began, unknown := time.Now(), job.ID == ""
-	if unknown {
+	began := time.Now()
+	if job.fresh = job.ID == ""; job.fresh {
 		job.ID = ident.Random(16)
 	}
-	receipt, err := q.enqueue(ctx, job, unknown)
-	receipt.Stored = receipt.Stored || unknown && err == nil // nobody else has the id
+	receipt, err := q.enqueue(ctx, job)
+	receipt.Stored = receipt.Stored || job.fresh && err == nil // nobody else has the id
 	q.reportEnqueue(ctx, job, receipt, err, began)
 	return receipt, err
 }
 
-// enqueue stores a job, whose id may be unknown to the queue for sure.
-func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (Receipt, error) {
+func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 	if job.MaxAge == 0 {
 		job.MaxAge = q.maxAge
 	}
@@ -155,14 +158,14 @@ func (q *Queue) enqueue(ctx context.Context, job Job, unknown bool) (Receipt, er
 		return Receipt{}, err
 	}
 	job.Payload = payload
-	if q.sealer == nil {
+	if q.sealer == nil && len(payload) > maxInline { // a shorter one is copied with its key
 		job.Payload = bytes.Clone(payload) // the caller may use it again before it was sent, if ctx ends
 	}
-	return q.store(ctx, job, unknown)
+	return q.store(ctx, job)
 }
 
 // store stores a job in the newest generation, unless its id is known in an older one, which is closed.
-func (q *Queue) store(ctx context.Context, job Job, unknown bool) (Receipt, error) {
+func (q *Queue) store(ctx context.Context, job Job) (Receipt, error) {
 	const op = "enqueue"
 	for range manifestTries {
 		m, err := q.agreed(ctx, op)
@@ -173,7 +176,7 @@ func (q *Queue) store(ctx context.Context, job Job, unknown bool) (Receipt, erro
 			return Receipt{}, err
 		}
 		generations := m.generations
-		if unknown {
+		if job.fresh {
 			generations = generations[len(generations)-1:]
 		}
 		var p *partition

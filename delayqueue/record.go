@@ -22,11 +22,27 @@ type record struct {
 
 // about is the part of a record that does not change: what the message is, but for its payload.
 func about(key, name, principal string) string {
-	b := make([]byte, 0, 9+len(key)+len(name)+len(principal))
+	b := make([]byte, 0, lengthsLen+len(key)+len(name)+len(principal))
+	b = appendLengths(b, key, name, principal)
+	return string(append(append(append(b, key...), name...), principal...))
+}
+
+const lengthsLen = 9
+
+func appendLengths(b []byte, key, name, principal string) []byte {
 	for _, n := range [...]int{len(key), len(name), len(principal)} {
 		b = append(b, byte('0'+n/100), byte('0'+n/10%10), byte('0'+n%10))
 	}
-	return string(append(append(append(b, key...), name...), principal...))
+	return b
+}
+
+// textOf is what a record has behind the lengths. A payload that is too long for a record has only its length there.
+func textOf(key, name, principal string, payload []byte) (text, long []byte) {
+	if len(payload) > maxInline {
+		payload, long = strconv.AppendInt(nil, int64(len(payload)), 10), payload
+	}
+	text = make([]byte, 0, len(key)+len(name)+len(principal)+len(payload))
+	return append(append(append(append(text, key...), name...), principal...), payload...), long
 }
 
 func readRecord(s string) (r record, ok bool) {

@@ -70,7 +70,7 @@ func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next g
 	defer cancel()
 	for paused := int64(0); ; { // until both are, or neither is: somebody may resume the queue meanwhile
 		now := int64(0)
-		for _, call := range q.each(ctx, m.current().partitions, closeScript, append(q.spans(), next.String())...) {
+		for _, call := range q.each(ctx, m.current().partitions, closeScript, append(q.spans, next.String())...) {
 			left, err := readLeft(call.Cmd, 0)
 			if err != nil {
 				return redisError(ctx, op, err)
@@ -80,7 +80,7 @@ func (q *Queue) closeCurrent(ctx context.Context, op string, m *manifest, next g
 		if (now > 0) == (paused > 0) {
 			return nil
 		}
-		for _, call := range q.each(ctx, next.partitions, untilScript, append(q.spans(), "paused", now)...) {
+		for _, call := range q.each(ctx, next.partitions, untilScript, append(q.spans, "paused", now)...) {
 			if err := call.Err(); err != nil {
 				return redisError(ctx, op, err)
 			}
@@ -149,7 +149,7 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 	sum := Stats{Totals: m.totals}
 	for i, g := range m.generations[:last] {
 		keys := int64(0)
-		for _, call := range q.each(ctx, g.partitions, closeScript, append(q.spans(), m.generations[i+1].String())...) {
+		for _, call := range q.each(ctx, g.partitions, closeScript, append(q.spans, m.generations[i+1].String())...) {
 			left, err := readLeft(call.Cmd, 0)
 			if err != nil {
 				return redisError(ctx, op, err)
@@ -160,7 +160,7 @@ func (q *Queue) dropEmpty(ctx context.Context, m *manifest) error {
 			kept = append(kept, g)
 			continue
 		}
-		for _, call := range q.each(ctx, g.partitions, statsScript, q.spans()...) {
+		for _, call := range q.each(ctx, g.partitions, statsScript, q.spans...) {
 			if err := sum.add(call.Cmd); err != nil {
 				return redisError(ctx, op, err)
 			}
@@ -237,24 +237,23 @@ func (q *Queue) carryOver(ctx context.Context, c *claim) error {
 // already. It reports false if this one is closed too.
 func (p *partition) adopt(ctx context.Context, op string, m Message, left time.Duration) (bool, error) {
 	m.Attempt = max(0, m.Attempt-1) // it was not tried
-	text := fmt.Sprintf("%013d%013d%s", millis(m.EnqueuedAt), millis(m.ExpiresAt), about(m.Key, m.Name, m.Principal))
-	flags := "m-"
+	flag := "-"
 	if m.coalesces {
-		flags = "m" + string(rune(flagCoalesces))
+		flag = string(rune(flagCoalesces))
 	}
+	text, payload := textOf(m.Key, m.Name, m.Principal, m.Payload)
+	args := []any{p.queue.admission, 1, m.ID, text, fmt.Sprintf("1 %s 0 %d %sm%013d%013d%s", appendLengths(nil, m.Key, m.Name, m.Principal),
+		max(0, left.Milliseconds()), flag, millis(m.EnqueuedAt), millis(m.ExpiresAt), m.attempts(""))}
 	var long []string
-	if len(m.Payload) > maxInline {
-		long = append(long, m.ID)
+	if payload != nil {
+		long, args = append(long, m.ID), append(args, payload)
 	}
-	reply, err := p.change(ctx, enqueueScript, long, 0, p.queue.boundsPerKey(),
-		m.ID, m.Key, m.Principal, text, m.Payload, 0, max(0, left.Milliseconds()), flags+m.attempts(""))
-	if err == nil && len(reply) != 2 {
-		err = luascript.ErrReply
-	}
+	reply, err := p.change(ctx, enqueueScript, long, args...)
+	_, _, exceptions, err := readEnqueued(1, reply, err)
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}
-	return reply[0] != wordClosed, nil
+	return exceptions[0] != wordClosed, nil
 }
 
 // joinedLate reports whether a message joined its key's FIFO when the partition was closed: it is not run here. What is

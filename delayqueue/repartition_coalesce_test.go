@@ -384,9 +384,9 @@ func TestRepartition_WhatIsCarriedOverIsReplaced(t *testing.T) {
 var coalesceMutants = []mutant{
 	{"what is older stays", "supersede", "  discard(old.id, key, old.rec, 's', by)\n", ""},
 	{"what is older is cancelled", "supersede", "discard(old.id, key, old.rec, 's', by)", "discard(old.id, key, old.rec, 'c')"},
-	{"what is carried over stays beside what is newer", "enqueue", "  if newer then\n", "  if false then\n"},
-	{"what is carried over is not known", "enqueue", "  if slot ~= '' and not newer then\n", "  if slot ~= '' and not tries then\n"},
-	{"what is carried over is not replaced", "enqueue", "'1' .. flag .. (bodies", "'1' .. (tries and '-' or flag) .. (bodies"},
+	{"what is carried over stays beside what is newer", "enqueue", "    if newer then\n", "    if false then\n"},
+	{"what is carried over is not known", "enqueue", "    if how.slot and not newer then\n", "    if how.slot and not how.tries then\n"},
+	{"what is carried over is not replaced", "enqueue", "header = '1' .. flag .. '-'", "header = '1' .. (tries and '-' or flag) .. '-'"},
 }
 
 func TestMutantsOfCoalescingInARepartitionAreCaught(t *testing.T) {

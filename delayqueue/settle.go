@@ -22,10 +22,12 @@ const (
 // answer. While Redis does not answer it tries again, until the claim is over anyway or
 // Stop's time is.
 func (w *Worker) settle(c *claim, v outcome) (next *claim) {
+	w.hasRun(c)
 	w.claims.settle(c)
+	full := len(w.ahead) > 0 && !w.pace.quick() // more was claimed ahead than is to be now
 	// Where there are several partitions, each has a slot for a while only.
 	leaves := len(*w.claimers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
-	if !v.last && !leaves && !w.isStopping() && !w.paused.Load() {
+	if !v.last && !leaves && !full && !w.isStopping() && !w.paused.Load() {
 		v.next, v.which = newToken(), cmp.Or(v.which, nextOfAny)
 	} else {
 		v.which = "" // Pause or Stop came since the turn decided to go on: nothing is claimed without a token

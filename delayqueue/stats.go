@@ -2,6 +2,7 @@ package delayqueue
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,7 +67,7 @@ func (q *Queue) Stats(ctx context.Context) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	spans := q.spans()
+	spans := slices.Clone(q.spans)
 	if q.operator { // how long dead letters are kept it does not know
 		spans[1] = maxDuration.Milliseconds()
 	}

@@ -53,6 +53,9 @@ func (w *Worker) take(c *claim) (next *claim) {
 	case older != olderNone:
 		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
 	}
+	if !w.mayRun(c) {
+		return w.settle(c, outcome{kind: OutcomeReturned, err: errNoSlot, last: true})
+	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
 		var err error
@@ -68,6 +71,9 @@ func (w *Worker) take(c *claim) (next *claim) {
 		}
 		if w.isStopping() { // meanwhile
 			return t.over(c, outcome{kind: OutcomeReturned, err: ErrStopped})
+		}
+		if !w.mayRun(c) {
+			return t.over(c, outcome{kind: OutcomeReturned, err: errNoSlot, last: true})
 		}
 		if c.partition.joinedLate(c.message) {
 			_ = t.release(c.message, outcome{kind: OutcomeReturned})
@@ -171,7 +177,9 @@ func (t *turn) run(c *claim) (next *claim) {
 	}
 	err = errGoexit
 	observe(w.log, func() { w.observer.OnStarted(ctx, c.starts()) })
+	began := time.Now()
 	err = w.handler(ctx, c.message)
+	w.ran(time.Since(began))
 	return nil // or what the deferred function finds
 }
 

@@ -49,6 +49,9 @@ type Worker struct {
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	slots    chan struct{} // holds one for each message that is run, or asked for
+	ahead    chan struct{} // more slots, while handlers are quick
+	running  chan struct{} // holds one for each message that is run
+	pace     pace
 	handlers sync.WaitGroup
 	claims   claims
 	foreign  foreign
@@ -125,7 +128,9 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 		}
 	}
 	w.log = w.log.With(slog.String("queue", q.name))
-	w.slots = make(chan struct{}, w.concurrency)
+	w.slots, w.running = make(chan struct{}, w.concurrency), make(chan struct{}, w.concurrency)
+	w.ahead = make(chan struct{}, aheadMost*w.concurrency)
+	w.pace.mean.Store(int64(aheadWait)) // not quick
 	w.claims.held = map[*claim]struct{}{}
 	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.released))
 	if q.reservationWindow > 0 {

@@ -117,17 +117,19 @@ var version = &adapter.Echo[echo.Context]{
 		}
 	},
 	Writer: func(c echo.Context) http.ResponseWriter { return c.Response() },
-	Track: func(c echo.Context) (status func() int, restore func()) {
+	Track: func(c echo.Context) adapter.Tracked {
 		response := c.Response()
-		w := response.Writer
-		tracked, begun := httplock.Track(w, c.Request())
-		response.Writer = tracked
-		return func() int {
-			if status := begun(); status != 0 || !response.Committed {
-				return status
-			}
+		t := adapter.Tracked{Response: response, Was: response.Writer}
+		response.Writer, t.Begun = httplock.Track(t.Was, c.Request())
+		return t
+	},
+	Untrack: func(_ echo.Context, t adapter.Tracked) { t.Response.(*echo.Response).Writer = t.Was },
+	Status: func(t adapter.Tracked) int {
+		response, status := t.Response.(*echo.Response), t.Begun()
+		if status == 0 && response.Committed {
 			return response.Status
-		}, func() { response.Writer = w }
+		}
+		return status
 	},
 	Tap: func(c echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		c.Response().Writer = wrap(c.Response().Writer)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 
 	"github.com/gin-gonic/gin"
 
@@ -136,46 +137,60 @@ func problemHandler(f func(*gin.Context, *httplock.Problem)) httplock.ProblemHan
 }
 
 func serve(c *gin.Context, m *httplock.Middleware, key KeyFunc) {
-	var tap *tapped // for those who want to see the response
-	ran := m.Serve(httplock.Exchange{
-		Writer:  c.Writer,
-		Request: c.Request,
-		Name:    c.Request.Method + " " + c.FullPath(),
-		Key:     func() (string, error) { return keyOf(c, key) },
-		Next: func(r *http.Request) {
-			outer, returned := c.Request, false
-			defer func() {
-				c.Request = outer
-				tap.end(c, returned)
-			}()
-			c.Request = r
-			defer putLease(c, outer, r)()
-			c.Next()
-			returned = true
-		},
-		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-			tap = &tapped{c.Writer, wrap(c.Writer)}
-			c.Writer = tap
-		},
-		Written:   c.Writer.Written,
-		Status:    c.Writer.Status,
-		Framework: c,
-	})
+	s := servings.Get().(*serving)
+	s.c, s.writer, s.key = c, c.Writer, key
+	x := s.x
+	x.Writer, x.Request, x.Name, x.Framework = c.Writer, c.Request, c.Request.Method+" "+c.FullPath(), c
+	ran := m.Serve(x)
+	s.c, s.writer, s.key, s.tap = nil, nil, nil, nil
+	servings.Put(s)
 	if !ran {
 		c.Abort()
 	}
 }
 
-// putLease has c show the lease of r until the function that it returns is called, and then again that
-// of outer: c.Request.Context() is not asked for values of c unless Engine.ContextWithFallback is set.
-func putLease(c *gin.Context, outer, r *http.Request) (restore func()) {
-	lease, held := core.LeaseFrom(r.Context())
-	if !held {
-		return func() {}
+// serving is a request on its way through serve. It is used again, so that the functions of an
+// Exchange are made once for many requests.
+type serving struct {
+	c      *gin.Context
+	writer gin.ResponseWriter
+	key    KeyFunc
+	tap    *tapped           // for those who want to see the response
+	x      httplock.Exchange // of which the functions are the serving's
+}
+
+var servings = sync.Pool{New: func() any {
+	s := &serving{}
+	s.x = httplock.Exchange{
+		Key:  func() (string, error) { return keyOf(s.c, s.key) },
+		Next: s.next,
+		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+			s.tap = &tapped{s.c.Writer, wrap(s.c.Writer)}
+			s.c.Writer = s.tap
+		},
+		Written: func() bool { return s.writer.Written() },
+		Status:  func() int { return s.writer.Status() },
 	}
-	c.Set(leasekey.Lease, lease)
-	return func() {
-		before, _ := core.LeaseFrom(outer.Context())
-		c.Set(leasekey.Lease, before)
+	return s
+}}
+
+// next runs the handlers with r, and has c show the lease of r meanwhile: c.Request.Context() is not asked for
+// values of c unless Engine.ContextWithFallback is set.
+func (s *serving) next(r *http.Request) {
+	c, tap, returned := s.c, s.tap, false
+	outer := c.Request
+	defer func() {
+		c.Request = outer
+		tap.end(c, returned)
+	}()
+	c.Request = r
+	if lease, held := core.LeaseFrom(r.Context()); held {
+		c.Set(leasekey.Lease, lease)
+		defer func() {
+			before, _ := core.LeaseFrom(outer.Context())
+			c.Set(leasekey.Lease, before)
+		}()
 	}
+	c.Next()
+	returned = true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"net/http"
+	"sync"
 )
 
 // Match is what a framework's router found for a request. It is for adapters: a
@@ -46,7 +47,10 @@ func (m Match) request(r *http.Request) (*http.Request, error) {
 	if ctx == nil {
 		ctx = r.Context()
 	}
-	bare := *r
+	made := matches.Get().(*matching)
+	defer made.recycle()
+	bare := &made.bare
+	*bare = *r
 	bare.URL, bare.Header, bare.Trailer, bare.TransferEncoding = nil, nil, nil, nil
 	bare.Form, bare.PostForm, bare.MultipartForm = nil, nil, nil
 	seen := bare.Clone(ctx)
@@ -54,16 +58,36 @@ func (m Match) request(r *http.Request) (*http.Request, error) {
 	seen.Form, seen.PostForm, seen.MultipartForm = r.Form, r.PostForm, r.MultipartForm
 	seen.Pattern = m.Pattern
 	if m.Params != nil {
-		var params []pathParam
-		for name, value := range m.Params {
-			params = append(params, pathParam{name, value})
-		}
-		if err := decodeParams(m.Pattern, params, r); err != nil {
+		m.Params(made.add)
+		if err := decodeParams(m.Pattern, made.params, r); err != nil {
 			return nil, err
 		}
-		for _, p := range params {
+		for _, p := range made.params {
 			seen.SetPathValue(p.name, p.value)
 		}
 	}
 	return seen, nil
+}
+
+// matching is what Match.request needs for a while.
+type matching struct {
+	bare   http.Request
+	params []pathParam
+	add    func(name, value string) bool // to params
+}
+
+var matches = sync.Pool{New: func() any {
+	m := &matching{}
+	m.add = func(name, value string) bool {
+		m.params = append(m.params, pathParam{name, value})
+		return true
+	}
+	return m
+}}
+
+func (m *matching) recycle() {
+	m.bare = http.Request{}
+	clear(m.params)
+	m.params = m.params[:0]
+	matches.Put(m)
 }

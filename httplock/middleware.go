@@ -135,9 +135,8 @@ func (m *Middleware) serve(x Exchange) (ran bool) {
 	return ran
 }
 
-// pass is serve: what needs no key passes; prepare finds the key and reads the body; run asks for the key, and
-// runs x.Next or refuses. It also reports whether the response is that of x.Next, now or when the
-// request was made first.
+// pass is serve: what needs no key passes; what needs one is guarded. It also reports whether the response
+// is that of x.Next, now or when the request was made first.
 func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 	if m == nil || m.guard == nil {
 		replayFrom(x.Request.Context()).refused("", errMisconfigured)
@@ -154,15 +153,12 @@ func (m *Middleware) pass(x Exchange) (ran, whole bool) {
 		x.ends(OutcomePassed, 0)
 		return true, true
 	}
-	p := &requestState{m: m, x: x, replay: replay}
-	if replay == nil { // a replay has its key
-		p.body.memory.bound = m.body.maxWaiting
-	}
-	defer p.end()
-	if p.prepare() {
-		p.run()
-	}
-	return p.ran, p.ran && !p.lost || p.recalled
+	p := requestStates.Get().(*requestState)
+	p.m, p.x, p.replay = m, x, replay
+	p.guarded()
+	ran, whole = p.ran, p.ran && !p.lost || p.recalled
+	p.recycle()
+	return ran, whole
 }
 
 // passes reports whether a request needs no key.

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
+	"sync"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/absent"
@@ -88,19 +89,37 @@ func (m *Middleware) serveHTTP(w http.ResponseWriter, r *http.Request, next http
 	if key == nil {
 		key = incomplete
 	}
-	tracked := &writer{ResponseWriter: w, ctx: r.Context()}
-	m.Serve(Exchange{
-		Writer:  tracked,
-		Request: r,
-		Name:    routeName(r.Method, pattern),
-		Key:     func() (string, error) { return key(r) },
-		Next:    func(r *http.Request) { next.ServeHTTP(tracked, r) },
-		Written: tracked.Written,
-		Status:  tracked.Status,
-		Tap:     tracked.tap,
-		host:    patternHost(pattern),
-	})
+	s := servings.Get().(*serving)
+	s.request, s.next, s.key = r, next, key
+	s.writer = &writer{ResponseWriter: w, ctx: r.Context()}
+	x := s.x
+	x.Writer, x.Request, x.Name, x.host = s.writer, r, routeName(r.Method, pattern), patternHost(pattern)
+	m.Serve(x)
+	s.request, s.next, s.key, s.writer = nil, nil, nil, nil
+	servings.Put(s)
 }
+
+// serving is a request on its way through serveHTTP. It is used again, so that the functions of an
+// Exchange are made once for many requests.
+type serving struct {
+	request *http.Request
+	writer  *writer
+	next    http.Handler
+	key     KeyFunc
+	x       Exchange // of which the functions are the serving's
+}
+
+var servings = sync.Pool{New: func() any {
+	s := &serving{}
+	s.x = Exchange{
+		Key:     func() (string, error) { return s.key(s.request) },
+		Next:    func(r *http.Request) { s.next.ServeHTTP(s.writer, r) },
+		Written: func() bool { return s.writer.Written() },
+		Status:  func() int { return s.writer.Status() },
+		Tap:     func(wrap func(http.ResponseWriter) http.ResponseWriter) { s.writer.tap(wrap) },
+	}
+	return s
+}}
 
 // routeName is the method and the pattern that http.ServeMux matched.
 func routeName(method, pattern string) string {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/perkey-go/perkey/core"
@@ -33,6 +34,27 @@ type requestState struct {
 	lost    bool      // and lost its lease
 	// The answer is what the rest of the chain answered when the request was made first.
 	recalled bool
+}
+
+var requestStates = sync.Pool{New: func() any { return &requestState{} }}
+
+// recycle lets other requests use the state, if nobody else can have kept it: a body that is read, or a policy.
+func (p *requestState) recycle() {
+	if p.m.guard.Policy() == nil && p.body.whole && p.body.head == nil && p.body.timed.ReadCloser == nil {
+		*p = requestState{}
+		requestStates.Put(p)
+	}
+}
+
+// guarded finds the key and reads the body, and then asks for the key, and runs the rest of the chain or refuses.
+func (p *requestState) guarded() {
+	if p.replay == nil { // a replay has its key
+		p.body.memory.bound = p.m.body.maxWaiting
+	}
+	defer p.end()
+	if p.prepare() {
+		p.run()
+	}
 }
 
 // prepare makes the call, or refuses the request, or runs it if it needs no key. The order is that of what it costs: the principal's waiters,
@@ -86,6 +108,10 @@ func (p *requestState) prepare() bool {
 		p.replay.refused(p.call.Key, err)
 		p.refuse(err)
 		return false
+	}
+	if m.guard.Policy() == nil { // the call neither waits nor is deferred
+		p.call.Prefer.Async = false
+		return true
 	}
 	p.call.BeforeWait = p.beforeWait
 	if p.replay == nil && replayable(x.Request) && (p.body.whole || !p.streams()) {
@@ -161,7 +187,9 @@ func (p *requestState) identify(by *idempotencyKeyError) (err error) {
 
 func (p *requestState) run() {
 	ctx := p.x.Request.Context()
-	p.asked = time.Now()
+	if p.call.Prefer.Bounded {
+		p.asked = time.Now()
+	}
 	err := p.m.guard.Do(ctx, p.call, p.underKey)
 	switch {
 	case err == nil:

@@ -31,9 +31,10 @@ func (r *Recorder) CountTask(taskType, outcome string) {
 // with. The version and hash are those of the file that is in force now. The option config.WithRecorder has it called.
 func (r *Recorder) CountReload(result string, version int, hash string) {
 	r.config.inForce.Store(&ConfigStats{Version: version, Hash: hash, Refused: result == "refused"})
-	if result != "" {
-		r.config.reloads[indexOf(reloadKinds[:], result)].Add(1)
+	if result == "" {
+		return
 	}
+	r.config.reloads[indexOf(reloadKinds[:], result)].Add(1)
 	if result == "done" || result == "refused" {
 		r.notable.add(Event{At: time.Now(), Source: sourceConfig, Kind: result, ID: hash}, nil)
 	}

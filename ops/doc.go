@@ -17,6 +17,14 @@
 // bounded, whatever keys and names a service uses: 64 names of work, 64 routes, 64 types of tasks, 16 queues and 64 keys
 // of each [HotKey] list. All who read it read the same [Snapshot].
 //
+// # The fleet
+//
+// A [Beacon] tells Redis every 10 s what its process does, as far as 16 KiB hold it, and [ReadFleet] reads what all processes of
+// a prefix have told. [Watch] has them tell what happens to a key, as it happens.
+//
+//	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker))
+//	defer beacon.Close()
+//
 // # Changes
 //
 // An [Operator] takes a key from its holder, redrives and purges dead letters, and so on. It wants to know who does so, why, and what
@@ -27,12 +35,6 @@
 //	err = operator.Unlock(ctx, ops.By{Who: "ann@bastion", Why: "hangs since the deployment"}, "order:17", fence)
 //
 // The audit is <prefix>:ops:audit in Redis; docs/protocol.md has its fields.
-//
-// A [Beacon] tells Redis every 10 s what its process does, as far as 16 KiB hold it, and [ReadFleet] reads what all processes of
-// a prefix have told. [Watch] has them tell what happens to a key, as it happens.
-//
-//	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker))
-//	defer beacon.Close()
 //
 // [Examine] finds what needs a person: a Redis that may evict held keys, a queue without a worker, leases that were lost. Each
 // [Finding] has the figures that it is drawn from, and the section of the runbook that says what to do.

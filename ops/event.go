@@ -16,16 +16,17 @@ type Event struct {
 	Process string
 	// At is when, by the clock of that process.
 	At time.Time
-	// Source is "locks", "queues" or "config". Kind is, of locks, a [core.OutcomeKind], "waiting", "released", "detached", "lost", or
-	// "forced" for a lease that ForceRelease took; of queues a [delayqueue.EnqueueKind], "started" or a
-	// [delayqueue.Outcome]; and of both "warning" or "resolved"; of config "done" or "refused" for a file, with the hash of that in force in ID.
+	// Source is "locks", "queues", "requests" or "config". Kind is, of locks, a [core.OutcomeKind], "waiting", "released",
+	// "detached", "lost", or "forced" for a lease that ForceRelease took; of queues a [delayqueue.EnqueueKind], "started" or a
+	// [delayqueue.Outcome]; of both "warning" or "resolved"; of requests an [httplock.OutcomeKind]; and of config "done" or
+	// "refused" for a file, with the hash of that in force in ID.
 	Source, Kind string
 	// Queue is the queue's name, Key the key, Name that of the work, and ID that of the call or message: each as far as
 	// it is known. A name or an ID is cut off after 100 bytes.
 	Queue, Key, Name, ID string
 	// Fence is the lease's; 0 if there is none.
 	Fence int64
-	// Took is how long a call waited, a lease was held, a message that is started was due, or a claim or a call to store
+	// Took is how long a call waited, a request took, a lease was held, a message that is started was due, or a claim or a call to store
 	// a job took.
 	Took time.Duration
 	// Detail is an error or what is warned of, 200 bytes at most.
@@ -116,9 +117,10 @@ func safeError(err error) (text string) {
 
 // The sources of events.
 const (
-	sourceLocks  = "locks"
-	sourceQueues = "queues"
-	sourceConfig = "config"
+	sourceLocks    = "locks"
+	sourceQueues   = "queues"
+	sourceRequests = "requests"
+	sourceConfig   = "config"
 )
 
 func callEvent(e *core.Outcome) Event {

@@ -57,3 +57,10 @@ func Lacks(prefix string, getuser any, categories map[string][]string) (map[stri
 	err := u.parse(getuser)
 	return u.missing(prefix), err
 }
+
+// Scripts are the sources, by name.
+func Scripts() map[string]string {
+	return map[string]string{
+		"beacon": beaconScript.Source(), "withdraw": withdrawScript.Source(), "fleet": fleetScript.Source(), "watch": watchScript.Source(),
+	}
+}

@@ -48,6 +48,7 @@ func TestReadFleet_OfSeveralVersions(t *testing.T) {
 		}
 		older, newer := byID["a-old"], byID["c-new"]
 		assert.Empty(t, older.Version)
+		assert.Nil(t, older.Snapshot.Config)
 		assert.Nil(t, older.Workers, "it is not known which")
 		assert.True(t, older.Started.IsZero())
 		assert.Equal(t, 3, newer.Local.Held)
@@ -68,7 +69,7 @@ func TestReadFleet_PassesOverDamagedEntries(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
 		for i, damaged := range []string{
-			"junk", "{", "[]", "null", `"x"`, `{"id":7}`, `{"id":"d4","ttl":0}`, `{"id":"another","ttl":1000}`, `{"id":"d8","ttl":1000,"locks":{}}`,
+			"junk", "{", "[]", "null", `"x"`, `{"id":7}`, `{"id":"d6","ttl":0}`, `{"id":"another","ttl":1000}`, `{"id":"d8","ttl":1000,"locks":{}}`,
 			`{"id":"d9","ttl":1000,"x":"` + strings.Repeat("x", 70<<10) + `"}`, `{"id":"d10","ttl":1000,"leases":[{"key":["%"]}]}`, "\xff\x00",
 		} {
 			putEntry(t, rdb, env.Prefix, fmt.Sprintf("d%d", i), damaged)
@@ -262,7 +263,17 @@ func TestReadFleet_LosesNothing(t *testing.T) {
 		assert.Equal(t, p.ID, is.Events[i].Process)
 		is.Events[i].Process = ""
 	}
+	assert.Equal(t, "refused", is.Events[0].Kind)
 	assert.JSONEq(t, text(t, want), text(t, is))
+	all := readFleet(t, env.Client(t), env.Prefix)
+	assert.Equal(t, map[string]int{"abc": 1}, all.Configs())
+	merged := all.Snapshot()
+	assert.Nil(t, merged.Config, "each process has its own")
+	merged.Config = is.Config
+	for i := range merged.Events {
+		merged.Events[i].Process = ""
+	}
+	assert.JSONEq(t, text(t, want), text(t, merged), "all of one are that one")
 }
 
 // text is a snapshot without what may differ: times, and kinds that there was none of.
@@ -281,18 +292,20 @@ func text(t testing.TB, s ops.Snapshot) string {
 		dropZeros(l.Calls)
 		dropZeros(l.Lost)
 	}
+	for _, r := range s.Requests {
+		dropZeros(r.Outcomes)
+	}
+	for _, task := range s.Tasks {
+		dropZeros(task.Outcomes)
+	}
+	dropZeros(s.Idempotency)
+	if s.Config != nil {
+		dropZeros(s.Config.Reloads)
+	}
 	for _, q := range s.Queues {
 		dropZeros(q.Enqueued)
 		dropZeros(q.Settled)
 	}
-	for _, r := range s.Requests {
-		dropZeros(r.Outcomes)
-	}
-	for _, t := range s.Tasks {
-		dropZeros(t.Outcomes)
-	}
-	dropZeros(s.Idempotency)
-	dropZeros(s.Config.Reloads)
 	b, err := json.Marshal(s)
 	require.NoError(t, err)
 	return string(b)

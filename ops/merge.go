@@ -56,18 +56,7 @@ func (f Fleet) Snapshot() Snapshot {
 		}
 		s.Events = append(s.Events, one.Events...)
 	}
-	for _, name := range slices.Sorted(maps.Keys(locks)) {
-		s.Locks = append(s.Locks, *locks[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(queues)) {
-		s.Queues = append(s.Queues, *queues[name])
-	}
-	for _, route := range slices.Sorted(maps.Keys(requests)) {
-		s.Requests = append(s.Requests, *requests[route])
-	}
-	for _, typ := range slices.Sorted(maps.Keys(tasks)) {
-		s.Tasks = append(s.Tasks, *tasks[typ])
-	}
+	s.Locks, s.Queues, s.Requests, s.Tasks = inOrder(locks), inOrder(queues), inOrder(requests), inOrder(tasks)
 	for which, open := range warnings {
 		s.Warnings = append(s.Warnings, WarningStats{which.source, which.kind, open})
 	}
@@ -83,6 +72,13 @@ func in[T any](all map[string]*T, name string, fresh *T) *T {
 		all[name] = fresh
 	}
 	return all[name]
+}
+
+func inOrder[T any](all map[string]*T) (list []T) {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		list = append(list, *all[name])
+	}
+	return list
 }
 
 func (l *LockStats) add(o LockStats) {
@@ -222,11 +218,7 @@ func (f Fleet) Queues() []QueueWorkers {
 			}
 		}
 	}
-	all := make([]QueueWorkers, 0, len(queues))
-	for _, name := range slices.Sorted(maps.Keys(queues)) {
-		all = append(all, *queues[name])
-	}
-	return all
+	return inOrder(queues)
 }
 
 // noWorkerAfter is longer than an idle worker does without a claim.

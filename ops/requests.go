@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/idempotency"
@@ -40,6 +41,9 @@ type requestObserver struct {
 
 func (o *requestObserver) OnOutcome(ctx context.Context, e httplock.Outcome) {
 	o.requests.of(e.Name)[indexOf(requestKinds[:], e.Kind)].Add(1)
+	if w := o.watched.Load(); w != nil {
+		w.add(Event{At: time.Now(), Source: sourceRequests, Kind: string(e.Kind), Key: e.Key, Name: e.Name, ID: e.Ticket, Took: e.Took}, e.Err)
+	}
 	o.next.OnOutcome(ctx, e)
 }
 

@@ -24,7 +24,7 @@ var needed = [...]struct {
 		"+hstrlen +mget +persist +pexpire +ping +publish +pttl +set +subscribe +time +unlink +zadd +zcard +zcount +zlexcount +zrange " +
 		"+zrangebylex +zrangebyscore +zrank +zrem +zrevrange +zrevrangebylex +zrevrank +zscore",
 		func(f Facts) bool { return len(f.Queues.Value) > 0 }},
-	{"a Beacon", "~perkey:ops:* &perkey:ops:* +evalsha +eval +time +set +del +zadd +zrem +zrangebyscore +zremrangebyscore +pexpire +publish",
+	{"a Beacon", "~perkey:ops:{fleet}:* &perkey:ops:watch:* +evalsha +eval +time +set +del +zadd +zrem +zrangebyscore +zremrangebyscore +pexpire +publish",
 		func(f Facts) bool { return len(f.Fleet.Value.Processes) > 0 }},
 }
 

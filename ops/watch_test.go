@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 	"github.com/perkey-go/perkey/ops"
 )
@@ -69,6 +70,7 @@ func TestWatch_TellsWhatHappensToAKey(t *testing.T) {
 		require.NoError(t, err)
 		_, err = locker.TryAcquire(ctx, "order", core.Named("unseen", ""))
 		require.NoError(t, err)
+		another.Requests(nil).OnOutcome(ctx, httplock.Outcome{Kind: httplock.OutcomeShed, Key: odd, Name: "POST /pay", Took: time.Second})
 		_, err = other.TryAcquire(ctx, odd, core.Named("second", "2"))
 		require.ErrorIs(t, err, core.ErrConflict)
 		set, err := locker.TryAcquireAll(ctx, []string{"a", "pay too"}, core.Named("several", "3"))
@@ -98,9 +100,9 @@ func TestWatch_TellsWhatHappensToAKey(t *testing.T) {
 				mine = append(mine, e)
 			}
 		}
-		assert.Equal(t, []string{"locks conflict second"}, words(its))
-		assert.Equal(t, "2", its[0].ID)
-		assert.NotEmpty(t, its[0].Detail)
+		assert.Equal(t, []string{"requests shed POST /pay", "locks conflict second"}, words(its))
+		assert.Equal(t, "2", its[1].ID)
+		assert.NotEmpty(t, its[1].Detail)
 		assert.ElementsMatch(t, words(mine), []string{
 			"locks acquired first", "locks released first", "queues stored parked", "locks acquired ", "queues started parked", "locks released ", "queues done parked",
 		})
@@ -141,6 +143,9 @@ func TestWatch_HasABoundedRate(t *testing.T) {
 		const most, calls = 200, 5000
 		start := time.Now()
 		for i := range calls {
+			if i == calls/2 { // what came so far is published
+				time.Sleep(400 * time.Millisecond)
+			}
 			observer.OnOutcome(ctx, core.Outcome{Kind: core.OutcomeConflict, Key: fmt.Sprint(i), Cause: errors.New("held")})
 		}
 		took := time.Since(start)

@@ -51,6 +51,7 @@ links delayqueue "core internal" $redis
 links idempotency "core internal" $redis
 links sqlfence "core internal" $redis
 links ops "core delayqueue httplock idempotency internal" $redis
+links ops/console "core delayqueue httplock idempotency internal ops" $redis
 links httplock "core delayqueue idempotency internal" $redis
 links ginlock "core delayqueue httplock idempotency internal" $redis $gin
 links asynqlock "core internal" $redis github.com/hibiken/asynq

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all tests, with the race detector but for those of bench, sqlfence/sqltest, lockprom and cmd/perkey, and says first and last which Redis and which
+# Runs all tests, with the race detector but for those of the modules beside the main one, and says first and last which Redis and which
 # databases they used. Arguments go to `go test`. SLOWEST=20 lists the twenty slowest tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +7,8 @@ cd "$(dirname "$0")/.."
 redis=$(scripts/redis.sh)
 databases=$(scripts/databases.sh)
 promtool=$(scripts/promtool.sh)
-servers="$redis; $databases; $promtool"
+chromium=$(scripts/chromium.sh)
+servers="$redis; $databases; $promtool; $chromium"
 echo "test: on $servers"
 
 # The race detector has each process sleep for a second before it ends, and tests start
@@ -37,6 +38,8 @@ fi
 (cd lockprom && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockprom" && status=1; }
 # And cmd/perkey, for its command line.
 (cd cmd/perkey && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL cmd/perkey" && status=1; }
+# And the tests of the console in a browser, for chromedp.
+(cd ops/console/browsertest && go vet ./... && go test -count=1 -timeout=5m ./...) || { echo "FAIL ops/console/browsertest" && status=1; }
 
 echo "test: on $servers: $([ $status = 0 ] && echo ok || echo FAILED)"
 exit $status

@@ -82,6 +82,7 @@ func (t *tool) command() *cli.Command {
 		ErrWriter:      t.errOut,
 		Commands: []*cli.Command{
 			t.doctorCommand(), t.showCommand(), t.unlockCommand(), t.lsCommand(), t.queueCommand(), t.deadCommand(), t.configCommand(), t.auditCommand(), t.execCommand(), t.idemCommand(),
+			t.fleetCommand(), t.topCommand(), t.watchCommand(),
 		},
 	}
 	each(root, func(c *cli.Command) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -59,7 +58,8 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "process": process, "norm": norm, "within": within, "status": status, "width": width, "plain": plain,
+			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "norm": norm, "within": within, "status": status, "width": width, "plain": plain,
+			"process": tellingProcess, "busy": busy, "tells": tells,
 		},
 	})
 }
@@ -195,22 +195,6 @@ func raw(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(err)
 	}
 	ts.Logf("%v", reply)
-}
-
-// process ID VERSION AHEAD: a process tells of itself, by a clock that is ahead. It stays for a minute.
-func process(ts *testscript.TestScript, _ bool, args []string) {
-	b, ctx := of(ts), context.Background()
-	ahead, err := time.ParseDuration(args[2])
-	ts.Check(err)
-	now, err := b.rdb.Time(ctx).Result()
-	ts.Check(err)
-	id, fleet := unquote(ts, args[0]), b.prefix+":ops:{fleet}:process"
-	entry, err := json.Marshal(map[string]any{
-		"id": id, "ttl": time.Minute.Milliseconds(), "at": now.Add(ahead).UnixMilli(), "host": id, "pid": 7, "version": unquote(ts, args[1]),
-	})
-	ts.Check(err)
-	ts.Check(b.rdb.Set(ctx, fleet+":"+id, entry, time.Minute).Err())
-	ts.Check(b.rdb.ZAdd(ctx, fleet+"es", redis.Z{Score: float64(now.Add(time.Minute).UnixMilli()), Member: id}).Err())
 }
 
 var (

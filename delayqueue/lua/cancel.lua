@@ -4,6 +4,7 @@
 -- ARGV[3..] ids
 -- returns   for each 1 when it was queued, else 0
 -- #include common.lua
+-- #include finish.lua
 -- #include ended.lua
 redis.call('HDEL', c, '')
 local replies = {}

@@ -14,7 +14,10 @@
 --           with this token took: it is used up; redelivered, expired, keys that have
 --           no messages any more which nobody ran, now in ms and, after a space, what closed the partition, messages as told() has them}
 -- #include common.lua
+-- #include finish.lua
+-- #include ended.lua
 -- #include take.lua
+-- #include late.lua
 local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
 redis.call('HDEL', c, '')
@@ -58,13 +61,12 @@ if paused_until <= now then
   for i = 1, want_most do
     due[i] = token
   end
+  local first = #reply + 1
   want_due(due)
-  local given = start(lease, max_payload)
-  for i, id in ipairs(wanted) do
-    if given[i] then
-      ids[#ids + 1] = id
-      reply[#reply + 1] = given[i]
-    end
+  start(lease, max_payload, reply)
+  start_late(lease, max_payload, reply)
+  for i = first, #reply do
+    ids[#ids + 1] = split(reply[i][1])
   end
   if #ids > 0 and redis.call('HSET', k, session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' ')) == 1 then
     local some = redis.call('HRANDFIELD', k, STEPS, 'WITHVALUES')

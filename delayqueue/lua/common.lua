@@ -27,6 +27,7 @@
 -- record    1 p|-|q|c b|- seq:16 enqueued:13 not_after:13 #key:3 #name:3 #principal:3 key name principal payload
 --           p: it is parked because its key is held, q: and a newer one may replace it, c: only that; b: instead of
 --           the payload it has its length, in bytes
+--           seq: its number in its key's FIFO; without a key just the time, in µs
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
 --           mark: the end of the token of the claim that was settled last
@@ -46,9 +47,11 @@
 -- as a whole, never in part.
 local m, z, w, r, f, c, x, y, e, k = unpack(KEYS, 1, 10)
 local u, h = KEYS[16], KEYS[17]
-local bodies = {} -- ids -> keys of long payloads
-for i = 18, #KEYS do
-  bodies[KEYS[i]:sub(#m + 2)] = KEYS[i]
+local FIRST_BODY = 18
+local bodies, body_at = {}, {} -- ids -> keys of long payloads, and which of them it is
+for i = FIRST_BODY, #KEYS do
+  local id = KEYS[i]:sub(#m + 2)
+  bodies[id], body_at[id] = KEYS[i], i - FIRST_BODY + 1
 end
 local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
@@ -74,16 +77,16 @@ end
 local clock = redis.call('TIME')
 local micros = clock[1] * 1000000 + clock[2]
 local now = math.floor(micros / 1000)
-local NOW = text(now)
+local NOW, MICROS = text(now), text(micros)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed'}
+local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since'}
 local own = redis.call('HMGET', c, unpack(OWN))
-local seq, bytes, ended_bytes = whole(own[1]) or 0, whole(own[2]) or 0, whole(own[3]) or 0
+local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4])}
+local seq, bytes, ended_bytes, till = had[1] or 0, had[2] or 0, had[3] or 0, had[4]
 local paused_until, awaited_until, closed = whole(own[5]) or 0, whole(own[6]) or 0, own[7]
 
 -- Until when the keys of messages live. Where that was lost they live as long as m, and a large one has no end.
-local till = whole(own[4])
 if not till then
   local left = redis.call('PTTL', m)
   till = now + (left == -1 and LONGEST or left)
@@ -91,17 +94,24 @@ end
 
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
 local counts, uses = {}, {} -- uses: fields of u, with their numbers
+local freed = {} -- ids of messages that need their long payload no more
 local ended = {} -- ids of messages that this script ended
 local soonest -- of what was made due
 local span = 0 -- ms that what was written has to live for
 
 -- Has a field of a HASH, or a member of a ZSET with its score, be written.
 local function add(key, field, value)
-  local list = added[key] or {}
-  local zset, n = ZSETS[key], #list
-  list[n + 1] = zset and value or field
-  list[n + 2] = zset and field or value
-  added[key] = list
+  local list = added[key]
+  if not list then
+    list = {}
+    added[key] = list
+  end
+  local n = #list
+  if ZSETS[key] then
+    list[n + 1], list[n + 2] = value, field
+  else
+    list[n + 1], list[n + 2] = field, value
+  end
 end
 
 local function remove(key, field)
@@ -112,13 +122,15 @@ end
 
 -- Writes what add() and remove() have put off.
 local function apply()
-  for _, key in ipairs(next(added) and ORDER or {}) do
+  for i = 1, #ORDER do
+    local key = ORDER[i]
     if added[key] then
       redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
       touched[key] = true
     end
   end
-  for _, key in ipairs(next(removed) and ORDER or {}) do
+  for i = 1, next(removed) and #ORDER or 0 do
+    local key = ORDER[i]
     if removed[key] then
       redis.call(ZSETS[key] and 'ZREM' or 'HDEL', key, unpack(removed[key]))
     end
@@ -142,22 +154,6 @@ local function use(kind, name, more)
   return uses[field]
 end
 
--- The ids of the messages in ARGV from one on, each with so many arguments: id, key, principal and others. What use() is asked
--- of them is read at once.
-local function listed(first, size)
-  local ids, fields = {}, {}
-  for i = first, #ARGV, size do
-    local id, key, principal = unpack(ARGV, i, i + 2)
-    ids[#ids + 1] = id
-    fields[#fields + 1] = key ~= '' and 'k' .. key or nil
-    fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
-  end
-  for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
-    uses[fields[i]] = whole(n) or 0
-  end
-  return ids
-end
-
 -- What a message takes of Redis whose record and payload have n bytes: entries in m, z or w, and r; with a key one in f and
 -- one in u, with a principal and with a slot one in u each. Redis rounds up, by a quarter at most.
 local function message_size(n, id, key, principal, slot)
@@ -171,16 +167,9 @@ local function message_size(n, id, key, principal, slot)
   if slot ~= '' then
     n = n + 48 + #slot + #id
   end
-  return 280 + math.floor(1.25 * n)
+  n = 1.25 * n
+  return 280 + n - n % 1
 end
-
--- What the cause in r takes beside that.
-local function cause_size(tries)
-  local cause = tries and tries:match('^......%d+ %d+ %d+ %d+ %S* (.*)$')
-  return cause and math.floor(1.25 * #cause) or 0
-end
-
-local function ending_size(n) return 40 + math.floor(1.25 * n) end
 
 -- The number of the next message that comes: it grows, also if c is lost.
 local function next_seq()
@@ -190,7 +179,9 @@ end
 
 local function look_at(member, at)
   add(z, member, at == now and NOW or text(at))
-  soonest = math.min(soonest or at, at)
+  if not soonest or at < soonest then
+    soonest = at
+  end
 end
 
 local function split(member)
@@ -212,6 +203,9 @@ local function is_running(state)
   return flag == 'r' or flag == 'R'
 end
 
+-- Whether a claim is as its worker was told; since then the head may have been marked.
+local function is_held(state, told) return state == told or is_running(state) and state:sub(2) == told:sub(2) end
+
 -- What workers are told of the time, and of the partition.
 local function told_now() return closed and NOW .. ' ' .. closed or NOW end
 
@@ -226,16 +220,6 @@ end
 local function announce(key)
   local base = m:sub(1, -3)
   publish(':wake', key and base .. ' ' .. key or base)
-end
-
--- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
-local function advance(key, at_once)
-  local head = line(key, '1')[1]
-  local member = head and id_at(head, key) .. ' ' .. key
-  if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
-    look_at(member, now)
-  end
-  return head
 end
 
 -- Has a key live for ms more, and for as long as left. A large one does not expire: Redis would stand
@@ -279,7 +263,7 @@ local function flush()
     till = now + math.floor(span + math.min(span / 4, SLACK))
   end
   for i, n in ipairs({seq, bytes, ended_bytes, till}) do
-    if text(n) ~= own[i] then
+    if n ~= had[i] then
       add(c, OWN[i], text(n))
     end
   end
@@ -297,7 +281,23 @@ local function flush()
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))
   end
-  if soonest and first_in(z) == soonest then
+  if soonest and #redis.call('ZRANGEBYSCORE', z, '-inf', '(' .. text(soonest), 'LIMIT', '0', '1') == 0 then
     announce()
   end
+end
+
+-- Ends a script: answers what it replies, and at last the ids of those whose long payload the caller is to free,
+-- with free.lua, since this script does not declare it.
+local function conclude(replies)
+  flush()
+  local here, left = {}, {}
+  for _, id in ipairs(freed) do
+    local list = bodies[id] and here or left
+    list[#list + 1] = bodies[id] or id
+  end
+  if #here > 0 then
+    redis.call('UNLINK', unpack(here))
+  end
+  replies[#replies + 1] = left
+  return replies
 end

@@ -1,72 +1,16 @@
--- How messages end, after common.lua.
+-- How messages end that are not run, and dead letters, after finish.lua.
 
-local MINUTE = math.min(60000, retention)
 local UNTRIED = '-------0 0 0 0  ' -- attempts
-local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
-local ENDED_AT = string.format('%011x', now)
-
-local endings = {} -- fields of a bucket, and their values
-local freed = {} -- ids of messages that need their long payload no more
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'
 
--- The buckets: which is in use, since when; of each until when it is needed, and how many bytes it has.
-local function read_buckets()
-  local found = redis.call('HMGET', c, 'bucket', 'since', 'until0', 'until1', 'until2', 'until3', 'until4',
-    'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
-  local all = {at = (whole(found[1]) or 0) % 5, since = whole(found[2]) or 0, needed = {}, bytes = {}}
-  local sum = 0
-  for i = 0, 4 do
-    all.needed[i], all.bytes[i] = whole(found[3 + i]) or 0, whole(found[8 + i]) or 0
-    sum = sum + all.bytes[i]
+-- Has the head of a key's FIFO be due: now, or if it is not known when to look at it. Reports whether there is one.
+local function advance(key, at_once)
+  local head = line(key, '1')[1]
+  local member = head and id_at(head, key) .. ' ' .. key
+  if head and not redis.call('ZSCORE', w, member) and (at_once or not redis.call('ZSCORE', z, member)) then
+    look_at(member, now)
   end
-  ended_bytes = sum
-  return all
-end
-
--- Whether a bucket need not be remembered; early: since nothing has ended into it for a minute.
-local function is_needless(all, i, early) return all.needed[i] - (early and retention - MINUTE or 0) <= now end
-
--- Forgets what ended into a bucket.
-local function drop(all, i)
-  redis.call('UNLINK', KEYS[11 + i])
-  redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
-  ended_bytes = ended_bytes - all.bytes[i]
-  all.needed[i], all.bytes[i] = 0, 0
-end
-
--- Forgets the oldest of what ended while it takes more than half of the partition's bytes, but nothing of the last minute.
-local function make_room(all)
-  for step = 1, 4 do
-    local i = (all.at + step) % 5
-    if ended_bytes > max_bytes / 2 and all.needed[i] > 0 and is_needless(all, i, true) then
-      drop(all, i)
-    end
-  end
-end
-
--- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
--- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
-local function remember()
-  local all = read_buckets()
-  make_room(all)
-  local at, oldest, full = all.at, (all.at + 1) % 5, all.bytes[all.at] > max_bytes / 10
-  if (full or all.since > now or now - all.since >= retention / 4) and is_needless(all, oldest) then
-    drop(all, oldest)
-    add(c, 'bucket', oldest)
-    add(c, 'since', NOW)
-    at = oldest
-  end
-  local more = 0
-  for i = 1, #endings, 2 do
-    more = more + ending_size(#endings[i] + #endings[i + 1])
-  end
-  ended_bytes = ended_bytes + more
-  add(c, 'ended' .. at, text(all.bytes[at] + more))
-  add(c, 'until' .. at, text(math.max(all.needed[at], now + retention)))
-  local bucket = KEYS[11 + at]
-  redis.call('HSET', bucket, unpack(endings))
-  endings = {}
-  keep(bucket, math.ceil(2.25 * retention), 0, redis.call('HLEN', bucket) > LARGE)
+  return head
 end
 
 -- Writes how messages ended, applies, and has the heads of the keys that have another one be due. A key that has no message any
@@ -88,30 +32,6 @@ local function tidy()
   apply()
 end
 
--- Ends a script: answers what it replies, and at last the ids of those whose long payload the caller is to free,
--- with free.lua, since this script does not declare it.
-local function conclude(replies)
-  tidy()
-  flush()
-  local here, left = {}, {}
-  for _, id in ipairs(freed) do
-    local list = bodies[id] and here or left
-    list[#list + 1] = bodies[id] or id
-  end
-  if #here > 0 then
-    redis.call('UNLINK', unpack(here))
-  end
-  replies[#replies + 1] = left
-  return replies
-end
-
-local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
-
-local function too_old(rec)
-  local not_after = rec:sub(1, 1) == '1' and tonumber(rec:sub(33, 45), 10) -- to the embedded Redis 010 is octal
-  return not_after and not_after <= now
-end
-
 -- Writes to r what became of a message that was there as it was, or was not. Without room its cause is not kept.
 local function note_tries(id, key, principal, flag, tries, was)
   local counted = cause_size(was)
@@ -126,22 +46,7 @@ local function note_tries(id, key, principal, flag, tries, was)
   add(r, id, flag .. tries)
 end
 
--- A message as its record has it: its sequence number, principal and slot, the bytes of its record and payload, and where that begins.
-local function read(id, rec)
-  local n, p = tonumber(rec:sub(49, 51), 10) or 0, tonumber(rec:sub(52, 54), 10) or 0
-  local key = key_of(rec)
-  local payload, long = 55 + #key + n + p, rec:sub(3, 3) == 'b'
-  return {
-    id = id, key = key, number = rec:sub(4, 19), principal = rec:sub(payload - p, payload - 1), payload = payload,
-    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', long = long,
-    n = #rec + (long and whole(rec:sub(payload)) or 0),
-  }
-end
-
 local function size_of(t) return message_size(t.n, t.id, t.key, t.principal, t.slot) end
-
--- A dead letter has entries in m, x and y alone.
-local function letter_size(id, n, ending) return message_size(n, id, '', '', '') + ending_size(ending) end
 
 -- The message that a newer one replaces, if no handler was given it yet.
 local function replaceable(slot, key)
@@ -159,37 +64,6 @@ local function replaceable(slot, key)
       end
     end
   end
-end
-
--- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
-local function finish(id, key, principal, slot, n, tries, how, ending, result)
-  local size = message_size(n, id, key, principal, slot) + cause_size(tries)
-  remove(r, id)
-  use('k', key, -size)
-  use('p', principal, -size)
-  if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
-    remove(u, slot)
-  end
-  if how == 'x' then
-    redis.call('HSETNX', m, id, '')
-    add(y, id, ending)
-    add(x, id, NOW)
-    weigh(letter_size(id, n, #ending) - size)
-    span = math.max(span, dead_retention)
-  else
-    remove(m, id)
-    weigh(-size)
-    if how ~= 'm' then
-      endings[#endings + 1], endings[#endings + 2] = id, ending
-    end
-    if result and result ~= '' then
-      endings[#endings + 1], endings[#endings + 2] = id .. ' ', result
-    end
-  end
-  if how ~= 'm' then
-    count(COUNTS[how])
-  end
-  ended[#ended + 1] = id
 end
 
 -- Ends a queued message that is not to be run: as 'e', expired, 'c', cancelled, or 's', superseded by another one.

@@ -1,119 +1,179 @@
 -- Stores messages, each unless one of its id is stored already: then it answers as
 -- the first time did, and changes nothing.
 --
--- KEYS, ARGV[1..4]  see common.lua and admit.lua
--- ARGV[5..] of each message: id, key or '', principal or '', what its record has from the lengths on to the payload,
---           payload, delay before it becomes due in ms, its greatest age in ms, p if it is
---           parked because its key is held, q if it also may replace the last such one of its key, name and principal, c
---           if it only may that, else -; of q and c perhaps the ms for which others of these can put it off: then the delay is its quiet period;
---           m, c or -, and attempts if it comes from a closed partition: then its record's part begins with the times
--- returns   for each message its not_after in ms when it was stored now, as a string when it is stored already; the ending
---           of one that has ended; else 'key full', 'principal full', 'queue full', or 'closed' as the partition is;
---           and at last for how long no worker has claimed, in ms
+-- KEYS, ARGV[1..3]  see common.lua and admit.lua
+-- ARGV[4]   how many messages
+-- ARGV[5..] their ids, which differ;
+--           of each its key, name, principal and payload, in one text;
+--           how so many of them, one after the other, are stored: how many; the lengths of key, name and principal as the record
+--             has them; the delay before they become due, in ms; their greatest age, in ms; p if they are parked because their
+--             key is held, q if they also may replace the last such one of their key, name and principal, c if they only may
+--             that, else -; then of q and c perhaps the ms for which others of these can put them off: the delay is their
+--             quiet period; of one that comes from a closed partition m, its times as its record has them, and its attempts;
+--           the long payloads, in the order of their keys: the text has the payload's length in its place
+-- returns   {now in ms; for how long no worker has claimed, in ms;
+--           of each message that was not stored now its number, and its not_after in ms when it is stored already, the
+--           ending of one that has ended, else 'key full', 'principal full', 'queue full', or 'closed' as the partition is}
 -- #include common.lua
 -- #include admit.lua
-
-if #ARGV == 4 then -- no message: that is all that is asked for
-  return conclude({now - (whole(own[8]) or now)})
-end
-
-local ids, known = listed(5, 8), {}
-for field in pairs(all == 0 and uses or {}) do
-  uses[field] = 0 -- a count that was lost is right again
-end
-for i, rec in ipairs(redis.call('HMGET', m, unpack(ids))) do
-  known[ids[i]] = rec and rec:sub(33, 45)
-end
-for i = 11, 15 do
-  for j, ending in ipairs(ended_bytes > 0 and redis.call('HMGET', KEYS[i], unpack(ids)) or {}) do
-    known[ids[j]] = known[ids[j]] or ending
-  end
-end
-
-local function store(id, key, principal, about, payload, delay, age, flags)
-  if closed then
-    return 'closed'
-  end
-  local flag, times, tries = flags:sub(1, 1), NOW .. text(now + age), nil
-  if flag == 'm' then
-    flag, times, about, tries = flags:sub(2, 2), about:sub(1, 26), about:sub(27), flags:sub(3)
-  end
-  local slot = (flag == 'q' or flag == 'c') and 's' .. about or ''
-  local inline, n = bodies[id] and text(#payload) or payload, bodies[id] and #payload or 0
-  local size = message_size(45 + #about + #inline + n, id, key, principal, slot)
-  local old = slot ~= '' and not tries and replaceable(slot, key)
-  local newer = tries and slot ~= '' and redis.call('HGET', u, slot)
-  newer = newer and redis.call('HEXISTS', m, newer) == 1 and newer
-  local why
-  if tries then
-    full(key, principal, 0, 0) -- which counts: there is room for what was stored long ago
-  elseif old then
-    why = full(key, principal, 0, size - old.size)
-  else
-    why = refusal(key, principal, size)
-  end
-  if why then
-    return why
-  end
-
-  local delayed, most = tonumber(delay) > 0 and now + delay, slot ~= '' and tonumber(flags:sub(2))
-  if delayed and micros % 1000 > 0 then
-    delayed = delayed + 1 -- a message is never early
-  end
-  local number, place, due = nil, nil, delayed
-  if old then
-    number, place, due = old.number, old.place, old.due
-    if place == '\127' and most and due then
-      due = math.min(delayed, math.floor(tonumber(number, 10) / 1000) + most)
-    end
-  else
-    number, all = next_seq(), all + 1
-    place = delayed and (most and '\127' or '~') or number
-    due = delayed or (key == '' or not headed[key]) and now
-    headed[key] = headed[key] or not delayed
-  end
-  if bodies[id] then
-    redis.call('SET', bodies[id], payload, 'PX', text(age + SLACK))
-  end
-  local header = '1' .. flag .. (bodies[id] and 'b' or '-') .. number .. times
-  admit(id, key, principal, header .. about .. inline, place, due, size)
-  weigh(size)
-  span = math.max(span, age + retention)
-  if slot ~= '' and not newer then
-    add(u, slot, id)
-  end
-  if tries then
-    note_tries(id, key, principal, '-', tries)
-  else
-    count('enqueued')
-  end
-  if newer then
-    apply()
-    discard(id, key, redis.call('HGET', m, id), 's', newer)
-  elseif old then
-    apply()
-    discard(old.id, key, old.rec, 's', id)
-    unrun[key] = nil -- its head is where it was
-    if old.state ~= UNTRIED then
-      note_tries(id, key, principal, old.state:sub(1, 1), old.state:match('^.(......%d+ %d+ %d+ %d+ )') .. ' ')
-    end
-  end
-  return now + age
-end
-
-local replies = {}
-for i = 5, #ARGV, 8 do
-  local id = ARGV[i]
-  local reply = known[id]
-  if not reply then
-    reply = store(unpack(ARGV, i, i + 7))
-    known[id] = type(reply) == 'number' and text(reply) or nil
-  end
-  replies[#replies + 1] = reply
-end
+local HEADER = 54 -- bytes of a record before the key
+local n = tonumber(ARGV[4])
+local TEXTS, HOWS, PAYLOADS = 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
 local claimed = whole(own[8])
-if not claimed and counts.enqueued then -- from now on somebody ought to
+local replies = {now, now - (claimed or now)}
+if n == 0 then -- that is all that is asked for
+  return conclude(replies)
+elseif not claimed and not closed then -- from now on somebody ought to
   add(c, 'claimed', NOW)
 end
-replies[#replies + 1] = now - (claimed or now)
+
+-- How messages are stored.
+local function read_how(s, before)
+  local many, k, name, p, delay, age, flag, more = s:match('^(%d+) (%d%d%d)(%d%d%d)(%d%d%d) (%d+) (%d+) (.)(.*)$')
+  k, name, p, age = tonumber(k, 10), tonumber(name, 10), tonumber(p, 10), tonumber(age) -- to the embedded Redis 010 is octal
+  local due = delay ~= '0' and now + delay
+  if due and micros % 1000 > 0 then
+    due = due + 1 -- a message is never early
+  end
+  local lengths, times, slot, most, tries = s:sub(#many + 2, #many + 10), NOW .. text(now + age), nil, nil, nil
+  if flag == 'q' or flag == 'c' then
+    slot, most = 's' .. lengths, tonumber(more)
+  end
+  if more:sub(1, 1) == 'm' then
+    times, tries = more:sub(2, 27), more:sub(28)
+  end
+  return {
+    first = before + 1, last = before + many, named = k + p > 0, key = k, principal = k + name + 1, about = k + name + p,
+    due = due, age = age, lasts = age + retention,
+    header = '1' .. flag .. '-', tail = times .. lengths, slot = slot, most = most, tries = tries,
+  }
+end
+
+-- A message's key and principal.
+local function names_in(how, body) return body:sub(1, how.key), body:sub(how.principal, how.about) end
+
+local hows, fields, last = {}, {}, 0
+for i = HOWS + 1, PAYLOADS do
+  local how = read_how(ARGV[i], last)
+  hows[#hows + 1], last = how, how.last
+  for j = how.first, how.named and last or 0 do
+    local key, principal = names_in(how, ARGV[TEXTS + j])
+    fields[#fields + 1] = key ~= '' and 'k' .. key or nil
+    fields[#fields + 1] = principal ~= '' and 'p' .. principal or nil
+  end
+end
+for i, used in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+  uses[fields[i]] = all > 0 and whole(used) or 0 -- a count that was lost is right again
+end
+local known = redis.call('HMGET', m, unpack(ARGV, 5, TEXTS))
+for i = 1, n do
+  known[i] = known[i] and known[i]:sub(33, 45)
+end
+for bucket = 11, ended_bytes > 0 and 15 or 0 do
+  for i, ending in ipairs(redis.call('HMGET', KEYS[bucket], unpack(ARGV, 5, TEXTS))) do
+    known[i] = known[i] or ending
+  end
+end
+
+-- The bytes of a long payload.
+local function long_in(how, body) return tonumber(body:sub(how.about + 1)) end
+
+-- Stores a message, in the place of an old one if there is one.
+local function store(how, id, body, key, principal, size, old)
+  local number, place, due = nil, nil, how.due
+  if old then
+    number, place, due = old.number, old.place, old.due
+    if place == '\127' and how.most and due then
+      due = math.min(how.due, math.floor(tonumber(number, 10) / 1000) + how.most)
+    end
+  else
+    number, all = key == '' and MICROS or next_seq(), all + 1
+    place = how.due and (how.most and '\127' or '~') or number
+    due = how.due or not headed[key] and now
+    headed[key] = key ~= '' and (headed[key] or not how.due)
+  end
+  local header = how.header
+  if bodies[id] then
+    header = header:sub(1, 2) .. 'b'
+    redis.call('SET', bodies[id], ARGV[PAYLOADS + body_at[id]], 'PX', text(how.age + SLACK))
+  end
+  admit(id, key, principal, header .. number .. how.tail .. body, place, due, size)
+  bytes = bytes + size
+  if how.lasts > span then
+    span = how.lasts
+  end
+  if not how.tries then
+    counts.enqueued = (counts.enqueued or 0) + 1
+  end
+end
+
+local others = {} -- than what is stored for the first time, where there is room, and replaces nothing
+for _, how in ipairs(hows) do
+  for i = how.first, how.last do
+    local id, body, why = ARGV[4 + i], ARGV[TEXTS + i], known[i] or closed and 'closed'
+    if why then
+      replies[#replies + 1], replies[#replies + 2] = i, why
+    elseif how.slot or how.tries then
+      others[#others + 1], others[#others + 2] = how, i
+    else
+      local key, principal, size = '', '', HEADER + #body
+      if how.named then
+        key, principal = names_in(how, body)
+      end
+      if bodies[id] then
+        size = size + long_in(how, body)
+      end
+      size = message_size(size, id, key, principal, '')
+      if full(key, principal, 1, size) then
+        others[#others + 1], others[#others + 2] = how, i
+      else
+        store(how, id, body, key, principal, size)
+      end
+    end
+  end
+end
+if #others == 0 then
+  return conclude(replies)
+end
+
+-- #include room.lua
+for j = 1, #others, 2 do
+  local how, i = others[j], others[j + 1]
+  local id, body = ARGV[4 + i], ARGV[TEXTS + i]
+  local key, principal = names_in(how, body)
+  local slot = how.slot and how.slot .. body:sub(1, how.about) or ''
+  local size = message_size(HEADER + #body + (bodies[id] and long_in(how, body) or 0), id, key, principal, slot)
+  local old, newer, why
+  if how.tries then
+    newer = how.slot and redis.call('HGET', u, slot)
+    newer = newer and redis.call('HEXISTS', m, newer) == 1 and newer
+    full(key, principal, 0, 0) -- which counts: there is room for what was stored long ago
+  else
+    old = how.slot and replaceable(slot, key)
+    why = old and full(key, principal, 0, size - old.size) or not old and refusal(key, principal, size)
+  end
+  if why then
+    replies[#replies + 1], replies[#replies + 2] = i, why
+  else
+    store(how, id, body, key, principal, size, old)
+    if how.slot and not newer then
+      add(u, slot, id)
+    end
+    if how.tries then
+      note_tries(id, key, principal, '-', how.tries)
+    end
+    if newer then
+      apply()
+      discard(id, key, redis.call('HGET', m, id), 's', newer)
+    elseif old then
+      apply()
+      discard(old.id, key, old.rec, 's', id)
+      unrun[key] = nil -- its head is where it was
+      if old.state ~= UNTRIED then
+        note_tries(id, key, principal, old.state:sub(1, 1), old.state:match('^.(......%d+ %d+ %d+ %d+ )') .. ' ')
+      end
+    end
+  end
+end
+tidy()
 return conclude(replies)

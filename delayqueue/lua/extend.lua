@@ -10,7 +10,7 @@ redis.call('HDEL', c, '')
 for i = 4, #ARGV, 3 do
   local id, key, tries = unpack(ARGV, i, i + 2)
   local state = redis.call('HGET', r, id)
-  local held = is_running(state) and state:sub(2) == tries
+  local held = is_held(state, tries)
   if held then
     add(w, id .. ' ' .. key, text(now + lease))
     if bodies[id] then

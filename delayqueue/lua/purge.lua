@@ -4,6 +4,7 @@
 -- ARGV[3..] of each: id, when it died as its ending has it, or '' for whenever that was
 -- returns   for each 1 when nothing is left of it, by this call or before, else 0
 -- #include common.lua
+-- #include finish.lua
 -- #include ended.lua
 redis.call('HDEL', c, '')
 local replies = {}

@@ -2,14 +2,15 @@
 -- it were new: its attempts and conflicts are counted anew. Its losses stay: they
 -- tell that the work may have been done before.
 --
--- KEYS, ARGV[1..4]  see common.lua and admit.lua
--- ARGV[5]   the greatest age of each, in ms from now
--- ARGV[6..] of each dead letter: id, when it died as its ending has it, or '' for whenever that was
+-- KEYS, ARGV[1..3]  see common.lua and admit.lua
+-- ARGV[4]   the greatest age of each, in ms from now
+-- ARGV[5..] of each dead letter: id, when it died as its ending has it, or '' for whenever that was
 -- returns   for each 'redriven', 'key full', 'queue full', 'damaged', '' when it died anew;
 --           what is no dead letter is redriven, by this call or before
 -- #include common.lua
 -- #include admit.lua
-local age = tonumber(ARGV[5])
+-- #include room.lua
+local age = tonumber(ARGV[4])
 
 local function redrive(id, died)
   local ending, rec = redis.call('HGET', y, id), redis.call('HGET', m, id) or ''
@@ -53,7 +54,7 @@ end
 
 span = age + retention
 local replies = {}
-for i = 6, #ARGV, 2 do
+for i = 5, #ARGV, 2 do
   replies[#replies + 1] = redrive(ARGV[i], ARGV[i + 1])
 end
 return conclude(replies)

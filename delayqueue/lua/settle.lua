@@ -22,15 +22,137 @@
 --           the call was sent before: 1 when it was the caller's, else 0;
 --           and at last now in ms and, after a space, what closed the partition, 1 when a message is due now, else 0
 -- #include common.lua
+-- #include finish.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
 local SIZE = 12 -- of a claim in ARGV
 local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
-local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
-local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
 local BACK = {r = true, b = true, bw = true, h = true}
 local idle = paused_until > now -- nothing is to be claimed
 redis.call('HDEL', c, '')
+
+local replies, due = {}, {} -- due: tokens for what is
+local heads, next_of = {}, {} -- keys that have another head, and tokens for it or false
+local back, others = {}, {} -- numbers of claims: of what goes back, and of those that are not the caller's, or not any more
+
+local function ends(id, key, principal, seq, tries, how, slot, size, ending, result)
+  local letter = how:sub(1, 1)
+  ending = letter .. ENDED_AT .. ending
+  if letter == 'x' then
+    local halts = how:sub(2, 2)
+    ending, result = ending .. result, ''
+    if key ~= '' and halts ~= '-' then
+      add(h, key, halts .. id)
+    end
+  end
+  if bodies[id] and letter == 'x' then
+    keep(bodies[id], dead_retention, 0)
+  elseif bodies[id] then
+    freed[#freed + 1] = id
+  end
+  finish(id, key, principal, slot, tonumber(size), tries:sub(2), letter, ending, result)
+  if key ~= '' then -- of a record that is junk the place is not known, but it is the first
+    remove(f, seq ~= '' and key .. '\n' .. seq .. id or line(key, '1')[1])
+  end
+end
+
+local ids, fields = {}, {}
+for at = 4, #ARGV, SIZE do
+  local key, principal = ARGV[at + 1], ARGV[at + 2]
+  ids[#ids + 1] = ARGV[at]
+  if key ~= '' then
+    fields[#fields + 1] = 'k' .. key
+  end
+  if principal ~= '' then
+    fields[#fields + 1] = 'p' .. principal
+  end
+end
+for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {}) do
+  uses[fields[i]] = whole(n) or 0
+end
+local states = redis.call('HMGET', r, unpack(ids))
+for n, state in ipairs(states) do
+  local at = 4 + SIZE * (n - 1)
+  local id, key, principal, seq, tries, how, slot, size, ending, result, token, which = unpack(ARGV, at, at + SIZE - 1)
+  if not is_held(state, tries) then
+    others[#others + 1] = n
+  else
+    replies[n] = 1
+    remove(w, id .. ' ' .. key)
+    if BACK[how] then
+      back[#back + 1] = n
+    else
+      ends(id, key, principal, seq, tries, how, slot, size, ending, result)
+      if key ~= '' then
+        heads[#heads + 1] = key
+        next_of[#heads] = which == 'k' and token ~= '' and not idle and token
+        asked[token] = n
+      end
+    end
+    if which == 'a' and token ~= '' and not idle then
+      due[#due + 1] = token
+      asked[token] = n
+    end
+  end
+end
+if #endings > 0 then
+  remember()
+end
+apply()
+
+-- What is claimed next: of their key, and what is due.
+for i, key in ipairs(heads) do
+  local first, token = line(key, '2'), next_of[i]
+  local id = first[1] and id_at(first[1], key)
+  if id and token then
+    want(id, id .. ' ' .. key, first, token, NOW)
+  elseif id then
+    look_at(id .. ' ' .. key, now)
+  end
+end
+want_due(due)
+start(lease, BYTES, replies)
+
+local function answer()
+  span = math.max(span, lease + retention)
+  apply()
+  replies[#states + 1] = told_now()
+  replies[#states + 2] = (first_in(z) or now + 1) <= now and 1 or 0
+  return conclude(replies)
+end
+if #back + #others + #late + #old == 0 then
+  return answer()
+end
+
+-- #include ended.lua
+-- #include late.lua
+local SLOT = 50 -- ms: what is handed back becomes due together, so that a claim brings many
+local RECENT = 1000 -- how many running messages are looked at, for one that nobody heard of
+
+-- The message that has come since and is to run in place of one that no handler was given. If that
+-- ended in another way, the next one replaces this one again.
+local function newer(id, tries, slot)
+  if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then
+    local by = redis.call('HGET', u, slot)
+    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then
+      return by
+    elseif by ~= id then
+      add(u, slot, id)
+    end
+  end
+end
+
+local function give_back(id, key, principal, how, state, tries, till)
+  local delay, not_after = till:match('^(%d+) (%d+)$')
+  local next = now + delay
+  if how == 'h' then
+    next = math.max(now, next - next % SLOT)
+  elseif how == 'bw' and state:sub(1, 1) == 'R' then
+    next = now -- the key was freed since the conflict
+  end
+  note_tries(id, key, principal, how == 'bw' and 'w' or '-', tries, state:sub(2))
+  look_at(id .. ' ' .. key, math.min(next, tonumber(not_after)))
+end
 
 local running -- ids by tokens
 
@@ -60,114 +182,25 @@ local function settled_before(id, mark)
   return found and 1 or 0
 end
 
-local replies, asked, due = {}, {}, {} -- asked: whose reply a token is for; due: tokens for what is
-local heads, next_of = {}, {} -- keys that have another head, and tokens for it or false
-local back, times = {}, {} -- members that are due again, and when
-
-local function ends(id, key, principal, seq, tries, how, slot, size, ending, result)
-  local letter, halts = how:sub(1, 1), how:sub(2, 2)
-  ending = letter .. ENDED_AT .. ending
-  if letter == 'x' then
-    ending, result = ending .. result, ''
-    if key ~= '' and halts ~= '-' then
-      add(h, key, halts .. id)
-    end
-  end
-  if bodies[id] and letter == 'x' then
-    keep(bodies[id], dead_retention, 0)
-  elseif bodies[id] then
-    freed[#freed + 1] = id
-  end
-  finish(id, key, principal, slot, tonumber(size), tries, letter, ending, result)
-  if key ~= '' then -- of a record that is junk the place is not known, but it is the first
-    remove(f, seq ~= '' and key .. '\n' .. seq .. id or line(key, '1')[1])
-  end
-end
-
--- The message that has come since and is to run in place of one that no handler was given. If that
--- ended in another way, the next one replaces this one again.
-local function newer(id, tries, slot)
-  if slot ~= '' and tries:match('^......0 %d+ 0 0 ') then
-    local by = redis.call('HGET', u, slot)
-    if by and by ~= id and redis.call('HEXISTS', m, by) == 1 then
-      return by
-    elseif by ~= id then
-      add(u, slot, id)
-    end
-  end
-end
-
-local function give_back(id, key, principal, how, state, tries, till)
-  local delay, not_after = till:match('^(%d+) (%d+)$')
-  local next = now + delay
-  if how == 'h' then
-    next = math.max(now, next - next % SLOT)
-  elseif how == 'bw' and state:sub(1, 1) == 'R' then
-    next = now -- the key was freed since the conflict
-  end
-  note_tries(id, key, principal, how == 'bw' and 'w' or '-', tries, state:sub(2))
-  back[#back + 1] = id .. ' ' .. key
-  times[#back] = math.min(next, tonumber(not_after))
-end
-
-for n, state in ipairs(redis.call('HMGET', r, unpack(listed(4, SIZE)))) do
+start_late(lease, BYTES, replies)
+for _, n in ipairs(others) do
   local at = 4 + SIZE * (n - 1)
-  local id, key, principal, seq, tries, how, slot, size, text, extra, token, which = unpack(ARGV, at, at + SIZE - 1)
-  if not is_running(state) or state:sub(2) ~= tries then
-    replies[n] = {settled_before(id, text:sub(1, 6)), claimed_before(token)}
+  replies[n] = {settled_before(ARGV[at], ARGV[at + 8]:sub(1, 6)), claimed_before(ARGV[at + 10])}
+end
+for _, n in ipairs(back) do
+  local at = 4 + SIZE * (n - 1)
+  local id, key, principal, _, _, how, slot, _, tries, till = unpack(ARGV, at, at + SIZE - 1)
+  local by = newer(id, tries, slot)
+  if by then
+    note_tries(id, key, principal, '-', tries, states[n]:sub(2))
+    apply()
+    discard(id, key, redis.call('HGET', m, id) or '', 's', by)
   else
-    replies[n] = 1
-    remove(w, id .. ' ' .. key)
-    local by = BACK[how] and newer(id, text, slot)
-    if not BACK[how] then
-      ends(id, key, principal, seq, tries, how, slot, size, text, extra)
-      if key ~= '' then
-        heads[#heads + 1] = key
-        next_of[#heads] = which == 'k' and token ~= '' and not idle and token
-        asked[token] = n
-      end
-    elseif by then
-      note_tries(id, key, principal, '-', text, tries)
-      apply()
-      discard(id, key, redis.call('HGET', m, id) or '', 's', by)
-    else
-      give_back(id, key, principal, how, state, text, extra)
-    end
-    if how == 'r' then
-      count('retried')
-    end
-    if which == 'a' and token ~= '' and not idle then
-      due[#due + 1] = token
-      asked[token] = n
-    end
+    give_back(id, key, principal, how, states[n], tries, till)
+  end
+  if how == 'r' then
+    count('retried')
   end
 end
 tidy()
-
--- What is claimed next: of their key, and what is due.
-for i, key in ipairs(heads) do
-  local first, token = line(key, '2'), next_of[i]
-  local id = first[1] and id_at(first[1], key)
-  if id and token then
-    want(id, id .. ' ' .. key, first, token, NOW)
-  elseif id then
-    back[#back + 1] = id .. ' ' .. key
-    times[#back] = now
-  end
-end
-want_due(due)
-local given = start(lease, BYTES)
-for i, member in ipairs(back) do -- at last: nobody is given again what he gives back
-  look_at(member, times[i])
-end
-for i, token in ipairs(tokens) do
-  if given[i] then
-    replies[asked[token]] = {1, given[i]}
-  end
-end
-
-span = math.max(span, lease + retention)
-tidy()
-replies[#replies + 1] = told_now()
-replies[#replies + 1] = (first_in(z) or now + 1) <= now and 1 or 0
-return conclude(replies)
+return answer()

@@ -9,6 +9,7 @@
 -- returns  {id of the message that a newer one would replace, '' if there is none; 1 when this
 --           is closed, no message is queued or runs here and no key is halted, else 0}
 -- #include common.lua
+-- #include finish.lua
 -- #include ended.lua
 local key, slot, by, which = ARGV[3], 's' .. ARGV[4], ARGV[5], ARGV[6]
 redis.call('HDEL', c, '')

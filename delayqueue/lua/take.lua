@@ -1,25 +1,13 @@
--- How messages are given to workers: what claim.lua and settle.lua share, after common.lua.
--- #include ended.lua
+-- How messages are given to workers: what claim.lua and settle.lua share, after finish.lua.
 local wanted, members, behind, tokens, since = {}, {}, {}, {}, {}
+local asked = {} -- token -> where in the replies stands what it claims; nil: at the end
+local payloads = 0 -- bytes that were given
+local late, old = {}, {} -- {member, token, due} of what is not its key's head, as it was delayed; {id, key, record} of what is too old
 
 -- Has a message, its key's head if it has one, given to a worker by start(). It was due since then, in ms.
 local function want(id, member, places, token, due)
   local n = #wanted + 1
   wanted[n], members[n], behind[n], tokens[n], since[n] = id, member, places and places[2] and 1 or 0, token, due
-end
-
--- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
-local function join(id, key)
-  local number, rec = next_seq(), redis.call('HGET', m, id) or ''
-  if too_old(rec) then
-    return discard(id, key, rec, 'e')
-  end
-  redis.call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. rec:sub(4, 19) .. id)
-  redis.call('ZADD', f, 0, key .. '\n' .. number .. id)
-  touched[f] = true
-  if rec:sub(1, 1) == '1' then
-    redis.call('HSET', m, id, rec:sub(1, 3) .. number .. rec:sub(20))
-  end
 end
 
 -- Has messages that are due given to workers, as many as there are tokens.
@@ -28,19 +16,11 @@ local function want_due(list)
   for i = 1, #found / 2 do
     local member, due = found[2 * i - 1], found[2 * i]
     local id, key = split(member)
-    if #id == #member then -- junk
-      redis.call('ZREM', z, member)
-      member = id .. ' '
-    end
     local places = key ~= '' and line(key, '2')
-    if places and id_at(places[1] or '', key) ~= id then
-      join(id, key)
-      places = line(key, '2')
-    end
-    if not places or id_at(places[1] or '', key) == id then
-      want(id, member, places, list[i], due)
+    if #id == #member or places and id_at(places[1] or '', key) ~= id then
+      late[#late + 1] = {member, list[i], due}
     else
-      remove(z, member)
+      want(id, member, places, list[i], due)
     end
   end
 end
@@ -54,12 +34,11 @@ end
 -- What a worker is told of a message.
 local function told(member, rec, tries, behind, waited, due) return {member, rec, tries, behind, waited and 1 or 0, due} end
 
--- Gives what is wanted to its workers, but not much more than max_payload bytes of payload. Answers what
--- each is told, nil if it has none.
-local function start(lease, max_payload)
-  local replies, payloads = {}, 0
+-- Gives what is wanted to its workers, but not much more than max_payload bytes of payload: what each is told comes
+-- into the replies.
+local function start(lease, max_payload, replies)
   if #wanted == 0 then
-    return replies
+    return
   end
   local records, states = redis.call('HMGET', m, unpack(wanted)), redis.call('HMGET', r, unpack(wanted))
   local halted, till = redis.call('HLEN', h) > 0, text(now + lease)
@@ -68,36 +47,24 @@ local function start(lease, max_payload)
     if is_running(state) then
       remove(z, member)
     elseif too_old(rec) then
-      discard(id, member:sub(#id + 2), rec, 'e')
+      old[#old + 1] = {id, member:sub(#id + 2), rec}
     elseif halted and redis.call('HEXISTS', h, member:sub(#id + 2)) == 1 then -- it only expires
       add(z, member, math.min(tonumber(rec:sub(33, 45), 10) or now + 60000, now + 60000))
     elseif payloads >= max_payload then
       add(z, member, since[i])
     else
-      local tries, waited = '------1 0 0 0 ' .. token .. ' ', rec:match('^1[pq]') and true or false
+      local tries, waited = '------1 0 0 0 ' .. token .. ' ', rec:find('^1[pq]')
       if state then
         local more = attempt(state, token)
         tries, rec, waited = more or tries, more and rec or '', state:sub(1, 1) == 'w'
       end
-      replies[i] = told(member, rec, tries, behind[i], waited, since[i])
+      tries = 'r' .. tries
+      replies[asked[token] or #replies + 1] = told(member, rec, tries, behind[i], waited, since[i])
       payloads = payloads + (rec:sub(3, 3) == 'b' and read(id, rec).n or #rec)
       remove(z, member)
       add(w, member, till)
-      add(r, id, 'r' .. tries)
+      add(r, id, tries)
     end
   end
-  return replies
-end
-
--- Tells a worker again what runs by its token, after a lost reply, with a new lease. One
--- that became too old meanwhile was not started: its claim runs out.
-local function again(id, token, lease)
-  local rec = redis.call('HGET', m, id) or ''
-  local tries, owner = (redis.call('HGET', r, id) or ''):match('^[rR](......%d+ %d+ %d+ %d+ (%S*) .*)$')
-  local key = key_of(rec)
-  local member = id .. ' ' .. key
-  if rec ~= '' and owner == token and not too_old(rec) and redis.call('ZSCORE', w, member) then
-    add(w, member, text(now + lease))
-    return told(member, rec, tries, key ~= '' and line(key, '2')[2] and 1 or 0, false, '')
-  end
+  wanted = {}
 end

@@ -115,23 +115,33 @@ var version = &adapter.Echo[*echo.Context]{
 		}
 	},
 	Writer: func(c *echo.Context) http.ResponseWriter { return c.Response() },
-	Track: func(c *echo.Context) (status func() int, restore func()) {
+	Track: func(c *echo.Context) (t adapter.Tracked) {
 		response, err := echo.UnwrapResponse(c.Response())
 		if err != nil { // a writer of somebody's that hides echo's
-			w := c.Response()
-			tracked, begun := httplock.Track(w, c.Request())
+			var tracked http.ResponseWriter
+			t.Was = c.Response()
+			tracked, t.Begun = httplock.Track(t.Was, c.Request())
 			c.SetResponse(tracked)
-			return begun, func() { c.SetResponse(w) }
+			return t
 		}
-		w := response.ResponseWriter
-		tracked, begun := httplock.Track(w, c.Request())
-		response.ResponseWriter = tracked
-		return func() int {
-			if status := begun(); status != 0 || !response.Committed {
-				return status
-			}
+		t.Response, t.Was = response, response.ResponseWriter
+		response.ResponseWriter, t.Begun = httplock.Track(t.Was, c.Request())
+		return t
+	},
+	Untrack: func(c *echo.Context, t adapter.Tracked) {
+		if response, known := t.Response.(*echo.Response); known {
+			response.ResponseWriter = t.Was
+		} else {
+			c.SetResponse(t.Was)
+		}
+	},
+	Status: func(t adapter.Tracked) int {
+		response, known := t.Response.(*echo.Response)
+		status := t.Begun()
+		if status == 0 && known && response.Committed {
 			return response.Status
-		}, func() { response.ResponseWriter = w }
+		}
+		return status
 	},
 	Tap: func(c *echo.Context, wrap func(http.ResponseWriter) http.ResponseWriter) {
 		if response, err := echo.UnwrapResponse(c.Response()); err == nil {

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -25,6 +27,20 @@ func testOnce(t *testing.T, url, redis string) {
 	last := lines[len(lines)-1]
 	require.Regexp(t, `^demo: requests=400 ran=[1-9]\d* rejected=[1-9]\d* waited=[1-9]\d* parked=[1-9]\d* replayed=[1-9]\d* max_inside=1 violations=0 redis=`, last)
 	require.Contains(t, last, redis)
+}
+
+func TestDemoServesTheConsole(t *testing.T) {
+	rdb := redistest.Embedded(t).Client(t)
+	service, err := newService(rdb, "demo", newScoreboard("none"))
+	require.NoError(t, err)
+	for path, want := range map[string]string{"/ops/": "<h1>Overview</h1>", "/ops/queue?queue=ship": "Slots busy"} {
+		redistest.Eventually(t, func() bool {
+			w := httptest.NewRecorder()
+			service.router.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			return w.Code == http.StatusOK && strings.Contains(w.Body.String(), want)
+		}, path)
+	}
+	require.NoError(t, service.stop(t.Context()))
 }
 
 func TestDemoSaysWhatIsWrong(t *testing.T) {

@@ -1,5 +1,6 @@
 // Command demo is the front door of perkey: a small order service on gin with
-// three guarded routes, one for each conflict policy, under traffic of its own.
+// three guarded routes, one for each conflict policy, under traffic of its own, with
+// the console for operators at /ops/.
 //
 //	go run ./examples/demo               embedded Redis, keeps serving afterwards
 //	go run ./examples/demo -once         ends after the traffic; status 1 on any violation
@@ -78,7 +79,7 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 	go func() { served <- server.Serve(listener) }()
 	url := "http://" + reachable(listener.Addr())
 
-	fmt.Fprintf(out, "perkey demo: an order service on %s, %s Redis, %d clients\n\n", url, kind, cfg.clients)
+	fmt.Fprintf(out, "perkey demo: an order service on %s, %s Redis, %d clients; its console: %[1]s/ops/\n\n", url, kind, cfg.clients)
 	stopLive := board.live(out, cfg.live)
 	tickets := drive(ctx, url, cfg, board)
 	lost := service.await(ctx, tickets)
@@ -148,6 +149,7 @@ Still serving. Two at a time, in one terminal (?work= says how long a handler ta
   retry   curl -sX PUT '%[1]s/carts/7?work=1s' & sleep 0.2; curl -isX PUT %[1]s/carts/7
   delay   curl -sX POST '%[1]s/orders/7/ship?work=3s' & sleep 0.2; curl -isX POST '%[1]s/orders/7/ship?work=3s'
           then curl the Location that the 202 names, again and again: queued, running, done
+  watch   %[1]s/ops/ in a browser: who holds 7, who waits for it, what is parked
 
 Ctrl-C ends it.
 `, url)

@@ -15,6 +15,8 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ginlock"
 	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/ops"
+	"github.com/perkey-go/perkey/ops/console"
 	"github.com/perkey-go/perkey/retry"
 )
 
@@ -28,20 +30,23 @@ const (
 const maxWork = 10 * time.Second
 
 // service is what a user of perkey writes: a locker, a queue with its worker,
-// and a guard per policy.
+// a guard per policy, and a console for whoever operates it.
 type service struct {
 	router *gin.Engine
 	locker *core.Locker
 	queue  *delayqueue.Queue
 	worker *delayqueue.Worker
+	beacon *ops.Beacon
 }
 
 func newService(rdb *redis.Client, prefix string, board *scoreboard) (*service, error) {
-	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithObserver(board))
+	recorder := ops.NewRecorder()
+	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithObserver(recorder.Locks(board)))
 	if err != nil {
 		return nil, err
 	}
-	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix), delayqueue.WithMaxAge(5*time.Minute))
+	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix), delayqueue.WithMaxAge(5*time.Minute),
+		delayqueue.WithQueueObserver(recorder.Queues(nil)))
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +72,20 @@ func newService(rdb *redis.Client, prefix string, board *scoreboard) (*service, 
 	if err != nil {
 		return nil, err
 	}
-	return &service{router: r, locker: locker, queue: queue, worker: worker}, worker.Start()
+	pages, err := console.New(console.Options{Locker: locker, Redis: rdb, Changes: true, Authorize: nobodyKnows})
+	if err != nil {
+		return nil, err
+	}
+	r.Any("/ops/*path", gin.WrapH(pages))
+	if err := worker.Start(); err != nil {
+		return nil, err
+	}
+	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithWorkers(worker), ops.WithService("demo"), ops.WithInterval(2*time.Second))
+	return &service{router: r, locker: locker, queue: queue, worker: worker, beacon: beacon}, err
 }
+
+// nobodyKnows lets everybody do everything: a demo has no logins. A service says here who may.
+func nobodyKnows(*http.Request, ops.Action) (string, error) { return "somebody", nil }
 
 // work is a handler that takes about d, and counts who is inside its key.
 func work(board *scoreboard, route, prefix string, d time.Duration) gin.HandlerFunc {
@@ -119,5 +136,5 @@ func (s *service) await(ctx context.Context, tickets []string) (lost int) {
 }
 
 func (s *service) stop(ctx context.Context) error {
-	return errors.Join(s.worker.Stop(ctx), s.locker.Shutdown(ctx))
+	return errors.Join(s.worker.Stop(ctx), s.beacon.Close(), s.locker.Shutdown(ctx))
 }

@@ -27,6 +27,10 @@ type Options[T any] struct {
 	// Drop takes the items that are not run, because their callers have left. Nil: nobody does.
 	Drop func(items []T)
 
+	// Enough reports whether so many items are enough for a batch while another one is under way. Fewer wait for
+	// it. Nil: one is. It must not call the group.
+	Enough func(items int) bool
+
 	// Width is how many batches are under way at once. With more there would be less to do
 	// together; with fewer an item would wait even when nobody is in the way.
 	Width int
@@ -72,17 +76,17 @@ func (g *Group[T]) Add(items ...T) error {
 	if g.err != nil {
 		return g.err
 	}
-	if !g.launch() {
+	if !g.launch(len(g.queue) + len(items)) {
 		return ErrClosed
 	}
 	g.queue = append(g.queue, items...)
 	return nil
 }
 
-// launch has the queue run: at once, if few batches are under way or they are slow. It reports
+// launch has a queue of so many items run: at once, if few batches are under way or they are slow. It reports
 // false if no goroutine can be had. Called with mu held.
-func (g *Group[T]) launch() bool {
-	if g.out < g.o.Width || g.out < g.o.Max && time.Since(g.since) >= slow {
+func (g *Group[T]) launch(items int) bool {
+	if g.out < g.o.Width && (g.out == 0 || g.enough(items)) || g.out < g.o.Max && time.Since(g.since) >= slow {
 		if !g.start() {
 			return false
 		}
@@ -92,6 +96,8 @@ func (g *Group[T]) launch() bool {
 	g.watch()
 	return true
 }
+
+func (g *Group[T]) enough(items int) bool { return g.o.Enough == nil || g.o.Enough(items) }
 
 // watch looks at the queue again when the batches under way can be called slow. Called with mu
 // held.
@@ -105,7 +111,7 @@ func (g *Group[T]) watch() {
 		defer g.mu.Unlock()
 		g.watched = false
 		if len(g.queue) > 0 {
-			g.launch()
+			g.launch(len(g.queue))
 		}
 	})
 }
@@ -136,6 +142,10 @@ func (g *Group[T]) run() {
 			runtime.Gosched() // let callers that were just woken join this batch
 			g.mu.Lock()
 			if len(g.queue) == 0 {
+				break
+			}
+			if number > 0 && g.running > 0 && !g.enough(len(g.queue)) { // they wait for that batch
+				g.watch()
 				break
 			}
 			if g.out > g.o.Width && number > 0 && number < g.latest { // they are not slow any more

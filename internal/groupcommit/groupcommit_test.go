@@ -118,6 +118,36 @@ func TestAdd_ABatchHasWhatFits(t *testing.T) {
 	})
 }
 
+func TestAdd_TooFewWaitForTheBatchUnderWay(t *testing.T) {
+	three := func(items int) bool { return items >= 3 }
+	play(t, groupcommit.Options[int]{Width: 2, Max: 3, Enough: three}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
+		require.NoError(t, g.Add(-1))
+		synctest.Wait()
+		require.NoError(t, g.Add(1, 2))
+		synctest.Wait()
+		require.Equal(t, [][]int{{-1}}, s.ran())
+		s.takes = time.Millisecond
+		require.NoError(t, g.Add(3))
+		synctest.Wait()
+		require.Equal(t, [][]int{{-1}, {1, 2, 3}}, s.ran(), "three are enough")
+		require.NoError(t, g.Add(4))
+		time.Sleep(5 * time.Millisecond)
+		require.Len(t, s.ran(), 2, "and one is not, after them either")
+		close(s.letGo)
+		synctest.Wait()
+		require.Equal(t, [][]int{{-1}, {1, 2, 3}, {4}}, s.ran())
+
+		time.Sleep(time.Second)
+		s.letGo = make(chan struct{})
+		require.NoError(t, g.Add(-2))
+		synctest.Wait()
+		require.NoError(t, g.Add(5))
+		time.Sleep(time.Second)
+		require.Equal(t, [][]int{{-1}, {1, 2, 3}, {4}, {-2}, {5}}, s.ran(), "nor does one wait for a batch that is stuck")
+		close(s.letGo)
+	})
+}
+
 func TestAdd_NobodyWaitsForBatchesThatAreStuck(t *testing.T) {
 	one := func([]int) int { return 1 }
 	play(t, groupcommit.Options[int]{Width: 1, Max: 3, Fits: one}, func(t *testing.T, g *groupcommit.Group[int], s *stage) {
@@ -278,7 +308,7 @@ func TestGroup_EachItemHasOneEnd(t *testing.T) {
 	var out atomic.Int32
 	var crowded atomic.Bool
 	g := groupcommit.New(groupcommit.Options[*item]{
-		Width: 3, Max: 5,
+		Width: 3, Max: 5, Enough: func(items int) bool { return items >= 3 },
 		Run: func(batch []*item) {
 			if out.Add(1) > 5 {
 				crowded.Store(true)

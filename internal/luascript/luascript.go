@@ -61,7 +61,12 @@ type Call struct {
 // Call makes a call with arguments that [Script.Args] began, which stay the call's. Once:
 // go-redis is not to send it again by itself after its reply was lost.
 func (s *Script) Call(ctx context.Context, args []any, once bool) Call {
-	cmd := redis.NewCmd(ctx, args...)
+	return s.CallIn(ctx, new(redis.Cmd), args, once)
+}
+
+// CallIn is Call in place of cmd, which go-redis is done with: it saves an allocation.
+func (s *Script) CallIn(ctx context.Context, cmd *redis.Cmd, args []any, once bool) Call {
+	*cmd = *redis.NewCmd(ctx, args...)
 	cmd.SetFirstKeyPos(3)
 	return Call{cmd, s, once}
 }

@@ -116,7 +116,7 @@ func (s *Schedule[T]) Part(i, n int) iter.Seq[T] {
 }
 
 // Add takes an item whose times are set.
-func (s *Schedule[T]) Add(item T, now Moment) {
+func (s *Schedule[T]) Add(item T, now Instant) {
 	if ahead := item.times().Deadline().ahead(); len(s.items) == 0 || ahead < s.ahead {
 		s.ahead = ahead
 	}
@@ -188,14 +188,14 @@ func (s *Schedule[T]) Next(now Moment) (expired, due []T) {
 	}
 	s.wakeAt = 0
 	if len(s.items) > 0 {
-		s.wakeFirst(now)
+		s.wakeFirst(now.Mono)
 	}
 	return expired, due
 }
 
 // wakeFirst has Next called for the first item, and in a Tick at the latest.
-func (s *Schedule[T]) wakeFirst(now Moment) {
-	s.wakeUp(min(s.items[0].at, now.Mono+Instant(Tick)))
+func (s *Schedule[T]) wakeFirst(now Instant) {
+	s.wakeUp(min(s.items[0].at, now+Instant(Tick)))
 }
 
 // wakeBefore has Next called at a time, if it would be called only later.

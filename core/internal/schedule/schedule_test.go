@@ -108,7 +108,7 @@ func (w *world) add() {
 		w.ahead = ahead(g.deadline)
 	}
 	w.note("add %d for %s", g.id, time.Duration(g.deadline.Mono-w.now.Mono))
-	w.schedule.Add(g, w.now)
+	w.schedule.Add(g, w.now.Mono)
 }
 
 func (w *world) set(g *grant) {

@@ -12,10 +12,7 @@ import (
 )
 
 func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
-	cmd := d.command(ctx, d.acquire, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
-	if req.Reserve > 0 {
-		cmd.add(req.Reserve.Milliseconds())
-	}
+	cmd := d.acquireCommand(ctx, req)
 	cmd.token, cmd.fresh = req.Token, req.Fresh
 	r, stopped, err := d.ask(ctx, "acquire", cmd, req.Timeout, stop)
 	if err != nil || stopped {
@@ -34,6 +31,14 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 		}
 	}
 	return reply, false, err
+}
+
+func (d *deployment) acquireCommand(ctx context.Context, req AcquireRequest) *command {
+	cmd := d.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What)
+	if cluster := d.cluster != nil; cluster || req.Mark != NotQueued || req.Watch != "" || req.Reserve > 0 {
+		cmd.args = append(cmd.args, marks[req.Mark], req.Watch, req.Reserve.Milliseconds(), cluster)
+	}
+	return cmd
 }
 
 // late is why a grant, whose reply just came, is of no use: the caller has left, or it took too long.

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/perkey-go/perkey/internal/luascript"
 )
 
@@ -20,6 +22,7 @@ type command struct {
 	ctx       callContext
 	args      []any
 	call      luascript.Call // as it was sent last
+	cmd       redis.Cmd      // the call's
 
 	token   string   // whose grant is to be taken back if nobody takes the reply; "": nothing
 	records []string // of all keys, if there are several; record is the first
@@ -73,6 +76,7 @@ func (d *deployment) recycle(c *command) {
 		c.onReply, c.ctx.gone = nil, nil // others may have the channel
 	}
 	c.ctx.Context, c.record, c.token, c.call = nil, "", "", luascript.Call{}
+	c.cmd = redis.Cmd{}
 	c.records, c.publishes, c.fresh, c.tries, c.flight = nil, false, false, 0, nil
 	clear(c.args)
 	d.commands.Put(c)
@@ -126,7 +130,7 @@ func (d *deployment) key(c *command) string { return KeyOf(d.prefix, c.record) }
 
 // sent returns the command as the call that go-redis is to send; see [luascript.Script.Call].
 func (c *command) sent(once bool) *luascript.Call {
-	c.call = c.script.Call(&c.ctx, c.args, once)
+	c.call = c.script.CallIn(&c.ctx, &c.cmd, c.args, once)
 	return &c.call
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 	"github.com/perkey-go/perkey/internal/dedicated"
 	"github.com/perkey-go/perkey/internal/listener"
-	"github.com/perkey-go/perkey/internal/luascript"
 )
 
 // RenewalFlights is how many batches of renewals can be in flight to a node at once.
@@ -26,7 +25,6 @@ type deployment struct {
 	single  bool                 // one node serves all keys
 	cluster *redis.ClusterClient // rdb, if it is one
 	retries int                  // of a command that the server did not answer: rdb's own
-	acquire *luascript.Script    // see acquirehash.lua
 	renewer *dedicated.Client
 
 	batchersMu sync.Mutex
@@ -47,7 +45,7 @@ func NewDeployment(rdb redis.UniversalClient, c Config) Store { return newDeploy
 
 func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
 	d := &deployment{
-		life: c.Life, events: c.Events, prefix: c.Prefix, rdb: rdb, batchers: map[*redis.Client]*batcher{}, acquire: acquireScript,
+		life: c.Life, events: c.Events, prefix: c.Prefix, rdb: rdb, batchers: map[*redis.Client]*batcher{},
 		listing: newPacer(),
 		renewer: dedicated.New(rdb, c.Renewer, RenewalFlights+1), // one for refreshes
 	}
@@ -58,7 +56,7 @@ func newDeployment(rdb redis.UniversalClient, c Config) *deployment {
 	case *redis.Client:
 		d.single, d.retries = true, client.Options().MaxRetries
 	case *redis.ClusterClient:
-		d.cluster, d.retries, d.acquire = client, client.Options().MaxRedirects, acquireHashScript
+		d.cluster, d.retries = client, client.Options().MaxRedirects
 	}
 	d.subscription = listener.New(d.publisher(), channelPrefix(c.Prefix)+c.ID, d.subscribed, d.unsubscribed, d.receive)
 	return d

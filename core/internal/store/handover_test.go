@@ -68,7 +68,7 @@ func shortestLife(t *testing.T, release string, while time.Duration, step func()
 		m.FastForward(d)
 		process := strings.TrimPrefix(strings.Split(holder, ".")[0], "1:")
 		next := wait(int(process[0] - '0'))
-		if reply := run(release, holder, now.UnixMicro()-1, 0, next, "@", "x", "1"); reply.([]any)[0] == int64(0) {
+		if reply := run(release, holder, now.UnixMicro()-1, 0, 0, next, "@", "x", "1"); reply.([]any)[0] == int64(0) {
 			return 0
 		}
 		for holder = ""; holder == ""; {
@@ -146,11 +146,11 @@ func TestHandOver_Commands(t *testing.T) {
 	require.Equal(t, 11, cost("acquire", strangerToken, 10000, "x", "@", ""), "eval, time, set, hmget, mget, pttl, del, hset, pexpire; publish, hset")
 	used := time.Now().UnixMicro()
 	time.Sleep(time.Millisecond)
-	require.Equal(t, 7, cost("release", holderToken, used, 0, "", "", "", "", 1), "eval, time, hmget, hdel, pubsub, publish, hset")
+	require.Equal(t, 7, cost("release", holderToken, used, 1), "eval, time, hmget, hdel, pubsub, publish, hset")
 	require.Contains(t, (<-sub.Channel()).Payload, "grant 1:stranger.")
 	used = time.Now().UnixMicro()
 	time.Sleep(time.Millisecond)
-	require.Equal(t, 4, cost("release", strangerToken, used, 0, "", "", "", "", 1), "eval, time, hmget, del")
+	require.Equal(t, 4, cost("release", strangerToken, used, 1), "eval, time, hmget, del")
 }
 
 // handOverToNobody has a holder release a key for which a locker waits that cannot be told, and says what is
@@ -174,7 +174,7 @@ func handOverToNobody(t *testing.T, release string, forbidden bool) (wrong strin
 	}
 	used := time.Now().UnixMicro()
 	time.Sleep(time.Millisecond)
-	reply, err := rdb.Eval(ctx, release, []string{record}, holderToken, used, 0, "", "", "", "", 1).Result()
+	reply, err := rdb.Eval(ctx, release, []string{record}, holderToken, used, 1).Result()
 	if err != nil || reply != int64(1) {
 		return fmt.Sprintf("the holder is told %v, %v", reply, err)
 	}

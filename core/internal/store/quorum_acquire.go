@@ -40,7 +40,7 @@ func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan st
 		replies: make([]nodeReply, len(q.nodes)), votes: votes{nodes: len(q.nodes), majority: q.majority},
 	}
 	for i, n := range q.nodes {
-		cmd := n.command(ctx, n.acquire, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What, marks[req.Mark], req.Watch)
+		cmd := n.acquireCommand(ctx, req)
 		cmd.ctx.gone = c.gone
 		n.submit(cmd, func(r result) { c.count(i, r) })
 	}

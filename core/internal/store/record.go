@@ -4,7 +4,6 @@ package store
 
 import (
 	"fmt"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -72,7 +71,23 @@ func Describe(name, id string) string {
 	if name == "" && id == "" {
 		return ""
 	}
-	return url.PathEscape(name[:min(len(name), maxWhatLen)]) + ";" + url.PathEscape(id[:min(len(id), maxWhatLen)])
+	var room [2*3*maxWhatLen + 1]byte
+	return string(appendEscaped(append(appendEscaped(room[:0], name), ';'), id))
 }
 
 const maxWhatLen = 100
+
+// appendEscaped appends the beginning of s as url.PathEscape writes it, and allocates nothing.
+func appendEscaped(b []byte, s string) []byte {
+	for i := range min(len(s), maxWhatLen) {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("-_.~$&+=:@", c) >= 0:
+			b = append(b, c)
+		default:
+			b = append(b, '%', upperHex[c>>4], upperHex[c&15])
+		}
+	}
+	return b
+}
+
+const upperHex = "0123456789ABCDEF"

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,8 +35,8 @@ var lastMoment = map[string]struct {
 	"acquire for parked work":  {"acquire", []any{strangerToken, 10000, "x", "", "", 1}},
 	"acquire again":            {"acquire", []any{holderToken, 1, "x", "", ""}},
 	"renew":                    {"renew", []any{holderToken, 1}},
-	"release by a stranger":    {"release", []any{strangerToken, 0, 0, "", "", "", ""}},
-	"release, and stay":        {"release", []any{holderToken, 1, 1, "", "", "", ""}},
+	"release by a stranger":    {"release", []any{strangerToken, 0, 0}},
+	"release, and stay":        {"release", []any{holderToken, 1, 0, 1, "", "", "", ""}},
 	"reserve":                  {"reserve", []any{"", 1}},
 	"unreserve":                {"unreserve", []any{"", "9000000000000000"}},
 	"downgrade":                {"downgrade", []any{holderToken, readerToken, 1}},
@@ -216,4 +218,17 @@ func TestMutantsOfAcquireAllThatPromiseTooMuchAreCaught(t *testing.T) {
 			require.Positive(t, brokenPromises(t, script, readerToken, m.obstacle))
 		})
 	}
+}
+
+func TestDescribe_EscapesAsURLsDo(t *testing.T) {
+	var all [256]byte
+	for i := range all {
+		all[i] = byte(i)
+	}
+	for text := range slices.Chunk(all[:], 100) {
+		name, id := string(text), "POST /orders/:id?"+string(text[:min(80, len(text))])
+		require.Equal(t, url.PathEscape(name)+";"+url.PathEscape(id), store.Describe(name, id))
+	}
+	require.Equal(t, strings.Repeat("%2F", 100)+";", store.Describe(strings.Repeat("/", 101), ""), "a long name is cut off")
+	require.Empty(t, store.Describe("", ""))
 }

@@ -11,9 +11,6 @@ import (
 // Release tries again for about releaseWait: one try lasts as long as
 // go-redis's time-outs let it.
 func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
 	start, ran := time.Now(), false // whether an earlier try may have run
 	for try := range releaseTries {
 		if try > 0 {
@@ -39,7 +36,10 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 }
 
 func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *command {
-	cmd := d.command(ctx, releaseScript, true, req.Record, req.Token, req.Used, req.Stay.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh, req.Asked || req.Wanted)
+	cmd := d.command(ctx, releaseScript, true, req.Record, req.Token, req.Used, req.Asked || req.Wanted)
+	if req.Stay > 0 || req.Other != "" {
+		cmd.args = append(cmd.args, req.Stay.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
+	}
 	// Where there is no subscription PING may be forbidden; and a Cluster could send it to another node.
 	cmd.publishes = req.Wanted && d.single && d.Listening()
 	return cmd

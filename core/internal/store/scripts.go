@@ -24,20 +24,19 @@ func load(name string) *luascript.Script {
 }
 
 var (
-	acquireScript     = load("acquire")
-	acquireHashScript = load("acquirehash")
-	acquireAllScript  = load("acquireall")
-	admitScript       = load("admit")
-	renewScript       = load("renew")
-	publishScript     = load("publish")
-	refreshScript     = load("refresh")
-	raiseScript       = load("raise")
-	releaseScript     = load("release")
-	downgradeScript   = load("downgrade")
-	reserveScript     = load("reserve")
-	unreserveScript   = load("unreserve")
-	inspectScript     = load("inspect")
-	forceScript       = load("force")
+	acquireScript    = load("acquire")
+	acquireAllScript = load("acquireall")
+	admitScript      = load("admit")
+	renewScript      = load("renew")
+	publishScript    = load("publish")
+	refreshScript    = load("refresh")
+	raiseScript      = load("raise")
+	releaseScript    = load("release")
+	downgradeScript  = load("downgrade")
+	reserveScript    = load("reserve")
+	unreserveScript  = load("unreserve")
+	inspectScript    = load("inspect")
+	forceScript      = load("force")
 )
 
 // The numbers that scripts and Go agree on are written in lua/constants.lua alone.

@@ -27,13 +27,13 @@ var thinCalls = func() map[string]thinCall {
 		"force":                                {"force", []any{"", "F"}},
 		"renew for less":                       {"renew", []any{holderToken, 10}},
 		"renew by a stranger":                  {"renew", []any{strangerToken, 90000}},
-		"release by a stranger that used some": {"release", []any{strangerToken, "F", 0, "", "", "", ""}},
-		"release, and used its own":            {"release", []any{holderToken, "F", 0, "", "", "", ""}},
-		"release, and used later":              {"release", []any{holderToken, "9000000000000000", 0, "", "", "", ""}},
-		"release by a later clock":             {"release", []any{holderToken, "9000000000000000", 0, readerToken, "@", "x", "1"}},
-		"release, as if somebody had asked":    {"release", []any{holderToken, "F", 0, "", "", "", "", "1"}},
-		"release by a stranger, the same":      {"release", []any{strangerToken, "F", 0, "", "", "", "", "1"}},
-		"cancel":                               {"release", []any{holderToken, 0, 0, "", "", "", ""}},
+		"release by a stranger that used some": {"release", []any{strangerToken, "F", 0}},
+		"release, and used its own":            {"release", []any{holderToken, "F", 0}},
+		"release, and used later":              {"release", []any{holderToken, "9000000000000000", 0}},
+		"release by a later clock":             {"release", []any{holderToken, "9000000000000000", 0, 0, readerToken, "@", "x", "1"}},
+		"release, as if somebody had asked":    {"release", []any{holderToken, "F", 1}},
+		"release by a stranger, the same":      {"release", []any{strangerToken, "F", 1}},
+		"cancel":                               {"release", []any{holderToken, 0, 0}},
 		"raise":                                {"raise", []any{holderToken, "F"}},
 		"raise by a stranger":                  {"raise", []any{strangerToken, "F"}},
 	}
@@ -66,7 +66,7 @@ var thinSequels = []thinCall{
 	{"inspect", []any{10, 10}},
 	{"acquire", []any{"2:late.00000000000000000000000000000009", 50000, "z", "@", ""}},
 	{"renew", []any{holderToken, 70000}},
-	{"release", []any{holderToken, "F", 0, "", "", "", ""}},
+	{"release", []any{holderToken, "F", 0}},
 	{"inspect", []any{10, 10}},
 }
 
@@ -204,9 +204,9 @@ var thinMutants = []struct{ name, script, old, new string }{
 	{"a thin record is newer", "", "  if not holder then\n", "  if true then\n"},
 	{"anybody releases what is thin", "release", "if text and string.sub(text, 1, #its) == its then", "if text then"},
 	{"nobody releases what is thin", "release", "    redis.call('DEL', key) -- there is nothing to remember\n", ""},
-	{"what is thin is released at any clock", "release", "local plain = ARGV[3] == '0' and used > 0 and used < micros", "local plain = ARGV[3] == '0' and used > 0"},
-	{"what is thin is not kept for the rest of a MinHold", "release", "local plain = ARGV[3] == '0' and", "local plain ="},
-	{"a thin release forgets who waits", "release", "if plain and ARGV[5] == '' and ARGV[8]", "if plain and ARGV[8]"},
+	{"what is thin is released at any clock", "release", "local plain = stay == 0 and used > 0 and used < micros", "local plain = stay == 0 and used > 0"},
+	{"what is thin is not kept for the rest of a MinHold", "release", "local plain = stay == 0 and", "local plain ="},
+	{"a thin release forgets who waits", "release", "if plain and mark == '' and ARGV[3]", "if plain and ARGV[3]"},
 	{"anybody renews what is thin", "renew", "replies[i] = mine and 1 or 0", "replies[i] = 1"},
 	{"nobody renews what is thin", "renew", "replies[i] = mine and 1 or 0", "replies[i] = 0"},
 	{"a stranger lengthens what is thin", "renew", "if mine and redis", "if redis"},
@@ -262,7 +262,7 @@ func TestThin_Commands(t *testing.T) {
 	require.InDelta(t, 20*time.Second, rdb.PTTL(ctx, record).Val(), float64(time.Second))
 	used := time.Now().UnixMicro()
 	time.Sleep(time.Millisecond)
-	require.Equal(t, 4, cost("release", holderToken, used, 0, "", "", "", ""), "eval, time, mget, del")
+	require.Equal(t, 4, cost("release", holderToken, used, 0), "eval, time, mget, del")
 	require.Zero(t, rdb.Exists(ctx, record).Val())
 }
 
@@ -311,4 +311,46 @@ func TestThin_IsNotInflatedInPart(t *testing.T) {
 		require.ErrorContains(t, err, "NOREPLICAS", name)
 		require.Equal(t, before, contents(t, rdb, key), name)
 	}
+}
+
+// clusterDifference takes a key as on a Cluster, and returns what is wrong with that: the record is that of a thin
+// one which was inflated, and another token is refused.
+func clusterDifference(t *testing.T, rdb *redis.Client, acquire, prefix string) (wrong string) {
+	t.Helper()
+	ctx, key, inflated := t.Context(), store.RecordName(prefix, "k"), store.RecordName(prefix, "inflated")
+	require.NoError(t, rdb.Del(ctx, key, inflated).Err())
+	want := heldBy(t, rdb, store.Sources, inflated, holderToken, true)
+	ask := func(token string) any {
+		reply, err := rdb.Eval(ctx, acquire, []string{key}, token, 60000, "what;id", "", "", 0, 1).Result()
+		require.NoError(t, err)
+		return reply
+	}
+	fence := fmt.Sprint(ask(holderToken))
+	if kind := rdb.Type(ctx, key).Val(); kind != "hash" {
+		return kind
+	}
+	if its, should := normal(recorded(t, rdb, key), fence), normal(recorded(t, rdb, inflated), want); its != should {
+		return its + ", not " + should
+	}
+	if _, granted := ask(strangerToken).(int64); granted {
+		return "two holders"
+	}
+	return ""
+}
+
+func TestAcquire_OnAClusterARecordBeginsAsAHash(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb, acquire := env.Client(t), store.Sources["acquire"]
+		require.Empty(t, clusterDifference(t, rdb, acquire, env.Prefix))
+		for name, m := range map[string]struct{ old, new string }{
+			"it is thin":                  {"if ARGV[7] ~= '1' then", "if true then"},
+			"a held key is taken":         {"elseif redis.call('EXISTS', key) == 0 then", "elseif true then"},
+			"it stays for ever":           {"  redis.call('PEXPIRE', key, ARGV[2])\n", ""},
+			"the lease is over":           {"now + ARGV[2], its", "now, its"},
+			"the fence is not remembered": {"redis.call('HSET', key, 'fence', its, 'last', token", "redis.call('HSET', key, 'fence', 1, 'last', token"},
+		} {
+			require.Equal(t, 1, strings.Count(acquire, m.old), name)
+			require.NotEmpty(t, clusterDifference(t, rdb, strings.Replace(acquire, m.old, m.new, 1), env.Prefix), name)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
@@ -44,15 +45,26 @@ type Echo[C Context] struct {
 	Params func(C) iter.Seq2[string, string]
 	// Writer is where responses go.
 	Writer func(C) http.ResponseWriter
-	// Track has responses go through a writer that knows the status of the one that was begun, 0 if none
-	// was, until restore is called.
-	Track func(C) (status func() int, restore func())
-	// Tap has responses go through what wrap returns too, until Track's restore.
+	// Track has responses go through a writer that knows the status of the one that was begun, until Untrack.
+	Track   func(C) Tracked
+	Untrack func(C, Tracked)
+	// Status is that of the response that was begun, 0 if none was.
+	Status func(Tracked) int
+	// Tap has responses go through what wrap returns too, until Untrack.
 	Tap func(c C, wrap func(http.ResponseWriter) http.ResponseWriter)
 	// Answer has the error handler answer for a handler.
 	Answer func(C, error)
 	// Error is a problem as the version's error handler knows errors.
 	Error func(*httplock.Problem) error
+
+	servings sync.Pool // of *serving
+}
+
+// Tracked is a response between Track and Untrack.
+type Tracked struct {
+	Response any // the version's own; nil: not known
+	Was      http.ResponseWriter
+	Begun    func() int // of httplock.Track
 }
 
 // Config is a Config of either version.
@@ -107,52 +119,23 @@ func (e *Echo[C]) FromConfig(routes httplock.Routes) Handler[C] {
 
 // serve runs next under its key, or answers in its place.
 func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config Config[C], routing Routing) error {
-	status, restore := e.Track(c)
-	defer restore()
-	written := func() bool { return status() != 0 }
-	var (
-		problem *httplock.Problem
-		result  error // the handler's
-		tapped  bool
-	)
-	outer := c.Request()
-	x := httplock.Exchange{
-		Writer:  e.Writer(c),
-		Request: outer,
-		Name:    outer.Method + " " + c.Path(),
-		Key: func() (string, error) {
-			if routing == Unrouted {
-				return "", e.errPre()
-			}
-			return e.key(c, config.Key)
-		},
-		Next: func(r *http.Request) {
-			defer c.SetRequest(outer)
-			c.SetRequest(r)
-			result = next(c)
-			if tapped && result != nil && !written() {
-				e.Answer(c, result) // now, since it is the response
-				result = nil        // echo would answer it once more
-			}
-		},
-		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
-			tapped = true
-			e.Tap(c, wrap)
-		},
-		Skip:    config.Skipper != nil && config.Skipper(c),
-		Written: written,
-		Status: func() int {
-			if status := status(); status != 0 || result != nil {
-				return status // echo answers the error later
-			}
-			return http.StatusOK
-		},
-		Framework: c,
+	s, again := e.servings.Get().(*serving[C])
+	if !again {
+		s = newServing(e)
 	}
-	if config.ReturnErrors {
-		x.Problem = func(p *httplock.Problem) { problem = p }
+	tracked := e.Track(c)
+	defer e.Untrack(c, tracked)
+	s.c, s.of, s.handler, s.key, s.routing, s.tracked = c, c.Request(), next, config.Key, routing, tracked
+	x := s.x
+	x.Writer, x.Request, x.Name, x.Framework = e.Writer(c), s.of, s.of.Method+" "+c.Path(), c
+	x.Skip = config.Skipper != nil && config.Skipper(c)
+	if !config.ReturnErrors {
+		x.Problem = nil
 	}
 	m.Serve(x)
+	problem, result := s.problem, s.result
+	*s = serving[C]{echo: e, x: s.x}
+	e.servings.Put(s)
 	if problem == nil {
 		return result
 	}
@@ -160,6 +143,61 @@ func (e *Echo[C]) serve(c C, next func(C) error, m *httplock.Middleware, config 
 		problem.Err = errors.Join(problem.Err, result)
 	}
 	return e.Error(problem)
+}
+
+// serving is a request on its way through serve. It is used again, so that the functions of an
+// Exchange are made once for many requests.
+type serving[C Context] struct {
+	echo    *Echo[C]
+	c       C
+	of      *http.Request
+	handler func(C) error
+	key     httplock.KeyFunc
+	routing Routing
+	tracked Tracked
+	x       httplock.Exchange // of which the functions are the serving's
+
+	problem *httplock.Problem
+	result  error // the handler's
+	tapped  bool
+}
+
+func newServing[C Context](e *Echo[C]) *serving[C] {
+	s := &serving[C]{echo: e}
+	s.x = httplock.Exchange{
+		Key: func() (string, error) {
+			if s.routing == Unrouted {
+				return "", e.errPre()
+			}
+			return e.key(s.c, s.key)
+		},
+		Next: s.next,
+		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
+			s.tapped = true
+			e.Tap(s.c, wrap)
+		},
+		Written: func() bool { return s.status() != 0 },
+		Status: func() int {
+			if status := s.status(); status != 0 || s.result != nil {
+				return status // echo answers the error later
+			}
+			return http.StatusOK
+		},
+		Problem: func(p *httplock.Problem) { s.problem = p },
+	}
+	return s
+}
+
+func (s *serving[C]) status() int { return s.echo.Status(s.tracked) }
+
+func (s *serving[C]) next(r *http.Request) {
+	defer s.c.SetRequest(s.of)
+	s.c.SetRequest(r)
+	s.result = s.handler(s.c)
+	if s.tapped && s.result != nil && s.status() == 0 {
+		s.echo.Answer(s.c, s.result) // now, since it is the response
+		s.result = nil               // echo would answer it once more
+	}
 }
 
 func (e *Echo[C]) invalid(format string, args ...any) error {
@@ -183,8 +221,12 @@ func (e *Echo[C]) key(c C, key httplock.KeyFunc) (string, error) {
 // params are the path parameters. Echo calls a wildcard *, whatever the route calls it: it
 // is there under both names.
 func (e *Echo[C]) params(c C) iter.Seq2[string, string] {
+	all := e.Params(c)
+	if !strings.Contains(c.Path(), "*") {
+		return all
+	}
 	return func(yield func(name, value string) bool) {
-		for name, value := range e.Params(c) {
+		for name, value := range all {
 			if !yield(name, value) {
 				return
 			}

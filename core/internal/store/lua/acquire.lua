@@ -1,10 +1,21 @@
--- Takes the key, as ask.lua says. A record that it begins is thin. On a Cluster acquirehash.lua is called in
--- its place.
+-- Takes the key, as ask.lua says. A record that it begins is thin, but on a Cluster a HASH: while its slot
+-- moves a node refuses whatever is asked of a key that does not exist, so an inflation would end after its DEL.
+--
+-- ARGV[7]  '1' on a Cluster
 -- #include call.lua
--- If its memory is full Redis refuses this, and lets those who find the key held go on.
 local its = time[1] .. string.sub('00000' .. time[2], -6) -- micros; to format a number takes longer
-local free = redis.pcall('SET', key, 'pk2 ' .. token .. ' ' .. its .. ' ' .. ARGV[3], 'NX', 'PX', ARGV[2])
-if free and free.ok then -- nobody holds it, nobody waits
+if ARGV[7] ~= '1' then
+  -- If its memory is full Redis refuses this, and lets those who find the key held go on.
+  local free = redis.pcall('SET', key, 'pk2 ' .. token .. ' ' .. its .. ' ' .. ARGV[3], 'NX', 'PX', ARGV[2])
+  if free and free.ok then -- nobody holds it, nobody waits
+    return micros
+  end
+elseif redis.call('EXISTS', key) == 0 then -- the same
+  if tonumber(ARGV[6]) > 0 then
+    redis.call('HDEL', key, '') -- as in ask.lua
+  end
+  redis.call('HSET', key, 'fence', its, 'last', token, 'h:' .. token, string.format('%d %s %s', now + ARGV[2], its, ARGV[3]))
+  redis.call('PEXPIRE', key, ARGV[2])
   return micros
 end
 

@@ -3,10 +3,11 @@
 --
 -- ARGV[2]  length of the lease, in ms
 -- ARGV[3]  what the caller is, for people; no spaces
+-- The others can be absent:
 -- ARGV[4]  its mark, if it is to join the queue; else ''
 -- ARGV[5]  id of its locker if it is to be told when nobody holds the key; else ''
 -- ARGV[6]  for parked work, which goes first: how long the key is to be reserved for it,
---          in ms, if it is now, or if this is refused; absent for other calls
+--          in ms, if it is now, or if this is refused; else 0
 -- returns  the fence, if granted, nobody waits, the key is not reserved, and, with a limit
 --          above 1, another one with that limit fits
 --          {1, fence, 0} if granted and no other fits
@@ -21,8 +22,8 @@
 if foreign() then
   return {0, expiry(), now, -1, 0}
 end
-local lease = tonumber(ARGV[2])
-if ARGV[6] and not exists then
+local lease, mark, listener, parked = tonumber(ARGV[2]), ARGV[4] or '', ARGV[5] or '', tonumber(ARGV[6] or 0)
+if parked > 0 and not exists then
   redis.call('HDEL', key, '') -- parked work frees memory: if that is full Redis lets a script go on that has written
 end
 
@@ -42,7 +43,7 @@ end
 
 sweep()
 local turn
-if ARGV[6] then
+if parked > 0 then
   turn = fits(limit(token))
 else
   turn = serve(token) or queue == '' and reserved == 0 and fits(limit(token))
@@ -50,8 +51,8 @@ end
 if turn then
   leave(token)
   local its = grant(token, lease, ARGV[3])
-  if ARGV[6] and reserved > 0 then
-    reserve(tonumber(ARGV[6]))
+  if parked > 0 and reserved > 0 then
+    reserve(parked)
     made = its
   end
   save()
@@ -59,21 +60,21 @@ if turn then
   local n = limit(token)
   return more == 0 and (n <= 1 or held < n) and its or {1, its, more}
 end
-if ARGV[6] then
-  reserve(tonumber(ARGV[6]))
+if parked > 0 then
+  reserve(parked)
 end
 
 local at = 0
-if ARGV[4] ~= '' then
+if mark ~= '' then
   local known = place(token)
-  local before = join(token, ARGV[4], ARGV[3])
+  local before = join(token, mark, ARGV[3])
   at = before and before + 1 or 0
   if before and not known and before <= 1 and held > 0 and limit(last) == 1 and locker(last) ~= locker(token) then
     send(locker(last), string.format('wanted %.0f', fence))
   end
 end
-if ARGV[5] ~= '' and not string.find(watch, ARGV[5], 1, true) then
-  watch = watch .. ARGV[5] .. ' '
+if listener ~= '' and not string.find(watch, listener, 1, true) then
+  watch = watch .. listener .. ' '
 end
 save()
 return {0, held > 0 and math.max(soonest - now, 0) or 0, now, at, waiting}

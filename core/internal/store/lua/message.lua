@@ -1,11 +1,13 @@
 -- The messages that scripts send to lockers.
 
+local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
+
+local function channel(to) return prefix .. ':wake:' .. to end
+
 -- send publishes to one locker. It returns how many received it, or nil if it
 -- could not: channels may be forbidden.
 local function send(to, words)
-  local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
-  local receivers = redis.pcall('PUBLISH', prefix .. ':wake:' .. to, words .. ' ' .. name)
-  return tonumber(receivers)
+  return tonumber(redis.pcall('PUBLISH', channel(to), words .. ' ' .. name))
 end
 
 -- named is e as messages name it.
@@ -14,9 +16,7 @@ local function named(e) return string.sub(e, 1, -SECRET - 1) end
 -- unsubscribed tells that no subscription to a locker's channel is on this server. It is false if
 -- that cannot be found out.
 local function unsubscribed(to)
-  local prefix = string.match(key, '^(.-):lock{}:')
-  local count = redis.pcall('PUBSUB', 'NUMSUB', prefix .. ':wake:' .. to)
-  return tonumber(count[2]) == 0
+  return tonumber(redis.pcall('PUBSUB', 'NUMSUB', channel(to))[2]) == 0
 end
 
 -- sendGrant sends a waiter's locker the grant of its token e: its fence, when its claim ends,

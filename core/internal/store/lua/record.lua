@@ -36,7 +36,7 @@ end
 
 -- read reads the record. It inflates a thin one: what follows finds a HASH. DEL comes first, since
 -- Redis runs it even when its memory is full, and then lets the script go on. On a Cluster there
--- are no thin ones: see acquirehash.lua.
+-- are no thin ones: see acquire.lua.
 local function read(key)
   local record = fields(redis.pcall, key)
   if not record.err then

@@ -2,12 +2,13 @@
 -- the queue. Also cancels an acquire whose reply was lost.
 --
 -- ARGV[2]  the greatest fence that was used under the caller's grant, or 0 if none was
--- ARGV[3]  ms that the key is to stay held after the release, or 0
--- ARGV[4]  another token of the same process, or ''
--- ARGV[5]  its mark, to have it wait for the key; '' to have it leave the queue
--- ARGV[6]  what it is
--- ARGV[7]  '1' if it cannot be in the queue yet
--- ARGV[8]  '1' if the record is known to be a HASH: somebody else has asked
+-- ARGV[3]  '1' if the record is known to be a HASH: somebody else has asked
+-- The others are absent if the key is not to stay held, and there is no other token:
+-- ARGV[4]  ms that the key is to stay held after the release, or 0
+-- ARGV[5]  another token of the same process, or ''
+-- ARGV[6]  its mark, to have it wait for the key; '' to have it leave the queue
+-- ARGV[7]  what it is
+-- ARGV[8]  '1' if it cannot be in the queue yet
 -- returns  1 when the caller held the key, 0 when it did not
 --          with a token that waits: {the same, its fence if it was granted, else
 --          0, server's time in ms, its place in the queue, length of the queue, ms
@@ -15,10 +16,10 @@
 -- #include call.lua
 -- The common cases, in a fraction of the time: Redis has slept, and whatever a script touches comes from
 -- memory. So they are before what the others need.
-local used = tonumber(ARGV[2])
-local plain = ARGV[3] == '0' and used > 0 and used < micros
+local used, stay, other, mark = tonumber(ARGV[2]), tonumber(ARGV[4] or 0), ARGV[5] or '', ARGV[6] or ''
+local plain = stay == 0 and used > 0 and used < micros
 local text
-if plain and ARGV[5] == '' and ARGV[8] ~= '1' then -- nobody asked for the key meanwhile
+if plain and mark == '' and ARGV[3] ~= '1' then -- nobody asked for the key meanwhile
   local its = 'pk2 ' .. token .. ' '
   text = redis.call('MGET', key)[1]
   if text and string.sub(text, 1, #its) == its then
@@ -30,19 +31,19 @@ end
 if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the key alone, if it does
   local its = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'waiting', 'watch', 'reserved', 'v')
   local mine, queue = its[1] and tonumber(string.sub(its[1], 1, 13)) > now and not its[5] and not its[6], its[2] or ''
-  if mine and queue == '' and (its[4] or '') == '' and ARGV[5] == '' then -- nobody waits
+  if mine and queue == '' and (its[4] or '') == '' and mark == '' then -- nobody waits
     redis.call('DEL', key)
     return 1
   end
   local e, id, alive, what, to = string.match(queue, '^(1:([^@+~]*)%.[^@+~]*)@(%d+),(%S*) ()')
   local fresh = mine and e and now + AGED < tonumber(alive) -- there is no w:TOKEN
-  if fresh and e ~= ARGV[4] and (ARGV[4] == '' or ARGV[7] == '1') then -- the next also wants it alone
+  if fresh and e ~= other and (other == '' or ARGV[8] == '1') then -- the next also wants it alone
     local fence, claim = time[1] .. string.sub('00000' .. time[2], -6), string.format('%d', now + CLAIM) -- micros
     local waiting = its[3] - 1
     queue = string.sub(queue, to)
-    if ARGV[4] ~= '' then
+    if other ~= '' then
       waiting = waiting + 1
-      queue = queue .. ARGV[4] .. ARGV[5] .. string.format('%d', now + ALIVE) .. ',' .. ARGV[6] .. ' '
+      queue = queue .. other .. mark .. string.format('%d', now + ALIVE) .. ',' .. ARGV[7] .. ' '
     end
     redis.call('HDEL', key, 'h:' .. token) -- before the message: Redis may refuse writes
     -- Whoever joins the queue has the record last for ALIVE, or finds that it does for one that
@@ -53,7 +54,7 @@ if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the k
     if sendGrant(id, e, '@', fence, claim, waiting > 0 and 1 or 0) then
       redis.call('HSET', key, 'fence', fence, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. fence .. ' ' .. what)
-      if ARGV[5] == '' then
+      if mark == '' then
         return 1
       end
       return {1, 0, now, waiting, waiting, CLAIM}
@@ -65,9 +66,9 @@ end
 -- #include record.lua
 -- #include queue.lua
 if foreign() then
-  return ARGV[5] == '' and 0 or {0, 0, now, 0, 0, 0}
+  return mark == '' and 0 or {0, 0, now, 0, 0, 0}
 end
-local owned, stay, other = mine and 1 or 0, tonumber(ARGV[3]), ARGV[4]
+local owned = mine and 1 or 0
 
 if mine and stay == 0 and limit(token) == 1 then -- the rest of the block goes back
   fence, last = math.max(used, tonumber(string.match(mine, '^%d+ (%d+)'))), ''
@@ -95,35 +96,35 @@ end
 sweep()
 local before
 local its = 0
-local granted = not mine and ARGV[5] ~= '' and redis.call('HMGET', key, 'h:' .. other)[1]
+local granted = not mine and mark ~= '' and redis.call('HMGET', key, 'h:' .. other)[1]
 if granted and ends(granted) > now then -- the reply to an earlier call was lost, and it has the key since
   its = tonumber(string.match(granted, '^%d+ (%d+)'))
-elseif ARGV[5] ~= '' then
-  before = join(other, ARGV[5], ARGV[6], mine and ARGV[7] == '1')
+elseif mark ~= '' then
+  before = join(other, mark, ARGV[7], mine and ARGV[8] == '1')
 elseif other ~= '' then
   leave(other)
 end
 if serve(other) then
-  its = grant(other, CLAIM, ARGV[6])
+  its = grant(other, CLAIM, ARGV[7])
 end
 if mine and stay > 0 then
   -- They know of a later end, and nobody releases the key. Should the first be dead, the
   -- next looks after it.
   local sent = 0
-  for e, mark in string.gmatch(queue, '([^@+~ ]*)([@+~])%S* ') do
+  for e, m in string.gmatch(queue, '([^@+~ ]*)([@+~])%S* ') do
     if sent == 3 then
       break
-    elseif mark ~= '~' and e ~= other then
+    elseif m ~= '~' and e ~= other then
       send(locker(e), string.format('ends %s %d', named(e), stay))
       sent = sent + 1
     end
   end
   alert()
 end
-if exists or ARGV[5] ~= '' then
+if exists or mark ~= '' then
   save()
 end
-if ARGV[5] == '' then
+if mark == '' then
   return owned
 end
 return {owned, its, now, its == 0 and before and before + 1 or 0, waiting, held > 0 and math.max(soonest - now, 0) or 0}

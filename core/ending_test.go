@@ -1,0 +1,102 @@
+package core_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// The ctx of a lease ends in the same way whether or not anybody waited for it before.
+func TestLease_ContextIsAskedAfterItsEnd(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		l := newLocker(t, env)
+		type name struct{}
+		mine := errors.New("mine")
+		for _, parentEnds := range []bool{false, true} {
+			for _, before := range []bool{false, true} {
+				parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), name{}, "value"))
+				lease, err := l.TryAcquire(parent, "k")
+				require.NoError(t, err)
+				ctx := lease.Context()
+				if before {
+					require.NoError(t, context.Cause(ctx))
+					select {
+					case <-ctx.Done():
+						t.Fatal("it is over")
+					default:
+					}
+				}
+				want := context.Canceled
+				if parentEnds {
+					want = mine
+					cancel(mine)
+				}
+				require.NoError(t, lease.Release(t.Context()))
+				cancel(errors.New("too late"))
+				require.ErrorIs(t, ctx.Err(), context.Canceled)
+				require.Equal(t, want, context.Cause(ctx))
+				<-ctx.Done()
+				require.Equal(t, "value", ctx.Value(name{}))
+				child, end := context.WithTimeout(ctx, time.Hour)
+				require.ErrorIs(t, child.Err(), context.Canceled)
+				require.Equal(t, want, context.Cause(child))
+				end()
+				ran := make(chan struct{})
+				context.AfterFunc(ctx, func() { close(ran) })
+				<-ran
+			}
+		}
+	})
+}
+
+// Many goroutines ask for the end of a ctx while it ends.
+func TestLease_ContextIsAskedWhileItEnds(t *testing.T) {
+	l := newLocker(t, redistest.Embedded(t))
+	for i := range 200 {
+		lease, err := l.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		ctx := lease.Context()
+		var all sync.WaitGroup
+		for n := range 8 {
+			all.Go(func() {
+				if n%2 == 0 {
+					child, cancel := context.WithCancel(ctx)
+					defer cancel()
+					<-child.Done()
+					assert.Equal(t, context.Canceled, context.Cause(child))
+				}
+				<-ctx.Done()
+				assert.Equal(t, context.Canceled, context.Cause(ctx))
+				assert.ErrorIs(t, ctx.Err(), context.Canceled)
+			})
+		}
+		if i%2 == 0 {
+			time.Sleep(10 * time.Microsecond)
+		}
+		require.NoError(t, lease.Release(t.Context()))
+		all.Wait()
+	}
+}
+
+// A call whose key is free, and whose function does not wait for its ctx.
+func TestGuard_AllocatesLittle(t *testing.T) {
+	l := newLocker(t, redistest.Real(t))
+	guard := l.Guard(core.RejectConflicts)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	do := func() {
+		if err := guard.Do(ctx, core.Call{Key: "k", Name: "POST /orders/{id}"}, func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	do()
+	require.LessOrEqual(t, testing.AllocsPerRun(500, do), 26.0) // 20 without the race detector, which makes pools forget
+}

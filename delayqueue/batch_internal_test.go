@@ -1,0 +1,130 @@
+package delayqueue
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+// storesAll reports it if jobs of all kinds are mixed up that one call of the script stores.
+func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	const age = time.Hour
+	q := testQueue(t, env)
+	for _, hook := range hooks {
+		q.rdb.(*redis.Client).AddHook(hook)
+	}
+	known, err := q.Enqueue(t.Context(), Job{ID: "known", Key: "k", MaxAge: 2 * age})
+	require.NoError(t, err)
+	claimed := claimTest(t, q, "ended.1", 1)[0]
+	require.True(t, settleTest(t, claimed, outcome{kind: OutcomeDone}))
+	_, err = q.Enqueue(t.Context(), Job{ID: "old", Key: "c", Coalesce: true})
+	require.NoError(t, err)
+	long := func(letter string) []byte { return []byte(strings.Repeat(letter, maxInline+1)) }
+	jobs := []Job{
+		{ID: "plain", Name: "n", Payload: []byte("1"), MaxAge: age},
+		{ID: "long 1", Key: "l", Payload: long("1"), MaxAge: age},
+		{ID: "known", Key: "k", MaxAge: age},
+		{ID: "keyed", Key: "k", Name: "name", Principal: "p", Payload: []byte("2"), MaxAge: age},
+		{ID: "newer", Key: "c", Coalesce: true, MaxAge: age},
+		{ID: "keyed too", Key: "k", Name: "name", Principal: "p", Payload: []byte("3"), MaxAge: age},
+		{ID: "long 2", Principal: "p", Payload: long("2"), MaxAge: 3 * age},
+		{ID: "later", Key: "k", Delay: time.Minute, MaxAge: age},
+		{ID: "plain too", Name: "n", MaxAge: age},
+	}
+	batch := make([]*enqueueing, len(jobs))
+	for i, job := range jobs {
+		job.ID = strings.ReplaceAll(job.ID, " ", "-")
+		batch[i] = newEnqueueing(t.Context(), job)
+	}
+	q.partitions[0].enqueue(batch)
+	for _, e := range batch {
+		s, err := q.Status(t.Context(), e.job.ID)
+		if e.err != nil || err != nil {
+			return errors.Join(e.err, err)
+		}
+		want := Status{ID: e.job.ID, Key: e.job.Key, Name: e.job.Name, Principal: e.job.Principal, State: StateQueued, EnqueuedAt: s.EnqueuedAt, ExpiresAt: s.EnqueuedAt.Add(e.job.MaxAge)}
+		if e.job.ID == "known" {
+			want.State, want.Attempts, want.ExpiresAt = StateDone, 1, known.ExpiresAt
+		}
+		if s != want || !e.expires.Equal(s.ExpiresAt) || e.stored == (e.job.ID == "known") {
+			return fmt.Errorf("%s: %+v, stored now: %v, until %v", e.job.ID, s, e.stored, e.expires)
+		}
+		if payload, err := q.Payload(t.Context(), e.job.ID); e.stored && (err != nil || !bytes.Equal(payload, e.job.Payload)) {
+			return fmt.Errorf("%s: the payload is %.9q: %w", e.job.ID, payload, err)
+		}
+	}
+	var due []string
+	for _, c := range claimTest(t, q, "token.1", 64) {
+		due = append(due, c.message.ID)
+	}
+	old, err := q.Status(t.Context(), "old")
+	require.NoError(t, err)
+	if got := len(due); old.SupersededBy != "newer" || got != 6 { // all but later, known and keyed-too
+		return fmt.Errorf("old is replaced by %q, and %d are due: %s", old.SupersededBy, got, due)
+	}
+	return nil
+}
+
+func TestEnqueue_JobsOfAllKindsTogether(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, storesAll(t, env)) })
+}
+
+func TestMutantsOfBatchesAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range []mutant{
+		{"long payloads are mixed up", "enqueue", "PAYLOADS + body_at[id]", "PAYLOADS + 1"},
+		{"all are stored as the first ones", "enqueue", "first = before + 1, last = before + many", "first = before + 1, last = before == 0 and n or 0"},
+		{"answers are mixed up", "enqueue", "      replies[#replies + 1], replies[#replies + 2] = i, why\n", "      replies[#replies + 1], replies[#replies + 2] = 1, why\n"},
+		{"what takes more than the usual is left out", "enqueue", "if #others == 0 then", "if true then"},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			err := storesAll(t, redistest.Real(t), hook)
+			require.Error(t, err)
+			t.Log(err)
+		})
+	}
+}
+
+// The script looks up all ids before it stores the first, so two of one id are stored by a call each.
+func TestEnqueue_OneIDOfManyCallers(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		queues := []*Queue{testQueue(t, env), testQueue(t, env)}
+		const ids, callers = 10, 32
+		var stored atomic.Int64
+		var calls sync.WaitGroup
+		for i := range ids * callers {
+			calls.Go(func() {
+				r, err := queues[i%2].Enqueue(t.Context(), Job{ID: fmt.Sprint(i % ids), Key: "k"})
+				if err == nil && r.Stored {
+					stored.Add(1)
+				}
+			})
+		}
+		calls.Wait()
+		require.EqualValues(t, ids, stored.Load())
+		p := queues[0].partitions[0]
+		require.EqualValues(t, ids, p.queue.rdb.ZCard(t.Context(), p.keys[keyLines]).Val())
+	})
+	batch := func(ids string) (all []*enqueueing) {
+		for id := range strings.SplitSeq(ids, "") {
+			all = append(all, newEnqueueing(t.Context(), Job{ID: id}))
+		}
+		return all
+	}
+	require.Equal(t, 3, distinct(batch("abc")))
+	require.Equal(t, 2, distinct(batch("abac")))
+	require.Equal(t, 1, distinct(batch("aa")))
+}

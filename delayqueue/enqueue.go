@@ -1,0 +1,200 @@
+package delayqueue
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/internal/luascript"
+)
+
+// enqueueing is a job on its way into the queue.
+type enqueueing struct {
+	ctx      context.Context // the caller's
+	job      Job
+	id, text any    // arguments, made by the caller and not by who sends the batch
+	long     []byte // its payload, if that is too long for a record
+	expires  time.Time
+	stored   bool // and not before
+	err      error
+	done     chan struct{} // has one when the others are set
+}
+
+// enqueueings are kept for the next jobs.
+var enqueueings = sync.Pool{New: func() any { return &enqueueing{done: make(chan struct{}, 1)} }}
+
+func newEnqueueing(ctx context.Context, job Job) *enqueueing {
+	text, long := textOf(job.Key, job.Name, job.Principal, job.Payload)
+	e := enqueueings.Get().(*enqueueing)
+	*e = enqueueing{ctx: ctx, job: job, id: job.ID, text: text, long: long, done: e.done}
+	return e
+}
+
+// free ends the use of a job that nobody else has any more.
+func (e *enqueueing) free() {
+	*e = enqueueing{done: e.done}
+	enqueueings.Put(e)
+}
+
+// wordClosed is what enqueue.lua says of a job when its partition is closed.
+const wordClosed = "closed"
+
+// errClosed is for what is not stored because its partition is closed.
+var errClosed = errors.New("the partition is closed")
+
+// add stores a job here, or fails with errClosed.
+func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
+	e := newEnqueueing(ctx, job)
+	_ = p.enqueues.Add(e) // never closed
+	select {
+	case <-e.done:
+		defer e.free()
+		if e.err != nil {
+			return Receipt{}, e.err
+		}
+		return Receipt{core.Ticket{ID: job.ID, Queue: p.queue.name, ExpiresAt: e.expires}, e.stored}, nil
+	case <-ctx.Done():
+		p.enqueues.Forget()
+		return Receipt{}, callerGone(ctx, "enqueue")
+	}
+}
+
+func (p *partition) enqueue(batch []*enqueueing) {
+	ctx := context.Background()
+	var reply []any
+	err := p.checkLayout(ctx, "enqueue")
+	if err == nil {
+		var long []string
+		args := make([]any, 0, 4+2*len(batch))
+		args = append(args, p.queue.admission, len(batch))
+		for _, e := range batch {
+			args = append(args, e.id)
+			if e.long != nil {
+				long = append(long, e.job.ID)
+			}
+		}
+		for _, e := range batch {
+			args = append(args, e.text)
+		}
+		args = appendHows(args, batch)
+		for _, e := range batch {
+			if e.long != nil {
+				args = append(args, e.long)
+			}
+		}
+		reply, err = p.change(ctx, enqueueScript, long, args...)
+	}
+	now, unclaimed, exceptions, err := readEnqueued(len(batch), reply, err)
+	if err != nil {
+		err = redisError(ctx, "enqueue", err)
+	}
+	parked, closed := false, false
+	for i, e := range batch {
+		word, exception := exceptions[i]
+		switch {
+		case err != nil:
+			e.err = err
+		case exception:
+			e.err = e.answered(p.queue, word)
+			closed = closed || errors.Is(e.err, errClosed)
+		default:
+			e.expires, e.stored = now.Add(time.Duration(ceilMilliseconds(e.job.MaxAge))*time.Millisecond), true
+			parked = parked || e.job.parked
+		}
+		e.done <- struct{}{} // from here on it is the caller's
+	}
+	if err == nil {
+		if closed {
+			unclaimed = 0 // what counts from here on is another partition
+		}
+		p.queue.noteClaim(p, unclaimed, parked)
+	}
+}
+
+// appendHows appends how the jobs of a batch are stored: alike, mostly.
+func appendHows(args []any, batch []*enqueueing) []any {
+	var how []byte
+	last, many := "", 0
+	for i, e := range batch {
+		if how = e.job.appendHow(how[:0]); i == 0 || string(how) != last {
+			if many > 0 {
+				args = append(args, strconv.Itoa(many)+last)
+			}
+			last, many = string(how), 0
+		}
+		many++
+	}
+	return append(args, strconv.Itoa(many)+last)
+}
+
+// appendHow appends what enqueue.lua is told of how a job is stored. Times are rounded up: a message is never early, and not too
+// old when it comes.
+func (j Job) appendHow(b []byte) []byte {
+	b = appendLengths(append(b, ' '), j.Key, j.Name, j.Principal)
+	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.Delay+j.Quiet), 10)
+	b = strconv.AppendInt(append(b, ' '), ceilMilliseconds(j.MaxAge), 10)
+	return append(append(b, ' '), j.flags()...)
+}
+
+// readEnqueued reads what enqueue.lua answered about n messages: exceptions are those that it did not store now.
+func readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.Duration, exceptions map[int]string, _ error) {
+	if err == nil && len(reply) < 2 || len(reply)%2 != 0 {
+		err = luascript.ErrReply
+	}
+	if err != nil {
+		return now, 0, nil, err
+	}
+	ms, ok := reply[0].(int64)
+	idle, ok2 := reply[1].(int64)
+	ok = ok && ok2
+	for i := 2; i < len(reply); i += 2 {
+		at, is := reply[i].(int64)
+		word, is2 := reply[i+1].(string)
+		if ok = ok && is && is2 && at >= 1 && at <= int64(n); !ok {
+			break
+		}
+		if exceptions == nil {
+			exceptions = map[int]string{}
+		}
+		exceptions[int(at)-1] = word
+	}
+	if !ok {
+		err = luascript.ErrReply
+	}
+	return time.UnixMilli(ms), time.Duration(idle) * time.Millisecond, exceptions, err
+}
+
+// unclaimed is for how long no Worker has claimed: what enqueue.lua tells, here of no job at all.
+func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
+	reply, err := p.change(ctx, enqueueScript, nil, p.queue.admission, 0)
+	if _, unclaimed, _, err := readEnqueued(0, reply, err); err == nil {
+		return unclaimed, nil
+	}
+	return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))
+}
+
+// answered notes what enqueue.lua answered about a job that it did not store now.
+func (e *enqueueing) answered(q *Queue, word string) error {
+	full := fullWords[word]
+	switch {
+	case errors.Is(full, ErrKeyFull):
+		return fmt.Errorf("delayqueue: enqueue in %q for key %q: %w", q.name, e.job.Key, full)
+	case full != nil:
+		return fmt.Errorf("delayqueue: enqueue in %q: %w", q.name, full)
+	case word == wordClosed:
+		return errClosed
+	}
+	if notAfter, known := readMillis(word); known {
+		e.expires = notAfter
+	} else if ended, known := readEnding(e.job.ID, word); known {
+		e.expires = ended.ExpiresAt
+	} else {
+		return fmt.Errorf("delayqueue: enqueue in %q: what redis holds under id %q is not a message", q.name, e.job.ID)
+	}
+	return nil
+}

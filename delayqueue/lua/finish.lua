@@ -1,0 +1,140 @@
+-- Records, and how messages end: after common.lua.
+
+local MINUTE = math.min(60000, retention)
+local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}
+local ENDED_AT = string.format('%011x', now)
+
+local endings = {} -- fields of a bucket, and their values
+local current, current_since = (whole(own[9]) or 0) % 5, whole(own[10]) or 0 -- the bucket that is in use, and since when
+
+local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
+
+local function too_old(rec)
+  local not_after = rec:byte() == 49 and tonumber(rec:sub(33, 45), 10) -- to the embedded Redis 010 is octal
+  return not_after and not_after <= now
+end
+
+-- A message as its record has it: its sequence number, principal and slot, the bytes of its record and payload, and where that begins.
+local function read(id, rec)
+  local n, p = tonumber(rec:sub(49, 51), 10) or 0, tonumber(rec:sub(52, 54), 10) or 0
+  local key = key_of(rec)
+  local payload, long = 55 + #key + n + p, rec:sub(3, 3) == 'b'
+  return {
+    id = id, key = key, number = rec:sub(4, 19), principal = rec:sub(payload - p, payload - 1), payload = payload,
+    slot = rec:match('^1[qc]') and 's' .. rec:sub(46, payload - 1) or '', long = long,
+    n = #rec + (long and whole(rec:sub(payload)) or 0),
+  }
+end
+
+-- What the cause in r takes beside its message.
+local function cause_size(tries)
+  local _, before = (tries or ''):find('^......%d+ %d+ %d+ %d+ %S* ')
+  return before and math.floor(1.25 * (#tries - before)) or 0
+end
+
+local function ending_size(n) return 40 + math.floor(1.25 * n) end
+
+-- The buckets: until when each is needed, and how many bytes it has.
+local function read_buckets()
+  local found = redis.call('HMGET', c, 'until0', 'until1', 'until2', 'until3', 'until4', 'ended0', 'ended1', 'ended2', 'ended3', 'ended4')
+  local all, sum = {needed = {}, bytes = {}}, 0
+  for i = 0, 4 do
+    all.needed[i], all.bytes[i] = whole(found[1 + i]) or 0, whole(found[6 + i]) or 0
+    sum = sum + all.bytes[i]
+  end
+  ended_bytes = sum
+  return all
+end
+
+-- Whether a bucket need not be remembered; early: since nothing has ended into it for a minute.
+local function is_needless(all, i, early) return all.needed[i] - (early and retention - MINUTE or 0) <= now end
+
+-- Forgets what ended into a bucket.
+local function drop(all, i)
+  redis.call('UNLINK', KEYS[11 + i])
+  redis.call('HDEL', c, 'until' .. i, 'ended' .. i)
+  ended_bytes = ended_bytes - all.bytes[i]
+  all.needed[i], all.bytes[i] = 0, 0
+end
+
+-- Forgets the oldest of what ended while it takes more than half of the partition's bytes, but nothing of the last minute.
+local function make_room(all)
+  for step = 1, 4 do
+    local i = (current + step) % 5
+    if ended_bytes > max_bytes / 2 and all.needed[i] > 0 and is_needless(all, i, true) then
+      drop(all, i)
+    end
+  end
+end
+
+-- Remembers how messages ended, in a bucket. That is another one after a quarter of the retention, or when this
+-- one has a tenth of the partition's bytes, if what the oldest one has need not be remembered any more.
+local function remember()
+  local turns = current_since > now or now - current_since >= retention / 4
+  if turns or ended_bytes > max_bytes / 10 then
+    local all = read_buckets()
+    make_room(all)
+    local oldest = (current + 1) % 5
+    if (turns or all.bytes[current] > max_bytes / 10) and is_needless(all, oldest) then
+      drop(all, oldest)
+      add(c, 'bucket', oldest)
+      add(c, 'since', NOW)
+      current, current_since = oldest, now
+    end
+  end
+  local more = 0
+  for i = 1, #endings, 2 do
+    more = more + ending_size(#endings[i] + #endings[i + 1])
+  end
+  ended_bytes = ended_bytes + more
+  local bucket, had = KEYS[11 + current], redis.call('HMGET', c, 'until' .. current, 'ended' .. current)
+  redis.call('HSET', bucket, unpack(endings))
+  add(c, 'ended' .. current, text((whole(had[2]) or 0) + more))
+  local n, needed = redis.call('HLEN', bucket), now + retention
+  local later = (whole(had[1]) or 0) < needed
+  if later then -- in steps, so that it is seldom told
+    add(c, 'until' .. current, text(needed + math.min(math.floor(retention / 64), 1000)))
+  end
+  if later or n > LARGE then
+    keep(bucket, math.ceil(2.25 * retention), 0, n > LARGE)
+  end
+  endings = {}
+end
+
+-- A dead letter has entries in m, x and y alone.
+local function letter_size(id, n, ending) return message_size(n, id, '', '', '') + ending_size(ending) end
+
+-- Ends a message: as COUNTS have it, or as 'm', carried over to another partition. Its place in f is the caller's.
+local function finish(id, key, principal, slot, n, tries, how, ending, result)
+  local size = message_size(n, id, key, principal, slot) + cause_size(tries)
+  remove(r, id)
+  if key ~= '' then
+    use('k', key, -size)
+  end
+  if principal ~= '' then
+    use('p', principal, -size)
+  end
+  if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
+    remove(u, slot)
+  end
+  if how == 'x' then
+    redis.call('HSETNX', m, id, '')
+    add(y, id, ending)
+    add(x, id, NOW)
+    weigh(letter_size(id, n, #ending) - size)
+    span = math.max(span, dead_retention)
+  else
+    remove(m, id)
+    weigh(-size)
+    if how ~= 'm' then
+      endings[#endings + 1], endings[#endings + 2] = id, ending
+    end
+    if result and result ~= '' then
+      endings[#endings + 1], endings[#endings + 2] = id .. ' ', result
+    end
+  end
+  if how ~= 'm' then
+    count(COUNTS[how])
+  end
+  ended[#ended + 1] = id
+end

@@ -1,0 +1,272 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/ops"
+)
+
+const (
+	maxForm      = 64 << 10
+	countTime    = 10 * time.Second // of what a change would change
+	changeTime   = time.Hour        // of a change: one of many messages can be slow
+	shownChange  = 2 * time.Second  // what its page waits for it
+	shownChanges = 100
+)
+
+// asked is a change that somebody wants, as links and forms have it.
+type asked struct {
+	Do      ops.Action
+	Key     string
+	Fence   int64
+	Queue   string
+	ID      string // of one message; empty: those of Name and Cause
+	Name    string
+	Cause   string
+	Count   int64 // of them, as seen
+	Request ops.Request
+	Seen    string // the state of the Request's record
+	Rate    float64
+	For     time.Duration
+	Why     string
+}
+
+func askedBy(r *http.Request) (a asked, err error) {
+	v := r.FormValue
+	whole := func(name string) (n int64) {
+		if text := v(name); text != "" && err == nil {
+			n, err = strconv.ParseInt(text, 10, 64)
+		}
+		return n
+	}
+	a = asked{
+		Do: ops.Action(v("do")), Key: v("key"), Fence: whole("fence"), Queue: v("queue"), ID: v("id"), Name: v("name"), Cause: v("cause"),
+		Count: whole("count"), Request: requestOf(v), Seen: v("seen"), Rate: float64(whole("rate")), For: time.Duration(whole("minutes")) * time.Minute,
+		Why: strings.TrimSpace(v("why")),
+	}
+	if err != nil {
+		return a, &httpError{http.StatusBadRequest, "A number was expected."}
+	}
+	return a, nil
+}
+
+func (a asked) filter() delayqueue.Filter { return delayqueue.Filter{Name: a.Name, Cause: a.Cause} }
+
+func (a asked) messages() ops.Messages {
+	return ops.Messages{Queue: a.Queue, ID: a.ID, Filter: a.filter(), Count: a.Count}
+}
+
+// Back is the page that shows what is changed.
+func (a asked) Back() string {
+	switch {
+	case a.Do == ops.ActionUnlock:
+		return keyURL(a.Key)
+	case a.Do == ops.ActionForget:
+		return link("idempotency", "route", a.Request.Route, "principal", a.Request.Principal, "idempotency-key", a.Request.Key)
+	case a.ID != "":
+		return link("message", "queue", a.Queue, "id", a.ID)
+	case a.Do == ops.ActionRedrive || a.Do == ops.ActionPurge:
+		return "dead"
+	}
+	return link("queue", "queue", a.Queue)
+}
+
+// Again is the page that asks for the change anew, with what is true then.
+func (a asked) Again() string {
+	switch a.Do {
+	case ops.ActionUnlock, ops.ActionForget:
+		return a.Back()
+	}
+	return link("change", "do", string(a.Do), "queue", a.Queue, "id", a.ID, "name", a.Name, "cause", a.Cause)
+}
+
+type changeBody struct {
+	asked
+	Title, Does, Risk, Button string
+	Counted                   bool // Count is how many there are
+	Some                      bool // it is only how many of the first
+	Running                   bool // it goes on
+	Changed                   *ops.ChangedError
+	Failed                    string
+}
+
+// confirm shows what a change would do, and asks why.
+func (c *console) confirm(r *http.Request) (*page, error) {
+	a, err := askedBy(r)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.authorize(r, a.Do); err != nil {
+		return nil, err
+	}
+	body := changeBody{asked: a}
+	many := a.ID == ""
+	switch a.Do {
+	case ops.ActionUnlock:
+		if core.ValidateKey(a.Key) != nil || a.Fence <= 0 {
+			return nil, &httpError{http.StatusBadRequest, "A key and the fence of its holder are needed."}
+		}
+		body.Title, body.Button = "Take the key from its holder", "Take it"
+		body.Does = "The next that waits gets the key. The holder's context ends, with ErrLeaseLost."
+		body.Risk = "The holder's work is not stopped: until it sees that its context is over, two can work for one key. What is written under a fence is safe."
+	case ops.ActionPause:
+		body.Title, body.Button, body.Does = "Pause the queue", "Pause", "No worker starts a message of the queue. What runs goes on."
+		body.Risk = "What is queued grows old, and expires when it is too old."
+	case ops.ActionResume:
+		body.Title, body.Button, body.Does, body.Risk = "Resume the queue", "Resume", "Workers start messages again.", "What was due meanwhile starts at once."
+	case ops.ActionRedrive:
+		body.Title, body.Button, body.Does = "Redrive", "Redrive", "Dead letters go back into their queue, at the end of their keys' lines. They may start for 15 minutes from then."
+		body.Risk = "They run again, and may have done a part before. If what they died of is not mended, they die again."
+	case ops.ActionPurge:
+		body.Title, body.Button, body.Does, body.Risk = "Purge", "Purge", "Dead letters are removed, with their payloads.", "They cannot be brought back."
+	case ops.ActionCancel:
+		body.Title, body.Button, body.Does, body.Risk, many = "Cancel the message", "Cancel it", "A queued message is not run.", "Whoever waits for it sees it as cancelled.", false
+		if a.ID == "" {
+			return nil, &httpError{http.StatusBadRequest, "The id of a message is needed."}
+		}
+	case ops.ActionForget:
+		body.Title, body.Button, body.Does = "Forget the request", "Forget it", "Its record is removed."
+		body.Risk = "The request runs again if it is made again. If it did run, its work is done twice."
+	default:
+		return nil, &httpError{http.StatusNotFound, "There is no such change."}
+	}
+	if a.Queue != "" {
+		h, err := c.named(r)
+		if err == nil {
+			err = h.err
+		}
+		if err != nil {
+			return nil, err
+		}
+		if many && (a.Do == ops.ActionRedrive || a.Do == ops.ActionPurge) {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), countTime)
+			defer cancel()
+			n, exact, err := h.queue.Count(ctx, delayqueue.StateDead, a.filter())
+			if err != nil {
+				return nil, &httpError{http.StatusServiceUnavailable, "They could not be counted: " + err.Error()}
+			}
+			body.Count, body.Counted, body.Some = n, true, !exact
+		}
+	}
+	return &page{Name: "change", Title: body.Title, Nav: navOf(a), Quiet: true, Body: body}, nil
+}
+
+func navOf(a asked) string {
+	switch a.Do {
+	case ops.ActionUnlock:
+		return "keys"
+	case ops.ActionForget:
+		return "idempotency"
+	case ops.ActionRedrive, ops.ActionPurge:
+		return "dead"
+	}
+	return "queues"
+}
+
+// change makes a change. One that takes long goes on when its page was sent; the audit tells how it ends.
+func (c *console) change(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	if err := r.ParseForm(); err != nil {
+		c.refuse(w, &httpError{http.StatusBadRequest, "The form cannot be read."})
+		return
+	}
+	r.Form = r.PostForm // what a link says is no change
+	a, err := askedBy(r)
+	var who string
+	if err == nil {
+		who, err = c.authorize(r, a.Do)
+	}
+	if err == nil && who == "" {
+		err = &httpError{http.StatusForbidden, "It is not known who you are: a change says who made it."}
+	}
+	if err == nil && a.Why == "" {
+		err = &httpError{http.StatusBadRequest, "A change says why it is made."}
+	}
+	if err != nil {
+		c.refuse(w, err)
+		return
+	}
+	body := changeBody{asked: a, Title: "Done"}
+	status, done := 0, make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), changeTime)
+		defer cancel()
+		done <- c.make(ctx, ops.By{Who: who, Why: a.Why}, a)
+		c.cache.forget()
+	}()
+	wait := time.NewTimer(shownChange)
+	defer wait.Stop()
+	select {
+	case err = <-done:
+		status = body.ended(err)
+	case <-wait.C:
+		body.Title, body.Running = "Under way", true
+	}
+	p := &page{Name: "changed", Title: body.Title, Nav: navOf(a), Who: who, Quiet: true, Status: status, Body: body}
+	c.frame(p)
+	c.write(w, p)
+}
+
+// make makes a change that was asked for.
+func (c *console) make(ctx context.Context, by ops.By, a asked) (err error) {
+	switch a.Do {
+	case ops.ActionUnlock:
+		return c.operator.Unlock(ctx, by, a.Key, a.Fence)
+	case ops.ActionPause:
+		return c.operator.Pause(ctx, by, a.Queue, a.For)
+	case ops.ActionResume:
+		return c.operator.Resume(ctx, by, a.Queue)
+	case ops.ActionRedrive:
+		_, err = c.operator.Redrive(ctx, by, a.messages(), delayqueue.RedriveOptions{PerSecond: a.Rate})
+	case ops.ActionPurge:
+		_, err = c.operator.Purge(ctx, by, a.messages())
+	case ops.ActionCancel:
+		if a.ID == "" {
+			return fmt.Errorf("%w: the id of a message is needed", ops.ErrInvalidArgument)
+		}
+		_, err = c.operator.Cancel(ctx, by, a.messages())
+	case ops.ActionForget:
+		return c.operator.Forget(ctx, by, a.Request, a.Seen)
+	default:
+		return fmt.Errorf("%w: there is no such change", ops.ErrInvalidArgument)
+	}
+	return err
+}
+
+// ended says how a change ended, and returns the status of its page.
+func (b *changeBody) ended(err error) int {
+	if err == nil {
+		return http.StatusOK
+	}
+	if errors.As(err, &b.Changed) {
+		b.Title = "It changed while you looked"
+		return http.StatusConflict
+	}
+	b.Title, b.Failed = "It failed", err.Error()
+	switch {
+	case errors.Is(err, ops.ErrInvalidArgument), errors.Is(err, delayqueue.ErrInvalidArgument):
+		return http.StatusBadRequest
+	case errors.Is(err, delayqueue.ErrNoQueue):
+		return http.StatusNotFound
+	case errors.Is(err, ops.ErrNotAudited), errors.Is(err, core.ErrUnavailable):
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// changes answers "who did that?".
+func (c *console) changes(r *http.Request) (*page, error) {
+	p := &page{Name: "audit", Title: "Audit"}
+	all := get(r.Context(), &c.cache, "audit", slowEvery, func(ctx context.Context) ([]ops.Change, error) { return c.audit.List(ctx, shownChanges) })
+	troubled(p, "audit", all)
+	p.Body = all
+	return p, nil
+}

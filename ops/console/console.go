@@ -1,0 +1,321 @@
+package console
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/idempotency"
+	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/ops"
+)
+
+// What [Options].Authorize is asked about, beside the changes that package ops names.
+const (
+	// View is to see pages: keys, names, ids, principals, causes.
+	View ops.Action = "view"
+	// Payloads is to see the payloads of messages.
+	Payloads ops.Action = "payloads"
+)
+
+// Options are what a console shows, and to whom.
+type Options struct {
+	// Locker has the keys that are shown, and Redis is its client, where also queues, processes, records of Idempotency-Keys and
+	// the audit are read, under the Locker's prefix. Both are required.
+	Locker *core.Locker
+	Redis  redis.UniversalClient
+	// Queues are shown in place of those of the same names: queues on another Redis, or with the Keyring of their payloads. Nobody can change
+	// what is in a queue on another Redis.
+	Queues []*delayqueue.Queue
+	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error. It is called for each
+	// page with View, and must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
+	Authorize func(r *http.Request, do ops.Action) (who string, err error)
+	// Changes has those whom Authorize allows make changes; without Authorize it is an error. Default: the console changes nothing.
+	Changes bool
+	// Log is told of changes, beside the audit in Redis. Nil: slog.Default.
+	Log *slog.Logger
+}
+
+// New makes the console's handler. It does not talk to Redis, needs no closing, and has goroutines only while requests, or changes that
+// they began, are under way. Its error wraps [core.ErrInvalidOption].
+func New(o Options) (http.Handler, error) {
+	invalid := func(what string) error { return fmt.Errorf("console: %w: %s", core.ErrInvalidOption, what) }
+	switch {
+	case o.Locker == nil || absent.Is(o.Redis):
+		return nil, invalid("Locker and Redis are required")
+	case slices.Contains(o.Queues, nil):
+		return nil, invalid("a queue is nil")
+	case o.Changes && o.Authorize == nil:
+		return nil, invalid("Changes needs Authorize")
+	}
+	c := &console{Options: o, searches: make(chan struct{}, maxSearches)}
+	var err, auditErr, operatorErr error
+	c.records, err = idempotency.New(o.Redis, idempotency.WithPrefix(o.Locker.Prefix()))
+	c.audit, auditErr = ops.NewAudit(o.Redis, o.Locker.Prefix(), o.Log)
+	c.operator, operatorErr = ops.NewOperator(o.Locker, c.audit)
+	if err := errors.Join(err, auditErr, operatorErr); err != nil {
+		return nil, err
+	}
+	c.pages = map[string]func(*http.Request) (*page, error){
+		"": c.overview, "keys": c.keys, "key": c.key, "queues": c.queues, "queue": c.queue, "message": c.message,
+		"dead": c.dead, "processes": c.processes, "process": c.process, "idempotency": c.idempotency, "audit": c.changes, "change": c.confirm,
+	}
+	return http.NewCrossOriginProtection().Handler(c), nil
+}
+
+type console struct {
+	Options
+	records  *idempotency.Store
+	audit    *ops.Audit
+	operator *ops.Operator
+	pages    map[string]func(*http.Request) (*page, error)
+	cache    cache
+	history  history
+	searches chan struct{} // one for each that is under way
+	streams  streams
+}
+
+//go:embed templates
+var templateFiles embed.FS
+
+//go:embed assets
+var assetFiles embed.FS
+
+// templates has for each page the frame around it.
+var templates = sync.OnceValue(func() map[string]*template.Template {
+	base := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/base.html", "templates/parts.html"))
+	all := map[string]*template.Template{}
+	files, _ := fs.Glob(templateFiles, "templates/*.html")
+	for _, file := range files {
+		name := path.Base(file)
+		all[name[:len(name)-len(".html")]] = template.Must(template.Must(base.Clone()).ParseFS(templateFiles, file))
+	}
+	return all
+})
+
+// page is what a template shows.
+type page struct {
+	Name, Title string // of the template, and of the page
+	Nav         string // the part of the console that it belongs to
+	Prefix, Who string
+	Key         string // in the search box
+	At          time.Time
+	Assets      string // names the version of what is embedded
+	Trouble     []trouble
+	Quiet       bool // it is not kept up to date
+	Status      int  // 0: OK
+	Body        any
+}
+
+// trouble is a part of a page that could not be read.
+type trouble struct {
+	What  string
+	Err   error
+	Known bool
+	At    time.Time
+}
+
+// troubled notes that a panel is not up to date.
+func troubled[T any](p *page, what string, shown panel[T]) {
+	if shown.Err != nil {
+		p.Trouble = append(p.Trouble, trouble{what, shown.Err, shown.Known, shown.At})
+	}
+}
+
+// httpError is a page's refusal.
+type httpError struct {
+	status int
+	text   string
+}
+
+func (e *httpError) Error() string { return e.text }
+
+// ServeHTTP routes by the last segment of the path, so that it does not matter where the console is mounted.
+func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
+		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Cross-Origin-Opener-Policy", "same-origin")
+	header.Set("Cache-Control", "no-store")
+	if r.URL.Path == "" { // mounted with StripPrefix, and asked for without the slash
+		asked, _, _ := strings.Cut(r.RequestURI, "?")
+		_, last := path.Split(asked)
+		header.Set("Location", "./"+last+"/")
+		w.WriteHeader(http.StatusTemporaryRedirect)
+		return
+	}
+	_, name := path.Split(r.URL.Path)
+	if serveAsset(w, r, name) {
+		return
+	}
+	show, ok := c.pages[name]
+	if !ok {
+		c.refuse(w, &httpError{http.StatusNotFound, "There is no such page."})
+		return
+	}
+	if post := r.Method == http.MethodPost && name == "change"; !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
+		header.Set("Allow", "GET, HEAD")
+		c.refuse(w, &httpError{http.StatusMethodNotAllowed, "This console does not change that."})
+		return
+	}
+	who, err := c.authorize(r, View)
+	if err != nil {
+		c.refuse(w, err)
+		return
+	}
+	switch {
+	case r.Method == http.MethodPost:
+		c.change(w, r)
+	case r.Header.Get("Accept") == "text/event-stream":
+		c.stream(w, r, who, show)
+	case name == "keys" && r.URL.Query().Has("prefix"):
+		c.search(w, r, who)
+	default:
+		c.render(w, r, who, show)
+	}
+}
+
+// authorize asks the user's hook.
+func (c *console) authorize(r *http.Request, do ops.Action) (who string, err error) {
+	switch {
+	case do != View && do != Payloads && !c.Changes:
+		return "", &httpError{http.StatusForbidden, "This console changes nothing."}
+	case c.Authorize == nil && do == View:
+		return "", nil
+	case c.Authorize == nil:
+		return "", &httpError{http.StatusForbidden, "This console does not show that."}
+	}
+	if who, err = c.Authorize(r, do); err != nil {
+		return "", &httpError{http.StatusForbidden, "You may not do that here."}
+	}
+	return who, nil
+}
+
+func (c *console) allowed(r *http.Request, do ops.Action) bool {
+	_, err := c.authorize(r, do)
+	return err == nil
+}
+
+// may is which of some changes somebody may make.
+func (c *console) may(r *http.Request, changes ...ops.Action) (all []ops.Action) {
+	for _, do := range changes {
+		if c.allowed(r, do) {
+			all = append(all, do)
+		}
+	}
+	return all
+}
+
+// read makes a page within the time that a page has.
+func (c *console) read(r *http.Request, who string, show func(*http.Request) (*page, error)) (*page, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
+	defer cancel()
+	r = r.WithContext(ctx)
+	var p *page
+	var err error
+	var answers panel[bool]
+	together(func() { p, err = show(r) }, func() {
+		answers = get(ctx, &c.cache, "ping", pingEvery, func(ctx context.Context) (bool, error) { return true, c.Redis.Ping(ctx).Err() })
+	})
+	if err != nil {
+		return nil, err
+	}
+	if p.Who = who; answers.Err != nil { // what the page shows may be too new to have been read again
+		p.Trouble = slices.Insert(p.Trouble, 0, trouble{"Redis does not answer", answers.Err, answers.Known, answers.At})
+	}
+	c.frame(p)
+	return p, nil
+}
+
+func (c *console) frame(p *page) {
+	p.Prefix, p.At, p.Assets = c.Locker.Prefix(), time.Now(), assetVersion()
+	p.Nav = cmp.Or(p.Nav, p.Name)
+}
+
+func (c *console) render(w http.ResponseWriter, r *http.Request, who string, show func(*http.Request) (*page, error)) {
+	p, err := c.read(r, who, show)
+	if err != nil {
+		c.refuse(w, err)
+		return
+	}
+	c.write(w, p)
+}
+
+// write sends a whole page.
+func (c *console) write(w http.ResponseWriter, p *page) {
+	var b bytes.Buffer
+	if err := templates()[p.Name].ExecuteTemplate(&b, "page", p); err != nil {
+		http.Error(w, "the page could not be made", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	if p.Status != 0 {
+		w.WriteHeader(p.Status)
+	}
+	_, _ = w.Write(b.Bytes()) // whoever has left needs nothing
+}
+
+// refuse answers with an error's page.
+func (c *console) refuse(w http.ResponseWriter, err error) {
+	p := &page{Name: "error", Title: "Error", Quiet: true, Status: http.StatusInternalServerError}
+	if refusal, ok := errors.AsType[*httpError](err); ok {
+		p.Status = refusal.status
+	}
+	p.Title = map[int]string{
+		http.StatusNotFound: "Not found", http.StatusForbidden: "Not allowed", http.StatusBadRequest: "Not understood", http.StatusTooManyRequests: "Too many",
+		http.StatusMethodNotAllowed: "Not changed", http.StatusServiceUnavailable: "Redis does not answer",
+	}[p.Status]
+	p.Title = cmp.Or(p.Title, "Error")
+	p.Body = err.Error()
+	c.frame(p)
+	c.write(w, p)
+}
+
+var assetTypes = map[string]string{
+	"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
+}
+
+// serveAsset sends a file that pages need. It tells nothing of a service, so that anybody may have it.
+func serveAsset(w http.ResponseWriter, r *http.Request, name string) bool {
+	kind, ok := assetTypes[name]
+	if !ok {
+		return false
+	}
+	content, _ := assetFiles.ReadFile("assets/" + name)
+	w.Header().Set("Content-Type", kind)
+	if r.URL.Query().Get("v") == assetVersion() {
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	}
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
+	return true
+}
+
+// assetVersion changes when an asset does.
+var assetVersion = sync.OnceValue(func() string {
+	sum := sha256.New()
+	for _, name := range []string{"console.css", "console.js", "icon.svg"} {
+		content, _ := assetFiles.ReadFile("assets/" + name)
+		sum.Write(content)
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:6])
+})

@@ -1,0 +1,418 @@
+package console_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/gin-gonic/gin"
+	"github.com/labstack/echo/v4"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/ops"
+	"github.com/perkey-go/perkey/ops/console"
+)
+
+// everyone may do everything.
+func everyone(*http.Request, ops.Action) (string, error) { return "ada", nil }
+
+func newLocker(t testing.TB, rdb redis.UniversalClient, prefix string) *core.Locker {
+	t.Helper()
+	l, err := core.New(rdb, core.WithPrefix(prefix))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func newConsole(t testing.TB, env *redistest.Env, change func(*console.Options)) (*httptest.Server, *core.Locker) {
+	t.Helper()
+	rdb := env.Client(t)
+	o := console.Options{Locker: newLocker(t, rdb, env.Prefix), Redis: rdb, Log: slog.New(slog.DiscardHandler)}
+	if change != nil {
+		change(&o)
+	}
+	handler, err := console.New(o)
+	require.NoError(t, err)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server, o.Locker
+}
+
+func get(t testing.TB, url string) (int, string, http.Header) {
+	t.Helper()
+	resp, err := http.Get(url)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, string(body), resp.Header
+}
+
+func post(t testing.TB, to string, header http.Header, values ...string) (int, string) {
+	t.Helper()
+	form := url.Values{}
+	for i := 0; i < len(values); i += 2 {
+		form.Set(values[i], values[i+1])
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, to, strings.NewReader(form.Encode()))
+	require.NoError(t, err)
+	req.Header = http.Header{"Content-Type": {"application/x-www-form-urlencoded"}}
+	maps.Copy(req.Header, header)
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	return resp.StatusCode, string(body)
+}
+
+var pages = []string{"", "keys", "key?key=k", "queues", "dead", "processes", "idempotency", "audit"}
+
+func TestNew_RefusesMistakes(t *testing.T) {
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	locker := newLocker(t, rdb, env.Prefix)
+	var none *redis.Client
+	for name, o := range map[string]console.Options{
+		"nothing": {}, "no locker": {Redis: rdb}, "no redis": {Locker: locker}, "a nil client": {Locker: locker, Redis: none},
+		"a nil queue": {Locker: locker, Redis: rdb, Queues: []*delayqueue.Queue{nil}}, "changes by anybody": {Locker: locker, Redis: rdb, Changes: true},
+	} {
+		_, err := console.New(o)
+		require.ErrorIs(t, err, core.ErrInvalidOption, name)
+	}
+}
+
+func TestConsole_HeadersOfEachPage(t *testing.T) {
+	server, _ := newConsole(t, redistest.Embedded(t), nil)
+	for _, page := range append(pages, "nothing", "queue?queue=none") {
+		_, body, header := get(t, server.URL+"/"+page)
+		assert.Contains(t, header.Get("Content-Security-Policy"), "default-src 'none'", page)
+		assert.NotContains(t, header.Get("Content-Security-Policy"), "unsafe", page)
+		assert.Equal(t, "no-store", header.Get("Cache-Control"), page)
+		assert.Equal(t, "nosniff", header.Get("X-Content-Type-Options"), page)
+		assert.Equal(t, "no-referrer", header.Get("Referrer-Policy"), page)
+		assert.Contains(t, body, `name="key"`, "%s has the box of exact keys", page)
+		assert.NotContains(t, body, "style=", page)
+		assert.NotContains(t, body, "http://", page)
+	}
+}
+
+func TestConsole_CanBeMountedAnywhere(t *testing.T) {
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	handler, err := console.New(console.Options{Locker: newLocker(t, rdb, env.Prefix), Redis: rdb})
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	mux.Handle("/ops/", handler)
+	mux.Handle("/deep/in/here/", http.StripPrefix("/deep/in/here", handler))
+	mux.Handle("/bare", http.StripPrefix("/bare", handler))
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	for _, at := range []string{"/ops/", "/deep/in/here/", "/ops", "/deep/in/here"} {
+		code, body, _ := get(t, server.URL+at)
+		assert.Equal(t, 200, code, at)
+		assert.Contains(t, body, "<h1>Overview</h1>", at)
+		code, body, _ = get(t, server.URL+strings.TrimSuffix(at, "/")+"/keys")
+		assert.Equal(t, 200, code, at)
+		assert.Contains(t, body, "<h1>Keys</h1>", at)
+		for _, asset := range []string{"console.css", "console.js", "icon.svg"} {
+			code, _, _ = get(t, server.URL+strings.TrimSuffix(at, "/")+"/"+asset)
+			assert.Equal(t, 200, code, at)
+		}
+	}
+	gin.SetMode(gin.ReleaseMode)
+	r, e := gin.New(), echo.New()
+	r.Any("/ops/*path", gin.WrapH(handler))
+	e.Any("/ops/*", echo.WrapHandler(handler))
+	for name, router := range map[string]http.Handler{"gin": r, "echo": e} {
+		for path, want := range map[string]string{"/ops/": "<h1>Overview</h1>", "/ops/keys": "<h1>Keys</h1>"} {
+			w := httptest.NewRecorder()
+			router.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			assert.Equal(t, 200, w.Code, name)
+			assert.Contains(t, w.Body.String(), want, name)
+		}
+	}
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, &http.Request{Method: http.MethodGet, URL: &url.URL{}, RequestURI: "//evil.example/bare?q=1", Header: http.Header{}})
+	assert.Equal(t, "./bare/", w.Header().Get("Location"), "never another host")
+}
+
+func TestConsole_IsReadOnlyUnlessToldOtherwise(t *testing.T) {
+	for name, change := range map[string]func(*console.Options){
+		"by default": nil, "with authorization alone": func(o *console.Options) { o.Authorize = everyone },
+		"whom Authorize refuses": func(o *console.Options) {
+			o.Changes, o.Authorize = true, func(_ *http.Request, do ops.Action) (string, error) {
+				if do != console.View {
+					return "", errors.New("secret reason")
+				}
+				return "eve", nil
+			}
+		},
+		"who is nobody": func(o *console.Options) {
+			o.Changes, o.Authorize = true, func(*http.Request, ops.Action) (string, error) { return "", nil }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := redistest.Embedded(t)
+			server, locker := newConsole(t, env, change)
+			lease, err := locker.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			q, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+			require.NoError(t, err)
+			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "other"})
+			require.NoError(t, err)
+			for _, form := range [][]string{
+				{"do", "unlock", "key", "k", "fence", fmt.Sprint(lease.Fence())}, {"do", "cancel", "queue", "q", "id", "m"}, {"do", "pause", "queue", "q", "minutes", "5"},
+			} {
+				code, body := post(t, server.URL+"/change", nil, append(form, "why", "because")...)
+				assert.Contains(t, []int{http.StatusForbidden, http.StatusMethodNotAllowed}, code, form)
+				assert.NotContains(t, body, "secret reason")
+			}
+			for _, page := range pages {
+				code, _ := post(t, server.URL+"/"+page, nil)
+				assert.Equal(t, http.StatusMethodNotAllowed, code, page)
+			}
+			require.NoError(t, lease.Context().Err())
+			status, err := q.Status(t.Context(), "m")
+			require.NoError(t, err)
+			assert.Equal(t, delayqueue.StateQueued, status.State)
+		})
+	}
+}
+
+func TestConsole_ChangesNameWhatWasSeen(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize = true, everyone })
+		lease, err := locker.TryAcquire(t.Context(), "k")
+		require.NoError(t, err)
+		unlock := func(fence int64, header http.Header, why string) (int, string) {
+			return post(t, server.URL+"/change", header, "do", "unlock", "key", "k", "fence", fmt.Sprint(fence), "why", why)
+		}
+		for name, header := range map[string]http.Header{
+			"another site": {"Sec-Fetch-Site": {"cross-site"}}, "another host of the site": {"Sec-Fetch-Site": {"same-site"}}, "another origin": {"Origin": {"https://evil.example"}},
+		} {
+			code, _ := unlock(lease.Fence(), header, "why")
+			assert.Equal(t, http.StatusForbidden, code, name)
+		}
+		code, body := unlock(lease.Fence(), nil, " ")
+		assert.Equal(t, http.StatusBadRequest, code, body)
+		code, body = unlock(lease.Fence()-1, nil, "why")
+		assert.Equal(t, http.StatusConflict, code)
+		assert.Contains(t, body, "It changed while you looked")
+		assert.Contains(t, body, fmt.Sprint(lease.Fence()), "what is true now")
+		require.NoError(t, lease.Context().Err())
+		_, _, _ = get(t, server.URL+"/change?do=unlock&key=k&why=link&fence="+fmt.Sprint(lease.Fence()))
+		code, _ = post(t, server.URL+"/change?do=unlock&key=k&why=link&fence="+fmt.Sprint(lease.Fence()), nil)
+		assert.NotEqual(t, http.StatusOK, code, "a link changes nothing")
+		require.NoError(t, lease.Context().Err())
+		code, body = unlock(lease.Fence(), http.Header{"Sec-Fetch-Site": {"same-origin"}}, "INC-1")
+		assert.Equal(t, http.StatusOK, code, body)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+		_, body, _ = get(t, server.URL+"/audit")
+		assert.Contains(t, body, "INC-1")
+		assert.Contains(t, body, "refused: held by")
+	})
+}
+
+func TestConsole_BulkChangesCountFirst(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		server, locker := newConsole(t, env, func(o *console.Options) { o.Changes, o.Authorize = true, everyone })
+		q, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		for i := range 3 {
+			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: fmt.Sprint("m", i), Name: "n", Payload: []byte("secret-payload")})
+			require.NoError(t, err)
+		}
+		worker, err := delayqueue.NewWorker(q, locker, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("the cause")) },
+			delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		require.NoError(t, worker.Start())
+		redistest.Eventually(t, func() bool {
+			s, err := q.Stats(t.Context())
+			return err == nil && s.Dead == 3
+		}, "all are dead")
+		require.NoError(t, worker.Stop(t.Context()))
+		_, body, _ := get(t, server.URL+"/dead")
+		assert.Contains(t, body, "the cause")
+		_, body, _ = get(t, server.URL+"/change?do=redrive&queue=q&name=n&cause=the+cause")
+		assert.Contains(t, body, `name="count" value="3"`)
+		code, body := post(t, server.URL+"/change", nil, "do", "redrive", "queue", "q", "name", "n", "cause", "the cause", "count", "2", "why", "w")
+		assert.Equal(t, http.StatusConflict, code, body)
+		code, body = post(t, server.URL+"/change", nil, "do", "purge", "queue", "q", "id", "m0", "why", "w")
+		assert.Equal(t, http.StatusOK, code, body)
+		code, body = post(t, server.URL+"/change", nil, "do", "purge", "queue", "q", "id", "m0", "why", "w")
+		assert.Equal(t, http.StatusConflict, code, body)
+		code, body = post(t, server.URL+"/change", nil, "do", "redrive", "queue", "q", "name", "n", "cause", "the cause", "count", "2", "rate", "100", "why", "w")
+		assert.Equal(t, http.StatusOK, code, body)
+		s, err := q.Stats(t.Context())
+		require.NoError(t, err)
+		assert.EqualValues(t, 2, s.Queued)
+		// Without the number of what was seen nothing is chosen but nothing.
+		code, _ = post(t, server.URL+"/change", nil, "do", "cancel", "queue", "q", "why", "w")
+		assert.Equal(t, http.StatusBadRequest, code)
+		code, _ = post(t, server.URL+"/change", nil, "do", "pause", "queue", "gone", "minutes", "5", "why", "w")
+		assert.Equal(t, http.StatusNotFound, code)
+		code, body = post(t, server.URL+"/change", nil, "do", "pause", "queue", "q", "minutes", "5", "why", "w")
+		assert.Equal(t, http.StatusOK, code, body)
+		_, body, _ = get(t, server.URL+"/queue?queue=q")
+		assert.Contains(t, body, "paused until")
+	})
+}
+
+func TestConsole_ShowsNoSecrets(t *testing.T) {
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	may := map[ops.Action]bool{console.View: true}
+	server, locker := newConsole(t, env, func(o *console.Options) {
+		o.Authorize = func(_ *http.Request, do ops.Action) (string, error) {
+			if !may[do] {
+				return "", errors.New("no")
+			}
+			return "eve", nil
+		}
+	})
+	q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "k", Payload: []byte("secret-payload")})
+	require.NoError(t, err)
+	lease, err := locker.TryAcquire(t.Context(), "k2")
+	require.NoError(t, err)
+	token := lease.Token()
+	record, err := rdb.Get(t.Context(), env.Prefix+":lock{}:k2").Result()
+	require.NoError(t, err)
+	info, err := locker.Inspect(t.Context(), "k2")
+	require.NoError(t, err)
+	secrets := strings.FieldsFunc(strings.ReplaceAll(record, info.Holders[0].Locker, ""), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	secrets = slices.DeleteFunc(secrets, func(s string) bool { return len(s) < 10 || s == fmt.Sprint(lease.Fence()) })
+	require.NotEmpty(t, secrets, record)
+	for _, page := range append(pages, "key?key=k2", "queue?queue=q", "message?queue=q&id=m", "message?queue=q&id=m&payload=1", "keys?prefix=") {
+		_, body, _ := get(t, server.URL+"/"+page)
+		assert.NotContains(t, body, "secret-payload", page)
+		assert.NotContains(t, body, token, page)
+		for _, secret := range secrets {
+			assert.NotContains(t, body, secret, page)
+		}
+	}
+	code, _, _ := get(t, server.URL+"/message?queue=q&id=m&payload=1")
+	assert.Equal(t, http.StatusForbidden, code)
+	may[console.Payloads] = true
+	_, body, _ := get(t, server.URL+"/message?queue=q&id=m&payload=1")
+	assert.Contains(t, body, "secret-payload")
+	delete(may, console.View)
+	for _, page := range pages {
+		code, body, _ := get(t, server.URL+"/"+page)
+		assert.Equal(t, http.StatusForbidden, code, page)
+		assert.NotContains(t, body, "k2")
+	}
+}
+
+func TestConsole_ShowsWhatItKnewWhenRedisIsAway(t *testing.T) {
+	env := redistest.Real(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
+	server, _ := newConsole(t, env, func(o *console.Options) { o.Locker, o.Redis = newLocker(t, rdb, env.Prefix), rdb })
+	holder := newLocker(t, env.Client(t), env.Prefix)
+	_, err := holder.TryAcquire(t.Context(), "k", core.Named("work of k", ""))
+	require.NoError(t, err)
+	_, body, _ := get(t, server.URL+"/key?key=k")
+	require.Contains(t, body, "work of k")
+	require.NotContains(t, body, "Not up to date")
+	proxy.Blackhole(redistest.Requests)
+	time.Sleep(2100 * time.Millisecond) // what is known is old
+	for _, page := range append(pages, "key?key=never+seen") {
+		began := time.Now()
+		code, body, _ := get(t, server.URL+"/"+page)
+		assert.Less(t, time.Since(began), 2*time.Second, page)
+		assert.Equal(t, 200, code, page)
+		assert.Contains(t, body, "Not up to date", page)
+		if page == "key?key=k" {
+			assert.Contains(t, body, "work of k")
+			assert.Contains(t, body, "as of")
+		}
+	}
+	proxy.Blackhole(0)
+	redistest.Eventually(t, func() bool {
+		_, body, _ := get(t, server.URL+"/key?key=k")
+		return !strings.Contains(body, "Not up to date")
+	}, "it comes back")
+}
+
+func TestConsole_StreamsEndWithTheirServer(t *testing.T) {
+	env := redistest.Embedded(t)
+	server, _ := newConsole(t, env, nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/keys", nil)
+	require.NoError(t, err)
+	req.Header.Set("Accept", "text/event-stream")
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	assert.Equal(t, "text/event-stream", resp.Header.Get("Content-Type"))
+	line, err := bufio.NewReader(resp.Body).ReadString('\n')
+	require.NoError(t, err)
+	assert.True(t, strings.HasPrefix(line, "data: "))
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	require.NoError(t, server.Config.Shutdown(ctx))
+	assert.Less(t, time.Since(began), 5*time.Second)
+}
+
+func TestServe_NeedsAuthorizationBeyondThisMachine(t *testing.T) {
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	o := console.Options{Locker: newLocker(t, rdb, env.Prefix), Redis: rdb}
+	for _, addr := range []string{":0", "0.0.0.0:0", "[::]:0"} {
+		require.ErrorIs(t, console.Serve(t.Context(), addr, o, nil), core.ErrInvalidOption, addr)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, served := make(chan net.Addr, 1), make(chan error, 1)
+	go func() { served <- console.Serve(ctx, "127.0.0.1:0", o, func(a net.Addr) { ready <- a }) }()
+	addr := <-ready
+	code, _, _ := get(t, "http://"+addr.String()+"/keys")
+	assert.Equal(t, 200, code)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr.String()+"/keys", nil)
+	require.NoError(t, err)
+	req.Host = "rebound.example"
+	resp, err := http.DefaultClient.Do(req)
+	require.NoError(t, err)
+	resp.Body.Close()
+	assert.Equal(t, http.StatusMisdirectedRequest, resp.StatusCode)
+	http.DefaultClient.CloseIdleConnections()
+	cancel()
+	require.NoError(t, <-served)
+	o.Authorize = everyone
+	ctx, cancel = context.WithCancel(t.Context())
+	go func() { served <- console.Serve(ctx, "0.0.0.0:0", o, func(a net.Addr) { ready <- a }) }()
+	<-ready
+	cancel()
+	require.NoError(t, <-served)
+}
+
+func TestAssets_AreSmall(t *testing.T) {
+	server, _ := newConsole(t, redistest.Embedded(t), nil)
+	_, script, _ := get(t, server.URL+"/console.js")
+	assert.LessOrEqual(t, strings.Count(script, "\n"), 200)
+	_, style, _ := get(t, server.URL+"/console.css")
+	assert.Less(t, len(style)+len(script), 24<<10)
+	assert.NotContains(t, style+script, "http")
+	assert.False(t, bytes.Contains([]byte(script), []byte("eval")))
+}

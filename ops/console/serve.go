@@ -1,0 +1,71 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/perkey-go/perkey/core"
+)
+
+// Serve serves the console by itself on an address such as 127.0.0.1:7070 until ctx ends, and calls ready with the address that it listens on. Without
+// Options.Authorize that must be a loopback address: anything else is refused with an error that wraps [core.ErrInvalidOption]. It
+// speaks HTTP without TLS: in front of other addresses belongs something that does.
+//
+// On a loopback address it answers only requests for localhost and loopback addresses, so that no page of another site reads it by a
+// name of its own.
+func Serve(ctx context.Context, addr string, o Options, ready func(net.Addr)) error {
+	handler, err := New(o)
+	if err != nil {
+		return err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return fmt.Errorf("console: %w", err)
+	}
+	local := listener.Addr().(*net.TCPAddr).IP.IsLoopback()
+	if !local && o.Authorize == nil {
+		_ = listener.Close()
+		return fmt.Errorf("console: %w: %s is not a loopback address, and without Authorize whoever reaches it sees everything", core.ErrInvalidOption, addr)
+	}
+	if local {
+		handler = localOnly(handler)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	if ready != nil {
+		ready(listener.Addr())
+	}
+	select {
+	case err := <-served:
+		return fmt.Errorf("console: %w", err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err = server.Shutdown(grace)
+	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
+		err = errors.Join(err, ended)
+	}
+	return err
+}
+
+// localOnly refuses requests for hosts that are not this machine.
+func localOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = r.Host
+		}
+		if ip := net.ParseIP(strings.Trim(host, "[]")); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			http.Error(w, "This console answers only for localhost.", http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}

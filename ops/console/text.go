@@ -1,0 +1,190 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/perkey-go/perkey/ops"
+)
+
+// functions are what templates call.
+var functions = template.FuncMap{
+	"parts": parts, "keyurl": keyURL, "link": link, "num": num, "size": size, "dur": dur, "exact": exact, "rate": rate,
+	"clock": clock, "stamp": stamp, "iso": iso, "since": time.Since, "until": time.Until, "short": short, "runbook": runbook,
+	"safe": safe, "valid": utf8.ValidString, "seconds": seconds, "inc": func(i int) int { return i + 1 },
+	"count": func(n int, one, many string) string { return count(int64(n), one, many) },
+	"int64": func(n int) int64 { return int64(n) }, "string": func(b []byte) string { return string(b) },
+	"tab": newTab, "pair": newPair, "entries": newEntries, "holder": newHolder, "ref": func(p processView) *processView { return &p },
+	"unlock": unlockURL, "label": label, "bad": bad, "silent": silent, "calls": calls, "losses": losses, "leases": leasesOf, "waits": waitsOf, "events": eventsOf,
+}
+
+// part is a piece of a text that somebody else wrote. One that is not Plain is shown as its escape.
+type part struct {
+	Text  string
+	Plain bool
+}
+
+// parts splits a text into what can be shown as it is, and escapes of what cannot: bytes that are no UTF-8, and what is
+// not printable, such as marks that turn the direction of writing.
+func parts(text string) (all []part) {
+	add := func(s string, plain bool) {
+		if n := len(all); n > 0 && all[n-1].Plain == plain {
+			all[n-1].Text += s
+			return
+		}
+		all = append(all, part{s, plain})
+	}
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRuneInString(text[i:])
+		switch {
+		case r == utf8.RuneError && n == 1:
+			add(fmt.Sprintf(`\x%02x`, text[i]), false)
+		case r == '\n':
+			add("\n", true)
+		case !strconv.IsPrint(r):
+			add(strings.Trim(strconv.QuoteRune(r), "'"), false)
+		default:
+			add(text[i:i+n], true)
+		}
+		i += n
+	}
+	return all
+}
+
+// keyURL is where the page of a key is, relative to any page.
+func keyURL(key string) string { return link("key", "key", key) }
+
+// unlockURL is where a key is taken from its holder.
+func unlockURL(key string, fence int64) string {
+	return link("change", "do", string(ops.ActionUnlock), "key", key, "fence", strconv.FormatInt(fence, 10))
+}
+
+// label is what a button says.
+func label(do ops.Action) string { return strings.ToUpper(string(do[:1])) + string(do[1:]) }
+
+// link is a page, relative to any page, with names and values of its query.
+func link(page string, query ...string) string {
+	for i := 0; i+1 < len(query); i += 2 {
+		sep := "&"
+		if i == 0 {
+			sep = "?"
+		}
+		page += sep + query[i] + "=" + url.QueryEscape(query[i+1])
+	}
+	return page
+}
+
+// num writes a whole number.
+func num(n any) string {
+	digits := fmt.Sprint(n)
+	if len(digits) < 5 {
+		return digits
+	}
+	var b strings.Builder
+	for i, d := range digits {
+		if left := len(digits) - i; i > 0 && left%3 == 0 && digits[i-1] != '-' {
+			b.WriteByte(',')
+		}
+		b.WriteRune(d)
+	}
+	return b.String()
+}
+
+// rate writes a number of which three digits matter.
+func rate(f float64) string {
+	switch {
+	case f == math.Trunc(f):
+		return num(int64(f))
+	case f < 0.1:
+		return "<0.1"
+	case f < 10:
+		return strconv.FormatFloat(f, 'f', 1, 64)
+	}
+	return num(int64(math.Round(f)))
+}
+
+// count writes a number of things.
+func count(n int64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return num(n) + " " + many
+}
+
+func size(n int64) string {
+	f := float64(n)
+	for _, unit := range []string{"B", "KiB", "MiB", "GiB"} {
+		if f < 1024 {
+			if unit == "B" || f >= 100 {
+				return fmt.Sprintf("%.0f %s", f, unit)
+			}
+			return fmt.Sprintf("%.1f %s", f, unit)
+		}
+		f /= 1024
+	}
+	return fmt.Sprintf("%.1f TiB", f)
+}
+
+// dur writes a time as a person says it; exact has the rest.
+func dur(d time.Duration) string {
+	switch d = max(d, 0); {
+	case d > 0 && d < time.Millisecond:
+		return "<1 ms"
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %02d s", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%d h %02d min", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%d d %02d h", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+func exact(d time.Duration) string { return d.Round(time.Millisecond).String() }
+
+// seconds writes a number of seconds.
+func seconds(f float64) string { return dur(time.Duration(f * float64(time.Second))) }
+
+func iso(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+
+// safe is a text as parts show it, in one.
+func safe(text string) string {
+	var b strings.Builder
+	for _, p := range parts(text) {
+		b.WriteString(p.Text)
+	}
+	return b.String()
+}
+
+func clock(t time.Time) string { return t.UTC().Format("15:04:05") }
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000 UTC") }
+
+// short cuts a text off.
+func short(n int, text string) string {
+	text, _, _ = strings.Cut(text, "\n")
+	if utf8.RuneCountInString(text) <= n {
+		return text
+	}
+	for i := range text {
+		if n--; n <= 0 {
+			return text[:i] + "…"
+		}
+	}
+	return text
+}
+
+// runbook is where the project's runbook has a section.
+func runbook(section string) string {
+	return "https://github.com/perkey-go/perkey/blob/main/docs/runbook.md#" + strings.ToLower(section)
+}
