@@ -1,11 +1,14 @@
 package ops
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // servers judges each primary.
@@ -38,7 +41,11 @@ func (f *findings) away(addr string, err error) {
 	if addr != "" {
 		subject = "Redis at " + addr
 	}
-	f.add("away", SeverityAct, addr, subject+" does not answer.", Evidence{"the error", cut(safeError(err), maxDetail), "an answer within " + brief(serversTimeout)})
+	does := " does not answer."
+	if _, said := errors.AsType[redis.Error](err); said {
+		does = " refuses to be asked."
+	}
+	f.add("away", SeverityAct, addr, subject+does, Evidence{"the error", cut(safeError(err), maxDetail), "an answer within " + brief(serversTimeout)})
 }
 
 func (f *findings) memory(s Server) {

@@ -97,7 +97,11 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 		return Facts{}, invalid("ReadFacts: the prefix %q", o.Prefix)
 	}
 	var f Facts
-	nodes := ask(ctx, serversTimeout, func(ctx context.Context) ([]*redis.Client, error) { return primaries(ctx, rdb) })
+	list := func(ctx context.Context) ([]*redis.Client, error) { return primaries(ctx, rdb) }
+	nodes := ask(ctx, serversTimeout, list)
+	if nodes.Err != nil && cluster && answers(ctx, rdb) { // go-redis has asked a node that is away where the others are
+		nodes = ask(ctx, factsTimeout, list)
+	}
 	if f.Servers.Err = nodes.Err; nodes.Err == nil {
 		f.Servers = readServers(ctx, nodes.Value, o)
 	}
@@ -154,6 +158,24 @@ func ask[T any](ctx context.Context, most time.Duration, question func(context.C
 			return Asked[T]{At: time.Now(), Err: context.Cause(ctx)}
 		}
 	}
+}
+
+// answers reports whether a node of a Cluster answers; each question goes to any of them.
+func answers(ctx context.Context, rdb redis.UniversalClient) bool {
+	const questions = 5
+	answered := make(chan bool, questions)
+	for range questions {
+		go func() {
+			ping := ask(ctx, serversTimeout/5, func(ctx context.Context) (string, error) { return rdb.Ping(ctx).Result() })
+			answered <- ping.Err == nil || denied(ping.Err)
+		}()
+	}
+	for range questions {
+		if <-answered {
+			return true
+		}
+	}
+	return false
 }
 
 func primaries(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Client, err error) {
@@ -224,7 +246,8 @@ func (s Server) rest(ctx context.Context, rdb *redis.Client, o ExamineOptions) S
 
 // denied reports whether Redis answered that it does not do this for this user, or at all.
 func denied(err error) bool {
-	return redis.HasErrorPrefix(err, "NOPERM ") || redis.HasErrorPrefix(err, "ERR ")
+	_, said := errors.AsType[redis.Error](err)
+	return said && !redis.HasErrorPrefix(err, "NOAUTH ") && !redis.HasErrorPrefix(err, "WRONGPASS ")
 }
 
 // ParseInfo reads what INFO says.

@@ -12,7 +12,7 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
-const screen = 80 // columns
+const lineWidth = 80 // columns
 
 func (t *tool) doctorCommand() *cli.Command {
 	return &cli.Command{
@@ -111,7 +111,7 @@ func (t *tool) findings(facts ops.Facts, found []ops.Finding) {
 		}
 		first := row{severity, string(f.Area), ""}
 		add := func(indent, text string) {
-			for i, line := range wrapped(printable(text), screen-len("not known  exclusion  ")-2) {
+			for i, line := range wrapped(printable(text), lineWidth-len("not known  exclusion  ")-2) {
 				if first[2] = indent + line; i > 0 {
 					first[2] = "  " + line
 				}
