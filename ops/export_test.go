@@ -3,6 +3,8 @@ package ops
 import (
 	"strings"
 	"time"
+
+	"github.com/perkey-go/perkey/delayqueue"
 )
 
 // What a Recorder knows of kinds.
@@ -56,6 +58,11 @@ func Lacks(prefix string, getuser any, categories map[string][]string) (map[stri
 	u := aclUser{categories: categories}
 	err := u.parse(getuser)
 	return u.missing(prefix), err
+}
+
+// Check is what a change of messages is refused for, by their number.
+func (m *Messages) Check(state delayqueue.State, counted int64, exact bool) error {
+	return m.check(state, counted, exact)
 }
 
 // Scripts are the sources, by name.

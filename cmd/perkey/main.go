@@ -39,8 +39,13 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(f
 func main() { os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr)) }
 
 func run(ctx context.Context, args []string, out, errOut io.Writer) int {
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{syscall.SIGTERM}
+	if !signal.Ignored(os.Interrupt) { // as it is of what a shell runs in the background: it stays so, for the command of exec too
+		ends = append(ends, os.Interrupt)
+	}
+	ctx, stop := signal.NotifyContext(ctx, ends...)
 	defer stop()
+	defer context.AfterFunc(ctx, stop)() // a second one ends it even if Redis does not answer
 	redis.SetLogger(silent{})
 	slog.SetDefault(slog.New(slog.NewTextHandler(errOut, nil)))
 	t := &tool{out: out, errOut: errOut}
