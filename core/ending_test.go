@@ -142,7 +142,7 @@ func TestLease_ContextAmongForeignOnes(t *testing.T) {
 				var derived context.Context
 				if asked != "never" {
 					var cancel context.CancelFunc
-					derived, cancel = context.WithCancel(&wrapped{context.WithValue(ctx, 1, 2)})
+					derived, cancel = context.WithCancel(&wrapped{context.WithValue(ctx, foreignContext{}, "another")})
 					defer cancel()
 				}
 				switch how {
