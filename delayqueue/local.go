@@ -10,7 +10,7 @@ type Local struct {
 	Service    string
 	Partitions int
 	// Slots is how many messages the Worker runs at once (WithConcurrency), and Running how many it has claimed and
-	// not settled yet: those that wait for their keys included.
+	// not settled yet: those that wait for their keys, or were claimed ahead, included.
 	Slots, Running int
 	// LastClaim is when Redis last answered the Worker's question for messages, whether it had any: at most some 10 s ago,
 	// unless Redis is away or the Worker is paused. It is zero if Redis never did.
