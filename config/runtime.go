@@ -30,7 +30,7 @@ type Runtime struct {
 	rdb      redis.UniversalClient
 	locker   *core.Locker
 	keyrings map[string]delayqueue.Keyring
-	started  *File // what a reload cannot change is as it is here
+	started  *File       // what a reload cannot change is as it is here
 	beacon   *ops.Beacon // nil: the file has no section ops
 
 	current atomic.Pointer[state]
