@@ -20,6 +20,8 @@ type Tasks interface {
 // FromConfig returns middleware that guards each task as a configuration says at that moment, by its type. An error of
 // a key is as one of a KeyFunc. The servers that run it are made by NewServer, or need Configure.
 //
+// If tasks is a [Recorder], as a config.Runtime is, it counts what becomes of them, unless WithRecorder gives another one.
+//
 // FromConfig panics on a mistake in its arguments, as PerKey does. A guard of Tasks that cannot work is logged once, and
 // its tasks are deferred: none is run.
 func FromConfig(tasks Tasks, opts ...Option) asynq.MiddlewareFunc {
@@ -29,6 +31,9 @@ func FromConfig(tasks Tasks, opts ...Option) asynq.MiddlewareFunc {
 	}
 	if err != nil {
 		panic(err)
+	}
+	if r, ok := tasks.(Recorder); ok && s.recorder == nil {
+		s.recorder = r
 	}
 	return func(next asynq.Handler) asynq.Handler {
 		var (

@@ -9,12 +9,13 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ops"
 )
 
-// observed is what it costs to be watched: by a Recorder, and by somebody who lists all keys.
+// observed is what it costs to be watched: by a Recorder, and by somebody who lists all keys; and how fast a key's line is shown.
 func observed(b *bench) error {
-	return errors.Join(recorded(b), listed(b))
+	return errors.Join(recorded(b), listed(b), lined(b))
 }
 
 // recorded is 64 goroutines with a key each, counted by a Recorder and not.
@@ -107,5 +108,49 @@ func listed(b *bench) error {
 	}
 	b.out.table("uncontended, beside a million keys of others, while List goes through them", "alone", results)
 	b.out.bar(bar{what: "beside List, p99 × alone", got: find(results, "beside List").ratio(find(results, "alone"), p99), want: 1.3})
+	return nil
+}
+
+// lined is one goroutine that looks at the first 100 of the 1,000 messages of a key, among 100,000.
+func lined(b *bench) error {
+	const prefix, key, deep = "lined", "deep", 1000
+	rdb := target{addr: b.server.addr}.client()
+	defer func() { _ = rdb.Close() }()
+	defer func() { _ = b.server.clear(b.ctx, prefix+":*") }()
+	q, err := delayqueue.New(rdb, "line", delayqueue.WithPrefix(prefix), delayqueue.WithMaxBytes(1<<30))
+	if err != nil {
+		return err
+	}
+	n := b.scale(100_000, 20_000)
+	var producers sync.WaitGroup
+	errs := make([]error, 64)
+	for p := range errs {
+		producers.Go(func() {
+			for i := p; i < n && errs[p] == nil; i += len(errs) {
+				job := delayqueue.Job{Key: fmt.Sprint("order:", i)}
+				if i%(n/deep) == 0 {
+					job.Key = key
+				}
+				_, errs[p] = q.Enqueue(b.ctx, job)
+			}
+		})
+	}
+	producers.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	results, err := b.measure([]entry{{"Line", func(ctx context.Context, _ int) error {
+		line, _, err := q.Line(ctx, key, "", 100)
+		if err == nil && len(line) != 100 {
+			err = fmt.Errorf("a page of %d", len(line))
+		}
+		return err
+	}}}, sizes{workers: 1, turns: b.scale(20, 4), ops: 100})
+	if err != nil {
+		return err
+	}
+	title := fmt.Sprintf("100 of the %d messages of a key, among %d", deep, n)
+	b.out.table(title, "Line", results)
+	b.out.bar(bar{what: title + ", p50 in ms", got: find(results, "Line").median(p50) / 1e6, want: 2})
 	return nil
 }

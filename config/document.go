@@ -21,6 +21,8 @@ type document struct {
 	Service string `yaml:"service" pattern:"^[A-Za-z0-9._-]{1,64}$"`
 	// Which Redis. Each text may have ${NAME} in it, for an environment variable.
 	Redis redisSection `yaml:"redis,env"`
+	// Counts what this process does, and tells operators of it: see ops.StartBeacon. An empty section, {}, is enough. Default: neither.
+	Ops *opsSection `yaml:"ops"`
 	// What holds for all guards that do not say otherwise.
 	Defaults defaultsSection `yaml:"defaults"`
 	// What holds for all guards that look at Idempotency-Key.
@@ -96,6 +98,11 @@ type tlsSection struct {
 	ServerName string `yaml:"server_name"`
 	// Does not check the server's certificate: each start warns. Default: false.
 	InsecureSkipVerify bool `yaml:"insecure_skip_verify"`
+}
+
+type opsSection struct {
+	// How often the process tells Redis what it does. A process that was killed is known for three and a half times as long. Default: 10s.
+	Interval time.Duration `yaml:"interval" range:"100ms..1m"`
 }
 
 // httpSection is what a guard says of HTTP, and what the defaults say for it.

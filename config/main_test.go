@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 
@@ -18,12 +19,23 @@ import (
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(processVar) != "" {
+		runProcess()
+		return
+	}
+	redistest.Main(m)
+}
+
+// redisOf is how a file begins that is for a Redis of the test's own.
+func redisOf(env *redistest.Env) string {
+	return "redis: {addresses: ['" + env.Addr + "']}\nprefix: " + env.Prefix + "\n"
+}
 
 // load parses a file for a Redis of the test's own.
 func load(t testing.TB, env *redistest.Env, file string) *config.File {
 	t.Helper()
-	f, err := config.ParseIn("perkey.yaml", []byte("redis: {addresses: ['"+env.Addr+"']}\nprefix: "+env.Prefix+"\n"+file), environment)
+	f, err := config.ParseIn("perkey.yaml", []byte(redisOf(env)+file), environment)
 	require.NoError(t, err)
 	return f
 }

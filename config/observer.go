@@ -68,7 +68,7 @@ func WithObserver(o Observer) Option {
 }
 
 // WithRecorder has r count what the Locker, the queues, the routes and what remembers requests by their Idempotency-Key tell,
-// and what becomes of new files. Lost leases and warnings are logged still. An observer that WithLocker, WithQueue, WithHTTP
+// what becomes of new files, and of the tasks of asynqlock.FromConfig. A file with the section ops has a Recorder without it. Lost leases and warnings are logged still. An observer that WithLocker, WithQueue, WithHTTP
 // or WithIdempotency gives takes the place of r's: make it with Recorder.Locks, Queues, Requests or Idempotency, for r to count too.
 func WithRecorder(r *ops.Recorder) Option {
 	return func(opts *options) error {

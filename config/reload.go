@@ -98,6 +98,9 @@ func (rt *Runtime) checkFixed(r *report) {
 	if was.Service != is.Service {
 		r.At("service", restart)
 	}
+	if !reflect.DeepEqual(was.Ops, is.Ops) {
+		r.At("ops", restart)
+	}
 	if rt.options.client == nil {
 		for _, path := range differences("redis", reflect.ValueOf(was.Redis), reflect.ValueOf(is.Redis)) {
 			r.At(path, restart)

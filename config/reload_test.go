@@ -185,6 +185,7 @@ func TestReload_RefusesWhatNeedsARestart(t *testing.T) {
 		{"prefix", "prefix: " + env.Prefix, "prefix: other", []string{"2:9: prefix: " + restart}},
 		{"no prefix", "prefix: " + env.Prefix + "\n", "", []string{"1:1: prefix: " + restart}},
 		{"service", "prefix: " + env.Prefix + "\n", "prefix: " + env.Prefix + "\nservice: shop\n", []string{"3:10: service: " + restart}},
+		{"ops", "prefix: " + env.Prefix + "\n", "prefix: " + env.Prefix + "\nops: {}\n", []string{"3:1: ops: " + restart}},
 		{"address", env.Addr, "127.0.0.1:1", []string{"1:9: redis.addresses: " + restart}},
 		{"password", "redis: {", "redis: {password: '${REDIS_PASSWORD}', tls: {}, ", []string{
 			"1:19: redis.password: " + restart, "1:40: redis.tls: " + restart,

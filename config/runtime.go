@@ -18,6 +18,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/strictyaml"
+	"github.com/perkey-go/perkey/ops"
 )
 
 // Runtime is what a File says, made: a Redis client, a Locker, queues, guards and the
@@ -29,7 +30,8 @@ type Runtime struct {
 	rdb      redis.UniversalClient
 	locker   *core.Locker
 	keyrings map[string]delayqueue.Keyring
-	started  *File // what a reload cannot change is as it is here
+	started  *File       // what a reload cannot change is as it is here
+	beacon   *ops.Beacon // nil: the file has no section ops
 
 	current atomic.Pointer[state]
 
@@ -62,6 +64,9 @@ func Build(f *File, opts ...Option) (*Runtime, error) {
 		if err := opt(o); err != nil {
 			return nil, err
 		}
+	}
+	if f.spec.Ops != nil && o.recorder == nil {
+		o.recorder = ops.NewRecorder()
 	}
 	o.record()
 	rt := &Runtime{options: o, started: f, rdb: o.client, keyrings: map[string]delayqueue.Keyring{}}
@@ -117,7 +122,7 @@ func (rt *Runtime) open(f *File) error {
 	if rt.options.recorder != nil {
 		rt.options.recorder.CountReload("", made.version, f.Hash())
 	}
-	return nil
+	return rt.startBeacon(f)
 }
 
 // Route implements httplock.Routes: it returns the middleware and the key of the route
@@ -244,6 +249,9 @@ func (rt *Runtime) Worker(queue string, h delayqueue.Handler, opts ...delayqueue
 	w, err := delayqueue.NewWorker(s.queues[queue], rt.locker, h, append(from, opts...)...)
 	if err == nil {
 		rt.workers = append(rt.workers, w)
+		if rt.beacon != nil {
+			rt.beacon.AddWorkers(w)
+		}
 	}
 	return w, err
 }
@@ -262,7 +270,7 @@ func (w *workerSection) most() time.Duration {
 	return w.RetryMax
 }
 
-// Shutdown stops the workers, lets what holds keys come to its end, and closes the
+// Shutdown stops the workers, lets what holds keys come to its end, has Redis forget what the process told of itself, and closes the
 // Redis client, unless WithClient gave it. Call it after the HTTP server's. When ctx
 // ends it goes on more roughly, as the Shutdown of the Locker and the Stop of workers do,
 // and returns ctx's error. It waits for all goroutines, and may be called twice.
@@ -279,14 +287,18 @@ func (rt *Runtime) Shutdown(ctx context.Context) error {
 	}
 	stopping.Wait()
 	drained := rt.locker.Shutdown(ctx)
+	telling := rt.closeBeacon() // it has told of the others until now
 	var closed error
 	if rt.options.client == nil {
 		// Commands that are still under way fail.
 		if closed = rt.rdb.Close(); errors.Is(closed, redis.ErrClosed) {
 			closed = nil
 		}
+		if telling != nil {
+			telling = rt.closeBeacon()
+		}
 	}
-	return errors.Join(errors.Join(stopped...), drained, closed, rt.locker.Close())
+	return errors.Join(errors.Join(stopped...), drained, telling, closed, rt.locker.Close())
 }
 
 // Close is Shutdown that does not wait: work that is under way is told to end at once.

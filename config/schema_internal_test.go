@@ -239,7 +239,7 @@ func TestSchema_EveryFieldIsInAGoodFile(t *testing.T) {
 		useOf(reflect.ValueOf(f.spec), used)
 	}
 	for _, section := range []reflect.Type{
-		reflect.TypeFor[document](), reflect.TypeFor[redisSection](), reflect.TypeFor[sentinelSection](), reflect.TypeFor[tlsSection](),
+		reflect.TypeFor[document](), reflect.TypeFor[redisSection](), reflect.TypeFor[opsSection](), reflect.TypeFor[sentinelSection](), reflect.TypeFor[tlsSection](),
 		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[encryptionSection](),
 		reflect.TypeFor[encryptionKeyFrom](), reflect.TypeFor[workerSection](), reflect.TypeFor[guardSection](),
 		reflect.TypeFor[replicasSection](), reflect.TypeFor[idempotencySection](), reflect.TypeFor[recordsSection](), reflect.TypeFor[rejectPolicy](), reflect.TypeFor[retryPolicy](), reflect.TypeFor[delayPolicy](),
@@ -305,7 +305,7 @@ func TestRanges_BothEndsCanBeBuilt(t *testing.T) {
 	}
 	const server = "\nredis: {url: redis://127.0.0.1:1}"
 	for at, section := range map[string]reflect.Type{
-		"defaults": reflect.TypeFor[defaultsSection](), "queues.q": reflect.TypeFor[queueSection](), "guards.g": reflect.TypeFor[guardSection](),
+		"ops": reflect.TypeFor[opsSection](), "defaults": reflect.TypeFor[defaultsSection](), "queues.q": reflect.TypeFor[queueSection](), "guards.g": reflect.TypeFor[guardSection](),
 	} {
 		for _, f := range strictyaml.Fields(section) {
 			if want := f.Tag.Get("range"); strings.Contains(want, "..") {
@@ -345,7 +345,7 @@ func TestRanges_BothEndsCanBeBuilt(t *testing.T) {
 func TestRanges_AreThoseOfThePackages(t *testing.T) {
 	t.Parallel()
 	for _, section := range []reflect.Type{
-		reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[guardSection](),
+		reflect.TypeFor[opsSection](), reflect.TypeFor[defaultsSection](), reflect.TypeFor[queueSection](), reflect.TypeFor[guardSection](),
 	} {
 		for _, f := range strictyaml.Fields(section) {
 			if f.Name == "max_waiters_per_principal" {
@@ -356,8 +356,9 @@ func TestRanges_AreThoseOfThePackages(t *testing.T) {
 				_, most, _ := strictyaml.Bounds(v, want)
 				file := &File{name: "f.yaml", places: map[string]strictyaml.Place{}}
 				file.spec.Queues, file.spec.Guards = map[string]*queueSection{"q": {}}, map[string]*guardSection{"g": {leaseSection: leaseSection{Key: "k"}}}
-				file.spec.Redis.Addresses = []string{"127.0.0.1:1"}
+				file.spec.Redis.Addresses, file.spec.Ops = []string{"127.0.0.1:1"}, &opsSection{}
 				in := map[reflect.Type]reflect.Value{
+					reflect.TypeFor[opsSection]():      reflect.ValueOf(file.spec.Ops).Elem(),
 					reflect.TypeFor[defaultsSection](): reflect.ValueOf(&file.spec.Defaults).Elem(),
 					reflect.TypeFor[queueSection]():    reflect.ValueOf(file.spec.Queues["q"]).Elem(),
 					reflect.TypeFor[guardSection]():    reflect.ValueOf(file.spec.Guards["g"]).Elem(),

@@ -148,27 +148,34 @@ func collectWork(to chan<- prometheus.Metric, q *ops.QueueStats) {
 	to <- claim.histogram(&q.Claim, q.Queue)
 }
 
-func collectQueue(ctx context.Context, to chan<- prometheus.Metric, q *delayqueue.Queue) {
-	type answer struct {
-		stats delayqueue.Stats
+// answer is what ask returns, or ctx's error once that has ended: go-redis may ignore ctx, and ask's goroutine ends when that has given up.
+func answer[T any](ctx context.Context, ask func() (T, error)) (T, error) {
+	type reply struct {
+		value T
 		err   error
 	}
-	answers := make(chan answer, 1)
-	go func() { // go-redis may ignore ctx: it ends when that has given up
-		stats, err := q.Stats(ctx)
-		answers <- answer{stats, err}
+	replies := make(chan reply, 1)
+	go func() {
+		value, err := ask()
+		replies <- reply{value, err}
 	}()
-	a := answer{err: context.DeadlineExceeded}
 	select {
-	case a = <-answers:
+	case r := <-replies:
+		return r.value, r.err
 	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
 	}
+}
+
+// collectQueue returns what Redis says of a queue, if it does.
+func collectQueue(ctx context.Context, to chan<- prometheus.Metric, q *delayqueue.Queue) (s delayqueue.Stats, ok bool) {
 	name := q.Name()
-	if a.err != nil {
+	s, err := answer(ctx, func() (delayqueue.Stats, error) { return q.Stats(ctx) })
+	if err != nil {
 		to <- queueUp.of(0, name)
-		return
+		return s, false
 	}
-	s := &a.stats
 	to <- queueUp.of(1, name)
 	for state, n := range map[string]int64{"queued": s.Queued, "running": s.Running, "dead": s.Dead} {
 		to <- queueMessages.of(float64(n), name, state)
@@ -183,6 +190,7 @@ func collectQueue(ctx context.Context, to chan<- prometheus.Metric, q *delayqueu
 	} {
 		to <- queueEnded.of(float64(n), name, how)
 	}
+	return s, true
 }
 
 func oneIf(b bool) float64 {

@@ -94,7 +94,8 @@ func TestDeploy_EachAlertHasARunbook(t *testing.T) {
 func TestDeploy_TheDocsListTheMetrics(t *testing.T) {
 	t.Parallel()
 	docs := read(t, docsFile)
-	for _, m := range lockprom.Metrics() {
+	metrics := slices.Concat(lockprom.Metrics(), lockprom.FleetMetrics())
+	for _, m := range metrics {
 		name := m.Name
 		if len(m.Labels) > 0 {
 			name += "{" + strings.Join(m.Labels, ",") + "}"
@@ -102,7 +103,7 @@ func TestDeploy_TheDocsListTheMetrics(t *testing.T) {
 		assert.Contains(t, docs, "| `"+name+"` | "+m.Type+". "+m.Help+" |")
 	}
 	for _, name := range all(docs, "`(perkey_[a-z_]+)[{`]") {
-		assert.True(t, slices.ContainsFunc(lockprom.Metrics(), func(m lockprom.Metric) bool { return m.Name == name }), name)
+		assert.True(t, slices.ContainsFunc(metrics, func(m lockprom.Metric) bool { return m.Name == name }), name)
 	}
 }
 

@@ -15,7 +15,12 @@ type Metric struct {
 }
 
 // Metrics returns all metrics that a [Collector] exports.
-func Metrics() []Metric {
+func Metrics() []Metric { return described(table) }
+
+// FleetMetrics returns all metrics that a [FleetCollector] exports.
+func FleetMetrics() []Metric { return described(fleetTable) }
+
+func described(table []*metric) []Metric {
 	all := make([]Metric, len(table))
 	for i, m := range table {
 		all[i] = Metric{m.name, m.kind, slices.Clone(m.labels), m.help}
@@ -35,11 +40,28 @@ type metric struct {
 	desc             *prometheus.Desc
 }
 
-var table []*metric
+var table, fleetTable []*metric // what a Collector exports, and what a FleetCollector does
+
+func describe(name, kind, help string, labels ...string) *metric {
+	return &metric{name, kind, help, labels, prometheus.NewDesc(name, help, labels, nil)}
+}
 
 func newMetric(name, kind, help string, labels ...string) *metric {
-	m := &metric{name, kind, help, labels, prometheus.NewDesc(name, help, labels, nil)}
+	m := describe(name, kind, help, labels...)
 	table = append(table, m)
+	return m
+}
+
+func newFleetMetric(name, help string, labels ...string) *metric {
+	m := describe(name, gauge, help, labels...)
+	fleetTable = append(fleetTable, m)
+	return m
+}
+
+// newQueueMetric makes one that both export.
+func newQueueMetric(name, kind, help string, labels ...string) *metric {
+	m := newMetric(name, kind, help, labels...)
+	fleetTable = append(fleetTable, m)
 	return m
 }
 
@@ -78,12 +100,25 @@ var (
 
 // What Redis says of a queue: each process that collects it exports the same.
 var (
-	queueUp       = newMetric("perkey_queue_up", gauge, "Whether the queue could be asked: 1 or 0. The other metrics of its state are missing if not.", "queue")
-	queueMessages = newMetric("perkey_queue_messages", gauge, "Messages in the queue now.", "queue", "state")
-	queueDue      = newMetric("perkey_queue_due", gauge, "Messages that could be started now.", "queue")
-	queueLateness = newMetric("perkey_queue_lateness_seconds", gauge, "How long the first message has been due.", "queue")
-	queuePaused   = newMetric("perkey_queue_paused", gauge, "Whether the queue is paused: 1 or 0.", "queue")
-	queueHalted   = newMetric("perkey_queue_halted_keys", gauge, "Keys that a dead letter halts.", "queue")
-	queueBytes    = newMetric("perkey_queue_bytes", gauge, "Memory that the queue takes, as WithMaxBytes counts it.", "queue")
-	queueEnded    = newMetric("perkey_queue_ended_total", counter, "Messages that ended, by how, since the queue was new.", "queue", "how")
+	queueUp       = newQueueMetric("perkey_queue_up", gauge, "Whether the queue could be asked: 1 or 0. The other metrics of its state are missing if not.", "queue")
+	queueMessages = newQueueMetric("perkey_queue_messages", gauge, "Messages in the queue now.", "queue", "state")
+	queueDue      = newQueueMetric("perkey_queue_due", gauge, "Messages that could be started now.", "queue")
+	queueLateness = newQueueMetric("perkey_queue_lateness_seconds", gauge, "How long the first message has been due.", "queue")
+	queuePaused   = newQueueMetric("perkey_queue_paused", gauge, "Whether the queue is paused: 1 or 0.", "queue")
+	queueHalted   = newQueueMetric("perkey_queue_halted_keys", gauge, "Keys that a dead letter halts.", "queue")
+	queueBytes    = newQueueMetric("perkey_queue_bytes", gauge, "Memory that the queue takes, as WithMaxBytes counts it.", "queue")
+	queueEnded    = newQueueMetric("perkey_queue_ended_total", counter, "Messages that ended, by how, since the queue was new.", "queue", "how")
+)
+
+// What processes with a Beacon tell of themselves.
+var (
+	fleetUp        = newFleetMetric("perkey_fleet_up", "Whether it could be read what processes tell: 1 or 0. The other metrics of processes are missing if not.")
+	fleetProcesses = newFleetMetric("perkey_fleet_processes", "Processes with a Beacon.")
+	fleetVersions  = newFleetMetric("perkey_fleet_versions", "Versions of perkey that processes have; those of which it is not known count as one.")
+	fleetRefused   = newFleetMetric("perkey_fleet_config_refused", "Processes that refused the latest configuration file, and have an older one in force.")
+	fleetHeld      = newFleetMetric("perkey_fleet_held", "Leases that processes hold.")
+	fleetWaiting   = newFleetMetric("perkey_fleet_waiting", "Calls that wait for their key in processes.")
+	fleetWorkers   = newFleetMetric("perkey_fleet_workers", "Workers on the queue that are neither stopped nor paused, in processes with a Beacon.", "queue")
+	fleetSlots     = newFleetMetric("perkey_fleet_worker_slots", "How many messages those workers run at once.", "queue")
+	fleetNoWorker  = newFleetMetric("perkey_fleet_no_worker", "Whether messages of the queue are due and no worker is seen, also of a process without a Beacon: 1 or 0.", "queue")
 )

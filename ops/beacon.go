@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -55,11 +56,13 @@ type Beacon struct {
 	recorder *Recorder
 	prefix   string
 	lockers  []*core.Locker
-	workers  []*delayqueue.Worker
 	service  string
 	every    time.Duration
 	log      *slog.Logger
 	entry    entry // what does not change
+
+	mu      sync.Mutex
+	workers []*delayqueue.Worker
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -73,7 +76,7 @@ type Beacon struct {
 // BeaconOption configures a Beacon.
 type BeaconOption func(*Beacon) error
 
-// WithWorkers has the Beacon tell of the process's Workers. It may be given more than once.
+// WithWorkers has the Beacon tell of the process's Workers. It may be given more than once; see also [Beacon.AddWorkers].
 func WithWorkers(workers ...*delayqueue.Worker) BeaconOption {
 	return func(b *Beacon) error {
 		if slices.Contains(workers, nil) {
@@ -192,6 +195,17 @@ func (b *Beacon) describe() entry {
 	return e
 }
 
+// AddWorkers has the Beacon tell of more Workers of the process, from the next time on. It is safe for concurrent use.
+func (b *Beacon) AddWorkers(workers ...*delayqueue.Worker) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, w := range workers {
+		if w != nil {
+			b.workers = append(b.workers, w)
+		}
+	}
+}
+
 const module = "github.com/perkey-go/perkey"
 
 // versionIn is the version of perkey that a program was built with.
@@ -280,10 +294,12 @@ func (b *Beacon) payload() ([]byte, error) {
 	for _, l := range b.lockers {
 		local = joinLocal(local, l.Local(localMost))
 	}
+	b.mu.Lock()
 	workers := make([]delayqueue.Local, 0, len(b.workers))
 	for _, w := range b.workers {
 		workers = append(workers, w.Local())
 	}
+	b.mu.Unlock()
 	e := newEntry(b.recorder.Snapshot(), local, workers)
 	fixed := b.entry
 	fixed.At, fixed.Since, fixed.Held, fixed.Waiting = e.At, e.Since, e.Held, e.Waiting

@@ -195,15 +195,19 @@ func explain(err error) string {
 	return err.Error()
 }
 
-// operator makes changes. They are logged too where somebody keeps the log, and not on a terminal.
-func (t *tool) operator() (*ops.Operator, error) {
-	log := slog.Default()
+// log is for changes, where somebody keeps the log: not on a terminal.
+func (t *tool) log() *slog.Logger {
 	if file, ok := t.errOut.(*os.File); ok {
 		if info, err := file.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-			log = slog.New(slog.DiscardHandler)
+			return slog.New(slog.DiscardHandler)
 		}
 	}
-	audit, err := ops.NewAudit(t.rdb, t.prefix, log)
+	return slog.Default()
+}
+
+// operator makes changes.
+func (t *tool) operator() (*ops.Operator, error) {
+	audit, err := ops.NewAudit(t.rdb, t.prefix, t.log())
 	if err != nil {
 		return nil, err
 	}

@@ -45,15 +45,22 @@ type Options struct {
 	// Queues are shown in place of those of the same names: queues on another Redis, or with the Keyring of their payloads. Nobody can change
 	// what is in a queue on another Redis.
 	Queues []*delayqueue.Queue
-	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error. It is called with
-	// View for each page, and every 2 s for one that is open; with Payloads, and with changes, also to know which links to show. It must be
-	// safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
+	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error: the answer is 403, or
+	// for a *LoginError 401. It is called with View for each page, and every 2 s for one that is open; with Payloads, and with changes, also to
+	// know which links to show. It must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
 	Authorize func(r *http.Request, do ops.Action) (who string, err error)
 	// Changes has those whom Authorize allows make changes; without Authorize it is an error. Default: the console changes nothing.
 	Changes bool
 	// Log gets each change, beside the audit in Redis. Nil: slog.Default.
 	Log *slog.Logger
 }
+
+// LoginError is Authorize's for a request that does not say who sends it: the answer has Challenge as its WWW-Authenticate, such as
+// Basic realm="perkey", for which a browser asks its user.
+type LoginError struct{ Challenge string }
+
+// Error says that a login is needed.
+func (e *LoginError) Error() string { return "You have to log in." }
 
 // New makes the console's handler. It does not talk to Redis, needs no closing, and has goroutines only while requests, or changes that
 // they began, are under way. Its error wraps [core.ErrInvalidOption].
@@ -207,6 +214,9 @@ func (c *console) authorize(r *http.Request, do ops.Action) (who string, err err
 		return "", &httpError{http.StatusForbidden, "This console does not show that."}
 	}
 	if who, err = c.Authorize(r, do); err != nil {
+		if login, ok := errors.AsType[*LoginError](err); ok {
+			return "", login
+		}
 		return "", &httpError{http.StatusForbidden, "You may not do that here."}
 	}
 	return who, nil
@@ -284,9 +294,12 @@ func (c *console) refuse(w http.ResponseWriter, err error) {
 	p := &page{Name: "error", Title: "Error", Quiet: true, Status: http.StatusInternalServerError}
 	if refusal, ok := errors.AsType[*httpError](err); ok {
 		p.Status = refusal.status
+	} else if login, ok := errors.AsType[*LoginError](err); ok {
+		p.Status = http.StatusUnauthorized
+		w.Header().Set("WWW-Authenticate", login.Challenge)
 	}
 	p.Title = map[int]string{
-		http.StatusNotFound: "Not found", http.StatusForbidden: "Not allowed", http.StatusBadRequest: "Not understood", http.StatusTooManyRequests: "Too many",
+		http.StatusNotFound: "Not found", http.StatusForbidden: "Not allowed", http.StatusUnauthorized: "Not logged in", http.StatusBadRequest: "Not understood", http.StatusTooManyRequests: "Too many",
 		http.StatusMethodNotAllowed: "Not changed", http.StatusServiceUnavailable: "Redis does not answer",
 	}[p.Status]
 	p.Title = cmp.Or(p.Title, "Error")

@@ -1,0 +1,117 @@
+package lockprom_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/lockprom"
+	"github.com/perkey-go/perkey/ops"
+)
+
+// process is one with a Beacon, which holds a key that another call wants.
+func process(t *testing.T, rdb *redis.Client, prefix, key string) (end func()) {
+	t.Helper()
+	recorder := ops.NewRecorder()
+	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithObserver(recorder.Locks(core.NopObserver{})))
+	require.NoError(t, err)
+	_, err = locker.TryAcquire(t.Context(), key)
+	require.NoError(t, err)
+	_, err = locker.TryAcquire(t.Context(), key)
+	require.ErrorIs(t, err, core.ErrConflict)
+	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(100*time.Millisecond))
+	require.NoError(t, err)
+	return func() {
+		assert.NoError(t, beacon.Close())
+		assert.NoError(t, locker.Close())
+	}
+}
+
+func TestFleet_ExportsTheTable(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb := env.Client(t)
+		for _, name := range []string{"ship", "mail"} {
+			queue, err := delayqueue.New(rdb, name, delayqueue.WithPrefix(env.Prefix))
+			require.NoError(t, err)
+			_, err = queue.Enqueue(t.Context(), delayqueue.Job{ID: "secret-ticket", Key: "secret-key", Principal: "secret-user"})
+			require.NoError(t, err)
+		}
+		endFirst, endSecond := process(t, rdb, env.Prefix, "secret-1"), process(t, rdb, env.Prefix, "secret-2")
+		defer endFirst()
+		redistest.Eventually(t, func() bool {
+			fleet, err := ops.ReadFleet(t.Context(), rdb, env.Prefix)
+			require.NoError(t, err)
+			return len(fleet.Processes) == 2
+		}, "both tell")
+
+		collector := lockprom.NewFleet(rdb, env.Prefix)
+		registry := prometheus.NewPedanticRegistry()
+		require.NoError(t, registry.Register(collector))
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		var exported []lockprom.Metric
+		for _, family := range families {
+			m := lockprom.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
+			for _, label := range family.GetMetric()[0].GetLabel() {
+				m.Labels = append(m.Labels, label.GetName())
+			}
+			exported = append(exported, m)
+		}
+		want := lockprom.FleetMetrics()
+		for i := range want {
+			slices.Sort(want[i].Labels)
+		}
+		assert.ElementsMatch(t, want, exported)
+		problems, err := testutil.CollectAndLint(collector)
+		require.NoError(t, err)
+		assert.Empty(t, problems)
+
+		text := scrape(t, collector)
+		for _, line := range []string{
+			"perkey_fleet_up 1", "perkey_fleet_processes 2", "perkey_fleet_versions 1", "perkey_fleet_config_refused 0", "perkey_fleet_held 2", "perkey_fleet_waiting 0",
+			`perkey_queue_up{queue="mail"} 1`, `perkey_queue_due{queue="ship"} 1`, `perkey_fleet_workers{queue="ship"} 0`, `perkey_fleet_no_worker{queue="ship"} 0`,
+		} {
+			assert.Contains(t, text, line+"\n")
+		}
+		assert.NotContains(t, text, "secret")
+		assert.NotContains(t, text, "perkey_lock_calls_total", "its sum over processes would fall when one ends")
+
+		endSecond()
+		rdb.HSet(t.Context(), env.Prefix+":queue:{ship}:c", "claimed", 1000)
+		text = scrape(t, collector)
+		for _, line := range []string{"perkey_fleet_processes 1", "perkey_fleet_held 1", `perkey_fleet_no_worker{queue="ship"} 1`, `perkey_fleet_no_worker{queue="mail"} 0`} {
+			assert.Contains(t, text, line+"\n")
+		}
+	})
+}
+
+func TestFleet_AnswersWithoutRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	rdb := redistest.Client(t, &redis.Options{Addr: server.Addr})
+	queue, err := delayqueue.New(rdb, "ship")
+	require.NoError(t, err)
+	_, err = queue.Enqueue(t.Context(), delayqueue.Job{})
+	require.NoError(t, err)
+	collector := lockprom.NewFleet(rdb, "")
+	assert.Contains(t, scrape(t, collector), "perkey_fleet_up 1\n")
+	server.Pause()
+	defer server.Resume()
+	began := time.Now()
+	text := scrape(t, collector)
+	assert.Less(t, time.Since(began), 3*time.Second)
+	assert.Contains(t, text, "perkey_fleet_up 0\n")
+	assert.Contains(t, text, `perkey_queue_up{queue="ship"} 0`)
+	assert.NotContains(t, text, "perkey_fleet_processes ")
+	assert.NotContains(t, text, "perkey_queue_messages{")
+}
