@@ -8,7 +8,7 @@
 // date. It needs no files beside the program, loads nothing from elsewhere, and can be mounted below any path that ends in a slash, with
 // or without [http.StripPrefix].
 //
-// It changes nothing unless Options.Operator and Options.Authorize are given. Then each change is a POST that [http.CrossOriginProtection]
+// It changes nothing unless Options.Changes and Options.Authorize are given. Then each change is a POST that [http.CrossOriginProtection]
 // lets through and Authorize allows. It is recorded before it is made, and it says what its reader saw: if that is not so any
 // more, the answer is 409 and nothing is changed.
 //
