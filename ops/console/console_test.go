@@ -348,6 +348,10 @@ func TestConsole_ShowsWhatItKnewWhenRedisIsAway(t *testing.T) {
 			assert.Contains(t, body, "work of k")
 			assert.Contains(t, body, "as of")
 		}
+		if page == "dead" {
+			assert.Contains(t, body, "It is not known.")
+			assert.NotContains(t, body, "There is no queue.")
+		}
 	}
 	proxy.Blackhole(0)
 	redistest.Eventually(t, func() bool {

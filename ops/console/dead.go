@@ -94,13 +94,15 @@ func (c *console) dead(r *http.Request) (*page, error) {
 		Chosen  *causeView
 		Total   int64
 		Looked  int
+		Unknown bool // what is dead was not read yet
 		May     []ops.Action
-	}{Queues: all, May: c.may(r, ops.ActionRedrive, ops.ActionPurge)}
+	}{Queues: all, Unknown: !queues.Known, May: c.may(r, ops.ActionRedrive, ops.ActionPurge)}
 	ask := r.URL.Query()
 	for i := range all {
 		d := &all[i]
 		troubled(p, "queue "+d.Queue, d.Stats)
 		troubled(p, "dead letters of "+d.Queue, d.Letters)
+		body.Unknown = body.Unknown || !d.Letters.Known
 		d.Causes = groups(d.Queue, d.Letters.Data)
 		body.Causes = append(body.Causes, d.Causes...)
 		body.Total += d.Stats.Data.Dead
