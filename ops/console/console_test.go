@@ -333,6 +333,10 @@ func TestConsole_ShowsWhatItKnewWhenRedisIsAway(t *testing.T) {
 	holder := newLocker(t, env.Client(t), env.Prefix)
 	_, err := holder.TryAcquire(t.Context(), "k", core.Named("work of k", ""))
 	require.NoError(t, err)
+	q, err := delayqueue.New(env.Client(t), "q", delayqueue.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m"})
+	require.NoError(t, err)
 	_, body, _ := get(t, server.URL+"/key?key=k")
 	require.Contains(t, body, "work of k")
 	require.NotContains(t, body, "Not up to date")
@@ -350,7 +354,7 @@ func TestConsole_ShowsWhatItKnewWhenRedisIsAway(t *testing.T) {
 		}
 		if page == "dead" {
 			assert.Contains(t, body, "It is not known.")
-			assert.NotContains(t, body, "There is no queue.")
+			assert.NotContains(t, body, "There are none.")
 		}
 	}
 	proxy.Blackhole(0)
