@@ -190,12 +190,12 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 
 	leases := f.OldestLeases(10)
 	require.Len(t, leases, 2)
-	assert.Equal(t, [2]string{"b", "y"}, [2]string{leases[0].Process, leases[0].Key}, "5.5 s, and the other one 5")
-	assert.Equal(t, 5500*time.Millisecond, leases[0].Held)
-	assert.Zero(t, leases[1].Remaining)
+	assert.Equal(t, [2]string{"b", "y"}, [2]string{leases[0].Process, leases[0].Key}, "4.5 s, and the other one 3, as they were told")
+	assert.Equal(t, [2]time.Duration{4500 * time.Millisecond, time.Second}, [2]time.Duration{leases[0].Held, leases[0].Age}, "its age is not held time")
+	assert.Equal(t, [2]time.Duration{time.Second, 2 * time.Second}, [2]time.Duration{leases[1].Remaining, leases[1].Age})
 	assert.Len(t, f.OldestLeases(1), 1)
 	assert.Empty(t, f.OldestLeases(-1))
-	assert.Equal(t, 2*time.Second, f.LongestWaits(1)[0].Waited)
+	assert.Equal(t, [2]time.Duration{time.Second, time.Second}, [2]time.Duration{f.LongestWaits(1)[0].Waited, f.LongestWaits(1)[0].Age})
 	assert.Equal(t, map[string]int{"v1.0.0": 1, "": 1}, f.Versions())
 	assert.Equal(t, []ops.QueueWorkers{
 		{Queue: "mail", Claimed: -1}, {Queue: "ship", Workers: 1, Slots: 8, Running: 3, Paused: 1, Claimed: 6 * time.Second},

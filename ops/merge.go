@@ -123,36 +123,36 @@ func hottest(keys map[string]HotKey) []HotKey {
 
 // FleetLease is a lease of a process.
 type FleetLease struct {
-	Process string // its id
+	Process string        // its id
+	Age     time.Duration // how long ago the process told of it: it may have been released since
 	core.LocalLease
 }
 
 // FleetWait is a call that waits in a process.
 type FleetWait struct {
-	Process string // its id
+	Process string        // its id
+	Age     time.Duration // how long ago the process told of it: it may have ended since
 	core.LocalWait
 }
 
-// OldestLeases are the n oldest leases of all processes, of those that each has told of. Held and Remaining are as
-// of At, if the lease is still held and was not renewed.
+// OldestLeases are the n oldest leases of all processes, of those that each has told of. Held and Remaining are what
+// they were then.
 func (f Fleet) OldestLeases(n int) (all []FleetLease) {
 	for _, p := range f.Processes {
 		for _, l := range p.Local.Leases {
-			l.Held, l.Remaining = l.Held+p.Age, max(0, l.Remaining-p.Age)
-			all = append(all, FleetLease{p.ID, l})
+			all = append(all, FleetLease{p.ID, p.Age, l})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b FleetLease) int { return cmp.Compare(b.Held, a.Held) })
 	return all[:min(len(all), max(n, 0))]
 }
 
-// LongestWaits are the n calls of all processes that have waited longest, of those that each has told of. Waited is as of At, if
-// the call still waits.
+// LongestWaits are the n calls of all processes that have waited longest, of those that each has told of. Waited is what
+// it was then.
 func (f Fleet) LongestWaits(n int) (all []FleetWait) {
 	for _, p := range f.Processes {
 		for _, w := range p.Local.Waits {
-			w.Waited += p.Age
-			all = append(all, FleetWait{p.ID, w})
+			all = append(all, FleetWait{p.ID, p.Age, w})
 		}
 	}
 	slices.SortStableFunc(all, func(a, b FleetWait) int { return cmp.Compare(b.Waited, a.Waited) })

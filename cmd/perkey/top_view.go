@@ -204,17 +204,17 @@ func (v *topView) panels() []panel {
 		}
 		hot.rows = append(hot.rows, row{quote(k.Key), rateOf(k.Weight), wait})
 	}
-	leases := panel{head: row{"OLDEST LEASE", "HELD", "FOR", "PROCESS", ""}, right: []int{1}}
+	leases := panel{head: row{"OLDEST LEASE", "HELD", "TOLD", "FOR", "PROCESS", ""}, right: []int{1, 2}}
 	for _, l := range v.fleet.OldestLeases(panelRows) {
 		wanted := ""
 		if l.Wanted {
 			wanted = "wanted"
 		}
-		leases.rows = append(leases.rows, row{quote(l.Key), span(l.Held), dash(l.Name), processName(l.Process), wanted})
+		leases.rows = append(leases.rows, row{quote(l.Key), span(l.Held), span(l.Age) + " ago", dash(l.Name), processName(l.Process), wanted})
 	}
-	waits := panel{head: row{"LONGEST WAIT", "WAITED", "FOR", "PROCESS"}, right: []int{1}}
+	waits := panel{head: row{"LONGEST WAIT", "WAITED", "TOLD", "FOR", "PROCESS"}, right: []int{1, 2}}
 	for _, w := range v.fleet.LongestWaits(panelRows) {
-		waits.rows = append(waits.rows, row{quote(w.Key), span(w.Waited), dash(w.Name), processName(w.Process)})
+		waits.rows = append(waits.rows, row{quote(w.Key), span(w.Waited), span(w.Age) + " ago", dash(w.Name), processName(w.Process)})
 	}
 	queues := panel{head: queueHead, rows: queueRows(v.fleet), right: []int{1, 2, 3, 4}, alarms: map[int]bool{}}
 	for i, q := range v.fleet.queues {
@@ -343,6 +343,7 @@ type leaseJSON struct {
 	Name    string  `json:"name,omitempty"`
 	Fence   int64   `json:"fence"`
 	Held    float64 `json:"held_s"`
+	Told    float64 `json:"told_ago_s"`
 	Left    float64 `json:"lease_left_s"`
 	Wanted  bool    `json:"wanted,omitempty"`
 }
@@ -353,6 +354,7 @@ type waitJSON struct {
 	Name    string  `json:"name,omitempty"`
 	ID      string  `json:"id,omitempty"`
 	Waited  float64 `json:"waited_s"`
+	Told    float64 `json:"told_ago_s"`
 }
 
 type topJSON struct {
@@ -369,10 +371,10 @@ func (v *topView) json() topJSON {
 		fleetJSON: fleetOf(v.fleet), Conflicts: hotOf(v.all.Conflicts), Waits: hotOf(v.all.Waits), Leases: []leaseJSON{}, Longest: []waitJSON{}, Events: []eventJSON{},
 	}
 	for _, l := range v.fleet.OldestLeases(panelRows) {
-		j.Leases = append(j.Leases, leaseJSON{keyOf(l.Key), l.Process, l.Name, l.Fence, l.Held.Seconds(), l.Remaining.Seconds(), l.Wanted})
+		j.Leases = append(j.Leases, leaseJSON{keyOf(l.Key), l.Process, l.Name, l.Fence, l.Held.Seconds(), l.Age.Seconds(), l.Remaining.Seconds(), l.Wanted})
 	}
 	for _, w := range v.fleet.LongestWaits(panelRows) {
-		j.Longest = append(j.Longest, waitJSON{keyOf(w.Key), w.Process, w.Name, w.ID, w.Waited.Seconds()})
+		j.Longest = append(j.Longest, waitJSON{keyOf(w.Key), w.Process, w.Name, w.ID, w.Waited.Seconds(), w.Age.Seconds()})
 	}
 	for _, e := range v.all.Events {
 		j.Events = append(j.Events, eventOf(e))
