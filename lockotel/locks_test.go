@@ -28,12 +28,18 @@ import (
 type tracing struct {
 	*sdk.TracerProvider
 	*tracetest.SpanRecorder
+	skipped *int // of the spans that ended
 }
 
 func newTracing(opts ...sdk.TracerProviderOption) tracing {
 	recorder := tracetest.NewSpanRecorder()
-	return tracing{sdk.NewTracerProvider(append(opts, sdk.WithSpanProcessor(recorder))...), recorder}
+	return tracing{sdk.NewTracerProvider(append(opts, sdk.WithSpanProcessor(recorder))...), recorder, new(int)}
 }
+
+// Reset forgets the spans that ended until now.
+func (tr tracing) Reset() { *tr.skipped = len(tr.SpanRecorder.Ended()) }
+
+func (tr tracing) Ended() []sdk.ReadOnlySpan { return tr.SpanRecorder.Ended()[*tr.skipped:] }
 
 func (tr tracing) option() lockotel.Option { return lockotel.WithTracerProvider(tr.TracerProvider) }
 
@@ -99,7 +105,7 @@ func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
 		rdb := env.Client(t)
 		l := testbed.NewLocker(t, rdb, prefix, observer, core.WithMaxWaiters(1, 1))
 		rival := testbed.NewLocker(t, rdb, prefix)
-		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix))
+		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithReservationWindow(0))
 		require.NoError(t, err)
 		held, err := rival.TryAcquire(t.Context(), "held")
 		require.NoError(t, err)
@@ -297,7 +303,8 @@ func TestNoProvider(t *testing.T) {
 		for _, provider := range []trace.TracerProvider{nil, (*nilProvider)(nil)} {
 			opts := []lockotel.Option{nil, lockotel.WithTracerProvider(provider), lockotel.WithRootSpans()}
 			l := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix), core.WithObserver(lockotel.Locks(nil, opts...)))
-			queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithQueueObserver(lockotel.Queues(nil, opts...)))
+			queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix),
+				delayqueue.WithReservationWindow(0), delayqueue.WithQueueObserver(lockotel.Queues(nil, opts...)))
 			require.NoError(t, err)
 			lease, err := l.TryAcquire(t.Context(), "k")
 			require.NoError(t, err)
@@ -384,7 +391,7 @@ func TestLocks_ALostLeaseIsAnEvent(t *testing.T) {
 		require.ErrorIs(t, l.Do(ctx, "k", func(ctx context.Context) error {
 			<-ctx.Done()
 			return nil
-		}, core.Named("pay", ""), core.MaxHold(20*time.Millisecond)), core.ErrLeaseLost)
+		}, core.Named("pay", ""), core.MaxHold(100*time.Millisecond)), core.ErrLeaseLost)
 		request.End()
 		events := tr.one(t, "request").Events()
 		require.Len(t, events, 1)
