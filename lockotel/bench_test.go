@@ -26,55 +26,53 @@ func (discard) ExportSpans(context.Context, []sdk.ReadOnlySpan) error { return n
 func (discard) Shutdown(context.Context) error                        { return nil }
 
 // BenchmarkLocks has 64 goroutines take keys and release them, under a span each: of 10,000 keys, that are free, and of 16 keys,
-// that they wait for. Rounds without an observer, with spans that are not sampled, and with spans that are batched and
-// thrown away take turns; "unsampled" and "sampled" are the medians of their throughput over that of the round without.
+// that they wait for. Rounds with and without the observer take turns, in spans that are not sampled, and in spans that are
+// batched and thrown away; the metrics are the medians of the throughput with it over that without.
 func BenchmarkLocks(b *testing.B) {
 	for name, keys := range map[string]int{"free": 10_000, "waits": 16} {
 		b.Run(name, func(b *testing.B) {
 			env := redistest.Real(b)
-			unsampled := sdk.NewTracerProvider(sdk.WithSampler(sdk.NeverSample()))
-			sampled := sdk.NewTracerProvider(sdk.WithBatcher(discard{}))
-			b.Cleanup(func() { _ = errors.Join(unsampled.Shutdown(context.Background()), sampled.Shutdown(context.Background())) })
-			cases := []*benchmarked{
-				{provider: sampled},
-				{provider: unsampled, opts: []lockotel.Option{lockotel.WithTracerProvider(unsampled)}},
-				{provider: sampled, opts: []lockotel.Option{lockotel.WithTracerProvider(sampled)}},
+			guard := func(observer core.Observer) *core.Guard {
+				l := testbed.NewLocker(b, env.Client(b), core.WithPrefix(env.Prefix), core.WithObserver(observer))
+				return l.Guard(retry.Policy{MaxWait: time.Minute})
 			}
-			for _, c := range cases {
-				next := []core.Option{core.WithPrefix(env.Prefix), core.WithObserver(core.NopObserver{})}
-				if c.opts != nil {
-					next[1] = core.WithObserver(lockotel.Locks(core.NopObserver{}, c.opts...))
-				}
-				c.guard = testbed.NewLocker(b, env.Client(b), next...).Guard(retry.Policy{MaxWait: time.Minute})
-				c.round(b, keys, 2000) // connections, scripts
+			without := guard(core.NopObserver{})
+			rows := []*row{
+				{unit: "unsampled", provider: sdk.NewTracerProvider(sdk.WithSampler(sdk.NeverSample()))},
+				{unit: "sampled", provider: sdk.NewTracerProvider(sdk.WithBatcher(discard{}))},
 			}
-			var ratios [2][]float64
+			for _, r := range rows {
+				b.Cleanup(func() { _ = r.provider.Shutdown(context.Background()) })
+				r.with = guard(lockotel.Locks(core.NopObserver{}, lockotel.WithTracerProvider(r.provider)))
+				r.round(b, without, keys) // connections and scripts
+				r.round(b, r.with, keys)
+			}
 			for b.Loop() {
-				const calls = 5000
-				without := cases[0].round(b, keys, calls)
-				for i, c := range cases[1:] {
-					ratios[i] = append(ratios[i], without.Seconds()/c.round(b, keys, calls).Seconds())
+				for _, r := range rows {
+					r.ratios = append(r.ratios, r.round(b, without, keys).Seconds()/r.round(b, r.with, keys).Seconds())
 				}
 			}
-			for i, unit := range []string{"unsampled", "sampled"} {
-				slices.Sort(ratios[i])
-				b.ReportMetric(ratios[i][len(ratios[i])/2], unit)
+			for _, r := range rows {
+				slices.Sort(r.ratios)
+				b.ReportMetric(r.ratios[len(r.ratios)/2], r.unit)
 			}
 		})
 	}
 }
 
-type benchmarked struct {
-	provider *sdk.TracerProvider // of the callers' spans
-	opts     []lockotel.Option   // nil: without an observer
-	guard    *core.Guard
+// row is one kind of callers' spans.
+type row struct {
+	unit     string
+	provider *sdk.TracerProvider
+	with     *core.Guard
+	ratios   []float64
 }
 
-// round is how long so many calls take.
-func (c *benchmarked) round(b *testing.B, keys, calls int) time.Duration {
+// round is how long 5,000 calls of a guard take.
+func (r *row) round(b *testing.B, guard *core.Guard, keys int) time.Duration {
 	b.Helper()
-	const callers = 64
-	tracer := c.provider.Tracer("bench")
+	const callers, calls = 64, 5000
+	tracer := r.provider.Tracer("bench")
 	errs := make([]error, callers)
 	var wg sync.WaitGroup
 	began := time.Now()
@@ -82,7 +80,7 @@ func (c *benchmarked) round(b *testing.B, keys, calls int) time.Duration {
 		wg.Go(func() {
 			for n := range calls / callers {
 				ctx, span := tracer.Start(context.Background(), "request")
-				err := c.guard.Do(ctx, core.Call{Key: fmt.Sprint("k", (i*calls+n*31)%keys), Name: "bench"}, nothing)
+				err := guard.Do(ctx, core.Call{Key: fmt.Sprint("k", (i*calls+n*31)%keys), Name: "bench"}, nothing)
 				span.End()
 				if err != nil {
 					errs[i] = err

@@ -422,4 +422,3 @@ func (n *told) OnReleased(context.Context, core.Released) { *n++ }
 func (n *told) OnLost(context.Context, core.Lost)         { *n++ }
 func (n *told) OnRenewed(context.Context, core.Renewed)   { *n++ }
 func (n *told) OnWarning(context.Context, core.Warning)   { *n++ }
-
