@@ -7,7 +7,7 @@ replace github.com/perkey-go/perkey => ../
 require (
 	github.com/gin-gonic/gin v1.10.0
 	github.com/perkey-go/perkey v0.0.0
-	github.com/redis/go-redis/v9 v9.20.1
+	github.com/redis/go-redis/v9 v9.22.0
 	github.com/stretchr/testify v1.12.1
 	go.opentelemetry.io/contrib/instrumentation/github.com/gin-gonic/gin/otelgin v0.46.1
 	go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp v0.46.1
