@@ -102,7 +102,7 @@ func (e *Outcome) end(err error) {
 // observe tells the recorder and the observer of an outcome.
 func (m *middleware) observe(ctx context.Context, task *asynq.Task, began time.Time, e *Outcome) {
 	if m.recorder != nil {
-		m.recorder.CountTask(task.Type(), string(e.Kind))
+		observing.Tell(ctx, m.logger, "asynqlock", func() { m.recorder.CountTask(task.Type(), string(e.Kind)) })
 	}
 	if m.observer == nil {
 		return

@@ -164,7 +164,7 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 		log := &testbed.Log{}
 		guarded := asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("type:"), asynqlock.WithObserver(outer))(
 			asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, asynqlock.WithObserver(inner))(
-				asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("innermost:"), asynqlock.WithObserver(panics{}), asynqlock.WithLogger(log.Logger()))(
+				asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), asynqlock.Type("innermost:"), asynqlock.WithObserver(panics{}), asynqlock.WithRecorder(panics{}), asynqlock.WithLogger(log.Logger()))(
 					asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))))
 		b.hold(t, key)
 		require.ErrorIs(t, guarded.ProcessTask(t.Context(), task()), core.ErrConflict)
@@ -176,6 +176,8 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 		assert.Equal(t, asynqlock.OutcomeDone, get(t, outer.told).Kind)
 		assert.Equal(t, asynqlock.OutcomeDone, get(t, inner.told).Kind)
 		assert.Contains(t, log.String(), "the observer panicked")
+		assert.Contains(t, log.String(), "oops")
+		assert.Contains(t, log.String(), "miscounted")
 		var none *ops.Recorder
 		for what, opt := range map[string]asynqlock.Option{"WithObserver": asynqlock.WithObserver(nil), "WithRecorder": asynqlock.WithRecorder(none)} {
 			_, err := asynqlock.New(b.locker.Guard(core.RejectConflicts), walletKey, opt)
@@ -188,3 +190,5 @@ func TestObserver_OfNestedGuards(t *testing.T) {
 type panics struct{ asynqlock.NopObserver }
 
 func (panics) OnOutcome(context.Context, asynqlock.Outcome) { panic("oops") }
+
+func (panics) CountTask(string, string) { panic("miscounted") }

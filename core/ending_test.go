@@ -100,3 +100,82 @@ func TestGuard_AllocatesLittle(t *testing.T) {
 	do()
 	require.LessOrEqual(t, testing.AllocsPerRun(500, do), 26.0) // 20 without the race detector, which makes pools forget
 }
+
+// foreignContext is a ctx of somebody's own: package context does not know how it ends.
+type foreignContext struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c *foreignContext) Done() <-chan struct{} { return c.done }
+
+func (c *foreignContext) Err() error {
+	select {
+	case <-c.done:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// wrapped hides the type of the ctx in it.
+type wrapped struct{ context.Context }
+
+// What is derived from the ctx of a lease ends with it, with its cause, whatever types are between; what is cut loose does not.
+func TestLease_ContextAmongForeignOnes(t *testing.T) {
+	for how, want := range map[string]error{"released": context.Canceled, "lost": core.ErrLeaseLost, "the caller's ends": context.Canceled} {
+		for _, asked := range []string{"never", "Done", "Cause"} {
+			t.Run(how+", asked before: "+asked, func(t *testing.T) {
+				env := redistest.Embedded(t)
+				l := newLocker(t, env)
+				parent := &foreignContext{context.WithValue(t.Context(), wrapped{}, "value"), make(chan struct{})}
+				lease, err := l.TryAcquire(parent, "k")
+				require.NoError(t, err)
+				ctx := lease.Context()
+				switch asked {
+				case "Done":
+					require.NotNil(t, ctx.Done())
+				case "Cause":
+					require.NoError(t, context.Cause(ctx))
+				}
+				loose := context.WithoutCancel(ctx)
+				var derived context.Context
+				if asked != "never" {
+					var cancel context.CancelFunc
+					derived, cancel = context.WithCancel(&wrapped{context.WithValue(ctx, foreignContext{}, "another")})
+					defer cancel()
+				}
+				switch how {
+				case "released":
+					require.NoError(t, lease.Release(t.Context()))
+				case "lost":
+					require.NoError(t, l.Close())
+				default:
+					close(parent.done)
+					<-ctx.Done() // package context may need a goroutine to see it
+				}
+				require.ErrorIs(t, context.Cause(ctx), want)
+				require.ErrorIs(t, ctx.Err(), context.Canceled)
+				<-ctx.Done()
+				require.ErrorIs(t, context.Cause(&wrapped{ctx}), want)
+				after, cancel := context.WithTimeout(&wrapped{ctx}, time.Hour)
+				defer cancel()
+				<-after.Done()
+				require.ErrorIs(t, context.Cause(after), want)
+				if derived != nil {
+					<-derived.Done()
+					require.ErrorIs(t, context.Cause(derived), want)
+				}
+				ran := make(chan struct{})
+				context.AfterFunc(&wrapped{ctx}, func() { close(ran) })
+				<-ran
+				require.NoError(t, loose.Err())
+				require.NoError(t, context.Cause(loose))
+				require.Equal(t, "value", loose.Value(wrapped{}))
+				if how == "the caller's ends" {
+					require.NoError(t, lease.Release(t.Context()))
+				}
+			})
+		}
+	}
+}

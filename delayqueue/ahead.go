@@ -39,9 +39,39 @@ func (w *Worker) ran(took time.Duration) {
 	}
 }
 
+// claimsAhead reports whether more messages are to be claimed than run. Each spends an attempt if the Worker dies before it
+// starts, so none is claimed ahead that has no more than one.
+func (w *Worker) claimsAhead() bool {
+	return w.queue.maxAttempts > 1 && w.alone.Load() == 0 && w.pace.quick()
+}
+
 // mayRun waits until a message may be run: fewer than the Worker's concurrency are. Only one that was claimed ahead
 // has to wait. It reports false when that takes too long, and at Stop.
+//
+// A message that has lost its worker before may have killed it, and may do so again: it runs when nothing waits beside
+// it that would spend an attempt then.
 func (w *Worker) mayRun(c *claim) bool {
+	if c.message.Losses > 0 {
+		c.alone = true
+		w.alone.Add(1)
+	}
+	if !w.hasPlace(c) {
+		return false
+	}
+	for c.alone && len(w.ahead) > 0 { // less and less, since nothing is claimed ahead
+		select {
+		case <-time.After(time.Millisecond):
+		case <-c.ctx.Done():
+			return false
+		case <-w.stopping:
+			return false
+		}
+	}
+	return true
+}
+
+// hasPlace waits for a place among the messages that run.
+func (w *Worker) hasPlace(c *claim) bool {
 	select {
 	case w.running <- struct{}{}:
 		c.runs = true
@@ -60,8 +90,21 @@ func (w *Worker) mayRun(c *claim) bool {
 	return c.runs
 }
 
+// noPlace is the outcome of a message that may not be run.
+func (w *Worker) noPlace() outcome {
+	v := outcome{kind: OutcomeReturned, err: errNoSlot, last: true}
+	if w.isStopping() {
+		v.err = ErrStopped
+	}
+	return v
+}
+
 // hasRun lets another message run.
 func (w *Worker) hasRun(c *claim) {
+	if c.alone {
+		c.alone = false
+		w.alone.Add(-1)
+	}
 	if c.runs {
 		c.runs = false
 		<-w.running

@@ -2,6 +2,7 @@ package delayqueue_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/delayqueue"
@@ -92,4 +94,141 @@ func TestClaimsAhead_WhatWouldWaitGoesBack(t *testing.T) {
 			require.Equal(t, []int{1, 0, 0}, []int{m.Attempt, m.Conflicts, m.Losses})
 		}
 	})
+}
+
+// claimed has a handler note how many messages are claimed at most.
+func (b *bench) claimed(ctx context.Context, most *atomic.Int64) {
+	for n := b.rdb.ZCard(ctx, b.key("w")).Val(); ; {
+		if was := most.Load(); n <= was || most.CompareAndSwap(was, n) {
+			return
+		}
+	}
+}
+
+// A message that has lost its worker may do so again: what waited beside it would spend an attempt each time.
+func TestClaimsAhead_NothingWaitsBesideWhatLostItsWorker(t *testing.T) {
+	const concurrency, messages = 4, 3000
+	b := setup(t, redistest.Real(t))
+	suspects := map[string]bool{}
+	for i := range messages {
+		j := delayqueue.Job{ID: fmt.Sprintf("%05d", i)}
+		if i%1000 == 500 || i%1000 == 501 {
+			suspects[j.ID] = true
+			if i%2 == 0 {
+				j.Key = "key"
+			}
+		}
+		b.enqueue(j)
+	}
+	for id := range suspects {
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "-------1 0 1 0  its worker died").Err())
+	}
+	var most, ahead atomic.Int64
+	var all ran
+	b.start(func(ctx context.Context, m delayqueue.Message) error {
+		if suspects[m.ID] {
+			for range 3 {
+				b.claimed(ctx, &most)
+				time.Sleep(time.Millisecond)
+			}
+		} else if m.ID[3:] == "00" {
+			b.claimed(ctx, &ahead)
+		}
+		return all.handle(ctx, m)
+	}, delayqueue.WithConcurrency(concurrency))
+	redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
+	require.Len(t, all.all(), messages)
+	require.Greater(t, ahead.Load(), int64(concurrency), "nothing was claimed ahead")
+	require.Positive(t, most.Load())
+	require.LessOrEqual(t, most.Load(), int64(concurrency))
+}
+
+func TestClaimsAhead_NotWhereAMessageHasOneAttempt(t *testing.T) {
+	const concurrency = 4
+	b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(1))
+	for range 1000 {
+		b.enqueue(delayqueue.Job{})
+	}
+	var most, n atomic.Int64
+	b.start(func(ctx context.Context, _ delayqueue.Message) error {
+		if n.Add(1)%20 == 0 {
+			b.claimed(ctx, &most)
+		}
+		return nil
+	}, delayqueue.WithConcurrency(concurrency))
+	redistest.Eventually(t, func() bool { return b.inState() == [3]int64{} }, "messages are left")
+	require.LessOrEqual(t, most.Load(), int64(concurrency))
+}
+
+// deadHook fails all commands from some time on: the process is dead to Redis.
+type deadHook struct{ dead atomic.Bool }
+
+var errDead = errors.New("dead")
+
+func (h *deadHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *deadHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if h.dead.Load() {
+			cmd.SetErr(errDead)
+			return errDead
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (h *deadHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if h.dead.Load() {
+			return errDead
+		}
+		return next(ctx, cmds)
+	}
+}
+
+// A message kills each of its workers at once. What was claimed ahead, and never started, does not die of that.
+func TestClaimsAhead_AMessageThatKillsItsWorkerBuriesNoOther(t *testing.T) {
+	const crowd, attempts = 20, 2
+	losses := 0
+	for range 4 {
+		b := setup(t, redistest.Real(t), delayqueue.WithMaxAttempts(attempts))
+		warm := func() {
+			for range 200 {
+				b.enqueue(delayqueue.Job{})
+			}
+		}
+		warm()
+		killer := b.enqueue(delayqueue.Job{ID: "a", Name: "kills"})
+		ids := make([]string, crowd)
+		for i := range ids {
+			ids[i] = b.enqueue(delayqueue.Job{ID: fmt.Sprintf("b%02d", i)})
+		}
+		for range attempts {
+			hook, died := &deadHook{}, make(chan struct{})
+			rdb := b.env.Client(t)
+			rdb.AddHook(hook)
+			w, err := delayqueue.NewWorker(b.newQueue(rdb, delayqueue.WithMaxAttempts(attempts)), b.locker, func(ctx context.Context, m delayqueue.Message) error {
+				if m.Name == "kills" {
+					hook.dead.Store(true)
+					close(died)
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			}, quick(delayqueue.WithConcurrency(1), delayqueue.WithClaimLease(200*time.Millisecond))...)
+			require.NoError(t, err)
+			require.NoError(t, w.Start())
+			<-died
+			now, stop := context.WithCancel(t.Context())
+			stop()
+			require.Error(t, w.Stop(now))
+			warm()
+			require.Equal(t, delayqueue.StateRunning, b.status(killer).State)
+		}
+		b.start(func(context.Context, delayqueue.Message) error { return nil })
+		b.reaches(killer, delayqueue.StateDead)
+		for _, id := range ids {
+			losses += b.reaches(id, delayqueue.StateDone).Losses
+		}
+	}
+	require.Positive(t, losses, "nothing waited beside it")
 }

@@ -158,13 +158,11 @@ func (w *claimer) beginAll(b batch, token string, sent time.Time, slots int) {
 		if w.handBack(c) {
 			continue
 		}
-		if used++; used <= slots {
+		// An earlier claim, whose reply was lost, had more than the slots; or this one was slow.
+		if used++; used <= slots || !w.foreignOnly && w.takeSlot() {
 			w.begin(c)
-		} else if w.foreignOnly { // it was to be handed back too
-			w.handlers.Go(func() { w.settle(c, outcome{kind: OutcomeReturned, err: errNoSlot, last: true}) })
-		} else { // an earlier claim, whose reply was lost, had more; or this one was slow
-			w.slots <- struct{}{}
-			w.begin(c)
+		} else { // with foreignOnly it was to be handed back too
+			w.handlers.Go(func() { w.settle(c, w.noPlace()) })
 		}
 	}
 	w.freeSlots(max(0, slots-used))
@@ -221,9 +219,24 @@ func (w *claimer) takeSlots() (n int) {
 	return n
 }
 
+// takeSlot takes a slot, or one ahead, for a message that is claimed already. It reports false if there is none.
+func (w *Worker) takeSlot() bool {
+	select {
+	case w.slots <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case w.ahead <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
 // slotsAhead are those beside w.slots, nil if nothing is to be claimed ahead.
 func (w *Worker) slotsAhead() chan struct{} {
-	if w.pace.quick() {
+	if w.claimsAhead() {
 		return w.ahead
 	}
 	return nil

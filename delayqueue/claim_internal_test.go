@@ -128,3 +128,41 @@ func TestAClaimThatFailsAfterAMoveIsSoonSentAgain(t *testing.T) {
 		})
 	}
 }
+
+// The slots of a claim whose reply took too long are others' meanwhile, who may keep them for as long as there is work.
+func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
+	for name, full := range map[string]bool{"there is one ahead": false, "there is none": true} {
+		t.Run(name, func(t *testing.T) {
+			q := testQueue(t, redistest.Embedded(t))
+			locker, err := core.New(q.rdb, core.WithPrefix(q.prefix))
+			require.NoError(t, err)
+			defer func() { _ = locker.Close() }()
+			w, err := NewWorker(q, locker, func(context.Context, Message) error { return nil }, WithConcurrency(1), WithLogger(slog.New(slog.DiscardHandler)))
+			require.NoError(t, err)
+			enqueueTest(t, q, "id", "")
+			b, err := q.partitions[0].claim(t.Context(), "token", time.Minute, 1)
+			require.NoError(t, err)
+			w.slots <- struct{}{}
+			for range cap(w.ahead) {
+				if full {
+					w.ahead <- struct{}{}
+				}
+			}
+			begun := make(chan struct{})
+			go func() {
+				defer close(begun)
+				w.claimerOf(q.partitions[0]).beginAll(b, "token", time.Now(), 0)
+			}()
+			select {
+			case <-begun:
+			case <-time.After(10 * time.Second):
+				t.Fatal("it waits for a slot")
+			}
+			w.handlers.Wait()
+			s, err := q.Status(t.Context(), "id")
+			require.NoError(t, err)
+			require.Equal(t, map[bool]State{false: StateDone, true: StateQueued}[full], s.State)
+			require.Equal(t, map[bool]int{false: 1}[full], s.Attempts)
+		})
+	}
+}

@@ -6,8 +6,11 @@ import "time"
 type Local struct {
 	// Queue is the queue's name.
 	Queue string
+	// Service is what WithService says of the queue, and Partitions what WithPartitions does; empty and 0 if they were not given.
+	Service    string
+	Partitions int
 	// Slots is how many messages the Worker runs at once (WithConcurrency), and Running how many it has claimed and
-	// not settled yet: those that wait for their keys included.
+	// not settled yet: those that wait for their keys, or were claimed ahead, included.
 	Slots, Running int
 	// LastClaim is when Redis last answered the Worker's question for messages, whether it had any: at most some 10 s ago,
 	// unless Redis is away or the Worker is paused. It is zero if Redis never did.
@@ -21,7 +24,10 @@ func (w *Worker) Local() Local {
 	w.mu.Lock()
 	stopped := !w.started || w.stopped
 	w.mu.Unlock()
-	l := Local{Queue: w.queue.name, Slots: w.concurrency, Running: w.claims.count(), Paused: w.paused.Load(), Stopped: stopped}
+	l := Local{Queue: w.queue.name, Service: w.queue.service, Slots: w.concurrency, Running: w.claims.count(), Paused: w.paused.Load(), Stopped: stopped}
+	if w.queue.splitGiven {
+		l.Partitions = w.queue.split
+	}
 	if at := w.claimed.Load(); at != 0 {
 		l.LastClaim = time.Unix(0, at)
 	}

@@ -160,7 +160,7 @@ func (q *Queue) reread(ctx context.Context, op string) (*manifest, error) {
 		if err == nil && q.operator {
 			err = q.settled(op, m)
 		} else if err == nil {
-			q.enlist(m)
+			q.enlist(ctx, m)
 			change, err = q.due(ctx, op, m)
 		}
 		if err != nil {

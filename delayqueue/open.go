@@ -86,8 +86,10 @@ func Open(ctx context.Context, rdb redis.UniversalClient, name string, opts ...O
 	if err != nil {
 		return nil, err
 	}
-	_, err = q.reread(ctx, "open")
-	return q, err
+	if _, err := q.reread(ctx, "open"); err != nil {
+		return nil, err
+	}
+	return q, nil
 }
 
 // Info tells what the queue's manifest says. It takes a round trip.
@@ -133,16 +135,16 @@ func namesKey(prefix string) string { return prefix + ":queue:names" }
 
 // enlist adds the queue to the names of its prefix, once, and before its manifest is written. If that fails, but for want
 // of rights, it is tried again when the manifest is read next. Nobody waits for it but the first to use the queue.
-func (q *Queue) enlist(m *manifest) {
+func (q *Queue) enlist(ctx context.Context, m *manifest) {
 	if m.revision == "" {
-		q.enlistNow()
+		q.enlistNow(ctx)
 	} else if !q.listed.Load() {
-		go q.enlistNow()
+		go q.enlistNow(context.Background())
 	}
 }
 
-func (q *Queue) enlistNow() {
-	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+func (q *Queue) enlistNow(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
 	err := q.rdb.ZAdd(ctx, namesKey(q.prefix), redis.Z{Member: q.name}).Err()
 	q.listed.Store(err == nil || redis.HasErrorPrefix(err, "NOPERM "))

@@ -268,3 +268,29 @@ func TestOpen_RedrivesWhateverTheBounds(t *testing.T) {
 		require.GreaterOrEqual(t, n, more)
 	})
 }
+
+// stuckNames is a hook that has the list of names not answer.
+type stuckNames struct{ deadHook }
+
+func (*stuckNames) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "zadd" {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestQueues_TheFirstUseWaitsForTheNamesNoLongerThanItsContext(t *testing.T) {
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	rdb.AddHook(&stuckNames{})
+	q := setup(t, env).newQueue(rdb)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err := q.Enqueue(ctx, delayqueue.Job{})
+	require.Error(t, err)
+	require.Less(t, time.Since(began), 5*time.Second)
+}

@@ -7,7 +7,7 @@ import (
 )
 
 // Pause keeps all workers from starting messages of the queue for d, or until Resume.
-// Once it returned nil none is claimed any more, by whichever process; those that run
+// Once it returned nil none is claimed any more, by whichever process; those that are claimed
 // go on to their end, and whatever is enqueued waits. To pause again sets the time
 // anew, whether that is later or earlier.
 //

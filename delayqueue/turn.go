@@ -54,7 +54,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 		return w.settle(c, outcome{kind: OutcomeConflict, err: errOlder, delay: w.conflictDelay(c), awaitsKey: true})
 	}
 	if !w.mayRun(c) {
-		return w.settle(c, outcome{kind: OutcomeReturned, err: errNoSlot, last: true})
+		return w.settle(c, w.noPlace())
 	}
 	t := &turn{worker: w, ctx: w.ctx}
 	if key := c.message.Key; key != "" {
@@ -73,7 +73,7 @@ func (w *Worker) take(c *claim) (next *claim) {
 			return t.over(c, outcome{kind: OutcomeReturned, err: ErrStopped})
 		}
 		if !w.mayRun(c) {
-			return t.over(c, outcome{kind: OutcomeReturned, err: errNoSlot, last: true})
+			return t.over(c, w.noPlace())
 		}
 		if c.partition.joinedLate(c.message) {
 			_ = t.release(c.message, outcome{kind: OutcomeReturned})

@@ -52,6 +52,7 @@ type Worker struct {
 	ahead    chan struct{} // more slots, while handlers are quick
 	running  chan struct{} // holds one for each message that is run
 	pace     pace
+	alone    atomic.Int64 // messages that run, or are about to, beside which nothing is claimed ahead
 	handlers sync.WaitGroup
 	claims   claims
 	foreign  foreign
@@ -316,7 +317,7 @@ func (w *Worker) look(base string) {
 	}
 }
 
-// Pause makes the Worker claim no more messages until Resume. Those that run go on.
+// Pause makes the Worker claim no more messages until Resume. Those that it has claimed go on.
 // Queue.Pause is for all Workers.
 func (w *Worker) Pause() { w.paused.Store(true) }
 

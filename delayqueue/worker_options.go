@@ -22,7 +22,8 @@ type WorkerOption func(*Worker) error
 // WithConcurrency sets how many messages the Worker runs at once. It claims no
 // more than that, but while its handlers take less than 0.5 ms on average, lately, it claims up to
 // three times as many ahead, so that Redis and handlers need not wait for one another. What was claimed
-// ahead goes back when it has waited for 10 ms, without an attempt spent. Default 8; 1 to 10,000.
+// ahead goes back when it has waited for 10 ms, without an attempt spent. If the process dies, what waited has spent one,
+// as what ran: so nothing waits beside a message that has a loss, nor with WithMaxAttempts(1). Default 8; 1 to 10,000.
 func WithConcurrency(n int) WorkerOption {
 	return func(w *Worker) error {
 		w.concurrency = n

@@ -35,7 +35,7 @@
 //
 //	w := idempotency.Work{Name: idempotency.NameOf("POST /payments", "user-7", key)}
 //	record, err := store.Lookup(ctx, w)
-//	forgotten, err := store.Forget(ctx, w.Name)
+//	forgotten, err := store.ForgetIf(ctx, w.Name, record)
 //
 // WithObserver tells what each call ended with.
 package idempotency

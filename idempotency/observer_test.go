@@ -135,6 +135,18 @@ func TestForget_TheSmallestRights(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Forget(t.Context(), "w")
 	require.NoError(t, err)
+
+	redistest.AddUser(t, rdb, "careful", redistest.Rights(t, "Idempotency-Keys", "idempotency.Store.Forget"))
+	s, err = idempotency.New(redistest.Client(t, &redis.Options{Addr: rdb.Options().Addr, Username: "careful", Password: redistest.Password}))
+	require.NoError(t, err)
+	w := idempotency.Work{Name: "w", Fingerprint: "a"}
+	_, err = s.Begin(t.Context(), w, 1)
+	require.NoError(t, err)
+	record, err := s.Lookup(t.Context(), w)
+	require.NoError(t, err)
+	forgotten, err := s.ForgetIf(t.Context(), "w", record)
+	require.NoError(t, err)
+	require.True(t, forgotten)
 	require.Empty(t, redistest.Denied(t, rdb), "nothing more was asked for")
 	redistest.RequireUsed(t, rdb, rights, nil)
 }

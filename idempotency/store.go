@@ -47,6 +47,7 @@ var (
 	beginScript  = luascript.Load(scripts, "begin")
 	finishScript = luascript.Load(scripts, "finish")
 	parkedScript = luascript.Load(scripts, "parked")
+	forgetScript = luascript.Load(scripts, "forget")
 )
 
 // Store keeps records. It is safe for concurrent use, has no goroutines, and needs no
@@ -201,11 +202,32 @@ func (s *Store) Lookup(ctx context.Context, w Work) (r Record, err error) {
 // Forget removes a record, and reports whether there was one: its work runs again if it is asked for again. Work that is under way
 // is not stopped: its Finish makes a record anew. It blocks for one round trip.
 func (s *Store) Forget(ctx context.Context, name string) (forgotten bool, err error) {
+	return s.forget(ctx, name, func(ctx context.Context) (int64, error) {
+		return s.rdb.Del(ctx, s.name(name)).Result()
+	})
+}
+
+// ForgetIf is Forget for a record that is still as Lookup has seen it: parked, begun or with an outcome. It reports false, and
+// removes nothing, if there is none or it is not so any more. After an error it may have been removed.
+func (s *Store) ForgetIf(ctx context.Context, name string, seen Record) (forgotten bool, err error) {
+	if !seen.Found {
+		return false, nil
+	}
+	flag := map[bool]string{false: "0", true: "1"}
+	return s.forget(ctx, name, func(ctx context.Context) (int64, error) {
+		args := append(forgetScript.Args(nil, 1), s.name(name), flag[seen.Begun], flag[seen.Outcome != nil])
+		call := forgetScript.Call(ctx, args, true) // sent again after a lost reply it would find none
+		call.Send(ctx, s.rdb)
+		return call.Int64()
+	})
+}
+
+func (s *Store) forget(ctx context.Context, name string, remove func(context.Context) (int64, error)) (forgotten bool, err error) {
 	var done EventKind
 	defer func() { s.observe(ctx, name, done, err) }()
 	bounded, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	n, err := s.rdb.Del(bounded, s.name(name)).Result()
+	n, err := remove(bounded)
 	if err != nil {
 		return false, s.failed(bounded, "forget", err)
 	}

@@ -106,6 +106,35 @@ func laws(ctx context.Context, s *idempotency.Store, rdb redis.UniversalClient, 
 	must(outcome == "" && err == nil, "parked work runs")
 	must(s.Finish(ctx, w, fence, []byte("x")) == nil, "and is finished")
 
+	w = fresh()
+	states := []func() error{ // unknown, parked, begun, done
+		func() error { return nil },
+		func() error { return s.Parked(ctx, w, ticket) },
+		func() error { _, err := s.Begin(ctx, w, fence); return err },
+		func() error { return s.Finish(ctx, w, fence, []byte("x")) },
+	}
+	var seen []idempotency.Record
+	for i, come := range states {
+		must(come() == nil, fmt.Sprintf("work comes to state %d", i))
+		is, err := s.Lookup(ctx, w)
+		must(err == nil, fmt.Sprintf("and is found in state %d", i))
+		for was, record := range seen {
+			forgotten, err := s.ForgetIf(ctx, w.Name, record)
+			must(err == nil && !forgotten, fmt.Sprintf("what was seen in state %d is kept in state %d", was, i))
+		}
+		seen = append(seen, is)
+	}
+	for i := range states {
+		w = fresh()
+		for _, come := range states[:i+1] {
+			_ = come()
+		}
+		forgotten, err := s.ForgetIf(ctx, w.Name, seen[i])
+		must(err == nil && forgotten == (i > 0), fmt.Sprintf("what is still in state %d is forgotten", i))
+		left, err := s.Lookup(ctx, w)
+		must(err == nil && !left.Found, fmt.Sprintf("what was in state %d is gone", i))
+	}
+
 	for _, do := range []func(idempotency.Work) error{
 		func(w idempotency.Work) error { _, err := s.Begin(ctx, w, fence); return err },
 		func(w idempotency.Work) error { return s.Parked(ctx, w, ticket) },
@@ -162,6 +191,9 @@ func TestLawsCatchBrokenScripts(t *testing.T) { // not parallel: it breaks the s
 		{"parked", "if not was[2] then", "if true then"},
 		{"parked", "'fingerprint', ARGV[1], 'ticket'", "'ticket'"},
 		{"parked", "  redis.call('PEXPIRE', KEYS[1], ARGV[2])\n", ""},
+		{"forget", "~= ARGV[1]", "== 'never'"},
+		{"forget", "~= ARGV[2]", "== 'never'"},
+		{"forget", "redis.call('DEL', KEYS[1])", "1"},
 	} {
 		source := idempotency.Scripts()[m.script]
 		require.Equal(t, 1, strings.Count(source, m.old), "%s: %s", m.script, m.old)

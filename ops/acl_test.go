@@ -1,6 +1,7 @@
 package ops_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -62,16 +63,23 @@ func tellAndWatch(t *testing.T, admin redis.UniversalClient, client func(user st
 	require.Empty(t, redistest.Denied(t, admin), "nothing more was asked for")
 }
 
-// Without the right to publish a process tells of itself all the same.
+// What may not be read is an error, and no damage.
+func TestReadFleet_WithoutTheRightToReadEntries(t *testing.T) {
+	t.Parallel()
+	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
+	rights := slices.DeleteFunc(redistest.Rights(t, "ops.ReadFleet"), func(right string) bool { return right == "+getrange" })
+	redistest.AddUser(t, admin, "reader", rights)
+	putEntry(t, admin, "perkey", "good", `{"id":"good","ttl":60000}`)
+	_, err := ops.ReadFleet(t.Context(), redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "reader", Password: redistest.Password}), "")
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	require.ErrorContains(t, err, "NOPERM")
+}
+
+// A process that may not publish still tells of itself.
 func TestABeaconThatMayNotPublishTells(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
-	var rights []string
-	for _, right := range redistest.Rights(t, "a Beacon") {
-		if right != "+publish" {
-			rights = append(rights, right)
-		}
-	}
+	rights := slices.DeleteFunc(redistest.Rights(t, "a Beacon"), func(right string) bool { return right == "+publish" })
 	redistest.AddUser(t, admin, "mute", rights)
 	rdb := redistest.Client(t, &redis.Options{Addr: admin.Options().Addr, Username: "mute", Password: redistest.Password})
 	recorder := ops.NewRecorder()

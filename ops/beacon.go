@@ -11,7 +11,6 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -42,7 +41,7 @@ const (
 	beaconTimeout = 2 * time.Second
 )
 
-// ttlOf is for how long an entry lasts: three may be lost.
+// ttlOf is for how long an entry lasts: two after it may be lost.
 func ttlOf(every time.Duration) time.Duration { return every * 7 / 2 }
 
 // keys in Redis, in one slot.
@@ -65,7 +64,6 @@ type Beacon struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
-	once   sync.Once
 	failed bool // the last call has, and was logged
 	mute   bool // the last events could not be published, which was logged
 	told   bool // Redis may have an entry
@@ -141,10 +139,10 @@ func invalid(format string, args ...any) error {
 // what the Locker holds and waits for, and who it is. Each time is one call of at most 16 KiB. If that is too little, of
 // each list as many of the first are told as of the others: Process.Cut says how many are left out.
 //
-// The Beacon's id is the Locker's, and its names in Redis begin with the Locker's prefix. rdb stays the caller's to close, after the
-// Beacon; it may be another Redis than that of the locks, and is where ReadFleet has to look. While it does not
-// answer the Beacon tries again at its interval, one call at a time. StartBeacon does not wait for Redis. Its error
-// wraps [core.ErrInvalidOption].
+// Give each Recorder one Beacon: two would overwrite one another's list of what is watched. The Beacon's id is the Locker's, and its
+// names in Redis begin with the Locker's prefix. rdb stays the caller's to close, after the Beacon; it may be another Redis than that
+// of the locks, and is where ReadFleet has to look. While it does not answer the Beacon tries again at its interval, one call at a
+// time. StartBeacon does not wait for Redis. Its error wraps [core.ErrInvalidOption].
 func StartBeacon(rdb redis.UniversalClient, recorder *Recorder, locker *core.Locker, opts ...BeaconOption) (*Beacon, error) {
 	switch {
 	case absent.Is(rdb):
@@ -217,7 +215,7 @@ func versionIn(info *debug.BuildInfo) string {
 // returns an error that wraps [context.DeadlineExceeded], and the Beacon's goroutine ends when go-redis gives up. It may be
 // called twice.
 func (b *Beacon) Close() error {
-	b.once.Do(b.cancel)
+	b.cancel()
 	timer := time.NewTimer(beaconTimeout)
 	defer timer.Stop()
 	select {
@@ -306,22 +304,22 @@ func joinLocal(a, b core.Local) core.Local {
 
 // publish publishes what has happened to what is watched.
 func (b *Beacon) publish() {
-	letters := b.outbox.take()
-	if len(letters) == 0 {
+	batches := b.outbox.take()
+	if len(batches) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), beaconTimeout)
 	defer cancel()
 	pipe := b.rdb.Pipeline()
-	for watch, letter := range letters {
-		letter.Process = b.entry.ID
-		if payload, err := encode(letter); err == nil {
+	for watch, batch := range batches {
+		batch.Process = b.entry.ID
+		if payload, err := encode(batch); err == nil {
 			pipe.Publish(ctx, watchChannel(b.prefix, watch), payload)
 		}
 	}
 	_, err := pipe.Exec(ctx)
 	if err != nil {
-		b.outbox.lost(letters)
+		b.outbox.lost(batches)
 	}
 	if failed := err != nil; failed != b.mute {
 		if b.mute = failed; failed {

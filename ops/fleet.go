@@ -3,7 +3,6 @@ package ops
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -27,7 +26,8 @@ const MaxProcesses = 2000
 
 const (
 	entriesAtOnce = 32
-	maxReadEntry  = 64 << 10 // bytes: what a later version may write
+	maxReadEntry  = 64 << 10     // bytes: what a later version may write
+	wrongType     = "WRONGTYPE " // somebody else's
 )
 
 // Fleet is the processes of one prefix that have told of themselves, by Redis's clock at At.
@@ -65,7 +65,7 @@ type Process struct {
 
 // ReadFleet reads what the processes with a Beacon under prefix have told, the empty prefix being the default one. It scans nothing: it
 // reads an index, and then 32 entries at a time of at most 64 KiB, which blocks for as many round trips, and no longer than ctx allows between
-// two of them. Its error wraps [core.ErrUnavailable], or [core.ErrInvalidOption].
+// two of them. Its error wraps [core.ErrUnavailable], [core.ErrInvalidOption], or the cause for which ctx ended.
 func ReadFleet(ctx context.Context, rdb redis.UniversalClient, prefix string) (Fleet, error) {
 	prefix = cmp.Or(prefix, ident.DefaultPrefix)
 	switch {
@@ -106,19 +106,19 @@ func (f *Fleet) read(ctx context.Context, rdb redis.UniversalClient, prefix stri
 		id, _ := index[i].(string)
 		cmds = append(cmds, pipe.GetRange(ctx, entryKey(prefix, id), 0, maxReadEntry))
 	}
-	_, err := pipe.Exec(ctx)
-	var refused redis.Error
-	if err != nil && !errors.As(err, &refused) {
+	if _, err := pipe.Exec(ctx); err != nil && !redis.HasErrorPrefix(err, wrongType) {
 		return err
 	}
 	for i, cmd := range cmds {
-		if cmd.Err() == nil && cmd.Val() == "" {
+		if err := cmd.Err(); err != nil && !redis.HasErrorPrefix(err, wrongType) {
+			return err
+		} else if err == nil && cmd.Val() == "" {
 			continue
 		}
 		e, err := readEntry([]byte(cmd.Val()))
 		id, _ := index[2*i].(string)
 		gone, _ := strconv.ParseFloat(fmt.Sprint(index[2*i+1]), 64)
-		if cmd.Err() != nil || err != nil || e.ID != id {
+		if err != nil || e.ID != id {
 			f.Damaged++
 			continue
 		}
@@ -195,7 +195,7 @@ func (e *entry) process(age time.Duration) Process {
 	}
 	for _, w := range e.Workers {
 		p.Workers = append(p.Workers, delayqueue.Local{
-			Queue: string(w.Queue), Slots: w.Slots, Running: w.Running, LastClaim: timeOf(w.Claimed), Paused: w.Paused, Stopped: w.Stopped,
+			Queue: string(w.Queue), Service: w.Service, Partitions: w.Partitions, Slots: w.Slots, Running: w.Running, LastClaim: timeOf(w.Claimed), Paused: w.Paused, Stopped: w.Stopped,
 		})
 	}
 	return p

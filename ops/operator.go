@@ -121,8 +121,19 @@ type Messages struct {
 	ID     string
 	Filter delayqueue.Filter
 	// Count is how many there were, as [delayqueue.Queue.Count] said, when the operator chose them. If there is another number
-	// now the change is refused. It is not used with an ID.
+	// now the change is refused, as it is with a Filter if there are too many to count them all. It is not used with an ID.
 	Count int64
+}
+
+// check refuses a change of messages if another number of them is counted now.
+func (m *Messages) check(state delayqueue.State, counted int64, exact bool) error {
+	if counted != m.Count {
+		return &ChangedError{fmt.Sprintf("%d %s", m.Count, state), fmt.Sprintf("%d %s", counted, state)}
+	}
+	if !exact && m.Filter != (delayqueue.Filter{}) { // who chose all knows that there are more
+		return fmt.Errorf("%w: too many messages are %s to count which of them the filter chooses: give it a narrower time of death, or a key", ErrInvalidArgument, state)
+	}
+	return nil
 }
 
 // change opens the queue and records a change of messages. It is refused if they are not what was seen.
@@ -161,12 +172,12 @@ func (o *Operator) change(ctx context.Context, by By, m Messages, c Change, stat
 				f.DiedBefore = at
 			}
 		}
-		counted, _, err := q.Count(ctx, state, f)
+		counted, exact, err := q.Count(ctx, state, f)
+		if err == nil {
+			err = m.check(state, counted, exact)
+		}
 		if err != nil {
 			return "", err
-		}
-		if counted != m.Count {
-			return "", &ChangedError{c.Seen, fmt.Sprintf("%d %s", counted, state)}
 		}
 		if n, err = all(q, f); err != nil {
 			err = fmt.Errorf("after %d: %w", n, err)
@@ -232,7 +243,8 @@ func (o *Operator) Purge(ctx context.Context, by By, m Messages) (n int, err err
 		func(q *delayqueue.Queue, f delayqueue.Filter) (int, error) { return q.PurgeAll(ctx, f) })
 }
 
-// Cancel cancels queued messages, and returns how many, also with an error.
+// Cancel cancels queued messages, and returns how many, also with an error. Those that are enqueued after they were counted are
+// cancelled too, if they are queued when the change begins.
 func (o *Operator) Cancel(ctx context.Context, by By, m Messages) (n int, err error) {
 	return o.change(ctx, by, m, Change{Action: ActionCancel}, delayqueue.StateQueued,
 		func(q *delayqueue.Queue) error { return q.Cancel(ctx, m.ID) },
@@ -278,7 +290,7 @@ func RecordState(r idempotency.Record) string {
 	}
 }
 
-// Lookup tells what is known of a request. One whose response cannot be opened is done all the same: its Outcome is empty, and not nil.
+// Lookup tells what is known of a request. One whose response cannot be opened is done too: its Outcome is empty, and not nil.
 func (o *Operator) Lookup(ctx context.Context, r Request) (idempotency.Record, error) {
 	store, err := o.records()
 	if err != nil {
@@ -304,17 +316,21 @@ func (o *Operator) Forget(ctx context.Context, by By, r Request, seen string) er
 		if err != nil {
 			return "", err
 		}
-		if is := RecordState(record); is != seen {
-			return "", &ChangedError{seen, is}
-		}
 		store, err := o.records()
 		if err != nil {
 			return "", err
 		}
-		if forgotten, err := store.Forget(ctx, name); err != nil {
+		forgotten := false
+		if RecordState(record) == seen {
+			if forgotten, err = store.ForgetIf(ctx, name, record); err == nil && !forgotten {
+				record, err = o.Lookup(ctx, r) // it has changed since
+			}
+		}
+		if err != nil {
 			return "", err
-		} else if !forgotten {
-			return "", &ChangedError{seen, RecordState(idempotency.Record{})}
+		}
+		if !forgotten {
+			return "", &ChangedError{seen, RecordState(record)}
 		}
 		return "forgotten", nil
 	})

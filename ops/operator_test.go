@@ -208,6 +208,16 @@ func TestOperator_LooksAfterMessages(t *testing.T) {
 	})
 }
 
+// A filter may choose more than the first messages that are counted: it is not known how many.
+func TestMessages_ThatAreTooManyToCount(t *testing.T) {
+	t.Parallel()
+	all, some := ops.Messages{Count: 5}, ops.Messages{Count: 5, Filter: delayqueue.Filter{Cause: "no mail"}}
+	require.NoError(t, some.Check(delayqueue.StateDead, 5, true))
+	require.NoError(t, all.Check(delayqueue.StateDead, 5, false))
+	require.ErrorIs(t, all.Check(delayqueue.StateDead, 6, false), ops.ErrChanged)
+	require.ErrorIs(t, some.Check(delayqueue.StateDead, 5, false), ops.ErrInvalidArgument)
+}
+
 // What died after it was counted is neither redriven nor purged, though it matches.
 func TestOperator_LeavesAloneWhatDiedAfterIt(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
@@ -267,6 +277,32 @@ func TestOperator_ForgetsARequest(t *testing.T) {
 		require.Contains(t, text, "POST /pay")
 		require.NotContains(t, text, "client-secret")
 		require.NotContains(t, text, "user-7")
+	})
+}
+
+// A request that is answered just before it is forgotten is not run again.
+func TestOperator_ForgetsNothingThatChangesMeanwhile(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		d, ctx := newDesk(t, env), t.Context()
+		store, err := idempotency.New(env.Client(t), idempotency.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		r := ops.Request{Route: "POST /pay", Principal: "user-7", Key: "i"}
+		w := idempotency.Work{Name: idempotency.NameOf(r.Route, r.Principal, r.Key), Fingerprint: "f"}
+		_, err = store.Begin(ctx, w, 7)
+		require.NoError(t, err)
+		var once sync.Once
+		d.rdb.AddHook(redistest.BeforeEach(func(cmd redis.Cmder) {
+			if redistest.IsScript(cmd) || cmd.Name() == "del" {
+				once.Do(func() { assert.NoError(t, store.Finish(ctx, w, 7, []byte("paid"))) })
+			}
+		}))
+		var changed *ops.ChangedError
+		require.ErrorAs(t, d.Forget(ctx, by, r, "begun"), &changed)
+		require.Equal(t, "done", changed.Now)
+		record, err := d.Lookup(ctx, r)
+		require.NoError(t, err)
+		require.Equal(t, "done", ops.RecordState(record))
+		require.NoError(t, d.Forget(ctx, by, r, "done"))
 	})
 }
 

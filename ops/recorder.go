@@ -47,8 +47,7 @@ func NewRecorder() *Recorder {
 	return r
 }
 
-// contended knows which keys calls have met held of late: those of the latest conflicts, one for each
-// place in it. Whoever asks needs no mutex.
+// contended knows the keys of the latest conflicts, one for each of its places. It needs no mutex.
 type contended struct {
 	seed   maphash.Seed
 	hashes [1024]atomic.Uint64

@@ -49,11 +49,12 @@ type Watcher struct {
 
 // Watch has every process with a Beacon under prefix, the empty prefix being the default one, tell what happens to some keys: how each call
 // for them ends, waits, leases and their ends, and messages of queues. A process learns of it when it next tells of
-// itself, so within 10 s, and tells of 200 events a second at most, for all that is watched together. Events can be lost: see
+// itself, so within some 10 s, and tells of 200 events a second at most, for all that is watched together. Events can be lost: see
 // Watcher.Dropped.
 //
-// Watch blocks until it is subscribed and registered in Redis, no longer than ctx allows. Its error wraps [ErrTooManyWatches],
-// [core.ErrUnavailable] or [core.ErrInvalidOption]. End it with Close, or by ctx.
+// Watch blocks until it is subscribed and registered in Redis: no longer than ctx allows, but for a command that go-redis has under
+// way. Its error wraps [ErrTooManyWatches], [core.ErrUnavailable], [core.ErrInvalidOption], or the cause for which ctx ended. End it
+// with Close, or by ctx.
 func Watch(ctx context.Context, rdb redis.UniversalClient, prefix string, keys Watched) (*Watcher, error) {
 	prefix, keys.For = cmp.Or(prefix, ident.DefaultPrefix), cmp.Or(keys.For, maxWatch)
 	switch {
@@ -67,7 +68,7 @@ func Watch(ctx context.Context, rdb redis.UniversalClient, prefix string, keys W
 		return nil, invalid("Watch: for %s: want 1 s to %s", keys.For, maxWatch)
 	}
 	w := &Watcher{
-		rdb: rdb, prefix: prefix, watch: watch{id: ident.Random(8), key: keys.Key, isPrefix: keys.Prefix},
+		rdb: bounded(rdb), prefix: prefix, watch: watch{id: ident.Random(8), key: keys.Key, isPrefix: keys.Prefix},
 		events: make(chan Event, watchBuffer), done: make(chan struct{}),
 	}
 	up, down := make(chan struct{}, 1), make(chan error, 1)
@@ -118,20 +119,20 @@ func (w *Watcher) run(ctx context.Context, sub *listener.Listener) {
 	w.cancel()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), beaconTimeout)
 	defer cancel()
-	_ = bounded(w.rdb).ZRem(ctx, watchesKey(w.prefix), w.watch.text()).Err() // else its time is over some day
+	_ = w.rdb.ZRem(ctx, watchesKey(w.prefix), w.watch.text()).Err() // else its time is over some day
 	sub.Close()
 }
 
 // take takes what a process has published.
 func (w *Watcher) take(payload string) {
-	var l letter
-	if json.Unmarshal([]byte(payload), &l) != nil {
+	var batch eventBatch
+	if json.Unmarshal([]byte(payload), &batch) != nil {
 		return
 	}
-	w.dropped.Add(max(0, l.Dropped))
-	for _, e := range l.Events {
+	w.dropped.Add(max(0, batch.Dropped))
+	for _, e := range batch.Events {
 		select {
-		case w.events <- e.event(l.Process):
+		case w.events <- e.event(batch.Process):
 		default:
 			w.dropped.Add(1)
 		}
@@ -146,8 +147,8 @@ func (w *Watcher) Events() <-chan Event { return w.events }
 // published while the subscription is broken is missing too, and not counted.
 func (w *Watcher) Dropped() int64 { return w.dropped.Load() }
 
-// Close ends the watch, and has processes forget it. It blocks for a round trip, for 4 s at most if Redis does not answer. It may be called
-// twice.
+// Close ends the watch, and has processes forget it. It blocks for a round trip or, if Redis does not answer, until go-redis gives up,
+// which takes some seconds. It may be called twice.
 func (w *Watcher) Close() {
 	w.cancel()
 	<-w.done

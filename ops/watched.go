@@ -102,19 +102,19 @@ type outbox struct {
 	mu      sync.Mutex
 	second  time.Time
 	n       int // since then
-	letters map[string]*letter
+	batches map[string]*eventBatch
 	first   chan struct{} // holds one: there is something to publish
 }
 
-// letter is what is published to one watch.
-type letter struct {
+// eventBatch is what is published to one watch at once.
+type eventBatch struct {
 	Process string      `json:"process"`
 	Dropped int64       `json:"dropped,omitempty"` // events that are missing, since the one before
 	Events  []wireEvent `json:"events"`
 }
 
 func newOutbox() *outbox {
-	return &outbox{letters: map[string]*letter{}, first: make(chan struct{}, 1)}
+	return &outbox{batches: map[string]*eventBatch{}, first: make(chan struct{}, 1)}
 }
 
 // put takes an event for a watch, or counts it as dropped.
@@ -133,30 +133,30 @@ func (o *outbox) put(watch string, now time.Time, event func() wireEvent) {
 	l.Events = append(l.Events, event())
 }
 
-func (o *outbox) of(watch string) *letter {
-	if len(o.letters) == 0 {
+func (o *outbox) of(watch string) *eventBatch {
+	if len(o.batches) == 0 {
 		offer(o.first, struct{}{})
 	}
-	if o.letters[watch] == nil {
-		o.letters[watch] = &letter{}
+	if o.batches[watch] == nil {
+		o.batches[watch] = &eventBatch{}
 	}
-	return o.letters[watch]
+	return o.batches[watch]
 }
 
 // take takes what there is.
-func (o *outbox) take() map[string]*letter {
+func (o *outbox) take() map[string]*eventBatch {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := o.letters
-	o.letters = map[string]*letter{}
+	all := o.batches
+	o.batches = map[string]*eventBatch{}
 	return all
 }
 
 // lost counts what could not be published.
-func (o *outbox) lost(letters map[string]*letter) {
+func (o *outbox) lost(batches map[string]*eventBatch) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for watch, lost := range letters {
+	for watch, lost := range batches {
 		o.of(watch).Dropped += lost.Dropped + int64(len(lost.Events))
 	}
 }

@@ -79,7 +79,7 @@ func (t *tool) auditLs(ctx context.Context, c *cli.Command) error {
 		}
 		for _, one := range []struct{ name, text string }{{"detail", a.Detail}, {"seen", a.Seen}, {"why", a.Why}, {"outcome", outcome}} {
 			if one.text != "" {
-				t.field("  "+one.name, "%s", printable(one.text))
+				t.field("  "+one.name, "%s", oneLine(one.text))
 			}
 		}
 	}

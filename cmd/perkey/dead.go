@@ -211,11 +211,12 @@ func (t *tool) chosenLetters(c *cli.Command) (m ops.Messages, err error) {
 		return m, err
 	}
 	now := time.Now()
-	if d := c.Duration("older"); d > 0 {
-		m.Filter.DiedBefore = now.Add(-d)
-	}
-	if d := c.Duration("younger"); d > 0 {
-		m.Filter.DiedFrom = now.Add(-d)
+	for name, at := range map[string]*time.Time{"older": &m.Filter.DiedBefore, "younger": &m.Filter.DiedFrom} {
+		if d := c.Duration(name); d > 0 {
+			*at = now.Add(-d)
+		} else if c.IsSet(name) {
+			return m, usagef("%s: --%s %s: want a time such as 1h", c.FullName(), name, d)
+		}
 	}
 	some := m.Filter != delayqueue.Filter{}
 	switch {
@@ -261,14 +262,14 @@ func (t *tool) changeLetters(ctx context.Context, c *cli.Command, verb string, c
 	n, err := change(o, why, m)
 	if err != nil {
 		if n > 0 {
-			return fmt.Errorf("%s %s; then: %w", plural(int64(n), "letter was", "letters were"), verb, err)
+			return fmt.Errorf("%s %s; then: %w", plural(int64(n), "dead letter was", "dead letters were"), verb, err)
 		}
 		return err
 	}
 	if isJSON(c) {
 		return t.json(map[string]int{verb: n})
 	}
-	t.printf("%s %s.\n", plural(int64(n), "letter was", "letters were"), verb)
+	t.printf("%s %s.\n", plural(int64(n), "dead letter was", "dead letters were"), verb)
 	return nil
 }
 
@@ -291,11 +292,15 @@ func (t *tool) dryRun(ctx context.Context, c *cli.Command, q *delayqueue.Queue, 
 	if isJSON(c) {
 		return t.json(map[string]any{"count": n, "exact": exact, "dry_run": true})
 	}
-	among := ""
-	if !exact {
-		among = ", among the first 100000"
+	those := plural(n, "dead letter", "dead letters")
+	switch {
+	case exact:
+		t.printf("It would be %s: --count %d. Nothing was changed.\n", those, n)
+	case m.Filter == delayqueue.Filter{}:
+		t.printf("It would be %s or more: --count %d. Nothing was changed.\n", those, n)
+	default:
+		t.printf("It would be %s or more, too many to count: choose fewer, with --older and --younger. Nothing was changed.\n", those)
 	}
-	t.printf("It would be %s%s: --count %d. Nothing was changed.\n", plural(n, "letter", "letters"), among, n)
 	return nil
 }
 

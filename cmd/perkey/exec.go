@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -55,7 +56,7 @@ func (t *tool) exec(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	status, err := t.run(lease, path, all[1:], c.Duration("grace"))
+	status, err := t.run(ctx, lease, path, all[1:], c.Duration("grace"))
 	lost := errors.Is(context.Cause(lease.Context()), core.ErrLeaseLost)
 	if failed := lease.Release(context.WithoutCancel(ctx)); failed != nil && !lost {
 		lost = errors.Is(failed, core.ErrLeaseLost)
@@ -76,17 +77,26 @@ func (t *tool) exec(ctx context.Context, c *cli.Command) error {
 // take acquires the key. The lease outlives ctx, which a signal ends: from then on signals are the command's.
 func (t *tool) take(ctx context.Context, key, command string, wait, ttl time.Duration) (lease *core.Lease, err error) {
 	asking, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+	onSignal := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	defer onSignal()
 	opts := []core.AcquireOption{core.LeaseTTL(ttl), core.Named("perkey exec", command)}
+	inTime := true
 	if wait > 0 {
-		defer time.AfterFunc(wait, func() { cancel(errWaited) }).Stop()
+		timer := time.AfterFunc(wait, func() { cancel(errWaited) })
 		lease, err = t.locker.Acquire(asking, key, opts...)
+		inTime = timer.Stop()
 	} else {
 		lease, err = t.locker.TryAcquire(asking, key, opts...)
 	}
-	switch {
-	case err == nil:
+	if err == nil && inTime && onSignal() {
 		return lease, nil
+	}
+	if err == nil { // the end of asking came with the lease, which it ends
+		_ = lease.Release(context.WithoutCancel(ctx))
+		<-asking.Done()
+		err = asking.Err()
+	}
+	switch {
 	case errors.Is(context.Cause(asking), errWaited):
 		err = fmt.Errorf("%s is held still, after %s: see perkey show %s", quote(key), span(wait), shell(key))
 	case errors.Is(err, core.ErrConflict):
@@ -98,11 +108,16 @@ func (t *tool) take(ctx context.Context, key, command string, wait, ttl time.Dur
 
 var errWaited = errors.New("waited long enough")
 
-// run runs the command until it has ended, and returns its status.
-func (t *tool) run(lease *core.Lease, path string, argv []string, grace time.Duration) (status int, err error) {
+// run runs the command until it has ended, and returns its status. The command is not started after ctx, which a signal ends.
+func (t *tool) run(ctx context.Context, lease *core.Lease, path string, argv []string, grace time.Duration) (status int, err error) {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, passedOn...)
-	defer signal.Stop(signals)
+	if all := slices.DeleteFunc(slices.Clone(passedOn), signal.Ignored); len(all) > 0 { // no signal would be all of them
+		signal.Notify(signals, all...)
+		defer signal.Stop(signals)
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
 	cmd := &exec.Cmd{
 		Path: path, Args: argv, Stdin: os.Stdin, Stdout: t.out, Stderr: t.errOut,
 		Env: append(os.Environ(), fmt.Sprint("PERKEY_FENCE=", lease.Fence())),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -27,6 +28,7 @@ type parkedJSON struct {
 	Count  int        `json:"count"`
 	More   bool       `json:"more,omitempty"`
 	Oldest *time.Time `json:"oldest_enqueued,omitempty"`
+	Error  string     `json:"error,omitempty"` // why it is not known
 }
 
 type participantJSON struct {
@@ -89,6 +91,7 @@ func (t *tool) parked(ctx context.Context, key string) (all []parkedJSON, err er
 	}
 	for _, info := range queues {
 		if info.Err != nil {
+			all = append(all, parkedJSON{Queue: info.Name, Error: info.Err.Error()})
 			continue
 		}
 		q, err := delayqueue.Open(ctx, t.rdb, info.Name, delayqueue.WithPrefix(t.prefix))
@@ -170,6 +173,10 @@ func (t *tool) showText(k *core.KeyInfo, parked []parkedJSON) {
 		t.field("parked", "nothing")
 	}
 	for _, p := range parked {
+		if p.Error != "" {
+			t.field("parked", "not known in %s, which has another layout", quote(p.Queue))
+			continue
+		}
 		more := ""
 		if p.More {
 			more = " or more"
@@ -180,7 +187,7 @@ func (t *tool) showText(k *core.KeyInfo, parked []parkedJSON) {
 		}
 		t.field("parked", "%d%s in %s%s", p.Count, more, quote(p.Queue), old)
 	}
-	t.ifTaken(k, len(parked) > 0)
+	t.ifTaken(k, slices.ContainsFunc(parked, func(p parkedJSON) bool { return p.Error == "" }))
 }
 
 // named shows what a process said of itself.

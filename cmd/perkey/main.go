@@ -39,8 +39,13 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(f
 func main() { os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr)) }
 
 func run(ctx context.Context, args []string, out, errOut io.Writer) int {
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{syscall.SIGTERM}
+	if !signal.Ignored(os.Interrupt) { // as it is of what a shell runs in the background: it stays so, for the command of exec too
+		ends = append(ends, os.Interrupt)
+	}
+	ctx, stop := signal.NotifyContext(ctx, ends...)
 	defer stop()
+	defer context.AfterFunc(ctx, stop)() // a second one ends it even if Redis does not answer
 	redis.SetLogger(silent{})
 	slog.SetDefault(slog.New(slog.NewTextHandler(errOut, nil)))
 	t := &tool{out: out, errOut: errOut}
@@ -72,7 +77,7 @@ func (t *tool) command() *cli.Command {
 	root := &cli.Command{
 		Name:  "perkey",
 		Usage: "look after the locks and queues of perkey in a Redis",
-		Description: "Exit status: 0 done, 1 error, 2 a mistake in what was typed, 3 something was found (config check).\n" +
+		Description: "Exit status: 0 done, 1 error, 2 a mistake in what was typed, 3 something was found (doctor, config check).\n" +
 			"Keys and ids are shown quoted, as Go quotes them, where they have more than plain characters; -q takes them so.\n" +
 			"Each change needs --reason, and is in the audit before it is made.",
 		Flags:          t.flags(),
@@ -81,7 +86,7 @@ func (t *tool) command() *cli.Command {
 		Writer:         t.out,
 		ErrWriter:      t.errOut,
 		Commands: []*cli.Command{
-			t.showCommand(), t.unlockCommand(), t.lsCommand(), t.queueCommand(), t.deadCommand(), t.configCommand(), t.auditCommand(), t.execCommand(), t.idemCommand(),
+			t.doctorCommand(), t.showCommand(), t.unlockCommand(), t.lsCommand(), t.queueCommand(), t.deadCommand(), t.configCommand(), t.auditCommand(), t.execCommand(), t.idemCommand(),
 			t.fleetCommand(), t.topCommand(), t.watchCommand(),
 		},
 	}

@@ -40,6 +40,9 @@ func printable(s string) string {
 	return b.String()
 }
 
+// oneLine is printable, in one line: what it shows cannot pass for another line of the output.
+func oneLine(s string) string { return strings.ReplaceAll(printable(s), "\n", `\n`) }
+
 func sizeOf(r rune, rest string) int {
 	_, n := utf8.DecodeRuneInString(rest)
 	if r == utf8.RuneError {

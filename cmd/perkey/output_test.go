@@ -19,6 +19,7 @@ func TestQuote_IsPlainAndCanBeReadBack(t *testing.T) {
 	}
 	require.Equal(t, "order:1", quote("order:1"))
 	require.Equal(t, `a\x1b[31mb\xffc`+"\n", printable("a\x1b[31mb\xffc\n"))
+	require.Equal(t, `a\x1b[31mb\nc`, oneLine("a\x1b[31mb\nc"))
 	for key, want := range map[string]string{
 		"order:1": "order:1", "a<b": "'a<b'", "-x": `-q '"-x"'`, "it's": `-q '"it\x27s"'`, "a b": `-q '"a b"'`, "$(x)": "'$(x)'",
 	} {

@@ -111,7 +111,7 @@ func (v *topView) title(now time.Time) []line {
 	if v.problem != nil || v.late {
 		why := "Redis does not answer"
 		if v.problem != nil {
-			why = "Redis does not answer: " + printable(strings.ReplaceAll(v.problem.Error(), "\n", " "))
+			why = "Redis does not answer: " + oneLine(v.problem.Error())
 		}
 		if v.fleet != nil {
 			why = "STALE, of " + span(now.Sub(v.at)) + " ago. " + why
@@ -222,7 +222,7 @@ func (v *topView) panels() []panel {
 	}
 	events := panel{head: row{"LAST EVENT", "KEY", "FOR", "PROCESS", "AGO"}, wide: 1, right: []int{4}}
 	for _, e := range v.all.Events {
-		kind := e.Kind
+		kind := quote(e.Kind)
 		if e.Count > 1 {
 			kind = fmt.Sprintf("%s ×%d", kind, e.Count)
 		}
@@ -230,7 +230,7 @@ func (v *topView) panels() []panel {
 		if key == "" {
 			key = e.Queue
 		}
-		events.rows = append(events.rows, row{printable(kind), dash(key), dash(e.Name), processName(e.Process), span(v.fleet.At.Sub(e.At))})
+		events.rows = append(events.rows, row{kind, dash(key), dash(e.Name), processName(e.Process), span(v.fleet.At.Sub(e.At))})
 	}
 	return []panel{hot, leases, waits, queues, events}
 }

@@ -17,7 +17,7 @@ const flagFor = "for"
 func (t *tool) watchCommand() *cli.Command {
 	return &cli.Command{
 		Name: "watch", Usage: "what happens to a key in all processes with a beacon, as it happens", ArgsUsage: "KEY",
-		Description: "A process tells of the key within 10 s, and then of 200 events a second at most. It ends with Ctrl-C, or by its time.",
+		Description: "A process tells of the key within some 10 s, and then of 200 events a second at most. It ends with Ctrl-C, or by its time.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "prefix-of-keys", Aliases: []string{"p"}, Usage: "every key that begins with KEY, all of them if it is ''"},
 			&cli.DurationFlag{Name: flagFor, Value: 10 * time.Minute, Usage: "for this `TIME`, 10m at most"},
@@ -38,6 +38,7 @@ type eventJSON struct {
 	Fence  int64   `json:"fence,omitempty"`
 	Took   float64 `json:"took_s,omitempty"`
 	Detail string  `json:"detail,omitempty"`
+	Count  int64   `json:"count,omitempty"` // more than 1: it is the first of so many
 }
 
 func (t *tool) watch(ctx context.Context, c *cli.Command) error {
@@ -67,7 +68,7 @@ func (t *tool) watch(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	defer w.Close()
-	_, _ = fmt.Fprintf(t.errOut, "watching for %s; each process tells within 10 s\n", keys.For)
+	_, _ = fmt.Fprintf(t.errOut, "watching for %s; each process tells within some 10 s\n", keys.For)
 	missing := int64(0)
 	for e := range w.Events() {
 		if n := w.Dropped(); n > missing {
@@ -84,7 +85,11 @@ func (t *tool) watch(ctx context.Context, c *cli.Command) error {
 }
 
 func eventOf(e ops.Event) eventJSON {
-	return eventJSON{e.At.UTC(), e.Process, e.Source, e.Kind, keyOf(e.Key), e.Queue, e.Name, e.ID, e.Fence, e.Took.Seconds(), e.Detail}
+	j := eventJSON{e.At.UTC(), e.Process, e.Source, e.Kind, keyOf(e.Key), e.Queue, e.Name, e.ID, e.Fence, e.Took.Seconds(), e.Detail, 0}
+	if e.Count > 1 {
+		j.Count = e.Count
+	}
+	return j
 }
 
 // eventText is an event in one line: when, where, what, and the rest as far as there is any.

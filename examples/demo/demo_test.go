@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-func TestDemoKeepsItsPromises(t *testing.T) {
+func TestDemo_KeepsItsPromises(t *testing.T) {
 	t.Run("embedded", func(t *testing.T) { testOnce(t, "", "redis=embedded") })
 	t.Run("real", func(t *testing.T) { testOnce(t, "redis://"+redistest.Real(t).Addr, "redis=real") })
 }
@@ -29,7 +29,7 @@ func testOnce(t *testing.T, url, redis string) {
 	require.Contains(t, last, redis)
 }
 
-func TestDemoServesTheConsole(t *testing.T) {
+func TestDemo_ServesTheConsole(t *testing.T) {
 	rdb := redistest.Embedded(t).Client(t)
 	service, err := newService(rdb, "demo", newScoreboard("none"))
 	require.NoError(t, err)
@@ -43,7 +43,7 @@ func TestDemoServesTheConsole(t *testing.T) {
 	require.NoError(t, service.stop(t.Context()))
 }
 
-func TestDemoSaysWhatIsWrong(t *testing.T) {
+func TestDemo_SaysWhatIsWrong(t *testing.T) {
 	for name, cfg := range map[string]config{
 		"-redis: want a URL":      {redisURL: "nonsense"},
 		"-redis: no answer from":  {redisURL: "redis://127.0.0.1:1?max_retries=-1"},
@@ -53,7 +53,7 @@ func TestDemoSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestVerdictSeesEveryBrokenPromise(t *testing.T) {
+func TestScoreboard_SeesEachBrokenPromise(t *testing.T) {
 	b := newScoreboard("none")
 	leave := b.enter("k")
 	b.enter("k")()

@@ -15,7 +15,7 @@ import (
 )
 
 // Each page is read with the rights that docs/operations.md prints.
-func TestTheSmallestRightsOfAConsole(t *testing.T) {
+func TestConsole_SmallestRights(t *testing.T) {
 	t.Parallel()
 	admin := redistest.Client(t, &redis.Options{Addr: redistest.Start(t).Addr})
 	redistest.AddUser(t, admin, "console", redistest.Rights(t, "locks", "locks of parked work, Inspect", "List", "queues", "Idempotency-Keys",

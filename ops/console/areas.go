@@ -1,9 +1,12 @@
 package console
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/core"
 )
@@ -47,15 +50,15 @@ func (a *area) find(l level, section, link, format string, args ...any) {
 const lately = 10 * time.Minute
 
 // areas says of each area whether it needs a person. What is not up to date is not known.
-func areas(queues []queueView, fleet panel[fleetView], servers panel[redisView]) []area {
-	all := []area{flow(queues), exclusion(fleet), health(servers), processes(fleet)}
+func areas(queues []queueView, known bool, fleet panel[fleetView], servers panel[redisView]) []area {
+	all := []area{flow(queues, known), exclusion(fleet), health(servers), processes(fleet)}
 	for i := range all {
 		slices.SortStableFunc(all[i].Findings, func(a, b finding) int { return int(b.Level - a.Level) })
 	}
 	return all
 }
 
-func flow(queues []queueView) area {
+func flow(queues []queueView, known bool) area {
 	a := area{Name: "Flow", Ask: "does parked work get done?"}
 	parked := int64(0)
 	for _, q := range queues {
@@ -66,7 +69,7 @@ func flow(queues []queueView) area {
 			a.find(levelUnknown, "PerkeyQueueUnreachable", link, "Queue %s cannot be read.", q.Name)
 			continue
 		case q.Unworked:
-			a.find(levelAct, "PerkeyNobodyWorks", link, "Queue %s: %s, and nobody is seen who works.", q.Name, count(s.Due, "message is due", "messages are due"))
+			a.find(levelAct, "PerkeyNobodyWorks", link, "Queue %s: %s, and no worker is seen.", q.Name, count(s.Due, "message is due", "messages are due"))
 		case q.Behind():
 			a.find(levelAct, "PerkeyQueueLate", link, "Queue %s is %s behind: %s.", q.Name, dur(s.Lateness), count(s.Due, "message is due", "messages are due"))
 		}
@@ -81,10 +84,12 @@ func flow(queues []queueView) area {
 		}
 	}
 	switch {
+	case !known && len(queues) == 0:
+		a.find(levelUnknown, "PerkeyQueueUnreachable", "queues", "Which queues there are cannot be read.")
 	case len(queues) == 0:
 		a.Fine = "There is no queue."
 	default:
-		a.Fine = fmt.Sprintf("%s, and none is late.", count(parked, "message is parked", "messages are parked"))
+		a.Fine = fmt.Sprintf("%s, and none is more than a minute late.", count(parked, "message is queued or running", "messages are queued or running"))
 	}
 	return a
 }
@@ -131,7 +136,10 @@ func exclusion(fleet panel[fleetView]) area {
 
 func health(servers panel[redisView]) area {
 	a := area{Name: "Redis", Ask: "can it be relied on?"}
-	if !servers.OK() {
+	if redis.HasErrorPrefix(servers.Err, "NOPERM") || errors.Is(servers.Err, errors.ErrUnsupported) {
+		a.find(levelUnknown, "", "", "What Redis says about itself (INFO) cannot be read: %s", short(120, servers.Err.Error()))
+		return a
+	} else if !servers.OK() {
 		a.find(levelAct, "PerkeyUnavailable", "", "Redis does not answer.")
 		return a
 	}
@@ -153,7 +161,7 @@ func health(servers panel[redisView]) area {
 }
 
 func processes(fleet panel[fleetView]) area {
-	a := area{Name: "Processes", Ask: "is all there, and alike?"}
+	a := area{Name: "Processes", Ask: "are all there, and alike?"}
 	if unknown(&a, fleet) {
 		return a
 	}
@@ -185,13 +193,13 @@ var warningSections = map[string]string{
 	string(core.WarnUnreachable): "PerkeyRedisUnreachable", "eviction": "PerkeyEviction", "no_worker": "PerkeyNobodyWorks",
 }
 
-// unknown reports whether nothing can be said of what processes tell.
+// unknown reports whether processes report nothing that can be judged.
 func unknown(a *area, fleet panel[fleetView]) bool {
 	switch {
 	case !fleet.OK():
-		a.find(levelUnknown, "PerkeyUnavailable", "processes", "What processes tell cannot be read.")
+		a.find(levelUnknown, "PerkeyUnavailable", "processes", "The reports of processes cannot be read.")
 	case len(fleet.Data.Processes) == 0:
-		a.Level, a.Fine = levelUnknown, "No process tells of itself."
+		a.Level, a.Fine = levelUnknown, "No process reports."
 	default:
 		return false
 	}

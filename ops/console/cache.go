@@ -14,10 +14,13 @@ const (
 	pageTimeout  = 1200 * time.Millisecond // what a page waits for all its reads
 	readTimeout  = 3 * time.Second         // of one read
 	retryTimeout = 150 * time.Millisecond  // what a page waits for a read that failed before
-	maxReads     = 512                     // that are remembered
+	maxReads     = 512                     // that are remembered, or under way
 )
 
-var errNoAnswer = errors.New("no answer yet")
+var (
+	errNoAnswer = errors.New("no answer yet")
+	errBusy     = errors.New("too much is being read at once")
+)
 
 // cache reads each thing once for all who want it: at most once in a while, and one at a time. It has a goroutine only
 // while something is read.
@@ -57,7 +60,10 @@ func get[T any](ctx context.Context, c *cache, name string, every time.Duration,
 	}
 	r := c.reads[name]
 	if r == nil {
-		c.makeRoom()
+		if c.makeRoom(); len(c.reads) >= maxReads { // all are under way
+			c.mu.Unlock()
+			return panel[T]{Err: errBusy}
+		}
 		r = &read{}
 		c.reads[name] = r
 	}
@@ -140,7 +146,7 @@ func (c *cache) makeRoom() {
 		}
 	}
 	slices.SortFunc(all, func(a, b named) int { return a.used.Compare(b.used) })
-	for _, old := range all[:len(all)/2] {
+	for _, old := range all[:(len(all)+1)/2] {
 		delete(c.reads, old.name)
 	}
 }

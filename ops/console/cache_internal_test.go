@@ -82,7 +82,32 @@ func TestCache_IsBounded(t *testing.T) {
 	assert.LessOrEqual(t, len(c.reads), maxReads)
 }
 
-func TestPanics_DoNotEndTheProcess(t *testing.T) {
+func TestCache_IsBoundedWhenNothingIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cache
+		ctx, cancel := context.WithTimeout(t.Context(), pageTimeout)
+		defer cancel()
+		var all sync.WaitGroup
+		var loads atomic.Int64
+		for i := range 2 * maxReads {
+			all.Go(func() {
+				p := get(ctx, &c, fmt.Sprint(i), time.Second, func(ctx context.Context) (int, error) {
+					loads.Add(1)
+					<-ctx.Done()
+					return 0, ctx.Err()
+				})
+				assert.Error(t, p.Err)
+			})
+		}
+		all.Wait()
+		assert.EqualValues(t, maxReads, loads.Load())
+		assert.Len(t, c.reads, maxReads)
+		time.Sleep(readTimeout)
+		assert.NoError(t, get(t.Context(), &c, "next", time.Second, func(context.Context) (int, error) { return 1, nil }).Err)
+	})
+}
+
+func TestCache_SurvivesAPanic(t *testing.T) {
 	var c cache
 	p := get(t.Context(), &c, "n", time.Second, func(context.Context) (int, error) { panic("it breaks") })
 	assert.ErrorContains(t, p.Err, "it breaks")
@@ -97,7 +122,7 @@ func TestParts_ShowAnyBytes(t *testing.T) {
 	}
 }
 
-func TestText_IsLegible(t *testing.T) {
+func TestText_Forms(t *testing.T) {
 	for got, want := range map[string]string{
 		num(1234): "1234", num(12345): "12,345", num(-1234567): "-1,234,567", rate(0): "0", rate(0.01): "<0.1", rate(3): "3", rate(3.14): "3.1", rate(12345.6): "12,346",
 		size(0): "0 B", size(1536): "1.5 KiB", size(200 << 20): "200 MiB", dur(0): "0 ms", dur(time.Microsecond): "<1 ms", dur(1500 * time.Millisecond): "1.5 s",

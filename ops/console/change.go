@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -17,9 +18,10 @@ import (
 const (
 	maxForm      = 64 << 10
 	countTime    = 10 * time.Second // of what a change would change
-	changeTime   = time.Hour        // of a change: one of many messages can be slow
+	changeTime   = time.Hour        // of a change, beside what its rate takes
 	shownChange  = 2 * time.Second  // what its page waits for it
 	shownChanges = 100
+	maxCounted   = 100_000 // Queue.Count goes no further
 )
 
 // asked is a change that somebody wants, as links and forms have it.
@@ -50,7 +52,7 @@ func askedBy(r *http.Request) (a asked, err error) {
 	a = asked{
 		Do: ops.Action(v("do")), Key: v("key"), Fence: whole("fence"), Queue: v("queue"), ID: v("id"), Name: v("name"), Cause: v("cause"),
 		Count: whole("count"), Request: requestOf(v), Seen: v("seen"), Rate: float64(whole("rate")), For: time.Duration(whole("minutes")) * time.Minute,
-		Why: strings.TrimSpace(v("why")),
+		Why: strings.TrimSpace(r.PostFormValue("why")), // a link has none
 	}
 	if err != nil {
 		return a, &httpError{http.StatusBadRequest, "A number was expected."}
@@ -62,6 +64,15 @@ func (a asked) filter() delayqueue.Filter { return delayqueue.Filter{Name: a.Nam
 
 func (a asked) messages() ops.Messages {
 	return ops.Messages{Queue: a.Queue, ID: a.ID, Filter: a.filter(), Count: a.Count}
+}
+
+// limit is how long a change may take.
+func (a asked) limit() time.Duration {
+	d := changeTime
+	if a.Do == ops.ActionRedrive && a.Rate > 0 {
+		d += time.Duration(float64(min(a.Count, maxCounted)) / a.Rate * float64(time.Second))
+	}
+	return d
 }
 
 // Back is the page that shows what is changed.
@@ -77,6 +88,25 @@ func (a asked) Back() string {
 		return "dead"
 	}
 	return link("queue", "queue", a.Queue)
+}
+
+// Self is the address that makes the change, with what was seen: a query keeps any bytes, which the field of a form does not.
+func (a asked) Self() string {
+	query := url.Values{"do": {string(a.Do)}}
+	for name, value := range map[string]string{
+		"key": a.Key, "queue": a.Queue, "id": a.ID, "name": a.Name, "cause": a.Cause,
+		"route": a.Request.Route, "principal": a.Request.Principal, "idempotency-key": a.Request.Key, "seen": a.Seen,
+	} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	for name, n := range map[string]int64{"fence": a.Fence, "count": a.Count} {
+		if n != 0 {
+			query.Set(name, strconv.FormatInt(n, 10))
+		}
+	}
+	return "change?" + query.Encode()
 }
 
 // Again is the page that asks for the change anew, with what is true then.
@@ -114,21 +144,21 @@ func (c *console) confirm(r *http.Request) (*page, error) {
 		if core.ValidateKey(a.Key) != nil || a.Fence <= 0 {
 			return nil, &httpError{http.StatusBadRequest, "A key and the fence of its holder are needed."}
 		}
-		body.Title, body.Button = "Take the key from its holder", "Take it"
-		body.Does = "The next that waits gets the key. The holder's context ends, with ErrLeaseLost."
-		body.Risk = "The holder's work is not stopped: until it sees that its context is over, two can work for one key. What is written under a fence is safe."
+		body.Title, body.Button = "Unlock the key", "Unlock"
+		body.Does = "The key is taken from its holder, whose context ends with ErrLeaseLost. The next that waits gets it."
+		body.Risk = "The holder's code is not stopped: until it sees that its context has ended, two can work on one key. Writes that are guarded by a fence are safe."
 	case ops.ActionPause:
-		body.Title, body.Button, body.Does = "Pause the queue", "Pause", "No worker starts a message of the queue. What runs goes on."
-		body.Risk = "What is queued grows old, and expires when it is too old."
+		body.Title, body.Button, body.Does = "Pause the queue", "Pause", "No worker starts a message of the queue. Messages that are running go on."
+		body.Risk = "Queued messages wait, and expire when they are too old."
 	case ops.ActionResume:
-		body.Title, body.Button, body.Does, body.Risk = "Resume the queue", "Resume", "Workers start messages again.", "What was due meanwhile starts at once."
+		body.Title, body.Button, body.Does, body.Risk = "Resume the queue", "Resume", "Workers start messages again.", "Messages that became due meanwhile start at once."
 	case ops.ActionRedrive:
 		body.Title, body.Button, body.Does = "Redrive", "Redrive", "Dead letters go back into their queue, at the end of their keys' lines. They may start for 15 minutes from then."
-		body.Risk = "They run again, and may have done a part before. If what they died of is not mended, they die again."
+		body.Risk = "They run again, and may have done part of their work before. If the cause is not mended, they die again."
 	case ops.ActionPurge:
 		body.Title, body.Button, body.Does, body.Risk = "Purge", "Purge", "Dead letters are removed, with their payloads.", "They cannot be brought back."
 	case ops.ActionCancel:
-		body.Title, body.Button, body.Does, body.Risk, many = "Cancel the message", "Cancel it", "A queued message is not run.", "Whoever waits for it sees it as cancelled.", false
+		body.Title, body.Button, body.Does, body.Risk, many = "Cancel the message", "Cancel it", "A queued message is not run.", "Whoever waits for its result is told that it was cancelled.", false
 		if a.ID == "" {
 			return nil, &httpError{http.StatusBadRequest, "The id of a message is needed."}
 		}
@@ -147,6 +177,9 @@ func (c *console) confirm(r *http.Request) (*page, error) {
 			return nil, err
 		}
 		if many && (a.Do == ops.ActionRedrive || a.Do == ops.ActionPurge) {
+			if answers := c.ping(r.Context()); !answers.OK() { // a count has more time than Redis has to answer
+				return nil, &httpError{http.StatusServiceUnavailable, "They could not be counted: " + answers.Err.Error()}
+			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), countTime)
 			defer cancel()
 			n, exact, err := h.queue.Count(ctx, delayqueue.StateDead, a.filter())
@@ -171,14 +204,13 @@ func navOf(a asked) string {
 	return "queues"
 }
 
-// change makes a change. One that takes long goes on when its page was sent; the audit tells how it ends.
+// change makes a change. One that takes long goes on when its page was sent; the audit says how it ends.
 func (c *console) change(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
 		c.refuse(w, &httpError{http.StatusBadRequest, "The form cannot be read."})
 		return
 	}
-	r.Form = r.PostForm // what a link says is no change
 	a, err := askedBy(r)
 	var who string
 	if err == nil {
@@ -197,10 +229,11 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 	body := changeBody{asked: a, Title: "Done"}
 	status, done := 0, make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), changeTime)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), a.limit())
 		defer cancel()
-		done <- c.make(ctx, ops.By{Who: who, Why: a.Why}, a)
+		_, err := safely(ctx, func(ctx context.Context) (any, error) { return nil, c.make(ctx, ops.By{Who: who, Why: a.Why}, a) })
 		c.cache.forget()
+		done <- err
 	}()
 	wait := time.NewTimer(shownChange)
 	defer wait.Stop()

@@ -17,6 +17,7 @@ const (
 	chartWidth, chartHeight = 240, 40
 	chartTime               = 10 * time.Minute // at most
 	chartLeast              = 2 * time.Minute
+	chartFresh              = 15 * time.Second // a value that is older is not what is now
 )
 
 // at is a value at a time.
@@ -28,15 +29,18 @@ type at struct {
 // newChart draws values of the last minutes up to now.
 func newChart(title, unit string, now time.Time, values []at) chart {
 	c := chart{Title: title, Unit: unit, Now: "–"}
+	for len(values) > 0 && now.Sub(values[0].time) > chartTime { // nobody has read lately
+		values = values[1:]
+	}
 	top, span := 0.0, chartLeast
 	if len(values) > 0 {
-		span = min(max(span, now.Sub(values[0].time)), chartTime)
+		span = max(span, now.Sub(values[0].time))
 	}
 	for _, v := range values {
 		top = max(top, v.value)
 	}
-	if len(values) > 0 {
-		c.Now = rate(values[len(values)-1].value)
+	if n := len(values); n > 0 && now.Sub(values[n-1].time) <= chartFresh {
+		c.Now = rate(values[n-1].value)
 	}
 	c.Label = fmt.Sprintf("%s: now %s%s, highest %s in the last %s", title, c.Now, unit, rate(top), count(int64(span.Minutes()+0.5), "minute", "minutes"))
 	if len(values) < 2 {
@@ -47,9 +51,6 @@ func newChart(title, unit string, now time.Time, values []at) chart {
 	var first, last float64
 	for _, v := range values {
 		age := now.Sub(v.time)
-		if age > span {
-			continue
-		}
 		x := chartWidth * (1 - age.Seconds()/span.Seconds())
 		y := float64(chartHeight - 2)
 		if top > 0 {

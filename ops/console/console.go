@@ -45,12 +45,13 @@ type Options struct {
 	// Queues are shown in place of those of the same names: queues on another Redis, or with the Keyring of their payloads. Nobody can change
 	// what is in a queue on another Redis.
 	Queues []*delayqueue.Queue
-	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error. It is called for each
-	// page with View, and must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
+	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error. It is called with
+	// View for each page, and every 2 s for one that is open; with Payloads, and with changes, also to know which links to show. It must be
+	// safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
 	Authorize func(r *http.Request, do ops.Action) (who string, err error)
 	// Changes has those whom Authorize allows make changes; without Authorize it is an error. Default: the console changes nothing.
 	Changes bool
-	// Log is told of changes, beside the audit in Redis. Nil: slog.Default.
+	// Log gets each change, beside the audit in Redis. Nil: slog.Default.
 	Log *slog.Logger
 }
 
@@ -168,6 +169,11 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if serveAsset(w, r, name) {
 		return
 	}
+	who, err := c.authorize(r, View)
+	if err != nil {
+		c.refuse(w, err)
+		return
+	}
 	show, ok := c.pages[name]
 	if !ok {
 		c.refuse(w, &httpError{http.StatusNotFound, "There is no such page."})
@@ -176,11 +182,6 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if post := r.Method == http.MethodPost && name == "change"; !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
 		header.Set("Allow", "GET, HEAD")
 		c.refuse(w, &httpError{http.StatusMethodNotAllowed, "This console does not change that."})
-		return
-	}
-	who, err := c.authorize(r, View)
-	if err != nil {
-		c.refuse(w, err)
 		return
 	}
 	switch {
@@ -234,9 +235,7 @@ func (c *console) read(r *http.Request, who string, show func(*http.Request) (*p
 	var p *page
 	var err error
 	var answers panel[bool]
-	together(func() { p, err = show(r) }, func() {
-		answers = get(ctx, &c.cache, "ping", pingEvery, func(ctx context.Context) (bool, error) { return true, c.Redis.Ping(ctx).Err() })
-	})
+	together(func() { p, err = show(r) }, func() { answers = c.ping(ctx) })
 	if err != nil {
 		return nil, err
 	}
@@ -245,6 +244,11 @@ func (c *console) read(r *http.Request, who string, show func(*http.Request) (*p
 	}
 	c.frame(p)
 	return p, nil
+}
+
+// ping reports whether Redis answers.
+func (c *console) ping(ctx context.Context) panel[bool] {
+	return get(ctx, &c.cache, "ping", pingEvery, func(ctx context.Context) (bool, error) { return true, c.Redis.Ping(ctx).Err() })
 }
 
 func (c *console) frame(p *page) {
@@ -295,7 +299,7 @@ var assetTypes = map[string]string{
 	"console.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8", "icon.svg": "image/svg+xml",
 }
 
-// serveAsset sends a file that pages need. It tells nothing of a service, so that anybody may have it.
+// serveAsset sends a file that pages need. It has nothing of the service in it, so anybody may have it.
 func serveAsset(w http.ResponseWriter, r *http.Request, name string) bool {
 	kind, ok := assetTypes[name]
 	if !ok {

@@ -94,13 +94,15 @@ func (c *console) dead(r *http.Request) (*page, error) {
 		Chosen  *causeView
 		Total   int64
 		Looked  int
+		Known   bool // there are no others
 		May     []ops.Action
-	}{Queues: all, May: c.may(r, ops.ActionRedrive, ops.ActionPurge)}
+	}{Queues: all, Known: queues.OK(), May: c.may(r, ops.ActionRedrive, ops.ActionPurge)}
 	ask := r.URL.Query()
 	for i := range all {
 		d := &all[i]
 		troubled(p, "queue "+d.Queue, d.Stats)
 		troubled(p, "dead letters of "+d.Queue, d.Letters)
+		body.Known = body.Known && d.Letters.Known
 		d.Causes = groups(d.Queue, d.Letters.Data)
 		body.Causes = append(body.Causes, d.Causes...)
 		body.Total += d.Stats.Data.Dead
@@ -172,25 +174,38 @@ func (c *console) idempotency(r *http.Request) (*page, error) {
 	p := &page{Name: "idempotency", Title: "Idempotency", Quiet: true}
 	body := struct {
 		ops.Request
-		Asked, Found, Ran, Begun, Sealed bool
-		Name, State                      string
-		Ticket                           core.Ticket
-		Size                             int
-		Err                              error
-		MayForget                        bool
+		recordView
+		Asked     bool
+		Name      string
+		Err       error
+		MayForget bool
 	}{Request: requestOf(ask.Get)}
 	if body.Asked = body.Route != "" && body.Key != ""; body.Asked {
 		body.Name = idempotency.NameOf(body.Route, body.Principal, body.Key)
-		record, err := c.records.Lookup(r.Context(), idempotency.Work{Name: body.Name})
-		if body.Sealed = errors.Is(err, idempotency.ErrSealed); body.Sealed {
-			record.Outcome, err = []byte{}, nil
-		}
-		body.Err, body.Found, body.Ran, body.Begun = err, record.Found, record.Outcome != nil, record.Begun
-		body.Ticket, body.Size, body.State = record.Ticket, len(record.Outcome), ops.RecordState(record) // a response is not for the page
-		body.MayForget = record.Found && c.allowed(r, ops.ActionForget)
+		record := get(r.Context(), &c.cache, "record "+body.Name, freshEvery, func(ctx context.Context) (recordView, error) { return c.record(ctx, body.Name) })
+		troubled(p, "record", record)
+		body.recordView, body.Err = record.Data, record.Err
+		body.MayForget = record.OK() && body.Found && c.allowed(r, ops.ActionForget)
 	}
 	p.Body = body
 	return p, nil
+}
+
+// recordView is a record of an Idempotency-Key without its response, which is not for the page.
+type recordView struct {
+	Found, Ran, Begun, Sealed bool
+	State                     string
+	Ticket                    core.Ticket
+	Size                      int // of the response
+}
+
+func (c *console) record(ctx context.Context, name string) (recordView, error) {
+	record, err := c.records.Lookup(ctx, idempotency.Work{Name: name})
+	sealed := errors.Is(err, idempotency.ErrSealed)
+	if sealed {
+		record.Outcome, err = []byte{}, nil
+	}
+	return recordView{record.Found, record.Outcome != nil, record.Begun, sealed, ops.RecordState(record), record.Ticket, len(record.Outcome)}, err
 }
 
 // requestOf reads a request with an Idempotency-Key.

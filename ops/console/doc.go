@@ -1,5 +1,5 @@
 // Package console is a web console for those who operate services that use perkey: who holds which key, who waits for it,
-// what is parked, what died and of what, and which processes there are.
+// what is parked, which messages died and why, and which processes there are.
 //
 //	pages, err := console.New(console.Options{Locker: locker, Redis: rdb})
 //	mux.Handle("/ops/", pages) // behind the service's own authentication
@@ -8,11 +8,11 @@
 // date. It needs no files beside the program, loads nothing from elsewhere, and can be mounted below any path that ends in a slash, with
 // or without [http.StripPrefix].
 //
-// It changes nothing unless Options.Operator and Options.Authorize are given. Then each change is a POST that [http.CrossOriginProtection]
-// lets through and Authorize allows. It is recorded before it is made, and it says what its reader saw: if that is not so any
-// more, the answer is 409 and nothing is changed.
+// It changes nothing unless [Options].Changes and Authorize are given. Then each change is a POST that [http.CrossOriginProtection]
+// lets through and Authorize allows. It is recorded before it is made, and it carries what its reader saw: if that is no longer so, the
+// answer is 409 and nothing is changed.
 //
-// All readers share what is read of Redis: a hundred of them cost it what one does, and none costs nothing. No page but a search by
-// prefix uses SCAN. What Redis does not tell within 1.2 s is shown as it was known last, marked with its age; other parts of the page
-// are not affected.
+// All readers of a page share what is read from Redis: a hundred cost it what one does, and it is asked nothing while there is none. No page
+// but a search by prefix uses SCAN. What Redis does not answer within 1.2 s is shown as it was known last, marked with its age; other
+// parts of the page are not affected.
 package console

@@ -3,7 +3,6 @@ package console
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -11,14 +10,15 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
-// processView is what a process told, and when by the clock of this one.
+// processView is the last report of a process, and when it was made by the clock of this one.
 type processView struct {
 	ops.Process
 	At time.Time
 }
 
-// fleetView is what all processes together tell.
+// fleetView is the reports of all processes together.
 type fleetView struct {
+	Known         bool // it was read
 	Fleet         ops.Fleet
 	Processes     []processView
 	Held, Waiting int
@@ -34,7 +34,7 @@ type leaseView struct {
 	Since   time.Time
 }
 
-// Late reports whether the lease should have been renewed when its process told: at a third of its length, but for one that
+// Late reports whether the lease should have been renewed when its process reported: at a third of its length, but for one that
 // was not renewed yet.
 func (l leaseView) Late() bool { return l.Held > l.TTL && l.Remaining < l.TTL/3 }
 
@@ -50,7 +50,7 @@ type hotView struct {
 	Conflicts, Waits float64
 	Share            int // of the hottest one's conflicts, in percent
 	Lease            *leaseView
-	Waiting          int // calls that wait, of those that are told
+	Waiting          int // calls that wait, of those that are reported
 }
 
 type eventView struct {
@@ -59,7 +59,7 @@ type eventView struct {
 }
 
 func newFleetView(f ops.Fleet) fleetView {
-	v := fleetView{Fleet: f}
+	v := fleetView{Known: true, Fleet: f}
 	for _, p := range f.Processes {
 		v.Processes = append(v.Processes, processView{p, time.Now().Add(-p.Age)})
 	}
@@ -130,7 +130,7 @@ func (v fleetView) Of(id string) *processView {
 // history remembers what was counted lately, while somebody reads it.
 type history struct {
 	mu       sync.Mutex
-	counters map[string]counted // by source
+	counters map[string]map[string]counted // by kind, and by source
 	series   map[string][]at
 }
 
@@ -143,14 +143,14 @@ type counted struct {
 
 const maxSamples = 400 // of a series
 
-// rates adds to series by how much counters grow in a second, summed over all sources of a kind. One that is new counts from
-// the next time on.
+// rates adds to series by how much counters grow in a second, summed over all sources of a kind: what is not in sources has ended. One
+// that is new counts from the next time on.
 func (h *history) rates(kind string, now time.Time, sources map[string]counted) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	sums := map[string]float64{}
 	for id, c := range sources {
-		was, seen := h.counters[kind+id]
+		was, seen := h.counters[kind][id]
 		passed := c.at.Sub(was.at).Seconds()
 		switch {
 		case !seen:
@@ -168,16 +168,9 @@ func (h *history) rates(kind string, now time.Time, sources map[string]counted) 
 		sources[id] = c
 	}
 	if h.counters == nil {
-		h.counters = map[string]counted{}
+		h.counters = map[string]map[string]counted{}
 	}
-	for id := range h.counters {
-		if strings.HasPrefix(id, kind) {
-			delete(h.counters, id)
-		}
-	}
-	for id, c := range sources {
-		h.counters[kind+id] = c
-	}
+	h.counters[kind] = sources
 	for name, sum := range sums {
 		h.add(name, now, sum)
 	}
@@ -223,9 +216,9 @@ func (h *history) fleet(v *fleetView) {
 				}
 			}
 		}
-		sources[p.ID] = counted{at: p.At, values: values}
+		sources[p.ID] = counted{at: p.Snapshot.At, values: values} // by its own clock: one report is often read twice
 	}
-	h.rates("process ", now, sources)
+	h.rates("processes", now, sources)
 	h.gauge("waiting", now, float64(v.Waiting))
 	h.gauge("held", now, float64(v.Held))
 }

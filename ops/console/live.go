@@ -13,7 +13,7 @@ import (
 const (
 	refresh    = 2 * time.Second // of a page that is open
 	maxStreams = 500
-	streamTime = 5 * time.Minute // then the browser asks again, and is authorised again
+	streamTime = 5 * time.Minute // then the browser asks again, and what is before the console can refuse it
 	writeTime  = 10 * time.Second
 )
 
@@ -40,17 +40,12 @@ func (s *streams) over(r *http.Request) <-chan struct{} {
 		}
 		done = make(chan struct{})
 		s.servers[server] = done
-		server.RegisterOnShutdown(func() {
-			close(done)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			delete(s.servers, server)
-		})
+		server.RegisterOnShutdown(func() { close(done) }) // it stays known, for requests that come yet
 	}
 	return done
 }
 
-// stream keeps a page up to date: it sends its main part whenever that has changed, as server-sent events.
+// stream keeps a page up to date: it sends its main part every 2 s as a server-sent event, as long as its reader may see it.
 func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, show func(*http.Request) (*page, error)) {
 	if c.streams.open.Add(1) > maxStreams {
 		c.streams.open.Add(-1)
@@ -65,8 +60,10 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, sho
 	tick, end := time.NewTicker(refresh), time.NewTimer(streamTime)
 	defer tick.Stop()
 	defer end.Stop()
-	var last []byte
-	for {
+	for first := true; ; first = false {
+		if !first && !c.allowed(r, View) {
+			return
+		}
 		p, err := c.read(r, who, show)
 		if err != nil || p.Quiet {
 			return
@@ -75,11 +72,7 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, sho
 		if err := templates()[p.Name].ExecuteTemplate(&b, "main", p); err != nil {
 			return
 		}
-		event := []byte(": nothing has changed\n\n")
-		if !bytes.Equal(b.Bytes(), last) {
-			last = b.Bytes()
-			event = fmt.Appendf(nil, "data: %s\n\n", bytes.ReplaceAll(last, []byte("\n"), []byte("\ndata: ")))
-		}
+		event := fmt.Appendf(nil, "data: %s\nretry: 1000\n\n", bytes.ReplaceAll(b.Bytes(), []byte("\n"), []byte("\ndata: ")))
 		if err := out.SetWriteDeadline(time.Now().Add(writeTime)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return
 		}

@@ -76,7 +76,7 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 	redistest.Eventually(t, func() bool {
 		f, err := ops.ReadFleet(ctx, rdb, env.Prefix)
 		return err == nil && len(f.Processes) == 1
-	}, "the process tells of itself")
+	}, "the process reports")
 
 	for _, path := range append([]string{"", "queue?queue=q", "key?key=order:1", "key?key=parked:1"}, pages...) {
 		server, _ := newConsole(t, env, nil) // that has read nothing
@@ -147,8 +147,8 @@ func TestConsole_DefaultPagesScanNothing(t *testing.T) {
 
 	redistest.Eventually(t, func() bool {
 		_, overview, _ := get(t, server.URL+"/")
-		return strings.Contains(overview, "nobody is seen who works") && strings.Contains(overview, "Act now")
-	}, "that nobody works is told when nobody has for half a minute")
+		return strings.Contains(overview, "no worker is seen") && strings.Contains(overview, "Act now")
+	}, "the page says that there is no worker when none has asked for half a minute")
 }
 
 // quick is how long a page may take: the bar is 50 ms, and a busy machine that runs other tests is no reason to fail.

@@ -18,7 +18,7 @@ import (
 const (
 	freshEvery  = 1800 * time.Millisecond
 	pingEvery   = 900 * time.Millisecond
-	slowEvery   = 3800 * time.Millisecond // what costs more; processes tell every 10 s
+	slowEvery   = 3800 * time.Millisecond // what costs more; processes report every 10 s
 	seldomEvery = 9800 * time.Millisecond
 )
 
@@ -98,7 +98,7 @@ type queueView struct {
 	Workers     []workerView
 	Slots, Busy int
 	Told        bool // it is known who works
-	Unworked    bool // work is due, and nobody is seen who does it
+	Unworked    bool // work is due, and no worker is seen
 }
 
 type workerView struct {
@@ -129,10 +129,11 @@ func (c *console) readStats(ctx context.Context, h handle) panel[delayqueue.Stat
 	})
 }
 
-// readQueues reads all queues, and the fleet.
-func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, fleet panel[fleetView]) {
+// readQueues reads all queues, and the fleet. known: that there are no others than these.
+func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, known bool, fleet panel[fleetView]) {
 	together(func() { fleet = c.readFleet(ctx) }, func() {
 		all := c.handles(ctx)
+		known = all.OK()
 		troubled(p, "queues", all)
 		queues = make([]queueView, len(all.Data))
 		var reads []func()
@@ -147,7 +148,7 @@ func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, 
 		queues[i].workers(fleet)
 		troubled(p, "queue "+queues[i].Name, queues[i].Stats)
 	}
-	return queues, fleet
+	return queues, known, fleet
 }
 
 func (q *queueView) workers(fleet panel[fleetView]) {
@@ -168,11 +169,12 @@ func (q *queueView) workers(fleet panel[fleetView]) {
 func (c *console) overview(r *http.Request) (*page, error) {
 	var (
 		queues  []queueView
+		known   bool
 		fleet   panel[fleetView]
 		servers panel[redisView]
 	)
 	p := &page{Name: "overview", Title: "Overview"}
-	together(func() { queues, fleet = c.readQueues(r.Context(), p) }, func() { servers = c.readServers(r.Context()) })
+	together(func() { queues, known, fleet = c.readQueues(r.Context(), p) }, func() { servers = c.readServers(r.Context()) })
 	troubled(p, "Redis servers", servers)
 	v := fleet.Data
 	v.Leases, v.Waits, v.Hot, v.Events = first(v.Leases, 6), first(v.Waits, 6), first(v.Hot, 6), first(v.Events, 8)
@@ -181,12 +183,13 @@ func (c *console) overview(r *http.Request) (*page, error) {
 		Charts  []chart
 		Fleet   fleetView
 		Queues  []queueView
+		Known   bool // there are no other queues
 		Servers panel[redisView]
 	}{
-		areas(queues, fleet, servers), []chart{
+		areas(queues, known, fleet, servers), []chart{
 			c.history.chart("Calls", "/s", "calls"), c.history.chart("Refused or parked", "/s", "refused"),
 			c.history.chart("Waiting", "", "waiting"), c.history.chart("Held", "", "held"),
-		}, v, queues, servers,
+		}, v, queues, known, servers,
 	}
 	return p, nil
 }
@@ -227,7 +230,6 @@ func (c *console) key(r *http.Request) (*page, error) {
 		Invalid   string
 		Info      panel[*core.KeyInfo]
 		Lines     []lineView
-		Leases    []leaseView
 		Waits     []waitView
 		Events    []eventView
 		Fleet     fleetView
@@ -274,11 +276,6 @@ func (c *console) key(r *http.Request) (*page, error) {
 	}
 	v := fleet.Data
 	body.Fleet = v
-	for _, l := range v.Leases {
-		if l.Key == key {
-			body.Leases = append(body.Leases, l)
-		}
-	}
 	for _, w := range v.Waits {
 		if w.Key == key {
 			body.Waits = append(body.Waits, w)
@@ -295,7 +292,7 @@ func (c *console) key(r *http.Request) (*page, error) {
 
 func (c *console) queues(r *http.Request) (*page, error) {
 	p := &page{Name: "queues", Title: "Queues"}
-	queues, _ := c.readQueues(r.Context(), p)
+	queues, known, _ := c.readQueues(r.Context(), p)
 	type row struct {
 		queueView
 		Depth, Done chart
@@ -304,7 +301,10 @@ func (c *console) queues(r *http.Request) (*page, error) {
 	for _, q := range queues {
 		rows = append(rows, row{q, c.history.chart("Queued", "", "queued "+q.Name), c.history.chart("Done", "/s", "done "+q.Name)})
 	}
-	p.Body = rows
+	p.Body = struct {
+		Rows  []row
+		Known bool
+	}{rows, known}
 	return p, nil
 }
 
@@ -318,14 +318,18 @@ func (c *console) named(r *http.Request) (handle, error) {
 		}
 	}
 	// It may be newer than what was read, or of a release that kept no list of queues.
-	q, err := delayqueue.Open(r.Context(), c.Redis, name, delayqueue.WithPrefix(c.Locker.Prefix()))
+	q := get(r.Context(), &c.cache, "open "+name, freshEvery, func(ctx context.Context) (*delayqueue.Queue, error) {
+		return delayqueue.Open(ctx, c.Redis, name, delayqueue.WithPrefix(c.Locker.Prefix()))
+	})
 	switch {
-	case errors.Is(err, delayqueue.ErrNoQueue), errors.Is(err, core.ErrInvalidOption):
+	case errors.Is(q.Err, delayqueue.ErrNoQueue), errors.Is(q.Err, core.ErrInvalidOption):
 		return handle{}, &httpError{http.StatusNotFound, "There is no queue of that name under this prefix."}
-	case errors.Is(err, core.ErrUnavailable), r.Context().Err() != nil:
-		return handle{}, &httpError{http.StatusServiceUnavailable, "Redis does not tell whether there is such a queue."}
+	case q.Known:
+		return handle{name: name, queue: q.Data}, nil
+	case errors.Is(q.Err, core.ErrUnavailable), errors.Is(q.Err, errNoAnswer), errors.Is(q.Err, errBusy), errors.Is(q.Err, context.DeadlineExceeded):
+		return handle{}, &httpError{http.StatusServiceUnavailable, "Redis does not answer, so it is not known whether there is such a queue."}
 	}
-	return handle{name, q, err}, nil
+	return handle{name: name, err: q.Err}, nil
 }
 
 const shownMessages = 50

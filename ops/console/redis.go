@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redisView is what the servers tell of themselves.
+// redisView is what the servers say about themselves.
 type redisView struct {
 	Took    time.Duration // of the slowest answer
 	Servers []serverView
@@ -68,7 +68,7 @@ func serverOf(addr, text string) serverView {
 		}
 	}
 	n := func(name string) int64 {
-		i, _ := strconv.ParseInt(field[name], 10, 64) // what is not told is 0
+		i, _ := strconv.ParseInt(field[name], 10, 64) // a field that is missing is 0
 		return i
 	}
 	return serverView{

@@ -26,7 +26,7 @@ type searchBody struct {
 	Err         error
 }
 
-// search sends what it finds while it looks. It ends when the browser leaves, which is what its stop link does, when a
+// search sends what it finds while it looks. It ends when the browser leaves, which is what its link back does, when a
 // page is full, or after some time: then it can be taken up again.
 func (c *console) search(w http.ResponseWriter, r *http.Request, who string) {
 	ask := r.URL.Query()

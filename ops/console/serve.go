@@ -12,12 +12,13 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// Serve serves the console by itself on an address such as 127.0.0.1:7070 until ctx ends, and calls ready with the address that it listens on. Without
-// Options.Authorize that must be a loopback address: anything else is refused with an error that wraps [core.ErrInvalidOption]. It
-// speaks HTTP without TLS: in front of other addresses belongs something that does.
+// Serve serves the console by itself on an address such as 127.0.0.1:7070, and blocks until ctx ends, and then at most 5 s for requests that
+// are under way. It calls ready, which may be nil, with the address that it listens on. Without Options.Authorize that must be a loopback
+// address: anything else is refused with an error that wraps [core.ErrInvalidOption]. It speaks HTTP without TLS: for other addresses put a
+// proxy in front of it that speaks TLS.
 //
-// On a loopback address it answers only requests for localhost and loopback addresses, so that no page of another site reads it by a
-// name of its own.
+// On a loopback address it answers only requests whose Host is localhost or a loopback address, so that no page of another site reads it through
+// a host name that it has pointed at this machine.
 func Serve(ctx context.Context, addr string, o Options, ready func(net.Addr)) error {
 	handler, err := New(o)
 	if err != nil {
@@ -35,7 +36,7 @@ func Serve(ctx context.Context, addr string, o Options, ready func(net.Addr)) er
 	if local {
 		handler = localOnly(handler)
 	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	if ready != nil {
@@ -48,7 +49,9 @@ func Serve(ctx context.Context, addr string, o Options, ready func(net.Addr)) er
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	err = server.Shutdown(grace)
+	if err = server.Shutdown(grace); err != nil {
+		err = errors.Join(fmt.Errorf("console: requests were still under way after 5 s: %w", err), server.Close())
+	}
 	if ended := <-served; !errors.Is(ended, http.ErrServerClosed) {
 		err = errors.Join(err, ended)
 	}

@@ -33,27 +33,31 @@ type part struct {
 // parts splits a text into what can be shown as it is, and escapes of what cannot: bytes that are no UTF-8, and what is
 // not printable, such as marks that turn the direction of writing.
 func parts(text string) (all []part) {
-	add := func(s string, plain bool) {
-		if n := len(all); n > 0 && all[n-1].Plain == plain {
-			all[n-1].Text += s
-			return
+	var run strings.Builder
+	plain := true
+	end := func() {
+		if run.Len() > 0 {
+			all = append(all, part{run.String(), plain})
+			run.Reset()
 		}
-		all = append(all, part{s, plain})
 	}
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRuneInString(text[i:])
+		shown, as := text[i:i+n], true
 		switch {
 		case r == utf8.RuneError && n == 1:
-			add(fmt.Sprintf(`\x%02x`, text[i]), false)
-		case r == '\n':
-			add("\n", true)
-		case !strconv.IsPrint(r):
-			add(strings.Trim(strconv.QuoteRune(r), "'"), false)
-		default:
-			add(text[i:i+n], true)
+			shown, as = fmt.Sprintf(`\x%02x`, text[i]), false
+		case r != '\n' && !strconv.IsPrint(r):
+			shown, as = strings.Trim(strconv.QuoteRune(r), "'"), false
 		}
+		if as != plain {
+			end()
+			plain = as
+		}
+		run.WriteString(shown)
 		i += n
 	}
+	end()
 	return all
 }
 

@@ -34,7 +34,7 @@ func newEntries(queue, state string, entries []delayqueue.Entry) entriesView {
 	return entriesView{queue, state, entries}
 }
 
-// newHolder joins a holder or waiter to the process that tells of itself.
+// newHolder joins a holder or waiter to the process that reports it.
 func newHolder(v fleetView, of any) holderView {
 	var p core.Participant
 	switch of := of.(type) {
@@ -55,7 +55,7 @@ func bad(kind string) bool {
 	return true
 }
 
-// silent reports whether a process should have told of itself by now.
+// silent reports whether a process should have reported again by now.
 func silent(p processView) bool { return time.Since(p.At) > 15*time.Second }
 
 func calls(s ops.LockStats, kind string) int64 { return s.Calls[core.OutcomeKind(kind)] }

@@ -35,7 +35,7 @@
     patch(main, box.content);
   };
 
-  let stream = null, told = null;
+  let stream = null, told = null, late = 0;
   const state = (text, cut) => {
     if (live.textContent !== text) live.textContent = text;
     live.classList.toggle("cut", cut);
@@ -43,6 +43,8 @@
   };
 
   const close = () => {
+    clearTimeout(late);
+    late = 0;
     if (stream) stream.close();
     stream = null;
   };
@@ -53,11 +55,14 @@
     stream = new EventSource(location.href.split("#")[0]);
     stream.onmessage = (e) => {
       told = new Date();
+      clearTimeout(late);
+      late = 0;
       show(e.data);
       state("Live", false);
     };
     stream.onerror = () => {
-      state(told ? "Not live since " + told.toISOString().slice(11, 19) : "Not live", true);
+      // A stream that ended in time is soon there again.
+      late ||= setTimeout(() => state(told ? "Not live since " + told.toISOString().slice(11, 19) : "Not live", true), 3000);
       if (stream && stream.readyState === EventSource.CLOSED) {
         stream = null;
         setTimeout(() => { if (!stream && !document.hidden) open(); }, 5000);

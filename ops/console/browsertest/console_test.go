@@ -42,11 +42,11 @@ func screens(t testing.TB, s *service) map[string]string {
 	require.NotEmpty(t, fleet.Processes)
 	return map[string]string{
 		"": "Exclusion", "keys": "Longest waits", "key?key=order:4711": "POST /orders/:id/ship", "keys?prefix=order": "found in", "queues": "Slots busy",
-		"queue?queue=ship": "Slots busy", "dead": "card declined", "message?queue=ship&id=" + letters[0].ID: "dead", "processes": "Told",
+		"queue?queue=ship": "Slots busy", "dead": "card declined", "message?queue=ship&id=" + letters[0].ID: "dead", "processes": "Last report",
 		"process?id=" + url.QueryEscape(fleet.Processes[0].ID): "Calls, by name of work", "audit": "operator",
 		"idempotency?route=POST+/payments&principal=user-7&idempotency-key=pay-1": "Ran",
 		"change?do=redrive&queue=ship&name=fail+card&cause=card":                  "Dead letters now",
-		fmt.Sprintf("change?do=unlock&key=order:4711&fence=%d", s.held.Fence()):   "Take the key",
+		fmt.Sprintf("change?do=unlock&key=order:4711&fence=%d", s.held.Fence()):   "Unlock the key",
 	}
 }
 
@@ -357,7 +357,7 @@ func TestConsole_RedisAway(t *testing.T) {
 	})
 	s.settled(t)
 	ctx := tab(t, sizes[1], false, true)
-	paths := map[string]string{"": "cart:", "keys": "order:4711", "key?key=order:4711": "req-0c0ffee", "queues": "mail", "queue?queue=ship": "Slots busy", "dead": "card declined", "processes": "Told"}
+	paths := map[string]string{"": "cart:", "keys": "order:4711", "key?key=order:4711": "req-0c0ffee", "queues": "mail", "queue?queue=ship": "Slots busy", "dead": "card declined", "processes": "Last report"}
 	for path, want := range paths {
 		visit(t, ctx, s.url+path)
 		redistest.Eventually(t, func() bool { return strings.Contains(text(t, ctx), want) }, path+" shows "+want)

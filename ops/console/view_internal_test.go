@@ -1,0 +1,93 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/ops"
+)
+
+func TestParts_TakeTimeInProportionToTheText(t *testing.T) {
+	for _, text := range []string{strings.Repeat("k", 1<<20), strings.Repeat("\xff", 1<<20)} {
+		began := time.Now()
+		assert.Len(t, parts(text), 1)
+		assert.Less(t, time.Since(began), 5*time.Second)
+	}
+}
+
+func TestHistory_RatesOfSourcesWithLikeNames(t *testing.T) {
+	var h history
+	began := time.Now()
+	for i := range int64(3) {
+		now := began.Add(time.Duration(i) * time.Second)
+		for _, name := range []string{"mail", "mail-bulk"} {
+			h.rates("queue "+name, now, map[string]counted{"": {at: now, values: map[string]int64{"done " + name: 7 * i}}})
+		}
+	}
+	for _, name := range []string{"mail", "mail-bulk"} {
+		if assert.Len(t, h.series["done "+name], 2, name) {
+			assert.InDelta(t, 7, h.series["done "+name][1].value, 0.01)
+		}
+	}
+}
+
+// Processes report less often than a page is read, and the age of a report is not exact.
+func TestHistory_ReportsThatAreReadTwice(t *testing.T) {
+	var h history
+	told := time.Now()
+	read := func(calls int64, at time.Time) {
+		v := fleetView{Processes: []processView{{At: time.Now(), Process: ops.Process{ID: "p", Snapshot: ops.Snapshot{
+			At: at, Locks: []ops.LockStats{{Calls: map[core.OutcomeKind]int64{core.OutcomeAcquired: calls}}},
+		}}}}}
+		h.fleet(&v)
+	}
+	read(0, told)
+	for range 3 {
+		read(100, told.Add(10*time.Second))
+		time.Sleep(time.Millisecond)
+	}
+	for _, at := range h.series["calls"] {
+		assert.InDelta(t, 10, at.value, 0.01)
+	}
+	assert.Len(t, h.series["calls"], 3)
+}
+
+func TestChart_OldValuesAreNotNow(t *testing.T) {
+	now := time.Now()
+	assert.Equal(t, "3", newChart("Held", "", now, []at{{now.Add(-time.Second), 3}}).Now)
+	assert.Equal(t, "–", newChart("Held", "", now, []at{{now.Add(-time.Minute), 3}}).Now)
+	old := newChart("Held", "", now, []at{{now.Add(-2 * time.Hour), 900}, {now.Add(-time.Hour), 900}, {now, 3}})
+	assert.True(t, old.Flat)
+	assert.Contains(t, old.Label, "highest 3")
+}
+
+func TestAreas_UnknownIsNotGood(t *testing.T) {
+	for _, a := range areas(nil, false, panel[fleetView]{Err: errNoAnswer}, panel[redisView]{Err: errNoAnswer}) {
+		assert.Positive(t, a.Level, a.Name)
+	}
+	assert.Equal(t, levelAct, health(panel[redisView]{Err: context.DeadlineExceeded}).Level)
+	assert.Equal(t, levelUnknown, health(panel[redisView]{Err: errors.ErrUnsupported}).Level)
+	assert.Equal(t, levelUnknown, health(panel[redisView]{Err: refused("NOPERM this user has no permissions to run the 'info' command")}).Level)
+	assert.Equal(t, levelAct, health(panel[redisView]{Err: refused("LOADING Redis is loading the dataset in memory")}).Level)
+}
+
+type refused string
+
+func (r refused) Error() string { return string(r) }
+func (refused) RedisError()     {}
+
+var _ redis.Error = refused("")
+
+func TestAsked_SlowRedrivesHaveTheirTime(t *testing.T) {
+	assert.Equal(t, changeTime, asked{Do: ops.ActionPurge, Count: 50_000}.limit())
+	assert.Equal(t, changeTime, asked{Do: ops.ActionRedrive, Count: 50_000}.limit())
+	assert.Equal(t, changeTime+50_000*time.Second, asked{Do: ops.ActionRedrive, Count: 50_000, Rate: 1}.limit())
+	assert.Equal(t, changeTime+maxCounted*time.Second, asked{Do: ops.ActionRedrive, Count: 1 << 62, Rate: 1}.limit())
+}
