@@ -141,6 +141,28 @@ func (e *handBackError) Error() string { return e.err.Error() }
 
 func (e *handBackError) Unwrap() error { return e.err }
 
+// OutcomeOf is how a claim ends whose handler returned err, as far as err alone says: OutcomeDone for nil, OutcomeConflict,
+// OutcomeReturned for HandBack, OutcomeDead for SkipRetry, and else OutcomeRetry. A Middleware can tell by it what is no
+// failure. An [Observer] is told how it really ended.
+func OutcomeOf(err error) Outcome {
+	var (
+		skip    *skipRetryError
+		foreign *handBackError
+		later   *retryLaterError
+	)
+	switch {
+	case err == nil:
+		return OutcomeDone
+	case errors.As(err, &skip):
+		return OutcomeDead
+	case errors.As(err, &foreign):
+		return OutcomeReturned
+	case !errors.As(err, &later) && errors.Is(err, core.ErrConflict):
+		return OutcomeConflict
+	}
+	return OutcomeRetry
+}
+
 // redisError reports a command that failed: as the caller's own ctx if that has
 // ended, else as Redis trouble.
 func redisError(ctx context.Context, op string, err error) error {

@@ -49,7 +49,8 @@ type Job struct {
 	// than MaxAge, and Delay zero.
 	Quiet, MaxDelay time.Duration
 	// Trace is the W3C traceparent of the span that enqueues the job, such as
-	// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01, for the span that runs it to link to. Empty: none.
+	// 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01, for the span that runs it to link to. Empty: none, unless
+	// the Queue's Observer has one (OnEnqueuing).
 	Trace string
 
 	parked bool // its key is held, and reserved for it
@@ -112,7 +113,7 @@ func invalidJob(format string, args ...any) error {
 type Message struct {
 	ID, Key, Name, Principal string
 	Payload                  []byte
-	// Trace is the Job's. It is empty in events of a message that has not come to its handler.
+	// Trace is the Job's, unless a Middleware gives the handler that of its span. It is empty in events of a message that has not come to its handler.
 	Trace string
 	// Attempt counts how often a handler was given the message, this time
 	// included: 1 at first. What ended as RetryLater or HandBack does not count.

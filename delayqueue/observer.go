@@ -12,6 +12,10 @@ import (
 //
 // Keys and ids are in the events for logs and traces; they make poor metric labels.
 type Observer interface {
+	// OnEnqueuing: a call of Queue.Enqueue, or one of the policy to store a call, begins; its OnEnqueued follows. The ctx
+	// that is returned, which must be derived from the argument, takes the argument's place in the call and in OnEnqueued. The
+	// trace that is returned becomes the job's Trace, if it is a W3C traceparent; e.Job.Trace leaves that as it is.
+	OnEnqueuing(ctx context.Context, e Enqueuing) (_ context.Context, trace string)
 	// OnEnqueued: a call of Queue.Enqueue has ended, or one of the policy to store a call. It is
 	// called exactly once for each, before that returns, whether the job was stored or not.
 	OnEnqueued(ctx context.Context, e Enqueued)
@@ -23,6 +27,16 @@ type Observer interface {
 	OnSwept(ctx context.Context, e Swept)
 	// OnWarning: the queue does not work as well as it could, or does so no longer.
 	OnWarning(ctx context.Context, w Warning)
+}
+
+// Enqueuing tells of a job that is about to be stored.
+type Enqueuing struct {
+	// Queue is the queue's name.
+	Queue string
+	// Job is as the caller gave it; its ID is made if it was empty. It may be invalid.
+	Job Job
+	// Parked: the policy stores a call, because its key is held.
+	Parked bool
 }
 
 // EnqueueKind is how a call to store a job ended. The kinds are few and fixed: they make good
@@ -59,7 +73,7 @@ type Enqueued struct {
 	Queue string
 	Kind  EnqueueKind
 	// ID, Key, Name, Principal and Trace are the job's, as the caller gave them; ID is made if it was
-	// empty. Of a job that is invalid they may be anything.
+	// empty, and Trace may be OnEnqueuing's. Of a job that is invalid they may be anything.
 	ID, Key, Name, Principal, Trace string
 	// Size is that of its payload, in bytes, before encryption. Delay is the job's.
 	Size  int
@@ -142,6 +156,11 @@ type Swept struct {
 type NopObserver struct{}
 
 var _ Observer = NopObserver{}
+
+// OnEnqueuing changes nothing.
+func (NopObserver) OnEnqueuing(ctx context.Context, e Enqueuing) (context.Context, string) {
+	return ctx, e.Job.Trace
+}
 
 // OnEnqueued does nothing.
 func (NopObserver) OnEnqueued(context.Context, Enqueued) {}

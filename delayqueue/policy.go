@@ -67,6 +67,7 @@ func (p policy) OnConflict(ctx context.Context, c core.Conflict) (core.Decision,
 	}
 	job.Coalesce, job.Quiet, job.MaxDelay = p.coalesce, p.quiet, p.maxDelay
 	began := time.Now()
+	ctx, job.Trace = p.queue.reportEnqueuing(ctx, job)
 	receipt, err := p.queue.enqueue(ctx, job)
 	if errors.Is(err, core.ErrUnavailable) && ctx.Err() == nil {
 		// Perhaps only the reply was lost, and the call will run: the same id gets

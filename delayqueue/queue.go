@@ -137,6 +137,7 @@ func (q *Queue) Enqueue(ctx context.Context, job Job) (Receipt, error) {
 	if job.fresh = job.ID == ""; job.fresh {
 		job.ID = ident.Random(16)
 	}
+	ctx, job.Trace = q.reportEnqueuing(ctx, job)
 	receipt, err := q.enqueue(ctx, job)
 	receipt.Stored = receipt.Stored || job.fresh && err == nil // nobody else has the id
 	q.reportEnqueue(ctx, job, receipt, err, began)

@@ -368,6 +368,10 @@ func TestNoHandlerBeginsAfterStopWasCalled(t *testing.T) {
 // mistaken is an observer that panics.
 type mistaken struct{}
 
+func (mistaken) OnEnqueuing(context.Context, delayqueue.Enqueuing) (context.Context, string) {
+	panic("an observer's mistake")
+}
+
 func (mistaken) OnEnqueued(context.Context, delayqueue.Enqueued) { panic("an observer's mistake") }
 func (mistaken) OnStarted(context.Context, delayqueue.Started)   { panic("an observer's mistake") }
 func (mistaken) OnSettled(context.Context, delayqueue.Settled)   { panic("an observer's mistake") }

@@ -20,6 +20,21 @@ func observe(log *slog.Logger, tell func()) {
 	observing.Tell(context.Background(), log, "delayqueue", tell)
 }
 
+// reportEnqueuing tells that a call to store a job begins. It returns the ctx of the call and the job's trace.
+func (q *Queue) reportEnqueuing(ctx context.Context, job Job) (context.Context, string) {
+	of, trace := ctx, job.Trace
+	observe(slog.Default(), func() {
+		told, its := q.observer.OnEnqueuing(ctx, Enqueuing{Queue: q.name, Job: job, Parked: job.parked})
+		if told != nil {
+			of = told
+		}
+		if validTrace(its) && (trace == "" || validTrace(trace)) { // one that the caller has wrong is reported
+			trace = its
+		}
+	})
+	return of, trace
+}
+
 // reportEnqueue tells how a call to store a job has ended.
 func (q *Queue) reportEnqueue(ctx context.Context, job Job, receipt Receipt, err error, began time.Time) {
 	e := Enqueued{

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -120,6 +121,96 @@ func TestTrace_OfACallThatIsParked(t *testing.T) {
 			require.Equal(t, []string{"enqueued " + want}, seen.of(deferred.Ticket.ID), "one that is not valid is left out: it may be a client's")
 		}
 	})
+}
+
+// giver is an observer that has a span around each call.
+type giver struct {
+	traces
+	give func(ctx context.Context) (context.Context, string)
+}
+
+type spanKey struct{}
+
+func (o *giver) OnEnqueuing(ctx context.Context, e Enqueuing) (context.Context, string) {
+	what := "enqueuing in " + e.Queue
+	if e.Parked {
+		what = "parking in " + e.Queue
+	}
+	o.note(what, e.Job.ID, e.Job.Trace)
+	return o.give(ctx)
+}
+
+func (o *giver) OnEnqueued(ctx context.Context, e Enqueued) {
+	span, _ := ctx.Value(spanKey{}).(string)
+	o.note("enqueued"+span, e.ID, e.Trace)
+}
+
+// What an observer returns when a call to store a job begins takes the place of the call's ctx and of the job's trace.
+func TestTrace_OfAnObserver(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const given = "00-11111111111111111111111111111111-2222222222222222-00"
+		seen := &giver{traces: traces{all: map[string][]string{}}}
+		q, err := New(env.Client(t), "q", WithPrefix(env.Prefix), WithQueueObserver(seen))
+		require.NoError(t, err)
+		locker, err := core.New(env.Client(t), core.WithPrefix(env.Prefix))
+		require.NoError(t, err)
+		defer func() { _ = locker.Close() }()
+		lease, err := locker.TryAcquire(t.Context(), "held")
+		require.NoError(t, err)
+		defer func() { _ = lease.Release(context.Background()) }()
+		w, err := NewWorker(q, locker, func(_ context.Context, m Message) error {
+			seen.note("ran", m.ID, m.Trace)
+			return nil
+		}, WithObserver(NopObserver{}))
+		require.NoError(t, err)
+		require.NoError(t, w.Start())
+		defer func() { require.NoError(t, w.Stop(context.Background())) }()
+
+		span := func(ctx context.Context) context.Context { return context.WithValue(ctx, spanKey{}, " in its span") }
+		for name, c := range map[string]struct {
+			give func(context.Context) (context.Context, string)
+			want []string
+		}{
+			"both":    {func(ctx context.Context) (context.Context, string) { return span(ctx), given }, []string{"enqueued in its span " + given, "ran " + given}},
+			"nothing": {func(context.Context) (context.Context, string) { return nil, "" }, []string{"enqueued " + testTrace, "ran " + testTrace}},
+			"junk":    {func(ctx context.Context) (context.Context, string) { return ctx, "00-a-b-01" }, []string{"enqueued " + testTrace, "ran " + testTrace}},
+		} {
+			seen.give = c.give
+			_, err := q.Enqueue(t.Context(), Job{ID: name, Trace: testTrace})
+			require.NoError(t, err)
+			want := append([]string{"enqueuing in q " + testTrace}, c.want...)
+			redistest.Eventually(t, func() bool { return len(seen.of(name)) == len(want) }, "it ran")
+			require.ElementsMatch(t, want, seen.of(name), name)
+		}
+
+		seen.give = func(ctx context.Context) (context.Context, string) { return span(ctx), given }
+		err = locker.Guard(Policy(q)).Do(t.Context(), core.Call{Key: "held", Trace: testTrace, Encode: func() ([]byte, error) { return nil, nil }},
+			func(context.Context) error { return nil })
+		deferred, _ := errors.AsType[*core.DeferredError](err)
+		require.NotNil(t, deferred)
+		require.Equal(t, []string{"parking in q " + testTrace, "enqueued in its span " + given}, seen.of(deferred.Ticket.ID))
+
+		_, err = q.Enqueue(t.Context(), Job{ID: "invalid", Trace: "00-a-b-01"})
+		require.ErrorIs(t, err, ErrInvalidJob, "it hides no mistake of the caller")
+	})
+}
+
+func TestOutcomeOf_IsWhatTheErrorSays(t *testing.T) {
+	t.Parallel()
+	oops := errors.New("oops")
+	for _, c := range []struct {
+		want Outcome
+		err  error
+	}{
+		{OutcomeDone, nil},
+		{OutcomeRetry, oops},
+		{OutcomeRetry, RetryLater(core.ErrConflict, 0)},
+		{OutcomeConflict, fmt.Errorf("of another key: %w", core.ErrConflict)},
+		{OutcomeReturned, fmt.Errorf("not here: %w", HandBack(core.ErrConflict))},
+		{OutcomeDead, fmt.Errorf("never: %w", SkipRetry(oops))},
+	} {
+		require.Equal(t, c.want, OutcomeOf(c.err), "%v", c.err)
+	}
 }
 
 func TestTrace_IsATraceparent(t *testing.T) {

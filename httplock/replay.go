@@ -58,7 +58,7 @@ import (
 //
 // The request has no RemoteAddr and no TLS state. Its Host is that of the pattern of
 // http.ServeMux under which it was parked, or [WithReplayHost]'s, and otherwise empty: it is
-// never the client's. Its ctx is the worker's: it ends with the lease, and when the worker stops.
+// never the client's. Its Traceparent is the message's Trace, if that has one. Its ctx is the worker's: it ends with the lease, and when the worker stops.
 //
 // The response of a message that is done is kept as its result, which
 // TicketHandler shows: the status, headers by an allow-list (Allow,
@@ -217,6 +217,9 @@ func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, 
 	r, err := c.request(context.WithValue(ctx, replayKey{}, replay))
 	if err != nil {
 		return nil, nil, delayqueue.SkipRetry(err)
+	}
+	if m.Trace != "" {
+		r.Header.Set("Traceparent", m.Trace)
 	}
 	return replay, r, nil
 }

@@ -81,6 +81,23 @@ func TestReplayIsTheRequestThatWasSent(t *testing.T) {
 	require.Zero(t, seen.ContentLength)
 }
 
+// A span that the worker has around the handler is the parent of what tracing middleware makes of the replay.
+func TestReplayHasTheTraceparentOfItsMessage(t *testing.T) {
+	const clients, workers = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-11111111111111111111111111111111-2222222222222222-00"
+	var seen []string
+	handler := anyGuard(t)(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r.Header["Traceparent"] }))
+	for _, sent := range [][]string{nil, {clients}, {clients, clients}} {
+		r := post(t, "/")
+		r.Header["Traceparent"] = sent
+		m := message(t, r)
+		require.NoError(t, httplock.Replay(handler)(t.Context(), m))
+		require.Equal(t, sent, seen)
+		m.Trace = workers
+		require.NoError(t, httplock.Replay(handler)(t.Context(), m))
+		require.Equal(t, []string{workers}, seen)
+	}
+}
+
 func TestReplayOutcomes(t *testing.T) {
 	lock := anyGuard(t)
 	for status, again := range map[int]bool{

@@ -47,6 +47,10 @@ type queueObserver struct {
 	next delayqueue.Observer
 }
 
+func (o *queueObserver) OnEnqueuing(ctx context.Context, e delayqueue.Enqueuing) (context.Context, string) {
+	return o.next.OnEnqueuing(ctx, e)
+}
+
 func (o *queueObserver) OnEnqueued(ctx context.Context, e delayqueue.Enqueued) {
 	o.queues.of(e.Queue).enqueued[indexOf(enqueueKinds[:], e.Kind)].Add(1)
 	if e.Kind == delayqueue.EnqueueUnavailable {

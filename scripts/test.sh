@@ -36,6 +36,8 @@ fi
 (cd sqlfence/sqltest && go vet ./... && go test -count=1 -parallel=6 -timeout=5m ./...) || { echo "FAIL sqlfence/sqltest" && status=1; }
 # And lockprom, for client_golang, with what deploy/ makes of its metrics.
 (cd lockprom && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockprom" && status=1; }
+# And lockotel, for OpenTelemetry.
+(cd lockotel && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockotel" && status=1; }
 # And cmd/perkey, for its command line.
 (cd cmd/perkey && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL cmd/perkey" && status=1; }
 # And the tests of the console in a browser, for chromedp.

@@ -1,0 +1,99 @@
+package lockotel_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/httplock"
+	"github.com/perkey-go/perkey/internal/test/embedded"
+	"github.com/perkey-go/perkey/lockotel"
+)
+
+// A request whose order is held is parked. The span of its run is linked to that of its request.
+func Example() {
+	rdb, closeAll := connect() // a client of your Redis
+	defer closeAll()
+	ctx := context.Background()
+	recorder := tracetest.NewSpanRecorder() // yours has an exporter
+	provider := sdk.NewTracerProvider(sdk.WithSpanProcessor(recorder))
+	ours := lockotel.WithTracerProvider(provider) // not needed after otel.SetTracerProvider(provider)
+
+	locker, err := core.New(rdb, core.WithObserver(lockotel.Locks(nil, ours)))
+	check(err)
+	defer func() { _ = locker.Close() }()
+	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithQueueObserver(lockotel.Queues(nil, ours)))
+	check(err)
+
+	shipped := make(chan struct{})
+	ship := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { close(shipped) })
+	mux, guard := http.NewServeMux(), locker.Guard(delayqueue.Policy(queue))
+	mux.Handle("POST /orders/{id}/ship", httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.Anonymous())(ship))
+	handler := otelhttp.NewHandler(mux, "request", otelhttp.WithTracerProvider(provider))
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(handler),
+		delayqueue.WithMiddleware(lockotel.Middleware("ship", ours)))
+	check(err)
+
+	lease, err := locker.TryAcquire(ctx, "order:42") // somebody works on it
+	check(err)
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/orders/42/ship", nil))
+	fmt.Println(w.Code)
+	check(lease.Release(ctx))
+	check(worker.Start())
+	<-shipped
+	check(worker.Stop(ctx))
+	show(recorder.Ended())
+	// Output:
+	// 202
+	// park ship, in request
+	// perkey.acquire, in request
+	// request
+	// request, in run ship
+	// run ship, linked to park ship
+}
+
+// show prints spans with their parents and links.
+func show(spans []sdk.ReadOnlySpan) {
+	names := map[trace.SpanID]string{}
+	for _, span := range spans {
+		names[span.SpanContext().SpanID()] = span.Name()
+	}
+	for _, span := range spans {
+		text := span.Name()
+		if parent := names[span.Parent().SpanID()]; parent != "" {
+			text += ", in " + parent
+		}
+		for _, link := range span.Links() {
+			text += ", linked to " + names[link.SpanContext.SpanID()]
+		}
+		fmt.Println(text)
+	}
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// connect returns a client of an embedded Redis, which stands in for yours.
+func connect() (rdb *redis.Client, closeAll func()) {
+	server, err := embedded.Start()
+	check(err)
+	rdb = redis.NewClient(&redis.Options{Addr: server.Addr()})
+	return rdb, func() {
+		_ = rdb.Close()
+		server.Close()
+	}
+}

@@ -1,0 +1,430 @@
+package lockotel_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/test/redistest"
+	"github.com/perkey-go/perkey/internal/test/testbed"
+	"github.com/perkey-go/perkey/lockotel"
+	"github.com/perkey-go/perkey/retry"
+)
+
+// tracing records the spans of one test.
+type tracing struct {
+	*sdk.TracerProvider
+	*tracetest.SpanRecorder
+	skipped *int // of the spans that ended
+}
+
+func newTracing(opts ...sdk.TracerProviderOption) tracing {
+	recorder := tracetest.NewSpanRecorder()
+	return tracing{sdk.NewTracerProvider(append(opts, sdk.WithSpanProcessor(recorder))...), recorder, new(int)}
+}
+
+// Reset forgets the spans that ended until now.
+func (tr tracing) Reset() { *tr.skipped = len(tr.SpanRecorder.Ended()) }
+
+func (tr tracing) Ended() []sdk.ReadOnlySpan { return tr.SpanRecorder.Ended()[*tr.skipped:] }
+
+func (tr tracing) option() lockotel.Option { return lockotel.WithTracerProvider(tr.TracerProvider) }
+
+// request begins the span of a request.
+func (tr tracing) request(ctx context.Context) (context.Context, trace.Span) {
+	return tr.Tracer("test").Start(ctx, "request")
+}
+
+// ours are the spans that lockotel has ended.
+func (tr tracing) ours() (spans []sdk.ReadOnlySpan) {
+	for _, span := range tr.Ended() {
+		if span.InstrumentationScope().Name == lockotel.ScopeName {
+			spans = append(spans, span)
+		}
+	}
+	return spans
+}
+
+func (tr tracing) one(t testing.TB, name string) sdk.ReadOnlySpan {
+	t.Helper()
+	var found []sdk.ReadOnlySpan
+	for _, span := range tr.Ended() {
+		if span.Name() == name {
+			found = append(found, span)
+		}
+	}
+	require.Len(t, found, 1, name)
+	return found[0]
+}
+
+func attributesOf(span sdk.ReadOnlySpan) map[string]any {
+	all := map[string]any{}
+	for _, a := range span.Attributes() {
+		all[string(a.Key)] = a.Value.AsInterface()
+	}
+	return all
+}
+
+func nothing(context.Context) error { return nil }
+
+// parkable is a call that can be stored.
+func parkable(key string) core.Call {
+	return core.Call{Key: key, Name: "ship", Encode: func() ([]byte, error) { return []byte("work"), nil }}
+}
+
+// waits tells that a call begins to wait.
+type waits chan struct{}
+
+func (w waits) OnWaiting(context.Context, core.Waiting) { w <- struct{}{} }
+
+func (waits) OnOutcome(context.Context, core.Outcome)   {}
+func (waits) OnReleased(context.Context, core.Released) {}
+func (waits) OnLost(context.Context, core.Lost)         {}
+func (waits) OnRenewed(context.Context, core.Renewed)   {}
+func (waits) OnWarning(context.Context, core.Warning)   {}
+
+func TestLocks_EachOutcomeThatIsNotAtOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		tr := newTracing()
+		waiting := make(waits, 1)
+		observer := core.WithObserver(lockotel.Locks(waiting, tr.option()))
+		prefix := core.WithPrefix(env.Prefix)
+		rdb := env.Client(t)
+		l := testbed.NewLocker(t, rdb, prefix, observer, core.WithMaxWaiters(1, 1))
+		rival := testbed.NewLocker(t, rdb, prefix)
+		queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix), delayqueue.WithReservationWindow(0))
+		require.NoError(t, err)
+		held, err := rival.TryAcquire(t.Context(), "held")
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = held.Release(context.Background()) })
+		closed := testbed.NewLocker(t, rdb, prefix, observer)
+		require.NoError(t, closed.Close())
+		dead := testbed.NewLocker(t, testbed.FragileClient(t, "127.0.0.1:1"), prefix, observer)
+
+		named := core.Named("ship", "id")
+		wait := retry.Policy{MaxWait: 10 * time.Second}
+		acquire := func(ctx context.Context, l *core.Locker, key string) error {
+			lease, err := l.Acquire(ctx, key, named)
+			if err == nil {
+				return lease.Release(context.WithoutCancel(ctx))
+			}
+			return err
+		}
+		for _, c := range []struct {
+			outcome core.OutcomeKind
+			status  codes.Code
+			call    func(ctx context.Context) error
+		}{
+			{core.OutcomeConflict, codes.Unset, func(ctx context.Context) error {
+				_, err := l.TryAcquire(ctx, "held", named)
+				return err
+			}},
+			{core.OutcomeDeferred, codes.Unset, func(ctx context.Context) error {
+				return l.Guard(delayqueue.Policy(queue)).Do(ctx, parkable("held"), nothing)
+			}},
+			{core.OutcomeLeft, codes.Unset, func(ctx context.Context) error {
+				ctx, cancel := context.WithCancel(ctx)
+				defer cancel()
+				go func() {
+					<-waiting
+					cancel()
+				}()
+				return acquire(ctx, l, "held")
+			}},
+			{core.OutcomeDeadline, codes.Unset, func(ctx context.Context) error {
+				ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				defer cancel()
+				defer func() {
+					select {
+					case <-waiting:
+					default: // it came to its end before it waited
+					}
+				}()
+				return acquire(ctx, l, "held")
+			}},
+			{core.OutcomeUnavailable, codes.Error, func(ctx context.Context) error { return acquire(ctx, dead, "k") }},
+			{core.OutcomeClosed, codes.Error, func(ctx context.Context) error { return acquire(ctx, closed, "k") }},
+			{core.OutcomeError, codes.Error, func(ctx context.Context) error {
+				return l.Guard(nil).Do(ctx, core.Call{Key: "", Name: "ship"}, nothing)
+			}},
+			{core.OutcomeShed, codes.Unset, func(ctx context.Context) error { // its key is known to be held
+				waiter, leave := context.WithCancel(context.Background())
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_ = acquire(waiter, l, "held")
+				}()
+				<-waiting
+				defer func() { leave(); <-done }()
+				return l.Guard(wait).Do(ctx, core.Call{Key: "held", Name: "ship"}, nothing)
+			}},
+			{core.OutcomeAcquired, codes.Unset, func(ctx context.Context) error {
+				go func() {
+					<-waiting
+					time.Sleep(2 * time.Millisecond)
+					_ = held.Release(context.Background())
+				}()
+				return l.Guard(wait).Do(ctx, core.Call{Key: "held", Name: "ship"}, nothing)
+			}},
+		} {
+			tr.Reset()
+			ctx, request := tr.request(t.Context())
+			before := time.Now()
+			err := c.call(ctx)
+			took := time.Since(before)
+			require.Equal(t, c.outcome == core.OutcomeAcquired, err == nil, "%s: %v", c.outcome, err)
+			request.End()
+			require.Len(t, tr.ours(), 1, c.outcome)
+			span := tr.one(t, "perkey.acquire")
+			require.Equal(t, trace.SpanKindInternal, span.SpanKind())
+			require.Equal(t, request.SpanContext().SpanID(), span.Parent().SpanID(), c.outcome)
+			require.Equal(t, request.SpanContext().TraceID(), span.SpanContext().TraceID())
+			require.Equal(t, c.status, span.Status().Code, c.outcome)
+			require.Empty(t, span.Status().Description, "it may name the key")
+			got := attributesOf(span)
+			require.Equal(t, string(c.outcome), got["perkey.outcome"])
+			require.Equal(t, "ship", got["perkey.name"])
+			require.Equal(t, c.status == codes.Error, got["error.type"] == string(c.outcome))
+			require.NotContains(t, got, "perkey.key")
+			if c.outcome != core.OutcomeError {
+				require.Equal(t, "exclusive", got["perkey.mode"])
+			}
+			waited, _ := got["perkey.waited"].(float64)
+			require.InDelta(t, waited, span.EndTime().Sub(span.StartTime()).Seconds(), 1e-6)
+			require.LessOrEqual(t, waited, took.Seconds())
+			require.False(t, span.StartTime().Before(before.Add(-time.Millisecond)), "it began before its call")
+			if c.outcome == core.OutcomeAcquired {
+				require.GreaterOrEqual(t, waited, 0.002)
+				require.GreaterOrEqual(t, got["perkey.attempts"], int64(2))
+				require.Equal(t, int64(1), got["perkey.waiting"])
+			}
+		}
+	})
+}
+
+func TestLocks_NothingOfCallsThatGetTheirKeyAtOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		tr := newTracing()
+		l := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix), core.WithObserver(lockotel.Locks(nil, tr.option(), lockotel.WithRootSpans())))
+		ctx, request := tr.request(t.Context())
+		require.NoError(t, l.Do(ctx, "k", func(ctx context.Context) error {
+			return l.Do(ctx, "k", nothing)
+		}))
+		set, err := l.AcquireAll(ctx, []string{"a", "b"})
+		require.NoError(t, err)
+		require.NoError(t, set.Release(ctx))
+		request.End()
+		require.Empty(t, tr.ours())
+	})
+}
+
+func TestLocks_WhatHasASpan(t *testing.T) {
+	t.Parallel()
+	shedFree := fmt.Errorf("core: too many wait: %w", core.ErrUnavailable)
+	for name, c := range map[string]struct {
+		e     core.Outcome
+		spans int
+		want  codes.Code
+	}{
+		"waited":                 {core.Outcome{Kind: core.OutcomeAcquired, DidWait: true, Waited: time.Millisecond}, 1, codes.Unset},
+		"waited for an instant":  {core.Outcome{Kind: core.OutcomeAcquired, DidWait: true, Waited: time.Millisecond - 1}, 0, codes.Unset},
+		"a slow Redis":           {core.Outcome{Kind: core.OutcomeAcquired, Waited: time.Second}, 0, codes.Unset},
+		"refused at once":        {core.Outcome{Kind: core.OutcomeConflict}, 1, codes.Unset},
+		"shed though it is free": {core.Outcome{Kind: core.OutcomeShed, Cause: shedFree}, 1, codes.Error},
+		"shed":                   {core.Outcome{Kind: core.OutcomeShed, Cause: &core.ConflictError{}}, 1, codes.Unset},
+	} {
+		tr := newTracing()
+		ctx, _ := tr.request(t.Context())
+		lockotel.Locks(nil, tr.option()).OnOutcome(ctx, c.e)
+		require.Len(t, tr.ours(), c.spans, name)
+		for _, span := range tr.ours() {
+			require.Equal(t, c.want, span.Status().Code, name)
+			require.NotContains(t, attributesOf(span), "perkey.name", name)
+		}
+	}
+}
+
+// A key, and an error's text, which may name it, are told only if that is wanted.
+func TestLocks_KeysAreToldIfTheyAreWanted(t *testing.T) {
+	t.Parallel()
+	e := core.Outcome{Kind: core.OutcomeError, Key: "ann", Keys: []string{"ann", "bob"}, Cause: errors.New("the key ann is odd")}
+	for _, wanted := range []bool{false, true} {
+		tr, opts := newTracing(), []lockotel.Option(nil)
+		if wanted {
+			opts = append(opts, lockotel.WithKeys())
+		}
+		observer := lockotel.Locks(core.NopObserver{}, append(opts, tr.option())...)
+		ctx, request := tr.request(t.Context())
+		observer.OnOutcome(ctx, e)
+		observer.OnLost(ctx, core.Lost{Key: "ann", Kind: core.LossExpired, Cause: errors.New("ann")})
+		request.End()
+		if text := fmt.Sprintf("%+v", tracetest.SpanStubsFromReadOnlySpans(tr.Ended())); !wanted {
+			require.NotContains(t, text, "ann")
+			continue
+		}
+		span := tr.one(t, "perkey.acquire")
+		require.Equal(t, "the key ann is odd", span.Status().Description)
+		require.Equal(t, "ann", attributesOf(span)["perkey.key"])
+		require.Equal(t, []string{"ann", "bob"}, attributesOf(span)["perkey.keys"])
+	}
+}
+
+func TestLocks_RootSpansIfTheyAreWanted(t *testing.T) {
+	t.Parallel()
+	tr := newTracing()
+	lockotel.Locks(nil, tr.option()).OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeConflict})
+	require.Empty(t, tr.Started())
+	lockotel.Locks(nil, tr.option(), lockotel.WithRootSpans()).OnOutcome(t.Context(), core.Outcome{Kind: core.OutcomeConflict})
+	require.False(t, tr.one(t, "perkey.acquire").Parent().IsValid())
+}
+
+func TestLocks_OfARequestThatIsNotSampled(t *testing.T) {
+	t.Parallel()
+	tr := newTracing(sdk.WithSampler(sdk.ParentBased(sdk.NeverSample())))
+	ctx, request := tr.request(t.Context())
+	require.False(t, request.SpanContext().IsSampled())
+	lockotel.Locks(nil, tr.option()).OnOutcome(ctx, core.Outcome{Kind: core.OutcomeConflict})
+	require.Empty(t, tr.Started())
+}
+
+// nilProvider is a provider that was never made.
+type nilProvider struct{ trace.TracerProvider }
+
+// Without a provider it is the global one, which has none here: nothing is told, and nothing breaks.
+func TestNoProvider(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		for _, provider := range []trace.TracerProvider{nil, (*nilProvider)(nil)} {
+			opts := []lockotel.Option{nil, lockotel.WithTracerProvider(provider), lockotel.WithRootSpans()}
+			l := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix), core.WithObserver(lockotel.Locks(nil, opts...)))
+			queue, err := delayqueue.New(env.Client(t), "ship", delayqueue.WithPrefix(env.Prefix),
+				delayqueue.WithReservationWindow(0), delayqueue.WithQueueObserver(lockotel.Queues(nil, opts...)))
+			require.NoError(t, err)
+			lease, err := l.TryAcquire(t.Context(), "k")
+			require.NoError(t, err)
+			_, err = l.TryAcquire(t.Context(), "k")
+			require.ErrorIs(t, err, core.ErrConflict)
+			err = l.Guard(delayqueue.Policy(queue)).Do(t.Context(), parkable("k"), nothing)
+			require.ErrorIs(t, err, core.ErrDeferred)
+			require.NoError(t, lease.Release(t.Context()))
+
+			const given = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+			seen := ""
+			run := lockotel.Middleware("ship", opts...)(func(_ context.Context, m delayqueue.Message) error {
+				seen = m.Trace
+				return nil
+			})
+			require.NoError(t, run(t.Context(), delayqueue.Message{Trace: given}))
+			require.Equal(t, given, seen, "a message keeps its trace")
+		}
+	})
+}
+
+// counting counts what it is told, as an observer after lockotel's.
+type counting struct {
+	core.NopObserver
+	mu       sync.Mutex
+	calls    int
+	outcomes map[string]int // of those that a span is due for
+}
+
+func (o *counting) OnOutcome(_ context.Context, e core.Outcome) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.calls++
+	if e.Kind != core.OutcomeAcquired || e.DidWait && e.Waited >= time.Millisecond {
+		o.outcomes[string(e.Kind)]++
+	}
+}
+
+// Many callers, half of them in traces that are sampled: each of their spans is in the trace of its caller.
+func TestLocks_ManyCallersAtOnce(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		const callers, each = 64, 20
+		tr, next := newTracing(), &counting{outcomes: map[string]int{}}
+		l := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix), core.WithObserver(lockotel.Locks(next, tr.option())))
+		wait := l.Guard(retry.Policy{MaxWait: 50 * time.Millisecond})
+		var wg sync.WaitGroup
+		for range callers {
+			wg.Go(func() {
+				for i := range each {
+					ctx, request := tr.request(t.Context())
+					key := fmt.Sprint("k", rand.IntN(4))
+					if i%2 == 0 {
+						_ = wait.Do(ctx, core.Call{Key: key, Name: request.SpanContext().TraceID().String()}, func(context.Context) error {
+							time.Sleep(time.Millisecond)
+							return nil
+						})
+					} else if lease, err := l.TryAcquire(ctx, key, core.Named(request.SpanContext().TraceID().String(), "")); err == nil {
+						_ = lease.Release(ctx)
+					}
+					request.End()
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, callers*each, next.calls, "each is told to the next observer")
+		require.NotEmpty(t, next.outcomes[string(core.OutcomeAcquired)])
+		got := map[string]int{}
+		for _, span := range tr.ours() {
+			all := attributesOf(span)
+			got[all["perkey.outcome"].(string)]++ //nolint:forcetypeassert // a string, or the test fails
+			require.Equal(t, all["perkey.name"], span.SpanContext().TraceID().String())
+			require.True(t, span.Parent().IsValid())
+		}
+		require.Equal(t, next.outcomes, got)
+	})
+}
+
+// A lease that is lost is an event of its holder's span.
+func TestLocks_ALostLeaseIsAnEvent(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		tr := newTracing()
+		l := testbed.NewLocker(t, env.Client(t), core.WithPrefix(env.Prefix), core.WithObserver(lockotel.Locks(core.NopObserver{}, tr.option())))
+		ctx, request := tr.request(t.Context())
+		require.ErrorIs(t, l.Do(ctx, "k", func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil
+		}, core.Named("pay", ""), core.MaxHold(100*time.Millisecond)), core.ErrLeaseLost)
+		request.End()
+		events := tr.one(t, "request").Events()
+		require.Len(t, events, 1)
+		require.Equal(t, "perkey.lease_lost", events[0].Name)
+		require.Contains(t, events[0].Attributes, attribute.String("perkey.name", "pay"))
+	})
+}
+
+// The observer's other events are the next one's.
+func TestLocks_TellsTheNext(t *testing.T) {
+	t.Parallel()
+	var next told
+	o, ctx := lockotel.Locks(&next), context.Background()
+	o.OnOutcome(ctx, core.Outcome{})
+	o.OnWaiting(ctx, core.Waiting{})
+	o.OnReleased(ctx, core.Released{})
+	o.OnLost(ctx, core.Lost{})
+	o.OnRenewed(ctx, core.Renewed{})
+	o.OnWarning(ctx, core.Warning{})
+	require.Equal(t, told(6), next)
+}
+
+type told int
+
+func (n *told) OnOutcome(context.Context, core.Outcome)   { *n++ }
+func (n *told) OnWaiting(context.Context, core.Waiting)   { *n++ }
+func (n *told) OnReleased(context.Context, core.Released) { *n++ }
+func (n *told) OnLost(context.Context, core.Lost)         { *n++ }
+func (n *told) OnRenewed(context.Context, core.Renewed)   { *n++ }
+func (n *told) OnWarning(context.Context, core.Warning)   { *n++ }
