@@ -11,7 +11,7 @@ require (
 	github.com/hibiken/asynq v0.26.0
 	github.com/labstack/echo/v4 v4.12.0
 	github.com/labstack/echo/v5 v5.3.1
-	github.com/redis/go-redis/v9 v9.20.1
+	github.com/redis/go-redis/v9 v9.22.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0

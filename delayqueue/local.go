@@ -6,6 +6,9 @@ import "time"
 type Local struct {
 	// Queue is the queue's name.
 	Queue string
+	// Service is what WithService says of the queue, and Partitions what WithPartitions does; empty and 0 if they were not given.
+	Service    string
+	Partitions int
 	// Slots is how many messages the Worker runs at once (WithConcurrency), and Running how many it has claimed and
 	// not settled yet: those that wait for their keys included.
 	Slots, Running int
@@ -21,7 +24,10 @@ func (w *Worker) Local() Local {
 	w.mu.Lock()
 	stopped := !w.started || w.stopped
 	w.mu.Unlock()
-	l := Local{Queue: w.queue.name, Slots: w.concurrency, Running: w.claims.count(), Paused: w.paused.Load(), Stopped: stopped}
+	l := Local{Queue: w.queue.name, Service: w.queue.service, Slots: w.concurrency, Running: w.claims.count(), Paused: w.paused.Load(), Stopped: stopped}
+	if w.queue.splitGiven {
+		l.Partitions = w.queue.split
+	}
 	if at := w.claimed.Load(); at != 0 {
 		l.LastClaim = time.Unix(0, at)
 	}

@@ -80,7 +80,7 @@ func TestDeploy_EachAlertHasARunbook(t *testing.T) {
 	require.NotEmpty(t, alerts)
 	assert.Equal(t, alerts, all(pages, `(?m)^## (\w+)$`), "the same, in the same order")
 	sections := regexp.MustCompile(`(?m)^## `).Split(pages, -1)[1:]
-	require.Len(t, sections, len(alerts))
+	require.GreaterOrEqual(t, len(sections), len(alerts), "then come findings, of which package ops tests that they have one")
 	for i, alert := range alerts {
 		assert.Contains(t, rules, "docs/runbook.md#"+strings.ToLower(alert)+"\n")
 		for _, part := range []string{"**What it means.**", "**Look at.**", "**Do.**", "**Risk.**"} {

@@ -35,4 +35,11 @@
 //	err = operator.Unlock(ctx, ops.By{Who: "ann@bastion", Why: "hangs since the deployment"}, "order:17", fence)
 //
 // The audit is <prefix>:ops:audit in Redis; docs/protocol.md has its fields.
+//
+// # Findings
+//
+// [Examine] finds what needs a person: a Redis that may evict held keys, a queue without a worker, leases that were lost. Each
+// [Finding] has the figures that it is drawn from, and the section of the runbook that says what to do.
+//
+//	findings, err := ops.Examine(ctx, rdb, ops.ExamineOptions{})
 package ops

@@ -54,7 +54,7 @@ func (n *notable) add(e Event, err error) {
 	defer n.mu.Unlock()
 	for i := len(n.events) - 1; i >= 0 && e.At.Sub(n.events[i].At) < mergeWithin; i-- {
 		if like := &n.events[i]; like.Source == e.Source && like.Kind == e.Kind && like.Queue == e.Queue && like.Name == shown(e.Name) {
-			like.Count++
+			like.Count += max(e.Count, 1)
 			return
 		}
 	}

@@ -1,6 +1,9 @@
 package ops
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // What a Recorder knows of kinds.
 var (
@@ -32,6 +35,28 @@ func (r *Recorder) Watches() int {
 
 // ID is that of the watch in Redis.
 func (w *Watcher) ID() string { return w.watch.id }
+
+// RunbookOf is where the runbook has a kind of finding.
+func RunbookOf(kind string) string {
+	var f findings
+	return f.add(kind, SeverityLook, "", "").Runbook
+}
+
+// NeededRights are the rights that services need, by their use.
+func NeededRights() map[string][]string {
+	all := map[string][]string{}
+	for _, n := range needed {
+		all[n.use] = strings.Fields(n.rights)
+	}
+	return all
+}
+
+// Lacks are the rights that a user lacks, by what ACL GETUSER and ACL CAT say.
+func Lacks(prefix string, getuser any, categories map[string][]string) (map[string][]string, error) {
+	u := aclUser{categories: categories}
+	err := u.parse(getuser)
+	return u.missing(prefix), err
+}
 
 // Scripts are the sources, by name.
 func Scripts() map[string]string {

@@ -195,7 +195,7 @@ func (e *entry) process(age time.Duration) Process {
 	}
 	for _, w := range e.Workers {
 		p.Workers = append(p.Workers, delayqueue.Local{
-			Queue: string(w.Queue), Slots: w.Slots, Running: w.Running, LastClaim: timeOf(w.Claimed), Paused: w.Paused, Stopped: w.Stopped,
+			Queue: string(w.Queue), Service: w.Service, Partitions: w.Partitions, Slots: w.Slots, Running: w.Running, LastClaim: timeOf(w.Claimed), Paused: w.Paused, Stopped: w.Stopped,
 		})
 	}
 	return p

@@ -3,6 +3,7 @@ package ops
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/absent"
@@ -73,6 +74,9 @@ func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
 	c := o.queues.of(e.Queue)
 	c.settled[indexOf(settleKinds[:], e.Outcome)].Add(1)
 	c.claim.add(e.Took)
+	if e.Outcome == delayqueue.OutcomeDead || e.Outcome == delayqueue.OutcomeExpired {
+		o.notable.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), e.Err)
+	}
 	if w := o.watched.Load(); w != nil {
 		w.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), e.Err)
 	}
@@ -83,6 +87,9 @@ func (o *queueObserver) OnSwept(ctx context.Context, e delayqueue.Swept) {
 	c := o.queues.of(e.Queue)
 	c.redelivered.Add(e.Redelivered)
 	c.expired.Add(e.Expired)
+	if e.Expired > 0 {
+		o.notable.add(Event{At: time.Now(), Source: sourceQueues, Kind: string(delayqueue.OutcomeExpired), Queue: e.Queue, Count: e.Expired}, nil)
+	}
 	o.next.OnSwept(ctx, e)
 }
 

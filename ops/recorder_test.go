@@ -356,6 +356,11 @@ func TestRecorder_KeepsWhatSomebodyMayWantToKnowOf(t *testing.T) {
 	locks.OnWarning(ctx, core.Warning{Kind: core.WarnUnreachable, Node: "h:1", Resolved: true})
 	queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: delayqueue.EnqueueStored})
 	queues.OnEnqueued(ctx, delayqueue.Enqueued{Queue: "ship", Kind: delayqueue.EnqueueUnavailable, ID: "8"})
+	queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Expired: 4})
+	queues.OnSwept(ctx, delayqueue.Swept{Queue: "ship", Redelivered: 4})
+	queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeExpired, Message: delayqueue.Message{ID: "9"}})
+	queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeDead, Message: delayqueue.Message{ID: "9"}, Err: errors.New("broken")})
+	queues.OnSettled(ctx, delayqueue.Settled{Queue: "ship", Outcome: delayqueue.OutcomeDone})
 	queues.OnWarning(ctx, delayqueue.Warning{Queue: "ship", Kind: delayqueue.WarnNoWorker})
 	events := recorder.Snapshot().Events
 	var seen []string
@@ -364,17 +369,17 @@ func TestRecorder_KeepsWhatSomebodyMayWantToKnowOf(t *testing.T) {
 		seen = append(seen, fmt.Sprint(e.Source, " ", e.Kind, " ", e.Name, e.Queue, " ", e.Count))
 	}
 	assert.Equal(t, []string{
-		"queues warning no_workership 1", "queues unavailable ship 1", "locks resolved unreachable 1", "locks warning unreachable 1", "locks lost  1",
+		"queues warning no_workership 1", "queues dead ship 1", "queues expired ship 5", "queues unavailable ship 1", "locks resolved unreachable 1", "locks warning unreachable 1", "locks lost  1",
 		"locks forced n9 1", "locks forced n8 1", "locks forced n7 1", "locks forced n6 1", "locks forced n5 1",
 		"locks forced n4 1", "locks forced n3 1", "locks forced n2 1", "locks forced n1 1", "locks forced n0 1", "locks shed n 10",
 	}, seen)
 	shed := events[len(events)-1]
 	assert.Equal(t, [3]string{"k0", "7", core.ErrConflict.Error()}, [3]string{shed.Key, shed.ID, shed.Detail})
 	assert.Equal(t, time.Second, shed.Took)
-	assert.Equal(t, "h:1: away: refused", events[3].Detail)
-	assert.Len(t, events[4].Detail, 200)
-	assert.Equal(t, int64(9), events[4].Fence)
-	assert.Equal(t, "an error that cannot be shown", events[5].Detail)
+	assert.Equal(t, "h:1: away: refused", events[5].Detail)
+	assert.Len(t, events[6].Detail, 200)
+	assert.Equal(t, int64(9), events[6].Fence)
+	assert.Equal(t, "an error that cannot be shown", events[7].Detail)
 	for i := range 100 {
 		locks.OnLost(ctx, core.Lost{Key: "k", Name: fmt.Sprint("late", i)})
 	}

@@ -36,7 +36,7 @@ type Snapshot struct {
 	// Waits and Holds have seconds for weights.
 	Conflicts, Waits, Holds []HotKey
 	// Events are the last 64 that somebody may want to know of, the latest first: leases that were lost or forced, calls that
-	// were shed or found Redis unavailable, warnings, and configuration files that were taken or refused. Those of one kind, queue and name that come within a second of one another
+	// were shed or found Redis unavailable, messages that died or expired, warnings, and configuration files that were taken or refused. Those of one kind, queue and name that come within a second of one another
 	// are one event, which is the first of them; its Count says how many.
 	Events []Event
 }

@@ -94,12 +94,14 @@ type (
 		Reloads map[string]int64 `json:"reloads,omitempty"`
 	}
 	wireWorker struct {
-		Queue   text  `json:"queue"`
-		Slots   int   `json:"slots"`
-		Running int   `json:"running,omitempty"`
-		Claimed int64 `json:"claimed,omitempty"`
-		Paused  bool  `json:"paused,omitempty"`
-		Stopped bool  `json:"stopped,omitempty"`
+		Queue      text   `json:"queue"`
+		Service    string `json:"service,omitempty"`
+		Partitions int    `json:"partitions,omitempty"`
+		Slots      int    `json:"slots"`
+		Running    int    `json:"running,omitempty"`
+		Claimed    int64  `json:"claimed,omitempty"`
+		Paused     bool   `json:"paused,omitempty"`
+		Stopped    bool   `json:"stopped,omitempty"`
 	}
 	wireWarning struct {
 		Source string `json:"source"`
@@ -289,7 +291,7 @@ func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 	busiest(e.Locks, func(l wireLocks) int64 { return sum(l.Calls) })
 	busiest(e.Queues, func(q wireQueue) int64 { return sum(q.Enqueued) + sum(q.Settled) })
 	for _, w := range workers {
-		e.Workers = append(e.Workers, wireWorker{text(w.Queue), w.Slots, w.Running, milliseconds(w.LastClaim), w.Paused, w.Stopped})
+		e.Workers = append(e.Workers, wireWorker{text(w.Queue), w.Service, w.Partitions, w.Slots, w.Running, milliseconds(w.LastClaim), w.Paused, w.Stopped})
 	}
 	for _, w := range s.Warnings {
 		e.Warnings = append(e.Warnings, wireWarning(w))

@@ -72,7 +72,7 @@ func (t *tool) command() *cli.Command {
 	root := &cli.Command{
 		Name:  "perkey",
 		Usage: "look after the locks and queues of perkey in a Redis",
-		Description: "Exit status: 0 done, 1 error, 2 a mistake in what was typed, 3 something was found (config check).\n" +
+		Description: "Exit status: 0 done, 1 error, 2 a mistake in what was typed, 3 something was found (doctor, config check).\n" +
 			"Keys and ids are shown quoted, as Go quotes them, where they have more than plain characters; -q takes them so.\n" +
 			"Each change needs --reason, and is in the audit before it is made.",
 		Flags:          t.flags(),
@@ -81,7 +81,7 @@ func (t *tool) command() *cli.Command {
 		Writer:         t.out,
 		ErrWriter:      t.errOut,
 		Commands: []*cli.Command{
-			t.showCommand(), t.unlockCommand(), t.lsCommand(), t.queueCommand(), t.deadCommand(), t.configCommand(), t.auditCommand(), t.execCommand(), t.idemCommand(),
+			t.doctorCommand(), t.showCommand(), t.unlockCommand(), t.lsCommand(), t.queueCommand(), t.deadCommand(), t.configCommand(), t.auditCommand(), t.execCommand(), t.idemCommand(),
 			t.fleetCommand(), t.topCommand(), t.watchCommand(),
 		},
 	}

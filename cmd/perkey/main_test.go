@@ -37,10 +37,15 @@ func TestScripts(t *testing.T) {
 	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = silent.Close() })
+	alone := redistest.Start(t, "--appendonly", "yes") // the doctor's: there is nothing to say of it
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata", UpdateScripts: os.Getenv("UPDATE") != "", RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
 			prefix := strings.TrimSuffix(filepath.Base(e.WorkDir), "-") // the script's name
+			server := server
+			if strings.HasSuffix(prefix, "doctor") {
+				server = alone
+			}
 			e.Setenv("PERKEY_REDIS", "redis://"+server.Addr)
 			e.Setenv("PERKEY_PREFIX", prefix)
 			e.Setenv("PERKEY_WHO", "ann@bastion")
@@ -54,7 +59,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"hold": hold, "wants": wants, "enqueue": enqueue, "die": die, "idem": idem, "redis": raw, "norm": norm, "within": within, "status": status, "width": width, "plain": plain,
-			"process": tellingProcess, "busy": busy,
+			"process": tellingProcess, "busy": busy, "tells": tells,
 		},
 	})
 }

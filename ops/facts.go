@@ -1,0 +1,295 @@
+package ops
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/absent"
+	"github.com/perkey-go/perkey/internal/ident"
+)
+
+const (
+	serversTimeout = 1500 * time.Millisecond // Redis that is away is found to be so within 2 s
+	factsTimeout   = 10 * time.Second
+	roundTrips     = 3
+)
+
+// Facts are what [Facts.Findings] judges. [ReadFacts] reads them all; who has some already, such as a page that reads them now and
+// then, fills in those. Of what was not asked nothing is found.
+type Facts struct {
+	Servers Asked[[]Server] // the primaries, in the order of their addresses
+	Fleet   Asked[Fleet]
+	Queues  Asked[[]QueueFacts]
+}
+
+// Asked is the answer to a question.
+type Asked[T any] struct {
+	// At is when it was answered, by the clock of this process. Zero: it was not asked, unless there is an Err.
+	At    time.Time
+	Value T
+	// Err is why there is no answer, or none that is newer.
+	Err error
+}
+
+// QueueFacts are about one queue.
+type QueueFacts struct {
+	Info  delayqueue.Info
+	Stats Asked[delayqueue.Stats]
+}
+
+// Server is a primary, as far as it was asked.
+type Server struct {
+	Addr string
+	// Err is why it did not answer: then nothing else is known.
+	Err error
+	// Info is what INFO says, by the names of its fields. [ParseInfo] makes it.
+	Info map[string]string
+	// RoundTrips is how long it took to answer questions that cost it nothing.
+	RoundTrips []time.Duration
+	// Save is the setting of that name: when Redis writes a snapshot.
+	Save Asked[string]
+	// Rights are those of a user.
+	Rights Asked[Rights]
+}
+
+// ExamineOptions say what to examine. The zero value is the default prefix, and the user of the connection.
+type ExamineOptions struct {
+	// Prefix is that of the locks, [core.WithPrefix].
+	Prefix string
+	// User is the user of Redis whose rights are compared with what services need; empty: that of the connection.
+	User string
+}
+
+// Examine reads all that there is to know, and says what it finds: see [ReadFacts] and [Facts.Findings].
+func Examine(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) ([]Finding, error) {
+	f, err := ReadFacts(ctx, rdb, o)
+	if err != nil {
+		return nil, err
+	}
+	return f.Findings(time.Now()), nil
+}
+
+// ReadFacts asks each primary about ten cheap questions, reads the fleet as [ReadFleet] does, and the queues as [delayqueue.Queues] and
+// [delayqueue.Queue.Stats] do. It scans nothing, and reads no slow log. What cannot be asked has an Err: a Redis that is away
+// after 1.5 s, and with it the rest, which is not asked then. All of it takes less than half a minute; what go-redis has under
+// way then ends when that gives up. The error of ReadFacts wraps [core.ErrInvalidOption], or ctx's error.
+func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (Facts, error) {
+	o.Prefix = cmp.Or(o.Prefix, ident.DefaultPrefix)
+	_, server := rdb.(*redis.Client)
+	_, cluster := rdb.(*redis.ClusterClient)
+	switch {
+	case absent.Is(rdb):
+		return Facts{}, invalid("ReadFacts: the redis client is nil")
+	case !server && !cluster:
+		return Facts{}, invalid("ReadFacts: a %T does not tell which servers it uses", rdb)
+	case !ident.ValidPrefix(o.Prefix):
+		return Facts{}, invalid("ReadFacts: the prefix %q", o.Prefix)
+	}
+	var f Facts
+	list := func(ctx context.Context) ([]*redis.Client, error) { return primaries(ctx, rdb) }
+	nodes := ask(ctx, serversTimeout, list)
+	if nodes.Err != nil && cluster && answers(ctx, rdb) { // go-redis has asked a node that is away where the others are
+		nodes = ask(ctx, factsTimeout, list)
+	}
+	if f.Servers.Err = nodes.Err; nodes.Err == nil {
+		f.Servers = readServers(ctx, nodes.Value, o)
+	}
+	away := cmp.Or(f.Servers.Err, allAway(f.Servers.Value))
+	if ctx.Err() != nil {
+		return Facts{}, fmt.Errorf("ops: examine: %w", ctx.Err())
+	}
+	if away != nil {
+		f.Fleet.Err, f.Queues.Err = away, away
+		return f, nil
+	}
+	var both sync.WaitGroup
+	both.Go(func() {
+		f.Fleet = ask(ctx, factsTimeout, func(ctx context.Context) (Fleet, error) { return ReadFleet(ctx, rdb, o.Prefix) })
+	})
+	both.Go(func() {
+		f.Queues = ask(ctx, factsTimeout, func(ctx context.Context) ([]QueueFacts, error) { return readQueues(ctx, rdb, o.Prefix) })
+	})
+	both.Wait()
+	if ctx.Err() != nil {
+		return Facts{}, fmt.Errorf("ops: examine: %w", ctx.Err())
+	}
+	return f, nil
+}
+
+// allAway is why no server answered, or nil.
+func allAway(servers []Server) (err error) {
+	for _, s := range servers {
+		if s.Err == nil {
+			return nil
+		}
+		err = s.Err
+	}
+	return err
+}
+
+// ask asks a question, and waits for its answer no longer than most.
+func ask[T any](ctx context.Context, most time.Duration, question func(context.Context) (T, error)) Asked[T] {
+	ctx, cancel := context.WithTimeoutCause(ctx, most, fmt.Errorf("ops: no answer within %s: %w", most, core.ErrUnavailable))
+	answered := make(chan Asked[T], 1)
+	go func() {
+		defer cancel()
+		value, err := question(ctx)
+		answered <- Asked[T]{At: time.Now(), Value: value, Err: err}
+	}()
+	select {
+	case a := <-answered:
+		return a
+	case <-ctx.Done():
+		select {
+		case a := <-answered: // which has ended the context
+			return a
+		default:
+			return Asked[T]{At: time.Now(), Err: context.Cause(ctx)}
+		}
+	}
+}
+
+// answers reports whether a node of a Cluster answers; each question goes to any of them.
+func answers(ctx context.Context, rdb redis.UniversalClient) bool {
+	const questions = 5
+	answered := make(chan bool, questions)
+	for range questions {
+		go func() {
+			ping := ask(ctx, serversTimeout/5, func(ctx context.Context) (string, error) { return rdb.Ping(ctx).Result() })
+			answered <- ping.Err == nil || denied(ping.Err)
+		}()
+	}
+	for range questions {
+		if <-answered {
+			return true
+		}
+	}
+	return false
+}
+
+func primaries(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Client, err error) {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return []*redis.Client{rdb.(*redis.Client)}, nil
+	}
+	var mu sync.Mutex
+	err = cluster.ForEachMaster(ctx, func(_ context.Context, node *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, node)
+		return nil
+	})
+	if err == nil && len(all) == 0 {
+		err = core.ErrUnavailable
+	}
+	slices.SortFunc(all, func(a, b *redis.Client) int { return cmp.Compare(a.Options().Addr, b.Options().Addr) })
+	return all, err
+}
+
+func readServers(ctx context.Context, nodes []*redis.Client, o ExamineOptions) Asked[[]Server] {
+	all := make([]Server, len(nodes))
+	var reads sync.WaitGroup
+	for i, node := range nodes {
+		reads.Go(func() { all[i] = readServer(ctx, node, o) })
+	}
+	reads.Wait()
+	return Asked[[]Server]{At: time.Now(), Value: all}
+}
+
+func readServer(ctx context.Context, rdb *redis.Client, o ExamineOptions) Server {
+	s := Server{Addr: rdb.Options().Addr}
+	if s.Addr == "FailoverClient" { // go-redis's name for what Sentinel names
+		s.Addr = "the primary"
+	}
+	info := ask(ctx, serversTimeout, func(ctx context.Context) (string, error) { return rdb.Info(ctx, "all").Result() })
+	if info.Err != nil && !denied(info.Err) {
+		s.Err = info.Err
+		return s
+	}
+	s.Info = ParseInfo(info.Value)
+	rest := ask(ctx, factsTimeout, func(ctx context.Context) (Server, error) { return s.rest(ctx, rdb, o), nil })
+	if rest.Err != nil {
+		s.Save.Err, s.Rights.Err = rest.Err, rest.Err
+		return s
+	}
+	return rest.Value
+}
+
+// rest asks what is asked of a server that answers.
+func (s Server) rest(ctx context.Context, rdb *redis.Client, o ExamineOptions) Server {
+	for range roundTrips {
+		sent := time.Now()
+		if err := rdb.Time(ctx).Err(); err == nil || denied(err) {
+			s.RoundTrips = append(s.RoundTrips, time.Since(sent))
+		}
+	}
+	settings, err := rdb.ConfigGet(ctx, "save").Result()
+	save, told := settings["save"]
+	if err == nil && !told {
+		err = errors.New("CONFIG GET does not tell it")
+	}
+	s.Save = Asked[string]{time.Now(), save, err}
+	s.Rights = readRights(ctx, rdb, o)
+	return s
+}
+
+// denied reports whether Redis answered that it does not do this for this user, or at all.
+func denied(err error) bool {
+	_, said := errors.AsType[redis.Error](err)
+	return said && !redis.HasErrorPrefix(err, "NOAUTH ") && !redis.HasErrorPrefix(err, "WRONGPASS ")
+}
+
+// ParseInfo reads what INFO says.
+func ParseInfo(text string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+func (s Server) number(field string) int64 {
+	n, _ := strconv.ParseInt(s.Info[field], 10, 64) // what is not told is 0
+	return n
+}
+
+func readQueues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]QueueFacts, error) {
+	infos, err := delayqueue.Queues(ctx, rdb, prefix)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]QueueFacts, len(infos))
+	var reads sync.WaitGroup
+	atOnce := make(chan struct{}, 8)
+	for i, info := range infos {
+		all[i].Info = info
+		if info.Err != nil {
+			continue
+		}
+		reads.Go(func() {
+			atOnce <- struct{}{}
+			defer func() { <-atOnce }()
+			var s delayqueue.Stats
+			q, err := delayqueue.Open(ctx, rdb, info.Name, delayqueue.WithPrefix(prefix))
+			if err == nil {
+				s, err = q.Stats(ctx)
+			}
+			all[i].Stats = Asked[delayqueue.Stats]{time.Now(), s, err}
+		})
+	}
+	reads.Wait()
+	return all, nil
+}
