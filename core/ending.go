@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 )
@@ -51,16 +52,37 @@ func (e *ending) err() error {
 	if made := e.made.Load(); made != nil {
 		return made.ctx.Err()
 	}
-	return e.parent.Err()
+	err := e.parent.Err()
+	if err != nil {
+		return cmp.Or(e.cancellation().ctx.Err(), err) // from now on that is how it ended
+	}
+	return nil
 }
 
-// cancel ends the ctx with a cause, unless it is over.
-func (e *ending) cancel(cause error) { e.cancellation().cancel(cause) }
+// cancel ends the ctx with a cause, unless it is over. The parent is not asked: the lease may be lost on another
+// goroutine than the caller's, and a framework's own ctx changes meanwhile.
+func (e *ending) cancel(cause error) {
+	if made := e.made.Load(); made != nil {
+		made.cancel(cause)
+		return
+	}
+	over := newCancellation(context.Background())
+	over.cancel(cause)
+	e.end(over, cause)
+}
 
-// finish is cancel with the cause context.Canceled.
+// finish is cancel with the cause context.Canceled, by the caller.
 func (e *ending) finish() {
-	if e.parent.Err() != nil || !e.made.CompareAndSwap(nil, finished) { // the parent has a cause of its own
-		e.cancel(context.Canceled)
+	if e.parent.Err() != nil {
+		e.cancellation() // the parent has a cause of its own
+	}
+	e.end(finished, context.Canceled)
+}
+
+// end takes a cancellation that is over, or cancels the one that was made.
+func (e *ending) end(over *cancellation, cause error) {
+	if !e.made.CompareAndSwap(nil, over) {
+		e.made.Load().cancel(cause)
 	}
 }
 

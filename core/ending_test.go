@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,6 +85,73 @@ func TestLease_ContextIsAskedWhileItEnds(t *testing.T) {
 		require.NoError(t, lease.Release(t.Context()))
 		all.Wait()
 	}
+}
+
+// A caller's ctx may be a framework's own, which the caller's goroutine changes meanwhile: the goroutine that finds the
+// lease lost does not ask it.
+func TestLease_ALossAsksNothingOfTheCallersCtx(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		told := make(chan struct{})
+		l := newLocker(t, env, core.WithObserver(&onLost{told: told}))
+		caller := &countedContext{Context: t.Context()}
+		lease, err := l.TryAcquire(caller, "k")
+		require.NoError(t, err)
+		before := caller.asked.Load()
+		freed, err := l.ForceRelease(t.Context(), "k", lease.Fence())
+		require.NoError(t, err)
+		require.True(t, freed)
+		<-told
+		require.Equal(t, before, caller.asked.Load(), "questions to the caller's ctx")
+		require.ErrorIs(t, lease.Context().Err(), context.Canceled)
+		require.ErrorIs(t, context.Cause(lease.Context()), core.ErrLeaseLost)
+	})
+}
+
+// Who has seen that a ctx is over sees the same end of it from then on.
+func TestLease_AnEndThatWasSeenStays(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		told := make(chan struct{})
+		l := newLocker(t, env, core.WithObserver(&onLost{told: told}))
+		caller, cancel := context.WithDeadline(t.Context(), time.Now().Add(50*time.Millisecond))
+		defer cancel()
+		lease, err := l.TryAcquire(caller, "k")
+		require.NoError(t, err)
+		<-caller.Done()
+		require.ErrorIs(t, lease.Context().Err(), context.DeadlineExceeded)
+		_, err = l.ForceRelease(t.Context(), "k", lease.Fence())
+		require.NoError(t, err)
+		<-told
+		require.ErrorIs(t, lease.Context().Err(), context.DeadlineExceeded)
+		require.ErrorIs(t, context.Cause(lease.Context()), context.DeadlineExceeded)
+	})
+}
+
+type onLost struct {
+	core.NopObserver
+	told chan struct{}
+}
+
+func (o *onLost) OnLost(context.Context, core.Lost) { close(o.told) }
+
+// countedContext counts the questions that it is asked.
+type countedContext struct {
+	context.Context
+	asked atomic.Int64
+}
+
+func (c *countedContext) Done() <-chan struct{} {
+	c.asked.Add(1)
+	return c.Context.Done()
+}
+
+func (c *countedContext) Err() error {
+	c.asked.Add(1)
+	return c.Context.Err()
+}
+
+func (c *countedContext) Value(key any) any {
+	c.asked.Add(1)
+	return c.Context.Value(key)
 }
 
 // A call whose key is free, and whose function does not wait for its ctx.

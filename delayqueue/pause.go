@@ -8,7 +8,7 @@ import (
 
 // Pause keeps all workers from starting messages of the queue for d, or until Resume.
 // Once it returned nil none is claimed any more, by whichever process; those that are claimed
-// go on to their end, and whatever is enqueued waits. To pause again sets the time
+// go on to their end, also those that a worker has claimed ahead, and whatever is enqueued waits. To pause again sets the time
 // anew, whether that is later or earlier.
 //
 // A pause always ends, after d, or some seconds later if a worker did not hear of it: queued messages grow old meanwhile, and

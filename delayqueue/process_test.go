@@ -30,7 +30,7 @@ const workerVar = "PERKEY_DELAYQUEUE_WORKER"
 type workerConfig struct {
 	Addr, Prefix string
 	Lease        time.Duration // of claims and of locks
-	Mode         string        // "hang", "count" or "look"
+	Mode         string        // "hang", "count", "look" or "die"
 	Concurrency  int           // zero: 4
 }
 
@@ -43,7 +43,7 @@ func workerProcess(config string) {
 	must(err)
 	locker, err := core.New(rdb, core.WithPrefix(c.Prefix), core.WithTTL(c.Lease))
 	must(err)
-	handler := map[string]delayqueue.Handler{"hang": hang(rdb, c), "count": count(rdb, c), "look": look(rdb, c)}[c.Mode]
+	handler := map[string]delayqueue.Handler{"hang": hang(rdb, c), "count": count(rdb, c), "look": look(rdb, c), "die": die(rdb, c)}[c.Mode]
 	w, err := delayqueue.NewWorker(q, locker, handler,
 		delayqueue.WithClaimLease(c.Lease), delayqueue.WithConcurrency(cmp.Or(c.Concurrency, 4)), delayqueue.WithConflictBackoff(10*time.Millisecond, 100*time.Millisecond))
 	must(err)
@@ -115,6 +115,17 @@ func count(rdb *redis.Client, c workerConfig) delayqueue.Handler {
 	}
 }
 
+// die works for a while, or ends the process.
+func die(rdb *redis.Client, c workerConfig) delayqueue.Handler {
+	return func(_ context.Context, m delayqueue.Message) error {
+		if m.Name == "poison" {
+			os.Exit(1)
+		}
+		time.Sleep(5 * time.Millisecond)
+		return rdb.Incr(context.Background(), c.Prefix+":ran:"+m.ID).Err()
+	}
+}
+
 // spawn starts a worker process, which ends with the test.
 func spawn(t *testing.T, c workerConfig) *exec.Cmd {
 	t.Helper()
@@ -154,6 +165,32 @@ func TestAMessageOfAKilledWorkerIsRunAgain(t *testing.T) {
 	require.Equal(t, []string{id, behind}, r.ids())
 	m := r.all()[0]
 	require.Equal(t, []any{2, 1, "work"}, []any{m.Attempt, m.Losses, string(m.Payload)})
+}
+
+// What has no key, and was claimed together with a message that kills its process, is not claimed together with it again and
+// again: else all of it would be dead letters, and some of that no handler had ever seen.
+func TestAMessageThatKillsItsWorkerTakesNoOthersAlong(t *testing.T) {
+	t.Parallel()
+	b := setup(t, redistest.Real(t))
+	config := workerConfig{Addr: b.env.Addr, Prefix: b.env.Prefix, Lease: 500 * time.Millisecond, Mode: "die", Concurrency: 16}
+	var others []string
+	for i := range 16 {
+		job := delayqueue.Job{ID: fmt.Sprintf("%02d", i)}
+		if i == 8 {
+			job.Name = "poison"
+		} else {
+			others = append(others, job.ID)
+		}
+		b.enqueue(job)
+	}
+	for range 5 { // as often as it is tried
+		_ = spawn(t, config).Wait()
+	}
+	b.start(func(context.Context, delayqueue.Message) error { return nil })
+	require.Equal(t, 5, b.reaches("08", delayqueue.StateDead).Losses)
+	for _, id := range others {
+		b.reaches(id, delayqueue.StateDone)
+	}
 }
 
 func TestEveryMessageIsAccountedForWhenAWorkerIsKilled(t *testing.T) {

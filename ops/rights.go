@@ -93,7 +93,7 @@ func (u *aclUser) parse(reply any) error {
 	if selectors, _ := fields["selectors"].([]any); len(selectors) > 0 {
 		return errors.New("the user has selectors")
 	}
-	for _, rule := range strings.Fields(rules) {
+	for rule := range strings.FieldsSeq(rules) {
 		if len(rule) > 1 {
 			u.commands = append(u.commands, rule)
 		}
@@ -125,7 +125,7 @@ func words(v any) (all []string) {
 func (u *aclUser) missing(prefix string) map[string][]string {
 	missing := map[string][]string{}
 	for _, n := range needed {
-		for _, right := range strings.Fields(n.rights) {
+		for right := range strings.FieldsSeq(n.rights) {
 			what := strings.Replace(right[1:], "perkey", prefix, 1)
 			has := false
 			switch right[0] {

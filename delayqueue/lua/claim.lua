@@ -20,6 +20,7 @@
 -- #include late.lua
 local token, lease, want_most, max_payload = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local HORIZON = 60000 -- the longest wait that is answered
+local APART = 10 -- ms
 redis.call('HDEL', c, '')
 span = lease + retention
 
@@ -35,9 +36,11 @@ if last and turn <= tonumber(last) then
   return conclude(reply)
 end
 
--- Claims that have ended: their workers died, or cannot reach Redis.
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
-  local id = split(member)
+-- Claims that have ended: their workers died, or cannot reach Redis. One of the messages may kill its worker each time: so those
+-- without a key become due one after the other, and are not claimed together with it again. What has a key does not wait: its key
+-- is reserved only for what could run.
+for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0', STEPS)) do
+  local id, key = split(member)
   local state = redis.call('HGET', r, id) or UNTRIED
   local mark, attempts, conflicts, losses, handed = state:match('^.(......)(%d+) (%d+) (%d+) (%d+) ')
   remove(w, member)
@@ -45,7 +48,7 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', w, '-inf', NOW, 'LIMIT', '0'
   local t = read(id, redis.call('HGET', m, id) or '')
   note_tries(id, t.key, t.principal, '-', mark and mark .. attempts .. ' ' .. conflicts .. ' ' .. losses + 1 .. ' ' .. handed ..
     '  attempt ' .. attempts .. ' did not end: its worker died, or lost touch with redis' or was, was)
-  look_at(member, now)
+  look_at(member, key == '' and now + (i - 1) * APART or now)
   reply[2] = reply[2] + 1
 end
 
