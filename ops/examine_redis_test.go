@@ -289,7 +289,8 @@ func TestExamine_Rights(t *testing.T) {
 		assert.Equal(t, "rights", all[0].Kind)
 		assert.Equal(t, `User "lacks" of `+server.Addr+" lacks rights that services need.", all[0].Text)
 		assert.Equal(t, []ops.Evidence{
-			{Figure: "missing for locks", Is: "+pexpire", Want: "none"}, {Figure: "missing for locks that are waited for", Is: "&perkey:wake:*", Want: "none"},
+			{Figure: "missing for locks", Is: "+pexpire", Want: "none"},
+			{Figure: "missing for locks that are waited for", Is: "&perkey:wake:*", Want: "none"},
 			{Figure: "missing for a Beacon", Is: "+pexpire", Want: "none"},
 		}, all[0].Evidence)
 	}

@@ -20,12 +20,16 @@ var needed = [...]struct {
 }{
 	{"locks", "~perkey:lock{}:* +evalsha +eval +exists +hget +hmget +hgetall +hset +hdel +set +mget +del +pttl +pexpire +time", always},
 	{"locks that are waited for", "&perkey:wake:* +publish +pubsub|numsub +subscribe +ping", always},
-	{"queues", "~perkey:queue:* &perkey:queue:* +evalsha +eval +exists +get +hdel +hget +hincrby +hlen +hmget +hrandfield +hset +hsetnx " +
-		"+hstrlen +mget +persist +pexpire +ping +publish +pttl +set +subscribe +time +unlink +zadd +zcard +zcount +zlexcount +zrange " +
-		"+zrangebylex +zrangebyscore +zrank +zrem +zrevrange +zrevrangebylex +zrevrank +zscore",
-		func(f Facts) bool { return len(f.Queues.Value) > 0 }},
-	{"a Beacon", "~perkey:ops:{fleet}:* &perkey:ops:watch:* +evalsha +eval +time +set +del +zadd +zrem +zrangebyscore +zremrangebyscore +pexpire +publish",
-		func(f Facts) bool { return len(f.Fleet.Value.Processes) > 0 }},
+	{
+		"queues", "~perkey:queue:* &perkey:queue:* +evalsha +eval +exists +get +hdel +hget +hincrby +hlen +hmget +hrandfield +hset +hsetnx " +
+			"+hstrlen +mget +persist +pexpire +ping +publish +pttl +set +subscribe +time +unlink +zadd +zcard +zcount +zlexcount +zrange " +
+			"+zrangebylex +zrangebyscore +zrank +zrem +zrevrange +zrevrangebylex +zrevrank +zscore",
+		func(f Facts) bool { return len(f.Queues.Value) > 0 },
+	},
+	{
+		"a Beacon", "~perkey:ops:{fleet}:* &perkey:ops:watch:* +evalsha +eval +time +set +del +zadd +zrem +zrangebyscore +zremrangebyscore +pexpire +publish",
+		func(f Facts) bool { return len(f.Fleet.Value.Processes) > 0 },
+	},
 }
 
 func always(Facts) bool { return true }
