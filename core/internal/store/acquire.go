@@ -35,8 +35,15 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 
 func (d *deployment) acquireCommand(ctx context.Context, req AcquireRequest) *command {
 	cmd := d.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What)
-	if cluster := d.cluster != nil; cluster || req.Mark != NotQueued || req.Watch != "" || req.Reserve > 0 {
-		cmd.args = append(cmd.args, marks[req.Mark], req.Watch, req.Reserve.Milliseconds(), cluster)
+	cluster, parked := d.cluster != nil, req.Reserve > 0
+	if cluster || parked || req.Mark != NotQueued || req.Watch != "" {
+		cmd.args = append(cmd.args, marks[req.Mark], req.Watch)
+	}
+	if cluster || parked {
+		cmd.args = append(cmd.args, req.Reserve.Milliseconds())
+	}
+	if cluster {
+		cmd.args = append(cmd.args, true)
 	}
 	return cmd
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -83,8 +84,11 @@ func Outage(err error) bool {
 // answer.
 func isUnreachable(err error) bool { return err != nil && !replied(err) && !SaysNothing(err) }
 
-// notSignedIn reports whether Redis refused a command unread, since its connection has not signed in.
-func notSignedIn(err error) bool { return replied(err) && redis.IsAuthError(err) }
+// notSignedIn reports whether Redis refused a command unread, since its connection has not signed in. One of more than ten
+// words it refuses in its own way.
+func notSignedIn(err error) bool {
+	return replied(err) && (redis.IsAuthError(err) || strings.Contains(err.Error(), "unauthenticated multibulk length"))
+}
 
 func replied(err error) bool {
 	_, ok := errors.AsType[redis.Error](err)

@@ -53,11 +53,10 @@ var mutants = map[string]mutant{
 	"releases the key when its ctx ends": {
 		perKey: next(func(_ *toyContext, r *http.Request, next func(*http.Request)) {
 			lease, _ := core.LeaseFrom(r.Context())
-			ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
-			defer cancel(nil)
+			ctx := endsLate{r.Context(), make(chan struct{})}
 			defer context.AfterFunc(r.Context(), func() {
 				_ = lease.Release(context.Background())
-				cancel(context.Cause(r.Context()))
+				close(ctx.over)
 			})()
 			next(r.WithContext(ctx))
 		}),

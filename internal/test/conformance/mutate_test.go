@@ -81,6 +81,23 @@ func withCtx(f func(context.Context) (context.Context, context.CancelFunc)) func
 	})
 }
 
+// endsLate is a ctx that is over only when its channel is closed.
+type endsLate struct {
+	context.Context
+	over chan struct{}
+}
+
+func (c endsLate) Done() <-chan struct{} { return c.over }
+
+func (c endsLate) Err() error {
+	select {
+	case <-c.over:
+		return c.Context.Err()
+	default:
+		return nil
+	}
+}
+
 // noValues is a ctx that has lost what it carried.
 type noValues struct{ context.Context }
 
