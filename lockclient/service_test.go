@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -55,7 +56,6 @@ var frameworks = []framework{
 		}, func(prefix string, h http.Handler) { mux.Handle(prefix, h) }
 	}},
 	{"gin", func() (http.Handler, func(string, *core.Guard, http.Handler, ...httplock.Option), func(string, http.Handler)) {
-		gin.SetMode(gin.ReleaseMode)
 		r := gin.New()
 		return r, func(path string, guard *core.Guard, h http.Handler, opts ...httplock.Option) {
 			r.Any(path+"/:id", ginlock.PerKey(guard, ginlock.ParamInt("order:", "id"), opts...), gin.WrapH(h))
@@ -312,14 +312,14 @@ func TestService_TicketsThatEndWithoutAResponse(t *testing.T) {
 			w.Header().Set("Retry-After", "3600") // it is too old by then
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		requireState := func(got <-chan outcome, state string) *lockclient.TicketError {
+		requireState := func(got <-chan outcome, state string) lockclient.TicketError {
 			t.Helper()
 			var lost *lockclient.TicketError
 			require.ErrorAs(t, (<-got).err, &lost)
 			require.Equal(t, state, lost.State)
 			require.NoError(t, lost.Err)
 			require.Equal(t, s.url+"/tickets/"+lost.ID, lost.URL)
-			return lost
+			return *lost
 		}
 		release := s.hold(t)
 		older := s.send(t, http.MethodPut, "/coalesce/7", "old", "X-User", "ann")
@@ -380,9 +380,7 @@ func TestService_RedisIsAwayForAWhile(t *testing.T) {
 	url, client := testbed.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rec := httptest.NewRecorder()
 		mux.ServeHTTP(rec, r)
-		for name, values := range rec.Header() {
-			w.Header()[name] = values
-		}
+		maps.Copy(w.Header(), rec.Header())
 		w.WriteHeader(rec.Code)
 		_, _ = w.Write(rec.Body.Bytes())
 		answered <- rec.Code

@@ -111,7 +111,7 @@ func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait 
 	if wait >= time.Second {
 		question.Header.Set("Prefer", "wait="+strconv.FormatInt(int64(wait/time.Second), 10))
 	}
-	resp, err := t.base.RoundTrip(question)
+	resp, err := t.base.RoundTrip(question) //nolint:bodyclose // discard closes it
 	if err != nil {
 		return "", 0, fmt.Errorf("%w: %w", errAskAgain, err)
 	}

@@ -147,7 +147,7 @@ func TestTicketError_SaysWhatBecameOfTheRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				base := newScript(append([]answer{parked}, test.answers...)...)
-				_, err := (&http.Client{Transport: newTransport(t, base)}).Do(request(t, http.MethodPost, orders, "b")) //nolint:bodyclose // there is none
+				_, err := (&http.Client{Transport: newTransport(t, base)}).Do(request(t, http.MethodPost, orders, "b"))
 				var got *lockclient.TicketError
 				require.ErrorAs(t, err, &got)
 				if test.err == "" {
@@ -177,7 +177,7 @@ func TestTransport_ATicketThatDoesNotEnd(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(50500*time.Millisecond, func() { cancel(why) })
 			began := time.Now()
-			_, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b").WithContext(ctx)) //nolint:bodyclose // there is none
+			_, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b").WithContext(ctx))
 			require.ErrorIs(t, err, why)
 			require.Equal(t, 50500*time.Millisecond, time.Since(began))
 			require.GreaterOrEqual(t, len(base.requests), 3, "it is asked twice in this time, whatever Retry-After says")
@@ -185,7 +185,7 @@ func TestTransport_ATicketThatDoesNotEnd(t *testing.T) {
 
 			base = newScript(parked, a)
 			began = time.Now()
-			_, err = newTransport(t, base, lockclient.WithMaxWait(10*time.Second)).RoundTrip(request(t, http.MethodPost, orders, "b")) //nolint:bodyclose // there is none
+			_, err = newTransport(t, base, lockclient.WithMaxWait(10*time.Second)).RoundTrip(request(t, http.MethodPost, orders, "b"))
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			var got *lockclient.TicketError
 			require.ErrorAs(t, err, &got)
@@ -239,7 +239,7 @@ func TestTransport_AsksWithoutWaitingAfterAFailure(t *testing.T) {
 func TestTransport_RedirectLoop(t *testing.T) {
 	base := newScript(parked, ended.with("Location", "/tickets/"+id))
 	client := &http.Client{Transport: newTransport(t, base)}
-	_, err := client.Do(request(t, http.MethodPost, orders, "b")) //nolint:bodyclose // there is none
+	_, err := client.Do(request(t, http.MethodPost, orders, "b"))
 	require.ErrorContains(t, err, "redirects")
 	require.LessOrEqual(t, len(base.requests), 20)
 	base.requireClosed(t)

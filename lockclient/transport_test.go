@@ -169,7 +169,7 @@ func TestTransport_EndsWithItsContext(t *testing.T) {
 		time.AfterFunc(time.Second, func() { cancel(why) })
 		base := newScript(conflict)
 		began := time.Now()
-		_, err := newTransport(t, base).RoundTrip(request(t, http.MethodPut, orders, "").WithContext(ctx)) //nolint:bodyclose // there is none
+		_, err := newTransport(t, base).RoundTrip(request(t, http.MethodPut, orders, "").WithContext(ctx))
 		require.ErrorIs(t, err, why)
 		require.Equal(t, time.Second, time.Since(began))
 		require.Len(t, base.requests, 1)
@@ -190,7 +190,7 @@ func TestTransport_ABodyThatCannotBeSentAgain(t *testing.T) {
 		base := newScript(conflict, done)
 		r := request(t, http.MethodPut, orders, "b")
 		r.GetBody = func() (io.ReadCloser, error) { return nil, broken }
-		_, err := newTransport(t, base).RoundTrip(r) //nolint:bodyclose // there is none
+		_, err := newTransport(t, base).RoundTrip(r)
 		require.ErrorIs(t, err, broken)
 		base.requireClosed(t)
 	})
