@@ -61,7 +61,7 @@ func decode(resp *http.Response, mediaType string, into any) bool {
 	return err == nil && json.Unmarshal(content, into) == nil
 }
 
-// retryAfter reads the header Retry-After: seconds, or a date, which is compared with that of the response.
+// retryAfter reads the header Retry-After: seconds, or a date, which is compared with that of the response and may have passed.
 func retryAfter(h http.Header) (time.Duration, bool) {
 	value := h.Get("Retry-After")
 	if n, err := strconv.ParseUint(value, 10, 31); err == nil {
@@ -75,5 +75,5 @@ func retryAfter(h http.Header) (time.Duration, bool) {
 	if err != nil {
 		now = time.Now()
 	}
-	return max(0, at.Sub(now)), true
+	return at.Sub(now), true
 }

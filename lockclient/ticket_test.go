@@ -45,6 +45,8 @@ func TestTransport_FollowsTheTicket(t *testing.T) {
 		r := request(t, http.MethodPost, orders, `{"a":1}`, "Authorization", "Bearer x", "X-Tenant", "t", "Idempotency-Key", "k",
 			"Content-Type", "application/json", "Content-Language", "de", "If-Match", `"0"`, "Prefer", "wait=3", "Perkey-Trail", "trail", "Expect", "100-continue")
 		r.Host = "public.example"
+		type mark struct{}
+		r = r.WithContext(context.WithValue(r.Context(), mark{}, "of the caller"))
 		began := time.Now()
 		resp, err := newTransport(t, base).RoundTrip(r)
 		require.NoError(t, err)
@@ -57,6 +59,7 @@ func TestTransport_FollowsTheTicket(t *testing.T) {
 		for i, asked := range base.requests[1:] {
 			require.Equal(t, http.MethodGet, asked.Method)
 			require.Equal(t, "public.example", asked.Host)
+			require.Equal(t, "of the caller", asked.Context().Value(mark{}))
 			want := http.Header{"Authorization": {"Bearer x"}, "X-Tenant": {"t"}}
 			at := ticketAt
 			if i < 3 {
@@ -79,6 +82,7 @@ func TestTransport_LeavesOther202Alone(t *testing.T) {
 		"another host":       parked.with("Location", "http://evil.example/tickets/"+id),
 		"another port":       parked.with("Location", "http://shop.example:81/tickets/"+id),
 		"another scheme":     parked.with("Location", "https://shop.example/tickets/"+id),
+		"a port's scheme":    parked.with("Location", "https://shop.example:80/tickets/"+id),
 		"no scheme":          parked.with("Location", "//evil.example/tickets/"+id),
 		"a broken Location":  parked.with("Location", "http://shop.example:x/%zz"),
 		"another ticket's":   parked.with("Location", "/tickets/other"),
@@ -136,6 +140,7 @@ func TestTicketError_SaysWhatBecameOfTheRequest(t *testing.T) {
 		"forbidden":          {[]answer{ticket(200, "running"), {status: 403}}, lockclient.TicketError{State: "running"}, "403", 0},
 		"a redirect":         {[]answer{{status: 302, header: http.Header{"Location": {"http://evil.example/"}}}}, lockclient.TicketError{State: "queued"}, "302", 0},
 		"somebody else":      {[]answer{{status: 200, header: http.Header{"Content-Type": {"text/html"}}, body: "<html>"}}, lockclient.TicketError{State: "queued"}, "something else", 0},
+		"no state":           {[]answer{{status: 200, header: ended.header, body: `{"id":"` + id + `"}`}}, lockclient.TicketError{State: "queued"}, "something else", 0},
 		"another ticket":     {[]answer{{status: 200, header: ended.header, body: `{"id":"x","state":"done"}`}}, lockclient.TicketError{State: "queued"}, "something else", 0},
 		"never there":        {[]answer{{err: lost}}, lockclient.TicketError{State: "queued"}, "connection reset", 6},
 		"a bad gateway":      {[]answer{{status: 502}}, lockclient.TicketError{State: "queued"}, "502", 6},
@@ -222,9 +227,13 @@ func TestTransport_AsksWithoutWaitingAfterAFailure(t *testing.T) {
 	for _, failure := range []answer{{err: io.ErrUnexpectedEOF}, {status: 504}, {status: 502}, problem(503, "unavailable", "3"), {status: 429}} {
 		synctest.Test(t, func(t *testing.T) {
 			base := newScript(parked, ticket(200, "queued"), failure, ticket(200, "queued"), ended, done)
+			began := time.Now()
 			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
 			require.NoError(t, err)
 			require.Equal(t, "done", read(t, resp))
+			if failure.header.Get("Retry-After") != "" {
+				require.GreaterOrEqual(t, time.Since(began), 5*time.Second, "one and three and one")
+			}
 			var prefers []string
 			for _, r := range base.requests[1:] {
 				prefers = append(prefers, r.Header.Get("Prefer"))
@@ -233,6 +242,23 @@ func TestTransport_AsksWithoutWaitingAfterAFailure(t *testing.T) {
 			base.requireClosed(t)
 		})
 	}
+}
+
+// Only failures one after another count.
+func TestTransport_AskingFailsNowAndThen(t *testing.T) {
+	took := map[time.Duration]bool{}
+	for range 10 {
+		synctest.Test(t, func(t *testing.T) {
+			lost := answer{err: io.ErrUnexpectedEOF}
+			base := newScript(parked, lost, lost, lost, lost, ticket(200, "queued"), lost, lost, lost, lost, ended, done)
+			began := time.Now()
+			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			require.NoError(t, err)
+			require.Equal(t, "done", read(t, resp))
+			took[time.Since(began)] = true
+		})
+	}
+	require.Greater(t, len(took), 5, "there is jitter")
 }
 
 // A result that redirects is the client's to follow, as if the request had not been parked. It stops a loop.

@@ -116,7 +116,7 @@ func (t *Transport) send(r *http.Request, giveUp time.Time) (*http.Response, err
 	ctx := r.Context()
 	for attempt := 1; ; attempt++ {
 		resp, err := t.base.RoundTrip(r)
-		if attempt == t.maxAttempts || ctx.Err() != nil || !repeatable(r) {
+		if attempt == t.maxAttempts || !repeatable(r) {
 			return resp, err
 		}
 		after, ok := backoff(attempt), true
