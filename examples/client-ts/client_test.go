@@ -3,6 +3,7 @@ package clientts
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
 // requireVar is an environment variable that, set to 1, makes a missing node or tsc a failure.
@@ -51,19 +54,17 @@ func TestClient(t *testing.T) {
 // serve runs the demo, and returns its address.
 func serve(t *testing.T, demo string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), demo)
+	cmd := exec.CommandContext(context.Background(), demo) // it ends in its own way
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	read := make(chan struct{})
+	ended, err := redistest.Spawn(cmd)
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-		<-read
-		require.NoError(t, cmd.Wait())
+		<-ended
 	})
 	url := make(chan string, 1)
 	go func() {
-		defer close(read)
 		defer close(url)
 		for lines := bufio.NewScanner(out); lines.Scan(); {
 			if at := regexp.MustCompile(`http://[0-9.:]+`).FindString(lines.Text()); at != "" && len(url) == 0 {

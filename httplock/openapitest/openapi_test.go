@@ -32,11 +32,9 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 
 const docs = "../../docs"
 
-// document reads an OpenAPI document that may refer to docs/openapi.yaml.
-func document(t *testing.T, path string) (libopenapi.Document, validator.Validator) {
+// document is an OpenAPI document that may refer to docs/openapi.yaml.
+func document(t *testing.T, text []byte) (libopenapi.Document, validator.Validator) {
 	t.Helper()
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
 	doc, err := libopenapi.NewDocumentWithConfiguration(text, &datamodel.DocumentConfiguration{BasePath: docs, FileFilter: []string{"openapi.yaml"}, AllowFileReferences: true})
 	require.NoError(t, err)
 	v, errs := validator.NewValidator(doc)
@@ -44,25 +42,36 @@ func document(t *testing.T, path string) (libopenapi.Document, validator.Validat
 	return doc, v
 }
 
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return text
+}
+
+// docs/openapi.yaml is valid, and so are documents that refer to it, as the one in docs/clients.md does.
 func TestOpenAPI_IsValid(t *testing.T) {
-	for _, path := range []string{docs + "/openapi.yaml", "testdata/service.yaml"} {
-		_, v := document(t, path)
+	snippet := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindSubmatch(read(t, docs+"/clients.md"))
+	require.NotNil(t, snippet)
+	for _, text := range [][]byte{
+		read(t, docs+"/openapi.yaml"), read(t, "testdata/service.yaml"),
+		append([]byte("openapi: 3.1.0\ninfo: {title: t, version: \"1\"}\n"), snippet[1]...),
+	} {
+		_, v := document(t, text)
 		ok, errs := v.ValidateDocument()
-		require.True(t, ok, "%s: %v", path, errs)
+		require.True(t, ok, "%s: %v", text, errs)
 	}
 }
 
 // Each problem of docs/problems.md is in the response of its status, and no other.
 func TestOpenAPI_HasEachProblem(t *testing.T) {
-	text, err := os.ReadFile(docs + "/problems.md")
-	require.NoError(t, err)
 	want := map[string][]string{}
-	for _, row := range regexp.MustCompile(`(?m)^\| \[([a-z-]+)\]\(#[a-z-]+\) \| (\d+) \|`).FindAllStringSubmatch(string(text), -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| \[([a-z-]+)\]\(#[a-z-]+\) \| (\d+) \|`).FindAllStringSubmatch(string(read(t, docs+"/problems.md")), -1) {
 		want[row[2]] = append(want[row[2]], "https://github.com/perkey-go/perkey/blob/main/docs/problems.md#"+row[1])
 	}
 	require.Greater(t, len(want), 10)
 
-	doc, _ := document(t, docs+"/openapi.yaml")
+	doc, _ := document(t, read(t, docs+"/openapi.yaml"))
 	model, err := doc.BuildV3Model()
 	require.NoError(t, err)
 	got := map[string][]string{}
@@ -144,7 +153,7 @@ func TestOpenAPI_SaysWhatAServiceAnswers(t *testing.T) {
 	mux.Handle("/park/{id}", httplock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), key, status, httplock.HonorPrefer(), httplock.Anonymous(), httplock.WithMaxBody(10))(work))
 	mux.Handle("/save/{id}", httplock.PerKey(b.Locker.Guard(delayqueue.Coalesce(queue)), key, status, httplock.WithPrincipal(byUser), httplock.WithReauthorize(still))(work))
 	mux.Handle("/tickets/", httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true }))
-	_, v := document(t, "testdata/service.yaml")
+	_, v := document(t, read(t, "testdata/service.yaml"))
 	c := &checker{handler: mux, v: v, seen: map[string]bool{}}
 	release := b.HoldKey(t, "order:1")
 
@@ -212,7 +221,7 @@ func TestOpenAPI_SaysWhatAServiceAnswers(t *testing.T) {
 
 // The checks notice what is not as the document says.
 func TestOpenAPI_ChecksNotice(t *testing.T) {
-	_, v := document(t, "testdata/service.yaml")
+	_, v := document(t, read(t, "testdata/service.yaml"))
 	c := &checker{v: v}
 	problem := func(kind string, status int, more string) testbed.Answer {
 		return testbed.Answer{
