@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+)
+
+const (
+	frameEvery = 300 * time.Millisecond
+	lineEvery  = 5 * time.Second
+)
+
+// show shows the board until the returned func is called, or ctx ends: in place on a terminal, and else in a line now and then.
+func show(ctx context.Context, out io.Writer, cfg config, board *scoreboard) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if cfg.terminal != nil {
+			draw(ctx, out, cfg.terminal, board)
+			fmt.Fprintln(out, "ending: what is under way, or parked, still runs")
+			return
+		}
+		fmt.Fprintln(out, board.view().introduction(cfg.once))
+		every := time.NewTicker(lineEvery)
+		defer every.Stop()
+		for {
+			select {
+			case <-every.C:
+				fmt.Fprintln(out, board.view().sentence())
+			case <-ctx.Done():
+				fmt.Fprintln(out)
+				return
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// draw draws the board until ctx ends: of each frame the lines that have changed, and all of them when the window has another size. It has a
+// screen of its own, so that a terminal keeps what stood there before, and wraps none of this when it is resized.
+func draw(ctx context.Context, out io.Writer, terminal *terminal, board *scoreboard) {
+	fmt.Fprint(out, enterScreen)
+	defer fmt.Fprint(out, leaveScreen)
+	resized := make(chan os.Signal, 1)
+	notifyResize(resized)
+	defer signal.Stop(resized)
+	every := time.NewTicker(frameEvery)
+	defer every.Stop()
+
+	var was screen
+	for {
+		columns, rows := terminal.size()
+		is := screen{columns: columns, rows: rows}
+		for _, l := range board.view().layout(columns-1, rows) { // a full line would leave some cursors on the next one
+			is.lines = append(is.lines, l.render(columns-1, terminal.colors))
+		}
+		fmt.Fprint(out, is.after(was))
+		was = is
+		select {
+		case <-every.C:
+		case <-resized:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// screen is what is drawn in a window.
+type screen struct {
+	columns, rows int
+	lines         []string
+}
+
+// after is what makes a terminal show s that shows was.
+func (s screen) after(was screen) string {
+	var b strings.Builder
+	if s.columns != was.columns || s.rows != was.rows {
+		b.WriteString(clearScreen)
+		was.lines = nil
+	}
+	for i := range max(len(s.lines), len(was.lines)) {
+		is, old := "", ""
+		if i < len(s.lines) {
+			is = s.lines[i]
+		}
+		if i < len(was.lines) {
+			old = was.lines[i]
+		}
+		if is != old {
+			b.WriteString(moveTo(i+1) + is + clearToEnd)
+		}
+	}
+	if b.Len() == 0 {
+		return ""
+	}
+	return beginFrame + b.String() + endFrame
+}
