@@ -58,7 +58,7 @@ func (v *view) title(columns int) line {
 	l := line{{bold, "perkey"}, {plain, " one request at a time per key"}}
 	right := fmt.Sprintf("%s Redis  %s", v.redis, v.elapsed.Round(time.Second))
 	if gap := columns - l.width() - len(right); gap >= 2 {
-		return append(l, span{dim, strings.Repeat(" ", gap) + right})
+		return append(l, span{plain, strings.Repeat(" ", gap) + right})
 	}
 	return l
 }
@@ -75,27 +75,24 @@ func (v *view) lists(columns, rows int) []line {
 	if columns < sideBySide {
 		each := rows / len(lists)
 		for i, list := range lists {
-			lines[i*each] = line{{dim, fmt.Sprintf("%s: %d", list.head, len(list.entries))}}
-			fill(lines[i*each+1:(i+1)*each], list.entries, list.style, columns)
+			lines[i*each] = line{{bold, fmt.Sprintf("%s: %d", list.head, len(list.entries))}}
+			fill(lines[i*each+1:(i+1)*each], list.entries, list.style, 0, columns)
 		}
 		return lines
 	}
 	width := min(columns, 120) / len(lists)
-	for _, list := range lists {
-		lines[0] = append(lines[0], span{dim, fmt.Sprintf("%-*s", width, fmt.Sprintf("%s: %d", list.head, len(list.entries)))})
-		fill(lines[1:], list.entries, list.style, width)
+	for i, list := range lists {
+		lines[0] = append(lines[0].padded(i*width), span{bold, fmt.Sprintf("%s: %d", list.head, len(list.entries))})
+		fill(lines[1:], list.entries, list.style, i*width, width)
 	}
 	return lines
 }
 
-// fill adds a column of entries to lines, as many as there is room for.
-func fill(lines []line, entries []entry, style style, width int) {
-	for i := range lines {
-		var l line
-		if i < len(entries) {
-			l = line{{style, fmt.Sprintf("%-11s", cut(entries[i].key, width-13))}, {plain, " " + entries[i].text}}
-		}
-		lines[i] = append(lines[i], append(l, span{plain, strings.Repeat(" ", max(0, width-l.width()))})...)
+// fill adds entries to lines, as many as there is room for, in the columns that begin with from.
+func fill(lines []line, entries []entry, style style, from, width int) {
+	for i, e := range entries[:min(len(entries), len(lines))] {
+		key := fmt.Sprintf("%-11s", cut(e.key, width-len(e.text)-2))
+		lines[i] = append(lines[i].padded(from), span{style, key}, span{plain, " " + e.text})
 	}
 }
 
@@ -149,7 +146,7 @@ func (v *view) address(columns int) []line {
 	}
 	l = append(l, readOnly...)
 	if more := "   Ctrl-C ends"; l.width()+len(more) <= columns {
-		l = append(l, span{dim, more})
+		l = append(l, span{plain, more})
 	}
 	return []line{l}
 }
@@ -157,13 +154,13 @@ func (v *view) address(columns int) []line {
 // curls are what to try, each whole or not at all.
 func (v *view) curls(columns int) (lines []line) {
 	for _, c := range []struct{ request, says string }{
-		{"POST '" + v.place.url + "/orders/7/pay?work=5s'", "409 if you do so twice"},
-		{"PUT '" + v.place.url + "/carts/7?work=1s'", "waits"},
-		{"POST '" + v.place.url + "/orders/7/ship?work=5s'", "202"},
+		{"POST '" + v.place.url + "/orders/7/pay?work=5s' &", "twice: 409"},
+		{"PUT '" + v.place.url + "/carts/7?work=1s' &", "twice: waits"},
+		{"POST '" + v.place.url + "/orders/7/ship?work=5s' &", "twice: 202"},
 	} {
-		l := line{{dim, "curl -X " + c.request}}
+		l := line{{plain, "curl -X " + c.request}}
 		if more := "  # " + c.says; l.width()+len(more) <= columns {
-			l = append(l, span{dim, more})
+			l = append(l, span{plain, more})
 		}
 		if l.width() <= columns {
 			lines = append(lines, l)

@@ -228,7 +228,7 @@ func (b *scoreboard) view() *view {
 		return cmp.Or(b.inside[x].since.Compare(b.inside[y].since), cmp.Compare(x, y))
 	}) {
 		at := b.inside[key]
-		v.inside = append(v.inside, entry{key, fmt.Sprintf("%-4s %s", short(at.route), milliseconds(time.Since(at.since)))})
+		v.inside = append(v.inside, entry{key, fmt.Sprintf("%-4s %7s", short(at.route), milliseconds(time.Since(at.since)))})
 	}
 	return v
 }

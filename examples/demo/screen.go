@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	frameEvery = 300 * time.Millisecond
+	frameEvery = 500 * time.Millisecond
 	lineEvery  = 5 * time.Second
 )
 

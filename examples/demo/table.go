@@ -68,7 +68,7 @@ func (v *view) table(columns int) []line {
 	at := slices.IndexFunc(tables, func(t table) bool { return t.least <= max(columns, 0) })
 	lines := make([]line, 1+len(routes))
 	for _, c := range tables[at].columns {
-		lines[0] = append(lines[0], span{dim, fmt.Sprintf("%*s", c.width, c.head)})
+		lines[0] = append(lines[0], span{bold, fmt.Sprintf("%*s", c.width, c.head)})
 		for i, route := range routes {
 			lines[1+i] = append(lines[1+i], span{c.style, fmt.Sprintf("%*s", c.width, c.cell(route, v.rows[i]))})
 		}

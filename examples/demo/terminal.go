@@ -43,7 +43,6 @@ type style string
 const (
 	plain  style = ""
 	bold   style = "1"
-	dim    style = "2"
 	red    style = "31"
 	green  style = "32"
 	yellow style = "33"
@@ -65,6 +64,10 @@ func (l line) width() (n int) {
 		n += utf8.RuneCountInString(s.text)
 	}
 	return n
+}
+
+func (l line) padded(columns int) line {
+	return append(l, span{plain, strings.Repeat(" ", max(0, columns-l.width()))})
 }
 
 // render cuts the line off after so many columns.
