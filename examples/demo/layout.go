@@ -183,11 +183,11 @@ func (v *view) introduction(once bool) string {
 Two at a time, in one terminal (?work= says how long a handler takes):
 
 reject   curl -sX POST '%[1]s/orders/7/pay?work=3s' &
-         sleep 0.2; curl -isX POST %[1]s/orders/7/pay
+         sleep .2; curl -isX POST %[1]s/orders/7/pay
 retry    curl -sX PUT '%[1]s/carts/7?work=1s' &
-         sleep 0.2; curl -isX PUT %[1]s/carts/7
+         sleep .2; curl -isX PUT %[1]s/carts/7
 delay    curl -sX POST '%[1]s/orders/7/ship?work=3s' &
-         sleep 0.2; curl -isX POST '%[1]s/orders/7/ship?work=3s'
+         sleep .2; curl -isX POST '%[1]s/orders/7/ship?work=3s'
          then curl the Location that the 202 names: queued, running, done
 
 Ctrl-C ends it.
@@ -205,7 +205,7 @@ func (v *view) sentence() string {
 func (v *view) summary(columns int) string {
 	var b strings.Builder
 	for _, l := range append(append(v.table(columns-1), line{}), v.promise(columns-1)...) {
-		fmt.Fprintln(&b, l.render(columns-1, false))
+		fmt.Fprintln(&b, l.clipped(columns-1))
 	}
 	fmt.Fprintf(&b, "%.1f s on %s Redis\n", v.elapsed.Seconds(), v.redis)
 	return b.String()

@@ -58,9 +58,9 @@ func draw(ctx context.Context, out io.Writer, terminal *terminal, board *scorebo
 		columns, rows := terminal.size()
 		is := screen{columns: columns, rows: rows}
 		for _, l := range board.view().layout(columns-1, rows) { // a full line would leave some cursors on the next one
-			is.lines = append(is.lines, l.render(columns-1, terminal.colors))
+			is.lines = append(is.lines, l.clipped(columns-1))
 		}
-		fmt.Fprint(out, is.after(was))
+		fmt.Fprint(out, is.after(was, terminal.colors))
 		was = is
 		select {
 		case <-every.C:
@@ -74,30 +74,45 @@ func draw(ctx context.Context, out io.Writer, terminal *terminal, board *scorebo
 // screen is what is drawn in a window.
 type screen struct {
 	columns, rows int
-	lines         []string
+	lines         []line
 }
 
 // after is what makes a terminal show s that shows was.
-func (s screen) after(was screen) string {
+func (s screen) after(was screen, colors bool) string {
 	var b strings.Builder
 	if s.columns != was.columns || s.rows != was.rows {
 		b.WriteString(clearScreen)
 		was.lines = nil
 	}
-	for i := range max(len(s.lines), len(was.lines)) {
-		is, old := "", ""
-		if i < len(s.lines) {
-			is = s.lines[i]
+	for y := range max(len(s.lines), len(was.lines)) {
+		var is, old line
+		if y < len(s.lines) {
+			is = s.lines[y]
 		}
-		if i < len(was.lines) {
-			old = was.lines[i]
+		if y < len(was.lines) {
+			old = was.lines[y]
 		}
-		if is != old {
-			b.WriteString(moveTo(i+1) + is + clearToEnd)
-		}
+		b.WriteString(is.after(old, y, colors))
 	}
 	if b.Len() == 0 {
 		return ""
 	}
 	return beginFrame + b.String() + endFrame
+}
+
+// after is what makes row y of a terminal show l that shows was: the spans that have changed, if they stand where they stood.
+func (l line) after(was line, y int, colors bool) string {
+	var all, changed strings.Builder
+	same, x := len(l) == len(was), 0
+	for i, s := range l {
+		all.WriteString(s.draw(colors))
+		if same = same && len(s.text) == len(was[i].text); same && s != was[i] {
+			changed.WriteString(moveTo(y, x) + s.draw(colors))
+		}
+		x += len(s.text)
+	}
+	if same {
+		return changed.String()
+	}
+	return moveTo(y, 0) + all.String() + clearToEnd
 }

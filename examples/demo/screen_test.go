@@ -36,7 +36,7 @@ func TestLayout_FitsEveryWindow(t *testing.T) {
 			require.LessOrEqual(t, len(lines), rows)
 			var all []string
 			for _, l := range lines {
-				text := l.render(columns, false)
+				text := l.clipped(columns).String()
 				require.LessOrEqual(t, len(text), columns)
 				require.NotContains(t, text, "\x1b")
 				all = append(all, text)
@@ -67,7 +67,7 @@ func TestLayout_SaysWhatIsBroken(t *testing.T) {
 	for _, size := range [][2]int{{39, 20}, {79, 24}, {199, 50}} {
 		var screen strings.Builder
 		for _, l := range v.layout(size[0], size[1]) {
-			screen.WriteString(l.render(size[0], false) + "\n")
+			screen.WriteString(l.clipped(size[0]).String() + "\n")
 		}
 		for _, want := range []string{"violations: 3", "lost: 1", "read-only"} {
 			require.Contains(t, screen.String(), want, "%v", size)
@@ -77,18 +77,26 @@ func TestLayout_SaysWhatIsBroken(t *testing.T) {
 
 // A frame has only what has changed; in another window it has everything.
 func TestScreen_DrawsWhatChanged(t *testing.T) {
-	first := screen{80, 24, []string{"a", "b", "c"}}
-	require.Equal(t, beginFrame+clearScreen+"\x1b[1;1Ha\x1b[K\x1b[2;1Hb\x1b[K\x1b[3;1Hc\x1b[K"+endFrame, first.after(screen{}))
-	require.Empty(t, first.after(first))
-	require.Equal(t, beginFrame+"\x1b[2;1HB\x1b[K\x1b[3;1H\x1b[K"+endFrame, screen{80, 24, []string{"a", "B"}}.after(first))
-	require.Contains(t, screen{79, 24, first.lines}.after(first), clearScreen)
+	of := func(columns int, texts ...string) screen {
+		s := screen{columns: columns, rows: 24}
+		for _, text := range texts {
+			s.lines = append(s.lines, line{{plain, "line "}, {red, text}})
+		}
+		return s
+	}
+	first := of(80, "a", "b", "c")
+	require.Equal(t, beginFrame+clearScreen+"\x1b[1;1Hline a\x1b[K\x1b[2;1Hline b\x1b[K\x1b[3;1Hline c\x1b[K"+endFrame, first.after(screen{}, false))
+	require.Empty(t, first.after(first, false))
+	require.Equal(t, beginFrame+"\x1b[2;6H\x1b[31mB\x1b[m\x1b[3;1H\x1b[K"+endFrame, of(80, "a", "B").after(first, true))
+	require.Equal(t, beginFrame+"\x1b[2;1Hline longer\x1b[K"+endFrame, of(80, "a", "longer", "c").after(first, false))
+	require.Contains(t, of(79, "a", "b", "c").after(first, false), clearScreen)
 }
 
-func TestLine_HasColorsIfWanted(t *testing.T) {
+func TestLine_IsCutOff(t *testing.T) {
 	l := line{{red, "red\x07"}, {plain, "plain"}}
-	require.Equal(t, "\x1b[31mred?\x1b[mpl", l.render(6, true))
-	require.Equal(t, "red?pl", l.render(6, false))
-	require.Equal(t, "re", l.render(2, false))
-	require.Empty(t, l.render(0, true))
+	require.Equal(t, line{{red, "red?"}, {plain, "pl"}}, l.clipped(6))
+	require.Equal(t, line{{red, "re"}}, l.clipped(2))
+	require.Empty(t, l.clipped(0))
 	require.Equal(t, 9, l.width())
+	require.Equal(t, "red?plain", l.clipped(80).String())
 }

@@ -70,17 +70,30 @@ func (l line) padded(columns int) line {
 	return append(l, span{plain, strings.Repeat(" ", max(0, columns-l.width()))})
 }
 
-// render cuts the line off after so many columns.
-func (l line) render(columns int, colors bool) string {
-	var b strings.Builder
+// clipped is what of the line fits into so many columns, as it is drawn.
+func (l line) clipped(columns int) (all line) {
 	for _, s := range l {
 		text := strings.Map(printable, s.text)
-		text = text[:min(len(text), columns)]
-		columns -= len(text)
-		if colors && s.style != plain && text != "" {
-			text = "\x1b[" + string(s.style) + "m" + text + "\x1b[m"
+		text = text[:max(0, min(len(text), columns))]
+		if columns -= len(text); text != "" {
+			all = append(all, span{s.style, text})
 		}
-		b.WriteString(text)
+	}
+	return all
+}
+
+func (s span) draw(colors bool) string {
+	if !colors || s.style == plain {
+		return s.text
+	}
+	return "\x1b[" + string(s.style) + "m" + s.text + "\x1b[m"
+}
+
+// String is the text of the line.
+func (l line) String() string {
+	var b strings.Builder
+	for _, s := range l {
+		b.WriteString(s.text)
 	}
 	return b.String()
 }
@@ -102,4 +115,4 @@ const (
 	endFrame    = "\x1b[?2026l"
 )
 
-func moveTo(row int) string { return fmt.Sprintf("\x1b[%d;1H", row) }
+func moveTo(row, column int) string { return fmt.Sprintf("\x1b[%d;%dH", row+1, column+1) }

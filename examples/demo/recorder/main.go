@@ -21,7 +21,7 @@ func main() {
 	castFile := flag.String("cast", "demo.cast", "`file` for the cast")
 	svgFile := flag.String("svg", "demo.svg", "`file` for the picture")
 	length := flag.Duration("for", time.Minute, "how long to record")
-	loop := flag.Duration("loop", 20*time.Second, "how much of it the picture shows, again and again")
+	loop := flag.Duration("loop", 15*time.Second, "how much of it the picture shows, again and again")
 	flag.Parse()
 	if err := record(context.Background(), *castFile, *svgFile, *length, *loop); err != nil {
 		fmt.Fprintln(os.Stderr, "recorder:", err)
