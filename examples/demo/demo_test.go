@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,6 +33,43 @@ func testOnce(t *testing.T, url, redis string) {
 	require.Contains(t, last, redis)
 	for _, l := range lines[:len(lines)-1] {
 		require.LessOrEqual(t, len(l), 80, l)
+	}
+}
+
+// Somebody who deletes all that is in Redis breaks the promise: the demo sees it, and says so with its status.
+func TestDemo_FailsIfAPromiseIsBroken(t *testing.T) {
+	server := redistest.Embedded(t)
+	rdb := server.Client(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var thief sync.WaitGroup
+	thief.Go(func() {
+		for ctx.Err() == nil {
+			if keys, err := rdb.Keys(ctx, "demo-*").Result(); err == nil && len(keys) > 0 {
+				_ = rdb.Del(ctx, keys...).Err()
+			}
+		}
+	})
+	var out bytes.Buffer
+	cfg := config{once: true, redisURL: "redis://" + server.Addr, addr: "127.0.0.1:0", requests: 400, clients: 24, beat: 20 * time.Millisecond}
+	err := run(t.Context(), cfg, &out)
+	stop()
+	thief.Wait()
+	require.ErrorContains(t, err, "handlers were inside one key at once")
+}
+
+// It ends when its context does: what is under way, or parked, still runs, and no promise is broken. Only -once was not done.
+func TestDemo_EndsWhenInterrupted(t *testing.T) {
+	for _, once := range []bool{false, true} {
+		var out bytes.Buffer
+		ctx, stop := context.WithTimeout(t.Context(), 700*time.Millisecond)
+		defer stop()
+		err := run(ctx, config{once: once, addr: "127.0.0.1:0", clients: 24, beat: 10 * time.Millisecond}, &out)
+		if once {
+			require.EqualError(t, err, "interrupted before the traffic was over")
+		} else {
+			require.NoError(t, err, out.String())
+		}
+		require.Contains(t, out.String(), "\nviolations: 0 in ")
 	}
 }
 
@@ -91,6 +129,8 @@ func TestDemo_ServesTheConsole(t *testing.T) {
 			if local {
 				require.Equal(t, http.StatusForbidden, get("evil.example", "/ops/").Code, "a host name that points here")
 				require.Equal(t, http.StatusOK, get("[::1]:80", "/ops/").Code)
+				require.Equal(t, http.StatusOK, get("[::1]", "/ops/").Code)
+				require.Equal(t, http.StatusOK, get("127.0.0.1", "/ops/").Code)
 			}
 			change := httptest.NewRequest(http.MethodPost, "http://localhost/ops/change", strings.NewReader("do=pause&queue=ship&minutes=1&why=a+test"))
 			change.Header.Set("Content-Type", "application/x-www-form-urlencoded")

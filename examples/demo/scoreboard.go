@@ -116,7 +116,11 @@ func (b *scoreboard) replaying(route, key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	add(b.parked, key, -1)
-	b.rows[route].tell(key+": runs now, as it was parked", fmt.Sprintf(", with %d more to come", max(0, b.parked[key])))
+	more := ", the last of its key"
+	if n := b.parked[key]; n > 0 {
+		more = fmt.Sprintf(", with %d more to come", n)
+	}
+	b.rows[route].tell(key+": runs now, as it was parked", more)
 }
 
 func (b *scoreboard) failed(route string, err error) {

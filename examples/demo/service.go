@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -102,7 +103,7 @@ func thisMachine(r *http.Request, _ ops.Action) (string, error) {
 	if err != nil {
 		host = r.Host
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	if ip := net.ParseIP(strings.Trim(host, "[]")); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
 		return "", fmt.Errorf("host %q is not this machine", host)
 	}
 	return "somebody", nil
