@@ -62,8 +62,8 @@ func TestDemo_EndsWhenInterrupted(t *testing.T) {
 	for _, once := range []bool{false, true} {
 		var out bytes.Buffer
 		ctx, stop := context.WithTimeout(t.Context(), 700*time.Millisecond)
-		defer stop()
 		err := run(ctx, config{once: once, addr: "127.0.0.1:0", clients: 24, beat: 10 * time.Millisecond}, &out)
+		stop()
 		if once {
 			require.EqualError(t, err, "interrupted before the traffic was over")
 		} else {

@@ -21,13 +21,18 @@ type table struct {
 
 var tables = []table{
 	{111, []column{
-		name, {"  if the key is held it", -26, plain, func(route string, _ row) string { return "  " + policies[route] }},
-		requests, ran, refused, waited, median, {"p99", 8, blue, percentile(99)}, parked, replayed,
+		name,
+		{"  if the key is held it", -26, plain, func(route string, _ row) string { return "  " + policies[route] }},
+		requests, ran, refused, waited, median,
+		{"p99", 8, blue, percentile(99)},
+		parked, replayed,
 	}},
 	{76, []column{name, requests, ran, refused, waited, median, parked, replayed}},
 	{0, []column{
 		{"route", -5, plain, func(route string, _ row) string { return short(route) }},
-		{"sent", 6, plain, requests.cell}, {"ran", 6, green, ran.cell}, refused, waited, parked,
+		{"sent", 6, plain, requests.cell},
+		{"ran", 6, green, ran.cell},
+		refused, waited, parked,
 	}},
 }
 

@@ -1,4 +1,4 @@
-module github.com/perkey-go/perkey/examples/demo/recorder
+module github.com/perkey-go/perkey/examples/demo/demotest
 
 go 1.26.0
 

@@ -1,5 +1,5 @@
-// Command recorder runs the demo in a terminal, and records it: as an asciicast (version 2, for asciinema and
-// its player), and as a picture that moves, for pages that play no casts.
+// Command demotest records the demo in a terminal: as an asciicast (version 2, for asciinema and
+// its player), and as a picture that moves, for pages that play no casts. Its tests look at the demo in terminals of several sizes.
 //
 //	go run . -cast ../../../docs/demo.cast -svg ../../../docs/demo.svg
 //
@@ -18,13 +18,13 @@ import (
 )
 
 func main() {
-	castFile := flag.String("cast", "demo.cast", "`file` for the cast")
+	castFile := flag.String("cast", "demo.cast", "`file` for the asciicast")
 	svgFile := flag.String("svg", "demo.svg", "`file` for the picture")
 	length := flag.Duration("for", time.Minute, "how long to record")
 	loop := flag.Duration("loop", 15*time.Second, "how much of it the picture shows, again and again")
 	flag.Parse()
 	if err := record(context.Background(), *castFile, *svgFile, *length, *loop); err != nil {
-		fmt.Fprintln(os.Stderr, "recorder:", err)
+		fmt.Fprintln(os.Stderr, "demotest:", err)
 		os.Exit(1)
 	}
 }
@@ -53,8 +53,12 @@ func record(ctx context.Context, castFile, svgFile string, length, loop time.Dur
 	if err := s.wait(); err != nil {
 		return err
 	}
+	data, err := c.encode()
+	if err != nil {
+		return err
+	}
 	return errors.Join(
-		os.WriteFile(castFile, c.encode(), 0o644),
+		os.WriteFile(castFile, data, 0o644),
 		os.WriteFile(svgFile, c.svg(loop), 0o644),
 	)
 }

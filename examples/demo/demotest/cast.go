@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"html"
-	"math"
 	"strings"
 	"time"
 
@@ -25,15 +24,17 @@ type event struct {
 }
 
 // encode is the cast as an asciicast of version 2: a line of JSON for its header, and one for each event.
-func (c cast) encode() []byte {
+func (c cast) encode() ([]byte, error) {
 	var b bytes.Buffer
-	out := json.NewEncoder(&b)
-	out.SetEscapeHTML(false)
-	_ = out.Encode(map[string]any{"version": 2, "width": c.columns, "height": c.rows, "title": "perkey: one request at a time per key"})
+	fmt.Fprintf(&b, `{"version": 2, "width": %d, "height": %d, "title": "perkey: one request at a time per key"}`+"\n", c.columns, c.rows)
 	for _, e := range c.events {
-		_ = out.Encode([]any{math.Round(e.at.Seconds()*1000) / 1000, "o", e.data})
+		data, err := json.Marshal(e.data)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&b, "[%.3f, \"o\", %s]\n", e.at.Seconds(), data)
 	}
-	return b.Bytes()
+	return b.Bytes(), nil
 }
 
 // Of a cell in the picture, in pixels.

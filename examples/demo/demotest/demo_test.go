@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +24,7 @@ var demo string // the program
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "recorder")
+	dir, err := os.MkdirTemp("", "demotest")
 	if err == nil {
 		defer func() { _ = os.RemoveAll(dir) }()
 		demo, err = build(context.Background(), dir)
@@ -162,7 +161,7 @@ func TestDemo_FitsItsWindow(t *testing.T) {
 			_, stays, _ := strings.Cut(w.raw.String(), "\x1b[?1049l")
 			require.NotContains(t, stays, "\x1b")
 			require.Contains(t, stays, "violations: 0 in ")
-			for _, l := range strings.Split(strings.ReplaceAll(stays, "\r", ""), "\n") {
+			for l := range strings.SplitSeq(strings.ReplaceAll(stays, "\r", ""), "\n") {
 				require.LessOrEqual(t, len(l), max(size[0], 50), l)
 			}
 		})
@@ -177,7 +176,7 @@ func TestDemo_HasNoColorsIfSo(t *testing.T) {
 	w.interrupt()
 	require.True(t, w.read(t, 30*time.Second, func() bool { return false }))
 	require.NoError(t, w.wait())
-	require.NotRegexp(t, regexp.MustCompile("\x1b\\[[0-9;]*m"), w.raw.String())
+	require.NotRegexp(t, "\x1b\\[[0-9;]*m", w.raw.String())
 }
 
 // On a terminal that cannot move its cursor the demo prints lines, at a calm pace.
