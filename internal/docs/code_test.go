@@ -2,6 +2,7 @@ package docs_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/importer"
@@ -160,7 +161,7 @@ func (p packages) check(b block) (problems []string) {
 	config := types.Config{
 		Importer: importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) { return os.Open(p.export[path]) }),
 		Error: func(err error) {
-			if e, ok := err.(types.Error); !ok || !e.Soft { // soft: a variable that is not used
+			if e, ok := errors.AsType[types.Error](err); !ok || !e.Soft { // soft: a variable that is not used
 				problems = append(problems, err.Error())
 			}
 		},
