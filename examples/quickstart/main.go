@@ -60,7 +60,7 @@ func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.
 
 	r.POST("/orders/:id/pay", ginlock.PerKey(reject, order), pay)             // 409 while the order is busy
 	r.PUT("/orders/:id", ginlock.PerKey(wait, order), edit)                   // waits, 2 s at most, and then 409
-	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, sender...), ship) // 202, and runs later, for the one who sent it
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, sender...), ship) // 202, and runs later on behalf of its sender
 
 	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r, httplock.Reauthorize(mayStill)))
 	check(err)
