@@ -177,19 +177,9 @@ func get(ctx context.Context, r *http.Request, at *url.URL) *http.Request {
 // sameOrigin returns where a Location in an answer of base leads to, or nil if that is another origin.
 func sameOrigin(base *url.URL, location string) *url.URL {
 	at, err := base.Parse(location)
-	if err != nil || location == "" || at.Scheme != base.Scheme || !strings.EqualFold(at.Hostname(), base.Hostname()) || port(at) != port(base) {
+	if err != nil || location == "" || at.Scheme != base.Scheme || !strings.EqualFold(at.Host, base.Host) {
 		return nil
 	}
 	at.User = nil
 	return at
-}
-
-func port(u *url.URL) string {
-	switch {
-	case u.Port() != "":
-		return u.Port()
-	case u.Scheme == "https":
-		return "443"
-	}
-	return "80"
 }

@@ -110,17 +110,11 @@ func TestTransport_LeavesOther202Alone(t *testing.T) {
 }
 
 func TestTransport_SameOriginInOtherWords(t *testing.T) {
-	for from, location := range map[string]string{
-		"http://shop.example/orders/7":      "http://user:pass@SHOP.example:80/tickets/" + id,
-		"https://shop.example:443/orders/7": "https://shop.example/tickets/" + id,
-		"http://[::1]:80/orders/7":          "http://[::1]/tickets/" + id,
-	} {
-		base := newScript(parked.with("Location", location), ended, done)
-		resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, from, "b"))
-		require.NoError(t, err)
-		require.Equal(t, "done", read(t, resp))
-		require.Nil(t, base.requests[1].URL.User)
-	}
+	base := newScript(parked.with("Location", "http://user:pass@SHOP.example/tickets/"+id), ended, done)
+	resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
+	require.NoError(t, err)
+	require.Equal(t, "done", read(t, resp))
+	require.Nil(t, base.requests[1].URL.User)
 }
 
 func TestTicketError_SaysWhatBecameOfTheRequest(t *testing.T) {
