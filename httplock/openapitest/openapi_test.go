@@ -1,6 +1,7 @@
 package openapitest
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"maps"
@@ -80,7 +81,7 @@ func TestOpenAPI_HasEachProblem(t *testing.T) {
 		if problem == nil {
 			continue
 		}
-		properties := problem.Schema.Schema().Properties
+		properties := problem.Schema.Schema().AllOf[1].Schema().Properties
 		status := properties.GetOrZero("status").Schema().Const.Value
 		for _, kind := range properties.GetOrZero("type").Schema().Enum {
 			got[status] = append(got[status], kind.Value)
@@ -193,7 +194,7 @@ func TestOpenAPI_SaysWhatAServiceAnswers(t *testing.T) {
 	worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(mux))
 	require.NoError(t, err)
 	require.NoError(t, worker.Start())
-	t.Cleanup(func() { assert.NoError(t, worker.Stop(t.Context())) })
+	t.Cleanup(func() { assert.NoError(t, worker.Stop(context.Background())) })
 	release()
 	<-running
 	c.call(t, "GET", first, "")
