@@ -1,5 +1,5 @@
 // fetch for services that perkey guards: sends refused requests again, and follows parked ones to their response, as
-// package lockclient does in Go. It needs fetch and nothing else: browsers, Node 18 and later, Deno, Bun.
+// package lockclient does in Go, with Retry-After in seconds alone, as perkey writes it. It needs fetch and nothing else: browsers, Node 18 and later, Deno, Bun.
 const problems = "https://github.com/perkey-go/perkey/blob/main/docs/problems.md#";
 
 /** Thrown when a parked request has ended without a response, or its ticket is not told in time. */
