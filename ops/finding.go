@@ -43,11 +43,16 @@ type Finding struct {
 	// Text is one sentence, and Evidence what it is drawn from.
 	Text     string
 	Evidence []Evidence
+	// Keys are the first keys that it is about, which its Evidence has as text.
+	Keys []string
 	// ByHand is what to look at instead, if the Severity is SeverityUnknown.
 	ByHand string
 	// Runbook is the section that says what to do, as docs/runbook.md#section.
 	Runbook string
 }
+
+// EvidenceKeys is the Figure of the Evidence that has Keys as text.
+const EvidenceKeys = "keys"
 
 // Evidence is a figure, and what it was compared with: empty if it is only told.
 type Evidence struct{ Figure, Is, Want string }
