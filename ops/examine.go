@@ -283,9 +283,9 @@ func (f Fleet) warned(kind core.WarningKind) (all []string) {
 // queues judges each queue, and compares its manifest with what workers say.
 func (f *findings) queues(fleet Fleet) {
 	const byHand = "perkey queue ls, and the logs of the workers."
-	if !known(f, f.facts.Queues, "queue", "", "The list of queues", byHand) {
+	if !known(f, f.facts.Queues, "queue", "", "The list of queues", byHand) && f.facts.Queues.Err == nil {
 		return
-	}
+	} // those that are known are judged
 	for _, q := range f.facts.Queues.Value {
 		name := q.Info.Name
 		if q.Info.Err != nil {

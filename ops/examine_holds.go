@@ -93,7 +93,7 @@ func (f *findings) longHolds(fleet Fleet) {
 	}
 	parked, most := map[string]int{}, false
 	var queues []QueueFacts
-	if f.facts.Queues.Err == nil && f.now.Sub(f.facts.Queues.At) <= staleAfter {
+	if f.now.Sub(f.facts.Queues.At) <= staleAfter {
 		queues = f.facts.Queues.Value
 	}
 	for _, q := range queues {

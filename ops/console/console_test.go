@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"log/slog"
 	"maps"
@@ -426,4 +427,50 @@ func TestAssets_AreSmall(t *testing.T) {
 	assert.Less(t, len(style)+len(script), 24<<10)
 	assert.NotContains(t, style+script, "http")
 	assert.False(t, bytes.Contains([]byte(script), []byte("eval")))
+}
+
+// The Overview shows what [ops.Facts.Findings] says, with its evidence, its keys as links, and its section of the runbook; and no more.
+func TestConsole_OverviewShowsTheFindings(t *testing.T) {
+	server := redistest.Start(t, "--appendonly", "yes")
+	env := &redistest.Env{Addr: server.Addr, Prefix: "found", Real: true}
+	rdb := env.Client(t)
+	recorder := ops.NewRecorder()
+	locker, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithObserver(recorder.Locks(core.NopObserver{})))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = beacon.Close() })
+	pages, _ := newConsole(t, env, nil)
+	overview := func() string {
+		_, body, _ := get(t, pages.URL+"/")
+		return body
+	}
+	redistest.Eventually(t, func() bool { return strings.Count(overview(), `<span class="word">Good</span>`) == 4 }, "all is well")
+	q, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	require.NoError(t, q.Pause(t.Context(), time.Hour))
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	_, err = locker.TryAcquire(t.Context(), "order:<1>")
+	require.NoError(t, err)
+	require.NoError(t, rdb.Del(t.Context(), env.Prefix+":lock{}:order:<1>").Err())
+	var found []ops.Finding
+	redistest.Eventually(t, func() bool {
+		found, err = ops.Examine(t.Context(), rdb, ops.ExamineOptions{Prefix: env.Prefix})
+		return err == nil && len(found) == 3
+	}, "a lost lease, a paused queue, a Redis that may evict")
+	redistest.Eventually(t, func() bool { return strings.Contains(overview(), "lease was lost") && strings.Contains(overview(), "is paused.") }, "the page has them")
+	body := overview()
+	for _, f := range found {
+		assert.Contains(t, body, html.EscapeString(f.Text))
+		assert.Contains(t, body, "blob/main/"+f.Runbook)
+		for _, e := range f.Evidence {
+			if e.Figure == ops.EvidenceKeys {
+				assert.Contains(t, body, `href="key?key=order%3A%3C1%3E"`)
+				continue
+			}
+			assert.Contains(t, body, html.EscapeString(e.String()))
+		}
+	}
+	assert.Equal(t, 1, strings.Count(body, `<span class="word">Good</span>`), "the processes are all alike")
 }

@@ -16,7 +16,7 @@ import (
 // functions are what templates call.
 var functions = template.FuncMap{
 	"parts": parts, "keyurl": keyURL, "link": link, "num": num, "size": size, "dur": dur, "exact": exact, "rate": rate,
-	"clock": clock, "stamp": stamp, "iso": iso, "since": time.Since, "until": time.Until, "short": short, "runbook": runbook,
+	"clock": clock, "stamp": stamp, "iso": iso, "since": time.Since, "until": time.Until, "short": short, "runbook": runbook, "findinglink": findingLink, "evidence": evidence, "server": serverOf,
 	"safe": safe, "valid": utf8.ValidString, "seconds": seconds, "inc": func(i int) int { return i + 1 },
 	"count": func(n int, one, many string) string { return count(int64(n), one, many) },
 	"int64": func(n int) int64 { return int64(n) }, "string": func(b []byte) string { return string(b) },
@@ -188,7 +188,5 @@ func short(n int, text string) string {
 	return text
 }
 
-// runbook is where the project's runbook has a section.
-func runbook(section string) string {
-	return "https://github.com/perkey-go/perkey/blob/main/docs/runbook.md#" + strings.ToLower(section)
-}
+// runbook is where the project has the section of its runbook that a finding names.
+func runbook(section string) string { return "https://github.com/perkey-go/perkey/blob/main/" + section }
