@@ -30,7 +30,9 @@ func (a area) Word() string { return words[a.Severity] }
 var words = map[ops.Severity]string{"": "Good", ops.SeverityUnknown: "Not known", ops.SeverityLook: "Look", ops.SeverityAct: "Act now"}
 
 // asked is a panel as findings take it.
-func asked[T, V any](p panel[T], value V) ops.Asked[V] { return ops.Asked[V]{At: p.At, Value: value, Err: p.Err} }
+func asked[T, V any](p panel[T], value V) ops.Asked[V] {
+	return ops.Asked[V]{At: p.At, Value: value, Err: p.Err}
+}
 
 // findings are what there is to say of what was read.
 func findings(queues []queueView, fleet panel[fleetView], more func(*ops.Facts)) []ops.Finding {

@@ -34,6 +34,9 @@ const (
 	View ops.Action = "view"
 	// Payloads is to see the payloads of messages.
 	Payloads ops.Action = "payloads"
+	// Watch is to have processes tell what happens to a key, as it happens, for 5 min or until nobody has looked for a minute. It
+	// changes no key and no message, so it needs Authorize, but not Options.Changes: it registers the watch in Redis, of which there are 16 at once.
+	Watch ops.Action = "watch"
 )
 
 // Options are what a console shows, and to whom.
@@ -47,7 +50,8 @@ type Options struct {
 	Queues []*delayqueue.Queue
 	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error: the answer is 403, or
 	// for a *LoginError 401. It is called with View for each page, and every 2 s for one that is open; with Payloads, and with changes, also to
-	// know which links to show. It must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
+	// know which links to show; and with Watch. It must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads, and
+	// can watch nothing.
 	Authorize func(r *http.Request, do ops.Action) (who string, err error)
 	// Changes has those whom Authorize allows make changes; without Authorize it is an error. Default: the console changes nothing.
 	Changes bool
@@ -62,8 +66,8 @@ type LoginError struct{ Challenge string }
 // Error says that a login is needed.
 func (e *LoginError) Error() string { return "You have to log in." }
 
-// New makes the console's handler. It does not talk to Redis, needs no closing, and has goroutines only while requests, or changes that
-// they began, are under way. Its error wraps [core.ErrInvalidOption].
+// New makes the console's handler. It does not talk to Redis, needs no closing, and has goroutines only while requests, or changes and
+// watches that they began, are under way. Its error wraps [core.ErrInvalidOption].
 func New(o Options) (http.Handler, error) {
 	invalid := func(what string) error { return fmt.Errorf("console: %w: %s", core.ErrInvalidOption, what) }
 	switch {
@@ -86,6 +90,7 @@ func New(o Options) (http.Handler, error) {
 		"": c.overview, "keys": c.keys, "key": c.key, "queues": c.queues, "queue": c.queue, "message": c.message,
 		"dead": c.dead, "processes": c.processes, "process": c.process, "idempotency": c.idempotency, "audit": c.changes, "change": c.confirm,
 	}
+	c.posts = map[string]http.HandlerFunc{"change": c.change, "watch": c.watch}
 	return http.NewCrossOriginProtection().Handler(c), nil
 }
 
@@ -95,10 +100,12 @@ type console struct {
 	audit    *ops.Audit
 	operator *ops.Operator
 	pages    map[string]func(*http.Request) (*page, error)
+	posts    map[string]http.HandlerFunc
 	cache    cache
 	history  history
 	searches chan struct{} // one for each that is under way
 	streams  streams
+	watches  watches
 }
 
 //go:embed templates
@@ -128,7 +135,8 @@ type page struct {
 	At          time.Time
 	Assets      string // names the version of what is embedded
 	Trouble     []trouble
-	Quiet       bool // it is not kept up to date
+	Quiet       bool            // it is not kept up to date
+	Changed     <-chan struct{} // closed when there is something new; nil: it is not known before it is read
 	Status      int  // 0: OK
 	Body        any
 }
@@ -182,18 +190,15 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	show, ok := c.pages[name]
-	if !ok {
+	change, changes := c.posts[name]
+	switch {
+	case changes && r.Method == http.MethodPost:
+		change(w, r)
+	case !ok:
 		c.refuse(w, &httpError{http.StatusNotFound, "There is no such page."})
-		return
-	}
-	if post := r.Method == http.MethodPost && name == "change"; !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		header.Set("Allow", "GET, HEAD")
 		c.refuse(w, &httpError{http.StatusMethodNotAllowed, "This console does not change that."})
-		return
-	}
-	switch {
-	case r.Method == http.MethodPost:
-		c.change(w, r)
 	case r.Header.Get("Accept") == "text/event-stream":
 		c.stream(w, r, who, show)
 	case name == "keys" && r.URL.Query().Has("prefix"):
@@ -206,7 +211,7 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // authorize asks the user's hook.
 func (c *console) authorize(r *http.Request, do ops.Action) (who string, err error) {
 	switch {
-	case do != View && do != Payloads && !c.Changes:
+	case do != View && do != Payloads && do != Watch && !c.Changes:
 		return "", &httpError{http.StatusForbidden, "This console changes nothing."}
 	case c.Authorize == nil && do == View:
 		return "", nil

@@ -459,7 +459,9 @@ func TestConsole_OverviewShowsTheFindings(t *testing.T) {
 		found, err = ops.Examine(t.Context(), rdb, ops.ExamineOptions{Prefix: env.Prefix})
 		return err == nil && len(found) == 3
 	}, "a lost lease, a paused queue, a Redis that may evict")
-	redistest.Eventually(t, func() bool { return strings.Contains(overview(), "lease was lost") && strings.Contains(overview(), "is paused.") }, "the page has them")
+	redistest.Eventually(t, func() bool {
+		return strings.Contains(overview(), "lease was lost") && strings.Contains(overview(), "is paused.")
+	}, "the page has them")
 	body := overview()
 	for _, f := range found {
 		assert.Contains(t, body, html.EscapeString(f.Text))

@@ -267,8 +267,10 @@ func (c *console) key(r *http.Request) (*page, error) {
 		Waits     []waitView
 		Events    []eventView
 		Fleet     fleetView
+		Watch     *watchView
+		MayWatch  bool
 		MayUnlock bool
-	}{Key: key, MayUnlock: c.allowed(r, ops.ActionUnlock)}
+	}{Key: key, MayWatch: c.allowed(r, Watch), MayUnlock: c.allowed(r, ops.ActionUnlock)}
 	if err := core.ValidateKey(key); err != nil {
 		p.Quiet = true
 		if body.Invalid = "A key has 1 to 512 bytes, and none of them is an ASCII control byte."; key == "" {
@@ -319,6 +321,9 @@ func (c *console) key(r *http.Request) (*page, error) {
 		if e.Key == key {
 			body.Events = append(body.Events, e)
 		}
+	}
+	if body.MayWatch {
+		body.Watch, p.Changed = c.watches.look(key, v)
 	}
 	p.Body = body
 	return p, nil

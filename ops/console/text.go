@@ -21,7 +21,7 @@ var functions = template.FuncMap{
 	"count": func(n int, one, many string) string { return count(int64(n), one, many) },
 	"int64": func(n int) int64 { return int64(n) }, "string": func(b []byte) string { return string(b) },
 	"tab": newTab, "pair": newPair, "entries": newEntries, "holder": newHolder, "ref": func(p processView) *processView { return &p },
-	"unlock": unlockURL, "label": label, "bad": bad, "silent": silent, "calls": calls, "losses": losses, "leases": leasesOf, "waits": waitsOf, "events": eventsOf,
+	"unlock": unlockURL, "label": label, "bad": bad, "badwarning": badWarning, "silent": silent, "calls": calls, "losses": losses, "leases": leasesOf, "waits": waitsOf, "events": eventsOf,
 }
 
 // part is a piece of a text that somebody else wrote. One that is not Plain is shown as its escape.
@@ -189,4 +189,6 @@ func short(n int, text string) string {
 }
 
 // runbook is where the project has the section of its runbook that a finding names.
-func runbook(section string) string { return "https://github.com/perkey-go/perkey/blob/main/" + section }
+func runbook(section string) string {
+	return "https://github.com/perkey-go/perkey/blob/main/" + section
+}

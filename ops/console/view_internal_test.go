@@ -11,6 +11,8 @@ import (
 	"github.com/perkey-go/perkey/ops"
 )
 
+func init() { unseenTime = 3 * time.Second }
+
 func TestParts_TakeTimeInProportionToTheText(t *testing.T) {
 	for _, text := range []string{strings.Repeat("k", 1<<20), strings.Repeat("\xff", 1<<20)} {
 		began := time.Now()
