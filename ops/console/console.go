@@ -45,8 +45,7 @@ type Options struct {
 	// the audit are read, under the Locker's prefix. Both are required.
 	Locker *core.Locker
 	Redis  redis.UniversalClient
-	// Queues are shown in place of those of the same names: queues on another Redis, or with the Keyring of their payloads. Nobody can change
-	// what is in a queue on another Redis.
+	// Queues are shown, and changed, in place of those of the same names: queues on another Redis, or with the Keyring of their payloads.
 	Queues []*delayqueue.Queue
 	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error: the answer is 403, or
 	// for a *LoginError 401. It is called with View for each page, and every 2 s for one that is open; with Payloads, and with changes, also to
@@ -82,7 +81,7 @@ func New(o Options) (http.Handler, error) {
 	var err, auditErr, operatorErr error
 	c.records, err = idempotency.New(o.Redis, idempotency.WithPrefix(o.Locker.Prefix()))
 	c.audit, auditErr = ops.NewAudit(o.Redis, o.Locker.Prefix(), o.Log)
-	c.operator, operatorErr = ops.NewOperator(o.Locker, c.audit)
+	c.operator, operatorErr = ops.NewOperator(o.Locker, c.audit, o.Queues...)
 	if err := errors.Join(err, auditErr, operatorErr); err != nil {
 		return nil, err
 	}
@@ -137,7 +136,7 @@ type page struct {
 	Trouble     []trouble
 	Quiet       bool            // it is not kept up to date
 	Changed     <-chan struct{} // closed when there is something new; nil: it is not known before it is read
-	Status      int  // 0: OK
+	Status      int             // 0: OK
 	Body        any
 }
 

@@ -243,15 +243,7 @@ func TestConsole_BulkChangesCountFirst(t *testing.T) {
 			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: fmt.Sprint("m", i), Name: "n", Payload: []byte("secret-payload")})
 			require.NoError(t, err)
 		}
-		worker, err := delayqueue.NewWorker(q, locker, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("the cause")) },
-			delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-		require.NoError(t, err)
-		require.NoError(t, worker.Start())
-		redistest.Eventually(t, func() bool {
-			s, err := q.Stats(t.Context())
-			return err == nil && s.Dead == 3
-		}, "all are dead")
-		require.NoError(t, worker.Stop(t.Context()))
+		die(t, q, locker, "the cause")
 		_, body, _ := get(t, server.URL+"/dead")
 		assert.Contains(t, body, "the cause")
 		_, body, _ = get(t, server.URL+"/change?do=redrive&queue=q&name=n&cause=the+cause")
@@ -475,4 +467,56 @@ func TestConsole_OverviewShowsTheFindings(t *testing.T) {
 		}
 	}
 	assert.Equal(t, 1, strings.Count(body, `<span class="word">Good</span>`), "the processes are all alike")
+}
+
+// A queue of the Options is the one that is changed, though there is one of its name on the Locker's Redis.
+func TestConsole_ChangesTheQueueThatItShows(t *testing.T) {
+	here, there := redistest.Embedded(t), redistest.Embedded(t)
+	queue := func(rdb redis.UniversalClient) *delayqueue.Queue {
+		q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(here.Prefix))
+		require.NoError(t, err)
+		_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "k"})
+		require.NoError(t, err)
+		return q
+	}
+	elsewhere := redistest.Client(t, &redis.Options{Addr: there.Addr})
+	same, other := queue(here.Client(t)), queue(elsewhere)
+	server, locker := newConsole(t, here, func(o *console.Options) {
+		o.Changes, o.Authorize, o.Queues = true, everyone, []*delayqueue.Queue{other}
+	})
+	die(t, other, locker, "the cause")
+	change := func(do string, values ...string) {
+		t.Helper()
+		code, body := post(t, server.URL+"/change", nil, append([]string{"do", do, "queue", "q", "why", "w"}, values...)...)
+		assert.Equal(t, http.StatusOK, code, body)
+	}
+	change("pause", "minutes", "5")
+	change("redrive", "count", "1", "cause", "the cause")
+	change("cancel", "id", "m")
+	status, err := other.Status(t.Context(), "m")
+	require.NoError(t, err)
+	assert.Equal(t, delayqueue.StateCancelled, status.State)
+	stats, err := other.Stats(t.Context())
+	require.NoError(t, err)
+	assert.True(t, stats.Paused)
+	stats, err = same.Stats(t.Context())
+	require.NoError(t, err)
+	assert.False(t, stats.Paused)
+	assert.EqualValues(t, 1, stats.Queued)
+	_, body, _ := get(t, server.URL+"/audit")
+	assert.Contains(t, body, "paused", "the audit is where the Locker is")
+}
+
+// die makes dead letters of all that is queued.
+func die(t testing.TB, q *delayqueue.Queue, locker *core.Locker, cause string) {
+	t.Helper()
+	worker, err := delayqueue.NewWorker(q, locker, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New(cause)) },
+		delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	require.NoError(t, worker.Start())
+	redistest.Eventually(t, func() bool {
+		s, err := q.Stats(t.Context())
+		return err == nil && s.Queued+s.Running == 0
+	}, "all are dead")
+	require.NoError(t, worker.Stop(t.Context()))
 }
