@@ -39,9 +39,11 @@ type wanted struct {
 	Rate    float64
 	For     time.Duration
 	Why     string
+
+	names *keyNames
 }
 
-func wantedBy(r *http.Request) (a wanted, err error) {
+func (c *console) wantedBy(r *http.Request) (a wanted, err error) {
 	v := r.FormValue
 	whole := func(name string) (n int64) {
 		if text := v(name); text != "" && err == nil {
@@ -50,14 +52,16 @@ func wantedBy(r *http.Request) (a wanted, err error) {
 		return n
 	}
 	a = wanted{
-		Do: ops.Action(v("do")), Key: v("key"), Fence: whole("fence"), Queue: v("queue"), ID: v("id"), Name: v("name"), Cause: v("cause"),
+		Do: ops.Action(v("do")), Fence: whole("fence"), Queue: v("queue"), ID: v("id"), Name: v("name"), Cause: v("cause"),
 		Count: whole("count"), Request: requestOf(v), Seen: v("seen"), Rate: float64(whole("rate")), For: time.Duration(whole("minutes")) * time.Minute,
-		Why: strings.TrimSpace(r.PostFormValue("why")), // a link has none
+		Why:   strings.TrimSpace(r.PostFormValue("why")), // a link has none
+		names: c.names,
 	}
 	if err != nil {
 		return a, &httpError{http.StatusBadRequest, "A number was expected."}
 	}
-	return a, nil
+	a.Key, err = c.names.of(v("key"))
+	return a, err
 }
 
 func (a wanted) filter() delayqueue.Filter { return delayqueue.Filter{Name: a.Name, Cause: a.Cause} }
@@ -79,7 +83,7 @@ func (a wanted) limit() time.Duration {
 func (a wanted) Back() string {
 	switch {
 	case a.Do == ops.ActionUnlock:
-		return keyURL(a.Key)
+		return a.names.url(a.Key)
 	case a.Do == ops.ActionForget:
 		return link("idempotency", "route", a.Request.Route, "principal", a.Request.Principal, "idempotency-key", a.Request.Key)
 	case a.ID != "":
@@ -94,7 +98,7 @@ func (a wanted) Back() string {
 func (a wanted) Self() string {
 	query := url.Values{"do": {string(a.Do)}}
 	for name, value := range map[string]string{
-		"key": a.Key, "queue": a.Queue, "id": a.ID, "name": a.Name, "cause": a.Cause,
+		"key": a.names.param(a.Key), "queue": a.Queue, "id": a.ID, "name": a.Name, "cause": a.Cause,
 		"route": a.Request.Route, "principal": a.Request.Principal, "idempotency-key": a.Request.Key, "seen": a.Seen,
 	} {
 		if value != "" {
@@ -130,7 +134,7 @@ type changeBody struct {
 
 // confirm shows what a change would do, and asks why.
 func (c *console) confirm(r *http.Request) (*page, error) {
-	a, err := wantedBy(r)
+	a, err := c.wantedBy(r)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +215,7 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, &httpError{http.StatusBadRequest, "The form cannot be read."})
 		return
 	}
-	a, err := wantedBy(r)
+	a, err := c.wantedBy(r)
 	var who string
 	if err == nil {
 		who, err = c.authorize(r, a.Do)

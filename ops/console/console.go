@@ -12,6 +12,7 @@ import (
 	"html/template"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"path"
 	"slices"
@@ -54,6 +55,10 @@ type Options struct {
 	Authorize func(r *http.Request, do ops.Action) (who string, err error)
 	// Changes has those whom Authorize allows make changes; without Authorize it is an error. Default: the console changes nothing.
 	Changes bool
+	// KeySecret, of 32 bytes or more, has keys shown as hashes that it makes, and sealed with it in addresses: who reads pages, addresses or logs of a proxy
+	// sees which keys are alike, and how long they are, but not the keys. The box of exact keys takes keys as they are. What services write
+	// is shown as it is: names, ids, principals, causes of failures, payloads. Nil: keys are shown.
+	KeySecret []byte
 	// Log gets each change, beside the audit in Redis. Nil: slog.Default.
 	Log *slog.Logger
 }
@@ -76,13 +81,18 @@ func New(o Options) (http.Handler, error) {
 		return nil, invalid("a queue is nil")
 	case o.Changes && o.Authorize == nil:
 		return nil, invalid("Changes needs Authorize")
+	case o.KeySecret != nil && len(o.KeySecret) < minSecret:
+		return nil, invalid(fmt.Sprintf("KeySecret has %d bytes: want %d or more", len(o.KeySecret), minSecret))
 	}
 	c := &console{Options: o, searches: make(chan struct{}, maxSearches)}
-	var err, auditErr, operatorErr error
+	var err, auditErr, operatorErr, namesErr error
+	if o.KeySecret != nil {
+		c.names, namesErr = newKeyNames(o.KeySecret)
+	}
 	c.records, err = idempotency.New(o.Redis, idempotency.WithPrefix(o.Locker.Prefix()))
 	c.audit, auditErr = ops.NewAudit(o.Redis, o.Locker.Prefix(), o.Log)
 	c.operator, operatorErr = ops.NewOperator(o.Locker, c.audit, o.Queues...)
-	if err := errors.Join(err, auditErr, operatorErr); err != nil {
+	if err := errors.Join(err, auditErr, operatorErr, namesErr); err != nil {
 		return nil, err
 	}
 	c.pages = map[string]func(*http.Request) (*page, error){
@@ -90,21 +100,27 @@ func New(o Options) (http.Handler, error) {
 		"dead": c.dead, "processes": c.processes, "process": c.process, "idempotency": c.idempotency, "audit": c.changes, "change": c.confirm,
 	}
 	c.posts = map[string]http.HandlerFunc{"change": c.change, "watch": c.watch}
+	if c.names != nil { // a form that is sent by GET would put what is typed into the address
+		c.posts["key"], c.posts["keys"] = c.find("key", "key"), c.find("keys", "prefix")
+	}
+	c.templates = templates(c.names)
 	return http.NewCrossOriginProtection().Handler(c), nil
 }
 
 type console struct {
 	Options
-	records  *idempotency.Store
-	audit    *ops.Audit
-	operator *ops.Operator
-	pages    map[string]func(*http.Request) (*page, error)
-	posts    map[string]http.HandlerFunc
-	cache    cache
-	history  history
-	searches chan struct{} // one for each that is under way
-	streams  streams
-	watches  watches
+	records   *idempotency.Store
+	audit     *ops.Audit
+	operator  *ops.Operator
+	pages     map[string]func(*http.Request) (*page, error)
+	templates map[string]*template.Template
+	posts     map[string]http.HandlerFunc
+	names     *keyNames
+	cache     cache
+	history   history
+	searches  chan struct{} // one for each that is under way
+	streams   streams
+	watches   watches
 }
 
 //go:embed templates
@@ -113,9 +129,9 @@ var templateFiles embed.FS
 //go:embed assets
 var assetFiles embed.FS
 
-// templates has for each page the frame around it.
-var templates = sync.OnceValue(func() map[string]*template.Template {
-	base := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/base.html", "templates/parts.html"))
+// parsed has for each page the frame around it. None is executed, so that it can be cloned.
+var parsed = sync.OnceValue(func() map[string]*template.Template {
+	base := template.Must(template.New("").Funcs(functions).Funcs(keyFunctions(nil)).ParseFS(templateFiles, "templates/base.html", "templates/parts.html"))
 	all := map[string]*template.Template{}
 	files, _ := fs.Glob(templateFiles, "templates/*.html")
 	for _, file := range files {
@@ -124,6 +140,15 @@ var templates = sync.OnceValue(func() map[string]*template.Template {
 	}
 	return all
 })
+
+// templates are those of a console that names keys in some way.
+func templates(names *keyNames) map[string]*template.Template {
+	all := maps.Clone(parsed())
+	for name, t := range all {
+		all[name] = template.Must(t.Clone()).Funcs(keyFunctions(names))
+	}
+	return all
+}
 
 // page is what a template shows.
 type page struct {
@@ -146,12 +171,13 @@ type trouble struct {
 	Err   error
 	Known bool
 	At    time.Time
+	Key   string // that the Err may name
 }
 
 // troubled notes that a panel is not up to date.
 func troubled[T any](p *page, what string, shown panel[T]) {
 	if shown.Err != nil {
-		p.Trouble = append(p.Trouble, trouble{what, shown.Err, shown.Known, shown.At})
+		p.Trouble = append(p.Trouble, trouble{What: what, Err: shown.Err, Known: shown.Known, At: shown.At})
 	}
 }
 
@@ -254,7 +280,7 @@ func (c *console) read(r *http.Request, who string, show func(*http.Request) (*p
 		return nil, err
 	}
 	if p.Who = who; answers.Err != nil { // what the page shows may be too new to have been read again
-		p.Trouble = slices.Insert(p.Trouble, 0, trouble{"Redis does not answer", answers.Err, answers.Known, answers.At})
+		p.Trouble = slices.Insert(p.Trouble, 0, trouble{What: "Redis does not answer", Err: answers.Err, Known: answers.Known, At: answers.At})
 	}
 	c.frame(p)
 	return p, nil
@@ -282,7 +308,7 @@ func (c *console) render(w http.ResponseWriter, r *http.Request, who string, sho
 // write sends a whole page.
 func (c *console) write(w http.ResponseWriter, p *page) {
 	var b bytes.Buffer
-	if err := templates()[p.Name].ExecuteTemplate(&b, "page", p); err != nil {
+	if err := c.templates[p.Name].ExecuteTemplate(&b, "page", p); err != nil {
 		http.Error(w, "the page could not be made", http.StatusInternalServerError)
 		return
 	}

@@ -69,7 +69,7 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, sho
 			return
 		}
 		var b bytes.Buffer
-		if err := templates()[p.Name].ExecuteTemplate(&b, "main", p); err != nil {
+		if err := c.templates[p.Name].ExecuteTemplate(&b, "main", p); err != nil {
 			return
 		}
 		event := fmt.Appendf(nil, "data: %s\nretry: 1000\n\n", bytes.ReplaceAll(b.Bytes(), []byte("\n"), []byte("\ndata: ")))

@@ -257,7 +257,10 @@ const shownLine = 20
 
 // key answers "who has it, who waits, what is parked?".
 func (c *console) key(r *http.Request) (*page, error) {
-	key := r.URL.Query().Get("key")
+	key, err := c.names.of(r.URL.Query().Get("key"))
+	if err != nil {
+		return nil, err
+	}
 	p := &page{Name: "key", Nav: "keys", Title: "Key", Key: key}
 	body := struct {
 		Key       string
@@ -321,6 +324,9 @@ func (c *console) key(r *http.Request) (*page, error) {
 		if e.Key == key {
 			body.Events = append(body.Events, e)
 		}
+	}
+	for i := range p.Trouble {
+		p.Trouble[i].Key = key
 	}
 	if body.MayWatch {
 		body.Watch, p.Changed = c.watches.look(key, v)

@@ -66,7 +66,11 @@ func (c *console) watch(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, err)
 		return
 	}
-	key := r.URL.Query().Get("key")
+	key, err := c.names.of(r.URL.Query().Get("key"))
+	if err != nil {
+		c.refuse(w, err)
+		return
+	}
 	if core.ValidateKey(key) != nil {
 		c.refuse(w, &httpError{http.StatusBadRequest, "A key is needed."})
 		return
@@ -79,7 +83,7 @@ func (c *console) watch(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, refusal)
 		return
 	}
-	w.Header().Set("Location", keyURL(key))
+	w.Header().Set("Location", c.names.url(key))
 	w.WriteHeader(http.StatusSeeOther)
 }
 
