@@ -119,7 +119,7 @@ func findingLink(f ops.Finding) string {
 	return ""
 }
 
-// evidence is a finding's, but for the keys, which have links.
+// evidence is a finding's, but for the keys, which have links, and what is as it should be.
 func evidence(f ops.Finding) []ops.Evidence {
-	return slices.DeleteFunc(slices.Clone(f.Evidence), func(e ops.Evidence) bool { return e.Figure == ops.EvidenceKeys })
+	return slices.DeleteFunc(slices.Clone(f.Evidence), func(e ops.Evidence) bool { return e.Figure == ops.EvidenceKeys || e.Is == e.Want })
 }

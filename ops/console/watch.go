@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -57,6 +58,7 @@ func (w *watches) look(key string, fleet fleetView) (v *watchView, changed <-cha
 		e := one.events[len(one.events)-1-i]
 		v.Events = append(v.Events, eventView{e, fleet.Of(e.Process)})
 	}
+	slices.SortStableFunc(v.Events, func(a, b eventView) int { return b.At.Compare(a.At) }) // processes tell of some at a time
 	return v, one.changed
 }
 
