@@ -200,8 +200,8 @@ func TestOperator_FindsAndMends(t *testing.T) {
 	}
 	began, doctor, page := time.Now(), "", ""
 	redistest.Eventually(t, func() bool {
-		status := 0
-		status, doctor = o.perkey("doctor", "-o", "json")
+		status, found := o.perkey("doctor", "-o", "json")
+		doctor = found
 		return has(doctor) && status == exitFound
 	}, "the doctor finds all")
 	redistest.Eventually(t, func() bool { page = html.UnescapeString(o.page("")); return has(page) }, "the console shows all")
