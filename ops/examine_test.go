@@ -110,7 +110,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 			queueStats(f).Unclaimed = time.Minute
 			f.Fleet.Value.Processes[0].Workers, f.Fleet.Value.Processes[1].Workers = nil, nil
 		}, "act no_worker ship", "last claim: 1 min ago (want at most 30 s)"},
-		{func(f *ops.Facts) { queueStats(f).Lateness = 90 * time.Second }, "act late ship", "lateness: 1 min (want at most 1 min)"},
+		{func(f *ops.Facts) { queueStats(f).Lateness = 90 * time.Second }, "act late ship", "lateness: 1 min 30 s (want at most 1 min)"},
 		{func(f *ops.Facts) {
 			s := queueStats(f)
 			s.Paused, s.PausedUntil, s.Lateness = true, examined, time.Hour
@@ -125,7 +125,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{func(f *ops.Facts) { process(f).Local.Leases[0].Remaining = 4900 * time.Millisecond }, "look renewals ", "4.9 s (want at least a third of the TTL)"},
 		{func(f *ops.Facts) {
 			process(f).Local.Leases[1] = core.LocalLease{Key: "long", Held: 61 * time.Second, TTL: time.Hour, Remaining: time.Hour, Wanted: true}
-		}, "look long_holds ", "1 min (want at most 1 min)"},
+		}, "look long_holds ", "longest hold: 1 min 6 s (want at most 1 min)"},
 		{func(f *ops.Facts) {
 			process(f).Local.Waits = []core.LocalWait{{Key: "k"}, {Key: "k"}}
 		}, "look long_holds ", "calls that wait, as their processes tell: 2"},

@@ -155,8 +155,10 @@ func brief(d time.Duration) string {
 		return fmt.Sprintf("%.3g ms", float64(d)/1e6)
 	case d < time.Minute:
 		return fmt.Sprintf("%.3g s", d.Seconds())
-	case d < time.Hour:
+	case d < time.Hour && d.Truncate(time.Second)%time.Minute == 0:
 		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
 	case d < 48*time.Hour:
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
 	default:

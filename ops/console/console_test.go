@@ -463,7 +463,7 @@ func TestConsole_OverviewShowsTheFindings(t *testing.T) {
 				assert.Contains(t, body, `href="key?key=order%3A%3C1%3E"`)
 				continue
 			}
-			assert.Contains(t, body, html.EscapeString(e.String()))
+			assert.Equal(t, e.Is != e.Want, strings.Contains(body, html.EscapeString(e.String())), "%s: what is as it should be is left out", e)
 		}
 	}
 	assert.Equal(t, 1, strings.Count(body, `<span class="word">Good</span>`), "the processes are all alike")

@@ -153,7 +153,12 @@ func dur(d time.Duration) string {
 	return fmt.Sprintf("%d d %02d h", int(d.Hours())/24, int(d.Hours())%24)
 }
 
-func exact(d time.Duration) string { return d.Round(time.Millisecond).String() }
+func exact(d time.Duration) string {
+	if d > time.Millisecond {
+		d = d.Round(time.Millisecond)
+	}
+	return d.String()
+}
 
 // seconds writes a number of seconds.
 func seconds(f float64) string { return dur(time.Duration(f * float64(time.Second))) }
