@@ -520,3 +520,24 @@ func die(t testing.TB, q *delayqueue.Queue, locker *core.Locker, cause string) {
 	}, "all are dead")
 	require.NoError(t, worker.Stop(t.Context()))
 }
+
+func TestConsole_MarksProcessesThatAreSilent(t *testing.T) {
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	now, err := rdb.Time(t.Context()).Result()
+	require.NoError(t, err)
+	for host, age := range map[string]time.Duration{"told": time.Second, "hangs": 30 * time.Second} {
+		id, fleet := host+"/1/x", env.Prefix+":ops:{fleet}:process"
+		require.NoError(t, rdb.Set(t.Context(), fleet+":"+id, fmt.Sprintf(`{"id":%q,"host":%q,"pid":1,"ttl":60000}`, id, host), time.Minute).Err())
+		require.NoError(t, rdb.ZAdd(t.Context(), fleet+"es", redis.Z{Score: float64(now.Add(time.Minute - age).UnixMilli()), Member: id}).Err())
+	}
+	server, _ := newConsole(t, env, nil)
+	_, body, _ := get(t, server.URL+"/processes")
+	for row := range strings.SplitSeq(body, "<tr>") {
+		assert.Equal(t, strings.Contains(row, "hangs"), strings.Contains(row, ">silent<"), row)
+	}
+	for id, silent := range map[string]bool{"told/1/x": false, "hangs/1/x": true} {
+		_, body, _ := get(t, server.URL+"/process?id="+id)
+		assert.Equal(t, silent, strings.Contains(body, ">silent<"), id)
+	}
+}
