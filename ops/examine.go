@@ -344,7 +344,7 @@ func (f *findings) mixed(fleet Fleet, info delayqueue.Info) {
 			if w.Service != "" && info.Service != "" && w.Service != info.Service {
 				services["service "+w.Service]++
 			}
-			if w.Partitions != 0 && w.Partitions != info.Partitions {
+			if w.Partitions != 0 && info.Partitions != 0 && w.Partitions != info.Partitions {
 				partitions[count(w.Partitions, "partition", "partitions")]++
 			}
 		}

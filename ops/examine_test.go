@@ -97,6 +97,9 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 	require.Empty(t, healthy().Findings(examined))
 	require.Empty(t, healthy().Findings(examined.Add(30*time.Second)), "all is 35 s old at most")
 	require.Empty(t, (&ops.Facts{}).Findings(examined), "nothing was asked")
+	nameless := healthy()
+	nameless.Queues.Value[0].Info = delayqueue.Info{Name: "ship"}
+	require.Empty(t, nameless.Findings(examined), "what a queue's manifest says is not known")
 	tested := map[string]bool{}
 	for _, c := range []struct {
 		change func(*ops.Facts)

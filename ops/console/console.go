@@ -49,7 +49,7 @@ type Options struct {
 	// Queues are shown, and changed, in place of those of the same names: queues on another Redis, or with the Keyring of their payloads.
 	Queues []*delayqueue.Queue
 	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error: the answer is 403, or
-	// for a *LoginError 401. It is called with View for each page, and every 2 s for one that is open; with Payloads, and with changes, also to
+	// for a *LoginError 401. It is called with View for each page, and every 2 s for one that is open, or twice a second for that of a watched key; with Payloads, and with changes, also to
 	// know which links to show; and with Watch. It must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads, and
 	// can watch nothing.
 	Authorize func(r *http.Request, do ops.Action) (who string, err error)

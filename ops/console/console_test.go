@@ -541,3 +541,25 @@ func TestConsole_MarksProcessesThatAreSilent(t *testing.T) {
 		assert.Equal(t, silent, strings.Contains(body, ">silent<"), id)
 	}
 }
+
+// A queue on a Redis that is away does not keep a page from showing the others.
+func TestConsole_AQueueOnARedisThatIsAway(t *testing.T) {
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	proxy.Blackhole(redistest.Requests)
+	away, err := delayqueue.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), "away", delayqueue.WithPrefix(env.Prefix+"-other"))
+	require.NoError(t, err)
+	here, err := delayqueue.New(rdb, "here", delayqueue.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	_, err = here.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+	require.NoError(t, err)
+	server, _ := newConsole(t, env, func(o *console.Options) { o.Queues = []*delayqueue.Queue{away} })
+	began := time.Now()
+	_, body, _ := get(t, server.URL+"/")
+	assert.Less(t, time.Since(began), 2*time.Second)
+	assert.Contains(t, body, "Queue away cannot be read.")
+	assert.NotContains(t, body, "Queue here cannot be read.")
+	_, body, _ = get(t, server.URL+"/queues")
+	assert.Equal(t, 1, strings.Count(body, "<dt>Queued</dt><dd>1</dd>"), "the first page shows it")
+}

@@ -89,8 +89,10 @@ func (c *console) handles(ctx context.Context) panel[[]handle] {
 		return all, err
 	})
 	all := make([]handle, 0, len(c.Queues)+len(found.Data))
+	brief, cancel := context.WithTimeout(ctx, retryTimeout) // they may be on a Redis that is away, and others wait
+	defer cancel()
 	for _, q := range c.Queues {
-		info := get(ctx, &c.cache, "info "+q.Name(), seldomEvery, q.Info)
+		info := get(brief, &c.cache, "info "+q.Name(), seldomEvery, q.Info)
 		info.Data.Name = q.Name()
 		all = append(all, handle{name: q.Name(), queue: q, info: info.Data})
 	}

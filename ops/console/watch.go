@@ -15,7 +15,7 @@ import (
 const (
 	watchTime    = 5 * time.Minute
 	shownWatched = 100 // events of a key
-	burst        = 250 * time.Millisecond
+	burst        = 500 * time.Millisecond
 )
 
 // unseenTime is for how long a watch goes on that no page shows.
