@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 VERSION=v0.0.0-20261014143641-f0251eb4aa3e # of golang.org/x/exp
 apidiff=$PWD/bin/apidiff-$VERSION
+diff() { "$apidiff" -m "$@" 2> >(grep -v '^Ignoring internal package' >&2); }
 
 tag=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null) || {
 	echo "api: there is no tag yet, and nothing to compare with"
@@ -28,9 +29,9 @@ while read -r module; do
 		continue
 	fi
 	path=$(cd "$module" && go list -m)
-	(cd "$old/tree/$module" && "$apidiff" -m -w "$old/export" "$path")
-	found=$(cd "$module" && "$apidiff" -m -incompatible "$old/export" "$path" | grep '^- ' || true)
-	if [ -n "$found" ]; then
+	(cd "$old/tree/$module" && diff -w "$old/export" "$path")
+	found=$(cd "$module" && diff -incompatible "$old/export" "$path")
+	if found=$(grep '^- ' <<<"$found"); then
 		echo "api: $path: not compatible with $tag:"
 		echo "$found"
 		incompatible+=$found$'\n'
@@ -52,5 +53,5 @@ while read -r name; do
 		echo "api: CHANGELOG.md does not name $name since $tag" >&2
 		status=1
 	fi
-done < <(sed -nE 's/^- ([^:]*).*/\1/; s/.*[./]//p' <<<"$incompatible" | sort -u)
+done < <(sed -nE 's/^- ([^:]*).*/\1/; s/.*[./]//; /./p' <<<"$incompatible" | sort -u)
 exit $status
