@@ -100,12 +100,12 @@ func WithBodyTimeout(d time.Duration) Option {
 	}
 }
 
-// StreamBody leaves bodies to the handler, which reads all of them under its lease, and
+// WithStreamBody leaves bodies to the handler, which reads all of them under its lease, and
 // for as long as it likes: for routes whose handlers answer while the client still sends.
 // Such a client keeps the key for as long as it wants. A request with a body is not
 // parked then, and a client that leaves while its request waits is not noticed. It
 // excludes WithIdempotency.
-func StreamBody() Option {
+func WithStreamBody() Option {
 	return func(m *Middleware) error {
 		m.body.stream = true
 		return nil

@@ -247,7 +247,7 @@ func TestWaitingBytes_OfAKeyFunctionUnderStreamBody(t *testing.T) {
 	const bound, sent = 30 * time.Millisecond, `{"id": 42}`
 	serve := func(key httplock.KeyFunc, timeout time.Duration, h http.HandlerFunc) http.Handler {
 		mux := http.NewServeMux()
-		mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(nil), key, httplock.StreamBody(),
+		mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(nil), key, httplock.WithStreamBody(),
 			httplock.WithBodyTimeout(timeout), httplock.WithMaxWaitingBytes(httplock.MinMaxWaitingBytes))(h))
 		return mux
 	}

@@ -61,7 +61,7 @@ func newService(rdb *redis.Client, prefix string, board *scoreboard) (*service, 
 	order, cart := ginlock.ParamInt("order:", "id"), ginlock.Param("cart:", "id")
 	r.POST("/orders/:id/pay", ginlock.PerKey(reject, order), work(board, routePay, "order:", 6*time.Millisecond))
 	r.PUT("/carts/:id", ginlock.PerKey(wait, cart), work(board, routeCart, "cart:", 3*time.Millisecond))
-	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous()),
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous()),
 		work(board, routeShip, "order:", 6*time.Millisecond))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // a demo has no logins
