@@ -225,6 +225,9 @@
 //
 // # Adapters
 //
+// This is for those who write an adapter. [Exchange], [Middleware.Serve], [Match], [Track] and [FrameworkFrom] are for
+// them alone.
+//
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
 // Match.Key with what the framework's router found, and stops its framework's chain
 // when Serve reports false. It runs the rest of the chain in Exchange.Next, on the same

@@ -61,8 +61,8 @@ func RequireIdempotencyKey() IdempotencyOption {
 // for all that, see the package's documentation. Default 64 KiB; 0 to 64 MiB.
 func KeepResponseBody(n int) IdempotencyOption {
 	return func(o *onceRules) error {
-		if n < 0 || n > MaxMaxResponseBody {
-			return invalid("KeepResponseBody(%d): want 0 to %d bytes", n, MaxMaxResponseBody)
+		if n < 0 || n > maxMaxResponseBody {
+			return invalid("KeepResponseBody(%d): want 0 to %d bytes", n, maxMaxResponseBody)
 		}
 		o.maxResponse = n
 		return nil

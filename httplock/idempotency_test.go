@@ -538,7 +538,7 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 		"twice":         {remembering(store), remembering(store)},
 		"nil payload":   {remembering(store, httplock.IdempotencyPayload(nil))},
 		"negative body": {remembering(store, httplock.KeepResponseBody(-1))},
-		"immense body":  {remembering(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
+		"immense body":  {remembering(store, httplock.KeepResponseBody(64<<20+1))},
 		"cookies":       {remembering(store, httplock.KeepResponseHeaders("set-cookie"))},
 	} {
 		_, err := httplock.New(guard, opts...)

@@ -41,7 +41,7 @@ type Middleware struct {
 	warnSelfCall    sync.Once
 }
 
-// Exchange is one request on its way through a framework's chain.
+// Exchange is one request on its way through a framework's chain. It is for adapters.
 type Exchange struct {
 	// Writer takes a response of ours, if there is one.
 	Writer http.ResponseWriter

@@ -91,8 +91,8 @@ const (
 	// DefaultMaxResponseBody is how much of a replay's response is kept, unless
 	// WithMaxResponseBody says otherwise. It fits in a queue's results, by default.
 	DefaultMaxResponseBody = 64 << 10
-	// MaxMaxResponseBody bounds WithMaxResponseBody.
-	MaxMaxResponseBody = 64 << 20
+	// maxMaxResponseBody bounds WithMaxResponseBody.
+	maxMaxResponseBody = 64 << 20
 )
 
 // ReplayOption configures Replay.
@@ -103,8 +103,8 @@ type ReplayOption func(*replayer) error
 // cap of its own, delayqueue.WithMaxResult, which should be 4 KiB more.
 func WithMaxResponseBody(n int) ReplayOption {
 	return func(p *replayer) error {
-		if n < 0 || n > MaxMaxResponseBody {
-			return invalid("WithMaxResponseBody(%d): want 0 to %d bytes", n, MaxMaxResponseBody)
+		if n < 0 || n > maxMaxResponseBody {
+			return invalid("WithMaxResponseBody(%d): want 0 to %d bytes", n, maxMaxResponseBody)
 		}
 		p.maxBody = n
 		return nil

@@ -1,5 +1,4 @@
-// Package godoc_test reads the doc comments of every package, as pkg.go.dev does.
-package godoc_test
+package docs_test
 
 import (
 	"cmp"
@@ -22,8 +21,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
-
-const root = "../../.."
 
 // listed is what go list says of a package.
 type listed struct {
