@@ -30,6 +30,8 @@ RACE=-race scripts/gotest.sh "$@" ./core ./delayqueue ./... || status=1
 (cd lockotel && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockotel" && status=1; }
 # And cmd/perkey, for its command line.
 (cd cmd/perkey && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL cmd/perkey" && status=1; }
+# And the tests of the demo in a terminal, for its pty.
+(cd examples/demo/demotest && go vet ./... && go test -count=1 -timeout=3m ./...) || { echo "FAIL examples/demo/demotest" && status=1; }
 # And the tutorial's shop, for its database.
 (cd examples/shop && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL examples/shop" && status=1; }
 # And the tests of the console in a browser, for chromedp.
