@@ -42,7 +42,7 @@ const (
 	beaconTimeout = 2 * time.Second
 )
 
-// ttlOf is for how long an entry lasts: two after it may be lost.
+// ttlOf is for how long an entry lasts: two after it may be lost. [Process.SilentAfter] has the interval of it.
 func ttlOf(every time.Duration) time.Duration { return every * 7 / 2 }
 
 // keys in Redis, in one slot.

@@ -63,6 +63,10 @@ type Process struct {
 	Cut     int
 }
 
+// SilentAfter is the Age from which the process is silent: it should have told again by then. It is one and a half times its Beacon's interval,
+// so 15 s by default. A silent process has died, or hangs, or cannot write to Redis; at its TTL it is forgotten.
+func (p Process) SilentAfter() time.Duration { return p.TTL / 7 * 3 }
+
 // ReadFleet reads what the processes with a Beacon under prefix have told, the empty prefix being the default one. It scans nothing: it
 // reads an index, and then 32 entries at a time of at most 64 KiB, which blocks for as many round trips, and no longer than ctx allows between
 // two of them. Its error wraps [core.ErrUnavailable], [core.ErrInvalidOption], or the cause for which ctx ended.

@@ -89,6 +89,31 @@ func TestReadFleet_PassesOverDamagedEntries(t *testing.T) {
 	})
 }
 
+func TestProcess_IsSilentOnceItMissedATime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb := env.Client(t)
+		now, err := rdb.Time(t.Context()).Result()
+		require.NoError(t, err)
+		for id, age := range map[string]time.Duration{"told": 5 * time.Second, "missed": 16 * time.Second} {
+			putEntry(t, rdb, env.Prefix, id, `{"id":"`+id+`","ttl":35000}`)
+			require.NoError(t, rdb.ZAdd(t.Context(), env.Prefix+":ops:{fleet}:processes",
+				redis.Z{Score: float64(now.Add(35*time.Second - age).UnixMilli()), Member: id}).Err())
+		}
+		recorder := ops.NewRecorder()
+		startBeacon(t, rdb, recorder, newLocker(t, env), ops.WithInterval(20*time.Second))
+		redistest.Eventually(t, func() bool { return len(readFleet(t, rdb, env.Prefix).Processes) == 3 }, "three are seen")
+		for _, p := range readFleet(t, rdb, env.Prefix).Processes {
+			switch p.ID {
+			case "told", "missed":
+				assert.Equal(t, 15*time.Second, p.SilentAfter(), "by default")
+				assert.Equal(t, p.ID == "missed", p.Age > p.SilentAfter(), p.ID)
+			default:
+				assert.Equal(t, 30*time.Second, p.SilentAfter(), "its interval is 20 s")
+			}
+		}
+	})
+}
+
 func TestReadFleet_IsBounded(t *testing.T) {
 	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
