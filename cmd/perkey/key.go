@@ -44,6 +44,7 @@ type holderJSON struct {
 	participantJSON
 	Fence int64     `json:"fence"`
 	Since time.Time `json:"since"`
+	TTL   float64   `json:"ttl_s,omitempty"` // 0: not known
 	Left  float64   `json:"lease_left_s"`
 }
 
@@ -125,7 +126,7 @@ func showOf(k *core.KeyInfo, parked []parkedJSON) showJSON {
 		Holders: []holderJSON{}, Waiters: []participantJSON{}, Parked: append([]parkedJSON{}, parked...),
 	}
 	for _, h := range k.Holders {
-		s.Holders = append(s.Holders, holderJSON{participantOf(h.Participant), h.Fence, h.Since.UTC(), h.Remaining.Seconds()})
+		s.Holders = append(s.Holders, holderJSON{participantOf(h.Participant), h.Fence, h.Since.UTC(), h.TTL.Seconds(), h.Remaining.Seconds()})
 	}
 	for _, w := range k.Waiters {
 		s.Waiters = append(s.Waiters, participantOf(w.Participant))
@@ -151,7 +152,11 @@ func (t *tool) showText(k *core.KeyInfo, parked []parkedJSON) {
 			t.field("", "… and %d more", k.Held-i)
 			break
 		}
-		t.field("holder", "%s, for %s, %s of its lease left", process(h.Participant), span(k.At.Sub(h.Since)), span(h.Remaining))
+		lease := "its lease"
+		if h.TTL > 0 {
+			lease = "a lease of " + span(h.TTL)
+		}
+		t.field("holder", "%s, for %s, %s left of %s", process(h.Participant), span(k.At.Sub(h.Since)), span(h.Remaining), lease)
 		t.named(h.Participant)
 		t.field("", "fence %d", h.Fence)
 	}
