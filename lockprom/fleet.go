@@ -3,6 +3,7 @@ package lockprom
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,7 +40,7 @@ func NewFleet(rdb redis.UniversalClient, prefix string) *FleetCollector {
 
 // Describe implements [prometheus.Collector].
 func (c *FleetCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, m := range fleetTable {
+	for _, m := range slices.Concat(queueTable, fleetTable) {
 		to <- m.desc
 	}
 }

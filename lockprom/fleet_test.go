@@ -59,9 +59,9 @@ func TestFleet_ExportsTheTable(t *testing.T) {
 		require.NoError(t, registry.Register(collector))
 		families, err := registry.Gather()
 		require.NoError(t, err)
-		var exported []lockprom.Metric
+		var exported []ops.Metric
 		for _, family := range families {
-			m := lockprom.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
+			m := ops.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
 			for _, label := range family.GetMetric()[0].GetLabel() {
 				m.Labels = append(m.Labels, label.GetName())
 			}

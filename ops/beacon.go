@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -188,10 +187,9 @@ func (b *Beacon) describe() entry {
 	for _, l := range b.lockers {
 		e.Lockers = append(e.Lockers, l.ID())
 	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		e.Version, e.Go = shown(versionIn(info)), shown(info.GoVersion)
-		e.Service = cmp.Or(e.Service, shown(info.Path))
-	}
+	version, golang, program := built()
+	e.Version, e.Go = shown(version), shown(golang)
+	e.Service = cmp.Or(e.Service, shown(program))
 	return e
 }
 
@@ -204,25 +202,6 @@ func (b *Beacon) AddWorkers(workers ...*delayqueue.Worker) {
 			b.workers = append(b.workers, w)
 		}
 	}
-}
-
-const module = "github.com/perkey-go/perkey"
-
-// versionIn is the version of perkey that a program was built with.
-func versionIn(info *debug.BuildInfo) string {
-	if info.Main.Path == module {
-		return info.Main.Version
-	}
-	for _, m := range info.Deps {
-		if m.Path != module {
-			continue
-		}
-		if m.Replace != nil {
-			m = m.Replace
-		}
-		return cmp.Or(m.Version, "(devel)")
-	}
-	return ""
 }
 
 // Close ends the Beacon, and has Redis forget the process. It waits 2 s for a command that go-redis has under way: then it
