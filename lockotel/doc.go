@@ -16,7 +16,8 @@
 //	run {queue}       CONSUMER  a handler ran a message: a trace of its own, with a link to the span that stored it
 //
 // A call that gets its key at once has no span, and costs next to nothing. The span of a call that waited is made when
-// the wait is over, as a child of the span that its ctx has. Calls whose ctx has none, such as those of a worker that meets a
+// the wait is over, as a child of the span that its ctx has. If that is neither sampled nor recorded the call has none, and the sampler is
+// not asked. Calls whose ctx has none, such as those of a worker that meets a
 // held key, have no span either, unless [WithRootSpans] is given: each would be a trace of its own.
 //
 // A conflict is no error, nor is a call whose ctx ended: their spans have the status Unset. A span has the status Error if the call was
