@@ -46,7 +46,7 @@ var (
 func TestDeploy_NamesOnlyExportedMetrics(t *testing.T) {
 	t.Parallel()
 	exported := map[string]ops.Metric{}
-	for _, m := range lockprom.Metrics() {
+	for _, m := range slices.Concat(lockprom.Metrics(), lockprom.FleetMetrics()) {
 		exported[m.Name] = m
 	}
 	shown := map[string]bool{}

@@ -76,7 +76,8 @@ var (
 var (
 	fleetUp        = newFleetMetric("perkey_fleet_up", "Whether it could be read what processes tell: 1 or 0. The other metrics of processes are missing if not.")
 	fleetProcesses = newFleetMetric("perkey_fleet_processes", "Processes with a Beacon.")
-	fleetVersions  = newFleetMetric("perkey_fleet_versions", "Versions of perkey that processes have; those of which it is not known count as one.")
+	fleetSilent    = newFleetMetric("perkey_fleet_silent", "Those of them that have missed a time to tell: they died, hang, or cannot write to Redis. After two more they are forgotten.")
+	fleetVersions  = newFleetMetric("perkey_fleet_versions", "Versions of perkey that processes have, as far as they are known.")
 	fleetRefused   = newFleetMetric("perkey_fleet_config_refused", "Processes that refused the latest configuration file, and have an older one in force.")
 	fleetHeld      = newFleetMetric("perkey_fleet_held", "Leases that processes hold.")
 	fleetWaiting   = newFleetMetric("perkey_fleet_waiting", "Calls that wait for their key in processes.")
