@@ -230,9 +230,11 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 func TestFleet_SeesThatNobodyWorks(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	works := func(w delayqueue.Local) ops.Fleet {
-		w.Queue = "ship"
-		return ops.Fleet{Processes: []ops.Process{{Snapshot: ops.Snapshot{At: now}, Workers: []delayqueue.Local{w}}}}
+	works := func(workers ...delayqueue.Local) ops.Fleet {
+		for i := range workers {
+			workers[i].Queue = "ship"
+		}
+		return ops.Fleet{Processes: []ops.Process{{Snapshot: ops.Snapshot{At: now}, Workers: workers}}}
 	}
 	late := delayqueue.Stats{Due: 1, Unclaimed: time.Minute}
 	for name, c := range map[string]struct {
@@ -249,6 +251,7 @@ func TestFleet_SeesThatNobodyWorks(t *testing.T) {
 		"one is stopped":           {works(delayqueue.Local{LastClaim: now, Stopped: true}), late, true},
 		"one cannot reach Redis":   {works(delayqueue.Local{LastClaim: now.Add(-time.Minute)}), late, true},
 		"one has never claimed":    {works(delayqueue.Local{}), late, true},
+		"only a paused one claims": {works(delayqueue.Local{LastClaim: now, Paused: true}, delayqueue.Local{}), late, true},
 		"one is on another queue":  {ops.Fleet{Processes: []ops.Process{{Workers: []delayqueue.Local{{Queue: "mail", LastClaim: now}}}}}, late, true},
 		"older ones say not which": {ops.Fleet{Processes: []ops.Process{{}}}, delayqueue.Stats{Due: 1}, false},
 	} {

@@ -233,11 +233,11 @@ func known(s string) string {
 	return s
 }
 
-// processName is a process as people know it; its Locker's id without the random part.
+// processName is a process as people know it, HOST:PID, of a Locker's id.
 func processName(id string) string {
 	parts := strings.Split(id, "/")
 	if len(parts) == 3 && parts[0] != "" {
-		return quote(parts[0] + "/" + parts[1])
+		return quote(parts[0] + ":" + parts[1])
 	}
 	return quote(id)
 }
@@ -271,14 +271,14 @@ var queueHead = row{"QUEUE", "DUE", "LATE", "SLOTS", "WORKERS", ""}
 
 func queueRows(f *fleetState) (rows []row) {
 	for _, q := range f.queues {
-		due, late, what := fmt.Sprint(q.stats.Due), span(q.stats.Lateness), ""
+		due, late, what := fmt.Sprint(q.stats.Due), lateText(q.stats), ""
 		switch {
 		case q.err != nil:
 			due, late, what = "-", "-", "not known here"
 		case q.noWorker:
 			what = "due work, and no worker seen"
 		case q.stats.Paused:
-			what = "paused"
+			what = pausedText(q.stats)
 		case q.Paused > 0:
 			what = plural(int64(q.Paused), "worker is paused", "workers are paused")
 		}
