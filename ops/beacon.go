@@ -19,6 +19,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 //go:embed lua/*.lua
@@ -183,7 +184,7 @@ func bounded(rdb redis.UniversalClient) redis.UniversalClient {
 // describe is what does not change of the process.
 func (b *Beacon) describe() entry {
 	host, _ := os.Hostname()
-	e := entry{ID: b.lockers[0].ID(), Host: shown(host), PID: os.Getpid(), Service: b.service, Started: milliseconds(time.Now()), TTL: ttlOf(b.every).Milliseconds()}
+	e := entry{ID: b.lockers[0].ID(), Host: shown(host), PID: os.Getpid(), Service: b.service, Started: unixms.Of(time.Now()), TTL: ttlOf(b.every).Milliseconds()}
 	for _, l := range b.lockers {
 		e.Lockers = append(e.Lockers, l.ID())
 	}
