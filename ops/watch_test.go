@@ -1,6 +1,7 @@
 package ops_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -169,6 +170,23 @@ func TestWatch_HidesTheErrorsOfEncryptedQueues(t *testing.T) {
 		}
 		assert.Equal(t, details, dead)
 	})
+}
+
+// A registration whose reply is lost does not keep one of the 16 places.
+func TestWatch_ThatDidNotBeginKeepsNoPlace(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1})
+	startWatch(t, rdb, "p", ops.Watched{Key: "first"}) // loads the script
+	proxy.LoseReply(func(request []byte) bool { return bytes.Contains(request, []byte("evalsha")) })
+	_, err := ops.Watch(t.Context(), rdb, "p", ops.Watched{Key: "second"})
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	left, err := redistest.Client(t, &redis.Options{Addr: server.Addr}).ZRange(t.Context(), "p:ops:{fleet}:watches", 0, -1).Result()
+	require.NoError(t, err)
+	for _, watch := range left {
+		require.NotContains(t, watch, "second")
+	}
 }
 
 func TestWatch_HasABoundedRate(t *testing.T) {
