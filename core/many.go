@@ -63,7 +63,7 @@ func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
 	if ctx.Err() != nil {
 		return store.CallerGone(ctx, "acquire", m.key)
 	}
-	o.what = store.Describe(o.name, o.id)
+	o.what = store.Describe(o.name, o.id, o.ttl)
 	set := &LeaseSet{ctx: ctx}
 	defer func() {
 		if err != nil {

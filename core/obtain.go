@@ -67,7 +67,7 @@ func (a *attempt) obtain(invalid error) error {
 	if !l.life.Open() {
 		return store.Closed("acquire", key)
 	}
-	a.opts.what = store.Describe(a.call.Name, a.call.ID)
+	a.opts.what = store.Describe(a.call.Name, a.call.ID, a.opts.ttl)
 	return a.run()
 }
 

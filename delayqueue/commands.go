@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // The scripts, called. go-redis may send each of them again when a reply is
@@ -144,7 +145,7 @@ func readMessage(told any) (m Message, ok bool) {
 	}
 	m.Name, m.Principal, m.Payload, m.body, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.seq
 	m.Attempt, m.Conflicts, m.Losses, m.handed, m.cause = a.attempts, a.conflicts, a.losses, a.handed, a.cause
-	m.EnqueuedAt, m.ExpiresAt = timeOf(r.enqueued), timeOf(r.notAfter)
+	m.EnqueuedAt, m.ExpiresAt = unixms.Time(r.enqueued), unixms.Time(r.notAfter)
 	m.coalesces = texts[1][1] == flagCoalesces || texts[1][1] == flagParkedCoalesces
 	return m, true
 }

@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // What Redis holds of a message, in the forms that common.lua describes. The scripts judge what
@@ -153,8 +155,8 @@ func readEnding(id, s string) (e ending, ok bool) {
 	}
 	e = ending{Status: Status{
 		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:end], State: endStates[s[0]],
-		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
-	}, ended: timeOf(ended), resultSize: int64(n[3]), result: rest[end:]}
+		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: unixms.Time(enqueued), ExpiresAt: unixms.Time(enqueued + age),
+	}, ended: unixms.Time(ended), resultSize: int64(n[3]), result: rest[end:]}
 	return e, true
 }
 
@@ -169,8 +171,8 @@ func readUnrun(id, s string) (e ending, ok bool) {
 	}
 	e = ending{Status: Status{
 		ID: id, Key: r.key, Name: r.name, Principal: r.principal, Cause: a.cause, State: endStates[s[0]],
-		Attempts: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
-	}, ended: timeOf(ended)}
+		Attempts: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: unixms.Time(r.enqueued), ExpiresAt: unixms.Time(r.notAfter),
+	}, ended: unixms.Time(ended)}
 	if e.State == StateSuperseded {
 		e.SupersededBy, e.Cause = e.Cause, ""
 	}
@@ -190,9 +192,9 @@ func (m Message) ending(token string, result int) string {
 	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
-	enqueued := millis(m.EnqueuedAt)
+	enqueued := unixms.Of(m.EnqueuedAt)
 	b = append(strconv.AppendInt(b, enqueued, 36), ' ')
-	b = append(strconv.AppendInt(b, millis(m.ExpiresAt)-enqueued, 36), ' ')
+	b = append(strconv.AppendInt(b, unixms.Of(m.ExpiresAt)-enqueued, 36), ' ')
 	for _, n := range [...]int{result, len(m.Key), len(m.Name), len(m.Principal)} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
@@ -215,22 +217,6 @@ func (m Message) attempts(token string) string {
 func appendMark(b []byte, token string) []byte {
 	token = "------" + token
 	return append(b, token[len(token)-markLen:]...)
-}
-
-// millis is a time in ms; 0 if there is none.
-func millis(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMilli()
-}
-
-// timeOf is a time in ms; zero if there is none.
-func timeOf(ms int64) time.Time {
-	if ms == 0 {
-		return time.Time{}
-	}
-	return time.UnixMilli(ms)
 }
 
 // memberOf is the entry of a message in z and w.

@@ -92,7 +92,7 @@ func (w *Worker) conclude(c *claim, v outcome) {
 	w.logSettled(c, v)
 	observe(w.log, func() {
 		w.observer.OnSettled(c.ctx, Settled{
-			Queue: w.queue.name, Message: c.message, Outcome: v.kind, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
+			Queue: w.queue.name, Message: c.message, Outcome: v.kind, Err: v.err, Encrypted: w.queue.sealer != nil, Delay: v.delay, Took: time.Since(c.taken),
 		})
 	})
 }

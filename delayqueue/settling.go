@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // settling is a claim on its way to its end.
@@ -132,7 +133,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 		result := p.queue.sealed(kindResult, m, v.result)
 		args = append(args, m.ending(s.claim.token, len(result)), result)
 	} else {
-		args = append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(millis(m.ExpiresAt), never)))
+		args = append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(unixms.Of(m.ExpiresAt), never)))
 	}
 	return append(args, v.next, v.which[:min(1, len(v.which))])
 }
