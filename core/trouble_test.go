@@ -44,7 +44,7 @@ func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 		var first []any
 		client.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
 			if first == nil {
-				first = append(first, cmd.Args()...)
+				first = redistest.Args(cmd)
 			}
 			return next()
 		}})
