@@ -211,6 +211,10 @@ func TestParam_SeesTheMatch(t *testing.T) {
 				}
 			}
 		}
+		_, err = match.Key(httplock.Param("p:", "other"), r)
+		assert.ErrorContains(t, err, "the route /:item/:none has no")
+		_, err = httplock.Match{Pattern: "/:id"}.Key(httplock.Param("p:", "item"), r)
+		assert.ErrorContains(t, err, "the route /:id has no", "what another match had")
 		got, err := match.Key(httplock.ParamInt("n:", "item"), r)
 		assert.NoError(t, err)
 		assert.Equal(t, "n:"+item, got)
