@@ -105,17 +105,17 @@ func (made *matching) copied(m *Match, r *http.Request) *http.Request {
 }
 
 var matches = sync.Pool{New: func() any {
-	m := &matching{}
-	m.add = func(name, value string) bool {
-		m.params = append(m.params, pathParam{name, value})
+	made := &matching{}
+	made.add = func(name, value string) bool {
+		made.params = append(made.params, pathParam{name, value})
 		return true
 	}
-	return m
+	return made
 }}
 
-func (m *matching) recycle() {
-	m.Context, m.bare = nil, http.Request{}
-	clear(m.params)
-	m.params = m.params[:0]
-	matches.Put(m)
+func (made *matching) recycle() {
+	made.Context, made.bare = nil, http.Request{}
+	clear(made.params)
+	made.params = made.params[:0]
+	matches.Put(made)
 }
