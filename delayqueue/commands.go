@@ -186,8 +186,13 @@ func (c *clock) now() int64 {
 
 // extend lengthens claims, and reports for each whether it is still held.
 func (p *partition) extend(ctx context.Context, rdb redis.UniversalClient, lease time.Duration, claims []*claim) ([]bool, error) {
-	args := make([]any, 0, 1+3*len(claims))
-	args = append(args, lease.Milliseconds())
+	return p.extendFor(ctx, rdb, lease, false, claims)
+}
+
+// extendFor is extend for messages that, perhaps, are about to run alone.
+func (p *partition) extendFor(ctx context.Context, rdb redis.UniversalClient, lease time.Duration, alone bool, claims []*claim) ([]bool, error) {
+	args := make([]any, 0, 2+3*len(claims))
+	args = append(args, lease.Milliseconds(), bit(alone))
 	var long []string
 	for _, c := range claims {
 		if c.message.body {

@@ -23,7 +23,8 @@ type claim struct {
 	taken   time.Time
 	since   time.Time // a slot has been at the partition
 	runs    bool      // it has a place in Worker.running
-	alone   bool      // it counts in Worker.alone
+	suspect bool      // it counts in Worker.suspects
+	alone   bool      // it is in Worker.alone
 	granted time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
 	startBy time.Time

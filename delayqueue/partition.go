@@ -83,7 +83,9 @@ const (
 
 // settleMost is how many claims are settled together: half of those that a Worker may have which claims ahead, so
 // that it runs one half while Redis settles the other. More than a script call takes are not waited for.
-func (p *partition) settleMost() int { return min(batchItems, max(8, (1+aheadMost)*int(p.workers.Load())/2)) }
+func (p *partition) settleMost() int {
+	return min(batchItems, max(8, (1+aheadMost)*int(p.workers.Load())/2))
+}
 
 var fitSettles = fits(func(s *settling) int { return len(s.outcome.result) })
 

@@ -87,7 +87,10 @@ type attempts struct {
 	token, cause                        string
 }
 
-const markLen = 6 // of a token's end, which tells what settled a message last
+const (
+	markLen   = 6        // of a token's end, which tells what settled a message last
+	markAlone = "alone!" // in its place once a message was run alone in its Worker: no token has a "!"
+)
 
 // readAttempts reads them without their first letter.
 func readAttempts(s string) (a attempts, ok bool) {

@@ -548,6 +548,7 @@ func TestWhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 		}
 		enqueueTest(t, q, "id", "")
 		c := claimTest(t, q, "one", 1)[0]
+		run("earlier")
 		before := run("before")
 		enqueueTest(t, q, "next", "")
 		time.Sleep(20 * time.Millisecond) // what was claimed before has an earlier end

@@ -184,12 +184,12 @@ func (t *turn) run(c *claim) (next *claim) {
 }
 
 // unrunnable is why a message becomes a dead letter without its handler: it is junk, or its
-// worker died in each of its attempts.
+// worker died in each of its attempts, and in the last one it ran alone. With one loss it has had its last attempt beside others.
 func (q *Queue) unrunnable(m Message) error {
 	switch {
 	case m.damage != "":
 		return errors.New("quarantined: " + m.damage)
-	case m.Attempt > q.maxAttempts:
+	case m.Attempt > q.maxAttempts && (m.Losses < 2 || m.ranAlone()):
 		return errors.New(q.cause(Status{ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Cause: m.cause}))
 	}
 	return nil

@@ -30,7 +30,7 @@
 --           seq: its number in its key's FIFO; without a key just the time, in µs
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
---           mark: the end of the token of the claim that was settled last
+--           mark: the end of the token of the claim that was settled last; alone! once it has been run alone in its worker
 -- ending    d|x|E ended:11 mark:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause,
 --           and a dead letter's result: done, dead, expired. Its worker has made it; enqueued and age are in base 36
 --           e|c|s ended:11 mark:6, the record from the time it was enqueued on to its payload, and the other attempts: expired,
@@ -203,8 +203,8 @@ local function is_running(state)
   return flag == 'r' or flag == 'R'
 end
 
--- Whether a claim is as its worker was told; since then the head may have been marked.
-local function is_held(state, told) return state == told or is_running(state) and state:sub(2) == told:sub(2) end
+-- Whether a claim is as its worker was told; since then its flag and its mark may have changed.
+local function is_held(state, told) return state == told or is_running(state) and state:sub(8) == told:sub(8) end
 
 -- What workers are told of the time, and of the partition.
 local function told_now() return closed and NOW .. ' ' .. closed or NOW end
