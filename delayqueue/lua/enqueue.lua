@@ -103,7 +103,7 @@ local function store(how, id, body, key, principal, size, old)
     span = how.lasts
   end
   if not how.tries then
-    counts.enqueued = (counts.enqueued or 0) + 1
+    count('enqueued')
   end
 end
 
