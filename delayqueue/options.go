@@ -148,7 +148,7 @@ func WithRetention(d time.Duration) Option {
 }
 
 // WithDeadRetention sets how long a dead letter is kept, with its payload. When it is raised, dead letters of before keep
-// a payload of more than 4 KiB for as long as was set when they died.
+// a long payload for as long as was set when they died.
 // Default 7 days; at least 1 s.
 func WithDeadRetention(d time.Duration) Option {
 	return func(q *Queue) error {

@@ -25,6 +25,7 @@ type partition struct {
 	closed   atomic.Pointer[string]
 	drained  atomic.Bool // it was closed, and empty
 	clock    atomic.Pointer[clock]
+	bytes    atomic.Int64 // that its messages took at the last enqueue
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
 	workers  atomic.Int64 // the greatest concurrency of a Worker that is served

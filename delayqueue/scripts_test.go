@@ -538,7 +538,7 @@ func TestWhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
 			for at := 0; at < many; at += batchItems {
 				batch := make([]*enqueueing, batchItems)
 				for i := range batch {
-					batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour})
+					batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour}, maxInline)
 				}
 				p.enqueue(batch)
 				claims = append(claims, claimTest(t, q, fmt.Sprint(name, ".", at+1), batchItems)...)
