@@ -4,7 +4,7 @@ LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
 # Those beside the one here.
-MODULES := bench cmd/perkey lockotel lockprom ops/console/browsertest sqlfence/sqltest
+MODULES := bench cmd/perkey examples/demo/demotest examples/shop lockotel lockprom ops/console/browsertest sqlfence/sqltest
 
 .DEFAULT_GOAL := help
 .PHONY: help test conformance lint fmt demo bench soak soak-locks soak-queue soak-bodies

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,7 +14,7 @@ import (
 
 func TestTrail_NamesTheLeasesThatACallWouldWaitFor(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
-		a, b := newLocker(t, env), newLocker(t, env)
+		a, b := newLocker(t, env, core.WithTTL(time.Minute)), newLocker(t, env) // a minute: no renewal is counted below
 		on := func(key, trail string) bool {
 			is, err := b.OnTrail(t.Context(), key, trail)
 			require.NoError(t, err)

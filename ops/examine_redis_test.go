@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +72,9 @@ func TestExamine_ServersOnTheirOwn(t *testing.T) {
 	require.Empty(t, found(t, rdb, ops.ExamineOptions{}))
 	snapshots()
 	back()
+	redistest.Eventually(t, func() bool { // else a child of the server outlives it, and writes into a folder that goes
+		return ops.ParseInfo(rdb.Info(t.Context(), "persistence").Val())["aof_rewrite_in_progress"] == "0"
+	}, "the log is rewritten")
 	used := ops.ParseInfo(rdb.Info(t.Context(), "memory").Val())["used_memory"]
 	back = set("maxmemory", used)
 	require.Equal(t, []string{"act memory " + server.Addr}, found(t, rdb, ops.ExamineOptions{}))
@@ -355,19 +359,22 @@ func TestExamine_CostsAHandfulOfCommands(t *testing.T) {
 	require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
 	_, err = ops.ReadFacts(t.Context(), rdb, ops.ExamineOptions{})
 	require.NoError(t, err)
-	calls := map[string]string{}
+	calls := map[string]int{}
 	for field, value := range ops.ParseInfo(rdb.Info(t.Context(), "commandstats").Val()) {
 		if command, ok := strings.CutPrefix(field, "cmdstat_"); ok {
+			command, _, _ = strings.Cut(command, "|") // Redis 6.2 does not count subcommands apart
 			count, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-			calls[command] = count
+			n, err := strconv.Atoi(count)
+			require.NoError(t, err)
+			calls[command] += n
 		}
 	}
-	for _, connects := range []string{"hello", "client|setinfo", "client|setname", "client|maint_notifications", "ping", "config|resetstat", "client"} {
+	for _, connects := range []string{"hello", "client", "ping"} {
 		delete(calls, connects)
 	}
-	assert.Equal(t, map[string]string{
-		"info": "1", "config|get": "1", "acl|whoami": "1", "acl|getuser": "1", // beside the round trips, and
-		"evalsha": "1", "zcount": "1", "zrevrangebyscore": "1", "zrange": "1", // an empty fleet and no queue
-		"time": "4",
+	assert.Equal(t, map[string]int{
+		"info": 1, "config": 2, "acl": 2, // RESETSTAT is one of them; beside the round trips, and
+		"evalsha": 1, "zcount": 1, "zrevrangebyscore": 1, "zrange": 1, // an empty fleet and no queue
+		"time": 4,
 	}, calls)
 }

@@ -20,8 +20,8 @@ root=$(go list -m)
 ! git rev-parse -q --verify "refs/tags/$version" >/dev/null || fail "the tag $version exists"
 grep -qF "## [${version#v}]" CHANGELOG.md || fail "CHANGELOG.md has no section [${version#v}]"
 
-# Modules that are for tests and benchmarks of this repository are not released.
-mapfile -t nested < <(git ls-files '*/go.mod' | xargs -n1 dirname | grep -vE '^bench$|test$')
+# Modules that are for tests, benchmarks and examples of this repository are not released.
+mapfile -t nested < <(git ls-files '*/go.mod' | xargs -n1 dirname | grep -vE '^bench$|^examples/|test$')
 
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT

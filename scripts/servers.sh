@@ -31,5 +31,4 @@ fi
 export PATH="$names:$PATH" PERKEY_REQUIRE_REDIS=1
 echo "servers: $("$names/redis-server" --version)"
 # Without the race detector: what is tried is the server.
-go test -count=1 -p=3 -parallel=4 -timeout=12m -json "$@" ./core/... ./delayqueue ./httplock ./idempotency ./asynqlock ./config ./ops/... |
-	go run ./scripts/testreport
+scripts/gotest.sh "$@" ./core/... ./delayqueue ./httplock ./idempotency ./asynqlock ./config ./ops/...

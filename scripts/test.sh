@@ -16,20 +16,10 @@ echo "test: on $servers"
 export GORACE="atexit_sleep_ms=10 ${GORACE:-}"
 
 status=0
-again=$(mktemp)
-trap 'rm -f "$again"' EXIT
 # Not from the cache: half of what is tested is not Go. Most tests wait most of the
 # time, so more of them run at a time than there are processors.
 # The two packages that take longest begin first.
-go test -race -count=1 -p=3 -parallel=4 -timeout=12m -json "$@" ./core ./delayqueue ./... | go run ./scripts/testreport -slowest="${SLOWEST:-0}" -again="$again" || status=1
-# Other tests take a test's time on a busy machine. One that fails alone too has failed.
-if [ -s "$again" ]; then
-	status=0
-	while read -r package test; do
-		echo "test: $test of $package failed among the others; alone:"
-		go test -race -count=1 -timeout=5m -run "^$test\$" "$package" </dev/null || status=1
-	done <"$again"
-fi
+RACE=-race scripts/gotest.sh "$@" ./core ./delayqueue ./... || status=1
 # The benchmarks are a module of their own, and must not rot.
 (cd bench && go vet ./... && go test -count=1 -timeout=1m ./...) || { echo "FAIL bench" && status=1; }
 # So are the tests of sqlfence, for their drivers. They wait most of the time.
@@ -40,6 +30,10 @@ fi
 (cd lockotel && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL lockotel" && status=1; }
 # And cmd/perkey, for its command line.
 (cd cmd/perkey && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL cmd/perkey" && status=1; }
+# And the tests of the demo in a terminal, for its pty.
+(cd examples/demo/demotest && go vet ./... && go test -count=1 -timeout=3m ./...) || { echo "FAIL examples/demo/demotest" && status=1; }
+# And the tutorial's shop, for its database.
+(cd examples/shop && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL examples/shop" && status=1; }
 # And the tests of the console in a browser, for chromedp.
 (cd ops/console/browsertest && go vet ./... && go test -count=1 -timeout=5m ./...) || { echo "FAIL ops/console/browsertest" && status=1; }
 

@@ -3,9 +3,6 @@ package migrating
 import (
 	"context"
 	"errors"
-	"os"
-	"regexp"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,32 +12,6 @@ import (
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/locktest"
 )
-
-func TestTheDocumentShowsThisCode(t *testing.T) {
-	var code strings.Builder
-	for _, file := range []string{"theirs.go", "ours.go"} {
-		source, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		code.Write(source)
-	}
-	doc, err := os.ReadFile("../../docs/migrating.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(doc), -1)
-	if len(blocks) < 7 {
-		t.Errorf("the document shows %d pieces of code", len(blocks))
-	}
-	// A block stands at the margin; in the code it may be indented.
-	margin := regexp.MustCompile(`(?m)^\t*`)
-	for _, block := range blocks {
-		if !strings.Contains(margin.ReplaceAllString(code.String(), ""), margin.ReplaceAllString(block[1], "")) {
-			t.Errorf("this is not in the code:\n%s", block[1])
-		}
-	}
-}
 
 // bench is a shop, and what its work saw.
 type bench struct {

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"io"
-	"os"
 	"strings"
 	"testing"
 
@@ -37,17 +36,6 @@ func TestTasksOfAWalletTakeTurns(t *testing.T) {
 			require.Regexp(t, `\none server ran \d bookings, the other \d; refused meanwhile: [1-9]\d*\n`, out.String(), "some met a held key")
 		})
 	}
-}
-
-func TestTheDocumentShowsThisCode(t *testing.T) {
-	source, err := os.ReadFile("server.go")
-	require.NoError(t, err)
-	parts := strings.Split(string(source), "\t// docs/asynq.md\n")
-	require.Len(t, parts, 3)
-	doc, err := os.ReadFile("../../docs/asynq.md")
-	require.NoError(t, err)
-	snippet := strings.ReplaceAll("\n"+strings.TrimSpace(parts[1]), "\n\t", "\n")
-	require.Contains(t, string(doc), "```go"+snippet+"\n```")
 }
 
 func TestItSaysWhatIsWrong(t *testing.T) {

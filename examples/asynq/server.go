@@ -31,7 +31,6 @@ func startServer(rdb *redis.Client) (*server, error) {
 	s := &server{rdb: rdb, locker: locker}
 	mux := asynq.NewServeMux()
 	mux.Use(s.count)
-	// docs/asynq.md
 	mux.Use(asynqlock.PerKey(locker.Guard(core.RejectConflicts), asynqlock.JSONField("wallet:", "wallet")))
 	mux.HandleFunc("book", s.book)
 
@@ -41,7 +40,6 @@ func startServer(rdb *redis.Client) (*server, error) {
 		DelayedTaskCheckInterval: time.Second,           // how soon it finds one that was due, and that nobody woke
 		LogLevel:                 asynq.FatalLevel,      // for the example's output alone
 	})
-	// docs/asynq.md
 	if err == nil {
 		err = s.asynq.Start(mux)
 	}

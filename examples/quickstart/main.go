@@ -45,29 +45,55 @@ func main() {
 
 // service is what the README shows.
 func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.Locker) {
-	// README
-	const prefix = "shop" // of one service: those that share a prefix also share keys, and run what the others have parked
-	locker, err := core.New(rdb, core.WithPrefix(prefix), core.WithTTL(15*time.Second))
-	check(err)
-	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(prefix), delayqueue.WithService("shop"))
-	check(err)
-
 	r := gin.Default()
-	wait, later := retry.Policy{MaxWait: 2 * time.Second}, delayqueue.Policy(queue)
-	order := ginlock.ParamInt("order:", "id")                                                          // 42 and 042 are one order
-	r.POST("/orders/:id/pay", ginlock.PerKey(locker.Guard(core.RejectConflicts), order), pay)          // 409
-	r.PUT("/carts/:id", ginlock.PerKey(locker.Guard(wait), ginlock.Param("cart:", "id")), put)         // waits
-	r.POST("/orders/:id/ship", ginlock.PerKey(locker.Guard(later), order, httplock.Anonymous()), ship) // 202, whoever sends it
+	r.Use(login)
 
-	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r))
+	locker, err := core.New(rdb, core.WithPrefix("shop"), core.WithObserver(core.SlogObserver(nil)))
+	check(err)
+	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("shop"), delayqueue.WithService("shop"))
+	check(err)
+
+	reject, later := locker.Guard(core.RejectConflicts), locker.Guard(delayqueue.Policy(queue))
+	wait := locker.Guard(retry.Policy{MaxWait: 2 * time.Second})
+	order := ginlock.ParamInt("order:", "id") // 42 and 042 are one order
+	sender := []httplock.Option{ginlock.WithPrincipal(user), httplock.WithReauthorize(mayStill)}
+
+	r.POST("/orders/:id/pay", ginlock.PerKey(reject, order), pay)             // 409 while the order is busy
+	r.PUT("/orders/:id", ginlock.PerKey(wait, order), edit)                   // waits, 2 s at most, and then 409
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, sender...), ship) // 202, and runs later on behalf of its sender
+
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r, httplock.Reauthorize(mayStill)))
 	check(err)
 	check(worker.Start()) // runs what was parked
-	// README
 	return r, worker, locker
 }
 
+// login stands for yours: a proxy in front has checked who it is. A request that was parked has no credentials, but its principal.
+func login(c *gin.Context) {
+	name := c.GetHeader("X-User")
+	if parked, ok := httplock.Replayed(c.Request.Context()); ok {
+		name = parked.Principal
+	}
+	if name == "" {
+		c.AbortWithStatus(http.StatusUnauthorized)
+		return
+	}
+	c.Set("user", name)
+}
+
+// user says on whose behalf a request is parked.
+func user(c *gin.Context) (string, error) { return c.GetString("user"), nil }
+
+// mayStill is asked before a parked request runs: ask your users' table.
+func mayStill(_ *http.Request, user string) error {
+	if user == "mallory" {
+		return httplock.ErrForbidden
+	}
+	return nil
+}
+
 func pay(c *gin.Context)  { c.String(http.StatusOK, "paid") }
-func put(c *gin.Context)  { c.String(http.StatusOK, "put") }
+func edit(c *gin.Context) { c.String(http.StatusOK, "edited") }
 func ship(c *gin.Context) { c.String(http.StatusOK, "shipped") }
 
 func check(err error) {

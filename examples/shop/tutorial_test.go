@@ -1,0 +1,197 @@
+// Package shop_test checks that the tutorial shows the code of these folders, and what it says to a shell.
+package shop_test
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/internal/test/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+// A block is one between fences of the tutorial.
+type block struct{ language, text string }
+
+// sections are those of the tutorial, by their headings, in order.
+func sections(t *testing.T) (headings []string, blocks map[string][]block) {
+	t.Helper()
+	doc, err := os.ReadFile("../../docs/tutorial.md")
+	require.NoError(t, err)
+	blocks = map[string][]block{}
+	for _, section := range strings.Split(string(doc), "\n## ")[1:] {
+		heading, text, _ := strings.Cut(section, "\n")
+		headings = append(headings, heading)
+		for _, m := range regexp.MustCompile("(?ms)^```([a-z]+)\n(.*?)^```$").FindAllStringSubmatch(text, -1) {
+			blocks[heading] = append(blocks[heading], block{m[1], m[2]})
+		}
+	}
+	return headings, blocks
+}
+
+// folder is that of the step with a heading such as "1. Reject"; empty if it is none of a step.
+func folder(heading string) string {
+	number, name, isStep := strings.Cut(heading, ". ")
+	if !isStep {
+		return ""
+	}
+	return number + "-" + strings.ToLower(name)
+}
+
+func TestTheTutorialShowsTheCodeOfItsSteps(t *testing.T) {
+	headings, blocks := sections(t)
+	steps := 0
+	for _, heading := range headings {
+		step := folder(heading)
+		if step == "" {
+			continue
+		}
+		steps++
+		files, err := filepath.Glob(step + "/*.go")
+		require.NoError(t, err)
+		require.NotEmpty(t, files, step)
+		var code strings.Builder
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			require.NoError(t, err)
+			code.Write(source)
+		}
+		shown := 0
+		for _, b := range blocks[heading] {
+			if b.language == "go" {
+				shown++
+				assert.Contains(t, code.String(), b.text, "%s has not what the tutorial shows of it", step)
+			}
+		}
+		assert.Positive(t, shown, heading)
+	}
+	folders, err := filepath.Glob("[0-9]-*")
+	require.NoError(t, err)
+	assert.Len(t, folders, steps, "each folder has a step")
+}
+
+func TestTheTutorialsCommandsSayWhatItShows(t *testing.T) {
+	bin := t.TempDir()
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./...")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	headings, blocks := sections(t)
+	for _, heading := range headings {
+		t.Run(heading, func(t *testing.T) {
+			t.Parallel()
+			s := &shell{bin: bin, dir: t.TempDir(), reader: strings.NewReplacer()}
+			for _, b := range blocks[heading] {
+				if b.language == "console" {
+					s.follow(t, b.text)
+				}
+			}
+			assert.True(t, s.asked > 0 || folder(heading) == "", "a step shows what it does")
+		})
+	}
+}
+
+// A shell does what a reader of a section types.
+type shell struct {
+	bin, dir string
+	asked    int
+	real     sync.Once
+	known    []string // what the tutorial shows, and what stands for it here: addresses and ids
+	reader   *strings.Replacer
+}
+
+// follow types the commands of a block, and compares what they say.
+func (s *shell) follow(t *testing.T, block string) {
+	t.Helper()
+	for _, command := range strings.Split("\n"+strings.TrimSpace(block), "\n$ ")[1:] {
+		command, want, _ := strings.Cut(command, "\n")
+		if program, ok := strings.CutPrefix(command, "go run ./"); ok {
+			s.start(t, strings.Fields(program))
+		} else {
+			s.ask(t, command, want)
+		}
+	}
+}
+
+func (s *shell) ask(t *testing.T, command, want string) {
+	t.Helper()
+	s.asked++
+	cmd := exec.CommandContext(t.Context(), "bash", "-c", s.reader.Replace(command))
+	cmd.Dir = s.dir
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output() // waits for what runs in the background too
+	require.NoError(t, err, command)
+	said := strings.TrimSpace(strings.ReplaceAll(string(out), "\r\n", "\n"))
+	ids := regexp.MustCompile(`[0-9a-f]{32}`)
+	shown, seen := ids.FindAllString(want, -1), ids.FindAllString(said, -1)
+	for i := range min(len(shown), len(seen)) {
+		s.know(shown[i], seen[i])
+	}
+	assert.Equal(t, mask(s.reader.Replace(want)), mask(said), command)
+}
+
+func (s *shell) know(shown, here string) {
+	s.known = append(s.known, shown, here)
+	s.reader = strings.NewReplacer(s.known...)
+}
+
+// start runs the program of a step until the section ends.
+func (s *shell) start(t *testing.T, words []string) {
+	t.Helper()
+	flags := flag.NewFlagSet(words[0], flag.ContinueOnError)
+	address := flags.String("listen", "localhost:8080", "")
+	redisURL := flags.String("redis", "", "")
+	require.NoError(t, flags.Parse(words[1:]))
+	if *redisURL == "redis://localhost:6379" {
+		s.real.Do(func() { s.know(*redisURL, "redis://"+redistest.Real(t).Addr) })
+	}
+	args := []string{"-listen", "127.0.0.1:0", "-redis", s.reader.Replace(*redisURL)}
+	cmd := exec.Command(filepath.Join(s.bin, words[0]), args...)
+	cmd.Dir = s.dir
+	said, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	log, listening := make(chan string, 1), make(chan string, 1)
+	go func() {
+		defer close(listening)
+		var all strings.Builder
+		for lines := bufio.NewScanner(said); lines.Scan(); {
+			fmt.Fprintln(&all, lines.Text())
+			if _, url, ok := strings.Cut(lines.Text(), "the shop is at http://"); ok {
+				listening <- url
+			}
+		}
+		log <- all.String()
+	}()
+	t.Cleanup(func() {
+		assert.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		all := <-log
+		assert.NoError(t, cmd.Wait(), all)
+		assert.NotContains(t, all, "WARN", "nothing went wrong")
+	})
+	url, ok := <-listening
+	require.True(t, ok, "it did not start")
+	s.know(*address, url)
+}
+
+// mask leaves out what differs each time.
+func mask(said string) string {
+	for _, differs := range []string{
+		`(?m)^Date: .*$`, `(?m)^Retry-After: \d+$`, `(?m)^Content-Length: \d+$`, `"retry_after_ms":\d+`, `"conflicts":\d+`,
+		`\d{4}-\d\d-\d\dT[0-9:.]+Z`,
+	} {
+		said = regexp.MustCompile(differs).ReplaceAllString(said, "*")
+	}
+	return said
+}
