@@ -121,12 +121,8 @@ local function letter_size(id, n, ending) return message_size(n, id, '', '', '')
 local function finish(id, key, principal, slot, n, tries, how, ending, result)
   local size = message_size(n, id, key, principal, slot) + cause_size(tries)
   remove(r, id)
-  if key ~= '' then
-    use('k', key, -size)
-  end
-  if principal ~= '' then
-    use('p', principal, -size)
-  end
+  use('k', key, -size)
+  use('p', principal, -size)
   if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
     remove(u, slot)
   end
