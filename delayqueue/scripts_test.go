@@ -460,7 +460,7 @@ func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		}
 		tried := q.partitions[0].keys[keyAttempts]
 		was := q.rdb.HGet(t.Context(), tried, "id").Val()
-		for _, junk := range []string{"", "r", was[:1] + "x" + was[2:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
+		for _, junk := range []string{"", "r", was[:7] + "x" + was[8:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
 			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
 			for range 3 {
 				s, err := settleOnce(c, outcome{kind: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
