@@ -106,8 +106,7 @@ type KeyPage struct {
 	Next string
 }
 
-// MaxListCount is the greatest count that List takes.
-const MaxListCount = 1000
+const maxListCount = 1000
 
 // Inspect reports who holds key, who waits for it, whatever Locker they are of, and
 // whether it is reserved. It blocks for one round trip, and no longer than ctx allows. Nothing in its
@@ -163,8 +162,8 @@ func (l *Locker) taken(key string, fence int64, why loss) {
 // twentieth of a Redis at most: going through a million names takes some 20 s. It blocks for as long as that
 // takes, no longer than ctx allows between two commands, or until go-redis gives up.
 func (l *Locker) List(ctx context.Context, cursor string, count int) (*KeyPage, error) {
-	if count < 1 || count > MaxListCount {
-		return nil, fmt.Errorf("core: %w: List: count %d: want 1 to %d", ErrInvalidOption, count, MaxListCount)
+	if count < 1 || count > maxListCount {
+		return nil, fmt.Errorf("core: %w: List: count %d: want 1 to %d", ErrInvalidOption, count, maxListCount)
 	}
 	if l.life.Closed() {
 		return nil, fmt.Errorf("core: list: %w", ErrClosed)

@@ -92,9 +92,9 @@ func Lease(c *gin.Context) (*core.Lease, bool) {
 	return core.LeaseFrom(c.Request.Context())
 }
 
-// SharedForSafeMethods is httplock's option of that name: GET and HEAD take
+// WithSharedSafeMethods is httplock's option of that name: GET and HEAD take
 // the key together with one another.
-func SharedForSafeMethods() httplock.Option { return httplock.SharedForSafeMethods() }
+func WithSharedSafeMethods() httplock.Option { return httplock.WithSharedSafeMethods() }
 
 // WithPrincipal is httplock.WithPrincipal in gin's terms: f says who sends a request, by what earlier middleware left in
 // c. It is for ginlock's middleware only.

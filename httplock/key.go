@@ -26,7 +26,7 @@ import (
 // the same key, or two requests for it run at once: locktest.RequireOneAtATime tests it.
 //
 // For a replay it must find what it found when the request was parked. On a route
-// that parks, a header that it reads must be given to AllowHeaders, unless it is
+// that parks, a header that it reads must be given to WithAllowedHeaders, unless it is
 // stored anyway; credentials and the client's address are never there.
 type KeyFunc func(*http.Request) (string, error)
 
@@ -91,7 +91,7 @@ func Query(prefix, name string) KeyFunc {
 // Header takes the key from the first value of a request header, as Param does from
 // the path. A request without a value is refused with 400.
 //
-// A route that parks must give the same header to AllowHeaders, unless it is stored
+// A route that parks must give the same header to WithAllowedHeaders, unless it is stored
 // anyway. A replay does not have it otherwise, is handed back, and expires.
 //
 // A header that carries credentials, such as Authorization, Cookie or X-Api-Key,

@@ -41,7 +41,7 @@ type Middleware struct {
 	warnSelfCall    sync.Once
 }
 
-// Exchange is one request on its way through a framework's chain.
+// Exchange is one request on its way through a framework's chain. It is for adapters.
 type Exchange struct {
 	// Writer takes a response of ours, if there is one.
 	Writer http.ResponseWriter
@@ -67,7 +67,7 @@ type Exchange struct {
 	// returns, so that the new writer has seen its status. Nil: the adapter cannot do
 	// this, and requests are refused that need it, which are those of WithIdempotency.
 	Tap func(wrap func(http.ResponseWriter) http.ResponseWriter)
-	// Skip lets the request pass without the key, as the option of that name does.
+	// Skip lets the request pass without the key, as [WithSkip] does.
 	Skip bool
 	// Framework is the framework's context, or whatever the adapter's own options look
 	// for in a Problem, and by FrameworkFrom. It may be nil.

@@ -38,7 +38,7 @@ type OutcomeKind string
 const (
 	// OutcomeRan: the handler ran within its lease, and returned, whatever it answered.
 	OutcomeRan OutcomeKind = "ran"
-	// OutcomePassed: the request needed no key, as a GET, an OPTIONS, by Skip or [NoKey], and the handler returned.
+	// OutcomePassed: the request needed no key, as a GET, an OPTIONS, by WithSkip or [NoKey], and the handler returned.
 	OutcomePassed OutcomeKind = "passed"
 	// OutcomePanicked: the handler, or another function of the service such as the key function, panicked or
 	// ended its goroutine.

@@ -38,7 +38,7 @@ func Example() {
 	shipped := make(chan struct{})
 	ship := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { close(shipped) })
 	mux, guard := http.NewServeMux(), locker.Guard(delayqueue.Policy(queue))
-	mux.Handle("POST /orders/{id}/ship", httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.Anonymous())(ship))
+	mux.Handle("POST /orders/{id}/ship", httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.WithAnonymous())(ship))
 	handler := otelhttp.NewHandler(mux, "request", otelhttp.WithTracerProvider(provider))
 	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(handler),
 		delayqueue.WithMiddleware(lockotel.Middleware("ship", ours)))

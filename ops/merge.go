@@ -128,6 +128,10 @@ type FleetLease struct {
 	core.LocalLease
 }
 
+// Late reports whether the lease should have been renewed by when its process told of it: at a third of its length, unless it was
+// not renewed yet.
+func (l FleetLease) Late() bool { return l.Held > l.TTL && l.Remaining < l.TTL/3 }
+
 // FleetWait is a call that waits in a process.
 type FleetWait struct {
 	Process string        // its id

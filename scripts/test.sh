@@ -8,7 +8,8 @@ redis=$(scripts/redis.sh)
 databases=$(scripts/databases.sh)
 promtool=$(scripts/promtool.sh)
 chromium=$(scripts/chromium.sh)
-servers="$redis; $databases; $promtool; $chromium"
+node=$(scripts/node.sh)
+servers="$redis; $databases; $promtool; $chromium; $node"
 echo "test: on $servers"
 
 # The race detector has each process sleep for a second before it ends, and tests start
@@ -36,6 +37,8 @@ RACE=-race scripts/gotest.sh "$@" ./core ./delayqueue ./... || status=1
 (cd examples/shop && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL examples/shop" && status=1; }
 # And the tests of the console in a browser, for chromedp.
 (cd ops/console/browsertest && go vet ./... && go test -count=1 -timeout=5m ./...) || { echo "FAIL ops/console/browsertest" && status=1; }
+# And the test of docs/openapi.yaml, for a validator.
+(cd httplock/openapitest && go vet ./... && go test -count=1 -timeout=2m ./...) || { echo "FAIL httplock/openapitest" && status=1; }
 
 echo "test: on $servers: $([ $status = 0 ] && echo ok || echo FAILED)"
 exit $status

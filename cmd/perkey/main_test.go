@@ -28,7 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"perkey": main})
+	testscript.Main(m, map[string]func(){"perkey": main, "service": service})
 }
 
 // TestScripts runs what is in testdata. UPDATE=1 writes what perkey says into it.

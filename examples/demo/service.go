@@ -70,7 +70,7 @@ func newService(rdb *redis.Client, prefix string, beat time.Duration, board *sco
 	pay, put, ship := handler{board, routePay, beat}, handler{board, routeCart, beat / 2}, handler{board, routeShip, 2 * beat}
 	r.POST("/orders/:id/pay", pay.count, ginlock.PerKey(reject, order), pay.work)
 	r.PUT("/carts/:id", put.count, ginlock.PerKey(wait, cart), put.work)
-	r.POST("/orders/:id/ship", ship.count, ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous()), ship.work)
+	r.POST("/orders/:id/ship", ship.count, ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous()), ship.work)
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // a demo has no logins
 	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, anyone)))
