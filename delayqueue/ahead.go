@@ -70,11 +70,14 @@ func (w *Worker) mayRun(c *claim) bool {
 	return true
 }
 
-// runsAlone reports whether a message is to run with no other beside it: it is its last attempt, and it has lost its worker.
-// If that dies now, it was this message that killed it; before, it may have been any that ran there.
+// runsAlone reports whether a message is to run with no other beside it: it is its last attempt, and all before were lost.
+// If its worker dies now, it was this message that killed it; before, it may have been any that ran there.
 func (q *Queue) runsAlone(m Message) bool {
-	return m.Losses > 0 && m.Attempt >= q.maxAttempts && q.unrunnable(m) == nil
+	return m.Attempt >= q.maxAttempts && m.allLost() && q.unrunnable(m) == nil
 }
+
+// allLost reports whether the worker died in each attempt before this one, and there was one.
+func (m Message) allLost() bool { return m.Losses > 0 && m.Losses >= m.Attempt-1 }
 
 // ranAlone reports whether a message was run alone in the attempt before this one.
 func (m Message) ranAlone() bool { return len(m.state) > markLen && m.state[1:1+markLen] == markAlone }

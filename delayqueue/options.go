@@ -126,7 +126,7 @@ func WithMaxDepthPerKey(n int) Option {
 }
 
 // WithMaxAttempts sets how often a message is tried before it becomes a dead
-// letter. Meeting a held key is no attempt. A message whose worker process died has its last attempt alone in its Worker,
+// letter. Meeting a held key is no attempt. A message whose worker process died in all attempts before has its last one alone in its Worker,
 // which runs and claims nothing else meanwhile: so one that kills its process makes no dead letters of others. With 1 the first
 // attempt is the last, and is not alone. The worker's queue decides, not the one that took the job. Default 5; at least 1.
 func WithMaxAttempts(n int) Option {
