@@ -77,7 +77,7 @@ func shipping(rdb *redis.Client) (url string, locker *core.Locker, stop func()) 
 	}
 	mux := http.NewServeMux()
 	later := httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), httplock.ParamInt("order:", "id"),
-		httplock.WithStatusPath("/tickets/"), httplock.Anonymous())
+		httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous())
 	mux.Handle("POST /orders/{id}/ship", later(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		how, _ := io.ReadAll(r.Body)
 		w.WriteHeader(http.StatusCreated)

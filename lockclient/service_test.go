@@ -92,9 +92,9 @@ func newService(t *testing.T, env *redistest.Env, f framework, opts ...delayqueu
 	work := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.work(w, r) })
 	router, guard, mount := f.new()
 	status, once := httplock.WithStatusPath("/tickets/"), httplock.WithIdempotency(store)
-	guard("/refuse", s.Locker.Guard(core.RejectConflicts), work, once, httplock.Anonymous())
+	guard("/refuse", s.Locker.Guard(core.RejectConflicts), work, once, httplock.WithAnonymous())
 	guard("/wait", s.Locker.Guard(retry.Policy{MaxWait: time.Minute}), work)
-	guard("/park", s.Locker.Guard(delayqueue.Policy(s.queue)), work, status, once, httplock.Anonymous())
+	guard("/park", s.Locker.Guard(delayqueue.Policy(s.queue)), work, status, once, httplock.WithAnonymous())
 	guard("/coalesce", s.Locker.Guard(delayqueue.Coalesce(s.queue)), work, status, byUser)
 	mount("/tickets/", httplock.TicketHandler(s.queue, func(r *http.Request, t delayqueue.Status) bool { return t.Principal == r.Header.Get("X-User") }))
 	s.router = router

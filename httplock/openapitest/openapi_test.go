@@ -150,8 +150,8 @@ func TestOpenAPI_SaysWhatAServiceAnswers(t *testing.T) {
 	byUser := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
 	still := func(*http.Request, string) error { return nil }
 	mux := http.NewServeMux()
-	mux.Handle("/refuse/{id}", httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.Anonymous())(work))
-	mux.Handle("/park/{id}", httplock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), key, status, httplock.HonorPrefer(), httplock.Anonymous(), httplock.WithMaxBody(10))(work))
+	mux.Handle("/refuse/{id}", httplock.PerKey(b.Locker.Guard(core.RejectConflicts), key, httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.WithAnonymous())(work))
+	mux.Handle("/park/{id}", httplock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), key, status, httplock.WithPrefer(), httplock.WithAnonymous(), httplock.WithMaxBody(10))(work))
 	mux.Handle("/save/{id}", httplock.PerKey(b.Locker.Guard(delayqueue.Coalesce(queue)), key, status, httplock.WithPrincipal(byUser), httplock.WithReauthorize(still))(work))
 	mux.Handle("/tickets/", httplock.TicketHandler(queue, func(*http.Request, delayqueue.Status) bool { return true }))
 	_, v := document(t, read(t, "testdata/service.yaml"))
