@@ -219,7 +219,7 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 // Payload returns the payload of a message that is queued, running or dead: what was
 // enqueued, which may be confidential. Of others it is not kept: ErrNotFound, as for
 // ids that are not known. With WithEncryption it is opened; if it cannot be, that is
-// ErrSealed. It takes a round trip, and two for a payload of more than 4 KiB.
+// ErrSealed. It takes a round trip, and two for a long payload.
 func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	s, p, err := q.find(ctx, "payload", id)
 	if err != nil {

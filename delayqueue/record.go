@@ -38,9 +38,9 @@ func appendLengths(b []byte, key, name, principal string) []byte {
 	return b
 }
 
-// textOf is what a record has behind the lengths. A payload that is too long for a record has only its length there.
-func textOf(key, name, principal string, payload []byte) (text, long []byte) {
-	if len(payload) > maxInline {
+// textOf is what a record has behind the lengths. A payload that is longer than inline has only its length there.
+func textOf(key, name, principal string, payload []byte, inline int) (text, long []byte) {
+	if len(payload) > inline {
 		payload, long = strconv.AppendInt(nil, int64(len(payload)), 10), payload
 	}
 	text = make([]byte, 0, len(key)+len(name)+len(principal)+len(payload))
@@ -89,7 +89,10 @@ type attempts struct {
 	token, cause                        string
 }
 
-const markLen = 6 // of a token's end, which tells what settled a message last
+const (
+	markLen   = 6        // of a token's end, which tells what settled a message last
+	markAlone = "alone!" // in its place once a message was run alone in its Worker: no token has a "!"
+)
 
 // readAttempts reads them without their first letter.
 func readAttempts(s string) (a attempts, ok bool) {
