@@ -101,9 +101,14 @@ func (f afterEach) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (f afterEach) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			defer f(cmd)()
+		after := make([]func(), len(cmds))
+		for i, cmd := range cmds {
+			after[i] = f(cmd)
 		}
-		return next(ctx, cmds)
+		err := next(ctx, cmds)
+		for _, check := range after {
+			check()
+		}
+		return err
 	}
 }
