@@ -4,10 +4,10 @@ LINT_VERSION := v2.15.0
 LINT := bin/golangci-lint-$(LINT_VERSION)
 
 # Those beside the one here.
-MODULES := bench cmd/perkey examples/shop lockotel lockprom ops/console/browsertest sqlfence/sqltest
+MODULES := bench cmd/perkey examples/demo/demotest examples/shop httplock/openapitest lockotel lockprom ops/console/browsertest sqlfence/sqltest
 
 .DEFAULT_GOAL := help
-.PHONY: help test conformance lint fmt demo bench soak soak-locks soak-queue soak-bodies
+.PHONY: help test conformance lint fmt docs api demo bench soak soak-locks soak-queue soak-bodies
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,12 @@ lint: $(LINT) ## run the linters and check which package links what
 fmt: $(LINT) ## format the code
 	$(LINT) fmt ./...
 	for module in $(MODULES); do (cd $$module && $(CURDIR)/$(LINT) fmt ./...) || exit; done
+
+docs: ## build the static site of README.md, CHANGELOG.md and docs/ in bin/site, and check its links
+	@scripts/docs.sh
+
+api: ## compare the public API of every module with the last tag's
+	@scripts/api.sh
 
 demo: ## run the demo: an order service on gin, with a scoreboard
 	go run ./examples/demo $(ARGS)

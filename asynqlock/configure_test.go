@@ -211,7 +211,7 @@ func TestNew_ReportsMistakes(t *testing.T) {
 			return asynqlock.New(guard, walletKey, asynqlock.WithDelay(2e9, 1e9))
 		},
 		"short age": func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, asynqlock.WithMaxAge(1)) },
-		"nil skip":  func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, asynqlock.Skip(nil)) },
+		"nil skip":  func() (asynq.MiddlewareFunc, error) { return asynqlock.New(guard, walletKey, asynqlock.WithSkip(nil)) },
 		"nil logger": func() (asynq.MiddlewareFunc, error) {
 			return asynqlock.New(guard, walletKey, asynqlock.WithLogger(nil))
 		},
@@ -229,7 +229,7 @@ func TestSkip_NeedsNoKey(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		b := setup(t, env)
 		ran := make(chan struct{})
-		skip := asynqlock.Skip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "free" })
+		skip := asynqlock.WithSkip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "free" })
 		b.serve(t, b.config(), asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, skip)(asynq.HandlerFunc(
 			func(ctx context.Context, _ *asynq.Task) error {
 				_, held := core.LeaseFrom(ctx)

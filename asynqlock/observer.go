@@ -50,7 +50,7 @@ const (
 	OutcomeNoKey OutcomeKind = "no_key"
 	// OutcomeExpired: the task was on its last attempt, could not be cloned, and its time is over.
 	OutcomeExpired OutcomeKind = "expired"
-	// OutcomeSkipped: Skip let the task pass without a key. What the handler returned is not looked at.
+	// OutcomeSkipped: WithSkip let the task pass without a key. What the handler returned is not looked at.
 	OutcomeSkipped OutcomeKind = "skipped"
 )
 

@@ -48,7 +48,7 @@ func TestObserver_IsToldOfEachEndOnce(t *testing.T) {
 			}
 			return nil
 		})
-		skip := asynqlock.Skip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "skipped" })
+		skip := asynqlock.WithSkip(func(_ context.Context, task *asynq.Task) bool { return task.Type() == "skipped" })
 		cfg := b.config()
 		cfg.Concurrency = 1
 		b.serve(t, cfg, asynqlock.PerKey(b.locker.Guard(core.RejectConflicts), walletKey, late, skip, asynqlock.WithObserver(o), asynqlock.WithRecorder(recorder), asynqlock.WithMaxAge(time.Second))(handler))

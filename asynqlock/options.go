@@ -77,12 +77,12 @@ func WithMaxAge(d time.Duration) Option {
 	}
 }
 
-// Skip lets the tasks run without a key for which f returns true. f must be safe for
+// WithSkip lets the tasks run without a key for which f returns true. f must be safe for
 // concurrent use.
-func Skip(f func(context.Context, *asynq.Task) bool) Option {
+func WithSkip(f func(context.Context, *asynq.Task) bool) Option {
 	return func(s *settings) error {
 		if f == nil {
-			return invalid("Skip(nil)")
+			return invalid("WithSkip(nil)")
 		}
 		s.skip = f
 		return nil

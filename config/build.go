@@ -115,13 +115,13 @@ type sender struct {
 	reauthorize func(r *http.Request, principal string) error // nil: none
 }
 
-// WithSkip gives what the file calls "skip: name": the function of httplock.Skip.
+// WithSkip gives what the file calls "skip: name": the function of httplock.WithSkip.
 func WithSkip(name string, skip func(*http.Request) bool) Option {
 	return func(o *options) error {
 		if skip == nil {
 			return invalid("WithSkip(%q): the function is nil", name)
 		}
-		return register("WithSkip", o.skips, name, httplock.Skip(skip))
+		return register("WithSkip", o.skips, name, httplock.WithSkip(skip))
 	}
 }
 
@@ -342,31 +342,31 @@ func (c *compiler) route(path string, g *guardSection, guard *core.Guard) route 
 	opts := slices.Clone(o.http)
 	switch cmp.Or(g.HTTP.SafeMethods, defaults.SafeMethods) {
 	case "lock":
-		opts = append(opts, httplock.LockSafeMethods())
+		opts = append(opts, httplock.WithLockedSafeMethods())
 	case "share":
-		opts = append(opts, httplock.SharedForSafeMethods())
+		opts = append(opts, httplock.WithSharedSafeMethods())
 	}
 	opts = option(opts, int64(cmp.Or(g.HTTP.MaxBody, defaults.MaxBody)), httplock.WithMaxBody)
 	opts = option(opts, int64(cmp.Or(g.HTTP.ReadAhead, defaults.ReadAhead)), httplock.WithReadAhead)
 	opts = option(opts, cmp.Or(g.HTTP.BodyTimeout, defaults.BodyTimeout), httplock.WithBodyTimeout)
 	opts = option(opts, int64(cmp.Or(g.HTTP.WaitingBytes, defaults.WaitingBytes)), httplock.WithMaxWaitingBytes)
 	if g.StreamBody {
-		opts = append(opts, httplock.StreamBody())
+		opts = append(opts, httplock.WithStreamBody())
 	}
 	opts = option(opts, cmp.Or(g.HTTP.StatusPath, defaults.StatusPath), httplock.WithStatusPath)
-	opts = append(opts, httplock.AllowHeaders(slices.Concat(defaults.AllowHeaders, g.HTTP.AllowHeaders)...),
+	opts = append(opts, httplock.WithAllowedHeaders(slices.Concat(defaults.AllowHeaders, g.HTTP.AllowHeaders)...),
 		httplock.WithCredentialHeaders(slices.Concat(defaults.Credentials, g.HTTP.Credentials)...),
-		httplock.RetryStatuses(slices.Concat(defaults.RetryStatuses, g.HTTP.RetryStatuses)...))
+		httplock.WithRetryStatuses(slices.Concat(defaults.RetryStatuses, g.HTTP.RetryStatuses)...))
 	if o.log != nil {
 		opts = append(opts, httplock.WithLogger(o.log))
 	}
 	if r.principal, _ = g.sender(&defaults); r.principal != "" {
 		opts = append(opts, c.principal(path, g, &r)...)
 	} else { // it is meant, or nothing is stored
-		opts = append(opts, httplock.Anonymous())
+		opts = append(opts, httplock.WithAnonymous())
 	}
 	if g.HonorPrefer {
-		opts = append(opts, httplock.HonorPrefer())
+		opts = append(opts, httplock.WithPrefer())
 	}
 	if g.Idempotency != nil {
 		opts = append(opts, c.idempotency(member(path, "idempotency"), g.Idempotency))
@@ -403,12 +403,12 @@ func (c *compiler) principal(path string, g *guardSection, r *route) (opts []htt
 	switch {
 	case !ok:
 		c.unregistered(at, "WithPrincipal", r.principal, slices.Sorted(maps.Keys(c.runtime.options.principals)))
-		return []httplock.Option{httplock.Anonymous()} // nothing more is wrong with the guard
+		return []httplock.Option{httplock.WithAnonymous()} // nothing more is wrong with the guard
 	case given.reauthorize != nil:
 		opts = append(opts, httplock.WithReauthorize(given.reauthorize))
 	case r.parks:
 		c.At(at, "nothing says whether a principal may still have a parked request run; add a third argument to config.WithPrincipal(%q, …)", strictyaml.Clip(r.principal))
-		return []httplock.Option{httplock.Anonymous()}
+		return []httplock.Option{httplock.WithAnonymous()}
 	}
 	opts = append(opts, httplock.WithPrincipal(given.principal))
 	return option(opts, cmp.Or(g.HTTP.MaxWaiters, c.file.spec.Defaults.HTTP.MaxWaiters), httplock.WithMaxWaitersPerPrincipal)

@@ -201,7 +201,7 @@ func (c *checker) checkHTTP(p *probe, path string, h *httpSection) {
 	}
 	for i, name := range h.AllowHeaders {
 		at := item(member(path, "allow_headers"), i)
-		if err := p.takes(httplock.AllowHeaders(name)); err != nil && !c.Failed(at) {
+		if err := p.takes(httplock.WithAllowedHeaders(name)); err != nil && !c.Failed(at) {
 			c.At(at, "%s", reason(err))
 		}
 	}

@@ -35,7 +35,7 @@ func (c *checker) checkIdempotency(p *probe, path string, g *guardSection) {
 	}
 	for i, name := range s.KeepHeaders {
 		at := item(member(at, "keep_headers"), i)
-		if err := p.takes(httplock.Anonymous(), httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !c.Failed(at) {
+		if err := p.takes(httplock.WithAnonymous(), httplock.WithIdempotency(p.store, httplock.KeepResponseHeaders(name))); err != nil && !c.Failed(at) {
 			c.At(at, "%s", reason(err))
 		}
 	}

@@ -127,7 +127,7 @@ func (c *checker) checkKey(p *probe, path string, g *guardSection) {
 		return
 	}
 	for _, name := range t.headers {
-		if err := p.takes(httplock.AllowHeaders(name)); err != nil {
+		if err := p.takes(httplock.WithAllowedHeaders(name)); err != nil {
 			c.At(at, "the key reads the header %s, which is never stored, so that a parked request could not be run; use another key, or remove the policy delay", name)
 			continue
 		}

@@ -274,7 +274,7 @@ func FixedLease(d time.Duration) AcquireOption {
 }
 
 // NotifyRelease sends the key on ch once, without blocking, when the key that
-// was found held may be free. As with [signal.Notify], ch must have
+// was found held may be free. As with [os/signal.Notify], ch must have
 // room. The notification can be lost: wait with a time-out as well. A call whose policy waits, and
 // gives up, asks for the key once more, so that Redis knows whom to tell.
 func NotifyRelease(ch chan<- string) AcquireOption {

@@ -31,7 +31,7 @@ func ParamUUID(prefix, name string) KeyFunc { return httplock.ParamUUID(prefix, 
 func Query(prefix, name string) KeyFunc { return httplock.Query(prefix, name) }
 
 // Header is httplock.Header: the key is prefix and the first value of a header. A
-// route that parks needs httplock.AllowHeaders too.
+// route that parks needs httplock.WithAllowedHeaders too.
 func Header(prefix, name string) KeyFunc { return httplock.Header(prefix, name) }
 
 // JSONField is httplock.JSONField: the key is prefix and a field of the JSON body.
@@ -46,6 +46,6 @@ func Form(prefix, name string) KeyFunc { return httplock.Form(prefix, name) }
 // other change to the request is.
 //
 // On a route that parks, f must find the same for a replay: give the headers that
-// it reads to httplock.AllowHeaders, and do not let it depend on credentials or
+// it reads to httplock.WithAllowedHeaders, and do not let it depend on credentials or
 // on the client's address. What earlier middleware took from those is missing.
 func Func(f func(c echo.Context) (string, error)) KeyFunc { return version.Func(f) }

@@ -36,7 +36,7 @@ func TestContext_AsACtxDoesNotWaitForItself(t *testing.T) {
 				assert.False(t, held, "after the handlers there is no lease")
 			})
 			locked := ginlock.PerKey(guard, orderKey)
-			inner := ginlock.PerKey(guard, ginlock.Param("inner:", "id"), httplock.LockSafeMethods())
+			inner := ginlock.PerKey(guard, ginlock.Param("inner:", "id"), httplock.WithLockedSafeMethods())
 			r.POST("/orders/:id", locked, func(c *gin.Context) {
 				lease, held := core.LeaseFrom(c)
 				require.True(t, held)

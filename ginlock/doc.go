@@ -40,8 +40,8 @@
 // even if a guard is among the handlers of r.NoRoute or r.NoMethod: what is to be guarded
 // there needs a route, such as r.Any("/*path", guard, handler).
 //
-// OPTIONS passes as well, and so do GET and HEAD, unless httplock.LockSafeMethods or
-// SharedForSafeMethods is given.
+// OPTIONS passes as well, and so do GET and HEAD, unless httplock.WithLockedSafeMethods or
+// WithSharedSafeMethods is given.
 //
 // FromConfig guards a whole engine as a configuration says, route by route. A guard of
 // the engine, of a group and of a route may be nested: the outer keys are taken first.
@@ -59,14 +59,14 @@
 //		}
 //		return routes
 //	}
-//	replay := httplock.Replay(r, httplock.WithRoutes(registered, nil), httplock.Reauthorize(mayStill))
+//	replay := httplock.Replay(r, httplock.WithRoutes(registered, nil), httplock.WithReplayReauthorize(mayStill))
 //
 // A route that parks, or that has httplock.WithIdempotency, says who sends its requests, with WithPrincipal, or with
-// httplock.Anonymous that it does not matter. httplock.WithReauthorize says whether a principal may still have a parked
-// request run; without httplock.Reauthorize, or a configuration as the second argument of WithRoutes, requests of
+// httplock.WithAnonymous that it does not matter. httplock.WithReauthorize says whether a principal may still have a parked
+// request run; without httplock.WithReplayReauthorize, or a configuration as the second argument of WithRoutes, requests of
 // principals expire. Middleware in front that asks for
 // credentials lets replays pass (httplock.Replayed), and a header that makes the key is stored with the request
-// (httplock.AllowHeaders).
+// (httplock.WithAllowedHeaders).
 // What became of them is at r.Any("/tickets/*path", gin.WrapH(handler)), where handler is
 // httplock.TicketHandler's.
 package ginlock

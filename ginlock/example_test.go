@@ -82,7 +82,7 @@ func ExamplePerKey_parked() {
 	r := gin.New()
 	shipped := make(chan struct{})
 	r.POST("/orders/:id/ship",
-		ginlock.PerKey(later, ginlock.Param("order:", "id"), httplock.WithStatusPath("/tickets/"), httplock.Anonymous()),
+		ginlock.PerKey(later, ginlock.Param("order:", "id"), httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous()),
 		func(c *gin.Context) {
 			_, replayed := httplock.Replayed(c.Request.Context())
 			fmt.Println("order", c.Param("id"), "shipped, replayed:", replayed)

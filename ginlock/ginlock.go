@@ -92,9 +92,9 @@ func Lease(c *gin.Context) (*core.Lease, bool) {
 	return core.LeaseFrom(c.Request.Context())
 }
 
-// SharedForSafeMethods is httplock's option of that name: GET and HEAD take
+// WithSharedSafeMethods is httplock's option of that name: GET and HEAD take
 // the key together with one another.
-func SharedForSafeMethods() httplock.Option { return httplock.SharedForSafeMethods() }
+func WithSharedSafeMethods() httplock.Option { return httplock.WithSharedSafeMethods() }
 
 // WithPrincipal is httplock.WithPrincipal in gin's terms: f says who sends a request, by what earlier middleware left in
 // c. It is for ginlock's middleware only.
@@ -161,8 +161,17 @@ type serving struct {
 
 var servings = sync.Pool{New: func() any {
 	s := &serving{}
+	params := func(yield func(name, value string) bool) {
+		for _, p := range s.c.Params {
+			if !yield(p.Key, p.Value) {
+				return
+			}
+		}
+	}
 	s.x = httplock.Exchange{
-		Key:  func() (string, error) { return keyOf(s.c, s.key) },
+		Key: func() (string, error) {
+			return httplock.Match{Pattern: s.c.FullPath(), Params: params, Framework: s.c}.Key(s.key, s.c.Request)
+		},
 		Next: s.next,
 		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
 			s.tap = &tapped{s.c.Writer, wrap(s.c.Writer)}

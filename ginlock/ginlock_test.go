@@ -233,7 +233,7 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 		"bad guard": {b.Locker.Guard(core.RejectConflicts, core.LeaseTTL(-1)), orderKey, nil},
 		"nil key":   {guard, nil, nil},
 		"nil func":  {guard, ginlock.Func(nil), nil},
-		"option":    {guard, orderKey, []httplock.Option{httplock.AllowHeaders("Cookie")}},
+		"option":    {guard, orderKey, []httplock.Option{httplock.WithAllowedHeaders("Cookie")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := ginlock.New(test.guard, test.key, test.opts...)

@@ -58,7 +58,7 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 				assert.Same(t, before, c.Writer, "the writer is released")
 				size = c.Writer.Size()
 			})
-			r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), httplock.Anonymous()), func(c *gin.Context) {
+			r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), httplock.WithAnonymous()), func(c *gin.Context) {
 				runs.Add(1)
 				c.Header("Etag", "v")
 				c.Header("Set-Cookie", "no")
@@ -114,7 +114,7 @@ func TestAPanicIsNoResponse(t *testing.T) {
 	r := gin.New()
 	r.Use(gin.CustomRecoveryWithWriter(io.Discard, func(c *gin.Context, _ any) { c.AbortWithStatus(http.StatusTeapot) }))
 	var runs atomic.Int64
-	r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), httplock.Anonymous()), func(c *gin.Context) {
+	r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), httplock.WithAnonymous()), func(c *gin.Context) {
 		if runs.Add(1) == 1 {
 			panic("no")
 		}
@@ -141,7 +141,7 @@ func TestAHandlerThatGivesUpSilentlyIsRunAgain(t *testing.T) {
 	var runs atomic.Int64
 	ctx, leave := context.WithCancel(t.Context())
 	r := gin.New()
-	r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), httplock.Anonymous()), func(c *gin.Context) {
+	r.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(core.RejectConflicts), orderKey, httplock.WithIdempotency(store), httplock.WithAnonymous()), func(c *gin.Context) {
 		if runs.Add(1) == 1 {
 			leave()
 			return

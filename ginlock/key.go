@@ -1,7 +1,6 @@
 package ginlock
 
 import (
-	"context"
 	"errors"
 	"net/http"
 
@@ -32,7 +31,7 @@ func ParamUUID(prefix, name string) KeyFunc { return httplock.ParamUUID(prefix, 
 func Query(prefix, name string) KeyFunc { return httplock.Query(prefix, name) }
 
 // Header is httplock.Header: the key is prefix and the first value of a header. A
-// route that parks needs httplock.AllowHeaders too.
+// route that parks needs httplock.WithAllowedHeaders too.
 func Header(prefix, name string) KeyFunc { return httplock.Header(prefix, name) }
 
 // JSONField is httplock.JSONField: the key is prefix and a field of the JSON body.
@@ -47,14 +46,14 @@ func Form(prefix, name string) KeyFunc { return httplock.Form(prefix, name) }
 // other change to c.Request is.
 //
 // On a route that parks, f must find the same for a replay: give the headers that
-// it reads to httplock.AllowHeaders, and do not let it depend on credentials or
+// it reads to httplock.WithAllowedHeaders, and do not let it depend on credentials or
 // on the client's address. What earlier middleware took from those is missing.
 func Func(f func(c *gin.Context) (string, error)) KeyFunc {
 	if f == nil {
 		return nil
 	}
 	return func(r *http.Request) (string, error) {
-		c, ok := r.Context().Value(contextKey{}).(*gin.Context)
+		c, ok := httplock.FrameworkFrom(r.Context()).(*gin.Context)
 		if !ok {
 			return "", errors.New("ginlock: Func makes keys for ginlock's middleware only")
 		}
@@ -63,22 +62,4 @@ func Func(f func(c *gin.Context) (string, error)) KeyFunc {
 		c.Request = r
 		return f(c)
 	}
-}
-
-// contextKey is where Func finds gin's context.
-type contextKey struct{}
-
-// keyOf asks key for the key of the request that c is of.
-func keyOf(c *gin.Context, key KeyFunc) (string, error) {
-	return httplock.Match{
-		Pattern: c.FullPath(),
-		Params: func(yield func(name, value string) bool) {
-			for _, p := range c.Params {
-				if !yield(p.Key, p.Value) {
-					return
-				}
-			}
-		},
-		Context: context.WithValue(c.Request.Context(), contextKey{}, c),
-	}.Key(key, c.Request)
 }

@@ -55,7 +55,7 @@ func (s *shop) lock(opts ...httplock.Option) gin.HandlerFunc {
 // work starts a worker that replays through the engine.
 func (s *shop) work(t *testing.T) {
 	t.Helper()
-	w, err := delayqueue.NewWorker(s.queue, s.Locker, httplock.Replay(s.engine, httplock.Reauthorize(stillAnn)),
+	w, err := delayqueue.NewWorker(s.queue, s.Locker, httplock.Replay(s.engine, httplock.WithReplayReauthorize(stillAnn)),
 		delayqueue.WithRetryBackoff(time.Millisecond, time.Millisecond), delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	require.NoError(t, w.Start())
@@ -124,7 +124,7 @@ func TestParkedRequestRunsWhenItsTurnComes(t *testing.T) {
 		_, _ = rand.Read(random)
 		body := string(random)
 		ran := make(chan struct{}, 1)
-		s.engine.POST("/orders/:id/ship", s.lock(httplock.AllowHeaders("X-Tag"), ann()), func(c *gin.Context) {
+		s.engine.POST("/orders/:id/ship", s.lock(httplock.WithAllowedHeaders("X-Tag"), ann()), func(c *gin.Context) {
 			parked, replayed := httplock.Replayed(c.Request.Context())
 			assert.True(t, replayed)
 			assert.Len(t, parked.ID, 32)
@@ -203,7 +203,7 @@ func TestReplaysThatNeverRunExpire(t *testing.T) {
 	ran := make(chan string, 1)
 	s.engine.POST("/orders/:id", s.lock(ann()), mustNotRun(t))
 	s.engine.POST("/forgotten", byHeader(), mustNotRun(t))
-	s.engine.POST("/stored", byHeader(httplock.AllowHeaders("X-Order")), func(c *gin.Context) { ran <- c.GetHeader("X-Order") })
+	s.engine.POST("/stored", byHeader(httplock.WithAllowedHeaders("X-Order")), func(c *gin.Context) { ran <- c.GetHeader("X-Order") })
 	removed := gin.New() // as the engine was when the request was parked
 	removed.Use(func(c *gin.Context) { c.Set("user", "ann") })
 	removed.POST("/removed/:id", s.lock(ann()), mustNotRun(t))
@@ -240,7 +240,7 @@ func TestReplaysThatNeverRunExpire(t *testing.T) {
 func TestResultsAndCancellingUnderGin(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		s := openShop(t, env)
-		s.engine.POST("/orders/:id", s.lock(httplock.Anonymous()), func(c *gin.Context) {
+		s.engine.POST("/orders/:id", s.lock(httplock.WithAnonymous()), func(c *gin.Context) {
 			c.Header("Set-Cookie", "session="+testbed.Secret)
 			c.JSON(http.StatusUnprocessableEntity, gin.H{"n": c.Query("n"), "id": len(c.Param("id"))})
 		})
@@ -286,7 +286,7 @@ func TestFullQueues(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openShop(t, redistest.Embedded(t), test.opt)
-			s.engine.POST("/orders/:id", s.lock(httplock.Anonymous()), mustNotRun(t))
+			s.engine.POST("/orders/:id", s.lock(httplock.WithAnonymous()), mustNotRun(t))
 			s.Hold(t)
 			s.park(t, testbed.Request(t, http.MethodPost, testbed.OrderPath, ""))
 			resp := testbed.Call(t, s.engine, http.MethodPost, testbed.OrderPath, "")
@@ -306,7 +306,7 @@ func TestLostReplyOfTheQueueIsNotTakenForARefusal(t *testing.T) {
 	require.NoError(t, err)
 	proxy.LoseReply(func([]byte) bool { return true })
 	engine := gin.New()
-	engine.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), orderKey, httplock.Anonymous()), mustNotRun(t))
+	engine.POST("/orders/:id", ginlock.PerKey(b.Locker.Guard(delayqueue.Policy(queue)), orderKey, httplock.WithAnonymous()), mustNotRun(t))
 	resp := testbed.Call(t, engine, http.MethodPost, testbed.OrderPath, "")
 	content := resp.Body
 	require.Equal(t, http.StatusServiceUnavailable, resp.Status)

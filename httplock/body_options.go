@@ -6,23 +6,23 @@ const (
 	// DefaultMaxBody is how much of a body is kept while a request waits or is
 	// parked, unless WithMaxBody says otherwise.
 	DefaultMaxBody = 1 << 20
-	// MaxMaxBody bounds WithMaxBody: each waiting request holds that much memory.
-	MaxMaxBody = 64 << 20
+	// maxMaxBody bounds WithMaxBody: each waiting request holds that much memory.
+	maxMaxBody = 64 << 20
 	// DefaultReadAhead is how much of a body is read before the key where the guard only
 	// rejects, unless WithReadAhead says otherwise.
 	DefaultReadAhead = 64 << 10
 	// DefaultBodyTimeout is how long a body may take, unless WithBodyTimeout says
 	// otherwise.
 	DefaultBodyTimeout = 30 * time.Second
-	// MaxBodyTimeout bounds WithBodyTimeout.
-	MaxBodyTimeout = 24 * time.Hour
+	// maxBodyTimeout bounds WithBodyTimeout.
+	maxBodyTimeout = 24 * time.Hour
 	// DefaultMaxWaitingBytes is what bodies of waiting requests may take up, unless
 	// WithMaxWaitingBytes says otherwise.
 	DefaultMaxWaitingBytes = 256 << 20
-	// MinMaxWaitingBytes bounds WithMaxWaitingBytes from below.
-	MinMaxWaitingBytes = 2 << 20
-	// MaxMaxWaitingBytes bounds it from above.
-	MaxMaxWaitingBytes int64 = 1 << 40
+	// minMaxWaitingBytes bounds WithMaxWaitingBytes from below.
+	minMaxWaitingBytes = 2 << 20
+	// maxMaxWaitingBytes bounds it from above.
+	maxMaxWaitingBytes int64 = 1 << 40
 )
 
 // bodyRules is what a route's options say about bodies.
@@ -56,8 +56,8 @@ func (b *bodyRules) check() error {
 // of some hundred bytes.
 func WithMaxBody(n int64) Option {
 	return func(m *Middleware) error {
-		if n < 1 || n > MaxMaxBody {
-			return invalid("WithMaxBody(%d): want 1 to %d bytes", n, MaxMaxBody)
+		if n < 1 || n > maxMaxBody {
+			return invalid("WithMaxBody(%d): want 1 to %d bytes", n, maxMaxBody)
 		}
 		m.body.max = n
 		return nil
@@ -70,8 +70,8 @@ func WithMaxBody(n int64) Option {
 // for bodies that are longer than [WithMaxBody] allows. Default 64 KiB; 1 byte to 64 MiB.
 func WithReadAhead(n int64) Option {
 	return func(m *Middleware) error {
-		if n < 1 || n > MaxMaxBody {
-			return invalid("WithReadAhead(%d): want 1 to %d bytes", n, MaxMaxBody)
+		if n < 1 || n > maxMaxBody {
+			return invalid("WithReadAhead(%d): want 1 to %d bytes", n, maxMaxBody)
 		}
 		m.body.readAhead = n
 		return nil
@@ -92,20 +92,20 @@ func WithReadAhead(n int64) Option {
 // once the client sends something after that time.
 func WithBodyTimeout(d time.Duration) Option {
 	return func(m *Middleware) error {
-		if d < time.Millisecond || d > MaxBodyTimeout {
-			return invalid("WithBodyTimeout(%s): want %s to %s", d, time.Millisecond, MaxBodyTimeout)
+		if d < time.Millisecond || d > maxBodyTimeout {
+			return invalid("WithBodyTimeout(%s): want %s to %s", d, time.Millisecond, maxBodyTimeout)
 		}
 		m.body.timeout = d
 		return nil
 	}
 }
 
-// StreamBody leaves bodies to the handler, which reads all of them under its lease, and
+// WithStreamBody leaves bodies to the handler, which reads all of them under its lease, and
 // for as long as it likes: for routes whose handlers answer while the client still sends.
 // Such a client keeps the key for as long as it wants. A request with a body is not
 // parked then, and a client that leaves while its request waits is not noticed. It
 // excludes WithIdempotency.
-func StreamBody() Option {
+func WithStreamBody() Option {
 	return func(m *Middleware) error {
 		m.body.stream = true
 		return nil
@@ -120,8 +120,8 @@ func StreamBody() Option {
 // [WithMaxBody] and [WithReadAhead] say.
 func WithMaxWaitingBytes(n int64) Option {
 	return func(m *Middleware) error {
-		if n < MinMaxWaitingBytes || n > MaxMaxWaitingBytes {
-			return invalid("WithMaxWaitingBytes(%d): want %d to %d", n, MinMaxWaitingBytes, MaxMaxWaitingBytes)
+		if n < minMaxWaitingBytes || n > maxMaxWaitingBytes {
+			return invalid("WithMaxWaitingBytes(%d): want %d to %d", n, minMaxWaitingBytes, maxMaxWaitingBytes)
 		}
 		m.body.maxWaiting = n
 		return nil

@@ -228,7 +228,7 @@ func TestBody_StreamsAreNotParked(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	parking := &testbed.Parking{}
-	h := guarded(b.Locker.Guard(parking), mustNotRun(t), httplock.StreamBody())
+	h := guarded(b.Locker.Guard(parking), mustNotRun(t), httplock.WithStreamBody())
 	testbed.RequireProblem(t, testbed.Call(t, h, http.MethodPost, testbed.OrderPath, "x"), http.StatusConflict, "conflict", true)
 	require.Empty(t, parking.Parked())
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "")
@@ -237,7 +237,7 @@ func TestBody_StreamsAreNotParked(t *testing.T) {
 
 	guard := b.Locker.Guard(core.RejectConflicts)
 	for _, opts := range [][]httplock.Option{
-		{httplock.StreamBody(), remembering(newIdempotency(t, b))},
+		{httplock.WithStreamBody(), remembering(newIdempotency(t, b))},
 		{httplock.WithBodyTimeout(0)},
 		{httplock.WithBodyTimeout(-1)},
 		{httplock.WithBodyTimeout(48 * time.Hour)},
@@ -366,7 +366,7 @@ func TestBody_ThatLies(t *testing.T) {
 				got, err := io.ReadAll(r.Body)
 				assert.NoError(t, err)
 				assert.Equal(t, "ab", string(got))
-			}, httplock.LockSafeMethods(), httplock.WithBodyTimeout(bodyTime)), 0)
+			}, httplock.WithLockedSafeMethods(), httplock.WithBodyTimeout(bodyTime)), 0)
 			_, err := io.WriteString(conn, test.send)
 			require.NoError(t, err)
 			if test.leaves {

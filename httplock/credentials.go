@@ -7,7 +7,7 @@ import (
 
 // credentialHeaders say who sends a request, by a standard or by custom. It is the one
 // list of them: such a header is not stored, makes no key, and a request that has one is
-// parked, or has its response stored, only on a principal's behalf, or with Anonymous. WithCredentialHeaders
+// parked, or has its response stored, only on a principal's behalf, or with WithAnonymous. WithCredentialHeaders
 // adds to it. A client's certificate counts too, whether TLS ends here or at a proxy.
 var credentialHeaders = setOf(
 	"Authorization", "Proxy-Authorization", "Cookie", "Cookie2",
@@ -21,8 +21,8 @@ var credentialHeaders = setOf(
 // WithCredentialHeaders adds request headers to those that carry credentials: Authorization,
 // Proxy-Authorization, Cookie, X-Api-Key, X-Auth-Token, X-Csrf-Token and about twenty that
 // are in common use for API keys, tokens and the certificates of clients. They are never
-// stored: AllowHeaders refuses them. A request that has one, or a TLS client's certificate, is anonymous only where
-// [Anonymous] says so: without a principal it is not parked, and refused with 500 if it has an Idempotency-Key of
+// stored: WithAllowedHeaders refuses them. A request that has one, or a TLS client's certificate, is anonymous only where
+// [WithAnonymous] says so: without a principal it is not parked, and refused with 500 if it has an Idempotency-Key of
 // [WithIdempotency]. Headers in which a proxy in front names the user belong here.
 func WithCredentialHeaders(names ...string) Option {
 	return func(m *Middleware) error {

@@ -46,7 +46,7 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 	store := httplock.WithIdempotency(newIdempotency(t, b))
 	_, err := httplock.New(guard, store, own)
 	require.ErrorIs(t, err, core.ErrInvalidOption)
-	require.ErrorContains(t, err, "nothing says whose they are: want WithPrincipal, or Anonymous")
+	require.ErrorContains(t, err, "nothing says whose they are: want WithPrincipal, or WithAnonymous")
 	sender := func(r *http.Request) (string, error) { return r.Header.Get("X-Sender"), nil }
 	for name, carry := range carriers {
 		var runs atomic.Int64
@@ -62,7 +62,7 @@ func TestCredentials_IdempotencyWantsAPrincipal(t *testing.T) {
 		require.Equal(t, "run 1", alice.Body, name)
 		require.Equal(t, "run 2", send("bob", httplock.WithPrincipal(sender)).Body, name)
 		requireReplayed(t, alice, send("alice", httplock.WithPrincipal(sender)))
-		require.Equal(t, "run 3", send("", httplock.Anonymous()).Body, name)
+		require.Equal(t, "run 3", send("", httplock.WithAnonymous()).Body, name)
 	}
 }
 
@@ -82,7 +82,7 @@ func TestCredentials_ParkingWantsAPrincipal(t *testing.T) {
 		parking := &testbed.Parking{}
 		r := post(t, testbed.OrderPath)
 		carry(r)
-		h := guarded(b.Locker.Guard(parking), mustNotRun(t), own, httplock.Anonymous())
+		h := guarded(b.Locker.Guard(parking), mustNotRun(t), own, httplock.WithAnonymous())
 		require.Equal(t, http.StatusAccepted, testbed.Do(h, r).Status, name)
 	}
 }
@@ -92,7 +92,7 @@ func TestCredentials_AreNeverStored(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
 	for _, name := range credentialHeaders {
-		_, err := httplock.New(guard, httplock.AllowHeaders(name))
+		_, err := httplock.New(guard, httplock.WithAllowedHeaders(name))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 		_, err = httplock.New(guard, remembering(newIdempotency(t, b), httplock.KeepResponseHeaders(name)))
 		require.ErrorIs(t, err, core.ErrInvalidOption, "a response's %s", name)
@@ -102,8 +102,8 @@ func TestCredentials_AreNeverStored(t *testing.T) {
 		testbed.RequireProblem(t, testbed.Do(h, r), http.StatusInternalServerError, "internal", false)
 	}
 	for _, opts := range [][]httplock.Option{
-		{httplock.WithCredentialHeaders("x-shop-pass"), httplock.AllowHeaders("X-Shop-Pass")},
-		{httplock.AllowHeaders("X-Shop-Pass"), httplock.WithCredentialHeaders("x-shop-pass")},
+		{httplock.WithCredentialHeaders("x-shop-pass"), httplock.WithAllowedHeaders("X-Shop-Pass")},
+		{httplock.WithAllowedHeaders("X-Shop-Pass"), httplock.WithCredentialHeaders("x-shop-pass")},
 		{httplock.WithCredentialHeaders("Content-Type")},
 		{httplock.WithCredentialHeaders("a b")},
 		{httplock.WithCredentialHeaders("")},
@@ -111,6 +111,6 @@ func TestCredentials_AreNeverStored(t *testing.T) {
 		_, err := httplock.New(guard, opts...)
 		require.ErrorIs(t, err, core.ErrInvalidOption)
 	}
-	_, err := httplock.New(guard, httplock.AllowHeaders("X-Shop-Pass"))
+	_, err := httplock.New(guard, httplock.WithAllowedHeaders("X-Shop-Pass"))
 	require.NoError(t, err, "another guard's list is its own")
 }

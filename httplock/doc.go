@@ -35,8 +35,8 @@
 // No response repeats the key. A request that was refused never ran: whatever
 // goes wrong, the handler runs under its key or not at all.
 //
-// GET, HEAD and OPTIONS pass without a key unless LockSafeMethods is given for GET and HEAD, or
-// SharedForSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.
+// GET, HEAD and OPTIONS pass without a key unless WithLockedSafeMethods is given for GET and HEAD, or
+// WithSharedSafeMethods: then they share the key, and exclude only other methods. OPTIONS always passes.
 //
 // # Keys
 //
@@ -70,7 +70,7 @@
 // the guard's policy may have the request wait or be parked, and up to that of
 // WithReadAhead where it is core.RejectConflicts. One that does not come within WithBodyTimeout is
 // answered with 408. The rest of a longer body is read by the handler, under the key: its
-// reads may wait for as long again in all, and fail then. Routes that stream have StreamBody.
+// reads may wait for as long again in all, and fail then. Routes that stream have WithStreamBody.
 //
 // A client with Expect: 100-continue learns of a held key before it sends its body, if the guard
 // only rejects. This costs one more round trip to Redis. Over HTTP/2 net/http does not show the header:
@@ -93,7 +93,7 @@
 //
 // # The client's choice
 //
-// With HonorPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
+// By WithPrefer a client says with Prefer (RFC 7240) how long it would wait, and that
 // it would rather be parked than wait. That chooses among what the guard's policy does
 // anyway, and never adds to it.
 //
@@ -164,7 +164,7 @@
 //	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(mux))
 //
 // A parked request is done when its handler has answered, 4xx and 5xx alike. After 429, 503 and
-// what the route's RetryStatuses names it is tried again until it is too old, and then a dead
+// what the route's WithRetryStatuses names it is tried again until it is too old, and then a dead
 // letter. A panic, whatever middleware in front of the guard makes of it, and a lost lease are failed attempts, of which the queue has a
 // number. docs/guarantees.md, What is tried again, has it all in one table.
 //
@@ -175,8 +175,8 @@
 // A request whose route this process does not have, whose route has lost its guard, that its
 // guard refuses, or that a later release has stored, is left to other processes, and expires if
 // none runs it; the log says so, once per route. So releases can be rolled out one replica at a
-// time. A route that parks and takes its key from a header gives that header to AllowHeaders;
-// requests of a route that was renamed find it by RewriteTarget. Of two services with the same
+// time. A route that parks and takes its key from a header gives that header to WithAllowedHeaders;
+// requests of a route that was renamed find it by WithTargetRewrite. Of two services with the same
 // prefix and queue name the second is refused, if both have a name (delayqueue.WithService).
 // Without names they run each other's requests where both have the route.
 //
@@ -202,20 +202,20 @@
 //	WithPrincipal(user), WithReauthorize(mayStill)   a user's id is stored with a request; mayStill says at its
 //	                                                 replay whether that one may still have it run
 //	WithPrincipal(user)                              enough for WithIdempotency alone: keys are each user's own
-//	Anonymous()                                      it does not matter: a request runs on nobody's behalf, and all
+//	WithAnonymous()                                  it does not matter: a request runs on nobody's behalf, and all
 //	                                                 clients share their Idempotency-Keys
 //
-// Where Replay cannot read that a route has a guard, as under gin and echo, give it mayStill too, with Reauthorize: otherwise
+// Where Replay cannot read that a route has a guard, as under gin and echo, give it mayStill too, with WithReplayReauthorize: otherwise
 // requests of principals are handed back, and expire. Middleware that asks for credentials must let a replay pass, and can
 // load the user that Replayed names.
 //
 // A request carries credentials if it has Authorization, Cookie, X-Api-Key or another header of the list to which
 // WithCredentialHeaders adds, or a TLS client's certificate. If WithPrincipal's function takes such a request for nobody's, which
-// may be a mistake, it is not parked, and refused if it has an Idempotency-Key. The same list decides what AllowHeaders refuses.
+// may be a mistake, it is not parked, and refused if it has an Idempotency-Key. The same list decides what WithAllowedHeaders refuses.
 //
 // What else lets somebody in is not recognised. The target and the body are stored
 // as they are, a token in the query included, and so are the headers given to
-// AllowHeaders and AllowResponseHeaders, and a response's body.
+// WithAllowedHeaders and WithAllowedResponseHeaders, and a response's body.
 //
 // # Observers
 //
@@ -224,6 +224,9 @@
 // the route, the status, and whether it was a replay. Its panic breaks no request.
 //
 // # Adapters
+//
+// This is for those who write an adapter. [Exchange], [Middleware.Serve], [Match], [Track] and [FrameworkFrom] are for
+// them alone.
 //
 // An adapter hands each request to Middleware.Serve as an Exchange, whose Key is
 // Match.Key with what the framework's router found, and stops its framework's chain

@@ -34,7 +34,7 @@ var (
 // 403.
 var ErrForbidden = errors.New("httplock: forbidden")
 
-// NoKey is a [KeyFunc]'s error for a request that needs no key: it runs without one, as if [Skip] let it pass, and its
+// NoKey is a [KeyFunc]'s error for a request that needs no key: it runs without one, as if [WithSkip] let it pass, and its
 // Idempotency-Key is not looked at. So one guard can stand in front of a whole engine:
 //
 //	order := httplock.ParamInt("order:", "order")

@@ -97,7 +97,7 @@ func TestParkedRequestsAreReplayedAsTheyWereSent(t *testing.T) {
 			h.Set("ETag", "too late")
 			_, err := io.WriteString(w, "got "+s.body)
 			assert.NoError(t, err)
-		}, httplock.LockSafeMethods(), httplock.AllowHeaders("X-Tag"), httplock.WithMaxBody(maxBody))
+		}, httplock.WithLockedSafeMethods(), httplock.WithAllowedHeaders("X-Tag"), httplock.WithMaxBody(maxBody))
 		d.work(t)
 		url, client := testbed.Serve(t, d.mux)
 		for name, test := range cases {

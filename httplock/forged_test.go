@@ -59,7 +59,7 @@ func TestForgedInputHasNoEffectOnReplays(t *testing.T) {
 				return httplock.ErrForbidden
 			}
 			return nil
-		}), httplock.AllowHeaders("X-Hop"))
+		}), httplock.WithAllowedHeaders("X-Hop"))
 		d.mux.Handle("/rejected/{id}", httplock.PerKey(d.Locker.Guard(core.RejectConflicts), orderKey)(mustNotRun(t)))
 		d.work(t)
 		url, _ := testbed.Serve(t, d.mux)
@@ -210,7 +210,7 @@ func TestNoCredentialIsEverStoredOrLogged(t *testing.T) {
 		} {
 			d.mux.Handle(path, d.perKey(ann)(handler))
 		}
-		d.mux.Handle("/anonymous/{id}", d.perKey(httplock.Anonymous())(respond(http.StatusOK)))
+		d.mux.Handle("/anonymous/{id}", d.perKey(httplock.WithAnonymous())(respond(http.StatusOK)))
 		d.mux.Handle("/refused/{id}", d.perKey(sentBy(nobody, anybody))(respond(http.StatusOK)))
 
 		testbed.Do(d.mux, request(t, "/done/1"))

@@ -20,7 +20,7 @@ import (
 // is a request by itself if it has another key, and a part of the handler's work if not.
 //
 // The guard must be exclusive: one that is shared or counted is an error. It says whose a key is, with [WithPrincipal], so
-// that nobody who guesses another's key sees the other's response; or with [Anonymous] that all clients share their keys.
+// that nobody who guesses another's key sees the other's response; or with [WithAnonymous] that all clients share their keys.
 // Without one of the two New returns an error. The host is not looked at: where it says whose data a request is about, it
 // belongs in the principal.
 func WithIdempotency(store *idempotency.Store, opts ...IdempotencyOption) Option {
@@ -61,8 +61,8 @@ func RequireIdempotencyKey() IdempotencyOption {
 // for all that, see the package's documentation. Default 64 KiB; 0 to 64 MiB.
 func KeepResponseBody(n int) IdempotencyOption {
 	return func(o *onceRules) error {
-		if n < 0 || n > MaxMaxResponseBody {
-			return invalid("KeepResponseBody(%d): want 0 to %d bytes", n, MaxMaxResponseBody)
+		if n < 0 || n > maxMaxResponseBody {
+			return invalid("KeepResponseBody(%d): want 0 to %d bytes", n, maxMaxResponseBody)
 		}
 		o.maxResponse = n
 		return nil
@@ -70,7 +70,7 @@ func KeepResponseBody(n int) IdempotencyOption {
 }
 
 // KeepResponseHeaders adds response headers to those that are kept: those that Replay
-// keeps. The same are refused as by AllowResponseHeaders.
+// keeps. The same are refused as by WithAllowedResponseHeaders.
 func KeepResponseHeaders(names ...string) IdempotencyOption {
 	return func(o *onceRules) error { return addHeaders(o.kept, neverKept, "KeepResponseHeaders", names) }
 }
@@ -108,7 +108,7 @@ func (o *onceRules) check(m *Middleware) error {
 	case !m.guard.Exclusive():
 		return invalid("WithIdempotency: the guard is shared or counted, so that the same request could run twice at a time")
 	case m.body.stream:
-		return invalid("WithIdempotency and StreamBody exclude one another: the body is a part of what is compared")
+		return invalid("WithIdempotency and WithStreamBody exclude one another: the body is a part of what is compared")
 	}
 	return nil
 }

@@ -332,8 +332,8 @@ func TestWhoseARequestIsThatAHandlerMakesInAReplay(t *testing.T) {
 		"its own principal's, the only one with a key": {whose: httplock.WithPrincipal(tenant), without: true},
 		"the client's":                                 {whose: httplock.WithPrincipal(bearer), client: true},
 		"the client's, the only one with a key":        {whose: httplock.WithPrincipal(bearer), client: true, without: true},
-		"nobody's":                                     {whose: httplock.Anonymous()},
-		"nobody's, the only one with a key":            {whose: httplock.Anonymous(), without: true},
+		"nobody's":                                     {whose: httplock.WithAnonymous()},
+		"nobody's, the only one with a key":            {whose: httplock.WithAnonymous(), without: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := openParking(t, redistest.Embedded(t))

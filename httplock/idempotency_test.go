@@ -400,7 +400,7 @@ func TestKeysThatAreMissingOrMalformed(t *testing.T) {
 func TestSafeMethodsHaveNoIdempotencyKey(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	var runs atomic.Int64
-	h := guarded(b.Locker.Guard(core.RejectConflicts), count(&runs, http.StatusOK), httplock.LockSafeMethods(),
+	h := guarded(b.Locker.Guard(core.RejectConflicts), count(&runs, http.StatusOK), httplock.WithLockedSafeMethods(),
 		httplock.WithIdempotency(newIdempotency(t, b), httplock.RequireIdempotencyKey()))
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions} {
 		for range 2 {
@@ -482,7 +482,7 @@ func TestCredentialsWithoutAPrincipalAreRefused(t *testing.T) {
 	require.NotContains(t, log.String(), testbed.Secret)
 
 	for name, opt := range map[string]httplock.Option{
-		"anonymous": httplock.Anonymous(),
+		"anonymous": httplock.WithAnonymous(),
 		"principal": sentBy(bearer, anybody),
 	} {
 		h := guarded(b.Locker.Guard(core.RejectConflicts), ok, store, opt)
@@ -533,12 +533,12 @@ func TestMistakesWithIdempotencyAreErrorsAtConstruction(t *testing.T) {
 	store := newIdempotency(t, b)
 	for name, opts := range map[string][]httplock.Option{
 		"nobody's":      {httplock.WithIdempotency(store)},
-		"nil store":     {httplock.WithIdempotency(nil), httplock.Anonymous()},
+		"nil store":     {httplock.WithIdempotency(nil), httplock.WithAnonymous()},
 		"nil option":    {remembering(store, nil)},
 		"twice":         {remembering(store), remembering(store)},
 		"nil payload":   {remembering(store, httplock.IdempotencyPayload(nil))},
 		"negative body": {remembering(store, httplock.KeepResponseBody(-1))},
-		"immense body":  {remembering(store, httplock.KeepResponseBody(httplock.MaxMaxResponseBody+1))},
+		"immense body":  {remembering(store, httplock.KeepResponseBody(64<<20+1))},
 		"cookies":       {remembering(store, httplock.KeepResponseHeaders("set-cookie"))},
 	} {
 		_, err := httplock.New(guard, opts...)

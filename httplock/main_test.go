@@ -35,8 +35,8 @@ func guarded(guard *core.Guard, handler http.HandlerFunc, opts ...httplock.Optio
 
 // said are options that say whose requests are: nobody's, unless they say so already.
 func said(guard *core.Guard, opts []httplock.Option) []httplock.Option {
-	if _, err := httplock.New(guard, opts...); err != nil && strings.Contains(err.Error(), "or Anonymous") {
-		return append(slices.Clone(opts), httplock.Anonymous())
+	if _, err := httplock.New(guard, opts...); err != nil && strings.Contains(err.Error(), "or WithAnonymous") {
+		return append(slices.Clone(opts), httplock.WithAnonymous())
 	}
 	return opts
 }
@@ -51,7 +51,7 @@ func sentBy(principal func(*http.Request) (string, error), reauthorize func(*htt
 // remembering is WithIdempotency for all clients alike.
 func remembering(store *idempotency.Store, opts ...httplock.IdempotencyOption) httplock.Option {
 	return func(m *httplock.Middleware) error {
-		return cmp.Or(httplock.WithIdempotency(store, opts...)(m), httplock.Anonymous()(m))
+		return cmp.Or(httplock.WithIdempotency(store, opts...)(m), httplock.WithAnonymous()(m))
 	}
 }
 

@@ -13,14 +13,14 @@ import (
 // Option configures a Middleware.
 type Option func(*Middleware) error
 
-// LockSafeMethods makes GET and HEAD need the key too, as other methods do. OPTIONS never does: it asks
+// WithLockedSafeMethods makes GET and HEAD need the key too, as other methods do. OPTIONS never does: it asks
 // what the route can do, as browsers do before they send a request.
-func LockSafeMethods() Option { return safeMethods(safeLocked) }
+func WithLockedSafeMethods() Option { return safeMethods(safeLocked) }
 
-// SharedForSafeMethods makes GET and HEAD need the key too, but together
+// WithSharedSafeMethods makes GET and HEAD need the key too, but together
 // with one another: they run at the same time, and while none of them runs the
 // other methods take turns. One that comes after a waiting POST waits behind it. OPTIONS passes.
-func SharedForSafeMethods() Option { return safeMethods(safeShared) }
+func WithSharedSafeMethods() Option { return safeMethods(safeShared) }
 
 // safeMode says what GET and HEAD need.
 type safeMode int
@@ -34,19 +34,19 @@ const (
 func safeMethods(mode safeMode) Option {
 	return func(m *Middleware) error {
 		if m.safe != safePass && m.safe != mode {
-			return invalid("LockSafeMethods and SharedForSafeMethods exclude one another")
+			return invalid("WithLockedSafeMethods and WithSharedSafeMethods exclude one another")
 		}
 		m.safe = mode
 		return nil
 	}
 }
 
-// Skip lets the requests pass without the key for which f returns true. f must
+// WithSkip lets the requests pass without the key for which f returns true. f must
 // be safe for concurrent use.
-func Skip(f func(*http.Request) bool) Option {
+func WithSkip(f func(*http.Request) bool) Option {
 	return func(m *Middleware) error {
 		if f == nil {
-			return invalid("Skip(nil)")
+			return invalid("WithSkip(nil)")
 		}
 		m.skip = f
 		return nil
@@ -84,7 +84,7 @@ func WithReplayHost(host string) Option {
 	}
 }
 
-// AllowHeaders adds request headers to those that are stored with a parked
+// WithAllowedHeaders adds request headers to those that are stored with a parked
 // request: Accept, Accept-Language, Content-Encoding, Content-Type,
 // Idempotency-Key, Traceparent, and If-Match, If-None-Match, If-Modified-Since and
 // If-Unmodified-Since, whose 412 is then the client's result. Headers that carry credentials (see
@@ -92,8 +92,8 @@ func WithReplayHost(host string) Option {
 // request went are refused. A route that
 // parks, and takes its key from a header, needs that header here: its replays
 // have no key without it, are handed back, and expire.
-func AllowHeaders(names ...string) Option {
-	return func(m *Middleware) error { return addHeaders(m.keptHeaders, neverStored, "AllowHeaders", names) }
+func WithAllowedHeaders(names ...string) Option {
+	return func(m *Middleware) error { return addHeaders(m.keptHeaders, neverStored, "WithAllowedHeaders", names) }
 }
 
 // WithLogger sets where refusals that are our fault are logged. Default:

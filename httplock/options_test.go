@@ -29,13 +29,13 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 			return httplock.New(b.Locker.Guard(retry.Policy{MaxWait: -1}))
 		},
 		"nil option":        func() (*httplock.Middleware, error) { return httplock.New(guard, nil) },
-		"nil skip":          func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.Skip(nil)) },
+		"nil skip":          func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithSkip(nil)) },
 		"nil logger":        func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithLogger(nil)) },
 		"no body":           func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithMaxBody(0)) },
 		"negative body":     func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithMaxBody(-1)) },
 		"immense body":      func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithMaxBody(1<<40)) },
-		"empty header name": func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.AllowHeaders("")) },
-		"bad header name":   func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.AllowHeaders("X A")) },
+		"empty header name": func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithAllowedHeaders("")) },
+		"bad header name":   func() (*httplock.Middleware, error) { return httplock.New(guard, httplock.WithAllowedHeaders("X A")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, err := build()
@@ -47,7 +47,7 @@ func TestMistakesAreErrorsAtConstruction(t *testing.T) {
 		"Authorization", "cookie", "PROXY-AUTHORIZATION", "Connection", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding",
 		"Upgrade", "Proxy-Connection", "Content-Length", "Expect", "Host",
 	} {
-		_, err := httplock.New(guard, httplock.AllowHeaders("X-Fine", name))
+		_, err := httplock.New(guard, httplock.WithAllowedHeaders("X-Fine", name))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)
 	}
 	for _, path := range []string{"", "tickets/", "/tickets", "//evil.example/", "/t/?a=1", "/t/#f", "/t >/", "ftp://h/t/", "http:///t/", "https://u@h/", "\x00/"} {

@@ -65,7 +65,7 @@ func TestCaptureKeepsAllowedHeadersOnly(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	b.Hold(t)
 	p := &testbed.Parking{}
-	h := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.AllowHeaders("x-tenant", "X-Hop"), httplock.Anonymous())
+	h := guarded(b.Locker.Guard(p), mustNotRun(t), httplock.WithAllowedHeaders("x-tenant", "X-Hop"), httplock.WithAnonymous())
 
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	kept := http.Header{

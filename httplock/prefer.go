@@ -11,7 +11,7 @@ import (
 	"github.com/perkey-go/perkey/core"
 )
 
-// HonorPrefer lets clients choose with the header Prefer (RFC 7240) among what the
+// WithPrefer lets clients choose with the header Prefer (RFC 7240) among what the
 // guard's policy would do anyway. With "wait=N" a request waits for N seconds at most,
 // and for 0 not at all, before the policy goes on to its next step; it never waits
 // longer than the policy lets it. With "respond-async" it is parked at once, if the
@@ -26,7 +26,7 @@ import (
 //
 // It is an option because Prefer may be the handler's own: an API that answers
 // "respond-async" itself wants its requests run, not parked.
-func HonorPrefer() Option {
+func WithPrefer() Option {
 	return func(m *Middleware) error {
 		m.honorPrefer = true
 		return nil

@@ -117,8 +117,8 @@ func prefer(t *testing.T, url string, client *http.Client, preferences ...string
 func TestClientsChooseByPrefer(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
 		d := openParking(t, env, delayqueue.WithReservationWindow(0))
-		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer()))
-		justWaits, waiter := testbed.Serve(t, guarded(d.Locker.Guard(retry.Policy{MaxWait: time.Hour}), ok, httplock.HonorPrefer()))
+		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.WithPrefer()))
+		justWaits, waiter := testbed.Serve(t, guarded(d.Locker.Guard(retry.Policy{MaxWait: time.Hour}), ok, httplock.WithPrefer()))
 		release := d.Hold(t)
 
 		for _, test := range []struct {
@@ -175,7 +175,7 @@ func TestPreferNeverAsksForMoreThanTheRouteAllows(t *testing.T) {
 		"rejects":      b.Locker.Guard(core.RejectConflicts),
 		"waits little": b.Locker.Guard(retry.Policy{MaxWait: time.Millisecond}),
 	} {
-		url, client := testbed.Serve(t, guarded(guard, mustNotRun(t), httplock.HonorPrefer()))
+		url, client := testbed.Serve(t, guarded(guard, mustNotRun(t), httplock.WithPrefer()))
 		resp := prefer(t, url, client, "wait=3600, respond-async")
 		testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
 		require.NotContains(t, resp.Header, "Preference-Applied", name)
@@ -202,7 +202,7 @@ func TestPreferIsTheHandlersWithoutHonorPrefer(t *testing.T) {
 // An answer to the same request is no preference's doing: it comes before any waiting.
 func TestPrefer_IsNotAppliedToRequestsMadeTwice(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
-	h := guarded(parkLate(d), ok, httplock.HonorPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
+	h := guarded(parkLate(d), ok, httplock.WithPrefer(), httplock.WithIdempotency(newIdempotency(t, d.Bed)))
 	post := func(key string) testbed.Answer {
 		r := once(t, testbed.OrderPath, key, "{}")
 		r.Header.Set("Prefer", "wait=0, respond-async")
@@ -235,7 +235,7 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 			<-d.Conflicts
 			release()
 		}()
-		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.HonorPrefer(), sentBy(nobody, anybody), httplock.WithLogger(d.log.Logger())))
+		url, client := testbed.Serve(t, guarded(parkLate(d), ok, httplock.WithPrefer(), sentBy(nobody, anybody), httplock.WithLogger(d.log.Logger())))
 		r := testbed.ToServer(t.Context(), t, url+testbed.OrderPath, "{}")
 		r.Header.Set("Prefer", "respond-async")
 		change(r)
@@ -248,7 +248,7 @@ func TestPreferDoesNotSendToTheQueueWhatItDoesNotTake(t *testing.T) {
 
 func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
-	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.HonorPrefer())
+	h := guarded(b.Locker.Guard(core.RejectConflicts), ok, httplock.WithPrefer())
 	front := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "Accept, prefer")
 		h.ServeHTTP(w, r)
@@ -261,13 +261,13 @@ func TestVaryIsAddedOnceAndNotToWhatPasses(t *testing.T) {
 func TestReplaysHaveNoPreference(t *testing.T) {
 	d := openParking(t, redistest.Embedded(t))
 	d.guard = parkLate(d)
-	d.handle(ok, httplock.HonorPrefer(), httplock.AllowHeaders("Prefer"))
+	d.handle(ok, httplock.WithPrefer(), httplock.WithAllowedHeaders("Prefer"))
 	release := d.Hold(t)
 	r := testbed.Request(t, http.MethodPost, testbed.OrderPath, "{}")
 	r.Header.Set("Prefer", "respond-async")
 	location := requireParked(t, testbed.Do(d.mux, r))
 	release()
-	d.work(t, httplock.AllowResponseHeaders("Vary", "Preference-Applied"))
+	d.work(t, httplock.WithAllowedResponseHeaders("Vary", "Preference-Applied"))
 	result := d.result(t, location)
 	require.Equal(t, http.StatusOK, result.Status)
 	require.NotContains(t, result.Header, "Vary")

@@ -22,7 +22,7 @@ import (
 // An error of principal refuses a request that has an Idempotency-Key, or would be parked, or behind
 // WithMaxWaitersPerPrincipal any: the answer is 403 if it wraps [ErrForbidden], and else 500. Others run if the key is free.
 //
-// A guard whose policy may park requests, or that has [WithIdempotency], needs WithPrincipal or [Anonymous]: without, New
+// A guard whose policy may park requests, or that has [WithIdempotency], needs WithPrincipal or [WithAnonymous]: without, New
 // returns an error. One that may park needs [WithReauthorize] too. A policy is known to park if it is a
 // core.PreferencePolicy that honors Async, as delayqueue.Policy is. With another one that parks New returns no error: it is
 // up to you to say who sends requests, or those with credentials are not parked.
@@ -37,9 +37,9 @@ func WithPrincipal(principal func(*http.Request) (string, error)) Option {
 }
 
 // WithReauthorize says whether the principal of a parked request may still have it run, which may be long after it was
-// parked. It is asked before the handler of a replay runs, whether or not Skip lets it pass, and for anonymous requests
+// parked. It is asked before the handler of a replay runs, whether or not WithSkip lets it pass, and for anonymous requests
 // too, with an empty principal. An error that wraps [ErrForbidden] is the replay's result: its status is 403, and the
-// handler never runs. Any other error is tried again by the queue. [Replay] may need it too: see [Reauthorize]. r has the
+// handler never runs. Any other error is tried again by the queue. [Replay] may need it too: see [WithReplayReauthorize]. r has the
 // replay's ctx, and no credentials. reauthorize must be safe for concurrent use.
 func WithReauthorize(reauthorize func(r *http.Request, principal string) error) Option {
 	return func(m *Middleware) error {
@@ -51,10 +51,10 @@ func WithReauthorize(reauthorize func(r *http.Request, principal string) error) 
 	}
 }
 
-// Anonymous says that it does not matter who sends a request, whatever its credentials: for routes that do not look at
+// WithAnonymous says that it does not matter who sends a request, whatever its credentials: for routes that do not look at
 // them. Requests are parked without them, and run on nobody's behalf; all clients share their Idempotency-Keys. See
 // [WithPrincipal] for the others.
-func Anonymous() Option {
+func WithAnonymous() Option {
 	return func(m *Middleware) error {
 		m.anonymous = true
 		return nil
@@ -66,28 +66,28 @@ func (m *Middleware) checkPrincipal() error {
 	parks, known := m.guard.Honors(core.Preference{Async: true}).Async, m.principal != nil
 	switch {
 	case known && m.anonymous:
-		return invalid("WithPrincipal and Anonymous exclude one another")
+		return invalid("WithPrincipal and WithAnonymous exclude one another")
 	case m.reauthorize != nil && !known:
 		return invalid("WithReauthorize needs WithPrincipal, which says who sends a request")
 	case m.waiters != nil && !known:
 		return invalid("WithMaxWaitersPerPrincipal needs WithPrincipal, which says who sends a request")
 	case parks && !known && !m.anonymous:
 		return invalid("the guard's policy may park requests, and nothing says on whose behalf: want WithPrincipal and WithReauthorize, " +
-			"or Anonymous if the route does not look at who sends a request")
+			"or WithAnonymous if the route does not look at who sends a request")
 	case parks && known && m.reauthorize == nil:
 		return invalid("the guard's policy may park requests, and nothing says whether their principals may still have them run " +
 			"later: want WithReauthorize")
 	case m.once != nil && !known && !m.anonymous:
 		return invalid("WithIdempotency keeps responses, and nothing says whose they are: want WithPrincipal, " +
-			"or Anonymous if all clients may see them")
+			"or WithAnonymous if all clients may see them")
 	}
 	return nil
 }
 
 type frameworkKey struct{}
 
-// FrameworkFrom returns the [Exchange]'s Framework from the ctx of the request that [WithPrincipal]'s function is given. It
-// is for adapters. Nil: there is none.
+// FrameworkFrom returns the [Exchange]'s Framework from the ctx of the request that [WithPrincipal]'s function is given, and
+// the [Match]'s from that of a key function. It is for adapters. Nil: there is none.
 func FrameworkFrom(ctx context.Context) any { return ctx.Value(frameworkKey{}) }
 
 // onBehalfOf returns a request's principal, or why nothing may be stored on anybody's behalf.

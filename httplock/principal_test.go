@@ -87,7 +87,7 @@ func TestPrincipalIsStoredAndAuthorizedAgain(t *testing.T) {
 func TestPrincipalWhoMayNoMoreGets403AndNothingRuns(t *testing.T) {
 	for name, opts := range map[string][]httplock.Option{
 		"guarded": nil,
-		"skipped": {httplock.Skip(func(r *http.Request) bool {
+		"skipped": {httplock.WithSkip(func(r *http.Request) bool {
 			_, replayed := httplock.Replayed(r.Context())
 			return replayed
 		})},
@@ -168,7 +168,7 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 			ran := 0
 			count := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran++ })
 			d.handle(count.ServeHTTP, sentBy(nobody, anybody))
-			d.mux.Handle("/anonymous/{id}", d.perKey(httplock.Anonymous())(count))
+			d.mux.Handle("/anonymous/{id}", d.perKey(httplock.WithAnonymous())(count))
 			d.mux.Handle("/principal/{id}", d.perKey(sentBy(bearer, anybody))(count))
 			with := func(target string) *http.Request {
 				r := post(t, target)
@@ -186,7 +186,7 @@ func TestRequestsWithCredentialsAreNotParkedWithoutAPrincipal(t *testing.T) {
 			log := d.log.String()
 			require.Equal(t, 1, strings.Count(log, "level=WARN"), log)
 			require.Contains(t, log, "WithPrincipal")
-			require.Contains(t, log, "Anonymous")
+			require.Contains(t, log, "WithAnonymous")
 			require.NotContains(t, log, testbed.Secret)
 			require.Equal(t, 1, ran)
 
@@ -230,8 +230,8 @@ func TestAReplayWithAPrincipalNeedsAGuardThatCanAuthorizeIt(t *testing.T) {
 		h   http.Handler
 		why string // it is handed back
 	}{
-		"none":                   {own()(mustNotRun(t)), "give Replay Reauthorize"},
-		"anonymous now":          {own(httplock.Anonymous())(mustNotRun(t)), "give Replay Reauthorize"},
+		"none":                   {own()(mustNotRun(t)), "give Replay WithReplayReauthorize"},
+		"anonymous now":          {own(httplock.WithAnonymous())(mustNotRun(t)), "give Replay WithReplayReauthorize"},
 		"its own":                {with(http.HandlerFunc(ok)), ""},
 		"behind another's guard": {other(with(http.HandlerFunc(ok))), ""},
 		"in front of another":    {with(own()(http.HandlerFunc(ok))), ""},
@@ -271,19 +271,19 @@ func TestPrincipal_IsSaidAtConstruction(t *testing.T) {
 	}{
 		"rejects":                     {rejects, nil, ""},
 		"rejects, with a principal":   {rejects, []httplock.Option{principal}, ""},
-		"rejects, anonymous":          {rejects, []httplock.Option{httplock.Anonymous()}, ""},
-		"parks":                       {parks, nil, "nothing says on whose behalf: want WithPrincipal and WithReauthorize, or Anonymous"},
+		"rejects, anonymous":          {rejects, []httplock.Option{httplock.WithAnonymous()}, ""},
+		"parks":                       {parks, nil, "nothing says on whose behalf: want WithPrincipal and WithReauthorize, or WithAnonymous"},
 		"parks, with a principal":     {parks, []httplock.Option{principal}, "want WithReauthorize"},
 		"parks, and asks again":       {parks, []httplock.Option{mayStill, principal, store, most}, ""},
-		"parks, anonymous":            {parks, []httplock.Option{httplock.Anonymous(), store}, ""},
-		"keeps responses":             {rejects, []httplock.Option{store}, "nothing says whose they are: want WithPrincipal, or Anonymous"},
+		"parks, anonymous":            {parks, []httplock.Option{httplock.WithAnonymous(), store}, ""},
+		"keeps responses":             {rejects, []httplock.Option{store}, "nothing says whose they are: want WithPrincipal, or WithAnonymous"},
 		"keeps a principal's":         {rejects, []httplock.Option{store, principal}, ""},
 		"counts":                      {rejects, []httplock.Option{most}, "WithMaxWaitersPerPrincipal needs WithPrincipal"},
-		"counts, anonymous":           {rejects, []httplock.Option{most, httplock.Anonymous()}, "WithMaxWaitersPerPrincipal needs WithPrincipal"},
+		"counts, anonymous":           {rejects, []httplock.Option{most, httplock.WithAnonymous()}, "WithMaxWaitersPerPrincipal needs WithPrincipal"},
 		"asks about nobody":           {rejects, []httplock.Option{mayStill}, "WithReauthorize needs WithPrincipal"},
-		"asks, anonymous":             {parks, []httplock.Option{mayStill, httplock.Anonymous()}, "WithReauthorize needs WithPrincipal"},
-		"both":                        {rejects, []httplock.Option{principal, httplock.Anonymous()}, "exclude one another"},
-		"both, the other way":         {parks, []httplock.Option{httplock.Anonymous(), principal, mayStill}, "exclude one another"},
+		"asks, anonymous":             {parks, []httplock.Option{mayStill, httplock.WithAnonymous()}, "WithReauthorize needs WithPrincipal"},
+		"both":                        {rejects, []httplock.Option{principal, httplock.WithAnonymous()}, "exclude one another"},
+		"both, the other way":         {parks, []httplock.Option{httplock.WithAnonymous(), principal, mayStill}, "exclude one another"},
 		"no principal function":       {rejects, []httplock.Option{httplock.WithPrincipal(nil)}, "WithPrincipal(nil)"},
 		"no reauthorization function": {rejects, []httplock.Option{principal, httplock.WithReauthorize(nil)}, "WithReauthorize(nil)"},
 	} {

@@ -55,7 +55,7 @@ func (m *Middleware) refuse(x Exchange, err error, encoded bool) {
 	case errors.Is(err, errCredentials):
 		m.warnCredentials.Do(func() {
 			m.logger().WarnContext(ctx, "httplock: requests with credentials are not parked here, and are answered with 409: "+
-				"have the function of WithPrincipal say whose they are, or give the guard Anonymous if it does not look at them", "name", x.Name)
+				"have the function of WithPrincipal say whose they are, or give the guard WithAnonymous if it does not look at them", "name", x.Name)
 		})
 		respond(x, problemConflict.document(conflictRetryAfter(0)))
 	case errors.As(err, &conflict):

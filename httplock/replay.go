@@ -21,7 +21,7 @@ import (
 // in this process. Give it the handler that the server serves.
 //
 // What the handler answers is the result, 4xx and 5xx alike: the message is done, whether or
-// not the request succeeded. Only after 429, 503 and what the route's [RetryStatuses] names is
+// not the request succeeded. Only after 429, 503 and what the route's [WithRetryStatuses] names is
 // the request tried again (delayqueue.RetryLater): until it would be too old, after what
 // Retry-After says, or else with delays that double up to 30 s. No attempt is spent, and the
 // message becomes a dead letter when it would be too old by then: its result is the last
@@ -38,7 +38,7 @@ import (
 //   - a stored form of a later release,
 //   - a route that the handler does not have,
 //   - a route that has no guard any more: nothing says there whether it may be run,
-//   - a request that was parked on a principal's behalf, without [Reauthorize] and without a
+//   - a request that was parked on a principal's behalf, without [WithReplayReauthorize] and without a
 //     guard that is known to ask whether that one may still have it run,
 //   - one that the guard itself refuses, such as for a key function that fails without a header
 //     that was not stored, or a guard that is misconfigured,
@@ -91,8 +91,8 @@ const (
 	// DefaultMaxResponseBody is how much of a replay's response is kept, unless
 	// WithMaxResponseBody says otherwise. It fits in a queue's results, by default.
 	DefaultMaxResponseBody = 64 << 10
-	// MaxMaxResponseBody bounds WithMaxResponseBody.
-	MaxMaxResponseBody = 64 << 20
+	// maxMaxResponseBody bounds WithMaxResponseBody.
+	maxMaxResponseBody = 64 << 20
 )
 
 // ReplayOption configures Replay.
@@ -103,22 +103,22 @@ type ReplayOption func(*replayer) error
 // cap of its own, delayqueue.WithMaxResult, which should be 4 KiB more.
 func WithMaxResponseBody(n int) ReplayOption {
 	return func(p *replayer) error {
-		if n < 0 || n > MaxMaxResponseBody {
-			return invalid("WithMaxResponseBody(%d): want 0 to %d bytes", n, MaxMaxResponseBody)
+		if n < 0 || n > maxMaxResponseBody {
+			return invalid("WithMaxResponseBody(%d): want 0 to %d bytes", n, maxMaxResponseBody)
 		}
 		p.maxBody = n
 		return nil
 	}
 }
 
-// AllowResponseHeaders adds response headers to those that are kept. Headers that
+// WithAllowedResponseHeaders adds response headers to those that are kept. Headers that
 // carry credentials or ask for them, such as Set-Cookie, that belong to one
 // connection, and Cache-Control, which is a result's own, are refused.
-func AllowResponseHeaders(names ...string) ReplayOption {
-	return func(p *replayer) error { return addHeaders(p.kept, neverKept, "AllowResponseHeaders", names) }
+func WithAllowedResponseHeaders(names ...string) ReplayOption {
+	return func(p *replayer) error { return addHeaders(p.kept, neverKept, "WithAllowedResponseHeaders", names) }
 }
 
-// Reauthorize has f asked before any replay whether principal may still have it run. It may be
+// WithReplayReauthorize has f asked before any replay whether principal may still have it run. It may be
 // [WithReauthorize]'s function, which a guard that the replay reaches asks as well. An error
 // that wraps [ErrForbidden] is the replay's result, 403; any other is tried again by the queue.
 // r has the replay's ctx, and no credentials; an empty principal is anonymous. f must be
@@ -127,10 +127,10 @@ func AllowResponseHeaders(names ...string) ReplayOption {
 // A request that was parked on a principal's behalf needs it, unless its route can be read
 // beforehand and has a guard, which asks. Otherwise it is handed back: if its route had lost the
 // guard it would run without being authorized.
-func Reauthorize(f func(r *http.Request, principal string) error) ReplayOption {
+func WithReplayReauthorize(f func(r *http.Request, principal string) error) ReplayOption {
 	return func(p *replayer) error {
 		if f == nil {
-			return invalid("Reauthorize(nil)")
+			return invalid("WithReplayReauthorize(nil)")
 		}
 		p.reauthorize = f
 		return nil
@@ -154,15 +154,15 @@ func WithRoutes(registered func() []string, guards Routes) ReplayOption {
 	}
 }
 
-// RewriteTarget has f say where a parked request goes now: for routes that were renamed while
+// WithTargetRewrite has f say where a parked request goes now: for routes that were renamed while
 // requests were parked, or dead. It is given the method and the stored target, path and query
 // as the client sent them, and returns the target to use, which begins with a slash. It is called
 // for each replay, also of what was redriven, and never for its own answer: leave it in place until
 // nothing of the old route is left. It must be safe for concurrent use.
-func RewriteTarget(f func(method, target string) string) ReplayOption {
+func WithTargetRewrite(f func(method, target string) string) ReplayOption {
 	return func(p *replayer) error {
 		if f == nil {
-			return invalid("RewriteTarget(nil)")
+			return invalid("WithTargetRewrite(nil)")
 		}
 		p.rewrite = f
 		return nil
@@ -210,7 +210,7 @@ func (p *replayer) prepare(ctx context.Context, m delayqueue.Message) (*replay, 
 	if p.rewrite != nil {
 		c.Target = p.rewrite(c.Method, c.Target)
 		if _, err := c.url(); err != nil {
-			return nil, nil, &foreignError{fmt.Errorf("RewriteTarget: %w", err)}
+			return nil, nil, &foreignError{fmt.Errorf("WithTargetRewrite: %w", err)}
 		}
 	}
 	replay := &replay{id: m.ID, key: m.Key, principal: m.Principal, once: slices.Clone(c.Header["Idempotency-Key"])}
@@ -324,7 +324,7 @@ type replay struct {
 	mu       sync.Mutex // handlers may call guarded ones on other goroutines
 	reached  bool       // a guard ran its handler under the key, or gave the request its result
 	skipped  bool       // a guard let the request pass without a key
-	statuses []int      // the guards' RetryStatuses
+	statuses []int      // the guards' WithRetryStatuses
 	silent   bool       // the outermost of these handlers returned without a word
 	allowed  bool       // a guard made sure that the principal may have the request run
 	conflict error      // the first one that a guard met

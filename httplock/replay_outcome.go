@@ -15,15 +15,15 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 )
 
-// RetryStatuses has a parked request tried again whose handler answers with one of these, as it
+// WithRetryStatuses has a parked request tried again whose handler answers with one of these, as it
 // is after 429 and 503 anyway: see [Replay]. Other statuses are results. It is for routes whose
 // handlers may run any number of times, and have done nothing when they answer so. 400 to 599;
 // given again it adds to them.
-func RetryStatuses(statuses ...int) Option {
+func WithRetryStatuses(statuses ...int) Option {
 	return func(m *Middleware) error {
 		for _, status := range statuses {
 			if status < http.StatusBadRequest || status > 599 {
-				return invalid("RetryStatuses(%d): want 400 to 599", status)
+				return invalid("WithRetryStatuses(%d): want 400 to 599", status)
 			}
 		}
 		m.retryStatuses = append(m.retryStatuses, statuses...)

@@ -37,15 +37,15 @@ func TestReplay_AnswerIsTheResultWhateverItsStatus(t *testing.T) {
 
 func TestReplay_RetryStatusesAddToThoseThatAreTriedAgain(t *testing.T) {
 	for status, again := range map[int]bool{429: true, 500: true, 502: true, 503: true, 504: false, 404: false} {
-		outer := anyGuard(t, httplock.RetryStatuses(500), httplock.RetryStatuses(500))
-		inner := anyGuard(t, httplock.RetryStatuses(502))
+		outer := anyGuard(t, httplock.WithRetryStatuses(500), httplock.WithRetryStatuses(500))
+		inner := anyGuard(t, httplock.WithRetryStatuses(502))
 		h := outer(inner(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })))
 		err := httplock.Replay(h)(t.Context(), message(t, post(t, "/")))
 		require.Equal(t, again, isTriedLater(err), status)
 		require.Equal(t, again, err != nil, status)
 	}
 	for _, status := range []int{0, 200, 399, 600} {
-		_, err := httplock.New(testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts), httplock.RetryStatuses(503, status))
+		_, err := httplock.New(testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts), httplock.WithRetryStatuses(503, status))
 		require.ErrorIs(t, err, core.ErrInvalidOption, status)
 	}
 }
@@ -125,7 +125,7 @@ func TestReplay_DeadTicketShowsTheLastStatusAndBody(t *testing.T) {
 			}
 			w.WriteHeader(status)
 			_, _ = io.WriteString(w, "the shipper is away"+strings.Repeat("!", 2000))
-		}, httplock.RetryStatuses(http.StatusBadGateway))
+		}, httplock.WithRetryStatuses(http.StatusBadGateway))
 		release := d.Hold(t)
 		at := requireParked(t, testbed.Call(t, d.mux, http.MethodPost, testbed.OrderPath, ""))
 		d.work(t)
@@ -266,7 +266,7 @@ func TestReplay_RenamedRouteIsFoundByRewriteTarget(t *testing.T) {
 			assert.Equal(t, "/purchases/0?x=1", r.URL.String())
 			ran.add(r)
 		})))
-		d.replica(t, renamed, httplock.RewriteTarget(func(method, target string) string {
+		d.replica(t, renamed, httplock.WithTargetRewrite(func(method, target string) string {
 			assert.Equal(t, http.MethodPost, method)
 			return "/purchases/" + strings.TrimPrefix(target, "/orders/") + "?x=1"
 		}))
@@ -274,9 +274,9 @@ func TestReplay_RenamedRouteIsFoundByRewriteTarget(t *testing.T) {
 		d.await(t, dead, delayqueue.StateDone)
 		ran.requireOnce(t, []string{dead})
 	})
-	require.ErrorIs(t, httplock.Replay(mustNotRun(t), httplock.RewriteTarget(nil))(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
+	require.ErrorIs(t, httplock.Replay(mustNotRun(t), httplock.WithTargetRewrite(nil))(t.Context(), message(t, post(t, "/"))), core.ErrInvalidOption)
 	for _, target := range []string{"", "no slash", "https://shop.example/", "/\n"} {
-		err := httplock.Replay(mustNotRun(t), httplock.RewriteTarget(func(string, string) string { return target }))(t.Context(), message(t, post(t, "/")))
+		err := httplock.Replay(mustNotRun(t), httplock.WithTargetRewrite(func(string, string) string { return target }))(t.Context(), message(t, post(t, "/")))
 		require.True(t, isHandedBack(err), "%q: %v", target, err)
 	}
 }
@@ -291,7 +291,7 @@ func TestReplay_HasTheHostOfItsRoutesPattern(t *testing.T) {
 				return mux
 			},
 			"config": func(d *parkingSite, h http.Handler) http.Handler {
-				m, err := httplock.New(d.guard, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())
+				m, err := httplock.New(d.guard, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous())
 				require.NoError(t, err)
 				mux := http.NewServeMux()
 				mux.Handle("shop.example/orders/{id}", h)

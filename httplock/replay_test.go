@@ -140,7 +140,7 @@ func TestReplayOutcomes(t *testing.T) {
 		})
 	}
 	panics := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(core.ErrConflict) })
-	skips := anyGuard(t, httplock.Skip(func(*http.Request) bool { return true }))
+	skips := anyGuard(t, httplock.WithSkip(func(*http.Request) bool { return true }))
 	badKey := httplock.PerKey(testbed.New(t, redistest.Embedded(t)).Locker.Guard(core.RejectConflicts), func(*http.Request) (string, error) { panic("boom") })
 	for name, test := range map[string]struct {
 		handler http.Handler
@@ -354,7 +354,7 @@ func (elsewhere) OnConflict(context.Context, core.Conflict) (core.Decision, erro
 }
 
 func TestReplayThatSkipsItsGuardHasAResult(t *testing.T) {
-	skip := anyGuard(t, httplock.Skip(func(r *http.Request) bool {
+	skip := anyGuard(t, httplock.WithSkip(func(r *http.Request) bool {
 		_, replayed := httplock.Replayed(r.Context())
 		return replayed
 	}))

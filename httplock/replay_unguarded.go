@@ -17,7 +17,7 @@ var (
 		"and routes of one host that is not in their pattern need WithReplayHost")
 	errUnguarded     = errors.New("the route has no guard")
 	errRefused       = errors.New("what is in front of the guard must let replays pass")
-	errUnasked       = errors.New("it was parked on a principal's behalf, and whether that one may still have it run is unknown: give Replay Reauthorize")
+	errUnasked       = errors.New("it was parked on a principal's behalf, and whether that one may still have it run is unknown: give Replay WithReplayReauthorize")
 	errNotAuthorized = errors.New("the replay was not authorized")
 )
 

@@ -121,7 +121,7 @@ func TestReplay_ReauthorizeIsAskedBeforeAHandlerWithoutGuard(t *testing.T) {
 		h := opaque(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) }))
 
 		at := d.fill(t, 1, bob)[0]
-		d.replica(t, h, httplock.Reauthorize(func(r *http.Request, principal string) error {
+		d.replica(t, h, httplock.WithReplayReauthorize(func(r *http.Request, principal string) error {
 			asked <- r.URL.Path + " " + principal
 			if r.URL.Path == "/orders/0" {
 				return httplock.ErrForbidden
@@ -143,14 +143,14 @@ func TestReplay_PrincipalThatNobodyAsksAboutIsHandedBack(t *testing.T) {
 	m := message(t, post(t, testbed.OrderPath))
 	m.Principal = "bob"
 	err := httplock.Replay(opaque(mustNotRun(t)))(t.Context(), m)
-	require.ErrorContains(t, err, "give Replay Reauthorize")
+	require.ErrorContains(t, err, "give Replay WithReplayReauthorize")
 	require.True(t, isHandedBack(err))
 	require.EqualError(t, err, httplock.CheckReplay(opaque(mustNotRun(t)))(m).Error())
 
-	err = httplock.Replay(opaque(mustNotRun(t)), httplock.Reauthorize(func(*http.Request, string) error { return context.DeadlineExceeded }))(t.Context(), m)
+	err = httplock.Replay(opaque(mustNotRun(t)), httplock.WithReplayReauthorize(func(*http.Request, string) error { return context.DeadlineExceeded }))(t.Context(), m)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.True(t, isTriedLater(err), "the answer may come later")
-	require.ErrorIs(t, httplock.Replay(opaque(mustNotRun(t)), httplock.Reauthorize(nil))(t.Context(), m), core.ErrInvalidOption)
+	require.ErrorIs(t, httplock.Replay(opaque(mustNotRun(t)), httplock.WithReplayReauthorize(nil))(t.Context(), m), core.ErrInvalidOption)
 }
 
 // Nothing is called to find out that a route is not guarded, or not there.
@@ -346,7 +346,7 @@ func TestReplay_ServicesThatShareAQueueRunTheirOwn(t *testing.T) {
 			mux, ran = http.NewServeMux(), new(atomic.Int64)
 			mux.Handle("/"+name+"/{id}", httplock.PerKey(d.guard, func(r *http.Request) (string, error) {
 				return name + ":" + r.PathValue("id"), nil
-			}, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
+			}, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous())(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { ran.Add(1) })))
 			return mux, ran
 		}
 		const requests = 15

@@ -79,7 +79,7 @@ func (s *rollout) start(release string) *replica {
 	}
 	mux := http.NewServeMux()
 	var handler delayqueue.Handler
-	opts := []httplock.ReplayOption{httplock.Reauthorize(s.authorize)}
+	opts := []httplock.ReplayOption{httplock.WithReplayReauthorize(s.authorize)}
 	if release == "old" {
 		mux.Handle(perKey("orders", param("order:")))
 		mux.Handle(perKey("carts", param("cart:")))
@@ -96,8 +96,8 @@ func (s *rollout) start(release string) *replica {
 				return "", httplock.BadKey(errors.New("no X-Tenant"))
 			}
 			return "invoice:" + r.PathValue("id"), nil
-		}, httplock.AllowHeaders("X-Tenant")))
-		replay := httplock.Replay(mux, append(opts, httplock.RewriteTarget(func(_, target string) string {
+		}, httplock.WithAllowedHeaders("X-Tenant")))
+		replay := httplock.Replay(mux, append(opts, httplock.WithTargetRewrite(func(_, target string) string {
 			if id, was := strings.CutPrefix(target, "/legacy/"); was {
 				return "/modern/" + id
 			}

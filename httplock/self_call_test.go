@@ -31,7 +31,7 @@ func TestTransport_RefusesOnlyWhatWouldWait(t *testing.T) {
 				var url string
 				var client http.Client
 				key := func(*http.Request) (string, error) { return "k", nil }
-				lock := httplock.PerKey(b.Locker.Guard(core.RejectConflicts, test.guard...), key, httplock.SharedForSafeMethods())
+				lock := httplock.PerKey(b.Locker.Guard(core.RejectConflicts, test.guard...), key, httplock.WithSharedSafeMethods())
 				url, base := testbed.Serve(t, lock(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					if r.URL.Path != "/outer" {
 						return

@@ -14,10 +14,10 @@ import (
 func TestSafeMethodsAreEitherLockedOrShared(t *testing.T) {
 	b := testbed.New(t, redistest.Embedded(t))
 	guard := b.Locker.Guard(core.RejectConflicts)
-	_, err := httplock.New(guard, httplock.LockSafeMethods(), httplock.SharedForSafeMethods())
+	_, err := httplock.New(guard, httplock.WithLockedSafeMethods(), httplock.WithSharedSafeMethods())
 	require.ErrorIs(t, err, core.ErrInvalidOption)
-	_, err = httplock.New(guard, httplock.SharedForSafeMethods(), httplock.LockSafeMethods())
+	_, err = httplock.New(guard, httplock.WithSharedSafeMethods(), httplock.WithLockedSafeMethods())
 	require.ErrorIs(t, err, core.ErrInvalidOption)
-	_, err = httplock.New(guard, httplock.LockSafeMethods(), httplock.LockSafeMethods())
+	_, err = httplock.New(guard, httplock.WithLockedSafeMethods(), httplock.WithLockedSafeMethods())
 	require.NoError(t, err)
 }

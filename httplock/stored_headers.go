@@ -20,7 +20,7 @@ func defaultHeaders() map[string]bool {
 }
 
 // StoredHeaders returns the names of the headers that are stored with every parked request,
-// in canonical form. AllowHeaders adds to them.
+// in canonical form. [WithAllowedHeaders] adds to them. It is for those who check a configuration, as package config does.
 func StoredHeaders() []string { return slices.Sorted(maps.Keys(defaultHeaders())) }
 
 // neverStored are the headers that carry credentials, that belong to one

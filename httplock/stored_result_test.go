@@ -50,7 +50,7 @@ func TestResultKeepsAllowedHeadersOnly(t *testing.T) {
 		w.Header().Set("Connection", "x-hop")
 		w.Header().Set("Content-Length", "100")
 		w.WriteHeader(http.StatusConflict)
-	}, httplock.AllowResponseHeaders("x-mine", "X-Hop"))
+	}, httplock.WithAllowedResponseHeaders("x-mine", "X-Hop"))
 	kept.Set("Cache-Control", "no-store")
 	kept.Set("X-Content-Type-Options", "nosniff")
 	kept.Set("Content-Length", "0")
@@ -196,9 +196,9 @@ func TestAStatusThatIsNoneIsAPanicAsInNetHTTP(t *testing.T) {
 func TestMistakenReplaysFail(t *testing.T) {
 	for name, opt := range map[string]httplock.ReplayOption{
 		"nil": nil, "negative": httplock.WithMaxResponseBody(-1), "immense": httplock.WithMaxResponseBody(1 << 30),
-		"cookie": httplock.AllowResponseHeaders("X-Fine", "set-cookie"), "challenge": httplock.AllowResponseHeaders("WWW-Authenticate"),
-		"no name": httplock.AllowResponseHeaders(""), "not a name": httplock.AllowResponseHeaders("X A"),
-		"caching": httplock.AllowResponseHeaders("Cache-Control"), "length": httplock.AllowResponseHeaders("Content-Length"),
+		"cookie": httplock.WithAllowedResponseHeaders("X-Fine", "set-cookie"), "challenge": httplock.WithAllowedResponseHeaders("WWW-Authenticate"),
+		"no name": httplock.WithAllowedResponseHeaders(""), "not a name": httplock.WithAllowedResponseHeaders("X A"),
+		"caching": httplock.WithAllowedResponseHeaders("Cache-Control"), "length": httplock.WithAllowedResponseHeaders("Content-Length"),
 	} {
 		err := httplock.Replay(mustNotRun(t), opt)(t.Context(), message(t, post(t, "/")))
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)

@@ -105,7 +105,7 @@ func TestRequestsThatCannotBeReplayedAreRefusedAsConflicts(t *testing.T) {
 	b.Hold(t)
 	p := &testbed.Parking{}
 	handler := httplock.PerKey(b.Locker.Guard(p), func(*http.Request) (string, error) { return testbed.OrderKey, nil },
-		httplock.LockSafeMethods())(mustNotRun(t))
+		httplock.WithLockedSafeMethods())(mustNotRun(t))
 
 	upgrade := testbed.Request(t, http.MethodGet, "/ws", "")
 	upgrade.Header.Set("Connection", "Upgrade")

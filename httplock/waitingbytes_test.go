@@ -247,8 +247,8 @@ func TestWaitingBytes_OfAKeyFunctionUnderStreamBody(t *testing.T) {
 	const bound, sent = 30 * time.Millisecond, `{"id": 42}`
 	serve := func(key httplock.KeyFunc, timeout time.Duration, h http.HandlerFunc) http.Handler {
 		mux := http.NewServeMux()
-		mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(nil), key, httplock.StreamBody(),
-			httplock.WithBodyTimeout(timeout), httplock.WithMaxWaitingBytes(httplock.MinMaxWaitingBytes))(h))
+		mux.Handle("/orders/{id}", httplock.PerKey(b.Locker.Guard(nil), key, httplock.WithStreamBody(),
+			httplock.WithBodyTimeout(timeout), httplock.WithMaxWaitingBytes(2<<20))(h))
 		return mux
 	}
 	post := func(h http.Handler, body io.Reader) int {
@@ -290,7 +290,7 @@ func TestWaitingBytes_OfAKeyFunctionUnderStreamBody(t *testing.T) {
 			require.Fail(t, "too few are refused", "%d", refused)
 		}
 	}
-	require.LessOrEqual(t, httplock.WaitingBytes(), int64(httplock.MinMaxWaitingBytes))
+	require.LessOrEqual(t, httplock.WaitingBytes(), int64(2<<20))
 	close(stop)
 	for range cap(statuses) - 10 {
 		<-statuses

@@ -28,7 +28,7 @@ func ginService(tr tracing, guard *core.Guard) http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	r := gin.New()
 	r.Use(otelgin.Middleware("shop", otelgin.WithTracerProvider(tr.TracerProvider), otelgin.WithPropagators(propagation.TraceContext{})))
-	r.POST("/orders/:id", ginlock.PerKey(guard, ginlock.Param("order:", "id"), httplock.Anonymous()), func(c *gin.Context) {
+	r.POST("/orders/:id", ginlock.PerKey(guard, ginlock.Param("order:", "id"), httplock.WithAnonymous()), func(c *gin.Context) {
 		handled(c.Request.Context(), tr)
 		c.String(http.StatusOK, "shipped")
 	})
@@ -38,7 +38,7 @@ func ginService(tr tracing, guard *core.Guard) http.Handler {
 // netService parks at /orders/{id}, behind otelhttp.
 func netService(tr tracing, guard *core.Guard) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("POST /orders/{id}", httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.Anonymous())(
+	mux.Handle("POST /orders/{id}", httplock.PerKey(guard, httplock.Param("order:", "id"), httplock.WithAnonymous())(
 		http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { handled(r.Context(), tr) })))
 	return otelhttp.NewHandler(mux, "shop", otelhttp.WithTracerProvider(tr.TracerProvider), otelhttp.WithPropagators(propagation.TraceContext{}))
 }

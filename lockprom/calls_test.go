@@ -288,7 +288,7 @@ func (c *calls) ofRoutes() {
 	send := func(x request) {
 		c.Helper()
 		key := func(*http.Request) (string, error) { return "route", x.key }
-		opts := []httplock.Option{httplock.WithObserver(c.recorder.Requests(nil)), httplock.Anonymous(), httplock.WithLogger(quiet())}
+		opts := []httplock.Option{httplock.WithObserver(c.recorder.Requests(nil)), httplock.WithAnonymous(), httplock.WithLogger(quiet())}
 		if x.once {
 			opts = append(opts, httplock.WithIdempotency(store))
 		}
@@ -395,7 +395,7 @@ const tasks = "perkey_tasks_total"
 // ofTasks runs tasks whose payload says what they come to.
 func (c *calls) ofTasks() {
 	l, rival := c.locker(), c.locker()
-	skip := asynqlock.Skip(func(_ context.Context, t *asynq.Task) bool { return string(t.Payload()) == `"skipped"` })
+	skip := asynqlock.WithSkip(func(_ context.Context, t *asynq.Task) bool { return string(t.Payload()) == `"skipped"` })
 	handler := asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		switch {
 		case strings.Contains(string(task.Payload()), "failed"):

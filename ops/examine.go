@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +19,6 @@ const (
 	staleAfter  = 35 * time.Second
 	lately      = 10 * time.Minute
 	lateAfter   = time.Minute
-	longHold    = time.Minute
 	slowAnswer  = 50 * time.Millisecond
 	clocksApart = 5 * time.Second // more than a call of a Beacon takes
 	replicaLag  = 10              // seconds
@@ -144,7 +144,7 @@ func sign(d time.Duration) string {
 }
 
 // where is where a process runs.
-func (p Process) where() string { return fmt.Sprintf("%s pid %d", cmp.Or(p.Host, p.ID), p.PID) }
+func (p Process) where() string { return fmt.Sprintf("%s:%d", cmp.Or(p.Host, p.ID), p.PID) }
 
 // tallies are how many there are of each.
 func tallies(counts map[string]int, want string) (all []Evidence) {
@@ -155,10 +155,12 @@ func tallies(counts map[string]int, want string) (all []Evidence) {
 	return all
 }
 
-// examples are the first three of some.
+const maxExamples = 3
+
+// examples are the first of some.
 func examples(figure string, all []string) Evidence {
-	text := strings.Join(all[:min(len(all), 3)], ", ")
-	if n := len(all) - 3; n > 0 {
+	text := strings.Join(all[:min(len(all), maxExamples)], ", ")
+	if n := len(all) - maxExamples; n > 0 {
 		text += fmt.Sprintf(" and %d more", n)
 	}
 	return Evidence{Figure: figure, Is: text}
@@ -182,17 +184,16 @@ func (f *findings) events(fleet Fleet) {
 			}
 			h := in(all, kind, &happened{})
 			h.count += max(1, e.Count)
-			if key := strconv.Quote(e.Key); e.Key != "" && !slices.Contains(h.keys, key) {
-				h.keys = append(h.keys, key)
+			if e.Key != "" && !slices.Contains(h.keys, e.Key) {
+				h.keys = append(h.keys, e.Key)
 			}
 		}
 	}
-	evidence := func(h *happened) []Evidence {
-		e := []Evidence{{"in the last " + brief(lately), strconv.FormatInt(h.count, 10), "0"}}
+	add := func(kind string, severity Severity, subject, text string, h *happened) {
+		found := f.add(kind, severity, subject, text, Evidence{"in the last " + brief(lately), strconv.FormatInt(h.count, 10), "0"})
 		if len(h.keys) > 0 {
-			e = append(e, examples("keys", h.keys))
+			found.about(h.keys)
 		}
-		return e
 	}
 	for _, one := range []struct {
 		event, kind string
@@ -205,42 +206,44 @@ func (f *findings) events(fleet Fleet) {
 		{"locks " + string(core.OutcomeUnavailable), "unavailable", SeverityAct, "call found Redis unavailable.", "calls found Redis unavailable."},
 	} {
 		if h := all[one.event]; h != nil {
-			f.add(one.kind, one.severity, "", count(h.count, one.one, one.many), evidence(h)...)
+			add(one.kind, one.severity, "", count(h.count, one.one, one.many), h)
 		}
 	}
 	for _, event := range slices.Sorted(maps.Keys(all)) {
 		queue, expired := strings.CutPrefix(event, "queues "+string(delayqueue.OutcomeExpired)+" ")
 		if h := all[event]; expired {
-			f.add("expiring", SeverityLook, queue, count(h.count, "message was", "messages were")+" too old before being run.", evidence(h)...)
+			add("expiring", SeverityLook, queue, count(h.count, "message was", "messages were")+" too old before being run.", h)
 		}
 	}
 }
 
 // leases judges the oldest leases of each process, as it told of them.
 func (f *findings) leases(fleet Fleet) {
-	var late, long []string
-	least, longest := time.Duration(-1), time.Duration(0)
-	for _, p := range fleet.Processes {
-		for _, l := range p.Local.Leases {
-			if l.Held > l.TTL && l.Remaining < l.TTL/3 { // it was renewed before, each time that a third was over
-				late = append(late, strconv.Quote(l.Key))
-				if least < 0 || l.Remaining < least {
-					least = l.Remaining
-				}
-			}
-			if held := l.Held + p.Age; l.Wanted && l.Held > longHold {
-				long, longest = append(long, strconv.Quote(l.Key)), max(longest, held)
+	var late []string
+	least := time.Duration(-1)
+	for _, l := range fleet.OldestLeases(math.MaxInt) {
+		if l.Late() {
+			if late = append(late, l.Key); least < 0 || l.Remaining < least {
+				least = l.Remaining
 			}
 		}
 	}
 	if n := len(late); n > 0 {
-		f.add("renewals", SeverityLook, "", count(n, "lease is", "leases are")+" near the end: a renewal is late, or failed.",
-			Evidence{"least that remained", brief(least), "at least a third of the TTL"}, examples("keys", late))
+		found := f.add("renewals", SeverityLook, "", count(n, "lease is", "leases are")+" near the end: a renewal is late, or failed.",
+			Evidence{"least that remained", brief(least), "at least a third of the TTL"})
+		found.about(late)
 	}
-	if n := len(long); n > 0 {
-		f.add("long_holds", SeverityLook, "", count(n, "key has", "keys have")+" been held for long while others wait.",
-			Evidence{"longest hold", brief(longest), "at most " + brief(longHold)}, examples("keys", long))
+	f.longHolds(fleet)
+}
+
+// about adds keys that are found.
+func (f *Finding) about(keys []string) {
+	f.Keys = keys[:min(len(keys), maxExamples)]
+	quoted := make([]string, len(keys))
+	for i, key := range keys {
+		quoted[i] = strconv.Quote(key)
 	}
+	f.Evidence = append(f.Evidence, examples(EvidenceKeys, quoted))
 }
 
 // warnings judges what processes warn of now.
@@ -255,26 +258,34 @@ func (f *findings) warnings(fleet Fleet) {
 		{core.WarnNoSubscription, "subscription", SeverityLook, "Processes cannot subscribe or publish, so waiting calls poll."},
 		{core.WarnOtherLocker, "other_locker", SeverityAct, "Processes take a key with two lockers that do not exclude one another."},
 	} {
-		var warned []string
-		for _, p := range fleet.Processes {
-			if slices.ContainsFunc(p.Snapshot.Warnings, func(w WarningStats) bool {
-				return w.Source == sourceLocks && w.Kind == string(one.warning) && w.Open > 0
-			}) {
-				warned = append(warned, p.where())
-			}
-		}
-		if n := len(warned); n > 0 {
-			f.add(one.kind, one.severity, "", one.text, Evidence{"processes that warn", fmt.Sprintf("%d of %d", n, len(fleet.Processes)), "0"}, examples("processes", warned))
+		if warned := fleet.warned(one.warning); len(warned) > 0 {
+			f.warned(one.kind, one.severity, one.text, warned, fleet)
 		}
 	}
+}
+
+func (f *findings) warned(kind string, severity Severity, text string, warned []string, fleet Fleet) {
+	f.add(kind, severity, "", text, Evidence{"processes that warn", fmt.Sprintf("%d of %d", len(warned), len(fleet.Processes)), "0"}, examples("processes", warned))
+}
+
+// warned are where the processes run that warn of something now.
+func (f Fleet) warned(kind core.WarningKind) (all []string) {
+	for _, p := range f.Processes {
+		if slices.ContainsFunc(p.Snapshot.Warnings, func(w WarningStats) bool {
+			return w.Source == sourceLocks && w.Kind == string(kind) && w.Open > 0
+		}) {
+			all = append(all, p.where())
+		}
+	}
+	return all
 }
 
 // queues judges each queue, and compares its manifest with what workers say.
 func (f *findings) queues(fleet Fleet) {
 	const byHand = "perkey queue ls, and the logs of the workers."
-	if !known(f, f.facts.Queues, "queue", "", "The list of queues", byHand) {
+	if !known(f, f.facts.Queues, "queue", "", "The list of queues", byHand) && f.facts.Queues.Err == nil {
 		return
-	}
+	} // those that are known are judged
 	for _, q := range f.facts.Queues.Value {
 		name := q.Info.Name
 		if q.Info.Err != nil {
@@ -333,7 +344,7 @@ func (f *findings) mixed(fleet Fleet, info delayqueue.Info) {
 			if w.Service != "" && info.Service != "" && w.Service != info.Service {
 				services["service "+w.Service]++
 			}
-			if w.Partitions != 0 && w.Partitions != info.Partitions {
+			if w.Partitions != 0 && info.Partitions != 0 && w.Partitions != info.Partitions {
 				partitions[count(w.Partitions, "partition", "partitions")]++
 			}
 		}

@@ -9,12 +9,18 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/perkey-go/perkey/core"
 )
 
 // servers judges each primary.
 func (f *findings) servers(fleet Fleet) {
 	asked := f.facts.Servers
-	if asked.Err != nil {
+	switch {
+	case errors.Is(asked.Err, errors.ErrUnsupported):
+		f.unknown("away", "", "What the servers of Redis say cannot be read.", "INFO of each server.", asked.Err)
+		return
+	case asked.Err != nil:
 		f.away("", asked.Err)
 		return
 	}
@@ -27,7 +33,7 @@ func (f *findings) servers(fleet Fleet) {
 			continue
 		}
 		if s.Info != nil {
-			f.memory(s)
+			f.memory(fleet, s)
 			f.replicas(s)
 			f.persistence(s)
 		}
@@ -48,11 +54,15 @@ func (f *findings) away(addr string, err error) {
 	f.add("away", SeverityAct, addr, subject+does, Evidence{"the error", cut(safeError(err), maxDetail), "an answer within " + brief(serversTimeout)})
 }
 
-func (f *findings) memory(s Server) {
+func (f *findings) memory(fleet Fleet, s Server) {
 	limit, used := s.number("maxmemory"), s.number("used_memory")
 	switch policy := s.Info["maxmemory_policy"]; policy {
 	case "noeviction":
 	case "":
+		if warned := fleet.warned(core.WarnEviction); len(warned) > 0 {
+			f.warned("eviction", SeverityAct, "Processes found a server that may evict the records of held keys.", warned, fleet)
+			break
+		}
 		f.unknown("eviction", s.Addr, s.Addr+" does not tell whether it may evict held keys.", "The setting maxmemory-policy: noeviction is right.", nil)
 	default:
 		most := "none, so it evicts nothing until there is one"

@@ -378,3 +378,29 @@ func TestExamine_CostsAHandfulOfCommands(t *testing.T) {
 		"time": 4,
 	}, calls)
 }
+
+// Work that is parked for a key makes a hold worth telling, though no call waits for it.
+func TestExamine_AHolderThatHangsWithParkedWork(t *testing.T) {
+	t.Parallel()
+	_, rdb := durableRedis(t)
+	q, err := delayqueue.New(rdb, "ship")
+	require.NoError(t, err)
+	held := func(key string) {
+		tell(t, rdb, "perkey", "p", 0, fmt.Sprintf(`,"host":"h","leases":[{"key":%q,"fence":1,"held":61000000,"ttl":15000000,"remaining":14000000}]`, key))
+	}
+	held("order:1")
+	require.Empty(t, found(t, rdb, ops.ExamineOptions{}), "nobody wants it")
+	for range 12 {
+		_, err = q.Enqueue(t.Context(), delayqueue.Job{Key: "order:1"})
+		require.NoError(t, err)
+	}
+	all, err := ops.Examine(t.Context(), rdb, ops.ExamineOptions{})
+	require.NoError(t, err)
+	require.Len(t, all, 1, "%v", all)
+	assert.Equal(t, "long_holds", all[0].Kind)
+	assert.Equal(t, []string{"order:1"}, all[0].Keys)
+	assert.Contains(t, fmt.Sprint(all[0].Evidence), "messages queued after them: 10 or more")
+	assert.Contains(t, fmt.Sprint(all[0].Evidence), "held by: h")
+	held("order:2")
+	require.Empty(t, found(t, rdb, ops.ExamineOptions{}), "the work is parked for another key")
+}

@@ -76,6 +76,13 @@ func happens(source, kind, queue string) func(*ops.Facts) {
 	}
 }
 
+// ended has holds of the name of all leases end: most took d, and one of them a minute.
+func ended(f *ops.Facts, most int64, d time.Duration) {
+	process(f).Snapshot.Locks = []ops.LockStats{{Hold: ops.Histogram{
+		Buckets: []ops.Bucket{{AtMost: d, Count: most}, {AtMost: time.Minute, Count: 1}}, Count: most + 1,
+	}}}
+}
+
 func warns(kind core.WarningKind) func(*ops.Facts) {
 	return func(f *ops.Facts) {
 		process(f).Snapshot.Warnings = []ops.WarningStats{{Source: "locks", Kind: string(kind), Open: 1}}
@@ -90,6 +97,9 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 	require.Empty(t, healthy().Findings(examined))
 	require.Empty(t, healthy().Findings(examined.Add(30*time.Second)), "all is 35 s old at most")
 	require.Empty(t, (&ops.Facts{}).Findings(examined), "nothing was asked")
+	nameless := healthy()
+	nameless.Queues.Value[0].Info = delayqueue.Info{Name: "ship"}
+	require.Empty(t, nameless.Findings(examined), "what a queue's manifest says is not known")
 	tested := map[string]bool{}
 	for _, c := range []struct {
 		change func(*ops.Facts)
@@ -103,7 +113,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 			queueStats(f).Unclaimed = time.Minute
 			f.Fleet.Value.Processes[0].Workers, f.Fleet.Value.Processes[1].Workers = nil, nil
 		}, "act no_worker ship", "last claim: 1 min ago (want at most 30 s)"},
-		{func(f *ops.Facts) { queueStats(f).Lateness = 90 * time.Second }, "act late ship", "lateness: 1 min (want at most 1 min)"},
+		{func(f *ops.Facts) { queueStats(f).Lateness = 90 * time.Second }, "act late ship", "lateness: 1 min 30 s (want at most 1 min)"},
 		{func(f *ops.Facts) {
 			s := queueStats(f)
 			s.Paused, s.PausedUntil, s.Lateness = true, examined, time.Hour
@@ -118,15 +128,31 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{func(f *ops.Facts) { process(f).Local.Leases[0].Remaining = 4900 * time.Millisecond }, "look renewals ", "4.9 s (want at least a third of the TTL)"},
 		{func(f *ops.Facts) {
 			process(f).Local.Leases[1] = core.LocalLease{Key: "long", Held: 61 * time.Second, TTL: time.Hour, Remaining: time.Hour, Wanted: true}
-		}, "look long_holds ", "1 min (want at most 1 min)"},
+		}, "look long_holds ", "longest hold: 1 min 6 s (want at most 1 min)"},
+		{func(f *ops.Facts) {
+			process(f).Local.Waits = []core.LocalWait{{Key: "k"}, {Key: "k"}}
+		}, "look long_holds ", "calls that wait, as their processes tell: 2"},
+		{func(f *ops.Facts) {
+			f.Queues.Value[0].Parked = map[string]int{"k": 3, "young": 1}
+		}, "look long_holds ", "messages queued after them: 3"},
+		{func(f *ops.Facts) {
+			ended(f, 99, 100*time.Millisecond)
+			process(f).Local.Leases[1].Held = 11 * time.Second
+			process(f).Local.Leases[1].Remaining = 6 * time.Second
+		}, "look long_holds ", "longest hold: 16 s (want at most 10 s)"},
 		{warns(core.WarnUnreachable), "act away ", "1 of 2"},
-		{warns(core.WarnNoSubscription), "look subscription ", "h pid 7"},
-		{warns(core.WarnOtherLocker), "act other_locker ", "h pid 7"},
+		{warns(core.WarnNoSubscription), "look subscription ", "h:7"},
+		{warns(core.WarnOtherLocker), "act other_locker ", "h:7"},
 		{func(f *ops.Facts) { f.Servers.Err = errSaid }, "act away ", "NOPERM"},
+		{func(f *ops.Facts) { f.Servers.Err = fmt.Errorf("a ring: %w", errors.ErrUnsupported) }, "unknown away ", "a ring"},
 		{func(f *ops.Facts) { *server(f) = ops.Server{Addr: "s:1", Err: errSaid} }, "act away s:1", "within 1.5 s"},
 		{func(f *ops.Facts) { server(f).Info["role"] = "slave" }, "act read_only s:1", "slave (want master)"},
 		{func(f *ops.Facts) { server(f).Info["maxmemory_policy"] = "volatile-lru" }, "act eviction s:1", "volatile-lru (want noeviction)"},
 		{func(f *ops.Facts) { delete(server(f).Info, "maxmemory_policy") }, "unknown eviction s:1", "does not tell"},
+		{func(f *ops.Facts) {
+			delete(server(f).Info, "maxmemory_policy")
+			warns(core.WarnEviction)(f)
+		}, "act eviction ", "1 of 2"},
 		{func(f *ops.Facts) { server(f).Info["used_memory"] = "85" }, "act memory s:1", "85 %"},
 		{func(f *ops.Facts) { server(f).RoundTrips[2]++ }, "look latency s:1", "want at most 50 ms"},
 		{func(f *ops.Facts) { server(f).Info["slave0"] = "ip=1.2.3.4,port=6379,state=online,offset=14,lag=11" }, "look replicas s:1", "1.2.3.4:6379 online, 11 s"},
@@ -142,10 +168,10 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{func(f *ops.Facts) { process(f).Age = 36 * time.Second }, "unknown stale ", "1 process of 2"},
 		{func(f *ops.Facts) { process(f).Version = "v1.1.0" }, "look versions ", "v1.0.0: 1 process"},
 		{func(f *ops.Facts) { process(f).Snapshot.Config.Hash = "c2" }, "look configs shop", "c2: 1 process"},
-		{func(f *ops.Facts) { process(f).Snapshot.Config.Refused = true }, "look reload ", "h pid 7"},
+		{func(f *ops.Facts) { process(f).Snapshot.Config.Refused = true }, "look reload ", "h:7"},
 		{func(f *ops.Facts) { process(f).Workers[0].Service = "bank" }, "act services ship", "service bank: 1 process (want shop)"},
 		{func(f *ops.Facts) { process(f).Workers[0].Partitions = 8 }, "look partitions ship", "8 partitions: 1 process (want 2)"},
-		{func(f *ops.Facts) { process(f).Snapshot.At = examined.Add(time.Second) }, "look clocks ", "h pid 7 by +6 s"},
+		{func(f *ops.Facts) { process(f).Snapshot.At = examined.Add(time.Second) }, "look clocks ", "h:7 by +6 s"},
 	} {
 		f := healthy()
 		c.change(f)
@@ -164,6 +190,43 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 	}
 	for _, kind := range ops.FindingKinds() {
 		assert.True(t, tested[kind], "no test finds %s", kind)
+	}
+}
+
+// A hold is long by what is usual for its name: by more than ten times, and never before 10 s, or only after 10 min.
+func TestFacts_HoldsAreLongByWhatIsUsual(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		ended        int64
+		usual, holds time.Duration
+		long         bool
+	}{
+		{0, 0, 59 * time.Second, false},
+		{0, 0, 61 * time.Second, true},
+		{98, time.Millisecond, 59 * time.Second, false}, // too few have ended
+		{99, time.Millisecond, 9 * time.Second, false},
+		{99, time.Millisecond, 11 * time.Second, true},
+		{999, 5 * time.Second, 49 * time.Second, false},
+		{999, 5 * time.Second, 51 * time.Second, true},
+		{999, 30 * time.Second, 299 * time.Second, false},
+		{999, 30 * time.Second, 301 * time.Second, true},
+		{999, 5 * time.Minute, 9 * time.Minute, false},
+		{999, 5 * time.Minute, 11 * time.Minute, true},
+	} {
+		f := healthy()
+		for i := range f.Fleet.Value.Processes {
+			f.Fleet.Value.Processes[i].Age, f.Fleet.Value.Processes[i].Local.Leases = 0, nil
+		}
+		process(f).Local.Leases = []core.LocalLease{{Key: "k", Held: c.holds, TTL: time.Hour, Remaining: time.Hour, Wanted: true}}
+		ended(f, c.ended, c.usual)
+		found := f.Findings(examined)
+		assert.Equal(t, c.long, len(found) == 1, "%+v: %v", c, found)
+		if c.long {
+			assert.Equal(t, []string{"k"}, found[0].Keys)
+			assert.Equal(t, []string{"k"}, f.LongHeld())
+		} else {
+			assert.Empty(t, f.LongHeld())
+		}
 	}
 }
 

@@ -33,7 +33,7 @@ func Example() {
 	must(err)
 
 	guard, key := locker.Guard(core.RejectConflicts), httplock.Param("order:", "id")
-	guarded := httplock.PerKey(guard, key, httplock.WithIdempotency(store), httplock.Anonymous(), httplock.WithObserver(recorder.Requests(nil)))
+	guarded := httplock.PerKey(guard, key, httplock.WithIdempotency(store), httplock.WithAnonymous(), httplock.WithObserver(recorder.Requests(nil)))
 	tasks := asynqlock.PerKey(guard, asynqlock.JSONField("wallet:", "user_id"), asynqlock.WithRecorder(recorder))
 
 	mux := http.NewServeMux()

@@ -22,6 +22,8 @@ import (
 const (
 	serversTimeout = 1500 * time.Millisecond // Redis that is away is found to be so within 2 s
 	factsTimeout   = 10 * time.Second
+	parkedTimeout  = 3 * time.Second
+	maxParked      = 10
 	roundTrips     = 3
 )
 
@@ -46,6 +48,8 @@ type Asked[T any] struct {
 type QueueFacts struct {
 	Info  delayqueue.Info
 	Stats Asked[delayqueue.Stats]
+	// Parked has of each of [Facts.LongHeld] how many messages of the queue are queued: 10 at most are counted. [ReadParked] makes it.
+	Parked map[string]int
 }
 
 // Server is a primary, as far as it was asked.
@@ -80,31 +84,21 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (
 	return f.Findings(time.Now()), nil
 }
 
-// ReadFacts asks each primary about ten cheap questions, reads the fleet as [ReadFleet] does, and the queues as [delayqueue.Queues] and
-// [delayqueue.Queue.Stats] do. It scans nothing, and reads no slow log. What cannot be asked has an Err: a Redis that is away
+// ReadFacts asks each primary about ten cheap questions, reads the fleet as [ReadFleet] does, and the queues as [delayqueue.Queues],
+// [delayqueue.Queue.Stats] and [ReadParked] do. It scans nothing, and reads no slow log. What cannot be asked has an Err: a Redis that is away
 // after 1.5 s, and with it the rest, which is not asked then. All of it takes less than half a minute; what go-redis has under
 // way then ends when that gives up. The error of ReadFacts wraps [core.ErrInvalidOption], or ctx's error.
 func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions) (Facts, error) {
 	o.Prefix = cmp.Or(o.Prefix, ident.DefaultPrefix)
-	_, server := rdb.(*redis.Client)
-	_, cluster := rdb.(*redis.ClusterClient)
 	switch {
 	case absent.Is(rdb):
 		return Facts{}, invalid("ReadFacts: the redis client is nil")
-	case !server && !cluster:
+	case !tellsServers(rdb):
 		return Facts{}, invalid("ReadFacts: a %T does not tell which servers it uses", rdb)
 	case !ident.ValidPrefix(o.Prefix):
 		return Facts{}, invalid("ReadFacts: the prefix %q", o.Prefix)
 	}
-	var f Facts
-	list := func(ctx context.Context) ([]*redis.Client, error) { return primaries(ctx, rdb) }
-	nodes := ask(ctx, serversTimeout, list)
-	if nodes.Err != nil && cluster && answers(ctx, rdb) { // go-redis has asked a node that is away where the others are
-		nodes = ask(ctx, factsTimeout, list)
-	}
-	if f.Servers.Err = nodes.Err; nodes.Err == nil {
-		f.Servers = readServers(ctx, nodes.Value, o)
-	}
+	f := Facts{Servers: readServers(ctx, rdb, &o)}
 	away := cmp.Or(f.Servers.Err, allAway(f.Servers.Value))
 	if ctx.Err() != nil {
 		return Facts{}, fmt.Errorf("ops: examine: %w", ctx.Err())
@@ -114,17 +108,59 @@ func ReadFacts(ctx context.Context, rdb redis.UniversalClient, o ExamineOptions)
 		return f, nil //nolint:nilerr // the facts say what could not be asked
 	}
 	var both sync.WaitGroup
+	var queues []*delayqueue.Queue
 	both.Go(func() {
 		f.Fleet = ask(ctx, factsTimeout, func(ctx context.Context) (Fleet, error) { return ReadFleet(ctx, rdb, o.Prefix) })
 	})
 	both.Go(func() {
-		f.Queues = ask(ctx, factsTimeout, func(ctx context.Context) ([]QueueFacts, error) { return readQueues(ctx, rdb, o.Prefix) })
+		read := ask(ctx, factsTimeout, func(ctx context.Context) (readQueues, error) { return queuesOf(ctx, rdb, o.Prefix) })
+		f.Queues, queues = Asked[[]QueueFacts]{read.At, read.Value.facts, read.Err}, read.Value.queues
 	})
 	both.Wait()
+	if held := f.LongHeld(); len(held) > 0 {
+		parked := ask(ctx, parkedTimeout, func(ctx context.Context) ([]map[string]int, error) { return parkedIn(ctx, queues, held) })
+		for i, of := range parked.Value { // where it is not known, calls that wait are found yet
+			f.Queues.Value[i].Parked = of
+		}
+	}
 	if ctx.Err() != nil {
 		return Facts{}, fmt.Errorf("ops: examine: %w", ctx.Err())
 	}
 	return f, nil
+}
+
+// ReadServers is what ReadFacts does of servers, but for their settings and rights: INFO, and three questions that cost nothing. A client
+// other than *redis.Client and *redis.ClusterClient does not tell which servers it uses: its Err wraps [errors.ErrUnsupported].
+func ReadServers(ctx context.Context, rdb redis.UniversalClient) Asked[[]Server] {
+	if absent.Is(rdb) || !tellsServers(rdb) {
+		return Asked[[]Server]{At: time.Now(), Err: fmt.Errorf("ops: ReadServers: a %T: %w", rdb, errors.ErrUnsupported)}
+	}
+	return readServers(ctx, rdb, nil)
+}
+
+func tellsServers(rdb redis.UniversalClient) bool {
+	_, server := rdb.(*redis.Client)
+	_, cluster := rdb.(*redis.ClusterClient)
+	return server || cluster
+}
+
+// readServers asks each primary; without options not for its settings and rights.
+func readServers(ctx context.Context, rdb redis.UniversalClient, o *ExamineOptions) Asked[[]Server] {
+	list := func(ctx context.Context) ([]*redis.Client, error) { return primaries(ctx, rdb) }
+	nodes := ask(ctx, serversTimeout, list)
+	if _, cluster := rdb.(*redis.ClusterClient); nodes.Err != nil && cluster && answers(ctx, rdb) { // go-redis has asked a node that is away where the others are
+		nodes = ask(ctx, factsTimeout, list)
+	}
+	if nodes.Err != nil {
+		return Asked[[]Server]{Err: nodes.Err}
+	}
+	all := make([]Server, len(nodes.Value))
+	var reads sync.WaitGroup
+	for i, node := range nodes.Value {
+		reads.Go(func() { all[i] = readServer(ctx, node, o) })
+	}
+	reads.Wait()
+	return Asked[[]Server]{At: time.Now(), Value: all}
 }
 
 // allAway is why no server answered, or nil.
@@ -197,17 +233,7 @@ func primaries(ctx context.Context, rdb redis.UniversalClient) (all []*redis.Cli
 	return all, err
 }
 
-func readServers(ctx context.Context, nodes []*redis.Client, o ExamineOptions) Asked[[]Server] {
-	all := make([]Server, len(nodes))
-	var reads sync.WaitGroup
-	for i, node := range nodes {
-		reads.Go(func() { all[i] = readServer(ctx, node, o) })
-	}
-	reads.Wait()
-	return Asked[[]Server]{At: time.Now(), Value: all}
-}
-
-func readServer(ctx context.Context, rdb *redis.Client, o ExamineOptions) Server {
+func readServer(ctx context.Context, rdb *redis.Client, o *ExamineOptions) Server {
 	s := Server{Addr: rdb.Options().Addr}
 	if s.Addr == "FailoverClient" { // go-redis's name for what Sentinel names
 		s.Addr = "the primary"
@@ -227,12 +253,15 @@ func readServer(ctx context.Context, rdb *redis.Client, o ExamineOptions) Server
 }
 
 // rest asks what is asked of a server that answers.
-func (s Server) rest(ctx context.Context, rdb *redis.Client, o ExamineOptions) Server {
+func (s Server) rest(ctx context.Context, rdb *redis.Client, o *ExamineOptions) Server {
 	for range roundTrips {
 		sent := time.Now()
 		if err := rdb.Time(ctx).Err(); err == nil || denied(err) {
 			s.RoundTrips = append(s.RoundTrips, time.Since(sent))
 		}
+	}
+	if o == nil {
+		return s
 	}
 	settings, err := rdb.ConfigGet(ctx, "save").Result()
 	save, told := settings["save"]
@@ -240,7 +269,7 @@ func (s Server) rest(ctx context.Context, rdb *redis.Client, o ExamineOptions) S
 		err = errors.New("CONFIG GET does not tell it")
 	}
 	s.Save = Asked[string]{time.Now(), save, err}
-	s.Rights = readRights(ctx, rdb, o)
+	s.Rights = readRights(ctx, rdb, *o)
 	return s
 }
 
@@ -266,30 +295,73 @@ func (s Server) number(field string) int64 {
 	return n
 }
 
-func readQueues(ctx context.Context, rdb redis.UniversalClient, prefix string) ([]QueueFacts, error) {
+// readQueues are queues, and what is known of each. One that cannot be read is nil.
+type readQueues struct {
+	facts  []QueueFacts
+	queues []*delayqueue.Queue
+}
+
+func queuesOf(ctx context.Context, rdb redis.UniversalClient, prefix string) (readQueues, error) {
 	infos, err := delayqueue.Queues(ctx, rdb, prefix)
 	if err != nil {
-		return nil, err
+		return readQueues{}, err
 	}
-	all := make([]QueueFacts, len(infos))
-	var reads sync.WaitGroup
-	atOnce := make(chan struct{}, 8)
-	for i, info := range infos {
-		all[i].Info = info
-		if info.Err != nil {
-			continue
+	all := readQueues{make([]QueueFacts, len(infos)), make([]*delayqueue.Queue, len(infos))}
+	eachOf(infos, func(i int, info delayqueue.Info) {
+		if all.facts[i].Info = info; info.Err != nil {
+			return
 		}
-		reads.Go(func() {
+		var s delayqueue.Stats
+		q, err := delayqueue.Open(ctx, rdb, info.Name, delayqueue.WithPrefix(prefix))
+		if err == nil {
+			s, err = q.Stats(ctx)
+		}
+		if err == nil && s.Queued > 0 {
+			all.queues[i] = q
+		}
+		all.facts[i].Stats = Asked[delayqueue.Stats]{time.Now(), s, err}
+	})
+	return all, nil
+}
+
+// eachOf does something with some things, a few at a time.
+func eachOf[T any](all []T, do func(i int, one T)) {
+	var running sync.WaitGroup
+	atOnce := make(chan struct{}, 8)
+	for i, one := range all {
+		running.Go(func() {
 			atOnce <- struct{}{}
 			defer func() { <-atOnce }()
-			var s delayqueue.Stats
-			q, err := delayqueue.Open(ctx, rdb, info.Name, delayqueue.WithPrefix(prefix))
-			if err == nil {
-				s, err = q.Stats(ctx)
-			}
-			all[i].Stats = Asked[delayqueue.Stats]{time.Now(), s, err}
+			do(i, one)
 		})
 	}
-	reads.Wait()
+	running.Wait()
+}
+
+func parkedIn(ctx context.Context, queues []*delayqueue.Queue, keys []string) ([]map[string]int, error) {
+	all := make([]map[string]int, len(queues))
+	eachOf(queues, func(i int, q *delayqueue.Queue) {
+		if q != nil {
+			all[i], _ = ReadParked(ctx, q, keys) // what could be read
+		}
+	})
 	return all, nil
+}
+
+// ReadParked tells of each key how many messages of a queue are queued: 10 at most are counted. It takes three round trips for each
+// key; those that it has read before an error are returned with it.
+func ReadParked(ctx context.Context, q *delayqueue.Queue, keys []string) (map[string]int, error) {
+	parked := map[string]int{}
+	for _, key := range keys {
+		line, _, err := q.Line(ctx, key, "", maxParked)
+		if err != nil {
+			return parked, err
+		}
+		for _, m := range line {
+			if m.State == delayqueue.StateQueued {
+				parked[key]++
+			}
+		}
+	}
+	return parked, nil
 }

@@ -43,11 +43,16 @@ type Finding struct {
 	// Text is one sentence, and Evidence what it is drawn from.
 	Text     string
 	Evidence []Evidence
+	// Keys are the first keys that it is about, which its Evidence has as text.
+	Keys []string
 	// ByHand is what to look at instead, if the Severity is SeverityUnknown.
 	ByHand string
 	// Runbook is the section that says what to do, as docs/runbook.md#section.
 	Runbook string
 }
+
+// EvidenceKeys is the Figure of the Evidence that has Keys as text.
+const EvidenceKeys = "keys"
 
 // Evidence is a figure, and what it was compared with: empty if it is only told.
 type Evidence struct{ Figure, Is, Want string }
@@ -150,8 +155,10 @@ func brief(d time.Duration) string {
 		return fmt.Sprintf("%.3g ms", float64(d)/1e6)
 	case d < time.Minute:
 		return fmt.Sprintf("%.3g s", d.Seconds())
-	case d < time.Hour:
+	case d < time.Hour && d.Truncate(time.Second)%time.Minute == 0:
 		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
 	case d < 48*time.Hour:
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
 	default:

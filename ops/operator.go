@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,18 +40,23 @@ type By struct{ Who, Why string }
 type Operator struct {
 	locker *core.Locker
 	audit  *Audit
+	queues []*delayqueue.Queue
 }
 
-// NewOperator makes an Operator. Queues and records are those on the Audit's client. The Locker and the Audit need
+// NewOperator makes an Operator. Queues and records are those on the Audit's client; but a queue that is given here, which may be on another
+// Redis, is the one that is changed under its name. The Locker and the Audit need
 // the same prefix, else the error wraps core.ErrInvalidOption.
-func NewOperator(locker *core.Locker, audit *Audit) (*Operator, error) {
+func NewOperator(locker *core.Locker, audit *Audit, queues ...*delayqueue.Queue) (*Operator, error) {
 	if locker == nil || audit == nil {
 		return nil, fmt.Errorf("ops: %w: NewOperator: it needs a Locker and an Audit", core.ErrInvalidOption)
+	}
+	if slices.Contains(queues, nil) {
+		return nil, fmt.Errorf("ops: %w: NewOperator: a queue is nil", core.ErrInvalidOption)
 	}
 	if locker.Prefix() != audit.prefix {
 		return nil, fmt.Errorf("ops: %w: NewOperator: the Locker's prefix is %q, and the Audit's %q", core.ErrInvalidOption, locker.Prefix(), audit.prefix)
 	}
-	return &Operator{locker, audit}, nil
+	return &Operator{locker, audit, slices.Clone(queues)}, nil
 }
 
 // make records a change, makes it, and records how it ended.
@@ -109,7 +115,7 @@ func heldBy(k *core.KeyInfo) string {
 			all = append(all, fmt.Sprintf("%d more", k.Held-i))
 			break
 		}
-		all = append(all, fmt.Sprintf("%s pid %d with fence %d", h.Host, h.PID, h.Fence))
+		all = append(all, fmt.Sprintf("%s:%d with fence %d", h.Host, h.PID, h.Fence))
 	}
 	return "held by " + strings.Join(all, ", ")
 }
@@ -188,6 +194,11 @@ func (o *Operator) change(ctx context.Context, by By, m Messages, c Change, stat
 }
 
 func (o *Operator) queue(ctx context.Context, name string) (*delayqueue.Queue, error) {
+	for _, q := range o.queues {
+		if q.Name() == name {
+			return q, nil
+		}
+	}
 	return delayqueue.Open(ctx, o.audit.rdb, name, delayqueue.WithPrefix(o.audit.prefix))
 }
 
@@ -219,7 +230,7 @@ func filterText(f delayqueue.Filter) string {
 }
 
 // Redrive puts dead letters back into their queue, as [delayqueue.Queue.RedriveAll] does, and returns how many, also with an
-// error. A zero MaxAge is 15 min: an operator does not know the queue's.
+// error. A zero MaxAge is 15 min, since an operator does not know the queue's, or that of a queue that was given to NewOperator.
 func (o *Operator) Redrive(ctx context.Context, by By, m Messages, opts delayqueue.RedriveOptions) (n int, err error) {
 	var detail []string
 	if opts.PerSecond > 0 {

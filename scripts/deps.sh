@@ -19,10 +19,10 @@ deps() {
 # OURS, and else nothing but what the MODULEs link. Of internal, what exists for
 # tests stays out.
 links() {
-	local package=$1 ours=$2 theirs all extra
+	local package=$1 ours=$2 theirs="" all extra
 	shift 2
 	if ! compgen -G "$package/*.go" >/dev/null; then return; fi
-	theirs=$(deps "$@")
+	[ $# = 0 ] || theirs=$(deps "$@")
 	all=$(deps "./$package")
 	extra=$({
 		comm -13 <(echo "$theirs") <(echo "$all") | grep -vE "^$module/(${ours// /|}|$package)(/|\$)"
@@ -53,6 +53,7 @@ links sqlfence "core internal" $redis
 links ops "core delayqueue httplock idempotency internal" $redis
 links ops/console "core delayqueue httplock idempotency internal ops" $redis
 links httplock "core delayqueue idempotency internal" $redis
+links lockclient ""
 links ginlock "core delayqueue httplock idempotency internal" $redis $gin
 links asynqlock "core internal" $redis github.com/hibiken/asynq
 links echolock "core delayqueue echolock/internal httplock idempotency internal" $redis $echo4

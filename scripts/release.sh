@@ -19,6 +19,7 @@ root=$(go list -m)
 [ -z "$(git status --porcelain)" ] || fail "there are changes that are not committed"
 ! git rev-parse -q --verify "refs/tags/$version" >/dev/null || fail "the tag $version exists"
 grep -qF "## [${version#v}]" CHANGELOG.md || fail "CHANGELOG.md has no section [${version#v}]"
+scripts/api.sh
 
 # Modules that are for tests, benchmarks and examples of this repository are not released.
 mapfile -t nested < <(git ls-files '*/go.mod' | xargs -n1 dirname | grep -vE '^bench$|^examples/|test$')

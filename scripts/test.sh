@@ -8,7 +8,8 @@ redis=$(scripts/redis.sh)
 databases=$(scripts/databases.sh)
 promtool=$(scripts/promtool.sh)
 chromium=$(scripts/chromium.sh)
-servers="$redis; $databases; $promtool; $chromium"
+node=$(scripts/node.sh)
+servers="$redis; $databases; $promtool; $chromium; $node"
 echo "test: on $servers"
 
 # The race detector has each process sleep for a second before it ends, and tests start

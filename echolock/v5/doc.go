@@ -40,8 +40,8 @@
 // handler of e.RouteNotFound, or echo's Proxy in a group without routes: to guard it,
 // give it one, such as g.Any("/*", handler).
 //
-// OPTIONS passes as well, and so do GET and HEAD, unless httplock.LockSafeMethods or
-// SharedForSafeMethods is given. Middleware of e.Pre runs before the route is known, and
+// OPTIONS passes as well, and so do GET and HEAD, unless httplock.WithLockedSafeMethods or
+// WithSharedSafeMethods is given. Middleware of e.Pre runs before the route is known, and
 // is no place for a guard: requests are refused there with 500, and the log says why.
 //
 // To run parked requests, hand the Echo itself to httplock.Replay, with its routes:
@@ -52,14 +52,14 @@
 //		}
 //		return routes
 //	}
-//	replay := httplock.Replay(e, httplock.WithRoutes(registered, nil), httplock.Reauthorize(mayStill))
+//	replay := httplock.Replay(e, httplock.WithRoutes(registered, nil), httplock.WithReplayReauthorize(mayStill))
 //
 // A route that parks, or that has httplock.WithIdempotency, says who sends its requests, with WithPrincipal, or with
-// httplock.Anonymous that it does not matter. httplock.WithReauthorize says whether a principal may still have a parked
-// request run; without httplock.Reauthorize, or a configuration as the second argument of WithRoutes, requests of
+// httplock.WithAnonymous that it does not matter. httplock.WithReauthorize says whether a principal may still have a parked
+// request run; without httplock.WithReplayReauthorize, or a configuration as the second argument of WithRoutes, requests of
 // principals expire. Middleware in front that asks for
 // credentials lets replays pass (httplock.Replayed), and a header that makes the key is stored with the request
-// (httplock.AllowHeaders).
+// (httplock.WithAllowedHeaders).
 // What became of them is at e.Any("/tickets/*", echo.WrapHandler(handler)), where handler
 // is httplock.TicketHandler's.
 package echolock

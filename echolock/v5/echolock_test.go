@@ -36,7 +36,7 @@ func TestToMiddlewareReportsMistakes(t *testing.T) {
 		"bad guard": {Guard: newLocker(t).Guard(core.RejectConflicts, core.LeaseTTL(-1)), Key: key},
 		"no key":    {Guard: guard},
 		"nil func":  {Guard: guard, Key: echolock.Func(nil)},
-		"option":    {Guard: guard, Key: key, Options: []httplock.Option{httplock.AllowHeaders("Cookie")}},
+		"option":    {Guard: guard, Key: key, Options: []httplock.Option{httplock.WithAllowedHeaders("Cookie")}},
 	} {
 		mw, err := config.ToMiddleware()
 		require.ErrorIs(t, err, core.ErrInvalidOption, name)

@@ -2,13 +2,17 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/test/redistest"
 )
 
@@ -21,26 +25,124 @@ func TestDemo_KeepsItsPromises(t *testing.T) {
 
 func testOnce(t *testing.T, url, redis string) {
 	var out bytes.Buffer
-	err := run(t.Context(), config{once: true, redisURL: url, addr: "127.0.0.1:0", requests: 400, clients: 16}, &out)
-	require.NoError(t, err, out.String())
+	cfg := config{once: true, redisURL: url, addr: "127.0.0.1:0", requests: 400, clients: 24, beat: 10 * time.Millisecond}
+	require.NoError(t, run(t.Context(), cfg, &out), out.String())
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	last := lines[len(lines)-1]
 	require.Regexp(t, `^demo: requests=400 ran=[1-9]\d* rejected=[1-9]\d* waited=[1-9]\d* parked=[1-9]\d* replayed=[1-9]\d* max_inside=1 violations=0 redis=`, last)
 	require.Contains(t, last, redis)
+	for _, l := range lines[:len(lines)-1] {
+		require.LessOrEqual(t, len(l), 80, l)
+	}
+}
+
+// Somebody who deletes all that is in Redis breaks the promise: the demo sees it, and says so with its status.
+func TestDemo_FailsIfAPromiseIsBroken(t *testing.T) {
+	server := redistest.Embedded(t)
+	rdb := server.Client(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var thief sync.WaitGroup
+	thief.Go(func() {
+		for ctx.Err() == nil {
+			if keys, err := rdb.Keys(ctx, "demo-*").Result(); err == nil && len(keys) > 0 {
+				_ = rdb.Del(ctx, keys...).Err()
+			}
+		}
+	})
+	var out bytes.Buffer
+	cfg := config{once: true, redisURL: "redis://" + server.Addr, addr: "127.0.0.1:0", requests: 400, clients: 24, beat: 20 * time.Millisecond}
+	err := run(t.Context(), cfg, &out)
+	stop()
+	thief.Wait()
+	require.ErrorContains(t, err, "handlers were inside one key at once")
+}
+
+// It ends when its context does: what is under way, or parked, still runs, and no promise is broken. Only -once was not done.
+func TestDemo_EndsWhenInterrupted(t *testing.T) {
+	for _, once := range []bool{false, true} {
+		var out bytes.Buffer
+		ctx, stop := context.WithTimeout(t.Context(), 700*time.Millisecond)
+		err := run(ctx, config{once: once, addr: "127.0.0.1:0", clients: 24, beat: 10 * time.Millisecond}, &out)
+		stop()
+		if once {
+			require.EqualError(t, err, "interrupted before the traffic was over")
+		} else {
+			require.NoError(t, err, out.String())
+		}
+		require.Contains(t, out.String(), "\nviolations: 0 in ")
+	}
+}
+
+// Each route shows what its policy is for.
+func TestTraffic_ShowsEachPolicy(t *testing.T) {
+	rdb := redistest.Embedded(t).Client(t)
+	cfg := config{requests: 600, clients: 24, beat: 20 * time.Millisecond}
+	board := newScoreboard("embedded", place{local: true})
+	service, err := newService(rdb, "demo", cfg.beat, board)
+	require.NoError(t, err)
+	server := httptest.NewServer(service.router)
+	drive(t.Context(), server.URL, cfg, board)
+	server.Close()
+	require.NoError(t, service.stop(t.Context()))
+
+	v := board.view()
+	require.NoError(t, v.broken(true))
+	require.Equal(t, 600, v.total.requests)
+	require.Empty(t, v.inside)
+	require.Empty(t, v.waiting)
+	require.Empty(t, v.parked)
+	pay, cart, ship := v.rows[0], v.rows[1], v.rows[2]
+	share := func(n, of int) float64 { return float64(n) / float64(of) }
+	require.InDelta(t, 0.8, share(pay.ran, pay.requests), 0.15, "most pays run: %+v", pay)
+	require.Equal(t, pay.requests, pay.ran+pay.refused)
+	require.Zero(t, pay.waited+pay.parked)
+	require.Equal(t, cart.requests, cart.ran, "every cart is saved")
+	require.InDelta(t, 0.4, share(cart.waited, cart.requests), 0.3, "some wait: %+v", cart)
+	require.Less(t, cart.waits[len(cart.waits)/2], 20*cfg.beat, "for less than the policy allows")
+	require.InDelta(t, 0.75, share(ship.parked, ship.requests), 0.2, "the first step runs, the others are parked: %+v", ship)
+	require.Equal(t, ship.parked, ship.replayed)
+	require.Zero(t, ship.refused)
 }
 
 func TestDemo_ServesTheConsole(t *testing.T) {
-	rdb := redistest.Embedded(t).Client(t)
-	service, err := newService(rdb, "demo", newScoreboard("none"))
-	require.NoError(t, err)
-	for path, want := range map[string]string{"/ops/": "<h1>Overview</h1>", "/ops/queue?queue=ship": "Slots busy"} {
-		redistest.Eventually(t, func() bool {
-			w := httptest.NewRecorder()
-			service.router.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-			return w.Code == http.StatusOK && strings.Contains(w.Body.String(), want)
-		}, path)
+	for name, local := range map[string]bool{"loopback": true, "elsewhere": false} {
+		t.Run(name, func(t *testing.T) {
+			rdb := redistest.Embedded(t).Client(t)
+			service, err := newService(rdb, "demo", time.Millisecond, newScoreboard("none", place{local: local}))
+			require.NoError(t, err)
+			send := func(r *http.Request) *httptest.ResponseRecorder {
+				w := httptest.NewRecorder()
+				service.router.ServeHTTP(w, r)
+				return w
+			}
+			get := func(host, path string) *httptest.ResponseRecorder {
+				r := httptest.NewRequest(http.MethodGet, path, nil)
+				r.Host = host
+				return send(r)
+			}
+			for path, want := range map[string]string{"/ops/": "<h1>Overview</h1>", "/ops/queue?queue=ship": "Slots busy"} {
+				redistest.Eventually(t, func() bool {
+					w := get("localhost:80", path)
+					return w.Code == http.StatusOK && strings.Contains(w.Body.String(), want)
+				}, path)
+			}
+			if local {
+				require.Equal(t, http.StatusForbidden, get("evil.example", "/ops/").Code, "a host name that points here")
+				require.Equal(t, http.StatusOK, get("[::1]:80", "/ops/").Code)
+				require.Equal(t, http.StatusOK, get("[::1]", "/ops/").Code)
+				require.Equal(t, http.StatusOK, get("127.0.0.1", "/ops/").Code)
+			}
+			change := httptest.NewRequest(http.MethodPost, "http://localhost/ops/change", strings.NewReader("do=pause&queue=ship&minutes=1&why=a+test"))
+			change.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			send(change)
+			paused, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix("demo"))
+			require.NoError(t, err)
+			stats, err := paused.Stats(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, local, stats.Paused, "only those at this machine change things")
+			require.NoError(t, service.stop(t.Context()))
+		})
 	}
-	require.NoError(t, service.stop(t.Context()))
 }
 
 func TestDemo_SaysWhatIsWrong(t *testing.T) {
@@ -54,19 +156,27 @@ func TestDemo_SaysWhatIsWrong(t *testing.T) {
 }
 
 func TestScoreboard_SeesEachBrokenPromise(t *testing.T) {
-	b := newScoreboard("none")
-	leave := b.enter("k")
-	b.enter("k")()
-	leave()
+	b := newScoreboard("none", place{})
+	_, leaveFirst := b.enter(routePay, "k")
+	_, leaveSecond := b.enter(routePay, "k")
+	leaveSecond()
+	leaveFirst()
+	b.swapped()
+	b.lost()
+	b.failed(routeShip, context.DeadlineExceeded)
 	for _, route := range routes {
-		b.requested(route)
+		b.count(route, func(r *row) { r.requests++ })
 	}
-	b.parked(routeShip)
-	err := b.outcome(1)
+	b.count(routeShip, func(r *row) { r.parked++ })
+	v := b.view()
 	for _, want := range []string{
-		"2 handlers were inside", "1 parked requests were lost", "1 requests were parked and 0 replayed",
-		"3 requests, but 0 ran", "reject was never", "retry was never", "delay was never",
+		"2 handlers were inside", "2 violations", "1 parked requests were lost", "1 requests failed, the first with: POST /orders/:id/ship: context deadline",
 	} {
-		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, v.broken(false), want)
 	}
+	for _, want := range []string{"1 requests were parked and 0 replayed", "3 requests, but 0 ran", "reject was never", "retry was never"} {
+		require.ErrorContains(t, v.broken(true), want)
+		require.NotContains(t, v.broken(false).Error(), want)
+	}
+	require.Contains(t, v.lastLine(), "violations=2 ")
 }

@@ -2,9 +2,12 @@
 // three guarded routes, one for each conflict policy, under traffic of its own, with
 // the console for operators at /ops/.
 //
-//	go run ./examples/demo               embedded Redis, keeps serving afterwards
-//	go run ./examples/demo -once         ends after the traffic; status 1 on any violation
+//	go run ./examples/demo               embedded Redis, until Ctrl-C
+//	go run ./examples/demo -once         ends after 3000 requests; status 1 if a promise was broken
 //	go run ./examples/demo -redis redis://localhost:6379/0
+//
+// On a terminal it shows what happens in place. Elsewhere, and with TERM=dumb, it prints a line now and
+// then. NO_COLOR turns colors off. On an address that is not loopback its console changes nothing.
 package main
 
 import (
@@ -23,6 +26,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/perkey-go/perkey/internal/test/embedded"
 )
@@ -31,14 +35,15 @@ type config struct {
 	once     bool
 	redisURL string
 	addr     string
-	requests int
+	requests int // of the traffic; 0: until the context ends
 	clients  int
-	live     bool // redraw the scoreboard in place
+	beat     time.Duration // what handlers and clients take is some of it
+	terminal *terminal     // nil: the output is not one
 }
 
 func main() {
-	cfg := config{requests: 3000, clients: 24, live: isTerminal(os.Stdout)}
-	flag.BoolVar(&cfg.once, "once", false, "end after the traffic, with status 1 if anything was violated")
+	cfg := config{clients: 24, beat: 150 * time.Millisecond, terminal: openTerminal(os.Stdout)}
+	flag.BoolVar(&cfg.once, "once", false, "end after 3000 requests, with status 1 if a promise was broken")
 	flag.StringVar(&cfg.redisURL, "redis", "", "URL of a Redis to use; empty: an embedded one")
 	flag.StringVar(&cfg.addr, "addr", "127.0.0.1:0", "address to listen on; port 0 picks a free one")
 	flag.Parse()
@@ -46,9 +51,14 @@ func main() {
 		fmt.Fprintf(os.Stderr, "demo: unknown argument %q: see -help\n", flag.Arg(0))
 		os.Exit(2)
 	}
+	if cfg.once {
+		cfg.requests, cfg.beat = 3000, 10*time.Millisecond
+	}
+	logging.Disable() // go-redis would write across the screen; what fails is shown there
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process at once
 	if err := run(ctx, cfg, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
@@ -63,47 +73,41 @@ func run(ctx context.Context, cfg config, out io.Writer) error {
 		return err
 	}
 	defer closeRedis()
-
-	board := newScoreboard(kind)
-	// A prefix of its own keeps runs on one Redis apart. All it leaves there expires.
-	service, err := newService(rdb, "demo-"+rand.Text()[:8], board)
-	if err != nil {
-		return err
-	}
 	listener, err := net.Listen("tcp", cfg.addr)
 	if err != nil {
-		return errors.Join(fmt.Errorf("listen on -addr %s: %w", cfg.addr, err), service.stop(ctx))
+		return fmt.Errorf("listen on -addr %s: %w", cfg.addr, err)
+	}
+	addr := listener.Addr().(*net.TCPAddr)
+
+	board := newScoreboard(kind, place{url: "http://" + reachable(addr), local: addr.IP.IsLoopback()})
+	// A prefix of its own keeps runs on one Redis apart. All it leaves there expires.
+	service, err := newService(rdb, "demo-"+rand.Text()[:8], cfg.beat, board)
+	if err != nil {
+		return errors.Join(err, listener.Close())
 	}
 	server := &http.Server{Handler: service.router, ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	url := "http://" + reachable(listener.Addr())
 
-	fmt.Fprintf(out, "perkey demo: an order service on %s, %s Redis, %d clients; its console: %[1]s/ops/\n\n", url, kind, cfg.clients)
-	stopLive := board.live(out, cfg.live)
-	tickets := drive(ctx, url, cfg, board)
-	lost := service.await(ctx, tickets)
-	stopLive()
-	board.print(out)
-	if ctx.Err() != nil {
-		fmt.Fprintln(out, "interrupted: the traffic was not over")
-	}
+	stopShowing := show(ctx, out, cfg, board)
+	drive(ctx, board.place.url, cfg, board)
+	stopShowing()
 
-	if !cfg.once && ctx.Err() == nil {
-		printCurl(out, url)
-		<-ctx.Done()
-	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 15*time.Second)
 	defer cancel()
 	err = errors.Join(server.Shutdown(grace), service.stop(grace))
 	if serveErr := <-served; !errors.Is(serveErr, http.ErrServerClosed) {
 		err = errors.Join(err, serveErr)
 	}
-	if cfg.once {
-		err = errors.Join(err, board.outcome(lost))
-		fmt.Fprintln(out, board.summary())
+	if cfg.once && ctx.Err() != nil {
+		err = errors.Join(err, errors.New("interrupted before the traffic was over"))
 	}
-	return err
+	result := board.view()
+	fmt.Fprint(out, result.summary(cfg.columns()))
+	if cfg.once {
+		fmt.Fprintln(out, result.lastLine())
+	}
+	return errors.Join(err, result.broken(cfg.once && ctx.Err() == nil))
 }
 
 // connect opens the Redis at url, or an embedded one.
@@ -133,29 +137,9 @@ func connect(ctx context.Context, url string) (rdb *redis.Client, kind string, c
 }
 
 // reachable is where a client on this machine finds a listener.
-func reachable(addr net.Addr) string {
-	host, port, err := net.SplitHostPort(addr.String())
-	if ip := net.ParseIP(host); err == nil && ip.IsUnspecified() {
-		return net.JoinHostPort("localhost", port)
+func reachable(addr *net.TCPAddr) string {
+	if addr.IP.IsUnspecified() {
+		return net.JoinHostPort("localhost", fmt.Sprint(addr.Port))
 	}
 	return addr.String()
-}
-
-func printCurl(out io.Writer, url string) {
-	fmt.Fprintf(out, `
-Still serving. Two at a time, in one terminal (?work= says how long a handler takes):
-
-  reject  curl -sX POST '%[1]s/orders/7/pay?work=3s' & sleep 0.2; curl -isX POST %[1]s/orders/7/pay
-  retry   curl -sX PUT '%[1]s/carts/7?work=1s' & sleep 0.2; curl -isX PUT %[1]s/carts/7
-  delay   curl -sX POST '%[1]s/orders/7/ship?work=3s' & sleep 0.2; curl -isX POST '%[1]s/orders/7/ship?work=3s'
-          then curl the Location that the 202 names, again and again: queued, running, done
-  watch   %[1]s/ops/ in a browser: who holds 7, who waits for it, what is parked
-
-Ctrl-C ends it.
-`, url)
-}
-
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -13,72 +13,163 @@ import (
 	"time"
 )
 
-// ids is how many orders and carts the clients fight over.
-const ids = 6
+// carts is how many carts there are. Each is open in several tabs.
+const carts = 3
 
-// drive sends cfg.requests requests from cfg.clients clients, and returns the
-// tickets of those that were parked.
-func drive(ctx context.Context, url string, cfg config, board *scoreboard) (tickets []string) {
+// traffic is what the clients have in common.
+type traffic struct {
+	ctx    context.Context // until it ends, clients begin something new
+	client *http.Client
+	url    string
+	beat   time.Duration
+	board  *scoreboard
+	limit  int64
+	sent   atomic.Int64
+	orders atomic.Int64
+}
+
+// drive has cfg.clients clients send cfg.requests requests, or without that as many as they
+// can until ctx ends. It returns when each has its answer, and what was parked was run.
+func drive(ctx context.Context, url string, cfg config, board *scoreboard) {
 	transport := &http.Transport{MaxIdleConnsPerHost: cfg.clients}
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, Timeout: 30 * time.Second}
-
-	var mu sync.Mutex
-	var sent atomic.Int64
+	t := &traffic{
+		ctx: ctx, client: &http.Client{Transport: transport, Timeout: 40 * time.Second}, url: url,
+		beat: cfg.beat, board: board, limit: int64(cfg.requests),
+	}
+	t.orders.Store(1000)
 	var clients sync.WaitGroup
-	for range cfg.clients {
+	for i := range cfg.clients {
 		clients.Go(func() {
-			for sent.Add(1) <= int64(cfg.requests) && ctx.Err() == nil {
-				route := []string{routePay, routeCart, routeShip}[rand.N(3)]
-				ticket, err := send(ctx, client, url, route, board)
-				if err != nil {
-					board.failed(route, err)
-				}
-				if ticket != "" {
-					mu.Lock()
-					tickets = append(tickets, ticket)
-					mu.Unlock()
-				}
+			for t.more() {
+				[]func(int){t.pay, t.save, t.ship}[i%3](i / 3 % carts)
 			}
 		})
 	}
 	clients.Wait()
-	return tickets
 }
 
-// send sends one request to route and counts the answer.
-func send(ctx context.Context, client *http.Client, url, route string, board *scoreboard) (ticket string, err error) {
-	method, path, _ := strings.Cut(route, " ")
-	path = strings.ReplaceAll(path, ":id", fmt.Sprint(1+rand.N(ids)))
-	req, err := http.NewRequestWithContext(ctx, method, url+path, strings.NewReader(`{"note":"from the demo"}`))
-	if err != nil {
-		return "", err
+func (t *traffic) more() bool {
+	return t.ctx.Err() == nil && (t.limit == 0 || t.sent.Load() < t.limit)
+}
+
+func (t *traffic) pause(from, to time.Duration) {
+	select {
+	case <-time.After(from + rand.N(to-from)):
+	case <-t.ctx.Done():
 	}
-	req.Header.Set("Content-Type", "application/json")
-	board.requested(route)
-	resp, err := client.Do(req)
+}
+
+// pay pays a new order. Some customers click twice.
+func (t *traffic) pay(int) {
+	order := t.orders.Add(1)
+	var clicks sync.WaitGroup
+	clicks.Go(func() { t.send(routePay, order) })
+	if rand.N(4) == 0 {
+		time.Sleep(t.beat / 2)
+		t.send(routePay, order)
+	}
+	clicks.Wait()
+	t.pause(4*t.beat, 10*t.beat)
+}
+
+// save saves a cart in one of its tabs.
+func (t *traffic) save(cart int) {
+	t.send(routeCart, int64(cart+1))
+	t.pause(t.beat, 4*t.beat)
+}
+
+// ship has a new order shipped in several steps, and follows the tickets of those that were parked: the
+// steps must have run in the order in which they were sent.
+func (t *traffic) ship(int) {
+	order := t.orders.Add(1)
+	var first sync.WaitGroup
+	first.Go(func() { t.send(routeShip, order) })
+	time.Sleep(t.beat / 2)
+	var steps []answer
+	for range 2 + rand.N(3) {
+		steps = append(steps, t.send(routeShip, order))
+	}
+	var last int
+	for _, step := range steps {
+		if step.status == http.StatusAccepted {
+			step = t.follow(step.ticket)
+		}
+		if step.status != http.StatusOK {
+			continue // not sent, or counted as failed or lost
+		}
+		if step.run <= last {
+			t.board.swapped()
+		}
+		last = step.run
+	}
+	first.Wait()
+	t.pause(6*t.beat, 16*t.beat)
+}
+
+// answer is what came back: of a handler the number of its run, of a parked request its ticket.
+type answer struct {
+	status int
+	ticket string
+	run    int
+}
+
+// send sends a request, if there are any left to send. What is not an answer of the service is counted as failed.
+func (t *traffic) send(route string, id int64) answer {
+	if n := t.sent.Add(1); t.limit > 0 && n > t.limit {
+		return answer{}
+	}
+	method, path, _ := strings.Cut(route, " ")
+	got, err := t.ask(method, strings.ReplaceAll(path, ":id", fmt.Sprint(id)), "")
 	if err != nil {
-		return "", err
+		t.board.failed(route, err)
+	}
+	return got
+}
+
+// follow waits for the result of a parked request.
+func (t *traffic) follow(ticket string) answer {
+	for range 3 {
+		got, err := t.ask(http.MethodGet, ticket, "wait=30")
+		if err == nil && got.run > 0 {
+			return got
+		}
+	}
+	t.board.lost()
+	return answer{}
+}
+
+// ask sends a request that no end of the context breaks off.
+func (t *traffic) ask(method, path, prefer string) (answer, error) {
+	req, err := http.NewRequestWithContext(context.WithoutCancel(t.ctx), method, t.url+path, http.NoBody)
+	if err != nil {
+		return answer{}, err
+	}
+	if prefer != "" {
+		req.Header.Set("Prefer", prefer)
+	}
+	resp, err := t.client.Do(req)
+	if err != nil {
+		return answer{}, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return "", err
+		return answer{}, err
 	}
-	switch resp.StatusCode {
+	got := answer{status: resp.StatusCode, ticket: resp.Header.Get("Location")}
+	switch got.status {
 	case http.StatusOK:
-		return "", nil
-	case http.StatusConflict:
-		board.rejected(route)
-		return "", nil
+		var said struct{ Run int }
+		err = json.Unmarshal(body, &said)
+		got.run = said.Run
 	case http.StatusAccepted:
-		var parked struct{ ID string }
-		if err := json.Unmarshal(body, &parked); err != nil || parked.ID == "" {
-			return "", fmt.Errorf("a 202 without a ticket: %s", body)
+		if got.ticket == "" {
+			err = fmt.Errorf("a 202 without a Location: %s", body)
 		}
-		board.parked(route)
-		return parked.ID, nil
+	case http.StatusConflict:
 	default:
-		return "", fmt.Errorf("status %d: %s", resp.StatusCode, body)
+		err = fmt.Errorf("status %d: %s", got.status, body)
 	}
+	return got, err
 }

@@ -43,7 +43,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *echo.Echo {
 	e.Use(middleware.Recover())
 	e.POST("/orders/:id/pay", answer("paid"), echolock.PerKey(refuse, order))
 	e.PUT("/carts/:id", answer("put"), echolock.PerKey(wait, cart))
-	e.POST("/orders/:id/ship", answer("shipped"), echolock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous()))
+	e.POST("/orders/:id/ship", answer("shipped"), echolock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous()))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
 	e.Any("/tickets/*", echo.WrapHandler(httplock.TicketHandler(queue, anyone)))

@@ -43,7 +43,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *gin.Engine {
 	r.Use(gin.Recovery())
 	r.POST("/orders/:id/pay", ginlock.PerKey(refuse, order), answer("paid"))
 	r.PUT("/carts/:id", ginlock.PerKey(wait, cart), answer("put"))
-	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous()), answer("shipped"))
+	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous()), answer("shipped"))
 
 	anyone := func(*http.Request, delayqueue.Status) bool { return true } // compare Status.Principal with your user
 	r.Any("/tickets/*path", gin.WrapH(httplock.TicketHandler(queue, anyone)))

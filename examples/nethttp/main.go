@@ -33,7 +33,7 @@ func newRouter(locker *core.Locker, queue *delayqueue.Queue) *http.ServeMux {
 	order, cart := httplock.ParamInt("order:", "id"), httplock.Param("cart:", "id")
 	refuse := httplock.PerKey(locker.Guard(core.RejectConflicts), order)
 	wait := httplock.PerKey(locker.Guard(retry.Policy{MaxWait: 2 * time.Second}), cart)
-	later := httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), order, httplock.WithStatusPath("/tickets/"), httplock.Anonymous())
+	later := httplock.PerKey(locker.Guard(delayqueue.Policy(queue)), order, httplock.WithStatusPath("/tickets/"), httplock.WithAnonymous())
 
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders/{id}/pay", refuse(answer("paid")))

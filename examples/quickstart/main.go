@@ -62,7 +62,7 @@ func service(rdb redis.UniversalClient) (*gin.Engine, *delayqueue.Worker, *core.
 	r.PUT("/orders/:id", ginlock.PerKey(wait, order), edit)                   // waits, 2 s at most, and then 409
 	r.POST("/orders/:id/ship", ginlock.PerKey(later, order, sender...), ship) // 202, and runs later on behalf of its sender
 
-	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r, httplock.Reauthorize(mayStill)))
+	worker, err := delayqueue.NewWorker(queue, locker, httplock.Replay(r, httplock.WithReplayReauthorize(mayStill)))
 	check(err)
 	check(worker.Start()) // runs what was parked
 	return r, worker, locker

@@ -1,4 +1,4 @@
-// Package docs_test checks the Markdown of the repository: its links, and the code that it shows.
+// Package docs_test checks the Markdown of the repository, its links and the code that it shows, and the doc comments.
 package docs_test
 
 import (

@@ -1,207 +1,125 @@
 package console
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
-	"github.com/perkey-go/perkey/core"
+	"github.com/perkey-go/perkey/ops"
 )
-
-// level is how much an area needs a person.
-type level int
-
-const (
-	levelGood level = iota
-	levelUnknown
-	levelLook // somebody should look, today
-	levelAct  // now
-)
-
-func (l level) String() string { return [...]string{"good", "unknown", "look", "act"}[l] }
-
-// Word is what a person reads.
-func (l level) Word() string { return [...]string{"Good", "Not known", "Look", "Act now"}[l] }
 
 // area is a part of what can go wrong, and what was found there.
 type area struct {
 	Name, Ask string
-	Level     level
-	Findings  []finding
+	Severity  ops.Severity // of its gravest finding; empty: there is none
+	Findings  []ops.Finding
 	Fine      string // what is said if there are none
 }
 
-// finding is one thing that needs a person, and where it is seen.
-type finding struct {
-	Level         level
-	Text, Section string // of the runbook
-	Link          string // the page that shows it
+// Level is how much the area needs a person, in one word.
+func (a area) Level() string {
+	if a.Severity == "" {
+		return "good"
+	}
+	return string(a.Severity)
 }
 
-func (a *area) find(l level, section, link, format string, args ...any) {
-	a.Findings = append(a.Findings, finding{l, fmt.Sprintf(format, args...), section, link})
-	a.Level = max(a.Level, l)
+// Word is what a person reads.
+func (a area) Word() string { return words[a.Severity] }
+
+var words = map[ops.Severity]string{"": "Good", ops.SeverityUnknown: "Not known", ops.SeverityLook: "Look", ops.SeverityAct: "Act now"}
+
+// asked is a panel as findings take it.
+func asked[T, V any](p panel[T], value V) ops.Asked[V] {
+	return ops.Asked[V]{At: p.At, Value: value, Err: p.Err}
 }
 
-// lately is how old an event may be that still matters.
-const lately = 10 * time.Minute
+// findings are what there is to say of what was read.
+func findings(queues []queueView, fleet panel[fleetView], more func(*ops.Facts)) []ops.Finding {
+	f := ops.Facts{Fleet: asked(fleet, fleet.Data.Fleet), Queues: ops.Asked[[]ops.QueueFacts]{At: time.Now()}}
+	for _, q := range queues {
+		f.Queues.Value = append(f.Queues.Value, ops.QueueFacts{Info: q.Info, Stats: asked(q.Stats, q.Stats.Data), Parked: q.Parked})
+	}
+	if more != nil {
+		more(&f)
+	}
+	return f.Findings(time.Now())
+}
+
+// judge notes what is found of each queue.
+func judge(queues []queueView, found []ops.Finding) {
+	for i := range queues {
+		q := &queues[i]
+		is := func(kind string) bool {
+			return slices.ContainsFunc(found, func(f ops.Finding) bool { return f.Kind == kind && f.Subject == q.Name })
+		}
+		q.Unworked, q.Behind = is("no_worker"), is("late")
+	}
+}
 
 // areas says of each area whether it needs a person. What is not up to date is not known.
-func areas(queues []queueView, known bool, fleet panel[fleetView], servers panel[redisView]) []area {
-	all := []area{flow(queues, known), exclusion(fleet), health(servers), processes(fleet)}
-	for i := range all {
-		slices.SortStableFunc(all[i].Findings, func(a, b finding) int { return int(b.Level - a.Level) })
+func areas(found []ops.Finding, queues []queueView, fleet panel[fleetView], servers panel[[]ops.Server]) []area {
+	all := []area{
+		{Name: "Flow", Ask: "does parked work get done?", Fine: flow(queues)},
+		{Name: "Exclusion", Ask: "has one holder been one holder?", Fine: count(int64(fleet.Data.Held), "lease is", "leases are") + " held, and none was lost lately."},
+		{Name: "Redis", Ask: "can it be relied on?", Fine: load(servers.Data)},
+		{Name: "Processes", Ask: "are all there, and alike?", Fine: count(int64(len(fleet.Data.Processes)), "process", "processes") + " of one version."},
+	}
+	for i, which := range []ops.Area{ops.AreaFlow, ops.AreaExclusion, ops.AreaRedis, ops.AreaFleet} {
+		a := &all[i]
+		for _, f := range found { // the gravest comes first
+			if f.Area == which {
+				a.Findings = append(a.Findings, f)
+			}
+		}
+		if len(a.Findings) > 0 {
+			a.Severity = a.Findings[0].Severity
+		} else if which == ops.AreaExclusion && (!fleet.OK() || len(fleet.Data.Processes) == 0) {
+			a.Severity, a.Fine = ops.SeverityUnknown, "What processes tell is not known."
+		}
 	}
 	return all
 }
 
-func flow(queues []queueView, known bool) area {
-	a := area{Name: "Flow", Ask: "does parked work get done?"}
+func flow(queues []queueView) string {
 	parked := int64(0)
 	for _, q := range queues {
-		s, link := q.Stats.Data, link("queue", "queue", q.Name)
-		parked += s.Queued + s.Running
-		switch {
-		case !q.Stats.OK():
-			a.find(levelUnknown, "PerkeyQueueUnreachable", link, "Queue %s cannot be read.", q.Name)
-			continue
-		case q.Unworked:
-			a.find(levelAct, "PerkeyNobodyWorks", link, "Queue %s: %s, and no worker is seen.", q.Name, count(s.Due, "message is due", "messages are due"))
-		case q.Behind():
-			a.find(levelAct, "PerkeyQueueLate", link, "Queue %s is %s behind: %s.", q.Name, dur(s.Lateness), count(s.Due, "message is due", "messages are due"))
-		}
-		if s.Paused {
-			a.find(levelLook, "PerkeyQueuePaused", link, "Queue %s is paused until %s UTC.", q.Name, clock(s.PausedUntil))
-		}
-		if s.Dead > 0 {
-			a.find(levelLook, "PerkeyDeadLetters", "dead", "Queue %s has %s.", q.Name, count(s.Dead, "dead letter", "dead letters"))
-		}
-		if s.Halted > 0 {
-			a.find(levelLook, "PerkeyDeadLetters", "dead", "Queue %s: dead letters halt %s.", q.Name, count(s.Halted, "key", "keys"))
-		}
+		parked += q.Stats.Data.Queued + q.Stats.Data.Running
 	}
-	switch {
-	case !known && len(queues) == 0:
-		a.find(levelUnknown, "PerkeyQueueUnreachable", "queues", "Which queues there are cannot be read.")
-	case len(queues) == 0:
-		a.Fine = "There is no queue."
-	default:
-		a.Fine = fmt.Sprintf("%s, and none is more than a minute late.", count(parked, "message is queued or running", "messages are queued or running"))
+	if len(queues) == 0 {
+		return "There is no queue."
 	}
-	return a
+	return count(parked, "message is queued or running", "messages are queued or running") + ", and none is late."
 }
 
-func exclusion(fleet panel[fleetView]) area {
-	a := area{Name: "Exclusion", Ask: "has one holder been one holder?"}
-	if unknown(&a, fleet) {
-		return a
-	}
-	v := fleet.Data
-	lost := map[string]int64{}
-	for _, e := range v.Events {
-		if time.Since(e.At) < lately && e.Source == "locks" {
-			lost[e.Kind] += max(1, e.Count)
-		}
-	}
-	if n := lost["lost"]; n > 0 {
-		a.find(levelAct, "PerkeyLeaseLost", "keys", "%s lost in the last 10 minutes, while work ran.", count(n, "lease was", "leases were"))
-	}
-	if n := lost["forced"]; n > 0 {
-		a.find(levelLook, "PerkeyLeaseLost", "keys", "%s by an operator in the last 10 minutes.", count(n, "lease was taken", "leases were taken"))
-	}
-	late, long := int64(0), int64(0)
-	for _, l := range v.Leases {
-		if l.Late() && time.Since(l.Process.At) < 20*time.Second {
-			late++
-		}
-		if l.Wanted && l.Held > time.Minute {
-			long++
-		}
-	}
-	if late > 0 {
-		a.find(levelLook, "PerkeyRenewalsFail", "keys", "%s close to the end: the renewal is late.", count(late, "lease is", "leases are"))
-	}
-	if long > 0 {
-		a.find(levelLook, "PerkeyLongHolds", "keys", "%s for more than a minute while others wait.", count(long, "key is held", "keys are held"))
-	}
-	if n := lost[string(core.OutcomeShed)]; n > 0 {
-		a.find(levelLook, "PerkeyShedding", "keys", "%s in the last 10 minutes because too many waited.", count(n, "call was refused", "calls were refused"))
-	}
-	a.Fine = fmt.Sprintf("%s held, and none was lost lately.", count(int64(v.Held), "lease is", "leases are"))
-	return a
-}
-
-func health(servers panel[redisView]) area {
-	a := area{Name: "Redis", Ask: "can it be relied on?"}
-	if redis.HasErrorPrefix(servers.Err, "NOPERM") || errors.Is(servers.Err, errors.ErrUnsupported) {
-		a.find(levelUnknown, "", "", "What Redis says about itself (INFO) cannot be read: %s", short(120, servers.Err.Error()))
-		return a
-	} else if !servers.OK() {
-		a.find(levelAct, "PerkeyUnavailable", "", "Redis does not answer.")
-		return a
-	}
+func load(servers []ops.Server) string {
 	var clients, perSecond int64
-	for _, s := range servers.Data.Servers {
-		clients, perSecond = clients+s.Clients, perSecond+s.OpsPerSecond
-		if s.Policy != "" && s.Policy != "noeviction" {
-			a.find(levelAct, "PerkeyEviction", "", "%s may evict held keys: its maxmemory-policy is %s.", s.Addr, s.Policy)
-		}
-		if s.Full() >= 85 {
-			a.find(levelAct, "PerkeyUnavailable", "", "%s uses %d %% of its memory.", s.Addr, s.Full())
-		}
+	took := time.Duration(0)
+	for _, s := range servers {
+		v := serverOf(s)
+		clients, perSecond, took = clients+v.Clients, perSecond+v.OpsPerSecond, max(took, v.Took)
 	}
-	if servers.Data.Took > 250*time.Millisecond {
-		a.find(levelLook, "PerkeyRenewalsFail", "", "An answer took %s.", dur(servers.Data.Took))
-	}
-	a.Fine = fmt.Sprintf("%s operations a second, %s clients. An answer took %s.", num(perSecond), num(clients), dur(servers.Data.Took))
-	return a
+	return fmt.Sprintf("%s operations a second, %s clients. An answer takes %s.", num(perSecond), num(clients), dur(took))
 }
 
-func processes(fleet panel[fleetView]) area {
-	a := area{Name: "Processes", Ask: "are all there, and alike?"}
-	if unknown(&a, fleet) {
-		return a
-	}
-	v := fleet.Data
-	if versions := v.Fleet.Versions(); len(versions) > 1 {
-		a.find(levelLook, "PerkeyVersionsMixed", "processes", "%d versions of perkey run side by side.", len(versions))
-	}
-	open := map[string]int{}
-	for _, p := range v.Processes {
-		for _, w := range p.Snapshot.Warnings {
-			if w.Open > 0 && w.Kind != string(core.WarnEvictionUnknown) {
-				open[w.Kind]++
-			}
-		}
-	}
-	for kind, n := range open {
-		l, section := levelLook, warningSections[kind]
-		if kind == string(core.WarnUnreachable) {
-			l = levelAct
-		}
-		a.find(l, section, "processes", "%d of %d processes warn: %s.", n, len(v.Processes), kind)
-	}
-	slices.SortFunc(a.Findings, func(a, b finding) int { return slices.Compare([]byte(a.Text), []byte(b.Text)) })
-	a.Fine = fmt.Sprintf("%s of one version.", count(int64(len(v.Processes)), "process", "processes"))
-	return a
-}
-
-var warningSections = map[string]string{
-	string(core.WarnUnreachable): "PerkeyRedisUnreachable", "eviction": "PerkeyEviction", "no_worker": "PerkeyNobodyWorks",
-}
-
-// unknown reports whether processes report nothing that can be judged.
-func unknown(a *area, fleet panel[fleetView]) bool {
+// findingLink is the page that shows what was found; empty: none does.
+func findingLink(f ops.Finding) string {
 	switch {
-	case !fleet.OK():
-		a.find(levelUnknown, "PerkeyUnavailable", "processes", "The reports of processes cannot be read.")
-	case len(fleet.Data.Processes) == 0:
-		a.Level, a.Fine = levelUnknown, "No process reports."
-	default:
-		return false
+	case f.Area == ops.AreaExclusion || f.Kind == "shed":
+		return "keys"
+	case f.Area == ops.AreaFleet:
+		return "processes"
+	case f.Kind == "dead":
+		return "dead"
+	case f.Area == ops.AreaFlow && f.Subject == "":
+		return "queues"
+	case f.Area == ops.AreaFlow:
+		return link("queue", "queue", f.Subject)
 	}
-	return true
+	return ""
+}
+
+// evidence is a finding's, but for the keys, which have links, and what is as it should be.
+func evidence(f ops.Finding) []ops.Evidence {
+	return slices.DeleteFunc(slices.Clone(f.Evidence), func(e ops.Evidence) bool { return e.Figure == ops.EvidenceKeys || e.Is == e.Want })
 }

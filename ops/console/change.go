@@ -24,8 +24,8 @@ const (
 	maxCounted   = 100_000 // Queue.Count goes no further
 )
 
-// asked is a change that somebody wants, as links and forms have it.
-type asked struct {
+// wanted is a change that somebody wants, as links and forms have it.
+type wanted struct {
 	Do      ops.Action
 	Key     string
 	Fence   int64
@@ -39,9 +39,11 @@ type asked struct {
 	Rate    float64
 	For     time.Duration
 	Why     string
+
+	names *keyNames
 }
 
-func askedBy(r *http.Request) (a asked, err error) {
+func (c *console) wantedBy(r *http.Request) (a wanted, err error) {
 	v := r.FormValue
 	whole := func(name string) (n int64) {
 		if text := v(name); text != "" && err == nil {
@@ -49,25 +51,27 @@ func askedBy(r *http.Request) (a asked, err error) {
 		}
 		return n
 	}
-	a = asked{
-		Do: ops.Action(v("do")), Key: v("key"), Fence: whole("fence"), Queue: v("queue"), ID: v("id"), Name: v("name"), Cause: v("cause"),
+	a = wanted{
+		Do: ops.Action(v("do")), Fence: whole("fence"), Queue: v("queue"), ID: v("id"), Name: v("name"), Cause: v("cause"),
 		Count: whole("count"), Request: requestOf(v), Seen: v("seen"), Rate: float64(whole("rate")), For: time.Duration(whole("minutes")) * time.Minute,
-		Why: strings.TrimSpace(r.PostFormValue("why")), // a link has none
+		Why:   strings.TrimSpace(r.PostFormValue("why")), // a link has none
+		names: c.names,
 	}
 	if err != nil {
 		return a, &httpError{http.StatusBadRequest, "A number was expected."}
 	}
-	return a, nil
+	a.Key, err = c.names.of(v("key"))
+	return a, err
 }
 
-func (a asked) filter() delayqueue.Filter { return delayqueue.Filter{Name: a.Name, Cause: a.Cause} }
+func (a wanted) filter() delayqueue.Filter { return delayqueue.Filter{Name: a.Name, Cause: a.Cause} }
 
-func (a asked) messages() ops.Messages {
+func (a wanted) messages() ops.Messages {
 	return ops.Messages{Queue: a.Queue, ID: a.ID, Filter: a.filter(), Count: a.Count}
 }
 
 // limit is how long a change may take.
-func (a asked) limit() time.Duration {
+func (a wanted) limit() time.Duration {
 	d := changeTime
 	if a.Do == ops.ActionRedrive && a.Rate > 0 {
 		d += time.Duration(float64(min(a.Count, maxCounted)) / a.Rate * float64(time.Second))
@@ -76,10 +80,10 @@ func (a asked) limit() time.Duration {
 }
 
 // Back is the page that shows what is changed.
-func (a asked) Back() string {
+func (a wanted) Back() string {
 	switch {
 	case a.Do == ops.ActionUnlock:
-		return keyURL(a.Key)
+		return a.names.url(a.Key)
 	case a.Do == ops.ActionForget:
 		return link("idempotency", "route", a.Request.Route, "principal", a.Request.Principal, "idempotency-key", a.Request.Key)
 	case a.ID != "":
@@ -91,10 +95,10 @@ func (a asked) Back() string {
 }
 
 // Self is the address that makes the change, with what was seen: a query keeps any bytes, which the field of a form does not.
-func (a asked) Self() string {
+func (a wanted) Self() string {
 	query := url.Values{"do": {string(a.Do)}}
 	for name, value := range map[string]string{
-		"key": a.Key, "queue": a.Queue, "id": a.ID, "name": a.Name, "cause": a.Cause,
+		"key": a.names.param(a.Key), "queue": a.Queue, "id": a.ID, "name": a.Name, "cause": a.Cause,
 		"route": a.Request.Route, "principal": a.Request.Principal, "idempotency-key": a.Request.Key, "seen": a.Seen,
 	} {
 		if value != "" {
@@ -110,7 +114,7 @@ func (a asked) Self() string {
 }
 
 // Again is the page that asks for the change anew, with what is true then.
-func (a asked) Again() string {
+func (a wanted) Again() string {
 	switch a.Do {
 	case ops.ActionUnlock, ops.ActionForget:
 		return a.Back()
@@ -119,7 +123,7 @@ func (a asked) Again() string {
 }
 
 type changeBody struct {
-	asked
+	wanted
 	Title, Does, Risk, Button string
 	Counted                   bool // Count is how many there are
 	Some                      bool // it is only how many of the first
@@ -130,14 +134,14 @@ type changeBody struct {
 
 // confirm shows what a change would do, and asks why.
 func (c *console) confirm(r *http.Request) (*page, error) {
-	a, err := askedBy(r)
+	a, err := c.wantedBy(r)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := c.authorize(r, a.Do); err != nil {
 		return nil, err
 	}
-	body := changeBody{asked: a}
+	body := changeBody{wanted: a}
 	many := a.ID == ""
 	switch a.Do {
 	case ops.ActionUnlock:
@@ -192,7 +196,7 @@ func (c *console) confirm(r *http.Request) (*page, error) {
 	return &page{Name: "change", Title: body.Title, Nav: navOf(a), Quiet: true, Body: body}, nil
 }
 
-func navOf(a asked) string {
+func navOf(a wanted) string {
 	switch a.Do {
 	case ops.ActionUnlock:
 		return "keys"
@@ -211,7 +215,7 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, &httpError{http.StatusBadRequest, "The form cannot be read."})
 		return
 	}
-	a, err := askedBy(r)
+	a, err := c.wantedBy(r)
 	var who string
 	if err == nil {
 		who, err = c.authorize(r, a.Do)
@@ -226,7 +230,7 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, err)
 		return
 	}
-	body := changeBody{asked: a, Title: "Done"}
+	body := changeBody{wanted: a, Title: "Done"}
 	status, done := 0, make(chan error, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), a.limit())
@@ -249,7 +253,7 @@ func (c *console) change(w http.ResponseWriter, r *http.Request) {
 }
 
 // make makes a change that was asked for.
-func (c *console) make(ctx context.Context, by ops.By, a asked) (err error) {
+func (c *console) make(ctx context.Context, by ops.By, a wanted) (err error) {
 	switch a.Do {
 	case ops.ActionUnlock:
 		return c.operator.Unlock(ctx, by, a.Key, a.Fence)

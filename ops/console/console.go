@@ -12,6 +12,7 @@ import (
 	"html/template"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/http"
 	"path"
 	"slices"
@@ -34,6 +35,9 @@ const (
 	View ops.Action = "view"
 	// Payloads is to see the payloads of messages.
 	Payloads ops.Action = "payloads"
+	// Watch is to have processes tell what happens to a key, as it happens, for 5 min or until nobody has looked for a minute. It
+	// changes no key and no message, so it needs Authorize, but not Options.Changes: it registers the watch in Redis, of which there are 16 at once.
+	Watch ops.Action = "watch"
 )
 
 // Options are what a console shows, and to whom.
@@ -42,15 +46,19 @@ type Options struct {
 	// the audit are read, under the Locker's prefix. Both are required.
 	Locker *core.Locker
 	Redis  redis.UniversalClient
-	// Queues are shown in place of those of the same names: queues on another Redis, or with the Keyring of their payloads. Nobody can change
-	// what is in a queue on another Redis.
+	// Queues are shown, and changed, in place of those of the same names: queues on another Redis, or with the Keyring of their payloads.
 	Queues []*delayqueue.Queue
 	// Authorize says who sends a request, or refuses with an error what it wants to do; nobody is shown the error: the answer is 403, or
-	// for a *LoginError 401. It is called with View for each page, and every 2 s for one that is open; with Payloads, and with changes, also to
-	// know which links to show. It must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads.
+	// for a *LoginError 401. It is called with View for each page, and every 2 s for one that is open, or twice a second for that of a watched key; with Payloads, and with changes, also to
+	// know which links to show; and with Watch. It must be safe for concurrent use. Nil: whoever reaches the handler sees everything but payloads, and
+	// can watch nothing.
 	Authorize func(r *http.Request, do ops.Action) (who string, err error)
 	// Changes has those whom Authorize allows make changes; without Authorize it is an error. Default: the console changes nothing.
 	Changes bool
+	// KeySecret, of 32 bytes or more, has keys shown as hashes that it makes, and sealed with it in addresses: who reads pages, addresses or logs of a proxy
+	// sees which keys are alike, and how long they are, but not the keys. The box of exact keys takes keys as they are. What services write
+	// is shown as it is: names, ids, principals, causes of failures, payloads. Nil: keys are shown.
+	KeySecret []byte
 	// Log gets each change, beside the audit in Redis. Nil: slog.Default.
 	Log *slog.Logger
 }
@@ -62,8 +70,8 @@ type LoginError struct{ Challenge string }
 // Error says that a login is needed.
 func (e *LoginError) Error() string { return "You have to log in." }
 
-// New makes the console's handler. It does not talk to Redis, needs no closing, and has goroutines only while requests, or changes that
-// they began, are under way. Its error wraps [core.ErrInvalidOption].
+// New makes the console's handler. It does not talk to Redis, needs no closing, and has goroutines only while requests, or changes and
+// watches that they began, are under way. Its error wraps [core.ErrInvalidOption].
 func New(o Options) (http.Handler, error) {
 	invalid := func(what string) error { return fmt.Errorf("console: %w: %s", core.ErrInvalidOption, what) }
 	switch {
@@ -73,32 +81,46 @@ func New(o Options) (http.Handler, error) {
 		return nil, invalid("a queue is nil")
 	case o.Changes && o.Authorize == nil:
 		return nil, invalid("Changes needs Authorize")
+	case o.KeySecret != nil && len(o.KeySecret) < minSecret:
+		return nil, invalid(fmt.Sprintf("KeySecret has %d bytes: want %d or more", len(o.KeySecret), minSecret))
 	}
 	c := &console{Options: o, searches: make(chan struct{}, maxSearches)}
-	var err, auditErr, operatorErr error
+	var err, auditErr, operatorErr, namesErr error
+	if o.KeySecret != nil {
+		c.names, namesErr = newKeyNames(o.KeySecret)
+	}
 	c.records, err = idempotency.New(o.Redis, idempotency.WithPrefix(o.Locker.Prefix()))
 	c.audit, auditErr = ops.NewAudit(o.Redis, o.Locker.Prefix(), o.Log)
-	c.operator, operatorErr = ops.NewOperator(o.Locker, c.audit)
-	if err := errors.Join(err, auditErr, operatorErr); err != nil {
+	c.operator, operatorErr = ops.NewOperator(o.Locker, c.audit, o.Queues...)
+	if err := errors.Join(err, auditErr, operatorErr, namesErr); err != nil {
 		return nil, err
 	}
 	c.pages = map[string]func(*http.Request) (*page, error){
 		"": c.overview, "keys": c.keys, "key": c.key, "queues": c.queues, "queue": c.queue, "message": c.message,
 		"dead": c.dead, "processes": c.processes, "process": c.process, "idempotency": c.idempotency, "audit": c.changes, "change": c.confirm,
 	}
+	c.posts = map[string]http.HandlerFunc{"change": c.change, "watch": c.watch}
+	if c.names != nil { // a form that is sent by GET would put what is typed into the address
+		c.posts["key"], c.posts["keys"] = c.find("key", "key"), c.find("keys", "prefix")
+	}
+	c.templates = templates(c.names)
 	return http.NewCrossOriginProtection().Handler(c), nil
 }
 
 type console struct {
 	Options
-	records  *idempotency.Store
-	audit    *ops.Audit
-	operator *ops.Operator
-	pages    map[string]func(*http.Request) (*page, error)
-	cache    cache
-	history  history
-	searches chan struct{} // one for each that is under way
-	streams  streams
+	records   *idempotency.Store
+	audit     *ops.Audit
+	operator  *ops.Operator
+	pages     map[string]func(*http.Request) (*page, error)
+	templates map[string]*template.Template
+	posts     map[string]http.HandlerFunc
+	names     *keyNames
+	cache     cache
+	history   history
+	searches  chan struct{} // one for each that is under way
+	streams   streams
+	watches   watches
 }
 
 //go:embed templates
@@ -107,9 +129,9 @@ var templateFiles embed.FS
 //go:embed assets
 var assetFiles embed.FS
 
-// templates has for each page the frame around it.
-var templates = sync.OnceValue(func() map[string]*template.Template {
-	base := template.Must(template.New("").Funcs(functions).ParseFS(templateFiles, "templates/base.html", "templates/parts.html"))
+// parsed has for each page the frame around it. None is executed, so that it can be cloned.
+var parsed = sync.OnceValue(func() map[string]*template.Template {
+	base := template.Must(template.New("").Funcs(functions).Funcs(keyFunctions(nil)).ParseFS(templateFiles, "templates/base.html", "templates/parts.html"))
 	all := map[string]*template.Template{}
 	files, _ := fs.Glob(templateFiles, "templates/*.html")
 	for _, file := range files {
@@ -118,6 +140,15 @@ var templates = sync.OnceValue(func() map[string]*template.Template {
 	}
 	return all
 })
+
+// templates are those of a console that names keys in some way.
+func templates(names *keyNames) map[string]*template.Template {
+	all := maps.Clone(parsed())
+	for name, t := range all {
+		all[name] = template.Must(t.Clone()).Funcs(keyFunctions(names))
+	}
+	return all
+}
 
 // page is what a template shows.
 type page struct {
@@ -128,8 +159,9 @@ type page struct {
 	At          time.Time
 	Assets      string // names the version of what is embedded
 	Trouble     []trouble
-	Quiet       bool // it is not kept up to date
-	Status      int  // 0: OK
+	Quiet       bool            // it is not kept up to date
+	Changed     <-chan struct{} // closed when there is something new; nil: it is not known before it is read
+	Status      int             // 0: OK
 	Body        any
 }
 
@@ -139,12 +171,13 @@ type trouble struct {
 	Err   error
 	Known bool
 	At    time.Time
+	Key   string // that the Err may name
 }
 
 // troubled notes that a panel is not up to date.
 func troubled[T any](p *page, what string, shown panel[T]) {
 	if shown.Err != nil {
-		p.Trouble = append(p.Trouble, trouble{what, shown.Err, shown.Known, shown.At})
+		p.Trouble = append(p.Trouble, trouble{What: what, Err: shown.Err, Known: shown.Known, At: shown.At})
 	}
 }
 
@@ -182,18 +215,15 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	show, ok := c.pages[name]
-	if !ok {
+	change, changes := c.posts[name]
+	switch {
+	case changes && r.Method == http.MethodPost:
+		change(w, r)
+	case !ok:
 		c.refuse(w, &httpError{http.StatusNotFound, "There is no such page."})
-		return
-	}
-	if post := r.Method == http.MethodPost && name == "change"; !post && r.Method != http.MethodGet && r.Method != http.MethodHead {
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		header.Set("Allow", "GET, HEAD")
 		c.refuse(w, &httpError{http.StatusMethodNotAllowed, "This console does not change that."})
-		return
-	}
-	switch {
-	case r.Method == http.MethodPost:
-		c.change(w, r)
 	case r.Header.Get("Accept") == "text/event-stream":
 		c.stream(w, r, who, show)
 	case name == "keys" && r.URL.Query().Has("prefix"):
@@ -206,7 +236,7 @@ func (c *console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // authorize asks the user's hook.
 func (c *console) authorize(r *http.Request, do ops.Action) (who string, err error) {
 	switch {
-	case do != View && do != Payloads && !c.Changes:
+	case do != View && do != Payloads && do != Watch && !c.Changes:
 		return "", &httpError{http.StatusForbidden, "This console changes nothing."}
 	case c.Authorize == nil && do == View:
 		return "", nil
@@ -250,7 +280,7 @@ func (c *console) read(r *http.Request, who string, show func(*http.Request) (*p
 		return nil, err
 	}
 	if p.Who = who; answers.Err != nil { // what the page shows may be too new to have been read again
-		p.Trouble = slices.Insert(p.Trouble, 0, trouble{"Redis does not answer", answers.Err, answers.Known, answers.At})
+		p.Trouble = slices.Insert(p.Trouble, 0, trouble{What: "Redis does not answer", Err: answers.Err, Known: answers.Known, At: answers.At})
 	}
 	c.frame(p)
 	return p, nil
@@ -278,7 +308,7 @@ func (c *console) render(w http.ResponseWriter, r *http.Request, who string, sho
 // write sends a whole page.
 func (c *console) write(w http.ResponseWriter, p *page) {
 	var b bytes.Buffer
-	if err := templates()[p.Name].ExecuteTemplate(&b, "page", p); err != nil {
+	if err := c.templates[p.Name].ExecuteTemplate(&b, "page", p); err != nil {
 		http.Error(w, "the page could not be made", http.StatusInternalServerError)
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"log/slog"
 	"maps"
@@ -242,15 +243,7 @@ func TestConsole_BulkChangesCountFirst(t *testing.T) {
 			_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: fmt.Sprint("m", i), Name: "n", Payload: []byte("secret-payload")})
 			require.NoError(t, err)
 		}
-		worker, err := delayqueue.NewWorker(q, locker, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New("the cause")) },
-			delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
-		require.NoError(t, err)
-		require.NoError(t, worker.Start())
-		redistest.Eventually(t, func() bool {
-			s, err := q.Stats(t.Context())
-			return err == nil && s.Dead == 3
-		}, "all are dead")
-		require.NoError(t, worker.Stop(t.Context()))
+		die(t, q, locker, "the cause")
 		_, body, _ := get(t, server.URL+"/dead")
 		assert.Contains(t, body, "the cause")
 		_, body, _ = get(t, server.URL+"/change?do=redrive&queue=q&name=n&cause=the+cause")
@@ -426,4 +419,147 @@ func TestAssets_AreSmall(t *testing.T) {
 	assert.Less(t, len(style)+len(script), 24<<10)
 	assert.NotContains(t, style+script, "http")
 	assert.False(t, bytes.Contains([]byte(script), []byte("eval")))
+}
+
+// The Overview shows what [ops.Facts.Findings] says, with its evidence, its keys as links, and its section of the runbook; and no more.
+func TestConsole_OverviewShowsTheFindings(t *testing.T) {
+	server := redistest.Start(t, "--appendonly", "yes")
+	env := &redistest.Env{Addr: server.Addr, Prefix: "found", Real: true}
+	rdb := env.Client(t)
+	recorder := ops.NewRecorder()
+	locker, err := core.New(rdb, core.WithPrefix(env.Prefix), core.WithObserver(recorder.Locks(core.NopObserver{})))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = locker.Close() })
+	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = beacon.Close() })
+	pages, _ := newConsole(t, env, nil)
+	overview := func() string {
+		_, body, _ := get(t, pages.URL+"/")
+		return body
+	}
+	redistest.Eventually(t, func() bool { return strings.Count(overview(), `<span class="word">Good</span>`) == 4 }, "all is well")
+	q, err := delayqueue.New(rdb, "ship", delayqueue.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	require.NoError(t, q.Pause(t.Context(), time.Hour))
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	_, err = locker.TryAcquire(t.Context(), "order:<1>")
+	require.NoError(t, err)
+	require.NoError(t, rdb.Del(t.Context(), env.Prefix+":lock{}:order:<1>").Err())
+	var found []ops.Finding
+	redistest.Eventually(t, func() bool {
+		found, err = ops.Examine(t.Context(), rdb, ops.ExamineOptions{Prefix: env.Prefix})
+		return err == nil && len(found) == 3
+	}, "a lost lease, a paused queue, a Redis that may evict")
+	redistest.Eventually(t, func() bool {
+		return strings.Contains(overview(), "lease was lost") && strings.Contains(overview(), "is paused.")
+	}, "the page has them")
+	body := overview()
+	for _, f := range found {
+		assert.Contains(t, body, html.EscapeString(f.Text))
+		assert.Contains(t, body, "blob/main/"+f.Runbook)
+		for _, e := range f.Evidence {
+			if e.Figure == ops.EvidenceKeys {
+				assert.Contains(t, body, `href="key?key=order%3A%3C1%3E"`)
+				continue
+			}
+			assert.Equal(t, e.Is != e.Want, strings.Contains(body, html.EscapeString(e.String())), "%s: what is as it should be is left out", e)
+		}
+	}
+	assert.Equal(t, 1, strings.Count(body, `<span class="word">Good</span>`), "the processes are all alike")
+}
+
+// A queue of the Options is the one that is changed, though there is one of its name on the Locker's Redis.
+func TestConsole_ChangesTheQueueThatItShows(t *testing.T) {
+	here, there := redistest.Embedded(t), redistest.Embedded(t)
+	queue := func(rdb redis.UniversalClient) *delayqueue.Queue {
+		q, err := delayqueue.New(rdb, "q", delayqueue.WithPrefix(here.Prefix))
+		require.NoError(t, err)
+		_, err = q.Enqueue(t.Context(), delayqueue.Job{ID: "m", Key: "k"})
+		require.NoError(t, err)
+		return q
+	}
+	elsewhere := redistest.Client(t, &redis.Options{Addr: there.Addr})
+	same, other := queue(here.Client(t)), queue(elsewhere)
+	server, locker := newConsole(t, here, func(o *console.Options) {
+		o.Changes, o.Authorize, o.Queues = true, everyone, []*delayqueue.Queue{other}
+	})
+	die(t, other, locker, "the cause")
+	change := func(do string, values ...string) {
+		t.Helper()
+		code, body := post(t, server.URL+"/change", nil, append([]string{"do", do, "queue", "q", "why", "w"}, values...)...)
+		assert.Equal(t, http.StatusOK, code, body)
+	}
+	change("pause", "minutes", "5")
+	change("redrive", "count", "1", "cause", "the cause")
+	change("cancel", "id", "m")
+	status, err := other.Status(t.Context(), "m")
+	require.NoError(t, err)
+	assert.Equal(t, delayqueue.StateCancelled, status.State)
+	stats, err := other.Stats(t.Context())
+	require.NoError(t, err)
+	assert.True(t, stats.Paused)
+	stats, err = same.Stats(t.Context())
+	require.NoError(t, err)
+	assert.False(t, stats.Paused)
+	assert.EqualValues(t, 1, stats.Queued)
+	_, body, _ := get(t, server.URL+"/audit")
+	assert.Contains(t, body, "paused", "the audit is where the Locker is")
+}
+
+// die makes dead letters of all that is queued.
+func die(t testing.TB, q *delayqueue.Queue, locker *core.Locker, cause string) {
+	t.Helper()
+	worker, err := delayqueue.NewWorker(q, locker, func(context.Context, delayqueue.Message) error { return delayqueue.SkipRetry(errors.New(cause)) },
+		delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	require.NoError(t, worker.Start())
+	redistest.Eventually(t, func() bool {
+		s, err := q.Stats(t.Context())
+		return err == nil && s.Queued+s.Running == 0
+	}, "all are dead")
+	require.NoError(t, worker.Stop(t.Context()))
+}
+
+func TestConsole_MarksProcessesThatAreSilent(t *testing.T) {
+	env := redistest.Embedded(t)
+	rdb := env.Client(t)
+	now, err := rdb.Time(t.Context()).Result()
+	require.NoError(t, err)
+	for host, age := range map[string]time.Duration{"told": time.Second, "hangs": 30 * time.Second} {
+		id, fleet := host+"/1/x", env.Prefix+":ops:{fleet}:process"
+		require.NoError(t, rdb.Set(t.Context(), fleet+":"+id, fmt.Sprintf(`{"id":%q,"host":%q,"pid":1,"ttl":60000}`, id, host), time.Minute).Err())
+		require.NoError(t, rdb.ZAdd(t.Context(), fleet+"es", redis.Z{Score: float64(now.Add(time.Minute - age).UnixMilli()), Member: id}).Err())
+	}
+	server, _ := newConsole(t, env, nil)
+	_, body, _ := get(t, server.URL+"/processes")
+	for row := range strings.SplitSeq(body, "<tr>") {
+		assert.Equal(t, strings.Contains(row, "hangs"), strings.Contains(row, ">silent<"), row)
+	}
+	for id, silent := range map[string]bool{"told/1/x": false, "hangs/1/x": true} {
+		_, body, _ := get(t, server.URL+"/process?id="+id)
+		assert.Equal(t, silent, strings.Contains(body, ">silent<"), id)
+	}
+}
+
+// A queue on a Redis that is away does not keep a page from showing the others.
+func TestConsole_AQueueOnARedisThatIsAway(t *testing.T) {
+	env := redistest.Real(t)
+	rdb := env.Client(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	proxy.Blackhole(redistest.Requests)
+	away, err := delayqueue.New(redistest.Client(t, &redis.Options{Addr: proxy.Addr}), "away", delayqueue.WithPrefix(env.Prefix+"-other"))
+	require.NoError(t, err)
+	here, err := delayqueue.New(rdb, "here", delayqueue.WithPrefix(env.Prefix))
+	require.NoError(t, err)
+	_, err = here.Enqueue(t.Context(), delayqueue.Job{Key: "k"})
+	require.NoError(t, err)
+	server, _ := newConsole(t, env, func(o *console.Options) { o.Queues = []*delayqueue.Queue{away} })
+	began := time.Now()
+	_, body, _ := get(t, server.URL+"/")
+	assert.Less(t, time.Since(began), 2*time.Second)
+	assert.Contains(t, body, "Queue away cannot be read.")
+	assert.NotContains(t, body, "Queue here cannot be read.")
+	_, body, _ = get(t, server.URL+"/queues")
+	assert.Equal(t, 1, strings.Count(body, "<dt>Queued</dt><dd>1</dd>"), "the first page shows it")
 }

@@ -8,6 +8,8 @@
 // date. It needs no files beside the program, loads nothing from elsewhere, and can be mounted below any path that ends in a slash, with
 // or without [http.StripPrefix].
 //
+// What needs a person is what [ops.Facts.Findings] finds, as perkey doctor does, of all but Redis's settings and rights.
+//
 // It changes nothing unless [Options].Changes and Authorize are given. Then each change is a POST that [http.CrossOriginProtection]
 // lets through and Authorize allows. It is recorded before it is made, and it carries what its reader saw: if that is no longer so, the
 // answer is 409 and nothing is changed.

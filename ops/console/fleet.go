@@ -29,14 +29,10 @@ type fleetView struct {
 }
 
 type leaseView struct {
-	core.LocalLease
+	ops.FleetLease
 	Process *processView
 	Since   time.Time
 }
-
-// Late reports whether the lease should have been renewed when its process reported: at a third of its length, but for one that
-// was not renewed yet.
-func (l leaseView) Late() bool { return l.Held > l.TTL && l.Remaining < l.TTL/3 }
 
 type waitView struct {
 	core.LocalWait
@@ -79,7 +75,7 @@ func newFleetView(f ops.Fleet) fleetView {
 		p := &v.Processes[i]
 		v.Held, v.Waiting = v.Held+p.Local.Held, v.Waiting+p.Local.Waiting
 		for _, l := range p.Local.Leases {
-			v.Leases = append(v.Leases, leaseView{l, p, p.At.Add(-l.Held)})
+			v.Leases = append(v.Leases, leaseView{ops.FleetLease{Process: p.ID, Age: p.Age, LocalLease: l}, p, p.At.Add(-l.Held)})
 		}
 		for _, w := range p.Local.Waits {
 			v.Waits = append(v.Waits, waitView{w, p, p.At.Add(-w.Waited)})

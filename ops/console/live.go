@@ -45,7 +45,7 @@ func (s *streams) over(r *http.Request) <-chan struct{} {
 	return done
 }
 
-// stream keeps a page up to date: it sends its main part every 2 s as a server-sent event, as long as its reader may see it.
+// stream keeps a page up to date: it sends its main part every 2 s, and when something happens to a key that is watched, as a server-sent event, as long as its reader may see it.
 func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, show func(*http.Request) (*page, error)) {
 	if c.streams.open.Add(1) > maxStreams {
 		c.streams.open.Add(-1)
@@ -69,7 +69,7 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, sho
 			return
 		}
 		var b bytes.Buffer
-		if err := templates()[p.Name].ExecuteTemplate(&b, "main", p); err != nil {
+		if err := c.templates[p.Name].ExecuteTemplate(&b, "main", p); err != nil {
 			return
 		}
 		event := fmt.Appendf(nil, "data: %s\nretry: 1000\n\n", bytes.ReplaceAll(b.Bytes(), []byte("\n"), []byte("\ndata: ")))
@@ -84,6 +84,12 @@ func (c *console) stream(w http.ResponseWriter, r *http.Request, who string, sho
 		}
 		select {
 		case <-tick.C:
+		case <-p.Changed:
+			select { // for what comes with it
+			case <-time.After(burst):
+			case <-r.Context().Done():
+				return
+			}
 		case <-end.C:
 			return
 		case <-over:

@@ -54,14 +54,24 @@ func (c *console) readFleet(ctx context.Context) panel[fleetView] {
 	})
 }
 
-func (c *console) readServers(ctx context.Context) panel[redisView] {
-	return get(ctx, &c.cache, "redis", slowEvery, func(ctx context.Context) (redisView, error) { return readRedis(ctx, c.Redis) })
+func (c *console) readServers(ctx context.Context) panel[[]ops.Server] {
+	return get(ctx, &c.cache, "redis", slowEvery, func(ctx context.Context) ([]ops.Server, error) {
+		read := ops.ReadServers(ctx, c.Redis)
+		if err := read.Err; err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(read.Value, func(s ops.Server) bool { return s.Err == nil }) { // what was known is shown
+			return nil, read.Value[0].Err
+		}
+		return read.Value, nil
+	})
 }
 
 // handle is a queue that there is, or why it cannot be used.
 type handle struct {
 	name  string
 	queue *delayqueue.Queue
+	info  delayqueue.Info
 	err   error
 }
 
@@ -70,7 +80,7 @@ func (c *console) handles(ctx context.Context) panel[[]handle] {
 	found := get(ctx, &c.cache, "queues", seldomEvery, func(ctx context.Context) (all []handle, err error) {
 		known, err := delayqueue.Queues(ctx, c.Redis, c.Locker.Prefix())
 		for _, info := range known {
-			h := handle{name: info.Name, err: info.Err}
+			h := handle{name: info.Name, info: info, err: info.Err}
 			if h.err == nil {
 				h.queue, h.err = delayqueue.Open(ctx, c.Redis, info.Name, delayqueue.WithPrefix(c.Locker.Prefix()))
 			}
@@ -79,8 +89,12 @@ func (c *console) handles(ctx context.Context) panel[[]handle] {
 		return all, err
 	})
 	all := make([]handle, 0, len(c.Queues)+len(found.Data))
+	brief, cancel := context.WithTimeout(ctx, retryTimeout) // they may be on a Redis that is away, and others wait
+	defer cancel()
 	for _, q := range c.Queues {
-		all = append(all, handle{name: q.Name(), queue: q})
+		info := get(brief, &c.cache, "info "+q.Name(), seldomEvery, q.Info)
+		info.Data.Name = q.Name()
+		all = append(all, handle{name: q.Name(), queue: q, info: info.Data})
 	}
 	for _, h := range found.Data {
 		if !slices.ContainsFunc(c.Queues, func(q *delayqueue.Queue) bool { return q.Name() == h.name }) {
@@ -93,22 +107,19 @@ func (c *console) handles(ctx context.Context) panel[[]handle] {
 
 // queueView is a queue and who works for it.
 type queueView struct {
-	Name        string
-	Stats       panel[delayqueue.Stats]
-	Workers     []workerView
-	Slots, Busy int
-	Told        bool // it is known who works
-	Unworked    bool // work is due, and no worker is seen
+	Name             string
+	Info             delayqueue.Info
+	Stats            panel[delayqueue.Stats]
+	Parked           map[string]int // of keys that are held for long
+	Workers          []workerView
+	Slots, Busy      int
+	Told             bool // it is known who works
+	Unworked, Behind bool // what is found of it
 }
 
 type workerView struct {
 	delayqueue.Local
 	Process *processView
-}
-
-// Behind reports that work waits for workers too long.
-func (q queueView) Behind() bool {
-	return q.Stats.OK() && q.Stats.Data.Lateness > time.Minute && !q.Stats.Data.Paused
 }
 
 func (c *console) readStats(ctx context.Context, h handle) panel[delayqueue.Stats] {
@@ -130,15 +141,14 @@ func (c *console) readStats(ctx context.Context, h handle) panel[delayqueue.Stat
 }
 
 // readQueues reads all queues, and the fleet. known: that there are no others than these.
-func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, known bool, fleet panel[fleetView]) {
+func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, known panel[[]handle], fleet panel[fleetView]) {
 	together(func() { fleet = c.readFleet(ctx) }, func() {
-		all := c.handles(ctx)
-		known = all.OK()
-		troubled(p, "queues", all)
-		queues = make([]queueView, len(all.Data))
+		known = c.handles(ctx)
+		troubled(p, "queues", known)
+		queues = make([]queueView, len(known.Data))
 		var reads []func()
-		for i, h := range all.Data {
-			queues[i].Name = h.name
+		for i, h := range known.Data {
+			queues[i].Name, queues[i].Info = h.name, h.info
 			reads = append(reads, func() { queues[i].Stats = c.readStats(ctx, h) })
 		}
 		together(reads...)
@@ -151,8 +161,27 @@ func (c *console) readQueues(ctx context.Context, p *page) (queues []queueView, 
 	return queues, known, fleet
 }
 
+// readParked reads what is queued of the keys that are held for long.
+func (c *console) readParked(ctx context.Context, queues []queueView, handles []handle, fleet panel[fleetView]) {
+	held := (ops.Facts{Fleet: asked(fleet, fleet.Data.Fleet)}).LongHeld()
+	if len(held) == 0 {
+		return
+	}
+	var reads []func()
+	for i, h := range handles {
+		if h.queue == nil || queues[i].Stats.Data.Queued == 0 {
+			continue
+		}
+		reads = append(reads, func() {
+			queues[i].Parked = get(ctx, &c.cache, "parked "+h.name, slowEvery, func(ctx context.Context) (map[string]int, error) {
+				return ops.ReadParked(ctx, h.queue, held)
+			}).Data
+		})
+	}
+	together(reads...)
+}
+
 func (q *queueView) workers(fleet panel[fleetView]) {
-	q.Unworked = fleet.OK() && q.Stats.OK() && fleet.Data.Fleet.NoWorker(q.Name, q.Stats.Data)
 	for i := range fleet.Data.Processes {
 		p := &fleet.Data.Processes[i]
 		q.Told = q.Told || p.Workers != nil && fleet.OK()
@@ -169,13 +198,20 @@ func (q *queueView) workers(fleet panel[fleetView]) {
 func (c *console) overview(r *http.Request) (*page, error) {
 	var (
 		queues  []queueView
-		known   bool
+		known   panel[[]handle]
 		fleet   panel[fleetView]
-		servers panel[redisView]
+		servers panel[[]ops.Server]
 	)
 	p := &page{Name: "overview", Title: "Overview"}
-	together(func() { queues, known, fleet = c.readQueues(r.Context(), p) }, func() { servers = c.readServers(r.Context()) })
+	together(func() {
+		queues, known, fleet = c.readQueues(r.Context(), p)
+		c.readParked(r.Context(), queues, known.Data, fleet)
+	}, func() { servers = c.readServers(r.Context()) })
 	troubled(p, "Redis servers", servers)
+	found := findings(queues, fleet, func(f *ops.Facts) {
+		f.Servers, f.Queues.Err = asked(servers, servers.Data), known.Err
+	})
+	judge(queues, found)
 	v := fleet.Data
 	v.Leases, v.Waits, v.Hot, v.Events = first(v.Leases, 6), first(v.Waits, 6), first(v.Hot, 6), first(v.Events, 8)
 	p.Body = struct {
@@ -184,12 +220,12 @@ func (c *console) overview(r *http.Request) (*page, error) {
 		Fleet   fleetView
 		Queues  []queueView
 		Known   bool // there are no other queues
-		Servers panel[redisView]
+		Servers panel[[]ops.Server]
 	}{
-		areas(queues, known, fleet, servers), []chart{
+		areas(found, queues, fleet, servers), []chart{
 			c.history.chart("Calls", "/s", "calls"), c.history.chart("Refused or parked", "/s", "refused"),
 			c.history.chart("Waiting", "", "waiting"), c.history.chart("Held", "", "held"),
-		}, v, queues, known, servers,
+		}, v, queues, known.OK(), servers,
 	}
 	return p, nil
 }
@@ -223,7 +259,10 @@ const shownLine = 20
 
 // key answers "who has it, who waits, what is parked?".
 func (c *console) key(r *http.Request) (*page, error) {
-	key := r.URL.Query().Get("key")
+	key, err := c.names.of(r.URL.Query().Get("key"))
+	if err != nil {
+		return nil, err
+	}
 	p := &page{Name: "key", Nav: "keys", Title: "Key", Key: key}
 	body := struct {
 		Key       string
@@ -233,8 +272,10 @@ func (c *console) key(r *http.Request) (*page, error) {
 		Waits     []waitView
 		Events    []eventView
 		Fleet     fleetView
+		Watch     *watchView
+		MayWatch  bool
 		MayUnlock bool
-	}{Key: key, MayUnlock: c.allowed(r, ops.ActionUnlock)}
+	}{Key: key, MayWatch: c.allowed(r, Watch), MayUnlock: c.allowed(r, ops.ActionUnlock)}
 	if err := core.ValidateKey(key); err != nil {
 		p.Quiet = true
 		if body.Invalid = "A key has 1 to 512 bytes, and none of them is an ASCII control byte."; key == "" {
@@ -286,13 +327,20 @@ func (c *console) key(r *http.Request) (*page, error) {
 			body.Events = append(body.Events, e)
 		}
 	}
+	for i := range p.Trouble {
+		p.Trouble[i].Key = key
+	}
+	if body.MayWatch {
+		body.Watch, p.Changed = c.watches.look(key, v)
+	}
 	p.Body = body
 	return p, nil
 }
 
 func (c *console) queues(r *http.Request) (*page, error) {
 	p := &page{Name: "queues", Title: "Queues"}
-	queues, known, _ := c.readQueues(r.Context(), p)
+	queues, known, fleet := c.readQueues(r.Context(), p)
+	judge(queues, findings(queues, fleet, nil))
 	type row struct {
 		queueView
 		Depth, Done chart
@@ -304,7 +352,7 @@ func (c *console) queues(r *http.Request) (*page, error) {
 	p.Body = struct {
 		Rows  []row
 		Known bool
-	}{rows, known}
+	}{rows, known.OK()}
 	return p, nil
 }
 
@@ -355,7 +403,7 @@ func (c *console) queue(r *http.Request) (*page, error) {
 		Charts          []chart
 		Running, Queued panel[[]delayqueue.Entry]
 		May             []ops.Action
-	}{queueView: queueView{Name: h.name}}
+	}{queueView: queueView{Name: h.name, Info: h.info}}
 	list := func(state delayqueue.State) panel[[]delayqueue.Entry] {
 		return c.list(r.Context(), h, state, slowEvery, shownMessages)
 	}
@@ -363,6 +411,9 @@ func (c *console) queue(r *http.Request) (*page, error) {
 	together(func() { fleet = c.readFleet(r.Context()) }, func() { body.Stats = c.readStats(r.Context(), h) },
 		func() { body.Running = list(delayqueue.StateRunning) }, func() { body.Queued = list(delayqueue.StateQueued) })
 	body.workers(fleet)
+	one := []queueView{body.queueView}
+	judge(one, findings(one, fleet, nil))
+	body.queueView = one[0]
 	body.May = c.may(r, ops.ActionPause)
 	if body.Stats.Data.Paused {
 		body.May = c.may(r, ops.ActionResume)
@@ -384,7 +435,12 @@ func (c *console) processes(r *http.Request) (*page, error) {
 	fleet := c.readFleet(r.Context())
 	p := &page{Name: "processes", Title: "Processes"}
 	troubled(p, "processes", fleet)
-	p.Body = struct{ Fleet fleetView }{fleet.Data}
+	p.Body = struct {
+		Fleet    fleetView
+		Findings []ops.Finding
+	}{fleet.Data, slices.DeleteFunc(findings(nil, fleet, nil), func(f ops.Finding) bool {
+		return f.Area != ops.AreaFleet || f.Severity == ops.SeverityUnknown // which the page says already
+	})}
 	return p, nil
 }
 

@@ -35,7 +35,12 @@ func (c *console) search(w http.ResponseWriter, r *http.Request, who string) {
 		c.refuse(w, err)
 		return
 	}
-	s := &searchBody{Prefix: ask.Get("prefix"), Next: ask.Get("cursor")}
+	prefix, err := c.names.of(ask.Get("prefix"))
+	if err != nil {
+		c.refuse(w, err)
+		return
+	}
+	s := &searchBody{Prefix: prefix, Next: ask.Get("cursor")}
 	body := p.Body.(keysBody)
 	body.Search = s
 	p.Body, p.Quiet, p.Name, p.Title = body, true, "search", "Search"
@@ -52,7 +57,7 @@ func (c *console) search(w http.ResponseWriter, r *http.Request, who string) {
 	w.Header().Set("X-Accel-Buffering", "no")
 	send := func(part string, with any) bool {
 		_ = out.SetWriteDeadline(time.Now().Add(writeTime)) // who cannot keep has the server's
-		if err := templates()["search"].ExecuteTemplate(w, part, with); err != nil {
+		if err := c.templates["search"].ExecuteTemplate(w, part, with); err != nil {
 			return false
 		}
 		_ = out.Flush() // who cannot sends all at the end

@@ -15,13 +15,20 @@ import (
 
 // functions are what templates call.
 var functions = template.FuncMap{
-	"parts": parts, "keyurl": keyURL, "link": link, "num": num, "size": size, "dur": dur, "exact": exact, "rate": rate,
-	"clock": clock, "stamp": stamp, "iso": iso, "since": time.Since, "until": time.Until, "short": short, "runbook": runbook,
+	"parts": parts, "link": link, "num": num, "size": size, "dur": dur, "exact": exact, "rate": rate,
+	"clock": clock, "stamp": stamp, "iso": iso, "since": time.Since, "until": time.Until, "short": short, "runbook": runbook, "findinglink": findingLink, "evidence": evidence, "server": serverOf,
 	"safe": safe, "valid": utf8.ValidString, "seconds": seconds, "inc": func(i int) int { return i + 1 },
 	"count": func(n int, one, many string) string { return count(int64(n), one, many) },
 	"int64": func(n int) int64 { return int64(n) }, "string": func(b []byte) string { return string(b) },
 	"tab": newTab, "pair": newPair, "entries": newEntries, "holder": newHolder, "ref": func(p processView) *processView { return &p },
-	"unlock": unlockURL, "label": label, "bad": bad, "silent": silent, "calls": calls, "losses": losses, "leases": leasesOf, "waits": waitsOf, "events": eventsOf,
+	"label": label, "bad": bad, "badwarning": badWarning, "silent": silent, "calls": calls, "losses": losses, "leases": leasesOf, "waits": waitsOf, "events": eventsOf,
+}
+
+// keyFunctions are those that name keys.
+func keyFunctions(n *keyNames) template.FuncMap {
+	return template.FuncMap{
+		"keyurl": n.url, "keyname": n.name, "keyparam": n.param, "unlock": n.unlockURL, "hide": n.hide, "hashed": func() bool { return n != nil },
+	}
 }
 
 // part is a piece of a text that somebody else wrote. One that is not Plain is shown as its escape.
@@ -59,14 +66,6 @@ func parts(text string) (all []part) {
 	}
 	end()
 	return all
-}
-
-// keyURL is where the page of a key is, relative to any page.
-func keyURL(key string) string { return link("key", "key", key) }
-
-// unlockURL is where a key is taken from its holder.
-func unlockURL(key string, fence int64) string {
-	return link("change", "do", string(ops.ActionUnlock), "key", key, "fence", strconv.FormatInt(fence, 10))
 }
 
 // label is what a button says.
@@ -154,7 +153,12 @@ func dur(d time.Duration) string {
 	return fmt.Sprintf("%d d %02d h", int(d.Hours())/24, int(d.Hours())%24)
 }
 
-func exact(d time.Duration) string { return d.Round(time.Millisecond).String() }
+func exact(d time.Duration) string {
+	if d > time.Millisecond {
+		d = d.Round(time.Millisecond)
+	}
+	return d.String()
+}
 
 // seconds writes a number of seconds.
 func seconds(f float64) string { return dur(time.Duration(f * float64(time.Second))) }
@@ -188,7 +192,7 @@ func short(n int, text string) string {
 	return text
 }
 
-// runbook is where the project's runbook has a section.
+// runbook is where the project has the section of its runbook that a finding names.
 func runbook(section string) string {
-	return "https://github.com/perkey-go/perkey/blob/main/docs/runbook.md#" + strings.ToLower(section)
+	return "https://github.com/perkey-go/perkey/blob/main/" + section
 }

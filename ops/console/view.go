@@ -46,17 +46,24 @@ func newHolder(v fleetView, of any) holderView {
 	return holderView{p.Host, p.PID, v.Of(p.Locker)}
 }
 
-// bad reports whether a notable event, or warning, of this kind needs a person.
+// bad reports whether an event of this kind needs a person.
 func bad(kind string) bool {
 	switch kind {
-	case "released", "forced", "resolved", "detached", "done", string(core.WarnEvictionUnknown), string(core.WarnContext):
-		return false
+	case "lost", "warning", "refused", string(core.OutcomeShed), string(core.OutcomeUnavailable), string(core.OutcomeError),
+		string(delayqueue.OutcomeDead), string(delayqueue.OutcomeExpired), string(delayqueue.EnqueueKeyFull), string(delayqueue.EnqueuePrincipalFull),
+		string(delayqueue.EnqueueQueueFull), string(delayqueue.EnqueueTooLarge):
+		return true
 	}
-	return true
+	return false
+}
+
+// badWarning reports whether what is warned of needs a person.
+func badWarning(kind string) bool {
+	return kind != string(core.WarnEvictionUnknown) && kind != string(core.WarnContext)
 }
 
 // silent reports whether a process should have reported again by now.
-func silent(p processView) bool { return time.Since(p.At) > 15*time.Second }
+func silent(p processView) bool { return time.Since(p.At) > p.SilentAfter() }
 
 func calls(s ops.LockStats, kind string) int64 { return s.Calls[core.OutcomeKind(kind)] }
 

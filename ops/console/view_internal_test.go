@@ -1,18 +1,17 @@
 package console
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/ops"
 )
+
+func init() { unseenTime = 3 * time.Second }
 
 func TestParts_TakeTimeInProportionToTheText(t *testing.T) {
 	for _, text := range []string{strings.Repeat("k", 1<<20), strings.Repeat("\xff", 1<<20)} {
@@ -69,25 +68,16 @@ func TestChart_OldValuesAreNotNow(t *testing.T) {
 }
 
 func TestAreas_UnknownIsNotGood(t *testing.T) {
-	for _, a := range areas(nil, false, panel[fleetView]{Err: errNoAnswer}, panel[redisView]{Err: errNoAnswer}) {
-		assert.Positive(t, a.Level, a.Name)
-	}
-	assert.Equal(t, levelAct, health(panel[redisView]{Err: context.DeadlineExceeded}).Level)
-	assert.Equal(t, levelUnknown, health(panel[redisView]{Err: errors.ErrUnsupported}).Level)
-	assert.Equal(t, levelUnknown, health(panel[redisView]{Err: refused("NOPERM this user has no permissions to run the 'info' command")}).Level)
-	assert.Equal(t, levelAct, health(panel[redisView]{Err: refused("LOADING Redis is loading the dataset in memory")}).Level)
+	t.Parallel()
+	fleet, servers := panel[fleetView]{Err: errNoAnswer}, panel[[]ops.Server]{Err: errNoAnswer}
+	level := func(a area) string { return a.Name + " " + a.Level() }
+	all := areas(findings(nil, fleet, func(f *ops.Facts) { f.Servers, f.Queues.Err = asked(servers, servers.Data), errNoAnswer }), nil, fleet, servers)
+	assert.Equal(t, []string{"Flow unknown", "Exclusion unknown", "Redis act", "Processes unknown"}, []string{level(all[0]), level(all[1]), level(all[2]), level(all[3])})
 }
 
-type refused string
-
-func (r refused) Error() string { return string(r) }
-func (refused) RedisError()     {}
-
-var _ redis.Error = refused("")
-
-func TestAsked_SlowRedrivesHaveTheirTime(t *testing.T) {
-	assert.Equal(t, changeTime, asked{Do: ops.ActionPurge, Count: 50_000}.limit())
-	assert.Equal(t, changeTime, asked{Do: ops.ActionRedrive, Count: 50_000}.limit())
-	assert.Equal(t, changeTime+50_000*time.Second, asked{Do: ops.ActionRedrive, Count: 50_000, Rate: 1}.limit())
-	assert.Equal(t, changeTime+maxCounted*time.Second, asked{Do: ops.ActionRedrive, Count: 1 << 62, Rate: 1}.limit())
+func TestWanted_SlowRedrivesHaveTheirTime(t *testing.T) {
+	assert.Equal(t, changeTime, wanted{Do: ops.ActionPurge, Count: 50_000}.limit())
+	assert.Equal(t, changeTime, wanted{Do: ops.ActionRedrive, Count: 50_000}.limit())
+	assert.Equal(t, changeTime+50_000*time.Second, wanted{Do: ops.ActionRedrive, Count: 50_000, Rate: 1}.limit())
+	assert.Equal(t, changeTime+maxCounted*time.Second, wanted{Do: ops.ActionRedrive, Count: 1 << 62, Rate: 1}.limit())
 }

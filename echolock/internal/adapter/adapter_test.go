@@ -136,7 +136,7 @@ func TestUnmatchedRoutesPass(t *testing.T) {
 			for _, locked := range []bool{false, true} {
 				s := service{at: at, guard: b.Locker.Guard(core.RejectConflicts), key: all, handler: mustNotRun(t)}
 				if locked {
-					s.options = []httplock.Option{httplock.LockSafeMethods()}
+					s.options = []httplock.Option{httplock.WithLockedSafeMethods()}
 				} else {
 					s.handler = ok
 				}

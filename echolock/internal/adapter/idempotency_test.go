@@ -40,7 +40,7 @@ func TestRequestsMadeTwiceHaveTheFirstResponse(t *testing.T) {
 		} {
 			var runs, handled atomic.Int64
 			h := v.start(service{
-				guard: b.Locker.Guard(core.RejectConflicts), key: orderKey, options: []httplock.Option{httplock.WithIdempotency(store), httplock.Anonymous()},
+				guard: b.Locker.Guard(core.RejectConflicts), key: orderKey, options: []httplock.Option{httplock.WithIdempotency(store), httplock.WithAnonymous()},
 				onError: func(error) { handled.Add(1) },
 				handler: func(x exchange) error {
 					runs.Add(1)

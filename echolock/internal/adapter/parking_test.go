@@ -59,7 +59,7 @@ func TestParkedRequestsAreReplayed(t *testing.T) {
 		id := strings.TrimPrefix(parked.Header.Get("Location"), "/tickets/")
 		require.Zero(t, replays)
 
-		worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h, httplock.Reauthorize(anybody)))
+		worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
 		require.NoError(t, err)
 		require.NoError(t, worker.Start())
 		t.Cleanup(func() { _ = worker.Stop(context.Background()) })
@@ -91,7 +91,7 @@ func TestReplayThatMayNotRun(t *testing.T) {
 			})
 			release := b.Hold(t)
 			id := strings.TrimPrefix(testbed.Call(t, h, http.MethodPost, orderPath, "").Header.Get("Location"), "/tickets/")
-			worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h, httplock.Reauthorize(anybody)))
+			worker, err := delayqueue.NewWorker(queue, b.Locker, httplock.Replay(h, httplock.WithReplayReauthorize(anybody)))
 			require.NoError(t, err)
 			require.NoError(t, worker.Start())
 			t.Cleanup(func() { _ = worker.Stop(context.Background()) })

@@ -30,7 +30,7 @@ func (t *fixture) store(b *testbed.Bed) *idempotency.Store {
 // remembering is a lock that looks at Idempotency-Key.
 func (t *fixture) remembering(b *testbed.Bed, policy core.ConflictPolicy, opts ...httplock.IdempotencyOption) Lock {
 	t.Helper()
-	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), httplock.Anonymous(), quiet())
+	return lock(b, policy, httplock.WithIdempotency(t.store(b), opts...), httplock.WithAnonymous(), quiet())
 }
 
 // sentBy has all requests come from one principal.

@@ -46,7 +46,7 @@ func safeMethodsLocked(t *fixture) {
 	b := t.bed()
 	handler := Handler(t.mustNotRun)
 	s := t.serve(everyMethod(func(w http.ResponseWriter, r *http.Request) error { return handler(w, r) },
-		lock(b, nil, httplock.LockSafeMethods())))
+		lock(b, nil, httplock.WithLockedSafeMethods())))
 	release := b.Hold(t)
 	for _, method := range readMethods {
 		resp := t.send(s, method, testbed.OrderPath, "")
@@ -69,7 +69,7 @@ func safeMethodsShared(t *fixture) {
 	inside := make(chan string, len(readMethods))
 	release := make(chan struct{})
 	held := true
-	app := everyMethod(t.mustNotRun, lock(b, nil, httplock.SharedForSafeMethods()))
+	app := everyMethod(t.mustNotRun, lock(b, nil, httplock.WithSharedSafeMethods()))
 	for i := range readMethods {
 		app.Routes[i].Handler = func(w http.ResponseWriter, r *http.Request) error {
 			if held {
@@ -114,7 +114,7 @@ func safeMethodsShared(t *fixture) {
 func skips(t *fixture) {
 	b := t.bed()
 	b.Hold(t)
-	dry := httplock.Skip(func(r *http.Request) bool { return r.Header.Get("X-Dry-Run") != "" })
+	dry := httplock.WithSkip(func(r *http.Request) bool { return r.Header.Get("X-Dry-Run") != "" })
 	s := t.serve(orders(func(w http.ResponseWriter, r *http.Request) error {
 		assert.NotEmpty(t, r.Header.Get("X-Dry-Run"), "the handler ran")
 		return ok(w, r)

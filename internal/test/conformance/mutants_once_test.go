@@ -119,7 +119,7 @@ var onceMutants = map[string]mutant{
 		fails: map[string]string{"Idempotency-Key: another principal": "for bob's key"},
 	},
 	"always honors Prefer": {
-		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.HonorPrefer()) }),
+		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.WithPrefer()) }),
 		fails:  map[string]string{"Prefer is the handler's": "202"},
 	},
 }

@@ -24,7 +24,7 @@ var mutants = map[string]mutant{
 			"runs under its lease": "no lease in the request's ctx", "one at a time": "two handlers inside",
 			"refuses with 409": "the handler ran", "503 without Redis": "the handler ran",
 			"503 for all requests at once when Redis is silent": "the handler ran", "key errors": "the handler ran",
-			"mistakes panic": "registration panics", "LockSafeMethods": "the handler ran", "Skip": "the handler ran",
+			"mistakes panic": "registration panics", "WithLockedSafeMethods": "the handler ran", "WithSkip": "the handler ran",
 			"replay without a guard runs once": "the handler ran", "replay of a route that is lacking": "202",
 		},
 	},
@@ -328,11 +328,11 @@ var mutants = map[string]mutant{
 		fails: map[string]string{"uploaded files are removed": "the server removes the file"},
 	},
 	"locks safe methods": {
-		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.LockSafeMethods()) }),
+		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.WithLockedSafeMethods()) }),
 		fails:  map[string]string{"safe methods pass": "200"},
 	},
 	"gives the key before the body": {
-		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.StreamBody()) }),
+		perKey: options(func(opts []httplock.Option) []httplock.Option { return append(opts, httplock.WithStreamBody()) }),
 		fails:  map[string]string{"a slow body keeps no key": "before its body", "a body that breaks off": ""},
 	},
 	"reads the body in front": {
@@ -355,12 +355,12 @@ var mutants = map[string]mutant{
 			_ = http.NewResponseController(c.w).SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 			next(r)
 		}),
-		fails: map[string]string{"a body in time": "the limit is the body's, not the handler's", "StreamBody": "Received unexpected error"},
+		fails: map[string]string{"a body in time": "the limit is the body's, not the handler's", "WithStreamBody": "Received unexpected error"},
 	},
 	"drops the options": {
 		perKey: options(func([]httplock.Option) []httplock.Option { return nil }),
 		fails: map[string]string{
-			"LockSafeMethods": "the handler ran", "SharedForSafeMethods": "the handler ran", "Skip": "409", "mistakes panic": "registration panics",
+			"WithLockedSafeMethods": "the handler ran", "WithSharedSafeMethods": "the handler ran", "WithSkip": "409", "mistakes panic": "registration panics",
 			"body over the cap is not parked": "413", "Idempotency-Key: missing": "the handler ran",
 			"bodies of waiting requests are bounded": "refused while the key is held", "waiters of a principal are bounded": "refused",
 			"one outcome for each request": "an outcome", "an observer that panics": "an outcome",

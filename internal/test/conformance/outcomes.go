@@ -140,7 +140,7 @@ func (t *fixture) outcomesOfHandlers(l *ledger) {
 		{name: "a safe method", handler: answering(203, "ok"), method: http.MethodGet, kind: httplock.OutcomePassed, status: 203},
 		{name: "a safe method's panic", handler: panicking("boom"), chain: []Step{Recovery{}, all}, method: http.MethodGet, kind: httplock.OutcomePanicked},
 		{
-			name: "Skip", handler: ok, chain: []Step{lock(b, nil, l.option(), httplock.Skip(func(*http.Request) bool { return true }))},
+			name: "Skip", handler: ok, chain: []Step{lock(b, nil, l.option(), httplock.WithSkip(func(*http.Request) bool { return true }))},
 			kind: httplock.OutcomePassed, status: 200,
 		},
 		{name: "NoKey", handler: answering(203, "ok"), chain: []Step{noKey}, kind: httplock.OutcomePassed, status: 203},

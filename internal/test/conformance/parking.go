@@ -55,7 +55,7 @@ func (t *fixture) openParking(h Handler, configure func(b *testbed.Bed, q *delay
 
 // parks is how most of them are configured.
 func parks(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-	return lock(b, delayqueue.Policy(q), httplock.Anonymous()), nil
+	return lock(b, delayqueue.Policy(q), httplock.WithAnonymous()), nil
 }
 
 // work starts a worker that replays through the engine.
@@ -146,7 +146,7 @@ func parkedRunOnce(t *fixture) {
 		ran[body]++
 		return ok(w, r)
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(q)}, httplock.Anonymous()), nil
+		return lock(b, retry.Policy{MaxWait: 5 * time.Millisecond, Then: delayqueue.Policy(q)}, httplock.WithAnonymous()), nil
 	})
 	release := d.Hold(t)
 	t.park(d, "", "first")
@@ -221,7 +221,7 @@ func failedReplays(t *fixture) {
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
 		inner <- b
 		key := func(r *http.Request) (string, error) { return "inner:" + r.URL.RawQuery, nil }
-		return lock(b, delayqueue.Policy(q), httplock.Anonymous(), httplock.RetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{httplock.Anonymous(), quiet()}}}
+		return lock(b, delayqueue.Policy(q), httplock.WithAnonymous(), httplock.WithRetryStatuses(http.StatusInternalServerError)), []Step{Lock{b.Locker.Guard(delayqueue.Policy(q)), key, []httplock.Option{httplock.WithAnonymous(), quiet()}}}
 	}, delayqueue.WithMaxAttempts(2))
 	b := <-inner
 	release := d.Hold(t)
@@ -259,7 +259,7 @@ func forbiddenReplay(t *fixture) {
 	})
 	release := d.Hold(t)
 	location := t.park(d, "", "")
-	t.work(d, httplock.Reauthorize(func(*http.Request, string) error { return nil })) // the guard is asked as well
+	t.work(d, httplock.WithReplayReauthorize(func(*http.Request, string) error { return nil })) // the guard is asked as well
 	release()
 	t.ended(d, location, delayqueue.StateDone)
 	require.Equal(t, "bob", <-reached)

@@ -38,7 +38,7 @@ func requirePreferred(t *fixture, resp testbed.Answer, applied ...string) {
 // prefersWait: a client may wait for less than the policy lets it.
 func prefersWait(t *fixture) {
 	b := t.bed()
-	s := t.serve(orders(ok, lock(b, waitsLong(nil), httplock.HonorPrefer())))
+	s := t.serve(orders(ok, lock(b, waitsLong(nil), httplock.WithPrefer())))
 	release := b.Hold(t)
 	resp := t.preferring(s, "wait=0")
 	testbed.RequireProblem(t, resp, http.StatusConflict, "conflict", true)
@@ -65,7 +65,7 @@ func prefersWait(t *fixture) {
 	for name, policy := range map[string]core.ConflictPolicy{
 		"waits for less": retry.Policy{MaxWait: 10 * time.Millisecond}, "asks twice": retry.Policy{MaxAttempts: 2, Initial: time.Millisecond}, "rejects": nil,
 	} {
-		resp := t.preferring(t.serve(orders(t.mustNotRun, lock(b, policy, httplock.HonorPrefer()))), "wait=1, respond-async")
+		resp := t.preferring(t.serve(orders(t.mustNotRun, lock(b, policy, httplock.WithPrefer()))), "wait=1, respond-async")
 		require.Equal(t, http.StatusConflict, resp.Status, name)
 		requirePreferred(t, resp)
 	}
@@ -74,7 +74,7 @@ func prefersWait(t *fixture) {
 // prefersAsync: a client may be parked at once, where it would be parked after waiting.
 func prefersAsync(t *fixture) {
 	d := t.openParking(ok, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.Anonymous(), httplock.HonorPrefer()), nil
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.WithAnonymous(), httplock.WithPrefer()), nil
 	}, delayqueue.WithReservationWindow(0))
 	release := d.Hold(t)
 	var locations []string
@@ -92,8 +92,8 @@ func prefersAsync(t *fixture) {
 	t.requireOK(resp)
 	requirePreferred(t, resp)
 	for name, l := range map[string]Lock{
-		"parks anyway":                  lock(d.Bed, delayqueue.Policy(d.queue), httplock.Anonymous(), httplock.HonorPrefer()),
-		"waits for no longer than that": lock(d.Bed, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(d.queue)}, httplock.Anonymous(), httplock.HonorPrefer()),
+		"parks anyway":                  lock(d.Bed, delayqueue.Policy(d.queue), httplock.WithAnonymous(), httplock.WithPrefer()),
+		"waits for no longer than that": lock(d.Bed, retry.Policy{MaxWait: 20 * time.Millisecond, Then: delayqueue.Policy(d.queue)}, httplock.WithAnonymous(), httplock.WithPrefer()),
 	} {
 		s := t.serve(orders(t.mustNotRun, l))
 		release := d.Hold(t)
@@ -114,7 +114,7 @@ func preferIsTheHandlers(t *fixture) {
 		assert.Equal(t, []string{"respond-async, wait=0"}, r.Header["Prefer"])
 		return ok(w, r)
 	}, func(b *testbed.Bed, q *delayqueue.Queue) (Lock, []Step) {
-		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.Anonymous()), nil
+		return lock(b, waitsLong(delayqueue.Policy(q)), httplock.WithAnonymous()), nil
 	})
 	t.onConflict(d.Bed, d.Hold(t))
 	resp := t.preferring(d.site, "respond-async, wait=0")

@@ -190,11 +190,11 @@ func mistakesPanic(t *fixture) {
 		"parks for nobody":            {parking, orderKey, nil},
 		"waits, and parks for nobody": {b.Locker.Guard(retry.Policy{Then: parking.Policy()}), orderKey, nil},
 		"parks, and never asks again": {parking, orderKey, []httplock.Option{sentBy("bob")}},
-		"parks for both":              {parking, orderKey, []httplock.Option{sentBy("bob"), mayStill, httplock.Anonymous()}},
+		"parks for both":              {parking, orderKey, []httplock.Option{sentBy("bob"), mayStill, httplock.WithAnonymous()}},
 		"asks about nobody":           {guard, orderKey, []httplock.Option{mayStill}},
 		"keeps responses for nobody":  {guard, orderKey, []httplock.Option{httplock.WithIdempotency(t.store(b))}},
 		"counts nobody's requests":    {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1)}},
-		"counts anybody's requests":   {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1), httplock.Anonymous()}},
+		"counts anybody's requests":   {guard, orderKey, []httplock.Option{httplock.WithMaxWaitersPerPrincipal(1), httplock.WithAnonymous()}},
 	}
 	for _, name := range slices.Sorted(maps.Keys(mistakes)) { // the first that is let through is always the same one
 		l := mistakes[name]
@@ -245,7 +245,7 @@ func refusals(store *idempotency.Store) []refusal {
 	visitor := sentBy("")
 	return []refusal{
 		{name: "conflict", status: 409, kind: httplock.OutcomeConflict},
-		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.HonorPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409, kind: httplock.OutcomeConflict},
+		{name: "not waited, as asked", policy: waitsLong(nil), opts: opts(httplock.WithPrefer()), header: http.Header{"Prefer": {"wait=0"}}, status: 409, kind: httplock.OutcomeConflict},
 		{name: "waited in vain", policy: retry.Policy{MaxWait: 10 * time.Millisecond}, body: "x", status: 409, kind: httplock.OutcomeConflict},
 		{name: "parked", policy: park, opts: opts(tickets), body: "x", status: 202, kind: httplock.OutcomeParked},
 		{name: "parked, as asked", policy: park, opts: opts(tickets), header: http.Header{"Prefer": {"respond-async"}}, status: 202, kind: httplock.OutcomeParked},
@@ -274,8 +274,8 @@ func refusals(store *idempotency.Store) []refusal {
 		{name: "key in a body that is no JSON", key: httplock.JSONField("k:", "f"), body: "{", status: 400, kind: httplock.OutcomeRefused},
 		{name: "key in a body that is too large", key: httplock.JSONField("k:", "f"), body: text(httplock.MaxJSONBody + 1), status: 413, kind: httplock.OutcomeRefused},
 		{name: "key of a parameter that the route lacks", key: httplock.Param("k:", "uid"), status: 500, kind: httplock.OutcomeError},
-		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.Anonymous()), status: 400, kind: httplock.OutcomeRefused},
-		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store), httplock.Anonymous()), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400, kind: httplock.OutcomeRefused},
+		{name: "Idempotency-Key missing", opts: opts(httplock.WithIdempotency(store, httplock.RequireIdempotencyKey()), httplock.WithAnonymous()), status: 400, kind: httplock.OutcomeRefused},
+		{name: "Idempotency-Key malformed", opts: opts(httplock.WithIdempotency(store), httplock.WithAnonymous()), header: http.Header{"Idempotency-Key": {"a b"}}, status: 400, kind: httplock.OutcomeRefused},
 		{
 			name: "Idempotency-Key, and credentials without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
 			header: http.Header{"Idempotency-Key": {"a"}, "Authorization": {"Bearer x"}}, status: 500, kind: httplock.OutcomeError,
@@ -284,8 +284,8 @@ func refusals(store *idempotency.Store) []refusal {
 			name: "Idempotency-Key, and an API key without a principal", opts: opts(httplock.WithIdempotency(store), visitor),
 			header: http.Header{"Idempotency-Key": {"a"}, "X-Api-Key": {"x"}}, status: 500, kind: httplock.OutcomeError,
 		},
-		{name: "safe method", method: http.MethodGet, opts: opts(httplock.LockSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
-		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.LockSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
+		{name: "safe method", method: http.MethodGet, opts: opts(httplock.WithLockedSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
+		{name: "HEAD", method: http.MethodHead, opts: opts(httplock.WithLockedSafeMethods()), status: 409, kind: httplock.OutcomeConflict},
 		{name: "outcome unknown", lost: true, status: 500, kind: httplock.OutcomeLost},
 	}
 }

@@ -55,7 +55,7 @@ func lostGuard(t *fixture) {
 		assert.True(t, held, "it runs under the key")
 		ran.Add(1)
 		return ok(w, r)
-	}), httplock.Reauthorize(func(r *http.Request, principal string) error {
+	}), httplock.WithReplayReauthorize(func(r *http.Request, principal string) error {
 		assert.Equal(t, "bob", principal)
 		asked.Add(1)
 		if r.URL.Path == "/orders/0" {

@@ -283,7 +283,7 @@ func streamedBody(t *fixture) {
 			assert.NoError(t, err)
 			assert.Equal(t, text(100)[5:], string(rest))
 			return ok(w, r)
-		}, lock(b, nil, httplock.StreamBody(), httplock.WithBodyTimeout(shortBodyTime)))
+		}, lock(b, nil, httplock.WithStreamBody(), httplock.WithBodyTimeout(shortBodyTime)))
 	}, func(s *site) {
 		slow := t.slowly(s, text(100), 10, true)
 		await(t, begun, "the handler reads what there is")

@@ -26,7 +26,7 @@ var behaviours = []behaviour{
 	{name: "the rest of a body that is late", test: lateRest},
 	{name: "a body in time", test: bodyInTime},
 	{name: "a body that breaks off", test: brokenBody},
-	{name: "StreamBody", test: streamedBody},
+	{name: "WithStreamBody", test: streamedBody},
 	{name: "Expect: 100-continue", test: asksFirst},
 	{name: "bodies of waiting requests are bounded", test: boundedBodies},
 	{name: "waiters of a principal are bounded", test: boundedWaiters},
@@ -84,9 +84,9 @@ var behaviours = []behaviour{
 	{name: "uploaded files are removed", test: uploads},
 
 	{name: "safe methods pass", test: safeMethodsPass},
-	{name: "LockSafeMethods", test: safeMethodsLocked},
-	{name: "SharedForSafeMethods", test: safeMethodsShared},
-	{name: "Skip", test: skips},
+	{name: "WithLockedSafeMethods", test: safeMethodsLocked},
+	{name: "WithSharedSafeMethods", test: safeMethodsShared},
+	{name: "WithSkip", test: skips},
 	{name: "unmatched routes, guarded routes", test: unmatchedBesideGuarded},
 	{name: "unmatched routes, guarded engine", needs: EngineWide, test: unmatchedEngine},
 }

@@ -47,7 +47,7 @@ type size struct {
 	width, height int64
 }
 
-var sizes = []size{{"phone", 390, 844}, {"laptop", 1280, 800}, {"wide", 1920, 1080}}
+var sizes = []size{{"phone", 390, 844}, {"laptop", 1024, 768}, {"wide", 1600, 1000}}
 
 // tab opens a tab of the browser, which closes with the test. A browser has few connections to a server, and each live page
 // keeps one.

@@ -108,6 +108,8 @@ func TestConsole_EachScreenAtEachSize(t *testing.T) {
 					assert.NotContains(t, shown, "secret-", "a payload or a stored response")
 					over := eval[int](t, ctx, `document.documentElement.scrollWidth - innerWidth`)
 					assert.LessOrEqual(t, over, 0, "%s is wider than the screen", path)
+					cut := eval[string](t, ctx, `[...document.querySelectorAll("nav a")].filter(a => a.getBoundingClientRect().right > a.parentNode.getBoundingClientRect().right).map(a => a.textContent).join()`)
+					assert.Empty(t, cut, "%s: pages whose links are cut off", path)
 					background := eval[string](t, ctx, `getComputedStyle(document.body).backgroundColor`)
 					assert.Equal(t, dark, strings.HasPrefix(background, "rgb(2"+"1,"), "%s: %s", path, background)
 					named(t, ctx, path)
@@ -376,6 +378,48 @@ func TestConsole_RedisAway(t *testing.T) {
 			assert.Contains(t, shown, "Not up to date", "%s: %s", name, path)
 			assert.Contains(t, shown, want, "%s: %s shows what was known", name, path)
 			assert.Less(t, took, 2*time.Second, "%s: %s", name, path)
+		}
+	}
+}
+
+// A key is watched with a button, and its page shows what happens to it without being loaded again.
+func TestConsole_WatchesAKey(t *testing.T) {
+	env := redistest.Real(t)
+	s := newService(t, env.Client(t), env.Prefix, operators)
+	ctx := tab(t, sizes[1], false, true)
+	said := complaints(ctx)
+	visit(t, ctx, s.url+"key?key=watched")
+	require.NoError(t, chromedp.Do(ctx, chromedp.Click(chromedp.CSS("main form button")), chromedp.WaitNotPresent(chromedp.CSS("main form button"))))
+	assert.Contains(t, text(t, ctx), "Nothing has happened to it yet")
+	eval[bool](t, ctx, `window.same = true`)
+	for i := 0; !strings.Contains(text(t, ctx), "released"); i++ {
+		require.Less(t, i, 100, "no event comes")
+		lease, err := s.lockers[0].Acquire(t.Context(), "watched", core.Named("<b>work</b>", ""))
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(t.Context()))
+		time.Sleep(100 * time.Millisecond)
+	}
+	assert.Contains(t, text(t, ctx), "<b>work</b>")
+	assert.True(t, eval[bool](t, ctx, `window.same === true`), "the page was not loaded again")
+	assert.Empty(t, said())
+}
+
+// What is typed into a box does not come into an address when keys are hashed, nor does a key.
+func TestConsole_FindsHashedKeys(t *testing.T) {
+	env := redistest.Real(t)
+	s := newService(t, env.Client(t), env.Prefix, func(o *console.Options) { o.KeySecret = []byte(strings.Repeat("s", 32)) }, hostile[0])
+	for _, script := range []bool{true, false} {
+		for box, want := range map[string]string{"#find": "POST /orders/:id/ship", "#prefix": "found in"} {
+			ctx := tab(t, sizes[1], false, script)
+			said := complaints(ctx)
+			visit(t, ctx, s.url+"keys")
+			require.NoError(t, chromedp.Do(ctx, chromedp.SendKeys(chromedp.CSS(box), "order:4711"), chromedp.Submit(chromedp.CSS(box))))
+			redistest.Eventually(t, func() bool { // the page changes meanwhile
+				shown, err := chromedp.Run(ctx, chromedp.Text(chromedp.CSS("main")))
+				return err == nil && strings.Contains(shown, want)
+			}, "it is found")
+			assert.NotContains(t, eval[string](t, ctx, `location.href + document.documentElement.outerHTML`), "order:4711")
+			assert.Empty(t, said())
 		}
 	}
 }

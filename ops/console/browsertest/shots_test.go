@@ -38,12 +38,15 @@ func TestShots(t *testing.T) {
 	require.NoError(t, err)
 	screens := map[string]string{
 		"overview": "", "keys": "keys", "key": "key?key=order:4711", "hostile": "key?key=" + url.QueryEscape(hostile[2]), "long": "key?key=" + url.QueryEscape(hostile[3]),
-		"search": "keys?prefix=order", "queues": "queues", "queue": "queue?queue=ship", "dead": "dead",
+		"watched": "key?key=cart:1", "search": "keys?prefix=order", "queues": "queues", "queue": "queue?queue=ship", "dead": "dead",
 		"message": "message?queue=ship&id=" + letters[0].ID, "processes": "processes", "process": "process?id=" + fleet.Processes[0].ID,
 		"audit": "audit", "unlock": fmt.Sprintf("change?do=unlock&key=order:4711&fence=%d", s.held.Fence()), "redrive": "change?do=redrive&queue=ship&name=fail+card&cause=card",
 		"letters":     "dead?queue=ship&name=fail+card&cause=" + url.QueryEscape("card declined by the bank: 05 do not honour"),
 		"idempotency": "idempotency?route=POST+/payments&principal=user-7&idempotency-key=pay-1", "missing": "nothing",
 	}
+	resp, err := http.Post(s.url+"watch?key=cart:1", "", nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
 	only := os.Getenv("PERKEY_SHOT")
 	t.Run("warm", func(t *testing.T) {
 		require.NoError(t, chromedp.Do(tab(t, sizes[1], false, true), chromedp.Navigate(s.url), chromedp.Sleep(settle)))

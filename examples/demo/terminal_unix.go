@@ -1,0 +1,21 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"os/signal"
+
+	"golang.org/x/sys/unix"
+)
+
+func windowSize(f *os.File) (columns, rows int, err error) {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0, 0, err
+	}
+	return int(size.Col), int(size.Row), nil
+}
+
+// notifyResize sends to c when the window has another size.
+func notifyResize(c chan<- os.Signal) { signal.Notify(c, unix.SIGWINCH) }

@@ -1,0 +1,79 @@
+package lockclient
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// problems is where perkey's problems are described. Their type begins with it.
+const problems = "https://github.com/perkey-go/perkey/blob/main/docs/problems.md#"
+
+// maxDocument bounds what is read of a body to recognise it. perkey's documents are shorter.
+const maxDocument = 16 << 10
+
+// refusedFor returns after which time a refused request may be sent again, if its response is a problem document of perkey
+// that says so.
+func refusedFor(resp *http.Response) (time.Duration, bool) {
+	switch resp.StatusCode {
+	case http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	default:
+		return 0, false
+	}
+	after, ok := retryAfter(resp.Header)
+	if !ok {
+		return 0, false
+	}
+	kind, precise := problemOf(resp)
+	if 0 < precise && precise < after {
+		after = precise
+	}
+	return after, kind != ""
+}
+
+// problemOf returns which of perkey's problems a response is, "" if none, and its retry_after_ms.
+func problemOf(resp *http.Response) (kind string, after time.Duration) {
+	var doc struct {
+		Type       string `json:"type"`
+		RetryAfter int32  `json:"retry_after_ms"`
+	}
+	if !decode(resp, "application/problem+json", &doc) || !strings.HasPrefix(doc.Type, problems) {
+		return "", 0
+	}
+	return strings.TrimPrefix(doc.Type, problems), time.Duration(doc.RetryAfter) * time.Millisecond
+}
+
+// decode reads the JSON in a response of the media type, and leaves the response as it was.
+func decode(resp *http.Response, mediaType string, into any) bool {
+	if got, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || got != mediaType {
+		return false
+	}
+	content, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument))
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body}
+	return err == nil && json.Unmarshal(content, into) == nil
+}
+
+// retryAfter reads the header Retry-After: seconds, or a date, which is compared with that of the response and may have passed.
+func retryAfter(h http.Header) (time.Duration, bool) {
+	value := h.Get("Retry-After")
+	if n, err := strconv.ParseUint(value, 10, 31); err == nil {
+		return time.Duration(n) * time.Second, true
+	}
+	at, err := http.ParseTime(value)
+	if err != nil {
+		return 0, false
+	}
+	now, err := http.ParseTime(h.Get("Date"))
+	if err != nil {
+		now = time.Now()
+	}
+	return at.Sub(now), true
+}

@@ -1,0 +1,270 @@
+package lockclient_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/perkey-go/perkey/lockclient"
+)
+
+const orders = "http://shop.example/orders/7"
+
+var conflict = problem(http.StatusConflict, "conflict", "2")
+
+// What may be sent again is, with the same body and the same Idempotency-Key, after the time that the response says.
+func TestTransport_SendsAgainWhatMayBe(t *testing.T) {
+	key := []string{"Idempotency-Key", "k1"}
+	for name, test := range map[string]struct {
+		method string
+		body   string
+		header []string
+		first  answer
+		again  bool
+	}{
+		"GET":                             {method: http.MethodGet, first: conflict, again: true},
+		"PUT":                             {method: http.MethodPut, body: "b", first: conflict, again: true},
+		"DELETE":                          {method: http.MethodDelete, first: conflict, again: true},
+		"POST":                            {method: http.MethodPost, body: "b", first: conflict},
+		"PATCH":                           {method: http.MethodPatch, body: "b", first: conflict},
+		"POST with a key":                 {method: http.MethodPost, body: "b", header: key, first: conflict, again: true},
+		"POST with an empty key":          {method: http.MethodPost, body: "b", header: []string{"Idempotency-Key", ""}, first: conflict},
+		"429":                             {method: http.MethodPut, first: problem(429, "key-queue-full", "2"), again: true},
+		"503":                             {method: http.MethodPut, first: problem(503, "unavailable", "2"), again: true},
+		"a lost connection":               {method: http.MethodPut, body: "b", first: answer{err: io.ErrUnexpectedEOF}, again: true},
+		"a lost connection of a POST":     {method: http.MethodPost, body: "b", first: answer{err: io.ErrUnexpectedEOF}},
+		"a lost connection with a key":    {method: http.MethodPost, body: "b", header: key, first: answer{err: io.ErrUnexpectedEOF}, again: true},
+		"no Retry-After":                  {method: http.MethodPut, first: problem(409, "response-not-kept", "")},
+		"outcome unknown":                 {method: http.MethodPut, first: problem(500, "outcome-unknown", "2")},
+		"a 503 of a proxy":                {method: http.MethodPut, first: answer{status: 503, header: http.Header{"Retry-After": {"2"}}, body: "<html>"}},
+		"a problem of somebody else":      {method: http.MethodPut, first: answer{status: 503, header: conflict.header, body: `{"type":"about:blank"}`}},
+		"a problem that is not JSON":      {method: http.MethodPut, first: answer{status: 503, header: conflict.header, body: `{`}},
+		"a problem of another media type": {method: http.MethodPut, first: conflict.with("Content-Type", "application/json")},
+		"a problem with a charset":        {method: http.MethodPut, first: conflict.with("Content-Type", "application/problem+json; charset=utf-8"), again: true},
+		"a long time":                     {method: http.MethodPut, first: conflict.with("Retry-After", "1000000")},
+		"an endless time":                 {method: http.MethodPut, first: conflict.with("Retry-After", strings.Repeat("9", 40))},
+		"a time that overflows":           {method: http.MethodPut, first: conflict.with("Retry-After", "18446744075")},
+		"a negative time":                 {method: http.MethodPut, first: conflict.with("Retry-After", "-1")},
+		"no time":                         {method: http.MethodPut, first: conflict.with("Retry-After", "soon")},
+		"an empty time":                   {method: http.MethodPut, first: conflict.with("Retry-After", "")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := newScript(test.first, done)
+				began := time.Now()
+				resp, err := newTransport(t, base).RoundTrip(request(t, test.method, orders, test.body, test.header...))
+				if !test.again {
+					require.Len(t, base.requests, 1)
+					require.Zero(t, time.Since(began))
+					if test.first.err != nil {
+						require.ErrorIs(t, err, test.first.err)
+						return
+					}
+					require.NoError(t, err)
+					require.Equal(t, test.first.status, resp.StatusCode)
+					require.Equal(t, test.first.body, read(t, resp), "the response is as it came")
+					base.requireClosed(t)
+					return
+				}
+				require.NoError(t, err)
+				require.Equal(t, "done", read(t, resp))
+				require.Equal(t, []string{test.body, test.body}, base.bodies)
+				require.Equal(t, base.requests[0].Header, base.requests[1].Header)
+				if test.first.err == nil {
+					require.GreaterOrEqual(t, time.Since(began), 2*time.Second)
+					require.LessOrEqual(t, time.Since(began), 3*time.Second)
+				}
+				base.requireClosed(t)
+			})
+		})
+	}
+}
+
+func TestTransport_WaitsAsRetryAfterSays(t *testing.T) {
+	in := func(d time.Duration) string { return time.Now().Add(d).UTC().Format(http.TimeFormat) } // a bubble's time is whole seconds
+	for name, test := range map[string]struct {
+		header func(http.Header)
+		ms     int
+		asked  time.Duration
+	}{
+		"seconds":                {func(h http.Header) { h.Set("Retry-After", "2") }, 0, 2 * time.Second},
+		"zero":                   {func(h http.Header) { h.Set("Retry-After", "0") }, 0, 100 * time.Millisecond},
+		"a date":                 {func(h http.Header) { h.Set("Retry-After", in(10*time.Second)) }, 0, 10 * time.Second},
+		"a date that has passed": {func(h http.Header) { h.Set("Retry-After", in(-10*time.Second)) }, 0, 100 * time.Millisecond},
+		"a date by another clock": {func(h http.Header) {
+			h.Set("Date", in(-time.Hour))
+			h.Set("Retry-After", in(4*time.Second-time.Hour))
+		}, 0, 4 * time.Second},
+		"milliseconds":          {func(h http.Header) { h.Set("Retry-After", "2") }, 1200, 1200 * time.Millisecond},
+		"too many milliseconds": {func(h http.Header) { h.Set("Retry-After", "2") }, 1000000, 2 * time.Second},
+		"negative milliseconds": {func(h http.Header) { h.Set("Retry-After", "2") }, -5, 2 * time.Second},
+	} {
+		took := map[time.Duration]bool{}
+		for range 20 {
+			synctest.Test(t, func(t *testing.T) {
+				refused := problem(http.StatusConflict, "conflict", "")
+				test.header(refused.header)
+				refused.body = fmt.Sprintf(`{"type":"%sconflict","retry_after_ms":%d}`, problems, test.ms)
+				began := time.Now()
+				resp, err := newTransport(t, newScript(refused, done)).RoundTrip(request(t, http.MethodPut, orders, ""))
+				require.NoError(t, err)
+				require.Equal(t, "done", read(t, resp))
+				require.GreaterOrEqual(t, time.Since(began), test.asked, name)
+				require.LessOrEqual(t, time.Since(began), test.asked*3/2, name)
+				took[time.Since(began)] = true
+			})
+		}
+		require.Greater(t, len(took), 10, "%s: there is jitter", name)
+	}
+}
+
+// It gives up with the last response after as many attempts, or when the next one would be too late.
+func TestTransport_GivesUp(t *testing.T) {
+	for _, test := range []struct {
+		opts []lockclient.Option
+		ctx  time.Duration // 0: no deadline
+		sent int
+		most time.Duration
+	}{
+		{nil, 0, 5, 2 * (1 + 1 + 1 + 1) * 3 * time.Second},
+		{[]lockclient.Option{lockclient.WithMaxAttempts(1)}, 0, 1, 0},
+		{[]lockclient.Option{lockclient.WithMaxAttempts(100), lockclient.WithMaxWait(5 * time.Second)}, 0, 0, 5 * time.Second},
+		{[]lockclient.Option{lockclient.WithMaxAttempts(100)}, 5 * time.Second, 0, 5 * time.Second},
+		{[]lockclient.Option{lockclient.WithMaxWait(2 * time.Second)}, 0, 1, 0},
+		{nil, 2 * time.Second, 1, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			base := newScript(conflict)
+			r := request(t, http.MethodPut, orders, "")
+			if test.ctx > 0 {
+				ctx, cancel := context.WithTimeout(r.Context(), test.ctx)
+				defer cancel()
+				r = r.WithContext(ctx)
+			}
+			began := time.Now()
+			resp, err := newTransport(t, base, test.opts...).RoundTrip(r)
+			require.NoError(t, err)
+			require.Equal(t, http.StatusConflict, resp.StatusCode)
+			require.Equal(t, conflict.body, read(t, resp))
+			require.LessOrEqual(t, time.Since(began), test.most)
+			if test.sent > 0 {
+				require.Len(t, base.requests, test.sent)
+			}
+			base.requireClosed(t)
+		})
+	}
+}
+
+func TestTransport_EndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		why := errors.New("the user left")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(why) })
+		base := newScript(conflict)
+		began := time.Now()
+		_, err := newTransport(t, base).RoundTrip(request(t, http.MethodPut, orders, "").WithContext(ctx))
+		require.ErrorIs(t, err, why)
+		require.Equal(t, time.Second, time.Since(began))
+		require.Len(t, base.requests, 1)
+		base.requireClosed(t)
+	})
+}
+
+func TestTransport_ABodyThatCannotBeSentAgain(t *testing.T) {
+	base := newScript(conflict, done)
+	r := request(t, http.MethodPut, orders, "b")
+	r.GetBody = nil
+	resp, err := newTransport(t, base).RoundTrip(r)
+	require.NoError(t, err)
+	require.Equal(t, conflict.body, read(t, resp))
+
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("the file is gone")
+		base := newScript(conflict, done)
+		r := request(t, http.MethodPut, orders, "b")
+		r.GetBody = func() (io.ReadCloser, error) { return nil, broken }
+		_, err := newTransport(t, base).RoundTrip(r)
+		require.ErrorIs(t, err, broken)
+		base.requireClosed(t)
+	})
+}
+
+// A random key is made for a POST and a PATCH that has none, and stays the same. The caller's request stays as it is.
+func TestTransport_MakesIdempotencyKeys(t *testing.T) {
+	keys := map[string]bool{}
+	for _, method := range []string{http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodGet} {
+		synctest.Test(t, func(t *testing.T) {
+			base := newScript(conflict, done)
+			r := request(t, method, orders, "b")
+			resp, err := newTransport(t, base, lockclient.WithIdempotencyKeys()).RoundTrip(r)
+			require.NoError(t, err)
+			require.Equal(t, "done", read(t, resp))
+			require.NotContains(t, r.Header, "Idempotency-Key")
+			first, second := base.requests[0].Header.Get("Idempotency-Key"), base.requests[1].Header.Get("Idempotency-Key")
+			require.Equal(t, first, second)
+			if method == http.MethodPost || method == http.MethodPatch {
+				require.Len(t, first, 26)
+				require.False(t, keys[first])
+				keys[first] = true
+			} else {
+				require.Empty(t, first)
+			}
+		})
+	}
+	base := newScript(done)
+	resp, err := newTransport(t, base, lockclient.WithIdempotencyKeys()).RoundTrip(request(t, http.MethodPost, orders, "b", "Idempotency-Key", "mine"))
+	require.NoError(t, err)
+	require.Equal(t, "done", read(t, resp))
+	require.Equal(t, "mine", base.requests[0].Header.Get("Idempotency-Key"))
+}
+
+func TestNew_TellsOfMistakes(t *testing.T) {
+	for name, opt := range map[string]lockclient.Option{
+		"WithMaxAttempts(0)": lockclient.WithMaxAttempts(0), "WithMaxAttempts(-1)": lockclient.WithMaxAttempts(-1),
+		"WithMaxWait(0s)": lockclient.WithMaxWait(0), "WithMaxWait(-1s)": lockclient.WithMaxWait(-time.Second),
+		"an option is nil": nil,
+	} {
+		_, err := lockclient.New(nil, opt)
+		require.ErrorContains(t, err, name)
+	}
+}
+
+// However long a test waits and however often it tries, no delay is out of bounds.
+func TestTransport_ManyAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, first := range []answer{{err: io.EOF}, problem(503, "unavailable", "2147483647")} {
+			base := newScript(first)
+			began := time.Now()
+			transport := newTransport(t, base, lockclient.WithMaxAttempts(40), lockclient.WithMaxWait(1<<63-1))
+			resp, err := transport.RoundTrip(request(t, http.MethodPut, orders, ""))
+			if first.err == nil {
+				require.NoError(t, err)
+				_ = read(t, resp)
+				continue
+			}
+			require.Len(t, base.requests, 40)
+			require.GreaterOrEqual(t, time.Since(began), 33*6400*time.Millisecond)
+			require.LessOrEqual(t, time.Since(began), 39*3*6400*time.Millisecond)
+		}
+	})
+}
+
+type closer struct{ n int }
+
+func (c *closer) RoundTrip(*http.Request) (*http.Response, error) { return nil, fmt.Errorf("unused") }
+func (c *closer) CloseIdleConnections()                           { c.n++ }
+
+func TestTransport_ClosesIdleConnectionsOfItsBase(t *testing.T) {
+	base := &closer{}
+	(&http.Client{Transport: newTransport(t, base)}).CloseIdleConnections()
+	require.Equal(t, 1, base.n)
+	(&http.Client{Transport: newTransport(t, newScript(done))}).CloseIdleConnections()
+}

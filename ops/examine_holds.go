@@ -1,0 +1,131 @@
+package ops
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// When a hold is long: ten times what is usual for its name, if that is known, in these bounds.
+const (
+	longHold     = time.Minute // what is usual is not known
+	leastLong    = 10 * time.Second
+	mostLong     = 10 * time.Minute
+	timesUsual   = 10
+	usualOf      = 100 // holds that have ended, or more
+	maxLongHolds = 16
+)
+
+// longHeld is a lease that is held for long, by now.
+type longHeld struct {
+	FleetLease
+	process Process
+	held    time.Duration
+	most    time.Duration // a hold that is not long
+}
+
+// longHolds are the leases that are held for longer than is usual for their names, the oldest first.
+func (f Fleet) longHolds() (all []longHeld) {
+	usual := map[string]*Histogram{}
+	for _, p := range f.Processes {
+		for _, l := range p.Local.Leases {
+			if held := l.Held + p.Age; held > leastLong {
+				all = append(all, longHeld{FleetLease{p.ID, p.Age, l}, p, held, 0})
+				in(usual, shown(l.Name), &Histogram{})
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	for _, p := range f.Processes {
+		for _, s := range p.Snapshot.Locks {
+			if h := usual[s.Name]; h != nil {
+				h.add(s.Hold)
+			}
+		}
+	}
+	for i := range all {
+		all[i].most = usual[shown(all[i].Name)].longest()
+	}
+	all = slices.DeleteFunc(all, func(l longHeld) bool { return l.held <= l.most })
+	slices.SortStableFunc(all, func(a, b longHeld) int { return cmp.Compare(b.held, a.held) })
+	return all
+}
+
+// longest is a hold of a name that is not long yet, by those that have ended.
+func (h *Histogram) longest() time.Duration {
+	if h.Count < usualOf {
+		return longHold
+	}
+	n := int64(0)
+	for _, b := range h.Buckets {
+		if n += b.Count; n*100 >= h.Count*99 { // 99 of 100 were no longer
+			return min(max(timesUsual*b.AtMost, leastLong), mostLong)
+		}
+	}
+	return mostLong
+}
+
+// LongHeld are the keys that are held for longer than is usual for the name of the work, the oldest first and 16 at most: those of which
+// QueueFacts.Parked should be known. A hold is long if it takes more than ten times what 99 of 100 of its name have taken, but 10 s at least and 10 min at most; where
+// fewer than 100 have ended, more than a minute.
+func (f Facts) LongHeld() (keys []string) {
+	if f.Fleet.Err != nil {
+		return nil
+	}
+	for _, l := range f.Fleet.Value.longHolds() {
+		if len(keys) < maxLongHolds && !slices.Contains(keys, l.Key) {
+			keys = append(keys, l.Key)
+		}
+	}
+	return keys
+}
+
+// longHolds finds keys that are held for long while calls wait for them, or work is parked.
+func (f *findings) longHolds(fleet Fleet) {
+	waiting := map[string]int{}
+	for _, w := range fleet.LongestWaits(math.MaxInt) {
+		waiting[w.Key]++
+	}
+	parked, most := map[string]int{}, false
+	var queues []QueueFacts
+	if f.now.Sub(f.facts.Queues.At) <= staleAfter {
+		queues = f.facts.Queues.Value
+	}
+	for _, q := range queues {
+		for key, n := range q.Parked {
+			parked[key] += n
+			most = most || n == maxParked
+		}
+	}
+	var all []longHeld
+	var keys, holders []string
+	calls, messages := 0, 0
+	for _, l := range fleet.longHolds() {
+		if !l.Wanted && waiting[l.Key] == 0 && parked[l.Key] == 0 || slices.Contains(keys, l.Key) {
+			continue
+		}
+		all, keys, holders = append(all, l), append(keys, l.Key), append(holders, l.process.where())
+		calls, messages = calls+waiting[l.Key], messages+parked[l.Key]
+	}
+	if len(all) == 0 {
+		return
+	}
+	figures := []Evidence{{"longest hold", brief(all[0].held), "at most " + brief(all[0].most)}, examples("held by", holders)}
+	if calls > 0 {
+		figures = append(figures, Evidence{"calls that wait, as their processes tell", strconv.Itoa(calls), ""})
+	}
+	if messages > 0 {
+		more := ""
+		if most {
+			more = " or more"
+		}
+		figures = append(figures, Evidence{"messages queued after them", fmt.Sprint(messages, more), ""})
+	}
+	found := f.add("long_holds", SeverityLook, "", count(len(all), "key is", "keys are")+" held for longer than usual while others wait.", figures...)
+	found.about(keys)
+}
