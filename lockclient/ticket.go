@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 const (
 	longPoll     = 25 * time.Second // proxies often end a response that takes 30 s to begin
+	answerTime   = 10 * time.Second // of one question, beside what the server was asked to wait
 	defaultPause = time.Second      // between two questions
 	maxPause     = 30 * time.Second // whatever Retry-After says
 )
@@ -25,7 +27,7 @@ type TicketError struct {
 	URL string `json:"-"`
 	// ID is the ticket's id.
 	ID string `json:"id"`
-	// State is the last that is known: queued, running, done, dead, expired, cancelled or superseded.
+	// State is the last known one: queued, running, done, dead, expired, cancelled or superseded.
 	State string `json:"state"`
 	// LastStatus is the status of the last attempt, of a dead ticket that has one.
 	LastStatus int `json:"last_status"`
@@ -69,7 +71,7 @@ func (t *Transport) follow(r *http.Request, receipt *http.Response, giveUp time.
 			return nil, ticket
 		case err == nil:
 			failures = 0
-			after = max(0, min(after, maxPause)-time.Since(began))
+			after = max(0, min(max(after, minDelay), maxPause)-time.Since(began))
 		default:
 			failures++
 			wait = 0 // it may be the waiting that fails, in a proxy or for the server's WriteTimeout
@@ -94,20 +96,26 @@ func ticketOf(r *http.Request, receipt *http.Response) (*url.URL, *TicketError) 
 	}
 	ticket := &TicketError{}
 	at := sameOrigin(r.URL, location)
-	if at == nil || !decode(receipt, "application/json", ticket) || ticket.State != "queued" || ticket.ID == "" || path.Base(at.Path) != ticket.ID {
+	if at == nil {
+		return nil, nil
+	}
+	if ok, _ := decode(receipt, "application/json", ticket); !ok || ticket.State != "queued" || ticket.ID == "" || path.Base(at.Path) != ticket.ID {
 		return nil, nil
 	}
 	ticket.URL = at.String()
 	return at, ticket
 }
 
-// errAskAgain: the ticket may be told another time.
+// errAskAgain is wrapped by failures after which the ticket is asked for again.
 var errAskAgain = errors.New("the ticket could not be asked for")
 
 // ask asks for a ticket once, and waits in the server for its end. It returns where the result is, if there is one, and when
 // to ask again.
 func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait time.Duration, ticket *TicketError) (location string, after time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, wait+answerTime)
+	defer cancel()
 	question := get(ctx, r, at)
+	question.Header.Del("Accept-Encoding") // a caller that set it decodes what it asked for, not this
 	if wait >= time.Second {
 		question.Header.Set("Prefer", "wait="+strconv.FormatInt(int64(wait/time.Second), 10))
 	}
@@ -128,7 +136,11 @@ func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait 
 		return "", 0, fmt.Errorf("the ticket was answered with %s", resp.Status)
 	}
 	now := TicketError{URL: ticket.URL}
-	if !decode(resp, "application/json", &now) || now.ID != ticket.ID || now.State == "" {
+	ok, err = decode(resp, "application/json", &now)
+	if err != nil {
+		return "", 0, fmt.Errorf("%w: %w", errAskAgain, err)
+	}
+	if !ok || now.ID != ticket.ID || now.State == "" {
 		return "", 0, errors.New("the ticket was answered with something else")
 	}
 	*ticket = now
@@ -160,14 +172,13 @@ func (t *Transport) result(r *http.Request, at *url.URL, location string, giveUp
 
 // get makes a request for a ticket, on behalf of whoever sent r: it has those headers of r that are not about r itself.
 func get(ctx context.Context, r *http.Request, at *url.URL) *http.Request {
-	header := r.Header.Clone()
-	for name := range header {
+	header := http.Header{}
+	for name, values := range r.Header {
 		switch name {
-		case idempotencyKey, "Connection", "Expect", "Perkey-Trail", "Prefer", "Range", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
-			delete(header, name)
+		case idempotencyKey, "Connection", "Expect", "Keep-Alive", "Perkey-Trail", "Prefer", "Range", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
 		default:
-			if strings.HasPrefix(name, "Content-") || strings.HasPrefix(name, "If-") {
-				delete(header, name)
+			if !strings.HasPrefix(name, "Content-") && !strings.HasPrefix(name, "If-") {
+				header[name] = slices.Clone(values)
 			}
 		}
 	}

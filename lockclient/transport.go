@@ -155,7 +155,7 @@ func repeatable(r *http.Request) bool {
 
 // again returns r with its body from the beginning.
 func again(r *http.Request) (*http.Request, error) {
-	if r.GetBody == nil {
+	if r.Body == nil || r.GetBody == nil {
 		return r, nil
 	}
 	body, err := r.GetBody()
