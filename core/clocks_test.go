@@ -52,7 +52,8 @@ type sentNumbers struct {
 func (s *sentNumbers) look(cmd redis.Cmder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, arg := range cmd.Args() {
+	args := redistest.Args(cmd)
+	for _, arg := range args {
 		n, err := strconv.ParseInt(fmt.Sprint(arg), 10, 64)
 		if err != nil {
 			continue
@@ -61,7 +62,7 @@ func (s *sentNumbers) look(cmd redis.Cmder) {
 		now := time.Now()
 		for _, t := range []time.Time{time.Unix(n, 0), time.UnixMilli(n), time.UnixMicro(n), time.Unix(0, n)} {
 			if t.Sub(now).Abs() < 24*time.Hour {
-				s.times = append(s.times, fmt.Sprint(cmd.Args()...))
+				s.times = append(s.times, fmt.Sprint(args...))
 			}
 		}
 	}

@@ -39,9 +39,8 @@ type hold struct {
 	lease *Lease // who has it; nil while it is being passed
 }
 
-// newHold makes the hold of a grant that can be trusted until deadline.
-func (l *Locker) newHold(record, token string, limit int, fence int64, deadline time.Time, o *acquireOptions) *hold {
-	now := time.Now()
+// newHold makes the hold of a grant that came now and can be trusted until deadline.
+func (l *Locker) newHold(record, token string, limit int, fence int64, now, deadline time.Time, o *acquireOptions) *hold {
 	owner, secret := store.SplitToken(token)
 	h := &hold{
 		locker: l, record: record, owner: &l.id, secret: secret, limit: int32(limit), fence: fence,

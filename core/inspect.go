@@ -92,8 +92,10 @@ type Holder struct {
 	// Since is when the key was granted, by the server's clock: fences are made of
 	// it. It can be late if the server's clock was set back.
 	Since time.Time
-	// Remaining is what is left of the lease, unless it is renewed.
-	Remaining time.Duration
+	// TTL is for how long the lease is renewed, each time that a third of it is over, and Remaining what is left of it. If less
+	// than half remains, the renewal is late: unless the lease was not renewed yet (WithFirstLease), or has a MaxHold. TTL is what
+	// the call of Name and ID asked for, to the millisecond: Extend does not change it. It is 0 if it is not known.
+	TTL, Remaining time.Duration
 }
 
 // Waiter is a locker that waits for a key.
@@ -183,7 +185,7 @@ func keyInfo(i store.Info, w *waiters) *KeyInfo {
 	limits := []int{exclusive, shared} // the first need not wait in Redis
 	k := &KeyInfo{Key: i.Key, At: i.At, Foreign: i.Foreign, Held: i.Held, Waiting: i.Waiting, Reserved: i.Reserved}
 	for _, h := range i.Holders {
-		k.Holders = append(k.Holders, Holder{Participant: participant(h), Fence: h.Fence, Since: h.Since, Remaining: h.Remaining})
+		k.Holders = append(k.Holders, Holder{Participant: participant(h), Fence: h.Fence, Since: h.Since, TTL: h.TTL, Remaining: h.Remaining})
 		k.Mode = modeOf(h.Limit)
 	}
 	for _, p := range i.Waiters {

@@ -76,6 +76,7 @@ func TestInspectTellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 		require.Equal(t, "a b;c@d+e~f/g,ü", h.ID)
 		require.Equal(t, lease.Fence(), h.Fence)
 		require.Equal(t, 1, h.Limit)
+		require.Equal(t, time.Minute, h.TTL)
 		require.False(t, h.Since.Before(before) || h.Since.After(info.At), "%s <= %s <= %s", before, h.Since, info.At)
 		require.Positive(t, h.Remaining)
 		require.LessOrEqual(t, h.Remaining, core.DefaultFirstLease, "not renewed yet")
@@ -93,6 +94,7 @@ func TestInspectTellsWhoHoldsAKeyAndWhoWaits(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, handed.Fence(), info.Holders[0].Fence)
 		require.Equal(t, "job", info.Holders[0].Name, "a grant that was handed over carries what the waiter said")
+		require.Equal(t, core.DefaultTTL, info.Holders[0].TTL, "and the TTL that it asked for")
 		require.NoError(t, handed.Release(ctx))
 		require.NoError(t, (<-last).Release(ctx))
 	})
@@ -125,6 +127,7 @@ func TestInspectTellsTheModes(t *testing.T) {
 				require.Equal(t, lease.Fence(), info.Holders[i].Fence)
 				require.Equal(t, c.mode, info.Holders[i].Mode)
 				require.Equal(t, c.limit, info.Holders[i].Limit)
+				require.Equal(t, []time.Duration{core.DefaultTTL, core.DefaultTTL, 200 * time.Millisecond}[i], info.Holders[i].TTL)
 			}
 			require.Equal(t, core.ModeExclusive, info.Waiters[0].Mode)
 

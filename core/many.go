@@ -63,7 +63,7 @@ func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
 	if ctx.Err() != nil {
 		return store.CallerGone(ctx, "acquire", m.key)
 	}
-	o.what = store.Describe(o.name, o.id)
+	o.what = store.Describe(o.name, o.id, o.ttl)
 	set := &LeaseSet{ctx: ctx}
 	defer func() {
 		if err != nil {
@@ -240,7 +240,7 @@ func (m *multiAttempt) together(keys []string) error {
 		return m.refused(keys[reply.Held], reply.Remaining, reply.Queued)
 	}
 	for i, key := range keys {
-		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, trust.Until(req.Sent, req.Lease), o)
+		h := l.newHold(records[i], req.Token, o.limit, reply.Grants[i].Fence, time.Now(), trust.Until(req.Sent, req.Lease), o)
 		h.waiting.Store(reply.Grants[i].Waiting)
 		if !l.leases.add(h) {
 			for _, key := range keys {

@@ -67,7 +67,7 @@ func (a *attempt) obtain(invalid error) error {
 	if !l.life.Open() {
 		return store.Closed("acquire", key)
 	}
-	a.opts.what = store.Describe(a.call.Name, a.call.ID)
+	a.opts.what = store.Describe(a.call.Name, a.call.ID, a.opts.ttl)
 	return a.run()
 }
 
@@ -96,13 +96,14 @@ func (a *attempt) once(now time.Time) error {
 		return err
 	}
 	if reply.Granted {
-		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, a.validity(&u), &a.opts)
+		now = time.Now()
+		h := l.newHold(a.record, u.Token, a.opts.limit, reply.Fence, now, a.validity(&u), &a.opts)
 		if !l.leases.add(h) {
 			l.releaseLate(key, []string{u.Token})
 			return a.closed()
 		}
 		h.waiting.Store(reply.Waiting)
-		if taken, err := a.take(h, time.Now()); taken || err != nil {
+		if taken, err := a.take(h, now); taken || err != nil {
 			return err
 		}
 		return store.Unavailable("acquire", key, errors.New("the grant ended as it came"))

@@ -28,6 +28,8 @@ import (
 //     all of them are refused, or ask again.
 //   - A node that has not answered within a sixth of the first lease, at most half a
 //     second, is counted as one that does not answer.
+//   - A [Counted] key needs more than a majority, since each node counts for itself: ⌊N·n/(n+1)⌋+1 of N nodes for n
+//     holders, so 4 of 5 nodes for 2 or 3 holders, and all of 3 nodes for 2 or more.
 //   - Inspect, List, ForceRelease and Lease.Downgrade return an error that wraps
 //     errors.ErrUnsupported. A Locker on each node can tell what that node has.
 //   - WithRenewalClient cannot be used, since each node has a renewal client of its own;

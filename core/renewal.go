@@ -133,9 +133,14 @@ func renewalsOf(batch []*hold) []store.Renewal {
 
 // renewalTime is when a lease of ttl that was asked for at sent is renewed: at a
 // third, less a little at random, so that leases granted together do not stay
-// together for ever. It is rounded down, so that many leases need few batches.
+// together for ever. It is rounded down, so that many leases need few batches: each has
+// a price of its own, which is that of a hundred leases.
 func renewalTime(sent time.Time, ttl time.Duration) time.Time {
 	third := max(ttl, 0) / 3 // a grant can be over by the time it is looked at
+	step := max(third/16, min(third/4, renewalStep))
 	at := sent.Add(third - rand.N(third/16+1))
-	return at.Add(-time.Duration(at.UnixNano() % int64(third/16+1)))
+	return at.Add(-time.Duration(at.UnixNano() % int64(step+1)))
 }
+
+// renewalStep is the time between two batches of leases of 3 to 12 s.
+const renewalStep = 250 * time.Millisecond

@@ -146,7 +146,7 @@ func (a *attempt) resume(text string, opts []AcquireOption) error {
 	if !owned {
 		return lost(t.key, notOurs)
 	}
-	h := l.newHold(a.record, t.owner, o.limit, t.first, trust.Until(sent, ttl), o)
+	h := l.newHold(a.record, t.owner, o.limit, t.first, time.Now(), trust.Until(sent, ttl), o)
 	h.used = int32(t.used)
 	h.waiting.Store(waiting)
 	h.transferred.Store(true)

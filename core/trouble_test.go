@@ -3,6 +3,7 @@ package core_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,7 +45,7 @@ func TestALateCopyOfAnAcquireDoesNotShortenTheLease(t *testing.T) {
 		var first []any
 		client.AddHook(hooks{script: func(cmd redis.Cmder, next func() error) error {
 			if first == nil {
-				first = append(first, cmd.Args()...)
+				first = redistest.Args(cmd)
 			}
 			return next()
 		}})
@@ -357,4 +358,20 @@ func TestAGrantThatIsOverWhenItIsLookedAtIsNoPanic(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	require.False(t, core.RenewalTime(now, -time.Minute).After(now))
+}
+
+func TestRenewalTime_FewBatchesAndNoneTooLate(t *testing.T) {
+	t.Parallel()
+	for ttl, most := range map[time.Duration]int{100 * time.Millisecond: 6, 3 * time.Second: 6, 10 * time.Second: 16, 30 * time.Second: 18, time.Hour: 18} {
+		now, third, batches := time.Now(), ttl/3, map[time.Time]bool{}
+		for range 2000 {
+			sent := now.Add(rand.N(third))
+			at := core.RenewalTime(sent, ttl)
+			require.LessOrEqual(t, at.Sub(sent), third, ttl)
+			require.GreaterOrEqual(t, at.Sub(sent), third*2/3, ttl)
+			batches[at] = true
+		}
+		require.LessOrEqual(t, len(batches), most, "%s: batches in a third of it", ttl)
+		require.Greater(t, len(batches), 3, ttl)
+	}
 }

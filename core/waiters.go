@@ -153,7 +153,7 @@ func (w *waiters) run(q *queue, released *hold, actions []waitqueue.Action) (lat
 			released.used++
 			w.give(q, a.Call, released)
 		case waitqueue.Give:
-			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, a.Until, &a.Call.Of.(*waiter).opts)
+			h := w.locker.newHold(w.record(q), a.Token, q.Limit, a.Fence, time.Now(), a.Until, &a.Call.Of.(*waiter).opts)
 			h.waiting.Store(a.Wanted)
 			if w.locker.leases.add(h) {
 				w.give(q, a.Call, h)

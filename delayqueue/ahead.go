@@ -28,12 +28,16 @@ func (p *pace) quick() bool { return p.mean.Load() < int64(quickHandler) }
 
 // ran notes how long a handler took.
 func (w *Worker) ran(took time.Duration) {
-	if !w.pace.note(took) {
-		return
+	if w.pace.note(took) {
+		w.claimAgain()
 	}
+}
+
+// claimAgain has the claimers see that more may be claimed than before.
+func (w *Worker) claimAgain() {
 	for _, c := range *w.claimers.Load() {
 		select {
-		case c.quickened <- struct{}{}:
+		case c.lookAgain <- struct{}{}:
 		default:
 		}
 	}
@@ -42,23 +46,64 @@ func (w *Worker) ran(took time.Duration) {
 // claimsAhead reports whether more messages are to be claimed than run. Each spends an attempt if the Worker dies before it
 // starts, so none is claimed ahead that has no more than one.
 func (w *Worker) claimsAhead() bool {
-	return w.queue.maxAttempts > 1 && w.alone.Load() == 0 && w.pace.quick()
+	return w.queue.maxAttempts > 1 && w.suspects.Load() == 0 && len(w.alone) == 0 && w.pace.quick()
 }
 
 // mayRun waits until a message may be run: fewer than the Worker's concurrency are. Only one that was claimed ahead
 // has to wait. It reports false when that takes too long, and at Stop.
 //
 // A message that has lost its worker before may have killed it, and may do so again: it runs when nothing waits beside
-// it that would spend an attempt then.
+// it that would spend an attempt then, and its last attempt is alone.
 func (w *Worker) mayRun(c *claim) bool {
 	if c.message.Losses > 0 {
-		c.alone = true
-		w.alone.Add(1)
+		c.suspect = true
+		w.suspects.Add(1)
 	}
-	if !w.hasPlace(c) {
+	switch {
+	case !w.hasPlace(c):
+		return false
+	case w.queue.runsAlone(c.message):
+		return w.isAlone(c)
+	case c.suspect: // less and less is ahead, since nothing is claimed ahead
+		return w.waitUntil(c, func() bool { return len(w.ahead) == 0 })
+	}
+	return true
+}
+
+// runsAlone reports whether a message is to run with no other beside it: it is its last attempt, and all before were lost.
+// If its worker dies now, it was this message that killed it; before, it may have been any that ran there.
+func (q *Queue) runsAlone(m Message) bool {
+	return m.Attempt >= q.maxAttempts && m.allLost() && q.unrunnable(m) == nil
+}
+
+// allLost reports whether the worker died in each attempt before this one, and there was one.
+func (m Message) allLost() bool { return m.Losses > 0 && m.Losses >= m.Attempt-1 }
+
+// ranAlone reports whether a message was run alone in the attempt before this one.
+func (m Message) ranAlone() bool { return len(m.state) > markLen && m.state[1:1+markLen] == markAlone }
+
+// isAlone waits until the Worker has no other message, and notes in Redis that this one runs alone. What has run for a claim's
+// lease since it began to wait is not waited for any more. It reports false if another message is alone.
+func (w *Worker) isAlone(c *claim) bool {
+	select {
+	case w.alone <- struct{}{}:
+		c.alone = true
+	default:
 		return false
 	}
-	for c.alone && len(w.ahead) > 0 { // less and less, since nothing is claimed ahead
+	latest := time.Now().Add(w.lease)
+	if !w.waitUntil(c, func() bool {
+		return w.claims.count() == 1 && len(w.slots)+len(w.ahead) == 1 || time.Now().After(latest)
+	}) {
+		return false
+	}
+	held, err := c.partition.extendFor(c.ctx, w.queue.rdb, w.lease, true, []*claim{c})
+	return err == nil && held[0]
+}
+
+// waitUntil waits until something holds for a claim. It reports false when the claim is lost, and at Stop.
+func (w *Worker) waitUntil(c *claim, holds func() bool) bool {
+	for !holds() {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-c.ctx.Done():
@@ -101,9 +146,14 @@ func (w *Worker) noPlace() outcome {
 
 // hasRun lets another message run.
 func (w *Worker) hasRun(c *claim) {
+	if c.suspect {
+		c.suspect = false
+		w.suspects.Add(-1)
+	}
 	if c.alone {
 		c.alone = false
-		w.alone.Add(-1)
+		<-w.alone
+		w.claimAgain()
 	}
 	if c.runs {
 		c.runs = false

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -141,6 +142,76 @@ func TestClaimsAhead_NothingWaitsBesideWhatLostItsWorker(t *testing.T) {
 	require.Greater(t, ahead.Load(), int64(concurrency), "nothing was claimed ahead")
 	require.Positive(t, most.Load())
 	require.LessOrEqual(t, most.Load(), int64(concurrency))
+}
+
+// In its last attempt a message that has lost its workers has a Worker for itself: if that dies too, it was not another's doing.
+func TestLastAttempt_IsAloneInItsWorker(t *testing.T) {
+	const concurrency, messages, attempts = 4, 600, 3
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(attempts))
+		states := map[string]string{ // how it has come to its last attempt, or beyond
+			"last": "-------2 0 2 0  died", "last of key": "-------2 0 2 0  died", "died before it ran": "-------4 0 4 0  died",
+			"died alone": "-alone!3 0 3 0  died", "failed, and died": "-------3 0 1 0  died",
+		}
+		dead := map[string]bool{"died alone": true, "failed, and died": true}
+		for i := range messages {
+			b.enqueue(delayqueue.Job{ID: fmt.Sprint(i)})
+			for name, state := range states {
+				if i != messages/2 {
+					continue
+				}
+				job := delayqueue.Job{ID: strings.NewReplacer(" ", "-", ",", "").Replace(name), Name: name}
+				if name == "last of key" {
+					job.Key = "key"
+				}
+				require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), b.enqueue(job), state).Err())
+			}
+		}
+		var most atomic.Int64
+		var all ran
+		b.start(func(ctx context.Context, m delayqueue.Message) error {
+			if m.Name != "" {
+				for range 5 {
+					b.claimed(ctx, &most)
+					time.Sleep(time.Millisecond)
+				}
+			}
+			return all.handle(ctx, m)
+		}, delayqueue.WithConcurrency(concurrency))
+		redistest.Eventually(t, func() bool { return b.inState() == [3]int64{0, 0, int64(len(dead))} }, "messages are left")
+		require.Len(t, all.all(), messages+len(states)-len(dead))
+		require.EqualValues(t, 1, most.Load())
+		for name := range states {
+			want := delayqueue.StateDone
+			if dead[name] {
+				want = delayqueue.StateDead
+			}
+			require.Equal(t, want, b.status(strings.NewReplacer(" ", "-", ",", "").Replace(name)).State, name)
+		}
+	})
+}
+
+// A handler that does not return keeps the last attempt of another message waiting, for a claim's lease at most.
+func TestLastAttempt_WaitsForNoHandlerThatHangs(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		b := setup(t, env, delayqueue.WithMaxAttempts(2))
+		hangs := make(chan struct{})
+		started := make(chan struct{})
+		b.start(func(_ context.Context, m delayqueue.Message) error {
+			if m.Name == "hangs" {
+				close(started)
+				<-hangs
+			}
+			return nil
+		}, delayqueue.WithClaimLease(300*time.Millisecond))
+		defer close(hangs)
+		b.enqueue(delayqueue.Job{Name: "hangs"})
+		<-started
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), "last", "-------1 0 1 0  died").Err())
+		b.enqueue(delayqueue.Job{ID: "last"})
+		b.reaches("last", delayqueue.StateDone)
+		b.reaches(b.enqueue(delayqueue.Job{}), delayqueue.StateDone)
+	})
 }
 
 func TestClaimsAhead_NotWhereAMessageHasOneAttempt(t *testing.T) {

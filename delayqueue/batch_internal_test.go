@@ -45,7 +45,7 @@ func storesAll(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
 	batch := make([]*enqueueing, len(jobs))
 	for i, job := range jobs {
 		job.ID = strings.ReplaceAll(job.ID, " ", "-")
-		batch[i] = newEnqueueing(t.Context(), job)
+		batch[i] = newEnqueueing(t.Context(), job, maxInline)
 	}
 	q.partitions[0].enqueue(batch)
 	for _, e := range batch {
@@ -120,7 +120,7 @@ func TestEnqueue_OneIDOfManyCallers(t *testing.T) {
 	})
 	batch := func(ids string) (all []*enqueueing) {
 		for id := range strings.SplitSeq(ids, "") {
-			all = append(all, newEnqueueing(t.Context(), Job{ID: id}))
+			all = append(all, newEnqueueing(t.Context(), Job{ID: id}, maxInline))
 		}
 		return all
 	}

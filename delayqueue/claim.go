@@ -40,7 +40,7 @@ type claimer struct {
 	partition *partition
 	wake      chan struct{} // holds one: look at the partition
 	freed     chan string   // its keys that were announced to be free
-	quickened chan struct{} // holds one: from now on messages are claimed ahead
+	lookAgain chan struct{} // holds one: more may be claimed than before
 	timer     *time.Timer
 	retired   atomic.Bool // the partition is not served any more
 	running   atomic.Bool
@@ -193,20 +193,20 @@ func (w *claimer) takeSlots() (n int) {
 	w.timer.Reset(pollBusy)
 	for n == 0 {
 		select {
-		case w.slots <- struct{}{}:
+		case w.freeForClaims() <- struct{}{}:
 			n = 1
 		case w.slotsAhead() <- struct{}{}:
 			n = 1
-		case <-w.quickened:
+		case <-w.lookAgain:
 		case <-w.timer.C:
 			return 0
 		case <-w.stopping:
 			return 0
 		}
 	}
-	for ahead := w.slotsAhead(); n < claimBatch; n++ {
+	for slots, ahead := w.freeForClaims(), w.slotsAhead(); n < claimBatch; n++ {
 		select {
-		case w.slots <- struct{}{}:
+		case slots <- struct{}{}:
 			continue
 		default:
 		}
@@ -232,6 +232,14 @@ func (w *Worker) takeSlot() bool {
 	default:
 		return false
 	}
+}
+
+// freeForClaims is w.slots, nil while a message runs alone.
+func (w *Worker) freeForClaims() chan struct{} {
+	if len(w.alone) > 0 {
+		return nil
+	}
+	return w.slots
 }
 
 // slotsAhead are those beside w.slots, nil if nothing is to be claimed ahead.
@@ -298,7 +306,7 @@ func (w *Worker) claimerOf(p *partition) *claimer {
 	if c == nil {
 		c = &claimer{
 			Worker: w, partition: p, timer: time.NewTimer(time.Hour),
-			wake: make(chan struct{}, 1), freed: make(chan string, announcements), quickened: make(chan struct{}, 1),
+			wake: make(chan struct{}, 1), freed: make(chan string, announcements), lookAgain: make(chan struct{}, 1),
 		}
 		p.workers.Store(max(p.workers.Load(), int64(w.concurrency)))
 		all := append(slices.Clip(*w.claimers.Load()), c)

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -163,6 +164,60 @@ func TestClaim_ThatWasSlowDoesNotWaitForASlot(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, map[bool]State{false: StateDone, true: StateQueued}[full], s.State)
 			require.Equal(t, map[bool]int{false: 1}[full], s.Attempts)
+		})
+	}
+}
+
+// marksAlone reports it if nobody learns that a message was run alone when its worker died.
+func marksAlone(t *testing.T, env *redistest.Env, hooks ...redis.Hook) error {
+	t.Helper()
+	q := testQueue(t, env)
+	for _, hook := range hooks {
+		q.rdb.(*redis.Client).AddHook(hook)
+	}
+	p := q.partitions[0]
+	enqueueTest(t, q, "id", "")
+	for try := range 3 {
+		c := claimTest(t, q, fmt.Sprint("try.", try+1), 1)[0]
+		if was := c.message.ranAlone(); was != (try > 0) {
+			return fmt.Errorf("try %d: it was run alone: %v", try, was)
+		}
+		for range 2 { // the second as after a lost reply
+			if held, err := p.extendFor(t.Context(), q.rdb, time.Minute, true, []*claim{c}); err != nil || !held[0] {
+				return fmt.Errorf("it is held: %v, %w", held, err)
+			}
+		}
+		if try == 2 {
+			if !settleTest(t, c, outcome{kind: OutcomeRetry, err: errTooOld}) {
+				return errors.New("its claim cannot be settled")
+			}
+			break
+		}
+		require.NoError(t, q.rdb.ZAdd(t.Context(), p.keys[keyRunning], scored(1, memberOf("id", ""))).Err()) // its worker dies
+	}
+	if claimTest(t, q, "last.1", 1)[0].message.ranAlone() {
+		return errors.New("its attempt has ended, and it was run alone")
+	}
+	return nil
+}
+
+func TestLastAttempt_IsNotedInRedis(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) { require.NoError(t, marksAlone(t, env)) })
+}
+
+func TestMutantsOfTheLastAttemptAreCaught(t *testing.T) {
+	t.Parallel()
+	for _, m := range []mutant{
+		{"what runs alone is not noted", "extend", "      add(r, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))\n", ""},
+		{"a loss forgets it", "claim", "'-', mark and mark", "'-', mark and '------'"},
+		{"a noted message is not held", "", "state:sub(8) == told:sub(8)", "state:sub(2) == told:sub(2)"},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			hook, _ := redistest.BreakScript(t, sources(), m.script, m.old, m.new)
+			err := marksAlone(t, redistest.Real(t), hook)
+			require.Error(t, err)
+			t.Log(err)
 		})
 	}
 }

@@ -115,9 +115,9 @@ func TestAnAttemptThatKillsItsWorkerIsNotRepeatedForEver(t *testing.T) {
 		id := b.enqueue(delayqueue.Job{Key: "k"})
 		after := b.enqueue(delayqueue.Job{Key: "k"})
 		var r ran
-		// Two claims by workers that said nothing more.
+		// Two claims by workers that said nothing more; the second had nothing else.
 		require.NoError(t, b.rdb.ZRem(t.Context(), b.key("z"), id+" k").Err())
-		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "r------2 0 1 0 dead ").Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.key("r"), id, "ralone!2 0 1 0 dead ").Err())
 		require.NoError(t, b.rdb.ZAdd(t.Context(), b.key("w"), redisZ(1, id+" k")).Err())
 		b.start(r.handle)
 		b.reaches(after, delayqueue.StateDone)

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // The scripts, called. go-redis may send each of them again when a reply is
@@ -144,7 +145,7 @@ func readMessage(told any) (m Message, ok bool) {
 	}
 	m.Name, m.Principal, m.Payload, m.body, m.seq = r.name, r.principal, []byte(r.payload), r.body, r.seq
 	m.Attempt, m.Conflicts, m.Losses, m.handed, m.cause = a.attempts, a.conflicts, a.losses, a.handed, a.cause
-	m.EnqueuedAt, m.ExpiresAt = timeOf(r.enqueued), timeOf(r.notAfter)
+	m.EnqueuedAt, m.ExpiresAt = unixms.Time(r.enqueued), unixms.Time(r.notAfter)
 	m.coalesces = texts[1][1] == flagCoalesces || texts[1][1] == flagParkedCoalesces
 	return m, true
 }
@@ -156,20 +157,43 @@ func readMillis(reply any) (time.Time, bool) {
 	return time.UnixMilli(ms), err == nil
 }
 
-// readClock reads a time of Redis, and notes what comes with it.
+// readClock reads a time of Redis, and notes it and what comes with it.
 func (p *partition) readClock(reply any) (time.Time, bool) {
 	s, _ := reply.(string)
-	now, _, closed := strings.Cut(s, " ")
+	ms, _, closed := strings.Cut(s, " ")
 	if closed {
 		p.noteClosed(s)
 	}
-	return readMillis(now)
+	now, ok := readMillis(ms)
+	if ok {
+		p.clock.Store(&clock{now.UnixMilli(), time.Now()})
+	}
+	return now, ok
+}
+
+// clock is a time of Redis, in ms, and when it was heard of.
+type clock struct {
+	told  int64
+	heard time.Time
+}
+
+// now is a time of Redis, in ms, that is over: no clock is as much as 1 % faster than another.
+func (c *clock) now() int64 {
+	if c == nil {
+		return 0
+	}
+	return c.told + (time.Since(c.heard) * 99 / 100).Milliseconds()
 }
 
 // extend lengthens claims, and reports for each whether it is still held.
 func (p *partition) extend(ctx context.Context, rdb redis.UniversalClient, lease time.Duration, claims []*claim) ([]bool, error) {
-	args := make([]any, 0, 1+3*len(claims))
-	args = append(args, lease.Milliseconds())
+	return p.extendFor(ctx, rdb, lease, false, claims)
+}
+
+// extendFor is extend for messages that, perhaps, are about to run alone.
+func (p *partition) extendFor(ctx context.Context, rdb redis.UniversalClient, lease time.Duration, alone bool, claims []*claim) ([]bool, error) {
+	args := make([]any, 0, 2+3*len(claims))
+	args = append(args, lease.Milliseconds(), bit(alone))
 	var long []string
 	for _, c := range claims {
 		if c.message.body {

@@ -109,8 +109,8 @@
 // Cluster. While that slot moves to another node, calls fail with core.ErrUnavailable,
 // and no message is started.
 //
-// A partition has 17 keys, <prefix>:queue:{<name>}:m and so on, and one for each payload of more than 4 KiB,
-// <prefix>:queue:{<name>}:b:<id>; those of the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares what it uses.
+// A partition has 17 keys, <prefix>:queue:{<name>}:m and so on, and one for each long payload,
+// <prefix>:queue:{<name>}:b:<id>: of more than 4 KiB, and of more than 512 bytes while the partition's messages take more than 8 MiB; those of the i-th of n partitions have {<name>/i.n} for {<name>}. Every script declares what it uses.
 // docs/protocol.md says what is in each. The channel <prefix>:queue:{<name>}:wake, of
 // all partitions, tells that something is due earlier than before, or that a key has no
 // messages any more; <prefix>:queue:{<name>}:ended, while somebody waits, which messages have ended.

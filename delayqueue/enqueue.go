@@ -1,6 +1,7 @@
 package delayqueue
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -28,8 +29,8 @@ type enqueueing struct {
 // enqueueings are kept for the next jobs.
 var enqueueings = sync.Pool{New: func() any { return &enqueueing{done: make(chan struct{}, 1)} }}
 
-func newEnqueueing(ctx context.Context, job Job) *enqueueing {
-	text, long := textOf(job.Key, job.Name, job.Principal, job.Payload)
+func newEnqueueing(ctx context.Context, job Job, inline int) *enqueueing {
+	text, long := textOf(job.Key, job.Name, job.Principal, job.Payload, inline)
 	e := enqueueings.Get().(*enqueueing)
 	*e = enqueueing{ctx: ctx, job: job, id: job.ID, text: text, long: long, done: e.done}
 	return e
@@ -49,7 +50,10 @@ var errClosed = errors.New("the partition is closed")
 
 // add stores a job here, or fails with errClosed.
 func (p *partition) add(ctx context.Context, job Job) (Receipt, error) {
-	e := newEnqueueing(ctx, job)
+	e := newEnqueueing(ctx, job, p.inline())
+	if p.queue.sealer == nil { // a shorter one was copied with its key
+		e.long = bytes.Clone(e.long) // the caller may use it again before it was sent, if ctx ends
+	}
 	_ = p.enqueues.Add(e) // never closed
 	select {
 	case <-e.done:
@@ -89,7 +93,7 @@ func (p *partition) enqueue(batch []*enqueueing) {
 		}
 		reply, err = p.change(ctx, enqueueScript, long, args...)
 	}
-	now, unclaimed, exceptions, err := readEnqueued(len(batch), reply, err)
+	now, unclaimed, exceptions, err := p.readEnqueued(len(batch), reply, err)
 	if err != nil {
 		err = redisError(ctx, "enqueue", err)
 	}
@@ -142,8 +146,9 @@ func (j Job) appendHow(b []byte) []byte {
 }
 
 // readEnqueued reads what enqueue.lua answered about n messages: exceptions are those that it did not store now.
-func readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.Duration, exceptions map[int]string, _ error) {
-	if err == nil && len(reply) < 2 || len(reply)%2 != 0 {
+func (p *partition) readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.Duration, exceptions map[int]string, _ error) {
+	const head = 3
+	if err == nil && (len(reply) < head || len(reply)%2 != head%2) {
 		err = luascript.ErrReply
 	}
 	if err != nil {
@@ -151,8 +156,10 @@ func readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.
 	}
 	ms, ok := reply[0].(int64)
 	idle, ok2 := reply[1].(int64)
-	ok = ok && ok2
-	for i := 2; i < len(reply); i += 2 {
+	size, ok3 := reply[2].(int64)
+	p.bytes.Store(size)
+	ok = ok && ok2 && ok3
+	for i := head; i < len(reply); i += 2 {
 		at, is := reply[i].(int64)
 		word, is2 := reply[i+1].(string)
 		if ok = ok && is && is2 && at >= 1 && at <= int64(n); !ok {
@@ -172,7 +179,7 @@ func readEnqueued(n int, reply []any, err error) (now time.Time, unclaimed time.
 // unclaimed is for how long no Worker has claimed: what enqueue.lua tells, here of no job at all.
 func (p *partition) unclaimed(ctx context.Context) (time.Duration, error) {
 	reply, err := p.change(ctx, enqueueScript, nil, p.queue.admission, 0)
-	if _, unclaimed, _, err := readEnqueued(0, reply, err); err == nil {
+	if _, unclaimed, _, err := p.readEnqueued(0, reply, err); err == nil {
 		return unclaimed, nil
 	}
 	return 0, redisError(ctx, "enqueue", cmp.Or(err, luascript.ErrReply))

@@ -23,10 +23,13 @@ type claim struct {
 	taken   time.Time
 	since   time.Time // a slot has been at the partition
 	runs    bool      // it has a place in Worker.running
-	alone   bool      // it counts in Worker.alone
+	suspect bool      // it counts in Worker.suspects
+	alone   bool      // it is in Worker.alone
 	granted time.Time // its key was, to this claim; zero: it had not to wait for it
 	// startBy is no later than the message's not_after, by this process's clock; zero: any time.
 	startBy time.Time
+	// settledFrom is a time of Redis, in ms, before the first try to settle it; zero: there was none.
+	settledFrom int64
 
 	// Guarded by claims.mu.
 	deadline time.Time // until then nobody else can claim the message

@@ -80,7 +80,7 @@ func TestBytesCountedAreBytesUsed(t *testing.T) {
 			if c.dly {
 				j.Delay = time.Minute
 			}
-			batch = append(batch, newEnqueueing(t.Context(), j))
+			batch = append(batch, newEnqueueing(t.Context(), j, maxInline))
 		}
 		for some := range slices.Chunk(batch, batchItems) {
 			p.enqueue(some)

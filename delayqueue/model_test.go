@@ -209,10 +209,14 @@ func (m *model) compare(all bool) error {
 	for _, key := range slices.Concat(p.keys[:keyEnded], p.keys[keyUses:]) { // without those of what ended
 		lives[key] = pipe.PTTL(context.Background(), key)
 	}
+	endless := pipe.HGet(context.Background(), p.keys[keyCounts], "endless")
 	if _, err := pipe.Exec(context.Background()); err != nil && !errors.Is(err, redis.Nil) {
 		return err
 	}
 	for key, life := range lives {
+		if life.Val() == -1 && endless.Val() != "1" {
+			return violated("%s lives for ever", key)
+		}
 		if left := life.Val(); left >= 0 && left < needed {
 			return violated("%s expires in %s, and has what is needed for %s", key, left, needed)
 		}

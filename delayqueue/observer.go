@@ -134,8 +134,10 @@ type Settled struct {
 	Queue   string
 	Message Message
 	Outcome Outcome
-	// Err is why the message is not done. Nil if it is.
-	Err error
+	// Err is why the message is not done. Nil if it is. If the queue is Encrypted (WithEncryption), its text is a secret as payloads are:
+	// Redis has it sealed.
+	Err       error
+	Encrypted bool
 	// Delay is how long the message waits before it is due again.
 	Delay time.Duration
 	// Took is the time from the claim to its end.

@@ -126,8 +126,9 @@ func WithMaxDepthPerKey(n int) Option {
 }
 
 // WithMaxAttempts sets how often a message is tried before it becomes a dead
-// letter. Meeting a held key is no attempt. The worker's queue decides, not the
-// one that took the job. Default 5; at least 1.
+// letter. Meeting a held key is no attempt. A message whose worker process died in all attempts before has its last one alone in its Worker,
+// which runs and claims nothing else meanwhile: so one that kills its process makes no dead letters of others. With 1 the first
+// attempt is the last, and is not alone. The worker's queue decides, not the one that took the job. Default 5; at least 1.
 func WithMaxAttempts(n int) Option {
 	return func(q *Queue) error {
 		q.maxAttempts = n
@@ -147,7 +148,7 @@ func WithRetention(d time.Duration) Option {
 }
 
 // WithDeadRetention sets how long a dead letter is kept, with its payload. When it is raised, dead letters of before keep
-// a payload of more than 4 KiB for as long as was set when they died.
+// a long payload for as long as was set when they died.
 // Default 7 days; at least 1 s.
 func WithDeadRetention(d time.Duration) Option {
 	return func(q *Queue) error {

@@ -24,6 +24,8 @@ type partition struct {
 	// closed is, once this is known, the number that what joins a FIFO here exceeds since the partition was closed.
 	closed   atomic.Pointer[string]
 	drained  atomic.Bool // it was closed, and empty
+	clock    atomic.Pointer[clock]
+	bytes    atomic.Int64 // that its messages took at the last enqueue
 	enqueues *groupcommit.Group[*enqueueing]
 	settles  *groupcommit.Group[*settling]
 	workers  atomic.Int64 // the greatest concurrency of a Worker that is served
@@ -81,8 +83,10 @@ const (
 )
 
 // settleMost is how many claims are settled together: half of those that a Worker may have which claims ahead, so
-// that it runs one half while Redis settles the other.
-func (p *partition) settleMost() int { return max(8, (1+aheadMost)*int(p.workers.Load())/2) }
+// that it runs one half while Redis settles the other. More than a script call takes are not waited for.
+func (p *partition) settleMost() int {
+	return min(batchItems, max(8, (1+aheadMost)*int(p.workers.Load())/2))
+}
 
 var fitSettles = fits(func(s *settling) int { return len(s.outcome.result) })
 

@@ -15,8 +15,21 @@ import (
 // messages that they ended, and the caller frees the payloads. One that nobody frees, since the caller died or the answer
 // was lost, expires.
 
-// maxInline is the longest payload in a record, in bytes.
-const maxInline = 4 << 10
+const (
+	// The longest payload in a record, in bytes; and the longest once the messages of the partition take more than fullRecords:
+	// the records are one key of Redis, so its node stands still while they move.
+	maxInline     = 4 << 10
+	maxInlineFull = 512
+	fullRecords   = 8 << 20
+)
+
+// inline is the longest payload in the next record.
+func (p *partition) inline() int {
+	if p.bytes.Load() > fullRecords {
+		return maxInlineFull
+	}
+	return maxInline
+}
 
 // freeBatch is how many payloads are freed at once: each may be large.
 const freeBatch = 32

@@ -184,3 +184,46 @@ func TestLongPayload_ThatCannotBeReadIsReadLater(t *testing.T) {
 		require.Equal(t, []any{"second", 1, maxInline + 1}, []any{s.next.ID, s.next.Attempt, len(s.next.Payload)})
 	})
 }
+
+// The records of a partition are one key of Redis, which moves in one step.
+func TestPayloads_LeaveTheRecordsOfAFullPartition(t *testing.T) {
+	const size, messages = 2700, 4000
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := newLongTest(t, env)
+		payload := func(i int) []byte { return []byte(strings.Repeat(fmt.Sprint(i%10), size)) }
+		for at := 0; at < messages; at += batchItems {
+			batch := make([]*enqueueing, batchItems)
+			for i := range batch {
+				batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprint(at + i), Payload: payload(i), MaxAge: time.Hour}, q.p.inline())
+			}
+			q.p.enqueue(batch)
+			for _, e := range batch {
+				require.NoError(t, e.err)
+			}
+		}
+		records := 0
+		for _, rec := range q.rdb.HVals(t.Context(), q.p.keys[keyMessages]).Val() {
+			records += len(rec)
+		}
+		require.Greater(t, records, fullRecords/2)
+		require.Less(t, records, fullRecords+fullRecords/10)
+		require.Equal(t, maxInlineFull, testQueueOf(t, q.Queue).partitions[0].inline())
+		for _, i := range []int{0, messages - 1} {
+			stored, err := q.Payload(t.Context(), fmt.Sprint(i))
+			require.NoError(t, err)
+			require.Equal(t, payload(i%batchItems), stored)
+			require.Equal(t, i > 0, q.left(fmt.Sprint(i)) > 0, i)
+		}
+		q.p.bytes.Store(fullRecords)
+		require.Equal(t, maxInline, q.p.inline())
+	})
+}
+
+// testQueueOf is the queue in another process, which has stored something.
+func testQueueOf(t *testing.T, q *Queue) *Queue {
+	t.Helper()
+	other, err := New(q.rdb, q.name, WithPrefix(q.prefix))
+	require.NoError(t, err)
+	enqueueTest(t, other, "other", "")
+	return other
+}

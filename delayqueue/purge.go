@@ -4,7 +4,7 @@ import "context"
 
 // Purge forgets a dead letter, with its payload: its id may be enqueued again. A
 // message that is no dead letter is ErrNotDead: what is queued is cancelled first. One
-// that is not known, or was purged before, is ErrNotFound. It takes two round trips, three with a payload of more than 4 KiB.
+// that is not known, or was purged before, is ErrNotFound. It takes two round trips, three with a long payload.
 func (q *Queue) Purge(ctx context.Context, id string) error {
 	s, p, err := q.find(ctx, "purge", id)
 	if err != nil {
@@ -27,7 +27,7 @@ func (q *Queue) Purge(ctx context.Context, id string) error {
 // error. When ctx ends it, or Redis trouble, what is under way then may be purged
 // without being counted. To call it again is harmless.
 //
-// It takes three round trips for 100 letters, one more for each 32 payloads of more than 4 KiB, and reads all dead letters of these times
+// It takes three round trips for 100 letters, one more for each 32 long payloads, and reads all dead letters of these times
 // and partitions.
 func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
 	// What is no dead letter, but has the place of one, is given for purge.lua to tidy up.
@@ -51,7 +51,7 @@ func (q *Queue) PurgeAll(ctx context.Context, f Filter) (n int, err error) {
 // Redis trouble, what is under way then may be cancelled without being counted. To call
 // it again is harmless.
 //
-// It takes three round trips for 100 messages, one more for each 32 payloads of more than 4 KiB, and goes through all queued messages of
+// It takes three round trips for 100 messages, one more for each 32 long payloads, and goes through all queued messages of
 // these partitions; with a Key it reads only those of the key.
 func (q *Queue) CancelAll(ctx context.Context, f Filter) (n int, err error) {
 	if !f.DiedFrom.IsZero() || !f.DiedBefore.IsZero() {

@@ -1,7 +1,6 @@
 package delayqueue
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -159,9 +158,6 @@ func (q *Queue) enqueue(ctx context.Context, job Job) (Receipt, error) {
 		return Receipt{}, err
 	}
 	job.Payload = payload
-	if q.sealer == nil && len(payload) > maxInline { // a shorter one is copied with its key
-		job.Payload = bytes.Clone(payload) // the caller may use it again before it was sent, if ctx ends
-	}
 	return q.store(ctx, job)
 }
 
@@ -201,7 +197,7 @@ func (q *Queue) store(ctx context.Context, job Job) (Receipt, error) {
 // Cancel keeps a message from being run that is queued: it ends as cancelled. To
 // cancel it twice is no error. A message that runs is ErrRunning, one that has ended
 // in another way ErrEnded, and one that is not known ErrNotFound. It blocks for two
-// round trips, three with a payload of more than 4 KiB.
+// round trips, three with a long payload.
 func (q *Queue) Cancel(ctx context.Context, id string) error {
 	if checkID(id) != nil {
 		return fmt.Errorf("delayqueue: cancel: %w", ErrNotFound)

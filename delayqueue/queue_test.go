@@ -264,7 +264,7 @@ func TestEverythingInRedisHasATTL(t *testing.T) {
 			}
 			ttl := b.rdb.PTTL(ctx, name).Val()
 			require.Positive(t, ttl, name)
-			require.LessOrEqual(t, ttl, 7*24*time.Hour+time.Hour, name)
+			require.LessOrEqual(t, ttl, 7*24*time.Hour+2*time.Hour, name)
 		}
 		for _, kind := range []string{"m", "z", "w", "r", "f", "c", "x", "y", "k", "d1"} {
 			require.True(t, kinds[kind], kind)

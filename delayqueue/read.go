@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/keyring"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // look is what Redis holds of one message in one partition, on its way.
@@ -75,7 +76,7 @@ func (l *look) read() (s stored) {
 	if ok {
 		s.Status = Status{
 			ID: l.id, Key: r.key, Name: r.name, Principal: r.principal, State: StateQueued,
-			EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
+			EnqueuedAt: unixms.Time(r.enqueued), ExpiresAt: unixms.Time(r.notAfter),
 		}
 		if state := l.attempts.Val(); state != "" {
 			if state[0] == 'r' || state[0] == 'R' {
@@ -218,7 +219,7 @@ func (q *Queue) Result(ctx context.Context, id string) ([]byte, error) {
 // Payload returns the payload of a message that is queued, running or dead: what was
 // enqueued, which may be confidential. Of others it is not kept: ErrNotFound, as for
 // ids that are not known. With WithEncryption it is opened; if it cannot be, that is
-// ErrSealed. It takes a round trip, and two for a payload of more than 4 KiB.
+// ErrSealed. It takes a round trip, and two for a long payload.
 func (q *Queue) Payload(ctx context.Context, id string) ([]byte, error) {
 	s, p, err := q.find(ctx, "payload", id)
 	if err != nil {
@@ -281,11 +282,11 @@ func (q *Queue) entry(l *look) Entry {
 	switch e.State {
 	case StateQueued:
 		if e.DueAt = e.EnqueuedAt; l.due.Err() == nil {
-			e.DueAt = timeOf(int64(l.due.Val()))
+			e.DueAt = unixms.Time(int64(l.due.Val()))
 		}
 	case StateRunning:
 		if l.claimEnds.Err() == nil {
-			e.ClaimEnds = timeOf(int64(l.claimEnds.Val()))
+			e.ClaimEnds = unixms.Time(int64(l.claimEnds.Val()))
 		}
 	default:
 	}

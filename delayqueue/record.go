@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // What Redis holds of a message, in the forms that common.lua describes. The scripts judge what
@@ -36,9 +38,9 @@ func appendLengths(b []byte, key, name, principal string) []byte {
 	return b
 }
 
-// textOf is what a record has behind the lengths. A payload that is too long for a record has only its length there.
-func textOf(key, name, principal string, payload []byte) (text, long []byte) {
-	if len(payload) > maxInline {
+// textOf is what a record has behind the lengths. A payload that is longer than inline has only its length there.
+func textOf(key, name, principal string, payload []byte, inline int) (text, long []byte) {
+	if len(payload) > inline {
 		payload, long = strconv.AppendInt(nil, int64(len(payload)), 10), payload
 	}
 	text = make([]byte, 0, len(key)+len(name)+len(principal)+len(payload))
@@ -87,7 +89,10 @@ type attempts struct {
 	token, cause                        string
 }
 
-const markLen = 6 // of a token's end, which tells what settled a message last
+const (
+	markLen   = 6        // of a token's end, which tells what settled a message last
+	markAlone = "alone!" // in its place once a message was run alone in its Worker: no token has a "!"
+)
 
 // readAttempts reads them without their first letter.
 func readAttempts(s string) (a attempts, ok bool) {
@@ -153,8 +158,8 @@ func readEnding(id, s string) (e ending, ok bool) {
 	}
 	e = ending{Status: Status{
 		ID: id, Key: rest[:name], Name: rest[name:principal], Principal: rest[principal:cause], Cause: rest[cause:end], State: endStates[s[0]],
-		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: timeOf(enqueued), ExpiresAt: timeOf(enqueued + age),
-	}, ended: timeOf(ended), resultSize: int64(n[3]), result: rest[end:]}
+		Attempts: n[0], Conflicts: n[1], Losses: n[2], EnqueuedAt: unixms.Time(enqueued), ExpiresAt: unixms.Time(enqueued + age),
+	}, ended: unixms.Time(ended), resultSize: int64(n[3]), result: rest[end:]}
 	return e, true
 }
 
@@ -169,8 +174,8 @@ func readUnrun(id, s string) (e ending, ok bool) {
 	}
 	e = ending{Status: Status{
 		ID: id, Key: r.key, Name: r.name, Principal: r.principal, Cause: a.cause, State: endStates[s[0]],
-		Attempts: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: timeOf(r.enqueued), ExpiresAt: timeOf(r.notAfter),
-	}, ended: timeOf(ended)}
+		Attempts: a.attempts, Conflicts: a.conflicts, Losses: a.losses, EnqueuedAt: unixms.Time(r.enqueued), ExpiresAt: unixms.Time(r.notAfter),
+	}, ended: unixms.Time(ended)}
 	if e.State == StateSuperseded {
 		e.SupersededBy, e.Cause = e.Cause, ""
 	}
@@ -190,9 +195,9 @@ func (m Message) ending(token string, result int) string {
 	for _, n := range [...]int{m.Attempt, m.Conflicts, m.Losses} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
-	enqueued := millis(m.EnqueuedAt)
+	enqueued := unixms.Of(m.EnqueuedAt)
 	b = append(strconv.AppendInt(b, enqueued, 36), ' ')
-	b = append(strconv.AppendInt(b, millis(m.ExpiresAt)-enqueued, 36), ' ')
+	b = append(strconv.AppendInt(b, unixms.Of(m.ExpiresAt)-enqueued, 36), ' ')
 	for _, n := range [...]int{result, len(m.Key), len(m.Name), len(m.Principal)} {
 		b = append(strconv.AppendInt(b, int64(n), 10), ' ')
 	}
@@ -215,22 +220,6 @@ func (m Message) attempts(token string) string {
 func appendMark(b []byte, token string) []byte {
 	token = "------" + token
 	return append(b, token[len(token)-markLen:]...)
-}
-
-// millis is a time in ms; 0 if there is none.
-func millis(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMilli()
-}
-
-// timeOf is a time in ms; zero if there is none.
-func timeOf(ms int64) time.Time {
-	if ms == 0 {
-		return time.Time{}
-	}
-	return time.UnixMilli(ms)
 }
 
 // memberOf is the entry of a message in z and w.

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // Repartition changes the number of the queue's partitions, for all its processes, while they go on.
@@ -241,15 +242,15 @@ func (p *partition) adopt(ctx context.Context, op string, m Message, left time.D
 	if m.coalesces {
 		flag = string(rune(flagCoalesces))
 	}
-	text, payload := textOf(m.Key, m.Name, m.Principal, m.Payload)
+	text, payload := textOf(m.Key, m.Name, m.Principal, m.Payload, p.inline())
 	args := []any{p.queue.admission, 1, m.ID, text, fmt.Sprintf("1 %s 0 %d %sm%013d%013d%s", appendLengths(nil, m.Key, m.Name, m.Principal),
-		max(0, left.Milliseconds()), flag, millis(m.EnqueuedAt), millis(m.ExpiresAt), m.attempts(""))}
+		max(0, left.Milliseconds()), flag, unixms.Of(m.EnqueuedAt), unixms.Of(m.ExpiresAt), m.attempts(""))}
 	var long []string
 	if payload != nil {
 		long, args = append(long, m.ID), append(args, payload)
 	}
 	reply, err := p.change(ctx, enqueueScript, long, args...)
-	_, _, exceptions, err := readEnqueued(1, reply, err)
+	_, _, exceptions, err := p.readEnqueued(1, reply, err)
 	if err != nil {
 		return false, redisError(ctx, op, err)
 	}

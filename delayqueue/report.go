@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/internal/observing"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // observe tells an Observer.
@@ -77,7 +78,7 @@ func (c *claim) starts() Started {
 	now := m.ExpiresAt.Add(-time.Until(c.startBy)) // by the clock of Redis
 	s.Age = max(0, now.Sub(m.EnqueuedAt))
 	if ms, err := strconv.ParseFloat(m.due, 64); err == nil {
-		s.Lag = max(0, now.Sub(timeOf(int64(ms))))
+		s.Lag = max(0, now.Sub(unixms.Time(int64(ms))))
 	}
 	if !c.granted.IsZero() {
 		s.KeyWait = c.granted.Sub(c.taken)

@@ -3,6 +3,7 @@ package delayqueue
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -430,6 +431,7 @@ func TestASettlementThatIsSentAgainBringsWhatItClaimed(t *testing.T) {
 				// The caller counts the lease from when it asked again, so Redis must too.
 				member := want + " " + s.next.Key
 				require.NoError(t, q.rdb.ZIncrBy(t.Context(), running, -30_000, member).Err())
+				first.settledFrom -= 30_000
 				before := q.rdb.ZScore(t.Context(), running, member).Val()
 				again, err := claimNext(t, first, which, "two")
 				require.NoError(t, err)
@@ -458,7 +460,7 @@ func TestADamagedClaimCostsNoOtherMessageAnAttempt(t *testing.T) {
 		}
 		tried := q.partitions[0].keys[keyAttempts]
 		was := q.rdb.HGet(t.Context(), tried, "id").Val()
-		for _, junk := range []string{"", "r", was[:1] + "x" + was[2:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
+		for _, junk := range []string{"", "r", was[:7] + "x" + was[8:], strings.Replace(was, " 0", " many", 1), was + "junk"} {
 			require.NoError(t, q.rdb.HSet(t.Context(), tried, "id", junk).Err())
 			for range 3 {
 				s, err := settleOnce(c, outcome{kind: OutcomeRetry, lost: true, which: nextOfAny, next: "two"})
@@ -523,5 +525,44 @@ func TestWhatASettlementClaimedIsFoundAgain(t *testing.T) {
 		again, err = settleOnce(first, v)
 		require.NoError(t, err)
 		require.Nil(t, again.next)
+	})
+}
+
+// Others that run are claimed, or extended, before the settlement and after it, in any number.
+func TestWhatASettlementClaimedIsFoundAmongMany(t *testing.T) {
+	const many = 1500
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		q := testQueue(t, env)
+		p := q.partitions[0]
+		run := func(name string) (claims []*claim) {
+			for at := 0; at < many; at += batchItems {
+				batch := make([]*enqueueing, batchItems)
+				for i := range batch {
+					batch[i] = newEnqueueing(t.Context(), Job{ID: fmt.Sprint(name, at+i), MaxAge: time.Hour}, maxInline)
+				}
+				p.enqueue(batch)
+				claims = append(claims, claimTest(t, q, fmt.Sprint(name, ".", at+1), batchItems)...)
+			}
+			require.GreaterOrEqual(t, len(claims), many)
+			return claims
+		}
+		enqueueTest(t, q, "id", "")
+		c := claimTest(t, q, "one", 1)[0]
+		run("earlier")
+		before := run("before")
+		enqueueTest(t, q, "next", "")
+		time.Sleep(20 * time.Millisecond) // what was claimed before has an earlier end
+		s, err := claimNext(t, c, nextOfAny, "two")
+		require.NoError(t, err)
+		require.Equal(t, "next", s.next.ID)
+		run("after")
+		for some := range slices.Chunk(before, extendBatch) {
+			held, err := p.extend(t.Context(), q.rdb, time.Minute, some)
+			require.NoError(t, err)
+			require.NotContains(t, held, false)
+		}
+		again, err := claimNext(t, c, nextOfAny, "two")
+		require.NoError(t, err)
+		require.Equal(t, s.next, again.next)
 	})
 }

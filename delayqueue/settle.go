@@ -24,7 +24,7 @@ const (
 func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 	w.hasRun(c)
 	w.claims.settle(c)
-	full := len(w.ahead) > 0 && !w.claimsAhead() // more was claimed ahead than is to be now
+	full := len(w.ahead) > 0 && !w.claimsAhead() || len(w.alone) > 0 // more was claimed than is to be now
 	// Where there are several partitions, each has a slot for a while only.
 	leaves := len(*w.claimers.Load()) > 1 && v.which == "" && time.Since(c.since) > turnLength
 	if !v.last && !leaves && !full && !w.isStopping() && !w.paused.Load() {
@@ -92,7 +92,7 @@ func (w *Worker) conclude(c *claim, v outcome) {
 	w.logSettled(c, v)
 	observe(w.log, func() {
 		w.observer.OnSettled(c.ctx, Settled{
-			Queue: w.queue.name, Message: c.message, Outcome: v.kind, Err: v.err, Delay: v.delay, Took: time.Since(c.taken),
+			Queue: w.queue.name, Message: c.message, Outcome: v.kind, Err: v.err, Encrypted: w.queue.sealer != nil, Delay: v.delay, Took: time.Since(c.taken),
 		})
 	})
 }

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // settling is a claim on its way to its end.
@@ -41,12 +43,14 @@ var settleLetters = map[Outcome]string{
 }
 
 func (p *partition) settle(batch []*settling) {
-	args := make([]any, 0, 1+12*len(batch))
-	lease := time.Duration(0)
+	args := make([]any, 0, 2+12*len(batch))
+	lease, first, now := time.Duration(0), int64(math.MaxInt64), p.clock.Load().now()
 	for _, s := range batch {
 		lease = max(lease, s.lease)
+		s.claim.settledFrom = cmp.Or(s.claim.settledFrom, now)
+		first = min(first, s.claim.settledFrom)
 	}
-	args = append(args, lease.Milliseconds())
+	args = append(args, lease.Milliseconds(), first)
 	var long []string
 	for _, s := range batch {
 		args = p.settleArgs(args, s)
@@ -56,13 +60,13 @@ func (p *partition) settle(batch []*settling) {
 	}
 	ctx, sent := context.Background(), time.Now()
 	reply, err := p.change(ctx, settleScript, long, args...)
-	anyDue, now := false, time.Time{}
+	anyDue, answered := false, time.Time{}
 	if err == nil && len(reply) != len(batch)+2 {
 		err = luascript.ErrReply
 	}
 	if err == nil {
 		var ok bool
-		if now, ok = p.readClock(reply[len(batch)]); !ok {
+		if answered, ok = p.readClock(reply[len(batch)]); !ok {
 			err = luascript.ErrReply
 		}
 		anyDue = reply[len(batch)+1] == int64(1)
@@ -70,7 +74,7 @@ func (p *partition) settle(batch []*settling) {
 	var next []*Message
 	for i, s := range batch {
 		if s.err = err; err == nil {
-			s.settled, s.err = readSettled(reply[i], now)
+			s.settled, s.err = readSettled(reply[i], answered)
 		}
 		if s.settled.next != nil {
 			next = append(next, s.settled.next)
@@ -132,7 +136,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 		result := p.queue.sealed(kindResult, m, v.result)
 		args = append(args, m.ending(s.claim.token, len(result)), result)
 	} else {
-		args = append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(millis(m.ExpiresAt), never)))
+		args = append(args, m.attempts(s.claim.token), fmt.Sprint(ceilMilliseconds(v.delay), " ", cmp.Or(unixms.Of(m.ExpiresAt), never)))
 	}
 	return append(args, v.next, v.which[:min(1, len(v.which))])
 }

@@ -40,8 +40,11 @@ func (q *Queue) open(of sealedOf, stored []byte) (trace string, payload []byte, 
 // validTrace reports whether a text is a traceparent as W3C's Trace Context has it: version, trace id, parent id and flags in lowercase
 // hexadecimal, of which the version is not ff and no id is zero.
 func validTrace(s string) bool {
+	if len(s) != traceLength {
+		return false
+	}
 	parts := strings.Split(s, "-")
-	if len(s) != traceLength || len(parts) != 4 || len(parts[0]) != 2 || len(parts[1]) != 32 || len(parts[2]) != 16 {
+	if len(parts) != 4 || len(parts[0]) != 2 || len(parts[1]) != 32 || len(parts[2]) != 16 {
 		return false
 	}
 	isHex := !strings.ContainsFunc(strings.Join(parts, ""), func(r rune) bool { return !strings.ContainsRune("0123456789abcdef", r) })

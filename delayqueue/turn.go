@@ -183,13 +183,13 @@ func (t *turn) run(c *claim) (next *claim) {
 	return nil // or what the deferred function finds
 }
 
-// unrunnable is why a message becomes a dead letter without its handler: it is junk, or its
-// worker died in each of its attempts.
+// unrunnable is why a message becomes a dead letter without its handler: it is junk, or its attempts are spent. Those of a
+// message that was to run alone in the last one are not, until it did.
 func (q *Queue) unrunnable(m Message) error {
 	switch {
 	case m.damage != "":
 		return errors.New("quarantined: " + m.damage)
-	case m.Attempt > q.maxAttempts:
+	case m.Attempt > q.maxAttempts && (m.ranAlone() || !m.allLost() || m.Losses == 1):
 		return errors.New(q.cause(Status{ID: m.ID, Key: m.Key, Name: m.Name, Principal: m.Principal, Cause: m.cause}))
 	}
 	return nil

@@ -52,7 +52,8 @@ type Worker struct {
 	ahead    chan struct{} // more slots, while handlers are quick
 	running  chan struct{} // holds one for each message that is run
 	pace     pace
-	alone    atomic.Int64 // messages that run, or are about to, beside which nothing is claimed ahead
+	suspects atomic.Int64  // messages that run, or are about to, beside which nothing is claimed ahead
+	alone    chan struct{} // holds one while a message runs alone, or is about to: nothing else is claimed
 	handlers sync.WaitGroup
 	claims   claims
 	foreign  foreign
@@ -131,6 +132,7 @@ func NewWorker(q *Queue, locker *core.Locker, h Handler, opts ...WorkerOption) (
 	w.log = w.log.With(slog.String("queue", q.name))
 	w.slots, w.running = make(chan struct{}, w.concurrency), make(chan struct{}, w.concurrency)
 	w.ahead = make(chan struct{}, aheadMost*w.concurrency)
+	w.alone = make(chan struct{}, 1)
 	w.pace.mean.Store(int64(aheadWait)) // not quick
 	w.claims.held = map[*claim]struct{}{}
 	w.lockOptions = append(w.lockOptions, core.NotifyRelease(w.released))

@@ -1,7 +1,6 @@
 package echolock
 
 import (
-	"iter"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -106,13 +105,11 @@ func (f configured) wrap(next echo.HandlerFunc) echo.HandlerFunc { return f.guar
 var version = &adapter.Echo[echo.Context]{
 	Package: "echolock",
 	Routing: new(router).routing,
-	Params: func(c echo.Context) iter.Seq2[string, string] {
-		return func(yield func(name, value string) bool) {
-			values := c.ParamValues()
-			for i, name := range c.ParamNames() {
-				if !yield(name, values[i]) {
-					return
-				}
+	Params: func(c echo.Context, yield func(name, value string) bool) {
+		values := c.ParamValues()
+		for i, name := range c.ParamNames() {
+			if !yield(name, values[i]) {
+				return
 			}
 		}
 	},

@@ -161,8 +161,17 @@ type serving struct {
 
 var servings = sync.Pool{New: func() any {
 	s := &serving{}
+	params := func(yield func(name, value string) bool) {
+		for _, p := range s.c.Params {
+			if !yield(p.Key, p.Value) {
+				return
+			}
+		}
+	}
 	s.x = httplock.Exchange{
-		Key:  func() (string, error) { return keyOf(s.c, s.key) },
+		Key: func() (string, error) {
+			return httplock.Match{Pattern: s.c.FullPath(), Params: params, Framework: s.c}.Key(s.key, s.c.Request)
+		},
 		Next: s.next,
 		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
 			s.tap = &tapped{s.c.Writer, wrap(s.c.Writer)}

@@ -1,7 +1,6 @@
 package ginlock
 
 import (
-	"context"
 	"errors"
 	"net/http"
 
@@ -54,7 +53,7 @@ func Func(f func(c *gin.Context) (string, error)) KeyFunc {
 		return nil
 	}
 	return func(r *http.Request) (string, error) {
-		c, ok := r.Context().Value(contextKey{}).(*gin.Context)
+		c, ok := httplock.FrameworkFrom(r.Context()).(*gin.Context)
 		if !ok {
 			return "", errors.New("ginlock: Func makes keys for ginlock's middleware only")
 		}
@@ -63,22 +62,4 @@ func Func(f func(c *gin.Context) (string, error)) KeyFunc {
 		c.Request = r
 		return f(c)
 	}
-}
-
-// contextKey is where Func finds gin's context.
-type contextKey struct{}
-
-// keyOf asks key for the key of the request that c is of.
-func keyOf(c *gin.Context, key KeyFunc) (string, error) {
-	return httplock.Match{
-		Pattern: c.FullPath(),
-		Params: func(yield func(name, value string) bool) {
-			for _, p := range c.Params {
-				if !yield(p.Key, p.Value) {
-					return
-				}
-			}
-		},
-		Context: context.WithValue(c.Request.Context(), contextKey{}, c),
-	}.Key(key, c.Request)
 }

@@ -1,6 +1,7 @@
 package httplock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -42,18 +43,7 @@ type KeyFunc func(*http.Request) (string, error)
 // and /orders/%34%32 are one order. So it is for every key function. Where nothing tells whether it was left in, since the path was
 // changed or the router does not tell its pattern, a value with a % is refused with 400. What a handler takes for the
 // same thing must make the same key: where it takes 42 and 042 for one order, use [ParamInt].
-func Param(prefix, name string) KeyFunc {
-	return from(prefix, "path parameter", name, func(r *http.Request) (string, error) {
-		v := r.PathValue(name)
-		switch {
-		case v == "":
-			return "", unlessRouteHas(r, name)
-		case r.Pattern == "" && strings.Contains(v, "%"): // of a router that does not tell its pattern
-			return "", BadKey(errAmbiguousPath)
-		}
-		return v, nil
-	})
-}
+func Param(prefix, name string) KeyFunc { return canonicalParam(prefix, name, nil) }
 
 // ParamInt is Param for a path parameter that is a whole number, in decimal digits with a sign or without. However a
 // client writes it, it makes one key: 42, 042 and +42 are "order:42", as for a handler that uses strconv.Atoi. Anything
@@ -66,17 +56,34 @@ func ParamInt(prefix, name string) KeyFunc { return canonicalParam(prefix, name,
 func ParamUUID(prefix, name string) KeyFunc { return canonicalParam(prefix, name, keytext.UUID) }
 
 func canonicalParam(prefix, name string, write func(string) (string, error)) KeyFunc {
-	param := Param("", name)
-	return func(r *http.Request) (string, error) {
-		v, err := param(r)
-		if err != nil {
-			return "", err
-		}
-		if v, err = write(v); err != nil {
-			return "", BadKey(fmt.Errorf("path parameter %q: %w", name, err))
-		}
-		return prefix + v, nil
+	if name == "" {
+		return failing(errNoName("path parameter"))
 	}
+	return (&param{prefix, name, write}).key
+}
+
+// param is a path parameter as a key. It keeps nothing of a request; see isParam.
+type param struct {
+	prefix, name string
+	write        func(string) (string, error) // nil: as it is
+}
+
+func (p *param) key(r *http.Request) (string, error) {
+	v := pathValue(r, p.name)
+	switch {
+	case v == "":
+		return "", cmp.Or(unlessRouteHas(r, p.name), missing("path parameter", p.name))
+	case r.Pattern == "" && strings.Contains(v, "%"): // of a router that does not tell its pattern
+		return "", BadKey(errAmbiguousPath)
+	}
+	if p.write != nil {
+		written, err := p.write(v)
+		if err != nil {
+			return "", BadKey(fmt.Errorf("path parameter %q: %w", p.name, err))
+		}
+		v = written
+	}
+	return p.prefix + v, nil
 }
 
 // Query takes the key from the first value of a query parameter, as Param does from
@@ -131,7 +138,7 @@ func Value(prefix, what string, f func(context.Context) (string, bool)) KeyFunc 
 // from is the KeyFunc of one named value. An empty value is the client's fault.
 func from(prefix, kind, name string, value KeyFunc) KeyFunc {
 	if name == "" {
-		return failing(invalid("the name of the %s is empty", kind))
+		return failing(errNoName(kind))
 	}
 	return func(r *http.Request) (string, error) {
 		v, err := value(r)
@@ -139,10 +146,17 @@ func from(prefix, kind, name string, value KeyFunc) KeyFunc {
 			return "", err
 		}
 		if v == "" {
-			return "", BadKey(fmt.Errorf("%s %q is missing or empty", kind, name))
+			return "", missing(kind, name)
 		}
 		return prefix + v, nil
 	}
+}
+
+func errNoName(kind string) error { return invalid("the name of the %s is empty", kind) }
+
+// missing is the client's fault: a request has no such value.
+func missing(kind, name string) error {
+	return BadKey(fmt.Errorf("%s %q is missing or empty", kind, name))
 }
 
 // failing is a KeyFunc that was made by mistake: no request runs.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"iter"
 	"net/http"
+	"reflect"
+	"slices"
 	"sync"
 )
 
@@ -16,23 +18,31 @@ type Match struct {
 	// in them is undone, which is known from the pattern and the request's path; where it is not, the
 	// request is refused with 400. Nil: none.
 	Params iter.Seq2[string, string]
-	// Context is the context that the key function sees, which should be derived
-	// from the request's. Nil: the request's own.
-	Context context.Context
+	// Framework is the framework's context, or whatever the adapter's own key functions look
+	// for by FrameworkFrom. It may be nil.
+	Framework any
 }
 
 // Key asks key for the key of r. The key function gets a copy of r that has the
-// match's Pattern, PathValue and Context. What it read of the body, and what it left
+// match's Pattern and PathValue, and the Framework in its context. What it read of the body, and what it left
 // in the body's place, are in r afterwards; the rest of r is as it was. A nil key is an
 // error of ours.
 func (m Match) Key(key KeyFunc, r *http.Request) (string, error) {
 	if key == nil {
 		key = incomplete
 	}
-	seen, err := m.request(r)
-	if err != nil {
-		return "", err
+	made := matches.Get().(*matching)
+	defer made.recycle()
+	if m.Params != nil {
+		m.Params(made.add)
+		if err := decodeParams(m.Pattern, made.params, r); err != nil {
+			return "", err
+		}
 	}
+	if isParam(key) {
+		return key(made.shared(m.Pattern, r))
+	}
+	seen := made.copied(&m, r)
 	defer func() {
 		r.Body, r.ContentLength = seen.Body, seen.ContentLength
 		r.Form, r.PostForm, r.MultipartForm = seen.Form, seen.PostForm, seen.MultipartForm
@@ -40,15 +50,46 @@ func (m Match) Key(key KeyFunc, r *http.Request) (string, error) {
 	return key(seen)
 }
 
-// request is r as the key function sees it. Clone keeps apart the path values that a
-// router in front may have left in r, and what it would copy deeply is shared.
-func (m Match) request(r *http.Request) (*http.Request, error) {
-	ctx := m.Context
-	if ctx == nil {
-		ctx = r.Context()
+// matching is what Match.Key needs for a while. It is the ctx of a request that is shared.
+type matching struct {
+	context.Context // the request's
+	bare            http.Request
+	params          []pathParam
+	add             func(name, value string) bool // to params
+}
+
+// isParam reports whether key is one of Param, ParamInt or ParamUUID: it keeps nothing of its request.
+func isParam(key KeyFunc) bool { return reflect.ValueOf(key).Pointer() == paramCode }
+
+var paramCode = reflect.ValueOf((&param{}).key).Pointer()
+
+// shared is r as a param sees it. It is used again, and its path values may be those of a router in front: the match's are in made.
+func (made *matching) shared(pattern string, r *http.Request) *http.Request {
+	made.Context = r.Context()
+	made.bare = *r.WithContext(made)
+	made.bare.Pattern = pattern
+	return &made.bare
+}
+
+// pathValue is a path parameter of r: that of the match, if r is shared and the match has it.
+func pathValue(r *http.Request, name string) string {
+	if made, is := r.Context().(*matching); is {
+		for _, p := range slices.Backward(made.params) {
+			if p.name == name {
+				return p.value
+			}
+		}
 	}
-	made := matches.Get().(*matching)
-	defer made.recycle()
+	return r.PathValue(name)
+}
+
+// copied is r as any other key function sees it. Clone keeps apart the path values that a
+// router in front may have left in r, and what it would copy deeply is shared.
+func (made *matching) copied(m *Match, r *http.Request) *http.Request {
+	ctx := r.Context()
+	if m.Framework != nil {
+		ctx = context.WithValue(ctx, frameworkKey{}, m.Framework)
+	}
 	bare := &made.bare
 	*bare = *r
 	bare.URL, bare.Header, bare.Trailer, bare.TransferEncoding = nil, nil, nil, nil
@@ -57,37 +98,24 @@ func (m Match) request(r *http.Request) (*http.Request, error) {
 	seen.URL, seen.Header, seen.Trailer, seen.TransferEncoding = r.URL, r.Header, r.Trailer, r.TransferEncoding
 	seen.Form, seen.PostForm, seen.MultipartForm = r.Form, r.PostForm, r.MultipartForm
 	seen.Pattern = m.Pattern
-	if m.Params != nil {
-		m.Params(made.add)
-		if err := decodeParams(m.Pattern, made.params, r); err != nil {
-			return nil, err
-		}
-		for _, p := range made.params {
-			seen.SetPathValue(p.name, p.value)
-		}
+	for _, p := range made.params {
+		seen.SetPathValue(p.name, p.value)
 	}
-	return seen, nil
-}
-
-// matching is what Match.request needs for a while.
-type matching struct {
-	bare   http.Request
-	params []pathParam
-	add    func(name, value string) bool // to params
+	return seen
 }
 
 var matches = sync.Pool{New: func() any {
-	m := &matching{}
-	m.add = func(name, value string) bool {
-		m.params = append(m.params, pathParam{name, value})
+	made := &matching{}
+	made.add = func(name, value string) bool {
+		made.params = append(made.params, pathParam{name, value})
 		return true
 	}
-	return m
+	return made
 }}
 
-func (m *matching) recycle() {
-	m.bare = http.Request{}
-	clear(m.params)
-	m.params = m.params[:0]
-	matches.Put(m)
+func (made *matching) recycle() {
+	made.Context, made.bare = nil, http.Request{}
+	clear(made.params)
+	made.params = made.params[:0]
+	matches.Put(made)
 }

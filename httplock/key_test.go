@@ -7,7 +7,9 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -190,8 +192,49 @@ func TestHashShortensOnlyWhatIsTooLong(t *testing.T) {
 	require.ErrorIs(t, err, failed)
 }
 
+func TestParam_SeesTheMatch(t *testing.T) {
+	mux := http.NewServeMux() // a router in front of the framework's
+	mux.HandleFunc("POST /{tenant}/{none}/", func(w http.ResponseWriter, r *http.Request) {
+		number, err := strconv.Atoi(r.Header.Get("Number"))
+		assert.NoError(t, err)
+		item := strconv.Itoa(number)
+		match := httplock.Match{Pattern: "/:item/:none", Framework: w, Params: func(yield func(string, string) bool) {
+			_ = yield("item", "first") && yield("item", item) && yield("none", "")
+		}}
+		for name, want := range map[string]string{"item": item, "tenant": "acme", "none": "", "other": ""} {
+			for _, key := range []httplock.KeyFunc{httplock.Param("p:", name), httplock.Hash(httplock.Param("p:", name))} {
+				got, err := match.Key(key, r)
+				if want == "" {
+					assert.ErrorContains(t, err, name)
+				} else {
+					assert.Equal(t, "p:"+want, got)
+				}
+			}
+		}
+		_, err = match.Key(httplock.Param("p:", "other"), r)
+		assert.ErrorContains(t, err, "the route /:item/:none has no")
+		_, err = httplock.Match{Pattern: "/:id"}.Key(httplock.Param("p:", "item"), r)
+		assert.ErrorContains(t, err, "the route /:id has no", "what another match had")
+		got, err := match.Key(httplock.ParamInt("n:", "item"), r)
+		assert.NoError(t, err)
+		assert.Equal(t, "n:"+item, got)
+		assert.Equal(t, "1", r.PathValue("none"), "the router's own value")
+		assert.Equal(t, "POST /{tenant}/{none}/", r.Pattern)
+	})
+	var all sync.WaitGroup
+	for number := range 8 {
+		all.Go(func() {
+			for range 200 {
+				r := testbed.Request(t, http.MethodPost, "/acme/1/", "")
+				r.Header.Set("Number", strconv.Itoa(number))
+				testbed.Do(mux, r)
+			}
+		})
+	}
+	all.Wait()
+}
+
 func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
-	type framework struct{}
 	var before, seen *http.Request
 	mux := http.NewServeMux() // a router in front of the framework's
 	mux.HandleFunc("POST /{tenant}/{id}/", func(_ http.ResponseWriter, r *http.Request) {
@@ -202,12 +245,12 @@ func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 			Params: func(yield func(string, string) bool) {
 				_ = yield("id", "42") && yield("item", "7")
 			},
-			Context: context.WithValue(r.Context(), framework{}, "f"),
+			Framework: "f",
 		}
 		key, err := match.Key(func(r *http.Request) (string, error) {
 			seen = r
 			assert.Equal(t, "/orders/:id/:item", r.Pattern)
-			assert.Equal(t, "f", r.Context().Value(framework{}))
+			assert.Equal(t, "f", httplock.FrameworkFrom(r.Context()))
 			body, err := io.ReadAll(r.Body)
 			assert.NoError(t, err)
 			assert.Equal(t, "body", string(body))
@@ -219,7 +262,7 @@ func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 		assert.Equal(t, "1", r.PathValue("id"), "the router's own value")
 		assert.Empty(t, r.PathValue("item"))
 		assert.Equal(t, "POST /{tenant}/{id}/", r.Pattern)
-		assert.Nil(t, r.Context().Value(framework{}))
+		assert.Nil(t, httplock.FrameworkFrom(r.Context()))
 		assert.Equal(t, header, r.Header)
 		body, err := io.ReadAll(r.Body)
 		assert.NoError(t, err)
@@ -229,6 +272,28 @@ func TestKeyFunctionSeesTheMatchAndLeavesTheRequestAlone(t *testing.T) {
 	testbed.Do(mux, testbed.Request(t, http.MethodPost, "/acme/1/2", "body"))
 	require.NotSame(t, before, seen)
 
+	t.Run("it may keep its request", func(t *testing.T) {
+		var kept []*http.Request
+		keep := func(r *http.Request) (string, error) {
+			kept = append(kept, r)
+			return r.PathValue("id"), nil
+		}
+		for i := range 10 {
+			r := testbed.Request(t, http.MethodPost, "/", "")
+			match := httplock.Match{Pattern: "/:id", Framework: i, Params: func(yield func(string, string) bool) { yield("id", strconv.Itoa(i)) }}
+			for _, key := range []httplock.KeyFunc{keep, httplock.Hash(keep), httplock.Param("", "id")} {
+				got, err := match.Key(key, r)
+				require.NoError(t, err)
+				require.Equal(t, strconv.Itoa(i), got)
+			}
+		}
+		require.Len(t, kept, 20)
+		for i, r := range kept {
+			require.Equal(t, strconv.Itoa(i/2), r.PathValue("id"))
+			require.Equal(t, i/2, httplock.FrameworkFrom(r.Context()))
+			require.NoError(t, r.Context().Err())
+		}
+	})
 	t.Run("form", func(t *testing.T) {
 		r := testbed.Request(t, http.MethodPost, "/", "order=42&x=y")
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")

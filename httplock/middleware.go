@@ -5,13 +5,13 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/perkey-go/perkey/core"
 )
 
-// maxNameLen bounds a Call's name, of which the client chooses a part: the
-// method may be any word.
+// maxNameLen bounds a Call's name.
 const maxNameLen = 256
 
 // Middleware guards requests. It is safe for concurrent use and needs no
@@ -166,8 +166,20 @@ func (m *Middleware) passes(r *http.Request) bool {
 	return m.safe == safePass && isSafe(r) || r.Method == http.MethodOptions || m.skip != nil && m.skip(r)
 }
 
-// clipName is a name of at most maxNameLen bytes.
-func clipName(name string) string { return name[:min(len(name), maxNameLen)] }
+// callName is the name of the request's route, of at most maxNameLen bytes. A method that is none of HTTP's own is OTHER in it: a client may
+// send any word, and metrics have a series for each name.
+func (x Exchange) callName() string {
+	name := x.Name
+	switch method := x.Request.Method; method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
+		http.MethodOptions, http.MethodTrace:
+	default:
+		if route, ok := strings.CutPrefix(name, method+" "); ok {
+			name = "OTHER " + route
+		}
+	}
+	return name[:min(len(name), maxNameLen)]
+}
 
 func isSafe(r *http.Request) bool {
 	switch r.Method {

@@ -71,7 +71,7 @@ const (
 // Outcome says what became of a request.
 type Outcome struct {
 	Kind OutcomeKind
-	// Name is the route's, as Exchange.Name has it. The method in it is the client's, and may be any word.
+	// Name is the route's, as Exchange.Name has it. If the client's method is none of HTTP's own it is OTHER in the name.
 	Name string
 	// Key is what the request asked for; empty if it needed none or that was not found.
 	Key string
@@ -102,7 +102,7 @@ func WithObserver(o Observer) Option {
 
 // observed is serve with an observer.
 func (m *Middleware) observed(x Exchange) (ran bool) {
-	x.outcome = &Outcome{Kind: OutcomePanicked, Name: clipName(x.Name)}
+	x.outcome = &Outcome{Kind: OutcomePanicked, Name: x.callName()}
 	if replay := replayFrom(x.Request.Context()); replay != nil {
 		x.outcome.Replay, x.outcome.Ticket = true, replay.id
 	}

@@ -86,8 +86,8 @@ func (m *Middleware) checkPrincipal() error {
 
 type frameworkKey struct{}
 
-// FrameworkFrom returns the [Exchange]'s Framework from the ctx of the request that [WithPrincipal]'s function is given. It
-// is for adapters. Nil: there is none.
+// FrameworkFrom returns the [Exchange]'s Framework from the ctx of the request that [WithPrincipal]'s function is given, and
+// the [Match]'s from that of a key function. It is for adapters. Nil: there is none.
 func FrameworkFrom(ctx context.Context) any { return ctx.Value(frameworkKey{}) }
 
 // onBehalfOf returns a request's principal, or why nothing may be stored on anybody's behalf.

@@ -83,7 +83,7 @@ func (p *requestState) prepare() bool {
 		return false
 	}
 
-	p.call = core.Call{Key: key, Name: clipName(x.Name), Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
+	p.call = core.Call{Key: key, Name: x.callName(), Prefer: prefers, Trace: x.Request.Header.Get("Traceparent")}
 	p.call.Shared = m.safe == safeShared && isSafe(x.Request)
 	if p.replay == nil && !p.waits {
 		p.principal, p.whose = m.onBehalfOf(x)

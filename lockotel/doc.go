@@ -1,5 +1,5 @@
 // Package lockotel tells OpenTelemetry where time went: spans for calls that waited for their key or were refused it, and
-// for work that was parked or enqueued and for its runs, which are linked.
+// for work that was parked or enqueued and for its runs, which are linked; and the metrics of an [ops.Recorder].
 //
 //	locker, err := core.New(rdb, core.WithObserver(lockotel.Locks(nil)))
 //	queue, err := delayqueue.New(rdb, "ship", delayqueue.WithQueueObserver(lockotel.Queues(nil)))
@@ -16,7 +16,8 @@
 //	run {queue}       CONSUMER  a handler ran a message: a trace of its own, with a link to the span that stored it
 //
 // A call that gets its key at once has no span, and costs next to nothing. The span of a call that waited is made when
-// the wait is over, as a child of the span that its ctx has. Calls whose ctx has none, such as those of a worker that meets a
+// the wait is over, as a child of the span that its ctx has. If that is neither sampled nor recorded the call has none, and the sampler is
+// not asked. Calls whose ctx has none, such as those of a worker that meets a
 // held key, have no span either, unless [WithRootSpans] is given: each would be a trace of its own.
 //
 // A conflict is no error, nor is a call whose ctx ended: their spans have the status Unset. A span has the status Error if the call was
@@ -39,6 +40,16 @@
 // messaging.destination.name (the queue), messaging.operation.name, messaging.operation.type (send, process), messaging.message.id (the
 // ticket's) and messaging.message.body.size. Keys, and the texts of errors, which may name them, are personal data in many
 // services: only [WithKeys] adds them.
+//
+// # Metrics
+//
+// A [Producer] has all of [ops.Metrics], for any reader of the SDK:
+//
+//	reader := metric.NewPeriodicReader(exporter, metric.WithProducer(lockotel.NewProducer(recorder)))
+//
+// Their names are those for Prometheus with dots, and without _total and _seconds: perkey_lock_wait_seconds is perkey.lock.wait,
+// with the unit s. Their attributes are the labels. Counters and histograms are cumulative, since the Recorder was made; views of the
+// SDK do not change what a Producer has.
 //
 // # Parked requests
 //

@@ -9,6 +9,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
@@ -18,6 +21,7 @@ import (
 	"github.com/perkey-go/perkey/httplock"
 	"github.com/perkey-go/perkey/internal/test/embedded"
 	"github.com/perkey-go/perkey/lockotel"
+	"github.com/perkey-go/perkey/ops"
 )
 
 // A request whose order is held is parked. The span of its run is linked to that of its request.
@@ -61,6 +65,29 @@ func Example() {
 	// request
 	// request, in run ship
 	// run ship, linked to park ship
+}
+
+// The Recorder's metrics go where the reader's exporter sends them.
+func ExampleNewProducer() {
+	recorder := ops.NewRecorder()     // give its observers to Lockers, queues and routes
+	reader := metric.NewManualReader( // yours is metric.NewPeriodicReader(exporter, …)
+		metric.WithProducer(lockotel.NewProducer(recorder)))
+	provider := metric.NewMeterProvider(metric.WithReader(reader))
+	defer func() { _ = provider.Shutdown(context.Background()) }()
+
+	recorder.CountTask("mail", "done")
+	var collected metricdata.ResourceMetrics
+	check(reader.Collect(context.Background(), &collected))
+	for _, m := range collected.ScopeMetrics[0].Metrics {
+		if sum, ok := m.Data.(metricdata.Sum[float64]); ok && m.Name == "perkey.tasks" {
+			for _, point := range sum.DataPoints {
+				if point.Value > 0 {
+					fmt.Println(point.Attributes.Encoded(attribute.DefaultEncoder()), point.Value)
+				}
+			}
+		}
+	}
+	// Output: outcome=done,type=mail 1
 }
 
 // show prints spans with their parents and links.

@@ -32,16 +32,19 @@ type locks struct {
 
 func (o *locks) OnOutcome(ctx context.Context, e core.Outcome) {
 	if e.Kind != core.OutcomeAcquired || e.DidWait && e.Waited >= minWait {
-		o.trace(ctx, &e, time.Now())
+		o.trace(ctx, &e)
 	}
 	o.Observer.OnOutcome(ctx, e)
 }
 
-// trace makes the span of a call that ended just now.
-func (o *locks) trace(ctx context.Context, e *core.Outcome, end time.Time) {
-	if !o.roots && !trace.SpanContextFromContext(ctx).IsValid() {
+// trace makes the span of a call that ended just now, unless the span that it would be in is not sampled: to ask the sampler
+// again costs more than a call for a key that its process has.
+func (o *locks) trace(ctx context.Context, e *core.Outcome) {
+	parent := trace.SpanFromContext(ctx)
+	if of := parent.SpanContext(); of.IsValid() && !of.IsSampled() && !parent.IsRecording() || !of.IsValid() && !o.roots {
 		return
 	}
+	end := time.Now()
 	attributes := make([]attribute.KeyValue, 0, 8)
 	attributes = append(attributes, outcomeAttribute.String(string(e.Kind)), waitedAttribute.Float64(e.Waited.Seconds()),
 		attemptsAttribute.Int(e.Attempts), waitingAttribute.Int(e.Waiting))

@@ -292,13 +292,48 @@ func TestLocks_RootSpansIfTheyAreWanted(t *testing.T) {
 }
 
 func TestLocks_OfARequestThatIsNotSampled(t *testing.T) {
-	t.Parallel()
-	tr := newTracing(sdk.WithSampler(sdk.ParentBased(sdk.NeverSample())))
+	asked := &countingSampler{Sampler: sdk.NeverSample()}
+	tr := newTracing(sdk.WithSampler(asked))
 	ctx, request := tr.request(t.Context())
 	require.False(t, request.SpanContext().IsSampled())
-	lockotel.Locks(nil, tr.option()).OnOutcome(ctx, core.Outcome{Kind: core.OutcomeConflict})
+	asked.times = 0
+	waited := core.Outcome{Kind: core.OutcomeAcquired, DidWait: true, Waited: time.Second}
+	for _, opts := range [][]lockotel.Option{{tr.option()}, {tr.option(), lockotel.WithRootSpans()}} {
+		observer := lockotel.Locks(core.NopObserver{}, opts...)
+		require.Zero(t, testing.AllocsPerRun(100, func() { observer.OnOutcome(ctx, waited) }))
+		require.Zero(t, asked.times, "the trace is not sampled")
+	}
 	require.Empty(t, tr.Started())
 }
+
+// A span that is recorded and not sampled has children, if the sampler wants them.
+func TestLocks_OfARequestThatIsRecorded(t *testing.T) {
+	t.Parallel()
+	asked := &countingSampler{Sampler: recordOnly{}}
+	tr := newTracing(sdk.WithSampler(asked))
+	ctx, request := tr.request(t.Context())
+	require.True(t, request.IsRecording() && !request.SpanContext().IsSampled())
+	lockotel.Locks(core.NopObserver{}, tr.option()).OnOutcome(ctx, core.Outcome{Kind: core.OutcomeConflict})
+	require.Equal(t, 2, asked.times)
+	require.Len(t, tr.ours(), 1)
+}
+
+type countingSampler struct {
+	sdk.Sampler
+	times int
+}
+
+func (s *countingSampler) ShouldSample(p sdk.SamplingParameters) sdk.SamplingResult {
+	s.times++
+	return s.Sampler.ShouldSample(p)
+}
+
+type recordOnly struct{}
+
+func (recordOnly) ShouldSample(sdk.SamplingParameters) sdk.SamplingResult {
+	return sdk.SamplingResult{Decision: sdk.RecordOnly}
+}
+func (recordOnly) Description() string { return "recordOnly" }
 
 // nilProvider is a provider that was never made.
 type nilProvider struct{ trace.TracerProvider }

@@ -69,6 +69,26 @@ var board = []struct {
 			{`1 - max by (queue) (perkey_queue_up{queue=~"$queue"})`, "{{queue}} unreachable"},
 		}},
 	}},
+	{"All processes, by perkey exporter", []panel{
+		{"Processes with a beacon", "short", "Processes that tell of themselves; those that are silent have missed a time, and are forgotten soon.", []query{
+			{`max by (instance) (perkey_fleet_processes)`, "{{instance}} seen"},
+			{`max by (instance) (perkey_fleet_silent)`, "{{instance}} silent"},
+			{`1 - max by (instance) (perkey_fleet_up)`, "{{instance}} cannot be read"},
+		}},
+		{"Versions, and refused configurations", "short", "Versions of perkey that processes have, and processes that refused the latest configuration file.", []query{
+			{`max by (instance) (perkey_fleet_versions)`, "{{instance}} versions"},
+			{`max by (instance) (perkey_fleet_config_refused)`, "{{instance}} processes with an older file"},
+		}},
+		{"Leases and waits", "short", "Leases that processes hold, and calls that wait in them.", []query{
+			{`max by (instance) (perkey_fleet_held)`, "{{instance}} held"},
+			{`max by (instance) (perkey_fleet_waiting)`, "{{instance}} waiting"},
+		}},
+		{"Workers", "short", "Workers of each queue, how many messages they run at once, and whether work is due and no worker is seen.", []query{
+			{`max by (queue) (perkey_fleet_workers{queue=~"$queue"})`, "{{queue}} workers"},
+			{`max by (queue) (perkey_fleet_worker_slots{queue=~"$queue"})`, "{{queue}} slots"},
+			{`max by (queue) (perkey_fleet_no_worker{queue=~"$queue"})`, "{{queue}} due, and no worker"},
+		}},
+	}},
 	{"Processes", []panel{
 		{"Processes by version", "short", "Versions of perkey that run.", []query{{`count by (version) (perkey_build_info)`, "{{version}}"}}},
 		{"Processes by configuration file", "short", "Configuration files in force.", []query{{`count by (job, hash) (perkey_config_info)`, "{{job}} {{hash}}"}}},

@@ -2,9 +2,7 @@ package lockprom
 
 import (
 	"context"
-	"runtime/debug"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -21,8 +19,6 @@ const statsTimeout = time.Second
 type Collector struct {
 	recorder *ops.Recorder
 	queues   []*delayqueue.Queue
-	version  string
-	golang   string
 }
 
 var _ prometheus.Collector = (*Collector)(nil)
@@ -40,30 +36,15 @@ func New(recorder *ops.Recorder, queues ...*delayqueue.Queue) *Collector {
 			c.queues = append(c.queues, q)
 		}
 	}
-	c.version, c.golang = versions()
 	return c
-}
-
-const path = "github.com/perkey-go/perkey"
-
-// versions are those of perkey and of Go that the program was built with.
-func versions() (version, golang string) {
-	version = "unknown"
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return version, version
-	}
-	for _, module := range append(info.Deps, &info.Main) {
-		if module.Path == path && module.Version != "" {
-			version = module.Version
-		}
-	}
-	return version, info.GoVersion
 }
 
 // Describe implements [prometheus.Collector].
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
-	for _, m := range table {
+	for _, m := range counted {
+		to <- m.desc
+	}
+	for _, m := range queueTable {
 		to <- m.desc
 	}
 }
@@ -77,75 +58,13 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	for _, q := range c.queues {
 		asking.Go(func() { collectQueue(ctx, to, q) })
 	}
-	to <- buildInfo.of(1, c.version, c.golang)
-	s := c.recorder.Snapshot()
-	for i := range s.Locks {
-		collectLocks(to, &s.Locks[i])
-	}
-	to <- renewals.of(float64(s.Renewals.Leases))
-	to <- renewalErrors.of(float64(s.Renewals.Failed))
-	to <- renewalTook.histogram(&s.Renewals.Took)
-	for _, w := range s.Warnings {
-		to <- warning.of(float64(w.Open), w.Source, w.Kind)
-	}
-	for i := range s.Queues {
-		collectWork(to, &s.Queues[i])
-	}
-	for _, r := range s.Requests {
-		for outcome, n := range r.Outcomes {
-			to <- requests.of(float64(n), r.Route, string(outcome))
+	for _, s := range c.recorder.Snapshot().Samples() {
+		if m := counted[s.Metric.Name]; s.Histogram != nil {
+			to <- m.histogram(s.Histogram, s.Labels)
+		} else {
+			to <- m.of(s.Value, s.Labels...)
 		}
 	}
-	for event, n := range s.Idempotency {
-		to <- records.of(float64(n), string(event))
-	}
-	for _, t := range s.Tasks {
-		for outcome, n := range t.Outcomes {
-			to <- tasks.of(float64(n), t.Type, outcome)
-		}
-	}
-	if s.Config != nil {
-		collectConfig(to, s.Config)
-	}
-}
-
-// hashDigits tell files apart as well as all of a hash.
-const hashDigits = 12
-
-func collectConfig(to chan<- prometheus.Metric, c *ops.ConfigStats) {
-	for result, n := range c.Reloads {
-		to <- reloads.of(float64(n), result)
-	}
-	to <- reloadRefused.of(oneIf(c.Refused))
-	to <- configInfo.of(1, strconv.Itoa(c.Version), c.Hash[:min(len(c.Hash), hashDigits)])
-}
-
-func collectLocks(to chan<- prometheus.Metric, l *ops.LockStats) {
-	for outcome, n := range l.Calls {
-		to <- lockCalls.of(float64(n), l.Name, string(outcome))
-	}
-	for cause, n := range l.Lost {
-		to <- lockLost.of(float64(n), l.Name, string(cause))
-	}
-	to <- lockWait.histogram(&l.Wait, l.Name)
-	to <- lockHold.histogram(&l.Hold, l.Name)
-	to <- lockHeld.of(float64(l.Held), l.Name)
-	to <- lockWaiting.of(float64(l.Waiting), l.Name)
-	to <- lockUnreleased.of(float64(l.Unreleased), l.Name)
-}
-
-func collectWork(to chan<- prometheus.Metric, q *ops.QueueStats) {
-	for kind, n := range q.Enqueued {
-		to <- enqueued.of(float64(n), q.Queue, string(kind))
-	}
-	for outcome, n := range q.Settled {
-		to <- queueEvents.of(float64(n), q.Queue, string(outcome))
-	}
-	to <- queueEvents.of(float64(q.Redelivered), q.Queue, "redelivered")
-	to <- queueEvents.of(float64(q.Expired), q.Queue, "overdue")
-	to <- queueLag.histogram(&q.Lag, q.Queue)
-	to <- keyWait.histogram(&q.KeyWait, q.Queue)
-	to <- claim.histogram(&q.Claim, q.Queue)
 }
 
 // answer is what ask returns, or ctx's error once that has ended: go-redis may ignore ctx, and ask's goroutine ends when that has given up.
@@ -202,13 +121,13 @@ func oneIf(b bool) float64 {
 
 func (m *metric) of(value float64, labels ...string) prometheus.Metric {
 	kind := prometheus.GaugeValue
-	if m.kind == counter {
+	if m.Type == counter {
 		kind = prometheus.CounterValue
 	}
 	return prometheus.MustNewConstMetric(m.desc, kind, value, labels...)
 }
 
-func (m *metric) histogram(h *ops.Histogram, labels ...string) prometheus.Metric {
+func (m *metric) histogram(h *ops.Histogram, labels []string) prometheus.Metric {
 	buckets, below := make(map[float64]uint64, len(h.Buckets)), uint64(0)
 	for _, b := range h.Buckets {
 		below += uint64(b.Count)

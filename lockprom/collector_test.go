@@ -110,10 +110,10 @@ func TestCollector_ExportsTheTable(t *testing.T) {
 		require.NoError(t, registry.Register(lockprom.New(recorder, queue, nil, queue)))
 		families, err := registry.Gather()
 		require.NoError(t, err)
-		var exported []lockprom.Metric
+		var exported []ops.Metric
 		values := map[string]int{}
 		for _, family := range families {
-			m := lockprom.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
+			m := ops.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
 			for _, label := range family.GetMetric()[0].GetLabel() {
 				m.Labels = append(m.Labels, label.GetName())
 			}
@@ -135,6 +135,51 @@ func TestCollector_ExportsTheTable(t *testing.T) {
 			assert.Equal(t, value, values[name], name)
 		}
 	})
+}
+
+// What is scraped is ops.Snapshot.Samples, which lockotel exports too.
+func TestCollector_ExportsEachSample(t *testing.T) {
+	t.Parallel()
+	recorder := ops.NewRecorder()
+	busy(recorder, 100, 3, 3)
+	recorder.Locks(core.NopObserver{}).OnRenewed(t.Context(), core.Renewed{Leases: 7, Latency: time.Hour, Err: errors.New("lost")})
+	registry := prometheus.NewPedanticRegistry()
+	require.NoError(t, registry.Register(lockprom.New(recorder)))
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	var got, want []string
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			value := fmt.Sprint(m.GetCounter().GetValue() + m.GetGauge().GetValue())
+			if h := m.GetHistogram(); h != nil {
+				value = fmt.Sprint(h.GetSampleCount(), h.GetSampleSum())
+				for _, b := range h.GetBucket() {
+					value += fmt.Sprint(" ", b.GetUpperBound(), ":", b.GetCumulativeCount())
+				}
+			}
+			got = append(got, fmt.Sprint(family.GetName(), labels, " ", value))
+		}
+	}
+	for _, s := range recorder.Snapshot().Samples() {
+		labels, value := map[string]string{}, fmt.Sprint(s.Value)
+		for i, label := range s.Metric.Labels {
+			labels[label] = s.Labels[i]
+		}
+		if h := s.Histogram; h != nil {
+			value = fmt.Sprint(h.Count, h.Sum.Seconds())
+			below := int64(0)
+			for _, b := range h.Buckets {
+				below += b.Count
+				value += fmt.Sprint(" ", b.AtMost.Seconds(), ":", below)
+			}
+		}
+		want = append(want, fmt.Sprint(s.Metric.Name, labels, " ", value))
+	}
+	assert.ElementsMatch(t, want, got)
 }
 
 // No outcome and no cause is dropped, or counted as another.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/perkey-go/perkey/lockprom"
+	"github.com/perkey-go/perkey/ops"
 )
 
 const (
@@ -44,8 +45,8 @@ var (
 // What the board, the rules and their tests ask for exists: the metric, and each label that is selected by.
 func TestDeploy_NamesOnlyExportedMetrics(t *testing.T) {
 	t.Parallel()
-	exported := map[string]lockprom.Metric{}
-	for _, m := range lockprom.Metrics() {
+	exported := map[string]ops.Metric{}
+	for _, m := range slices.Concat(lockprom.Metrics(), lockprom.FleetMetrics()) {
 		exported[m.Name] = m
 	}
 	shown := map[string]bool{}
@@ -103,7 +104,7 @@ func TestDeploy_TheDocsListTheMetrics(t *testing.T) {
 		assert.Contains(t, docs, "| `"+name+"` | "+m.Type+". "+m.Help+" |")
 	}
 	for _, name := range all(docs, "`(perkey_[a-z_]+)[{`]") {
-		assert.True(t, slices.ContainsFunc(metrics, func(m lockprom.Metric) bool { return m.Name == name }), name)
+		assert.True(t, slices.ContainsFunc(metrics, func(m ops.Metric) bool { return m.Name == name }), name)
 	}
 }
 

@@ -3,6 +3,7 @@ package lockprom
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,7 +40,7 @@ func NewFleet(rdb redis.UniversalClient, prefix string) *FleetCollector {
 
 // Describe implements [prometheus.Collector].
 func (c *FleetCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, m := range fleetTable {
+	for _, m := range slices.Concat(queueTable, fleetTable) {
 		to <- m.desc
 	}
 }
@@ -81,15 +82,21 @@ func (c *FleetCollector) Collect(to chan<- prometheus.Metric) {
 }
 
 func collectFleet(to chan<- prometheus.Metric, f ops.Fleet) {
-	held, waiting, refused := 0, 0, 0
+	held, waiting, refused, silent := 0, 0, 0, 0
 	for _, p := range f.Processes {
 		held, waiting = held+p.Local.Held, waiting+p.Local.Waiting
 		if p.Snapshot.Config != nil && p.Snapshot.Config.Refused {
 			refused++
 		}
+		if p.Age > p.SilentAfter() {
+			silent++
+		}
 	}
 	to <- fleetProcesses.of(float64(len(f.Processes) + f.More))
-	to <- fleetVersions.of(float64(len(f.Versions())))
+	to <- fleetSilent.of(float64(silent))
+	versions := f.Versions()
+	delete(versions, "") // not known
+	to <- fleetVersions.of(float64(len(versions)))
 	to <- fleetRefused.of(float64(refused))
 	to <- fleetHeld.of(float64(held))
 	to <- fleetWaiting.of(float64(waiting))

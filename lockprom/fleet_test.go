@@ -29,7 +29,7 @@ func process(t *testing.T, rdb *redis.Client, prefix, key string) (end func()) {
 	require.NoError(t, err)
 	_, err = locker.TryAcquire(t.Context(), key)
 	require.ErrorIs(t, err, core.ErrConflict)
-	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(100*time.Millisecond))
+	beacon, err := ops.StartBeacon(rdb, recorder, locker, ops.WithInterval(10*time.Second))
 	require.NoError(t, err)
 	return func() {
 		assert.NoError(t, beacon.Close())
@@ -59,9 +59,9 @@ func TestFleet_ExportsTheTable(t *testing.T) {
 		require.NoError(t, registry.Register(collector))
 		families, err := registry.Gather()
 		require.NoError(t, err)
-		var exported []lockprom.Metric
+		var exported []ops.Metric
 		for _, family := range families {
-			m := lockprom.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
+			m := ops.Metric{Name: family.GetName(), Type: strings.ToLower(family.GetType().String()), Help: family.GetHelp()}
 			for _, label := range family.GetMetric()[0].GetLabel() {
 				m.Labels = append(m.Labels, label.GetName())
 			}
@@ -78,18 +78,25 @@ func TestFleet_ExportsTheTable(t *testing.T) {
 
 		text := scrape(t, collector)
 		for _, line := range []string{
-			"perkey_fleet_up 1", "perkey_fleet_processes 2", "perkey_fleet_versions 1", "perkey_fleet_config_refused 0", "perkey_fleet_held 2", "perkey_fleet_waiting 0",
+			"perkey_fleet_up 1", "perkey_fleet_processes 2", "perkey_fleet_config_refused 0", "perkey_fleet_held 2", "perkey_fleet_waiting 0",
 			`perkey_queue_up{queue="mail"} 1`, `perkey_queue_due{queue="ship"} 1`, `perkey_fleet_workers{queue="ship"} 0`, `perkey_fleet_no_worker{queue="ship"} 0`,
 		} {
 			assert.Contains(t, text, line+"\n")
 		}
+		assert.Contains(t, text, "perkey_fleet_silent 0\n")
 		assert.NotContains(t, text, "secret")
 		assert.NotContains(t, text, "perkey_lock_calls_total", "its sum over processes would fall when one ends")
 
 		endSecond()
+		silent := env.Prefix + ":ops:{fleet}:process:silent"
+		require.NoError(t, rdb.Set(t.Context(), silent, `{"id":"silent","ttl":35000,"version":"v1.2.3"}`, time.Minute).Err())
+		now, err := rdb.Time(t.Context()).Result()
+		require.NoError(t, err)
+		require.NoError(t, rdb.ZAdd(t.Context(), env.Prefix+":ops:{fleet}:processes",
+			redis.Z{Score: float64(now.Add(15 * time.Second).UnixMilli()), Member: "silent"}).Err()) // it told 20 s ago
 		rdb.HSet(t.Context(), env.Prefix+":queue:{ship}:c", "claimed", 1000)
 		text = scrape(t, collector)
-		for _, line := range []string{"perkey_fleet_processes 1", "perkey_fleet_held 1", `perkey_fleet_no_worker{queue="ship"} 1`, `perkey_fleet_no_worker{queue="mail"} 0`} {
+		for _, line := range []string{"perkey_fleet_processes 2", "perkey_fleet_silent 1", "perkey_fleet_versions 1", "perkey_fleet_held 1", `perkey_fleet_no_worker{queue="ship"} 1`, `perkey_fleet_no_worker{queue="mail"} 0`} {
 			assert.Contains(t, text, line+"\n")
 		}
 	})

@@ -16,7 +16,8 @@ import (
 	"github.com/perkey-go/perkey/internal/ident"
 )
 
-// ErrNotAudited means that a change could not be recorded, so it was not made. The error wraps the cause.
+// ErrNotAudited means that a change could not be recorded, so it was not made. The error wraps the cause. If that is a reply that was
+// lost, the Audit may have the change all the same, without an Outcome.
 var ErrNotAudited = errors.New("ops: the audit cannot be written, so nothing was changed")
 
 // ErrInvalidArgument means that a call was given something that cannot work. Nothing was changed.
@@ -58,7 +59,8 @@ type Change struct {
 	Detail, Seen string
 	// Who changes it, and Why.
 	Who, Why string
-	// Outcome is how it ended, as text for people. Empty: that is not known, since it is under way, or its process died.
+	// Outcome is how it ended, as text for people. Empty: that is not known, since it is under way, its process died, or Redis's reply
+	// to its record was lost, so that it was not made.
 	Outcome string
 }
 
@@ -129,17 +131,24 @@ func (c *Change) attrs() (attrs []slog.Attr) {
 	return attrs
 }
 
+// once is a command that go-redis does not send again after its reply was lost: the audit would have it twice.
+type once struct{ *redis.StringCmd }
+
+func (once) NoRetry() bool { return true }
+
 // add adds an entry, of the fields that are not empty.
 func (a *Audit) add(ctx context.Context, pairs ...string) (id string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, auditTimeout)
 	defer cancel()
-	var values []string
+	args := []any{"xadd", a.key(), "maxlen", "~", auditLength, "*"}
 	for i := 0; i < len(pairs); i += 2 {
 		if text := pairs[i+1]; text != "" {
-			values = append(values, pairs[i], text[:min(len(text), maxAuditText)])
+			args = append(args, pairs[i], text[:min(len(text), maxAuditText)])
 		}
 	}
-	return a.rdb.XAdd(ctx, &redis.XAddArgs{Stream: a.key(), MaxLen: auditLength, Approx: true, Values: values}).Result()
+	cmd := once{redis.NewStringCmd(ctx, args...)}
+	_ = a.rdb.Process(ctx, cmd)
+	return cmd.Result()
 }
 
 // List returns the latest changes, at most n of them, 1 to 1000, the latest first. It takes a round trip, or a few.

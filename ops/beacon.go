@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 //go:embed lua/*.lua
@@ -42,7 +42,7 @@ const (
 	beaconTimeout = 2 * time.Second
 )
 
-// ttlOf is for how long an entry lasts: two after it may be lost.
+// ttlOf is for how long an entry lasts: two after it may be lost. [Process.SilentAfter] has the interval of it.
 func ttlOf(every time.Duration) time.Duration { return every * 7 / 2 }
 
 // keys in Redis, in one slot.
@@ -184,14 +184,13 @@ func bounded(rdb redis.UniversalClient) redis.UniversalClient {
 // describe is what does not change of the process.
 func (b *Beacon) describe() entry {
 	host, _ := os.Hostname()
-	e := entry{ID: b.lockers[0].ID(), Host: shown(host), PID: os.Getpid(), Service: b.service, Started: milliseconds(time.Now()), TTL: ttlOf(b.every).Milliseconds()}
+	e := entry{ID: b.lockers[0].ID(), Host: shown(host), PID: os.Getpid(), Service: b.service, Started: unixms.Of(time.Now()), TTL: ttlOf(b.every).Milliseconds()}
 	for _, l := range b.lockers {
 		e.Lockers = append(e.Lockers, l.ID())
 	}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		e.Version, e.Go = shown(versionIn(info)), shown(info.GoVersion)
-		e.Service = cmp.Or(e.Service, shown(info.Path))
-	}
+	version, golang, program := built()
+	e.Version, e.Go = shown(version), shown(golang)
+	e.Service = cmp.Or(e.Service, shown(program))
 	return e
 }
 
@@ -204,25 +203,6 @@ func (b *Beacon) AddWorkers(workers ...*delayqueue.Worker) {
 			b.workers = append(b.workers, w)
 		}
 	}
-}
-
-const module = "github.com/perkey-go/perkey"
-
-// versionIn is the version of perkey that a program was built with.
-func versionIn(info *debug.BuildInfo) string {
-	if info.Main.Path == module {
-		return info.Main.Version
-	}
-	for _, m := range info.Deps {
-		if m.Path != module {
-			continue
-		}
-		if m.Replace != nil {
-			m = m.Replace
-		}
-		return cmp.Or(m.Version, "(devel)")
-	}
-	return ""
 }
 
 // Close ends the Beacon, and has Redis forget the process. It waits 2 s for a command that go-redis has under way: then it

@@ -29,7 +29,7 @@ type Event struct {
 	// Took is how long a call waited, a request took, a lease was held, a message that is started was due, or a claim or a call to store
 	// a job took.
 	Took time.Duration
-	// Detail is an error or what is warned of, 200 bytes at most.
+	// Detail is an error or what is warned of, 200 bytes at most. Errors of an encrypted queue's handlers are not shown.
 	Detail string
 	// Count is how many of Snapshot.Events are told of as this one: see there.
 	Count int64

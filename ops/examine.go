@@ -144,7 +144,7 @@ func sign(d time.Duration) string {
 }
 
 // where is where a process runs.
-func (p Process) where() string { return fmt.Sprintf("%s pid %d", cmp.Or(p.Host, p.ID), p.PID) }
+func (p Process) where() string { return fmt.Sprintf("%s:%d", cmp.Or(p.Host, p.ID), p.PID) }
 
 // tallies are how many there are of each.
 func tallies(counts map[string]int, want string) (all []Evidence) {

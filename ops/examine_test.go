@@ -141,8 +141,8 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 			process(f).Local.Leases[1].Remaining = 6 * time.Second
 		}, "look long_holds ", "longest hold: 16 s (want at most 10 s)"},
 		{warns(core.WarnUnreachable), "act away ", "1 of 2"},
-		{warns(core.WarnNoSubscription), "look subscription ", "h pid 7"},
-		{warns(core.WarnOtherLocker), "act other_locker ", "h pid 7"},
+		{warns(core.WarnNoSubscription), "look subscription ", "h:7"},
+		{warns(core.WarnOtherLocker), "act other_locker ", "h:7"},
 		{func(f *ops.Facts) { f.Servers.Err = errSaid }, "act away ", "NOPERM"},
 		{func(f *ops.Facts) { f.Servers.Err = fmt.Errorf("a ring: %w", errors.ErrUnsupported) }, "unknown away ", "a ring"},
 		{func(f *ops.Facts) { *server(f) = ops.Server{Addr: "s:1", Err: errSaid} }, "act away s:1", "within 1.5 s"},
@@ -168,10 +168,10 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 		{func(f *ops.Facts) { process(f).Age = 36 * time.Second }, "unknown stale ", "1 process of 2"},
 		{func(f *ops.Facts) { process(f).Version = "v1.1.0" }, "look versions ", "v1.0.0: 1 process"},
 		{func(f *ops.Facts) { process(f).Snapshot.Config.Hash = "c2" }, "look configs shop", "c2: 1 process"},
-		{func(f *ops.Facts) { process(f).Snapshot.Config.Refused = true }, "look reload ", "h pid 7"},
+		{func(f *ops.Facts) { process(f).Snapshot.Config.Refused = true }, "look reload ", "h:7"},
 		{func(f *ops.Facts) { process(f).Workers[0].Service = "bank" }, "act services ship", "service bank: 1 process (want shop)"},
 		{func(f *ops.Facts) { process(f).Workers[0].Partitions = 8 }, "look partitions ship", "8 partitions: 1 process (want 2)"},
-		{func(f *ops.Facts) { process(f).Snapshot.At = examined.Add(time.Second) }, "look clocks ", "h pid 7 by +6 s"},
+		{func(f *ops.Facts) { process(f).Snapshot.At = examined.Add(time.Second) }, "look clocks ", "h:7 by +6 s"},
 	} {
 		f := healthy()
 		c.change(f)

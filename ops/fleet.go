@@ -17,6 +17,7 @@ import (
 	"github.com/perkey-go/perkey/internal/absent"
 	"github.com/perkey-go/perkey/internal/ident"
 	"github.com/perkey-go/perkey/internal/luascript"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 var fleetScript = luascript.Load(scripts, "fleet")
@@ -62,6 +63,10 @@ type Process struct {
 	Workers []delayqueue.Local
 	Cut     int
 }
+
+// SilentAfter is the Age from which the process is silent: it should have told again by then. It is one and a half times its Beacon's interval,
+// so 15 s by default. A silent process has died, or hangs, or cannot write to Redis; at its TTL it is forgotten.
+func (p Process) SilentAfter() time.Duration { return p.TTL / 7 * 3 }
 
 // ReadFleet reads what the processes with a Beacon under prefix have told, the empty prefix being the default one. It scans nothing: it
 // reads an index, and then 32 entries at a time of at most 64 KiB, which blocks for as many round trips, and no longer than ctx allows between
@@ -137,11 +142,11 @@ func unavailable(ctx context.Context, op string, err error) error {
 // process is the entry, as its reader gets it.
 func (e *entry) process(age time.Duration) Process {
 	p := Process{
-		ID: e.ID, Lockers: e.Lockers, Host: e.Host, PID: e.PID, Service: e.Service, Version: e.Version, Go: e.Go, Started: timeOf(e.Started),
+		ID: e.ID, Lockers: e.Lockers, Host: e.Host, PID: e.PID, Service: e.Service, Version: e.Version, Go: e.Go, Started: unixms.Time(e.Started),
 		Age: max(age, 0), TTL: time.Duration(e.TTL) * time.Millisecond, Cut: e.Cut,
 		Local: core.Local{Held: e.Held, Waiting: e.Waiting},
 		Snapshot: Snapshot{
-			Since: timeOf(e.Since), At: timeOf(e.At),
+			Since: unixms.Time(e.Since), At: unixms.Time(e.At),
 			Renewals:    RenewalStats{e.Renewals.Leases, e.Renewals.Failed, e.histogram(e.Renewals.Took)},
 			Idempotency: kinds[idempotency.EventKind](e.Idempotency),
 			Conflicts:   hotKeys(e.Conflicts), Waits: hotKeys(e.HotWaits), Holds: hotKeys(e.HotHolds),
@@ -195,7 +200,7 @@ func (e *entry) process(age time.Duration) Process {
 	}
 	for _, w := range e.Workers {
 		p.Workers = append(p.Workers, delayqueue.Local{
-			Queue: string(w.Queue), Service: w.Service, Partitions: w.Partitions, Slots: w.Slots, Running: w.Running, LastClaim: timeOf(w.Claimed), Paused: w.Paused, Stopped: w.Stopped,
+			Queue: string(w.Queue), Service: w.Service, Partitions: w.Partitions, Slots: w.Slots, Running: w.Running, LastClaim: unixms.Time(w.Claimed), Paused: w.Paused, Stopped: w.Stopped,
 		})
 	}
 	return p

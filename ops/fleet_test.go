@@ -89,6 +89,31 @@ func TestReadFleet_PassesOverDamagedEntries(t *testing.T) {
 	})
 }
 
+func TestProcess_IsSilentOnceItMissedATime(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb := env.Client(t)
+		now, err := rdb.Time(t.Context()).Result()
+		require.NoError(t, err)
+		for id, age := range map[string]time.Duration{"told": 5 * time.Second, "missed": 16 * time.Second} {
+			putEntry(t, rdb, env.Prefix, id, `{"id":"`+id+`","ttl":35000}`)
+			require.NoError(t, rdb.ZAdd(t.Context(), env.Prefix+":ops:{fleet}:processes",
+				redis.Z{Score: float64(now.Add(35*time.Second - age).UnixMilli()), Member: id}).Err())
+		}
+		recorder := ops.NewRecorder()
+		startBeacon(t, rdb, recorder, newLocker(t, env), ops.WithInterval(20*time.Second))
+		redistest.Eventually(t, func() bool { return len(readFleet(t, rdb, env.Prefix).Processes) == 3 }, "three are seen")
+		for _, p := range readFleet(t, rdb, env.Prefix).Processes {
+			switch p.ID {
+			case "told", "missed":
+				assert.Equal(t, 15*time.Second, p.SilentAfter(), "by default")
+				assert.Equal(t, p.ID == "missed", p.Age > p.SilentAfter(), p.ID)
+			default:
+				assert.Equal(t, 30*time.Second, p.SilentAfter(), "its interval is 20 s")
+			}
+		}
+	})
+}
+
 func TestReadFleet_IsBounded(t *testing.T) {
 	redistest.Either(t, func(t *testing.T, env *redistest.Env) {
 		rdb := env.Client(t)
@@ -205,9 +230,11 @@ func TestFleet_TellsOfAllProcessesTogether(t *testing.T) {
 func TestFleet_SeesThatNobodyWorks(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	works := func(w delayqueue.Local) ops.Fleet {
-		w.Queue = "ship"
-		return ops.Fleet{Processes: []ops.Process{{Snapshot: ops.Snapshot{At: now}, Workers: []delayqueue.Local{w}}}}
+	works := func(workers ...delayqueue.Local) ops.Fleet {
+		for i := range workers {
+			workers[i].Queue = "ship"
+		}
+		return ops.Fleet{Processes: []ops.Process{{Snapshot: ops.Snapshot{At: now}, Workers: workers}}}
 	}
 	late := delayqueue.Stats{Due: 1, Unclaimed: time.Minute}
 	for name, c := range map[string]struct {
@@ -224,6 +251,7 @@ func TestFleet_SeesThatNobodyWorks(t *testing.T) {
 		"one is stopped":           {works(delayqueue.Local{LastClaim: now, Stopped: true}), late, true},
 		"one cannot reach Redis":   {works(delayqueue.Local{LastClaim: now.Add(-time.Minute)}), late, true},
 		"one has never claimed":    {works(delayqueue.Local{}), late, true},
+		"only a paused one claims": {works(delayqueue.Local{LastClaim: now, Paused: true}, delayqueue.Local{}), late, true},
 		"one is on another queue":  {ops.Fleet{Processes: []ops.Process{{Workers: []delayqueue.Local{{Queue: "mail", LastClaim: now}}}}}, late, true},
 		"older ones say not which": {ops.Fleet{Processes: []ops.Process{{}}}, delayqueue.Stats{Due: 1}, false},
 	} {

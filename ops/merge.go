@@ -190,10 +190,10 @@ type QueueWorkers struct {
 	Queue string
 	// Workers is how many there are: neither stopped nor paused. Slots and Running are their sums.
 	Workers, Slots, Running int
+	// Claimed is how long ago one of those last had an answer for its claim; negative if none ever had.
+	Claimed time.Duration
 	// Paused is how many are paused by [delayqueue.Worker.Pause].
 	Paused int
-	// Claimed is how long ago one of them last had an answer for its claim; negative if none ever had.
-	Claimed time.Duration
 }
 
 // Queues are the workers of each queue that a process has counted something of, or has a worker on, in the order of their names.
@@ -208,17 +208,18 @@ func (f Fleet) Queues() []QueueWorkers {
 		}
 		for _, w := range p.Workers {
 			q := of(w.Queue)
+			switch {
+			case w.Stopped:
+				continue
+			case w.Paused:
+				q.Paused++
+				continue
+			}
+			q.Workers, q.Slots, q.Running = q.Workers+1, q.Slots+w.Slots, q.Running+w.Running
 			if !w.LastClaim.IsZero() { // by the clock of its process, as Snapshot.At
 				if ago := max(0, p.Snapshot.At.Sub(w.LastClaim)) + p.Age; q.Claimed < 0 || ago < q.Claimed {
 					q.Claimed = ago
 				}
-			}
-			switch {
-			case w.Stopped:
-			case w.Paused:
-				q.Paused++
-			default:
-				q.Workers, q.Slots, q.Running = q.Workers+1, q.Slots+w.Slots, q.Running+w.Running
 			}
 		}
 	}

@@ -115,7 +115,7 @@ func heldBy(k *core.KeyInfo) string {
 			all = append(all, fmt.Sprintf("%d more", k.Held-i))
 			break
 		}
-		all = append(all, fmt.Sprintf("%s pid %d with fence %d", h.Host, h.PID, h.Fence))
+		all = append(all, fmt.Sprintf("%s:%d with fence %d", h.Host, h.PID, h.Fence))
 	}
 	return "held by " + strings.Join(all, ", ")
 }

@@ -35,6 +35,30 @@ type desk struct {
 	log    *bytes.Buffer
 }
 
+// A record whose reply is lost is there once, and its change is not made.
+func TestAudit_ALostReplyIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	lossy, rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr}), redistest.Client(t, &redis.Options{Addr: server.Addr})
+	quiet := slog.New(slog.DiscardHandler)
+	audit, err := ops.NewAudit(lossy, "p", quiet)
+	require.NoError(t, err)
+	sent := atomic.Int64{}
+	proxy.LoseReply(func(request []byte) bool { return bytes.Contains(request, []byte("xadd")) && sent.Add(1) == 1 })
+	change := ops.Change{Action: ops.ActionPause, Queue: "ship", Who: "ann", Why: "it hangs"}
+	require.ErrorIs(t, audit.Record(t.Context(), &change), ops.ErrNotAudited)
+	require.NoError(t, audit.Record(t.Context(), &change), "another try is another change")
+	audit.Done(t.Context(), &change)
+	audit, err = ops.NewAudit(rdb, "p", quiet)
+	require.NoError(t, err)
+	all, err := audit.List(t.Context(), 10)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	require.Equal(t, change.ID, all[0].ID)
+	require.Empty(t, all[1].Outcome, "it was not made")
+}
+
 func newDesk(t *testing.T, env *redistest.Env) desk {
 	t.Helper()
 	d := desk{rdb: env.Client(t), locker: newLocker(t, env), log: &bytes.Buffer{}}

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,9 @@ var (
 		delayqueue.OutcomeDead, delayqueue.OutcomeExpired, delayqueue.OutcomeLate,
 	}
 )
+
+// errSealed stands in events, which go to Redis in clear, for an error that Redis has sealed.
+var errSealed = errors.New("an error that is not shown, since the queue is encrypted")
 
 type queueCounters struct {
 	enqueued             [len(enqueueKinds)]atomic.Int64
@@ -78,11 +82,15 @@ func (o *queueObserver) OnSettled(ctx context.Context, e delayqueue.Settled) {
 	c := o.queues.of(e.Queue)
 	c.settled[indexOf(settleKinds[:], e.Outcome)].Add(1)
 	c.claim.add(e.Took)
+	why := e.Err
+	if why != nil && e.Encrypted {
+		why = errSealed
+	}
 	if e.Outcome == delayqueue.OutcomeDead || e.Outcome == delayqueue.OutcomeExpired {
-		o.notable.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), e.Err)
+		o.notable.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), why)
 	}
 	if w := o.watched.Load(); w != nil {
-		w.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), e.Err)
+		w.add(messageEvent(e.Queue, string(e.Outcome), &e.Message, e.Took), why)
 	}
 	o.next.OnSettled(ctx, e)
 }

@@ -21,7 +21,7 @@ var needed = [...]struct {
 	{"locks", "~perkey:lock{}:* +evalsha +eval +exists +hget +hmget +hgetall +hset +hdel +set +mget +del +pttl +pexpire +time", always},
 	{"locks that are waited for", "&perkey:wake:* +publish +pubsub|numsub +subscribe +ping", always},
 	{
-		"queues", "~perkey:queue:* &perkey:queue:* +evalsha +eval +exists +get +hdel +hget +hincrby +hlen +hmget +hrandfield +hset +hsetnx " +
+		"queues", "~perkey:queue:* &perkey:queue:* +evalsha +eval +exists +get +hdel +hget +hlen +hmget +hrandfield +hset +hsetnx " +
 			"+hstrlen +mget +persist +pexpire +ping +publish +pttl +set +subscribe +time +unlink +zadd +zcard +zcount +zlexcount +zrange " +
 			"+zrangebylex +zrangebyscore +zrank +zrem +zrevrange +zrevrangebylex +zrevrank +zscore",
 		func(f Facts) bool { return len(f.Queues.Value) > 0 },

@@ -53,7 +53,7 @@ type Watcher struct {
 // Watcher.Dropped.
 //
 // Watch blocks until it is subscribed and registered in Redis: no longer than ctx allows, but for a command that go-redis has under
-// way. Its error wraps [ErrTooManyWatches], [core.ErrUnavailable], [core.ErrInvalidOption], or the cause for which ctx ended. End it
+// way, and one more after an error. Its error wraps [ErrTooManyWatches], [core.ErrUnavailable], [core.ErrInvalidOption], or the cause for which ctx ended. End it
 // with Close, or by ctx.
 func Watch(ctx context.Context, rdb redis.UniversalClient, prefix string, keys Watched) (*Watcher, error) {
 	prefix, keys.For = cmp.Or(prefix, ident.DefaultPrefix), cmp.Or(keys.For, maxWatch)
@@ -104,6 +104,7 @@ func (w *Watcher) begin(ctx context.Context, up chan struct{}, down chan error, 
 	call.Send(ctx, w.rdb)
 	done, err := call.Int()
 	if err != nil {
+		w.forget(ctx) // its reply may be lost: it would keep a place until its time is over
 		return unavailable(ctx, op, err)
 	}
 	if done == 0 {
@@ -117,10 +118,15 @@ func (w *Watcher) run(ctx context.Context, sub *listener.Listener) {
 	defer close(w.events)
 	<-ctx.Done()
 	w.cancel()
+	w.forget(ctx)
+	sub.Close()
+}
+
+// forget has Redis forget the watch. If it does not, the watch's time is over some day.
+func (w *Watcher) forget(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), beaconTimeout)
 	defer cancel()
-	_ = w.rdb.ZRem(ctx, watchesKey(w.prefix), w.watch.text()).Err() // else its time is over some day
-	sub.Close()
+	_ = w.rdb.ZRem(ctx, watchesKey(w.prefix), w.watch.text()).Err()
 }
 
 // take takes what a process has published.

@@ -1,9 +1,11 @@
 package ops_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -131,6 +133,60 @@ func TestWatch_TellsWhatHappensToAKey(t *testing.T) {
 		all.Close()
 		redistest.Eventually(t, func() bool { return recorder.Watches() == 0 && another.Watches() == 0 }, "nothing is watched any more")
 	})
+}
+
+// Redis has the errors of an encrypted queue sealed: what is published, and what the process tells of itself, does not have them in clear.
+func TestWatch_HidesTheErrorsOfEncryptedQueues(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, env *redistest.Env) {
+		rdb, recorder := env.Client(t), ops.NewRecorder()
+		locker := newLocker(t, env, core.WithObserver(recorder.Locks(nil)))
+		startBeacon(t, rdb, recorder, locker)
+		watch := startWatch(t, rdb, env.Prefix, ops.Watched{Prefix: true})
+		redistest.Eventually(t, func() bool { return recorder.Watches() == 1 }, "it is known")
+		keyring := delayqueue.WithEncryption(delayqueue.Keyring{Current: "k", Keys: map[string][]byte{"k": []byte("thirty-two bytes that do not lie")}})
+		for name, opts := range map[string][]delayqueue.Option{"sealed": {keyring}, "open": nil} {
+			queue, err := delayqueue.New(rdb, name, append(opts, delayqueue.WithPrefix(env.Prefix), delayqueue.WithMaxAttempts(1), delayqueue.WithQueueObserver(recorder.Queues(delayqueue.NopObserver{})))...)
+			require.NoError(t, err)
+			worker, err := delayqueue.NewWorker(queue, locker, func(context.Context, delayqueue.Message) error { return fmt.Errorf("the card of %s", name) },
+				delayqueue.WithLogger(slog.New(slog.DiscardHandler)))
+			require.NoError(t, err)
+			require.NoError(t, worker.Start())
+			t.Cleanup(func() { _ = worker.Stop(context.WithoutCancel(t.Context())) })
+			_, err = queue.Enqueue(t.Context(), delayqueue.Job{Key: "k", Name: name})
+			require.NoError(t, err)
+		}
+		details, dead := map[string]string{}, map[string]string{}
+		for len(details) < 2 {
+			all := seenBy(t, watch, func(e ops.Event) bool { return e.Kind == string(delayqueue.OutcomeDead) })
+			last := all[len(all)-1]
+			details[last.Queue] = last.Detail
+		}
+		assert.Contains(t, details["open"], "the card of open")
+		assert.Equal(t, "an error that is not shown, since the queue is encrypted", details["sealed"])
+		for _, e := range recorder.Snapshot().Events {
+			if e.Kind == string(delayqueue.OutcomeDead) {
+				dead[e.Queue] = e.Detail
+			}
+		}
+		assert.Equal(t, details, dead)
+	})
+}
+
+// A registration whose reply is lost does not keep one of the 16 places.
+func TestWatch_ThatDidNotBeginKeepsNoPlace(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr, MaxRetries: -1})
+	startWatch(t, rdb, "p", ops.Watched{Key: "first"}) // loads the script
+	proxy.LoseReply(func(request []byte) bool { return bytes.Contains(request, []byte("evalsha")) })
+	_, err := ops.Watch(t.Context(), rdb, "p", ops.Watched{Key: "second"})
+	require.ErrorIs(t, err, core.ErrUnavailable)
+	left, err := redistest.Client(t, &redis.Options{Addr: server.Addr}).ZRange(t.Context(), "p:ops:{fleet}:watches", 0, -1).Result()
+	require.NoError(t, err)
+	for _, watch := range left {
+		require.NotContains(t, watch, "second")
+	}
 }
 
 func TestWatch_HasABoundedRate(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/internal/unixms"
 )
 
 // entry is what a process tells of itself, as JSON. A reader ignores fields that it does not know, and has the zero value
@@ -257,7 +258,7 @@ func readEntry(b []byte) (entry, error) {
 
 func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 	e := &entry{
-		At: milliseconds(s.At), Since: milliseconds(s.Since), Held: local.Held, Waiting: local.Waiting,
+		At: unixms.Of(s.At), Since: unixms.Of(s.Since), Held: local.Held, Waiting: local.Waiting,
 		Renewals: wireRenewals{s.Renewals.Leases, s.Renewals.Failed, wireOf(s.Renewals.Took)},
 	}
 	for _, bound := range bounds {
@@ -291,7 +292,7 @@ func newEntry(s Snapshot, local core.Local, workers []delayqueue.Local) *entry {
 	busiest(e.Locks, func(l wireLocks) int64 { return sum(l.Calls) })
 	busiest(e.Queues, func(q wireQueue) int64 { return sum(q.Enqueued) + sum(q.Settled) })
 	for _, w := range workers {
-		e.Workers = append(e.Workers, wireWorker{text(w.Queue), w.Service, w.Partitions, w.Slots, w.Running, milliseconds(w.LastClaim), w.Paused, w.Stopped})
+		e.Workers = append(e.Workers, wireWorker{text(w.Queue), w.Service, w.Partitions, w.Slots, w.Running, unixms.Of(w.LastClaim), w.Paused, w.Stopped})
 	}
 	for _, w := range s.Warnings {
 		e.Warnings = append(e.Warnings, wireWarning(w))
@@ -362,20 +363,6 @@ func wireOf(h Histogram) wireHistogram {
 		}
 	}
 	return w
-}
-
-func milliseconds(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMilli()
-}
-
-func timeOf(ms int64) time.Time {
-	if ms == 0 {
-		return time.Time{}
-	}
-	return time.UnixMilli(ms)
 }
 
 func microseconds(n int64) time.Duration { return time.Duration(n) * time.Microsecond }

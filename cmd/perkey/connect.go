@@ -35,6 +35,9 @@ type tool struct {
 	where  string // which Redis, without passwords
 }
 
+// What may have a password.
+const envRedis, envPassword = "PERKEY_REDIS", "PERKEY_REDIS_PASSWORD"
+
 const (
 	flagRedis, flagConfig, flagPrefix, flagOutput = "redis", "config", "prefix", "output"
 	flagPasswordFile, flagCA, flagCert, flagKey   = "password-file", "tls-ca-file", "tls-cert-file", "tls-key-file"
@@ -113,7 +116,7 @@ func redisSection(c *cli.Command) ([]byte, error) {
 		}
 	}
 	if address == "" {
-		address = os.Getenv("PERKEY_REDIS")
+		address = os.Getenv(envRedis)
 	}
 	if address == "" {
 		return nil, usagef("which Redis? Give --redis URL, PERKEY_REDIS or --config FILE")
@@ -132,7 +135,7 @@ func redisSection(c *cli.Command) ([]byte, error) {
 	}
 	if file := c.String(flagPasswordFile); file != "" {
 		section["password_file"] = text(file)
-	} else if password := os.Getenv("PERKEY_REDIS_PASSWORD"); password != "" {
+	} else if password := os.Getenv(envPassword); password != "" {
 		section["password"] = text(password)
 	}
 	return json.Marshal(map[string]any{"redis": section})

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -21,7 +22,8 @@ const exitLost = 75
 func (t *tool) execCommand() *cli.Command {
 	return &cli.Command{
 		Name: "exec", Usage: "run a command while a key is held", ArgsUsage: "KEY -- COMMAND [ARGUMENT…]",
-		Description: "The key is renewed while the command runs, and released when it ends. PERKEY_FENCE has its fence. Signals are passed on.\n" +
+		Description: "The key is renewed while the command runs, and released when it ends. PERKEY_FENCE has its fence; PERKEY_REDIS and\n" +
+			"PERKEY_REDIS_PASSWORD are not passed on. Signals are.\n" +
 			"If the lease is lost, the command gets SIGTERM, and SIGKILL after --grace; processes that it has started itself get neither.\n" +
 			"Exit status: the command's own, 128 and the signal's number if one killed it; 75 if the lease was lost; 1 if the key is held.",
 		Flags: []cli.Flag{
@@ -108,6 +110,14 @@ func (t *tool) take(ctx context.Context, key, command string, wait, ttl time.Dur
 
 var errWaited = errors.New("waited long enough")
 
+// withoutPasswords is an environment without what opens the Redis of perkey: the command holds its key without that.
+func withoutPasswords(env []string) []string {
+	return slices.DeleteFunc(env, func(one string) bool {
+		name, _, _ := strings.Cut(one, "=")
+		return name == envRedis || name == envPassword
+	})
+}
+
 // run runs the command until it has ended, and returns its status. The command is not started after ctx, which a signal ends.
 func (t *tool) run(ctx context.Context, lease *core.Lease, path string, argv []string, grace time.Duration) (status int, err error) {
 	signals := make(chan os.Signal, 16)
@@ -120,7 +130,7 @@ func (t *tool) run(ctx context.Context, lease *core.Lease, path string, argv []s
 	}
 	cmd := &exec.Cmd{
 		Path: path, Args: argv, Stdin: os.Stdin, Stdout: t.out, Stderr: t.errOut,
-		Env: append(os.Environ(), fmt.Sprint("PERKEY_FENCE=", lease.Fence())),
+		Env: append(withoutPasswords(os.Environ()), fmt.Sprint("PERKEY_FENCE=", lease.Fence())),
 	}
 	if err := cmd.Start(); err != nil {
 		return 0, err

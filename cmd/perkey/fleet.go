@@ -48,6 +48,7 @@ type processJSON struct {
 	Started *time.Time   `json:"started,omitempty"`
 	Config  *configJSON  `json:"config,omitempty"`
 	Age     float64      `json:"age_s"`
+	Silent  bool         `json:"silent,omitempty"`
 	Held    int          `json:"held"`
 	Waiting int          `json:"waiting"`
 	Workers []workerJSON `json:"workers"` // null: not known
@@ -108,7 +109,7 @@ func (t *tool) fleet(ctx context.Context, c *cli.Command) error {
 	if len(f.Processes) == 0 {
 		t.printf("%s\n", noBeacon(t.prefix))
 	} else {
-		t.table(row{"PROCESS", "SERVICE", "VERSION", "HELD", "WAITING", "SLOTS", "TOLD"}, processRows(f), 3, 4, 5)
+		t.table(row{"PROCESS", "SERVICE", "VERSION", "HELD", "WAITING", "SLOTS", "TOLD", ""}, processRows(f), 3, 4, 5)
 	}
 	if versions := f.Versions(); len(versions) > 1 {
 		t.printf("\nversions differ: %s\n", countsText(versions, versionLen))
@@ -194,7 +195,7 @@ func fleetOf(f *fleetState) fleetJSON {
 	for _, p := range f.Processes {
 		one := processJSON{
 			ID: p.ID, Host: p.Host, PID: p.PID, Service: p.Service, Version: p.Version, Go: p.Go, Started: timeJSON(p.Started), Age: p.Age.Seconds(),
-			Held: p.Local.Held, Waiting: p.Local.Waiting, Cut: p.Cut,
+			Silent: p.Age > p.SilentAfter(), Held: p.Local.Held, Waiting: p.Local.Waiting, Cut: p.Cut,
 		}
 		if c := p.Snapshot.Config; c != nil {
 			one.Config = &configJSON{c.Version, c.Hash, c.Refused}
@@ -232,11 +233,11 @@ func known(s string) string {
 	return s
 }
 
-// processName is a process as people know it; its Locker's id without the random part.
+// processName is a process as people know it, HOST:PID, of a Locker's id.
 func processName(id string) string {
 	parts := strings.Split(id, "/")
 	if len(parts) == 3 && parts[0] != "" {
-		return quote(parts[0] + "/" + parts[1])
+		return quote(parts[0] + ":" + parts[1])
 	}
 	return quote(id)
 }
@@ -251,9 +252,13 @@ func processRows(f *fleetState) (rows []row) {
 			}
 			slots = fmt.Sprintf("%d/%d", running, n)
 		}
+		silent := ""
+		if p.Age > p.SilentAfter() {
+			silent = "silent"
+		}
 		rows = append(rows, row{
 			processName(p.ID), quote(known(lastPart(p.Service))), quote(known(p.Version)), fmt.Sprint(p.Local.Held), fmt.Sprint(p.Local.Waiting),
-			slots, span(p.Age) + " ago",
+			slots, span(p.Age) + " ago", silent,
 		})
 	}
 	return rows
@@ -266,14 +271,14 @@ var queueHead = row{"QUEUE", "DUE", "LATE", "SLOTS", "WORKERS", ""}
 
 func queueRows(f *fleetState) (rows []row) {
 	for _, q := range f.queues {
-		due, late, what := fmt.Sprint(q.stats.Due), span(q.stats.Lateness), ""
+		due, late, what := fmt.Sprint(q.stats.Due), lateText(q.stats), ""
 		switch {
 		case q.err != nil:
 			due, late, what = "-", "-", "not known here"
 		case q.noWorker:
 			what = "due work, and no worker seen"
 		case q.stats.Paused:
-			what = "paused"
+			what = pausedText(q.stats)
 		case q.Paused > 0:
 			what = plural(int64(q.Paused), "worker is paused", "workers are paused")
 		}

@@ -44,6 +44,7 @@ type holderJSON struct {
 	participantJSON
 	Fence int64     `json:"fence"`
 	Since time.Time `json:"since"`
+	TTL   float64   `json:"ttl_s,omitempty"` // 0: not known
 	Left  float64   `json:"lease_left_s"`
 }
 
@@ -125,7 +126,7 @@ func showOf(k *core.KeyInfo, parked []parkedJSON) showJSON {
 		Holders: []holderJSON{}, Waiters: []participantJSON{}, Parked: append([]parkedJSON{}, parked...),
 	}
 	for _, h := range k.Holders {
-		s.Holders = append(s.Holders, holderJSON{participantOf(h.Participant), h.Fence, h.Since.UTC(), h.Remaining.Seconds()})
+		s.Holders = append(s.Holders, holderJSON{participantOf(h.Participant), h.Fence, h.Since.UTC(), h.TTL.Seconds(), h.Remaining.Seconds()})
 	}
 	for _, w := range k.Waiters {
 		s.Waiters = append(s.Waiters, participantOf(w.Participant))
@@ -151,7 +152,11 @@ func (t *tool) showText(k *core.KeyInfo, parked []parkedJSON) {
 			t.field("", "… and %d more", k.Held-i)
 			break
 		}
-		t.field("holder", "%s, for %s, %s of its lease left", process(h.Participant), span(k.At.Sub(h.Since)), span(h.Remaining))
+		lease := "its lease"
+		if h.TTL > 0 {
+			lease = "a lease of " + span(h.TTL)
+		}
+		t.field("holder", "%s, for %s, %s left of %s", processName(h.Locker), span(k.At.Sub(h.Since)), span(h.Remaining), lease)
 		t.named(h.Participant)
 		t.field("", "fence %d", h.Fence)
 	}
@@ -163,7 +168,7 @@ func (t *tool) showText(k *core.KeyInfo, parked []parkedJSON) {
 			t.field("", "… and %d more", k.Waiting-i)
 			break
 		}
-		t.field("waiting", "%d. %s, %s", i+1, process(w.Participant), w.Mode)
+		t.field("waiting", "%d. %s, %s", i+1, processName(w.Locker), w.Mode)
 		t.named(w.Participant)
 	}
 	if k.Reserved > 0 {
@@ -197,8 +202,6 @@ func (t *tool) named(p core.Participant) {
 	}
 }
 
-func process(p core.Participant) string { return fmt.Sprintf("%s pid %d", quote(p.Host), p.PID) }
-
 func modeText(k *core.KeyInfo) string {
 	switch k.Mode {
 	case core.ModeShared:
@@ -226,12 +229,12 @@ func (t *tool) ifTaken(k *core.KeyInfo, parked bool) {
 	case k.Reserved > 0:
 		next = "Then the parked work has it."
 	case k.Waiting > 0:
-		next = fmt.Sprintf("Then %s has it.", process(k.Waiters[0].Participant))
+		next = fmt.Sprintf("Then %s has it.", processName(k.Waiters[0].Locker))
 	case parked:
 		next = "Then the parked work has it, or whoever asks first."
 	}
 	h := k.Holders[0]
-	t.printf("\nTo take it from %s, though its lease is not over:\n", process(h.Participant))
+	t.printf("\nTo take it from %s, though its lease is not over:\n", processName(h.Locker))
 	t.printf("  perkey unlock %s --fence %d --reason TEXT\n", shell(k.Key), h.Fence)
 	t.printf("%s\n", next)
 	t.printf("%s\n", notStopped)
@@ -288,7 +291,7 @@ func (t *tool) unlock(ctx context.Context, c *cli.Command) error {
 		t.printf("Nobody has it now.\n")
 	}
 	for _, h := range info.Holders {
-		t.printf("%s has it now, with fence %d.\n", process(h.Participant), h.Fence)
+		t.printf("%s has it now, with fence %d.\n", processName(h.Locker), h.Fence)
 	}
 	t.printf("%s\n", notStopped)
 	return nil

@@ -200,8 +200,9 @@ func raw(ts *testscript.TestScript, _ bool, args []string) {
 var (
 	moments = regexp.MustCompile(`\b\d+(\.\d+)?(ms|s)\b|\b\d+m\d\ds\b|"20\d\d-[^"]*Z"|\btime=\S+|"[a-z_]+_s":[\d.]+`)
 	fences  = regexp.MustCompile(`\b\d{16}\b`)
-	pids    = regexp.MustCompile(`\bpid \d+|"pid":\d+`)
+	pids    = regexp.MustCompile(`(HOST:|"pid":)\d+`)
 	entries = regexp.MustCompile(`\d{13}-\d+`)
+	heads   = regexp.MustCompile(`^[A-Z][A-Z ]+  [A-Z ]+$`)
 	gaps    = regexp.MustCompile(`  +`)
 )
 
@@ -214,8 +215,8 @@ func norm(ts *testscript.TestScript, _ bool, args []string) {
 		was := line
 		line = moments.ReplaceAllString(line, "T")
 		line = fences.ReplaceAllString(entries.ReplaceAllString(line, "ENTRY"), "FENCE")
-		line = pids.ReplaceAllString(strings.ReplaceAll(line, host, "HOST"), "PID")
-		if line != was {
+		line = pids.ReplaceAllString(strings.ReplaceAll(line, host, "HOST"), "${1}PID")
+		if line != was || heads.MatchString(line) {
 			text := strings.TrimLeft(line, " ")
 			line = line[:len(line)-len(text)] + strings.TrimRight(gaps.ReplaceAllString(text, "  "), " ")
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/perkey-go/perkey/delayqueue"
+	"github.com/perkey-go/perkey/ops"
 )
 
 func (t *tool) queueCommand() *cli.Command {
@@ -90,7 +91,7 @@ func (t *tool) queueLs(ctx context.Context, c *cli.Command) error {
 		case j.Error != "":
 			state = "another layout"
 		case s.Paused:
-			state = "paused " + ago(s.PausedUntil, time.Now())
+			state = pausedText(s)
 		case s.Halted > 0:
 			state = plural(s.Halted, "key halted", "keys halted")
 		}
@@ -107,6 +108,11 @@ func (t *tool) queueLs(ctx context.Context, c *cli.Command) error {
 	return nil
 }
 
+func pausedText(s delayqueue.Stats) string {
+	return "paused for " + span(time.Until(s.PausedUntil)) + " more"
+}
+
+// lateText is for how long the first message could have started; "-" if none could.
 func lateText(s delayqueue.Stats) string {
 	if s.Due == 0 {
 		return "-"
@@ -150,7 +156,7 @@ func (t *tool) queueStats(ctx context.Context, c *cli.Command) error {
 	t.field("running", "%d", s.Running)
 	t.field("dead", "%d", s.Dead)
 	if s.Paused {
-		t.field("paused", "until %s", ago(s.PausedUntil, time.Now()))
+		t.field("paused", "for %s more", span(time.Until(s.PausedUntil)))
 	}
 	if s.Halted > 0 {
 		t.field("halted", "%s, by a dead letter: redrive or purge it", plural(s.Halted, "key", "keys"))
@@ -247,25 +253,17 @@ func (t *tool) queuePause(ctx context.Context, c *cli.Command) error {
 	if d < time.Second {
 		return usagef("perkey queue pause: --for TIME is needed, such as --for 10m, 1s or more")
 	}
-	why, err := by(c)
-	if err != nil {
-		return err
-	}
-	q, err := t.queueArg(ctx, c)
-	if err != nil {
-		return err
-	}
-	o, err := t.operator()
-	if err == nil {
-		err = o.Pause(ctx, why, q.Name(), d)
-	}
-	if err != nil {
-		return err
-	}
-	return t.done(c, "Paused for %s: no worker starts a message of %s. What runs goes on.\n", span(d), quote(q.Name()))
+	return t.changeQueue(ctx, c, func(o *ops.Operator, why ops.By, queue string) error { return o.Pause(ctx, why, queue, d) },
+		"Paused for "+span(d)+": no worker starts a message of %s. What runs goes on.\n")
 }
 
 func (t *tool) queueResume(ctx context.Context, c *cli.Command) error {
+	return t.changeQueue(ctx, c, func(o *ops.Operator, why ops.By, queue string) error { return o.Resume(ctx, why, queue) },
+		"Resumed: workers start messages of %s.\n")
+}
+
+// changeQueue makes a change to the queue that is the only argument, and says with format that it was made.
+func (t *tool) changeQueue(ctx context.Context, c *cli.Command, change func(*ops.Operator, ops.By, string) error, format string) error {
 	why, err := by(c)
 	if err != nil {
 		return err
@@ -276,12 +274,12 @@ func (t *tool) queueResume(ctx context.Context, c *cli.Command) error {
 	}
 	o, err := t.operator()
 	if err == nil {
-		err = o.Resume(ctx, why, q.Name())
+		err = change(o, why, q.Name())
 	}
 	if err != nil {
 		return err
 	}
-	return t.done(c, "Resumed: workers start messages of %s.\n", quote(q.Name()))
+	return t.done(c, format, quote(q.Name()))
 }
 
 // done says that a change was made.

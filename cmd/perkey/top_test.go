@@ -115,10 +115,10 @@ func TestTop_SaysWhatItDoesNotKnow(t *testing.T) {
 		later.Processes[i].Snapshot.Locks[0].Calls = map[core.OutcomeKind]int64{core.OutcomeAcquired: 1500, core.OutcomeConflict: 30}
 	}
 	v.read(later, now)
-	assert.Contains(t, text(), "calls/s 156, conflict 6.0")
+	assert.Contains(t, text(), "calls/s 156, conflict 6")
 	assert.NotContains(t, text(), "STALE")
 	v.read(later, now)
-	assert.Contains(t, text(), "calls/s 156, conflict 6.0", "it has told nothing new")
+	assert.Contains(t, text(), "calls/s 156, conflict 6", "it has told nothing new")
 	restarted := busyFleet(now.Add(20 * time.Second))
 	v.read(restarted, now)
 	assert.Contains(t, text(), "calls/s -", "all have begun to count anew")

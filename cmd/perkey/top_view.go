@@ -156,7 +156,15 @@ func (v *topView) rateText() string {
 
 func rateOf(n float64) string {
 	if n > 0 && n < 10 {
-		return fmt.Sprintf("%.1f", n)
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0")
+	}
+	return fmt.Sprintf("%.0f", n)
+}
+
+// weightOf is a count that decays.
+func weightOf(n float64) string {
+	if n > 0 && n < 0.5 {
+		return "<1"
 	}
 	return fmt.Sprintf("%.0f", n)
 }
@@ -202,7 +210,7 @@ func (v *topView) panels() []panel {
 		if w, ok := waited[k.Key]; ok {
 			wait = span(time.Duration(w * float64(time.Second)))
 		}
-		hot.rows = append(hot.rows, row{quote(k.Key), rateOf(k.Weight), wait})
+		hot.rows = append(hot.rows, row{quote(k.Key), weightOf(k.Weight), wait})
 	}
 	leases := panel{head: row{"OLDEST LEASE", "HELD", "TOLD", "FOR", "PROCESS", ""}, right: []int{1, 2}}
 	for _, l := range v.fleet.OldestLeases(panelRows) {

@@ -46,9 +46,7 @@ local function admit(id, key, principal, rec, place, due, size)
     lengths[key] = lengths[key] + 1
     use('k', key, size)
   end
-  if principal ~= '' then
-    use('p', principal, size)
-  end
+  use('p', principal, size)
   if due then
     look_at(id .. ' ' .. key, due)
   end

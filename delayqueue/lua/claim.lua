@@ -72,6 +72,7 @@ if paused_until <= now then
     ids[#ids + 1] = split(reply[i][1])
   end
   if #ids > 0 and redis.call('HSET', k, session, NOW .. ' ' .. turn .. ' ' .. table.concat(ids, ' ')) == 1 then
+    made, touched[k] = true, true
     local some = redis.call('HRANDFIELD', k, STEPS, 'WITHVALUES')
     for i = 1, #some, 2 do
       if (whole(some[i + 1]:match('^%S+')) or 0) < now - math.max(retention, SLACK) then
@@ -79,7 +80,6 @@ if paused_until <= now then
       end
     end
   end
-  touched[k] = #ids > 0 or nil
   tidy()
   reply[3] = counts.expired or 0
 end

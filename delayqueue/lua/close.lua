@@ -11,7 +11,6 @@
 if not closed then
   add(c, 'closed', next_seq() .. ' ' .. ARGV[3])
 end
-touched[c] = true
 local left = {
   math.max(0, paused_until - now),
   redis.call('EXISTS', m, w, x, y, unpack(KEYS, 11, 15)),
@@ -21,4 +20,5 @@ for i = 4, #ARGV do
   left[i] = redis.call('HEXISTS', h, ARGV[i]) == 1 and 2 or #line(ARGV[i], '1')
 end
 flush()
+keep(c, LASTS, 0, endless)
 return left

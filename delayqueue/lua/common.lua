@@ -30,7 +30,7 @@
 --           seq: its number in its key's FIFO; without a key just the time, in µs
 -- attempts  r|R|w|- mark:6 attempts conflicts losses handed token cause
 --           r: it runs, R: and its key was announced to be free; w: it waits for its key;
---           mark: the end of the token of the claim that was settled last
+--           mark: the end of the token of the claim that was settled last; alone! once it has been run alone in its worker
 -- ending    d|x|E ended:11 mark:6 attempts conflicts losses enqueued age #result #key #name #principal key name principal cause,
 --           and a dead letter's result: done, dead, expired. Its worker has made it; enqueued and age are in base 36
 --           e|c|s ended:11 mark:6, the record from the time it was enqueued on to its payload, and the other attempts: expired,
@@ -57,7 +57,7 @@ local retention, max_bytes = ARGV[1]:match('^(%d+) (%d+)$')
 retention, max_bytes = tonumber(retention), tonumber(max_bytes)
 local dead_retention = tonumber(ARGV[2])
 local STEPS = 20 -- how many messages a script tidies up at most, of each kind
-local SLACK = 3600000 -- ms that a key lives for longer at most, so that it is seldom told to; a long payload at least
+local SLACK = 3600000 -- ms that a key lives for longer at most, c and k twice that, so that it is seldom told to; a long payload at least
 local LARGE = 10000 -- messages
 local LONGEST = 63244800000 -- ms that something is needed at most: its age and its retention, each of 366 days
 local LASTS = math.max(dead_retention, 3 * retention, SLACK) -- ms that c lives
@@ -80,11 +80,12 @@ local now = math.floor(micros / 1000)
 local NOW, MICROS = text(now), text(micros)
 
 -- Closed: '<sequence number> <generation>:<partitions>' when nothing that is new is stored here any more.
-local OWN = {'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since'}
-local own = redis.call('HMGET', c, unpack(OWN))
+local own = redis.call('HMGET', c, 'seq', 'bytes', 'ended', 'till', 'paused', 'awaited', 'closed', 'claimed', 'bucket', 'since',
+  'endless', 'enqueued', 'done')
 local had = {whole(own[1]), whole(own[2]), whole(own[3]), whole(own[4])}
 local seq, bytes, ended_bytes, till = had[1] or 0, had[2] or 0, had[3] or 0, had[4]
 local paused_until, awaited_until, closed = whole(own[5]) or 0, whole(own[6]) or 0, own[7]
+local endless = own[11] == '1' -- no key of messages expires: m was large
 
 -- Until when the keys of messages live. Where that was lost they live as long as m, and a large one has no end.
 if not till then
@@ -93,6 +94,7 @@ if not till then
 end
 
 local added, removed, touched = {}, {}, {} -- by key: what is to be written, and whether anything was
+local made = false -- whether a key was perhaps not there before it was written
 local counts, uses = {}, {} -- uses: fields of u, with their numbers
 local freed = {} -- ids of messages that need their long payload no more
 local ended = {} -- ids of messages that this script ended
@@ -122,12 +124,17 @@ end
 
 -- Writes what add() and remove() have put off.
 local function apply()
-  for i = 1, #ORDER do
-    local key = ORDER[i]
-    if added[key] then
-      redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
-      touched[key] = true
-    end
+  local keys = {}
+  for i = 1, next(added) and #ORDER or 0 do
+    keys[#keys + 1] = added[ORDER[i]] and ORDER[i] or nil
+  end
+  if not made and not endless and #keys > 0 then
+    made = redis.call('EXISTS', unpack(keys)) < #keys
+  end
+  for i = 1, #keys do
+    local key = keys[i]
+    redis.call(ZSETS[key] and 'ZADD' or 'HSET', key, unpack(added[key]))
+    touched[key] = true
   end
   for i = 1, next(removed) and #ORDER or 0 do
     local key = ORDER[i]
@@ -139,9 +146,6 @@ local function apply()
 end
 
 local function count(what) counts[what] = (counts[what] or 0) + 1 end
-
--- Counts bytes of messages, dead letters among them, that come or, if there are fewer than none, go.
-local function weigh(n) bytes = math.max(0, bytes + n) end
 
 -- How many bytes the messages take of a key, kind 'k', or of a principal, 'p', with so many more.
 local function use(kind, name, more)
@@ -184,11 +188,6 @@ local function look_at(member, at)
   end
 end
 
-local function split(member)
-  local at = member:find(' ', 1, true) or #member + 1
-  return member:sub(1, at - 1), member:sub(at + 1)
-end
-
 -- The first places of a key, without what is delayed.
 local function line(key, n)
   return redis.call('ZRANGEBYLEX', f, '[' .. key .. '\n', '(' .. key .. '\n~', 'LIMIT', '0', n)
@@ -196,18 +195,13 @@ end
 
 local function id_at(place, key) return place:sub(#key + 18) end
 
-local function first_in(set) return tonumber(redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
-
 local function is_running(state)
   local flag = state and state:sub(1, 1)
   return flag == 'r' or flag == 'R'
 end
 
--- Whether a claim is as its worker was told; since then the head may have been marked.
-local function is_held(state, told) return state == told or is_running(state) and state:sub(2) == told:sub(2) end
-
--- What workers are told of the time, and of the partition.
-local function told_now() return closed and NOW .. ' ' .. closed or NOW end
+-- Whether a claim is as its worker was told; since then its flag and its mark may have changed.
+local function is_held(state, told) return state == told or is_running(state) and state:sub(8) == told:sub(8) end
 
 -- Publishes to a channel of the queue, which may be forbidden.
 local function publish(channel, message)
@@ -232,20 +226,21 @@ local function keep(key, ms, left, large)
   end
 end
 
--- Has what was written live for its span, and the keys of messages as long as the one that is needed for longest: till. That
--- is remembered, since none has a time of its own while m is large.
-local function keep_all(later)
-  local endless, large = redis.call('PTTL', m) == -1, redis.call('HLEN', m) > LARGE
-  if endless and large then
-    return
-  elseif later or endless or large then
-    for _, key in ipairs(ORDER) do
-      touched[key] = true
+-- Has the keys of messages live as long as the one that is needed for longest: till. That is told to all of them each time that it
+-- is put off, every hour at least, and to one that was made since; and it is remembered, as none has a time of its own while m is large.
+local function keep_all(all, large)
+  local spans = {[c] = LASTS + SLACK, [k] = math.max(retention, SLACK) + SLACK}
+  for _, key in ipairs(ORDER) do
+    if all or touched[key] then
+      keep(key, spans[key] or retention, till - now, large)
     end
   end
-  local spans = {[c] = LASTS, [k] = math.max(retention, SLACK)}
-  for key in pairs(touched) do
-    keep(key, spans[key] or retention, till - now, large)
+end
+
+-- Has a number be written that the partition has to remember of itself, unless it is as it was.
+local function note(name, n, i)
+  if n ~= had[i] then
+    add(c, name, text(n))
   end
 end
 
@@ -253,20 +248,25 @@ end
 -- they have an earlier one to wake for.
 local function flush()
   for what, n in pairs(counts) do
-    if type(redis.pcall('HINCRBY', c, what, n)) ~= 'number' then -- junk: counted anew
-      add(c, what, n)
-    end
-    touched[c] = true
+    local before = what == 'enqueued' and own[12] or what == 'done' and own[13] or redis.call('HGET', c, what)
+    add(c, what, text((whole(before) or 0) + n))
   end
   local later = till < now + span
   if later then
     till = now + math.floor(span + math.min(span / 4, SLACK))
   end
-  for i, n in ipairs({seq, bytes, ended_bytes, till}) do
-    if n ~= had[i] then
-      add(c, OWN[i], text(n))
+  local large, turns = endless, false
+  if next(added) or next(removed) or next(touched) then
+    large = redis.call('HLEN', m) > LARGE
+    turns = large ~= endless
+    if turns then
+      add(c, 'endless', large and '1' or '0')
     end
   end
+  note('seq', seq, 1)
+  note('bytes', bytes, 2)
+  note('ended', ended_bytes, 3)
+  note('till', till, 4)
   for field, n in pairs(uses) do
     if n > 0 then
       add(u, field, text(n))
@@ -275,8 +275,8 @@ local function flush()
     end
   end
   apply()
-  if next(touched) then
-    keep_all(later)
+  if turns or not large and (later or made) then
+    keep_all(turns or later, large)
   end
   if #ended > 0 and awaited_until > now then -- somebody waits
     publish(':ended', table.concat(ended, ' '))

@@ -11,7 +11,7 @@
 --             that, else -; then of q and c perhaps the ms for which others of these can put them off: the delay is their
 --             quiet period; of one that comes from a closed partition m, its times as its record has them, and its attempts;
 --           the long payloads, in the order of their keys: the text has the payload's length in its place
--- returns   {now in ms; for how long no worker has claimed, in ms;
+-- returns   {now in ms; for how long no worker has claimed, in ms; how many bytes the messages took before;
 --           of each message that was not stored now its number, and its not_after in ms when it is stored already, the
 --           ending of one that has ended, else 'key full', 'principal full', 'queue full', or 'closed' as the partition is}
 -- #include common.lua
@@ -20,7 +20,7 @@ local HEADER = 54 -- bytes of a record before the key
 local n = tonumber(ARGV[4])
 local TEXTS, HOWS, PAYLOADS = 4 + n, 4 + 2 * n, #ARGV - #KEYS + FIRST_BODY - 1 -- come after these ARGV
 local claimed = whole(own[8])
-local replies = {now, now - (claimed or now)}
+local replies = {now, now - (claimed or now), bytes}
 if n == 0 then -- that is all that is asked for
   return conclude(replies)
 elseif not claimed and not closed then -- from now on somebody ought to
@@ -103,7 +103,7 @@ local function store(how, id, body, key, principal, size, old)
     span = how.lasts
   end
   if not how.tries then
-    counts.enqueued = (counts.enqueued or 0) + 1
+    count('enqueued')
   end
 end
 

@@ -2,17 +2,21 @@
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]  claim lease, in ms
--- ARGV[4..] id, key, attempts as they were told, of each claim
+-- ARGV[4]  1 when the messages are about to run alone in their worker, else 0
+-- ARGV[5..] id, key, attempts as they were told, of each claim
 -- returns  for each claim 1 when the caller still holds it, else 0
 -- #include common.lua
-local lease, replies = tonumber(ARGV[3]), {}
+local lease, alone, replies = tonumber(ARGV[3]), ARGV[4] == '1', {}
 redis.call('HDEL', c, '')
-for i = 4, #ARGV, 3 do
+for i = 5, #ARGV, 3 do
   local id, key, tries = unpack(ARGV, i, i + 2)
   local state = redis.call('HGET', r, id)
   local held = is_held(state, tries)
   if held then
     add(w, id .. ' ' .. key, text(now + lease))
+    if alone then
+      add(r, id, state:sub(1, 1) .. 'alone!' .. state:sub(8))
+    end
     if bodies[id] then
       keep(bodies[id], lease + SLACK, 0)
     end

@@ -7,6 +7,19 @@ local ENDED_AT = string.format('%011x', now)
 local endings = {} -- fields of a bucket, and their values
 local current, current_since = (whole(own[9]) or 0) % 5, whole(own[10]) or 0 -- the bucket that is in use, and since when
 
+-- Counts bytes of messages, dead letters among them, that come or, if there are fewer than none, go.
+local function weigh(n) bytes = math.max(0, bytes + n) end
+
+local function split(member)
+  local at = member:find(' ', 1, true) or #member + 1
+  return member:sub(1, at - 1), member:sub(at + 1)
+end
+
+local function first_in(set) return tonumber(redis.call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
+
+-- What workers are told of the time, and of the partition.
+local function told_now() return closed and NOW .. ' ' .. closed or NOW end
+
 local function key_of(rec) return rec:sub(55, 54 + (tonumber(rec:sub(46, 48), 10) or 0)) end
 
 local function too_old(rec)
@@ -108,12 +121,8 @@ local function letter_size(id, n, ending) return message_size(n, id, '', '', '')
 local function finish(id, key, principal, slot, n, tries, how, ending, result)
   local size = message_size(n, id, key, principal, slot) + cause_size(tries)
   remove(r, id)
-  if key ~= '' then
-    use('k', key, -size)
-  end
-  if principal ~= '' then
-    use('p', principal, -size)
-  end
+  use('k', key, -size)
+  use('p', principal, -size)
   if slot ~= '' and redis.call('HGET', u, slot) == id then -- no newer message replaces it
     remove(u, slot)
   end

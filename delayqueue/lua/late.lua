@@ -6,9 +6,8 @@ local function join(id, key)
   if too_old(rec) then
     return discard(id, key, rec, 'e')
   end
-  redis.call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. rec:sub(4, 19) .. id)
   redis.call('ZADD', f, 0, key .. '\n' .. number .. id)
-  touched[f] = true
+  redis.call('ZREM', f, key .. '\n~' .. id, key .. '\n\127' .. id, key .. '\n' .. rec:sub(4, 19) .. id)
   if rec:sub(1, 1) == '1' then
     redis.call('HSET', m, id, rec:sub(1, 3) .. number .. rec:sub(20))
   end

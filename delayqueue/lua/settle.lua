@@ -4,7 +4,8 @@
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]   claim lease, in ms, of what is claimed next
--- ARGV[4..] of each claim: id, key or '', principal or '', seq, attempts as they were told, and
+-- ARGV[4]   a time of Redis in ms, no later than when any of the claims was settled first
+-- ARGV[5..] of each claim: id, key or '', principal or '', seq, attempts as they were told, and
 --   how     d  it is done
 --           E  it expires: it would be too old for its next attempt
 --           x  it becomes a dead letter; then p when that halts the messages of its key, k when it halts its key, else -
@@ -25,7 +26,7 @@
 -- #include finish.lua
 -- #include take.lua
 local lease = tonumber(ARGV[3])
-local SIZE = 12 -- of a claim in ARGV
+local FIRST, SIZE = 5, 12 -- where claims begin in ARGV, and how much there is of each
 local BYTES = 1048576 -- of payload that are claimed at most, the last message's aside
 local BACK = {r = true, b = true, bw = true, h = true}
 local idle = paused_until > now -- nothing is to be claimed
@@ -57,7 +58,7 @@ local function ends(id, key, principal, seq, tries, how, slot, size, ending, res
 end
 
 local ids, fields = {}, {}
-for at = 4, #ARGV, SIZE do
+for at = FIRST, #ARGV, SIZE do
   local key, principal = ARGV[at + 1], ARGV[at + 2]
   ids[#ids + 1] = ARGV[at]
   if key ~= '' then
@@ -72,7 +73,7 @@ for i, n in ipairs(#fields > 0 and redis.call('HMGET', u, unpack(fields)) or {})
 end
 local states = redis.call('HMGET', r, unpack(ids))
 for n, state in ipairs(states) do
-  local at = 4 + SIZE * (n - 1)
+  local at = FIRST + SIZE * (n - 1)
   local id, key, principal, seq, tries, how, slot, size, ending, result, token, which = unpack(ARGV, at, at + SIZE - 1)
   if not is_held(state, tries) then
     others[#others + 1] = n
@@ -156,12 +157,13 @@ end
 
 local running -- ids by tokens
 
--- What a settlement claimed that is sent again.
+-- What a settlement claimed that is sent again. Nobody heard of it, so nobody has extended it: few that run have an earlier
+-- end, of those that were claimed or extended since the settlement was sent first.
 local function claimed_before(token)
   if not running then
     running = {}
     local ids = {}
-    for i, member in ipairs(redis.call('ZREVRANGE', w, 0, RECENT - 1)) do
+    for i, member in ipairs(redis.call('ZRANGEBYSCORE', w, lease + ARGV[4], '+inf', 'LIMIT', 0, RECENT)) do
       ids[i] = split(member)
     end
     for i, state in ipairs(#ids > 0 and redis.call('HMGET', r, unpack(ids)) or {}) do
@@ -184,11 +186,11 @@ end
 
 start_late(lease, BYTES, replies)
 for _, n in ipairs(others) do
-  local at = 4 + SIZE * (n - 1)
+  local at = FIRST + SIZE * (n - 1)
   replies[n] = {settled_before(ARGV[at], ARGV[at + 8]:sub(1, 6)), claimed_before(ARGV[at + 10])}
 end
 for _, n in ipairs(back) do
-  local at = 4 + SIZE * (n - 1)
+  local at = FIRST + SIZE * (n - 1)
   local id, key, principal, _, _, how, slot, _, tries, till = unpack(ARGV, at, at + SIZE - 1)
   local by = newer(id, tries, slot)
   if by then

@@ -9,6 +9,6 @@ local what, ms = ARGV[3], tonumber(ARGV[4])
 redis.call('HDEL', c, what)
 if ms > 0 then
   redis.call('HSET', c, what, text(now + ms))
-  keep(c, math.max(ms, LASTS), 0, redis.call('PTTL', m) == -1)
+  keep(c, math.max(ms, LASTS), 0, endless)
 end
 return 0

@@ -1,7 +1,6 @@
 package echolock
 
 import (
-	"iter"
 	"net/http"
 
 	"github.com/labstack/echo/v5"
@@ -105,12 +104,10 @@ func (f configured) wrap(next echo.HandlerFunc) echo.HandlerFunc { return f.guar
 var version = &adapter.Echo[*echo.Context]{
 	Package: "echolock",
 	Routing: routing,
-	Params: func(c *echo.Context) iter.Seq2[string, string] {
-		return func(yield func(name, value string) bool) {
-			for _, v := range c.PathValues() {
-				if !yield(v.Name, v.Value) {
-					return
-				}
+	Params: func(c *echo.Context, yield func(name, value string) bool) {
+		for _, v := range c.PathValues() {
+			if !yield(v.Name, v.Value) {
+				return
 			}
 		}
 	},

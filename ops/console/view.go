@@ -63,7 +63,7 @@ func badWarning(kind string) bool {
 }
 
 // silent reports whether a process should have reported again by now.
-func silent(p processView) bool { return time.Since(p.At) > 15*time.Second }
+func silent(p processView) bool { return time.Since(p.At) > p.SilentAfter() }
 
 func calls(s ops.LockStats, kind string) int64 { return s.Calls[core.OutcomeKind(kind)] }
 

@@ -34,7 +34,10 @@ func (d *deployment) Acquire(ctx context.Context, req AcquireRequest, stop <-cha
 }
 
 func (d *deployment) acquireCommand(ctx context.Context, req AcquireRequest) *command {
-	cmd := d.command(ctx, acquireScript, false, req.Record, req.Token, req.Lease.Milliseconds(), req.What)
+	cmd := d.command(ctx, acquireScript, false, req.Record)
+	cmd.addText(req.Token)
+	cmd.addNumber(req.Lease.Milliseconds())
+	cmd.addText(req.What)
 	cluster, parked := d.cluster != nil, req.Reserve > 0
 	if cluster || parked || req.Mark != NotQueued || req.Watch != "" {
 		cmd.args = append(cmd.args, marks[req.Mark], req.Watch)

@@ -189,19 +189,75 @@ func handOverToNobody(t *testing.T, release string, forbidden bool) (wrong strin
 func TestHandOver_ToNobody(t *testing.T) {
 	t.Parallel()
 	release := store.Sources["release"]
-	mutants := map[string]string{
-		"who releases is forgotten": "    redis.call('HSET', key, 'h:' .. token, its[1]) -- nobody was told\n",
-		"who is not told holds it":  "if sendGrant(id, e, '@', fence, claim, waiting > 0 and 1 or 0) then",
+	mutants := []struct{ name, old, new string }{
+		{"who releases is forgotten", "    redis.call('HSET', key, 'h:' .. token, its[1]) -- nobody was told\n", ""},
+		{"who is not told holds it", "    if told then\n      redis.call('HSET'", "    if true then\n      redis.call('HSET'"},
 	}
 	for _, forbidden := range []bool{false, true} {
 		require.Empty(t, handOverToNobody(t, release, forbidden))
-		for name, old := range mutants {
-			require.Equal(t, 1, strings.Count(release, old), name)
-			replacement := ""
-			if strings.HasPrefix(old, "if") {
-				replacement = strings.Replace(old, " then", " or true then", 1)
-			}
-			require.NotEmpty(t, handOverToNobody(t, strings.Replace(release, old, replacement, 1), forbidden), name)
+		for _, m := range mutants {
+			require.Equal(t, 1, strings.Count(release, m.old), m.name)
+			require.NotEmpty(t, handOverToNobody(t, strings.Replace(release, m.old, m.new, 1), forbidden), m.name)
+		}
+	}
+	gone := "[2]) ~= 0"
+	require.Equal(t, 2, strings.Count(release, gone), "in a hand-over, and for all others")
+	require.NotEmpty(t, handOverToNobody(t, strings.Replace(release, gone, "[2]) ~= -1", 1), false), "who is gone holds it")
+}
+
+// handOverMessage has a holder release a key for which others wait, and compares the message to the next with its record. It says
+// what is wrong: "" if nothing is.
+func handOverMessage(t *testing.T, release string, used int64, others bool) (wrong string) {
+	t.Helper()
+	env := redistest.Embedded(t)
+	ctx, rdb, key := t.Context(), env.Client(t), "a key"
+	sub := rdb.Subscribe(ctx, env.Prefix+":wake:stranger")
+	defer func() { _ = sub.Close() }()
+	_, err := sub.Receive(ctx)
+	require.NoError(t, err)
+	record, more := store.RecordName(env.Prefix, key), "0"
+	run := func(script string, args ...any) {
+		require.NoError(t, rdb.Eval(ctx, script, []string{record}, args...).Err())
+	}
+	run(store.Sources["acquire"], holderToken, 10000, "x", "", "")
+	run(store.Sources["acquire"], strangerToken, 10000, "x", "@", "")
+	if others {
+		run(store.Sources["acquire"], "1:third.000000000000000000000003", 10000, "x", "@", "")
+		more = "1"
+	}
+	time.Sleep(time.Millisecond)
+	run(release, holderToken, used, 1)
+	holder := rdb.HGet(ctx, record, "h:"+strangerToken).Val()
+	if holder == "" {
+		return "nobody holds the key"
+	}
+	claim, _, _ := strings.Cut(holder, " ")
+	want := strings.Join([]string{"grant", store.Named(strangerToken), rdb.HGet(ctx, record, "fence").Val(), claim, more, key}, " ")
+	msg, err := sub.ReceiveTimeout(ctx, 5*time.Second)
+	require.NoError(t, err)
+	if got := msg.(*redis.Message).Payload; got != want {
+		return fmt.Sprintf("the message is %q, the record says %q", got, want)
+	}
+	return ""
+}
+
+// A release grants the key to the next in one of two ways; see release.lua.
+func TestHandOver_TheMessageSaysWhatTheRecordDoes(t *testing.T) {
+	t.Parallel()
+	release := store.Sources["release"]
+	for _, others := range []bool{false, true} {
+		for used := range int64(2) {
+			require.Empty(t, handOverMessage(t, release, used, others))
+		}
+		for old, replacement := range map[string]string{
+			"string.sub(e, 1, -SECRET - 1) .. ' ' .. fence": "e .. ' ' .. fence",
+			"' ' .. fence .. ' ' .. claim .. ' ' .. more":   "' ' .. used .. ' ' .. claim .. ' ' .. more",
+			"' ' .. claim .. ' ' .. more":                   "' ' .. now .. ' ' .. more",
+			"more .. ' ' .. name":                           "2 .. ' ' .. name",
+			"' ' .. name)) and true":                        "' k')) and true",
+		} {
+			require.Equal(t, 2, strings.Count(release, old), old)
+			require.NotEmpty(t, handOverMessage(t, strings.ReplaceAll(release, old, replacement), 1, others), old)
 		}
 	}
 }

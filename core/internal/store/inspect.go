@@ -38,6 +38,7 @@ type Participant struct {
 	Locker, Host string
 	PID, Limit   int
 	Name, ID     string
+	TTL          time.Duration
 	// Of a holder.
 	Fence     int64
 	Since     time.Time
@@ -331,8 +332,7 @@ func participantOf(who, what string) Participant {
 		p.Host = parts[0]
 		p.PID, _ = strconv.Atoi(parts[1])
 	}
-	name, id, _ := strings.Cut(what, ";")
-	p.Name, p.ID = unescape(name), unescape(id)
+	p.Name, p.ID, p.TTL = readWhat(what)
 	return p
 }
 

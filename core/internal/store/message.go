@@ -25,7 +25,7 @@ type Message struct {
 type MessageKind string
 
 const (
-	// Granted says that a token was granted the key; sendGrant in lua/message.lua writes it.
+	// Granted says that a token was granted the key; lua/grant.lua writes it.
 	Granted MessageKind = "grant"
 	// Ends says when the key will be free without a release, since the rest of a MinHold is over. It
 	// is for one of the first tokens in the key's FIFO.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/perkey-go/perkey/internal/ident"
 )
@@ -66,16 +67,37 @@ const (
 	lockerLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/"
 )
 
-// Describe writes what a call is, for people, in the form that a record stores.
-func Describe(name, id string) string {
-	if name == "" && id == "" {
+// Describe writes what a call is, for people, in the form that a record stores: NAME;ID;TTL, the TTL in ms. Without a
+// name and an id, and with the usual TTL, it is nothing.
+func Describe(name, id string, ttl time.Duration) string {
+	if name == "" && id == "" && ttl == usualTTL {
 		return ""
 	}
-	var room [2*3*maxWhatLen + 1]byte
-	return string(appendEscaped(append(appendEscaped(room[:0], name), ';'), id))
+	var room [2*3*maxWhatLen + 1 + 1 + len("86400000")]byte
+	what := appendEscaped(append(appendEscaped(room[:0], name), ';'), id)
+	if ttl != usualTTL {
+		what = strconv.AppendInt(append(what, ';'), ttl.Milliseconds(), 10)
+	}
+	return string(what)
 }
 
-const maxWhatLen = 100
+const (
+	maxWhatLen = 100
+	// usualTTL is the TTL of a record that does not say one. Processes of other versions read it so.
+	usualTTL = 15 * time.Second
+)
+
+// readWhat reads what Describe wrote.
+func readWhat(what string) (name, id string, ttl time.Duration) {
+	name, rest, _ := strings.Cut(what, ";")
+	id, digits, other := strings.Cut(rest, ";")
+	ttl = usualTTL
+	if other {
+		ms, _ := strconv.ParseUint(digits, 10, 32) // if it is none of ours it is not known
+		ttl = time.Duration(ms) * time.Millisecond
+	}
+	return unescape(name), unescape(id), ttl
+}
 
 // appendEscaped appends the beginning of s as url.PathEscape writes it, and allocates nothing.
 func appendEscaped(b []byte, s string) []byte {

@@ -227,8 +227,10 @@ func TestDescribe_EscapesAsURLsDo(t *testing.T) {
 	}
 	for text := range slices.Chunk(all[:], 100) {
 		name, id := string(text), "POST /orders/:id?"+string(text[:min(80, len(text))])
-		require.Equal(t, url.PathEscape(name)+";"+url.PathEscape(id), store.Describe(name, id))
+		require.Equal(t, url.PathEscape(name)+";"+url.PathEscape(id), store.Describe(name, id, 15*time.Second))
 	}
-	require.Equal(t, strings.Repeat("%2F", 100)+";", store.Describe(strings.Repeat("/", 101), ""), "a long name is cut off")
-	require.Empty(t, store.Describe("", ""))
+	require.Equal(t, strings.Repeat("%2F", 100)+";", store.Describe(strings.Repeat("/", 101), "", 15*time.Second), "a long name is cut off")
+	require.Empty(t, store.Describe("", "", 15*time.Second))
+	require.Equal(t, ";;100", store.Describe("", "", 100*time.Millisecond))
+	require.Equal(t, "%3B;%3B;86400000", store.Describe(";", ";", 24*time.Hour))
 }

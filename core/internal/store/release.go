@@ -36,7 +36,10 @@ func (d *deployment) Release(ctx context.Context, req ReleaseRequest) (reply Rel
 }
 
 func (d *deployment) releaseCommand(ctx context.Context, req ReleaseRequest) *command {
-	cmd := d.command(ctx, releaseScript, true, req.Record, req.Token, req.Used, req.Asked || req.Wanted)
+	cmd := d.command(ctx, releaseScript, true, req.Record)
+	cmd.addText(req.Token)
+	cmd.addNumber(req.Used)
+	cmd.add(req.Asked || req.Wanted)
 	if req.Stay > 0 || req.Other != "" {
 		cmd.args = append(cmd.args, req.Stay.Milliseconds(), req.Other, marks[req.Mark], req.What, req.Fresh)
 	}

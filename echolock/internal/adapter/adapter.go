@@ -2,10 +2,8 @@
 package adapter
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -41,8 +39,8 @@ type Echo[C Context] struct {
 	Package string
 	// Routing says how far the router is.
 	Routing func(C) Routing
-	// Params are the path parameters, perhaps percent-encoded.
-	Params func(C) iter.Seq2[string, string]
+	// Params yields the path parameters, perhaps percent-encoded.
+	Params func(c C, yield func(name, value string) bool)
 	// Writer is where responses go.
 	Writer func(C) http.ResponseWriter
 	// Track has responses go through a writer that knows the status of the one that was begun, until Untrack.
@@ -164,12 +162,13 @@ type serving[C Context] struct {
 
 func newServing[C Context](e *Echo[C]) *serving[C] {
 	s := &serving[C]{echo: e}
+	params := func(yield func(name, value string) bool) { e.params(s.c, yield) }
 	s.x = httplock.Exchange{
 		Key: func() (string, error) {
 			if s.routing == Unrouted {
 				return "", e.errPre()
 			}
-			return e.key(s.c, s.key)
+			return httplock.Match{Pattern: s.c.Path(), Params: params, Framework: s.c}.Key(s.key, s.c.Request())
 		},
 		Next: s.next,
 		Tap: func(wrap func(http.ResponseWriter) http.ResponseWriter) {
@@ -208,37 +207,23 @@ func (e *Echo[C]) errPre() error {
 	return e.invalid("the middleware was given to e.Pre, which runs before the route is known: give it to e.Use, a group or a route")
 }
 
-// key asks a key function for the key of c's request.
-func (e *Echo[C]) key(c C, key httplock.KeyFunc) (string, error) {
-	r := c.Request()
-	return httplock.Match{
-		Pattern: c.Path(),
-		Params:  e.params(c),
-		Context: context.WithValue(r.Context(), contextKey{}, c),
-	}.Key(key, r)
-}
-
-// params are the path parameters. Echo calls a wildcard *, whatever the route calls it: it
+// params yields the path parameters. Echo calls a wildcard *, whatever the route calls it: it
 // is there under both names.
-func (e *Echo[C]) params(c C) iter.Seq2[string, string] {
-	all := e.Params(c)
+func (e *Echo[C]) params(c C, yield func(name, value string) bool) {
 	if !strings.Contains(c.Path(), "*") {
-		return all
+		e.Params(c, yield)
+		return
 	}
-	return func(yield func(name, value string) bool) {
-		for name, value := range all {
-			if !yield(name, value) {
-				return
-			}
-			if name != "*" {
-				continue
-			}
-			names := httplock.PatternParams(c.Path())
-			if len(names) > 0 && !yield(names[len(names)-1], value) {
-				return
-			}
+	e.Params(c, func(name, value string) bool {
+		if !yield(name, value) {
+			return false
 		}
-	}
+		if name != "*" {
+			return true
+		}
+		names := httplock.PatternParams(c.Path())
+		return len(names) == 0 || yield(names[len(names)-1], value)
+	})
 }
 
 // WithPrincipal is httplock.WithPrincipal of a function of echo's context.
@@ -255,16 +240,13 @@ func (e *Echo[C]) WithPrincipal(f func(C) (string, error)) httplock.Option {
 	})
 }
 
-// contextKey is where Func finds echo's context.
-type contextKey struct{}
-
 // Func makes a KeyFunc of a function of echo's context.
 func (e *Echo[C]) Func(f func(C) (string, error)) httplock.KeyFunc {
 	if f == nil {
 		return nil
 	}
 	return func(r *http.Request) (string, error) {
-		c, ok := r.Context().Value(contextKey{}).(C)
+		c, ok := httplock.FrameworkFrom(r.Context()).(C)
 		if !ok {
 			return "", fmt.Errorf("%s: Func makes keys for this package's middleware only", e.Package)
 		}

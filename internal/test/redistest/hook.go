@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -73,4 +74,19 @@ func RunInstead(instead map[string]string) (redis.Hook, *atomic.Int64) {
 			used.Add(1)
 		}
 	}), used
+}
+
+// Args are a command's arguments as they are now. Where one is a pointer, which saves the caller an allocation, it is what that
+// points to.
+func Args(cmd redis.Cmder) []any {
+	args := slices.Clone(cmd.Args())
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case *string:
+			args[i] = *arg
+		case *int64:
+			args[i] = *arg
+		}
+	}
+	return args
 }

@@ -187,7 +187,10 @@ local function serve(me)
           written = true
         end
         local room = held + 1 < limit(e) -- for one more with this limit
-        there = sendGrant(locker(e), e, mark, string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0)
+        local fence, claim, more = string.format('%.0f', following()), string.format('%d', now + CLAIM), waiting > 1 and 1 or room and 2 or 0
+        local id, here = locker(e), mark == '@'
+        -- #include grant.lua
+        there = told
         if there == nil then -- it cannot be published: the first to ask takes the key
           break
         end

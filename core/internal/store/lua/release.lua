@@ -27,7 +27,6 @@ if plain and mark == '' and ARGV[3] ~= '1' then -- nobody asked for the key mean
     return 1
   end
 end
--- #include message.lua
 if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the key alone, if it does
   local its = redis.pcall('HMGET', key, 'h:' .. token, 'queue', 'waiting', 'watch', 'reserved', 'v')
   local mine, queue = its[1] and tonumber(string.sub(its[1], 1, 13)) > now and not its[5] and not its[6], its[2] or ''
@@ -51,7 +50,10 @@ if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the k
     if math.floor((alive - ALIVE) / AGED) < math.floor(now / AGED) then
       redis.call('PEXPIRE', key, CLAIM + ALIVE)
     end
-    if sendGrant(id, e, '@', fence, claim, waiting > 0 and 1 or 0) then
+    local prefix, name = string.match(key, '^(.-):lock{}:(.*)$')
+    local here, more = true, waiting > 0 and 1 or 0
+    -- #include grant.lua
+    if told then
       redis.call('HSET', key, 'fence', fence, 'last', e, 'next', claim, 'queue', queue, 'waiting', waiting,
         'h:' .. e, claim .. ' ' .. fence .. ' ' .. what)
       if mark == '' then
@@ -63,6 +65,7 @@ if plain and not text and string.sub(token, 1, 2) == '1:' then -- it holds the k
   end
 end
 
+-- #include message.lua
 -- #include record.lua
 -- #include queue.lua
 if foreign() then
