@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"time"
 )
@@ -85,14 +86,9 @@ func (s screen) after(was screen, colors bool) string {
 		was.lines = nil
 	}
 	for y := range max(len(s.lines), len(was.lines)) {
-		var is, old line
-		if y < len(s.lines) {
-			is = s.lines[y]
+		if is := s.line(y); !slices.Equal(is, was.line(y)) {
+			b.WriteString(moveTo(y) + is.draw(colors) + clearToEnd)
 		}
-		if y < len(was.lines) {
-			old = was.lines[y]
-		}
-		b.WriteString(is.after(old, y, colors))
 	}
 	if b.Len() == 0 {
 		return ""
@@ -100,19 +96,10 @@ func (s screen) after(was screen, colors bool) string {
 	return beginFrame + b.String() + endFrame
 }
 
-// after is what makes row y of a terminal show l that shows was: the spans that have changed, if they stand where they stood.
-func (l line) after(was line, y int, colors bool) string {
-	var all, changed strings.Builder
-	same, x := len(l) == len(was), 0
-	for i, s := range l {
-		all.WriteString(s.draw(colors))
-		if same = same && len(s.text) == len(was[i].text); same && s != was[i] {
-			changed.WriteString(moveTo(y, x) + s.draw(colors))
-		}
-		x += len(s.text)
+// line is row y; nil: it is empty.
+func (s screen) line(y int) line {
+	if y < len(s.lines) {
+		return s.lines[y]
 	}
-	if same {
-		return changed.String()
-	}
-	return moveTo(y, 0) + all.String() + clearToEnd
+	return nil
 }

@@ -82,18 +82,14 @@ func (l line) clipped(columns int) (all line) {
 	return all
 }
 
-func (s span) draw(colors bool) string {
-	if !colors || s.style == plain {
-		return s.text
-	}
-	return "\x1b[" + string(s.style) + "m" + s.text + "\x1b[m"
-}
-
-// String is the text of the line.
-func (l line) String() string {
+func (l line) draw(colors bool) string {
 	var b strings.Builder
 	for _, s := range l {
-		b.WriteString(s.text)
+		if !colors || s.style == plain {
+			b.WriteString(s.text)
+		} else {
+			b.WriteString("\x1b[" + string(s.style) + "m" + s.text + "\x1b[m")
+		}
 	}
 	return b.String()
 }
@@ -115,4 +111,4 @@ const (
 	endFrame    = "\x1b[?2026l"
 )
 
-func moveTo(row, column int) string { return fmt.Sprintf("\x1b[%d;%dH", row+1, column+1) }
+func moveTo(row int) string { return fmt.Sprintf("\x1b[%d;1H", row+1) }
