@@ -112,16 +112,22 @@ var errAskAgain = errors.New("the ticket could not be asked for")
 // ask asks for a ticket once, and waits in the server for its end. It returns where the result is, if there is one, and when
 // to ask again.
 func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait time.Duration, ticket *TicketError) (location string, after time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, wait+answerTime)
+	limited, cancel := context.WithTimeout(ctx, wait+answerTime)
 	defer cancel()
-	question := get(ctx, r, at)
+	lost := func(err error) error {
+		if limited.Err() != nil && ctx.Err() == nil {
+			err = fmt.Errorf("no answer within %s", wait+answerTime)
+		}
+		return fmt.Errorf("%w: %w", errAskAgain, err)
+	}
+	question := get(limited, r, at)
 	question.Header.Del("Accept-Encoding") // a caller that set it decodes what it asked for, not this
 	if wait >= time.Second {
 		question.Header.Set("Prefer", "wait="+strconv.FormatInt(int64(wait/time.Second), 10))
 	}
 	resp, err := t.base.RoundTrip(question) //nolint:bodyclose // discard closes it
 	if err != nil {
-		return "", 0, fmt.Errorf("%w: %w", errAskAgain, err)
+		return "", 0, lost(err)
 	}
 	defer discard(resp.Body)
 	after, ok := retryAfter(resp.Header)
@@ -138,7 +144,7 @@ func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait 
 	now := TicketError{URL: ticket.URL}
 	ok, err = decode(resp, "application/json", &now)
 	if err != nil {
-		return "", 0, fmt.Errorf("%w: %w", errAskAgain, err)
+		return "", 0, lost(err)
 	}
 	if !ok || now.ID != ticket.ID || now.State == "" {
 		return "", 0, errors.New("the ticket was answered with something else")

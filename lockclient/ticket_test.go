@@ -239,6 +239,11 @@ func TestTransport_AskingIsHeld(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "done", read(t, resp))
 			require.LessOrEqual(t, time.Since(began), time.Minute)
+
+			base.requests, held = nil, false
+			_, err = newTransport(t, base, lockclient.WithMaxAttempts(1), lockclient.WithMaxWait(time.Hour)).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			require.ErrorContains(t, err, "no answer within 35s")
+			require.NotErrorIs(t, err, context.DeadlineExceeded, "WithMaxWait was not over")
 			base.requireClosed(t)
 		})
 	}
