@@ -13,6 +13,7 @@ import (
 
 const (
 	frameEvery = 500 * time.Millisecond
+	wholeEvery = 10 // frames: the terminal echoes what is typed
 	lineEvery  = 5 * time.Second
 )
 
@@ -43,7 +44,7 @@ func show(ctx context.Context, out io.Writer, cfg config, board *scoreboard) (st
 	return func() { cancel(); <-done }
 }
 
-// draw draws the board until ctx ends: of each frame the lines that have changed, and all of them when the window has another size. It has a
+// draw draws the board until ctx ends: of each frame the lines that have changed, and all of them now and then, and when the window has another size. It has a
 // screen of its own, so that a terminal keeps what stood there before, and wraps none of this when it is resized.
 func draw(ctx context.Context, out io.Writer, terminal *terminal, board *scoreboard) {
 	fmt.Fprint(out, enterScreen)
@@ -55,11 +56,14 @@ func draw(ctx context.Context, out io.Writer, terminal *terminal, board *scorebo
 	defer every.Stop()
 
 	var was screen
-	for {
+	for frame := 0; ; frame++ {
 		columns, rows := terminal.size()
 		is := screen{columns: columns, rows: rows}
 		for _, l := range board.view().layout(columns-1, rows) { // a full line would leave some cursors on the next one
 			is.lines = append(is.lines, l.clipped(columns-1))
+		}
+		if frame%wholeEvery == 0 {
+			was.lines = nil
 		}
 		fmt.Fprint(out, is.after(was, terminal.colors))
 		was = is

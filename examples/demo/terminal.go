@@ -107,8 +107,8 @@ const (
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
 	clearScreen = "\x1b[2J"
 	clearToEnd  = "\x1b[K"
-	beginFrame  = "\x1b[?2026h" // terminals that know it show the frame as a whole
-	endFrame    = "\x1b[?2026l"
+	beginFrame  = "\x1b[?2026h"       // terminals that know it show the frame as a whole
+	endFrame    = "\x1b[H\x1b[?2026l" // the cursor is at the top: a key that is echoed scrolls nothing away
 )
 
 func moveTo(row int) string { return fmt.Sprintf("\x1b[%d;1H", row+1) }

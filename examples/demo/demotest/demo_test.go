@@ -168,6 +168,27 @@ func TestDemo_FitsItsWindow(t *testing.T) {
 	}
 }
 
+// The terminal echoes what is typed: that scrolls nothing away, and is soon overwritten.
+func TestDemo_KeysThatAreTyped(t *testing.T) {
+	t.Parallel()
+	w := open(t, 80, 24, "TERM=xterm")
+	w.until(t, "violations: 0", "refused with 409", "twice: 202")
+	for range 5 {
+		_, err := w.terminal.Write([]byte("typed\n\n\n\n\n"))
+		require.NoError(t, err)
+		w.read(t, time.Second, nil)
+	}
+	w.read(t, 30*time.Second, func() bool {
+		return strings.HasPrefix(text(w.screen), "perkey one request") && !strings.Contains(text(w.screen), "typed")
+	})
+	for _, want := range []string{"\nroute  ", "\ninside now:", "\nconsole http", "twice: 409", "twice: waits", "twice: 202"} {
+		require.Contains(t, text(w.screen), want)
+	}
+	w.interrupt()
+	require.True(t, w.read(t, 30*time.Second, func() bool { return false }))
+	require.NoError(t, w.wait())
+}
+
 func TestDemo_HasNoColorsIfSo(t *testing.T) {
 	t.Parallel()
 	w := open(t, 80, 24, "TERM=xterm", "NO_COLOR=1")
