@@ -25,8 +25,9 @@
 // # Parked requests
 //
 // A receipt, 202 with the ticket of a parked request in Location, is followed: the ticket is asked for with "Prefer: wait=25", or
-// as often as Retry-After says, until its state is done. Then the response is the one that the replay was answered with, 4xx and 5xx
-// too, with the headers that the service keeps. Its Request is the one that was parked. Otherwise there is a [TicketError].
+// as often as Retry-After says, until its state is done. An answer that is 10 s late is given up, and the ticket asked for again
+// without the wait. In the end the response is that of the replay, 4xx and 5xx too, with the headers that the service stores, and its
+// Request is the one that was parked. Otherwise there is a [TicketError].
 //
 // With [http.Client.Timeout] the error is the client's own, without the ticket: give the request's context a deadline in its place.
 //

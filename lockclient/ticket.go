@@ -20,8 +20,8 @@ const (
 	maxPause     = 30 * time.Second // whatever Retry-After says
 )
 
-// TicketError is why a parked request has no response. The work of one that is expired, cancelled or superseded does
-// not run; of one that is dead an attempt may have taken effect; any other may still run, and URL tells.
+// TicketError says why a parked request has no response. In the states expired, cancelled and superseded it does not run; in dead
+// an attempt may have taken effect; in any other it may still run, and its URL says what became of it.
 type TicketError struct {
 	// URL is the ticket's address.
 	URL string `json:"-"`

@@ -35,8 +35,8 @@ type Transport struct {
 // Option configures a [Transport].
 type Option func(*Transport) error
 
-// WithMaxAttempts sets how often a request is sent at most: 1 never sends it again. As often, one after another, may
-// asking for its ticket fail. Default [DefaultMaxAttempts].
+// WithMaxAttempts sets how often a request is sent at most: 1 never sends it again. It also bounds how often in a row asking for
+// the ticket may fail. Default [DefaultMaxAttempts].
 func WithMaxAttempts(n int) Option {
 	return func(t *Transport) error {
 		if n < 1 {
