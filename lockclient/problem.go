@@ -6,6 +6,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,12 +18,13 @@ const problems = "https://github.com/perkey-go/perkey/blob/main/docs/problems.md
 // maxDocument bounds what is read of a body to recognise it. perkey's documents are shorter.
 const maxDocument = 16 << 10
 
-// refusedFor returns after which time a refused request may be sent again, if its response is a problem document of perkey
-// that says so.
-func refusedFor(resp *http.Response) (time.Duration, bool) {
-	switch resp.StatusCode {
-	case http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable:
-	default:
+// refusals are the statuses of refused requests.
+var refusals = []int{http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable}
+
+// refusedFor returns after which time a refused request may be sent again, if its response has one of the statuses and is a problem
+// document of perkey that says so.
+func refusedFor(resp *http.Response, statuses []int) (time.Duration, bool) {
+	if !slices.Contains(statuses, resp.StatusCode) {
 		return 0, false
 	}
 	after, ok := retryAfter(resp.Header)

@@ -160,7 +160,8 @@ func (t *Transport) result(r *http.Request, at *url.URL, location string, giveUp
 		ticket.Err = fmt.Errorf("its result is not at the ticket's origin: %q", location)
 		return nil, ticket
 	}
-	resp, err := t.send(get(r.Context(), r, from), giveUp)
+	unavailable := []int{http.StatusServiceUnavailable} // any other refusal is the replay's response
+	resp, err := t.send(get(r.Context(), r, from), giveUp, unavailable)
 	if err != nil {
 		ticket.Err = err
 		return nil, ticket

@@ -259,6 +259,20 @@ func TestTransport_AcceptEncodingIsTheResults(t *testing.T) {
 	require.Equal(t, "gzip", base.requests[2].Header.Get("Accept-Encoding"))
 }
 
+// A result is the replay's response, a refusal of perkey's too, as of a service that it called. What is not the result is asked for again.
+func TestTransport_AResultThatIsARefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, result := range []answer{conflict, problem(http.StatusTooManyRequests, "key-queue-full", "2")} {
+			base := newScript(parked, ended, problem(http.StatusServiceUnavailable, "unavailable", "2"), result)
+			resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b"))
+			require.NoError(t, err)
+			require.Equal(t, result.body, read(t, resp))
+			require.Len(t, base.requests, 4)
+			base.requireClosed(t)
+		}
+	})
+}
+
 // A base other than [http.Transport] may take requests without headers.
 func TestTransport_NoHeaders(t *testing.T) {
 	base := newScript(parked, ended, done)

@@ -104,15 +104,16 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set(idempotencyKey, rand.Text())
 	}
 	giveUp := time.Now().Add(t.maxWait)
-	resp, err := t.send(r, giveUp)
+	resp, err := t.send(r, giveUp, refusals)
 	if err != nil || resp.StatusCode != http.StatusAccepted {
 		return resp, err
 	}
 	return t.follow(r, resp, giveUp)
 }
 
-// send sends r, and waits and sends it again for as long as its connection is lost or the response says when to try again.
-func (t *Transport) send(r *http.Request, giveUp time.Time) (*http.Response, error) {
+// send sends r, and waits and sends it again for as long as its connection is lost or a response of one of the statuses says when
+// to try again.
+func (t *Transport) send(r *http.Request, giveUp time.Time, statuses []int) (*http.Response, error) {
 	ctx := r.Context()
 	for attempt := 1; ; attempt++ {
 		resp, err := t.base.RoundTrip(r)
@@ -121,7 +122,7 @@ func (t *Transport) send(r *http.Request, giveUp time.Time) (*http.Response, err
 		}
 		after, ok := backoff(attempt), true
 		if err == nil {
-			after, ok = refusedFor(resp)
+			after, ok = refusedFor(resp, statuses)
 		}
 		if !ok {
 			return resp, err
