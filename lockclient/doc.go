@@ -9,7 +9,7 @@
 // # Refused requests
 //
 // A request is sent again after 409, 429 or 503 with Retry-After, if the response is a problem document of perkey's, and after
-// a lost connection. The delay is retry_after_ms or Retry-After (seconds or a date), and jitter, which grows with the
+// a lost connection, also if it is lost in the midst of a refusal or a receipt. The delay is retry_after_ms or Retry-After (seconds or a date), and jitter, which grows with the
 // attempts: as much as half of the delay at first, and twice the delay from the fourth on. After a lost connection it is 0.1 s, and doubles.
 //
 // Only what may run twice is sent again: GET, HEAD, OPTIONS, TRACE, PUT and DELETE, and whatever has an

@@ -127,6 +127,9 @@ func (t *Transport) ask(ctx context.Context, r *http.Request, at *url.URL, wait 
 	default:
 		return "", 0, fmt.Errorf("the ticket was answered with %s", resp.Status)
 	}
+	if _, err := document(resp, "application/json"); err != nil {
+		return "", 0, fmt.Errorf("%w: %w", errAskAgain, err)
+	}
 	now := TicketError{URL: ticket.URL}
 	if !decode(resp, "application/json", &now) || now.ID != ticket.ID || now.State == "" {
 		return "", 0, errors.New("the ticket was answered with something else")

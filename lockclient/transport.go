@@ -120,7 +120,7 @@ func (t *Transport) send(r *http.Request, giveUp time.Time) (*http.Response, err
 			return resp, err
 		}
 		after, ok := backoff(attempt), true
-		if err == nil {
+		if err == nil && !cut(resp) {
 			after, ok = refusedFor(resp)
 		}
 		if !ok {
