@@ -66,15 +66,14 @@ func cut(resp *http.Response) bool {
 
 // document reads the beginning of a response of the media type, and leaves the response as it was. It is empty if that is of
 // another type.
-func document(resp *http.Response, mediaType string) ([]byte, error) {
-	if got, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || got != mediaType {
-		return nil, nil
+func document(resp *http.Response, mediaType string) (content []byte, err error) {
+	if got, _, bad := mime.ParseMediaType(resp.Header.Get("Content-Type")); bad == nil && got == mediaType {
+		content, err = io.ReadAll(io.LimitReader(resp.Body, maxDocument))
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body}
 	}
-	content, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument))
-	resp.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body}
 	return content, err
 }
 
