@@ -91,8 +91,8 @@ func TestError_ListsAllProblemsAndIsAnInvalidOption(t *testing.T) {
 	_, err := config.ParseIn("f.yaml", []byte("redis: {url: x, db: y}\n"), nil)
 	assert.ErrorIs(t, err, core.ErrInvalidOption)
 	assert.EqualError(t, err, "config: 2 problems:\n"+
-		"\tf.yaml:1:14: redis.url: not the URL of a Redis; expected one such as redis://localhost:6379/0, or rediss:// for TLS\n"+
-		"\tf.yaml:1:21: redis.db: expected a whole number, got other text")
+		"  f.yaml:1:14: redis.url: not the URL of a Redis; expected one such as redis://localhost:6379/0, or rediss:// for TLS\n"+
+		"  f.yaml:1:21: redis.db: expected a whole number, got other text")
 	var e *config.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, config.Problem{

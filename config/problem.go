@@ -54,7 +54,7 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "config: %d problems:", len(e.Problems))
 	for _, p := range e.Problems {
-		b.WriteString("\n\t" + p.String())
+		b.WriteString("\n  " + p.String())
 	}
 	return b.String()
 }

@@ -9,9 +9,10 @@
 // # Refused requests
 //
 // A request is sent again after 409, 429 or 503 with Retry-After, if the response is a problem document of perkey's, and after
-// an error of the base, such as a lost connection. The delay is retry_after_ms or Retry-After (seconds or a date), and jitter, which
-// grows with the attempts: as much as half of the delay at first, and twice the delay from the fourth on. After an error the delay is
-// 0.1 s, and doubles up to 6.4 s. A response to HEAD has no document: HEAD is sent again after an error alone.
+// an error of the base, such as a lost connection, also if it is lost in the midst of a refusal or a receipt. The delay is
+// retry_after_ms or Retry-After (seconds or a date), and jitter, which grows with the attempts: as much as half of the delay at
+// first, and twice the delay from the fourth on. After an error the delay is 0.1 s, and doubles up to 6.4 s. A response to HEAD
+// has no document: HEAD is sent again after an error alone.
 //
 // Only what may run twice is sent again: GET, HEAD, OPTIONS, TRACE, PUT and DELETE, and whatever has an
 // Idempotency-Key, which stays the same. A refused request was not run, but to send a POST again is for its caller to decide: the request that was

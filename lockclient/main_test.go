@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 
 	"github.com/gin-gonic/gin"
 	"github.com/stretchr/testify/assert"
@@ -71,6 +72,7 @@ type answer struct {
 	status int
 	header http.Header
 	body   string
+	cut    bool // the connection is lost in the midst of the body
 }
 
 func newScript(answers ...answer) *script {
@@ -93,9 +95,13 @@ func newScript(answers ...answer) *script {
 		if header == nil {
 			header = http.Header{}
 		}
+		var content io.Reader = strings.NewReader(a.body)
+		if a.cut {
+			content = io.MultiReader(strings.NewReader(a.body[:len(a.body)/2]), iotest.ErrReader(io.ErrUnexpectedEOF))
+		}
 		return &http.Response{
 			StatusCode: a.status, Status: fmt.Sprint(a.status, " ", http.StatusText(a.status)), Header: header, Request: r,
-			Body: io.NopCloser(strings.NewReader(a.body)), ContentLength: int64(len(a.body)),
+			Body: io.NopCloser(content), ContentLength: int64(len(a.body)),
 		}, nil
 	}
 	return s
@@ -116,6 +122,12 @@ func problem(status int, kind, retryAfter string) answer {
 func (a answer) with(name, value string) answer {
 	a.header = a.header.Clone()
 	a.header.Set(name, value)
+	return a
+}
+
+// short returns the answer as it comes when the connection is lost in the midst of it.
+func (a answer) short() answer {
+	a.cut = true
 	return a
 }
 

@@ -50,16 +50,39 @@ func problemOf(resp *http.Response) (kind string, after time.Duration) {
 	return strings.TrimPrefix(doc.Type, problems), time.Duration(doc.RetryAfter) * time.Millisecond
 }
 
-// decode reports whether a response is JSON of the media type, and reads it. The response stays as it was. The error is that of reading its body.
-func decode(resp *http.Response, mediaType string, into any) (bool, error) {
-	if got, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || got != mediaType {
-		return false, nil //nolint:nilerr // it is something else
+// cut reports whether a refusal or a receipt was cut short: the connection was lost in the midst of it.
+func cut(resp *http.Response) bool {
+	mediaType := "application/problem+json"
+	switch resp.StatusCode {
+	case http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable:
+	case http.StatusAccepted:
+		if mediaType = "application/json"; resp.Header.Get("Location") == "" {
+			return false
+		}
+	default:
+		return false
 	}
-	content, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument))
-	resp.Body = struct {
-		io.Reader
-		io.Closer
-	}{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body}
+	_, err := document(resp, mediaType)
+	return err != nil
+}
+
+// document reads the beginning of a response of the media type, and leaves the response as it was. It is empty if that is of
+// another type.
+func document(resp *http.Response, mediaType string) (content []byte, err error) {
+	if got, _, bad := mime.ParseMediaType(resp.Header.Get("Content-Type")); bad == nil && got == mediaType {
+		content, err = io.ReadAll(io.LimitReader(resp.Body, maxDocument))
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(content), resp.Body), resp.Body}
+	}
+	return content, err
+}
+
+// decode reports whether a response is JSON of the media type, and reads it. The response stays as it was. The error is that of
+// reading its body.
+func decode(resp *http.Response, mediaType string, into any) (bool, error) {
+	content, err := document(resp, mediaType)
 	return err == nil && json.Unmarshal(content, into) == nil, err
 }
 

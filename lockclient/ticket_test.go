@@ -342,6 +342,18 @@ func TestTransport_AskingFailsNowAndThen(t *testing.T) {
 	require.Greater(t, len(took), 5, "there is jitter")
 }
 
+// An answer that is cut short is a lost connection: the receipt is asked for again, and so is the ticket.
+func TestTransport_ATicketThatIsCutShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := newScript(parked.short(), parked, ticket(200, "queued").short(), ended.short(), ended, done)
+		resp, err := newTransport(t, base).RoundTrip(request(t, http.MethodPost, orders, "b", "Idempotency-Key", "k"))
+		require.NoError(t, err)
+		require.Equal(t, "done", read(t, resp))
+		require.Equal(t, []string{"b", "b", "", "", "", ""}, base.bodies)
+		base.requireClosed(t)
+	})
+}
+
 // A result that redirects is the client's to follow, as if the request had not been parked. It stops a loop.
 func TestTransport_RedirectLoop(t *testing.T) {
 	base := newScript(parked, ended.with("Location", "/tickets/"+id))

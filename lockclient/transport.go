@@ -121,7 +121,7 @@ func (t *Transport) send(r *http.Request, giveUp time.Time, statuses []int) (*ht
 			return resp, err
 		}
 		after, ok := backoff(attempt), true
-		if err == nil {
+		if err == nil && !cut(resp) {
 			after, ok = refusedFor(resp, statuses)
 		}
 		if !ok {

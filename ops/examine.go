@@ -348,7 +348,7 @@ func (f *findings) queue(fleet Fleet, name string, s delayqueue.Stats) {
 			severity, grow = SeverityAct, ", and they grow"
 		}
 		f.add("dead", severity, name, fmt.Sprintf("Queue %s has %s%s.", name, count(s.Dead, "dead letter", "dead letters"), grow),
-			Evidence{"dead letters", strconv.FormatInt(s.Dead, 10), "0"}, Evidence{"died in the last " + brief(lately), strconv.FormatInt(died, 10), "0"},
+			Evidence{"dead letters", strconv.FormatInt(s.Dead, 10), "0"}, Evidence{"died in the last " + brief(lately) + ", as processes tell", strconv.FormatInt(died, 10), "0"},
 			Evidence{"keys that they halt", strconv.FormatInt(s.Halted, 10), "0"})
 	}
 }

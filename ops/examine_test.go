@@ -119,7 +119,7 @@ func TestFacts_FindingsOfEachKind(t *testing.T) {
 			s.Paused, s.PausedUntil, s.Lateness = true, examined, time.Hour
 		}, "look paused ship", "2027-01-15 08:00:00 UTC"},
 		{func(f *ops.Facts) { queueStats(f).Dead = 2 }, "look dead ship", "2 dead letters."},
-		{func(f *ops.Facts) { queueStats(f).Dead = 2; happens("queues", "dead", "ship")(f) }, "act dead ship", "died in the last 10 min: 3"},
+		{func(f *ops.Facts) { queueStats(f).Dead = 2; happens("queues", "dead", "ship")(f) }, "act dead ship", "died in the last 10 min, as processes tell: 3"},
 		{happens("queues", "expired", "ship"), "look expiring ship", "3 messages"},
 		{happens("locks", "shed", ""), "look shed ", "3 calls"},
 		{happens("locks", "lost", ""), "act lost ", `keys: "k\n1"`},

@@ -156,6 +156,9 @@ func TestDemo_SaysWhatIsWrong(t *testing.T) {
 	} {
 		require.ErrorContains(t, run(t.Context(), cfg, &bytes.Buffer{}), name)
 	}
+	for _, url := range []string{"redis://:secret@localhost:port/0", "redis://:sec%zzret@localhost", "redis://:secret/1@localhost"} {
+		require.NotContains(t, run(t.Context(), config{redisURL: url}, &bytes.Buffer{}).Error(), "sec")
+	}
 }
 
 func TestScoreboard_SeesEachBrokenPromise(t *testing.T) {

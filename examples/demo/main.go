@@ -121,8 +121,8 @@ func connect(ctx context.Context, url string) (rdb *redis.Client, kind string, c
 		return rdb, "embedded", func() { _ = rdb.Close(); server.Close() }, nil
 	}
 	opt, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, "", nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379/0: %w", err)
+	if err != nil { // which can have the password in it
+		return nil, "", nil, errors.New("-redis: want a URL such as redis://localhost:6379/0")
 	}
 	conn, err := net.DialTimeout(cmp.Or(opt.Network, "tcp"), opt.Addr, 3*time.Second)
 	if err != nil {

@@ -542,6 +542,27 @@ func TestConsole_MarksProcessesThatAreSilent(t *testing.T) {
 	}
 }
 
+// Who told in time before Redis went away is not silent: nobody can tell since.
+func TestConsole_CallsNobodySilentForAnOutage(t *testing.T) {
+	env := redistest.Real(t)
+	proxy := redistest.NewProxy(t, env.Addr)
+	rdb := redistest.Client(t, &redis.Options{Addr: proxy.Addr})
+	server, _ := newConsole(t, env, func(o *console.Options) { o.Locker, o.Redis = newLocker(t, rdb, env.Prefix), rdb })
+	beacon, err := ops.StartBeacon(env.Client(t), ops.NewRecorder(), newLocker(t, env.Client(t), env.Prefix), ops.WithService("teller"), ops.WithInterval(time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = beacon.Close() })
+	redistest.Eventually(t, func() bool {
+		_, body, _ := get(t, server.URL+"/processes")
+		return strings.Contains(body, "teller")
+	}, "it is seen")
+	proxy.Blackhole(redistest.Requests)
+	time.Sleep(2100 * time.Millisecond) // it should have told again
+	_, body, _ := get(t, server.URL+"/processes")
+	assert.Contains(t, body, "Not up to date")
+	assert.Contains(t, body, "teller")
+	assert.NotContains(t, body, ">silent<")
+}
+
 // A queue on a Redis that is away does not keep a page from showing the others.
 func TestConsole_AQueueOnARedisThatIsAway(t *testing.T) {
 	env := redistest.Real(t)

@@ -1,8 +1,6 @@
 package console
 
 import (
-	"time"
-
 	"github.com/perkey-go/perkey/core"
 	"github.com/perkey-go/perkey/delayqueue"
 	"github.com/perkey-go/perkey/ops"
@@ -62,8 +60,8 @@ func badWarning(kind string) bool {
 	return kind != string(core.WarnEvictionUnknown) && kind != string(core.WarnContext)
 }
 
-// silent reports whether a process should have reported again by now.
-func silent(p processView) bool { return time.Since(p.At) > p.SilentAfter() }
+// silent reports whether a process should have reported again when that was read: nobody can tell what it did since.
+func silent(p processView) bool { return p.Age > p.SilentAfter() }
 
 func calls(s ops.LockStats, kind string) int64 { return s.Calls[core.OutcomeKind(kind)] }
 

@@ -1,7 +1,7 @@
 package show
 
 import (
-	"fmt"
+	"errors"
 
 	"github.com/redis/go-redis/v9"
 
@@ -12,8 +12,8 @@ import (
 func Connect(url string) (rdb *redis.Client, closeAll func(), err error) {
 	if url != "" {
 		opt, err := redis.ParseURL(url)
-		if err != nil {
-			return nil, nil, fmt.Errorf("-redis: want a URL such as redis://localhost:6379: %w", err)
+		if err != nil { // which can have the password in it
+			return nil, nil, errors.New("-redis: want a URL such as redis://localhost:6379")
 		}
 		rdb = redis.NewClient(opt)
 		return rdb, func() { _ = rdb.Close() }, nil
