@@ -13,17 +13,17 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// leaseTable is which holds a Locker has, which lease has each, and how they end. It sends
-// nothing to Redis: the renewals do, for what next returns.
+// leaseTable has the grants of a Locker and the lease of each, and decides how they end. It sends
+// nothing to Redis: the renewal loop sends what next returns.
 type leaseTable struct {
-	begin func()                               // called with mu held, for the first hold
-	end   func(h *hold, l *Lease, cause error) // tells of a lost hold, and the lease that had it, if any
+	begin func()                               // called with mu held, for the first grant
+	end   func(h *hold, l *Lease, cause error) // tells of a lost grant, and its lease, if it has one
 
 	mu       sync.Mutex
 	schedule *schedule.Schedule[*hold]
 	begun    bool
 	stopped  bool
-	emptied  chan struct{} // closed when the last hold went, if somebody asked
+	emptied  chan struct{} // nil, or closed when the last grant has ended; see empty
 }
 
 // newLeaseTable makes a table. It calls wake, with its mutex held, to say when to call next.
@@ -31,7 +31,7 @@ func newLeaseTable(begin func(), wake func(at schedule.Instant), end func(*hold,
 	return &leaseTable{begin: begin, end: end, schedule: schedule.New[*hold](wake)}
 }
 
-// add takes a hold that was just made. It reports false when the Locker was closed meanwhile.
+// add takes a new grant. It reports false when the Locker was closed meanwhile.
 func (t *leaseTable) add(h *hold) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -46,7 +46,7 @@ func (t *leaseTable) add(h *hold) bool {
 	return true
 }
 
-// adopt makes l the lease that has the hold. It reports false when the hold has ended.
+// adopt makes l the lease of the grant. It reports false when the grant has ended.
 func (t *leaseTable) adopt(h *hold, l *Lease, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -57,14 +57,14 @@ func (t *leaseTable) adopt(h *hold, l *Lease, now time.Time) bool {
 	return true
 }
 
-// valid reports whether a hold can be relied on. Called with leaseTable.mu held.
+// valid reports whether a grant can be relied on. Called with leaseTable.mu held.
 func (h *hold) valid(now time.Time) bool {
 	return h.state == leaseHeld && !h.Expired(schedule.MomentOf(now))
 }
 
-// check reports a lease that is not held any more. The ctx of a lost one is over
-// when it returns: after a long stop the holder may look before the renewals
-// did, or while they are about to end the ctx.
+// check returns why a lease is not held any more, or nil. The ctx of a lost one has ended when it
+// returns: after a long stop the holder may check before the renewal loop does, or while that is
+// about to end the ctx.
 func (t *leaseTable) check(l *Lease) error {
 	t.mu.Lock()
 	state, over := l.state, l.hold.Expired(schedule.MomentOf(time.Now()))
@@ -87,8 +87,8 @@ func (t *leaseTable) check(l *Lease) error {
 // valid reports whether a lease is held.
 func (t *leaseTable) valid(l *Lease) bool { return t.check(l) == nil }
 
-// release ends a lease, and reports what it was until now and whether it could
-// still be relied on. Its hold stays under renewal, to be handed over or dropped.
+// release ends a lease, and returns its state before and whether it could still be relied on. Its
+// grant stays under renewal, to be handed over or dropped.
 func (t *leaseTable) release(l *Lease, now time.Time) (was leaseState, valid bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,8 +101,8 @@ func (t *leaseTable) release(l *Lease, now time.Time) (was leaseState, valid boo
 	return was, l.hold.valid(now)
 }
 
-// share keeps the hold of a lease from being handed over, for its token is about to
-// leave. It reports false when the lease has ended: the hold can be another's now.
+// share keeps the grant of a lease from being handed over, since its token is about to be
+// transferred. It reports false when the lease has ended: the grant may already be another lease's.
 func (t *leaseTable) share(l *Lease) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,7 +113,7 @@ func (t *leaseTable) share(l *Lease) bool {
 	return held
 }
 
-// detach takes a lease and its hold out. It reports false when the lease has ended.
+// detach removes a lease and its grant. It reports false when the lease has ended.
 func (t *leaseTable) detach(l *Lease) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,14 +126,14 @@ func (t *leaseTable) detach(l *Lease) bool {
 	return true
 }
 
-// drop takes a hold out.
+// drop removes a grant.
 func (t *leaseTable) drop(h *hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.remove(h, leaseReleased)
 }
 
-// lengthen records that the hold can be relied on until deadline.
+// lengthen records that the grant can be relied on until deadline.
 func (t *leaseTable) lengthen(h *hold, deadline time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,8 +144,8 @@ func (t *leaseTable) lengthen(h *hold, deadline time.Time) error {
 	return nil
 }
 
-// lose ends a hold that is over, and returns what the cause of its lease's context
-// became.
+// lose ends a grant that is over: mark it lost → end the lease's context. It returns the cause of
+// that context.
 func (t *leaseTable) lose(h *hold, why loss) error {
 	t.mu.Lock()
 	var e ended
@@ -161,7 +161,7 @@ func (t *leaseTable) lose(h *hold, why loss) error {
 	return err
 }
 
-// of returns the holds on key whose grant has this first fence.
+// of returns the grants of key whose first fence this is.
 func (t *leaseTable) of(key string, fence int64) (found []*hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,13 +173,13 @@ func (t *leaseTable) of(key string, fence int64) (found []*hold) {
 	return found
 }
 
-// ended is a hold that was lost, and the lease that had it, if any.
+// ended is a grant that was lost, and its lease, if it had one.
 type ended struct {
 	hold  *hold
 	lease *Lease
 }
 
-// next takes out the holds that have expired, and returns those to be renewed now.
+// next removes the grants that have expired, and returns them and those to be renewed now.
 func (t *leaseTable) next(now time.Time) (lost []ended, due []*hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -190,14 +190,14 @@ func (t *leaseTable) next(now time.Time) (lost []ended, due []*hold) {
 	return lost, due
 }
 
-// lengths sets how long each hold of a batch is to be renewed for. first is for holds that
-// no lease has yet.
+// lengths sets for how long each grant of a batch is to be renewed: first at most while it has no
+// lease.
 func (t *leaseTable) lengths(asked []store.Renewal, batch []*hold, first time.Duration, sent time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i, h := range batch {
 		ttl := h.ttl
-		if h.lease == nil { // its call may yet fail
+		if h.lease == nil { // its call may still fail
 			ttl = min(ttl, first)
 		}
 		if h.bounded() {
@@ -207,7 +207,7 @@ func (t *leaseTable) lengths(asked []store.Renewal, batch []*hold, first time.Du
 	}
 }
 
-// answered applies the replies to a batch. It returns the holds that are not ours any more.
+// answered applies the replies to a batch. It returns the grants that Redis does not know any more.
 func (t *leaseTable) answered(batch []*hold, asked []store.Renewal, replies []store.RenewalReply, sent, now time.Time) (gone []*hold, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -236,7 +236,7 @@ func (t *leaseTable) answered(batch []*hold, asked []store.Renewal, replies []st
 	return gone, err
 }
 
-// postpone puts off the renewal of holds that could not be renewed now.
+// postpone postpones the renewal of grants that could not be renewed now.
 func (t *leaseTable) postpone(batch []*hold, d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -246,11 +246,11 @@ func (t *leaseTable) postpone(batch []*hold, d time.Duration) {
 	}
 }
 
-// followSpread is the time over which a process renews all its holds after a failover: not at
+// followSpread is the time over which a process renews all its grants after a failover: not at
 // once, since every process has some.
 const followSpread = time.Second
 
-// soon has all holds that are renewed at all renewed within followSpread: Redis may have lost
+// soon has all grants that are renewed at all renewed within followSpread: Redis may have lost
 // them.
 func (t *leaseTable) soon() {
 	t.mu.Lock()
@@ -263,7 +263,7 @@ func (t *leaseTable) soon() {
 	}
 }
 
-// stop takes all holds out and returns them. No more are added.
+// stop removes all grants and returns them. No more are added.
 func (t *leaseTable) stop() (held []ended) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -306,7 +306,7 @@ func (t *leaseTable) markLost(h *hold) ended {
 	return ended{h, h.lease}
 }
 
-// remove takes a hold out.
+// remove removes a grant.
 func (t *leaseTable) remove(h *hold, state leaseState) {
 	h.state = state
 	t.schedule.Remove(h)
@@ -316,8 +316,8 @@ func (t *leaseTable) remove(h *hold, state leaseState) {
 	}
 }
 
-// putOff sets when a hold is to be renewed, unless it needs no renewal any more: a
-// later try was answered first.
+// putOff sets when a grant is to be renewed, unless it needs no renewal any more: the reply to a
+// later try may have arrived first.
 func (t *leaseTable) putOff(h *hold, at time.Time) {
 	if h.RenewAt() != 0 {
 		t.schedule.Set(h, h.Deadline(), schedule.InstantOf(at))

@@ -17,28 +17,28 @@ import (
 	"github.com/perkey-go/perkey/internal/trust"
 )
 
-// MaxKeys is how many keys one call can take.
+// MaxKeys is how many keys one call can take: 128.
 const MaxKeys = 128
 
-// TryAcquireAll takes all keys if all are free. If one is held it holds none, and
-// returns a *ConflictError that names it. It blocks for one round trip to Redis if
-// one node serves all keys, else for one a key.
+// TryAcquireAll takes all keys if all of them are free. If one is held it takes none, and returns a
+// [*ConflictError] that names that key. It blocks for one round trip to Redis if one node serves
+// all keys, and otherwise for one round trip per key. Keys and options are as for
+// [Locker.AcquireAll].
 func (l *Locker) TryAcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*LeaseSet, error) {
 	return l.obtainAll(ctx, keys, false, opts)
 }
 
-// AcquireAll takes all keys, and waits until it can have them. It returns when it
-// has all of them, when ctx ends, when the Locker is closed, or, with [ErrUnavailable],
-// as Acquire does. After an error it holds none, as after that of Acquire.
+// AcquireAll takes all keys, and waits until it can have them. It returns when it has all of them,
+// when ctx ends, when the Locker is closed, or, with [ErrUnavailable], in the cases in which
+// [Locker.Acquire] does. After an error it holds none of them.
 //
-// The order of keys does not matter, nor does a key that is there twice; there are
-// at most MaxKeys. Options apply to each lease. Calls for overlapping sets cannot
-// block one another for good, as long as none of them is made while its ctx holds
-// other keys.
+// The order of keys does not matter, and a key may be repeated; at most [MaxKeys] different keys
+// are allowed. Options apply to each lease. Calls for overlapping sets do not deadlock, as long as
+// none of them is made under a ctx that holds other keys.
 //
-// While it waits for a key that is held it holds no other. When one after another
-// turns out to be held it takes them in sorted order, and keeps what it has: its turn
-// comes, however busy each key is.
+// While it waits for a key that is held, it holds no other. If it finds one key after another held,
+// it takes them in sorted order instead, and keeps each while it waits for the next: so it is
+// served, however busy each key is.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*LeaseSet, error) {
 	return l.obtainAll(ctx, keys, true, opts)
 }
@@ -52,7 +52,8 @@ func (l *Locker) obtainAll(ctx context.Context, keys []string, wait bool, opts [
 	return m.set, err
 }
 
-// obtain takes the keys, or says why it cannot.
+// obtain takes the keys: reenter those that ctx holds, then take the others (run) → wait for
+// replicas → make the grants leases, until all are held.
 func (m *multiAttempt) obtain(keys []string, invalid error) (err error) {
 	l, ctx, o := m.locker, m.ctx, m.opts
 	keys, err = distinct(keys)
@@ -125,7 +126,7 @@ func distinct(keys []string) ([]string, error) {
 	return keys, nil
 }
 
-// multiAttempt is one call's way to several keys.
+// multiAttempt is the state of one call for several keys.
 type multiAttempt struct {
 	locker *Locker
 	ctx    context.Context
@@ -145,12 +146,13 @@ type multiAttempt struct {
 	kind    OutcomeKind // as in attempt
 }
 
-// maxRounds is how often a call finds another key held, after it waited for one,
-// before it takes its keys one after the other. Nobody waits for a key while it holds
-// one that comes later in the order: so nobody waits in a circle.
+// maxRounds is how often a call may wait for one key and then find another one held, before it
+// takes its keys in sorted order. A call that waits while it holds keys waits only for a key that
+// sorts after all of those, so no circle of calls waits for itself.
 const maxRounds = 4
 
-// run takes all keys. After an error it has none.
+// run takes all keys: try all → release → wait for the one that is held → try all, and after
+// maxRounds in sorted order. After an error it has none.
 func (m *multiAttempt) run() error {
 	for {
 		m.rounds++
@@ -166,7 +168,7 @@ func (m *multiAttempt) run() error {
 		if m.rounds > maxRounds {
 			return m.inOrder()
 		}
-		if m.rounds > 1 { // not in step with those that have what is missing here
+		if m.rounds > 1 { // out of step with a call that holds what this one lacks, and lacks what it holds
 			if err := m.pause(backoff.Full(m.rounds, time.Millisecond, 20*time.Millisecond), conflict.Key); err != nil {
 				return err
 			}
@@ -177,8 +179,8 @@ func (m *multiAttempt) run() error {
 	}
 }
 
-// rest takes the keys that are missing, without waiting for any. Its error is a
-// *ConflictError if one is held.
+// rest takes the keys that are missing, without waiting. Its error is a *ConflictError if one is
+// held.
 func (m *multiAttempt) rest() error {
 	var missing []string
 	for _, key := range m.keys {
@@ -253,7 +255,7 @@ func (m *multiAttempt) together(keys []string) error {
 	return nil
 }
 
-// refused makes the error for a key that is held.
+// refused returns the error for a key that is held.
 func (m *multiAttempt) refused(key string, remaining time.Duration, queued int) error {
 	m.key, m.waiting = key, queued
 	return &ConflictError{Key: key, Remaining: remaining, Waited: time.Since(m.start), Attempts: m.rounds, Waiting: queued}
@@ -277,7 +279,7 @@ func (m *multiAttempt) release() {
 	m.locker.discard(m.ctx, holds...)
 }
 
-// replicate waits until as many replicas as were asked for have the grants.
+// replicate waits until the grants are on as many replicas as the call asks for.
 func (m *multiAttempt) replicate() error {
 	var lacking []*hold
 	for _, key := range m.keys {
@@ -294,8 +296,8 @@ func (m *multiAttempt) replicate() error {
 	return errors.Join(each(lacking, func(h *hold) error { return m.locker.replicate(m.ctx, []*hold{h}, m.opts.replicas, m.opts.replicaWait) })...)
 }
 
-// adopt makes the holds leases of the set, under one ctx. It reports false when one
-// of them has ended.
+// adopt makes the grants leases of the set, under one ctx. It reports false when one of them has
+// ended.
 func (m *multiAttempt) adopt(set *LeaseSet) bool {
 	all := newCancellation(set.ctx)
 	now := time.Now()

@@ -1,7 +1,7 @@
 package core
 
-// How a call obtains its key, for every way in: reenter, or ask once, or ask → policy → wait, until
-// granted; and how a hold that nobody uses is released.
+// How a call obtains its key, for every entry point: reenter, or ask once, or ask → policy → wait, until
+// granted; and how a grant that no lease uses is released.
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 )
 
 // obtain takes the call's key, or returns why it cannot, and reports the outcome. A nil policy
-// rejects. The call fails with invalid, unless that is nil.
+// rejects. If invalid is not nil, the call fails with it.
 func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o acquireOptions, invalid error) (*Lease, error) {
 	o.name, o.id = call.Name, call.ID
 	a := attempt{locker: l, ctx: ctx, call: call, policy: policy, opts: o, start: time.Now()}
@@ -27,7 +27,7 @@ func (l *Locker) obtain(ctx context.Context, call Call, policy ConflictPolicy, o
 	return a.lease, err
 }
 
-// attempt is one call's way to its key.
+// attempt is the state of one call that takes its key.
 type attempt struct {
 	locker   *Locker
 	ctx      context.Context
@@ -35,20 +35,20 @@ type attempt struct {
 	policy   ConflictPolicy
 	opts     acquireOptions
 	start    time.Time
-	record   string        // the key's name in Redis; "" until it is asked for
-	resumed  bool          // it is held already, by a token
+	record   string        // the key's name in Redis; "" until the call asks
+	resumed  bool          // the key is held already, by a token
 	reserved bool          // the key was reserved when it was granted
-	multi    *multiAttempt // the call for several keys that this one is a part of; nil: none
+	multi    *multiAttempt // the call for several keys that this one is a part of, or nil
 
 	conflict Conflict
 
-	// The result: a lease, or a hold without one for a call for several keys.
+	// The result: a lease, or for a part of a call for several keys a grant without one.
 	lease *Lease
 	hold  *hold
 
-	waits  bool        // the call wants a place in Redis's queue: only when it will wait
+	waits  bool        // the call will wait, so its requests join Redis's queue
 	waited bool        // OnWaiting was called
-	kind   OutcomeKind // where the error alone does not say it; see outcomeOf
+	kind   OutcomeKind // if the error alone does not say it; see outcomeOf
 }
 
 func (a *attempt) obtain(invalid error) error {
@@ -78,12 +78,13 @@ func (a *attempt) run() error {
 	err := a.await()
 	if _, held := errors.AsType[*ConflictError](err); held && a.opts.notify != nil && a.kind == "" {
 		a.policy = nil
-		return a.once(time.Now()) // Redis tells those who were refused, not those who waited and left
+		return a.once(time.Now()) // Redis notifies a call that was refused, not one that waited and left
 	}
 	return err
 }
 
-// once asks Redis for the key, and does not wait for it.
+// once asks Redis for the key once: granted, or ask the policy, which refuses or defers. It does
+// not wait.
 func (a *attempt) once(now time.Time) error {
 	l, key := a.locker, a.call.Key
 	watch, known := "", uint64(0)
@@ -106,7 +107,7 @@ func (a *attempt) once(now time.Time) error {
 		if taken, err := a.take(h, now); taken || err != nil {
 			return err
 		}
-		return store.Unavailable("acquire", key, errors.New("the grant ended as it came"))
+		return store.Unavailable("acquire", key, errors.New("the grant had ended when its reply arrived"))
 	}
 	a.conflict.Attempt, a.conflict.Remaining, a.conflict.Waiting = a.conflict.Attempt+1, reply.Remaining, reply.Queued
 	decision, err := a.decide(time.Now())
@@ -120,7 +121,7 @@ func (a *attempt) once(now time.Time) error {
 	return err
 }
 
-// await takes the key: ask → policy → wait, until granted. It is the one loop for questions to
+// await takes the key: ask → policy → wait, until granted. It is the only loop for requests to
 // Redis, decisions of the policy, wake-ups and cancellation.
 func (a *attempt) await() error {
 	w, waiting, held := a.locker.waiters.join(a.call.Key, &a.opts, a.start)
@@ -161,8 +162,8 @@ func (a *attempt) await() error {
 	}
 }
 
-// delay is how long the policy lets the call wait before it decides again. An error ends the
-// call.
+// delay asks the policy, and returns how long the call waits before the policy decides again. An
+// error ends the call.
 func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, error) {
 	a.conflict.Attempt++
 	var failure error
@@ -196,7 +197,8 @@ func (a *attempt) delay(w *waiter, now time.Time, first bool) (time.Duration, er
 	return delay, nil
 }
 
-// wait waits until the call is woken, may ask or has to decide again. An error ends the call.
+// wait waits until the call is woken, may ask, or the policy has to decide again. An error ends the
+// call.
 func (a *attempt) wait(w *waiter, may *waitqueue.View, decideIn time.Duration) error {
 	pause := a.opts.replyTimeout()
 	if may.Informed {
@@ -225,7 +227,7 @@ func (a *attempt) shed(held bool) error {
 	return a.refusal(Reject())
 }
 
-// gone reports that the caller's ctx ended while the call waited.
+// gone returns the error of a call whose ctx ended while it waited.
 func (a *attempt) gone() error {
 	return fmt.Errorf("core: acquire %q: the key is held, waited %s: %w",
 		a.call.Key, time.Since(a.start).Round(time.Millisecond), ctxerr.Of(a.ctx))
@@ -235,13 +237,14 @@ func (a *attempt) closed() error {
 	return store.Closed("acquire", a.call.Key)
 }
 
-// validity is until when a grant that answers u can be trusted.
+// validity is until when a grant in reply to u can be trusted.
 func (a *attempt) validity(u *waitqueue.Question) time.Time {
 	return trust.Until(u.Sent, a.opts.firstLease())
 }
 
-// question asks Redis for the queue. The call sees the result when it looks. An error ends the
-// call, unless Redis is out of reach and the call can wait for it to return.
+// question sends a request for the queue, and gives the queue the reply: the call sees the result
+// in its next round of await. An error ends the call, unless Redis is away and the call can wait
+// for it to return.
 func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 	mark := store.NotQueued
 	if a.waits {
@@ -269,8 +272,8 @@ func (a *attempt) question(w *waiter, u *waitqueue.Question) error {
 	return nil
 }
 
-// ask sends a question. After an error, or when a hold was given to the call meanwhile,
-// a grant that answers it is released.
+// ask sends a request. After an error, or if the call was given another grant meanwhile (stopped),
+// a grant in reply to the request is released.
 func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop <-chan struct{}) (reply store.AcquireReply, stopped bool, err error) {
 	l, key := a.locker, a.call.Key
 	if a.record == "" {
@@ -287,8 +290,8 @@ func (a *attempt) ask(u *waitqueue.Question, mark store.Mark, watch string, stop
 	return reply, stopped, err
 }
 
-// take makes the call the holder of h. It reports false when h has ended. After an error h
-// is released.
+// take makes the grant a lease of the call: wait for replicas → newLease → adopt. It reports false
+// when the grant has ended. After an error the grant is released.
 func (a *attempt) take(h *hold, now time.Time) (taken bool, err error) {
 	l := a.locker
 	if a.multi != nil {
@@ -337,7 +340,8 @@ func (a *attempt) refusal(d Decision) error {
 	return &ConflictError{Key: a.call.Key, Remaining: c.Remaining, Waited: c.Waited, Attempts: c.Attempt, Waiting: c.Waiting}
 }
 
-// reserve reserves the key for a call that was deferred. The call is stored even if this fails.
+// reserve reserves the key for a call that was deferred. The call is stored even if this fails. In
+// the background it then ends the reservation if no work of the key is parked any more.
 func (a *attempt) reserve(d Decision) {
 	l, key := a.locker, a.call.Key
 	if d.reserve <= 0 || !l.store.Queues() {
@@ -349,7 +353,7 @@ func (a *attempt) reserve(d Decision) {
 	}
 	l.life.Background(func() {
 		ctx := l.life.Context()
-		for end := time.Now().Add(d.reserve); err != nil; { // it may be reserved, for nobody
+		for end := time.Now().Add(d.reserve); err != nil; { // it may be reserved although the request failed
 			stamp, err = stampOf(ctx, l, key)
 			if err != nil && (l.life.Pause(ctx, time.Second) != nil || time.Now().After(end)) {
 				return
@@ -397,8 +401,8 @@ func (l *Locker) holding(ctx context.Context, key string) *Lease {
 	return nil
 }
 
-// cancel releases, in the background, what Redis may still hold for a hold that is over, with a stay
-// as in releaseHold. A closed Locker has no background: then cancel blocks.
+// cancel releases, in the background, what Redis may still have of a grant that has ended, with the
+// rest of a MinHold as in releaseHold. A closed Locker has no background: then cancel blocks.
 func (l *Locker) cancel(h *hold, stay time.Duration) {
 	req := h.releaseRequest()
 	req.Stay = max(stay, 0)
@@ -407,15 +411,16 @@ func (l *Locker) cancel(h *hold, stay time.Duration) {
 	}
 }
 
-// releaseLate releases grants that came when the Locker was closed.
+// releaseLate releases grants that arrived when the Locker was closed.
 func (l *Locker) releaseLate(key string, tokens []string) {
 	for _, token := range tokens {
 		_, _ = l.store.Release(context.Background(), store.ReleaseRequest{Record: store.RecordName(l.prefix, key), Token: token})
 	}
 }
 
-// releaseHold ends a hold: it is handed over to the next call that waits, or released in Redis. With a
-// stay, the rest of a MinHold, the key stays held for so long.
+// releaseHold ends a grant: hand it over to the next call that waits here → else release it in
+// Redis, along with the queue's token, and give the queue the reply. With a stay, the rest of a
+// MinHold, the key stays held for that long.
 func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, now time.Time) (owned bool, err error) {
 	also, wanted, handedOver := l.waiters.released(h, stay, now)
 	if handedOver {
@@ -437,7 +442,8 @@ func (l *Locker) releaseHold(ctx context.Context, h *hold, stay time.Duration, n
 	return reply.Owned, err
 }
 
-// discard releases holds that got no lease, in the background if the caller has left.
+// discard releases grants that did not become leases, in the background if the caller's ctx has
+// ended.
 func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	if len(holds) == 0 {
 		return
@@ -457,7 +463,7 @@ func (l *Locker) discard(ctx context.Context, holds ...*hold) {
 	release()
 }
 
-// waitForever is the policy of Acquire: to wait as long as it takes.
+// waitForever is the policy of Acquire: it always waits.
 type waitForever struct{}
 
 func (waitForever) OnConflict(context.Context, Conflict) (Decision, error) {

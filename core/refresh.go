@@ -1,7 +1,7 @@
 package core
 
-// A wait queue tells Redis now and then that its token still waits. The refreshes of many queues go
-// into one command.
+// Refreshes: a wait queue tells Redis from time to time that its token still waits. Those of many queues
+// are sent in one command.
 
 import (
 	"context"

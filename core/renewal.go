@@ -13,17 +13,18 @@ import (
 )
 
 const (
-	renewalBatch = 1024 // leases in a batch at most
-	// Batches in flight to a node at most. Further renewals wait; ends of leases do not.
+	renewalBatch = 1024 // the most leases in a batch
+	// The most batches in flight to a node. Further renewals wait; ends of leases do not.
 	renewalFlights = store.RenewalFlights
 )
 
-// renewals renew what is in a Locker's table, and tell of what has expired: one goroutine,
-// which never waits for Redis itself, so that a slow server cannot keep it from ending a
-// lease; and renewals for one node of a Cluster do not wait for those of another.
+// renewals is the renewal loop of a Locker: take what has expired or is due → end the one, send the
+// other → sleep until the next is due. It is one goroutine, which never waits for Redis itself, so
+// that a slow server cannot keep it from ending a lease; and renewals for one node of a Cluster do
+// not wait for those of another.
 type renewals struct {
 	locker *Locker
-	timer  *time.Timer // runs out when run is to look at the table
+	timer  *time.Timer // fires when run has to look at the table
 
 	mu      sync.Mutex
 	flights map[any]int // batches in flight, by node
@@ -33,8 +34,8 @@ func newRenewals(l *Locker) *renewals {
 	return &renewals{locker: l, timer: time.NewTimer(time.Hour), flights: map[any]int{}}
 }
 
-// wake has run look at a time. It does not wake it now: that would cost every first lease a
-// switch of threads.
+// wake sets when run looks at the table next. It only sets the timer: to wake the goroutine now
+// would cost every first lease a switch of threads.
 func (r *renewals) wake(at schedule.Instant) { r.timer.Reset(at.Sub(time.Now())) }
 
 func (r *renewals) run() {
@@ -69,8 +70,8 @@ func (r *renewals) byNode(holds []*hold) map[any][]*hold {
 	return nodes
 }
 
-// send renews a batch in the background. When too many batches are in flight
-// its holds wait for the next look.
+// send renews a batch in the background. If too many batches are in flight its grants are postponed
+// a little.
 func (r *renewals) send(node any, batch []*hold) {
 	r.mu.Lock()
 	full := r.flights[node] >= renewalFlights
@@ -113,8 +114,8 @@ func (r *renewals) renew(batch []*hold) {
 	r.locker.observer.OnRenewed(ctx, Renewed{Leases: len(batch), Latency: now.Sub(sent), Err: err})
 }
 
-// renewalsOf names the batch's records and tokens. The tokens share one string: a
-// process renews thousands a second.
+// renewalsOf makes the requests of a batch. The tokens share one string: a process renews thousands
+// a second.
 func renewalsOf(batch []*hold) []store.Renewal {
 	asked := make([]store.Renewal, len(batch))
 	ends := make([]int, len(batch))

@@ -51,7 +51,8 @@ func (d *deployment) acquireCommand(ctx context.Context, req AcquireRequest) *co
 	return cmd
 }
 
-// late is why a grant, whose reply just came, is of no use: the caller has left, or it took too long.
+// late returns why a grant whose reply just arrived is of no use, or nil: the caller has left, or
+// it took too long.
 func late(ctx context.Context, key string, sent time.Time, lease time.Duration) error {
 	if ctx.Err() != nil {
 		return CallerGone(ctx, "acquire", key)

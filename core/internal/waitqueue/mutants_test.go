@@ -26,7 +26,7 @@ var mutants = []mutant.Mutant{
 	{Name: "a message that overtakes an answer is not remembered", File: "grant.go", Old: "if q.asked == g.Token {", New: "if q.asked == g.Token && !%s {"},
 	{Name: "an answer from after the release is taken for an old one", File: "question.go", Old: "fence == 0 && server*1000 > granted)", New: "fence == 0 && server*1000 > granted && !%s)"},
 	{Name: "an orphaned answer leaves its token behind", File: "question.go", Old: "if !q.settle(token, fence, server) {\n\t\tq.cancel(token) //", New: "if !q.settle(token, fence, server) && !%s {\n\t\tq.cancel(token) //"},
-	{Name: "the last call leaves its place behind", File: "queue.go", Old: "q.asked = \"\" // the answer comes to nobody\n\tq.cancel(q.token)", New: "if q.asked = \"\"; %s {\n\t\tq.token = \"\"\n\t\treturn\n\t}\n\tq.cancel(q.token)"},
+	{Name: "the last call leaves its place behind", File: "queue.go", Old: "q.asked = \"\" // no call waits for the reply\n\tq.cancel(q.token)", New: "if q.asked = \"\"; %s {\n\t\tq.token = \"\"\n\t\treturn\n\t}\n\tq.cancel(q.token)"},
 	{Name: "the last release leaves its queue's place behind", File: "release.go", Old: "r.Token, q.token = q.token, \"\"", New: "if r.Token, q.token = q.token, \"\"; %s {\n\t\t\tr.Token = \"\"\n\t\t}"},
 	{Name: "a call that leaves tells nobody", File: "queue.go", Old: "\tcase wasFirst:\n\t\tq.withdraw()\n\t\tq.wake()", New: "\tcase wasFirst:\n\t\tif q.withdraw(); !%s {\n\t\t\tq.wake()\n\t\t}"},
 	{Name: "a question ends, and whoever is first now is not woken", File: "question.go", Old: "if q.first != c {\n\t\tq.wake()", New: "if q.first != c && !%s {\n\t\tq.wake()"},

@@ -1,40 +1,41 @@
 package waitqueue
 
-// Questions to Redis, and what becomes of their answers.
+// Requests to Redis for the key, and their replies.
 
 import (
 	"slices"
 	"time"
 )
 
-// Question is one to Redis, whether the key can be had.
+// Question asks Redis for the key.
 type Question struct {
 	Token   string
-	Fresh   bool // the token was made for this question
+	Fresh   bool // the token was made for this request
 	Sent    time.Time
-	Timeout time.Duration // how long to wait for the answer
+	Timeout time.Duration // how long to wait for the reply
 }
 
-// Refusal is Redis's answer that a token cannot have the key.
+// Refusal is Redis's reply that a token cannot have the key.
 type Refusal struct {
 	Token     string
-	Sent      time.Time // when the question was
-	Polls     bool      // a message would not tell of a grant
+	Sent      time.Time // when the request was
+	Polls     bool      // no message would tell of a grant
 	Remaining time.Duration
 	Server    int64 // the server's clock in ms
 	Place     int   // in the FIFO, from 1; 0: not in it
 	Length    int   // of the FIFO
 }
 
-// Failure is why a question had no answer.
+// Failure is why a request has no reply.
 type Failure struct {
-	Err    error // nil: its caller waits no longer
-	Unsent bool  // Redis never got the question
-	Local  bool  // it says nothing of Redis: only the call that asked fails
+	Err    error // nil: its caller no longer waits
+	Unsent bool  // Redis never got the request
+	Local  bool  // it says nothing about Redis: only the call that asked fails
 }
 
-// Look tells a call what it may do now. Only the first one asks, with one question at a time,
-// and none while this process holds the key exclusively: the release hands it over.
+// Look returns what a call may do now: its policy may decide, or it is to ask Redis, or to wait.
+// Only the first call asks, with one request at a time, and not while this process holds the key
+// exclusively: then the release hands it over.
 func (q *Queue) Look(now time.Time, c *Call) (v View) {
 	v.Informed = c.informed
 	switch {
@@ -71,10 +72,10 @@ func (q *Queue) Look(now time.Time, c *Call) (v View) {
 	return v
 }
 
-// AskNow lets the queue ask again without delay.
+// AskNow lets the queue ask without delay.
 func (q *Queue) AskNow() { q.askAt = time.Time{} }
 
-// AskAgain has the queue ask at once: messages may have been missed.
+// AskAgain lets the queue ask at once: messages may have been missed.
 func (q *Queue) AskAgain() []Action {
 	q.begin()
 	q.asks, q.askAt = 0, time.Time{}
@@ -82,7 +83,7 @@ func (q *Queue) AskAgain() []Action {
 	return q.actions
 }
 
-// Refused takes a refusal of the call's question.
+// Refused takes a refusal of the call's request.
 func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	q.begin()
 	q.done(r.Token, c)
@@ -94,8 +95,8 @@ func (q *Queue) Refused(now time.Time, c *Call, r *Refusal) []Action {
 	return q.actions
 }
 
-// Unanswered records that a question has no answer, or that nobody waits for it. If it was sent,
-// its answer goes to Orphaned.
+// Unanswered records that a request has no reply, or that no call waits for it. If it was sent, its
+// reply goes to Orphaned.
 func (q *Queue) Unanswered(now time.Time, u *Question, f Failure) []Action {
 	q.begin()
 	q.done(u.Token, nil)
@@ -111,20 +112,20 @@ func (q *Queue) Unanswered(now time.Time, u *Question, f Failure) []Action {
 	return q.actions
 }
 
-// Orphaned takes the answer to a question that nobody waits for. Its fence is zero if it was no
-// grant, and the server's clock too if there is no answer.
+// Orphaned takes the reply to a request that no call waits for. Its fence is zero if it is not a
+// grant; the server's clock is zero too if there is no reply.
 func (q *Queue) Orphaned(token string, fence, server int64) []Action {
 	q.begin()
 	if fence != 0 || server != 0 {
-		q.silent = time.Time{} // Redis does answer
+		q.silent = time.Time{} // Redis does reply
 	}
 	if !q.settle(token, fence, server) {
-		q.cancel(token) // a message must not grant what is cancelled
+		q.cancel(token) // no message may grant the key to it
 	}
 	return q.actions
 }
 
-// ask begins a question. It reports whether the queue's token is new.
+// ask begins a request. It reports whether the queue's token is new.
 func (q *Queue) ask(now time.Time) (fresh bool) {
 	if q.token == "" {
 		q.token, fresh = q.NewToken(q.Limit), true
@@ -134,8 +135,8 @@ func (q *Queue) ask(now time.Time) (fresh bool) {
 	return fresh
 }
 
-// done ends the question about a token, which c had asked if it is not nil. Whoever is the
-// first meanwhile may ask.
+// done ends the request of a token, which c sent if that is not nil. The call that is the first by
+// now may ask.
 func (q *Queue) done(token string, c *Call) {
 	if q.asked == token {
 		q.asked = ""
@@ -145,8 +146,8 @@ func (q *Queue) done(token string, c *Call) {
 	}
 }
 
-// failed records that a question failed. The calls that are not informed end, since they know
-// nothing of the key, and no others: those wait on, and the first of them asks again.
+// failed records that a request failed. The calls that are not informed fail, since they know
+// nothing about the key. The others wait on, and the first of them asks again.
 func (q *Queue) failed(now time.Time, f Failure) {
 	q.asks++
 	q.askAt, q.refreshAt = now.Add(q.Backoff(q.asks)), time.Time{}
@@ -168,16 +169,16 @@ func (q *Queue) cancel(token string) {
 	q.act(Action{Kind: Cancel, Token: token})
 }
 
-// overtaken is a token that a message granted before the answer to a question about it came.
+// overtaken is a token that a message granted the key before the reply to its request arrived.
 type overtaken struct {
 	token string
 	fence int64 // of the message's grant
 }
 
-// settle records the answer to a question about a token. It reports whether a grant message
-// arrived first. If so, and the answer is a grant with another fence, or a refusal from after the
-// grant, then the question reached Redis only after that grant was released: the token has a place
-// or a grant that nobody uses.
+// settle records the reply to a request. It reports whether a grant message arrived first. If so,
+// and the reply is a grant with another fence, or a refusal from after the message's grant, then
+// the request reached Redis only after that grant was released: the token has a place in the FIFO,
+// or a grant, that no call uses, and is cancelled.
 func (q *Queue) settle(token string, fence, server int64) bool {
 	granted := q.forget(token)
 	if granted != 0 && (fence != 0 && fence != granted || fence == 0 && server*1000 > granted) {
@@ -186,7 +187,7 @@ func (q *Queue) settle(token string, fence, server int64) bool {
 	return granted != 0
 }
 
-// forget returns the fence of a message that overtook an answer, once.
+// forget returns the fence of the message that overtook a token's reply, only once; 0 if none did.
 func (q *Queue) forget(token string) (fence int64) {
 	for i, o := range q.overtaken {
 		if o.token == token {

@@ -1,5 +1,5 @@
--- Reads the record, and says what can be done with it. Scripts come here when
--- somebody else holds the key or waits for it.
+-- Reads the record, and has the operations on a key's holders and its queue: sweep, fits, grant, reserve, join, leave,
+-- serve, save. Scripts include it when the key may be held or waited for. In it e is an owner token.
 local STEPS = 128 -- waiters served by one call at most
 
 record = record or read(key)
@@ -17,13 +17,13 @@ if reserved <= now then
 end
 local holders = held -- before this script
 
--- foreign tells that another version, or something else, wrote the record. Such a key is
--- held by somebody of whom nothing is known, and only its expiry says until when.
+-- foreign reports that another version, or something else, wrote the record. Such a key counts as
+-- held by an unknown holder, until its expiry.
 local function foreign() return record[10] or not exists and redis.call('EXISTS', key) == 1 end
 local function expiry() return math.max(redis.call('PTTL', key), 0) end
 
-local writes = {} -- fields and values to be written at the end
-local gone = {}   -- fields to be removed then
+local writes = {} -- fields and values that save writes
+local gone = {}   -- fields that save removes
 local stays = 0   -- the record must not expire before, in ms
 local expires = record[11] -- what its expiry was set to, in ms
 
@@ -35,8 +35,8 @@ local function write(field, value)
   writes[#writes + 1] = value
 end
 
--- sweep forgets the holders whose leases are over. It looks at all of them, but
--- only once the earliest may be over, which renewals put off.
+-- sweep removes the holders whose leases are over. It reads all of them, but
+-- only once the earliest lease may be over, which renewals postpone.
 local function sweep()
   if held == 0 or now < soonest then
     return
@@ -56,7 +56,7 @@ local function sweep()
   end
 end
 
--- fits tells whether one more with this limit can hold the key now.
+-- fits reports whether one more holder with this limit can hold the key now.
 local function fits(n)
   return held == 0 or limit(last) ~= 1 and (n == 0 or held < n)
 end
@@ -65,8 +65,8 @@ end
 local function spent() return limit(last) == 1 and fence + BLOCK - 1 or fence end
 
 -- following is the fence of the next grant. The server's clock in microseconds
--- makes it grow even when the data is gone; the stored fence makes it grow even
--- when the clock was set back.
+-- makes it grow even if the data is lost; the stored fence makes it grow even
+-- if the clock was set back.
 local function following() return math.max(spent() + 1, micros) end
 
 -- grant makes e a holder, and returns its fence.
@@ -79,8 +79,8 @@ local function grant(e, lease, what)
   return its
 end
 
--- reserve keeps the key for parked work, for so many ms at least. A process that holds
--- it alone gets a message: else it could hand it over to a call of its own.
+-- reserve reserves the key for parked work, for so many ms at least. A process that holds
+-- it alone gets a message, or it could hand the key over to a call of its own.
 local function reserve(ms)
   if reserved == 0 then
     made = following()
@@ -91,8 +91,8 @@ local function reserve(ms)
   reserved = math.max(reserved, now + ms)
 end
 
--- place finds e in the queue: where it begins, and about how many are before
--- it. To count them would take longer.
+-- place finds e in the queue: where it begins, and about how many tokens are before
+-- it. To count them exactly would take longer.
 local function place(e)
   local from = string.find(queue, e, 1, true)
   if not from then
@@ -101,7 +101,7 @@ local function place(e)
   return from, math.floor((from - 1) * waiting / #queue + 0.5)
 end
 
--- lives is until when e is alive, by what the queue says and by what was written since.
+-- lives is until when e is alive, by the queue and by w:TOKEN.
 local function lives(e, alive)
   alive = tonumber(alive)
   if alive < now + AGED then
@@ -110,16 +110,15 @@ local function lives(e, alive)
   return alive
 end
 
--- forget removes what was written of e since it was put in the queue, alive until alive.
+-- forget removes the w:TOKEN of e, if it can have one; alive is what the queue says.
 local function forget(e, alive)
   if tonumber(alive) < now + AGED then -- else nothing was
     gone[#gone + 1] = 'w:' .. e
   end
 end
 
--- join puts e at the end of the queue, or says that it is still alive; new is for an
--- token that cannot be in it yet. It returns how many are before it; nil if the queue
--- is full.
+-- join puts e at the end of the queue, or keeps it alive if it is there; new: it cannot be there
+-- yet. It returns how many tokens are before it; nil if the queue is full.
 local function join(e, mark, what, new)
   local item = e .. mark .. string.format('%d', now + ALIVE) .. ',' .. what .. ' '
   local from, before
@@ -154,8 +153,8 @@ local function leave(e)
   end
 end
 
--- serve grants the key to those at the head of the queue, as long as they fit, and
--- nothing while the key is reserved. It stops, and returns true, when it is the turn of
+-- serve grants the key to the tokens at the head of the queue, as long as they fit: skip the dead → publish → grant. It
+-- grants nothing while the key is reserved. It stops, and returns true, when the next token is
 -- me: the caller grants that one.
 local function serve(me)
   if reserved > 0 then
@@ -208,7 +207,7 @@ local function serve(me)
   return turn
 end
 
--- alert tells the lockers that watch the key to look again.
+-- alert tells the lockers that watch the key that it may be free.
 local function alert()
   for id in string.gmatch(watch, '%S+') do
     send(id, 'free')
@@ -216,12 +215,12 @@ local function alert()
   watch = ''
 end
 
--- save writes the record, or removes it when nothing is left to remember. It must
+-- save writes the record, or removes it if nothing is left to remember. The record must
 -- not vanish before the server's clock has passed its fence, or the next fence could
--- be smaller: that is at once, unless the clock was set back.
+-- be smaller. The clock has passed it already, unless it was set back.
 local function save()
   local free = held == 0 and queue == '' and reserved == 0
-  if free or held == 0 and holders > 0 and reserved > 0 then -- calls that wait do not get it either
+  if free or held == 0 and holders > 0 and reserved > 0 then -- free, and reserved: no waiter gets it, but parked work may
     alert()
   end
   if free then
@@ -229,7 +228,7 @@ local function save()
       redis.call('DEL', key)
       return
     end
-    fence, last = spent(), '' -- with the last holder goes what tells of its block
+    fence, last = spent(), '' -- last says whether the fence has a block: without it, store the end of the block
     redis.call('HDEL', key, 'last', 'next', 'queue', 'waiting', 'watch', 'reserved')
   else
     write('last', last)

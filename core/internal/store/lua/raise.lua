@@ -1,9 +1,10 @@
--- Raises the fence of a holder, which others may have been given in parts: each node
--- of a quorum has granted its own, and the greatest counts.
+-- Raises the fence of a holder on one node of a quorum: each node has granted its own fence, and the
+-- greatest counts.
 --
--- ARGV[2]  the fence that it is to have
--- returns  the fence that it has now: greater than was asked for if somebody else
---          has had that one; 0 when the caller does not hold the key
+-- KEYS[1], ARGV[1]  see call.lua
+-- ARGV[2]  the fence that the holder is to have
+-- returns  the fence that it has now: a greater one if another grant has had
+--          that; 0 when the caller does not hold the key
 -- #include call.lua
 -- #include record.lua
 local want = tonumber(ARGV[2])

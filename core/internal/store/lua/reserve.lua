@@ -1,5 +1,6 @@
--- Keeps the key for parked work: until it is over, only a call for that gets it.
+-- Reserves the key for parked work: until the reservation ends, only a call for such work is granted it.
 --
+-- KEYS[1]  see call.lua
 -- ARGV[1]  ''
 -- ARGV[2]  how long, in ms; a reservation is never shortened
 -- returns  the reservation's stamp; 0 if the record is foreign
