@@ -27,6 +27,8 @@ import (
 //     then all of them are refused, or ask again.
 //   - A node that has not answered within a sixth of the first lease, at most half a
 //     second, counts as one that does not answer.
+//   - A [Counted] key needs more than a majority, since each node counts for itself: ⌊N·n/(n+1)⌋+1 of N nodes for n
+//     holders, so 4 of 5 nodes for 2 or 3 holders, and all of 3 nodes for 2 or more.
 //   - [Locker.Inspect], [Locker.List], [Locker.ForceRelease] and [Lease.Downgrade] return an error that wraps
 //     [errors.ErrUnsupported]. A Locker on one of the nodes can report on that node.
 //   - [WithRenewalClient] cannot be used, since each node has its own renewal client;

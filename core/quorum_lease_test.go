@@ -105,7 +105,7 @@ func TestAQuorumsLeaseEndsBeforeAFastNodeFreesTheKey(t *testing.T) {
 
 func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 	t.Parallel()
-	modes := map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(7)}}
+	modes := map[string][]core.AcquireOption{"exclusive": nil, "shared": {core.Shared()}, "counted": {core.Counted(2)}}
 	for name, mode := range modes {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -126,6 +126,9 @@ func TestAQuorumsFencesGrowWhateverTheClocksSay(t *testing.T) {
 					for round := range rounds {
 						var lost *core.Lease
 						down := []*fakeNode{nodes[round*2%5], nodes[(round*2+1)%5]}
+						if name == "counted" { // two holders take four of five nodes each
+							down = down[:1]
+						}
 						for _, n := range down {
 							n.stop()
 						}

@@ -274,6 +274,38 @@ func testNoOverlap(t *testing.T, lockers, calls, rounds int, differ time.Duratio
 	}
 }
 
+// Each node counts for itself: holders that found different nodes away must not be more together than the limit.
+func TestQuorum_CountedHoldersAreNoMoreWhileNodesAreAway(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= 5; n++ {
+		onFakeNodes(t, 5, func(t *testing.T, nodes []*fakeNode) {
+			var leases []*core.Lease
+			take := func() {
+				lease, err := overNodes(t, nodes).TryAcquire(t.Context(), "k", core.Counted(n))
+				if err == nil {
+					leases = append(leases, lease)
+					t.Cleanup(func() { _ = lease.Release(context.Background()) })
+				}
+				leases = slices.DeleteFunc(leases, func(l *core.Lease) bool { return l.Context().Err() != nil })
+				require.LessOrEqual(t, len(leases), n)
+			}
+			for i := range nodes {
+				for j := range i {
+					nodes[i].die()
+					nodes[j].die()
+					take()
+					nodes[i].live()
+					nodes[j].live()
+				}
+			}
+			for range 2 * n {
+				take()
+			}
+			require.NotEmpty(t, leases)
+		})
+	}
+}
+
 func TestSharedAndCountedHoldersOfAQuorum(t *testing.T) {
 	t.Parallel()
 	onFakeNodes(t, 3, func(t *testing.T, nodes []*fakeNode) {

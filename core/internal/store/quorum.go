@@ -13,7 +13,7 @@ import (
 	"github.com/perkey-go/perkey/core/internal/lifecycle"
 )
 
-// quorum is the store of several independent deployments, its nodes: a majority decides.
+// quorum is the store of several independent deployments, its nodes: a majority decides, and for counted holders more (see needed).
 type quorum struct {
 	life     *lifecycle.Lifecycle
 	prefix   string
@@ -49,16 +49,24 @@ func NewQuorum(clients []redis.UniversalClient, c Config) Store {
 }
 
 var (
-	errSilent     = errors.New("the node does not answer, and has too many requests open")
-	errNoMajority = errors.New("a majority of the nodes does not answer")
+	errSilent = errors.New("the node does not answer, and has too many requests open")
+	errTooFew = errors.New("too few of the nodes answer")
 )
 
-// noMajority says so, with what one of the nodes said.
-func noMajority(err error) error {
+// tooFew says so, with what one of the nodes said.
+func tooFew(err error) error {
 	if err == nil {
-		return errNoMajority
+		return errTooFew
 	}
-	return fmt.Errorf("%w: %w", errNoMajority, err)
+	return fmt.Errorf("%w: %w", errTooFew, err)
+}
+
+// needed is how many nodes have to grant a token, so that no more hold the key than its limit n says: each node has n
+// places, so n+1 holders with so many places each would need more than there are. For one holder, and for readers
+// beside a writer, that is a majority.
+func (q *quorum) needed(token string) int {
+	n := max(LimitOf(token), Exclusive)
+	return len(q.nodes)*n/(n+1) + 1
 }
 
 // timeoutFor is how long the nodes have to answer a question about a lease of ttl.
@@ -181,7 +189,7 @@ func tookPlace(err error) bool {
 }
 
 // votes counts what the nodes answer to one question.
-type votes struct{ nodes, majority, yes, no, failed int }
+type votes struct{ nodes, needed, yes, no, failed int }
 
 type answer int
 
@@ -207,13 +215,13 @@ func (v *votes) pending() int { return v.nodes - v.yes - v.no - v.failed }
 // expire counts those that have not answered as failed.
 func (v *votes) expire() { v.failed += v.pending() }
 
-func (v *votes) accepted() bool { return v.yes >= v.majority }
+func (v *votes) accepted() bool { return v.yes >= v.needed }
 
-// denied: whoever asks for a majority now meets a node that said no.
-func (v *votes) denied() bool { return v.no > v.nodes-v.majority }
+// denied: whoever asks for as many nodes now meets one that said no.
+func (v *votes) denied() bool { return v.no > v.nodes-v.needed }
 
 // unknown: too few nodes answer.
-func (v *votes) unknown() bool { return v.failed > v.nodes-v.majority }
+func (v *votes) unknown() bool { return v.failed > v.nodes-v.needed }
 
 func (v *votes) settled() bool {
 	return v.accepted() || v.denied() || v.unknown() || v.pending() == 0

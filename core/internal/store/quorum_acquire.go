@@ -37,7 +37,7 @@ type nodeReply struct {
 func (q *quorum) Acquire(ctx context.Context, req AcquireRequest, stop <-chan struct{}) (reply AcquireReply, stopped bool, err error) {
 	c := &quorumAttempt{
 		quorum: q, req: req, gone: make(chan struct{}), decided: make(chan struct{}),
-		replies: make([]nodeReply, len(q.nodes)), votes: votes{nodes: len(q.nodes), majority: q.majority},
+		replies: make([]nodeReply, len(q.nodes)), votes: votes{nodes: len(q.nodes), needed: q.needed(req.Token)},
 	}
 	for i, n := range q.nodes {
 		cmd := n.acquireCommand(ctx, req)
@@ -116,8 +116,8 @@ func (c *quorumAttempt) count(i int, r result) {
 // held.
 func (c *quorumAttempt) decide() {
 	t := &c.votes
-	hopeless := t.yes+t.pending() < t.majority
-	if t.accepted() || t.unknown() || hopeless && t.yes+t.no >= t.majority {
+	hopeless := t.yes+t.pending() < t.needed
+	if t.accepted() || t.unknown() || hopeless && t.yes+t.no >= t.needed {
 		c.closed = true
 		close(c.decided)
 	}
@@ -146,7 +146,7 @@ func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 		for _, v := range c.replies {
 			err = cmp.Or(err, v.err)
 		}
-		return reply, noMajority(err)
+		return reply, tooFew(err)
 	}
 	// The key can be had when so many of those who hold it are gone that the others
 	// make a majority.
@@ -158,7 +158,7 @@ func (c *quorumAttempt) outcome() (reply AcquireReply, err error) {
 		}
 	}
 	slices.Sort(ends)
-	if short := c.votes.majority - c.votes.yes; len(ends) > 0 {
+	if short := c.votes.needed - c.votes.yes; len(ends) > 0 {
 		reply.Remaining = ends[min(short, len(ends))-1]
 	}
 	return reply, nil
@@ -206,7 +206,7 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 	q := c.quorum
 	var mu sync.Mutex
 	replies := map[*node]int64{}
-	t := votes{nodes: len(fences), majority: q.majority}
+	t := votes{nodes: len(fences), needed: q.majority}
 	late, done := false, make(chan struct{})
 	settle := func() {
 		if !late && (t.accepted() || t.unknown() || t.pending() == 0) {
@@ -245,7 +245,7 @@ func (c *quorumAttempt) raise(ctx context.Context, stop <-chan struct{}, fences 
 	mu.Lock()
 	defer mu.Unlock()
 	if t.unknown() {
-		return 0, false, Unavailable("acquire", c.key(), noMajority(nil))
+		return 0, false, Unavailable("acquire", c.key(), tooFew(nil))
 	}
 	clear(fences)
 	raised = fence

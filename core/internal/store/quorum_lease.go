@@ -14,7 +14,7 @@ func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	timeout := maxNodeTimeout
 	all := make([]votes, len(batch))
 	for i, r := range batch {
-		all[i] = votes{nodes: len(q.nodes), majority: q.majority}
+		all[i] = votes{nodes: len(q.nodes), needed: q.needed(r.Token)}
 		timeout = min(timeout, q.timeoutFor(r.TTL))
 	}
 	var mu sync.Mutex
@@ -70,7 +70,7 @@ func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	for i, t := range all {
 		replies[i] = RenewalReply{TTL: batch[i].TTL, Owned: t.accepted()}
 		if !t.accepted() && !t.denied() {
-			replies[i].Err = noMajority(errs[i])
+			replies[i].Err = tooFew(errs[i])
 		}
 	}
 	return replies
@@ -110,7 +110,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 		c.leave()
 	}
 	var mu sync.Mutex
-	t := votes{nodes: len(q.nodes), majority: q.majority}
+	t := votes{nodes: len(q.nodes), needed: q.needed(req.Token)}
 	late, done := false, make(chan struct{})
 	var closed sync.WaitGroup
 	for _, n := range q.nodes {
@@ -156,8 +156,8 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 	switch {
 	case t.denied():
 		return ReleaseReply{}, nil
-	case t.yes+t.no >= t.majority: // it may have been lost on some, but not on a majority
+	case t.yes+t.no >= t.needed: // it may have been lost on some, but not on a majority
 		return ReleaseReply{Owned: true}, nil
 	}
-	return ReleaseReply{}, noMajority(err)
+	return ReleaseReply{}, tooFew(err)
 }
