@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Renew asks every node. A lease is renewed if a majority of nodes has, and gone
-// if so many do not know it that the others are no majority.
+// Renew asks every node. A lease is renewed if enough nodes have renewed it, and gone if so many do
+// not know it that the others are too few.
 func (q *quorum) Renew(ctx context.Context, batch []Renewal) []RenewalReply {
 	timeout := maxNodeTimeout
 	all := make([]votes, len(batch))
@@ -103,8 +103,8 @@ func (q *quorum) Extend(ctx context.Context, op, record, token string, ttl time.
 	}
 }
 
-// Release implements Store: on every node, whether it granted or not. It
-// returns when it is known what a majority had, and goes on in the background elsewhere.
+// Release releases on every node, whether it granted or not. It returns when it is known what
+// enough nodes had, and goes on in the background elsewhere.
 func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply ReleaseReply, err error) {
 	if c := q.forget(req.Token); c != nil {
 		c.leave()
@@ -140,7 +140,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 			}
 		}
 		if !q.life.Background(tell) {
-			closed.Go(tell) // the Locker is closed: its caller waits for what is left to do
+			closed.Go(tell) // the Locker is closed: the caller waits for the rest
 		}
 	}
 	timer := time.NewTimer(maxNodeTimeout)
@@ -156,7 +156,7 @@ func (q *quorum) Release(ctx context.Context, req ReleaseRequest) (reply Release
 	switch {
 	case t.denied():
 		return ReleaseReply{}, nil
-	case t.yes+t.no >= t.needed: // it may have been lost on some, but not on a majority
+	case t.yes+t.no >= t.needed: // some nodes may have lost it, but not too many
 		return ReleaseReply{Owned: true}, nil
 	}
 	return ReleaseReply{}, tooFew(err)
