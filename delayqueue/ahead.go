@@ -16,7 +16,7 @@ const (
 // pace is how long handlers take: a mean of some 16 of them.
 type pace struct{ mean atomic.Int64 }
 
-// note notes how long a handler took. It reports whether handlers are quick from now on.
+// note records how long a handler took. It reports whether handlers have become quick.
 func (p *pace) note(took time.Duration) bool {
 	before := p.mean.Load()
 	after := before + (int64(min(took, aheadWait))-before)/16
@@ -26,7 +26,7 @@ func (p *pace) note(took time.Duration) bool {
 
 func (p *pace) quick() bool { return p.mean.Load() < int64(quickHandler) }
 
-// ran notes how long a handler took.
+// ran records how long a handler took.
 func (w *Worker) ran(took time.Duration) {
 	if w.pace.note(took) {
 		w.claimAgain()

@@ -31,10 +31,10 @@ const (
 	movingMost   = 250 * time.Millisecond // while Redis answers that a slot is being moved
 )
 
-// claimer claims what is due in one partition for as long as its Worker is not
-// stopped, never more than there are free slots: what is claimed too early burns its
-// lease and keeps other workers from it. While handlers are quick there are more slots
-// than messages that run.
+// claimer fetches the messages of one partition until its Worker is stopped: wait for free slots →
+// claim as many messages → run them. It never claims more than there are free slots: what is
+// claimed too early wastes its lease and keeps other workers from it. While handlers are quick
+// there are more slots than messages that run.
 type claimer struct {
 	*Worker
 	partition *partition

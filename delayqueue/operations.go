@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// Filter chooses messages: those that match all its fields that are set. The zero
-// Filter chooses all.
+// Filter selects messages: those that match all its fields that are set. The zero Filter selects
+// all.
 type Filter struct {
 	// Key, Name and Principal are those of the message.
 	Key, Name, Principal string
 	// Cause is a part of the message's cause; case matters.
 	Cause string
-	// DiedFrom is the first time of death, and DiedBefore the one after the last. They
+	// DiedFrom and DiedBefore bound the time of death: from DiedFrom on, and before DiedBefore. They
 	// are for dead letters only.
 	DiedFrom, DiedBefore time.Time
 }
@@ -35,21 +35,20 @@ func (f Filter) matches(e Entry) bool {
 }
 
 const (
-	scanPage  = 500 // entries that a scan reads at once
-	scanBatch = 100 // messages that a script changes at most
+	scanPage  = 500 // how many entries a scan reads at once
+	scanBatch = 100 // the most messages that a script changes
 )
 
-// scan hands the messages to act that are in a state when it is called, and match, in
-// order and in batches. It reads what is not in the state by its record as an Entry
-// without a State.
+// scan calls act, in batches and in order, with the messages that are in a state when it is called,
+// and match. A message that is not in the state is an Entry without a State.
 func (q *Queue) scan(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
 	act func(p *partition, batch []Entry) error,
 ) error {
 	return q.scanPages(ctx, op, state, f, match, act, func(int, time.Duration) error { return nil })
 }
 
-// scanPages is scan, and tells looked after each page how many entries it had, and how long it
-// took to read them.
+// scanPages is scan; it also calls looked after each page, with the number of its entries and how
+// long it took to read them.
 func (q *Queue) scanPages(ctx context.Context, op string, state State, f Filter, match func(Entry) bool,
 	act func(p *partition, batch []Entry) error, looked func(n int, took time.Duration) error,
 ) error {

@@ -18,9 +18,9 @@ const (
 	settleMost   = time.Second
 )
 
-// settle ends a claim, and returns the claim of another message, if it came with the
-// answer. While Redis does not answer it tries again, until the claim is over anyway or
-// Stop's time is.
+// settle ends a claim: send the outcome → take the next message with the reply. It returns the
+// claim of that message, if there is one. While Redis does not reply it tries again, until the
+// claim or the time of Stop is over.
 func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 	w.hasRun(c)
 	w.claims.settle(c)
@@ -57,7 +57,7 @@ func (w *Worker) settle(c *claim, v outcome) (next *claim) {
 // can reach Redis needs none.
 func newToken() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
-// settled puts the outcome of a settlement into v, and returns the claim that it brought.
+// settled puts the result of a settlement into v, and returns the next claim, if there is one.
 func (w *Worker) settled(s *settling, v *outcome) (next *claim) {
 	c := s.claim
 	switch {

@@ -143,7 +143,7 @@ func (p *partition) settleArgs(args []any, s *settling) []any {
 
 const never = 1e13 // ms: when a message that is junk becomes too old
 
-// sealed is what is stored of a message that has an outcome: nothing of nothing.
+// sealed returns plain as it is stored, for a message that has an outcome; nil if there is none.
 func (q *Queue) sealed(kind string, m Message, plain []byte) []byte {
 	if len(plain) == 0 {
 		return nil

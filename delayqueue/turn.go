@@ -11,8 +11,8 @@ import (
 	"github.com/perkey-go/perkey/internal/keyring"
 )
 
-// turn is a worker's time with a key: under one lease it runs messages of the key, one
-// after the other. A keyless message has a turn of its own, without a lease.
+// turn is a worker's batch of messages of one key, run one after the other under one lease. A
+// keyless message has a turn of its own, without a lease.
 type turn struct {
 	worker   *Worker
 	ctx      context.Context
@@ -24,9 +24,8 @@ type turn struct {
 // turnLength bounds a turn: messages of other keys wait for slots too.
 const turnLength = 100 * time.Millisecond
 
-// process takes a claimed message through its lock and its handler to the end of its
-// claim, and so on with the messages that the ends of claims bring: a busy worker need
-// not ask for work.
+// process runs a claimed message, and those that the settlements return, until there is none: lock
+// → handler → settle → next.
 func (w *Worker) process(c *claim) {
 	for c != nil {
 		c = w.take(c)
@@ -208,7 +207,7 @@ func (t *turn) goesOn(c *claim, v outcome) bool {
 func (t *turn) follow(c *claim, v outcome) (next *claim) {
 	v.which = nextOfKey
 	if next = t.worker.settle(c, v); next == nil {
-		_ = t.release(c.message, v) // the message has ended all the same
+		_ = t.release(c.message, v) // the message has ended, even if the lease was lost meanwhile
 		t.reconsider(c)
 	}
 	return next

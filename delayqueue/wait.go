@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two looks of a waiter that is not told
-	waitUntold       = 2                                            // looks before a waiter subscribes: most waits are short
-	waitFallback     = 12 * time.Second                             // between two looks of one that is told, should a message be lost
+	minWait, maxWait = 5 * time.Millisecond, 500 * time.Millisecond // between two reads of a waiter without messages
+	waitUntold       = 2                                            // reads before a waiter subscribes: most waits are short
+	waitFallback     = 12 * time.Second                             // between two reads of a waiter that gets messages, in case one is lost
 
 	// A partition is asked to publish ends for awaitSpan, again and again after awaitAgain.
 	awaitSpan  = time.Minute
@@ -26,10 +26,11 @@ const (
 	awaitRetry = time.Second // after it did not answer
 )
 
-// Wait returns the status of a message when it has ended. It is told of the end by Redis, over
-// one subscription for all waiters of this Queue, which there is only while one of them waits. It
-// also looks each 12 s, or if it cannot subscribe each 500 ms. Redis trouble after the first look
-// is waited out. If ctx ends first the error is ctx's, and the status the last one seen.
+// Wait returns the status of a message once it has ended. Redis publishes the end, over one
+// subscription for all waiting calls of this Queue, which exists only while one of them waits. Wait
+// also reads the status every 12 s, or every 500 ms if it cannot subscribe. After the first read it
+// waits for a Redis that fails to return. If ctx ends first, the error is ctx's, and the status the
+// last one that was read.
 func (q *Queue) Wait(ctx context.Context, id string) (Status, error) {
 	if checkID(id) != nil {
 		return Status{}, fmt.Errorf("delayqueue: wait: %w", ErrNotFound)
@@ -105,7 +106,7 @@ func (p *partition) goesOn(ctx context.Context, s stored) bool {
 	return err == nil && open.Val() > 0 && dead.Val() == 0
 }
 
-// waits are the calls of Wait of a Queue that are told of ends.
+// waits are the calls of Wait of a Queue that get messages.
 type waits struct {
 	mu  sync.Mutex
 	hub *waitHub // nil: nobody waits
@@ -119,7 +120,7 @@ type waiter struct {
 	wake      chan struct{} // holds one: look
 }
 
-// waitHub has the subscription that waiters share, and asks the partitions to publish.
+// waitHub has the subscription that waiters share, and has the partitions publish ends.
 type waitHub struct {
 	queue    *Queue
 	listener *listener.Listener

@@ -1,6 +1,6 @@
--- How messages get into a partition, within its bounds: what enqueue.lua and redrive.lua share, after common.lua.
+-- Stores messages in a partition, within its bounds, for enqueue.lua and redrive.lua; after common.lua.
 --
--- ARGV[3]  how many open and running messages the partition may have; after spaces, how many of them may be of one
+-- ARGV[3]  how many queued and running messages the partition may have; after spaces, how many of them may be of one
 --          key, and how many bytes those of a key and those of a principal may take
 local max_depth, max_line, max_key, max_principal = ARGV[3]:match('^(%d+) (%d+) (%d+) (%d+)$')
 max_depth, max_line, max_key, max_principal = tonumber(max_depth), tonumber(max_line), tonumber(max_key), tonumber(max_principal)

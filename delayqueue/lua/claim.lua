@@ -1,18 +1,18 @@
--- Takes messages that are due, for one worker and for the length of its claim
--- lease. Before that it gives back what dead workers held. What is too old is
--- ended. Each step is bounded: what is left is answered as something to do at once.
+-- Claims messages that are due, for one worker and for the length of its claim
+-- lease: give back the claims of dead workers → remove old dead letters → claim what is due → end what is too old. Each
+-- step is bounded: if something is left, the reply says that there is something to do at once.
 --
--- Sent again with the same token, after a lost reply, it answers the messages
--- that it took the first time, with a new lease, and takes no others.
+-- If it is sent again with the same token, after a lost reply, it returns the messages
+-- that it claimed the first time, with a new lease, and claims no others.
 --
 -- KEYS, ARGV[1..2]  see common.lua
--- ARGV[3]  token of this claim: the owner of what it takes. It may end in .<n>, which grows
+-- ARGV[3]  token of this claim: the owner of the messages. It may end in .<n>, a number that grows
 -- ARGV[4]  claim lease, in ms
--- ARGV[5]  how many messages to take at most
--- ARGV[6]  how many bytes of payload to take at most, the last message's aside
--- returns  {ms until there is something to do, or -1 when nothing is left of what an earlier call
---           with this token took: it is used up; redelivered, expired, keys that have
---           no messages any more which nobody ran, now in ms and, after a space, what closed the partition, messages as told() has them}
+-- ARGV[5]  how many messages to claim at most
+-- ARGV[6]  how many bytes of payload to claim at most, besides the last message's
+-- returns  {ms until there is something to do, or -1 if an earlier call with this token claimed messages and
+--           none of them is left; how many were redelivered; how many expired; keys whose last message ended
+--           without being run; now in ms and, after a space, the closed field; then the messages, as told() makes them}
 -- #include common.lua
 -- #include finish.lua
 -- #include ended.lua

@@ -1,4 +1,4 @@
--- How messages end that are not run, and dead letters, after finish.lua.
+-- The ends of messages that are not run, and of dead letters; after finish.lua.
 
 local UNTRIED = '-------0 0 0 0  ' -- attempts
 local unrun = {} -- keys that may have another head: one ended unrun, 'ended', or is halted no more, 'resumed'

@@ -1,4 +1,4 @@
--- Lengthens claims: the heartbeat of a worker, for all that it runs.
+-- Lengthens claims: the heartbeat of a worker, for all messages that it runs.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]  claim lease, in ms

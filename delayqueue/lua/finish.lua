@@ -1,4 +1,4 @@
--- Records, and how messages end: after common.lua.
+-- Reads records, and ends messages; after common.lua.
 
 local MINUTE = math.min(60000, retention)
 local COUNTS = {d = 'done', x = 'dead', E = 'expired', e = 'expired', c = 'cancelled', s = 'superseded'}

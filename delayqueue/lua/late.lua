@@ -1,4 +1,4 @@
--- What only some of the calls need that give messages to workers, after take.lua and ended.lua.
+-- The rarer steps of giving messages to workers: delayed ones join, those that are too old end; after take.lua and ended.lua.
 
 -- Puts a delayed message at the end of its key's FIFO, as also one that was lost from there.
 local function join(id, key)

@@ -1,4 +1,4 @@
--- How room is made for a message, after admit.lua.
+-- Makes room for a message, by ending messages that are too old; after admit.lua.
 -- #include finish.lua
 -- #include ended.lua
 local steps = 2 * STEPS -- how many messages are looked at, whether they are too old

@@ -1,6 +1,6 @@
--- Ends claims, each if the caller holds it; and claims the next message of the same
--- key for a worker who goes on under the key's lock, or what is due. Sent again by the
--- same caller it answers as the first time did.
+-- Ends claims, each if the caller holds it → claims the next messages: the next of the same
+-- key for a worker that goes on under the key's lock, or one that is due. If it is sent again by the
+-- same caller, the reply is that of the first time.
 --
 -- KEYS, ARGV[1..2]  see common.lua
 -- ARGV[3]   claim lease, in ms, of what is claimed next
@@ -8,10 +8,10 @@
 -- ARGV[5..] of each claim: id, key or '', principal or '', seq, attempts as they were told, and
 --   how     d  it is done
 --           E  it expires: it would be too old for its next attempt
---           x  it becomes a dead letter; then p when that halts the messages of its key, k when it halts its key, else -
---           m  it was carried over to another partition: it is forgotten here
+--           x  it becomes a dead letter; then p if that halts the messages of its key, k if it halts its key, else -
+--           m  it was carried over to another partition: it is removed here
 --           r  the attempt failed; the message goes back
---           b  it goes back, and this is no failure; then w when it waits for its own key, so that wake.lua makes it due
+--           b  it goes back without a failed attempt; then w if it waits for its own key, so that wake.lua makes it due
 --           h  it goes back: this worker cannot run it, another may
 --   slot    which field of u has it, if a newer message may replace it
 --   size    of its record and its payload, in bytes

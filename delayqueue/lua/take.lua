@@ -1,4 +1,4 @@
--- How messages are given to workers: what claim.lua and settle.lua share, after finish.lua.
+-- Gives messages to workers, for claim.lua and settle.lua: want → start; after finish.lua.
 local wanted, members, behind, tokens, since = {}, {}, {}, {}, {}
 local asked = {} -- token -> where in the replies stands what it claims; nil: at the end
 local payloads = 0 -- bytes that were given
